@@ -1,0 +1,43 @@
+/* file.h - files: read-only maps, lines of plain or gzip text, atomic writes, checksums. The only user of zlib. */
+#ifndef MT_FILE_H
+#define MT_FILE_H
+
+#include "kernels/base.h"
+
+/* A file mapped read-only. An empty file has data == NULL, size 0. */
+struct file_map {
+    const uint8_t *data;
+    int64_t size;
+};
+int file_map_open(struct file_map *map, const char *path, struct err *err) MT_CHECK;
+void file_map_close(struct file_map *map);
+/* Tells the kernel that [offset, offset+bytes) will not be needed again, so that copying a checkpoint does not count twice
+ * in resident memory. */
+void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes);
+
+/* The whole file as a NUL-terminated buffer of *size bytes (the NUL not counted); free with mem_free. */
+char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *err) MT_CHECK;
+
+/* Lines of a plain or gzip file (told apart by content). */
+struct line_reader;
+struct line_reader *line_reader_open(const char *path, struct err *err) MT_CHECK;
+/* 1: *line is the next line without its end (LF or CR LF), NUL-terminated, valid until the next call, *size bytes.
+ * 0: end of file. -1: error (unreadable, damaged or truncated gzip). A UTF-8 BOM at the start is dropped. */
+int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct err *err) MT_CHECK;
+int64_t line_reader_line(const struct line_reader *r); /* number of the line last returned, from 1 */
+void line_reader_close(struct line_reader *r);
+
+/* Writes path + ".tmp", fsyncs, renames over path, fsyncs the directory: readers see the old or the new file, whole. */
+int file_write_atomic(const char *path, const void *data, int64_t size, struct err *err) MT_CHECK;
+int file_make_dirs(const char *path, struct err *err) MT_CHECK; /* mkdir -p */
+int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* fine when it is not there */
+int file_sync_dir(const char *path, struct err *err) MT_CHECK;
+bool file_exists(const char *path);
+bool file_is_dir(const char *path);
+/* Directory entries without "." and "..", sorted; *names is one allocation per entry, free with file_list_free. */
+int file_list(const char *dir, char ***names, int64_t *count, struct err *err) MT_CHECK;
+void file_list_free(char **names, int64_t count);
+/* CRC-32 (zlib's) of a file. */
+int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err) MT_CHECK;
+
+#endif

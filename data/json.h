@@ -1,0 +1,64 @@
+/* json.h - JSON with errors that say where: a thin layer over jansson (its only user).
+ * A struct json is a borrowed node plus the path that led to it; the document owns everything. */
+#ifndef MT_JSON_H
+#define MT_JSON_H
+
+#include "kernels/base.h"
+
+struct json_doc; /* owns the tree */
+struct json {
+    const void *node; /* jansson's json_t; NULL: absent */
+    const struct json_doc *doc;
+    char path[160]; /* "rope_parameters.factor", for messages */
+};
+enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
+
+/* Parses text of `size` bytes; `name` (a file, or file:line) stands in every message. Duplicate keys, trailing text, depth
+ * over 256, invalid UTF-8 and NUL in keys are errors that carry line and byte offset. */
+struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
+struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;
+void json_free(struct json_doc *doc);
+struct json json_root(const struct json_doc *doc);
+
+enum json_type json_type(struct json j);
+bool json_has(struct json j, const char *key);
+struct json json_find(struct json j, const char *key); /* absent when j is no object or has no such key */
+int64_t json_count(struct json j);                     /* of an array or object; 0 otherwise */
+struct json json_at(struct json j, int64_t i);         /* array element */
+/* Iterates an object in file order: i from 0; key is valid as long as the document. False at the end. */
+bool json_member(struct json j, int64_t i, const char **key, struct json *value);
+
+/* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. Integers reject fractions and > 2^53 reals. */
+int json_get_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
+int json_get_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
+int json_get_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
+int json_get_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK; /* no NUL inside */
+int json_get_object(struct json j, const char *key, struct json *out, struct err *err) MT_CHECK;
+int json_get_array(struct json j, const char *key, struct json *out, struct err *err) MT_CHECK;
+/* Optional: *out keeps its value when the key is absent or null; another type is still an error. */
+int json_opt_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
+int json_opt_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
+int json_opt_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
+int json_opt_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK;
+/* The values themselves (array elements). */
+int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
+int json_str(struct json j, const char **out, int64_t *size, struct err *err) MT_CHECK; /* may hold NUL: use size */
+/* An error that names file and path: "FILE: key `path`: text". */
+int json_error(struct json j, struct err *err, const char *fmt, ...) MT_PRINTF(3, 4);
+
+/* Writing: a growing text buffer with commas and escapes handled. Zeroed is valid. */
+struct json_out {
+    char *text;
+    int64_t size, cap;
+    bool comma, indent;
+    int depth;
+};
+void json_out_open(struct json_out *o, const char *key, char bracket);  /* bracket '{' or '['; key NULL in arrays/root */
+void json_out_close(struct json_out *o, char bracket);                  /* '}' or ']' */
+void json_out_str(struct json_out *o, const char *key, const char *value); /* value NULL writes null */
+void json_out_i64(struct json_out *o, const char *key, int64_t value);
+void json_out_f64(struct json_out *o, const char *key, double value); /* shortest text that reads back; nan/inf: null */
+void json_out_bool(struct json_out *o, const char *key, bool value);
+void json_out_free(struct json_out *o);
+
+#endif

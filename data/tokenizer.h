@@ -1,0 +1,31 @@
+/* tokenizer.h - text -> token ids from a Hugging Face tokenizer.json: byte-level BPE with Split regexes, added tokens.
+ * The pipeline and what is refused by name: tokenizers.md section 1. Read-only after load: threads may share it. */
+#ifndef MT_TOKENIZER_H
+#define MT_TOKENIZER_H
+
+#include "kernels/base.h"
+
+struct tokenizer;
+
+struct tokenizer *tokenizer_load(const char *path, struct err *err) MT_CHECK; /* path of tokenizer.json */
+void tokenizer_free(struct tokenizer *tok);
+int64_t tokenizer_vocab(const struct tokenizer *tok);                   /* largest id + 1 */
+int32_t tokenizer_id(const struct tokenizer *tok, const char *content); /* id of a token with exactly this text, or -1 */
+uint64_t tokenizer_hash(const struct tokenizer *tok);                   /* of the file's content, for caches */
+
+/* A growing list of ids with, for each, the byte range of the text it came from. Zeroed is valid. */
+struct token_list {
+    int32_t *ids;
+    int32_t *begin, *end; /* byte offsets into the text */
+    int64_t count, cap;
+};
+void token_list_free(struct token_list *list);
+
+/* Appends the ids of text[0..size). `special`: added tokens written in the text are recognised (HF's default). Nothing
+ * is added at either end. Invalid UTF-8 is an error that says at which byte. */
+int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
+                     struct err *err) MT_CHECK;
+/* Bytes of one id; NULL for an id without a token. */
+const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size);
+
+#endif

@@ -1,0 +1,76 @@
+/* base.h - what every file of moetrain may use: errors, log, clock, memory, small macros.
+ *
+ * Two kinds of failure. What a user can fix (a file, a configuration, the data) comes back as an int of -1 and a filled
+ * struct err; what only a programmer can fix stops the process with file and line (MT_REQUIRE). Host memory for small
+ * structures is the third kind: mem_alloc never returns NULL, it stops the process and says how much was asked for. */
+#ifndef MT_BASE_H
+#define MT_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MT_VERSION "0.1.0"
+#define MT_PATH 4096 /* bytes of a path buffer, the final NUL included */
+#define MT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define MT_CHECK __attribute__((warn_unused_result))
+#define MT_LEN(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+#define MT_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MT_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* The words a user reads when something failed: what, where, what to do. */
+struct err {
+    char msg[1024];
+};
+
+/* Fills e (which may be NULL) and returns -1, so that a function can end with `return err_set(e, ...)`. */
+int err_set(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
+/* Puts "context: " before the message that is already there; returns -1. */
+int err_prefix(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
+
+void log_info(const char *fmt, ...) MT_PRINTF(1, 2); /* standard error, a line each */
+void log_warn(const char *fmt, ...) MT_PRINTF(1, 2); /* the same, with "warning: " before it */
+
+/* Prints file, line, condition and message, then aborts: for bugs and dead devices only. */
+_Noreturn void die_at(const char *file, int line, const char *what, const char *fmt, ...) MT_PRINTF(4, 5);
+#define MT_REQUIRE(cond, ...)                                                                                          \
+    do {                                                                                                               \
+        if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
+    } while (0)
+
+double clock_ms(void); /* monotonic */
+
+/* Zeroed host memory, never NULL (the process stops with a message instead); free with mem_free, which takes NULL.
+ * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes what is new. */
+void *mem_alloc(int64_t bytes);
+void *mem_array(int64_t count, int64_t size);
+void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size);
+char *mem_strdup(const char *s);
+void mem_free(void *p);
+
+/* a * b (or a + b) in *out; false when it does not fit or an operand is negative. */
+bool i64_mul(int64_t a, int64_t b, int64_t *out);
+bool i64_add(int64_t a, int64_t b, int64_t *out);
+
+/* snprintf into dst of size n; -1 with an error that names `what` when the text does not fit. */
+int str_format(char *dst, size_t n, struct err *e, const char *what, const char *fmt, ...) MT_PRINTF(5, 6) MT_CHECK;
+/* The entry of names[n] nearest to word by edit distance, or NULL when none is near. */
+const char *str_nearest(const char *word, const char *const *names, int64_t n);
+/* "1.23 GiB" / "12.3 M" / "1:02:03" into buf of 32 bytes; returns buf. */
+char *str_bytes(char buf[32], int64_t bytes);
+char *str_count(char buf[32], int64_t count);
+char *str_seconds(char buf[32], double seconds);
+
+/* Counter-based random numbers: a function of key and counter alone, so that nothing depends on the order of use. */
+uint64_t rng_u64(uint64_t key, uint64_t counter);
+double rng_uniform(uint64_t key, uint64_t counter); /* [0, 1) */
+uint64_t rng_key(uint64_t seed, const char *purpose); /* an independent stream for each purpose */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,58 @@
+/* device.h - struct device: where tensors live and which functions work on them. */
+#ifndef MT_DEVICE_H
+#define MT_DEVICE_H
+
+#include "kernels/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ops; /* kernels/ops.h */
+
+/* One compute device. The three arenas are the only device memory there is:
+ *   weights  the frozen checkpoint, packed as on disk; filled once
+ *   state    adapters, gradients, moments, tables: lives as long as the run
+ *   work     activations and scratch: a stack, empty between steps
+ * A device opened with device_measure computes nothing: model code runs on it to learn peak bytes and FLOPs. */
+struct device {
+    const struct ops *ops;
+    const char *name;
+    enum dtype act;  /* activations and the adapters' working copies: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
+    enum dtype stat; /* statistics, gates, losses, gradients, moments: F32, or F64 in the oracle */
+    bool round_bf16; /* CPU with train.dtype = bf16: every activation an op writes is rounded to bf16, held in F32 */
+    bool measuring;
+    int n_threads;
+    double flops; /* floating-point operations of all ops so far, counted by the front doors */
+    struct arena weights, state, work;
+};
+
+/* The backends; ops_cuda() is NULL in a build without CUDA. */
+const struct ops *ops_cpu(void);   /* F32 */
+const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
+const struct ops *ops_cuda(void);
+
+/* name: "auto", "cpu" or "cuda"; dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
+int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
+/* The CPU device in F64, for tests and checks. */
+void device_open_oracle(struct device *dev);
+/* A device that only measures, with the dtypes and op table of `like`. */
+void device_measure(struct device *dev, const struct device *like);
+/* Allocates one arena of exactly `bytes`. Error: not enough memory, with both numbers. */
+int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err) MT_CHECK;
+void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is fine */
+
+void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes);   /* host -> device, done on return */
+void device_download(struct device *dev, void *dst, const void *src, int64_t bytes); /* device -> host, waits */
+void device_zero(struct device *dev, struct tensor x);
+/* Host doubles <-> a device tensor of any float dtype (contiguous). */
+void device_set(struct device *dev, struct tensor x, const double *values);
+void device_get(struct device *dev, double *values, struct tensor x);
+/* The same with floats, the common case; a copy when dtypes agree. */
+void device_set_f32(struct device *dev, struct tensor x, const float *values);
+void device_get_f32(struct device *dev, float *values, struct tensor x);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,231 @@
+/* ops.h - every op's contract, once. Model code calls op_*; op_* checks shapes, counts FLOPs and calls dev->ops->*.
+ *
+ * Letters: T packed tokens of a micro-batch, S sequences in it, D hidden, H query heads, K key/value heads, A head dim,
+ * E experts, J experts per token, M = T*J routed rows, F expert width, V vocabulary, R LoRA rank, N labelled tokens.
+ * Dtypes: "act" is dev->act, "stat" is dev->stat; small frozen vectors (norms, biases, sinks) are f32; indices are i32.
+ * "=" overwrites, "+=" adds. An op takes scratch from dev->work and gives it back before it returns, allocates nothing,
+ * is asynchronous on the device and never reads back. On a measuring device it takes its scratch and stops there.
+ * Outputs never alias inputs unless the contract says "in place". T, M, N and any expert's row count may be 0.
+ * LoRA everywhere: y += scale * (x A^T) B^T, A [R, in], B [out, R] (architectures.md 0.10). */
+#ifndef MT_OPS_H
+#define MT_OPS_H
+
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An adapter on one matrix. r == 0: no adapter, and every tensor that belongs to it is absent (rank 0).
+ * A dense matrix may carry several adapters side by side, one per segment of its output columns (q | k | v):
+ * a [n_seg*R, in], b [sum of seg_cols, R] with the segments' rows stacked in order; xa is then [T, n_seg*R].
+ * On experts n_seg is 1 and a [E, R, in], b [E, out, R], xa [M, R]. */
+struct lora {
+    struct tensor a, b; /* act */
+    int64_t r;
+    float scale;
+    int n_seg;
+    int64_t seg_first[3], seg_cols[3]; /* output columns of each segment */
+    float dropout;                     /* dense only: x is dropped before A, kept elements scaled by 1/(1-p) */
+    uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
+};
+/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". */
+struct lora_grad {
+    struct tensor a, b;
+};
+
+/* Who goes where. Row m of the expert-ordered [M, ...] tensors serves slot row_slot[m] = t*J + j; rows of expert e are
+ * offs[e] .. offs[e+1]-1, in token order; slot_row is the inverse map. idx[t] ascends, so that summing over j sums in
+ * ascending expert order. */
+struct route {
+    struct tensor idx;      /* [T, J] i32, chosen experts, ascending */
+    struct tensor gate;     /* [T, J] stat, combine weights */
+    struct tensor offs;     /* [E+1] i32 */
+    struct tensor row_slot; /* [M] i32 */
+    struct tensor slot_row; /* [T, J] i32 */
+};
+
+enum glu_kind { GLU_SWIGLU, GLU_CLAMPED }; /* 0.6: plain; gpt-oss with alpha and limit */
+struct glu {
+    enum glu_kind kind;
+    float alpha, limit;
+    bool interleaved; /* columns 2i gate, 2i+1 up; otherwise gate [0,F), up [F,2F) */
+};
+
+/* How sequences lie in the T rows. cu [S+1] i32 on the device; the host knows the counts. */
+struct seqs {
+    struct tensor cu;
+    int64_t n_seq, max_len;
+    double pairs; /* visible (query, key) pairs summed over sequences for an unwindowed layer, for FLOP counts */
+};
+struct attn_shape {
+    int64_t n_head, n_kv, head_dim, window; /* window 0: full causal; W: keys j with i-W < j <= i */
+    float scale;
+};
+
+/* Auxiliary load-balancing loss, transformers convention (0.9); coef 0: off, the tensors are absent. */
+struct aux {
+    float coef;
+    struct tensor count; /* [E] stat, += rows that chose e, over all layers of the micro-batch */
+    struct tensor prob;  /* [E] stat, += softmax(logits) */
+    int64_t rows;        /* rows over all layers: L * T */
+};
+
+/* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
+typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
+
+/* y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps) (0.2, variant G).  x,y [T,D] act, y =; rstd [T] stat =; w [D] f32 */
+typedef void rmsnorm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
+                            float eps);
+/* dx += rstd * (g - xhat * mean(g * xhat)), g = dy * w, xhat = x * rstd.  dx,dy,x [T,D] act */
+typedef void rmsnorm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
+                            struct tensor w);
+
+/* y = res + x W^T + bias + LoRA.  y [T,out] act =, x [T,in] act, bias [out] f32 or absent, res [T,out] act or absent;
+ * xa [T, n_seg*R] act =: dropout(x) A^T, saved for the backward */
+typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
+                           const struct weight *w, struct tensor bias, struct tensor res, const struct lora *lora);
+/* dx = dy W + LoRA; grad of the adapter +=.  dx [T,in] act = (absent: not wanted), dy [T,out] act */
+typedef void linear_bwd_fn(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
+                           struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora);
+
+/* In place: rotates the first n_head heads of every row (0.3, half-split).  qkv [T, >= n_head*A] act; pos [T] i32;
+ * table [P, A] f32: row p holds cos [A/2] then sin [A/2], attention factor included.  The backward rotates back. */
+typedef void rope_fwd_fn(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head);
+typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table,
+                         int64_t n_head);
+
+/* Causal GQA attention inside each sequence, with an optional sink per head (0.4, 0.5).
+ * o [T,H*A] act =, lse [T,H] stat = (sink included), qkv [T,(H+2K)*A] act: q | k | v, sinks [H] f32 or absent */
+typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
+                         const struct seqs *seqs, const struct attn_shape *shape);
+/* dqkv [T,(H+2K)*A] act =, dout [T,H*A] act */
+typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
+                         struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
+
+/* logits = x W^T + bias; the J largest (ties: lower id first) -> r->idx ascending, r->gate = softmax over them (R1).
+ * logits [T,E] stat = (always written: the auxiliary loss reads them); x [T,D] act; w [E,D]; bias [E] f32 or absent */
+typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
+                           const struct weight *w, struct tensor bias);
+/* Fills r->offs, row_slot, slot_row from r->idx: a stable counting sort. */
+typedef void route_sort_fn(struct device *dev, struct route *r, int64_t n_exp);
+/* aux->count and aux->prob += over the T rows of one layer */
+typedef void aux_stats_fn(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r);
+/* dl_i = gate_i (dgate_i - sum_j gate_j dgate_j) for chosen i, plus the auxiliary gradient when aux->coef != 0;
+ * dx += dl W.  dx [T,D] act; dgate [T,J] stat */
+typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
+                           struct tensor logits, const struct weight *w, const struct aux *aux);
+
+/* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
+ * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act, w [E,2F,D], bias [E,2F] f32 or absent */
+typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
+                           const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
+                           const struct glu *glu);
+/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act =, ha [M,R] act = (saved), w [E,D,F], bias [E,D] f32 or absent */
+typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
+                             const struct route *r, const struct weight *w, struct tensor bias,
+                             const struct lora *lora);
+/* out[t] = res[t] + sum_j gate[t,j] y[slot_row[t,j]], f32 sum in ascending j.  out, res [T,D] act; out = */
+typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
+                                const struct route *r);
+/* Backward of combine, down product and activation at once (0.8). With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
+ * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  adapter grads += from gate * dout[t].
+ * dpre [M,2F] act =, dgate [T,J] stat =, act [M,F] act: written with h (scratch of the caller), dout [T,D] act,
+ * pre [M,2F], ha [M,R] as saved */
+typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
+                             struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha,
+                             const struct route *r, const struct weight *w, struct tensor bias,
+                             const struct lora *lora, const struct glu *glu);
+/* dx[t] = sum over its rows (ascending j) of dpre[m] W_e + LoRA; adapter grads +=.  dx [T,D] act =, xa as saved */
+typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
+                           struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
+                           const struct lora *lora);
+
+/* Fused linear cross-entropy over labelled tokens only, `chunk` of them at a time: the [N,V] logits never exist.
+ * nll [N] stat = : -log softmax(W x[row])[id];  hit [N] i32 = : 1 when id is the arg max (ties: the lower id)
+ * dx [T,D] act = : scale * dnll/dx, zero in rows without label; absent: forward only
+ * x [T,D] act, w [V,D], rows [N] i32 (ascending), ids [N] i32 */
+typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
+                          const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk);
+
+/* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = how many elements are not finite.
+ * g any shape, contiguous, stat or act; out [2] f64 = */
+typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
+/* AdamW with decoupled decay on n values (optim/adamw.h has the formula); g is multiplied by grad_scale first.
+ * p, m, v [n] stat in place; g [n] stat */
+struct adamw_step {
+    float lr, beta1, beta2, eps, weight_decay, grad_scale;
+    float correction1, correction2; /* 1 - beta^step */
+};
+typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
+                      const struct adamw_step *step);
+
+/* dst = src converted; dst act, src stat, contiguous, equal counts: the adapters' working copies from their masters */
+typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
+
+/* Memory. alloc returns NULL when there is none; copies are complete on return. */
+typedef void *dev_alloc_fn(int64_t bytes);
+typedef void dev_free_fn(void *p);
+typedef void dev_upload_fn(void *dst, const void *src, int64_t bytes);
+typedef void dev_download_fn(void *dst, const void *src, int64_t bytes);
+typedef void dev_zero_fn(void *dst, int64_t bytes);
+
+struct ops {
+    const char *name;
+    enum dtype act, stat;
+    dev_alloc_fn *alloc;
+    dev_free_fn *free;
+    dev_upload_fn *upload;
+    dev_download_fn *download;
+    dev_zero_fn *zero;
+    embed_fwd_fn *embed_fwd;
+    rmsnorm_fwd_fn *rmsnorm_fwd;
+    rmsnorm_bwd_fn *rmsnorm_bwd;
+    linear_fwd_fn *linear_fwd;
+    linear_bwd_fn *linear_bwd;
+    rope_fwd_fn *rope_fwd;
+    rope_bwd_fn *rope_bwd;
+    attn_fwd_fn *attn_fwd;
+    attn_bwd_fn *attn_bwd;
+    router_fwd_fn *router_fwd;
+    route_sort_fn *route_sort;
+    aux_stats_fn *aux_stats;
+    router_bwd_fn *router_bwd;
+    moe_up_fwd_fn *moe_up_fwd;
+    moe_down_fwd_fn *moe_down_fwd;
+    moe_combine_fwd_fn *moe_combine_fwd;
+    moe_down_bwd_fn *moe_down_bwd;
+    moe_up_bwd_fn *moe_up_bwd;
+    linear_ce_fn *linear_ce;
+    sumsq_fn *sumsq;
+    adamw_fn *adamw;
+    cast_fn *cast;
+};
+
+embed_fwd_fn op_embed_fwd, cpu_embed_fwd, cpu64_embed_fwd;
+rmsnorm_fwd_fn op_rmsnorm_fwd, cpu_rmsnorm_fwd, cpu64_rmsnorm_fwd;
+rmsnorm_bwd_fn op_rmsnorm_bwd, cpu_rmsnorm_bwd, cpu64_rmsnorm_bwd;
+linear_fwd_fn op_linear_fwd, cpu_linear_fwd, cpu64_linear_fwd;
+linear_bwd_fn op_linear_bwd, cpu_linear_bwd, cpu64_linear_bwd;
+rope_fwd_fn op_rope_fwd, cpu_rope_fwd, cpu64_rope_fwd;
+rope_bwd_fn op_rope_bwd, cpu_rope_bwd, cpu64_rope_bwd;
+attn_fwd_fn op_attn_fwd, cpu_attn_fwd, cpu64_attn_fwd;
+attn_bwd_fn op_attn_bwd, cpu_attn_bwd, cpu64_attn_bwd;
+router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd;
+route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort;
+aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats;
+router_bwd_fn op_router_bwd, cpu_router_bwd, cpu64_router_bwd;
+moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd;
+moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd;
+moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fwd;
+moe_down_bwd_fn op_moe_down_bwd, cpu_moe_down_bwd, cpu64_moe_down_bwd;
+moe_up_bwd_fn op_moe_up_bwd, cpu_moe_up_bwd, cpu64_moe_up_bwd;
+linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce;
+sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq;
+adamw_fn op_adamw, cpu_adamw, cpu64_adamw;
+cast_fn op_cast, cpu_cast, cpu64_cast;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

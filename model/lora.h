@@ -1,0 +1,70 @@
+/* lora.h - the adapters: what is trained, where each parameter lies in the flat arrays, and the ops' views of it.
+ *
+ * All parameters lie in one flat array of dtype stat (the masters); gradients, m and v are three more of the same layout.
+ * Ops read working copies of dtype act: a fifth array, or the masters themselves when nothing would be rounded.
+ * One struct lora_param is one PEFT tensor: q_proj's A of layer 3, or the B of all experts' gate_up of layer 3. */
+#ifndef MT_LORA_H
+#define MT_LORA_H
+
+#include "model/arch.h"
+#include "optim/adamw.h"
+
+enum lora_target { LORA_Q, LORA_K, LORA_V, LORA_O, LORA_UP, LORA_DOWN, LORA_TARGETS };
+
+struct lora_param {
+    enum lora_target target;
+    bool is_b;                 /* A otherwise */
+    int64_t layer, off;        /* first element in the flat arrays */
+    int64_t n_exp, rows, cols; /* internal layout: A [n_exp, R, in], B [n_exp, out, R]; n_exp 1 for attention */
+};
+
+struct lora_layer {
+    struct lora qkv, out, up, down;
+    struct lora_grad g_qkv, g_out, g_up, g_down;
+};
+
+struct lora_options {
+    int64_t r;
+    double alpha, dropout;
+    bool rslora;
+    const char *targets; /* comma-separated: q_proj k_proj v_proj o_proj experts gate_up_proj down_proj */
+    const char *layers;  /* "" or "all": every layer; else "0-3,7" */
+};
+
+struct adapters {
+    int64_t r;
+    double alpha, dropout;
+    bool rslora;
+    float scale;                 /* alpha/r, or alpha/sqrt(r) with rslora */
+    bool target[LORA_TARGETS];
+    int64_t n_layer;
+    bool *layer_on;              /* [n_layer] host */
+    int64_t lowest_layer;        /* backward stops here; n_layer when nothing is trained */
+    int64_t n_params;
+    struct lora_param *params;   /* [n_params] host, ascending off */
+    int64_t n_values;            /* trainable values */
+    int64_t n_flat;              /* length of the flat arrays, padding included */
+    struct adamw opt;            /* param, grad, m, v [n_flat] stat */
+    struct tensor working;       /* [n_flat] act; == opt.param when nothing is rounded */
+    struct lora_layer *layers;   /* [n_layer] host */
+};
+
+/* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a target
+ * that matches nothing. */
+int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
+/* Takes the flat arrays from dev->state (measures on a measuring device) and points the views at them. */
+void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
+/* A uniform in +-1/sqrt(in), B zero; each parameter from its own random stream. */
+void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
+/* Working copies <- masters; after every change of the masters. */
+void adapters_refresh(struct adapters *ad, struct device *dev);
+void adapters_free(struct adapters *ad); /* host tables */
+
+const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
+int64_t lora_param_count(const struct lora_param *p);
+/* "layers.3.gate_up_proj.lora_B", for messages and checkpoints */
+void lora_param_name(const struct lora_param *p, char name[64]);
+/* Before step 1: per target its layers, shapes, parameters; returns text for mem_free. */
+char *adapters_table(const struct adapters *ad, const struct arch *a);
+
+#endif

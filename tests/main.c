@@ -1,0 +1,107 @@
+/* main.c - runs the test groups named on the command line, or all: moetrain_test [--fixtures DIR] [NAME ...] */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+
+#define TEST(name) int test_##name(void);
+#include "test_list.h"
+#undef TEST
+
+static const struct {
+    const char *name;
+    int (*run)(void);
+} groups[] = {
+#define TEST(name) {#name, test_##name},
+#include "test_list.h"
+#undef TEST
+};
+
+static const char *fixtures = MT_FIXTURES;
+static const char *binary = MT_BINARY;
+static char scratch[64];
+static pid_t scratch_owner;
+
+const char *fixture(const char *name)
+{
+    static char path[8][MT_PATH];
+    static int next;
+    char *p = path[next++ % 8];
+    snprintf(p, MT_PATH, "%s/%s", fixtures, name);
+    return p;
+}
+
+const char *moetrain_binary(void) { return binary; }
+
+static void remove_scratch(void)
+{
+    struct err err;
+    if (scratch[0] && getpid() == scratch_owner && file_remove_tree(scratch, &err)) fprintf(stderr, "%s\n", err.msg);
+}
+
+const char *scratch_dir(void)
+{
+    static char path[8][128];
+    static int next;
+    if (!scratch[0]) {
+        strcpy(scratch, "/tmp/moetrain-test-XXXXXX");
+        if (!mkdtemp(scratch)) MT_REQUIRE(false, "mkdtemp failed");
+        scratch_owner = getpid();
+        atexit(remove_scratch);
+    }
+    char *p = path[next % 8];
+    snprintf(p, sizeof(path[0]), "%s/%d", scratch, next++);
+    struct err err;
+    if (file_make_dirs(p, &err)) MT_REQUIRE(false, "%s", err.msg);
+    return p;
+}
+
+void assert_close(double a, double b, double tol)
+{
+    if (fabs(a - b) <= tol * fmax(1.0, fabs(b))) return;
+    fail_msg("%.12g is not %.12g within %g", a, b, tol);
+}
+
+double relative_error(const double *a, const double *b, int64_t n)
+{
+    double diff = 0, ref = 0;
+    for (int64_t i = 0; i < n; i++) {
+        diff += (a[i] - b[i]) * (a[i] - b[i]);
+        ref += b[i] * b[i];
+    }
+    return sqrt(diff) / fmax(sqrt(ref), 1e-30);
+}
+
+double test_value(uint64_t stream, uint64_t i)
+{
+    double s = 0;
+    for (uint64_t k = 0; k < 3; k++) s += rng_uniform(stream, 3 * i + k) - 0.5;
+    return s / 1.5;
+}
+
+int main(int argc, char **argv)
+{
+    int failed = 0, ran = 0, first = 1;
+    if (argc > 2 && !strcmp(argv[1], "--fixtures")) {
+        fixtures = argv[2];
+        first = 3;
+    }
+    for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
+        bool wanted = first >= argc;
+        for (int i = first; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
+        if (!wanted) continue;
+        ran++;
+        failed += groups[g].run();
+    }
+    if (!ran) {
+        fprintf(stderr, "no such test group; there are:");
+        for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) fprintf(stderr, " %s", groups[g].name);
+        fprintf(stderr, "\n");
+    }
+    return failed || !ran;
+}

@@ -1,0 +1,30 @@
+/* test.h - what every test file includes: cmocka, fixtures, tolerant comparison. A file tests/test_NAME.c defines
+ * int test_NAME(void), which runs its cmocka group and returns the number of failures. */
+#ifndef MT_TEST_H
+#define MT_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "kernels/base.h"
+
+/* Path of a file under tests/fixtures (or of the folder given with --fixtures); a static buffer, one per call of eight. */
+const char *fixture(const char *name);
+/* The moetrain executable, for tests that run it. */
+const char *moetrain_binary(void);
+/* A fresh empty directory for this test, removed at exit. */
+const char *scratch_dir(void);
+
+/* Fails with both values unless |a - b| <= tol * max(1, |b|). */
+void assert_close(double a, double b, double tol);
+/* Frobenius error |a-b| / max(|b|, tiny) of n values. */
+double relative_error(const double *a, const double *b, int64_t n);
+
+/* Deterministic values in [-1, 1), normal-ish; for inputs. */
+double test_value(uint64_t stream, uint64_t i);
+
+#endif

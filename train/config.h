@@ -1,0 +1,75 @@
+/* config.h - the configuration: one table of options (config.c) makes the INI reader, --set, --help and the dump. */
+#ifndef MT_CONFIG_H
+#define MT_CONFIG_H
+
+#include <stdio.h>
+
+#include "kernels/base.h"
+
+enum cfg_format { CFG_FORMAT_AUTO, CFG_FORMAT_TEXT, CFG_FORMAT_MESSAGES, CFG_FORMAT_PROMPT_COMPLETION };
+enum cfg_loss_on { CFG_LOSS_ASSISTANT, CFG_LOSS_ALL };
+enum cfg_overlong { CFG_OVERLONG_CUT, CFG_OVERLONG_DROP };
+enum cfg_schedule { CFG_SCHEDULE_COSINE, CFG_SCHEDULE_LINEAR, CFG_SCHEDULE_CONSTANT };
+enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA };
+enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
+enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
+
+/* Every field is a row of the table in config.c, which holds its default, range and help. */
+struct config {
+    struct {
+        char path[MT_PATH], revision[256];
+    } model;
+    struct {
+        char train[MT_PATH], eval[MT_PATH];
+        double eval_split;
+        int format, loss_on, overlong;
+        int64_t seq_len;
+        bool packing, shuffle;
+        char chat_date[16];
+    } data;
+    struct {
+        int64_t r;
+        double alpha, dropout;
+        bool rslora;
+        char targets[256], layers[256], init_from[MT_PATH];
+    } lora;
+    struct {
+        double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;
+        int schedule;
+        int64_t warmup_steps;
+    } optim;
+    struct {
+        int device, dtype, recompute;
+        int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads;
+        double epochs, aux_loss_coef, memory_gb;
+        char resume[MT_PATH];
+    } train;
+    struct {
+        int64_t every, max_batches;
+        bool at_start, at_end;
+    } eval;
+    struct {
+        char dir[MT_PATH];
+        int64_t save_every, keep;
+    } output;
+    struct {
+        int64_t every;
+        bool report;
+    } log;
+};
+
+void config_defaults(struct config *c);
+/* Reads an INI file over c. Unknown section or key, a bad value, a key twice: an error with file, line, the nearest name. */
+int config_load(struct config *c, const char *path, struct err *err) MT_CHECK;
+/* The same from memory; `name` stands for the file in messages. For --set, tests and fuzzing. */
+int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
+/* "section.key=value" from the command line. */
+int config_set(struct config *c, const char *assignment, struct err *err) MT_CHECK;
+/* What no single key can tell: required keys, pairs that exclude each other. */
+int config_validate(const struct config *c, struct err *err) MT_CHECK;
+/* The resolved configuration as an INI file that reads back to the same struct; mem_free the text. */
+char *config_dump(const struct config *c);
+/* Every key: type, default, range, help; a table for a person. */
+void config_help(FILE *out);
+
+#endif
