@@ -13,28 +13,33 @@ struct dataset_options {
     enum loss_on loss_on;    /* messages and prompt_completion; a `text` row always carries loss everywhere */
     enum overlong overlong;  /* a document longer than seq_len: cut its end, or leave it out with a count */
     int64_t seq_len;
-    int32_t eos;             /* appended to `text` and to `completion` */
-    int64_t vocab;           /* ids at or above it are an error (embedding rows of the model) */
+    int32_t eos;   /* appended to `text` and to `completion` */
+    int64_t vocab; /* ids at or above it are an error (embedding rows of the model) */
     const char *chat_date;
-    const char *cache_dir;   /* NULL: no cache */
+    const char *cache_dir; /* NULL: no cache */
 };
 
 /* Documents laid end to end: document d is ids[doc_off[d] .. doc_off[d+1]), mask 1 where the token may be a target
- * (the first token of a document never is). */
+ * (the first token of a document never is). Every document has a target and at most seq_len tokens. Zeroed is valid. */
 struct dataset {
     int64_t n_docs, n_tokens;
-    int64_t *doc_off; /* [n_docs+1] */
-    int32_t *ids;     /* [n_tokens] */
-    uint8_t *mask;    /* [n_tokens] */
-    int64_t n_rows, n_bad, n_overlong, n_unlabelled; /* rows read; skipped bad; cut or dropped; dropped without target */
-    uint64_t hash;    /* of everything above, for resume checks */
+    int64_t *doc_off;                 /* [n_docs+1]; NULL when there are none */
+    int32_t *ids;                     /* [n_tokens] */
+    uint8_t *mask;                    /* [n_tokens] */
+    int64_t n_rows, n_bad;            /* rows read; of them skipped as bad */
+    int64_t n_overlong, n_unlabelled; /* rows cut or dropped; rows dropped without a target */
+    uint64_t hash;                    /* of everything above, for resume checks */
+    int64_t cap_docs, cap_tokens;     /* what the arrays can hold */
 };
 
-/* files: comma-separated paths, read in order. Bad rows are reported with file and line (the first few in words, all
- * counted); more than 1 % of the rows is an error, as are zero documents or no target at all. */
+/* files: comma-separated paths, read in order. Bad rows (no JSON, keys missing or of the wrong type, messages that
+ * cannot be rendered) are warned about with file and line, the first few in words, all counted; more than 1 % of the
+ * rows is an error, as are zero documents left over and an id at or above vocab. ds needs no dataset_free after an
+ * error. */
 int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                  struct err *err) MT_CHECK;
-/* Moves a fraction of the documents, chosen by seed, from ds to held; at least one when fraction > 0. */
+/* Moves a fraction of the documents, chosen by seed, from ds to held; at least one when fraction > 0. The order stays.
+ * An error (ds as before) when none would be left. */
 int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uint64_t seed, struct err *err) MT_CHECK;
 int64_t dataset_targets(const struct dataset *ds); /* tokens with mask 1 */
 void dataset_free(struct dataset *ds);

@@ -11,8 +11,8 @@ struct file_map {
 };
 int file_map_open(struct file_map *map, const char *path, struct err *err) MT_CHECK;
 void file_map_close(struct file_map *map);
-/* Tells the kernel that [offset, offset+bytes) will not be needed again, so that copying a checkpoint does not count twice
- * in resident memory. */
+/* Tells the kernel that [offset, offset+bytes) will not be needed again, so that copying a checkpoint does not count
+ * twice in resident memory. */
 void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes);
 
 /* The whole file as a NUL-terminated buffer of *size bytes (the NUL not counted); free with mem_free. */
@@ -29,7 +29,13 @@ void line_reader_close(struct line_reader *r);
 
 /* Writes path + ".tmp", fsyncs, renames over path, fsyncs the directory: readers see the old or the new file, whole. */
 int file_write_atomic(const char *path, const void *data, int64_t size, struct err *err) MT_CHECK;
-int file_make_dirs(const char *path, struct err *err) MT_CHECK; /* mkdir -p */
+/* The same for a file made of n parts, laid end to end. */
+struct file_part {
+    const void *data;
+    int64_t size;
+};
+int file_write_parts(const char *path, const struct file_part *parts, int64_t n, struct err *err) MT_CHECK;
+int file_make_dirs(const char *path, struct err *err) MT_CHECK;   /* mkdir -p */
 int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* fine when it is not there */
 int file_sync_dir(const char *path, struct err *err) MT_CHECK;
 bool file_exists(const char *path);

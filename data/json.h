@@ -1,5 +1,6 @@
 /* json.h - JSON with errors that say where: a thin layer over jansson (its only user).
- * A struct json is a borrowed node plus the path that led to it; the document owns everything. */
+ * A struct json is a borrowed node plus the path that led to it; the document owns everything. A document remembers
+ * where json_member stood: one thread at a time. */
 #ifndef MT_JSON_H
 #define MT_JSON_H
 
@@ -13,8 +14,8 @@ struct json {
 };
 enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
-/* Parses text of `size` bytes; `name` (a file, or file:line) stands in every message. Duplicate keys, trailing text, depth
- * over 256, invalid UTF-8 and NUL in keys are errors that carry line and byte offset. */
+/* Parses text of `size` bytes; `name` (a file, or file:line) stands in every message. Duplicate keys, trailing text,
+ * depth over 256, invalid UTF-8 and NUL in keys are errors that carry line and byte offset. */
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;
 void json_free(struct json_doc *doc);
@@ -40,8 +41,10 @@ int json_opt_i64(struct json j, const char *key, int64_t min, int64_t max, int64
 int json_opt_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_opt_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK;
-/* The values themselves (array elements). */
+/* The values themselves (array elements), with the checks of json_get_*. */
 int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
+int json_f64(struct json j, double *out, struct err *err) MT_CHECK;
+int json_bool(struct json j, bool *out, struct err *err) MT_CHECK;
 int json_str(struct json j, const char **out, int64_t *size, struct err *err) MT_CHECK; /* may hold NUL: use size */
 /* An error that names file and path: "FILE: key `path`: text". */
 int json_error(struct json j, struct err *err, const char *fmt, ...) MT_PRINTF(3, 4);
@@ -53,8 +56,8 @@ struct json_out {
     bool comma, indent;
     int depth;
 };
-void json_out_open(struct json_out *o, const char *key, char bracket);  /* bracket '{' or '['; key NULL in arrays/root */
-void json_out_close(struct json_out *o, char bracket);                  /* '}' or ']' */
+void json_out_open(struct json_out *o, const char *key, char bracket); /* bracket '{' or '['; key NULL in arrays/root */
+void json_out_close(struct json_out *o, char bracket);                 /* '}' or ']' */
 void json_out_str(struct json_out *o, const char *key, const char *value); /* value NULL writes null */
 void json_out_i64(struct json_out *o, const char *key, int64_t value);
 void json_out_f64(struct json_out *o, const char *key, double value); /* shortest text that reads back; nan/inf: null */

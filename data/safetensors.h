@@ -1,4 +1,4 @@
-/* safetensors.h - read (mapped) and write safetensors: one file, or a directory with an index of shards (formats.md 1). */
+/* safetensors.h - read (mapped) and write safetensors: one file, or a directory of shards with an index. */
 #ifndef MT_SAFETENSORS_H
 #define MT_SAFETENSORS_H
 
@@ -15,21 +15,21 @@ struct st_tensor {
     int64_t shape[8];
     const uint8_t *data; /* mapped; may be unaligned: read with memcpy */
     int64_t bytes;
-    int shard;           /* which file */
-    int64_t offset;      /* of data in that file, for file_map_drop */
+    int shard;      /* which file */
+    int64_t offset; /* of data in that file, for file_map_drop */
 };
 
 struct safetensors {
     int n_shards;
-    char **shard_names;       /* file names, relative to the directory */
-    struct file_map *maps;    /* [n_shards] */
+    char **shard_names;    /* file names, relative to the directory */
+    struct file_map *maps; /* [n_shards] */
     int64_t n_tensors;
     struct st_tensor *tensors; /* sorted by name */
-    struct json_doc **docs;   /* headers, own the names */
+    struct json_doc **docs;    /* headers, own the names */
 };
 
-/* path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. Refuses everything in
- * formats.md 1.3 and 1.4, naming file and tensor. */
+/* path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. Refuses everything
+ * in formats.md 1.3 and 1.4, naming file and tensor. */
 int safetensors_open(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 void safetensors_close(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: not there */
@@ -41,7 +41,8 @@ int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all sh
 /* Value of `key` in the first shard's __metadata__, or NULL. */
 const char *safetensors_metadata(const struct safetensors *st, const char *key);
 
-/* Writing: tensors in any order; the file is laid out by dtype rank descending, then name, written to path atomically. */
+/* Writing: tensors in any order, names unique; the file is laid out by dtype rank descending, then name, and written
+ * atomically. */
 struct st_entry {
     const char *name;
     enum dtype dtype; /* F32, F64, BF16, F16, U8, I32, I64 */

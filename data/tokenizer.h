@@ -1,5 +1,5 @@
 /* tokenizer.h - text -> token ids from a Hugging Face tokenizer.json: byte-level BPE with Split regexes, added tokens.
- * The pipeline and what is refused by name: tokenizers.md section 1. Read-only after load: threads may share it. */
+ * What the file asks for and this code does not do is refused by name. Read-only after load: threads may share it. */
 #ifndef MT_TOKENIZER_H
 #define MT_TOKENIZER_H
 
@@ -8,10 +8,13 @@
 struct tokenizer;
 
 struct tokenizer *tokenizer_load(const char *path, struct err *err) MT_CHECK; /* path of tokenizer.json */
+/* The same from memory; `name` stands in the messages. */
+struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void tokenizer_free(struct tokenizer *tok);
-int64_t tokenizer_vocab(const struct tokenizer *tok);                   /* largest id + 1 */
-int32_t tokenizer_id(const struct tokenizer *tok, const char *content); /* id of a token with exactly this text, or -1 */
-uint64_t tokenizer_hash(const struct tokenizer *tok);                   /* of the file's content, for caches */
+int64_t tokenizer_vocab(const struct tokenizer *tok); /* largest id + 1 */
+/* Id of the token with exactly this text, or -1. */
+int32_t tokenizer_id(const struct tokenizer *tok, const char *content);
+uint64_t tokenizer_hash(const struct tokenizer *tok); /* of the file's content, for caches */
 
 /* A growing list of ids with, for each, the byte range of the text it came from. Zeroed is valid. */
 struct token_list {
@@ -20,9 +23,12 @@ struct token_list {
     int64_t count, cap;
 };
 void token_list_free(struct token_list *list);
+/* Room for `extra` more. */
+void token_list_reserve(struct token_list *list, int64_t extra);
 
-/* Appends the ids of text[0..size). `special`: added tokens written in the text are recognised (HF's default). Nothing
- * is added at either end. Invalid UTF-8 is an error that says at which byte. */
+/* Appends the ids of text[0..size). `special`: special tokens written in the text are recognised (HF's default);
+ * otherwise they are ordinary text (added tokens that are not special are recognised always). Nothing is added at
+ * either end. Invalid UTF-8 is an error that says at which byte; the list is as before after an error. */
 int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
                      struct err *err) MT_CHECK;
 /* Bytes of one id; NULL for an id without a token. */

@@ -18,7 +18,7 @@ struct ops; /* kernels/ops.h */
 struct device {
     const struct ops *ops;
     const char *name;
-    enum dtype act;  /* activations and the adapters' working copies: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
+    enum dtype act; /* activations and the adapters' working copies: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
     enum dtype stat; /* statistics, gates, losses, gradients, moments: F32, or F64 in the oracle */
     bool round_bf16; /* CPU with train.dtype = bf16: every activation an op writes is rounded to bf16, held in F32 */
     bool measuring;
@@ -27,7 +27,8 @@ struct device {
     struct arena weights, state, work;
 };
 
-/* The backends; ops_cuda() is NULL in a build without CUDA. */
+/* The backends. ops_cuda() is NULL in a build without CUDA, the others on a processor that lacks the instructions they
+ * were compiled for. */
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
 const struct ops *ops_cuda(void);
@@ -42,10 +43,11 @@ void device_measure(struct device *dev, const struct device *like);
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err) MT_CHECK;
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is fine */
 
-void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes);   /* host -> device, done on return */
+void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes); /* host -> device, done on return */
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes); /* device -> host, waits */
 void device_zero(struct device *dev, struct tensor x);
-/* Host doubles <-> a device tensor of any float dtype (contiguous). */
+/* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. On a measuring device nothing moves, here and above,
+ * and what was to be read comes back as zeros. */
 void device_set(struct device *dev, struct tensor x, const double *values);
 void device_get(struct device *dev, double *values, struct tensor x);
 /* The same with floats, the common case; a copy when dtypes agree. */

@@ -18,7 +18,7 @@ struct arch {
     int64_t n_exp, top_k, d_ff; /* d_ff: width of one expert */
     int64_t vocab, max_len;
     float norm_eps, attn_scale;
-    bool attn_bias, expert_bias, router_bias, sinks;
+    bool attn_bias, expert_bias, router_bias, sinks, tied;
     struct glu glu;
     struct rope_arch rope;
     int64_t window[MT_MAX_LAYERS]; /* 0: full causal */

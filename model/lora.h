@@ -1,7 +1,7 @@
 /* lora.h - the adapters: what is trained, where each parameter lies in the flat arrays, and the ops' views of it.
  *
- * All parameters lie in one flat array of dtype stat (the masters); gradients, m and v are three more of the same layout.
- * Ops read working copies of dtype act: a fifth array, or the masters themselves when nothing would be rounded.
+ * All parameters lie in one flat array of dtype stat (the masters); gradients, m and v are three more of the same
+ * layout. Ops read working copies of dtype act: a fifth array, or the masters themselves when nothing would be rounded.
  * One struct lora_param is one PEFT tensor: q_proj's A of layer 3, or the B of all experts' gate_up of layer 3. */
 #ifndef MT_LORA_H
 #define MT_LORA_H
@@ -35,26 +35,29 @@ struct adapters {
     int64_t r;
     double alpha, dropout;
     bool rslora;
-    float scale;                 /* alpha/r, or alpha/sqrt(r) with rslora */
+    float scale; /* alpha/r, or alpha/sqrt(r) with rslora */
     bool target[LORA_TARGETS];
+    bool transposed; /* transformers holds the experts as [E, in, out]; matters to PEFT files alone */
     int64_t n_layer;
-    bool *layer_on;              /* [n_layer] host */
-    int64_t lowest_layer;        /* backward stops here; n_layer when nothing is trained */
+    bool *layer_on;       /* [n_layer] host */
+    int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */
     int64_t n_params;
-    struct lora_param *params;   /* [n_params] host, ascending off */
-    int64_t n_values;            /* trainable values */
-    int64_t n_flat;              /* length of the flat arrays, padding included */
-    struct adamw opt;            /* param, grad, m, v [n_flat] stat */
-    struct tensor working;       /* [n_flat] act; == opt.param when nothing is rounded */
-    struct lora_layer *layers;   /* [n_layer] host */
+    struct lora_param *params; /* [n_params] host, ascending off */
+    int64_t n_values;          /* trainable values */
+    int64_t n_flat;            /* length of the flat arrays, padding included */
+    struct adamw opt;          /* param, grad, m, v [n_flat] stat */
+    struct tensor working;     /* [n_flat] act; == opt.param when nothing is rounded */
+    struct lora_layer *layers; /* [n_layer] host; r == 0 where nothing is trained */
 };
 
-/* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a target
- * that matches nothing. */
+/* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a
+ * target that matches nothing. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
-/* Takes the flat arrays from dev->state (measures on a measuring device) and points the views at them. */
+/* Takes the flat arrays from dev->state (measures on a measuring device), zeroes them and points the views at them.
+ * Dropout goes to the attention adapters alone: PEFT's experts take none. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
-/* A uniform in +-1/sqrt(in), B zero; each parameter from its own random stream. */
+/* A uniform in +-1/sqrt(in), B zero; each parameter from a stream of its own name, so that the values do not depend on
+ * what else is trained. */
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
 /* Working copies <- masters; after every change of the masters. */
 void adapters_refresh(struct adapters *ad, struct device *dev);

@@ -1,5 +1,5 @@
 /* adamw.h - global-norm clipping and AdamW over the flat arrays of all adapters.
- *   g  = grad * clip          clip = min(1, clip_norm / (norm + 1e-6)), 1 when clip_norm = 0 (as torch's clip_grad_norm_)
+ *   g  = grad * clip          clip = min(1, clip_norm / (norm + 1e-6)), 1 when clip_norm = 0 (torch's clip_grad_norm_)
  *   p *= 1 - lr * wd ; m = b1 m + (1-b1) g ; v = b2 v + (1-b2) g^2
  *   p -= lr * (m / c1) / (sqrt(v / c2) + eps) , c = 1 - b^step      (decoupled decay, as torch.optim.AdamW) */
 #ifndef MT_ADAMW_H

@@ -59,7 +59,8 @@ struct config {
 };
 
 void config_defaults(struct config *c);
-/* Reads an INI file over c. Unknown section or key, a bad value, a key twice: an error with file, line, the nearest name. */
+/* Reads an INI file over c. Unknown section or key, a bad value, a key twice: an error with file, line, the nearest
+ * name. */
 int config_load(struct config *c, const char *path, struct err *err) MT_CHECK;
 /* The same from memory; `name` stands for the file in messages. For --set, tests and fuzzing. */
 int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;

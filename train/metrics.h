@@ -14,34 +14,37 @@ struct step_metrics {
     double ms;                 /* wall time of the step */
     int64_t mem_bytes;         /* peak resident (CPU) or device memory */
     bool skipped;              /* non-finite: no update */
-    const char *bad;           /* first bad tensor, when skipped */
+    const char *bad;           /* first bad tensor, when skipped; NULL or "": the loss */
 };
 struct eval_metrics {
     int64_t step, tokens;
-    double loss, perplexity, accuracy;
+    double loss, perplexity, accuracy; /* accuracy in [0, 1] */
     bool best;
     double ms;
 };
 
+/* Lines for a person go to standard output. On a terminal the step line is redrawn in place: call metrics_end_line
+ * before printing anything else. */
 struct metrics {
     FILE *jsonl;
     char dir[MT_PATH];
-    bool tty;
-    double started_ms, rate_tok, rate_ms; /* of the steps since the start, for the estimate */
-    int64_t first_step;
+    bool tty, drawn;          /* drawn: the cursor stands behind a step line */
+    double line_tok, line_ms; /* of the steps since the last line, for its tok/s */
+    double run_steps, run_ms; /* since metrics_open, with evaluations after its first step: for the time left */
 };
-/* Opens dir/metrics.jsonl. resume_step > 0: lines of steps after it (a killed run may have written them) are removed first,
- * the rest stays; 0: a new file. */
+/* Opens dir/metrics.jsonl, making dir. resume_step 0: a new file. Otherwise lines of later steps (a killed run may have
+ * written them) and what is no whole line are removed first; the rest stays. */
 int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct err *err) MT_CHECK;
-/* Prints the step line when `show` (in place on a terminal, one plain line otherwise) and appends the JSON object. */
+/* Prints the step line when `show` (a skipped step always) and appends the JSON object. */
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show);
 void metrics_eval(struct metrics *m, const struct eval_metrics *e);
 /* counts [n_layer * n_exp]: routed rows since the last call. {"event":"experts","step":..,"counts":[[..],..]} */
 void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp);
+void metrics_end_line(struct metrics *m);
 int metrics_close(struct metrics *m, struct err *err) MT_CHECK; /* a full disk is noticed here at the latest */
 
 /* dir/metrics.jsonl -> dir/report.html, self-contained: SVG plots of train and eval loss, learning rate, gradient norm,
- * throughput; heat map of tokens per expert per layer; the configuration. */
+ * throughput; heat map of tokens per expert per layer; the configuration. What a run lacks is left out. */
 int report_write(const char *dir, const char *title, const char *config_text, struct err *err) MT_CHECK;
 
 #endif

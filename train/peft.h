@@ -1,16 +1,19 @@
-/* peft.h - adapters <-> a PEFT directory (formats.md 6): adapter_config.json + adapter_model.safetensors. */
+/* peft.h - adapters <-> a PEFT directory: adapter_config.json + adapter_model.safetensors. */
 #ifndef MT_PEFT_H
 #define MT_PEFT_H
 
 #include "model/lora.h"
 
-/* Writes dir in the PEFT >= 0.19.1 form (6.3): F32, target_parameters, rank-major B, key nesting. The directory is made as
- * dir + ".tmp", fsynced, and renamed over an older one. base_model: base_model_name_or_path. */
+/* Writes dir as PEFT >= 0.19.1 reads it: F32, experts by target_parameters. An older dir is replaced whole, in one step
+ * (train/swap.h). base_model: base_model_name_or_path, NULL for none. */
 int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model,
               struct err *err) MT_CHECK;
-/* Reads weights into ad's masters and refreshes the working copies. Rank, alpha, targets and layers of the file must agree
- * with ad; every tensor must be there with its shape, none may be left over. Experts' orientation by shapes, and by
- * peft_version where in == out hides it (6.3); per-expert keys of 6.2 are read too. */
+/* Reads weights (F32, BF16 or F16) into ad's masters and refreshes the working copies. Rank, alpha, rsLoRA, targets and
+ * layers of the file must agree with ad; every tensor must be there with its shape, finite, and none left over. Experts
+ * may be fused, in the orientation and nesting of any PEFT version, or one tensor per expert. */
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
+/* adapters_plan with what dir itself says of rank, alpha, rsLoRA, targets and layers: for an adapter that is used as it
+ * is, without a [lora] section. Follow with adapters_alloc and peft_load. */
+int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 
 #endif

@@ -1,6 +1,6 @@
-/* gemm.h - the matrix products of the CPU backend. Leading dimensions in elements. Results do not depend on the number of
- * threads: work is cut into fixed tiles, each computed by one thread with the whole inner dimension.
- * Declared for the threads of an OpenMP region too: the *_serial forms take part in no parallelism. */
+/* gemm.h - the matrix products of the CPU backend. Leading dimensions in elements. Results do not depend on the number
+ * of threads: work is cut into fixed tiles, each computed by one thread with the whole inner dimension.
+ * gemm_serial and weight_tile are for one thread, inside or outside an OpenMP region. */
 #ifndef MT_CPU_GEMM_H
 #define MT_CPU_GEMM_H
 
@@ -8,19 +8,21 @@
 
 #define gemm_serial CPU(gemm_serial)
 #define weight_tile CPU(weight_tile)
-#define gemm_fwd CPU(gemm_fwd)
-#define gemm_bwd CPU(gemm_bwd)
+#define gemm_fwd    CPU(gemm_fwd)
+#define gemm_bwd    CPU(gemm_bwd)
 
-/* c[m,n] = beta * c + alpha * op(a) op(b), row-major, op transposes when ta / tb; one thread. */
+/* c[m,n] = beta * c + alpha * op(a) op(b), row-major, op transposes when ta / tb; one thread. beta 0 overwrites c, NaN
+ * included. */
 void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda,
                  const real *b, int64_t ldb, real beta, real *c, int64_t ldc);
 
-/* Decodes rows [row, row+n_row) x columns [col, col+n_col) of expert e into out (leading dimension ldo); one thread. col and
- * n_col are even, and multiples of 32 for MXFP4 (the last tile of a row may end at n_in). */
+/* Decodes rows [row, row+n_row) x columns [col, col+n_col) of expert e into out (leading dimension ldo); one thread.
+ * col and n_col are even, and multiples of 32 for MXFP4 (the last tile of a row may end at n_in). */
 void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col, real *out,
                  int64_t ldo);
 
-/* y[t, :] (ldy) = x[t, :] (ldx) W_0^T for t < n, all threads; scratch from dev->work. Does nothing on a measuring device but take it. */
+/* y[t, :] (ldy) = x[t, :] (ldx) W_0^T for t < n, all threads; scratch from dev->work. Does nothing on a measuring
+ * device but take it. */
 void gemm_fwd(struct device *dev, real *y, int64_t ldy, const real *x, int64_t ldx, int64_t n, const struct weight *w);
 /* dx[t, :] (= or += by accumulate) dy[t, :] W_0 */
 void gemm_bwd(struct device *dev, real *dx, int64_t lddx, const real *dy, int64_t lddy, int64_t n,

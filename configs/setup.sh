@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# setup.sh - what demo.sh and tests/run.sh do first: installs the packages of the distribution that are missing (apt,
+# with sudo when not root), configures, builds. Quick when all is there. For Debian 12 and newer, Ubuntu 22.04 and
+# newer; on another system it names the packages and goes on with what is installed.
+#   bash configs/setup.sh [BUILD_DIR [CMAKE_OPTION ...]]      default: build, CUDA when nvcc is found
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+build=${1:-build}
+shift $(($# > 0))
+
+packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libpcre2-dev libutf8proc-dev libjansson-dev
+    libinih-dev libcmocka-dev)
+
+say() { printf '== %s\n' "$*"; }
+die() {
+    printf 'setup.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2> /dev/null)" = installed ]; }
+
+install_packages() {
+    local missing=() as_root=() p
+    if ! command -v apt-get > /dev/null; then
+        say "no apt-get here; what these Debian packages hold must be installed: ${packages[*]}"
+        return
+    fi
+    for p in "${packages[@]}"; do installed "$p" || missing+=("$p"); done
+    if [ ${#missing[@]} -eq 0 ]; then
+        say "packages: all ${#packages[@]} are installed"
+        return
+    fi
+    say "packages: installing ${missing[*]}"
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo > /dev/null || die "sudo is not installed; as root: apt-get install ${missing[*]}"
+        as_root=(sudo)
+    fi
+    "${as_root[@]}" apt-get update -q
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+}
+
+# The version that CMakeLists.txt asks for, against the one that is there.
+check_cmake() {
+    local want have
+    want=$(sed -n 's/^cmake_minimum_required(VERSION \([0-9]*\.[0-9]*\).*/\1/p' CMakeLists.txt)
+    have=$(cmake --version | sed -n 's/^cmake version \([0-9.]*\).*/\1/p')
+    [ "$(printf '%s\n' "$want" "$have" | sort -V | head -n 1)" = "$want" ] ||
+        die "cmake $have is too old, $want is needed: https://cmake.org/download or 'pip install cmake'"
+}
+
+configure_and_build() {
+    local generator=()
+    command -v cmake > /dev/null || die "cmake is not installed"
+    check_cmake
+    if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja > /dev/null; then generator=(-G Ninja); fi
+    if [ $# -gt 0 ] || { [ ! -e "$build/build.ninja" ] && [ ! -e "$build/Makefile" ]; }; then
+        say "configure: $build $*"
+        cmake -S . -B "$build" "${generator[@]}" "$@"
+    fi
+    say "build: $build"
+    cmake --build "$build" --parallel "$(nproc)"
+}
+
+install_packages
+configure_and_build "$@"

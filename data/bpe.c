@@ -1,0 +1,417 @@
+/* bpe.c - byte-level BPE.
+ *
+ * Vocabularies are written in a printable alphabet of 256 characters, one for each byte. They are mapped back at load,
+ * so that text needs no mapping: a token is a string of bytes, and a merge joins two of them.
+ *
+ * A piece starts as one symbol per byte; the adjacent pair with the lowest rank (the leftmost of equals) is replaced by
+ * its merge until no pair has one. A short piece scans its cached ranks for the minimum, a long one keeps them in a
+ * heap.
+ *
+ * Invariant: tokens with `whole` set encode to themselves by their own merges (proved one by one at load, or demanded
+ * by the file's ignore_merges), so a piece that equals one of them needs no merging. */
+#include "data/bpe.h"
+
+#include <string.h>
+
+#define NO_RANK UINT32_MAX
+#define SHORT   64 /* bytes from which on the heap is used */
+
+struct bpe_symbol {
+    int32_t id;         /* -1: swallowed by its left neighbour */
+    int32_t prev, next; /* positions; -1 at the ends */
+    uint32_t rank;      /* of the merge with next */
+    int32_t merged;     /* id that this merge gives */
+};
+
+/* ---- hash tables ---- */
+
+static uint64_t mix(uint64_t x)
+{
+    x *= 0x9e3779b97f4a7c15u;
+    return x ^ (x >> 32);
+}
+
+static uint32_t hash_bytes(const uint8_t *p, int64_t size)
+{
+    uint64_t h = (uint64_t)size, word;
+    for (; size > 8; p += 8, size -= 8) {
+        memcpy(&word, p, 8);
+        h = mix(h ^ word);
+    }
+    word = 0;
+    if (size >= 4) { /* two overlapping halves */
+        uint32_t low, high;
+        memcpy(&low, p, 4);
+        memcpy(&high, p + size - 4, 4);
+        word = (uint64_t)high << 32 | low;
+    } else if (size > 0)
+        word = (uint64_t)p[0] << 16 | (uint64_t)p[size / 2] << 8 | p[size - 1];
+    return (uint32_t)mix(h ^ mix(word));
+}
+
+/* The slot that holds these bytes, or the free one where they belong. */
+static struct bpe_slot *find_slot(const struct bpe *b, const uint8_t *bytes, int64_t size, uint32_t hash)
+{
+    for (uint64_t i = hash;; i++) {
+        struct bpe_slot *s = &b->slots[i & b->slot_mask];
+        if (s->id < 0) return s;
+        if (s->hash != hash) continue;
+        const struct bpe_token *t = &b->tokens[s->id];
+        if (t->size == size && !memcmp(t->bytes, bytes, (size_t)size)) return s;
+    }
+}
+
+int32_t bpe_find(const struct bpe *b, const uint8_t *bytes, int64_t size)
+{
+    return find_slot(b, bytes, size, hash_bytes(bytes, size))->id;
+}
+
+static struct bpe_merge *find_merge(const struct bpe *b, int32_t left, int32_t right)
+{
+    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    for (uint64_t i = mix(pair);; i++) {
+        struct bpe_merge *m = &b->merges[i & b->merge_mask];
+        if (m->pair == pair || m->pair == UINT64_MAX) return m;
+    }
+}
+
+static uint64_t table_mask(int64_t count) /* at most half full */
+{
+    uint64_t n = 16;
+    while (n < 2 * (uint64_t)count) n *= 2;
+    return n - 1;
+}
+
+/* ---- encoding ---- */
+
+static inline void push(struct token_list *out, int32_t id, int64_t begin, int64_t end)
+{
+    out->ids[out->count] = id;
+    out->begin[out->count] = (int32_t)begin;
+    out->end[out->count] = (int32_t)end;
+    out->count++;
+}
+
+/* Merges ids[0..n) in place, n <= SHORT; returns how many are left. */
+static int64_t merge_short(const struct bpe *b, int32_t *ids, int64_t n)
+{
+    uint32_t rank[SHORT]; /* of the pair (i, i+1) */
+    int32_t merged[SHORT];
+    for (int64_t i = 0; i + 1 < n; i++) {
+        const struct bpe_merge *m = find_merge(b, ids[i], ids[i + 1]);
+        rank[i] = m->rank;
+        merged[i] = m->id;
+    }
+    while (n > 1) {
+        int64_t best = 0;
+        for (int64_t i = 1; i + 1 < n; i++)
+            if (rank[i] < rank[best]) best = i;
+        if (rank[best] == NO_RANK) break;
+        ids[best] = merged[best];
+        n--;
+        for (int64_t i = best + 1; i < n; i++) ids[i] = ids[i + 1];
+        for (int64_t i = best; i + 1 < n; i++) { /* the pair that began in the swallowed symbol begins here now */
+            rank[i] = rank[i + 1];
+            merged[i] = merged[i + 1];
+        }
+        for (int64_t i = best > 0 ? best - 1 : 0; i <= best && i + 1 < n; i++) {
+            const struct bpe_merge *m = find_merge(b, ids[i], ids[i + 1]);
+            rank[i] = m->rank;
+            merged[i] = m->id;
+        }
+    }
+    return n;
+}
+
+static void heap_push(uint64_t *heap, int64_t *n, uint64_t key)
+{
+    int64_t i = (*n)++;
+    for (; i > 0 && heap[(i - 1) / 2] > key; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+    heap[i] = key;
+}
+
+static uint64_t heap_pop(uint64_t *heap, int64_t *n)
+{
+    uint64_t top = heap[0], last = heap[--*n];
+    int64_t i = 0;
+    for (int64_t child = 1; child < *n; child = 2 * i + 1) {
+        if (child + 1 < *n && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= last) break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = last;
+    return top;
+}
+
+/* Looks up the merge of the symbol at `pos` with the next one and puts it into the heap. A heap entry is stale when its
+ * rank is no longer that of its position: symbols only grow, so an old rank never comes back. */
+static void queue_pair(const struct bpe *b, struct bpe_work *w, int64_t *n_heap, int32_t pos)
+{
+    struct bpe_symbol *s = &w->symbols[pos];
+    s->rank = NO_RANK;
+    if (s->next < 0) return;
+    const struct bpe_merge *m = find_merge(b, s->id, w->symbols[s->next].id);
+    s->rank = m->rank;
+    s->merged = m->id;
+    if (m->rank != NO_RANK) heap_push(w->heap, n_heap, (uint64_t)m->rank << 32 | (uint32_t)pos);
+}
+
+/* The same for w->symbols[0..n), in n log n. Position 0 is never swallowed: the result is the list that begins there.
+ */
+static void merge_long(const struct bpe *b, struct bpe_work *w, int64_t n)
+{
+    struct bpe_symbol *s = w->symbols;
+    int64_t n_heap = 0;
+    for (int64_t i = 0; i < n; i++) queue_pair(b, w, &n_heap, (int32_t)i);
+    while (n_heap > 0) {
+        uint64_t top = heap_pop(w->heap, &n_heap);
+        int32_t pos = (int32_t)(top & 0xffffffffu);
+        if (s[pos].rank != top >> 32) continue;
+        int32_t gone = s[pos].next;
+        s[pos].id = s[pos].merged;
+        s[pos].next = s[gone].next;
+        if (s[gone].next >= 0) s[s[gone].next].prev = pos;
+        s[gone].rank = NO_RANK;
+        queue_pair(b, w, &n_heap, pos);
+        if (s[pos].prev >= 0) queue_pair(b, w, &n_heap, s[pos].prev);
+    }
+}
+
+void bpe_work_free(struct bpe_work *w)
+{
+    mem_free(w->symbols);
+    mem_free(w->heap);
+    *w = (struct bpe_work){0};
+}
+
+static int no_token(uint8_t byte, int64_t at, struct err *err)
+{
+    return err_set(err, "the tokenizer has no token for byte 0x%02x at byte %lld of the text", byte, (long long)at);
+}
+
+static int encode_short(const struct bpe *b, const uint8_t *piece, int64_t size, int64_t offset, struct token_list *out,
+                        struct err *err)
+{
+    int32_t ids[SHORT];
+    for (int64_t i = 0; i < size; i++) {
+        ids[i] = b->byte_id[piece[i]];
+        if (ids[i] < 0) return no_token(piece[i], offset + i, err);
+    }
+    int64_t n = merge_short(b, ids, size);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t end = offset + b->tokens[ids[i]].size;
+        push(out, ids[i], offset, end);
+        offset = end;
+    }
+    return 0;
+}
+
+static int encode_long(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, int64_t size, int64_t offset,
+                       struct token_list *out, struct err *err)
+{
+    if (size > w->cap) {
+        bpe_work_free(w);
+        w->symbols = mem_array(size, sizeof(*w->symbols));
+        w->heap =
+            mem_array(2 * size, sizeof(*w->heap)); /* one entry per symbol at first; a merge pops one, pushes two */
+        w->cap = size;
+    }
+    for (int64_t i = 0; i < size; i++) {
+        int32_t id = b->byte_id[piece[i]];
+        if (id < 0) return no_token(piece[i], offset + i, err);
+        w->symbols[i] =
+            (struct bpe_symbol){.id = id, .prev = (int32_t)i - 1, .next = i + 1 < size ? (int32_t)i + 1 : -1};
+    }
+    merge_long(b, w, size);
+    for (int32_t i = 0; i >= 0; i = w->symbols[i].next) {
+        int64_t end = offset + b->tokens[w->symbols[i].id].size;
+        push(out, w->symbols[i].id, offset, end);
+        offset = end;
+    }
+    return 0;
+}
+
+int bpe_encode(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, int64_t size, int64_t offset,
+               struct token_list *out, struct err *err)
+{
+    if (size == 0) return 0;
+    token_list_reserve(out, size);
+    int32_t id = bpe_find(b, piece, size);
+    if (id >= 0 && b->tokens[id].whole) {
+        push(out, id, offset, offset + size);
+        return 0;
+    }
+    if (size <= SHORT) return encode_short(b, piece, size, offset, out, err);
+    return encode_long(b, w, piece, size, offset, out, err);
+}
+
+/* ---- loading ---- */
+
+/* Bytes that are printable stand for themselves in the alphabet; the other 68 are U+0100 and following, in order. */
+static bool printable(int byte) { return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad); }
+
+int64_t bpe_unprintable(uint8_t *out, const char *text, int64_t size)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < size; i++) {
+        int c = (uint8_t)text[i];
+        if (c >= 0x80) { /* two bytes reach to U+07FF; the alphabet ends at U+0143 */
+            if (c >= 0xe0 || i + 1 >= size) return -1;
+            c = (c & 0x1f) << 6 | ((uint8_t)text[++i] & 0x3f);
+        }
+        if (c >= 256 + 68 || (c < 256 && !printable(c))) return -1;
+        if (c >= 256) { /* bytes 00-20 are the first 33, 7f-a0 the next 34, ad the last */
+            int k = c - 256;
+            c = k < 33 ? k : k < 67 ? k - 33 + 0x7f : 0xad;
+        }
+        out[n++] = (uint8_t)c;
+    }
+    return n;
+}
+
+/* What this code does not do must be absent, null, false or empty in the file. */
+static int check_options(struct json model, bool *ignore_merges, struct err *err)
+{
+    static const char *const refused[] = {"dropout",  "unk_token",    "continuing_subword_prefix", "end_of_word_suffix",
+                                          "fuse_unk", "byte_fallback"};
+    const char *type = "BPE";
+    if (json_opt_str(model, "type", &type, err)) return -1;
+    if (strcmp(type, "BPE")) return json_error(model, err, "type \"%s\" is not supported, only \"BPE\" is", type);
+    for (int64_t i = 0; i < MT_LEN(refused); i++) {
+        struct json v = json_find(model, refused[i]);
+        enum json_type t = json_type(v);
+        bool on = true;
+        const char *text = "?";
+        int64_t size = 1;
+        if (t == JSON_BOOL && json_get_bool(model, refused[i], &on, err)) return -1;
+        if (t == JSON_STRING && json_str(v, &text, &size, err)) return -1;
+        if (t == JSON_ABSENT || t == JSON_NULL || !on || !size) continue;
+        return json_error(v, err,
+                          "this option of byte-pair encoding is not supported, it must be null, false or empty");
+    }
+    return json_opt_bool(model, "ignore_merges", ignore_merges, err);
+}
+
+static int add_token(struct bpe *b, const char *key, struct json value, struct err *err)
+{
+    int64_t id, size = (int64_t)strlen(key);
+    if (json_i64(value, 0, BPE_MAX_ID - 1, &id, err)) return -1;
+    if (id >= b->cap_ids) {
+        int64_t cap = MT_MAX(2 * b->cap_ids, id + 1);
+        b->tokens = mem_grow(b->tokens, b->cap_ids, cap, sizeof(*b->tokens));
+        b->cap_ids = cap;
+    }
+    b->n_ids = MT_MAX(b->n_ids, id + 1);
+    struct bpe_token *t = &b->tokens[id];
+    if (t->bytes) return json_error(value, err, "id %lld is taken by another token", (long long)id);
+    uint8_t *bytes = b->blob + b->blob_size;
+    int64_t n = bpe_unprintable(bytes, key, size);
+    if (n < 0) memcpy(bytes, key, (size_t)size); /* the text of an added token: no bytes ever become it */
+    *t = (struct bpe_token){.bytes = bytes, .size = (int32_t)(n < 0 ? size : n)};
+    b->blob_size += t->size;
+    if (n == 1) b->byte_id[bytes[0]] = (int32_t)id;
+    if (n <= 0) return 0;
+    uint32_t hash = hash_bytes(bytes, n);
+    *find_slot(b, bytes, n, hash) = (struct bpe_slot){hash, (int32_t)id};
+    return 0;
+}
+
+static int load_vocab(struct bpe *b, struct json model, struct err *err)
+{
+    struct json vocab, value;
+    const char *key;
+    if (json_get_object(model, "vocab", &vocab, err)) return -1;
+    b->slot_mask = table_mask(json_count(vocab));
+    b->slots = mem_array((int64_t)b->slot_mask + 1, sizeof(*b->slots));
+    for (uint64_t i = 0; i <= b->slot_mask; i++) b->slots[i].id = -1;
+    for (int i = 0; i < 256; i++) b->byte_id[i] = -1;
+    for (int64_t i = 0; json_member(vocab, i, &key, &value); i++)
+        if (add_token(b, key, value, err)) return -1;
+    return 0;
+}
+
+/* The two parts of "a b" or ["a", "b"] as bytes, laid end to end behind the blob (which has room: see bpe_load). */
+static int read_merge(const struct bpe *b, struct json item, int64_t *n_left, int64_t *n_right, struct err *err)
+{
+    uint8_t *bytes = b->blob + b->blob_size;
+    const char *left, *right;
+    int64_t left_size, right_size;
+    if (json_type(item) == JSON_STRING) {
+        if (json_str(item, &left, &left_size, err)) return -1;
+        const char *space = memchr(left, ' ', (size_t)left_size);
+        if (!space) return json_error(item, err, "has no space between its parts");
+        right = space + 1;
+        right_size = left + left_size - right;
+        left_size = space - left;
+    } else {
+        if (json_count(item) != 2) return json_error(item, err, "is neither \"a b\" nor [\"a\", \"b\"]");
+        if (json_str(json_at(item, 0), &left, &left_size, err)) return -1;
+        if (json_str(json_at(item, 1), &right, &right_size, err)) return -1;
+    }
+    *n_left = bpe_unprintable(bytes, left, left_size);
+    *n_right = *n_left > 0 ? bpe_unprintable(bytes + *n_left, right, right_size) : -1;
+    if (*n_right <= 0) return json_error(item, err, "a part is no string of the byte-level alphabet");
+    return 0;
+}
+
+static int load_merges(struct bpe *b, struct json model, struct err *err)
+{
+    struct json merges;
+    if (json_get_array(model, "merges", &merges, err)) return -1;
+    int64_t n = json_count(merges);
+    b->merge_mask = table_mask(n);
+    b->merges = mem_array((int64_t)b->merge_mask + 1, sizeof(*b->merges));
+    for (uint64_t i = 0; i <= b->merge_mask; i++) b->merges[i] = (struct bpe_merge){UINT64_MAX, NO_RANK, -1};
+    for (int64_t i = 0; i < n; i++) {
+        struct json item = json_at(merges, i);
+        int64_t n_left = 0, n_right = 0;
+        if (read_merge(b, item, &n_left, &n_right, err)) return -1;
+        const uint8_t *bytes = b->blob + b->blob_size;
+        int32_t left = bpe_find(b, bytes, n_left), right = bpe_find(b, bytes + n_left, n_right);
+        int32_t id = bpe_find(b, bytes, n_left + n_right);
+        if (left < 0 || right < 0 || id < 0)
+            return json_error(item, err, "%s not in the vocabulary", id < 0 ? "its result is" : "a part of it is");
+        struct bpe_merge *m = find_merge(b, left, right); /* of a pair listed twice the later rank counts */
+        *m = (struct bpe_merge){(uint64_t)(uint32_t)left << 32 | (uint32_t)right, (uint32_t)i, id};
+    }
+    return 0;
+}
+
+/* Sets `whole` where the invariant above holds; every token is still without it, so that bpe_encode merges. */
+static void prove_whole(struct bpe *b, bool ignore_merges)
+{
+    struct token_list list = {0};
+    struct bpe_work work = {0};
+    for (uint64_t i = 0; i <= b->slot_mask; i++) {
+        int32_t id = b->slots[i].id;
+        if (id < 0) continue;
+        struct bpe_token *t = &b->tokens[id];
+        list.count = 0;
+        bool merged = !bpe_encode(b, &work, t->bytes, t->size, 0, &list, NULL) && list.count == 1 && list.ids[0] == id;
+        t->whole = merged || ignore_merges;
+    }
+    token_list_free(&list);
+    bpe_work_free(&work);
+}
+
+int bpe_load(struct bpe *b, struct json model, int64_t text_bytes, struct err *err)
+{
+    bool ignore_merges = false;
+    *b = (struct bpe){.blob = mem_alloc(text_bytes)};
+    if (check_options(model, &ignore_merges, err) || load_vocab(b, model, err) || load_merges(b, model, err)) {
+        bpe_free(b);
+        return -1;
+    }
+    prove_whole(b, ignore_merges);
+    return 0;
+}
+
+void bpe_free(struct bpe *b)
+{
+    mem_free(b->tokens);
+    mem_free(b->blob);
+    mem_free(b->slots);
+    mem_free(b->merges);
+    *b = (struct bpe){0};
+}

@@ -1,0 +1,419 @@
+/* file.c - read-only maps, line reader over plain or gzip text, atomic writes, directories, checksums.
+ * Every error message begins with the path it is about. */
+#include "data/file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#define CHUNK_BYTES    (256 << 10)        /* of one read() */
+#define LINE_MAX_BYTES ((int64_t)1 << 30) /* a longer line is no line: a decompression bomb or not text at all */
+
+static int io_error(struct err *err, const char *path, const char *doing)
+{
+    return err_set(err, "%s: cannot %s: %s", path, doing, strerror(errno));
+}
+
+/* read() until `size` bytes or the end of the file; the bytes read, or -1. */
+static int64_t read_full(int fd, void *dst, int64_t size)
+{
+    int64_t n = 0;
+    while (n < size) {
+        ssize_t got = read(fd, (char *)dst + n, (size_t)(size - n));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        n += got;
+    }
+    return n;
+}
+
+/* ---- maps ---- */
+
+int file_map_open(struct file_map *map, const char *path, struct err *err)
+{
+    *map = (struct file_map){0};
+    int rc = -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return io_error(err, path, "open");
+    struct stat st;
+    if (fstat(fd, &st)) {
+        io_error(err, path, "stat");
+        goto out;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        err_set(err, "%s: not a regular file", path);
+        goto out;
+    }
+    if (st.st_size > 0) {
+        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED) {
+            io_error(err, path, "map");
+            goto out;
+        }
+        *map = (struct file_map){.data = p, .size = st.st_size};
+    }
+    rc = 0;
+out:
+    close(fd);
+    return rc;
+}
+
+void file_map_close(struct file_map *map)
+{
+    if (map->data) munmap((void *)(uintptr_t)map->data, (size_t)map->size);
+    *map = (struct file_map){0};
+}
+
+void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes)
+{
+    if (!map->data || bytes <= 0 || offset < 0 || offset > map->size - bytes) return;
+    /* Whole pages, rounded outward: what a neighbour still needs comes back from the page cache. */
+    int64_t page = sysconf(_SC_PAGESIZE), begin = offset / page * page;
+    madvise((void *)(uintptr_t)(map->data + begin), (size_t)(offset + bytes - begin), MADV_DONTNEED);
+}
+
+char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        io_error(err, path, "open");
+        return NULL;
+    }
+    char *text = NULL, limit[32];
+    int64_t n = 0, cap = 0, got;
+    do { /* by reading, not by the size: pipes have none */
+        int64_t grown = MT_MAX(2 * cap, CHUNK_BYTES);
+        text = mem_grow(text, cap, grown + 1, 1);
+        cap = grown;
+        got = read_full(fd, text + n, cap - n);
+        n += MT_MAX(got, 0);
+    } while (got >= 0 && n == cap && n <= max_bytes);
+    if (got < 0)
+        io_error(err, path, "read");
+    else if (n > max_bytes)
+        err_set(err, "%s: larger than %s, the most that is read of such a file", path, str_bytes(limit, max_bytes));
+    close(fd);
+    if (got < 0 || n > max_bytes) {
+        mem_free(text);
+        return NULL;
+    }
+    text[n] = 0;
+    *size = n;
+    return text;
+}
+
+/* ---- lines ---- */
+
+struct line_reader {
+    int fd;
+    char *path;
+    bool gzip, in_member; /* in_member: between the header and the trailer of a gzip member */
+    z_stream z;           /* its input lies in `raw` */
+    uint8_t *raw;         /* [CHUNK_BYTES] compressed bytes */
+    char *chunk;          /* [CHUNK_BYTES] plain bytes, pos .. end still to be handed out */
+    int64_t pos, end;
+    char *line; /* [cap] the line last returned */
+    int64_t cap, number;
+};
+
+struct line_reader *line_reader_open(const char *path, struct err *err)
+{
+    struct line_reader *r = mem_alloc(sizeof(*r));
+    r->path = mem_strdup(path);
+    r->chunk = mem_alloc(CHUNK_BYTES);
+    r->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (r->fd < 0) {
+        io_error(err, path, "open");
+        goto fail;
+    }
+    r->end = read_full(r->fd, r->chunk, CHUNK_BYTES);
+    if (r->end < 0) {
+        io_error(err, path, "read");
+        goto fail;
+    }
+    if (r->end >= 2 && !memcmp(r->chunk, "\x1f\x8b", 2)) {
+        if (inflateInit2(&r->z, 16 + MAX_WBITS) != Z_OK) { /* 16: gzip framing only */
+            err_set(err, "%s: cannot start decompression: %s", path, r->z.msg ? r->z.msg : "out of memory");
+            goto fail;
+        }
+        r->gzip = true;
+        r->raw = (uint8_t *)r->chunk;
+        r->z.next_in = r->raw;
+        r->z.avail_in = (uInt)r->end;
+        r->chunk = mem_alloc(CHUNK_BYTES);
+        r->end = 0;
+    }
+    return r;
+fail:
+    line_reader_close(r);
+    return NULL;
+}
+
+void line_reader_close(struct line_reader *r)
+{
+    if (!r) return;
+    if (r->gzip) inflateEnd(&r->z);
+    if (r->fd >= 0) close(r->fd);
+    mem_free(r->path);
+    mem_free(r->raw);
+    mem_free(r->chunk);
+    mem_free(r->line);
+    mem_free(r);
+}
+
+/* Fills the chunk; 1: there are bytes, 0: end of the file, -1: error. */
+static int fill_gzip(struct line_reader *r, struct err *err)
+{
+    r->z.next_out = (Bytef *)r->chunk;
+    r->z.avail_out = CHUNK_BYTES;
+    while (r->z.avail_out == CHUNK_BYTES) {
+        if (r->z.avail_in == 0) {
+            int64_t got = read_full(r->fd, r->raw, CHUNK_BYTES);
+            if (got < 0) return io_error(err, r->path, "read");
+            if (got == 0 && r->in_member) return err_set(err, "%s: the gzip file ends too early: it was cut", r->path);
+            if (got == 0) return 0;
+            r->z.next_in = r->raw;
+            r->z.avail_in = (uInt)got;
+        }
+        r->in_member = true;
+        int rc = inflate(&r->z, Z_NO_FLUSH);
+        if (rc == Z_STREAM_END) { /* another member may follow */
+            r->in_member = false;
+            rc = inflateReset(&r->z);
+        }
+        if (rc != Z_OK && rc != Z_BUF_ERROR)
+            return err_set(err, "%s: damaged gzip data: %s", r->path, r->z.msg ? r->z.msg : "unknown cause");
+    }
+    r->pos = 0;
+    r->end = CHUNK_BYTES - r->z.avail_out;
+    return 1;
+}
+
+static int fill(struct line_reader *r, struct err *err)
+{
+    if (r->gzip) return fill_gzip(r, err);
+    r->pos = 0;
+    r->end = read_full(r->fd, r->chunk, CHUNK_BYTES);
+    if (r->end < 0) {
+        r->end = 0;
+        return io_error(err, r->path, "read");
+    }
+    return r->end > 0;
+}
+
+int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct err *err)
+{
+    int64_t n = 0;
+    bool ended = false, any = false;
+    while (!ended) {
+        if (r->pos == r->end) {
+            int rc = fill(r, err);
+            if (rc < 0) return -1;
+            if (rc == 0) break;
+        }
+        any = true;
+        const char *from = r->chunk + r->pos;
+        const char *lf = memchr(from, '\n', (size_t)(r->end - r->pos));
+        int64_t count = lf ? lf - from : r->end - r->pos;
+        if (n + count > LINE_MAX_BYTES)
+            return err_set(err, "%s:%lld: the line is longer than 1 GiB", r->path, (long long)r->number + 1);
+        if (n + count >= r->cap) {
+            int64_t cap = MT_MAX(n + count + 1, 2 * r->cap);
+            r->line = mem_grow(r->line, r->cap, cap, 1);
+            r->cap = cap;
+        }
+        memcpy(r->line + n, from, (size_t)count);
+        n += count;
+        r->pos += count + (lf != NULL);
+        ended = lf != NULL;
+    }
+    if (!any) return 0;
+    r->number++;
+    if (ended && n && r->line[n - 1] == '\r') n--;
+    r->line[n] = 0;
+    int64_t bom = r->number == 1 && n >= 3 && !memcmp(r->line, "\xef\xbb\xbf", 3) ? 3 : 0;
+    *line = r->line + bom;
+    *size = n - bom;
+    return 1;
+}
+
+int64_t line_reader_line(const struct line_reader *r) { return r->number; }
+
+/* ---- atomic writes ---- */
+
+static int write_full(int fd, const void *data, int64_t size)
+{
+    const char *p = data;
+    while (size > 0) {
+        ssize_t put = write(fd, p, (size_t)size);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) return -1;
+        p += put;
+        size -= put;
+    }
+    return 0;
+}
+
+int file_sync_dir(const char *path, struct err *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return io_error(err, path, "open");
+    int rc = fsync(fd);
+    if (rc && errno == EINVAL) rc = 0; /* a file system whose directories need no fsync says so this way */
+    if (rc) io_error(err, path, "fsync");
+    close(fd);
+    return rc;
+}
+
+/* fsync of the directory that holds path. */
+static int sync_parent(const char *path, struct err *err)
+{
+    char *dir = mem_strdup(path);
+    char *slash = strrchr(dir, '/');
+    if (slash) slash[slash == dir] = 0;
+    int rc = file_sync_dir(slash ? dir : ".", err);
+    mem_free(dir);
+    return rc;
+}
+
+int file_write_parts(const char *path, const struct file_part *parts, int64_t n, struct err *err)
+{
+    char tmp[MT_PATH];
+    if (str_format(tmp, sizeof(tmp), err, "path of the file to write", "%s.tmp", path)) return -1;
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return io_error(err, tmp, "create");
+    int rc = 0;
+    for (int64_t i = 0; i < n && !rc; i++) rc = write_full(fd, parts[i].data, parts[i].size);
+    if (!rc) rc = fsync(fd);
+    if (rc) io_error(err, tmp, "write");
+    if (close(fd) && !rc) rc = io_error(err, tmp, "write");
+    if (!rc && rename(tmp, path)) {
+        char doing[MT_PATH + 16];
+        snprintf(doing, sizeof(doing), "rename to %s", path);
+        rc = io_error(err, tmp, doing);
+    }
+    if (rc) {
+        unlink(tmp);
+        return -1;
+    }
+    return sync_parent(path, err);
+}
+
+int file_write_atomic(const char *path, const void *data, int64_t size, struct err *err)
+{
+    return file_write_parts(path, &(struct file_part){data, size}, 1, err);
+}
+
+/* ---- directories ---- */
+
+bool file_exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+bool file_is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+int file_make_dirs(const char *path, struct err *err)
+{
+    char *part = mem_strdup(path);
+    int rc = 0;
+    for (char *p = part; *p && !rc; p++) {
+        if (p[1] && p[1] != '/') continue; /* not yet the end of a component */
+        char next = p[1];
+        p[1] = 0;
+        if (mkdir(part, 0777) && (errno != EEXIST || !file_is_dir(part)))
+            rc = io_error(err, part, "create the directory");
+        p[1] = next;
+    }
+    mem_free(part);
+    return rc;
+}
+
+int file_remove_tree(const char *path, struct err *err)
+{
+    struct stat st;
+    if (lstat(path, &st)) return errno == ENOENT ? 0 : io_error(err, path, "stat");
+    if (!S_ISDIR(st.st_mode)) return unlink(path) ? io_error(err, path, "delete") : 0;
+    char **names;
+    int64_t count;
+    if (file_list(path, &names, &count, err)) return -1;
+    int rc = 0;
+    char child[MT_PATH];
+    for (int64_t i = 0; i < count && !rc; i++) {
+        rc = str_format(child, sizeof(child), err, "path to delete", "%s/%s", path, names[i]);
+        if (!rc) rc = file_remove_tree(child, err);
+    }
+    file_list_free(names, count);
+    if (!rc && rmdir(path)) rc = io_error(err, path, "delete");
+    return rc;
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+int file_list(const char *dir, char ***names, int64_t *count, struct err *err)
+{
+    *names = NULL;
+    *count = 0;
+    DIR *d = opendir(dir);
+    if (!d) return io_error(err, dir, "open the directory");
+    int64_t n = 0, cap = 0;
+    char **list = NULL;
+    struct dirent *entry;
+    while (errno = 0, (entry = readdir(d)) != NULL) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        if (n == cap) {
+            int64_t grown = MT_MAX(2 * cap, 16);
+            list = mem_grow(list, cap, grown, sizeof(*list));
+            cap = grown;
+        }
+        list[n++] = mem_strdup(entry->d_name);
+    }
+    int rc = errno ? io_error(err, dir, "read the directory") : 0;
+    closedir(d);
+    if (rc) {
+        file_list_free(list, n);
+        return rc;
+    }
+    if (n) qsort(list, (size_t)n, sizeof(*list), by_name);
+    *names = list;
+    *count = n;
+    return 0;
+}
+
+void file_list_free(char **names, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) mem_free(names[i]);
+    mem_free(names);
+}
+
+int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return io_error(err, path, "open");
+    uint8_t *chunk = mem_alloc(CHUNK_BYTES);
+    uLong sum = crc32(0, NULL, 0);
+    int64_t n = 0, got;
+    while ((got = read_full(fd, chunk, CHUNK_BYTES)) > 0) {
+        sum = crc32(sum, chunk, (uInt)got);
+        n += got;
+    }
+    int rc = got < 0 ? io_error(err, path, "read") : 0;
+    mem_free(chunk);
+    close(fd);
+    *crc = (uint32_t)sum;
+    *size = n;
+    return rc;
+}

@@ -1,0 +1,298 @@
+/* loader.c - documents -> micro-batches, in an order that is a pure function of (documents, options, epoch, index).
+ *
+ * Each epoch is planned as a whole: the documents are permuted, put into packs (one document each without packing), and
+ * the packs permuted again. Micro-batch i is then packs i*micro_batch up to (i+1)*micro_batch, so that any position can
+ * be taken up at once. A thread builds a few batches ahead; it alone touches the plan, the ring is shared under a lock.
+ */
+#include "data/loader.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define AHEAD  4  /* batches ready before they are asked for */
+#define WINDOW 64 /* documents among which a pack chooses; an index and 1 fit a byte */
+
+struct plan {
+    int64_t epoch, n_packs;
+    int64_t *docs;     /* [n_docs] document numbers, pack after pack */
+    int64_t *pack_off; /* [n_packs+1] into docs */
+};
+
+struct loader {
+    const struct dataset *ds;
+    struct loader_options opt;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a batch more, a batch less, or stop */
+    struct {
+        struct batch batch;
+        struct loader_pos after;
+    } ring[AHEAD];
+    int64_t n_made, n_taken; /* batch i lies in ring[i % AHEAD] */
+    bool stop;
+    struct loader_pos start;
+};
+
+static int64_t doc_size(const struct dataset *ds, int64_t d) { return ds->doc_off[d + 1] - ds->doc_off[d]; }
+
+/* 0 .. n-1, shuffled by key (Fisher-Yates) when `shuffle`. */
+static int64_t *order_make(int64_t n, bool shuffle, uint64_t key)
+{
+    int64_t *order = mem_array(n, sizeof(*order));
+    for (int64_t i = 0; i < n; i++) order[i] = i;
+    for (int64_t i = n - 1; shuffle && i > 0; i--) {
+        int64_t j = (int64_t)(rng_u64(key, (uint64_t)i) % (uint64_t)(i + 1)), tmp = order[i];
+        order[i] = order[j];
+        order[j] = tmp;
+    }
+    return order;
+}
+
+/* ---- packing: the next document always goes in; which others join it is chosen from a window of those that follow, so
+ * that the pack is as full as they can make it (subset sum). A shuffled order stays shuffled, and a document waits for
+ * at most WINDOW packs. */
+
+struct window {
+    const struct dataset *ds;
+    const int64_t *docs;                 /* [n_docs] the order */
+    int64_t place[WINDOW], size[WINDOW]; /* of the waiting: where in docs, tokens */
+    int64_t n, total, next;              /* waiting, their tokens, the place that comes into the window next */
+    int64_t *pack_of;                    /* [n_docs] by place in docs: the result */
+};
+
+static void window_fill(struct window *w)
+{
+    for (; w->n < WINDOW && w->next < w->ds->n_docs; w->n++) {
+        w->size[w->n] = doc_size(w->ds, w->docs[w->next]);
+        w->total += w->size[w->n];
+        w->place[w->n] = w->next++;
+    }
+}
+
+/* Puts the k-th of the waiting into a pack; returns its size. Those before it keep their index. */
+static int64_t window_take(struct window *w, int64_t k, int64_t pack)
+{
+    int64_t size = w->size[k], after = --w->n - k;
+    w->pack_of[w->place[k]] = pack;
+    w->total -= size;
+    memmove(w->place + k, w->place + k + 1, (size_t)after * sizeof(*w->place));
+    memmove(w->size + k, w->size + k + 1, (size_t)after * sizeof(*w->size));
+    window_fill(w);
+    return size;
+}
+
+/* The largest sum <= room of some of size[n]. last[s] - 1 is the last size of the sum s, and the others of it stand
+ * before that one; 0: no such sum. last and prev have room + 1 entries. */
+static int64_t subset_sum(uint8_t *restrict last, uint8_t *restrict prev, const int64_t *size, int64_t n, int64_t room)
+{
+    int64_t best = room;
+    memset(last, 0, (size_t)room + 1);
+    last[0] = UINT8_MAX; /* the empty sum */
+    for (int64_t k = 0; k < n && !last[room]; k++) {
+        uint8_t mark = (uint8_t)(k + 1);
+        memcpy(prev, last, (size_t)room + 1); /* so that each size counts once */
+        for (int64_t s = size[k]; s <= room; s++) {
+            uint8_t with = prev[s - size[k]] ? mark : 0; /* no branch: the loop runs 16 sums at a time */
+            last[s] = last[s] ? last[s] : with;
+        }
+    }
+    while (!last[best]) best--;
+    return best;
+}
+
+/* Sets pack_of[i] for docs[i], returns the number of packs. */
+static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const int64_t *docs, int64_t seq_len)
+{
+    struct window w = {.ds = ds, .docs = docs, .pack_of = pack_of};
+    uint8_t *last = mem_array(seq_len + 1, 1), *prev = mem_array(seq_len + 1, 1);
+    int64_t n_packs = 0;
+    for (window_fill(&w); w.n; n_packs++) {
+        int64_t room = seq_len;
+        /* In order, as long as the window has not yet enough to choose from for the room that is left. */
+        while (w.n && w.size[0] <= room && (room == seq_len || w.total < 2 * room)) room -= window_take(&w, 0, n_packs);
+        for (int64_t s = subset_sum(last, prev, w.size, w.n, room); s > 0;) s -= window_take(&w, last[s] - 1, n_packs);
+    }
+    mem_free(prev);
+    mem_free(last);
+    return n_packs;
+}
+
+/* ---- the plan of an epoch */
+
+static void plan_make(struct plan *plan, const struct loader *l, int64_t epoch)
+{
+    const struct dataset *ds = l->ds;
+    bool shuffle = l->opt.shuffle;
+    uint64_t e = (uint64_t)epoch;
+    int64_t *docs = order_make(ds->n_docs, shuffle, rng_u64(rng_key(l->opt.seed, "order of documents"), e));
+    int64_t *pack_of = order_make(ds->n_docs, false, 0);
+    int64_t n = l->opt.packing ? pack_documents(pack_of, ds, docs, l->opt.seq_len) : ds->n_docs;
+    /* Without packing the documents' order is the packs' order. */
+    int64_t *place = order_make(n, shuffle && l->opt.packing, rng_u64(rng_key(l->opt.seed, "order of packs"), e));
+
+    /* Counting sort of the documents by the place of their pack. */
+    *plan = (struct plan){.epoch = epoch, .n_packs = n};
+    plan->docs = mem_array(ds->n_docs, sizeof(*plan->docs));
+    plan->pack_off = mem_array(n + 1, sizeof(*plan->pack_off));
+    int64_t *off = plan->pack_off;
+    for (int64_t i = 0; i < ds->n_docs; i++) off[place[pack_of[i]] + 1]++;
+    for (int64_t p = 0; p < n; p++) off[p + 1] += off[p];
+    int64_t *fill = mem_array(n, sizeof(*fill));
+    for (int64_t i = 0; i < ds->n_docs; i++) {
+        int64_t p = place[pack_of[i]];
+        plan->docs[off[p] + fill[p]++] = docs[i];
+    }
+    mem_free(fill);
+    mem_free(place);
+    mem_free(pack_of);
+    mem_free(docs);
+}
+
+static void plan_free(struct plan *plan)
+{
+    mem_free(plan->docs);
+    mem_free(plan->pack_off);
+    *plan = (struct plan){0};
+}
+
+static int64_t plan_batches(const struct plan *plan, int64_t micro_batch)
+{
+    return plan->n_packs / micro_batch + (plan->n_packs % micro_batch != 0);
+}
+
+/* ---- batches */
+
+/* Adds document d at the end; the arrays have room. */
+static void batch_add(struct batch *b, const struct dataset *ds, int64_t d)
+{
+    const int32_t *ids = ds->ids + ds->doc_off[d];
+    const uint8_t *mask = ds->mask + ds->doc_off[d];
+    int64_t n = doc_size(ds, d), row = b->n_tok;
+    memcpy(b->tok + row, ids, (size_t)n * sizeof(*ids));
+    for (int64_t t = 0; t < n; t++) {
+        b->pos[row + t] = (int32_t)t;
+        if (t + 1 == n || !mask[t + 1]) continue;
+        b->label_row[b->n_label] = (int32_t)(row + t);
+        b->label_id[b->n_label++] = ids[t + 1];
+    }
+    b->n_tok += n;
+    b->cu[++b->n_seq] = (int32_t)b->n_tok;
+    b->max_len = MT_MAX(b->max_len, n);
+}
+
+static void batch_make(struct batch *b, const struct loader *l, const struct plan *plan, int64_t index)
+{
+    int64_t first = index * l->opt.micro_batch, last = first + MT_MIN(l->opt.micro_batch, plan->n_packs - first);
+    int64_t begin = plan->pack_off[first], end = plan->pack_off[last], n_tok = 0;
+    for (int64_t i = begin; i < end; i++) n_tok += doc_size(l->ds, plan->docs[i]);
+    *b = (struct batch){
+        .tok = mem_array(n_tok, sizeof(*b->tok)),
+        .pos = mem_array(n_tok, sizeof(*b->pos)),
+        .cu = mem_array(end - begin + 1, sizeof(*b->cu)),
+        .label_row = mem_array(n_tok, sizeof(*b->label_row)),
+        .label_id = mem_array(n_tok, sizeof(*b->label_id)),
+    };
+    for (int64_t i = begin; i < end; i++) batch_add(b, l->ds, plan->docs[i]);
+}
+
+/* The thread: makes batches from l->start on until stop. */
+static void *produce(void *arg)
+{
+    struct loader *l = arg;
+    struct loader_pos pos = l->start;
+    struct plan plan;
+    plan_make(&plan, l, pos.epoch);
+    for (bool stop = false; !stop;) {
+        if (pos.index >= plan_batches(&plan, l->opt.micro_batch)) {
+            pos = (struct loader_pos){.epoch = plan.epoch + 1};
+            plan_free(&plan);
+            plan_make(&plan, l, pos.epoch);
+        }
+        struct batch batch;
+        batch_make(&batch, l, &plan, pos.index);
+        pos.index++;
+        struct loader_pos after = pos;
+        if (after.index == plan_batches(&plan, l->opt.micro_batch))
+            after = (struct loader_pos){.epoch = plan.epoch + 1};
+
+        pthread_mutex_lock(&l->lock);
+        while (!l->stop && l->n_made - l->n_taken == AHEAD) pthread_cond_wait(&l->changed, &l->lock);
+        stop = l->stop;
+        if (!stop) {
+            l->ring[l->n_made % AHEAD].batch = batch;
+            l->ring[l->n_made++ % AHEAD].after = after;
+            pthread_cond_signal(&l->changed);
+        }
+        pthread_mutex_unlock(&l->lock);
+        if (stop) batch_free(&batch);
+    }
+    plan_free(&plan);
+    return NULL;
+}
+
+struct loader *loader_open(const struct dataset *ds, const struct loader_options *opt, struct loader_pos start)
+{
+    MT_REQUIRE(ds->n_docs > 0 && opt->micro_batch > 0 && start.epoch >= 0 && start.index >= 0, "nothing to load");
+    for (int64_t d = 0; d < ds->n_docs; d++) {
+        MT_REQUIRE(doc_size(ds, d) <= opt->seq_len, "document %lld is longer than %lld", (long long)d,
+                   (long long)opt->seq_len);
+    }
+    MT_REQUIRE(loader_max_tokens(opt) <= INT32_MAX, "a micro-batch's rows must fit 32 bits");
+    struct loader *l = mem_alloc(sizeof(*l));
+    l->ds = ds;
+    l->opt = *opt;
+    l->start = start;
+    MT_REQUIRE(!pthread_mutex_init(&l->lock, NULL) && !pthread_cond_init(&l->changed, NULL), "no lock");
+    MT_REQUIRE(!pthread_create(&l->thread, NULL, produce, l), "the system gives no further thread");
+    return l;
+}
+
+int64_t loader_epoch_batches(const struct loader *l, int64_t epoch)
+{
+    struct plan plan;
+    plan_make(&plan, l, epoch);
+    int64_t n = plan_batches(&plan, l->opt.micro_batch);
+    plan_free(&plan);
+    return n;
+}
+
+void loader_next(struct loader *l, struct batch *b, struct loader_pos *pos)
+{
+    pthread_mutex_lock(&l->lock);
+    while (l->n_made == l->n_taken) pthread_cond_wait(&l->changed, &l->lock);
+    *b = l->ring[l->n_taken % AHEAD].batch;
+    if (pos) *pos = l->ring[l->n_taken % AHEAD].after;
+    l->n_taken++;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+}
+
+void batch_free(struct batch *b)
+{
+    mem_free(b->tok);
+    mem_free(b->pos);
+    mem_free(b->cu);
+    mem_free(b->label_row);
+    mem_free(b->label_id);
+    *b = (struct batch){0};
+}
+
+void loader_close(struct loader *l)
+{
+    if (!l) return;
+    pthread_mutex_lock(&l->lock);
+    l->stop = true;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    pthread_join(l->thread, NULL);
+    for (; l->n_taken < l->n_made; l->n_taken++) batch_free(&l->ring[l->n_taken % AHEAD].batch);
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->lock);
+    mem_free(l);
+}
+
+int64_t loader_max_tokens(const struct loader_options *opt)
+{
+    int64_t n;
+    return i64_mul(opt->micro_batch, opt->seq_len, &n) ? n : INT64_MAX;
+}

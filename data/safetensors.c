@@ -1,0 +1,422 @@
+/* safetensors.c - the container of formats.md 1: header parse with every check, shards with their index, lookup,
+ * writer.
+ *
+ * A file is | u64 N | N bytes of JSON | data |. What leaves this file is proven: every tensor lies inside its map, its
+ * bytes follow from shape and dtype, the tensors of a file tile its data without hole or overlap, names are unique. */
+#include "data/safetensors.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/json.h"
+
+#define HEADER_MAX  100000000 /* bytes; the reference reader's limit */
+#define SHARDS_MAX  10000
+#define INDEX_NAME  "model.safetensors.index.json"
+#define SINGLE_NAME "model.safetensors"
+
+/* formats.md 1.2, in the rank order of the reference, which decides how a file is laid out. */
+static const struct st_dtype {
+    const char *name;
+    int64_t bits;
+    enum dtype dtype;
+} st_dtypes[] = {
+    {"BOOL", 8, DT_NONE},    {"F4", 4, DT_NONE},          {"F6_E2M3", 6, DT_NONE},     {"F6_E3M2", 6, DT_NONE},
+    {"U8", 8, DT_U8},        {"I8", 8, DT_NONE},          {"F8_E5M2", 8, DT_NONE},     {"F8_E4M3", 8, DT_NONE},
+    {"F8_E8M0", 8, DT_NONE}, {"F8_E4M3FNUZ", 8, DT_NONE}, {"F8_E5M2FNUZ", 8, DT_NONE}, {"I16", 16, DT_NONE},
+    {"U16", 16, DT_NONE},    {"F16", 16, DT_F16},         {"BF16", 16, DT_BF16},       {"I32", 32, DT_I32},
+    {"U32", 32, DT_NONE},    {"F32", 32, DT_F32},         {"C64", 64, DT_NONE},        {"F64", 64, DT_F64},
+    {"I64", 64, DT_I64},     {"U64", 64, DT_NONE},
+};
+
+/* ---- one file ---- */
+
+static int parse_dtype(struct st_tensor *t, struct json info, int64_t *bits, struct err *err)
+{
+    const char *name;
+    if (json_get_str(info, "dtype", &name, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(st_dtypes); i++) {
+        if (strcmp(st_dtypes[i].name, name)) continue;
+        t->st_dtype = st_dtypes[i].name;
+        t->dtype = st_dtypes[i].dtype;
+        *bits = st_dtypes[i].bits;
+        return 0;
+    }
+    return json_error(info, err, "unknown dtype `%s`", name);
+}
+
+/* Shape and bytes of t; the product is checked factor by factor, as the reference does. */
+static int parse_shape(struct st_tensor *t, struct json info, int64_t bits, struct err *err)
+{
+    struct json shape;
+    if (json_get_array(info, "shape", &shape, err)) return -1;
+    int64_t rank = json_count(shape), n = 1;
+    if (rank > MT_LEN(t->shape)) return json_error(shape, err, "more than %d axes", (int)MT_LEN(t->shape));
+    t->rank = (int)rank;
+    for (int i = 0; i < t->rank; i++) {
+        if (json_i64(json_at(shape, i), 0, INT64_MAX, &t->shape[i], err)) return -1;
+        if (!i64_mul(n, t->shape[i], &n)) return json_error(shape, err, "more elements than 64 bits can count");
+    }
+    if (!i64_mul(n, bits, &n)) return json_error(shape, err, "more bits than 64 bits can count");
+    if (n % 8) return json_error(shape, err, "the elements of %s do not fill whole bytes", t->st_dtype);
+    t->bytes = n / 8;
+    return 0;
+}
+
+/* begin: relative to the data, which is where t->offset is until place_tensors moves it. */
+static int parse_offsets(struct st_tensor *t, struct json info, struct err *err)
+{
+    struct json offsets;
+    int64_t end;
+    if (json_get_array(info, "data_offsets", &offsets, err)) return -1;
+    if (json_count(offsets) != 2) return json_error(offsets, err, "must be two numbers: begin and end");
+    if (json_i64(json_at(offsets, 0), 0, INT64_MAX, &t->offset, err)) return -1;
+    if (json_i64(json_at(offsets, 1), 0, INT64_MAX, &end, err)) return -1;
+    if (end < t->offset) return json_error(offsets, err, "the end lies before the begin");
+    if (end - t->offset == t->bytes) return 0;
+    return json_error(offsets, err, "%" PRId64 " bytes, but shape and dtype need %" PRId64, end - t->offset, t->bytes);
+}
+
+static int check_metadata(struct json metadata, struct err *err)
+{
+    const char *key;
+    struct json value;
+    if (json_type(metadata) != JSON_OBJECT) return json_error(metadata, err, "must be an object of strings");
+    for (int64_t i = 0; json_member(metadata, i, &key, &value); i++)
+        if (json_type(value) != JSON_STRING) return json_error(value, err, "must be a string");
+    return 0;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const struct st_tensor *x = a, *y = b;
+    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* the empty ones first */
+}
+
+/* The n tensors of one file must tile its data exactly; then they get their place in the map. */
+static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *map, int64_t data, const char *path,
+                         struct err *err)
+{
+    if (n) qsort(t, (size_t)n, sizeof(*t), by_offset);
+    int64_t end = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (t[i].offset != end)
+            return err_set(err,
+                           "%s: tensor `%s` begins at byte %" PRId64 " of the data, the one before it ends at %" PRId64,
+                           path, t[i].name, t[i].offset, end);
+        end += t[i].bytes; /* fits: t->offset + t->bytes was read as an int64 */
+    }
+    if (end != map->size - data)
+        return err_set(err, "%s: the header describes %" PRId64 " bytes of tensors, the file holds %" PRId64 ": %s",
+                       path, end, map->size - data, end > map->size - data ? "it was cut" : "something follows them");
+    for (int64_t i = 0; i < n; i++) {
+        t[i].offset += data;
+        t[i].data = map->data + t[i].offset;
+    }
+    return 0;
+}
+
+static int parse_header(struct safetensors *st, struct json root, int shard, struct err *err)
+{
+    if (json_type(root) != JSON_OBJECT) return json_error(root, err, "the header is no JSON object");
+    st->tensors = mem_grow(st->tensors, st->n_tensors, st->n_tensors + json_count(root), sizeof(*st->tensors));
+    const char *name;
+    struct json info;
+    for (int64_t i = 0; json_member(root, i, &name, &info); i++) {
+        if (!strcmp(name, "__metadata__")) {
+            if (check_metadata(info, err)) return -1;
+            continue;
+        }
+        struct st_tensor *t = &st->tensors[st->n_tensors];
+        int64_t bits = 0;
+        *t = (struct st_tensor){.name = name, .shard = shard};
+        if (parse_dtype(t, info, &bits, err) || parse_shape(t, info, bits, err) || parse_offsets(t, info, err))
+            return -1;
+        st->n_tensors++;
+    }
+    return 0;
+}
+
+static int open_file(struct safetensors *st, int shard, const char *path, struct err *err)
+{
+    struct file_map *map = &st->maps[shard];
+    if (file_map_open(map, path, err)) return -1;
+    if (map->size < 8) return err_set(err, "%s: %" PRId64 " bytes are too few for a safetensors file", path, map->size);
+    uint64_t header = 0;
+    for (int i = 0; i < 8; i++) header |= (uint64_t)map->data[i] << 8 * i;
+    if (header > HEADER_MAX)
+        return err_set(err, "%s: a header of %" PRIu64 " bytes: not a safetensors file, or damaged", path, header);
+    int64_t data = 8 + (int64_t)header;
+    if (data > map->size)
+        return err_set(err, "%s: the header needs %" PRId64 " bytes, the file has %" PRId64 ": it was cut", path, data,
+                       map->size);
+    if (header == 0 || map->data[8] != '{') return err_set(err, "%s: the header does not begin with `{`", path);
+    st->docs[shard] = json_parse((const char *)map->data + 8, (int64_t)header, path, err);
+    if (!st->docs[shard]) return err_prefix(err, "safetensors header");
+    int64_t first = st->n_tensors;
+    if (parse_header(st, json_root(st->docs[shard]), shard, err)) return -1;
+    return place_tensors(st->tensors + first, st->n_tensors - first, map, data, path, err);
+}
+
+/* ---- shards ---- */
+
+static int add_shard(struct safetensors *st, const char *name, struct json where, struct err *err)
+{
+    for (int i = st->n_shards - 1; i >= 0; i--) /* from the end: neighbours in the index share a shard */
+        if (!strcmp(st->shard_names[i], name)) return 0;
+    if (!*name || strchr(name, '/') || strstr(name, "..") || !strcmp(name, "."))
+        return json_error(where, err, "`%s` is not a plain file name", name);
+    if (st->n_shards == SHARDS_MAX) return json_error(where, err, "more than %d files", SHARDS_MAX);
+    st->shard_names = mem_grow(st->shard_names, st->n_shards, st->n_shards + 1, sizeof(*st->shard_names));
+    st->shard_names[st->n_shards++] = mem_strdup(name);
+    return 0;
+}
+
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+static int list_shards(struct safetensors *st, struct json map, struct err *err)
+{
+    const char *name, *shard;
+    struct json value;
+    for (int64_t i = 0; json_member(map, i, &name, &value); i++)
+        if (json_get_str(map, name, &shard, err) || add_shard(st, shard, value, err)) return -1;
+    if (!st->n_shards) return json_error(map, err, "names no tensor");
+    qsort(st->shard_names, (size_t)st->n_shards, sizeof(*st->shard_names), by_text);
+    return 0;
+}
+
+static int open_shards(struct safetensors *st, const char *dir, struct err *err)
+{
+    st->maps = mem_array(st->n_shards, sizeof(*st->maps));
+    st->docs = mem_array(st->n_shards, sizeof(struct json_doc *));
+    char path[MT_PATH];
+    for (int i = 0; i < st->n_shards; i++) {
+        if (str_format(path, sizeof(path), err, "path of a safetensors file", "%s/%s", dir, st->shard_names[i]))
+            return -1;
+        if (open_file(st, i, path, err)) return -1;
+    }
+    return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
+}
+
+static int sort_tensors(struct safetensors *st, struct err *err)
+{
+    if (st->n_tensors) qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), by_name);
+    for (int64_t i = 1; i < st->n_tensors; i++) {
+        const struct st_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
+        if (!strcmp(a->name, b->name))
+            return err_set(err, "tensor `%s` is in two files, %s and %s", a->name, st->shard_names[a->shard],
+                           st->shard_names[b->shard]);
+    }
+    return 0;
+}
+
+/* The index and the shards must name the same tensors in the same files. */
+static int check_index(const struct safetensors *st, struct json map, const char *path, struct err *err)
+{
+    const char *name, *shard;
+    struct json value;
+    for (int64_t i = 0; json_member(map, i, &name, &value); i++) {
+        const struct st_tensor *t = safetensors_find(st, name);
+        if (json_get_str(map, name, &shard, err)) return -1;
+        if (!t) return err_set(err, "%s: tensor `%s` should be in %s, but is not there", path, name, shard);
+        if (strcmp(st->shard_names[t->shard], shard))
+            return err_set(err, "%s: tensor `%s` should be in %s, but is in %s", path, name, shard,
+                           st->shard_names[t->shard]);
+    }
+    for (int64_t i = 0; i < st->n_tensors; i++) {
+        const struct st_tensor *t = &st->tensors[i];
+        if (!json_has(map, t->name))
+            return err_set(err, "%s: tensor `%s` of %s is not listed", path, t->name, st->shard_names[t->shard]);
+    }
+    return 0;
+}
+
+/* metadata.total_size is only informative: some tools write it wrong, or as a real. */
+static void compare_total(const struct safetensors *st, struct json root, const char *path)
+{
+    double total = 0;
+    int64_t sum = 0;
+    if (json_get_f64(json_find(root, "metadata"), "total_size", &total, NULL)) return;
+    for (int64_t i = 0; i < st->n_tensors; i++) sum += st->tensors[i].bytes;
+    if (total != (double)sum) log_warn("%s: total_size is %.0f, the tensors have %" PRId64 " bytes", path, total, sum);
+}
+
+static int open_index(struct safetensors *st, const char *dir, const char *path, struct err *err)
+{
+    int rc = -1;
+    struct json_doc *doc = json_load(path, HEADER_MAX, err);
+    if (!doc) return -1;
+    struct json map;
+    if (json_get_object(json_root(doc), "weight_map", &map, err)) goto out;
+    if (list_shards(st, map, err) || open_shards(st, dir, err) || sort_tensors(st, err)) goto out;
+    if (check_index(st, map, path, err)) goto out;
+    compare_total(st, json_root(doc), path);
+    rc = 0;
+out:
+    json_free(doc);
+    return rc;
+}
+
+/* dir/name as the only shard. */
+static int open_single(struct safetensors *st, const char *dir, const char *name, struct err *err)
+{
+    st->shard_names = mem_array(1, sizeof(*st->shard_names));
+    st->shard_names[st->n_shards++] = mem_strdup(name);
+    return open_shards(st, dir, err) || sort_tensors(st, err) ? -1 : 0;
+}
+
+static int open_dir(struct safetensors *st, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    if (str_format(path, sizeof(path), err, "path of the safetensors index", "%s/%s", dir, INDEX_NAME)) return -1;
+    if (file_exists(path)) return open_index(st, dir, path, err);
+    if (str_format(path, sizeof(path), err, "path of the safetensors file", "%s/%s", dir, SINGLE_NAME)) return -1;
+    if (file_exists(path)) return open_single(st, dir, SINGLE_NAME, err);
+    return err_set(err, "%s: neither %s nor %s is there", dir, INDEX_NAME, SINGLE_NAME);
+}
+
+int safetensors_open(struct safetensors *st, const char *path, struct err *err)
+{
+    *st = (struct safetensors){0};
+    int rc;
+    if (file_is_dir(path))
+        rc = open_dir(st, path, err);
+    else {
+        char *dir = mem_strdup(path), *slash = strrchr(dir, '/');
+        if (slash) *slash = 0;
+        rc = open_single(st, slash ? dir : ".", slash ? slash + 1 : path, err);
+        mem_free(dir);
+    }
+    if (rc) safetensors_close(st);
+    return rc;
+}
+
+void safetensors_close(struct safetensors *st)
+{
+    for (int i = 0; i < st->n_shards; i++) {
+        mem_free(st->shard_names[i]);
+        if (st->maps) file_map_close(&st->maps[i]);
+        if (st->docs) json_free(st->docs[i]);
+    }
+    mem_free(st->shard_names);
+    mem_free(st->maps);
+    mem_free(st->docs);
+    mem_free(st->tensors);
+    *st = (struct safetensors){0};
+}
+
+/* ---- lookup ---- */
+
+const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name)
+{
+    struct st_tensor key = {.name = name};
+    return st->n_tensors ? bsearch(&key, st->tensors, (size_t)st->n_tensors, sizeof(key), by_name) : NULL;
+}
+
+const char *safetensors_nearest(const struct safetensors *st, const char *name)
+{
+    const char **names = mem_array(st->n_tensors, sizeof(*names));
+    for (int64_t i = 0; i < st->n_tensors; i++) names[i] = st->tensors[i].name;
+    const char *nearest = str_nearest(name, names, st->n_tensors);
+    mem_free(names);
+    return nearest;
+}
+
+void safetensors_drop(const struct safetensors *st, const struct st_tensor *t)
+{
+    file_map_drop(&st->maps[t->shard], t->offset, t->bytes);
+}
+
+int64_t safetensors_bytes(const struct safetensors *st)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < st->n_shards; i++) sum += st->maps[i].size;
+    return sum;
+}
+
+const char *safetensors_metadata(const struct safetensors *st, const char *key)
+{
+    const char *value = NULL;
+    if (!st->n_shards) return NULL;
+    struct json metadata = json_find(json_root(st->docs[0]), "__metadata__");
+    return json_opt_str(metadata, key, &value, NULL) ? NULL : value;
+}
+
+/* ---- writing ---- */
+
+static int64_t rank_of(enum dtype t)
+{
+    for (int64_t i = 0; i < MT_LEN(st_dtypes); i++)
+        if (st_dtypes[i].dtype == t && t != DT_NONE) return i;
+    MT_REQUIRE(false, "safetensors_write: no name for dtype %d", (int)t);
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const struct st_entry *x = a, *y = b;
+    int64_t rx = rank_of(x->dtype), ry = rank_of(y->dtype);
+    if (rx != ry) return rx > ry ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+/* Appends the entry to the header and returns its bytes, or -1. */
+static int64_t put_entry(struct json_out *o, const struct st_entry *e, int64_t begin, struct err *err)
+{
+    int64_t bytes = dtype_size(e->dtype), end;
+    json_out_open(o, e->name, '{');
+    json_out_str(o, "dtype", st_dtypes[rank_of(e->dtype)].name);
+    json_out_open(o, "shape", '[');
+    for (int i = 0; i < e->rank; i++) {
+        json_out_i64(o, NULL, e->shape[i]);
+        if (!i64_mul(bytes, e->shape[i], &bytes)) return err_set(err, "tensor `%s` is too large", e->name);
+    }
+    json_out_close(o, ']');
+    if (!i64_add(begin, bytes, &end)) return err_set(err, "tensor `%s` is too large", e->name);
+    json_out_open(o, "data_offsets", '[');
+    json_out_i64(o, NULL, begin);
+    json_out_i64(o, NULL, end);
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+    return bytes;
+}
+
+int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err)
+{
+    int rc = -1;
+    struct st_entry *sorted = mem_array(n, sizeof(*sorted));
+    struct file_part *parts = mem_array(n + 3, sizeof(*parts)); /* length, header, padding, tensors */
+    struct json_out o = {0};
+    if (n) memcpy(sorted, entries, (size_t)n * sizeof(*sorted));
+    if (n) qsort(sorted, (size_t)n, sizeof(*sorted), by_rank);
+    json_out_open(&o, NULL, '{');
+    json_out_open(&o, "__metadata__", '{');
+    json_out_str(&o, "format", "pt");
+    json_out_close(&o, '}');
+    int64_t begin = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t bytes = put_entry(&o, &sorted[i], begin, err);
+        if (bytes < 0) goto out;
+        parts[i + 3] = (struct file_part){sorted[i].data, bytes};
+        begin += bytes;
+    }
+    json_out_close(&o, '}');
+    int64_t pad = -o.size & 7; /* the data begins 8-aligned */
+    uint8_t length[8];
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)(o.size + pad) >> 8 * i);
+    parts[0] = (struct file_part){length, 8};
+    parts[1] = (struct file_part){o.text, o.size};
+    parts[2] = (struct file_part){"        ", pad};
+    rc = file_write_parts(path, parts, n + 3, err);
+out:
+    json_out_free(&o);
+    mem_free(sorted);
+    mem_free(parts);
+    return rc;
+}

@@ -1,0 +1,242 @@
+/* split.c - the pre_tokenizer. The only user of PCRE2.
+ *
+ * "Isolated": matches and the gaps between them all become pieces. In a Sequence each Split sees only one piece of the
+ * Split before it, so that lookahead and $ stop at that piece's end: each runs as a subject of its own.
+ *
+ * PCRE2 10.42 knows the categories of Unicode 14; the published tokenizers were made with other versions, and they
+ * differ in characters assigned since. \s of PCRE2 has U+180E besides Unicode's White_Space; patterns are rewritten to
+ * White_Space wherever \s or \S stands, except for \S inside brackets, which cannot be written as a list. */
+#include "data/split.h"
+
+#include <ctype.h>
+#include <string.h>
+
+#include <pcre2.h>
+
+#define MAX_RULES   16
+#define MAX_PATTERN 8192
+#define MATCH_LIMIT 2000000 /* backtracking steps of one match; the published patterns need few */
+
+/* Inside brackets; a range stands last, so that a hyphen that follows stays a hyphen. */
+#define WHITE_SPACE                                                                                                    \
+    "\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}\\x{9}-\\x{d}"
+
+/* What ByteLevel with use_regex means: the pattern of GPT-2. */
+static const char gpt2_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+struct split {
+    pcre2_code *rules[MAX_RULES]; /* applied in this order */
+    int64_t n_rules;
+};
+
+struct split_work {
+    pcre2_match_data *match;
+    pcre2_match_context *limits;
+};
+
+void split_free(struct split *s)
+{
+    if (!s) return;
+    for (int64_t i = 0; i < s->n_rules; i++) pcre2_code_free(s->rules[i]);
+    mem_free(s);
+}
+
+/* ---- loading ---- */
+
+/* The pattern with \s and \S written out. Files are written for Oniguruma; what means something else in PCRE2 is
+ * refused: ^ and $, (*VERBS), brackets in brackets, most letter escapes, properties other than general categories.
+ * Returns the length, or -1 with *at where it stopped. */
+static int64_t translate(char *out, const char *pattern, int64_t size, int64_t *at)
+{
+    bool in_class = false;
+    int64_t n = 0;
+    for (int64_t i = 0; i < size; i++) {
+        const char *put = pattern + i;
+        int64_t length = 1;
+        *at = i;
+        if (n + (int64_t)sizeof(WHITE_SPACE) + 3 > MAX_PATTERN || !*put) return -1;
+        if (*put == '\\') {
+            char c = i + 1 < size ? pattern[i + 1] : 0;
+            if (isalnum((unsigned char)c) ? !strchr("sSpPrntdD", c) : !c) return -1;
+            if ((c == 'p' || c == 'P') && (size - i < 5 || put[2] != '{' || (put[4] != '}' && put[5] != '}')))
+                return -1;
+            length = 2;
+            i++;
+            if (c == 's' || (c == 'S' && !in_class)) {
+                put = c == 'S' ? "[^" WHITE_SPACE "]" : in_class ? WHITE_SPACE : "[" WHITE_SPACE "]";
+                length = (int64_t)strlen(put);
+            }
+        } else if (in_class) {
+            if (*put == '[' || (*put == '&' && pattern[i - 1] == '&')) return -1;
+            in_class = *put != ']';
+        } else {
+            if (*put == '^' || *put == '$' || (*put == '(' && put[1] == '*')) return -1;
+            in_class = *put == '[';
+            if (in_class && i + 1 < size && put[1] == '^') { /* the one place where ^ has a meaning */
+                length = 2;
+                i++;
+            }
+            if (in_class && i + 1 < size && pattern[i + 1] == ']') return -1;
+        }
+        memcpy(out + n, put, (size_t)length);
+        n += length;
+    }
+    return n;
+}
+
+static int add_rule(struct split *s, struct json where, const char *pattern, int64_t size, struct err *err)
+{
+    char text[MAX_PATTERN];
+    int64_t stopped = 0, n = translate(text, pattern, size, &stopped);
+    if (s->n_rules == MAX_RULES) return json_error(where, err, "more than %d patterns", MAX_RULES);
+    if (n < 0)
+        return json_error(where, err, "the pattern is too long or not supported from byte %lld on: %.20s",
+                          (long long)stopped, pattern + stopped);
+    int code;
+    PCRE2_SIZE at;
+    pcre2_code *rule =
+        pcre2_compile((PCRE2_SPTR)text, (PCRE2_SIZE)n,
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_UTF_CHECK, &code, &at, NULL);
+    if (!rule) {
+        PCRE2_UCHAR why[256] = "";
+        pcre2_get_error_message(code, why, sizeof(why));
+        return json_error(where, err, "the pattern does not compile: %s", (const char *)why);
+    }
+    s->rules[s->n_rules++] = rule;
+    uint32_t match_empty = 1;
+    pcre2_pattern_info(rule, PCRE2_INFO_MATCHEMPTY, &match_empty);
+    if (match_empty) return json_error(where, err, "the pattern may match nothing, which is not supported");
+    pcre2_jit_compile(rule, PCRE2_JIT_COMPLETE); /* where there is no JIT the interpreter gives the same matches */
+    return 0;
+}
+
+static int load_split(struct split *s, struct json j, struct err *err)
+{
+    struct json pattern;
+    const char *behavior, *regex;
+    int64_t size;
+    bool invert = false;
+    if (json_get_object(j, "pattern", &pattern, err) || json_get_str(j, "behavior", &behavior, err)) return -1;
+    if (json_opt_bool(j, "invert", &invert, err)) return -1;
+    if (strcmp(behavior, "Isolated"))
+        return json_error(j, err, "behavior \"%s\" is not supported, only \"Isolated\" is", behavior);
+    if (invert) return json_error(j, err, "invert is not supported, it must be false");
+    if (!json_has(pattern, "Regex")) return json_error(pattern, err, "only a \"Regex\" is supported");
+    struct json text = json_find(pattern, "Regex");
+    if (json_str(text, &regex, &size, err)) return -1;
+    return add_rule(s, text, regex, size, err);
+}
+
+static int load_byte_level(struct split *s, struct json j, struct err *err)
+{
+    bool prefix = false, use_regex = true;
+    if (json_opt_bool(j, "add_prefix_space", &prefix, err) || json_opt_bool(j, "use_regex", &use_regex, err)) return -1;
+    if (prefix) return json_error(j, err, "add_prefix_space is not supported, it must be false");
+    return use_regex ? add_rule(s, j, gpt2_pattern, (int64_t)strlen(gpt2_pattern), err) : 0;
+}
+
+/* One element; `last` elements must be the ByteLevel, and no other may be. */
+static int load_element(struct split *s, struct json j, bool last, struct err *err)
+{
+    static const struct {
+        const char *type;
+        bool last;
+        int (*load)(struct split *s, struct json j, struct err *err);
+    } rows[] = {{"Split", false, load_split}, {"ByteLevel", true, load_byte_level}};
+    const char *type;
+    if (json_get_str(j, "type", &type, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        if (strcmp(type, rows[i].type)) continue;
+        if (rows[i].last != last) return json_error(j, err, "ByteLevel must stand last, and only there");
+        return rows[i].load(s, j, err);
+    }
+    return json_error(j, err, "pre-tokenizer \"%s\" is not supported (there are Sequence, Split, ByteLevel)", type);
+}
+
+static int load_all(struct split *s, struct json j, struct err *err)
+{
+    const char *type;
+    if (json_get_str(j, "type", &type, err)) return -1;
+    if (strcmp(type, "Sequence")) return load_element(s, j, true, err);
+    struct json items;
+    if (json_get_array(j, "pretokenizers", &items, err)) return -1;
+    int64_t n = json_count(items);
+    if (n == 0) return json_error(items, err, "is empty: byte-level vocabularies need a ByteLevel");
+    for (int64_t i = 0; i < n; i++)
+        if (load_element(s, json_at(items, i), i + 1 == n, err)) return -1;
+    return 0;
+}
+
+struct split *split_load(struct json pre_tokenizer, struct err *err)
+{
+    struct split *s = mem_alloc(sizeof(*s));
+    if (!load_all(s, pre_tokenizer, err)) return s;
+    split_free(s);
+    return NULL;
+}
+
+/* ---- running ---- */
+
+struct split_work *split_work_new(void)
+{
+    struct split_work *w = mem_alloc(sizeof(*w));
+    w->match = pcre2_match_data_create(1, NULL);
+    w->limits = pcre2_match_context_create(NULL);
+    MT_REQUIRE(w->match && w->limits, "out of memory");
+    pcre2_set_match_limit(w->limits, MATCH_LIMIT);
+    return w;
+}
+
+void split_work_free(struct split_work *w)
+{
+    if (!w) return;
+    pcre2_match_data_free(w->match);
+    pcre2_match_context_free(w->limits);
+    mem_free(w);
+}
+
+/* 1: *begin, *end are the next match at or after `at`; 0: there is none. */
+static int next_match(const pcre2_code *rule, struct split_work *w, const char *text, int64_t size, int64_t at,
+                      int64_t *begin, int64_t *end, struct err *err)
+{
+    int rc =
+        pcre2_match(rule, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, PCRE2_NO_UTF_CHECK, w->match, w->limits);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* 32 KiB of the machine's stack; the interpreter takes memory instead */
+        rc = pcre2_match(rule, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                         w->match, w->limits);
+    if (rc == PCRE2_ERROR_NOMATCH) return 0;
+    const PCRE2_SIZE *range = pcre2_get_ovector_pointer(w->match);
+    if (rc >= 0) {
+        *begin = (int64_t)range[0];
+        *end = (int64_t)range[1];
+        if (*begin >= at && *begin < *end && *end <= size) return 1;
+        return err_set(err, "a pattern of the tokenizer matches nothing at byte %lld of the text", (long long)at);
+    }
+    PCRE2_UCHAR why[256] = "";
+    pcre2_get_error_message(rc, why, sizeof(why));
+    return err_set(err, "a pattern of the tokenizer fails at byte %lld of the text: %s", (long long)at,
+                   (const char *)why);
+}
+
+/* Applies the rules from `rule` on to text[begin, end), which the rule before made one piece. */
+static int split_piece(const struct split *s, int64_t rule, struct split_work *w, const char *text, int64_t begin,
+                       int64_t end, split_fn *fn, void *ctx, struct err *err)
+{
+    if (begin == end) return 0;
+    if (rule == s->n_rules) return fn(ctx, begin, end, err);
+    int64_t done = begin, from, to;
+    for (;;) {
+        int rc = next_match(s->rules[rule], w, text + begin, end - begin, done - begin, &from, &to, err);
+        if (rc < 0) return -1;
+        if (rc == 0) return split_piece(s, rule + 1, w, text, done, end, fn, ctx, err);
+        if (split_piece(s, rule + 1, w, text, done, begin + from, fn, ctx, err)) return -1;
+        if (split_piece(s, rule + 1, w, text, begin + from, begin + to, fn, ctx, err)) return -1;
+        done = begin + to;
+    }
+}
+
+int split_run(const struct split *s, struct split_work *w, const char *text, int64_t size, split_fn *fn, void *ctx,
+              struct err *err)
+{
+    return split_piece(s, 0, w, text, 0, size, fn, ctx, err);
+}

@@ -1,0 +1,252 @@
+/* base.c - errors, log, clock, host memory, text helpers, counter-based random numbers. */
+#include "kernels/base.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+int err_set(struct err *e, const char *fmt, ...)
+{
+    if (!e) return -1;
+    char text[sizeof(e->msg)]; /* the arguments may point into e->msg */
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    for (char *p = text; *p; p++) /* it may quote a hostile file: nothing in it shall steer a terminal */
+        if (((unsigned char)*p < 32 && *p != '\n' && *p != '\t') || *p == 127) *p = '?';
+    memcpy(e->msg, text, sizeof(text));
+    return -1;
+}
+
+int err_prefix(struct err *e, const char *fmt, ...)
+{
+    if (!e) return -1;
+    struct err old = *e;
+    char context[sizeof(e->msg)];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(context, sizeof(context), fmt, ap);
+    va_end(ap);
+    const char *parts[] = {context, ": ", old.msg};
+    size_t n = 0;
+    for (int i = 0; i < 3; i++)
+        for (const char *p = parts[i]; *p && n + 1 < sizeof(e->msg); p++) e->msg[n++] = *p;
+    e->msg[n] = 0;
+    return -1;
+}
+
+static void log_line(const char *prefix, const char *fmt, va_list ap)
+{
+    flockfile(stderr); /* a line of one thread stays whole */
+    fputs(prefix, stderr);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    funlockfile(stderr);
+}
+
+void log_info(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    log_line("", fmt, ap);
+    va_end(ap);
+}
+
+void log_warn(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    log_line("warning: ", fmt, ap);
+    va_end(ap);
+}
+
+_Noreturn void die_at(const char *file, int line, const char *what, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fflush(stdout);
+    fprintf(stderr, "%s:%d: %s does not hold: ", file, line, what);
+    log_line("", fmt, ap);
+    va_end(ap);
+    abort();
+}
+
+double clock_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* ---- memory ---- */
+
+static _Noreturn void out_of_memory(int64_t bytes)
+{
+    char text[32];
+    fprintf(stderr, "error: out of memory: the system refused %s of host memory\n", str_bytes(text, bytes));
+    exit(1);
+}
+
+static int64_t array_bytes(int64_t count, int64_t size)
+{
+    int64_t bytes;
+    MT_REQUIRE(i64_mul(count, size, &bytes), "array of %lld x %lld bytes", (long long)count, (long long)size);
+    return bytes;
+}
+
+void *mem_alloc(int64_t bytes)
+{
+    MT_REQUIRE(bytes >= 0, "allocation of %lld bytes", (long long)bytes);
+    void *p = calloc(1, bytes ? (size_t)bytes : 1);
+    if (!p) out_of_memory(bytes);
+    return p;
+}
+
+void *mem_array(int64_t count, int64_t size) { return mem_alloc(array_bytes(count, size)); }
+
+void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size)
+{
+    int64_t old_bytes = array_bytes(old_count, size), new_bytes = array_bytes(new_count, size);
+    char *grown = realloc(p, new_bytes ? (size_t)new_bytes : 1);
+    if (!grown) out_of_memory(new_bytes);
+    if (new_bytes > old_bytes) memset(grown + old_bytes, 0, (size_t)(new_bytes - old_bytes));
+    return grown;
+}
+
+char *mem_strdup(const char *s)
+{
+    size_t n = strlen(s) + 1;
+    return memcpy(mem_alloc((int64_t)n), s, n);
+}
+
+void mem_free(void *p) { free(p); }
+
+bool i64_mul(int64_t a, int64_t b, int64_t *out) { return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, out); }
+
+bool i64_add(int64_t a, int64_t b, int64_t *out) { return a >= 0 && b >= 0 && !__builtin_add_overflow(a, b, out); }
+
+/* ---- text ---- */
+
+int str_format(char *dst, size_t n, struct err *e, const char *what, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    int len = vsnprintf(dst, n, fmt, ap);
+    va_end(ap);
+    if (len >= 0 && (size_t)len < n) return 0;
+    return err_set(e, "%s is too long: %d bytes, at most %zu fit", what, len, n - 1);
+}
+
+#define MT_WORD_MAX 255 /* longer words have no nearest name */
+
+/* Edit distance of a and b: insertion, deletion, substitution and the swap of two neighbours cost 1 each; case is free
+ * (optimal string alignment: Damerau-Levenshtein without a second edit inside a swap). */
+static int64_t edit_distance(const char *a, int64_t na, const char *b, int64_t nb)
+{
+    int64_t rows[3][MT_WORD_MAX + 1]; /* distances of a's prefixes i-2, i-1 and i to every prefix of b, used in turn */
+    for (int64_t j = 0; j <= nb; j++) rows[0][j] = j;
+    for (int64_t i = 1; i <= na; i++) {
+        int64_t *now = rows[i % 3], *before = rows[(i + 2) % 3], *earlier = rows[(i + 1) % 3];
+        now[0] = i;
+        for (int64_t j = 1; j <= nb; j++) {
+            int ca = tolower((unsigned char)a[i - 1]), cb = tolower((unsigned char)b[j - 1]);
+            int64_t best = MT_MIN(before[j] + 1, now[j - 1] + 1);
+            best = MT_MIN(best, before[j - 1] + (ca != cb));
+            bool swapped =
+                i > 1 && j > 1 && ca == tolower((unsigned char)b[j - 2]) && cb == tolower((unsigned char)a[i - 2]);
+            if (swapped) best = MT_MIN(best, earlier[j - 2] + 1);
+            now[j] = best;
+        }
+    }
+    return rows[na % 3][nb];
+}
+
+const char *str_nearest(const char *word, const char *const *names, int64_t n)
+{
+    const char *nearest = NULL;
+    int64_t len = (int64_t)strlen(word), best = INT64_MAX;
+    if (len > MT_WORD_MAX) return NULL;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t name_len = (int64_t)strlen(names[i]), longest = MT_MAX(len, name_len);
+        int64_t near = (longest + 2) / 3; /* a third of the letters may be wrong */
+        int64_t at_least = longest - MT_MIN(len, name_len);
+        if (longest > MT_WORD_MAX || at_least > near || at_least >= best) continue;
+        int64_t distance = edit_distance(word, len, names[i], name_len);
+        if (distance > near || distance >= best) continue;
+        best = distance;
+        nearest = names[i];
+    }
+    return nearest;
+}
+
+/* Three significant digits of value / step^k with the k-th suffix. */
+static char *scaled(char buf[32], int64_t value, double step, const char *const suffix[], int n_suffix)
+{
+    double v = (double)value;
+    int k = 0;
+    while (k + 1 < n_suffix && (v < 0 ? -v : v) >= step) {
+        v /= step;
+        k++;
+    }
+    double size = v < 0 ? -v : v;
+    int digits = k == 0 || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+    snprintf(buf, 32, "%.*f%s%s", digits, v, suffix[k][0] ? " " : "", suffix[k]);
+    return buf;
+}
+
+char *str_bytes(char buf[32], int64_t bytes)
+{
+    static const char *const suffix[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    return scaled(buf, bytes, 1024, suffix, 6);
+}
+
+char *str_count(char buf[32], int64_t count)
+{
+    static const char *const suffix[] = {"", "k", "M", "G", "T"};
+    return scaled(buf, count, 1000, suffix, 5);
+}
+
+char *str_seconds(char buf[32], double seconds)
+{
+    if (!(seconds >= 0 && seconds < 1e12)) {
+        snprintf(buf, 32, "?");
+        return buf;
+    }
+    long long s = (long long)(seconds + 0.5);
+    if (s >= 3600)
+        snprintf(buf, 32, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(buf, 32, "%lld:%02lld", s / 60, s % 60);
+    return buf;
+}
+
+/* ---- random numbers ---- */
+
+/* The finalizer of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): a bijection
+ * in which every input bit flips every output bit with probability close to one half. */
+static uint64_t mix64(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* The key enters twice with a mix between, so that the streams of two keys are no shifted copies of each other. */
+uint64_t rng_u64(uint64_t key, uint64_t counter)
+{
+    uint64_t x = mix64(key + (counter + 1) * 0x9e3779b97f4a7c15u);
+    return mix64(x ^ (key * 0xd1342543de82ef95u + 0x632be59bd9b4e019u));
+}
+
+double rng_uniform(uint64_t key, uint64_t counter) { return (double)(rng_u64(key, counter) >> 11) * 0x1p-53; }
+
+uint64_t rng_key(uint64_t seed, const char *purpose)
+{
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (const char *p = purpose; *p; p++) hash = (hash ^ (uint8_t)*p) * 0x100000001b3u;
+    return rng_u64(mix64(seed + 0x9e3779b97f4a7c15u), hash);
+}

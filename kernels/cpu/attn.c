@@ -1,0 +1,210 @@
+/* attn.c - causal grouped-query attention with window and sink, forward and backward, in blocks.
+ *
+ * A block is about ROWS query rows by at most KEYS keys. The query heads that share a kv head are stacked, row i*G + g
+ * for head g of query i: one product serves them all, and dK, dV sum over the group inside it. Blocks outside the
+ * window or the causal triangle are never touched; memory is a few blocks per thread.
+ *
+ * Forward: online softmax. With running maximum m and sum l, a new block rescales what is there by exp(m - m'). The
+ * sink starts them at m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>). */
+#include "kernels/cpu/gemm.h"
+
+#include <omp.h>
+
+enum { ROWS = 128, KEYS = 256 };
+
+/* One sequence and kv head, and the sizes that everybody needs. */
+struct head {
+    const struct attn_shape *s;
+    int64_t first, len;          /* rows of the sequence */
+    int64_t kv, group;           /* the kv head; query heads kv * group .. */
+    int64_t q_col, k_col, v_col; /* its columns in a row of qkv */
+    int64_t n_query;             /* queries in a block */
+};
+
+/* cu is what the host packed; a wrong one would reach outside the tensors. */
+static void check_seqs(const struct seqs *seqs, int64_t n_tok)
+{
+    const int32_t *cu = seqs->cu.data;
+    bool right = cu[0] == 0 && cu[seqs->n_seq] == n_tok;
+    for (int64_t s = 0; s < seqs->n_seq; s++) right = right && cu[s] <= cu[s + 1];
+    MT_REQUIRE(right, "%lld sequences do not cover %lld rows", (long long)seqs->n_seq, (long long)n_tok);
+}
+
+static int64_t group_of(const struct attn_shape *s) { return s->n_head / s->n_kv; }
+static int64_t block_queries(const struct attn_shape *s) { return MT_MAX(1, ROWS / group_of(s)); }
+
+static struct head head_of(const struct seqs *seqs, const struct attn_shape *s, int64_t seq, int64_t kv)
+{
+    const int32_t *cu = seqs->cu.data;
+    int64_t g = group_of(s);
+    return (struct head){.s = s,
+                         .first = cu[seq],
+                         .len = cu[seq + 1] - cu[seq],
+                         .kv = kv,
+                         .group = g,
+                         .q_col = kv * g * s->head_dim,
+                         .k_col = (s->n_head + kv) * s->head_dim,
+                         .v_col = (s->n_head + s->n_kv + kv) * s->head_dim,
+                         .n_query = block_queries(s)};
+}
+
+/* The first key that query i sees; the last is i itself. */
+static int64_t first_key(const struct head *h, int64_t i) { return h->s->window ? MT_MAX(0, i - h->s->window + 1) : 0; }
+
+/* Columns of n queries from i0 on, times factor, as a dense [n * group, A]. */
+static void load_rows(const struct head *h, real *dst, struct tensor src, int64_t col, int64_t i0, int64_t n,
+                      real factor)
+{
+    int64_t width = h->group * h->s->head_dim;
+    for (int64_t i = 0; i < n; i++) {
+        const real *row = real_row(src, h->first + i0 + i) + col;
+        for (int64_t c = 0; c < width; c++) dst[i * width + c] = factor * row[c];
+    }
+}
+
+/* Scores of one row against a block of keys, of which it sees [lo, hi), become weights; m, l and acc follow. */
+static void softmax_row(real *p, int64_t n_key, int64_t lo, int64_t hi, real *m, real *l, real *acc, int64_t dim)
+{
+    real max = *m, sum = 0;
+    for (int64_t j = 0; j < MT_MIN(lo, n_key); j++) p[j] = 0;
+    for (int64_t j = MT_MAX(hi, 0); j < n_key; j++) p[j] = 0;
+    if (lo >= hi) return;
+#pragma omp simd reduction(max : max)
+    for (int64_t j = lo; j < hi; j++) max = p[j] > max ? p[j] : max;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = lo; j < hi; j++) {
+        p[j] = real_exp(p[j] - max);
+        sum += p[j];
+    }
+    real factor = real_exp(*m - max);
+    *l = *l * factor + sum;
+    *m = max;
+    for (int64_t c = 0; c < dim; c++) acc[c] *= factor;
+}
+
+/* Reals of scratch that a thread needs for each query row: three of A, two of KEYS, two scalars. */
+static int64_t scratch_reals(const struct attn_shape *s)
+{
+    return block_queries(s) * group_of(s) * (3 * s->head_dim + 2 * KEYS + 2);
+}
+
+static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
+                      int64_t i0, real *scratch)
+{
+    int64_t dim = h->s->head_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group;
+    real *q = scratch, *acc = q + n_row * dim, *p = acc + n_row * dim, *m = p + n_row * KEYS, *l = m + n_row;
+    load_rows(h, q, qkv, h->q_col, i0, n, (real)h->s->scale);
+    for (int64_t r = 0; r < n_row; r++) {
+        m[r] = sinks.rank ? (real)((const float *)sinks.data)[h->kv * h->group + r % h->group] : -INFINITY;
+        l[r] = sinks.rank ? 1 : 0;
+    }
+    for (int64_t c = 0; c < n_row * dim; c++) acc[c] = 0;
+    for (int64_t k0 = first_key(h, i0); k0 < i0 + n; k0 += KEYS) {
+        int64_t n_key = MT_MIN(KEYS, i0 + n - k0);
+        const real *row = real_row(qkv, h->first + k0);
+        gemm_serial(false, true, n_row, n_key, dim, 1, q, dim, row + h->k_col, qkv.ld, 0, p, KEYS);
+        for (int64_t r = 0; r < n_row; r++) {
+            int64_t i = i0 + r / h->group;
+            softmax_row(p + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0), MT_MIN(i + 1 - k0, n_key), &m[r], &l[r],
+                        acc + r * dim, dim);
+        }
+        gemm_serial(false, false, n_row, dim, n_key, 1, p, KEYS, row + h->v_col, qkv.ld, 1, acc, dim);
+    }
+    for (int64_t r = 0; r < n_row; r++) {
+        int64_t t = h->first + i0 + r / h->group, head = h->kv * h->group + r % h->group;
+        real *out = real_row(o, t) + head * dim, inverse = 1 / l[r];
+        for (int64_t c = 0; c < dim; c++) out[c] = acc[r * dim + c] * inverse;
+        real_row(lse, t)[head] = m[r] + (real)log((double)l[r]);
+    }
+}
+
+void CPU(attn_fwd)(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
+                   const struct seqs *seqs, const struct attn_shape *shape)
+{
+    int64_t mark = arena_mark(&dev->work), n_query = block_queries(shape);
+    struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, scratch_reals(shape));
+    if (!dev->measuring) {
+        check_seqs(seqs, qkv.shape[0]);
+#pragma omp parallel num_threads(dev->n_threads)
+        for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
+            int64_t len = head_of(seqs, shape, seq, 0).len;
+#pragma omp for collapse(2) schedule(dynamic) nowait
+            for (int64_t i0 = 0; i0 < len; i0 += n_query) {
+                for (int64_t kv = 0; kv < shape->n_kv; kv++) {
+                    struct head h = head_of(seqs, shape, seq, kv);
+                    fwd_block(&h, o, lse, qkv, sinks, i0, real_row(scratch, omp_get_thread_num()));
+                }
+            }
+        }
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* p = scores, dp = dO V^T  ->  p = exp(p - lse), dp = p (dp - delta), zero outside [lo, hi) */
+static void grad_row(real *p, real *dp, int64_t n_key, int64_t lo, int64_t hi, real lse, real delta)
+{
+    for (int64_t j = 0; j < MT_MIN(lo, n_key); j++) p[j] = dp[j] = 0;
+    for (int64_t j = MT_MAX(hi, 0); j < n_key; j++) p[j] = dp[j] = 0;
+#pragma omp simd
+    for (int64_t j = lo; j < hi; j++) {
+        p[j] = real_exp(p[j] - lse);
+        dp[j] = p[j] * (dp[j] - delta);
+    }
+}
+
+/* The queries from i0 on: writes their dq, adds to dk and dv of the keys they see. */
+static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
+                      struct tensor qkv, int64_t i0, real *scratch)
+{
+    int64_t dim = h->s->head_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group, width = h->group * dim;
+    real *q = scratch, *d = q + n_row * dim, *dq = d + n_row * dim, *p = dq + n_row * dim, *dp = p + n_row * KEYS,
+         *delta = dp + n_row * KEYS, scale = (real)h->s->scale;
+    load_rows(h, q, qkv, h->q_col, i0, n, scale);
+    load_rows(h, d, dout, h->q_col, i0, n, 1);
+    load_rows(h, dq, o, h->q_col, i0, n, 1); /* for delta alone */
+    for (int64_t r = 0; r < n_row; r++) {
+        delta[r] = 0;
+        for (int64_t c = 0; c < dim; c++) delta[r] += d[r * dim + c] * dq[r * dim + c];
+    }
+    for (int64_t c = 0; c < n_row * dim; c++) dq[c] = 0;
+    for (int64_t k0 = first_key(h, i0); k0 < i0 + n; k0 += KEYS) {
+        int64_t n_key = MT_MIN(KEYS, i0 + n - k0);
+        const real *row = real_row(qkv, h->first + k0);
+        real *drow = real_row(dqkv, h->first + k0);
+        gemm_serial(false, true, n_row, n_key, dim, 1, q, dim, row + h->k_col, qkv.ld, 0, p, KEYS);
+        gemm_serial(false, true, n_row, n_key, dim, 1, d, dim, row + h->v_col, qkv.ld, 0, dp, KEYS);
+        for (int64_t r = 0; r < n_row; r++) {
+            int64_t i = i0 + r / h->group;
+            grad_row(p + r * KEYS, dp + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0), MT_MIN(i + 1 - k0, n_key),
+                     real_row(lse, h->first + i)[h->kv * h->group + r % h->group], delta[r]);
+        }
+        gemm_serial(true, false, n_key, dim, n_row, 1, p, KEYS, d, dim, 1, drow + h->v_col, dqkv.ld);
+        gemm_serial(true, false, n_key, dim, n_row, 1, dp, KEYS, q, dim, 1, drow + h->k_col, dqkv.ld);
+        gemm_serial(false, false, n_row, dim, n_key, scale, dp, KEYS, row + h->k_col, qkv.ld, 1, dq, dim);
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t c = 0; c < width; c++) real_row(dqkv, h->first + i0 + i)[h->q_col + c] = dq[i * width + c];
+}
+
+void CPU(attn_bwd)(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
+                   struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    int64_t mark = arena_mark(&dev->work), dim = shape->head_dim;
+    struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, scratch_reals(shape));
+    if (!dev->measuring) {
+        check_seqs(seqs, qkv.shape[0]);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
+        for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
+            for (int64_t kv = 0; kv < shape->n_kv; kv++) {
+                struct head h = head_of(seqs, shape, seq, kv);
+                for (int64_t i = 0; i < h.len; i++) {
+                    real *row = real_row(dqkv, h.first + i);
+                    for (int64_t c = 0; c < dim; c++) row[h.k_col + c] = row[h.v_col + c] = 0;
+                }
+                for (int64_t i0 = 0; i0 < h.len; i0 += h.n_query)
+                    bwd_block(&h, dqkv, dout, o, lse, qkv, i0, real_row(scratch, omp_get_thread_num()));
+            }
+        }
+    }
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,155 @@
+/* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments.
+ *
+ * The product with W is cut by gemm.c. The adapter's products run over blocks of rows (ROWS), its gradients, which sum
+ * over all rows, over blocks of columns (COLS): nothing is ever summed by two threads. */
+#include "kernels/cpu/gemm.h"
+
+#include <omp.h>
+
+enum { ROWS = 128, COLS = 64 };
+
+static real *data_of(struct tensor x) { return x.data; }
+
+/* dst = dropout(src) for rows t.. and columns col.. of x; dst and src point at the block and may be the same. */
+static void drop(real *dst, int64_t ldd, const real *src, int64_t lds, int64_t t, int64_t n_row, int64_t col,
+                 int64_t n_col, int64_t n_in, const struct lora *lora)
+{
+    real keep = 1 / (1 - (real)lora->dropout);
+    for (int64_t i = 0; i < n_row; i++) {
+        uint64_t counter = (uint64_t)((t + i) * n_in + col);
+        for (int64_t j = 0; j < n_col; j++) {
+            bool kept = rng_uniform(lora->dropout_key, counter + (uint64_t)j) >= (double)lora->dropout;
+            dst[i * ldd + j] = kept ? src[i * lds + j] * keep : 0;
+        }
+    }
+}
+
+/* Scratch for one block of dropped x per thread; absent when nothing is dropped. */
+static struct tensor drop_scratch(struct device *dev, const struct lora *lora, int64_t n_col)
+{
+    if (!lora->r || lora->dropout <= 0) return (struct tensor){0};
+    return arena_tensor_3d(&dev->work, DT_REAL, dev->n_threads, ROWS, n_col);
+}
+
+/* Bias, residual and adapter of rows t .. t+n-1, added to y, which holds x W^T. */
+static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct tensor bias, struct tensor res,
+                     const struct lora *lora, int64_t t, int64_t n, real *dropped)
+{
+    for (int64_t i = t; i < t + n && (bias.rank || res.rank); i++) {
+        real *yt = real_row(y, i);
+        const real *rt = res.rank ? real_row(res, i) : NULL;
+        const float *b = bias.data;
+        if (bias.rank)
+            for (int64_t c = 0; c < y.shape[1]; c++) yt[c] += (real)b[c];
+        if (res.rank)
+            for (int64_t c = 0; c < y.shape[1]; c++) yt[c] += rt[c];
+    }
+    if (!lora->r) return;
+    const real *in = real_row(x, t), *b = data_of(lora->b);
+    int64_t n_in = x.shape[1], ldi = x.ld;
+    if (dropped) {
+        drop(dropped, n_in, in, ldi, t, n, 0, n_in, n_in, lora);
+        in = dropped;
+        ldi = n_in;
+    }
+    gemm_serial(false, true, n, xa.shape[1], n_in, 1, in, ldi, data_of(lora->a), lora->a.ld, 0, real_row(xa, t), xa.ld);
+    for (int s = 0; s < lora->n_seg; s++) {
+        gemm_serial(false, true, n, lora->seg_cols[s], lora->r, (real)lora->scale, real_row(xa, t) + s * lora->r, xa.ld,
+                    b, lora->b.ld, 1, real_row(y, t) + lora->seg_first[s], y.ld);
+        b += lora->seg_cols[s] * lora->b.ld;
+    }
+}
+
+void CPU(linear_fwd)(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct weight *w,
+                     struct tensor bias, struct tensor res, const struct lora *lora)
+{
+    int64_t n_row = x.shape[0], mark = arena_mark(&dev->work);
+    gemm_fwd(dev, y.data, y.ld, x.data, x.ld, n_row, w);
+    struct tensor dropped = drop_scratch(dev, lora, w->n_in);
+    if (!dev->measuring) {
+#pragma omp parallel for num_threads(dev->n_threads)
+        for (int64_t t = 0; t < n_row; t += ROWS) {
+            real *buf = dropped.rank ? real_row(dropped, omp_get_thread_num() * ROWS) : NULL;
+            add_rows(y, xa, x, bias, res, lora, t, MT_MIN(ROWS, n_row - t), buf);
+        }
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* Rows t .. t+n-1 of dxa = scale * dy B, and of dx += dropout(dxa A) where dx is wanted. */
+static void bwd_rows(struct tensor dx, struct tensor dxa, struct tensor dy, const struct lora *lora, int64_t t,
+                     int64_t n, real *dropped)
+{
+    const real *b = data_of(lora->b);
+    for (int s = 0; s < lora->n_seg; s++) {
+        gemm_serial(false, false, n, lora->r, lora->seg_cols[s], (real)lora->scale,
+                    real_row(dy, t) + lora->seg_first[s], dy.ld, b, lora->b.ld, 0, real_row(dxa, t) + s * lora->r,
+                    dxa.ld);
+        b += lora->seg_cols[s] * lora->b.ld;
+    }
+    if (!dx.rank) return;
+    int64_t n_in = dx.shape[1];
+    real *out = dropped ? dropped : real_row(dx, t);
+    int64_t ldo = dropped ? n_in : dx.ld;
+    gemm_serial(false, false, n, n_in, dxa.shape[1], 1, real_row(dxa, t), dxa.ld, data_of(lora->a), lora->a.ld,
+                dropped ? 0 : 1, out, ldo);
+    if (!dropped) return;
+    drop(out, n_in, out, n_in, t, n, 0, n_in, n_in, lora);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t c = 0; c < n_in; c++) real_row(dx, t + i)[c] += out[i * n_in + c];
+}
+
+/* Columns col .. of grad a += dxa^T dropout(x). */
+static void grad_a(const struct lora_grad *grad, struct tensor dxa, struct tensor x, const struct lora *lora,
+                   int64_t col, real *dropped)
+{
+    int64_t n_row = x.shape[0], n_col = MT_MIN(COLS, x.shape[1] - col), step = dropped ? ROWS : MT_MAX(n_row, 1);
+    for (int64_t t = 0; t < n_row; t += step) {
+        int64_t n = MT_MIN(step, n_row - t), ldi = x.ld;
+        const real *in = real_row(x, t) + col;
+        if (dropped) {
+            drop(dropped, n_col, in, ldi, t, n, col, n_col, x.shape[1], lora);
+            in = dropped;
+            ldi = n_col;
+        }
+        gemm_serial(true, false, dxa.shape[1], n_col, n, 1, real_row(dxa, t), dxa.ld, in, ldi, 1,
+                    data_of(grad->a) + col, grad->a.ld);
+    }
+}
+
+/* Rows row .. of grad b += scale * dy^T xa, within the segment they belong to. */
+static void grad_b(const struct lora_grad *grad, struct tensor dy, struct tensor xa, const struct lora *lora,
+                   int64_t row)
+{
+    int64_t base = 0;
+    for (int s = 0; s < lora->n_seg; base += lora->seg_cols[s++]) {
+        int64_t first = MT_MAX(row, base), end = MT_MIN(row + COLS, base + lora->seg_cols[s]);
+        if (first >= end) continue;
+        gemm_serial(true, false, end - first, lora->r, dy.shape[0], (real)lora->scale,
+                    data_of(dy) + lora->seg_first[s] + first - base, dy.ld, data_of(xa) + s * lora->r, xa.ld, 1,
+                    real_row(grad->b, first), grad->b.ld);
+    }
+}
+
+void CPU(linear_bwd)(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
+                     struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora)
+{
+    int64_t n_row = dy.shape[0], mark = arena_mark(&dev->work);
+    if (dx.rank) gemm_bwd(dev, dx.data, dx.ld, dy.data, dy.ld, n_row, w, false);
+    if (!lora->r) return;
+    struct tensor dxa = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->n_seg * lora->r);
+    struct tensor dropped = drop_scratch(dev, lora, MT_MAX(w->n_in, COLS));
+    if (!dev->measuring && n_row) {
+#pragma omp parallel num_threads(dev->n_threads)
+        {
+            real *buf = dropped.rank ? real_row(dropped, omp_get_thread_num() * ROWS) : NULL;
+#pragma omp for
+            for (int64_t t = 0; t < n_row; t += ROWS) bwd_rows(dx, dxa, dy, lora, t, MT_MIN(ROWS, n_row - t), buf);
+#pragma omp for nowait
+            for (int64_t col = 0; col < w->n_in; col += COLS) grad_a(grad, dxa, x, lora, col, buf);
+#pragma omp for
+            for (int64_t row = 0; row < lora->b.shape[0]; row += COLS) grad_b(grad, dy, xa, lora, row);
+        }
+    }
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,92 @@
+/* loss.c - fused linear cross-entropy. Only a chunk of labelled rows has logits at a time; the softmax turns them in
+ * place into their own gradient. */
+#include "kernels/cpu/gemm.h"
+
+/* logits become exp(logit - max); returns log of their sum, which is *total. Added in blocks, in double: a vocabulary
+ * has up to 2^18 entries. */
+static real softmax_row(real *logits, int64_t n, real max, double *total)
+{
+    *total = 0;
+    for (int64_t first = 0; first < n; first += 1024) {
+        int64_t end = MT_MIN(n, first + 1024);
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = first; i < end; i++) {
+            logits[i] = real_exp(logits[i] - max);
+            sum += logits[i];
+        }
+        *total += (double)sum;
+    }
+    return (real)log(*total);
+}
+
+/* nll and hit of one row, whose logits become scale * (softmax - onehot). */
+static void loss_row(real *logits, int64_t n, int64_t id, real scale, real *nll, int32_t *hit)
+{
+    MT_REQUIRE(id >= 0 && id < n, "label %lld of a vocabulary of %lld", (long long)id, (long long)n);
+    real max = logits[0], own = logits[id];
+#pragma omp simd reduction(max : max)
+    for (int64_t i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
+    int64_t first = 0; /* where the largest logit stands first */
+    while (first < n && logits[first] != max) first++;
+    *hit = first == id;
+    double sum;
+    *nll = softmax_row(logits, n, max, &sum) + (max - own); /* max - own first: both may be large */
+    real factor = (real)((double)scale / sum);
+    for (int64_t i = 0; i < n; i++) logits[i] *= factor;
+    logits[id] -= scale;
+}
+
+/* Copies row rows[i] of src to row i of dst, or back (scatter), for i < n. */
+static void move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
+                      bool scatter)
+{
+    if (dev->measuring) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i++) {
+        int64_t n_tok = scatter ? dst.shape[0] : src.shape[0];
+        MT_REQUIRE(rows[i] >= 0 && rows[i] < n_tok, "row %d of %lld", rows[i], (long long)n_tok);
+        const real *from = real_row(src, scatter ? i : rows[i]);
+        real *to = real_row(dst, scatter ? rows[i] : i);
+        for (int64_t c = 0; c < src.shape[1]; c++) to[c] = from[c];
+    }
+}
+
+static void zero_rows(struct device *dev, struct tensor x)
+{
+    if (dev->measuring) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++)
+        for (int64_t c = 0; c < x.shape[1]; c++) real_row(x, t)[c] = 0;
+}
+
+/* The n rows of logits against ids. */
+static void loss_rows(struct device *dev, real *nll, int32_t *hit, struct tensor logits, const int32_t *ids, int64_t n,
+                      real scale)
+{
+    if (dev->measuring) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i++) loss_row(real_row(logits, i), logits.shape[1], ids[i], scale, &nll[i], &hit[i]);
+}
+
+void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
+                    const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+{
+    int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label);
+    int64_t mark = arena_mark(&dev->work);
+    struct tensor logits = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_out);
+    struct tensor part = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_in); /* rows of x, then of dx */
+    if (dx.rank) zero_rows(dev, dx);
+    for (int64_t first = 0; first < n_label; first += chunk) {
+        int64_t n = MT_MIN(chunk, n_label - first);
+        const int32_t *row = tensor_rows(rows, first, n).data;
+        move_rows(dev, part, x, row, n, false);
+        gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);
+        loss_rows(dev, tensor_rows(nll, first, n).data, tensor_rows(hit, first, n).data, logits,
+                  tensor_rows(ids, first, n).data, n, (real)scale);
+        if (!dx.rank) continue;
+        gemm_bwd(dev, part.data, w->n_in, logits.data, w->n_out, n, w, false);
+        move_rows(dev, dx, part, row, n, true);
+    }
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,86 @@
+/* ops.c - the CPU backend's op table and its memory. */
+#include "kernels/cpu/real.h"
+
+#include <cblas.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *host_alloc(int64_t bytes)
+{
+    void *p;
+    return posix_memalign(&p, 4096, (size_t)MT_MAX(bytes, 1)) ? NULL : p;
+}
+
+static void host_free(void *p) { free(p); }
+
+static void host_copy(void *dst, const void *src, int64_t bytes)
+{
+    if (bytes) memcpy(dst, src, (size_t)bytes);
+}
+
+static void host_zero(void *dst, int64_t bytes)
+{
+    if (bytes) memset(dst, 0, (size_t)bytes);
+}
+
+static const struct ops table = {
+#ifdef MT_F64
+    .name = "cpu (f64)",
+#else
+    .name = "cpu",
+#endif
+    .act = DT_REAL,
+    .stat = DT_REAL,
+    .alloc = host_alloc,
+    .free = host_free,
+    .upload = host_copy,
+    .download = host_copy,
+    .zero = host_zero,
+    .embed_fwd = CPU(embed_fwd),
+    .rmsnorm_fwd = CPU(rmsnorm_fwd),
+    .rmsnorm_bwd = CPU(rmsnorm_bwd),
+    .linear_fwd = CPU(linear_fwd),
+    .linear_bwd = CPU(linear_bwd),
+    .rope_fwd = CPU(rope_fwd),
+    .rope_bwd = CPU(rope_bwd),
+    .attn_fwd = CPU(attn_fwd),
+    .attn_bwd = CPU(attn_bwd),
+    .router_fwd = CPU(router_fwd),
+    .route_sort = CPU(route_sort),
+    .aux_stats = CPU(aux_stats),
+    .router_bwd = CPU(router_bwd),
+    .moe_up_fwd = CPU(moe_up_fwd),
+    .moe_down_fwd = CPU(moe_down_fwd),
+    .moe_combine_fwd = CPU(moe_combine_fwd),
+    .moe_down_bwd = CPU(moe_down_bwd),
+    .moe_up_bwd = CPU(moe_up_bwd),
+    .linear_ce = CPU(linear_ce),
+    .sumsq = CPU(sumsq),
+    .adamw = CPU(adamw),
+    .cast = CPU(cast),
+};
+
+/* Whether this processor has the instructions that this file was compiled for. */
+static bool can_run(void)
+{
+    bool yes = true;
+#if defined(__x86_64__) && defined(__AVX2__)
+    yes = yes && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+#if defined(__x86_64__) && defined(__AVX512F__)
+    yes = yes && __builtin_cpu_supports("avx512f");
+#endif
+    return yes;
+}
+
+#ifdef MT_F64
+const struct ops *ops_cpu64(void)
+#else
+const struct ops *ops_cpu(void)
+#endif
+{
+    MT_REQUIRE(openblas_get_parallel() != OPENBLAS_SEQUENTIAL,
+               "linked with a serial OpenBLAS, which two threads may not call at once");
+    openblas_set_num_threads(1); /* the threads are ours: gemm.h */
+    return can_run() ? &table : NULL;
+}

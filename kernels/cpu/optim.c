@@ -1,0 +1,77 @@
+/* optim.c - what happens to the adapters' flat arrays: norm, AdamW, copy into the working precision. All of it runs in
+ * blocks of fixed size, so that no bit depends on the number of threads. */
+#include "kernels/cpu/real.h"
+
+#include <string.h>
+
+enum { BLOCK = 16384, LANES = 8 };
+
+/* Sum of squares, with eight partial sums that the compiler can keep in vectors; counts what is not finite. */
+static double block_sumsq(const real *g, int64_t n, int64_t *n_bad)
+{
+    double lane[LANES] = {0}, sum = 0;
+    int64_t i = 0, bad = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int64_t k = 0; k < LANES; k++) lane[k] += (double)g[i + k] * (double)g[i + k];
+    }
+    for (; i < n; i++) lane[0] += (double)g[i] * (double)g[i];
+    for (i = 0; i < n; i++) bad += !isfinite(g[i]);
+    for (int64_t k = 0; k < LANES; k++) sum += lane[k];
+    *n_bad = bad;
+    return sum;
+}
+
+void CPU(sumsq)(struct device *dev, struct tensor out, struct tensor g)
+{
+    int64_t mark = arena_mark(&dev->work), n = tensor_count(g), n_block = (n + BLOCK - 1) / BLOCK;
+    struct tensor sums = arena_tensor_1d(&dev->work, DT_F64, n_block);
+    struct tensor bad = arena_tensor_1d(&dev->work, DT_I64, n_block);
+    if (!dev->measuring) {
+        double *sum = sums.data, *result = out.data;
+        int64_t *n_bad = bad.data;
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+        for (int64_t b = 0; b < n_block; b++) {
+            int64_t first = b * BLOCK;
+            sum[b] = block_sumsq((const real *)g.data + first, MT_MIN(BLOCK, n - first), &n_bad[b]);
+        }
+        result[0] = result[1] = 0;
+        for (int64_t b = 0; b < n_block; b++) {
+            result[0] += sum[b];
+            result[1] += (double)n_bad[b];
+        }
+    }
+    arena_release(&dev->work, mark);
+}
+
+static void adamw_block(real *p, real *m, real *v, const real *grad, int64_t n, const struct adamw_step *s)
+{
+    real b1 = s->beta1, b2 = s->beta2, decay = 1 - (real)s->lr * s->weight_decay, scale = s->grad_scale;
+    for (int64_t i = 0; i < n; i++) {
+        real g = grad[i] * scale;
+        m[i] = b1 * m[i] + (1 - b1) * g;
+        v[i] = b2 * v[i] + (1 - b2) * g * g;
+        p[i] = decay * p[i] - s->lr * (m[i] / s->correction1) / (real_sqrt(v[i] / s->correction2) + s->eps);
+    }
+}
+
+void CPU(adamw)(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
+                const struct adamw_step *step)
+{
+    if (dev->measuring) return;
+    int64_t n = tensor_count(p);
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        adamw_block((real *)p.data + i, (real *)m.data + i, (real *)v.data + i, (const real *)g.data + i,
+                    MT_MIN(BLOCK, n - i), step);
+    }
+}
+
+void CPU(cast)(struct device *dev, struct tensor dst, struct tensor src)
+{
+    if (dev->measuring) return;
+    int64_t n = tensor_count(dst);
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        memcpy((real *)dst.data + i, (const real *)src.data + i, (size_t)MT_MIN(BLOCK, n - i) * sizeof(real));
+    }
+}

@@ -1,0 +1,36 @@
+/* rope.c - rotary positions, half-split: channels i and i + A/2 of a head turn by the angle of its position. */
+#include "kernels/cpu/real.h"
+
+/* direction 1 rotates, -1 rotates back; both multiply by the attention factor that cos and sin carry. */
+static void rotate(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
+                   real direction)
+{
+    if (dev->measuring) return;
+    int64_t n_row = qkv.shape[0], dim = table.shape[1], half = dim / 2;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < n_row; t++) {
+        int64_t p = ((const int32_t *)pos.data)[t];
+        MT_REQUIRE(p >= 0 && p < table.shape[0], "position %lld, but the table has %lld", (long long)p,
+                   (long long)table.shape[0]);
+        const float *cosine = (const float *)table.data + p * table.ld, *sine = cosine + half;
+        for (int64_t h = 0; h < n_head; h++) {
+            real *lo = real_row(qkv, t) + h * dim, *hi = lo + half;
+#pragma omp simd
+            for (int64_t i = 0; i < half; i++) {
+                real c = (real)cosine[i], s = direction * (real)sine[i], a = lo[i], b = hi[i];
+                lo[i] = a * c - b * s;
+                hi[i] = b * c + a * s;
+            }
+        }
+    }
+}
+
+void CPU(rope_fwd)(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head)
+{
+    rotate(dev, qkv, pos, table, n_head, 1);
+}
+
+void CPU(rope_bwd)(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head)
+{
+    rotate(dev, dqkv, pos, table, n_head, -1);
+}

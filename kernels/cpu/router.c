@@ -1,0 +1,129 @@
+/* router.c - which experts a token goes to, with what weight, and the gradient of that (architectures 0.7 R1, 0.9). */
+#include "kernels/cpu/gemm.h"
+
+#include <string.h>
+
+#define I32(t) ((int32_t *)(t).data)
+
+/* The k best of n logits into idx, ascending ids; of equal logits the lower id wins. Whatever the logits are, NaN
+ * included, the ids are distinct and in range. */
+static void top_k(int32_t *idx, const real *logits, int64_t n, int64_t k)
+{
+    for (int64_t e = 0; e < n; e++) { /* idx[0 .. e) by descending logit */
+        int64_t at = MT_MIN(e, k);
+        while (at > 0 && logits[e] > logits[idx[at - 1]]) at--;
+        if (at == k) continue;
+        for (int64_t j = MT_MIN(e, k - 1); j > at; j--) idx[j] = idx[j - 1];
+        idx[at] = (int32_t)e;
+    }
+    for (int64_t j = 1; j < k; j++) {
+        int32_t id = idx[j];
+        int64_t at = j;
+        for (; at > 0 && idx[at - 1] > id; at--) idx[at] = idx[at - 1];
+        idx[at] = id;
+    }
+}
+
+/* p = softmax(x) over n values; when ids is given, over x[ids[i]]. In place is fine without ids. */
+static void softmax(real *p, const real *x, const int32_t *ids, int64_t n)
+{
+    real max = ids ? x[ids[0]] : x[0], sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        real v = ids ? x[ids[i]] : x[i];
+        p[i] = v;
+        if (v > max) max = v;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        p[i] = real_exp(p[i] - max);
+        sum += p[i];
+    }
+    for (int64_t i = 0; i < n; i++) p[i] /= sum;
+}
+
+void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
+                     struct tensor bias)
+{
+    gemm_fwd(dev, logits.data, logits.ld, x.data, x.ld, x.shape[0], w);
+    if (dev->measuring) return;
+    int64_t n_exp = logits.shape[1], k = r->idx.shape[1];
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++) {
+        real *l = real_row(logits, t);
+        int32_t *idx = I32(r->idx) + t * k;
+        for (int64_t e = 0; bias.rank && e < n_exp; e++) l[e] += ((const float *)bias.data)[e];
+        top_k(idx, l, n_exp, k);
+        softmax(real_row(r->gate, t), l, idx, k);
+    }
+}
+
+void CPU(route_sort)(struct device *dev, struct route *r, int64_t n_exp)
+{
+    if (dev->measuring) return;
+    int64_t n_slot = r->idx.shape[0] * r->idx.shape[1];
+    int32_t *offs = I32(r->offs), *next = offs + 1; /* next[e]: first the rows of e, then where its next row goes */
+    memset(offs, 0, (size_t)(n_exp + 1) * sizeof(*offs));
+    for (int64_t s = 0; s < n_slot; s++) next[I32(r->idx)[s]]++;
+    for (int64_t e = 0, sum = 0; e < n_exp; e++) {
+        int32_t count = next[e];
+        next[e] = (int32_t)sum;
+        sum += count;
+    }
+    for (int64_t s = 0; s < n_slot; s++) {
+        int32_t row = next[I32(r->idx)[s]]++;
+        I32(r->row_slot)[row] = (int32_t)s;
+        I32(r->slot_row)[s] = row;
+    }
+}
+
+void CPU(aux_stats)(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r)
+{
+    int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
+    struct tensor prob = arena_tensor_2d(&dev->work, DT_REAL, n_tok, n_exp);
+    if (!dev->measuring) {
+        real *sum = aux->prob.data, *count = aux->count.data;
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+        for (int64_t t = 0; t < n_tok; t++) softmax(real_row(prob, t), real_row(logits, t), NULL, n_exp);
+        for (int64_t t = 0; t < n_tok; t++) {
+            for (int64_t e = 0; e < n_exp; e++) sum[e] += real_row(prob, t)[e];
+        }
+        for (int64_t s = 0; s < tensor_count(r->idx); s++) count[I32(r->idx)[s]] += 1;
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* dl [E] of one token from its combine weights: dl_i = gate_i (dgate_i - sum_j gate_j dgate_j), 0 for experts not
+ * chosen. */
+static void gate_bwd(real *dl, const real *gate, const real *dgate, const int32_t *idx, int64_t k)
+{
+    real mean = 0;
+    for (int64_t j = 0; j < k; j++) mean += gate[j] * dgate[j];
+    for (int64_t j = 0; j < k; j++) dl[idx[j]] = gate[j] * (dgate[j] - mean);
+}
+
+/* dl += coef E / rows P_i (F_i - sum_j F_j P_j), F = count / rows held constant; p [E] is scratch. */
+static void aux_bwd(real *dl, real *p, const real *logits, const struct aux *aux, int64_t n_exp)
+{
+    const real *count = aux->count.data;
+    real rows = (real)aux->rows, scale = aux->coef * (real)n_exp / rows, mean = 0;
+    softmax(p, logits, NULL, n_exp);
+    for (int64_t e = 0; e < n_exp; e++) mean += count[e] / rows * p[e];
+    for (int64_t e = 0; e < n_exp; e++) dl[e] += scale * p[e] * (count[e] / rows - mean);
+}
+
+void CPU(router_bwd)(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
+                     struct tensor logits, const struct weight *w, const struct aux *aux)
+{
+    int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1], k = dgate.shape[1];
+    struct tensor dl = arena_tensor_2d(&dev->work, DT_REAL, n_tok, n_exp);
+    struct tensor prob = arena_tensor_2d(&dev->work, DT_REAL, aux->coef != 0 ? n_tok : 0, n_exp);
+    if (!dev->measuring) {
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+        for (int64_t t = 0; t < n_tok; t++) {
+            memset(real_row(dl, t), 0, (size_t)n_exp * sizeof(real));
+            gate_bwd(real_row(dl, t), real_row(r->gate, t), real_row(dgate, t), I32(r->idx) + t * k, k);
+            if (aux->coef != 0) aux_bwd(real_row(dl, t), real_row(prob, t), real_row(logits, t), aux, n_exp);
+        }
+    }
+    gemm_bwd(dev, dx.data, dx.ld, dl.data, dl.ld, n_tok, w, true);
+    arena_release(&dev->work, mark);
+}

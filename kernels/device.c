@@ -1,0 +1,194 @@
+/* device.c - opening a device, its arenas, and moving values between it and the host. */
+#include "kernels/device.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/ops.h"
+
+/* ---- open and close ---- */
+
+static int open_cpu(struct device *dev, const char *dtype, struct err *err)
+{
+    bool bf16 = !strcmp(dtype, "bf16");
+    if (!bf16 && strcmp(dtype, "auto") && strcmp(dtype, "fp32"))
+        return err_set(err, "train.dtype is \"%s\": choose auto, fp32 or bf16", dtype);
+    dev->ops = ops_cpu();
+    if (!dev->ops)
+        return err_set(err,
+                       "this program was built for a processor with AVX2 and FMA, or more, and this one lacks them: "
+                       "build with cmake -DMOETRAIN_MARCH=native on this machine");
+    dev->round_bf16 = bf16;
+    return 0;
+}
+
+static int open_cuda(struct device *dev, const char *dtype, struct err *err)
+{
+    dev->ops = ops_cuda();
+    if (!dev->ops)
+        return err_set(err, "train.device is \"cuda\", but this program was built without CUDA: choose cpu, or build "
+                            "with cmake -DMOETRAIN_CUDA=on where the CUDA Toolkit is installed");
+    if (strcmp(dtype, "auto") && strcmp(dtype, "bf16"))
+        return err_set(err, "train.dtype is \"%s\": the CUDA backend computes in bf16; choose auto or bf16", dtype);
+    return 0;
+}
+
+/* As many as OpenMP starts by itself: it knows the cores this process may use. */
+static int default_threads(void)
+{
+    int n = 0;
+#pragma omp parallel reduction(+ : n)
+    n++;
+    return n;
+}
+
+static void set_up(struct device *dev)
+{
+    dev->name = dev->ops->name;
+    dev->act = dev->ops->act;
+    dev->stat = dev->ops->stat;
+    dev->n_threads = default_threads();
+}
+
+int device_open(struct device *dev, const char *name, const char *dtype, struct err *err)
+{
+    memset(dev, 0, sizeof(*dev));
+    bool automatic = !strcmp(name, "auto");
+    if (!automatic && strcmp(name, "cpu") && strcmp(name, "cuda"))
+        return err_set(err, "train.device is \"%s\": choose auto, cpu or cuda", name);
+    bool cuda = automatic ? ops_cuda() != NULL : !strcmp(name, "cuda");
+    if (cuda ? open_cuda(dev, dtype, err) : open_cpu(dev, dtype, err)) return -1;
+    set_up(dev);
+    return 0;
+}
+
+void device_open_oracle(struct device *dev)
+{
+    memset(dev, 0, sizeof(*dev));
+    dev->ops = ops_cpu64();
+    MT_REQUIRE(dev->ops, "this processor lacks instructions that the CPU kernels were compiled for");
+    set_up(dev);
+}
+
+void device_measure(struct device *dev, const struct device *like)
+{
+    *dev = *like;
+    dev->measuring = true;
+    dev->flops = 0;
+    dev->weights = arena_measure("weights");
+    dev->state = arena_measure("state");
+    dev->work = arena_measure("work");
+}
+
+/* Bytes that processes can still get: MemAvailable of Linux, else all of the memory. */
+static int64_t host_available(void)
+{
+    char text[4096];
+    FILE *f = fopen("/proc/meminfo", "r");
+    size_t n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+    if (f) fclose(f);
+    text[n] = 0;
+    long long kib;
+    const char *line = strstr(text, "MemAvailable:");
+    if (line && sscanf(line, "MemAvailable: %lld", &kib) == 1) return (int64_t)kib * 1024;
+    return (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
+}
+
+int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err)
+{
+    char want[32], have[32];
+    int64_t available = dev->ops == ops_cuda() ? INT64_MAX : host_available();
+    void *base = bytes <= available ? dev->ops->alloc(bytes) : NULL;
+    *a = (struct arena){.name = name, .base = base, .cap = base ? bytes : 0};
+    if (base) return 0;
+    return err_set(err, "not enough memory on %s: the %s need %s, %s", dev->name, name, str_bytes(want, bytes),
+                   available == INT64_MAX ? "which the device does not have free" : str_bytes(have, available));
+}
+
+void device_close(struct device *dev)
+{
+    struct arena *arenas[] = {&dev->weights, &dev->state, &dev->work};
+    for (int i = 0; i < 3; i++)
+        if (arenas[i]->base) dev->ops->free(arenas[i]->base);
+    memset(dev, 0, sizeof(*dev));
+}
+
+/* ---- values ---- */
+
+void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes)
+{
+    if (!dev->measuring) dev->ops->upload(dst, src, bytes);
+}
+
+void device_download(struct device *dev, void *dst, const void *src, int64_t bytes)
+{
+    if (dev->measuring)
+        memset(dst, 0, (size_t)bytes);
+    else
+        dev->ops->download(dst, src, bytes);
+}
+
+static bool contiguous(struct tensor x) { return x.rank <= 1 || x.ld == x.shape[x.rank - 1]; }
+
+void device_zero(struct device *dev, struct tensor x)
+{
+    if (dev->measuring || !x.rank) return;
+    int64_t size = dtype_size(x.dtype), n = tensor_count(x), row = contiguous(x) ? n : x.shape[x.rank - 1];
+    int64_t stride = contiguous(x) ? n : x.ld;
+    for (int64_t r = 0; n && r < n / row; r++) dev->ops->zero((char *)x.data + r * stride * size, row * size);
+}
+
+/* Element i of a host buffer in dtype t. */
+static void put(void *host, enum dtype t, int64_t i, double v)
+{
+    switch (t) {
+    case DT_F32: ((float *)host)[i] = (float)v; return;
+    case DT_F64: ((double *)host)[i] = v; return;
+    case DT_BF16: ((uint16_t *)host)[i] = f32_to_bf16((float)v); return;
+    default: MT_REQUIRE(false, "values of dtype %s", dtype_name(t));
+    }
+}
+
+static double get(const void *host, enum dtype t, int64_t i)
+{
+    switch (t) {
+    case DT_F32: return (double)((const float *)host)[i];
+    case DT_F64: return ((const double *)host)[i];
+    case DT_BF16: return (double)bf16_to_f32(((const uint16_t *)host)[i]);
+    default: MT_REQUIRE(false, "values of dtype %s", dtype_name(t));
+    }
+}
+
+/* `values` are of dtype t on the host; both directions go through a buffer of x's dtype. */
+static void set_values(struct device *dev, struct tensor x, const void *values, enum dtype t)
+{
+    MT_REQUIRE(contiguous(x), "values of a tensor with gaps");
+    if (dev->measuring) return;
+    if (t == x.dtype) {
+        dev->ops->upload(x.data, values, tensor_bytes(x));
+        return;
+    }
+    void *host = mem_alloc(tensor_bytes(x));
+    for (int64_t i = 0; i < tensor_count(x); i++) put(host, x.dtype, i, get(values, t, i));
+    dev->ops->upload(x.data, host, tensor_bytes(x));
+    mem_free(host);
+}
+
+static void get_values(struct device *dev, void *values, enum dtype t, struct tensor x)
+{
+    MT_REQUIRE(contiguous(x), "values of a tensor with gaps");
+    if (dev->measuring || t == x.dtype) {
+        device_download(dev, values, x.data, tensor_count(x) * dtype_size(t));
+        return;
+    }
+    void *host = mem_alloc(tensor_bytes(x));
+    dev->ops->download(host, x.data, tensor_bytes(x));
+    for (int64_t i = 0; i < tensor_count(x); i++) put(values, t, i, get(host, x.dtype, i));
+    mem_free(host);
+}
+
+void device_set(struct device *dev, struct tensor x, const double *values) { set_values(dev, x, values, DT_F64); }
+void device_get(struct device *dev, double *values, struct tensor x) { get_values(dev, values, DT_F64, x); }
+void device_set_f32(struct device *dev, struct tensor x, const float *values) { set_values(dev, x, values, DT_F32); }
+void device_get_f32(struct device *dev, float *values, struct tensor x) { get_values(dev, values, DT_F32, x); }

@@ -1,0 +1,451 @@
+/* ops.c - the front doors: check every shape and dtype, count the work, call the backend, round where dtype = bf16 on
+ * the CPU. A wrong shape is a bug in the caller and stops the process with both shapes in words.
+ *
+ * FLOPs counted are those of the matrix products, a multiply and an add being two; what each product is stands beside
+ * it. Elementwise work and reductions over rows are left out. */
+#include "kernels/ops.h"
+
+#include <stdio.h>
+
+/* ---- checks ---- */
+
+static const char *shape_text(char buf[96], enum dtype t, int rank, const int64_t *shape)
+{
+    int n = snprintf(buf, 96, "%s [", dtype_name(t));
+    for (int i = 0; i < rank && n < 96; i++)
+        n += snprintf(buf + n, (size_t)(96 - n), "%s%lld", i ? ", " : "", (long long)shape[i]);
+    if (n < 95) snprintf(buf + n, (size_t)(96 - n), "]");
+    return buf;
+}
+
+static void want(const char *op, const char *name, struct tensor x, enum dtype t, int rank, const int64_t *shape)
+{
+    char have[96], need[96];
+    bool same = x.rank == rank && x.dtype == t && (rank < 2 || x.ld >= shape[rank - 1]);
+    for (int i = 0; i < rank; i++) same = same && x.shape[i] == shape[i];
+    MT_REQUIRE(same, "%s: %s is %s (ld %lld), must be %s", op, name, shape_text(have, x.dtype, x.rank, x.shape),
+               (long long)x.ld, shape_text(need, t, rank, shape));
+}
+
+#define WANT(x, dtype, ...)                                                                                            \
+    want(__func__, #x, x, dtype, (int)MT_LEN(((int64_t[]){__VA_ARGS__})), (int64_t[]){__VA_ARGS__})
+/* The same for a tensor that may be absent. */
+#define WANT_OPT(x, dtype, ...)                                                                                        \
+    do {                                                                                                               \
+        if ((x).rank) WANT(x, dtype, __VA_ARGS__);                                                                     \
+    } while (0)
+
+static void want_weight(const char *op, const struct weight *w, int64_t n_exp, int64_t n_out, int64_t n_in)
+{
+    MT_REQUIRE(w->format != WF_NONE && w->n_exp == n_exp && w->n_out == n_out && w->n_in == n_in,
+               "%s: the weight is %s [%lld, %lld, %lld], must be [%lld, %lld, %lld]", op, weight_format_name(w->format),
+               (long long)w->n_exp, (long long)w->n_out, (long long)w->n_in, (long long)n_exp, (long long)n_out,
+               (long long)n_in);
+}
+
+/* An adapter on a dense [out, in] matrix, and its saved product. */
+static void want_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row, int64_t n_out,
+                      int64_t n_in)
+{
+    if (!l->r) return;
+    int64_t rows = 0;
+    MT_REQUIRE(l->n_seg >= 1 && l->n_seg <= 3 && l->dropout >= 0 && l->dropout < 1, "adapter: %d segments, dropout %g",
+               l->n_seg, (double)l->dropout);
+    for (int s = 0; s < l->n_seg; rows += l->seg_cols[s++])
+        MT_REQUIRE(l->seg_first[s] >= 0 && l->seg_cols[s] >= 0 && l->seg_first[s] <= n_out - l->seg_cols[s],
+                   "adapter: segment %d is columns %lld + %lld of %lld", s, (long long)l->seg_first[s],
+                   (long long)l->seg_cols[s], (long long)n_out);
+    WANT(l->a, dev->act, l->n_seg * l->r, n_in);
+    WANT(l->b, dev->act, rows, l->r);
+    WANT(xa, dev->act, n_row, l->n_seg * l->r);
+}
+
+/* An adapter on every expert, and its saved product. */
+static void want_expert_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row,
+                             const struct weight *w)
+{
+    if (!l->r) return;
+    MT_REQUIRE(l->n_seg == 1 && l->dropout <= 0, "expert adapter: %d segments, dropout %g", l->n_seg,
+               (double)l->dropout);
+    WANT(l->a, dev->act, w->n_exp, l->r, w->n_in);
+    WANT(l->b, dev->act, w->n_exp, w->n_out, l->r);
+    WANT(xa, dev->act, n_row, l->r);
+}
+
+static void want_grad(struct device *dev, const struct lora_grad *g, const struct lora *l)
+{
+    if (!l->r) return;
+    want(__func__, "grad->a", g->a, dev->stat, l->a.rank, l->a.shape);
+    want(__func__, "grad->b", g->b, dev->stat, l->b.rank, l->b.shape);
+}
+
+/* Returns J. */
+static int64_t want_route(struct device *dev, const struct route *r, int64_t n_tok, int64_t n_exp)
+{
+    int64_t n_top = r->idx.rank == 2 ? r->idx.shape[1] : 0;
+    WANT(r->idx, DT_I32, n_tok, n_top);
+    WANT(r->gate, dev->stat, n_tok, n_top);
+    WANT(r->offs, DT_I32, n_exp + 1);
+    WANT(r->row_slot, DT_I32, n_tok * n_top);
+    WANT(r->slot_row, DT_I32, n_tok, n_top);
+    return n_top;
+}
+
+static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, struct tensor lse,
+                      const struct seqs *seqs, const struct attn_shape *s)
+{
+    int64_t n_tok = qkv.shape[0];
+    MT_REQUIRE(s->n_kv > 0 && s->n_head > 0 && s->n_head % s->n_kv == 0 && s->head_dim > 0 && s->window >= 0,
+               "%lld heads, %lld kv heads of %lld, window %lld", (long long)s->n_head, (long long)s->n_kv,
+               (long long)s->head_dim, (long long)s->window);
+    WANT(qkv, dev->act, n_tok, (s->n_head + 2 * s->n_kv) * s->head_dim);
+    WANT(o, dev->act, n_tok, s->n_head * s->head_dim);
+    WANT(lse, dev->stat, n_tok, s->n_head);
+    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+}
+
+/* ---- work and rounding ---- */
+
+/* A product of [m, k] by [k, n]. */
+static void count_gemm(struct device *dev, int64_t m, int64_t n, int64_t k)
+{
+    dev->flops += 2 * (double)m * (double)n * (double)k;
+}
+
+/* One pass of m rows through an adapter: x A^T and (x A^T) B^T, or the two products of their gradients. */
+static void count_lora(struct device *dev, int64_t m, const struct lora *l, int64_t n_in, int64_t n_out)
+{
+    if (l->r) count_gemm(dev, m, l->r, n_in + n_out);
+}
+
+static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l)
+{
+    if (l->r) count_lora(dev, m, l, l->n_seg * l->a.shape[1], l->b.shape[0]);
+}
+
+/* Multiply-adds of one attention product over the visible pairs; a window bounds them by its width per query. */
+static void count_attn(struct device *dev, int n_products, int64_t n_tok, const struct seqs *seqs,
+                       const struct attn_shape *s)
+{
+    double pairs = s->window ? MT_MIN(seqs->pairs, (double)n_tok * (double)s->window) : seqs->pairs;
+    dev->flops += 2 * n_products * pairs * (double)(s->n_head * s->head_dim);
+}
+
+/* train.dtype = bf16 on the CPU: an activation is what bf16 can hold, though kept in f32. */
+static void round_act(struct device *dev, struct tensor x)
+{
+    if (!dev->round_bf16 || dev->measuring || !x.rank) return;
+    int64_t cols = x.shape[x.rank - 1], rows = cols ? tensor_count(x) / cols : 0;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < rows; t++) {
+        float *row = (float *)x.data + t * x.ld;
+        for (int64_t i = 0; i < cols; i++) row[i] = bf16_to_f32(f32_to_bf16(row[i]));
+    }
+}
+
+/* ---- dense ops ---- */
+
+void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok)
+{
+    WANT(y, dev->act, tok.shape[0], w->n_in);
+    WANT(tok, DT_I32, y.shape[0]);
+    want_weight(__func__, w, 1, w->n_out, y.shape[1]);
+    dev->ops->embed_fwd(dev, y, w, tok);
+    round_act(dev, y);
+}
+
+void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
+                    float eps)
+{
+    int64_t n_tok = x.shape[0], dim = w.shape[0];
+    WANT(y, dev->act, n_tok, dim);
+    WANT(rstd, dev->stat, n_tok);
+    WANT(x, dev->act, n_tok, dim);
+    WANT(w, DT_F32, dim);
+    dev->ops->rmsnorm_fwd(dev, y, rstd, x, w, eps);
+    round_act(dev, y);
+}
+
+void op_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
+                    struct tensor w)
+{
+    int64_t n_tok = x.shape[0], dim = w.shape[0];
+    WANT(dx, dev->act, n_tok, dim);
+    WANT(dy, dev->act, n_tok, dim);
+    WANT(x, dev->act, n_tok, dim);
+    WANT(rstd, dev->stat, n_tok);
+    WANT(w, DT_F32, dim);
+    dev->ops->rmsnorm_bwd(dev, dx, dy, x, rstd, w);
+    round_act(dev, dx);
+}
+
+void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct weight *w,
+                   struct tensor bias, struct tensor res, const struct lora *lora)
+{
+    int64_t n_tok = x.shape[0];
+    want_weight(__func__, w, 1, y.shape[1], x.shape[1]);
+    WANT(y, dev->act, n_tok, w->n_out);
+    WANT(x, dev->act, n_tok, w->n_in);
+    WANT_OPT(bias, DT_F32, w->n_out);
+    WANT_OPT(res, dev->act, n_tok, w->n_out);
+    want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
+    count_gemm(dev, n_tok, w->n_out, w->n_in); /* x W^T */
+    count_dense_lora(dev, n_tok, lora);        /* x A^T; (x A^T) B^T */
+    dev->ops->linear_fwd(dev, y, xa, x, w, bias, res, lora);
+    round_act(dev, y);
+    if (lora->r) round_act(dev, xa);
+}
+
+void op_linear_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
+                   struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora)
+{
+    int64_t n_tok = dy.shape[0];
+    want_weight(__func__, w, 1, dy.shape[1], x.shape[1]);
+    WANT_OPT(dx, dev->act, n_tok, w->n_in);
+    WANT(dy, dev->act, n_tok, w->n_out);
+    WANT(x, dev->act, n_tok, w->n_in);
+    want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
+    want_grad(dev, grad, lora);
+    if (dx.rank) count_gemm(dev, n_tok, w->n_out, w->n_in); /* dy W */
+    count_dense_lora(dev, n_tok, lora);                     /* dy B; (dy B) A */
+    count_dense_lora(dev, n_tok, lora);                     /* dy^T xa; (dy B)^T x */
+    dev->ops->linear_bwd(dev, dx, grad, dy, x, xa, w, lora);
+    round_act(dev, dx);
+}
+
+static void want_rope(struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head)
+{
+    WANT(pos, DT_I32, qkv.shape[0]);
+    WANT(table, DT_F32, table.shape[0], table.shape[1]);
+    MT_REQUIRE(table.shape[1] % 2 == 0 && qkv.rank == 2 && qkv.shape[1] >= n_head * table.shape[1],
+               "%lld heads of %lld in rows of %lld", (long long)n_head, (long long)table.shape[1],
+               (long long)qkv.shape[1]);
+}
+
+void op_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head)
+{
+    WANT(qkv, dev->act, qkv.shape[0], qkv.shape[1]);
+    want_rope(qkv, pos, table, n_head);
+    dev->ops->rope_fwd(dev, qkv, pos, table, n_head);
+    round_act(dev, tensor_cols(qkv, 0, n_head * table.shape[1]));
+}
+
+void op_rope_bwd(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head)
+{
+    WANT(dqkv, dev->act, dqkv.shape[0], dqkv.shape[1]);
+    want_rope(dqkv, pos, table, n_head);
+    dev->ops->rope_bwd(dev, dqkv, pos, table, n_head);
+    round_act(dev, tensor_cols(dqkv, 0, n_head * table.shape[1]));
+}
+
+void op_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
+                 const struct seqs *seqs, const struct attn_shape *shape)
+{
+    want_attn(dev, qkv, o, lse, seqs, shape);
+    WANT_OPT(sinks, DT_F32, shape->n_head);
+    count_attn(dev, 2, qkv.shape[0], seqs, shape); /* Q K^T; P V */
+    dev->ops->attn_fwd(dev, o, lse, qkv, sinks, seqs, shape);
+    round_act(dev, o);
+}
+
+void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
+                 struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    want_attn(dev, qkv, o, lse, seqs, shape);
+    want_attn(dev, dqkv, dout, lse, seqs, shape);
+    count_attn(dev, 5, qkv.shape[0], seqs, shape); /* Q K^T again; dO V^T; P^T dO; dS^T Q; dS K */
+    dev->ops->attn_bwd(dev, dqkv, dout, o, lse, qkv, seqs, shape);
+    round_act(dev, dqkv);
+}
+
+void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
+                  const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+{
+    int64_t n_label = rows.shape[0], n_tok = x.shape[0];
+    want_weight(__func__, w, 1, w->n_out, x.shape[1]);
+    WANT(nll, dev->stat, n_label);
+    WANT(hit, DT_I32, n_label);
+    WANT_OPT(dx, dev->act, n_tok, w->n_in);
+    WANT(x, dev->act, n_tok, w->n_in);
+    WANT(rows, DT_I32, n_label);
+    WANT(ids, DT_I32, n_label);
+    MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
+    count_gemm(dev, n_label, w->n_out, w->n_in);              /* x W^T */
+    if (dx.rank) count_gemm(dev, n_label, w->n_out, w->n_in); /* dlogits W */
+    dev->ops->linear_ce(dev, nll, hit, dx, x, w, rows, ids, scale, chunk);
+    round_act(dev, dx);
+}
+
+/* ---- experts ---- */
+
+void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
+                   struct tensor bias)
+{
+    int64_t n_tok = x.shape[0];
+    int64_t n_top = want_route(dev, r, n_tok, w->n_out);
+    want_weight(__func__, w, 1, w->n_out, x.shape[1]);
+    MT_REQUIRE(n_top >= 1 && n_top <= w->n_out, "%lld experts of %lld per token", (long long)n_top,
+               (long long)w->n_out);
+    WANT(logits, dev->stat, n_tok, w->n_out);
+    WANT(x, dev->act, n_tok, w->n_in);
+    WANT_OPT(bias, DT_F32, w->n_out);
+    count_gemm(dev, n_tok, w->n_out, w->n_in);
+    dev->ops->router_fwd(dev, r, logits, x, w, bias);
+}
+
+void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)
+{
+    want_route(dev, r, r->idx.shape[0], n_exp);
+    dev->ops->route_sort(dev, r, n_exp);
+}
+
+static void want_aux(struct device *dev, const struct aux *aux, int64_t n_exp)
+{
+    WANT(aux->count, dev->stat, n_exp);
+    WANT(aux->prob, dev->stat, n_exp);
+}
+
+void op_aux_stats(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r)
+{
+    int64_t n_tok = logits.shape[0], n_exp = logits.shape[1];
+    WANT(logits, dev->stat, n_tok, n_exp);
+    want_aux(dev, aux, n_exp);
+    want_route(dev, r, n_tok, n_exp);
+    dev->ops->aux_stats(dev, aux, logits, r);
+}
+
+void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
+                   struct tensor logits, const struct weight *w, const struct aux *aux)
+{
+    int64_t n_tok = dx.shape[0];
+    int64_t n_top = want_route(dev, r, n_tok, w->n_out);
+    want_weight(__func__, w, 1, w->n_out, dx.shape[1]);
+    WANT(dx, dev->act, n_tok, w->n_in);
+    WANT(dgate, dev->stat, n_tok, n_top);
+    WANT(logits, dev->stat, n_tok, w->n_out);
+    bool auxiliary = aux->coef > 0 || aux->coef < 0;
+    if (auxiliary) want_aux(dev, aux, w->n_out);
+    count_gemm(dev, n_tok, auxiliary ? w->n_out : n_top, w->n_in); /* dl W: only chosen rows of W, or all */
+    dev->ops->router_bwd(dev, dx, dgate, r, logits, w, aux);
+    round_act(dev, dx);
+}
+
+void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
+                   const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
+                   const struct glu *glu)
+{
+    int64_t n_tok = x.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
+    want_weight(__func__, w, w->n_exp, 2 * act.shape[1], x.shape[1]);
+    WANT(act, dev->act, n_row, w->n_out / 2);
+    WANT(pre, dev->act, n_row, w->n_out);
+    WANT(x, dev->act, n_tok, w->n_in);
+    WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
+    want_expert_lora(dev, lora, xa, n_row, w);
+    count_gemm(dev, n_row, w->n_out, w->n_in); /* x W_e^T */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out);
+    dev->ops->moe_up_fwd(dev, act, pre, xa, x, r, w, bias, lora, glu);
+    round_act(dev, act);
+    round_act(dev, pre);
+    if (lora->r) round_act(dev, xa);
+}
+
+void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
+                     const struct weight *w, struct tensor bias, const struct lora *lora)
+{
+    int64_t n_tok = r->idx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
+    want_weight(__func__, w, w->n_exp, y.shape[1], act.shape[1]);
+    WANT(y, dev->act, n_row, w->n_out);
+    WANT(act, dev->act, n_row, w->n_in);
+    WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
+    want_expert_lora(dev, lora, ha, n_row, w);
+    count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out);
+    dev->ops->moe_down_fwd(dev, y, ha, act, r, w, bias, lora);
+    round_act(dev, y);
+    if (lora->r) round_act(dev, ha);
+}
+
+void op_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
+                        const struct route *r)
+{
+    int64_t n_tok = out.shape[0], dim = out.shape[1];
+    int64_t n_top = want_route(dev, r, n_tok, r->offs.shape[0] - 1);
+    WANT(out, dev->act, n_tok, dim);
+    WANT(res, dev->act, n_tok, dim);
+    WANT(y, dev->act, n_tok * n_top, dim);
+    dev->ops->moe_combine_fwd(dev, out, res, y, r);
+    round_act(dev, out);
+}
+
+void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
+                     struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
+                     const struct weight *w, struct tensor bias, const struct lora *lora, const struct glu *glu)
+{
+    int64_t n_tok = dout.shape[0], n_top = want_route(dev, r, n_tok, w->n_exp), n_row = n_tok * n_top;
+    want_weight(__func__, w, w->n_exp, dout.shape[1], act.shape[1]);
+    WANT(dpre, dev->act, n_row, 2 * w->n_in);
+    WANT(dgate, dev->stat, n_tok, n_top);
+    WANT(act, dev->act, n_row, w->n_in);
+    WANT(dout, dev->act, n_tok, w->n_out);
+    WANT(pre, dev->act, n_row, 2 * w->n_in);
+    WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
+    want_expert_lora(dev, lora, ha, n_row, w);
+    want_grad(dev, grad, lora);
+    count_gemm(dev, n_row, w->n_out, w->n_in);       /* dout W_e */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout B; (dout B) A */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
+    dev->ops->moe_down_bwd(dev, dpre, dgate, grad, act, dout, pre, ha, r, w, bias, lora, glu);
+    round_act(dev, dpre);
+    round_act(dev, act);
+}
+
+void op_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
+                   struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
+                   const struct lora *lora)
+{
+    int64_t n_tok = dx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
+    want_weight(__func__, w, w->n_exp, dpre.shape[1], dx.shape[1]);
+    WANT(dx, dev->act, n_tok, w->n_in);
+    WANT(dpre, dev->act, n_row, w->n_out);
+    WANT(x, dev->act, n_tok, w->n_in);
+    want_expert_lora(dev, lora, xa, n_row, w);
+    want_grad(dev, grad, lora);
+    count_gemm(dev, n_row, w->n_out, w->n_in);       /* dpre W_e */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre B; (dpre B) A */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
+    dev->ops->moe_up_bwd(dev, dx, grad, dpre, x, xa, r, w, lora);
+    round_act(dev, dx);
+}
+
+/* ---- parameters ---- */
+
+static bool contiguous(struct tensor x) { return x.rank == 1 || x.ld == x.shape[x.rank - 1]; }
+
+void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
+{
+    WANT(out, DT_F64, 2);
+    MT_REQUIRE(g.rank && contiguous(g) && (g.dtype == dev->stat || g.dtype == dev->act), "sumsq of %s, rank %d",
+               dtype_name(g.dtype), g.rank);
+    dev->ops->sumsq(dev, out, g);
+}
+
+void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
+              const struct adamw_step *step)
+{
+    int64_t n = p.shape[0];
+    WANT(p, dev->stat, n);
+    WANT(m, dev->stat, n);
+    WANT(v, dev->stat, n);
+    WANT(g, dev->stat, n);
+    dev->ops->adamw(dev, p, m, v, g, step);
+}
+
+void op_cast(struct device *dev, struct tensor dst, struct tensor src)
+{
+    MT_REQUIRE(dst.rank && src.rank && contiguous(dst) && contiguous(src) && dst.dtype == dev->act &&
+                   src.dtype == dev->stat && tensor_count(dst) == tensor_count(src),
+               "cast of %lld %s to %lld %s", (long long)tensor_count(src), dtype_name(src.dtype),
+               (long long)tensor_count(dst), dtype_name(dst.dtype));
+    dev->ops->cast(dev, dst, src);
+    round_act(dev, dst);
+}

@@ -1,0 +1,40 @@
+/* quant.h - the 4-bit formats, element by element, on the host. This is their definition: the fast decoders of the
+ * backends are tested against quant_value, and whoever packs weights at load or in a test calls the encoders. */
+#ifndef MT_QUANT_H
+#define MT_QUANT_H
+
+#include "kernels/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What the sixteen codes mean. FP4 is bitsandbytes' order, which is not that of e2m1; in both, bit 3 is the sign. */
+extern const float quant_nf4_code[16], quant_fp4_code[16], quant_e2m1_code[16];
+/* bitsandbytes' signed dynamic map, ascending: the values that q8 of a nested absmax stands for. */
+void quant_dynamic_map(float map[256]);
+
+float quant_e8m0(uint8_t scale);                                      /* 2^(scale - 127); NaN for 255 */
+float quant_absmax(const struct weight *w, int64_t e, int64_t block); /* of one block of expert e, nested or plain */
+/* Element i of expert e's flat matrix, any format: products and sums rounded to f32 one by one, as the publishers do.
+ */
+float quant_value(const struct weight *w, int64_t e, int64_t i);
+
+/* Encoders. They return how many of the n inputs are not finite; those are taken as 0. */
+
+/* nibbles [n/2], scales [n/32], n a multiple of 32. The shared exponent is that of the largest magnitude less two, so
+ * that values between 6 and 8 steps saturate; elements round to nearest, ties to the even code. */
+int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n);
+/* format WF_NF4 or WF_FP4; nibbles [ceil(n/2)], absmax [ceil(n/block)], block even. The bytes bitsandbytes' CUDA
+ * kernels write, thresholds included: some are an ulp away from the middle between two codes. A block of zeros decodes
+ * to zeros. */
+int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
+                         int64_t block);
+/* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map as above. */
+void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const float *absmax, int64_t n,
+                         const float map[256]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

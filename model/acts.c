@@ -1,0 +1,112 @@
+/* acts.c - lays out the activations of one micro-batch on the work arena. */
+#include "model/acts.h"
+
+const char *recompute_name(enum recompute r)
+{
+    static const char *const names[] = {"none", "selective", "full"};
+    return names[r];
+}
+
+static struct tensor act_2d(struct device *dev, int64_t rows, int64_t cols)
+{
+    return arena_tensor_2d(&dev->work, dev->act, rows, cols);
+}
+
+static struct tensor stat_1d(struct device *dev, int64_t n) { return arena_tensor_1d(&dev->work, dev->stat, n); }
+
+/* What the A product of an adapter leaves: absent without one. */
+static struct tensor adapter_2d(struct device *dev, int64_t rows, const struct lora *lora)
+{
+    return lora->r ? act_2d(dev, rows, lora->n_seg * lora->r) : (struct tensor){0};
+}
+
+static struct route push_route(struct device *dev, const struct arch *a, int64_t n_tok)
+{
+    struct arena *work = &dev->work;
+    return (struct route){
+        .idx = arena_tensor_2d(work, DT_I32, n_tok, a->top_k),
+        .gate = arena_tensor_2d(work, dev->stat, n_tok, a->top_k),
+        .offs = arena_tensor_1d(work, DT_I32, a->n_exp + 1),
+        .row_slot = arena_tensor_1d(work, DT_I32, n_tok * a->top_k),
+        .slot_row = arena_tensor_2d(work, DT_I32, n_tok, a->top_k),
+    };
+}
+
+static void push_input(struct layer_acts *s, struct device *dev, const struct arch *a, const struct lora_layer *lora,
+                       int64_t n_tok)
+{
+    s->route = push_route(dev, a, n_tok);
+    s->down_ha = adapter_2d(dev, n_tok * a->top_k, &lora->down);
+}
+
+static void push_attention(struct layer_acts *s, struct device *dev, const struct arch *a,
+                           const struct lora_layer *lora, int64_t n_tok)
+{
+    s->n1 = act_2d(dev, n_tok, a->d_model);
+    s->rstd1 = stat_1d(dev, n_tok);
+    s->qkv_xa = adapter_2d(dev, n_tok, &lora->qkv);
+    s->qkv = act_2d(dev, n_tok, arch_qkv_cols(a));
+    s->o = act_2d(dev, n_tok, a->n_head * a->head_dim);
+    s->lse = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_head);
+    s->out_xa = adapter_2d(dev, n_tok, &lora->out);
+    s->h = act_2d(dev, n_tok, a->d_model);
+}
+
+static void push_experts(struct layer_acts *s, struct device *dev, const struct arch *a, const struct lora_layer *lora,
+                         int64_t n_tok)
+{
+    s->n2 = act_2d(dev, n_tok, a->d_model);
+    s->rstd2 = stat_1d(dev, n_tok);
+    s->pre = act_2d(dev, n_tok * a->top_k, 2 * a->d_ff);
+    s->up_xa = adapter_2d(dev, n_tok * a->top_k, &lora->up);
+}
+
+/* The fields of one group, taken over from the slot that all layers share. A layer without an adapter ignores its xa. */
+static void share_attention(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
+{
+    s->n1 = slot->n1, s->rstd1 = slot->rstd1, s->qkv = slot->qkv, s->o = slot->o, s->lse = slot->lse, s->h = slot->h;
+    s->qkv_xa = lora->qkv.r ? slot->qkv_xa : (struct tensor){0};
+    s->out_xa = lora->out.r ? slot->out_xa : (struct tensor){0};
+}
+
+static void share_experts(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
+{
+    s->n2 = slot->n2, s->rstd2 = slot->rstd2, s->pre = slot->pre;
+    s->up_xa = lora->up.r ? slot->up_xa : (struct tensor){0};
+}
+
+void acts_init(struct acts *s, int64_t n_layer) { s->layers = mem_array(n_layer + 1, sizeof(*s->layers)); }
+
+void acts_push(struct acts *s, struct device *dev, const struct arch *a, const struct adapters *ad, int64_t n_tok,
+               bool backward, enum recompute mode, bool keep_logits)
+{
+    const bool save_attention = backward && mode != RECOMPUTE_FULL, save_experts = backward && mode == RECOMPUTE_NONE;
+    struct layer_acts slot = {0};
+    struct lora_layer widest = {0}; /* some layer's adapters, for the shared slot: they agree where they exist */
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (ad->layer_on[l]) widest = ad->layers[l];
+    if (!backward) push_input(&slot, dev, a, &widest, n_tok);
+    if (!save_attention) push_attention(&slot, dev, a, &widest, n_tok);
+    if (!save_experts) push_experts(&slot, dev, a, &widest, n_tok);
+    slot.logits = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_exp);
+    for (int64_t l = 0; l <= a->n_layer; l++) {
+        struct layer_acts *la = &s->layers[l];
+        *la = (struct layer_acts){0};
+        la->x = backward || l < 2 ? act_2d(dev, n_tok, a->d_model) : s->layers[l - 2].x;
+        if (l == a->n_layer) break;
+        const struct lora_layer *lora = &ad->layers[l];
+        if (backward) push_input(la, dev, a, lora, n_tok);
+        else la->route = slot.route, la->down_ha = lora->down.r ? slot.down_ha : (struct tensor){0};
+        la->logits = backward && keep_logits ? arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_exp) : slot.logits;
+        if (save_attention) push_attention(la, dev, a, lora, n_tok);
+        else share_attention(la, &slot, lora);
+        if (save_experts) push_experts(la, dev, a, lora, n_tok);
+        else share_experts(la, &slot, lora);
+    }
+}
+
+void acts_free(struct acts *s)
+{
+    mem_free(s->layers);
+    *s = (struct acts){0};
+}

@@ -1,0 +1,214 @@
+/* arch.c - one row per model family, and the reader of config.json in the spellings of transformers 4 and 5. */
+#include "model/arch.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "data/json.h"
+
+/* What config.json does not say. A family with another formula adds a field here, not a branch elsewhere. */
+struct family {
+    const char *model_type;
+    double theta, eps, alpha, limit; /* class defaults of transformers */
+    int64_t head_dim, window;
+    bool attn_bias, expert_bias, router_bias, sinks, alternate; /* alternate: even layers slide when layer_types is absent */
+    struct glu glu;
+};
+
+static const struct family families[] = {
+    {.model_type = "gpt_oss",
+     .theta = 150000,
+     .eps = 1e-5,
+     .alpha = 1.702,
+     .limit = 7,
+     .head_dim = 64,
+     .window = 128,
+     .attn_bias = true,
+     .expert_bias = true,
+     .router_bias = true,
+     .sinks = true,
+     .alternate = true,
+     .glu = {.kind = GLU_CLAMPED, .interleaved = true}},
+};
+
+static int find_family(const struct family **out, struct json root, struct err *err)
+{
+    const char *type;
+    if (json_get_str(root, "model_type", &type, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(families); i++)
+        if (!strcmp(families[i].model_type, type)) {
+            *out = &families[i];
+            return 0;
+        }
+    return json_error(root, err, "model_type \"%s\" is not supported; this version trains: gpt_oss", type);
+}
+
+static int read_sizes(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    const int64_t big = 1 << 24;
+    a->head_dim = f->head_dim;
+    a->max_len = 131072;
+    if (json_get_i64(root, "num_hidden_layers", 1, MT_MAX_LAYERS, &a->n_layer, err) ||
+        json_get_i64(root, "hidden_size", 1, big, &a->d_model, err) ||
+        json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) ||
+        json_get_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err) ||
+        json_opt_i64(root, "head_dim", 2, 4096, &a->head_dim, err) ||
+        json_get_i64(root, json_has(root, "num_local_experts") ? "num_local_experts" : "num_experts", 1, 65536,
+                     &a->n_exp, err) ||
+        json_get_i64(root, json_has(root, "num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token", 1,
+                     65536, &a->top_k, err) ||
+        json_get_i64(root, "intermediate_size", 1, big, &a->d_ff, err) ||
+        json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||
+        json_opt_i64(root, "max_position_embeddings", 1, big, &a->max_len, err))
+        return -1;
+    if (a->n_head % a->n_kv)
+        return json_error(root, err, "num_attention_heads %lld is no multiple of num_key_value_heads %lld",
+                          (long long)a->n_head, (long long)a->n_kv);
+    if (a->top_k > a->n_exp)
+        return json_error(root, err, "%lld experts per token, but there are %lld experts", (long long)a->top_k,
+                          (long long)a->n_exp);
+    if (a->head_dim % 2) return json_error(root, err, "head_dim %lld is odd", (long long)a->head_dim);
+    return 0;
+}
+
+/* transformers 5 has one rope_parameters, 4 has rope_theta beside rope_scaling; rope_type was once called type. */
+static int read_rope(struct rope_arch *r, struct json root, const struct family *f, struct err *err)
+{
+    struct json scaling = json_find(root, "rope_parameters");
+    const char *type = "default";
+    *r = (struct rope_arch){.theta = f->theta, .factor = 1, .beta_fast = 32, .beta_slow = 1, .truncate = true};
+    if (json_type(scaling) != JSON_OBJECT) scaling = json_find(root, "rope_scaling");
+    if (json_opt_f64(root, "rope_theta", &r->theta, err)) return -1;
+    if (json_type(scaling) == JSON_OBJECT) {
+        if (json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
+            json_opt_str(scaling, "rope_type", &type, err))
+            return -1;
+    } else if (json_type(scaling) != JSON_ABSENT && json_type(scaling) != JSON_NULL) {
+        return json_error(scaling, err, "is not an object");
+    }
+    if (!(r->theta > 1)) return json_error(root, err, "rope_theta %g is not above 1", r->theta);
+    if (!strcmp(type, "default")) {
+        r->attention_factor = 1;
+        return 0;
+    }
+    if (strcmp(type, "yarn")) return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
+    r->yarn = true;
+    if (json_has(scaling, "mscale") || json_has(scaling, "mscale_all_dim"))
+        return json_error(scaling, err, "mscale and mscale_all_dim are not supported");
+    if (json_get_f64(scaling, "factor", &r->factor, err) ||
+        json_get_i64(scaling, "original_max_position_embeddings", 1, 1 << 24, &r->original_len, err) ||
+        json_opt_f64(scaling, "beta_fast", &r->beta_fast, err) ||
+        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) ||
+        json_opt_bool(scaling, "truncate", &r->truncate, err))
+        return -1;
+    if (!(r->factor >= 1)) return json_error(scaling, err, "factor %g is below 1", r->factor);
+    if (!(r->beta_fast > 0) || !(r->beta_slow > 0)) return json_error(scaling, err, "beta_fast and beta_slow must be positive");
+    r->attention_factor = 0.1 * log(r->factor) + 1;
+    return json_opt_f64(scaling, "attention_factor", &r->attention_factor, err);
+}
+
+static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    int64_t window = f->window;
+    struct json types = json_find(root, "layer_types");
+    if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err)) return -1;
+    if (json_type(types) == JSON_ABSENT || json_type(types) == JSON_NULL) {
+        for (int64_t l = 0; l < a->n_layer; l++) a->window[l] = f->alternate && l % 2 == 0 ? window : 0;
+        return 0;
+    }
+    if (json_type(types) != JSON_ARRAY || json_count(types) != a->n_layer)
+        return json_error(types, err, "is not a list of %lld names", (long long)a->n_layer);
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        const char *name;
+        int64_t size;
+        struct json item = json_at(types, l);
+        if (json_str(item, &name, &size, err)) return -1;
+        if (!strcmp(name, "sliding_attention")) a->window[l] = window;
+        else if (!strcmp(name, "full_attention")) a->window[l] = 0;
+        else return json_error(item, err, "\"%s\" is not supported (sliding_attention, full_attention)", name);
+    }
+    return 0;
+}
+
+/* Switches whose other setting would change the mathematics without this program noticing. */
+static int read_switches(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
+    bool bias = f->attn_bias;
+    const char *act = "silu";
+    if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
+        json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
+        json_opt_bool(root, "attention_bias", &bias, err) || json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
+        return -1;
+    if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
+    if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
+    if (!(eps > 0)) return json_error(root, err, "rms_norm_eps %g is not positive", eps);
+    a->norm_eps = (float)eps;
+    a->attn_bias = bias;
+    a->expert_bias = f->expert_bias;
+    a->router_bias = f->router_bias;
+    a->sinks = f->sinks;
+    a->attn_scale = (float)(1 / sqrt((double)a->head_dim));
+    a->glu = f->glu;
+    a->glu.alpha = (float)alpha;
+    a->glu.limit = (float)limit;
+    return 0;
+}
+
+int arch_load(struct arch *a, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    const struct family *f;
+    int rc = -1;
+    *a = (struct arch){0};
+    if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
+    struct json_doc *doc = json_load(path, 16 << 20, err);
+    if (!doc) return -1;
+    struct json root = json_root(doc);
+    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_rope(&a->rope, root, f, err) ||
+        read_windows(a, root, f, err) || read_switches(a, root, f, err))
+        goto out;
+    a->family = f->model_type;
+    rc = 0;
+out:
+    json_free(doc);
+    return rc;
+}
+
+int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
+
+/* architectures.md 0.3. Frequencies and angles are rounded to f32 where transformers rounds them: at position 100,000 the
+ * f32 angle is what the model was trained on, not the exact one. */
+static void rope_frequencies(const struct arch *a, float *inv_freq)
+{
+    const struct rope_arch *r = &a->rope;
+    const double d = (double)a->head_dim, ln_base = log(r->theta), pi = 3.14159265358979323846;
+    double low = 0, high = 0;
+    if (r->yarn) {
+        low = d * log((double)r->original_len / (2 * pi * r->beta_fast)) / (2 * ln_base);
+        high = d * log((double)r->original_len / (2 * pi * r->beta_slow)) / (2 * ln_base);
+        if (r->truncate) low = floor(low), high = ceil(high);
+        low = fmax(low, 0);
+        high = fmin(high, d - 1);
+        if (low == high) high += 0.001;
+    }
+    for (int64_t i = 0; i < a->head_dim / 2; i++) {
+        double pos = pow(r->theta, 2 * (double)i / d);
+        double ramp = r->yarn ? fmin(fmax(((double)i - low) / (high - low), 0), 1) : 0;
+        inv_freq[i] = (float)(ramp / (r->factor * pos) + (1 - ramp) / pos);
+    }
+}
+
+void arch_rope_table(const struct arch *a, int64_t n, float *table)
+{
+    const int64_t half = a->head_dim / 2;
+    float *inv_freq = mem_array(half, sizeof(float));
+    rope_frequencies(a, inv_freq);
+    for (int64_t p = 0; p < n; p++)
+        for (int64_t i = 0; i < half; i++) {
+            float angle = (float)p * inv_freq[i];
+            table[p * a->head_dim + i] = (float)(cos((double)angle) * a->rope.attention_factor);
+            table[p * a->head_dim + half + i] = (float)(sin((double)angle) * a->rope.attention_factor);
+        }
+    mem_free(inv_freq);
+}

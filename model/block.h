@@ -1,0 +1,26 @@
+/* block.h - one transformer layer: forward, recomputation, backward. */
+#ifndef MT_BLOCK_H
+#define MT_BLOCK_H
+
+#include "model/acts.h"
+#include "model/weights.h"
+
+/* All that a layer reads besides its activations. */
+struct block {
+    struct device *dev;
+    const struct arch *a;
+    const struct layer_weights *w;
+    const struct lora_layer *lora;
+    struct attn_shape attn;
+    const struct seqs *seqs;
+    struct tensor pos, rope; /* [T] i32, [P, A] f32 */
+    struct aux *aux;         /* coef 0: off */
+};
+
+void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y); /* y [T, D] act =, the next layer's x */
+/* Fills the groups of s that are not saved, from s->x and the saved routing. */
+void block_recompute(const struct block *b, struct layer_acts *s, enum recompute mode);
+/* dres [T, D] act, in place: gradient of y on entry, of x on return. Adapter gradients +=. */
+void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor dres);
+
+#endif

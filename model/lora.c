@@ -1,0 +1,307 @@
+/* lora.c - plans, allocates and initialises the adapters.
+ *
+ * Flat layout, layer after layer, what is not trained left out; each group begins at a multiple of 64 elements and the
+ * padding between groups stays zero, so that ops may read whole cache lines and norms may run over the array as one:
+ *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
+ * The members of a bracket touch: q, k and v feed one fused product and their adapters are one struct lora. */
+#include "model/lora.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUP_ALIGN      64
+#define MAX_RANK         65536
+#define PARAMS_PER_LAYER (2 * LORA_TARGETS)
+
+static const char *const target_names[LORA_TARGETS] = {"q_proj", "k_proj",       "v_proj",
+                                                       "o_proj", "gate_up_proj", "down_proj"};
+
+const char *lora_target_name(enum lora_target t) { return target_names[t]; }
+
+int64_t lora_param_count(const struct lora_param *p) { return p->n_exp * p->rows * p->cols; }
+
+void lora_param_name(const struct lora_param *p, char name[64])
+{
+    snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, target_names[p->target], p->is_b ? 'B' : 'A');
+}
+
+/* Which matrix a target adapts: a stack of n_exp [out, in]. */
+static void target_shape(const struct arch *a, enum lora_target t, int64_t *n_exp, int64_t *out, int64_t *in)
+{
+    int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
+    bool expert = t == LORA_UP || t == LORA_DOWN;
+    *n_exp = expert ? a->n_exp : 1;
+    *in = t == LORA_O ? q : t == LORA_DOWN ? a->d_ff : a->d_model;
+    *out = t == LORA_Q ? q : t == LORA_UP ? 2 * a->d_ff : t == LORA_K || t == LORA_V ? kv : a->d_model;
+}
+
+/* The next word of a comma-separated list, blanks around it dropped; false at the end of the list. */
+static bool next_word(const char **list, char *word, size_t n)
+{
+    const char *s = *list;
+    if (!*s) return false;
+    size_t len = strcspn(s, ",");
+    *list = s + len + (s[len] == ',');
+    for (; len && *s == ' '; len--) s++;
+    while (len && s[len - 1] == ' ') len--;
+    snprintf(word, n, "%.*s", (int)MT_MIN(len, n - 1), s);
+    return true;
+}
+
+static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
+{
+    static const char *const words[] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "experts"};
+    char word[64];
+    bool any = false;
+    for (const char *s = targets; next_word(&s, word, sizeof(word));) {
+        int64_t w = 0;
+        while (w < MT_LEN(words) && strcmp(word, words[w])) w++;
+        if (w == MT_LEN(words)) {
+            const char *near = str_nearest(word, words, MT_LEN(words));
+            return err_set(err,
+                           "lora.targets: unknown target \"%s\"%s%s%s; known: q_proj, k_proj, v_proj, o_proj, experts, "
+                           "gate_up_proj, down_proj",
+                           word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
+        }
+        enum lora_target first = w < LORA_TARGETS ? (enum lora_target)w : LORA_UP;
+        enum lora_target last = w < LORA_TARGETS ? first : LORA_DOWN;
+        if (last >= LORA_UP && a->n_exp == 0)
+            return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no experts", word);
+        for (enum lora_target t = first; t <= last; t++) ad->target[t] = any = true;
+    }
+    if (!any) return err_set(err, "lora.targets is empty: nothing would be trained");
+    return 0;
+}
+
+/* "3" or "0-5" at s, all of it. */
+static bool parse_range(const char *s, int64_t *first, int64_t *last)
+{
+    char *end;
+    if (*s < '0' || *s > '9') return false;
+    *first = *last = strtoll(s, &end, 10);
+    if (*end == '-' && end[1] >= '0' && end[1] <= '9') *last = strtoll(end + 1, &end, 10);
+    return *end == '\0';
+}
+
+static int parse_layers(struct adapters *ad, const char *layers, struct err *err)
+{
+    char word[64];
+    bool all = !strcmp(layers, "") || !strcmp(layers, "all");
+    for (int64_t n = 0; n < ad->n_layer; n++) ad->layer_on[n] = all;
+    if (all) return 0;
+    for (const char *s = layers; next_word(&s, word, sizeof(word));) {
+        int64_t first, last;
+        if (!parse_range(word, &first, &last) || first > last)
+            return err_set(err, "lora.layers: \"%s\" is neither a layer nor a range; write \"all\" or like \"0-3,7\"",
+                           word);
+        if (last >= ad->n_layer)
+            return err_set(err, "lora.layers: \"%s\": the model has layers 0 to %lld", word,
+                           (long long)ad->n_layer - 1);
+        for (int64_t n = first; n <= last; n++) ad->layer_on[n] = true;
+    }
+    return 0;
+}
+
+static void add_param(struct adapters *ad, const struct arch *a, int64_t layer, enum lora_target t, bool is_b)
+{
+    int64_t n_exp, out, in;
+    if (!ad->target[t]) return;
+    target_shape(a, t, &n_exp, &out, &in);
+    struct lora_param *p = &ad->params[ad->n_params++];
+    *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = n_exp};
+    p->rows = is_b ? out : ad->r;
+    p->cols = is_b ? ad->r : in;
+    ad->n_values += lora_param_count(p);
+    ad->n_flat += lora_param_count(p);
+}
+
+static void end_group(struct adapters *ad) { ad->n_flat = (ad->n_flat + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
+
+static void plan_layer(struct adapters *ad, const struct arch *a, int64_t layer)
+{
+    for (int is_b = 0; is_b < 2; is_b++) {
+        for (enum lora_target t = LORA_Q; t <= LORA_V; t++) add_param(ad, a, layer, t, is_b);
+        end_group(ad);
+    }
+    for (enum lora_target t = LORA_O; t <= LORA_DOWN; t++)
+        for (int is_b = 0; is_b < 2; is_b++) {
+            add_param(ad, a, layer, t, is_b);
+            end_group(ad);
+        }
+}
+
+static int check_numbers(const struct lora_options *opt, struct err *err)
+{
+    if (opt->r < 1 || opt->r > MAX_RANK)
+        return err_set(err, "lora.r = %lld: the rank must be 1 to %d", (long long)opt->r, MAX_RANK);
+    if (!isfinite(opt->alpha) || opt->alpha <= 0)
+        return err_set(err, "lora.alpha = %g: must be a positive number", opt->alpha);
+    if (!(opt->dropout >= 0 && opt->dropout < 1))
+        return err_set(err, "lora.dropout = %g: must be at least 0 and below 1", opt->dropout);
+    return 0;
+}
+
+int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)
+{
+    *ad = (struct adapters){.r = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
+    if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err)) return -1;
+    ad->scale = (float)(opt->alpha / (opt->rslora ? sqrt((double)opt->r) : (double)opt->r));
+    ad->transposed = !strcmp(a->family, "gpt_oss");
+    ad->n_layer = ad->lowest_layer = a->n_layer;
+    ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));
+    ad->params = mem_array(a->n_layer * PARAMS_PER_LAYER, sizeof(*ad->params));
+    ad->layers = mem_array(a->n_layer, sizeof(*ad->layers));
+    if (parse_layers(ad, opt->layers, err)) {
+        adapters_free(ad);
+        return -1;
+    }
+    for (int64_t n = 0; n < ad->n_layer; n++) {
+        if (!ad->layer_on[n]) continue;
+        ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
+        plan_layer(ad, a, n);
+    }
+    return 0;
+}
+
+/* Elements off.. of a flat array, as rows x cols, or n of those; data stays NULL where nothing is allocated. */
+static struct tensor view(struct tensor flat, int64_t off, int64_t n, int64_t rows, int64_t cols)
+{
+    void *data = flat.data ? (char *)flat.data + off * dtype_size(flat.dtype) : NULL;
+    return n ? tensor_3d(data, flat.dtype, n, rows, cols) : tensor_2d(data, flat.dtype, rows, cols);
+}
+
+static struct lora_param *find_param(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b)
+{
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        struct lora_param *p = &ad->params[i];
+        if (p->layer == layer && p->target == t && p->is_b == is_b) return p;
+    }
+    return NULL;
+}
+
+/* The adapter of one product: targets first..last side by side in its output columns. */
+static void view_adapter(struct adapters *ad, const struct arch *a, int64_t layer, enum lora_target first,
+                         enum lora_target last, struct lora *l, struct lora_grad *g)
+{
+    const struct lora_param *pa = NULL, *pb = NULL;
+    int64_t n_exp, out, in, col = 0, rows = 0;
+    bool expert = first >= LORA_UP;
+    *l = (struct lora){0};
+    *g = (struct lora_grad){0};
+    for (enum lora_target t = first; t <= last; t++, col += out) {
+        target_shape(a, t, &n_exp, &out, &in);
+        if (!ad->target[t] || !ad->layer_on[layer]) continue;
+        if (!pa) pa = find_param(ad, layer, t, false), pb = find_param(ad, layer, t, true);
+        l->seg_first[l->n_seg] = col;
+        l->seg_cols[l->n_seg++] = out;
+        rows += out;
+    }
+    if (!pa) return;
+    l->r = ad->r;
+    l->scale = ad->scale;
+    l->dropout = expert ? 0 : (float)ad->dropout;
+    n_exp = expert ? pa->n_exp : 0;
+    l->a = view(ad->working, pa->off, n_exp, l->n_seg * ad->r, pa->cols);
+    l->b = view(ad->working, pb->off, n_exp, rows, ad->r);
+    g->a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * ad->r, pa->cols);
+    g->b = view(ad->opt.grad, pb->off, n_exp, rows, ad->r);
+}
+
+void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a)
+{
+    struct tensor *flat[] = {&ad->opt.param, &ad->opt.grad, &ad->opt.m, &ad->opt.v, &ad->working};
+    bool copy = dev->act != dev->stat || dev->round_bf16;
+    for (int i = 0; i < 4 + copy; i++) {
+        *flat[i] = arena_tensor_1d(&dev->state, i < 4 ? dev->stat : dev->act, ad->n_flat);
+        if (!dev->measuring) device_zero(dev, *flat[i]);
+    }
+    if (!copy) ad->working = ad->opt.param;
+    for (int64_t n = 0; n < ad->n_layer; n++) {
+        struct lora_layer *l = &ad->layers[n];
+        view_adapter(ad, a, n, LORA_Q, LORA_V, &l->qkv, &l->g_qkv);
+        view_adapter(ad, a, n, LORA_O, LORA_O, &l->out, &l->g_out);
+        view_adapter(ad, a, n, LORA_UP, LORA_UP, &l->up, &l->g_up);
+        view_adapter(ad, a, n, LORA_DOWN, LORA_DOWN, &l->down, &l->g_down);
+    }
+}
+
+void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
+{
+    if (dev->measuring) return;
+    float *values = mem_array(ad->n_flat, sizeof(*values));
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        char name[64];
+        if (p->is_b) continue;
+        lora_param_name(p, name);
+        uint64_t key = rng_key(seed, name);
+        double bound = 1 / sqrt((double)p->cols);
+        for (int64_t j = 0; j < lora_param_count(p); j++)
+            values[p->off + j] = (float)(bound * (2 * rng_uniform(key, (uint64_t)j) - 1));
+    }
+    device_set_f32(dev, ad->opt.param, values);
+    mem_free(values);
+    adapters_refresh(ad, dev);
+}
+
+void adapters_refresh(struct adapters *ad, struct device *dev)
+{
+    if (ad->working.data != ad->opt.param.data) op_cast(dev, ad->working, ad->opt.param);
+}
+
+void adapters_free(struct adapters *ad)
+{
+    mem_free(ad->layer_on);
+    mem_free(ad->params);
+    mem_free(ad->layers);
+    *ad = (struct adapters){0};
+}
+
+/* Parameters of the frozen model, small vectors left out. */
+static double base_params(const struct arch *a)
+{
+    double layer = (double)a->n_exp * (double)a->d_model;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        int64_t n_exp, out, in;
+        target_shape(a, t, &n_exp, &out, &in);
+        layer += (double)n_exp * (double)out * (double)in;
+    }
+    return 2.0 * (double)a->vocab * (double)a->d_model + (double)a->n_layer * layer;
+}
+
+static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
+{
+    if (n_exp > 1)
+        snprintf(text, 64, "%lld x [%lld, %lld]", (long long)n_exp, (long long)rows, (long long)cols);
+    else
+        snprintf(text, 64, "[%lld, %lld]", (long long)rows, (long long)cols);
+}
+
+char *adapters_table(const struct adapters *ad, const struct arch *a)
+{
+    enum { LINE = 256 };
+    int64_t n_on = 0, size = LINE * (LORA_TARGETS + 4);
+    char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32];
+    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n];
+    s += snprintf(s, LINE, "LoRA r %lld, alpha %g, scale %g%s, dropout %g%s\n", (long long)ad->r, ad->alpha,
+                  (double)ad->scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout,
+                  ad->dropout > 0 ? " on attention (PEFT has none for experts)" : "");
+    s += snprintf(s, LINE, "%-14s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        int64_t n_exp, out, in;
+        char a_text[64], b_text[64];
+        if (!ad->target[t]) continue;
+        target_shape(a, t, &n_exp, &out, &in);
+        shape_text(a_text, n_exp, ad->r, in);
+        shape_text(b_text, n_exp, out, ad->r);
+        s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_names[t], (long long)n_on, a_text, b_text,
+                      (long long)(n_on * n_exp * ad->r * (in + out)));
+    }
+    snprintf(s, (size_t)(end - s), "%-14s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
+             "trained", (long long)n_on, (long long)ad->n_layer, (long long)ad->n_values,
+             100.0 * (double)ad->n_values / base_params(a), str_count(base, (int64_t)base_params(a)),
+             str_count(buf, ad->n_values));
+    return text;
+}

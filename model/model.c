@@ -1,0 +1,239 @@
+/* model.c - embedding, layers and loss head around block.c. */
+#include "model/model.h"
+
+#include <stdio.h>
+
+int64_t model_ce_chunk(const struct arch *a)
+{
+    int64_t fit = (128 << 20) / (4 * a->vocab) / 64 * 64;
+    return MT_MIN(MT_MAX(fit, 64), 1024);
+}
+
+static void load_tables(struct model *m, const struct model_options *opt)
+{
+    const struct arch *a = &m->arch;
+    m->rope = arena_tensor_2d(&m->dev->state, DT_F32, opt->max_len, a->head_dim);
+    m->norm_out = arena_tensor_1d(&m->dev->state, DT_F64, 2);
+    if (m->dev->measuring) return;
+    float *host = mem_array(opt->max_len * a->head_dim, sizeof(float));
+    arch_rope_table(a, opt->max_len, host);
+    device_upload(m->dev, m->rope.data, host, tensor_bytes(m->rope));
+    mem_free(host);
+}
+
+int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
+               struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err)
+{
+    *m = (struct model){.dev = dev, .arch = *a, .adapters = *ad, .recompute = opt->recompute, .aux_coef = opt->aux_coef};
+    *ad = (struct adapters){0};
+    m->ce_chunk = model_ce_chunk(a);
+    adapters_alloc(&m->adapters, dev, a);
+    load_tables(m, opt);
+    if (weights_load(&m->weights, dev, a, st, err)) {
+        model_close(m);
+        return -1;
+    }
+    acts_init(&m->acts, a->n_layer);
+    m->expert_rows = mem_array(a->n_layer * a->n_exp, sizeof(int64_t));
+    if (!dev->measuring) adapters_init(&m->adapters, dev, seed);
+    return 0;
+}
+
+void model_close(struct model *m)
+{
+    acts_free(&m->acts);
+    weights_free(&m->weights);
+    adapters_free(&m->adapters);
+    mem_free(m->expert_rows);
+    *m = (struct model){0};
+}
+
+static struct tensor push_indices(struct model *m, const int32_t *host, int64_t n)
+{
+    struct tensor t = arena_tensor_1d(&m->dev->work, DT_I32, n);
+    if (!m->dev->measuring) device_upload(m->dev, t.data, host, tensor_bytes(t));
+    return t;
+}
+
+static double visible_pairs(const struct model_batch *b)
+{
+    double pairs = 0, whole = (double)b->max_len;
+    if (!b->cu) return (double)b->n_tok * (whole + 1) / 2;
+    for (int64_t s = 0; s < b->n_seq; s++) {
+        double len = b->cu[s + 1] - b->cu[s];
+        pairs += len * (len + 1) / 2;
+    }
+    return pairs;
+}
+
+static void set_dropout(struct model *m)
+{
+    for (int64_t l = 0; l < m->arch.n_layer; l++) {
+        struct lora_layer *lora = &m->adapters.layers[l];
+        lora->qkv.dropout = lora->out.dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
+        lora->qkv.dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)(2 * l));
+        lora->out.dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)(2 * l + 1));
+    }
+}
+
+void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass)
+{
+    struct device *dev = m->dev;
+    const struct arch *a = &m->arch;
+    MT_REQUIRE(dev->work.used == 0, "a micro-batch is under way");
+    m->pass = *pass;
+    m->tok = push_indices(m, b->tok, b->n_tok);
+    m->pos = push_indices(m, b->pos, b->n_tok);
+    m->label_row = push_indices(m, b->label_row, b->n_label);
+    m->label_id = push_indices(m, b->label_id, b->n_label);
+    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b)};
+    m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
+    m->aux = (struct aux){.coef = (float)(m->aux_coef * pass->aux_share), .rows = a->n_layer * b->n_tok};
+    if (m->aux.coef != 0) {
+        m->aux.count = arena_tensor_1d(&dev->work, dev->stat, a->n_exp);
+        m->aux.prob = arena_tensor_1d(&dev->work, dev->stat, a->n_exp);
+        device_zero(dev, m->aux.count);
+        device_zero(dev, m->aux.prob);
+    }
+    set_dropout(m);
+    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute, m->aux.coef != 0);
+}
+
+static struct block layer(struct model *m, int64_t l)
+{
+    const struct arch *a = &m->arch;
+    return (struct block){
+        .dev = m->dev,
+        .a = a,
+        .w = &m->weights.layers[l],
+        .lora = &m->adapters.layers[l],
+        .attn = {a->n_head, a->n_kv, a->head_dim, a->window[l], a->attn_scale},
+        .seqs = &m->seqs,
+        .pos = m->pos,
+        .rope = m->rope,
+        .aux = &m->aux,
+    };
+}
+
+static void count_expert_rows(struct model *m, int64_t l)
+{
+    const struct tensor offs = m->acts.layers[l].route.offs;
+    if (m->dev->measuring) return;
+    int32_t *host = mem_array(tensor_count(offs), sizeof(int32_t));
+    device_download(m->dev, host, offs.data, tensor_bytes(offs));
+    for (int64_t e = 0; e < m->arch.n_exp; e++) m->expert_rows[l * m->arch.n_exp + e] += host[e + 1] - host[e];
+    mem_free(host);
+}
+
+void model_fwd(struct model *m)
+{
+    struct layer_acts *acts = m->acts.layers;
+    op_embed_fwd(m->dev, acts[0].x, &m->weights.embed, m->tok);
+    for (int64_t l = 0; l < m->arch.n_layer; l++) {
+        struct block b = layer(m, l);
+        block_fwd(&b, &acts[l], acts[l + 1].x);
+    }
+}
+
+/* E * sum_i F_i p_i (architectures.md 0.9). */
+static double aux_value(const struct model *m)
+{
+    const int64_t e = m->arch.n_exp;
+    double sum = 0, *count = mem_array(2 * e, sizeof(double)), *prob = count + e, rows = (double)m->aux.rows;
+    device_get(m->dev, count, m->aux.count);
+    device_get(m->dev, prob, m->aux.prob);
+    for (int64_t i = 0; i < e; i++) sum += count[i] / rows * (prob[i] / rows);
+    mem_free(count);
+    return (double)e * sum;
+}
+
+static void read_loss(struct model *m, struct tensor nll, struct tensor hit, struct model_loss *out)
+{
+    const int64_t n = tensor_count(nll);
+    double *value = mem_array(n, sizeof(double));
+    int32_t *hits = mem_array(n, sizeof(int32_t));
+    *out = (struct model_loss){.n_label = n};
+    device_get(m->dev, value, nll);
+    device_download(m->dev, hits, hit.data, tensor_bytes(hit));
+    for (int64_t i = 0; i < n; i++) {
+        out->nll += value[i];
+        out->n_hit += hits[i];
+    }
+    if (m->aux.coef != 0) out->aux = aux_value(m);
+    mem_free(value);
+    mem_free(hits);
+}
+
+void model_loss(struct model *m, struct model_loss *out)
+{
+    struct device *dev = m->dev;
+    const struct tensor x = m->acts.layers[m->arch.n_layer].x;
+    const int64_t n_tok = x.shape[0], n_label = m->label_row.shape[0];
+    m->final_norm = arena_tensor_2d(&dev->work, dev->act, n_tok, m->arch.d_model);
+    m->final_rstd = arena_tensor_1d(&dev->work, dev->stat, n_tok);
+    m->dfinal = m->pass.backward ? arena_tensor_2d(&dev->work, dev->act, n_tok, m->arch.d_model) : (struct tensor){0};
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor nll = arena_tensor_1d(&dev->work, dev->stat, n_label);
+    struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label);
+
+    op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, m->arch.norm_eps);
+    op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id,
+                 (float)m->pass.loss_scale, m->ce_chunk);
+    if (!dev->measuring) read_loss(m, nll, hit, out);
+    arena_release(&dev->work, mark);
+}
+
+void model_bwd(struct model *m)
+{
+    struct device *dev = m->dev;
+    struct layer_acts *acts = m->acts.layers;
+    const struct tensor x = acts[m->arch.n_layer].x;
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor dres = arena_tensor_2d(&dev->work, dev->act, x.shape[0], x.shape[1]);
+
+    device_zero(dev, dres);
+    op_rmsnorm_bwd(dev, dres, m->dfinal, x, m->final_rstd, m->weights.norm);
+    for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
+        struct block b = layer(m, l);
+        block_recompute(&b, &acts[l], m->recompute);
+        block_bwd(&b, &acts[l], dres);
+    }
+    arena_release(&dev->work, mark);
+    for (int64_t l = 0; l < m->arch.n_layer; l++) count_expert_rows(m, l);
+}
+
+void model_end(struct model *m) { arena_release(&m->dev->work, 0); }
+
+static bool is_finite(struct device *dev, struct tensor x)
+{
+    double sum2[2];
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor out = arena_tensor_1d(&dev->work, DT_F64, 2);
+    op_sumsq(dev, out, x);
+    device_get(dev, sum2, out);
+    arena_release(&dev->work, mark);
+    return sum2[1] == 0;
+}
+
+void model_first_bad(struct model *m, char name[64])
+{
+    for (int64_t l = 0; l <= m->arch.n_layer; l++) {
+        if (is_finite(m->dev, m->acts.layers[l].x)) continue;
+        if (l == 0) snprintf(name, 64, "embedding");
+        else snprintf(name, 64, "output of layer %lld", (long long)(l - 1));
+        return;
+    }
+    snprintf(name, 64, "%s", is_finite(m->dev, m->final_norm) ? "logits" : "final norm");
+}
+
+bool model_first_bad_grad(struct model *m, char name[64])
+{
+    struct adapters *ad = &m->adapters;
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        struct tensor g = tensor_rows(ad->opt.grad, ad->params[i].off, lora_param_count(&ad->params[i]));
+        if (is_finite(m->dev, g)) continue;
+        lora_param_name(&ad->params[i], name);
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,81 @@
+/* model.h - the whole model: embedding, layers, chunked loss head; one micro-batch at a time.
+ *
+ *   model_begin   takes work memory, uploads the batch
+ *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last one that of the final norm
+ *   model_loss    final norm, head, cross-entropy over the labelled tokens
+ *   model_bwd     gradients of every adapter, += into the flat gradient
+ *   model_end     gives the work memory back */
+#ifndef MT_MODEL_H
+#define MT_MODEL_H
+
+#include "data/safetensors.h"
+#include "model/block.h"
+
+struct model_options {
+    int64_t max_len; /* longest document: rows of the RoPE table */
+    enum recompute recompute;
+    double aux_coef; /* 0: no auxiliary loss */
+};
+
+/* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
+struct model_batch {
+    int64_t n_tok, n_seq, n_label, max_len;
+    const int32_t *tok, *pos, *cu;             /* [n_tok], [n_tok], [n_seq+1] */
+    const int32_t *label_row, *label_id;       /* [n_label] */
+};
+
+struct model_pass {
+    bool backward;
+    double loss_scale;    /* multiplies dnll: 1 / labelled tokens of the optimizer step */
+    double aux_share;     /* of this micro-batch in the step's auxiliary loss */
+    uint64_t dropout_key; /* differs for every micro-batch */
+};
+
+struct model_loss {
+    double nll;      /* sum over labelled tokens, natural log */
+    double aux;      /* auxiliary loss of the micro-batch, before coef; 0 when off */
+    int64_t n_label, n_hit;
+};
+
+struct model {
+    struct device *dev;
+    struct arch arch;
+    struct weights weights;
+    struct adapters adapters;
+    struct tensor rope;     /* [max_len, A] f32 */
+    struct tensor norm_out; /* [2] f64, for adamw_norm */
+    enum recompute recompute;
+    int64_t ce_chunk;
+    double aux_coef;
+    int64_t *expert_rows; /* [L*E] host: rows of training micro-batches since the caller last cleared it */
+
+    /* the micro-batch under way, all on dev->work */
+    struct model_pass pass;
+    struct acts acts;
+    struct aux aux;
+    struct seqs seqs;
+    struct tensor tok, pos, label_row, label_id;
+    struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
+};
+
+/* Loads weights and adapters (A random, B zero, by seed) into dev's arenas, or measures them on a measuring device. ad is
+ * planned (adapters_plan) and becomes the model's own, also after an error. st may be closed afterwards. */
+int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
+               struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err) MT_CHECK;
+void model_close(struct model *m);
+
+void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
+void model_fwd(struct model *m);
+void model_loss(struct model *m, struct model_loss *out); /* waits for the device */
+void model_bwd(struct model *m);
+void model_end(struct model *m);
+
+/* After model_loss gave a non-finite loss: what went bad first, e.g. "output of layer 3". */
+void model_first_bad(struct model *m, char name[64]);
+/* The first adapter whose gradient is not finite; false when all are finite. */
+bool model_first_bad_grad(struct model *m, char name[64]);
+
+/* Labelled tokens per step of the loss head, such that the chunk's logits stay near 128 MiB. */
+int64_t model_ce_chunk(const struct arch *a);
+
+#endif

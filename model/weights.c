@@ -1,0 +1,337 @@
+/* weights.c - copies a checkpoint into dev->weights, tensor by tensor, dropping each mapped page once it is read, so that
+ * resident memory while loading stays near one copy. Experts keep the bytes they have on disk; what has to be rearranged
+ * (bitsandbytes' per-expert matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is rearranged here, once. */
+#include "model/weights.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "model/source.h"
+
+struct fill {
+    struct device *dev;
+    const struct arch *a;
+    struct checkpoint ck;
+    struct err *err;
+    int64_t layer;
+};
+
+/* "model.layers.7." + rest into a buffer of the caller. */
+struct name {
+    char s[256];
+};
+static struct name layer_name(const struct fill *f, const char *rest)
+{
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s", (long long)f->layer, rest);
+    return n;
+}
+
+/* Room for `bytes` in the weights arena; NULL on a measuring device. */
+static char *room(struct fill *f, int64_t bytes) { return arena_push(&f->dev->weights, bytes); }
+
+static void put(struct fill *f, void *dst, const struct st_tensor *t)
+{
+    if (f->dev->measuring) return;
+    device_upload(f->dev, dst, t->data, t->bytes);
+    safetensors_drop(f->ck.st, t);
+}
+
+static void put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n)
+{
+    if (f->dev->measuring) return;
+    float *host = mem_array(n, sizeof(float));
+    source_f32(t, n, host);
+    device_upload(f->dev, dst, host, n * (int64_t)sizeof(float));
+    mem_free(host);
+    safetensors_drop(f->ck.st, t);
+}
+
+static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n)
+{
+    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);
+    if (!t) return -1;
+    *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
+    put_f32(f, out->data, t, n);
+    return 0;
+}
+
+/* The tables that all sources of a stack must share, bit for bit. */
+static int same_tables(struct fill *f, const struct source *s, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        bool same = s[i].format == s[0].format && s[i].block == s[0].block &&
+                    !s[i].nested_absmax == !s[0].nested_absmax;
+        if (same && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
+        if (same && s[0].nested_map) same = !memcmp(s[i].nested_map->data, s[0].nested_map->data, 1024);
+        if (!same)
+            return err_set(f->err, "tensors %s and %s are quantised in different ways; they must agree", s[0].data->name,
+                           s[i].data->name);
+    }
+    return 0;
+}
+
+static int64_t absmax_room(const struct source *s, int64_t n)
+{
+    int64_t blocks = 0;
+    for (int64_t i = 0; i < n; i++) blocks += source_blocks(&s[i]);
+    return blocks;
+}
+
+/* absmax as stored when every source is one expert; resolved to f32 when several sources make one matrix. */
+static void put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+{
+    const int64_t f32 = (int64_t)sizeof(float);
+    const bool nested = s[0].nested_absmax && n == w->n_exp, measuring = f->dev->measuring;
+    const int64_t blocks = absmax_room(s, n), outer = nested ? s[0].nested_absmax->bytes : 0;
+    char *absmax = room(f, nested ? blocks : blocks * f32);
+    char *outer_scale = nested ? room(f, n * outer) : NULL, *offset = nested ? room(f, n * f32) : NULL;
+    for (int64_t i = 0, at = 0; i < n && !measuring; at += source_blocks(&s[i++])) {
+        if (nested) {
+            put(f, absmax + at, s[i].absmax);
+            put(f, outer_scale + i * outer, s[i].nested_absmax);
+            device_upload(f->dev, offset + i * f32, &s[i].nested_offset, f32);
+            continue;
+        }
+        float *host = mem_array(source_blocks(&s[i]), f32);
+        source_absmax(&s[i], host);
+        device_upload(f->dev, absmax + at * f32, host, source_blocks(&s[i]) * f32);
+        mem_free(host);
+    }
+    char *code = room(f, s[0].code->bytes), *map = nested ? room(f, s[0].nested_map->bytes) : NULL;
+    put(f, code, s[0].code);
+    if (nested) put(f, map, s[0].nested_map);
+    w->block = s[0].block;
+    w->code = (const float *)(void *)code;
+    w->scale = nested ? (const uint8_t *)absmax : NULL;
+    w->absmax = nested ? NULL : (const float *)(void *)absmax;
+    w->nested_absmax = (const float *)(void *)outer_scale;
+    w->nested_offset = (const float *)(void *)offset;
+    w->nested_map = (const float *)(void *)map;
+}
+
+/* n sources end to end: the experts of a stack (n == n_exp), or the row blocks of one matrix (n_exp == 1). */
+static int stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, int64_t n_exp, int64_t n_out,
+                 int64_t n_in)
+{
+    int64_t bytes = 0;
+    *w = (struct weight){.format = s[0].format, .n_exp = n_exp, .n_out = n_out, .n_in = n_in};
+    if (same_tables(f, s, n)) return -1;
+    for (int64_t i = 0; i < n; i++) {
+        bytes += s[i].data->bytes;
+        if (s[i].block && n != n_exp && s[i].n_out * s[i].n_in % s[i].block)
+            return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
+                           s[i].data->name, (long long)s[i].block);
+    }
+    char *data = room(f, bytes);
+    w->data = data;
+    for (int64_t i = 0, at = 0; i < n; at += s[i++].data->bytes) put(f, data ? data + at : NULL, s[i].data);
+    if (s[0].block) put_absmax(f, w, s, n);
+    return 0;
+}
+
+static int matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+{
+    struct source s;
+    return source_find(&s, &f->ck, name, n_out, n_in, f->err) || stack(f, w, &s, 1, 1, n_out, n_in) ? -1 : 0;
+}
+
+/* q, k and v rows under each other in one matrix, biases likewise. */
+static int load_qkv(struct fill *f, struct layer_weights *lw)
+{
+    static const char *const part[] = {"q", "k", "v"};
+    const int64_t head[] = {f->a->n_head, f->a->n_kv, f->a->n_kv}, dim = f->a->head_dim, cols = arch_qkv_cols(f->a);
+    struct source s[3];
+    char rest[64];
+    for (int i = 0; i < 3; i++) {
+        snprintf(rest, sizeof(rest), "self_attn.%s_proj.weight", part[i]);
+        if (source_find(&s[i], &f->ck, layer_name(f, rest).s, head[i] * dim, f->a->d_model, f->err)) return -1;
+    }
+    if (stack(f, &lw->qkv, s, 3, 1, cols, f->a->d_model)) return -1;
+    if (!f->a->attn_bias) return 0;
+    lw->qkv_bias = arena_tensor_1d(&f->dev->weights, DT_F32, cols);
+    for (int64_t i = 0, at = 0; i < 3; at += head[i++] * dim) {
+        snprintf(rest, sizeof(rest), "self_attn.%s_proj.bias", part[i]);
+        const struct st_tensor *t =
+            checkpoint_take(&f->ck, layer_name(f, rest).s, false, 1, (int64_t[]){head[i] * dim}, f->err);
+        if (!t) return -1;
+        put_f32(f, f->dev->measuring ? NULL : (float *)lw->qkv_bias.data + at, t, head[i] * dim);
+    }
+    return 0;
+}
+
+/* [E, out, in/32, 16] nibbles beside [E, out, in/32] exponents, as published (formats.md 2.2). */
+static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+{
+    const int64_t e = f->a->n_exp;
+    char blocks[320], scales[320];
+    snprintf(blocks, sizeof(blocks), "%s_blocks", name);
+    snprintf(scales, sizeof(scales), "%s_scales", name);
+    if (n_in % 32) return err_set(f->err, "%s: MXFP4 needs an input width that 32 divides, not %lld", name, (long long)n_in);
+    const struct st_tensor *b = checkpoint_take(&f->ck, blocks, true, 4, (int64_t[]){e, n_out, n_in / 32, 16}, f->err);
+    if (!b) return -1;
+    const struct st_tensor *s = checkpoint_take(&f->ck, scales, true, 3, (int64_t[]){e, n_out, n_in / 32}, f->err);
+    if (!s) return -1;
+    *w = (struct weight){.format = WF_MXFP4, .n_exp = e, .n_out = n_out, .n_in = n_in};
+    char *data = room(f, b->bytes), *scale = room(f, s->bytes);
+    w->data = data;
+    w->scale = (const uint8_t *)scale;
+    if (f->dev->measuring) return 0;
+    if (memchr(s->data, 255, (size_t)s->bytes))
+        return err_set(f->err, "tensor %s holds the scale byte 255 (NaN): the checkpoint is damaged", scales);
+    put(f, data, b);
+    put(f, scale, s);
+    return 0;
+}
+
+/* transformers' dequantised layout [E, in, out], turned into [E, out, in] one expert at a time. */
+static int load_transposed(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+{
+    const int64_t e = f->a->n_exp;
+    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, (int64_t[]){e, n_in, n_out}, f->err);
+    if (!t) return -1;
+    *w = (struct weight){.format = source_dense_format(t->dtype), .n_exp = e, .n_out = n_out, .n_in = n_in};
+    const int64_t size = dtype_size(t->dtype), one = n_out * n_in * size;
+    char *data = room(f, t->bytes);
+    w->data = data;
+    if (f->dev->measuring) return 0;
+    char *host = mem_alloc(one);
+    for (int64_t x = 0; x < e; x++) {
+        const uint8_t *src = t->data + x * one;
+        for (int64_t i = 0; i < n_in; i++)
+            for (int64_t o = 0; o < n_out; o++)
+                memcpy(host + (o * n_in + i) * size, src + (i * n_out + o) * size, (size_t)size);
+        device_upload(f->dev, data + x * one, host, one);
+    }
+    mem_free(host);
+    safetensors_drop(f->ck.st, t);
+    return 0;
+}
+
+/* One Linear per expert, as the bnb-4bit checkpoints of gpt-oss have it: experts.gate_up_projs.{e}.weight / .bias. */
+static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const char *name, int64_t n_out,
+                           int64_t n_in)
+{
+    const int64_t e = f->a->n_exp;
+    char one[320];
+    struct source *s = mem_array(e, sizeof(*s));
+    int rc = -1;
+    for (int64_t x = 0; x < e; x++) {
+        snprintf(one, sizeof(one), "%ss.%lld.weight", name, (long long)x);
+        if (source_find(&s[x], &f->ck, one, n_out, n_in, f->err)) goto out;
+    }
+    if (stack(f, w, s, e, e, n_out, n_in)) goto out;
+    if (f->a->expert_bias) {
+        *bias = arena_tensor_2d(&f->dev->weights, DT_F32, e, n_out);
+        for (int64_t x = 0; x < e; x++) {
+            snprintf(one, sizeof(one), "%ss.%lld.bias", name, (long long)x);
+            const struct st_tensor *t = checkpoint_take(&f->ck, one, false, 1, &n_out, f->err);
+            if (!t) goto out;
+            put_f32(f, f->dev->measuring ? NULL : (float *)bias->data + x * n_out, t, n_out);
+        }
+    }
+    rc = 0;
+out:
+    mem_free(s);
+    return rc;
+}
+
+/* The stack of one product, in whichever of the three forms the checkpoint has it. */
+static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const char *product, int64_t n_out,
+                        int64_t n_in)
+{
+    char rest[96], probe[320];
+    snprintf(rest, sizeof(rest), "mlp.experts.%s", product);
+    const struct name name = layer_name(f, rest);
+    snprintf(probe, sizeof(probe), "%ss.0.weight", name.s);
+    if (checkpoint_has(&f->ck, probe)) return load_per_expert(f, w, bias, name.s, n_out, n_in);
+    int rc = checkpoint_has(&f->ck, name.s) ? load_transposed(f, w, name.s, n_out, n_in)
+                                            : load_mxfp4(f, w, name.s, n_out, n_in);
+    if (rc || !f->a->expert_bias) return rc;
+    snprintf(probe, sizeof(probe), "%s_bias", name.s);
+    const struct st_tensor *t =
+        checkpoint_take(&f->ck, probe, false, 2, (int64_t[]){f->a->n_exp, n_out}, f->err);
+    if (!t) return -1;
+    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->a->n_exp, n_out);
+    put_f32(f, bias->data, t, f->a->n_exp * n_out);
+    return 0;
+}
+
+static int load_router(struct fill *f, struct layer_weights *lw)
+{
+    const struct name wrapped = layer_name(f, "mlp.router.linear.weight");
+    const bool is_wrapped = checkpoint_has(&f->ck, wrapped.s);
+    const struct name weight = is_wrapped ? wrapped : layer_name(f, "mlp.router.weight");
+    const struct name bias = layer_name(f, is_wrapped ? "mlp.router.linear.bias" : "mlp.router.bias");
+    return matrix(f, &lw->router, weight.s, f->a->n_exp, f->a->d_model) ||
+                   (f->a->router_bias && vector(f, &lw->router_bias, bias.s, f->a->n_exp))
+               ? -1
+               : 0;
+}
+
+static int load_layer(struct fill *f, struct layer_weights *lw)
+{
+    const struct arch *a = f->a;
+    return vector(f, &lw->norm1, layer_name(f, "input_layernorm.weight").s, a->d_model) ||
+                   vector(f, &lw->norm2, layer_name(f, "post_attention_layernorm.weight").s, a->d_model) ||
+                   load_qkv(f, lw) ||
+                   matrix(f, &lw->out, layer_name(f, "self_attn.o_proj.weight").s, a->d_model, a->n_head * a->head_dim) ||
+                   (a->attn_bias && vector(f, &lw->out_bias, layer_name(f, "self_attn.o_proj.bias").s, a->d_model)) ||
+                   (a->sinks && vector(f, &lw->sinks, layer_name(f, "self_attn.sinks").s, a->n_head)) ||
+                   load_router(f, lw) ||
+                   load_experts(f, &lw->up, &lw->up_bias, "gate_up_proj", 2 * a->d_ff, a->d_model) ||
+                   load_experts(f, &lw->down, &lw->down_bias, "down_proj", a->d_model, a->d_ff)
+               ? -1
+               : 0;
+}
+
+static int load_ends(struct fill *f, struct weights *w)
+{
+    const struct arch *a = f->a;
+    if (matrix(f, &w->embed, "model.embed_tokens.weight", a->vocab, a->d_model)) return -1;
+    if (checkpoint_has(&f->ck, "lm_head.weight")) {
+        if (matrix(f, &w->head, "lm_head.weight", a->vocab, a->d_model)) return -1;
+    } else if (a->tied) {
+        w->head = w->embed;
+    } else {
+        return err_set(f->err, "tensor lm_head.weight is not in the checkpoint, and tie_word_embeddings is false");
+    }
+    return vector(f, &w->norm, "model.norm.weight", a->d_model);
+}
+
+static void warn_unused(const struct fill *f)
+{
+    int64_t n = 0, first = 0;
+    for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--)
+        if (!f->ck.used[i]) n++, first = i;
+    if (n) log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)n, f->ck.st->tensors[first].name);
+}
+
+int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
+                 struct err *err)
+{
+    struct fill f = {.dev = dev, .a = a, .err = err, .ck = {.st = st}};
+    const int64_t before = dev->weights.used;
+    int rc = -1;
+    *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
+    f.ck.used = mem_array(st->n_tensors, sizeof(bool));
+    if (load_ends(&f, w)) goto out;
+    for (f.layer = 0; f.layer < a->n_layer; f.layer++) {
+        struct layer_weights *lw = &w->layers[f.layer];
+        if (load_layer(&f, lw)) goto out;
+        w->expert_bytes += weight_bytes(&lw->up) + weight_bytes(&lw->down);
+    }
+    w->dense_bytes = dev->weights.used - before - w->expert_bytes;
+    if (dev->measuring) warn_unused(&f);
+    rc = 0;
+out:
+    mem_free(f.ck.used);
+    if (rc) weights_free(w);
+    return rc;
+}
+
+void weights_free(struct weights *w)
+{
+    mem_free(w->layers);
+    *w = (struct weights){0};
+}

@@ -1,0 +1,33 @@
+/* adamw.c - clipping and the AdamW update; the arithmetic per element is the op's. */
+#include "optim/adamw.h"
+
+#include <math.h>
+
+#include "kernels/device.h"
+
+void adamw_norm(struct device *dev, const struct adamw *opt, struct tensor sum2, double *norm, int64_t *n_bad)
+{
+    double sums[2]; /* of squares; how many are not finite */
+    op_sumsq(dev, sum2, opt->grad);
+    device_get(dev, sums, sum2);
+    *norm = sqrt(sums[0]);
+    *n_bad = (int64_t)sums[1];
+}
+
+void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm)
+{
+    double t = (double)++opt->step;
+    float beta1 = (float)opt->beta1, beta2 = (float)opt->beta2; /* as the op sees them: 1 - beta must match c */
+    double clip = opt->clip_norm > 0 ? fmin(1, opt->clip_norm / (norm + 1e-6)) : 1;
+    struct adamw_step step = {
+        .lr = (float)lr,
+        .beta1 = beta1,
+        .beta2 = beta2,
+        .eps = (float)opt->eps,
+        .weight_decay = (float)opt->weight_decay,
+        .grad_scale = (float)clip,
+        .correction1 = (float)(1 - pow(beta1, t)),
+        .correction2 = (float)(1 - pow(beta2, t)),
+    };
+    op_adamw(dev, opt->param, opt->m, opt->v, opt->grad, &step);
+}

@@ -1,0 +1,202 @@
+#!/usr/bin/env bash
+# lint.sh - the rules of this house that a machine can check: who includes whom, sizes, layout, unfinished marks.
+# Prints "file:line: what is wrong"; exit 1 when anything is. Functions of over 80 lines are only noted.
+#   bash tests/lint.sh          proves on a scratch tree that every rule can fail, then checks this repository
+#   bash tests/lint.sh DIR      checks DIR, without the proof
+set -euo pipefail
+export LC_ALL=C
+self=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "${BASH_SOURCE[0]}")
+
+# Files below the current folder with one of the given name patterns, without builds and fixtures.
+list() {
+    local names=(-false) p
+    for p in "$@"; do names+=(-o -name "$p"); done
+    find . \( -path './.git' -o -path './build*' -o -path './out' -o -path './tests/fixtures' \) -prune -o \
+        -type f \( "${names[@]}" \) -print | sed 's|^\./||' | sort
+}
+
+# ---- every line of every source
+check_lines() {
+    # shellcheck disable=SC2046 # no name in this repository has a blank
+    awk '
+    function bad(text) { printf "%s:%d: %s\n", FILENAME, FNR, text }
+    { columns = $0; gsub(/[\200-\277]/, "", columns) }   # UTF-8: count characters
+    length(columns) > 120 { bad("longer than 120 columns") }
+    /\t/ { bad("tab") }
+    /[ \r]$/ { bad("blank or carriage return at the end of the line") }
+    /(^|[^A-Za-z])(TO[D]O|FIX[M]E|X[X]X)([^A-Za-z]|$)/ { bad("unfinished mark") }
+    ' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh' '*.sh' '*.py' '*.ini' CMakeLists.txt)
+}
+
+# ---- C and CUDA sources: sizes, guards, head comments, environment
+check_sources() {
+    # shellcheck disable=SC2046
+    awk '
+    function bad(file, line, text) { printf "%s:%d: %s\n", file, line, text }
+    function finish() {
+        if (lines > 800) bad(file, lines, "file longer than 800 lines")
+        if (header && !(guard && define == guard && last ~ /^#endif/)) bad(file, 1, "no include guard MT_..._H")
+    }
+    FNR == 1 {
+        if (NR > 1) finish()
+        file = FILENAME; name = file; sub(/.*\//, "", name)
+        header = file ~ /\.(h|cuh)$/; guard = define = ""; start = 0
+        if (index($0, "/* " name " - ") != 1) bad(file, 1, "no head comment: /* " name " - what it does")
+    }
+    { lines = FNR }
+    /[^ ]/ { last = $0 }
+    header && !guard && /^#ifndef MT_[A-Z0-9_]+_H$/ { guard = $2; next }
+    header && guard && !define && /^#define / { define = $2 }
+    header && /(^|[^A-Za-z0-9_])(restrict|_Generic)([^A-Za-z0-9_]|$)/ {
+        bad(file, FNR, "header that nvcc cannot read: restrict or _Generic")
+    }
+    /^typedef struct/ { bad(file, FNR, "typedef of a struct") }
+    # The ecosystem has its own variables; this program has none.
+    /(^|[^A-Za-z0-9_])getenv *\(/ && !/getenv\("(HF_[A-Z]+|NCCL_[A-Z_]+|(LOCAL_)?RANK|WORLD_SIZE|MASTER_[A-Z]+)"\)/ {
+        bad(file, FNR, "environment variable: settings are configuration keys")
+    }
+    # A function: a line at column 0 with "(", which neither declares, calls nor initialises, up to the next "}" there.
+    !start && /^[A-Za-z_].*\(/ && !/[;=]/ && !/^#/ { start = FNR; head = $0 }
+    start && FNR > start && /^[^ {}]/ && !/\(/ { start = 0 }
+    /^}/ {
+        size = FNR - start + 1
+        if (start && size > 100) bad(file, start, "function of " size " lines, over 100: " head)
+        else if (start && size > 80) printf "%s:%d: note: function of %d lines\n", file, start, size
+        start = 0
+    }
+    END { if (NR) finish() }
+    ' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh')
+}
+
+# ---- who may include whom (README.md of each folder says why)
+check_includes() {
+    # shellcheck disable=SC2046
+    awk '
+    function bad(text) { printf "%s:%d: %s\n", FILENAME, FNR, text }
+    function home(header, pattern) {
+        if (target ~ header && FILENAME !~ pattern) bad("<" target "> has one home: " pattern)
+    }
+    BEGIN {
+        top = "kernels/[^/]*"
+        may["kernels"] = top
+        may["kernels/cpu"] = top "|kernels/cpu/.*"
+        may["kernels/cuda"] = top "|kernels/cuda/.*"
+        may["data"] = "data/.*|kernels/(base|tensor)\\.h"
+        may["optim"] = "optim/.*|" top
+        may["model"] = "model/.*|optim/.*|data/(safetensors|json)\\.h|" top
+        may["train"] = "train/.*|model/.*|optim/.*|data/.*|" top
+        may["tests"] = "(tests|train|model|optim|data|kernels)/.*|test_list\\.h"
+    }
+    !/^#[ ]*include/ { next }
+    {
+        room = FILENAME
+        if (room ~ /^kernels\/(cpu|cuda)\//) sub(/^kernels\//, "kernels:", room)
+        sub(/\/.*/, "", room); sub(/:/, "/", room)
+        target = $0; sub(/^#[ ]*include *[<"]/, "", target); sub(/[>"].*/, "", target)
+    }
+    /"/ {
+        if (!(room in may)) bad("source outside the rooms")
+        else if (target !~ "^(" may[room] ")$") bad("room " room " may not include \"" target "\"")
+    }
+    /</ {
+        home("^zlib\\.h$", "^data/file\\.c$")
+        home("^jansson\\.h$", "^data/json\\.c$")
+        home("^pcre2\\.h$", "^data/split\\.c$")
+        home("^utf8proc\\.h$", "^data/normalize\\.c$")
+        home("^curl/", "^data/hub\\.c$")
+        home("^ini\\.h$", "^train/config\\.c$")
+        home("^(cblas|openblas_config)\\.h$|^omp\\.h$", "^kernels/cpu/")
+        home("^(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|mma)", "^kernels/cuda/")
+        home("^cmocka\\.h$", "^tests/test\\.h$")
+    }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh')
+}
+
+# ---- every op that kernels/ops.h declares: typed, in the table, with a front door and a CPU body
+check_ops() {
+    [ -e kernels/ops.h ] || return 0
+    local n fn op
+    while read -r n fn op; do
+        [ "$fn" = "${op}_fn" ] || echo "kernels/ops.h:$n: op_$op is declared with $fn"
+        grep -q "^typedef void ${op}_fn(" kernels/ops.h || echo "kernels/ops.h:$n: no contract for op_$op"
+        grep -q "^ *${op}_fn \*${op};" kernels/ops.h || echo "kernels/ops.h:$n: struct ops has no slot for $op"
+        grep -Eq "^void op_${op}\(" kernels/*.c || echo "kernels/ops.h:$n: no front door op_$op in kernels/"
+        grep -Eq "^void CPU\(${op}\)\(" kernels/cpu/*.c || echo "kernels/ops.h:$n: no CPU($op) in kernels/cpu/"
+        grep -Eq "\.${op} = |CPU_OP\($op\)" kernels/cpu/*.c || echo "kernels/ops.h:$n: $op is not in the CPU table"
+    done < <(sed -n 's/^\([a-z0-9_]*_fn\) op_\([a-z0-9_]*\),.*/\1 \2/p' kernels/ops.h | while read -r fn op; do
+        echo "$(grep -n "^$fn op_$op," kernels/ops.h | cut -d: -f1) $fn $op"
+    done)
+}
+
+# ---- every folder with sources has its README.md
+check_readmes() {
+    list '*.c' '*.h' '*.cu' '*.sh' '*.py' '*.ini' | sed 's|/\{0,1\}[^/]*$||' | sort -u | while read -r folder; do
+        [ -e "${folder:-.}/README.md" ] || echo "${folder:-.}:1: no README.md"
+    done
+}
+
+check() { # prints what is wrong in the current folder, sorted by place
+    { check_lines; check_sources; check_includes; check_ops; check_readmes; } | sort -t : -k 1,1 -k 2,2n
+}
+
+# ---- proof: a clean tree passes; one violation at a time is found where it is
+prove() {
+    local tree failed=0 n=0
+    tree=$(mktemp -d)
+    # shellcheck disable=SC2064
+    trap "rm -rf '$tree'" EXIT
+    fresh() {
+        rm -rf "${tree:?}"/*
+        mkdir -p "$tree"/{data,kernels/cpu,train}
+        touch "$tree"/{.,data,kernels,kernels/cpu,train}/README.md
+        printf '/* base.h - b */\n#ifndef MT_BASE_H\n#define MT_BASE_H\n#endif\n' > "$tree/kernels/base.h"
+        printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(int x);\nstruct ops {\n' \
+            > "$tree/kernels/ops.h"
+        printf '    add_fn *add;\n};\nadd_fn op_add, cpu_add;\n#endif\n' >> "$tree/kernels/ops.h"
+        printf '/* ops.c - o */\nvoid op_add(int x)\n{\n}\n' > "$tree/kernels/ops.c"
+        printf '/* add.c - a */\nvoid CPU(add)(int x)\n{\n}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
+        printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file.c"
+    }
+    expect() { # PLACE TEXT: lint.sh names it
+        n=$((n + 1))
+        if ! grep -qF "$1: $2" <<< "$(bash "$self" "$tree" 2>&1)"; then
+            failed=1
+            echo "lint.sh: its own proof failed: '$1: $2' was not found"
+        fi
+        fresh
+    }
+    add() { printf '%b\n' "$2" >> "$tree/$1"; } # FILE TEXT
+    fresh
+    bash "$self" "$tree" > /dev/null || { echo "lint.sh: the clean tree does not pass"; failed=1; }
+    add data/file.c "int x;\t"; expect data/file.c:4 "tab"
+    add data/file.c "int x; "; expect data/file.c:4 "blank or"
+    add data/file.c "/* $(printf '%0120d' 0) */"; expect data/file.c:4 "longer than 120"
+    add data/file.c "/* TO""DO */"; expect data/file.c:4 "unfinished"
+    add data/file.c 'char *s = getenv("MT_FAST");'; expect data/file.c:4 "environment"
+    add data/file.c 'typedef struct a b;'; expect data/file.c:4 "typedef"
+    add data/file.c '#include "kernels/ops.h"'; expect data/file.c:4 "room data may not"
+    add data/file.c '#include <jansson.h>'; expect data/file.c:4 "<jansson.h> has one home"
+    add kernels/ops.c '#include "data/file.h"'; expect kernels/ops.c:5 "room kernels may not"
+    add kernels/cpu/add.c '#include "kernels/cuda/x.h"'; expect kernels/cpu/add.c:6 "room kernels/cpu may not"
+    add kernels/cpu/add.c '#include <cuda_runtime.h>'; expect kernels/cpu/add.c:6 "<cuda_runtime.h> has one home"
+    add data/file.c "int f(int a,\n      int b)\n{\n$(yes '    a;' | head -n 99)\n}"
+    expect data/file.c:4 "function of 103"
+    add data/file.c "$(yes 'int x;' | head -n 800)"; expect data/file.c:803 "file longer"
+    add data/none.c 'int x;'; expect data/none.c:1 "no head comment"
+    add kernels/bare.h '/* bare.h - b */'; expect kernels/bare.h:1 "no include guard"
+    add kernels/base.h 'int f(int *restrict a);'; expect kernels/base.h:5 "header that nvcc"
+    sed -i 's/add_fn \*add;//' "$tree/kernels/ops.h"; expect kernels/ops.h:8 "struct ops has no slot for add"
+    sed -i 's/\.add/.sub/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "add is not in the CPU table"
+    sed -i 's/op_add/op_sub/' "$tree/kernels/ops.c"; expect kernels/ops.h:8 "no front door op_add"
+    sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "no CPU(add)"
+    rm "$tree/data/README.md"; expect data:1 "no README.md"
+    [ "$failed" -eq 0 ] || exit 1
+    echo "lint.sh: each of $n violations is found"
+}
+
+if [ $# -gt 0 ]; then cd "$1"; else prove; cd "$(dirname "$self")/.."; fi
+found=$(check)
+[ -z "$found" ] || echo "$found"
+count=$(grep -cv ': note: ' <<< "$found" || true)
+[ -z "$found" ] && count=0
+echo "lint.sh: $count problems"
+[ "$count" -eq 0 ]

@@ -1,0 +1,265 @@
+/* op_check.c - guarded tensors, random inputs and finite differences for the tests of the ops. */
+#include "tests/op_check.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { GUARD = 64, MAX_BLOCKS = 4096 };
+
+static struct {
+    unsigned char *base;
+    int64_t bytes;
+} blocks[MAX_BLOCKS];
+static int n_blocks;
+
+/* `bytes` of 0xff (NaN in every float dtype, -1 in the integers) between two guards. */
+static void *guarded(int64_t bytes)
+{
+    MT_REQUIRE(n_blocks < MAX_BLOCKS, "more than %d test tensors", MAX_BLOCKS);
+    unsigned char *base = mem_alloc(bytes + 2 * GUARD);
+    memset(base, 0xa5, (size_t)(bytes + 2 * GUARD));
+    memset(base + GUARD, 0xff, (size_t)bytes);
+    blocks[n_blocks].base = base;
+    blocks[n_blocks++].bytes = bytes;
+    return base + GUARD;
+}
+
+void op_check_begin(struct device *dev, bool oracle)
+{
+    struct err err = {{0}};
+    if (oracle) {
+        device_open_oracle(dev);
+    } else if (device_open(dev, "cpu", "fp32", &err)) {
+        fail_msg("%s", err.msg);
+    }
+    dev->n_threads = 2;
+    if (device_reserve(dev, &dev->work, "work", (int64_t)256 << 20, &err)) fail_msg("%s", err.msg);
+}
+
+void op_check_end(struct device *dev)
+{
+    int64_t broken = 0;
+    for (int b = 0; b < n_blocks; b++) {
+        for (int i = 0; i < GUARD; i++) {
+            broken += blocks[b].base[i] != 0xa5;
+            broken += blocks[b].base[GUARD + blocks[b].bytes + i] != 0xa5;
+        }
+        mem_free(blocks[b].base);
+    }
+    n_blocks = 0;
+    int64_t left = dev->work.used;
+    device_close(dev);
+    assert_int_equal(broken, 0);
+    assert_int_equal(left, 0);
+}
+
+struct tensor make_empty(enum dtype t, int64_t n0, int64_t n1, int64_t n2)
+{
+    int64_t count = n0 * (n1 < 0 ? 1 : n1) * (n2 < 0 ? 1 : n2);
+    void *data = guarded(count * dtype_size(t));
+    if (n1 < 0) return tensor_1d(data, t, n0);
+    return n2 < 0 ? tensor_2d(data, t, n0, n1) : tensor_3d(data, t, n0, n1, n2);
+}
+
+struct tensor make_zero(enum dtype t, int64_t n0, int64_t n1, int64_t n2)
+{
+    struct tensor x = make_empty(t, n0, n1, n2);
+    memset(x.data, 0, (size_t)tensor_bytes(x));
+    return x;
+}
+
+struct tensor make_random(enum dtype t, uint64_t stream, double amplitude, int64_t n0, int64_t n1, int64_t n2)
+{
+    struct tensor x = make_empty(t, n0, n1, n2);
+    for (int64_t i = 0; i < tensor_count(x); i++) set_value(x, i, amplitude * test_value(stream, (uint64_t)i));
+    return x;
+}
+
+struct tensor make_i32(const int32_t *values, int64_t n)
+{
+    struct tensor x = make_empty(DT_I32, n, -1, -1);
+    if (n) memcpy(x.data, values, (size_t)n * sizeof(*values));
+    return x;
+}
+
+struct tensor make_copy(struct tensor x)
+{
+    struct tensor y = make_empty(x.dtype, x.shape[0], x.rank > 1 ? x.shape[1] : -1, x.rank > 2 ? x.shape[2] : -1);
+    for (int64_t i = 0; i < tensor_count(x); i++) set_value(y, i, value_at(x, i));
+    return y;
+}
+
+/* f16 bits of a value that f16 holds exactly (a normal number with at most 10 bits after the leading one). */
+static uint16_t exact_f16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    if (f == 0) return (uint16_t)(bits >> 16 & 0x8000);
+    int exponent = (int)(bits >> 23 & 255) - 112;
+    MT_REQUIRE(exponent > 0 && exponent < 31 && !(bits & 0x1fff), "%g is not an f16", (double)f);
+    return (uint16_t)((bits >> 16 & 0x8000) | (uint32_t)exponent << 10 | (bits >> 13 & 1023));
+}
+
+struct weight make_weight(enum weight_format f, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
+                          int64_t n_in)
+{
+    int64_t n = n_exp * n_out * n_in;
+    void *data = guarded(n * (f == WF_F32 ? 4 : 2));
+    for (int64_t i = 0; i < n; i++) {
+        /* Eight bits of a value above 2^-14: exact in bf16 and in f16. */
+        float v = bf16_to_f32(f32_to_bf16((float)(amplitude * test_value(stream, (uint64_t)i))));
+        if (fabsf(v) < 1.0f / 8192) v = 0;
+        if (f == WF_F32) ((float *)data)[i] = v;
+        if (f == WF_BF16) ((uint16_t *)data)[i] = f32_to_bf16(v);
+        if (f == WF_F16) ((uint16_t *)data)[i] = exact_f16(v);
+    }
+    return (struct weight){.format = f, .n_exp = n_exp, .n_out = n_out, .n_in = n_in, .data = data};
+}
+
+static void *element(struct tensor x, int64_t i)
+{
+    int64_t cols = x.shape[x.rank - 1];
+    return (char *)x.data + (i / cols * x.ld + i % cols) * dtype_size(x.dtype);
+}
+
+double value_at(struct tensor x, int64_t i)
+{
+    const void *p = element(x, i);
+    switch (x.dtype) {
+    case DT_F32: return *(const float *)p;
+    case DT_F64: return *(const double *)p;
+    case DT_BF16: return bf16_to_f32(*(const uint16_t *)p);
+    case DT_F16: return f16_to_f32(*(const uint16_t *)p);
+    case DT_U8: return *(const uint8_t *)p;
+    case DT_I32: return *(const int32_t *)p;
+    default: break;
+    }
+    MT_REQUIRE(false, "no values of dtype %s", dtype_name(x.dtype));
+}
+
+void set_value(struct tensor x, int64_t i, double v)
+{
+    void *p = element(x, i);
+    switch (x.dtype) {
+    case DT_F32: *(float *)p = (float)v; return;
+    case DT_F64: *(double *)p = v; return;
+    case DT_BF16: *(uint16_t *)p = f32_to_bf16((float)v); return;
+    case DT_I32: *(int32_t *)p = (int32_t)v; return;
+    default: break;
+    }
+    MT_REQUIRE(false, "no values of dtype %s", dtype_name(x.dtype));
+}
+
+void assert_finite(struct tensor x)
+{
+    for (int64_t i = 0; i < tensor_count(x); i++) {
+        if (!isfinite(value_at(x, i))) fail_msg("element %lld is %g", (long long)i, value_at(x, i));
+    }
+}
+
+void assert_same_bits(struct tensor a, struct tensor b)
+{
+    assert_int_equal(a.dtype, b.dtype);
+    assert_int_equal(tensor_count(a), tensor_count(b));
+    for (int64_t i = 0; i < tensor_count(a); i++) {
+        if (memcmp(element(a, i), element(b, i), (size_t)dtype_size(a.dtype)))
+            fail_msg("element %lld: %.17g and %.17g", (long long)i, value_at(a, i), value_at(b, i));
+    }
+}
+
+double tensor_error(struct tensor a, struct tensor b)
+{
+    int64_t n = tensor_count(a);
+    assert_int_equal(n, tensor_count(b));
+    double *x = mem_array(2 * n, sizeof(*x)), *y = x + n;
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = value_at(a, i);
+        y[i] = value_at(b, i);
+    }
+    double error = relative_error(x, y, n);
+    mem_free(x);
+    return error;
+}
+
+double probe(struct tensor y, uint64_t stream)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < tensor_count(y); i++) sum += test_value(stream, (uint64_t)i) * value_at(y, i);
+    return sum;
+}
+
+struct tensor make_probe(struct tensor y, uint64_t stream)
+{
+    return make_random(y.dtype, stream, 1, y.shape[0], y.rank > 1 ? y.shape[1] : -1, y.rank > 2 ? y.shape[2] : -1);
+}
+
+double gradient_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx)
+{
+    const double step = 1e-5;
+    int64_t n = tensor_count(x);
+    assert_int_equal(x.dtype, DT_F64);
+    assert_int_equal(n, tensor_count(dx));
+    double *numeric = mem_array(2 * n, sizeof(*numeric)), *analytic = numeric + n;
+    for (int64_t i = 0; i < n; i++) {
+        double v = value_at(x, i);
+        set_value(x, i, v + step);
+        double up = loss(arg);
+        set_value(x, i, v - step);
+        numeric[i] = (up - loss(arg)) / (2 * step);
+        set_value(x, i, v);
+        analytic[i] = value_at(dx, i);
+    }
+    double error = relative_error(analytic, numeric, n);
+    mem_free(numeric);
+    return error;
+}
+
+double slope_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx)
+{
+    const double step = 1e-6;
+    struct tensor start = make_copy(x), along = make_probe(x, 77);
+    double analytic = 0, value[2];
+    assert_int_equal(x.dtype, DT_F64);
+    assert_int_equal(tensor_count(x), tensor_count(dx));
+    for (int64_t i = 0; i < tensor_count(x); i++) analytic += value_at(along, i) * value_at(dx, i);
+    for (int side = 0; side < 2; side++) {
+        for (int64_t i = 0; i < tensor_count(x); i++)
+            set_value(x, i, value_at(start, i) + (side ? -step : step) * value_at(along, i));
+        value[side] = loss(arg);
+    }
+    for (int64_t i = 0; i < tensor_count(x); i++) set_value(x, i, value_at(start, i));
+    double numeric = (value[0] - value[1]) / (2 * step);
+    return fabs(numeric - analytic) / fmax(fabs(numeric), 1e-30);
+}
+
+/* Runs the case on one device after another; what it wrote outlives the device only until op_check_end. */
+void op_check_case(op_case_fn *run, const void *params, double bound)
+{
+    struct device exact, dev, measure;
+    struct op_outputs want = {.n = 0}, first = {.n = 0}, again = {.n = 0};
+    op_check_begin(&exact, true);
+    run(&exact, params, &want);
+    struct err err = {{0}};
+    if (device_open(&dev, "cpu", "fp32", &err)) fail_msg("%s", err.msg);
+    if (device_reserve(&dev, &dev.work, "work", (int64_t)256 << 20, &err)) fail_msg("%s", err.msg);
+    for (int threads = 1; threads <= 3; threads++) {
+        dev.n_threads = threads;
+        dev.work.peak = again.n = 0;
+        run(&dev, params, threads == 1 ? &first : &again);
+        for (int i = 0; threads > 1 && i < first.n; i++) assert_same_bits(first.out[i], again.out[i]);
+    }
+    for (int i = 0; i < want.n; i++) {
+        assert_finite(want.out[i]);
+        assert_finite(first.out[i]);
+        double error = tensor_error(first.out[i], want.out[i]);
+        if (!(error <= bound)) fail_msg("output %d: f32 is %g away from f64, allowed %g", i, error, bound);
+    }
+    device_measure(&measure, &dev);
+    again.n = 0;
+    run(&measure, params, &again);
+    assert_int_equal(measure.work.peak, dev.work.peak);
+    assert_close(3 * measure.flops, dev.flops, 1e-15); /* counted alike */
+    assert_int_equal(dev.work.used, 0);
+    device_close(&dev);
+    op_check_end(&exact);
+}

@@ -1,0 +1,60 @@
+/* op_check.h - what the tests of the ops share: tensors with guards around them, random inputs, finite differences.
+ *
+ * Tensors and weights made here live on the host until op_check_end, which fails the test when a guard byte was
+ * touched. Outputs start as NaN (integers as -1), so that an element an op forgot is seen. */
+#ifndef MT_OP_CHECK_H
+#define MT_OP_CHECK_H
+
+#include "kernels/ops.h"
+#include "tests/test.h"
+
+/* A CPU device in F64 (oracle) or F32, with 2 threads and 256 MiB of work arena. */
+void op_check_begin(struct device *dev, bool oracle);
+/* Checks and frees every tensor, closes the device; the work arena must be empty. */
+void op_check_end(struct device *dev);
+
+/* A new tensor of NaN; unused trailing sizes are -1: make_empty(DT_F32, 5, -1, -1) is a vector. */
+struct tensor make_empty(enum dtype t, int64_t n0, int64_t n1, int64_t n2);
+struct tensor make_zero(enum dtype t, int64_t n0, int64_t n1, int64_t n2);
+/* amplitude * test_value(stream, i); the same numbers, rounded, for every float dtype. */
+struct tensor make_random(enum dtype t, uint64_t stream, double amplitude, int64_t n0, int64_t n1, int64_t n2);
+struct tensor make_i32(const int32_t *values, int64_t n);
+struct tensor make_copy(struct tensor x); /* contiguous */
+/* A dense weight (F32, BF16 or F16) of n_exp matrices; values of BF16 and F16 are exact in every format. */
+struct weight make_weight(enum weight_format f, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
+                          int64_t n_in);
+
+/* Element i of a contiguous tensor or of a view's rows laid end to end; any dtype. */
+double value_at(struct tensor x, int64_t i);
+void set_value(struct tensor x, int64_t i, double v);
+
+void assert_finite(struct tensor x);
+void assert_same_bits(struct tensor a, struct tensor b); /* equal dtype, shape and bytes */
+double tensor_error(struct tensor a,
+                    struct tensor b); /* relative_error of two tensors of one shape, any float dtypes */
+
+/* A scalar of a tensor with a known gradient: sum_i test_value(stream, i) * y_i, and that gradient. */
+double probe(struct tensor y, uint64_t stream);
+struct tensor make_probe(struct tensor y, uint64_t stream); /* shaped like y, and of its dtype */
+
+/* Relative error of dx against central differences of loss(arg) in every element of x (F64). The loss must read x
+ * afresh at every call. */
+double gradient_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx);
+
+/* The same along one random direction, for tensors with too many elements: |derivative - <dx, direction>| /
+ * |derivative|. */
+double slope_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx);
+
+/* Makes the inputs of one case on dev, runs the op (and its backward) and lists what it wrote. */
+enum { OP_MAX_OUTPUTS = 16 };
+struct op_outputs {
+    struct tensor out[OP_MAX_OUTPUTS];
+    int n;
+};
+typedef void op_case_fn(struct device *dev, const void *params, struct op_outputs *outputs);
+
+/* What holds for every op: all outputs are finite; f32 is within bound of f64; 1, 2 and 3 threads give the same bits; a
+ * measuring device sees the peak of the work arena that a real run has. */
+void op_check_case(op_case_fn *run, const void *params, double bound);
+
+#endif

@@ -1,0 +1,62 @@
+/* packed.c - weights in every format for the tests. */
+#include "tests/packed.h"
+
+#include <string.h>
+
+static void *bytes(int64_t n) { return make_empty(DT_U8, n, -1, -1).data; }
+static float *floats(int64_t n) { return make_empty(DT_F32, n, -1, -1).data; }
+
+static void pack_mxfp4(struct weight *w, const float *x)
+{
+    int64_t n = w->n_exp * w->n_out * w->n_in;
+    uint8_t *nibbles = bytes(n / 2), *scales = bytes(n / 32);
+    assert_int_equal(quant_mxfp4_encode(nibbles, scales, x, n), 0);
+    w->data = nibbles;
+    w->scale = scales;
+}
+
+static void pack_bnb(struct weight *w, const float *x, bool nested)
+{
+    int64_t n = w->n_out * w->n_in, n_block = weight_blocks(w), n_outer = (n_block + 255) / 256;
+    uint8_t *nibbles = bytes(w->n_exp * n / 2), *q8 = bytes(w->n_exp * n_block);
+    float *absmax = floats(w->n_exp * n_block), *outer = floats(w->n_exp * n_outer), *offset = floats(w->n_exp);
+    float *map = floats(256), *code = floats(16);
+    quant_dynamic_map(map);
+    memcpy(code, w->format == WF_NF4 ? quant_nf4_code : quant_fp4_code, 16 * sizeof(*code));
+    for (int64_t e = 0; e < w->n_exp; e++) {
+        float *of_expert = absmax + e * n_block;
+        assert_int_equal(quant_bnb_encode(w->format, nibbles + e * n / 2, of_expert, x + e * n, n, w->block), 0);
+        quant_nested_encode(q8 + e * n_block, outer + e * n_outer, offset + e, of_expert, n_block, map);
+    }
+    w->data = nibbles;
+    w->code = code;
+    if (!nested) {
+        w->absmax = absmax;
+        return;
+    }
+    w->scale = q8;
+    w->nested_absmax = outer;
+    w->nested_offset = offset;
+    w->nested_map = map;
+}
+
+struct weight make_packed(struct packing p, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
+                          int64_t n_in)
+{
+    if (p.format < WF_MXFP4) return make_weight(p.format, stream, amplitude, n_exp, n_out, n_in);
+    struct weight w = {.format = p.format, .n_exp = n_exp, .n_out = n_out, .n_in = n_in, .block = p.block};
+    struct tensor x = make_random(DT_F32, stream, amplitude, n_exp, n_out, n_in);
+    if (p.format == WF_MXFP4)
+        pack_mxfp4(&w, x.data);
+    else
+        pack_bnb(&w, x.data, p.nested);
+    return w;
+}
+
+struct weight make_unpacked(const struct weight *w)
+{
+    int64_t n = w->n_out * w->n_in;
+    float *x = floats(w->n_exp * n);
+    for (int64_t i = 0; i < w->n_exp * n; i++) x[i] = quant_value(w, i / n, i % n);
+    return (struct weight){.format = WF_F32, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in, .data = x};
+}

@@ -1,0 +1,132 @@
+"""compare.py - trains with the moetrain executable on a case of make_case.py and compares what comes out with what
+transformers + PEFT computed: every step's loss and gradient norm, the held-out losses, the final adapter. (The
+gradients of the first step and the hidden states are compared inside the library, by tests/test_parity.c.)
+
+  python compare.py CASE [--moetrain build/moetrain] [--out DIR] [--set section.key=value ...]
+
+Needs numpy and safetensors. Exit 1 when anything is beyond its tolerance; the worst of each kind is printed anyway.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy
+from safetensors.numpy import load_file
+
+# Relative; of the adapter: Frobenius norm of the difference of one tensor.
+TOLERANCE = {"loss": 1e-4, "grad_norm": 1e-3, "eval": 1e-4, "adapter": 1e-3}
+
+CONFIG = """[model]
+path = {case}
+[data]
+train = {case}/train.jsonl
+eval = {case}/eval.jsonl
+format = text
+seq_len = {seq_len}
+packing = false
+shuffle = false
+[lora]
+r = {r}
+alpha = {alpha}
+targets = q_proj,k_proj,v_proj,o_proj,experts
+init_from = {case}/adapter_init
+[optim]
+lr = {lr}
+schedule = {schedule}
+warmup_ratio = 0
+weight_decay = {weight_decay}
+beta1 = {beta1}
+beta2 = {beta2}
+eps = {eps}
+clip_norm = {clip_norm}
+[train]
+device = cpu
+dtype = fp32
+steps = {steps}
+micro_batch = {micro_batch}
+grad_accum = {grad_accum}
+resume = never
+[eval]
+every = 0
+at_start = true
+at_end = true
+[output]
+dir = {out}
+save_every = 0
+"""
+
+
+def events(out, kind):
+    with open(os.path.join(out, "metrics.jsonl")) as f:
+        return [e for e in map(json.loads, f) if e["event"] == kind]
+
+
+class Comparison:
+    def __init__(self):
+        self.worst = {}
+
+    def add(self, kind, what, error):
+        if kind not in self.worst or not error <= self.worst[kind][0]:  # a NaN is worse than anything
+            self.worst[kind] = (error, what)
+
+    def number(self, kind, what, ours, theirs):
+        self.add(kind, f"{what}: {ours:.9g}, expected {theirs:.9g}", abs(ours - theirs) / abs(theirs))
+
+    def passed(self):
+        good = True
+        for kind, (error, what) in self.worst.items():
+            ok = error <= TOLERANCE[kind]
+            good &= ok
+            print(f"{'ok  ' if ok else 'FAIL'} {kind:10s} worst {error:.2e}, allowed {TOLERANCE[kind]:.0e}   {what}")
+        return good
+
+
+def compare_adapters(result, ours, theirs):
+    if ours.keys() != theirs.keys():
+        sys.exit(f"tensor names differ: {sorted(ours.keys() ^ theirs.keys())}")
+    for name, expected in theirs.items():
+        if ours[name].shape != expected.shape:
+            sys.exit(f"{name}: shape {ours[name].shape}, expected {expected.shape}")
+        error = numpy.linalg.norm(ours[name].astype(float) - expected) / numpy.linalg.norm(expected.astype(float))
+        result.add("adapter", name, error)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case")
+    parser.add_argument("--moetrain", default="build/moetrain")
+    parser.add_argument("--out", help="keep the run here (default: a temporary folder)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    a = parser.parse_args()
+
+    case = os.path.abspath(a.case)
+    with open(os.path.join(case, "expected.json")) as f:
+        expected = json.load(f)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = os.path.abspath(a.out) if a.out else os.path.join(scratch, "out")
+        config = os.path.join(scratch, "case.ini")
+        with open(config, "w") as f:
+            f.write(CONFIG.format(case=case, out=out, **expected["setup"]))
+        command = [a.moetrain, config] + [word for s in a.set for word in ("--set", s)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+        steps = events(out, "step")
+        if len(steps) != len(expected["steps"]):
+            sys.exit(f"{len(steps)} steps, expected {len(expected['steps'])}")
+        result = Comparison()
+        for ours, theirs in zip(steps, expected["steps"]):
+            result.number("loss", f"step {ours['step']}", ours["loss"], theirs["loss"])
+            result.number("grad_norm", f"step {ours['step']}", ours["grad_norm"], theirs["grad_norm"])
+        first, last = events(out, "eval")
+        result.number("eval", "before step 1", first["loss"], expected["eval_init_adapter"])
+        result.number("eval", "after the last step", last["loss"], expected["eval_final"])
+        compare_adapters(result, load_file(os.path.join(out, "adapter", "adapter_model.safetensors")),
+                         load_file(os.path.join(case, "adapter_final", "adapter_model.safetensors")))
+    sys.exit(0 if result.passed() else 1)
+
+
+if __name__ == "__main__":
+    main()

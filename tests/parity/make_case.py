@@ -1,0 +1,199 @@
+"""make_case.py - makes a parity case: a small random checkpoint in gpt-oss's published MXFP4 layout, an initial PEFT
+adapter, and what transformers + PEFT compute with them in fp32.
+
+  python make_case.py OUT --text ANY_TEXT_FILE [--seed 7] [--hidden 128] [--shards 1] ...
+
+OUT then holds the checkpoint, train.jsonl and eval.jsonl, adapter_init/ and adapter_final/, forward.safetensors (logits
+and hidden states of the first held-out row), grads_step0.safetensors (before clipping), expected.json (losses, norms,
+set-up). Needs torch, transformers >= 5, peft >= 0.19.1.
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import GptOssConfig, GptOssForCausalLM
+
+import peer
+
+SIZES = dict(hidden=128, inter=96, layers=2, experts=8, topk=2, heads=4, kv_heads=2, head_dim=32, window=8, seq_len=96,
+             steps=10, accum=2, r=8, alpha=16, shards=1, seed=7)
+ADAMW = dict(weight_decay=0.01, eps=1e-8)
+CLIP_NORM = 1.0
+
+
+def arguments():
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--tokenizer", default=os.path.join(here, "../../configs/tiny-gptoss"), help="its directory")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    for name, default in SIZES.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    return parser.parse_args()
+
+
+def random_model(a, tokenizer):
+    """Random weights of a scale that reaches every branch: experts large enough that the clamp at 7 acts."""
+    config = GptOssConfig(
+        vocab_size=4096, hidden_size=a.hidden, intermediate_size=a.inter, num_hidden_layers=a.layers,
+        num_local_experts=a.experts, num_experts_per_tok=a.topk, num_attention_heads=a.heads,
+        num_key_value_heads=a.kv_heads, head_dim=a.head_dim, sliding_window=a.window, max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0,
+                         "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 256},
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
+    model = GptOssForCausalLM._from_config(config, attn_implementation="eager").float()
+    deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, "experts": 0.25, "lm_head": 0.3, "embed": 1.0}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name:
+                p.copy_(1 + 0.2 * torch.randn_like(p))
+            else:
+                p.normal_(0, next((d for part, d in deviation.items() if part in name), 1.5 / a.hidden ** 0.5))
+    return model
+
+
+def encode_mxfp4(w):
+    """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
+    groups = w.reshape(*w.shape[:-1], -1, 32)
+    exponent = torch.floor(torch.log2(groups.abs().amax(-1, keepdim=True).clamp_min(1e-30))) - 2
+    codes = ((groups / torch.exp2(exponent)).unsqueeze(-1) - peer.FP4).abs().argmin(-1)
+    blocks = (codes[..., 0::2] | (codes[..., 1::2] << 4)).to(torch.uint8)
+    return blocks.contiguous(), (exponent.squeeze(-1) + 127).to(torch.uint8).contiguous()
+
+
+@torch.no_grad()
+def write_checkpoint(a, model):
+    """Writes the model as it is published and rounds the one in memory to what the file holds."""
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks, scales = encode_mxfp4(value.transpose(1, 2).contiguous())
+            value.copy_(peer.decode_mxfp4(blocks, scales))
+            tensors[name + "_blocks"], tensors[name + "_scales"] = blocks, scales
+        else:
+            value.copy_(value.bfloat16().float())
+            tensors[name] = value.bfloat16().contiguous()
+    if a.shards == 1:
+        save_file(tensors, f"{a.out}/model.safetensors", metadata={"format": "pt"})
+    else:
+        weight_map = {}
+        for i in range(a.shards):
+            shard = f"model-{i + 1:05d}-of-{a.shards:05d}.safetensors"
+            part = {k: tensors[k] for k in sorted(tensors)[i::a.shards]}
+            save_file(part, f"{a.out}/{shard}", metadata={"format": "pt"})
+            weight_map.update({k: shard for k in part})
+        total = sum(t.numel() * t.element_size() for t in tensors.values())
+        write_json(f"{a.out}/model.safetensors.index.json",
+                   {"metadata": {"total_size": total}, "weight_map": weight_map})
+    config = model.config.to_dict()
+    config["architectures"] = ["GptOssForCausalLM"]
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    write_json(f"{a.out}/config.json", config)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(a.tokenizer, name), a.out)
+
+
+def write_json(path, value):
+    with open(path, "w") as f:
+        json.dump(value, f, indent=1, default=str)
+        f.write("\n")
+
+
+def write_rows(a):
+    """Random spans of the text, each of 12 to 109 words."""
+    with open(a.text, errors="ignore") as f:
+        words = f.read()[a.seed * 20000:a.seed * 20000 + 200000].split(" ")
+    sets = []
+    for name, count, seed in (("train", a.steps * a.accum, 1), ("eval", 8, 2)):
+        rng = random.Random(seed)
+        rows = []
+        for _ in range(count):
+            start = rng.randrange(len(words) - 200)
+            rows.append({"text": " ".join(words[start:start + rng.randrange(12, 110)])})
+        with open(f"{a.out}/{name}.jsonl", "w") as f:
+            f.writelines(json.dumps(row) + "\n" for row in rows)
+        sets.append(rows)
+    return sets
+
+
+def random_adapter(a, model):
+    adapted = get_peft_model(model, LoraConfig(
+        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])).float()
+    with torch.no_grad():
+        for name, p in adapted.named_parameters():
+            if "lora_A" in name:
+                p.normal_(0, 0.15)
+            if "lora_B" in name:
+                p.normal_(0, 0.05)
+    return adapted
+
+
+@torch.no_grad()
+def write_forward(a, model, ids):
+    model.eval()
+    out = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    tensors = {"input_ids": torch.tensor(ids, dtype=torch.int32), "logits": out.logits[0].float().contiguous()}
+    for i, h in enumerate(out.hidden_states):
+        tensors[f"hidden_{i}"] = h[0].float().contiguous()
+    save_file(tensors, f"{a.out}/forward.safetensors")
+
+
+def train(a, model, documents):
+    """Loss and gradient norm of every step; the gradients of the first go to a file."""
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(trained.values(), lr=a.lr, betas=(0.9, 0.999), **ADAMW)
+    steps = []
+    model.train()
+    for step in range(a.steps):
+        micro = documents[a.accum * step:a.accum * (step + 1)]
+        tokens = sum(len(ids) - 1 for ids in micro)
+        total = 0.0
+        for ids in micro:
+            loss, _ = peer.cross_entropy(model, ids)
+            (loss / tokens).backward()
+            total += loss.item()
+        if step == 0:
+            save_file({n.replace(".default", ""): p.grad.contiguous() for n, p in trained.items()},
+                      f"{a.out}/grads_step0.safetensors")
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), CLIP_NORM).item()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        steps.append({"loss": total / tokens, "grad_norm": norm, "tokens": tokens})
+    return steps
+
+
+def main():
+    a = arguments()
+    os.makedirs(a.out, exist_ok=True)
+    torch.manual_seed(a.seed)
+    tokenizer = peer.load_tokenizer(a.tokenizer)
+    model = random_model(a, tokenizer)
+    write_checkpoint(a, model)
+    train_rows, eval_rows = write_rows(a)
+    documents = [peer.encode(tokenizer, row, a.seq_len) for row in train_rows]
+    held_out = [peer.encode(tokenizer, row, a.seq_len) for row in eval_rows]
+    expected = {"eval_base": peer.held_out_loss(model, held_out)}
+    model = random_adapter(a, model)
+    model.save_pretrained(f"{a.out}/adapter_init")
+    expected["eval_init_adapter"] = peer.held_out_loss(model, held_out)
+    write_forward(a, model, held_out[0])
+    expected["steps"] = train(a, model, documents)
+    expected["eval_final"] = peer.held_out_loss(model, held_out)
+    model.save_pretrained(f"{a.out}/adapter_final")
+    expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
+                             schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,
+                             shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha)
+    write_json(f"{a.out}/expected.json", expected)
+    print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Token ids by Hugging Face's tokenizers, for tests/test_tokenizer.c.
+
+Writes tests/fixtures/tokenizer: three small tokenizers, each for what the large one lacks, and for each of the four
+*.ids.json with texts and ids. Needs `pip install tokenizers`; characters are those of Unicode 14, which PCRE2 knows.
+
+    python tests/parity/make_tokenizer_vectors.py
+"""
+import json
+import random
+import unicodedata
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "tests/fixtures/tokenizer"
+LARGE = "configs/tiny-gptoss/tokenizer.json"
+
+TEXTS = [
+    "", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\r", "\t", " \n", "\n ", "a", "Z", "0", "!", "\0", "\x7f", "\x1b[0m",
+    "Hello world", " Hello World", "Hello, world!", "HELLO WORLD", "helloWorld HTTPServer camelCase x86 ABCdef",
+    "The quick brown fox jumps over the lazy dog. It was, of course, never lazy before.",
+    "I'm you're he'd we'll they've it's don't I'M YOU'RE HE'D 'tis ’s 'ſ o'clock rock'n'roll",
+    "for (int i = 0; i < n; i++) {\n\tx[i] += y[i] * 2.5e-3f; // done\n}\n\n\n#include <stdio.h>\r\n",
+    "def f(x):\n    return x ** 2\n\n\nif __name__ == '__main__':\n        print(f\"{f(3)!r}\")\n",
+    "1 12 123 1234 12345 1,234,567.89 0x1F 3.14159 2²=4 ½ ⅷ ٣٤٥ १२३ 𝟘𝟙",
+    "http://example.org/a//b/?q=1&r=2#frag  path/to/file.txt ../..//\n///\n/ \n",
+    "trailing   ", "   leading", "in   the    middle", "tab\t\ttab", "mixed \t \n \r\n \u00a0 \u2003\u3000 end",
+    " \u180e \u200b\u200c\u200d\u2060\ufeff", "\u0085next\u2028line\u2029para",
+    "déjà vu, naïve façade, Übermut, Ærøskøbing, İstanbul, ſtraße, ǅungla, ﬁnd",
+    "e\u0301e\u0301\u0323 a\u0308\u0304 \u0301start \u0344 n\u0303\u0303\u0303\u0303",
+    "你好，世界！我想在apple工作1314151天～", "こんにちは、世界。カタカナ ﾊﾝｶｸ", "안녕하세요 \u1112\u1161\u11ab\u1100\u1173\u11af",
+    "Привет, мир! Нещо на Български", "Καλημέρα κόσμε ἄνθρωπος", "مرحبا بالعالم ١٢٣ لا إله", "שָׁלוֹם עולם",
+    "नमस्ते दुनिया क्षत्रिय",
+    "สวัสดีชาวโลก ที่นี่", "བོད་ཡིག", "ሰላም ልዑል", "Chào thế giới", "ᏣᎳᎩ ꮳꮃꭹ",
+    "😀 😶‍🌫️ 👩🏽‍🚀 🇩🇪🇫🇷 ✅ 🚀 ❤️‍🔥 1️⃣", "∀x∈ℝ: ⌈x⌉ ≥ x → ∑ᵢ₌₁ⁿ i² ≈ 𝔸𝓑𝕮", "€ £ ¥ ₿ © ® ™ § ¶ † ‡ …",
+    "𐐀𐐨 𒀀 𓂀 𠜎𠜱 \U000e0041 \ue000 \U0010ffff \ufffd\ufffe",
+    "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
+    "<|start|><|start|><|end|>", "<|start<|start|>|>", "a<|end|>b <|end|> c\n<|end|>\n", "<|startoftext|><|endoftext|>",
+    "<|notatoken|> <| end |> <|END|> |> <|", "<|call|>", "<|constrain|>json", "<|return|",
+]
+RUNS = ["a", "A", " ", "\n", " \n", "\t", "ab", "aA", "1", ".", "é", "e\u0301", "中", "😀", "'s", "the ", "\u0301", "\0"]
+LENGTHS = [2, 5, 31, 63, 64, 65, 129]
+ALPHABETS = [(0x20, 0x7E), (0, 0x1F), (0x7F, 0xFF), (0x100, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF),
+             (0x900, 0x9FF), (0xE00, 0xE7F), (0x1100, 0x11FF), (0x1E00, 0x206F), (0x2070, 0x22FF), (0x2460, 0x27BF),
+             (0x3000, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0xF900, 0xFFFD), (0x1D400, 0x1D7FF),
+             (0x1F300, 0x1F64F), (0x20000, 0x2A6DF)]
+
+
+def random_texts(count, seed):
+    rng = random.Random(seed)
+    out = []
+    while len(out) < count:
+        chosen = rng.sample(ALPHABETS, 3) + [ALPHABETS[0]]
+        text = "".join(chr(rng.randint(*rng.choice(chosen))) if rng.random() < 0.6 else
+                       rng.choice([" ", "  ", "\n", "the", " of", "ing", "'s", "12", "<|end|>", "/", "A", "x"])
+                       for _ in range(rng.randint(1, 40)))
+        if not any(unicodedata.category(c) == "Cn" for c in text):
+            out.append(text)
+    return out
+
+
+def cases(path, texts):
+    tok = Tokenizer.from_file(str(ROOT / path))
+    out = []
+    for text in texts:
+        for special in (True, False):
+            tok.encode_special_tokens = not special
+            ids = tok.encode(text, add_special_tokens=False).ids
+            if special or ids != out[-1]["ids"]:
+                out.append({"text": text, "special": special, "ids": ids})
+    return out
+
+
+def write(path, data, **how):
+    path.write_text(json.dumps(data, ensure_ascii=True, separators=(",", ":"), **how) + "\n")
+
+
+def write_cases(name, path, texts):
+    lines = ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases(path, texts))
+    (OUT / f"{name}.ids.json").write_text(f'{{"tokenizer":"{path}","cases":[\n{lines}\n]}}\n')
+    print(f"{name}: {lines.count(chr(10)) + 1} cases")
+
+
+def added(token, content, normalized, special):
+    return {"id": token, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": normalized, "special": special}
+
+
+def small(name, normalizer, pre_tokenizer, words, specials, pairs=False, leave_out=(), **options):
+    """A vocabulary of single characters and of `words`, whose merges join from the left."""
+    vocab, merges = {}, []
+    for c in sorted({c for w in words for c in w} | set("Ġ")):
+        vocab[c] = len(vocab)
+    for word in words:
+        for n in range(2, len(word) + 1):
+            if word[:n] not in vocab:
+                vocab[word[:n]] = len(vocab)
+                if word not in leave_out:
+                    merges.append([word[:n - 1], word[n - 1]])
+    tokens = [added(len(vocab) + i, *s) for i, s in enumerate(specials)]
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, **options, "vocab": vocab,
+             "merges": merges if pairs else [" ".join(m) for m in merges]}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    write(OUT / f"{name}.json", {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer(level), "post_processor": level, "decoder": level, "model": model})
+
+
+def split(regex):
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def texts_of(alphabet, fragments, count, seed):
+    rng = random.Random(seed)
+    return ["".join(rng.choice(fragments) if rng.random() < 0.5 else rng.choice(alphabet)
+                    for _ in range(rng.randint(1, 12))) for _ in range(count)]
+
+
+def main():
+    OUT.mkdir(parents=True, exist_ok=True)
+    runs = [r * n for r in RUNS for n in LENGTHS]
+    write_cases("tiny-gptoss", LARGE, TEXTS + runs + random_texts(300, 1))
+
+    # NFC, the GPT-2 pattern, tokens looked for after the normalizer, merges as strings
+    small("nfc", {"type": "NFC"}, lambda level: {**level, "use_regex": True},
+          ["Ġthe", "hello", "Ã©", "Ì", "ģ", "'s", "ĊĊ", "1", "2", "ĠĠ", "Ġa", "Ìģ", "<", ">"],
+          [("<s>", False, True), ("  ", True, False), ("    ", True, False), ("caf\u0065\u0301", True, False)])
+    write_cases("nfc", "tests/fixtures/tokenizer/nfc.json",
+                texts_of("hela's12 \n\u00e9", ["the", " the", "hello", "e\u0301", "\u00e9", "  ", "    ", "\n\n", "'s",
+                                               "<s>", "cafe\u0301", "caf\u00e9"], 150, 2))
+
+    # two Splits one after the other, merges as pairs, an item that its merges do not rebuild
+    words = ["abc", "bcd", "Ġab", "12", "123", "zz", "4", "5", "<", "|", ">", "x"]
+    rules = [split("\\p{N}{1,3}"), split("[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\s+(?!\\S)|\\s+|\\p{N}+")]
+    for name, options in (("splits", {}), ("whole", {"ignore_merges": True})):
+        small(name, {"type": "Sequence", "normalizers": []} if options else None,
+              lambda level: {"type": "Sequence", "pretokenizers": [*rules, level]}, words,
+              [("<|x|>", False, True), ("<|x|>y", False, False), ("zab", False, False), ("|>4", False, False)],
+              pairs=True, leave_out=["zz"], **options)
+        write_cases(name, f"tests/fixtures/tokenizer/{name}.json",
+                    texts_of("abcd123z ", ["ab", "abc", " ab", "  ", "12345", "zz", "<|x|>"], 120, 3)
+                    + ["zz", "zzz", " zz", "<|x|>zz", "zzab", "12 zz 3", "<|x|>4", "|>4<|x|>4"])
+
+
+if __name__ == "__main__":
+    main()

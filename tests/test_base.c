@@ -1,0 +1,353 @@
+/* test_base.c - errors, text helpers, memory, random numbers; dtypes, views, weights' sizes and the arena. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernels/tensor.h"
+
+/* Whether f stops the process with abort(), its message unseen. */
+static bool aborts(void (*f)(void))
+{
+    fflush(stdout);
+    fflush(stderr);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        signal(SIGABRT, SIG_DFL);
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        f();
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+static void errors(void **state)
+{
+    (void)state;
+    struct err e;
+    assert_int_equal(err_set(NULL, "nobody listens"), -1);
+    assert_int_equal(err_prefix(NULL, "nobody listens"), -1);
+    assert_int_equal(err_set(&e, "%s: no such file", "a.txt"), -1);
+    assert_string_equal(e.msg, "a.txt: no such file");
+    err_set(&e, "%s!", e.msg); /* an argument may be the message itself */
+    assert_string_equal(e.msg, "a.txt: no such file!");
+    assert_int_equal(err_prefix(&e, "loading %d of %d", 1, 2), -1);
+    assert_string_equal(e.msg, "loading 1 of 2: a.txt: no such file!");
+    err_set(&e, "%2000d", 7);
+    assert_int_equal(strlen(e.msg), sizeof(e.msg) - 1);
+    err_prefix(&e, "%2000d", 7);
+    assert_int_equal(strlen(e.msg), sizeof(e.msg) - 1);
+    err_set(&e, "a\033[31mb\001\nc\td\177");
+    assert_string_equal(e.msg, "a?[31mb?\nc\td?");
+}
+
+static void formats(void **state)
+{
+    (void)state;
+    struct err e;
+    char dst[8], buf[32];
+    assert_int_equal(str_format(dst, sizeof(dst), &e, "name", "%d", 1234567), 0);
+    assert_string_equal(dst, "1234567");
+    assert_int_equal(str_format(dst, sizeof(dst), &e, "name", "%d", 12345678), -1);
+    assert_string_equal(e.msg, "name is too long: 8 bytes, at most 7 fit");
+
+    static const struct {
+        int64_t n;
+        const char *bytes, *count;
+    } rows[] = {{0, "0 B", "0"},
+                {999, "999 B", "999"},
+                {1000, "1000 B", "1.00 k"},
+                {1023, "1023 B", "1.02 k"},
+                {1024, "1.00 KiB", "1.02 k"},
+                {10239, "10.0 KiB", "10.2 k"},
+                {99949, "97.6 KiB", "99.9 k"},
+                {99960, "97.6 KiB", "100 k"},
+                {1320702444, "1.23 GiB", "1.32 G"},
+                {13761264768, "12.8 GiB", "13.8 G"},
+                {-2048, "-2.00 KiB", "-2.05 k"},
+                {INT64_MAX, "8192 PiB", "9223372 T"}};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        assert_string_equal(str_bytes(buf, rows[i].n), rows[i].bytes);
+        assert_string_equal(str_count(buf, rows[i].n), rows[i].count);
+    }
+    static const struct {
+        double s;
+        const char *text;
+    } times[] = {{0, "0:00"},       {0.6, "0:01"},         {59.4, "0:59"}, {60, "1:00"}, {3599.4, "59:59"},
+                 {3723, "1:02:03"}, {360000, "100:00:00"}, {-1, "?"},      {1e300, "?"}, {NAN, "?"}};
+    for (int64_t i = 0; i < MT_LEN(times); i++) assert_string_equal(str_seconds(buf, times[i].s), times[i].text);
+}
+
+static void nearest(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"train", "eval", "seq_len", "micro_batch", "grad_accum", "lr", "warmup_steps"};
+    static const struct {
+        const char *word, *nearest;
+    } rows[] = {{"train", "train"},
+                {"trian", "train"},
+                {"TRAIN", "train"},
+                {"seqlen", "seq_len"},
+                {"seq-len", "seq_len"},
+                {"microbatch", "micro_batch"},
+                {"lrr", "lr"},
+                {"warmup_step", "warmup_steps"},
+                {"grad_acc", "grad_accum"},
+                {"rl", "lr"},
+                {"", NULL},
+                {"x", NULL},
+                {"completely_else", NULL}};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        const char *found = str_nearest(rows[i].word, names, MT_LEN(names));
+        if (!rows[i].nearest)
+            assert_null(found);
+        else
+            assert_string_equal(found, rows[i].nearest);
+    }
+    assert_null(str_nearest("train", names, 0));
+    char longer[400];
+    memset(longer, 'a', sizeof(longer));
+    longer[255] = 0;
+    const char *hostile[] = {longer};
+    assert_ptr_equal(str_nearest(longer, hostile, 1), longer);
+    longer[255] = 'a';
+    longer[399] = 0;
+    assert_null(str_nearest(longer, hostile, 1));
+}
+
+static void negative_alloc(void) { mem_free(mem_alloc(-1)); }
+static void overflowing_array(void) { mem_free(mem_array(INT64_MAX / 4, 8)); }
+
+static void memory(void **state)
+{
+    (void)state;
+    mem_free(NULL);
+    uint8_t *p = mem_array(0, 8);
+    assert_non_null(p);
+    p = mem_grow(p, 0, 3, 4);
+    for (int i = 0; i < 12; i++) assert_int_equal(p[i], 0);
+    memset(p, 7, 12);
+    p = mem_grow(p, 3, 1000, 4);
+    for (int i = 0; i < 4000; i++) assert_int_equal(p[i], i < 12 ? 7 : 0);
+    mem_free(p);
+    char *s = mem_strdup("text");
+    assert_string_equal(s, "text");
+    mem_free(s);
+    assert_true(aborts(negative_alloc));
+    assert_true(aborts(overflowing_array));
+
+    int64_t out;
+    assert_true(i64_mul(INT64_MAX, 1, &out) && out == INT64_MAX);
+    assert_true(i64_mul(1LL << 31, 1LL << 31, &out) && out == 1LL << 62);
+    assert_false(i64_mul(1LL << 32, 1LL << 31, &out));
+    assert_false(i64_mul(-1, 1, &out));
+    assert_true(i64_mul(0, INT64_MAX, &out) && out == 0);
+    assert_true(i64_add(INT64_MAX - 1, 1, &out) && out == INT64_MAX);
+    assert_false(i64_add(INT64_MAX, 1, &out));
+    assert_false(i64_add(1, -1, &out));
+}
+
+/* Fixed values: a run must be repeatable with the next version of the program too. */
+static void random_values(void **state)
+{
+    (void)state;
+    assert_true(rng_u64(0, 0) == UINT64_C(0x1094db8bb4b47185));
+    assert_true(rng_u64(1, 2) == UINT64_C(0x25f5cef17af09fb3));
+    assert_true(rng_key(42, "shuffle") == UINT64_C(0x83e5302fcb759afb));
+    assert_true(rng_key(42, "shuffle") != rng_key(43, "shuffle"));
+    assert_true(rng_key(42, "shuffle") != rng_key(42, "dropout"));
+    double before = clock_ms();
+    assert_true(clock_ms() >= before);
+}
+
+static int bits(uint64_t x) { return __builtin_popcountll(x); }
+
+/* Every bit of key and counter must flip each half of the time about half of the output; neighbours in either must be
+ * uncorrelated; uniform values must have the moments of the uniform distribution. */
+static void random_quality(void **state)
+{
+    (void)state;
+    enum { N = 4096 };
+    for (int bit = 0; bit < 64; bit++) {
+        int64_t by_counter = 0, by_key = 0, one[64] = {0};
+        for (uint64_t i = 0; i < N; i++) {
+            uint64_t x = rng_u64(99, i), flipped = x ^ rng_u64(99, i ^ 1ull << bit);
+            by_counter += bits(flipped);
+            by_key += bits(x ^ rng_u64(99 ^ 1ull << bit, i));
+            for (int k = 0; k < 64; k++) one[k] += (int64_t)(flipped >> k & 1);
+        }
+        /* sums of N*64 fair bits: standard deviation 256; of N: 32 */
+        assert_true(llabs(by_counter - N * 32) < 6 * 256);
+        assert_true(llabs(by_key - N * 32) < 6 * 256);
+        for (int k = 0; k < 64; k++) assert_true(llabs(one[k] - N / 2) < 6 * 32);
+    }
+    double sum = 0, square = 0, serial = 0, cross = 0;
+    int64_t n = 200000, bucket[256] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        double u = rng_uniform(7, (uint64_t)i), v = rng_uniform(7, (uint64_t)i + 1), w = rng_uniform(8, (uint64_t)i);
+        assert_true(u >= 0 && u < 1);
+        sum += u;
+        square += u * u;
+        serial += (u - 0.5) * (v - 0.5);
+        cross += (u - 0.5) * (w - 0.5);
+        bucket[(int)(u * 256)]++;
+    }
+    double nd = (double)n, chi2 = 0;
+    for (int i = 0; i < 256; i++) chi2 += pow((double)bucket[i] - nd / 256, 2) / (nd / 256);
+    assert_true(fabs(sum / nd - 0.5) < 5 * sqrt(1.0 / 12 / nd));
+    assert_true(fabs(square / nd - 1.0 / 3) < 5 * sqrt(4.0 / 45 / nd));
+    assert_true(fabs(serial / nd) < 5 / 12.0 / sqrt(nd));
+    assert_true(fabs(cross / nd) < 5 / 12.0 / sqrt(nd));
+    assert_true(chi2 > 160 && chi2 < 370); /* 255 degrees of freedom: 255 +- 5 * 22.6, and not too even either */
+}
+
+static void narrow_floats(void **state)
+{
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        float f = bf16_to_f32((uint16_t)h);
+        uint16_t back = f32_to_bf16(f);
+        if (isnan(f))
+            assert_true(isnan(bf16_to_f32(back)));
+        else
+            assert_int_equal(back, h);
+        float half = f16_to_f32((uint16_t)h);
+        uint32_t e = h >> 10 & 31, m = h & 1023;
+        double want = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, (int)e - 25) : ldexp(m, -24);
+        if (h & 0x8000) want = -want;
+        if (isnan(want))
+            assert_true(isnan(half));
+        else
+            assert_true((double)half == want && !signbit(half) == !signbit(want));
+    }
+    static const struct {
+        uint32_t f32;
+        uint16_t bf16;
+    } rows[] = {{0x3f808000, 0x3f80}, /* a tie goes to even */
+                {0x3f818000, 0x3f82}, {0x3f808001, 0x3f81}, {0x3f807fff, 0x3f80}, {0x7f7fffff, 0x7f80},
+                {0x80000001, 0x8000}, {0x00018000, 0x0002}, {0x7f800001, 0x7fc0}, {0xff800001, 0xffc0}};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        float f;
+        memcpy(&f, &rows[i].f32, 4);
+        assert_int_equal(f32_to_bf16(f), rows[i].bf16);
+    }
+}
+
+static float values[2 * 3 * 8];
+static void too_many_columns(void) { tensor_cols(tensor_2d(values, DT_F32, 6, 8), 4, 5); }
+static void too_many_rows(void) { tensor_rows(tensor_2d(values, DT_F32, 6, 8), 6, 1); }
+static void huge_tensor(void) { tensor_count(tensor_2d(NULL, DT_F32, 1LL << 32, 1LL << 32)); }
+
+static void views(void **state)
+{
+    (void)state;
+    struct tensor x = tensor_3d(values, DT_F32, 2, 3, 8);
+    assert_int_equal(tensor_count(x), 48);
+    assert_int_equal(tensor_bytes(x), 192);
+    struct tensor c = tensor_cols(x, 2, 4);
+    assert_ptr_equal(c.data, values + 2);
+    assert_int_equal(c.shape[2], 4);
+    assert_int_equal(c.ld, 8);
+    struct tensor r = tensor_rows(c, 1, 1);
+    assert_ptr_equal(r.data, values + 24 + 2);
+    assert_int_equal(r.shape[0], 1);
+    r = tensor_rows(tensor_cols(tensor_2d(values, DT_F32, 6, 8), 1, 3), 5, 1);
+    assert_ptr_equal(r.data, values + 40 + 1);
+    r = tensor_rows(tensor_1d(values, DT_F32, 48), 40, 8);
+    assert_ptr_equal(r.data, values + 40);
+    assert_int_equal(r.ld, 8);
+    assert_null(tensor_rows(tensor_2d(NULL, DT_BF16, 6, 8), 3, 2).data); /* measuring */
+    assert_int_equal(tensor_count((struct tensor){0}), 0);
+    assert_int_equal(tensor_count(tensor_2d(NULL, DT_F32, 0, 8)), 0);
+    assert_true(aborts(too_many_columns));
+    assert_true(aborts(too_many_rows));
+    assert_true(aborts(huge_tensor));
+    for (enum dtype t = DT_F32; t < DT_COUNT; t++) assert_true(dtype_size(t) > 0 && strlen(dtype_name(t)) > 1);
+}
+
+static void weights(void **state)
+{
+    (void)state;
+    static const float absmax[1];
+    static const uint8_t q8[1];
+    struct weight w = {.n_exp = 32, .n_out = 5760, .n_in = 2880, .block = 64};
+    static const struct {
+        enum weight_format format;
+        bool nested;
+        int64_t blocks, bytes;
+    } rows[] = {
+        {WF_F32, false, 0, 32LL * 5760 * 2880 * 4},
+        {WF_BF16, false, 0, 32LL * 5760 * 2880 * 2},
+        {WF_F16, false, 0, 32LL * 5760 * 2880 * 2},
+        {WF_MXFP4, false, 0, 32LL * 5760 * 90 * 17},
+        {WF_NF4, false, 259200, 32LL * (8294400 + 259200 * 4) + 64},
+        {WF_FP4, true, 259200, 32LL * (8294400 + 259200 + 1013 * 4 + 4) + 64 + 1024},
+    };
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        w.format = rows[i].format;
+        w.absmax = rows[i].nested ? NULL : absmax;
+        w.scale = rows[i].nested ? q8 : NULL;
+        assert_int_equal(weight_blocks(&w), rows[i].blocks);
+        assert_int_equal(weight_bytes(&w), rows[i].bytes);
+        assert_true(strlen(weight_format_name(w.format)) > 2);
+    }
+    w = (struct weight){.format = WF_NF4, .n_exp = 1, .n_out = 5, .n_in = 13, .block = 64, .absmax = absmax};
+    assert_int_equal(weight_blocks(&w), 2); /* 65 elements: the last block and the last byte are cut */
+    assert_int_equal(weight_bytes(&w), 33 + 8 + 64);
+    assert_int_equal(weight_bytes(&(struct weight){0}), 0);
+}
+
+static void full_arena(void)
+{
+    static char block[1024];
+    struct arena a = {.name = "test", .base = block, .cap = 1024};
+    arena_push(&a, 1024);
+    arena_push(&a, 1);
+}
+
+static void arenas(void **state)
+{
+    (void)state;
+    static _Alignas(256) char block[2048];
+    struct arena real = {.name = "test", .base = block, .cap = sizeof(block)}, plan = arena_measure("plan");
+    assert_true(arena_measuring(&plan) && !arena_measuring(&real));
+    struct arena *both[] = {&real, &plan};
+    for (int i = 0; i < 2; i++) {
+        struct arena *a = both[i];
+        char *base = a->base;
+        struct tensor x = arena_tensor_1d(a, DT_U8, 1), y = arena_tensor_2d(a, DT_F32, 3, 5);
+        assert_ptr_equal(x.data, base);
+        assert_ptr_equal(y.data, base ? base + 256 : NULL);
+        assert_int_equal(y.rank, 2);
+        int64_t mark = arena_mark(a);
+        assert_int_equal(mark, 512);
+        struct tensor z = arena_tensor_3d(a, DT_BF16, 2, 3, 64);
+        assert_ptr_equal(z.data, base ? base + 512 : NULL);
+        assert_int_equal(a->used, 1280);
+        arena_release(a, mark);
+        assert_int_equal(a->used, 512);
+        arena_push(a, 0);
+        assert_int_equal(a->used, 512);
+        assert_int_equal(a->peak, 1280);
+    }
+    assert_true(aborts(full_arena));
+}
+
+int test_base(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(errors),        cmocka_unit_test(formats),       cmocka_unit_test(nearest),
+        cmocka_unit_test(memory),        cmocka_unit_test(random_values), cmocka_unit_test(random_quality),
+        cmocka_unit_test(narrow_floats), cmocka_unit_test(views),         cmocka_unit_test(weights),
+        cmocka_unit_test(arenas),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}

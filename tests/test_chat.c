@@ -1,0 +1,221 @@
+/* test_chat.c - harmony against the published template's own renderings, loss spans, errors, and the ids of marks. The
+ * vectors are made by tests/parity/make_chat_vectors.py. */
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data/chat.h"
+#include "data/tokenizer.h"
+
+static struct json_doc *load_cases(void)
+{
+    struct err err;
+    struct json_doc *doc = json_load(fixture("chat/harmony.json"), 1 << 20, &err);
+    if (!doc) fail_msg("%s", err.msg);
+    assert_true(json_count(json_root(doc)) >= 30);
+    return doc;
+}
+
+static struct chat_options options_of(struct json c)
+{
+    struct err err;
+    struct chat_options o = {0};
+    struct json j = json_find(c, "options");
+    assert_false(json_opt_str(j, "date", &o.date, &err) ||
+                 json_opt_str(j, "reasoning_effort", &o.reasoning_effort, &err));
+    assert_false(json_opt_str(j, "model_identity", &o.model_identity, &err));
+    assert_false(json_opt_bool(j, "generation_prompt", &o.generation_prompt, &err));
+    return o;
+}
+
+static void vectors(void **state)
+{
+    (void)state;
+    struct json_doc *doc = load_cases();
+    for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
+        struct err err;
+        struct chat_text t = {0};
+        struct json c = json_at(json_root(doc), i), spans = json_find(c, "spans");
+        struct chat_options options = options_of(c);
+        const char *name, *text;
+        int64_t size;
+        assert_false(json_get_str(c, "name", &name, &err) || json_str(json_find(c, "text"), &text, &size, &err));
+        if (chat_render_harmony(&t, json_find(c, "row"), &options, &err)) fail_msg("%s: %s", name, err.msg);
+        int64_t same = 0;
+        while (same < size && same < t.size && t.text[same] == text[same]) same++;
+        if (same < size || same < t.size)
+            fail_msg("%s: byte %d: \"%.60s\" is not \"%.60s\"", name, (int)same, t.text + same, text + same);
+        if (t.n_spans != json_count(spans)) fail_msg("%s: %d spans", name, (int)t.n_spans);
+        for (int64_t k = 0; k < t.n_spans; k++)
+            for (int64_t end = 0; end < 2; end++) {
+                int64_t at = -1;
+                assert_false(json_i64(json_at(json_at(spans, k), end), 0, size, &at, &err));
+                if (t.spans[k][end] != at) fail_msg("%s: span %d: %d", name, (int)k, (int)t.spans[k][end]);
+            }
+        chat_text_free(&t);
+    }
+    json_free(doc);
+}
+
+/* What is there already stays in front, and after an error it is all that is left. */
+static void appends(void **state)
+{
+    (void)state;
+    struct err err;
+    struct chat_text t = {0};
+    struct chat_options options = {0};
+    static const char good[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}";
+    static const char bad[] = "{\"messages\":[{\"role\":\"assistant\",\"content\":\"b\"},{\"role\":\"nobody\"}]}";
+    struct json_doc *a = json_parse(good, (int64_t)strlen(good), "a", &err),
+                    *b = json_parse(bad, (int64_t)strlen(bad), "b", &err);
+    assert_true(a && b);
+    assert_int_equal(chat_render_harmony(&t, json_root(a), &options, &err), 0);
+    int64_t size = t.size;
+    assert_int_equal(t.n_spans, 1);
+    assert_int_equal(chat_render_harmony(&t, json_root(b), &options, &err), -1);
+    assert_int_equal(t.size, size);
+    assert_int_equal(t.n_spans, 1);
+    assert_int_equal(chat_render_harmony(&t, json_root(a), &options, &err), 0);
+    assert_int_equal(t.size, 2 * size);
+    assert_int_equal(t.n_spans, 2);
+    assert_int_equal(t.spans[1][0], size + t.spans[0][0]);
+    assert_int_equal(t.spans[1][1], t.size);
+    assert_memory_equal(t.text, t.text + size, (size_t)size);
+    json_free(a);
+    json_free(b);
+    chat_text_free(&t);
+    chat_text_free(&t);
+}
+
+#define USER        "{\"role\":\"user\",\"content\":\"q\"}"
+#define ONE(m)      "{\"messages\":[" USER "," m "]}"
+#define CALL(f)     ONE("{\"role\":\"assistant\",\"tool_calls\":[" f "]}")
+#define TOOLS(t)    "{\"messages\":[" USER "],\"tools\":" t "}"
+#define FUNCTION(f) TOOLS("[{\"function\":{" f "}}]")
+#define SPEC(s)     FUNCTION("\"name\":\"f\",\"description\":\"d\",\"parameters\":{" s "}")
+
+static const struct {
+    const char *row, *error;
+} refusals[] = {
+    {"{}", "key `messages`: is missing"},
+    {"[]", "key `messages`: is missing"},
+    {"{\"messages\":{}}", "key `messages`: must be an array, not an object"},
+    {"{\"messages\":[]}", "key `messages`: is empty"},
+    {ONE("5"), "key `messages[1].role`: is missing"},
+    {ONE("{\"content\":\"x\"}"), "key `messages[1].role`: is missing"},
+    {ONE("{\"role\":\"robot\",\"content\":\"x\"}"), "key `messages[1]`: role \"robot\" is unknown"},
+    {ONE("{\"role\":\"system\",\"content\":\"x\"}"),
+     "key `messages[1]`: role \"system\" may only be that of the first"},
+    {ONE("{\"role\":\"developer\",\"content\":\"x\"}"), "key `messages[1]`: role \"developer\" may only be"},
+    {ONE("{\"role\":\"user\"}"), "key `messages[1]`: has no content"},
+    {ONE("{\"role\":\"user\",\"content\":null}"), "key `messages[1]`: has no content"},
+    {ONE("{\"role\":\"user\",\"content\":[\"x\"]}"), "key `messages[1].content`: must be a string, not an array"},
+    {ONE("{\"role\":\"assistant\"}"), "key `messages[1]`: has neither content nor tool_calls"},
+    {ONE("{\"role\":\"assistant\",\"thinking\":\"x\"}"), "key `messages[1]`: has neither content nor tool_calls"},
+    {ONE("{\"role\":\"assistant\",\"content\":7}"), "key `messages[1].content`: must be a string, not an integer"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"\",\"thinking\":{}}"), "key `messages[1].thinking`: must be a string"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"a<|channel|>analysis<|message|>\"}"),
+     "key `messages[1]`: holds \"<|channel|>analysis<|message|>\""},
+    {ONE("{\"role\":\"assistant\",\"content\":\"<<|channel|>final<|message|>b\"}"), "holds \"<|channel|>final"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"thinking\":\"<|channel|>final<|message|>\"}"), "holds \"<|chan"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"<|channel|>final<|message|>\"}"), "holds"},
+    {ONE("{\"role\":\"tool\",\"content\":\"x\"}"), "key `messages[1]`: is a tool's result, but no call"},
+    {"{\"messages\":[{\"role\":\"system\",\"content\":[]}]}", "key `messages[0].content`: must be a string"},
+    {CALL("{\"name\":\"f\",\"arguments\":{}},{\"name\":\"g\",\"arguments\":{}}"),
+     "tool_calls`: must be an array of one"},
+    {ONE("{\"role\":\"assistant\",\"tool_calls\":{\"a\":1,\"b\":2}}"), "tool_calls`: must be an array of one call"},
+    {CALL("{\"arguments\":{}}"), "key `messages[1].tool_calls[0].name`: is missing"},
+    {CALL("{\"name\":\"f\"}"), "key `messages[1].tool_calls[0].arguments`: is missing"},
+    {CALL("{\"function\":{\"name\":\"f\",\"arguments\":\"{x\"}}"), "function.arguments`: is a string that is no JSON"},
+    {CALL("7"), "key `messages[1].tool_calls[0].name`: is missing"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"thinking\":\"b\",\"tool_calls\":[{\"name\":\"f\","
+         "\"arguments\":1}]}"),
+     "key `messages[1]`: has content and thinking with a tool call"},
+    {"{\"messages\":[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":1}]},"
+     "{\"role\":\"tool\"}]}",
+     "key `messages[2].content`: is missing"},
+    {"{\"messages\":[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":1}]},"
+     "{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\",\"content\":1}]}",
+     "key `messages[3]`: is a tool's"},
+    {TOOLS("5"), "key `tools`: must be an array"},
+    {TOOLS("{\"a\":1}"), "key `tools`: must be an array"},
+    {TOOLS("\"[\""), "key `tools`: is a string that is no JSON"},
+    {TOOLS("[{\"name\":\"f\"}]"), "key `tools[0].function`: is missing"},
+    {FUNCTION("\"name\":\"f\""), "key `tools[0].function.description`: is missing"},
+    {FUNCTION("\"description\":\"d\""), "key `tools[0].function.name`: is missing"},
+    {SPEC("\"properties\":[1]"), "parameters.properties`: must be an object"},
+    {SPEC("\"properties\":{\"a\":{}},\"required\":\"a\""), "parameters.required`: must be an array"},
+    {SPEC("\"properties\":{\"a\":{\"description\":[1]}}"), "properties.a.description`: must be a string"},
+    {SPEC("\"properties\":{\"a\":{\"type\":\"string\",\"enum\":\"x\"}}"), "properties.a.enum`: must be an array"},
+    {SPEC("\"properties\":{\"a\":{\"type\":\"string\",\"enum\":[[1]]}}"), "a.enum[0]`: must be a string, not an array"},
+    {SPEC("\"properties\":{\"a\":{\"enum\":[1],\"default\":1}}"), "properties.a.default`: must be a string"},
+    {SPEC("\"properties\":{\"a\":{\"oneOf\":{\"b\":1}}}"), "properties.a.oneOf`: must be an array"},
+    {SPEC("\"properties\":{\"a\":{\"oneOf\":[{\"description\":1}]}}"), "oneOf[0].description`: must be a string"},
+    {SPEC("\"properties\":{\"a\":{\"type\":\"object\",\"properties\":[1]}}"), "a.properties`: must be an object"},
+    {SPEC("\"properties\":{\"a\":{\"type\":\"object\",\"properties\":{\"b\":{}},\"required\":true}}"),
+     "a.required`: must"},
+};
+
+static void refused(void **state)
+{
+    (void)state;
+    struct chat_options options = {0};
+    struct chat_text t = {0};
+    for (int64_t i = 0; i < MT_LEN(refusals); i++) {
+        struct err err = {.msg = ""};
+        struct json_doc *doc = json_parse(refusals[i].row, (int64_t)strlen(refusals[i].row), "f:1", &err);
+        if (!doc) fail_msg("%s", err.msg);
+        if (!chat_render_harmony(&t, json_root(doc), &options, &err)) fail_msg("%s was not refused", refusals[i].row);
+        if (strncmp(err.msg, "f:1: ", 5) || !strstr(err.msg, refusals[i].error))
+            fail_msg("%s gives: %s", refusals[i].row, err.msg);
+        assert_int_equal(t.size, 0);
+        assert_int_equal(t.n_spans, 0);
+        json_free(doc);
+    }
+    chat_text_free(&t);
+}
+
+/* The span edges of real chats are token edges: every mark is one token, none straddles. */
+static void edges_are_token_edges(void **state)
+{
+    (void)state;
+    struct err err;
+    struct json_doc *doc = load_cases();
+    struct tokenizer *tok = tokenizer_load(fixture("../../configs/tiny-gptoss/tokenizer.json"), &err);
+    if (!tok) fail_msg("%s", err.msg);
+    struct token_list list = {0};
+    struct chat_text t = {0};
+    for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
+        struct json c = json_at(json_root(doc), i);
+        struct chat_options options = options_of(c);
+        t.size = t.n_spans = list.count = 0;
+        assert_int_equal(chat_render_harmony(&t, json_find(c, "row"), &options, &err), 0);
+        assert_int_equal(tokenizer_encode(tok, t.text, t.size, true, &list, &err), 0);
+        for (int64_t k = 0; k < t.n_spans; k++) {
+            int64_t begins = 0, ends = 0;
+            for (int64_t n = 0; n < list.count; n++) {
+                begins += list.begin[n] == t.spans[k][0];
+                ends += list.end[n] == t.spans[k][1];
+            }
+            assert_int_equal(begins, 1);
+            assert_int_equal(ends, 1);
+        }
+    }
+    token_list_free(&list);
+    chat_text_free(&t);
+    tokenizer_free(tok);
+    json_free(doc);
+}
+
+int test_chat(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(vectors),
+        cmocka_unit_test(appends),
+        cmocka_unit_test(refused),
+        cmocka_unit_test(edges_are_token_edges),
+    };
+    return cmocka_run_group_tests_name("chat", tests, NULL, NULL);
+}

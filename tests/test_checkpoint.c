@@ -1,0 +1,385 @@
+/* test_checkpoint.c - a run comes back exactly; what is damaged is noticed, named and stepped over. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "tests/tiny_lora.h"
+#include "train/checkpoint.h"
+#include "train/peft.h"
+
+static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors",
+                                    "optimizer.safetensors", "state.json"};
+
+static struct train_state some_state(int64_t step)
+{
+    return (struct train_state){.step = step,
+                                .pos = {.epoch = 2, .index = 5},
+                                .n_nonfinite = 1,
+                                .tokens = INT64_MAX,
+                                .smooth_loss = 1.0 / 3,
+                                .best_loss = 2.718281828459045,
+                                .best_step = step - 1,
+                                .eval_step = -1,
+                                .seed = UINT64_MAX,
+                                .data_hash = 0x8000000000000001u,
+                                .run_hash = 0};
+}
+
+static void open_filled(struct tiny *t, const char *targets, const char *dtype)
+{
+    struct arch a = tiny_arch();
+    struct lora_options opt = tiny_options(targets);
+    tiny_open(t, &a, &opt, dtype);
+    tiny_fill(t, t->ad.opt.param, 1);
+    tiny_fill(t, t->ad.opt.m, 2);
+    tiny_fill(t, t->ad.opt.v, 3);
+    t->ad.opt.step = 41;
+}
+
+static void save(struct tiny *t, const char *out, int64_t step, int64_t keep)
+{
+    struct err err = {.msg = ""};
+    struct train_state state = some_state(step);
+    if (checkpoint_save(out, &t->ad, &t->dev, &state, "base", keep, &err)) fail_msg("%s", err.msg);
+}
+
+static void path_of(char path[MT_PATH], const char *out, int64_t step, const char *file)
+{
+    struct err err;
+    assert_int_equal(
+        str_format(path, MT_PATH, &err, "path", "%s/checkpoints/step-%06d%s%s", out, (int)step, *file ? "/" : "", file),
+        0);
+}
+
+static void assert_equal_arrays(struct tiny *a, struct tiny *b)
+{
+    struct tensor x[] = {a->ad.opt.param, a->ad.opt.m, a->ad.opt.v, a->ad.working};
+    struct tensor y[] = {b->ad.opt.param, b->ad.opt.m, b->ad.opt.v, b->ad.working};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(tensor_bytes(x[i]), tensor_bytes(y[i]));
+        assert_memory_equal(x[i].data, y[i].data, (size_t)tensor_bytes(x[i]));
+    }
+}
+
+static void a_run_comes_back_exactly(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = {"fp32", "bf16", "oracle"};
+    static const double losses[] = {INFINITY, 5e-324, 0.1};
+    for (int64_t i = 0; i < MT_LEN(dtypes); i++) {
+        struct tiny a, b;
+        struct err err = {.msg = ""};
+        struct train_state want = some_state(1234567), got;
+        char path[MT_PATH];
+        const char *out = scratch_dir();
+        memset(&got, 0xff, sizeof(got));
+        want.best_loss = losses[i];
+        open_filled(&a, ALL_TARGETS, dtypes[i]);
+        adapters_refresh(&a.ad, &a.dev);
+        open_filled(&b, ALL_TARGETS, dtypes[i]);
+        tiny_fill(&b, b.ad.opt.param, 9);
+        tiny_fill(&b, b.ad.opt.v, 9);
+        b.ad.opt.step = 0;
+        if (!strcmp(dtypes[i], "oracle")) { /* more digits than F32 has */
+            double *m = a.ad.opt.m.data;
+            m[0] = 1.0 / 3;
+        }
+        assert_int_equal(checkpoint_save(out, &a.ad, &a.dev, &want, NULL, 2, &err), 0);
+        assert_int_equal(checkpoint_newest(out, path, &err), 1);
+        if (checkpoint_load(path, &b.ad, &b.dev, &got, &err)) fail_msg("%s", err.msg);
+        assert_memory_equal(&got, &want, sizeof(got));
+        assert_int_equal(b.ad.opt.step, 41);
+        assert_equal_arrays(&a, &b);
+        tiny_close(&a);
+        tiny_close(&b);
+    }
+}
+
+static void the_adapter_inside_is_whole(void **state)
+{
+    (void)state;
+    struct tiny a, b;
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    const char *out = scratch_dir();
+    open_filled(&a, ALL_TARGETS, "fp32");
+    open_filled(&b, ALL_TARGETS, "fp32");
+    tiny_fill(&b, b.ad.opt.param, 9);
+    save(&a, out, 7, 0);
+    path_of(path, out, 7, "adapter");
+    assert_int_equal(peft_load(&b.ad, &b.dev, path, &err), 0);
+    assert_memory_equal(a.ad.opt.param.data, b.ad.opt.param.data, (size_t)tensor_bytes(a.ad.opt.param));
+    tiny_close(&a);
+    tiny_close(&b);
+}
+
+static void flip_byte(const char *path, int64_t at, uint8_t bit)
+{
+    struct err err = {.msg = ""};
+    int64_t size;
+    char *text = file_read(path, 1 << 20, &size, &err);
+    assert_non_null(text);
+    text[at < 0 ? size + at : at] ^= (char)bit;
+    assert_int_equal(file_write_atomic(path, text, size, &err), 0);
+    mem_free(text);
+}
+
+/* One bit anywhere in any file: noticed, and the file named. */
+static void every_damaged_file_is_named(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct err err = {.msg = ""};
+    struct train_state got;
+    char dir[MT_PATH], path[MT_PATH];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    save(&t, out, 1, 0);
+    path_of(dir, out, 1, "");
+    for (int64_t f = 0; f < MT_LEN(files); f++) {
+        static const int64_t places[] = {0, 9, 100, -1};
+        path_of(path, out, 1, files[f]);
+        for (int64_t i = 0; i < MT_LEN(places); i++) {
+            flip_byte(path, places[i], 1);
+            assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), -1);
+            if (!strstr(err.msg, files[f])) fail_msg("\"%s\" does not name %s", err.msg, files[f]);
+            flip_byte(path, places[i], 1);
+        }
+        assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), 0);
+        char away[MT_PATH + 8];
+        snprintf(away, sizeof(away), "%s.away", path);
+        assert_int_equal(rename(path, away), 0);
+        assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), -1);
+        assert_non_null(strstr(err.msg, files[f]));
+        assert_int_equal(rename(away, path), 0);
+    }
+    path_of(path, out, 1, "manifest.json");
+    int64_t size;
+    char *text = file_read(path, 1 << 20, &size, &err);
+    mem_free(text);
+    for (int64_t at = 0; at < size; at++) {
+        flip_byte(path, at, 4);
+        assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), -1);
+        assert_non_null(strstr(err.msg, "manifest.json"));
+        flip_byte(path, at, 4);
+    }
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), -1);
+    assert_non_null(strstr(err.msg, "manifest.json"));
+    tiny_close(&t);
+}
+
+static void cut_files_are_noticed(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct err err = {.msg = ""};
+    struct train_state got;
+    char dir[MT_PATH], path[MT_PATH];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    save(&t, out, 1, 0);
+    path_of(dir, out, 1, "");
+    for (int64_t f = 0; f <= MT_LEN(files); f++) {
+        int64_t size;
+        path_of(path, out, 1, f < MT_LEN(files) ? files[f] : "manifest.json");
+        char *text = file_read(path, 1 << 20, &size, &err);
+        assert_non_null(text);
+        for (int64_t cut = 0; cut < size; cut += cut < 64 || cut > size - 64 ? 1 : 37) {
+            assert_int_equal(truncate(path, cut), 0);
+            assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), -1);
+            FILE *out_file = fopen(path, "wb");
+            assert_int_equal(fwrite(text, 1, (size_t)size, out_file), size);
+            fclose(out_file);
+        }
+        mem_free(text);
+    }
+    assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), 0);
+    tiny_close(&t);
+}
+
+static void assert_newest(const char *out, int64_t step)
+{
+    struct err err = {.msg = ""};
+    char path[MT_PATH], want[MT_PATH];
+    path_of(want, out, step, "");
+    assert_int_equal(checkpoint_newest(out, path, &err), 1);
+    assert_string_equal(path, want);
+}
+
+static void the_one_before_a_damaged_one_is_used(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    assert_int_equal(checkpoint_newest(out, path, &err), 0);
+    save(&t, out, 8, 0);
+    save(&t, out, 10, 0);
+    save(&t, out, 999999, 0);
+    save(&t, out, 1000000, 0); /* newer, though its name sorts earlier */
+    assert_newest(out, 1000000);
+    path_of(path, out, 1000000, "optimizer.safetensors");
+    flip_byte(path, 500, 16);
+    assert_newest(out, 999999);
+    path_of(path, out, 999999, "manifest.json");
+    assert_int_equal(unlink(path), 0);
+    assert_newest(out, 10);
+    path_of(path, out, 10, "state.json");
+    assert_int_equal(truncate(path, 20), 0);
+    path_of(path, out, 8, "adapter/adapter_config.json");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(checkpoint_newest(out, path, &err), -1);
+    assert_non_null(strstr(err.msg, "all 4 checkpoints are damaged"));
+    save(&t, out, 10, 0); /* replaces the damaged one */
+    assert_newest(out, 10);
+    tiny_close(&t);
+}
+
+static void assert_steps(const char *out, const char *want)
+{
+    struct err err = {.msg = ""};
+    char folder[MT_PATH], text[512] = "", **names;
+    int64_t n;
+    snprintf(folder, sizeof(folder), "%s/checkpoints", out);
+    assert_int_equal(file_list(folder, &names, &n, &err), 0);
+    for (int64_t i = 0; i < n; i++) {
+        if (i) strcat(text, " ");
+        strcat(text, names[i]);
+    }
+    file_list_free(names, n);
+    assert_string_equal(text, want);
+}
+
+static void only_the_newest_stay(void **state)
+{
+    (void)state;
+    struct tiny t;
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    for (int64_t step = 1; step <= 5; step++) save(&t, out, step, 3);
+    assert_steps(out, "step-000003 step-000004 step-000005");
+    save(&t, out, 6, 0);
+    assert_steps(out, "step-000003 step-000004 step-000005 step-000006");
+    save(&t, out, 4, 1); /* resumed from an earlier one: what lies ahead is not touched */
+    assert_steps(out, "step-000004 step-000005 step-000006");
+    save(&t, out, 7, 1);
+    assert_steps(out, "step-000007");
+    tiny_close(&t);
+}
+
+/* What a save leaves that is killed at any moment: a hidden directory with some of the files. */
+static void killed_saves_are_swept_up(void **state)
+{
+    (void)state;
+    static const char *const stages[] = {".tmp-step-000002", ".tmp-step-000002/adapter",
+                                         ".tmp-step-000003/adapter/.tmp-adapter", ".old-step-000001"};
+    struct tiny t;
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    for (int64_t i = 0; i < MT_LEN(stages); i++) {
+        snprintf(path, sizeof(path), "%s/checkpoints/%s", out, stages[i]);
+        assert_int_equal(file_make_dirs(path, &err), 0);
+        strcat(path, "/state.json.tmp");
+        assert_int_equal(file_write_atomic(path, "{", 1, &err), 0);
+        assert_int_equal(checkpoint_newest(out, path, &err), i > 0);
+        save(&t, out, 1, 2);
+        assert_steps(out, "step-000001");
+        assert_newest(out, 1);
+    }
+    snprintf(path, sizeof(path), "%s/checkpoints/notes", out); /* not ours: stays, and is no checkpoint */
+    assert_int_equal(file_make_dirs(path, &err), 0);
+    save(&t, out, 2, 1);
+    assert_steps(out, "notes step-000002");
+    assert_newest(out, 2);
+    tiny_close(&t);
+}
+
+/* Saves for ever, for its parent to kill. */
+static _Noreturn void save_until_killed(const char *out, const char *best)
+{
+    struct tiny t;
+    struct err err;
+    open_filled(&t, "q_proj", "fp32");
+    for (int64_t step = 1;; step++) {
+        struct train_state now = some_state(step);
+        if (checkpoint_save(out, &t.ad, &t.dev, &now, "base", 2, &err) || peft_save(&t.ad, &t.dev, best, "base", &err))
+            _exit(1);
+    }
+}
+
+static void a_save_may_be_killed_at_any_moment(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct err err = {.msg = ""};
+    struct train_state got;
+    const char *out = scratch_dir();
+    char best[MT_PATH], path[MT_PATH];
+    snprintf(best, sizeof(best), "%s/best", out);
+    open_filled(&t, "q_proj", "fp32");
+    save(&t, out, 1, 2);
+    assert_int_equal(peft_save(&t.ad, &t.dev, best, "base", &err), 0);
+    for (uint64_t round = 0; round < 30; round++) {
+        pid_t child = fork();
+        if (!child) save_until_killed(out, best);
+        assert_true(child > 0);
+        usleep((useconds_t)(2000 + rng_u64(1, round) % 40000));
+        assert_int_equal(kill(child, SIGKILL), 0);
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status));
+        assert_int_equal(checkpoint_newest(out, path, &err), 1);
+        assert_int_equal(checkpoint_load(path, &t.ad, &t.dev, &got, &err), 0);
+        assert_int_equal(peft_load(&t.ad, &t.dev, best, &err), 0);
+    }
+    tiny_close(&t);
+}
+
+static void other_adapters_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *targets, *dtype, *word;
+    } rows[] = {{"q_proj,k_proj", "fp32", "tensors, but the configuration's adapters have"},
+                {"k_proj", "fp32", "\"param.layers.0.k_proj.lora_A\" is missing"},
+                {"q_proj", "oracle", "\"param.layers.0.q_proj.lora_A\" has another shape or dtype"}};
+    struct tiny t, other;
+    struct err err = {.msg = ""};
+    struct train_state got;
+    char dir[MT_PATH];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    save(&t, out, 1, 0);
+    path_of(dir, out, 1, "");
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        open_filled(&other, rows[i].targets, rows[i].dtype);
+        assert_int_equal(checkpoint_load(dir, &other.ad, &other.dev, &got, &err), -1);
+        if (!strstr(err.msg, rows[i].word)) fail_msg("\"%s\" does not say \"%s\"", err.msg, rows[i].word);
+        tiny_close(&other);
+    }
+    tiny_close(&t);
+}
+
+int test_checkpoint(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_run_comes_back_exactly),
+        cmocka_unit_test(the_adapter_inside_is_whole),
+        cmocka_unit_test(every_damaged_file_is_named),
+        cmocka_unit_test(cut_files_are_noticed),
+        cmocka_unit_test(the_one_before_a_damaged_one_is_used),
+        cmocka_unit_test(only_the_newest_stay),
+        cmocka_unit_test(killed_saves_are_swept_up),
+        cmocka_unit_test(a_save_may_be_killed_at_any_moment),
+        cmocka_unit_test(other_adapters_are_refused),
+    };
+    return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+}

@@ -1,0 +1,310 @@
+/* test_cli.c - the executable from outside: exit codes, messages, subcommands, what a run leaves on disk. */
+#include "tests/test.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/json.h"
+
+#define CASE     "parity/case_a"
+#define MAX_ARGS 16
+
+/* What a process said, each at most 64 KiB. */
+struct said {
+    char out[1 << 16], err[1 << 16];
+};
+static struct said said;
+
+static void read_back(const char *path, char *text, int64_t cap)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    text[fread(text, 1, (size_t)cap - 1, f)] = 0;
+    fclose(f);
+}
+
+/* Starts moetrain with these words (NULL at the end); its output goes to DIR/stdout and DIR/stderr. */
+static pid_t start(const char *dir, const char *const *words)
+{
+    char *argv[MAX_ARGS + 2] = {(char *)(uintptr_t)moetrain_binary()}, out[MT_PATH], err[MT_PATH];
+    for (int i = 0; words[i]; i++) {
+        assert_true(i < MAX_ARGS);
+        argv[i + 1] = (char *)(uintptr_t)words[i]; /* execv changes nothing */
+    }
+    snprintf(out, sizeof(out), "%s/stdout", dir);
+    snprintf(err, sizeof(err), "%s/stderr", dir);
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid) return pid;
+    if (!freopen("/dev/null", "r", stdin) || !freopen(out, "w", stdout) || !freopen(err, "w", stderr)) _exit(99);
+    execv(argv[0], argv);
+    _exit(98);
+}
+
+/* Its exit code, or 1000 + the signal that ended it; fills `said`. */
+static int finish(const char *dir, pid_t pid)
+{
+    char path[MT_PATH];
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    snprintf(path, sizeof(path), "%s/stdout", dir);
+    read_back(path, said.out, sizeof(said.out));
+    snprintf(path, sizeof(path), "%s/stderr", dir);
+    read_back(path, said.err, sizeof(said.err));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+static int run_words(const char *const *words)
+{
+    const char *dir = scratch_dir();
+    return finish(dir, start(dir, words));
+}
+#define RUN(...) run_words((const char *const[]){__VA_ARGS__, NULL})
+
+#define assert_says(text, part)                                                                                        \
+    do {                                                                                                               \
+        if (!strstr(text, part)) fail_msg("\"%s\" is not in:\n%s", part, text);                                        \
+    } while (0)
+
+/* An INI file over the parity case with `more` behind it; its path. */
+static const char *write_config(const char *more)
+{
+    static char path[8][MT_PATH];
+    static int next;
+    char *p = path[next++ % 8];
+    const char *dir = scratch_dir(), *base = fixture(CASE);
+    snprintf(p, MT_PATH, "%s/run.ini", dir);
+    FILE *f = fopen(p, "w");
+    assert_non_null(f);
+    fprintf(f, "[model]\npath = %s\n[data]\ntrain = %s/train.jsonl\neval = %s/eval.jsonl\nseq_len = 64\n", base, base,
+            base);
+    fprintf(f, "[train]\ndevice = cpu\nsteps = 2\n[lora]\nr = 2\n[output]\ndir = %s/out\n%s", dir, more);
+    assert_int_equal(fclose(f), 0);
+    return p;
+}
+
+/* DIR/out/NAME beside that INI file. */
+static const char *output_of(const char *config, const char *name)
+{
+    static char path[8][MT_PATH];
+    static int next;
+    char *p = path[next++ % 8];
+    snprintf(p, MT_PATH, "%.*s/out/%s", (int)(strrchr(config, '/') - config), config, name);
+    return p;
+}
+
+static bool exists(const char *path) { return access(path, F_OK) == 0; }
+
+/* ---- usage */
+
+static void test_help(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("--help"), 0);
+    assert_says(said.out, "moetrain CONFIG.ini");
+    assert_says(said.out, "--set section.key=value");
+    assert_string_equal(said.err, "");
+    assert_int_equal(RUN("--version"), 0);
+    assert_string_equal(said.out, "moetrain " MT_VERSION "\n");
+}
+
+static void test_usage_errors(void **state)
+{
+    (void)state;
+    const char *config = write_config("");
+    assert_int_equal(run_words((const char *const[]){NULL}), 2);
+    assert_says(said.err, "moetrain CONFIG.ini");
+    assert_int_equal(RUN("--frobnicate", config), 2);
+    assert_says(said.err, "--frobnicate");
+    assert_int_equal(RUN(config, "--set"), 2);
+    assert_says(said.err, "--set");
+    assert_int_equal(RUN(config, "another.ini"), 2);
+    assert_says(said.err, "another.ini");
+    assert_int_equal(RUN("train"), 2);
+    assert_int_equal(RUN("inspect"), 2);
+    assert_int_equal(RUN(config, "--adapter", "x"), 2);
+    assert_false(exists(output_of(config, "")));
+}
+
+/* ---- errors of the user: exit code 1, one line that says what and where */
+
+static void assert_refused(const char *more, const char *part, const char *hint)
+{
+    const char *config = write_config(more);
+    assert_int_equal(RUN(config), 1);
+    assert_says(said.err, "moetrain: error: ");
+    assert_says(said.err, part);
+    assert_says(said.err, hint);
+    assert_string_equal(said.out, "");
+    assert_false(exists(output_of(config, "adapter")));
+}
+
+static void test_config_errors(void **state)
+{
+    (void)state;
+    assert_refused("[optim]\nweigth_decay = 0\n", "run.ini:15: ", "\"weight_decay\"");
+    assert_refused("[optmi]\nlr = 1e-4\n", "run.ini:14: ", "[optim]");
+    assert_refused("[optim]\nlr = fast\n", "run.ini:15: ", "fast");
+    assert_refused("[optim]\nschedule = cosin\n", "run.ini:15: ", "cosine");
+    assert_refused("[lora]\ntargets = q_prj\n", "q_prj", "q_proj");
+    assert_refused("[lora]\nlayers = 7\n", "layers", "7");
+    assert_refused("[train]\nresume = /nowhere\n", "/nowhere", "");
+    const char *config = write_config("");
+    assert_int_equal(RUN(config, "--set", "optim.lrr=1"), 1);
+    assert_says(said.err, "\"lr\"");
+    assert_int_equal(RUN("/nowhere/run.ini"), 1);
+    assert_says(said.err, "/nowhere/run.ini");
+}
+
+static void test_input_errors(void **state)
+{
+    (void)state;
+    const char *config = write_config("");
+    assert_int_equal(RUN(config, "--set", "model.path=/nowhere"), 1);
+    assert_says(said.err, "/nowhere");
+    assert_int_equal(RUN(config, "--set", "data.train=/nowhere.jsonl"), 1);
+    assert_says(said.err, "/nowhere.jsonl");
+    assert_int_equal(RUN(config, "--set", "lora.init_from=/nowhere"), 1);
+    assert_says(said.err, "/nowhere");
+    assert_int_equal(RUN("eval", config, "--adapter", "/nowhere"), 1);
+    assert_says(said.err, "/nowhere");
+    assert_int_equal(RUN("inspect", config), 1);
+    assert_says(said.err, "run.ini");
+    assert_false(exists(output_of(config, "adapter")));
+}
+
+/* ---- what prints and stops */
+
+static void test_config_keys(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {
+        "path",         "revision",      "train",        "eval",          "eval_split",  "format",     "seq_len",
+        "packing",      "shuffle",       "loss_on",      "overlong",      "r",           "alpha",      "dropout",
+        "rslora",       "targets",       "layers",       "init_from",     "lr",          "schedule",   "warmup_steps",
+        "warmup_ratio", "min_lr_ratio",  "weight_decay", "beta1",         "beta2",       "eps",        "clip_norm",
+        "device",       "dtype",         "steps",        "epochs",        "micro_batch", "grad_accum", "seed",
+        "recompute",    "aux_loss_coef", "resume",       "max_nonfinite", "every",       "at_start",   "at_end",
+        "max_batches",  "dir",           "save_every",   "keep",          "report"};
+    assert_int_equal(RUN("config"), 0);
+    for (int i = 0; i < MT_LEN(keys); i++) {
+        char line[64];
+        snprintf(line, sizeof(line), "\n  %s ", keys[i]);
+        assert_says(said.out, line);
+    }
+}
+
+/* The dump reads back to the same dump; a later --set wins over an earlier one and over the file. */
+static void test_dump_config(void **state)
+{
+    (void)state;
+    static char first[sizeof(said.out)];
+    const char *config = write_config("");
+    assert_int_equal(RUN(config, "--set", "train.steps=5", "--set", "train.steps=7", "--dump-config"), 0);
+    assert_says(said.out, "\nsteps = 7\n");
+    strcpy(first, said.out);
+    FILE *f = fopen(config, "w");
+    assert_non_null(f);
+    assert_true(fputs(first, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(RUN(config, "--dump-config"), 0);
+    assert_string_equal(said.out, first);
+    assert_false(exists(output_of(config, "")));
+}
+
+static void test_plan(void **state)
+{
+    (void)state;
+    const char *config = write_config("");
+    assert_int_equal(RUN("plan", config), 0);
+    assert_says(said.out, "gate_up_proj");
+    assert_says(said.out, "gradients");
+    assert_says(said.out, "recompute = none");
+    assert_says(said.out, "FLOP");
+    assert_false(exists(output_of(config, ""))); /* nothing is loaded, nothing is written */
+    assert_int_equal(RUN("plan", config, "--set", "train.recompute=full"), 0);
+    assert_says(said.out, "recompute = full");
+}
+
+static void test_inspect(void **state)
+{
+    (void)state;
+    char path[MT_PATH];
+    assert_int_equal(RUN("inspect", fixture(CASE)), 0);
+    assert_says(said.out, "MXFP4");
+    assert_says(said.out, "8 x 192 x 128");
+    assert_says(said.out, "1745304"); /* parameters */
+    snprintf(path, sizeof(path), "%s/adapter_init", fixture(CASE));
+    assert_int_equal(RUN("inspect", path), 0);
+    assert_says(said.out, "lora_A");
+    assert_says(said.out, "mlp.experts.gate_up_proj");
+}
+
+/* ---- runs */
+
+static void test_train_and_eval(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"adapter/adapter_config.json",
+                                        "adapter/adapter_model.safetensors",
+                                        "best",
+                                        "checkpoints/step-000002",
+                                        "metrics.jsonl",
+                                        "report.html",
+                                        "config.ini"};
+    const char *config = write_config("[log]\nevery = 1\n");
+    double loss;
+    struct err err;
+    assert_int_equal(RUN("train", config), 0);
+    for (int i = 0; i < MT_LEN(files); i++)
+        if (!exists(output_of(config, files[i]))) fail_msg("%s was not written", files[i]);
+    assert_says(said.out, "step 2/2");
+    assert_null(strchr(said.out, '\r')); /* not a terminal: plain lines */
+    assert_null(strchr(said.out, '\033'));
+
+    assert_int_equal(RUN("eval", config, "--adapter", output_of(config, "adapter")), 0);
+    struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "eval", &err);
+    assert_non_null(doc);
+    assert_int_equal(json_get_f64(json_root(doc), "loss", &loss, &err), 0);
+    assert_true(loss > 13 && loss < 15); /* random weights over 4096 tokens; not the uniform 8.3 */
+    json_free(doc);
+}
+
+/* Ctrl-C: exit code 130, the state is saved, and the next start goes on from there. */
+static void test_interrupt(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *config = write_config("[eval]\nat_start = false\nat_end = false\n");
+    const char *const words[] = {config, "--set", "train.steps=1000000", "--set", "optim.schedule=constant", NULL};
+    const struct timespec pause = {.tv_nsec = 20000000};
+    const pid_t pid = start(dir, words);
+    char text[4096] = "";
+    for (int i = 0; i < 3000 && !strstr(text, "\"step\":2"); i++) {
+        nanosleep(&pause, NULL);
+        if (exists(output_of(config, "metrics.jsonl")))
+            read_back(output_of(config, "metrics.jsonl"), text, sizeof(text));
+    }
+    kill(pid, SIGINT);
+    assert_int_equal(finish(dir, pid), 130);
+    assert_true(exists(output_of(config, "checkpoints")));
+    assert_false(exists(output_of(config, "adapter"))); /* of a finished run only */
+    assert_int_equal(RUN(config, "--set", "optim.schedule=constant", "--set", "train.steps=1"), 0);
+    assert_says(said.err, "continuing after step");
+}
+
+int test_cli(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_help),         cmocka_unit_test(test_usage_errors), cmocka_unit_test(test_config_errors),
+        cmocka_unit_test(test_input_errors), cmocka_unit_test(test_config_keys),  cmocka_unit_test(test_dump_config),
+        cmocka_unit_test(test_plan),         cmocka_unit_test(test_inspect),      cmocka_unit_test(test_train_and_eval),
+        cmocka_unit_test(test_interrupt),
+    };
+    return cmocka_run_group_tests_name("cli", tests, NULL, NULL);
+}

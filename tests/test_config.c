@@ -1,0 +1,391 @@
+/* test_config.c - the option table through all that is made of it: files, --set, help, dump, checks. */
+#include "tests/test.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "train/config.h"
+
+static struct config fresh(void)
+{
+    struct config c;
+    config_defaults(&c);
+    return c;
+}
+
+static int parse(struct config *c, const char *text, struct err *err)
+{
+    return config_parse(c, text, (int64_t)strlen(text), "run.ini", err);
+}
+
+/* The text must be refused with exactly this message. */
+static void refuse(const char *text, const char *message)
+{
+    struct config c = fresh();
+    struct err err = {""};
+    assert_int_equal(parse(&c, text, &err), -1);
+    assert_string_equal(err.msg, message);
+}
+
+static void accept(struct config *c, const char *text)
+{
+    struct err err;
+    if (parse(c, text, &err)) fail_msg("%s", err.msg);
+}
+
+static void set(struct config *c, const char *assignment)
+{
+    struct err err;
+    if (config_set(c, assignment, &err)) fail_msg("%s", err.msg);
+}
+
+static void refuse_set(const char *assignment, const char *message)
+{
+    struct config c = fresh();
+    struct err err = {""};
+    assert_int_equal(config_set(&c, assignment, &err), -1);
+    assert_string_equal(err.msg, message);
+}
+
+static void check_round_trip(const struct config *c)
+{
+    struct config back = fresh();
+    char *text = config_dump(c);
+    accept(&back, text);
+    assert_memory_equal(c, &back, sizeof(back));
+    mem_free(text);
+}
+
+static void every_key_has_a_default(void **state)
+{
+    (void)state;
+    struct config c = fresh();
+    assert_int_equal(c.data.seq_len, 2048);
+    assert_true(c.data.packing && c.data.shuffle && c.eval.at_start && c.eval.at_end && c.log.report);
+    assert_int_equal(c.data.loss_on, CFG_LOSS_ASSISTANT);
+    assert_string_equal(c.data.chat_date, "2025-06-28");
+    assert_int_equal(c.lora.r, 16);
+    assert_true(c.lora.alpha == 32 && c.optim.lr == 2e-4 && c.optim.beta2 == 0.999 && c.train.epochs == 1);
+    assert_string_equal(c.lora.targets, "q_proj,k_proj,v_proj,o_proj,experts");
+    assert_int_equal(c.train.max_nonfinite, 5);
+    assert_string_equal(c.output.dir, "out");
+    check_round_trip(&c);
+}
+
+/* Takes the keys from the dump, gives each another value, and reads the result back. */
+static void every_key_reads_back(void **state)
+{
+    (void)state;
+    static const char *const values[] = {
+        "a b=c:d, \xc3\xa9;#", "false", "true", "text", "all", "drop", "linear", "cpu", "fp32", "full", "0.3", "77"};
+    struct config all = fresh();
+    char *dump = config_dump(&all), *save, section[64] = "", key[64], assignment[256];
+    int n_keys = 0;
+    for (char *line = strtok_r(dump, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        if (sscanf(line, "[%63[a-z]]", section) == 1 || sscanf(line, "%63[a-z0-9_] =", key) != 1) continue;
+        struct config one = fresh(), before = one;
+        for (int v = 0; v < MT_LEN(values) && !memcmp(&one, &before, sizeof(one)); v++) {
+            struct err err;
+            snprintf(assignment, sizeof(assignment), "%s.%s=%s", section, key, values[v]);
+            if (config_set(&one, assignment, &err)) assert_memory_equal(&one, &before, sizeof(one));
+        }
+        if (!memcmp(&one, &before, sizeof(one))) fail_msg("%s.%s takes no other value", section, key);
+        check_round_trip(&one);
+        set(&all, assignment);
+        n_keys++;
+    }
+    mem_free(dump);
+    assert_int_equal(n_keys, 51);
+    check_round_trip(&all);
+}
+
+static void numbers_read_back_exactly(void **state)
+{
+    (void)state;
+    char text[64];
+    for (uint64_t i = 0; i < 2000; i++) {
+        struct config c = fresh();
+        double lr = rng_uniform(1, i) * (i % 2 ? 1 : 1e-7);
+        snprintf(text, sizeof(text), "optim.lr=%.17g", lr);
+        set(&c, text);
+        assert_true(c.optim.lr == lr);
+        check_round_trip(&c);
+    }
+    struct config c = fresh();
+    set(&c, "optim.lr=0.1");
+    char *dump = config_dump(&c);
+    assert_non_null(strstr(dump, "\nlr = 0.1\n")); /* the shortest text */
+    mem_free(dump);
+}
+
+static void values_are_read(void **state)
+{
+    (void)state;
+    struct config c = fresh();
+    accept(
+        &c,
+        "\xef\xbb\xbf; a comment\n# another\r\n\n[data]\r\n  train = a.jsonl, b c.jsonl.gz  \n\teval=x=y#z\n"
+        "packing = off\nshuffle: no\n  ; indented comment\n[model]\npath =\n[data]\nseq_len = +64\n[optim]\nlr=1E-3");
+    assert_string_equal(c.data.train, "a.jsonl, b c.jsonl.gz");
+    assert_string_equal(c.data.eval, "x=y#z");
+    assert_true(!c.data.packing && !c.data.shuffle);
+    assert_int_equal(c.data.seq_len, 64);
+    assert_string_equal(c.model.path, "");
+    assert_true(c.optim.lr == 1e-3);
+    const char *yes[] = {"true", "yes", "on", "1"}, *no[] = {"false", "no", "off", "0"};
+    for (int i = 0; i < 4; i++) {
+        char text[64];
+        snprintf(text, sizeof(text), "[lora]\nrslora = %s", yes[i]);
+        accept(&c, text);
+        assert_true(c.lora.rslora);
+        snprintf(text, sizeof(text), "[lora]\nrslora = %s", no[i]);
+        accept(&c, text);
+        assert_false(c.lora.rslora);
+    }
+}
+
+static void unknown_names_are_told(void **state)
+{
+    (void)state;
+    refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
+    refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, optim, train, eval, "
+                        "output, log");
+    refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
+    refuse("[optim]\n\nlearning_rate = 1\n",
+           "run.ini:3: unknown key \"learning_rate\" in [optim]; its keys are lr, schedule, warmup_steps, "
+           "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
+    refuse("[optim]\nwarmup_step = 1\n",
+           "run.ini:2: unknown key \"warmup_step\" in [optim]: did you mean \"warmup_steps\"?");
+    refuse("[train]\nlr = 1e-4\n", "run.ini:2: unknown key \"lr\" in [train]: it belongs to [optim]");
+    refuse("lr = 1\n", "run.ini:1: \"lr\" stands before the first [section]");
+    refuse("[optim]\n = 1\n", "run.ini:2: unknown key \"\" in [optim]; its keys are lr, schedule, warmup_steps, "
+                              "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
+}
+
+static void bad_values_are_told(void **state)
+{
+    (void)state;
+    refuse("[optim]\nlr = fast\n", "run.ini:2: optim.lr = \"fast\": expected a number in [0, 1]");
+    refuse("[optim]\nlr = 1.5\n", "run.ini:2: optim.lr = \"1.5\": expected a number in [0, 1]");
+    refuse("[optim]\nlr = nan\n", "run.ini:2: optim.lr = \"nan\": expected a number in [0, 1]");
+    refuse("[optim]\nlr = 1e-4 x\n", "run.ini:2: optim.lr = \"1e-4 x\": expected a number in [0, 1]");
+    refuse("[optim]\nlr =\n", "run.ini:2: optim.lr = \"\": expected a number in [0, 1]");
+    refuse("[optim]\nbeta1 = 1\n", "run.ini:2: optim.beta1 = \"1\": expected a number in [0, 1)");
+    refuse("[optim]\neps = 0\n", "run.ini:2: optim.eps = \"0\": expected a number in (0, 1]");
+    refuse("[lora]\nr = 0\n", "run.ini:2: lora.r = \"0\": expected an integer in [1, 4096]");
+    refuse("[lora]\nr = 1e2\n", "run.ini:2: lora.r = \"1e2\": expected an integer in [1, 4096]");
+    refuse("[train]\nseed = 99999999999999999999\n",
+           "run.ini:2: train.seed = \"99999999999999999999\": expected an integer in [0, 9e15]");
+    refuse("[data]\npacking = maybe\n", "run.ini:2: data.packing = \"maybe\": expected one of true|false");
+    refuse("[optim]\nschedule = cosin\n",
+           "run.ini:2: optim.schedule = \"cosin\": expected one of cosine|linear|constant; did you mean \"cosine\"?");
+    refuse("[train]\ndevice = xyzzy\n", "run.ini:2: train.device = \"xyzzy\": expected one of auto|cpu|cuda");
+}
+
+static void a_key_may_stand_once(void **state)
+{
+    (void)state;
+    refuse("[optim]\nlr = 1e-4\neps = 1e-6\nlr = 1e-4\n", "run.ini:4: optim.lr is set twice, first on line 2");
+    refuse("[optim]\nlr = 1e-4\n[lora]\nr=1\n[optim]\nlr = 1\n", "run.ini:6: optim.lr is set twice, first on line 2");
+}
+
+static void comments_never_join_a_value(void **state)
+{
+    (void)state;
+    const char *text = ": a comment needs a line of its own, and no value may look like one";
+    char message[256];
+    snprintf(message, sizeof(message), "run.ini:2: output.dir = \"out ; mine\"%s", text);
+    refuse("[output]\ndir = out ; mine\n", message);
+    snprintf(message, sizeof(message), "run.ini:2: output.dir = \"out\t# mine\"%s", text);
+    refuse("[output]\ndir = out\t# mine\n", message);
+    snprintf(message, sizeof(message), "run.ini:2: output.dir = \"#mine\"%s", text);
+    refuse("[output]\ndir = #mine\n", message);
+    refuse("[optim]\nlr = 1e-4 ; peak\n", "run.ini:2: optim.lr = \"1e-4 ; peak\": expected a number in [0, 1]");
+    struct config c = fresh();
+    accept(&c, "[output]\ndir = /data/run#3;b\n");
+    assert_string_equal(c.output.dir, "/data/run#3;b");
+}
+
+static void what_is_no_ini_is_told(void **state)
+{
+    (void)state;
+    struct config c = fresh();
+    struct err err;
+    refuse("[optim]\nlr 1e-4\n", "run.ini:2: expected [section], key = value, or a comment line");
+    refuse("[optim\nlr = 1\n", "run.ini:1: expected [section], key = value, or a comment line");
+    refuse("[optim]\nlr = 1\x1b[31m\n", "run.ini:2: byte 0x1b: this is not a text file");
+    assert_int_equal(config_parse(&c, "[optim]\nlr = \0001\n", 16, "run.ini", &err), -1);
+    assert_string_equal(err.msg, "run.ini:2: byte 0x00: this is not a text file");
+    assert_int_equal(config_load(&c, "/no/such/file.ini", &err), -1);
+    assert_non_null(strstr(err.msg, "/no/such/file.ini"));
+}
+
+/* inih's own limits (200 bytes a line, 50 a section) would cut in silence. */
+static void long_lines_are_not_cut(void **state)
+{
+    (void)state;
+    enum { LONG = MT_PATH + 10000 };
+    static char text[LONG + 64], path[LONG + 1];
+    const struct {
+        int n;
+        const char *message;
+    } cases[] = {
+        {180, NULL},
+        {1000, NULL},
+        {MT_PATH - 1, NULL},
+        {MT_PATH, "run.ini:2: model.path is 4096 bytes long; at most 4095 fit"},
+        {8000, "run.ini:2: model.path is 8000 bytes long; at most 4095 fit"},
+        {LONG, "run.ini:2: the line is longer than 8190 bytes"},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        for (int k = 0; k < cases[i].n; k++) path[k] = (char)('a' + k % 26);
+        path[cases[i].n] = 0;
+        snprintf(text, sizeof(text), "[model]\npath = %s", path);
+        if (cases[i].message) {
+            refuse(text, cases[i].message);
+            continue;
+        }
+        struct config c = fresh();
+        accept(&c, text);
+        assert_string_equal(c.model.path, path);
+        check_round_trip(&c);
+    }
+    /* a section longer than inih's 50 */
+    refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",
+           "run.ini:1: unknown section [optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]; the sections "
+           "are model, data, lora, optim, train, eval, output, log");
+}
+
+static void set_overrides_in_order(void **state)
+{
+    (void)state;
+    struct config c = fresh();
+    accept(&c, "[optim]\nlr = 1e-3\n[output]\ndir = a\n");
+    set(&c, "optim.lr=1e-4");
+    set(&c, " optim . lr = 5e-5 ");
+    set(&c, "output.dir=b.c=d");
+    assert_true(c.optim.lr == 5e-5);
+    assert_string_equal(c.output.dir, "b.c=d");
+    refuse_set("optim.lr", "--set optim.lr: expected --set section.key=value");
+    refuse_set("lr=3", "--set lr=3: expected --set section.key=value");
+    refuse_set("lr=3.5", "--set lr=3.5: expected --set section.key=value");
+    refuse_set("optim.lrr=3", "--set optim.lrr=3: unknown key \"lrr\" in [optim]: did you mean \"lr\"?");
+    refuse_set("optm.lr=3", "--set optm.lr=3: unknown section [optm]: did you mean [optim]?");
+    refuse_set("optim.lr=3", "--set optim.lr=3: optim.lr = \"3\": expected a number in [0, 1]");
+    refuse_set("output.dir=a\nb", "--set output.dir=a\nb: byte 0x0a in a value");
+}
+
+static void validation_names_the_key(void **state)
+{
+    (void)state;
+    const struct {
+        const char *set, *message;
+    } cases[] = {
+        {"model.path=", "model.path is not set: the directory of the base model"},
+        {"data.train=", "data.train is not set: the files to train on"},
+        {"output.dir=", "output.dir is empty: the directory for all that a run writes"},
+        {"train.resume=", "train.resume is empty: expected auto, never or a checkpoint directory"},
+        {"data.chat_date=28.6.2025", "data.chat_date = \"28.6.2025\": expected a date, YYYY-MM-DD"},
+        {"data.chat_date=2025-13-01", "data.chat_date = \"2025-13-01\": expected a date, YYYY-MM-DD"},
+        {"data.eval_split=0.1", "data.eval and data.eval_split exclude each other: leave one of them out"},
+        {"data.eval=", "eval.every = 5, but nothing is held out: set data.eval or data.eval_split"},
+        {"train.epochs=0", "train.steps and train.epochs are both 0: set one of them"},
+        {"train.steps=3", "optim.warmup_steps = 4 is more than train.steps = 3"},
+    };
+    struct config good = fresh();
+    struct err err;
+    accept(&good, "[model]\npath=m\n[data]\ntrain=t\neval=e\n[eval]\nevery=5\n[optim]\nwarmup_steps=4\n");
+    assert_int_equal(config_validate(&good, &err), 0);
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        struct config c = good;
+        set(&c, cases[i].set);
+        assert_int_equal(config_validate(&c, &err), -1);
+        assert_string_equal(err.msg, cases[i].message);
+    }
+}
+
+static void help_is_a_table_of_every_key(void **state)
+{
+    (void)state;
+    char *help = NULL, *save, key[64];
+    size_t size;
+    FILE *out = open_memstream(&help, &size);
+    config_help(out);
+    fclose(out);
+    struct config c = fresh();
+    char *dump = config_dump(&c);
+    for (char *line = strtok_r(dump, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        if (sscanf(line, "%62[a-z0-9_] =", key) != 1) continue;
+        char row[80];
+        snprintf(row, sizeof(row), "\n  %s ", key);
+        if (!strstr(help, row)) fail_msg("no help for %s", key);
+    }
+    for (char *line = strtok_r(help, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+        assert_true(strlen(line) <= 120);
+    mem_free(dump);
+    free(help);
+}
+
+/* However a file ends, the parser comes back, and what it accepts dumps and reads back. */
+static void truncation_is_survived(void **state)
+{
+    (void)state;
+    const char *text = "\xef\xbb\xbf; demo\r\n[model]\npath = models/a b\n\n[data]\ntrain = x.jsonl,y.jsonl.gz\n"
+                       "packing = on\nformat = messages\n[optim]\nlr = 2.5e-4\nschedule = linear\n[train]\nseed=7\n";
+    int n_ok = 0;
+    for (size_t n = 0; n <= strlen(text); n++) {
+        char *part = mem_alloc((int64_t)n); /* exactly n bytes, so that a tool sees a read past them */
+        memcpy(part, text, n);
+        struct config c = fresh();
+        struct err err = {""};
+        if (config_parse(&c, part, (int64_t)n, "run.ini", &err) == 0) {
+            check_round_trip(&c);
+            n_ok++;
+        } else {
+            assert_memory_equal(err.msg, "run.ini:", 8);
+        }
+        mem_free(part);
+    }
+    assert_true(n_ok > 20);
+}
+
+static void configs_of_the_repository_are_valid(void **state)
+{
+    (void)state;
+    const char *const names[] = {"demo.ini", "gptoss_20b_qlora.ini"};
+    for (int i = 0; i < MT_LEN(names); i++) {
+        char path[MT_PATH + 64];
+        snprintf(path, sizeof(path), "%s/../../configs/%s", fixture(""), names[i]);
+        if (!file_exists(path)) {
+            print_message("skip: %s is not beside the fixtures\n", names[i]);
+            skip();
+        }
+        struct config c = fresh();
+        struct err err;
+        if (config_load(&c, path, &err) || config_validate(&c, &err)) fail_msg("%s", err.msg);
+        check_round_trip(&c);
+    }
+}
+
+int test_config(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_key_has_a_default),
+        cmocka_unit_test(every_key_reads_back),
+        cmocka_unit_test(numbers_read_back_exactly),
+        cmocka_unit_test(values_are_read),
+        cmocka_unit_test(unknown_names_are_told),
+        cmocka_unit_test(bad_values_are_told),
+        cmocka_unit_test(a_key_may_stand_once),
+        cmocka_unit_test(comments_never_join_a_value),
+        cmocka_unit_test(what_is_no_ini_is_told),
+        cmocka_unit_test(long_lines_are_not_cut),
+        cmocka_unit_test(set_overrides_in_order),
+        cmocka_unit_test(validation_names_the_key),
+        cmocka_unit_test(help_is_a_table_of_every_key),
+        cmocka_unit_test(truncation_is_survived),
+        cmocka_unit_test(configs_of_the_repository_are_valid),
+    };
+    return cmocka_run_group_tests_name("config", tests, NULL, NULL);
+}

@@ -1,0 +1,575 @@
+/* test_dataset.c - rows -> ids and mask by hand with a tokenizer of bytes (id = byte, merges "10" and "ok"), what
+ * counts as a bad row, cutting, gzip, the cache, the held-out split. */
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "data/dataset.h"
+#include "data/file.h"
+
+enum { TEN = 256, OK, RETURN, END, START, MESSAGE, CHANNEL, VOCAB = 265 };
+
+static struct tokenizer *tok;
+
+static int load_tokenizer(void **state)
+{
+    (void)state;
+    struct err err;
+    tok = tokenizer_load(fixture("data/bytes.tokenizer.json"), &err);
+    if (!tok) fprintf(stderr, "%s\n", err.msg);
+    return tok ? 0 : -1;
+}
+
+static int free_tokenizer(void **state)
+{
+    (void)state;
+    tokenizer_free(tok);
+    return 0;
+}
+
+static struct dataset_options options(void)
+{
+    return (struct dataset_options){.seq_len = 1024, .eos = RETURN, .vocab = VOCAB, .chat_date = "2025-01-01"};
+}
+
+/* Plainly, without the fsync of file_write_atomic: some tests write hundreds of files. */
+static void write_file(const char *path, const char *text, int64_t size)
+{
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, (size_t)size, f), size);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* A file of its own with this text; a static buffer, one per call of eight. */
+static const char *write_text(const char *text, int64_t size)
+{
+    static char path[8][MT_PATH];
+    static int next;
+    char *p = path[next++ % 8];
+    snprintf(p, MT_PATH, "%s/rows.jsonl", scratch_dir());
+    write_file(p, text, size);
+    return p;
+}
+
+static const char *write_rows(const char *text) { return write_text(text, (int64_t)strlen(text)); }
+
+static void load(struct dataset *ds, const char *files, const struct dataset_options *opt)
+{
+    struct err err;
+    if (dataset_load(ds, files, tok, opt, &err)) fail_msg("%s", err.msg);
+}
+
+static void assert_load_fails(const char *files, const struct dataset_options *opt, const char *words)
+{
+    struct err err = {""};
+    struct dataset ds;
+    assert_int_equal(dataset_load(&ds, files, tok, opt, &err), -1);
+    if (!strstr(err.msg, words)) fail_msg("\"%s\" is not in: %s", words, err.msg);
+}
+
+static void assert_document(const struct dataset *ds, int64_t d, const int32_t *ids, const uint8_t *mask, int64_t n)
+{
+    assert_true(d < ds->n_docs);
+    assert_int_equal(ds->doc_off[d + 1] - ds->doc_off[d], n);
+    assert_memory_equal(ds->ids + ds->doc_off[d], ids, (size_t)n * sizeof(*ids));
+    assert_memory_equal(ds->mask + ds->doc_off[d], mask, (size_t)n);
+}
+
+#define ASSERT_DOCUMENT(ds, d, IDS, MASK)                                                                              \
+    assert_document(ds, d, (const int32_t[])IDS, (const uint8_t[])MASK, MT_LEN(((const int32_t[])IDS)))
+#define LIST(...)                                                                                                      \
+    {                                                                                                                  \
+        __VA_ARGS__                                                                                                    \
+    }
+
+static void assert_same(const struct dataset *a, const struct dataset *b)
+{
+    assert_int_equal(a->n_docs, b->n_docs);
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    assert_int_equal(a->n_rows, b->n_rows);
+    assert_int_equal(a->n_bad, b->n_bad);
+    assert_int_equal(a->n_overlong, b->n_overlong);
+    assert_int_equal(a->n_unlabelled, b->n_unlabelled);
+    assert_memory_equal(a->doc_off, b->doc_off, (size_t)(a->n_docs + 1) * sizeof(*a->doc_off));
+    assert_memory_equal(a->ids, b->ids, (size_t)a->n_tokens * sizeof(*a->ids));
+    assert_memory_equal(a->mask, b->mask, (size_t)a->n_tokens);
+    assert_true(a->hash == b->hash);
+}
+
+/* ---- rows */
+
+static void text_rows(void **state)
+{
+    (void)state;
+    struct dataset ds;
+    struct dataset_options opt = options();
+    opt.loss_on = LOSS_ASSISTANT; /* means nothing here */
+    load(&ds, write_rows("{\"text\": \"a10\"}\n{\"text\": \"\\u00e9\\u0000\"}\n"), &opt);
+    assert_int_equal(ds.n_docs, 2);
+    ASSERT_DOCUMENT(&ds, 0, LIST('a', TEN, RETURN), LIST(0, 1, 1));
+    ASSERT_DOCUMENT(&ds, 1, LIST(0xc3, 0xa9, 0, RETURN), LIST(0, 1, 1, 1));
+    assert_int_equal(dataset_targets(&ds), 5);
+    assert_int_equal(ds.n_rows, 2);
+    dataset_free(&ds);
+}
+
+static void prompt_completion_rows(void **state)
+{
+    (void)state;
+    static const char *rows = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n"
+                              "{\"prompt\": \"x1\", \"completion\": \"0y\"}\n" /* one token over the edge: a target */
+                              "{\"prompt\": \"\", \"completion\": \"ok\"}\n"
+                              "{\"prompt\": \"ok\", \"completion\": \"\"}\n";
+    struct dataset ds;
+    struct dataset_options opt = options();
+    load(&ds, write_rows(rows), &opt);
+    assert_int_equal(ds.n_docs, 4);
+    ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd', RETURN), LIST(0, 0, 1, 1, 1));
+    ASSERT_DOCUMENT(&ds, 1, LIST('x', TEN, 'y', RETURN), LIST(0, 1, 1, 1));
+    ASSERT_DOCUMENT(&ds, 2, LIST(OK, RETURN), LIST(0, 1));
+    ASSERT_DOCUMENT(&ds, 3, LIST(OK, RETURN), LIST(0, 1));
+    dataset_free(&ds);
+    opt.loss_on = LOSS_ALL;
+    load(&ds, write_rows(rows), &opt);
+    ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd', RETURN), LIST(0, 1, 1, 1, 1));
+    dataset_free(&ds);
+}
+
+static void messages_rows(void **state)
+{
+    (void)state;
+    static const char *rows =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
+        "\"content\": \"4\"}, {\"role\": \"user\", \"content\": \"r\"}, {\"role\": \"assistant\", "
+        "\"content\": \"10\"}]}\n";
+    static const int32_t learned[] = {CHANNEL, 'f', 'i', 'n', 'a', 'l', MESSAGE, '4', END,
+                                      CHANNEL, 'f', 'i', 'n', 'a', 'l', MESSAGE, TEN, RETURN};
+    struct dataset ds;
+    struct dataset_options opt = options();
+    load(&ds, write_rows(rows), &opt);
+    assert_int_equal(ds.n_docs, 1);
+    assert_int_equal(ds.ids[0], START);
+    int64_t n = 0;
+    for (int64_t i = 0; i < ds.n_tokens; i++) {
+        if (!ds.mask[i]) continue;
+        assert_true(n < MT_LEN(learned));
+        assert_int_equal(ds.ids[i], learned[n++]);
+    }
+    assert_int_equal(n, MT_LEN(learned));
+    assert_int_equal(ds.ids[ds.n_tokens - 1], RETURN); /* no second end */
+    int64_t n_tokens = ds.n_tokens;
+    dataset_free(&ds);
+    opt.loss_on = LOSS_ALL;
+    load(&ds, write_rows(rows), &opt);
+    assert_int_equal(ds.n_tokens, n_tokens);
+    assert_int_equal(ds.mask[0], 0);
+    assert_int_equal(dataset_targets(&ds), n_tokens - 1);
+    dataset_free(&ds);
+}
+
+static void format_by_keys(void **state)
+{
+    (void)state;
+    const char *path = write_rows("{\"text\": \"ab\"}\n{\"prompt\": \"ab\", \"completion\": \"c\", \"text\": \"x\"}\n"
+                                  "{\"messages\": [{\"role\": \"assistant\", \"content\": \"d\"}], \"id\": 7}\n");
+    struct dataset ds;
+    struct dataset_options opt = options();
+    load(&ds, path, &opt);
+    assert_int_equal(ds.n_docs, 3);
+    ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', RETURN), LIST(0, 1, 1));
+    ASSERT_DOCUMENT(&ds, 1, LIST('a', 'b', 'c', RETURN), LIST(0, 0, 1, 1));
+    assert_int_equal(ds.ids[ds.doc_off[2]], START);
+    dataset_free(&ds);
+    opt.format = DATA_TEXT;
+    assert_load_fails(path, &opt, "rows.jsonl:3");
+}
+
+/* ---- files */
+
+static void lines_files_and_gzip(void **state)
+{
+    (void)state;
+    struct dataset a, b;
+    struct dataset_options opt = options();
+    char both[2 * MT_PATH];
+    load(&a, write_rows("{\"text\": \"ab\"}\n{\"text\": \"cd\"}\n"), &opt);
+    load(&b, write_rows("\xef\xbb\xbf\r\n{\"text\": \"ab\"}\r\n \t\n\n{\"text\": \"cd\"}"), &opt);
+    assert_same(&a, &b);
+    dataset_free(&b);
+    snprintf(both, sizeof(both), " %s , %s", write_rows("{\"text\": \"ab\"}"), write_rows("{\"text\": \"cd\"}\n"));
+    load(&b, both, &opt);
+    assert_same(&a, &b);
+    dataset_free(&a);
+    dataset_free(&b);
+    load(&a, fixture("data/rows.jsonl"), &opt);
+    load(&b, fixture("data/rows.jsonl.gz"), &opt);
+    assert_int_equal(a.n_docs, 6);
+    assert_same(&a, &b);
+    dataset_free(&a);
+    dataset_free(&b);
+}
+
+static void unreadable_files(void **state)
+{
+    (void)state;
+    struct err err;
+    struct dataset_options opt = options();
+    int64_t size;
+    char *gz = file_read(fixture("data/rows.jsonl.gz"), 1 << 20, &size, &err);
+    assert_non_null(gz);
+    assert_load_fails("/nonexistent/rows.jsonl", &opt, "/nonexistent/rows.jsonl");
+    assert_load_fails(write_text(gz, size - 9), &opt, "rows.jsonl");
+    gz[size / 2] = (char)(gz[size / 2] ^ 64);
+    assert_load_fails(write_text(gz, size), &opt, "rows.jsonl");
+    assert_load_fails(write_rows("\n\n"), &opt, "nothing to train on");
+    mem_free(gz);
+}
+
+/* Cut anywhere, the file is loaded or refused with words, and never more than its whole rows are read. */
+static void truncation_at_every_byte(void **state)
+{
+    (void)state;
+    struct err err;
+    struct dataset_options opt = options();
+    int64_t size;
+    char *text = file_read(fixture("data/rows.jsonl"), 1 << 20, &size, &err);
+    assert_non_null(text);
+    char path[MT_PATH];
+    snprintf(path, sizeof(path), "%s/rows.jsonl", scratch_dir());
+    for (int64_t n = 0; n < size; n++) {
+        struct dataset ds;
+        write_file(path, text, n);
+        err.msg[0] = 0;
+        bool whole = n > 0 && (text[n] == '\n' || text[n - 1] == '\n');
+        if (whole) {
+            load(&ds, path, &opt);
+            assert_true(ds.n_docs > 0);
+            dataset_free(&ds);
+        } else {
+            assert_int_equal(dataset_load(&ds, path, tok, &opt, &err), -1);
+            assert_true(strlen(err.msg) > 10);
+        }
+    }
+    mem_free(text);
+}
+
+/* ---- what is left out */
+
+static void bad_rows(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *row, *words;
+    } rows[] = {
+        {"{\"text\": \"a\"", "rows.jsonl:2"},
+        {"{\"text\": \"a\"} x", "rows.jsonl:2"},
+        {"{\"text\": \"\xff\"}", "rows.jsonl:2"},
+        {"[\"text\"]", "must be an object"},
+        {"{\"question\": \"a\"}", "none of `messages`"},
+        {"{\"prompt\": \"a\"}", "none of `messages`"},
+        {"{\"text\": 7}", "`text`"},
+        {"{\"text\": null}", "`text`"},
+        {"{\"prompt\": \"a\", \"completion\": [\"b\"]}", "`completion`"},
+        {"{\"prompt\": {}, \"completion\": \"b\"}", "`prompt`"},
+        {"{\"messages\": \"hello\"}", "messages"},
+        {"{\"messages\": [{\"role\": \"judge\", \"content\": \"a\"}]}", "judge"},
+        {"{\"messages\": [{\"role\": \"user\"}]}", "messages"},
+    };
+    struct dataset_options opt = options();
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        char text[256];
+        snprintf(text, sizeof(text), "{\"text\": \"ab\"}\n%s\n", rows[i].row);
+        const char *path = write_rows(text);
+        assert_load_fails(path, &opt, "1 of 2 rows are bad");
+        assert_load_fails(path, &opt, "rows.jsonl:2");
+        assert_load_fails(path, &opt, rows[i].words);
+    }
+}
+
+/* n rows, of which the k-th is not JSON. */
+static const char *rows_with_bad(int n, int k)
+{
+    char text[4096] = "";
+    for (int i = 1; i <= n; i++) strcat(text, i == k ? "oops\n" : "{\"text\": \"ab\"}\n");
+    return write_rows(text);
+}
+
+static void one_percent_may_be_bad(void **state)
+{
+    (void)state;
+    struct dataset ds;
+    struct dataset_options opt = options();
+    load(&ds, rows_with_bad(100, 42), &opt);
+    assert_int_equal(ds.n_rows, 100);
+    assert_int_equal(ds.n_bad, 1);
+    assert_int_equal(ds.n_docs, 99);
+    dataset_free(&ds);
+    assert_load_fails(rows_with_bad(99, 42), &opt, "1 of 99 rows are bad");
+    assert_load_fails(rows_with_bad(99, 42), &opt, "rows.jsonl:42");
+    assert_load_fails(rows_with_bad(1, 1), &opt, "1 of 1 rows are bad");
+}
+
+static void overlong_rows(void **state)
+{
+    (void)state;
+    const char *path =
+        write_rows("{\"text\": \"abcd\"}\n{\"text\": \"abc\"}\n{\"prompt\": \"ab\", \"completion\": \"cdef\"}\n");
+    struct dataset ds;
+    struct dataset_options opt = options();
+    opt.seq_len = 4;
+    load(&ds, path, &opt);
+    assert_int_equal(ds.n_docs, 3);
+    assert_int_equal(ds.n_overlong, 2);
+    ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd'), LIST(0, 1, 1, 1));
+    ASSERT_DOCUMENT(&ds, 1, LIST('a', 'b', 'c', RETURN), LIST(0, 1, 1, 1));
+    ASSERT_DOCUMENT(&ds, 2, LIST('a', 'b', 'c', 'd'), LIST(0, 0, 1, 1));
+    dataset_free(&ds);
+    opt.overlong = OVERLONG_DROP;
+    load(&ds, path, &opt);
+    assert_int_equal(ds.n_docs, 1);
+    assert_int_equal(ds.n_overlong, 2);
+    ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', RETURN), LIST(0, 1, 1, 1));
+    dataset_free(&ds);
+}
+
+static void rows_without_target(void **state)
+{
+    (void)state;
+    struct dataset ds;
+    struct dataset_options opt = options();
+    /* Only eos; nothing but a question; targets all behind the cut. None of them is bad. */
+    const char *path = write_rows("{\"text\": \"\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n"
+                                  "{\"prompt\": \"abcdefgh\", \"completion\": \"i\"}\n{\"text\": \"ab\"}\n");
+    opt.seq_len = 8;
+    load(&ds, path, &opt);
+    assert_int_equal(ds.n_docs, 1);
+    assert_int_equal(ds.n_unlabelled, 3);
+    assert_int_equal(ds.n_bad, 0);
+    dataset_free(&ds);
+    assert_load_fails(write_rows("{\"text\": \"\"}\n"), &opt, "nothing to train on");
+}
+
+static void ids_must_fit_the_model(void **state)
+{
+    (void)state;
+    struct dataset_options opt = options();
+    const char *path = write_rows("{\"text\": \"ab\"}\n{\"text\": \"a10\"}\n");
+    opt.eos = 0;
+    opt.vocab = TEN;
+    assert_load_fails(path, &opt, "rows.jsonl:2: token id 256");
+    opt.vocab = TEN + 1;
+    opt.eos = -1;
+    assert_load_fails(path, &opt, "no such token");
+}
+
+/* ---- cache */
+
+static void cache_path(char path[MT_PATH], const char *dir)
+{
+    char **names;
+    int64_t n;
+    struct err err;
+    if (file_list(dir, &names, &n, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(n, 1);
+    snprintf(path, MT_PATH, "%s/%s", dir, names[0]);
+    file_list_free(names, n);
+}
+
+static void cache_hit_equals_fresh(void **state)
+{
+    (void)state;
+    struct dataset fresh, first, second;
+    struct dataset_options opt = options();
+    struct stat before, after;
+    char path[MT_PATH];
+    load(&fresh, fixture("data/rows.jsonl"), &opt);
+    opt.cache_dir = scratch_dir();
+    load(&first, fixture("data/rows.jsonl"), &opt);
+    cache_path(path, opt.cache_dir);
+    assert_int_equal(stat(path, &before), 0);
+    load(&second, fixture("data/rows.jsonl"), &opt);
+    assert_int_equal(stat(path, &after), 0);
+    assert_true(before.st_ino == after.st_ino); /* not written again */
+    assert_same(&fresh, &first);
+    assert_same(&fresh, &second);
+    dataset_free(&first);
+    dataset_free(&second);
+    dataset_free(&fresh);
+}
+
+/* Every option and the files' bytes are part of the key: no setting meets another's cache. */
+static void cache_is_keyed_by_all(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *path = fixture("data/rows.jsonl");
+    for (int i = 0; i < 8; i++) {
+        struct dataset fresh, cached;
+        struct dataset_options opt = options();
+        if (i == 1) opt.loss_on = LOSS_ALL;
+        if (i == 2) opt.overlong = OVERLONG_DROP;
+        if (i == 3) opt.seq_len = 20;
+        if (i == 4) opt.eos = END;
+        if (i == 5) opt.vocab = VOCAB + 1;
+        if (i == 6) opt.chat_date = "2025-01-02";
+        if (i == 7) path = write_rows("{\"text\": \"another file\"}\n");
+        load(&fresh, path, &opt);
+        opt.cache_dir = dir;
+        load(&cached, path, &opt);
+        assert_same(&fresh, &cached);
+        dataset_free(&fresh);
+        dataset_free(&cached);
+        char **names;
+        int64_t n;
+        struct err err;
+        if (file_list(dir, &names, &n, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(n, i + 1);
+        file_list_free(names, n);
+    }
+}
+
+static void damaged_cache_is_rebuilt(void **state)
+{
+    (void)state;
+    enum { STEP = 5 }; /* bytes between two damages: each costs an atomic write */
+    struct dataset fresh, ds;
+    struct dataset_options opt = options();
+    struct err err;
+    const char *rows = write_rows("{\"text\": \"ab\"}\n{\"text\": \"c\"}\n");
+    char path[MT_PATH];
+    int64_t size, size_again;
+    opt.cache_dir = scratch_dir();
+    load(&fresh, rows, &opt);
+    cache_path(path, opt.cache_dir);
+    char *good = file_read(path, 1 << 20, &size, &err);
+    assert_non_null(good);
+    /* First cut at byte i, then changed there. */
+    for (int64_t i = 0; i < 2 * size; i += STEP) {
+        char *bad = mem_alloc(size);
+        memcpy(bad, good, (size_t)size);
+        if (i >= size) bad[i - size] = (char)(bad[i - size] ^ 0x10);
+        write_file(path, bad, i < size ? i : size);
+        mem_free(bad);
+        load(&ds, rows, &opt);
+        assert_same(&fresh, &ds);
+        dataset_free(&ds);
+        char *again = file_read(path, 1 << 20, &size_again, &err);
+        assert_non_null(again);
+        assert_int_equal(size_again, size);
+        assert_memory_equal(again, good, (size_t)size);
+        mem_free(again);
+    }
+    mem_free(good);
+    dataset_free(&fresh);
+}
+
+/* A cache that cannot be written costs a warning. */
+static void cache_is_no_condition(void **state)
+{
+    (void)state;
+    struct dataset ds;
+    struct dataset_options opt = options();
+    opt.cache_dir = fixture("data/rows.jsonl"); /* a file */
+    load(&ds, fixture("data/rows.jsonl"), &opt);
+    assert_int_equal(ds.n_docs, 6);
+    dataset_free(&ds);
+}
+
+/* ---- split */
+
+/* 50 documents of different ids. */
+static void load_fifty(struct dataset *ds)
+{
+    char text[4096] = "", row[64];
+    for (int i = 0; i < 50; i++) {
+        snprintf(row, sizeof(row), "{\"text\": \"%c%c\"}\n", 'A' + i / 10, 'a' + i % 10);
+        strcat(text, row);
+    }
+    struct dataset_options opt = options();
+    load(ds, write_rows(text), &opt);
+    assert_int_equal(ds->n_docs, 50);
+}
+
+static int document_number(const struct dataset *ds, int64_t d)
+{
+    const int32_t *ids = ds->ids + ds->doc_off[d];
+    return (ids[0] - 'A') * 10 + ids[1] - 'a';
+}
+
+/* Splits by seed and writes which of the fifty are held; both parts in order, each document in one of them. */
+static void split_fifty(double fraction, uint64_t seed, int64_t want, bool held_out[50])
+{
+    struct dataset ds, held;
+    struct err err;
+    int seen[50] = {0}, last = -1;
+    load_fifty(&ds);
+    uint64_t hash = ds.hash;
+    if (dataset_split(&ds, &held, fraction, seed, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(held.n_docs, want);
+    assert_int_equal(ds.n_docs, 50 - want);
+    if (want) assert_true(ds.hash != hash && held.hash != ds.hash);
+    memset(held_out, 0, 50);
+    for (int64_t d = 0; d < held.n_docs; d++) {
+        int k = document_number(&held, d);
+        assert_true(k > last);
+        last = k;
+        held_out[k] = true;
+        seen[k]++;
+    }
+    last = -1;
+    for (int64_t d = 0; d < ds.n_docs; d++) {
+        int k = document_number(&ds, d);
+        assert_true(k > last);
+        last = k;
+        seen[k]++;
+    }
+    for (int k = 0; k < 50; k++) assert_int_equal(seen[k], 1);
+    dataset_free(&ds);
+    dataset_free(&held);
+}
+
+static void split_by_document(void **state)
+{
+    (void)state;
+    bool a[50], b[50];
+    struct dataset ds, held;
+    struct err err;
+    split_fifty(0.2, 1, 10, a);
+    split_fifty(0.2, 1, 10, b);
+    assert_memory_equal(a, b, sizeof(a));
+    split_fifty(0.2, 2, 10, b);
+    assert_memory_not_equal(a, b, sizeof(a));
+    split_fifty(0, 1, 0, b);
+    split_fifty(1e-9, 1, 1, b);
+    load_fifty(&ds);
+    assert_int_equal(dataset_split(&ds, &held, 1, 1, &err), -1);
+    assert_non_null(strstr(err.msg, "leaves none"));
+    assert_int_equal(ds.n_docs, 50);
+    dataset_free(&ds);
+}
+
+int test_dataset(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(text_rows),
+        cmocka_unit_test(prompt_completion_rows),
+        cmocka_unit_test(messages_rows),
+        cmocka_unit_test(format_by_keys),
+        cmocka_unit_test(lines_files_and_gzip),
+        cmocka_unit_test(unreadable_files),
+        cmocka_unit_test(truncation_at_every_byte),
+        cmocka_unit_test(bad_rows),
+        cmocka_unit_test(one_percent_may_be_bad),
+        cmocka_unit_test(overlong_rows),
+        cmocka_unit_test(rows_without_target),
+        cmocka_unit_test(ids_must_fit_the_model),
+        cmocka_unit_test(cache_hit_equals_fresh),
+        cmocka_unit_test(cache_is_keyed_by_all),
+        cmocka_unit_test(damaged_cache_is_rebuilt),
+        cmocka_unit_test(cache_is_no_condition),
+        cmocka_unit_test(split_by_document),
+    };
+    return cmocka_run_group_tests_name("dataset", tests, load_tokenizer, free_tokenizer);
+}

@@ -1,0 +1,165 @@
+/* test_device.c - opening devices, arenas, moving values, and the front doors' refusal of wrong shapes. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/op_check.h"
+
+static void open_says_what_is_wrong(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct err err;
+    assert_int_equal(device_open(&dev, "gpu", "auto", &err), -1);
+    assert_non_null(strstr(err.msg, "\"gpu\": choose auto, cpu or cuda"));
+    assert_int_equal(device_open(&dev, "cpu", "fp16", &err), -1);
+    assert_non_null(strstr(err.msg, "\"fp16\": choose auto, fp32 or bf16"));
+    device_close(&dev); /* after a failure, and twice */
+    device_close(&dev);
+}
+
+static void open_cuda_without_cuda(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct err err;
+    if (ops_cuda()) skip(); /* skipped: this build has CUDA */
+    assert_int_equal(device_open(&dev, "cuda", "auto", &err), -1);
+    assert_non_null(strstr(err.msg, "built without CUDA"));
+    assert_int_equal(device_open(&dev, "auto", "auto", &err), 0);
+    assert_ptr_equal(dev.ops, ops_cpu());
+}
+
+static void open_cpu(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct err err;
+    assert_int_equal(device_open(&dev, "cpu", "auto", &err), 0);
+    assert_true(dev.act == DT_F32 && dev.stat == DT_F32 && !dev.round_bf16 && !dev.measuring && dev.n_threads >= 1);
+    assert_int_equal(device_open(&dev, "cpu", "bf16", &err), 0);
+    assert_true(dev.act == DT_F32 && dev.round_bf16);
+    device_open_oracle(&dev);
+    assert_true(dev.act == DT_F64 && dev.stat == DT_F64 && !dev.round_bf16);
+}
+
+static void reserve(void **state)
+{
+    (void)state;
+    struct device dev, measure;
+    struct err err;
+    assert_int_equal(device_open(&dev, "cpu", "auto", &err), 0);
+    assert_int_equal(device_reserve(&dev, &dev.state, "adapters", (int64_t)1 << 60, &err), -1);
+    assert_non_null(strstr(err.msg, "adapters need"));
+    assert_null(dev.state.base);
+    assert_int_equal(device_reserve(&dev, &dev.work, "work", 1000, &err), 0);
+    assert_int_equal(device_reserve(&dev, &dev.weights, "weights", 0, &err), 0);
+    assert_true(dev.work.base && (uintptr_t)dev.work.base % 256 == 0 && dev.work.cap == 1000);
+    assert_false(arena_measuring(&dev.weights));
+    device_measure(&measure, &dev);
+    assert_true(measure.measuring && measure.ops == dev.ops && measure.n_threads == dev.n_threads);
+    assert_null(arena_push(&measure.work, (int64_t)1 << 50));
+    device_close(&dev);
+    assert_null(dev.work.base);
+}
+
+static void values_go_there_and_back(void **state)
+{
+    (void)state;
+    static const enum dtype dtypes[] = {DT_F32, DT_F64, DT_BF16};
+    struct device dev, measure;
+    op_check_begin(&dev, false);
+    device_measure(&measure, &dev);
+    for (int d = 0; d < 3; d++) {
+        double in[6] = {1, -2.5, 0.1, 1e30, 0, NAN}, out[6] = {0};
+        float in32[6], out32[6] = {0};
+        struct tensor x = make_empty(dtypes[d], 2, 3, -1);
+        double eps = dtypes[d] == DT_BF16 ? 1.0 / 256 : dtypes[d] == DT_F32 ? 1e-7 : 0;
+        device_set(&dev, x, in);
+        device_get(&dev, out, x);
+        for (int i = 0; i < 5; i++) assert_true(fabs(out[i] - in[i]) <= eps * fabs(in[i]));
+        assert_true(isnan(out[5]));
+        for (int i = 0; i < 6; i++) in32[i] = (float)in[i];
+        device_set_f32(&dev, x, in32);
+        device_get_f32(&dev, out32, x);
+        for (int i = 0; i < 5; i++) assert_true(fabsf(out32[i] - in32[i]) <= (float)eps * fabsf(in32[i]));
+        struct tensor nowhere = tensor_2d(NULL, dtypes[d], 2, 3);
+        device_set(&measure, nowhere, in);
+        device_zero(&measure, nowhere);
+        device_get(&measure, out, nowhere);
+        for (int i = 0; i < 6; i++) assert_true(out[i] == 0);
+    }
+    op_check_end(&dev);
+}
+
+static void zero_leaves_gaps_alone(void **state)
+{
+    (void)state;
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct tensor x = make_random(DT_F32, 1, 1, 3, 5, -1);
+    set_value(x, 4, 7);
+    device_zero(&dev, tensor_cols(x, 1, 3));
+    for (int64_t i = 0; i < 15; i++) assert_true((value_at(x, i) == 0) == (i % 5 >= 1 && i % 5 <= 3));
+    device_zero(&dev, x);
+    for (int64_t i = 0; i < 15; i++) assert_true(value_at(x, i) == 0);
+    device_zero(&dev, make_empty(DT_F32, 0, 5, -1));
+    device_zero(&dev, (struct tensor){0});
+    op_check_end(&dev);
+}
+
+/* Whether op(dev) stops the process. */
+static bool stops(void (*op)(struct device *dev), struct device *dev)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        signal(SIGABRT, SIG_DFL);
+        op(dev);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+static void norm_of(struct device *dev, int64_t dim_of_w, enum dtype dtype_of_rstd)
+{
+    op_rmsnorm_fwd(dev, tensor_2d(NULL, DT_F32, 3, 4), tensor_1d(NULL, dtype_of_rstd, 3), tensor_2d(NULL, DT_F32, 3, 4),
+                   tensor_1d(NULL, DT_F32, dim_of_w), 1e-5f);
+}
+static void right(struct device *dev) { norm_of(dev, 4, DT_F32); }
+static void wrong_shape(struct device *dev) { norm_of(dev, 5, DT_F32); }
+static void wrong_dtype(struct device *dev) { norm_of(dev, 4, DT_F64); }
+
+/* Front doors check on a measuring device too. */
+static void wrong_shapes_stop(void **state)
+{
+    (void)state;
+    struct device dev, measure;
+    op_check_begin(&dev, false);
+    device_measure(&measure, &dev);
+    assert_false(stops(right, &measure));
+    assert_true(stops(wrong_shape, &measure));
+    assert_true(stops(wrong_dtype, &measure));
+    op_check_end(&dev);
+}
+
+int test_device(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(open_says_what_is_wrong),
+        cmocka_unit_test(open_cuda_without_cuda),
+        cmocka_unit_test(open_cpu),
+        cmocka_unit_test(reserve),
+        cmocka_unit_test(values_go_there_and_back),
+        cmocka_unit_test(zero_leaves_gaps_alone),
+        cmocka_unit_test(wrong_shapes_stop),
+    };
+    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
+}

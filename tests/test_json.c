@@ -1,0 +1,360 @@
+/* test_json.c - parse errors, typed getters and their messages, iteration, writing, cut texts, failing allocations. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/json.h"
+
+/* jansson's; its header is json.c's alone */
+void json_get_alloc_funcs(void *(**alloc)(size_t), void (**release)(void *));
+
+static struct json_doc *parse(const char *text, struct err *err)
+{
+    return json_parse(text, (int64_t)strlen(text), "f.json", err);
+}
+
+static void refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *error;
+    } rows[] = {
+        {"", "f.json: not valid JSON: line 1, byte 0: unexpected token near end of file"},
+        {"{\"a\":1,\n\"a\":2}", "line 2, byte 11: duplicate object key near '\"a\"'"},
+        {"{\"a\":1} x", "byte 9: end of file expected near 'x'"},
+        {"[1,]", "byte 4: unexpected token near ']'"},
+        {"{\"a\\u0000b\":1}", "NUL byte in object key not supported"},
+        {"[\"\xff\"]", "byte 2: unable to decode byte 0xff"},
+        {"[\"\xc0\x80\"]", "unable to decode byte 0xc0"},
+        {"[\"\xed\xa0\x80\"]", "unable to decode byte 0xed"},
+        {"[\"\\ud800\"]", "invalid Unicode '\\uD800'"},
+        {"[\"a\nb\"]", "byte 3: unexpected newline near '\"a'"},
+        {"[\"a\002b\"]", "control character 0x2"},
+        {"[9223372036854775808]", "too big integer"},
+        {"[1e400]", "real number overflow"},
+        {"[NaN]", "invalid token near 'NaN'"},
+        {"[01]", "byte 2: invalid token near '0'"},
+        {"[\001]", "invalid token near ' '"}, /* no control character reaches the terminal */
+    };
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct err err = {.msg = ""};
+        assert_null(parse(rows[i].text, &err));
+        if (!strstr(err.msg, rows[i].error)) fail_msg("%s gives: %s", rows[i].text, err.msg);
+    }
+}
+
+static void depth(void **state)
+{
+    (void)state;
+    struct err err;
+    char text[2000];
+    for (int n = 250; n <= 260; n++) {
+        memset(text, '[', (size_t)n);
+        memset(text + n, ']', (size_t)n);
+        text[2 * n] = 0;
+        struct json_doc *doc = parse(text, &err);
+        assert_int_equal(doc != NULL, n <= 256);
+        if (!doc) assert_string_equal(err.msg, "f.json: not valid JSON: byte 256: nested deeper than 256 levels");
+        json_free(doc);
+    }
+    strcpy(text, "[\"\\\"");
+    memset(text + 4, '[', 1000); /* brackets in a string are text, also behind an escaped quote */
+    strcpy(text + 1004, "\",[],{}]");
+    struct json_doc *doc = parse(text, &err);
+    assert_non_null(doc);
+    json_free(doc);
+}
+
+static const char sample[] =
+    "{\"i\":-7,\"r\":1.5,\"w\":150000.0,\"big\":9007199254740994.0,\"t\":true,\"f\":false,\"s\":\"a\\u00e9\","
+    "\"nul\":\"a\\u0000b\",\"z\":null,\"o\":{\"k\":[10,\"x\",{\"y\":2}]},\"a\":[]}";
+
+static void getters(void **state)
+{
+    (void)state;
+    struct err err;
+    struct json_doc *doc = parse(sample, &err);
+    assert_non_null(doc);
+    struct json j = json_root(doc), v;
+    int64_t i = 0, size;
+    double d = 0;
+    bool b = false;
+    const char *s = NULL;
+    assert_int_equal(json_get_i64(j, "i", -10, 10, &i, &err), 0);
+    assert_int_equal(i, -7);
+    assert_int_equal(json_get_i64(j, "w", 0, INT64_MAX, &i, &err), 0);
+    assert_int_equal(i, 150000);
+    assert_int_equal(json_get_f64(j, "i", &d, &err), 0);
+    assert_true(d == -7);
+    assert_int_equal(json_get_f64(j, "r", &d, &err), 0);
+    assert_true(d == 1.5);
+    assert_int_equal(json_get_bool(j, "t", &b, &err), 0);
+    assert_true(b);
+    assert_int_equal(json_get_bool(j, "f", &b, &err), 0);
+    assert_false(b);
+    assert_int_equal(json_get_str(j, "s", &s, &err), 0);
+    assert_string_equal(s, "a\xc3\xa9");
+    assert_int_equal(json_str(json_find(j, "nul"), &s, &size, &err), 0);
+    assert_int_equal(size, 3);
+    assert_memory_equal(s, "a\0b", 4);
+    assert_int_equal(json_get_object(j, "o", &v, &err), 0);
+    assert_int_equal(json_get_array(v, "k", &v, &err), 0);
+    assert_int_equal(json_count(v), 3);
+    assert_int_equal(json_i64(json_at(v, 0), 0, 10, &i, &err), 0);
+    assert_int_equal(json_get_i64(json_at(v, 2), "y", 0, 10, &i, &err), 0);
+    assert_int_equal(i, 2);
+    assert_true(json_has(j, "z") && !json_has(j, "zz") && !json_has(v, "z"));
+
+    i = 5;
+    d = 5;
+    b = true;
+    s = "unchanged";
+    assert_int_equal(json_opt_i64(j, "none", 0, 1, &i, &err), 0);
+    assert_int_equal(json_opt_i64(j, "z", 0, 1, &i, &err), 0);
+    assert_int_equal(json_opt_f64(j, "z", &d, &err), 0);
+    assert_int_equal(json_opt_bool(j, "z", &b, &err), 0);
+    assert_int_equal(json_opt_str(j, "none", &s, &err), 0);
+    assert_true(i == 5 && d == 5 && b && !strcmp(s, "unchanged"));
+    assert_int_equal(json_opt_i64(j, "i", -7, -7, &i, &err), 0);
+    assert_int_equal(json_opt_f64(j, "r", &d, &err), 0);
+    assert_int_equal(json_opt_bool(j, "f", &b, &err), 0);
+    assert_int_equal(json_opt_str(j, "s", &s, &err), 0);
+    assert_true(i == -7 && d == 1.5 && !b && !strcmp(s, "a\xc3\xa9"));
+    json_free(doc);
+}
+
+static void messages(void **state)
+{
+    (void)state;
+    struct err err;
+    struct json_doc *doc = parse(sample, &err);
+    assert_non_null(doc);
+    struct json j = json_root(doc), k, out;
+    assert_int_equal(json_get_array(json_find(j, "o"), "k", &k, &err), 0);
+    int64_t i = 0;
+    double d;
+    bool b;
+    const char *s;
+#define FAILS(call, text)                                                                                              \
+    do {                                                                                                               \
+        assert_int_equal(call, -1);                                                                                    \
+        assert_string_equal(err.msg, text);                                                                            \
+    } while (0)
+    FAILS(json_get_i64(j, "none", 0, 1, &i, &err), "f.json: key `none`: is missing; it must be an integer");
+    FAILS(json_get_i64(j, "s", 0, 1, &i, &err), "f.json: key `s`: must be an integer, not a string");
+    FAILS(json_get_i64(j, "r", 0, 9, &i, &err), "f.json: key `r`: must be an integer, not 1.5");
+    FAILS(json_get_i64(j, "big", 0, INT64_MAX, &i, &err), "f.json: key `big`: must be an integer, not 9.0072e+15");
+    FAILS(json_get_i64(j, "i", 1, 9, &i, &err), "f.json: key `i`: -7 is not between 1 and 9");
+    FAILS(json_opt_i64(j, "i", -9, -8, &i, &err), "f.json: key `i`: -7 is not between -9 and -8");
+    FAILS(json_get_f64(j, "z", &d, &err), "f.json: key `z`: must be a number, not null");
+    FAILS(json_opt_f64(j, "t", &d, &err), "f.json: key `t`: must be a number, not a boolean");
+    FAILS(json_get_bool(j, "i", &b, &err), "f.json: key `i`: must be true or false, not an integer");
+    FAILS(json_get_str(j, "nul", &s, &err), "f.json: key `nul`: holds a NUL character");
+    FAILS(json_get_object(j, "a", &out, &err), "f.json: key `a`: must be an object, not an array");
+    FAILS(json_get_array(j, "o", &out, &err), "f.json: key `o`: must be an array, not an object");
+    FAILS(json_i64(json_at(k, 1), 0, 1, &i, &err), "f.json: key `o.k[1]`: must be an integer, not a string");
+    FAILS(json_i64(json_at(k, 3), 0, 1, &i, &err), "f.json: key `o.k[3]`: is missing; it must be an integer");
+    FAILS(json_get_str(json_at(k, 2), "y", &s, &err), "f.json: key `o.k[2].y`: must be a string, not an integer");
+    FAILS(json_get_i64(json_find(json_find(j, "no"), "such"), "key", 0, 1, &i, &err),
+          "f.json: key `no.such.key`: is missing; it must be an integer");
+    FAILS(json_error(j, &err, "%d is wrong", 3), "f.json: 3 is wrong");
+#undef FAILS
+    assert_int_equal(i, 0);
+    json_free(doc);
+
+    char text[700]; /* a key longer than the path of a message */
+    snprintf(text, sizeof(text), "{\"%0500d\":{\"x\":1}}", 0);
+    doc = parse(text, &err);
+    const char *key;
+    assert_true(json_member(json_root(doc), 0, &key, &j));
+    assert_int_equal(json_get_str(j, "x", &s, &err), -1);
+    assert_int_equal(strlen(err.msg), strlen("f.json: key ``: must be a string, not an integer") + sizeof(j.path) - 1);
+    json_free(doc);
+}
+
+/* Members come in the order of the file; nested iteration and jumps back work. */
+static void members(void **state)
+{
+    (void)state;
+    struct err err;
+    struct json_out o = {0};
+    char key[16];
+    json_out_open(&o, NULL, '{');
+    for (int i = 0; i < 300; i++) {
+        snprintf(key, sizeof(key), "k%d", (i * 7) % 300);
+        json_out_open(&o, key, '{');
+        for (int k = 0; k < 3; k++) json_out_i64(&o, (const char *[]){"c", "a", "b"}[k], 10 * i + k);
+        json_out_close(&o, '}');
+    }
+    json_out_close(&o, '}');
+    struct json_doc *doc = json_parse(o.text, o.size, "f.json", &err);
+    json_out_free(&o);
+    assert_non_null(doc);
+    struct json root = json_root(doc), inner, value;
+    const char *name;
+    int64_t v;
+    for (int i = 0; i < 300; i++) {
+        snprintf(key, sizeof(key), "k%d", (i * 7) % 300);
+        assert_true(json_member(root, i, &name, &inner));
+        assert_string_equal(name, key);
+        for (int k = 0; k < 3; k++) {
+            assert_true(json_member(inner, k, &name, &value));
+            assert_int_equal(json_i64(value, 0, 3000, &v, &err), 0);
+            assert_int_equal(v, 10 * i + k);
+        }
+        assert_false(json_member(inner, 3, &name, &value));
+    }
+    assert_false(json_member(root, 300, &name, &inner));
+    assert_false(json_member(root, -1, &name, &inner));
+    assert_true(json_member(root, 17, &name, &inner)); /* back */
+    assert_string_equal(name, "k119");
+    assert_false(json_member(value, 0, &name, &inner)); /* no object */
+    assert_int_equal(json_count(value), 0);
+    assert_int_equal(json_type(json_at(root, 0)), JSON_ABSENT);
+    json_free(doc);
+    json_free(NULL);
+}
+
+static void writing(void **state)
+{
+    (void)state;
+    struct json_out o = {0};
+    json_out_open(&o, NULL, '{');
+    json_out_str(&o, "s", "a\"\\\n\t\b\f\r\001\x7f/\xc3\xa9\xf0\x9f\x98\x80");
+    json_out_str(&o, "bad", "\xff|\xc3|\xc0\x80|\xed\xa0\x80|\xf4\x90\x80\x80|\xe2\x82");
+    json_out_str(&o, "q\"", NULL);
+    json_out_open(&o, "n", '[');
+    json_out_i64(&o, NULL, INT64_MIN);
+    json_out_f64(&o, NULL, 0.1);
+    json_out_f64(&o, NULL, NAN);
+    json_out_f64(&o, NULL, -INFINITY);
+    json_out_f64(&o, NULL, 1.0 / 3);
+    json_out_f64(&o, NULL, 5e-324);
+    json_out_f64(&o, NULL, -0.0);
+    json_out_f64(&o, NULL, 32);
+    json_out_close(&o, ']');
+    json_out_open(&o, "e", '{');
+    json_out_close(&o, '}');
+    json_out_bool(&o, "t", true);
+    json_out_close(&o, '}');
+#define BAD "\xef\xbf\xbd"
+    assert_string_equal(o.text,
+                        "{\"s\":\"a\\\"\\\\\\n\\t\\b\\f\\r\\u0001\x7f/\xc3\xa9\xf0\x9f\x98\x80\","
+                        "\"bad\":\"" BAD "|" BAD "|" BAD BAD "|" BAD BAD BAD "|" BAD BAD BAD BAD "|" BAD BAD "\","
+                        "\"q\\\"\":null,\"n\":[-9223372036854775808,0.1,null,null,0.3333333333333333,5e-324,-0.0,32],"
+                        "\"e\":{},\"t\":true}");
+#undef BAD
+    assert_int_equal(o.size, strlen(o.text));
+    json_out_free(&o);
+    assert_null(o.text);
+    o.indent = true;
+    json_out_open(&o, NULL, '{');
+    json_out_open(&o, "a", '[');
+    json_out_i64(&o, NULL, 1);
+    json_out_i64(&o, NULL, 2);
+    json_out_close(&o, ']');
+    json_out_open(&o, "b", '[');
+    json_out_close(&o, ']');
+    json_out_close(&o, '}');
+    assert_string_equal(o.text, "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": []\n}"); /* as json.dumps(indent=2) */
+    json_out_free(&o);
+    for (int i = 0; i < 2; i++) { /* several roots, as the lines of a JSONL file */
+        json_out_open(&o, NULL, '[');
+        json_out_close(&o, ']');
+    }
+    assert_string_equal(o.text, "[][]");
+    json_out_free(&o);
+}
+
+/* Every double reads back bit for bit. */
+static void doubles(void **state)
+{
+    (void)state;
+    struct err err;
+    for (uint64_t i = 0; i < 2000; i++) {
+        uint64_t bits = rng_u64(1, i);
+        double d, back;
+        memcpy(&d, &bits, 8);
+        if (!isfinite(d)) continue;
+        struct json_out o = {0};
+        json_out_open(&o, NULL, '{');
+        json_out_f64(&o, "d", d);
+        json_out_close(&o, '}');
+        struct json_doc *doc = json_parse(o.text, o.size, "f.json", &err);
+        assert_non_null(doc);
+        assert_int_equal(json_get_f64(json_root(doc), "d", &back, &err), 0);
+        assert_memory_equal(&d, &back, 8);
+        json_free(doc);
+        json_out_free(&o);
+    }
+}
+
+static void cut(void **state)
+{
+    (void)state;
+    struct err err;
+    for (int64_t n = 0; n < (int64_t)strlen(sample); n++) {
+        char *text = mem_alloc(n); /* exactly, so that a sanitizer sees the byte behind the end read */
+        memcpy(text, sample, (size_t)n);
+        assert_null(json_parse(text, n, "f.json", &err));
+        assert_non_null(strstr(err.msg, "f.json: not valid JSON: line 1"));
+        mem_free(text);
+    }
+}
+
+static void files(void **state)
+{
+    (void)state;
+    struct err err;
+    char path[256];
+    snprintf(path, sizeof(path), "%s/c.json", scratch_dir());
+    assert_int_equal(file_write_atomic(path, sample, (int64_t)strlen(sample), &err), 0);
+    struct json_doc *doc = json_load(path, 1000, &err);
+    assert_non_null(doc);
+    assert_int_equal(json_count(json_root(doc)), 11);
+    json_free(doc);
+    assert_null(json_load(path, 100, &err));
+    assert_non_null(strstr(err.msg, "c.json: larger than 100 B"));
+    assert_null(json_load("/none/c.json", 100, &err));
+    assert_int_equal(file_write_atomic(path, "{\n 7}", 5, &err), 0);
+    assert_null(json_load(path, 100, &err));
+    assert_non_null(strstr(err.msg, "c.json: not valid JSON: line 2, byte 4:"));
+}
+
+/* jansson's memory is ours: when there is none left, the process ends with status 1 and a message. */
+static void no_memory(void **state)
+{
+    (void)state;
+    struct err err;
+    void *(*alloc)(size_t);
+    void (*release)(void *);
+    json_free(parse("[]", &err));
+    json_get_alloc_funcs(&alloc, &release);
+    assert_true(release == mem_free);
+    fflush(stdout);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        _exit(alloc(SIZE_MAX / 4) ? 3 : 4);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+}
+
+int test_json(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refused), cmocka_unit_test(depth),     cmocka_unit_test(getters), cmocka_unit_test(messages),
+        cmocka_unit_test(members), cmocka_unit_test(writing),   cmocka_unit_test(doubles), cmocka_unit_test(cut),
+        cmocka_unit_test(files),   cmocka_unit_test(no_memory),
+    };
+    return cmocka_run_group_tests_name("json", tests, NULL, NULL);
+}

@@ -1,0 +1,434 @@
+/* test_metrics.c - the step line, metrics.jsonl with its cut on resume, and report.html. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "train/metrics.h"
+
+static const char *in(const char *dir, const char *name)
+{
+    static char path[4][MT_PATH];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, MT_PATH, "%s/%s", dir, name);
+    return p;
+}
+
+static char *read_text(const char *path)
+{
+    struct err err;
+    int64_t size;
+    char *text = file_read(path, 1 << 28, &size, &err);
+    if (!text) fail_msg("%s", err.msg);
+    return text;
+}
+
+static int count(const char *text, const char *what)
+{
+    int n = 0;
+    for (; (text = strstr(text, what)); text += strlen(what)) n++;
+    return n;
+}
+
+/* Between screen_open and screen_read what goes to standard output and error goes to a file. As each test's teardown,
+ * screen_close gives the screen back to cmocka. */
+static int saved[2] = {-1, -1};
+static char screen_path[MT_PATH];
+
+static void screen_open(const char *dir)
+{
+    snprintf(screen_path, sizeof(screen_path), "%s/screen", dir);
+    fflush(stdout);
+    for (int fd = 0; fd < 2; fd++) saved[fd] = dup(fd + 1);
+    FILE *f = fopen(screen_path, "w");
+    if (!f || dup2(fileno(f), STDOUT_FILENO) < 0 || dup2(fileno(f), STDERR_FILENO) < 0) abort();
+    fclose(f);
+}
+
+static int screen_close(void **state)
+{
+    (void)state;
+    fflush(stdout);
+    for (int fd = 0; fd < 2; fd++) {
+        if (saved[fd] < 0) continue;
+        dup2(saved[fd], fd + 1);
+        close(saved[fd]);
+        saved[fd] = -1;
+    }
+    return 0;
+}
+
+static char *screen_read(void)
+{
+    screen_close(NULL);
+    return read_text(screen_path);
+}
+
+static struct metrics opened(const char *dir, int64_t resume_step)
+{
+    struct metrics m;
+    struct err err;
+    if (metrics_open(&m, dir, resume_step, &err)) fail_msg("%s", err.msg);
+    return m;
+}
+
+static void closed(struct metrics *m)
+{
+    struct err err;
+    if (metrics_close(m, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(metrics_close(m, &err), 0); /* twice is safe */
+}
+
+static struct step_metrics step_of(int64_t step, int64_t total)
+{
+    return (struct step_metrics){.step = step,
+                                 .total_steps = total,
+                                 .loss = 2.34561,
+                                 .smooth_loss = 2.40123,
+                                 .grad_norm = 1.234,
+                                 .lr = 1.98e-4,
+                                 .tokens = 2048,
+                                 .labels = 1000,
+                                 .ms = 600.25,
+                                 .mem_bytes = (int64_t)812 << 20};
+}
+
+static struct eval_metrics eval_of(int64_t step)
+{
+    return (struct eval_metrics){.step = step,
+                                 .tokens = 12345,
+                                 .loss = 2.12340,
+                                 .perplexity = 8.36,
+                                 .accuracy = 0.512,
+                                 .best = true,
+                                 .ms = 1000};
+}
+
+static void lines_for_a_person(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    struct step_metrics s = step_of(1, 200), bad = step_of(3, 200);
+    metrics_eval(&m, &(struct eval_metrics){.tokens = 99, .loss = 3, .perplexity = 20.085, .accuracy = 0.1});
+    metrics_step(&m, &s, true);
+    s.step = 2;
+    metrics_step(&m, &s, false);
+    bad.skipped = true;
+    bad.bad = "layers.3.gate_up_proj.lora_B";
+    bad.loss = NAN;
+    bad.grad_norm = INFINITY;
+    metrics_step(&m, &bad, false);
+    struct eval_metrics e = eval_of(50);
+    metrics_eval(&m, &e);
+    closed(&m);
+    char *screen = screen_read();
+    assert_string_equal(
+        screen, "eval at step 0: loss 3.0000  perplexity 20.09  accuracy 10.0%  (99 tokens)\n"
+                "step   1/200  loss 2.3456  smooth 2.4012  grad 1.234  lr 1.98e-04  3,412 tok/s  0.5%  left 1:59"
+                "  mem 812 MiB\n"
+                "step   3/200  skipped: layers.3.gate_up_proj.lora_B is not finite  (loss nan  grad inf)\n"
+                "eval at step 50: loss 2.1234  perplexity 8.36  accuracy 51.2%  (12,345 tokens, best)\n");
+    mem_free(screen);
+}
+
+static void numbers_keep_their_digits(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    struct step_metrics s = step_of(7, 9);
+    s.loss = 1.0 / 3;
+    s.grad_norm = NAN;
+    metrics_step(&m, &s, false);
+    metrics_experts(&m, 7, (const int64_t[]){1, 2, 3, 4, 5, 6}, 2, 3);
+    closed(&m);
+    mem_free(screen_read());
+    char *text = read_text(in(dir, "metrics.jsonl")), *second = strchr(text, '\n') + 1;
+    struct err err;
+    struct json_doc *doc = json_parse(text, second - text, "line", &err);
+    assert_non_null(doc);
+    double loss, speed;
+    const char *event;
+    assert_int_equal(json_get_f64(json_root(doc), "loss", &loss, &err), 0);
+    assert_int_equal(json_get_f64(json_root(doc), "tok_s", &speed, &err), 0);
+    assert_int_equal(json_get_str(json_root(doc), "event", &event, &err), 0);
+    assert_true(loss == 1.0 / 3);
+    assert_close(speed, 2048 / 0.60025, 1e-12);
+    assert_string_equal(event, "step");
+    assert_int_equal(json_type(json_find(json_root(doc), "grad_norm")), JSON_NULL);
+    assert_string_equal(second, "{\"event\":\"experts\",\"step\":7,\"counts\":[[1,2,3],[4,5,6]]}\n");
+    json_free(doc);
+    mem_free(text);
+}
+
+static void resume_cuts_what_came_later(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *path = in(dir, "metrics.jsonl");
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    struct eval_metrics e = eval_of(0);
+    char *upto5 = NULL;
+    metrics_eval(&m, &e);
+    for (int64_t step = 1; step <= 10; step++) {
+        struct step_metrics s = step_of(step, 10);
+        metrics_step(&m, &s, false);
+        e.step = step;
+        if (step % 5 == 0) metrics_eval(&m, &e);
+        if (step == 5) upto5 = read_text(path);
+    }
+    closed(&m);
+    FILE *f = fopen(path, "a"); /* killed while it wrote */
+    fputs("{\"event\":\"step\",\"step\":3,\"lo", f);
+    fclose(f);
+
+    m = opened(dir, 5);
+    char *text = read_text(path);
+    assert_string_equal(text, upto5);
+    mem_free(text);
+    struct step_metrics s = step_of(6, 10);
+    metrics_step(&m, &s, false);
+    closed(&m);
+    text = read_text(path);
+    assert_memory_equal(text, upto5, strlen(upto5));
+    assert_int_equal(count(text, "\n"), count(upto5, "\n") + 1);
+    assert_non_null(strstr(text, "\"step\":6"));
+    mem_free(text);
+
+    m = opened(dir, 100); /* all of it stays */
+    closed(&m);
+    text = read_text(path);
+    assert_int_equal(count(text, "\n"), count(upto5, "\n") + 1);
+    mem_free(text);
+    m = opened(dir, 0);
+    closed(&m);
+    text = read_text(path);
+    assert_string_equal(text, "");
+    mem_free(text);
+    mem_free(upto5);
+    m = opened(in(dir, "new/deep"), 5); /* nothing to cut */
+    closed(&m);
+    mem_free(screen_read());
+}
+
+/* A killed run may leave the file cut anywhere: what is whole and early enough stays, byte for byte. */
+static void truncation_is_survived(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *path = in(dir, "metrics.jsonl");
+    const char *text = "{\"event\":\"eval\",\"step\":0,\"loss\":3}\n{\"event\":\"step\",\"step\":1,\"loss\":2}\n"
+                       "{\"event\":\"step\",\"step\":2,\"loss\":1}\n{\"event\":\"step\",\"step\":3,\"loss\":1}\n";
+    const char *third = strstr(text, "{\"event\":\"step\",\"step\":3");
+    for (size_t n = 0; n <= strlen(text); n++) {
+        struct err err;
+        assert_int_equal(file_write_atomic(path, text, (int64_t)n, &err), 0);
+        struct metrics m = opened(dir, 2);
+        closed(&m);
+        size_t whole = 0;
+        for (size_t i = 0; i < n && text + i < third; i++)
+            if (text[i] == '\n') whole = i + 1;
+        char *kept = read_text(path);
+        assert_int_equal(strlen(kept), whole);
+        assert_memory_equal(kept, text, whole);
+        mem_free(kept);
+    }
+}
+
+static void a_full_disk_is_noticed(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    struct err err;
+    if (access("/dev/full", W_OK) || symlink("/dev/full", in(dir, "metrics.jsonl"))) {
+        print_message("skip: no /dev/full\n");
+        skip();
+    }
+    struct metrics m = opened(dir, 0);
+    metrics_experts(&m, 1, (const int64_t[]){1}, 1, 1);
+    assert_int_equal(metrics_close(&m, &err), -1);
+    assert_non_null(strstr(err.msg, "metrics.jsonl"));
+    assert_int_equal(metrics_open(&m, "/proc/no/such", 0, &err), -1);
+}
+
+/* ---- report.html */
+
+static char *report_of(const char *dir, const char *title, const char *config)
+{
+    struct err err;
+    if (report_write(dir, title, config, &err)) fail_msg("%s", err.msg);
+    char *html = read_text(in(dir, "report.html"));
+    assert_null(strstr(html, "<script"));
+    assert_null(strstr(html, "http")); /* nothing from elsewhere */
+    assert_null(strstr(html, "url("));
+    assert_int_equal(count(html, "<svg"), count(html, "</svg>"));
+    return html;
+}
+
+/* The path data of the n-th line (from 0) of the page, NUL-terminated, for mem_free. */
+static char *line_path(const char *html, int n)
+{
+    const char *at = html;
+    for (int i = 0; i <= n; i++) {
+        at = strstr(at, "<path class=\"line");
+        assert_non_null(at);
+        at = strstr(at, "d=\"") + 3;
+    }
+    char *path = mem_strdup(at);
+    *strchr(path, '"') = 0;
+    return path;
+}
+
+static void report_shows_everything(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    for (int64_t step = 0; step <= 40; step++) {
+        struct step_metrics s = step_of(step, 40);
+        struct eval_metrics e = eval_of(step);
+        s.loss = s.smooth_loss = 4 - 0.05 * (double)step;
+        s.skipped = step == 13;
+        if (s.skipped) s.loss = NAN;
+        e.loss = 4.1 - 0.05 * (double)step;
+        if (step % 10 == 0) metrics_eval(&m, &e);
+        if (step > 0) metrics_step(&m, &s, false);
+        if (step == 20 || step == 40) metrics_experts(&m, step, (const int64_t[]){5, 0, 7, 1, 1, 1}, 2, 3);
+    }
+    closed(&m);
+    mem_free(screen_read());
+    char *html = report_of(dir, "<b>\"R&D\"</b>", "[output]\ndir = <out>&'x'\n");
+    assert_int_equal(count(html, "&lt;b&gt;&quot;R&amp;D&quot;&lt;/b&gt;"), 2); /* title and heading */
+    assert_non_null(strstr(html, "dir = &lt;out&gt;&amp;&#39;x&#39;"));
+    assert_null(strstr(html, "<b>\"R"));
+    assert_int_equal(count(html, "<svg viewBox=\"0 0 1120 380\""), 1);
+    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 250\""), 3);
+    assert_int_equal(count(html, "<circle class=\"b\""), 5);
+    assert_non_null(strstr(html, "<title>step 20: 3.1000</title>"));
+    assert_int_equal(count(html, "<title>layer "), 6);
+    assert_non_null(strstr(html, "<title>layer 0, expert 2: 14 tokens</title>")); /* events are summed */
+    assert_non_null(strstr(html, "1 of 6 experts without tokens"));
+    assert_non_null(strstr(html, ">1.75</text>")); /* layer 0: 14 / (24 / 3) */
+    assert_non_null(strstr(html, "4.100 &rarr; 2.100"));
+    assert_non_null(strstr(html, "-48.8 %"));
+    assert_non_null(strstr(html, "1 skipped"));
+    assert_non_null(strstr(html, "<tr class=\"best\"><td>40<td>2.1000<td>8.36<td>51.20 %<td>12,345<td>best</tr>"));
+    char *raw = line_path(html, 0), *smooth = line_path(html, 1);
+    assert_int_equal(count(raw, "M"), 2); /* a gap where the loss was not finite */
+    assert_int_equal(count(raw, "L"), 37);
+    assert_int_equal(count(smooth, "M"), 1);
+    assert_int_equal(count(smooth, "L"), 39);
+    assert_null(strstr(html, "nan"));
+    mem_free(raw);
+    mem_free(smooth);
+    mem_free(html);
+}
+
+static void report_leaves_out_what_is_not_there(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    closed(&m);
+    char *html = report_of(dir, "empty", "");
+    assert_null(strstr(html, "<svg"));
+    mem_free(html);
+    m = opened(dir, 0);
+    struct step_metrics s = step_of(1, 1);
+    metrics_step(&m, &s, false);
+    closed(&m);
+    html = report_of(dir, "one step", "");
+    assert_non_null(strstr(html, "<circle class=\"a\""));
+    assert_null(strstr(html, "Evaluations"));
+    assert_null(strstr(html, "held out"));
+    assert_null(strstr(html, "experts"));
+    mem_free(html);
+    m = opened(dir, 0);
+    s.loss = s.smooth_loss = s.grad_norm = NAN;
+    s.skipped = true;
+    metrics_step(&m, &s, false);
+    closed(&m);
+    html = report_of(dir, "nothing finite", "");
+    assert_int_equal(count(html, "<svg viewBox"), 2); /* learning rate and throughput */
+    assert_int_equal(count(html, "<p>no finite value</p>"), 2);
+    mem_free(html);
+    mem_free(screen_read());
+    struct err err;
+    assert_int_equal(report_write(in(dir, "none"), "", "", &err), -1);
+    assert_non_null(strstr(err.msg, "none/metrics.jsonl"));
+}
+
+static void report_thins_long_runs(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    for (int64_t step = 1; step <= 100000; step++) {
+        struct step_metrics s = step_of(step, 100000);
+        s.loss = 2 + rng_uniform(1, (uint64_t)step);
+        metrics_step(&m, &s, false);
+    }
+    closed(&m);
+    mem_free(screen_read());
+    char *html = report_of(dir, "long", ""), *raw = line_path(html, 0);
+    assert_true(count(raw, "L") + count(raw, "M") <= 1000);
+    assert_true(count(raw, "L") > 900);
+    assert_true(strlen(html) < 200000);
+    mem_free(raw);
+    mem_free(html);
+}
+
+static void report_survives_foreign_lines(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    const char *text = "{\"event\":\"step\",\"step\":1,\"loss\":\"x\",\"lr\":[],\"tok_s\":1e308}\nnot json\n[]\n{}\n"
+                       "{\"event\":\"step\"}\n{\"event\":7,\"step\":1}\n{\"event\":\"other\",\"step\":1}\n"
+                       "{\"event\":\"experts\",\"step\":1,\"counts\":[]}\n"
+                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2],[3]]}\n"
+                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,-2]]}\n"
+                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2]]}\n"
+                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2,3]]}\n"
+                       "{\"event\":\"step\",\"step\":-1e300,\"loss\":-1e308,\"tokens\":1e300}\n"
+                       "{\"event\":\"eval\",\"step\":1e300,\"loss\":1e308}\n{\"event\":\"st";
+    struct err err;
+    screen_open(dir);
+    for (size_t n = 0; n <= strlen(text); n += 7) {
+        assert_int_equal(file_write_atomic(in(dir, "metrics.jsonl"), text, (int64_t)n, &err), 0);
+        mem_free(report_of(dir, "t", "c"));
+    }
+    assert_int_equal(file_write_atomic(in(dir, "metrics.jsonl"), text, (int64_t)strlen(text), &err), 0);
+    char *html = report_of(dir, "t", "c"), *warnings = screen_read();
+    assert_non_null(strstr(html, "<title>layer 0, expert 1: 2 tokens</title>"));
+    assert_non_null(strstr(warnings, "metrics.jsonl:10: key `counts[0][1]`"));
+    assert_non_null(strstr(warnings, "metrics.jsonl:12: key `counts`: 1 layers of 3 experts"));
+    mem_free(html);
+    mem_free(warnings);
+}
+
+int test_metrics(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(lines_for_a_person, screen_close),
+        cmocka_unit_test_teardown(numbers_keep_their_digits, screen_close),
+        cmocka_unit_test_teardown(resume_cuts_what_came_later, screen_close),
+        cmocka_unit_test_teardown(truncation_is_survived, screen_close),
+        cmocka_unit_test_teardown(a_full_disk_is_noticed, screen_close),
+        cmocka_unit_test_teardown(report_shows_everything, screen_close),
+        cmocka_unit_test_teardown(report_leaves_out_what_is_not_there, screen_close),
+        cmocka_unit_test_teardown(report_thins_long_runs, screen_close),
+        cmocka_unit_test_teardown(report_survives_foreign_lines, screen_close),
+    };
+    return cmocka_run_group_tests_name("metrics", tests, NULL, NULL);
+}

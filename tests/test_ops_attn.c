@@ -1,0 +1,248 @@
+/* test_ops_attn.c - attention of the CPU backend: against plain loops, finite differences, packed against alone, and
+ * what holds for every op. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tests/op_check.h"
+
+enum { MAX_SEQ = 6 };
+
+struct shape {
+    int64_t n_head, n_kv, head_dim, window;
+    bool sink;
+    int n_seq;
+    int64_t len[MAX_SEQ];
+};
+
+/* Windows 0, 1, 5 and longer than the sequence; groups of 1, 2, 4; lengths across the blocks of queries and keys. */
+static const struct shape shapes[] = {
+    {2, 2, 4, 0, false, 1, {1}},       {2, 1, 4, 0, true, 2, {0, 5}},  {4, 1, 2, 1, true, 3, {3, 1, 4}},
+    {4, 2, 6, 5, false, 3, {7, 2, 9}}, {4, 4, 3, 5, true, 2, {12, 6}}, {4, 1, 5, 100, true, 2, {6, 11}},
+    {2, 2, 4, 0, true, 0, {0}},
+};
+static const struct shape large_shapes[] = {
+    {4, 1, 32, 0, true, 3, {300, 1, 77}},    {8, 2, 32, 64, true, 4, {64, 65, 300, 31}},
+    {4, 4, 16, 5, false, 2, {129, 128}},     {2, 1, 64, 0, false, 2, {257, 513}},
+    {4, 2, 8, 300, true, 3, {600, 40, 299}},
+};
+
+struct attn {
+    struct device *dev;
+    struct seqs seqs;
+    struct attn_shape shape;
+    struct tensor qkv, sinks, o, lse, dqkv;
+};
+
+static struct attn attn_make(struct device *dev, const struct shape *s)
+{
+    int32_t cu[MAX_SEQ + 1] = {0};
+    int64_t max_len = 0;
+    double pairs = 0;
+    for (int i = 0; i < s->n_seq; i++) {
+        cu[i + 1] = cu[i] + (int32_t)s->len[i];
+        max_len = MT_MAX(max_len, s->len[i]);
+        pairs += (double)s->len[i] * (double)(s->len[i] + 1) / 2;
+    }
+    int64_t n_tok = cu[s->n_seq], width = (s->n_head + 2 * s->n_kv) * s->head_dim;
+    struct attn a = {
+        .dev = dev,
+        .seqs = {.cu = make_i32(cu, s->n_seq + 1), .n_seq = s->n_seq, .max_len = max_len, .pairs = pairs},
+        .shape = {s->n_head, s->n_kv, s->head_dim, s->window, 1.0f / sqrtf((float)s->head_dim)},
+        .qkv = make_random(dev->act, 1, 2, n_tok, width, -1),
+        .o = make_empty(dev->act, n_tok, s->n_head * s->head_dim, -1),
+        .lse = make_empty(dev->stat, n_tok, s->n_head, -1),
+        .dqkv = make_empty(dev->act, n_tok, width, -1),
+    };
+    if (s->sink) a.sinks = make_random(DT_F32, 2, 2, s->n_head, -1, -1);
+    return a;
+}
+
+static void fwd(struct attn *a) { op_attn_fwd(a->dev, a->o, a->lse, a->qkv, a->sinks, &a->seqs, &a->shape); }
+
+static void bwd(struct attn *a)
+{
+    op_attn_bwd(a->dev, a->dqkv, make_probe(a->o, 3), a->o, a->lse, a->qkv, &a->seqs, &a->shape);
+}
+
+static void run(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    struct attn a = attn_make(dev, params);
+    fwd(&a);
+    bwd(&a);
+    struct tensor all[] = {a.o, a.lse, a.dqkv};
+    for (int i = 0; i < 3; i++) outputs->out[outputs->n++] = all[i];
+}
+
+static double loss(void *arg)
+{
+    struct attn *a = arg;
+    fwd(a);
+    return probe(a->o, 3);
+}
+
+/* Output channel c and lse of head h at position i of the sequence that begins at row `first`, by the definition. */
+static void reference(const struct attn *a, int64_t first, int64_t i, int64_t h, double *out, double *lse)
+{
+    int64_t dim = a->shape.head_dim, width = a->qkv.shape[1], group = a->shape.n_head / a->shape.n_kv;
+    int64_t q = (first + i) * width + h * dim, k = (a->shape.n_head + h / group) * dim, v = k + a->shape.n_kv * dim;
+    double total = a->sinks.rank ? exp(value_at(a->sinks, h)) : 0;
+    for (int64_t c = 0; c < dim; c++) out[c] = 0;
+    for (int64_t j = 0; j <= i; j++) {
+        if (a->shape.window && j <= i - a->shape.window) continue;
+        double score = 0;
+        for (int64_t c = 0; c < dim; c++)
+            score += value_at(a->qkv, q + c) * value_at(a->qkv, (first + j) * width + k + c);
+        double e = exp((double)a->shape.scale * score);
+        total += e;
+        for (int64_t c = 0; c < dim; c++) out[c] += e * value_at(a->qkv, (first + j) * width + v + c);
+    }
+    for (int64_t c = 0; c < dim; c++) out[c] /= total;
+    *lse = log(total);
+}
+
+static void forward_is_the_definition(struct device *dev, const struct shape *s)
+{
+    struct attn a = attn_make(dev, s);
+    fwd(&a);
+    int64_t dim = s->head_dim, first = 0;
+    for (int seq = 0; seq < s->n_seq; first += s->len[seq++]) {
+        for (int64_t i = 0; i < s->len[seq]; i++) {
+            for (int64_t h = 0; h < s->n_head; h++) {
+                double out[64], lse;
+                reference(&a, first, i, h, out, &lse);
+                assert_close(value_at(a.lse, (first + i) * s->n_head + h), lse, 1e-13);
+                for (int64_t c = 0; c < dim; c++)
+                    assert_close(value_at(a.o, ((first + i) * s->n_head + h) * dim + c), out[c], 1e-13);
+            }
+        }
+    }
+}
+
+static void forward(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes) + MT_LEN(large_shapes); i++) {
+        struct device dev;
+        op_check_begin(&dev, true);
+        forward_is_the_definition(&dev, i < MT_LEN(shapes) ? &shapes[i] : &large_shapes[i - MT_LEN(shapes)]);
+        op_check_end(&dev);
+    }
+}
+
+static void gradients(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) {
+        struct device dev;
+        op_check_begin(&dev, true);
+        dev.n_threads = 1; /* thousands of tiny calls */
+        struct attn a = attn_make(&dev, &shapes[i]);
+        fwd(&a);
+        bwd(&a);
+        assert_finite(a.dqkv);
+        assert_true(gradient_error(loss, &a, a.qkv, a.dqkv) < 1e-8);
+        op_check_end(&dev);
+    }
+}
+
+static void gradients_of_large_shapes(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(large_shapes); i++) {
+        struct device dev;
+        op_check_begin(&dev, true);
+        struct attn a = attn_make(&dev, &large_shapes[i]);
+        fwd(&a);
+        bwd(&a);
+        assert_true(slope_error(loss, &a, a.qkv, a.dqkv) < 1e-6);
+        op_check_end(&dev);
+    }
+}
+
+static void precision_threads_measure(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) op_check_case(run, &shapes[i], 2e-6);
+    for (int i = 0; i < MT_LEN(large_shapes); i++) op_check_case(run, &large_shapes[i], 2e-6);
+}
+
+/* Each sequence of a packed batch has the bits that it has alone. */
+static void packed_is_alone(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(large_shapes); i++) {
+        const struct shape *s = &large_shapes[i];
+        struct device dev;
+        op_check_begin(&dev, false);
+        struct attn a = attn_make(&dev, s);
+        struct tensor dout = make_probe(a.o, 3);
+        fwd(&a);
+        bwd(&a);
+        int64_t first = 0;
+        for (int seq = 0; seq < s->n_seq; first += s->len[seq++]) {
+            struct shape one = *s;
+            one.n_seq = 1;
+            one.len[0] = s->len[seq];
+            struct attn b = attn_make(&dev, &one);
+            b.qkv = tensor_rows(a.qkv, first, one.len[0]);
+            fwd(&b);
+            op_attn_bwd(&dev, b.dqkv, tensor_rows(dout, first, one.len[0]), b.o, b.lse, b.qkv, &b.seqs, &b.shape);
+            assert_same_bits(b.o, tensor_rows(a.o, first, one.len[0]));
+            assert_same_bits(b.lse, tensor_rows(a.lse, first, one.len[0]));
+            assert_same_bits(b.dqkv, tensor_rows(a.dqkv, first, one.len[0]));
+        }
+        op_check_end(&dev);
+    }
+}
+
+/* A NaN in a key reaches lse of the queries that see it, and of no others. */
+static void nan_stays_visible(void **state)
+{
+    (void)state;
+    static const struct shape s = {2, 2, 4, 3, true, 1, {8}};
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct attn a = attn_make(&dev, &s);
+    set_value(a.qkv, 4 * 24 + 8, NAN); /* key of row 4, head 0 */
+    fwd(&a);
+    for (int64_t t = 0; t < 8; t++) {
+        assert_true(isnan(value_at(a.lse, t * 2)) == (t >= 4 && t < 7));
+        assert_true(isfinite(value_at(a.lse, t * 2 + 1)));
+    }
+    op_check_end(&dev);
+}
+
+static void flops_are_counted(void **state)
+{
+    (void)state;
+    static const struct shape full = {4, 2, 8, 0, false, 2, {10, 20}}, window = {4, 2, 8, 5, false, 2, {10, 20}};
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct attn a = attn_make(&dev, &full);
+    fwd(&a);
+    assert_close(dev.flops, 4.0 * 32 * (55 + 210), 1e-15);
+    dev.flops = 0;
+    bwd(&a);
+    assert_close(dev.flops, 10.0 * 32 * (55 + 210), 1e-15);
+    dev.flops = 0;
+    a = attn_make(&dev, &window);
+    fwd(&a);
+    assert_close(dev.flops, 4.0 * 32 * (30 * 5), 1e-15);
+    op_check_end(&dev);
+}
+
+int test_ops_attn(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward),
+        cmocka_unit_test(gradients),
+        cmocka_unit_test(gradients_of_large_shapes),
+        cmocka_unit_test(precision_threads_measure),
+        cmocka_unit_test(packed_is_alone),
+        cmocka_unit_test(nan_stays_visible),
+        cmocka_unit_test(flops_are_counted),
+    };
+    return cmocka_run_group_tests_name("ops_attn", tests, NULL, NULL);
+}

@@ -1,0 +1,572 @@
+/* test_ops_dense.c - embedding, norm, linear with adapters, rope and the loss head of the CPU backend: against plain
+ * loops, finite differences, F32 against F64, any number of threads, the measure mode. Attention is in test_ops_attn.c.
+ */
+#include "tests/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/real.h"
+#include "tests/op_check.h"
+
+#define NONE ((struct tensor){0})
+
+static void put(struct op_outputs *o, struct tensor x)
+{
+    if (x.rank) o->out[o->n++] = x;
+}
+
+/* ---- exp ---- */
+
+static void exp_within_2_ulp(void **state)
+{
+    (void)state;
+    double worst = 0;
+    for (float x = -86.9f; x <= 88.7228f; x += 0.000731f + fabsf(x) * 1e-6f) {
+        float exact = (float)exp((double)x), next = nextafterf(exact, INFINITY);
+        if (isfinite(next)) worst = fmax(worst, fabs((double)real_exp(x) - exp((double)x)) / (double)(next - exact));
+    }
+    assert_true(worst > 0 && worst <= 2);
+    assert_true(real_exp(0) == 1 && real_exp(-87) == 0 && real_exp(-INFINITY) == 0 && real_exp(-1e30f) == 0);
+    assert_true(isinf(real_exp(89)) && isinf(real_exp(INFINITY)) && isnan(real_exp(NAN)));
+}
+
+/* ---- embedding ---- */
+
+static void embed_copies_rows(void **state)
+{
+    (void)state;
+    static const enum weight_format formats[] = {WF_F32, WF_BF16, WF_F16};
+    static const int32_t ids[] = {6, 0, 3, 3, 6};
+    for (int f = 0; f < 3; f++) {
+        struct device dev;
+        op_check_begin(&dev, f == 0);
+        struct weight w = make_weight(formats[f], 1, 1, 1, 7, 6), plain = make_weight(WF_F32, 1, 1, 1, 7, 6);
+        struct tensor y = make_empty(dev.act, 5, 6, -1);
+        op_embed_fwd(&dev, y, &w, make_i32(ids, 5));
+        for (int64_t i = 0; i < 30; i++)
+            assert_true(value_at(y, i) == (double)((const float *)plain.data)[ids[i / 6] * 6 + i % 6]);
+        op_embed_fwd(&dev, make_empty(dev.act, 0, 6, -1), &w, make_i32(ids, 0));
+        op_check_end(&dev);
+    }
+}
+
+/* ---- rmsnorm ---- */
+
+struct norm_shape {
+    int64_t n_tok, dim;
+};
+static const struct norm_shape norm_shapes[] = {{0, 8}, {1, 4}, {3, 7}, {65, 256}, {2, 2880}};
+static const float norm_eps = 1e-5f;
+
+struct norm {
+    struct device *dev;
+    struct tensor x, w, y, rstd, dx;
+};
+
+static struct norm norm_make(struct device *dev, const struct norm_shape *s)
+{
+    return (struct norm){.dev = dev,
+                         .x = make_random(dev->act, 1, 2, s->n_tok, s->dim, -1),
+                         .w = make_random(DT_F32, 2, 1, s->dim, -1, -1),
+                         .y = make_empty(dev->act, s->n_tok, s->dim, -1),
+                         .rstd = make_empty(dev->stat, s->n_tok, -1, -1),
+                         .dx = make_zero(dev->act, s->n_tok, s->dim, -1)};
+}
+
+static void norm_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct norm n = norm_make(dev, params);
+    op_rmsnorm_fwd(dev, n.y, n.rstd, n.x, n.w, norm_eps);
+    op_rmsnorm_bwd(dev, n.dx, make_probe(n.y, 3), n.x, n.rstd, n.w);
+    put(o, n.y);
+    put(o, n.rstd);
+    put(o, n.dx);
+}
+
+static double norm_loss(void *arg)
+{
+    struct norm *n = arg;
+    op_rmsnorm_fwd(n->dev, n->y, n->rstd, n->x, n->w, norm_eps);
+    return probe(n->y, 3);
+}
+
+static void rmsnorm(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(norm_shapes); i++) op_check_case(norm_run, &norm_shapes[i], 1e-6);
+    for (int i = 0; i < MT_LEN(norm_shapes) - 1; i++) {
+        struct device dev;
+        op_check_begin(&dev, true);
+        dev.n_threads = 1; /* thousands of tiny calls */
+        struct norm n = norm_make(&dev, &norm_shapes[i]);
+        norm_loss(&n);
+        int64_t dim = norm_shapes[i].dim;
+        for (int64_t t = 0; t < norm_shapes[i].n_tok; t++) {
+            double sum = 0;
+            for (int64_t c = 0; c < dim; c++) sum += value_at(n.x, t * dim + c) * value_at(n.x, t * dim + c);
+            double r = 1 / sqrt(sum / (double)dim + (double)norm_eps);
+            assert_close(value_at(n.rstd, t), r, 1e-14);
+            for (int64_t c = 0; c < dim; c++)
+                assert_close(value_at(n.y, t * dim + c), value_at(n.x, t * dim + c) * r * value_at(n.w, c), 1e-14);
+        }
+        op_rmsnorm_bwd(&dev, n.dx, make_probe(n.y, 3), n.x, n.rstd, n.w);
+        if (n.x.shape[0] <= 3) assert_true(gradient_error(norm_loss, &n, n.x, n.dx) < 1e-8);
+        norm_loss(&n); /* the finite differences left another rstd */
+        struct tensor twice = make_copy(n.dx);
+        op_rmsnorm_bwd(&dev, twice, make_probe(n.y, 3), n.x, n.rstd, n.w);
+        for (int64_t c = 0; c < tensor_count(twice); c++)
+            assert_close(value_at(twice, c), 2 * value_at(n.dx, c), 1e-14);
+        op_check_end(&dev);
+    }
+}
+
+/* ---- linear ---- */
+
+struct linear_shape {
+    int64_t n_tok, n_in, n_out;
+    enum weight_format format;
+    bool bias, res, want_dx;
+    int64_t r;
+    int n_seg;
+    int64_t seg_first[3], seg_cols[3];
+    float dropout;
+};
+static const struct linear_shape linear_shapes[] = {
+    {0, 8, 6, WF_F32, true, true, true, 2, 1, {0}, {6}, 0.5f},
+    {1, 2, 1, WF_BF16, false, false, true, 1, 1, {0}, {1}, 0},
+    {5, 8, 6, WF_F32, true, false, true, 0, 0, {0}, {0}, 0},
+    {7, 10, 9, WF_BF16, true, true, true, 3, 1, {0}, {9}, 0},
+    {7, 10, 9, WF_F16, false, true, true, 3, 1, {2}, {5}, 0.25f},
+    {9, 6, 12, WF_BF16, true, false, true, 2, 2, {0, 8}, {4, 4}, 0},
+    {9, 6, 12, WF_F32, true, true, false, 2, 3, {0, 6, 9}, {6, 3, 3}, 0.5f},
+    {130, 70, 96, WF_F16, true, false, true, 4, 3, {0, 64, 80}, {64, 16, 16}, 0.1f},
+    {700, 150, 600, WF_BF16, true, true, true, 8, 2, {0, 500}, {200, 100}, 0},
+    {513, 64, 129, WF_F32, false, true, true, 8, 1, {0}, {129}, 0.05f},
+};
+
+struct linear {
+    struct device *dev;
+    struct weight w;
+    struct lora lora;
+    struct lora_grad grad;
+    struct tensor x, bias, res, y, xa, dx;
+};
+
+static struct linear linear_make(struct device *dev, const struct linear_shape *s)
+{
+    struct linear l = {.dev = dev, .w = make_weight(s->format, 1, 0.3, 1, s->n_out, s->n_in)};
+    l.x = make_random(dev->act, 2, 1, s->n_tok, s->n_in, -1);
+    l.y = make_empty(dev->act, s->n_tok, s->n_out, -1);
+    if (s->bias) l.bias = make_random(DT_F32, 3, 1, s->n_out, -1, -1);
+    if (s->res) l.res = make_random(dev->act, 4, 1, s->n_tok, s->n_out, -1);
+    if (s->want_dx) l.dx = make_empty(dev->act, s->n_tok, s->n_in, -1);
+    if (!s->r) return l;
+    l.lora = (struct lora){.r = s->r, .scale = 1.5f, .n_seg = s->n_seg, .dropout = s->dropout, .dropout_key = 99};
+    int64_t rows = 0;
+    for (int i = 0; i < s->n_seg; rows += s->seg_cols[i++]) {
+        l.lora.seg_first[i] = s->seg_first[i];
+        l.lora.seg_cols[i] = s->seg_cols[i];
+    }
+    l.lora.a = make_random(dev->act, 5, 1, s->n_seg * s->r, s->n_in, -1);
+    l.lora.b = make_random(dev->act, 6, 1, rows, s->r, -1);
+    l.xa = make_empty(dev->act, s->n_tok, s->n_seg * s->r, -1);
+    l.grad.a = make_zero(dev->stat, s->n_seg * s->r, s->n_in, -1);
+    l.grad.b = make_zero(dev->stat, rows, s->r, -1);
+    return l;
+}
+
+static void linear_fwd(struct linear *l) { op_linear_fwd(l->dev, l->y, l->xa, l->x, &l->w, l->bias, l->res, &l->lora); }
+
+static void linear_bwd(struct linear *l)
+{
+    op_linear_bwd(l->dev, l->dx, &l->grad, make_probe(l->y, 7), l->x, l->xa, &l->w, &l->lora);
+}
+
+static void linear_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct linear l = linear_make(dev, params);
+    linear_fwd(&l);
+    linear_bwd(&l);
+    struct tensor all[] = {l.y, l.xa, l.dx, l.grad.a, l.grad.b};
+    for (int i = 0; i < MT_LEN(all); i++) put(o, all[i]);
+}
+
+static double linear_loss(void *arg)
+{
+    struct linear *l = arg;
+    linear_fwd(l);
+    return probe(l->y, 7);
+}
+
+/* Element (t, i) of x after dropout. */
+static double dropped(const struct linear *l, int64_t t, int64_t i)
+{
+    int64_t at = t * l->w.n_in + i;
+    double p = (double)l->lora.dropout, x = value_at(l->x, at);
+    if (p <= 0) return x;
+    return rng_uniform(l->lora.dropout_key, (uint64_t)at) >= p ? x / (1 - p) : 0;
+}
+
+/* y[t, o] by the definition. */
+static double linear_reference(const struct linear *l, struct tensor w, int64_t t, int64_t o)
+{
+    int64_t n_in = l->w.n_in, base = 0;
+    double y = l->bias.rank ? value_at(l->bias, o) : 0;
+    if (l->res.rank) y += value_at(l->res, t * l->w.n_out + o);
+    for (int64_t i = 0; i < n_in; i++) y += value_at(l->x, t * n_in + i) * value_at(w, o * n_in + i);
+    for (int s = 0; s < l->lora.n_seg; base += l->lora.seg_cols[s++]) {
+        int64_t row = o - l->lora.seg_first[s];
+        if (row < 0 || row >= l->lora.seg_cols[s]) continue;
+        for (int64_t r = 0; r < l->lora.r; r++) {
+            double xa = 0;
+            for (int64_t i = 0; i < n_in; i++)
+                xa += dropped(l, t, i) * value_at(l->lora.a, (s * l->lora.r + r) * n_in + i);
+            y += (double)l->lora.scale * xa * value_at(l->lora.b, (base + row) * l->lora.r + r);
+        }
+    }
+    return y;
+}
+
+static void linear_forward_is_the_definition(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(linear_shapes); i++) {
+        struct device dev;
+        op_check_begin(&dev, true);
+        struct linear l = linear_make(&dev, &linear_shapes[i]);
+        struct weight plain = make_weight(WF_F32, 1, 0.3, 1, l.w.n_out, l.w.n_in);
+        struct tensor w = tensor_2d((void *)(uintptr_t)plain.data, DT_F32, l.w.n_out, l.w.n_in);
+        linear_fwd(&l);
+        assert_finite(l.y);
+        int64_t n = tensor_count(l.y), step = n > 5000 ? 97 : 1;
+        for (int64_t k = 0; k < n; k += step)
+            assert_close(value_at(l.y, k), linear_reference(&l, w, k / l.w.n_out, k % l.w.n_out), 1e-12);
+        op_check_end(&dev);
+    }
+}
+
+static void linear_gradients(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(linear_shapes); i++) {
+        struct device dev;
+        if (linear_shapes[i].n_tok > 9) continue;
+        op_check_begin(&dev, true);
+        dev.n_threads = 1; /* thousands of tiny calls */
+        struct linear l = linear_make(&dev, &linear_shapes[i]);
+        linear_fwd(&l);
+        linear_bwd(&l);
+        if (l.dx.rank) assert_true(gradient_error(linear_loss, &l, l.x, l.dx) < 1e-8);
+        if (l.lora.r) {
+            assert_true(gradient_error(linear_loss, &l, l.lora.a, l.grad.a) < 1e-8);
+            assert_true(gradient_error(linear_loss, &l, l.lora.b, l.grad.b) < 1e-8);
+            struct tensor a = make_copy(l.grad.a), b = make_copy(l.grad.b);
+            linear_fwd(&l); /* the finite differences left another xa */
+            linear_bwd(&l); /* gradients are added to */
+            for (int64_t k = 0; k < tensor_count(a); k++)
+                assert_close(value_at(l.grad.a, k), 2 * value_at(a, k), 1e-13);
+            for (int64_t k = 0; k < tensor_count(b); k++)
+                assert_close(value_at(l.grad.b, k), 2 * value_at(b, k), 1e-13);
+        }
+        op_check_end(&dev);
+    }
+}
+
+static void linear_gradients_of_large_shapes(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(linear_shapes); i++) {
+        struct device dev;
+        if (linear_shapes[i].n_tok <= 9) continue;
+        op_check_begin(&dev, true);
+        struct linear l = linear_make(&dev, &linear_shapes[i]);
+        linear_fwd(&l);
+        linear_bwd(&l);
+        assert_true(slope_error(linear_loss, &l, l.x, l.dx) < 1e-6);
+        assert_true(slope_error(linear_loss, &l, l.lora.a, l.grad.a) < 1e-6);
+        assert_true(slope_error(linear_loss, &l, l.lora.b, l.grad.b) < 1e-6);
+        op_check_end(&dev);
+    }
+}
+
+static void linear_precision_threads_measure(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(linear_shapes); i++) op_check_case(linear_run, &linear_shapes[i], 1e-6);
+}
+
+/* Every tensor a slice of columns of a wider one: the same bits, and what lies beside them stays. */
+static void linear_takes_views(void **state)
+{
+    (void)state;
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct linear l = linear_make(&dev, &linear_shapes[8]);
+    linear_fwd(&l);
+    linear_bwd(&l);
+    struct linear v = linear_make(&dev, &linear_shapes[8]);
+    struct tensor *views[] = {&v.x, &v.res, &v.y, &v.dx, &v.xa};
+    struct tensor wide[5];
+    for (int i = 0; i < 5; i++) {
+        struct tensor x = *views[i];
+        wide[i] = make_zero(x.dtype, x.shape[0], x.shape[1] + 3, -1);
+        *views[i] = tensor_cols(wide[i], 2, x.shape[1]);
+        for (int64_t k = 0; k < tensor_count(x); k++) set_value(*views[i], k, value_at(x, k));
+    }
+    linear_fwd(&v);
+    linear_bwd(&v);
+    assert_same_bits(v.y, l.y);
+    assert_same_bits(v.dx, l.dx);
+    assert_same_bits(v.grad.a, l.grad.a);
+    assert_same_bits(v.grad.b, l.grad.b);
+    for (int i = 0; i < 5; i++) {
+        struct tensor left = tensor_cols(wide[i], 0, 2), right = tensor_cols(wide[i], wide[i].shape[1] - 1, 1);
+        for (int64_t k = 0; k < tensor_count(left); k++) assert_true(value_at(left, k) == 0);
+        for (int64_t k = 0; k < tensor_count(right); k++) assert_true(value_at(right, k) == 0);
+    }
+    op_check_end(&dev);
+}
+
+/* ---- rope ---- */
+
+struct rope {
+    struct device *dev;
+    struct tensor x, pos, table, y;
+};
+
+static const int32_t rope_pos[] = {0, 3, 4, 0, 1, 2, 9};
+
+static struct rope rope_make(struct device *dev, int64_t n_tok)
+{
+    struct rope r = {.dev = dev,
+                     .x = make_random(dev->act, 1, 1, n_tok, 3 * 6 + 2, -1),
+                     .pos = make_i32(rope_pos, n_tok),
+                     .table = make_empty(DT_F32, 10, 6, -1)};
+    for (int64_t p = 0; p < 10; p++) {
+        for (int64_t i = 0; i < 3; i++) { /* with an attention factor of 1.25 */
+            set_value(r.table, p * 6 + i, 1.25 * cos((double)p / pow(10, (double)i)));
+            set_value(r.table, p * 6 + 3 + i, 1.25 * sin((double)p / pow(10, (double)i)));
+        }
+    }
+    return r;
+}
+
+static void rope_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct rope r = rope_make(dev, *(const int64_t *)params);
+    r.y = make_copy(r.x);
+    op_rope_fwd(dev, r.y, r.pos, r.table, 3);
+    struct tensor dx = make_probe(r.x, 2);
+    op_rope_bwd(dev, dx, r.pos, r.table, 3);
+    put(o, r.y);
+    put(o, dx);
+}
+
+static double rope_loss(void *arg)
+{
+    struct rope *r = arg;
+    r->y = make_copy(r->x);
+    op_rope_fwd(r->dev, r->y, r->pos, r->table, 3);
+    return probe(r->y, 2);
+}
+
+static void rope(void **state)
+{
+    (void)state;
+    static const int64_t counts[] = {0, 1, 7};
+    for (int i = 0; i < MT_LEN(counts); i++) op_check_case(rope_run, &counts[i], 1e-6);
+    struct device dev;
+    op_check_begin(&dev, true);
+    dev.n_threads = 1; /* hundreds of tiny calls */
+    struct rope r = rope_make(&dev, 7);
+    rope_loss(&r);
+    for (int64_t t = 0; t < 7; t++) {
+        for (int64_t c = 0; c < 20; c++) {
+            int64_t head = c / 6, i = c % 6 % 3;
+            double cosine = value_at(r.table, rope_pos[t] * 6 + i), sine = value_at(r.table, rope_pos[t] * 6 + 3 + i);
+            double lo = value_at(r.x, t * 20 + head * 6 + i),
+                   hi = head < 3 ? value_at(r.x, t * 20 + head * 6 + 3 + i) : 0;
+            double y = c % 6 < 3 ? lo * cosine - hi * sine : hi * cosine + lo * sine;
+            assert_close(value_at(r.y, t * 20 + c), head < 3 ? y : value_at(r.x, t * 20 + c), 1e-15);
+        }
+    }
+    struct tensor dx = make_probe(r.x, 2);
+    op_rope_bwd(&dev, dx, r.pos, r.table, 3);
+    assert_true(gradient_error(rope_loss, &r, r.x, dx) < 1e-9);
+    op_check_end(&dev);
+}
+
+/* ---- loss head ---- */
+
+struct ce_shape {
+    int64_t n_tok, dim, n_vocab, n_label, chunk;
+    enum weight_format format;
+    bool want_dx;
+};
+static const struct ce_shape ce_shapes[] = {
+    {0, 4, 5, 0, 8, WF_F32, true},    {3, 4, 5, 0, 8, WF_F32, true},           {1, 4, 5, 1, 1, WF_BF16, true},
+    {6, 8, 11, 4, 1, WF_F16, true},   {6, 8, 11, 6, 4, WF_F32, true},          {7, 6, 9, 5, 100, WF_BF16, false},
+    {7, 6, 9, 5, 100, WF_BF16, true}, {300, 64, 2500, 211, 64, WF_BF16, true},
+};
+
+struct ce {
+    struct device *dev;
+    const struct ce_shape *s;
+    struct weight w;
+    struct tensor x, rows, ids, nll, hit, dx;
+};
+
+static struct ce ce_make(struct device *dev, const struct ce_shape *s)
+{
+    struct ce c = {.dev = dev,
+                   .s = s,
+                   .w = make_weight(s->format, 1, 0.5, 1, s->n_vocab, s->dim),
+                   .x = make_random(dev->act, 2, 2, s->n_tok, s->dim, -1),
+                   .rows = make_empty(DT_I32, s->n_label, -1, -1),
+                   .ids = make_empty(DT_I32, s->n_label, -1, -1),
+                   .nll = make_empty(dev->stat, s->n_label, -1, -1),
+                   .hit = make_empty(DT_I32, s->n_label, -1, -1)};
+    if (s->want_dx) c.dx = make_empty(dev->act, s->n_tok, s->dim, -1);
+    for (int64_t i = 0; i < s->n_label; i++) {
+        set_value(c.rows, i, (double)(i * s->n_tok / s->n_label));
+        set_value(c.ids, i, (double)(i * 7 % s->n_vocab));
+    }
+    return c;
+}
+
+static void ce_op(struct ce *c)
+{
+    op_linear_ce(c->dev, c->nll, c->hit, c->dx, c->x, &c->w, c->rows, c->ids, 0.25f, c->s->chunk);
+}
+
+static void ce_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct ce c = ce_make(dev, params);
+    ce_op(&c);
+    put(o, c.nll);
+    put(o, c.dx);
+    put(o, c.hit);
+}
+
+static double ce_loss(void *arg)
+{
+    struct ce *c = arg;
+    double sum = 0;
+    ce_op(c);
+    for (int64_t i = 0; i < c->s->n_label; i++) sum += 0.25 * value_at(c->nll, i);
+    return sum;
+}
+
+static void loss_head(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(ce_shapes); i++) op_check_case(ce_run, &ce_shapes[i], 2e-6);
+    for (int i = 0; i < MT_LEN(ce_shapes); i++) {
+        struct device dev;
+        op_check_begin(&dev, true);
+        dev.n_threads = 1; /* thousands of tiny calls */
+        struct ce c = ce_make(&dev, &ce_shapes[i]);
+        struct weight plain = make_weight(WF_F32, 1, 0.5, 1, c.w.n_out, c.w.n_in);
+        ce_op(&c);
+        for (int64_t k = 0; k < c.s->n_label; k++) {
+            double sum = 0, own = 0, best = -INFINITY;
+            int64_t t = (int64_t)value_at(c.rows, k), id = (int64_t)value_at(c.ids, k), arg_max = 0;
+            for (int64_t v = 0; v < c.w.n_out; v++) {
+                double logit = 0;
+                for (int64_t d = 0; d < c.w.n_in; d++)
+                    logit += value_at(c.x, t * c.w.n_in + d) * (double)((const float *)plain.data)[v * c.w.n_in + d];
+                sum += exp(logit);
+                if (v == id) own = logit;
+                if (logit > best) arg_max = v;
+                best = fmax(best, logit);
+            }
+            assert_close(value_at(c.nll, k), log(sum) - own, 1e-13);
+            assert_int_equal((int64_t)value_at(c.hit, k), arg_max == id);
+        }
+        if (c.dx.rank) {
+            struct tensor dx = make_copy(c.dx);
+            if (c.s->n_tok < 10) assert_true(gradient_error(ce_loss, &c, c.x, dx) < 1e-8);
+            if (c.s->n_tok >= 10) assert_true(slope_error(ce_loss, &c, c.x, dx) < 1e-6);
+        }
+        op_check_end(&dev);
+    }
+}
+
+/* Logits of up to 1e4 neither overflow nor lose the loss; of equal largest logits the lower id is the hit. */
+static void loss_head_extremes(void **state)
+{
+    (void)state;
+    static const float weights[] = {1e4f, 1e4f, -1e4f, 0};
+    static const int32_t rows[] = {0, 1, 2}, ids[] = {0, 1, 2};
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct weight w = {.format = WF_F32, .n_exp = 1, .n_out = 4, .n_in = 1, .data = weights};
+    struct tensor x = make_empty(DT_F32, 3, 1, -1), dx = make_empty(DT_F32, 3, 1, -1);
+    struct tensor nll = make_empty(DT_F32, 3, -1, -1), hit = make_empty(DT_I32, 3, -1, -1);
+    for (int i = 0; i < 3; i++) set_value(x, i, 1);
+    op_linear_ce(&dev, nll, hit, dx, x, &w, make_i32(rows, 3), make_i32(ids, 3), 1, 2);
+    assert_close(value_at(nll, 0), log(2), 1e-6);
+    assert_close(value_at(nll, 1), log(2), 1e-6);
+    assert_close(value_at(nll, 2), 2e4 + log(2), 1e-7);
+    assert_true(value_at(hit, 0) == 1 && value_at(hit, 1) == 0 && value_at(hit, 2) == 0);
+    assert_finite(dx);
+    set_value(x, 1, NAN); /* is seen, and stays in its row */
+    op_linear_ce(&dev, nll, hit, dx, x, &w, make_i32(rows, 3), make_i32(ids, 3), 1, 2);
+    assert_true(isnan(value_at(nll, 1)) && isnan(value_at(dx, 1)) && value_at(hit, 1) == 0);
+    assert_true(isfinite(value_at(nll, 0)) && isfinite(value_at(dx, 2)));
+    op_check_end(&dev);
+}
+
+/* ---- the front doors ---- */
+
+static void bf16_rounds_outputs_only(void **state)
+{
+    (void)state;
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct linear l = linear_make(&dev, &linear_shapes[7]), h = linear_make(&dev, &linear_shapes[7]);
+    linear_fwd(&l);
+    dev.round_bf16 = true;
+    linear_fwd(&h);
+    for (int64_t i = 0; i < tensor_count(l.y); i++)
+        assert_true(value_at(h.y, i) == (double)bf16_to_f32(f32_to_bf16((float)value_at(l.y, i))));
+    for (int64_t i = 0; i < tensor_count(l.xa); i++)
+        assert_true(value_at(h.xa, i) == (double)bf16_to_f32(f32_to_bf16((float)value_at(l.xa, i))));
+    assert_same_bits(h.x, l.x);
+    op_check_end(&dev);
+}
+
+static void flops_are_counted(void **state)
+{
+    (void)state;
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct linear l = linear_make(&dev, &linear_shapes[8]); /* T 700, in 150, out 600, two segments of rank 8 */
+    linear_fwd(&l);
+    assert_close(dev.flops, 2.0 * 700 * (150 * 600 + 8 * (2 * 150 + 300)), 1e-15);
+    dev.flops = 0;
+    linear_bwd(&l);
+    assert_close(dev.flops, 2.0 * 700 * (150 * 600 + 2 * 8 * (2 * 150 + 300)), 1e-15);
+    op_check_end(&dev);
+}
+
+int test_ops_dense(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exp_within_2_ulp),
+        cmocka_unit_test(embed_copies_rows),
+        cmocka_unit_test(rmsnorm),
+        cmocka_unit_test(linear_forward_is_the_definition),
+        cmocka_unit_test(linear_gradients),
+        cmocka_unit_test(linear_gradients_of_large_shapes),
+        cmocka_unit_test(linear_precision_threads_measure),
+        cmocka_unit_test(linear_takes_views),
+        cmocka_unit_test(rope),
+        cmocka_unit_test(loss_head),
+        cmocka_unit_test(loss_head_extremes),
+        cmocka_unit_test(bf16_rounds_outputs_only),
+        cmocka_unit_test(flops_are_counted),
+    };
+    return cmocka_run_group_tests_name("ops_dense", tests, NULL, NULL);
+}

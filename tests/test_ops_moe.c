@@ -1,0 +1,391 @@
+/* test_ops_moe.c - the experts' ops: every gradient against finite differences in f64, every weight format, routings
+ * from empty to all tokens on one expert, both precisions, any number of threads, scratch as planned. */
+#include "tests/packed.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static struct device f64; /* of the tests that need only the oracle */
+static int begin(void **state) { return *state = NULL, op_check_begin(&f64, true), 0; }
+static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
+
+/* ---- one MoE layer and its tensors ---- */
+
+enum routing { SPREAD, CROWDED }; /* the last expert idle; every token to experts 1 .. J */
+
+struct setup {
+    struct packing packing;
+    int64_t n_tok, n_exp, top_k, dim, width, r_up, r_down;
+    struct glu glu;
+    bool bias;
+    enum routing routing;
+};
+
+struct layer {
+    struct device *dev;
+    struct weight up, down;
+    struct tensor up_bias, down_bias;
+    struct lora lora_up, lora_down;
+    struct lora_grad grad_up, grad_down;
+    struct glu glu;
+    struct route route;
+    struct tensor x, res, pre, act, xa, y, ha, out;
+    struct tensor dout, dpre, dgate, dx;
+};
+
+static const struct glu gptoss = {GLU_CLAMPED, 1.702f, 0.5f, true};
+static const struct glu gptoss_halves = {GLU_CLAMPED, 1.702f, 0.5f, false};
+static const struct glu swiglu = {GLU_SWIGLU, 1, 0, false};
+static const struct glu swiglu_pairs = {GLU_SWIGLU, 1, 0, true};
+
+static const struct setup setups[] = {
+    {{WF_MXFP4, 0, false}, 7, 5, 2, 32, 32, 3, 3, gptoss, true, SPREAD},
+    {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 3, 0, swiglu, false, SPREAD},
+    {{WF_NF4, 64, false}, 7, 5, 2, 70, 50, 0, 3, gptoss_halves, true, SPREAD},
+    {{WF_NF4, 32, true}, 7, 5, 2, 64, 32, 3, 3, swiglu_pairs, false, SPREAD},
+    {{WF_FP4, 64, false}, 7, 5, 2, 32, 32, 3, 3, swiglu, true, SPREAD},
+    {{WF_FP4, 64, true}, 7, 5, 2, 34, 30, 0, 0, gptoss, true, SPREAD},
+    {{WF_BF16, 0, false}, 7, 5, 2, 33, 31, 3, 3, gptoss, true, SPREAD},
+    {{WF_F32, 0, false}, 5, 5, 4, 32, 32, 3, 3, swiglu, false, SPREAD},
+    {{WF_MXFP4, 0, false}, 7, 5, 1, 32, 32, 3, 3, gptoss, true, CROWDED},
+    {{WF_MXFP4, 0, false}, 1, 5, 2, 32, 32, 3, 3, gptoss, true, SPREAD},
+};
+
+/* J different experts for token t, ascending, never the last one. */
+static void choose(int32_t *idx, int64_t t, const struct setup *s)
+{
+    int64_t n = s->n_exp - 1;
+    bool taken[64] = {false};
+    for (int64_t j = 0; j < s->top_k; j++) {
+        int64_t e = s->routing == CROWDED ? 1 + j : (3 * t + j * (t + 1)) % n;
+        while (taken[e]) e = (e + 1) % n;
+        taken[e] = true;
+    }
+    for (int64_t e = 0; e < n; e++)
+        if (taken[e]) *idx++ = (int32_t)e;
+}
+
+static struct route make_route(struct device *dev, const struct setup *s)
+{
+    int64_t n_tok = s->n_tok, top_k = s->top_k;
+    struct route r = {
+        .idx = make_empty(DT_I32, n_tok, top_k, -1),
+        .gate = make_random(dev->stat, 11, 1, n_tok, top_k, -1),
+        .offs = make_empty(DT_I32, s->n_exp + 1, -1, -1),
+        .row_slot = make_empty(DT_I32, n_tok * top_k, -1, -1),
+        .slot_row = make_empty(DT_I32, n_tok, top_k, -1),
+    };
+    for (int64_t t = 0; t < n_tok; t++) choose((int32_t *)r.idx.data + t * top_k, t, s);
+    op_route_sort(dev, &r, s->n_exp);
+    return r;
+}
+
+static struct lora make_lora(struct device *dev, uint64_t stream, int64_t r, int64_t n_exp, int64_t n_out, int64_t n_in,
+                             struct lora_grad *grad)
+{
+    *grad = (struct lora_grad){0};
+    struct lora l = {.r = r, .scale = 0.75f, .n_seg = 1, .seg_cols = {n_out}};
+    if (!r) return l;
+    l.a = make_random(dev->act, stream, 0.5, n_exp, r, n_in);
+    l.b = make_random(dev->act, stream + 1, 0.5, n_exp, n_out, r);
+    grad->a = make_zero(dev->stat, n_exp, r, n_in);
+    grad->b = make_zero(dev->stat, n_exp, n_out, r);
+    return l;
+}
+
+static struct layer make_layer(struct device *dev, const struct setup *s)
+{
+    int64_t n_tok = s->n_tok, n_row = n_tok * s->top_k, n_exp = s->n_exp, dim = s->dim, width = s->width;
+    struct layer l = {.dev = dev, .glu = s->glu, .route = make_route(dev, s)};
+    l.up = make_packed(s->packing, 1, 0.5, n_exp, 2 * width, dim);
+    l.down = make_packed(s->packing, 2, 0.5, n_exp, dim, width);
+    if (s->bias) {
+        l.up_bias = make_random(DT_F32, 3, 0.5, n_exp, 2 * width, -1);
+        l.down_bias = make_random(DT_F32, 4, 0.5, n_exp, dim, -1);
+    }
+    l.lora_up = make_lora(dev, 5, s->r_up, n_exp, 2 * width, dim, &l.grad_up);
+    l.lora_down = make_lora(dev, 7, s->r_down, n_exp, dim, width, &l.grad_down);
+    l.x = make_random(dev->act, 9, 1, n_tok, dim, -1);
+    l.res = make_random(dev->act, 10, 1, n_tok, dim, -1);
+    l.pre = make_empty(dev->act, n_row, 2 * width, -1);
+    l.act = make_empty(dev->act, n_row, width, -1);
+    l.y = make_empty(dev->act, n_row, dim, -1);
+    l.out = make_empty(dev->act, n_tok, dim, -1);
+    if (s->r_up) l.xa = make_empty(dev->act, n_row, s->r_up, -1);
+    if (s->r_down) l.ha = make_empty(dev->act, n_row, s->r_down, -1);
+    l.dout = make_probe(l.out, 12);
+    l.dpre = make_empty(dev->act, n_row, 2 * width, -1);
+    l.dgate = make_empty(dev->stat, n_tok, s->top_k, -1);
+    l.dx = make_empty(dev->act, n_tok, dim, -1);
+    return l;
+}
+
+static void forward(struct layer *l)
+{
+    op_moe_up_fwd(l->dev, l->act, l->pre, l->xa, l->x, &l->route, &l->up, l->up_bias, &l->lora_up, &l->glu);
+    op_moe_down_fwd(l->dev, l->y, l->ha, l->act, &l->route, &l->down, l->down_bias, &l->lora_down);
+    op_moe_combine_fwd(l->dev, l->out, l->res, l->y, &l->route);
+}
+
+static void backward(struct layer *l)
+{
+    op_moe_down_bwd(l->dev, l->dpre, l->dgate, &l->grad_down, l->act, l->dout, l->pre, l->ha, &l->route, &l->down,
+                    l->down_bias, &l->lora_down, &l->glu);
+    op_moe_up_bwd(l->dev, l->dx, &l->grad_up, l->dpre, l->x, l->xa, &l->route, &l->up, &l->lora_up);
+}
+
+static double layer_loss(void *arg)
+{
+    struct layer *l = arg;
+    forward(l);
+    return probe(l->out, 12);
+}
+
+/* ---- gradients ---- */
+
+static void check_gradient(struct layer *l, const char *name, int64_t setup, struct tensor x, struct tensor dx)
+{
+    if (!x.rank) return;
+    double error = gradient_error(layer_loss, l, x, dx);
+    if (!(error <= 1e-6)) fail_msg("setup %lld: gradient of %s is off by %g", (long long)setup, name, error);
+}
+
+static void test_gradients(void **state)
+{
+    f64.n_threads = 1; /* thousands of tiny runs */
+    for (int64_t i = 0; i < MT_LEN(setups); i++) {
+        struct layer l = make_layer(&f64, &setups[i]);
+        forward(&l);
+        memset(l.act.data, 0xff, (size_t)tensor_bytes(l.act)); /* the backward makes its own */
+        backward(&l);
+        struct layer probe_layer = l;
+        probe_layer.act = make_copy(l.act);
+        check_gradient(&probe_layer, "x", i, l.x, l.dx);
+        check_gradient(&probe_layer, "gate", i, l.route.gate, l.dgate);
+        check_gradient(&probe_layer, "up A", i, l.lora_up.a, l.grad_up.a);
+        check_gradient(&probe_layer, "up B", i, l.lora_up.b, l.grad_up.b);
+        check_gradient(&probe_layer, "down A", i, l.lora_down.a, l.grad_down.a);
+        check_gradient(&probe_layer, "down B", i, l.lora_down.b, l.grad_down.b);
+        forward(&l);
+        struct tensor act = make_copy(l.act);
+        backward(&l);
+        assert_same_bits(l.act, act); /* h again, to the bit */
+    }
+    (void)state;
+}
+
+/* The inputs of the gradients above reach both sides of every clamp. */
+static void test_clamp_is_reached(void **state)
+{
+    struct layer l = make_layer(&f64, &setups[0]);
+    int64_t above = 0, below = 0, between = 0;
+    forward(&l);
+    for (int64_t i = 0; i < tensor_count(l.pre); i++) {
+        double v = value_at(l.pre, i), limit = (double)l.glu.limit;
+        above += v > limit;
+        below += v < -limit;
+        between += fabs(v) < limit;
+    }
+    assert_true(above > 20 && below > 20 && between > 20);
+    (void)state;
+}
+
+/* gate = limit and up = +-limit pass the gradient; the next number above does not. */
+static void test_clamp_edge(void **state)
+{
+    struct setup s = setups[0];
+    s.r_up = s.r_down = 0;
+    struct layer l = make_layer(&f64, &s);
+    double limit = (double)l.glu.limit;
+    for (int64_t edge = 0; edge < 2; edge++) {
+        for (int64_t i = 0; i < tensor_count(l.pre); i++) {
+            double sign = i % 4 == 3 ? -1 : 1; /* odd elements are ups: every other at the lower edge */
+            set_value(l.pre, i, sign * (edge ? nextafter(limit, 1) : limit));
+        }
+        backward(&l);
+        for (int64_t i = 0; i < tensor_count(l.dpre); i++) {
+            double d = value_at(l.dpre, i);
+            assert_true(edge ? d >= 0 && d <= 0 : d < 0 || d > 0);
+        }
+    }
+    (void)state;
+}
+
+/* Gradients are added; those of the expert without tokens keep every bit. */
+static void check_added(struct tensor grad, struct tensor alone, bool idle_last)
+{
+    int64_t n = tensor_count(grad) / grad.shape[0], idle = tensor_count(grad) - (idle_last ? n : 0);
+    for (int64_t i = 0; i < tensor_count(grad); i++) {
+        double v = value_at(grad, i) - 0.25;
+        if (i >= idle) assert_true(v >= 0 && v <= 0);
+        assert_close(v, value_at(alone, i), 1e-12);
+    }
+}
+
+static void test_idle_experts(void **state)
+{
+    struct layer l = make_layer(&f64, &setups[0]);
+    forward(&l);
+    backward(&l);
+    struct tensor *grads[] = {&l.grad_up.a, &l.grad_up.b, &l.grad_down.a, &l.grad_down.b}, alone[4];
+    for (int g = 0; g < 4; g++) {
+        alone[g] = *grads[g];
+        *grads[g] = make_empty(f64.stat, alone[g].shape[0], alone[g].shape[1], alone[g].shape[2]);
+        for (int64_t i = 0; i < tensor_count(alone[g]); i++) set_value(*grads[g], i, 0.25);
+    }
+    backward(&l);
+    for (int g = 0; g < 4; g++) check_added(*grads[g], alone[g], true);
+    (void)state;
+}
+
+static void test_no_tokens(void **state)
+{
+    struct setup s = setups[0];
+    s.n_tok = 0;
+    struct layer l = make_layer(&f64, &s);
+    forward(&l);
+    backward(&l);
+    struct tensor grads[] = {l.grad_up.a, l.grad_up.b, l.grad_down.a, l.grad_down.b};
+    for (int g = 0; g < 4; g++) {
+        for (int64_t i = 0; i < tensor_count(grads[g]); i++) assert_true(fabs(value_at(grads[g], i)) <= 0);
+    }
+    for (int64_t e = 0; e <= s.n_exp; e++) assert_int_equal(value_at(l.route.offs, e), 0);
+    (void)state;
+}
+
+/* A NaN gate or a NaN up of expert 1 is not swallowed by the clamps, and stays with the tokens of that expert. */
+static void test_nan_is_seen(void **state)
+{
+    for (int64_t column = 0; column < 2; column++) {
+        struct layer l = make_layer(&f64, &setups[0]);
+        set_value(l.up_bias, l.up_bias.ld + column, NAN);
+        forward(&l);
+        backward(&l);
+        for (int64_t i = 0; i < tensor_count(l.out); i++) {
+            int64_t t = i / l.out.shape[1], top_k = l.route.idx.shape[1];
+            bool bad = false;
+            for (int64_t j = 0; j < top_k; j++) bad |= (int64_t)value_at(l.route.idx, t * top_k + j) == 1;
+            assert_int_equal(isnan(value_at(l.out, i)), bad);
+            assert_int_equal(isnan(value_at(l.dx, i)), bad);
+        }
+    }
+    (void)state;
+}
+
+/* Moves the nibbles before a page that cannot be read, where those of the last expert should be. */
+static void hide_last_expert(struct weight *w)
+{
+    int64_t page = sysconf(_SC_PAGESIZE), bytes = (w->n_exp - 1) * w->n_out * w->n_in / 2;
+    int64_t room = (bytes + page - 1) / page * page;
+    char *base = mmap(NULL, (size_t)(room + page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(base != MAP_FAILED);
+    memcpy(base + room - bytes, w->data, (size_t)bytes);
+    assert_int_equal(mprotect(base + room, (size_t)page, PROT_NONE), 0);
+    w->data = base + room - bytes;
+}
+
+static void test_idle_is_not_read(void **state)
+{
+    struct layer l = make_layer(&f64, &setups[0]), same = make_layer(&f64, &setups[0]);
+    hide_last_expert(&l.up);
+    hide_last_expert(&l.down);
+    forward(&l);
+    backward(&l);
+    forward(&same);
+    backward(&same);
+    assert_same_bits(l.dx, same.dx);
+    (void)state;
+}
+
+/* ---- what a run writes ---- */
+
+static void run_layer(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    struct layer l = make_layer(dev, params);
+    forward(&l);
+    backward(&l);
+    struct tensor all[] = {l.pre,   l.act, l.xa,        l.y,         l.ha,          l.out,        l.dpre,
+                           l.dgate, l.dx,  l.grad_up.a, l.grad_up.b, l.grad_down.a, l.grad_down.b};
+    for (int i = 0; i < MT_LEN(all); i++)
+        if (all[i].rank) outputs->out[outputs->n++] = all[i];
+    if (dev->measuring && tensor_count(l.out)) assert_true(isnan(value_at(l.out, 0)) && isnan(value_at(l.dx, 0)));
+}
+
+static void test_every_run(void **state)
+{
+    static const struct setup larger[] = {
+        {{WF_MXFP4, 0, false}, 211, 6, 3, 96, 64, 8, 8, gptoss, true, SPREAD},
+        {{WF_MXFP4, 0, false}, 211, 6, 1, 96, 64, 8, 8, gptoss, true, CROWDED},
+        {{WF_NF4, 64, true}, 0, 5, 2, 32, 32, 3, 3, gptoss, true, SPREAD},
+    };
+    for (int64_t i = 0; i < MT_LEN(setups); i++) op_check_case(run_layer, &setups[i], 2e-6);
+    for (int64_t i = 0; i < MT_LEN(larger); i++) op_check_case(run_layer, &larger[i], 2e-6);
+    (void)state;
+}
+
+/* Scratch stays inside what was measured: a work arena of just that size, with a guard behind it. */
+static void test_scratch(void **state)
+{
+    enum { GUARD = 65536 };
+    struct device dev, plan;
+    struct op_outputs o = {.n = 0};
+    op_check_begin(&dev, false);
+    dev.n_threads = 3;
+    struct arena whole = dev.work;
+    for (int64_t i = 0; i < MT_LEN(setups); i++) {
+        device_measure(&plan, &dev);
+        o.n = 0;
+        run_layer(&plan, &setups[i], &o);
+        dev.work.used = 0;
+        dev.work.cap = plan.work.peak;
+        memset(dev.work.base, 0xff, (size_t)(dev.work.cap + GUARD)); /* NaN: scratch is written before it is read */
+        o.n = 0;
+        run_layer(&dev, &setups[i], &o);
+        for (int k = 0; k < o.n; k++) assert_finite(o.out[k]);
+        for (int64_t k = 0; k < GUARD; k++) assert_int_equal((unsigned char)dev.work.base[dev.work.cap + k], 0xff);
+    }
+    dev.work.cap = whole.cap;
+    op_check_end(&dev);
+    (void)state;
+}
+
+/* A packed weight and the same one decoded give the same bits, in both precisions. */
+static void test_packed_is_unpacked(void **state)
+{
+    for (int64_t i = 0; i < 2 * MT_LEN(setups); i++) {
+        struct device dev;
+        op_check_begin(&dev, i % 2);
+        struct layer a = make_layer(&dev, &setups[i / 2]), b = make_layer(&dev, &setups[i / 2]);
+        b.up = make_unpacked(&a.up);
+        b.down = make_unpacked(&a.down);
+        forward(&a);
+        backward(&a);
+        forward(&b);
+        backward(&b);
+        assert_finite(a.out);
+        assert_same_bits(a.out, b.out);
+        assert_same_bits(a.dx, b.dx);
+        if (a.lora_up.r) assert_same_bits(a.grad_up.a, b.grad_up.a);
+        op_check_end(&dev);
+    }
+    (void)state;
+}
+
+int test_ops_moe(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_gradients, begin, end),
+        cmocka_unit_test_setup_teardown(test_clamp_is_reached, begin, end),
+        cmocka_unit_test_setup_teardown(test_clamp_edge, begin, end),
+        cmocka_unit_test_setup_teardown(test_idle_experts, begin, end),
+        cmocka_unit_test_setup_teardown(test_no_tokens, begin, end),
+        cmocka_unit_test_setup_teardown(test_nan_is_seen, begin, end),
+        cmocka_unit_test_setup_teardown(test_idle_is_not_read, begin, end),
+        cmocka_unit_test(test_every_run),
+        cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_packed_is_unpacked),
+    };
+    return cmocka_run_group_tests_name("ops_moe", tests, NULL, NULL);
+}

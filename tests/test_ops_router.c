@@ -1,0 +1,340 @@
+/* test_ops_router.c - routing (choice, ties, order, gradients, the auxiliary loss) and the ops of the optimizer. */
+#include "tests/op_check.h"
+
+#include <math.h>
+#include <string.h>
+
+static struct device f64;
+static int begin(void **state) { return *state = NULL, op_check_begin(&f64, true), 0; }
+static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
+
+enum { D = 16, E = 9, J = 3 };
+
+struct router {
+    struct device *dev;
+    struct weight w;
+    struct tensor x, bias, logits;
+    struct route r;
+    struct aux aux;
+};
+
+static struct router make_router(struct device *dev, int64_t n_tok, int64_t n_exp, int64_t top_k, float coef)
+{
+    struct router s = {.dev = dev, .w = make_weight(WF_BF16, 1, 1, 1, n_exp, D), .aux = {.coef = coef, .rows = n_tok}};
+    s.x = make_random(dev->act, 2, 1, n_tok, D, -1);
+    s.bias = make_random(DT_F32, 3, 1, n_exp, -1, -1);
+    s.logits = make_empty(dev->stat, n_tok, n_exp, -1);
+    s.r.idx = make_empty(DT_I32, n_tok, top_k, -1);
+    s.r.gate = make_empty(dev->stat, n_tok, top_k, -1);
+    s.r.offs = make_empty(DT_I32, n_exp + 1, -1, -1);
+    s.r.row_slot = make_empty(DT_I32, n_tok * top_k, -1, -1);
+    s.r.slot_row = make_empty(DT_I32, n_tok, top_k, -1);
+    s.aux.count = make_zero(dev->stat, n_exp, -1, -1);
+    s.aux.prob = make_zero(dev->stat, n_exp, -1, -1);
+    return s;
+}
+
+static void route(struct router *s)
+{
+    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias);
+    op_route_sort(s->dev, &s->r, s->w.n_out);
+}
+
+static int64_t chosen(const struct router *s, int64_t t, int64_t j)
+{
+    return (int64_t)value_at(s->r.idx, t * s->r.idx.shape[1] + j);
+}
+
+/* Experts in range, ascending, and as many as asked for. */
+static void check_choice(const struct router *s)
+{
+    for (int64_t t = 0; t < s->x.shape[0]; t++) {
+        for (int64_t j = 0; j < s->r.idx.shape[1]; j++) {
+            assert_in_range(chosen(s, t, j), 0, s->w.n_out - 1);
+            if (j) assert_true(chosen(s, t, j) > chosen(s, t, j - 1));
+        }
+    }
+}
+
+static void test_choice(void **state)
+{
+    struct router s = make_router(&f64, 50, E, J, 0);
+    route(&s);
+    check_choice(&s);
+    for (int64_t t = 0; t < 50; t++) {
+        double logit[E], best_out = -INFINITY, worst_in = INFINITY, sum = 0;
+        bool in[E] = {false};
+        for (int64_t e = 0; e < E; e++) {
+            logit[e] = value_at(s.bias, e);
+            for (int64_t i = 0; i < D; i++)
+                logit[e] += (double)bf16_to_f32(((const uint16_t *)s.w.data)[e * D + i]) * value_at(s.x, t * D + i);
+            assert_close(value_at(s.logits, t * E + e), logit[e], 1e-13);
+        }
+        for (int64_t j = 0; j < J; j++) in[chosen(&s, t, j)] = true;
+        for (int64_t e = 0; e < E; e++) {
+            if (in[e])
+                worst_in = fmin(worst_in, logit[e]);
+            else
+                best_out = fmax(best_out, logit[e]);
+            if (in[e]) sum += exp(logit[e]);
+        }
+        assert_true(worst_in > best_out);
+        for (int64_t j = 0; j < J; j++)
+            assert_close(value_at(s.r.gate, t * J + j), exp(logit[chosen(&s, t, j)]) / sum, 1e-13);
+    }
+    (void)state;
+}
+
+/* With a weight of zeros the logits are the bias. */
+static void check_bias(const float bias[E], const int64_t want[J])
+{
+    struct router s = make_router(&f64, 2, E, J, 0);
+    s.w = (struct weight){
+        .format = WF_BF16, .n_exp = 1, .n_out = E, .n_in = D, .data = make_zero(DT_BF16, E, D, -1).data};
+    memcpy(s.bias.data, bias, E * sizeof(*bias));
+    route(&s);
+    check_choice(&s);
+    for (int64_t j = 0; want && j < 2 * J; j++) assert_int_equal(chosen(&s, 0, j), want[j % J]);
+}
+
+static void test_ties(void **state)
+{
+    check_bias((float[E]){0}, (int64_t[J]){0, 1, 2});
+    check_bias((float[E]){1, 2, 2, 2, 2, 0, 0, 0, 0}, (int64_t[J]){1, 2, 3});
+    check_bias((float[E]){1, 1, 1, 5, 1, 1, 1, 6, 1}, (int64_t[J]){0, 3, 7});
+    check_bias((float[E]){0, 1, 0, 0, 0, 0, 0, 0, 1}, (int64_t[J]){0, 1, 8});
+    check_bias((float[E]){-INFINITY, -INFINITY, -INFINITY, -INFINITY, 1, -INFINITY, -INFINITY, -INFINITY, -INFINITY},
+               (int64_t[J]){0, 1, 4});
+    (void)state;
+}
+
+static void test_nan_logits(void **state)
+{
+    struct router s = make_router(&f64, 1, E, J, 0);
+    for (int mask = 0; mask < 1 << E; mask++) {
+        for (int e = 0; e < E; e++) set_value(s.bias, e, mask >> e & 1 ? (double)NAN : e * 5 % E);
+        route(&s);
+        check_choice(&s);
+    }
+    (void)state;
+}
+
+static void test_all_experts(void **state)
+{
+    struct router s = make_router(&f64, 4, E, E, 0);
+    route(&s);
+    for (int64_t i = 0; i < 4 * E; i++) assert_int_equal(value_at(s.r.idx, i), i % E);
+    (void)state;
+}
+
+static void test_sort(void **state)
+{
+    static const int64_t n_tok[] = {0, 1, 101};
+    for (int c = 0; c < MT_LEN(n_tok); c++) {
+        struct router s = make_router(&f64, n_tok[c], E, J, 0);
+        route(&s);
+        assert_int_equal(value_at(s.r.offs, 0), 0);
+        assert_int_equal(value_at(s.r.offs, E), n_tok[c] * J);
+        for (int64_t e = 0, before = -1; e < E; e++, before = -1) {
+            for (int64_t m = (int64_t)value_at(s.r.offs, e); m < (int64_t)value_at(s.r.offs, e + 1); m++) {
+                int64_t slot = (int64_t)value_at(s.r.row_slot, m);
+                assert_int_equal(value_at(s.r.idx, slot), e);
+                assert_int_equal(value_at(s.r.slot_row, slot), m);
+                assert_true(slot > before); /* token order */
+                before = slot;
+            }
+        }
+    }
+    (void)state;
+}
+
+/* ---- gradients ---- */
+
+/* probe(gate), plus coef * E * sum_i F_i p_i over the rows of this layer, F held at what aux says. */
+static double router_loss(void *arg)
+{
+    struct router *s = arg;
+    double loss, aux = 0;
+    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias);
+    loss = probe(s->r.gate, 5);
+    struct aux now = {.coef = s->aux.coef, .rows = s->aux.rows};
+    now.count = make_zero(s->dev->stat, E, -1, -1);
+    now.prob = make_zero(s->dev->stat, E, -1, -1);
+    op_aux_stats(s->dev, &now, s->logits, &s->r);
+    for (int64_t e = 0; e < E; e++) aux += value_at(s->aux.count, e) * value_at(now.prob, e);
+    return loss + (double)s->aux.coef * E * aux / (double)(s->aux.rows * s->aux.rows);
+}
+
+static void test_gradient(void **state)
+{
+    static const float coefs[] = {0, 0.5f};
+    for (int c = 0; c < 2; c++) {
+        struct router s = make_router(&f64, 7, E, J, coefs[c]);
+        route(&s);
+        op_aux_stats(&f64, &s.aux, s.logits, &s.r);
+        s.aux.rows = 14; /* as if another layer had the same statistics */
+        for (int64_t e = 0; e < E; e++) set_value(s.aux.count, e, 2 * value_at(s.aux.count, e));
+        struct tensor dx = make_zero(f64.act, 7, D, -1);
+        op_router_bwd(&f64, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux);
+        double error = gradient_error(router_loss, &s, s.x, dx);
+        if (!(error <= 1e-6)) fail_msg("coefficient %g: off by %g", (double)coefs[c], error);
+        struct tensor twice = make_copy(dx);
+        route(&s);
+        op_router_bwd(&f64, twice, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux);
+        for (int64_t i = 0; i < 7 * D; i++) assert_close(value_at(twice, i), 2 * value_at(dx, i), 1e-14);
+    }
+    (void)state;
+}
+
+static void test_aux_stats(void **state)
+{
+    struct router s = make_router(&f64, 31, E, J, 1);
+    route(&s);
+    double count = 0, prob = 0;
+    for (int layer = 0; layer < 2; layer++) op_aux_stats(&f64, &s.aux, s.logits, &s.r);
+    for (int64_t e = 0; e < E; e++) {
+        double rows = value_at(s.r.offs, e + 1) - value_at(s.r.offs, e);
+        assert_close(value_at(s.aux.count, e), 2 * rows, 0);
+        count += value_at(s.aux.count, e);
+        prob += value_at(s.aux.prob, e);
+    }
+    assert_close(count, 2 * 31 * J, 0);
+    assert_close(prob, 2 * 31, 1e-13);
+    (void)state;
+}
+
+static void run_router(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct router s = make_router(dev, *(const int64_t *)params, E, J, 0.5f);
+    route(&s);
+    op_aux_stats(dev, &s.aux, s.logits, &s.r);
+    struct tensor dx = make_random(dev->act, 6, 1, s.x.shape[0], D, -1);
+    op_router_bwd(dev, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux);
+    struct tensor all[] = {s.logits,     s.r.idx,     s.r.gate,   s.r.offs, s.r.row_slot,
+                           s.r.slot_row, s.aux.count, s.aux.prob, dx};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+
+static void test_router_runs(void **state)
+{
+    static const int64_t n_tok[] = {0, 1, 7, 700};
+    for (int i = 0; i < MT_LEN(n_tok); i++) op_check_case(run_router, &n_tok[i], 2e-6);
+    (void)state;
+}
+
+/* ---- combination, norm, update, copy ---- */
+
+static void test_combine(void **state)
+{
+    struct router s = make_router(&f64, 13, E, J, 0);
+    route(&s);
+    struct tensor y = make_random(f64.act, 7, 1, 13 * J, D, -1), res = make_random(f64.act, 8, 1, 13, D, -1);
+    struct tensor out = make_empty(f64.act, 13, D, -1);
+    op_moe_combine_fwd(&f64, out, res, y, &s.r);
+    for (int64_t t = 0; t < 13; t++) {
+        for (int64_t i = 0; i < D; i++) {
+            double sum = 0;
+            for (int64_t j = 0; j < J; j++) {
+                int64_t row = (int64_t)value_at(s.r.slot_row, t * J + j);
+                sum += value_at(s.r.gate, t * J + j) * value_at(y, row * D + i);
+            }
+            assert_close(value_at(out, t * D + i), value_at(res, t * D + i) + sum, 1e-14);
+        }
+    }
+    (void)state;
+}
+
+static void test_sumsq(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 7, 16384, 16387, 100000};
+    struct tensor out = make_empty(DT_F64, 2, -1, -1);
+    for (int i = 0; i < MT_LEN(sizes); i++) {
+        struct tensor g = make_random(f64.stat, 20, 3, sizes[i], -1, -1);
+        double sum = 0;
+        for (int64_t k = 0; k < sizes[i]; k++) sum += value_at(g, k) * value_at(g, k);
+        op_sumsq(&f64, out, g);
+        assert_close(value_at(out, 0), sum, 1e-12);
+        assert_close(value_at(out, 1), 0, 0);
+        if (sizes[i] < 7) continue;
+        set_value(g, 0, NAN);
+        set_value(g, sizes[i] / 2, -INFINITY);
+        set_value(g, sizes[i] - 1, INFINITY);
+        op_sumsq(&f64, out, g);
+        assert_close(value_at(out, 1), 3, 0);
+        assert_true(!isfinite(value_at(out, 0)));
+    }
+    (void)state;
+}
+
+static void test_adamw(void **state)
+{
+    enum { N = 1000, STEPS = 5 };
+    struct tensor p = make_random(f64.stat, 30, 1, N, -1, -1), m = make_zero(f64.stat, N, -1, -1);
+    struct tensor v = make_zero(f64.stat, N, -1, -1);
+    double ref_p[N], ref_m[N] = {0}, ref_v[N] = {0};
+    for (int64_t i = 0; i < N; i++) ref_p[i] = value_at(p, i);
+    for (int step = 1; step <= STEPS; step++) {
+        struct tensor g = make_random(f64.stat, 40 + (uint64_t)step, 2, N, -1, -1);
+        struct adamw_step s = {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .weight_decay = 0.1f};
+        double b1 = (double)s.beta1, b2 = (double)s.beta2, lr = (double)s.lr;
+        s.grad_scale = 0.5f;
+        s.correction1 = (float)(1 - pow(b1, step));
+        s.correction2 = (float)(1 - pow(b2, step));
+        op_adamw(&f64, p, m, v, g, &s);
+        for (int64_t i = 0; i < N; i++) {
+            double grad = 0.5 * value_at(g, i);
+            ref_p[i] *= 1 - lr * (double)s.weight_decay;
+            ref_m[i] = b1 * ref_m[i] + (1 - b1) * grad;
+            ref_v[i] = b2 * ref_v[i] + (1 - b2) * grad * grad;
+            double mean = ref_m[i] / (double)s.correction1, square = ref_v[i] / (double)s.correction2;
+            ref_p[i] -= lr * mean / (sqrt(square) + (double)s.eps);
+            assert_close(value_at(p, i), ref_p[i], 1e-13);
+            assert_close(value_at(m, i), ref_m[i], 1e-13);
+            assert_close(value_at(v, i), ref_v[i], 1e-13);
+        }
+    }
+    (void)state;
+}
+
+static void run_optim(struct device *dev, const void *params, struct op_outputs *o)
+{
+    int64_t n = *(const int64_t *)params;
+    struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
+    struct tensor p = make_random(dev->stat, 50, 1, n, -1, -1), g = make_random(dev->stat, 51, 1, n, -1, -1);
+    struct tensor m = make_random(dev->stat, 52, 1, n, -1, -1), v = make_zero(dev->stat, n, -1, -1);
+    struct tensor sum = make_empty(DT_F64, 2, -1, -1), copy = make_empty(dev->act, n, -1, -1);
+    op_sumsq(dev, sum, g);
+    op_adamw(dev, p, m, v, g, &s);
+    op_cast(dev, copy, p);
+    if (!dev->measuring) assert_same_bits(copy, p);
+    struct tensor all[] = {sum, p, m, v, copy};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+
+static void test_optim_runs(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 40001};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_case(run_optim, &sizes[i], 1e-6);
+    (void)state;
+}
+
+int test_ops_router(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_choice, begin, end),
+        cmocka_unit_test_setup_teardown(test_ties, begin, end),
+        cmocka_unit_test_setup_teardown(test_nan_logits, begin, end),
+        cmocka_unit_test_setup_teardown(test_all_experts, begin, end),
+        cmocka_unit_test_setup_teardown(test_sort, begin, end),
+        cmocka_unit_test_setup_teardown(test_gradient, begin, end),
+        cmocka_unit_test_setup_teardown(test_aux_stats, begin, end),
+        cmocka_unit_test(test_router_runs),
+        cmocka_unit_test_setup_teardown(test_combine, begin, end),
+        cmocka_unit_test_setup_teardown(test_sumsq, begin, end),
+        cmocka_unit_test_setup_teardown(test_adamw, begin, end),
+        cmocka_unit_test(test_optim_runs),
+    };
+    return cmocka_run_group_tests_name("ops_router", tests, NULL, NULL);
+}

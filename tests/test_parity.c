@@ -1,0 +1,391 @@
+/* test_parity.c - moetrain beside transformers + PEFT in fp32, on the case in fixtures/parity
+ * (tests/parity/make_case.py made it): hidden states, logits, gradients of the first step, ten steps of training; and
+ * the logits of configs/tiny-gptoss. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/json.h"
+#include "kernels/quant.h"
+#include "train/loop.h"
+#include "train/peft.h"
+#include "train/run.h"
+
+#define CASE      "parity/case_a"
+#define MAX_ACCUM 8
+#define TINY      "../../configs/tiny-gptoss"
+#define OK(rc)    assert_int_equal(check(rc, &err, __LINE__), 0)
+
+static int check(int rc, const struct err *err, int line)
+{
+    if (rc) print_error("line %d: %s\n", line, err->msg);
+    return rc;
+}
+
+static char *path_in(char buf[MT_PATH], const char *dir, const char *name)
+{
+    struct err err;
+    OK(str_format(buf, MT_PATH, &err, "path", "%s/%s", dir, name));
+    return buf;
+}
+
+static struct json_doc *expected_json(void)
+{
+    char path[MT_PATH];
+    struct err err = {.msg = ""};
+    struct json_doc *doc = json_load(path_in(path, fixture(CASE), "expected.json"), 1 << 20, &err);
+    OK(doc ? 0 : -1);
+    return doc;
+}
+
+static double number(struct json j, const char *key)
+{
+    double v = NAN;
+    struct err err;
+    OK(json_get_f64(j, key, &v, &err));
+    return v;
+}
+
+/* What make_case.py trained with: "setup" of expected.json. */
+static void case_config(struct config *cfg, const char *out)
+{
+    static const char *const keys[][2] = {
+        {"data", "seq_len"},       {"lora", "r"},      {"lora", "alpha"},        {"optim", "lr"},
+        {"optim", "weight_decay"}, {"optim", "beta1"}, {"optim", "beta2"},       {"optim", "eps"},
+        {"optim", "clip_norm"},    {"train", "steps"}, {"train", "micro_batch"}, {"train", "grad_accum"}};
+    char text[4 * MT_PATH];
+    struct err err;
+    struct json_doc *doc = expected_json();
+    const char *dir = fixture(CASE);
+    int size =
+        snprintf(text, sizeof(text),
+                 "[model]\npath = %s\n"
+                 "[data]\ntrain = %s/train.jsonl\neval = %s/eval.jsonl\nformat = text\npacking = no\nshuffle = no\n"
+                 "[optim]\nschedule = constant\nwarmup_ratio = 0\n"
+                 "[train]\ndevice = cpu\ndtype = fp32\nresume = never\n"
+                 "[log]\nevery = 0\nreport = false\n"
+                 "[output]\ndir = %s\n",
+                 dir, dir, dir, out);
+    for (int i = 0; i < MT_LEN(keys); i++)
+        size += snprintf(text + size, sizeof(text) - (size_t)size, "[%s]\n%s = %.17g\n", keys[i][0], keys[i][1],
+                         number(json_find(json_root(doc), "setup"), keys[i][1]));
+    json_free(doc);
+    config_defaults(cfg);
+    OK(config_parse(cfg, text, size, "case", &err));
+}
+
+/* ---- expected values */
+
+/* Any float or i32 tensor of a file as doubles; mem_free it. */
+static double *read_tensor(const struct safetensors *st, const char *name, int64_t *n)
+{
+    const struct st_tensor *t = safetensors_find(st, name);
+    if (!t || (t->dtype != DT_F32 && t->dtype != DT_I32)) fail_msg("%s: missing, or neither F32 nor I32", name);
+    *n = t->bytes / 4;
+    double *out = mem_array(*n, sizeof(*out));
+    for (int64_t i = 0; i < *n; i++) {
+        float f;
+        int32_t k;
+        memcpy(&f, t->data + 4 * i, 4);
+        memcpy(&k, t->data + 4 * i, 4);
+        out[i] = t->dtype == DT_F32 ? (double)f : (double)k;
+    }
+    return out;
+}
+
+/* Every tensor of the file `theirs` is in `ours`, none besides, each within tol (Frobenius, relative). */
+static void compare_files(const char *ours, const char *theirs, double tol)
+{
+    struct safetensors a, b;
+    struct err err;
+    double worst = 0;
+    OK(safetensors_open(&a, ours, &err));
+    OK(safetensors_open(&b, theirs, &err));
+    assert_int_equal(a.n_tensors, b.n_tensors);
+    for (int64_t i = 0; i < b.n_tensors; i++) {
+        const struct st_tensor *t = &b.tensors[i], *u = safetensors_find(&a, t->name);
+        int64_t n, m;
+        if (!u || u->rank != t->rank || memcmp(u->shape, t->shape, (size_t)t->rank * sizeof(t->shape[0])))
+            fail_msg("%s: missing or of another shape", t->name);
+        double *x = read_tensor(&a, t->name, &n), *y = read_tensor(&b, t->name, &m);
+        const double error = relative_error(x, y, n);
+        if (!(error <= tol)) fail_msg("%s: error %.2e, allowed %.0e", t->name, error, tol);
+        worst = MT_MAX(worst, error);
+        mem_free(x);
+        mem_free(y);
+    }
+    print_message("%lld tensors, worst error %.1e\n", (long long)b.n_tensors, worst);
+    safetensors_close(&a);
+    safetensors_close(&b);
+}
+
+static void assert_relative(const char *what, int64_t step, double ours, double theirs, double tol)
+{
+    if (!(fabs(ours - theirs) <= tol * fabs(theirs)))
+        fail_msg("%s, step %lld: %.9g, expected %.9g within %.0e", what, (long long)step, ours, theirs, tol);
+}
+
+/* ---- forward */
+
+/* One document through the model, every token but the first a label; the micro-batch stays open for the caller. */
+static void forward(struct model *m, const double *ids, int64_t n)
+{
+    int32_t *x = mem_array(4 * n, sizeof(*x)), *tok = x, *pos = x + n, *row = x + 2 * n, *id = x + 3 * n;
+    int32_t cu[2] = {0, (int32_t)n};
+    const struct model_pass pass = {.backward = true, .loss_scale = 1};
+    struct model_loss loss;
+    for (int64_t t = 0; t < n; t++) {
+        tok[t] = (int32_t)ids[t];
+        pos[t] = (int32_t)t;
+        row[t] = (int32_t)t;
+        if (t) id[t - 1] = tok[t];
+    }
+    const struct model_batch b = {.n_tok = n,
+                                  .n_seq = 1,
+                                  .n_label = n - 1,
+                                  .max_len = n,
+                                  .tok = tok,
+                                  .pos = pos,
+                                  .cu = cu,
+                                  .label_row = row,
+                                  .label_id = id};
+    model_begin(m, &b, &pass);
+    model_fwd(m);
+    model_loss(m, &loss);
+    mem_free(x);
+}
+
+/* [T, V] from the final norm and the head; the model itself never holds them all. */
+static double *logits(struct model *m, int64_t n)
+{
+    const int64_t d = m->arch.d_model, v = m->arch.vocab;
+    double *h = mem_array(n * d, sizeof(*h)), *w = mem_array(d, sizeof(*w)), *out = mem_array(n * v, sizeof(*out));
+    device_get(m->dev, h, m->final_norm);
+    for (int64_t j = 0; j < v; j++) {
+        for (int64_t k = 0; k < d; k++) w[k] = (double)quant_value(&m->weights.head, 0, j * d + k);
+        for (int64_t t = 0; t < n; t++)
+            for (int64_t k = 0; k < d; k++) out[t * v + j] += h[t * d + k] * w[k];
+    }
+    mem_free(h);
+    mem_free(w);
+    return out;
+}
+
+static double largest_difference(const double *a, const double *b, int64_t n)
+{
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++) worst = fabs(a[i] - b[i]) <= worst ? worst : fabs(a[i] - b[i]);
+    return worst;
+}
+
+/* Hidden state i of transformers is the input of layer i; the last one comes after the final norm. */
+static void compare_hidden(struct model *m, const struct safetensors *st)
+{
+    for (int64_t l = 0; l <= m->arch.n_layer; l++) {
+        char name[32];
+        int64_t n;
+        snprintf(name, sizeof(name), "hidden_%lld", (long long)l);
+        double *theirs = read_tensor(st, name, &n), *ours = mem_array(n, sizeof(*ours));
+        struct tensor x = l < m->arch.n_layer ? m->acts.layers[l].x : m->final_norm;
+        assert_int_equal(tensor_count(x), n);
+        device_get(m->dev, ours, x);
+        const double error = relative_error(ours, theirs, n);
+        if (!(error <= 1e-5)) fail_msg("%s: error %.2e", name, error);
+        mem_free(ours);
+        mem_free(theirs);
+    }
+}
+
+static void test_forward(void **state)
+{
+    (void)state;
+    struct config cfg;
+    struct run r;
+    struct err err;
+    struct safetensors st;
+    char path[MT_PATH];
+    int64_t n_tok, n;
+    case_config(&cfg, scratch_dir());
+    OK(run_open_headers(&r, &cfg, &err));
+    OK(run_open_model(&r, path_in(path, fixture(CASE), "adapter_init"), true, &err));
+    OK(safetensors_open(&st, path_in(path, fixture(CASE), "forward.safetensors"), &err));
+    double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
+    forward(&r.model, ids, n_tok);
+    compare_hidden(&r.model, &st);
+    double *ours = logits(&r.model, n_tok);
+    const double error = relative_error(ours, theirs, n);
+    if (!(error <= 1e-5)) fail_msg("logits: error %.2e", error);
+    model_end(&r.model);
+    mem_free(ids);
+    mem_free(ours);
+    mem_free(theirs);
+    safetensors_close(&st);
+    run_close(&r);
+}
+
+static void test_tiny_logits(void **state)
+{
+    (void)state;
+    struct config cfg;
+    struct run r;
+    struct err err;
+    struct safetensors st;
+    char path[MT_PATH];
+    int64_t n_tok, n;
+    case_config(&cfg, scratch_dir());
+    snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", fixture(TINY));
+    cfg.data.seq_len = 128;
+    OK(run_open_headers(&r, &cfg, &err));
+    OK(run_open_model(&r, NULL, true, &err));
+    OK(safetensors_open(&st, path_in(path, fixture(TINY), "reference_logits.safetensors"), &err));
+    double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
+    assert_int_equal(n, n_tok * r.arch.vocab);
+    forward(&r.model, ids, n_tok);
+    double *ours = logits(&r.model, n_tok);
+    const double worst = largest_difference(ours, theirs, n);
+    print_message("largest difference of %lld logits: %.1e\n", (long long)n, worst);
+    assert_true(worst <= 5e-4);
+    model_end(&r.model);
+    mem_free(ids);
+    mem_free(ours);
+    mem_free(theirs);
+    safetensors_close(&st);
+    run_close(&r);
+}
+
+/* ---- backward */
+
+/* Gradients leave as an adapter does: so names and layouts are compared too. */
+static void save_gradients(struct model *m, const char *dir)
+{
+    struct adapters *ad = &m->adapters;
+    struct err err;
+    double *g = mem_array(ad->n_flat, sizeof(*g));
+    device_get(m->dev, g, ad->opt.grad);
+    device_set(m->dev, ad->opt.param, g);
+    mem_free(g);
+    OK(peft_save(ad, m->dev, dir, NULL, &err));
+}
+
+static void check_gradients(enum cfg_recompute recompute)
+{
+    struct config cfg;
+    struct run r;
+    struct err err;
+    struct batch b[MAX_ACCUM];
+    int64_t labels = 0;
+    char adapter[MT_PATH], ours[MT_PATH], theirs[MT_PATH];
+    case_config(&cfg, scratch_dir());
+    cfg.train.recompute = recompute;
+    OK(run_open_headers(&r, &cfg, &err));
+    OK(run_open_data(&r, true, &err));
+    OK(run_open_model(&r, path_in(adapter, fixture(CASE), "adapter_init"), true, &err));
+    const struct loader_options opt = run_loader_options(&cfg, true);
+    assert_true(cfg.train.grad_accum <= MAX_ACCUM);
+    struct loader *l = loader_open(&r.train, &opt, (struct loader_pos){0, 0});
+    for (int64_t i = 0; i < cfg.train.grad_accum; i++) {
+        loader_next(l, &b[i], NULL);
+        labels += b[i].n_label;
+    }
+    for (int64_t i = 0; i < cfg.train.grad_accum; i++) {
+        const struct model_pass pass = {.backward = true, .loss_scale = 1 / (double)labels, .aux_share = 1};
+        struct model_loss loss;
+        run_micro_batch(&r, &b[i], &pass, &loss);
+        model_end(&r.model);
+        batch_free(&b[i]);
+    }
+    loader_close(l);
+    save_gradients(&r.model, path_in(adapter, cfg.output.dir, "gradients"));
+    run_close(&r);
+    compare_files(path_in(ours, adapter, "adapter_model.safetensors"),
+                  path_in(theirs, fixture(CASE), "grads_step0.safetensors"), 1e-3);
+}
+
+static void test_gradients(void **state)
+{
+    (void)state;
+    check_gradients(CFG_RECOMPUTE_NONE);
+    check_gradients(CFG_RECOMPUTE_FULL);
+}
+
+/* ---- training */
+
+static void test_base_eval(void **state)
+{
+    (void)state;
+    struct config cfg;
+    struct run r;
+    struct err err;
+    struct eval_metrics e = {0};
+    case_config(&cfg, scratch_dir());
+    OK(run_open_headers(&r, &cfg, &err));
+    OK(run_open_data(&r, false, &err));
+    OK(run_open_model(&r, NULL, false, &err));
+    assert_true(run_evaluate(&r, &e, NULL));
+    run_close(&r);
+    struct json_doc *doc = expected_json();
+    assert_relative("held-out loss of the base", 0, e.loss, number(json_root(doc), "eval_base"), 1e-4);
+    json_free(doc);
+}
+
+/* metrics.jsonl of the run beside expected.json. */
+static void compare_metrics(const char *out)
+{
+    struct err err;
+    char path[MT_PATH], *line;
+    int64_t size, n_steps = 0, n_evals = 0;
+    static const char *const evals[] = {"eval_init_adapter", "eval_final"};
+    struct json_doc *doc = expected_json();
+    struct json want, steps;
+    OK(json_get_array(json_root(doc), "steps", &steps, &err));
+    struct line_reader *lines = line_reader_open(path_in(path, out, "metrics.jsonl"), &err);
+    OK(lines ? 0 : -1);
+    while (line_reader_next(lines, &line, &size, &err) == 1) {
+        struct json_doc *event = json_parse(line, size, path, &err);
+        OK(event ? 0 : -1);
+        struct json j = json_root(event);
+        const char *kind;
+        OK(json_get_str(j, "event", &kind, &err));
+        if (!strcmp(kind, "step")) {
+            assert_true(n_steps < json_count(steps));
+            want = json_at(steps, n_steps++);
+            assert_relative("loss", n_steps, number(j, "loss"), number(want, "loss"), 1e-4);
+            assert_relative("gradient norm", n_steps, number(j, "grad_norm"), number(want, "grad_norm"), 1e-3);
+        }
+        if (!strcmp(kind, "eval")) {
+            assert_true(n_evals < 2);
+            assert_relative("held-out loss", n_steps, number(j, "loss"), number(json_root(doc), evals[n_evals++]),
+                            1e-4);
+        }
+        json_free(event);
+    }
+    line_reader_close(lines);
+    assert_int_equal(n_steps, json_count(steps));
+    assert_int_equal(n_evals, 2);
+    json_free(doc);
+}
+
+static void test_training(void **state)
+{
+    (void)state;
+    struct config cfg;
+    struct err err;
+    char ours[MT_PATH], theirs[MT_PATH];
+    case_config(&cfg, scratch_dir());
+    path_in(cfg.lora.init_from, fixture(CASE), "adapter_init");
+    OK(loop_train(&cfg, &err));
+    compare_metrics(cfg.output.dir);
+    compare_files(path_in(ours, cfg.output.dir, "adapter/adapter_model.safetensors"),
+                  path_in(theirs, fixture(CASE), "adapter_final/adapter_model.safetensors"), 1e-3);
+}
+
+int test_parity(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward),   cmocka_unit_test(test_tiny_logits), cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_base_eval), cmocka_unit_test(test_training),
+    };
+    return cmocka_run_group_tests_name("parity", tests, NULL, NULL);
+}

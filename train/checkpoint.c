@@ -1,0 +1,350 @@
+/* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
+ *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for use elsewhere; not read back
+ *     optimizer.safetensors    "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in internal layout and
+ * precision state.json               counters, position, hashes manifest.json            size and CRC-32 of the four
+ * files above, one per line; written last
+ *
+ * A directory with a step's name is whole: it was made under a hidden name, every file synced, then renamed
+ * (train/swap.h). What fails afterwards, in the disk or in a copy, the manifest tells. */
+#include "train/checkpoint.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "train/peft.h"
+#include "train/swap.h"
+
+#define FOLDER      "checkpoints"
+#define STEP_PREFIX "step-"
+#define MANIFEST    "manifest.json"
+#define OPTIMIZER   "optimizer.safetensors"
+#define STATE       "state.json"
+#define MAX_TEXT    (1 << 20)
+
+static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", OPTIMIZER,
+                                    STATE};
+
+static int join(char path[MT_PATH], const char *dir, const char *name, struct err *err)
+{
+    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
+}
+
+/* ---- manifest.json ---- */
+
+/* The manifest that the files on disk deserve, a line per file; mem_free the text, NULL when one cannot be read. */
+static char *manifest_text(const char *dir, struct err *err)
+{
+    int64_t size = 256 * (MT_LEN(files) + 2), len = 0;
+    char *text = mem_alloc(size), path[MT_PATH];
+    for (int64_t i = 0; i < MT_LEN(files); i++) {
+        uint32_t crc;
+        int64_t bytes;
+        if (join(path, dir, files[i], err) || file_crc32(path, &crc, &bytes, err)) {
+            mem_free(text);
+            return NULL;
+        }
+        len += snprintf(text + len, (size_t)(size - len),
+                        "%s\"%s\": {\"size\": %" PRId64 ", \"crc32\": \"%08" PRIx32 "\"}%s\n", i ? "" : "{\n", files[i],
+                        bytes, crc, i + 1 < MT_LEN(files) ? "," : "");
+    }
+    snprintf(text + len, (size_t)(size - len), "}\n");
+    return text;
+}
+
+static int manifest_write(const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    char *text = manifest_text(dir, err);
+    if (!text) return -1;
+    int rc = join(path, dir, MANIFEST, err);
+    if (!rc) rc = file_write_atomic(path, text, (int64_t)strlen(text), err);
+    mem_free(text);
+    return rc;
+}
+
+/* The first line in which the manifest differs from what the files give names the file. */
+static int manifest_check(const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    int64_t size;
+    if (join(path, dir, MANIFEST, err)) return -1;
+    char *stored = file_read(path, MAX_TEXT, &size, err);
+    if (!stored) return -1;
+    char *actual = manifest_text(dir, err);
+    int rc = actual ? 0 : -1;
+    if (actual && ((size_t)size != strlen(actual) || memcmp(stored, actual, (size_t)size))) {
+        int64_t line = 0;
+        for (int64_t i = 0; i < size && stored[i] == actual[i]; i++) line += stored[i] == '\n';
+        if (line >= 1 && line <= MT_LEN(files))
+            rc = err_set(err, "%s/%s is damaged: size or checksum is not that of %s", dir, files[line - 1], MANIFEST);
+        else
+            rc = err_set(err, "%s is damaged", path);
+    }
+    mem_free(actual);
+    mem_free(stored);
+    return rc;
+}
+
+/* ---- state.json ---- */
+
+enum field_kind { FIELD_I64, FIELD_U64, FIELD_F64 };
+#define NAMED(member) #member, offsetof(struct train_state, member)
+static const struct field {
+    const char *name;
+    size_t offset;
+    enum field_kind kind;
+} fields[] = {
+    {NAMED(step), FIELD_I64},        {NAMED(pos.epoch), FIELD_I64}, {NAMED(pos.index), FIELD_I64},
+    {NAMED(n_nonfinite), FIELD_I64}, {NAMED(tokens), FIELD_I64},    {NAMED(smooth_loss), FIELD_F64},
+    {NAMED(best_loss), FIELD_F64},   {NAMED(best_step), FIELD_I64}, {NAMED(eval_step), FIELD_I64},
+    {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64}, {NAMED(run_hash), FIELD_U64},
+};
+_Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[0]),
+               "a field of train_state is missing");
+
+/* Doubles are strings of 17 digits, which read back exactly and know infinity; hashes are hexadecimal strings. */
+static int state_write(const char *dir, const struct train_state *state, int64_t n_update, struct err *err)
+{
+    struct json_out o = {.indent = true};
+    char path[MT_PATH], text[40];
+    json_out_open(&o, NULL, '{');
+    for (int64_t i = 0; i < MT_LEN(fields); i++) {
+        const void *at = (const char *)state + fields[i].offset;
+        if (fields[i].kind == FIELD_I64) {
+            json_out_i64(&o, fields[i].name, *(const int64_t *)at);
+            continue;
+        }
+        if (fields[i].kind == FIELD_U64)
+            snprintf(text, sizeof(text), "%016" PRIx64, *(const uint64_t *)at);
+        else
+            snprintf(text, sizeof(text), "%.17g", *(const double *)at);
+        json_out_str(&o, fields[i].name, text);
+    }
+    json_out_i64(&o, "updates", n_update);
+    json_out_close(&o, '}');
+    int rc = join(path, dir, STATE, err);
+    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    json_out_free(&o);
+    return rc;
+}
+
+static int read_field(struct json root, const struct field *f, struct train_state *state, struct err *err)
+{
+    void *at = (char *)state + f->offset;
+    const char *text;
+    char *end;
+    if (f->kind == FIELD_I64) return json_get_i64(root, f->name, INT64_MIN, INT64_MAX, at, err);
+    if (json_get_str(root, f->name, &text, err)) return -1;
+    if (f->kind == FIELD_U64)
+        *(uint64_t *)at = strtoull(text, &end, 16);
+    else
+        *(double *)at = strtod(text, &end);
+    if (end == text || *end) return json_error(json_find(root, f->name), err, "\"%s\" is no number", text);
+    return 0;
+}
+
+static int state_read(const char *dir, struct train_state *state, int64_t *n_update, struct err *err)
+{
+    char path[MT_PATH];
+    if (join(path, dir, STATE, err)) return -1;
+    struct json_doc *doc = json_load(path, MAX_TEXT, err);
+    if (!doc) return -1;
+    struct json root = json_root(doc);
+    int rc = 0;
+    for (int64_t i = 0; !rc && i < MT_LEN(fields); i++) rc = read_field(root, &fields[i], state, err);
+    if (!rc) rc = json_get_i64(root, "updates", 0, INT64_MAX, n_update, err);
+    json_free(doc);
+    return rc;
+}
+
+/* ---- optimizer.safetensors ---- */
+
+enum { N_FLAT = 3, NAME_SIZE = 80 };
+static const char *const flat_names[N_FLAT] = {"param", "m", "v"};
+
+static void flat_arrays(const struct adapters *ad, struct tensor flat[N_FLAT])
+{
+    flat[0] = ad->opt.param;
+    flat[1] = ad->opt.m;
+    flat[2] = ad->opt.v;
+}
+
+static void entry_name(char name[NAME_SIZE], int flat, const struct lora_param *p)
+{
+    char param[64];
+    lora_param_name(p, param);
+    snprintf(name, NAME_SIZE, "%s.%s", flat_names[flat], param);
+}
+
+static int optimizer_write(const char *dir, const struct adapters *ad, struct device *dev, struct err *err)
+{
+    struct tensor flat[N_FLAT];
+    char path[MT_PATH], *host[N_FLAT];
+    int64_t width = dtype_size(ad->opt.param.dtype), n = 0;
+    if (join(path, dir, OPTIMIZER, err)) return -1;
+    struct st_entry *entries = mem_array(N_FLAT * ad->n_params, sizeof(*entries));
+    char(*names)[NAME_SIZE] = mem_array(N_FLAT * ad->n_params, NAME_SIZE);
+    flat_arrays(ad, flat);
+    for (int f = 0; f < N_FLAT; f++) {
+        host[f] = mem_array(ad->n_flat, width);
+        device_download(dev, host[f], flat[f].data, ad->n_flat * width);
+        for (int64_t i = 0; i < ad->n_params; i++, n++) {
+            const struct lora_param *p = &ad->params[i];
+            entry_name(names[n], f, p);
+            entries[n] = (struct st_entry){.name = names[n],
+                                           .dtype = flat[f].dtype,
+                                           .rank = 3,
+                                           .shape = {p->n_exp, p->rows, p->cols},
+                                           .data = host[f] + p->off * width};
+        }
+    }
+    int rc = safetensors_write(path, entries, n, err);
+    for (int f = 0; f < N_FLAT; f++) mem_free(host[f]);
+    mem_free(names);
+    mem_free(entries);
+    return rc;
+}
+
+static const struct st_tensor *find_entry(const struct safetensors *st, const char *path, const struct lora_param *p,
+                                          int f, enum dtype dtype, struct err *err)
+{
+    char name[NAME_SIZE];
+    entry_name(name, f, p);
+    const struct st_tensor *t = safetensors_find(st, name);
+    if (t && t->rank == 3 && t->shape[0] == p->n_exp && t->shape[1] == p->rows && t->shape[2] == p->cols &&
+        t->dtype == dtype)
+        return t;
+    err_set(err, "%s: tensor \"%s\" %s: the checkpoint is of other adapters than the configuration's", path, name,
+            t ? "has another shape or dtype" : "is missing");
+    return NULL;
+}
+
+static int optimizer_read(const char *dir, struct adapters *ad, struct device *dev, struct err *err)
+{
+    struct tensor flat[N_FLAT];
+    struct safetensors st;
+    char path[MT_PATH];
+    int64_t width = dtype_size(ad->opt.param.dtype);
+    if (join(path, dir, OPTIMIZER, err) || safetensors_open(&st, path, err)) return -1;
+    int rc = 0;
+    char *host = mem_array(ad->n_flat, width);
+    flat_arrays(ad, flat);
+    if (st.n_tensors != N_FLAT * ad->n_params)
+        rc = err_set(err, "%s: %" PRId64 " tensors, but the configuration's adapters have %" PRId64, path, st.n_tensors,
+                     N_FLAT * ad->n_params);
+    for (int f = 0; !rc && f < N_FLAT; f++) {
+        for (int64_t i = 0; !rc && i < ad->n_params; i++) {
+            const struct lora_param *p = &ad->params[i];
+            const struct st_tensor *t = find_entry(&st, path, p, f, flat[f].dtype, err);
+            if (t)
+                memcpy(host + p->off * width, t->data, (size_t)t->bytes);
+            else
+                rc = -1;
+        }
+        if (!rc) device_upload(dev, flat[f].data, host, ad->n_flat * width); /* padding is zero in host, as in flat */
+    }
+    mem_free(host);
+    safetensors_close(&st);
+    return rc;
+}
+
+/* ---- the folder of checkpoints ---- */
+
+/* Step of a directory name, or -1. */
+static int64_t step_of(const char *name)
+{
+    size_t prefix = strlen(STEP_PREFIX), digits = strspn(name + MT_MIN(prefix, strlen(name)), "0123456789");
+    if (strncmp(name, STEP_PREFIX, prefix) || digits < 6 || digits > 18 || name[prefix + digits]) return -1;
+    return strtoll(name + prefix, NULL, 10);
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    int64_t x = step_of(*(char *const *)a), y = step_of(*(char *const *)b);
+    return (x < y) - (x > y);
+}
+
+/* Every name in the folder, checkpoints first, by falling step; then the rest, whose step is -1. */
+static int list_folder(const char *folder, char ***names, int64_t *n, struct err *err)
+{
+    if (file_list(folder, names, n, err)) return -1;
+    if (*n) qsort(*names, (size_t)*n, sizeof(**names), newest_first);
+    return 0;
+}
+
+/* Removes what killed saves left (hidden names) and all but the newest `keep` checkpoints up to `step`, which was just
+ * written. Later ones, of a run that went on from an earlier step, are not counted and stay until they are reached. */
+static int prune(const char *folder, int64_t step, int64_t keep, struct err *err)
+{
+    char **names, path[MT_PATH];
+    int64_t n, kept = 0;
+    if (list_folder(folder, &names, &n, err)) return -1;
+    int rc = 0;
+    for (int64_t i = 0; !rc && i < n; i++) {
+        int64_t s = step_of(names[i]);
+        bool leftover = names[i][0] == '.', old = s >= 0 && s <= step && ++kept > keep && keep > 0;
+        if (!leftover && !old) continue;
+        rc = join(path, folder, names[i], err);
+        if (!rc) rc = file_remove_tree(path, err);
+    }
+    file_list_free(names, n);
+    return rc;
+}
+
+int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
+                    const char *base_model, int64_t keep, struct err *err)
+{
+    char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
+    snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
+    if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || swap_begin(dir, tmp, err) ||
+        join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, err) ||
+        optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, err) || manifest_write(tmp, err) ||
+        swap_commit(tmp, dir, err) || file_sync_dir(out_dir, err) || prune(folder, state->step, keep, err))
+        return err_prefix(err, "saving the checkpoint of step %" PRId64, state->step);
+    return 0;
+}
+
+int checkpoint_load(const char *dir, struct adapters *ad, struct device *dev, struct train_state *state,
+                    struct err *err)
+{
+    struct train_state read = {0};
+    int64_t n_update;
+    if (manifest_check(dir, err) || state_read(dir, &read, &n_update, err) || optimizer_read(dir, ad, dev, err))
+        return -1;
+    *state = read;
+    ad->opt.step = n_update;
+    adapters_refresh(ad, dev);
+    return 0;
+}
+
+int checkpoint_newest(const char *out_dir, char path[MT_PATH], struct err *err)
+{
+    char folder[MT_PATH], **names;
+    int64_t n, n_damaged = 0;
+    if (join(folder, out_dir, FOLDER, err)) return -1;
+    if (!file_is_dir(folder)) return 0;
+    if (list_folder(folder, &names, &n, err)) return -1;
+    int rc = 0;
+    for (int64_t i = 0; !rc && i < n && step_of(names[i]) >= 0; i++) {
+        struct err why;
+        if (join(path, folder, names[i], err)) {
+            rc = -1;
+        } else if (!manifest_check(path, &why)) {
+            rc = 1;
+        } else {
+            log_warn("checkpoint %s is not used: %s", names[i], why.msg);
+            n_damaged++;
+        }
+    }
+    if (!rc && n_damaged)
+        rc = err_set(err,
+                     "%s: all %" PRId64 " checkpoints are damaged; remove them (or set train.resume = never) to start "
+                     "anew",
+                     folder, n_damaged);
+    file_list_free(names, n);
+    return rc;
+}

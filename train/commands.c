@@ -1,0 +1,60 @@
+/* commands.c - evaluation and plan as commands of their own. */
+#include "train/commands.h"
+
+#include <stdio.h>
+
+#include "data/json.h"
+#include "train/run.h"
+
+static void print_eval(const struct eval_metrics *e)
+{
+    struct json_out o = {0};
+    json_out_open(&o, NULL, '{');
+    json_out_str(&o, "event", "eval");
+    json_out_f64(&o, "loss", e->loss);
+    json_out_f64(&o, "perplexity", e->perplexity);
+    json_out_f64(&o, "accuracy", e->accuracy);
+    json_out_i64(&o, "tokens", e->tokens);
+    json_out_close(&o, '}');
+    printf("%.*s\n", (int)o.size, o.text);
+    json_out_free(&o);
+}
+
+int commands_eval(const struct config *cfg, const char *adapter_dir, struct err *err)
+{
+    struct run r;
+    struct eval_metrics e = {0};
+    int rc = -1;
+    if (run_open_headers(&r, cfg, err) || run_open_data(&r, false, err)) goto out;
+    if (!r.eval.n_docs) {
+        err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train");
+        goto out;
+    }
+    if (run_open_model(&r, adapter_dir, false, err)) goto out;
+    log_info("evaluating %s", adapter_dir ? adapter_dir : "the base model");
+    run_evaluate(&r, &e, NULL);
+    log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
+             100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
+    print_eval(&e);
+    rc = 0;
+out:
+    run_close(&r);
+    return rc;
+}
+
+int commands_plan(const struct config *cfg, struct err *err)
+{
+    struct run r;
+    struct adapters ad = {0};
+    int rc = -1;
+    if (run_open_headers(&r, cfg, err) || plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
+    char *table = adapters_table(&ad, &r.arch);
+    fputs(table, stdout);
+    mem_free(table);
+    rc = plan_make(&r.plan, &r.dev, &r.arch, &r.st, cfg, NULL, true, err);
+    if (!rc || r.plan.weights) plan_print(&r.plan, &ad, stdout);
+out:
+    adapters_free(&ad);
+    run_close(&r);
+    return rc;
+}

@@ -1,0 +1,493 @@
+/* config.c - the options: one table makes the INI reader, --set, the help, the dump and the defaults.
+ *
+ * A file is lines of `[section]`, `key = value` and comments (`;` or `#` first on the line). Comments behind a value do
+ * not exist; a value that looks as if it held one (" ;" or " #") is refused, so that no path is cut and no remark
+ * becomes part of one. */
+#include "train/config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file.h"
+
+#define MT_CONFIG_BYTES (1 << 20) /* of a file; a mistaken path to a checkpoint fails fast */
+#define MT_CONFIG_LINE  (2 * MT_PATH)
+
+enum kind { INT, REAL, BOOL, ENUM, TEXT };
+static const char *const kind_names[] = {"int", "real", "bool", "enum", "text"};
+
+struct option {
+    const char *section, *key;
+    enum kind kind;
+    size_t offset, size;  /* of the field in struct config */
+    const char *fallback; /* the default, as it would stand in a file */
+    const char *allowed;  /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; BOOL, TEXT: for people */
+    const char *help;
+};
+
+/* clang-format off */
+#define FIELD(section, key) (((struct config *)0)->section.key)
+#define KIND(field) _Generic((field), int64_t: INT, double: REAL, bool: BOOL, int: ENUM, char *: TEXT)
+#define PLACE(section, key) KIND(FIELD(section, key)), offsetof(struct config, section.key), sizeof(FIELD(section, key))
+#define ROW(section, key, fallback, allowed, help) {#section, #key, PLACE(section, key), fallback, allowed, help}
+#define YES_NO "true|false"
+
+static const struct option options[] = {
+    ROW(model, path, "", "directory", "the base model: safetensors, config.json, tokenizer.json"),
+    ROW(model, revision, "main", "name", "branch, tag or commit when path is a hub id"),
+    ROW(data, train, "", "files", "training rows: JSONL, plain or .gz, comma-separated"),
+    ROW(data, eval, "", "files", "held-out rows, the same forms"),
+    ROW(data, eval_split, "0", "[0, 1)", "share of the training documents held out when eval is empty"),
+    ROW(data, format, "auto", "auto|text|messages|prompt_completion", "what a row is; auto: by its keys"),
+    ROW(data, seq_len, "2048", "[2, 16777216]", "longest sequence in tokens"),
+    ROW(data, packing, "true", YES_NO, "fill sequences with several documents, kept apart"),
+    ROW(data, shuffle, "true", YES_NO, "a new order every epoch, by train.seed"),
+    ROW(data, loss_on, "assistant", "assistant|all", "what carries loss in messages and completions"),
+    ROW(data, overlong, "cut", "cut|drop", "what is longer than seq_len loses its end, or is left out"),
+    ROW(data, chat_date, "2025-06-28", "YYYY-MM-DD", "the date in harmony's system message"),
+    ROW(lora, r, "16", "[1, 4096]", "rank of the adapters"),
+    ROW(lora, alpha, "32", "(0, 1e6]", "their scale is alpha / r"),
+    ROW(lora, dropout, "0", "[0, 1)", "on the adapters' input while training"),
+    ROW(lora, rslora, "false", YES_NO, "scale is alpha / sqrt(r)"),
+    ROW(lora, targets, "q_proj,k_proj,v_proj,o_proj,experts", "names", "also gate_up_proj, down_proj alone"),
+    ROW(lora, layers, "all", "all|ranges", "e.g. 0-3,7"),
+    ROW(lora, init_from, "", "directory", "start from this PEFT adapter"),
+    ROW(optim, lr, "2e-4", "[0, 1]", "peak learning rate"),
+    ROW(optim, schedule, "cosine", "cosine|linear|constant", "after warm-up"),
+    ROW(optim, warmup_steps, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),
+    ROW(optim, warmup_ratio, "0.03", "[0, 1]", "warm-up as a share of all steps"),
+    ROW(optim, min_lr_ratio, "0.1", "[0, 1]", "cosine and linear end at lr times this"),
+    ROW(optim, weight_decay, "0", "[0, 10]", "decoupled, as in AdamW"),
+    ROW(optim, beta1, "0.9", "[0, 1)", "decay of the first moment"),
+    ROW(optim, beta2, "0.999", "[0, 1)", "decay of the second moment"),
+    ROW(optim, eps, "1e-8", "(0, 1]", "added to the root of the second moment"),
+    ROW(optim, clip_norm, "1", "[0, 1e9]", "largest norm of the whole gradient; 0: no clipping"),
+    ROW(train, device, "auto", "auto|cpu|cuda", "auto: cuda when there is one"),
+    ROW(train, dtype, "auto", "auto|fp32|bf16", "of activations; auto: bf16 on cuda, fp32 on cpu"),
+    ROW(train, steps, "0", "[0, 1e9]", "optimizer steps; 0: by epochs"),
+    ROW(train, epochs, "1", "[0, 1e6]", "passes over the data when steps is 0"),
+    ROW(train, micro_batch, "1", "[1, 65536]", "sequences per forward pass"),
+    ROW(train, grad_accum, "1", "[1, 65536]", "forward passes per optimizer step"),
+    ROW(train, seed, "0", "[0, 9e15]", "of initialisation, order and dropout"),
+    ROW(train, recompute, "auto", "auto|none|selective|full", "in backward; auto: the least that fits memory"),
+    ROW(train, aux_loss_coef, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
+    ROW(train, resume, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
+    ROW(train, max_nonfinite, "5", "[0, 1e9]", "stop after more skipped steps than this"),
+    ROW(train, threads, "0", "[0, 4096]", "of the CPU; 0: all cores"),
+    ROW(train, memory_gb, "0", "[0, 1e6]", "budget in GiB; 0: what the machine has free"),
+    ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
+    ROW(eval, at_start, "true", YES_NO, "evaluate before step 1"),
+    ROW(eval, at_end, "true", YES_NO, "evaluate after the last step"),
+    ROW(eval, max_batches, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
+    ROW(output, dir, "out", "directory", "everything a run writes"),
+    ROW(output, save_every, "0", "[0, 1e9]", "steps between checkpoints; 0: never"),
+    ROW(output, keep, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
+    ROW(log, every, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
+    ROW(log, report, "true", YES_NO, "write report.html"),
+};
+/* clang-format on */
+#define N_OPTIONS MT_LEN(options)
+
+/* ---- names */
+
+/* Up to N_OPTIONS distinct sections (section NULL) or the keys of one, in table order. */
+static int64_t list_names(const char *names[], const char *section)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (section && !strcmp(o->section, section)) names[n++] = o->key;
+        if (!section && (n == 0 || strcmp(names[n - 1], o->section))) names[n++] = o->section;
+    }
+    return n;
+}
+
+static void join(char *dst, size_t cap, const char *const *names, int64_t n)
+{
+    size_t used = 0;
+    dst[0] = 0;
+    for (int64_t i = 0; i < n && used < cap; i++)
+        used += (size_t)snprintf(dst + used, cap - used, i ? ", %s" : "%s", names[i]);
+}
+
+static int check_section(const char *section, const char *where, struct err *err)
+{
+    const char *names[N_OPTIONS];
+    int64_t n = list_names(names, NULL);
+    for (int64_t i = 0; i < n; i++)
+        if (!strcmp(names[i], section)) return 0;
+    const char *near = str_nearest(section, names, n);
+    if (near) return err_set(err, "%s: unknown section [%.64s]: did you mean [%s]?", where, section, near);
+    char known[512];
+    join(known, sizeof(known), names, n);
+    return err_set(err, "%s: unknown section [%.64s]; the sections are %s", where, section, known);
+}
+
+/* The option, or NULL with an error that names the nearest one. */
+static const struct option *find(const char *section, const char *key, const char *where, struct err *err)
+{
+    if (check_section(section, where, err)) return NULL;
+    const struct option *elsewhere = NULL;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        if (strcmp(options[i].key, key)) continue;
+        if (!strcmp(options[i].section, section)) return &options[i];
+        elsewhere = &options[i];
+    }
+    const char *names[N_OPTIONS];
+    int64_t n = list_names(names, section);
+    const char *near = str_nearest(key, names, n);
+    char known[512];
+    join(known, sizeof(known), names, n);
+    if (elsewhere)
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]: it belongs to [%s]", where, key, section, elsewhere->section);
+    else if (near)
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]: did you mean \"%s\"?", where, key, section, near);
+    else
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]; its keys are %s", where, key, section, known);
+    return NULL;
+}
+
+/* ---- values */
+
+static bool in_interval(double v, const char *interval)
+{
+    char open, close;
+    double lo, hi;
+    MT_REQUIRE(sscanf(interval, "%c%lf,%lf%c", &open, &lo, &hi, &close) == 4, "%s", interval);
+    return (open == '[' ? v >= lo : v > lo) && (close == ']' ? v <= hi : v < hi);
+}
+
+/* Number i of a list a|b|c, into name. */
+static bool choice(const char *list, int i, char name[32])
+{
+    for (; i > 0 && list; i--)
+        if ((list = strchr(list, '|'))) list++;
+    if (list) snprintf(name, 32, "%.*s", (int)strcspn(list, "|"), list);
+    return list != NULL;
+}
+
+static int bad_value(const struct option *o, const char *value, const char *where, struct err *err)
+{
+    static const char *const expected[] = {"an integer in", "a number in", "one of", "one of", "a"};
+    return err_set(err, "%s: %s.%s = \"%.80s\": expected %s %s", where, o->section, o->key, value, expected[o->kind],
+                   o->allowed);
+}
+
+static int set_number(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    char *field = (char *)c + o->offset, *end;
+    errno = 0;
+    if (o->kind == INT) {
+        long long v = strtoll(value, &end, 10);
+        if (end == value || *end || errno || !in_interval((double)v, o->allowed))
+            return bad_value(o, value, where, err);
+        *(int64_t *)(void *)field = v;
+    } else {
+        double v = strtod(value, &end);
+        if (end == value || *end || !isfinite(v) || !in_interval(v, o->allowed)) return bad_value(o, value, where, err);
+        *(double *)(void *)field = v;
+    }
+    return 0;
+}
+
+static int set_bool(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    static const char *const words[] = {"false", "true", "no", "yes", "0", "1", "off", "on"};
+    for (int i = 0; i < MT_LEN(words); i++) {
+        if (strcmp(value, words[i])) continue;
+        *(bool *)((char *)c + o->offset) = i % 2;
+        return 0;
+    }
+    return bad_value(o, value, where, err);
+}
+
+static int set_enum(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    char names[8][32];
+    const char *list[8];
+    int n = 0;
+    for (; choice(o->allowed, n, names[n]); n++) {
+        list[n] = names[n];
+        if (strcmp(value, names[n])) continue;
+        *(int *)(void *)((char *)c + o->offset) = n;
+        return 0;
+    }
+    bad_value(o, value, where, err);
+    const char *near = str_nearest(value, list, n);
+    if (near && err) {
+        size_t used = strlen(err->msg);
+        snprintf(err->msg + used, sizeof(err->msg) - used, "; did you mean \"%s\"?", near);
+    }
+    return -1;
+}
+
+static int set_text(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    size_t n = strlen(value);
+    char *field = (char *)c + o->offset;
+    if (n >= o->size)
+        return err_set(err, "%s: %s.%s is %zu bytes long; at most %zu fit", where, o->section, o->key, n, o->size - 1);
+    for (size_t i = 0; i < n; i++)
+        if ((value[i] == ';' || value[i] == '#') && (i == 0 || isspace((unsigned char)value[i - 1])))
+            return err_set(err,
+                           "%s: %s.%s = \"%.80s\": a comment needs a line of its own, and no value may look like one",
+                           where, o->section, o->key, value);
+    memset(field, 0, o->size);
+    memcpy(field, value, n);
+    return 0;
+}
+
+/* where: "FILE:LINE" or "--set ...", for messages. */
+static int assign(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    switch (o->kind) {
+    case INT:
+    case REAL: return set_number(c, o, value, where, err);
+    case BOOL: return set_bool(c, o, value, where, err);
+    case ENUM: return set_enum(c, o, value, where, err);
+    case TEXT: break;
+    }
+    return set_text(c, o, value, where, err);
+}
+
+/* ---- files */
+
+struct parse {
+    struct config *config;
+    const char *name, *text, *end;
+    int line, key_line[MT_LEN(options)]; /* where each key was set; 0: not yet */
+    char where[MT_PATH + 32];
+    struct err *err;
+    bool failed;
+};
+
+/* What inih would let pass: lines longer than its buffer, control characters, unknown sections without a key. */
+static int check_line(const struct parse *p, const char *line, int64_t n, int64_t cap)
+{
+    if (n > cap) return err_set(p->err, "%s: the line is longer than %lld bytes", p->where, (long long)cap);
+    for (int64_t i = 0; i < n; i++)
+        if ((unsigned char)line[i] < ' ' && line[i] != '\t')
+            return err_set(p->err, "%s: byte 0x%02x: this is not a text file", p->where, (unsigned char)line[i]);
+
+    const char *end = line + n;
+    while (line < end && (*line == ' ' || *line == '\t')) line++;
+    if (line == end || *line != '[') return 0;
+    const char *close = memchr(line, ']', (size_t)(end - line));
+    if (!close) return 0; /* inih says so */
+    char section[64];
+    snprintf(section, sizeof(section), "%.*s", (int)MT_MIN(close - line - 1, MT_LEN(section)), line + 1);
+    return check_section(section, p->where, p->err);
+}
+
+/* Hands inih one line, as fgets would. */
+static char *next_line(char *dst, int cap, void *user)
+{
+    struct parse *p = user;
+    if (p->failed || p->text == p->end) return NULL;
+    const char *line = p->text, *newline = memchr(line, '\n', (size_t)(p->end - line));
+    int64_t n = (newline ? newline : p->end) - line;
+    p->text += n + (newline != NULL);
+    if (n > 0 && line[n - 1] == '\r') n--;
+    snprintf(p->where, sizeof(p->where), "%s:%d", p->name, ++p->line);
+    if (check_line(p, line, n, cap - 2)) {
+        p->failed = true;
+        return NULL;
+    }
+    memcpy(dst, line, (size_t)n);
+    memcpy(dst + n, "\n", 2);
+    return dst;
+}
+
+static int set_once(struct parse *p, const char *section, const char *key, const char *value)
+{
+    if (!section[0]) return err_set(p->err, "%s: \"%.64s\" stands before the first [section]", p->where, key);
+    const struct option *o = find(section, key, p->where, p->err);
+    if (!o) return -1;
+    int *line = &p->key_line[o - options];
+    if (*line) return err_set(p->err, "%s: %s.%s is set twice, first on line %d", p->where, section, key, *line);
+    *line = p->line;
+    return assign(p->config, o, value, p->where, p->err);
+}
+
+static int on_value(void *user, const char *section, const char *key, const char *value)
+{
+    struct parse *p = user;
+    p->failed = set_once(p, section, key, value) != 0;
+    return !p->failed;
+}
+
+int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err)
+{
+    struct parse p = {.config = c, .name = name, .text = text, .end = text + size, .err = err};
+    if (size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) p.text += 3;
+    ini_allow_inline_comments = false;
+    ini_allow_multiline = false;
+    ini_stop_on_first_error = true;
+    ini_use_stack = false;
+    ini_initial_alloc = ini_max_line = MT_CONFIG_LINE;
+    int line = ini_parse_stream(next_line, &p, on_value, &p);
+    if (p.failed) return -1;
+    if (line < 0) return err_set(err, "%s: no memory to read it", name);
+    if (line > 0) return err_set(err, "%s:%d: expected [section], key = value, or a comment line", name, line);
+    return 0;
+}
+
+int config_load(struct config *c, const char *path, struct err *err)
+{
+    int64_t size;
+    char *text = file_read(path, MT_CONFIG_BYTES, &size, err);
+    if (!text) return -1;
+    int rc = config_parse(c, text, size, path, err);
+    mem_free(text);
+    return rc;
+}
+
+void config_defaults(struct config *c)
+{
+    struct err err;
+    memset(c, 0, sizeof(*c));
+    for (int64_t i = 0; i < N_OPTIONS; i++)
+        MT_REQUIRE(!assign(c, &options[i], options[i].fallback, "default", &err), "%s", err.msg);
+}
+
+/* ---- command line */
+
+/* Cuts blanks at both ends, in place. */
+static char *trim(char *s)
+{
+    s += strspn(s, " \t");
+    size_t n = strlen(s);
+    while (n && isspace((unsigned char)s[n - 1])) s[--n] = 0;
+    return s;
+}
+
+static int set_trimmed(struct config *c, char *assignment, const char *where, struct err *err)
+{
+    char *value = strchr(assignment, '='), *key = strchr(assignment, '.');
+    for (const char *s = assignment; *s; s++)
+        if ((unsigned char)*s < ' ' && *s != '\t')
+            return err_set(err, "%s: byte 0x%02x in a value", where, (unsigned char)*s);
+    if (!value || !key || key > value) return err_set(err, "%s: expected --set section.key=value", where);
+    *value = *key = 0;
+    const struct option *o = find(trim(assignment), trim(key + 1), where, err);
+    return o ? assign(c, o, trim(value + 1), where, err) : -1;
+}
+
+int config_set(struct config *c, const char *assignment, struct err *err)
+{
+    char where[128];
+    snprintf(where, sizeof(where), "--set %.100s", assignment);
+    char *copy = mem_strdup(assignment);
+    int rc = set_trimmed(c, copy, where, err);
+    mem_free(copy);
+    return rc;
+}
+
+static bool is_date(const char *s)
+{
+    int month, day, n = 0;
+    if (strlen(s) != 10 || strspn(s, "0123456789-") != 10) return false;
+    return sscanf(s, "%*4d-%2d-%2d%n", &month, &day, &n) == 2 && n == 10 && month >= 1 && month <= 12 && day >= 1 &&
+           day <= 31;
+}
+
+int config_validate(const struct config *c, struct err *err)
+{
+    bool held_out = c->data.eval[0] || c->data.eval_split > 0;
+    if (!c->model.path[0]) return err_set(err, "model.path is not set: the directory of the base model");
+    if (!c->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
+    if (!c->output.dir[0]) return err_set(err, "output.dir is empty: the directory for all that a run writes");
+    if (!c->train.resume[0])
+        return err_set(err, "train.resume is empty: expected auto, never or a checkpoint directory");
+    if (!is_date(c->data.chat_date))
+        return err_set(err, "data.chat_date = \"%s\": expected a date, YYYY-MM-DD", c->data.chat_date);
+    if (c->data.eval[0] && c->data.eval_split > 0)
+        return err_set(err, "data.eval and data.eval_split exclude each other: leave one of them out");
+    if (c->eval.every > 0 && !held_out)
+        return err_set(err, "eval.every = %lld, but nothing is held out: set data.eval or data.eval_split",
+                       (long long)c->eval.every);
+    if (c->train.steps == 0 && c->train.epochs == 0)
+        return err_set(err, "train.steps and train.epochs are both 0: set one of them");
+    if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
+        return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",
+                       (long long)c->optim.warmup_steps, (long long)c->train.steps);
+    return 0;
+}
+
+/* ---- output */
+
+/* The shortest decimal text that reads back as v. */
+static void print_real(FILE *out, double v)
+{
+    char text[40];
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, v);
+        if (strtod(text, NULL) == v) break;
+    }
+    fputs(text, out);
+}
+
+static void print_value(FILE *out, const struct config *c, const struct option *o)
+{
+    const void *field = (const char *)c + o->offset;
+    char name[32];
+    switch (o->kind) {
+    case INT: fprintf(out, "%lld", (long long)*(const int64_t *)field); break;
+    case REAL: print_real(out, *(const double *)field); break;
+    case BOOL: fputs(*(const bool *)field ? "true" : "false", out); break;
+    case ENUM:
+        MT_REQUIRE(choice(o->allowed, *(const int *)field, name), "%s.%s = %d", o->section, o->key,
+                   *(const int *)field);
+        fputs(name, out);
+        break;
+    case TEXT: fputs((const char *)field, out); break;
+    }
+}
+
+char *config_dump(const struct config *c)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    fprintf(out, "# moetrain %s: every setting\n", MT_VERSION);
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (i == 0 || strcmp(o->section, options[i - 1].section)) fprintf(out, "\n[%s]\n", o->section);
+        fprintf(out, "%s = ", o->key);
+        print_value(out, c, o);
+        fputc('\n', out);
+    }
+    MT_REQUIRE(!fclose(out), "the dump does not fit into memory");
+    return text;
+}
+
+/* A cell of the help table. One too long for its column is followed by a new line indented to where the next column
+ * begins, so that columns stay columns. */
+static void print_cell(FILE *out, const char *text, int width, int column)
+{
+    fprintf(out, "%-*s", width, text);
+    if ((int)strlen(text) >= width) fprintf(out, "\n%*s", column + width, "");
+}
+
+void config_help(FILE *out)
+{
+    fprintf(out,
+            "A configuration file has lines of [section], key = value, and comments, which begin with ; or # and have\n"
+            "a line of their own. Relative paths are relative to the current directory. --set section.key=value on\n"
+            "the command line overrides the file, a later --set an earlier one. Booleans are true or false (also\n"
+            "yes/no, on/off, 1/0). In a range, [ includes and ( excludes the bound.\n");
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (i == 0 || strcmp(o->section, options[i - 1].section))
+            fprintf(out, "\n[%s]\n  %-15s%-6s%-12srange\n", o->section, "key", "type", "default");
+        fprintf(out, "  %-15s%-6s", o->key, kind_names[o->kind]);
+        print_cell(out, o->fallback[0] ? o->fallback : "-", 12, 23);
+        print_cell(out, o->allowed, 26, 35);
+        fprintf(out, "%s\n", o->help);
+    }
+}

@@ -1,0 +1,382 @@
+/* loop.c - the training run. An optimizer step is grad_accum micro-batches of forward, loss and backward, then the norm of
+ * the gradient, clipping, AdamW. All that the next step depends on is in struct train_state, the adapters and their moments:
+ * a run continued from a checkpoint ends in the same bytes as one never stopped. */
+#include "train/loop.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "optim/schedule.h"
+#include "train/peft.h"
+#include "train/run.h"
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int number)
+{
+    stop_signal = number;
+    signal(number, SIG_DFL); /* a second one ends the process at once; what is on disk stays whole */
+}
+
+static bool stop_asked(void) { return stop_signal != 0; }
+
+struct training {
+    struct run run;
+    struct loader *loader;
+    struct metrics metrics;
+    struct schedule schedule;
+    struct train_state state;
+};
+
+/* Files under output.dir. */
+struct out_path {
+    char s[MT_PATH];
+};
+static struct out_path out_path(const struct config *cfg, const char *name)
+{
+    struct out_path p;
+    struct err err;
+    if (str_format(p.s, sizeof(p.s), &err, "path", "%s/%s", cfg->output.dir, name)) MT_REQUIRE(false, "%s", err.msg);
+    return p;
+}
+
+/* ---- one optimizer step */
+
+static int64_t mem_peak(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (int64_t)u.ru_maxrss * 1024;
+}
+
+/* The micro-batches of the next step, and where the data stand after them. */
+static struct batch *take_batches(struct training *t, int64_t n, int64_t *labels, int64_t *tokens, struct loader_pos *pos)
+{
+    struct batch *b = mem_array(n, sizeof(*b));
+    *labels = *tokens = 0;
+    for (int64_t i = 0; i < n; i++) {
+        loader_next(t->loader, &b[i], pos);
+        *labels += b[i].n_label;
+        *tokens += b[i].n_tok;
+    }
+    return b;
+}
+
+/* Forward and backward of all micro-batches: gradients and loss of the step. False: interrupted. */
+static bool accumulate(struct training *t, const struct batch *b, int64_t n, int64_t labels, struct step_metrics *m,
+                       char bad[64])
+{
+    struct run *r = &t->run;
+    const uint64_t key = rng_u64(rng_key((uint64_t)r->cfg->train.seed, "dropout"), (uint64_t)t->state.step);
+    double nll = 0;
+    device_zero(&r->dev, r->model.adapters.opt.grad);
+    for (int64_t i = 0; i < n; i++) {
+        const struct model_pass pass = {.backward = true,
+                                        .loss_scale = 1 / (double)MT_MAX(labels, 1),
+                                        .aux_share = 1 / (double)n,
+                                        .dropout_key = rng_u64(key, (uint64_t)i)};
+        struct model_loss loss;
+        if (stop_asked()) return false;
+        run_micro_batch(r, &b[i], &pass, &loss);
+        if (!isfinite(loss.nll) && !m->skipped) {
+            m->skipped = true;
+            model_first_bad(&r->model, bad);
+        }
+        model_end(&r->model);
+        nll += loss.nll;
+    }
+    m->loss = nll / (double)MT_MAX(labels, 1);
+    return true;
+}
+
+static void update(struct training *t, struct step_metrics *m, char bad[64])
+{
+    struct model *model = &t->run.model;
+    int64_t n_bad;
+    adamw_norm(&t->run.dev, &model->adapters.opt, model->norm_out, &m->grad_norm, &n_bad);
+    if (!m->skipped && (n_bad || !isfinite(m->grad_norm))) {
+        m->skipped = true;
+        if (!model_first_bad_grad(model, bad)) snprintf(bad, 64, "gradient norm");
+    }
+    if (m->skipped || !m->labels) return;
+    adamw_update(&t->run.dev, &model->adapters.opt, m->lr, m->grad_norm);
+    adapters_refresh(&model->adapters, &t->run.dev);
+}
+
+/* 0 done, LOOP_INTERRUPTED nothing changed, -1 too many steps without a finite gradient. */
+static int step(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    struct train_state *s = &t->state;
+    struct step_metrics m = {.step = s->step + 1, .total_steps = t->schedule.total_steps};
+    struct loader_pos pos;
+    char bad[64] = "";
+    const double start = clock_ms();
+    struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
+    m.lr = schedule_lr(&t->schedule, m.step);
+    const bool done = accumulate(t, b, cfg->train.grad_accum, m.labels, &m, bad);
+    for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
+    mem_free(b);
+    if (!done) return LOOP_INTERRUPTED;
+    update(t, &m, bad);
+    s->step++;
+    s->pos = pos;
+    s->tokens += m.tokens;
+    if (m.skipped) s->n_nonfinite++;
+    else s->smooth_loss = isnan(s->smooth_loss) ? m.loss : 0.9 * s->smooth_loss + 0.1 * m.loss;
+    m.smooth_loss = s->smooth_loss;
+    m.ms = clock_ms() - start;
+    m.mem_bytes = mem_peak();
+    m.bad = bad;
+    metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
+    if (s->n_nonfinite <= cfg->train.max_nonfinite) return 0;
+    return err_set(err, "%lld steps without a finite loss and gradient (train.max_nonfinite), the last in: %s. Lower optim.lr "
+                   "or look at the data", (long long)s->n_nonfinite, bad);
+}
+
+/* ---- evaluation, checkpoints, the end */
+
+static int evaluate(struct training *t, struct err *err)
+{
+    struct eval_metrics e = {.step = t->state.step};
+    const struct config *cfg = t->run.cfg;
+    if (!t->run.eval.n_docs) return 0;
+    if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
+    e.best = t->state.step > 0 && e.loss < t->state.best_loss;
+    metrics_eval(&t->metrics, &e);
+    if (!e.best) return 0;
+    t->state.best_loss = e.loss;
+    t->state.best_step = t->state.step;
+    return peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, cfg->model.path, err);
+}
+
+static int save(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    const struct model *m = &t->run.model;
+    metrics_experts(&t->metrics, t->state.step, m->expert_rows, m->arch.n_layer, m->arch.n_exp);
+    memset(m->expert_rows, 0, (size_t)(m->arch.n_layer * m->arch.n_exp) * sizeof(*m->expert_rows));
+    return checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep, err);
+}
+
+static int report(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    if (!cfg->log.report) return 0;
+    char *text = config_dump(cfg), title[MT_PATH + 32];
+    snprintf(title, sizeof(title), "moetrain: %s", cfg->model.path);
+    const int rc = report_write(cfg->output.dir, title, text, err);
+    mem_free(text);
+    return rc;
+}
+
+static bool evaluation_due(const struct training *t)
+{
+    const struct config *cfg = t->run.cfg;
+    const int64_t s = t->state.step;
+    if (s == t->state.eval_step) return false; /* done before the run was stopped here */
+    if (s == 0) return cfg->eval.at_start;
+    if (s == t->schedule.total_steps) return cfg->eval.at_end;
+    return cfg->eval.every && s % cfg->eval.every == 0;
+}
+
+/* Steps until the end or an interruption. What is due after a step is told by the state alone, so that a run that was cut
+ * off in between does it when it continues. */
+static int steps(struct training *t, struct err *err)
+{
+    const int64_t every = t->run.cfg->output.save_every, start = t->state.step;
+    for (int rc;;) {
+        const int64_t s = t->state.step;
+        const bool last = s >= t->schedule.total_steps;
+        if (evaluation_due(t)) {
+            if ((rc = evaluate(t, err))) return rc;
+            t->state.eval_step = s;
+        }
+        if (s > start && (last || (every && s % every == 0)))
+            if (save(t, err) || report(t, err)) return -1;
+        if (last) return 0;
+        if ((rc = step(t, err))) return rc;
+    }
+}
+
+/* ---- opening */
+
+/* Settings that change the result, as text: all but where output goes, how much is printed, and how memory is used. */
+static uint64_t run_hash(const struct training *t)
+{
+    static const char *const without[] = {"[output]", "[log]", "[eval]"};
+    static const char *const keys[] = {"path", "train", "eval", "revision", "device", "threads", "recompute",
+                                       "resume", "memory_gb", "steps", "epochs", "max_nonfinite"};
+    char *dump = config_dump(t->run.cfg), *text = mem_alloc((int64_t)strlen(dump) + 128), *next;
+    bool skip = false;
+    for (char *line = dump; line && *line; line = next) {
+        if ((next = strchr(line, '\n'))) *next++ = 0;
+        if (*line == '[') {
+            skip = false;
+            for (int i = 0; i < MT_LEN(without); i++) skip |= !strcmp(line, without[i]);
+        }
+        bool left_out = skip || *line == ';' || *line == '#';
+        for (int i = 0; i < MT_LEN(keys); i++) {
+            const size_t n = strlen(keys[i]);
+            left_out |= !strncmp(line, keys[i], n) && (line[n] == ' ' || line[n] == '=');
+        }
+        if (!left_out) strcat(strcat(text, line), "\n");
+    }
+    if (t->schedule.kind != SCHEDULE_CONSTANT)
+        snprintf(text + strlen(text), 64, "total %lld", (long long)t->schedule.total_steps);
+    const uint64_t hash = rng_key(0, text);
+    mem_free(dump);
+    mem_free(text);
+    return hash;
+}
+
+static struct schedule make_schedule(const struct config *cfg, const struct loader *l)
+{
+    int64_t total = cfg->train.steps, batches = 0;
+    if (!total) {
+        const double whole = floor(cfg->train.epochs);
+        for (int64_t e = 0; e < (int64_t)whole; e++) batches += loader_epoch_batches(l, e);
+        batches += (int64_t)ceil((cfg->train.epochs - whole) * (double)loader_epoch_batches(l, (int64_t)whole));
+        total = MT_MAX((batches + cfg->train.grad_accum - 1) / cfg->train.grad_accum, 1);
+    }
+    const int64_t warmup = cfg->optim.warmup_steps ? cfg->optim.warmup_steps
+                                                   : (int64_t)ceil(cfg->optim.warmup_ratio * (double)total);
+    return (struct schedule){.kind = (enum schedule_kind)cfg->optim.schedule,
+                             .lr = cfg->optim.lr,
+                             .min_lr_ratio = cfg->optim.min_lr_ratio,
+                             .warmup_steps = MT_MIN(warmup, total),
+                             .total_steps = total};
+}
+
+/* Checkpoints of another run are not mixed with this one's: they move aside, to checkpoints.1, .2, ... */
+static int set_old_checkpoints_aside(const struct config *cfg, struct err *err)
+{
+    const struct out_path from = out_path(cfg, "checkpoints");
+    if (!file_is_dir(from.s)) return 0;
+    for (int i = 1;; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "checkpoints.%d", i);
+        const struct out_path to = out_path(cfg, name);
+        if (file_exists(to.s) || file_is_dir(to.s)) continue;
+        log_info("train.resume = never: the checkpoints of an earlier run move to %s", to.s);
+        return rename(from.s, to.s) ? err_set(err, "%s could not be renamed to %s", from.s, to.s) : 0;
+    }
+}
+
+/* Continues from a checkpoint, or starts from lora.init_from or fresh adapters. */
+static int restore(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    struct adapters *ad = &t->run.model.adapters;
+    struct train_state found;
+    char path[MT_PATH];
+    if (!strcmp(cfg->train.resume, "never")) {
+        if (set_old_checkpoints_aside(cfg, err)) return -1;
+    } else {
+        int have = 1;
+        if (!strcmp(cfg->train.resume, "auto")) have = checkpoint_newest(cfg->output.dir, path, err);
+        else if (str_format(path, sizeof(path), err, "train.resume", "%s", cfg->train.resume)) return -1;
+        if (have < 0) return -1;
+        if (have) {
+            if (checkpoint_load(path, ad, &t->run.dev, &found, err)) return -1;
+            if (found.run_hash != t->state.run_hash || found.data_hash != t->state.data_hash)
+                return err_set(err, "%s was written by a run with other %s; continue it with the settings in %s, choose another "
+                               "output.dir, or set train.resume = never", path,
+                               found.data_hash != t->state.data_hash ? "training data" : "settings",
+                               out_path(cfg, "config.ini").s);
+            t->state = found;
+            log_info("continuing after step %lld of %lld from %s", (long long)found.step,
+                     (long long)t->schedule.total_steps, path);
+            return 0;
+        }
+    }
+    return cfg->lora.init_from[0] ? peft_load(ad, &t->run.dev, cfg->lora.init_from, err) : 0;
+}
+
+static int write_config(const struct config *cfg, struct err *err)
+{
+    char *text = config_dump(cfg);
+    const int rc = file_write_atomic(out_path(cfg, "config.ini").s, text, (int64_t)strlen(text), err);
+    mem_free(text);
+    return rc;
+}
+
+static void print_opening(const struct training *t)
+{
+    const struct run *r = &t->run;
+    const struct arch *a = &r->arch;
+    char *table = adapters_table(&r->model.adapters, a), peak[32];
+    log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->cfg->model.path,
+             (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
+             weight_format_name(r->model.weights.layers[0].up.format));
+    fprintf(stderr, "%s", table);
+    log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
+             recompute_name(r->plan.recompute), r->plan.chosen ? " (the least that fits)" : "");
+    log_info("%lld steps of %lld micro-batches of at most %lld tokens", (long long)t->schedule.total_steps,
+             (long long)r->cfg->train.grad_accum, (long long)r->plan.n_tok);
+    mem_free(table);
+}
+
+static void set_optimizer(struct training *t)
+{
+    const struct config *cfg = t->run.cfg;
+    struct adamw *opt = &t->run.model.adapters.opt;
+    opt->beta1 = cfg->optim.beta1;
+    opt->beta2 = cfg->optim.beta2;
+    opt->eps = cfg->optim.eps;
+    opt->weight_decay = cfg->optim.weight_decay;
+    opt->clip_norm = cfg->optim.clip_norm;
+}
+
+static int training_open(struct training *t, const struct config *cfg, struct err *err)
+{
+    const struct loader_options lo = run_loader_options(cfg, true);
+    *t = (struct training){0};
+    if (run_open_headers(&t->run, cfg, err) || file_make_dirs(cfg->output.dir, err) ||
+        run_open_data(&t->run, true, err) || run_open_model(&t->run, NULL, true, err))
+        return -1;
+    struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
+    t->schedule = make_schedule(cfg, counting);
+    loader_close(counting);
+    t->state = (struct train_state){.smooth_loss = NAN,
+                                    .best_loss = INFINITY,
+                                    .eval_step = -1,
+                                    .seed = (uint64_t)cfg->train.seed,
+                                    .data_hash = t->run.train.hash,
+                                    .run_hash = run_hash(t)};
+    set_optimizer(t);
+    if (restore(t, err) || write_config(cfg, err)) return -1;
+    print_opening(t);
+    t->loader = loader_open(&t->run.train, &lo, t->state.pos);
+    return metrics_open(&t->metrics, cfg->output.dir, t->state.step, err);
+}
+
+static void training_close(struct training *t)
+{
+    if (t->loader) loader_close(t->loader);
+    run_close(&t->run);
+}
+
+int loop_train(const struct config *cfg, struct err *err)
+{
+    struct training t;
+    struct err close_err;
+    stop_signal = 0;
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    int rc = training_open(&t, cfg, err);
+    if (!rc) rc = steps(&t, err);
+    if (rc == LOOP_INTERRUPTED) {
+        log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t.state.step);
+        if (save(&t, err) || report(&t, err)) rc = -1;
+    }
+    if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, cfg->model.path, err);
+    if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
+    if (!rc) log_info("adapter: %s", out_path(cfg, "adapter").s);
+    if (!rc && cfg->log.report) log_info("report: %s", out_path(cfg, "report.html").s);
+    training_close(&t);
+    return rc;
+}

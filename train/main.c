@@ -1,0 +1,120 @@
+/* main.c - the command line. The only place that turns an error into words on the screen and an exit code:
+ * 0 done, 1 an error the user can fix, 2 wrong usage, 130 interrupted with the state saved. */
+#include <stdio.h>
+#include <string.h>
+
+#include "train/commands.h"
+#include "train/inspect.h"
+#include "train/loop.h"
+
+enum { EXIT_DONE = 0, EXIT_USER = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 130 };
+
+static const char usage[] =
+    "moetrain " MT_VERSION ": LoRA fine-tuning of mixture-of-experts models whose experts stay packed in 4 bits\n"
+    "\n"
+    "  moetrain CONFIG.ini [--set section.key=value ...]      train (also: moetrain train CONFIG.ini)\n"
+    "  moetrain eval CONFIG.ini [--adapter DIR] [--set ...]   held-out loss of the base model or an adapter\n"
+    "  moetrain plan CONFIG.ini [--set ...]                   memory, FLOPs, trainable parameters; nothing is loaded\n"
+    "  moetrain inspect PATH                                  what a checkpoint or an adapter holds\n"
+    "  moetrain config                                        every key: type, default, range, help\n"
+    "\n"
+    "  --set section.key=value   overrides the file; may repeat, the last one wins\n"
+    "  --dump-config             prints the resolved configuration and stops\n"
+    "  --help, --version\n"
+    "\n"
+    "Everything a run writes lies under output.dir: adapter/ (PEFT), best/, checkpoints/, metrics.jsonl, report.html.\n";
+
+struct args {
+    const char *command, *path, *adapter;
+    bool dump;
+    struct config config;
+};
+
+static int usage_error(const char *what, const char *arg)
+{
+    fprintf(stderr, "moetrain: %s%s%s\n\n%s", what, arg ? ": " : "", arg ? arg : "", usage);
+    return EXIT_USAGE;
+}
+
+static int user_error(const struct err *err)
+{
+    fprintf(stderr, "moetrain: error: %s\n", err->msg);
+    return EXIT_USER;
+}
+
+/* The words without dashes: [command] path. */
+static int parse_words(struct args *a, int argc, char **argv)
+{
+    static const char *const commands[] = {"train", "eval", "plan", "inspect", "config"};
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] == '-') {
+            const bool has_value = !strcmp(argv[i], "--set") || !strcmp(argv[i], "--adapter");
+            if (has_value && i + 1 == argc) return usage_error("an option lacks its value", argv[i]);
+            i += has_value;
+            continue;
+        }
+        bool is_command = false;
+        for (int c = 0; c < MT_LEN(commands) && !a->command && !a->path; c++) is_command |= !strcmp(argv[i], commands[c]);
+        if (is_command) a->command = argv[i];
+        else if (!a->path) a->path = argv[i];
+        else return usage_error("one word too many", argv[i]);
+    }
+    if (!a->command) a->command = "train";
+    if (!a->path && strcmp(a->command, "config")) return usage_error("which configuration (or path)?", NULL);
+    return EXIT_DONE;
+}
+
+/* Options, in order, over the configuration file. */
+static int parse_options(struct args *a, int argc, char **argv, struct err *err)
+{
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] != '-') continue;
+        if (!strcmp(argv[i], "--set")) {
+            if (config_set(&a->config, argv[++i], err)) return user_error(err);
+        } else if (!strcmp(argv[i], "--adapter")) {
+            if (strcmp(a->command, "eval")) return usage_error("--adapter belongs to `moetrain eval`", NULL);
+            a->adapter = argv[++i];
+        } else if (!strcmp(argv[i], "--dump-config")) {
+            a->dump = true;
+        } else {
+            return usage_error("unknown option", argv[i]);
+        }
+    }
+    return EXIT_DONE;
+}
+
+static int dump(const struct config *c)
+{
+    char *text = config_dump(c);
+    fputs(text, stdout);
+    mem_free(text);
+    return EXIT_DONE;
+}
+
+static int run_command(const struct args *a, struct err *err)
+{
+    if (!strcmp(a->command, "eval")) return commands_eval(&a->config, a->adapter, err);
+    if (!strcmp(a->command, "plan")) return commands_plan(&a->config, err);
+    return loop_train(&a->config, err);
+}
+
+int main(int argc, char **argv)
+{
+    static struct args a;
+    struct err err = {{0}};
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return fputs(usage, stdout), EXIT_DONE;
+        if (!strcmp(argv[i], "--version")) return puts("moetrain " MT_VERSION), EXIT_DONE;
+    }
+    if (argc == 1) return fputs(usage, stderr), EXIT_USAGE;
+    int rc = parse_words(&a, argc, argv);
+    if (rc) return rc;
+    if (!strcmp(a.command, "config")) return config_help(stdout), EXIT_DONE;
+    if (!strcmp(a.command, "inspect")) return inspect_run(a.path, stdout, &err) ? user_error(&err) : EXIT_DONE;
+    config_defaults(&a.config);
+    if (config_load(&a.config, a.path, &err)) return user_error(&err);
+    if ((rc = parse_options(&a, argc, argv, &err))) return rc;
+    if (a.dump) return dump(&a.config);
+    rc = run_command(&a, &err);
+    return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : rc ? user_error(&err) : EXIT_DONE;
+}

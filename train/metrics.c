@@ -1,0 +1,213 @@
+/* metrics.c - the step line and metrics.jsonl. A line of metrics.jsonl is one write, so that a killed run leaves at
+ * most one torn line, at the end. */
+#include "train/metrics.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "train/svg.h"
+
+/* ---- the file */
+
+/* Is the line [line, line + n) an event of a step <= last? */
+static bool keep_line(const char *line, int64_t n, const char *name, int64_t last)
+{
+    struct err err;
+    int64_t step = -1;
+    struct json_doc *doc = json_parse(line, n, name, &err);
+    if (!doc || json_get_i64(json_root(doc), "step", 0, INT64_MAX, &step, &err)) {
+        log_warn("%s; the line is left out", err.msg);
+        step = INT64_MAX;
+    }
+    json_free(doc);
+    return step <= last;
+}
+
+/* Rewrites the file without the events after step `last` and without a line that has no end. */
+static int cut_after(const char *path, int64_t last, struct err *err)
+{
+    struct file_map map;
+    if (file_map_open(&map, path, err)) return -1;
+    char *kept = mem_alloc(map.size), name[MT_PATH + 32];
+    int64_t n_kept = 0, number = 0;
+    for (int64_t at = 0; at < map.size;) {
+        const uint8_t *line = map.data + at, *end = memchr(line, '\n', (size_t)(map.size - at));
+        if (!end) break;
+        int64_t n = end - line + 1;
+        snprintf(name, sizeof(name), "%s:%lld", path, (long long)++number);
+        if (keep_line((const char *)line, n, name, last)) {
+            memcpy(kept + n_kept, line, (size_t)n);
+            n_kept += n;
+        }
+        at += n;
+    }
+    int rc = n_kept == map.size ? 0 : file_write_atomic(path, kept, n_kept, err);
+    mem_free(kept);
+    file_map_close(&map);
+    return rc;
+}
+
+int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct err *err)
+{
+    char path[MT_PATH];
+    *m = (struct metrics){.tty = isatty(STDOUT_FILENO)};
+    if (str_format(m->dir, sizeof(m->dir), err, "output.dir", "%s", dir) ||
+        str_format(path, sizeof(path), err, "output.dir", "%s/metrics.jsonl", dir) || file_make_dirs(dir, err))
+        return -1;
+    if (resume_step > 0 && file_exists(path) && cut_after(path, resume_step, err)) return -1;
+    m->jsonl = fopen(path, resume_step > 0 ? "a" : "w");
+    if (!m->jsonl) return err_set(err, "%s: cannot be written: %s", path, strerror(errno));
+    setvbuf(m->jsonl, NULL, _IONBF, 0);
+    return 0;
+}
+
+static void event_open(struct json_out *o, const char *event, int64_t step)
+{
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "event", event);
+    json_out_i64(o, "step", step);
+}
+
+static void event_close(struct metrics *m, struct json_out *o)
+{
+    json_out_close(o, '}');
+    o->text[o->size] = '\n'; /* in place of the final NUL */
+    fwrite(o->text, 1, (size_t)o->size + 1, m->jsonl);
+    json_out_free(o);
+}
+
+int metrics_close(struct metrics *m, struct err *err)
+{
+    if (!m->jsonl) return 0;
+    metrics_end_line(m);
+    int failed = ferror(m->jsonl);
+    failed |= fclose(m->jsonl);
+    m->jsonl = NULL;
+    if (failed) return err_set(err, "%s/metrics.jsonl: not everything could be written: is the disk full?", m->dir);
+    return 0;
+}
+
+/* ---- the screen */
+
+void metrics_end_line(struct metrics *m)
+{
+    if (m->drawn) putchar('\n');
+    m->drawn = false;
+    fflush(stdout);
+}
+
+enum { STEP, LOSS, SMOOTH, GRAD, LR, SPEED, DONE, LEFT, MEM, N_FIELDS };
+
+/* Joins the fields; those that do not fit into `columns` are left out, the least needed first. */
+static void draw_fields(char fields[N_FIELDS][64], int columns)
+{
+    static const int dispensable[] = {MEM, LR, SMOOTH, GRAD, DONE, LEFT, SPEED};
+    int width = -2, dropped = 0;
+    for (int i = 0; i < N_FIELDS; i++) width += (int)strlen(fields[i]) + 2;
+    for (; width > columns && dropped < MT_LEN(dispensable); dropped++) {
+        width -= (int)strlen(fields[dispensable[dropped]]) + 2;
+        fields[dispensable[dropped]][0] = 0;
+    }
+    for (int i = 0; i < N_FIELDS; i++)
+        if (fields[i][0]) printf(i ? "  %s" : "%s", fields[i]);
+}
+
+static int step_width(const struct step_metrics *s) { return snprintf(NULL, 0, "%lld", (long long)s->total_steps); }
+
+static void draw_step(const struct metrics *m, const struct step_metrics *s)
+{
+    char fields[N_FIELDS][64], text[32];
+    double left = m->run_ms / 1e3 / m->run_steps * (double)(s->total_steps - s->step);
+    double speed = m->line_ms > 0 ? m->line_tok / m->line_ms * 1e3 : 0;
+    snprintf(fields[STEP], 64, "step %*lld/%lld", step_width(s), (long long)s->step, (long long)s->total_steps);
+    snprintf(fields[LOSS], 64, "loss %.4f", s->loss);
+    snprintf(fields[SMOOTH], 64, "smooth %.4f", s->smooth_loss);
+    snprintf(fields[GRAD], 64, "grad %#.4g", s->grad_norm);
+    snprintf(fields[LR], 64, "lr %.2e", s->lr);
+    snprintf(fields[SPEED], 64, "%s tok/s", svg_number(text, round(speed)));
+    snprintf(fields[DONE], 64, "%.1f%%", 100 * (double)s->step / (double)MT_MAX(s->total_steps, 1));
+    snprintf(fields[LEFT], 64, "left %s", str_seconds(text, left));
+    snprintf(fields[MEM], 64, "mem %s", str_bytes(text, s->mem_bytes));
+    struct winsize size;
+    int columns = INT32_MAX;
+    if (m->tty && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) && size.ws_col > 0) columns = size.ws_col - 1;
+    draw_fields(fields, columns);
+}
+
+static void print_step(struct metrics *m, const struct step_metrics *s)
+{
+    if (m->tty) fputs("\r\x1b[K", stdout); /* to the line's begin, clear it */
+    if (s->skipped)
+        printf("step %*lld/%lld  skipped: %s is not finite  (loss %.4g  grad %.4g)", step_width(s), (long long)s->step,
+               (long long)s->total_steps, s->bad && s->bad[0] ? s->bad : "the loss", s->loss, s->grad_norm);
+    else
+        draw_step(m, s);
+    m->drawn = true;
+    if (!m->tty || s->skipped || s->step == s->total_steps) metrics_end_line(m);
+    fflush(stdout);
+    m->line_tok = m->line_ms = 0;
+}
+
+/* ---- events */
+
+void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
+{
+    m->run_steps++;
+    m->run_ms += s->ms;
+    m->line_tok += (double)s->tokens;
+    m->line_ms += s->ms;
+    if (show || s->skipped) print_step(m, s);
+
+    struct json_out o = {0};
+    event_open(&o, "step", s->step);
+    json_out_f64(&o, "loss", s->loss);
+    json_out_f64(&o, "smooth_loss", s->smooth_loss);
+    json_out_f64(&o, "grad_norm", s->grad_norm);
+    json_out_f64(&o, "lr", s->lr);
+    json_out_i64(&o, "tokens", s->tokens);
+    json_out_i64(&o, "labels", s->labels);
+    json_out_f64(&o, "tok_s", s->ms > 0 ? (double)s->tokens / s->ms * 1e3 : 0);
+    json_out_f64(&o, "ms", s->ms);
+    json_out_i64(&o, "mem_bytes", s->mem_bytes);
+    if (s->skipped) json_out_str(&o, "skipped", s->bad && s->bad[0] ? s->bad : "loss");
+    event_close(m, &o);
+}
+
+void metrics_eval(struct metrics *m, const struct eval_metrics *e)
+{
+    char tokens[32];
+    if (m->run_steps > 0) m->run_ms += e->ms;
+    metrics_end_line(m);
+    printf("eval at step %lld: loss %.4f  perplexity %.4g  accuracy %.1f%%  (%s tokens%s)\n", (long long)e->step,
+           e->loss, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens), e->best ? ", best" : "");
+    fflush(stdout);
+
+    struct json_out o = {0};
+    event_open(&o, "eval", e->step);
+    json_out_f64(&o, "loss", e->loss);
+    json_out_f64(&o, "perplexity", e->perplexity);
+    json_out_f64(&o, "accuracy", e->accuracy);
+    json_out_i64(&o, "tokens", e->tokens);
+    json_out_bool(&o, "best", e->best);
+    json_out_f64(&o, "ms", e->ms);
+    event_close(m, &o);
+}
+
+void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp)
+{
+    struct json_out o = {0};
+    event_open(&o, "experts", step);
+    json_out_open(&o, "counts", '[');
+    for (int64_t l = 0; l < n_layer; l++) {
+        json_out_open(&o, NULL, '[');
+        for (int64_t e = 0; e < n_exp; e++) json_out_i64(&o, NULL, counts[l * n_exp + e]);
+        json_out_close(&o, ']');
+    }
+    json_out_close(&o, ']');
+    event_close(m, &o);
+}

@@ -1,0 +1,625 @@
+/* peft.c - reads and writes adapters as PEFT does.
+ *
+ * PEFT keeps the adapters of E experts in two matrices, file A [r*E, in] and file B [out, r*E]:
+ *     A_e[k, i] = A[e*r + k, i]        expert-major rows
+ *     B_e[o, k] = B[o, k*E + e]        rank-major columns
+ * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so that their wrappers nest: the
+ * first one wrapped is "experts.base_layer.lora_*", the other one, or the only one, "experts.lora_*". PEFT 0.19.0, and
+ * for models that hold experts as [E, out, in] all before it, took "in" for "out": there the tensor named A is over the
+ * outputs, and the tensors have changed places ("swapped"). Source: huggingface/peft, src/peft/tuners/lora/layer.py
+ * (ParamWrapper), tuners_utils.py (_inject_parameters). */
+#include "train/peft.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "train/swap.h"
+
+#define CONFIG_NAME                  "adapter_config.json"
+#define WEIGHTS_NAME                 "adapter_model.safetensors"
+#define KEY_PREFIX                   "base_model.model.model.layers."
+#define KEY_SIZE                     160
+#define MAX_CONFIG                   (1 << 20)
+#define VERSION(major, minor, patch) ((major)*1000000LL + (minor)*1000LL + (patch))
+
+/* ---- where a parameter lies in a file ---- */
+
+struct layout {
+    bool per_expert; /* experts.gate_up_projs.{e}.lora_A: a plain pair per expert */
+    bool swapped;
+    bool down_inner; /* down_proj is the one under base_layer */
+};
+
+/* One tensor of a file and the part of a parameter that it holds: experts first..first+n_exp-1. */
+struct place {
+    char key[KEY_SIZE];
+    bool is_b;        /* file B; differs from the parameter's is_b when swapped */
+    int64_t shape[2]; /* A [r*n_exp, n], B [n, r*n_exp] */
+    int64_t first, n_exp, n;
+};
+
+static bool is_expert(const struct lora_param *p) { return p->target >= LORA_UP; }
+
+static struct place place_of(const struct adapters *ad, struct layout f, const struct lora_param *p, int64_t expert)
+{
+    struct place at = {.is_b = p->is_b, .n_exp = p->n_exp, .n = p->is_b ? p->rows : p->cols};
+    char module[80];
+    if (!is_expert(p)) {
+        snprintf(module, sizeof(module), "self_attn.%s", lora_target_name(p->target));
+    } else if (f.per_expert) {
+        at.first = expert;
+        at.n_exp = 1;
+        snprintf(module, sizeof(module), "mlp.experts.%ss.%lld", lora_target_name(p->target), (long long)expert);
+    } else {
+        bool inner = ad->target[LORA_UP] && ad->target[LORA_DOWN] && f.down_inner == (p->target == LORA_DOWN);
+        at.is_b = p->is_b != f.swapped;
+        snprintf(module, sizeof(module), "mlp.experts%s", inner ? ".base_layer" : "");
+    }
+    at.shape[at.is_b] = ad->r * at.n_exp;
+    at.shape[!at.is_b] = at.n;
+    snprintf(at.key, KEY_SIZE, KEY_PREFIX "%lld.%s.lora_%c.weight", (long long)p->layer, module, at.is_b ? 'B' : 'A');
+    return at;
+}
+
+/* Element (expert e of the tensor, rank index k, input or output j) in the file, and in the parameter. */
+static int64_t file_index(const struct place *at, int64_t r, int64_t e, int64_t k, int64_t j)
+{
+    return at->is_b ? (j * r + k) * at->n_exp + e : (e * r + k) * at->n + j;
+}
+
+static int64_t param_index(const struct lora_param *p, const struct place *at, int64_t r, int64_t e, int64_t k,
+                           int64_t j)
+{
+    e += at->first;
+    return p->is_b ? (e * at->n + j) * r + k : (e * r + k) * at->n + j;
+}
+
+/* ---- writing ---- */
+
+static void write_string_list(struct json_out *o, const char *key, char (*items)[KEY_SIZE], int64_t n)
+{
+    json_out_open(o, key, '[');
+    for (int64_t i = 0; i < n; i++) json_out_str(o, NULL, items[i]);
+    json_out_close(o, ']');
+}
+
+static bool all_layers(const struct adapters *ad)
+{
+    bool all = true;
+    for (int64_t n = 0; n < ad->n_layer; n++) all = all && ad->layer_on[n];
+    return all;
+}
+
+/* layers_to_transform restricts target_modules alone; target_parameters match as suffixes of full paths, so that some
+ * layers' experts are named one by one. */
+static void write_targets(struct json_out *o, const struct adapters *ad)
+{
+    char(*items)[KEY_SIZE] = mem_array(LORA_TARGETS * ad->n_layer, KEY_SIZE);
+    int64_t n = 0;
+    for (enum lora_target t = LORA_Q; t <= LORA_O; t++)
+        if (ad->target[t]) snprintf(items[n++], KEY_SIZE, "%s", lora_target_name(t));
+    write_string_list(o, "target_modules", items, n);
+    n = 0;
+    for (int64_t layer = 0; layer < ad->n_layer; layer++)
+        for (enum lora_target t = LORA_UP; t <= LORA_DOWN; t++) {
+            if (!ad->target[t] || !ad->layer_on[layer] || (all_layers(ad) && layer)) continue;
+            if (all_layers(ad))
+                snprintf(items[n++], KEY_SIZE, "mlp.experts.%s", lora_target_name(t));
+            else
+                snprintf(items[n++], KEY_SIZE, "layers.%lld.mlp.experts.%s", (long long)layer, lora_target_name(t));
+        }
+    if (n)
+        write_string_list(o, "target_parameters", items, n);
+    else
+        json_out_str(o, "target_parameters", NULL);
+    mem_free(items);
+}
+
+static void write_empty(struct json_out *o, const char *key)
+{
+    json_out_open(o, key, '{');
+    json_out_close(o, '}');
+}
+
+static void write_layers(struct json_out *o, const struct adapters *ad)
+{
+    bool attention = ad->target[LORA_Q] || ad->target[LORA_K] || ad->target[LORA_V] || ad->target[LORA_O];
+    if (all_layers(ad) || !attention) {
+        json_out_str(o, "layers_to_transform", NULL);
+        return;
+    }
+    json_out_open(o, "layers_to_transform", '[');
+    for (int64_t n = 0; n < ad->n_layer; n++)
+        if (ad->layer_on[n]) json_out_i64(o, NULL, n);
+    json_out_close(o, ']');
+}
+
+/* Every field of PEFT 0.19.1's LoraConfig, sorted as PEFT itself writes them. */
+static void config_text(struct json_out *o, const struct adapters *ad, const char *base_model)
+{
+    bool experts = ad->target[LORA_UP] || ad->target[LORA_DOWN];
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "alora_invocation_tokens", NULL);
+    write_empty(o, "alpha_pattern");
+    json_out_str(o, "arrow_config", NULL);
+    json_out_str(o, "auto_mapping", NULL);
+    json_out_str(o, "base_model_name_or_path", base_model);
+    json_out_str(o, "bias", "none");
+    json_out_str(o, "corda_config", NULL);
+    json_out_bool(o, "ensure_weight_tying", false);
+    json_out_str(o, "eva_config", NULL);
+    json_out_str(o, "exclude_modules", NULL);
+    json_out_bool(o, "fan_in_fan_out", false);
+    json_out_bool(o, "inference_mode", true);
+    json_out_bool(o, "init_lora_weights", true);
+    json_out_str(o, "layer_replication", NULL);
+    json_out_str(o, "layers_pattern", NULL);
+    write_layers(o, ad);
+    write_empty(o, "loftq_config");
+    if (ad->alpha == floor(ad->alpha) && ad->alpha < 1e15)
+        json_out_i64(o, "lora_alpha", (int64_t)ad->alpha);
+    else
+        json_out_f64(o, "lora_alpha", ad->alpha);
+    json_out_bool(o, "lora_bias", false);
+    json_out_f64(o, "lora_dropout", experts ? 0.0 : ad->dropout); /* PEFT refuses any other with target_parameters */
+    json_out_str(o, "lora_ga_config", NULL);
+    json_out_str(o, "megatron_config", NULL);
+    json_out_str(o, "megatron_core", "megatron.core");
+    json_out_str(o, "modules_to_save", NULL);
+    json_out_str(o, "peft_type", "LORA");
+    json_out_str(o, "peft_version", "0.19.1");
+    json_out_i64(o, "qalora_group_size", 16);
+    json_out_i64(o, "r", ad->r);
+    write_empty(o, "rank_pattern");
+    json_out_str(o, "revision", NULL);
+    write_targets(o, ad);
+    json_out_str(o, "task_type", "CAUSAL_LM");
+    json_out_str(o, "trainable_token_indices", NULL);
+    json_out_str(o, "use_bdlora", NULL);
+    json_out_bool(o, "use_dora", false);
+    json_out_bool(o, "use_qalora", false);
+    json_out_bool(o, "use_rslora", ad->rslora);
+    json_out_close(o, '}');
+}
+
+static int write_config(const struct adapters *ad, const char *dir, const char *base_model, struct err *err)
+{
+    struct json_out o = {.indent = true};
+    char path[MT_PATH];
+    config_text(&o, ad, base_model);
+    int rc = str_format(path, sizeof(path), err, "path", "%s/%s", dir, CONFIG_NAME);
+    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    json_out_free(&o);
+    return rc;
+}
+
+/* Puts one parameter, which begins at values, into the file's order; scratch has its size. Only the B of experts moves.
+ */
+static void to_file_order(const struct place *at, const struct lora_param *p, int64_t r, float *values, float *scratch)
+{
+    memcpy(scratch, values, (size_t)lora_param_count(p) * sizeof(*values));
+    for (int64_t e = 0; e < at->n_exp; e++)
+        for (int64_t k = 0; k < r; k++)
+            for (int64_t j = 0; j < at->n; j++)
+                values[file_index(at, r, e, k, j)] = scratch[param_index(p, at, r, e, k, j)];
+}
+
+static int write_weights(const struct adapters *ad, struct device *dev, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    int64_t largest = 0;
+    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME)) return -1;
+    for (int64_t i = 0; i < ad->n_params; i++) largest = MT_MAX(largest, lora_param_count(&ad->params[i]));
+    float *flat = mem_array(ad->n_flat, sizeof(*flat)), *scratch = mem_array(largest, sizeof(*scratch));
+    struct place *places = mem_array(ad->n_params, sizeof(*places));
+    struct st_entry *entries = mem_array(ad->n_params, sizeof(*entries));
+    device_get_f32(dev, flat, ad->opt.param);
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        places[i] = place_of(ad, (struct layout){0}, p, 0);
+        to_file_order(&places[i], p, ad->r, flat + p->off, scratch);
+        entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .rank = 2, .data = flat + p->off};
+        memcpy(entries[i].shape, places[i].shape, sizeof(places[i].shape));
+    }
+    int rc = safetensors_write(path, entries, ad->n_params, err);
+    mem_free(entries);
+    mem_free(places);
+    mem_free(scratch);
+    mem_free(flat);
+    return rc;
+}
+
+int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, struct err *err)
+{
+    char tmp[MT_PATH];
+    if (swap_begin(dir, tmp, err) || write_weights(ad, dev, tmp, err) || write_config(ad, tmp, base_model, err) ||
+        swap_commit(tmp, dir, err))
+        return err_prefix(err, "saving the adapter %s", dir);
+    return 0;
+}
+
+/* ---- reading: what the directory says ---- */
+
+struct source {
+    const char *dir;
+    struct safetensors st;
+    int64_t r;
+    double alpha;
+    bool rslora;
+    bool param_up, param_down;                          /* named in target_parameters */
+    int64_t version;                                    /* VERSION() of peft_version; -1: not given */
+    bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* of the tensors there are */
+};
+
+static int64_t parse_version(const char *s)
+{
+    long part[3] = {0};
+    char *end = NULL;
+    for (int i = 0; i < 3; i++) {
+        if (*s < '0' || *s > '9') break;
+        part[i] = MT_MIN(strtol(s, &end, 10), 999);
+        s = *end == '.' ? end + 1 : "";
+    }
+    return end ? VERSION(part[0], part[1], part[2]) : -1;
+}
+
+/* Not null, false, [] or {}. */
+static bool is_set(struct json root, const char *key)
+{
+    struct json j = json_find(root, key);
+    bool on = false;
+    switch (json_type(j)) {
+    case JSON_ABSENT:
+    case JSON_NULL: return false;
+    case JSON_BOOL: return json_get_bool(root, key, &on, NULL) || on;
+    case JSON_ARRAY:
+    case JSON_OBJECT: return json_count(j) > 0;
+    default: return true;
+    }
+}
+
+/* Variants of LoRA whose numbers would mean something else here. */
+static int refuse_variants(struct json root, struct err *err)
+{
+    static const char *const keys[] = {"alora_invocation_tokens",
+                                       "alpha_pattern",
+                                       "arrow_config",
+                                       "fan_in_fan_out",
+                                       "kasa_config",
+                                       "layer_replication",
+                                       "lora_bias",
+                                       "modules_to_save",
+                                       "rank_pattern",
+                                       "monteclora_config",
+                                       "use_bdlora",
+                                       "use_dora",
+                                       "trainable_token_indices",
+                                       "use_qalora"};
+    const char *type = NULL, *bias = "none", *init = "gaussian";
+    if (json_get_str(root, "peft_type", &type, err) || json_opt_str(root, "bias", &bias, err)) return -1;
+    if (strcmp(type, "LORA")) return json_error(json_find(root, "peft_type"), err, "is %s; only LORA is read", type);
+    if (strcmp(bias, "none")) return json_error(json_find(root, "bias"), err, "is %s; only none is read", bias);
+    for (int64_t i = 0; i < MT_LEN(keys); i++)
+        if (is_set(root, keys[i]))
+            return json_error(json_find(root, keys[i]), err, "is set; only plain LoRA with one rank and alpha is read");
+    if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;
+    if (json_get_str(root, "init_lora_weights", &init, err)) return -1;
+    if (strcmp(init, "gaussian") && strcmp(init, "eva") && strcmp(init, "orthogonal"))
+        return json_error(json_find(root, "init_lora_weights"), err,
+                          "is %s, which changes the base model too; convert the adapter to plain LoRA in PEFT", init);
+    return 0;
+}
+
+static int read_target_parameters(struct source *src, struct json root, struct err *err)
+{
+    struct json list = json_find(root, "target_parameters");
+    if (json_type(list) == JSON_ABSENT || json_type(list) == JSON_NULL) return 0;
+    if (json_get_array(root, "target_parameters", &list, err)) return -1;
+    for (int64_t i = 0; i < json_count(list); i++) {
+        const char *name;
+        int64_t size;
+        if (json_str(json_at(list, i), &name, &size, err)) return -1;
+        const char *dot = strrchr(name, '.');
+        const char *last = dot ? dot + 1 : name;
+        src->param_up |= !strcmp(last, lora_target_name(LORA_UP));
+        src->param_down |= !strcmp(last, lora_target_name(LORA_DOWN));
+    }
+    return 0;
+}
+
+static int read_config(struct source *src, struct err *err)
+{
+    char path[MT_PATH];
+    const char *version = "";
+    if (str_format(path, sizeof(path), err, "path", "%s/%s", src->dir, CONFIG_NAME)) return -1;
+    struct json_doc *doc = json_load(path, MAX_CONFIG, err);
+    if (!doc) return -1;
+    struct json root = json_root(doc);
+    int rc = -1;
+    if (refuse_variants(root, err) || read_target_parameters(src, root, err) ||
+        json_get_i64(root, "r", 1, INT32_MAX, &src->r, err) || json_get_f64(root, "lora_alpha", &src->alpha, err) ||
+        json_opt_bool(root, "use_rslora", &src->rslora, err) || json_opt_str(root, "peft_version", &version, err))
+        goto out;
+    src->version = parse_version(version);
+    rc = 0;
+out:
+    json_free(doc);
+    return rc;
+}
+
+/* What a tensor name says: the layer, and a bit per target; FUSED when it is "the outer or the only one of the
+ * experts". */
+#define FUSED (1u << LORA_TARGETS)
+static unsigned parse_key(const char *key, int64_t *layer)
+{
+    static const struct {
+        const char *part;
+        unsigned targets;
+    } parts[] = {
+        {".self_attn.q_proj.lora_", 1u << LORA_Q},
+        {".self_attn.k_proj.lora_", 1u << LORA_K},
+        {".self_attn.v_proj.lora_", 1u << LORA_V},
+        {".self_attn.o_proj.lora_", 1u << LORA_O},
+        {".mlp.experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
+        {".mlp.experts.lora_", FUSED},
+        {".mlp.experts.gate_up_projs.", 1u << LORA_UP},
+        {".mlp.experts.down_projs.", 1u << LORA_DOWN},
+    };
+    size_t prefix = strlen(KEY_PREFIX);
+    char *rest;
+    if (strncmp(key, KEY_PREFIX, prefix) || key[prefix] < '0' || key[prefix] > '9') return 0;
+    *layer = strtoll(key + prefix, &rest, 10);
+    for (int64_t i = 0; i < MT_LEN(parts); i++)
+        if (!strncmp(rest, parts[i].part, strlen(parts[i].part))) return parts[i].targets;
+    return 0;
+}
+
+static int scan_tensors(struct source *src, struct err *err)
+{
+    unsigned targets = 0;
+    for (int64_t i = 0; i < src->st.n_tensors; i++) {
+        int64_t layer = 0;
+        const char *key = src->st.tensors[i].name;
+        unsigned found = parse_key(key, &layer);
+        if (!found || layer >= MT_MAX_LAYERS)
+            return err_set(err,
+                           "%s/%s: tensor \"%.200s\" is no adapter of q_proj, k_proj, v_proj, o_proj or the experts",
+                           src->dir, WEIGHTS_NAME, key);
+        targets |= found;
+        src->layer_on[layer] = true;
+    }
+    if ((targets & FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN))) {
+        if (!src->param_up && !src->param_down)
+            return err_set(err,
+                           "%s/%s: key `target_parameters` must tell whether the experts' tensors belong to "
+                           "gate_up_proj or down_proj",
+                           src->dir, CONFIG_NAME);
+        targets |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
+    }
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) src->target[t] = targets >> t & 1;
+    return 0;
+}
+
+static void source_close(struct source *src) { safetensors_close(&src->st); }
+
+static int source_open(struct source *src, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    *src = (struct source){.dir = dir, .version = -1};
+    if (read_config(src, err) || str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME) ||
+        safetensors_open(&src->st, path, err))
+        return -1;
+    if (!scan_tensors(src, err)) return 0;
+    source_close(src);
+    return -1;
+}
+
+/* "q_proj,o_proj" and "0-3,7", as [lora] targets and layers are written. */
+static void targets_text(const bool target[LORA_TARGETS], char text[96])
+{
+    int n = 0;
+    text[0] = '\0';
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (target[t]) n += snprintf(text + n, 96 - (size_t)n, "%s%s", n ? "," : "", lora_target_name(t));
+}
+
+#define LAYERS_TEXT (4 * MT_MAX_LAYERS)
+static void layers_text(const bool *on, int64_t n_layer, char text[LAYERS_TEXT])
+{
+    int len = 0;
+    text[0] = '\0';
+    for (int64_t n = 0, last; n < n_layer; n = last + 1) {
+        for (last = n; on[n] && last + 1 < n_layer && on[last + 1];) last++;
+        if (!on[n]) continue;
+        len += snprintf(text + len, (size_t)(LAYERS_TEXT - len), "%s%lld", len ? "," : "", (long long)n);
+        if (last > n) len += snprintf(text + len, (size_t)(LAYERS_TEXT - len), "-%lld", (long long)last);
+    }
+}
+
+int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err)
+{
+    struct source src;
+    char targets[96], layers[LAYERS_TEXT];
+    if (source_open(&src, dir, err)) return -1;
+    targets_text(src.target, targets);
+    layers_text(src.layer_on, MT_MAX_LAYERS, layers);
+    struct lora_options opt = {
+        .r = src.r, .alpha = src.alpha, .rslora = src.rslora, .targets = targets, .layers = layers};
+    source_close(&src);
+    if (!adapters_plan(ad, a, &opt, err)) return 0;
+    return err_prefix(err, "adapter %s", dir);
+}
+
+/* ---- reading: the weights ---- */
+
+static int check_agreement(const struct source *src, const struct adapters *ad, struct err *err)
+{
+    char file[LAYERS_TEXT], want[LAYERS_TEXT];
+    const char *what = NULL;
+    if (src->r != ad->r) {
+        what = "r";
+        snprintf(file, sizeof(file), "%lld", (long long)src->r);
+        snprintf(want, sizeof(want), "%lld", (long long)ad->r);
+    } else if (!(src->alpha == ad->alpha)) {
+        what = "alpha";
+        snprintf(file, sizeof(file), "%.15g", src->alpha);
+        snprintf(want, sizeof(want), "%.15g", ad->alpha);
+    } else if (src->rslora != ad->rslora) {
+        what = "rslora";
+        snprintf(file, sizeof(file), "%s", src->rslora ? "true" : "false");
+        snprintf(want, sizeof(want), "%s", ad->rslora ? "true" : "false");
+    } else if (memcmp(src->target, ad->target, sizeof(ad->target))) {
+        what = "targets";
+        targets_text(src->target, file);
+        targets_text(ad->target, want);
+    } else {
+        layers_text(src->layer_on, MT_MAX_LAYERS, file);
+        layers_text(ad->layer_on, ad->n_layer, want);
+        if (strcmp(file, want)) what = "layers";
+    }
+    if (!what) return 0;
+    return err_set(err, "adapter %s has lora.%s = %.300s, but %.300s is configured", src->dir, what, file, want);
+}
+
+static bool shape_fits(const struct st_tensor *t, const struct place *at)
+{
+    return t->rank == 2 && t->shape[0] == at->shape[0] && t->shape[1] == at->shape[1];
+}
+
+/* Whether all tensors of the experts are there with the shapes that the layout asks for. */
+static bool layout_fits(const struct source *src, const struct adapters *ad, struct layout f)
+{
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        if (!is_expert(&ad->params[i])) continue;
+        struct place at = place_of(ad, f, &ad->params[i], 0);
+        const struct st_tensor *t = safetensors_find(&src->st, at.key);
+        if (!t || !shape_fits(t, &at)) return false;
+    }
+    return true;
+}
+
+/* Decided once for the whole file, by shapes; with only one product trained, and that one square, by the version. When
+ * nothing fits the usual layout is taken, and the check of every tensor says what is wrong with it. */
+static int choose_layout(const struct source *src, const struct adapters *ad, struct layout *f, struct err *err)
+{
+    bool fits[2] = {false, false};
+    struct layout found[2] = {{0}};
+    *f = (struct layout){0};
+    for (int64_t i = 0; i < src->st.n_tensors && !f->per_expert; i++)
+        f->per_expert = strstr(src->st.tensors[i].name, "_projs.") != NULL;
+    if (f->per_expert || (!ad->target[LORA_UP] && !ad->target[LORA_DOWN])) return 0;
+    for (int i = 0; i < 4; i++) {
+        struct layout try = {.swapped = i >> 1, .down_inner = i & 1};
+        if (fits[try.swapped] || !layout_fits(src, ad, try)) continue;
+        fits[try.swapped] = true;
+        found[try.swapped] = try;
+    }
+    bool swapped = fits[1];
+    if (fits[0] && fits[1]) {
+        if (src->version < 0)
+            return err_set(
+                err,
+                "%s/%s: without `peft_version` nothing tells which of the experts' A and B is over the inputs "
+                "(both are square here); add the version of PEFT that wrote it",
+                src->dir, CONFIG_NAME);
+        swapped = src->version == VERSION(0, 19, 0) || (!ad->transposed && src->version < VERSION(0, 19, 0));
+    }
+    *f = found[swapped];
+    return 0;
+}
+
+static float element(const struct st_tensor *t, int64_t i)
+{
+    uint16_t half;
+    float value;
+    if (t->dtype == DT_F32) {
+        memcpy(&value, t->data + 4 * i, 4);
+        return value;
+    }
+    memcpy(&half, t->data + 2 * i, 2);
+    return t->dtype == DT_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+static const struct st_tensor *find_tensor(const struct source *src, const struct place *at, struct err *err)
+{
+    const struct st_tensor *t = safetensors_find(&src->st, at->key);
+    if (!t) {
+        err_set(err, "%s/%s: tensor \"%s\" is missing", src->dir, WEIGHTS_NAME, at->key);
+        return NULL;
+    }
+    if (!shape_fits(t, at)) {
+        err_set(err, "%s/%s: tensor \"%s\" has rank %d and begins [%lld, %lld]; expected is [%lld, %lld]", src->dir,
+                WEIGHTS_NAME, at->key, t->rank, t->rank > 0 ? (long long)t->shape[0] : 0,
+                t->rank > 1 ? (long long)t->shape[1] : 0, (long long)at->shape[0], (long long)at->shape[1]);
+        return NULL;
+    }
+    if (t->dtype != DT_F32 && t->dtype != DT_BF16 && t->dtype != DT_F16) {
+        err_set(err, "%s/%s: tensor \"%s\" is %s; F32, BF16 and F16 are read", src->dir, WEIGHTS_NAME, at->key,
+                t->st_dtype);
+        return NULL;
+    }
+    return t;
+}
+
+/* Copies one tensor into its part of the parameter that begins at values. */
+static int read_tensor(const struct source *src, const struct adapters *ad, const struct lora_param *p,
+                       const struct place *at, float *values, struct err *err)
+{
+    const struct st_tensor *t = find_tensor(src, at, err);
+    if (!t) return -1;
+    for (int64_t e = 0; e < at->n_exp; e++)
+        for (int64_t k = 0; k < ad->r; k++)
+            for (int64_t j = 0; j < at->n; j++) {
+                float value = element(t, file_index(at, ad->r, e, k, j));
+                if (!isfinite(value))
+                    return err_set(err, "%s/%s: tensor \"%s\" holds a value that is not finite", src->dir, WEIGHTS_NAME,
+                                   at->key);
+                values[param_index(p, at, ad->r, e, k, j)] = value;
+            }
+    return 0;
+}
+
+/* Every tensor that the layout names, into flat; then none may be left. */
+static int read_tensors(const struct source *src, const struct adapters *ad, struct layout f, float *flat,
+                        struct err *err)
+{
+    bool *used = mem_array(src->st.n_tensors, sizeof(*used));
+    int rc = 0;
+    for (int64_t i = 0; !rc && i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        struct place at = {0};
+        for (int64_t e = 0; !rc && e < p->n_exp; e += at.n_exp) {
+            at = place_of(ad, f, p, e);
+            rc = read_tensor(src, ad, p, &at, flat + p->off, err);
+            if (!rc) used[safetensors_find(&src->st, at.key) - src->st.tensors] = true;
+        }
+    }
+    for (int64_t i = 0; !rc && i < src->st.n_tensors; i++)
+        if (!used[i])
+            rc = err_set(err, "%s/%s: tensor \"%.200s\" belongs to nothing that is trained here", src->dir,
+                         WEIGHTS_NAME, src->st.tensors[i].name);
+    mem_free(used);
+    return rc;
+}
+
+int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
+{
+    struct source src;
+    struct layout f;
+    int rc = -1;
+    if (source_open(&src, dir, err)) return -1;
+    float *flat = mem_array(ad->n_flat, sizeof(*flat));
+    if (check_agreement(&src, ad, err) || choose_layout(&src, ad, &f, err) || read_tensors(&src, ad, f, flat, err))
+        goto out;
+    device_set_f32(dev, ad->opt.param, flat);
+    adapters_refresh(ad, dev);
+    rc = 0;
+out:
+    mem_free(flat);
+    source_close(&src);
+    return rc;
+}

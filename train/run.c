@@ -1,0 +1,167 @@
+/* run.c - opens what a run needs, cheapest checks first, so that a mistake is told before anything big is loaded. */
+#include "train/run.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "data/json.h"
+#include "train/peft.h"
+
+int run_open_headers(struct run *r, const struct config *cfg, struct err *err)
+{
+    static const char *const devices[] = {"auto", "cpu", "cuda"}, *const dtypes[] = {"auto", "fp32", "bf16"};
+    *r = (struct run){.cfg = cfg};
+    if (config_validate(cfg, err) ||
+        device_open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
+        arch_load(&r->arch, cfg->model.path, err))
+        return -1;
+    if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
+    return safetensors_open(&r->st, cfg->model.path, err);
+}
+
+/* tokenizer_config.json writes eos_token as a string or as an added-token object. */
+static int find_eos(const struct run *r, int32_t *eos, struct err *err)
+{
+    char path[MT_PATH];
+    const char *text = NULL;
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", r->cfg->model.path)) return -1;
+    struct json_doc *doc = json_load(path, 64 << 20, err);
+    if (!doc) return -1;
+    struct json root = json_root(doc);
+    const bool object = json_type(json_find(root, "eos_token")) == JSON_OBJECT;
+    int rc = object ? json_get_str(json_find(root, "eos_token"), "content", &text, err)
+                    : json_get_str(root, "eos_token", &text, err);
+    if (!rc) {
+        *eos = tokenizer_id(r->tok, text);
+        if (*eos < 0) rc = json_error(root, err, "eos_token \"%s\" is no token of tokenizer.json", text);
+    }
+    json_free(doc);
+    return rc;
+}
+
+static void print_dataset(const char *what, const struct dataset *ds)
+{
+    char a[32], b[32];
+    log_info("%s: %s documents, %s tokens, %.1f%% of them with loss%s", what, str_count(a, ds->n_docs),
+             str_count(b, ds->n_tokens), 100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1),
+             ds->n_overlong || ds->n_unlabelled || ds->n_bad ? ";" : "");
+    if (ds->n_overlong) log_info("  %lld longer than data.seq_len (data.overlong)", (long long)ds->n_overlong);
+    if (ds->n_unlabelled) log_info("  %lld left out: nothing to learn in them", (long long)ds->n_unlabelled);
+    if (ds->n_bad) log_info("  %lld bad rows skipped", (long long)ds->n_bad);
+}
+
+int run_open_data(struct run *r, bool train, struct err *err)
+{
+    const struct config *cfg = r->cfg;
+    char path[MT_PATH], cache[MT_PATH];
+    struct dataset_options opt = {.format = (enum data_format)cfg->data.format,
+                                  .loss_on = (enum loss_on)cfg->data.loss_on,
+                                  .overlong = (enum overlong)cfg->data.overlong,
+                                  .seq_len = cfg->data.seq_len,
+                                  .vocab = r->arch.vocab,
+                                  .chat_date = cfg->data.chat_date,
+                                  .cache_dir = cache};
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", cfg->model.path) ||
+        str_format(cache, sizeof(cache), err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err) ||
+        !(r->tok = tokenizer_load(path, err)) || find_eos(r, &opt.eos, err))
+        return -1;
+    const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
+    if ((train || split) && dataset_load(&r->train, cfg->data.train, r->tok, &opt, err)) return -1;
+    if (cfg->data.eval[0] && dataset_load(&r->eval, cfg->data.eval, r->tok, &opt, err)) return -1;
+    if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
+    if (train) print_dataset("train", &r->train);
+    if (r->eval.n_docs) print_dataset("held out", &r->eval);
+    return 0;
+}
+
+int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
+{
+    struct device *dev = &r->dev;
+    struct adapters ad;
+    char a[32];
+    const double start = clock_ms();
+    if (plan_make(&r->plan, dev, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
+        plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
+        return -1;
+    const struct model_options opt = plan_model_options(r->cfg, r->plan.recompute);
+    if (device_reserve(dev, &dev->weights, "weights", r->plan.weights, err) ||
+        device_reserve(dev, &dev->state, "state", r->plan.state, err) ||
+        device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err) ||
+        model_open(&r->model, dev, &r->arch, &r->st, &ad, &opt, (uint64_t)r->cfg->train.seed, err)) {
+        adapters_free(&ad);
+        return -1;
+    }
+    if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
+    const double s = (clock_ms() - start) / 1e3;
+    log_info("loaded %s of weights in %.1f s on device %s", str_bytes(a, r->plan.weights), s, dev->name);
+    safetensors_close(&r->st);
+    return 0;
+}
+
+void run_close(struct run *r)
+{
+    model_close(&r->model);
+    device_close(&r->dev);
+    safetensors_close(&r->st);
+    tokenizer_free(r->tok);
+    dataset_free(&r->train);
+    dataset_free(&r->eval);
+    *r = (struct run){0};
+}
+
+struct loader_options run_loader_options(const struct config *cfg, bool train)
+{
+    return (struct loader_options){.seq_len = cfg->data.seq_len,
+                                   .micro_batch = cfg->train.micro_batch,
+                                   .packing = cfg->data.packing,
+                                   .shuffle = train && cfg->data.shuffle,
+                                   .seed = (uint64_t)cfg->train.seed};
+}
+
+void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass, struct model_loss *loss)
+{
+    const struct model_batch mb = {.n_tok = b->n_tok,
+                                   .n_seq = b->n_seq,
+                                   .n_label = b->n_label,
+                                   .max_len = b->max_len,
+                                   .tok = b->tok,
+                                   .pos = b->pos,
+                                   .cu = b->cu,
+                                   .label_row = b->label_row,
+                                   .label_id = b->label_id};
+    model_begin(&r->model, &mb, pass);
+    model_fwd(&r->model);
+    model_loss(&r->model, loss);
+    if (pass->backward && isfinite(loss->nll)) model_bwd(&r->model);
+}
+
+bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
+{
+    const struct loader_options opt = run_loader_options(r->cfg, false);
+    const struct model_pass pass = {.backward = false};
+    struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
+    int64_t n = loader_epoch_batches(l, 0), labels = 0, hits = 0;
+    const double start = clock_ms();
+    double nll = 0;
+    bool stopped = false;
+    if (r->cfg->eval.max_batches) n = MT_MIN(n, r->cfg->eval.max_batches);
+    for (int64_t i = 0; i < n && !stopped; i++) {
+        struct batch b;
+        struct model_loss loss;
+        loader_next(l, &b, NULL);
+        run_micro_batch(r, &b, &pass, &loss);
+        model_end(&r->model);
+        batch_free(&b);
+        nll += loss.nll;
+        labels += loss.n_label;
+        hits += loss.n_hit;
+        stopped = stop && stop();
+    }
+    loader_close(l);
+    out->tokens = labels;
+    out->loss = nll / (double)MT_MAX(labels, 1);
+    out->perplexity = exp(out->loss);
+    out->accuracy = (double)hits / (double)MT_MAX(labels, 1);
+    out->ms = clock_ms() - start;
+    return !stopped;
+}

@@ -1,0 +1,36 @@
+/* run.h - everything a training or an evaluation needs, opened in order and closed together. */
+#ifndef MT_RUN_H
+#define MT_RUN_H
+
+#include "data/loader.h"
+#include "train/checkpoint.h"
+#include "train/metrics.h"
+#include "train/plan.h"
+
+struct run {
+    const struct config *cfg;
+    struct device dev;
+    struct arch arch;
+    struct safetensors st;
+    struct tokenizer *tok;
+    struct dataset train, eval;
+    struct plan plan;
+    struct model model;
+};
+
+/* Checks the configuration and reads the checkpoint's headers: enough for a plan. */
+int run_open_headers(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
+/* Tokenizer and data sets; train = false: the held-out set only. Prints what was read. */
+int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
+/* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded from
+ * it. Prints the time. */
+int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
+void run_close(struct run *r); /* a zeroed run is fine */
+
+struct loader_options run_loader_options(const struct config *cfg, bool train);
+/* b -> the model, forward and loss (and backward), out of it again. */
+void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass, struct model_loss *loss);
+/* Held-out loss, perplexity and next-token accuracy. False when stop() became true in between (stop may be NULL). */
+bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
+
+#endif
