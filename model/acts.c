@@ -61,7 +61,8 @@ static void push_experts(struct layer_acts *s, struct device *dev, const struct 
     s->up_xa = adapter_2d(dev, n_tok * a->top_k, &lora->up);
 }
 
-/* The fields of one group, taken over from the slot that all layers share. A layer without an adapter ignores its xa. */
+/* The fields of one group, taken over from the slot that all layers share. A layer without an adapter ignores its xa.
+ */
 static void share_attention(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
 {
     s->n1 = slot->n1, s->rstd1 = slot->rstd1, s->qkv = slot->qkv, s->o = slot->o, s->lse = slot->lse, s->h = slot->h;
@@ -95,13 +96,19 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
         la->x = backward || l < 2 ? act_2d(dev, n_tok, a->d_model) : s->layers[l - 2].x;
         if (l == a->n_layer) break;
         const struct lora_layer *lora = &ad->layers[l];
-        if (backward) push_input(la, dev, a, lora, n_tok);
-        else la->route = slot.route, la->down_ha = lora->down.r ? slot.down_ha : (struct tensor){0};
+        if (backward)
+            push_input(la, dev, a, lora, n_tok);
+        else
+            la->route = slot.route, la->down_ha = lora->down.r ? slot.down_ha : (struct tensor){0};
         la->logits = backward && keep_logits ? arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_exp) : slot.logits;
-        if (save_attention) push_attention(la, dev, a, lora, n_tok);
-        else share_attention(la, &slot, lora);
-        if (save_experts) push_experts(la, dev, a, lora, n_tok);
-        else share_experts(la, &slot, lora);
+        if (save_attention)
+            push_attention(la, dev, a, lora, n_tok);
+        else
+            share_attention(la, &slot, lora);
+        if (save_experts)
+            push_experts(la, dev, a, lora, n_tok);
+        else
+            share_experts(la, &slot, lora);
     }
 }
 

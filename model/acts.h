@@ -5,8 +5,8 @@
  *   attention    n1 .. h                                    saved    saved      again    one slot
  *   experts      n2 .. pre, up_xa                           saved    again      again    one slot
  *
- * "again" means: one slot shared by all layers, filled anew by block_recompute before the layer's backward. The routing is
- * always saved, so that recomputation takes the very same experts. */
+ * "again" means: one slot shared by all layers, filled anew by block_recompute before the layer's backward. The routing
+ * is always saved, so that recomputation takes the very same experts. */
 #ifndef MT_ACTS_H
 #define MT_ACTS_H
 
@@ -38,8 +38,8 @@ struct acts {
     struct layer_acts *layers; /* [n_layer+1] host; of the last only x is used: what the final norm reads */
 };
 
-/* Pushes everything on `work` for T tokens; backward = false for evaluation. keep_logits: the auxiliary loss wants them in
- * the backward. The host table is allocated once by acts_init. */
+/* Pushes everything on `work` for T tokens; backward = false for evaluation. keep_logits: the auxiliary loss wants them
+ * in the backward. The host table is allocated once by acts_init. */
 void acts_init(struct acts *s, int64_t n_layer);
 void acts_push(struct acts *s, struct device *dev, const struct arch *a, const struct adapters *ad, int64_t n_tok,
                bool backward, enum recompute mode, bool keep_logits);

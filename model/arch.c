@@ -11,7 +11,8 @@ struct family {
     const char *model_type;
     double theta, eps, alpha, limit; /* class defaults of transformers */
     int64_t head_dim, window;
-    bool attn_bias, expert_bias, router_bias, sinks, alternate; /* alternate: even layers slide when layer_types is absent */
+    bool attn_bias, expert_bias, router_bias, sinks;
+    bool alternate; /* even layers slide when layer_types is absent */
     struct glu glu;
 };
 
@@ -91,18 +92,19 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
         r->attention_factor = 1;
         return 0;
     }
-    if (strcmp(type, "yarn")) return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
+    if (strcmp(type, "yarn"))
+        return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
     r->yarn = true;
     if (json_has(scaling, "mscale") || json_has(scaling, "mscale_all_dim"))
         return json_error(scaling, err, "mscale and mscale_all_dim are not supported");
     if (json_get_f64(scaling, "factor", &r->factor, err) ||
         json_get_i64(scaling, "original_max_position_embeddings", 1, 1 << 24, &r->original_len, err) ||
         json_opt_f64(scaling, "beta_fast", &r->beta_fast, err) ||
-        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) ||
-        json_opt_bool(scaling, "truncate", &r->truncate, err))
+        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) || json_opt_bool(scaling, "truncate", &r->truncate, err))
         return -1;
     if (!(r->factor >= 1)) return json_error(scaling, err, "factor %g is below 1", r->factor);
-    if (!(r->beta_fast > 0) || !(r->beta_slow > 0)) return json_error(scaling, err, "beta_fast and beta_slow must be positive");
+    if (!(r->beta_fast > 0) || !(r->beta_slow > 0))
+        return json_error(scaling, err, "beta_fast and beta_slow must be positive");
     r->attention_factor = 0.1 * log(r->factor) + 1;
     return json_opt_f64(scaling, "attention_factor", &r->attention_factor, err);
 }
@@ -123,9 +125,12 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
         int64_t size;
         struct json item = json_at(types, l);
         if (json_str(item, &name, &size, err)) return -1;
-        if (!strcmp(name, "sliding_attention")) a->window[l] = window;
-        else if (!strcmp(name, "full_attention")) a->window[l] = 0;
-        else return json_error(item, err, "\"%s\" is not supported (sliding_attention, full_attention)", name);
+        if (!strcmp(name, "sliding_attention"))
+            a->window[l] = window;
+        else if (!strcmp(name, "full_attention"))
+            a->window[l] = 0;
+        else
+            return json_error(item, err, "\"%s\" is not supported (sliding_attention, full_attention)", name);
     }
     return 0;
 }
@@ -138,7 +143,8 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     const char *act = "silu";
     if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
         json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
-        json_opt_bool(root, "attention_bias", &bias, err) || json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
+        json_opt_bool(root, "attention_bias", &bias, err) ||
+        json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
         return -1;
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
@@ -177,8 +183,8 @@ out:
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
 
-/* architectures.md 0.3. Frequencies and angles are rounded to f32 where transformers rounds them: at position 100,000 the
- * f32 angle is what the model was trained on, not the exact one. */
+/* architectures.md 0.3. Frequencies and angles are rounded to f32 where transformers rounds them: at position 100,000
+ * the f32 angle is what the model was trained on, not the exact one. */
 static void rope_frequencies(const struct arch *a, float *inv_freq)
 {
     const struct rope_arch *r = &a->rope;

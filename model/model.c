@@ -24,7 +24,8 @@ static void load_tables(struct model *m, const struct model_options *opt)
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err)
 {
-    *m = (struct model){.dev = dev, .arch = *a, .adapters = *ad, .recompute = opt->recompute, .aux_coef = opt->aux_coef};
+    *m =
+        (struct model){.dev = dev, .arch = *a, .adapters = *ad, .recompute = opt->recompute, .aux_coef = opt->aux_coef};
     *ad = (struct adapters){0};
     m->ce_chunk = model_ce_chunk(a);
     adapters_alloc(&m->adapters, dev, a);
@@ -219,8 +220,10 @@ void model_first_bad(struct model *m, char name[64])
 {
     for (int64_t l = 0; l <= m->arch.n_layer; l++) {
         if (is_finite(m->dev, m->acts.layers[l].x)) continue;
-        if (l == 0) snprintf(name, 64, "embedding");
-        else snprintf(name, 64, "output of layer %lld", (long long)(l - 1));
+        if (l == 0)
+            snprintf(name, 64, "embedding");
+        else
+            snprintf(name, 64, "output of layer %lld", (long long)(l - 1));
         return;
     }
     snprintf(name, 64, "%s", is_finite(m->dev, m->final_norm) ? "logits" : "final norm");

@@ -20,8 +20,8 @@ struct model_options {
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
 struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len;
-    const int32_t *tok, *pos, *cu;             /* [n_tok], [n_tok], [n_seq+1] */
-    const int32_t *label_row, *label_id;       /* [n_label] */
+    const int32_t *tok, *pos, *cu;       /* [n_tok], [n_tok], [n_seq+1] */
+    const int32_t *label_row, *label_id; /* [n_label] */
 };
 
 struct model_pass {
@@ -32,8 +32,8 @@ struct model_pass {
 };
 
 struct model_loss {
-    double nll;      /* sum over labelled tokens, natural log */
-    double aux;      /* auxiliary loss of the micro-batch, before coef; 0 when off */
+    double nll; /* sum over labelled tokens, natural log */
+    double aux; /* auxiliary loss of the micro-batch, before coef; 0 when off */
     int64_t n_label, n_hit;
 };
 
@@ -58,8 +58,8 @@ struct model {
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
 };
 
-/* Loads weights and adapters (A random, B zero, by seed) into dev's arenas, or measures them on a measuring device. ad is
- * planned (adapters_plan) and becomes the model's own, also after an error. st may be closed afterwards. */
+/* Loads weights and adapters (A random, B zero, by seed) into dev's arenas, or measures them on a measuring device. ad
+ * is planned (adapters_plan) and becomes the model's own, also after an error. st may be closed afterwards. */
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err) MT_CHECK;
 void model_close(struct model *m);

@@ -103,11 +103,14 @@ static int read_quant_state(struct source *s, const struct st_tensor *blob, stru
     }
     s->format = !strcmp(type, "nf4") ? WF_NF4 : !strcmp(type, "fp4") ? WF_FP4 : WF_NONE;
     s->nested_offset = (float)offset;
-    if (s->format == WF_NONE) json_error(root, err, "quant_type \"%s\" is neither nf4 nor fp4", type);
-    else if (s->block & (s->block - 1)) json_error(root, err, "blocksize %lld is no power of two", (long long)s->block);
+    if (s->format == WF_NONE)
+        json_error(root, err, "quant_type \"%s\" is neither nf4 nor fp4", type);
+    else if (s->block & (s->block - 1))
+        json_error(root, err, "blocksize %lld is no power of two", (long long)s->block);
     else if (nested_block != 256 || strcmp(nested_dtype, "float32"))
         json_error(root, err, "nested_blocksize must be 256 and nested_dtype float32");
-    else rc = 0;
+    else
+        rc = 0;
 out:
     json_free(doc);
     return rc;
@@ -131,7 +134,9 @@ static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, 
     char nested[512];
     const struct st_tensor *state = find(ck, state_name, err);
     if (!state || !(s->data = find(ck, name, err)) || read_quant_state(s, state, err)) return -1;
-    if (s->n_out * s->n_in % 2 || s->data->bytes != s->n_out * s->n_in / 2)
+    if (s->n_in % 2)
+        return err_set(err, "tensor %s: a row of %lld nibbles does not fill its bytes", name, (long long)s->n_in);
+    if (s->data->bytes != s->n_out * s->n_in / 2)
         return err_set(err, "tensor %s has %lld bytes, its quant_state asks for %lld x %lld nibbles", name,
                        (long long)s->data->bytes, (long long)s->n_out, (long long)s->n_in);
     if (str_format(nested, sizeof(nested), err, "tensor name", "%s.nested_absmax", name)) return -1;

@@ -1,4 +1,5 @@
-/* source.h - one matrix as a checkpoint stores it: dense, or 4 bits with its scales under other names (formats.md 2, 3). */
+/* source.h - one matrix as a checkpoint stores it: dense, or 4 bits with its scales under other names (formats.md 2,
+ * 3). */
 #ifndef MT_SOURCE_H
 #define MT_SOURCE_H
 
@@ -14,8 +15,8 @@ struct source {
     enum weight_format format;
     int64_t n_out, n_in, block;
     const struct st_tensor *data;
-    const struct st_tensor *absmax, *code;               /* bitsandbytes */
-    const struct st_tensor *nested_absmax, *nested_map;  /* NULL: absmax is f32 */
+    const struct st_tensor *absmax, *code;              /* bitsandbytes */
+    const struct st_tensor *nested_absmax, *nested_map; /* NULL: absmax is f32 */
     float nested_offset;
 };
 

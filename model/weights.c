@@ -1,6 +1,7 @@
-/* weights.c - copies a checkpoint into dev->weights, tensor by tensor, dropping each mapped page once it is read, so that
- * resident memory while loading stays near one copy. Experts keep the bytes they have on disk; what has to be rearranged
- * (bitsandbytes' per-expert matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is rearranged here, once. */
+/* weights.c - copies a checkpoint into dev->weights, tensor by tensor, dropping each mapped page once it is read, so
+ * that resident memory while loading stays near one copy. Experts keep the bytes they have on disk; what has to be
+ * rearranged (bitsandbytes' per-expert matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is
+ * rearranged here, once. */
 #include "model/weights.h"
 
 #include <stdio.h>
@@ -60,13 +61,13 @@ static int vector(struct fill *f, struct tensor *out, const char *name, int64_t 
 static int same_tables(struct fill *f, const struct source *s, int64_t n)
 {
     for (int64_t i = 1; i < n; i++) {
-        bool same = s[i].format == s[0].format && s[i].block == s[0].block &&
-                    !s[i].nested_absmax == !s[0].nested_absmax;
+        bool same =
+            s[i].format == s[0].format && s[i].block == s[0].block && !s[i].nested_absmax == !s[0].nested_absmax;
         if (same && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
         if (same && s[0].nested_map) same = !memcmp(s[i].nested_map->data, s[0].nested_map->data, 1024);
         if (!same)
-            return err_set(f->err, "tensors %s and %s are quantised in different ways; they must agree", s[0].data->name,
-                           s[i].data->name);
+            return err_set(f->err, "tensors %s and %s are quantised in different ways; they must agree",
+                           s[0].data->name, s[i].data->name);
     }
     return 0;
 }
@@ -167,7 +168,8 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     char blocks[320], scales[320];
     snprintf(blocks, sizeof(blocks), "%s_blocks", name);
     snprintf(scales, sizeof(scales), "%s_scales", name);
-    if (n_in % 32) return err_set(f->err, "%s: MXFP4 needs an input width that 32 divides, not %lld", name, (long long)n_in);
+    if (n_in % 32)
+        return err_set(f->err, "%s: MXFP4 needs an input width that 32 divides, not %lld", name, (long long)n_in);
     const struct st_tensor *b = checkpoint_take(&f->ck, blocks, true, 4, (int64_t[]){e, n_out, n_in / 32, 16}, f->err);
     if (!b) return -1;
     const struct st_tensor *s = checkpoint_take(&f->ck, scales, true, 3, (int64_t[]){e, n_out, n_in / 32}, f->err);
@@ -249,8 +251,7 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
                                             : load_mxfp4(f, w, name.s, n_out, n_in);
     if (rc || !f->a->expert_bias) return rc;
     snprintf(probe, sizeof(probe), "%s_bias", name.s);
-    const struct st_tensor *t =
-        checkpoint_take(&f->ck, probe, false, 2, (int64_t[]){f->a->n_exp, n_out}, f->err);
+    const struct st_tensor *t = checkpoint_take(&f->ck, probe, false, 2, (int64_t[]){f->a->n_exp, n_out}, f->err);
     if (!t) return -1;
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->a->n_exp, n_out);
     put_f32(f, bias->data, t, f->a->n_exp * n_out);
@@ -275,7 +276,8 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
     return vector(f, &lw->norm1, layer_name(f, "input_layernorm.weight").s, a->d_model) ||
                    vector(f, &lw->norm2, layer_name(f, "post_attention_layernorm.weight").s, a->d_model) ||
                    load_qkv(f, lw) ||
-                   matrix(f, &lw->out, layer_name(f, "self_attn.o_proj.weight").s, a->d_model, a->n_head * a->head_dim) ||
+                   matrix(f, &lw->out, layer_name(f, "self_attn.o_proj.weight").s, a->d_model,
+                          a->n_head * a->head_dim) ||
                    (a->attn_bias && vector(f, &lw->out_bias, layer_name(f, "self_attn.o_proj.bias").s, a->d_model)) ||
                    (a->sinks && vector(f, &lw->sinks, layer_name(f, "self_attn.sinks").s, a->n_head)) ||
                    load_router(f, lw) ||
@@ -304,7 +306,9 @@ static void warn_unused(const struct fill *f)
     int64_t n = 0, first = 0;
     for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--)
         if (!f->ck.used[i]) n++, first = i;
-    if (n) log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)n, f->ck.st->tensors[first].name);
+    if (n)
+        log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)n,
+                 f->ck.st->tensors[first].name);
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,

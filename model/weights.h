@@ -6,25 +6,25 @@
 #include "model/arch.h"
 
 struct layer_weights {
-    struct tensor norm1, norm2;  /* [D] f32 */
-    struct weight qkv, out;      /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct tensor norm1, norm2;       /* [D] f32 */
+    struct weight qkv, out;           /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
     struct tensor qkv_bias, out_bias; /* f32 */
-    struct tensor sinks;         /* [H] f32 */
-    struct weight router;        /* [E, D] */
-    struct tensor router_bias;   /* [E] f32 */
-    struct weight up, down;      /* [E, 2F, D], [E, D, F] */
+    struct tensor sinks;              /* [H] f32 */
+    struct weight router;             /* [E, D] */
+    struct tensor router_bias;        /* [E] f32 */
+    struct weight up, down;           /* [E, 2F, D], [E, D, F] */
     struct tensor up_bias, down_bias; /* [E, 2F], [E, D] f32 */
 };
 
 struct weights {
-    struct weight embed, head; /* [V, D]; head may share embed's bytes */
-    struct tensor norm;        /* [D] f32, final */
+    struct weight embed, head;    /* [V, D]; head may share embed's bytes */
+    struct tensor norm;           /* [D] f32, final */
     struct layer_weights *layers; /* [L] host */
     int64_t expert_bytes, dense_bytes;
 };
 
-/* Takes dev->weights bytes for every tensor and, unless the device is measuring, copies them there. All names, shapes and
- * formats are checked before the first copy; the error names the tensor and what was expected. */
+/* Takes dev->weights bytes for every tensor and, unless the device is measuring, copies them there. All names, shapes
+ * and formats are checked before the first copy; the error names the tensor and what was expected. */
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* the host table only */

@@ -12,7 +12,8 @@
 
 #include "kernels/base.h"
 
-/* Path of a file under tests/fixtures (or of the folder given with --fixtures); a static buffer, one per call of eight. */
+/* Path of a file under tests/fixtures (or of the folder given with --fixtures); a static buffer, one per call of eight.
+ */
 const char *fixture(const char *name);
 /* The moetrain executable, for tests that run it. */
 const char *moetrain_binary(void);

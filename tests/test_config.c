@@ -283,7 +283,6 @@ static void validation_names_the_key(void **state)
         const char *set, *message;
     } cases[] = {
         {"model.path=", "model.path is not set: the directory of the base model"},
-        {"data.train=", "data.train is not set: the files to train on"},
         {"output.dir=", "output.dir is empty: the directory for all that a run writes"},
         {"train.resume=", "train.resume is empty: expected auto, never or a checkpoint directory"},
         {"data.chat_date=28.6.2025", "data.chat_date = \"28.6.2025\": expected a date, YYYY-MM-DD"},

@@ -4,8 +4,8 @@
 
 #include "train/config.h"
 
-/* Held-out loss, perplexity and accuracy with the adapter of a PEFT directory, or (NULL) of the base model; one JSON object
- * on standard output, words on standard error. */
+/* Held-out loss, perplexity and accuracy with the adapter of a PEFT directory, or (NULL) of the base model; one JSON
+ * object on standard output, words on standard error. */
 int commands_eval(const struct config *cfg, const char *adapter_dir, struct err *err) MT_CHECK;
 /* The memory plan on standard output; reads headers only. */
 int commands_plan(const struct config *cfg, struct err *err) MT_CHECK;

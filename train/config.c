@@ -399,7 +399,6 @@ int config_validate(const struct config *c, struct err *err)
 {
     bool held_out = c->data.eval[0] || c->data.eval_split > 0;
     if (!c->model.path[0]) return err_set(err, "model.path is not set: the directory of the base model");
-    if (!c->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
     if (!c->output.dir[0]) return err_set(err, "output.dir is empty: the directory for all that a run writes");
     if (!c->train.resume[0])
         return err_set(err, "train.resume is empty: expected auto, never or a checkpoint directory");

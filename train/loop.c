@@ -1,6 +1,6 @@
-/* loop.c - the training run. An optimizer step is grad_accum micro-batches of forward, loss and backward, then the norm of
- * the gradient, clipping, AdamW. All that the next step depends on is in struct train_state, the adapters and their moments:
- * a run continued from a checkpoint ends in the same bytes as one never stopped. */
+/* loop.c - the training run. An optimizer step is grad_accum micro-batches of forward, loss and backward, then the norm
+ * of the gradient, clipping, AdamW. All that the next step depends on is in struct train_state, the adapters and their
+ * moments: a run continued from a checkpoint ends in the same bytes as one never stopped. */
 #include "train/loop.h"
 
 #include <math.h>
@@ -53,7 +53,8 @@ static int64_t mem_peak(void)
 }
 
 /* The micro-batches of the next step, and where the data stand after them. */
-static struct batch *take_batches(struct training *t, int64_t n, int64_t *labels, int64_t *tokens, struct loader_pos *pos)
+static struct batch *take_batches(struct training *t, int64_t n, int64_t *labels, int64_t *tokens,
+                                  struct loader_pos *pos)
 {
     struct batch *b = mem_array(n, sizeof(*b));
     *labels = *tokens = 0;
@@ -106,6 +107,13 @@ static void update(struct training *t, struct step_metrics *m, char bad[64])
     adapters_refresh(&model->adapters, &t->run.dev);
 }
 
+/* A mean over the steps so far that turns into an exponential one with the weight 0.1. */
+static double smoothed(double before, double loss, int64_t n)
+{
+    const double w = fmax(0.1, 1 / (double)n);
+    return n > 1 ? before + w * (loss - before) : loss;
+}
+
 /* 0 done, LOOP_INTERRUPTED nothing changed, -1 too many steps without a finite gradient. */
 static int step(struct training *t, struct err *err)
 {
@@ -125,16 +133,21 @@ static int step(struct training *t, struct err *err)
     s->step++;
     s->pos = pos;
     s->tokens += m.tokens;
-    if (m.skipped) s->n_nonfinite++;
-    else s->smooth_loss = isnan(s->smooth_loss) ? m.loss : 0.9 * s->smooth_loss + 0.1 * m.loss;
+    if (m.skipped)
+        s->n_nonfinite++;
+    else
+        s->smooth_loss = smoothed(s->smooth_loss, m.loss, s->step - s->n_nonfinite);
     m.smooth_loss = s->smooth_loss;
     m.ms = clock_ms() - start;
     m.mem_bytes = mem_peak();
     m.bad = bad;
     metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
     if (s->n_nonfinite <= cfg->train.max_nonfinite) return 0;
-    return err_set(err, "%lld steps without a finite loss and gradient (train.max_nonfinite), the last in: %s. Lower optim.lr "
-                   "or look at the data", (long long)s->n_nonfinite, bad);
+    return err_set(
+        err,
+        "%lld steps without a finite loss and gradient (train.max_nonfinite), the last in: %s. Lower optim.lr "
+        "or look at the data",
+        (long long)s->n_nonfinite, bad);
 }
 
 /* ---- evaluation, checkpoints, the end */
@@ -159,7 +172,8 @@ static int save(struct training *t, struct err *err)
     const struct model *m = &t->run.model;
     metrics_experts(&t->metrics, t->state.step, m->expert_rows, m->arch.n_layer, m->arch.n_exp);
     memset(m->expert_rows, 0, (size_t)(m->arch.n_layer * m->arch.n_exp) * sizeof(*m->expert_rows));
-    return checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep, err);
+    return checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep,
+                           err);
 }
 
 static int report(struct training *t, struct err *err)
@@ -183,8 +197,8 @@ static bool evaluation_due(const struct training *t)
     return cfg->eval.every && s % cfg->eval.every == 0;
 }
 
-/* Steps until the end or an interruption. What is due after a step is told by the state alone, so that a run that was cut
- * off in between does it when it continues. */
+/* Steps until the end or an interruption. What is due after a step is told by the state alone, so that a run that was
+ * cut off in between does it when it continues. */
 static int steps(struct training *t, struct err *err)
 {
     const int64_t every = t->run.cfg->output.save_every, start = t->state.step;
@@ -208,8 +222,8 @@ static int steps(struct training *t, struct err *err)
 static uint64_t run_hash(const struct training *t)
 {
     static const char *const without[] = {"[output]", "[log]", "[eval]"};
-    static const char *const keys[] = {"path", "train", "eval", "revision", "device", "threads", "recompute",
-                                       "resume", "memory_gb", "steps", "epochs", "max_nonfinite"};
+    static const char *const keys[] = {"path",      "train",  "eval",      "revision", "device", "threads",
+                                       "recompute", "resume", "memory_gb", "steps",    "epochs", "max_nonfinite"};
     char *dump = config_dump(t->run.cfg), *text = mem_alloc((int64_t)strlen(dump) + 128), *next;
     bool skip = false;
     for (char *line = dump; line && *line; line = next) {
@@ -242,8 +256,8 @@ static struct schedule make_schedule(const struct config *cfg, const struct load
         batches += (int64_t)ceil((cfg->train.epochs - whole) * (double)loader_epoch_batches(l, (int64_t)whole));
         total = MT_MAX((batches + cfg->train.grad_accum - 1) / cfg->train.grad_accum, 1);
     }
-    const int64_t warmup = cfg->optim.warmup_steps ? cfg->optim.warmup_steps
-                                                   : (int64_t)ceil(cfg->optim.warmup_ratio * (double)total);
+    const int64_t warmup =
+        cfg->optim.warmup_steps ? cfg->optim.warmup_steps : (int64_t)ceil(cfg->optim.warmup_ratio * (double)total);
     return (struct schedule){.kind = (enum schedule_kind)cfg->optim.schedule,
                              .lr = cfg->optim.lr,
                              .min_lr_ratio = cfg->optim.min_lr_ratio,
@@ -277,16 +291,20 @@ static int restore(struct training *t, struct err *err)
         if (set_old_checkpoints_aside(cfg, err)) return -1;
     } else {
         int have = 1;
-        if (!strcmp(cfg->train.resume, "auto")) have = checkpoint_newest(cfg->output.dir, path, err);
-        else if (str_format(path, sizeof(path), err, "train.resume", "%s", cfg->train.resume)) return -1;
+        if (!strcmp(cfg->train.resume, "auto"))
+            have = checkpoint_newest(cfg->output.dir, path, err);
+        else if (str_format(path, sizeof(path), err, "train.resume", "%s", cfg->train.resume))
+            return -1;
         if (have < 0) return -1;
         if (have) {
             if (checkpoint_load(path, ad, &t->run.dev, &found, err)) return -1;
             if (found.run_hash != t->state.run_hash || found.data_hash != t->state.data_hash)
-                return err_set(err, "%s was written by a run with other %s; continue it with the settings in %s, choose another "
-                               "output.dir, or set train.resume = never", path,
-                               found.data_hash != t->state.data_hash ? "training data" : "settings",
-                               out_path(cfg, "config.ini").s);
+                return err_set(
+                    err,
+                    "%s was written by a run with other %s; continue it with the settings in %s, choose another "
+                    "output.dir, or set train.resume = never",
+                    path, found.data_hash != t->state.data_hash ? "training data" : "settings",
+                    out_path(cfg, "config.ini").s);
             t->state = found;
             log_info("continuing after step %lld of %lld from %s", (long long)found.step,
                      (long long)t->schedule.total_steps, path);
@@ -341,7 +359,7 @@ static int training_open(struct training *t, const struct config *cfg, struct er
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = make_schedule(cfg, counting);
     loader_close(counting);
-    t->state = (struct train_state){.smooth_loss = NAN,
+    t->state = (struct train_state){.smooth_loss = 0,
                                     .best_loss = INFINITY,
                                     .eval_step = -1,
                                     .seed = (uint64_t)cfg->train.seed,
@@ -370,6 +388,7 @@ int loop_train(const struct config *cfg, struct err *err)
     int rc = training_open(&t, cfg, err);
     if (!rc) rc = steps(&t, err);
     if (rc == LOOP_INTERRUPTED) {
+        metrics_end_line(&t.metrics);
         log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t.state.step);
         if (save(&t, err) || report(&t, err)) rc = -1;
     }

@@ -22,7 +22,8 @@ static const char usage[] =
     "  --dump-config             prints the resolved configuration and stops\n"
     "  --help, --version\n"
     "\n"
-    "Everything a run writes lies under output.dir: adapter/ (PEFT), best/, checkpoints/, metrics.jsonl, report.html.\n";
+    "Everything a run writes lies under output.dir: adapter/ (PEFT), best/, checkpoints/, metrics.jsonl, "
+    "report.html.\n";
 
 struct args {
     const char *command, *path, *adapter;
@@ -54,10 +55,14 @@ static int parse_words(struct args *a, int argc, char **argv)
             continue;
         }
         bool is_command = false;
-        for (int c = 0; c < MT_LEN(commands) && !a->command && !a->path; c++) is_command |= !strcmp(argv[i], commands[c]);
-        if (is_command) a->command = argv[i];
-        else if (!a->path) a->path = argv[i];
-        else return usage_error("one word too many", argv[i]);
+        for (int c = 0; c < MT_LEN(commands) && !a->command && !a->path; c++)
+            is_command |= !strcmp(argv[i], commands[c]);
+        if (is_command)
+            a->command = argv[i];
+        else if (!a->path)
+            a->path = argv[i];
+        else
+            return usage_error("one word too many", argv[i]);
     }
     if (!a->command) a->command = "train";
     if (!a->path && strcmp(a->command, "config")) return usage_error("which configuration (or path)?", NULL);

@@ -69,8 +69,10 @@ static int measure(struct plan *p, const struct device *dev, const struct arch *
         m.recompute = (enum recompute)r;
         p->work[r] = measure_pass(&m, &b, true, &flops[r]);
     }
-    if (cfg->train.recompute != CFG_RECOMPUTE_AUTO) p->recompute = (enum recompute)(cfg->train.recompute - 1);
-    else p->chosen = true;
+    if (cfg->train.recompute != CFG_RECOMPUTE_AUTO)
+        p->recompute = (enum recompute)(cfg->train.recompute - 1);
+    else
+        p->chosen = true;
     while (p->chosen && p->recompute < RECOMPUTE_FULL && plan_peak(p, true) > p->budget) p->recompute++;
     p->flops_train = flops[p->recompute];
     model_close(&m);
@@ -153,5 +155,6 @@ void plan_print(const struct plan *p, const struct adapters *ad, FILE *out)
     fprintf(out, "  micro-batch of at most %lld tokens, loss head in chunks of %lld labelled tokens\n",
             (long long)p->n_tok, (long long)p->ce_chunk);
     fprintf(out, "  %s trainable parameters; %s FLOP per token forward, %s per token of training\n",
-            str_count(b, p->trainable), str_count(c, (int64_t)p->flops_fwd), str_count((char[32]){0}, (int64_t)p->flops_train));
+            str_count(b, p->trainable), str_count(c, (int64_t)p->flops_fwd),
+            str_count((char[32]){0}, (int64_t)p->flops_train));
 }

@@ -24,11 +24,12 @@ struct plan {
     int64_t trainable;               /* parameters */
 };
 
-/* Which adapters: those of the [lora] section, or, with adapter_dir (a PEFT directory), those of its own configuration. */
+/* Which adapters: those of the [lora] section, or, with adapter_dir (a PEFT directory), those of its own configuration.
+ */
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
                   struct err *err) MT_CHECK;
-/* Fills p for the device's kind; train = false plans an evaluation. An error when nothing fits the budget: the numbers and
- * what to change. */
+/* Fills p for the device's kind; train = false plans an evaluation. An error when nothing fits the budget: the numbers
+ * and what to change. */
 int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
               const struct config *cfg, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */

@@ -11,8 +11,7 @@ int run_open_headers(struct run *r, const struct config *cfg, struct err *err)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda"}, *const dtypes[] = {"auto", "fp32", "bf16"};
     *r = (struct run){.cfg = cfg};
-    if (config_validate(cfg, err) ||
-        device_open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
+    if (config_validate(cfg, err) || device_open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
         arch_load(&r->arch, cfg->model.path, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
@@ -66,6 +65,7 @@ int run_open_data(struct run *r, bool train, struct err *err)
         !(r->tok = tokenizer_load(path, err)) || find_eos(r, &opt.eos, err))
         return -1;
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
+    if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
     if ((train || split) && dataset_load(&r->train, cfg->data.train, r->tok, &opt, err)) return -1;
     if (cfg->data.eval[0] && dataset_load(&r->eval, cfg->data.eval, r->tok, &opt, err)) return -1;
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;

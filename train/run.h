@@ -22,8 +22,8 @@ struct run {
 int run_open_headers(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
 /* Tokenizer and data sets; train = false: the held-out set only. Prints what was read. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
-/* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded from
- * it. Prints the time. */
+/* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded
+ * from it. Prints the time. */
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
 void run_close(struct run *r); /* a zeroed run is fine */
 

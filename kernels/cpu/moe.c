@@ -1,5 +1,4 @@
-/* moe.c - the experts' products over rows in expert order, their adapters, the activation between them, the
- * combination.
+/* moe.c - the experts: products over rows in expert order, adapters, the activation in between, the combination.
  *
  * A task is one tile of output columns of one expert, so that even a single busy expert keeps all threads at work. Its
  * part of the packed weight is decoded once into scratch of the thread and multiplied with all rows of the expert.
@@ -40,8 +39,7 @@ static void gather(struct device *dev, struct tensor out, struct tensor x, const
     }
 }
 
-/* out[t] = res[t] + sum over j, ascending, of gate[t,j] y[slot_row[t,j]]; without res or gates where those are absent.
- */
+/* out[t] = res[t] + sum over ascending j of gate[t,j] y[slot_row[t,j]]; an absent res is 0, absent gates are 1. */
 static void sum_slots(struct device *dev, struct tensor out, struct tensor res, struct tensor gate, struct tensor y,
                       const struct route *r)
 {

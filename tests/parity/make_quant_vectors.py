@@ -2,7 +2,7 @@
 
     python make_quant_vectors.py OUT_FILE        (needs torch and bitsandbytes; the CPU is enough)
 
-A case is "case FORMAT BLOCK N NESTED", then lines "packed", "absmax" (f32 bits as hex, what decoding uses), for a nested
+A case is "case FORMAT BLOCK N NESTED", then lines "packed", "absmax" (f32 bits, what decoding uses), for a nested
 case "q8", "outer" (f32 bits) and "offset", and "decoded" (f32 bits of the first values). The signal is not stored: its
 values are exact in f32 and both sides compute them.
 """

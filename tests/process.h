@@ -1,0 +1,34 @@
+/* process.h - for tests that run the executable: start it, end it, read what it said. */
+#ifndef MT_TEST_PROCESS_H
+#define MT_TEST_PROCESS_H
+
+#include <sys/types.h>
+
+#include "tests/test.h"
+
+/* What the process that ended last said, each at most 64 KiB. */
+struct said {
+    char out[1 << 16], err[1 << 16];
+};
+extern struct said said;
+
+/* Starts moetrain with these words (NULL at the end); its output goes to DIR/stdout and DIR/stderr. */
+pid_t process_start(const char *dir, const char *const *words);
+/* Its exit code, or 1000 + the signal that ended it; fills `said`. */
+int process_finish(const char *dir, pid_t pid);
+int process_run(const char *const *words);
+#define RUN(...) process_run((const char *const[]){__VA_ARGS__, NULL})
+
+#define assert_says(text, part)                                                                                        \
+    do {                                                                                                               \
+        if (!strstr(text, part)) fail_msg("\"%s\" is not in:\n%s", part, text);                                        \
+    } while (0)
+
+/* An INI file in a fresh directory: the parity case as model and data, output in out/ beside it, and `more` behind it.
+ * The path, in one of eight static buffers. */
+const char *process_config(const char *more);
+/* DIR/out/NAME beside that INI file; likewise. */
+const char *process_output(const char *config, const char *name);
+void process_read(const char *path, char *text, int64_t cap); /* a text file, NUL-terminated, cut at cap - 1 */
+
+#endif

@@ -1,0 +1,272 @@
+/* test_train.c - what a whole run promises: the same gradients however memory is saved and batches are cut, and the
+ * same bytes however often it was killed. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "tests/process.h"
+
+#define ADAPTER   "adapter/adapter_model.safetensors"
+#define MAX_WORDS 24
+
+/* A configuration and the words that run it: `sets` are assignments with blanks between them. */
+struct job {
+    const char *config, *words[MAX_WORDS + 1];
+    char sets[1024];
+};
+
+static struct job *job_new(const char *sets)
+{
+    static struct job jobs[8];
+    static int next;
+    struct job *j = &jobs[next++ % 8];
+    int n = 0;
+    memset(j, 0, sizeof(*j));
+    j->config = j->words[n++] = process_config("");
+    assert_true((size_t)snprintf(j->sets, sizeof(j->sets), "%s", sets) < sizeof(j->sets));
+    for (char *set = strtok(j->sets, " "); set; set = strtok(NULL, " ")) {
+        assert_true(n + 2 <= MAX_WORDS);
+        j->words[n++] = "--set";
+        j->words[n++] = set;
+    }
+    return j;
+}
+
+/* Runs to the end; the configuration's path, for process_output. */
+static const char *trained(const char *sets)
+{
+    const struct job *j = job_new(sets);
+    if (process_run(j->words)) fail_msg("training failed:\n%s", said.err);
+    return j->config;
+}
+
+static void assert_same_file(const char *a, const char *b)
+{
+    struct err err;
+    int64_t na, nb;
+    char *x = file_read(a, 1 << 26, &na, &err), *y = file_read(b, 1 << 26, &nb, &err);
+    if (!x || !y) fail_msg("%s", err.msg);
+    if (na != nb || memcmp(x, y, (size_t)na)) fail_msg("%s and %s differ", a, b);
+    mem_free(x);
+    mem_free(y);
+}
+
+static void assert_same_output(const char *a, const char *b, const char *name)
+{
+    assert_same_file(process_output(a, name), process_output(b, name));
+}
+
+/* A number of the last "step" event of a run. */
+static double last_step(const char *config, const char *key)
+{
+    static char text[1 << 18];
+    struct err err;
+    double value = NAN;
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (!strstr(line, "\"event\":\"step\"")) continue;
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "metrics", &err);
+        assert_non_null(doc);
+        assert_int_equal(json_get_f64(json_root(doc), key, &value, &err), 0);
+        json_free(doc);
+    }
+    assert_true(isfinite(value));
+    return value;
+}
+
+static void assert_same_step(const char *a, const char *b)
+{
+    assert_close(last_step(a, "loss") / last_step(b, "loss"), 1, 1e-6);
+    assert_close(last_step(a, "grad_norm") / last_step(b, "grad_norm"), 1, 1e-5);
+    assert_true(last_step(a, "tokens") == last_step(b, "tokens"));
+}
+
+static void test_recompute(void **state)
+{
+    (void)state;
+    /* dropout must drop the same elements again, the auxiliary loss must see the same statistics */
+    static const char *const more[] = {"", "train.aux_loss_coef=0.5 lora.dropout=0.1"};
+    static const char *const mode[] = {"none", "selective", "full"};
+    for (int i = 0; i < 2; i++) {
+        const char *run[3];
+        for (int m = 0; m < 3; m++) {
+            char sets[256];
+            snprintf(sets, sizeof(sets), "train.recompute=%s train.micro_batch=2 eval.at_start=no eval.at_end=no %s",
+                     mode[m], more[i]);
+            run[m] = trained(sets);
+        }
+        assert_same_output(run[0], run[1], ADAPTER);
+        assert_same_output(run[0], run[2], ADAPTER);
+    }
+}
+
+/* Four documents for one step. */
+static const char *four_documents(void)
+{
+    static char path[256];
+    snprintf(path, sizeof(path), "%s/four.jsonl", scratch_dir());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int d = 0; d < 4; d++) {
+        fprintf(f, "{\"text\": \"");
+        for (int w = 0; w < 6 + 3 * d; w++) fprintf(f, "the king %d of ", 7 * d + w);
+        fprintf(f, "\"}\n");
+    }
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+/* One pack of four documents, the four as a micro-batch, two by two, one by one: one optimizer step each. */
+static void test_batch_cuts(void **state)
+{
+    (void)state;
+    static const char *const cuts[] = {"data.packing=yes train.micro_batch=4 train.grad_accum=1",
+                                       "data.packing=no train.micro_batch=4 train.grad_accum=1",
+                                       "data.packing=no train.micro_batch=2 train.grad_accum=2",
+                                       "data.packing=no train.micro_batch=1 train.grad_accum=4"};
+    const char *run[4], *path = four_documents();
+    for (int i = 0; i < 4; i++) {
+        char sets[1024];
+        snprintf(sets, sizeof(sets), "data.train=%s data.seq_len=256 train.steps=1 data.shuffle=no %s", path, cuts[i]);
+        run[i] = trained(sets);
+    }
+    for (int i = 1; i < 4; i++) assert_same_step(run[i], run[0]);
+}
+
+static const char long_run[] = "train.steps=12 train.micro_batch=2 eval.every=4 output.save_every=3 output.keep=2 "
+                               "lora.dropout=0.05";
+static const char *const whole[] = {ADAPTER,
+                                    "adapter/adapter_config.json",
+                                    "best/adapter_model.safetensors",
+                                    "checkpoints/step-000012/optimizer.safetensors",
+                                    "checkpoints/step-000012/state.json",
+                                    "checkpoints/step-000012/manifest.json"};
+
+static void assert_same_run(const char *a, const char *b)
+{
+    for (int i = 0; i < MT_LEN(whole); i++) assert_same_output(a, b, whole[i]);
+}
+
+/* Starts the job again and again, ended by `number` later and later, until it comes to its end; how often it was ended.
+ */
+static int run_in_pieces(const struct job *j, int number, long step_ms)
+{
+    const char *dir = scratch_dir();
+    int code = -1, ended = 0;
+    for (long ms = step_ms; code; ms += step_ms) {
+        const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+        const pid_t pid = process_start(dir, j->words);
+        nanosleep(&pause, NULL);
+        kill(pid, number);
+        code = process_finish(dir, pid);
+        if (code && code != 1000 + number && code != 130) fail_msg("exit code %d:\n%s", code, said.err);
+        ended += code != 0;
+    }
+    return ended;
+}
+
+/* SIGKILL: in loading, in steps, in evaluations, in saves. SIGTERM: each start keeps the steps it made. */
+static void test_killed_runs(void **state)
+{
+    (void)state;
+    const char *reference = trained(long_run);
+    const struct job *killed = job_new(long_run), *stopped = job_new(long_run);
+    assert_true(run_in_pieces(killed, SIGKILL, 20) > 2);
+    assert_same_run(killed->config, reference);
+    assert_true(run_in_pieces(stopped, SIGTERM, 60) > 0);
+    assert_same_run(stopped->config, reference);
+}
+
+/* One flipped bit in the newest checkpoint: it is named, the one before is taken, the end is the same. */
+static void test_damaged_checkpoint(void **state)
+{
+    (void)state;
+    const char *reference = trained(long_run);
+    const struct job *j = job_new(long_run);
+    assert_int_equal(process_run(j->words), 0);
+    const char *damaged = process_output(j->config, "checkpoints/step-000012/optimizer.safetensors");
+    FILE *f = fopen(damaged, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -5, SEEK_END), 0);
+    const int byte = fgetc(f);
+    assert_int_equal(fseek(f, -5, SEEK_END), 0);
+    fputc(byte ^ 1, f);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(process_run(j->words), 0);
+    assert_says(said.err, "step-000012");
+    assert_says(said.err, "optimizer.safetensors");
+    assert_says(said.err, "continuing after step 9 of 12");
+    assert_same_run(j->config, reference);
+}
+
+/* The settings of a checkpoint are not mixed with others; `never` puts it aside and keeps it. */
+static void test_other_settings(void **state)
+{
+    (void)state;
+    const char *config = trained("output.save_every=1");
+    assert_int_equal(RUN(config, "--set", "optim.lr=1e-3"), 1);
+    assert_says(said.err, "other settings");
+    assert_int_equal(RUN(config, "--set", "data.seq_len=63"), 1);
+    assert_says(said.err, "other");
+    assert_int_equal(RUN(config, "--set", "train.recompute=full", "--set", "log.every=2"), 0);
+    assert_int_equal(RUN(config, "--set", "optim.lr=1e-3", "--set", "train.resume=never"), 0);
+    assert_int_equal(access(process_output(config, "checkpoints.1/step-000002/state.json"), F_OK), 0);
+}
+
+/* The parity case with a NaN in the output bias of layer 1; the directory. */
+static const char *poisoned_model(void)
+{
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
+    static char dir[256];
+    char from[MT_PATH], to[MT_PATH];
+    struct err err;
+    int64_t size;
+    struct safetensors st;
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(from, sizeof(from), "%s/%s", fixture("parity/case_a"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        char *text = file_read(from, 1 << 26, &size, &err);
+        assert_non_null(text);
+        if (i == 3) {
+            assert_int_equal(safetensors_open(&st, from, &err), 0);
+            const struct st_tensor *t = safetensors_find(&st, "model.layers.1.self_attn.o_proj.bias");
+            memcpy(text + (t->data - st.maps[0].data), "\xc0\x7f", 2); /* bf16 NaN */
+            safetensors_close(&st);
+        }
+        assert_int_equal(file_write_atomic(to, text, size, &err), 0);
+        mem_free(text);
+    }
+    return dir;
+}
+
+/* Steps without a finite loss are skipped and counted, the place is named, the run stops. */
+static void test_nonfinite(void **state)
+{
+    (void)state;
+    char sets[512];
+    snprintf(sets, sizeof(sets), "model.path=%s train.steps=50 train.max_nonfinite=3", poisoned_model());
+    const struct job *j = job_new(sets);
+    assert_int_equal(process_run(j->words), 1);
+    assert_says(said.err, "train.max_nonfinite");
+    assert_says(said.err, "output of layer 1");
+    assert_says(said.out, "skipped");
+    assert_int_not_equal(access(process_output(j->config, "adapter"), F_OK), 0);
+}
+
+int test_train(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recompute),      cmocka_unit_test(test_batch_cuts),
+        cmocka_unit_test(test_killed_runs),    cmocka_unit_test(test_damaged_checkpoint),
+        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_nonfinite),
+    };
+    return cmocka_run_group_tests_name("train", tests, NULL, NULL);
+}
