@@ -45,7 +45,7 @@ check_cmake() {
     want=$(sed -n 's/^cmake_minimum_required(VERSION \([0-9]*\.[0-9]*\).*/\1/p' CMakeLists.txt)
     have=$(cmake --version | sed -n 's/^cmake version \([0-9.]*\).*/\1/p')
     [ "$(printf '%s\n' "$want" "$have" | sort -V | head -n 1)" = "$want" ] ||
-        die "cmake $have is too old, $want is needed: https://cmake.org/download or 'pip install cmake'"
+        die "cmake $have is too old, $want is needed"
 }
 
 configure_and_build() {

@@ -1,4 +1,4 @@
-/* safetensors.c - the container of formats.md 1: header parse with every check, shards with their index, lookup,
+/* safetensors.c - the container: header parse with every check, shards with their index, lookup,
  * writer.
  *
  * A file is | u64 N | N bytes of JSON | data |. What leaves this file is proven: every tensor lies inside its map, its
@@ -16,7 +16,7 @@
 #define INDEX_NAME  "model.safetensors.index.json"
 #define SINGLE_NAME "model.safetensors"
 
-/* formats.md 1.2, in the rank order of the reference, which decides how a file is laid out. */
+/* Every dtype there is, in the rank order of the reference implementation, which decides how a file is laid out. */
 static const struct st_dtype {
     const char *name;
     int64_t bits;

@@ -5,8 +5,8 @@
 #include "data/file.h"
 #include "kernels/tensor.h"
 
-/* One tensor of a file; strings and bytes live as long as the struct safetensors. Every dtype of formats.md 1.2 parses;
- * dtype is DT_NONE for those this program has no name for (st_dtype still tells). */
+/* One tensor of a file; strings and bytes live as long as the struct safetensors. Every dtype that the format knows
+ * parses; dtype is DT_NONE for those this program has no name for (st_dtype still tells). */
 struct st_tensor {
     const char *name;
     const char *st_dtype; /* "BF16", "U8", "F8_E4M3", ... as written in the file */
@@ -28,8 +28,9 @@ struct safetensors {
     struct json_doc **docs;    /* headers, own the names */
 };
 
-/* path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. Refuses everything
- * in formats.md 1.3 and 1.4, naming file and tensor. */
+/* path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. What is not
+ * exactly a safetensors file (holes, overlaps, duplicates, trailing bytes, a shard that the index does not explain) is
+ * refused, naming file and tensor. */
 int safetensors_open(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 void safetensors_close(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: not there */

@@ -6,7 +6,7 @@
  * "=" overwrites, "+=" adds. An op takes scratch from dev->work and gives it back before it returns, allocates nothing,
  * is asynchronous on the device and never reads back. On a measuring device it takes its scratch and stops there.
  * Outputs never alias inputs unless the contract says "in place". T, M, N and any expert's row count may be 0.
- * LoRA everywhere: y += scale * (x A^T) B^T, A [R, in], B [out, R] (architectures.md 0.10). */
+ * LoRA everywhere: y += scale * (x A^T) B^T, A [R, in], B [out, R]. */
 #ifndef MT_OPS_H
 #define MT_OPS_H
 
@@ -63,7 +63,7 @@ struct attn_shape {
     float scale;
 };
 
-/* Auxiliary load-balancing loss, transformers convention (0.9); coef 0: off, the tensors are absent. */
+/* Auxiliary load-balancing loss, transformers convention; coef 0: off, the tensors are absent. */
 struct aux {
     float coef;
     struct tensor count; /* [E] stat, += rows that chose e, over all layers of the micro-batch */
@@ -74,7 +74,8 @@ struct aux {
 /* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
 typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
 
-/* y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps) (0.2, variant G).  x,y [T,D] act, y =; rstd [T] stat =; w [D] f32 */
+/* y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps) (weight in f32, one rounding).  x,y [T,D] act, y =; rstd [T] stat =;
+ * w [D] f32 */
 typedef void rmsnorm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
                             float eps);
 /* dx += rstd * (g - xhat * mean(g * xhat)), g = dy * w, xhat = x * rstd.  dx,dy,x [T,D] act */
@@ -89,13 +90,15 @@ typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa
 typedef void linear_bwd_fn(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
                            struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora);
 
-/* In place: rotates the first n_head heads of every row (0.3, half-split).  qkv [T, >= n_head*A] act; pos [T] i32;
- * table [P, A] f32: row p holds cos [A/2] then sin [A/2], attention factor included.  The backward rotates back. */
+/* In place: rotates the first n_head heads of every row, half-split: pairs (i, i + A/2).  qkv [T, >= n_head*A] act; pos
+ * [T] i32; table [P, A] f32: row p holds cos [A/2] then sin [A/2], attention factor included.  The backward rotates
+ * back. */
 typedef void rope_fwd_fn(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head);
 typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table,
                          int64_t n_head);
 
-/* Causal GQA attention inside each sequence, with an optional sink per head (0.4, 0.5).
+/* Causal GQA attention inside each sequence, with an optional sink per head: a logit that joins the softmax's
+ * denominator and carries no value.
  * o [T,H*A] act =, lse [T,H] stat = (sink included), qkv [T,(H+2K)*A] act: q | k | v, sinks [H] f32 or absent */
 typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                          const struct seqs *seqs, const struct attn_shape *shape);
@@ -117,7 +120,8 @@ typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
                            struct tensor logits, const struct weight *w, const struct aux *aux);
 
 /* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
- * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act, w [E,2F,D], bias [E,2F] f32 or absent */
+ * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act, w [E,2F,D], bias [E,2F] f32 or absent
+ */
 typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
                            const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
                            const struct glu *glu);
@@ -128,14 +132,14 @@ typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor 
 /* out[t] = res[t] + sum_j gate[t,j] y[slot_row[t,j]], f32 sum in ascending j.  out, res [T,D] act; out = */
 typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                                 const struct route *r);
-/* Backward of combine, down product and activation at once (0.8). With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
+/* Backward of combine, down product and activation at once. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
  * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  adapter grads += from gate * dout[t].
  * dpre [M,2F] act =, dgate [T,J] stat =, act [M,F] act: written with h (scratch of the caller), dout [T,D] act,
  * pre [M,2F], ha [M,R] as saved */
 typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
                              struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha,
-                             const struct route *r, const struct weight *w, struct tensor bias,
-                             const struct lora *lora, const struct glu *glu);
+                             const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
+                             const struct glu *glu);
 /* dx[t] = sum over its rows (ascending j) of dpre[m] W_e + LoRA; adapter grads +=.  dx [T,D] act =, xa as saved */
 typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
                            struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,

@@ -1,5 +1,5 @@
-/* tensor.h - views of memory: struct tensor (dense), struct weight (a frozen matrix, dense or packed in 4 bits), and the
- * arena they live in. Views own nothing and are never freed. */
+/* tensor.h - views of memory: struct tensor (dense), struct weight (a frozen matrix, dense or packed in 4 bits), and
+ * the arena they live in. Views own nothing and are never freed. */
 #ifndef MT_TENSOR_H
 #define MT_TENSOR_H
 
@@ -17,8 +17,9 @@ float bf16_to_f32(uint16_t h);
 uint16_t f32_to_bf16(float f); /* round to nearest even; NaN stays NaN */
 float f16_to_f32(uint16_t h);
 
-/* A row-major view of rank 1 to 3. Rows (the last axis) are contiguous; `ld` is the distance between rows in elements, so
- * that a slice of columns is a view too. Zeroed means "absent" (rank 0); in measure mode data is NULL, so ask rank. */
+/* A row-major view of rank 1 to 3. Rows (the last axis) are contiguous; `ld` is the distance between rows in elements,
+ * so that a slice of columns is a view too. Zeroed means "absent" (rank 0); in measure mode data is NULL, so ask rank.
+ */
 struct tensor {
     void *data;
     enum dtype dtype;
@@ -34,7 +35,7 @@ struct tensor tensor_rows(struct tensor x, int64_t first, int64_t count); /* lea
 int64_t tensor_count(struct tensor x);                                    /* elements */
 int64_t tensor_bytes(struct tensor x);                                    /* of a contiguous view */
 
-/* How the elements of a frozen weight are stored (formats.md sections 2 and 3 in the words of their publishers):
+/* How the elements of a frozen weight are stored:
  *   WF_F32, WF_BF16, WF_F16  dense
  *   WF_MXFP4  e2m1 nibbles, LOW nibble first, one e8m0 byte per 32 along the input axis
  *   WF_NF4, WF_FP4  bitsandbytes: HIGH nibble first, absmax per `block` elements of the expert's flat matrix;
@@ -58,8 +59,8 @@ struct weight {
 int64_t weight_blocks(const struct weight *w); /* absmax values per expert (NF4/FP4) */
 int64_t weight_bytes(const struct weight *w);  /* packed bytes, scales and tables included */
 
-/* A stack allocator over one block. With base NULL and cap INT64_MAX it only measures: every push returns NULL and `peak`
- * tells what a real one needs. Every push is aligned to 256 bytes. */
+/* A stack allocator over one block. With base NULL and cap INT64_MAX it only measures: every push returns NULL and
+ * `peak` tells what a real one needs. Every push is aligned to 256 bytes. */
 struct arena {
     const char *name;
     char *base;

@@ -183,8 +183,9 @@ out:
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
 
-/* architectures.md 0.3. Frequencies and angles are rounded to f32 where transformers rounds them: at position 100,000
- * the f32 angle is what the model was trained on, not the exact one. */
+/* RoPE, or YaRN (arXiv 2309.00071): slow channels are stretched by `factor`, fast ones kept, a ramp between.
+ * Frequencies and angles are rounded to f32 where transformers rounds them: at position 100,000 the f32 angle is what
+ * the model was trained on, not the exact one. */
 static void rope_frequencies(const struct arch *a, float *inv_freq)
 {
     const struct rope_arch *r = &a->rope;

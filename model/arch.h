@@ -1,4 +1,4 @@
-/* arch.h - config.json -> struct arch: every size and switch of a model family (architectures.md 0.11, 1.1). */
+/* arch.h - config.json -> struct arch: every size and switch of a model family. */
 #ifndef MT_ARCH_H
 #define MT_ARCH_H
 

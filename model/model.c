@@ -136,7 +136,8 @@ void model_fwd(struct model *m)
     }
 }
 
-/* E * sum_i F_i p_i (architectures.md 0.9). */
+/* E * sum_i F_i p_i: F_i the share of rows that chose expert i, p_i its mean probability, over the rows of all layers,
+ * as transformers' load_balancing_loss_func has it; top_k when the experts are used evenly. */
 static double aux_value(const struct model *m)
 {
     const int64_t e = m->arch.n_exp;

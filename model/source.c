@@ -80,7 +80,7 @@ void source_absmax(const struct source *s, float *out)
     }
 }
 
-/* formats.md 3.4: the blob that bitsandbytes writes beside every 4-bit weight. */
+/* The JSON blob that bitsandbytes writes beside every 4-bit weight. */
 static int read_quant_state(struct source *s, const struct st_tensor *blob, struct err *err)
 {
     struct json_doc *doc = json_parse((const char *)blob->data, blob->bytes, blob->name, err);

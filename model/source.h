@@ -1,5 +1,4 @@
-/* source.h - one matrix as a checkpoint stores it: dense, or 4 bits with its scales under other names (formats.md 2,
- * 3). */
+/* source.h - one matrix as a checkpoint stores it: dense, or 4 bits with its scales under other names */
 #ifndef MT_SOURCE_H
 #define MT_SOURCE_H
 

@@ -161,7 +161,7 @@ static int load_qkv(struct fill *f, struct layer_weights *lw)
     return 0;
 }
 
-/* [E, out, in/32, 16] nibbles beside [E, out, in/32] exponents, as published (formats.md 2.2). */
+/* [E, out, in/32, 16] nibbles beside [E, out, in/32] exponents, as gpt-oss publishes them. */
 static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t e = f->a->n_exp;

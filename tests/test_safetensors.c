@@ -39,7 +39,7 @@ static const char *scratch(const char *name)
 #define T(name, dtype, shape, offsets)                                                                                 \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
-/* The vector at the end of formats.md 1.3. */
+/* A small file byte by byte. */
 static void vector(void **state)
 {
     (void)state;

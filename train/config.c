@@ -76,7 +76,7 @@ static const struct option options[] = {
     ROW(train, recompute, "auto", "auto|none|selective|full", "in backward; auto: the least that fits memory"),
     ROW(train, aux_loss_coef, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
     ROW(train, resume, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
-    ROW(train, max_nonfinite, "5", "[0, 1e9]", "stop after more skipped steps than this"),
+    ROW(train, max_nonfinite, "5", "[0, 1e9]", "stop when this many steps had to be skipped"),
     ROW(train, threads, "0", "[0, 4096]", "of the CPU; 0: all cores"),
     ROW(train, memory_gb, "0", "[0, 1e6]", "budget in GiB; 0: what the machine has free"),
     ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),

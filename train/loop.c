@@ -142,7 +142,7 @@ static int step(struct training *t, struct err *err)
     m.mem_bytes = mem_peak();
     m.bad = bad;
     metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
-    if (s->n_nonfinite <= cfg->train.max_nonfinite) return 0;
+    if (!m.skipped || s->n_nonfinite < cfg->train.max_nonfinite) return 0;
     return err_set(
         err,
         "%lld steps without a finite loss and gradient (train.max_nonfinite), the last in: %s. Lower optim.lr "

@@ -106,7 +106,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
     if (a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
-    p->budget = p->capped ? (int64_t)(cfg->train.memory_gb * 1e9) : memory_free() / 10 * 9;
+    p->budget = p->capped ? (int64_t)(cfg->train.memory_gb * (1 << 30)) : memory_free() / 10 * 9;
     if (measure(p, dev, a, st, cfg, adapter_dir, err)) return -1;
     if (plan_peak(p, train) <= p->budget) return 0;
     return err_set(err,
