@@ -45,7 +45,9 @@ struct route {
     struct tensor slot_row; /* [T, J] i32 */
 };
 
-enum glu_kind { GLU_SWIGLU, GLU_CLAMPED }; /* 0.6: plain; gpt-oss with alpha and limit */
+/* GLU_SWIGLU: silu(g) * u.  GLU_CLAMPED (gpt-oss): g = min(g, limit), u = clamp(u, -limit, limit), then
+ * (u + 1) * g * sigmoid(alpha * g); the gradient passes at equality. */
+enum glu_kind { GLU_SWIGLU, GLU_CLAMPED };
 struct glu {
     enum glu_kind kind;
     float alpha, limit;

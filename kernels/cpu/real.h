@@ -10,14 +10,14 @@
 #ifdef MT_F64
 typedef double real;
 #define CPU(name) cpu64_##name
-#define DT_REAL DT_F64
+#define DT_REAL   DT_F64
 
 static inline real real_exp(real x) { return exp(x); }
 static inline real real_sqrt(real x) { return sqrt(x); }
 #else
 typedef float real;
 #define CPU(name) cpu_##name
-#define DT_REAL DT_F32
+#define DT_REAL   DT_F32
 
 /* e^x with an error of at most 2 ulp, in straight-line arithmetic so that loops over it vectorise. 0 below -86.9 (no
  * denormals), inf above 88.72, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 split in two (Cody and Waite);
