@@ -1,6 +1,7 @@
 /* source.c - finds a matrix in a checkpoint. Formats are told by the names that are there, never by shapes. */
 #include "model/source.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -80,35 +81,38 @@ void source_absmax(const struct source *s, float *out)
     }
 }
 
-/* The JSON blob that bitsandbytes writes beside every 4-bit weight. */
-static int read_quant_state(struct source *s, const struct st_tensor *blob, struct err *err)
+/* The JSON blob that bitsandbytes writes beside every 4-bit weight; its name says `type` too. */
+static int read_quant_state(struct source *s, const struct st_tensor *blob, const char *type, bool nested,
+                            struct err *err)
 {
     struct json_doc *doc = json_parse((const char *)blob->data, blob->bytes, blob->name, err);
     struct json root, shape;
-    const char *type, *nested_dtype = "float32";
+    const char *quant_type, *nested_dtype = "float32";
     int64_t out = 0, in = 0, nested_block = 256;
     double offset = 0;
     int rc = -1;
     if (!doc) return -1;
     root = json_root(doc);
-    if (json_get_str(root, "quant_type", &type, err) || json_get_i64(root, "blocksize", 32, 4096, &s->block, err) ||
-        json_get_array(root, "shape", &shape, err) ||
+    if (json_get_str(root, "quant_type", &quant_type, err) ||
+        json_get_i64(root, "blocksize", 32, 4096, &s->block, err) || json_get_array(root, "shape", &shape, err) ||
         json_opt_i64(root, "nested_blocksize", 1, 1 << 20, &nested_block, err) ||
-        json_opt_str(root, "nested_dtype", &nested_dtype, err) || json_opt_f64(root, "nested_offset", &offset, err))
+        json_opt_str(root, "nested_dtype", &nested_dtype, err) ||
+        (nested && json_get_f64(root, "nested_offset", &offset, err)))
         goto out;
     if (json_count(shape) != 2 || json_i64(json_at(shape, 0), 0, INT64_MAX, &out, err) ||
         json_i64(json_at(shape, 1), 0, INT64_MAX, &in, err) || out != s->n_out || in != s->n_in) {
         json_error(shape, err, "is not [%lld, %lld]", (long long)s->n_out, (long long)s->n_in);
         goto out;
     }
-    s->format = !strcmp(type, "nf4") ? WF_NF4 : !strcmp(type, "fp4") ? WF_FP4 : WF_NONE;
     s->nested_offset = (float)offset;
-    if (s->format == WF_NONE)
-        json_error(root, err, "quant_type \"%s\" is neither nf4 nor fp4", type);
+    if (strcmp(quant_type, type))
+        json_error(root, err, "quant_type is \"%s\", expected \"%s\"", quant_type, type);
     else if (s->block & (s->block - 1))
         json_error(root, err, "blocksize %lld is no power of two", (long long)s->block);
     else if (nested_block != 256 || strcmp(nested_dtype, "float32"))
         json_error(root, err, "nested_blocksize must be 256 and nested_dtype float32");
+    else if (!isfinite(s->nested_offset))
+        json_error(root, err, "nested_offset %g is no float32", offset);
     else
         rc = 0;
 out:
@@ -129,38 +133,52 @@ static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *nam
     return NULL;
 }
 
-static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, const char *state_name, struct err *err)
+/* An absmax of bytes is a nested one. */
+static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, const char *state_name,
+                     const char *type, struct err *err)
 {
-    char nested[512];
+    char absmax[512];
     const struct st_tensor *state = find(ck, state_name, err);
-    if (!state || !(s->data = find(ck, name, err)) || read_quant_state(s, state, err)) return -1;
+    if (!state || !(s->data = find(ck, name, err)) ||
+        str_format(absmax, sizeof(absmax), err, "tensor name", "%s.absmax", name) ||
+        !(s->absmax = find(ck, absmax, err)))
+        return -1;
+    const bool nested = s->absmax->dtype == DT_U8;
+    if (state->dtype != DT_U8) return shape_error(state, "U8", 1, &state->bytes, err);
+    if (read_quant_state(s, state, type, nested, err)) return -1;
+    s->format = !strcmp(type, "nf4") ? WF_NF4 : WF_FP4;
     if (s->n_in % 2)
         return err_set(err, "tensor %s: a row of %lld nibbles does not fill its bytes", name, (long long)s->n_in);
     if (s->data->bytes != s->n_out * s->n_in / 2)
         return err_set(err, "tensor %s has %lld bytes, its quant_state asks for %lld x %lld nibbles", name,
                        (long long)s->data->bytes, (long long)s->n_out, (long long)s->n_in);
-    if (str_format(nested, sizeof(nested), err, "tensor name", "%s.nested_absmax", name)) return -1;
-    const bool is_nested = checkpoint_has(ck, nested);
     const int64_t n = source_blocks(s);
-    if (!(s->absmax = aux_tensor(ck, name, ".absmax", is_nested ? DT_U8 : DT_F32, n, err)) ||
+    if (!aux_tensor(ck, name, ".absmax", nested ? DT_U8 : DT_F32, n, err) ||
         !(s->code = aux_tensor(ck, name, ".quant_map", DT_F32, 16, err)))
         return -1;
-    if (is_nested && (!(s->nested_absmax = aux_tensor(ck, name, ".nested_absmax", DT_F32, (n + 255) / 256, err)) ||
-                      !(s->nested_map = aux_tensor(ck, name, ".nested_quant_map", DT_F32, 256, err))))
+    if (nested && (!(s->nested_absmax = aux_tensor(ck, name, ".nested_absmax", DT_F32, (n + 255) / 256, err)) ||
+                   !(s->nested_map = aux_tensor(ck, name, ".nested_quant_map", DT_F32, 256, err))))
         return -1;
     return 0;
 }
 
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in, struct err *err)
 {
-    static const char *const states[] = {"nf4", "fp4"};
+    static const char *const types[] = {"nf4", "fp4"};
+    char state[2][512], absmax[512];
+    bool has[2];
     *s = (struct source){.n_out = n_out, .n_in = n_in};
+    if (str_format(absmax, sizeof(absmax), err, "tensor name", "%s.absmax", name)) return -1;
     for (int i = 0; i < 2; i++) {
-        char state[512];
-        if (str_format(state, sizeof(state), err, "tensor name", "%s.quant_state.bitsandbytes__%s", name, states[i]))
+        if (str_format(state[i], sizeof(state[i]), err, "tensor name", "%s.quant_state.bitsandbytes__%s", name,
+                       types[i]))
             return -1;
-        if (checkpoint_has(ck, state)) return find_4bit(s, ck, name, state, err);
+        has[i] = checkpoint_has(ck, state[i]);
     }
+    if (has[0] && has[1]) return err_set(err, "tensors %s and %s contradict each other", state[0], state[1]);
+    if (has[0] || has[1]) return find_4bit(s, ck, name, state[has[1]], types[has[1]], err);
+    if (checkpoint_has(ck, absmax))
+        return err_set(err, "tensor %s is not in the checkpoint, but %s is", state[0], absmax);
     s->data = checkpoint_take(ck, name, false, 2, (int64_t[]){n_out, n_in}, err);
     if (!s->data) return -1;
     s->format = source_dense_format(s->data->dtype);

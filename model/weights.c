@@ -31,11 +31,23 @@ static struct name layer_name(const struct fill *f, const char *rest)
 /* Room for `bytes` in the weights arena; NULL on a measuring device. */
 static char *room(struct fill *f, int64_t bytes) { return arena_push(&f->dev->weights, bytes); }
 
-static void put(struct fill *f, void *dst, const struct st_tensor *t)
+/* Bytes [at, at+n) of a tensor that have been copied. */
+static void drop(const struct fill *f, const struct st_tensor *t, int64_t at, int64_t n)
 {
-    if (f->dev->measuring) return;
-    device_upload(f->dev, dst, t->data, t->bytes);
-    safetensors_drop(f->ck.st, t);
+    struct st_tensor part = *t;
+    part.offset += at;
+    part.bytes = n;
+    safetensors_drop(f->ck.st, &part);
+}
+
+static void put(struct fill *f, char *dst, const struct st_tensor *t)
+{
+    const int64_t piece = 32 << 20; /* the mapped pages that count beside the copy */
+    for (int64_t at = 0; at < t->bytes && !f->dev->measuring; at += piece) {
+        const int64_t n = MT_MIN(piece, t->bytes - at);
+        device_upload(f->dev, dst + at, t->data + at, n);
+        drop(f, t, at, n);
+    }
 }
 
 static void put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n)
@@ -186,6 +198,23 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     return 0;
 }
 
+/* dst [n_out, n_in] = src [n_in, n_out] transposed, elements of `size` 2 or 4; a tile stays in the nearest cache. */
+static void transpose(char *dst, const uint8_t *src, int64_t n_out, int64_t n_in, int64_t size)
+{
+    const int64_t tile = 32;
+    for (int64_t o0 = 0; o0 < n_out; o0 += tile)
+        for (int64_t i0 = 0; i0 < n_in; i0 += tile)
+            for (int64_t o = o0; o < MT_MIN(o0 + tile, n_out); o++)
+                for (int64_t i = i0; i < MT_MIN(i0 + tile, n_in); i++) {
+                    char *to = dst + (o * n_in + i) * size;
+                    const uint8_t *from = src + (i * n_out + o) * size;
+                    if (size == 2)
+                        memcpy(to, from, 2);
+                    else
+                        memcpy(to, from, 4);
+                }
+}
+
 /* transformers' dequantised layout [E, in, out], turned into [E, out, in] one expert at a time. */
 static int load_transposed(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
@@ -198,15 +227,12 @@ static int load_transposed(struct fill *f, struct weight *w, const char *name, i
     w->data = data;
     if (f->dev->measuring) return 0;
     char *host = mem_alloc(one);
-    for (int64_t x = 0; x < e; x++) {
-        const uint8_t *src = t->data + x * one;
-        for (int64_t i = 0; i < n_in; i++)
-            for (int64_t o = 0; o < n_out; o++)
-                memcpy(host + (o * n_in + i) * size, src + (i * n_out + o) * size, (size_t)size);
-        device_upload(f->dev, data + x * one, host, one);
+    for (int64_t at = 0; at < t->bytes; at += one) {
+        transpose(host, t->data + at, n_out, n_in, size);
+        device_upload(f->dev, data + at, host, one);
+        drop(f, t, at, one);
     }
     mem_free(host);
-    safetensors_drop(f->ck.st, t);
     return 0;
 }
 
@@ -238,20 +264,35 @@ out:
     return rc;
 }
 
+static bool has(const struct fill *f, const char *name, const char *suffix)
+{
+    char full[320];
+    snprintf(full, sizeof(full), "%s%s", name, suffix);
+    return checkpoint_has(&f->ck, full);
+}
+
 /* The stack of one product, in whichever of the three forms the checkpoint has it. */
 static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const char *product, int64_t n_out,
                         int64_t n_in)
 {
-    char rest[96], probe[320];
+    char rest[96], bias_name[320];
     snprintf(rest, sizeof(rest), "mlp.experts.%s", product);
     const struct name name = layer_name(f, rest);
-    snprintf(probe, sizeof(probe), "%ss.0.weight", name.s);
-    if (checkpoint_has(&f->ck, probe)) return load_per_expert(f, w, bias, name.s, n_out, n_in);
-    int rc = checkpoint_has(&f->ck, name.s) ? load_transposed(f, w, name.s, n_out, n_in)
-                                            : load_mxfp4(f, w, name.s, n_out, n_in);
+    int rc;
+    if (has(f, name.s, "s.0.weight") || has(f, name.s, "s.0.bias"))
+        return load_per_expert(f, w, bias, name.s, n_out, n_in);
+    if (has(f, name.s, "_blocks") || has(f, name.s, "_scales"))
+        rc = load_mxfp4(f, w, name.s, n_out, n_in);
+    else if (has(f, name.s, ""))
+        rc = load_transposed(f, w, name.s, n_out, n_in);
+    else
+        return err_set(f->err,
+                       "tensor %s is not in the checkpoint in any form: looked for %s_blocks (MXFP4), %s and "
+                       "%ss.0.weight",
+                       name.s, product, product, product);
     if (rc || !f->a->expert_bias) return rc;
-    snprintf(probe, sizeof(probe), "%s_bias", name.s);
-    const struct st_tensor *t = checkpoint_take(&f->ck, probe, false, 2, (int64_t[]){f->a->n_exp, n_out}, f->err);
+    snprintf(bias_name, sizeof(bias_name), "%s_bias", name.s);
+    const struct st_tensor *t = checkpoint_take(&f->ck, bias_name, false, 2, (int64_t[]){f->a->n_exp, n_out}, f->err);
     if (!t) return -1;
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->a->n_exp, n_out);
     put_f32(f, bias->data, t, f->a->n_exp * n_out);
@@ -260,12 +301,13 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
 
 static int load_router(struct fill *f, struct layer_weights *lw)
 {
-    const struct name wrapped = layer_name(f, "mlp.router.linear.weight");
-    const bool is_wrapped = checkpoint_has(&f->ck, wrapped.s);
-    const struct name weight = is_wrapped ? wrapped : layer_name(f, "mlp.router.weight");
-    const struct name bias = layer_name(f, is_wrapped ? "mlp.router.linear.bias" : "mlp.router.bias");
-    return matrix(f, &lw->router, weight.s, f->a->n_exp, f->a->d_model) ||
-                   (f->a->router_bias && vector(f, &lw->router_bias, bias.s, f->a->n_exp))
+    const struct name plain = layer_name(f, "mlp.router"), wrapped = layer_name(f, "mlp.router.linear");
+    const bool is_wrapped = has(f, wrapped.s, ".weight") || has(f, wrapped.s, ".bias");
+    char weight[320], bias[320];
+    snprintf(weight, sizeof(weight), "%s.weight", is_wrapped ? wrapped.s : plain.s);
+    snprintf(bias, sizeof(bias), "%s.bias", is_wrapped ? wrapped.s : plain.s);
+    return matrix(f, &lw->router, weight, f->a->n_exp, f->a->d_model) ||
+                   (f->a->router_bias && vector(f, &lw->router_bias, bias, f->a->n_exp))
                ? -1
                : 0;
 }

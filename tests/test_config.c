@@ -302,6 +302,10 @@ static void validation_names_the_key(void **state)
         assert_int_equal(config_validate(&c, &err), -1);
         assert_string_equal(err.msg, cases[i].message);
     }
+    accept(&good, "[data]\nseq_len=65536\n[train]\nmicro_batch=65536\n");
+    assert_int_equal(config_validate(&good, &err), -1);
+    assert_string_equal(err.msg, "train.micro_batch * data.seq_len = 4294967296 tokens in a micro-batch; the most is "
+                                 "2147483647");
 }
 
 static void help_is_a_table_of_every_key(void **state)

@@ -411,6 +411,9 @@ int config_validate(const struct config *c, struct err *err)
                        (long long)c->eval.every);
     if (c->train.steps == 0 && c->train.epochs == 0)
         return err_set(err, "train.steps and train.epochs are both 0: set one of them");
+    if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
+        return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the most is %d",
+                       (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
         return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",
                        (long long)c->optim.warmup_steps, (long long)c->train.steps);

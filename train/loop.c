@@ -205,11 +205,13 @@ static int steps(struct training *t, struct err *err)
     for (int rc;;) {
         const int64_t s = t->state.step;
         const bool last = s >= t->schedule.total_steps;
-        if (evaluation_due(t)) {
+        const bool due = evaluation_due(t);
+        if (due) {
             if ((rc = evaluate(t, err))) return rc;
             t->state.eval_step = s;
         }
-        if (s > start && (last || (every && s % every == 0)))
+        /* Where the run was continued there is a checkpoint already, but one that lacks an evaluation made up for. */
+        if ((s > start || (due && s > 0)) && (last || (every && s % every == 0)))
             if (save(t, err) || report(t, err)) return -1;
         if (last) return 0;
         if ((rc = step(t, err))) return rc;

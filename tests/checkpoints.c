@@ -1,0 +1,523 @@
+/* checkpoints.c - variants of the parity checkpoint. */
+#include "tests/checkpoints.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "kernels/quant.h"
+
+#define CASE     "parity/case_a"
+#define N_LAYER  2
+#define N_EXP    8
+#define MAX_NAME 256
+#define OK(rc)   assert_int_equal(check(rc, &err, __LINE__), 0)
+
+static int check(int rc, const struct err *err, int line)
+{
+    if (rc) print_error("line %d: %s\n", line, err->msg);
+    return rc;
+}
+
+static void *copy(const void *data, int64_t bytes) { return memcpy(mem_alloc(MT_MAX(bytes, 1)), data, (size_t)bytes); }
+
+static int64_t entry_count(const struct st_entry *e)
+{
+    int64_t n = 1;
+    for (int i = 0; i < e->rank; i++) n *= e->shape[i];
+    return n;
+}
+
+/* ---- the list */
+
+void draft_open(struct draft *d)
+{
+    struct err err;
+    struct safetensors st;
+    int64_t size;
+    char path[MT_PATH];
+    *d = (struct draft){0};
+    OK(safetensors_open(&st, fixture(CASE), &err));
+    for (int64_t i = 0; i < st.n_tensors; i++) {
+        const struct st_tensor *t = &st.tensors[i];
+        draft_put(d, t->name, t->dtype, t->rank, t->shape, copy(t->data, t->bytes));
+    }
+    safetensors_close(&st);
+    OK(str_format(path, sizeof(path), &err, "path", "%s/config.json", fixture(CASE)));
+    d->config = file_read(path, 1 << 20, &size, &err);
+    OK(d->config ? 0 : -1);
+}
+
+static void entry_free(struct st_entry *e)
+{
+    mem_free((void *)(uintptr_t)e->name);
+    mem_free((void *)(uintptr_t)e->data);
+}
+
+void draft_free(struct draft *d)
+{
+    for (int64_t i = 0; i < d->n; i++) entry_free(&d->entries[i]);
+    mem_free(d->entries);
+    mem_free(d->config);
+    *d = (struct draft){0};
+}
+
+static int64_t place(const struct draft *d, const char *name)
+{
+    int64_t i = 0;
+    while (i < d->n && strcmp(d->entries[i].name, name)) i++;
+    return i;
+}
+
+const struct st_entry *draft_find(const struct draft *d, const char *name)
+{
+    const int64_t i = place(d, name);
+    if (i == d->n) fail_msg("%s is not in the draft", name);
+    return &d->entries[i];
+}
+
+void draft_remove(struct draft *d, const char *name)
+{
+    draft_find(d, name);
+    const int64_t i = place(d, name);
+    entry_free(&d->entries[i]);
+    d->entries[i] = d->entries[--d->n];
+}
+
+void draft_put(struct draft *d, const char *name, enum dtype t, int rank, const int64_t *shape, void *data)
+{
+    const int64_t i = place(d, name);
+    if (i == d->cap) {
+        const int64_t cap = MT_MAX(64, 2 * d->cap);
+        d->entries = mem_grow(d->entries, d->cap, cap, sizeof(*d->entries));
+        d->cap = cap;
+    }
+    struct st_entry e = {.name = mem_strdup(name), .dtype = t, .rank = rank, .data = data};
+    memcpy(e.shape, shape, (size_t)rank * sizeof(*shape));
+    if (i < d->n)
+        entry_free(&d->entries[i]);
+    else
+        d->n++;
+    d->entries[i] = e;
+}
+
+void draft_config(struct draft *d, const char *old, const char *new)
+{
+    const char *at = strstr(d->config, old);
+    if (!at) fail_msg("\"%s\" is not in config.json", old);
+    const size_t before = (size_t)(at - d->config), size = strlen(d->config) + strlen(new) + 1;
+    char *text = mem_alloc((int64_t)size);
+    snprintf(text, size, "%.*s%s%s", (int)before, d->config, new, at + strlen(old));
+    mem_free(d->config);
+    d->config = text;
+}
+
+/* ---- files */
+
+static void write_text(const char *dir, const char *name, const char *text)
+{
+    struct err err;
+    char path[MT_PATH];
+    OK(str_format(path, sizeof(path), &err, "path", "%s/%s", dir, name));
+    OK(file_write_atomic(path, text, (int64_t)strlen(text), &err));
+}
+
+static void write_shard(const struct draft *d, const char *dir, const char *name, const int *shard_of, int shard)
+{
+    struct err err;
+    char path[MT_PATH];
+    struct st_entry *part = mem_array(d->n, sizeof(*part));
+    int64_t n = 0;
+    for (int64_t i = 0; i < d->n; i++)
+        if (shard_of[i] == shard) part[n++] = d->entries[i];
+    OK(str_format(path, sizeof(path), &err, "path", "%s/%s", dir, name));
+    OK(safetensors_write(path, part, n, &err));
+    mem_free(part);
+}
+
+const char *draft_save(const struct draft *d, int n_shards)
+{
+    const char *dir = scratch_dir();
+    const size_t cap = (size_t)d->n * (MAX_NAME + 64) + 64;
+    char *index = mem_alloc((int64_t)cap), file[64] = "model.safetensors";
+    int *shard_of = mem_array(d->n, sizeof(*shard_of));
+    size_t at = (size_t)snprintf(index, cap, "{\"metadata\": {}, \"weight_map\": {");
+    for (int64_t i = 0; i < d->n; i++) {
+        shard_of[i] = (int)(rng_u64(7, (uint64_t)i) % (uint64_t)n_shards);
+        at += (size_t)snprintf(index + at, cap - at, "%s\"%s\": \"model-%05d-of-%05d.safetensors\"", i ? ", " : "",
+                               d->entries[i].name, shard_of[i], n_shards - 1);
+    }
+    snprintf(index + at, cap - at, "}}");
+    for (int s = 0; s < n_shards; s++) {
+        if (n_shards > 1) snprintf(file, sizeof(file), "model-%05d-of-%05d.safetensors", s, n_shards - 1);
+        write_shard(d, dir, file, shard_of, s);
+    }
+    if (n_shards > 1) write_text(dir, "model.safetensors.index.json", index);
+    write_text(dir, "config.json", d->config);
+    mem_free(index);
+    mem_free(shard_of);
+    return dir;
+}
+
+/* ---- values and dtypes */
+
+static bool is_float(enum dtype t) { return t == DT_F32 || t == DT_BF16 || t == DT_F16; }
+
+static float *entry_values(const struct st_entry *e)
+{
+    const int64_t n = entry_count(e);
+    float *x = mem_array(n, sizeof(*x));
+    for (int64_t i = 0; i < n; i++)
+        x[i] = e->dtype == DT_F32    ? ((const float *)e->data)[i]
+               : e->dtype == DT_BF16 ? bf16_to_f32(((const uint16_t *)e->data)[i])
+                                     : f16_to_f32(((const uint16_t *)e->data)[i]);
+    return x;
+}
+
+/* Exact for a value of BF16 that is normal in F16; every other one becomes a zero of its sign. */
+static uint16_t f32_to_f16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    const uint32_t sign = bits >> 16 & 0x8000u, exponent = (bits >> 23 & 255) - 127 + 15;
+    if (exponent < 1 || exponent > 30) return (uint16_t)sign; /* below 1 wraps around */
+    return (uint16_t)(sign | exponent << 10 | (bits >> 13 & 0x3ffu));
+}
+
+/* x as the bytes of a tensor; frees x. */
+static void *stored(float *x, int64_t n, enum dtype t)
+{
+    if (t == DT_F32) return x;
+    uint16_t *out = mem_array(n, sizeof(*out));
+    for (int64_t i = 0; i < n; i++) out[i] = t == DT_BF16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]);
+    mem_free(x);
+    return out;
+}
+
+static void put_floats(struct draft *d, const char *name, enum dtype t, int rank, const int64_t *shape, float *x)
+{
+    int64_t n = 1;
+    for (int i = 0; i < rank; i++) n *= shape[i];
+    draft_put(d, name, t, rank, shape, stored(x, n, t));
+}
+
+void draft_dense(struct draft *d, enum dtype t)
+{
+    for (int64_t i = 0; i < d->n; i++) {
+        const struct st_entry e = d->entries[i];
+        if (!is_float(e.dtype)) continue;
+        float *x = entry_values(&e);
+        for (int64_t k = 0; k < entry_count(&e); k++) x[k] = f16_to_f32(f32_to_f16(x[k]));
+        char name[MAX_NAME];
+        snprintf(name, sizeof(name), "%s", e.name);
+        put_floats(d, name, t, e.rank, e.shape, x);
+    }
+}
+
+/* ---- layouts */
+
+static void put_part(struct draft *d, const char *name, const char *suffix, enum dtype t, int64_t n, void *data)
+{
+    char full[2 * MAX_NAME];
+    snprintf(full, sizeof(full), "%s%s", name, suffix);
+    draft_put(d, full, t, 1, &n, data);
+}
+
+/* The tensors that bitsandbytes writes for one Linear */
+static void put_4bit(struct draft *d, const char *name, const struct weight *w, const struct linear_form *form)
+{
+    const int64_t blocks = weight_blocks(w), size = form->storage == DT_NONE ? 1 : dtype_size(form->storage);
+    const char *type = w->format == WF_NF4 ? "nf4" : "fp4";
+    char text[512], key[64];
+    int at = snprintf(text, sizeof(text),
+                      "{\"quant_type\": \"%s\", \"blocksize\": %lld, \"dtype\": \"bfloat16\", \"shape\": [%lld, %lld]",
+                      type, (long long)w->block, (long long)w->n_out, (long long)w->n_in);
+    if (form->nested)
+        at +=
+            snprintf(text + at, sizeof(text) - (size_t)at,
+                     ", \"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g",
+                     (double)*w->nested_offset);
+    at += snprintf(text + at, sizeof(text) - (size_t)at, "}");
+    snprintf(key, sizeof(key), ".quant_state.bitsandbytes__%s", type);
+    const int64_t shape[] = {w->n_out * w->n_in / 2 / size, 1};
+    draft_put(d, name, form->storage == DT_NONE ? DT_U8 : form->storage, 2, shape, copy(w->data, shape[0] * size));
+    put_part(d, name, key, DT_U8, at, copy(text, at));
+    put_part(d, name, ".quant_map", DT_F32, 16, copy(w->code, 64));
+    if (!form->nested) {
+        put_part(d, name, ".absmax", DT_F32, blocks, copy(w->absmax, 4 * blocks));
+        return;
+    }
+    const int64_t outer = (blocks + 255) / 256;
+    put_part(d, name, ".absmax", DT_U8, blocks, copy(w->scale, blocks));
+    put_part(d, name, ".nested_absmax", DT_F32, outer, copy(w->nested_absmax, 4 * outer));
+    put_part(d, name, ".nested_quant_map", DT_F32, 256, copy(w->nested_map, 1024));
+}
+
+void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
+                  const struct linear_form *form)
+{
+    const int64_t n = n_out * n_in;
+    struct weight w = {.format = form->format, .n_exp = 1, .n_out = n_out, .n_in = n_in, .block = form->block};
+    if (form->format == WF_F32) {
+        put_floats(d, name, DT_F32, 2, (int64_t[]){n_out, n_in}, copy(x, 4 * n));
+        return;
+    }
+    const int64_t blocks = weight_blocks(&w);
+    uint8_t *nibbles = mem_alloc(n / 2), *q8 = mem_alloc(blocks);
+    float *absmax = mem_array(blocks, 4), *outer = mem_array(blocks, 4), map[256], offset;
+    assert_int_equal(quant_bnb_encode(w.format, nibbles, absmax, x, n, w.block), 0);
+    quant_dynamic_map(map);
+    quant_nested_encode(q8, outer, &offset, absmax, blocks, map);
+    w.data = nibbles;
+    w.code = w.format == WF_NF4 ? quant_nf4_code : quant_fp4_code;
+    w.absmax = absmax;
+    if (form->nested) w.scale = q8, w.nested_absmax = outer, w.nested_offset = &offset, w.nested_map = map;
+    if (form->decoded) {
+        float *y = mem_array(n, sizeof(*y));
+        for (int64_t i = 0; i < n; i++) y[i] = quant_value(&w, 0, i);
+        put_floats(d, name, DT_F32, 2, (int64_t[]){n_out, n_in}, y);
+    } else {
+        put_4bit(d, name, &w, form);
+    }
+    mem_free(nibbles);
+    mem_free(q8);
+    mem_free(absmax);
+    mem_free(outer);
+}
+
+static const char *const products[] = {"gate_up_proj", "down_proj"};
+
+static const char *expert_name(char name[MAX_NAME], int64_t layer, int product, const char *suffix)
+{
+    snprintf(name, MAX_NAME, "model.layers.%lld.mlp.experts.%s%s", (long long)layer, products[product], suffix);
+    return name;
+}
+
+/* The MXFP4 experts of one product as [E, out, in], taken out of the draft. */
+static float *take_experts(struct draft *d, int64_t layer, int product, int64_t *n_out, int64_t *n_in)
+{
+    char name[MAX_NAME];
+    const struct st_entry *b = draft_find(d, expert_name(name, layer, product, "_blocks"));
+    const struct st_entry *s = draft_find(d, expert_name(name, layer, product, "_scales"));
+    *n_out = b->shape[1];
+    *n_in = b->shape[2] * 32;
+    const int64_t n = *n_out * *n_in;
+    const struct weight w = {
+        .format = WF_MXFP4, .n_exp = N_EXP, .n_out = *n_out, .n_in = *n_in, .data = b->data, .scale = s->data};
+    float *x = mem_array(N_EXP * n, sizeof(*x));
+    for (int64_t i = 0; i < N_EXP * n; i++) x[i] = quant_value(&w, i / n, i % n);
+    draft_remove(d, expert_name(name, layer, product, "_blocks"));
+    draft_remove(d, expert_name(name, layer, product, "_scales"));
+    return x;
+}
+
+void draft_transposed(struct draft *d, enum dtype t)
+{
+    for (int64_t layer = 0; layer < N_LAYER; layer++)
+        for (int p = 0; p < 2; p++) {
+            char name[MAX_NAME];
+            int64_t n_out, n_in;
+            float *x = take_experts(d, layer, p, &n_out, &n_in), *y = mem_array(N_EXP * n_out * n_in, sizeof(*y));
+            for (int64_t e = 0; e < N_EXP; e++)
+                for (int64_t o = 0; o < n_out; o++)
+                    for (int64_t i = 0; i < n_in; i++)
+                        y[(e * n_in + i) * n_out + o] = x[(e * n_out + o) * n_in + i];
+            put_floats(d, expert_name(name, layer, p, ""), t, 3, (int64_t[]){N_EXP, n_in, n_out}, y);
+            mem_free(x);
+        }
+}
+
+static void rename_tensor(struct draft *d, const char *old, const char *new)
+{
+    const struct st_entry e = *draft_find(d, old);
+    draft_put(d, new, e.dtype, e.rank, e.shape, copy(e.data, entry_count(&e) * dtype_size(e.dtype)));
+    draft_remove(d, old);
+}
+
+static void split_bias(struct draft *d, int64_t layer, int product)
+{
+    char name[MAX_NAME], suffix[32];
+    const struct st_entry e = *draft_find(d, expert_name(name, layer, product, "_bias"));
+    const int64_t bytes = e.shape[1] * dtype_size(e.dtype);
+    for (int64_t x = 0; x < N_EXP; x++) {
+        snprintf(suffix, sizeof(suffix), "s.%lld.bias", (long long)x);
+        draft_put(d, expert_name(name, layer, product, suffix), e.dtype, 1, &e.shape[1],
+                  copy((const char *)e.data + x * bytes, bytes));
+    }
+    draft_remove(d, expert_name(name, layer, product, "_bias"));
+}
+
+void draft_per_expert(struct draft *d, const struct linear_form *form)
+{
+    for (int64_t layer = 0; layer < N_LAYER; layer++) {
+        char name[MAX_NAME], new[MAX_NAME], suffix[32];
+        for (int p = 0; p < 2; p++) {
+            int64_t n_out, n_in;
+            float *x = take_experts(d, layer, p, &n_out, &n_in);
+            for (int64_t e = 0; e < N_EXP; e++) {
+                snprintf(suffix, sizeof(suffix), "s.%lld.weight", (long long)e);
+                draft_linear(d, expert_name(name, layer, p, suffix), x + e * n_out * n_in, n_out, n_in, form);
+            }
+            mem_free(x);
+            split_bias(d, layer, p);
+        }
+        for (int i = 0; i < 2; i++) {
+            const char *part = i ? "bias" : "weight";
+            snprintf(name, sizeof(name), "model.layers.%lld.mlp.router.%s", (long long)layer, part);
+            snprintf(new, sizeof(new), "model.layers.%lld.mlp.router.linear.%s", (long long)layer, part);
+            rename_tensor(d, name, new);
+        }
+    }
+}
+
+void draft_attention(struct draft *d, const struct linear_form *form)
+{
+    for (int64_t i = 0; i < 4 * N_LAYER; i++) {
+        char name[MAX_NAME];
+        snprintf(name, sizeof(name), "model.layers.%lld.self_attn.%c_proj.weight", (long long)i / 4, "qkvo"[i % 4]);
+        const struct st_entry e = *draft_find(d, name);
+        float *x = entry_values(&e);
+        draft_linear(d, name, x, e.shape[0], e.shape[1], form);
+        mem_free(x);
+    }
+}
+
+void draft_expert_width(struct draft *d, int64_t d_ff)
+{
+    char text[64];
+    const int64_t d_model = draft_find(d, "model.norm.weight")->shape[0];
+    snprintf(text, sizeof(text), "\"intermediate_size\": %lld", (long long)d_ff);
+    draft_config(d, "\"intermediate_size\": 96", text);
+    for (int64_t layer = 0; layer < N_LAYER; layer++)
+        for (int p = 0; p < 2; p++) {
+            char name[MAX_NAME];
+            const int64_t n_out = p ? d_model : 2 * d_ff, n_in = p ? d_ff : d_model, n = N_EXP * n_out * n_in;
+            float *x = mem_array(n, sizeof(*x)), *bias = mem_array(N_EXP * n_out, sizeof(*bias));
+            uint8_t *nibbles = mem_alloc(n / 2), *scales = mem_alloc(n / 32);
+            for (int64_t i = 0; i < n; i++) x[i] = (float)test_value((uint64_t)(2 * layer + p), (uint64_t)i) / 4;
+            for (int64_t i = 0; i < N_EXP * n_out; i++) bias[i] = (float)test_value(99, (uint64_t)i);
+            assert_int_equal(quant_mxfp4_encode(nibbles, scales, x, n), 0);
+            draft_put(d, expert_name(name, layer, p, "_blocks"), DT_U8, 4, (int64_t[]){N_EXP, n_out, n_in / 32, 16},
+                      nibbles);
+            draft_put(d, expert_name(name, layer, p, "_scales"), DT_U8, 3, (int64_t[]){N_EXP, n_out, n_in / 32},
+                      scales);
+            put_floats(d, expert_name(name, layer, p, "_bias"), DT_F32, 2, (int64_t[]){N_EXP, n_out}, bias);
+            mem_free(x);
+        }
+}
+
+/* ---- loading */
+
+/* Two documents of 13 and 18 tokens, longer than the window of 8; every second token a label. */
+static void forward(struct model *m, struct model_loss *loss)
+{
+    enum { N = 31, CUT = 13, N_LABEL = N / 2 };
+    int32_t tok[N], pos[N], cu[] = {0, CUT, N}, row[N_LABEL], id[N_LABEL];
+    const struct model_pass pass = {.loss_scale = 1};
+    for (int32_t t = 0; t < N; t++) {
+        tok[t] = (int32_t)(rng_u64(11, (uint64_t)t) % (uint64_t)m->arch.vocab);
+        pos[t] = t < CUT ? t : t - CUT;
+    }
+    for (int32_t i = 0; i < N_LABEL; i++) row[i] = 2 * i, id[i] = tok[2 * i + 1];
+    const struct model_batch b = {.n_tok = N,
+                                  .n_seq = 2,
+                                  .n_label = N_LABEL,
+                                  .max_len = N - CUT,
+                                  .tok = tok,
+                                  .pos = pos,
+                                  .cu = cu,
+                                  .label_row = row,
+                                  .label_id = id};
+    model_begin(m, &b, &pass);
+    model_fwd(m);
+    model_loss(m, loss);
+    model_end(m);
+}
+
+static void open_model(struct loaded *l, struct model *m, struct device *dev)
+{
+    const struct lora_options lora = {.r = 2, .alpha = 2, .targets = "q_proj", .layers = ""};
+    const struct model_options opt = {.max_len = 64};
+    struct adapters ad;
+    struct err err;
+    OK(adapters_plan(&ad, &l->arch, &lora, &err));
+    OK(model_open(m, dev, &l->arch, &l->st, &ad, &opt, 1, &err));
+    forward(m, &l->loss);
+}
+
+void loaded_open(struct loaded *l, const char *dir)
+{
+    struct device measure, *dev = &l->dev;
+    struct model plan;
+    struct err err;
+    *l = (struct loaded){0};
+    OK(arch_load(&l->arch, dir, &err));
+    OK(safetensors_open(&l->st, dir, &err));
+    OK(device_open(dev, "cpu", "fp32", &err));
+    device_measure(&measure, dev);
+    open_model(l, &plan, &measure);
+    model_close(&plan);
+    OK(device_reserve(dev, &dev->weights, "weights", measure.weights.peak, &err));
+    OK(device_reserve(dev, &dev->state, "state", measure.state.peak, &err));
+    OK(device_reserve(dev, &dev->work, "work", measure.work.peak, &err));
+    open_model(l, &l->model, dev);
+    assert_int_equal(dev->weights.used, measure.weights.peak);
+}
+
+void loaded_close(struct loaded *l)
+{
+    model_close(&l->model);
+    device_close(&l->dev);
+    safetensors_close(&l->st);
+}
+
+static void same_weight(const char *what, int64_t layer, const struct weight *a, const struct weight *b)
+{
+    const int64_t n = a->n_out * a->n_in;
+    if (a->n_exp != b->n_exp || a->n_out != b->n_out || a->n_in != b->n_in)
+        fail_msg("%s of layer %lld: shapes differ", what, (long long)layer);
+    if (a->format == WF_BF16 && b->format == WF_BF16 && !memcmp(a->data, b->data, (size_t)weight_bytes(a))) return;
+    for (int64_t i = 0; i < a->n_exp * n; i++) {
+        const float x = quant_value(a, i / n, i % n), y = quant_value(b, i / n, i % n);
+        if (memcmp(&x, &y, sizeof(x)))
+            fail_msg("%s of layer %lld, element %lld: %.9g is not %.9g", what, (long long)layer, (long long)i,
+                     (double)x, (double)y);
+    }
+}
+
+static void same_tensor(const char *what, int64_t layer, struct tensor a, struct tensor b)
+{
+    assert_int_equal(a.dtype, b.dtype);
+    assert_int_equal(tensor_bytes(a), tensor_bytes(b));
+    if (memcmp(a.data, b.data, (size_t)tensor_bytes(a))) fail_msg("%s of layer %lld differs", what, (long long)layer);
+}
+
+void assert_same_weights(const struct loaded *a, const struct loaded *b)
+{
+    const struct weights *x = &a->model.weights, *y = &b->model.weights;
+    assert_int_equal(a->arch.n_layer, b->arch.n_layer);
+    same_weight("embedding", -1, &x->embed, &y->embed);
+    same_weight("head", -1, &x->head, &y->head);
+    same_tensor("final norm", -1, x->norm, y->norm);
+#define SAME_WEIGHT(field) same_weight(#field, i, &x->layers[i].field, &y->layers[i].field)
+#define SAME_TENSOR(field) same_tensor(#field, i, x->layers[i].field, y->layers[i].field)
+    for (int64_t i = 0; i < a->arch.n_layer; i++) {
+        SAME_WEIGHT(qkv), SAME_WEIGHT(out), SAME_WEIGHT(router), SAME_WEIGHT(up), SAME_WEIGHT(down);
+        SAME_TENSOR(norm1), SAME_TENSOR(norm2), SAME_TENSOR(qkv_bias), SAME_TENSOR(out_bias), SAME_TENSOR(sinks);
+        SAME_TENSOR(router_bias), SAME_TENSOR(up_bias), SAME_TENSOR(down_bias);
+    }
+#undef SAME_WEIGHT
+#undef SAME_TENSOR
+}
+
+void assert_same_model(const char *dir_a, const char *dir_b)
+{
+    struct loaded a, b;
+    loaded_open(&a, dir_a);
+    loaded_open(&b, dir_b);
+    assert_same_weights(&a, &b);
+    if (memcmp(&a.loss.nll, &b.loss.nll, sizeof(double)))
+        fail_msg("the loss of %s is %.17g, that of %s %.17g", dir_a, a.loss.nll, dir_b, b.loss.nll);
+    loaded_close(&a);
+    loaded_close(&b);
+}

@@ -1,0 +1,59 @@
+/* checkpoints.h - variants of the parity checkpoint for the tests of loading: taken into memory, changed there, saved
+ * in a directory of its own, loaded on a CPU device and run. */
+#ifndef MT_TEST_CHECKPOINTS_H
+#define MT_TEST_CHECKPOINTS_H
+
+#include "data/safetensors.h"
+#include "model/model.h"
+#include "tests/test.h"
+
+/* A checkpoint that can be changed; owns names and data. */
+struct draft {
+    int64_t n, cap;
+    struct st_entry *entries;
+    char *config;
+};
+void draft_open(struct draft *d); /* fixtures/parity/case_a: 2 layers, D 128, F 96, 8 experts, MXFP4 */
+void draft_free(struct draft *d);
+const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is not there */
+void draft_remove(struct draft *d, const char *name);
+/* Adds or replaces; data comes from mem_alloc and becomes the draft's. */
+void draft_put(struct draft *d, const char *name, enum dtype t, int rank, const int64_t *shape, void *data);
+void draft_config(struct draft *d, const char *old, const char *new); /* replaces text that must be there */
+/* The files in a fresh directory: one, or n_shards with an index and the names dealt out at random. */
+const char *draft_save(const struct draft *d, int n_shards);
+
+/* How a Linear is stored. Zeroed but for format: dense, or plain bitsandbytes in U8. */
+struct linear_form {
+    enum weight_format format; /* WF_F32, WF_NF4, WF_FP4 */
+    int64_t block;
+    bool nested;
+    enum dtype storage; /* of the nibbles; DT_NONE: U8 */
+    bool decoded;       /* rounded as the format rounds, but stored as F32: what the packed one must equal */
+};
+/* name.weight's tensors from x [n_out, n_in]. */
+void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
+                  const struct linear_form *form);
+
+/* Every float tensor as t. Values that F16 lacks become 0, whatever t is, so that all three dtypes hold the same. */
+void draft_dense(struct draft *d, enum dtype t);
+void draft_transposed(struct draft *d, enum dtype t);                         /* transformers' dequantised experts */
+void draft_per_expert(struct draft *d, const struct linear_form *form);       /* a Linear each, the router wrapped */
+void draft_attention(struct draft *d, const struct linear_form *form);        /* q, k, v and o */
+void draft_expert_width(struct draft *d, int64_t d_ff); /* new random experts, MXFP4 */
+
+/* A checkpoint on a CPU device in f32, after a forward pass over two short documents. */
+struct loaded {
+    struct arch arch;
+    struct safetensors st;
+    struct device dev;
+    struct model model;
+    struct model_loss loss;
+};
+void loaded_open(struct loaded *l, const char *dir);
+void loaded_close(struct loaded *l);
+void assert_same_weights(const struct loaded *a, const struct loaded *b); /* each decoded value, bit by bit */
+/* Loads and closes both: the same weights and, bit by bit, the same loss. */
+void assert_same_model(const char *dir_a, const char *dir_b);
+
+#endif

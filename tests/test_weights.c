@@ -1,0 +1,490 @@
+/* test_weights.c - one checkpoint in every layout and format that is read: the same weights and, to the last bit, the
+ * same loss; and damaged ones, each refused with the name of the tensor. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/checkpoints.h"
+
+#define LAYER0   "model.layers.0."
+#define UPS      LAYER0 "mlp.experts.gate_up_projs."
+#define UP_STATE UPS "3.weight.quant_state.bitsandbytes__nf4"
+
+static const struct linear_form dense = {.format = WF_F32};
+static const struct linear_form nf4 = {.format = WF_NF4, .block = 64, .nested = true};
+
+static struct linear_form decoded(struct linear_form form)
+{
+    form.decoded = true;
+    return form;
+}
+
+/* ---- the same model in another form */
+
+static void test_transposed(void **state)
+{
+    (void)state;
+    static const enum dtype dtypes[] = {DT_BF16, DT_F16, DT_F32};
+    struct draft d;
+    draft_open(&d);
+    const char *packed = draft_save(&d, 1);
+    draft_free(&d);
+    for (int i = 0; i < MT_LEN(dtypes); i++) {
+        draft_open(&d);
+        draft_transposed(&d, dtypes[i]);
+        assert_same_model(draft_save(&d, 1), packed);
+        draft_free(&d);
+    }
+}
+
+static void test_per_expert_dense(void **state)
+{
+    (void)state;
+    struct draft d;
+    draft_open(&d);
+    const char *packed = draft_save(&d, 1);
+    draft_per_expert(&d, &dense);
+    assert_same_model(draft_save(&d, 1), packed);
+    draft_free(&d);
+}
+
+static const char *saved(struct linear_form experts, struct linear_form attention)
+{
+    struct draft d;
+    draft_open(&d);
+    draft_per_expert(&d, &experts);
+    draft_attention(&d, &attention);
+    const char *dir = draft_save(&d, 1);
+    draft_free(&d);
+    return dir;
+}
+
+/* A down_proj has 12288 values: 3 blocks of 4096, 384 of 32, the latter with two nested absmax. */
+static void test_bitsandbytes(void **state)
+{
+    (void)state;
+    static const enum weight_format formats[] = {WF_NF4, WF_FP4};
+    static const int64_t blocks[] = {32, 64, 4096};
+    for (int i = 0; i < 12; i++) {
+        const struct linear_form form = {.format = formats[i & 1], .nested = i & 2, .block = blocks[i / 4]};
+        assert_same_model(saved(form, dense), saved(decoded(form), dense));
+    }
+}
+
+/* bnb_4bit_quant_storage: the same bytes under another dtype. */
+static void test_quant_storage(void **state)
+{
+    (void)state;
+    static const enum dtype storage[] = {DT_BF16, DT_F16, DT_F32};
+    const char *packed = saved(nf4, nf4);
+    for (int i = 0; i < MT_LEN(storage); i++) {
+        struct linear_form form = nf4;
+        form.storage = storage[i];
+        assert_same_model(saved(form, form), packed);
+    }
+}
+
+/* q, k and v become one matrix: their absmax are joined, nested ones resolved first. */
+static void test_packed_attention(void **state)
+{
+    (void)state;
+    static const enum weight_format formats[] = {WF_NF4, WF_FP4};
+    for (int i = 0; i < 4; i++) {
+        const struct linear_form form = {.format = formats[i & 1], .nested = i & 2, .block = 64};
+        assert_same_model(saved(dense, form), saved(dense, decoded(form)));
+    }
+}
+
+static void test_shards(void **state)
+{
+    (void)state;
+    struct draft d;
+    draft_open(&d);
+    const char *whole = draft_save(&d, 1);
+    assert_same_model(draft_save(&d, 3), whole);
+    draft_per_expert(&d, &nf4);
+    whole = draft_save(&d, 1);
+    assert_same_model(draft_save(&d, 7), whole);
+    draft_free(&d);
+}
+
+static void test_dense_dtypes(void **state)
+{
+    (void)state;
+    static const enum dtype dtypes[] = {DT_F16, DT_F32};
+    struct draft d;
+    draft_open(&d);
+    draft_dense(&d, DT_BF16);
+    const char *bf16 = draft_save(&d, 1);
+    for (int i = 0; i < MT_LEN(dtypes); i++) {
+        draft_dense(&d, dtypes[i]);
+        assert_same_model(draft_save(&d, 1), bf16);
+    }
+    draft_free(&d);
+}
+
+/* Square matrices (down_proj at F = D, gate_up_proj at 2F = D): shapes do not tell a matrix from its transpose. */
+static void test_square_experts(void **state)
+{
+    (void)state;
+    static const int64_t widths[] = {128, 64};
+    for (int i = 0; i < MT_LEN(widths); i++) {
+        struct draft d;
+        draft_open(&d);
+        draft_expert_width(&d, widths[i]);
+        const char *packed = draft_save(&d, 1);
+        draft_transposed(&d, DT_BF16);
+        assert_same_model(draft_save(&d, 1), packed);
+        draft_free(&d);
+        draft_open(&d);
+        draft_expert_width(&d, widths[i]);
+        draft_per_expert(&d, &dense);
+        assert_same_model(draft_save(&d, 1), packed);
+        draft_free(&d);
+    }
+}
+
+static void test_tied(void **state)
+{
+    (void)state;
+    struct draft d;
+    struct loaded l;
+    draft_open(&d);
+    draft_config(&d, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    draft_remove(&d, "lm_head.weight");
+    loaded_open(&l, draft_save(&d, 1));
+    assert_ptr_equal(l.model.weights.head.data, l.model.weights.embed.data);
+    loaded_close(&l);
+    draft_free(&d);
+}
+
+/* ---- damage, done to the headers in memory: a measuring device reads no more */
+
+/* Headers that may be changed, over a checkpoint that stays. */
+struct damaged {
+    struct arch arch;
+    struct safetensors file, st;
+};
+
+static void damaged_open(struct damaged *d, const char *dir)
+{
+    struct err err;
+    if (arch_load(&d->arch, dir, &err) || safetensors_open(&d->file, dir, &err)) fail_msg("%s", err.msg);
+    d->st = d->file;
+    d->st.tensors = mem_array(d->file.n_tensors, sizeof(*d->st.tensors));
+}
+
+static void damaged_reset(struct damaged *d)
+{
+    d->st.n_tensors = d->file.n_tensors;
+    memcpy(d->st.tensors, d->file.tensors, (size_t)d->file.n_tensors * sizeof(*d->st.tensors));
+}
+
+static void damaged_close(struct damaged *d)
+{
+    mem_free(d->st.tensors);
+    safetensors_close(&d->file);
+}
+
+static struct st_tensor *damaged_find(struct damaged *d, const char *name)
+{
+    const struct st_tensor *t = safetensors_find(&d->st, name);
+    if (!t) fail_msg("%s is not there", name);
+    return &d->st.tensors[t - d->st.tensors];
+}
+
+/* The text that replaces a tensor's bytes must outlive the test of it. */
+static void set_bytes(struct damaged *d, const char *name, const void *data, int64_t bytes)
+{
+    struct st_tensor *t = damaged_find(d, name);
+    t->data = data;
+    t->bytes = t->shape[0] = bytes;
+}
+
+static int measure(const struct damaged *d, struct err *err)
+{
+    struct device dev = {.measuring = true, .weights = arena_measure("weights")};
+    struct weights w;
+    const int rc = weights_load(&w, &dev, &d->arch, &d->st, err);
+    weights_free(&w);
+    return rc;
+}
+
+static void assert_refused(const struct damaged *d, const char *what, const char *word)
+{
+    struct err err = {.msg = ""};
+    if (!measure(d, &err)) fail_msg("%s: loaded", what);
+    if (!strstr(err.msg, word)) fail_msg("%s: \"%s\" is not in: %s", what, word, err.msg);
+}
+
+enum { N_LAYOUTS = 3 };
+
+/* As published, as transformers dequantises it, as bitsandbytes packs it. */
+static const char *layout(int i)
+{
+    struct draft d;
+    if (i == 2) return saved(nf4, nf4);
+    draft_open(&d);
+    if (i == 1) draft_transposed(&d, DT_BF16);
+    const char *dir = draft_save(&d, 1);
+    draft_free(&d);
+    return dir;
+}
+
+static void test_missing(void **state)
+{
+    (void)state;
+    for (int k = 0; k < N_LAYOUTS; k++) {
+        struct damaged d;
+        struct err err;
+        damaged_open(&d, layout(k));
+        damaged_reset(&d);
+        if (measure(&d, &err)) fail_msg("%s", err.msg);
+        for (int64_t i = 0; i < d.file.n_tensors; i++) {
+            damaged_reset(&d);
+            memmove(&d.st.tensors[i], &d.st.tensors[i + 1],
+                    (size_t)(--d.st.n_tensors - i) * sizeof(*d.st.tensors));
+            assert_refused(&d, d.file.tensors[i].name, d.file.tensors[i].name);
+        }
+        damaged_close(&d);
+    }
+}
+
+static void resize(struct st_tensor *t, int axis, int64_t n)
+{
+    t->bytes = t->bytes / t->shape[axis] * n;
+    t->shape[axis] = n;
+}
+
+static void test_wrong_size(void **state)
+{
+    (void)state;
+    for (int k = 0; k < N_LAYOUTS; k++) {
+        struct damaged d;
+        damaged_open(&d, layout(k));
+        for (int64_t i = 0; i < d.file.n_tensors; i++)
+            for (int axis = 0; axis < d.file.tensors[i].rank; axis++) {
+                struct st_tensor *t = &d.st.tensors[i];
+                damaged_reset(&d);
+                resize(t, axis, t->shape[axis] - 1);
+                assert_refused(&d, t->name, t->name);
+            }
+        damaged_close(&d);
+    }
+}
+
+/* The right number of elements in another order of axes, or of ranks. */
+static void test_wrong_axes(void **state)
+{
+    (void)state;
+    for (int k = 0; k < N_LAYOUTS; k++) {
+        struct damaged d;
+        damaged_open(&d, layout(k));
+        for (int64_t i = 0; i < d.file.n_tensors; i++) {
+            struct st_tensor *t = &d.st.tensors[i];
+            damaged_reset(&d);
+            const int64_t first = t->shape[0], last = t->shape[t->rank - 1];
+            if (first == last || last == 1 || strstr(t->name, ".weight.")) continue; /* a list: any rank will do */
+            t->shape[0] = last;
+            t->shape[t->rank - 1] = first;
+            assert_refused(&d, t->name, t->name);
+        }
+        damaged_close(&d);
+    }
+}
+
+static void test_wrong_dtype(void **state)
+{
+    (void)state;
+    static const struct {
+        enum dtype dtype;
+        const char *name;
+    } other[] = {{DT_F64, "F64"}, {DT_I32, "I32"}, {DT_NONE, "F8_E5M2"}};
+    for (int k = 0; k < N_LAYOUTS; k++) {
+        struct damaged d;
+        damaged_open(&d, layout(k));
+        for (int64_t i = 0; i < d.file.n_tensors; i++)
+            for (int o = 0; o < MT_LEN(other); o++) {
+                struct st_tensor *t = &d.st.tensors[i];
+                damaged_reset(&d);
+                const int64_t n = t->bytes / dtype_size(t->dtype);
+                /* 4-bit weights are bytes whatever the dtype says: there it is their number that is wrong */
+                t->bytes = other[o].dtype == DT_NONE ? n - 1 : n * dtype_size(other[o].dtype);
+                t->dtype = other[o].dtype;
+                t->st_dtype = other[o].name;
+                assert_refused(&d, t->name, t->name);
+            }
+        damaged_close(&d);
+    }
+}
+
+static void test_scale_255(void **state)
+{
+    (void)state;
+    struct draft d;
+    struct damaged c;
+    struct weights w;
+    struct device dev, plan;
+    struct err err;
+    const char *name = "model.layers.1.mlp.experts.down_proj_scales";
+    draft_open(&d);
+    const struct st_entry *e = draft_find(&d, name);
+    ((uint8_t *)(uintptr_t)e->data)[1234] = 255;
+    damaged_open(&c, draft_save(&d, 1));
+    assert_int_equal(device_open(&dev, "cpu", "fp32", &err), 0);
+    device_measure(&plan, &dev);
+    assert_int_equal(weights_load(&w, &plan, &c.arch, &c.file, &err), 0);
+    weights_free(&w);
+    assert_int_equal(device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, &err), 0);
+    assert_int_equal(weights_load(&w, &dev, &c.arch, &c.file, &err), -1);
+    assert_non_null(strstr(err.msg, name));
+    assert_non_null(strstr(err.msg, "255"));
+    device_close(&dev);
+    damaged_close(&c);
+    draft_free(&d);
+}
+
+/* ---- bitsandbytes' description of a weight */
+
+#define HEAD   "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\", \"shape\": [192, 128]"
+#define NESTED ", \"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": 0.25}"
+
+static void test_quant_state(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *word;
+    } rows[] = {
+        {"", "JSON"},
+        {"{", "JSON"},
+        {"[]", "quant_type"},
+        {"{\"blocksize\": 64, \"shape\": [192, 128]" NESTED, "quant_type"},
+        {"{\"quant_type\": 4, \"blocksize\": 64, \"shape\": [192, 128]" NESTED, "quant_type"},
+        {"{\"quant_type\": \"int8\", \"blocksize\": 64, \"shape\": [192, 128]" NESTED, "int8"},
+        {"{\"quant_type\": \"fp4\", \"blocksize\": 64, \"shape\": [192, 128]" NESTED, "fp4"},
+        {"{\"quant_type\": \"nf4\", \"shape\": [192, 128]" NESTED, "blocksize"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 0, \"shape\": [192, 128]" NESTED, "blocksize"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 96, \"shape\": [192, 128]" NESTED, "blocksize"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 8192, \"shape\": [192, 128]" NESTED, "blocksize"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 128, \"shape\": [192, 128]" NESTED, "absmax"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 64" NESTED, "shape"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": 24576" NESTED, "shape"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [24576]" NESTED, "shape"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [128, 192]" NESTED, "shape"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [1, 192, 128]" NESTED, "shape"},
+        {"{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [192, \"128\"]" NESTED, "shape"},
+        {HEAD "}", "nested_offset"}, /* the file has nested_absmax */
+        {HEAD ", \"nested_offset\": 0.25, \"nested_blocksize\": 128}", "nested_blocksize"},
+        {HEAD ", \"nested_offset\": 0.25, \"nested_dtype\": \"float16\"}", "nested_dtype"},
+        {HEAD ", \"nested_offset\": \"0.25\"}", "nested_offset"},
+        {HEAD ", \"nested_offset\": 1e40}", "nested_offset"},
+    };
+    static const char whole[] = HEAD NESTED;
+    struct damaged d;
+    struct err err;
+    damaged_open(&d, saved(nf4, dense));
+    damaged_reset(&d);
+    set_bytes(&d, UP_STATE, whole, sizeof(whole) - 1);
+    if (measure(&d, &err)) fail_msg("%s", err.msg);
+    for (int64_t n = 0; n < (int64_t)sizeof(whole) - 1; n++) { /* cut at every byte */
+        set_bytes(&d, UP_STATE, whole, n);
+        assert_refused(&d, "cut short", UP_STATE);
+    }
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        set_bytes(&d, UP_STATE, rows[i].text, (int64_t)strlen(rows[i].text));
+        assert_refused(&d, rows[i].text, UPS "3.weight");
+        assert_refused(&d, rows[i].text, rows[i].word);
+    }
+    damaged_close(&d);
+}
+
+/* One stack on the device has one format, block size and table. */
+static void test_mixed_experts(void **state)
+{
+    (void)state;
+    static const struct linear_form others[] = {
+        {.format = WF_FP4, .block = 64, .nested = true},
+        {.format = WF_NF4, .block = 128, .nested = true},
+        {.format = WF_NF4, .block = 64},
+        {.format = WF_F32},
+    };
+    static const char *const parts[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
+                                        ".quant_state.bitsandbytes__nf4"};
+    float *x = mem_array(192 * 128, sizeof(*x));
+    for (int i = 0; i < 192 * 128; i++) x[i] = (float)test_value(5, (uint64_t)i);
+    for (int k = 0; k < MT_LEN(others); k++) {
+        struct draft d;
+        struct damaged c;
+        draft_open(&d);
+        draft_per_expert(&d, &nf4);
+        for (int p = 0; p < MT_LEN(parts); p++) {
+            char name[128];
+            snprintf(name, sizeof(name), UPS "3.weight%s", parts[p]);
+            draft_remove(&d, name);
+        }
+        draft_linear(&d, UPS "3.weight", x, 192, 128, &others[k]);
+        damaged_open(&c, draft_save(&d, 1));
+        damaged_reset(&c);
+        assert_refused(&c, "mixed", UPS "3.weight");
+        assert_refused(&c, "mixed", "different ways");
+        damaged_close(&c);
+        draft_free(&d);
+    }
+    mem_free(x);
+}
+
+static void test_other_tables(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *part;
+        int64_t bytes;
+    } tables[] = {{".quant_map", 64}, {".nested_quant_map", 1024}};
+    struct damaged d;
+    damaged_open(&d, saved(nf4, dense));
+    for (int i = 0; i < MT_LEN(tables); i++) {
+        char name[128];
+        uint8_t table[1024];
+        damaged_reset(&d);
+        snprintf(name, sizeof(name), UPS "3.weight%s", tables[i].part);
+        memcpy(table, damaged_find(&d, name)->data, (size_t)tables[i].bytes);
+        table[12] ^= 1;
+        damaged_find(&d, name)->data = table;
+        assert_refused(&d, name, UPS "3.weight");
+        assert_refused(&d, name, "different ways");
+    }
+    damaged_close(&d);
+}
+
+/* bitsandbytes has exactly one quant_state per weight. */
+static void test_two_states(void **state)
+{
+    (void)state;
+    struct draft d;
+    struct damaged c;
+    draft_open(&d);
+    draft_per_expert(&d, &nf4);
+    int64_t n = 2;
+    draft_put(&d, UPS "3.weight.quant_state.bitsandbytes__fp4", DT_U8, 1, &n,
+              memcpy(mem_alloc(n), "{}", 2));
+    damaged_open(&c, draft_save(&d, 1));
+    damaged_reset(&c);
+    assert_refused(&c, "two states", UPS "3.weight");
+    damaged_close(&c);
+    draft_free(&d);
+}
+
+int test_weights(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_transposed),       cmocka_unit_test(test_per_expert_dense),
+        cmocka_unit_test(test_bitsandbytes),     cmocka_unit_test(test_quant_storage),
+        cmocka_unit_test(test_packed_attention), cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_dense_dtypes),     cmocka_unit_test(test_square_experts),
+        cmocka_unit_test(test_tied),             cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_wrong_size),       cmocka_unit_test(test_wrong_axes),
+        cmocka_unit_test(test_wrong_dtype),      cmocka_unit_test(test_scale_255),
+        cmocka_unit_test(test_quant_state),      cmocka_unit_test(test_mixed_experts),
+        cmocka_unit_test(test_other_tables),     cmocka_unit_test(test_two_states),
+    };
+    return cmocka_run_group_tests_name("weights", tests, NULL, NULL);
+}
