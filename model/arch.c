@@ -44,6 +44,19 @@ static int find_family(const struct family **out, struct json root, struct err *
     return json_error(root, err, "model_type \"%s\" is not supported; this version trains: gpt_oss", type);
 }
 
+/* A count that goes by two names; a file that has both must agree with itself. */
+static int read_count(struct json root, const char *name, const char *other, int64_t *out, struct err *err)
+{
+    const bool has = json_has(root, name);
+    int64_t again;
+    if (json_get_i64(root, has ? name : other, 1, 65536, out, err)) return -1;
+    again = *out;
+    if (json_opt_i64(root, other, 1, 65536, &again, err)) return -1;
+    if (again != *out)
+        return json_error(root, err, "%s is %lld, but %s is %lld", name, (long long)*out, other, (long long)again);
+    return 0;
+}
+
 static int read_sizes(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     const int64_t big = 1 << 24;
@@ -54,10 +67,8 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
         json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) ||
         json_get_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err) ||
         json_opt_i64(root, "head_dim", 2, 4096, &a->head_dim, err) ||
-        json_get_i64(root, json_has(root, "num_local_experts") ? "num_local_experts" : "num_experts", 1, 65536,
-                     &a->n_exp, err) ||
-        json_get_i64(root, json_has(root, "num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token", 1,
-                     65536, &a->top_k, err) ||
+        read_count(root, "num_local_experts", "num_experts", &a->n_exp, err) ||
+        read_count(root, "num_experts_per_tok", "experts_per_token", &a->top_k, err) ||
         json_get_i64(root, "intermediate_size", 1, big, &a->d_ff, err) ||
         json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||
         json_opt_i64(root, "max_position_embeddings", 1, big, &a->max_len, err))
@@ -78,15 +89,14 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
     struct json scaling = json_find(root, "rope_parameters");
     const char *type = "default";
     *r = (struct rope_arch){.theta = f->theta, .factor = 1, .beta_fast = 32, .beta_slow = 1, .truncate = true};
-    if (json_type(scaling) != JSON_OBJECT) scaling = json_find(root, "rope_scaling");
+    if (json_type(scaling) == JSON_ABSENT || json_type(scaling) == JSON_NULL) scaling = json_find(root, "rope_scaling");
     if (json_opt_f64(root, "rope_theta", &r->theta, err)) return -1;
-    if (json_type(scaling) == JSON_OBJECT) {
-        if (json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
-            json_opt_str(scaling, "rope_type", &type, err))
-            return -1;
-    } else if (json_type(scaling) != JSON_ABSENT && json_type(scaling) != JSON_NULL) {
-        return json_error(scaling, err, "is not an object");
-    }
+    if (json_type(scaling) == JSON_ABSENT || json_type(scaling) == JSON_NULL)
+        return json_error(root, err, "rope_parameters and rope_scaling are both missing");
+    if (json_type(scaling) != JSON_OBJECT) return json_error(scaling, err, "is not an object");
+    if (json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
+        json_opt_str(scaling, "rope_type", &type, err))
+        return -1;
     if (!(r->theta > 1)) return json_error(root, err, "rope_theta %g is not above 1", r->theta);
     if (!strcmp(type, "default")) {
         r->attention_factor = 1;
@@ -103,10 +113,13 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
         json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) || json_opt_bool(scaling, "truncate", &r->truncate, err))
         return -1;
     if (!(r->factor >= 1)) return json_error(scaling, err, "factor %g is below 1", r->factor);
-    if (!(r->beta_fast > 0) || !(r->beta_slow > 0))
-        return json_error(scaling, err, "beta_fast and beta_slow must be positive");
+    if (!(r->beta_slow > 0) || !(r->beta_fast >= r->beta_slow))
+        return json_error(scaling, err, "beta_slow %g must be positive and beta_fast %g not below it", r->beta_slow,
+                          r->beta_fast);
     r->attention_factor = 0.1 * log(r->factor) + 1;
-    return json_opt_f64(scaling, "attention_factor", &r->attention_factor, err);
+    if (json_opt_f64(scaling, "attention_factor", &r->attention_factor, err)) return -1;
+    if (!(r->attention_factor > 0)) return json_error(scaling, err, "attention_factor must be positive");
+    return 0;
 }
 
 static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
@@ -149,6 +162,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
     if (!(eps > 0)) return json_error(root, err, "rms_norm_eps %g is not positive", eps);
+    if (!(limit > 0)) return json_error(root, err, "swiglu_limit %g is not positive", limit);
     a->norm_eps = (float)eps;
     a->attn_bias = bias;
     a->expert_bias = f->expert_bias;

@@ -233,10 +233,9 @@ static void put_4bit(struct draft *d, const char *name, const struct weight *w, 
                       "{\"quant_type\": \"%s\", \"blocksize\": %lld, \"dtype\": \"bfloat16\", \"shape\": [%lld, %lld]",
                       type, (long long)w->block, (long long)w->n_out, (long long)w->n_in);
     if (form->nested)
-        at +=
-            snprintf(text + at, sizeof(text) - (size_t)at,
-                     ", \"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g",
-                     (double)*w->nested_offset);
+        at += snprintf(text + at, sizeof(text) - (size_t)at,
+                       ", \"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g",
+                       (double)*w->nested_offset);
     at += snprintf(text + at, sizeof(text) - (size_t)at, "}");
     snprintf(key, sizeof(key), ".quant_state.bitsandbytes__%s", type);
     const int64_t shape[] = {w->n_out * w->n_in / 2 / size, 1};
@@ -320,8 +319,7 @@ void draft_transposed(struct draft *d, enum dtype t)
             float *x = take_experts(d, layer, p, &n_out, &n_in), *y = mem_array(N_EXP * n_out * n_in, sizeof(*y));
             for (int64_t e = 0; e < N_EXP; e++)
                 for (int64_t o = 0; o < n_out; o++)
-                    for (int64_t i = 0; i < n_in; i++)
-                        y[(e * n_in + i) * n_out + o] = x[(e * n_out + o) * n_in + i];
+                    for (int64_t i = 0; i < n_in; i++) y[(e * n_in + i) * n_out + o] = x[(e * n_out + o) * n_in + i];
             put_floats(d, expert_name(name, layer, p, ""), t, 3, (int64_t[]){N_EXP, n_in, n_out}, y);
             mem_free(x);
         }

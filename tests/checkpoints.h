@@ -37,10 +37,10 @@ void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_o
 
 /* Every float tensor as t. Values that F16 lacks become 0, whatever t is, so that all three dtypes hold the same. */
 void draft_dense(struct draft *d, enum dtype t);
-void draft_transposed(struct draft *d, enum dtype t);                         /* transformers' dequantised experts */
-void draft_per_expert(struct draft *d, const struct linear_form *form);       /* a Linear each, the router wrapped */
-void draft_attention(struct draft *d, const struct linear_form *form);        /* q, k, v and o */
-void draft_expert_width(struct draft *d, int64_t d_ff); /* new random experts, MXFP4 */
+void draft_transposed(struct draft *d, enum dtype t);                   /* transformers' dequantised experts */
+void draft_per_expert(struct draft *d, const struct linear_form *form); /* a Linear each, the router wrapped */
+void draft_attention(struct draft *d, const struct linear_form *form);  /* q, k, v and o */
+void draft_expert_width(struct draft *d, int64_t d_ff);                 /* new random experts, MXFP4 */
 
 /* A checkpoint on a CPU device in f32, after a forward pass over two short documents. */
 struct loaded {

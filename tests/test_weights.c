@@ -241,8 +241,7 @@ static void test_missing(void **state)
         if (measure(&d, &err)) fail_msg("%s", err.msg);
         for (int64_t i = 0; i < d.file.n_tensors; i++) {
             damaged_reset(&d);
-            memmove(&d.st.tensors[i], &d.st.tensors[i + 1],
-                    (size_t)(--d.st.n_tensors - i) * sizeof(*d.st.tensors));
+            memmove(&d.st.tensors[i], &d.st.tensors[i + 1], (size_t)(--d.st.n_tensors - i) * sizeof(*d.st.tensors));
             assert_refused(&d, d.file.tensors[i].name, d.file.tensors[i].name);
         }
         damaged_close(&d);
@@ -464,8 +463,7 @@ static void test_two_states(void **state)
     draft_open(&d);
     draft_per_expert(&d, &nf4);
     int64_t n = 2;
-    draft_put(&d, UPS "3.weight.quant_state.bitsandbytes__fp4", DT_U8, 1, &n,
-              memcpy(mem_alloc(n), "{}", 2));
+    draft_put(&d, UPS "3.weight.quant_state.bitsandbytes__fp4", DT_U8, 1, &n, memcpy(mem_alloc(n), "{}", 2));
     damaged_open(&c, draft_save(&d, 1));
     damaged_reset(&c);
     assert_refused(&c, "two states", UPS "3.weight");
@@ -476,15 +474,24 @@ static void test_two_states(void **state)
 int test_weights(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_transposed),       cmocka_unit_test(test_per_expert_dense),
-        cmocka_unit_test(test_bitsandbytes),     cmocka_unit_test(test_quant_storage),
-        cmocka_unit_test(test_packed_attention), cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_dense_dtypes),     cmocka_unit_test(test_square_experts),
-        cmocka_unit_test(test_tied),             cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_wrong_size),       cmocka_unit_test(test_wrong_axes),
-        cmocka_unit_test(test_wrong_dtype),      cmocka_unit_test(test_scale_255),
-        cmocka_unit_test(test_quant_state),      cmocka_unit_test(test_mixed_experts),
-        cmocka_unit_test(test_other_tables),     cmocka_unit_test(test_two_states),
+        cmocka_unit_test(test_transposed),
+        cmocka_unit_test(test_per_expert_dense),
+        cmocka_unit_test(test_bitsandbytes),
+        cmocka_unit_test(test_quant_storage),
+        cmocka_unit_test(test_packed_attention),
+        cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_dense_dtypes),
+        cmocka_unit_test(test_square_experts),
+        cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_wrong_size),
+        cmocka_unit_test(test_wrong_axes),
+        cmocka_unit_test(test_wrong_dtype),
+        cmocka_unit_test(test_scale_255),
+        cmocka_unit_test(test_quant_state),
+        cmocka_unit_test(test_mixed_experts),
+        cmocka_unit_test(test_other_tables),
+        cmocka_unit_test(test_two_states),
     };
     return cmocka_run_group_tests_name("weights", tests, NULL, NULL);
 }
