@@ -41,12 +41,8 @@ static int find_eos(const struct run *r, int32_t *eos, struct err *err)
 static void print_dataset(const char *what, const struct dataset *ds)
 {
     char a[32], b[32];
-    log_info("%s: %s documents, %s tokens, %.1f%% of them with loss%s", what, str_count(a, ds->n_docs),
-             str_count(b, ds->n_tokens), 100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1),
-             ds->n_overlong || ds->n_unlabelled || ds->n_bad ? ";" : "");
-    if (ds->n_overlong) log_info("  %lld longer than data.seq_len (data.overlong)", (long long)ds->n_overlong);
-    if (ds->n_unlabelled) log_info("  %lld left out: nothing to learn in them", (long long)ds->n_unlabelled);
-    if (ds->n_bad) log_info("  %lld bad rows skipped", (long long)ds->n_bad);
+    log_info("%s: %s documents, %s tokens, %.1f%% of them with loss", what, str_count(a, ds->n_docs),
+             str_count(b, ds->n_tokens), 100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1));
 }
 
 int run_open_data(struct run *r, bool train, struct err *err)
