@@ -1,6 +1,4 @@
 /* test_cli.c - the executable from outside: exit codes, messages, subcommands, what a run leaves on disk. */
-#include "tests/test.h"
-
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,93 +9,9 @@
 #include <unistd.h>
 
 #include "data/json.h"
+#include "tests/process.h"
 
-#define CASE     "parity/case_a"
-#define MAX_ARGS 16
-
-/* What a process said, each at most 64 KiB. */
-struct said {
-    char out[1 << 16], err[1 << 16];
-};
-static struct said said;
-
-static void read_back(const char *path, char *text, int64_t cap)
-{
-    FILE *f = fopen(path, "rb");
-    assert_non_null(f);
-    text[fread(text, 1, (size_t)cap - 1, f)] = 0;
-    fclose(f);
-}
-
-/* Starts moetrain with these words (NULL at the end); its output goes to DIR/stdout and DIR/stderr. */
-static pid_t start(const char *dir, const char *const *words)
-{
-    char *argv[MAX_ARGS + 2] = {(char *)(uintptr_t)moetrain_binary()}, out[MT_PATH], err[MT_PATH];
-    for (int i = 0; words[i]; i++) {
-        assert_true(i < MAX_ARGS);
-        argv[i + 1] = (char *)(uintptr_t)words[i]; /* execv changes nothing */
-    }
-    snprintf(out, sizeof(out), "%s/stdout", dir);
-    snprintf(err, sizeof(err), "%s/stderr", dir);
-    fflush(NULL);
-    const pid_t pid = fork();
-    if (pid) return pid;
-    if (!freopen("/dev/null", "r", stdin) || !freopen(out, "w", stdout) || !freopen(err, "w", stderr)) _exit(99);
-    execv(argv[0], argv);
-    _exit(98);
-}
-
-/* Its exit code, or 1000 + the signal that ended it; fills `said`. */
-static int finish(const char *dir, pid_t pid)
-{
-    char path[MT_PATH];
-    int status;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    snprintf(path, sizeof(path), "%s/stdout", dir);
-    read_back(path, said.out, sizeof(said.out));
-    snprintf(path, sizeof(path), "%s/stderr", dir);
-    read_back(path, said.err, sizeof(said.err));
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
-
-static int run_words(const char *const *words)
-{
-    const char *dir = scratch_dir();
-    return finish(dir, start(dir, words));
-}
-#define RUN(...) run_words((const char *const[]){__VA_ARGS__, NULL})
-
-#define assert_says(text, part)                                                                                        \
-    do {                                                                                                               \
-        if (!strstr(text, part)) fail_msg("\"%s\" is not in:\n%s", part, text);                                        \
-    } while (0)
-
-/* An INI file over the parity case with `more` behind it; its path. */
-static const char *write_config(const char *more)
-{
-    static char path[8][MT_PATH];
-    static int next;
-    char *p = path[next++ % 8];
-    const char *dir = scratch_dir(), *base = fixture(CASE);
-    snprintf(p, MT_PATH, "%s/run.ini", dir);
-    FILE *f = fopen(p, "w");
-    assert_non_null(f);
-    fprintf(f, "[model]\npath = %s\n[data]\ntrain = %s/train.jsonl\neval = %s/eval.jsonl\nseq_len = 64\n", base, base,
-            base);
-    fprintf(f, "[train]\ndevice = cpu\nsteps = 2\n[lora]\nr = 2\n[output]\ndir = %s/out\n%s", dir, more);
-    assert_int_equal(fclose(f), 0);
-    return p;
-}
-
-/* DIR/out/NAME beside that INI file. */
-static const char *output_of(const char *config, const char *name)
-{
-    static char path[8][MT_PATH];
-    static int next;
-    char *p = path[next++ % 8];
-    snprintf(p, MT_PATH, "%.*s/out/%s", (int)(strrchr(config, '/') - config), config, name);
-    return p;
-}
+#define CASE "parity/case_a"
 
 static bool exists(const char *path) { return access(path, F_OK) == 0; }
 
@@ -117,8 +31,8 @@ static void test_help(void **state)
 static void test_usage_errors(void **state)
 {
     (void)state;
-    const char *config = write_config("");
-    assert_int_equal(run_words((const char *const[]){NULL}), 2);
+    const char *config = process_config("");
+    assert_int_equal(process_run((const char *const[]){NULL}), 2);
     assert_says(said.err, "moetrain CONFIG.ini");
     assert_int_equal(RUN("--frobnicate", config), 2);
     assert_says(said.err, "--frobnicate");
@@ -129,20 +43,20 @@ static void test_usage_errors(void **state)
     assert_int_equal(RUN("train"), 2);
     assert_int_equal(RUN("inspect"), 2);
     assert_int_equal(RUN(config, "--adapter", "x"), 2);
-    assert_false(exists(output_of(config, "")));
+    assert_false(exists(process_output(config, "")));
 }
 
 /* ---- errors of the user: exit code 1, one line that says what and where */
 
 static void assert_refused(const char *more, const char *part, const char *hint)
 {
-    const char *config = write_config(more);
+    const char *config = process_config(more);
     assert_int_equal(RUN(config), 1);
     assert_says(said.err, "moetrain: error: ");
     assert_says(said.err, part);
     assert_says(said.err, hint);
     assert_string_equal(said.out, "");
-    assert_false(exists(output_of(config, "adapter")));
+    assert_false(exists(process_output(config, "adapter")));
 }
 
 static void test_config_errors(void **state)
@@ -155,7 +69,7 @@ static void test_config_errors(void **state)
     assert_refused("[lora]\ntargets = q_prj\n", "q_prj", "q_proj");
     assert_refused("[lora]\nlayers = 7\n", "layers", "7");
     assert_refused("[train]\nresume = /nowhere\n", "/nowhere", "");
-    const char *config = write_config("");
+    const char *config = process_config("");
     assert_int_equal(RUN(config, "--set", "optim.lrr=1"), 1);
     assert_says(said.err, "\"lr\"");
     assert_int_equal(RUN("/nowhere/run.ini"), 1);
@@ -165,7 +79,7 @@ static void test_config_errors(void **state)
 static void test_input_errors(void **state)
 {
     (void)state;
-    const char *config = write_config("");
+    const char *config = process_config("");
     assert_int_equal(RUN(config, "--set", "model.path=/nowhere"), 1);
     assert_says(said.err, "/nowhere");
     assert_int_equal(RUN(config, "--set", "data.train=/nowhere.jsonl"), 1);
@@ -176,7 +90,7 @@ static void test_input_errors(void **state)
     assert_says(said.err, "/nowhere");
     assert_int_equal(RUN("inspect", config), 1);
     assert_says(said.err, "run.ini");
-    assert_false(exists(output_of(config, "adapter")));
+    assert_false(exists(process_output(config, "adapter")));
 }
 
 /* ---- what prints and stops */
@@ -205,7 +119,7 @@ static void test_dump_config(void **state)
 {
     (void)state;
     static char first[sizeof(said.out)];
-    const char *config = write_config("");
+    const char *config = process_config("");
     assert_int_equal(RUN(config, "--set", "train.steps=5", "--set", "train.steps=7", "--dump-config"), 0);
     assert_says(said.out, "\nsteps = 7\n");
     strcpy(first, said.out);
@@ -215,21 +129,46 @@ static void test_dump_config(void **state)
     assert_int_equal(fclose(f), 0);
     assert_int_equal(RUN(config, "--dump-config"), 0);
     assert_string_equal(said.out, first);
-    assert_false(exists(output_of(config, "")));
+    assert_false(exists(process_output(config, "")));
 }
 
 static void test_plan(void **state)
 {
     (void)state;
-    const char *config = write_config("");
+    const char *config = process_config("");
     assert_int_equal(RUN("plan", config), 0);
     assert_says(said.out, "gate_up_proj");
     assert_says(said.out, "gradients");
     assert_says(said.out, "recompute = none");
     assert_says(said.out, "FLOP");
-    assert_false(exists(output_of(config, ""))); /* nothing is loaded, nothing is written */
+    assert_false(exists(process_output(config, ""))); /* nothing is loaded, nothing is written */
     assert_int_equal(RUN("plan", config, "--set", "train.recompute=full"), 0);
     assert_says(said.out, "recompute = full");
+}
+
+/* A budget between two modes: the least recomputation that fits is taken, and told. */
+static void test_budget(void **state)
+{
+    (void)state;
+    static const char *const chosen[] = {"recompute = selective (chosen)", "recompute = full (chosen)"};
+    const char *config = process_config("");
+    char none[32], selective[32], full[32], set[64];
+    double mib[3];
+    assert_int_equal(RUN("plan", config), 0);
+    const char *at = strstr(said.out, ": none ");
+    assert_non_null(at);
+    assert_int_equal(
+        sscanf(at, ": none %31[0-9.] MiB, selective %31[0-9.] MiB, full %31[0-9.] MiB", none, selective, full), 3);
+    mib[0] = strtod(none, NULL), mib[1] = strtod(selective, NULL), mib[2] = strtod(full, NULL);
+    for (int i = 0; i < 2; i++) {
+        snprintf(set, sizeof(set), "train.memory_gb=%.9f", (mib[i] + mib[i + 1]) / 2 / 1024);
+        assert_int_equal(RUN("plan", config, "--set", set), 0);
+        assert_says(said.out, chosen[i]);
+    }
+    snprintf(set, sizeof(set), "train.memory_gb=%.9f", mib[2] / 2 / 1024);
+    assert_int_equal(RUN(config, "--set", set), 1);
+    assert_says(said.err, "train.memory_gb");
+    assert_false(exists(process_output(config, "adapter")));
 }
 
 static void test_inspect(void **state)
@@ -258,17 +197,17 @@ static void test_train_and_eval(void **state)
                                         "metrics.jsonl",
                                         "report.html",
                                         "config.ini"};
-    const char *config = write_config("[log]\nevery = 1\n");
+    const char *config = process_config("[log]\nevery = 1\n");
     double loss;
     struct err err;
     assert_int_equal(RUN("train", config), 0);
     for (int i = 0; i < MT_LEN(files); i++)
-        if (!exists(output_of(config, files[i]))) fail_msg("%s was not written", files[i]);
+        if (!exists(process_output(config, files[i]))) fail_msg("%s was not written", files[i]);
     assert_says(said.out, "step 2/2");
     assert_null(strchr(said.out, '\r')); /* not a terminal: plain lines */
     assert_null(strchr(said.out, '\033'));
 
-    assert_int_equal(RUN("eval", config, "--adapter", output_of(config, "adapter")), 0);
+    assert_int_equal(RUN("eval", config, "--adapter", process_output(config, "adapter")), 0);
     struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "eval", &err);
     assert_non_null(doc);
     assert_int_equal(json_get_f64(json_root(doc), "loss", &loss, &err), 0);
@@ -280,20 +219,20 @@ static void test_train_and_eval(void **state)
 static void test_interrupt(void **state)
 {
     (void)state;
-    const char *dir = scratch_dir(), *config = write_config("[eval]\nat_start = false\nat_end = false\n");
+    const char *dir = scratch_dir(), *config = process_config("[eval]\nat_start = false\nat_end = false\n");
     const char *const words[] = {config, "--set", "train.steps=1000000", "--set", "optim.schedule=constant", NULL};
     const struct timespec pause = {.tv_nsec = 20000000};
-    const pid_t pid = start(dir, words);
+    const pid_t pid = process_start(dir, words);
     char text[4096] = "";
     for (int i = 0; i < 3000 && !strstr(text, "\"step\":2"); i++) {
         nanosleep(&pause, NULL);
-        if (exists(output_of(config, "metrics.jsonl")))
-            read_back(output_of(config, "metrics.jsonl"), text, sizeof(text));
+        if (exists(process_output(config, "metrics.jsonl")))
+            process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
     }
     kill(pid, SIGINT);
-    assert_int_equal(finish(dir, pid), 130);
-    assert_true(exists(output_of(config, "checkpoints")));
-    assert_false(exists(output_of(config, "adapter"))); /* of a finished run only */
+    assert_int_equal(process_finish(dir, pid), 130);
+    assert_true(exists(process_output(config, "checkpoints")));
+    assert_false(exists(process_output(config, "adapter"))); /* of a finished run only */
     assert_int_equal(RUN(config, "--set", "optim.schedule=constant", "--set", "train.steps=1"), 0);
     assert_says(said.err, "continuing after step");
 }
@@ -301,9 +240,11 @@ static void test_interrupt(void **state)
 int test_cli(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_help),         cmocka_unit_test(test_usage_errors), cmocka_unit_test(test_config_errors),
-        cmocka_unit_test(test_input_errors), cmocka_unit_test(test_config_keys),  cmocka_unit_test(test_dump_config),
-        cmocka_unit_test(test_plan),         cmocka_unit_test(test_inspect),      cmocka_unit_test(test_train_and_eval),
+        cmocka_unit_test(test_help),          cmocka_unit_test(test_usage_errors),
+        cmocka_unit_test(test_config_errors), cmocka_unit_test(test_input_errors),
+        cmocka_unit_test(test_config_keys),   cmocka_unit_test(test_dump_config),
+        cmocka_unit_test(test_plan),          cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_inspect),       cmocka_unit_test(test_train_and_eval),
         cmocka_unit_test(test_interrupt),
     };
     return cmocka_run_group_tests_name("cli", tests, NULL, NULL);

@@ -206,21 +206,7 @@ static void test_damaged_checkpoint(void **state)
     assert_same_run(j->config, reference);
 }
 
-/* The settings of a checkpoint are not mixed with others; `never` puts it aside and keeps it. */
-static void test_other_settings(void **state)
-{
-    (void)state;
-    const char *config = trained("output.save_every=1");
-    assert_int_equal(RUN(config, "--set", "optim.lr=1e-3"), 1);
-    assert_says(said.err, "other settings");
-    assert_int_equal(RUN(config, "--set", "data.seq_len=63"), 1);
-    assert_says(said.err, "other");
-    assert_int_equal(RUN(config, "--set", "train.recompute=full", "--set", "log.every=2"), 0);
-    assert_int_equal(RUN(config, "--set", "optim.lr=1e-3", "--set", "train.resume=never"), 0);
-    assert_int_equal(access(process_output(config, "checkpoints.1/step-000002/state.json"), F_OK), 0);
-}
-
-/* The parity case with a NaN in the output bias of layer 1; the directory. */
+/* The parity case with a NaN in the output bias of layer 1 and one bit of the embedding changed; the directory. */
 static const char *poisoned_model(void)
 {
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
@@ -239,12 +225,32 @@ static const char *poisoned_model(void)
             assert_int_equal(safetensors_open(&st, from, &err), 0);
             const struct st_tensor *t = safetensors_find(&st, "model.layers.1.self_attn.o_proj.bias");
             memcpy(text + (t->data - st.maps[0].data), "\xc0\x7f", 2); /* bf16 NaN */
+            t = safetensors_find(&st, "model.embed_tokens.weight");
+            text[t->data - st.maps[0].data] ^= 1;
             safetensors_close(&st);
         }
         assert_int_equal(file_write_atomic(to, text, size, &err), 0);
         mem_free(text);
     }
     return dir;
+}
+
+/* The settings of a checkpoint are not mixed with others; `never` puts it aside and keeps it. */
+static void test_other_settings(void **state)
+{
+    (void)state;
+    const char *config = trained("output.save_every=1");
+    assert_int_equal(RUN(config, "--set", "optim.lr=1e-3"), 1);
+    assert_says(said.err, "another base model or other settings");
+    char model[MT_PATH];
+    snprintf(model, sizeof(model), "model.path=%s", poisoned_model());
+    assert_int_equal(RUN(config, "--set", model), 1);
+    assert_says(said.err, "another base model or other settings");
+    assert_int_equal(RUN(config, "--set", "data.seq_len=63"), 1);
+    assert_says(said.err, "other");
+    assert_int_equal(RUN(config, "--set", "train.recompute=full", "--set", "log.every=2"), 0);
+    assert_int_equal(RUN(config, "--set", "optim.lr=1e-3", "--set", "train.resume=never"), 0);
+    assert_int_equal(access(process_output(config, "checkpoints.1/step-000002/state.json"), F_OK), 0);
 }
 
 /* Steps without a finite loss are skipped and counted, the place is named, the run stops. */

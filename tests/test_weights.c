@@ -157,6 +157,26 @@ static void test_tied(void **state)
     draft_free(&d);
 }
 
+/* Big tensors are copied in pieces; this one has two. */
+static void test_large_tensor(void **state)
+{
+    (void)state;
+    const int64_t shape[] = {140000, 128}, bytes = 140000 * 128 * 2;
+    uint16_t *x = mem_alloc(bytes);
+    struct draft d;
+    struct loaded l;
+    for (int64_t i = 0; i < bytes / 2; i++) x[i] = (uint16_t)(0x3c00 + i % 251); /* 251: no period of the pieces */
+    draft_open(&d);
+    draft_config(&d, "\"vocab_size\": 4096", "\"vocab_size\": 140000");
+    draft_config(&d, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    draft_remove(&d, "lm_head.weight");
+    draft_put(&d, "model.embed_tokens.weight", DT_BF16, 2, shape, x);
+    loaded_open(&l, draft_save(&d, 1));
+    assert_memory_equal(l.model.weights.embed.data, x, (size_t)bytes);
+    loaded_close(&l);
+    draft_free(&d);
+}
+
 /* ---- damage, done to the headers in memory: a measuring device reads no more */
 
 /* Headers that may be changed, over a checkpoint that stays. */
@@ -483,6 +503,7 @@ int test_weights(void)
         cmocka_unit_test(test_dense_dtypes),
         cmocka_unit_test(test_square_experts),
         cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_large_tensor),
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_wrong_size),
         cmocka_unit_test(test_wrong_axes),

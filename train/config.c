@@ -84,7 +84,7 @@ static const struct option options[] = {
     ROW(eval, at_end, "true", YES_NO, "evaluate after the last step"),
     ROW(eval, max_batches, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
     ROW(output, dir, "out", "directory", "everything a run writes"),
-    ROW(output, save_every, "0", "[0, 1e9]", "steps between checkpoints; 0: never"),
+    ROW(output, save_every, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
     ROW(output, keep, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
     ROW(log, every, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
     ROW(log, report, "true", YES_NO, "write report.html"),

@@ -220,8 +220,28 @@ static int steps(struct training *t, struct err *err)
 
 /* ---- opening */
 
+/* Tells base models of one shape apart by samples of their bytes: another one under the same path would go unnoticed.
+ */
+static uint64_t weights_mark(struct run *r)
+{
+    const struct layer_weights *w = &r->model.weights.layers[0];
+    const struct weight *const sampled[] = {&r->model.weights.embed, &w->qkv, &w->up};
+    uint64_t hash = 0, bits;
+    for (int i = 0; i < MT_LEN(sampled); i++) {
+        const int64_t bytes = MT_MIN(weight_bytes(sampled[i]), 1 << 16);
+        char *host = mem_alloc(bytes + 8);
+        device_download(&r->dev, host, sampled[i]->data, bytes);
+        for (int64_t at = 0; at < bytes; at += 8) {
+            memcpy(&bits, host + at, sizeof(bits));
+            hash = rng_u64(hash, bits);
+        }
+        mem_free(host);
+    }
+    return hash;
+}
+
 /* Settings that change the result, as text: all but where output goes, how much is printed, and how memory is used. */
-static uint64_t run_hash(const struct training *t)
+static uint64_t run_hash(struct training *t)
 {
     static const char *const without[] = {"[output]", "[log]", "[eval]"};
     static const char *const keys[] = {"path",      "train",  "eval",      "revision", "device", "threads",
@@ -243,7 +263,7 @@ static uint64_t run_hash(const struct training *t)
     }
     if (t->schedule.kind != SCHEDULE_CONSTANT)
         snprintf(text + strlen(text), 64, "total %lld", (long long)t->schedule.total_steps);
-    const uint64_t hash = rng_key(0, text);
+    const uint64_t hash = rng_key(weights_mark(&t->run), text);
     mem_free(dump);
     mem_free(text);
     return hash;
@@ -301,12 +321,13 @@ static int restore(struct training *t, struct err *err)
         if (have) {
             if (checkpoint_load(path, ad, &t->run.dev, &found, err)) return -1;
             if (found.run_hash != t->state.run_hash || found.data_hash != t->state.data_hash)
-                return err_set(
-                    err,
-                    "%s was written by a run with other %s; continue it with the settings in %s, choose another "
-                    "output.dir, or set train.resume = never",
-                    path, found.data_hash != t->state.data_hash ? "training data" : "settings",
-                    out_path(cfg, "config.ini").s);
+                return err_set(err,
+                               "%s was written by a run with %s; continue it with what %s says, choose another "
+                               "output.dir, or set train.resume = never",
+                               path,
+                               found.data_hash != t->state.data_hash ? "other training data"
+                                                                     : "another base model or other settings",
+                               out_path(cfg, "config.ini").s);
             t->state = found;
             log_info("continuing after step %lld of %lld from %s", (long long)found.step,
                      (long long)t->schedule.total_steps, path);
