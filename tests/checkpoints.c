@@ -257,8 +257,9 @@ void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_o
 {
     const int64_t n = n_out * n_in;
     struct weight w = {.format = form->format, .n_exp = 1, .n_out = n_out, .n_in = n_in, .block = form->block};
-    if (form->format == WF_F32) {
-        put_floats(d, name, DT_F32, 2, (int64_t[]){n_out, n_in}, copy(x, 4 * n));
+    if (form->format == WF_F32 || form->format == WF_BF16) {
+        const enum dtype t = form->format == WF_F32 ? DT_F32 : DT_BF16;
+        put_floats(d, name, t, 2, (int64_t[]){n_out, n_in}, copy(x, 4 * n));
         return;
     }
     const int64_t blocks = weight_blocks(&w);

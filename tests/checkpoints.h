@@ -25,7 +25,7 @@ const char *draft_save(const struct draft *d, int n_shards);
 
 /* How a Linear is stored. Zeroed but for format: dense, or plain bitsandbytes in U8. */
 struct linear_form {
-    enum weight_format format; /* WF_F32, WF_NF4, WF_FP4 */
+    enum weight_format format; /* WF_F32, WF_BF16, WF_NF4, WF_FP4 */
     int64_t block;
     bool nested;
     enum dtype storage; /* of the nibbles; DT_NONE: U8 */

@@ -291,7 +291,7 @@ static void test_wrong_size(void **state)
     }
 }
 
-/* The right number of elements in another order of axes, or of ranks. */
+/* The right number of elements with axes exchanged, or with one axis more. */
 static void test_wrong_axes(void **state)
 {
     (void)state;
@@ -302,9 +302,12 @@ static void test_wrong_axes(void **state)
             struct st_tensor *t = &d.st.tensors[i];
             damaged_reset(&d);
             const int64_t first = t->shape[0], last = t->shape[t->rank - 1];
-            if (first == last || last == 1 || strstr(t->name, ".weight.")) continue; /* a list: any rank will do */
+            if (last == 1 || strstr(t->name, ".weight.")) continue; /* bitsandbytes: any rank will do */
             t->shape[0] = last;
             t->shape[t->rank - 1] = first;
+            if (first != last) assert_refused(&d, t->name, t->name);
+            damaged_reset(&d);
+            t->shape[t->rank++] = 1;
             assert_refused(&d, t->name, t->name);
         }
         damaged_close(&d);
@@ -402,6 +405,9 @@ static void test_quant_state(void **state)
     struct err err;
     damaged_open(&d, saved(nf4, dense));
     damaged_reset(&d);
+    damaged_find(&d, UP_STATE)->dtype = DT_NONE;
+    assert_refused(&d, "not U8", UP_STATE);
+    damaged_reset(&d);
     set_bytes(&d, UP_STATE, whole, sizeof(whole) - 1);
     if (measure(&d, &err)) fail_msg("%s", err.msg);
     for (int64_t n = 0; n < (int64_t)sizeof(whole) - 1; n++) { /* cut at every byte */
@@ -416,31 +422,36 @@ static void test_quant_state(void **state)
     damaged_close(&d);
 }
 
+static float *random_values(int64_t n)
+{
+    float *x = mem_array(n, sizeof(*x));
+    for (int64_t i = 0; i < n; i++) x[i] = (float)test_value(5, (uint64_t)i);
+    return x;
+}
+
 /* One stack on the device has one format, block size and table. */
 static void test_mixed_experts(void **state)
 {
     (void)state;
-    static const struct linear_form others[] = {
-        {.format = WF_FP4, .block = 64, .nested = true},
-        {.format = WF_NF4, .block = 128, .nested = true},
-        {.format = WF_NF4, .block = 64},
-        {.format = WF_F32},
+    static const struct {
+        struct linear_form most, one;
+    } rows[] = {
+        {{.format = WF_NF4, .block = 64, .nested = true}, {.format = WF_FP4, .block = 64, .nested = true}},
+        {{.format = WF_NF4, .block = 64, .nested = true}, {.format = WF_NF4, .block = 128, .nested = true}},
+        {{.format = WF_NF4, .block = 64, .nested = true}, {.format = WF_NF4, .block = 64}},
+        {{.format = WF_NF4, .block = 64}, {.format = WF_F32}},
+        {{.format = WF_F32}, {.format = WF_NF4, .block = 64}},
+        {{.format = WF_F32}, {.format = WF_BF16}},
     };
-    static const char *const parts[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
-                                        ".quant_state.bitsandbytes__nf4"};
-    float *x = mem_array(192 * 128, sizeof(*x));
-    for (int i = 0; i < 192 * 128; i++) x[i] = (float)test_value(5, (uint64_t)i);
-    for (int k = 0; k < MT_LEN(others); k++) {
+    float *x = random_values(192 * 128);
+    for (int k = 0; k < MT_LEN(rows); k++) {
         struct draft d;
         struct damaged c;
         draft_open(&d);
-        draft_per_expert(&d, &nf4);
-        for (int p = 0; p < MT_LEN(parts); p++) {
-            char name[128];
-            snprintf(name, sizeof(name), UPS "3.weight%s", parts[p]);
-            draft_remove(&d, name);
-        }
-        draft_linear(&d, UPS "3.weight", x, 192, 128, &others[k]);
+        draft_per_expert(&d, &rows[k].most);
+        for (int64_t i = d.n - 1; i >= 0; i--)
+            if (strstr(d.entries[i].name, UPS "3.weight")) draft_remove(&d, d.entries[i].name);
+        draft_linear(&d, UPS "3.weight", x, 192, 128, &rows[k].one);
         damaged_open(&c, draft_save(&d, 1));
         damaged_reset(&c);
         assert_refused(&c, "mixed", UPS "3.weight");
@@ -448,6 +459,30 @@ static void test_mixed_experts(void **state)
         damaged_close(&c);
         draft_free(&d);
     }
+    mem_free(x);
+}
+
+/* k of 48 rows ends in the middle of its second block of 4096, where v would have to go on. */
+static void test_partial_blocks(void **state)
+{
+    (void)state;
+    static const struct linear_form form = {.format = WF_NF4, .block = 4096};
+    static const int64_t rows[] = {96, 48, 48};
+    float *x = random_values(96 * 128);
+    struct draft d;
+    struct damaged c;
+    draft_open(&d);
+    draft_config(&d, "\"head_dim\": 32", "\"head_dim\": 24");
+    for (int i = 0; i < 3; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), LAYER0 "self_attn.%c_proj.weight", "qkv"[i]);
+        draft_linear(&d, name, x, rows[i], 128, &form);
+    }
+    damaged_open(&c, draft_save(&d, 1));
+    damaged_reset(&c);
+    assert_refused(&c, "partial block", LAYER0 "self_attn.k_proj.weight ends inside a block");
+    damaged_close(&c);
+    draft_free(&d);
     mem_free(x);
 }
 
@@ -486,7 +521,7 @@ static void test_two_states(void **state)
     draft_put(&d, UPS "3.weight.quant_state.bitsandbytes__fp4", DT_U8, 1, &n, memcpy(mem_alloc(n), "{}", 2));
     damaged_open(&c, draft_save(&d, 1));
     damaged_reset(&c);
-    assert_refused(&c, "two states", UPS "3.weight");
+    assert_refused(&c, "two states", UPS "3.weight.quant_state.bitsandbytes__fp4 contradict");
     damaged_close(&c);
     draft_free(&d);
 }
@@ -511,6 +546,7 @@ int test_weights(void)
         cmocka_unit_test(test_scale_255),
         cmocka_unit_test(test_quant_state),
         cmocka_unit_test(test_mixed_experts),
+        cmocka_unit_test(test_partial_blocks),
         cmocka_unit_test(test_other_tables),
         cmocka_unit_test(test_two_states),
     };
