@@ -67,13 +67,14 @@ struct attn_shape {
 
 /* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. pooled (transformers): F_i and p_i over the rows
  * of all layers, loss E * sum_i F_i p_i. Otherwise (Megatron, NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i
- * f_i p_i, averaged over layers; count and prob are then this layer's own and rows is T. */
+ * f_i p_i, averaged over layers; count and prob are then this layer's own, rows is T, and coef holds the 1 / layers of
+ * that average. */
 struct aux {
     float coef;
     bool pooled;
-    struct tensor count; /* [E] stat, += rows that chose e, over all layers of the micro-batch */
+    struct tensor count; /* [E] stat, += rows that chose e, over the layers counted */
     struct tensor prob;  /* [E] stat, += softmax(logits) */
-    int64_t rows;        /* rows over all layers: L * T */
+    int64_t rows;        /* rows of the layers counted: pooled layers * T, else T */
 };
 
 /* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
