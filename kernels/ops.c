@@ -91,13 +91,18 @@ static int64_t want_route(struct device *dev, const struct route *r, int64_t n_t
     return n_top;
 }
 
+static void want_heads(const struct attn_shape *s)
+{
+    MT_REQUIRE(s->n_kv > 0 && s->n_head > 0 && s->n_head % s->n_kv == 0 && s->head_dim > 0 && s->window >= 0,
+               "%lld heads, %lld kv heads of %lld, window %lld", (long long)s->n_head, (long long)s->n_kv,
+               (long long)s->head_dim, (long long)s->window);
+}
+
 static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, struct tensor lse,
                       const struct seqs *seqs, const struct attn_shape *s)
 {
     int64_t n_tok = qkv.shape[0];
-    MT_REQUIRE(s->n_kv > 0 && s->n_head > 0 && s->n_head % s->n_kv == 0 && s->head_dim > 0 && s->window >= 0,
-               "%lld heads, %lld kv heads of %lld, window %lld", (long long)s->n_head, (long long)s->n_kv,
-               (long long)s->head_dim, (long long)s->window);
+    want_heads(s);
     WANT(qkv, dev->act, n_tok, (s->n_head + 2 * s->n_kv) * s->head_dim);
     WANT(o, dev->act, n_tok, s->n_head * s->head_dim);
     WANT(lse, dev->stat, n_tok, s->n_head);
@@ -155,14 +160,14 @@ void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, s
 }
 
 void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
-                    float eps)
+                    const struct norm *norm)
 {
     int64_t n_tok = x.shape[0], dim = w.shape[0];
     WANT(y, dev->act, n_tok, dim);
     WANT(rstd, dev->stat, n_tok);
     WANT(x, dev->act, n_tok, dim);
     WANT(w, DT_F32, dim);
-    dev->ops->rmsnorm_fwd(dev, y, rstd, x, w, eps);
+    dev->ops->rmsnorm_fwd(dev, y, rstd, x, w, norm);
     round_act(dev, y);
 }
 
@@ -258,6 +263,38 @@ void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, str
     round_act(dev, dqkv);
 }
 
+/* Returns the columns of q and k. The width of wq says whether the norm is per head or over all of them. */
+static int64_t want_qk_norm(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
+                            struct tensor wq, struct tensor wk, const struct attn_shape *s)
+{
+    int64_t n_tok = qkv.shape[0], dim = s->head_dim;
+    want_heads(s);
+    bool whole = wq.shape[0] != dim;
+    WANT(qkv, dev->act, n_tok, (s->n_head + 2 * s->n_kv) * dim);
+    WANT(raw, dev->act, n_tok, (s->n_head + s->n_kv) * dim);
+    WANT(rstd, dev->stat, n_tok, whole ? 2 : s->n_head + s->n_kv);
+    WANT(wq, DT_F32, whole ? s->n_head * dim : dim);
+    WANT(wk, DT_F32, whole ? s->n_kv * dim : dim);
+    return (s->n_head + s->n_kv) * dim;
+}
+
+void op_qk_norm_fwd(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd, struct tensor wq,
+                    struct tensor wk, const struct attn_shape *shape, const struct norm *norm)
+{
+    int64_t n_col = want_qk_norm(dev, qkv, raw, rstd, wq, wk, shape);
+    dev->ops->qk_norm_fwd(dev, qkv, raw, rstd, wq, wk, shape, norm);
+    round_act(dev, tensor_cols(qkv, 0, n_col));
+    round_act(dev, raw);
+}
+
+void op_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd, struct tensor wq,
+                    struct tensor wk, const struct attn_shape *shape)
+{
+    int64_t n_col = want_qk_norm(dev, dqkv, raw, rstd, wq, wk, shape);
+    dev->ops->qk_norm_bwd(dev, dqkv, raw, rstd, wq, wk, shape);
+    round_act(dev, tensor_cols(dqkv, 0, n_col));
+}
+
 void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
                   const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
 {
@@ -279,7 +316,7 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
 /* ---- experts ---- */
 
 void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
-                   struct tensor bias)
+                   struct tensor bias, enum router_kind kind)
 {
     int64_t n_tok = x.shape[0];
     int64_t n_top = want_route(dev, r, n_tok, w->n_out);
@@ -290,7 +327,7 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     WANT(x, dev->act, n_tok, w->n_in);
     WANT_OPT(bias, DT_F32, w->n_out);
     count_gemm(dev, n_tok, w->n_out, w->n_in);
-    dev->ops->router_fwd(dev, r, logits, x, w, bias);
+    dev->ops->router_fwd(dev, r, logits, x, w, bias, kind);
 }
 
 void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)
@@ -315,7 +352,7 @@ void op_aux_stats(struct device *dev, struct aux *aux, struct tensor logits, con
 }
 
 void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
-                   struct tensor logits, const struct weight *w, const struct aux *aux)
+                   struct tensor logits, const struct weight *w, const struct aux *aux, enum router_kind kind)
 {
     int64_t n_tok = dx.shape[0];
     int64_t n_top = want_route(dev, r, n_tok, w->n_out);
@@ -325,8 +362,11 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
     WANT(logits, dev->stat, n_tok, w->n_out);
     bool auxiliary = aux->coef > 0 || aux->coef < 0;
     if (auxiliary) want_aux(dev, aux, w->n_out);
-    count_gemm(dev, n_tok, auxiliary ? w->n_out : n_top, w->n_in); /* dl W: only chosen rows of W, or all */
-    dev->ops->router_bwd(dev, dx, dgate, r, logits, w, aux);
+    MT_REQUIRE(!auxiliary || aux->pooled || aux->rows == n_tok, "auxiliary loss of one layer: %lld rows of %lld",
+               (long long)aux->rows, (long long)n_tok);
+    bool dense = auxiliary || kind == ROUTER_PROBABILITY;
+    count_gemm(dev, n_tok, dense ? w->n_out : n_top, w->n_in); /* dl W: only chosen rows of W, or all */
+    dev->ops->router_bwd(dev, dx, dgate, r, logits, w, aux, kind);
     round_act(dev, dx);
 }
 

@@ -65,21 +65,30 @@ struct attn_shape {
     float scale;
 };
 
-/* Auxiliary load-balancing loss, transformers convention; coef 0: off, the tensors are absent. */
+/* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. pooled (transformers): F_i and p_i over the rows
+ * of all layers, loss E * sum_i F_i p_i. Otherwise (Megatron, NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i
+ * f_i p_i, averaged over layers; count and prob are then this layer's own, rows is T, and coef holds the 1 / layers of
+ * that average. */
 struct aux {
     float coef;
-    struct tensor count; /* [E] stat, += rows that chose e, over all layers of the micro-batch */
+    bool pooled;
+    struct tensor count; /* [E] stat, += rows that chose e, over the layers counted */
     struct tensor prob;  /* [E] stat, += softmax(logits) */
-    int64_t rows;        /* rows over all layers: L * T */
+    int64_t rows;        /* rows of the layers counted: pooled layers * T, else T */
 };
 
 /* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
 typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
 
-/* y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps) (weight in f32, one rounding).  x,y [T,D] act, y =; rstd [T] stat =;
- * w [D] f32 */
+/* RMSNorm: eps, and where bf16 is rounded: once at the end (gpt-oss), or x * rstd before the weight as well (Llama).
+ * The two are the same function in F32 and F64. */
+struct norm {
+    float eps;
+    bool round_twice;
+};
+/* y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps).  x,y [T,D] act, y =; rstd [T] stat =; w [D] f32 */
 typedef void rmsnorm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
-                            float eps);
+                            const struct norm *norm);
 /* dx += rstd * (g - xhat * mean(g * xhat)), g = dy * w, xhat = x * rstd.  dx,dy,x [T,D] act */
 typedef void rmsnorm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
                             struct tensor w);
@@ -108,18 +117,32 @@ typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse,
 typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                          struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
 
-/* logits = x W^T + bias; the J largest (ties: lower id first) -> r->idx ascending, r->gate = softmax over them (R1).
+/* In place, before RoPE: the q and k columns of every row are RMS-normalised, per head (wq, wk [A]) or over all heads
+ * of q and of k at once (wq [H*A], wk [K*A]); v stays.  qkv [T,(H+2K)A] act; raw [T,(H+K)A] act =: q | k before, saved;
+ * rstd [T,G] stat =, G = H+K per head or 2, saved; wq, wk f32 */
+typedef void qk_norm_fwd_fn(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
+                            struct tensor wq, struct tensor wk, const struct attn_shape *shape,
+                            const struct norm *norm);
+/* In place: the q and k columns of dqkv become the gradient before the norm. */
+typedef void qk_norm_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
+                            struct tensor wq, struct tensor wk, const struct attn_shape *shape);
+
+/* How the J chosen logits become weights: their softmax, which is the softmax over all E renormalised over the chosen
+ * (gpt-oss, Qwen3, Mixtral); or their probabilities in the softmax over all E as they are (OLMoE). */
+enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY };
+/* logits = x W^T + bias; the J largest (ties: lower id first) -> r->idx ascending, r->gate by kind.
  * logits [T,E] stat = (always written: the auxiliary loss reads them); x [T,D] act; w [E,D]; bias [E] f32 or absent */
 typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
-                           const struct weight *w, struct tensor bias);
+                           const struct weight *w, struct tensor bias, enum router_kind kind);
 /* Fills r->offs, row_slot, slot_row from r->idx: a stable counting sort. */
 typedef void route_sort_fn(struct device *dev, struct route *r, int64_t n_exp);
 /* aux->count and aux->prob += over the T rows of one layer */
 typedef void aux_stats_fn(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r);
-/* dl_i = gate_i (dgate_i - sum_j gate_j dgate_j) for chosen i, plus the auxiliary gradient when aux->coef != 0;
- * dx += dl W.  dx [T,D] act; dgate [T,J] stat */
+/* ROUTER_CHOSEN: dl_i = gate_i (dgate_i - sum_j gate_j dgate_j) for chosen i. ROUTER_PROBABILITY, dense over E:
+ * dl_i = P_i ([i chosen] dgate_i - sum_j gate_j dgate_j), P = softmax(logits). Plus the auxiliary gradient when
+ * aux->coef != 0; dx += dl W.  dx [T,D] act; dgate [T,J] stat; logits as saved, read by ROUTER_PROBABILITY and aux */
 typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
-                           struct tensor logits, const struct weight *w, const struct aux *aux);
+                           struct tensor logits, const struct weight *w, const struct aux *aux, enum router_kind kind);
 
 /* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
  * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act, w [E,2F,D], bias [E,2F] f32 or absent
@@ -193,6 +216,8 @@ struct ops {
     rope_bwd_fn *rope_bwd;
     attn_fwd_fn *attn_fwd;
     attn_bwd_fn *attn_bwd;
+    qk_norm_fwd_fn *qk_norm_fwd;
+    qk_norm_bwd_fn *qk_norm_bwd;
     router_fwd_fn *router_fwd;
     route_sort_fn *route_sort;
     aux_stats_fn *aux_stats;
@@ -217,6 +242,8 @@ rope_fwd_fn op_rope_fwd, cpu_rope_fwd, cpu64_rope_fwd;
 rope_bwd_fn op_rope_bwd, cpu_rope_bwd, cpu64_rope_bwd;
 attn_fwd_fn op_attn_fwd, cpu_attn_fwd, cpu64_attn_fwd;
 attn_bwd_fn op_attn_bwd, cpu_attn_bwd, cpu64_attn_bwd;
+qk_norm_fwd_fn op_qk_norm_fwd, cpu_qk_norm_fwd, cpu64_qk_norm_fwd;
+qk_norm_bwd_fn op_qk_norm_bwd, cpu_qk_norm_bwd, cpu64_qk_norm_bwd;
 router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd;
 route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort;
 aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats;

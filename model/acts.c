@@ -20,31 +20,41 @@ static struct tensor adapter_2d(struct device *dev, int64_t rows, const struct l
     return lora->r ? act_2d(dev, rows, lora->n_seg * lora->r) : (struct tensor){0};
 }
 
-static struct route push_route(struct device *dev, const struct arch *a, int64_t n_tok)
+static struct route push_route(struct device *dev, struct ffn f, int64_t n_tok)
 {
     struct arena *work = &dev->work;
     return (struct route){
-        .idx = arena_tensor_2d(work, DT_I32, n_tok, a->top_k),
-        .gate = arena_tensor_2d(work, dev->stat, n_tok, a->top_k),
-        .offs = arena_tensor_1d(work, DT_I32, a->n_exp + 1),
-        .row_slot = arena_tensor_1d(work, DT_I32, n_tok * a->top_k),
-        .slot_row = arena_tensor_2d(work, DT_I32, n_tok, a->top_k),
+        .idx = arena_tensor_2d(work, DT_I32, n_tok, f.top_k),
+        .gate = arena_tensor_2d(work, dev->stat, n_tok, f.top_k),
+        .offs = arena_tensor_1d(work, DT_I32, f.n_exp + 1),
+        .row_slot = arena_tensor_1d(work, DT_I32, n_tok * f.top_k),
+        .slot_row = arena_tensor_2d(work, DT_I32, n_tok, f.top_k),
     };
 }
 
-static void push_input(struct layer_acts *s, struct device *dev, const struct arch *a, const struct lora_layer *lora,
+static void push_input(struct layer_acts *s, struct device *dev, struct ffn f, const struct lora_layer *lora,
                        int64_t n_tok)
 {
-    s->route = push_route(dev, a, n_tok);
-    s->down_ha = adapter_2d(dev, n_tok * a->top_k, &lora->down);
+    s->route = push_route(dev, f, n_tok);
+    s->down_ha = adapter_2d(dev, n_tok * f.top_k, &lora->down);
+}
+
+static void push_logits(struct layer_acts *s, struct device *dev, struct ffn f, int64_t n_tok)
+{
+    s->logits = arena_tensor_2d(&dev->work, dev->stat, n_tok, f.n_exp);
 }
 
 static void push_attention(struct layer_acts *s, struct device *dev, const struct arch *a,
                            const struct lora_layer *lora, int64_t n_tok)
 {
+    const int64_t n_head = a->n_head + a->n_kv;
     s->n1 = act_2d(dev, n_tok, a->d_model);
     s->rstd1 = stat_1d(dev, n_tok);
     s->qkv_xa = adapter_2d(dev, n_tok, &lora->qkv);
+    if (a->qk_norm != QK_NORM_NONE) {
+        s->qk = act_2d(dev, n_tok, n_head * a->head_dim);
+        s->rstd_qk = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
+    }
     s->qkv = act_2d(dev, n_tok, arch_qkv_cols(a));
     s->o = act_2d(dev, n_tok, a->n_head * a->head_dim);
     s->lse = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_head);
@@ -52,13 +62,13 @@ static void push_attention(struct layer_acts *s, struct device *dev, const struc
     s->h = act_2d(dev, n_tok, a->d_model);
 }
 
-static void push_experts(struct layer_acts *s, struct device *dev, const struct arch *a, const struct lora_layer *lora,
-                         int64_t n_tok)
+static void push_experts(struct layer_acts *s, struct device *dev, const struct arch *a, struct ffn f,
+                         const struct lora_layer *lora, int64_t n_tok)
 {
     s->n2 = act_2d(dev, n_tok, a->d_model);
     s->rstd2 = stat_1d(dev, n_tok);
-    s->pre = act_2d(dev, n_tok * a->top_k, 2 * a->d_ff);
-    s->up_xa = adapter_2d(dev, n_tok * a->top_k, &lora->up);
+    s->pre = act_2d(dev, n_tok * f.top_k, 2 * f.d_ff);
+    s->up_xa = adapter_2d(dev, n_tok * f.top_k, &lora->up);
 }
 
 /* The fields of one group, taken over from the slot that all layers share. A layer without an adapter ignores its xa.
@@ -66,6 +76,7 @@ static void push_experts(struct layer_acts *s, struct device *dev, const struct 
 static void share_attention(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
 {
     s->n1 = slot->n1, s->rstd1 = slot->rstd1, s->qkv = slot->qkv, s->o = slot->o, s->lse = slot->lse, s->h = slot->h;
+    s->qk = slot->qk, s->rstd_qk = slot->rstd_qk;
     s->qkv_xa = lora->qkv.r ? slot->qkv_xa : (struct tensor){0};
     s->out_xa = lora->out.r ? slot->out_xa : (struct tensor){0};
 }
@@ -78,37 +89,75 @@ static void share_experts(struct layer_acts *s, const struct layer_acts *slot, c
 
 void acts_init(struct acts *s, int64_t n_layer) { s->layers = mem_array(n_layer + 1, sizeof(*s->layers)); }
 
+/* Which groups every layer has for itself; the others lie in a slot. */
+struct saved {
+    bool input, attention, experts, logits;
+};
+
+/* The slot of layers like `layer`, with or without experts. */
+static void push_slot(struct layer_acts *slot, struct device *dev, const struct arch *a, const struct adapters *ad,
+                      int64_t layer, int64_t n_tok, struct saved saved)
+{
+    const struct ffn f = arch_ffn(a, layer);
+    struct lora_layer widest = {0}; /* some such layer's adapters: they agree where they exist */
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (ad->layer_on[l] && a->dense[l] == a->dense[layer]) widest = ad->layers[l];
+    if (!saved.input) push_input(slot, dev, f, &widest, n_tok);
+    if (!saved.attention) push_attention(slot, dev, a, &widest, n_tok);
+    if (!saved.experts) push_experts(slot, dev, a, f, &widest, n_tok);
+    if (!saved.logits) push_logits(slot, dev, f, n_tok);
+}
+
+/* slots[dense]: one per kind of layer, on top of each other, as one layer is under way at a time. */
+static void push_slots(struct layer_acts slots[2], struct device *dev, const struct arch *a, const struct adapters *ad,
+                       int64_t n_tok, struct saved saved)
+{
+    const int64_t mark = arena_mark(&dev->work);
+    int64_t end = mark;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        struct layer_acts *slot = &slots[a->dense[l]];
+        if (slot->x.rank) continue;
+        arena_release(&dev->work, mark);
+        slot->x = act_2d(dev, 0, a->d_model); /* marks the slot as made */
+        push_slot(slot, dev, a, ad, l, n_tok, saved);
+        end = MT_MAX(end, arena_mark(&dev->work));
+    }
+    arena_push(&dev->work, end - arena_mark(&dev->work));
+}
+
 void acts_push(struct acts *s, struct device *dev, const struct arch *a, const struct adapters *ad, int64_t n_tok,
                bool backward, enum recompute mode, bool keep_logits)
 {
-    const bool save_attention = backward && mode != RECOMPUTE_FULL, save_experts = backward && mode == RECOMPUTE_NONE;
-    struct layer_acts slot = {0};
-    struct lora_layer widest = {0}; /* some layer's adapters, for the shared slot: they agree where they exist */
-    for (int64_t l = 0; l < a->n_layer; l++)
-        if (ad->layer_on[l]) widest = ad->layers[l];
-    if (!backward) push_input(&slot, dev, a, &widest, n_tok);
-    if (!save_attention) push_attention(&slot, dev, a, &widest, n_tok);
-    if (!save_experts) push_experts(&slot, dev, a, &widest, n_tok);
-    slot.logits = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_exp);
+    const struct saved saved = {.input = backward,
+                                .attention = backward && mode != RECOMPUTE_FULL,
+                                .experts = backward && mode == RECOMPUTE_NONE,
+                                .logits = backward && keep_logits};
+    struct layer_acts slots[2] = {{.x = {0}}, {.x = {0}}};
+    push_slots(slots, dev, a, ad, n_tok, saved);
     for (int64_t l = 0; l <= a->n_layer; l++) {
         struct layer_acts *la = &s->layers[l];
         *la = (struct layer_acts){0};
         la->x = backward || l < 2 ? act_2d(dev, n_tok, a->d_model) : s->layers[l - 2].x;
         if (l == a->n_layer) break;
         const struct lora_layer *lora = &ad->layers[l];
-        if (backward)
-            push_input(la, dev, a, lora, n_tok);
+        const struct layer_acts *slot = &slots[a->dense[l]];
+        const struct ffn f = arch_ffn(a, l);
+        if (saved.input)
+            push_input(la, dev, f, lora, n_tok);
         else
-            la->route = slot.route, la->down_ha = lora->down.r ? slot.down_ha : (struct tensor){0};
-        la->logits = backward && keep_logits ? arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_exp) : slot.logits;
-        if (save_attention)
+            la->route = slot->route, la->down_ha = lora->down.r ? slot->down_ha : (struct tensor){0};
+        if (saved.logits)
+            push_logits(la, dev, f, n_tok);
+        else
+            la->logits = slot->logits;
+        if (saved.attention)
             push_attention(la, dev, a, lora, n_tok);
         else
-            share_attention(la, &slot, lora);
-        if (save_experts)
-            push_experts(la, dev, a, lora, n_tok);
+            share_attention(la, slot, lora);
+        if (saved.experts)
+            push_experts(la, dev, a, f, lora, n_tok);
         else
-            share_experts(la, &slot, lora);
+            share_experts(la, slot, lora);
     }
 }
 

@@ -9,27 +9,71 @@
 /* What config.json does not say. A family with another formula adds a field here, not a branch elsewhere. */
 struct family {
     const char *model_type;
+    struct tensor_names names;
+    const char *width;               /* key of the width of an expert */
     double theta, eps, alpha, limit; /* class defaults of transformers */
-    int64_t head_dim, window;
-    bool attn_bias, expert_bias, router_bias, sinks;
-    bool alternate; /* even layers slide when layer_types is absent */
+    int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
+    int64_t max_len, window;
+    bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
+    bool rope_named;   /* rope_scaling or rope_parameters must be there: without it the model would not be itself */
+    bool kv_as_heads;  /* num_key_value_heads may be missing: as many as heads */
+    bool norm_topk;    /* norm_topk_prob is read, false when missing: probabilities stay as they are */
+    bool may_be_dense; /* mlp_only_layers and decoder_sparse_step are read */
+    enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* which layers slide when layer_types is absent */
+    enum qk_norm qk_norm;
     struct glu glu;
 };
 
 static const struct family families[] = {
     {.model_type = "gpt_oss",
+     .names = {{"mlp.router", "mlp.router.linear"}, "mlp.experts.gate_up_projs.#", NULL, "mlp.experts.down_projs.#"},
+     .width = "intermediate_size",
      .theta = 150000,
      .eps = 1e-5,
      .alpha = 1.702,
      .limit = 7,
      .head_dim = 64,
+     .max_len = 131072,
      .window = 128,
      .attn_bias = true,
      .expert_bias = true,
      .router_bias = true,
      .sinks = true,
-     .alternate = true,
+     .transposed_experts = true,
+     .rope_named = true,
+     .slide = SLIDE_EVEN,
      .glu = {.kind = GLU_CLAMPED, .interleaved = true}},
+    {.model_type = "qwen3_moe",
+     .names = {{"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj"},
+     .width = "moe_intermediate_size",
+     .theta = 10000,
+     .eps = 1e-6,
+     .max_len = 32768,
+     .round_twice = true,
+     .norm_topk = true,
+     .may_be_dense = true,
+     .qk_norm = QK_NORM_HEAD},
+    {.model_type = "olmoe",
+     .names = {{"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj"},
+     .width = "intermediate_size",
+     .theta = 10000,
+     .eps = 1e-5,
+     .max_len = 4096,
+     .round_twice = true,
+     .kv_as_heads = true,
+     .norm_topk = true,
+     .qk_norm = QK_NORM_WHOLE},
+    {.model_type = "mixtral",
+     .names = {{"block_sparse_moe.gate", "mlp.gate"},
+               "block_sparse_moe.experts.#.w1",
+               "block_sparse_moe.experts.#.w3",
+               "block_sparse_moe.experts.#.w2"},
+     .width = "intermediate_size",
+     .theta = 1000000,
+     .eps = 1e-5,
+     .max_len = 131072,
+     .round_twice = true,
+     .slide = SLIDE_ALL},
 };
 
 static int find_family(const struct family **out, struct json root, struct err *err)
@@ -41,7 +85,8 @@ static int find_family(const struct family **out, struct json root, struct err *
             *out = &families[i];
             return 0;
         }
-    return json_error(root, err, "model_type \"%s\" is not supported; this version trains: gpt_oss", type);
+    return json_error(
+        root, err, "model_type \"%s\" is not supported; this version trains: gpt_oss, qwen3_moe, olmoe, mixtral", type);
 }
 
 /* A count that goes by two names; a file that has both must agree with itself. */
@@ -57,19 +102,25 @@ static int read_count(struct json root, const char *name, const char *other, int
     return 0;
 }
 
+static int read_kv_heads(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    a->n_kv = a->n_head;
+    return f->kv_as_heads ? json_opt_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err)
+                          : json_get_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err);
+}
+
 static int read_sizes(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     const int64_t big = 1 << 24;
-    a->head_dim = f->head_dim;
-    a->max_len = 131072;
+    int64_t head_dim = f->head_dim;
+    a->max_len = f->max_len;
     if (json_get_i64(root, "num_hidden_layers", 1, MT_MAX_LAYERS, &a->n_layer, err) ||
         json_get_i64(root, "hidden_size", 1, big, &a->d_model, err) ||
-        json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) ||
-        json_get_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err) ||
-        json_opt_i64(root, "head_dim", 2, 4096, &a->head_dim, err) ||
+        json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) || read_kv_heads(a, root, f, err) ||
+        json_opt_i64(root, "head_dim", 2, 4096, &head_dim, err) ||
         read_count(root, "num_local_experts", "num_experts", &a->n_exp, err) ||
         read_count(root, "num_experts_per_tok", "experts_per_token", &a->top_k, err) ||
-        json_get_i64(root, "intermediate_size", 1, big, &a->d_ff, err) ||
+        json_get_i64(root, f->width, 1, big, &a->d_ff, err) ||
         json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||
         json_opt_i64(root, "max_position_embeddings", 1, big, &a->max_len, err))
         return -1;
@@ -79,6 +130,10 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     if (a->top_k > a->n_exp)
         return json_error(root, err, "%lld experts per token, but there are %lld experts", (long long)a->top_k,
                           (long long)a->n_exp);
+    if (!head_dim && a->d_model % a->n_head)
+        return json_error(root, err, "head_dim is missing and hidden_size %lld is no multiple of num_attention_heads",
+                          (long long)a->d_model);
+    a->head_dim = head_dim ? head_dim : a->d_model / a->n_head;
     if (a->head_dim % 2) return json_error(root, err, "head_dim %lld is odd", (long long)a->head_dim);
     return 0;
 }
@@ -88,20 +143,20 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
 {
     struct json scaling = json_find(root, "rope_parameters");
     const char *type = "default";
-    *r = (struct rope_arch){.theta = f->theta, .factor = 1, .beta_fast = 32, .beta_slow = 1, .truncate = true};
+    double rotated = 1;
+    *r = (struct rope_arch){
+        .theta = f->theta, .factor = 1, .beta_fast = 32, .beta_slow = 1, .attention_factor = 1, .truncate = true};
     if (json_type(scaling) == JSON_ABSENT || json_type(scaling) == JSON_NULL) scaling = json_find(root, "rope_scaling");
     if (json_opt_f64(root, "rope_theta", &r->theta, err)) return -1;
-    if (json_type(scaling) == JSON_ABSENT || json_type(scaling) == JSON_NULL)
-        return json_error(root, err, "rope_parameters and rope_scaling are both missing");
-    if (json_type(scaling) != JSON_OBJECT) return json_error(scaling, err, "is not an object");
+    const bool named = json_type(scaling) != JSON_ABSENT && json_type(scaling) != JSON_NULL;
+    if (!named && f->rope_named) return json_error(root, err, "rope_parameters and rope_scaling are both missing");
+    if (named && json_type(scaling) != JSON_OBJECT) return json_error(scaling, err, "is not an object");
     if (json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
-        json_opt_str(scaling, "rope_type", &type, err))
+        json_opt_str(scaling, "rope_type", &type, err) || json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
         return -1;
     if (!(r->theta > 1)) return json_error(root, err, "rope_theta %g is not above 1", r->theta);
-    if (!strcmp(type, "default")) {
-        r->attention_factor = 1;
-        return 0;
-    }
+    if (rotated != 1) return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);
+    if (!strcmp(type, "default")) return 0;
     if (strcmp(type, "yarn"))
         return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
     r->yarn = true;
@@ -128,7 +183,8 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     struct json types = json_find(root, "layer_types");
     if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err)) return -1;
     if (json_type(types) == JSON_ABSENT || json_type(types) == JSON_NULL) {
-        for (int64_t l = 0; l < a->n_layer; l++) a->window[l] = f->alternate && l % 2 == 0 ? window : 0;
+        for (int64_t l = 0; l < a->n_layer; l++)
+            a->window[l] = f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0) ? window : 0;
         return 0;
     }
     if (json_type(types) != JSON_ARRAY || json_count(types) != a->n_layer)
@@ -138,8 +194,10 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
         int64_t size;
         struct json item = json_at(types, l);
         if (json_str(item, &name, &size, err)) return -1;
-        if (!strcmp(name, "sliding_attention"))
+        if (!strcmp(name, "sliding_attention") && window)
             a->window[l] = window;
+        else if (!strcmp(name, "sliding_attention"))
+            return json_error(item, err, "slides, but sliding_window is not set");
         else if (!strcmp(name, "full_attention"))
             a->window[l] = 0;
         else
@@ -148,22 +206,61 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     return 0;
 }
 
+/* Layers without experts: architectures of Qwen name them, or every n-th layer alone has experts. */
+static int read_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    int64_t step = 1, layer;
+    bool any = false;
+    struct json only = json_find(root, "mlp_only_layers");
+    if (!f->may_be_dense) return 0;
+    if (json_opt_i64(root, "decoder_sparse_step", 1, MT_MAX_LAYERS, &step, err)) return -1;
+    if (json_type(only) != JSON_ABSENT && json_type(only) != JSON_NULL && json_type(only) != JSON_ARRAY)
+        return json_error(only, err, "is not a list of layers");
+    for (int64_t i = 0; i < json_count(only); i++) {
+        if (json_i64(json_at(only, i), 0, a->n_layer - 1, &layer, err)) return -1;
+        a->dense[layer] = true;
+    }
+    for (int64_t l = 0; l < a->n_layer; l++) any |= a->dense[l] |= (l + 1) % step != 0;
+    return any ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
+}
+
+/* Whatever this program has no code for, by the name that switches it on. */
+static int refuse_variants(struct json root, struct err *err)
+{
+    bool slides = false;
+    double jitter = 0;
+    const struct json clip = json_find(root, "clip_qkv");
+    if (json_opt_bool(root, "use_sliding_window", &slides, err) ||
+        json_opt_f64(root, "router_jitter_noise", &jitter, err))
+        return -1;
+    if (slides) return json_error(root, err, "use_sliding_window = true is not supported");
+    if (jitter != 0) return json_error(root, err, "router_jitter_noise %g is not supported (0)", jitter);
+    if (json_type(clip) != JSON_ABSENT && json_type(clip) != JSON_NULL)
+        return json_error(clip, err, "is not supported (null)");
+    return 0;
+}
+
 /* Switches whose other setting would change the mathematics without this program noticing. */
 static int read_switches(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
-    bool bias = f->attn_bias;
+    bool bias = f->attn_bias, renormalise = !f->norm_topk;
     const char *act = "silu";
     if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
         json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
         json_opt_bool(root, "attention_bias", &bias, err) ||
+        (f->norm_topk && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) ||
         json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
         return -1;
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
     if (!(eps > 0)) return json_error(root, err, "rms_norm_eps %g is not positive", eps);
-    if (!(limit > 0)) return json_error(root, err, "swiglu_limit %g is not positive", limit);
-    a->norm_eps = (float)eps;
+    if (f->glu.kind == GLU_CLAMPED && !(limit > 0))
+        return json_error(root, err, "swiglu_limit %g is not positive", limit);
+    a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
+    a->qk_norm = f->qk_norm;
+    a->router = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY;
+    a->transposed_experts = f->transposed_experts;
     a->attn_bias = bias;
     a->expert_bias = f->expert_bias;
     a->router_bias = f->router_bias;
@@ -178,7 +275,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
 int arch_load(struct arch *a, const char *dir, struct err *err)
 {
     char path[MT_PATH];
-    const struct family *f;
+    const struct family *f = NULL;
     int rc = -1;
     *a = (struct arch){0};
     if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
@@ -186,13 +283,20 @@ int arch_load(struct arch *a, const char *dir, struct err *err)
     if (!doc) return -1;
     struct json root = json_root(doc);
     if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_rope(&a->rope, root, f, err) ||
-        read_windows(a, root, f, err) || read_switches(a, root, f, err))
+        read_windows(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
+        read_switches(a, root, f, err))
         goto out;
     a->family = f->model_type;
+    a->names = &f->names;
     rc = 0;
 out:
     json_free(doc);
     return rc;
+}
+
+struct ffn arch_ffn(const struct arch *a, int64_t layer)
+{
+    return a->dense[layer] ? (struct ffn){1, 1, a->d_dense} : (struct ffn){a->n_exp, a->top_k, a->d_ff};
 }
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }

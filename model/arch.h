@@ -12,20 +12,43 @@ struct rope_arch {
     bool yarn, truncate;
 };
 
+/* RMSNorm of q and k before RoPE: none, each head for itself (Qwen3), all heads as one vector (OLMoE). */
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE };
+
+/* What a checkpoint calls a layer's router and the matrices of its experts, after "model.layers.N." and before
+ * ".weight"; # stands for the number of the expert. */
+struct tensor_names {
+    const char *router[2];        /* the second: another spelling, or NULL */
+    const char *gate, *up, *down; /* up NULL: gate is the product's rows of both */
+};
+
 struct arch {
     const char *family; /* "gpt_oss": model_type of config.json */
+    const struct tensor_names *names;
     int64_t n_layer, d_model, n_head, n_kv, head_dim;
-    int64_t n_exp, top_k, d_ff; /* d_ff: width of one expert */
+    int64_t n_exp, top_k, d_ff; /* of a layer with experts; d_ff: width of one expert */
+    int64_t d_dense;            /* width of a dense layer */
     int64_t vocab, max_len;
-    float norm_eps, attn_scale;
+    struct norm norm;
+    float attn_scale;
     bool attn_bias, expert_bias, router_bias, sinks, tied;
+    bool transposed_experts; /* transformers holds their stacks as [E, in, out] */
+    enum qk_norm qk_norm;
+    enum router_kind router;
     struct glu glu;
     struct rope_arch rope;
     int64_t window[MT_MAX_LAYERS]; /* 0: full causal */
+    bool dense[MT_MAX_LAYERS];     /* no experts: one plain feed-forward network */
+};
+
+/* The feed-forward part of one layer. A dense layer is one expert that every token takes with weight 1. */
+struct ffn {
+    int64_t n_exp, top_k, d_ff;
 };
 
 /* dir holds config.json. Missing, contradictory or unsupported values are named. */
 int arch_load(struct arch *a, const char *dir, struct err *err) MT_CHECK;
+struct ffn arch_ffn(const struct arch *a, int64_t layer);
 int64_t arch_qkv_cols(const struct arch *a); /* (H + 2K) * A */
 /* cos | sin of positions 0..n-1, attention factor included; table [n, head_dim] f32 on the host */
 void arch_rope_table(const struct arch *a, int64_t n, float *table);

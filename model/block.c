@@ -1,6 +1,6 @@
 /* block.c - one layer, forward and backward, as numbered steps that mirror each other.
  *
- *   x [T,D] -> rmsnorm -> qkv (+lora) [T,(H+2K)A] -> rope -> attention [T,HA] -> out (+lora) -> + x = h [T,D]
+ *   x [T,D] -> rmsnorm -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h
  *   h [T,D] -> rmsnorm -> route: idx, gate [T,J], offs [E+1] -> gather [M,D] -> gate_up (+lora) [M,2F] -> act [M,F]
  *           -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D] */
 #include "model/block.h"
@@ -12,11 +12,13 @@ static void attention_fwd(const struct block *b, struct layer_acts *s)
     const struct lora_layer *lora = b->lora;
     const int64_t rotated = b->a->n_head + b->a->n_kv;
 
-    /* 1 norm  */ op_rmsnorm_fwd(dev, s->n1, s->rstd1, s->x, w->norm1, b->a->norm_eps);
+    /* 1 norm  */ op_rmsnorm_fwd(dev, s->n1, s->rstd1, s->x, w->norm1, &b->a->norm);
     /* 2 qkv   */ op_linear_fwd(dev, s->qkv, s->qkv_xa, s->n1, &w->qkv, w->qkv_bias, (struct tensor){0}, &lora->qkv);
-    /* 3 rope  */ op_rope_fwd(dev, s->qkv, b->pos, b->rope, rotated);
-    /* 4 attn  */ op_attn_fwd(dev, s->o, s->lse, s->qkv, w->sinks, b->seqs, &b->attn);
-    /* 5 out   */ op_linear_fwd(dev, s->h, s->out_xa, s->o, &w->out, w->out_bias, s->x, &lora->out);
+    if (b->a->qk_norm != QK_NORM_NONE)
+        /* 3 q, k  */ op_qk_norm_fwd(dev, s->qkv, s->qk, s->rstd_qk, w->q_norm, w->k_norm, &b->attn, &b->a->norm);
+    /* 4 rope  */ op_rope_fwd(dev, s->qkv, b->pos, b->rope, rotated);
+    /* 5 attn  */ op_attn_fwd(dev, s->o, s->lse, s->qkv, w->sinks, b->seqs, &b->attn);
+    /* 6 out   */ op_linear_fwd(dev, s->h, s->out_xa, s->o, &w->out, w->out_bias, s->x, &lora->out);
 }
 
 /* Norm, routing (unless it is known already), gate_up product and activation: up to the tensor act [M, F]. */
@@ -25,13 +27,13 @@ static void experts_up_fwd(const struct block *b, struct layer_acts *s, struct t
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
 
-    /* 6 norm  */ op_rmsnorm_fwd(dev, s->n2, s->rstd2, s->h, w->norm2, b->a->norm_eps);
+    /* 7 norm  */ op_rmsnorm_fwd(dev, s->n2, s->rstd2, s->h, w->norm2, &b->a->norm);
     if (!routed) {
-        /* 7 route */ op_router_fwd(dev, &s->route, s->logits, s->n2, &w->router, w->router_bias);
-        op_route_sort(dev, &s->route, b->a->n_exp);
+        /* 8 route */ op_router_fwd(dev, &s->route, s->logits, s->n2, &w->router, w->router_bias, b->a->router);
+        op_route_sort(dev, &s->route, b->ffn.n_exp);
         if (b->aux->coef != 0) op_aux_stats(dev, b->aux, s->logits, &s->route);
     }
-    /* 8 up    */ op_moe_up_fwd(dev, act, s->pre, s->up_xa, s->n2, &s->route, &w->up, w->up_bias, &b->lora->up,
+    /* 9 up    */ op_moe_up_fwd(dev, act, s->pre, s->up_xa, s->n2, &s->route, &w->up, w->up_bias, &b->lora->up,
                                 &b->a->glu);
 }
 
@@ -42,13 +44,13 @@ static struct tensor push_act(const struct block *b, int64_t rows, int64_t cols)
 
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
-    const int64_t n_row = s->x.shape[0] * b->a->top_k, mark = arena_mark(&b->dev->work);
-    struct tensor act = push_act(b, n_row, b->a->d_ff), e = push_act(b, n_row, b->a->d_model);
+    const int64_t n_row = s->x.shape[0] * b->ffn.top_k, mark = arena_mark(&b->dev->work);
+    struct tensor act = push_act(b, n_row, b->ffn.d_ff), e = push_act(b, n_row, b->a->d_model);
 
     attention_fwd(b, s);
     experts_up_fwd(b, s, act, false);
-    /* 9 down  */ op_moe_down_fwd(b->dev, e, s->down_ha, act, &s->route, &b->w->down, b->w->down_bias, &b->lora->down);
-    /* 10 sum  */ op_moe_combine_fwd(b->dev, y, s->h, e, &s->route);
+    /* 10 down */ op_moe_down_fwd(b->dev, e, s->down_ha, act, &s->route, &b->w->down, b->w->down_bias, &b->lora->down);
+    /* 11 sum  */ op_moe_combine_fwd(b->dev, y, s->h, e, &s->route);
     arena_release(&b->dev->work, mark);
 }
 
@@ -56,7 +58,7 @@ void block_recompute(const struct block *b, struct layer_acts *s, enum recompute
 {
     if (mode == RECOMPUTE_NONE) return;
     const int64_t mark = arena_mark(&b->dev->work);
-    struct tensor act = push_act(b, s->x.shape[0] * b->a->top_k, b->a->d_ff);
+    struct tensor act = push_act(b, s->x.shape[0] * b->ffn.top_k, b->ffn.d_ff);
 
     if (mode == RECOMPUTE_FULL) attention_fwd(b, s);
     experts_up_fwd(b, s, act, true);
@@ -69,24 +71,26 @@ void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor 
     const struct arch *a = b->a;
     const struct layer_weights *w = b->w;
     const struct lora_layer *lora = b->lora;
-    const int64_t n_tok = s->x.shape[0], n_row = n_tok * a->top_k, mark = arena_mark(&dev->work);
+    const int64_t n_tok = s->x.shape[0], n_row = n_tok * b->ffn.top_k, mark = arena_mark(&dev->work);
     struct tensor dnorm = push_act(b, n_tok, a->d_model);
     const int64_t mark_experts = arena_mark(&dev->work);
-    struct tensor dpre = push_act(b, n_row, 2 * a->d_ff), act = push_act(b, n_row, a->d_ff);
-    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->top_k);
+    struct tensor dpre = push_act(b, n_row, 2 * b->ffn.d_ff), act = push_act(b, n_row, b->ffn.d_ff);
+    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat, n_tok, b->ffn.top_k);
 
-    /* 10 sum  */ /* dh gets dres as it is; the rows' share is taken inside step 9 */
-    /* 9 down  */ op_moe_down_bwd(dev, dpre, dgate, &lora->g_down, act, dres, s->pre, s->down_ha, &s->route, &w->down,
+    /* 11 sum  */ /* dh gets dres as it is; the rows' share is taken inside step 10 */
+    /* 10 down */ op_moe_down_bwd(dev, dpre, dgate, &lora->g_down, act, dres, s->pre, s->down_ha, &s->route, &w->down,
                                   w->down_bias, &lora->down, &a->glu);
-    /* 8 up    */ op_moe_up_bwd(dev, dnorm, &lora->g_up, dpre, s->n2, s->up_xa, &s->route, &w->up, &lora->up);
-    /* 7 route */ op_router_bwd(dev, dnorm, dgate, &s->route, s->logits, &w->router, b->aux);
-    /* 6 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->h, s->rstd2, w->norm2);
+    /* 9 up    */ op_moe_up_bwd(dev, dnorm, &lora->g_up, dpre, s->n2, s->up_xa, &s->route, &w->up, &lora->up);
+    /* 8 route */ op_router_bwd(dev, dnorm, dgate, &s->route, s->logits, &w->router, b->aux, a->router);
+    /* 7 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->h, s->rstd2, w->norm2);
     arena_release(&dev->work, mark_experts);
 
     struct tensor dqkv = push_act(b, n_tok, arch_qkv_cols(a)), dout = push_act(b, n_tok, a->n_head * a->head_dim);
-    /* 5 out   */ op_linear_bwd(dev, dout, &lora->g_out, dres, s->o, s->out_xa, &w->out, &lora->out);
-    /* 4 attn  */ op_attn_bwd(dev, dqkv, dout, s->o, s->lse, s->qkv, b->seqs, &b->attn);
-    /* 3 rope  */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv);
+    /* 6 out   */ op_linear_bwd(dev, dout, &lora->g_out, dres, s->o, s->out_xa, &w->out, &lora->out);
+    /* 5 attn  */ op_attn_bwd(dev, dqkv, dout, s->o, s->lse, s->qkv, b->seqs, &b->attn);
+    /* 4 rope  */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv);
+    if (a->qk_norm != QK_NORM_NONE)
+        /* 3 q, k  */ op_qk_norm_bwd(dev, dqkv, s->qk, s->rstd_qk, w->q_norm, w->k_norm, &b->attn);
     /* 2 qkv   */ op_linear_bwd(dev, dnorm, &lora->g_qkv, dqkv, s->n1, s->qkv_xa, &w->qkv, &lora->qkv);
     /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->rstd1, w->norm1);
     arena_release(&dev->work, mark);

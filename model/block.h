@@ -9,12 +9,13 @@
 struct block {
     struct device *dev;
     const struct arch *a;
+    struct ffn ffn;
     const struct layer_weights *w;
     const struct lora_layer *lora;
     struct attn_shape attn;
     const struct seqs *seqs;
     struct tensor pos, rope; /* [T] i32, [P, A] f32 */
-    struct aux *aux;         /* coef 0: off */
+    struct aux *aux;         /* of this layer; coef 0: off */
 };
 
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y); /* y [T, D] act =, the next layer's x */

@@ -27,7 +27,7 @@ void lora_param_name(const struct lora_param *p, char name[64])
     snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, target_names[p->target], p->is_b ? 'B' : 'A');
 }
 
-/* Which matrix a target adapts: a stack of n_exp [out, in]. */
+/* Which matrix a target adapts in a layer with experts: a stack of n_exp [out, in]. */
 static void target_shape(const struct arch *a, enum lora_target t, int64_t *n_exp, int64_t *out, int64_t *in)
 {
     int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
@@ -119,13 +119,15 @@ static void add_param(struct adapters *ad, const struct arch *a, int64_t layer, 
 
 static void end_group(struct adapters *ad) { ad->n_flat = (ad->n_flat + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
+/* A dense layer has no experts to adapt; its feed-forward network stays as it is. */
 static void plan_layer(struct adapters *ad, const struct arch *a, int64_t layer)
 {
+    const enum lora_target last = a->dense[layer] ? LORA_O : LORA_DOWN;
     for (int is_b = 0; is_b < 2; is_b++) {
         for (enum lora_target t = LORA_Q; t <= LORA_V; t++) add_param(ad, a, layer, t, is_b);
         end_group(ad);
     }
-    for (enum lora_target t = LORA_O; t <= LORA_DOWN; t++)
+    for (enum lora_target t = LORA_O; t <= last; t++)
         for (int is_b = 0; is_b < 2; is_b++) {
             add_param(ad, a, layer, t, is_b);
             end_group(ad);
@@ -148,7 +150,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     *ad = (struct adapters){.r = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
     if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err)) return -1;
     ad->scale = (float)(opt->alpha / (opt->rslora ? sqrt((double)opt->r) : (double)opt->r));
-    ad->transposed = !strcmp(a->family, "gpt_oss");
+    ad->transposed = a->transposed_experts;
     ad->n_layer = ad->lowest_layer = a->n_layer;
     ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));
     ad->params = mem_array(a->n_layer * PARAMS_PER_LAYER, sizeof(*ad->params));
@@ -159,10 +161,15 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     }
     for (int64_t n = 0; n < ad->n_layer; n++) {
         if (!ad->layer_on[n]) continue;
-        ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
+        const int64_t before = ad->n_params;
         plan_layer(ad, a, n);
+        ad->layer_on[n] = ad->n_params > before;
+        if (ad->layer_on[n]) ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
     }
-    return 0;
+    if (ad->n_params) return 0;
+    adapters_free(ad);
+    return err_set(err, "lora.targets: \"%s\" matches nothing: layers %s have no experts", opt->targets,
+                   opt->layers[0] ? opt->layers : "all");
 }
 
 /* Elements off.. of a flat array, as rows x cols, or n of those; data stays NULL where nothing is allocated. */
@@ -172,10 +179,10 @@ static struct tensor view(struct tensor flat, int64_t off, int64_t n, int64_t ro
     return n ? tensor_3d(data, flat.dtype, n, rows, cols) : tensor_2d(data, flat.dtype, rows, cols);
 }
 
-static struct lora_param *find_param(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b)
+const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b)
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
-        struct lora_param *p = &ad->params[i];
+        const struct lora_param *p = &ad->params[i];
         if (p->layer == layer && p->target == t && p->is_b == is_b) return p;
     }
     return NULL;
@@ -192,8 +199,9 @@ static void view_adapter(struct adapters *ad, const struct arch *a, int64_t laye
     *g = (struct lora_grad){0};
     for (enum lora_target t = first; t <= last; t++, col += out) {
         target_shape(a, t, &n_exp, &out, &in);
-        if (!ad->target[t] || !ad->layer_on[layer]) continue;
-        if (!pa) pa = find_param(ad, layer, t, false), pb = find_param(ad, layer, t, true);
+        const struct lora_param *p = adapters_find(ad, layer, t, false);
+        if (!p) continue;
+        if (!pa) pa = p, pb = adapters_find(ad, layer, t, true);
         l->seg_first[l->n_seg] = col;
         l->seg_cols[l->n_seg++] = out;
         rows += out;
@@ -262,13 +270,16 @@ void adapters_free(struct adapters *ad)
 /* Parameters of the frozen model, small vectors left out. */
 static double base_params(const struct arch *a)
 {
-    double layer = (double)a->n_exp * (double)a->d_model;
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
-        int64_t n_exp, out, in;
-        target_shape(a, t, &n_exp, &out, &in);
-        layer += (double)n_exp * (double)out * (double)in;
+    double sum = 2.0 * (double)a->vocab * (double)a->d_model;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        sum += a->dense[l] ? 3.0 * (double)a->d_dense * (double)a->d_model : (double)a->n_exp * (double)a->d_model;
+        for (enum lora_target t = LORA_Q; t < (a->dense[l] ? LORA_UP : LORA_TARGETS); t++) {
+            int64_t n_exp, out, in;
+            target_shape(a, t, &n_exp, &out, &in);
+            sum += (double)n_exp * (double)out * (double)in;
+        }
     }
-    return 2.0 * (double)a->vocab * (double)a->d_model + (double)a->n_layer * layer;
+    return sum;
 }
 
 static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
@@ -282,23 +293,26 @@ static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
 char *adapters_table(const struct adapters *ad, const struct arch *a)
 {
     enum { LINE = 256 };
-    int64_t n_on = 0, size = LINE * (LORA_TARGETS + 4);
+    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + 5);
     char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32];
-    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n];
+    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && a->dense[n];
     s += snprintf(s, LINE, "LoRA r %lld, alpha %g, scale %g%s, dropout %g%s\n", (long long)ad->r, ad->alpha,
                   (double)ad->scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout,
                   ad->dropout > 0 ? " on attention (PEFT has none for experts)" : "");
     s += snprintf(s, LINE, "%-14s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        const int64_t n_here = t < LORA_UP ? n_on : n_on - n_dense;
         int64_t n_exp, out, in;
         char a_text[64], b_text[64];
         if (!ad->target[t]) continue;
         target_shape(a, t, &n_exp, &out, &in);
         shape_text(a_text, n_exp, ad->r, in);
         shape_text(b_text, n_exp, out, ad->r);
-        s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_names[t], (long long)n_on, a_text, b_text,
-                      (long long)(n_on * n_exp * ad->r * (in + out)));
+        s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_names[t], (long long)n_here, a_text, b_text,
+                      (long long)(n_here * n_exp * ad->r * (in + out)));
     }
+    if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
+        s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);
     snprintf(s, (size_t)(end - s), "%-14s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
              "trained", (long long)n_on, (long long)ad->n_layer, (long long)ad->n_values,
              100.0 * (double)ad->n_values / base_params(a), str_count(base, (int64_t)base_params(a)),

@@ -39,7 +39,7 @@ struct adapters {
     bool target[LORA_TARGETS];
     bool transposed; /* transformers holds the experts as [E, in, out]; matters to PEFT files alone */
     int64_t n_layer;
-    bool *layer_on;       /* [n_layer] host */
+    bool *layer_on;       /* [n_layer] host: something of the layer is trained */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */
     int64_t n_params;
     struct lora_param *params; /* [n_params] host, ascending off */
@@ -51,7 +51,7 @@ struct adapters {
 };
 
 /* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a
- * target that matches nothing. */
+ * target that matches nothing. Targets in experts leave dense layers out. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
 /* Takes the flat arrays from dev->state (measures on a measuring device), zeroes them and points the views at them.
  * Dropout goes to the attention adapters alone: PEFT's experts take none. The caller sets dropout_key. */
@@ -64,6 +64,8 @@ void adapters_refresh(struct adapters *ad, struct device *dev);
 void adapters_free(struct adapters *ad); /* host tables */
 
 const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
+/* NULL: not trained, as the experts of a dense layer. */
+const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b);
 int64_t lora_param_count(const struct lora_param *p);
 /* "layers.3.gate_up_proj.lora_B", for messages and checkpoints */
 void lora_param_name(const struct lora_param *p, char name[64]);

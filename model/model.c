@@ -24,8 +24,12 @@ static void load_tables(struct model *m, const struct model_options *opt)
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err)
 {
-    *m =
-        (struct model){.dev = dev, .arch = *a, .adapters = *ad, .recompute = opt->recompute, .aux_coef = opt->aux_coef};
+    *m = (struct model){.dev = dev,
+                        .arch = *a,
+                        .adapters = *ad,
+                        .recompute = opt->recompute,
+                        .aux_coef = opt->aux_coef,
+                        .aux_pooled = opt->aux_pooled};
     *ad = (struct adapters){0};
     m->ce_chunk = model_ce_chunk(a);
     adapters_alloc(&m->adapters, dev, a);
@@ -35,6 +39,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         return -1;
     }
     acts_init(&m->acts, a->n_layer);
+    m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     m->expert_rows = mem_array(a->n_layer * a->n_exp, sizeof(int64_t));
     if (!dev->measuring) adapters_init(&m->adapters, dev, seed);
     return 0;
@@ -45,6 +50,7 @@ void model_close(struct model *m)
     acts_free(&m->acts);
     weights_free(&m->weights);
     adapters_free(&m->adapters);
+    mem_free(m->aux);
     mem_free(m->expert_rows);
     *m = (struct model){0};
 }
@@ -77,6 +83,41 @@ static void set_dropout(struct model *m)
     }
 }
 
+static int64_t moe_layers(const struct arch *a)
+{
+    int64_t n = 0;
+    for (int64_t l = 0; l < a->n_layer; l++) n += !a->dense[l];
+    return n;
+}
+
+static struct tensor push_zeros(struct device *dev, int64_t n)
+{
+    struct tensor t = arena_tensor_1d(&dev->work, dev->stat, n);
+    device_zero(dev, t);
+    return t;
+}
+
+/* Statistics of the router, in one pair for all layers or one each. */
+static void push_aux(struct model *m, int64_t n_tok)
+{
+    const struct arch *a = &m->arch;
+    const int64_t n_moe = moe_layers(a), n_pool = m->aux_pooled ? n_moe : 1;
+    const double coef = m->aux_coef * m->pass.aux_share;
+    struct aux pool = {.pooled = m->aux_pooled, .rows = n_pool * n_tok};
+    pool.coef = (float)(m->aux_pooled || !n_moe ? coef : coef / (double)n_moe);
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        m->aux[l] = (struct aux){0};
+        if (pool.coef == 0 || a->dense[l]) continue;
+        if (!pool.count.rank || !pool.pooled) {
+            pool.count = push_zeros(m->dev, a->n_exp);
+            pool.prob = push_zeros(m->dev, a->n_exp);
+        }
+        m->aux[l] = pool;
+    }
+}
+
+static bool has_aux(const struct model *m) { return m->aux_coef * m->pass.aux_share != 0; }
+
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass)
 {
     struct device *dev = m->dev;
@@ -89,15 +130,10 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->label_id = push_indices(m, b->label_id, b->n_label);
     m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b)};
     m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
-    m->aux = (struct aux){.coef = (float)(m->aux_coef * pass->aux_share), .rows = a->n_layer * b->n_tok};
-    if (m->aux.coef != 0) {
-        m->aux.count = arena_tensor_1d(&dev->work, dev->stat, a->n_exp);
-        m->aux.prob = arena_tensor_1d(&dev->work, dev->stat, a->n_exp);
-        device_zero(dev, m->aux.count);
-        device_zero(dev, m->aux.prob);
-    }
+    push_aux(m, b->n_tok);
     set_dropout(m);
-    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute, m->aux.coef != 0);
+    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,
+              has_aux(m) || a->router == ROUTER_PROBABILITY);
 }
 
 static struct block layer(struct model *m, int64_t l)
@@ -106,20 +142,21 @@ static struct block layer(struct model *m, int64_t l)
     return (struct block){
         .dev = m->dev,
         .a = a,
+        .ffn = arch_ffn(a, l),
         .w = &m->weights.layers[l],
         .lora = &m->adapters.layers[l],
         .attn = {a->n_head, a->n_kv, a->head_dim, a->window[l], a->attn_scale},
         .seqs = &m->seqs,
         .pos = m->pos,
         .rope = m->rope,
-        .aux = &m->aux,
+        .aux = &m->aux[l],
     };
 }
 
 static void count_expert_rows(struct model *m, int64_t l)
 {
     const struct tensor offs = m->acts.layers[l].route.offs;
-    if (m->dev->measuring) return;
+    if (m->dev->measuring || m->arch.dense[l]) return;
     int32_t *host = mem_array(tensor_count(offs), sizeof(int32_t));
     device_download(m->dev, host, offs.data, tensor_bytes(offs));
     for (int64_t e = 0; e < m->arch.n_exp; e++) m->expert_rows[l * m->arch.n_exp + e] += host[e + 1] - host[e];
@@ -136,17 +173,33 @@ void model_fwd(struct model *m)
     }
 }
 
-/* E * sum_i F_i p_i: F_i the share of rows that chose expert i, p_i its mean probability, over the rows of all layers,
- * as transformers' load_balancing_loss_func has it; top_k when the experts are used evenly. */
-static double aux_value(const struct model *m)
+/* sum_i count_i prob_i */
+static double aux_dot(const struct model *m, const struct aux *aux)
 {
     const int64_t e = m->arch.n_exp;
-    double sum = 0, *count = mem_array(2 * e, sizeof(double)), *prob = count + e, rows = (double)m->aux.rows;
-    device_get(m->dev, count, m->aux.count);
-    device_get(m->dev, prob, m->aux.prob);
-    for (int64_t i = 0; i < e; i++) sum += count[i] / rows * (prob[i] / rows);
+    double sum = 0, *count = mem_array(2 * e, sizeof(double)), *prob = count + e;
+    device_get(m->dev, count, aux->count);
+    device_get(m->dev, prob, aux->prob);
+    for (int64_t i = 0; i < e; i++) sum += count[i] * prob[i];
     mem_free(count);
-    return (double)e * sum;
+    return sum;
+}
+
+/* Pooled: E * sum_i F_i p_i, F_i the share of rows that chose expert i, p_i its mean probability, over the rows of all
+ * layers, as transformers' load_balancing_loss_func has it; top_k when the experts are used evenly. Otherwise the mean
+ * over layers of the same divided by top_k: 1 when even. */
+static double aux_value(const struct model *m)
+{
+    const double e = (double)m->arch.n_exp, top_k = (double)m->arch.top_k, n_moe = (double)moe_layers(&m->arch);
+    double sum = 0;
+    for (int64_t l = 0; l < m->arch.n_layer; l++) {
+        const struct aux *aux = &m->aux[l];
+        const double rows = (double)aux->rows;
+        if (aux->coef == 0) continue;
+        sum += e * aux_dot(m, aux) / (rows * rows);
+        if (aux->pooled) return sum;
+    }
+    return n_moe > 0 ? sum / (top_k * n_moe) : 0;
 }
 
 static void read_loss(struct model *m, struct tensor nll, struct tensor hit, struct model_loss *out)
@@ -161,7 +214,7 @@ static void read_loss(struct model *m, struct tensor nll, struct tensor hit, str
         out->nll += value[i];
         out->n_hit += hits[i];
     }
-    if (m->aux.coef != 0) out->aux = aux_value(m);
+    if (has_aux(m)) out->aux = aux_value(m);
     mem_free(value);
     mem_free(hits);
 }
@@ -178,7 +231,7 @@ void model_loss(struct model *m, struct model_loss *out)
     struct tensor nll = arena_tensor_1d(&dev->work, dev->stat, n_label);
     struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label);
 
-    op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, m->arch.norm_eps);
+    op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, &m->arch.norm);
     op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id,
                  (float)m->pass.loss_scale, m->ce_chunk);
     if (!dev->measuring) read_loss(m, nll, hit, out);

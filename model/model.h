@@ -15,6 +15,7 @@ struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
     enum recompute recompute;
     double aux_coef; /* 0: no auxiliary loss */
+    bool aux_pooled; /* over all layers as transformers has it, or layer by layer as Megatron (struct aux) */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
@@ -47,12 +48,13 @@ struct model {
     enum recompute recompute;
     int64_t ce_chunk;
     double aux_coef;
-    int64_t *expert_rows; /* [L*E] host: rows of training micro-batches since the caller last cleared it */
+    bool aux_pooled;
+    int64_t *expert_rows; /* [L*E] host: rows of training micro-batches since the caller last cleared it; dense: 0 */
 
     /* the micro-batch under way, all on dev->work */
     struct model_pass pass;
     struct acts acts;
-    struct aux aux;
+    struct aux *aux; /* [L] host: of each layer; pooled ones share their tensors, a dense layer has none */
     struct seqs seqs;
     struct tensor tok, pos, label_row, label_id;
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */

@@ -15,6 +15,7 @@ struct fill {
     struct checkpoint ck;
     struct err *err;
     int64_t layer;
+    struct ffn ffn; /* of this layer */
 };
 
 /* "model.layers.7." + rest into a buffer of the caller. */
@@ -25,6 +26,19 @@ static struct name layer_name(const struct fill *f, const char *rest)
 {
     struct name n;
     snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s", (long long)f->layer, rest);
+    return n;
+}
+
+/* The same of one expert's matrix: pattern of struct tensor_names, suffix ".weight" or ".bias". */
+static struct name expert_name(const struct fill *f, const char *pattern, int64_t expert, const char *suffix)
+{
+    const size_t before = strcspn(pattern, "#");
+    struct name n;
+    if (pattern[before])
+        snprintf(n.s, sizeof(n.s), "model.layers.%lld.%.*s%lld%s%s", (long long)f->layer, (int)before, pattern,
+                 (long long)expert, pattern + before + 1, suffix);
+    else
+        snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s%s", (long long)f->layer, pattern, suffix);
     return n;
 }
 
@@ -91,7 +105,8 @@ static int64_t absmax_room(const struct source *s, int64_t n)
     return blocks;
 }
 
-/* absmax as stored when every source is one expert; resolved to f32 when several sources make one matrix. */
+/* absmax as stored when every source is one expert; resolved to f32 when several sources make one matrix, as a nested
+ * one has a single offset. */
 static void put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
 {
     const int64_t f32 = (int64_t)sizeof(float);
@@ -123,7 +138,7 @@ static void put_absmax(struct fill *f, struct weight *w, const struct source *s,
     w->nested_map = (const float *)(void *)map;
 }
 
-/* n sources end to end: the experts of a stack (n == n_exp), or the row blocks of one matrix (n_exp == 1). */
+/* n sources end to end: the experts of a stack (n == n_exp), or n / n_exp row blocks of every matrix. */
 static int stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, int64_t n_exp, int64_t n_out,
                  int64_t n_in)
 {
@@ -176,7 +191,7 @@ static int load_qkv(struct fill *f, struct layer_weights *lw)
 /* [E, out, in/32, 16] nibbles beside [E, out, in/32] exponents, as gpt-oss publishes them. */
 static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
-    const int64_t e = f->a->n_exp;
+    const int64_t e = f->ffn.n_exp;
     char blocks[320], scales[320];
     snprintf(blocks, sizeof(blocks), "%s_blocks", name);
     snprintf(scales, sizeof(scales), "%s_scales", name);
@@ -218,7 +233,7 @@ static void transpose(char *dst, const uint8_t *src, int64_t n_out, int64_t n_in
 /* transformers' dequantised layout [E, in, out], turned into [E, out, in] one expert at a time. */
 static int load_transposed(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
-    const int64_t e = f->a->n_exp;
+    const int64_t e = f->ffn.n_exp;
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, (int64_t[]){e, n_in, n_out}, f->err);
     if (!t) return -1;
     *w = (struct weight){.format = source_dense_format(t->dtype), .n_exp = e, .n_out = n_out, .n_in = n_in};
@@ -236,30 +251,49 @@ static int load_transposed(struct fill *f, struct weight *w, const char *name, i
     return 0;
 }
 
-/* One Linear per expert, as the bnb-4bit checkpoints of gpt-oss have it: experts.gate_up_projs.{e}.weight / .bias. */
-static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const char *name, int64_t n_out,
-                           int64_t n_in)
+/* The stack as it is: [E, out, in]. */
+static int load_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
-    const int64_t e = f->a->n_exp;
-    char one[320];
-    struct source *s = mem_array(e, sizeof(*s));
-    int rc = -1;
-    for (int64_t x = 0; x < e; x++) {
-        snprintf(one, sizeof(one), "%ss.%lld.weight", name, (long long)x);
-        if (source_find(&s[x], &f->ck, one, n_out, n_in, f->err)) goto out;
+    const int64_t e = f->ffn.n_exp;
+    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, (int64_t[]){e, n_out, n_in}, f->err);
+    if (!t) return -1;
+    *w = (struct weight){.format = source_dense_format(t->dtype), .n_exp = e, .n_out = n_out, .n_in = n_in};
+    char *data = room(f, t->bytes);
+    w->data = data;
+    put(f, data, t);
+    return 0;
+}
+
+/* One product of every expert: its matrices in the checkpoint are part[0] and, below it, part[1] unless NULL. */
+struct product {
+    const char *stack; /* "mlp.experts.gate_up_proj": all experts in one tensor */
+    const char *part[2];
+    int64_t n_out, n_in;
+};
+
+static int load_expert_biases(struct fill *f, struct tensor *bias, const struct product *p)
+{
+    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->ffn.n_exp, p->n_out);
+    for (int64_t x = 0; x < f->ffn.n_exp; x++) {
+        const struct st_tensor *t =
+            checkpoint_take(&f->ck, expert_name(f, p->part[0], x, ".bias").s, false, 1, &p->n_out, f->err);
+        if (!t) return -1;
+        put_f32(f, f->dev->measuring ? NULL : (float *)bias->data + x * p->n_out, t, p->n_out);
     }
-    if (stack(f, w, s, e, e, n_out, n_in)) goto out;
-    if (f->a->expert_bias) {
-        *bias = arena_tensor_2d(&f->dev->weights, DT_F32, e, n_out);
-        for (int64_t x = 0; x < e; x++) {
-            snprintf(one, sizeof(one), "%ss.%lld.bias", name, (long long)x);
-            const struct st_tensor *t = checkpoint_take(&f->ck, one, false, 1, &n_out, f->err);
-            if (!t) goto out;
-            put_f32(f, f->dev->measuring ? NULL : (float *)bias->data + x * n_out, t, n_out);
-        }
-    }
-    rc = 0;
-out:
+    return 0;
+}
+
+/* A Linear, or two, per expert; bitsandbytes has its 4 bits so. */
+static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct product *p)
+{
+    const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part;
+    struct source *s = mem_array(n, sizeof(*s));
+    int rc = 0;
+    for (int64_t i = 0; i < n && !rc; i++)
+        rc = source_find(&s[i], &f->ck, expert_name(f, p->part[i % n_part], i / n_part, ".weight").s, p->n_out / n_part,
+                         p->n_in, f->err);
+    if (!rc) rc = stack(f, w, s, n, e, p->n_out, p->n_in);
+    if (!rc && f->a->expert_bias) rc = load_expert_biases(f, bias, p);
     mem_free(s);
     return rc;
 }
@@ -271,43 +305,94 @@ static bool has(const struct fill *f, const char *name, const char *suffix)
     return checkpoint_has(&f->ck, full);
 }
 
-/* The stack of one product, in whichever of the three forms the checkpoint has it. */
-static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const char *product, int64_t n_out,
-                        int64_t n_in)
+/* Whether anything of the first expert is there under a name of its own. */
+static bool has_experts(const struct fill *f, const struct product *p)
 {
-    char rest[96], bias_name[320];
-    snprintf(rest, sizeof(rest), "mlp.experts.%s", product);
-    const struct name name = layer_name(f, rest);
+    bool any = false;
+    for (int i = 0; i < 2 && p->part[i]; i++)
+        any = any || checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".weight").s) ||
+              checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".bias").s);
+    return any;
+}
+
+/* The stack of one product, in whichever of the forms the checkpoint has it. */
+static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct product *p)
+{
+    char bias_name[320];
+    const struct name name = layer_name(f, p->stack);
     int rc;
-    if (has(f, name.s, "s.0.weight") || has(f, name.s, "s.0.bias"))
-        return load_per_expert(f, w, bias, name.s, n_out, n_in);
+    if (has_experts(f, p)) return load_per_expert(f, w, bias, p);
     if (has(f, name.s, "_blocks") || has(f, name.s, "_scales"))
-        rc = load_mxfp4(f, w, name.s, n_out, n_in);
+        rc = load_mxfp4(f, w, name.s, p->n_out, p->n_in);
     else if (has(f, name.s, ""))
-        rc = load_transposed(f, w, name.s, n_out, n_in);
+        rc = (f->a->transposed_experts ? load_transposed : load_stack)(f, w, name.s, p->n_out, p->n_in);
     else
         return err_set(f->err,
-                       "tensor %s is not in the checkpoint in any form: looked for %s_blocks (MXFP4), %s and "
-                       "%ss.0.weight",
-                       name.s, product, product, product);
+                       "tensor %s is not in the checkpoint in any form: looked for %s_blocks (MXFP4), for %s and for "
+                       "%s",
+                       name.s, name.s, name.s, expert_name(f, p->part[0], 0, ".weight").s);
     if (rc || !f->a->expert_bias) return rc;
     snprintf(bias_name, sizeof(bias_name), "%s_bias", name.s);
-    const struct st_tensor *t = checkpoint_take(&f->ck, bias_name, false, 2, (int64_t[]){f->a->n_exp, n_out}, f->err);
+    const struct st_tensor *t =
+        checkpoint_take(&f->ck, bias_name, false, 2, (int64_t[]){f->ffn.n_exp, p->n_out}, f->err);
     if (!t) return -1;
-    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->a->n_exp, n_out);
-    put_f32(f, bias->data, t, f->a->n_exp * n_out);
+    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->ffn.n_exp, p->n_out);
+    put_f32(f, bias->data, t, f->ffn.n_exp * p->n_out);
     return 0;
 }
 
 static int load_router(struct fill *f, struct layer_weights *lw)
 {
-    const struct name plain = layer_name(f, "mlp.router"), wrapped = layer_name(f, "mlp.router.linear");
-    const bool is_wrapped = has(f, wrapped.s, ".weight") || has(f, wrapped.s, ".bias");
+    const struct tensor_names *names = f->a->names;
+    const struct name first = layer_name(f, names->router[0]);
+    const struct name second = layer_name(f, names->router[1] ? names->router[1] : names->router[0]);
+    const struct name name = has(f, second.s, ".weight") || has(f, second.s, ".bias") ? second : first;
     char weight[320], bias[320];
-    snprintf(weight, sizeof(weight), "%s.weight", is_wrapped ? wrapped.s : plain.s);
-    snprintf(bias, sizeof(bias), "%s.bias", is_wrapped ? wrapped.s : plain.s);
-    return matrix(f, &lw->router, weight, f->a->n_exp, f->a->d_model) ||
-                   (f->a->router_bias && vector(f, &lw->router_bias, bias, f->a->n_exp))
+    snprintf(weight, sizeof(weight), "%s.weight", name.s);
+    snprintf(bias, sizeof(bias), "%s.bias", name.s);
+    return matrix(f, &lw->router, weight, f->ffn.n_exp, f->a->d_model) ||
+                   (f->a->router_bias && vector(f, &lw->router_bias, bias, f->ffn.n_exp))
+               ? -1
+               : 0;
+}
+
+/* A router that sends everything to the only expert, with weight 1 and gradient 0. */
+static void make_router(struct fill *f, struct layer_weights *lw)
+{
+    const struct tensor zeros = arena_tensor_2d(&f->dev->weights, DT_F32, 1, f->a->d_model);
+    lw->router = (struct weight){.format = WF_F32, .n_exp = 1, .n_out = 1, .n_in = f->a->d_model, .data = zeros.data};
+    if (!f->dev->measuring) device_zero(f->dev, zeros);
+}
+
+static int load_ffn(struct fill *f, struct layer_weights *lw)
+{
+    const int64_t d = f->a->d_model, width = f->ffn.d_ff;
+    const struct tensor_names *n = f->a->names;
+    if (f->a->dense[f->layer]) {
+        const struct product up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * width, d};
+        const struct product down = {NULL, {"mlp.down_proj"}, d, width};
+        make_router(f, lw);
+        return load_per_expert(f, &lw->up, &lw->up_bias, &up) || load_per_expert(f, &lw->down, &lw->down_bias, &down)
+                   ? -1
+                   : 0;
+    }
+    const struct product up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * width, d};
+    const struct product down = {"mlp.experts.down_proj", {n->down}, d, width};
+    return load_router(f, lw) || load_experts(f, &lw->up, &lw->up_bias, &up) ||
+                   load_experts(f, &lw->down, &lw->down_bias, &down)
+               ? -1
+               : 0;
+}
+
+static int load_qk_norm(struct fill *f, struct layer_weights *lw)
+{
+    const struct arch *a = f->a;
+    const bool whole = a->qk_norm == QK_NORM_WHOLE;
+    if (a->qk_norm == QK_NORM_NONE) return 0;
+    return vector(f, &lw->q_norm, layer_name(f, "self_attn.q_norm.weight").s,
+                  whole ? a->n_head * a->head_dim : a->head_dim) ||
+                   vector(f, &lw->k_norm, layer_name(f, "self_attn.k_norm.weight").s,
+                          whole ? a->n_kv * a->head_dim : a->head_dim)
                ? -1
                : 0;
 }
@@ -322,9 +407,7 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
                           a->n_head * a->head_dim) ||
                    (a->attn_bias && vector(f, &lw->out_bias, layer_name(f, "self_attn.o_proj.bias").s, a->d_model)) ||
                    (a->sinks && vector(f, &lw->sinks, layer_name(f, "self_attn.sinks").s, a->n_head)) ||
-                   load_router(f, lw) ||
-                   load_experts(f, &lw->up, &lw->up_bias, "gate_up_proj", 2 * a->d_ff, a->d_model) ||
-                   load_experts(f, &lw->down, &lw->down_bias, "down_proj", a->d_model, a->d_ff)
+                   load_qk_norm(f, lw) || load_ffn(f, lw)
                ? -1
                : 0;
 }
@@ -364,6 +447,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     if (load_ends(&f, w)) goto out;
     for (f.layer = 0; f.layer < a->n_layer; f.layer++) {
         struct layer_weights *lw = &w->layers[f.layer];
+        f.ffn = arch_ffn(a, f.layer);
         if (load_layer(&f, lw)) goto out;
         w->expert_bytes += weight_bytes(&lw->up) + weight_bytes(&lw->down);
     }

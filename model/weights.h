@@ -9,8 +9,9 @@ struct layer_weights {
     struct tensor norm1, norm2;       /* [D] f32 */
     struct weight qkv, out;           /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
     struct tensor qkv_bias, out_bias; /* f32 */
+    struct tensor q_norm, k_norm;     /* f32: both [A], or [HA] and [KA]; absent without such norms */
     struct tensor sinks;              /* [H] f32 */
-    struct weight router;             /* [E, D] */
+    struct weight router;             /* [E, D]; a dense layer's is one row of zeros */
     struct tensor router_bias;        /* [E] f32 */
     struct weight up, down;           /* [E, 2F, D], [E, D, F] */
     struct tensor up_bias, down_bias; /* [E, 2F], [E, D] f32 */

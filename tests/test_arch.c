@@ -75,7 +75,7 @@ static void test_published(void **state)
         {a.window[0], 128}, {a.window[1], 0},  {a.window[2], 128}, {a.window[3], 0},  {arch_qkv_cols(&a), 5120}};
     for (int i = 0; i < MT_LEN(sizes); i++) assert_int_equal(sizes[i][0], sizes[i][1]);
     assert_true(a.attn_bias && a.expert_bias && a.router_bias && a.sinks && !a.tied);
-    assert_true(a.norm_eps == 1e-5f && a.attn_scale == 0.125f);
+    assert_true(a.norm.eps == 1e-5f && a.attn_scale == 0.125f);
     assert_true(a.glu.kind == GLU_CLAMPED && a.glu.interleaved && a.glu.alpha == 1.702f && a.glu.limit == 7);
     assert_true(a.rope.yarn && !a.rope.truncate && a.rope.theta == 150000 && a.rope.factor == 32);
     assert_true(a.rope.beta_fast == 32 && a.rope.beta_slow == 1 && a.rope.original_len == 4096);
@@ -250,7 +250,7 @@ static void test_bad_values(void **state)
     static const struct {
         const char *old, *new, *word;
     } rows[] = {
-        {"\"gpt_oss\"", "\"qwen3_moe\"", "model_type \"qwen3_moe\" is not supported"},
+        {"\"gpt_oss\"", "\"llama\"", "model_type \"llama\" is not supported"},
         {"\"gpt_oss\"", "7", "model_type"},
         {"\"model_type\"", "\"typo\"", "model_type"},
         {"\"num_hidden_layers\": 4", "\"num_hidden_layers\": 0", "num_hidden_layers"},

@@ -130,8 +130,9 @@ static bool stops(void (*op)(struct device *dev), struct device *dev)
 
 static void norm_of(struct device *dev, int64_t dim_of_w, enum dtype dtype_of_rstd)
 {
+    const struct norm norm = {.eps = 1e-5f};
     op_rmsnorm_fwd(dev, tensor_2d(NULL, DT_F32, 3, 4), tensor_1d(NULL, dtype_of_rstd, 3), tensor_2d(NULL, DT_F32, 3, 4),
-                   tensor_1d(NULL, DT_F32, dim_of_w), 1e-5f);
+                   tensor_1d(NULL, DT_F32, dim_of_w), &norm);
 }
 static void right(struct device *dev) { norm_of(dev, 4, DT_F32); }
 static void wrong_shape(struct device *dev) { norm_of(dev, 5, DT_F32); }

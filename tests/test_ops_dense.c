@@ -1,6 +1,6 @@
-/* test_ops_dense.c - embedding, norm, linear with adapters, rope and the loss head of the CPU backend: against plain
- * loops, finite differences, F32 against F64, any number of threads, the measure mode. Attention is in test_ops_attn.c.
- */
+/* test_ops_dense.c - embedding, linear with adapters, rope and the loss head of the CPU backend: against plain loops,
+ * finite differences, F32 against F64, any number of threads, the measure mode. Attention is in test_ops_attn.c, the
+ * norms in test_ops_norm.c. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -47,76 +47,6 @@ static void embed_copies_rows(void **state)
         for (int64_t i = 0; i < 30; i++)
             assert_true(value_at(y, i) == (double)((const float *)plain.data)[ids[i / 6] * 6 + i % 6]);
         op_embed_fwd(&dev, make_empty(dev.act, 0, 6, -1), &w, make_i32(ids, 0));
-        op_check_end(&dev);
-    }
-}
-
-/* ---- rmsnorm ---- */
-
-struct norm_shape {
-    int64_t n_tok, dim;
-};
-static const struct norm_shape norm_shapes[] = {{0, 8}, {1, 4}, {3, 7}, {65, 256}, {2, 2880}};
-static const float norm_eps = 1e-5f;
-
-struct norm {
-    struct device *dev;
-    struct tensor x, w, y, rstd, dx;
-};
-
-static struct norm norm_make(struct device *dev, const struct norm_shape *s)
-{
-    return (struct norm){.dev = dev,
-                         .x = make_random(dev->act, 1, 2, s->n_tok, s->dim, -1),
-                         .w = make_random(DT_F32, 2, 1, s->dim, -1, -1),
-                         .y = make_empty(dev->act, s->n_tok, s->dim, -1),
-                         .rstd = make_empty(dev->stat, s->n_tok, -1, -1),
-                         .dx = make_zero(dev->act, s->n_tok, s->dim, -1)};
-}
-
-static void norm_run(struct device *dev, const void *params, struct op_outputs *o)
-{
-    struct norm n = norm_make(dev, params);
-    op_rmsnorm_fwd(dev, n.y, n.rstd, n.x, n.w, norm_eps);
-    op_rmsnorm_bwd(dev, n.dx, make_probe(n.y, 3), n.x, n.rstd, n.w);
-    put(o, n.y);
-    put(o, n.rstd);
-    put(o, n.dx);
-}
-
-static double norm_loss(void *arg)
-{
-    struct norm *n = arg;
-    op_rmsnorm_fwd(n->dev, n->y, n->rstd, n->x, n->w, norm_eps);
-    return probe(n->y, 3);
-}
-
-static void rmsnorm(void **state)
-{
-    (void)state;
-    for (int i = 0; i < MT_LEN(norm_shapes); i++) op_check_case(norm_run, &norm_shapes[i], 1e-6);
-    for (int i = 0; i < MT_LEN(norm_shapes) - 1; i++) {
-        struct device dev;
-        op_check_begin(&dev, true);
-        dev.n_threads = 1; /* thousands of tiny calls */
-        struct norm n = norm_make(&dev, &norm_shapes[i]);
-        norm_loss(&n);
-        int64_t dim = norm_shapes[i].dim;
-        for (int64_t t = 0; t < norm_shapes[i].n_tok; t++) {
-            double sum = 0;
-            for (int64_t c = 0; c < dim; c++) sum += value_at(n.x, t * dim + c) * value_at(n.x, t * dim + c);
-            double r = 1 / sqrt(sum / (double)dim + (double)norm_eps);
-            assert_close(value_at(n.rstd, t), r, 1e-14);
-            for (int64_t c = 0; c < dim; c++)
-                assert_close(value_at(n.y, t * dim + c), value_at(n.x, t * dim + c) * r * value_at(n.w, c), 1e-14);
-        }
-        op_rmsnorm_bwd(&dev, n.dx, make_probe(n.y, 3), n.x, n.rstd, n.w);
-        if (n.x.shape[0] <= 3) assert_true(gradient_error(norm_loss, &n, n.x, n.dx) < 1e-8);
-        norm_loss(&n); /* the finite differences left another rstd */
-        struct tensor twice = make_copy(n.dx);
-        op_rmsnorm_bwd(&dev, twice, make_probe(n.y, 3), n.x, n.rstd, n.w);
-        for (int64_t c = 0; c < tensor_count(twice); c++)
-            assert_close(value_at(twice, c), 2 * value_at(n.dx, c), 1e-14);
         op_check_end(&dev);
     }
 }
@@ -556,7 +486,6 @@ int test_ops_dense(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exp_within_2_ulp),
         cmocka_unit_test(embed_copies_rows),
-        cmocka_unit_test(rmsnorm),
         cmocka_unit_test(linear_forward_is_the_definition),
         cmocka_unit_test(linear_gradients),
         cmocka_unit_test(linear_gradients_of_large_shapes),

@@ -16,11 +16,13 @@ struct router {
     struct tensor x, bias, logits;
     struct route r;
     struct aux aux;
+    enum router_kind kind;
 };
 
 static struct router make_router(struct device *dev, int64_t n_tok, int64_t n_exp, int64_t top_k, float coef)
 {
-    struct router s = {.dev = dev, .w = make_weight(WF_BF16, 1, 1, 1, n_exp, D), .aux = {.coef = coef, .rows = n_tok}};
+    struct router s = {.dev = dev, .w = make_weight(WF_BF16, 1, 1, 1, n_exp, D)};
+    s.aux = (struct aux){.coef = coef, .pooled = true, .rows = n_tok};
     s.x = make_random(dev->act, 2, 1, n_tok, D, -1);
     s.bias = make_random(DT_F32, 3, 1, n_exp, -1, -1);
     s.logits = make_empty(dev->stat, n_tok, n_exp, -1);
@@ -36,7 +38,7 @@ static struct router make_router(struct device *dev, int64_t n_tok, int64_t n_ex
 
 static void route(struct router *s)
 {
-    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias);
+    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, s->kind);
     op_route_sort(s->dev, &s->r, s->w.n_out);
 }
 
@@ -56,9 +58,10 @@ static void check_choice(const struct router *s)
     }
 }
 
-static void test_choice(void **state)
+static void check_gates(enum router_kind kind)
 {
     struct router s = make_router(&f64, 50, E, J, 0);
+    s.kind = kind;
     route(&s);
     check_choice(&s);
     for (int64_t t = 0; t < 50; t++) {
@@ -76,12 +79,18 @@ static void test_choice(void **state)
                 worst_in = fmin(worst_in, logit[e]);
             else
                 best_out = fmax(best_out, logit[e]);
-            if (in[e]) sum += exp(logit[e]);
+            if (in[e] || kind == ROUTER_PROBABILITY) sum += exp(logit[e]);
         }
         assert_true(worst_in > best_out);
         for (int64_t j = 0; j < J; j++)
             assert_close(value_at(s.r.gate, t * J + j), exp(logit[chosen(&s, t, j)]) / sum, 1e-13);
     }
+}
+
+static void test_choice(void **state)
+{
+    check_gates(ROUTER_CHOSEN);
+    check_gates(ROUTER_PROBABILITY);
     (void)state;
 }
 
@@ -119,11 +128,33 @@ static void test_nan_logits(void **state)
     (void)state;
 }
 
+/* With every expert chosen the two kinds are one function, forward and backward. */
 static void test_all_experts(void **state)
 {
     struct router s = make_router(&f64, 4, E, E, 0);
+    struct tensor dx[2], gate[2];
+    for (int kind = 0; kind < 2; kind++) {
+        s.kind = kind ? ROUTER_PROBABILITY : ROUTER_CHOSEN;
+        route(&s);
+        for (int64_t i = 0; i < 4 * E; i++) assert_int_equal(value_at(s.r.idx, i), i % E);
+        gate[kind] = make_copy(s.r.gate);
+        dx[kind] = make_zero(f64.act, 4, D, -1);
+        op_router_bwd(&f64, dx[kind], make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
+    }
+    assert_true(tensor_error(gate[1], gate[0]) < 1e-15);
+    assert_true(tensor_error(dx[1], dx[0]) < 1e-14);
+    (void)state;
+}
+
+/* Logits far outside the range of exp: probabilities stay finite, and one expert takes all. */
+static void test_large_logits(void **state)
+{
+    struct router s = make_router(&f64, 3, E, J, 0);
+    for (int64_t e = 0; e < E; e++) set_value(s.bias, e, e == 4 ? 1e5 : -1e5);
+    s.kind = ROUTER_PROBABILITY;
     route(&s);
-    for (int64_t i = 0; i < 4 * E; i++) assert_int_equal(value_at(s.r.idx, i), i % E);
+    check_choice(&s);
+    for (int64_t i = 0; i < 3 * J; i++) assert_close(value_at(s.r.gate, i), value_at(s.r.idx, i) == 4, 0);
     (void)state;
 }
 
@@ -150,37 +181,66 @@ static void test_sort(void **state)
 
 /* ---- gradients ---- */
 
-/* probe(gate), plus coef * E * sum_i F_i p_i over the rows of this layer, F held at what aux says. */
+/* probe(gate), plus the auxiliary loss over the rows of this layer, F held at what aux says: coef * E * sum_i F_i p_i,
+ * or per layer coef * sum_i f_i p_i with f_i = E / (J T) * rows of i. */
 static double router_loss(void *arg)
 {
     struct router *s = arg;
     double loss, aux = 0;
-    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias);
+    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, s->kind);
     loss = probe(s->r.gate, 5);
     struct aux now = {.coef = s->aux.coef, .rows = s->aux.rows};
     now.count = make_zero(s->dev->stat, E, -1, -1);
     now.prob = make_zero(s->dev->stat, E, -1, -1);
     op_aux_stats(s->dev, &now, s->logits, &s->r);
     for (int64_t e = 0; e < E; e++) aux += value_at(s->aux.count, e) * value_at(now.prob, e);
-    return loss + (double)s->aux.coef * E * aux / (double)(s->aux.rows * s->aux.rows);
+    double rows = (double)s->aux.rows, per_slot = s->aux.pooled ? 1 : J;
+    return loss + (double)s->aux.coef * E / per_slot * aux / (rows * rows);
+}
+
+static const struct router_case {
+    int64_t n_tok;
+    enum router_kind kind;
+    float coef;
+    bool pooled;
+} router_cases[] = {
+    {7, ROUTER_CHOSEN, 0, true},      {7, ROUTER_CHOSEN, 0.5f, true},      {7, ROUTER_CHOSEN, 0.5f, false},
+    {7, ROUTER_PROBABILITY, 0, true}, {7, ROUTER_PROBABILITY, 0.5f, true}, {7, ROUTER_PROBABILITY, 0.5f, false},
+    {0, ROUTER_CHOSEN, 0.5f, true},   {0, ROUTER_PROBABILITY, 0, true},    {0, ROUTER_PROBABILITY, 0.5f, false},
+    {1, ROUTER_CHOSEN, 0, true},      {1, ROUTER_CHOSEN, 0.5f, false},     {1, ROUTER_PROBABILITY, 0.5f, true},
+    {700, ROUTER_CHOSEN, 0.5f, true}, {700, ROUTER_PROBABILITY, 0, true},  {700, ROUTER_PROBABILITY, 0.5f, false},
+};
+
+static struct router make_case(struct device *dev, const struct router_case *c)
+{
+    struct router s = make_router(dev, c->n_tok, E, J, c->coef);
+    s.kind = c->kind;
+    s.aux.pooled = c->pooled;
+    return s;
 }
 
 static void test_gradient(void **state)
 {
-    static const float coefs[] = {0, 0.5f};
-    for (int c = 0; c < 2; c++) {
-        struct router s = make_router(&f64, 7, E, J, coefs[c]);
+    for (int c = 0; c < MT_LEN(router_cases); c++) {
+        const struct router_case *rc = &router_cases[c];
+        if (rc->n_tok != 7) continue;
+        struct router s = make_case(&f64, rc);
         route(&s);
         op_aux_stats(&f64, &s.aux, s.logits, &s.r);
-        s.aux.rows = 14; /* as if another layer had the same statistics */
-        for (int64_t e = 0; e < E; e++) set_value(s.aux.count, e, 2 * value_at(s.aux.count, e));
+        if (rc->pooled) { /* as if another layer had the same statistics */
+            s.aux.rows = 14;
+            for (int64_t e = 0; e < E; e++) set_value(s.aux.count, e, 2 * value_at(s.aux.count, e));
+        }
         struct tensor dx = make_zero(f64.act, 7, D, -1);
-        op_router_bwd(&f64, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux);
+        f64.flops = 0;
+        op_router_bwd(&f64, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
+        bool dense = rc->kind == ROUTER_PROBABILITY || rc->coef > 0;
+        assert_close(f64.flops, 2.0 * 7 * D * (dense ? E : J), 0);
         double error = gradient_error(router_loss, &s, s.x, dx);
-        if (!(error <= 1e-6)) fail_msg("coefficient %g: off by %g", (double)coefs[c], error);
+        if (!(error <= 1e-6)) fail_msg("case %d: off by %g", c, error);
         struct tensor twice = make_copy(dx);
         route(&s);
-        op_router_bwd(&f64, twice, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux);
+        op_router_bwd(&f64, twice, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
         for (int64_t i = 0; i < 7 * D; i++) assert_close(value_at(twice, i), 2 * value_at(dx, i), 1e-14);
     }
     (void)state;
@@ -205,11 +265,11 @@ static void test_aux_stats(void **state)
 
 static void run_router(struct device *dev, const void *params, struct op_outputs *o)
 {
-    struct router s = make_router(dev, *(const int64_t *)params, E, J, 0.5f);
+    struct router s = make_case(dev, params);
     route(&s);
     op_aux_stats(dev, &s.aux, s.logits, &s.r);
     struct tensor dx = make_random(dev->act, 6, 1, s.x.shape[0], D, -1);
-    op_router_bwd(dev, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux);
+    op_router_bwd(dev, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
     struct tensor all[] = {s.logits,     s.r.idx,     s.r.gate,   s.r.offs, s.r.row_slot,
                            s.r.slot_row, s.aux.count, s.aux.prob, dx};
     memcpy(o->out, all, sizeof(all));
@@ -218,8 +278,7 @@ static void run_router(struct device *dev, const void *params, struct op_outputs
 
 static void test_router_runs(void **state)
 {
-    static const int64_t n_tok[] = {0, 1, 7, 700};
-    for (int i = 0; i < MT_LEN(n_tok); i++) op_check_case(run_router, &n_tok[i], 2e-6);
+    for (int i = 0; i < MT_LEN(router_cases); i++) op_check_case(run_router, &router_cases[i], 2e-6);
     (void)state;
 }
 
@@ -327,6 +386,7 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_ties, begin, end),
         cmocka_unit_test_setup_teardown(test_nan_logits, begin, end),
         cmocka_unit_test_setup_teardown(test_all_experts, begin, end),
+        cmocka_unit_test_setup_teardown(test_large_logits, begin, end),
         cmocka_unit_test_setup_teardown(test_sort, begin, end),
         cmocka_unit_test_setup_teardown(test_gradient, begin, end),
         cmocka_unit_test_setup_teardown(test_aux_stats, begin, end),

@@ -1,5 +1,5 @@
-/* test_parity.c - moetrain beside transformers + PEFT in fp32, on the case in fixtures/parity
- * (tests/parity/make_case.py made it): hidden states, logits, gradients of the first step, ten steps of training; and
+/* test_parity.c - moetrain beside transformers + PEFT in fp32, on the cases in fixtures/parity, one of each family
+ * (tests/parity/make_case.py made them): hidden states, logits, gradients of the first step, ten steps of training; and
  * the logits of configs/tiny-gptoss. */
 #include "tests/test.h"
 
@@ -13,10 +13,11 @@
 #include "train/peft.h"
 #include "train/run.h"
 
-#define CASE      "parity/case_a"
 #define MAX_ACCUM 8
 #define TINY      "../../configs/tiny-gptoss"
 #define OK(rc)    assert_int_equal(check(rc, &err, __LINE__), 0)
+
+static const char *parity_case; /* under fixtures */
 
 static int check(int rc, const struct err *err, int line)
 {
@@ -35,7 +36,7 @@ static struct json_doc *expected_json(void)
 {
     char path[MT_PATH];
     struct err err = {.msg = ""};
-    struct json_doc *doc = json_load(path_in(path, fixture(CASE), "expected.json"), 1 << 20, &err);
+    struct json_doc *doc = json_load(path_in(path, fixture(parity_case), "expected.json"), 1 << 20, &err);
     OK(doc ? 0 : -1);
     return doc;
 }
@@ -58,7 +59,7 @@ static void case_config(struct config *cfg, const char *out)
     char text[4 * MT_PATH];
     struct err err;
     struct json_doc *doc = expected_json();
-    const char *dir = fixture(CASE);
+    const char *dir = fixture(parity_case);
     int size =
         snprintf(text, sizeof(text),
                  "[model]\npath = %s\n"
@@ -209,8 +210,8 @@ static void test_forward(void **state)
     int64_t n_tok, n;
     case_config(&cfg, scratch_dir());
     OK(run_open_headers(&r, &cfg, &err));
-    OK(run_open_model(&r, path_in(path, fixture(CASE), "adapter_init"), true, &err));
-    OK(safetensors_open(&st, path_in(path, fixture(CASE), "forward.safetensors"), &err));
+    OK(run_open_model(&r, path_in(path, fixture(parity_case), "adapter_init"), true, &err));
+    OK(safetensors_open(&st, path_in(path, fixture(parity_case), "forward.safetensors"), &err));
     double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
     forward(&r.model, ids, n_tok);
     compare_hidden(&r.model, &st);
@@ -281,7 +282,7 @@ static void check_gradients(enum cfg_recompute recompute)
     cfg.train.recompute = recompute;
     OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_data(&r, true, &err));
-    OK(run_open_model(&r, path_in(adapter, fixture(CASE), "adapter_init"), true, &err));
+    OK(run_open_model(&r, path_in(adapter, fixture(parity_case), "adapter_init"), true, &err));
     const struct loader_options opt = run_loader_options(&cfg, true);
     assert_true(cfg.train.grad_accum <= MAX_ACCUM);
     struct loader *l = loader_open(&r.train, &opt, (struct loader_pos){0, 0});
@@ -300,7 +301,7 @@ static void check_gradients(enum cfg_recompute recompute)
     save_gradients(&r.model, path_in(adapter, cfg.output.dir, "gradients"));
     run_close(&r);
     compare_files(path_in(ours, adapter, "adapter_model.safetensors"),
-                  path_in(theirs, fixture(CASE), "grads_step0.safetensors"), 1e-3);
+                  path_in(theirs, fixture(parity_case), "grads_step0.safetensors"), 1e-3);
 }
 
 static void test_gradients(void **state)
@@ -374,18 +375,27 @@ static void test_training(void **state)
     struct err err;
     char ours[MT_PATH], theirs[MT_PATH];
     case_config(&cfg, scratch_dir());
-    path_in(cfg.lora.init_from, fixture(CASE), "adapter_init");
+    path_in(cfg.lora.init_from, fixture(parity_case), "adapter_init");
     OK(loop_train(&cfg, &err));
     compare_metrics(cfg.output.dir);
     compare_files(path_in(ours, cfg.output.dir, "adapter/adapter_model.safetensors"),
-                  path_in(theirs, fixture(CASE), "adapter_final/adapter_model.safetensors"), 1e-3);
+                  path_in(theirs, fixture(parity_case), "adapter_final/adapter_model.safetensors"), 1e-3);
 }
 
 int test_parity(void)
 {
+    static const char *const cases[] = {"parity/case_a", "parity/qwen3", "parity/olmoe", "parity/mixtral"};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),   cmocka_unit_test(test_tiny_logits), cmocka_unit_test(test_gradients),
-        cmocka_unit_test(test_base_eval), cmocka_unit_test(test_training),
+        cmocka_unit_test(test_forward),
+        cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_base_eval),
+        cmocka_unit_test(test_training),
     };
-    return cmocka_run_group_tests_name("parity", tests, NULL, NULL);
+    const struct CMUnitTest tiny[] = {cmocka_unit_test(test_tiny_logits)};
+    int failed = 0;
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        parity_case = cases[i];
+        failed += cmocka_run_group_tests_name(cases[i], tests, NULL, NULL);
+    }
+    return failed + cmocka_run_group_tests_name("configs/tiny-gptoss", tiny, NULL, NULL);
 }

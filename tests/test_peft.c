@@ -468,19 +468,20 @@ static void square_experts_go_by_version(void **state)
 {
     (void)state;
     static const struct {
-        const char *family, *version;
+        bool transposed;
+        const char *version;
         bool swapped;
-    } rows[] = {{"gpt_oss", "0.17.0", false},        {"gpt_oss", "0.18.1", false},  {"gpt_oss", "0.19.0", true},
-                {"gpt_oss", "0.19.0.dev0@1", true},  {"gpt_oss", "0.19.1", false},  {"gpt_oss", "1.0", false},
-                {"qwen3_moe", "0.18.1", true},       {"qwen3_moe", "0.19.0", true}, {"qwen3_moe", "0.19.1", false},
-                {"qwen3_moe", "0.20.0.dev0", false}, {"qwen3_moe", "0.17", true}};
+    } rows[] = {{true, "0.17.0", false},       {true, "0.18.1", false}, {true, "0.19.0", true},
+                {true, "0.19.0.dev0@1", true}, {true, "0.19.1", false}, {true, "1.0", false},
+                {false, "0.18.1", true},       {false, "0.19.0", true}, {false, "0.19.1", false},
+                {false, "0.20.0.dev0", false}, {false, "0.17", true}};
     struct lora_options opt = tiny_options("down_proj");
     struct arch a = tiny_arch();
     struct parts p;
     char version[32];
     a.d_ff = a.d_model;
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
-        a.family = rows[i].family;
+        a.transposed_experts = rows[i].transposed;
         read_parts(&p, save_tiny(&a, &opt));
         if (rows[i].swapped) swap_orientation(&p);
         snprintf(version, sizeof(version), "\"%s\"", rows[i].version);

@@ -21,7 +21,8 @@ static inline struct arch tiny_arch(void)
                          .n_exp = 3,
                          .top_k = 2,
                          .d_ff = 5,
-                         .vocab = 50};
+                         .vocab = 50,
+                         .transposed_experts = true};
 }
 
 static inline struct lora_options tiny_options(const char *targets)

@@ -75,6 +75,7 @@ static const struct option options[] = {
     ROW(train, seed, "0", "[0, 9e15]", "of initialisation, order and dropout"),
     ROW(train, recompute, "auto", "auto|none|selective|full", "in backward; auto: the least that fits memory"),
     ROW(train, aux_loss_coef, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
+    ROW(train, aux_convention, "transformers", "transformers|megatron", "that loss pooled over layers, or per layer"),
     ROW(train, resume, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
     ROW(train, max_nonfinite, "5", "[0, 1e9]", "stop when this many steps had to be skipped"),
     ROW(train, threads, "0", "[0, 4096]", "of the CPU; 0: all cores"),

@@ -13,6 +13,7 @@ enum cfg_schedule { CFG_SCHEDULE_COSINE, CFG_SCHEDULE_LINEAR, CFG_SCHEDULE_CONST
 enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA };
 enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
+enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 
 /* Every field is a row of the table in config.c, which holds its default, range and help. */
 struct config {
@@ -39,7 +40,7 @@ struct config {
         int64_t warmup_steps;
     } optim;
     struct {
-        int device, dtype, recompute;
+        int device, dtype, recompute, aux_convention;
         int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads;
         double epochs, aux_loss_coef, memory_gb;
         char resume[MT_PATH];

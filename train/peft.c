@@ -6,8 +6,13 @@
  * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so that their wrappers nest: the
  * first one wrapped is "experts.base_layer.lora_*", the other one, or the only one, "experts.lora_*". PEFT 0.19.0, and
  * for models that hold experts as [E, out, in] all before it, took "in" for "out": there the tensor named A is over the
- * outputs, and the tensors have changed places ("swapped"). Source: huggingface/peft, src/peft/tuners/lora/layer.py
- * (ParamWrapper), tuners_utils.py (_inject_parameters). */
+ * outputs, and the tensors have changed places ("swapped").
+ *
+ * Adapters of transformers 4 have a plain pair per expert's Linear. Where gate and up are two of them, with rank r
+ * each, the product that they make here has rank 2r (formats as PEFT itself converts them): A = [A_gate; A_up],  B =
+ * [B_gate 0; 0 B_up] so that all ranks here are 2r and alpha is such that the scale stays; the other targets' ranks
+ * from r on keep their A and have B = 0. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper),
+ * tuners_utils.py (_inject_parameters). */
 #include "train/peft.h"
 
 #include <math.h>
@@ -28,54 +33,86 @@
 
 /* ---- where a parameter lies in a file ---- */
 
+enum form {
+    FORM_FUSED, /* experts.lora_A and experts.base_layer.lora_A */
+    FORM_LISTS, /* experts.gate_up_projs.{e}.lora_A: a plain pair per expert */
+    FORM_SPLIT  /* experts.{e}.gate_proj.lora_A, or Mixtral's w1: gate and up apart */
+};
 struct layout {
-    bool per_expert; /* experts.gate_up_projs.{e}.lora_A: a plain pair per expert */
+    enum form form;
+    bool mixtral; /* FORM_SPLIT under block_sparse_moe, as w1, w3, w2 */
     bool swapped;
     bool down_inner; /* down_proj is the one under base_layer */
+    int64_t r;       /* rank of the file's tensors; 0: of the adapters */
 };
 
-/* One tensor of a file and the part of a parameter that it holds: experts first..first+n_exp-1. */
+/* One tensor of a file and the part of a parameter that it holds: experts first..first+n_exp-1, ranks rank0..+r, inputs
+ * or outputs at0..+n. */
 struct place {
     char key[KEY_SIZE];
     bool is_b;        /* file B; differs from the parameter's is_b when swapped */
     int64_t shape[2]; /* A [r*n_exp, n], B [n, r*n_exp] */
-    int64_t first, n_exp, n;
+    int64_t first, n_exp, n, at0, r, rank0;
 };
 
 static bool is_expert(const struct lora_param *p) { return p->target >= LORA_UP; }
 
-static struct place place_of(const struct adapters *ad, struct layout f, const struct lora_param *p, int64_t expert)
+static bool is_split(struct layout f, const struct lora_param *p)
 {
-    struct place at = {.is_b = p->is_b, .n_exp = p->n_exp, .n = p->is_b ? p->rows : p->cols};
-    char module[80];
+    return f.form == FORM_SPLIT && p->target == LORA_UP;
+}
+
+/* Tensors of the file that make a parameter. */
+static int64_t place_count(struct layout f, const struct lora_param *p)
+{
+    return !is_expert(p) || f.form == FORM_FUSED ? 1 : is_split(f, p) ? 2 * p->n_exp : p->n_exp;
+}
+
+static void expert_module(char module[96], struct layout f, const struct lora_param *p, int64_t expert, bool up)
+{
+    static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
+    if (f.form == FORM_LISTS)
+        snprintf(module, 96, "mlp.experts.%ss.%lld", lora_target_name(p->target), (long long)expert);
+    else
+        snprintf(module, 96, "%s.experts.%lld.%s", f.mixtral ? "block_sparse_moe" : "mlp", (long long)expert,
+                 names[f.mixtral][p->target == LORA_DOWN ? 2 : up]);
+}
+
+static struct place place_of(const struct adapters *ad, struct layout f, const struct lora_param *p, int64_t i)
+{
+    const bool split = is_split(f, p), up = split && i % 2;
+    struct place at = {.is_b = p->is_b, .n_exp = p->n_exp, .n = p->is_b ? p->rows : p->cols, .r = f.r ? f.r : ad->r};
+    char module[96];
+    if (split && p->is_b) at.n /= 2;
+    if (up) at.rank0 = at.r, at.at0 = p->is_b ? at.n : 0;
     if (!is_expert(p)) {
         snprintf(module, sizeof(module), "self_attn.%s", lora_target_name(p->target));
-    } else if (f.per_expert) {
-        at.first = expert;
+    } else if (f.form != FORM_FUSED) {
+        at.first = split ? i / 2 : i;
         at.n_exp = 1;
-        snprintf(module, sizeof(module), "mlp.experts.%ss.%lld", lora_target_name(p->target), (long long)expert);
+        expert_module(module, f, p, at.first, up);
     } else {
         bool inner = ad->target[LORA_UP] && ad->target[LORA_DOWN] && f.down_inner == (p->target == LORA_DOWN);
         at.is_b = p->is_b != f.swapped;
         snprintf(module, sizeof(module), "mlp.experts%s", inner ? ".base_layer" : "");
     }
-    at.shape[at.is_b] = ad->r * at.n_exp;
+    at.shape[at.is_b] = at.r * at.n_exp;
     at.shape[!at.is_b] = at.n;
     snprintf(at.key, KEY_SIZE, KEY_PREFIX "%lld.%s.lora_%c.weight", (long long)p->layer, module, at.is_b ? 'B' : 'A');
     return at;
 }
 
-/* Element (expert e of the tensor, rank index k, input or output j) in the file, and in the parameter. */
-static int64_t file_index(const struct place *at, int64_t r, int64_t e, int64_t k, int64_t j)
+/* Element (expert e of the tensor, rank index k, input or output j) in the file, and in the parameter of rank r. */
+static int64_t file_index(const struct place *at, int64_t e, int64_t k, int64_t j)
 {
-    return at->is_b ? (j * r + k) * at->n_exp + e : (e * r + k) * at->n + j;
+    return at->is_b ? (j * at->r + k) * at->n_exp + e : (e * at->r + k) * at->n + j;
 }
 
 static int64_t param_index(const struct lora_param *p, const struct place *at, int64_t r, int64_t e, int64_t k,
                            int64_t j)
 {
-    e += at->first;
-    return p->is_b ? (e * at->n + j) * r + k : (e * r + k) * at->n + j;
+    e += at->first, k += at->rank0, j += at->at0;
+    return p->is_b ? (e * p->rows + j) * r + k : (e * r + k) * p->cols + j;
 }
 
 /* ---- writing ---- */
@@ -106,10 +143,9 @@ static void write_targets(struct json_out *o, const struct adapters *ad)
     n = 0;
     for (int64_t layer = 0; layer < ad->n_layer; layer++)
         for (enum lora_target t = LORA_UP; t <= LORA_DOWN; t++) {
-            if (!ad->target[t] || !ad->layer_on[layer] || (all_layers(ad) && layer)) continue;
-            if (all_layers(ad))
+            if (all_layers(ad) && !layer && ad->target[t])
                 snprintf(items[n++], KEY_SIZE, "mlp.experts.%s", lora_target_name(t));
-            else
+            else if (!all_layers(ad) && adapters_find(ad, layer, t, false))
                 snprintf(items[n++], KEY_SIZE, "layers.%lld.mlp.experts.%s", (long long)layer, lora_target_name(t));
         }
     if (n)
@@ -205,7 +241,7 @@ static void to_file_order(const struct place *at, const struct lora_param *p, in
     for (int64_t e = 0; e < at->n_exp; e++)
         for (int64_t k = 0; k < r; k++)
             for (int64_t j = 0; j < at->n; j++)
-                values[file_index(at, r, e, k, j)] = scratch[param_index(p, at, r, e, k, j)];
+                values[file_index(at, e, k, j)] = scratch[param_index(p, at, r, e, k, j)];
 }
 
 static int write_weights(const struct adapters *ad, struct device *dev, const char *dir, struct err *err)
@@ -247,9 +283,10 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 struct source {
     const char *dir;
     struct safetensors st;
-    int64_t r;
-    double alpha;
+    int64_t r;    /* that the adapters must have: twice the file's when gate and up are apart */
+    double alpha; /* such that the scale is the file's */
     bool rslora;
+    struct layout layout;                               /* of per-expert tensors */
     bool param_up, param_down;                          /* named in target_parameters */
     int64_t version;                                    /* VERSION() of peft_version; -1: not given */
     bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* of the tensors there are */
@@ -351,9 +388,26 @@ out:
     return rc;
 }
 
+/* Whether s begins with the pattern, in which # stands for a number. */
+static bool begins(const char *s, const char *pattern)
+{
+    for (; *pattern; pattern++) {
+        if (*pattern != '#') {
+            if (*s++ != *pattern) return false;
+            continue;
+        }
+        const size_t digits = strspn(s, "0123456789");
+        if (!digits) return false;
+        s += digits;
+    }
+    return true;
+}
+
 /* What a tensor name says: the layer, and a bit per target; FUSED when it is "the outer or the only one of the
- * experts". */
-#define FUSED (1u << LORA_TARGETS)
+ * experts", SPLIT when it belongs to one matrix of one expert, MIXTRAL when by Mixtral's names. */
+#define FUSED   (1u << LORA_TARGETS)
+#define SPLIT   (2u << LORA_TARGETS)
+#define MIXTRAL (4u << LORA_TARGETS)
 static unsigned parse_key(const char *key, int64_t *layer)
 {
     static const struct {
@@ -368,14 +422,32 @@ static unsigned parse_key(const char *key, int64_t *layer)
         {".mlp.experts.lora_", FUSED},
         {".mlp.experts.gate_up_projs.", 1u << LORA_UP},
         {".mlp.experts.down_projs.", 1u << LORA_DOWN},
+        {".mlp.experts.#.gate_proj.lora_", SPLIT | 1u << LORA_UP},
+        {".mlp.experts.#.up_proj.lora_", SPLIT | 1u << LORA_UP},
+        {".mlp.experts.#.down_proj.lora_", SPLIT | 1u << LORA_DOWN},
+        {".block_sparse_moe.experts.#.w1.lora_", MIXTRAL | SPLIT | 1u << LORA_UP},
+        {".block_sparse_moe.experts.#.w3.lora_", MIXTRAL | SPLIT | 1u << LORA_UP},
+        {".block_sparse_moe.experts.#.w2.lora_", MIXTRAL | SPLIT | 1u << LORA_DOWN},
     };
     size_t prefix = strlen(KEY_PREFIX);
     char *rest;
     if (strncmp(key, KEY_PREFIX, prefix) || key[prefix] < '0' || key[prefix] > '9') return 0;
     *layer = strtoll(key + prefix, &rest, 10);
     for (int64_t i = 0; i < MT_LEN(parts); i++)
-        if (!strncmp(rest, parts[i].part, strlen(parts[i].part))) return parts[i].targets;
+        if (begins(rest, parts[i].part)) return parts[i].targets;
     return 0;
+}
+
+/* Of the tensors in per-expert form: which one, and what it asks of the adapters. */
+static void see_layout(struct source *src, unsigned targets)
+{
+    for (int64_t i = 0; i < src->st.n_tensors; i++)
+        if (strstr(src->st.tensors[i].name, "_projs.")) src->layout.form = FORM_LISTS;
+    if (!(targets & SPLIT)) return;
+    src->layout = (struct layout){.form = FORM_SPLIT, .mixtral = targets & MIXTRAL, .r = src->r};
+    if (!(targets & 1u << LORA_UP)) return;
+    src->r *= 2;
+    src->alpha *= src->rslora ? sqrt(2) : 2;
 }
 
 static int scan_tensors(struct source *src, struct err *err)
@@ -401,6 +473,7 @@ static int scan_tensors(struct source *src, struct err *err)
         targets |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
     }
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) src->target[t] = targets >> t & 1;
+    see_layout(src, targets);
     return 0;
 }
 
@@ -464,7 +537,7 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
         what = "r";
         snprintf(file, sizeof(file), "%lld", (long long)src->r);
         snprintf(want, sizeof(want), "%lld", (long long)ad->r);
-    } else if (!(src->alpha == ad->alpha)) {
+    } else if (!(fabs(src->alpha - ad->alpha) <= 1e-12 * ad->alpha)) { /* either may have passed through text */
         what = "alpha";
         snprintf(file, sizeof(file), "%.15g", src->alpha);
         snprintf(want, sizeof(want), "%.15g", ad->alpha);
@@ -482,7 +555,9 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
         if (strcmp(file, want)) what = "layers";
     }
     if (!what) return 0;
-    return err_set(err, "adapter %s has lora.%s = %.300s, but %.300s is configured", src->dir, what, file, want);
+    return err_set(err, "adapter %s has lora.%s = %.300s, but %.300s is configured%s", src->dir, what, file, want,
+                   src->layout.r && src->layout.r != src->r ? " (gate and up are apart in it: its rank doubles here)"
+                                                            : "");
 }
 
 static bool shape_fits(const struct st_tensor *t, const struct place *at)
@@ -508,10 +583,8 @@ static int choose_layout(const struct source *src, const struct adapters *ad, st
 {
     bool fits[2] = {false, false};
     struct layout found[2] = {{0}};
-    *f = (struct layout){0};
-    for (int64_t i = 0; i < src->st.n_tensors && !f->per_expert; i++)
-        f->per_expert = strstr(src->st.tensors[i].name, "_projs.") != NULL;
-    if (f->per_expert || (!ad->target[LORA_UP] && !ad->target[LORA_DOWN])) return 0;
+    *f = src->layout;
+    if (f->form != FORM_FUSED || (!ad->target[LORA_UP] && !ad->target[LORA_DOWN])) return 0;
     for (int i = 0; i < 4; i++) {
         struct layout try = {.swapped = i >> 1, .down_inner = i & 1};
         if (fits[try.swapped] || !layout_fits(src, ad, try)) continue;
@@ -572,9 +645,9 @@ static int read_tensor(const struct source *src, const struct adapters *ad, cons
     const struct st_tensor *t = find_tensor(src, at, err);
     if (!t) return -1;
     for (int64_t e = 0; e < at->n_exp; e++)
-        for (int64_t k = 0; k < ad->r; k++)
+        for (int64_t k = 0; k < at->r; k++)
             for (int64_t j = 0; j < at->n; j++) {
-                float value = element(t, file_index(at, ad->r, e, k, j));
+                float value = element(t, file_index(at, e, k, j));
                 if (!isfinite(value))
                     return err_set(err, "%s/%s: tensor \"%s\" holds a value that is not finite", src->dir, WEIGHTS_NAME,
                                    at->key);
@@ -591,9 +664,8 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
     int rc = 0;
     for (int64_t i = 0; !rc && i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
-        struct place at = {0};
-        for (int64_t e = 0; !rc && e < p->n_exp; e += at.n_exp) {
-            at = place_of(ad, f, p, e);
+        for (int64_t n = 0; !rc && n < place_count(f, p); n++) {
+            const struct place at = place_of(ad, f, p, n);
             rc = read_tensor(src, ad, p, &at, flat + p->off, err);
             if (!rc) used[safetensors_find(&src->st, at.key) - src->st.tensors] = true;
         }
@@ -613,6 +685,11 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
     int rc = -1;
     if (source_open(&src, dir, err)) return -1;
     float *flat = mem_array(ad->n_flat, sizeof(*flat));
+    device_get_f32(dev, flat, ad->opt.param);
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        if (p->is_b) memset(flat + p->off, 0, (size_t)lora_param_count(p) * sizeof(*flat));
+    }
     if (check_agreement(&src, ad, err) || choose_layout(&src, ad, &f, err) || read_tensors(&src, ad, f, flat, err))
         goto out;
     device_set_f32(dev, ad->opt.param, flat);

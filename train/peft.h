@@ -10,7 +10,9 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
               struct err *err) MT_CHECK;
 /* Reads weights (F32, BF16 or F16) into ad's masters and refreshes the working copies. Rank, alpha, rsLoRA, targets and
  * layers of the file must agree with ad; every tensor must be there with its shape, finite, and none left over. Experts
- * may be fused, in the orientation and nesting of any PEFT version, or one tensor per expert. */
+ * may be fused, in the orientation and nesting of any PEFT version, or one tensor per expert. With gate and up apart
+ * (gate_proj, up_proj or w1, w3) the rank of ad must be twice the file's and the scale the same; ranks that the file
+ * does not fill keep ad's A and get B = 0. */
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
 /* adapters_plan with what dir itself says of rank, alpha, rsLoRA, targets and layers: for an adapter that is used as it
  * is, without a [lora] section. Follow with adapters_alloc and peft_load. */

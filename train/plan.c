@@ -9,8 +9,10 @@
 
 struct model_options plan_model_options(const struct config *cfg, enum recompute recompute)
 {
-    return (struct model_options){
-        .max_len = cfg->data.seq_len, .recompute = recompute, .aux_coef = cfg->train.aux_loss_coef};
+    return (struct model_options){.max_len = cfg->data.seq_len,
+                                  .recompute = recompute,
+                                  .aux_coef = cfg->train.aux_loss_coef,
+                                  .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }
 
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,

@@ -1,4 +1,4 @@
-/* router.c - which experts a token goes to, with what weight, and the gradient of that (architectures 0.7 R1, 0.9). */
+/* router.c - which experts a token goes to, with what weight, and the gradient of that (architectures 0.7, 0.9). */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>
@@ -40,8 +40,17 @@ static void softmax(real *p, const real *x, const int32_t *ids, int64_t n)
     for (int64_t i = 0; i < n; i++) p[i] /= sum;
 }
 
+/* p[j] = softmax(x)[ids[j]], the softmax over all n values */
+static void softmax_at(real *p, const real *x, const int32_t *ids, int64_t k, int64_t n)
+{
+    real max = x[0], sum = 0;
+    for (int64_t i = 1; i < n; i++) max = x[i] > max ? x[i] : max;
+    for (int64_t i = 0; i < n; i++) sum += real_exp(x[i] - max);
+    for (int64_t j = 0; j < k; j++) p[j] = real_exp(x[ids[j]] - max) / sum;
+}
+
 void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
-                     struct tensor bias)
+                     struct tensor bias, enum router_kind kind)
 {
     gemm_fwd(dev, logits.data, logits.ld, x.data, x.ld, x.shape[0], w);
     if (dev->measuring) return;
@@ -52,7 +61,8 @@ void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, 
         int32_t *idx = I32(r->idx) + t * k;
         for (int64_t e = 0; bias.rank && e < n_exp; e++) l[e] += ((const float *)bias.data)[e];
         top_k(idx, l, n_exp, k);
-        softmax(real_row(r->gate, t), l, idx, k);
+        if (kind == ROUTER_CHOSEN) softmax(real_row(r->gate, t), l, idx, k);
+        if (kind == ROUTER_PROBABILITY) softmax_at(real_row(r->gate, t), l, idx, k, n_exp);
     }
 }
 
@@ -91,37 +101,42 @@ void CPU(aux_stats)(struct device *dev, struct aux *aux, struct tensor logits, c
     arena_release(&dev->work, mark);
 }
 
-/* dl [E] of one token from its combine weights: dl_i = gate_i (dgate_i - sum_j gate_j dgate_j), 0 for experts not
- * chosen. */
-static void gate_bwd(real *dl, const real *gate, const real *dgate, const int32_t *idx, int64_t k)
+/* dl [E] of one token: dl_i = gate_i (dgate_i - mean) for chosen i, mean = sum_j gate_j dgate_j. For the others -p_i
+ * mean when the gates are probabilities p over all experts, else (p NULL) 0. */
+static void gate_bwd(real *dl, const real *gate, const real *dgate, const int32_t *idx, int64_t k, const real *p,
+                     int64_t n_exp)
 {
     real mean = 0;
     for (int64_t j = 0; j < k; j++) mean += gate[j] * dgate[j];
+    for (int64_t e = 0; e < n_exp; e++) dl[e] = p ? -p[e] * mean : 0;
     for (int64_t j = 0; j < k; j++) dl[idx[j]] = gate[j] * (dgate[j] - mean);
 }
 
-/* dl += coef E / rows P_i (F_i - sum_j F_j P_j), F = count / rows held constant; p [E] is scratch. */
-static void aux_bwd(real *dl, real *p, const real *logits, const struct aux *aux, int64_t n_exp)
+/* dl += coef E / rows p_i (F_i - sum_j F_j p_j), F = count / rows held constant; per layer F is also divided by J. */
+static void aux_bwd(real *dl, const real *p, const struct aux *aux, int64_t k, int64_t n_exp)
 {
     const real *count = aux->count.data;
-    real rows = (real)aux->rows, scale = aux->coef * (real)n_exp / rows, mean = 0;
-    softmax(p, logits, NULL, n_exp);
+    real rows = (real)aux->rows, mean = 0;
+    real scale = aux->coef * (real)n_exp / rows / (aux->pooled ? 1 : (real)k);
     for (int64_t e = 0; e < n_exp; e++) mean += count[e] / rows * p[e];
     for (int64_t e = 0; e < n_exp; e++) dl[e] += scale * p[e] * (count[e] / rows - mean);
 }
 
 void CPU(router_bwd)(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
-                     struct tensor logits, const struct weight *w, const struct aux *aux)
+                     struct tensor logits, const struct weight *w, const struct aux *aux, enum router_kind kind)
 {
     int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1], k = dgate.shape[1];
+    bool dense = kind == ROUTER_PROBABILITY || aux->coef != 0; /* the probabilities of all experts are needed */
     struct tensor dl = arena_tensor_2d(&dev->work, DT_REAL, n_tok, n_exp);
-    struct tensor prob = arena_tensor_2d(&dev->work, DT_REAL, aux->coef != 0 ? n_tok : 0, n_exp);
+    struct tensor prob = arena_tensor_2d(&dev->work, DT_REAL, dense ? n_tok : 0, n_exp);
     if (!dev->measuring) {
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t t = 0; t < n_tok; t++) {
-            memset(real_row(dl, t), 0, (size_t)n_exp * sizeof(real));
-            gate_bwd(real_row(dl, t), real_row(r->gate, t), real_row(dgate, t), I32(r->idx) + t * k, k);
-            if (aux->coef != 0) aux_bwd(real_row(dl, t), real_row(prob, t), real_row(logits, t), aux, n_exp);
+            real *d = real_row(dl, t), *p = dense ? real_row(prob, t) : NULL;
+            if (dense) softmax(p, real_row(logits, t), NULL, n_exp);
+            gate_bwd(d, real_row(r->gate, t), real_row(dgate, t), I32(r->idx) + t * k, k,
+                     kind == ROUTER_PROBABILITY ? p : NULL, n_exp);
+            if (aux->coef != 0) aux_bwd(d, p, aux, k, n_exp);
         }
     }
     gemm_bwd(dev, dx.data, dx.ld, dl.data, dl.ld, n_tok, w, true);

@@ -1,7 +1,7 @@
-"""make_case.py - makes a parity case: a small random checkpoint in gpt-oss's published MXFP4 layout, an initial PEFT
+"""make_case.py - makes a parity case: a small random checkpoint in the published layout of its family, an initial PEFT
 adapter, and what transformers + PEFT compute with them in fp32.
 
-  python make_case.py OUT --text ANY_TEXT_FILE [--seed 7] [--hidden 128] [--shards 1] ...
+  python make_case.py OUT --text ANY_TEXT_FILE [--family gpt_oss] [--seed 7] [--hidden 128] [--shards 1] ...
 
 OUT then holds the checkpoint, train.jsonl and eval.jsonl, adapter_init/ and adapter_final/, forward.safetensors (logits
 and hidden states of the first held-out row), grads_step0.safetensors (before clipping), expected.json (losses, norms,
@@ -16,12 +16,13 @@ import shutil
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import AutoModelForCausalLM
 
+import families
 import peer
 
 SIZES = dict(hidden=128, inter=96, layers=2, experts=8, topk=2, heads=4, kv_heads=2, head_dim=32, window=8, seq_len=96,
-             steps=10, accum=2, r=8, alpha=16, shards=1, seed=7)
+             steps=10, accum=2, r=8, alpha=16, shards=1, seed=7, vocab=4096)
 ADAMW = dict(weight_decay=0.01, eps=1e-8)
 CLIP_NORM = 1.0
 
@@ -33,23 +34,48 @@ def arguments():
     parser.add_argument("--text", required=True)
     parser.add_argument("--tokenizer", default=os.path.join(here, "../../configs/tiny-gptoss"), help="its directory")
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--family", choices=families.FAMILIES, default="gpt_oss")
+    parser.add_argument("--norm-topk-prob", choices=("true", "false"), help="qwen3, olmoe; default: as published")
+    parser.add_argument("--attention-bias", action="store_true", help="qwen3, olmoe")
+    parser.add_argument("--dense-layers", type=int, nargs="*", default=[], help="qwen3: mlp_only_layers")
+    parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
+    parser.add_argument("--logit-rows", type=int, help="keep the logits of so many first positions only")
     for name, default in SIZES.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
     return parser.parse_args()
 
 
+def write_tokenizer(a):
+    """The tokenizer's files; a vocabulary below its own keeps the first merges and all special tokens."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(a.tokenizer, name), a.out)
+    with open(f"{a.out}/tokenizer.json") as f:
+        content = json.load(f)
+    model, special = content["model"], content["added_tokens"]
+    dropped = len(model["vocab"]) + len(special) - a.vocab
+    if dropped <= 0:
+        return
+    kept = len(model["vocab"]) - dropped
+    model["vocab"] = {word: i for word, i in model["vocab"].items() if i < kept}
+    model["merges"] = model["merges"][:-dropped]  # the merge of rank i makes word 256 + i
+    for token in special:
+        token["id"] -= dropped
+    with open(f"{a.out}/tokenizer.json", "w") as f:
+        json.dump(content, f, ensure_ascii=False)
+
+
 def random_model(a, tokenizer):
-    """Random weights of a scale that reaches every branch: experts large enough that the clamp at 7 acts."""
-    config = GptOssConfig(
-        vocab_size=4096, hidden_size=a.hidden, intermediate_size=a.inter, num_hidden_layers=a.layers,
-        num_local_experts=a.experts, num_experts_per_tok=a.topk, num_attention_heads=a.heads,
-        num_key_value_heads=a.kv_heads, head_dim=a.head_dim, sliding_window=a.window, max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0,
-                         "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 256},
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
-    model = GptOssForCausalLM._from_config(config, attn_implementation="eager").float()
-    deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, "experts": 0.25, "lm_head": 0.3, "embed": 1.0}
+    """Random weights of a scale that reaches every branch."""
+    make_config, _, experts = families.FAMILIES[a.family]
+    config = make_config(a, dict(
+        vocab_size=a.vocab, hidden_size=a.hidden, num_hidden_layers=a.layers, num_experts_per_tok=a.topk,
+        num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, max_position_embeddings=2048,
+        tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager",
+                                             experts_implementation="eager").float()
+    deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, "mlp.gate.weight": 0.3, "experts": experts,
+                 "lm_head": 0.3, "embed": 1.0}
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
@@ -59,27 +85,9 @@ def random_model(a, tokenizer):
     return model
 
 
-def encode_mxfp4(w):
-    """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
-    groups = w.reshape(*w.shape[:-1], -1, 32)
-    exponent = torch.floor(torch.log2(groups.abs().amax(-1, keepdim=True).clamp_min(1e-30))) - 2
-    codes = ((groups / torch.exp2(exponent)).unsqueeze(-1) - peer.FP4).abs().argmin(-1)
-    blocks = (codes[..., 0::2] | (codes[..., 1::2] << 4)).to(torch.uint8)
-    return blocks.contiguous(), (exponent.squeeze(-1) + 127).to(torch.uint8).contiguous()
-
-
-@torch.no_grad()
 def write_checkpoint(a, model):
-    """Writes the model as it is published and rounds the one in memory to what the file holds."""
-    tensors = {}
-    for name, value in model.state_dict().items():
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            blocks, scales = encode_mxfp4(value.transpose(1, 2).contiguous())
-            value.copy_(peer.decode_mxfp4(blocks, scales))
-            tensors[name + "_blocks"], tensors[name + "_scales"] = blocks, scales
-        else:
-            value.copy_(value.bfloat16().float())
-            tensors[name] = value.bfloat16().contiguous()
+    """Writes the model as it is published, and gives the one in memory the weights that the files hold."""
+    tensors = families.FAMILIES[a.family][1](model.state_dict())
     if a.shards == 1:
         save_file(tensors, f"{a.out}/model.safetensors", metadata={"format": "pt"})
     else:
@@ -93,11 +101,12 @@ def write_checkpoint(a, model):
         write_json(f"{a.out}/model.safetensors.index.json",
                    {"metadata": {"total_size": total}, "weight_map": weight_map})
     config = model.config.to_dict()
-    config["architectures"] = ["GptOssForCausalLM"]
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    write_json(f"{a.out}/config.json", config)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(os.path.join(a.tokenizer, name), a.out)
+    config["architectures"] = [type(model).__name__]
+    config["dtype"] = "bfloat16"
+    if a.family == "gpt_oss":
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+    write_json(f"{a.out}/config.json", families.as_transformers_4(config) if a.old_config else config)
+    model.load_state_dict(peer.load_model(a.out).state_dict())
 
 
 def write_json(path, value):
@@ -140,7 +149,8 @@ def random_adapter(a, model):
 def write_forward(a, model, ids):
     model.eval()
     out = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
-    tensors = {"input_ids": torch.tensor(ids, dtype=torch.int32), "logits": out.logits[0].float().contiguous()}
+    tensors = {"input_ids": torch.tensor(ids, dtype=torch.int32),
+               "logits": out.logits[0, :a.logit_rows].float().contiguous()}
     for i, h in enumerate(out.hidden_states):
         tensors[f"hidden_{i}"] = h[0].float().contiguous()
     save_file(tensors, f"{a.out}/forward.safetensors")
@@ -174,7 +184,9 @@ def main():
     a = arguments()
     os.makedirs(a.out, exist_ok=True)
     torch.manual_seed(a.seed)
-    tokenizer = peer.load_tokenizer(a.tokenizer)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    write_tokenizer(a)
+    tokenizer = peer.load_tokenizer(a.out)
     model = random_model(a, tokenizer)
     write_checkpoint(a, model)
     train_rows, eval_rows = write_rows(a)

@@ -1,15 +1,15 @@
-"""peer.py - the peer that moetrain is compared with: transformers' gpt-oss in fp32 with PEFT's LoRA, on the CPU.
+"""peer.py - the peer that moetrain is compared with: transformers' model in fp32 with PEFT's LoRA, on the CPU.
 
-transformers decodes MXFP4 only where a GPU's kernels are, so the checkpoint is decoded here, from the format's
-definition, and loaded as a dense model; every MXFP4 value is exact in fp32. Sinks need transformers' "eager" attention
-on a CPU.
+transformers decodes MXFP4 only where a GPU's kernels are, so a gpt-oss checkpoint is decoded here, from the format's
+definition, and loaded as a dense model; every MXFP4 value is exact in fp32. The other families go through transformers'
+own loader. Sinks need transformers' "eager" attention on a CPU.
 """
 import json
 import os
 
 import torch
 from safetensors.torch import load_file
-from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # e2m1, by code
 
@@ -38,6 +38,14 @@ def load_model(path, experts="eager"):
     """The model of a checkpoint directory, fp32; experts: transformers' experts_implementation."""
     with open(os.path.join(path, "config.json")) as f:
         settings = json.load(f)
+    if settings["model_type"] != "gpt_oss":
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager", experts_implementation=experts,
+            output_loading_info=True)
+        wrong = {kind: keys for kind, keys in info.items() if keys}
+        if wrong:
+            raise SystemExit(f"{path}: {wrong}")
+        return model
     settings.pop("quantization_config", None)
     model = GptOssForCausalLM._from_config(GptOssConfig(**settings), attn_implementation="eager",
                                            experts_implementation=experts).float()

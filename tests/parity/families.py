@@ -1,0 +1,98 @@
+"""families.py - what differs between the model families of make_case.py: transformers' configuration, the scale of the
+random weights, and how the weights stand in a published file."""
+import torch
+from transformers import GptOssConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+
+import peer
+
+DENSE_TIMES = 3  # width of a dense layer (qwen3, --dense-layers), in widths of an expert
+
+
+def gpt_oss_config(a, common):
+    return GptOssConfig(
+        intermediate_size=a.inter, num_local_experts=a.experts, head_dim=a.head_dim, sliding_window=a.window,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0,
+                         "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 256}, **common)
+
+
+def qwen3_config(a, common):
+    return Qwen3MoeConfig(
+        intermediate_size=DENSE_TIMES * a.inter, moe_intermediate_size=a.inter, num_experts=a.experts,
+        head_dim=a.head_dim, norm_topk_prob=a.norm_topk_prob != "false", attention_bias=a.attention_bias,
+        mlp_only_layers=a.dense_layers, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **common)
+
+
+def olmoe_config(a, common):
+    if a.heads * a.head_dim != a.hidden:
+        raise SystemExit("olmoe: its q_norm is as wide as the hidden state, so heads x head_dim must be hidden")
+    return OlmoeConfig(
+        intermediate_size=a.inter, num_experts=a.experts, norm_topk_prob=a.norm_topk_prob == "true",
+        attention_bias=a.attention_bias, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **common)
+
+
+def mixtral_config(a, common):
+    return MixtralConfig(
+        intermediate_size=a.inter, num_local_experts=a.experts, head_dim=a.head_dim,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **common)
+
+
+def encode_mxfp4(w):
+    """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
+    groups = w.reshape(*w.shape[:-1], -1, 32)
+    exponent = torch.floor(torch.log2(groups.abs().amax(-1, keepdim=True).clamp_min(1e-30))) - 2
+    codes = ((groups / torch.exp2(exponent)).unsqueeze(-1) - peer.FP4).abs().argmin(-1)
+    blocks = (codes[..., 0::2] | (codes[..., 1::2] << 4)).to(torch.uint8)
+    return blocks.contiguous(), (exponent.squeeze(-1) + 127).to(torch.uint8).contiguous()
+
+
+def mxfp4_tensors(state):
+    """gpt-oss as published: experts in MXFP4, the rest in bf16."""
+    tensors = {}
+    for name, value in state.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks, scales = encode_mxfp4(value.transpose(1, 2).contiguous())
+            tensors[name + "_blocks"], tensors[name + "_scales"] = blocks, scales
+        else:
+            tensors[name] = value.bfloat16().contiguous()
+    return tensors
+
+
+def per_expert_tensors(state, block="mlp", gate="gate_proj", up="up_proj", down="down_proj"):
+    """bf16, a matrix per expert; transformers holds gate and up of all experts as one [E, 2I, H]."""
+    tensors = {}
+    for name, value in state.items():
+        name = name.replace(".mlp.", f".{block}.")
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            tensors[name] = value.bfloat16().contiguous()
+            continue
+        for e, w in enumerate(value.bfloat16()):
+            parts = zip((gate, up), w.chunk(2)) if last == "gate_up_proj" else [(down, w)]
+            tensors.update({f"{stem}.{e}.{part}.weight": m.clone() for part, m in parts})
+    return tensors
+
+
+def mixtral_tensors(state):
+    return per_expert_tensors(state, "block_sparse_moe", "w1", "w3", "w2")
+
+
+# Configuration; tensors as published; standard deviation of the experts' weights. gpt-oss's are large enough that its
+# clamp at 7 acts.
+FAMILIES = {
+    "gpt_oss": (gpt_oss_config, mxfp4_tensors, 0.25),
+    "qwen3": (qwen3_config, per_expert_tensors, 0.15),
+    "olmoe": (olmoe_config, per_expert_tensors, 0.15),
+    "mixtral": (mixtral_config, mixtral_tensors, 0.15),
+}
+
+
+def as_transformers_4(config):
+    """config.json with the spellings that the published files have."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+    config["torch_dtype"] = config.pop("dtype")
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
+    config["transformers_version"] = "4.51.0"
+    return config

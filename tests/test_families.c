@@ -1,0 +1,561 @@
+/* test_families.c - what the model families have of their own: rows of the architecture table and what they refuse,
+ * tensor names and layouts of experts, dense layers, adapters one per matrix, the auxiliary loss. Their numbers as a
+ * whole are compared in test_parity.c. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "kernels/quant.h"
+#include "tests/tiny_lora.h"
+#include "train/peft.h"
+#include "train/run.h"
+
+#define ENDS                                                                                                           \
+    "\"vocab_size\": 100, \"hidden_size\": 32, \"num_hidden_layers\": 3, \"num_attention_heads\": 4, "                 \
+    "\"num_experts_per_tok\": 2, \"intermediate_size\": 48}"
+#define QWEN                                                                                                           \
+    "{\"model_type\": \"qwen3_moe\", \"num_experts\": 8, \"num_key_value_heads\": 2, \"head_dim\": 16, "               \
+    "\"moe_intermediate_size\": 24, \"use_sliding_window\": false, \"sliding_window\": 4096, "                         \
+    "\"norm_topk_prob\": true, " ENDS
+#define OLMOE   "{\"model_type\": \"olmoe\", \"num_experts\": 8, \"clip_qkv\": null, " ENDS
+#define MIXTRAL "{\"model_type\": \"mixtral\", \"num_local_experts\": 8, \"num_key_value_heads\": 2, " ENDS
+
+static const char *write_config(const char *text)
+{
+    struct err err;
+    char path[MT_PATH];
+    const char *dir = scratch_dir();
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    return dir;
+}
+
+static struct arch load(const char *text)
+{
+    struct err err = {.msg = ""};
+    struct arch a;
+    if (arch_load(&a, write_config(text), &err)) fail_msg("%s", err.msg);
+    return a;
+}
+
+/* text with `more` behind its opening brace. */
+static const char *with(const char *text, const char *more)
+{
+    static char buf[4096];
+    snprintf(buf, sizeof(buf), "{%s, %s", more, text + 1);
+    return buf;
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    struct arch q = load(QWEN), o = load(OLMOE), m = load(MIXTRAL);
+    assert_true(q.head_dim == 16 && q.n_kv == 2 && q.n_exp == 8 && q.top_k == 2 && q.d_ff == 24);
+    assert_true(q.qk_norm == QK_NORM_HEAD && q.router == ROUTER_CHOSEN && q.norm.eps == 1e-6f && q.window[0] == 0);
+    assert_true(o.head_dim == 8 && o.n_kv == 4 && o.d_ff == 48 && o.rope.theta == 10000 && o.norm.eps == 1e-5f);
+    assert_true(o.qk_norm == QK_NORM_WHOLE && o.router == ROUTER_PROBABILITY);
+    assert_true(m.head_dim == 8 && m.n_kv == 2 && m.d_ff == 48 && m.rope.theta == 1000000 && m.window[2] == 0);
+    assert_true(m.qk_norm == QK_NORM_NONE && m.router == ROUTER_CHOSEN);
+    const struct arch *all[] = {&q, &o, &m};
+    for (int i = 0; i < 3; i++) {
+        const struct arch *a = all[i];
+        assert_true(a->norm.round_twice && a->glu.kind == GLU_SWIGLU && !a->glu.interleaved);
+        assert_false(a->sinks || a->attn_bias || a->expert_bias || a->router_bias || a->transposed_experts);
+        assert_true(a->rope.factor == 1 && a->rope.attention_factor == 1 && !a->dense[0]);
+    }
+    char text[1024];
+    snprintf(text, sizeof(text), "%s", QWEN);
+    memcpy(strstr(text, "norm_topk_prob"), "norm_topk_else", 14);
+    assert_int_equal(load(text).router, ROUTER_PROBABILITY); /* a missing key means false */
+    assert_int_equal(load(with(OLMOE, "\"norm_topk_prob\": true")).router, ROUTER_CHOSEN);
+    assert_true(load(with(QWEN, "\"attention_bias\": true")).attn_bias);
+    assert_int_equal(load(with(MIXTRAL, "\"sliding_window\": 64")).window[1], 64);
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {\"rope_theta\": 5e5}")).rope.theta == 5e5);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *more, *says;
+    } rows[] = {
+        {OLMOE, "\"clip_qkv\": 8.0", "clip_qkv"},
+        {MIXTRAL, "\"router_jitter_noise\": 0.1", "router_jitter_noise"},
+        {QWEN, "\"use_sliding_window\": true", "use_sliding_window"},
+        {QWEN, "\"mlp_only_layers\": [3]", "mlp_only_layers[0]"},
+        {QWEN, "\"mlp_only_layers\": 1", "mlp_only_layers"},
+        {QWEN, "\"decoder_sparse_step\": 0", "decoder_sparse_step"},
+        {MIXTRAL, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"]", "layer_types[1]"},
+        {MIXTRAL, "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "linear"},
+        {MIXTRAL, "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}", "partial_rotary_factor"},
+        {MIXTRAL, "\"num_experts\": 4", "num_experts"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct err err = {.msg = ""};
+        struct arch a;
+        char text[1024], *old = NULL, key[64];
+        snprintf(text, sizeof(text), "%s", rows[i].config); /* the same key once: rename the one that is there */
+        if (sscanf(rows[i].more, "\"%60[a-z_]", key) == 1 && (old = strstr(text, key))) old[0] = '_';
+        if (!arch_load(&a, write_config(with(text, rows[i].more)), &err)) fail_msg("%s: accepted", rows[i].more);
+        if (!strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].more, err.msg);
+    }
+}
+
+/* ---- dense layers */
+
+static void test_dense_layers(void **state)
+{
+    (void)state;
+    struct arch a = load(with(QWEN, "\"mlp_only_layers\": [2], \"decoder_sparse_step\": 1"));
+    struct lora_options opt = tiny_options("experts");
+    struct adapters ad;
+    struct err err = {.msg = ""};
+    assert_true(!a.dense[0] && !a.dense[1] && a.dense[2]);
+    assert_true(arch_ffn(&a, 2).n_exp == 1 && arch_ffn(&a, 2).top_k == 1 && arch_ffn(&a, 2).d_ff == 48);
+    assert_true(arch_ffn(&a, 1).n_exp == 8 && arch_ffn(&a, 1).d_ff == 24);
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), 0);
+    assert_true(ad.n_params == 2 * 4 && ad.layer_on[1] && !ad.layer_on[2]);
+    adapters_free(&ad);
+    opt.layers = "2";
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+    assert_non_null(strstr(err.msg, "no experts"));
+    opt = tiny_options(ALL_TARGETS);
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), 0);
+    assert_true(ad.n_params == 3 * 8 + 2 * 4 && ad.layer_on[2] && !adapters_find(&ad, 2, LORA_UP, false));
+    char *table = adapters_table(&ad, &a);
+    assert_non_null(strstr(table, "1 of these layers are dense"));
+    mem_free(table);
+    adapters_free(&ad);
+    a = load(with(QWEN, "\"decoder_sparse_step\": 2"));
+    assert_true(a.dense[0] && !a.dense[1] && a.dense[2]);
+}
+
+/* ---- checkpoints */
+
+/* Copies of a fixture's tensors, to be changed and written again. */
+struct copy {
+    struct safetensors st;
+    struct st_entry entries[512];
+    char names[512][160]; /* of what was made */
+    void *made[512];
+    int64_t n, n_made;
+};
+
+static void open_copy(struct copy *c, const char *name)
+{
+    struct err err = {.msg = ""};
+    *c = (struct copy){.n = 0};
+    if (safetensors_open(&c->st, fixture(name), &err)) fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < c->st.n_tensors; i++) {
+        const struct st_tensor *t = &c->st.tensors[i];
+        struct st_entry *e = &c->entries[c->n++];
+        *e = (struct st_entry){.name = t->name, .dtype = t->dtype, .rank = t->rank, .data = t->data};
+        memcpy(e->shape, t->shape, sizeof(e->shape));
+    }
+}
+
+static void close_copy(struct copy *c)
+{
+    for (int64_t i = 0; i < c->n_made; i++) mem_free(c->made[i]);
+    safetensors_close(&c->st);
+}
+
+static void drop_named(struct copy *c, const char *part)
+{
+    for (int64_t i = c->n; i-- > 0;)
+        if (strstr(c->entries[i].name, part)) c->entries[i] = c->entries[--c->n];
+}
+
+static void *add_made(struct copy *c, const char *name, enum dtype t, int rank, const int64_t *shape)
+{
+    int64_t n = dtype_size(t);
+    struct st_entry *e = &c->entries[c->n];
+    snprintf(c->names[c->n_made], sizeof(c->names[0]), "%s", name);
+    *e = (struct st_entry){.name = c->names[c->n_made], .dtype = t, .rank = rank};
+    c->n++;
+    for (int i = 0; i < rank; i++) n *= e->shape[i] = shape[i];
+    e->data = c->made[c->n_made++] = mem_alloc(n);
+    return c->made[c->n_made - 1];
+}
+
+struct loaded {
+    struct device dev;
+    struct arch arch;
+    struct weights w;
+};
+
+static int load_copy(struct loaded *l, struct copy *c, const char *config_of, struct err *err)
+{
+    char path[MT_PATH];
+    struct safetensors st;
+    struct device measure;
+    *l = (struct loaded){.dev = {.name = NULL}};
+    snprintf(path, sizeof(path), "%s/model.safetensors", scratch_dir());
+    if (safetensors_write(path, c->entries, c->n, err) || safetensors_open(&st, path, err) ||
+        arch_load(&l->arch, fixture(config_of), err) || device_open(&l->dev, "cpu", "fp32", err))
+        fail_msg("%s", err->msg);
+    device_measure(&measure, &l->dev);
+    int rc = weights_load(&l->w, &measure, &l->arch, &st, err);
+    if (!rc) {
+        weights_free(&l->w);
+        assert_int_equal(device_reserve(&l->dev, &l->dev.weights, "weights", measure.weights.peak, err), 0);
+        rc = weights_load(&l->w, &l->dev, &l->arch, &st, err);
+    }
+    safetensors_close(&st);
+    return rc;
+}
+
+static void unload(struct loaded *l)
+{
+    weights_free(&l->w);
+    device_close(&l->dev);
+}
+
+static void test_missing_tensors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fixture, *name;
+    } rows[] = {
+        {"parity/qwen3", "model.layers.1.self_attn.q_norm.weight"},
+        {"parity/qwen3", "model.layers.0.mlp.experts.0.gate_proj.weight"},
+        {"parity/qwen3", "model.layers.1.mlp.experts.3.up_proj.weight"},
+        {"parity/olmoe", "model.layers.0.self_attn.k_norm.weight"},
+        {"parity/olmoe", "model.layers.1.mlp.gate.weight"},
+        {"parity/olmoe", "model.layers.1.mlp.experts.2.down_proj.weight"},
+        {"parity/mixtral", "model.layers.0.block_sparse_moe.gate.weight"},
+        {"parity/mixtral", "model.layers.1.block_sparse_moe.experts.1.w3.weight"},
+        {"parity/mixtral", "model.layers.0.block_sparse_moe.experts.0.w2.weight"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        static struct copy c;
+        struct loaded l;
+        struct err err = {.msg = ""};
+        open_copy(&c, rows[i].fixture);
+        drop_named(&c, rows[i].name);
+        assert_int_equal(c.n, c.st.n_tensors - 1);
+        assert_int_equal(load_copy(&l, &c, rows[i].fixture, &err), -1);
+        if (!strstr(err.msg, rows[i].name)) fail_msg("%s is missing, but: %s", rows[i].name, err.msg);
+        unload(&l);
+        close_copy(&c);
+    }
+}
+
+/* experts.gate_up_proj [E, 2F, D] and down_proj [E, D, F], as transformers 5 holds them, load to the same bytes. */
+static void test_fused_stacks(void **state)
+{
+    (void)state;
+    static struct copy c;
+    struct loaded one, fused;
+    struct err err = {.msg = ""};
+    open_copy(&c, "parity/mixtral");
+    if (load_copy(&one, &c, "parity/mixtral", &err)) fail_msg("%s", err.msg);
+    const struct arch *a = &one.arch;
+    const int64_t up[] = {a->n_exp, 2 * a->d_ff, a->d_model}, down[] = {a->n_exp, a->d_model, a->d_ff};
+    drop_named(&c, ".block_sparse_moe.experts.");
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        char name[96];
+        snprintf(name, sizeof(name), "model.layers.%d.mlp.experts.gate_up_proj", (int)l);
+        memcpy(add_made(&c, name, DT_BF16, 3, up), one.w.layers[l].up.data, (size_t)weight_bytes(&one.w.layers[l].up));
+        snprintf(name, sizeof(name), "model.layers.%d.mlp.experts.down_proj", (int)l);
+        memcpy(add_made(&c, name, DT_BF16, 3, down), one.w.layers[l].down.data,
+               (size_t)weight_bytes(&one.w.layers[l].down));
+    }
+    if (load_copy(&fused, &c, "parity/mixtral", &err)) fail_msg("%s", err.msg);
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        const struct layer_weights *x = &one.w.layers[l], *y = &fused.w.layers[l];
+        assert_memory_equal(x->up.data, y->up.data, (size_t)weight_bytes(&x->up));
+        assert_memory_equal(x->down.data, y->down.data, (size_t)weight_bytes(&x->down));
+    }
+    unload(&one);
+    unload(&fused);
+    close_copy(&c);
+}
+
+static double source_value(const struct safetensors *st, const char *name, int64_t i)
+{
+    const struct st_tensor *t = safetensors_find(st, name);
+    uint16_t half;
+    assert_non_null(t);
+    memcpy(&half, t->data + 2 * i, 2);
+    return (double)bf16_to_f32(half);
+}
+
+/* A fixture's gate, up and down matrices in bitsandbytes' NF4. */
+static void encode_nf4(struct copy *c, const char *name, int64_t n_out, int64_t n_in)
+{
+    const int64_t n = n_out * n_in, block = 64, sixteen = 16, n_block = (n + block - 1) / block;
+    char full[160], json[256];
+    float *x = mem_array(n, sizeof(*x));
+    for (int64_t i = 0; i < n; i++) x[i] = (float)source_value(&c->st, name, i);
+    drop_named(c, name);
+    uint8_t *nibbles = add_made(c, name, DT_U8, 2, (int64_t[]){n / 2, 1});
+    snprintf(full, sizeof(full), "%s.absmax", name);
+    float *absmax = add_made(c, full, DT_F32, 1, &n_block);
+    assert_int_equal(quant_bnb_encode(WF_NF4, nibbles, absmax, x, n, block), 0);
+    snprintf(full, sizeof(full), "%s.quant_map", name);
+    memcpy(add_made(c, full, DT_F32, 1, &sixteen), quant_nf4_code, 64);
+    const int64_t size = snprintf(json, sizeof(json),
+                                  "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [%d, %d], \"dtype\": "
+                                  "\"bfloat16\"}",
+                                  (int)n_out, (int)n_in);
+    snprintf(full, sizeof(full), "%s.quant_state.bitsandbytes__nf4", name);
+    memcpy(add_made(c, full, DT_U8, 1, &size), json, (size_t)size);
+    mem_free(x);
+}
+
+/* gate above up in one packed matrix decodes to what each decodes to alone. */
+static void test_nf4_experts(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
+    static struct copy c;
+    struct loaded l;
+    struct err err = {.msg = ""};
+    struct arch a;
+    open_copy(&c, "parity/qwen3");
+    if (arch_load(&a, fixture("parity/qwen3"), &err)) fail_msg("%s", err.msg);
+    for (int64_t e = 0; e < a.n_exp; e++)
+        for (int p = 0; p < 3; p++) {
+            char name[96];
+            snprintf(name, sizeof(name), "model.layers.0.mlp.experts.%d.%s.weight", (int)e, parts[p]);
+            encode_nf4(&c, name, p == 2 ? a.d_model : a.d_ff, p == 2 ? a.d_ff : a.d_model);
+        }
+    if (load_copy(&l, &c, "parity/qwen3", &err)) fail_msg("%s", err.msg);
+    const struct layer_weights *w = &l.w.layers[0];
+    const int64_t half = a.d_ff * a.d_model;
+    assert_true(w->up.format == WF_NF4 && w->down.format == WF_NF4 && w->up.n_out == 2 * a.d_ff);
+    for (int64_t e = 0; e < a.n_exp; e++)
+        for (int64_t i = 0; i < 2 * half; i++) {
+            char name[96];
+            snprintf(name, sizeof(name), "model.layers.0.mlp.experts.%d.%s.weight", (int)e, parts[i / half]);
+            const double was = source_value(&c.st, name, i % half), is = (double)quant_value(&w->up, e, i);
+            const double limit = 0.16 * (double)quant_absmax(&w->up, e, i / 64); /* half the widest gap of NF4 */
+            if (!(fabs(is - was) <= limit)) fail_msg("%s: %g is not %g within %g", name, is, was, limit);
+        }
+    unload(&l);
+    close_copy(&c);
+}
+
+/* ---- adapters of one matrix each */
+
+static void add_pair(struct copy *c, const char *module, int64_t r, int64_t out, int64_t in)
+{
+    for (int b = 0; b < 2; b++) {
+        char name[160];
+        snprintf(name, sizeof(name), "base_model.model.model.layers.0.%s.lora_%c.weight", module, b ? 'B' : 'A');
+        float *x = add_made(c, name, DT_F32, 2, b ? (int64_t[]){out, r} : (int64_t[]){r, in});
+        for (int64_t i = 0; i < out * r && b; i++) x[i] = (float)test_value(rng_key(3, name), (uint64_t)i);
+        for (int64_t i = 0; i < r * in && !b; i++) x[i] = (float)test_value(rng_key(3, name), (uint64_t)i);
+    }
+}
+
+static const float *made_named(const struct copy *c, const char *name)
+{
+    for (int64_t i = 0; i < c->n; i++)
+        if (strstr(c->entries[i].name, name)) return c->entries[i].data;
+    fail_msg("no %s", name);
+    return NULL;
+}
+
+/* scale * (B A)[o][i] of expert e. */
+static double delta(const float *a, const float *b, int64_t r, int64_t in, int64_t o, int64_t i)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < r; k++) sum += (double)b[o * r + k] * (double)a[k * in + i];
+    return sum;
+}
+
+static void check_split(const char *module, const char *const part[3], bool rslora)
+{
+    static struct copy c;
+    struct arch a = tiny_arch();
+    struct tiny t;
+    struct err err = {.msg = ""};
+    const int64_t r = 2, f = a.d_ff, d = a.d_model;
+    char module_name[96], name[160], config[512];
+    a.n_layer = 1;
+    a.transposed_experts = false;
+    c = (struct copy){.n = 0};
+    for (int64_t e = 0; e < a.n_exp; e++)
+        for (int p = 0; p < 3; p++) {
+            snprintf(module_name, sizeof(module_name), "%s.experts.%d.%s", module, (int)e, part[p]);
+            add_pair(&c, module_name, r, p == 2 ? d : f, p == 2 ? f : d);
+        }
+    snprintf(config, sizeof(config), "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 6, \"use_rslora\": %s}",
+             rslora ? "true" : "false");
+    const char *dir = write_config(config);
+    snprintf(name, sizeof(name), "%s/adapter_config.json", dir);
+    assert_int_equal(file_write_atomic(name, config, (int64_t)strlen(config), &err), 0);
+    snprintf(name, sizeof(name), "%s/adapter_model.safetensors", dir);
+    assert_int_equal(safetensors_write(name, c.entries, c.n, &err), 0);
+
+    struct lora_options opt = tiny_options("experts");
+    opt.r = 4, opt.alpha = rslora ? 6 * sqrt(2) : 12, opt.rslora = rslora;
+    tiny_open(&t, &a, &opt, "fp32");
+    adapters_init(&t.ad, &t.dev, 1);
+    if (peft_load(&t.ad, &t.dev, dir, &err)) fail_msg("%s", err.msg);
+    assert_close((double)t.ad.scale, rslora ? 6 / sqrt(2) : 3, 1e-6);
+    const float *flat = t.ad.opt.param.data;
+    for (int64_t e = 0; e < a.n_exp; e++)
+        for (int p = 0; p < 3; p++) {
+            const enum lora_target target = p == 2 ? LORA_DOWN : LORA_UP;
+            const struct lora_param *pa = adapters_find(&t.ad, 0, target, false);
+            const struct lora_param *pb = adapters_find(&t.ad, 0, target, true);
+            const int64_t in = pa->cols, out = p == 2 ? d : f;
+            snprintf(name, sizeof(name), "experts.%d.%s.lora_A", (int)e, part[p]);
+            const float *fa = made_named(&c, name);
+            snprintf(name, sizeof(name), "experts.%d.%s.lora_B", (int)e, part[p]);
+            const float *fb = made_named(&c, name);
+            const float *ma = flat + pa->off + e * 4 * in, *mb = flat + pb->off + e * pb->rows * 4;
+            for (int64_t o = 0; o < out; o++)
+                for (int64_t i = 0; i < in; i++)
+                    assert_close(delta(ma, mb, 4, in, p == 1 ? o + f : o, i), delta(fa, fb, r, in, o, i), 1e-6);
+        }
+    tiny_close(&t);
+    opt.r = 2, opt.alpha = 6;
+    tiny_open(&t, &a, &opt, "fp32");
+    assert_int_equal(peft_load(&t.ad, &t.dev, dir, &err), -1);
+    assert_non_null(strstr(err.msg, "its rank doubles here"));
+    tiny_close(&t);
+    for (int64_t i = 0; i < c.n_made; i++) mem_free(c.made[i]);
+}
+
+static void test_split_adapters(void **state)
+{
+    (void)state;
+    check_split("mlp", (const char *const[]){"gate_proj", "up_proj", "down_proj"}, false);
+    check_split("block_sparse_moe", (const char *const[]){"w1", "w3", "w2"}, true);
+}
+
+/* ---- the auxiliary loss */
+
+/* Loss of twelve tokens and, when grad is not NULL, its gradient. */
+static double total_loss(struct model *m, double *grad)
+{
+    int32_t tok[12], pos[12], row[11], id[11], cu[] = {0, 5, 12};
+    int64_t n = 0;
+    for (int32_t t = 0; t < 12; t++) {
+        tok[t] = (7 * t + 3) % (int32_t)m->arch.vocab;
+        pos[t] = t < 5 ? t : t - 5;
+        if (t != 4 && t != 11) row[n] = t, id[n++] = (5 * t + 1) % (int32_t)m->arch.vocab;
+    }
+    const struct model_batch b = {12, 2, n, 7, tok, pos, cu, row, id};
+    const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
+    struct model_loss loss;
+    model_begin(m, &b, &pass);
+    model_fwd(m);
+    model_loss(m, &loss);
+    if (grad) {
+        device_zero(m->dev, m->adapters.opt.grad);
+        model_bwd(m);
+        device_get(m->dev, grad, m->adapters.opt.grad);
+    }
+    model_end(m);
+    return 0.1 * loss.nll + m->aux_coef * loss.aux;
+}
+
+/* Along a random direction the loss in F64 changes as the gradient says: the counts do not change on the way. */
+static void check_slope(const char *dir_of_model, enum cfg_aux convention, double *value)
+{
+    struct config cfg;
+    struct run r;
+    struct err err = {.msg = ""};
+    config_defaults(&cfg);
+    snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", dir_of_model);
+    snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), ALL_TARGETS);
+    cfg.data.seq_len = 16;
+    cfg.train.device = CFG_DEVICE_CPU;
+    cfg.train.aux_loss_coef = 3;
+    cfg.train.aux_convention = convention;
+    if (run_open_headers(&r, &cfg, &err)) fail_msg("%s", err.msg);
+    device_open_oracle(&r.dev);
+    if (run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+    const int64_t n = r.model.adapters.n_flat;
+    double *x = mem_array(4 * n, sizeof(*x)), *g = x + n, *dir = x + 2 * n, *at = x + 3 * n, slope = 0, loss[2];
+    device_get(&r.dev, x, r.model.adapters.opt.param);
+    for (int64_t i = 0; i < r.model.adapters.n_params; i++) {
+        const struct lora_param *p = &r.model.adapters.params[i];
+        for (int64_t j = p->off; j < p->off + lora_param_count(p); j++) {
+            x[j] += 0.1 * test_value(31, (uint64_t)j);
+            dir[j] = test_value(32, (uint64_t)j);
+        }
+    }
+    device_set(&r.dev, r.model.adapters.opt.param, x);
+    adapters_refresh(&r.model.adapters, &r.dev);
+    *value = total_loss(&r.model, g);
+    for (int64_t i = 0; i < n; i++) slope += g[i] * dir[i];
+    for (int s = 0; s < 2; s++) {
+        for (int64_t i = 0; i < n; i++) at[i] = x[i] + (s ? 1e-6 : -1e-6) * dir[i];
+        device_set(&r.dev, r.model.adapters.opt.param, at);
+        adapters_refresh(&r.model.adapters, &r.dev);
+        loss[s] = total_loss(&r.model, NULL);
+    }
+    const double numeric = (loss[1] - loss[0]) / 2e-6;
+    if (!(fabs(slope - numeric) <= 1e-5 * fabs(numeric)))
+        fail_msg("%s: slope %.9g, not %.9g", dir_of_model, slope, numeric);
+    mem_free(x);
+    run_close(&r);
+}
+
+static void test_aux(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"parity/qwen3", "parity/olmoe", "parity/mixtral"};
+    for (int i = 0; i < 3; i++) {
+        double pooled, per_layer;
+        check_slope(fixture(names[i]), CFG_AUX_TRANSFORMERS, &pooled);
+        check_slope(fixture(names[i]), CFG_AUX_MEGATRON, &per_layer);
+        assert_true(pooled > per_layer); /* about top_k and 1 */
+    }
+}
+
+/* The first layer of a fixture made dense, then the same. */
+static void test_dense_gradient(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
+    static struct copy c;
+    struct err err = {.msg = ""};
+    struct arch a;
+    char path[MT_PATH], config[8192];
+    int64_t size;
+    double value;
+    snprintf(path, sizeof(path), "%s/config.json", fixture("parity/qwen3"));
+    char *text = file_read(path, 1 << 20, &size, &err), *list = text ? strstr(text, "\"mlp_only_layers\": []") : NULL;
+    assert_non_null(list);
+    snprintf(config, sizeof(config), "%.*s\"mlp_only_layers\": [0]%s", (int)(list - text), text, list + 21);
+    mem_free(text);
+    const char *dir = write_config(config);
+    if (arch_load(&a, dir, &err)) fail_msg("%s", err.msg);
+    open_copy(&c, "parity/qwen3");
+    drop_named(&c, "layers.0.mlp.");
+    for (int p = 0; p < 3; p++) {
+        const int64_t shape[] = {p == 2 ? a.d_model : a.d_dense, p == 2 ? a.d_dense : a.d_model};
+        char name[96];
+        snprintf(name, sizeof(name), "model.layers.0.mlp.%s.weight", parts[p]);
+        float *x = add_made(&c, name, DT_F32, 2, shape);
+        for (int64_t i = 0; i < shape[0] * shape[1]; i++)
+            x[i] = (float)(0.3 * test_value(rng_key(1, name), (uint64_t)i));
+    }
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    assert_int_equal(safetensors_write(path, c.entries, c.n, &err), 0);
+    close_copy(&c);
+    check_slope(dir, CFG_AUX_TRANSFORMERS, &value);
+    check_slope(dir, CFG_AUX_MEGATRON, &value);
+}
+
+int test_families(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dense_layers),   cmocka_unit_test(test_missing_tensors),
+        cmocka_unit_test(test_fused_stacks),   cmocka_unit_test(test_nf4_experts),
+        cmocka_unit_test(test_split_adapters), cmocka_unit_test(test_aux),
+        cmocka_unit_test(test_dense_gradient),
+    };
+    return cmocka_run_group_tests_name("families", tests, NULL, NULL);
+}
