@@ -97,11 +97,24 @@ static int row_prompt_completion(struct builder *b, struct json row, struct samp
     return 0;
 }
 
+/* Marks that a tokenizer does not know would be read as ordinary text, and the model would learn to write them so. */
+static int check_harmony(const struct tokenizer *tok, struct json row, struct err *err)
+{
+    static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"};
+    for (int i = 0; i < MT_LEN(marks); i++)
+        if (tokenizer_id(tok, marks[i]) < 0)
+            return json_error(row, err,
+                              "messages are rendered in gpt-oss's harmony format, but the tokenizer has no %s; "
+                              "write the model's own template into prompt and completion",
+                              marks[i]);
+    return 0;
+}
+
 static int row_messages(struct builder *b, struct json row, struct sample *s, struct err *err)
 {
     const struct chat_options chat = {.date = b->opt->chat_date};
     b->chat.size = b->chat.n_spans = 0;
-    if (chat_render_harmony(&b->chat, row, &chat, err)) return -1;
+    if (check_harmony(b->tok, row, err) || chat_render_harmony(&b->chat, row, &chat, err)) return -1;
     *s = (struct sample){.text = b->chat.text, .size = b->chat.size, .n_spans = b->chat.n_spans};
     s->spans = (const int64_t(*)[2])b->chat.spans;
     return 0;

@@ -550,6 +550,31 @@ static void split_by_document(void **state)
     dataset_free(&ds);
 }
 
+/* A tokenizer without one of harmony's marks: no conversation is read as ordinary text. */
+static void messages_need_the_marks(void **state)
+{
+    (void)state;
+    struct err err;
+    int64_t size;
+    struct dataset ds;
+    const struct dataset_options opt = options();
+    char *text = file_read(fixture("data/bytes.tokenizer.json"), 1 << 20, &size, &err);
+    assert_non_null(text);
+    char *mark = strstr(text, "<|channel|>");
+    assert_non_null(mark);
+    memcpy(mark, "<|chan-el|>", 11);
+    struct tokenizer *other = tokenizer_load(write_text(text, size), &err);
+    assert_non_null(other);
+    const char *rows = write_rows("{\"messages\":[{\"role\":\"user\",\"content\":\"10\"},"
+                                  "{\"role\":\"assistant\",\"content\":\"ok\"}]}\n");
+    assert_int_equal(dataset_load(&ds, rows, other, &opt, &err), -1);
+    assert_non_null(strstr(err.msg, "no <|channel|>"));
+    assert_int_equal(dataset_load(&ds, rows, tok, &opt, &err), 0);
+    dataset_free(&ds);
+    tokenizer_free(other);
+    mem_free(text);
+}
+
 int test_dataset(void)
 {
     const struct CMUnitTest tests[] = {
@@ -570,6 +595,7 @@ int test_dataset(void)
         cmocka_unit_test(damaged_cache_is_rebuilt),
         cmocka_unit_test(cache_is_no_condition),
         cmocka_unit_test(split_by_document),
+        cmocka_unit_test(messages_need_the_marks),
     };
     return cmocka_run_group_tests_name("dataset", tests, load_tokenizer, free_tokenizer);
 }
