@@ -27,8 +27,8 @@ static int open_cuda(struct device *dev, const char *dtype, struct err *err)
 {
     dev->ops = ops_cuda();
     if (!dev->ops)
-        return err_set(err, "train.device is \"cuda\", but this program was built without CUDA: choose cpu, or build "
-                            "with cmake -DMOETRAIN_CUDA=on where the CUDA Toolkit is installed");
+        return err_set(err,
+                       "train.device is \"cuda\", but this program was built without CUDA kernels: choose cpu or auto");
     if (strcmp(dtype, "auto") && strcmp(dtype, "bf16"))
         return err_set(err, "train.dtype is \"%s\": the CUDA backend computes in bf16; choose auto or bf16", dtype);
     return 0;
