@@ -1,11 +1,16 @@
-/* bpe.c - byte-level BPE.
+/* bpe.c - BPE over bytes or characters.
  *
- * Vocabularies are written in a printable alphabet of 256 characters, one for each byte. They are mapped back at load,
- * so that text needs no mapping: a token is a string of bytes, and a merge joins two of them.
+ * Byte-level vocabularies are written in a printable alphabet of 256 characters, one for each byte. They are mapped
+ * back at load, so that text needs no mapping: a token is a string of bytes, and a merge joins two of them.
  *
- * A piece starts as one symbol per byte; the adjacent pair with the lowest rank (the leftmost of equals) is replaced by
- * its merge until no pair has one. A short piece scans its cached ranks for the minimum, a long one keeps them in a
- * heap.
+ * Vocabularies of characters (byte_fallback) are taken as they are, and a character that they lack becomes its bytes,
+ * whose tokens <0x00> to <0xFF> take part in no merge. With all 256 there no text is unknown: unk_token and fuse_unk
+ * have nothing to do. No merge joins what stands before U+2581 (a space) with it when no token has it inside, so a
+ * piece is cut there: words stay short.
+ *
+ * A piece starts as one symbol per byte or character; the adjacent pair with the lowest rank (the leftmost of equals)
+ * is replaced by its merge until no pair has one. A short piece scans its cached ranks for the minimum, a long one
+ * keeps them in a heap.
  *
  * Invariant: tokens with `whole` set encode to themselves by their own merges (proved one by one at load, or demanded
  * by the file's ignore_merges), so a piece that equals one of them needs no merging. */
@@ -13,8 +18,11 @@
 
 #include <string.h>
 
-#define NO_RANK UINT32_MAX
-#define SHORT   64 /* bytes from which on the heap is used */
+#include "data/split.h"
+
+#define NO_RANK     UINT32_MAX
+#define SHORT       64 /* bytes from which on the heap is used */
+#define SPACE_BYTES 3  /* of SPLIT_SPACE */
 
 struct bpe_symbol {
     int32_t id;         /* -1: swallowed by its left neighbour */
@@ -190,15 +198,29 @@ static int no_token(uint8_t byte, int64_t at, struct err *err)
     return err_set(err, "the tokenizer has no token for byte 0x%02x at byte %lld of the text", byte, (long long)at);
 }
 
+/* The symbol that valid UTF-8 at p starts as, -1 when there is none; returns its bytes. */
+static inline int64_t next_symbol(const struct bpe *b, const uint8_t *p, int32_t *id)
+{
+    if (b->chars) { /* inside a character that is not in the vocabulary nothing is found either */
+        int64_t n = *p < 0xc0 ? 1 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : 4;
+        *id = bpe_find(b, p, n);
+        if (*id >= 0) return n;
+    }
+    *id = b->byte_id[*p];
+    return 1;
+}
+
 static int encode_short(const struct bpe *b, const uint8_t *piece, int64_t size, int64_t offset, struct token_list *out,
                         struct err *err)
 {
     int32_t ids[SHORT];
-    for (int64_t i = 0; i < size; i++) {
-        ids[i] = b->byte_id[piece[i]];
-        if (ids[i] < 0) return no_token(piece[i], offset + i, err);
+    int64_t n = 0;
+    for (int64_t i = 0; i < size; n++) {
+        int64_t used = next_symbol(b, piece + i, &ids[n]);
+        if (ids[n] < 0) return no_token(piece[i], offset + i, err);
+        i += used;
     }
-    int64_t n = merge_short(b, ids, size);
+    n = merge_short(b, ids, n);
     for (int64_t i = 0; i < n; i++) {
         int64_t end = offset + b->tokens[ids[i]].size;
         push(out, ids[i], offset, end);
@@ -217,13 +239,15 @@ static int encode_long(const struct bpe *b, struct bpe_work *w, const uint8_t *p
             mem_array(2 * size, sizeof(*w->heap)); /* one entry per symbol at first; a merge pops one, pushes two */
         w->cap = size;
     }
-    for (int64_t i = 0; i < size; i++) {
-        int32_t id = b->byte_id[piece[i]];
+    int64_t n = 0;
+    for (int64_t i = 0; i < size; n++) {
+        int32_t id;
+        int64_t used = next_symbol(b, piece + i, &id);
         if (id < 0) return no_token(piece[i], offset + i, err);
-        w->symbols[i] =
-            (struct bpe_symbol){.id = id, .prev = (int32_t)i - 1, .next = i + 1 < size ? (int32_t)i + 1 : -1};
+        i += used;
+        w->symbols[n] = (struct bpe_symbol){.id = id, .prev = (int32_t)n - 1, .next = i < size ? (int32_t)n + 1 : -1};
     }
-    merge_long(b, w, size);
+    merge_long(b, w, n);
     for (int32_t i = 0; i >= 0; i = w->symbols[i].next) {
         int64_t end = offset + b->tokens[w->symbols[i].id].size;
         push(out, w->symbols[i].id, offset, end);
@@ -232,10 +256,19 @@ static int encode_long(const struct bpe *b, struct bpe_work *w, const uint8_t *p
     return 0;
 }
 
-int bpe_encode(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, int64_t size, int64_t offset,
-               struct token_list *out, struct err *err)
+/* Where the first character of text[from..size) is that is U+2581 behind another one, or size. */
+static int64_t next_cut(const uint8_t *text, int64_t from, int64_t size)
 {
-    if (size == 0) return 0;
+    for (int64_t i = from + 1; i + SPACE_BYTES <= size; i++)
+        if (text[i] == 0xe2 && !memcmp(text + i, SPLIT_SPACE, SPACE_BYTES) &&
+            (i - from < SPACE_BYTES || memcmp(text + i - SPACE_BYTES, SPLIT_SPACE, SPACE_BYTES)))
+            return i;
+    return size;
+}
+
+static int encode_part(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, int64_t size, int64_t offset,
+                       struct token_list *out, struct err *err)
+{
     token_list_reserve(out, size);
     int32_t id = bpe_find(b, piece, size);
     if (id >= 0 && b->tokens[id].whole) {
@@ -246,12 +279,22 @@ int bpe_encode(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, in
     return encode_long(b, w, piece, size, offset, out, err);
 }
 
+int bpe_encode(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, int64_t size, int64_t offset,
+               struct token_list *out, struct err *err)
+{
+    for (int64_t i = 0, end; i < size; i = end) {
+        end = b->cut ? next_cut(piece, i, size) : size;
+        if (encode_part(b, w, piece + i, end - i, offset + i, out, err)) return -1;
+    }
+    return 0;
+}
+
 /* ---- loading ---- */
 
 /* Bytes that are printable stand for themselves in the alphabet; the other 68 are U+0100 and following, in order. */
 static bool printable(int byte) { return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad); }
 
-int64_t bpe_unprintable(uint8_t *out, const char *text, int64_t size)
+static int64_t unprintable(uint8_t *out, const char *text, int64_t size)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < size; i++) {
@@ -270,15 +313,23 @@ int64_t bpe_unprintable(uint8_t *out, const char *text, int64_t size)
     return n;
 }
 
-/* What this code does not do must be absent, null, false or empty in the file. */
-static int check_options(struct json model, bool *ignore_merges, struct err *err)
+int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size)
 {
-    static const char *const refused[] = {"dropout",  "unk_token",    "continuing_subword_prefix", "end_of_word_suffix",
-                                          "fuse_unk", "byte_fallback"};
+    if (!b->chars) return unprintable(out, text, size);
+    memcpy(out, text, (size_t)size);
+    return size;
+}
+
+/* What this code does not do must be absent, null, false or empty in the file. */
+static int check_options(struct bpe *b, struct json model, bool *ignore_merges, struct err *err)
+{
+    static const char *const refused[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_token",
+                                          "fuse_unk"};
     const char *type = "BPE";
     if (json_opt_str(model, "type", &type, err)) return -1;
     if (strcmp(type, "BPE")) return json_error(model, err, "type \"%s\" is not supported, only \"BPE\" is", type);
-    for (int64_t i = 0; i < MT_LEN(refused); i++) {
+    if (json_opt_bool(model, "byte_fallback", &b->chars, err)) return -1;
+    for (int64_t i = 0; i < (b->chars ? 3 : MT_LEN(refused)); i++) { /* the last two: see above */
         struct json v = json_find(model, refused[i]);
         enum json_type t = json_type(v);
         bool on = true;
@@ -290,7 +341,19 @@ static int check_options(struct json model, bool *ignore_merges, struct err *err
         return json_error(v, err,
                           "this option of byte-pair encoding is not supported, it must be null, false or empty");
     }
-    return json_opt_bool(model, "ignore_merges", ignore_merges, err);
+    if (json_opt_bool(model, "ignore_merges", ignore_merges, err)) return -1;
+    if (*ignore_merges && b->chars)
+        return json_error(json_find(model, "ignore_merges"), err, "is not supported together with byte_fallback");
+    return 0;
+}
+
+/* The byte that an item of a vocabulary of characters stands for, or -1. */
+static int byte_of(const struct bpe *b, const char *key)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    if (!b->chars || strlen(key) != 6 || strncmp(key, "<0x", 3) || key[5] != '>') return -1;
+    const char *high = strchr(digits, key[3]), *low = strchr(digits, key[4]);
+    return high && low ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
 }
 
 static int add_token(struct bpe *b, const char *key, struct json value, struct err *err)
@@ -306,12 +369,15 @@ static int add_token(struct bpe *b, const char *key, struct json value, struct e
     struct bpe_token *t = &b->tokens[id];
     if (t->bytes) return json_error(value, err, "id %lld is taken by another token", (long long)id);
     uint8_t *bytes = b->blob + b->blob_size;
-    int64_t n = bpe_unprintable(bytes, key, size);
+    int byte = byte_of(b, key);
+    int64_t n = byte >= 0 ? 1 : bpe_bytes(b, bytes, key, size);
+    if (byte >= 0) bytes[0] = (uint8_t)byte;
     if (n < 0) memcpy(bytes, key, (size_t)size); /* the text of an added token: no bytes ever become it */
     *t = (struct bpe_token){.bytes = bytes, .size = (int32_t)(n < 0 ? size : n)};
     b->blob_size += t->size;
-    if (n == 1) b->byte_id[bytes[0]] = (int32_t)id;
-    if (n <= 0) return 0;
+    if (byte >= 0 || (n == 1 && !b->chars)) b->byte_id[bytes[0]] = (int32_t)id;
+    if (n <= 0 || byte >= 0) return 0; /* text never becomes a byte's token by its characters */
+    b->cut = b->cut && next_cut(bytes, 0, n) == n;
     uint32_t hash = hash_bytes(bytes, n);
     *find_slot(b, bytes, n, hash) = (struct bpe_slot){hash, (int32_t)id};
     return 0;
@@ -326,8 +392,11 @@ static int load_vocab(struct bpe *b, struct json model, struct err *err)
     b->slots = mem_array((int64_t)b->slot_mask + 1, sizeof(*b->slots));
     for (uint64_t i = 0; i <= b->slot_mask; i++) b->slots[i].id = -1;
     for (int i = 0; i < 256; i++) b->byte_id[i] = -1;
+    b->cut = b->chars;
     for (int64_t i = 0; json_member(vocab, i, &key, &value); i++)
         if (add_token(b, key, value, err)) return -1;
+    for (int i = 0; b->chars && i < 256; i++)
+        if (b->byte_id[i] < 0) return json_error(vocab, err, "byte_fallback needs <0x%02X>, which is not in it", i);
     return 0;
 }
 
@@ -349,9 +418,10 @@ static int read_merge(const struct bpe *b, struct json item, int64_t *n_left, in
         if (json_str(json_at(item, 0), &left, &left_size, err)) return -1;
         if (json_str(json_at(item, 1), &right, &right_size, err)) return -1;
     }
-    *n_left = bpe_unprintable(bytes, left, left_size);
-    *n_right = *n_left > 0 ? bpe_unprintable(bytes + *n_left, right, right_size) : -1;
-    if (*n_right <= 0) return json_error(item, err, "a part is no string of the byte-level alphabet");
+    *n_left = bpe_bytes(b, bytes, left, left_size);
+    *n_right = *n_left > 0 ? bpe_bytes(b, bytes + *n_left, right, right_size) : -1;
+    if (*n_right <= 0)
+        return json_error(item, err, "a part is %s", b->chars ? "empty" : "no string of the byte-level alphabet");
     return 0;
 }
 
@@ -399,7 +469,7 @@ int bpe_load(struct bpe *b, struct json model, int64_t text_bytes, struct err *e
 {
     bool ignore_merges = false;
     *b = (struct bpe){.blob = mem_alloc(text_bytes)};
-    if (check_options(model, &ignore_merges, err) || load_vocab(b, model, err) || load_merges(b, model, err)) {
+    if (check_options(b, model, &ignore_merges, err) || load_vocab(b, model, err) || load_merges(b, model, err)) {
         bpe_free(b);
         return -1;
     }

@@ -1,4 +1,5 @@
-/* bpe.h - byte-level byte-pair encoding: the vocabulary as raw bytes, the merges, and the ids of one piece of text. */
+/* bpe.h - byte-pair encoding: the vocabulary as raw bytes, the merges, and the ids of one piece of text. Vocabularies
+ * are byte-level, or of characters with one token for each byte besides (byte_fallback). */
 #ifndef MT_BPE_H
 #define MT_BPE_H
 
@@ -32,7 +33,9 @@ struct bpe {
     uint64_t slot_mask;
     struct bpe_merge *merges; /* [merge_mask+1] open addressing: pair -> rank, id */
     uint64_t merge_mask;
-    int32_t byte_id[256]; /* id of each single byte, or -1 */
+    int32_t byte_id[256]; /* id of each single byte (of characters: of its token <0xNN>), or -1 */
+    bool chars;           /* the vocabulary is of characters */
+    bool cut;             /* no token has U+2581 behind another character: see bpe_encode */
 };
 
 /* Reads the "model" object of a tokenizer.json. text_bytes: no smaller than all token strings together (the file's size
@@ -40,9 +43,9 @@ struct bpe {
 int bpe_load(struct bpe *b, struct json model, int64_t text_bytes, struct err *err) MT_CHECK;
 void bpe_free(struct bpe *b);
 
-/* The printable alphabet of byte-level vocabularies back to bytes; out has room for `size`. Returns the number of
- * bytes, or -1 when text has a character outside the alphabet. */
-int64_t bpe_unprintable(uint8_t *out, const char *text, int64_t size);
+/* The bytes of an item of the vocabulary: of a byte-level one, which is written in a printable alphabet, back from
+ * that. out has room for `size`. Returns the number of bytes, or -1 when text has a character outside the alphabet. */
+int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size);
 /* Id of the token with exactly these bytes, or -1. */
 int32_t bpe_find(const struct bpe *b, const uint8_t *bytes, int64_t size);
 

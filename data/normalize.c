@@ -1,4 +1,4 @@
-/* normalize.c - the UTF-8 check and NFC with alignment. The only user of utf8proc, which knows Unicode 14.
+/* normalize.c - the UTF-8 check, NFC, Prepend and Replace with alignment. The only user of utf8proc: Unicode 14.
  *
  * NFC works on segments: a character that is neither a mark (general category M) nor a Hangul vowel or trailing
  * consonant never composes with what stands before it, nor is it reordered, so a text can be cut before each of these
@@ -6,6 +6,7 @@
  * is the alignment, and for nearly every text a segment is one character. */
 #include "data/normalize.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include <utf8proc.h>
@@ -56,15 +57,15 @@ int64_t utf8_invalid_at(const char *text, int64_t size)
     return -1;
 }
 
-void nfc_free(struct nfc *n)
+void normal_free(struct normal *n)
 {
     mem_free(n->text);
     mem_free(n->begin);
     mem_free(n->end);
-    *n = (struct nfc){0};
+    *n = (struct normal){0};
 }
 
-static void append(struct nfc *n, const char *text, int64_t size, int64_t begin, int64_t end)
+static void append(struct normal *n, const char *text, int64_t size, int64_t begin, int64_t end)
 {
     if (n->size + size > n->cap) {
         int64_t cap = MT_MAX(2 * n->cap, n->size + size + 64);
@@ -104,7 +105,7 @@ static int64_t segment_end(const char *text, int64_t i, int64_t size, bool *sing
     return end;
 }
 
-static int normalize_segment(struct nfc *n, const char *text, int64_t begin, int64_t end, struct err *err)
+static int normalize_segment(struct normal *n, const char *text, int64_t begin, int64_t end, struct err *err)
 {
     utf8proc_int32_t chars[MAX_SEGMENT * MAX_EXPANSION + 1]; /* reencoding writes a NUL behind them */
     const utf8proc_option_t options = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
@@ -119,7 +120,7 @@ static int normalize_segment(struct nfc *n, const char *text, int64_t begin, int
     return 0;
 }
 
-int nfc_make(struct nfc *n, const char *text, int64_t size, struct err *err)
+int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err)
 {
     n->size = 0;
     int64_t i = 0;
@@ -137,6 +138,109 @@ int nfc_make(struct nfc *n, const char *text, int64_t size, struct err *err)
         changed =
             changed || n->size - before != end - begin || memcmp(n->text + before, text + begin, (size_t)(end - begin));
     }
-    if (!changed) nfc_free(n);
+    if (!changed) normal_free(n);
+    return 0;
+}
+
+/* ---- Prepend and Replace ---- */
+
+static void prepend(struct normal *n, const char *text, int64_t size, const char *to)
+{
+    append(n, to, (int64_t)strlen(to), 0, utf8_length((const uint8_t *)text, size));
+    for (int64_t i = 0; i < size; i++) append(n, text + i, 1, i, i + 1);
+}
+
+/* The leftmost of overlapping ones counts. No `from` at all leaves n->text NULL. */
+static int replace(struct normal *n, const char *text, int64_t size, const char *from, const char *to, struct err *err)
+{
+    int64_t n_from = (int64_t)strlen(from), n_to = (int64_t)strlen(to);
+    bool found = false;
+    for (int64_t i = 0; i < size;) {
+        bool here = text[i] == from[0] && n_from <= size - i && !memcmp(text + i, from, (size_t)n_from);
+        int64_t used = here ? n_from : 1;
+        append(n, here ? to : text + i, here ? n_to : 1, i, i + used);
+        if (n->size > INT32_MAX) return err_set(err, "a text of %lld bytes is too long", (long long)size);
+        found = found || here;
+        i += used;
+    }
+    if (!found) normal_free(n);
+    return 0;
+}
+
+/* ---- the normalizer of a tokenizer.json ---- */
+
+int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_step *step, struct err *err)
+{
+    if (z->n_steps == NORMALIZER_STEPS) return json_error(j, err, "more than %d normalizers", NORMALIZER_STEPS);
+    z->steps[z->n_steps++] = *step;
+    return 0;
+}
+
+/* Nothing empty: a text that loses bytes would have some that no token covers. */
+static int load_string(struct json j, const char *key, char *out, struct err *err)
+{
+    const char *text;
+    if (json_get_str(j, key, &text, err)) return -1;
+    if (!*text || strlen(text) >= NORMALIZER_BYTES)
+        return json_error(json_find(j, key), err, "must have 1 to %d bytes", NORMALIZER_BYTES - 1);
+    snprintf(out, NORMALIZER_BYTES, "%s", text);
+    return 0;
+}
+
+int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err *err)
+{
+    struct normalizer_step step = {.kind = NORMALIZE_NFC};
+    struct json inner;
+    const char *type;
+    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
+    if (json_get_str(j, "type", &type, err)) return -1;
+    if (!strcmp(type, "Sequence")) {
+        if (json_get_array(j, "normalizers", &inner, err)) return -1;
+        for (int64_t i = 0; i < json_count(inner); i++)
+            if (normalizer_load(z, json_at(inner, i), spaces, err)) return -1;
+        return 0;
+    }
+    if (spaces && !strcmp(type, "Prepend")) {
+        step.kind = NORMALIZE_PREPEND;
+        if (load_string(j, "prepend", step.to, err)) return -1;
+    } else if (spaces && !strcmp(type, "Replace")) {
+        step.kind = NORMALIZE_REPLACE;
+        if (json_get_object(j, "pattern", &inner, err)) return -1;
+        if (!json_has(inner, "String")) return json_error(inner, err, "only a \"String\" is supported");
+        if (load_string(inner, "String", step.from, err) || load_string(j, "content", step.to, err)) return -1;
+    } else if (strcmp(type, "NFC"))
+        return json_error(j, err, "normalizer \"%s\" is not supported (there are NFC, Sequence%s)", type,
+                          spaces ? ", Prepend, Replace" : "; with byte_fallback Prepend, Replace");
+    return normalizer_add(z, j, &step, err);
+}
+
+static int run_step(const struct normalizer_step *step, struct normal *n, const char *text, int64_t size, bool first,
+                    struct err *err)
+{
+    if (step->kind == NORMALIZE_NFC) return nfc_make(n, text, size, err);
+    if (step->kind == NORMALIZE_REPLACE) return replace(n, text, size, step->from, step->to, err);
+    int64_t n_to = (int64_t)strlen(step->to);
+    bool there = n_to <= size && !memcmp(text, step->to, (size_t)n_to);
+    if (size > 0 && !(step->only_first && !first) && !(step->only_missing && there)) prepend(n, text, size, step->to);
+    return 0;
+}
+
+int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
+                   struct err *err)
+{
+    for (int64_t i = 0; i < z->n_steps; i++) {
+        struct normal next = {0};
+        int rc = run_step(&z->steps[i], &next, n->text ? n->text : text, n->text ? n->size : size, first, err);
+        if (!rc && next.size > INT32_MAX) rc = err_set(err, "a text of %lld bytes is too long", (long long)size);
+        if (rc) normal_free(&next);
+        if (rc) return -1;
+        if (!next.text) continue;
+        for (int64_t k = 0; n->text && k < next.size; k++) {
+            next.begin[k] = n->begin[next.begin[k]];
+            next.end[k] = n->end[next.end[k] - 1];
+        }
+        normal_free(n);
+        *n = next;
+    }
     return 0;
 }

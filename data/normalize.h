@@ -1,20 +1,44 @@
-/* normalize.h - UTF-8 checked once, and Unicode normalization form C with the way back to the original bytes. */
+/* normalize.h - UTF-8 checked once, and the normalizer of a tokenizer.json with the way back to the original bytes. */
 #ifndef MT_NORMALIZE_H
 #define MT_NORMALIZE_H
 
-#include "kernels/base.h"
+#include "data/json.h"
 
 /* Byte offset of the first byte that is no valid UTF-8 (overlong, surrogate, above U+10FFFF, cut off), or -1. */
 int64_t utf8_invalid_at(const char *text, int64_t size);
 
-/* A text in form C. Zeroed is valid. text == NULL: the input is in form C already, and nothing was copied. */
-struct nfc {
+/* A normalized text. Zeroed is valid. text == NULL: the input is normalized already, and nothing was copied. */
+struct normal {
     char *text;
     int64_t size, cap;
     int32_t *begin, *end; /* [size] for each byte, the bytes [begin, end) of the input that it came from */
 };
-void nfc_free(struct nfc *n);
-/* text: valid UTF-8 of at most INT32_MAX bytes. An error: more combining marks in a row than any language has. */
-int nfc_make(struct nfc *n, const char *text, int64_t size, struct err *err) MT_CHECK;
+void normal_free(struct normal *n);
+/* Unicode's form C. text: valid UTF-8 of at most INT32_MAX bytes. An error: more combining marks in a row than any
+ * language has. */
+int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err) MT_CHECK;
+
+#define NORMALIZER_STEPS 8
+#define NORMALIZER_BYTES 32 /* of a string in a step, with its NUL */
+
+struct normalizer_step {
+    enum { NORMALIZE_NFC, NORMALIZE_PREPEND, NORMALIZE_REPLACE } kind;
+    char from[NORMALIZER_BYTES], to[NORMALIZER_BYTES]; /* Replace: every `from` becomes `to`; Prepend: `to` */
+    bool only_first;                                   /* Prepend: only where the text begins */
+    bool only_missing;                                 /* Prepend: not to what begins with it already */
+};
+/* Applied in order. Zeroed is valid and changes nothing. */
+struct normalizer {
+    struct normalizer_step steps[NORMALIZER_STEPS];
+    int64_t n_steps;
+};
+/* null, NFC, or a Sequence; with `spaces` also Prepend and Replace of a String. Anything else is refused by name. */
+int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err *err) MT_CHECK;
+/* One step more; j is what asks for it. */
+int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_step *step, struct err *err) MT_CHECK;
+/* first: the whole text begins here. Bytes that Prepend adds come from the character before which they stand. text as
+ * for nfc_make, n zeroed; after an error too n needs normal_free. */
+int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
+                   struct err *err) MT_CHECK;
 
 #endif

@@ -24,9 +24,13 @@
 /* What ByteLevel with use_regex means: the pattern of GPT-2. */
 static const char gpt2_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
+/* What Metaspace with split means: each U+2581 begins a piece. */
+static const char metaspace_pattern[] = SPLIT_SPACE "[^" SPLIT_SPACE "]*";
+
 struct split {
     pcre2_code *rules[MAX_RULES]; /* applied in this order */
     int64_t n_rules;
+    enum split_kind kind;
 };
 
 struct split_work {
@@ -135,6 +139,23 @@ static int load_byte_level(struct split *s, struct json j, struct err *err)
     return use_regex ? add_rule(s, j, gpt2_pattern, (int64_t)strlen(gpt2_pattern), err) : 0;
 }
 
+/* Files from before prepend_scheme say add_prefix_space: true is "always", the default of both. */
+static int load_metaspace(struct split *s, struct json j, struct err *err)
+{
+    static const char *const schemes[] = {"never", "first", "always"}; /* from SPLIT_META_NEVER on */
+    const char *replacement, *scheme = "always";
+    bool cut = true, prefix = true;
+    if (json_get_str(j, "replacement", &replacement, err) || json_opt_str(j, "prepend_scheme", &scheme, err)) return -1;
+    if (json_opt_bool(j, "split", &cut, err) || json_opt_bool(j, "add_prefix_space", &prefix, err)) return -1;
+    if (strcmp(replacement, SPLIT_SPACE))
+        return json_error(j, err, "replacement \"%s\" is not supported, only \"" SPLIT_SPACE "\" is", replacement);
+    if (!prefix) return json_error(j, err, "add_prefix_space is not supported, \"prepend_scheme\" says it");
+    for (int i = 0; i < (int)MT_LEN(schemes); i++)
+        if (!strcmp(scheme, schemes[i])) s->kind = (enum split_kind)(SPLIT_META_NEVER + i);
+    if (s->kind == SPLIT_BYTE_LEVEL) return json_error(j, err, "prepend_scheme \"%s\" is not supported", scheme);
+    return cut ? add_rule(s, j, metaspace_pattern, (int64_t)strlen(metaspace_pattern), err) : 0;
+}
+
 /* One element; `last` elements must be the ByteLevel, and no other may be. */
 static int load_element(struct split *s, struct json j, bool last, struct err *err)
 {
@@ -150,13 +171,19 @@ static int load_element(struct split *s, struct json j, bool last, struct err *e
         if (rows[i].last != last) return json_error(j, err, "ByteLevel must stand last, and only there");
         return rows[i].load(s, j, err);
     }
-    return json_error(j, err, "pre-tokenizer \"%s\" is not supported (there are Sequence, Split, ByteLevel)", type);
+    return json_error(j, err, "pre-tokenizer \"%s\" is not supported (there are Sequence, Split, ByteLevel, Metaspace)",
+                      type);
 }
 
 static int load_all(struct split *s, struct json j, struct err *err)
 {
     const char *type;
+    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) {
+        s->kind = SPLIT_NULL;
+        return 0;
+    }
     if (json_get_str(j, "type", &type, err)) return -1;
+    if (!strcmp(type, "Metaspace")) return load_metaspace(s, j, err);
     if (strcmp(type, "Sequence")) return load_element(s, j, true, err);
     struct json items;
     if (json_get_array(j, "pretokenizers", &items, err)) return -1;
@@ -174,6 +201,8 @@ struct split *split_load(struct json pre_tokenizer, struct err *err)
     split_free(s);
     return NULL;
 }
+
+enum split_kind split_kind(const struct split *s) { return s->kind; }
 
 /* ---- running ---- */
 

@@ -4,11 +4,17 @@
 
 #include "data/json.h"
 
+#define SPLIT_SPACE "\xe2\x96\x81" /* U+2581, a space in vocabularies of characters */
+
 struct split; /* read-only after load: threads may share it */
 
-/* pre_tokenizer of a tokenizer.json: ByteLevel, or a Sequence of Split(Regex, Isolated) that ends in a ByteLevel.
- * Anything else is refused by name. */
+/* pre_tokenizer of a tokenizer.json: ByteLevel, a Sequence of Split(Regex, Isolated) that ends in a ByteLevel,
+ * Metaspace, or null. Anything else is refused by name. */
 struct split *split_load(struct json pre_tokenizer, struct err *err) MT_CHECK;
+/* What the vocabulary must be written in, and what the caller does to the text: Metaspace writes spaces as U+2581, and
+ * puts one before no text, before what stands at the very beginning, or before all, unless one is there. */
+enum split_kind { SPLIT_BYTE_LEVEL, SPLIT_NULL, SPLIT_META_NEVER, SPLIT_META_FIRST, SPLIT_META_ALWAYS };
+enum split_kind split_kind(const struct split *s);
 void split_free(struct split *s);
 
 /* Called for each piece [begin, end) in order, never for an empty one; not 0 stops. */

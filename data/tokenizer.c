@@ -5,7 +5,8 @@
  *
  * Both cuts take the leftmost match, and of those the longest. `truncation` and `padding` of the file are settings of
  * that library's calls, `decoder` and `post_processor` come after the ids: of these only the kind of post_processor is
- * looked at, since one that adds tokens would be expected to add them. */
+ * looked at. What Metaspace does to the text is done with the normalizer, since nothing stands between the two:
+ * vocabularies of characters may have no added tokens with normalized:true. */
 #include "data/tokenizer.h"
 
 #include <stdlib.h>
@@ -38,7 +39,7 @@ struct added_set {
 struct tokenizer {
     struct bpe bpe;
     struct split *split;
-    bool nfc;
+    struct normalizer normalizer;
     struct added_set raw, normalized; /* looked for before and after the normalizer */
     int64_t n_ids;
     uint64_t hash;
@@ -76,7 +77,7 @@ static int check_added_id(const struct bpe *bpe, struct json item, const char *t
                           struct err *err)
 {
     uint8_t *bytes = mem_alloc(size);
-    int64_t n = bpe_unprintable(bytes, text, size);
+    int64_t n = bpe_bytes(bpe, bytes, text, size);
     int32_t other = n > 0 ? bpe_find(bpe, bytes, n) : -1;
     const struct bpe_token *t = id < bpe->n_ids && bpe->tokens[id].bytes ? &bpe->tokens[id] : NULL;
     bool same = t && (other == id || (t->size == size && !memcmp(t->bytes, text, (size_t)size)));
@@ -103,9 +104,11 @@ static int load_added(struct tokenizer *tok, struct json item, bool *taken, stru
     if (check_added_id(&tok->bpe, item, text, size, id, err)) return -1;
     if (taken[id]) return json_error(item, err, "id %lld is taken by another added token", (long long)id);
     taken[id] = true;
-    struct nfc n = {0};
-    if (normalized && tok->nfc && nfc_make(&n, text, size, err)) {
-        nfc_free(&n);
+    if (normalized && tok->bpe.chars)
+        return json_error(json_find(item, "normalized"), err, "is not supported together with byte_fallback");
+    struct normal n = {0};
+    if (normalized && normalizer_run(&tok->normalizer, &n, text, size, false, err)) {
+        normal_free(&n);
         return -1;
     }
     struct added_set *set = normalized ? &tok->normalized : &tok->raw;
@@ -113,7 +116,7 @@ static int load_added(struct tokenizer *tok, struct json item, bool *taken, stru
     *a = (struct added){.size = n.text ? n.size : size, .id = (int32_t)id, .special = special};
     a->text = mem_alloc(a->size + 1);
     memcpy(a->text, n.text ? n.text : text, (size_t)a->size);
-    nfc_free(&n);
+    normal_free(&n);
     tok->n_ids = MT_MAX(tok->n_ids, id + 1);
     return 0;
 }
@@ -144,33 +147,33 @@ static int load_all_added(struct tokenizer *tok, struct json root, struct err *e
     return 0;
 }
 
-/* null, NFC, or a Sequence of these. */
-static int load_normalizer(struct tokenizer *tok, struct json j, struct err *err)
+/* The pre_tokenizer, and behind the normalizer the steps that Metaspace asks for. */
+static int load_split(struct tokenizer *tok, struct json j, struct err *err)
 {
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
-    const char *type;
-    struct json items;
-    if (json_get_str(j, "type", &type, err)) return -1;
-    if (!strcmp(type, "NFC")) {
-        tok->nfc = true;
-        return 0;
-    }
-    if (strcmp(type, "Sequence"))
-        return json_error(j, err, "normalizer \"%s\" is not supported (there are NFC, Sequence)", type);
-    if (json_get_array(j, "normalizers", &items, err)) return -1;
-    for (int64_t i = 0; i < json_count(items); i++)
-        if (load_normalizer(tok, json_at(items, i), err)) return -1;
-    return 0;
+    tok->split = split_load(j, err);
+    if (!tok->split) return -1;
+    enum split_kind kind = split_kind(tok->split);
+    if (tok->bpe.chars == (kind == SPLIT_BYTE_LEVEL))
+        return json_error(j, err,
+                          tok->bpe.chars ? "byte_fallback needs Metaspace or null"
+                                         : "byte-level vocabularies need a ByteLevel");
+    if (kind < SPLIT_META_NEVER) return 0;
+    struct normalizer_step step = {.kind = NORMALIZE_REPLACE, .from = " ", .to = SPLIT_SPACE};
+    if (normalizer_add(&tok->normalizer, j, &step, err)) return -1;
+    if (kind == SPLIT_META_NEVER) return 0;
+    step = (struct normalizer_step){.kind = NORMALIZE_PREPEND, .to = SPLIT_SPACE, .only_missing = true};
+    step.only_first = kind == SPLIT_META_FIRST;
+    return normalizer_add(&tok->normalizer, j, &step, err);
 }
 
-/* ByteLevel only moves offsets: nothing to do for it. */
+/* ByteLevel only moves offsets, TemplateProcessing adds tokens at the ends: see tokenizer_encode. */
 static int check_post_processor(struct json j, struct err *err)
 {
     const char *type;
     if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
     if (json_get_str(j, "type", &type, err)) return -1;
-    if (!strcmp(type, "ByteLevel")) return 0;
-    return json_error(j, err, "post-processor \"%s\" is not supported (there is ByteLevel)", type);
+    if (!strcmp(type, "ByteLevel") || !strcmp(type, "TemplateProcessing")) return 0;
+    return json_error(j, err, "post-processor \"%s\" is not supported (there are ByteLevel, TemplateProcessing)", type);
 }
 
 static uint64_t content_hash(const char *text, int64_t size)
@@ -190,9 +193,9 @@ static int load_all(struct tokenizer *tok, struct json root, int64_t size, struc
     struct json model;
     if (json_get_object(root, "model", &model, err) || bpe_load(&tok->bpe, model, size, err)) return -1;
     tok->n_ids = tok->bpe.n_ids;
-    if (load_normalizer(tok, json_find(root, "normalizer"), err)) return -1;
-    tok->split = split_load(json_find(root, "pre_tokenizer"), err);
-    if (!tok->split || check_post_processor(json_find(root, "post_processor"), err)) return -1;
+    if (normalizer_load(&tok->normalizer, json_find(root, "normalizer"), tok->bpe.chars, err)) return -1;
+    if (load_split(tok, json_find(root, "pre_tokenizer"), err)) return -1;
+    if (check_post_processor(json_find(root, "post_processor"), err)) return -1;
     return load_all_added(tok, root, err);
 }
 
@@ -344,10 +347,9 @@ static int encode_normalized(struct encoder *e, const char *text, int64_t size, 
 /* Text between two tokens of the first cut. */
 static int encode_section(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
-    if (!e->tok->nfc) return encode_normalized(e, text, size, offset, err);
-    struct nfc n = {0};
+    struct normal n = {0};
     int64_t first = e->out->count;
-    int rc = nfc_make(&n, text, size, err);
+    int rc = normalizer_run(&e->tok->normalizer, &n, text, size, offset == 0, err);
     if (!rc && !n.text) rc = encode_normalized(e, text, size, offset, err);
     if (!rc && n.text) {
         rc = encode_normalized(e, n.text, n.size, 0, err);
@@ -356,7 +358,7 @@ static int encode_section(struct encoder *e, const char *text, int64_t size, int
             e->out->end[i] = (int32_t)(offset + n.end[e->out->end[i] - 1]);
         }
     }
-    nfc_free(&n);
+    normal_free(&n);
     return rc;
 }
 

@@ -1,4 +1,4 @@
-/* tokenizer.h - text -> token ids from a Hugging Face tokenizer.json: byte-level BPE with Split regexes, added tokens.
+/* tokenizer.h - text -> token ids from a Hugging Face tokenizer.json: BPE of bytes or characters, with added tokens.
  * What the file asks for and this code does not do is refused by name. Read-only after load: threads may share it. */
 #ifndef MT_TOKENIZER_H
 #define MT_TOKENIZER_H
@@ -28,7 +28,8 @@ void token_list_reserve(struct token_list *list, int64_t extra);
 
 /* Appends the ids of text[0..size). `special`: special tokens written in the text are recognised (HF's default);
  * otherwise they are ordinary text (added tokens that are not special are recognised always). Nothing is added at
- * either end. Invalid UTF-8 is an error that says at which byte; the list is as before after an error. */
+ * either end, whatever the file's post_processor would add (bos): the text, or its template, says what stands there.
+ * Invalid UTF-8 is an error that says at which byte; the list is as before after an error. */
 int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
                      struct err *err) MT_CHECK;
 /* Bytes of one id; NULL for an id without a token. */

@@ -14,7 +14,7 @@
 
 #define LARGE "../../configs/tiny-gptoss/tokenizer.json"
 
-static const char *const names[] = {"tiny-gptoss", "nfc", "splits", "whole"};
+static const char *const names[] = {"tiny-gptoss", "nfc", "splits", "whole", "chars", "metaspace"};
 
 static struct tokenizer *load(const char *path)
 {
@@ -98,7 +98,7 @@ static void vectors(void **state)
                     fail_msg("%s, case %d, \"%s\": token %d is not %d", names[k], (int)i, v.text, (int)t, (int)id);
             }
             assert_int_equal(list.count, json_count(v.ids));
-            check_ranges(tok, &list, v.text, v.size, strcmp(names[k], "nfc") != 0);
+            check_ranges(tok, &list, v.text, v.size, k != 1 && k < 4);
         }
         tokenizer_free(tok);
         json_free(doc);
@@ -193,14 +193,17 @@ static char *replaced(const char *text, const char *from, const char *to)
 
 #define SPLIT_1 "\"Regex\":\"\\\\p{N}{1,3}\""
 
-static const struct {
+struct refusal {
     const char *from, *to, *error;
-} refusals[] = {
+};
+
+static const struct refusal refusals[] = {
     {"\"type\":\"BPE\"", "\"type\":\"Unigram\"", "key `model`: type \"Unigram\" is not supported"},
     {"\"dropout\":null", "\"dropout\":0.1", "key `model.dropout`: this option"},
     {"\"unk_token\":null", "\"unk_token\":\"<unk>\"", "key `model.unk_token`: this option"},
     {"\"fuse_unk\":false", "\"fuse_unk\":true", "key `model.fuse_unk`: this option"},
-    {"\"byte_fallback\":false", "\"byte_fallback\":true", "key `model.byte_fallback`: this option"},
+    {"\"byte_fallback\":false", "\"byte_fallback\":true",
+     "key `model.vocab`: byte_fallback needs <0x00>, which is not in it"},
     {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "key `model.end_of_word_suffix`: this"},
     {"\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"##\"", "subword_prefix`: this option"},
     {"\"lstrip\":false", "\"lstrip\":true", "key `added_tokens[0].lstrip`: is not supported"},
@@ -225,7 +228,9 @@ static const struct {
     {"{\"type\":\"Split\"", "{\"type\":\"ByteLevel\"", "pretokenizers[0]`: ByteLevel must stand last"},
     {"{\"type\":\"ByteLevel\"", "{\"type\":\"Split\"", "pretokenizers[2]`: ByteLevel must stand last"},
     {"\"type\":\"Sequence\",\"pretokenizers\":", "\"type\":\"Sequence\",\"pretokenizers\":[],\"x\":", "is empty"},
-    {"\"pre_tokenizer\":", "\"pre_tokenizer\":null,\"x\":", "key `pre_tokenizer.type`: is missing"},
+    {"\"pre_tokenizer\":", "\"pre_tokenizer\":null,\"x\":", "key `pre_tokenizer`: byte-level vocabularies need a Byte"},
+    {"\"pre_tokenizer\":", "\"pre_tokenizer\":{},\"x\":", "key `pre_tokenizer.type`: is missing"},
+    {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"x\"}", "normalizer \"Prepend\" is not"},
     {SPLIT_1, "\"Regex\":\"a*\"", "Regex`: the pattern may match nothing"},
     {SPLIT_1, "\"Regex\":\"(a\"", "Regex`: the pattern does not compile: missing closing parenthesis"},
     {SPLIT_1, "\"Regex\":\"a\\\\w+\"", "not supported from byte 1 on: \\w+"},
@@ -237,8 +242,8 @@ static const struct {
     {SPLIT_1, "\"Regex\":\"[a&&b]\"", "not supported from byte 3 on: &b]"},
     {SPLIT_1, "\"Regex\":\"[]a]\"", "not supported from byte 0 on: []a]"},
     {SPLIT_1, "\"Regex\":\"a\\\\\"", "not supported from byte 1 on: \\"},
-    {"\"post_processor\":{\"type\":\"ByteLevel\"", "\"post_processor\":{\"type\":\"TemplateProcessing\"",
-     "key `post_processor`: post-processor \"TemplateProcessing\" is not supported"},
+    {"\"post_processor\":{\"type\":\"ByteLevel\"", "\"post_processor\":{\"type\":\"BertProcessing\"",
+     "key `post_processor`: post-processor \"BertProcessing\" is not supported"},
     {"\"abc\":", "\"abcx\":", "is not in the vocabulary"},
     {"\"bc\":", "\"bcx\":", "is not in the vocabulary"},
     {"[\"ab\",\"c\"]", "[\"ab\"]", "is neither \"a b\" nor [\"a\", \"b\"]"},
@@ -253,24 +258,72 @@ static const struct {
     {"\"model\":", "\"models\":", "key `model`: is missing"},
 };
 
+static const struct refusal chars_refusals[] = {
+    {"\"<0xFF>\"", "\"<0xff>\"", "key `model.vocab`: byte_fallback needs <0xFF>, which is not in it"},
+    {"\"byte_fallback\":true", "\"byte_fallback\":false", "key `model.unk_token`: this option"},
+    {"\"byte_fallback\":true", "\"byte_fallback\":true,\"ignore_merges\":true", "together with byte_fallback"},
+    {"\"normalized\":false", "\"normalized\":true", "normalized`: is not supported together with byte_fallback"},
+    {"\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"ByteLevel\"}", "byte_fallback needs Metaspace or null"},
+    {"\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"_\"}", "replacement \"_\""},
+    {"\"pre_tokenizer\":null",
+     "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\xe2\x96\x81\",\"prepend_scheme\":\"last\"}",
+     "prepend_scheme \"last\" is not supported"},
+    {"\"pre_tokenizer\":null",
+     "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\xe2\x96\x81\",\"add_prefix_space\":false}",
+     "add_prefix_space is not supported"},
+    {"{\"String\":", "{\"Regex\":", "pattern`: only a \"String\" is supported"},
+    {"{\"String\":\" \"", "{\"String\":\"\"", "String`: must have 1 to 31 bytes"},
+    {"\"Prepend\"", "\"Strip\"", "normalizer \"Strip\" is not supported (there are NFC, Sequence, Prepend, Replace)"},
+    {"[\"a\",\"b\"]", "[\"<0x41>\",\"b\"]", "its result is not in the vocabulary"},
+    {"[\"a\",\"b\"]", "[\"\",\"b\"]", "a part is empty"},
+};
+
+static void refuse(const char *file, const struct refusal *rows, int64_t n)
+{
+    struct err err;
+    int64_t size;
+    char *text = file_read(fixture(file), 1 << 20, &size, &err);
+    assert_non_null(text);
+    for (int64_t i = 0; i < n; i++) {
+        char *bad = replaced(text, rows[i].from, rows[i].to);
+        struct tokenizer *tok = tokenizer_parse(bad, (int64_t)strlen(bad), "t.json", &err);
+        if (tok) fail_msg("%s was not refused", rows[i].to);
+        if (strncmp(err.msg, "t.json: ", 8) || !strstr(err.msg, rows[i].error))
+            fail_msg("%s gives: %s", rows[i].to, err.msg);
+        mem_free(bad);
+    }
+    mem_free(text);
+}
+
 static void refused(void **state)
 {
     (void)state;
     struct err err;
-    int64_t size;
-    char *text = file_read(fixture("tokenizer/splits.json"), 1 << 20, &size, &err);
-    assert_non_null(text);
-    for (int64_t i = 0; i < MT_LEN(refusals); i++) {
-        char *bad = replaced(text, refusals[i].from, refusals[i].to);
-        struct tokenizer *tok = tokenizer_parse(bad, (int64_t)strlen(bad), "t.json", &err);
-        if (tok) fail_msg("%s was not refused", refusals[i].to);
-        if (strncmp(err.msg, "t.json: ", 8) || !strstr(err.msg, refusals[i].error))
-            fail_msg("%s gives: %s", refusals[i].to, err.msg);
-        mem_free(bad);
-    }
-    mem_free(text);
+    refuse("tokenizer/splits.json", refusals, MT_LEN(refusals));
+    refuse("tokenizer/chars.json", chars_refusals, MT_LEN(chars_refusals));
     assert_null(tokenizer_load(fixture("tokenizer/none.json"), &err));
     assert_non_null(strstr(err.msg, "none.json"));
+}
+
+/* Spaces that the normalizer adds and bytes of characters without a token still say where in the text they are from. */
+static void chars_ranges(void **state)
+{
+    (void)state;
+    static const char text[] = "\xc3\xa9"
+                               "ab<s> \xe4\xb8\xad";
+    static const int32_t ranges[][2] = {{0, 2}, {0, 2}, {2, 4}, {4, 7}, {7, 8}, {8, 9}, {9, 10}, {10, 11}};
+    struct err err;
+    struct token_list list = {0};
+    struct tokenizer *tok = load(fixture("tokenizer/chars.json"));
+    assert_int_equal(tokenizer_encode(tok, text, sizeof(text) - 1, true, &list, &err), 0);
+    assert_int_equal(list.count, MT_LEN(ranges));
+    for (int64_t i = 0; i < list.count; i++) {
+        assert_int_equal(list.begin[i], ranges[i][0]);
+        assert_int_equal(list.end[i], ranges[i][1]);
+    }
+    assert_int_equal(list.ids[2], tokenizer_id(tok, "ab"));
+    token_list_free(&list);
+    tokenizer_free(tok);
 }
 
 /* Options that change nothing here, and a merge written in the other form. */
@@ -398,7 +451,7 @@ static void normalization(void **state)
     };
     struct err err;
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
-        struct nfc n = {0};
+        struct normal n = {0};
         int64_t size = (int64_t)strlen(rows[i].in);
         assert_int_equal(nfc_make(&n, rows[i].in, size, &err), 0);
         if (!rows[i].out) {
@@ -410,15 +463,15 @@ static void normalization(void **state)
         assert_memory_equal(n.text, rows[i].out, (size_t)n.size);
         assert_int_equal(n.begin[0], 0);
         assert_int_equal(n.end[n.size - 1], size);
-        nfc_free(&n);
+        normal_free(&n);
     }
-    struct nfc n = {0};
+    struct normal n = {0};
     assert_int_equal(nfc_make(&n, "ae\xcc\x81z", 5, &err), 0);
     static const int32_t begin[] = {0, 1, 1, 4}, end[] = {1, 4, 4, 5};
     assert_int_equal(n.size, 4);
     assert_memory_equal(n.begin, begin, sizeof(begin));
     assert_memory_equal(n.end, end, sizeof(end));
-    nfc_free(&n);
+    normal_free(&n);
 }
 
 struct pieces {
@@ -519,7 +572,7 @@ int test_tokenizer(void)
         cmocka_unit_test(vectors),      cmocka_unit_test(lookups),   cmocka_unit_test(invalid_text),
         cmocka_unit_test(refused),      cmocka_unit_test(accepted),  cmocka_unit_test(truncated),
         cmocka_unit_test(missing_byte), cmocka_unit_test(long_runs), cmocka_unit_test(normalization),
-        cmocka_unit_test(white_space),  cmocka_unit_test(threads),
+        cmocka_unit_test(white_space),  cmocka_unit_test(threads),   cmocka_unit_test(chars_ranges),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

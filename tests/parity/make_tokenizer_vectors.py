@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Token ids by Hugging Face's tokenizers, for tests/test_tokenizer.c.
 
-Writes tests/fixtures/tokenizer: three small tokenizers, each for what the large one lacks, and for each of the four
+Writes tests/fixtures/tokenizer: five small tokenizers, each for what the large one lacks, and for each of the six
 *.ids.json with texts and ids. Needs `pip install tokenizers`; characters are those of Unicode 14, which PCRE2 knows.
 
     python tests/parity/make_tokenizer_vectors.py
@@ -113,6 +113,31 @@ def split(regex):
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
+SPACE = "\u2581"
+
+
+def chars(name, normalizer, pre_tokenizer, words):
+    """A vocabulary of characters with a token for each byte; the merges of `words` join from the left."""
+    vocab = {t: i for i, t in enumerate(["<unk>", "<s>", *(f"<0x{b:02X}>" for b in range(256))])}
+    merges = []
+    for c in sorted({c for w in words for c in w}):
+        vocab[c] = len(vocab)
+    for word in words:
+        for n in range(2, len(word) + 1):
+            if word[:n] not in vocab:
+                vocab[word[:n]] = len(vocab)
+                merges.append([word[:n - 1], word[n - 1]])
+    model = {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": vocab,
+             "merges": merges}
+    post = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                                                     {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
+    write(OUT / f"{name}.json", {
+        "version": "1.0", "added_tokens": [added(1, "<s>", False, True)], "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer, "post_processor": {**post, "pair": post["single"]}, "decoder": None,
+        "model": model})
+
+
 def texts_of(alphabet, fragments, count, seed):
     rng = random.Random(seed)
     return ["".join(rng.choice(fragments) if rng.random() < 0.5 else rng.choice(alphabet)
@@ -143,6 +168,19 @@ def main():
         write_cases(name, f"tests/fixtures/tokenizer/{name}.json",
                     texts_of("abcd123z ", ["ab", "abc", " ab", "  ", "12345", "zz", "<|x|>"], 120, 3)
                     + ["zz", "zzz", " zz", "<|x|>zz", "zzab", "12 zz 3", "<|x|>4", "|>4<|x|>4"])
+
+    # characters and bytes: spaces by the normalizer, or by Metaspace with an item that goes over a space
+    texts = texts_of("abcd \u00e9\u4e2d\U0001f600\n<\u2581", ["ab", " ab", "  ", "abc", "<s>", " c",
+                                                                   "<0x41>", "a b"], 90, 4)
+    texts += ["", " ", "<s>", "<s> a", " <s>a", "ab " * 40, "a" * 70, "  " * 40, "\u4e2d" * 30 + " ab"]
+    words = [SPACE + "ab", "abc", "bcd", SPACE * 2, SPACE + "c", "\u00e9a"]
+    prepend = {"type": "Prepend", "prepend": SPACE}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    chars("chars", {"type": "Sequence", "normalizers": [prepend, replace]}, None, words)
+    write_cases("chars", "tests/fixtures/tokenizer/chars.json", texts)
+    chars("metaspace", None, {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False},
+          [*words, "a" + SPACE + "b"])
+    write_cases("metaspace", "tests/fixtures/tokenizer/metaspace.json", texts)
 
 
 if __name__ == "__main__":
