@@ -36,7 +36,8 @@ void log_info(const char *fmt, ...) MT_PRINTF(1, 2); /* standard error, a line e
 void log_warn(const char *fmt, ...) MT_PRINTF(1, 2); /* the same, with "warning: " before it */
 
 /* Prints file, line, condition and message, then aborts: for bugs and dead devices only. */
-_Noreturn void die_at(const char *file, int line, const char *what, const char *fmt, ...) MT_PRINTF(4, 5);
+void die_at(const char *file, int line, const char *what, const char *fmt, ...) MT_PRINTF(4, 5)
+    __attribute__((noreturn));
 #define MT_REQUIRE(cond, ...)                                                                                          \
     do {                                                                                                               \
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \

@@ -1,9 +1,7 @@
 /* device.c - opening a device, its arenas, and moving values between it and the host. */
 #include "kernels/device.h"
 
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "kernels/ops.h"
 
@@ -23,15 +21,12 @@ static int open_cpu(struct device *dev, const char *dtype, struct err *err)
     return 0;
 }
 
-static int open_cuda(struct device *dev, const char *dtype, struct err *err)
+static int open_cuda(struct device *dev, const char *dtype, bool portable, struct err *err)
 {
-    dev->ops = ops_cuda();
-    if (!dev->ops)
-        return err_set(err,
-                       "train.device is \"cuda\", but this program was built without CUDA kernels: choose cpu or auto");
     if (strcmp(dtype, "auto") && strcmp(dtype, "bf16"))
         return err_set(err, "train.dtype is \"%s\": the CUDA backend computes in bf16; choose auto or bf16", dtype);
-    return 0;
+    dev->ops = ops_cuda(portable, err);
+    return dev->ops ? 0 : -1;
 }
 
 /* As many as OpenMP starts by itself: it knows the cores this process may use. */
@@ -54,11 +49,12 @@ static void set_up(struct device *dev)
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err)
 {
     memset(dev, 0, sizeof(*dev));
-    bool automatic = !strcmp(name, "auto");
-    if (!automatic && strcmp(name, "cpu") && strcmp(name, "cuda"))
-        return err_set(err, "train.device is \"%s\": choose auto, cpu or cuda", name);
-    bool cuda = automatic ? ops_cuda() != NULL : !strcmp(name, "cuda");
-    if (cuda ? open_cuda(dev, dtype, err) : open_cpu(dev, dtype, err)) return -1;
+    struct err missing;
+    if (!strcmp(name, "auto") && ops_cuda(false, &missing)) name = "cuda";
+    const bool portable = !strcmp(name, "cuda-portable"), cuda = portable || !strcmp(name, "cuda");
+    if (!cuda && strcmp(name, "auto") && strcmp(name, "cpu"))
+        return err_set(err, "train.device is \"%s\": choose auto, cpu, cuda or cuda-portable", name);
+    if (cuda ? open_cuda(dev, dtype, portable, err) : open_cpu(dev, dtype, err)) return -1;
     set_up(dev);
     return 0;
 }
@@ -81,29 +77,15 @@ void device_measure(struct device *dev, const struct device *like)
     dev->work = arena_measure("work");
 }
 
-/* Bytes that processes can still get: MemAvailable of Linux, else all of the memory. */
-static int64_t host_available(void)
-{
-    char text[4096];
-    FILE *f = fopen("/proc/meminfo", "r");
-    size_t n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
-    if (f) fclose(f);
-    text[n] = 0;
-    long long kib;
-    const char *line = strstr(text, "MemAvailable:");
-    if (line && sscanf(line, "MemAvailable: %lld", &kib) == 1) return (int64_t)kib * 1024;
-    return (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
-}
-
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err)
 {
     char want[32], have[32];
-    int64_t available = dev->ops == ops_cuda() ? INT64_MAX : host_available();
+    const int64_t available = dev->ops->free_bytes();
     void *base = bytes <= available ? dev->ops->alloc(bytes) : NULL;
     *a = (struct arena){.name = name, .base = base, .cap = base ? bytes : 0};
     if (base) return 0;
-    return err_set(err, "not enough memory on %s: the %s need %s, %s", dev->name, name, str_bytes(want, bytes),
-                   available == INT64_MAX ? "which the device does not have free" : str_bytes(have, available));
+    return err_set(err, "not enough memory on %s: the %s need %s, %s are free", dev->name, name, str_bytes(want, bytes),
+                   str_bytes(have, available));
 }
 
 void device_close(struct device *dev)

@@ -27,13 +27,15 @@ struct device {
     struct arena weights, state, work;
 };
 
-/* The backends. ops_cuda() is NULL in a build without CUDA, the others on a processor that lacks the instructions they
- * were compiled for. */
+/* The backends. ops_cuda() opens the first GPU on its first call; without CUDA in the build or a GPU in the machine it
+ * is NULL and err says which. portable: take the kernels of every GPU since Ampere where Hopper has its own as well.
+ * The others are NULL on a processor that lacks the instructions they were compiled for. */
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
-const struct ops *ops_cuda(void);
+const struct ops *ops_cuda(bool portable, struct err *err);
 
-/* name: "auto", "cpu" or "cuda"; dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
+/* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had; dtype: "auto", "fp32" or "bf16".
+ * An error says what this build or machine lacks. */
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);

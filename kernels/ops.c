@@ -489,3 +489,30 @@ void op_cast(struct device *dev, struct tensor dst, struct tensor src)
     dev->ops->cast(dev, dst, src);
     round_act(dev, dst);
 }
+
+/* ---- sums of a step ---- */
+
+void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)
+{
+    int64_t n = nll.shape[0];
+    WANT(out, DT_F64, 2);
+    WANT(nll, dev->stat, n);
+    WANT(hit, DT_I32, n);
+    dev->ops->loss_sum(dev, out, nll, hit);
+}
+
+void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
+{
+    int64_t n_exp = aux->count.shape[0];
+    WANT(out, DT_F64, 1);
+    WANT(aux->count, dev->stat, n_exp);
+    WANT(aux->prob, dev->stat, n_exp);
+    dev->ops->aux_sum(dev, out, aux, factor);
+}
+
+void op_row_count(struct device *dev, struct tensor out, struct tensor offs)
+{
+    WANT(out, DT_F64, offs.shape[0] - 1);
+    WANT(offs, DT_I32, out.shape[0] + 1);
+    dev->ops->row_count(dev, out, offs);
+}

@@ -192,21 +192,34 @@ typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, stru
 /* dst = src converted; dst act, src stat, contiguous, equal counts: the adapters' working copies from their masters */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
 
-/* Memory. alloc returns NULL when there is none; copies are complete on return. */
+/* Sums that stay on the device until the step is over; all f64, "+=", summed in a fixed order.
+ * out [2]: sum of nll, sum of hit.  nll [N] stat, hit [N] i32 */
+typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit);
+/* out [1] += factor * sum_i count_i prob_i of one auxiliary loss (struct aux) */
+typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux *aux, double factor);
+/* out [E] += rows of each expert.  offs [E+1] i32 */
+typedef void row_count_fn(struct device *dev, struct tensor out, struct tensor offs);
+
+/* Memory. alloc returns NULL when there is none; free_bytes says how much alloc could still give. upload has read src
+ * on return and is ordered before the ops that follow; download waits for the ops before it; wait for all of them. */
 typedef void *dev_alloc_fn(int64_t bytes);
 typedef void dev_free_fn(void *p);
+typedef int64_t dev_free_bytes_fn(void);
 typedef void dev_upload_fn(void *dst, const void *src, int64_t bytes);
 typedef void dev_download_fn(void *dst, const void *src, int64_t bytes);
 typedef void dev_zero_fn(void *dst, int64_t bytes);
+typedef void dev_wait_fn(void);
 
 struct ops {
     const char *name;
     enum dtype act, stat;
     dev_alloc_fn *alloc;
     dev_free_fn *free;
+    dev_free_bytes_fn *free_bytes;
     dev_upload_fn *upload;
     dev_download_fn *download;
     dev_zero_fn *zero;
+    dev_wait_fn *wait;
     embed_fwd_fn *embed_fwd;
     rmsnorm_fwd_fn *rmsnorm_fwd;
     rmsnorm_bwd_fn *rmsnorm_bwd;
@@ -231,32 +244,38 @@ struct ops {
     sumsq_fn *sumsq;
     adamw_fn *adamw;
     cast_fn *cast;
+    loss_sum_fn *loss_sum;
+    aux_sum_fn *aux_sum;
+    row_count_fn *row_count;
 };
 
-embed_fwd_fn op_embed_fwd, cpu_embed_fwd, cpu64_embed_fwd;
-rmsnorm_fwd_fn op_rmsnorm_fwd, cpu_rmsnorm_fwd, cpu64_rmsnorm_fwd;
-rmsnorm_bwd_fn op_rmsnorm_bwd, cpu_rmsnorm_bwd, cpu64_rmsnorm_bwd;
-linear_fwd_fn op_linear_fwd, cpu_linear_fwd, cpu64_linear_fwd;
-linear_bwd_fn op_linear_bwd, cpu_linear_bwd, cpu64_linear_bwd;
-rope_fwd_fn op_rope_fwd, cpu_rope_fwd, cpu64_rope_fwd;
-rope_bwd_fn op_rope_bwd, cpu_rope_bwd, cpu64_rope_bwd;
-attn_fwd_fn op_attn_fwd, cpu_attn_fwd, cpu64_attn_fwd;
-attn_bwd_fn op_attn_bwd, cpu_attn_bwd, cpu64_attn_bwd;
-qk_norm_fwd_fn op_qk_norm_fwd, cpu_qk_norm_fwd, cpu64_qk_norm_fwd;
-qk_norm_bwd_fn op_qk_norm_bwd, cpu_qk_norm_bwd, cpu64_qk_norm_bwd;
-router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd;
-route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort;
-aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats;
-router_bwd_fn op_router_bwd, cpu_router_bwd, cpu64_router_bwd;
-moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd;
-moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd;
-moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fwd;
-moe_down_bwd_fn op_moe_down_bwd, cpu_moe_down_bwd, cpu64_moe_down_bwd;
-moe_up_bwd_fn op_moe_up_bwd, cpu_moe_up_bwd, cpu64_moe_up_bwd;
-linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce;
-sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq;
-adamw_fn op_adamw, cpu_adamw, cpu64_adamw;
-cast_fn op_cast, cpu_cast, cpu64_cast;
+embed_fwd_fn op_embed_fwd, cpu_embed_fwd, cpu64_embed_fwd, cuda_embed_fwd;
+rmsnorm_fwd_fn op_rmsnorm_fwd, cpu_rmsnorm_fwd, cpu64_rmsnorm_fwd, cuda_rmsnorm_fwd;
+rmsnorm_bwd_fn op_rmsnorm_bwd, cpu_rmsnorm_bwd, cpu64_rmsnorm_bwd, cuda_rmsnorm_bwd;
+linear_fwd_fn op_linear_fwd, cpu_linear_fwd, cpu64_linear_fwd, cuda_linear_fwd;
+linear_bwd_fn op_linear_bwd, cpu_linear_bwd, cpu64_linear_bwd, cuda_linear_bwd;
+rope_fwd_fn op_rope_fwd, cpu_rope_fwd, cpu64_rope_fwd, cuda_rope_fwd;
+rope_bwd_fn op_rope_bwd, cpu_rope_bwd, cpu64_rope_bwd, cuda_rope_bwd;
+attn_fwd_fn op_attn_fwd, cpu_attn_fwd, cpu64_attn_fwd, cuda_attn_fwd;
+attn_bwd_fn op_attn_bwd, cpu_attn_bwd, cpu64_attn_bwd, cuda_attn_bwd;
+qk_norm_fwd_fn op_qk_norm_fwd, cpu_qk_norm_fwd, cpu64_qk_norm_fwd, cuda_qk_norm_fwd;
+qk_norm_bwd_fn op_qk_norm_bwd, cpu_qk_norm_bwd, cpu64_qk_norm_bwd, cuda_qk_norm_bwd;
+router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd, cuda_router_fwd;
+route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort, cuda_route_sort;
+aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;
+router_bwd_fn op_router_bwd, cpu_router_bwd, cpu64_router_bwd, cuda_router_bwd;
+moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd, cuda_moe_up_fwd;
+moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd, cuda_moe_down_fwd;
+moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fwd, cuda_moe_combine_fwd;
+moe_down_bwd_fn op_moe_down_bwd, cpu_moe_down_bwd, cpu64_moe_down_bwd, cuda_moe_down_bwd;
+moe_up_bwd_fn op_moe_up_bwd, cpu_moe_up_bwd, cpu64_moe_up_bwd, cuda_moe_up_bwd;
+linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce, cuda_linear_ce;
+sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
+adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
+cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;
+loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
+aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;
+row_count_fn op_row_count, cpu_row_count, cpu64_row_count, cuda_row_count;
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 /* model.c - embedding, layers and loss head around block.c. */
 #include "model/model.h"
 
+#include <math.h>
 #include <stdio.h>
 
 int64_t model_ce_chunk(const struct arch *a)
@@ -13,7 +14,10 @@ static void load_tables(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
     m->rope = arena_tensor_2d(&m->dev->state, DT_F32, opt->max_len, a->head_dim);
-    m->norm_out = arena_tensor_1d(&m->dev->state, DT_F64, 2);
+    m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 5);
+    m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
+    device_zero(m->dev, m->tally);
+    device_zero(m->dev, m->row_sum);
     if (m->dev->measuring) return;
     float *host = mem_array(opt->max_len * a->head_dim, sizeof(float));
     arch_rope_table(a, opt->max_len, host);
@@ -40,7 +44,6 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     }
     acts_init(&m->acts, a->n_layer);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
-    m->expert_rows = mem_array(a->n_layer * a->n_exp, sizeof(int64_t));
     if (!dev->measuring) adapters_init(&m->adapters, dev, seed);
     return 0;
 }
@@ -51,7 +54,6 @@ void model_close(struct model *m)
     weights_free(&m->weights);
     adapters_free(&m->adapters);
     mem_free(m->aux);
-    mem_free(m->expert_rows);
     *m = (struct model){0};
 }
 
@@ -153,16 +155,6 @@ static struct block layer(struct model *m, int64_t l)
     };
 }
 
-static void count_expert_rows(struct model *m, int64_t l)
-{
-    const struct tensor offs = m->acts.layers[l].route.offs;
-    if (m->dev->measuring || m->arch.dense[l]) return;
-    int32_t *host = mem_array(tensor_count(offs), sizeof(int32_t));
-    device_download(m->dev, host, offs.data, tensor_bytes(offs));
-    for (int64_t e = 0; e < m->arch.n_exp; e++) m->expert_rows[l * m->arch.n_exp + e] += host[e + 1] - host[e];
-    mem_free(host);
-}
-
 void model_fwd(struct model *m)
 {
     struct layer_acts *acts = m->acts.layers;
@@ -173,53 +165,22 @@ void model_fwd(struct model *m)
     }
 }
 
-/* sum_i count_i prob_i */
-static double aux_dot(const struct model *m, const struct aux *aux)
-{
-    const int64_t e = m->arch.n_exp;
-    double sum = 0, *count = mem_array(2 * e, sizeof(double)), *prob = count + e;
-    device_get(m->dev, count, aux->count);
-    device_get(m->dev, prob, aux->prob);
-    for (int64_t i = 0; i < e; i++) sum += count[i] * prob[i];
-    mem_free(count);
-    return sum;
-}
-
 /* Pooled: E * sum_i F_i p_i, F_i the share of rows that chose expert i, p_i its mean probability, over the rows of all
  * layers, as transformers' load_balancing_loss_func has it; top_k when the experts are used evenly. Otherwise the mean
  * over layers of the same divided by top_k: 1 when even. */
-static double aux_value(const struct model *m)
+static void add_aux(struct model *m)
 {
-    const double e = (double)m->arch.n_exp, top_k = (double)m->arch.top_k, n_moe = (double)moe_layers(&m->arch);
-    double sum = 0;
+    const double e = (double)m->arch.n_exp, even = (double)m->arch.top_k * (double)moe_layers(&m->arch);
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         const struct aux *aux = &m->aux[l];
         const double rows = (double)aux->rows;
         if (aux->coef == 0) continue;
-        sum += e * aux_dot(m, aux) / (rows * rows);
-        if (aux->pooled) return sum;
+        op_aux_sum(m->dev, tensor_rows(m->tally, 2, 1), aux, e / (rows * rows) / (aux->pooled ? 1 : even));
+        if (aux->pooled) return;
     }
-    return n_moe > 0 ? sum / (top_k * n_moe) : 0;
 }
 
-static void read_loss(struct model *m, struct tensor nll, struct tensor hit, struct model_loss *out)
-{
-    const int64_t n = tensor_count(nll);
-    double *value = mem_array(n, sizeof(double));
-    int32_t *hits = mem_array(n, sizeof(int32_t));
-    *out = (struct model_loss){.n_label = n};
-    device_get(m->dev, value, nll);
-    device_download(m->dev, hits, hit.data, tensor_bytes(hit));
-    for (int64_t i = 0; i < n; i++) {
-        out->nll += value[i];
-        out->n_hit += hits[i];
-    }
-    if (has_aux(m)) out->aux = aux_value(m);
-    mem_free(value);
-    mem_free(hits);
-}
-
-void model_loss(struct model *m, struct model_loss *out)
+void model_loss(struct model *m)
 {
     struct device *dev = m->dev;
     const struct tensor x = m->acts.layers[m->arch.n_layer].x;
@@ -234,7 +195,9 @@ void model_loss(struct model *m, struct model_loss *out)
     op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, &m->arch.norm);
     op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id,
                  (float)m->pass.loss_scale, m->ce_chunk);
-    if (!dev->measuring) read_loss(m, nll, hit, out);
+    op_loss_sum(dev, tensor_rows(m->tally, 0, 2), nll, hit);
+    if (has_aux(m)) add_aux(m);
+    m->n_label += n_label;
     arena_release(&dev->work, mark);
 }
 
@@ -254,10 +217,41 @@ void model_bwd(struct model *m)
         block_bwd(&b, &acts[l], dres);
     }
     arena_release(&dev->work, mark);
-    for (int64_t l = 0; l < m->arch.n_layer; l++) count_expert_rows(m, l);
+    for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
+        if (!m->arch.dense[l]) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].route.offs);
 }
 
 void model_end(struct model *m) { arena_release(&m->dev->work, 0); }
+
+void model_clear(struct model *m)
+{
+    device_zero(m->dev, m->tally);
+    m->n_label = 0;
+}
+
+void model_norm(struct model *m) { op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), m->adapters.opt.grad); }
+
+void model_read(struct model *m, struct model_tally *out)
+{
+    double sum[5];
+    device_get(m->dev, sum, m->tally);
+    *out = (struct model_tally){.nll = sum[0],
+                                .aux = sum[2],
+                                .n_label = m->n_label,
+                                .n_hit = (int64_t)sum[1],
+                                .grad_norm = sqrt(sum[3]),
+                                .n_bad_grad = (int64_t)sum[4]};
+}
+
+void model_take_rows(struct model *m, int64_t *rows)
+{
+    const int64_t n = tensor_count(m->row_sum);
+    double *sum = mem_array(n, sizeof(*sum));
+    device_get(m->dev, sum, m->row_sum);
+    for (int64_t i = 0; i < n; i++) rows[i] = (int64_t)sum[i];
+    device_zero(m->dev, m->row_sum);
+    mem_free(sum);
+}
 
 static bool is_finite(struct device *dev, struct tensor x)
 {

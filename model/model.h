@@ -2,9 +2,16 @@
  *
  *   model_begin   takes work memory, uploads the batch
  *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last one that of the final norm
- *   model_loss    final norm, head, cross-entropy over the labelled tokens
+ *   model_loss    final norm, head, cross-entropy over the labelled tokens, += into the tally
  *   model_bwd     gradients of every adapter, += into the flat gradient
- *   model_end     gives the work memory back */
+ *   model_end     gives the work memory back
+ *
+ * None of these waits for the device. What a step wants to know adds up in the tally, in device memory, and is read
+ * once, when the step is over:
+ *
+ *   model_clear   tally of losses = 0
+ *   model_norm    the gradient's norm goes into it
+ *   model_read    waits, and has it all */
 #ifndef MT_MODEL_H
 #define MT_MODEL_H
 
@@ -32,10 +39,13 @@ struct model_pass {
     uint64_t dropout_key; /* differs for every micro-batch */
 };
 
-struct model_loss {
+/* Sums over the micro-batches since model_clear. */
+struct model_tally {
     double nll; /* sum over labelled tokens, natural log */
-    double aux; /* auxiliary loss of the micro-batch, before coef; 0 when off */
+    double aux; /* auxiliary losses, before coef; 0 when off */
     int64_t n_label, n_hit;
+    double grad_norm;   /* of all adapters' gradients, when model_norm was called */
+    int64_t n_bad_grad; /* gradient elements that are not finite */
 };
 
 struct model {
@@ -43,13 +53,14 @@ struct model {
     struct arch arch;
     struct weights weights;
     struct adapters adapters;
-    struct tensor rope;     /* [max_len, A] f32 */
-    struct tensor norm_out; /* [2] f64, for adamw_norm */
+    struct tensor rope;    /* [max_len, A] f32 */
+    struct tensor tally;   /* [5] f64: nll, hits, aux, sum of squares and non-finite elements of the gradient */
+    struct tensor row_sum; /* [L*E] f64: rows of every expert in training micro-batches since model_take_rows */
     enum recompute recompute;
     int64_t ce_chunk;
     double aux_coef;
     bool aux_pooled;
-    int64_t *expert_rows; /* [L*E] host: rows of training micro-batches since the caller last cleared it; dense: 0 */
+    int64_t n_label; /* since model_clear */
 
     /* the micro-batch under way, all on dev->work */
     struct model_pass pass;
@@ -68,11 +79,17 @@ void model_close(struct model *m);
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
 void model_fwd(struct model *m);
-void model_loss(struct model *m, struct model_loss *out); /* waits for the device */
+void model_loss(struct model *m);
 void model_bwd(struct model *m);
 void model_end(struct model *m);
 
-/* After model_loss gave a non-finite loss: what went bad first, e.g. "output of layer 3". */
+void model_clear(struct model *m);
+void model_norm(struct model *m);
+void model_read(struct model *m, struct model_tally *out); /* waits for the device */
+/* rows [L*E] host: what every expert was given since the last call; 0 in dense layers. Waits for the device. */
+void model_take_rows(struct model *m, int64_t *rows);
+
+/* After model_loss of a micro-batch whose loss is not finite: what went bad first, e.g. "output of layer 3". Waits. */
 void model_first_bad(struct model *m, char name[64]);
 /* The first adapter whose gradient is not finite; false when all are finite. */
 bool model_first_bad_grad(struct model *m, char name[64]);

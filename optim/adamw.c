@@ -3,17 +3,6 @@
 
 #include <math.h>
 
-#include "kernels/device.h"
-
-void adamw_norm(struct device *dev, const struct adamw *opt, struct tensor sum2, double *norm, int64_t *n_bad)
-{
-    double sums[2]; /* of squares; how many are not finite */
-    op_sumsq(dev, sum2, opt->grad);
-    device_get(dev, sums, sum2);
-    *norm = sqrt(sums[0]);
-    *n_bad = (int64_t)sums[1];
-}
-
 void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm)
 {
     double t = (double)++opt->step;

@@ -12,9 +12,7 @@ struct adamw {
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step; /* updates done */
 };
-/* Norm of the gradient and how many elements are not finite; waits for the device. sum2: a [2] f64 device tensor. */
-void adamw_norm(struct device *dev, const struct adamw *opt, struct tensor sum2, double *norm, int64_t *n_bad);
-/* One update with the norm just measured; counts the step. */
+/* One update; norm: of the gradient, by op_sumsq. Counts the step. */
 void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm);
 
 #endif

@@ -408,7 +408,7 @@ void draft_expert_width(struct draft *d, int64_t d_ff)
 /* ---- loading */
 
 /* Two documents of 13 and 18 tokens, longer than the window of 8; every second token a label. */
-static void forward(struct model *m, struct model_loss *loss)
+static void forward(struct model *m, struct model_tally *loss)
 {
     enum { N = 31, CUT = 13, N_LABEL = N / 2 };
     int32_t tok[N], pos[N], cu[] = {0, CUT, N}, row[N_LABEL], id[N_LABEL];
@@ -427,9 +427,11 @@ static void forward(struct model *m, struct model_loss *loss)
                                   .cu = cu,
                                   .label_row = row,
                                   .label_id = id};
+    model_clear(m);
     model_begin(m, &b, &pass);
     model_fwd(m);
-    model_loss(m, loss);
+    model_loss(m);
+    model_read(m, loss);
     model_end(m);
 }
 

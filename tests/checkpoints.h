@@ -48,7 +48,7 @@ struct loaded {
     struct safetensors st;
     struct device dev;
     struct model model;
-    struct model_loss loss;
+    struct model_tally loss;
 };
 void loaded_open(struct loaded *l, const char *dir);
 void loaded_close(struct loaded *l);

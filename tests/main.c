@@ -87,6 +87,7 @@ double test_value(uint64_t stream, uint64_t i)
 int main(int argc, char **argv)
 {
     int failed = 0, ran = 0, first = 1;
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read what a kernel wrote as soon as the op returned */
     if (argc > 2 && !strcmp(argv[1], "--fixtures")) {
         fixtures = argv[2];
         first = 3;

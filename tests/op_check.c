@@ -4,11 +4,45 @@
 #include <math.h>
 #include <string.h>
 
+#ifdef MT_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 enum { GUARD = 64, MAX_BLOCKS = 4096 };
+
+static bool on_gpu;      /* tensors are made in memory that the GPU and the host share */
+static bool bf16_inputs; /* make_random gives values that bf16 holds */
+
+/* Memory for the tensors of the device under test. */
+static void *shared_alloc(int64_t bytes)
+{
+#ifdef MT_CUDA
+    void *p = NULL;
+    if (on_gpu) {
+        const cudaError_t rc = cudaMallocManaged(&p, (size_t)bytes, cudaMemAttachGlobal);
+        MT_REQUIRE(rc == cudaSuccess, "managed memory: %s", cudaGetErrorString(rc));
+        return p;
+    }
+#endif
+    return mem_alloc(bytes);
+}
+
+static void shared_free(void *p, bool gpu)
+{
+#ifdef MT_CUDA
+    if (gpu) {
+        MT_REQUIRE(cudaFree(p) == cudaSuccess, "cudaFree");
+        return;
+    }
+#endif
+    MT_REQUIRE(!gpu, "no CUDA in this build");
+    mem_free(p);
+}
 
 static struct {
     unsigned char *base;
     int64_t bytes;
+    bool gpu;
 } blocks[MAX_BLOCKS];
 static int n_blocks;
 
@@ -16,10 +50,11 @@ static int n_blocks;
 static void *guarded(int64_t bytes)
 {
     MT_REQUIRE(n_blocks < MAX_BLOCKS, "more than %d test tensors", MAX_BLOCKS);
-    unsigned char *base = mem_alloc(bytes + 2 * GUARD);
+    unsigned char *base = shared_alloc(bytes + 2 * GUARD);
     memset(base, 0xa5, (size_t)(bytes + 2 * GUARD));
     memset(base + GUARD, 0xff, (size_t)bytes);
     blocks[n_blocks].base = base;
+    blocks[n_blocks].gpu = on_gpu;
     blocks[n_blocks++].bytes = bytes;
     return base + GUARD;
 }
@@ -44,7 +79,7 @@ void op_check_end(struct device *dev)
             broken += blocks[b].base[i] != 0xa5;
             broken += blocks[b].base[GUARD + blocks[b].bytes + i] != 0xa5;
         }
-        mem_free(blocks[b].base);
+        shared_free(blocks[b].base, blocks[b].gpu);
     }
     n_blocks = 0;
     int64_t left = dev->work.used;
@@ -71,7 +106,10 @@ struct tensor make_zero(enum dtype t, int64_t n0, int64_t n1, int64_t n2)
 struct tensor make_random(enum dtype t, uint64_t stream, double amplitude, int64_t n0, int64_t n1, int64_t n2)
 {
     struct tensor x = make_empty(t, n0, n1, n2);
-    for (int64_t i = 0; i < tensor_count(x); i++) set_value(x, i, amplitude * test_value(stream, (uint64_t)i));
+    for (int64_t i = 0; i < tensor_count(x); i++) {
+        const double v = amplitude * test_value(stream, (uint64_t)i);
+        set_value(x, i, bf16_inputs ? (double)bf16_to_f32(f32_to_bf16((float)v)) : v);
+    }
     return x;
 }
 
@@ -261,5 +299,77 @@ void op_check_case(op_case_fn *run, const void *params, double bound)
     assert_close(3 * measure.flops, dev.flops, 1e-15); /* counted alike */
     assert_int_equal(dev.work.used, 0);
     device_close(&dev);
+    op_check_end(&exact);
+}
+
+void op_check_need_gpu(void)
+{
+    struct device dev;
+    struct err err;
+    if (!device_open(&dev, "cuda", "auto", &err)) return;
+    print_message("skip: kernels of the GPU: %s\n", err.msg);
+    skip();
+}
+
+static void open_cuda(struct device *dev, bool portable)
+{
+    struct err err = {{0}};
+    if (device_open(dev, portable ? "cuda-portable" : "cuda", "auto", &err) ||
+        device_reserve(dev, &dev->work, "work", OP_GPU_WORK, &err))
+        fail_msg("%s", err.msg);
+}
+
+/* Against F64, what the GPU wrote: whole numbers are the same, others at most twice as far off as the CPU in bf16, and
+ * one rounding. */
+static void compare_gpu(const struct op_outputs *want, const struct op_outputs *near, const struct op_outputs *got)
+{
+    assert_int_equal(want->n, got->n);
+    for (int i = 0; i < want->n; i++) {
+        assert_finite(got->out[i]);
+        const double allowed = 2 * tensor_error(near->out[i], want->out[i]) + 0x1p-9;
+        const double error = tensor_error(got->out[i], want->out[i]);
+        if (want->out[i].dtype == DT_I32 ? error > 0 : !(error <= allowed))
+            fail_msg("output %d: %g away from f64, allowed %g", i, error, allowed);
+    }
+}
+
+/* The peak of the work arena is what a measuring device says. */
+static void check_measured(op_case_fn *run, const void *params, const struct device *dev)
+{
+    struct device measure;
+    struct op_outputs none = {.n = 0};
+    device_measure(&measure, dev);
+    run(&measure, params, &none);
+    assert_int_equal(measure.work.peak, dev->work.peak);
+}
+
+void op_check_cuda(op_case_fn *run, const void *params)
+{
+    struct device exact, near_dev, dev;
+    struct op_outputs want = {.n = 0}, near = {.n = 0};
+    struct err err = {{0}};
+    bf16_inputs = true;
+    op_check_begin(&exact, true);
+    run(&exact, params, &want);
+    if (device_open(&near_dev, "cpu", "bf16", &err) ||
+        device_reserve(&near_dev, &near_dev.work, "work", (int64_t)256 << 20, &err))
+        fail_msg("%s", err.msg);
+    run(&near_dev, params, &near);
+    device_close(&near_dev);
+    on_gpu = true;
+    for (int portable = 0; portable < 2; portable++) {
+        struct op_outputs got = {.n = 0}, again = {.n = 0};
+        open_cuda(&dev, portable);
+        run(&dev, params, &got);
+        dev.ops->wait();
+        run(&dev, params, &again);
+        dev.ops->wait();
+        compare_gpu(&want, &near, &got);
+        for (int i = 0; i < got.n; i++) assert_same_bits(got.out[i], again.out[i]);
+        check_measured(run, params, &dev);
+        assert_int_equal(dev.work.used, 0);
+        device_close(&dev);
+    }
+    on_gpu = bf16_inputs = false;
     op_check_end(&exact);
 }

@@ -191,7 +191,8 @@ static void bad_values_are_told(void **state)
     refuse("[data]\npacking = maybe\n", "run.ini:2: data.packing = \"maybe\": expected one of true|false");
     refuse("[optim]\nschedule = cosin\n",
            "run.ini:2: optim.schedule = \"cosin\": expected one of cosine|linear|constant; did you mean \"cosine\"?");
-    refuse("[train]\ndevice = xyzzy\n", "run.ini:2: train.device = \"xyzzy\": expected one of auto|cpu|cuda");
+    refuse("[train]\ndevice = xyzzy\n",
+           "run.ini:2: train.device = \"xyzzy\": expected one of auto|cpu|cuda|cuda-portable");
 }
 
 static void a_key_may_stand_once(void **state)

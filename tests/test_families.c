@@ -445,10 +445,12 @@ static double total_loss(struct model *m, double *grad)
     }
     const struct model_batch b = {12, 2, n, 7, tok, pos, cu, row, id};
     const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
-    struct model_loss loss;
+    struct model_tally loss;
+    model_clear(m);
     model_begin(m, &b, &pass);
     model_fwd(m);
-    model_loss(m, &loss);
+    model_loss(m);
+    model_read(m, &loss);
     if (grad) {
         device_zero(m->dev, m->adapters.opt.grad);
         model_bwd(m);

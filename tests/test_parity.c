@@ -136,7 +136,6 @@ static void forward(struct model *m, const double *ids, int64_t n)
     int32_t *x = mem_array(4 * n, sizeof(*x)), *tok = x, *pos = x + n, *row = x + 2 * n, *id = x + 3 * n;
     int32_t cu[2] = {0, (int32_t)n};
     const struct model_pass pass = {.backward = true, .loss_scale = 1};
-    struct model_loss loss;
     for (int64_t t = 0; t < n; t++) {
         tok[t] = (int32_t)ids[t];
         pos[t] = (int32_t)t;
@@ -154,7 +153,7 @@ static void forward(struct model *m, const double *ids, int64_t n)
                                   .label_id = id};
     model_begin(m, &b, &pass);
     model_fwd(m);
-    model_loss(m, &loss);
+    model_loss(m);
     mem_free(x);
 }
 
@@ -292,8 +291,7 @@ static void check_gradients(enum cfg_recompute recompute)
     }
     for (int64_t i = 0; i < cfg.train.grad_accum; i++) {
         const struct model_pass pass = {.backward = true, .loss_scale = 1 / (double)labels, .aux_share = 1};
-        struct model_loss loss;
-        run_micro_batch(&r, &b[i], &pass, &loss);
+        run_micro_batch(&r, &b[i], &pass);
         model_end(&r.model);
         batch_free(&b[i]);
     }

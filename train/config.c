@@ -66,7 +66,7 @@ static const struct option options[] = {
     ROW(optim, beta2, "0.999", "[0, 1)", "decay of the second moment"),
     ROW(optim, eps, "1e-8", "(0, 1]", "added to the root of the second moment"),
     ROW(optim, clip_norm, "1", "[0, 1e9]", "largest norm of the whole gradient; 0: no clipping"),
-    ROW(train, device, "auto", "auto|cpu|cuda", "auto: cuda when there is one"),
+    ROW(train, device, "auto", "auto|cpu|cuda|cuda-portable", "portable: no kernel that only Hopper runs"),
     ROW(train, dtype, "auto", "auto|fp32|bf16", "of activations; auto: bf16 on cuda, fp32 on cpu"),
     ROW(train, steps, "0", "[0, 1e9]", "optimizer steps; 0: by epochs"),
     ROW(train, epochs, "1", "[0, 1e6]", "passes over the data when steps is 0"),

@@ -66,42 +66,62 @@ static struct batch *take_batches(struct training *t, int64_t n, int64_t *labels
     return b;
 }
 
-/* Forward and backward of all micro-batches: gradients and loss of the step. False: interrupted. */
-static bool accumulate(struct training *t, const struct batch *b, int64_t n, int64_t labels, struct step_metrics *m,
-                       char bad[64])
+static struct model_pass pass_of(const struct training *t, int64_t i, int64_t labels)
+{
+    const uint64_t key = rng_u64(rng_key((uint64_t)t->run.cfg->train.seed, "dropout"), (uint64_t)t->state.step);
+    return (struct model_pass){.backward = true,
+                               .loss_scale = 1 / (double)MT_MAX(labels, 1),
+                               .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
+                               .dropout_key = rng_u64(key, (uint64_t)i)};
+}
+
+/* Forward and backward of all micro-batches: gradients and loss of the step, none of it read yet. False: interrupted.
+ */
+static bool accumulate(struct training *t, const struct batch *b, int64_t n, int64_t labels)
 {
     struct run *r = &t->run;
-    const uint64_t key = rng_u64(rng_key((uint64_t)r->cfg->train.seed, "dropout"), (uint64_t)t->state.step);
-    double nll = 0;
     device_zero(&r->dev, r->model.adapters.opt.grad);
+    model_clear(&r->model);
     for (int64_t i = 0; i < n; i++) {
-        const struct model_pass pass = {.backward = true,
-                                        .loss_scale = 1 / (double)MT_MAX(labels, 1),
-                                        .aux_share = 1 / (double)n,
-                                        .dropout_key = rng_u64(key, (uint64_t)i)};
-        struct model_loss loss;
+        const struct model_pass pass = pass_of(t, i, labels);
         if (stop_asked()) return false;
-        run_micro_batch(r, &b[i], &pass, &loss);
-        if (!isfinite(loss.nll) && !m->skipped) {
-            m->skipped = true;
-            model_first_bad(&r->model, bad);
-        }
+        run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
-        nll += loss.nll;
     }
-    m->loss = nll / (double)MT_MAX(labels, 1);
+    model_norm(&r->model);
     return true;
 }
 
-static void update(struct training *t, struct step_metrics *m, char bad[64])
+/* What went bad first in a step whose loss or gradient is not finite: the micro-batches run once more, one at a time.
+ */
+static void find_bad(struct training *t, const struct batch *b, int64_t n, int64_t labels, char bad[64])
+{
+    struct model *m = &t->run.model;
+    struct model_tally sum;
+    if (model_first_bad_grad(m, bad)) snprintf(bad + strlen(bad), 64 - strlen(bad), " (gradient)");
+    for (int64_t i = 0; i < n; i++) {
+        const struct model_pass pass = pass_of(t, i, labels);
+        model_clear(m);
+        run_forward(&t->run, &b[i], &pass);
+        model_read(m, &sum);
+        const bool found = !isfinite(sum.nll);
+        if (found) model_first_bad(m, bad);
+        model_end(m);
+        if (found) return;
+    }
+    if (!*bad) snprintf(bad, 64, "gradient norm");
+}
+
+/* Reads the step's sums, the one time that the host waits for the device, and updates the adapters. */
+static void update(struct training *t, const struct batch *b, struct step_metrics *m, char bad[64])
 {
     struct model *model = &t->run.model;
-    int64_t n_bad;
-    adamw_norm(&t->run.dev, &model->adapters.opt, model->norm_out, &m->grad_norm, &n_bad);
-    if (!m->skipped && (n_bad || !isfinite(m->grad_norm))) {
-        m->skipped = true;
-        if (!model_first_bad_grad(model, bad)) snprintf(bad, 64, "gradient norm");
-    }
+    struct model_tally sum;
+    model_read(model, &sum);
+    m->loss = sum.nll / (double)MT_MAX(m->labels, 1);
+    m->grad_norm = sum.grad_norm;
+    m->skipped = !isfinite(sum.nll) || sum.n_bad_grad || !isfinite(sum.grad_norm);
+    if (m->skipped) find_bad(t, b, t->run.cfg->train.grad_accum, m->labels, bad);
     if (m->skipped || !m->labels) return;
     adamw_update(&t->run.dev, &model->adapters.opt, m->lr, m->grad_norm);
     adapters_refresh(&model->adapters, &t->run.dev);
@@ -125,11 +145,11 @@ static int step(struct training *t, struct err *err)
     const double start = clock_ms();
     struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
     m.lr = schedule_lr(&t->schedule, m.step);
-    const bool done = accumulate(t, b, cfg->train.grad_accum, m.labels, &m, bad);
+    const bool done = accumulate(t, b, cfg->train.grad_accum, m.labels);
+    if (done) update(t, b, &m, bad);
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
     mem_free(b);
     if (!done) return LOOP_INTERRUPTED;
-    update(t, &m, bad);
     s->step++;
     s->pos = pos;
     s->tokens += m.tokens;
@@ -169,9 +189,11 @@ static int evaluate(struct training *t, struct err *err)
 static int save(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
-    const struct model *m = &t->run.model;
-    metrics_experts(&t->metrics, t->state.step, m->expert_rows, m->arch.n_layer, m->arch.n_exp);
-    memset(m->expert_rows, 0, (size_t)(m->arch.n_layer * m->arch.n_exp) * sizeof(*m->expert_rows));
+    struct model *m = &t->run.model;
+    int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
+    model_take_rows(m, rows);
+    metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
+    mem_free(rows);
     return checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep,
                            err);
 }

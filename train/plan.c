@@ -2,7 +2,6 @@
 #include "train/plan.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include "data/loader.h"
 #include "train/peft.h"
@@ -42,7 +41,7 @@ static int64_t measure_pass(struct model *m, const struct model_batch *b, bool b
     m->dev->flops = 0;
     model_begin(m, b, &pass);
     model_fwd(m);
-    model_loss(m, NULL);
+    model_loss(m);
     if (backward) model_bwd(m);
     model_end(m);
     *flops = m->dev->flops / (double)b->n_tok;
@@ -81,24 +80,6 @@ static int measure(struct plan *p, const struct device *dev, const struct arch *
     return 0;
 }
 
-/* Bytes that can be taken without swapping; the limit of a control group counts where there is one. */
-static int64_t memory_free(void)
-{
-    int64_t free_bytes = sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    char line[128];
-    long long kib, limit, used;
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "MemAvailable: %lld", &kib) == 1) free_bytes = kib * 1024;
-    if (f) fclose(f);
-    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *now = fopen("/sys/fs/cgroup/memory.current", "r");
-    if (max && now && fscanf(max, "%lld", &limit) == 1 && fscanf(now, "%lld", &used) == 1)
-        free_bytes = MT_MIN(free_bytes, MT_MAX(limit - used, 0));
-    if (max) fclose(max);
-    if (now) fclose(now);
-    return free_bytes;
-}
-
 int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
               const struct config *cfg, const char *adapter_dir, bool train, struct err *err)
 {
@@ -108,7 +89,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
     if (a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
-    p->budget = p->capped ? (int64_t)(cfg->train.memory_gb * (1 << 30)) : memory_free() / 10 * 9;
+    p->budget = p->capped ? (int64_t)(cfg->train.memory_gb * (1 << 30)) : dev->ops->free_bytes() / 10 * 9;
     if (measure(p, dev, a, st, cfg, adapter_dir, err)) return -1;
     if (plan_peak(p, train) <= p->budget) return 0;
     return err_set(err,

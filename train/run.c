@@ -9,7 +9,8 @@
 
 int run_open_headers(struct run *r, const struct config *cfg, struct err *err)
 {
-    static const char *const devices[] = {"auto", "cpu", "cuda"}, *const dtypes[] = {"auto", "fp32", "bf16"};
+    static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
+                                                                                                      "bf16"};
     *r = (struct run){.cfg = cfg};
     if (config_validate(cfg, err) || device_open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
         arch_load(&r->arch, cfg->model.path, err))
@@ -114,7 +115,7 @@ struct loader_options run_loader_options(const struct config *cfg, bool train)
                                    .seed = (uint64_t)cfg->train.seed};
 }
 
-void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass, struct model_loss *loss)
+void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass)
 {
     const struct model_batch mb = {.n_tok = b->n_tok,
                                    .n_seq = b->n_seq,
@@ -127,8 +128,13 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
                                    .label_id = b->label_id};
     model_begin(&r->model, &mb, pass);
     model_fwd(&r->model);
-    model_loss(&r->model, loss);
-    if (pass->backward && isfinite(loss->nll)) model_bwd(&r->model);
+    model_loss(&r->model);
+}
+
+void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass)
+{
+    run_forward(r, b, pass);
+    if (pass->backward) model_bwd(&r->model);
 }
 
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
@@ -136,28 +142,26 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     const struct loader_options opt = run_loader_options(r->cfg, false);
     const struct model_pass pass = {.backward = false};
     struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
-    int64_t n = loader_epoch_batches(l, 0), labels = 0, hits = 0;
+    int64_t n = loader_epoch_batches(l, 0);
     const double start = clock_ms();
-    double nll = 0;
+    struct model_tally sum;
     bool stopped = false;
     if (r->cfg->eval.max_batches) n = MT_MIN(n, r->cfg->eval.max_batches);
+    model_clear(&r->model);
     for (int64_t i = 0; i < n && !stopped; i++) {
         struct batch b;
-        struct model_loss loss;
         loader_next(l, &b, NULL);
-        run_micro_batch(r, &b, &pass, &loss);
+        run_micro_batch(r, &b, &pass);
         model_end(&r->model);
         batch_free(&b);
-        nll += loss.nll;
-        labels += loss.n_label;
-        hits += loss.n_hit;
         stopped = stop && stop();
     }
     loader_close(l);
-    out->tokens = labels;
-    out->loss = nll / (double)MT_MAX(labels, 1);
+    model_read(&r->model, &sum);
+    out->tokens = sum.n_label;
+    out->loss = sum.nll / (double)MT_MAX(sum.n_label, 1);
     out->perplexity = exp(out->loss);
-    out->accuracy = (double)hits / (double)MT_MAX(labels, 1);
+    out->accuracy = (double)sum.n_hit / (double)MT_MAX(sum.n_label, 1);
     out->ms = clock_ms() - start;
     return !stopped;
 }

@@ -28,8 +28,9 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 void run_close(struct run *r); /* a zeroed run is fine */
 
 struct loader_options run_loader_options(const struct config *cfg, bool train);
-/* b -> the model, forward and loss (and backward), out of it again. */
-void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass, struct model_loss *loss);
+/* b -> the model, forward and loss (and backward); the caller calls model_end. */
+void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);
+void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass);
 /* Held-out loss, perplexity and next-token accuracy. False when stop() became true in between (stop may be NULL). */
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
 

@@ -2,8 +2,10 @@
 #include "kernels/cpu/real.h"
 
 #include <cblas.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void *host_alloc(int64_t bytes)
 {
@@ -12,6 +14,24 @@ static void *host_alloc(int64_t bytes)
 }
 
 static void host_free(void *p) { free(p); }
+
+/* Bytes that can be taken without swapping; the limit of a control group counts where there is one. */
+static int64_t host_free_bytes(void)
+{
+    int64_t free_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
+    char line[128];
+    long long kib, limit, used;
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "MemAvailable: %lld", &kib) == 1) free_bytes = kib * 1024;
+    if (f) fclose(f);
+    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *now = fopen("/sys/fs/cgroup/memory.current", "r");
+    if (max && now && fscanf(max, "%lld", &limit) == 1 && fscanf(now, "%lld", &used) == 1)
+        free_bytes = MT_MIN(free_bytes, MT_MAX(limit - used, 0));
+    if (max) fclose(max);
+    if (now) fclose(now);
+    return free_bytes;
+}
 
 static void host_copy(void *dst, const void *src, int64_t bytes)
 {
@@ -23,6 +43,8 @@ static void host_zero(void *dst, int64_t bytes)
     if (bytes) memset(dst, 0, (size_t)bytes);
 }
 
+static void host_wait(void) {}
+
 static const struct ops table = {
 #ifdef MT_F64
     .name = "cpu (f64)",
@@ -33,9 +55,11 @@ static const struct ops table = {
     .stat = DT_REAL,
     .alloc = host_alloc,
     .free = host_free,
+    .free_bytes = host_free_bytes,
     .upload = host_copy,
     .download = host_copy,
     .zero = host_zero,
+    .wait = host_wait,
     .embed_fwd = CPU(embed_fwd),
     .rmsnorm_fwd = CPU(rmsnorm_fwd),
     .rmsnorm_bwd = CPU(rmsnorm_bwd),
@@ -60,6 +84,9 @@ static const struct ops table = {
     .sumsq = CPU(sumsq),
     .adamw = CPU(adamw),
     .cast = CPU(cast),
+    .loss_sum = CPU(loss_sum),
+    .aux_sum = CPU(aux_sum),
+    .row_count = CPU(row_count),
 };
 
 /* Whether this processor has the instructions that this file was compiled for. */

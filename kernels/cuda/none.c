@@ -1,4 +1,9 @@
 /* none.c - stands in for the CUDA backend in a build without it. */
 #include "kernels/device.h"
 
-const struct ops *ops_cuda(void) { return NULL; }
+const struct ops *ops_cuda(bool portable, struct err *err)
+{
+    (void)portable;
+    err_set(err, "this program was built without CUDA: choose train.device = cpu, or build it where nvcc is");
+    return NULL;
+}

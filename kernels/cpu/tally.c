@@ -1,0 +1,28 @@
+/* tally.c - the sums of a step: loss, hits, auxiliary loss, rows of every expert. */
+#include "kernels/cpu/real.h"
+
+void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)
+{
+    if (dev->measuring) return;
+    double *sum = out.data;
+    for (int64_t i = 0; i < nll.shape[0]; i++) {
+        sum[0] += (double)((const real *)nll.data)[i];
+        sum[1] += ((const int32_t *)hit.data)[i];
+    }
+}
+
+void CPU(aux_sum)(struct device *dev, struct tensor out, const struct aux *aux, double factor)
+{
+    if (dev->measuring) return;
+    const real *count = aux->count.data, *prob = aux->prob.data;
+    double sum = 0;
+    for (int64_t i = 0; i < aux->count.shape[0]; i++) sum += (double)count[i] * (double)prob[i];
+    *(double *)out.data += factor * sum;
+}
+
+void CPU(row_count)(struct device *dev, struct tensor out, struct tensor offs)
+{
+    if (dev->measuring) return;
+    const int32_t *first = offs.data;
+    for (int64_t e = 0; e < out.shape[0]; e++) ((double *)out.data)[e] += first[e + 1] - first[e];
+}
