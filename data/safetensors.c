@@ -331,7 +331,7 @@ const char *safetensors_nearest(const struct safetensors *st, const char *name)
 
 void safetensors_drop(const struct safetensors *st, const struct st_tensor *t)
 {
-    file_map_drop(&st->maps[t->shard], t->offset, t->bytes);
+    if (t->shard < st->n_shards) file_map_drop(&st->maps[t->shard], t->offset, t->bytes);
 }
 
 int64_t safetensors_bytes(const struct safetensors *st)

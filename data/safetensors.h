@@ -36,7 +36,7 @@ void safetensors_close(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: not there */
 /* The nearest existing name, for "did you mean"; NULL when none is near. */
 const char *safetensors_nearest(const struct safetensors *st, const char *name);
-/* The tensor's bytes will not be read again. */
+/* The tensor's bytes will not be read again. A struct safetensors made in memory has no shards: nothing happens. */
 void safetensors_drop(const struct safetensors *st, const struct st_tensor *t);
 int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all shards */
 /* Value of `key` in the first shard's __metadata__, or NULL. */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/ops.h"
+#include "kernels/prof.h"
 
 /* ---- open and close ---- */
 
@@ -59,6 +59,16 @@ int device_open(struct device *dev, const char *name, const char *dtype, struct 
     return 0;
 }
 
+int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err)
+{
+    const bool cuda = !strcmp(name, "cuda") || !strcmp(name, "cuda-portable");
+    if (!device_open(dev, name, dtype, err)) return 0;
+    if (!cuda || !ops_cuda_table()) return -1;
+    dev->ops = ops_cuda_table();
+    set_up(dev);
+    return 0;
+}
+
 void device_open_oracle(struct device *dev)
 {
     memset(dev, 0, sizeof(*dev));
@@ -71,10 +81,13 @@ void device_measure(struct device *dev, const struct device *like)
 {
     *dev = *like;
     dev->measuring = true;
-    dev->flops = 0;
+    dev->flops = dev->floor_ms = 0;
+    dev->op = (struct cost){0};
+    dev->prof = NULL;
     dev->weights = arena_measure("weights");
     dev->state = arena_measure("state");
     dev->work = arena_measure("work");
+    dev->host = arena_measure("host");
 }
 
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err)
@@ -88,11 +101,20 @@ int device_reserve(struct device *dev, struct arena *a, const char *name, int64_
                    str_bytes(have, available));
 }
 
+int device_reserve_host(struct device *dev, int64_t bytes, struct err *err)
+{
+    char want[32];
+    void *base = dev->ops->alloc_host(bytes);
+    dev->host = (struct arena){.name = "host", .base = base, .cap = base ? bytes : 0};
+    return base ? 0 : err_set(err, "%s of pinned host memory cannot be had for the embedding", str_bytes(want, bytes));
+}
+
 void device_close(struct device *dev)
 {
     struct arena *arenas[] = {&dev->weights, &dev->state, &dev->work};
     for (int i = 0; i < 3; i++)
         if (arenas[i]->base) dev->ops->free(arenas[i]->base);
+    if (dev->host.base) dev->ops->free_host(dev->host.base);
     memset(dev, 0, sizeof(*dev));
 }
 
@@ -100,7 +122,10 @@ void device_close(struct device *dev)
 
 void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes)
 {
-    if (!dev->measuring) dev->ops->upload(dst, src, bytes);
+    if (dev->measuring) return;
+    prof_enter(dev, "upload", 0);
+    dev->ops->upload(dst, src, bytes);
+    prof_leave(dev);
 }
 
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes)
@@ -118,7 +143,10 @@ void device_zero(struct device *dev, struct tensor x)
     if (dev->measuring || !x.rank) return;
     int64_t size = dtype_size(x.dtype), n = tensor_count(x), row = contiguous(x) ? n : x.shape[x.rank - 1];
     int64_t stride = contiguous(x) ? n : x.ld;
+    dev->op.bytes += (double)(n * size);
+    prof_enter(dev, "zero", 0);
     for (int64_t r = 0; n && r < n / row; r++) dev->ops->zero((char *)x.data + r * stride * size, row * size);
+    prof_leave(dev);
 }
 
 /* Element i of a host buffer in dtype t. */

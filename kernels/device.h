@@ -8,9 +8,25 @@
 extern "C" {
 #endif
 
-struct ops; /* kernels/ops.h */
+struct ops;  /* kernels/ops.h */
+struct prof; /* kernels/prof.h */
 
-/* One compute device. The three arenas are the only device memory there is:
+/* What work costs at least: floating-point operations of its products; bytes of every input read once and every output
+ * written once; and bytes for decoding 4-bit weights to bf16 before the product reads them. */
+struct cost {
+    double flops, bytes, decode;
+};
+/* What the device reaches on large products and copies, per second (prof_measure_roofs); 0: not measured. */
+struct roofs {
+    double flops, bytes;
+};
+/* The time below which no kernel gets with these roofs; decoding comes before the product. 0 without roofs. */
+static inline double cost_ms(const struct roofs *r, const struct cost *c)
+{
+    return r->flops > 0 ? 1e3 * (MT_MAX(c->flops / r->flops, c->bytes / r->bytes) + c->decode / r->bytes) : 0;
+}
+
+/* One compute device. Its first three arenas are the only device memory there is:
  *   weights  the frozen checkpoint, packed as on disk; filled once
  *   state    adapters, gradients, moments, tables: lives as long as the run
  *   work     activations and scratch: a stack, empty between steps
@@ -23,8 +39,14 @@ struct device {
     bool round_bf16; /* CPU with train.dtype = bf16: every activation an op writes is rounded to bf16, held in F32 */
     bool measuring;
     int n_threads;
-    double flops; /* floating-point operations of all ops so far, counted by the front doors */
+    int64_t expert_group; /* experts whose matrices are decoded at a time; 0: all of a layer. A CPU decodes tiles */
+    double flops;         /* floating-point operations of all ops so far, counted by the front doors */
+    double floor_ms;      /* cost_ms of all ops so far */
+    struct cost op;       /* of the op at the front door */
+    struct roofs roofs;   /* zero until somebody measures them */
+    struct prof *prof;    /* where the ops are timed; NULL: nowhere */
     struct arena weights, state, work;
+    struct arena host; /* pinned memory of the host that ops can read: frozen weights that need not be on the device */
 };
 
 /* The backends. ops_cuda() opens the first GPU on its first call; without CUDA in the build or a GPU in the machine it
@@ -33,16 +55,22 @@ struct device {
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
 const struct ops *ops_cuda(bool portable, struct err *err);
+const struct ops *
+ops_cuda_table(void); /* its ops without a GPU, to measure with only; NULL without CUDA in the build */
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had; dtype: "auto", "fp32" or "bf16".
  * An error says what this build or machine lacks. */
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
+/* The same for a plan: "cuda" need not be in this machine, and the device is only good to measure with. */
+int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);
 /* A device that only measures, with the dtypes and op table of `like`. */
 void device_measure(struct device *dev, const struct device *like);
 /* Allocates one arena of exactly `bytes`. Error: not enough memory, with both numbers. */
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err) MT_CHECK;
+/* The same for dev->host. */
+int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_CHECK;
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is fine */
 
 void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes); /* host -> device, done on return */

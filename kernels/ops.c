@@ -2,8 +2,9 @@
  * the CPU. A wrong shape is a bug in the caller and stops the process with both shapes in words.
  *
  * FLOPs counted are those of the matrix products, a multiply and an add being two; what each product is stands beside
- * it. Elementwise work and reductions over rows are left out. */
-#include "kernels/ops.h"
+ * it. Elementwise work and reductions over rows are left out. Bytes counted are the fewest the op must move: inputs
+ * once, outputs once, sums ("+=") twice. */
+#include "kernels/prof.h"
 
 #include <stdio.h>
 
@@ -114,7 +115,7 @@ static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, st
 /* A product of [m, k] by [k, n]. */
 static void count_gemm(struct device *dev, int64_t m, int64_t n, int64_t k)
 {
-    dev->flops += 2 * (double)m * (double)n * (double)k;
+    dev->op.flops += 2 * (double)m * (double)n * (double)k;
 }
 
 /* One pass of m rows through an adapter: x A^T and (x A^T) B^T, or the two products of their gradients. */
@@ -133,8 +134,46 @@ static void count_attn(struct device *dev, int n_products, int64_t n_tok, const 
                        const struct attn_shape *s)
 {
     double pairs = s->window ? MT_MIN(seqs->pairs, (double)n_tok * (double)s->window) : seqs->pairs;
-    dev->flops += 2 * n_products * pairs * (double)(s->n_head * s->head_dim);
+    dev->op.flops += 2 * n_products * pairs * (double)(s->n_head * s->head_dim);
 }
+
+/* Every element of the tensors read or written once; absent ones are none. */
+#define MOVES(dev, ...)                                                                                                \
+    moves(dev, (int)MT_LEN(((struct tensor[]){__VA_ARGS__})), (const struct tensor[]){__VA_ARGS__})
+static void moves(struct device *dev, int n, const struct tensor *x)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i].rank) dev->op.bytes += (double)(tensor_count(x[i]) * dtype_size(x[i].dtype));
+}
+
+/* A weight read by a product of n_row rows: of a stack, no more experts than there are rows. */
+static void moves_weight(struct device *dev, const struct weight *w, int64_t n_row)
+{
+    const double share = MT_MIN(1, (double)n_row / (double)w->n_exp), stored = share * (double)weight_bytes(w);
+    const double decoded = 2 * share * (double)w->n_exp * (double)w->n_out * (double)w->n_in;
+    const bool packed = w->format == WF_MXFP4 || w->format == WF_NF4 || w->format == WF_FP4;
+    dev->op.bytes += packed ? decoded : stored;
+    if (packed) dev->op.decode += stored + decoded;
+}
+
+static void moves_grad(struct device *dev, const struct lora_grad *g, const struct lora *l)
+{
+    if (l->r) MOVES(dev, l->a, l->b, g->a, g->a, g->b, g->b);
+}
+
+static void moves_lora(struct device *dev, const struct lora *l)
+{
+    if (l->r) MOVES(dev, l->a, l->b);
+}
+
+/* The backend's turn. `part` tells calls of one op apart that differ in kind: the width of a product's output, the
+ * window of attention. */
+#define RUN(part, fn, ...)                                                                                             \
+    do {                                                                                                               \
+        prof_enter(dev, #fn, part);                                                                                    \
+        dev->ops->fn(dev, __VA_ARGS__);                                                                                \
+        prof_leave(dev);                                                                                               \
+    } while (0)
 
 /* train.dtype = bf16 on the CPU: an activation is what bf16 can hold, though kept in f32. */
 static void round_act(struct device *dev, struct tensor x)
@@ -155,7 +194,8 @@ void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, s
     WANT(y, dev->act, tok.shape[0], w->n_in);
     WANT(tok, DT_I32, y.shape[0]);
     want_weight(__func__, w, 1, w->n_out, y.shape[1]);
-    dev->ops->embed_fwd(dev, y, w, tok);
+    MOVES(dev, y, y, tok);
+    RUN(0, embed_fwd, y, w, tok);
     round_act(dev, y);
 }
 
@@ -167,7 +207,8 @@ void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, str
     WANT(rstd, dev->stat, n_tok);
     WANT(x, dev->act, n_tok, dim);
     WANT(w, DT_F32, dim);
-    dev->ops->rmsnorm_fwd(dev, y, rstd, x, w, norm);
+    MOVES(dev, y, rstd, x, w);
+    RUN(0, rmsnorm_fwd, y, rstd, x, w, norm);
     round_act(dev, y);
 }
 
@@ -180,7 +221,8 @@ void op_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, stru
     WANT(x, dev->act, n_tok, dim);
     WANT(rstd, dev->stat, n_tok);
     WANT(w, DT_F32, dim);
-    dev->ops->rmsnorm_bwd(dev, dx, dy, x, rstd, w);
+    MOVES(dev, dx, dx, dy, x, rstd, w);
+    RUN(0, rmsnorm_bwd, dx, dy, x, rstd, w);
     round_act(dev, dx);
 }
 
@@ -196,7 +238,10 @@ void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct
     want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
     count_gemm(dev, n_tok, w->n_out, w->n_in); /* x W^T */
     count_dense_lora(dev, n_tok, lora);        /* x A^T; (x A^T) B^T */
-    dev->ops->linear_fwd(dev, y, xa, x, w, bias, res, lora);
+    MOVES(dev, y, xa, x, bias, res);
+    moves_weight(dev, w, n_tok);
+    moves_lora(dev, lora);
+    RUN(w->n_out, linear_fwd, y, xa, x, w, bias, res, lora);
     round_act(dev, y);
     if (lora->r) round_act(dev, xa);
 }
@@ -214,7 +259,11 @@ void op_linear_bwd(struct device *dev, struct tensor dx, const struct lora_grad 
     if (dx.rank) count_gemm(dev, n_tok, w->n_out, w->n_in); /* dy W */
     count_dense_lora(dev, n_tok, lora);                     /* dy B; (dy B) A */
     count_dense_lora(dev, n_tok, lora);                     /* dy^T xa; (dy B)^T x */
-    dev->ops->linear_bwd(dev, dx, grad, dy, x, xa, w, lora);
+    MOVES(dev, dx, dy, xa);
+    if (lora->r) MOVES(dev, x);
+    if (dx.rank) moves_weight(dev, w, n_tok);
+    moves_grad(dev, grad, lora);
+    RUN(w->n_out, linear_bwd, dx, grad, dy, x, xa, w, lora);
     round_act(dev, dx);
 }
 
@@ -231,16 +280,20 @@ void op_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struc
 {
     WANT(qkv, dev->act, qkv.shape[0], qkv.shape[1]);
     want_rope(qkv, pos, table, n_head);
-    dev->ops->rope_fwd(dev, qkv, pos, table, n_head);
-    round_act(dev, tensor_cols(qkv, 0, n_head * table.shape[1]));
+    const struct tensor heads = tensor_cols(qkv, 0, n_head * table.shape[1]);
+    MOVES(dev, heads, heads, pos);
+    RUN(0, rope_fwd, qkv, pos, table, n_head);
+    round_act(dev, heads);
 }
 
 void op_rope_bwd(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head)
 {
     WANT(dqkv, dev->act, dqkv.shape[0], dqkv.shape[1]);
     want_rope(dqkv, pos, table, n_head);
-    dev->ops->rope_bwd(dev, dqkv, pos, table, n_head);
-    round_act(dev, tensor_cols(dqkv, 0, n_head * table.shape[1]));
+    const struct tensor heads = tensor_cols(dqkv, 0, n_head * table.shape[1]);
+    MOVES(dev, heads, heads, pos);
+    RUN(0, rope_bwd, dqkv, pos, table, n_head);
+    round_act(dev, heads);
 }
 
 void op_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
@@ -249,7 +302,8 @@ void op_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct 
     want_attn(dev, qkv, o, lse, seqs, shape);
     WANT_OPT(sinks, DT_F32, shape->n_head);
     count_attn(dev, 2, qkv.shape[0], seqs, shape); /* Q K^T; P V */
-    dev->ops->attn_fwd(dev, o, lse, qkv, sinks, seqs, shape);
+    MOVES(dev, o, lse, qkv);
+    RUN(shape->window, attn_fwd, o, lse, qkv, sinks, seqs, shape);
     round_act(dev, o);
 }
 
@@ -259,7 +313,8 @@ void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, str
     want_attn(dev, qkv, o, lse, seqs, shape);
     want_attn(dev, dqkv, dout, lse, seqs, shape);
     count_attn(dev, 5, qkv.shape[0], seqs, shape); /* Q K^T again; dO V^T; P^T dO; dS^T Q; dS K */
-    dev->ops->attn_bwd(dev, dqkv, dout, o, lse, qkv, seqs, shape);
+    MOVES(dev, dqkv, dout, o, lse, qkv);
+    RUN(shape->window, attn_bwd, dqkv, dout, o, lse, qkv, seqs, shape);
     round_act(dev, dqkv);
 }
 
@@ -282,8 +337,10 @@ void op_qk_norm_fwd(struct device *dev, struct tensor qkv, struct tensor raw, st
                     struct tensor wk, const struct attn_shape *shape, const struct norm *norm)
 {
     int64_t n_col = want_qk_norm(dev, qkv, raw, rstd, wq, wk, shape);
-    dev->ops->qk_norm_fwd(dev, qkv, raw, rstd, wq, wk, shape, norm);
-    round_act(dev, tensor_cols(qkv, 0, n_col));
+    const struct tensor heads = tensor_cols(qkv, 0, n_col);
+    MOVES(dev, heads, heads, raw, rstd);
+    RUN(0, qk_norm_fwd, qkv, raw, rstd, wq, wk, shape, norm);
+    round_act(dev, heads);
     round_act(dev, raw);
 }
 
@@ -291,8 +348,10 @@ void op_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, s
                     struct tensor wk, const struct attn_shape *shape)
 {
     int64_t n_col = want_qk_norm(dev, dqkv, raw, rstd, wq, wk, shape);
-    dev->ops->qk_norm_bwd(dev, dqkv, raw, rstd, wq, wk, shape);
-    round_act(dev, tensor_cols(dqkv, 0, n_col));
+    const struct tensor heads = tensor_cols(dqkv, 0, n_col);
+    MOVES(dev, heads, heads, raw, rstd);
+    RUN(0, qk_norm_bwd, dqkv, raw, rstd, wq, wk, shape);
+    round_act(dev, heads);
 }
 
 void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
@@ -309,7 +368,9 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
     MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
     count_gemm(dev, n_label, w->n_out, w->n_in);              /* x W^T */
     if (dx.rank) count_gemm(dev, n_label, w->n_out, w->n_in); /* dlogits W */
-    dev->ops->linear_ce(dev, nll, hit, dx, x, w, rows, ids, scale, chunk);
+    MOVES(dev, nll, hit, rows, ids, dx, tensor_rows(x, 0, n_label));
+    moves_weight(dev, w, n_label);
+    RUN(0, linear_ce, nll, hit, dx, x, w, rows, ids, scale, chunk);
     round_act(dev, dx);
 }
 
@@ -327,13 +388,16 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     WANT(x, dev->act, n_tok, w->n_in);
     WANT_OPT(bias, DT_F32, w->n_out);
     count_gemm(dev, n_tok, w->n_out, w->n_in);
-    dev->ops->router_fwd(dev, r, logits, x, w, bias, kind);
+    MOVES(dev, logits, x, r->idx, r->gate);
+    moves_weight(dev, w, n_tok);
+    RUN(0, router_fwd, r, logits, x, w, bias, kind);
 }
 
 void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)
 {
     want_route(dev, r, r->idx.shape[0], n_exp);
-    dev->ops->route_sort(dev, r, n_exp);
+    MOVES(dev, r->idx, r->offs, r->row_slot, r->slot_row);
+    RUN(0, route_sort, r, n_exp);
 }
 
 static void want_aux(struct device *dev, const struct aux *aux, int64_t n_exp)
@@ -348,7 +412,8 @@ void op_aux_stats(struct device *dev, struct aux *aux, struct tensor logits, con
     WANT(logits, dev->stat, n_tok, n_exp);
     want_aux(dev, aux, n_exp);
     want_route(dev, r, n_tok, n_exp);
-    dev->ops->aux_stats(dev, aux, logits, r);
+    MOVES(dev, logits, r->idx);
+    RUN(0, aux_stats, aux, logits, r);
 }
 
 void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
@@ -366,7 +431,10 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
                (long long)aux->rows, (long long)n_tok);
     bool dense = auxiliary || kind == ROUTER_PROBABILITY;
     count_gemm(dev, n_tok, dense ? w->n_out : n_top, w->n_in); /* dl W: only chosen rows of W, or all */
-    dev->ops->router_bwd(dev, dx, dgate, r, logits, w, aux, kind);
+    MOVES(dev, dx, dx, dgate, r->gate, r->idx);
+    if (dense) MOVES(dev, logits);
+    moves_weight(dev, w, n_tok);
+    RUN(0, router_bwd, dx, dgate, r, logits, w, aux, kind);
     round_act(dev, dx);
 }
 
@@ -383,7 +451,10 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     want_expert_lora(dev, lora, xa, n_row, w);
     count_gemm(dev, n_row, w->n_out, w->n_in); /* x W_e^T */
     count_lora(dev, n_row, lora, w->n_in, w->n_out);
-    dev->ops->moe_up_fwd(dev, act, pre, xa, x, r, w, bias, lora, glu);
+    MOVES(dev, act, pre, xa, x, r->row_slot);
+    moves_weight(dev, w, n_row);
+    moves_lora(dev, lora);
+    RUN(0, moe_up_fwd, act, pre, xa, x, r, w, bias, lora, glu);
     round_act(dev, act);
     round_act(dev, pre);
     if (lora->r) round_act(dev, xa);
@@ -400,7 +471,10 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     want_expert_lora(dev, lora, ha, n_row, w);
     count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
     count_lora(dev, n_row, lora, w->n_in, w->n_out);
-    dev->ops->moe_down_fwd(dev, y, ha, act, r, w, bias, lora);
+    MOVES(dev, y, ha, act);
+    moves_weight(dev, w, n_row);
+    moves_lora(dev, lora);
+    RUN(0, moe_down_fwd, y, ha, act, r, w, bias, lora);
     round_act(dev, y);
     if (lora->r) round_act(dev, ha);
 }
@@ -413,7 +487,8 @@ void op_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res
     WANT(out, dev->act, n_tok, dim);
     WANT(res, dev->act, n_tok, dim);
     WANT(y, dev->act, n_tok * n_top, dim);
-    dev->ops->moe_combine_fwd(dev, out, res, y, r);
+    MOVES(dev, out, res, y, r->gate, r->slot_row);
+    RUN(0, moe_combine_fwd, out, res, y, r);
     round_act(dev, out);
 }
 
@@ -434,7 +509,10 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     count_gemm(dev, n_row, w->n_out, w->n_in);       /* dout W_e */
     count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout B; (dout B) A */
     count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
-    dev->ops->moe_down_bwd(dev, dpre, dgate, grad, act, dout, pre, ha, r, w, bias, lora, glu);
+    MOVES(dev, dpre, dgate, act, dout, pre, ha, r->gate, r->row_slot);
+    moves_weight(dev, w, n_row);
+    moves_grad(dev, grad, lora);
+    RUN(0, moe_down_bwd, dpre, dgate, grad, act, dout, pre, ha, r, w, bias, lora, glu);
     round_act(dev, dpre);
     round_act(dev, act);
 }
@@ -453,7 +531,11 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad 
     count_gemm(dev, n_row, w->n_out, w->n_in);       /* dpre W_e */
     count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre B; (dpre B) A */
     count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
-    dev->ops->moe_up_bwd(dev, dx, grad, dpre, x, xa, r, w, lora);
+    MOVES(dev, dx, dpre, xa, r->row_slot);
+    if (lora->r) MOVES(dev, x);
+    moves_weight(dev, w, n_row);
+    moves_grad(dev, grad, lora);
+    RUN(0, moe_up_bwd, dx, grad, dpre, x, xa, r, w, lora);
     round_act(dev, dx);
 }
 
@@ -466,7 +548,8 @@ void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
     WANT(out, DT_F64, 2);
     MT_REQUIRE(g.rank && contiguous(g) && (g.dtype == dev->stat || g.dtype == dev->act), "sumsq of %s, rank %d",
                dtype_name(g.dtype), g.rank);
-    dev->ops->sumsq(dev, out, g);
+    MOVES(dev, g);
+    RUN(0, sumsq, out, g);
 }
 
 void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
@@ -477,7 +560,8 @@ void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tenso
     WANT(m, dev->stat, n);
     WANT(v, dev->stat, n);
     WANT(g, dev->stat, n);
-    dev->ops->adamw(dev, p, m, v, g, step);
+    MOVES(dev, p, p, m, m, v, v, g);
+    RUN(0, adamw, p, m, v, g, step);
 }
 
 void op_cast(struct device *dev, struct tensor dst, struct tensor src)
@@ -486,7 +570,8 @@ void op_cast(struct device *dev, struct tensor dst, struct tensor src)
                    src.dtype == dev->stat && tensor_count(dst) == tensor_count(src),
                "cast of %lld %s to %lld %s", (long long)tensor_count(src), dtype_name(src.dtype),
                (long long)tensor_count(dst), dtype_name(dst.dtype));
-    dev->ops->cast(dev, dst, src);
+    MOVES(dev, dst, src);
+    RUN(0, cast, dst, src);
     round_act(dev, dst);
 }
 
@@ -498,7 +583,8 @@ void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struc
     WANT(out, DT_F64, 2);
     WANT(nll, dev->stat, n);
     WANT(hit, DT_I32, n);
-    dev->ops->loss_sum(dev, out, nll, hit);
+    MOVES(dev, nll, hit);
+    RUN(0, loss_sum, out, nll, hit);
 }
 
 void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
@@ -507,12 +593,14 @@ void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, do
     WANT(out, DT_F64, 1);
     WANT(aux->count, dev->stat, n_exp);
     WANT(aux->prob, dev->stat, n_exp);
-    dev->ops->aux_sum(dev, out, aux, factor);
+    MOVES(dev, aux->count, aux->prob);
+    RUN(0, aux_sum, out, aux, factor);
 }
 
 void op_row_count(struct device *dev, struct tensor out, struct tensor offs)
 {
     WANT(out, DT_F64, offs.shape[0] - 1);
     WANT(offs, DT_I32, out.shape[0] + 1);
-    dev->ops->row_count(dev, out, offs);
+    MOVES(dev, out, out, offs);
+    RUN(0, row_count, out, offs);
 }

@@ -1,4 +1,4 @@
-/* ops.h - every op's contract, once. Model code calls op_*; op_* checks shapes, counts FLOPs and calls dev->ops->*.
+/* ops.h - every op's contract, once. Model code calls op_*; op_* checks shapes, counts the work, calls dev->ops->*.
  *
  * Letters: T packed tokens of a micro-batch, S sequences in it, D hidden, H query heads, K key/value heads, A head dim,
  * E experts, J experts per token, M = T*J routed rows, F expert width, V vocabulary, R LoRA rank, N labelled tokens.
@@ -200,26 +200,48 @@ typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux 
 /* out [E] += rows of each expert.  offs [E+1] i32 */
 typedef void row_count_fn(struct device *dev, struct tensor out, struct tensor offs);
 
-/* Memory. alloc returns NULL when there is none; free_bytes says how much alloc could still give. upload has read src
- * on return and is ordered before the ops that follow; download waits for the ops before it; wait for all of them. */
+/* Memory. alloc returns NULL when there is none; alloc_host is memory of the host that ops can read (on a CPU the
+ * same). free_bytes: what alloc could still give, or -1 when the device is not here (device_open_plan); used_bytes:
+ * what this process has of the device, its most so far on a CPU; fixed_bytes: what the backend takes for itself, which
+ * no plan sees. upload has read src on return and is ordered before the ops that follow; download waits for the ops
+ * before it; wait for all of them. */
 typedef void *dev_alloc_fn(int64_t bytes);
 typedef void dev_free_fn(void *p);
-typedef int64_t dev_free_bytes_fn(void);
+typedef int64_t dev_bytes_fn(void);
 typedef void dev_upload_fn(void *dst, const void *src, int64_t bytes);
 typedef void dev_download_fn(void *dst, const void *src, int64_t bytes);
 typedef void dev_zero_fn(void *dst, int64_t bytes);
 typedef void dev_wait_fn(void);
+/* dst = src, both on the device; asynchronous. */
+typedef void dev_copy_fn(void *dst, const void *src, int64_t bytes);
+
+/* For kernels/prof.c. mark notes in a slot, 0 .. DEV_MARKS-1, when the device gets there; mark_ms is the time between
+ * two of them, once the device was waited for. count_calls(true) starts counting what the host asks of the device,
+ * count_calls(false) stops; `missing` says why nothing was counted, or is NULL. */
+enum { DEV_MARKS = 1 << 15 };
+struct dev_calls {
+    int64_t launches, waits; /* kernels; calls in which the host waits for the device */
+    const char *missing;
+};
+typedef void dev_mark_fn(int slot);
+typedef double dev_mark_ms_fn(int from, int to);
+typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 
 struct ops {
     const char *name;
     enum dtype act, stat;
-    dev_alloc_fn *alloc;
-    dev_free_fn *free;
-    dev_free_bytes_fn *free_bytes;
+    bool own_memory; /* the device's memory is not the host's */
+    dev_alloc_fn *alloc, *alloc_host;
+    dev_free_fn *free, *free_host;
+    dev_bytes_fn *free_bytes, *used_bytes, *fixed_bytes;
     dev_upload_fn *upload;
     dev_download_fn *download;
     dev_zero_fn *zero;
     dev_wait_fn *wait;
+    dev_copy_fn *copy;
+    dev_mark_fn *mark;
+    dev_mark_ms_fn *mark_ms;
+    dev_count_calls_fn *count_calls;
     embed_fwd_fn *embed_fwd;
     rmsnorm_fwd_fn *rmsnorm_fwd;
     rmsnorm_bwd_fn *rmsnorm_bwd;

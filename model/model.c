@@ -4,10 +4,10 @@
 #include <math.h>
 #include <stdio.h>
 
-int64_t model_ce_chunk(const struct arch *a)
+int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
 {
-    int64_t fit = (128 << 20) / (4 * a->vocab) / 64 * 64;
-    return MT_MIN(MT_MAX(fit, 64), 1024);
+    int64_t fit = logits_bytes / (4 * a->vocab) / 64 * 64;
+    return MT_MIN(MT_MAX(fit, 64), 4096);
 }
 
 static void load_tables(struct model *m, const struct model_options *opt)
@@ -35,7 +35,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .aux_coef = opt->aux_coef,
                         .aux_pooled = opt->aux_pooled};
     *ad = (struct adapters){0};
-    m->ce_chunk = model_ce_chunk(a);
+    m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(a, 128 << 20);
+    dev->expert_group = opt->expert_group;
     adapters_alloc(&m->adapters, dev, a);
     load_tables(m, opt);
     if (weights_load(&m->weights, dev, a, st, err)) {

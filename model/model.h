@@ -21,8 +21,11 @@
 struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
     enum recompute recompute;
-    double aux_coef; /* 0: no auxiliary loss */
-    bool aux_pooled; /* over all layers as transformers has it, or layer by layer as Megatron (struct aux) */
+    double aux_coef;      /* 0: no auxiliary loss */
+    bool aux_pooled;      /* over all layers as transformers has it, or layer by layer as Megatron (struct aux) */
+    int64_t ce_chunk;     /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
+    int64_t expert_group; /* as in struct device */
+    bool embed_on_host;   /* the embedding lies in dev->host */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
@@ -94,7 +97,7 @@ void model_first_bad(struct model *m, char name[64]);
 /* The first adapter whose gradient is not finite; false when all are finite. */
 bool model_first_bad_grad(struct model *m, char name[64]);
 
-/* Labelled tokens per step of the loss head, such that the chunk's logits stay near 128 MiB. */
-int64_t model_ce_chunk(const struct arch *a);
+/* Labelled tokens per pass of the loss head, such that the chunk's logits in f32 stay near that many bytes. */
+int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes);
 
 #endif

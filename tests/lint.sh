@@ -106,7 +106,7 @@ check_includes() {
         home("^curl/", "^data/hub\\.c$")
         home("^ini\\.h$", "^train/config\\.c$")
         home("^(cblas|openblas_config)\\.h$|^omp\\.h$", "^kernels/cpu/")
-        home("^(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|mma)", "^kernels/cuda/|^tests/op_check\\.c$")
+        home("^(cuda|cublas|cupti|cudnn|nccl|nvtx|cooperative_groups|mma)", "^kernels/cuda/|^tests/op_check\\.c$")
         home("^cmocka\\.h$", "^tests/test\\.h$")
     }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh')
 }

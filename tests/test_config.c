@@ -368,7 +368,12 @@ static void truncation_is_survived(void **state)
 static void configs_of_the_repository_are_valid(void **state)
 {
     (void)state;
-    const char *const names[] = {"demo.ini", "gptoss_20b_qlora.ini", "qwen3_30b_a3b_qlora.ini", "olmoe_1b_7b_lora.ini",
+    const char *const names[] = {"demo.ini",
+                                 "gptoss_20b_qlora.ini",
+                                 "gptoss_20b_16gb.ini",
+                                 "gptoss_20b_12gb.ini",
+                                 "qwen3_30b_a3b_qlora.ini",
+                                 "olmoe_1b_7b_lora.ini",
                                  "mixtral_8x7b_qlora.ini"};
     for (int i = 0; i < MT_LEN(names); i++) {
         char path[MT_PATH + 64];

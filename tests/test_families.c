@@ -473,7 +473,7 @@ static void check_slope(const char *dir_of_model, enum cfg_aux convention, doubl
     cfg.train.device = CFG_DEVICE_CPU;
     cfg.train.aux_loss_coef = 3;
     cfg.train.aux_convention = convention;
-    if (run_open_headers(&r, &cfg, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(&r, &cfg, false, &err)) fail_msg("%s", err.msg);
     device_open_oracle(&r.dev);
     if (run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
     const int64_t n = r.model.adapters.n_flat;

@@ -1,5 +1,5 @@
-/* test_ops_attn.c - attention of the CPU backend: against plain loops, finite differences, packed against alone, and
- * what holds for every op. */
+/* test_ops_attn.c - attention: of the CPU backend against plain loops, finite differences, packed against alone, and
+ * what holds for every op; of the GPU against the CPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "tests/op_check.h"
 
-enum { MAX_SEQ = 6 };
+enum { MAX_SEQ = 16 };
 
 struct shape {
     int64_t n_head, n_kv, head_dim, window;
@@ -233,6 +233,60 @@ static void flops_are_counted(void **state)
     op_check_end(&dev);
 }
 
+/* ---- attention on the GPU ---- */
+
+/* Lengths about the sizes of blocks (64 and 128 rows); windows that hide nothing, almost all, and whole blocks. */
+#define LENGTHS 7, {1, 2, 63, 64, 65, 129, 300}
+static const struct gpu_case {
+    struct shape shape;
+    int64_t pad; /* columns around qkv, o and dqkv, a multiple of 16 */
+} gpu_cases[] = {
+    {{4, 4, 64, 0, false, LENGTHS}, 0},
+    {{8, 2, 64, 0, true, LENGTHS}, 16},
+    {{8, 1, 64, 128, true, LENGTHS}, 0},
+    {{4, 1, 64, 5, false, LENGTHS}, 16},
+    {{2, 2, 64, 1, true, LENGTHS}, 0},
+    {{4, 4, 128, 0, true, LENGTHS}, 16},
+    {{8, 2, 128, 128, false, LENGTHS}, 0},
+    {{8, 1, 128, 0, false, LENGTHS}, 0},
+    {{4, 1, 128, 5, true, LENGTHS}, 16},
+    {{2, 2, 128, 1, false, LENGTHS}, 0},
+    {{8, 1, 64, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is taken again */
+    {{8, 1, 64, 128, true, 2, {1, 1100}}, 0},
+    {{4, 1, 128, 0, false, 1, {700}}, 0},
+    {{3, 1, 64, 33, false, 2, {257, 513}}, 0}, /* a group that is no power of two; a window across blocks */
+    {{2, 1, 64, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    {{2, 1, 128, 0, false, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
+    {{1, 1, 64, 0, false, 1, {1}}, 0},
+    {{4, 2, 64, 0, true, 0, {0}}, 0}, /* no rows */
+};
+
+static struct tensor make_view(struct tensor wide, int64_t pad)
+{
+    return pad ? tensor_cols(wide, pad / 2, wide.shape[1] - pad) : wide;
+}
+
+static void run_on_gpu(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct gpu_case *c = params;
+    struct attn a = attn_make(dev, &c->shape);
+    int64_t n_tok = a.qkv.shape[0], width = a.qkv.shape[1];
+    a.qkv = make_view(make_random(dev->act, 1, 2, n_tok, width + c->pad, -1), c->pad);
+    a.o = make_view(make_empty(dev->act, n_tok, a.o.shape[1] + c->pad, -1), c->pad);
+    a.dqkv = make_view(make_empty(dev->act, n_tok, width + c->pad, -1), c->pad);
+    fwd(&a);
+    bwd(&a);
+    struct tensor all[] = {a.o, a.lse, a.dqkv};
+    for (int i = 0; i < 3; i++) outputs->out[outputs->n++] = all[i];
+}
+
+static void gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(gpu_cases); i++) op_check_cuda(run_on_gpu, &gpu_cases[i]);
+}
+
 int test_ops_attn(void)
 {
     const struct CMUnitTest tests[] = {
@@ -243,6 +297,7 @@ int test_ops_attn(void)
         cmocka_unit_test(packed_is_alone),
         cmocka_unit_test(nan_stays_visible),
         cmocka_unit_test(flops_are_counted),
+        cmocka_unit_test(gpu),
     };
     return cmocka_run_group_tests_name("ops_attn", tests, NULL, NULL);
 }

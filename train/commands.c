@@ -25,7 +25,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct err 
     struct run r;
     struct eval_metrics e = {0};
     int rc = -1;
-    if (run_open_headers(&r, cfg, err) || run_open_data(&r, false, err)) goto out;
+    if (run_open_headers(&r, cfg, false, err) || run_open_data(&r, false, err)) goto out;
     if (!r.eval.n_docs) {
         err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train");
         goto out;
@@ -47,12 +47,13 @@ int commands_plan(const struct config *cfg, struct err *err)
     struct run r;
     struct adapters ad = {0};
     int rc = -1;
-    if (run_open_headers(&r, cfg, err) || plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
+    if (run_open_headers(&r, cfg, true, err) || plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
     char *table = adapters_table(&ad, &r.arch);
     fputs(table, stdout);
     mem_free(table);
     rc = plan_make(&r.plan, &r.dev, &r.arch, &r.st, cfg, NULL, true, err);
-    if (!rc || r.plan.weights) plan_print(&r.plan, &ad, stdout);
+    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.arch, &r.st, cfg, err);
+    if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, &ad, stdout);
 out:
     adapters_free(&ad);
     run_close(&r);

@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "optim/schedule.h"
 #include "train/peft.h"
@@ -44,13 +43,6 @@ static struct out_path out_path(const struct config *cfg, const char *name)
 }
 
 /* ---- one optimizer step */
-
-static int64_t mem_peak(void)
-{
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (int64_t)u.ru_maxrss * 1024;
-}
 
 /* The micro-batches of the next step, and where the data stand after them. */
 static struct batch *take_batches(struct training *t, int64_t n, int64_t *labels, int64_t *tokens,
@@ -159,7 +151,7 @@ static int step(struct training *t, struct err *err)
         s->smooth_loss = smoothed(s->smooth_loss, m.loss, s->step - s->n_nonfinite);
     m.smooth_loss = s->smooth_loss;
     m.ms = clock_ms() - start;
-    m.mem_bytes = mem_peak();
+    m.mem_bytes = t->run.dev.ops->used_bytes();
     m.bad = bad;
     metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
     if (!m.skipped || s->n_nonfinite < cfg->train.max_nonfinite) return 0;
@@ -377,7 +369,7 @@ static void print_opening(const struct training *t)
              weight_format_name(r->model.weights.layers[0].up.format));
     fprintf(stderr, "%s", table);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
-             recompute_name(r->plan.recompute), r->plan.chosen ? " (the least that fits)" : "");
+             recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");
     log_info("%lld steps of %lld micro-batches of at most %lld tokens", (long long)t->schedule.total_steps,
              (long long)r->cfg->train.grad_accum, (long long)r->plan.n_tok);
     mem_free(table);
@@ -398,7 +390,7 @@ static int training_open(struct training *t, const struct config *cfg, struct er
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
-    if (run_open_headers(&t->run, cfg, err) || file_make_dirs(cfg->output.dir, err) ||
+    if (run_open_headers(&t->run, cfg, false, err) || file_make_dirs(cfg->output.dir, err) ||
         run_open_data(&t->run, true, err) || run_open_model(&t->run, NULL, true, err))
         return -1;
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});

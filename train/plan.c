@@ -1,4 +1,4 @@
-/* plan.c - measures a run with the very code that will run it, and picks the least recomputation that fits. */
+/* plan.c - measures a run with the very code that will run it, and picks the cheapest way that fits the budget. */
 #include "train/plan.h"
 
 #include <string.h>
@@ -6,10 +6,18 @@
 #include "data/loader.h"
 #include "train/peft.h"
 
-struct model_options plan_model_options(const struct config *cfg, enum recompute recompute)
+/* What a way of running costs in scratch. More is faster: the head's matrix is read once per chunk of labelled tokens,
+ * and a launch covers a group of decoded experts. */
+struct scratch {
+    int64_t logits_bytes;
+    int64_t expert_group; /* 0: all of a layer */
+};
+static const struct scratch gpu_scratch[] = {{(int64_t)1 << 30, 0}, {256 << 20, 8}, {64 << 20, 1}};
+static const struct scratch cpu_scratch[] = {{128 << 20, 0}}; /* its products decode tile by tile */
+
+static struct model_options base_options(const struct config *cfg)
 {
     return (struct model_options){.max_len = cfg->data.seq_len,
-                                  .recompute = recompute,
                                   .aux_coef = cfg->train.aux_loss_coef,
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }
@@ -26,15 +34,21 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
     return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
 }
 
-/* The largest micro-batch: one document of seq_len per row, every token labelled. */
-static struct model_batch largest_batch(const struct plan *p, const struct config *cfg)
-{
-    return (struct model_batch){
-        .n_tok = p->n_tok, .n_seq = p->n_tok, .n_label = p->n_tok, .max_len = MT_MIN(cfg->data.seq_len, p->n_tok)};
-}
+/* ---- measuring ---- */
 
-/* One micro-batch on a measuring model: peak of the work arena, FLOPs. */
-static int64_t measure_pass(struct model *m, const struct model_batch *b, bool backward, double *flops)
+/* What is planned for: a device's kind, a model, its data. */
+struct request {
+    const struct device *dev;
+    const struct arch *a;
+    const struct safetensors *st;
+    const struct config *cfg;
+    const char *adapter_dir;
+    int64_t n_tok;
+    int64_t seq_len;
+};
+
+/* One micro-batch on a measuring model. fwd: peak of the work arena after forward and loss; returns that of it all. */
+static int64_t measure_pass(struct model *m, const struct model_batch *b, bool backward, int64_t *fwd, double *flops)
 {
     const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1};
     m->dev->work = arena_measure("work");
@@ -42,102 +56,227 @@ static int64_t measure_pass(struct model *m, const struct model_batch *b, bool b
     model_begin(m, b, &pass);
     model_fwd(m);
     model_loss(m);
+    *fwd = m->dev->work.peak;
     if (backward) model_bwd(m);
     model_end(m);
+    model_norm(m);
     *flops = m->dev->flops / (double)b->n_tok;
     return m->dev->work.peak;
 }
 
-static int measure(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
-                   const struct config *cfg, const char *adapter_dir, struct err *err)
+/* The largest micro-batch: every row full, every token a document of its own and labelled. */
+static int measure(struct plan_memory *p, int64_t *trainable, const struct request *q, const struct model_options *opt,
+                   struct err *err)
 {
-    const struct model_options opt = plan_model_options(cfg, RECOMPUTE_NONE);
-    const struct model_batch b = largest_batch(p, cfg);
-    struct device measuring;
+    const struct model_batch b = {
+        .n_tok = q->n_tok, .n_seq = q->n_tok, .n_label = q->n_tok, .max_len = MT_MIN(q->seq_len, q->n_tok)};
+    struct device dev;
     struct adapters ad;
     struct model m;
-    double flops[PLAN_MODES];
-    device_measure(&measuring, dev);
-    if (plan_adapters(&ad, a, cfg, adapter_dir, err) || model_open(&m, &measuring, a, st, &ad, &opt, 0, err)) return -1;
-    p->weights = measuring.weights.peak;
-    p->experts = m.weights.expert_bytes;
-    p->dense = p->weights - p->experts;
-    p->state = measuring.state.peak;
-    p->trainable = m.adapters.n_values;
-    p->ce_chunk = m.ce_chunk;
-    p->work_eval = measure_pass(&m, &b, false, &p->flops_fwd);
-    for (int r = 0; r < PLAN_MODES; r++) {
-        m.recompute = (enum recompute)r;
-        p->work[r] = measure_pass(&m, &b, true, &flops[r]);
-    }
-    if (cfg->train.recompute != CFG_RECOMPUTE_AUTO)
-        p->recompute = (enum recompute)(cfg->train.recompute - 1);
-    else
-        p->chosen = true;
-    while (p->chosen && p->recompute < RECOMPUTE_FULL && plan_peak(p, true) > p->budget) p->recompute++;
-    p->flops_train = flops[p->recompute];
+    int64_t fwd;
+    device_measure(&dev, q->dev);
+    if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err) || model_open(&m, &dev, q->a, q->st, &ad, opt, 0, err))
+        return -1;
+    *p = (struct plan_memory){.experts = m.weights.expert_bytes,
+                              .dense = dev.weights.peak - m.weights.expert_bytes,
+                              .host = dev.host.peak,
+                              .state = dev.state.peak};
+    p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
+    p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
+    *trainable = m.adapters.n_values;
     model_close(&m);
     return 0;
+}
+
+static int64_t peak(const struct plan_memory *p, int64_t fixed, bool train)
+{
+    return fixed + p->experts + p->dense + p->state + (train ? MT_MAX(p->work, p->work_eval) : p->work_eval);
+}
+
+/* ---- choosing ---- */
+
+/* The ways of running, cheapest in time first: in each recompute mode the scratch shrinks before the next mode is
+ * tried, and for each scratch the embedding, of which a step reads some rows, may leave the device. */
+static int n_ways(const struct device *dev)
+{
+    return dev->ops->own_memory ? PLAN_MODES * 2 * (int)MT_LEN(gpu_scratch) : PLAN_MODES;
+}
+
+static struct model_options way(const struct request *q, int i)
+{
+    const bool gpu = q->dev->ops->own_memory;
+    const int per_mode = n_ways(q->dev) / PLAN_MODES;
+    const struct scratch *s = gpu ? &gpu_scratch[i % per_mode / 2] : &cpu_scratch[0];
+    struct model_options opt = base_options(q->cfg);
+    opt.max_len = q->seq_len;
+    opt.recompute = (enum recompute)(i / per_mode);
+    opt.embed_on_host = gpu && i % 2;
+    opt.expert_group = s->expert_group;
+    opt.ce_chunk = model_ce_chunk(q->a, s->logits_bytes);
+    return opt;
+}
+
+/* The first way that fits, else the last one that is allowed. */
+static int choose(struct plan *p, const struct request *q, bool train, struct err *err)
+{
+    const bool automatic = q->cfg->train.recompute == CFG_RECOMPUTE_AUTO;
+    for (int i = 0; i < n_ways(q->dev); i++) {
+        const struct model_options opt = way(q, i);
+        if (!automatic && opt.recompute != (enum recompute)(q->cfg->train.recompute - 1)) continue;
+        p->opt = opt;
+        if (measure(&p->memory, &p->trainable, q, &opt, err)) return -1;
+        if (peak(&p->memory, p->fixed, train) <= p->budget) break;
+    }
+    p->chosen = automatic;
+    return 0;
+}
+
+static struct request request_of(const struct device *dev, const struct arch *a, const struct safetensors *st,
+                                 const struct config *cfg, const char *adapter_dir)
+{
+    const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
+    return (struct request){.dev = dev,
+                            .a = a,
+                            .st = st,
+                            .cfg = cfg,
+                            .adapter_dir = adapter_dir,
+                            .n_tok = loader_max_tokens(&lo),
+                            .seq_len = cfg->data.seq_len};
+}
+
+/* Without a cap a share of what is free is left to others; the GPU's memory is the run's own. */
+static void set_budget(struct plan *p, const struct device *dev, const struct config *cfg)
+{
+    p->fixed = dev->ops->fixed_bytes();
+    p->capped = cfg->train.memory_gb > 0;
+    if (!p->capped && dev->ops->free_bytes() < 0)
+        p->budget = INT64_MAX; /* the device is not here */
+    else if (p->capped)
+        p->budget = (int64_t)(cfg->train.memory_gb * (1 << 30));
+    else if (dev->ops->own_memory)
+        p->budget = p->fixed + dev->ops->free_bytes() / 100 * 99;
+    else
+        p->budget = dev->ops->free_bytes() / 10 * 9;
 }
 
 int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
               const struct config *cfg, const char *adapter_dir, bool train, struct err *err)
 {
-    const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
+    const struct request q = request_of(dev, a, st, cfg, adapter_dir);
     char need[32], have[32];
-    *p = (struct plan){.n_tok = loader_max_tokens(&lo), .capped = cfg->train.memory_gb > 0};
+    *p = (struct plan){.n_tok = q.n_tok};
     if (a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
-    p->budget = p->capped ? (int64_t)(cfg->train.memory_gb * (1 << 30)) : dev->ops->free_bytes() / 10 * 9;
-    if (measure(p, dev, a, st, cfg, adapter_dir, err)) return -1;
+    set_budget(p, dev, cfg);
+    if (choose(p, &q, train, err)) return -1;
+    for (int r = 0; r < PLAN_MODES; r++) {
+        struct model_options opt = p->opt;
+        opt.recompute = (enum recompute)r;
+        if (measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
+    }
     if (plan_peak(p, train) <= p->budget) return 0;
     return err_set(err,
                    "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
                    "or lora.r%s",
                    train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
-                   recompute_name(p->recompute), str_bytes(have, p->budget),
-                   p->capped ? "train.memory_gb" : "nine tenths of the free memory",
+                   recompute_name(p->opt.recompute), str_bytes(have, p->budget),
+                   p->capped ? "train.memory_gb" : "of what is free",
                    p->chosen ? "" : ", or set train.recompute = auto");
 }
 
-int64_t plan_work(const struct plan *p, bool train)
+int plan_longest(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
+                 const struct config *cfg, struct err *err)
 {
-    return train ? MT_MAX(p->work[p->recompute], p->work_eval) : p->work_eval;
+    const int64_t unit = 64;
+    if (p->budget == INT64_MAX) return 0;
+    struct request q = request_of(dev, a, st, cfg, NULL);
+    int64_t low = 0, high = a->max_len / unit + 1; /* in units: low fits, high does not */
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        struct plan probe = {.fixed = p->fixed, .budget = p->budget};
+        q.seq_len = q.n_tok = middle * unit;
+        if (choose(&probe, &q, true, err)) return -1;
+        if (peak(&probe.memory, p->fixed, true) <= p->budget)
+            low = middle;
+        else
+            high = middle;
+    }
+    p->longest = low * unit;
+    return 0;
 }
 
-int64_t plan_peak(const struct plan *p, bool train) { return p->weights + p->state + plan_work(p, train); }
+int64_t plan_weights(const struct plan *p) { return p->memory.experts + p->memory.dense; }
 
-static void row(FILE *out, const char *name, int64_t load, int64_t train, int64_t optimizer, int64_t eval)
+int64_t plan_work(const struct plan *p, bool train)
 {
-    char b[4][32];
-    const int64_t bytes[4] = {load, train, optimizer, eval};
-    for (int i = 0; i < 4; i++) str_bytes(b[i], bytes[i]);
-    fprintf(out, "  %-34s %12s %12s %12s %12s\n", name, b[0], b[1], b[2], b[3]);
+    return train ? MT_MAX(p->memory.work, p->memory.work_eval) : p->memory.work_eval;
+}
+
+int64_t plan_peak(const struct plan *p, bool train) { return peak(&p->memory, p->fixed, train); }
+
+/* ---- printing ---- */
+
+enum { LOAD, FORWARD, BACKWARD, OPTIMIZER, EVAL, SAVE, N_PHASES };
+
+static void row(FILE *out, const char *name, const int64_t bytes[N_PHASES])
+{
+    char b[32];
+    fprintf(out, "  %-34s", name);
+    for (int i = 0; i < N_PHASES; i++) fprintf(out, " %11s", str_bytes(b, bytes[i]));
+    fprintf(out, "\n");
+}
+
+/* The same in every phase. */
+static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total[N_PHASES])
+{
+    int64_t all[N_PHASES];
+    for (int i = 0; i < N_PHASES; i++) total[i] += all[i] = bytes;
+    if (bytes) row(out, name, all);
+}
+
+static void print_choices(const struct plan *p, FILE *out)
+{
+    char b[32], c[32];
+    fprintf(out, "\n  recompute = %s%s:", recompute_name(p->opt.recompute), p->chosen ? " (chosen)" : "");
+    for (int r = 0; r < PLAN_MODES; r++)
+        fprintf(out, " %s %s%s", recompute_name((enum recompute)r), str_bytes(b, peak(&p->by_mode[r], p->fixed, true)),
+                r + 1 < PLAN_MODES ? "," : "");
+    if (p->budget == INT64_MAX)
+        fprintf(out, "; the device is not here: set train.memory_gb to plan for its memory\n");
+    else
+        fprintf(out, "; budget %s (%s)\n", str_bytes(b, p->budget), p->capped ? "train.memory_gb" : "of what is free");
+    fprintf(out, "  micro-batch of at most %lld tokens, loss head in chunks of %lld labelled tokens",
+            (long long)p->n_tok, (long long)p->opt.ce_chunk);
+    if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);
+    fprintf(out, "\n");
+    if (p->memory.host)
+        fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));
+    if (p->longest)
+        fprintf(out, "  longest data.seq_len that fits the budget with micro_batch = 1: %lld\n", (long long)p->longest);
+    fprintf(out, "  %s trainable parameters; %s FLOP per token forward, %s per token of training\n",
+            str_count(b, p->trainable), str_count(c, (int64_t)p->memory.flops_fwd),
+            str_count((char[32]){0}, (int64_t)p->memory.flops));
 }
 
 void plan_print(const struct plan *p, const struct adapters *ad, FILE *out)
 {
-    const int64_t work = p->work[p->recompute], fixed = p->weights + p->state;
-    const int64_t flat = ad->n_flat, value = ad->opt.param.dtype ? dtype_size(ad->opt.param.dtype) : 4;
-    char b[32], c[32];
-    fprintf(out, "  %-34s %12s %12s %12s %12s\n", "memory", "load", "fwd + bwd", "optimizer", "evaluation");
-    row(out, "experts, packed", p->experts, p->experts, p->experts, p->experts);
-    row(out, "attention, embedding, head, norms", p->dense, p->dense, p->dense, p->dense);
-    row(out, "adapters and working copies", p->state - 3 * flat * value, p->state - 3 * flat * value,
-        p->state - 3 * flat * value, p->state - 3 * flat * value);
-    row(out, "gradients", flat * value, flat * value, flat * value, flat * value);
-    row(out, "AdamW moments", 2 * flat * value, 2 * flat * value, 2 * flat * value, 2 * flat * value);
-    row(out, "activations and scratch", 0, work, 0, p->work_eval);
-    row(out, "total", fixed, fixed + work, fixed, fixed + p->work_eval);
-    fprintf(out, "\n  recompute = %s%s:", recompute_name(p->recompute), p->chosen ? " (chosen)" : "");
-    for (int r = 0; r < PLAN_MODES; r++)
-        fprintf(out, " %s %s%s", recompute_name((enum recompute)r), str_bytes(b, fixed + p->work[r]),
-                r + 1 < PLAN_MODES ? "," : "");
-    fprintf(out, "; budget %s (%s)\n", str_bytes(b, p->budget), p->capped ? "train.memory_gb" : "9/10 of what is free");
-    fprintf(out, "  micro-batch of at most %lld tokens, loss head in chunks of %lld labelled tokens\n",
-            (long long)p->n_tok, (long long)p->ce_chunk);
-    fprintf(out, "  %s trainable parameters; %s FLOP per token forward, %s per token of training\n",
-            str_count(b, p->trainable), str_count(c, (int64_t)p->flops_fwd),
-            str_count((char[32]){0}, (int64_t)p->flops_train));
+    static const char *const phases[N_PHASES] = {"load", "forward", "backward", "optimizer", "evaluation", "save"};
+    const struct plan_memory *m = &p->memory;
+    const int64_t flat = ad->n_flat * (ad->opt.param.dtype ? dtype_size(ad->opt.param.dtype) : 4);
+    const int64_t work[N_PHASES] = {0, m->work_fwd, m->work, 0, m->work_eval, 0};
+    int64_t total[N_PHASES] = {0};
+    fprintf(out, "  %-34s", "memory");
+    for (int i = 0; i < N_PHASES; i++) fprintf(out, " %11s", phases[i]);
+    fprintf(out, "\n");
+    row_always(out, "experts, packed", m->experts, total);
+    row_always(out, "attention, embedding, head, norms", m->dense, total);
+    row_always(out, "adapters and working copies", m->state - 3 * flat, total);
+    row_always(out, "gradients", flat, total);
+    row_always(out, "AdamW moments", 2 * flat, total);
+    row_always(out, "context and libraries", p->fixed, total);
+    row(out, "activations and scratch", work);
+    for (int i = 0; i < N_PHASES; i++) total[i] += work[i];
+    row(out, "total", total);
+    print_choices(p, out);
 }

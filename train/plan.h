@@ -9,19 +9,28 @@
 
 enum { PLAN_MODES = RECOMPUTE_FULL + 1 };
 
+/* What one choice of recomputation, scratch and residency takes, in bytes. */
+struct plan_memory {
+    int64_t experts, dense;  /* frozen weights on the device: packed experts; the rest */
+    int64_t host;            /* frozen weights in pinned host memory: the embedding, or nothing */
+    int64_t state;           /* adapters, gradients, moments, working copies, tables */
+    int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
+    int64_t work;            /* the same with the backward */
+    int64_t work_eval;       /* peak of a forward pass with loss that keeps nothing */
+    double flops_fwd, flops; /* per token: forward; training with its recomputation */
+};
+
 struct plan {
-    int64_t weights, experts, dense; /* bytes of the frozen weights: all; packed experts; the rest */
-    int64_t state;                   /* adapters, gradients, moments, working copies, RoPE table */
-    int64_t work[PLAN_MODES];        /* peak of forward + loss + backward in each recompute mode */
-    int64_t work_eval;               /* peak of a forward pass with loss */
-    int64_t budget;                  /* bytes that the run may use */
-    bool capped;                     /* by train.memory_gb; otherwise by what the machine has free */
-    enum recompute recompute;        /* configured, or chosen */
-    bool chosen;                     /* by the plan (recompute = auto) */
-    int64_t n_tok;                   /* largest micro-batch */
-    int64_t ce_chunk;                /* labelled tokens per pass of the loss head */
-    double flops_fwd, flops_train;   /* per token of such a micro-batch; flops_train includes recomputation */
-    int64_t trainable;               /* parameters */
+    struct model_options opt;               /* as chosen: recompute, ce_chunk, expert_group, embed_on_host */
+    struct plan_memory memory;              /* of that choice */
+    struct plan_memory by_mode[PLAN_MODES]; /* with the chosen scratch and residency and each recompute mode */
+    int64_t fixed;                          /* bytes the backend holds besides: context, workspace of libraries */
+    int64_t budget;                         /* bytes that the run may use, `fixed` included */
+    bool capped;                            /* by train.memory_gb; otherwise by what the device has free */
+    bool chosen;                            /* recomputation by the plan (recompute = auto) */
+    int64_t n_tok;                          /* largest micro-batch */
+    int64_t trainable;                      /* parameters */
+    int64_t longest;                        /* data.seq_len that would still fit with micro_batch = 1; 0: none does */
 };
 
 /* Which adapters: those of the [lora] section, or, with adapter_dir (a PEFT directory), those of its own configuration.
@@ -32,11 +41,13 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
  * and what to change. */
 int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
               const struct config *cfg, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
+/* Fills p->longest, which takes some seconds. */
+int plan_longest(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
+                 const struct config *cfg, struct err *err) MT_CHECK;
+int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
-int64_t plan_peak(const struct plan *p, bool train); /* bytes of all three */
+int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
 /* The table of `moetrain plan`: classes by phases, then choices, FLOPs and trainable parameters. */
 void plan_print(const struct plan *p, const struct adapters *ad, FILE *out);
-
-struct model_options plan_model_options(const struct config *cfg, enum recompute recompute);
 
 #endif

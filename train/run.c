@@ -7,12 +7,13 @@
 #include "data/json.h"
 #include "train/peft.h"
 
-int run_open_headers(struct run *r, const struct config *cfg, struct err *err)
+int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
                                                                                                       "bf16"};
     *r = (struct run){.cfg = cfg};
-    if (config_validate(cfg, err) || device_open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
+    int (*open)(struct device *, const char *, const char *, struct err *) = plan_only ? device_open_plan : device_open;
+    if (config_validate(cfg, err) || open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
         arch_load(&r->arch, cfg->model.path, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
@@ -80,17 +81,21 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     if (plan_make(&r->plan, dev, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
         plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
-    const struct model_options opt = plan_model_options(r->cfg, r->plan.recompute);
-    if (device_reserve(dev, &dev->weights, "weights", r->plan.weights, err) ||
-        device_reserve(dev, &dev->state, "state", r->plan.state, err) ||
+    const struct plan_memory *memory = &r->plan.memory;
+    if (device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
+        (memory->host && device_reserve_host(dev, memory->host, err)) ||
+        device_reserve(dev, &dev->state, "state", memory->state, err) ||
         device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err) ||
-        model_open(&r->model, dev, &r->arch, &r->st, &ad, &opt, (uint64_t)r->cfg->train.seed, err)) {
+        model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
         adapters_free(&ad);
         return -1;
     }
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
+    const int64_t bytes = plan_weights(&r->plan) + memory->host;
+    dev->ops->wait();
     const double s = (clock_ms() - start) / 1e3;
-    log_info("loaded %s of weights in %.1f s on device %s", str_bytes(a, r->plan.weights), s, dev->name);
+    log_info("loaded %s of weights in %.1f s (%.1f GB/s) on device %s", str_bytes(a, bytes), s, (double)bytes / s / 1e9,
+             dev->name);
     safetensors_close(&r->st);
     return 0;
 }

@@ -18,8 +18,9 @@ struct run {
     struct model model;
 };
 
-/* Checks the configuration and reads the checkpoint's headers: enough for a plan. */
-int run_open_headers(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
+/* Checks the configuration and reads the checkpoint's headers: enough for a plan. plan_only: a plan is all that will be
+ * made, so that the device need not be there. */
+int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
 /* Tokenizer and data sets; train = false: the held-out set only. Prints what was read. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
 /* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded

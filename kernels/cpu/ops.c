@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static void *host_alloc(int64_t bytes)
@@ -33,9 +34,27 @@ static int64_t host_free_bytes(void)
     return free_bytes;
 }
 
+static int64_t host_used_bytes(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (int64_t)u.ru_maxrss * 1024;
+}
+
+static int64_t host_fixed_bytes(void) { return 0; }
+
 static void host_copy(void *dst, const void *src, int64_t bytes)
 {
     if (bytes) memcpy(dst, src, (size_t)bytes);
+}
+
+/* With all cores: one alone does not fill the memory bus. */
+static void host_copy_wide(void *dst, const void *src, int64_t bytes)
+{
+    const int64_t piece = 1 << 20;
+#pragma omp parallel for
+    for (int64_t at = 0; at < bytes; at += piece)
+        memcpy((char *)dst + at, (const char *)src + at, (size_t)MT_MIN(piece, bytes - at));
 }
 
 static void host_zero(void *dst, int64_t bytes)
@@ -44,6 +63,16 @@ static void host_zero(void *dst, int64_t bytes)
 }
 
 static void host_wait(void) {}
+
+static double marks[DEV_MARKS];
+static void host_mark(int slot) { marks[slot] = clock_ms(); }
+static double host_mark_ms(int from, int to) { return marks[to] - marks[from]; }
+
+static void host_count_calls(bool on, struct dev_calls *calls)
+{
+    (void)on;
+    *calls = (struct dev_calls){.missing = "a processor runs the ops itself"};
+}
 
 static const struct ops table = {
 #ifdef MT_F64
@@ -54,12 +83,20 @@ static const struct ops table = {
     .act = DT_REAL,
     .stat = DT_REAL,
     .alloc = host_alloc,
+    .alloc_host = host_alloc,
     .free = host_free,
+    .free_host = host_free,
     .free_bytes = host_free_bytes,
+    .used_bytes = host_used_bytes,
+    .fixed_bytes = host_fixed_bytes,
     .upload = host_copy,
     .download = host_copy,
     .zero = host_zero,
     .wait = host_wait,
+    .copy = host_copy_wide,
+    .mark = host_mark,
+    .mark_ms = host_mark_ms,
+    .count_calls = host_count_calls,
     .embed_fwd = CPU(embed_fwd),
     .rmsnorm_fwd = CPU(rmsnorm_fwd),
     .rmsnorm_bwd = CPU(rmsnorm_bwd),

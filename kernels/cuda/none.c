@@ -7,3 +7,5 @@ const struct ops *ops_cuda(bool portable, struct err *err)
     err_set(err, "this program was built without CUDA: choose train.device = cpu, or build it where nvcc is");
     return NULL;
 }
+
+const struct ops *ops_cuda_table(void) { return NULL; }

@@ -1,0 +1,221 @@
+/* prof.c - times ops by marks on the device, and measures the roofs to compare them with. Record i lies between marks
+ * 2i + 2 and 2i + 3; marks 0 and 1 are begin and end. */
+#include "kernels/prof.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- recording ---- */
+
+void prof_open(struct prof *p, struct device *dev)
+{
+    *p = (struct prof){.dev = dev, .records = mem_array(PROF_RECORDS, sizeof(struct prof_event))};
+    for (int slot = 0; slot < DEV_MARKS; slot++) dev->ops->mark(slot); /* so that none is made while a step runs */
+    dev->ops->wait();
+}
+
+void prof_close(struct prof *p)
+{
+    mem_free(p->records);
+    mem_free(p->events);
+    *p = (struct prof){0};
+}
+
+void prof_begin(struct prof *p)
+{
+    p->n_records = 0;
+    p->begin_ms = clock_ms();
+    p->dev->prof = p;
+    p->dev->ops->mark(0);
+}
+
+void prof_enter(struct device *dev, const char *name, int64_t part)
+{
+    struct prof *p = dev->prof;
+    if (!p) return;
+    p->open = p->n_records < PROF_RECORDS;
+    p->n_lost += !p->open;
+    if (!p->open) return;
+    p->records[p->n_records] = (struct prof_event){.name = name, .part = part};
+    dev->ops->mark((int)(2 * p->n_records + 2));
+}
+
+void prof_leave(struct device *dev)
+{
+    struct prof *p = dev->prof;
+    dev->flops += dev->op.flops;
+    dev->floor_ms += cost_ms(&dev->roofs, &dev->op);
+    if (p && p->open) {
+        p->records[p->n_records].cost = dev->op;
+        dev->ops->mark((int)(2 * p->n_records++ + 3));
+    }
+    dev->op = (struct cost){0};
+}
+
+/* ---- reading ---- */
+
+static struct prof_row *find_row(struct prof *p, const struct prof_event *e)
+{
+    for (int i = 0; i < p->n_rows; i++)
+        if (p->rows[i].part == e->part && !strcmp(p->rows[i].name, e->name)) return &p->rows[i];
+    if (p->n_rows == PROF_ROWS) return NULL;
+    p->rows[p->n_rows] = (struct prof_row){.name = e->name, .part = e->part};
+    return &p->rows[p->n_rows++];
+}
+
+static void add_event(struct prof *p, const struct prof_event *e)
+{
+    struct prof_row *row = find_row(p, e);
+    p->n_lost += !row;
+    if (!row) return;
+    row->calls++;
+    row->ms += e->ms;
+    row->floor_ms += cost_ms(&p->dev->roofs, &e->cost);
+    row->cost.flops += e->cost.flops;
+    row->cost.bytes += e->cost.bytes;
+    row->cost.decode += e->cost.decode;
+}
+
+void prof_end(struct prof *p)
+{
+    const struct ops *ops = p->dev->ops;
+    p->dev->prof = NULL;
+    ops->mark(1);
+    ops->wait();
+    p->span_ms += ops->mark_ms(0, 1);
+    p->n_spans++;
+    p->events = mem_grow(p->events, p->n_events, p->n_events + p->n_records, sizeof(*p->events));
+    for (int i = 0; i < (int)p->n_records; i++) {
+        struct prof_event *e = &p->records[i];
+        e->start_ms = p->begin_ms + ops->mark_ms(0, 2 * i + 2);
+        e->ms = ops->mark_ms(2 * i + 2, 2 * i + 3);
+        add_event(p, e);
+        p->events[p->n_events++] = *e;
+    }
+    p->n_records = 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void prof_median(struct prof *p)
+{
+    const int64_t n = p->n_spans, calls = n ? p->n_events / n : 0;
+    double *ms = mem_array(n, sizeof(double));
+    MT_REQUIRE(calls * n == p->n_events, "%lld ops in %lld equal spans", (long long)p->n_events, (long long)n);
+    p->n_rows = 0;
+    p->n_lost = n ? p->n_lost / n : 0;
+    for (int64_t i = 0; i < calls; i++) {
+        struct prof_event *e = &p->events[i];
+        for (int64_t s = 0; s < n; s++) {
+            const struct prof_event *same = &p->events[s * calls + i];
+            MT_REQUIRE(same->part == e->part && !strcmp(same->name, e->name), "%s where %s was", same->name, e->name);
+            ms[s] = same->ms;
+        }
+        qsort(ms, (size_t)n, sizeof(*ms), by_value);
+        e->ms = ms[n / 2];
+        add_event(p, e);
+    }
+    p->span_ms /= (double)MT_MAX(n, 1);
+    p->n_events = calls;
+    p->n_spans = MT_MIN(n, 1);
+    mem_free(ms);
+}
+
+/* ---- roofs ---- */
+
+enum { ROOF_REPEATS = 15 };
+
+/* A product of [n, n] by [n, n], and a copy, one after the other in the same memory. */
+struct roof_test {
+    struct device *dev;
+    struct tensor y, x, w; /* [n, n] */
+    struct tensor from, to;
+};
+
+static void run_product(const struct roof_test *t)
+{
+    const int64_t n = t->x.shape[0];
+    const struct weight w = {
+        .format = t->w.dtype == DT_BF16 ? WF_BF16 : WF_F32, .n_exp = 1, .n_out = n, .n_in = n, .data = t->w.data};
+    const struct tensor none = {0};
+    const struct lora no_lora = {.r = 0};
+    t->dev->ops->linear_fwd(t->dev, t->y, none, t->x, &w, none, none, &no_lora);
+}
+
+static void run_copy(const struct roof_test *t) { t->dev->ops->copy(t->to.data, t->from.data, tensor_bytes(t->from)); }
+
+static double median_ms(const struct roof_test *t, void (*run)(const struct roof_test *), int repeats)
+{
+    const struct ops *ops = t->dev->ops;
+    double ms[ROOF_REPEATS];
+    run(t);
+    ops->mark(0);
+    for (int i = 0; i < repeats; i++) {
+        run(t);
+        ops->mark(i + 1);
+    }
+    ops->wait();
+    for (int i = 0; i < repeats; i++) ms[i] = ops->mark_ms(i, i + 1);
+    qsort(ms, (size_t)repeats, sizeof(*ms), by_value);
+    return ms[repeats / 2];
+}
+
+static void push_product(struct roof_test *t, struct device *dev, int64_t n)
+{
+    t->dev = dev;
+    arena_release(&dev->work, 0);
+    t->y = arena_tensor_2d(&dev->work, dev->act, n, n);
+    t->x = arena_tensor_2d(&dev->work, dev->act, n, n);
+    t->w = arena_tensor_2d(&dev->work, dev->act == DT_BF16 ? DT_BF16 : DT_F32, n, n);
+}
+
+static void push_copy(struct roof_test *t, struct device *dev, int64_t bytes)
+{
+    t->dev = dev;
+    arena_release(&dev->work, 0);
+    t->from = arena_tensor_1d(&dev->work, DT_U8, bytes);
+    t->to = arena_tensor_1d(&dev->work, DT_U8, bytes);
+}
+
+/* Random values, since the rate of a GPU depends on what it multiplies; the same ones again and again. */
+static void fill(struct device *dev, struct tensor x)
+{
+    enum { BLOCK = 1 << 16 };
+    const int64_t count = tensor_count(x), size = dtype_size(x.dtype);
+    float *host = mem_array(BLOCK, sizeof(float));
+    for (int64_t i = 0; i < BLOCK; i++) host[i] = (float)(rng_uniform(1, (uint64_t)i) - 0.5);
+    device_set_f32(dev, tensor_1d(x.data, x.dtype, BLOCK), host);
+    for (int64_t at = BLOCK; at < count; at += BLOCK)
+        dev->ops->copy((char *)x.data + at * size, x.data, MT_MIN(BLOCK, count - at) * size);
+    mem_free(host);
+}
+
+int prof_measure_roofs(struct device *dev, struct err *err)
+{
+    const bool gpu = dev->act == DT_BF16;
+    const int64_t n = gpu ? 8192 : 768, bytes = (gpu ? 256 : 64) << 20;
+    struct device own; /* dev with memory of its own */
+    struct roof_test t = {.dev = NULL};
+    device_measure(&own, dev);
+    push_product(&t, &own, n);
+    run_product(&t);
+    push_copy(&t, &own, bytes);
+    const int64_t need = own.work.peak;
+    own = *dev;
+    own.prof = NULL;
+    if (device_reserve(&own, &own.work, "tensors to measure its speed with", need, err)) return -1;
+    push_product(&t, &own, n);
+    fill(&own, t.x);
+    fill(&own, t.w);
+    const double product_ms = median_ms(&t, run_product, gpu ? ROOF_REPEATS : 5);
+    push_copy(&t, &own, bytes);
+    const double copy_ms = median_ms(&t, run_copy, gpu ? ROOF_REPEATS : 5);
+    own.ops->free(own.work.base);
+    dev->roofs.flops = 2e3 * (double)n * (double)n * (double)n / product_ms;
+    dev->roofs.bytes = 2e3 * (double)bytes / copy_ms;
+    return 0;
+}

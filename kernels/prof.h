@@ -1,0 +1,68 @@
+/* prof.h - where the time goes: every op between two marks on the device, its work beside it.
+ *
+ *   prof_begin   from here the ops are recorded; nothing waits for the device
+ *   prof_end     waits, reads the marks, adds them to the rows and the events
+ *
+ * What is recorded between begin and end has a fixed size, PROF_RECORDS ops; what does not fit runs untimed and is
+ * counted. Without a profile (dev->prof NULL) an op pays one comparison. */
+#ifndef MT_PROF_H
+#define MT_PROF_H
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128 };
+
+/* All calls of one op in one part (kernels/ops.c: the width of a product, the window of attention; 0: there is one). */
+struct prof_row {
+    const char *name;
+    int64_t part, calls;
+    double ms, floor_ms;
+    struct cost cost;
+};
+/* One call; start_ms on clock_ms' scale. */
+struct prof_event {
+    const char *name;
+    int64_t part;
+    double start_ms, ms;
+    struct cost cost;
+};
+struct prof {
+    struct device *dev;
+    struct prof_row rows[PROF_ROWS]; /* in the order of first appearance */
+    int n_rows;
+    struct prof_event *events; /* [n_events], of all begin-end pairs */
+    int64_t n_events;
+    int64_t n_spans, n_lost; /* begin-end pairs; ops that found no room */
+    double span_ms;          /* from begin to end on the device, summed */
+
+    /* since prof_begin */
+    struct prof_event *records; /* [PROF_RECORDS] */
+    int64_t n_records;
+    double begin_ms;
+    bool open; /* between prof_enter and prof_leave of a recorded op */
+};
+
+void prof_open(struct prof *p, struct device *dev);
+void prof_begin(struct prof *p);
+void prof_end(struct prof *p);
+/* When all begin-end pairs ran the same ops: one pair remains, in which each call took the median of its times; rows
+ * and events are of that one, span_ms is the mean. */
+void prof_median(struct prof *p);
+void prof_close(struct prof *p); /* zeroed is fine */
+
+/* The front doors' side of it. prof_leave also adds what the op cost to dev->flops and dev->floor_ms. */
+void prof_enter(struct device *dev, const char *name, int64_t part);
+void prof_leave(struct device *dev);
+
+/* Fills dev->roofs: the median rate of a large product and of a large copy, in under 0.3 s. Takes its own memory (on a
+ * GPU 0.4 GB) and gives it back: call it before the arenas are reserved. Without room for that: an error. */
+int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,313 @@
+/* test_prof.c - what the front doors count, what the profile records of it, and how it is shown. */
+#include "kernels/prof.h"
+
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/json.h"
+#include "tests/op_check.h"
+#include "train/profile.h"
+
+static const struct norm norm = {.eps = 1e-5f};
+
+/* y = rmsnorm(x), x [rows, 32] */
+static void run_norm(struct device *dev, int64_t rows)
+{
+    struct tensor x = make_random(dev->act, 1, 1, rows, 32, -1), y = make_empty(dev->act, rows, 32, -1);
+    struct tensor w = make_random(DT_F32, 2, 1, 32, -1, -1), rstd = make_empty(dev->stat, rows, -1, -1);
+    op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
+}
+
+/* y [rows, n_out] = x [rows, 64] W^T */
+static void run_linear(struct device *dev, int64_t rows, int64_t n_out)
+{
+    const struct lora none = {.r = 0};
+    struct weight w = make_weight(WF_BF16, 3, 1, 1, n_out, 64);
+    struct tensor x = make_random(dev->act, 4, 1, rows, 64, -1), y = make_empty(dev->act, rows, n_out, -1);
+    op_linear_fwd(dev, y, (struct tensor){0}, x, &w, (struct tensor){0}, (struct tensor){0}, &none);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct prof p;
+    op_check_begin(&dev, false);
+    prof_open(&p, &dev);
+    run_norm(&dev, 5); /* before: not recorded */
+    for (int span = 0; span < 2; span++) {
+        prof_begin(&p);
+        run_norm(&dev, 10);
+        run_linear(&dev, 7, 96);
+        run_linear(&dev, 7, 128);
+        run_norm(&dev, 10);
+        prof_end(&p);
+        assert_null(dev.prof);
+    }
+    run_norm(&dev, 5);
+    assert_int_equal(p.n_rows, 3);
+    assert_string_equal(p.rows[0].name, "rmsnorm_fwd");
+    assert_string_equal(p.rows[1].name, "linear_fwd");
+    assert_int_equal(p.rows[1].part, 96);
+    assert_int_equal(p.rows[2].part, 128);
+    assert_int_equal(p.rows[0].calls, 4);
+    assert_int_equal(p.rows[1].calls, 2);
+    assert_close(p.rows[0].cost.flops, 0, 0);
+    assert_close(p.rows[0].cost.bytes, 4 * (2 * 10 * 32 * 4 + 10 * 4 + 32 * 4), 0);
+    assert_close(p.rows[1].cost.flops, 2 * 2.0 * 7 * 96 * 64, 0);
+    assert_close(p.rows[1].cost.bytes, 2 * (7 * 64 * 4 + 7 * 96 * 4 + 96 * 64 * 2), 0);
+    assert_int_equal(p.n_events, 8);
+    assert_int_equal(p.n_spans, 2);
+    assert_int_equal(p.n_lost, 0);
+    double sum = 0;
+    for (int i = 0; i < p.n_rows; i++) {
+        assert_true(p.rows[i].ms >= 0);
+        assert_close(p.rows[i].floor_ms, 0, 0); /* no roofs */
+        sum += p.rows[i].ms;
+    }
+    assert_true(sum > 0 && sum <= p.span_ms);
+    for (int64_t i = 1; i < p.n_events; i++)
+        assert_true(p.events[i].start_ms >= p.events[i - 1].start_ms + p.events[i - 1].ms - 1e-9);
+    prof_close(&p);
+    op_check_end(&dev);
+}
+
+/* More ops than the pool holds: they run, the rest is timed, the number is told. */
+static void test_overflow(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct prof p;
+    op_check_begin(&dev, false);
+    struct tensor a = make_random(dev.stat, 1, 1, 8, -1, -1), b = make_empty(dev.act, 8, -1, -1);
+    prof_open(&p, &dev);
+    prof_begin(&p);
+    for (int i = 0; i < PROF_RECORDS + 3; i++) op_cast(&dev, b, a);
+    prof_end(&p);
+    assert_int_equal(p.n_events, PROF_RECORDS);
+    assert_int_equal(p.n_lost, 3);
+    prof_begin(&p);
+    op_cast(&dev, b, a);
+    prof_end(&p);
+    assert_int_equal(p.n_events, PROF_RECORDS + 1);
+    assert_int_equal(p.n_lost, 3);
+    prof_close(&p);
+    op_check_end(&dev);
+}
+
+/* floor_ms is counted without a profile, and by a measuring device too. */
+static void test_floor(void **state)
+{
+    (void)state;
+    struct device dev, measuring;
+    op_check_begin(&dev, false);
+    dev.roofs = (struct roofs){.flops = 1e9, .bytes = 1e8};
+    run_norm(&dev, 10);
+    const double norm_bytes = 2 * 10 * 32 * 4 + 10 * 4 + 32 * 4;
+    assert_close(dev.floor_ms, 1e3 * norm_bytes / 1e8, 1e-12);
+    dev.floor_ms = 0;
+    run_linear(&dev, 700, 96);
+    assert_close(dev.floor_ms, 1e3 * 2.0 * 700 * 96 * 64 / 1e9, 1e-12);
+    device_measure(&measuring, &dev);
+    run_linear(&measuring, 700, 96);
+    assert_close(measuring.floor_ms, dev.floor_ms, 0);
+    op_check_end(&dev);
+}
+
+/* Packed experts are decoded first; experts that cannot have rows are not counted. */
+static void test_packed_cost(void **state)
+{
+    (void)state;
+    enum { E = 8, F = 32, D = 64, J = 1 };
+    struct device dev;
+    op_check_begin(&dev, false);
+    struct device measuring;
+    device_measure(&measuring, &dev);
+    measuring.roofs = (struct roofs){.flops = 1e30, .bytes = 1e3};
+    const struct lora none = {.r = 0};
+    const struct weight w = {.format = WF_MXFP4, .n_exp = E, .n_out = D, .n_in = F};
+    const int64_t rows[] = {4, 16};
+    for (int i = 0; i < 2; i++) {
+        const int64_t t = rows[i];
+        struct route r = {.idx = tensor_2d(NULL, DT_I32, t, J),
+                          .gate = tensor_2d(NULL, dev.stat, t, J),
+                          .offs = tensor_1d(NULL, DT_I32, E + 1),
+                          .row_slot = tensor_1d(NULL, DT_I32, t * J),
+                          .slot_row = tensor_2d(NULL, DT_I32, t, J)};
+        measuring.floor_ms = 0;
+        op_moe_down_fwd(&measuring, tensor_2d(NULL, dev.act, t, D), (struct tensor){0},
+                        tensor_2d(NULL, dev.act, t, F), &r, &w, (struct tensor){0}, &none);
+        const double n = (double)MT_MIN(t, E) * D * F, packed = n / 2 + n / 32;
+        assert_close(measuring.floor_ms, (double)(t * (D + F) * 4) + 2 * n + packed + 2 * n, 1e-12);
+    }
+    op_check_end(&dev);
+}
+
+static void check_roofs(struct device *dev, double flops, double bytes)
+{
+    struct err err = {{0}};
+    const struct arena before = dev->work;
+    const double start = clock_ms();
+    if (prof_measure_roofs(dev, &err)) fail_msg("%s", err.msg);
+    print_message("%s: %.4g TFLOP/s, %.4g GB/s, measured in %.0f ms\n", dev->name, dev->roofs.flops / 1e12,
+                  dev->roofs.bytes / 1e9, clock_ms() - start);
+    assert_true(dev->roofs.flops > flops && dev->roofs.bytes > bytes);
+    assert_memory_equal(&before, &dev->work, sizeof(before));
+    assert_close(dev->flops, 0, 0);
+}
+
+static void test_roofs(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct err err;
+    op_check_begin(&dev, false);
+    check_roofs(&dev, 1e8, 1e8);
+    op_check_end(&dev);
+    device_open_oracle(&dev);
+    check_roofs(&dev, 1e8, 1e8);
+    device_close(&dev);
+    if (device_open(&dev, "cpu", "bf16", &err)) fail_msg("%s", err.msg);
+    check_roofs(&dev, 1e8, 1e8);
+    device_close(&dev);
+}
+
+static void test_gpu(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct err err;
+    struct prof p;
+    struct dev_calls calls;
+    op_check_need_gpu();
+    if (device_open(&dev, "cuda", "auto", &err)) fail_msg("%s", err.msg);
+    check_roofs(&dev, 1e13, 1e11);
+    if (device_reserve(&dev, &dev.work, "work", 64 << 20, &err)) fail_msg("%s", err.msg);
+    struct tensor from = arena_tensor_1d(&dev.work, DT_F32, 4 << 20), to = arena_tensor_1d(&dev.work, DT_BF16, 4 << 20);
+    device_zero(&dev, from);
+    prof_open(&p, &dev);
+    dev.ops->count_calls(true, &calls);
+    prof_begin(&p);
+    for (int i = 0; i < 10; i++) op_cast(&dev, to, from);
+    prof_end(&p);
+    dev.ops->count_calls(false, &calls);
+    assert_int_equal(p.n_events, 10);
+    assert_true(p.rows[0].ms > 0 && p.rows[0].ms <= p.span_ms);
+    assert_true(p.rows[0].floor_ms > 0);
+    char text[128];
+    print_message("%s\n", profile_calls(text, &calls, 1));
+    if (!calls.missing) {
+        assert_int_equal(calls.launches, 10);
+        assert_int_equal(calls.waits, 1);
+    }
+    prof_close(&p);
+    device_close(&dev);
+}
+
+/* ---- how it is shown */
+
+static struct json load(const char *path, struct json_doc **doc)
+{
+    struct err err;
+    *doc = json_load(path, 1 << 20, &err);
+    if (!*doc) fail_msg("%s", err.msg);
+    return json_root(*doc);
+}
+
+static void test_profile_range(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"3", "0:2", "5:4", "1:2x", "a:b", "-1:3"};
+    struct profile p;
+    struct err err = {{0}};
+    assert_int_equal(profile_parse(&p, "", "", &err), 0);
+    assert_int_equal(p.first, 0);
+    assert_int_equal(profile_parse(&p, "3:14", "", &err), 0);
+    assert_int_equal(p.first, 3);
+    assert_int_equal(p.last, 14);
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        assert_int_equal(profile_parse(&p, bad[i], "", &err), -1);
+        assert_non_null(strstr(err.msg, bad[i]));
+    }
+}
+
+static void test_profile_files(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    char path[MT_PATH];
+    struct device dev;
+    struct profile p;
+    struct err err = {{0}};
+    struct json_doc *doc;
+    double ts = -1, last = -1;
+    const char *name;
+    op_check_begin(&dev, false);
+    assert_int_equal(profile_parse(&p, "2:3", dir, &err), 0);
+    snprintf(path, sizeof(path), "%s/trace.json", dir);
+    for (int64_t step = 1; step <= 5; step++) {
+        profile_step_begin(&p, &dev, step);
+        run_linear(&dev, 7, 96);
+        run_norm(&dev, 9);
+        assert_int_equal(profile_step_end(&p, step, &err), 0);
+        assert_int_equal(access(path, F_OK), step < 3 ? -1 : 0);
+        assert_null(dev.prof);
+    }
+    struct json events = load(path, &doc);
+    assert_int_equal(json_count(events), 4);
+    for (int64_t i = 0; i < 4; i++) {
+        assert_int_equal(json_get_str(json_at(events, i), "name", &name, &err), 0);
+        assert_string_equal(name, i % 2 ? "rmsnorm_fwd" : "linear_fwd 96");
+        assert_int_equal(json_get_f64(json_at(events, i), "ts", &ts, &err), 0);
+        assert_true(ts > last);
+        last = ts;
+    }
+    json_free(doc);
+    snprintf(path, sizeof(path), "%s/profile.txt", dir);
+    assert_int_equal(access(path, F_OK), 0);
+    profile_close(&p);
+    op_check_end(&dev);
+}
+
+static void test_table(void **state)
+{
+    (void)state;
+    static struct prof p = {.n_rows = 2, .span_ms = 10, .n_lost = 7};
+    char text[4096] = "";
+    p.rows[0] = (struct prof_row){.name = "cast", .calls = 2, .ms = 2, .floor_ms = 1, .cost = {.bytes = 4e6}};
+    p.rows[1] = (struct prof_row){
+        .name = "linear_fwd", .part = 5120, .calls = 4, .ms = 4, .floor_ms = 3, .cost = {.flops = 8e9, .bytes = 1e6}};
+    FILE *out = fmemopen(text, sizeof(text), "w");
+    profile_table(&p, out);
+    fclose(out);
+    const char *first = strstr(text, "linear_fwd 5120"), *second = strstr(text, "cast");
+    assert_true(first && second && first < second);
+    assert_non_null(strstr(text, "4       4000.0      1000.0         2      0.25    75.0    40.0"));
+    assert_non_null(strstr(text, "2       2000.0      1000.0         0         2    50.0    20.0"));
+    assert_non_null(strstr(text, "between the ops"));
+    assert_non_null(strstr(text, "4000.0")); /* 10 - 6 ms */
+    assert_non_null(strstr(text, "7 ops found no room"));
+    struct json_out o = {0};
+    struct err err;
+    json_out_open(&o, NULL, '{');
+    profile_json(&p, &o, "ops");
+    json_out_close(&o, '}');
+    struct json_doc *doc = json_parse(o.text, o.size, "profile", &err);
+    double floor_us = 0;
+    assert_int_equal(json_count(json_find(json_root(doc), "ops")), 2);
+    assert_int_equal(json_get_f64(json_at(json_find(json_root(doc), "ops"), 1), "floor_us", &floor_us, &err), 0);
+    assert_close(floor_us, 3000, 1e-12);
+    json_free(doc);
+    json_out_free(&o);
+}
+
+int test_prof(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),          cmocka_unit_test(test_overflow),      cmocka_unit_test(test_floor),
+        cmocka_unit_test(test_packed_cost),   cmocka_unit_test(test_roofs),         cmocka_unit_test(test_gpu),
+        cmocka_unit_test(test_profile_range), cmocka_unit_test(test_profile_files), cmocka_unit_test(test_table),
+    };
+    return cmocka_run_group_tests_name("prof", tests, NULL, NULL);
+}
