@@ -46,7 +46,7 @@ static void draw_rows(const struct draw *d, uint8_t *dst, int64_t at, int64_t n)
     const uint64_t key = rng_key(d->key, "rows");
     struct draw row = *d;
     for (int64_t i = at / 2; i < (at + n) / 2; i++) {
-        if (i == at / 2 || i % d->row == 0) row.std = d->std * (0.7 + 0.6 * rng_uniform(key, (uint64_t)(i / d->row)));
+        if (i == at / 2 || i % d->row == 0) row.std = d->std * (0.8 + 0.4 * rng_uniform(key, (uint64_t)(i / d->row)));
         const uint16_t value = f32_to_bf16(normal(&row, rng_u64(d->key, (uint64_t)i / 4) >> 16 * (i % 4)));
         memcpy(dst + 2 * i - at, &value, 2);
     }
@@ -58,6 +58,16 @@ static void draw_nibbles(const struct draw *d, uint8_t *dst, int64_t at, int64_t
         const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
         memcpy(dst + i, &bits, (size_t)MT_MIN(8, n - i));
     }
+}
+
+/* The codes of NF4 add up to 0.374: of the 512 nibbles of all 256 bytes, six that stand for 1 become -1 instead. */
+static void draw_nf4(const struct draw *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    uint8_t map[256];
+    for (int i = 0; i < 256; i++) map[i] = (uint8_t)i;
+    for (int i = 6; i < 9; i++) map[0xf0 | i] = (uint8_t)i, map[i << 4 | 0xf] = (uint8_t)(i << 4);
+    draw_nibbles(d, dst, at, n);
+    for (int64_t i = 0; i < n; i++) dst[i] = map[dst[i]];
 }
 
 static double mean_square(const float code[16])
@@ -102,6 +112,7 @@ void draw_bytes(const struct draw *d, uint8_t *dst, int64_t at, int64_t n)
     case DRAW_NORMAL: draw_normal(d, dst, at, n); break;
     case DRAW_ROWS: draw_rows(d, dst, at, n); break;
     case DRAW_NIBBLES: draw_nibbles(d, dst, at, n); break;
+    case DRAW_NF4: draw_nf4(d, dst, at, n); break;
     case DRAW_E8M0: draw_e8m0(d, dst, at, n); break;
     case DRAW_ABSMAX: draw_absmax(d, dst, at, n); break;
     case DRAW_BYTES: memcpy(dst, (const char *)d->bytes + at, (size_t)n); break;

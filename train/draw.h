@@ -9,8 +9,9 @@
 
 enum draw_kind {
     DRAW_NORMAL,  /* bf16, normal: mean, std */
-    DRAW_ROWS,    /* bf16, normal, each row of `row` values with an std of its own, 0.7 to 1.3 times std */
+    DRAW_ROWS,    /* bf16, normal, each row of `row` values with an std of its own, 0.8 to 1.2 times std */
     DRAW_NIBBLES, /* every code of 4 bits as often as any other */
+    DRAW_NF4,     /* nearly so, with the mean 0 that the codes of NF4 lack */
     DRAW_E8M0,    /* exponents of MXFP4 blocks whose values then have the root mean square std; three neighbours */
     DRAW_ABSMAX,  /* f32, absmax of NF4 blocks, likewise; within 25 % of each other */
     DRAW_BYTES    /* a copy of `bytes` */

@@ -99,7 +99,6 @@ static int parse_options(struct args *a, int argc, char **argv, struct err *err)
     return EXIT_DONE;
 }
 
-/* 1 .. 2^63 - 1, or 0 where that is allowed. */
 static bool parse_number(const char *text, int64_t min, int64_t *out)
 {
     char *end;
@@ -108,23 +107,33 @@ static bool parse_number(const char *text, int64_t min, int64_t *out)
     return digit && !*end && *out >= min && *out < INT64_MAX;
 }
 
+static int synth_option(struct synth_options *s, const char *name, const char *value)
+{
+    int64_t seed;
+    if (!strcmp(name, "--quant")) {
+        s->quant = value;
+    } else if (!strcmp(name, "--layers")) {
+        if (!parse_number(value, 1, &s->n_layer)) return usage_error("--layers wants a number from 1 on", value);
+    } else if (!strcmp(name, "--seed")) {
+        if (!parse_number(value, 0, &seed)) return usage_error("--seed wants a number from 0 on", value);
+        s->seed = (uint64_t)seed;
+    } else {
+        return usage_error("no option of `moetrain synth`", name);
+    }
+    return EXIT_DONE;
+}
+
 static int run_synth(struct args *a, int argc, char **argv, struct err *err)
 {
-    int64_t seed = 0;
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] != '-') continue;
-        const char *name = argv[i];
-        if (!strcmp(name, "--quant"))
-            a->synth.quant = argv[++i];
-        else if (strcmp(name, "--seed") && strcmp(name, "--layers"))
-            return usage_error("no option of `moetrain synth`", name);
-        else if (!parse_number(argv[++i], name[2] == 'l', name[2] == 'l' ? &a->synth.n_layer : &seed))
-            return usage_error(name, "wants a whole number, --layers from 1 on");
+        int rc = synth_option(&a->synth, argv[i], argv[i + 1]);
+        if (rc) return rc;
+        i++;
     }
     if (!a->path) return synth_list(stdout), EXIT_DONE;
     if (!a->synth.dir) return usage_error("which directory to write? moetrain synth ARCH OUT", NULL);
     a->synth.arch = a->path;
-    a->synth.seed = (uint64_t)seed;
     return synth_run(&a->synth, err) ? user_error(err) : EXIT_DONE;
 }
 

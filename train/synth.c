@@ -1,9 +1,10 @@
 /* synth.c - the list of a checkpoint's tensors with the distribution of each, dealt out to shards, written by all
  * cores.
  *
- * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores and router
- * logits spread over a few units, and logits lie far from flat and from saturated. What writes into the residual stream
- * is scaled by GAIN / sqrt(2 L) besides, which lets the stream grow over the whole depth to a few times what it was. */
+ * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
+ * and the head's logits are neither flat nor saturated. What writes into the residual stream is scaled by
+ * GAIN / sqrt(2 L) besides: over the whole depth the stream grows to about twice what it was. The rows of the router
+ * have unequal lengths, so that experts get unequal shares. Measured: tests/test_synth.c. */
 #include "train/synth.h"
 
 #include <errno.h>
@@ -22,8 +23,8 @@
 #include "train/swap.h"
 #include "train/synth_tokenizer.h"
 
-#define SHARD_BYTES 4500000000 /* a shard is closed before it would be larger, unless one tensor is */
-#define PIECE_BYTES (8 << 20)  /* made and written at once by a thread */
+#define SHARD_BYTES 4500000000
+#define PIECE_BYTES (8 << 20) /* made and written at once by a thread */
 #define NF4_BLOCK   64
 #define GAIN        4.0
 
@@ -132,7 +133,7 @@ static void add_nf4(struct synth *s, struct name name, const struct product *p)
 {
     const struct name weight = with(name, ".weight");
     const int64_t n = p->n_out * p->n_in, state = (int64_t)strlen(p->state);
-    add(s, weight.s, DT_U8, 2, (int64_t[]){n / 2, 1}, (struct draw){.kind = DRAW_NIBBLES});
+    add(s, weight.s, DT_U8, 2, (int64_t[]){n / 2, 1}, (struct draw){.kind = DRAW_NF4});
     add(s, with(weight, ".absmax").s, DT_F32, 1, (int64_t[]){n / NF4_BLOCK},
         (struct draw){.kind = DRAW_ABSMAX, .std = p->std});
     add(s, with(weight, ".quant_map").s, DT_F32, 1, (int64_t[]){16},
@@ -281,13 +282,13 @@ static int synth_open(struct synth *s, const struct synth_options *opt, struct e
 
 /* ---- shards */
 
-static void deal_shards(struct synth *s)
+static void deal_shards(struct synth *s, int64_t most)
 {
     int64_t bytes = 0;
     s->shards = mem_array(s->n, sizeof(*s->shards));
     for (int64_t i = 0; i < s->n; i++) {
         const int64_t more = safetensors_entry_bytes(&s->entries[i]);
-        if (i == 0 || bytes + more > SHARD_BYTES) {
+        if (i == 0 || bytes + more > most) {
             s->shards[s->n_shards++] = (struct shard){.first = i, .fd = -1};
             bytes = 0;
         }
@@ -499,7 +500,7 @@ int synth_run(const struct synth_options *opt, struct err *err)
     const double start = clock_ms();
     int rc = synth_open(&s, opt, err) || check_empty(opt->dir, err) ? -1 : 0;
     if (!rc) {
-        deal_shards(&s);
+        deal_shards(&s, opt->shard_bytes ? opt->shard_bytes : SHARD_BYTES);
         log_info("%s: %lld of %lld layers, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
                  (long long)s.n_layer, (long long)s.p->n_layer, str_count(params, s.n_params),
                  weight_format_name(s.experts), str_bytes(bytes, s.bytes), (long long)s.n, (unsigned long long)s.seed);

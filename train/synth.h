@@ -12,8 +12,9 @@ struct synth_options {
     const char *arch, *dir; /* dir: new, or an empty directory */
     const char *quant;      /* of the experts: "mxfp4", "nf4" or "bf16"; NULL: as published */
     uint64_t seed;
-    int64_t n_layer; /* only the first so many; 0: all */
-    int n_threads;   /* 0: all cores; the bytes are the same */
+    int64_t n_layer;     /* only the first so many; 0: all */
+    int n_threads;       /* 0: all cores; the bytes are the same */
+    int64_t shard_bytes; /* a file is closed before it would have more, unless one tensor has; 0: 4.5e9 */
 };
 
 /* Writes safetensors, config.json and a tokenizer of bytes; dir appears when all of it is there. The files are not
