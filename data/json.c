@@ -426,14 +426,29 @@ void json_out_i64(struct json_out *o, const char *key, int64_t value)
     put_text(o, text);
 }
 
-void json_out_f64(struct json_out *o, const char *key, double value)
+static void shortest(char text[32], double value)
 {
-    char text[32] = "null";
+    snprintf(text, 32, "null");
     for (int digits = 1; digits <= 17 && isfinite(value); digits++) {
-        snprintf(text, sizeof(text), "%.*g", digits, value);
+        snprintf(text, 32, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }
-    if (value == 0 && signbit(value)) snprintf(text, sizeof(text), "-0.0"); /* "-0" would read back as the integer */
+    if (value == 0 && signbit(value)) snprintf(text, 32, "-0.0"); /* "-0" would read back as the integer */
+}
+
+void json_out_f64(struct json_out *o, const char *key, double value)
+{
+    char text[32];
+    shortest(text, value);
+    begin(o, key);
+    put_text(o, text);
+}
+
+void json_out_real(struct json_out *o, const char *key, double value)
+{
+    char text[32];
+    shortest(text, value);
+    if (isfinite(value) && !strpbrk(text, ".e")) strcat(text, ".0");
     begin(o, key);
     put_text(o, text);
 }

@@ -61,6 +61,8 @@ void json_out_close(struct json_out *o, char bracket);                 /* '}' or
 void json_out_str(struct json_out *o, const char *key, const char *value); /* value NULL writes null */
 void json_out_i64(struct json_out *o, const char *key, int64_t value);
 void json_out_f64(struct json_out *o, const char *key, double value); /* shortest text that reads back; nan/inf: null */
+/* The same, but 7 becomes 7.0, for readers to whom a whole number is another type. */
+void json_out_real(struct json_out *o, const char *key, double value);
 void json_out_bool(struct json_out *o, const char *key, bool value);
 void json_out_free(struct json_out *o);
 

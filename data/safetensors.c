@@ -366,56 +366,69 @@ static int by_rank(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Appends the entry to the header and returns its bytes, or -1. */
-static int64_t put_entry(struct json_out *o, const struct st_entry *e, int64_t begin, struct err *err)
+int64_t safetensors_entry_bytes(const struct st_entry *e)
 {
-    int64_t bytes = dtype_size(e->dtype), end;
-    json_out_open(o, e->name, '{');
-    json_out_str(o, "dtype", st_dtypes[rank_of(e->dtype)].name);
-    json_out_open(o, "shape", '[');
-    for (int i = 0; i < e->rank; i++) {
-        json_out_i64(o, NULL, e->shape[i]);
-        if (!i64_mul(bytes, e->shape[i], &bytes)) return err_set(err, "tensor `%s` is too large", e->name);
-    }
-    json_out_close(o, ']');
-    if (!i64_add(begin, bytes, &end)) return err_set(err, "tensor `%s` is too large", e->name);
-    json_out_open(o, "data_offsets", '[');
-    json_out_i64(o, NULL, begin);
-    json_out_i64(o, NULL, end);
-    json_out_close(o, ']');
-    json_out_close(o, '}');
+    int64_t bytes = dtype_size(e->dtype);
+    for (int i = 0; i < e->rank; i++)
+        if (!i64_mul(bytes, e->shape[i], &bytes)) return -1;
     return bytes;
 }
 
-int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err)
+/* Appends the entry to the header and moves *at over its bytes. */
+static int put_entry(struct json_out *o, const struct st_entry *e, int64_t *at, struct err *err)
 {
-    int rc = -1;
-    struct st_entry *sorted = mem_array(n, sizeof(*sorted));
-    struct file_part *parts = mem_array(n + 3, sizeof(*parts)); /* length, header, padding, tensors */
+    const int64_t begin = *at, bytes = safetensors_entry_bytes(e);
+    if (!i64_add(begin, bytes, at)) return err_set(err, "tensor `%s` is too large", e->name);
+    json_out_open(o, e->name, '{');
+    json_out_str(o, "dtype", st_dtypes[rank_of(e->dtype)].name);
+    json_out_open(o, "shape", '[');
+    for (int i = 0; i < e->rank; i++) json_out_i64(o, NULL, e->shape[i]);
+    json_out_close(o, ']');
+    json_out_open(o, "data_offsets", '[');
+    json_out_i64(o, NULL, begin);
+    json_out_i64(o, NULL, *at);
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+    return 0;
+}
+
+int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err)
+{
+    int rc = 0;
     struct json_out o = {0};
-    if (n) memcpy(sorted, entries, (size_t)n * sizeof(*sorted));
-    if (n) qsort(sorted, (size_t)n, sizeof(*sorted), by_rank);
+    *head = NULL;
+    if (n) qsort(entries, (size_t)n, sizeof(*entries), by_rank);
     json_out_open(&o, NULL, '{');
     json_out_open(&o, "__metadata__", '{');
     json_out_str(&o, "format", "pt");
     json_out_close(&o, '}');
-    int64_t begin = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t bytes = put_entry(&o, &sorted[i], begin, err);
-        if (bytes < 0) goto out;
-        parts[i + 3] = (struct file_part){sorted[i].data, bytes};
-        begin += bytes;
-    }
+    for (int64_t i = 0, at = 0; i < n && !rc; i++) rc = put_entry(&o, &entries[i], &at, err);
     json_out_close(&o, '}');
-    int64_t pad = -o.size & 7; /* the data begins 8-aligned */
-    uint8_t length[8];
-    for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)(o.size + pad) >> 8 * i);
-    parts[0] = (struct file_part){length, 8};
-    parts[1] = (struct file_part){o.text, o.size};
-    parts[2] = (struct file_part){"        ", pad};
-    rc = file_write_parts(path, parts, n + 3, err);
-out:
+    if (!rc) {
+        const int64_t padded = (o.size + 7) & ~(int64_t)7; /* the data begins 8-aligned */
+        *size = 8 + padded;
+        *head = mem_alloc(*size);
+        for (int i = 0; i < 8; i++) (*head)[i] = (char)(uint8_t)((uint64_t)padded >> 8 * i);
+        memset(*head + 8, ' ', (size_t)padded);
+        memcpy(*head + 8, o.text, (size_t)o.size);
+    }
     json_out_free(&o);
+    return rc;
+}
+
+int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err)
+{
+    struct st_entry *sorted = mem_array(n, sizeof(*sorted));
+    struct file_part *parts = mem_array(n + 1, sizeof(*parts));
+    char *head = NULL;
+    int64_t size = 0;
+    if (n) memcpy(sorted, entries, (size_t)n * sizeof(*sorted));
+    int rc = safetensors_head(sorted, n, &head, &size, err);
+    parts[0] = (struct file_part){head, size};
+    for (int64_t i = 0; i < n; i++)
+        parts[i + 1] = (struct file_part){sorted[i].data, safetensors_entry_bytes(&sorted[i])};
+    if (!rc) rc = file_write_parts(path, parts, n + 1, err);
+    mem_free(head);
     mem_free(sorted);
     mem_free(parts);
     return rc;

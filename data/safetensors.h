@@ -52,5 +52,9 @@ struct st_entry {
     const void *data;
 };
 int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err) MT_CHECK;
+/* For who writes the tensors himself: sorts the entries into the file's order, in which their bytes lie end to end
+ * behind *head, *size bytes to be freed with mem_free. `data` is not looked at. */
+int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err) MT_CHECK;
+int64_t safetensors_entry_bytes(const struct st_entry *e); /* -1: more than 64 bits can count */
 
 #endif

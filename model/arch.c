@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "data/json.h"
-
 /* What config.json does not say. A family with another formula adds a field here, not a branch elsewhere. */
 struct family {
     const char *model_type;
@@ -272,24 +270,27 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     return 0;
 }
 
+int arch_parse(struct arch *a, struct json root, struct err *err)
+{
+    const struct family *f = NULL;
+    *a = (struct arch){0};
+    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_rope(&a->rope, root, f, err) ||
+        read_windows(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
+        read_switches(a, root, f, err))
+        return -1;
+    a->family = f->model_type;
+    a->names = &f->names;
+    return 0;
+}
+
 int arch_load(struct arch *a, const char *dir, struct err *err)
 {
     char path[MT_PATH];
-    const struct family *f = NULL;
-    int rc = -1;
     *a = (struct arch){0};
     if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
     struct json_doc *doc = json_load(path, 16 << 20, err);
     if (!doc) return -1;
-    struct json root = json_root(doc);
-    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_rope(&a->rope, root, f, err) ||
-        read_windows(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
-        read_switches(a, root, f, err))
-        goto out;
-    a->family = f->model_type;
-    a->names = &f->names;
-    rc = 0;
-out:
+    int rc = arch_parse(a, json_root(doc), err);
     json_free(doc);
     return rc;
 }

@@ -2,6 +2,7 @@
 #ifndef MT_ARCH_H
 #define MT_ARCH_H
 
+#include "data/json.h"
 #include "kernels/ops.h"
 
 #define MT_MAX_LAYERS 512
@@ -48,6 +49,7 @@ struct ffn {
 
 /* dir holds config.json. Missing, contradictory or unsupported values are named. */
 int arch_load(struct arch *a, const char *dir, struct err *err) MT_CHECK;
+int arch_parse(struct arch *a, struct json root, struct err *err) MT_CHECK; /* the same of its content */
 struct ffn arch_ffn(const struct arch *a, int64_t layer);
 int64_t arch_qkv_cols(const struct arch *a); /* (H + 2K) * A */
 /* cos | sin of positions 0..n-1, attention factor included; table [n, head_dim] f32 on the host */

@@ -238,6 +238,10 @@ static void writing(void **state)
     json_out_f64(&o, NULL, 5e-324);
     json_out_f64(&o, NULL, -0.0);
     json_out_f64(&o, NULL, 32);
+    json_out_real(&o, NULL, 32);
+    json_out_real(&o, NULL, 1e300);
+    json_out_real(&o, NULL, -0.5);
+    json_out_real(&o, NULL, INFINITY);
     json_out_close(&o, ']');
     json_out_open(&o, "e", '{');
     json_out_close(&o, '}');
@@ -247,7 +251,8 @@ static void writing(void **state)
     assert_string_equal(o.text,
                         "{\"s\":\"a\\\"\\\\\\n\\t\\b\\f\\r\\u0001\x7f/\xc3\xa9\xf0\x9f\x98\x80\","
                         "\"bad\":\"" BAD "|" BAD "|" BAD BAD "|" BAD BAD BAD "|" BAD BAD BAD BAD "|" BAD BAD "\","
-                        "\"q\\\"\":null,\"n\":[-9223372036854775808,0.1,null,null,0.3333333333333333,5e-324,-0.0,32],"
+                        "\"q\\\"\":null,\"n\":[-9223372036854775808,0.1,null,null,0.3333333333333333,5e-324,-0.0,32,"
+                        "32.0,1e+300,-0.5,null],"
                         "\"e\":{},\"t\":true}");
 #undef BAD
     assert_int_equal(o.size, strlen(o.text));

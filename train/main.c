@@ -1,11 +1,13 @@
 /* main.c - the command line. The only place that turns an error into words on the screen and an exit code:
  * 0 done, 1 an error the user can fix, 2 wrong usage, 130 interrupted with the state saved. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "train/commands.h"
 #include "train/inspect.h"
 #include "train/loop.h"
+#include "train/synth.h"
 
 enum { EXIT_DONE = 0, EXIT_USER = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 130 };
 
@@ -16,6 +18,9 @@ static const char usage[] =
     "  moetrain eval CONFIG.ini [--adapter DIR] [--set ...]   held-out loss of the base model or an adapter\n"
     "  moetrain plan CONFIG.ini [--set ...]                   memory, FLOPs, trainable parameters; nothing is loaded\n"
     "  moetrain inspect PATH                                  what a checkpoint or an adapter holds\n"
+    "  moetrain synth ARCH OUT [--quant Q] [--seed N] [--layers N]\n"
+    "                                                         a random checkpoint of a published architecture; alone:\n"
+    "                                                         lists them. Q: mxfp4, nf4, bf16. The first N layers\n"
     "  moetrain config                                        every key: type, default, range, help\n"
     "\n"
     "  --set section.key=value   overrides the file; may repeat, the last one wins\n"
@@ -28,6 +33,7 @@ static const char usage[] =
 struct args {
     const char *command, *path, *adapter;
     bool dump;
+    struct synth_options synth; /* arch: path */
     struct config config;
 };
 
@@ -46,10 +52,12 @@ static int user_error(const struct err *err)
 /* The words without dashes: [command] path. */
 static int parse_words(struct args *a, int argc, char **argv)
 {
-    static const char *const commands[] = {"train", "eval", "plan", "inspect", "config"};
+    static const char *const commands[] = {"train", "eval", "plan", "inspect", "config", "synth"};
+    static const char *const valued[] = {"--set", "--adapter", "--quant", "--seed", "--layers"};
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-') {
-            const bool has_value = !strcmp(argv[i], "--set") || !strcmp(argv[i], "--adapter");
+            bool has_value = false;
+            for (int v = 0; v < MT_LEN(valued); v++) has_value |= !strcmp(argv[i], valued[v]);
             if (has_value && i + 1 == argc) return usage_error("an option lacks its value", argv[i]);
             i += has_value;
             continue;
@@ -61,11 +69,14 @@ static int parse_words(struct args *a, int argc, char **argv)
             a->command = argv[i];
         else if (!a->path)
             a->path = argv[i];
+        else if (!a->synth.dir && a->command && !strcmp(a->command, "synth"))
+            a->synth.dir = argv[i];
         else
             return usage_error("one word too many", argv[i]);
     }
     if (!a->command) a->command = "train";
-    if (!a->path && strcmp(a->command, "config")) return usage_error("which configuration (or path)?", NULL);
+    if (!a->path && strcmp(a->command, "config") && strcmp(a->command, "synth"))
+        return usage_error("which configuration (or path)?", NULL);
     return EXIT_DONE;
 }
 
@@ -86,6 +97,44 @@ static int parse_options(struct args *a, int argc, char **argv, struct err *err)
         }
     }
     return EXIT_DONE;
+}
+
+static bool parse_number(const char *text, int64_t min, int64_t *out)
+{
+    char *end;
+    const bool digit = text[0] >= '0' && text[0] <= '9';
+    *out = strtoll(text, &end, 10); /* what does not fit becomes the largest */
+    return digit && !*end && *out >= min && *out < INT64_MAX;
+}
+
+static int synth_option(struct synth_options *s, const char *name, const char *value)
+{
+    int64_t seed;
+    if (!strcmp(name, "--quant")) {
+        s->quant = value;
+    } else if (!strcmp(name, "--layers")) {
+        if (!parse_number(value, 1, &s->n_layer)) return usage_error("--layers wants a number from 1 on", value);
+    } else if (!strcmp(name, "--seed")) {
+        if (!parse_number(value, 0, &seed)) return usage_error("--seed wants a number from 0 on", value);
+        s->seed = (uint64_t)seed;
+    } else {
+        return usage_error("no option of `moetrain synth`", name);
+    }
+    return EXIT_DONE;
+}
+
+static int run_synth(struct args *a, int argc, char **argv, struct err *err)
+{
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] != '-') continue;
+        int rc = synth_option(&a->synth, argv[i], argv[i + 1]);
+        if (rc) return rc;
+        i++;
+    }
+    if (!a->path) return synth_list(stdout), EXIT_DONE;
+    if (!a->synth.dir) return usage_error("which directory to write? moetrain synth ARCH OUT", NULL);
+    a->synth.arch = a->path;
+    return synth_run(&a->synth, err) ? user_error(err) : EXIT_DONE;
 }
 
 static int dump(const struct config *c)
@@ -116,6 +165,7 @@ int main(int argc, char **argv)
     if (rc) return rc;
     if (!strcmp(a.command, "config")) return config_help(stdout), EXIT_DONE;
     if (!strcmp(a.command, "inspect")) return inspect_run(a.path, stdout, &err) ? user_error(&err) : EXIT_DONE;
+    if (!strcmp(a.command, "synth")) return run_synth(&a, argc, argv, &err);
     config_defaults(&a.config);
     if (config_load(&a.config, a.path, &err)) return user_error(&err);
     if ((rc = parse_options(&a, argc, argv, &err))) return rc;

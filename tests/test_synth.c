@@ -1,0 +1,417 @@
+/* test_synth.c - synthetic checkpoints: sizes as published, values that a model can work with, the same bytes whoever
+ * writes them, refusals, and a run from nothing but the executable. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
+#include "data/file.h"
+#include "data/tokenizer.h"
+#include "kernels/quant.h"
+#include "tests/checkpoints.h"
+#include "tests/process.h"
+#include "train/draw.h"
+#include "train/published.h"
+#include "train/synth.h"
+#include "train/synth_tokenizer.h"
+
+/* scratch/NAME; one of eight static buffers. */
+static const char *place(const char *name)
+{
+    static char path[8][MT_PATH];
+    static int next;
+    char *p = path[next++ % 8];
+    snprintf(p, MT_PATH, "%s/%s", scratch_dir(), name);
+    return p;
+}
+
+static const char *made(struct synth_options opt)
+{
+    struct err err;
+    opt.dir = place("model");
+    if (synth_run(&opt, &err)) fail_msg("%s: %s", opt.arch, err.msg);
+    return opt.dir;
+}
+
+/* ---- the random numbers */
+
+/* Made in pieces, a tensor is what it is made at once. */
+static void test_pieces(void **state)
+{
+    (void)state;
+    enum { N = 4096 };
+    static uint8_t text[N], whole[N], parts[N];
+    for (int i = 0; i < N; i++) text[i] = (uint8_t)(i * 7);
+    const struct draw draws[] = {{.kind = DRAW_NORMAL, .std = 1},
+                                 {.kind = DRAW_ROWS, .std = 1, .row = 12},
+                                 {.kind = DRAW_NIBBLES},
+                                 {.kind = DRAW_NF4},
+                                 {.kind = DRAW_E8M0, .std = 0.1},
+                                 {.kind = DRAW_ABSMAX, .std = 1},
+                                 {.kind = DRAW_BYTES, .bytes = text}};
+    for (int k = 0; k < MT_LEN(draws); k++)
+        for (int64_t piece = 8; piece < N; piece += 504) {
+            memset(parts, 0xee, N);
+            draw_bytes(&draws[k], whole, 0, N - 4); /* not of whole words */
+            for (int64_t at = 0; at < N - 4; at += piece)
+                draw_bytes(&draws[k], parts + at, at, MT_MIN(piece, N - 4 - at));
+            assert_memory_equal(whole, parts, N - 4);
+            assert_int_equal(parts[N - 4], 0xee);
+        }
+}
+
+struct moments {
+    double mean, rms, most;
+};
+static struct moments moments_of(const float *x, int64_t n)
+{
+    struct moments m = {0};
+    for (int64_t i = 0; i < n; i++) {
+        m.mean += (double)x[i] / (double)n;
+        m.rms += (double)x[i] * (double)x[i] / (double)n;
+        m.most = fmax(m.most, fabs((double)x[i]));
+    }
+    m.rms = sqrt(m.rms);
+    return m;
+}
+
+/* Every kind has the mean and the root mean square that were asked for, whatever the format can say exactly. */
+static void test_moments(void **state)
+{
+    (void)state;
+    enum { N = 1 << 18 };
+    static uint8_t data[2 * N], scale[N / 32];
+    static float x[N], absmax[N / 64];
+    for (double std = 0.01; std < 2; std *= 1.37) {
+        const struct draw normal = {.kind = DRAW_NORMAL, .key = 1, .mean = 2 * std, .std = std};
+        draw_bytes(&normal, data, 0, 2 * N);
+        for (int64_t i = 0; i < N; i++) {
+            uint16_t h;
+            memcpy(&h, data + 2 * i, 2);
+            x[i] = bf16_to_f32(h) - (float)(2 * std);
+        }
+        struct moments m = moments_of(x, N);
+        assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02 && m.most < 4.4 * std);
+        draw_bytes(&(struct draw){.kind = DRAW_NIBBLES, .key = 2}, data, 0, N / 2);
+        draw_bytes(&(struct draw){.kind = DRAW_E8M0, .key = 3, .std = std}, scale, 0, sizeof(scale));
+        draw_bytes(&(struct draw){.kind = DRAW_ABSMAX, .key = 4, .std = std}, (uint8_t *)absmax, 0, sizeof(absmax));
+        struct weight w = {.format = WF_MXFP4, .n_exp = 1, .n_out = 1, .n_in = N, .data = data, .scale = scale};
+        for (int64_t i = 0; i < N; i++) x[i] = quant_value(&w, 0, i);
+        m = moments_of(x, N);
+        assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02);
+        draw_bytes(&(struct draw){.kind = DRAW_NF4, .key = 5}, data, 0, N / 2);
+        w = (struct weight){.format = WF_NF4, .n_exp = 1, .n_out = 1, .n_in = N, .data = data, .block = 64};
+        w.absmax = absmax;
+        w.code = quant_nf4_code;
+        for (int64_t i = 0; i < N; i++) x[i] = quant_value(&w, 0, i);
+        m = moments_of(x, N);
+        assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02);
+    }
+}
+
+/* ---- as published */
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch;
+        int64_t n_params, bytes; /* 0: bf16, 2 bytes a parameter */
+    } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768},
+                {"gpt-oss-120b", 116829156672, 65248815744},
+                {"qwen3-30b-a3b", 30532122624, 0},
+                {"olmoe-1b-7b", 6919161856, 0},
+                {"mixtral-8x7b", 46702792704, 0}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct err err = {.msg = ""};
+        int64_t n = 0, bytes = 0;
+        assert_int_equal(synth_size(&(struct synth_options){.arch = rows[i].arch}, &n, &bytes, &err), 0);
+        assert_int_equal(n, rows[i].n_params);
+        assert_int_equal(bytes, rows[i].bytes ? rows[i].bytes : 2 * n);
+    }
+}
+
+static void test_special_tokens(void **state)
+{
+    (void)state;
+    struct err err;
+    const struct published *big = published_find("gpt-oss-20b", &err), *small = published_find("gpt-oss-tiny", &err);
+    assert_int_equal(published_token(big, "<|start|>"), 200006);
+    assert_int_equal(published_token(big, "<|return|>"), 200002);
+    assert_int_equal(published_token(small, "<|start|>"), 200006 - 201088 + 2048);
+    assert_int_equal(published_token(published_find("mixtral-tiny", &err), "</s>"), 2);
+}
+
+/* A token per byte and per special token, of every architecture: they go back to the text, below the vocabulary. */
+static void test_tokenizer(void **state)
+{
+    (void)state;
+    const struct published *p;
+    for (int64_t row = 0; (p = published_row(row)) != NULL; row++) {
+        const char *dir = scratch_dir();
+        struct err err = {.msg = ""};
+        char path[MT_PATH], text[300], back[300] = "";
+        struct token_list list = {0};
+        int n = snprintf(text, sizeof(text), "%sH\xc3\xa9, 12\n\t%s", p->family->eos, p->family->eos), at = 0;
+        snprintf(path, sizeof(path), "%s/tokenizer.json", dir);
+        assert_int_equal(synth_tokenizer(dir, p, &err), 0);
+        struct tokenizer *tok = tokenizer_load(path, &err);
+        if (!tok) fail_msg("%s: %s", p->name, err.msg);
+        assert_int_equal(tokenizer_encode(tok, text, n, true, &list, &err), 0);
+        assert_int_equal(list.count, 9 + 2);
+        assert_int_equal(list.ids[0], published_token(p, p->family->eos));
+        for (int64_t i = 0; i < list.count; i++) {
+            int64_t size;
+            const char *bytes = tokenizer_bytes(tok, list.ids[i], &size);
+            assert_true(list.ids[i] < p->vocab);
+            memcpy(back + at, bytes, (size_t)size);
+            at += (int)size;
+        }
+        assert_string_equal(text, back);
+        for (const struct special_token *t = p->family->tokens; t->text; t++)
+            assert_int_equal(tokenizer_id(tok, t->text), published_token(p, t->text));
+        token_list_free(&list);
+        tokenizer_free(tok);
+    }
+}
+
+/* ---- a model that works */
+
+static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny", "olmoe-tiny", "mixtral-tiny"};
+static const char *const formats[] = {"mxfp4", "nf4", "bf16"};
+
+/* Forward over two documents: the residual stream's RMS after each layer, rows of each expert of layer 0. */
+static void forward(struct model *m, double *rms, int32_t *offs)
+{
+    enum { N = 31, CUT = 13 };
+    int32_t tok[N], pos[N], cu[] = {0, CUT, N}, row[] = {0}, id[] = {1};
+    for (int32_t t = 0; t < N; t++) tok[t] = 3 + t, pos[t] = t < CUT ? t : t - CUT;
+    const struct model_batch b = {.n_tok = N,
+                                  .n_seq = 2,
+                                  .n_label = 1,
+                                  .max_len = N - CUT,
+                                  .tok = tok,
+                                  .pos = pos,
+                                  .cu = cu,
+                                  .label_row = row,
+                                  .label_id = id};
+    const int64_t n = N * m->arch.d_model;
+    float *x = mem_array(n, sizeof(*x));
+    model_begin(m, &b, &(struct model_pass){.loss_scale = 1});
+    model_fwd(m);
+    device_download(m->dev, offs, m->acts.layers[0].route.offs.data, (m->arch.n_exp + 1) * (int64_t)sizeof(*offs));
+    device_get_f32(m->dev, x, m->acts.layers[m->arch.n_layer].x);
+    *rms = moments_of(x, n).rms;
+    model_end(m);
+    mem_free(x);
+}
+
+static void check_model(const char *arch, const char *quant)
+{
+    struct loaded l;
+    int32_t offs[17];
+    double rms;
+    int64_t busy = 0, most = 0;
+    loaded_open(&l, made((struct synth_options){.arch = arch, .quant = quant, .seed = 5}));
+    const int64_t n_exp = l.arch.n_exp;
+    forward(&l.model, &rms, offs);
+    for (int64_t x = 0; x < n_exp; x++) {
+        busy += offs[x + 1] > offs[x];
+        most = MT_MAX(most, offs[x + 1] - offs[x]);
+    }
+    const double loss = l.loss.nll / (double)l.loss.n_label - log((double)l.arch.vocab);
+    if (!(rms > 1.2 && rms < 4)) fail_msg("%s %s: the stream ends with RMS %g", arch, quant, rms);
+    if (!(loss > -0.5 && loss < 1.5)) fail_msg("%s %s: loss ln(V) + %g", arch, quant, loss);
+    if (busy < n_exp * 3 / 4 || most * n_exp < offs[n_exp] * 5 / 4 || most > offs[n_exp] / 2)
+        fail_msg("%s %s: %lld of %lld experts work, one has %lld of %d rows", arch, quant, (long long)busy,
+                 (long long)n_exp, (long long)most, offs[n_exp]);
+    loaded_close(&l);
+}
+
+static void test_models(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(tiny); i++)
+        for (int q = i > 0; q < MT_LEN(formats); q++) check_model(tiny[i], formats[q]); /* MXFP4: gpt-oss alone */
+}
+
+/* From nothing but the executable: a checkpoint, its table, a step of training on text, for gpt-oss on messages. */
+static void test_commands(void **state)
+{
+    (void)state;
+    const char *text = "{\"text\": \"A machine is tried with numbers that mean nothing.\"}\n";
+    const char *messages = "{\"messages\": [{\"role\": \"user\", \"content\": \"2 + 2?\"}, "
+                           "{\"role\": \"assistant\", \"content\": \"4\"}]}\n";
+    struct err err;
+    for (int i = 0; i < MT_LEN(tiny) + 1; i++) {
+        const char *arch = tiny[i % MT_LEN(tiny)], *rows = i < MT_LEN(tiny) ? text : messages;
+        const char *dir = place("model"), *data = place("rows.jsonl"), *config = process_config("");
+        char set[2][MT_PATH];
+        assert_int_equal(file_write_atomic(data, rows, (int64_t)strlen(rows), &err), 0);
+        assert_int_equal(RUN("synth", arch, dir, "--layers", "2", "--seed", "7"), 0);
+        assert_says(said.err, "2 of 4 layers");
+        assert_int_equal(RUN("inspect", dir), 0);
+        snprintf(set[0], MT_PATH, "model.path=%s", dir);
+        snprintf(set[1], MT_PATH, "data.train=%s", data);
+        const int rc = RUN(config, "--set", set[0], "--set", set[1], "--set", "data.eval=", "--set", "train.steps=1",
+                           "--set", "data.seq_len=1024");
+        if (rc) fail_msg("%s: %s", arch, said.err);
+        assert_says(said.out, "step 1/1");
+    }
+}
+
+/* ---- the same bytes */
+
+static void assert_same_files(const char *a, const char *b)
+{
+    struct err err;
+    char **names, path[MT_PATH];
+    int64_t n, size[2];
+    assert_int_equal(file_list(a, &names, &n, &err), 0);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t crc[2];
+        for (int k = 0; k < 2; k++) {
+            snprintf(path, sizeof(path), "%s/%s", k ? b : a, names[i]);
+            assert_int_equal(file_crc32(path, &crc[k], &size[k], &err), 0);
+        }
+        if (crc[0] != crc[1] || size[0] != size[1]) fail_msg("%s differs", names[i]);
+    }
+    file_list_free(names, n);
+}
+
+/* How many tensors of `part` have the bytes of the same tensor in `whole`; all must be there. */
+static int64_t same_tensors(const char *part, const char *whole, int64_t *n)
+{
+    struct safetensors a, b;
+    struct err err;
+    int64_t same = 0;
+    assert_int_equal(safetensors_open(&a, part, &err), 0);
+    assert_int_equal(safetensors_open(&b, whole, &err), 0);
+    for (int64_t i = 0; i < a.n_tensors; i++) {
+        const struct st_tensor *t = &a.tensors[i], *u = safetensors_find(&b, t->name);
+        assert_non_null(u);
+        same += t->bytes == u->bytes && !memcmp(t->data, u->data, (size_t)t->bytes);
+    }
+    *n = a.n_tensors;
+    safetensors_close(&a);
+    safetensors_close(&b);
+    return same;
+}
+
+static void test_same_bytes(void **state)
+{
+    (void)state;
+    int64_t n;
+    for (int q = 0; q < MT_LEN(formats); q++) {
+        struct synth_options opt = {.arch = "gpt-oss-tiny", .quant = formats[q], .seed = 1, .n_threads = 1};
+        const char *first = made(opt);
+        opt.n_threads = 5;
+        assert_same_files(first, made(opt));
+        opt.n_layer = 2;
+        int64_t same = same_tensors(made(opt), first, &n);
+        assert_int_equal(same, n); /* the first layers, not other ones */
+        opt.n_layer = 0;
+        opt.shard_bytes = 1 << 20;
+        const char *shards = made(opt);
+        same = same_tensors(shards, first, &n);
+        assert_int_equal(same, n);
+        struct safetensors st;
+        struct err err;
+        assert_int_equal(safetensors_open(&st, shards, &err), 0);
+        assert_true(st.n_shards > 8);
+        safetensors_close(&st);
+        opt.shard_bytes = 0;
+        opt.seed = 2;
+        same = same_tensors(made(opt), first, &n);
+        assert_true(q == 1 ? same == 4 * 16 * 2 * 2 : same == 0); /* the tables of NF4 */
+    }
+}
+
+/* ---- refusals */
+
+static void assert_refused(struct synth_options opt, const char *says)
+{
+    struct err err = {.msg = ""};
+    if (!opt.dir) opt.dir = place("model");
+    assert_int_equal(synth_run(&opt, &err), -1);
+    assert_says(err.msg, says);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct err err;
+    const char *full = scratch_dir(), *file = place("file");
+    char inside[MT_PATH];
+    snprintf(inside, sizeof(inside), "%s/kept", full);
+    assert_int_equal(file_write_atomic(inside, "x", 1, &err), 0);
+    assert_int_equal(file_write_atomic(file, "x", 1, &err), 0);
+    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = full}, "not empty");
+    assert_true(file_exists(inside));
+    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = file}, "no directory");
+    assert_refused((struct synth_options){.arch = "gpt-os-20b"}, "\"gpt-oss-20b\"");
+    assert_refused((struct synth_options){.arch = "llama"}, "moetrain synth");
+    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4, bf16");
+    assert_refused((struct synth_options){.arch = "olmoe-tiny", .quant = "mxfp4"}, "nf4 and bf16");
+    assert_refused((struct synth_options){.arch = "olmoe-tiny", .n_layer = 5}, "has 4");
+    made((struct synth_options){.arch = "olmoe-tiny", .n_layer = 1}); /* and nothing was wrong with the rest */
+    assert_int_equal(RUN("synth", "olmoe-tiny"), 2);
+    assert_int_equal(RUN("synth", "olmoe-tiny", place("model"), "--layers", "0"), 2);
+    assert_int_equal(RUN("synth", "olmoe-tiny", place("model"), "--seed", "1x"), 2);
+    assert_int_equal(RUN("synth", "olmoe-tiny", place("model"), "--adapter", "x"), 2);
+    assert_int_equal(RUN("synth"), 0);
+    assert_says(said.out, "gpt-oss-120b");
+}
+
+static void test_no_space(void **state)
+{
+    (void)state;
+    struct statvfs fs;
+    const char *dir = place("model");
+    assert_int_equal(statvfs(scratch_dir(), &fs), 0);
+    if ((double)fs.f_bavail * (double)fs.f_frsize > 200e9) {
+        print_message("skip: there is room for gpt-oss-120b in bf16\n");
+        return;
+    }
+    assert_refused((struct synth_options){.arch = "gpt-oss-120b", .quant = "bf16", .dir = dir}, "needs 218 GiB");
+    assert_false(file_exists(dir));
+}
+
+/* A write that fails half-way, by a limit on the size of files, leaves nothing. */
+static void test_failed_write(void **state)
+{
+    (void)state;
+    struct rlimit old, low;
+    char **names;
+    int64_t n;
+    struct err err;
+    const char *parent = scratch_dir();
+    char dir[MT_PATH];
+    snprintf(dir, sizeof(dir), "%s/model", parent);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    low = old;
+    low.rlim_cur = 1 << 20;
+    void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);
+    const int rc = synth_run(&(struct synth_options){.arch = "gpt-oss-tiny", .dir = dir, .n_threads = 3}, &err);
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, handler);
+    assert_int_equal(rc, -1);
+    assert_says(err.msg, "model.safetensors: cannot write");
+    assert_int_equal(file_list(parent, &names, &n, &err), 0);
+    file_list_free(names, n);
+    assert_int_equal(n, 0);
+}
+
+int test_synth(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces),         cmocka_unit_test(test_moments),      cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_tokenizer),    cmocka_unit_test(test_models),
+        cmocka_unit_test(test_commands),       cmocka_unit_test(test_same_bytes),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_no_space),       cmocka_unit_test(test_failed_write),
+    };
+    return cmocka_run_group_tests_name("synth", tests, NULL, NULL);
+}
