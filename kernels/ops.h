@@ -230,7 +230,8 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 struct ops {
     const char *name;
     enum dtype act, stat;
-    bool own_memory; /* the device's memory is not the host's */
+    bool own_memory;       /* the device's memory is not the host's */
+    int64_t rank_multiple; /* adapters' ranks are multiples of this */
     dev_alloc_fn *alloc, *alloc_host;
     dev_free_fn *free, *free_host;
     dev_bytes_fn *free_bytes, *used_bytes, *fixed_bytes;

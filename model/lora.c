@@ -111,9 +111,9 @@ static void add_param(struct adapters *ad, const struct arch *a, int64_t layer, 
     target_shape(a, t, &n_exp, &out, &in);
     struct lora_param *p = &ad->params[ad->n_params++];
     *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = n_exp};
-    p->rows = is_b ? out : ad->r;
-    p->cols = is_b ? ad->r : in;
-    ad->n_values += lora_param_count(p);
+    p->rows = is_b ? out : ad->r_held;
+    p->cols = is_b ? ad->r_held : in;
+    ad->n_values += n_exp * ad->r * (is_b ? out : in);
     ad->n_flat += lora_param_count(p);
 }
 
@@ -147,7 +147,8 @@ static int check_numbers(const struct lora_options *opt, struct err *err)
 
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)
 {
-    *ad = (struct adapters){.r = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
+    *ad = (struct adapters){
+        .r = opt->r, .r_held = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
     if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err)) return -1;
     ad->scale = (float)(opt->alpha / (opt->rslora ? sqrt((double)opt->r) : (double)opt->r));
     ad->transposed = a->transposed_experts;
@@ -170,6 +171,14 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     adapters_free(ad);
     return err_set(err, "lora.targets: \"%s\" matches nothing: layers %s have no experts", opt->targets,
                    opt->layers[0] ? opt->layers : "all");
+}
+
+void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple)
+{
+    ad->r_held = (ad->r + multiple - 1) / multiple * multiple;
+    ad->n_params = ad->n_values = ad->n_flat = 0;
+    for (int64_t n = 0; n < ad->n_layer; n++)
+        if (ad->layer_on[n]) plan_layer(ad, a, n);
 }
 
 /* Elements off.. of a flat array, as rows x cols, or n of those; data stays NULL where nothing is allocated. */
@@ -207,14 +216,14 @@ static void view_adapter(struct adapters *ad, const struct arch *a, int64_t laye
         rows += out;
     }
     if (!pa) return;
-    l->r = ad->r;
+    l->r = ad->r_held;
     l->scale = ad->scale;
     l->dropout = expert ? 0 : (float)ad->dropout;
     n_exp = expert ? pa->n_exp : 0;
-    l->a = view(ad->working, pa->off, n_exp, l->n_seg * ad->r, pa->cols);
-    l->b = view(ad->working, pb->off, n_exp, rows, ad->r);
-    g->a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * ad->r, pa->cols);
-    g->b = view(ad->opt.grad, pb->off, n_exp, rows, ad->r);
+    l->a = view(ad->working, pa->off, n_exp, l->n_seg * ad->r_held, pa->cols);
+    l->b = view(ad->working, pb->off, n_exp, rows, ad->r_held);
+    g->a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * ad->r_held, pa->cols);
+    g->b = view(ad->opt.grad, pb->off, n_exp, rows, ad->r_held);
 }
 
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a)
@@ -246,8 +255,9 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
         lora_param_name(p, name);
         uint64_t key = rng_key(seed, name);
         double bound = 1 / sqrt((double)p->cols);
-        for (int64_t j = 0; j < lora_param_count(p); j++)
-            values[p->off + j] = (float)(bound * (2 * rng_uniform(key, (uint64_t)j) - 1));
+        const int64_t filled = ad->r * p->cols, held = p->rows * p->cols; /* of one expert */
+        for (int64_t j = 0; j < p->n_exp * filled; j++)
+            values[p->off + j / filled * held + j % filled] = (float)(bound * (2 * rng_uniform(key, (uint64_t)j) - 1));
     }
     device_set_f32(dev, ad->opt.param, values);
     mem_free(values);

@@ -15,7 +15,7 @@ struct lora_param {
     enum lora_target target;
     bool is_b;                 /* A otherwise */
     int64_t layer, off;        /* first element in the flat arrays */
-    int64_t n_exp, rows, cols; /* internal layout: A [n_exp, R, in], B [n_exp, out, R]; n_exp 1 for attention */
+    int64_t n_exp, rows, cols; /* as held: A [n_exp, R, in], B [n_exp, out, R], R = r_held; n_exp 1 for attention */
 };
 
 struct lora_layer {
@@ -33,6 +33,7 @@ struct lora_options {
 
 struct adapters {
     int64_t r;
+    int64_t r_held; /* ranks as held: r, or rounded up to what the device takes; those from r on are zero and stay so */
     double alpha, dropout;
     bool rslora;
     float scale; /* alpha/r, or alpha/sqrt(r) with rslora */
@@ -53,6 +54,8 @@ struct adapters {
 /* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a
  * target that matches nothing. Targets in experts leave dense layers out. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
+/* Lays the parameters out with ranks rounded up to a multiple of what the device takes; before adapters_alloc. */
+void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple);
 /* Takes the flat arrays from dev->state (measures on a measuring device), zeroes them and points the views at them.
  * Dropout goes to the attention adapters alone: PEFT's experts take none. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);

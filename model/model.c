@@ -10,6 +10,32 @@ int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
     return MT_MIN(MT_MAX(fit, 64), 4096);
 }
 
+/* What the kernels of a GPU cannot take, by name. */
+static int check_shapes(const struct device *dev, const struct arch *a, const struct adapters *ad, struct err *err)
+{
+    const struct {
+        const char *what;
+        int64_t value;
+        bool fits;
+        const char *need;
+    } rows[] = {
+        {"head_dim", a->head_dim, a->head_dim >= 8 && a->head_dim <= 128 && !(a->head_dim & (a->head_dim - 1)),
+         "8, 16, 32, 64 or 128"},
+        {"hidden_size", a->d_model, a->d_model % 8 == 0, "a multiple of 8"},
+        {"the experts' width", a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
+        {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
+        {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
+        {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
+        {"lora.r", ad->r, ad->r <= 256, "at most 256"},
+    };
+    if (!dev->ops->own_memory) return 0;
+    for (int64_t i = 0; i < MT_LEN(rows); i++)
+        if (!rows[i].fits)
+            return err_set(err, "%s is %lld; the CUDA kernels need %s: choose train.device = cpu", rows[i].what,
+                           (long long)rows[i].value, rows[i].need);
+    return 0;
+}
+
 static void load_tables(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
@@ -37,6 +63,11 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(a, 128 << 20);
     dev->expert_group = opt->expert_group;
+    if (check_shapes(dev, a, &m->adapters, err)) {
+        model_close(m);
+        return -1;
+    }
+    adapters_hold(&m->adapters, a, dev->ops->rank_multiple);
     adapters_alloc(&m->adapters, dev, a);
     load_tables(m, opt);
     if (weights_load(&m->weights, dev, a, st, err)) {

@@ -1,4 +1,6 @@
-/* main.c - runs the test groups named on the command line, or all: moetrain_test [--fixtures DIR] [NAME ...] */
+/* main.c - runs the test groups named on the command line, or all:
+ *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [NAME ...]
+ * Built elsewhere, it is told where the fixtures and the executable lie. Of each group only tests like PATTERN run. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -88,9 +90,10 @@ int main(int argc, char **argv)
 {
     int failed = 0, ran = 0, first = 1;
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read what a kernel wrote as soon as the op returned */
-    if (argc > 2 && !strcmp(argv[1], "--fixtures")) {
-        fixtures = argv[2];
-        first = 3;
+    for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
+        if (!strcmp(argv[first], "--fixtures")) fixtures = argv[first + 1];
+        if (!strcmp(argv[first], "--binary")) binary = argv[first + 1];
+        if (!strcmp(argv[first], "--only")) cmocka_set_test_filter(argv[first + 1]);
     }
     for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
         bool wanted = first >= argc;

@@ -326,7 +326,7 @@ static void compare_gpu(const struct op_outputs *want, const struct op_outputs *
     assert_int_equal(want->n, got->n);
     for (int i = 0; i < want->n; i++) {
         assert_finite(got->out[i]);
-        const double allowed = 2 * tensor_error(near->out[i], want->out[i]) + 0x1p-9;
+        const double allowed = 2 * tensor_error(near->out[i], want->out[i]) + 0x1p-8;
         const double error = tensor_error(got->out[i], want->out[i]);
         if (want->out[i].dtype == DT_I32 ? error > 0 : !(error <= allowed))
             fail_msg("output %d: %g away from f64, allowed %g", i, error, allowed);

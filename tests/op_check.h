@@ -61,8 +61,8 @@ void op_check_case(op_case_fn *run, const void *params, double bound);
 void op_check_need_gpu(void);
 /* What holds for every op on the GPU, on Hopper's own kernels where it is one and on the portable ones. Inputs are
  * values that bf16 holds. Each output is finite and, against F64, at most twice as far off as the CPU in bf16 plus one
- * rounding (2^-9); integers are equal; a second run gives the same bits; guards stay whole; the work arena's peak is
- * what a measuring device says. */
+ * rounding (2^-8, that of bf16); integers are equal; a second run gives the same bits; guards stay whole; the work
+ * arena's peak is what a measuring device says. */
 enum { OP_GPU_WORK = 1 << 30 };
 void op_check_cuda(op_case_fn *run, const void *params);
 

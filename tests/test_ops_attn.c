@@ -236,7 +236,8 @@ static void flops_are_counted(void **state)
 /* ---- attention on the GPU ---- */
 
 /* Lengths about the sizes of blocks (64 and 128 rows); windows that hide nothing, almost all, and whole blocks. */
-#define LENGTHS 7, {1, 2, 63, 64, 65, 129, 300}
+#define LENGTHS                                                                                                        \
+    7, { 1, 2, 63, 64, 65, 129, 300 }
 static const struct gpu_case {
     struct shape shape;
     int64_t pad; /* columns around qkv, o and dqkv, a multiple of 16 */
@@ -255,6 +256,9 @@ static const struct gpu_case {
     {{8, 1, 64, 128, true, 2, {1, 1100}}, 0},
     {{4, 1, 128, 0, false, 1, {700}}, 0},
     {{3, 1, 64, 33, false, 2, {257, 513}}, 0}, /* a group that is no power of two; a window across blocks */
+    {{6, 3, 16, 21, true, LENGTHS}, 16},       /* narrower than a tile */
+    {{8, 2, 32, 64, true, LENGTHS}, 0},
+    {{4, 1, 8, 0, false, LENGTHS}, 16},
     {{2, 1, 64, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{2, 1, 128, 0, false, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
     {{1, 1, 64, 0, false, 1, {1}}, 0},

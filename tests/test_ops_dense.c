@@ -1,13 +1,13 @@
-/* test_ops_dense.c - embedding, linear with adapters, rope and the loss head of the CPU backend: against plain loops,
- * finite differences, F32 against F64, any number of threads, the measure mode. Attention is in test_ops_attn.c, the
- * norms in test_ops_norm.c. */
+/* test_ops_dense.c - embedding, linear with adapters, rope and the loss head: the CPU backend against plain loops,
+ * finite differences, F32 against F64, any number of threads, the measure mode; linear and the loss head of the GPU
+ * against the CPU. Attention is in test_ops_attn.c, the norms in test_ops_norm.c. */
 #include "tests/test.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/real.h"
-#include "tests/op_check.h"
+#include "tests/packed.h"
 
 #define NONE ((struct tensor){0})
 
@@ -51,6 +51,41 @@ static void embed_copies_rows(void **state)
     }
 }
 
+/* On the GPU, every format: the bits of the decoded row, rounded once. */
+struct gpu_embed {
+    int64_t n_tok, dim;
+    struct packing packing;
+};
+
+static void gpu_embed_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    enum { VOCAB = 67 };
+    const struct gpu_embed *p = params;
+    struct weight w = make_packed(p->packing, 1, 1, 1, VOCAB, p->dim);
+    struct tensor y = make_empty(dev->act, p->n_tok, p->dim, -1), tok = make_empty(DT_I32, p->n_tok, -1, -1);
+    for (int64_t t = 0; t < p->n_tok; t++) ((int32_t *)tok.data)[t] = (int32_t)((66 + 29 * t) % VOCAB);
+    if (p->n_tok == 3) y = tensor_cols(make_zero(dev->act, p->n_tok, p->dim + 24, -1), 8, p->dim);
+    op_embed_fwd(dev, y, &w, tok);
+    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && i < tensor_count(y); i++) {
+        float v = quant_value(&w, 0, ((const int32_t *)tok.data)[i / p->dim] * p->dim + i % p->dim);
+        assert_true(value_at(y, i) == (double)bf16_to_f32(f32_to_bf16(v)));
+    }
+    put(o, y);
+}
+
+static void embed_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct gpu_embed cases[] = {
+        {0, 64, {WF_BF16, 0, false}},   {1, 8, {WF_BF16, 0, false}},     {5, 2880, {WF_BF16, 0, false}},
+        {3, 2048, {WF_BF16, 0, false}}, {3, 72, {WF_F32, 0, false}},     {7, 4160, {WF_F16, 0, false}},
+        {3, 96, {WF_MXFP4, 0, false}},  {5, 2880, {WF_MXFP4, 0, false}}, {3, 2048, {WF_NF4, 64, true}},
+        {9, 72, {WF_NF4, 64, false}},   {5, 1000, {WF_FP4, 128, true}},  {3, 64, {WF_FP4, 4096, false}},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_embed_run, &cases[i]);
+}
+
 /* ---- linear ---- */
 
 struct linear_shape {
@@ -85,7 +120,8 @@ struct linear {
 
 static struct linear linear_make(struct device *dev, const struct linear_shape *s)
 {
-    struct linear l = {.dev = dev, .w = make_weight(s->format, 1, 0.3, 1, s->n_out, s->n_in)};
+    const struct packing packing = {s->format, 64, false};
+    struct linear l = {.dev = dev, .w = make_packed(packing, 1, 0.3, 1, s->n_out, s->n_in)};
     l.x = make_random(dev->act, 2, 1, s->n_tok, s->n_in, -1);
     l.y = make_empty(dev->act, s->n_tok, s->n_out, -1);
     if (s->bias) l.bias = make_random(DT_F32, 3, 1, s->n_out, -1, -1);
@@ -258,6 +294,55 @@ static void linear_takes_views(void **state)
     op_check_end(&dev);
 }
 
+static const struct linear_shape gpu_linear_shapes[] = {
+    {0, 64, 72, WF_NF4, true, true, true, 8, 1, {0}, {72}, 0.3f},
+    {1, 72, 200, WF_BF16, true, true, true, 16, 1, {0}, {200}, 0},
+    {1, 8, 8, WF_BF16, false, false, true, 0, 0, {0}, {0}, 0},
+    {37, 200, 72, WF_F16, false, false, false, 0, 0, {0}, {0}, 0},
+    {37, 72, 200, WF_F32, true, false, true, 0, 0, {0}, {0}, 0},
+    {37, 72, 136, WF_F16, false, true, true, 24, 1, {40}, {56}, 0.3f},
+    {37, 64, 328, WF_NF4, false, false, true, 8, 1, {0}, {328}, 0.3f},
+    {128, 64, 64, WF_BF16, true, false, true, 256, 1, {0}, {64}, 0},
+    {130, 200, 328, WF_BF16, true, false, true, 8, 3, {0, 192, 256}, {192, 64, 72}, 0},
+    {130, 200, 328, WF_BF16, true, true, true, 16, 2, {0, 256}, {192, 72}, 0.3f},
+    {130, 128, 264, WF_MXFP4, false, true, true, 40, 1, {0}, {264}, 0.1f},
+    {130, 128, 200, WF_FP4, true, false, false, 16, 2, {8, 104}, {96, 96}, 0.3f},
+    {130, 2880, 640, WF_NF4, true, false, true, 32, 3, {0, 512, 576}, {512, 64, 64}, 0},
+};
+
+/* x between eight columns of zeros on each side; what an op writes beside a view would be seen there. */
+static struct tensor widened(struct tensor x, struct op_outputs *sides)
+{
+    if (!x.rank) return x;
+    const int64_t n = x.shape[1];
+    struct tensor wide = make_zero(x.dtype, x.shape[0], n + 16, -1), view = tensor_cols(wide, 8, n);
+    for (int64_t i = 0; i < tensor_count(x); i++) set_value(view, i, value_at(x, i));
+    put(sides, tensor_cols(wide, 0, 8));
+    put(sides, tensor_cols(wide, n + 8, 8));
+    return view;
+}
+
+static void linear_run_views(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct linear l = linear_make(dev, params);
+    struct tensor *views[] = {&l.x, &l.res, &l.y, &l.xa, &l.dx};
+    for (int i = 0; i < MT_LEN(views); i++) *views[i] = widened(*views[i], o);
+    linear_fwd(&l);
+    linear_bwd(&l);
+    struct tensor all[] = {l.y, l.xa, l.dx, l.grad.a, l.grad.b};
+    for (int i = 0; i < MT_LEN(all); i++) put(o, all[i]);
+}
+
+static void linear_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(gpu_linear_shapes); i++) {
+        op_check_cuda(linear_run, &gpu_linear_shapes[i]);
+        op_check_cuda(linear_run_views, &gpu_linear_shapes[i]);
+    }
+}
+
 /* ---- rope ---- */
 
 struct rope {
@@ -327,6 +412,45 @@ static void rope(void **state)
     op_check_end(&dev);
 }
 
+/* On the GPU: heads beyond the turned ones and columns around the view stay. */
+struct gpu_rope {
+    int64_t n_tok, n_head, n_more, dim, pad;
+};
+
+static void gpu_rope_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    enum { POSITIONS = 50 };
+    const struct gpu_rope *p = params;
+    int64_t width = (p->n_head + p->n_more) * p->dim, half = p->dim / 2;
+    struct tensor table = make_empty(DT_F32, POSITIONS, p->dim, -1), pos = make_empty(DT_I32, p->n_tok, -1, -1);
+    for (int64_t k = 0; k < POSITIONS * half; k++) {
+        double angle = (double)(k / half) / pow(1e4, (double)(k % half) / (double)half);
+        set_value(table, k / half * p->dim + k % half, 1.25 * cos(angle));
+        set_value(table, k / half * p->dim + half + k % half, 1.25 * sin(angle));
+    }
+    for (int64_t t = 0; t < p->n_tok; t++) ((int32_t *)pos.data)[t] = (int32_t)((49 + 13 * t) % POSITIONS);
+    for (int back = 0; back < 2; back++) {
+        struct tensor wide = make_random(dev->act, 1, 1, p->n_tok, width + p->pad, -1);
+        struct tensor qkv = p->pad ? tensor_cols(wide, 8, width) : wide;
+        if (back)
+            op_rope_bwd(dev, qkv, pos, table, p->n_head);
+        else
+            op_rope_fwd(dev, qkv, pos, table, p->n_head);
+        put(o, wide);
+    }
+}
+
+static void rope_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct gpu_rope cases[] = {
+        {0, 4, 2, 64, 0},    {1, 1, 0, 16, 0},     {7, 3, 1, 48, 16},  {33, 72, 8, 64, 0},
+        {33, 36, 4, 128, 0}, {5, 32, 16, 128, 24}, {65, 10, 2, 64, 8}, {3, 5, 1, 256, 0},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_rope_run, &cases[i]);
+}
+
 /* ---- loss head ---- */
 
 struct ce_shape {
@@ -351,7 +475,7 @@ static struct ce ce_make(struct device *dev, const struct ce_shape *s)
 {
     struct ce c = {.dev = dev,
                    .s = s,
-                   .w = make_weight(s->format, 1, 0.5, 1, s->n_vocab, s->dim),
+                   .w = make_packed((struct packing){s->format, 64, false}, 1, 0.5, 1, s->n_vocab, s->dim),
                    .x = make_random(dev->act, 2, 2, s->n_tok, s->dim, -1),
                    .rows = make_empty(DT_I32, s->n_label, -1, -1),
                    .ids = make_empty(DT_I32, s->n_label, -1, -1),
@@ -448,6 +572,58 @@ static void loss_head_extremes(void **state)
     op_check_end(&dev);
 }
 
+static const struct ce_shape gpu_ce_shapes[] = {
+    {0, 8, 5, 0, 16, WF_BF16, true},        {80, 64, 1000, 0, 16, WF_NF4, true},
+    {80, 72, 1000, 1, 1, WF_BF16, true},    {80, 8, 5, 5, 1, WF_F16, true},
+    {80, 72, 50257, 5, 16, WF_BF16, true},  {80, 72, 1000, 70, 64, WF_F32, true},
+    {80, 64, 50257, 70, 64, WF_BF16, true}, {80, 200, 1000, 70, 16, WF_BF16, false},
+    {80, 64, 1000, 70, 100, WF_NF4, true},  {80, 64, 1001, 70, 16, WF_MXFP4, true},
+};
+
+/* Every other labelled row lies along the weight's row of its label, so that it is a hit. */
+static void ce_run_hits(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct ce c = ce_make(dev, params);
+    for (int64_t k = 1; k < c.s->n_label; k += 2) {
+        const int64_t row = (int64_t)value_at(c.rows, k), id = (int64_t)value_at(c.ids, k), dim = c.s->dim;
+        for (int64_t i = 0; i < dim; i++) {
+            const float w = 4 * quant_value(&c.w, 0, id * dim + i);
+            set_value(c.x, row * dim + i, (double)bf16_to_f32(f32_to_bf16(w)));
+        }
+    }
+    ce_op(&c);
+    put(o, c.nll);
+    put(o, c.dx);
+    put(o, c.hit);
+}
+
+/* Large logits, and three equal ones far apart, of which the lowest is the hit. */
+static void ce_run_extremes(struct device *dev, const void *params, struct op_outputs *o)
+{
+    static const int32_t rows[] = {0, 1, 2, 3}, ids[] = {800, 4104, 7000, 3};
+    struct tensor w = make_zero(DT_F32, 7001, 8, -1), x = make_zero(dev->act, 4, 8, -1);
+    struct tensor dx = make_empty(dev->act, 4, 8, -1);
+    struct tensor nll = make_empty(dev->stat, 4, -1, -1), hit = make_empty(DT_I32, 4, -1, -1);
+    struct weight head = {.format = WF_F32, .n_exp = 1, .n_out = 7001, .n_in = 8, .data = w.data};
+    (void)params;
+    for (int i = 0; i < 4; i++) {
+        set_value(w, 8 * ids[i], i < 3 ? 8192 : -8192);
+        set_value(x, 8 * i, 1);
+    }
+    op_linear_ce(dev, nll, hit, dx, x, &head, make_i32(rows, 4), make_i32(ids, 4), 1, 3);
+    put(o, nll);
+    put(o, dx);
+    put(o, hit);
+}
+
+static void loss_head_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(gpu_ce_shapes); i++) op_check_cuda(ce_run_hits, &gpu_ce_shapes[i]);
+    op_check_cuda(ce_run_extremes, NULL);
+}
+
 /* ---- the front doors ---- */
 
 static void bf16_rounds_outputs_only(void **state)
@@ -491,9 +667,13 @@ int test_ops_dense(void)
         cmocka_unit_test(linear_gradients_of_large_shapes),
         cmocka_unit_test(linear_precision_threads_measure),
         cmocka_unit_test(linear_takes_views),
+        cmocka_unit_test(linear_on_the_gpu),
         cmocka_unit_test(rope),
+        cmocka_unit_test(rope_on_the_gpu),
+        cmocka_unit_test(embed_on_the_gpu),
         cmocka_unit_test(loss_head),
         cmocka_unit_test(loss_head_extremes),
+        cmocka_unit_test(loss_head_on_the_gpu),
         cmocka_unit_test(bf16_rounds_outputs_only),
         cmocka_unit_test(flops_are_counted),
     };

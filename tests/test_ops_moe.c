@@ -1,5 +1,6 @@
 /* test_ops_moe.c - the experts' ops: every gradient against finite differences in f64, every weight format, routings
- * from empty to all tokens on one expert, both precisions, any number of threads, scratch as planned. */
+ * from empty to all tokens on one expert, both precisions, any number of threads, scratch as planned; the GPU's ops
+ * against the CPU's. */
 #include "tests/packed.h"
 
 #include <math.h>
@@ -301,16 +302,21 @@ static void test_idle_is_not_read(void **state)
 
 /* ---- what a run writes ---- */
 
+static void run_both_ways(struct layer *l, struct op_outputs *outputs)
+{
+    forward(l);
+    backward(l);
+    struct tensor all[] = {l->pre,   l->act, l->xa,        l->y,         l->ha,          l->out,        l->dpre,
+                           l->dgate, l->dx,  l->grad_up.a, l->grad_up.b, l->grad_down.a, l->grad_down.b};
+    for (int i = 0; i < MT_LEN(all); i++)
+        if (all[i].rank) outputs->out[outputs->n++] = all[i];
+    if (l->dev->measuring && tensor_count(l->out)) assert_true(isnan(value_at(l->out, 0)) && isnan(value_at(l->dx, 0)));
+}
+
 static void run_layer(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     struct layer l = make_layer(dev, params);
-    forward(&l);
-    backward(&l);
-    struct tensor all[] = {l.pre,   l.act, l.xa,        l.y,         l.ha,          l.out,        l.dpre,
-                           l.dgate, l.dx,  l.grad_up.a, l.grad_up.b, l.grad_down.a, l.grad_down.b};
-    for (int i = 0; i < MT_LEN(all); i++)
-        if (all[i].rank) outputs->out[outputs->n++] = all[i];
-    if (dev->measuring && tensor_count(l.out)) assert_true(isnan(value_at(l.out, 0)) && isnan(value_at(l.dx, 0)));
+    run_both_ways(&l, outputs);
 }
 
 static void test_every_run(void **state)
@@ -373,6 +379,63 @@ static void test_packed_is_unpacked(void **state)
     (void)state;
 }
 
+/* ---- the GPU ---- */
+
+struct gpu_setup {
+    struct setup s;
+    int64_t expert_group; /* as in struct device */
+    bool views;           /* rows of x, res, out, dout and dx lie further apart than they are long */
+};
+
+/* The same values in the middle of longer rows. */
+static struct tensor in_longer_rows(struct tensor x)
+{
+    struct tensor y = tensor_cols(make_empty(x.dtype, x.shape[0], x.shape[1] + 24, -1), 8, x.shape[1]);
+    for (int64_t i = 0; i < tensor_count(x); i++) set_value(y, i, value_at(x, i));
+    return y;
+}
+
+static void run_gpu_layer(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct gpu_setup *g = params;
+    struct layer l = make_layer(dev, &g->s);
+    struct tensor *tokens[] = {&l.x, &l.res, &l.out, &l.dout, &l.dx};
+    for (int i = 0; g->views && i < MT_LEN(tokens); i++) *tokens[i] = in_longer_rows(*tokens[i]);
+    dev->expert_group = g->expert_group;
+    run_both_ways(&l, outputs);
+}
+
+/* Beside formats, layouts, adapters and routings: tiles with one row, with one row too many, more row tiles than a band
+ * has (2048 rows), columns that end inside every part of a tile, ranks of every thin product. */
+static void test_gpu(void **state)
+{
+    /* A limit that few elements reach: rounding moves some of them over it, and their gradient is lost or appears. */
+    static const struct glu gptoss_2 = {GLU_CLAMPED, 1.702f, 2, true};
+    static const struct glu gptoss_halves_2 = {GLU_CLAMPED, 1.702f, 2, false};
+    static const struct gpu_setup cases[] = {
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, gptoss_2, true, SPREAD}, 2, false},
+        {{{WF_MXFP4, 0, false}, 130, 5, 1, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
+        {{{WF_MXFP4, 0, false}, 129, 8, 2, 192, 96, 8, 0, gptoss_halves_2, false, CROWDED}, 3, false},
+        {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, gptoss_2, true, SPREAD}, 0, true},
+        {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
+        {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, false},
+        {{{WF_NF4, 64, false}, 130, 8, 2, 256, 128, 64, 64, swiglu, false, SPREAD}, 0, false},
+        {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, swiglu, true, SPREAD}, 1, true},
+        {{{WF_NF4, 64, true}, 130, 6, 2, 192, 96, 64, 8, swiglu_pairs, false, SPREAD}, 2, false},
+        {{{WF_NF4, 64, true}, 7, 5, 1, 320, 136, 0, 8, swiglu, false, SPREAD}, 0, false},
+        {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, gptoss_halves_2, true, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, swiglu, false, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
+        {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, gptoss_2, true, CROWDED}, 0, false},
+        {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, swiglu_pairs, true, SPREAD}, 0, false},
+        {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, gptoss_halves_2, false, SPREAD}, 2, false},
+    };
+    op_check_need_gpu();
+    for (int64_t i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_gpu_layer, &cases[i]);
+    (void)state;
+}
+
 int test_ops_moe(void)
 {
     const struct CMUnitTest tests[] = {
@@ -386,6 +449,7 @@ int test_ops_moe(void)
         cmocka_unit_test(test_every_run),
         cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_packed_is_unpacked),
+        cmocka_unit_test(test_gpu),
     };
     return cmocka_run_group_tests_name("ops_moe", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* test_ops_norm.c - the norms of the CPU backend, of the residual stream and of queries and keys: against plain loops,
- * finite differences, F32 against F64, any number of threads, the measure mode, and where bf16 is rounded. */
+ * finite differences, F32 against F64, any number of threads, the measure mode, and where bf16 is rounded; and those of
+ * the GPU against them. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -322,6 +323,100 @@ static void qk_norm_rounding(void **state)
     }
 }
 
+/* ---- on the GPU: every width of its kernels, rows inside wider ones ---- */
+
+/* Columns 8 .. of a tensor `pad` wider, or all of one without. */
+static struct tensor inner(struct tensor wide, int64_t pad)
+{
+    return pad ? tensor_cols(wide, 8, wide.shape[1] - pad) : wide;
+}
+
+/* What an op will write; with columns around it that must stay. */
+static struct tensor make_outer(struct device *dev, int64_t rows, int64_t cols, int64_t pad)
+{
+    return pad ? make_zero(dev->act, rows, cols + pad, -1) : make_empty(dev->act, rows, cols, -1);
+}
+
+struct gpu_rms {
+    int64_t n_tok, dim, pad;
+    bool twice;
+};
+
+static void gpu_rms_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const struct gpu_rms *p = params;
+    struct norm norm = {.eps = once.eps, .round_twice = p->twice};
+    struct tensor x = inner(make_random(dev->act, 1, 2, p->n_tok, p->dim + p->pad, -1), p->pad);
+    struct tensor dy = inner(make_random(dev->act, 3, 1, p->n_tok, p->dim + p->pad, -1), p->pad);
+    struct tensor w = make_random(DT_F32, 2, 1, p->dim, -1, -1), rstd = make_empty(dev->stat, p->n_tok, -1, -1);
+    struct tensor wide_y = make_outer(dev, p->n_tok, p->dim, p->pad), y = inner(wide_y, p->pad);
+    struct tensor wide_dx = make_random(dev->act, 4, 1, p->n_tok, p->dim + p->pad, -1);
+    op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
+    op_rmsnorm_bwd(dev, inner(wide_dx, p->pad), dy, x, rstd, w);
+    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && i < tensor_count(y); i++) {
+        double r = value_at(rstd, i / p->dim);
+        assert_true(value_at(y, i) == rounded(value_at(x, i), r, value_at(w, i % p->dim), p->twice));
+    }
+    struct tensor all[] = {wide_y, rstd, wide_dx};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+
+static void rmsnorm_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct gpu_rms cases[] = {
+        {0, 64, 0, false},   {1, 8, 0, false},     {3, 64, 16, true},    {35, 128, 0, false},  {9, 136, 24, true},
+        {7, 1024, 0, false}, {65, 2048, 16, true}, {33, 2880, 0, false}, {33, 2880, 16, true}, {5, 4096, 0, true},
+        {3, 4104, 8, false}, {1, 7168, 0, true},   {2, 16384, 0, false},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_rms_run, &cases[i]);
+}
+
+struct gpu_qk {
+    struct qk_shape shape;
+    int64_t pad;
+    bool twice;
+};
+
+static void gpu_qk_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const struct gpu_qk *p = params;
+    struct norm norm = {.eps = once.eps, .round_twice = p->twice};
+    struct qk n = qk_make(dev, &p->shape);
+    int64_t n_tok = n.x.shape[0], width = n.x.shape[1], n_group = n.rstd.shape[1];
+    struct tensor wide = make_random(dev->act, 8, 1, n_tok, width + p->pad, -1);
+    struct tensor wide_raw = make_outer(dev, n_tok, n.raw.shape[1], p->pad);
+    n.qkv = inner(wide, p->pad);
+    n.raw = inner(wide_raw, p->pad);
+    if (p->pad) n.rstd = tensor_cols(make_zero(dev->stat, n_tok, n_group + 3, -1), 2, n_group);
+    qk_fwd(&n, &norm);
+    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && i < tensor_count(n.x); i++) {
+        struct place at = place_of(&p->shape, &n, i % width);
+        double x = value_at(n.x, i), r = at.group < 0 ? 0 : value_at(n.rstd, i / width * n_group + at.group);
+        assert_true(value_at(n.qkv, i) == (at.group < 0 ? x : rounded(x, r, at.w, p->twice)));
+    }
+    struct tensor wide_d = make_random(dev->act, 4, 1, n_tok, width + p->pad, -1);
+    op_qk_norm_bwd(dev, inner(wide_d, p->pad), n.raw, n.rstd, n.wq, n.wk, &n.shape);
+    struct tensor all[] = {wide, wide_raw, n.rstd, wide_d};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+
+static void qk_norm_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct gpu_qk cases[] = {
+        {{0, 4, 2, 64, false}, 0, false},    {{1, 2, 1, 8, false}, 0, true},     {{1, 4, 2, 64, true}, 0, false},
+        {{7, 3, 3, 24, true}, 16, true},     {{5, 64, 8, 64, false}, 0, false},  {{33, 32, 4, 128, false}, 0, true},
+        {{5, 32, 4, 128, false}, 24, false}, {{9, 16, 16, 128, true}, 0, false}, {{3, 8, 2, 256, false}, 8, true},
+        {{3, 64, 8, 128, true}, 16, false},  {{2, 5, 1, 136, false}, 0, true},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_qk_run, &cases[i]);
+}
+
 int test_ops_norm(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +427,8 @@ int test_ops_norm(void)
         cmocka_unit_test(qk_norm_runs),
         cmocka_unit_test(qk_norm_takes_views),
         cmocka_unit_test(qk_norm_rounding),
+        cmocka_unit_test(rmsnorm_on_the_gpu),
+        cmocka_unit_test(qk_norm_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_norm", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* test_ops_router.c - routing (choice, ties, order, gradients, the auxiliary loss) and the ops of the optimizer. */
-#include "tests/op_check.h"
+#include "tests/packed.h"
 
 #include <math.h>
 #include <string.h>
@@ -379,6 +379,186 @@ static void test_optim_runs(void **state)
     (void)state;
 }
 
+/* ---- on the GPU ----
+ * The choice must be that of F64. On a grid of eighths every logit is exact in every precision: equal or well apart.
+ * Otherwise the inputs are such that no choice hangs on less than CLEAR, a hundred roundings. */
+
+#define CLEAR 1e-4
+
+struct gpu_router {
+    int64_t n_tok, n_exp, top_k, dim;
+    struct packing packing;
+    enum router_kind kind;
+    float coef;
+    bool pooled, grid, twins; /* twins: odd experts are copies of the one before; off the grid, logits alone are seen */
+    int64_t pad;              /* x, dx, logits, gate and dgate are columns of wider tensors */
+};
+
+static double eighths(double v) { return round(8 * v) / 8; }
+
+/* W in the case's format; of the dense ones on the grid, with twins. */
+static struct weight gpu_router_weight(const struct gpu_router *p)
+{
+    struct weight w = make_packed(p->packing, 1, 1, 1, p->n_exp, p->dim);
+    if (w.format != WF_BF16 && w.format != WF_F32) return w;
+    struct tensor v = make_empty(w.format == WF_F32 ? DT_F32 : DT_BF16, p->n_exp, p->dim, -1);
+    for (int64_t i = 0; i < tensor_count(v); i++) {
+        int64_t e = i / p->dim, from = p->twins ? i - e % 2 * p->dim : i;
+        double x = (double)quant_value(&w, 0, from);
+        set_value(v, i, p->grid ? eighths(x) : x);
+    }
+    w.data = v.data;
+    return w;
+}
+
+/* A tensor, or columns 8 .. of one `pad` wider, whose other columns are zeros. */
+static struct tensor padded(enum dtype t, int64_t rows, int64_t cols, int64_t pad)
+{
+    return pad ? tensor_cols(make_zero(t, rows, cols + pad, -1), 8, cols) : make_empty(t, rows, cols, -1);
+}
+
+static void fill(struct tensor x, uint64_t stream, bool grid)
+{
+    for (int64_t i = 0; i < tensor_count(x); i++) {
+        double v = (double)bf16_to_f32(f32_to_bf16((float)test_value(stream, (uint64_t)i)));
+        set_value(x, i, grid ? eighths(v) : v);
+    }
+}
+
+/* Of every token, the least chosen logit is well above the largest of the others. */
+static void check_clear(const struct router *s)
+{
+    int64_t n_exp = s->w.n_out, n_top = s->r.idx.shape[1];
+    for (int64_t t = 0; t < s->x.shape[0]; t++) {
+        double in = INFINITY, out = -INFINITY;
+        for (int64_t e = 0, j = 0; e < n_exp; e++) {
+            double v = value_at(s->logits, t * n_exp + e);
+            bool mine = j < n_top && chosen(s, t, j) == e;
+            j += mine;
+            if (mine)
+                in = fmin(in, v);
+            else
+                out = fmax(out, v);
+        }
+        if (!(in - out >= CLEAR)) fail_msg("token %lld: the choice hangs on %g", (long long)t, in - out);
+    }
+}
+
+static void gpu_router_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const struct gpu_router *p = params;
+    struct router s = make_router(dev, p->n_tok, p->n_exp, p->top_k, p->coef);
+    s.kind = p->kind;
+    s.aux.pooled = p->pooled;
+    s.w = gpu_router_weight(p);
+    s.x = padded(dev->act, p->n_tok, p->dim, p->pad);
+    s.logits = padded(dev->stat, p->n_tok, p->n_exp, p->pad);
+    s.r.gate = padded(dev->stat, p->n_tok, p->top_k, p->pad);
+    struct tensor dgate = padded(dev->stat, p->n_tok, p->top_k, p->pad);
+    struct tensor dx = padded(dev->act, p->n_tok, p->dim, p->pad);
+    fill(s.x, 2, p->grid);
+    fill(dgate, 5, false);
+    fill(dx, 6, false);
+    for (int64_t e = 0; e < p->n_exp; e++) set_value(s.bias, e, eighths(value_at(s.bias, p->twins ? e - e % 2 : e)));
+    route(&s);
+    for (int layer = 0; layer < 2; layer++) op_aux_stats(dev, &s.aux, s.logits, &s.r);
+    op_router_bwd(dev, dx, dgate, &s.r, s.logits, &s.w, &s.aux, s.kind);
+    bool alone = p->twins && !p->grid;
+    if (!dev->measuring) check_choice(&s);
+    if (dev->act == DT_F64 && !p->grid && !p->twins) check_clear(&s);
+    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && p->twins && i < tensor_count(s.logits); i++)
+        if (i % p->n_exp % 2) assert_true(value_at(s.logits, i) == value_at(s.logits, i - 1));
+    struct tensor all[] = {s.logits,     s.r.idx,     s.r.gate,   s.r.offs, s.r.row_slot,
+                           s.r.slot_row, s.aux.count, s.aux.prob, dx};
+    memcpy(o->out, all, sizeof(all));
+    o->n = alone ? 1 : MT_LEN(all);
+}
+
+static void router_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct packing bf16 = {WF_BF16, 0, false}, f32 = {WF_F32, 0, false}, f16 = {WF_F16, 0, false};
+    static const struct packing mxfp4 = {WF_MXFP4, 0, false}, nf4 = {WF_NF4, 64, true};
+    const enum router_kind some = ROUTER_CHOSEN, all = ROUTER_PROBABILITY;
+    const struct gpu_router cases[] = {
+        {0, 32, 4, 2880, bf16, some, 0.5f, true, true, false, 0},
+        {1, 32, 4, 2880, bf16, some, 0, true, true, true, 0},
+        {131, 32, 4, 2880, bf16, some, 0, true, true, true, 0},
+        {131, 32, 4, 2880, bf16, some, 0.5f, true, true, false, 16},
+        {65, 32, 1, 2880, bf16, some, 0, true, false, false, 0},
+        {65, 128, 8, 2048, bf16, some, 0.5f, false, true, true, 0},
+        {65, 128, 8, 2048, f32, some, 0, true, false, false, 0},
+        {130, 64, 8, 2048, bf16, all, 0.5f, false, true, false, 16},
+        {63, 60, 4, 2048, bf16, all, 0, true, true, true, 0},
+        {63, 60, 4, 64, f32, all, 0.5f, true, true, true, 8},
+        {200, 8, 2, 4096, bf16, some, 0, true, true, false, 0},
+        {77, 256, 8, 64, bf16, some, 0.5f, false, true, true, 0},
+        {33, 512, 8, 72, f32, all, 0.5f, true, true, false, 8},
+        {77, 256, 8, 64, f16, some, 0, true, false, false, 0},
+        {300, 33, 3, 24, bf16, all, 0, true, true, true, 0},
+        {70, 9, 9, 8, bf16, all, 0.5f, true, true, false, 0},
+        {5, 1, 1, 64, f32, some, 0, true, true, false, 0},
+        {70, 128, 4, 96, mxfp4, some, 0, true, true, false, 0},
+        {70, 40, 4, 192, nf4, all, 0.5f, true, false, false, 0},
+        {70, 64, 4, 2880, bf16, some, 0, true, false, true, 0},
+        {70, 64, 4, 2880, f32, some, 0, true, false, true, 0},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run, &cases[i]);
+}
+
+/* Whatever the logits are: the choice is distinct experts in range. Gates may be NaN, so no output is compared. */
+static void gpu_nan_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const int *step = params;
+    struct router s = make_router(dev, 3, 40, 4, 0);
+    for (int64_t e = 0; e < 40; e++) set_value(s.bias, e, e % *step ? (double)NAN : e % 3 ? -INFINITY : INFINITY);
+    route(&s);
+    if (!dev->measuring) check_choice(&s);
+    o->n = 0;
+}
+
+static void nan_logits_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int step = 1; step < 41; step += 3) op_check_cuda(gpu_nan_run, &step);
+}
+
+struct gpu_sort {
+    int64_t n_tok, n_exp, top_k, spread; /* only experts below `spread` are chosen; 1: all rows are one's */
+};
+
+static void gpu_sort_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const struct gpu_sort *p = params;
+    struct route r = {.idx = make_empty(DT_I32, p->n_tok, p->top_k, -1),
+                      .gate = make_zero(dev->stat, p->n_tok, p->top_k, -1),
+                      .offs = make_empty(DT_I32, p->n_exp + 1, -1, -1),
+                      .row_slot = make_empty(DT_I32, p->n_tok * p->top_k, -1, -1),
+                      .slot_row = make_empty(DT_I32, p->n_tok, p->top_k, -1)};
+    for (int64_t i = 0; i < tensor_count(r.idx); i++) {
+        double u = rng_uniform(7, (uint64_t)i); /* squared: the first experts have most of the rows */
+        ((int32_t *)r.idx.data)[i] = (int32_t)(u * u * (double)p->spread) + (int32_t)(p->n_exp - p->spread);
+    }
+    op_route_sort(dev, &r, p->n_exp);
+    struct tensor all[] = {r.offs, r.row_slot, r.slot_row};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+
+static void sort_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct gpu_sort cases[] = {
+        {0, 32, 4, 32},      {1, 1, 1, 1},         {1, 60, 4, 60},    {128, 32, 4, 32},
+        {513, 8, 1, 3},      {777, 9, 3, 1},       {4097, 60, 4, 17}, {5000, 128, 8, 128},
+        {9001, 512, 8, 512}, {70001, 256, 4, 256}, {3000, 33, 7, 5},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_sort_run, &cases[i]);
+}
+
 int test_ops_router(void)
 {
     const struct CMUnitTest tests[] = {
@@ -395,6 +575,9 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_sumsq, begin, end),
         cmocka_unit_test_setup_teardown(test_adamw, begin, end),
         cmocka_unit_test(test_optim_runs),
+        cmocka_unit_test(router_on_the_gpu),
+        cmocka_unit_test(nan_logits_on_the_gpu),
+        cmocka_unit_test(sort_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_router", tests, NULL, NULL);
 }

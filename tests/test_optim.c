@@ -1,11 +1,14 @@
-/* test_optim.c - the learning-rate schedules, and AdamW with clipping against the formula written out in C. */
+/* test_optim.c - the learning-rate schedules, AdamW with clipping against the formula written out in C, the sums of a
+ * step; and the ops behind them on the GPU. */
 #include "tests/test.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "kernels/device.h"
 #include "optim/adamw.h"
 #include "optim/schedule.h"
+#include "tests/op_check.h"
 
 static void warmup_rises_to_the_full_rate(void **state)
 {
@@ -173,13 +176,139 @@ static void what_is_not_finite_is_counted(void **state)
     device_close(&dev);
 }
 
+/* ---- the sums of a step ---- */
+
+struct tally {
+    int64_t n_label, n_exp;
+};
+
+static struct tensor make_numbers(int64_t n, int below, uint64_t stream)
+{
+    struct tensor x = make_empty(DT_I32, n, -1, -1);
+    for (int64_t i = 0; i < n; i++) ((int32_t *)x.data)[i] = (int32_t)(rng_u64(stream, (uint64_t)i) % (unsigned)below);
+    return x;
+}
+
+static void tally_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const struct tally *p = params;
+    struct tensor nll = make_random(dev->stat, 1, 3, p->n_label, -1, -1), hit = make_numbers(p->n_label, 2, 2);
+    struct tensor loss = make_random(DT_F64, 3, 100, 2, -1, -1), aux_loss = make_random(DT_F64, 4, 1, 1, -1, -1);
+    struct tensor rows = make_random(DT_F64, 5, 100, p->n_exp, -1, -1), offs = make_numbers(p->n_exp + 1, 100, 6);
+    struct aux aux = {.count = make_random(dev->stat, 7, 50, p->n_exp, -1, -1),
+                      .prob = make_random(dev->stat, 8, 9, p->n_exp, -1, -1)};
+    for (int64_t e = 0; e < p->n_exp; e++) ((int32_t *)offs.data)[e + 1] += ((int32_t *)offs.data)[e];
+    op_loss_sum(dev, loss, nll, hit);
+    op_aux_sum(dev, aux_loss, &aux, 0.25);
+    op_row_count(dev, rows, offs);
+    struct tensor all[] = {loss, aux_loss, rows};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+
+static const struct tally tallies[] = {{0, 1}, {1, 32}, {1000, 60}, {1025, 128}, {40001, 512}, {7, 1500}};
+
+static void the_sums_of_a_step(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(tallies); i++) op_check_case(tally_run, &tallies[i], 1e-6);
+    struct device dev;
+    op_check_begin(&dev, true);
+    struct tensor nll = make_random(DT_F64, 1, 3, 3, -1, -1), hit = make_i32((const int32_t[]){1, 0, 1}, 3);
+    struct tensor loss = make_zero(DT_F64, 2, -1, -1), rows = make_zero(DT_F64, 3, -1, -1);
+    struct tensor aux_loss = make_zero(DT_F64, 1, -1, -1), offs = make_i32((const int32_t[]){0, 4, 4, 9}, 4);
+    struct aux aux = {.count = make_random(DT_F64, 2, 9, 2, -1, -1), .prob = make_random(DT_F64, 3, 1, 2, -1, -1)};
+    double nll_sum = value_at(nll, 0) + value_at(nll, 1) + value_at(nll, 2), aux_now = 0;
+    for (int64_t i = 0; i < 2; i++) aux_now += value_at(aux.count, i) * value_at(aux.prob, i);
+    for (int step = 1; step <= 2; step++) {
+        op_loss_sum(&dev, loss, nll, hit);
+        op_aux_sum(&dev, aux_loss, &aux, 0.5);
+        op_row_count(&dev, rows, offs);
+        assert_close(value_at(loss, 0), step * nll_sum, 1e-14);
+        assert_close(value_at(loss, 1), step * 2, 0);
+        assert_close(value_at(aux_loss, 0), step * 0.5 * aux_now, 1e-14);
+        for (int64_t e = 0; e < 3; e++) assert_close(value_at(rows, e), step * (double[]){4, 0, 5}[e], 0);
+    }
+    op_check_end(&dev);
+}
+
+/* ---- on the GPU ---- */
+
+static void sums_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(tallies); i++) op_check_cuda(tally_run, &tallies[i]);
+}
+
+/* Sums over stat, act and an array that begins in the middle of 16 bytes; then an update and a copy. */
+static void flat_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    int64_t n = *(const int64_t *)params;
+    struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
+    struct tensor p = make_random(dev->stat, 50, 1, n, -1, -1), g = make_random(dev->stat, 51, 1, n + 1, -1, -1);
+    struct tensor m = make_random(dev->stat, 52, 1, n, -1, -1), v = make_random(dev->stat, 53, 0.1, n, -1, -1);
+    struct tensor act = make_random(dev->act, 54, 1, n, -1, -1), copy = make_empty(dev->act, n, -1, -1);
+    struct tensor sum = make_empty(DT_F64, 2, -1, -1), of_act = make_empty(DT_F64, 2, -1, -1);
+    struct tensor of_odd = make_empty(DT_F64, 2, -1, -1);
+    for (int64_t i = 0; i < n; i++) set_value(v, i, fabs(value_at(v, i)));
+    op_sumsq(dev, sum, tensor_rows(g, 0, n));
+    op_sumsq(dev, of_act, act);
+    op_sumsq(dev, of_odd, tensor_rows(g, 1, n));
+    op_adamw(dev, p, m, v, tensor_rows(g, 0, n), &s);
+    op_cast(dev, copy, p);
+    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && i < n; i++)
+        assert_true(value_at(copy, i) == (double)bf16_to_f32(f32_to_bf16((float)value_at(p, i))));
+    struct tensor all[] = {sum, of_act, of_odd, p, m, v, copy};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+
+static void flat_arrays_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const int64_t sizes[] = {0, 1, 7, 8, 1023, 65536, 65543, 400001};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(flat_run, &sizes[i]);
+}
+
+/* How many are not finite; the sum itself is not either. */
+static void bad_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    int64_t n = *(const int64_t *)params;
+    struct tensor x[] = {make_random(dev->stat, 60, 1, n, -1, -1), make_random(dev->act, 61, 1, n, -1, -1)};
+    for (int k = 0; k < 2; k++) {
+        struct tensor out = make_empty(DT_F64, 2, -1, -1);
+        for (int64_t i = 0; i < n; i += 1 + n / 5) set_value(x[k], i, i % 3 ? (double)NAN : -INFINITY);
+        set_value(x[k], n - 1, INFINITY);
+        op_sumsq(dev, out, x[k]);
+        if (!dev->measuring) assert_true(!isfinite(value_at(out, 0)));
+        o->out[o->n++] = tensor_rows(out, 1, 1);
+    }
+}
+
+static void what_is_not_finite_is_counted_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const int64_t sizes[] = {6, 1000, 70001};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(bad_run, &sizes[i]);
+}
+
 int test_optim(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(warmup_rises_to_the_full_rate), cmocka_unit_test(decay_ends_at_the_least_rate),
-        cmocka_unit_test(a_run_of_one_step_learns),      cmocka_unit_test(adamw_follows_the_formula),
-        cmocka_unit_test(clipping_follows_the_formula),  cmocka_unit_test(the_first_step_moves_by_lr),
+        cmocka_unit_test(warmup_rises_to_the_full_rate),
+        cmocka_unit_test(decay_ends_at_the_least_rate),
+        cmocka_unit_test(a_run_of_one_step_learns),
+        cmocka_unit_test(adamw_follows_the_formula),
+        cmocka_unit_test(clipping_follows_the_formula),
+        cmocka_unit_test(the_first_step_moves_by_lr),
         cmocka_unit_test(what_is_not_finite_is_counted),
+        cmocka_unit_test(the_sums_of_a_step),
+        cmocka_unit_test(sums_on_the_gpu),
+        cmocka_unit_test(flat_arrays_on_the_gpu),
+        cmocka_unit_test(what_is_not_finite_is_counted_on_the_gpu),
     };
     return cmocka_run_group_tests_name("optim", tests, NULL, NULL);
 }

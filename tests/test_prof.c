@@ -136,8 +136,8 @@ static void test_packed_cost(void **state)
                           .row_slot = tensor_1d(NULL, DT_I32, t * J),
                           .slot_row = tensor_2d(NULL, DT_I32, t, J)};
         measuring.floor_ms = 0;
-        op_moe_down_fwd(&measuring, tensor_2d(NULL, dev.act, t, D), (struct tensor){0},
-                        tensor_2d(NULL, dev.act, t, F), &r, &w, (struct tensor){0}, &none);
+        op_moe_down_fwd(&measuring, tensor_2d(NULL, dev.act, t, D), (struct tensor){0}, tensor_2d(NULL, dev.act, t, F),
+                        &r, &w, (struct tensor){0}, &none);
         const double n = (double)MT_MIN(t, E) * D * F, packed = n / 2 + n / 32;
         assert_close(measuring.floor_ms, (double)(t * (D + F) * 4) + 2 * n + packed + 2 * n, 1e-12);
     }

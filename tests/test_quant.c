@@ -1,5 +1,5 @@
 /* test_quant.c - MXFP4, NF4 and FP4: published vectors, bitsandbytes' own bytes, every byte and every bf16 input, and
- * the fast tile decoder of both precisions against the definition, element by element. */
+ * the fast decoders (the CPU's tiles in both precisions, the GPU's bf16) against the definition, element by element. */
 #include "tests/packed.h"
 
 #include <float.h>
@@ -265,6 +265,83 @@ static void test_mxfp4_all(void **state)
     (void)state;
 }
 
+/* ---- the GPU's decoder ---- */
+
+#ifdef MT_CUDA
+/* kernels/cuda/cuda.h: experts first .. first+count-1 as bf16; offs NULL, or says which experts have rows. */
+void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs);
+#endif
+
+struct dequant_case {
+    struct packing packing; /* WF_NONE: all bytes of MXFP4, or with block 16 or 32 random bits of F16 or F32 */
+    int64_t n_exp, n_out, n_in, first, count;
+    bool skips; /* every third expert has no rows */
+};
+
+/* A weight of all there can be: every byte under every scale, or random bits as floats. */
+static struct weight make_bits(const struct dequant_case *c)
+{
+    const int64_t n = c->n_exp * c->n_out * c->n_in;
+    struct weight w = {.n_exp = c->n_exp, .n_out = c->n_out, .n_in = c->n_in};
+    uint8_t *data = make_empty(DT_U8, 4 * n, -1, -1).data, *scale = make_empty(DT_U8, n / 32 + 1, -1, -1).data;
+    w.format = c->packing.block == 32 ? WF_F32 : c->packing.block == 16 ? WF_F16 : WF_MXFP4;
+    for (int64_t i = 0; i < 4 * n; i++) data[i] = w.format == WF_MXFP4 ? (uint8_t)i : (uint8_t)rng_u64(7, (uint64_t)i);
+    for (int64_t i = 0; i < n / 32; i++) scale[i] = (uint8_t)(i / 16);
+    w.data = data;
+    w.scale = w.format == WF_MXFP4 ? scale : NULL;
+    return w;
+}
+
+/* All NaNs but the one that stands where nothing was written, 0xffff, are the same. */
+static int32_t same_nan(uint16_t bits) { return bits != 0xffff && (bits & 0x7fff) > 0x7f80 ? 0x7fc0 : bits; }
+
+/* Outputs the bits of every bf16, as the GPU decodes them or, elsewhere, as they should be. */
+static void dequant_run(struct device *d, const void *params, struct op_outputs *o)
+{
+    const struct dequant_case *c = params;
+    struct weight w = c->packing.format ? make_packed(c->packing, 5, 3, c->n_exp, c->n_out, c->n_in) : make_bits(c);
+    const int64_t n = c->n_out * c->n_in;
+    struct tensor offs = make_zero(DT_I32, c->n_exp + 1, -1, -1), bits = make_empty(DT_I32, c->count * n, -1, -1);
+    struct tensor out = make_empty(DT_BF16, c->count * n, -1, -1);
+    for (int64_t e = 0; e < c->n_exp; e++) set_value(offs, e + 1, value_at(offs, e) + (c->skips && e % 3 == 1 ? 0 : 2));
+    o->out[o->n++] = bits;
+#ifdef MT_CUDA
+    if (d->act == DT_BF16) {
+        if (d->measuring) return;
+        cuda_dequant(out.data, &w, c->first, c->count, c->skips ? offs.data : NULL);
+        d->ops->wait();
+    }
+#endif
+    for (int64_t i = 0; i < c->count * n; i++) {
+        const int64_t e = c->first + i / n;
+        uint16_t *h = (uint16_t *)out.data + i;
+        const float v = quant_value(&w, e, i % n);
+        const bool written = !c->skips || e % 3 != 1;
+        if (d->act != DT_BF16 && written) *h = isnan(v) ? 0x7fc0 : f32_to_bf16(v);
+        set_value(bits, i, same_nan(*h));
+    }
+}
+
+static void test_dequant_on_the_gpu(void **state)
+{
+    static const struct dequant_case cases[] = {
+        {{WF_NONE, 0, false}, 1, 256, 512, 0, 1, false},  {{WF_NONE, 16, false}, 1, 64, 1024, 0, 1, false},
+        {{WF_NONE, 32, false}, 1, 64, 1024, 0, 1, false}, {{WF_NONE, 32, false}, 2, 7, 11, 0, 2, false},
+        {{WF_F32, 0, false}, 4, 40, 24, 1, 3, true},      {{WF_F16, 0, false}, 4, 40, 24, 0, 4, true},
+        {{WF_F16, 0, false}, 3, 7, 11, 0, 3, true},       {{WF_BF16, 0, false}, 4, 40, 24, 1, 2, true},
+        {{WF_BF16, 0, false}, 3, 5, 9, 1, 2, false},      {{WF_MXFP4, 0, false}, 5, 90, 96, 0, 5, true},
+        {{WF_MXFP4, 0, false}, 5, 3, 32, 2, 3, false},    {{WF_NF4, 64, false}, 4, 72, 200, 0, 4, true},
+        {{WF_NF4, 64, true}, 4, 144, 200, 1, 3, true},    {{WF_FP4, 64, false}, 4, 72, 200, 3, 1, false},
+        {{WF_FP4, 128, true}, 2, 72, 200, 0, 2, false},   {{WF_NF4, 4096, true}, 2, 72, 200, 0, 2, false},
+        {{WF_NF4, 64, false}, 3, 13, 10, 0, 3, true},     {{WF_NF4, 32, true}, 3, 131, 70, 0, 3, false},
+        {{WF_FP4, 64, true}, 3, 13, 50, 1, 2, true},      {{WF_NF4, 36, false}, 2, 16, 24, 0, 2, false},
+        {{WF_NF4, 64, false}, 1, 2880, 640, 0, 1, false}, {{WF_NF4, 64, true}, 3, 16, 8, 0, 0, false},
+    };
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(dequant_run, &cases[i]);
+    (void)state;
+}
+
 /* ---- encoders ---- */
 
 static uint8_t code_of(enum weight_format f, float v, float absmax)
@@ -436,6 +513,7 @@ int test_quant(void)
         cmocka_unit_test(test_bitsandbytes),
         cmocka_unit_test_setup_teardown(test_tiles, begin, end),
         cmocka_unit_test_setup_teardown(test_mxfp4_all, begin, end),
+        cmocka_unit_test(test_dequant_on_the_gpu),
         cmocka_unit_test(test_bnb_all_inputs),
         cmocka_unit_test(test_bnb_thresholds),
         cmocka_unit_test(test_mxfp4_all_inputs),

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "train/profile.h"
 
 #define MT_CONFIG_BYTES (1 << 20) /* of a file; a mistaken path to a checkpoint fails fast */
 #define MT_CONFIG_LINE  (2 * MT_PATH)
@@ -80,6 +81,7 @@ static const struct option options[] = {
     ROW(train, max_nonfinite, "5", "[0, 1e9]", "stop when this many steps had to be skipped"),
     ROW(train, threads, "0", "[0, 4096]", "of the CPU; 0: all cores"),
     ROW(train, memory_gb, "0", "[0, 1e6]", "budget in GiB; 0: what the machine has free"),
+    ROW(train, profile, "", "first:last", "steps to time op by op, into output.dir"),
     ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
     ROW(eval, at_start, "true", YES_NO, "evaluate before step 1"),
     ROW(eval, at_end, "true", YES_NO, "evaluate after the last step"),
@@ -415,6 +417,8 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the most is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
+    struct profile profile;
+    if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
         return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",
                        (long long)c->optim.warmup_steps, (long long)c->train.steps);

@@ -43,7 +43,7 @@ struct config {
         int device, dtype, recompute, aux_convention;
         int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads;
         double epochs, aux_loss_coef, memory_gb;
-        char resume[MT_PATH];
+        char resume[MT_PATH], profile[64];
     } train;
     struct {
         int64_t every, max_batches;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/check.h"
+#include "train/bench.h"
 #include "train/commands.h"
 #include "train/inspect.h"
 #include "train/loop.h"
@@ -17,6 +19,8 @@ static const char usage[] =
     "  moetrain CONFIG.ini [--set section.key=value ...]      train (also: moetrain train CONFIG.ini)\n"
     "  moetrain eval CONFIG.ini [--adapter DIR] [--set ...]   held-out loss of the base model or an adapter\n"
     "  moetrain plan CONFIG.ini [--set ...]                   memory, FLOPs, trainable parameters; nothing is loaded\n"
+    "  moetrain check CONFIG.ini [--layers N] [--set ...]     one batch on the device against the CPU in F64\n"
+    "  moetrain bench ops|step [--arch NAME] ...              speed of this machine with random weights\n"
     "  moetrain inspect PATH                                  what a checkpoint or an adapter holds\n"
     "  moetrain synth ARCH OUT [--quant Q] [--seed N] [--layers N]\n"
     "                                                         a random checkpoint of a published architecture; alone:\n"
@@ -32,6 +36,7 @@ static const char usage[] =
 
 struct args {
     const char *command, *path, *adapter;
+    int64_t layers; /* of check; 0: all */
     bool dump;
     struct synth_options synth; /* arch: path */
     struct config config;
@@ -52,7 +57,7 @@ static int user_error(const struct err *err)
 /* The words without dashes: [command] path. */
 static int parse_words(struct args *a, int argc, char **argv)
 {
-    static const char *const commands[] = {"train", "eval", "plan", "inspect", "config", "synth"};
+    static const char *const commands[] = {"train", "eval", "plan", "check", "inspect", "config", "synth"};
     static const char *const valued[] = {"--set", "--adapter", "--quant", "--seed", "--layers"};
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-') {
@@ -80,6 +85,14 @@ static int parse_words(struct args *a, int argc, char **argv)
     return EXIT_DONE;
 }
 
+static bool parse_number(const char *text, int64_t min, int64_t *out)
+{
+    char *end;
+    const bool digit = text[0] >= '0' && text[0] <= '9';
+    *out = strtoll(text, &end, 10); /* what does not fit becomes the largest */
+    return digit && !*end && *out >= min && *out < INT64_MAX;
+}
+
 /* Options, in order, over the configuration file. */
 static int parse_options(struct args *a, int argc, char **argv, struct err *err)
 {
@@ -90,6 +103,10 @@ static int parse_options(struct args *a, int argc, char **argv, struct err *err)
         } else if (!strcmp(argv[i], "--adapter")) {
             if (strcmp(a->command, "eval")) return usage_error("--adapter belongs to `moetrain eval`", NULL);
             a->adapter = argv[++i];
+        } else if (!strcmp(argv[i], "--layers")) {
+            if (strcmp(a->command, "check")) return usage_error("--layers belongs to `moetrain check`", NULL);
+            if (!parse_number(argv[++i], 1, &a->layers))
+                return usage_error("--layers wants a number from 1 on", argv[i]);
         } else if (!strcmp(argv[i], "--dump-config")) {
             a->dump = true;
         } else {
@@ -97,14 +114,6 @@ static int parse_options(struct args *a, int argc, char **argv, struct err *err)
         }
     }
     return EXIT_DONE;
-}
-
-static bool parse_number(const char *text, int64_t min, int64_t *out)
-{
-    char *end;
-    const bool digit = text[0] >= '0' && text[0] <= '9';
-    *out = strtoll(text, &end, 10); /* what does not fit becomes the largest */
-    return digit && !*end && *out >= min && *out < INT64_MAX;
 }
 
 static int synth_option(struct synth_options *s, const char *name, const char *value)
@@ -148,14 +157,25 @@ static int dump(const struct config *c)
 static int run_command(const struct args *a, struct err *err)
 {
     if (!strcmp(a->command, "eval")) return commands_eval(&a->config, a->adapter, err);
+    if (!strcmp(a->command, "check")) return check_run(&a->config, a->layers, NULL, stdout, err);
     if (!strcmp(a->command, "plan")) return commands_plan(&a->config, err);
     return loop_train(&a->config, err);
+}
+
+/* Its options are its own. */
+static int bench(int argc, char **argv)
+{
+    struct err err = {{0}};
+    for (int i = 0; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return bench_help(stdout), EXIT_DONE;
+    return bench_run(argc, argv, &err) ? user_error(&err) : EXIT_DONE;
 }
 
 int main(int argc, char **argv)
 {
     static struct args a;
     struct err err = {{0}};
+    if (argc > 1 && !strcmp(argv[1], "bench")) return bench(argc - 2, argv + 2);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return fputs(usage, stdout), EXIT_DONE;
         if (!strcmp(argv[i], "--version")) return puts("moetrain " MT_VERSION), EXIT_DONE;

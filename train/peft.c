@@ -102,17 +102,16 @@ static struct place place_of(const struct adapters *ad, struct layout f, const s
     return at;
 }
 
-/* Element (expert e of the tensor, rank index k, input or output j) in the file, and in the parameter of rank r. */
+/* Element (expert e of the tensor, rank index k, input or output j) in the file, and in the parameter. */
 static int64_t file_index(const struct place *at, int64_t e, int64_t k, int64_t j)
 {
     return at->is_b ? (j * at->r + k) * at->n_exp + e : (e * at->r + k) * at->n + j;
 }
 
-static int64_t param_index(const struct lora_param *p, const struct place *at, int64_t r, int64_t e, int64_t k,
-                           int64_t j)
+static int64_t param_index(const struct lora_param *p, const struct place *at, int64_t e, int64_t k, int64_t j)
 {
     e += at->first, k += at->rank0, j += at->at0;
-    return p->is_b ? (e * p->rows + j) * r + k : (e * r + k) * p->cols + j;
+    return e * p->rows * p->cols + (p->is_b ? j * p->cols + k : k * p->cols + j);
 }
 
 /* ---- writing ---- */
@@ -233,15 +232,13 @@ static int write_config(const struct adapters *ad, const char *dir, const char *
     return rc;
 }
 
-/* Puts one parameter, which begins at values, into the file's order; scratch has its size. Only the B of experts moves.
- */
-static void to_file_order(const struct place *at, const struct lora_param *p, int64_t r, float *values, float *scratch)
+/* Puts one parameter, which begins at values, into the file's order; scratch has its size. */
+static void to_file_order(const struct place *at, const struct lora_param *p, float *values, float *scratch)
 {
     memcpy(scratch, values, (size_t)lora_param_count(p) * sizeof(*values));
     for (int64_t e = 0; e < at->n_exp; e++)
-        for (int64_t k = 0; k < r; k++)
-            for (int64_t j = 0; j < at->n; j++)
-                values[file_index(at, e, k, j)] = scratch[param_index(p, at, r, e, k, j)];
+        for (int64_t k = 0; k < at->r; k++)
+            for (int64_t j = 0; j < at->n; j++) values[file_index(at, e, k, j)] = scratch[param_index(p, at, e, k, j)];
 }
 
 static int write_weights(const struct adapters *ad, struct device *dev, const char *dir, struct err *err)
@@ -257,7 +254,7 @@ static int write_weights(const struct adapters *ad, struct device *dev, const ch
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
         places[i] = place_of(ad, (struct layout){0}, p, 0);
-        to_file_order(&places[i], p, ad->r, flat + p->off, scratch);
+        to_file_order(&places[i], p, flat + p->off, scratch);
         entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .rank = 2, .data = flat + p->off};
         memcpy(entries[i].shape, places[i].shape, sizeof(places[i].shape));
     }
@@ -639,8 +636,8 @@ static const struct st_tensor *find_tensor(const struct source *src, const struc
 }
 
 /* Copies one tensor into its part of the parameter that begins at values. */
-static int read_tensor(const struct source *src, const struct adapters *ad, const struct lora_param *p,
-                       const struct place *at, float *values, struct err *err)
+static int read_tensor(const struct source *src, const struct lora_param *p, const struct place *at, float *values,
+                       struct err *err)
 {
     const struct st_tensor *t = find_tensor(src, at, err);
     if (!t) return -1;
@@ -651,7 +648,7 @@ static int read_tensor(const struct source *src, const struct adapters *ad, cons
                 if (!isfinite(value))
                     return err_set(err, "%s/%s: tensor \"%s\" holds a value that is not finite", src->dir, WEIGHTS_NAME,
                                    at->key);
-                values[param_index(p, at, ad->r, e, k, j)] = value;
+                values[param_index(p, at, e, k, j)] = value;
             }
     return 0;
 }
@@ -666,7 +663,7 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
         const struct lora_param *p = &ad->params[i];
         for (int64_t n = 0; !rc && n < place_count(f, p); n++) {
             const struct place at = place_of(ad, f, p, n);
-            rc = read_tensor(src, ad, p, &at, flat + p->off, err);
+            rc = read_tensor(src, p, &at, flat + p->off, err);
             if (!rc) used[safetensors_find(&src->st, at.key) - src->st.tensors] = true;
         }
     }

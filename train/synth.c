@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -519,6 +520,76 @@ int synth_size(const struct synth_options *opt, int64_t *n_params, int64_t *byte
     *bytes = s.bytes;
     synth_close(&s);
     return rc;
+}
+
+/* ---- in memory ---- */
+
+static bool alike(const struct st_entry *a, const struct st_entry *b)
+{
+    const struct draw *x = a->data, *y = b->data;
+    return x->kind == y->kind && x->mean == y->mean && x->std == y->std && x->row == y->row && x->bytes == y->bytes &&
+           safetensors_entry_bytes(a) == safetensors_entry_bytes(b);
+}
+
+/* The bytes of entry i: those of an earlier one like it, or drawn now; what is large repeats itself. */
+static const uint8_t *memory_bytes(struct synth_memory *m, const struct synth *s, int64_t i, int64_t *n_drawn)
+{
+    const struct st_entry *e = &s->entries[i];
+    for (int64_t k = 0; k < i; k++)
+        if (alike(&s->entries[k], e)) return m->st.tensors[k].data;
+    const int64_t bytes = safetensors_entry_bytes(e), drawn = MT_MIN(bytes, (int64_t)64 << 20);
+    uint8_t *data = mem_alloc(bytes);
+    draw_bytes(e->data, data, 0, drawn);
+    for (int64_t at = drawn; at < bytes; at += drawn) memcpy(data + at, data, (size_t)MT_MIN(drawn, bytes - at));
+    m->buffers[(*n_drawn)++] = data;
+    return data;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
+}
+
+int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, struct err *err)
+{
+    struct synth s;
+    int64_t n_drawn = 0;
+    *m = (struct synth_memory){0};
+    if (synth_open(&s, opt, err)) {
+        synth_close(&s);
+        return -1;
+    }
+    m->arch = s.a;
+    m->arch.n_layer = s.n_layer;
+    m->n = m->st.n_tensors = s.n;
+    m->names = mem_array(s.n, sizeof(*m->names));
+    m->buffers = mem_array(s.n, sizeof(*m->buffers));
+    m->st.tensors = mem_array(s.n, sizeof(*m->st.tensors));
+    for (int64_t i = 0; i < s.n; i++) {
+        const struct st_entry *e = &s.entries[i];
+        struct st_tensor *t = &m->st.tensors[i];
+        m->names[i] = mem_strdup(e->name);
+        *t = (struct st_tensor){.name = m->names[i], .dtype = e->dtype, .rank = e->rank};
+        t->st_dtype = dtype_name(e->dtype);
+        memcpy(t->shape, e->shape, sizeof(t->shape));
+        t->bytes = safetensors_entry_bytes(e);
+        t->data = memory_bytes(m, &s, i, &n_drawn);
+    }
+    qsort(m->st.tensors, (size_t)s.n, sizeof(*m->st.tensors), by_name);
+    synth_close(&s);
+    return 0;
+}
+
+void synth_memory_close(struct synth_memory *m)
+{
+    safetensors_close(&m->st);
+    for (int64_t i = 0; i < m->n; i++) {
+        mem_free(m->names[i]);
+        mem_free(m->buffers[i]);
+    }
+    mem_free(m->names);
+    mem_free(m->buffers);
+    *m = (struct synth_memory){0};
 }
 
 void synth_list(FILE *out)

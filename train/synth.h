@@ -5,7 +5,8 @@
 
 #include <stdio.h>
 
-#include "kernels/tensor.h"
+#include "data/safetensors.h"
+#include "model/arch.h"
 
 /* Zeroed is valid but for arch and dir. */
 struct synth_options {
@@ -23,6 +24,18 @@ struct synth_options {
 int synth_run(const struct synth_options *opt, struct err *err) MT_CHECK;
 /* Parameters and bytes of all tensors of what synth_run would write. */
 int synth_size(const struct synth_options *opt, int64_t *n_params, int64_t *bytes, struct err *err) MT_CHECK;
+/* The same tensors in memory, for measuring with: those drawn alike and of one size share their bytes, so that a whole
+ * model needs little more than one of its layers, embedding and head. opt->dir is not used. */
+struct synth_memory {
+    struct arch arch; /* of opt->n_layer layers */
+    struct safetensors st;
+    char **names;   /* [n] of st's tensors */
+    void **buffers; /* [n], distinct ones first, then NULL */
+    int64_t n;
+};
+int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, struct err *err) MT_CHECK;
+/* m->st is closed, unless the caller took it over and zeroed it; it must not be read afterwards. Zeroed is fine. */
+void synth_memory_close(struct synth_memory *m);
 /* A line per architecture: layers, parameters, bytes in each format. */
 void synth_list(FILE *out);
 

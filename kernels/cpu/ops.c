@@ -80,6 +80,7 @@ static const struct ops table = {
 #else
     .name = "cpu",
 #endif
+    .rank_multiple = 1,
     .act = DT_REAL,
     .stat = DT_REAL,
     .alloc = host_alloc,

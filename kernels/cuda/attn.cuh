@@ -1,0 +1,256 @@
+/* attn.cuh - what the forward and the backward kernels of attention share: tiles in shared memory, the products of a
+ * warp, which queries see which keys, and which rows a block of the grid works on.
+ *
+ * A tile is some rows of one head, DIM bf16 each, in chunks of 16 bytes: chunk c of row r lies at c ^ (r & 7), so that
+ * ldmatrix, which takes the same chunk of 8 rows, meets every bank once. Tiles begin at multiples of 256 bytes; then
+ * the step from chunk to chunk is an xor of the address, and the step from 16 rows to 16 rows an addition.
+ *
+ * Layout of a warp's accumulator c[MT][NT][4]: element e of lane 4g + t is row 16 m + g + 8 (e / 2), column
+ * 8 n + 2 t + e % 2. Two neighbouring n are, rounded, the A operand of a product that sums over the columns: weights
+ * never pass through shared memory. */
+#ifndef MT_CUDA_ATTN_H
+#define MT_CUDA_ATTN_H
+
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/rows.cuh"
+
+enum { ATTN_THREADS = 128, NO_WINDOW = 1 << 29 };
+#define LOG2_E 1.44269504f
+
+/* By value to every kernel. Pointers are at row 0 of the batch. */
+struct attn_args {
+    const int32_t *cu;
+    int n_seq, n_tok, n_head, n_kv;
+    int dim;    /* of a head: DIM, or less; then the rest of a tile's row is zeros, and is not stored */
+    int window; /* keys seen by a query, itself included; NO_WINDOW: all before it */
+    float scale, scale_log2;
+    const bf16 *qkv;
+    int64_t ld_qkv;
+    const float *sinks; /* [H] or NULL; forward only */
+    bf16 *o;
+    int64_t ld_o;
+    float *lse;
+    int64_t ld_lse;
+    const bf16 *dout; /* from here on: backward only */
+    int64_t ld_dout;
+    bf16 *dqkv;
+    int64_t ld_dqkv;
+    float2 *stat; /* [H, T]: lse / ln 2 and <dout, o> */
+};
+
+/* 2^x to 2 ulp; 0 for -inf and where the result would not be a normal number. */
+__device__ static inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---- which rows ---- */
+
+/* Slot `slot` of a grid that gives each sequence cu[s+1] / size - cu[s] / size + 1 slots, at least as many as it has
+ * blocks of `size` rows: T / size + S slots in all, whatever the lengths. */
+struct seq_block {
+    int64_t first;           /* row of the batch where the sequence begins */
+    int len, block, n_block; /* block >= n_block: an unused slot */
+};
+__device__ static inline struct seq_block find_block(const struct attn_args &a, int slot, int size)
+{
+    int low = 0, high = a.n_seq - 1; /* the last sequence that begins at this slot or before */
+    while (low < high) {
+        const int middle = low + (high - low + 1) / 2;
+        if (a.cu[middle] / size + middle <= slot)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const int first = a.cu[low], len = a.cu[low + 1] - first;
+    struct seq_block b;
+    b.first = first;
+    b.len = len;
+    b.block = slot - first / size - low;
+    b.n_block = (len + size - 1) / size;
+    return b;
+}
+static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head)
+{
+    return grid_x(((int64_t)a->n_tok / size + a->n_seq) * n_head);
+}
+
+/* Query i sees key j when 0 <= i - j < window. Of nq queries from q on and nk keys from k on: */
+__device__ static inline bool none_sees(int q, int nq, int k, int nk, int window)
+{
+    return q + nq - 1 < k || q - (k + nk - 1) >= window;
+}
+__device__ static inline bool all_see(int q, int nq, int k, int nk, int window)
+{
+    return q >= k + nk - 1 && q + nq - 1 - k < window;
+}
+
+/* c = -inf where no one sees: distance is query - key of row 0 and column 0; sign 1: rows are queries, -1: keys. */
+template <int MT, int NT> __device__ static inline void hide(float c[MT][NT][4], int distance, int sign, int window)
+{
+    const int lane = threadIdx.x % 32, corner = distance + sign * (lane / 4 - lane % 4 * 2);
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int d = corner + sign * (16 * m + 8 * (e / 2) - 8 * n - e % 2);
+                if ((unsigned)d >= (unsigned)window) c[m][n][e] = -INFINITY;
+            }
+        }
+    }
+}
+
+/* ---- tiles ---- */
+
+/* Rows row .. row+ROWS-1 of a matrix of n_row rows of dim elements, by all threads; zeros beyond its end. */
+template <int ROWS, int DIM>
+__device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t ld, int row, int n_row, int dim)
+{
+    const int chunks = DIM / 8, step = ATTN_THREADS / chunks; /* step % 8 == 0 */
+    const int r = threadIdx.x / chunks, c = threadIdx.x % chunks;
+    const uint32_t dst = tile + tile_offset<DIM / 8>(r, c);
+#pragma unroll
+    for (int i = 0; i < ROWS; i += step) {
+        const bool present = row + r + i < n_row && c * 8 < dim;
+        copy_async16(dst + i * DIM * 2, src + (present ? (row + r + i) * ld + c * 8 : 0), present ? 16 : 0);
+    }
+}
+
+/* Where this lane points ldmatrix in a tile: for the A operand, and for B when the sum runs over rows (transposed); and
+ * for B when the sum runs over a row's elements. */
+template <int DIM> __device__ static inline uint32_t lane_rows(uint32_t tile)
+{
+    const int lane = threadIdx.x % 32, r = lane % 16, c = lane / 16;
+    return tile + tile_offset<DIM / 8>(r, c);
+}
+template <int DIM> __device__ static inline uint32_t lane_cols(uint32_t tile)
+{
+    const int lane = threadIdx.x % 32, r = lane % 8 + lane / 16 * 8, c = lane / 8 % 2;
+    return tile + tile_offset<DIM / 8>(r, c);
+}
+
+/* A operand: elements 16 step .. of 16 MT rows. */
+template <int MT, int DIM> __device__ static inline void load_rows(uint32_t a[MT][4], uint32_t rows, int step)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++) load_matrix4(a[m], (rows ^ (step << 5)) + m * 16 * DIM * 2);
+}
+
+/* c += a b^T over 16 elements of a row; b of 8 NT rows, as lane_cols points. */
+template <int MT, int NT, int DIM>
+__device__ static inline void dot_step(float c[MT][NT][4], const uint32_t a[MT][4], uint32_t b, int step)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        uint32_t f[4];
+        load_matrix4(f, (b ^ (step << 5)) + n * 8 * DIM * 2);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            mma_bf16(c[m][n], a[m], f);
+            mma_bf16(c[m][n + 1], a[m], f + 2);
+        }
+    }
+}
+
+/* c += a b^T over all DIM elements; a of 16 MT rows, as lane_rows points. */
+template <int MT, int NT, int DIM> __device__ static inline void dot_rows(float c[MT][NT][4], uint32_t a, uint32_t b)
+{
+#pragma unroll
+    for (int step = 0; step < DIM / 16; step++) {
+        uint32_t f[MT][4];
+        load_rows<MT, DIM>(f, a, step);
+        dot_step<MT, NT, DIM>(c, f, b, step);
+    }
+}
+
+/* The same with a in registers: what does not change from tile to tile is read once where there is room (DIM 64). */
+template <int MT, int NT, int DIM>
+__device__ static inline void dot_held(float c[MT][NT][4], const uint32_t a[DIM / 16][MT][4], uint32_t b)
+{
+#pragma unroll
+    for (int step = 0; step < DIM / 16; step++) dot_step<MT, NT, DIM>(c, a[step], b, step);
+}
+
+/* acc += p b: p [16 MT, 8 NT] an accumulator, rounded to bf16; b of 8 NT rows, as lane_rows points. */
+template <int MT, int NT, int DIM>
+__device__ static inline void add_product(float acc[MT][DIM / 8][4], const float p[MT][NT][4], uint32_t b)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        uint32_t a[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[m][i] = pack2(p[m][n + i / 2][i % 2 * 2], p[m][n + i / 2][i % 2 * 2 + 1]);
+        }
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) {
+            uint32_t f[4];
+            load_matrix4_trans(f, (b ^ (step << 5)) + n * 8 * DIM * 2);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma_bf16(acc[m][2 * step], a[m], f);
+                mma_bf16(acc[m][2 * step + 1], a[m], f + 2);
+            }
+        }
+    }
+}
+
+/* The first n_row of a warp's 16 MT rows of dim elements, times factor and rounded, to dst. `tile` is shared memory of
+ * 16 MT rows that only this warp still uses: through it every store is 16 bytes. */
+template <int MT, int DIM>
+__device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int dim, const float acc[MT][DIM / 8][4],
+                                         float factor, char *tile)
+{
+    const int lane = threadIdx.x % 32, chunks = DIM / 8;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            char *p = tile + (16 * m + lane / 4) * DIM * 2 + ((n ^ (lane / 4)) << 4) + lane % 4 * 4;
+            *(uint32_t *)p = pack2(factor * acc[m][n][0], factor * acc[m][n][1]);
+            *(uint32_t *)(p + 8 * DIM * 2) = pack2(factor * acc[m][n][2], factor * acc[m][n][3]);
+        }
+    }
+    __syncwarp();
+    const int c = lane % chunks;
+    for (int r = lane / chunks; r < MT * 16 && r < n_row && c * 8 < dim; r += 32 / chunks)
+        *(uint4 *)(dst + r * ld + c * 8) = *(const uint4 *)(tile + tile_offset<DIM / 8>(r, c));
+}
+
+/* ---- host ---- */
+
+static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
+                                            const struct seqs *seqs, const struct attn_shape *s)
+{
+    const int64_t n_tok = qkv.shape[0];
+    struct attn_args a = {};
+    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 128 && (s->head_dim & (s->head_dim - 1)) == 0,
+               "head_dim %lld: the CUDA kernels take 8, 16, 32, 64 and 128", (long long)s->head_dim);
+    MT_REQUIRE(n_tok < NO_WINDOW && seqs->n_seq <= NO_WINDOW && s->scale > 0, "%lld rows, %lld sequences, scale %g",
+               (long long)n_tok, (long long)seqs->n_seq, (double)s->scale);
+    MT_REQUIRE(rows_aligned(qkv) && rows_aligned(o), "rows of qkv and o must be aligned to 16 bytes");
+    a.cu = i32_ptr(seqs->cu);
+    a.n_seq = (int)seqs->n_seq;
+    a.n_tok = (int)n_tok;
+    a.n_head = (int)s->n_head;
+    a.n_kv = (int)s->n_kv;
+    a.dim = (int)s->head_dim;
+    a.window = s->window && s->window < NO_WINDOW ? (int)s->window : (int)NO_WINDOW;
+    a.scale = s->scale;
+    a.scale_log2 = s->scale * LOG2_E;
+    a.qkv = bf16_ptr(qkv);
+    a.ld_qkv = qkv.ld;
+    a.o = bf16_ptr(o);
+    a.ld_o = o.ld;
+    a.lse = f32_ptr(lse);
+    a.ld_lse = lse.ld;
+    return a;
+}
+
+#endif

@@ -1,0 +1,247 @@
+/* attn_bwd.cu - causal grouped-query attention inside packed sequences, with window and sink: backward.
+ *
+ * Math: p_ij = exp(scale <q_i, k_j> - lse_i), ds_ij = p_ij (<dout_i, v_j> - <dout_i, o_i>);
+ *   dv_j = sum_i p_ij dout_i, dk_j = scale sum_i ds_ij q_i (both over the heads of the group), dq_i = scale sum_j ds_ij
+ *   k_j. The sink is in lse and needs nothing else.
+ * Shapes: dqkv, qkv [T, (H+2K)*A] bf16, dout, o [T, H*A] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0.
+ * Needs: A 8, 16, 32, 64 or 128 (below 64 in tiles of 64), T < 2^29, scale > 0, rows of the four bf16 matrices aligned
+ * to 16 bytes; 8*T*H bytes of scratch. Grid: three launches. stat: a block per row. dkv: 4 warps per 128 (A 128: 64)
+ * keys of a sequence and kv head, which walk over the heads of the group and the queries that see them. dq: 4 warps per
+ * 128 queries of a sequence and head, which walk over their keys. Two stages of cp.async of 64 (A 128: 32) rows; what
+ * nobody sees is never loaded. sm_90a, A 64: dkv 255 registers, 65 KiB; dq 240, 64 KiB. A 128: dkv 243, 64.5 KiB; dq
+ * 255, 96 KiB. Two blocks per SM; no spills, neither on sm_80. Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each block
+ * its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4 to form p and ds again: the price of sums in a fixed
+ * order without atomics -> compute bound. Numerics: f32 sums, p and ds rounded to bf16 before the last products;
+ * bitwise repeatable. Source: FlashAttention-2, arXiv 2307.08691. */
+#include "kernels/cuda/attn.cuh"
+
+enum { DQ_ROWS = 128, SUB = 32 }; /* queries of a block of dq; queries or keys that a warp takes in at a time */
+
+/* Rows of a stage; and the keys of a block of dk, dv: 32 or 16 for each of 4 warps. */
+template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : 32; }
+template <int DIM> __host__ __device__ constexpr int dkv_rows(void) { return DIM == 64 ? 128 : 64; }
+template <int DIM> __host__ __device__ constexpr int dkv_bytes(void)
+{
+    return (2 * dkv_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2 + 2 * stage_rows<DIM>() * (int)sizeof(float2);
+}
+template <int DIM> __host__ __device__ constexpr int dq_bytes(void)
+{
+    return (2 * DQ_ROWS + 4 * stage_rows<DIM>()) * DIM * 2;
+}
+
+__device__ static inline void copy_async8(uint32_t shared, const void *global, int bytes)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
+/* stat: one block per row; dim / 8 lanes per head. */
+__global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a)
+{
+    const int64_t t = blockIdx.x;
+    const int lanes = a.dim / 8, n = a.n_head * lanes;
+    for (int i = threadIdx.x; i - (int)threadIdx.x < n; i += ATTN_THREADS) {
+        float o[8], d[8], sum = 0;
+        if (i < n) {
+            unpack8(o, load16(a.o + t * a.ld_o + i * 8));
+            unpack8(d, load16(a.dout + t * a.ld_dout + i * 8));
+#pragma unroll
+            for (int e = 0; e < 8; e++) sum += o[e] * d[e];
+        }
+        sum = warp_sum(sum, lanes);
+        const int head = i / lanes;
+        if (i < n && i % lanes == 0)
+            a.stat[(int64_t)head * a.n_tok + t] = make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
+    }
+}
+
+/* dk and dv of a block of keys: queries come by in stages, head after head of the group, and a warp keeps the sums of
+ * its keys in registers. Products are transposed, keys by queries, so that weights are at once the A operand. A query
+ * beyond the end of its sequence is all zeros, dout too, and adds nothing. */
+template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct attn_args a)
+{
+    extern __shared__ __align__(1024) char smem[];
+    constexpr int K_ROWS = dkv_rows<DIM>(), MT = K_ROWS / 64, Q_ROWS = stage_rows<DIM>();
+    const int k_bytes = K_ROWS * DIM * 2, q_bytes = Q_ROWS * DIM * 2, warp_bytes = MT * 16 * DIM * 2;
+    const int kv = blockIdx.x % a.n_kv, group = a.n_head / a.n_kv;
+    const struct seq_block seq = find_block(a, blockIdx.x / a.n_kv, K_ROWS);
+    if (seq.block >= seq.n_block) return;
+    const int k0 = seq.block * K_ROWS, end = min(seq.len, k0 + K_ROWS - 1 + a.window); /* queries k0 .. end-1 see it */
+
+    const bf16 *q = a.qkv + seq.first * a.ld_qkv + kv * group * a.dim;
+    const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + kv) * a.dim;
+    const bf16 *dout = a.dout + seq.first * a.ld_dout + kv * group * a.dim;
+    const float2 *stat = a.stat + (int64_t)kv * group * a.n_tok + seq.first;
+    const uint32_t k_tile = shared_address(smem), stages = k_tile + 2 * k_bytes, stats = stages + 4 * q_bytes;
+    const auto fetch = [&](int g, int row, int stage) {
+        const uint32_t tile = stages + stage * 2 * q_bytes;
+        load_tile<Q_ROWS, DIM>(tile, q + g * a.dim, a.ld_qkv, row, seq.len, a.dim);
+        load_tile<Q_ROWS, DIM>(tile + q_bytes, dout + g * a.dim, a.ld_dout, row, seq.len, a.dim);
+        if (threadIdx.x < Q_ROWS) {
+            const int i = row + threadIdx.x;
+            copy_async8(stats + (stage * Q_ROWS + threadIdx.x) * sizeof(float2),
+                        stat + (int64_t)g * a.n_tok + min(i, seq.len - 1), i < seq.len ? 8 : 0);
+        }
+        copy_commit();
+    };
+    load_tile<K_ROWS, DIM>(k_tile, k, a.ld_qkv, k0, seq.len, a.dim);
+    load_tile<K_ROWS, DIM>(k_tile + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0, seq.len, a.dim);
+    fetch(0, k0, 0);
+
+    const int warp = threadIdx.x / 32, w0 = k0 + warp * MT * 16; /* this warp: keys w0 .. */
+    const uint32_t k_rows = lane_rows<DIM>(k_tile + warp * warp_bytes), v_rows = k_rows + k_bytes;
+    float dk[MT][DIM / 8][4] = {}, dv[MT][DIM / 8][4] = {};
+    for (int g = 0, row = k0, stage = 0; g < group; stage ^= 1) {
+        const bool last = row + Q_ROWS >= end;
+        const int next_g = g + last, next_row = last ? k0 : row + Q_ROWS;
+        copy_wait<0>();
+        __syncthreads(); /* this stage has landed, and everybody is done with the other one */
+        if (next_g < group) fetch(next_g, next_row, stage ^ 1);
+#pragma unroll 1
+        for (int sub = 0; sub < Q_ROWS; sub += SUB) {
+            const int q0 = row + sub;
+            if (none_sees(q0, SUB, w0, MT * 16, a.window)) continue;
+            const uint32_t q_tile = stages + stage * 2 * q_bytes + sub * DIM * 2;
+            const char *sub_stat = smem + (stats - k_tile) + (stage * Q_ROWS + sub) * sizeof(float2);
+            float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
+            dot_rows<MT, SUB / 8, DIM>(p, k_rows, lane_cols<DIM>(q_tile));
+            dot_rows<MT, SUB / 8, DIM>(ds, v_rows, lane_cols<DIM>(q_tile + q_bytes));
+            if (!all_see(q0, SUB, w0, MT * 16, a.window)) hide<MT, SUB / 8>(p, q0 - w0, -1, a.window);
+#pragma unroll
+            for (int n = 0; n < SUB / 8; n++) {
+                const float4 s = ((const float4 *)sub_stat)[n * 4 + threadIdx.x % 4]; /* of two neighbouring queries */
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        p[m][n][e] = exp2_fast(p[m][n][e] * a.scale_log2 - (e % 2 ? s.z : s.x));
+                        ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (e % 2 ? s.w : s.y));
+                    }
+                }
+            }
+            add_product<MT, SUB / 8, DIM>(dv, p, lane_rows<DIM>(q_tile + q_bytes));
+            add_product<MT, SUB / 8, DIM>(dk, ds, lane_rows<DIM>(q_tile));
+        }
+        g = next_g;
+        row = next_row;
+    }
+
+    bf16 *out = a.dqkv + (seq.first + w0) * a.ld_dqkv + (a.n_head + kv) * a.dim;
+    store_rows<MT, DIM>(out, a.ld_dqkv, seq.len - w0, a.dim, dk, a.scale, smem + warp * warp_bytes);
+    store_rows<MT, DIM>(out + a.n_kv * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dv, 1,
+                        smem + k_bytes + warp * warp_bytes);
+}
+
+/* dq of a block of queries of one head, as the forward goes: keys and values come by in stages. */
+template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_kernel(const struct attn_args a)
+{
+    extern __shared__ __align__(1024) char smem[];
+    constexpr int K_ROWS = stage_rows<DIM>();
+    const int q_bytes = DQ_ROWS * DIM * 2, k_bytes = K_ROWS * DIM * 2;
+    const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
+    const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, DQ_ROWS);
+    const int q0 = (seq.n_block - 1 - seq.block) * DQ_ROWS; /* the longest rows first */
+    if (q0 < 0) return;
+
+    const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
+    const uint32_t q_tile = shared_address(smem), stages = q_tile + 2 * q_bytes;
+    const int end = min(q0 + DQ_ROWS, seq.len), begin = max(0, q0 - a.window + 1) / K_ROWS * K_ROWS;
+    const auto fetch = [&](int row, int stage) {
+        const uint32_t tile = stages + stage * 2 * k_bytes;
+        load_tile<K_ROWS, DIM>(tile, k, a.ld_qkv, row, seq.len, a.dim);
+        load_tile<K_ROWS, DIM>(tile + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, row, seq.len, a.dim);
+        copy_commit();
+    };
+    load_tile<DQ_ROWS, DIM>(q_tile, a.qkv + seq.first * a.ld_qkv + head * a.dim, a.ld_qkv, q0, seq.len, a.dim);
+    load_tile<DQ_ROWS, DIM>(q_tile + q_bytes, a.dout + seq.first * a.ld_dout + head * a.dim, a.ld_dout, q0, seq.len,
+                            a.dim);
+    fetch(begin, 0);
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * 32; /* this warp: w0 .. w0+31 */
+    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * 32 * DIM * 2), d_rows = q_rows + q_bytes;
+    float dq[2][DIM / 8][4] = {};
+    float2 stat[4]; /* of this thread's rows */
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const int row = w0 + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+        stat[r] = row < seq.len ? a.stat[(int64_t)head * a.n_tok + seq.first + row] : make_float2(0, 0);
+    }
+    uint32_t held[DIM / 16][2][4]; /* the queries, DIM 64 */
+    if (DIM == 64) {
+        copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) load_rows<2, DIM>(held[step], q_rows, step);
+    }
+    for (int k0 = begin, stage = 0; k0 < end; k0 += K_ROWS, stage ^= 1) {
+        copy_wait<0>();
+        __syncthreads(); /* this stage has landed, and everybody is done with the other one */
+        if (k0 + K_ROWS < end) fetch(k0 + K_ROWS, stage ^ 1);
+#pragma unroll 1
+        for (int sub = 0; sub < K_ROWS; sub += SUB) {
+            if (none_sees(w0, 32, k0 + sub, SUB, a.window)) continue;
+            const uint32_t k_tile = stages + stage * 2 * k_bytes + sub * DIM * 2;
+            float p[2][SUB / 8][4] = {}, ds[2][SUB / 8][4] = {};
+            if (DIM == 64)
+                dot_held<2, SUB / 8, DIM>(p, held, lane_cols<DIM>(k_tile));
+            else
+                dot_rows<2, SUB / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
+            dot_rows<2, SUB / 8, DIM>(ds, d_rows, lane_cols<DIM>(k_tile + k_bytes));
+            if (!all_see(w0, 32, k0 + sub, SUB, a.window)) hide<2, SUB / 8>(p, w0 - k0 - sub, 1, a.window);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+#pragma unroll
+                for (int n = 0; n < SUB / 8; n++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float2 s = stat[2 * m + e / 2];
+                        ds[m][n][e] = exp2_fast(p[m][n][e] * a.scale_log2 - s.x) * (ds[m][n][e] - s.y);
+                    }
+                }
+            }
+            add_product<2, SUB / 8, DIM>(dq, ds, lane_rows<DIM>(k_tile));
+        }
+    }
+
+    store_rows<2, DIM>(a.dqkv + (seq.first + w0) * a.ld_dqkv + head * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dq,
+                       a.scale, smem + warp * 32 * DIM * 2);
+}
+
+template <int DIM> static void attn_bwd(const struct attn_args *a)
+{
+    const int dkv_smem = dkv_bytes<DIM>(), dq_smem = dq_bytes<DIM>();
+    static bool ready;
+    if (!ready) {
+        const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        CUDA_CHECK(cudaFuncSetAttribute(attn_dkv_kernel<DIM>, limit, dkv_smem));
+        CUDA_CHECK(cudaFuncSetAttribute(attn_dq_kernel<DIM>, limit, dq_smem));
+        ready = true;
+    }
+    attn_stat_kernel<<<grid_x(a->n_tok), ATTN_THREADS, 0, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+    attn_dkv_kernel<DIM><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, dkv_smem, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+    attn_dq_kernel<DIM><<<attn_grid(a, DQ_ROWS, a->n_head), ATTN_THREADS, dq_smem, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o,
+                              struct tensor lse, struct tensor qkv, const struct seqs *seqs,
+                              const struct attn_shape *shape)
+{
+    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
+    const struct tensor stat = arena_tensor_3d(&dev->work, DT_F32, shape->n_head, n_tok, 2);
+    if (!dev->measuring && n_tok) {
+        struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
+        MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
+        a.dout = bf16_ptr(dout);
+        a.ld_dout = dout.ld;
+        a.dqkv = bf16_ptr(dqkv);
+        a.ld_dqkv = dqkv.ld;
+        a.stat = (float2 *)stat.data;
+        if (shape->head_dim <= 64)
+            attn_bwd<64>(&a);
+        else
+            attn_bwd<128>(&a);
+    }
+    arena_release(&dev->work, mark);
+}

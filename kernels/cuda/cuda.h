@@ -1,0 +1,73 @@
+/* cuda.h - what the files of this folder share: the one GPU, its stream, checks, and what one family of kernels offers
+ * to another. Everything runs on one stream, in the order of the calls; nothing here waits for the device. */
+#ifndef MT_CUDA_CUDA_H
+#define MT_CUDA_CUDA_H
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/ops.h"
+
+typedef __nv_bfloat16 bf16;
+
+/* The GPU of this process, open since the first ops_cuda(). */
+struct cuda {
+    cudaStream_t stream;
+    cublasLtHandle_t lt;
+    void *lt_workspace; /* device, lt_bytes; of the products that run on `stream` */
+    int64_t lt_bytes;
+    int n_sm;
+    bool hopper; /* kernels of sm_90a are taken where there are such; false: those of every GPU since sm_80 */
+    char name[256];
+};
+extern struct cuda cuda;
+
+/* A failed call or a dead GPU ends the process: file, line, call, reason. */
+#define CUDA_CHECK(call)                                                                                               \
+    do {                                                                                                               \
+        const cudaError_t cuda_rc = (call);                                                                            \
+        if (cuda_rc != cudaSuccess) die_at(__FILE__, __LINE__, #call, "CUDA: %s", cudaGetErrorString(cuda_rc));        \
+    } while (0)
+#define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
+#define CUBLAS_CHECK(call)                                                                                             \
+    do {                                                                                                               \
+        const cublasStatus_t cublas_rc = (call);                                                                       \
+        if (cublas_rc != CUBLAS_STATUS_SUCCESS)                                                                        \
+            die_at(__FILE__, __LINE__, #call, "cuBLASLt: %s", cublasLtGetStatusString(cublas_rc));                     \
+    } while (0)
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/* A grid dimension x; larger than CUDA allows is a bug. */
+static inline unsigned grid_x(int64_t n)
+{
+    MT_REQUIRE(n > 0 && n <= INT32_MAX, "a grid of %lld blocks", (long long)n);
+    return (unsigned)n;
+}
+static inline bf16 *bf16_ptr(struct tensor x) { return (bf16 *)x.data; }
+static inline float *f32_ptr(struct tensor x) { return (float *)x.data; }
+static inline int32_t *i32_ptr(struct tensor x) { return (int32_t *)x.data; }
+
+/* ---- prof.cu: slots of struct ops, for kernels/prof.c */
+
+void cuda_mark(int slot);
+double cuda_mark_ms(int from, int to);
+void cuda_copy(void *dst, const void *src, int64_t bytes);
+void cuda_count_calls(bool on, struct dev_calls *calls);
+
+/* ---- dequant.cu */
+
+/* Decodes experts first .. first+count-1 of w into out: [count, n_out, n_in] bf16 contiguous, row-major. offs [E+1] i32
+ * on the device, or NULL: experts without rows are left out (their part of `out` is not written). */
+extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs);
+/* w (n_exp = 1) as a bf16 matrix [n_out, n_in]: itself when it is one, else decoded into scratch on dev->work, which
+ * the caller gives back. On a measuring device only the scratch is taken. */
+struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
+
+/* ---- gemm.cu: cuBLASLt */
+
+/* c = alpha op(a) op(b) + beta c, row-major; op transposes when ta, tb. a, b bf16; c bf16 or f32; any ld. Sizes 0 are
+ * fine. f32 accumulation; the same bits every time. */
+void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta);
+
+#endif

@@ -1,0 +1,208 @@
+/* device.cu - the GPU: opening it, its memory, moving bytes through pinned staging, and the table of its ops.
+ *
+ * Staging: two halves of pinned memory. Uploads fill one half from its start, each copied on the stream at once; when
+ * a half is full the other one is taken, after the copies out of it are done. So a large load runs at the speed of the
+ * link, and the few KiB of a micro-batch never wait. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+
+enum { STAGING_HALF = 32 << 20, LT_WORKSPACE = 32 << 20 };
+
+struct cuda cuda = {.n_sm = 132, .hopper = true, .name = "a GPU that is not here"}; /* until open: for plans */
+
+static struct {
+    char *base; /* 2 * STAGING_HALF bytes, pinned */
+    int half;
+    int64_t used;
+    cudaEvent_t done[2]; /* copies out of each half */
+} staging;
+
+/* ---- memory ---- */
+
+static int64_t fixed =
+    600 << 20; /* taken once the GPU was open: context, libraries, and whatever others had on it by then */
+
+static void *gpu_alloc(int64_t bytes)
+{
+    void *p = NULL;
+    if (cudaMalloc(&p, (size_t)MT_MAX(bytes, 1)) == cudaSuccess) return p;
+    cudaGetLastError(); /* out of memory is an answer, not a fault to be found by the next check */
+    return NULL;
+}
+
+static void gpu_free(void *p) { CUDA_CHECK(cudaFree(p)); }
+
+static void *gpu_alloc_host(int64_t bytes)
+{
+    void *p = NULL;
+    if (cudaHostAlloc(&p, (size_t)MT_MAX(bytes, 1), cudaHostAllocMapped) == cudaSuccess) return p;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void gpu_free_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
+
+static int64_t gpu_free_bytes(void)
+{
+    size_t available, total;
+    if (!cuda.stream) return -1;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return (int64_t)available;
+}
+
+static int64_t gpu_used_bytes(void)
+{
+    size_t available, total;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return (int64_t)(total - available);
+}
+
+static int64_t gpu_fixed_bytes(void) { return fixed; }
+
+static char *staging_room(int64_t bytes)
+{
+    if (staging.used + bytes > STAGING_HALF) {
+        CUDA_CHECK(cudaEventRecord(staging.done[staging.half], cuda.stream));
+        staging.half ^= 1;
+        staging.used = 0;
+        CUDA_CHECK(cudaEventSynchronize(staging.done[staging.half]));
+    }
+    char *room = staging.base + staging.half * (int64_t)STAGING_HALF + staging.used;
+    staging.used += (bytes + 255) / 256 * 256;
+    return room;
+}
+
+static void gpu_upload(void *dst, const void *src, int64_t bytes)
+{
+    for (int64_t at = 0, n; at < bytes; at += n) {
+        n = MT_MIN(bytes - at, (int64_t)STAGING_HALF / 4);
+        char *room = staging_room(n);
+        memcpy(room, (const char *)src + at, (size_t)n);
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, room, (size_t)n, cudaMemcpyDefault, cuda.stream));
+    }
+}
+
+static void gpu_wait(void) { CUDA_CHECK(cudaStreamSynchronize(cuda.stream)); }
+
+static void gpu_download(void *dst, const void *src, int64_t bytes)
+{
+    for (int64_t at = 0, n; at < bytes; at += n) {
+        n = MT_MIN(bytes - at, (int64_t)STAGING_HALF / 4);
+        char *room = staging_room(n);
+        CUDA_CHECK(cudaMemcpyAsync(room, (const char *)src + at, (size_t)n, cudaMemcpyDeviceToHost, cuda.stream));
+        gpu_wait();
+        memcpy((char *)dst + at, room, (size_t)n);
+    }
+}
+
+static void gpu_zero(void *dst, int64_t bytes)
+{
+    if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, (size_t)bytes, cuda.stream));
+}
+
+/* ---- table ---- */
+
+static const struct ops table = {
+    .name = cuda.name,
+    .act = DT_BF16,
+    .stat = DT_F32,
+    .own_memory = true,
+    .rank_multiple = 8,
+    .alloc = gpu_alloc,
+    .alloc_host = gpu_alloc_host,
+    .free = gpu_free,
+    .free_host = gpu_free_host,
+    .free_bytes = gpu_free_bytes,
+    .used_bytes = gpu_used_bytes,
+    .fixed_bytes = gpu_fixed_bytes,
+    .upload = gpu_upload,
+    .download = gpu_download,
+    .zero = gpu_zero,
+    .wait = gpu_wait,
+    .copy = cuda_copy,
+    .mark = cuda_mark,
+    .mark_ms = cuda_mark_ms,
+    .count_calls = cuda_count_calls,
+    .embed_fwd = cuda_embed_fwd,
+    .rmsnorm_fwd = cuda_rmsnorm_fwd,
+    .rmsnorm_bwd = cuda_rmsnorm_bwd,
+    .linear_fwd = cuda_linear_fwd,
+    .linear_bwd = cuda_linear_bwd,
+    .rope_fwd = cuda_rope_fwd,
+    .rope_bwd = cuda_rope_bwd,
+    .attn_fwd = cuda_attn_fwd,
+    .attn_bwd = cuda_attn_bwd,
+    .qk_norm_fwd = cuda_qk_norm_fwd,
+    .qk_norm_bwd = cuda_qk_norm_bwd,
+    .router_fwd = cuda_router_fwd,
+    .route_sort = cuda_route_sort,
+    .aux_stats = cuda_aux_stats,
+    .router_bwd = cuda_router_bwd,
+    .moe_up_fwd = cuda_moe_up_fwd,
+    .moe_down_fwd = cuda_moe_down_fwd,
+    .moe_combine_fwd = cuda_moe_combine_fwd,
+    .moe_down_bwd = cuda_moe_down_bwd,
+    .moe_up_bwd = cuda_moe_up_bwd,
+    .linear_ce = cuda_linear_ce,
+    .sumsq = cuda_sumsq,
+    .adamw = cuda_adamw,
+    .cast = cuda_cast,
+    .loss_sum = cuda_loss_sum,
+    .aux_sum = cuda_aux_sum,
+    .row_count = cuda_row_count,
+};
+
+/* ---- opening ---- */
+
+static bool find_gpu(struct err *err)
+{
+    struct cudaDeviceProp p;
+    int n = 0;
+    const cudaError_t rc = cudaGetDeviceCount(&n);
+    if (rc != cudaSuccess || n == 0) {
+        cudaGetLastError();
+        err_set(err, "no NVIDIA GPU can be used here (%s): choose train.device = cpu",
+                rc == cudaSuccess ? "none found" : cudaGetErrorString(rc));
+        return false;
+    }
+    CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
+    if (p.major < 8) {
+        err_set(
+            err,
+            "%s has compute capability %d.%d; the CUDA kernels need 8.0 (Ampere) or later: choose train.device = cpu",
+            p.name, p.major, p.minor);
+        return false;
+    }
+    cuda.n_sm = p.multiProcessorCount;
+    cuda.hopper = p.major == 9;
+    memcpy(cuda.name, p.name, sizeof(cuda.name) - 1);
+    return true;
+}
+
+static void open_gpu(void)
+{
+    CUDA_CHECK(cudaSetDevice(0));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaHostAlloc((void **)&staging.base, 2 * (size_t)STAGING_HALF, cudaHostAllocDefault));
+    for (int i = 0; i < 2; i++) CUDA_CHECK(cudaEventCreateWithFlags(&staging.done[i], cudaEventDisableTiming));
+    CUBLAS_CHECK(cublasLtCreate(&cuda.lt));
+    cuda.lt_bytes = LT_WORKSPACE;
+    CUDA_CHECK(cudaMalloc(&cuda.lt_workspace, (size_t)cuda.lt_bytes));
+    fixed = gpu_used_bytes();
+}
+
+extern "C" const struct ops *ops_cuda_table(void) { return &table; }
+
+extern "C" const struct ops *ops_cuda(bool portable, struct err *err)
+{
+    static bool capable; /* of Hopper's own kernels */
+    if (!cuda.stream) {
+        if (!find_gpu(err)) return NULL;
+        open_gpu();
+        capable = cuda.hopper;
+    }
+    cuda.hopper = capable && !portable;
+    return &table;
+}

@@ -1,0 +1,121 @@
+/* gemm.cu - dense matrix products by cuBLASLt.
+ *
+ * cuBLASLt thinks in columns: a row-major matrix is to it the transposed one, so c = op(a) op(b) is asked for as
+ * c^T = op(b)^T op(a)^T, with b as its first operand.
+ *
+ * Which algorithm serves a shape is asked once and kept, as a function of the shape alone (pointers count by their
+ * alignment up to 16 bytes), so a product has the same bits every time. Sums that are split over the inner dimension
+ * meet in f32 in the workspace, in a fixed order. */
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+
+enum { TABLE = 1024, PROBES = 8, ALIGN = 16 };
+
+/* Compared as bytes: without padding. */
+struct shape {
+    int64_t m, n, k, lda, ldb, ldc;
+    int32_t ta, tb, c_f32, align;
+};
+
+struct product {
+    struct shape shape;
+    bool known;
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a, b, c; /* as cuBLASLt sees them: a is the memory of our b, b that of our a */
+    cublasLtMatmulAlgo_t algo;
+};
+
+static struct product table[TABLE];
+
+/* The best algorithm whose reduction is repeatable. */
+static void choose_algorithm(struct product *p)
+{
+    const struct shape *s = &p->shape;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = (uint32_t)s->align;
+    const uint64_t workspace = (uint64_t)cuda.lt_bytes;
+    cublasLtMatmulPreferenceOpaque_t wish;
+    cublasLtMatmulHeuristicResult_t found;
+    int n_found = 0;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&wish));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                      sizeof(workspace)));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                      sizeof(reduction)));
+    static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4; i++)
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, aligned[i], &align, sizeof(align)));
+    CUBLAS_CHECK(
+        cublasLtMatmulAlgoGetHeuristic(cuda.lt, &p->desc, &p->a, &p->b, &p->c, &p->c, &wish, 1, &found, &n_found));
+    MT_REQUIRE(n_found == 1 && found.state == CUBLAS_STATUS_SUCCESS,
+               "cuBLASLt has no product [%lld, %lld] by %lld (ld %lld, %lld, %lld; %d-byte aligned)", (long long)s->m,
+               (long long)s->n, (long long)s->k, (long long)s->lda, (long long)s->ldb, (long long)s->ldc, s->align);
+    p->algo = found.algo;
+}
+
+static void describe(struct product *p)
+{
+    const struct shape *s = &p->shape;
+    const cublasOperation_t op_a = s->tb ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = s->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
+    CUBLAS_CHECK(cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a)));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b)));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p->a, CUDA_R_16BF, s->tb ? k : n, s->tb ? n : k, s->ldb));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p->b, CUDA_R_16BF, s->ta ? m : k, s->ta ? k : m, s->lda));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p->c, s->c_f32 ? CUDA_R_32F : CUDA_R_16BF, n, m, s->ldc));
+}
+
+/* The product of that shape: the one in the table, or a new one, which takes an old one's place when all are taken. */
+static struct product *product_of(const struct shape *s)
+{
+    uint64_t words[sizeof(*s) / 8], hash = 0;
+    memcpy(words, s, sizeof(words));
+    for (int64_t i = 0; i < MT_LEN(words); i++) hash = rng_u64(hash, words[i]);
+    struct product *p = NULL;
+    for (uint64_t i = 0; i < PROBES; i++) {
+        p = &table[(hash + i) % TABLE];
+        if (p->known && !memcmp(&p->shape, s, sizeof(*s))) return p;
+        if (!p->known) break;
+    }
+    p->shape = *s;
+    describe(p);
+    choose_algorithm(p);
+    p->known = true;
+    return p;
+}
+
+/* c = beta c, for a product without terms. */
+static void product_of_nothing(struct tensor c, float beta)
+{
+    const size_t size = (size_t)dtype_size(c.dtype);
+    MT_REQUIRE(beta == 0 || beta == 1, "a product over nothing, and %g times what was there", (double)beta);
+    if (beta == 0)
+        CUDA_CHECK(cudaMemset2DAsync(c.data, (size_t)c.ld * size, 0, (size_t)c.shape[1] * size, (size_t)c.shape[0],
+                                     cuda.stream));
+}
+
+void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta)
+{
+    const int64_t k = a.shape[ta ? 0 : 1];
+    MT_REQUIRE(c.rank == 2 && a.rank == 2 && b.rank == 2 && a.shape[ta ? 1 : 0] == c.shape[0] &&
+                   b.shape[tb ? 0 : 1] == c.shape[1] && b.shape[tb ? 1 : 0] == k,
+               "[%lld, %lld]%s [%lld, %lld]%s into [%lld, %lld]", (long long)a.shape[0], (long long)a.shape[1],
+               ta ? "^T" : "", (long long)b.shape[0], (long long)b.shape[1], tb ? "^T" : "", (long long)c.shape[0],
+               (long long)c.shape[1]);
+    MT_REQUIRE(a.dtype == DT_BF16 && b.dtype == DT_BF16 && (c.dtype == DT_BF16 || c.dtype == DT_F32), "%s %s into %s",
+               dtype_name(a.dtype), dtype_name(b.dtype), dtype_name(c.dtype));
+    if (!c.shape[0] || !c.shape[1]) return;
+    if (!k) {
+        product_of_nothing(c, beta);
+        return;
+    }
+    const uintptr_t places = (uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)c.data | ALIGN;
+    const struct shape s = {
+        c.shape[0], c.shape[1], k, a.ld, b.ld, c.ld, ta, tb, c.dtype == DT_F32, (int32_t)(places & (~places + 1))};
+    struct product *p = product_of(&s);
+    CUBLAS_CHECK(cublasLtMatmul(cuda.lt, &p->desc, &alpha, b.data, &p->a, a.data, &p->b, &beta, c.data, &p->c, c.data,
+                                &p->c, &p->algo, cuda.lt_workspace, (size_t)cuda.lt_bytes, cuda.stream));
+}

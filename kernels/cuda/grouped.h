@@ -1,0 +1,78 @@
+/* grouped.h - the products over experts: the rows of each expert times that expert's matrix, for a run of experts in
+ * one launch. How many rows an expert has is read from device memory (offs); the host never knows.
+ *
+ * For expert e of first .. first+count-1 and every row m of offs[e] .. offs[e+1]-1, with a_row(m) = slot ? slot[m] /
+ * top_k : m and all sums in f32:
+ *
+ *     v[m, :] = scale * (la[m, :] lb_e) + a[a_row(m), :] b_e + bias_e
+ *
+ * b_e is stored [n_out, n_in] (b_e^T is meant: forward), or with `kn` as [n_in, n_out] (the same bytes in a backward:
+ * a row vector times the stored matrix). lb_e [n_out, r] or, with kn, [r, n_out]. What becomes of v is the epilogue. */
+#ifndef MT_CUDA_GROUPED_H
+#define MT_CUDA_GROUPED_H
+
+#include "kernels/cuda/cuda.h"
+
+enum grouped_epilogue {
+    GROUPED_STORE,   /* out[m] = v */
+    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved */
+    GROUPED_GLU_BWD, /* v = g: of the n_out = F columns of act.  With h = glu(pre[m]): act[m] = h,
+                      * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
+                      * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
+    GROUPED_GATED    /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. With kn; cuda_grouped_mma alone */
+};
+enum { GROUPED_PART = 128 }; /* columns of one partial sum of dgate */
+
+struct grouped {
+    int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, length of the sums */
+    int64_t n_exp, first, count; /* b holds experts first .. first+count-1; all other per-expert arrays hold n_exp */
+    const int32_t *offs;         /* [n_exp+1] device */
+    const bf16 *a;               /* rows of n_in, lda apart */
+    int64_t lda;
+    const int32_t *slot; /* [M] or NULL: rows are in expert order already */
+    int64_t top_k;
+    const bf16 *b; /* [count, n_out, n_in], with kn [count, n_in, n_out] */
+    bool kn;
+    int64_t r; /* 0: no adapter; else a multiple of 8, at most 256 */
+    float scale;
+    const bf16 *la; /* [M, r] */
+    const bf16 *lb; /* [n_exp, n_out, r], with kn [n_exp, r, n_out] */
+
+    enum grouped_epilogue epilogue;
+    const float *bias; /* [n_exp, n_out] or NULL */
+    bf16 *out;         /* [M, n_out]; GROUPED_GLU_BWD: [M, 2 n_out] */
+    bf16 *act;         /* [M, F]; GROUPED_GATED: [M, n_out] */
+    struct glu glu;
+    const bf16 *pre;         /* [M, 2F] */
+    const int32_t *row_slot; /* [M]: where gate has the weight of row m */
+    const float *gate;       /* [T*J] */
+    float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
+};
+
+/* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Every row of the experts of the run is written, nothing
+ * else. Deterministic. grouped_mma.cu: mma.sync and cp.async, any GPU since sm_80; grouped_wgmma.cu: wgmma and TMA,
+ * sm_90a, for n_out >= 64 (the launcher of the thin ones stays grouped_mma's). */
+void cuda_grouped_mma(const struct grouped *g);
+void cuda_grouped_wgmma(const struct grouped *g);
+
+/* Sums over the rows of each expert, for the gradients of its adapter: out_e += scale * sum over its rows m of
+ *
+ *     wide[w_row(m), :]^T thin[m, :]    [n_wide, r], or with thin_first its transpose [r, n_wide]
+ *
+ * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. Fixed order of summation, no atomics; experts
+ * without rows: untouched. Needs n_wide, ld_wide and r multiples of 8, r at most 256, 16-byte aligned rows. */
+struct grouped_wgrad {
+    int64_t n_row, n_exp, n_wide, r;
+    const int32_t *offs;
+    const bf16 *wide; /* rows of n_wide, ld_wide apart */
+    int64_t ld_wide;
+    const int32_t *slot;
+    int64_t top_k;
+    const bf16 *thin; /* [M, r] */
+    float scale;
+    bool thin_first;
+    float *out;
+};
+void cuda_grouped_wgrad(const struct grouped_wgrad *g);
+
+#endif

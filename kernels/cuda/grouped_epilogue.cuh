@@ -1,0 +1,215 @@
+/* grouped_epilogue.cuh - what becomes of v = the sums of a grouped product: bias, rounding, GLU and its backward, and
+ * their stores (struct grouped says which).
+ *
+ * mma.sync and wgmma leave a row of an 8-column tile with the four lanes of a quad (lanes 4i .. 4i+3): lane q holds
+ * columns 2q, 2q+1. Of four tiles side by side, a 4x4 transpose inside the quad gives lane q all 8 columns of tile q:
+ * every load and store is then 16 bytes wide, and a quad covers 32 columns of its row. */
+#ifndef MT_CUDA_GROUPED_EPILOGUE_H
+#define MT_CUDA_GROUPED_EPILOGUE_H
+
+#include "kernels/cuda/grouped.h"
+
+/* ---- bf16, eight at a time ---- */
+
+__device__ __forceinline__ uint32_t bf16_pack(float low, float high)
+{
+    const __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&p;
+}
+__device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ void bf16_unpack8(float x[8], uint4 v)
+{
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = bf16_low(w[i]);
+        x[2 * i + 1] = bf16_high(w[i]);
+    }
+}
+__device__ __forceinline__ uint4 bf16_pack8(const float x[8])
+{
+    return make_uint4(bf16_pack(x[0], x[1]), bf16_pack(x[2], x[3]), bf16_pack(x[4], x[5]), bf16_pack(x[6], x[7]));
+}
+
+/* ---- the activation, as kernels/cpu/glu.c has it ----
+ * Both kinds are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha 1,
+ * offset 0 and no limit. A NaN passes through the clamps. */
+
+struct glu_form {
+    float alpha, offset, limit;
+};
+__device__ __forceinline__ struct glu_form glu_form_of(const struct glu &glu)
+{
+    if (glu.kind == GLU_CLAMPED) return {glu.alpha, 1.0f, glu.limit};
+    return {1.0f, 0.0f, __int_as_float(0x7f800000)};
+}
+
+__device__ __forceinline__ float min_nan(float a, float b)
+{
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+__device__ __forceinline__ float max_nan(float a, float b)
+{
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+/* 1 / (1 + 2^(-x / ln 2)) by the units for 2^x and 1/x: two units in the last place of f32 each. */
+__device__ __forceinline__ float fast_sigmoid(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * -1.44269504f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + y));
+    return y;
+}
+
+/* h of one pair; with dh, its gradient as well. */
+__device__ __forceinline__ float glu_value(const struct glu_form &f, float gate, float up)
+{
+    const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
+    return (u + f.offset) * (g * fast_sigmoid(f.alpha * g));
+}
+__device__ __forceinline__ float glu_gradient(const struct glu_form &f, float gate, float up, float dh, float *dgate,
+                                              float *dup)
+{
+    const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
+    const float s = fast_sigmoid(f.alpha * g), gs = g * s, uo = u + f.offset;
+    *dgate = gate > f.limit ? 0.0f : dh * uo * s * (1.0f + f.alpha * g * (1.0f - s));
+    *dup = fabsf(up) > f.limit ? 0.0f : dh * gs;
+    return uo * gs;
+}
+
+/* ---- a quad's 4x4 transpose: lane q gives x[i] and gets lane i's x[q]. The whole warp takes part. ---- */
+
+__device__ __forceinline__ void quad_swap(uint32_t *low, uint32_t *high, bool upper, int lanes)
+{
+    const uint32_t got = __shfl_xor_sync(~0u, upper ? *low : *high, lanes);
+    if (upper)
+        *low = got;
+    else
+        *high = got;
+}
+__device__ __forceinline__ void quad_transpose(uint32_t x[4])
+{
+    const bool odd = threadIdx.x & 1, second = threadIdx.x & 2;
+    quad_swap(&x[0], &x[1], odd, 1);
+    quad_swap(&x[2], &x[3], odd, 1);
+    quad_swap(&x[0], &x[2], second, 2);
+    quad_swap(&x[1], &x[3], second, 2);
+}
+/* The sum of the four lanes of a quad, in a fixed order, for all of them. */
+__device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/* ---- 32 columns n .. n+31 of a row; n is a multiple of 8, columns from n_out on are left out ---- */
+
+/* The bias of this lane's pairs of columns, for all rows: 0 without one. */
+__device__ __forceinline__ void grouped_bias(float b[4][2], const struct grouped &g, int64_t e, int64_t n)
+{
+    const int64_t first = n + 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 x = make_float2(0.0f, 0.0f);
+        if (g.bias && first + 8 * i < g.n_out) x = *(const float2 *)(g.bias + e * g.n_out + first + 8 * i);
+        b[i][0] = x.x;
+        b[i][1] = x.y;
+    }
+}
+
+/* GROUPED_GLU_BWD of columns n .. n+7 of row m, where v = g. */
+__device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8])
+{
+    const struct glu_form form = glu_form_of(g.glu);
+    const bool pairs = g.glu.interleaved; /* gate, up, gate, up, ...: then x and y hold four pairs each */
+    const int64_t base = m * 2 * g.n_out + (pairs ? 2 * n : n), other = base + (pairs ? 8 : g.n_out);
+    const float weight = g.gate[g.row_slot[m]];
+    float gate[8], up[8], h[8], sum = 0.0f;
+    const uint4 x = *(const uint4 *)(g.pre + base), y = *(const uint4 *)(g.pre + other);
+    if (pairs) {
+        const uint32_t w[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) gate[i] = bf16_low(w[i]), up[i] = bf16_high(w[i]);
+    } else {
+        bf16_unpack8(gate, x);
+        bf16_unpack8(up, y);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        h[i] = glu_gradient(form, gate[i], up[i], weight * v[i], &gate[i], &up[i]); /* which become dgate and dup */
+        sum += h[i] * v[i];
+    }
+    *(uint4 *)(g.act + m * g.n_out + n) = bf16_pack8(h);
+    if (pairs) {
+        uint32_t w[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) w[i] = bf16_pack(gate[i], up[i]);
+        *(uint4 *)(g.out + base) = make_uint4(w[0], w[1], w[2], w[3]);
+        *(uint4 *)(g.out + other) = make_uint4(w[4], w[5], w[6], w[7]);
+    } else {
+        *(uint4 *)(g.out + base) = bf16_pack8(gate);
+        *(uint4 *)(g.out + other) = bf16_pack8(up);
+    }
+    return sum;
+}
+
+/* Finishes row m: v[i] is this lane's pair of columns n + 8i + 2q, bias that of grouped_bias. All lanes of the warp
+ * call it together, with live = false for a row that is not there. GROUPED_GLU_BWD and GROUPED_GATED take no bias.
+ * The first returns this lane's part of the sum over the 32 columns of h * g, for quad_sum to add up, the others 0. */
+template <int EPILOGUE>
+__device__ __forceinline__ float grouped_finish(const struct grouped &g, int64_t m, int64_t n, bool live,
+                                                const float v[4][2], const float bias[4][2])
+{
+    const int64_t mine = n + 8 * (threadIdx.x & 3); /* columns of this lane after the transpose */
+    const bool stored = live && mine < g.n_out;
+    if constexpr (EPILOGUE == GROUPED_GLU_BWD) {
+        uint32_t even[4], odd[4];
+        float x[8];
+#pragma unroll
+        for (int i = 0; i < 4; i++) even[i] = __float_as_uint(v[i][0]), odd[i] = __float_as_uint(v[i][1]);
+        quad_transpose(even);
+        quad_transpose(odd);
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[2 * i] = __uint_as_float(even[i]), x[2 * i + 1] = __uint_as_float(odd[i]);
+        return stored ? grouped_glu_bwd8(g, m, mine, x) : 0.0f;
+    } else {
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = bf16_pack(v[i][0] + bias[i][0], v[i][1] + bias[i][1]);
+        quad_transpose(w);
+        if (stored) *(uint4 *)(g.out + m * g.n_out + mine) = make_uint4(w[0], w[1], w[2], w[3]);
+        if (EPILOGUE == GROUPED_GATED) {
+            const float weight = live ? g.gate[g.row_slot[m]] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; i++) w[i] = bf16_pack(weight * v[i][0], weight * v[i][1]);
+            quad_transpose(w);
+            if (stored) *(uint4 *)(g.act + m * g.n_out + mine) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+        if (EPILOGUE == GROUPED_GLU && stored) {
+            const struct glu_form form = glu_form_of(g.glu);
+            float h[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) h[i] = glu_value(form, bf16_low(w[i]), bf16_high(w[i]));
+            const uint2 packed = make_uint2(bf16_pack(h[0], h[1]), bf16_pack(h[2], h[3]));
+            *(uint2 *)(g.act + m * (g.n_out / 2) + mine / 2) = packed;
+        }
+        return 0.0f;
+    }
+}
+
+/* The same where a lane has too few rows to keep the bias for them. */
+template <int EPILOGUE>
+__device__ __forceinline__ float grouped_finish(const struct grouped &g, int64_t e, int64_t m, int64_t n, bool live,
+                                                const float v[4][2])
+{
+    float bias[4][2] = {};
+    if (EPILOGUE != GROUPED_GLU_BWD) grouped_bias(bias, g, e, n);
+    return grouped_finish<EPILOGUE>(g, m, n, live, v, bias);
+}
+
+#endif

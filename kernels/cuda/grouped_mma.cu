@@ -1,0 +1,310 @@
+/* grouped_mma.cu - grouped products on any GPU since sm_80: mma.sync fed by ldmatrix and cp.async.
+ *
+ * Math, shapes: grouped.h. First la lb_e is summed and multiplied by scale, then the sum over a b_e goes on in the
+ *   same accumulators: the adapter costs ceil(r / 32) more steps of the loop and no pass over the output.
+ * Needs: n_in, n_out, lda, r multiples of 8; r <= 256; a, b, la, lb, out, act, pre, bias 16-byte aligned.
+ * Tiles: 128 rows x 256 columns, eight warps of 64 x 64; thin products (n_out <= 64) 128 x 32 or 64, eight warps of
+ *   16 rows. Depth 32, four buffers, three of them on their way. A warp whose rows or columns all lie beyond the end
+ *   computes nothing.
+ * Grid: 256 threads, as many blocks as fit the GPU. Wide: 1 block per SM, 228 .. 255 registers, 98 KiB of shared
+ *   memory, so that cards with 99 KiB can run it too; thin: 2 or more, 82 .. 120 registers, 40 or 48 KiB; no spills.
+ *   Block i takes tiles i, i + grid, ... in the order of find_tile, and starts the loads of its next tile before it
+ *   stores the one at hand. No block knows how many tiles there are until it has read offs to the end.
+ * Moves: a tile reads (128 + 256) * 2 bytes per 2*128*256 FLOP of depth, from L2 mostly: bands of 16 row tiles share
+ *   their rows of a, and the tiles of a column share b. A thin product is memory bound: 2 * M * n_in bytes.
+ * Numerics: f32 sums in one order that depends on the shape alone; one rounding to bf16 at the end. */
+#include "kernels/cuda/grouped_epilogue.cuh"
+#include "kernels/cuda/mma.cuh"
+
+enum { BM = 128, BK = 32, STAGES = 4, THREADS = 256, WARPS = THREADS / 32, BAND = 16 };
+
+/* How a tile of BN columns is cut into the parts of eight warps, and into shared memory. */
+template <int BN> struct tile {
+    static constexpr int WARPS_N = BN == 256 ? 4 : 1, WARPS_M = WARPS / WARPS_N;
+    static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
+    static constexpr int B_COPIES = (BN * BK / 8 + THREADS - 1) / THREADS; /* of 16 bytes by a thread, each step */
+    static constexpr int A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
+    static constexpr int BYTES = STAGES * STAGE_BYTES + (BN == 256 ? WARPS_N * BM * 4 : 0); /* and sums of dgate */
+};
+
+/* ---- which tile ---- */
+
+struct place {
+    int64_t expert, row, col; /* of the first element */
+    int n_row;                /* rows of the tile that are there: 1 .. BM */
+};
+struct walk {
+    int expert, before; /* tiles of the experts before this one */
+};
+
+/* Tile t >= that of the last call. Tiles go expert by expert, in bands of BAND row tiles, down the band's columns: the
+ * blocks at work at one time share a few row tiles and a few column tiles. */
+template <int BN> static __device__ bool find_tile(const struct grouped &g, struct walk *w, int t, struct place *p)
+{
+    const int n_col = (int)((g.n_out + BN - 1) / BN);
+    for (; w->expert < g.first + g.count; w->expert++) {
+        const int start = g.offs[w->expert], rows = g.offs[w->expert + 1] - start, n_row = (rows + BM - 1) / BM;
+        const int at = t - w->before;
+        if (at < n_row * n_col) {
+            const int band = at / (BAND * n_col), height = min((int)BAND, n_row - band * BAND);
+            const int in_band = at % (BAND * n_col), row = band * BAND + in_band % height;
+            *p = {w->expert, start + row * BM, (int64_t)(in_band / height) * BN, min((int)BM, rows - row * BM)};
+            return true;
+        }
+        w->before += n_row * n_col;
+    }
+    return false;
+}
+
+/* ---- loads ---- */
+
+/* What this thread copies in the next depth step of a tile: 16 bytes of each of two rows of a, 64 rows apart, and of
+ * rows of b's tile ([BN, BK], with kn [BK, BN]) as far apart as 256 threads reach. */
+struct cursor {
+    const bf16 *a[2], *b;
+    int64_t b_apart, step_b; /* elements between its rows of b; from one step to the next */
+    int left;                /* depth that is still to come */
+    uint32_t live;           /* bits 0, 1: the rows of a are there; 2 + i: row (with kn: column) i of b is */
+};
+
+/* At the start of the adapter's product (la, lb) or of the main one (a, b). */
+template <int BN, bool KN>
+static __device__ struct cursor aim(const struct grouped &g, const struct place &p, bool adapter)
+{
+    constexpr int ROW = KN ? BN / 8 : BK / 8; /* chunks of a row of b's tile */
+    const int tid = threadIdx.x;
+    const int64_t depth = adapter ? g.r : g.n_in, b_ld = KN ? g.n_out : depth;
+    struct cursor c;
+    c.left = (int)depth;
+    c.live = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = tid / 4 + 64 * i;
+        int64_t m = p.row;
+        if (row < p.n_row) m += row, c.live |= 1u << i;
+        c.a[i] = adapter ? g.la + m * g.r : g.a + (g.slot ? g.slot[m] / (int)g.top_k : m) * g.lda;
+        c.a[i] += tid % 4 * 8;
+    }
+    c.b = adapter ? g.lb + p.expert * g.n_out * g.r : g.b + (p.expert - g.first) * g.n_out * g.n_in;
+    c.b += tid / ROW * b_ld + tid % ROW * 8 + p.col * (KN ? 1 : depth);
+    c.b_apart = THREADS / ROW * b_ld;
+    c.step_b = BK * (KN ? g.n_out : 1);
+    for (int i = 0; i < tile<BN>::B_COPIES; i++) {
+        const int64_t n = p.col + (KN ? tid % ROW * 8 : tid / ROW + i * (THREADS / ROW));
+        if (n < g.n_out) c.live |= 4u << i;
+    }
+    return c;
+}
+
+/* Starts the copies of one depth step and moves on. What is not there is 0: no bytes are read for it. */
+template <int BN, bool KN> static __device__ __forceinline__ void load_step(struct cursor *c, uint32_t stage)
+{
+    constexpr int ROW = KN ? BN / 8 : BK / 8, COPY = THREADS * 16;
+    const int tid = threadIdx.x;
+    const uint32_t to_a = stage + tile_offset<4>(tid / 4, tid % 4);
+    const uint32_t to_b = stage + tile<BN>::A_BYTES + tile_offset<ROW>(tid / ROW, tid % ROW);
+    const uint32_t live = tid % 4 * 8 < c->left ? c->live : 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        copy_async16(to_a + i * COPY, c->a[i], live >> i & 1 ? 16 : 0);
+        c->a[i] += BK;
+    }
+#pragma unroll
+    for (int i = 0; i < tile<BN>::B_COPIES; i++) {
+        const bool deep = KN && tid / ROW + i * (THREADS / ROW) < c->left;
+        const bool there = KN ? deep && c->live & 4 : live >> (2 + i) & 1;
+        if (tid + i * THREADS < BN * BK / 8) copy_async16(to_b + i * COPY, c->b + i * c->b_apart, there ? 16 : 0);
+    }
+    c->b += c->step_b;
+    c->left -= BK;
+}
+
+template <int BN, bool KN>
+static __device__ void start_tile(struct cursor *c, const struct grouped &g, const struct place &p, int n_thin,
+                                  int n_step, uint32_t shared)
+{
+    *c = aim<BN, KN>(g, p, n_thin > 0);
+    for (int step = 0; step < STAGES - 1; step++) {
+        if (step == n_thin && step > 0) *c = aim<BN, KN>(g, p, false);
+        if (step < n_step) load_step<BN, KN>(c, shared + step * tile<BN>::STAGE_BYTES);
+        copy_commit();
+    }
+}
+
+/* ---- arithmetic ---- */
+
+/* Fragments of the warp for 16 of a step's depth. */
+template <int BN> struct fragments {
+    uint32_t a[tile<BN>::WM / 16][4], b[tile<BN>::WN / 8][2];
+};
+
+/* a and b are the warp's first row and column in the stage, lane_a and lane_b what ldmatrix wants of this lane there:
+ * 16 rows or columns on, only the upper bits of an offset change; two chunks on, only the XOR-ed ones. */
+template <int BN, bool KN>
+static __device__ __forceinline__ void fetch(struct fragments<BN> *f, uint32_t a, uint32_t b, uint32_t lane_a,
+                                             uint32_t lane_b, int k)
+{
+#pragma unroll
+    for (int i = 0; i < tile<BN>::WM / 16; i++) load_matrix4(f->a[i], a + i * 16 * BK * 2 + (lane_a ^ (k << 5)));
+#pragma unroll
+    for (int j = 0; j < tile<BN>::WN / 8; j += 2) {
+        if (KN)
+            load_matrix4_trans(f->b[j], b + k * 16 * BN * 2 + (lane_b ^ (j << 4)));
+        else
+            load_matrix4(f->b[j], b + j * 8 * BK * 2 + (lane_b ^ (k << 5)));
+    }
+}
+
+template <int BN>
+static __device__ __forceinline__ void multiply(float c[][tile<BN>::WN / 8][4], const struct fragments<BN> &f)
+{
+#pragma unroll
+    for (int i = 0; i < tile<BN>::WM / 16; i++)
+#pragma unroll
+        for (int j = 0; j < tile<BN>::WN / 8; j++) mma_bf16(c[i][j], f.a[i], f.b[j]);
+}
+
+/* Stores the warp's part; sums [WARPS_N, BM] takes the partial sums of dgate of a tile on their way. */
+template <int BN, int EPILOGUE>
+static __device__ void store_tile(const struct grouped &g, const struct place &p, float c[][tile<BN>::WN / 8][4],
+                                  int warp_m, int warp_n, float *sums)
+{
+    constexpr int HALVES = tile<BN>::WM / 8; /* of the 16 rows of an instruction: a lane has one row of each */
+    const int lane = threadIdx.x & 31, first = warp_m * tile<BN>::WM + lane / 4;
+    float sum[HALVES] = {};
+#pragma unroll
+    for (int j = 0; j < tile<BN>::WN / 8; j += 4) {
+        const int64_t n = p.col + warp_n * tile<BN>::WN + j * 8;
+        float bias[4][2] = {};
+        if (EPILOGUE == GROUPED_STORE || EPILOGUE == GROUPED_GLU) grouped_bias(bias, g, p.expert, n);
+#pragma unroll
+        for (int i = 0; i < HALVES; i++) {
+            float v[4][2];
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[k][0] = c[i / 2][j + k][i % 2 * 2], v[k][1] = c[i / 2][j + k][i % 2 * 2 + 1];
+            sum[i] += grouped_finish<EPILOGUE>(g, p.row + first + i * 8, n, first + i * 8 < p.n_row, v, bias);
+        }
+    }
+    if (EPILOGUE == GROUPED_GLU_BWD) { /* a part is two warps wide; the next tile's barriers guard the next writes */
+#pragma unroll
+        for (int i = 0; i < HALVES; i++) {
+            sum[i] = quad_sum(sum[i]);
+            if (lane % 4 == 0) sums[warp_n * BM + first + i * 8] = sum[i];
+        }
+        __syncthreads();
+        const int part = threadIdx.x / BM, row = threadIdx.x % BM;
+        if (row < p.n_row && p.col + part * GROUPED_PART < g.n_out)
+            g.dgate_part[(p.col / GROUPED_PART + part) * g.n_row + p.row + row] =
+                sums[2 * part * BM + row] + sums[(2 * part + 1) * BM + row];
+    }
+}
+
+template <int BN, bool KN, int EPILOGUE>
+static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
+    grouped_kernel(const __grid_constant__ struct grouped g)
+{
+    using T = tile<BN>;
+    extern __shared__ __align__(128) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    /* Four schedulers take warps in turn: half of the rows, or a quarter of the columns, is spread over all, or two. */
+    const int warp_n = BN == 256 ? warp / 2 : 0, warp_m = BN == 256 ? (warp ^ warp / 4) & 1 : warp;
+    const uint32_t first_a = warp_m * T::WM * BK * 2;
+    const uint32_t first_b = T::A_BYTES + (KN ? warp_n * T::WN * 2 : warp_n * T::WN * BK * 2);
+    const uint32_t lane_a = tile_offset<4>(lane & 15, lane >> 4);
+    const uint32_t lane_b =
+        KN ? tile_offset<BN / 8>(lane & 15, lane >> 4) : tile_offset<4>((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+    const int n_thin = (int)((g.r + BK - 1) / BK), n_step = n_thin + (int)((g.n_in + BK - 1) / BK);
+
+    struct walk walk = {(int)g.first, 0};
+    struct place p, next;
+    int t = blockIdx.x;
+    if (!find_tile<BN>(g, &walk, t, &next)) return;
+    struct cursor cursor;
+    start_tile<BN, KN>(&cursor, g, next, n_thin, n_step, shared);
+    for (bool more = true; more;) {
+        float c[T::WM / 16][T::WN / 8][4] = {};
+        p = next;
+        const bool busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
+        for (int step = 0; step < n_step; step++) {
+            copy_wait<STAGES - 2>();
+            __syncthreads(); /* this step has arrived for all; all are done with the buffer loaded next */
+            const uint32_t stage = shared + step % STAGES * T::STAGE_BYTES;
+            struct fragments<BN> f[2];
+            if (busy) {
+                fetch<BN, KN>(&f[0], stage + first_a, stage + first_b, lane_a, lane_b, 0);
+                fetch<BN, KN>(&f[1], stage + first_a, stage + first_b, lane_a, lane_b, 1);
+                multiply<BN>(c, f[0]);
+            }
+            const int ahead = step + STAGES - 1;
+            if (ahead == n_thin) cursor = aim<BN, KN>(g, p, false);
+            if (ahead < n_step) load_step<BN, KN>(&cursor, shared + ahead % STAGES * T::STAGE_BYTES);
+            copy_commit();
+            if (busy) multiply<BN>(c, f[1]);
+            if (step + 1 == n_thin) {
+#pragma unroll
+                for (int i = 0; i < T::WM / 16 * T::WN / 2; i++) ((float *)c)[i] *= g.scale;
+            }
+        }
+        __syncthreads();
+        more = find_tile<BN>(g, &walk, t += gridDim.x, &next);
+        if (more) start_tile<BN, KN>(&cursor, g, next, n_thin, n_step, shared);
+        store_tile<BN, EPILOGUE>(g, p, c, warp_m, warp_n, (float *)(memory + STAGES * T::STAGE_BYTES));
+    }
+}
+
+/* ---- launch ---- */
+
+template <int BN, bool KN, int EPILOGUE> static void launch(const struct grouped *g)
+{
+    static int per_sm;
+    const auto kernel = grouped_kernel<BN, KN, EPILOGUE>;
+    if (!per_sm) {
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile<BN>::BYTES));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, THREADS, tile<BN>::BYTES));
+        MT_REQUIRE(per_sm > 0, "a block of the grouped product does not fit this GPU");
+    }
+    const int64_t most = (ceil_div(g->n_row, BM) + g->count) * ceil_div(g->n_out, BN);
+    MT_REQUIRE(most < INT32_MAX / 2, "%lld tiles", (long long)most);
+    kernel<<<grid_x(MT_MIN(most, (int64_t)per_sm * cuda.n_sm)), THREADS, tile<BN>::BYTES, cuda.stream>>>(*g);
+    CUDA_CHECK_LAUNCH();
+}
+
+template <int BN> static void launch_store(const struct grouped *g)
+{
+    if (g->epilogue == GROUPED_GATED)
+        launch<BN, true, GROUPED_GATED>(g);
+    else if (g->kn)
+        launch<BN, true, GROUPED_STORE>(g);
+    else
+        launch<BN, false, GROUPED_STORE>(g);
+}
+
+static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+
+void cuda_grouped_mma(const struct grouped *g)
+{
+    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
+               "grouped product of %lld x %lld, rows %lld apart: multiples of 8 are needed", (long long)g->n_out,
+               (long long)g->n_in, (long long)g->lda);
+    MT_REQUIRE(g->r % 8 == 0 && g->r <= 256, "adapter of rank %lld: a multiple of 8, at most 256, is needed",
+               (long long)g->r);
+    MT_REQUIRE(aligned(g->a) && aligned(g->b) && aligned(g->la) && aligned(g->lb) && aligned(g->out) &&
+                   aligned(g->act) && aligned(g->pre) && aligned(g->bias),
+               "grouped product: a tensor is not 16-byte aligned");
+    MT_REQUIRE(g->kn == (g->epilogue == GROUPED_GLU_BWD || g->epilogue == GROUPED_GATED) ||
+                   g->epilogue == GROUPED_STORE,
+               "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
+    if (g->n_row == 0 || g->count == 0) return;
+    if (g->epilogue == GROUPED_GLU) {
+        launch<256, false, GROUPED_GLU>(g);
+    } else if (g->epilogue == GROUPED_GLU_BWD) {
+        launch<256, true, GROUPED_GLU_BWD>(g);
+    } else if (g->n_out <= 32) { /* GROUPED_STORE, GROUPED_GATED */
+        launch_store<32>(g);
+    } else if (g->n_out <= 64) {
+        launch_store<64>(g);
+    } else {
+        launch_store<256>(g);
+    }
+}

@@ -1,0 +1,424 @@
+/* grouped_wgmma.cu - the grouped expert product of grouped.h on Hopper: wgmma fed by TMA.
+ *
+ * Math: v = scale * la lb_e + a b_e + bias_e per expert, then the epilogue of grouped_epilogue.cuh. The adapter is
+ *   more depth in front of the same sums: blocks of la and lb, a multiplication of the sums by scale, then a and b.
+ * Shapes: grouped.h. Tiles of 128 rows x COLS columns (256, or 192 where that divides better), 64 of depth at a time.
+ * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts a run.
+ * Grid: one block per SM, resident to the end: a warpgroup that loads and two that multiply, 64 rows each, with a ring
+ *   of 4 (COLS 192: 5) stages between them: 197 KiB (205). 168 registers at launch, then 56 and 224; no spills.
+ * Moves: a is read once per COLS columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
+ * Numerics: f32 sums in one fixed order, no atomics: the same bits every time.
+ *
+ * b comes by TMA, and a too where its rows lie in order: rows of the next expert at the end of a tile are summed but
+ * not stored. Gathered rows come by cp.async of all 128 loading threads, into the same swizzle. Beyond the edges of
+ * every matrix (depth that is no multiple of 64, columns, ranks) are zeros. */
+#include <string.h>
+
+#include "kernels/cuda/grouped_epilogue.cuh"
+#include "kernels/cuda/sm90.cuh"
+
+enum {
+    ROWS = 128,
+    DEPTH = 64, /* 128 bytes of bf16: one row of the swizzle */
+    A_BYTES = ROWS * DEPTH * 2,
+    CHUNK_BYTES = DEPTH * 128, /* b with kn: 64 columns of all of a block's depth */
+    BAND = 16,                 /* row tiles that run through the columns together */
+    MAX_EXPERTS = 512,
+    LOADERS = 128,
+    CONSUMERS = 2 * 128,
+    THREADS = CONSUMERS + LOADERS,
+    LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
+    CONSUMER_REGISTERS = 224
+};
+template <int COLS> struct shape { /* of the ring */
+    enum {
+        B_BYTES = COLS * DEPTH * 2,
+        STAGE_BYTES = A_BYTES + B_BYTES,
+        STAGES = COLS == 256 ? 4 : 5,
+        RING_BYTES = STAGES * STAGE_BYTES + 1024 /* to align it */
+    };
+};
+
+struct wgmma_args {
+    CUtensorMap a, b, la, lb; /* boxes of one tile's rows or columns by 64 of depth; unused ones are zero */
+    struct grouped g;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* ---- which tile is next ---- */
+
+struct tiles {
+    int32_t first[MAX_EXPERTS + 1]; /* row tiles before expert i of the run */
+    int32_t row[MAX_EXPERTS + 1];   /* offs of the run */
+    int32_t n_exp, n_col;           /* experts; tiles side by side */
+};
+struct tile {
+    int32_t e, m, n, n_row; /* expert of the run, first row and column, rows */
+};
+
+/* Tile `at` of all; *e is the expert of an earlier one (0 at first). An expert's tiles go by bands of BAND row tiles,
+ * in a band column by column: what runs at one time is about as many rows as columns. */
+static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int cols, int *e)
+{
+    while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
+    const int n_row_tile = tiles->first[*e + 1] - tiles->first[*e], end = tiles->row[*e + 1];
+    const int in_expert = at - tiles->first[*e] * tiles->n_col, band = in_expert / (BAND * tiles->n_col);
+    const int in_band = in_expert - band * BAND * tiles->n_col, height = MT_MIN(BAND, n_row_tile - band * BAND);
+    struct tile t;
+    t.e = *e;
+    t.m = tiles->row[*e] + (band * BAND + in_band % height) * ROWS;
+    t.n = in_band / height * cols;
+    t.n_row = MT_MIN(ROWS, end - t.m);
+    return t;
+}
+
+/* One warp: the sums over the row tiles of the experts before. */
+static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g, int cols)
+{
+    const int lane = threadIdx.x & 31, n_exp = (int)g.count;
+    const int32_t *offs = g.offs + g.first;
+    int before = 0;
+    for (int base = 0; base < n_exp; base += 32) {
+        const int i = MT_MIN(base + lane, n_exp - 1), start = offs[i], end = offs[i + 1];
+        int sum = base + lane < n_exp ? (end - start + ROWS - 1) / ROWS : 0;
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, d);
+            if (lane >= d) sum += other;
+        }
+        tiles->row[i] = start;
+        if (base + lane < n_exp) tiles->first[i + 1] = before + sum;
+        before += __shfl_sync(~0u, sum, 31);
+    }
+    if (lane == 0) {
+        tiles->first[0] = 0;
+        tiles->row[n_exp] = offs[n_exp];
+        tiles->n_exp = n_exp;
+        tiles->n_col = (int)((g.n_out + cols - 1) / cols);
+    }
+}
+
+/* ---- the ring ---- */
+
+/* A side's place in the ring. A stage is full when its bytes are there, empty when all 8 consumer warps are done. */
+struct ring {
+    uint32_t data, full, empty; /* shared addresses of stage 0 and of its barriers */
+    int stage;
+    uint32_t parity;
+};
+template <int COLS> static __device__ __forceinline__ void ring_advance(struct ring *ring)
+{
+    if (++ring->stage == shape<COLS>::STAGES) {
+        ring->stage = 0;
+        ring->parity ^= 1;
+    }
+}
+
+/* ---- loading ---- */
+
+/* The rows whose chunks this thread copies: 8 threads per row, 16 rows apart. Rows after the expert's last are copies
+ * of it, never stored. */
+static __device__ __forceinline__ void gather_rows(const bf16 *row[8], const struct grouped &g, const struct tile &t,
+                                                   int thread)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int m = t.m + MT_MIN(thread / 8 + 16 * i, t.n_row - 1);
+        row[i] = g.a + (int64_t)(g.slot[m] / (int)g.top_k) * g.lda + thread % 8 * 8;
+    }
+}
+
+template <int COLS, bool KN>
+static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e)
+{
+    if (!KN) tma_load(to, map, full, k, n, e);
+#pragma unroll
+    for (int i = 0; KN && i < COLS / 64; i++) tma_load(to + i * CHUNK_BYTES, map, full, n + 64 * i, k, e);
+}
+
+template <int COLS, bool KN>
+static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
+                                                  struct ring ring)
+{
+    const struct grouped &g = p.g;
+    const int thread = threadIdx.x % LOADERS, n_in = (int)g.n_in, chunk = thread % 8 * 8;
+    const bool gathered = g.slot != NULL;
+    const int n_thin = ((int)g.r + DEPTH - 1) / DEPTH, n_block = n_thin + (n_in + DEPTH - 1) / DEPTH;
+    const uint32_t mine = sm90_swizzle(thread / 8, thread % 8);
+    if (!gathered && thread != 0) return;
+
+    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
+    for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
+        const struct tile t = tile_at(tiles, at, COLS, &e);
+        const bf16 *row[8];
+        if (gathered) gather_rows(row, g, t, thread);
+        for (int block = 0; block < n_block; block++) {
+            const bool thin = block < n_thin, a_by_tma = thin || !gathered;
+            const int k = DEPTH * (thin ? block : block - n_thin);
+            const uint32_t to = ring.data + ring.stage * shape<COLS>::STAGE_BYTES, full = ring.full + 8 * ring.stage;
+            mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            if (thread == 0) {
+                mbarrier_arrive_expect(full, shape<COLS>::B_BYTES + (a_by_tma ? A_BYTES : 0));
+                if (a_by_tma) tma_load(to, thin ? &p.la : &p.a, full, k, t.m, 0);
+                load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n, thin ? (int)g.first + t.e : t.e);
+            }
+            if (gathered) {
+#pragma unroll
+                for (int i = 0; i < 8 && !thin; i++) cp_async_16(to + mine + i * 2048, row[i] + k, k + chunk < n_in);
+                cp_async_arrive(full);
+            }
+            ring_advance<COLS>(&ring);
+        }
+    }
+}
+
+/* ---- multiplying ---- */
+
+/* One arrival per warp. */
+static __device__ __forceinline__ void release(const struct ring &ring, int stage)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + 8 * stage);
+}
+
+/* The operands of this warpgroup's 64 rows in the stage the ring is at. */
+template <int COLS, bool KN>
+static __device__ __forceinline__ void operands(const struct ring &ring, uint64_t *a, uint64_t *b)
+{
+    const uint32_t data = ring.data + ring.stage * shape<COLS>::STAGE_BYTES;
+    *a = sm90_descriptor(data + threadIdx.x / 128 * (A_BYTES / 2), 16, 1024);
+    *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
+}
+/* Their steps to depth k: 2 bytes of each row, or with kn a row of 128 bytes. In units of 16 bytes. */
+static __device__ __forceinline__ uint64_t k_major(int k) { return (uint64_t)(k * 2 / 16); }
+template <bool KN> static __device__ __forceinline__ uint64_t b_step(int k) { return KN ? k * 128 / 16 : k_major(k); }
+
+/* sums = la lb_e; of the last block only what has columns below r, rounded up to 16, the rest being zeros. */
+template <int COLS, bool KN>
+static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], struct ring *ring, int r)
+{
+    for (int k0 = 0; k0 < r; k0 += 16) {
+        const int k = k0 % DEPTH;
+        uint64_t a, b;
+        operands<COLS, KN>(*ring, &a, &b);
+        if (k == 0) mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        wgmma_fence();
+        wgmma<KN>(sums, a + k_major(k), b + b_step<KN>(k), k0 > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (k + 16 < DEPTH && k0 + 16 < r) continue;
+        release(*ring, ring->stage);
+        ring_advance<COLS>(ring);
+    }
+    wgmma_use(sums);
+}
+
+/* sums (+)= a b_e. A block is given back when its products are done, which is seen after those of the next one are
+ * under way. */
+template <int COLS, bool KN>
+static __device__ __forceinline__ void multiply(float (&sums)[COLS / 2], struct ring *ring, int n_in, bool accumulate,
+                                                bool gathered)
+{
+    int before = -1;
+    for (int k0 = 0; k0 < n_in; k0 += DEPTH) {
+        uint64_t a, b;
+        operands<COLS, KN>(*ring, &a, &b);
+        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        if (gathered) fence_proxy_async();
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < DEPTH; k += 16)
+            wgmma<KN>(sums, a + k_major(k), b + b_step<KN>(k), accumulate || k0 + k > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (before >= 0) release(*ring, before);
+        before = ring->stage;
+        ring_advance<COLS>(ring);
+    }
+    wgmma_wait<0>();
+    wgmma_use(sums);
+    release(*ring, before);
+}
+
+/* The same for a warpgroup without rows in this tile. */
+template <int COLS> static __device__ __forceinline__ void pass_by(struct ring *ring, int n_block)
+{
+    for (int i = 0; i < n_block; i++) {
+        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        release(*ring, ring->stage);
+        ring_advance<COLS>(ring);
+    }
+}
+
+/* GROUPED_GLU_BWD: the tile's part of pre, 2 COLS bf16 of each row, on its way to L2 while the products run. */
+template <int COLS> static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, const struct tile &t)
+{
+    const bool pairs = g.glu.interleaved;
+    const int lines = 2 * COLS / 64, wide = pairs ? lines : lines / 2;
+    const int64_t start = pairs ? 2 * t.n : t.n, width = pairs ? 2 * g.n_out : g.n_out;
+    for (int i = threadIdx.x; i < t.n_row * lines; i += CONSUMERS) {
+        const int64_t m = t.m + i / lines, col = start + i % lines % wide * 64;
+        if (col < width) prefetch_l2(g.pre + m * 2 * g.n_out + i % lines / wide * width + col);
+    }
+}
+
+/* The epilogue, 32 columns at a time. Where it is long it is a loop, over sums that move down to where it works: as
+ * straight code it would not fit the instruction cache. */
+template <int COLS, int EPILOGUE>
+static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const struct grouped &g, const struct tile &t)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4; /* and row + 8 */
+    constexpr bool straight = EPILOGUE == GROUPED_STORE;
+    float part[2] = {0.0f, 0.0f};
+#pragma unroll(straight ? COLS / 32 : 1)
+    for (int i = 0; i < COLS; i += 32) {
+        const int64_t n = t.n + i;
+        float bias[4][2] = {};
+        if (n >= g.n_out) break;
+        if (EPILOGUE != GROUPED_GLU_BWD) grouped_bias(bias, g, g.first + t.e, n);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const bool live = row + 8 * half < t.n_row;
+            const int64_t m = t.m + row + 8 * half;
+            float v[4][2];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[j][0] = sums[(straight ? i / 2 : 0) + 4 * j + 2 * half];
+                v[j][1] = sums[(straight ? i / 2 : 0) + 4 * j + 2 * half + 1];
+            }
+            part[half] += grouped_finish<EPILOGUE>(g, m, n, live, v, bias);
+            if (EPILOGUE == GROUPED_GLU_BWD && (i % GROUPED_PART == GROUPED_PART - 32 || n + 32 >= g.n_out)) {
+                const float sum = quad_sum(part[half]);
+                if (live && lane % 4 == 0) g.dgate_part[n / GROUPED_PART * g.n_row + m] = sum;
+                part[half] = 0.0f;
+            }
+        }
+#pragma unroll
+        for (int j = 0; !straight && j + 16 < COLS / 2; j++) sums[j] = sums[j + 16];
+    }
+}
+
+template <int COLS, int EPILOGUE, bool KN>
+static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p, const struct tiles *tiles,
+                                                      struct ring ring)
+{
+    const struct grouped &g = p.g;
+    const int r = (int)g.r, n_in = (int)g.n_in, n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
+    const int first_row = __shfl_sync(~0u, threadIdx.x / 128 * 64, 0); /* shuffled: the compiler sees no divergence */
+    float sums[COLS / 2] = {0.0f};
+    for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
+        const struct tile t = tile_at(tiles, at, COLS, &e);
+        if (EPILOGUE == GROUPED_GLU_BWD) prefetch_pre<COLS>(g, t);
+        if (first_row >= t.n_row) {
+            pass_by<COLS>(&ring, (r + DEPTH - 1) / DEPTH + (n_in + DEPTH - 1) / DEPTH);
+            continue;
+        }
+        if (r > 0) {
+            multiply_thin<COLS, KN>(sums, &ring, r);
+#pragma unroll
+            for (int i = 0; i < COLS / 2; i++) sums[i] *= g.scale;
+        }
+        multiply<COLS, KN>(sums, &ring, n_in, r > 0, g.slot != NULL);
+        finish<COLS, EPILOGUE>(sums, g, t);
+    }
+}
+#endif
+
+template <int COLS, int EPILOGUE, bool KN>
+static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const __grid_constant__ struct wgmma_args p)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ unsigned char memory[];
+    __shared__ struct tiles tiles;
+    __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
+    if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
+    if (threadIdx.x == 32) {
+        for (int i = 0; i < shape<COLS>::STAGES; i++) {
+            mbarrier_init(sm90_shared(&full[i]), p.g.slot ? 1 + LOADERS : 1);
+            mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 32);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
+    if (threadIdx.x >= CONSUMERS) {
+        sm90_registers_less<LOADER_REGISTERS>();
+        load_tiles<COLS, KN>(p, &tiles, ring);
+    } else {
+        sm90_registers_more<CONSUMER_REGISTERS>();
+        multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring);
+    }
+#endif
+}
+
+/* ---- host ---- */
+
+/* n_mat matrices [n_row, n_col] bf16, rows ld apart, taken in boxes of box_rows x 64. */
+static CUtensorMap tensor_map(const bf16 *base, int64_t n_mat, int64_t n_row, int64_t n_col, int64_t ld, int box_rows)
+{
+    static decltype(&cuTensorMapEncodeTiled) encode;
+    if (!encode) {
+        cudaDriverEntryPointQueryResult found;
+        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
+                                                    cudaEnableDefault, &found));
+        MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
+    }
+    MT_REQUIRE((uintptr_t)base % 16 == 0 && ld % 8 == 0, "rows that are not 16-byte aligned");
+    CUtensorMap map;
+    const cuuint64_t size[3] = {(cuuint64_t)n_col, (cuuint64_t)n_row, (cuuint64_t)n_mat};
+    const cuuint64_t stride[2] = {(cuuint64_t)ld * 2, (cuuint64_t)(n_row * ld) * 2};
+    const cuuint32_t box[3] = {64, (cuuint32_t)box_rows, 1}, step[3] = {1, 1, 1};
+    const CUresult rc = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, size, stride, box, step,
+                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of %lld x %lld x %lld: driver error %d", (long long)n_mat,
+               (long long)n_row, (long long)n_col, (int)rc);
+    return map;
+}
+
+template <int COLS, int EPILOGUE, bool KN> static void launch(const struct grouped *g)
+{
+    static bool configured;
+    struct wgmma_args p;
+    memset(&p, 0, sizeof(p));
+    p.g = *g;
+    if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, ROWS);
+    p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH)
+             : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, COLS);
+    if (g->r > 0) {
+        p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, ROWS);
+        p.lb = KN ? tensor_map(g->lb, g->n_exp, g->r, g->n_out, g->n_out, DEPTH)
+                  : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, COLS);
+    }
+    if (!configured)
+        CUDA_CHECK(cudaFuncSetAttribute(grouped_wgmma_kernel<COLS, EPILOGUE, KN>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, shape<COLS>::RING_BYTES));
+    configured = true;
+    grouped_wgmma_kernel<COLS, EPILOGUE, KN><<<cuda.n_sm, THREADS, shape<COLS>::RING_BYTES, cuda.stream>>>(p);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* Narrower tiles where wide ones would multiply over 4 % more columns that are not there. */
+static bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > ceil_div(n_out, 192) * 192 * 26; }
+
+void cuda_grouped_wgmma(const struct grouped *g)
+{
+    const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * ceil_div(g->n_out, 192);
+    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out % 8 == 0 && g->r % 8 == 0, "sizes %lld, %lld, %lld",
+               (long long)g->n_in, (long long)g->n_out, (long long)g->r);
+    MT_REQUIRE(g->lda % 8 == 0 && (uintptr_t)g->a % 16 == 0, "rows that are not 16-byte aligned");
+    MT_REQUIRE(g->count <= MAX_EXPERTS && n_tile + cuda.n_sm <= INT32_MAX, "%lld experts, %lld tiles",
+               (long long)g->count, (long long)n_tile);
+    if (g->n_row == 0 || g->count == 0 || g->n_out == 0) return;
+    if (g->epilogue == GROUPED_GLU_BWD) { /* whole parts of dgate to a tile */
+        MT_REQUIRE(g->kn, "the backward of the activation takes b as stored");
+        launch<256, GROUPED_GLU_BWD, true>(g);
+    } else if (g->epilogue == GROUPED_GLU) {
+        MT_REQUIRE(!g->kn && g->glu.interleaved, "gates and ups in columns side by side");
+        narrow(g->n_out) ? launch<192, GROUPED_GLU, false>(g) : launch<256, GROUPED_GLU, false>(g);
+    } else if (g->kn) {
+        narrow(g->n_out) ? launch<192, GROUPED_STORE, true>(g) : launch<256, GROUPED_STORE, true>(g);
+    } else {
+        narrow(g->n_out) ? launch<192, GROUPED_STORE, false>(g) : launch<256, GROUPED_STORE, false>(g);
+    }
+}

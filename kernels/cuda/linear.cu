@@ -1,0 +1,285 @@
+/* linear.cu - a frozen dense projection with bias, residual and an adapter of up to three segments.
+ *
+ * Math:     y = x W^T + y0, y0 = res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
+ *           dA += dxa^T drop(x), dB += scale * dy^T xa. The products are cuBLASLt's, but for y0: one pass over all
+ *           that is added to x W^T. Without addends y = x W^T alone.
+ * Shapes:   x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
+ * Needs:    in, out, r and the segments' bounds multiples of 8, segments in ascending order, rows 16-byte aligned;
+ *           T may be 0. W in any format: unless bf16, it is decoded into scratch first.
+ * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y0; mma.sync over r, operands straight from global memory
+ *           (xa and B are small and stay in the caches): 72 registers, no shared memory, no spills.
+ *           drop_kernel: a thread for 8 columns; 32 registers.
+ * Moves:    y0: 2*T*out written, as many read where there is a residual; xa and B once per block that needs them
+ *           -> memory bound. drop: 4*T*in.
+ * Numerics: f32 sums. Rounded to bf16: xa, y0, y; dxa, drop(dxa A), dx. Dropout keeps or clears elements, exactly; its
+ *           factor 1 / (1 - p) and scale stay in f32. Bitwise repeatable. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/rng.cuh"
+
+enum { VECTOR = 8, THREADS = 256, ROWS = 128, COLS = 64, GROUP = 32, MAX_PARTS = 7 };
+
+/* Columns first .. end-1 of y that belong to one segment, or, with seg < 0, to none. */
+struct part {
+    int first, end, n_tile;
+    int seg, b_row; /* row of b that serves column first */
+};
+
+struct addend {
+    bf16 *y;
+    const bf16 *res, *xa, *b; /* res and xa, b: or NULL */
+    const float *bias;        /* or NULL */
+    int64_t ld_y, ld_res, ld_xa, n_row;
+    int ld_b, r;
+    float scale;
+    struct part part[MAX_PARTS];
+};
+
+/* The products of one warp, rows row and row+8 (of the lane) times two groups of 32 columns from col. The order of the
+ * summed index and of the columns is chosen so that a lane's operands, and its results, lie side by side: lane 4i+q has
+ * values 4q .. 4q+3 of 16 along r, and columns 8q .. 8q+7 of a group, the pairs of which are its columns of four tiles.
+ */
+static __device__ __forceinline__ void adapter_product(float acc[8][4], const struct addend &p, const struct part &part,
+                                                       int64_t row, int col)
+{
+    const int lane = threadIdx.x % 32, i = lane / 4, q = lane % 4;
+    const bf16 *a0 = p.xa + min(row, p.n_row - 1) * p.ld_xa + part.seg * p.r;
+    const bf16 *a1 = p.xa + min(row + 8, p.n_row - 1) * p.ld_xa + part.seg * p.r;
+    int b[8]; /* offsets in p.b */
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        const int c = min(col + t / 4 * GROUP + 8 * (i / 2) + 2 * (t % 4) + i % 2, part.end - 1);
+        b[t] = (part.b_row + c - part.first) * p.ld_b;
+    }
+    int k = 0;
+#pragma unroll 1
+    for (; k + 16 <= p.r; k += 16) {
+        const uint2 x0 = *(const uint2 *)(a0 + k + 4 * q), x1 = *(const uint2 *)(a1 + k + 4 * q);
+        const uint32_t a[4] = {x0.x, x1.x, x0.y, x1.y};
+#pragma unroll
+        for (int t = 0; t < 8; t++) {
+            const uint2 y = *(const uint2 *)(p.b + b[t] + k + 4 * q);
+            const uint32_t pair[2] = {y.x, y.y};
+            mma_bf16(acc[t], a, pair);
+        }
+    }
+    if (k == p.r) return;
+    const uint32_t a[4] = {*(const uint32_t *)(a0 + k + 2 * q), *(const uint32_t *)(a1 + k + 2 * q), 0, 0};
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        const uint32_t pair[2] = {*(const uint32_t *)(p.b + b[t] + k + 2 * q), 0};
+        mma_bf16(acc[t], a, pair);
+    }
+}
+
+static __device__ __forceinline__ void add_bf16x8(float v[8], uint4 x)
+{
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        v[2 * j] += __uint_as_float(words[j] << 16);
+        v[2 * j + 1] += __uint_as_float(words[j] & 0xffff0000);
+    }
+}
+
+static __device__ __forceinline__ uint4 round_bf16x8(const float v[8])
+{
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
+        words[j] = *(const uint32_t *)&pair;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* Eight columns of one row of y0, from the adapter's product. */
+static __device__ __forceinline__ void store_addend(const struct addend &p, int64_t row, int col, float v[8])
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] *= p.scale;
+    if (p.bias) {
+        const float4 lo = *(const float4 *)(p.bias + col), hi = *(const float4 *)(p.bias + col + 4);
+        const float bias[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += bias[j];
+    }
+    if (p.res) add_bf16x8(v, *(const uint4 *)(p.res + row * p.ld_res + col));
+    *(uint4 *)(p.y + row * p.ld_y + col) = round_bf16x8(v);
+}
+
+static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_constant__ struct addend p)
+{
+    int tile = blockIdx.x, s = 0;
+    while (tile >= p.part[s].n_tile) tile -= p.part[s++].n_tile;
+    const struct part part = p.part[s];
+    const int lane = threadIdx.x % 32, col = part.first + tile * COLS;
+    const int64_t row = (int64_t)blockIdx.y * ROWS + threadIdx.x / 32 * 16 + lane / 4;
+    float acc[8][4] = {};
+    if (part.seg >= 0) adapter_product(acc, p, part, row, col);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int group = 0; group < 2; group++) {
+            const int c = col + group * GROUP + lane % 4 * VECTOR;
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = acc[4 * group + j / 2][2 * half + j % 2];
+            if (row + 8 * half < p.n_row && c < part.end) store_addend(p, row + 8 * half, c, v);
+        }
+    }
+}
+
+/* dst = src where kept, else 0; dst may be src. Element (t, i) counts t * n_in + i. */
+static __global__ void __launch_bounds__(THREADS)
+    drop_kernel(bf16 *dst, int64_t ld_dst, const bf16 *src, int64_t ld_src, int64_t n_row, int64_t n_in, uint64_t key,
+                uint64_t threshold)
+{
+    const int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR;
+    if (at >= n_row * n_in) return;
+    const int64_t t = at / n_in, i = at - t * n_in;
+    const uint4 x = *(const uint4 *)(src + t * ld_src + i);
+    uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const uint64_t counter = (uint64_t)(at + 2 * j);
+        if (!rng_at_least(key, counter, threshold)) words[j] &= 0xffff0000;
+        if (!rng_at_least(key, counter + 1, threshold)) words[j] &= 0xffff;
+    }
+    *(uint4 *)(dst + t * ld_dst + i) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* ---- host ---- */
+
+static void drop(struct tensor dst, struct tensor src, const struct lora *lora)
+{
+    const int64_t n = tensor_count(src);
+    if (!n) return;
+    drop_kernel<<<grid_x(ceil_div(n, THREADS * VECTOR)), THREADS, 0, cuda.stream>>>(
+        bf16_ptr(dst), dst.ld, bf16_ptr(src), src.ld, src.shape[0], src.shape[1], lora->dropout_key,
+        rng_threshold((double)lora->dropout));
+    CUDA_CHECK_LAUNCH();
+}
+
+/* x as the adapter sees it: a copy with elements cleared, or x itself. The copy is not filled on a measuring device. */
+static struct tensor adapter_input(struct device *dev, struct tensor x, const struct lora *lora)
+{
+    if (lora->dropout <= 0) return x;
+    struct tensor kept = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], x.shape[1]);
+    if (!dev->measuring) drop(kept, x, lora);
+    return kept;
+}
+
+static float keep_factor(const struct lora *lora) { return lora->dropout > 0 ? 1 / (1 - lora->dropout) : 1; }
+
+/* Rows of b, and of its gradient, that belong to segment s. */
+static struct tensor segment_rows(struct tensor b, const struct lora *lora, int s)
+{
+    int64_t first = 0;
+    for (int i = 0; i < s; i++) first += lora->seg_cols[i];
+    return tensor_rows(b, first, lora->seg_cols[s]);
+}
+
+static void want_aligned(const char *name, struct tensor x)
+{
+    MT_REQUIRE(!x.rank || ((uintptr_t)x.data % 16 == 0 && (x.rank < 2 || x.ld % VECTOR == 0)),
+               "%s: rows of %lld, the first at %p: not 16-byte aligned", name, (long long)x.ld, x.data);
+}
+
+static void want_shapes(const struct weight *w, const struct lora *lora)
+{
+    bool fine = w->n_in % VECTOR == 0 && w->n_out % VECTOR == 0 && w->n_out < INT32_MAX && lora->r % VECTOR == 0 &&
+                tensor_count(lora->b) < INT32_MAX;
+    int64_t end = 0;
+    for (int s = 0; lora->r && s < lora->n_seg; s++) {
+        fine = fine && lora->seg_first[s] >= end && lora->seg_first[s] % VECTOR == 0 && lora->seg_cols[s] % VECTOR == 0;
+        end = lora->seg_first[s] + lora->seg_cols[s];
+    }
+    MT_REQUIRE(fine, "[%lld, %lld] with an adapter of rank %lld: not all multiples of 8, or segments out of order",
+               (long long)w->n_out, (long long)w->n_in, (long long)lora->r);
+}
+
+/* Cuts the columns of y by segment; returns the number of tiles. */
+static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const struct lora *lora)
+{
+    int64_t n = 0, n_tile = 0, b_row = 0, at = 0;
+    const int n_seg = lora->r ? lora->n_seg : 0;
+    for (int s = 0; s <= n_seg; s++) {
+        const int64_t first = s < n_seg ? lora->seg_first[s] : n_out, cols = s < n_seg ? lora->seg_cols[s] : 0;
+        const struct part between = {(int)at, (int)first, (int)ceil_div(first - at, COLS), -1, 0};
+        const struct part segment = {(int)first, (int)(first + cols), (int)ceil_div(cols, COLS), s, (int)b_row};
+        if (between.n_tile) part[n++] = between;
+        if (segment.n_tile) part[n++] = segment;
+        n_tile += between.n_tile + segment.n_tile;
+        b_row += cols;
+        at = first + cols;
+    }
+    return n_tile;
+}
+
+static void write_addend(struct tensor y, struct tensor xa, struct tensor bias, struct tensor res,
+                         const struct lora *lora)
+{
+    struct addend p = {};
+    p.y = bf16_ptr(y), p.ld_y = y.ld, p.n_row = y.shape[0];
+    p.bias = f32_ptr(bias);
+    p.res = bf16_ptr(res), p.ld_res = res.ld;
+    p.r = (int)lora->r, p.scale = lora->scale;
+    if (lora->r) p.xa = bf16_ptr(xa), p.ld_xa = xa.ld, p.b = bf16_ptr(lora->b), p.ld_b = (int)lora->b.ld;
+    const int64_t n_tile = cut_columns(p.part, y.shape[1], lora), n_band = ceil_div(y.shape[0], ROWS);
+    MT_REQUIRE(n_band <= 65535, "%lld rows", (long long)y.shape[0]);
+    addend_kernel<<<dim3(grid_x(n_tile), (unsigned)n_band), THREADS, 0, cuda.stream>>>(p);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
+                                const struct weight *w, struct tensor bias, struct tensor res, const struct lora *lora)
+{
+    const int64_t mark = arena_mark(&dev->work);
+    want_shapes(w, lora);
+    const struct tensor dense = cuda_dense_bf16(dev, w);
+    const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
+    if (!dev->measuring && tensor_count(y)) {
+        const bool addend = lora->r || bias.rank || res.rank;
+        want_aligned("y", y), want_aligned("res", res), want_aligned("bias", bias);
+        if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
+        if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
+        if (addend) write_addend(y, xa, bias, res, lora);
+        cuda_gemm(y, x, false, dense, true, 1, addend);
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* dx = dy W + what the adapter adds */
+static void input_gradient(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
+                           const struct lora *lora)
+{
+    if (lora->r) cuda_gemm(dx, dxa, false, lora->a, false, keep_factor(lora), 0);
+    if (lora->r && lora->dropout > 0) drop(dx, dx, lora);
+    cuda_gemm(dx, dy, false, dense, false, 1, lora->r > 0);
+}
+
+extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
+                                struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora)
+{
+    const int64_t n_row = dy.shape[0], r = lora->r, mark = arena_mark(&dev->work);
+    struct tensor dense = {}, dxa = {}, kept = x;
+    want_shapes(w, lora);
+    if (dx.rank) dense = cuda_dense_bf16(dev, w);
+    if (r) {
+        dxa = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->n_seg * r);
+        kept = adapter_input(dev, x, lora);
+    }
+    if (!dev->measuring && n_row) {
+        want_aligned("dx", dx), want_aligned("x", x);
+        for (int s = 0; r && s < lora->n_seg; s++)
+            cuda_gemm(tensor_cols(dxa, s * r, r), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), false,
+                      segment_rows(lora->b, lora, s), false, lora->scale, 0);
+        if (dx.rank) input_gradient(dx, dy, dxa, dense, lora);
+        if (r) cuda_gemm(grad->a, dxa, true, kept, false, keep_factor(lora), 1);
+        for (int s = 0; r && s < lora->n_seg; s++)
+            cuda_gemm(segment_rows(grad->b, lora, s), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), true,
+                      tensor_cols(xa, s * r, r), false, lora->scale, 1);
+    }
+    arena_release(&dev->work, mark);
+}

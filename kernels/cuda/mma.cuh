@@ -1,0 +1,57 @@
+/* mma.cuh - the instructions behind the portable products (sm_80 and later), and how tiles lie in shared memory.
+ *
+ * A tile is rows of CHUNKS 16-byte chunks (8 bf16). ldmatrix reads one chunk of eight rows at a time, so chunk c of
+ * row r is kept at place c ^ f(r), with f such that those eight fall into the eight 16-byte columns of a line. */
+#ifndef MT_CUDA_MMA_H
+#define MT_CUDA_MMA_H
+
+#include <stdint.h>
+
+/* Byte offset of a chunk in a tile; CHUNKS is 4 (two rows share a line) or a multiple of 8. */
+template <int CHUNKS> __device__ __forceinline__ uint32_t tile_offset(uint32_t row, uint32_t chunk)
+{
+    static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "rows of 64 bytes, or of whole lines");
+    return row * (CHUNKS * 16) + ((chunk ^ (CHUNKS == 4 ? row >> 1 & 3 : row & 7)) << 4);
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* Asynchronous copy of 16 bytes, of which the first `bytes` (0 or 16) are read and the rest is zero. */
+__device__ __forceinline__ void copy_async16(uint32_t shared, const void *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* All but the last PENDING groups of this thread have arrived. */
+template <int PENDING> __device__ __forceinline__ void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Four 8x8 matrices; lanes 8i .. 8i+7 give the addresses of the rows of matrix i. The second form transposes each. */
+__device__ __forceinline__ void load_matrix4(uint32_t x[4], uint32_t shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrix4_trans(uint32_t x[4], uint32_t shared)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+/* c [16, 8] f32 += a [16, 16] b [16, 8]. With i = lane / 4 and q = lane % 4: c holds (i, 2q), (i, 2q+1), (i+8, 2q),
+ * (i+8, 2q+1); a pairs of columns (i, 2q), (i+8, 2q), (i, 2q+8), (i+8, 2q+8); b pairs of rows (2q, i), (2q+8, i). */
+__device__ __forceinline__ void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif

@@ -1,0 +1,349 @@
+/* moe.cu - the experts' ops: which grouped products they are made of, and the small kernels between those.
+ *
+ * Math: kernels/ops.h; kernels/cpu/moe.c does the same in plain loops. The matrices of expert_group experts at a time
+ *   are decoded to bf16 and multiplied with the rows of those experts; BF16 ones are taken where they lie.
+ * Adapters: forward xa = x A^T (thin), then the main product takes scale * xa B^T along; backward db = dy B (thin),
+ *   dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product lack the
+ *   gate, so the thin operands of its gradients, db and ha, are multiplied by it in f32 and rounded once; the
+ *   activation's gradient takes it in its epilogue.
+ * Needs: D, F, the adapters' rank and the distances between rows multiples of 8; rank <= 256; contiguous tensors,
+ *   but for x, dx, dout, out, res and the y of combine; all 16-byte aligned.
+ * Grid: the small kernels are 256 threads, each for 8 columns of a row or (dgate) each warp for a row; 17 .. 40
+ *   registers, no shared memory, no spills.
+ * Moves: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves 6*M*F: memory bound.
+ * Numerics: f32 sums in an order that depends on the shapes alone. */
+#include "kernels/cuda/grouped_epilogue.cuh"
+
+enum { THREADS = 256, WARP = 32 };
+
+static const struct tensor absent = {};
+
+/* ---- the grouped products ---- */
+
+/* A contiguous tensor's data; NULL when it is absent. */
+static void *whole(struct tensor x)
+{
+    MT_REQUIRE(!x.rank || x.ld == x.shape[x.rank - 1], "a tensor of the experts has rows of %lld, %lld apart",
+               (long long)x.shape[x.rank - 1], (long long)x.ld);
+    return x.data;
+}
+
+/* Rows of every expert: `a` is in expert order already, or its rows are tokens. */
+static struct grouped rows_of(struct tensor a, bool tokens, const struct route *r)
+{
+    struct grouped g = {};
+    g.n_row = r->row_slot.shape[0];
+    g.n_exp = g.count = r->offs.shape[0] - 1;
+    g.offs = i32_ptr(r->offs);
+    g.a = bf16_ptr(a);
+    g.lda = a.ld;
+    g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
+    g.top_k = r->idx.shape[1];
+    g.epilogue = GROUPED_STORE;
+    return g;
+}
+
+/* out = a A_e^T (forward) or a B_e (backward): out [M, r], factor [E, r, in] or [E, out, r]. The backward can give its
+ * rows times their gates as well: gated [M, r], or absent. */
+static void thin_product(struct tensor out, struct tensor gated, struct tensor a, bool tokens, struct tensor factor,
+                         bool backward, const struct route *r)
+{
+    struct grouped g = rows_of(a, tokens, r);
+    g.n_out = factor.shape[backward ? 2 : 1];
+    g.n_in = factor.shape[backward ? 1 : 2];
+    g.b = (const bf16 *)whole(factor);
+    g.kn = backward;
+    g.out = (bf16 *)whole(out);
+    if (gated.rank) {
+        g.epilogue = GROUPED_GATED;
+        g.act = (bf16 *)whole(gated);
+        g.row_slot = i32_ptr(r->row_slot);
+        g.gate = (const float *)whole(r->gate);
+    }
+    cuda_grouped_mma(&g);
+}
+
+static void take_adapter(struct grouped *g, const struct lora *lora, struct tensor la, struct tensor lb)
+{
+    if (!lora->r) return;
+    g->r = lora->r;
+    g->scale = lora->scale;
+    g->la = (const bf16 *)whole(la);
+    g->lb = (const bf16 *)whole(lb);
+}
+
+/* Scratch for the decoded matrices of as many experts as one product takes. */
+struct decoded {
+    bf16 *data; /* unused for BF16 */
+    int64_t count;
+};
+static struct decoded push_decoded(struct device *dev, const struct weight *w)
+{
+    struct decoded d = {NULL, w->n_exp};
+    if (w->format == WF_BF16) return d;
+    if (dev->expert_group) d.count = MT_MIN(dev->expert_group, w->n_exp);
+    d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
+    return d;
+}
+
+/* The main product with w, run by run of experts; g lacks n_out, n_in, first, count and b. */
+static void product(struct grouped *g, const struct weight *w, struct decoded d)
+{
+    g->n_out = g->kn ? w->n_in : w->n_out;
+    g->n_in = g->kn ? w->n_out : w->n_in;
+    for (int64_t e = 0; e < w->n_exp && g->n_row; e += d.count) {
+        g->first = e;
+        g->count = MT_MIN(d.count, w->n_exp - e);
+        g->b = d.data ? d.data : (const bf16 *)w->data + e * w->n_out * w->n_in;
+        if (d.data) cuda_dequant(d.data, w, e, g->count, g->offs);
+        if (cuda.hopper && g->n_out >= 64)
+            cuda_grouped_wgmma(g);
+        else
+            cuda_grouped_mma(g);
+    }
+}
+
+/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. */
+static void adapter_grad(const struct lora_grad *grad, const struct lora *lora, struct tensor db, struct tensor x,
+                         bool x_tokens, struct tensor dy, bool dy_tokens, struct tensor xa, const struct route *r)
+{
+    const struct tensor wide[] = {x, dy}, thin[] = {db, xa}, out[] = {grad->a, grad->b};
+    const bool tokens[] = {x_tokens, dy_tokens};
+    for (int i = 0; i < 2; i++) {
+        struct grouped_wgrad g = {};
+        g.n_row = r->row_slot.shape[0];
+        g.n_exp = r->offs.shape[0] - 1;
+        g.n_wide = wide[i].shape[1];
+        g.r = lora->r;
+        g.offs = i32_ptr(r->offs);
+        g.wide = bf16_ptr(wide[i]);
+        g.ld_wide = wide[i].ld;
+        g.slot = tokens[i] ? i32_ptr(r->row_slot) : NULL;
+        g.top_k = r->idx.shape[1];
+        g.thin = (const bf16 *)whole(thin[i]);
+        g.scale = lora->scale;
+        g.thin_first = i == 0;
+        g.out = (float *)whole(out[i]);
+        cuda_grouped_wgrad(&g);
+    }
+}
+
+/* ---- small kernels ---- */
+
+/* Where this thread's 8 columns of a row of n_col are; false beyond the last row. */
+struct octet {
+    int64_t row, col;
+};
+static __device__ __forceinline__ bool find_octet(struct octet *o, int64_t n_row, int64_t n_col)
+{
+    const uint32_t i = blockIdx.x * THREADS + threadIdx.x, per_row = (uint32_t)n_col / 8;
+    o->row = i / per_row;
+    o->col = i % per_row * 8;
+    return o->row < n_row;
+}
+static unsigned octet_grid(int64_t n_row, int64_t n_col)
+{
+    const int64_t n = n_row * (n_col / 8);
+    MT_REQUIRE(n < INT32_MAX, "%lld rows of %lld", (long long)n_row, (long long)n_col);
+    return grid_x(ceil_div(n, THREADS));
+}
+
+/* act = glu(pre) of rows whose gates come before their ups. */
+static __global__ void __launch_bounds__(THREADS)
+    glu_kernel(bf16 *act, const bf16 *pre, int64_t n_row, int64_t width, struct glu glu)
+{
+    struct octet o;
+    if (!find_octet(&o, n_row, width)) return;
+    const struct glu_form form = glu_form_of(glu);
+    const bf16 *from = pre + o.row * 2 * width + o.col;
+    float gate[8], up[8];
+    bf16_unpack8(gate, *(const uint4 *)from);
+    bf16_unpack8(up, *(const uint4 *)(from + width));
+#pragma unroll
+    for (int i = 0; i < 8; i++) gate[i] = glu_value(form, gate[i], up[i]);
+    *(uint4 *)(act + o.row * width + o.col) = bf16_pack8(gate);
+}
+
+/* out[t] = res[t] + sum over ascending j of gate[t, j] y[slot_row[t, j]]; without res 0, without gate 1. */
+static __global__ void __launch_bounds__(THREADS)
+    sum_slots_kernel(bf16 *out, int64_t ld_out, const bf16 *res, int64_t ld_res, const float *gate, const bf16 *y,
+                     int64_t ld_y, const int32_t *slot_row, int64_t n_tok, int64_t n_col, int top_k)
+{
+    struct octet o;
+    if (!find_octet(&o, n_tok, n_col)) return;
+    float sum[8] = {}, x[8];
+    for (int64_t s = o.row * top_k; s < (o.row + 1) * top_k; s++) {
+        const float weight = gate ? gate[s] : 1.0f;
+        bf16_unpack8(x, *(const uint4 *)(y + slot_row[s] * ld_y + o.col));
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] += weight * x[i];
+    }
+    if (res) {
+        bf16_unpack8(x, *(const uint4 *)(res + o.row * ld_res + o.col));
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] += x[i];
+    }
+    *(uint4 *)(out + o.row * ld_out + o.col) = bf16_pack8(sum);
+}
+
+static bool vectors(struct tensor x) { return !x.rank || ((uintptr_t)x.data % 16 == 0 && x.ld % 8 == 0); }
+
+static void sum_slots(struct tensor out, struct tensor res, const float *gate, struct tensor y, const struct route *r)
+{
+    const int64_t n_tok = out.shape[0], n_col = out.shape[1];
+    MT_REQUIRE(n_col % 8 == 0 && vectors(out) && vectors(res) && vectors(y), "rows of %lld", (long long)n_col);
+    if (n_tok == 0) return;
+    sum_slots_kernel<<<octet_grid(n_tok, n_col), THREADS, 0, cuda.stream>>>(
+        bf16_ptr(out), out.ld, bf16_ptr(res), res.ld, gate, bf16_ptr(y), y.ld, i32_ptr(r->slot_row), n_tok, n_col,
+        (int)r->idx.shape[1]);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* gated[m] = gate of row m times ha[m].  [M, rank] */
+static __global__ void __launch_bounds__(THREADS)
+    gate_kernel(bf16 *gated, const bf16 *ha, const float *gate, const int32_t *row_slot, int64_t n_row, int64_t rank)
+{
+    struct octet o;
+    if (!find_octet(&o, n_row, rank)) return;
+    const float weight = gate[row_slot[o.row]];
+    float x[8];
+    bf16_unpack8(x, *(const uint4 *)(ha + o.row * rank + o.col));
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] *= weight;
+    *(uint4 *)(gated + o.row * rank + o.col) = bf16_pack8(x);
+}
+
+/* dgate[slot of row m] = sum of part[:, m] + <bias of its expert, dout of its token>; a warp for each row. */
+static __global__ void __launch_bounds__(THREADS)
+    dgate_kernel(float *dgate, const float *part, int64_t n_part, const float *bias, const bf16 *dout, int64_t ld_dout,
+                 int64_t n_col, const int32_t *row_slot, const int32_t *idx, int top_k, int64_t n_row)
+{
+    const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
+    const int lane = threadIdx.x % WARP;
+    if (m >= n_row) return;
+    const int slot = row_slot[m];
+    float sum = 0.0f;
+    for (int64_t p = lane; p < n_part; p += WARP) sum += part[p * n_row + m];
+    const float *b = bias + (bias ? idx[slot] * n_col : 0);
+    const bf16 *dy = dout + slot / top_k * ld_dout;
+    for (int64_t n = lane * 8; bias && n < n_col; n += WARP * 8) {
+        const float4 low = *(const float4 *)(b + n), high = *(const float4 *)(b + n + 4);
+        float x[8];
+        bf16_unpack8(x, *(const uint4 *)(dy + n));
+        sum += low.x * x[0] + low.y * x[1] + low.z * x[2] + low.w * x[3];
+        sum += high.x * x[4] + high.y * x[5] + high.z * x[6] + high.w * x[7];
+    }
+    for (int i = WARP / 2; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    if (lane == 0) dgate[slot] = sum;
+}
+
+/* ---- the ops ---- */
+
+extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa,
+                                struct tensor x, const struct route *r, const struct weight *w, struct tensor bias,
+                                const struct lora *lora, const struct glu *glu)
+{
+    const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
+    const struct decoded matrices = push_decoded(dev, w);
+    if (!dev->measuring) {
+        if (lora->r) thin_product(xa, absent, x, true, lora->a, false, r);
+        struct grouped g = rows_of(x, true, r);
+        take_adapter(&g, lora, xa, lora->b);
+        g.epilogue = glu->interleaved ? GROUPED_GLU : GROUPED_STORE;
+        g.bias = (const float *)whole(bias);
+        g.out = (bf16 *)whole(pre);
+        g.act = (bf16 *)whole(act);
+        g.glu = *glu;
+        product(&g, w, matrices);
+        if (!glu->interleaved && n_row) {
+            glu_kernel<<<octet_grid(n_row, width), THREADS, 0, cuda.stream>>>(g.act, g.out, n_row, width, *glu);
+            CUDA_CHECK_LAUNCH();
+        }
+    }
+    arena_release(&dev->work, mark);
+}
+
+extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
+                                  const struct route *r, const struct weight *w, struct tensor bias,
+                                  const struct lora *lora)
+{
+    const int64_t mark = arena_mark(&dev->work);
+    const struct decoded matrices = push_decoded(dev, w);
+    if (!dev->measuring) {
+        if (lora->r) thin_product(ha, absent, act, false, lora->a, false, r);
+        struct grouped g = rows_of(act, false, r);
+        take_adapter(&g, lora, ha, lora->b);
+        g.bias = (const float *)whole(bias);
+        g.out = (bf16 *)whole(y);
+        product(&g, w, matrices);
+    }
+    arena_release(&dev->work, mark);
+}
+
+extern "C" void cuda_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
+                                     const struct route *r)
+{
+    if (!dev->measuring) sum_slots(out, res, (const float *)whole(r->gate), y, r);
+}
+
+extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate,
+                                  const struct lora_grad *grad, struct tensor act, struct tensor dout,
+                                  struct tensor pre, struct tensor ha, const struct route *r, const struct weight *w,
+                                  struct tensor bias, const struct lora *lora, const struct glu *glu)
+{
+    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0], n_part = ceil_div(w->n_in, GROUPED_PART);
+    const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
+    const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const struct decoded matrices = push_decoded(dev, w);
+    if (!dev->measuring && n_row) {
+        if (lora->r) thin_product(db, db_gated, dout, true, lora->b, true, r);
+        struct grouped g = rows_of(dout, true, r);
+        take_adapter(&g, lora, db, lora->a);
+        g.kn = true;
+        g.epilogue = GROUPED_GLU_BWD;
+        g.out = (bf16 *)whole(dpre);
+        g.act = (bf16 *)whole(act);
+        g.glu = *glu;
+        g.pre = (const bf16 *)whole(pre);
+        g.row_slot = i32_ptr(r->row_slot);
+        g.gate = (const float *)whole(r->gate);
+        g.dgate_part = f32_ptr(part);
+        product(&g, w, matrices);
+        dgate_kernel<<<grid_x(ceil_div(n_row, THREADS / WARP)), THREADS, 0, cuda.stream>>>(
+            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(bias), g.a, g.lda, w->n_out, g.row_slot,
+            i32_ptr(r->idx), (int)g.top_k, n_row);
+        CUDA_CHECK_LAUNCH();
+        if (lora->r) {
+            gate_kernel<<<octet_grid(n_row, lora->r), THREADS, 0, cuda.stream>>>(
+                bf16_ptr(ha_gated), (const bf16 *)whole(ha), g.gate, g.row_slot, n_row, lora->r);
+            CUDA_CHECK_LAUNCH();
+            adapter_grad(grad, lora, db_gated, act, false, dout, true, ha_gated, r);
+        }
+    }
+    arena_release(&dev->work, mark);
+}
+
+extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
+                                struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
+                                const struct lora *lora)
+{
+    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
+    const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
+    const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const struct decoded matrices = push_decoded(dev, w);
+    if (!dev->measuring) {
+        if (lora->r) {
+            thin_product(db, absent, dpre, false, lora->b, true, r);
+            adapter_grad(grad, lora, db, x, true, dpre, false, xa, r);
+        }
+        struct grouped g = rows_of(dpre, false, r);
+        take_adapter(&g, lora, db, lora->a);
+        g.kn = true;
+        g.out = bf16_ptr(rows);
+        product(&g, w, matrices);
+        sum_slots(dx, absent, NULL, rows, r);
+    }
+    arena_release(&dev->work, mark);
+}

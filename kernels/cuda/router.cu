@@ -1,0 +1,488 @@
+/* router.cu - which experts a token goes to, with what weight, the statistics of that, and its gradient.
+ * Math: logits = x W^T + bias; the J largest, ties to the lower id; gates by kind. dx += dl W, dl by kind and auxiliary
+ *   loss (ops.h has the formulas).
+ * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
+ * Needs: E <= 512; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
+ * Grid: products in tiles of 64 tokens by 64 columns (32 for few experts), 128 threads, 40 (30) KiB of shared memory;
+ *   everything else a warp per token. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161,
+ *   choose 20 to 64, gates 38 to 71, statistics 32 to 80; no spills.
+ * Moves: fwd 2 T D bytes per 64 experts, bwd 4 T D: bound by memory.
+ * Numerics: the products run as TF32 on tensor cores and are exact, or as good as f32's: x and BF16 weights have 8
+ *   significant bits, TF32 has 11; everything finer is taken as the sum of two such numbers. Sums in f32, in one order
+ *   for all columns, so that equal rows of W tie; 64 products at a time, added with one rounding. */
+#include "kernels/cuda/rows.cuh"
+
+enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
+
+/* ---- tile products. A tile has DEPTH floats of the summed index in a row; rows lie STRIDE apart, so that the 16-byte
+ * reads of eight lanes (two rows, four pieces of each) meet all 32 banks once. */
+
+/* The 11 leading bits of v, and what they leave. */
+static __device__ inline float4 leading(float4 v)
+{
+    return make_float4(
+        __uint_as_float(__float_as_uint(v.x) & 0xffffe000u), __uint_as_float(__float_as_uint(v.y) & 0xffffe000u),
+        __uint_as_float(__float_as_uint(v.z) & 0xffffe000u), __uint_as_float(__float_as_uint(v.w) & 0xffffe000u));
+}
+static __device__ inline float4 minus(float4 v, float4 u)
+{
+    return make_float4(v.x - u.x, v.y - u.y, v.z - u.z, v.w - u.w);
+}
+
+static __device__ inline void mma_tf32(float c[4], float a0, float a1, float a2, float a3, float b0, float b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
+                   "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+/* c += a b^T over 16 of the summed index: a lane's four neighbours stand for columns t, t+4 of two steps of 8, alike in
+ * a (rows g and g+8) and b. */
+static __device__ inline void mma_16(float c[4], const float4 a[2], float4 b)
+{
+    mma_tf32(c, a[0].x, a[1].x, a[0].y, a[1].y, b.x, b.y);
+    mma_tf32(c, a[0].z, a[1].z, a[0].w, a[1].w, b.z, b.w);
+}
+
+/* sum += a b^T over the first `depth` columns of tiles a [64] and b [COLS]; each of the four warps has 32 rows and
+ * COLS/2 columns of it. Lane 4g + t: sum[i][j] holds rows 16i + g and +8, columns 8j + 2t and +1. */
+template <int COLS, bool FINE_A, bool FINE_B>
+static __device__ inline void tile_product(float sum[2][COLS / 16][4], const float *a, const float *b, int depth)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    float part[2][COLS / 16][4] = {};
+    a += (warp % 2 * 32 + lane / 4) * STRIDE + lane % 4 * 4;
+    b += (warp / 2 * (COLS / 2) + lane / 4) * STRIDE + lane % 4 * 4;
+#pragma unroll 2
+    for (int k = 0; k < depth; k += 16) {
+        float4 of_a[2][2], rest_a[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float4 v = *(const float4 *)(a + 8 * i * STRIDE + k);
+            of_a[i / 2][i % 2] = FINE_A ? leading(v) : v;
+            if (FINE_A) rest_a[i / 2][i % 2] = minus(v, leading(v));
+        }
+#pragma unroll
+        for (int j = 0; j < COLS / 16; j++) {
+            const float4 v = *(const float4 *)(b + 8 * j * STRIDE + k), of_b = FINE_B ? leading(v) : v;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (FINE_A) mma_16(part[i][j], rest_a[i], of_b);
+                if (FINE_B) mma_16(part[i][j], of_a[i], minus(v, of_b));
+                mma_16(part[i][j], of_a[i], of_b);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < COLS / 16; j++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) sum[i][j][k] += part[i][j][k];
+        }
+    }
+}
+
+/* Row and column in the block's tile of sum[i][j][k] of this thread. */
+static __device__ inline int sum_row(int i, int k)
+{
+    return (int)threadIdx.x / 32 % 2 * 32 + 16 * i + (int)threadIdx.x % 32 / 4 + k / 2 * 8;
+}
+static __device__ inline int sum_col(int cols, int j, int k)
+{
+    return (int)threadIdx.x / 64 * (cols / 2) + 8 * j + (int)threadIdx.x % 4 * 2 + k % 2;
+}
+
+/* Tiles are filled in pieces of eight columns; piece i of a thread is here. */
+static __device__ inline int piece_row(int i) { return ((int)threadIdx.x + THREADS * i) / (DEPTH / 8); }
+static __device__ inline int piece_col() { return (int)threadIdx.x % (DEPTH / 8) * 8; }
+
+/* ---- forward */
+
+/* The thread's pieces of a tile: rows from `first` on, columns from `col` on; zeros outside of [n_row, dim]. */
+template <int N>
+static __device__ inline void fetch(uint4 piece[N], const bf16 *p, int64_t ld, int64_t first, int64_t n_row,
+                                    int64_t col, int64_t dim)
+{
+    col += piece_col();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int64_t row = first + piece_row(i);
+        piece[i] = row < n_row && col < dim ? load16(p + row * ld + col) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* logits of 64 tokens and COLS experts. BF16: of the weight, which then is fetched as x is; other formats are decoded
+ * when they are needed, and taken as fine. */
+template <int COLS, bool BF16>
+static __global__ void __launch_bounds__(THREADS) logits_tile(float *logits, int64_t ld, const bf16 *x, int64_t ldx,
+                                                              const struct weight w, const float *bias, int64_t n_tok)
+{
+    __shared__ __align__(16) float a[TOKENS * STRIDE], b[COLS * STRIDE];
+    const int64_t first = (int64_t)blockIdx.x * TOKENS, first_exp = (int64_t)blockIdx.y * COLS;
+    float sum[2][COLS / 16][4] = {};
+    uint4 of_x[4], of_w[COLS / 16];
+    fetch<4>(of_x, x, ldx, first, n_tok, 0, w.n_in);
+    if (BF16) fetch<COLS / 16>(of_w, (const bf16 *)w.data, w.n_in, first_exp, w.n_out, 0, w.n_in);
+    for (int64_t col = 0; col < w.n_in; col += DEPTH) {
+#pragma unroll
+        for (int i = 0; i < COLS / 16; i++) {
+            const int64_t e = first_exp + piece_row(i), at = col + piece_col();
+            float v[8] = {};
+            if (BF16)
+                unpack8(v, of_w[i]);
+            else if (e < w.n_out && at < w.n_in)
+                weight_load8(v, &w, e * w.n_in + at);
+            store_f32x8(b + piece_row(i) * STRIDE + piece_col(), v);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float v[8];
+            unpack8(v, of_x[i]);
+            store_f32x8(a + piece_row(i) * STRIDE + piece_col(), v);
+        }
+        __syncthreads(); /* what comes next is in flight during the product */
+        fetch<4>(of_x, x, ldx, first, n_tok, col + DEPTH, w.n_in);
+        if (BF16) fetch<COLS / 16>(of_w, (const bf16 *)w.data, w.n_in, first_exp, w.n_out, col + DEPTH, w.n_in);
+        tile_product<COLS, false, !BF16>(sum, a, b, DEPTH);
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < COLS / 16; j++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int64_t t = first + sum_row(i, k), e = first_exp + sum_col(COLS, j, k);
+                if (t < n_tok && e < w.n_out) logits[t * ld + e] = sum[i][j][k] + (bias ? bias[e] : 0);
+            }
+        }
+    }
+}
+
+/* Grows with v; 0 is kept for "not to be chosen". NaN comes last, -0 equals 0. */
+static __device__ inline unsigned sort_key(float v)
+{
+    if (isnan(v)) return 1;
+    const unsigned bits = __float_as_uint(v + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+/* A warp per token; lane l holds experts l, l + 32, ... */
+template <int N>
+static __global__ void __launch_bounds__(WARP_THREADS)
+    choose(int32_t *idx, float *gate, int64_t ld_gate, const float *logits, int64_t ld, int64_t n_tok, int n_exp,
+           int n_top, bool over_all)
+{
+    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const unsigned all = 0xffffffffu, lane = threadIdx.x % 32;
+    if (t >= n_tok) return;
+    float v[N], largest = -INFINITY, sum = 0;
+    unsigned key[N], chosen = 0; /* bit i: expert lane + 32 i */
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const bool in = (int)lane + 32 * i < n_exp;
+        v[i] = in ? logits[t * ld + lane + 32 * i] : -INFINITY;
+        key[i] = in ? sort_key(v[i]) : 0;
+        largest = fmaxf(largest, v[i]);
+    }
+    largest = warp_max(largest);
+    for (int j = 0; j < n_top; j++) {
+        unsigned top = 0, id = all;
+#pragma unroll
+        for (int i = 0; i < N; i++) top = max(top, key[i]);
+        top = __reduce_max_sync(all, top);
+#pragma unroll
+        for (int i = N - 1; i >= 0; i--) id = key[i] == top ? lane + 32 * i : id;
+        id = __reduce_min_sync(all, id);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (id != lane + 32 * i) continue;
+            key[i] = 0;
+            chosen |= 1u << i;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const bool counts = over_all ? (int)lane + 32 * i < n_exp : chosen >> i & 1;
+        v[i] = expf(v[i] - largest);
+        sum += counts ? v[i] : 0;
+    }
+    sum = warp_sum(sum);
+    for (int i = 0, before = 0; i < N; i++) {
+        const bool mine = chosen >> i & 1;
+        const unsigned with = __ballot_sync(all, mine);
+        const int64_t j = before + __popc(with & ((1u << lane) - 1));
+        before += __popc(with);
+        if (!mine) continue;
+        idx[t * n_top + j] = (int32_t)(lane + 32 * i);
+        gate[t * ld_gate + j] = v[i] / sum;
+    }
+}
+
+/* The kernel with a lane's share of n_exp experts. */
+#define KERNEL_FOR(kernel, n_exp) ((n_exp) <= 32 ? kernel<1> : (n_exp) <= 128 ? kernel<4> : kernel<16>)
+
+static unsigned warp_grid(int64_t n_tok) { return grid_x(ceil_div(n_tok, WARP_THREADS / 32)); }
+
+static void require_router(struct tensor x, const struct weight *w)
+{
+    MT_REQUIRE(w->n_out <= MAX_EXP && weight_loads8(w) && rows_aligned(x),
+               "a router of %lld experts, %lld columns in %s", (long long)w->n_out, (long long)w->n_in,
+               weight_format_name(w->format));
+}
+
+extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
+                                const struct weight *w, struct tensor bias, enum router_kind kind)
+{
+    const int64_t n_tok = x.shape[0];
+    if (dev->measuring || n_tok == 0) return;
+    require_router(x, w);
+    const int cols = w->n_out <= 32 ? 32 : 64;
+    const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_out, cols));
+    const bool plain = w->format == WF_BF16;
+    const auto product = cols == 32 ? (plain ? logits_tile<32, true> : logits_tile<32, false>)
+                                    : (plain ? logits_tile<64, true> : logits_tile<64, false>);
+    product<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w,
+                                               bias.rank ? f32_ptr(bias) : NULL, n_tok);
+    CUDA_CHECK_LAUNCH();
+    KERNEL_FOR(choose, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(
+        i32_ptr(r->idx), f32_ptr(r->gate), r->gate.ld, f32_ptr(logits), logits.ld, n_tok, (int)w->n_out,
+        (int)r->idx.shape[1], kind == ROUTER_PROBABILITY);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- statistics of the auxiliary loss */
+
+enum { STAT_TOKENS = 128 }; /* of a block: its sums are parts of the whole */
+
+/* A warp's softmax over one row; lanes hold experts as in choose. */
+template <int N> static __device__ inline void softmax(float p[N], const float *logits, int n_exp)
+{
+    float largest = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int e = (int)threadIdx.x % 32 + 32 * i;
+        p[i] = e < n_exp ? logits[e] : -INFINITY;
+        largest = fmaxf(largest, p[i]);
+    }
+    largest = warp_max(largest);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        p[i] = expf(p[i] - largest);
+        sum += p[i];
+    }
+    sum = warp_sum(sum);
+#pragma unroll
+    for (int i = 0; i < N; i++) p[i] /= sum;
+}
+
+/* prob, count [blocks, E]: sums over 128 tokens. */
+template <int N>
+static __global__ void __launch_bounds__(WARP_THREADS)
+    stats_part(float *prob, int *count, const float *logits, int64_t ld, const int32_t *idx, int64_t n_tok, int n_exp,
+               int n_top)
+{
+    enum { WARPS = WARP_THREADS / 32 };
+    __shared__ float of_warp[WARPS][32 * N];
+    __shared__ int rows[32 * N];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t first = (int64_t)blockIdx.x * STAT_TOKENS, end = min(first + STAT_TOKENS, n_tok);
+    float sum[N] = {}, p[N];
+    for (int e = (int)threadIdx.x; e < 32 * N; e += WARP_THREADS) rows[e] = 0;
+    __syncthreads();
+    for (int64_t t = first + warp; t < end; t += WARPS) {
+        softmax<N>(p, logits + t * ld, n_exp);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] += p[i];
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) of_warp[warp][lane + 32 * i] = sum[i];
+    for (int64_t s = first * n_top + threadIdx.x; s < end * n_top; s += WARP_THREADS) atomicAdd(&rows[idx[s]], 1);
+    __syncthreads();
+    for (int e = (int)threadIdx.x; e < n_exp; e += WARP_THREADS) {
+        float total = 0;
+        for (int i = 0; i < WARPS; i++) total += of_warp[i][e];
+        prob[(int64_t)blockIdx.x * n_exp + e] = total;
+        count[(int64_t)blockIdx.x * n_exp + e] = rows[e];
+    }
+}
+
+/* A thread per expert adds the parts in their order. */
+static __global__ void stats_total(float *prob, float *count, const float *part_prob, const int *part_count,
+                                   int64_t n_part, int n_exp)
+{
+    const int e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (e >= n_exp) return;
+    double p = 0;
+    int64_t rows = 0;
+#pragma unroll 8
+    for (int64_t i = 0; i < n_part; i++) {
+        p += (double)part_prob[i * n_exp + e];
+        rows += part_count[i * n_exp + e];
+    }
+    prob[e] += (float)p;
+    count[e] += (float)rows;
+}
+
+extern "C" void cuda_aux_stats(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r)
+{
+    const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
+    const int64_t n_part = ceil_div(n_tok, STAT_TOKENS);
+    const struct tensor prob = arena_tensor_2d(&dev->work, DT_F32, n_part, n_exp);
+    const struct tensor count = arena_tensor_2d(&dev->work, DT_I32, n_part, n_exp);
+    arena_release(&dev->work, mark);
+    if (dev->measuring || n_tok == 0) return;
+    MT_REQUIRE(n_exp <= MAX_EXP, "%lld experts", (long long)n_exp);
+    KERNEL_FOR(stats_part, n_exp)<<<grid_x(n_part), WARP_THREADS, 0, cuda.stream>>>(
+        f32_ptr(prob), i32_ptr(count), f32_ptr(logits), logits.ld, i32_ptr(r->idx), n_tok, (int)n_exp,
+        (int)r->idx.shape[1]);
+    CUDA_CHECK_LAUNCH();
+    stats_total<<<grid_x(ceil_div(n_exp, 32)), 32, 0, cuda.stream>>>(f32_ptr(aux->prob), f32_ptr(aux->count),
+                                                                     f32_ptr(prob), i32_ptr(count), n_part, (int)n_exp);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- backward */
+
+struct gates_job {
+    float *dl; /* [T, ld_dl], ld_dl the next multiple of 8 from E on; zeros beyond E */
+    const float *gate, *dgate, *logits;
+    const int32_t *idx;
+    int64_t ld_dl, ld_gate, ld_dgate, ld_logits, n_tok;
+    int n_exp, n_top;
+    bool probability;
+    const float *count; /* of the auxiliary loss; NULL: there is none */
+    float rows, scale;  /* dl += scale p_i (F_i - sum_j F_j p_j), F = count / rows */
+};
+
+/* dl of one token per warp. */
+template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bwd(const struct gates_job job)
+{
+    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32;
+    if (t >= job.n_tok) return;
+    const float *gate = job.gate + t * job.ld_gate, *dgate = job.dgate + t * job.ld_dgate;
+    float p[N] = {}, d[N], mean = 0, pull = 0;
+    if (job.probability || job.count) softmax<N>(p, job.logits + t * job.ld_logits, job.n_exp);
+    for (int j = 0; j < job.n_top; j++) mean += gate[j] * dgate[j];
+#pragma unroll
+    for (int i = 0; i < N; i++) d[i] = job.probability ? -p[i] * mean : 0;
+    for (int j = 0; j < job.n_top; j++) {
+        const int e = job.idx[t * job.n_top + j];
+#pragma unroll
+        for (int i = 0; i < N; i++) d[i] = e == lane + 32 * i ? gate[j] * (dgate[j] - mean) : d[i];
+    }
+    if (job.count) {
+        float share[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            share[i] = lane + 32 * i < job.n_exp ? job.count[lane + 32 * i] / job.rows : 0;
+            pull += share[i] * p[i];
+        }
+        pull = warp_sum(pull);
+#pragma unroll
+        for (int i = 0; i < N; i++) d[i] += job.scale * p[i] * (share[i] - pull);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (lane + 32 * i < job.ld_dl) job.dl[t * job.ld_dl + lane + 32 * i] = d[i];
+}
+
+/* dx += dl W for 64 tokens and 64 columns. BF16: of the weight. */
+template <bool BF16>
+static __global__ void __launch_bounds__(THREADS)
+    dx_tile(bf16 *dx, int64_t lddx, const float *dl, int64_t ld_dl, const struct weight w, int64_t n_tok)
+{
+    __shared__ __align__(16) float a[TOKENS * STRIDE], b[64 * STRIDE];
+    const int64_t first = (int64_t)blockIdx.x * TOKENS, first_col = (int64_t)blockIdx.y * 64;
+    const int n_exp = (int)w.n_out;
+    float sum[2][4][4] = {}, v[8];
+    uint4 old[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int64_t t = first + piece_row(i), col = first_col + piece_col();
+        old[i] = t < n_tok && col < w.n_in ? load16(dx + t * lddx + col) : make_uint4(0, 0, 0, 0);
+    }
+    for (int e = 0; e < n_exp; e += DEPTH) {
+        const int depth = min(DEPTH, (n_exp - e + 15) / 16 * 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int64_t t = first + piece_row(i);
+            const int at = e + piece_col();
+            for (int k = 0; k < 8; k++) v[k] = 0;
+            if (t < n_tok && at < ld_dl) load_f32x8(v, dl + t * ld_dl + at);
+            store_f32x8(a + piece_row(i) * STRIDE + piece_col(), v);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* transposed: a lane's eight columns of one expert go to eight rows */
+            const int k = (int)threadIdx.x % 64, row = ((int)threadIdx.x / 64 + 2 * i) * 8;
+            const int64_t at = (e + k) * w.n_in + first_col + row;
+            const bool in = e + k < n_exp && first_col + row < w.n_in;
+            for (int n = 0; n < 8; n++) v[n] = 0;
+            if (BF16)
+                unpack8(v, in ? load16((const bf16 *)w.data + at) : make_uint4(0, 0, 0, 0));
+            else if (in)
+                weight_load8(v, &w, at);
+#pragma unroll
+            for (int n = 0; n < 8; n++) b[(row + n) * STRIDE + k] = v[n];
+        }
+        __syncthreads();
+        tile_product<64, true, !BF16>(sum, a, b, depth);
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) a[sum_row(i, k) * STRIDE + sum_col(64, j, k)] = sum[i][j][k];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int64_t t = first + piece_row(i), col = first_col + piece_col();
+        float u[8];
+        if (t >= n_tok || col >= w.n_in) continue;
+        unpack8(v, old[i]);
+        load_f32x8(u, a + piece_row(i) * STRIDE + piece_col());
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] += u[k];
+        store16(dx + t * lddx + col, pack8(v));
+    }
+}
+
+extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
+                                struct tensor logits, const struct weight *w, const struct aux *aux,
+                                enum router_kind kind)
+{
+    const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
+    const struct tensor dl = arena_tensor_2d(&dev->work, DT_F32, n_tok, ceil_div(n_exp, 8) * 8);
+    arena_release(&dev->work, mark);
+    if (dev->measuring || n_tok == 0) return;
+    require_router(dx, w);
+    struct gates_job job = {};
+    job.dl = f32_ptr(dl), job.ld_dl = dl.ld;
+    job.gate = f32_ptr(r->gate), job.ld_gate = r->gate.ld;
+    job.dgate = f32_ptr(dgate), job.ld_dgate = dgate.ld;
+    job.logits = f32_ptr(logits), job.ld_logits = logits.ld;
+    job.idx = i32_ptr(r->idx);
+    job.n_tok = n_tok;
+    job.n_exp = (int)n_exp;
+    job.n_top = (int)dgate.shape[1];
+    job.probability = kind == ROUTER_PROBABILITY;
+    if (aux->coef != 0) {
+        job.count = f32_ptr(aux->count);
+        job.rows = (float)aux->rows;
+        job.scale = aux->coef * (float)n_exp / job.rows / (aux->pooled ? 1 : (float)job.n_top);
+    }
+    KERNEL_FOR(gates_bwd, n_exp)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+    const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_in, 64));
+    const auto product = w->format == WF_BF16 ? dx_tile<true> : dx_tile<false>;
+    product<<<grid, THREADS, 0, cuda.stream>>>(bf16_ptr(dx), dx.ld, f32_ptr(dl), dl.ld, *w, n_tok);
+    CUDA_CHECK_LAUNCH();
+}

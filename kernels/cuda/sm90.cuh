@@ -1,0 +1,159 @@
+/* sm90.cuh - Hopper's own instructions, one function each: mbarrier, bulk tensor copies (TMA), wgmma, setmaxnreg. The
+ * names are those of the PTX ISA. Shared memory is addressed by 32-bit shared-window addresses (sm90_shared).
+ *
+ * Tiles in shared memory are rows of 128 bytes (64 bf16), 1024-byte aligned, in the 128-byte swizzle that TMA writes
+ * and wgmma reads: 16-byte chunk c of row i lies at i * 128 + ((c ^ (i & 7)) * 16). */
+#ifndef MT_CUDA_SM90_H
+#define MT_CUDA_SM90_H
+
+#include <cuda.h>
+#include <stdint.h>
+
+/* Byte offset of 16-byte chunk c (0 .. 7) of row i of a swizzled tile. */
+__host__ __device__ __forceinline__ uint32_t sm90_swizzle(uint32_t i, uint32_t c)
+{
+    return i * 128 + ((c ^ (i & 7)) << 4);
+}
+
+/* A wgmma matrix descriptor of a swizzled tile. K-major (rows are m or n, 64 of k each): `stride` is from 8 rows to the
+ * next 8, `lead` is unused and 16. MN-major (rows are k, 64 of n each): `stride` is from 8 rows to the next 8, `lead`
+ * from 64 columns to the next 64. All in bytes. */
+__host__ __device__ __forceinline__ uint64_t sm90_descriptor(uint32_t address, uint32_t lead, uint32_t stride)
+{
+    const uint64_t swizzle_128 = 1ull << 62;
+    return swizzle_128 | (uint64_t)(stride >> 4) << 32 | (uint64_t)(lead >> 4) << 16 | ((address & 0x3ffff) >> 4);
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ uint32_t sm90_shared(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+template <int N> __device__ __forceinline__ void sm90_registers_less()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void sm90_registers_more()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(N));
+}
+
+/* ---- mbarrier ---- */
+
+__device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(bar), "r"(count) : "memory");
+}
+/* After the inits and before __syncthreads(): the copy engine sees them too. */
+__device__ __forceinline__ void mbarrier_init_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(uint32_t bar)
+{
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(bar) : "memory");
+}
+/* Arrives, and makes the phase wait for so many bytes of bulk copies as well. */
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(bar),
+                 "r"(bytes)
+                 : "memory");
+}
+/* Waits until the phase of this parity is complete; the phase before the first one counts as complete, with parity 1.
+ */
+__device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity)
+{
+    uint32_t done;
+    do {
+        asm volatile(
+            "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+            : "=r"(done)
+            : "r"(bar), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+/* ---- copies ---- */
+
+/* The box of `map` at (x, y, z) into swizzled shared memory; completes on bar by its bytes, zeros beyond the edges. */
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y, int z)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];\n" ::"r"(to),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+/* 16 bytes; when !there, zeros and nothing is read. */
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+/* This thread's arrival on bar, once all its cp.async so far are done. */
+__device__ __forceinline__ void cp_async_arrive(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(bar) : "memory");
+}
+/* Orders shared memory seen written by threads (cp.async too) before what wgmma and the copy engine read of it. */
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+__device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
+
+/* ---- wgmma: d [64, N] f32 += a [64, 16] b [16, N], a K-major; b K-major, or MN-major when TRANS_B ----
+ *
+ * Thread t of the warpgroup holds, for each 8 columns j, d[4j], d[4j+1] of row 16 (t / 32) + t % 32 / 4 and columns
+ * 8j + 2 (t % 4), +1; d[4j+2], d[4j+3] lie 8 rows below. */
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+/* Until at most PENDING of the committed groups are unfinished. */
+template <int PENDING> __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
+}
+/* After a wait<0>, so that the compiler moves no use of d before it. */
+template <int N> __device__ __forceinline__ void wgmma_use(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+#define MT_WGMMA_8(i)                                                                                                  \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+#define MT_WGMMA_32(i) MT_WGMMA_8(i), MT_WGMMA_8(i + 8), MT_WGMMA_8(i + 16), MT_WGMMA_8(i + 24)
+#define MT_WGMMA_96    MT_WGMMA_32(0), MT_WGMMA_32(32), MT_WGMMA_32(64)
+#define MT_WGMMA_NAMES_96                                                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                 \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                 \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                                 \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                                 \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+
+/* accumulate false: d = a b. */
+template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[96], uint64_t a, uint64_t b, bool accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_96
+                 "}, %96, %97, p, 1, 1, 0, %99;\n}\n"
+                 : MT_WGMMA_96
+                 : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
+}
+template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_96
+                 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+                 "}, %128, %129, p, 1, 1, 0, %131;\n}\n"
+                 : MT_WGMMA_96, MT_WGMMA_32(96)
+                 : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
+}
+#undef MT_WGMMA_8
+#undef MT_WGMMA_32
+#undef MT_WGMMA_96
+#undef MT_WGMMA_NAMES_96
+
+#endif
+#endif

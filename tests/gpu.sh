@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# gpu.sh - everything that only a machine with an NVIDIA GPU can show, in one go; the exit status tells.
+#   bash tests/gpu.sh [-b BIN_DIR] [STAGE ...]
+# BIN_DIR holds moetrain and moetrain_test built elsewhere (no compiler is needed here); without it build/ is made.
+# Stages, all unless named:
+#   tests      every test of the program, those of the kernels among them
+#   memcheck   the kernels' tests under compute-sanitizer: out of bounds, misaligned
+#   racecheck  the same: hazards in shared memory
+#   check      `moetrain check` on the demo's model, on Hopper's kernels and on the portable ones
+#   demo       the demo trained on the GPU: held-out loss within 1 % of the CPU's
+#   repeat     ... twice: the same adapter, bit for bit
+#   bench      how fast this GPU is
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+bin=""
+while getopts b: option; do
+    case $option in
+    b) bin=$OPTARG ;;
+    *) sed -n '3,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+stages=("$@")
+[ ${#stages[@]} -gt 0 ] || stages=(tests memcheck racecheck check demo repeat bench)
+
+if [ -z "$bin" ]; then
+    bash configs/setup.sh build -DMOETRAIN_CUDA=on || exit 1
+    bin=build
+fi
+bin=$(cd "$bin" && pwd) || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+
+echo "== $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -1)"
+echo "== commit $(git describe --always --dirty 2> /dev/null || echo unknown)"
+
+run_tests() { # [WRAPPER ...] -- [ARGUMENT ...]
+    local wrapper=()
+    while [ "$1" != -- ]; do wrapper+=("$1"); shift; done
+    shift
+    "${wrapper[@]}" "$bin/moetrain_test" --fixtures tests/fixtures --binary "$bin/moetrain" "$@"
+}
+
+stage_tests() { run_tests -- ; }
+
+sanitize() { # TOOL [OPTION ...]
+    if ! command -v "$sanitizer" > /dev/null; then
+        echo "skip: $1: compute-sanitizer was not found (it comes with the CUDA Toolkit)"
+        return 77
+    fi
+    run_tests "$sanitizer" --tool "$@" --error-exitcode 9 -- \
+        --only '*gpu*' ops_attn ops_dense ops_moe ops_norm ops_router optim prof
+}
+stage_memcheck() { sanitize memcheck; }
+stage_racecheck() { sanitize racecheck --racecheck-report analysis; }
+
+stage_check() {
+    local device
+    for device in cuda cuda-portable; do
+        "$bin/moetrain" check configs/demo.ini --set train.device=$device --set output.dir="$work/check" || return 1
+    done
+}
+
+train() { # DEVICE NAME: the demo's adapter in $work/NAME
+    "$bin/moetrain" configs/demo.ini --set train.device="$1" --set train.resume=never --set output.dir="$work/$2" \
+        > "$work/$2.log" 2>&1 || { cat "$work/$2.log"; return 1; }
+    tail -n 3 "$work/$2.log"
+}
+held_out() { grep '"event":"eval"' "$work/$1/metrics.jsonl" | tail -n 1 | sed 's/.*"loss":\([-+.0-9e]*\).*/\1/'; }
+
+stage_demo() {
+    local device status=0
+    train cpu cpu || return 1
+    for device in cuda cuda-portable; do
+        train $device $device || return 1
+        awk -v a="$(held_out $device)" -v b="$(held_out cpu)" -v name=$device 'BEGIN {
+            d = (a - b) / b
+            printf "held-out loss: %s %s, cpu %s: %.3f %% apart, 1 %% allowed\n", name, a, b, 100 * d
+            exit !(d < 0.01 && d > -0.01) }' || status=1
+    done
+    return $status
+}
+
+stage_repeat() {
+    train cuda first && train cuda second || return 1
+    cmp "$work/first/adapter/adapter_model.safetensors" "$work/second/adapter/adapter_model.safetensors" || return 1
+    echo "two runs: the same $(wc -c < "$work/first/adapter/adapter_model.safetensors") bytes of adapter"
+}
+
+stage_bench() {
+    "$bin/moetrain" bench ops --device cuda && "$bin/moetrain" bench step --device cuda
+}
+
+failed=0
+for stage in "${stages[@]}"; do
+    if ! declare -F "stage_$stage" > /dev/null; then echo "gpu.sh: no stage $stage"; exit 2; fi
+    echo "== $stage"
+    start=$SECONDS
+    "stage_$stage"
+    status=$?
+    case $status in
+    0) verdict=ok ;;
+    77) verdict=skipped ;;
+    *) verdict="FAILED ($status)"; failed=1 ;;
+    esac
+    summary+=("$(printf '%-10s %-12s %4d s' "$stage" "$verdict" $((SECONDS - start)))")
+done
+echo "== summary"
+printf '%s\n' "${summary[@]}"
+exit $failed

@@ -1,0 +1,133 @@
+/* test_check.c - `moetrain check` accepts what is right in every family, and notices what is wrong. */
+#include "train/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/process.h"
+
+static char text[1 << 16];
+
+/* The parity case `name` as configuration, checked in this process with some ops replaced. */
+static int check(const char *name, const char *dtype, const struct ops *ops)
+{
+    struct config cfg;
+    struct err err = {{0}};
+    config_defaults(&cfg);
+    snprintf(cfg.model.path, sizeof(cfg.model.path), "%s/%s", fixture("parity"), name);
+    snprintf(cfg.data.train, sizeof(cfg.data.train), "%s/%s/train.jsonl", fixture("parity"), name);
+    snprintf(cfg.output.dir, sizeof(cfg.output.dir), "%s", scratch_dir());
+    cfg.train.device = CFG_DEVICE_CPU;
+    cfg.train.threads = 2;
+    cfg.data.seq_len = 48;
+    cfg.lora.r = 4;
+    if (!strcmp(dtype, "bf16")) cfg.train.dtype = CFG_DTYPE_BF16;
+    FILE *out = fmemopen(text, sizeof(text), "w");
+    const int rc = check_run(&cfg, 0, ops, out, &err);
+    fclose(out);
+    if (rc) print_message("%s\n", err.msg);
+    return rc;
+}
+
+static void test_families(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"case_a", "qwen3", "olmoe", "mixtral"};
+    for (int i = 0; i < MT_LEN(names); i++) {
+        if (check(names[i], "fp32", NULL)) fail_msg("%s:\n%s", names[i], text);
+        assert_says(text, "verdict: ok");
+        assert_says(text, "gradient of down_proj.lora_B");
+        if (check(names[i], "bf16", NULL)) fail_msg("%s:\n%s", names[i], text);
+        assert_says(text, "verdict: ok");
+    }
+}
+
+/* ---- ops that are wrong in one way each */
+
+static void scaled_attention(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
+                             struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    cpu_attn_fwd(dev, o, lse, qkv, sinks, seqs, shape);
+    for (int64_t i = 0; i < tensor_count(o) && !dev->measuring; i++) ((float *)o.data)[i] *= 1.01f;
+}
+
+/* One token goes where it should go least. */
+static void confused_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
+                            const struct weight *w, struct tensor bias, enum router_kind kind)
+{
+    cpu_router_fwd(dev, r, logits, x, w, bias, kind);
+    const float *row = logits.data;
+    int32_t *idx = r->idx.data, least = 0;
+    for (int32_t e = 1; e < w->n_out; e++)
+        if (row[e] < row[least]) least = e;
+    for (int64_t j = 0; j < r->idx.shape[1]; j++)
+        if (idx[j] == least) return;
+    idx[least < idx[0] ? 0 : r->idx.shape[1] - 1] = least;
+}
+
+static void forgetful_down(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
+                           struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha,
+                           const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
+                           const struct glu *glu)
+{
+    cpu_moe_down_bwd(dev, dpre, dgate, grad, act, dout, pre, ha, r, w, bias, lora, glu);
+    memset(grad->b.data, 0, 64);
+}
+
+static void broken_norm(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
+                        const struct norm *norm)
+{
+    cpu_rmsnorm_fwd(dev, y, rstd, x, w, norm);
+    ((float *)y.data)[5] = NAN;
+}
+
+static void assert_noticed(const struct ops *ops, const char *dtype, const char *what)
+{
+    assert_int_equal(check("case_a", dtype, ops), -1);
+    assert_says(text, "verdict: FAILED");
+    assert_says(text, what);
+}
+
+static void test_wrong_ops(void **state)
+{
+    (void)state;
+    struct ops ops = *ops_cpu();
+    ops.attn_fwd = scaled_attention;
+    assert_noticed(&ops, "fp32", "after attention");
+    assert_says(text, "! ");
+    ops = *ops_cpu();
+    ops.router_fwd = confused_router;
+    assert_noticed(&ops, "fp32", "which rounding does not explain");
+    assert_noticed(&ops, "bf16", "which rounding does not explain");
+    ops = *ops_cpu();
+    ops.moe_down_bwd = forgetful_down;
+    assert_noticed(&ops, "fp32", "beyond");
+    ops = *ops_cpu();
+    ops.rmsnorm_fwd = broken_norm;
+    assert_noticed(&ops, "fp32", "nan");
+}
+
+static void test_command(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN("check", config, "--layers", "1"), 0);
+    assert_says(said.out, "verdict: ok");
+    assert_says(said.out, ": 1 layers, ");
+    assert_int_equal(RUN("check", config, "--layers", "99"), 1);
+    assert_says(said.err, "--layers 99");
+    assert_int_equal(RUN("check", config, "--layers", "x"), 2);
+    assert_int_equal(RUN(config, "--layers", "1"), 2);
+    assert_int_equal(RUN("check"), 2);
+}
+
+int test_check(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_wrong_ops),
+        cmocka_unit_test(test_command),
+    };
+    return cmocka_run_group_tests_name("check", tests, NULL, NULL);
+}
