@@ -52,13 +52,15 @@ int file_map_open(struct file_map *map, const char *path, struct err *err)
         err_set(err, "%s: not a regular file", path);
         goto out;
     }
+    map->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     if (st.st_size > 0) {
         void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
             io_error(err, path, "map");
             goto out;
         }
-        *map = (struct file_map){.data = p, .size = st.st_size};
+        map->data = p;
+        map->size = st.st_size;
     }
     rc = 0;
 out:
@@ -284,27 +286,45 @@ static int sync_parent(const char *path, struct err *err)
     return rc;
 }
 
+int file_writer_open(struct file_writer *w, const char *path, struct err *err)
+{
+    *w = (struct file_writer){.fd = -1};
+    if (str_format(w->path, sizeof(w->path), err, "path of the file to write", "%s", path) ||
+        str_format(w->tmp, sizeof(w->tmp), err, "path of the file to write", "%s.tmp", path))
+        return -1;
+    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    return w->fd < 0 ? io_error(err, w->tmp, "create") : 0;
+}
+
+int file_writer_put(struct file_writer *w, const void *data, int64_t size, struct err *err)
+{
+    if (!write_full(w->fd, data, size)) return 0;
+    w->failed = true;
+    return io_error(err, w->tmp, "write");
+}
+
+int file_writer_close(struct file_writer *w, bool keep, struct err *err)
+{
+    int rc = keep && !w->failed ? 0 : -1;
+    if (!rc && fsync(w->fd)) rc = io_error(err, w->tmp, "write");
+    if (close(w->fd) && !rc) rc = io_error(err, w->tmp, "write");
+    if (!rc && rename(w->tmp, w->path)) {
+        char doing[MT_PATH + 16];
+        snprintf(doing, sizeof(doing), "rename to %s", w->path);
+        rc = io_error(err, w->tmp, doing);
+    }
+    if (!rc) return sync_parent(w->path, err);
+    unlink(w->tmp);
+    return -1;
+}
+
 int file_write_parts(const char *path, const struct file_part *parts, int64_t n, struct err *err)
 {
-    char tmp[MT_PATH];
-    if (str_format(tmp, sizeof(tmp), err, "path of the file to write", "%s.tmp", path)) return -1;
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) return io_error(err, tmp, "create");
+    struct file_writer w;
+    if (file_writer_open(&w, path, err)) return -1;
     int rc = 0;
-    for (int64_t i = 0; i < n && !rc; i++) rc = write_full(fd, parts[i].data, parts[i].size);
-    if (!rc) rc = fsync(fd);
-    if (rc) io_error(err, tmp, "write");
-    if (close(fd) && !rc) rc = io_error(err, tmp, "write");
-    if (!rc && rename(tmp, path)) {
-        char doing[MT_PATH + 16];
-        snprintf(doing, sizeof(doing), "rename to %s", path);
-        rc = io_error(err, tmp, doing);
-    }
-    if (rc) {
-        unlink(tmp);
-        return -1;
-    }
-    return sync_parent(path, err);
+    for (int64_t i = 0; i < n && !rc; i++) rc = file_writer_put(&w, parts[i].data, parts[i].size, err);
+    return file_writer_close(&w, !rc, err);
 }
 
 int file_write_atomic(const char *path, const void *data, int64_t size, struct err *err)
@@ -325,6 +345,8 @@ bool file_is_dir(const char *path)
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
+
+bool file_is_writable(const char *path) { return access(path, W_OK) == 0; }
 
 int file_make_dirs(const char *path, struct err *err)
 {

@@ -7,7 +7,7 @@
 /* A file mapped read-only. An empty file has data == NULL, size 0. */
 struct file_map {
     const uint8_t *data;
-    int64_t size;
+    int64_t size, mtime_ns; /* when it was last changed, since 1970 */
 };
 int file_map_open(struct file_map *map, const char *path, struct err *err) MT_CHECK;
 void file_map_close(struct file_map *map);
@@ -35,11 +35,22 @@ struct file_part {
     int64_t size;
 };
 int file_write_parts(const char *path, const struct file_part *parts, int64_t n, struct err *err) MT_CHECK;
+/* The same piece by piece, for what never lies in memory as a whole. Once open, close it: with keep it takes its name,
+ * without, or after a failed put, nothing of it stays. */
+struct file_writer {
+    int fd;
+    bool failed;
+    char path[MT_PATH], tmp[MT_PATH];
+};
+int file_writer_open(struct file_writer *w, const char *path, struct err *err) MT_CHECK;
+int file_writer_put(struct file_writer *w, const void *data, int64_t size, struct err *err) MT_CHECK;
+int file_writer_close(struct file_writer *w, bool keep, struct err *err);
 int file_make_dirs(const char *path, struct err *err) MT_CHECK;   /* mkdir -p */
 int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* fine when it is not there */
 int file_sync_dir(const char *path, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
 bool file_is_dir(const char *path);
+bool file_is_writable(const char *path); /* a file, or a directory that takes new ones */
 /* Directory entries without "." and "..", sorted; *names is one allocation per entry, free with file_list_free. */
 int file_list(const char *dir, char ***names, int64_t *count, struct err *err) MT_CHECK;
 void file_list_free(char **names, int64_t count);

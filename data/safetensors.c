@@ -341,6 +341,24 @@ int64_t safetensors_bytes(const struct safetensors *st)
     return sum;
 }
 
+uint64_t safetensors_fingerprint(const struct safetensors *st)
+{
+    uint64_t h = 0, word;
+    for (int i = 0; i < st->n_shards; i++) {
+        const struct file_map *map = &st->maps[i];
+        h = rng_key(h, st->shard_names[i]);
+        h = rng_u64(rng_u64(h, (uint64_t)map->size), (uint64_t)map->mtime_ns);
+        memcpy(&word, map->data, 8); /* the header's length, proven when it was opened */
+        const int64_t end = 8 + (int64_t)word;
+        for (int64_t at = 0; at < end; at += 8) {
+            word = 0;
+            memcpy(&word, map->data + at, (size_t)MT_MIN(8, end - at));
+            h = rng_u64(h, word);
+        }
+    }
+    return h;
+}
+
 const char *safetensors_metadata(const struct safetensors *st, const char *key)
 {
     const char *value = NULL;

@@ -39,6 +39,8 @@ const char *safetensors_nearest(const struct safetensors *st, const char *name);
 /* The tensor's bytes will not be read again. A struct safetensors made in memory has no shards: nothing happens. */
 void safetensors_drop(const struct safetensors *st, const struct st_tensor *t);
 int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all shards */
+/* Tells checkpoints apart without reading their data: names, sizes, times of change and headers of the shards. */
+uint64_t safetensors_fingerprint(const struct safetensors *st);
 /* Value of `key` in the first shard's __metadata__, or NULL. */
 const char *safetensors_metadata(const struct safetensors *st, const char *key);
 

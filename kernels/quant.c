@@ -1,6 +1,7 @@
 /* quant.c - MXFP4, NF4 and FP4 as their publishers define them: tables, decoding of one element, encoding of blocks. */
 #include "kernels/quant.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,23 +104,40 @@ float quant_value(const struct weight *w, int64_t e, int64_t i)
 
 /* ---- encoders ---- */
 
-/* The largest magnitude among the finite values; counts the others. */
+/* The loops below take integers and arrays of a block, so that a compiler may do several elements at once. */
+enum { CHUNK = 64 };
+
+/* The largest magnitude among the finite values, as floats of one sign order like their bits; counts the others. */
 static float block_absmax(const float *x, int64_t n, int64_t *n_bad)
 {
-    float largest = 0;
+    const int32_t infinity = 0x7f800000;
+    int32_t largest = 0, bad = 0, bits;
     for (int64_t i = 0; i < n; i++) {
-        *n_bad += !isfinite(x[i]);
-        if (isfinite(x[i])) largest = fmaxf(largest, fabsf(x[i]));
+        memcpy(&bits, x + i, sizeof(bits));
+        bits &= INT32_MAX;
+        bad += bits >= infinity;
+        bits = bits < infinity ? bits : 0;
+        largest = bits > largest ? bits : largest;
     }
-    return largest;
+    float out;
+    memcpy(&out, &largest, sizeof(out));
+    *n_bad += bad;
+    return out;
+}
+
+/* v [n] = x * factor, 0 where x is 0 or not finite: 0 * infinity, in a block of zeros, is no number. */
+static void scaled(float *v, const float *x, int64_t n, float factor)
+{
+    for (int64_t i = 0; i < n; i++) v[i] = x[i] != 0 && fabsf(x[i]) <= FLT_MAX ? x[i] * factor : 0;
 }
 
 /* The nearest code; a tie, exactly between two, goes to the even one: >= into an even code, > into an odd one. */
-static uint8_t e2m1(float v)
+static void e2m1_codes(int32_t *code, const float *v, int64_t n)
 {
-    float a = fabsf(v);
-    int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
-    return (uint8_t)(signbit(v) ? code | 8 : code);
+    for (int64_t i = 0; i < n; i++) {
+        float a = fabsf(v[i]);
+        code[i] = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+    }
 }
 
 int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n)
@@ -127,31 +145,33 @@ int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, in
     int64_t n_bad = 0;
     MT_REQUIRE(n % 32 == 0, "%lld values are not blocks of 32", (long long)n);
     for (int64_t b = 0; b < n; b += 32) {
-        float largest = block_absmax(x + b, 32, &n_bad);
+        float largest = block_absmax(x + b, 32, &n_bad), v[32];
+        int32_t code[32];
         int exponent = largest > 0 ? ilogbf(largest) - 2 : 0;
         exponent = MT_MAX(exponent, -127);
         scales[b / 32] = (uint8_t)(exponent + 127);
-        for (int64_t i = b; i < b + 32; i += 2) {
-            uint8_t low = isfinite(x[i]) ? e2m1(ldexpf(x[i], -exponent)) : 0;
-            uint8_t high = isfinite(x[i + 1]) ? e2m1(ldexpf(x[i + 1], -exponent)) : 0;
-            nibbles[i / 2] = (uint8_t)(low | high << 4);
-        }
+        scaled(v, x + b, 32, ldexpf(1, -exponent));
+        e2m1_codes(code, v, 32);
+        for (int i = 0; i < 32; i++) code[i] |= signbit(x[b + i]) && isfinite(x[b + i]) ? 8 : 0;
+        for (int i = 0; i < 32; i += 2) nibbles[(b + i) / 2] = (uint8_t)(code[i] | code[i + 1] << 4);
     }
     return n_bad;
 }
 
-static uint8_t nf4(float v)
+static void nf4_codes(int32_t *code, const float *v, int64_t n)
 {
-    uint8_t code = 0;
-    for (int k = 0; k < 15; k++) code = (uint8_t)(code + (v > nf4_above[k]));
-    return code;
+    for (int64_t i = 0; i < n; i++) code[i] = 0;
+    for (int k = 0; k < 15; k++)
+        for (int64_t i = 0; i < n; i++) code[i] += v[i] > nf4_above[k];
 }
 
-static uint8_t fp4(float v)
+static void fp4_codes(int32_t *code, const float *v, int64_t n)
 {
-    int rank = 0;
-    for (int k = 0; k < 7; k++) rank += fabsf(v) > fp4_above[k];
-    return (uint8_t)(v < 0 ? fp4_rank[rank] | 8 : fp4_rank[rank]);
+    for (int64_t i = 0; i < n; i++) {
+        int rank = 0;
+        for (int k = 0; k < 7; k++) rank += fabsf(v[i]) > fp4_above[k];
+        code[i] = v[i] < 0 ? fp4_rank[rank] | 8 : fp4_rank[rank];
+    }
 }
 
 int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
@@ -160,16 +180,47 @@ int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *abs
     int64_t n_bad = 0;
     MT_REQUIRE((format == WF_NF4 || format == WF_FP4) && block > 0 && block % 2 == 0, "format %d, block %lld",
                (int)format, (long long)block);
-    memset(nibbles, 0, (size_t)((n + 1) / 2));
     for (int64_t first = 0; first < n; first += block) {
         int64_t end = MT_MIN(first + block, n);
-        float largest = block_absmax(x + first, end - first, &n_bad), inverse = 1 / largest;
+        float largest = block_absmax(x + first, end - first, &n_bad), v[CHUNK];
+        int32_t code[CHUNK + 1];
         absmax[first / block] = largest;
-        for (int64_t i = first; i < end; i++) {
-            float v = x[i] != 0 && isfinite(x[i]) ? x[i] * inverse : 0; /* 0 * inverse is NaN in a block of zeros */
-            uint8_t code = format == WF_NF4 ? nf4(v) : fp4(v);
-            nibbles[i / 2] = (uint8_t)(nibbles[i / 2] | (i & 1 ? code : code << 4));
+        for (int64_t at = first; at < end; at += CHUNK) {
+            int64_t count = MT_MIN(CHUNK, end - at);
+            scaled(v, x + at, count, 1 / largest);
+            (format == WF_NF4 ? nf4_codes : fp4_codes)(code, v, count);
+            code[count] = 0; /* an odd end */
+            for (int64_t i = 0; i < count; i += 2) nibbles[(at + i) / 2] = (uint8_t)(code[i] << 4 | code[i + 1]);
         }
+    }
+    return n_bad;
+}
+
+/* Elements [at, at+n) of dense values. */
+static void dense_values(float *out, const void *x, enum weight_format dense, int64_t at, int64_t n)
+{
+    const uint16_t *half = (const uint16_t *)x + at;
+    if (dense == WF_F32)
+        memcpy(out, (const float *)x + at, (size_t)n * sizeof(float));
+    else if (dense == WF_BF16)
+        for (int64_t i = 0; i < n; i++) out[i] = bf16_to_f32(half[i]);
+    else
+        for (int64_t i = 0; i < n; i++) out[i] = f16_to_f32(half[i]);
+}
+
+int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
+                     enum weight_format dense, int64_t n, int n_threads)
+{
+    enum { BLOCK = 64, PIECE = 64 * BLOCK }; /* whole blocks of every format */
+    int64_t n_bad = 0;
+#pragma omp parallel for num_threads(n_threads) reduction(+ : n_bad)
+    for (int64_t at = 0; at < n; at += PIECE) {
+        float piece[PIECE];
+        const int64_t count = MT_MIN(PIECE, n - at);
+        dense_values(piece, x, dense, at, count);
+        n_bad += format == WF_MXFP4
+                     ? quant_mxfp4_encode(nibbles + at / 2, scales + at / 32, piece, count)
+                     : quant_bnb_encode(format, nibbles + at / 2, absmax + at / BLOCK, piece, count, BLOCK);
     }
     return n_bad;
 }

@@ -30,6 +30,10 @@ int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, in
  * to zeros. */
 int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
                          int64_t block);
+/* Either of them (NF4 and FP4 with blocks of 64) for a dense x, WF_F32, WF_BF16 or WF_F16, shared out among n_threads
+ * in pieces of whole blocks: the bytes are the same for any number. MXFP4 fills scales, the others absmax. */
+int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
+                     enum weight_format dense, int64_t n, int n_threads);
 /* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map as above. */
 void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const float *absmax, int64_t n,
                          const float map[256]);

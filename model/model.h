@@ -21,11 +21,12 @@
 struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
     enum recompute recompute;
-    double aux_coef;      /* 0: no auxiliary loss */
-    bool aux_pooled;      /* over all layers as transformers has it, or layer by layer as Megatron (struct aux) */
-    int64_t ce_chunk;     /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
-    int64_t expert_group; /* as in struct device */
-    bool embed_on_host;   /* the embedding lies in dev->host */
+    double aux_coef;          /* 0: no auxiliary loss */
+    bool aux_pooled;          /* over all layers as transformers has it, or layer by layer as Megatron (struct aux) */
+    struct quantize quantize; /* what is packed while it loads */
+    int64_t ce_chunk;         /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
+    int64_t expert_group;     /* as in struct device */
+    bool embed_on_host;       /* the embedding lies in dev->host */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */

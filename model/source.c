@@ -64,6 +64,39 @@ void source_f32(const struct st_tensor *t, int64_t n, float *out)
     }
 }
 
+/* dst [n_out, n_in] = src [n_in, n_out] transposed, elements of `size` 2 or 4; a tile stays in the nearest cache. */
+static void transpose(char *dst, const uint8_t *src, int64_t n_out, int64_t n_in, int64_t size)
+{
+    const int64_t tile = 32;
+    for (int64_t o0 = 0; o0 < n_out; o0 += tile)
+        for (int64_t i0 = 0; i0 < n_in; i0 += tile)
+            for (int64_t o = o0; o < MT_MIN(o0 + tile, n_out); o++)
+                for (int64_t i = i0; i < MT_MIN(i0 + tile, n_in); i++) {
+                    char *to = dst + (o * n_in + i) * size;
+                    const uint8_t *from = src + (i * n_out + o) * size;
+                    if (size == 2)
+                        memcpy(to, from, 2);
+                    else
+                        memcpy(to, from, 4);
+                }
+}
+
+void source_copy(const struct source *s, char *out)
+{
+    if (s->transposed)
+        transpose(out, s->data->data, s->n_out, s->n_in, dtype_size(s->data->dtype));
+    else
+        memcpy(out, s->data->data, (size_t)s->data->bytes);
+}
+
+void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n)
+{
+    struct st_tensor part = *t;
+    part.offset += at;
+    part.bytes = n;
+    safetensors_drop(st, &part);
+}
+
 int64_t source_blocks(const struct source *s) { return (s->n_out * s->n_in + s->block - 1) / s->block; }
 
 void source_absmax(const struct source *s, float *out)

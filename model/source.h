@@ -17,6 +17,7 @@ struct source {
     const struct st_tensor *absmax, *code;              /* bitsandbytes */
     const struct st_tensor *nested_absmax, *nested_map; /* NULL: absmax is f32 */
     float nested_offset;
+    bool transposed; /* dense: stored as [in, out] */
 };
 
 /* A tensor that must be there with this shape (rank dims follow) and one of the float dtypes, or U8 when is_u8. */
@@ -34,5 +35,9 @@ void source_absmax(const struct source *s, float *out);
 /* n values of a float tensor as f32. */
 void source_f32(const struct st_tensor *t, int64_t n, float *out);
 enum weight_format source_dense_format(enum dtype t);
+/* A dense matrix as [out, in], its elements as they are; out may be unaligned. */
+void source_copy(const struct source *s, char *out);
+/* Bytes [at, at+n) of a tensor will not be read again. */
+void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n);
 
 #endif

@@ -1,13 +1,11 @@
 /* weights.c - copies a checkpoint into dev->weights, tensor by tensor, dropping each mapped page once it is read, so
- * that resident memory while loading stays near one copy. Experts keep the bytes they have on disk; what has to be
- * rearranged (bitsandbytes' per-expert matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is
- * rearranged here, once. */
+ * that resident memory while loading stays near one copy. Experts keep the bytes they have on disk, unless they are
+ * dense and model.quantize wants them packed (model/quantize.h); what has to be rearranged (bitsandbytes' per-expert
+ * matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is rearranged here, once. */
 #include "model/weights.h"
 
 #include <stdio.h>
 #include <string.h>
-
-#include "model/source.h"
 
 struct fill {
     struct device *dev;
@@ -16,6 +14,8 @@ struct fill {
     struct err *err;
     int64_t layer;
     struct ffn ffn; /* of this layer */
+    struct quantizer quantizer;
+    struct weights *w;
 };
 
 /* "model.layers.7." + rest into a buffer of the caller. */
@@ -45,22 +45,13 @@ static struct name expert_name(const struct fill *f, const char *pattern, int64_
 /* Room for `bytes` in the weights arena; NULL on a measuring device. */
 static char *room(struct fill *f, int64_t bytes) { return arena_push(&f->dev->weights, bytes); }
 
-/* Bytes [at, at+n) of a tensor that have been copied. */
-static void drop(const struct fill *f, const struct st_tensor *t, int64_t at, int64_t n)
-{
-    struct st_tensor part = *t;
-    part.offset += at;
-    part.bytes = n;
-    safetensors_drop(f->ck.st, &part);
-}
-
 static void put(struct fill *f, char *dst, const struct st_tensor *t)
 {
     const int64_t piece = 32 << 20; /* the mapped pages that count beside the copy */
     for (int64_t at = 0; at < t->bytes && !f->dev->measuring; at += piece) {
         const int64_t n = MT_MIN(piece, t->bytes - at);
         device_upload(f->dev, dst + at, t->data + at, n);
-        drop(f, t, at, n);
+        source_drop(f->ck.st, t, at, n);
     }
 }
 
@@ -138,30 +129,74 @@ static void put_absmax(struct fill *f, struct weight *w, const struct source *s,
     w->nested_map = (const float *)(void *)map;
 }
 
-/* n sources end to end: the experts of a stack (n == n_exp), or n / n_exp row blocks of every matrix. */
-static int stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, int64_t n_exp, int64_t n_out,
-                 int64_t n_in)
+static void put_source(struct fill *f, char *dst, const struct source *s)
+{
+    if (!s->transposed) {
+        put(f, dst, s->data);
+        return;
+    }
+    if (f->dev->measuring) return;
+    char *host = mem_alloc(s->data->bytes);
+    source_copy(s, host);
+    device_upload(f->dev, dst, host, s->data->bytes);
+    source_drop(f->ck.st, s->data, 0, s->data->bytes);
+    mem_free(host);
+}
+
+/* What model.quantize may pack. */
+enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
+
+/* How the first experts are held, in words. */
+static void describe(struct fill *f, enum weight_format stored, bool nested, bool packed)
+{
+    char *text = f->w->experts;
+    const char *name = weight_format_name(stored), *tail = nested ? "-nested" : "";
+    if (text[0]) return;
+    if (packed)
+        snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q), name);
+    else
+        snprintf(text, sizeof(f->w->experts), "%s%s%s", name, tail,
+                 f->quantizer.q.format == WF_NONE ? "" : ", as in the checkpoint");
+}
+
+/* Whether model.quantize is about matrices in this role, and they are not packed yet: 0 or 1; -1 is an error. */
+static int wants_packing(struct fill *f, const struct source *s, enum role role)
+{
+    const bool meant = role == ROLE_EXPERTS || (role == ROLE_ATTENTION && f->quantizer.q.attention);
+    const bool nested = s->nested_absmax != NULL;
+    const int wanted = meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
+    if (role == ROLE_EXPERTS && wanted >= 0) describe(f, s->format, nested, wanted);
+    return wanted;
+}
+
+/* n sources end to end: the experts of a stack (n == w->n_exp), or n / w->n_exp row blocks of every matrix. The caller
+ * set the shape of w. */
+static int stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role)
 {
     int64_t bytes = 0;
-    *w = (struct weight){.format = s[0].format, .n_exp = n_exp, .n_out = n_out, .n_in = n_in};
     if (same_tables(f, s, n)) return -1;
+    const int packing = wants_packing(f, s, role);
+    if (packing < 0) return -1;
+    if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
+    w->format = s[0].format;
     for (int64_t i = 0; i < n; i++) {
         bytes += s[i].data->bytes;
-        if (s[i].block && n != n_exp && s[i].n_out * s[i].n_in % s[i].block)
+        if (s[i].block && n != w->n_exp && s[i].n_out * s[i].n_in % s[i].block)
             return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
                            s[i].data->name, (long long)s[i].block);
     }
     char *data = room(f, bytes);
     w->data = data;
-    for (int64_t i = 0, at = 0; i < n; at += s[i++].data->bytes) put(f, data ? data + at : NULL, s[i].data);
+    for (int64_t i = 0, at = 0; i < n; at += s[i++].data->bytes) put_source(f, data ? data + at : NULL, &s[i]);
     if (s[0].block) put_absmax(f, w, s, n);
     return 0;
 }
 
-static int matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+static int matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role)
 {
     struct source s;
-    return source_find(&s, &f->ck, name, n_out, n_in, f->err) || stack(f, w, &s, 1, 1, n_out, n_in) ? -1 : 0;
+    *w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = n_in};
+    return source_find(&s, &f->ck, name, n_out, n_in, f->err) || stack(f, w, &s, 1, role) ? -1 : 0;
 }
 
 /* q, k and v rows under each other in one matrix, biases likewise. */
@@ -175,7 +210,8 @@ static int load_qkv(struct fill *f, struct layer_weights *lw)
         snprintf(rest, sizeof(rest), "self_attn.%s_proj.weight", part[i]);
         if (source_find(&s[i], &f->ck, layer_name(f, rest).s, head[i] * dim, f->a->d_model, f->err)) return -1;
     }
-    if (stack(f, &lw->qkv, s, 3, 1, cols, f->a->d_model)) return -1;
+    lw->qkv = (struct weight){.n_exp = 1, .n_out = cols, .n_in = f->a->d_model};
+    if (stack(f, &lw->qkv, s, 3, ROLE_ATTENTION)) return -1;
     if (!f->a->attn_bias) return 0;
     lw->qkv_bias = arena_tensor_1d(&f->dev->weights, DT_F32, cols);
     for (int64_t i = 0, at = 0; i < 3; at += head[i++] * dim) {
@@ -201,6 +237,8 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     if (!b) return -1;
     const struct st_tensor *s = checkpoint_take(&f->ck, scales, true, 3, (int64_t[]){e, n_out, n_in / 32}, f->err);
     if (!s) return -1;
+    if (quantizer_wants(&f->quantizer, WF_MXFP4, false, blocks, f->err) < 0) return -1;
+    describe(f, WF_MXFP4, false, false);
     *w = (struct weight){.format = WF_MXFP4, .n_exp = e, .n_out = n_out, .n_in = n_in};
     char *data = room(f, b->bytes), *scale = room(f, s->bytes);
     w->data = data;
@@ -213,55 +251,32 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     return 0;
 }
 
-/* dst [n_out, n_in] = src [n_in, n_out] transposed, elements of `size` 2 or 4; a tile stays in the nearest cache. */
-static void transpose(char *dst, const uint8_t *src, int64_t n_out, int64_t n_in, int64_t size)
-{
-    const int64_t tile = 32;
-    for (int64_t o0 = 0; o0 < n_out; o0 += tile)
-        for (int64_t i0 = 0; i0 < n_in; i0 += tile)
-            for (int64_t o = o0; o < MT_MIN(o0 + tile, n_out); o++)
-                for (int64_t i = i0; i < MT_MIN(i0 + tile, n_in); i++) {
-                    char *to = dst + (o * n_in + i) * size;
-                    const uint8_t *from = src + (i * n_out + o) * size;
-                    if (size == 2)
-                        memcpy(to, from, 2);
-                    else
-                        memcpy(to, from, 4);
-                }
-}
-
-/* transformers' dequantised layout [E, in, out], turned into [E, out, in] one expert at a time. */
-static int load_transposed(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
-{
-    const int64_t e = f->ffn.n_exp;
-    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, (int64_t[]){e, n_in, n_out}, f->err);
-    if (!t) return -1;
-    *w = (struct weight){.format = source_dense_format(t->dtype), .n_exp = e, .n_out = n_out, .n_in = n_in};
-    const int64_t size = dtype_size(t->dtype), one = n_out * n_in * size;
-    char *data = room(f, t->bytes);
-    w->data = data;
-    if (f->dev->measuring) return 0;
-    char *host = mem_alloc(one);
-    for (int64_t at = 0; at < t->bytes; at += one) {
-        transpose(host, t->data + at, n_out, n_in, size);
-        device_upload(f->dev, data + at, host, one);
-        drop(f, t, at, one);
-    }
-    mem_free(host);
-    return 0;
-}
-
-/* The stack as it is: [E, out, in]. */
+/* One tensor for all experts, [E, out, in] or in transformers' dequantised layout [E, in, out]: each is a source. */
 static int load_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t e = f->ffn.n_exp;
-    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, (int64_t[]){e, n_out, n_in}, f->err);
+    const bool transposed = f->a->transposed_experts;
+    const int64_t shape[] = {e, transposed ? n_in : n_out, transposed ? n_out : n_in};
+    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, shape, f->err);
     if (!t) return -1;
-    *w = (struct weight){.format = source_dense_format(t->dtype), .n_exp = e, .n_out = n_out, .n_in = n_in};
-    char *data = room(f, t->bytes);
-    w->data = data;
-    put(f, data, t);
-    return 0;
+    struct st_tensor *slice = mem_array(e, sizeof(*slice));
+    struct source *s = mem_array(e, sizeof(*s));
+    for (int64_t i = 0; i < e; i++) {
+        slice[i] = *t;
+        slice[i].bytes = t->bytes / e;
+        slice[i].data += i * slice[i].bytes;
+        slice[i].offset += i * slice[i].bytes;
+        s[i] = (struct source){.format = source_dense_format(t->dtype),
+                               .n_out = n_out,
+                               .n_in = n_in,
+                               .data = &slice[i],
+                               .transposed = transposed};
+    }
+    *w = (struct weight){.n_exp = e, .n_out = n_out, .n_in = n_in};
+    const int rc = stack(f, w, s, e, ROLE_EXPERTS);
+    mem_free(slice);
+    mem_free(s);
+    return rc;
 }
 
 /* One product of every expert: its matrices in the checkpoint are part[0] and, below it, part[1] unless NULL. */
@@ -292,7 +307,8 @@ static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias
     for (int64_t i = 0; i < n && !rc; i++)
         rc = source_find(&s[i], &f->ck, expert_name(f, p->part[i % n_part], i / n_part, ".weight").s, p->n_out / n_part,
                          p->n_in, f->err);
-    if (!rc) rc = stack(f, w, s, n, e, p->n_out, p->n_in);
+    *w = (struct weight){.n_exp = e, .n_out = p->n_out, .n_in = p->n_in};
+    if (!rc) rc = stack(f, w, s, n, ROLE_EXPERTS);
     if (!rc && f->a->expert_bias) rc = load_expert_biases(f, bias, p);
     mem_free(s);
     return rc;
@@ -325,7 +341,7 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
     if (has(f, name.s, "_blocks") || has(f, name.s, "_scales"))
         rc = load_mxfp4(f, w, name.s, p->n_out, p->n_in);
     else if (has(f, name.s, ""))
-        rc = (f->a->transposed_experts ? load_transposed : load_stack)(f, w, name.s, p->n_out, p->n_in);
+        rc = load_stack(f, w, name.s, p->n_out, p->n_in);
     else
         return err_set(f->err,
                        "tensor %s is not in the checkpoint in any form: looked for %s_blocks (MXFP4), for %s and for "
@@ -350,7 +366,7 @@ static int load_router(struct fill *f, struct layer_weights *lw)
     char weight[320], bias[320];
     snprintf(weight, sizeof(weight), "%s.weight", name.s);
     snprintf(bias, sizeof(bias), "%s.bias", name.s);
-    return matrix(f, &lw->router, weight, f->ffn.n_exp, f->a->d_model) ||
+    return matrix(f, &lw->router, weight, f->ffn.n_exp, f->a->d_model, ROLE_OTHER) ||
                    (f->a->router_bias && vector(f, &lw->router_bias, bias, f->ffn.n_exp))
                ? -1
                : 0;
@@ -366,22 +382,24 @@ static void make_router(struct fill *f, struct layer_weights *lw)
 
 static int load_ffn(struct fill *f, struct layer_weights *lw)
 {
+    const bool dense = f->a->dense[f->layer];
     const int64_t d = f->a->d_model, width = f->ffn.d_ff;
     const struct tensor_names *n = f->a->names;
-    if (f->a->dense[f->layer]) {
-        const struct product up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * width, d};
-        const struct product down = {NULL, {"mlp.down_proj"}, d, width};
-        make_router(f, lw);
-        return load_per_expert(f, &lw->up, &lw->up_bias, &up) || load_per_expert(f, &lw->down, &lw->down_bias, &down)
-                   ? -1
-                   : 0;
-    }
+    const struct product dense_up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * width, d};
+    const struct product dense_down = {NULL, {"mlp.down_proj"}, d, width};
     const struct product up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * width, d};
     const struct product down = {"mlp.experts.down_proj", {n->down}, d, width};
-    return load_router(f, lw) || load_experts(f, &lw->up, &lw->up_bias, &up) ||
-                   load_experts(f, &lw->down, &lw->down_bias, &down)
-               ? -1
-               : 0;
+    if (dense)
+        make_router(f, lw);
+    else if (load_router(f, lw))
+        return -1;
+    const int64_t before = f->dev->weights.used;
+    const int rc =
+        dense ? load_per_expert(f, &lw->up, &lw->up_bias, &dense_up) ||
+                    load_per_expert(f, &lw->down, &lw->down_bias, &dense_down)
+              : load_experts(f, &lw->up, &lw->up_bias, &up) || load_experts(f, &lw->down, &lw->down_bias, &down);
+    f->w->expert_bytes += f->dev->weights.used - before;
+    return rc ? -1 : 0;
 }
 
 static int load_qk_norm(struct fill *f, struct layer_weights *lw)
@@ -403,8 +421,8 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
     return vector(f, &lw->norm1, layer_name(f, "input_layernorm.weight").s, a->d_model) ||
                    vector(f, &lw->norm2, layer_name(f, "post_attention_layernorm.weight").s, a->d_model) ||
                    load_qkv(f, lw) ||
-                   matrix(f, &lw->out, layer_name(f, "self_attn.o_proj.weight").s, a->d_model,
-                          a->n_head * a->head_dim) ||
+                   matrix(f, &lw->out, layer_name(f, "self_attn.o_proj.weight").s, a->d_model, a->n_head * a->head_dim,
+                          ROLE_ATTENTION) ||
                    (a->attn_bias && vector(f, &lw->out_bias, layer_name(f, "self_attn.o_proj.bias").s, a->d_model)) ||
                    (a->sinks && vector(f, &lw->sinks, layer_name(f, "self_attn.sinks").s, a->n_head)) ||
                    load_qk_norm(f, lw) || load_ffn(f, lw)
@@ -415,9 +433,9 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
 static int load_ends(struct fill *f, struct weights *w)
 {
     const struct arch *a = f->a;
-    if (matrix(f, &w->embed, "model.embed_tokens.weight", a->vocab, a->d_model)) return -1;
+    if (matrix(f, &w->embed, "model.embed_tokens.weight", a->vocab, a->d_model, ROLE_OTHER)) return -1;
     if (checkpoint_has(&f->ck, "lm_head.weight")) {
-        if (matrix(f, &w->head, "lm_head.weight", a->vocab, a->d_model)) return -1;
+        if (matrix(f, &w->head, "lm_head.weight", a->vocab, a->d_model, ROLE_OTHER)) return -1;
     } else if (a->tied) {
         w->head = w->embed;
     } else {
@@ -426,35 +444,33 @@ static int load_ends(struct fill *f, struct weights *w)
     return vector(f, &w->norm, "model.norm.weight", a->d_model);
 }
 
-static void warn_unused(const struct fill *f)
+/* Tensors that nobody asked for: how many, the first by name. */
+static void find_unused(const struct fill *f, struct weights *w)
 {
-    int64_t n = 0, first = 0;
     for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--)
-        if (!f->ck.used[i]) n++, first = i;
-    if (n)
-        log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)n,
-                 f->ck.st->tensors[first].name);
+        if (!f->ck.used[i]) w->n_unused++, w->unused = f->ck.st->tensors[i].name;
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 struct err *err)
+                 const struct quantize *q, struct err *err)
 {
-    struct fill f = {.dev = dev, .a = a, .err = err, .ck = {.st = st}};
+    struct fill f = {.dev = dev, .a = a, .err = err, .ck = {.st = st}, .w = w};
     const int64_t before = dev->weights.used;
     int rc = -1;
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
+    quantizer_open(&f.quantizer, q, dev, st);
     if (load_ends(&f, w)) goto out;
     for (f.layer = 0; f.layer < a->n_layer; f.layer++) {
-        struct layer_weights *lw = &w->layers[f.layer];
         f.ffn = arch_ffn(a, f.layer);
-        if (load_layer(&f, lw)) goto out;
-        w->expert_bytes += weight_bytes(&lw->up) + weight_bytes(&lw->down);
+        if (load_layer(&f, &w->layers[f.layer])) goto out;
     }
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
-    if (dev->measuring) warn_unused(&f);
+    find_unused(&f, w);
+    quantizer_finish(&f.quantizer);
     rc = 0;
 out:
+    quantizer_close(&f.quantizer);
     mem_free(f.ck.used);
     if (rc) weights_free(w);
     return rc;

@@ -1,9 +1,10 @@
-/* weights.h - safetensors -> the frozen weights in dev->weights, experts packed as they are on disk. */
+/* weights.h - safetensors -> the frozen weights in dev->weights, experts packed as they are on disk or as asked. */
 #ifndef MT_WEIGHTS_H
 #define MT_WEIGHTS_H
 
 #include "data/safetensors.h"
 #include "model/arch.h"
+#include "model/quantize.h"
 
 struct layer_weights {
     struct tensor norm1, norm2;       /* [D] f32 */
@@ -18,16 +19,20 @@ struct layer_weights {
 };
 
 struct weights {
-    struct weight embed, head;    /* [V, D]; head may share embed's bytes */
-    struct tensor norm;           /* [D] f32, final */
-    struct layer_weights *layers; /* [L] host */
-    int64_t expert_bytes, dense_bytes;
+    struct weight embed, head;         /* [V, D]; head may share embed's bytes */
+    struct tensor norm;                /* [D] f32, final */
+    struct layer_weights *layers;      /* [L] host */
+    int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; the rest */
+    char experts[64];                  /* how the first are held: "nf4-nested, packed from bf16" */
+    int64_t n_unused;                  /* tensors of the checkpoint that are not needed */
+    const char *unused;                /* the first of them; st's, and gone with it */
 };
 
 /* Takes dev->weights bytes for every tensor and, unless the device is measuring, copies them there. All names, shapes
- * and formats are checked before the first copy; the error names the tensor and what was expected. */
+ * and formats are checked before the first copy; the error names the tensor and what was expected. q: what is packed on
+ * the way, NULL for nothing; a dense layer's feed-forward network counts as an expert. */
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 struct err *err) MT_CHECK;
+                 const struct quantize *q, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* the host table only */
 
 #endif

@@ -80,6 +80,7 @@ static void every_key_reads_back(void **state)
     static const char *const values[] = {"a b=c:d, \xc3\xa9;#",
                                          "false",
                                          "true",
+                                         "nf4",
                                          "text",
                                          "all",
                                          "drop",
@@ -107,7 +108,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 53);
+    assert_int_equal(n_keys, 55);
     check_round_trip(&all);
 }
 
@@ -295,6 +296,7 @@ static void validation_names_the_key(void **state)
         const char *set, *message;
     } cases[] = {
         {"model.path=", "model.path is not set: the directory of the base model"},
+        {"model.quantize_attention=yes", "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4"},
         {"output.dir=", "output.dir is empty: the directory for all that a run writes"},
         {"train.resume=", "train.resume is empty: expected auto, never or a checkpoint directory"},
         {"data.chat_date=28.6.2025", "data.chat_date = \"28.6.2025\": expected a date, YYYY-MM-DD"},

@@ -40,9 +40,11 @@ struct option {
 static const struct option options[] = {
     ROW(model, path, "", "directory", "the base model: safetensors, config.json, tokenizer.json"),
     ROW(model, revision, "main", "name", "branch, tag or commit when path is a hub id"),
+    ROW(model, quantize, "none", "none|nf4|nf4-nested|mxfp4", "pack bf16 experts in 4 bits while they load"),
+    ROW(model, quantize_attention, "false", YES_NO, "pack the q, k, v and out projections too"),
     ROW(data, train, "", "files", "training rows: JSONL, plain or .gz, comma-separated"),
     ROW(data, eval, "", "files", "held-out rows, the same forms"),
-    ROW(data, eval_split, "0", "[0, 1)", "share of the training documents held out when eval is empty"),
+    ROW(data, eval_split, "0", "[0, 1)", "share of training documents held out when eval is empty"),
     ROW(data, format, "auto", "auto|text|messages|prompt_completion", "what a row is; auto: by its keys"),
     ROW(data, seq_len, "2048", "[2, 16777216]", "longest sequence in tokens"),
     ROW(data, packing, "true", YES_NO, "fill sequences with several documents, kept apart"),
@@ -402,6 +404,8 @@ int config_validate(const struct config *c, struct err *err)
 {
     bool held_out = c->data.eval[0] || c->data.eval_split > 0;
     if (!c->model.path[0]) return err_set(err, "model.path is not set: the directory of the base model");
+    if (c->model.quantize_attention && c->model.quantize == CFG_QUANTIZE_NONE)
+        return err_set(err, "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4");
     if (!c->output.dir[0]) return err_set(err, "output.dir is empty: the directory for all that a run writes");
     if (!c->train.resume[0])
         return err_set(err, "train.resume is empty: expected auto, never or a checkpoint directory");
@@ -491,10 +495,10 @@ void config_help(FILE *out)
     for (int64_t i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         if (i == 0 || strcmp(o->section, options[i - 1].section))
-            fprintf(out, "\n[%s]\n  %-15s%-6s%-12srange\n", o->section, "key", "type", "default");
-        fprintf(out, "  %-15s%-6s", o->key, kind_names[o->kind]);
-        print_cell(out, o->fallback[0] ? o->fallback : "-", 12, 23);
-        print_cell(out, o->allowed, 26, 35);
+            fprintf(out, "\n[%s]\n  %-19s%-5s%-11srange\n", o->section, "key", "type", "default");
+        fprintf(out, "  %-19s%-5s", o->key, kind_names[o->kind]);
+        print_cell(out, o->fallback[0] ? o->fallback : "-", 11, 26);
+        print_cell(out, o->allowed, 26, 37);
         fprintf(out, "%s\n", o->help);
     }
 }

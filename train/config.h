@@ -6,6 +6,7 @@
 
 #include "kernels/base.h"
 
+enum cfg_quantize { CFG_QUANTIZE_NONE, CFG_QUANTIZE_NF4, CFG_QUANTIZE_NF4_NESTED, CFG_QUANTIZE_MXFP4 };
 enum cfg_format { CFG_FORMAT_AUTO, CFG_FORMAT_TEXT, CFG_FORMAT_MESSAGES, CFG_FORMAT_PROMPT_COMPLETION };
 enum cfg_loss_on { CFG_LOSS_ASSISTANT, CFG_LOSS_ALL };
 enum cfg_overlong { CFG_OVERLONG_CUT, CFG_OVERLONG_DROP };
@@ -19,6 +20,8 @@ enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 struct config {
     struct {
         char path[MT_PATH], revision[256];
+        int quantize;
+        bool quantize_attention;
     } model;
     struct {
         char train[MT_PATH], eval[MT_PATH];

@@ -366,7 +366,7 @@ static void print_opening(const struct training *t)
     char *table = adapters_table(&r->model.adapters, a), peak[32];
     log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->cfg->model.path,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
-             weight_format_name(r->model.weights.layers[0].up.format));
+             r->model.weights.experts);
     fprintf(stderr, "%s", table);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");

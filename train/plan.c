@@ -17,7 +17,11 @@ static const struct scratch cpu_scratch[] = {{128 << 20, 0}}; /* its products de
 
 static struct model_options base_options(const struct config *cfg)
 {
+    static const enum weight_format formats[] = {WF_NONE, WF_NF4, WF_NF4, WF_MXFP4};
     return (struct model_options){.max_len = cfg->data.seq_len,
+                                  .quantize = {.format = formats[cfg->model.quantize],
+                                               .nested = cfg->model.quantize == CFG_QUANTIZE_NF4_NESTED,
+                                               .attention = cfg->model.quantize_attention},
                                   .aux_coef = cfg->train.aux_loss_coef,
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }
@@ -80,7 +84,10 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     *p = (struct plan_memory){.experts = m.weights.expert_bytes,
                               .dense = dev.weights.peak - m.weights.expert_bytes,
                               .host = dev.host.peak,
-                              .state = dev.state.peak};
+                              .state = dev.state.peak,
+                              .n_unused = m.weights.n_unused,
+                              .unused = m.weights.unused};
+    memcpy(p->held, m.weights.experts, sizeof(p->held));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
     p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
     *trainable = m.adapters.n_values;
@@ -170,6 +177,9 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
                        (long long)cfg->data.seq_len, (long long)a->max_len);
     set_budget(p, dev, cfg);
     if (choose(p, &q, train, err)) return -1;
+    if (p->memory.n_unused)
+        log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
+                 p->memory.unused);
     for (int r = 0; r < PLAN_MODES; r++) {
         struct model_options opt = p->opt;
         opt.recompute = (enum recompute)r;
@@ -238,7 +248,8 @@ static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total
 static void print_choices(const struct plan *p, FILE *out)
 {
     char b[32], c[32];
-    fprintf(out, "\n  recompute = %s%s:", recompute_name(p->opt.recompute), p->chosen ? " (chosen)" : "");
+    fprintf(out, "\n  experts: %s\n", p->memory.held);
+    fprintf(out, "  recompute = %s%s:", recompute_name(p->opt.recompute), p->chosen ? " (chosen)" : "");
     for (int r = 0; r < PLAN_MODES; r++)
         fprintf(out, " %s %s%s", recompute_name((enum recompute)r), str_bytes(b, peak(&p->by_mode[r], p->fixed, true)),
                 r + 1 < PLAN_MODES ? "," : "");
@@ -269,7 +280,7 @@ void plan_print(const struct plan *p, const struct adapters *ad, FILE *out)
     fprintf(out, "  %-34s", "memory");
     for (int i = 0; i < N_PHASES; i++) fprintf(out, " %11s", phases[i]);
     fprintf(out, "\n");
-    row_always(out, "experts, packed", m->experts, total);
+    row_always(out, "experts", m->experts, total);
     row_always(out, "attention, embedding, head, norms", m->dense, total);
     row_always(out, "adapters and working copies", m->state - 3 * flat, total);
     row_always(out, "gradients", flat, total);

@@ -11,12 +11,15 @@ enum { PLAN_MODES = RECOMPUTE_FULL + 1 };
 
 /* What one choice of recomputation, scratch and residency takes, in bytes. */
 struct plan_memory {
-    int64_t experts, dense;  /* frozen weights on the device: packed experts; the rest */
+    int64_t experts, dense;  /* frozen weights on the device: experts with biases; the rest */
     int64_t host;            /* frozen weights in pinned host memory: the embedding, or nothing */
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
     int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
     int64_t work;            /* the same with the backward */
     int64_t work_eval;       /* peak of a forward pass with loss that keeps nothing */
+    char held[64];           /* how the experts are held, in words */
+    int64_t n_unused;        /* tensors of the checkpoint that are not needed */
+    const char *unused;      /* the first of them; the checkpoint's */
     double flops_fwd, flops; /* per token: forward; training with its recomputation */
 };
 

@@ -72,6 +72,20 @@ int run_open_data(struct run *r, bool train, struct err *err)
     return 0;
 }
 
+/* Where packed weights are kept: beside the model, where every run of it finds them; in output.dir when nothing can be
+ * written there. A file for each way of packing. */
+static int find_packed(struct run *r, const struct quantize *q, struct err *err)
+{
+    char beside[MT_PATH];
+    const char *model = r->cfg->model.path, *attention = q->attention ? "-attention" : "";
+    if (str_format(beside, sizeof(beside), err, "path", "%s/moetrain-cache", model) ||
+        str_format(r->packed, MT_PATH, err, "path", "%s/%s%s.safetensors", beside, quantize_name(q), attention))
+        return -1;
+    if (file_exists(r->packed) || file_is_writable(file_is_dir(beside) ? beside : model)) return 0;
+    return str_format(r->packed, MT_PATH, err, "path", "%s/cache/%s%s.safetensors", r->cfg->output.dir,
+                      quantize_name(q), attention);
+}
+
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
 {
     struct device *dev = &r->dev;
@@ -82,7 +96,9 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
     const struct plan_memory *memory = &r->plan.memory;
-    if (device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
+    r->plan.opt.quantize.cache = r->packed;
+    if (find_packed(r, &r->plan.opt.quantize, err) ||
+        device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
         (memory->host && device_reserve_host(dev, memory->host, err)) ||
         device_reserve(dev, &dev->state, "state", memory->state, err) ||
         device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err) ||

@@ -15,6 +15,7 @@ struct run {
     struct tokenizer *tok;
     struct dataset train, eval;
     struct plan plan;
+    char packed[MT_PATH]; /* the cache of model.quantize */
     struct model model;
 };
 

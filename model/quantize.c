@@ -1,0 +1,365 @@
+/* quantize.c - dense matrices in, packed ones out, one expert at a time; the cache file.
+ *
+ * A packed weight is up to four arrays with an equal share of each expert. The cache is a safetensors file with these
+ * arrays (NAME.data, NAME.scale, ..., NAME the checkpoint's first tensor of the weight), beside each weight a checksum,
+ * NAME.sum, and one KEY: made from another checkpoint, it is not used. What the checksum refuses is encoded again from
+ * the checkpoint, and the file written anew. */
+#include "model/quantize.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/quant.h"
+
+#define VERSION "moetrain packed weights 1" /* of the encoders' bytes and the cache's layout */
+#define KEY     "moetrain.key"
+enum { BLOCK = 64, N_PART = 4, SAY_MS = 10000 };
+
+/* One array of a packed weight. */
+struct part {
+    const char *suffix;
+    enum dtype dtype;
+    int64_t count, bytes; /* of one expert */
+    char *dst;            /* in dev->weights */
+};
+
+struct kept {
+    char *name;
+    struct part part[N_PART];
+    int n_part;
+    int64_t n_exp;
+    uint64_t sum;
+};
+
+const char *quantize_name(const struct quantize *q)
+{
+    return q->format == WF_NF4 && q->nested ? "nf4-nested" : weight_format_name(q->format);
+}
+
+static int list_parts(const struct quantize *q, const struct weight *w, struct part p[N_PART])
+{
+    const int64_t n = w->n_out * w->n_in, blocks = n / BLOCK;
+    int n_part = 0;
+    p[n_part++] = (struct part){.suffix = ".data", .dtype = DT_U8, .count = n / 2};
+    if (q->format == WF_MXFP4)
+        p[n_part++] = (struct part){.suffix = ".scale", .dtype = DT_U8, .count = n / 32};
+    else if (!q->nested)
+        p[n_part++] = (struct part){.suffix = ".absmax", .dtype = DT_F32, .count = blocks};
+    else {
+        p[n_part++] = (struct part){.suffix = ".scale", .dtype = DT_U8, .count = blocks};
+        p[n_part++] = (struct part){.suffix = ".nested_absmax", .dtype = DT_F32, .count = (blocks + 255) / 256};
+        p[n_part++] = (struct part){.suffix = ".nested_offset", .dtype = DT_F32, .count = 1};
+    }
+    for (int i = 0; i < n_part; i++) p[i].bytes = p[i].count * dtype_size(p[i].dtype);
+    return n_part;
+}
+
+/* Room in the arena for the parts and, with NF4, for its tables; the weight's pointers. */
+static void take_room(struct quantizer *z, struct weight *w, struct part *p, int n_part)
+{
+    struct arena *a = &z->dev->weights;
+    float map[256];
+    w->format = z->q.format;
+    for (int i = 0; i < n_part; i++) p[i].dst = arena_push(a, w->n_exp * p[i].bytes);
+    w->data = p[0].dst;
+    if (w->format == WF_MXFP4) {
+        w->scale = (const uint8_t *)p[1].dst;
+        return;
+    }
+    float *code = arena_push(a, sizeof(quant_nf4_code));
+    device_upload(z->dev, code, quant_nf4_code, sizeof(quant_nf4_code));
+    w->code = code;
+    w->block = BLOCK;
+    if (!z->q.nested) {
+        w->absmax = (const float *)(void *)p[1].dst;
+        return;
+    }
+    float *nested_map = arena_push(a, sizeof(map));
+    quant_dynamic_map(map);
+    device_upload(z->dev, nested_map, map, sizeof(map));
+    w->scale = (const uint8_t *)p[1].dst;
+    w->nested_absmax = (const float *)(void *)p[2].dst;
+    w->nested_offset = (const float *)(void *)p[3].dst;
+    w->nested_map = nested_map;
+}
+
+/* Four sums side by side, as fast as memory: each word changes its own for certain, as every step can be undone. */
+static uint64_t checksum(uint64_t before, const char *data, int64_t bytes)
+{
+    uint64_t sum[4] = {before, 1, 2, 3}, word[4];
+    for (int64_t at = 0; at < bytes; at += 32) {
+        memset(word, 0, sizeof(word));
+        memcpy(word, data + at, (size_t)MT_MIN(32, bytes - at));
+        for (int i = 0; i < 4; i++) {
+            sum[i] = (sum[i] ^ word[i]) * 0x9e3779b97f4a7c15u;
+            sum[i] ^= sum[i] >> 32;
+        }
+    }
+    return rng_u64(rng_u64(sum[0], sum[1]), rng_u64(sum[2], sum[3]) ^ (uint64_t)bytes);
+}
+
+/* The parts of expert e to the device; the checksum up to here. */
+static uint64_t place(struct quantizer *z, const struct kept *k, int64_t e, const char *const src[N_PART], uint64_t sum)
+{
+    for (int i = 0; i < k->n_part; i++) {
+        sum = checksum(sum, src[i], k->part[i].bytes);
+        device_upload(z->dev, k->part[i].dst + e * k->part[i].bytes, src[i], k->part[i].bytes);
+    }
+    return sum;
+}
+
+/* ---- the cache, reading */
+
+static const struct st_tensor *cached(const struct quantizer *z, const char *name, const char *suffix, enum dtype dtype,
+                                      int64_t bytes)
+{
+    char full[512];
+    if (str_format(full, sizeof(full), NULL, "tensor name", "%s%s", name, suffix)) return NULL;
+    const struct st_tensor *t = safetensors_find(&z->cache, full);
+    return t && t->dtype == dtype && t->bytes == bytes ? t : NULL;
+}
+
+static void open_cache(struct quantizer *z)
+{
+    struct err why;
+    uint64_t key = 0;
+    if (safetensors_open(&z->cache, z->q.cache, &why)) {
+        log_warn("the cache of packed weights is damaged and made anew: %s", why.msg);
+        return;
+    }
+    const struct st_tensor *t = cached(z, KEY, "", DT_I64, sizeof(key));
+    if (t) memcpy(&key, t->data, sizeof(key));
+    if (t && key == z->key) return;
+    log_warn("%s was made from %s and is made anew", z->q.cache, t ? "another checkpoint" : "something else");
+    safetensors_close(&z->cache);
+}
+
+/* False when the cache lacks the weight or has other bytes than were written. */
+static bool read_cached(struct quantizer *z, const struct kept *k)
+{
+    const struct st_tensor *t[N_PART], *stored = cached(z, k->name, ".sum", DT_I64, sizeof(k->sum));
+    uint64_t sum = 0, want = 0;
+    bool good = stored != NULL;
+    for (int i = 0; i < k->n_part && good; i++) {
+        t[i] = cached(z, k->name, k->part[i].suffix, k->part[i].dtype, k->n_exp * k->part[i].bytes);
+        good = t[i] != NULL;
+    }
+    for (int64_t e = 0; e < k->n_exp && good; e++) {
+        const char *src[N_PART];
+        for (int i = 0; i < k->n_part; i++) src[i] = (const char *)t[i]->data + e * k->part[i].bytes;
+        sum = place(z, k, e, src, sum);
+        for (int i = 0; i < k->n_part; i++) source_drop(&z->cache, t[i], e * k->part[i].bytes, k->part[i].bytes);
+    }
+    if (good) memcpy(&want, stored->data, sizeof(want));
+    if (good && sum == want) return true;
+    if (!z->warned) log_warn("%s is damaged at %s and is made anew", z->q.cache, k->name);
+    z->warned = true;
+    return false;
+}
+
+/* ---- encoding */
+
+static void say(struct quantizer *z, double done)
+{
+    const double now = clock_ms(), left = done > 0 ? (now - z->start_ms) * (1 - done) / done / 1e3 : 0;
+    char text[32];
+    if (now - z->said_ms < SAY_MS || done <= 0) return;
+    z->said_ms = now;
+    log_info("quantising to %s: %.0f%%, left %s", quantize_name(&z->q), 100 * done, str_seconds(text, left));
+}
+
+/* One dense expert, host -> out; how many values are not finite. */
+static int64_t encode(const struct quantizer *z, const struct kept *k, char *const out[N_PART], float *absmax,
+                      const char *dense, enum weight_format format)
+{
+    const int64_t n = 2 * k->part[0].count;
+    uint8_t *nibbles = (uint8_t *)out[0];
+    if (z->q.format == WF_MXFP4)
+        return quant_encode(WF_MXFP4, nibbles, (uint8_t *)out[1], NULL, dense, format, n, z->dev->n_threads);
+    const int64_t bad = quant_encode(WF_NF4, nibbles, NULL, absmax, dense, format, n, z->dev->n_threads);
+    if (z->q.nested) {
+        float map[256];
+        quant_dynamic_map(map);
+        quant_nested_encode((uint8_t *)out[1], (float *)(void *)out[2], (float *)(void *)out[3], absmax, n / BLOCK,
+                            map);
+    } else
+        memcpy(out[1], absmax, (size_t)k->part[1].bytes);
+    return bad;
+}
+
+static int encode_all(struct quantizer *z, struct kept *k, const struct source *s, int64_t n, struct err *err)
+{
+    const int64_t n_row_block = n / k->n_exp, values = 2 * k->part[0].count;
+    char *dense = mem_array(values, dtype_size(s->data->dtype)), *out[N_PART] = {0};
+    float *absmax = mem_array(values / BLOCK + 1, sizeof(float));
+    int rc = 0;
+    for (int i = 0; i < k->n_part; i++) out[i] = mem_alloc(k->part[i].bytes);
+    k->sum = 0;
+    for (int64_t e = 0; e < k->n_exp && !rc; e++) {
+        const struct source *of = s + e * n_row_block;
+        for (int64_t i = 0, at = 0; i < n_row_block; at += of[i++].data->bytes) {
+            source_copy(&of[i], dense + at);
+            source_drop(z->st, of[i].data, 0, of[i].data->bytes);
+        }
+        const int64_t bad = encode(z, k, out, absmax, dense, s->format);
+        if (bad)
+            rc = err_set(err, "%lld values of tensor %s (expert %lld) are not finite: the checkpoint is damaged",
+                         (long long)bad, of->data->name, (long long)e);
+        k->sum = place(z, k, e, (const char *const *)out, k->sum);
+    }
+    z->n_encoded++;
+    for (int i = 0; i < k->n_part; i++) mem_free(out[i]);
+    mem_free(absmax);
+    mem_free(dense);
+    return rc;
+}
+
+static int check_blocks(const struct quantizer *z, const struct weight *w, const char *name, struct err *err)
+{
+    const long long out = w->n_out, in = w->n_in;
+    if (z->q.format == WF_MXFP4 && in % 32)
+        return err_set(err,
+                       "tensor %s cannot be packed: model.quantize = mxfp4 takes blocks of 32 inputs, which do not "
+                       "divide its %lld (a matrix of %lld x %lld); choose nf4 or none",
+                       name, in, out, in);
+    if (z->q.format == WF_NF4 && w->n_out * w->n_in % BLOCK)
+        return err_set(err,
+                       "tensor %s cannot be packed: model.quantize = %s takes blocks of %d values, which do not divide "
+                       "a matrix of %lld x %lld; choose none",
+                       name, quantize_name(&z->q), BLOCK, out, in);
+    return 0;
+}
+
+int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, double done,
+                    struct err *err)
+{
+    struct kept k = {.n_exp = w->n_exp};
+    if (check_blocks(z, w, s->data->name, err)) return -1;
+    k.n_part = list_parts(&z->q, w, k.part);
+    take_room(z, w, k.part, k.n_part);
+    if (z->dev->measuring) return 0;
+    say(z, done);
+    k.name = mem_strdup(s->data->name);
+    const bool read = z->cache.n_shards && read_cached(z, &k);
+    const int rc = read ? 0 : encode_all(z, &k, s, n, err);
+    z->kept = mem_grow(z->kept, z->n_kept, z->n_kept + 1, sizeof(*z->kept));
+    z->kept[z->n_kept++] = k;
+    return rc;
+}
+
+/* ---- opening, finishing */
+
+void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, const struct safetensors *st)
+{
+    char text[128];
+    *z = (struct quantizer){.dev = dev, .st = st, .start_ms = clock_ms(), .said_ms = clock_ms()};
+    if (q) z->q = *q;
+    if (!z->q.cache || z->q.format == WF_NONE || dev->measuring) return;
+    snprintf(text, sizeof(text), VERSION " %s %d", quantize_name(&z->q), z->q.attention);
+    z->key = rng_key(safetensors_fingerprint(st), text);
+    if (file_exists(z->q.cache)) open_cache(z);
+}
+
+int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,
+                    struct err *err)
+{
+    const bool dense = format == WF_F32 || format == WF_BF16 || format == WF_F16;
+    if (dense || z->q.format == WF_NONE) return dense && z->q.format != WF_NONE;
+    if (format == z->q.format && nested == z->q.nested) return 0;
+    return err_set(err,
+                   "tensor %s is packed in the checkpoint as %s%s, model.quantize asks for %s: what is packed stays as "
+                   "it is, so set model.quantize = none, or take a bf16 checkpoint",
+                   name, weight_format_name(format), nested ? "-nested" : "", quantize_name(&z->q));
+}
+
+/* The bytes of an entry: on the device, but for keys and sums. */
+static int put_entry(struct quantizer *z, struct file_writer *out, const struct st_entry *e, char *host, int64_t cap,
+                     struct err *err)
+{
+    const int64_t bytes = safetensors_entry_bytes(e);
+    if (e->dtype == DT_I64) return file_writer_put(out, e->data, bytes, err);
+    int rc = 0;
+    for (int64_t at = 0; at < bytes && !rc; at += cap) {
+        const int64_t n = MT_MIN(cap, bytes - at);
+        device_download(z->dev, host, (const char *)e->data + at, n);
+        rc = file_writer_put(out, host, n, err);
+    }
+    return rc;
+}
+
+static void add_entry(struct st_entry *e, const char *name, const char *suffix, enum dtype dtype, int64_t count,
+                      const void *data)
+{
+    const size_t size = strlen(name) + strlen(suffix) + 1;
+    char *full = mem_alloc((int64_t)size);
+    snprintf(full, size, "%s%s", name, suffix);
+    *e = (struct st_entry){.name = full, .dtype = dtype, .rank = 1, .shape = {count}, .data = data};
+}
+
+static int make_folder(const char *file, struct err *err)
+{
+    char *dir = mem_strdup(file), *slash = strrchr(dir, '/');
+    if (slash) *slash = 0;
+    const int rc = slash && slash > dir ? file_make_dirs(dir, err) : 0;
+    mem_free(dir);
+    return rc;
+}
+
+static int write_cache(struct quantizer *z, struct err *err)
+{
+    const int64_t cap = 8 << 20;
+    int64_t n = 0, size;
+    char *head = NULL;
+    if (make_folder(z->q.cache, err)) return -1;
+    struct st_entry *entries = mem_array(1 + z->n_kept * (N_PART + 1), sizeof(*entries));
+    struct file_writer out;
+    add_entry(&entries[n++], KEY, "", DT_I64, 1, &z->key);
+    for (int64_t i = 0; i < z->n_kept; i++) {
+        const struct kept *k = &z->kept[i];
+        add_entry(&entries[n++], k->name, ".sum", DT_I64, 1, &k->sum);
+        for (int p = 0; p < k->n_part; p++)
+            add_entry(&entries[n++], k->name, k->part[p].suffix, k->part[p].dtype, k->n_exp * k->part[p].count,
+                      k->part[p].dst);
+    }
+    int rc = safetensors_head(entries, n, &head, &size, err) || file_writer_open(&out, z->q.cache, err) ? -1 : 0;
+    if (!rc) {
+        char *host = mem_alloc(cap);
+        rc = file_writer_put(&out, head, size, err);
+        for (int64_t i = 0; i < n && !rc; i++) rc = put_entry(z, &out, &entries[i], host, cap, err);
+        rc = file_writer_close(&out, !rc, err);
+        mem_free(host);
+    }
+    mem_free(head);
+    for (int64_t i = 0; i < n; i++) mem_free((void *)(uintptr_t)entries[i].name);
+    mem_free(entries);
+    return rc;
+}
+
+void quantizer_finish(struct quantizer *z)
+{
+    struct err why;
+    if (z->q.format == WF_NONE || z->dev->measuring) return;
+    if (!z->n_kept) {
+        log_info("model.quantize: everything is packed in the checkpoint and stays as it is");
+        return;
+    }
+    if (!z->n_encoded) {
+        log_info("packed weights read from %s", z->q.cache);
+        return;
+    }
+    log_info("%lld of %lld weights quantised to %s in %.1f s", (long long)z->n_encoded, (long long)z->n_kept,
+             quantize_name(&z->q), (clock_ms() - z->start_ms) / 1e3);
+    if (!z->q.cache) return;
+    if (write_cache(z, &why))
+        log_warn("%s; the weights are quantised anew at each start", why.msg);
+    else
+        log_info("packed weights kept in %s", z->q.cache);
+}
+
+void quantizer_close(struct quantizer *z)
+{
+    for (int64_t i = 0; i < z->n_kept; i++) mem_free(z->kept[i].name);
+    mem_free(z->kept);
+    safetensors_close(&z->cache);
+    *z = (struct quantizer){0};
+}
