@@ -213,7 +213,7 @@ int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scale
 {
     enum { BLOCK = 64, PIECE = 64 * BLOCK }; /* whole blocks of every format */
     int64_t n_bad = 0;
-#pragma omp parallel for num_threads(n_threads) reduction(+ : n_bad)
+#pragma omp parallel for if (n > 16 * PIECE) num_threads(n_threads) reduction(+ : n_bad)
     for (int64_t at = 0; at < n; at += PIECE) {
         float piece[PIECE];
         const int64_t count = MT_MIN(PIECE, n - at);

@@ -135,10 +135,10 @@ static void open_cache(struct quantizer *z)
 }
 
 /* False when the cache lacks the weight or has other bytes than were written. */
-static bool read_cached(struct quantizer *z, const struct kept *k)
+static bool read_cached(struct quantizer *z, struct kept *k)
 {
     const struct st_tensor *t[N_PART], *stored = cached(z, k->name, ".sum", DT_I64, sizeof(k->sum));
-    uint64_t sum = 0, want = 0;
+    uint64_t want = 0;
     bool good = stored != NULL;
     for (int i = 0; i < k->n_part && good; i++) {
         t[i] = cached(z, k->name, k->part[i].suffix, k->part[i].dtype, k->n_exp * k->part[i].bytes);
@@ -147,11 +147,11 @@ static bool read_cached(struct quantizer *z, const struct kept *k)
     for (int64_t e = 0; e < k->n_exp && good; e++) {
         const char *src[N_PART];
         for (int i = 0; i < k->n_part; i++) src[i] = (const char *)t[i]->data + e * k->part[i].bytes;
-        sum = place(z, k, e, src, sum);
+        k->sum = place(z, k, e, src, k->sum);
         for (int i = 0; i < k->n_part; i++) source_drop(&z->cache, t[i], e * k->part[i].bytes, k->part[i].bytes);
     }
     if (good) memcpy(&want, stored->data, sizeof(want));
-    if (good && sum == want) return true;
+    if (good && k->sum == want) return true;
     if (!z->warned) log_warn("%s is damaged at %s and is made anew", z->q.cache, k->name);
     z->warned = true;
     return false;

@@ -30,20 +30,22 @@ static int64_t entry_count(const struct st_entry *e)
 
 /* ---- the list */
 
-void draft_open(struct draft *d)
+void draft_open(struct draft *d) { draft_open_case(d, CASE); }
+
+void draft_open_case(struct draft *d, const char *name)
 {
     struct err err;
     struct safetensors st;
     int64_t size;
     char path[MT_PATH];
     *d = (struct draft){0};
-    OK(safetensors_open(&st, fixture(CASE), &err));
+    OK(safetensors_open(&st, fixture(name), &err));
     for (int64_t i = 0; i < st.n_tensors; i++) {
         const struct st_tensor *t = &st.tensors[i];
         draft_put(d, t->name, t->dtype, t->rank, t->shape, copy(t->data, t->bytes));
     }
     safetensors_close(&st);
-    OK(str_format(path, sizeof(path), &err, "path", "%s/config.json", fixture(CASE)));
+    OK(str_format(path, sizeof(path), &err, "path", "%s/config.json", fixture(name)));
     d->config = file_read(path, 1 << 20, &size, &err);
     OK(d->config ? 0 : -1);
 }
@@ -173,6 +175,8 @@ static float *entry_values(const struct st_entry *e)
                                      : f16_to_f32(((const uint16_t *)e->data)[i]);
     return x;
 }
+
+float *draft_values(const struct draft *d, const char *name) { return entry_values(draft_find(d, name)); }
 
 /* Exact for a value of BF16 that is normal in F16; every other one becomes a zero of its sign. */
 static uint16_t f32_to_f16(float x)
@@ -435,10 +439,10 @@ static void forward(struct model *m, struct model_tally *loss)
     model_end(m);
 }
 
-static void open_model(struct loaded *l, struct model *m, struct device *dev)
+static void open_model(struct loaded *l, struct model *m, struct device *dev, const struct quantize *q)
 {
     const struct lora_options lora = {.r = 2, .alpha = 2, .targets = "q_proj", .layers = ""};
-    const struct model_options opt = {.max_len = 64};
+    const struct model_options opt = {.max_len = 64, .quantize = *q};
     struct adapters ad;
     struct err err;
     OK(adapters_plan(&ad, &l->arch, &lora, &err));
@@ -446,7 +450,9 @@ static void open_model(struct loaded *l, struct model *m, struct device *dev)
     forward(m, &l->loss);
 }
 
-void loaded_open(struct loaded *l, const char *dir)
+void loaded_open(struct loaded *l, const char *dir) { loaded_open_as(l, dir, &(struct quantize){.cache = NULL}); }
+
+void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q)
 {
     struct device measure, *dev = &l->dev;
     struct model plan;
@@ -456,12 +462,12 @@ void loaded_open(struct loaded *l, const char *dir)
     OK(safetensors_open(&l->st, dir, &err));
     OK(device_open(dev, "cpu", "fp32", &err));
     device_measure(&measure, dev);
-    open_model(l, &plan, &measure);
+    open_model(l, &plan, &measure, q);
     model_close(&plan);
     OK(device_reserve(dev, &dev->weights, "weights", measure.weights.peak, &err));
     OK(device_reserve(dev, &dev->state, "state", measure.state.peak, &err));
     OK(device_reserve(dev, &dev->work, "work", measure.work.peak, &err));
-    open_model(l, &l->model, dev);
+    open_model(l, &l->model, dev, q);
     assert_int_equal(dev->weights.used, measure.weights.peak);
 }
 
@@ -490,7 +496,8 @@ static void same_tensor(const char *what, int64_t layer, struct tensor a, struct
 {
     assert_int_equal(a.dtype, b.dtype);
     assert_int_equal(tensor_bytes(a), tensor_bytes(b));
-    if (memcmp(a.data, b.data, (size_t)tensor_bytes(a))) fail_msg("%s of layer %lld differs", what, (long long)layer);
+    if (a.rank && memcmp(a.data, b.data, (size_t)tensor_bytes(a)))
+        fail_msg("%s of layer %lld differs", what, (long long)layer);
 }
 
 void assert_same_weights(const struct loaded *a, const struct loaded *b)
@@ -511,14 +518,19 @@ void assert_same_weights(const struct loaded *a, const struct loaded *b)
 #undef SAME_TENSOR
 }
 
+void assert_same_loaded(const struct loaded *a, const struct loaded *b)
+{
+    assert_same_weights(a, b);
+    if (memcmp(&a->loss.nll, &b->loss.nll, sizeof(double)))
+        fail_msg("one loss is %.17g, the other %.17g", a->loss.nll, b->loss.nll);
+}
+
 void assert_same_model(const char *dir_a, const char *dir_b)
 {
     struct loaded a, b;
     loaded_open(&a, dir_a);
     loaded_open(&b, dir_b);
-    assert_same_weights(&a, &b);
-    if (memcmp(&a.loss.nll, &b.loss.nll, sizeof(double)))
-        fail_msg("the loss of %s is %.17g, that of %s %.17g", dir_a, a.loss.nll, dir_b, b.loss.nll);
+    assert_same_loaded(&a, &b);
     loaded_close(&a);
     loaded_close(&b);
 }

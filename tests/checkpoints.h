@@ -14,6 +14,7 @@ struct draft {
     char *config;
 };
 void draft_open(struct draft *d); /* fixtures/parity/case_a: 2 layers, D 128, F 96, 8 experts, MXFP4 */
+void draft_open_case(struct draft *d, const char *name); /* any fixture, "parity/qwen3" */
 void draft_free(struct draft *d);
 const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is not there */
 void draft_remove(struct draft *d, const char *name);
@@ -35,6 +36,8 @@ struct linear_form {
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
                   const struct linear_form *form);
 
+float *draft_values(const struct draft *d, const char *name); /* of a float tensor; mem_free them */
+
 /* Every float tensor as t. Values that F16 lacks become 0, whatever t is, so that all three dtypes hold the same. */
 void draft_dense(struct draft *d, enum dtype t);
 void draft_transposed(struct draft *d, enum dtype t);                   /* transformers' dequantised experts */
@@ -51,8 +54,10 @@ struct loaded {
     struct model_tally loss;
 };
 void loaded_open(struct loaded *l, const char *dir);
+void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q); /* packed while it loads */
 void loaded_close(struct loaded *l);
 void assert_same_weights(const struct loaded *a, const struct loaded *b); /* each decoded value, bit by bit */
+void assert_same_loaded(const struct loaded *a, const struct loaded *b);  /* and, bit by bit, the same loss */
 /* Loads and closes both: the same weights and, bit by bit, the same loss. */
 void assert_same_model(const char *dir_a, const char *dir_b);
 

@@ -505,6 +505,38 @@ static void test_nested_round_trip(void **state)
     (void)state;
 }
 
+/* Shared out among threads, from every dense format: the bytes of one call, at sizes that end inside a piece. */
+static void test_encode(void **state)
+{
+    enum { N = 64 * 64 * 20 + 64 * 3 };
+    static const enum weight_format dense[] = {WF_F32, WF_BF16, WF_F16};
+    float *x = mem_array(N, sizeof(*x)), *absmax[2] = {mem_array(N / 64, 4), mem_array(N / 64, 4)};
+    uint16_t *half = mem_array(N, sizeof(*half));
+    uint8_t *nibbles[2] = {mem_alloc(N / 2), mem_alloc(N / 2)}, *scales[2] = {mem_alloc(N / 32), mem_alloc(N / 32)};
+    for (int d = 0; d < 3; d++)
+        for (int threads = 1; threads <= 3; threads++) {
+            for (int64_t i = 0; i < N; i++) {
+                half[i] = (uint16_t)(rng_u64(5, (uint64_t)i) & 0xbbff); /* finite in both */
+                x[i] = dense[d] == WF_F16 ? f16_to_f32(half[i]) : bf16_to_f32(half[i]);
+            }
+            half[N - 1] = dense[d] == WF_F16 ? 0x7c00 : 0x7f80;
+            x[N - 1] = INFINITY;
+            const void *in = dense[d] == WF_F32 ? (const void *)x : half;
+            assert_int_equal(quant_bnb_encode(WF_NF4, nibbles[0], absmax[0], x, N, 64), 1);
+            assert_int_equal(quant_encode(WF_NF4, nibbles[1], NULL, absmax[1], in, dense[d], N, threads), 1);
+            assert_memory_equal(nibbles[0], nibbles[1], N / 2);
+            assert_memory_equal(absmax[0], absmax[1], N / 64 * 4);
+            assert_int_equal(quant_mxfp4_encode(nibbles[0], scales[0], x, N), 1);
+            assert_int_equal(quant_encode(WF_MXFP4, nibbles[1], scales[1], NULL, in, dense[d], N, threads), 1);
+            assert_memory_equal(nibbles[0], nibbles[1], N / 2);
+            assert_memory_equal(scales[0], scales[1], N / 32);
+        }
+    for (int i = 0; i < 2; i++) mem_free(absmax[i]), mem_free(nibbles[i]), mem_free(scales[i]);
+    mem_free(half);
+    mem_free(x);
+    (void)state;
+}
+
 int test_quant(void)
 {
     const struct CMUnitTest tests[] = {
@@ -521,6 +553,7 @@ int test_quant(void)
         cmocka_unit_test(test_zero_blocks),
         cmocka_unit_test_setup_teardown(test_idempotent, begin, end),
         cmocka_unit_test(test_nested_round_trip),
+        cmocka_unit_test(test_encode),
     };
     return cmocka_run_group_tests_name("quant", tests, NULL, NULL);
 }
