@@ -27,7 +27,7 @@ static inline double cost_ms(const struct roofs *r, const struct cost *c)
 }
 
 /* One compute device. Its first three arenas are the only device memory there is:
- *   weights  the frozen checkpoint, packed as on disk; filled once
+ *   weights  the frozen checkpoint, packed as on disk or while it loads; filled once
  *   state    adapters, gradients, moments, tables: lives as long as the run
  *   work     activations and scratch: a stack, empty between steps
  * A device opened with device_measure computes nothing: model code runs on it to learn peak bytes and FLOPs. */

@@ -136,8 +136,30 @@ static void adapters(void **state)
     }
 }
 
+/* Beside a config.json: how each model.quantize would hold the experts, or why it cannot. */
+static void held(void **state)
+{
+    (void)state;
+    struct err err;
+    char *text = inspect(fixture("parity/qwen3"), &err); /* D 40, which blocks of 32 do not divide */
+    if (!text) fail_msg("%s", err.msg);
+    assert_line(text, "  model.quantize  experts held as                  experts   all weights");
+    assert_line(text, "  none            bf16                            67.5 KiB       253 KiB");
+    assert_line(text, "  nf4             nf4, packed from bf16           21.0 KiB       207 KiB");
+    assert_line(text, "  nf4-nested      nf4-nested, packed from bf16    25.5 KiB       211 KiB");
+    assert_non_null(strstr(text, "\n  mxfp4           not possible: tensor model.layers.0.mlp.experts.0.gate_proj"));
+    free(text);
+    text = inspect(fixture("parity/case_a"), &err);
+    if (!text) fail_msg("%s", err.msg);
+    assert_line(text, "  none            mxfp4                            326 KiB      2.52 MiB");
+    assert_line(text, "  what is packed in the checkpoint stays as it is");
+    assert_null(strstr(text, "nf4-nested"));
+    free(text);
+}
+
 int test_inspect(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(packed), cmocka_unit_test(adapters)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(packed), cmocka_unit_test(held),
+                                              cmocka_unit_test(adapters)};
     return cmocka_run_group_tests_name("inspect", tests, NULL, NULL);
 }

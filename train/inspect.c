@@ -13,6 +13,7 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "model/weights.h"
 
 #define CONFIG_MAX ((int64_t)16 << 20)
 
@@ -292,6 +293,53 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
     return 0;
 }
 
+/* What a run would hold, for one model.quantize: measured by loading without memory. 1: everything is packed already.
+ */
+static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
+{
+    struct device dev = {.measuring = true, .weights = arena_measure("weights")};
+    struct weights w;
+    struct err why;
+    char experts[32], all[32];
+    fprintf(out, "  %-14s  ", quantize_name(q));
+    if (weights_load(&w, &dev, a, st, q, &why)) {
+        fprintf(out, "not possible: ");
+        print_text(why.msg, out);
+        fputc('\n', out);
+        return false;
+    }
+    const enum weight_format f = w.layers[a->n_layer - 1].up.format;
+    fprintf(out, "%-28s  %10s  %12s\n", w.experts, str_bytes(experts, w.expert_bytes),
+            str_bytes(all, w.expert_bytes + w.dense_bytes));
+    weights_free(&w);
+    return q->format == WF_NONE && f >= WF_MXFP4;
+}
+
+/* Silent about directories that hold no model at all. */
+static void print_all_held(const char *path, const struct safetensors *st, FILE *out)
+{
+    static const struct quantize ways[] = {
+        {.format = WF_NONE}, {.format = WF_NF4}, {.format = WF_NF4, .nested = true}, {.format = WF_MXFP4}};
+    struct arch a;
+    struct err why;
+    char config[MT_PATH];
+    if (!file_is_dir(path) || str_format(config, sizeof(config), NULL, "path", "%s/config.json", path) ||
+        !file_exists(config))
+        return;
+    if (arch_load(&a, path, &why)) {
+        fprintf(out, "\n  not a model that can be trained: ");
+        print_text(why.msg, out);
+        fputc('\n', out);
+        return;
+    }
+    fprintf(out, "\n  %-14s  %-28s  %10s  %12s\n", "model.quantize", "experts held as", "experts", "all weights");
+    for (int i = 0; i < MT_LEN(ways); i++)
+        if (print_held(&a, st, &ways[i], out)) {
+            fprintf(out, "  what is packed in the checkpoint stays as it is\n");
+            break;
+        }
+}
+
 /* The tables of the tensors at `tensors`; config: the adapter's, or absent. */
 static int inspect_tensors(const char *path, const char *tensors, const struct json *config, FILE *out, struct err *err)
 {
@@ -309,6 +357,7 @@ static int inspect_tensors(const char *path, const char *tensors, const struct j
     if (!rc) {
         print_rows(rows, n, out);
         print_totals(rows, n, out);
+        if (!config) print_all_held(path, &st, out);
     }
     free_rows(rows, n);
     safetensors_close(&st);
