@@ -9,6 +9,7 @@
 
 struct fill {
     struct device *dev;
+    struct arena *arena; /* where the next weight goes: dev->weights, or dev->host */
     const struct arch *a;
     struct checkpoint ck;
     struct err *err;
@@ -42,8 +43,8 @@ static struct name expert_name(const struct fill *f, const char *pattern, int64_
     return n;
 }
 
-/* Room for `bytes` in the weights arena; NULL on a measuring device. */
-static char *room(struct fill *f, int64_t bytes) { return arena_push(&f->dev->weights, bytes); }
+/* Room for `bytes` of a weight; NULL on a measuring device. */
+static char *room(struct fill *f, int64_t bytes) { return arena_push(f->arena, bytes); }
 
 static void put(struct fill *f, char *dst, const struct st_tensor *t)
 {
@@ -430,11 +431,16 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
                : 0;
 }
 
-static int load_ends(struct fill *f, struct weights *w)
+/* The embedding may lie in the host's memory: a step reads some rows of it. Where it is the head as well, it may not.
+ */
+static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
 {
     const struct arch *a = f->a;
+    const bool tied = !checkpoint_has(&f->ck, "lm_head.weight");
+    f->arena = embed_on_host && !tied ? &f->dev->host : &f->dev->weights;
     if (matrix(f, &w->embed, "model.embed_tokens.weight", a->vocab, a->d_model, ROLE_OTHER)) return -1;
-    if (checkpoint_has(&f->ck, "lm_head.weight")) {
+    f->arena = &f->dev->weights;
+    if (!tied) {
         if (matrix(f, &w->head, "lm_head.weight", a->vocab, a->d_model, ROLE_OTHER)) return -1;
     } else if (a->tied) {
         w->head = w->embed;
@@ -452,15 +458,15 @@ static void find_unused(const struct fill *f, struct weights *w)
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct quantize *q, struct err *err)
+                 const struct quantize *q, bool embed_on_host, struct err *err)
 {
-    struct fill f = {.dev = dev, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    struct fill f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
     const int64_t before = dev->weights.used;
     int rc = -1;
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
     quantizer_open(&f.quantizer, q, dev, st);
-    if (load_ends(&f, w)) goto out;
+    if (load_ends(&f, w, embed_on_host)) goto out;
     for (f.layer = 0; f.layer < a->n_layer; f.layer++) {
         f.ffn = arch_ffn(a, f.layer);
         if (load_layer(&f, &w->layers[f.layer])) goto out;

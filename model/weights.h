@@ -30,9 +30,10 @@ struct weights {
 
 /* Takes dev->weights bytes for every tensor and, unless the device is measuring, copies them there. All names, shapes
  * and formats are checked before the first copy; the error names the tensor and what was expected. q: what is packed on
- * the way, NULL for nothing; a dense layer's feed-forward network counts as an expert. */
+ * the way, NULL for nothing; a dense layer's feed-forward network counts as an expert. embed_on_host: the embedding
+ * goes to dev->host, unless it is the head as well. */
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct quantize *q, struct err *err) MT_CHECK;
+                 const struct quantize *q, bool embed_on_host, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* the host table only */
 
 #endif

@@ -269,7 +269,7 @@ static int measure(const char *dir, const struct quantize *q, struct err *err)
     struct arch a;
     struct weights w;
     if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err)) fail_msg("%s", err->msg);
-    const int rc = weights_load(&w, &dev, &a, &st, q, err);
+    const int rc = weights_load(&w, &dev, &a, &st, q, false, err);
     weights_free(&w);
     safetensors_close(&st);
     return rc;
@@ -360,10 +360,10 @@ static void test_not_finite(void **state)
     if (arch_load(&a, dir, &err) || safetensors_open(&st, dir, &err) || device_open(&dev, "cpu", "fp32", &err))
         fail_msg("%s", err.msg);
     device_measure(&plan, &dev);
-    assert_int_equal(weights_load(&w, &plan, &a, &st, &packings[0], &err), 0);
+    assert_int_equal(weights_load(&w, &plan, &a, &st, &packings[0], false, &err), 0);
     weights_free(&w);
     assert_int_equal(device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, &err), 0);
-    assert_int_equal(weights_load(&w, &dev, &a, &st, &packings[0], &err), -1);
+    assert_int_equal(weights_load(&w, &dev, &a, &st, &packings[0], false, &err), -1);
     assert_says(err.msg, "model.layers.1.mlp.experts.3.gate_proj.weight"); /* the packed matrix begins with gate */
     assert_says(err.msg, "1 values");
     device_close(&dev);

@@ -10,6 +10,7 @@
 
 #include "optim/schedule.h"
 #include "train/peft.h"
+#include "train/profile.h"
 #include "train/run.h"
 
 static volatile sig_atomic_t stop_signal;
@@ -28,6 +29,7 @@ struct training {
     struct metrics metrics;
     struct schedule schedule;
     struct train_state state;
+    struct profile profile;
 };
 
 /* Files under output.dir. */
@@ -134,7 +136,8 @@ static int step(struct training *t, struct err *err)
     struct step_metrics m = {.step = s->step + 1, .total_steps = t->schedule.total_steps};
     struct loader_pos pos;
     char bad[64] = "";
-    const double start = clock_ms();
+    const double start = clock_ms(), floor_ms = t->run.dev.floor_ms;
+    profile_step_begin(&t->profile, &t->run.dev, m.step);
     struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
     m.lr = schedule_lr(&t->schedule, m.step);
     const bool done = accumulate(t, b, cfg->train.grad_accum, m.labels);
@@ -151,9 +154,11 @@ static int step(struct training *t, struct err *err)
         s->smooth_loss = smoothed(s->smooth_loss, m.loss, s->step - s->n_nonfinite);
     m.smooth_loss = s->smooth_loss;
     m.ms = clock_ms() - start;
+    m.roof = (t->run.dev.floor_ms - floor_ms) / m.ms;
     m.mem_bytes = t->run.dev.ops->used_bytes();
     m.bad = bad;
     metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
+    if (profile_step_end(&t->profile, m.step, err)) return -1;
     if (!m.skipped || s->n_nonfinite < cfg->train.max_nonfinite) return 0;
     return err_set(
         err,
@@ -363,7 +368,8 @@ static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
     const struct arch *a = &r->arch;
-    char *table = adapters_table(&r->model.adapters, a), peak[32];
+    char *table = adapters_table(&r->model.adapters, a), peak[32], roofs[256];
+    log_info("%s", profile_roofs(roofs, &r->dev));
     log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->cfg->model.path,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
@@ -391,7 +397,8 @@ static int training_open(struct training *t, const struct config *cfg, struct er
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
     if (run_open_headers(&t->run, cfg, false, err) || file_make_dirs(cfg->output.dir, err) ||
-        run_open_data(&t->run, true, err) || run_open_model(&t->run, NULL, true, err))
+        run_open_data(&t->run, true, err) || profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
+        prof_measure_roofs(&t->run.dev, err) || run_open_model(&t->run, NULL, true, err))
         return -1;
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = make_schedule(cfg, counting);
@@ -412,6 +419,7 @@ static int training_open(struct training *t, const struct config *cfg, struct er
 static void training_close(struct training *t)
 {
     if (t->loader) loader_close(t->loader);
+    profile_close(&t->profile);
     run_close(&t->run);
 }
 

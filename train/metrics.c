@@ -101,12 +101,12 @@ void metrics_end_line(struct metrics *m)
     fflush(stdout);
 }
 
-enum { STEP, LOSS, SMOOTH, GRAD, LR, SPEED, DONE, LEFT, MEM, N_FIELDS };
+enum { STEP, LOSS, SMOOTH, GRAD, LR, SPEED, ROOF, DONE, LEFT, MEM, N_FIELDS };
 
 /* Joins the fields; those that do not fit into `columns` are left out, the least needed first. */
 static void draw_fields(char fields[N_FIELDS][64], int columns)
 {
-    static const int dispensable[] = {MEM, LR, SMOOTH, GRAD, DONE, LEFT, SPEED};
+    static const int dispensable[] = {MEM, LR, ROOF, SMOOTH, GRAD, DONE, LEFT, SPEED};
     int width = -2, dropped = 0;
     for (int i = 0; i < N_FIELDS; i++) width += (int)strlen(fields[i]) + 2;
     for (; width > columns && dropped < MT_LEN(dispensable); dropped++) {
@@ -130,6 +130,8 @@ static void draw_step(const struct metrics *m, const struct step_metrics *s)
     snprintf(fields[GRAD], 64, "grad %#.4g", s->grad_norm);
     snprintf(fields[LR], 64, "lr %.2e", s->lr);
     snprintf(fields[SPEED], 64, "%s tok/s", svg_number(text, round(speed)));
+    fields[ROOF][0] = 0;
+    if (s->roof > 0) snprintf(fields[ROOF], 64, "%.0f%% of roof", 100 * s->roof);
     snprintf(fields[DONE], 64, "%.1f%%", 100 * (double)s->step / (double)MT_MAX(s->total_steps, 1));
     snprintf(fields[LEFT], 64, "left %s", str_seconds(text, left));
     snprintf(fields[MEM], 64, "mem %s", str_bytes(text, s->mem_bytes));
@@ -173,6 +175,7 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     json_out_i64(&o, "labels", s->labels);
     json_out_f64(&o, "tok_s", s->ms > 0 ? (double)s->tokens / s->ms * 1e3 : 0);
     json_out_f64(&o, "ms", s->ms);
+    if (s->roof > 0) json_out_f64(&o, "roof", s->roof);
     json_out_i64(&o, "mem_bytes", s->mem_bytes);
     if (s->skipped) json_out_str(&o, "skipped", s->bad && s->bad[0] ? s->bad : "loss");
     event_close(m, &o);

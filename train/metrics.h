@@ -9,12 +9,13 @@
 struct step_metrics {
     int64_t step, total_steps; /* optimizer steps */
     double loss, smooth_loss, grad_norm, lr;
-    int64_t tokens;            /* processed in this step */
-    int64_t labels;            /* of them with loss */
-    double ms;                 /* wall time of the step */
-    int64_t mem_bytes;         /* peak resident (CPU) or device memory */
-    bool skipped;              /* non-finite: no update */
-    const char *bad;           /* first bad tensor, when skipped; NULL or "": the loss */
+    int64_t tokens;    /* processed in this step */
+    int64_t labels;    /* of them with loss */
+    double ms;         /* wall time of the step */
+    double roof;       /* share of what the device could do at most in that time, 0 to 1; 0: not known */
+    int64_t mem_bytes; /* peak resident (CPU) or device memory */
+    bool skipped;      /* non-finite: no update */
+    const char *bad;   /* first bad tensor, when skipped; NULL or "": the loss */
 };
 struct eval_metrics {
     int64_t step, tokens;
