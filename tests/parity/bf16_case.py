@@ -66,7 +66,9 @@ def measure(case, expected, experts):
     tokenizer = peer.load_tokenizer(case)
     rows, held_out = ([peer.encode(tokenizer, row, setup["seq_len"]) for row in peer.read_rows(f"{case}/{name}.jsonl")]
                       for name in ("train", "eval"))
-    base = peer.load_model(case, experts).bfloat16()
+    base = peer.load_model(case, experts)
+    for p in base.parameters():  # not the buffers: transformers keeps RoPE's frequencies in fp32
+        p.data = p.data.bfloat16()
     losses = [(peer.held_out_loss(base, held_out), expected["eval_base"])]
     model = PeftModel.from_pretrained(base, f"{case}/adapter_init", is_trainable=True)
     for p in model.parameters():
