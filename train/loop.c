@@ -30,6 +30,7 @@ struct training {
     struct schedule schedule;
     struct train_state state;
     struct profile profile;
+    bool warned; /* of memory */
 };
 
 /* Files under output.dir. */
@@ -121,6 +122,17 @@ static void update(struct training *t, const struct batch *b, struct step_metric
     adapters_refresh(&model->adapters, &t->run.dev);
 }
 
+/* A plan that was wrong about a hard cap must not go unnoticed; a CPU's figure counts the mapped checkpoint too. */
+static void warn_of_memory(struct training *t, int64_t used)
+{
+    const struct plan *p = &t->run.plan;
+    char a[32], b[32];
+    if (!t->run.dev.ops->own_memory || !p->capped || used <= p->budget || t->warned) return;
+    t->warned = true;
+    log_warn("%s of device memory are in use, more than train.memory_gb = %s: lower it by the difference",
+             str_bytes(a, used), str_bytes(b, p->budget));
+}
+
 /* A mean over the steps so far that turns into an exponential one with the weight 0.1. */
 static double smoothed(double before, double loss, int64_t n)
 {
@@ -156,6 +168,7 @@ static int step(struct training *t, struct err *err)
     m.ms = clock_ms() - start;
     m.roof = (t->run.dev.floor_ms - floor_ms) / m.ms;
     m.mem_bytes = t->run.dev.ops->used_bytes();
+    warn_of_memory(t, m.mem_bytes);
     m.bad = bad;
     metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
