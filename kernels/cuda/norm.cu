@@ -7,7 +7,9 @@
  *   second use, so it is read once. Registers on sm_90a by width: fwd 37 to 120, bwd 40 to 198; 32 bytes of shared
  *   memory; no spills.
  * Moves: fwd 4 T D bytes, bwd 8 T D, qk forward 6 and backward 6 per value: bound by memory.
- * Numerics: f32 sums in a fixed order; one rounding at the end, or with round_twice also before the weight. */
+ * Numerics: f32 sums in a fixed order; one rounding at the end, or with round_twice also before the weight.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880: forward 73 us,
+ *   2591 GB/s, 87 % of copy; backward 162 us, 2327 GB/s, 78 %. */
 #include "kernels/cuda/rows.cuh"
 
 enum { BLOCK = 256, MAX_DIM = 16384 };

@@ -3,7 +3,9 @@
  * Grid: sumsq a block per 65536 elements, then one block over their sums; adamw a thread per 4 values, cast per 8.
  *   Registers on sm_90a, no spills: sumsq 34, adamw 40, cast 18.
  * Moves: sumsq 4 n bytes (bf16: 2 n), adamw 28 n, cast 6 n: bound by memory.
- * Numerics: squares and sums in f64, in an order that depends on n (and the alignment) alone; AdamW in f32. */
+ * Numerics: squares and sums in f64, in an order that depends on n (and the alignment) alone; AdamW in f32.
+ * Measured: H100 80GB HBM3, commit 5a37c46, n 185 M: AdamW 1723 us, 3.0 TB/s;
+ *   cast 366 us, 3.0 TB/s; sumsq 252 us, 2.9 TB/s: all at the speed of a copy. */
 #include "kernels/cuda/rows.cuh"
 
 enum { BLOCK = 256, CHUNK = 65536 };

@@ -3,7 +3,9 @@
  * Shapes: qkv [T, >= heads*A] bf16 (view), pos [T] i32, table [P, A] f32: cos [A/2], then sin [A/2].
  * Needs: A a multiple of 16, 16-byte aligned rows, 0 <= pos < P (a position outside stops the kernel). T may be 0.
  * Grid: one block per token, a thread per eight pairs.
- * Moves: 4 T heads A bytes: bound by memory.     Numerics: f32, one rounding at the end. */
+ * Moves: 4 T heads A bytes: bound by memory.     Numerics: f32, one rounding at the end.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, 72 heads of 64: 103 us,
+ *   2921 GB/s, 98 % of copy. */
 #include <stdio.h>
 
 #include "kernels/cuda/rows.cuh"

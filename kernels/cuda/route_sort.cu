@@ -5,7 +5,8 @@
  *   into exclusive sums over the warps before; (3) the warps again: a slot's row is where its expert starts, plus the
  *   rows of the warps before, plus its rank within the warp.
  *   Registers on sm_90a, no spills: 26, 24, 32; shared memory 8, 0, 8 KiB.
- * Moves: idx twice, 8 M bytes of maps, 4 E M / 512 bytes of counts four times.     Numerics: integers alone. */
+ * Moves: idx twice, 8 M bytes of maps, 4 E M / 512 bytes of counts four times.     Numerics: integers alone.
+ * Measured: H100 80GB HBM3, commit 5a37c46, M 65536, E 32: 23 us, three launches. */
 #include "kernels/cuda/cuda.h"
 
 enum { WARPS = 4, SLOTS = 512, MAX_EXP = 512, ALL = -1 };

@@ -9,7 +9,9 @@
  * Moves: fwd 2 T D bytes per 64 experts, bwd 4 T D: bound by memory.
  * Numerics: the products run as TF32 on tensor cores and are exact, or as good as f32's: x and BF16 weights have 8
  *   significant bits, TF32 has 11; everything finer is taken as the sum of two such numbers. Sums in f32, in one order
- *   for all columns, so that equal rows of W tie; 64 products at a time, added with one rounding. */
+ *   for all columns, so that equal rows of W tie; 64 products at a time, added with one rounding.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us,
+ *   1165 GB/s, 39 % of copy; backward 142 us, 1336 GB/s, 45 %. */
 #include "kernels/cuda/rows.cuh"
 
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
