@@ -3,7 +3,8 @@
 #   bash tests/gpu.sh [-b BIN_DIR] [STAGE ...]
 # BIN_DIR holds moetrain and moetrain_test built elsewhere (no compiler is needed here); without it build/ is made.
 # Stages, all unless named:
-#   tests      every test of the program, those of the kernels among them
+#   tests      every test of the program, those of the kernels among them; on more than 2^31 elements where 40 GiB of
+#              device memory are free
 #   memcheck   the kernels' tests under compute-sanitizer: out of bounds, misaligned
 #   racecheck  the same: hazards in shared memory
 #   check      `moetrain check` on the demo's model, on Hopper's kernels and on the portable ones
@@ -16,7 +17,7 @@ bin=""
 while getopts b: option; do
     case $option in
     b) bin=$OPTARG ;;
-    *) sed -n '3,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,14s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -44,16 +45,23 @@ run_tests() { # [WRAPPER ...] -- [ARGUMENT ...]
 
 stage_tests() { run_tests -- ; }
 
+# The small cases of every kernel; tests *_large_on_the_gpu take too long under a sanitizer.
 sanitize() { # TOOL [OPTION ...]
     if ! command -v "$sanitizer" > /dev/null; then
         echo "skip: $1: compute-sanitizer was not found (it comes with the CUDA Toolkit)"
         return 77
     fi
     run_tests "$sanitizer" --tool "$@" --error-exitcode 9 -- \
-        --only '*gpu*' ops_attn ops_dense ops_moe ops_norm ops_router optim prof
+        --only '*gpu*' --skip '*_large_on_the_gpu' ops_attn ops_dense ops_moe ops_norm ops_router optim prof quant
 }
 stage_memcheck() { sanitize memcheck; }
-stage_racecheck() { sanitize racecheck --racecheck-report analysis; }
+# racecheck does not follow the order that TMA and mbarriers make, and reports hazards where kernels are built on them.
+# Left out are therefore NVIDIA's own products for Hopper (cuBLASLt's nvjet_*) and grouped_wgmma_kernel. The same tests
+# run the portable kernels, which are checked. An option per name: a kernel that matches any of them is left out.
+stage_racecheck() {
+    sanitize racecheck --racecheck-report analysis \
+        --kernel-name-exclude kns=nvjet --kernel-name-exclude kns=grouped_wgmma_kernel
+}
 
 stage_check() {
     local device

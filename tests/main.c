@@ -1,6 +1,7 @@
 /* main.c - runs the test groups named on the command line, or all:
- *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [NAME ...]
- * Built elsewhere, it is told where the fixtures and the executable lie. Of each group only tests like PATTERN run. */
+ *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [--skip PATTERN] [NAME ...]
+ * Built elsewhere, it is told where the fixtures and the executable lie. Of each group only tests like the first
+ * PATTERN run, and not those like the second. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -94,6 +95,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[first], "--fixtures")) fixtures = argv[first + 1];
         if (!strcmp(argv[first], "--binary")) binary = argv[first + 1];
         if (!strcmp(argv[first], "--only")) cmocka_set_test_filter(argv[first + 1]);
+        if (!strcmp(argv[first], "--skip")) cmocka_set_skip_filter(argv[first + 1]);
     }
     for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
         bool wanted = first >= argc;

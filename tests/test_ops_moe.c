@@ -405,35 +405,50 @@ static void run_gpu_layer(struct device *dev, const void *params, struct op_outp
     run_both_ways(&l, outputs);
 }
 
-/* Beside formats, layouts, adapters and routings: tiles with one row, with one row too many, more row tiles than a band
- * has (2048 rows), columns that end inside every part of a tile, ranks of every thin product. */
-static void test_gpu(void **state)
+/* A limit that few elements reach: rounding moves some of them over it, and their gradient is lost or appears. */
+static const struct glu gptoss_2 = {GLU_CLAMPED, 1.702f, 2, true};
+static const struct glu gptoss_halves_2 = {GLU_CLAMPED, 1.702f, 2, false};
+
+static void run_gpu_cases(const struct gpu_setup *cases, int64_t n)
 {
-    /* A limit that few elements reach: rounding moves some of them over it, and their gradient is lost or appears. */
-    static const struct glu gptoss_2 = {GLU_CLAMPED, 1.702f, 2, true};
-    static const struct glu gptoss_halves_2 = {GLU_CLAMPED, 1.702f, 2, false};
+    op_check_need_gpu();
+    for (int64_t i = 0; i < n; i++) op_check_cuda(run_gpu_layer, &cases[i]);
+}
+
+/* Formats, layouts, adapters and routings, no tokens, one token: as small as to be watched by a sanitizer. */
+static void layer_on_the_gpu(void **state)
+{
+    static const struct gpu_setup cases[] = {
+        {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, gptoss_2, true, SPREAD}, 0, true},
+        {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
+        {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, false},
+        {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, swiglu, true, SPREAD}, 1, true},
+        {{{WF_NF4, 64, true}, 7, 5, 1, 320, 136, 0, 8, swiglu, false, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
+        {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, swiglu_pairs, true, SPREAD}, 0, false},
+        {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, gptoss_halves_2, false, SPREAD}, 2, false},
+    };
+    (void)state;
+    run_gpu_cases(cases, MT_LEN(cases));
+}
+
+/* Tiles with one row, with one row too many, more row tiles than a band has (2048 rows), columns that end inside every
+ * part of a tile, ranks of every thin product. */
+static void layer_large_on_the_gpu(void **state)
+{
     static const struct gpu_setup cases[] = {
         {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
         {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, gptoss_2, true, SPREAD}, 2, false},
         {{{WF_MXFP4, 0, false}, 130, 5, 1, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
         {{{WF_MXFP4, 0, false}, 129, 8, 2, 192, 96, 8, 0, gptoss_halves_2, false, CROWDED}, 3, false},
-        {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, gptoss_2, true, SPREAD}, 0, true},
-        {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
-        {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, false},
         {{{WF_NF4, 64, false}, 130, 8, 2, 256, 128, 64, 64, swiglu, false, SPREAD}, 0, false},
-        {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, swiglu, true, SPREAD}, 1, true},
         {{{WF_NF4, 64, true}, 130, 6, 2, 192, 96, 64, 8, swiglu_pairs, false, SPREAD}, 2, false},
-        {{{WF_NF4, 64, true}, 7, 5, 1, 320, 136, 0, 8, swiglu, false, SPREAD}, 0, false},
         {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, gptoss_halves_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, swiglu, false, SPREAD}, 0, false},
-        {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
         {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, gptoss_2, true, CROWDED}, 0, false},
-        {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, swiglu_pairs, true, SPREAD}, 0, false},
-        {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, gptoss_halves_2, false, SPREAD}, 2, false},
     };
-    op_check_need_gpu();
-    for (int64_t i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_gpu_layer, &cases[i]);
     (void)state;
+    run_gpu_cases(cases, MT_LEN(cases));
 }
 
 int test_ops_moe(void)
@@ -449,7 +464,8 @@ int test_ops_moe(void)
         cmocka_unit_test(test_every_run),
         cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_packed_is_unpacked),
-        cmocka_unit_test(test_gpu),
+        cmocka_unit_test(layer_on_the_gpu),
+        cmocka_unit_test(layer_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_moe", tests, NULL, NULL);
 }
