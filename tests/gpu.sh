@@ -45,22 +45,25 @@ run_tests() { # [WRAPPER ...] -- [ARGUMENT ...]
 
 stage_tests() { run_tests -- ; }
 
-# The small cases of every kernel; tests *_large_on_the_gpu take too long under a sanitizer.
-sanitize() { # TOOL [OPTION ...]
+# The small cases of the kernels of some groups; tests *_large_on_the_gpu take too long under a sanitizer.
+sanitize() { # TOOL [OPTION ...] -- GROUP ...
     if ! command -v "$sanitizer" > /dev/null; then
         echo "skip: $1: compute-sanitizer was not found (it comes with the CUDA Toolkit)"
         return 77
     fi
-    run_tests "$sanitizer" --tool "$@" --error-exitcode 9 -- \
-        --only '*gpu*' --skip '*_large_on_the_gpu' ops_attn ops_dense ops_moe ops_norm ops_router optim prof quant
+    local options=()
+    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    shift
+    run_tests "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
+        --only '*gpu*' --skip '*_large_on_the_gpu' "$@"
 }
-stage_memcheck() { sanitize memcheck; }
+stage_memcheck() { sanitize memcheck -- ops_attn ops_dense ops_moe ops_norm ops_router optim prof quant; }
 # racecheck does not follow the order that TMA and mbarriers make, and reports hazards where kernels are built on them.
-# Left out are therefore NVIDIA's own products for Hopper (cuBLASLt's nvjet_*) and grouped_wgmma_kernel. The same tests
-# run the portable kernels, which are checked. An option per name: a kernel that matches any of them is left out.
+# Left out are therefore our own kernels with wgmma in their name, whose tests run the portable kernels as well, and the
+# groups that call cuBLASLt, whose products for Hopper are of that kind.
 stage_racecheck() {
-    sanitize racecheck --racecheck-report analysis \
-        --kernel-name-exclude kns=nvjet --kernel-name-exclude kns=grouped_wgmma_kernel
+    sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
+        ops_attn ops_moe ops_norm ops_router optim quant
 }
 
 stage_check() {
