@@ -441,9 +441,9 @@ int loop_train(const struct config *cfg, struct err *err)
     struct training t;
     struct err close_err;
     stop_signal = 0;
+    int rc = training_open(&t, cfg, err); /* nothing to save until it is done: a signal ends the process at once */
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
-    int rc = training_open(&t, cfg, err);
     if (!rc) rc = steps(&t, err);
     if (rc == LOOP_INTERRUPTED) {
         metrics_end_line(&t.metrics);

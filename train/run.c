@@ -4,8 +4,17 @@
 #include <math.h>
 #include <string.h>
 
+#include "data/hub.h"
 #include "data/json.h"
 #include "train/peft.h"
+
+/* Before the model: a mistyped name of the data is told before the large download. */
+static int find_data(struct run *r, struct err *err)
+{
+    r->train_files = hub_data(r->cfg->data.train, err);
+    r->eval_files = r->train_files ? hub_data(r->cfg->data.eval, err) : NULL;
+    return r->eval_files ? 0 : -1;
+}
 
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
 {
@@ -14,10 +23,11 @@ int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, st
     *r = (struct run){.cfg = cfg};
     int (*open)(struct device *, const char *, const char *, struct err *) = plan_only ? device_open_plan : device_open;
     if (config_validate(cfg, err) || open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
-        arch_load(&r->arch, cfg->model.path, err))
+        (!plan_only && find_data(r, err)) || hub_model(r->model_dir, cfg->model.path, cfg->model.revision, err) ||
+        arch_load(&r->arch, r->model_dir, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
-    return safetensors_open(&r->st, cfg->model.path, err);
+    return safetensors_open(&r->st, r->model_dir, err);
 }
 
 /* tokenizer_config.json writes eos_token as a string or as an added-token object. */
@@ -25,7 +35,7 @@ static int find_eos(const struct run *r, int32_t *eos, struct err *err)
 {
     char path[MT_PATH];
     const char *text = NULL;
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", r->cfg->model.path)) return -1;
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", r->model_dir)) return -1;
     struct json_doc *doc = json_load(path, 64 << 20, err);
     if (!doc) return -1;
     struct json root = json_root(doc);
@@ -58,14 +68,14 @@ int run_open_data(struct run *r, bool train, struct err *err)
                                   .vocab = r->arch.vocab,
                                   .chat_date = cfg->data.chat_date,
                                   .cache_dir = cache};
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", cfg->model.path) ||
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir) ||
         str_format(cache, sizeof(cache), err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err) ||
         !(r->tok = tokenizer_load(path, err)) || find_eos(r, &opt.eos, err))
         return -1;
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
     if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
-    if ((train || split) && dataset_load(&r->train, cfg->data.train, r->tok, &opt, err)) return -1;
-    if (cfg->data.eval[0] && dataset_load(&r->eval, cfg->data.eval, r->tok, &opt, err)) return -1;
+    if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err)) return -1;
+    if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &opt, err)) return -1;
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     if (train) print_dataset("train", &r->train);
     if (r->eval.n_docs) print_dataset("held out", &r->eval);
@@ -77,7 +87,7 @@ int run_open_data(struct run *r, bool train, struct err *err)
 static int find_packed(struct run *r, const struct quantize *q, struct err *err)
 {
     char beside[MT_PATH];
-    const char *model = r->cfg->model.path, *attention = q->attention ? "-attention" : "";
+    const char *model = r->model_dir, *attention = q->attention ? "-attention" : "";
     if (str_format(beside, sizeof(beside), err, "path", "%s/moetrain-cache", model) ||
         str_format(r->packed, MT_PATH, err, "path", "%s/%s%s.safetensors", beside, quantize_name(q), attention))
         return -1;
@@ -124,6 +134,8 @@ void run_close(struct run *r)
     tokenizer_free(r->tok);
     dataset_free(&r->train);
     dataset_free(&r->eval);
+    mem_free(r->train_files);
+    mem_free(r->eval_files);
     *r = (struct run){0};
 }
 

@@ -9,6 +9,8 @@
 
 struct run {
     const struct config *cfg;
+    char model_dir[MT_PATH];        /* of model.path: itself, or where the hub's files lie */
+    char *train_files, *eval_files; /* of data.train and data.eval, likewise */
     struct device dev;
     struct arch arch;
     struct safetensors st;
@@ -19,8 +21,8 @@ struct run {
     struct model model;
 };
 
-/* Checks the configuration and reads the checkpoint's headers: enough for a plan. plan_only: a plan is all that will be
- * made, so that the device need not be there. */
+/* Checks the configuration, downloads what the hub has and this machine has not, and reads the checkpoint's headers:
+ * enough for a plan. plan_only: a plan is all that will be made, so that neither device nor data need be there. */
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
 /* Tokenizer and data sets; train = false: the held-out set only. Prints what was read. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;

@@ -1,0 +1,21 @@
+/* hub.h - models and data by the names that huggingface.co gives them, downloaded into the cache that its Python
+ * library uses too, or found there.
+ *
+ * Of the environment, the variables of that library: HF_ENDPOINT, HF_TOKEN (or the file HF_TOKEN_PATH, $HF_HOME/token),
+ * HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE. What is in the cache is not asked for again; a download that broke off, in
+ * this process or another, goes on where it was; every file is checked against the hash that the hub lists for it. */
+#ifndef MT_HUB_H
+#define MT_HUB_H
+
+#include "kernels/base.h"
+
+/* dir: the directory of the model `path`, which is path itself when it is there, or when it is no OWNER/NAME; otherwise
+ * the snapshot of that model at a branch, tag or commit, with all that training reads: configuration, tokenizer, chat
+ * template, safetensors. Errors name what the hub answered and what to do. */
+int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err) MT_CHECK;
+
+/* Comma-separated files with every hub:OWNER/NAME[@REVISION][/FILE] replaced by where it lies in the cache; mem_free
+ * it. FILE may hold * and ?; without it the data set must consist of one JSONL file. NULL: an error. */
+char *hub_data(const char *files, struct err *err) MT_CHECK;
+
+#endif

@@ -1,0 +1,609 @@
+/* hub_http.c - transfers by libcurl's multi interface, in one thread.
+ *
+ * A transfer waits (for a place, for another process, for the time of its next try), runs, or is done. Bytes go to disk
+ * and into the hash as they come, so that after any break the next request begins where the file ends; a file that was
+ * begun by an earlier process is hashed once, before its first request. The answer to a resolve URL is a redirect to a
+ * signed URL that ages: every try begins with the resolve URL again. libcurl sends our Authorization header to the
+ * endpoint alone, not to where it redirects.
+ *
+ * libcurl is opened when the first model is downloaded, so that the program runs where it is not installed. */
+#include "data/hub_http.h"
+
+#include <curl/curl.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/file.h"
+
+#define AT_ONCE      4 /* transfers that run; each has a connection of its own */
+#define TRIES        7 /* in a row without a byte; FIRST_MS, 1, 2, 4, 8, 16 s lie between them */
+#define FIRST_MS     200
+#define TEXT_TRIES   3                    /* the same for a small answer: the cache may hold what it leads to */
+#define RESTARTS     2                    /* times that what came may be thrown away */
+#define WAIT_MAX     3600                 /* seconds that the hub may ask for */
+#define TEXT_MAX     ((int64_t)256 << 20) /* bytes of a small answer */
+#define STALL_S      60                   /* a transfer below STALL_RATE bytes/s for so long is broken off */
+#define STALL_RATE   1024
+#define LOCK_WAIT_MS 300
+#define LINE_MS      250   /* between two states of the progress line on a terminal */
+#define LOG_MS       30000 /* between two lines elsewhere */
+#define CHUNK        (256 << 10)
+#define URL_MAX      8192
+
+/* ---- libcurl */
+
+#define CURL_CALLS(X)                                                                                                  \
+    X(global_init)                                                                                                     \
+    X(easy_init)                                                                                                       \
+    X(easy_setopt)                                                                                                     \
+    X(easy_getinfo)                                                                                                    \
+    X(easy_cleanup)                                                                                                    \
+    X(easy_strerror)                                                                                                   \
+    X(slist_append)                                                                                                    \
+    X(slist_free_all)                                                                                                  \
+    X(multi_init)                                                                                                      \
+    X(multi_add_handle)                                                                                                \
+    X(multi_remove_handle)                                                                                             \
+    X(multi_perform)                                                                                                   \
+    X(multi_poll)                                                                                                      \
+    X(multi_info_read)                                                                                                 \
+    X(multi_cleanup)
+#define X(name) __typeof__(&(curl_##name)) name;
+static struct {
+    CURL_CALLS(X) void *library;
+} curl;
+#undef X
+
+static int open_curl(struct err *err)
+{
+    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
+    void *library = NULL, *symbol;
+    if (curl.library) return 0;
+    for (int i = 0; i < MT_LEN(names) && !library; i++) library = dlopen(names[i], RTLD_NOW);
+    if (!library) return err_set(err, "downloading needs libcurl, which is not installed: apt-get install libcurl4");
+#define X(name)                                                                                                        \
+    if (!(symbol = dlsym(library, "curl_" #name))) return err_set(err, "libcurl is too old: %s", dlerror());           \
+    memcpy(&curl.name, &symbol, sizeof(symbol));
+    CURL_CALLS(X)
+#undef X
+    if (curl.global_init(CURL_GLOBAL_DEFAULT)) return err_set(err, "libcurl cannot be initialised");
+    curl.library = library;
+    return 0;
+}
+
+/* ---- a transfer */
+
+enum state { WAITING, RUNNING, DONE };
+
+/* What the head of the last response said. */
+struct response {
+    char code[64], message[256];            /* X-Error-Code, X-Error-Message */
+    int64_t wait_s, range_from, range_size; /* -1: not said */
+    bool begun;                             /* its body has: status, range and length were looked at */
+};
+
+struct transfer {
+    const struct hub_repo *repo;
+    const struct hub_file *file; /* NULL: into text */
+    enum state state;
+    double wake_ms;       /* nothing before this */
+    int tries, restarts;  /* in a row without progress; times begun anew */
+    int64_t have, before; /* bytes that are there; that were at the start of this try */
+    int64_t received;     /* bytes of all tries */
+    bool failed;          /* err is set: there is no other try */
+    bool unreachable;     /* the failure is one of the way to the hub */
+    struct err *err;
+    CURL *easy;
+    struct curl_slist *headers;
+    char url[URL_MAX], why[CURL_ERROR_SIZE];
+    struct response response;
+    int lock, fd; /* of a file; -1: not open */
+    bool told;    /* that another process has the lock */
+    struct hash hash;
+    char *text; /* NUL-terminated */
+    int64_t cap;
+};
+
+static int fail(struct transfer *t, const char *fmt, ...) MT_PRINTF(2, 3);
+static int fail(struct transfer *t, const char *fmt, ...)
+{
+    char text[sizeof(t->err->msg)];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    t->failed = true;
+    return err_set(t->err, "%s%s%s: %s", t->repo->id, t->file ? "/" : "", t->file ? t->file->path : "", text);
+}
+
+/* A line about a transfer, over the progress line. */
+static void note(const struct transfer *t, const char *what)
+{
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
+    log_info("%s%s%s: %s", t->repo->id, t->file ? "/" : "", t->file ? t->file->path : "", what);
+}
+
+/* Another try, after wait_s seconds or more; or, when there were too many, the end. */
+static void try_again(struct transfer *t, int64_t wait_s, const char *why)
+{
+    char text[CURL_ERROR_SIZE + 64];
+    const int most = t->file ? TRIES : TEXT_TRIES;
+    if (t->file && t->have > t->before) t->tries = 0;
+    t->state = WAITING;
+    t->unreachable = true;
+    if (++t->tries == most) {
+        fail(t, "%s; given up after %d tries", why, most);
+    } else if (wait_s > WAIT_MAX) {
+        fail(t, "%s; the hub asks to come back in %lld minutes", why, (long long)wait_s / 60);
+    } else {
+        const double ms = MT_MAX(1e3 * (double)wait_s, t->tries == 1 ? FIRST_MS : 500.0 * (1 << (t->tries - 1)));
+        t->wake_ms = clock_ms() + ms;
+        snprintf(text, sizeof(text), "%s; again in %.1f s", why, ms / 1e3);
+        note(t, text);
+    }
+}
+
+static void drop_easy(struct transfer *t, CURLM *multi)
+{
+    if (!t->easy) return;
+    curl.multi_remove_handle(multi, t->easy);
+    curl.easy_cleanup(t->easy);
+    curl.slist_free_all(t->headers);
+    t->easy = NULL;
+    t->headers = NULL;
+}
+
+static void close_file(struct transfer *t)
+{
+    if (t->fd >= 0) close(t->fd);
+    if (t->lock >= 0) close(t->lock);
+    t->fd = t->lock = -1;
+}
+
+/* ---- the file of a transfer */
+
+/* Throws away what came. */
+static int rewind_file(struct transfer *t)
+{
+    t->have = t->before = 0;
+    if (strlen(t->file->etag) == 64)
+        hash_init(&t->hash);
+    else
+        hash_init_git(&t->hash, t->file->size);
+    if (ftruncate(t->fd, 0) || lseek(t->fd, 0, SEEK_SET) < 0)
+        return fail(t, "cannot empty what was begun: %s", strerror(errno));
+    return 0;
+}
+
+static int start_over(struct transfer *t, const char *why)
+{
+    if (rewind_file(t)) return -1;
+    if (t->restarts++ < RESTARTS) return 0;
+    return fail(t, "%s, %d times now: what comes is not what the hub lists", why, t->restarts);
+}
+
+/* Opens the partial file, whose bytes go into the hash. */
+static int open_part(struct transfer *t)
+{
+    char path[MT_PATH];
+    ssize_t n;
+    if (hub_part_path(path, t->repo, t->file->etag, t->err)) return t->failed = true, -1;
+    t->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (t->fd < 0) return fail(t, "cannot create %s: %s", path, strerror(errno));
+    const off_t there = lseek(t->fd, 0, SEEK_END);
+    if (there == 0 || there > t->file->size) return rewind_file(t);
+    char *chunk = mem_alloc(CHUNK);
+    if (strlen(t->file->etag) == 64)
+        hash_init(&t->hash);
+    else
+        hash_init_git(&t->hash, t->file->size);
+    for (t->have = 0; (n = pread(t->fd, chunk, CHUNK, t->have)) > 0; t->have += n) hash_add(&t->hash, chunk, n);
+    mem_free(chunk);
+    return n < 0 ? fail(t, "cannot read %s: %s", path, strerror(errno)) : 0;
+}
+
+static int write_part(struct transfer *t, const char *data, int64_t size)
+{
+    hash_add(&t->hash, data, size);
+    while (size > 0) {
+        const ssize_t put = write(t->fd, data, (size_t)size);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) return fail(t, "cannot write to %s: %s", t->repo->env->cache, strerror(errno));
+        data += put, size -= put, t->have += put, t->received += put;
+    }
+    return 0;
+}
+
+/* All bytes are there: the partial file becomes the blob if they are the right ones. */
+static void finish_file(struct transfer *t)
+{
+    char part[MT_PATH], blob[MT_PATH], hex[HASH_HEX], why[160];
+    hash_hex(&t->hash, hex);
+    if (strcmp(hex, t->file->etag)) {
+        snprintf(why, sizeof(why), "the hash is %.12s..., the hub lists %.12s...", hex, t->file->etag);
+        if (!start_over(t, why)) try_again(t, 0, why);
+        return;
+    }
+    if (hub_part_path(part, t->repo, hex, t->err) || hub_blob_path(blob, t->repo, hex, t->err)) {
+        t->failed = true;
+    } else if (fsync(t->fd) || rename(part, blob)) {
+        fail(t, "cannot write %s: %s", blob, strerror(errno));
+    } else {
+        close_file(t);
+        t->state = DONE;
+    }
+}
+
+/* ---- what libcurl calls */
+
+/* The value of a header line when it is the one called name, else NULL. */
+static const char *header_value(const char *line, const char *name)
+{
+    const size_t n = strlen(name);
+    if (strncasecmp(line, name, n) || line[n] != ':') return NULL;
+    return line + n + 1 + strspn(line + n + 1, " \t");
+}
+
+static size_t on_header(char *data, size_t one, size_t n, void *user)
+{
+    struct response *r = &((struct transfer *)user)->response;
+    char line[512];
+    long long a, b;
+    const char *value;
+    (void)one;
+    snprintf(line, sizeof(line), "%.*s", (int)MT_MIN(n, sizeof(line) - 1), data);
+    line[strcspn(line, "\r\n")] = 0;
+    if (!strncasecmp(line, "HTTP/", 5)) *r = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
+    if ((value = header_value(line, "x-error-code"))) snprintf(r->code, sizeof(r->code), "%s", value);
+    if ((value = header_value(line, "x-error-message"))) snprintf(r->message, sizeof(r->message), "%.255s", value);
+    if ((value = header_value(line, "content-range")) && sscanf(value, "bytes %lld-%*d/%lld", &a, &b) == 2)
+        r->range_from = a, r->range_size = b;
+    if ((value = header_value(line, "retry-after")) && r->wait_s < 0 && sscanf(value, "%lld", &a) == 1 && a >= 0)
+        r->wait_s = MT_MIN(a, INT32_MAX) + 1;
+    /* RateLimit: "resolvers";r=0;t=123: nothing left in the window, which ends in 123 s */
+    if ((value = header_value(line, "ratelimit")) && (value = strchr(value, ';')) &&
+        sscanf(value, ";r=%lld;t=%lld", &a, &b) == 2 && a == 0 && b >= 0)
+        r->wait_s = MT_MIN(b, INT32_MAX) + 1;
+    return n;
+}
+
+/* The first bytes of a good answer: do they begin where the file ends, and is it as long as listed? */
+static int begin_body(struct transfer *t, long status)
+{
+    const long long size = t->file->size, have = t->have;
+    const struct response *r = &t->response;
+    curl_off_t length = -1;
+    if (status == 206) {
+        if (r->range_from == have && r->range_size == size) return 0;
+        return fail(t, "asked for the bytes from %lld of %lld on, the server sends those from %lld of %lld on", have,
+                    size, (long long)r->range_from, (long long)r->range_size);
+    }
+    curl.easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+    if (length >= 0 && length != size)
+        return fail(t, "the hub lists %lld bytes, the server has %lld", size, (long long)length);
+    return have ? start_over(t, "the server cannot go on in the middle of a file") : 0;
+}
+
+static int add_text(struct transfer *t, const char *data, int64_t size)
+{
+    if (t->have + size > TEXT_MAX) return fail(t, "the answer has more than %lld bytes", (long long)TEXT_MAX);
+    if (t->have + size >= t->cap) {
+        const int64_t cap = MT_MAX(2 * t->cap, t->have + size + 1);
+        t->text = mem_grow(t->text, t->cap, cap, 1);
+        t->cap = cap;
+    }
+    memcpy(t->text + t->have, data, (size_t)size);
+    t->have += size;
+    t->text[t->have] = 0;
+    return 0;
+}
+
+static size_t on_body(char *data, size_t one, size_t n, void *user)
+{
+    struct transfer *t = user;
+    long status = 0;
+    (void)one;
+    curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 200 && status != 206) return n; /* the page of an error */
+    if (!t->file) return add_text(t, data, (int64_t)n) ? 0 : n;
+    if (!t->response.begun && begin_body(t, status)) return 0;
+    t->response.begun = true;
+    if ((int64_t)n > t->file->size - t->have) {
+        fail(t, "the server sends more than the %lld bytes that the hub lists", (long long)t->file->size);
+        return 0;
+    }
+    return write_part(t, data, (int64_t)n) ? 0 : n;
+}
+
+/* ---- the end of a try */
+
+/* In words: no other try will change this answer. */
+static void refuse(struct transfer *t, long status)
+{
+    const struct hub_env *env = t->repo->env;
+    const char *code = t->response.code, *message = t->response.message, *id = t->repo->id;
+    const char *kind = t->repo->dataset ? "datasets/" : "";
+    const bool token = env->token[0] != 0;
+    if (!strcmp(code, "GatedRepo"))
+        fail(t, "gated: accept its terms at %s/%s%s, then %s", env->endpoint, kind, id,
+             token ? "try again; the token must belong to the account that accepted, and may read gated repositories"
+                   : "set HF_TOKEN to a token of that account (hf auth login stores one, too)");
+    else if (status == 401 && strstr(message, "Invalid credentials"))
+        fail(t, "the hub does not know the token in %s: it is mistyped or no longer valid", env->token_at);
+    else if (!strcmp(code, "RevisionNotFound"))
+        fail(t, "there is no branch, tag or commit \"%s\"", t->repo->revision);
+    else if (!strcmp(code, "EntryNotFound"))
+        fail(t, "there is no such file at %s", t->repo->commit[0] ? t->repo->commit : t->repo->revision);
+    else if (status == 401 || status == 404)
+        fail(t, "%s has no such %s, or it is private%s", env->endpoint, t->repo->dataset ? "data set" : "model",
+             token ? " and the token may not read it" : ": set HF_TOKEN to a token that may read it");
+    else if (status == 403 && strstr(message, "disabled"))
+        fail(t, "the hub has disabled it: %s", message);
+    else if (status == 403)
+        fail(t, "the hub refuses (403%s%s): %s", message[0] ? ", " : "", message,
+             token ? "the token may not read it" : "set HF_TOKEN to a token that may read it");
+    else
+        fail(t, "the hub answers %ld%s%s", status, message[0] ? ": " : "", message);
+}
+
+static bool may_pass(CURLcode rc)
+{
+    static const CURLcode lasting[] = {CURLE_UNSUPPORTED_PROTOCOL,     CURLE_URL_MALFORMAT,
+                                       CURLE_PEER_FAILED_VERIFICATION, CURLE_TOO_MANY_REDIRECTS,
+                                       CURLE_SSL_CACERT_BADFILE,       CURLE_SSL_ENGINE_INITFAILED,
+                                       CURLE_COULDNT_RESOLVE_PROXY,    CURLE_OUT_OF_MEMORY};
+    for (int i = 0; i < MT_LEN(lasting); i++)
+        if (rc == lasting[i]) return false;
+    return true;
+}
+
+static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
+{
+    const struct response *r = &t->response;
+    long status = 0, redirects = 0;
+    char why[128];
+    curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+    curl.easy_getinfo(t->easy, CURLINFO_REDIRECT_COUNT, &redirects);
+    drop_easy(t, multi);
+    if (t->failed) return;
+    const char *words = t->why[0] ? t->why : curl.easy_strerror(rc);
+    snprintf(why, sizeof(why), "HTTP %ld%s", status, status == 429 ? " (too many requests)" : "");
+    if (rc != CURLE_OK && may_pass(rc))
+        try_again(t, 0, words);
+    else if (rc != CURLE_OK)
+        t->unreachable = true, fail(t, "%s", words);
+    else if (status == 429 || status == 408 || status >= 500)
+        try_again(t, r->wait_s, why);
+    else if (status == 403 && redirects && !r->code[0])
+        try_again(t, 0, "the signed address was refused (403)");
+    else if (status == 416 && t->file)
+        start_over(t, "the file is shorter than listed") ? (void)0 : try_again(t, 0, "the file is shorter than listed");
+    else if (status != 200 && status != 206)
+        refuse(t, status);
+    else if (!t->file)
+        t->state = DONE;
+    else if (t->have < t->file->size)
+        try_again(t, 0, "the answer ended early");
+    else
+        finish_file(t);
+}
+
+/* ---- the start of a try */
+
+bool hub_http_escape(char *url, size_t n, const char *text, bool slashes)
+{
+    size_t used = strlen(url);
+    for (; *text; text++) {
+        const char c = *text;
+        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                           strchr("-_.~", c) || (slashes && c == '/');
+        if (used + 4 > n) return false;
+        used += (size_t)snprintf(url + used, n - used, plain ? "%c" : "%%%02X", (unsigned char)c);
+    }
+    return true;
+}
+
+static void add_header(struct transfer *t, const char *line)
+{
+    t->headers = curl.slist_append(t->headers, line);
+    MT_REQUIRE(t->headers, "curl_slist_append: out of memory");
+}
+
+#define SET(option, value) curl.easy_setopt(t->easy, option, value)
+
+static void send_request(struct transfer *t, CURLM *multi)
+{
+    const struct hub_env *env = t->repo->env;
+    char line[sizeof(env->token) + 64];
+    t->easy = curl.easy_init();
+    MT_REQUIRE(t->easy, "curl_easy_init failed");
+    t->why[0] = 0;
+    t->unreachable = false;
+    t->before = t->have;
+    t->response = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
+    add_header(t, "Accept-Encoding: identity"); /* sizes and hashes are those of the bytes sent */
+    snprintf(line, sizeof(line), "Authorization: Bearer %s", env->token);
+    if (env->token[0]) add_header(t, line);
+    if (t->have) {
+        snprintf(line, sizeof(line), "%lld-", (long long)t->have);
+        SET(CURLOPT_RANGE, line);
+    }
+    SET(CURLOPT_URL, t->url);
+    SET(CURLOPT_HTTPHEADER, t->headers);
+    SET(CURLOPT_USERAGENT, "moetrain/" MT_VERSION);
+    SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* a connection for each file is faster than one for all */
+    SET(CURLOPT_FOLLOWLOCATION, 1L);
+    SET(CURLOPT_MAXREDIRS, 10L);
+#if LIBCURL_VERSION_NUM >= 0x075500
+    SET(CURLOPT_REDIR_PROTOCOLS_STR, strncmp(env->endpoint, "https", 5) ? "http,https" : "https");
+#else
+    SET(CURLOPT_REDIR_PROTOCOLS, (long)(CURLPROTO_HTTPS | (strncmp(env->endpoint, "https", 5) ? CURLPROTO_HTTP : 0)));
+#endif
+    SET(CURLOPT_CONNECTTIMEOUT, 15L);
+    SET(CURLOPT_LOW_SPEED_LIMIT, (long)STALL_RATE);
+    SET(CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
+    SET(CURLOPT_BUFFERSIZE, (long)CHUNK);
+    SET(CURLOPT_NOSIGNAL, 1L);
+    SET(CURLOPT_ERRORBUFFER, t->why);
+    SET(CURLOPT_HEADERFUNCTION, on_header);
+    SET(CURLOPT_HEADERDATA, t);
+    SET(CURLOPT_WRITEFUNCTION, on_body);
+    SET(CURLOPT_WRITEDATA, t);
+    SET(CURLOPT_PRIVATE, t);
+    curl.multi_add_handle(multi, t->easy);
+    t->state = RUNNING;
+}
+
+/* True when the file is ours to download; otherwise it is there, or another process is at it, or the try failed. */
+static bool take_file(struct transfer *t)
+{
+    if (t->lock < 0 && hub_cache_lock(&t->lock, t->repo, t->file, t->err)) return t->failed = true, false;
+    if (hub_cache_has(t->repo, t->file)) {
+        t->have = t->file->size;
+        close_file(t);
+        t->state = DONE;
+        return false;
+    }
+    if (t->lock < 0) {
+        t->wake_ms = clock_ms() + LOCK_WAIT_MS;
+        if (!t->told) note(t, "another process downloads it: waiting");
+        t->told = true;
+        return false;
+    }
+    return t->fd >= 0 || !open_part(t);
+}
+
+static void start(struct transfer *t, CURLM *multi)
+{
+    if (!t->file) {
+        t->have = 0;
+    } else if (!take_file(t)) {
+        return;
+    } else if (t->have == t->file->size) { /* the break came just before the end */
+        finish_file(t);
+        return;
+    } else if (!t->url[0]) {
+        snprintf(t->url, URL_MAX, "%s/%s%s/resolve/%s/", t->repo->env->endpoint, t->repo->dataset ? "datasets/" : "",
+                 t->repo->id, t->repo->commit);
+        if (!hub_http_escape(t->url, URL_MAX, t->file->path, true)) {
+            fail(t, "its address is too long");
+            return;
+        }
+    }
+    send_request(t, multi);
+}
+
+/* ---- many at once */
+
+struct progress {
+    int64_t total, received;        /* bytes of all files; those that had come at the last line */
+    double start_ms, last_ms, rate; /* bytes/ms, smoothed */
+};
+
+static void show(struct progress *p, const struct hub_repo *repo, int64_t have, int64_t received)
+{
+    const bool tty = isatty(STDERR_FILENO);
+    const double now = clock_ms(), ms = now - p->last_ms;
+    char a[32], b[32], c[32], d[32], line[HUB_PATH + 200];
+    if (ms < (tty ? LINE_MS : LOG_MS)) return;
+    const double fresh = (double)(received - p->received) / ms, keep = p->rate > 0 && tty ? 0.9 : 0;
+    p->rate = keep * p->rate + (1 - keep) * fresh;
+    p->received = received;
+    p->last_ms = now;
+    const double left = p->rate > 0 ? (double)(p->total - have) / p->rate / 1e3 : -1;
+    snprintf(line, sizeof(line), "%s: %s of %s, %.1f%%, %s/s, left %s", repo->id, str_bytes(a, have),
+             str_bytes(b, p->total), 100.0 * (double)have / (double)MT_MAX(p->total, 1),
+             str_bytes(c, (int64_t)(p->rate * 1e3)), str_seconds(d, left));
+    if (tty)
+        fprintf(stderr, "\r\033[K%s", line);
+    else
+        log_info("%s", line);
+}
+
+/* Runs all to their end or to the first failure. */
+static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
+{
+    CURLM *multi = curl.multi_init();
+    MT_REQUIRE(multi, "curl_multi_init failed");
+    int64_t unfinished = n;
+    bool failed = false;
+    while (unfinished && !failed) {
+        int64_t running = 0, have = 0, received = 0;
+        int rest, wait_ms = 100;
+        unfinished = 0;
+        for (int64_t i = 0; i < n; i++) running += t[i].state == RUNNING;
+        for (int64_t i = 0; i < n && !failed; i++) {
+            if (t[i].state == WAITING && running < AT_ONCE && t[i].wake_ms <= clock_ms()) {
+                start(&t[i], multi);
+                running += t[i].state == RUNNING;
+            }
+            unfinished += t[i].state != DONE;
+            have += t[i].have;
+            received += t[i].received;
+            failed = t[i].failed;
+        }
+        if (p) show(p, t->repo, have, received);
+        if (failed || !unfinished) break;
+        curl.multi_perform(multi, &rest);
+        for (CURLMsg *m; !failed && (m = curl.multi_info_read(multi, &rest));) {
+            struct transfer *of = NULL;
+            curl.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&of);
+            finish(of, multi, m->data.result);
+            failed = of->failed;
+            wait_ms = 0; /* another may start */
+        }
+        if (!failed) curl.multi_poll(multi, NULL, 0, wait_ms, NULL);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        drop_easy(&t[i], multi);
+        close_file(&t[i]);
+    }
+    curl.multi_cleanup(multi);
+    return failed ? -1 : 0;
+}
+
+char *hub_http_text(const struct hub_repo *repo, const char *path, int64_t *size, bool *unreachable, struct err *err)
+{
+    struct transfer t = {.repo = repo, .err = err, .lock = -1, .fd = -1};
+    *unreachable = false;
+    if (open_curl(err) || str_format(t.url, URL_MAX, err, "address", "%s/%s", repo->env->endpoint, path)) return NULL;
+    const int rc = run_transfers(&t, 1, NULL);
+    *unreachable = t.unreachable;
+    *size = t.have;
+    if (!rc) return t.text ? t.text : mem_alloc(1);
+    mem_free(t.text);
+    return NULL;
+}
+
+int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, struct err *err)
+{
+    struct progress p = {.start_ms = clock_ms()};
+    char a[32], b[32];
+    int64_t missing = 0;
+    if (open_curl(err) || hub_cache_reserve(repo, files, n, err)) return -1;
+    struct transfer *t = mem_array(MT_MAX(n, 1), sizeof(*t));
+    for (int64_t i = 0; i < n; i++) {
+        if (hub_cache_has(repo, files[i])) continue;
+        t[missing++] = (struct transfer){.repo = repo, .file = files[i], .err = err, .lock = -1, .fd = -1};
+        p.total += files[i]->size;
+    }
+    p.last_ms = p.start_ms;
+    if (missing)
+        log_info("%s: downloading %lld file%s, %s, to %s", repo->id, (long long)missing, missing == 1 ? "" : "s",
+                 str_bytes(a, p.total), repo->env->cache);
+    const int rc = missing ? run_transfers(t, missing, &p) : 0;
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
+    if (!rc && missing)
+        log_info("%s: %s in %s, verified", repo->id, str_bytes(a, p.total),
+                 str_seconds(b, (clock_ms() - p.start_ms) / 1e3));
+    mem_free(t);
+    return rc;
+}

@@ -1,0 +1,19 @@
+/* hub_http.h - GET from the hub: one small answer, or many files at once into the cache. The only user of libcurl. */
+#ifndef MT_HUB_HTTP_H
+#define MT_HUB_HTTP_H
+
+#include "data/hub_cache.h"
+
+/* The answer to ENDPOINT/path, NUL-terminated; mem_free it. NULL: an error in words about the repository; *unreachable
+ * tells whether it was the way to the hub, and not the hub's answer, that failed. */
+char *hub_http_text(const struct hub_repo *repo, const char *path, int64_t *size, bool *unreachable, struct err *err);
+
+/* Downloads the files of repo->commit that are not in the cache, some at a time, and verifies them. Breaks, 429 and 5xx
+ * are waited for and tried again; what has come stays for the next time when it fails. */
+int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,
+                   struct err *err) MT_CHECK;
+/* Appends text to url (of size n), every byte but letters, digits and -_.~ (and, with slashes, /) as %XX; false: it
+ * does not fit. */
+bool hub_http_escape(char *url, size_t n, const char *text, bool slashes);
+
+#endif

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""hub_server.py - a hub of small repositories on this machine, each with a vice of its own, for tests/test_hub.c.
+
+    hub_server.py LOG DIR      prints its port; ends when standard input does
+
+It answers as huggingface.co does: a list with hashes, small files behind a relative redirect, large ones behind a
+redirect to another host (a second port). Every request is a line of LOG: host, method, path, Range, Authorization.
+DIR is a checkpoint with train.jsonl and eval.jsonl: the model test/tiny and the data set test/rows."""
+import hashlib
+import http.server
+import json
+import os
+import random
+import sys
+import threading
+import time
+import urllib.parse
+
+COMMIT = hashlib.sha1(b"commit").hexdigest()
+SHARDS = ["model-0000%d-of-00003.safetensors" % i for i in (1, 2, 3)]
+log = open(sys.argv[1], "a", buffering=1)
+lock = threading.Lock()
+seen = {}  # (repository, path): requests so far
+
+
+def content(name, size):
+    return random.Random(name).randbytes(size)
+
+
+def model_files():
+    files = {name: content(name, 300000 + 1000 * i) for i, name in enumerate(SHARDS)}
+    weight_map = {"tensor.%d" % i: SHARDS[i % 3] for i in range(12)}
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        files[name] = json.dumps({"name": name}).encode()
+    for name in ("chat_template.jinja", "README.md"):
+        files[name] = name.encode()
+    for name in ("pytorch_model-00001-of-00001.bin", "original/model.safetensors", "metal/model.bin", "other.pt"):
+        files[name] = content(name, 1000)
+    return files
+
+
+def directory(wanted):
+    return {n: open(os.path.join(sys.argv[2], n), "rb").read() for n in sorted(os.listdir(sys.argv[2])) if wanted(n)}
+
+
+def repositories():
+    repos = {("models", "test/" + name): model_files() for name in (
+        "plain breaks throttled flaky down wrong-size endless wrong-hash damaged-once no-range no-range-breaks "
+        "lying-range gated private disabled expired slow huge evil loop no-shard no-weights empty").split()}
+    del repos["models", "test/no-shard"][SHARDS[1]]
+    for name in SHARDS + ["model.safetensors.index.json"]:
+        del repos["models", "test/no-weights"][name]
+    repos["models", "test/empty"]["chat_template.jinja"] = b""
+    repos["models", "test/evil"]["../../evil"] = b"x"
+    repos["models", "test/slow"].update({name: content(name, 700000 + i) for i, name in enumerate(SHARDS)})
+    repos["models", "test/tiny"] = directory(lambda n: not n.endswith(".jsonl") and "." in n)
+    rows = directory(lambda n: n in ("train.jsonl", "eval.jsonl"))
+    repos["datasets", "test/rows"] = {"data/" + n: rows[n] for n in rows} | {"README.md": b"#", ".gitattributes": b""}
+    repos["datasets", "test/one"] = {"README.md": b"#", "rows.jsonl": rows["train.jsonl"]}
+    repos["datasets", "test/parquet"] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
+    return repos
+
+
+REPOS = repositories()
+
+
+def is_lfs(path):
+    return path.endswith((".safetensors", ".bin", ".pt"))
+
+
+def git_name(data):
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def etag(path, data):
+    return hashlib.sha256(data).hexdigest() if is_lfs(path) else git_name(data)
+
+
+def tree(files):
+    """The same as the Python library asks for it."""
+    rows = []
+    for path, data in files.items():
+        row = {"type": "file", "path": path, "size": len(data), "oid": git_name(data)}
+        if is_lfs(path):
+            row["lfs"] = {"oid": etag(path, data), "size": len(data), "pointerSize": 130}
+        rows.append(row)
+    return json.dumps(rows).encode()
+
+
+def listing(name, files):
+    rows = []
+    for path, data in files.items():
+        size = len(data)
+        if path == SHARDS[0]:
+            size += {"wrong-size": 10, "huge": 1 << 60}.get(name, 0)
+            size -= {"endless": 1000}.get(name, 0)
+        row = {"rfilename": path, "size": size, "blobId": git_name(data)}
+        if is_lfs(path):
+            row["lfs"] = {"sha256": etag(path, data), "size": size, "pointerSize": 130}
+        rows.append(row)
+    return json.dumps({"id": name, "sha": COMMIT, "siblings": rows}).encode()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *args):
+        pass
+
+    def reply(self, status, headers=None, body=b""):
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        if "Content-Length" not in (headers or {}):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def refuse(self, status, code, message=""):
+        self.reply(status, {"X-Error-Code": code, "X-Error-Message": message} if code or message else {}, b"<html>")
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        host = "cdn" if self.server is cdn else "hub"
+        token = self.headers.get("Authorization", "-").replace("Bearer ", "")
+        path, _, query = self.path.partition("?")
+        parts = [urllib.parse.unquote(p) for p in path.split("/")[1:]]
+        log.write("%s %s %s %s %s\n" % (host, self.command, path, self.headers.get("Range", "-"), token))
+        with lock:
+            seen[host, path] = seen.get((host, path), 0) + 1
+            self.times = seen[host, path]
+        if host == "cdn":  # /KIND/OWNER/NAME/PATH
+            self.large(parts[0], parts[1] + "/" + parts[2], "/".join(parts[3:]))
+        elif token == "hf_bad":
+            self.refuse(401, "", "Invalid credentials in Authorization header")
+        elif parts[0] == "api" and parts[1] in ("models", "datasets") and len(parts) > 4:
+            self.list(parts[1], parts[2] + "/" + parts[3], parts[5], token)
+        elif parts[:2] == ["api", "resolve-cache"]:
+            data = REPOS[parts[2], parts[3] + "/" + parts[4]]["/".join(parts[6:])]
+            self.send_file("/".join(parts[6:]), data, len(data))
+        else:
+            kind = "datasets" if parts[0] == "datasets" else "models"
+            parts = parts[kind == "datasets":]
+            self.resolve(kind, parts[0] + "/" + parts[1], "/".join(parts[4:]), token)
+
+    def list(self, kind, repo, revision, token):
+        name = repo.split("/")[1]
+        if name == "throttled" and self.times == 1:
+            self.reply(429, {"RateLimit": '"api";r=0;t=0', "Retry-After": "3000"})
+        elif name == "down" or (name == "flaky" and self.times == 1):
+            self.reply(503)
+        elif name == "private" and token != "hf_good":
+            self.refuse(401, "RepoNotFound")
+        elif name == "disabled":
+            self.refuse(403, "", "Access to this resource is disabled.")
+        elif (kind, repo) not in REPOS:
+            self.refuse(401 if token == "-" else 404, "RepoNotFound")
+        elif revision not in ("main", "refs/pr/1", COMMIT):
+            self.refuse(404, "RevisionNotFound", "Invalid rev id: " + revision)
+        elif "/tree/" in self.path:
+            self.reply(200, {}, tree(REPOS[kind, repo]))
+        else:
+            self.reply(200, {}, listing(name, REPOS[kind, repo]))
+
+    def resolve(self, kind, repo, path, token):
+        name = repo.split("/")[1]
+        data = REPOS[kind, repo].get(path)
+        if name == "gated" and token != "hf_good":
+            self.refuse(401 if token == "-" else 403, "GatedRepo", "Access to model is restricted")
+            return
+        if data is None:
+            self.refuse(404, "EntryNotFound")
+            return
+        head = {"X-Repo-Commit": COMMIT, "ETag": '"%s"' % etag(path, data), "X-Linked-Size": str(len(data))}
+        if is_lfs(path):
+            head["X-Linked-Etag"] = head["ETag"]
+            head["ETag"] = '"xet"'
+            head["Location"] = "http://127.0.0.1:%d/%s/%s/%s?signature=1" % (cdn.server_port, kind, repo, path)
+            if name == "loop":
+                head["Location"] = "http://127.0.0.1:%d%s" % (hub.server_port, self.path)
+            self.reply(302, head, b"Found. Redirecting")
+        else:
+            head["Location"] = "/api/resolve-cache/%s/%s/%s/%s" % (kind, repo, COMMIT, urllib.parse.quote(path))
+            self.reply(307, head, b"Temporary Redirect")
+
+    def large(self, kind, repo, path):
+        name = repo.split("/")[1]
+        data = REPOS[kind, repo][path]
+        if name == "throttled" and self.times == 1:
+            self.reply(429, {"Retry-After": "0"})
+        elif name == "flaky" and self.times == 1:
+            self.reply(500 + 3 * SHARDS.index(path))
+        elif name == "expired" and self.times == 1:
+            self.reply(403, {}, b"<Error>AccessDenied</Error>")
+        elif name == "wrong-hash" or (name == "damaged-once" and self.times == 1):
+            self.send_file(path, data[:5000] + b"?" + data[5001:], len(data))
+        elif name == "endless":
+            self.close_connection = True
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(data)
+        elif name == "no-range":
+            self.send_file(path, data, 100000 if self.times == 1 else len(data), ranges=False)
+        elif name == "no-range-breaks":
+            self.send_file(path, data, 100000, ranges=False)
+        else:
+            self.send_file(path, data, 70000 if name in ("breaks", "lying-range") else len(data),
+                           shift=name == "lying-range", pause=0.005 if name == "slow" else 0)
+
+    def send_file(self, path, data, most, ranges=True, shift=False, pause=0):
+        """At most `most` bytes of the body; then the connection breaks off."""
+        first, wanted = 0, self.headers.get("Range")
+        if wanted and ranges:
+            first = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if first >= len(data):
+                self.reply(416, {"Content-Range": "bytes */%d" % len(data)})
+                return
+        self.send_response(206 if wanted and ranges else 200)
+        if wanted and ranges:
+            self.send_header("Content-Range", "bytes %d-%d/%d" % (first + shift, len(data) - 1, len(data)))
+        self.send_header("Content-Length", str(len(data) - first))
+        # The large files' host has ETags of its own.
+        self.send_header("ETag", '"%s"' % ("xet" if self.server is cdn else etag(path, data)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        end = min(len(data), first + most)
+        try:
+            for at in range(first, end, 2048) if pause else ():
+                self.wfile.write(data[at:min(at + 2048, end)])
+                time.sleep(pause)
+            if not pause:
+                self.wfile.write(data[first:end])
+        except OSError:
+            self.close_connection = True
+        self.close_connection |= end < len(data)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+hub, cdn = Server(("127.0.0.1", 0), Handler), Server(("127.0.0.1", 0), Handler)
+for server in (hub, cdn):
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdout.write("%d\n" % hub.server_port)  # in one piece
+sys.stdout.flush()
+sys.stdin.read()
