@@ -210,7 +210,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_file(path, data, 100000, ranges=False)
         else:
             self.send_file(path, data, 70000 if name in ("breaks", "lying-range") else len(data),
-                           shift=name == "lying-range", pause=0.005 if name == "slow" else 0)
+                           shift=name == "lying-range", pause=0.008 if name == "slow" else 0)
 
     def send_file(self, path, data, most, ranges=True, shift=False, pause=0):
         """At most `most` bytes of the body; then the connection breaks off."""

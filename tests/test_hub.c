@@ -384,21 +384,22 @@ static void test_two_processes(void **state)
     assert_downloads("slow");
 }
 
-/* Bytes of every partial file, in the order of the directory. */
-static int part_sizes(int64_t size[8])
+/* Bytes of every partial file of a shard, of which there are less than eight; their sum. */
+static int64_t part_sizes(int64_t size[8])
 {
     char path[MT_PATH];
     struct stat st;
     int n = 0;
+    int64_t sum = 0;
     DIR *d = opendir(in_cache("slow", "blobs"));
-    if (!d) return 0;
-    for (struct dirent *e; (e = readdir(d)) && n < 8;) {
-        if (!strstr(e->d_name, ".moetrain.incomplete")) continue;
+    for (struct dirent *e; d && (e = readdir(d)) && n < 8;) {
         snprintf(path, sizeof(path), "%s/%s", in_cache("slow", "blobs"), e->d_name);
-        if (!stat(path, &st)) size[n++] = st.st_size;
+        if (!strstr(e->d_name, ".moetrain.incomplete") || strlen(e->d_name) < 64 || stat(path, &st)) continue;
+        size[n++] = st.st_size;
+        sum += st.st_size;
     }
-    closedir(d);
-    return n;
+    if (d) closedir(d);
+    return sum;
 }
 
 /* Killed at fifty random moments: complete and verified in the end, every piece asked for from where the last ended. */
@@ -407,29 +408,32 @@ static void test_killed(void **state)
     (void)state;
     enum { KILLS = 50 };
     static int64_t size[KILLS][8];
-    int n[KILLS], killed = 0, ranges = 0, status;
-    const uint64_t key = rng_key(1, "kill");
-    for (; killed < KILLS; killed++) {
-        const struct timespec pause = {.tv_nsec = (long)(1e6 * (15 + 45 * rng_uniform(key, (uint64_t)killed)))};
+    int64_t had = 0, have;
+    int ranges = 0, status;
+    double least_ms = 15; /* more where it does not suffice to get on */
+    for (int k = 0; k < KILLS; k++) {
+        const double ms = least_ms + 40 * rng_uniform(1, (uint64_t)k);
+        const struct timespec pause = {.tv_sec = (long)ms / 1000, .tv_nsec = (long)(1e6 * ms) % 1000000000};
         const pid_t pid = download_elsewhere("test/slow");
         nanosleep(&pause, NULL);
         kill(pid, SIGKILL);
         assert_int_equal(waitpid(pid, &status, 0), pid);
-        if (WIFEXITED(status)) break;
-        n[killed] = part_sizes(size[killed]);
+        assert_true(WIFSIGNALED(status));
+        have = part_sizes(size[k]);
+        if (have == had) least_ms += 10;
+        had = have;
     }
     assert_downloads("slow");
-    for (int k = 0; k < killed; k++) {
-        for (int i = 0; i < n[k]; i++) {
-            char range[64];
-            snprintf(range, sizeof(range), " bytes=%lld- ", (long long)size[k][i]);
-            if (size[k][i] == 0 || size[k][i] >= 700000) continue; /* nothing came, or all of it */
-            if (!requests("cdn", range)) fail_msg("nobody asked from byte %lld on", (long long)size[k][i]);
-            ranges++;
-        }
+    for (int i = 0; i < KILLS * 8; i++) {
+        char range[64];
+        const long long at = size[i / 8][i % 8];
+        snprintf(range, sizeof(range), " bytes=%lld- ", at);
+        if (at < 1000 || at >= 700000) continue; /* nothing came; a small file; all of it */
+        if (!requests("cdn", range)) fail_msg("nobody asked from byte %lld on", at);
+        ranges++;
     }
-    print_message("killed %d times, gone on in the middle %d times\n", killed, ranges);
-    assert_true(killed == KILLS && ranges > KILLS);
+    print_message("killed %d times, gone on in the middle %d times\n", KILLS, ranges);
+    assert_true(ranges >= 20);
 }
 
 static void test_data(void **state)
