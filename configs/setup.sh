@@ -9,7 +9,7 @@ build=${1:-build}
 shift $(($# > 0))
 
 packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libpcre2-dev libutf8proc-dev libjansson-dev
-    libinih-dev libcurl4-openssl-dev libcmocka-dev)
+    libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev)
 
 say() { printf '== %s\n' "$*"; }
 die() {

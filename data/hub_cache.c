@@ -232,12 +232,9 @@ int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *
         return -1;
     const int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (lock < 0) return io_error(err, path, "create the lock");
-    const bool busy = flock(lock, LOCK_EX | LOCK_NB) != 0;
-    if (busy && errno != EWOULDBLOCK && errno != EINTR) {
-        io_error(err, path, "lock");
-        close(lock);
-        return -1;
-    }
+    /* A file system without locks, as some clusters have it, is used without: two processes then write the same bytes.
+     */
+    const bool busy = flock(lock, LOCK_EX | LOCK_NB) && (errno == EWOULDBLOCK || errno == EINTR);
     if (busy || fstat(lock, &st) || st.st_nlink == 0) /* deleted by its last holder: the next try makes a new one */
         close(lock);
     else

@@ -57,7 +57,7 @@ def repositories():
     repos["models", "test/tiny"] = directory(lambda n: not n.endswith(".jsonl") and "." in n)
     rows = directory(lambda n: n in ("train.jsonl", "eval.jsonl"))
     repos["datasets", "test/rows"] = {"data/" + n: rows[n] for n in rows} | {"README.md": b"#", ".gitattributes": b""}
-    repos["datasets", "test/one"] = {"README.md": b"#", "rows.jsonl": rows["train.jsonl"]}
+    repos["datasets", "test/one"] = {"README.md": b"#", "a b/100%20 \u00e9?#.jsonl": rows["train.jsonl"]}
     repos["datasets", "test/parquet"] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
     return repos
 
