@@ -170,14 +170,20 @@ static void close_file(struct transfer *t)
 
 /* ---- the file of a transfer */
 
-/* Throws away what came. */
-static int rewind_file(struct transfer *t)
+/* The one that the hub tells: SHA-256 of large files, git's SHA-1 of small ones. */
+static void start_hash(struct transfer *t)
 {
-    t->have = t->before = 0;
     if (strlen(t->file->etag) == 64)
         hash_init(&t->hash);
     else
         hash_init_git(&t->hash, t->file->size);
+}
+
+/* Throws away what came. */
+static int rewind_file(struct transfer *t)
+{
+    t->have = t->before = 0;
+    start_hash(t);
     if (ftruncate(t->fd, 0) || lseek(t->fd, 0, SEEK_SET) < 0)
         return fail(t, "cannot empty what was begun: %s", strerror(errno));
     return 0;
@@ -201,10 +207,7 @@ static int open_part(struct transfer *t)
     const off_t there = lseek(t->fd, 0, SEEK_END);
     if (there == 0 || there > t->file->size) return rewind_file(t);
     char *chunk = mem_alloc(CHUNK);
-    if (strlen(t->file->etag) == 64)
-        hash_init(&t->hash);
-    else
-        hash_init_git(&t->hash, t->file->size);
+    start_hash(t);
     for (t->have = 0; (n = pread(t->fd, chunk, CHUNK, t->have)) > 0; t->have += n) hash_add(&t->hash, chunk, n);
     mem_free(chunk);
     return n < 0 ? fail(t, "cannot read %s: %s", path, strerror(errno)) : 0;
