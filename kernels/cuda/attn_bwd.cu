@@ -38,7 +38,8 @@ __device__ static inline void copy_async8(uint32_t shared, const void *global, i
 __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a)
 {
     const int64_t t = blockIdx.x;
-    const int lanes = a.dim / 8, n = a.n_head * lanes;
+    const int lanes = a.dim / 8, n = a.n_head * lanes, group = a.stat_group;
+    if (t == 0 && threadIdx.x == 0) a.stat[(int64_t)a.n_head * a.n_tok] = make_float2(INFINITY, 0);
     for (int i = threadIdx.x; i - (int)threadIdx.x < n; i += ATTN_THREADS) {
         float o[8], d[8], sum = 0;
         if (i < n) {
@@ -50,7 +51,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct at
         sum = warp_sum(sum, lanes);
         const int head = i / lanes;
         if (i < n && i % lanes == 0)
-            a.stat[(int64_t)head * a.n_tok + t] = make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
+            a.stat[(head / group * (int64_t)a.n_tok + t) * group + head % group] =
+                make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
     }
 }
 
@@ -216,8 +218,6 @@ template <int DIM> static void attn_bwd(const struct attn_args *a)
         CUDA_CHECK(cudaFuncSetAttribute(attn_dq_kernel<DIM>, limit, dq_smem));
         ready = true;
     }
-    attn_stat_kernel<<<grid_x(a->n_tok), ATTN_THREADS, 0, cuda.stream>>>(*a);
-    CUDA_CHECK_LAUNCH();
     attn_dkv_kernel<DIM><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, dkv_smem, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
     attn_dq_kernel<DIM><<<attn_grid(a, DQ_ROWS, a->n_head), ATTN_THREADS, dq_smem, cuda.stream>>>(*a);
@@ -229,7 +229,7 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
                               const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
-    const struct tensor stat = arena_tensor_3d(&dev->work, DT_F32, shape->n_head, n_tok, 2);
+    const struct tensor stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
     if (!dev->measuring && n_tok) {
         struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
         MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
@@ -238,7 +238,12 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
         a.dqkv = bf16_ptr(dqkv);
         a.ld_dqkv = dqkv.ld;
         a.stat = (float2 *)stat.data;
-        if (shape->head_dim <= 64)
+        a.stat_group = attn_wgmma_takes(&a) ? a.n_head / a.n_kv : 1;
+        attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a);
+        CUDA_CHECK_LAUNCH();
+        if (attn_wgmma_takes(&a))
+            attn_bwd_wgmma(&a);
+        else if (shape->head_dim <= 64)
             attn_bwd<64>(&a);
         else
             attn_bwd<128>(&a);

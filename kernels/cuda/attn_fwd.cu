@@ -155,7 +155,9 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
     if (dev->measuring || qkv.shape[0] == 0) return;
     struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
     a.sinks = sinks.rank ? f32_ptr(sinks) : NULL;
-    if (shape->head_dim <= 64)
+    if (attn_wgmma_takes(&a))
+        attn_fwd_wgmma(&a);
+    else if (shape->head_dim <= 64)
         attn_fwd<64>(&a);
     else
         attn_fwd<128>(&a);
