@@ -9,10 +9,11 @@
  * keys of a sequence and kv head, which walk over the heads of the group and the queries that see them. dq: 4 warps per
  * 128 queries of a sequence and head, which walk over their keys. Two stages of cp.async of 64 (A 128: 32) rows; what
  * nobody sees is never loaded. sm_90a, A 64: dkv 255 registers, 65 KiB; dq 240, 64 KiB. A 128: dkv 243, 64.5 KiB; dq
- * 255, 96 KiB. Two blocks per SM; no spills, neither on sm_80. Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each block
- * its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4 to form p and ds again: the price of sums in a fixed
- * order without atomics -> compute bound. Numerics: f32 sums, p and ds rounded to bf16 before the last products;
- * bitwise repeatable. Source: FlashAttention-2, arXiv 2307.08691. */
+ * 255, 96 KiB. Two blocks per SM; no spills but 8 bytes of dkv, A 64. Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each
+ * block its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4 to form p and ds again: the price of sums in a
+ * fixed order without atomics -> compute bound. Numerics: f32 sums, p and ds rounded to bf16 before the last products;
+ * bitwise repeatable. Source: FlashAttention-2, arXiv 2307.08691.
+ * Hopper takes attn_wgmma_bwd.cu for heads of 64, after the stat of this file. */
 #include "kernels/cuda/attn.cuh"
 
 enum { DQ_ROWS = 128, SUB = 32 }; /* queries of a block of dq; queries or keys that a warp takes in at a time */

@@ -15,11 +15,11 @@
 #include "kernels/cuda/sm90.cuh"
 
 enum {
-    HEAD = 64,      /* elements of a head: one row of the swizzle */
+    HEAD = 64, /* elements of a head: one row of the swizzle */
     ROW_BYTES = 128,
-    KEYS = 96,      /* keys of a tile that queries walk over */
+    KEYS = 96, /* keys of a tile that queries walk over */
     KEY_BYTES = KEYS * ROW_BYTES,
-    LOADER = 128    /* threads of the loading warpgroup; it keeps few registers */
+    LOADER = 128 /* threads of the loading warpgroup; it keeps few registers */
 };
 
 struct attn_wgmma_args {
@@ -128,7 +128,8 @@ __device__ static __forceinline__ void add_rows(float (&acc)[32], const uint32_t
 }
 
 /* An accumulator, rounded, as a first operand. */
-template <int STEPS> __device__ static __forceinline__ void pack_rows(uint32_t (&w)[STEPS][4], const float (&s)[8 * STEPS])
+template <int STEPS>
+__device__ static __forceinline__ void pack_rows(uint32_t (&w)[STEPS][4], const float (&s)[8 * STEPS])
 {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
@@ -137,12 +138,12 @@ template <int STEPS> __device__ static __forceinline__ void pack_rows(uint32_t (
     }
 }
 
-/* For before_wait(): a condition on all of w, hardly ever true. */
-template <int STEPS> __device__ static __forceinline__ bool is_odd_one(const uint32_t (&w)[STEPS][4])
+/* For before_wait(): a condition on all of s, hardly ever true. */
+template <int N> __device__ static __forceinline__ bool is_odd_one(const float (&s)[N])
 {
     uint32_t all = 0;
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) all ^= w[k][0] ^ w[k][1] ^ w[k][2] ^ w[k][3];
+    for (int i = 0; i < N; i++) all ^= __float_as_uint(s[i]);
     return all == 0x7fc17fc1;
 }
 
@@ -168,27 +169,7 @@ __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, cons
 #pragma unroll
     for (int r = lane / 8; r < 16; r += 4) {
         const int query = query_of(row + r, p.inverse), g = row + r - query * p.group;
-        if (query < n_live)
-            store16(dst + query * ld + g * HEAD + chunk * 8, load16(tile + sm90_swizzle(r, chunk)));
-    }
-}
-
-/* ---- the loading thread of the kernels whose items are queries ---- */
-
-/* Keys and values of an item: `full` of a stage waits for the bytes of both. */
-template <int STAGES>
-__device__ static __forceinline__ void load_keys(const struct attn_wgmma_args &p, const struct item &item,
-                                                 struct place *at, uint32_t to, uint32_t full, uint32_t empty)
-{
-    const int head = p.a.n_head + item.kv;
-    for (int t = 0; t < item.n_tile; t++) {
-        const int row = (int)item.first + item.begin + t * KEYS;
-        const uint32_t k = to + at->stage * 2 * KEY_BYTES, bar = full + 8 * at->stage;
-        mbarrier_wait(empty + 8 * at->stage, at->parity ^ 1);
-        mbarrier_arrive_expect(bar, 2 * KEY_BYTES);
-        tma_load(k, &p.kv, bar, 0, head, row);
-        tma_load(k + KEY_BYTES, &p.kv, bar, 0, head + p.a.n_kv, row);
-        *at = next_place<STAGES>(*at);
+        if (query < n_live) store16(dst + query * ld + g * HEAD + chunk * 8, load16(tile + sm90_swizzle(r, chunk)));
     }
 }
 

@@ -1,4 +1,23 @@
-/* attn_wgmma_bwd.cu - attention backward on Hopper, heads of 64: the function of attn_bwd.cu with wgmma and TMA. */
+/* attn_wgmma_bwd.cu - attention backward on Hopper, heads of 64: the function of attn_bwd.cu with wgmma and TMA.
+ *
+ * Math: as attn_bwd.cu: seven products, p and ds once for dk, dv and once more for dq. Sums across blocks would need
+ *   five, but dq in global memory in f32 and an order to add in.
+ * Shapes: as attn_bwd.cu; stat [K, T, H/K] and one entry more.
+ * Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
+ * Grid: two warpgroups multiply, 64 rows each, and one loads, in both kernels. 168 registers at launch, then 240 (dkv
+ *   227 used, dq 175) and 24; no spills.
+ *   dkv: a block per 128 keys of a sequence and kv head; k and v are first operands held in registers, the queries of
+ *   all heads of the group come by in stages of 64 rows, eight of them; 165 KiB.
+ *   dq: a block per SM, resident to the end, takes tiles of 128 rows (16 queries of a group of 8), as the forward does;
+ *   keys and values in tiles of 96, six stages; 209 KiB.
+ * Moves: as attn_bwd.cu; dkv 16 KiB of L2 for 128 x 64 scores, dq 24 KiB for 128 x 96.
+ * Bound, per SM, in clocks: dkv, 64 rows to 128 keys: wgmma 1024, 2^x 512, issue 670 a scheduler; dq, 96 keys to 128
+ *   rows: 1152, 768, 714: the tensor cores, if the arithmetic of one warpgroup runs beside the products of the other.
+ * Numerics: as attn_bwd.cu; a NaN in a sequence can reach the keys of the one before it.
+ * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608.
+ *
+ * In both loops nothing is in flight when a pass ends: the compiler keeps the registers of a first operand for a
+ * product only up to a wait in the same pass, and else puts other values there while they are still read. */
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {
@@ -10,7 +29,7 @@ enum {
     TILE_BYTES = ROWS * ROW_BYTES,
     WHOLE = 1, /* named barriers: a whole warpgroup is here */
 
-    DQ_STAGES = 6, /* of keys and values; and two of queries and dout */
+    DQ_STAGES = 6,                                                /* of keys and values; and two of queries and dout */
     DQ_BYTES = 4 * TILE_BYTES + DQ_STAGES * 2 * KEY_BYTES + 1024, /* 1024: to align it */
 
     DKV_QUERIES = 64, /* rows (queries of all heads of the group) of a stage: q, dout, stat */
@@ -47,26 +66,50 @@ static __device__ __forceinline__ void load_dq(const struct attn_wgmma_args &p, 
         tma_load(to, &p.q, bar, 0, head, row);
         tma_load(to + TILE_BYTES, &p.dout, bar, 0, head, row);
         q = next_place<2>(q);
-        load_keys<DQ_STAGES>(p, item, &kv, m.kv, m.kv_full, m.kv_empty);
+        for (int t = 0; t < item.n_tile; t++) {
+            const int key = (int)item.first + item.begin + t * KEYS;
+            const uint32_t k = m.kv + kv.stage * 2 * KEY_BYTES, kv_bar = m.kv_full + 8 * kv.stage;
+            mbarrier_wait(m.kv_empty + 8 * kv.stage, kv.parity ^ 1);
+            mbarrier_arrive_expect(kv_bar, 2 * KEY_BYTES);
+            tma_load(k, &p.kv, kv_bar, 0, p.a.n_head + item.kv, key);
+            tma_load(k + KEY_BYTES, &p.kv, kv_bar, 0, p.a.n_head + p.a.n_kv + item.kv, key);
+            kv = next_place<DQ_STAGES>(kv);
+        }
     }
 }
 
-/* Scores s and products dp with the values become ds, in dp. stat is of this thread's rows. */
-static __device__ __forceinline__ void weigh_keys(float (&dp)[KEYS / 2], const float (&s)[KEYS / 2],
-                                                  const float2 stat[2], float c)
+/* Where a tile of queries is: rows and stat of this thread, and the queries of its warpgroup from the tile's first. */
+struct dq_rows {
+    int query[2], first, n_query;
+    float2 stat[2];
+};
+
+/* Scores s of keys k0 .. and products dp with the values become ds, in dp. */
+static __device__ __forceinline__ void weigh_keys(float (&s)[KEYS / 2], float (&dp)[KEYS / 2], const struct dq_rows &x,
+                                                  int q0, int k0, const struct attn_args &a)
 {
+    if (!all_see(q0 + x.first, x.n_query, k0, KEYS, a.window)) {
+        const int corner = q0 - k0 - threadIdx.x % 4 * 2;
+        const int d[2] = {corner + x.query[0], corner + x.query[1]};
+        hide_keys(s, d, a.window);
+    }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
-        const float2 x = stat[i / 2 % 2];
-        dp[i] = exp2_fast(s[i] * c - x.x) * (dp[i] - x.y);
+        const float2 y = x.stat[i / 2 % 2];
+        dp[i] = exp2_fast(s[i] * a.scale_log2 - y.x) * (dp[i] - y.y);
     }
 }
 
+/* As in the forward, while a tile's ds is formed the tile before is multiplied with its keys. */
 static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args &p, const struct dq_memory &m)
 {
     const int wg = warpgroup_index(), warp_row = threadIdx.x / 32 * 16, row = warp_row + threadIdx.x % 32 / 4;
-    const int first = query_of(wg * 64, p.inverse), n_query = query_of(wg * 64 + 63, p.inverse) - first + 1;
-    const int query[2] = {query_of(row, p.inverse), query_of(row + 8, p.inverse)}, rounds = n_round(p);
+    const int rounds = n_round(p);
+    struct dq_rows x;
+    x.first = query_of(wg * 64, p.inverse);
+    x.n_query = query_of(wg * 64 + 63, p.inverse) - x.first + 1;
+    x.query[0] = query_of(row, p.inverse);
+    x.query[1] = query_of(row + 8, p.inverse);
     struct place q = {0, 0}, kv = {0, 0};
     for (int round = 0; round < rounds; round++) {
         struct item item;
@@ -77,10 +120,9 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
         const float2 *item_stat = p.a.stat + (item.kv * (int64_t)p.a.n_tok + t0) * p.group;
         float s[KEYS / 2], dp[KEYS / 2], dq[32] = {};
         uint32_t w[KEYS / 16][4];
-        float2 stat[2];
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            stat[h] = query[h] < n_live ? item_stat[row + 8 * h] : make_float2(INFINITY, 0.0f);
+            x.stat[h] = x.query[h] < n_live ? item_stat[row + 8 * h] : make_float2(INFINITY, 0.0f);
         mbarrier_wait(m.q_full + 8 * q.stage, q.parity);
         mbarrier_wait(m.kv_full + 8 * kv.stage, kv.parity);
         wgmma_fence();
@@ -88,43 +130,38 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
         dot_heads(dp, q_rows + TILE_BYTES, m.kv + kv.stage * 2 * KEY_BYTES + KEY_BYTES);
         wgmma_commit();
         wgmma_wait<0>();
-        int before = -1; /* stage of the tile whose keys are still being multiplied */
-        for (int t = 0; t < item.n_tile; t++) {
-            const struct place next = next_place<DQ_STAGES>(kv);
-            const int k0 = item.begin + t * KEYS;
-            uint32_t fresh[KEYS / 16][4];
-            wgmma_use(s);
-            wgmma_use(dp);
-            if (!all_see(item.q0 + first, n_query, k0, KEYS, p.a.window)) {
-                const int corner = item.q0 - k0 - threadIdx.x % 4 * 2;
-                const int d[2] = {corner + query[0], corner + query[1]};
-                hide_keys(s, d, p.a.window);
-            }
-            weigh_keys(dp, s, stat, p.a.scale_log2);
-            pack_rows(fresh, dp);
-            before_wait(is_odd_one(fresh));
-            wgmma_wait<0>();
-            wgmma_use(dq);
-            if (before >= 0) give_back(m.kv_empty + 8 * before);
-            before = kv.stage;
-            memcpy(w, fresh, sizeof(w));
-            const bool more = t + 1 < item.n_tile;
-            if (more) mbarrier_wait(m.kv_full + 8 * next.stage, next.parity);
+        wgmma_use(s);
+        wgmma_use(dp);
+        weigh_keys(s, dp, x, item.q0, item.begin, p.a);
+        pack_rows(w, dp);
+        for (int t = 1; t < item.n_tile; t++) {
+            const struct place now = next_place<DQ_STAGES>(kv);
+            mbarrier_wait(m.kv_full + 8 * now.stage, now.parity);
             wgmma_fence();
-            if (more) {
-                dot_heads(s, q_rows, m.kv + next.stage * 2 * KEY_BYTES);
-                dot_heads(dp, q_rows + TILE_BYTES, m.kv + next.stage * 2 * KEY_BYTES + KEY_BYTES);
-                wgmma_commit();
-                wgmma_fence();
-            }
+            dot_heads(s, q_rows, m.kv + now.stage * 2 * KEY_BYTES);
+            dot_heads(dp, q_rows + TILE_BYTES, m.kv + now.stage * 2 * KEY_BYTES + KEY_BYTES);
+            wgmma_commit();
             add_rows(dq, w, m.kv + kv.stage * 2 * KEY_BYTES);
             wgmma_commit();
             wgmma_wait<1>();
-            kv = next;
+            wgmma_use(s);
+            wgmma_use(dp);
+            weigh_keys(s, dp, x, item.q0, item.begin + t * KEYS, p.a);
+            before_wait(is_odd_one(dp));
+            wgmma_wait<0>();
+            wgmma_use(dq);
+            wgmma_use(dp);
+            give_back(m.kv_empty + 8 * kv.stage);
+            pack_rows(w, dp);
+            kv = now;
         }
+        wgmma_fence();
+        add_rows(dq, w, m.kv + kv.stage * 2 * KEY_BYTES);
+        wgmma_commit();
         wgmma_wait<0>();
         wgmma_use(dq);
-        give_back(m.kv_empty + 8 * before);
+        give_back(m.kv_empty + 8 * kv.stage);
+        kv = next_place<DQ_STAGES>(kv);
 
         const float factor[2] = {p.a.scale, p.a.scale};
         char *place = m.q_bytes + q.stage * 2 * TILE_BYTES + warp_row * ROW_BYTES;
@@ -196,21 +233,6 @@ static __device__ __forceinline__ void hold_rows(uint32_t (&a)[HEAD / 16][4], ui
     for (int k = 0; k < HEAD / 16; k++) load_matrix4(a[k], tile + sm90_swizzle(lane % 16, 2 * k + lane / 16));
 }
 
-/* Scores s [keys, queries] become weights, and dp ds, with the queries' stat. */
-static __device__ __forceinline__ void weigh_queries(float (&s)[32], float (&dp)[32], const char *stat, float c)
-{
-#pragma unroll
-    for (int n = 0; n < DKV_QUERIES / 8; n++) {
-        const float4 x = ((const float4 *)stat)[n * 4 + threadIdx.x % 4]; /* of two neighbouring columns */
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int i = 4 * n + e;
-            s[i] = exp2_fast(s[i] * c - (e % 2 ? x.z : x.x));
-            dp[i] = s[i] * (dp[i] - (e % 2 ? x.w : x.y));
-        }
-    }
-}
-
 /* s = -inf where the query does not see the key; distance: of the tile's first query to this thread's first key. */
 static __device__ __forceinline__ void hide_queries(float (&s)[32], int distance, uint32_t inverse, int window)
 {
@@ -219,6 +241,24 @@ static __device__ __forceinline__ void hide_queries(float (&s)[32], int distance
         const int column = 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2;
         const int d = distance + query_of(column, inverse) - 8 * (i / 2 % 2);
         if ((unsigned)d >= (unsigned)window) s[i] = -INFINITY;
+    }
+}
+
+/* Scores s [keys, queries] of keys w0 .. and queries q0 .. become weights, and dp ds. */
+static __device__ __forceinline__ void weigh_queries(float (&s)[32], float (&dp)[32], const struct attn_wgmma_args &p,
+                                                     int w0, int q0, const char *stat)
+{
+    const int key = w0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    if (!all_see(q0, p.n_query, w0, 64, p.a.window)) hide_queries(s, q0 - key, p.inverse, p.a.window);
+#pragma unroll
+    for (int n = 0; n < DKV_QUERIES / 8; n++) {
+        const float4 x = ((const float4 *)stat)[n * 4 + threadIdx.x % 4]; /* of two neighbouring columns */
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int i = 4 * n + e;
+            s[i] = exp2_fast(s[i] * p.a.scale_log2 - (e % 2 ? x.z : x.x));
+            dp[i] = s[i] * (dp[i] - (e % 2 ? x.w : x.y));
+        }
     }
 }
 
@@ -251,10 +291,10 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
                                                     const struct key_block &b)
 {
     const int wg = warpgroup_index(), warp_row = threadIdx.x / 32 * 16, w0 = b.k0 + wg * 64; /* keys w0 .. w0+63 */
-    const int key = b.k0 + warp_row + threadIdx.x % 32 / 4;
     const int end = min(b.len, w0 + 63 + p.a.window); /* queries w0 .. end-1 see them */
     const int from = min(wg * 64 / p.n_query, b.n_tile);
     const int to = w0 < b.len ? (end - b.k0 + p.n_query - 1) / p.n_query : from;
+    const char *stat = m.bytes + (m.stat - m.k);
     uint32_t k[HEAD / 16][4], v[HEAD / 16][4], pw[DKV_QUERIES / 16][4], dw[DKV_QUERIES / 16][4];
     float s[32], dp[32], dk[32] = {}, dv[32] = {};
     struct place at = {0, 0};
@@ -270,45 +310,46 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
         dot_held_heads(dp, v, m.dout + at.stage * PART_BYTES);
         wgmma_commit();
         wgmma_wait<0>();
-    }
-    int before = -1; /* stage of the tile that is still being multiplied */
-    for (int t = from; t < to; t++) {
-        const struct place next = next_place<DKV_STAGES>(at);
-        const int q0 = b.k0 + t * p.n_query;
-        uint32_t p_fresh[DKV_QUERIES / 16][4], d_fresh[DKV_QUERIES / 16][4];
         wgmma_use(s);
         wgmma_use(dp);
-        if (!all_see(q0, p.n_query, w0, 64, p.a.window)) hide_queries(s, q0 - key, p.inverse, p.a.window);
-        weigh_queries(s, dp, m.bytes + (m.stat - m.k) + at.stage * STAT_BYTES, p.a.scale_log2);
-        pack_rows(p_fresh, s);
-        pack_rows(d_fresh, dp);
-        before_wait(is_odd_one(p_fresh) || is_odd_one(d_fresh));
-        wgmma_wait<0>();
-        wgmma_use(dk);
-        wgmma_use(dv);
-        if (before >= 0) give_back(m.empty + 8 * before);
-        before = at.stage;
-        memcpy(pw, p_fresh, sizeof(pw));
-        memcpy(dw, d_fresh, sizeof(dw));
-        const bool more = t + 1 < to;
-        if (more) mbarrier_wait(m.full + 8 * next.stage, next.parity);
-        wgmma_fence();
-        if (more) {
-            dot_held_heads(s, k, m.q + next.stage * PART_BYTES);
-            dot_held_heads(dp, v, m.dout + next.stage * PART_BYTES);
-            wgmma_commit();
+        weigh_queries(s, dp, p, w0, b.k0 + from * p.n_query, stat + at.stage * STAT_BYTES);
+        pack_rows(pw, s);
+        pack_rows(dw, dp);
+        for (int t = from + 1; t < to; t++) {
+            const struct place now = next_place<DKV_STAGES>(at);
+            mbarrier_wait(m.full + 8 * now.stage, now.parity);
             wgmma_fence();
+            dot_held_heads(s, k, m.q + now.stage * PART_BYTES);
+            dot_held_heads(dp, v, m.dout + now.stage * PART_BYTES);
+            wgmma_commit();
+            add_rows(dv, pw, m.dout + at.stage * PART_BYTES);
+            add_rows(dk, dw, m.q + at.stage * PART_BYTES);
+            wgmma_commit();
+            wgmma_wait<1>();
+            wgmma_use(s);
+            wgmma_use(dp);
+            weigh_queries(s, dp, p, w0, b.k0 + t * p.n_query, stat + now.stage * STAT_BYTES);
+            before_wait(is_odd_one(dp));
+            wgmma_wait<0>();
+            wgmma_use(dk);
+            wgmma_use(dv);
+            wgmma_use(s);
+            wgmma_use(dp);
+            give_back(m.empty + 8 * at.stage);
+            pack_rows(pw, s);
+            pack_rows(dw, dp);
+            at = now;
         }
+        wgmma_fence();
         add_rows(dv, pw, m.dout + at.stage * PART_BYTES);
         add_rows(dk, dw, m.q + at.stage * PART_BYTES);
         wgmma_commit();
-        wgmma_wait<1>();
-        at = next;
+        wgmma_wait<0>();
+        wgmma_use(dk);
+        wgmma_use(dv);
+        give_back(m.empty + 8 * at.stage);
+        at = next_place<DKV_STAGES>(at);
     }
-    wgmma_wait<0>();
-    wgmma_use(dk);
-    wgmma_use(dv);
-    if (before >= 0) give_back(m.empty + 8 * before);
     pass_by(m, &at, b.n_tile - to);
 
     store_keys(p, b, dk, p.a.scale, m.bytes, p.a.n_head + b.kv);
