@@ -256,7 +256,11 @@ static const struct gpu_case {
     {{8, 1, 64, 128, true, 2, {1, 1100}}, 0},
     {{4, 1, 128, 0, false, 1, {700}}, 0},
     {{3, 1, 64, 33, false, 2, {257, 513}}, 0}, /* a group that is no power of two; a window across blocks */
-    {{6, 3, 16, 21, true, LENGTHS}, 16},       /* narrower than a tile */
+    {{6, 2, 64, 0, true, LENGTHS}, 16},        /* groups that leave rows of a tile empty */
+    {{5, 1, 64, 128, false, LENGTHS}, 0},
+    {{16, 1, 64, 33, true, 3, {200, 95, 97}}, 0},
+    {{70, 1, 64, 0, false, 2, {9, 40}}, 0}, /* a group larger than a tile of Hopper's */
+    {{6, 3, 16, 21, true, LENGTHS}, 16},    /* narrower than a tile */
     {{8, 2, 32, 64, true, LENGTHS}, 0},
     {{4, 1, 8, 0, false, LENGTHS}, 16},
     {{2, 1, 64, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},

@@ -35,7 +35,8 @@ struct attn_args {
     int64_t ld_dout;
     bf16 *dqkv;
     int64_t ld_dqkv;
-    float2 *stat; /* [H, T]: lse / ln 2 and <dout, o> */
+    float2 *stat;   /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; after them one with which p is 0 */
+    int stat_group; /* heads that lie together in stat */
 };
 
 /* 2^x to 2 ulp; 0 for -inf and where the result would not be a normal number. */
@@ -224,6 +225,15 @@ __device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int d
 }
 
 /* ---- host ---- */
+
+/* attn_wgmma_fwd.cu, attn_wgmma_bwd.cu: Hopper's own kernels, heads of 64. The backward takes stat with stat_group the
+ * query heads of a kv head. */
+static inline bool attn_wgmma_takes(const struct attn_args *a)
+{
+    return cuda.hopper && a->dim == 64 && a->n_head / a->n_kv <= 64;
+}
+void attn_fwd_wgmma(const struct attn_args *a);
+void attn_bwd_wgmma(const struct attn_args *a);
 
 static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
                                             const struct seqs *seqs, const struct attn_shape *s)

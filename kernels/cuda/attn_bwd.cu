@@ -9,10 +9,11 @@
  * keys of a sequence and kv head, which walk over the heads of the group and the queries that see them. dq: 4 warps per
  * 128 queries of a sequence and head, which walk over their keys. Two stages of cp.async of 64 (A 128: 32) rows; what
  * nobody sees is never loaded. sm_90a, A 64: dkv 255 registers, 65 KiB; dq 240, 64 KiB. A 128: dkv 243, 64.5 KiB; dq
- * 255, 96 KiB. Two blocks per SM; no spills, neither on sm_80. Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each block
- * its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4 to form p and ds again: the price of sums in a fixed
- * order without atomics -> compute bound. Numerics: f32 sums, p and ds rounded to bf16 before the last products;
- * bitwise repeatable. Source: FlashAttention-2, arXiv 2307.08691. */
+ * 255, 96 KiB. Two blocks per SM; no spills but 8 bytes of dkv, A 64. Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each
+ * block its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4 to form p and ds again: the price of sums in a
+ * fixed order without atomics -> compute bound. Numerics: f32 sums, p and ds rounded to bf16 before the last products;
+ * bitwise repeatable. Source: FlashAttention-2, arXiv 2307.08691.
+ * Hopper takes attn_wgmma_bwd.cu for heads of 64, after the stat of this file. */
 #include "kernels/cuda/attn.cuh"
 
 enum { DQ_ROWS = 128, SUB = 32 }; /* queries of a block of dq; queries or keys that a warp takes in at a time */
@@ -38,7 +39,8 @@ __device__ static inline void copy_async8(uint32_t shared, const void *global, i
 __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a)
 {
     const int64_t t = blockIdx.x;
-    const int lanes = a.dim / 8, n = a.n_head * lanes;
+    const int lanes = a.dim / 8, n = a.n_head * lanes, group = a.stat_group;
+    if (t == 0 && threadIdx.x == 0) a.stat[(int64_t)a.n_head * a.n_tok] = make_float2(INFINITY, 0);
     for (int i = threadIdx.x; i - (int)threadIdx.x < n; i += ATTN_THREADS) {
         float o[8], d[8], sum = 0;
         if (i < n) {
@@ -50,7 +52,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct at
         sum = warp_sum(sum, lanes);
         const int head = i / lanes;
         if (i < n && i % lanes == 0)
-            a.stat[(int64_t)head * a.n_tok + t] = make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
+            a.stat[(head / group * (int64_t)a.n_tok + t) * group + head % group] =
+                make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
     }
 }
 
@@ -216,8 +219,6 @@ template <int DIM> static void attn_bwd(const struct attn_args *a)
         CUDA_CHECK(cudaFuncSetAttribute(attn_dq_kernel<DIM>, limit, dq_smem));
         ready = true;
     }
-    attn_stat_kernel<<<grid_x(a->n_tok), ATTN_THREADS, 0, cuda.stream>>>(*a);
-    CUDA_CHECK_LAUNCH();
     attn_dkv_kernel<DIM><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, dkv_smem, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
     attn_dq_kernel<DIM><<<attn_grid(a, DQ_ROWS, a->n_head), ATTN_THREADS, dq_smem, cuda.stream>>>(*a);
@@ -229,7 +230,7 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
                               const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
-    const struct tensor stat = arena_tensor_3d(&dev->work, DT_F32, shape->n_head, n_tok, 2);
+    const struct tensor stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
     if (!dev->measuring && n_tok) {
         struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
         MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
@@ -238,7 +239,12 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
         a.dqkv = bf16_ptr(dqkv);
         a.ld_dqkv = dqkv.ld;
         a.stat = (float2 *)stat.data;
-        if (shape->head_dim <= 64)
+        a.stat_group = attn_wgmma_takes(&a) ? a.n_head / a.n_kv : 1;
+        attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a);
+        CUDA_CHECK_LAUNCH();
+        if (attn_wgmma_takes(&a))
+            attn_bwd_wgmma(&a);
+        else if (shape->head_dim <= 64)
             attn_bwd<64>(&a);
         else
             attn_bwd<128>(&a);

@@ -11,7 +11,8 @@
  * Moves: 2*T*(2*H+2*K)*A + 4*T*H bytes, and each block its keys and values again, which L2 holds; 4*A*H*pairs FLOP ->
  *   compute bound, a narrow window memory bound.
  * Numerics: f32 sums, weights rounded to bf16 before they meet v, 2^x of the special function unit; no atomics, bitwise
- *   repeatable.     Source: FlashAttention-2, arXiv 2307.08691. */
+ *   repeatable.     Source: FlashAttention-2, arXiv 2307.08691.
+ * Hopper takes attn_wgmma_fwd.cu for heads of 64. */
 #include "kernels/cuda/attn.cuh"
 
 enum { Q_ROWS = 128 };
@@ -155,7 +156,9 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
     if (dev->measuring || qkv.shape[0] == 0) return;
     struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
     a.sinks = sinks.rank ? f32_ptr(sinks) : NULL;
-    if (shape->head_dim <= 64)
+    if (attn_wgmma_takes(&a))
+        attn_fwd_wgmma(&a);
+    else if (shape->head_dim <= 64)
         attn_fwd<64>(&a);
     else
         attn_fwd<128>(&a);

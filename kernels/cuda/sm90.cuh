@@ -73,6 +73,18 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity)
     } while (!done);
 }
 
+/* ---- named barriers: 0 is __syncthreads(); `count` threads, of whole warps ---- */
+
+__device__ __forceinline__ void named_sync(int id, int count)
+{
+    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(count) : "memory");
+}
+/* Counts as being there, and goes on. */
+__device__ __forceinline__ void named_arrive(int id, int count)
+{
+    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(count) : "memory");
+}
+
 /* ---- copies ---- */
 
 /* The box of `map` at (x, y, z) into swizzled shared memory; completes on bar by its bytes, zeros beyond the edges. */
@@ -123,10 +135,12 @@ template <int N> __device__ __forceinline__ void wgmma_use(float (&d)[N])
         "+f"(d[i + 7])
 #define MT_WGMMA_32(i) MT_WGMMA_8(i), MT_WGMMA_8(i + 8), MT_WGMMA_8(i + 16), MT_WGMMA_8(i + 24)
 #define MT_WGMMA_96    MT_WGMMA_32(0), MT_WGMMA_32(32), MT_WGMMA_32(64)
-#define MT_WGMMA_NAMES_96                                                                                              \
+#define MT_WGMMA_NAMES_32                                                                                              \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                 \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                 \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MT_WGMMA_NAMES_96                                                                                              \
+    MT_WGMMA_NAMES_32                                                                                                  \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                               \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                                 \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                                 \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
@@ -150,9 +164,30 @@ template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[128], u
                  : MT_WGMMA_96, MT_WGMMA_32(96)
                  : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
 }
+template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[48], uint64_t a, uint64_t b, bool accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_32
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+                 "}, %48, %49, p, 1, 1, 0, %51;\n}\n"
+                 : MT_WGMMA_32(0), MT_WGMMA_8(32), MT_WGMMA_8(40)
+                 : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
+}
+/* a in registers, as mma_bf16 of mma.cuh takes it: two neighbouring blocks of 8 columns of an accumulator, rounded. It
+ * must not change before the product is waited for. */
+template <bool TRANS_B>
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
+                 : MT_WGMMA_32(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
+}
 #undef MT_WGMMA_8
 #undef MT_WGMMA_32
 #undef MT_WGMMA_96
+#undef MT_WGMMA_NAMES_32
 #undef MT_WGMMA_NAMES_96
 
 #endif
