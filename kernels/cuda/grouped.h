@@ -19,9 +19,9 @@ enum grouped_epilogue {
     GROUPED_GLU_BWD, /* v = g: of the n_out = F columns of act.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
-    GROUPED_GATED    /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. With kn; cuda_grouped_mma alone */
+    GROUPED_GATED    /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. With kn; not cuda_grouped_wgmma */
 };
-enum { GROUPED_PART = 128 }; /* columns of one partial sum of dgate */
+enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
 struct grouped {
     int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, length of the sums */
@@ -51,9 +51,11 @@ struct grouped {
 
 /* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Every row of the experts of the run is written, nothing
  * else. Deterministic. grouped_mma.cu: mma.sync and cp.async, any GPU since sm_80; grouped_wgmma.cu: wgmma and TMA,
- * sm_90a, for n_out >= 64 (the launcher of the thin ones stays grouped_mma's). */
+ * sm_90a, for n_out >= 64. */
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
+/* The same for n_out <= 64 without adapter and bias, GROUPED_STORE or GROUPED_GATED: grouped_thin.cu. */
+void cuda_grouped_thin(const struct grouped *g);
 
 /* Sums over the rows of each expert, for the gradients of its adapter: out_e += scale * sum over its rows m of
  *

@@ -32,6 +32,16 @@ __device__ __forceinline__ uint4 bf16_pack8(const float x[8])
     return make_uint4(bf16_pack(x[0], x[1]), bf16_pack(x[2], x[3]), bf16_pack(x[4], x[5]), bf16_pack(x[6], x[7]));
 }
 
+/* Stores in one instruction: the compiler is free to take one of a uint4 apart, and does. */
+__device__ __forceinline__ void store16(bf16 *to, uint4 v)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
+}
+__device__ __forceinline__ void store8(bf16 *to, uint2 v)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};\n" ::"l"(to), "r"(v.x), "r"(v.y));
+}
+
 /* ---- the activation, as kernels/cpu/glu.c has it ----
  * Both kinds are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha 1,
  * offset 0 and no limit. A NaN passes through the clamps. */
@@ -122,94 +132,106 @@ __device__ __forceinline__ void grouped_bias(float b[4][2], const struct grouped
     }
 }
 
-/* GROUPED_GLU_BWD of columns n .. n+7 of row m, where v = g. */
-__device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8])
+/* pre of columns n .. n+7 of act's row m: gate, up, gate, up, ... or eight gates and eight ups; zeros where there are
+ * none. Loaded ahead of what uses it: no store to out or act may have to come first. */
+struct pre8 {
+    uint4 x, y;
+};
+__device__ __forceinline__ int64_t pre_start(const struct grouped &g, int64_t m, int64_t n)
+{
+    return m * 2 * g.n_out + (g.glu.interleaved ? 2 * n : n);
+}
+__device__ __forceinline__ int64_t pre_apart(const struct grouped &g) { return g.glu.interleaved ? 8 : g.n_out; }
+__device__ __forceinline__ struct pre8 grouped_pre(const struct grouped &g, int64_t m, int64_t n, bool live)
+{
+    struct pre8 p = {};
+    if (live && n < g.n_out) {
+        const bf16 *from = g.pre + pre_start(g, m, n);
+        p.x = __ldg((const uint4 *)from);
+        p.y = __ldg((const uint4 *)(from + pre_apart(g)));
+    }
+    return p;
+}
+
+/* GROUPED_GLU_BWD of columns n .. n+7 of row m, where v = g: returns their sum of h * g. */
+__device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8],
+                                                  float weight, const struct pre8 &pre)
 {
     const struct glu_form form = glu_form_of(g.glu);
-    const bool pairs = g.glu.interleaved; /* gate, up, gate, up, ...: then x and y hold four pairs each */
-    const int64_t base = m * 2 * g.n_out + (pairs ? 2 * n : n), other = base + (pairs ? 8 : g.n_out);
-    const float weight = g.gate[g.row_slot[m]];
+    const bool pairs = g.glu.interleaved;
+    bf16 *out = g.out + pre_start(g, m, n);
     float gate[8], up[8], h[8], sum = 0.0f;
-    const uint4 x = *(const uint4 *)(g.pre + base), y = *(const uint4 *)(g.pre + other);
     if (pairs) {
-        const uint32_t w[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+        const uint32_t w[8] = {pre.x.x, pre.x.y, pre.x.z, pre.x.w, pre.y.x, pre.y.y, pre.y.z, pre.y.w};
 #pragma unroll
         for (int i = 0; i < 8; i++) gate[i] = bf16_low(w[i]), up[i] = bf16_high(w[i]);
     } else {
-        bf16_unpack8(gate, x);
-        bf16_unpack8(up, y);
+        bf16_unpack8(gate, pre.x);
+        bf16_unpack8(up, pre.y);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         h[i] = glu_gradient(form, gate[i], up[i], weight * v[i], &gate[i], &up[i]); /* which become dgate and dup */
         sum += h[i] * v[i];
     }
-    *(uint4 *)(g.act + m * g.n_out + n) = bf16_pack8(h);
+    store16(g.act + m * g.n_out + n, bf16_pack8(h));
     if (pairs) {
         uint32_t w[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) w[i] = bf16_pack(gate[i], up[i]);
-        *(uint4 *)(g.out + base) = make_uint4(w[0], w[1], w[2], w[3]);
-        *(uint4 *)(g.out + other) = make_uint4(w[4], w[5], w[6], w[7]);
+        store16(out, make_uint4(w[0], w[1], w[2], w[3]));
+        store16(out + 8, make_uint4(w[4], w[5], w[6], w[7]));
     } else {
-        *(uint4 *)(g.out + base) = bf16_pack8(gate);
-        *(uint4 *)(g.out + other) = bf16_pack8(up);
+        store16(out, bf16_pack8(gate));
+        store16(out + g.n_out, bf16_pack8(up));
     }
     return sum;
 }
 
-/* Finishes row m: v[i] is this lane's pair of columns n + 8i + 2q, bias that of grouped_bias. All lanes of the warp
- * call it together, with live = false for a row that is not there. GROUPED_GLU_BWD and GROUPED_GATED take no bias.
- * The first returns this lane's part of the sum over the 32 columns of h * g, for quad_sum to add up, the others 0. */
+/* Finishes row m: v[i] is this lane's pair of columns n + 8i + 2q. All lanes of the warp call it together, with live =
+ * false for a row that is not there; weight is the row's gate, pre that of columns n + 8q .. n + 8q + 7. Returns this
+ * lane's part of the sum over the 32 columns of h * g, for quad_sum to add up. */
+__device__ __forceinline__ float grouped_finish_glu_bwd(const struct grouped &g, int64_t m, int64_t n, bool live,
+                                                        const float v[4][2], float weight, const struct pre8 &pre)
+{
+    const int64_t mine = n + 8 * (threadIdx.x & 3);
+    uint32_t even[4], odd[4];
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) even[i] = __float_as_uint(v[i][0]), odd[i] = __float_as_uint(v[i][1]);
+    quad_transpose(even);
+    quad_transpose(odd);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[2 * i] = __uint_as_float(even[i]), x[2 * i + 1] = __uint_as_float(odd[i]);
+    return live && mine < g.n_out ? grouped_glu_bwd8(g, m, mine, x, weight, pre) : 0.0f;
+}
+
+/* The same for the other epilogues, with the bias of the lane's columns; GROUPED_GATED takes none. */
 template <int EPILOGUE>
-__device__ __forceinline__ float grouped_finish(const struct grouped &g, int64_t m, int64_t n, bool live,
-                                                const float v[4][2], const float bias[4][2])
+__device__ __forceinline__ void grouped_finish(const struct grouped &g, int64_t m, int64_t n, bool live,
+                                               const float v[4][2], const float bias[4][2])
 {
     const int64_t mine = n + 8 * (threadIdx.x & 3); /* columns of this lane after the transpose */
     const bool stored = live && mine < g.n_out;
-    if constexpr (EPILOGUE == GROUPED_GLU_BWD) {
-        uint32_t even[4], odd[4];
-        float x[8];
+    uint32_t w[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) even[i] = __float_as_uint(v[i][0]), odd[i] = __float_as_uint(v[i][1]);
-        quad_transpose(even);
-        quad_transpose(odd);
+    for (int i = 0; i < 4; i++) w[i] = bf16_pack(v[i][0] + bias[i][0], v[i][1] + bias[i][1]);
+    quad_transpose(w);
+    if (stored) store16(g.out + m * g.n_out + mine, make_uint4(w[0], w[1], w[2], w[3]));
+    if (EPILOGUE == GROUPED_GATED) {
+        const float weight = live ? g.gate[g.row_slot[m]] : 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[2 * i] = __uint_as_float(even[i]), x[2 * i + 1] = __uint_as_float(odd[i]);
-        return stored ? grouped_glu_bwd8(g, m, mine, x) : 0.0f;
-    } else {
-        uint32_t w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = bf16_pack(v[i][0] + bias[i][0], v[i][1] + bias[i][1]);
+        for (int i = 0; i < 4; i++) w[i] = bf16_pack(weight * v[i][0], weight * v[i][1]);
         quad_transpose(w);
-        if (stored) *(uint4 *)(g.out + m * g.n_out + mine) = make_uint4(w[0], w[1], w[2], w[3]);
-        if (EPILOGUE == GROUPED_GATED) {
-            const float weight = live ? g.gate[g.row_slot[m]] : 0.0f;
-#pragma unroll
-            for (int i = 0; i < 4; i++) w[i] = bf16_pack(weight * v[i][0], weight * v[i][1]);
-            quad_transpose(w);
-            if (stored) *(uint4 *)(g.act + m * g.n_out + mine) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
-        if (EPILOGUE == GROUPED_GLU && stored) {
-            const struct glu_form form = glu_form_of(g.glu);
-            float h[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) h[i] = glu_value(form, bf16_low(w[i]), bf16_high(w[i]));
-            const uint2 packed = make_uint2(bf16_pack(h[0], h[1]), bf16_pack(h[2], h[3]));
-            *(uint2 *)(g.act + m * (g.n_out / 2) + mine / 2) = packed;
-        }
-        return 0.0f;
+        if (stored) store16(g.act + m * g.n_out + mine, make_uint4(w[0], w[1], w[2], w[3]));
     }
-}
-
-/* The same where a lane has too few rows to keep the bias for them. */
-template <int EPILOGUE>
-__device__ __forceinline__ float grouped_finish(const struct grouped &g, int64_t e, int64_t m, int64_t n, bool live,
-                                                const float v[4][2])
-{
-    float bias[4][2] = {};
-    if (EPILOGUE != GROUPED_GLU_BWD) grouped_bias(bias, g, e, n);
-    return grouped_finish<EPILOGUE>(g, m, n, live, v, bias);
+    if (EPILOGUE == GROUPED_GLU && stored) {
+        const struct glu_form form = glu_form_of(g.glu);
+        float h[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) h[i] = glu_value(form, bf16_low(w[i]), bf16_high(w[i]));
+        store8(g.act + m * (g.n_out / 2) + mine / 2, make_uint2(bf16_pack(h[0], h[1]), bf16_pack(h[2], h[3])));
+    }
 }
 
 #endif

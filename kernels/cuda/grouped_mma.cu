@@ -3,8 +3,7 @@
  * Math, shapes: grouped.h. First la lb_e is summed and multiplied by scale, then the sum over a b_e goes on in the
  *   same accumulators: the adapter costs ceil(r / 32) more steps of the loop and no pass over the output.
  * Needs: n_in, n_out, lda, r multiples of 8; r <= 256; a, b, la, lb, out, act, pre, bias 16-byte aligned.
- * Tiles: 128 rows x 256 columns, eight warps of 64 x 64; thin products (n_out <= 64) 128 x 32 or 64, eight warps of
- *   16 rows. Depth 32, four buffers, three of them on their way. A warp whose rows or columns all lie beyond the end
+ * Tiles: 128 rows x 256 columns, eight warps of 64 x 64; where n_out <= 64, 128 x 64, eight warps of 16 rows. Depth 32, four buffers, three of them on their way. A warp whose rows or columns all lie beyond the end
  *   computes nothing.
  * Grid: 256 threads, as many blocks as fit the GPU. Wide: 1 block per SM, 228 .. 255 registers, 98 KiB of shared
  *   memory, so that cards with 99 KiB can run it too; thin: 2 or more, 82 .. 120 registers, 40 or 48 KiB; no spills.
@@ -24,7 +23,7 @@ template <int BN> struct tile {
     static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
     static constexpr int B_COPIES = (BN * BK / 8 + THREADS - 1) / THREADS; /* of 16 bytes by a thread, each step */
     static constexpr int A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
-    static constexpr int BYTES = STAGES * STAGE_BYTES + (BN == 256 ? WARPS_N * BM * 4 : 0); /* and sums of dgate */
+    static constexpr int BYTES = STAGES * STAGE_BYTES;
 };
 
 /* ---- which tile ---- */
@@ -164,38 +163,43 @@ static __device__ __forceinline__ void multiply(float c[][tile<BN>::WN / 8][4], 
         for (int j = 0; j < tile<BN>::WN / 8; j++) mma_bf16(c[i][j], f.a[i], f.b[j]);
 }
 
-/* Stores the warp's part; sums [WARPS_N, BM] takes the partial sums of dgate of a tile on their way. */
+/* Stores the warp's part: its 64 columns of a wide tile are one partial sum of dgate. */
 template <int BN, int EPILOGUE>
 static __device__ void store_tile(const struct grouped &g, const struct place &p, float c[][tile<BN>::WN / 8][4],
-                                  int warp_m, int warp_n, float *sums)
+                                  int warp_m, int warp_n)
 {
     constexpr int HALVES = tile<BN>::WM / 8; /* of the 16 rows of an instruction: a lane has one row of each */
     const int lane = threadIdx.x & 31, first = warp_m * tile<BN>::WM + lane / 4;
+    const int64_t col = p.col + warp_n * tile<BN>::WN;
     float sum[HALVES] = {};
 #pragma unroll
     for (int j = 0; j < tile<BN>::WN / 8; j += 4) {
-        const int64_t n = p.col + warp_n * tile<BN>::WN + j * 8;
+        const int64_t n = col + j * 8;
         float bias[4][2] = {};
         if (EPILOGUE == GROUPED_STORE || EPILOGUE == GROUPED_GLU) grouped_bias(bias, g, p.expert, n);
 #pragma unroll
         for (int i = 0; i < HALVES; i++) {
+            const bool live = first + i * 8 < p.n_row;
+            const int64_t m = p.row + first + i * 8;
             float v[4][2];
 #pragma unroll
             for (int k = 0; k < 4; k++) v[k][0] = c[i / 2][j + k][i % 2 * 2], v[k][1] = c[i / 2][j + k][i % 2 * 2 + 1];
-            sum[i] += grouped_finish<EPILOGUE>(g, p.row + first + i * 8, n, first + i * 8 < p.n_row, v, bias);
+            if constexpr (EPILOGUE == GROUPED_GLU_BWD) {
+                const struct pre8 pre = grouped_pre(g, m, n + lane % 4 * 8, live);
+                sum[i] += grouped_finish_glu_bwd(g, m, n, live, v, live ? g.gate[g.row_slot[m]] : 0.0f, pre);
+            } else {
+                grouped_finish<EPILOGUE>(g, m, n, live, v, bias);
+            }
         }
     }
-    if (EPILOGUE == GROUPED_GLU_BWD) { /* a part is two warps wide; the next tile's barriers guard the next writes */
+    if (EPILOGUE == GROUPED_GLU_BWD) {
+        static_assert(BN != 256 || tile<BN>::WN == GROUPED_PART, "a part of dgate is what one warp has of a row");
 #pragma unroll
         for (int i = 0; i < HALVES; i++) {
             sum[i] = quad_sum(sum[i]);
-            if (lane % 4 == 0) sums[warp_n * BM + first + i * 8] = sum[i];
+            if (lane % 4 == 0 && first + i * 8 < p.n_row && col < g.n_out)
+                g.dgate_part[col / GROUPED_PART * g.n_row + p.row + first + i * 8] = sum[i];
         }
-        __syncthreads();
-        const int part = threadIdx.x / BM, row = threadIdx.x % BM;
-        if (row < p.n_row && p.col + part * GROUPED_PART < g.n_out)
-            g.dgate_part[(p.col / GROUPED_PART + part) * g.n_row + p.row + row] =
-                sums[2 * part * BM + row] + sums[(2 * part + 1) * BM + row];
     }
 }
 
@@ -249,7 +253,7 @@ static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
         __syncthreads();
         more = find_tile<BN>(g, &walk, t += gridDim.x, &next);
         if (more) start_tile<BN, KN>(&cursor, g, next, n_thin, n_step, shared);
-        store_tile<BN, EPILOGUE>(g, p, c, warp_m, warp_n, (float *)(memory + STAGES * T::STAGE_BYTES));
+        store_tile<BN, EPILOGUE>(g, p, c, warp_m, warp_n);
     }
 }
 
@@ -300,9 +304,7 @@ void cuda_grouped_mma(const struct grouped *g)
         launch<256, false, GROUPED_GLU>(g);
     } else if (g->epilogue == GROUPED_GLU_BWD) {
         launch<256, true, GROUPED_GLU_BWD>(g);
-    } else if (g->n_out <= 32) { /* GROUPED_STORE, GROUPED_GATED */
-        launch_store<32>(g);
-    } else if (g->n_out <= 64) {
+    } else if (g->n_out <= 64) { /* GROUPED_STORE, GROUPED_GATED */
         launch_store<64>(g);
     } else {
         launch_store<256>(g);

@@ -27,6 +27,7 @@ enum {
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,
+    LEAD = 2,                  /* stages that the first multiplying warpgroup is ahead of the second */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224
 };
@@ -214,10 +215,10 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], st
 }
 
 /* sums (+)= a b_e. A block is given back when its products are done, which is seen after those of the next one are
- * under way. */
+ * under way; returns the stage of the last one, whose products still run. */
 template <int COLS, bool KN>
-static __device__ __forceinline__ void multiply(float (&sums)[COLS / 2], struct ring *ring, int n_in, bool accumulate,
-                                                bool gathered)
+static __device__ __forceinline__ int multiply(float (&sums)[COLS / 2], struct ring *ring, int n_in, bool accumulate,
+                                               bool gathered)
 {
     int before = -1;
     for (int k0 = 0; k0 < n_in; k0 += DEPTH) {
@@ -235,12 +236,10 @@ static __device__ __forceinline__ void multiply(float (&sums)[COLS / 2], struct 
         before = ring->stage;
         ring_advance<COLS>(ring);
     }
-    wgmma_wait<0>();
-    wgmma_use(sums);
-    release(*ring, before);
+    return before;
 }
 
-/* The same for a warpgroup without rows in this tile. */
+/* What a warpgroup without rows in this tile does. */
 template <int COLS> static __device__ __forceinline__ void pass_by(struct ring *ring, int n_block)
 {
     for (int i = 0; i < n_block; i++) {
@@ -250,76 +249,187 @@ template <int COLS> static __device__ __forceinline__ void pass_by(struct ring *
     }
 }
 
-/* GROUPED_GLU_BWD: the tile's part of pre, 2 COLS bf16 of each row, on its way to L2 while the products run. */
+/* ---- what becomes of the sums ----
+ *
+ * The tensor cores idle while both warpgroups are here, so whatever is read has been asked for before: the bias goes
+ * through shared memory, pre to L2 while the products run and from there to registers one step ahead. The steps of 64
+ * columns are a loop over sums that move down to where it works: as straight code it would not fit the instruction
+ * cache. The two warpgroups are LEAD stages apart, so that the products of one cover some of this of the other. */
+
+/* A thread's rows of the tile are row and row + 8. */
+static __device__ __forceinline__ int row_of_thread(void) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+
+template <int COLS> static __device__ __forceinline__ void move_down(float (&sums)[COLS / 2])
+{
+#pragma unroll
+    for (int j = 0; j + 32 < COLS / 2; j++) sums[j] = sums[j + 32];
+}
+/* Row `half` of this thread in 32 columns from column 2 * first of the sums on. */
+template <int COLS>
+static __device__ __forceinline__ void row_of_sums(float v[4][2], const float (&sums)[COLS / 2], int first, int half)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        v[j][0] = sums[first + 4 * j + 2 * half];
+        v[j][1] = sums[first + 4 * j + 2 * half + 1];
+    }
+}
+
+/* Two columns of the tile's bias for each of the first COLS / 2 threads of a warpgroup. */
+template <int COLS>
+static __device__ __forceinline__ float2 load_bias(const struct grouped &g, const struct tile &t)
+{
+    const int64_t n = t.n + threadIdx.x % 128 * 2;
+    if (!g.bias || n >= g.n_out) return make_float2(0.0f, 0.0f);
+    return __ldg((const float2 *)(g.bias + (g.first + t.e) * g.n_out + n));
+}
+
+template <int COLS, int EPILOGUE>
+static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const struct grouped &g, const struct tile &t,
+                                              const float *bias)
+{
+    constexpr bool straight = EPILOGUE == GROUPED_STORE;
+    const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
+#pragma unroll(straight ? COLS / 64 : 1)
+    for (int i = 0; i < COLS; i += 64) {
+        if (t.n + i >= g.n_out) break;
+#pragma unroll
+        for (int c = 0; c < 64; c += 32) {
+            float v[4][2], b[4][2];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float2 x = *(const float2 *)(bias + i + c + 8 * j + pair);
+                b[j][0] = x.x;
+                b[j][1] = x.y;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                row_of_sums<COLS>(v, sums, (straight ? i / 2 : 0) + c / 2, half);
+                grouped_finish<EPILOGUE>(g, t.m + row + 8 * half, t.n + i + c, row + 8 * half < t.n_row, v, b);
+            }
+        }
+        if (!straight) move_down<COLS>(sums);
+    }
+}
+
+/* GROUPED_GLU_BWD: the tile's part of pre on its way to L2, each row by one thread, or by two where gates and ups lie
+ * apart. */
 template <int COLS> static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, const struct tile &t)
 {
     const bool pairs = g.glu.interleaved;
-    const int lines = 2 * COLS / 64, wide = pairs ? lines : lines / 2;
-    const int64_t start = pairs ? 2 * t.n : t.n, width = pairs ? 2 * g.n_out : g.n_out;
-    for (int i = threadIdx.x; i < t.n_row * lines; i += CONSUMERS) {
-        const int64_t m = t.m + i / lines, col = start + i % lines % wide * 64;
-        if (col < width) prefetch_l2(g.pre + m * 2 * g.n_out + i % lines / wide * width + col);
+    const int row = threadIdx.x % ROWS, second = threadIdx.x / ROWS;
+    if (row >= t.n_row || (pairs && second)) return;
+    const uint32_t bytes = (uint32_t)MT_MIN((int64_t)COLS, g.n_out - t.n) * (pairs ? 4 : 2);
+    prefetch_l2(g.pre + pre_start(g, t.m + row, t.n) + second * g.n_out, bytes);
+}
+
+/* What GROUPED_GLU_BWD has loaded of this thread's two rows: their slots, later their gates and pre of 32 columns. */
+struct two_rows {
+    int slot[2];
+    float weight[2];
+    struct pre8 pre[2];
+};
+static __device__ __forceinline__ void load_slots(struct two_rows *rows, const struct grouped &g, const struct tile &t)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        rows->slot[half] = __ldg(g.row_slot + t.m + MT_MIN(row_of_thread() + 8 * half, t.n_row - 1));
+}
+static __device__ __forceinline__ void load_weights(struct two_rows *rows, const struct grouped &g)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) rows->weight[half] = __ldg(g.gate + rows->slot[half]);
+}
+/* pre of columns i .. i+31 of the tile. */
+static __device__ __forceinline__ void load_pre(struct two_rows *rows, const struct grouped &g, const struct tile &t,
+                                                int i)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = row_of_thread() + 8 * half;
+        rows->pre[half] = grouped_pre(g, t.m + row, t.n + i + threadIdx.x % 4 * 8, row < t.n_row);
     }
 }
 
-/* The epilogue, 32 columns at a time. Where it is long it is a loop, over sums that move down to where it works: as
- * straight code it would not fit the instruction cache. */
-template <int COLS, int EPILOGUE>
-static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const struct grouped &g, const struct tile &t)
+template <int COLS>
+static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
+                                                      const struct tile &t, struct two_rows *rows)
 {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4; /* and row + 8 */
-    constexpr bool straight = EPILOGUE == GROUPED_STORE;
-    float part[2] = {0.0f, 0.0f};
-#pragma unroll(straight ? COLS / 32 : 1)
-    for (int i = 0; i < COLS; i += 32) {
-        const int64_t n = t.n + i;
-        float bias[4][2] = {};
-        if (n >= g.n_out) break;
-        if (EPILOGUE != GROUPED_GLU_BWD) grouped_bias(bias, g, g.first + t.e, n);
+    const int row = row_of_thread();
+#pragma unroll 1
+    for (int i = 0; i < COLS; i += GROUPED_PART) {
+        if (t.n + i >= g.n_out) break;
+        float part[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const bool live = row + 8 * half < t.n_row;
-            const int64_t m = t.m + row + 8 * half;
-            float v[4][2];
+        for (int c = 0; c < GROUPED_PART; c += 32) {
+            const struct pre8 pre[2] = {rows->pre[0], rows->pre[1]};
+            if (i + c + 32 < COLS) load_pre(rows, g, t, i + c + 32);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                v[j][0] = sums[(straight ? i / 2 : 0) + 4 * j + 2 * half];
-                v[j][1] = sums[(straight ? i / 2 : 0) + 4 * j + 2 * half + 1];
-            }
-            part[half] += grouped_finish<EPILOGUE>(g, m, n, live, v, bias);
-            if (EPILOGUE == GROUPED_GLU_BWD && (i % GROUPED_PART == GROUPED_PART - 32 || n + 32 >= g.n_out)) {
-                const float sum = quad_sum(part[half]);
-                if (live && lane % 4 == 0) g.dgate_part[n / GROUPED_PART * g.n_row + m] = sum;
-                part[half] = 0.0f;
+            for (int half = 0; half < 2; half++) {
+                float v[4][2];
+                row_of_sums<COLS>(v, sums, c / 2, half);
+                part[half] += grouped_finish_glu_bwd(g, t.m + row + 8 * half, t.n + i + c, row + 8 * half < t.n_row, v,
+                                                     rows->weight[half], pre[half]);
             }
         }
 #pragma unroll
-        for (int j = 0; !straight && j + 16 < COLS / 2; j++) sums[j] = sums[j + 16];
+        for (int half = 0; half < 2; half++) {
+            const float sum = quad_sum(part[half]);
+            if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
+                g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = sum;
+        }
+        move_down<COLS>(sums);
     }
 }
 
+/* bias: [2 * 2 * COLS] f32 of shared memory, the warpgroups' tiles in turn. A warp may write its next tile's while
+ * another still reads this one's, but it passes the barrier after that only together with the other. */
 template <int COLS, int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p, const struct tiles *tiles,
-                                                      struct ring ring)
+                                                      struct ring ring, float *bias)
 {
     const struct grouped &g = p.g;
     const int r = (int)g.r, n_in = (int)g.n_in, n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
-    const int first_row = __shfl_sync(~0u, threadIdx.x / 128 * 64, 0); /* shuffled: the compiler sees no divergence */
+    const int n_block = (r + DEPTH - 1) / DEPTH + (n_in + DEPTH - 1) / DEPTH;
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* shuffled: the compiler sees no divergence */
     float sums[COLS / 2] = {0.0f};
-    for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
+    bias += group * COLS;
+    if (group && (int)blockIdx.x < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
+    for (int at = blockIdx.x, e = 0, odd = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
         if (EPILOGUE == GROUPED_GLU_BWD) prefetch_pre<COLS>(g, t);
-        if (first_row >= t.n_row) {
-            pass_by<COLS>(&ring, (r + DEPTH - 1) / DEPTH + (n_in + DEPTH - 1) / DEPTH);
+        if (group * 64 >= t.n_row) {
+            pass_by<COLS>(&ring, n_block);
             continue;
         }
+        struct two_rows rows = {};
+        float2 columns;
+        if (EPILOGUE == GROUPED_GLU_BWD)
+            load_slots(&rows, g, t);
+        else
+            columns = load_bias<COLS>(g, t);
         if (r > 0) {
             multiply_thin<COLS, KN>(sums, &ring, r);
 #pragma unroll
             for (int i = 0; i < COLS / 2; i++) sums[i] *= g.scale;
         }
-        multiply<COLS, KN>(sums, &ring, n_in, r > 0, g.slot != NULL);
-        finish<COLS, EPILOGUE>(sums, g, t);
+        const int last = multiply<COLS, KN>(sums, &ring, n_in, r > 0, g.slot != NULL);
+        if (EPILOGUE == GROUPED_GLU_BWD) {
+            load_weights(&rows, g);
+            load_pre(&rows, g, t, 0);
+        }
+        wgmma_wait<0>();
+        wgmma_use(sums);
+        release(ring, last);
+        if constexpr (EPILOGUE == GROUPED_GLU_BWD) {
+            finish_glu_bwd<COLS>(sums, g, t, &rows);
+        } else {
+            float *own = bias + odd * 2 * COLS;
+            if (threadIdx.x % 128 < COLS / 2) *(float2 *)(own + threadIdx.x % 128 * 2) = columns;
+            warpgroup_barrier(1 + group);
+            finish<COLS, EPILOGUE>(sums, g, t, own);
+            odd ^= 1;
+        }
     }
 }
 #endif
@@ -331,6 +441,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
     __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
+    __shared__ __align__(16) float bias[2 * 2 * COLS];
     if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
     if (threadIdx.x == 32) {
         for (int i = 0; i < shape<COLS>::STAGES; i++) {
@@ -346,7 +457,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
         load_tiles<COLS, KN>(p, &tiles, ring);
     } else {
         sm90_registers_more<CONSUMER_REGISTERS>();
-        multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring);
+        multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring, bias);
     }
 #endif
 }
@@ -410,9 +521,9 @@ void cuda_grouped_wgmma(const struct grouped *g)
     MT_REQUIRE(g->count <= MAX_EXPERTS && n_tile + cuda.n_sm <= INT32_MAX, "%lld experts, %lld tiles",
                (long long)g->count, (long long)n_tile);
     if (g->n_row == 0 || g->count == 0 || g->n_out == 0) return;
-    if (g->epilogue == GROUPED_GLU_BWD) { /* whole parts of dgate to a tile */
+    if (g->epilogue == GROUPED_GLU_BWD) {
         MT_REQUIRE(g->kn, "the backward of the activation takes b as stored");
-        launch<256, GROUPED_GLU_BWD, true>(g);
+        narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD, true>(g) : launch<256, GROUPED_GLU_BWD, true>(g);
     } else if (g->epilogue == GROUPED_GLU) {
         MT_REQUIRE(!g->kn && g->glu.interleaved, "gates and ups in columns side by side");
         narrow(g->n_out) ? launch<192, GROUPED_GLU, false>(g) : launch<256, GROUPED_GLU, false>(g);

@@ -60,7 +60,10 @@ static void thin_product(struct tensor out, struct tensor gated, struct tensor a
         g.row_slot = i32_ptr(r->row_slot);
         g.gate = (const float *)whole(r->gate);
     }
-    cuda_grouped_mma(&g);
+    if (g.n_out <= 64)
+        cuda_grouped_thin(&g);
+    else
+        cuda_grouped_mma(&g);
 }
 
 static void take_adapter(struct grouped *g, const struct lora *lora, struct tensor la, struct tensor lb)

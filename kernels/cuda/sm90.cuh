@@ -109,7 +109,16 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t bar)
 }
 /* Orders shared memory seen written by threads (cp.async too) before what wgmma and the copy engine read of it. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
-__device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p)); }
+/* Brings memory to L2; address and size are multiples of 16. */
+__device__ __forceinline__ void prefetch_l2(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(p), "r"(bytes) : "memory");
+}
+/* A barrier of the 128 threads of a warpgroup; 0 is that of __syncthreads(). */
+__device__ __forceinline__ void warpgroup_barrier(int barrier)
+{
+    asm volatile("bar.sync %0, 128;\n" ::"r"(barrier) : "memory");
+}
 
 /* ---- wgmma: d [64, N] f32 += a [64, 16] b [16, N], a K-major; b K-major, or MN-major when TRANS_B ----
  *

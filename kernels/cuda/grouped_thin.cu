@@ -1,0 +1,210 @@
+/* grouped_thin.cu - grouped products of few columns, one side of an adapter: x A^T, or dy B as it is stored.
+ *
+ * Math, shapes: grouped.h, without an adapter of its own and without bias; n_out <= 64, GROUPED_STORE or GROUPED_GATED.
+ * Needs: n_in, n_out, lda multiples of 8, 16-byte aligned rows. Any GPU since sm_80.
+ * Tiles: 64 rows x BN columns, BN 16, 32 or 64, a block of four warps each; depth 128: 256 bytes of a row at a time,
+ *   so that pages of memory are read in large pieces. Three buffers, two of them on their way.
+ * Grid: at most ceil(n_row / 64) + count blocks. The first row tiles of all experts come first, then the second ones:
+ *   rows of an expert are in token order, so where they are gathered the blocks at work share tokens, in L2.
+ *   BN 16: 64 or 72 registers and 60 KiB of shared memory (72 with kn), so 3 blocks per SM; BN 64: at most 130 and
+ *   96 KiB, so that cards with 99 KiB can run it too; no spills.
+ * Moves: 2 * M * n_in bytes of rows, gathered ones once from memory if L2 does its part: memory bound.
+ * Numerics: f32 sums in the order of the depth, one rounding to bf16. */
+#include "kernels/cuda/grouped_epilogue.cuh"
+#include "kernels/cuda/mma.cuh"
+
+enum { ROWS = 64, DEPTH = 128, STAGES = 3, THREADS = 128, CHUNKS = DEPTH / 8, PASSES = ROWS * CHUNKS / THREADS };
+
+template <int BN, bool KN> struct tile {
+    static constexpr int B_CHUNKS = !KN ? CHUNKS : BN < 32 ? 4 : BN / 8; /* of a row of b; half of 4 is unused for 16 */
+    static constexpr int A_BYTES = ROWS * DEPTH * 2;
+    static constexpr int STAGE_BYTES = A_BYTES + (KN ? DEPTH : BN) * B_CHUNKS * 16, BYTES = STAGES * STAGE_BYTES;
+};
+
+/* ---- which tile ---- */
+
+struct place {
+    int expert, row, n_row; /* n_row 0: there is none */
+};
+
+/* Row tiles of expert i of the run, none from its end on. */
+static __device__ __forceinline__ int row_tiles(const struct grouped &g, int i)
+{
+    const int32_t *offs = g.offs + g.first + i;
+    return i < g.count ? (__ldg(offs + 1) - __ldg(offs) + ROWS - 1) / ROWS : 0;
+}
+/* How many tiles are among the first `level` of their experts. The whole warp. */
+static __device__ __forceinline__ int tiles_below(const struct grouped &g, int level)
+{
+    int sum = 0;
+    for (int i = threadIdx.x % 32; i < g.count; i += 32) sum += min(row_tiles(g, i), level);
+    return __reduce_add_sync(~0u, sum);
+}
+/* Tile t in the order (number in its expert, expert), by bisection of the number. */
+static __device__ struct place find_tile(const struct grouped &g, int t)
+{
+    int level = 0;
+    for (int step = 1 << (31 - __clz((int)((g.n_row + ROWS - 1) / ROWS))); step > 0; step /= 2)
+        if (tiles_below(g, level + step) <= t) level += step;
+    int left = t - tiles_below(g, level);
+    for (int base = 0; base < g.count; base += 32) {
+        const uint32_t has = __ballot_sync(~0u, row_tiles(g, base + threadIdx.x % 32) > level);
+        if (left < __popc(has)) {
+            const int expert = (int)g.first + base + __fns(has, 0, left + 1), row = g.offs[expert] + level * ROWS;
+            return {expert, row, min((int)ROWS, g.offs[expert + 1] - row)};
+        }
+        left -= __popc(has);
+    }
+    return {0, 0, 0};
+}
+
+/* ---- loads ---- */
+
+/* The rows whose chunks this thread copies, 8 rows apart: 16 threads a row. */
+struct rows {
+    const bf16 *at[PASSES]; /* with the thread's chunk added; NULL: not there */
+};
+static __device__ __forceinline__ struct rows find_rows(const struct grouped &g, const struct place &p)
+{
+    struct rows rows;
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        const int in_tile = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS), m = p.row + in_tile;
+        rows.at[i] = NULL;
+        if (in_tile >= p.n_row) continue;
+        rows.at[i] = g.a + (int64_t)(g.slot ? g.slot[m] / (int)g.top_k : m) * g.lda + threadIdx.x % CHUNKS * 8;
+    }
+    return rows;
+}
+
+/* Starts the copies of depth k .. k+127; what is not there is 0. */
+template <int BN, bool KN>
+static __device__ __forceinline__ void load_step(const struct grouped &g, const struct rows &rows, const bf16 *b, int k,
+                                                 uint32_t stage)
+{
+    const int tid = threadIdx.x, n_in = (int)g.n_in, n_out = (int)g.n_out, chunk = tid % CHUNKS;
+    const bool deep = k + chunk * 8 < n_in;
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        const bool there = deep && rows.at[i];
+        copy_async16(stage + tile_offset<CHUNKS>(tid / CHUNKS + i * (THREADS / CHUNKS), chunk),
+                     there ? rows.at[i] + k : g.a, there ? 16 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < BN / 8; i++) {
+        const int at = tid + i * THREADS, row = at / (KN ? BN / 8 : CHUNKS), c = at % (KN ? BN / 8 : CHUNKS);
+        const bool there = KN ? k + row < n_in && c * 8 < n_out : deep && row < n_out;
+        const bf16 *from = KN ? b + (int64_t)(k + row) * n_out + c * 8 : b + (int64_t)row * n_in + k + c * 8;
+        copy_async16(stage + tile<BN, KN>::A_BYTES + tile_offset<tile<BN, KN>::B_CHUNKS>(row, c), there ? from : g.b,
+                     there ? 16 : 0);
+    }
+}
+
+/* ---- arithmetic ---- */
+
+/* c [16, BN] of the warp's 16 rows += the product of one step. */
+template <int BN, bool KN> static __device__ __forceinline__ void multiply(float c[][4], uint32_t stage)
+{
+    constexpr int B_CHUNKS = tile<BN, KN>::B_CHUNKS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t b = stage + tile<BN, KN>::A_BYTES;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k += 16) {
+        uint32_t x[4], y[BN / 8][2];
+        load_matrix4(x, stage + tile_offset<CHUNKS>(warp * 16 + (lane & 15), k / 8 + (lane >> 4)));
+#pragma unroll
+        for (int j = 0; j < BN / 8; j += 2) {
+            if (KN)
+                load_matrix4_trans(y[j], b + tile_offset<B_CHUNKS>(k + (lane & 15), j + (lane >> 4)));
+            else
+                load_matrix4(y[j], b + tile_offset<B_CHUNKS>(j * 8 + (lane & 7) + (lane >> 4 << 3),
+                                                             k / 8 + (lane >> 3 & 1)));
+        }
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++) mma_bf16(c[j], x, y[j]);
+    }
+}
+
+template <int BN, bool KN, int EPILOGUE>
+static __global__ void __launch_bounds__(THREADS) thin_kernel(const __grid_constant__ struct grouped g)
+{
+    extern __shared__ __align__(128) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const struct place p = find_tile(g, blockIdx.x);
+    if (p.n_row == 0) return;
+    const struct rows rows = find_rows(g, p);
+    const bf16 *b = g.b + (p.expert - g.first) * g.n_out * g.n_in;
+    const int n_step = (int)((g.n_in + DEPTH - 1) / DEPTH);
+    float c[BN / 8][4] = {};
+    for (int step = 0; step < STAGES - 1; step++) {
+        if (step < n_step)
+            load_step<BN, KN>(g, rows, b, step * DEPTH, shared + step * tile<BN, KN>::STAGE_BYTES);
+        copy_commit();
+    }
+    for (int step = 0; step < n_step; step++) {
+        copy_wait<STAGES - 2>();
+        __syncthreads(); /* this step has arrived for all; all are done with the buffer loaded next */
+        const int ahead = step + STAGES - 1;
+        if (ahead < n_step)
+            load_step<BN, KN>(g, rows, b, ahead * DEPTH, shared + ahead % STAGES * tile<BN, KN>::STAGE_BYTES);
+        copy_commit();
+        multiply<BN, KN>(c, shared + step % STAGES * tile<BN, KN>::STAGE_BYTES);
+    }
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    const float bias[4][2] = {};
+#pragma unroll
+    for (int n = 0; n < BN; n += 32)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float v[4][2] = {};
+#pragma unroll
+            for (int j = 0; j < 4 && n / 8 + j < BN / 8; j++)
+                v[j][0] = c[n / 8 + j][2 * half], v[j][1] = c[n / 8 + j][2 * half + 1];
+            grouped_finish<EPILOGUE>(g, p.row + row + 8 * half, n, row + 8 * half < p.n_row, v, bias);
+        }
+}
+
+/* ---- launch ---- */
+
+template <int BN, bool KN, int EPILOGUE> static void launch(const struct grouped *g)
+{
+    static bool configured;
+    const auto kernel = thin_kernel<BN, KN, EPILOGUE>;
+    if (!configured)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile<BN, KN>::BYTES));
+    configured = true;
+    const int64_t n_tile = ceil_div(g->n_row, ROWS) + g->count;
+    kernel<<<grid_x(n_tile), THREADS, tile<BN, KN>::BYTES, cuda.stream>>>(*g);
+    CUDA_CHECK_LAUNCH();
+}
+
+template <int BN> static void launch(const struct grouped *g)
+{
+    if (g->epilogue == GROUPED_GATED)
+        launch<BN, true, GROUPED_GATED>(g);
+    else if (g->kn)
+        launch<BN, true, GROUPED_STORE>(g);
+    else
+        launch<BN, false, GROUPED_STORE>(g);
+}
+
+static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+
+void cuda_grouped_thin(const struct grouped *g)
+{
+    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
+               "grouped product of %lld x %lld, rows %lld apart: multiples of 8 are needed", (long long)g->n_out,
+               (long long)g->n_in, (long long)g->lda);
+    MT_REQUIRE(aligned(g->a) && aligned(g->b) && aligned(g->out) && aligned(g->act),
+               "grouped product: a tensor is not 16-byte aligned");
+    MT_REQUIRE(g->n_out <= 64 && g->r == 0 && !g->bias && (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED) &&
+                   (g->kn || g->epilogue == GROUPED_STORE),
+               "a thin product with more than rows and a matrix");
+    if (g->n_row == 0 || g->count == 0) return;
+    if (g->n_out <= 16)
+        launch<16>(g);
+    else if (g->n_out <= 32)
+        launch<32>(g);
+    else
+        launch<64>(g);
+}
