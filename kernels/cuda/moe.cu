@@ -216,28 +216,40 @@ static __global__ void __launch_bounds__(THREADS)
     *(uint4 *)(gated + o.row * rank + o.col) = bf16_pack8(x);
 }
 
-/* dgate[slot of row m] = sum of part[:, m] + <bias of its expert, dout of its token>; a warp for each row. */
+/* dgate[t, j] = sum of part[:, m] + <bias of its expert, dout[t]>, m = slot_row[t, j]; a warp for each token, which
+ * reads its row of dout once for four j. */
 static __global__ void __launch_bounds__(THREADS)
     dgate_kernel(float *dgate, const float *part, int64_t n_part, const float *bias, const bf16 *dout, int64_t ld_dout,
-                 int64_t n_col, const int32_t *row_slot, const int32_t *idx, int top_k, int64_t n_row)
+                 int64_t n_col, const int32_t *slot_row, const int32_t *idx, int top_k, int64_t n_tok)
 {
-    const int64_t m = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
+    const int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP, n_row = n_tok * top_k;
     const int lane = threadIdx.x % WARP;
-    if (m >= n_row) return;
-    const int slot = row_slot[m];
-    float sum = 0.0f;
-    for (int64_t p = lane; p < n_part; p += WARP) sum += part[p * n_row + m];
-    const float *b = bias + (bias ? idx[slot] * n_col : 0);
-    const bf16 *dy = dout + slot / top_k * ld_dout;
-    for (int64_t n = lane * 8; bias && n < n_col; n += WARP * 8) {
-        const float4 low = *(const float4 *)(b + n), high = *(const float4 *)(b + n + 4);
-        float x[8];
-        bf16_unpack8(x, *(const uint4 *)(dy + n));
-        sum += low.x * x[0] + low.y * x[1] + low.z * x[2] + low.w * x[3];
-        sum += high.x * x[4] + high.y * x[5] + high.z * x[6] + high.w * x[7];
+    if (t >= n_tok) return;
+    for (int first = 0; first < top_k; first += 4) {
+        const float *b[4];
+        float sum[4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int64_t slot = t * top_k + min(first + k, top_k - 1), m = slot_row[slot];
+            b[k] = bias + (bias ? idx[slot] * n_col : 0);
+            for (int64_t p = lane; p < n_part; p += WARP) sum[k] += part[p * n_row + m];
+        }
+        for (int64_t n = lane * 8; bias && n < n_col; n += WARP * 8) {
+            float x[8];
+            bf16_unpack8(x, *(const uint4 *)(dout + t * ld_dout + n));
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float4 low = __ldg((const float4 *)(b[k] + n)), high = __ldg((const float4 *)(b[k] + n + 4));
+                sum[k] += low.x * x[0] + low.y * x[1] + low.z * x[2] + low.w * x[3];
+                sum[k] += high.x * x[4] + high.y * x[5] + high.z * x[6] + high.w * x[7];
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            for (int i = WARP / 2; i > 0; i /= 2) sum[k] += __shfl_xor_sync(~0u, sum[k], i);
+            if (lane == 0 && first + k < top_k) dgate[t * top_k + first + k] = sum[k];
+        }
     }
-    for (int i = WARP / 2; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    if (lane == 0) dgate[slot] = sum;
 }
 
 /* ---- the ops ---- */
@@ -314,9 +326,9 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         g.gate = (const float *)whole(r->gate);
         g.dgate_part = f32_ptr(part);
         product(&g, w, matrices);
-        dgate_kernel<<<grid_x(ceil_div(n_row, THREADS / WARP)), THREADS, 0, cuda.stream>>>(
-            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(bias), g.a, g.lda, w->n_out, g.row_slot,
-            i32_ptr(r->idx), (int)g.top_k, n_row);
+        dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
+            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(bias), g.a, g.lda, w->n_out,
+            i32_ptr(r->slot_row), i32_ptr(r->idx), (int)g.top_k, dout.shape[0]);
         CUDA_CHECK_LAUNCH();
         if (lora->r) {
             gate_kernel<<<octet_grid(n_row, lora->r), THREADS, 0, cuda.stream>>>(
