@@ -17,7 +17,10 @@
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608.
  *
  * In both loops nothing is in flight when a pass ends: the compiler keeps the registers of a first operand for a
- * product only up to a wait in the same pass, and else puts other values there while they are still read. */
+ * product only up to a wait in the same pass, and else puts other values there while they are still read.
+ * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 3.39 ms, 405 TFLOP/s of 5 products
+ *   (inside a step 3.88 ms, 354); S 8192 6.81 ms, 404; window 128 0.60 ms. The portable kernels: 5.34, 10.5, 0.80 ms.
+ */
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {

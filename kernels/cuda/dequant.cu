@@ -10,7 +10,9 @@
  *           shared memory: no look-up conflicts. Experts without rows: their blocks exit at once.
  *           32 registers, 64 bytes of shared memory, no spills (decode_any_kernel: 20 registers).
  * Moves:    per value 2 bytes out and 0.53 (MXFP4), 0.56 (NF4 of 64), 2 or 4 (dense) in -> memory bound.
- * Numerics: exact in the sense above; a NaN is some NaN. */
+ * Numerics: exact in the sense above; a NaN is some NaN.
+ * Measured: H100 80GB HBM3, the kernel by itself, MXFP4, 32 matrices [5760, 2880]: 0.461 ms, 2.9 TB/s, 98 % of copy;
+ *   [2880, 2880] 0.231 ms. */
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/cuda.h"

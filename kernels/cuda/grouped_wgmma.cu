@@ -11,7 +11,10 @@
  *
  * b comes by TMA, and a too where its rows lie in order: rows of the next expert at the end of a tile are summed but
  * not stored. Gathered rows come by cp.async of all 128 loading threads, into the same swizzle. Beyond the edges of
- * every matrix (depth that is no multiple of 64, columns, ranks) are zeros. */
+ * every matrix (depth that is no multiple of 64, columns, ranks) are zeros.
+ * Measured: H100 80GB HBM3, the kernel by itself, 32 experts, 65536 rows, D = F = 2880, r 16: up forward with GLU
+ *   and gather 4.32 ms, 504 TFLOP/s; down forward 1.63, 666; down backward with the GLU's 3.35, 325; up backward 3.10,
+ * 701. */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"
@@ -27,7 +30,7 @@ enum {
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,
-    LEAD = 2,                  /* stages that the first multiplying warpgroup is ahead of the second */
+    LEAD = 2,              /* stages that the first multiplying warpgroup is ahead of the second */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224
 };
@@ -276,8 +279,7 @@ static __device__ __forceinline__ void row_of_sums(float v[4][2], const float (&
 }
 
 /* Two columns of the tile's bias for each of the first COLS / 2 threads of a warpgroup. */
-template <int COLS>
-static __device__ __forceinline__ float2 load_bias(const struct grouped &g, const struct tile &t)
+template <int COLS> static __device__ __forceinline__ float2 load_bias(const struct grouped &g, const struct tile &t)
 {
     const int64_t n = t.n + threadIdx.x % 128 * 2;
     if (!g.bias || n >= g.n_out) return make_float2(0.0f, 0.0f);
