@@ -139,7 +139,7 @@ static int write_format(struct export *x, struct err *err)
 /* Everything that can fail cheaply first. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
-    if (find_format(x, format, err) || check_new(x->out, err) || run_open_headers(&x->run, x->cfg, false, err) ||
+    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
         held_load(&x->held, &x->run.arch, x->adapter_dir, err) || run_open_data(&x->run, false, err))
         return -1;
     x->quantize = plan_quantize(x->cfg);
@@ -160,22 +160,38 @@ static int write_and_verify(struct export *x, struct err *err)
     return -1;
 }
 
-int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, FILE *report,
-               struct err *err)
+/* dir NULL: writes. Otherwise verifies what is there. */
+static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, const char *dir,
+               FILE *report, struct err *err)
 {
     struct config on_cpu = *cfg; /* f32 on the CPU defines what is correct, and needs no device's memory */
-    char adapter[MT_PATH], dir[MT_PATH];
-    const double start = clock_ms();
+    char adapter[MT_PATH], usual[MT_PATH];
     on_cpu.train.device = CFG_DEVICE_CPU;
     on_cpu.train.dtype = CFG_DTYPE_FP32;
     if (str_format(adapter, sizeof(adapter), err, "path", "%s/adapter", cfg->output.dir) ||
-        str_format(dir, sizeof(dir), err, "path", "%s/export-%s", cfg->output.dir, format))
+        str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format))
         return -1;
     struct export x = {
-        .cfg = &on_cpu, .adapter_dir = adapter_dir ? adapter_dir : adapter, .out = out ? out : dir, .report = report};
-    int rc = open_all(&x, format, err) || write_and_verify(&x, err) ? -1 : 0;
-    if (!rc) log_info("%s written and verified in %.1f s", x.out, (clock_ms() - start) / 1e3);
+        .cfg = &on_cpu, .adapter_dir = adapter_dir ? adapter_dir : adapter, .out = out ? out : usual, .report = report};
+    int rc = !dir && check_new(x.out, err) ? -1 : open_all(&x, format, err);
+    if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
+    if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
     held_close(&x.held);
     run_close(&x.run);
     return rc;
+}
+
+int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, FILE *report,
+               struct err *err)
+{
+    const double start = clock_ms();
+    const int rc = run(cfg, adapter_dir, format, out, NULL, report, err);
+    if (!rc) log_info("written and verified in %.1f s", (clock_ms() - start) / 1e3);
+    return rc;
+}
+
+int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, FILE *report,
+                 struct err *err)
+{
+    return run(cfg, adapter_dir, format, NULL, dir, report, err);
 }

@@ -20,6 +20,9 @@ const char *export_format_name(enum export_format f); /* "peft", "vllm", "gguf",
  * little space, or what was read back is not what was trained: which part. */
 int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, FILE *report,
                struct err *err) MT_CHECK;
+/* The verification alone, of what lies in dir already. */
+int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, FILE *report,
+                 struct err *err) MT_CHECK;
 
 /* Adapters on the CPU, in f32, to be used as they are. */
 struct held {

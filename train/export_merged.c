@@ -14,6 +14,7 @@
 
 #define SHARD_BYTES 4500000000
 #define COPY_BYTES  (32 << 20)
+#define HEAD_BYTES  512 /* of a tensor in a head and an index, at most */
 
 enum which { COPY, QKV, OUT, ROUTER, UP, DOWN, UP_BIAS, DOWN_BIAS };
 enum form { DENSE, TRANSPOSED, BLOCKS }; /* TRANSPOSED: [E, in, out]; BLOCKS: MXFP4, whose scales are the next tensor */
@@ -286,16 +287,6 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
     return rc;
 }
 
-int export_merged_bytes(struct export *x, int64_t *bytes, struct err *err)
-{
-    struct merge m;
-    if (merge_open(&m, x, err)) return -1;
-    *bytes = 256 << 20; /* heads, tokenizer and the like */
-    for (int64_t i = 0; i < m.n; i++) *bytes += safetensors_entry_bytes(&m.entries[i]);
-    merge_close(&m);
-    return 0;
-}
-
 /* ---- making a tensor ---- */
 
 static int put(struct merge *m, int64_t i, int64_t at, const void *data, int64_t size, struct err *err)
@@ -509,26 +500,54 @@ static bool is_beside(const char *name)
     return strcmp(name, "config.json") && !ends(name, ".index.json") && name[0] != '.';
 }
 
-/* Tokenizer, chat template, generation_config.json, licence. */
-static int copy_beside(const struct merge *m, struct err *err)
+/* Tokenizer, chat template, generation_config.json, licence: each mapped, by its name. */
+typedef int beside_fn(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err);
+static int each_beside(const struct merge *m, beside_fn *job, void *arg, struct err *err)
 {
     const char *dir = m->x->cfg->model.path;
-    char from[MT_PATH], to[MT_PATH], **names;
+    char path[MT_PATH], **names;
     int64_t n;
     int rc = 0;
     if (file_list(dir, &names, &n, err)) return -1;
     for (int64_t i = 0; i < n && !rc; i++) {
         struct file_map map;
         if (!is_beside(names[i])) continue;
-        rc = str_format(from, sizeof(from), err, "path", "%s/%s", dir, names[i]) ||
-             str_format(to, sizeof(to), err, "path", "%s/%s", m->x->tmp, names[i]);
-        if (rc || file_is_dir(from)) continue;
-        rc = file_map_open(&map, from, err);
+        rc = str_format(path, sizeof(path), err, "path", "%s/%s", dir, names[i]);
+        if (rc || file_is_dir(path)) continue;
+        rc = file_map_open(&map, path, err);
         if (rc) break;
-        rc = file_write_atomic(to, map.data, map.size, err);
+        rc = job(m, names[i], &map, arg, err);
         file_map_close(&map);
     }
     file_list_free(names, n);
+    return rc;
+}
+
+static int count_file(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err)
+{
+    (void)m, (void)name, (void)err;
+    *(int64_t *)arg += map->size;
+    return 0;
+}
+
+static int copy_file(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err)
+{
+    char path[MT_PATH];
+    (void)arg;
+    if (str_format(path, sizeof(path), err, "path", "%s/%s", m->x->tmp, name)) return -1;
+    return file_write_atomic(path, map->data, map->size, err);
+}
+
+/* ---- the two that export.c calls ---- */
+
+int export_merged_bytes(struct export *x, int64_t *bytes, struct err *err)
+{
+    struct merge m;
+    *bytes = 1 << 20;
+    if (merge_open(&m, x, err)) return -1;
+    int rc = each_beside(&m, count_file, bytes, err);
+    for (int64_t i = 0; i < m.n; i++) *bytes += safetensors_entry_bytes(&m.entries[i]) + HEAD_BYTES;
+    merge_close(&m);
     return rc;
 }
 
@@ -538,7 +557,7 @@ int export_merged(struct export *x, struct err *err)
     if (merge_open(&m, x, err)) return -1;
     int rc = shards_open(&m.shards, x->tmp, m.entries, m.n, SHARD_BYTES, err);
     m.progress = progress_start("merging", m.shards.bytes);
-    if (!rc) rc = write_tensors(&m, err) || copy_beside(&m, err) || write_config(&m, err) ? -1 : 0;
+    if (!rc) rc = write_tensors(&m, err) || each_beside(&m, copy_file, NULL, err) || write_config(&m, err) ? -1 : 0;
     merge_close(&m);
     return rc;
 }
