@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -333,6 +334,17 @@ int file_write_atomic(const char *path, const void *data, int64_t size, struct e
 }
 
 /* ---- directories ---- */
+
+int file_check_space(const char *dir, int64_t bytes, struct err *err)
+{
+    struct statvfs fs;
+    char need[32], have[32];
+    if (statvfs(dir, &fs)) return io_error(err, dir, "ask for the free space of");
+    const double free_bytes = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (free_bytes >= (double)bytes) return 0;
+    return err_set(err, "%s: %s are needed there, only %s are free", dir, str_bytes(need, bytes),
+                   str_bytes(have, (int64_t)free_bytes));
+}
 
 bool file_exists(const char *path)
 {

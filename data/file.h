@@ -48,6 +48,8 @@ int file_writer_close(struct file_writer *w, bool keep, struct err *err);
 int file_make_dirs(const char *path, struct err *err) MT_CHECK;   /* mkdir -p */
 int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* fine when it is not there */
 int file_sync_dir(const char *path, struct err *err) MT_CHECK;
+/* An error that names both numbers when the file system of `dir` has less than `bytes` free. */
+int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
 bool file_is_dir(const char *path);
 bool file_is_writable(const char *path); /* a file, or a directory that takes new ones */

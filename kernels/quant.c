@@ -251,3 +251,78 @@ void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const
         for (int64_t i = first; i < end; i++) q8[i] = nearest(map, (absmax[i] - *offset) * inverse);
     }
 }
+
+void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads)
+{
+    enum { PIECE = 4096 };
+#pragma omp parallel for if (n > 16 * PIECE) num_threads(n_threads)
+    for (int64_t at = 0; at < n; at += PIECE)
+        for (int64_t i = at; i < MT_MIN(at + PIECE, n); i++) out[i] = quant_value(w, e, first + i);
+}
+
+/* ---- MXFP4 again, where it was before ---- */
+
+struct mxfp4_block {
+    uint8_t scale, code[32];
+};
+
+/* The nearest codes to x under one shared exponent; the sum of squared errors. */
+static double mxfp4_try(struct mxfp4_block *b, uint8_t scale, const float x[32])
+{
+    const float step = quant_e8m0(scale);
+    int32_t code[32];
+    float v[32];
+    double sum = 0;
+    b->scale = scale;
+    scaled(v, x, 32, ldexpf(1, 127 - scale));
+    e2m1_codes(code, v, 32);
+    for (int i = 0; i < 32; i++) {
+        b->code[i] = (uint8_t)(code[i] | (signbit(x[i]) ? 8 : 0));
+        const double error = (double)x[i] - (double)(quant_e2m1_code[b->code[i]] * step);
+        sum += error * error;
+    }
+    return sum;
+}
+
+/* Of the same shared exponent: elements with the value they had keep their code, as 0 has two. */
+static void keep_codes(struct mxfp4_block *b, const struct mxfp4_block *old)
+{
+    for (int i = 0; i < 32; i++)
+        if (quant_e2m1_code[b->code[i]] == quant_e2m1_code[old->code[i]]) b->code[i] = old->code[i];
+}
+
+static struct mxfp4_block mxfp4_best(const float x[32], const struct mxfp4_block *old)
+{
+    struct mxfp4_block own, kept;
+    int64_t n_bad = 0;
+    const float largest = block_absmax(x, 32, &n_bad);
+    const int exponent = largest > 0 ? ilogbf(largest) - 2 : 0;
+    const double error = mxfp4_try(&own, (uint8_t)(MT_MAX(exponent, -127) + 127), x);
+    if (!old) return own;
+    if (mxfp4_try(&kept, old->scale, x) > error) return own;
+    keep_codes(&kept, old);
+    return kept;
+}
+
+int64_t quant_mxfp4_merge(uint8_t *nibbles, uint8_t *scales, const float *x, const uint8_t *old_nibbles,
+                          const uint8_t *old_scales, int64_t n, int n_threads)
+{
+    int64_t n_bad = 0;
+    MT_REQUIRE(n % 32 == 0, "%lld values are not blocks of 32", (long long)n);
+#pragma omp parallel for num_threads(n_threads) reduction(+ : n_bad)
+    for (int64_t b = 0; b < n / 32; b++) {
+        struct mxfp4_block old;
+        float values[32];
+        block_absmax(x + 32 * b, 32, &n_bad);
+        for (int i = 0; i < 32; i++) values[i] = fabsf(x[32 * b + i]) <= FLT_MAX ? x[32 * b + i] : 0;
+        for (int i = 0; i < 32 && old_nibbles; i++) {
+            const uint8_t byte = old_nibbles[16 * b + i / 2];
+            old.code[i] = i % 2 ? byte >> 4 : byte & 15;
+        }
+        if (old_nibbles) old.scale = old_scales[b];
+        const struct mxfp4_block best = mxfp4_best(values, old_nibbles ? &old : NULL);
+        scales[b] = best.scale;
+        for (int i = 0; i < 32; i += 2) nibbles[16 * b + i / 2] = (uint8_t)(best.code[i] | best.code[i + 1] << 4);
+    }
+    return n_bad;
+}

@@ -34,6 +34,14 @@ int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *abs
  * in pieces of whole blocks: the bytes are the same for any number. MXFP4 fills scales, the others absmax. */
 int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
                      enum weight_format dense, int64_t n, int n_threads);
+/* Elements [first, first + n) of expert e's flat matrix as quant_value has them. */
+void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads);
+/* MXFP4 for x where packed values stood before (old_*; NULL: nothing did): a block takes its old shared exponent or
+ * that of quant_mxfp4_encode, whichever leaves the smaller sum of squared errors, the old one when they are equal; an
+ * element whose nearest value is the one it had keeps its very code. So x = the old values gives the old bytes. Returns
+ * the inputs that are not finite. */
+int64_t quant_mxfp4_merge(uint8_t *nibbles, uint8_t *scales, const float *x, const uint8_t *old_nibbles,
+                          const uint8_t *old_scales, int64_t n, int n_threads);
 /* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map as above. */
 void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const float *absmax, int64_t n,
                          const float map[256]);

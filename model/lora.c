@@ -226,11 +226,13 @@ static void view_adapter(struct adapters *ad, const struct arch *a, int64_t laye
     g->b = view(ad->opt.grad, pb->off, n_exp, rows, ad->r_held);
 }
 
-void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a)
+/* Masters and working copies; with `training`, gradients and moments between them. */
+static void alloc(struct adapters *ad, struct device *dev, const struct arch *a, bool training)
 {
     struct tensor *flat[] = {&ad->opt.param, &ad->opt.grad, &ad->opt.m, &ad->opt.v, &ad->working};
     bool copy = dev->act != dev->stat || dev->round_bf16;
     for (int i = 0; i < 4 + copy; i++) {
+        if (!training && i > 0 && i < 4) continue;
         *flat[i] = arena_tensor_1d(&dev->state, i < 4 ? dev->stat : dev->act, ad->n_flat);
         if (!dev->measuring) device_zero(dev, *flat[i]);
     }
@@ -243,6 +245,10 @@ void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *
         view_adapter(ad, a, n, LORA_DOWN, LORA_DOWN, &l->down, &l->g_down);
     }
 }
+
+void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a) { alloc(ad, dev, a, true); }
+
+void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a) { alloc(ad, dev, a, false); }
 
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
 {

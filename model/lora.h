@@ -59,6 +59,8 @@ void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple);
 /* Takes the flat arrays from dev->state (measures on a measuring device), zeroes them and points the views at them.
  * Dropout goes to the attention adapters alone: PEFT's experts take none. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
+/* The same for adapters that are only used: no gradients, no moments. */
+void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
 /* A uniform in +-1/sqrt(in), B zero; each parameter from a stream of its own name, so that the values do not depend on
  * what else is trained. */
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);

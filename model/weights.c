@@ -431,23 +431,30 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
                : 0;
 }
 
+static int load_embed(struct fill *f, struct weight *embed)
+{
+    return matrix(f, embed, "model.embed_tokens.weight", f->a->vocab, f->a->d_model, ROLE_OTHER);
+}
+
+static bool has_head(const struct fill *f) { return checkpoint_has(&f->ck, "lm_head.weight"); }
+
+/* The head of its own; a tied one is the embedding. */
+static int load_head(struct fill *f, struct weight *head)
+{
+    if (has_head(f)) return matrix(f, head, "lm_head.weight", f->a->vocab, f->a->d_model, ROLE_OTHER);
+    if (f->a->tied) return 0;
+    return err_set(f->err, "tensor lm_head.weight is not in the checkpoint, and tie_word_embeddings is false");
+}
+
 /* The embedding may lie in the host's memory: a step reads some rows of it. Where it is the head as well, it may not.
  */
 static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
 {
-    const struct arch *a = f->a;
-    const bool tied = !checkpoint_has(&f->ck, "lm_head.weight");
-    f->arena = embed_on_host && !tied ? &f->dev->host : &f->dev->weights;
-    if (matrix(f, &w->embed, "model.embed_tokens.weight", a->vocab, a->d_model, ROLE_OTHER)) return -1;
+    f->arena = embed_on_host && has_head(f) ? &f->dev->host : &f->dev->weights;
+    if (load_embed(f, &w->embed)) return -1;
     f->arena = &f->dev->weights;
-    if (!tied) {
-        if (matrix(f, &w->head, "lm_head.weight", a->vocab, a->d_model, ROLE_OTHER)) return -1;
-    } else if (a->tied) {
-        w->head = w->embed;
-    } else {
-        return err_set(f->err, "tensor lm_head.weight is not in the checkpoint, and tie_word_embeddings is false");
-    }
-    return vector(f, &w->norm, "model.norm.weight", a->d_model);
+    w->head = w->embed;
+    return load_head(f, &w->head) || vector(f, &w->norm, "model.norm.weight", f->a->d_model) ? -1 : 0;
 }
 
 /* Tensors that nobody asked for: how many, the first by name. */
@@ -486,4 +493,61 @@ void weights_free(struct weights *w)
 {
     mem_free(w->layers);
     *w = (struct weights){0};
+}
+
+/* ---- part by part ---- */
+
+static void part_open(struct fill *f, struct weights *w, struct device *dev, const struct arch *a,
+                      const struct safetensors *st, const struct quantize *q, struct err *err)
+{
+    *w = (struct weights){.layers = NULL};
+    *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    f->ck.used = mem_array(st->n_tensors, sizeof(bool));
+    quantizer_open(&f->quantizer, q, dev, st);
+}
+
+static void part_close(struct fill *f)
+{
+    quantizer_close(&f->quantizer);
+    mem_free(f->ck.used);
+}
+
+int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct arch *a, const struct safetensors *st,
+                       const struct quantize *q, int64_t layer, struct err *err)
+{
+    struct quantize packing = *q;
+    struct weights w;
+    struct fill f;
+    packing.cache = NULL;
+    part_open(&f, &w, dev, a, st, &packing, err);
+    f.layer = layer;
+    f.ffn = arch_ffn(a, layer);
+    *lw = (struct layer_weights){0};
+    const int rc = load_layer(&f, lw);
+    part_close(&f);
+    return rc;
+}
+
+int weights_load_embed(struct weight *embed, struct device *dev, const struct arch *a, const struct safetensors *st,
+                       struct err *err)
+{
+    struct weights w;
+    struct fill f;
+    part_open(&f, &w, dev, a, st, NULL, err);
+    const int rc = load_embed(&f, embed);
+    part_close(&f);
+    return rc;
+}
+
+int weights_load_head(struct weight *head, struct tensor *norm, struct device *dev, const struct arch *a,
+                      const struct safetensors *st, struct err *err)
+{
+    struct weights w;
+    struct fill f;
+    part_open(&f, &w, dev, a, st, NULL, err);
+    int rc = load_head(&f, head);
+    if (!rc && !has_head(&f)) rc = load_embed(&f, head);
+    if (!rc) rc = vector(&f, norm, "model.norm.weight", a->d_model);
+    part_close(&f);
+    return rc;
 }

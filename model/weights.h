@@ -36,4 +36,13 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
                  const struct quantize *q, bool embed_on_host, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* the host table only */
 
+/* Part by part, for who cannot hold them all: one layer (packed by q as weights_load does, but without its cache), or
+ * what stands around the layers. Each takes its bytes from dev->weights; the caller gives them back to the mark. */
+int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct arch *a, const struct safetensors *st,
+                       const struct quantize *q, int64_t layer, struct err *err) MT_CHECK;
+int weights_load_embed(struct weight *embed, struct device *dev, const struct arch *a, const struct safetensors *st,
+                       struct err *err) MT_CHECK;
+int weights_load_head(struct weight *head, struct tensor *norm, struct device *dev, const struct arch *a,
+                      const struct safetensors *st, struct err *err) MT_CHECK;
+
 #endif

@@ -7,6 +7,7 @@
 #include "train/check.h"
 #include "train/bench.h"
 #include "train/commands.h"
+#include "train/export.h"
 #include "train/inspect.h"
 #include "train/loop.h"
 #include "train/synth.h"
@@ -18,6 +19,10 @@ static const char usage[] =
     "\n"
     "  moetrain CONFIG.ini [--set section.key=value ...]      train (also: moetrain train CONFIG.ini)\n"
     "  moetrain eval CONFIG.ini [--adapter DIR] [--set ...]   held-out loss of the base model or an adapter\n"
+    "  moetrain export CONFIG.ini --to FORMAT [--adapter DIR] [--out DIR | --verify DIR] [--set ...]\n"
+    "                                                         the adapter for other programs, read back and compared:\n"
+    "                                                         peft, vllm, gguf, merged-bf16, merged-mxfp4; --verify\n"
+    "                                                         compares an export that is there\n"
     "  moetrain plan CONFIG.ini [--set ...]                   memory, FLOPs, trainable parameters; nothing is loaded\n"
     "  moetrain check CONFIG.ini [--layers N] [--set ...]     one batch on the device against the CPU in F64\n"
     "  moetrain bench ops|step [--arch NAME] ...              speed of this machine with random weights\n"
@@ -35,7 +40,7 @@ static const char usage[] =
     "report.html.\n";
 
 struct args {
-    const char *command, *path, *adapter;
+    const char *command, *path, *adapter, *to, *out, *verify;
     int64_t layers; /* of check; 0: all */
     bool dump;
     struct synth_options synth; /* arch: path */
@@ -57,8 +62,9 @@ static int user_error(const struct err *err)
 /* The words without dashes: [command] path. */
 static int parse_words(struct args *a, int argc, char **argv)
 {
-    static const char *const commands[] = {"train", "eval", "plan", "check", "inspect", "config", "synth"};
-    static const char *const valued[] = {"--set", "--adapter", "--quant", "--seed", "--layers"};
+    static const char *const commands[] = {"train", "eval", "export", "plan", "check", "inspect", "config", "synth"};
+    static const char *const valued[] = {"--set",    "--adapter", "--to",   "--out",
+                                         "--verify", "--quant",   "--seed", "--layers"};
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-') {
             bool has_value = false;
@@ -93,6 +99,21 @@ static bool parse_number(const char *text, int64_t min, int64_t *out)
     return digit && !*end && *out >= min && *out < INT64_MAX;
 }
 
+/* Where the value of an option of `export` goes; NULL: it is none. */
+static const char **export_option(struct args *a, const char *name)
+{
+    return !strcmp(name, "--to")       ? &a->to
+           : !strcmp(name, "--out")    ? &a->out
+           : !strcmp(name, "--verify") ? &a->verify
+                                       : NULL;
+}
+
+static int run_export(const struct args *a, struct err *err)
+{
+    if (a->verify) return export_check(&a->config, a->adapter, a->to, a->verify, stdout, err);
+    return export_run(&a->config, a->adapter, a->to, a->out, stdout, err);
+}
+
 /* Options, in order, over the configuration file. */
 static int parse_options(struct args *a, int argc, char **argv, struct err *err)
 {
@@ -101,8 +122,13 @@ static int parse_options(struct args *a, int argc, char **argv, struct err *err)
         if (!strcmp(argv[i], "--set")) {
             if (config_set(&a->config, argv[++i], err)) return user_error(err);
         } else if (!strcmp(argv[i], "--adapter")) {
-            if (strcmp(a->command, "eval")) return usage_error("--adapter belongs to `moetrain eval`", NULL);
+            if (strcmp(a->command, "eval") && strcmp(a->command, "export"))
+                return usage_error("--adapter belongs to `moetrain eval` and `moetrain export`", NULL);
             a->adapter = argv[++i];
+        } else if (export_option(a, argv[i])) {
+            if (strcmp(a->command, "export")) return usage_error("this option belongs to `moetrain export`", argv[i]);
+            *export_option(a, argv[i]) = argv[i + 1];
+            i++;
         } else if (!strcmp(argv[i], "--layers")) {
             if (strcmp(a->command, "check")) return usage_error("--layers belongs to `moetrain check`", NULL);
             if (!parse_number(argv[++i], 1, &a->layers))
@@ -157,6 +183,7 @@ static int dump(const struct config *c)
 static int run_command(const struct args *a, struct err *err)
 {
     if (!strcmp(a->command, "eval")) return commands_eval(&a->config, a->adapter, err);
+    if (!strcmp(a->command, "export")) return run_export(a, err);
     if (!strcmp(a->command, "check")) return check_run(&a->config, a->layers, NULL, stdout, err);
     if (!strcmp(a->command, "plan")) return commands_plan(&a->config, err);
     return loop_train(&a->config, err);
@@ -190,6 +217,7 @@ int main(int argc, char **argv)
     if (config_load(&a.config, a.path, &err)) return user_error(&err);
     if ((rc = parse_options(&a, argc, argv, &err))) return rc;
     if (a.dump) return dump(&a.config);
+    if (!strcmp(a.command, "export") && !a.to) return usage_error("export to which format? --to FORMAT", NULL);
     rc = run_command(&a, &err);
     return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : rc ? user_error(&err) : EXIT_DONE;
 }

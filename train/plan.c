@@ -15,13 +15,18 @@ struct scratch {
 static const struct scratch gpu_scratch[] = {{(int64_t)1 << 30, 0}, {256 << 20, 8}, {64 << 20, 1}};
 static const struct scratch cpu_scratch[] = {{128 << 20, 0}}; /* its products decode tile by tile */
 
-static struct model_options base_options(const struct config *cfg)
+struct quantize plan_quantize(const struct config *cfg)
 {
     static const enum weight_format formats[] = {WF_NONE, WF_NF4, WF_NF4, WF_MXFP4};
+    return (struct quantize){.format = formats[cfg->model.quantize],
+                             .nested = cfg->model.quantize == CFG_QUANTIZE_NF4_NESTED,
+                             .attention = cfg->model.quantize_attention};
+}
+
+static struct model_options base_options(const struct config *cfg)
+{
     return (struct model_options){.max_len = cfg->data.seq_len,
-                                  .quantize = {.format = formats[cfg->model.quantize],
-                                               .nested = cfg->model.quantize == CFG_QUANTIZE_NF4_NESTED,
-                                               .attention = cfg->model.quantize_attention},
+                                  .quantize = plan_quantize(cfg),
                                   .aux_coef = cfg->train.aux_loss_coef,
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }

@@ -40,6 +40,8 @@ struct plan {
  */
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
                   struct err *err) MT_CHECK;
+/* What [model] asks to pack; the cache is not set. */
+struct quantize plan_quantize(const struct config *cfg);
 /* Fills p for the device's kind; train = false plans an evaluation. An error when nothing fits the budget: the numbers
  * and what to change. */
 int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,

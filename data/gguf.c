@@ -1,0 +1,257 @@
+/* gguf.c - GGUF version 3, little endian: "GGUF", version, two counts, metadata, the table of tensors, padding to the
+ * alignment, then each tensor padded to it. Source: ggml, docs/gguf.md, src/gguf.cpp. */
+#include "data/gguf.h"
+
+#include <string.h>
+
+#define MAGIC     "GGUF"
+#define ALIGNMENT 32                               /* the default, which this program keeps */
+#define MAX_NAME  64                               /* ggml's, the NUL included */
+enum { VERSION = 3, TYPE_F32 = 0, MIN_ITEM = 16 }; /* bytes that a key or a tensor takes at least */
+
+static int64_t aligned(int64_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+int64_t gguf_tensor_count(const struct gguf_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->rank; i++)
+        if (!i64_mul(n, t->shape[i], &n)) return -1;
+    return n;
+}
+
+/* ---- writing ---- */
+
+struct text {
+    char *bytes;
+    int64_t size, cap;
+};
+
+static void put(struct text *t, const void *data, size_t n)
+{
+    if (t->size + (int64_t)n > t->cap) {
+        const int64_t cap = 2 * t->cap + (int64_t)n + 256;
+        t->bytes = mem_grow(t->bytes, t->cap, cap, 1);
+        t->cap = cap;
+    }
+    memcpy(t->bytes + t->size, data, n);
+    t->size += (int64_t)n;
+}
+
+static void put_u32(struct text *t, uint32_t v) { put(t, &v, sizeof(v)); }
+static void put_u64(struct text *t, int64_t v) { put(t, &v, sizeof(v)); }
+
+static void put_string(struct text *t, const char *s)
+{
+    put_u64(t, (int64_t)strlen(s));
+    put(t, s, strlen(s));
+}
+
+static void put_value(struct text *t, const struct gguf_value *v)
+{
+    put_string(t, v->key);
+    put_u32(t, v->type);
+    if (v->type == GGUF_STRING)
+        put_string(t, v->text);
+    else if (v->type == GGUF_F32)
+        put(t, &v->f32, sizeof(v->f32));
+    else
+        put_u32(t, v->u32);
+}
+
+static int put_tensor(struct text *t, const struct gguf_tensor *g, int64_t *offset, struct err *err)
+{
+    int64_t bytes;
+    if (strlen(g->name) >= MAX_NAME) return err_set(err, "tensor name %s is too long for GGUF", g->name);
+    if (!i64_mul(gguf_tensor_count(g), 4, &bytes)) return err_set(err, "tensor %s is too large", g->name);
+    put_string(t, g->name);
+    put_u32(t, (uint32_t)g->rank);
+    for (int i = g->rank - 1; i >= 0; i--) put_u64(t, g->shape[i]);
+    put_u32(t, TYPE_F32);
+    put_u64(t, *offset);
+    *offset += aligned(bytes);
+    return 0;
+}
+
+static int write_tensors(struct file_writer *w, const struct gguf_tensor *tensors, int64_t n, gguf_fill_fn *fill,
+                         void *arg, struct err *err)
+{
+    int rc = 0;
+    for (int64_t i = 0; i < n && !rc; i++) {
+        const int64_t count = gguf_tensor_count(&tensors[i]), bytes = aligned(4 * count);
+        float *values = mem_alloc(bytes); /* zeroed: so is the padding */
+        fill(arg, i, values);
+        rc = file_writer_put(w, values, bytes, err);
+        mem_free(values);
+    }
+    return rc;
+}
+
+int gguf_write(const char *path, const struct gguf_value *values, int64_t n_values, const struct gguf_tensor *tensors,
+               int64_t n_tensors, gguf_fill_fn *fill, void *arg, struct err *err)
+{
+    static const char zeros[ALIGNMENT];
+    struct text head = {0};
+    struct file_writer w;
+    int64_t offset = 0;
+    int rc = 0;
+    put(&head, MAGIC, 4);
+    put_u32(&head, VERSION);
+    put_u64(&head, n_tensors);
+    put_u64(&head, n_values);
+    for (int64_t i = 0; i < n_values; i++) put_value(&head, &values[i]);
+    for (int64_t i = 0; i < n_tensors && !rc; i++) rc = put_tensor(&head, &tensors[i], &offset, err);
+    put(&head, zeros, (size_t)(aligned(head.size) - head.size));
+    if (!rc) rc = file_writer_open(&w, path, err);
+    if (!rc) {
+        rc = file_writer_put(&w, head.bytes, head.size, err) || write_tensors(&w, tensors, n_tensors, fill, arg, err);
+        rc = file_writer_close(&w, !rc, err);
+    }
+    mem_free(head.bytes);
+    return rc;
+}
+
+/* ---- reading ---- */
+
+struct cursor {
+    struct gguf *g;
+    const char *path;
+    int64_t at;
+    struct err *err;
+};
+
+static int take(struct cursor *c, void *out, int64_t n)
+{
+    if (n > c->g->map.size - c->at)
+        return err_set(c->err, "%s: the file ends at byte %lld, inside its head", c->path, (long long)c->g->map.size);
+    memcpy(out, c->g->map.data + c->at, (size_t)n);
+    c->at += n;
+    return 0;
+}
+
+/* A size or count: what is negative as an int64 is none. */
+static int take_size(struct cursor *c, int64_t most, const char *what, int64_t *out)
+{
+    if (take(c, out, sizeof(*out))) return -1;
+    if (*out >= 0 && *out <= most) return 0;
+    return err_set(c->err, "%s: %s is %llu, more than there can be", c->path, what, (unsigned long long)*out);
+}
+
+static int take_string(struct cursor *c, char **out)
+{
+    int64_t n = 0;
+    if (take_size(c, c->g->map.size - c->at, "the length of a string", &n)) return -1;
+    *out = mem_alloc(n + 1);
+    c->g->strings[c->g->n_strings++] = *out;
+    if (take(c, *out, n)) return -1;
+    return memchr(*out, 0, (size_t)n) ? err_set(c->err, "%s: a string holds a NUL", c->path) : 0;
+}
+
+static int take_value(struct cursor *c, struct gguf_value *v)
+{
+    char *key, *text = NULL;
+    uint32_t type = 0;
+    if (take_string(c, &key) || take(c, &type, sizeof(type))) return -1;
+    for (const struct gguf_value *other = c->g->values; other < v; other++)
+        if (!strcmp(other->key, key)) return err_set(c->err, "%s: the key %s stands there twice", c->path, key);
+    *v = (struct gguf_value){.key = key, .type = (enum gguf_type)type};
+    if (type == GGUF_STRING) {
+        if (take_string(c, &text)) return -1;
+        v->text = text;
+        return 0;
+    }
+    if (type == GGUF_U32) return take(c, &v->u32, sizeof(v->u32));
+    if (type == GGUF_F32) return take(c, &v->f32, sizeof(v->f32));
+    return err_set(c->err, "%s: key %s has type %u; strings, u32 and f32 are read", c->path, key, type);
+}
+
+/* offset: where this tensor must begin; moved behind it. */
+static int take_tensor(struct cursor *c, struct gguf_tensor *t, int64_t *offset)
+{
+    char *name;
+    uint32_t rank = 0, type = 0;
+    int64_t begin = 0, bytes;
+    if (take_string(c, &name) || take(c, &rank, sizeof(rank))) return -1;
+    if (strlen(name) >= MAX_NAME || rank < 1 || rank > 4)
+        return err_set(c->err, "%s: tensor %.80s has a name too long or %u axes", c->path, name, rank);
+    *t = (struct gguf_tensor){.name = name, .rank = (int)rank};
+    for (int i = t->rank - 1; i >= 0; i--)
+        if (take_size(c, c->g->map.size, "an axis of a tensor", &t->shape[i])) return -1;
+    if (take(c, &type, sizeof(type)) || take(c, &begin, sizeof(begin))) return -1;
+    if (type != TYPE_F32) return err_set(c->err, "%s: tensor %s is no F32", c->path, name);
+    if (begin != *offset)
+        return err_set(c->err, "%s: tensor %s begins at %lld instead of %lld", c->path, name, (long long)begin,
+                       (long long)*offset);
+    if (!i64_mul(gguf_tensor_count(t), 4, &bytes) || bytes > c->g->map.size - *offset)
+        return err_set(c->err, "%s: tensor %s is larger than the file", c->path, name);
+    *offset += aligned(bytes);
+    for (const struct gguf_tensor *other = c->g->tensors; other < t; other++)
+        if (!strcmp(other->name, name)) return err_set(c->err, "%s: tensor %s stands there twice", c->path, name);
+    return 0;
+}
+
+static int read_head(struct cursor *c)
+{
+    struct gguf *g = c->g;
+    char magic[4];
+    uint32_t version = 0;
+    int64_t end = 0, n_tensors = 0, n_values = 0;
+    if (take(c, magic, 4) || take(c, &version, sizeof(version))) return -1;
+    if (memcmp(magic, MAGIC, 4) || version != VERSION)
+        return err_set(c->err, "%s is no GGUF file of version %d", c->path, VERSION);
+    if (take_size(c, g->map.size / MIN_ITEM, "the number of tensors", &n_tensors) ||
+        take_size(c, g->map.size / MIN_ITEM, "the number of keys", &n_values))
+        return -1;
+    g->strings = mem_array(n_tensors + 2 * n_values, sizeof(*g->strings));
+    g->values = mem_array(n_values, sizeof(*g->values));
+    g->tensors = mem_array(n_tensors, sizeof(*g->tensors));
+    for (; g->n_values < n_values; g->n_values++)
+        if (take_value(c, &g->values[g->n_values])) return -1;
+    int64_t *begin = mem_array(n_tensors, sizeof(*begin));
+    int rc = 0;
+    for (; g->n_tensors < n_tensors && !rc; g->n_tensors++) {
+        begin[g->n_tensors] = end;
+        rc = take_tensor(c, &g->tensors[g->n_tensors], &end);
+    }
+    const int64_t data = aligned(c->at);
+    if (!rc && (data > g->map.size || end != g->map.size - data))
+        rc = err_set(c->err, "%s: %lld bytes of tensors are announced, %lld are there", c->path, (long long)end,
+                     (long long)MT_MAX(g->map.size - data, 0));
+    for (int64_t i = 0; i < n_tensors && !rc; i++)
+        g->tensors[i].data = (const float *)(const void *)(g->map.data + data + begin[i]);
+    mem_free(begin);
+    return rc;
+}
+
+int gguf_open(struct gguf *g, const char *path, struct err *err)
+{
+    *g = (struct gguf){.n_values = 0};
+    if (file_map_open(&g->map, path, err)) return -1;
+    struct cursor c = {.g = g, .path = path, .err = err};
+    if (!read_head(&c)) return 0;
+    gguf_close(g);
+    return -1;
+}
+
+void gguf_close(struct gguf *g)
+{
+    for (int64_t i = 0; i < g->n_strings; i++) mem_free(g->strings[i]);
+    mem_free(g->strings);
+    mem_free(g->values);
+    mem_free(g->tensors);
+    file_map_close(&g->map);
+    *g = (struct gguf){.n_values = 0};
+}
+
+const struct gguf_value *gguf_value(const struct gguf *g, const char *key)
+{
+    for (int64_t i = 0; i < g->n_values; i++)
+        if (!strcmp(g->values[i].key, key)) return &g->values[i];
+    return NULL;
+}
+
+const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name)
+{
+    for (int64_t i = 0; i < g->n_tensors; i++)
+        if (!strcmp(g->tensors[i].name, name)) return &g->tensors[i];
+    return NULL;
+}

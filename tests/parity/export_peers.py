@@ -1,0 +1,174 @@
+"""export_peers.py - do the exports of `moetrain export` mean elsewhere what the adapter means here? Everything is
+compared with transformers + PEFT holding the adapter itself, whose losses tests/test_parity.c compares with moetrain's.
+
+  python export_peers.py CASE --moetrain build/moetrain [--out DIR]      CASE: a directory of make_case.py
+
+peft, vllm    loaded by PEFT (per-expert keys through transformers' own conversion): logits
+gguf          every tensor read back with the gguf package, dW of every matrix against PEFT's; rows of q and k of
+              "llama" and of gate and up as llama.cpp's converters lay out the base model
+merged-*      loaded by transformers.from_pretrained: logits; MXFP4 also by decoding it from its definition
+
+Exit 1 when a tolerance does not hold. Needs torch, transformers >= 5, peft >= 0.19.1, gguf.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import gguf
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+import peer
+
+SEQ_LEN = 96
+failed = []
+
+
+def check(what, value, allowed):
+    print(f"  {what:<64} {value:.3g}   allowed {allowed:.0e}")
+    if not value <= allowed:
+        failed.append(what)
+
+
+def export(a, case, fmt, out):
+    shutil.rmtree(out, ignore_errors=True)
+    config = os.path.join(a.out, "run.ini")
+    with open(config, "w") as f:
+        f.write(f"[model]\npath = {case}\n[data]\neval = {case}/eval.jsonl\nformat = text\nseq_len = {SEQ_LEN}\n"
+                f"[output]\ndir = {a.out}/run\n")
+    words = [a.moetrain, "export", config, "--adapter", f"{case}/adapter_final", "--to", fmt, "--out", out]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+@torch.no_grad()
+def log_probs(model, documents):
+    model.eval()
+    return torch.cat([model(input_ids=torch.tensor([d])).logits[0].float().log_softmax(-1) for d in documents])
+
+
+def kl(p, q):
+    """Mean and largest KL of rows of log-probabilities."""
+    rows = (p.exp() * (p - q)).sum(-1)
+    return rows.mean().item(), rows.max().item()
+
+
+def adapter_model(case, adapter):
+    return PeftModel.from_pretrained(peer.load_model(case), adapter)
+
+
+# ---- GGUF
+
+def deltas_of_peft(case, settings):
+    """dW [E, out, in] or [out, in] per (layer, matrix) from the adapter's file, by PEFT's formulas."""
+    tensors = peer.load_file(os.path.join(case, "adapter_final", "adapter_model.safetensors"))
+    with open(os.path.join(case, "adapter_final", "adapter_config.json")) as f:
+        config = json.load(f)
+    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
+    n_exp = settings.get("num_local_experts") or settings.get("num_experts")
+    out = {}
+    for name, a in tensors.items():
+        if not name.endswith("lora_A.weight"):
+            continue
+        b = tensors[name.replace("lora_A", "lora_B")]
+        layer, _, module = name.split("layers.")[1].removesuffix(".lora_A.weight").partition(".")
+        if "experts" in module:
+            a = a.reshape(n_exp, -1, a.shape[1])
+            b = b.reshape(b.shape[0], -1, n_exp).permute(2, 0, 1)
+            module = "gate_up" if module.endswith("base_layer") else "down"
+        out[int(layer), module.split(".")[-1]] = scale * (b.double() @ a.double())
+    return out
+
+
+def llama_rows(w, n_head):
+    """LlamaModel.permute of llama.cpp's converter."""
+    return w.reshape(n_head, 2, w.shape[0] // n_head // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def wanted_of_gguf(deltas, settings):
+    """The same under GGUF names, rows as llama.cpp's converters lay out the base weights."""
+    family = settings["model_type"]
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    heads = {"q_proj": settings["num_attention_heads"],
+             "k_proj": settings.get("num_key_value_heads") or settings["num_attention_heads"]}
+    out = {}
+    for (layer, module), w in deltas.items():
+        if module == "down":
+            out[f"blk.{layer}.ffn_down_exps.weight"] = w
+        elif module == "gate_up":
+            gate, up = (w[:, 0::2], w[:, 1::2]) if family == "gpt_oss" else w.chunk(2, dim=1)
+            out[f"blk.{layer}.ffn_gate_exps.weight"], out[f"blk.{layer}.ffn_up_exps.weight"] = gate, up
+        else:
+            out[f"blk.{layer}.{names[module]}.weight"] = \
+                llama_rows(w, heads[module]) if family == "mixtral" and module in heads else w
+    return out
+
+
+def check_gguf(case, out, settings):
+    reader = gguf.GGUFReader(os.path.join(out, "adapter.gguf"))
+    value = {name: field.contents() for name, field in reader.fields.items()}
+    arch = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama"}
+    assert value["general.architecture"] == arch[settings["model_type"]], value
+    assert value["general.type"] == "adapter" and value["adapter.type"] == "lora", value
+    tensors = {t.name: torch.tensor(t.data) for t in reader.tensors}
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH_NAMES and next(
+        k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == value["general.architecture"]),
+        settings["num_hidden_layers"])
+    base_names = {v[1] + ".weight" for v in known.mapping.values()}
+    wanted = wanted_of_gguf(deltas_of_peft(case, settings), settings)
+    worst = 0.0
+    assert {n[:-7] for n in tensors} == set(wanted), set(wanted) ^ {n[:-7] for n in tensors}
+    for name, w in wanted.items():
+        assert name in base_names, name
+        a, b = tensors[name + ".lora_a"].double(), tensors[name + ".lora_b"].double()
+        scale = value["adapter.lora.alpha"] / b.shape[-1]  # rank = ne_b[0], as llama-adapter.h has it
+        worst = max(worst, ((scale * (b @ a) - w).norm() / w.norm()).item())
+    check(f"gguf {gguf.__name__} package: {len(tensors)} tensors, worst |dW - dW of PEFT| / |dW|", worst, 1e-6)
+
+
+# ---- all of it
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case")
+    parser.add_argument("--moetrain", required=True)
+    parser.add_argument("--out", default="/tmp/export_peers")
+    a = parser.parse_args()
+    case = os.path.abspath(a.case)
+    os.makedirs(a.out, exist_ok=True)
+    with open(os.path.join(case, "config.json")) as f:
+        settings = json.load(f)
+    tokenizer = peer.load_tokenizer(case)
+    documents = [peer.encode(tokenizer, row, SEQ_LEN) for row in peer.read_rows(os.path.join(case, "eval.jsonl"))]
+    base = log_probs(peer.load_model(case), documents)
+    want = log_probs(adapter_model(case, os.path.join(case, "adapter_final")), documents)
+    effect = kl(want, base)[0]
+    print(f"{os.path.basename(case)}: mean KL of the adapter from the base {effect:.3g}, {len(want)} tokens")
+    for fmt in ("peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4"):
+        out = os.path.join(a.out, fmt)
+        done = export(a, case, fmt, out)
+        if done.returncode:
+            print(f"  {fmt}: {done.stderr.strip().splitlines()[-1]}")
+            if fmt != "merged-mxfp4" or settings["model_type"] == "gpt_oss":
+                failed.append(fmt)
+            continue
+        if fmt == "gguf":
+            check_gguf(case, out, settings)
+        elif fmt in ("peft", "vllm"):
+            got = log_probs(adapter_model(case, out), documents)
+            check(f"{fmt}: largest KL in PEFT", kl(want, got)[1], 1e-6)
+            check(f"{fmt}: largest |difference| of log-probabilities", (want - got).abs().max().item(), 1e-3)
+        else:
+            loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager")
+            limit = 0.25 * effect if fmt == "merged-bf16" else effect
+            mean, most = kl(want, log_probs(loaded, documents))
+            check(f"{fmt}: mean KL in transformers (largest {most:.3g})", mean, max(1e-3, limit))
+    if failed:
+        sys.exit("not within tolerance: " + ", ".join(failed))
+
+
+if __name__ == "__main__":
+    main()

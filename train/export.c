@@ -1,0 +1,197 @@
+/* export.c - the order of an export: read the adapter, check format and disk space, write into a hidden directory, read
+ * that back and compare, put it in place. A failure at any point leaves nothing. */
+#include "train/export.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "train/peft.h"
+#include "train/swap.h"
+#include "train/verify.h"
+
+static const char *const names[EXPORT_FORMATS] = {"peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4"};
+
+const char *export_format_name(enum export_format f) { return names[f]; }
+
+/* ---- adapters on the CPU ---- */
+
+struct shape shape_of(const struct adapters *ad)
+{
+    struct shape s = {.r = ad->r, .alpha = ad->alpha, .rslora = ad->rslora, .layer_on = ad->layer_on};
+    memcpy(s.target, ad->target, sizeof(s.target));
+    return s;
+}
+
+/* h->ad is planned: takes memory for it. */
+static int alloc(struct held *h, const struct arch *a, struct err *err)
+{
+    struct device measure;
+    if (device_open(&h->dev, "cpu", "fp32", err)) return -1;
+    device_measure(&measure, &h->dev);
+    adapters_alloc_frozen(&h->ad, &measure, a);
+    if (device_reserve(&h->dev, &h->dev.state, "adapters", measure.state.peak, err)) return -1;
+    adapters_alloc_frozen(&h->ad, &h->dev, a);
+    return 0;
+}
+
+int held_open(struct held *h, const struct arch *a, const struct shape *shape, struct err *err)
+{
+    char targets[128] = "", layers[8 * MT_MAX_LAYERS] = "";
+    size_t n = 0;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (shape->target[t])
+            n += (size_t)snprintf(targets + n, sizeof(targets) - n, "%s%s", n ? "," : "", lora_target_name(t));
+    n = 0;
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (shape->layer_on[l])
+            n += (size_t)snprintf(layers + n, sizeof(layers) - n, "%s%lld", n ? "," : "", (long long)l);
+    const struct lora_options opt = {
+        .r = shape->r, .alpha = shape->alpha, .rslora = shape->rslora, .targets = targets, .layers = layers};
+    *h = (struct held){.ad = {0}};
+    if (!adapters_plan(&h->ad, a, &opt, err) && !alloc(h, a, err)) return 0;
+    held_close(h);
+    return -1;
+}
+
+int held_load(struct held *h, const struct arch *a, const char *dir, struct err *err)
+{
+    *h = (struct held){.ad = {0}};
+    if (!peft_plan(&h->ad, a, dir, err) && !alloc(h, a, err) && !peft_load(&h->ad, &h->dev, dir, err)) return 0;
+    held_close(h);
+    return -1;
+}
+
+void held_close(struct held *h)
+{
+    adapters_free(&h->ad);
+    device_close(&h->dev);
+    *h = (struct held){.ad = {0}};
+}
+
+/* ---- progress ---- */
+
+struct progress progress_start(const char *what, int64_t total)
+{
+    const double now = clock_ms();
+    return (struct progress){.what = what, .total = total, .start = now, .told = now};
+}
+
+void progress_tell(struct progress *p, int64_t done)
+{
+    char left[32];
+    const double now = clock_ms(), seconds = (now - p->start) / 1e3;
+    if (now - p->told < 2000 || done <= 0) return;
+    p->told = now;
+    log_info("%s: %.1f%%  left %s", p->what, 100 * (double)done / (double)p->total,
+             str_seconds(left, seconds * (double)(p->total - done) / (double)done));
+}
+
+/* ---- the command ---- */
+
+static int find_format(struct export *x, const char *format, struct err *err)
+{
+    int f = 0;
+    while (f < EXPORT_FORMATS && strcmp(names[f], format)) f++;
+    x->format = (enum export_format)f;
+    if (f < EXPORT_FORMATS) return 0;
+    const char *near = str_nearest(format, names, EXPORT_FORMATS);
+    return err_set(err, "--to \"%.64s\" is none of peft, vllm, gguf, merged-bf16, merged-mxfp4%s%s%s", format,
+                   near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+}
+
+static int check_new(const char *dir, struct err *err)
+{
+    char **entries;
+    int64_t n;
+    if (!file_exists(dir)) return 0;
+    if (!file_is_dir(dir)) return err_set(err, "%s is in the way: it is no directory", dir);
+    if (file_list(dir, &entries, &n, err)) return -1;
+    file_list_free(entries, n);
+    return n ? err_set(err, "%s is not empty: name a new directory with --out, or remove it first", dir) : 0;
+}
+
+static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
+{
+    switch (x->format) {
+    case EXPORT_PEFT: *bytes = 4 * x->held.ad.n_flat + (1 << 20); return 0;
+    case EXPORT_VLLM: *bytes = export_vllm_bytes(x); return 0;
+    case EXPORT_GGUF: *bytes = export_gguf_bytes(x); return 0;
+    case EXPORT_MERGED_BF16:
+    case EXPORT_MERGED_MXFP4: return export_merged_bytes(x, bytes, err);
+    case EXPORT_FORMATS: break;
+    }
+    MT_REQUIRE(false, "format %d", (int)x->format);
+}
+
+static int write_format(struct export *x, struct err *err)
+{
+    switch (x->format) {
+    case EXPORT_PEFT: return peft_save(&x->held.ad, &x->held.dev, x->tmp, x->cfg->model.path, err);
+    case EXPORT_VLLM: return export_vllm(x, err);
+    case EXPORT_GGUF: return export_gguf(x, err);
+    case EXPORT_MERGED_BF16:
+    case EXPORT_MERGED_MXFP4: return export_merged(x, err);
+    case EXPORT_FORMATS: break;
+    }
+    MT_REQUIRE(false, "format %d", (int)x->format);
+}
+
+/* Everything that can fail cheaply first. */
+static int open_all(struct export *x, const char *format, struct err *err)
+{
+    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
+        held_load(&x->held, &x->run.arch, x->adapter_dir, err) || run_open_data(&x->run, false, err))
+        return -1;
+    x->quantize = plan_quantize(x->cfg);
+    if (x->run.eval.n_docs) return 0;
+    return err_set(err, "nothing to verify the export with: set data.eval, or data.eval_split with data.train");
+}
+
+static int write_and_verify(struct export *x, struct err *err)
+{
+    char size[32];
+    int64_t bytes;
+    if (bytes_of(x, &bytes, err) || swap_begin(x->out, x->tmp, err)) return -1;
+    log_info("exporting %s as %s to %s: at most %s", x->adapter_dir, names[x->format], x->out, str_bytes(size, bytes));
+    if (!file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !verify_export(x, err) &&
+        !swap_commit(x->tmp, x->out, err))
+        return 0;
+    (void)!file_remove_tree(x->tmp, NULL);
+    return -1;
+}
+
+/* dir NULL: writes. Otherwise verifies what is there. */
+static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, const char *dir,
+               FILE *report, struct err *err)
+{
+    struct config on_cpu = *cfg; /* f32 on the CPU defines what is correct, and needs no device's memory */
+    char adapter[MT_PATH], usual[MT_PATH];
+    on_cpu.train.device = CFG_DEVICE_CPU;
+    on_cpu.train.dtype = CFG_DTYPE_FP32;
+    if (str_format(adapter, sizeof(adapter), err, "path", "%s/adapter", cfg->output.dir) ||
+        str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format))
+        return -1;
+    struct export x = {
+        .cfg = &on_cpu, .adapter_dir = adapter_dir ? adapter_dir : adapter, .out = out ? out : usual, .report = report};
+    int rc = !dir && check_new(x.out, err) ? -1 : open_all(&x, format, err);
+    if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
+    if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
+    held_close(&x.held);
+    run_close(&x.run);
+    return rc;
+}
+
+int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, FILE *report,
+               struct err *err)
+{
+    const double start = clock_ms();
+    const int rc = run(cfg, adapter_dir, format, out, NULL, report, err);
+    if (!rc) log_info("written and verified in %.1f s", (clock_ms() - start) / 1e3);
+    return rc;
+}
+
+int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, FILE *report,
+                 struct err *err)
+{
+    return run(cfg, adapter_dir, format, NULL, dir, report, err);
+}
