@@ -47,7 +47,7 @@ bool chat_truthy(struct json j)
 
 /* ---- JSON ---- */
 
-static void put_quoted(struct chat_text *t, const char *s, int64_t size)
+void chat_put_quoted(struct chat_text *t, const char *s, int64_t size)
 {
     chat_put(t, "\"");
     for (int64_t i = 0, done = 0; i <= size; i++) {
@@ -69,7 +69,7 @@ static void put_quoted(struct chat_text *t, const char *s, int64_t size)
 
 /* The shortest digits that read back, written out between 1e-4 and 1e16 and with an exponent outside, as Python does.
  */
-static void put_float(struct chat_text *t, double v)
+void chat_put_float(struct chat_text *t, double v)
 {
     char text[64];
     int digits = 0;
@@ -87,7 +87,7 @@ static int put_number(struct chat_text *t, struct json j, struct err *err)
     char text[32];
     if (json_type(j) == JSON_REAL) {
         if (json_f64(j, &f, err)) return -1;
-        put_float(t, f);
+        chat_put_float(t, f);
         return 0;
     }
     if (json_i64(j, INT64_MIN, INT64_MAX, &i, err)) return -1;
@@ -103,7 +103,7 @@ static int put_object(struct chat_text *t, struct json j, struct err *err)
     chat_put(t, "{");
     for (int64_t i = 0; json_member(j, i, &key, &value); i++) {
         if (i) chat_put(t, ", ");
-        put_quoted(t, key, (int64_t)strlen(key));
+        chat_put_quoted(t, key, (int64_t)strlen(key));
         chat_put(t, ": ");
         if (chat_put_json(t, value, err)) return -1;
     }
@@ -123,7 +123,7 @@ int chat_put_json(struct chat_text *t, struct json j, struct err *err)
     case JSON_REAL: return put_number(t, j, err);
     case JSON_STRING:
         if (json_str(j, &s, &size, err)) return -1;
-        put_quoted(t, s, size);
+        chat_put_quoted(t, s, size);
         return 0;
     case JSON_OBJECT: return put_object(t, j, err);
     case JSON_ARRAY: break;

@@ -10,6 +10,8 @@ void chat_put_bytes(struct chat_text *t, const char *text, int64_t size);
 int chat_put_json(struct chat_text *t, struct json value, struct err *err) MT_CHECK;
 /* The namespace "functions" of harmony: tools is a non-empty array of {function: {name, description, parameters}}. */
 int chat_put_tools(struct chat_text *t, struct json tools, struct err *err) MT_CHECK;
+void chat_put_quoted(struct chat_text *t, const char *s, int64_t size); /* one string of it */
+void chat_put_float(struct chat_text *t, double v);                     /* Python's repr */
 /* Python's truth: false, 0, "", [], {}, null and absent are false. */
 bool chat_truthy(struct json j);
 
