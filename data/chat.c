@@ -27,6 +27,17 @@ void chat_text_free(struct chat_text *t)
     *t = (struct chat_text){0};
 }
 
+void chat_text_span(struct chat_text *t, int64_t begin, int64_t end)
+{
+    if (t->n_spans == t->cap_spans) {
+        int64_t cap = 2 * t->cap_spans + 8;
+        t->spans = mem_grow(t->spans, t->cap_spans, cap, sizeof(*t->spans));
+        t->cap_spans = cap;
+    }
+    t->spans[t->n_spans][0] = begin;
+    t->spans[t->n_spans++][1] = end;
+}
+
 /* ---- the assistant's messages and their spans ---- */
 
 /* "<|start|>assistant": part of the prompt at the first message of an answer, of the model's own text later. */
@@ -46,13 +57,7 @@ static void close_answer(struct chat *c, const char *end)
         t->spans[t->n_spans - 1][1] = t->size;
         return;
     }
-    if (t->n_spans == t->cap_spans) {
-        int64_t cap = 2 * t->cap_spans + 8;
-        t->spans = mem_grow(t->spans, t->cap_spans, cap, sizeof(*t->spans));
-        t->cap_spans = cap;
-    }
-    t->spans[t->n_spans][0] = c->answer_from;
-    t->spans[t->n_spans++][1] = t->size;
+    chat_text_span(t, c->answer_from, t->size);
 }
 
 static void put_answer(struct chat *c, const char *channel, const char *text, int64_t size, const char *end)
@@ -229,7 +234,7 @@ static int put_developer(struct chat *c, struct json tools, int64_t *first, stru
 {
     struct json message = json_at(c->messages, 0);
     struct text text = {0};
-    *first = has_role(message, "system") || has_role(message, "developer");
+    *first = c->n > 0 && (has_role(message, "system") || has_role(message, "developer"));
     if (*first && get_text(message, "content", &text, err)) return -1;
     if (!text.size && !chat_truthy(tools)) return 0;
     chat_put(c->out, "<|start|>developer<|message|>");
@@ -265,6 +270,7 @@ int chat_render_harmony(struct chat_text *out, struct json row, const struct cha
     if (json_get_array(row, "messages", &c.messages, err)) return -1;
     c.n = json_count(c.messages);
     if (c.n == 0) return json_error(c.messages, err, "is empty");
+    c.n = MT_MAX(0, c.n - opt->leave_out);
     if (json_type(tools) == JSON_STRING) {
         if (json_str(tools, &text, &size, err)) return -1;
         doc = json_parse(text, size, "tools", err);

@@ -13,6 +13,7 @@ struct chat_text {
     int64_t n_spans, cap_spans;
 };
 void chat_text_free(struct chat_text *t);
+void chat_text_span(struct chat_text *t, int64_t begin, int64_t end); /* appends one */
 
 /* Zeroed is valid: NULL and false stand for the defaults. */
 struct chat_options {
@@ -20,6 +21,7 @@ struct chat_options {
     const char *reasoning_effort; /* "low", "medium" (default), "high" */
     const char *model_identity;   /* first line of the system message */
     bool generation_prompt;       /* end with "<|start|>assistant", and show no reasoning of the last answer */
+    int64_t leave_out;            /* so many messages at the end, as if the row had them not */
 };
 #define CHAT_DATE "2025-06-28" /* when options name no date */
 

@@ -1,6 +1,6 @@
-/* dataset.c - JSONL rows -> token ids and loss mask.
+/* dataset.c - rows -> token ids and loss mask.
  *
- * Each row becomes a sample: one text, the byte spans of it that carry loss, and whether eos follows. The text is
+ * Each row becomes samples (rows.h): a text, the byte spans of it that carry loss, and whether eos follows. A text is
  * tokenised once, as a whole, and a token is a target when it overlaps a span: tokenising prompt and answer apart would
  * give other ids than the model meets when it is used. The result can be kept in a cache file named after the hash of
  * everything it depends on; a cache that does not verify is as good as none. */
@@ -8,37 +8,29 @@
 
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "data/chat.h"
+#include "data/chat_tools.h"
 #include "data/file.h"
 #include "data/json.h"
 
 #define BAD_SHOWN   5 /* bad rows told in words */
 #define BAD_PERCENT 1 /* more than this is an error */
 #define FNV_START   14695981039346656037u
-#define CACHE_MAGIC "MTDATA01" /* raise the number when rows turn into other ids than before */
-
-/* What a row says. Text and spans belong to the row's JSON document or to the builder. */
-struct sample {
-    const char *text;
-    int64_t size;
-    const int64_t (*spans)[2]; /* [n_spans] bytes [begin, end) with loss, ascending */
-    int64_t n_spans;
-    bool eos; /* append eos, with loss */
-};
+#define MAX_ARRAY   ((int64_t)4 << 30) /* bytes of a file that is one JSON array */
+#define MAX_WEIGHT  1000
+#define CACHE_MAGIC "MTDATA02" /* raise the number when rows turn into other ids than before */
 
 struct builder {
     struct dataset *ds;
     const struct tokenizer *tok;
     const struct dataset_options *opt;
     struct err first_bad;
+    bool in_rows; /* a row of this file was read: it is no array */
     /* reused from row to row */
+    struct row_reader rows;
     struct token_list list;
-    struct chat_text chat;
-    char *joined; /* prompt and completion */
-    int64_t joined_cap;
-    int64_t span[2];
 };
 
 /* FNV-1a, continued from h. */
@@ -76,88 +68,10 @@ static void dataset_reserve(struct dataset *ds, int64_t docs, int64_t tokens)
     }
 }
 
-/* ---- row -> sample */
-
-static int row_prompt_completion(struct builder *b, struct json row, struct sample *s, struct err *err)
-{
-    const char *prompt, *completion;
-    int64_t n_prompt, n_completion, size;
-    if (json_str(json_find(row, "prompt"), &prompt, &n_prompt, err)) return -1;
-    if (json_str(json_find(row, "completion"), &completion, &n_completion, err)) return -1;
-    MT_REQUIRE(i64_add(n_prompt, n_completion, &size), "a row of more than 2^63 bytes");
-    if (size > b->joined_cap) {
-        b->joined = mem_grow(b->joined, b->joined_cap, 2 * size, 1);
-        b->joined_cap = 2 * size;
-    }
-    if (n_prompt) memcpy(b->joined, prompt, (size_t)n_prompt);
-    if (n_completion) memcpy(b->joined + n_prompt, completion, (size_t)n_completion);
-    b->span[0] = n_prompt;
-    b->span[1] = size;
-    *s = (struct sample){.text = b->joined, .size = size, .spans = &b->span, .n_spans = 1, .eos = true};
-    return 0;
-}
-
-/* Marks that a tokenizer does not know would be read as ordinary text, and the model would learn to write them so. */
-static int check_harmony(const struct tokenizer *tok, struct json row, struct err *err)
-{
-    static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"};
-    for (int i = 0; i < MT_LEN(marks); i++)
-        if (tokenizer_id(tok, marks[i]) < 0)
-            return json_error(row, err,
-                              "messages are rendered in gpt-oss's harmony format, but the tokenizer has no %s; "
-                              "write the model's own template into prompt and completion",
-                              marks[i]);
-    return 0;
-}
-
-static int row_messages(struct builder *b, struct json row, struct sample *s, struct err *err)
-{
-    const struct chat_options chat = {.date = b->opt->chat_date};
-    b->chat.size = b->chat.n_spans = 0;
-    if (check_harmony(b->tok, row, err) || chat_render_harmony(&b->chat, row, &chat, err)) return -1;
-    *s = (struct sample){.text = b->chat.text, .size = b->chat.size, .n_spans = b->chat.n_spans};
-    s->spans = (const int64_t(*)[2])b->chat.spans;
-    return 0;
-}
-
-static int row_text(struct builder *b, struct json row, struct sample *s, struct err *err)
-{
-    *s = (struct sample){.spans = &b->span, .n_spans = 1, .eos = true};
-    if (json_str(json_find(row, "text"), &s->text, &s->size, err)) return -1;
-    b->span[0] = 0;
-    b->span[1] = s->size;
-    return 0;
-}
-
-static int row_sample(struct builder *b, struct json row, struct sample *s, struct err *err)
-{
-    if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
-    enum data_format format = b->opt->format;
-    if (format == DATA_AUTO) {
-        if (json_has(row, "messages"))
-            format = DATA_MESSAGES;
-        else if (json_has(row, "prompt") && json_has(row, "completion"))
-            format = DATA_PROMPT_COMPLETION;
-        else if (json_has(row, "text"))
-            format = DATA_TEXT;
-        else
-            return json_error(row, err, "none of `messages`, `prompt` with `completion`, `text` is there");
-    }
-    if (format == DATA_TEXT) return row_text(b, row, s, err);
-    if (format == DATA_MESSAGES ? row_messages(b, row, s, err) : row_prompt_completion(b, row, s, err)) return -1;
-    if (b->opt->loss_on == LOSS_ALL) {
-        b->span[0] = 0;
-        b->span[1] = s->size;
-        s->spans = &b->span;
-        s->n_spans = 1;
-    }
-    return 0;
-}
-
 /* ---- sample -> document */
 
 /* A token is a target when it overlaps a span. */
-static void mark_targets(uint8_t *mask, const struct token_list *list, const struct sample *s)
+static void mark_targets(uint8_t *mask, const struct token_list *list, const struct row_sample *s)
 {
     int64_t span = 0;
     for (int64_t i = 0; i < list->count; i++) {
@@ -166,7 +80,7 @@ static void mark_targets(uint8_t *mask, const struct token_list *list, const str
     }
 }
 
-static int document_add(struct builder *b, const struct sample *s, struct err *err)
+static int document_add(struct builder *b, const struct row_sample *s, struct err *err)
 {
     struct dataset *ds = b->ds;
     struct token_list *list = &b->list;
@@ -210,15 +124,13 @@ static int64_t first_outside(const struct dataset *ds, int64_t begin, int64_t vo
 
 /* ---- files */
 
-static int row_add(struct builder *b, const char *line, int64_t size, const char *where, struct err *err)
+static int row_add(struct builder *b, struct json row, const char *where, struct err *err)
 {
-    struct sample s;
-    struct json_doc *doc = json_parse(line, size, where, err);
-    if (!doc) return -1;
-    int status = row_sample(b, json_root(doc), &s, err);
-    if (!status && document_add(b, &s, err)) status = err_prefix(err, "%s", where);
-    json_free(doc);
-    return status;
+    if (row_read(&b->rows, row, err)) return -1;
+    if (!b->rows.n) b->ds->n_unlabelled++;
+    for (int64_t i = 0; i < b->rows.n; i++)
+        if (document_add(b, &b->rows.samples[i], err)) return err_prefix(err, "%s", where);
+    return 0;
 }
 
 static void row_bad(struct builder *b, const struct err *why)
@@ -236,34 +148,83 @@ static bool is_blank(const char *line, int64_t size)
     return true;
 }
 
-static int read_file(struct builder *b, const char *path, struct err *err)
+/* One row, whose ids from `before` on are new; -1 only for what ends the reading. */
+static int row_done(struct builder *b, const char *where, bool good, const struct err *why, int64_t before,
+                    struct err *err)
 {
-    struct dataset *ds = b->ds;
-    char *line, where[MT_PATH + 32];
-    int64_t size;
-    int status;
-    struct line_reader *reader = line_reader_open(path, err);
-    if (!reader) return -1;
-    while ((status = line_reader_next(reader, &line, &size, err)) == 1) {
+    if (!good) row_bad(b, why);
+    int64_t bad = first_outside(b->ds, before, b->opt->vocab);
+    if (bad < 0) return 0;
+    return err_set(err, "%s: token id %d is outside the model's vocabulary of %lld: the tokenizer is not the model's",
+                   where, b->ds->ids[bad], (long long)b->opt->vocab);
+}
+
+static int add_line(struct builder *b, const char *line, int64_t size, const char *where, struct err *err)
+{
+    struct err why;
+    int64_t before = b->ds->n_tokens;
+    b->ds->n_rows++;
+    struct json_doc *doc = json_parse(line, size, where, &why);
+    bool good = doc && !row_add(b, json_root(doc), where, &why);
+    json_free(doc);
+    return row_done(b, where, good, &why, before, err);
+}
+
+/* A file that is one array of rows. */
+static int add_array(struct builder *b, const char *text, int64_t size, const char *path, struct err *err)
+{
+    char where[MT_PATH + 32];
+    struct json_doc *doc = json_parse(text, size, path, err);
+    int status = doc ? 0 : -1;
+    for (int64_t i = 0; !status && i < json_count(json_root(doc)); i++) {
         struct err why;
-        int64_t before = ds->n_tokens;
-        if (is_blank(line, size)) continue;
-        snprintf(where, sizeof(where), "%s:%lld", path, (long long)line_reader_line(reader));
-        ds->n_rows++;
-        if (row_add(b, line, size, where, &why)) row_bad(b, &why);
-        int64_t bad = first_outside(ds, before, b->opt->vocab);
-        if (bad < 0) continue;
-        status =
-            err_set(err, "%s: token id %d is outside the model's vocabulary of %lld: the tokenizer is not the model's",
-                    where, ds->ids[bad], (long long)b->opt->vocab);
-        break;
+        int64_t before = b->ds->n_tokens;
+        b->ds->n_rows++;
+        snprintf(where, sizeof(where), "%s[%lld]", path, (long long)i);
+        bool good = !row_add(b, json_at(json_root(doc), i), where, &why);
+        status = row_done(b, where, good, &why, before, err);
     }
-    line_reader_close(reader);
+    json_free(doc);
     return status;
 }
 
-/* Copies the next of comma-separated paths, blanks around it left out, and moves *list past it; 0 at the end. */
-static int next_path(const char **list, char path[MT_PATH], struct err *err)
+static bool begins_array(const char *line) { return line[strspn(line, " \t")] == '['; }
+
+static int read_file(struct builder *b, const char *path, struct err *err)
+{
+    char *line, where[MT_PATH + 32];
+    int64_t size;
+    int status;
+    struct chat_text array = {0};
+    struct line_reader *reader = line_reader_open(path, err);
+    if (!reader) return -1;
+    while ((status = line_reader_next(reader, &line, &size, err)) == 1) {
+        if (array.size || (!b->in_rows && begins_array(line))) { /* a row of JSONL begins with { */
+            if (array.size + size > MAX_ARRAY) {
+                status = err_set(err, "%s: a JSON array of more than 4 GiB: write it as JSONL", path);
+                break;
+            }
+            chat_put_bytes(&array, line, size);
+            chat_put(&array, "\n");
+            continue;
+        }
+        if (is_blank(line, size)) continue;
+        b->in_rows = true;
+        snprintf(where, sizeof(where), "%s:%lld", path, (long long)line_reader_line(reader));
+        if (add_line(b, line, size, where, err)) {
+            status = -1;
+            break;
+        }
+    }
+    line_reader_close(reader);
+    if (!status && array.size) status = add_array(b, array.text, array.size, path, err);
+    chat_text_free(&array);
+    return status;
+}
+
+/* Copies the next of comma-separated paths, blanks around it left out, and moves *list past it; 0 at the end. *weight:
+ * of PATH*W, else 1. */
+static int next_path(const char **list, char path[MT_PATH], double *weight, struct err *err)
 {
     const char *p = *list + strspn(*list, ", \t");
     size_t n = strcspn(p, ",");
@@ -272,7 +233,55 @@ static int next_path(const char **list, char path[MT_PATH], struct err *err)
     if (n >= MT_PATH) return err_set(err, "a path of %zu bytes is too long: %.60s...", n, p);
     memcpy(path, p, n);
     path[n] = 0;
-    return n > 0;
+    *weight = 1;
+    char *star = strrchr(path, '*'), *end;
+    if (!star) return n > 0;
+    *weight = strtod(star + 1, &end);
+    if (end == star + 1 || *end || !(*weight > 0) || *weight > MAX_WEIGHT)
+        return err_set(err, "%s: after * a weight must stand, a number above 0 and at most %d", path, MAX_WEIGHT);
+    *star = 0;
+    return 1;
+}
+
+/* Appends document d of another data set, or of the same. */
+static void copy_document(struct dataset *to, const struct dataset *from, int64_t d)
+{
+    int64_t begin = from->doc_off[d], n = from->doc_off[d + 1] - begin;
+    dataset_reserve(to, to->n_docs + 1, to->n_tokens + n);
+    memcpy(to->ids + to->n_tokens, from->ids + begin, (size_t)n * sizeof(*to->ids));
+    memcpy(to->mask + to->n_tokens, from->mask + begin, (size_t)n);
+    to->n_tokens += n;
+    to->doc_off[++to->n_docs] = to->n_tokens;
+}
+
+/* Selection sampling: each of n documents with probability (wanted yet) / (documents yet). */
+static bool take(uint64_t key, int64_t d, int64_t n, int64_t wanted)
+{
+    return rng_uniform(key, (uint64_t)d) * (double)(n - d) < (double)wanted;
+}
+
+/* The documents from `first` on, those of one file, as often as its weight says. */
+static void weigh(struct dataset *ds, int64_t first, double weight)
+{
+    int64_t n = ds->n_docs - first, whole = (int64_t)weight;
+    int64_t wanted = (int64_t)((weight - (double)whole) * (double)n + 0.5);
+    uint64_t key = rng_key(0, "documents of a weighted file");
+    if (weight == 1) return;
+    struct dataset kept = {0};
+    for (int64_t d = 0; d < first; d++) copy_document(&kept, ds, d);
+    for (int64_t round = 0; round < whole; round++)
+        for (int64_t d = 0; d < n; d++) copy_document(&kept, ds, first + d);
+    for (int64_t d = 0, left = wanted; d < n; d++) {
+        if (!take(key, d, n, left)) continue;
+        copy_document(&kept, ds, first + d);
+        left--;
+    }
+    kept.n_rows = ds->n_rows;
+    kept.n_bad = ds->n_bad;
+    kept.n_overlong = ds->n_overlong;
+    kept.n_unlabelled = ds->n_unlabelled;
+    dataset_free(ds);
+    *ds = kept;
 }
 
 static int check_rows(const struct builder *b, const char *files, struct err *err)
@@ -293,17 +302,25 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
 static int read_files(struct dataset *ds, const char *files, const struct tokenizer *tok,
                       const struct dataset_options *opt, struct err *err)
 {
-    struct builder b = {.ds = ds, .tok = tok, .opt = opt};
+    const struct row_options rows = {.format = opt->format,
+                                     .loss_on = opt->loss_on,
+                                     .chat = opt->chat,
+                                     .whole = opt->whole,
+                                     .chat_date = opt->chat_date};
+    struct builder b = {.ds = ds, .tok = tok, .opt = opt, .rows = {.opt = &rows, .tok = tok}};
     char path[MT_PATH];
     const char *rest = files;
+    double weight;
     int status;
-    while ((status = next_path(&rest, path, err)) == 1) {
+    while ((status = next_path(&rest, path, &weight, err)) == 1) {
+        int64_t first = ds->n_docs;
+        b.in_rows = false;
         if ((status = read_file(&b, path, err))) break;
+        weigh(ds, first, weight);
     }
     if (!status) status = check_rows(&b, files, err);
     token_list_free(&b.list);
-    chat_text_free(&b.chat);
-    mem_free(b.joined);
+    row_reader_free(&b.rows);
     return status;
 }
 
@@ -319,15 +336,18 @@ struct cache_header {
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {
-    const int64_t numbers[] = {opt->format, opt->loss_on, opt->overlong, opt->seq_len, opt->eos, opt->vocab};
+    const int64_t numbers[] = {opt->format, opt->loss_on, opt->overlong, opt->seq_len,
+                               opt->eos,    opt->vocab,   opt->whole,    (int64_t)chat_template_hash(opt->chat)};
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
     char path[MT_PATH];
+    double weight;
     int more;
-    while ((more = next_path(&files, path, err)) == 1) {
+    while ((more = next_path(&files, path, &weight, err)) == 1) {
         struct file_map map;
         if (file_map_open(&map, path, err)) return -1;
+        h = hash_bytes(h, &weight, sizeof(weight));
         h = hash_i64(hash_bytes(h, map.data, map.size), map.size);
         file_map_close(&map);
     }
@@ -403,11 +423,12 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     long long rows = ds->n_rows, seq_len = opt->seq_len;
     if (ds->n_bad) log_warn("%s: %lld of %lld rows are bad and were skipped", files, (long long)ds->n_bad, rows);
     if (ds->n_overlong) {
-        log_warn("%s: %lld of %lld rows are longer than seq_len = %lld and were %s", files, (long long)ds->n_overlong,
-                 rows, seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "cut at their end");
+        log_warn("%s: %lld documents of %lld rows are longer than seq_len = %lld and were %s", files,
+                 (long long)ds->n_overlong, rows, seq_len,
+                 opt->overlong == OVERLONG_DROP ? "dropped" : "cut at their end");
     }
     if (ds->n_unlabelled) {
-        log_warn("%s: %lld of %lld rows have no token to learn within seq_len = %lld and were dropped", files,
+        log_warn("%s: %lld documents of %lld rows have no token to learn within seq_len = %lld and were dropped", files,
                  (long long)ds->n_unlabelled, rows, seq_len);
     }
 }
@@ -441,17 +462,6 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
     return 0;
 }
 
-/* Appends document d of another dataset. */
-static void copy_document(struct dataset *to, const struct dataset *from, int64_t d)
-{
-    int64_t begin = from->doc_off[d], n = from->doc_off[d + 1] - begin;
-    dataset_reserve(to, to->n_docs + 1, to->n_tokens + n);
-    memcpy(to->ids + to->n_tokens, from->ids + begin, (size_t)n * sizeof(*to->ids));
-    memcpy(to->mask + to->n_tokens, from->mask + begin, (size_t)n);
-    to->n_tokens += n;
-    to->doc_off[++to->n_docs] = to->n_tokens;
-}
-
 int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uint64_t seed, struct err *err)
 {
     *held = (struct dataset){0};
@@ -461,13 +471,11 @@ int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uin
         return err_set(err, "holding out %g of %lld documents leaves none to train on: lower eval_split or add data",
                        fraction, (long long)n);
     }
-    /* Selection sampling: each document with probability (wanted yet) / (documents yet). */
     struct dataset rest = {
         .n_rows = ds->n_rows, .n_bad = ds->n_bad, .n_overlong = ds->n_overlong, .n_unlabelled = ds->n_unlabelled};
     uint64_t key = rng_key(seed, "held-out documents");
     for (int64_t d = 0; d < n; d++) {
-        bool take = rng_uniform(key, (uint64_t)d) * (double)(n - d) < (double)(want - held->n_docs);
-        copy_document(take ? held : &rest, ds, d);
+        copy_document(take(key, d, n, want - held->n_docs) ? held : &rest, ds, d);
     }
     rest.hash = dataset_hash(&rest);
     held->hash = dataset_hash(held);
@@ -480,6 +488,48 @@ int64_t dataset_targets(const struct dataset *ds)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < ds->n_tokens; i++) n += ds->mask[i];
+    return n;
+}
+
+/* ---- duplicates, by a hash of the ids */
+
+static int compare_u64(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of every document, sorted. */
+static uint64_t *document_hashes(const struct dataset *ds)
+{
+    uint64_t *hashes = mem_array(ds->n_docs + 1, sizeof(*hashes));
+    for (int64_t d = 0; d < ds->n_docs; d++) {
+        int64_t n = ds->doc_off[d + 1] - ds->doc_off[d];
+        hashes[d] = hash_bytes(FNV_START, ds->ids + ds->doc_off[d], n * (int64_t)sizeof(*ds->ids));
+    }
+    qsort(hashes, (size_t)ds->n_docs, sizeof(*hashes), compare_u64);
+    return hashes;
+}
+
+int64_t dataset_duplicates(const struct dataset *ds)
+{
+    uint64_t *hashes = document_hashes(ds);
+    int64_t n = 0;
+    for (int64_t d = 1; d < ds->n_docs; d++) n += hashes[d] == hashes[d - 1];
+    mem_free(hashes);
+    return n;
+}
+
+int64_t dataset_shared(const struct dataset *ds, const struct dataset *other)
+{
+    uint64_t *hashes = document_hashes(ds), *others = document_hashes(other);
+    int64_t n = 0;
+    for (int64_t d = 0, o = 0; d < ds->n_docs; d++) {
+        while (o < other->n_docs && others[o] < hashes[d]) o++;
+        n += o < other->n_docs && others[o] == hashes[d];
+    }
+    mem_free(hashes);
+    mem_free(others);
     return n;
 }
 

@@ -314,7 +314,8 @@ static struct value eval_node(struct jinja_state *st, struct scope *scope, const
 static bool enter(struct jinja_state *st, const struct node *n)
 {
     st->line = n->line;
-    if (++st->depth > JINJA_DEPTH) jinja_fail(st, "macros call each other without an end, or expressions nest too deeply");
+    if (++st->depth > JINJA_DEPTH)
+        jinja_fail(st, "macros call each other without an end, or expressions nest too deeply");
     return jinja_charge(st, 1);
 }
 
@@ -363,24 +364,14 @@ static void run_set(struct jinja_state *st, struct scope *scope, const struct no
         dict_set(st, ns.dict, key_of(n->a->name), v);
 }
 
-static void add_span(struct chat_text *t, int64_t begin)
-{
-    if (t->n_spans == t->cap_spans) {
-        int64_t cap = 2 * t->cap_spans + 8;
-        t->spans = mem_grow(t->spans, t->cap_spans, cap, sizeof(*t->spans));
-        t->cap_spans = cap;
-    }
-    t->spans[t->n_spans][0] = begin;
-    t->spans[t->n_spans++][1] = t->size;
-}
-
 static enum flow run_generation(struct jinja_state *st, struct scope *scope, const struct node *n)
 {
     int64_t begin = st->out->size, spans = st->out->n_spans;
-    if (st->out != st->text) jinja_fail(st, "{%% generation %%} inside a macro or a {%% set %%} block is not supported");
+    if (st->out != st->text)
+        jinja_fail(st, "{%% generation %%} inside a macro or a {%% set %%} block is not supported");
     enum flow flow = run(st, scope_new(st, scope), n->body);
     if (st->out->n_spans != spans) jinja_fail(st, "{%% generation %%} inside another");
-    add_span(st->out, begin);
+    chat_text_span(st->out, begin, st->out->size);
     return flow;
 }
 

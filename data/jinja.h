@@ -12,7 +12,7 @@ struct jinja; /* read-only once parsed: threads may share it */
 
 /* `name` (a file) stands in every message, as "NAME:LINE: ...". */
 struct jinja *jinja_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
-void jinja_free(struct jinja *t); /* NULL is fine */
+void jinja_free(struct jinja *t);                 /* NULL is fine */
 bool jinja_has_generation(const struct jinja *t); /* a {% generation %} block stands in it */
 
 /* A variable of the template. */
@@ -27,8 +27,8 @@ struct jinja_var {
     const char *twins[2]; /* in its objects a key of one of these names stands under the other too */
 };
 
-/* Appends the text to out and, of every {% generation %} block, its span (which may be empty). date ("YYYY-MM-DD") is what strftime_now
- * reads. raise_exception of the template comes back as the error. out is as before after an error. */
+/* Appends the text to out and, of every {% generation %} block, its span (which may be empty). date ("YYYY-MM-DD") is
+ * what strftime_now reads. raise_exception of the template comes back as the error. out is as before after an error. */
 int jinja_render(struct chat_text *out, const struct jinja *t, const struct jinja_var *vars, int64_t n_vars,
                  const char *date, struct err *err) MT_CHECK;
 

@@ -19,10 +19,7 @@ struct lexer {
     struct err *err;
 };
 
-static int lex_error(struct lexer *l, const char *what)
-{
-    return err_set(l->err, "%s:%d: %s", l->name, l->line, what);
-}
+static int lex_error(struct lexer *l, const char *what) { return err_set(l->err, "%s:%d: %s", l->name, l->line, what); }
 
 static struct token *add(struct lexer *l, enum token_kind kind, const char *s, int64_t size)
 {
@@ -196,10 +193,7 @@ static int lex_string(struct lexer *l)
     return rc;
 }
 
-static bool is_digit(const struct lexer *l, int64_t at)
-{
-    return at < l->size && isdigit((unsigned char)l->text[at]);
-}
+static bool is_digit(const struct lexer *l, int64_t at) { return at < l->size && isdigit((unsigned char)l->text[at]); }
 
 static int lex_number(struct lexer *l)
 {

@@ -232,7 +232,8 @@ static struct value sorted(struct jinja_state *st, struct value l, struct value 
 {
     struct value v = filter_list(st, l, NULL), keys = value_list(st, false);
     for (int64_t i = 0; i < v.list->count && !st->failed; i++) {
-        struct value item = v.list->items[i], key = value_absent(attribute) ? item : attribute_path(st, item, attribute);
+        struct value item = v.list->items[i],
+                     key = value_absent(attribute) ? item : attribute_path(st, item, attribute);
         if (key.kind == VALUE_STRING && !sensitive) key = jinja_case(st, key, 'l');
         list_add(st, keys.list, key);
         for (int64_t k = i; k > 0 && jinja_charge(st, 1); k--) {
@@ -376,9 +377,9 @@ static bool test_order(struct jinja_state *st, const char *op, struct value a, s
 
 bool jinja_test(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args)
 {
-    static const char *const same[][2] = {{"==", "eq"}, {"equalto", "eq"},  {"!=", "ne"},           {">", "gt"},
-                                          {"<", "lt"},  {">=", "ge"},       {"<=", "le"},           {"greaterthan", "gt"},
-                                          {"lessthan", "lt"}};
+    static const char *const same[][2] = {{"==", "eq"}, {"equalto", "eq"},     {"!=", "ne"},
+                                          {">", "gt"},  {"<", "lt"},           {">=", "ge"},
+                                          {"<=", "le"}, {"greaterthan", "gt"}, {"lessthan", "lt"}};
     const struct value other = args->count ? args->values[0] : value_undefined("argument", 8);
     int kind = test_kind(name, self);
     if (kind >= 0) return kind;

@@ -63,8 +63,8 @@ static bool take_word(struct parser *p, const char *word) { return is_word(p, wo
 
 static void describe(const struct token *t, char out[80])
 {
-    static const char *const names[] = {"text",   "{%", "%}", "{{", "}}", NULL, "a string",
-                                        "number", "a number", NULL, "the end of the template"};
+    static const char *const names[] = {
+        "text", "{%", "%}", "{{", "}}", NULL, "a string", "number", "a number", NULL, "the end of the template"};
     if (names[t->kind])
         snprintf(out, 80, "%s", names[t->kind]);
     else

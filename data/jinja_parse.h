@@ -16,24 +16,24 @@ enum node_kind {
     NODE_BREAK,
     NODE_CONTINUE,
     /* expressions */
-    NODE_VALUE,  /* value */
-    NODE_NAME,   /* name */
-    NODE_LIST,   /* a: items */
-    NODE_TUPLE,  /* a: items */
-    NODE_DICT,   /* a: keys and values in turn */
-    NODE_ATTR,   /* a . name */
-    NODE_ITEM,   /* a [ b ] */
-    NODE_SLICE,  /* a [ b : c : body ], each may be NULL */
-    NODE_CALL,   /* a ( b ): arguments, of which those with a name are NODE_KEYWORD */
-    NODE_KEYWORD,/* name = a, among arguments */
-    NODE_FILTER, /* a | name ( b ); a NULL: none */
-    NODE_TEST,   /* a is name ( b ) */
-    NODE_NOT,    /* a */
-    NODE_AND,    /* a, b */
-    NODE_OR,     /* a, b */
-    NODE_NEGATE, /* a; name "-" or "+" */
-    NODE_BINARY, /* a name b: + - * / // % ** ~ and comparisons, "in", "not in" */
-    NODE_CHOICE, /* b if a else c; c may be NULL */
+    NODE_VALUE,   /* value */
+    NODE_NAME,    /* name */
+    NODE_LIST,    /* a: items */
+    NODE_TUPLE,   /* a: items */
+    NODE_DICT,    /* a: keys and values in turn */
+    NODE_ATTR,    /* a . name */
+    NODE_ITEM,    /* a [ b ] */
+    NODE_SLICE,   /* a [ b : c : body ], each may be NULL */
+    NODE_CALL,    /* a ( b ): arguments, of which those with a name are NODE_KEYWORD */
+    NODE_KEYWORD, /* name = a, among arguments */
+    NODE_FILTER,  /* a | name ( b ); a NULL: none */
+    NODE_TEST,    /* a is name ( b ) */
+    NODE_NOT,     /* a */
+    NODE_AND,     /* a, b */
+    NODE_OR,      /* a, b */
+    NODE_NEGATE,  /* a; name "-" or "+" */
+    NODE_BINARY,  /* a name b: + - * / // % ** ~ and comparisons, "in", "not in" */
+    NODE_CHOICE,  /* b if a else c; c may be NULL */
 };
 struct node {
     enum node_kind kind;

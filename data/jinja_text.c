@@ -43,8 +43,7 @@ static int64_t find(struct jinja_state *st, struct value self, struct value what
     return -1;
 }
 
-struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
-                           int64_t count)
+struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to, int64_t count)
 {
     struct chat_text t = {0};
     int64_t at = 0, next;
@@ -117,10 +116,7 @@ METHOD(method_upper) { return (void)a, jinja_case(st, self, 'u'); }
 METHOD(method_capitalize) { return (void)a, jinja_case(st, self, 'c'); }
 METHOD(method_title) { return (void)a, jinja_case(st, self, 't'); }
 
-METHOD(method_replace)
-{
-    return jinja_replace(st, self, a[0], a[1], a[2].kind == VALUE_INT ? a[2].i : -1);
-}
+METHOD(method_replace) { return jinja_replace(st, self, a[0], a[1], a[2].kind == VALUE_INT ? a[2].i : -1); }
 
 METHOD(method_removeprefix)
 {
@@ -140,10 +136,12 @@ static struct value split_words(struct jinja_state *st, struct value self, int64
     struct value v = value_list(st, false);
     int64_t i = 0, n = 0;
     while (jinja_charge(st, 1)) {
-        while (i < self.size && utf8_space(utf8_code(self.s + i, self.size - i))) i += utf8_size(self.s + i, self.size - i);
+        while (i < self.size && utf8_space(utf8_code(self.s + i, self.size - i)))
+            i += utf8_size(self.s + i, self.size - i);
         if (i == self.size) break;
         int64_t begin = i;
-        while (i < self.size && !utf8_space(utf8_code(self.s + i, self.size - i))) i += utf8_size(self.s + i, self.size - i);
+        while (i < self.size && !utf8_space(utf8_code(self.s + i, self.size - i)))
+            i += utf8_size(self.s + i, self.size - i);
         if (n++ == max) i = self.size;
         list_add(st, v.list, value_view(self.s + begin, i - begin));
     }
@@ -279,9 +277,9 @@ static const struct jinja_fn of_dicts[] = {
 
 static const struct jinja_fn *methods(struct value self, int64_t *n)
 {
-    *n = self.kind == VALUE_STRING ? MT_LEN(of_strings)
+    *n = self.kind == VALUE_STRING                             ? MT_LEN(of_strings)
          : self.kind == VALUE_DICT && !self.dict->is_namespace ? MT_LEN(of_dicts)
-                                                                : 0;
+                                                               : 0;
     return self.kind == VALUE_STRING ? of_strings : of_dicts;
 }
 
@@ -372,8 +370,10 @@ struct value jinja_slice(struct jinja_state *st, struct value self, const struct
     for (int i = 0; i < 2; i++) {
         int64_t low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
         bound[i] = (i == 0) == (step < 0) ? high : low;
-        if (part[i].kind == VALUE_INT) bound[i] = MT_MAX(low, MT_MIN(high, part[i].i < 0 ? part[i].i + n : part[i].i));
-        else if (part[i].kind != VALUE_NONE && !value_absent(part[i])) return jinja_fail(st, "a slice needs integers");
+        if (part[i].kind == VALUE_INT)
+            bound[i] = MT_MAX(low, MT_MIN(high, part[i].i < 0 ? part[i].i + n : part[i].i));
+        else if (part[i].kind != VALUE_NONE && !value_absent(part[i]))
+            return jinja_fail(st, "a slice needs integers");
     }
     const struct list *l = value_items(st, self);
     struct value v = value_list(st, self.kind == VALUE_LIST && self.list->tuple);

@@ -162,8 +162,8 @@ static struct value json_number(struct jinja_state *st, struct json j)
     struct err err;
     int64_t i;
     double f;
-    if (json_type(j) == JSON_INT) return json_i64(j, INT64_MIN, INT64_MAX, &i, &err) ? jinja_fail(st, "%s", err.msg)
-                                                                                      : value_int(i);
+    if (json_type(j) == JSON_INT)
+        return json_i64(j, INT64_MIN, INT64_MAX, &i, &err) ? jinja_fail(st, "%s", err.msg) : value_int(i);
     return json_f64(j, &f, &err) ? jinja_fail(st, "%s", err.msg) : value_float(f);
 }
 
@@ -356,7 +356,8 @@ static void put_repr(struct chat_text *t, struct value v)
     chat_put_bytes(t, &quote, 1);
     for (int64_t i = 0; i < v.size; i++) {
         const unsigned char c = (unsigned char)v.s[i];
-        const char *at = c && (c < 32 || c == '\\') ? strchr("\tt\nn\rr\\\\", c) : NULL; /* each character before its letter */
+        const char *at =
+            c && (c < 32 || c == '\\') ? strchr("\tt\nn\rr\\\\", c) : NULL; /* each character before its letter */
         char escape[8] = {(char)c};
         if (at || c == (unsigned char)quote)
             snprintf(escape, sizeof(escape), "\\%c", at ? at[1] : quote);

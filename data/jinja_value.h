@@ -1,17 +1,17 @@
 /* jinja_value.h - what a Jinja expression can be, and the state of one rendering.
  *
  * Values are small and passed by value; what they point to lies in the rendering's arena and never changes but for
- * namespaces. An error does not unwind: it is kept (the first one), everything after it yields undefined, and loops stop
- * at the next jinja_charge. */
+ * namespaces. An error does not unwind: it is kept (the first one), everything after it yields undefined, and loops
+ * stop at the next jinja_charge. */
 #ifndef MT_JINJA_VALUE_H
 #define MT_JINJA_VALUE_H
 
 #include "data/chat_tools.h"
 #include "data/json.h"
 
-#define JINJA_DEPTH 1000                /* nested expressions, blocks and macro calls at work at a time */
-#define JINJA_WORK  ((int64_t)1 << 28)  /* of one rendering: nodes evaluated, bytes made and compared */
-#define JINJA_NEST  200                 /* lists in lists, to print or compare */
+#define JINJA_DEPTH 1000               /* nested expressions, blocks and macro calls at work at a time */
+#define JINJA_WORK  ((int64_t)1 << 28) /* of one rendering: nodes evaluated, bytes made and compared */
+#define JINJA_NEST  200                /* lists in lists, to print or compare */
 
 struct node;
 struct scope;
@@ -44,7 +44,7 @@ struct value {
         bool truth;
         int64_t i;
         double f;
-        const char *s; /* UTF-8, `size` bytes; of UNDEFINED the name of what is missing, NULL for an argument left out */
+        const char *s; /* UTF-8, `size` bytes; of UNDEFINED the name of what is missing, NULL: an argument left out */
         struct list *list;
         struct dict *dict;
         struct loop *loop;
@@ -94,9 +94,9 @@ struct value value_none(void);
 struct value value_bool(bool truth);
 struct value value_int(int64_t i);
 struct value value_float(double f);
-struct value value_view(const char *s, int64_t size);                             /* text that lives long enough */
-struct value value_string(struct jinja_state *st, const char *s, int64_t size);   /* a copy */
-struct value value_take(struct jinja_state *st, struct chat_text *t);             /* a copy; frees t */
+struct value value_view(const char *s, int64_t size);                           /* text that lives long enough */
+struct value value_string(struct jinja_state *st, const char *s, int64_t size); /* a copy */
+struct value value_take(struct jinja_state *st, struct chat_text *t);           /* a copy; frees t */
 struct value value_undefined(const char *name, int64_t size);
 struct value value_list(struct jinja_state *st, bool tuple);
 struct value value_dict(struct jinja_state *st);

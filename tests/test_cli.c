@@ -99,8 +99,9 @@ static void test_config_keys(void **state)
 {
     (void)state;
     char keys[] = "path revision quantize quantize_attention train eval eval_split format seq_len packing shuffle "
-                  "loss_on overlong r alpha dropout rslora targets layers init_from lr schedule warmup_steps "
-                  "warmup_ratio min_lr_ratio weight_decay beta1 beta2 eps clip_norm device dtype steps epochs "
+                  "loss_on split_turns overlong chat_template r alpha dropout rslora targets layers init_from lr "
+                  "schedule warmup_steps warmup_ratio min_lr_ratio weight_decay beta1 beta2 eps clip_norm device dtype "
+                  "steps epochs "
                   "micro_batch grad_accum seed recompute aux_loss_coef aux_convention resume max_nonfinite every "
                   "at_start at_end max_batches dir save_every keep report";
     assert_int_equal(RUN("config"), 0);

@@ -149,6 +149,7 @@ static void messages_rows(void **state)
                                       CHANNEL, 'f', 'i', 'n', 'a', 'l', MESSAGE, TEN, RETURN};
     struct dataset ds;
     struct dataset_options opt = options();
+    opt.whole = true;
     load(&ds, write_rows(rows), &opt);
     assert_int_equal(ds.n_docs, 1);
     assert_int_equal(ds.ids[0], START);
@@ -167,6 +168,35 @@ static void messages_rows(void **state)
     assert_int_equal(ds.n_tokens, n_tokens);
     assert_int_equal(ds.mask[0], 0);
     assert_int_equal(dataset_targets(&ds), n_tokens - 1);
+    dataset_free(&ds);
+}
+
+/* An earlier answer as it is asked for ends in <|return|>, as history in <|end|>: a sample for each. */
+static void messages_are_split(void **state)
+{
+    (void)state;
+    static const char *rows = "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
+                              "\"content\": \"4\"}, {\"role\": \"user\", \"content\": \"r\"}, {\"role\": "
+                              "\"assistant\", \"content\": \"10\"}]}\n";
+    static const int32_t last[] = {'4', TEN};
+    struct dataset ds;
+    struct dataset_options opt = options();
+    load(&ds, write_rows(rows), &opt);
+    assert_int_equal(ds.n_docs, 2);
+    for (int64_t d = 0; d < 2; d++) {
+        const int32_t learned[] = {CHANNEL, 'f', 'i', 'n', 'a', 'l', MESSAGE, last[d], RETURN};
+        const int64_t end = ds.doc_off[d + 1], begin = end - MT_LEN(learned);
+        for (int64_t i = ds.doc_off[d]; i < end; i++) {
+            assert_int_equal(ds.mask[i], i >= begin);
+            if (i >= begin) assert_int_equal(ds.ids[i], learned[i - begin]);
+        }
+    }
+    dataset_free(&ds);
+    opt.loss_on = LOSS_LAST;
+    load(&ds, write_rows(rows), &opt);
+    assert_int_equal(ds.n_docs, 1);
+    assert_int_equal(dataset_targets(&ds), 9);
+    assert_int_equal(ds.ids[ds.n_tokens - 2], TEN);
     dataset_free(&ds);
 }
 
@@ -568,7 +598,7 @@ static void messages_need_the_marks(void **state)
     const char *rows = write_rows("{\"messages\":[{\"role\":\"user\",\"content\":\"10\"},"
                                   "{\"role\":\"assistant\",\"content\":\"ok\"}]}\n");
     assert_int_equal(dataset_load(&ds, rows, other, &opt, &err), -1);
-    assert_non_null(strstr(err.msg, "no <|channel|>"));
+    assert_non_null(strstr(err.msg, "messages need a chat template"));
     assert_int_equal(dataset_load(&ds, rows, tok, &opt, &err), 0);
     dataset_free(&ds);
     tokenizer_free(other);
@@ -581,6 +611,7 @@ int test_dataset(void)
         cmocka_unit_test(text_rows),
         cmocka_unit_test(prompt_completion_rows),
         cmocka_unit_test(messages_rows),
+        cmocka_unit_test(messages_are_split),
         cmocka_unit_test(format_by_keys),
         cmocka_unit_test(lines_files_and_gzip),
         cmocka_unit_test(unreadable_files),

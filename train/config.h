@@ -7,8 +7,15 @@
 #include "kernels/base.h"
 
 enum cfg_quantize { CFG_QUANTIZE_NONE, CFG_QUANTIZE_NF4, CFG_QUANTIZE_NF4_NESTED, CFG_QUANTIZE_MXFP4 };
-enum cfg_format { CFG_FORMAT_AUTO, CFG_FORMAT_TEXT, CFG_FORMAT_MESSAGES, CFG_FORMAT_PROMPT_COMPLETION };
-enum cfg_loss_on { CFG_LOSS_ASSISTANT, CFG_LOSS_ALL };
+enum cfg_format {
+    CFG_FORMAT_AUTO,
+    CFG_FORMAT_TEXT,
+    CFG_FORMAT_MESSAGES,
+    CFG_FORMAT_PROMPT_COMPLETION,
+    CFG_FORMAT_SHAREGPT,
+    CFG_FORMAT_ALPACA
+};
+enum cfg_loss_on { CFG_LOSS_ASSISTANT, CFG_LOSS_LAST, CFG_LOSS_ALL };
 enum cfg_overlong { CFG_OVERLONG_CUT, CFG_OVERLONG_DROP };
 enum cfg_schedule { CFG_SCHEDULE_COSINE, CFG_SCHEDULE_LINEAR, CFG_SCHEDULE_CONSTANT };
 enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_CUDA_PORTABLE };
@@ -28,8 +35,8 @@ struct config {
         double eval_split;
         int format, loss_on, overlong;
         int64_t seq_len;
-        bool packing, shuffle;
-        char chat_date[16];
+        bool packing, shuffle, split_turns;
+        char chat_template[MT_PATH], chat_date[16];
     } data;
     struct {
         int64_t r;

@@ -55,23 +55,39 @@ static void print_dataset(const char *what, const struct dataset *ds)
     char a[32], b[32];
     log_info("%s: %s documents, %s tokens, %.1f%% of them with loss", what, str_count(a, ds->n_docs),
              str_count(b, ds->n_tokens), 100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1));
+    int64_t n = dataset_duplicates(ds);
+    if (n) log_warn("%s: %lld documents are copies of others", what, (long long)n);
+}
+
+int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err)
+{
+    const struct config *cfg = r->cfg;
+    char path[MT_PATH];
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir) ||
+        !(r->tok = tokenizer_load(path, err)))
+        return -1;
+    const bool own = !cfg->data.chat_template[0] && row_is_harmony(r->tok);
+    if (!own && chat_template_load(&r->chat, r->model_dir, cfg->data.chat_template, err)) return -1;
+    *opt = (struct dataset_options){.format = (enum data_format)cfg->data.format,
+                                    .loss_on = (enum loss_on)cfg->data.loss_on,
+                                    .overlong = (enum overlong)cfg->data.overlong,
+                                    .seq_len = cfg->data.seq_len,
+                                    .vocab = r->arch.vocab,
+                                    .chat_date = cfg->data.chat_date,
+                                    .chat = r->chat,
+                                    .whole = !cfg->data.split_turns,
+                                    .cache_dir = cache};
+    if (cache && (str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err)))
+        return -1;
+    return find_eos(r, &opt->eos, err);
 }
 
 int run_open_data(struct run *r, bool train, struct err *err)
 {
     const struct config *cfg = r->cfg;
-    char path[MT_PATH], cache[MT_PATH];
-    struct dataset_options opt = {.format = (enum data_format)cfg->data.format,
-                                  .loss_on = (enum loss_on)cfg->data.loss_on,
-                                  .overlong = (enum overlong)cfg->data.overlong,
-                                  .seq_len = cfg->data.seq_len,
-                                  .vocab = r->arch.vocab,
-                                  .chat_date = cfg->data.chat_date,
-                                  .cache_dir = cache};
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir) ||
-        str_format(cache, sizeof(cache), err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err) ||
-        !(r->tok = tokenizer_load(path, err)) || find_eos(r, &opt.eos, err))
-        return -1;
+    char cache[MT_PATH];
+    struct dataset_options opt;
+    if (run_open_tokenizer(r, &opt, cache, err)) return -1;
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
     if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
     if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err)) return -1;
@@ -79,6 +95,8 @@ int run_open_data(struct run *r, bool train, struct err *err)
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     if (train) print_dataset("train", &r->train);
     if (r->eval.n_docs) print_dataset("held out", &r->eval);
+    int64_t shared = dataset_shared(&r->eval, &r->train);
+    if (shared) log_warn("%lld held-out documents are also trained on: the held-out loss flatters", (long long)shared);
     return 0;
 }
 
@@ -132,6 +150,7 @@ void run_close(struct run *r)
     device_close(&r->dev);
     safetensors_close(&r->st);
     tokenizer_free(r->tok);
+    chat_template_free(r->chat);
     dataset_free(&r->train);
     dataset_free(&r->eval);
     mem_free(r->train_files);

@@ -15,6 +15,7 @@ struct run {
     struct arch arch;
     struct safetensors st;
     struct tokenizer *tok;
+    struct chat_template *chat; /* NULL: harmony, or none */
     struct dataset train, eval;
     struct plan plan;
     char packed[MT_PATH]; /* the cache of model.quantize */
@@ -24,6 +25,10 @@ struct run {
 /* Checks the configuration, downloads what the hub has and this machine has not, and reads the checkpoint's headers:
  * enough for a plan. plan_only: a plan is all that will be made, so that neither device nor data need be there. */
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
+/* Tokenizer and chat template of the checkpoint, and what of the configuration the data depend on. gpt-oss's own
+ * template is replaced by chat.c, which says the same. cache: the buffer for the path of the data cache; NULL: no
+ * cache. */
+int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
 /* Tokenizer and data sets; train = false: the held-out set only. Prints what was read. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
 /* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded

@@ -1,0 +1,249 @@
+/* chat_samples.c - which part of a conversation carries loss, found by rendering its beginnings.
+ *
+ * For the answer that is message i: the prompt P is what the template makes of the messages before it, asked for an
+ * answer; F is what it makes of them and the answer. F begins with P, and the rest of F is what the model is to write.
+ * Answers are taken from the last to the first: as long as F is also the beginning of the sample at hand, the answer
+ * joins it, otherwise F becomes a sample of its own. */
+#include "data/chat_samples.h"
+
+#include <string.h>
+
+#include "data/chat_tools.h"
+
+#define MAX_ANSWERS 1000 /* the work grows with the square of the turns */
+
+struct samples {
+    struct chat_samples *out;
+    const struct chat_template *template;
+    struct json row, messages;
+    struct chat_options opt;
+    int64_t n;            /* messages */
+    bool *answers, *want; /* [n] by the assistant; with loss */
+    int64_t n_answers, n_want;
+};
+
+void chat_samples_free(struct chat_samples *s)
+{
+    for (int64_t i = 0; i < s->cap; i++) chat_text_free(&s->items[i]);
+    mem_free(s->items);
+    *s = (struct chat_samples){0};
+}
+
+/* An empty text; its memory is that of an earlier conversation. */
+static struct chat_text *add_sample(struct chat_samples *s)
+{
+    if (s->count == s->cap) {
+        s->items = mem_grow(s->items, s->cap, 2 * s->cap + 2, sizeof(*s->items));
+        s->cap = 2 * s->cap + 2;
+    }
+    struct chat_text *t = &s->items[s->count++];
+    t->size = t->n_spans = 0;
+    chat_put(t, "");
+    return t;
+}
+
+/* ---- which messages ---- */
+
+static bool is_assistant(struct json message)
+{
+    const char *role;
+    return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "assistant");
+}
+
+static int is_trained(struct json message, bool *yes, struct err *err)
+{
+    static const char *const weights[] = {"weight", "loss_weight"};
+    double weight = 1;
+    *yes = true;
+    if (json_opt_bool(message, "train", yes, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(weights); i++) {
+        if (json_opt_f64(message, weights[i], &weight, err)) return -1;
+        if (weight != 0 && weight != 1) return json_error(message, err, "`%s` must be 0 or 1", weights[i]);
+        *yes &= weight != 0;
+    }
+    return 0;
+}
+
+static int find_answers(struct samples *s, enum loss_on loss, struct err *err)
+{
+    int64_t last = -1;
+    for (int64_t i = 0; i < s->n; i++) {
+        struct json message = json_at(s->messages, i);
+        s->answers[i] = is_assistant(message);
+        if (!s->answers[i]) continue;
+        last = i;
+        s->n_answers++;
+        if (is_trained(message, &s->want[i], err)) return -1;
+    }
+    if (s->n_answers > MAX_ANSWERS) return json_error(s->messages, err, "has more than %d answers", MAX_ANSWERS);
+    for (int64_t i = 0; i < s->n; i++) {
+        s->want[i] &= s->answers[i] && (loss != LOSS_LAST || i == last);
+        s->n_want += s->want[i];
+    }
+    return 0;
+}
+
+/* ---- texts ---- */
+
+/* Of the first n messages. */
+static int render(struct samples *s, struct chat_text *t, int64_t n, bool prompt, struct err *err)
+{
+    struct chat_options opt = s->opt;
+    opt.leave_out = s->n - n;
+    opt.generation_prompt = prompt;
+    t->size = t->n_spans = 0;
+    chat_put(t, "");
+    return chat_template_render(t, s->template, s->row, &opt, err);
+}
+
+static bool begins_with(const struct chat_text *t, const struct chat_text *with)
+{
+    return with->size <= t->size && !memcmp(t->text, with->text, (size_t)with->size);
+}
+
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+/* Where the answer at the end of t ends: white space after its last token is the template's, not the model's. */
+static int64_t answer_end(const struct samples *s, const struct chat_text *t)
+{
+    const char *eos = chat_template_eos(s->template);
+    int64_t end = t->size, n = eos ? (int64_t)strlen(eos) : 0;
+    while (end > 0 && is_space(t->text[end - 1])) end--;
+    return n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n) ? end : t->size;
+}
+
+/* In a text that goes on after the answer, which begins at `begin`: up to the next end of turn, or -1. */
+static int64_t next_end(const struct samples *s, const struct chat_text *t, int64_t begin)
+{
+    const char *eos = chat_template_eos(s->template);
+    int64_t n = eos ? (int64_t)strlen(eos) : 0;
+    for (int64_t i = begin; n && i + n <= t->size; i++)
+        if (!memcmp(t->text + i, eos, (size_t)n)) return i + n;
+    return -1;
+}
+
+static void reverse_spans(struct chat_text *t)
+{
+    for (int64_t i = 0, k = t->n_spans - 1; i < k; i++, k--) {
+        for (int side = 0; side < 2; side++) {
+            int64_t swap = t->spans[i][side];
+            t->spans[i][side] = t->spans[k][side];
+            t->spans[k][side] = swap;
+        }
+    }
+}
+
+/* ---- the three ways ---- */
+
+/* The template says itself; one block is one answer. */
+static int by_generation(struct samples *s, struct err *err)
+{
+    struct chat_text *t = add_sample(s->out);
+    if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
+    int64_t kept = 0;
+    if (s->n_want < s->n_answers && t->n_spans != s->n_answers)
+        return json_error(s->messages, err,
+                          "some answers are to carry no loss, but the template has %lld {%% generation %%} blocks for "
+                          "%lld answers, so that it cannot be told which is which",
+                          (long long)t->n_spans, (long long)s->n_answers);
+    for (int64_t i = 0, message = 0; i < t->n_spans; i++) {
+        bool want = true;
+        if (s->n_want < s->n_answers) {
+            while (!s->answers[message]) message++;
+            want = s->want[message++];
+        }
+        if (!want || t->spans[i][0] == t->spans[i][1]) continue;
+        t->spans[kept][0] = t->spans[i][0];
+        t->spans[kept++][1] = t->spans[i][1];
+    }
+    t->n_spans = kept;
+    return 0;
+}
+
+/* The prompt of answer i and the text with it. */
+static int render_answer(struct samples *s, int64_t i, struct chat_text *prompt, struct chat_text *full,
+                         struct err *err)
+{
+    if (render(s, prompt, i, true, err) || render(s, full, i + 1, false, err))
+        return err_prefix(err, "looking for what the model writes in message %lld", (long long)i);
+    if (begins_with(full, prompt)) return 0;
+    return json_error(json_at(s->messages, i), err,
+                      "the template's prompt is not how it begins this answer: what carries loss cannot be told; "
+                      "mark it in the template with {%% generation %%}");
+}
+
+/* One sample for each run of answers that begin one another. */
+static int by_prefixes(struct samples *s, struct chat_text *prompt, struct chat_text *full, struct err *err)
+{
+    struct chat_text *sample = NULL;
+    if (render(s, full, s->n, false, err)) return -1; /* what the template refuses is told, wherever it stands */
+    for (int64_t i = s->n - 1; i >= 0; i--) {
+        if (!s->want[i]) continue;
+        if (render_answer(s, i, prompt, full, err)) return -1;
+        int64_t end = answer_end(s, full);
+        if (!sample || !begins_with(sample, full)) {
+            sample = add_sample(s->out);
+            chat_put_bytes(sample, full->text, full->size);
+        }
+        if (prompt->size < end) chat_text_span(sample, prompt->size, end);
+    }
+    for (int64_t i = 0, k = s->out->count - 1; i < k; i++, k--) { /* found from the last to the first */
+        struct chat_text swap = s->out->items[i];
+        s->out->items[i] = s->out->items[k];
+        s->out->items[k] = swap;
+    }
+    for (int64_t i = 0; i < s->out->count; i++) reverse_spans(&s->out->items[i]);
+    return 0;
+}
+
+/* All answers as the whole text writes them. */
+static int in_whole(struct samples *s, struct chat_text *prompt, struct chat_text *full, struct err *err)
+{
+    struct chat_text *t = add_sample(s->out);
+    if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
+    if (!s->template && s->n_want == s->n_answers) return 0; /* harmony's own spans */
+    t->n_spans = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        if (!s->want[i]) continue;
+        if (render_answer(s, i, prompt, full, err)) return -1;
+        int64_t end = begins_with(t, full) ? answer_end(s, full) : next_end(s, t, prompt->size);
+        if (!begins_with(t, prompt) || end < 0)
+            return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
+        if (prompt->size < end) chat_text_span(t, prompt->size, end);
+    }
+    return 0;
+}
+
+static int make(struct samples *s, enum loss_on loss, bool whole, struct err *err)
+{
+    struct chat_text prompt = {0}, full = {0};
+    if (find_answers(s, loss, err)) return -1;
+    if (chat_template_has_generation(s->template)) return by_generation(s, err);
+    int rc = whole ? in_whole(s, &prompt, &full, err) : by_prefixes(s, &prompt, &full, err);
+    chat_text_free(&prompt);
+    chat_text_free(&full);
+    return rc;
+}
+
+int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
+                      bool whole, const struct chat_options *opt, struct err *err)
+{
+    struct samples s = {.out = out, .template = t, .row = row, .opt = *opt};
+    out->count = 0;
+    if (json_get_array(row, "messages", &s.messages, err)) return -1;
+    s.n = json_count(s.messages);
+    if (!s.n) return json_error(s.messages, err, "is empty");
+    if (loss == LOSS_ALL) {
+        struct chat_text *text = add_sample(out);
+        if (render(&s, text, s.n, opt->generation_prompt, err)) return -1;
+        text->n_spans = 0;
+        chat_text_span(text, 0, text->size);
+        return 0;
+    }
+    s.answers = mem_array(s.n, sizeof(*s.answers));
+    s.want = mem_array(s.n, sizeof(*s.want));
+    int rc = make(&s, loss, whole, err);
+    mem_free(s.answers);
+    mem_free(s.want);
+    return rc;
+}

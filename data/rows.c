@@ -1,0 +1,264 @@
+/* rows.c - a data set's rows -> texts with loss spans. Every form of conversation is rewritten as messages first. */
+#include "data/rows.h"
+
+#include <string.h>
+
+#include "data/chat_tools.h"
+
+void row_reader_free(struct row_reader *r)
+{
+    mem_free(r->samples);
+    chat_samples_free(&r->chat);
+    chat_text_free(&r->joined);
+    json_free(r->rewritten);
+    *r = (struct row_reader){0};
+}
+
+static struct row_sample *add(struct row_reader *r, const char *text, int64_t size)
+{
+    if (r->n == r->cap) {
+        r->samples = mem_grow(r->samples, r->cap, 2 * r->cap + 4, sizeof(*r->samples));
+        r->cap = 2 * r->cap + 4;
+    }
+    struct row_sample *s = &r->samples[r->n++];
+    *s = (struct row_sample){.text = text, .size = size};
+    return s;
+}
+
+/* A text of which [begin, size) carries loss, and eos after it. */
+static int add_text(struct row_reader *r, const char *text, int64_t begin, int64_t size)
+{
+    struct row_sample *s = add(r, text, size);
+    r->span[0] = r->opt->loss_on == LOSS_ALL ? 0 : begin;
+    r->span[1] = size;
+    s->spans = &r->span;
+    s->n_spans = 1;
+    s->eos = true;
+    return 0;
+}
+
+/* ---- messages ---- */
+
+bool row_is_harmony(const struct tokenizer *tok)
+{
+    static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"};
+    for (int64_t i = 0; i < MT_LEN(marks); i++)
+        if (tokenizer_id(tok, marks[i]) < 0) return false;
+    return true;
+}
+
+static int read_messages(struct row_reader *r, struct json row, struct err *err)
+{
+    const struct chat_options opt = {.date = r->opt->chat_date};
+    if (!r->opt->chat && !row_is_harmony(r->tok)) /* its marks would be read as ordinary text */
+        return json_error(row, err,
+                          "messages need a chat template, and the checkpoint has none (nor harmony's marks in its "
+                          "tokenizer): set data.chat_template, or write the rows as prompt and completion");
+    if (chat_samples_make(&r->chat, r->opt->chat, row, r->opt->loss_on, r->opt->whole, &opt, err)) return -1;
+    for (int64_t i = 0; i < r->chat.count; i++) {
+        const struct chat_text *t = &r->chat.items[i];
+        struct row_sample *s = add(r, t->text, t->size);
+        s->spans = (const int64_t(*)[2])t->spans;
+        s->n_spans = t->n_spans;
+    }
+    return 0;
+}
+
+/* ---- other forms, rewritten as the JSON of {messages, tools} ---- */
+
+static void open_row(struct row_reader *r)
+{
+    r->joined.size = 0;
+    chat_put(&r->joined, "{\"messages\": [");
+}
+
+static void put_text(struct chat_text *t, const char *s) { chat_put_quoted(t, s, (int64_t)strlen(s)); }
+
+/* One message; content is JSON. */
+static int put_message(struct row_reader *r, const char *role, struct json content, bool train, struct err *err)
+{
+    struct chat_text *t = &r->joined;
+    if (t->text[t->size - 1] != '[') chat_put(t, ", ");
+    chat_put(t, "{\"role\": ");
+    put_text(t, role);
+    chat_put(t, train ? ", \"content\": " : ", \"train\": false, \"content\": ");
+    if (chat_put_json(t, content, err)) return -1;
+    chat_put(t, "}");
+    return 0;
+}
+
+/* Ends the row and reads it as messages. */
+static int read_rewritten(struct row_reader *r, struct json row, struct err *err)
+{
+    struct chat_text *t = &r->joined;
+    const struct json tools = json_find(row, "tools");
+    chat_put(t, "]");
+    if (json_type(tools) != JSON_ABSENT) {
+        chat_put(t, ", \"tools\": ");
+        if (chat_put_json(t, tools, err)) return -1;
+    }
+    chat_put(t, "}");
+    json_free(r->rewritten);
+    r->rewritten = json_parse(t->text, t->size, "as messages", err);
+    struct err why;
+    if (!r->rewritten) return -1;
+    if (!read_messages(r, json_root(r->rewritten), &why)) return 0;
+    return json_error(row, err, "%s", why.msg);
+}
+
+static bool has_text(struct json j)
+{
+    const char *s;
+    int64_t size;
+    return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && size > 0;
+}
+
+/* `value` is JSON in a string: {name, arguments}, or a list of them. */
+static int put_calls(struct row_reader *r, struct json value, struct err *err)
+{
+    struct chat_text *t = &r->joined;
+    const char *s;
+    int64_t size;
+    if (json_str(value, &s, &size, err)) return -1;
+    struct json_doc *doc = json_parse(s, size, "function_call", err);
+    if (!doc) return json_error(value, err, "is no JSON of a call, {\"name\": ..., \"arguments\": ...}");
+    struct json root = json_root(doc);
+    bool list = json_type(root) == JSON_ARRAY;
+    int rc = 0;
+    if (t->text[t->size - 1] != '[') chat_put(t, ", ");
+    chat_put(t, "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [");
+    for (int64_t i = 0; !rc && i < (list ? json_count(root) : 1); i++) {
+        chat_put(t, i ? ", {\"type\": \"function\", \"function\": " : "{\"type\": \"function\", \"function\": ");
+        rc = chat_put_json(t, list ? json_at(root, i) : root, err);
+        chat_put(t, "}");
+    }
+    chat_put(t, "]}");
+    json_free(doc);
+    return rc;
+}
+
+static int read_sharegpt(struct row_reader *r, struct json row, struct err *err)
+{
+    static const char *const roles[][2] = {
+        {"human", "user"},      {"user", "user"},         {"gpt", "assistant"}, {"assistant", "assistant"},
+        {"model", "assistant"}, {"chatgpt", "assistant"}, {"system", "system"}, {"observation", "tool"},
+        {"tool", "tool"},       {"function_call", NULL}};
+    struct json turns;
+    if (json_get_array(row, "conversations", &turns, err)) return -1;
+    open_row(r);
+    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), true, err)) return -1;
+    for (int64_t i = 0; i < json_count(turns); i++) {
+        struct json turn = json_at(turns, i), value = json_find(turn, "value");
+        const char *from;
+        bool train = true;
+        int64_t role = 0;
+        if (json_get_str(turn, "from", &from, err) || json_opt_bool(turn, "train", &train, err)) return -1;
+        while (role < MT_LEN(roles) && strcmp(roles[role][0], from)) role++;
+        if (role == MT_LEN(roles)) return json_error(turn, err, "`from` \"%s\" is unknown", from);
+        if (roles[role][1] ? put_message(r, roles[role][1], value, train, err) : put_calls(r, value, err)) return -1;
+    }
+    return read_rewritten(r, row, err);
+}
+
+static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
+{
+    const char *instruction, *input = NULL;
+    struct json history = json_find(row, "history");
+    if (json_get_str(row, "instruction", &instruction, err) || json_opt_str(row, "input", &input, err)) return -1;
+    open_row(r);
+    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), true, err)) return -1;
+    for (int64_t i = 0; i < json_count(history); i++) {
+        struct json pair = json_at(history, i);
+        if (json_count(pair) != 2) return json_error(pair, err, "must be [question, answer]");
+        if (put_message(r, "user", json_at(pair, 0), true, err) ||
+            put_message(r, "assistant", json_at(pair, 1), true, err))
+            return -1;
+    }
+    struct chat_text question = {0};
+    chat_put(&question, instruction);
+    if (input && *input) {
+        chat_put(&question, "\n");
+        chat_put(&question, input);
+    }
+    struct chat_text *t = &r->joined;
+    chat_put(t, t->text[t->size - 1] == '[' ? "{\"role\": \"user\", \"content\": "
+                                            : ", {\"role\": \"user\", \"content\": ");
+    chat_put_quoted(t, question.text, question.size);
+    chat_put(t, "}");
+    chat_text_free(&question);
+    struct json output = json_find(row, "output");
+    if (json_type(output) != JSON_STRING) return json_error(row, err, "`output` must be a string");
+    return put_message(r, "assistant", output, true, err) ? -1 : read_rewritten(r, row, err);
+}
+
+/* Lists of messages; what stands in the prompt carries no loss. */
+static int read_message_lists(struct row_reader *r, struct json row, struct err *err)
+{
+    open_row(r);
+    for (int part = 0; part < 2; part++) {
+        struct json list;
+        if (json_get_array(row, part ? "completion" : "prompt", &list, err)) return -1;
+        for (int64_t i = 0; i < json_count(list); i++) {
+            struct chat_text *t = &r->joined;
+            struct json message = json_at(list, i);
+            if (json_type(message) != JSON_OBJECT)
+                return json_error(message, err, "must be a message, {role, content}");
+            if (t->text[t->size - 1] != '[') chat_put(t, ", ");
+            if (chat_put_json(t, message, err)) return -1;
+            if (part || json_has(message, "train")) continue;
+            t->size--;
+            chat_put(t, json_count(message) ? ", \"train\": false}" : "\"train\": false}");
+        }
+    }
+    return read_rewritten(r, row, err);
+}
+
+/* ---- plain text ---- */
+
+static int read_prompt_completion(struct row_reader *r, struct json row, struct err *err)
+{
+    const char *prompt, *completion;
+    int64_t n_prompt, n_completion;
+    if (json_type(json_find(row, "prompt")) == JSON_ARRAY) return read_message_lists(r, row, err);
+    if (json_str(json_find(row, "prompt"), &prompt, &n_prompt, err)) return -1;
+    if (json_str(json_find(row, "completion"), &completion, &n_completion, err)) return -1;
+    r->joined.size = 0;
+    chat_put_bytes(&r->joined, prompt, n_prompt);
+    chat_put_bytes(&r->joined, completion, n_completion);
+    return add_text(r, r->joined.text, n_prompt, r->joined.size);
+}
+
+static int read_text(struct row_reader *r, struct json row, struct err *err)
+{
+    const char *text;
+    int64_t size;
+    if (json_str(json_find(row, "text"), &text, &size, err)) return -1;
+    return add_text(r, text, 0, size);
+}
+
+static enum data_format format_of(struct json row)
+{
+    if (json_has(row, "messages")) return DATA_MESSAGES;
+    if (json_has(row, "conversations")) return DATA_SHAREGPT;
+    if (json_has(row, "prompt") && json_has(row, "completion")) return DATA_PROMPT_COMPLETION;
+    if (json_has(row, "instruction") && json_has(row, "output")) return DATA_ALPACA;
+    return json_has(row, "text") ? DATA_TEXT : DATA_AUTO;
+}
+
+int row_read(struct row_reader *r, struct json row, struct err *err)
+{
+    enum data_format format = r->opt->format;
+    r->n = 0;
+    if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
+    switch (format == DATA_AUTO ? format_of(row) : format) {
+    case DATA_TEXT: return read_text(r, row, err);
+    case DATA_MESSAGES: return read_messages(r, row, err);
+    case DATA_PROMPT_COMPLETION: return read_prompt_completion(r, row, err);
+    case DATA_SHAREGPT: return read_sharegpt(r, row, err);
+    case DATA_ALPACA: return read_alpaca(r, row, err);
+    case DATA_AUTO: break;
+    }
+    return json_error(row, err,
+                      "none of `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, "
+                      "`text` is there");
+}
