@@ -9,6 +9,8 @@
 
 #define MAX_PARAMETERS 4
 
+static const struct value absent = {0}; /* an argument left out */
+
 /* ---- calling by a table ---- */
 
 /* Index of name[0..n) among the words of `parameters`, or -1; how many there are with name NULL. */
@@ -42,31 +44,32 @@ struct value jinja_call(struct jinja_state *st, const struct jinja_fn *rows, int
     return fn->call(st, self, a);
 }
 
-static int64_t number(struct jinja_state *st, struct value v, int64_t absent)
+static int64_t number(struct jinja_state *st, struct value v, int64_t otherwise)
 {
-    if (value_absent(v)) return absent;
+    if (value_absent(v)) return otherwise;
     if (v.kind == VALUE_INT) return v.i;
     if (v.kind == VALUE_BOOL) return v.truth;
     jinja_fail(st, "an integer is needed, not %s", value_kind_name(v));
-    return absent;
+    return otherwise;
 }
 
-static const char *text(struct jinja_state *st, struct value v, const char *absent)
+static const char *text(struct jinja_state *st, struct value v, const char *otherwise)
 {
-    if (value_absent(v)) return absent;
+    if (value_absent(v)) return otherwise;
     if (v.kind == VALUE_STRING) return jinja_copy(&st->arena, v.s, v.size);
     jinja_fail(st, "a string is needed, not %s", value_kind_name(v));
-    return absent ? absent : "";
+    return otherwise ? otherwise : "";
 }
 
-/* a.b.c, and numbers as indexes. */
-static struct value attribute_path(struct jinja_state *st, struct value v, struct value path)
+/* a.b.c, and numbers as indexes; `otherwise`, when given, for what is not there. */
+static struct value attribute_path(struct jinja_state *st, struct value v, struct value path, struct value otherwise)
 {
     if (path.kind == VALUE_INT) return jinja_item(st, v, path);
     for (const char *p = text(st, path, ""); *p && !st->failed;) {
         size_t n = strcspn(p, ".");
         const char *name = jinja_copy(&st->arena, p, (int64_t)n);
         v = jinja_item(st, v, name[strspn(name, "0123456789")] ? value_view(name, (int64_t)n) : value_int(atoi(name)));
+        if (v.kind == VALUE_UNDEFINED && !value_absent(otherwise)) v = otherwise;
         p += n + (p[n] == '.');
     }
     return v;
@@ -133,7 +136,7 @@ FILTER(filter_join)
     const struct list *l = value_items(st, self);
     for (int64_t i = 0; i < l->count && !st->failed; i++) {
         if (i && !value_absent(a[0])) value_print(st, &t, a[0], false);
-        value_print(st, &t, value_absent(a[1]) ? l->items[i] : attribute_path(st, l->items[i], a[1]), false);
+        value_print(st, &t, value_absent(a[1]) ? l->items[i] : attribute_path(st, l->items[i], a[1], absent), false);
     }
     return value_take(st, &t);
 }
@@ -233,7 +236,7 @@ static struct value sorted(struct jinja_state *st, struct value l, struct value 
     struct value v = filter_list(st, l, NULL), keys = value_list(st, false);
     for (int64_t i = 0; i < v.list->count && !st->failed; i++) {
         struct value item = v.list->items[i],
-                     key = value_absent(attribute) ? item : attribute_path(st, item, attribute);
+                     key = value_absent(attribute) ? item : attribute_path(st, item, attribute, absent);
         if (key.kind == VALUE_STRING && !sensitive) key = jinja_case(st, key, 'l');
         list_add(st, keys.list, key);
         for (int64_t k = i; k > 0 && jinja_charge(st, 1); k--) {
@@ -267,8 +270,7 @@ FILTER(filter_map)
     const char *name = text(st, a[0], NULL);
     for (int64_t i = 0; i < l->count && !st->failed; i++) {
         struct value item = l->items[i];
-        item = name ? jinja_filter(st, name, item, &none) : attribute_path(st, item, a[1]);
-        if (!name && item.kind == VALUE_UNDEFINED && !value_absent(a[2])) item = a[2];
+        item = name ? jinja_filter(st, name, item, &none) : attribute_path(st, item, a[1], a[2]);
         list_add(st, v.list, item);
     }
     return v;
@@ -283,7 +285,7 @@ static struct value choose(struct jinja_state *st, struct value self, const stru
     const char *name = text(st, test, NULL);
     const struct jinja_args args = {.values = {argument}, .count = !value_absent(argument)};
     for (int64_t i = 0; i < l->count && !st->failed; i++) {
-        struct value item = attribute ? attribute_path(st, l->items[i], *attribute) : l->items[i];
+        struct value item = attribute ? attribute_path(st, l->items[i], *attribute, absent) : l->items[i];
         if ((name ? jinja_test(st, name, item, &args) : value_truth(item)) == keep) list_add(st, v.list, l->items[i]);
     }
     return v;

@@ -281,6 +281,7 @@ static struct node *test(struct parser *p, struct node *n)
         struct node *value = postfix(p, primary(p));
         t->b = node(p, NODE_KEYWORD, value, NULL);
     }
+    if (is_word(p, "is")) return fail(p, "a test of a test");
     return negated ? node(p, NODE_NOT, t, NULL) : t;
 }
 

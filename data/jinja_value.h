@@ -10,7 +10,7 @@
 #include "data/json.h"
 
 #define JINJA_DEPTH 1000               /* nested expressions, blocks and macro calls at work at a time */
-#define JINJA_WORK  ((int64_t)1 << 28) /* of one rendering: nodes evaluated, bytes made and compared */
+#define JINJA_WORK  ((int64_t)1 << 26) /* of one rendering: nodes evaluated, bytes made and compared */
 #define JINJA_NEST  200                /* lists in lists, to print or compare */
 
 struct node;

@@ -1,0 +1,455 @@
+/* test_jinja.c - the Jinja engine and chat templates against Jinja itself (tests/parity/make_jinja_vectors.py), what
+ * they refuse and in which words, and that no template runs for ever. */
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data/chat_samples.h"
+#include "data/chat_tools.h"
+#include "data/file.h"
+#include "data/jinja.h"
+#include "data/tokenizer.h"
+
+#define MAX_VARS 32
+
+static struct json_doc *load_json(const char *name)
+{
+    struct err err;
+    struct json_doc *doc = json_load(fixture(name), 4 << 20, &err);
+    if (!doc) fail_msg("%s", err.msg);
+    return doc;
+}
+
+static void json_text(struct json j, const char *key, const char **s, int64_t *size)
+{
+    struct err err;
+    if (json_str(json_find(j, key), s, size, &err)) fail_msg("%s", err.msg);
+}
+
+/* Renders with the members of vars; NULL vars: none. -1 as jinja_parse and jinja_render say. */
+static int render(struct chat_text *out, const char *text, int64_t size, const struct json *vars, struct err *err)
+{
+    struct jinja_var list[MAX_VARS] = {{0}};
+    int64_t n = 0;
+    for (; vars && n < MAX_VARS && json_member(*vars, n, &list[n].name, &list[n].json); n++) list[n].kind = JINJA_JSON;
+    struct jinja *t = jinja_parse(text, size, "t.jinja", err);
+    out->size = out->n_spans = 0;
+    chat_put(out, "");
+    int rc = t ? jinja_render(out, t, list, n, "2025-06-28", err) : -1;
+    jinja_free(t);
+    return rc;
+}
+
+static void assert_text(const struct chat_text *t, const char *text, int64_t size, const char *what)
+{
+    if (t->size != size || memcmp(t->text, text, (size_t)size))
+        fail_msg("%s\ngives \"%s\"\nnot   \"%s\"", what, t->text, text);
+}
+
+/* ---- single constructs */
+
+static void constructs(void **state)
+{
+    (void)state;
+    struct json_doc *doc = load_json("jinja/expressions.json");
+    struct json cases = json_find(json_root(doc), "cases"), vars = json_find(json_root(doc), "vars");
+    struct chat_text t = {0};
+    assert_true(json_count(cases) > 350);
+    for (int64_t i = 0; i < json_count(cases); i++) {
+        struct json c = json_at(cases, i);
+        struct err err = {""};
+        const char *template, *text;
+        int64_t size, n;
+        json_text(c, "template", &template, &size);
+        int rc = render(&t, template, size, &vars, &err);
+        if (json_type(json_find(c, "text")) == JSON_NULL) {
+            if (!rc) fail_msg("%s is not refused: \"%s\"", template, t.text);
+            if (strncmp(err.msg, "t.jinja:", 8)) fail_msg("%s: no place in: %s", template, err.msg);
+            continue;
+        }
+        if (rc) fail_msg("%s: %s", template, err.msg);
+        json_text(c, "text", &text, &n);
+        assert_text(&t, text, n, template);
+    }
+    chat_text_free(&t);
+    json_free(doc);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *words;
+    } rows[] = {
+        {"a\n{% include 'x' %}", "t.jinja:2: {% include %} is not supported"},
+        {"{% extends 'x' %}", "{% extends %} is not supported"},
+        {"{% call f() %}{% endcall %}", "{% call %} is not supported"},
+        {"{% for a in [] recursive %}{% endfor %}", "recursive for is not supported"},
+        {"\n\n{{ [1]|batch(2) }}", "t.jinja:3: the filter `batch` is not supported"},
+        {"{{ 1 is sameas 1 }}", "the test `sameas` is not supported"},
+        {"{{ 'a'.zfill(3) }}", "the method `zfill` of a str is not supported"},
+        {"{{ lipsum(1) }}", "the function `lipsum` is not supported"},
+        {"{{ 'a'|trim(1, 2) }}", "too many arguments"},
+        {"{{ 'a'|trim(what=1) }}", "the argument `what` is not supported"},
+        {"{{ '\xc3\xa9'|upper }}", "beyond ASCII"},
+        {"{{ a.b.c }}", "'a' is undefined"},
+        {"{{ 'x' + a }}", "'a' is undefined"},
+        {"{{ 'x' + 1 }}", "`+` is not defined between str and int"},
+        {"{{ [1].append(2) }}", "the method `append` of a list"},
+        {"{{ raise_exception('Roles must alternate!') }}",
+         "the template refuses this conversation: Roles must alternate!"},
+        {"{% if true %}\n\n", "endif"},
+        {"{{ 9223372036854775807 }}", "18 digits"},
+        {"{{ 999999999999999999 * 999999999999999999 }}", "64 bits"},
+        {"{% macro m() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ m() }}", "inside a macro"},
+        {"{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}", "inside another"},
+        {"{{ '\\ud800' }}", "no Unicode character"},
+    };
+    struct chat_text t = {0};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct err err = {""};
+        if (!render(&t, rows[i].template, (int64_t)strlen(rows[i].template), NULL, &err))
+            fail_msg("%s is not refused", rows[i].template);
+        if (!strstr(err.msg, rows[i].words)) fail_msg("\"%s\" is not in: %s", rows[i].words, err.msg);
+        assert_int_equal(t.size, 0);
+        assert_int_equal(t.n_spans, 0);
+    }
+    chat_text_free(&t);
+}
+
+/* Each ends by itself, soon, and says why. */
+static void endless_templates(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *words;
+    } rows[] = {
+        {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "without an end"},
+        {"{% for i in range(1000000000) %}{% endfor %}", "does not come to an end"},
+        {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not come to an end"},
+        {"{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+         "does not come to an end"},
+        {"{{ 'x' * 999999999999 }}", "does not come to an end"},
+        {"{{ 'x'|indent(99999999999, true) }}", "does not come to an end"},
+        {"{{ 2 ** 99999999999 }}", "64 bits"},
+        {"{{ 1 ** 99999999999 }}", "does not come to an end"},
+        {"{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
+         "nest too deeply"},
+        {"{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l == ns.l }}",
+         "nest too deeply"},
+    };
+    struct chat_text t = {0};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct err err = {""};
+        if (!render(&t, rows[i].template, (int64_t)strlen(rows[i].template), NULL, &err))
+            fail_msg("%s is not refused", rows[i].template);
+        if (!strstr(err.msg, rows[i].words)) fail_msg("\"%s\" is not in: %s", rows[i].words, err.msg);
+    }
+    chat_text_free(&t);
+}
+
+/* Brackets, blocks, signs and negations, as deep as a file can hold. */
+static void deep_templates(void **state)
+{
+    (void)state;
+    static const char *const pieces[] = {"(",
+                                         "[",
+                                         "{0:",
+                                         "-",
+                                         "not ",
+                                         "a.b(",
+                                         "1 if ",
+                                         "{% if 1 %}",
+                                         "{% for a in b %}",
+                                         "{% macro a() %}",
+                                         "{% elif 1 %}",
+                                         "1 + "};
+    struct chat_text t = {0}, text = {0};
+    for (int64_t i = 0; i < MT_LEN(pieces); i++) {
+        struct err err;
+        bool block = pieces[i][0] == '{' && pieces[i][1] == '%';
+        text.size = 0;
+        chat_put(&text, block ? "{% if 1 %}" : "{{ ");
+        for (int k = 0; k < 100000; k++) chat_put(&text, pieces[i]);
+        assert_int_equal(render(&t, text.text, text.size, NULL, &err), -1);
+    }
+    chat_text_free(&text);
+    chat_text_free(&t);
+}
+
+/* However a template ends, the parser comes back. */
+static void truncation(void **state)
+{
+    (void)state;
+    struct json_doc *doc = load_json("jinja/chats.json");
+    struct json templates = json_find(json_root(doc), "templates"), entry;
+    const char *name, *text;
+    int64_t size;
+    struct chat_text t = {0};
+    for (int64_t i = 0; json_member(templates, i, &name, &entry); i++) {
+        json_text(entry, "chat_template", &text, &size);
+        for (int64_t n = 0; n < size; n++) {
+            struct err err = {""};
+            if (render(&t, text, n, NULL, &err) && strncmp(err.msg, "t.jinja:", 8)) fail_msg("%s", err.msg);
+        }
+    }
+    chat_text_free(&t);
+    json_free(doc);
+}
+
+/* ---- chat templates of a checkpoint */
+
+static struct chat_template *load_template(struct json entry)
+{
+    struct json_out o = {0};
+    struct err err;
+    char path[MT_PATH];
+    const char *dir = scratch_dir(), *keys[] = {"chat_template", "bos_token", "eos_token"};
+    struct chat_template *t;
+    json_out_open(&o, NULL, '{');
+    for (int i = 0; i < 3; i++) {
+        const char *text = NULL;
+        if (json_opt_str(entry, keys[i], &text, &err)) fail_msg("%s", err.msg);
+        json_out_str(&o, keys[i], text);
+    }
+    json_out_close(&o, '}');
+    snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
+    assert_int_equal(file_write_atomic(path, o.text, o.size, &err), 0);
+    json_out_free(&o);
+    if (chat_template_load(&t, dir, NULL, &err)) fail_msg("%s", err.msg);
+    assert_non_null(t);
+    return t;
+}
+
+static void assert_spans(const struct chat_text *t, struct json spans, const char *what)
+{
+    struct err err;
+    if (t->n_spans != json_count(spans))
+        fail_msg("%s\nhas %lld spans, not %lld", what, (long long)t->n_spans, (long long)json_count(spans));
+    for (int64_t i = 0; i < t->n_spans; i++)
+        for (int side = 0; side < 2; side++) {
+            int64_t at;
+            assert_int_equal(json_i64(json_at(json_at(spans, i), side), 0, INT64_MAX, &at, &err), 0);
+            if (t->spans[i][side] != at)
+                fail_msg("%s\nspan %lld: %lld, not %lld", what, (long long)i, (long long)t->spans[i][side],
+                         (long long)at);
+        }
+}
+
+static void check_ids(const struct tokenizer *tok, const struct chat_text *t, struct json ids)
+{
+    struct token_list list = {0};
+    struct err err;
+    assert_int_equal(tokenizer_encode(tok, t->text, t->size, true, &list, &err), 0);
+    assert_int_equal(list.count, json_count(ids));
+    for (int64_t i = 0; i < list.count; i++) {
+        int64_t id;
+        assert_int_equal(json_i64(json_at(ids, i), 0, INT64_MAX, &id, &err), 0);
+        assert_int_equal(list.ids[i], id);
+    }
+    token_list_free(&list);
+}
+
+static void check_samples(const struct chat_template *t, struct json c)
+{
+    struct json samples = json_find(c, "samples"), marked = json_find(c, "generation"), row = json_find(c, "row");
+    const struct chat_options opt = {0};
+    struct chat_samples found = {0};
+    struct err err = {""};
+    int rc = chat_samples_make(&found, t, row, LOSS_ASSISTANT, false, &opt, &err);
+    if (json_has(c, "samples_error")) {
+        assert_int_equal(rc, -1);
+    } else if (json_type(marked) == JSON_ARRAY) { /* all blocks: whose row asks for less is another test's */
+        if (rc) fail_msg("%s", err.msg);
+        if (json_count(marked) == found.items[0].n_spans) assert_spans(&found.items[0], marked, found.items[0].text);
+    } else {
+        if (rc) fail_msg("%s", err.msg);
+        assert_int_equal(found.count, json_count(samples));
+        for (int64_t i = 0; i < found.count; i++) {
+            const char *text;
+            int64_t size;
+            json_text(json_at(samples, i), "text", &text, &size);
+            assert_text(&found.items[i], text, size, "a sample");
+            assert_spans(&found.items[i], json_find(json_at(samples, i), "spans"), text);
+        }
+    }
+    chat_samples_free(&found);
+}
+
+static void chat_case(const struct chat_template *t, const struct tokenizer *tok, struct json c)
+{
+    struct chat_text text = {0};
+    struct err err = {""};
+    const struct chat_options plain = {0}, prompt = {.generation_prompt = true};
+    const char *expected;
+    int64_t size;
+    int rc = chat_template_render(&text, t, json_find(c, "row"), &plain, &err);
+    if (json_has(c, "error")) {
+        assert_int_equal(rc, -1);
+        chat_text_free(&text);
+        return;
+    }
+    if (rc) fail_msg("%s", err.msg);
+    json_text(c, "text", &expected, &size);
+    assert_text(&text, expected, size, "text");
+    check_ids(tok, &text, json_find(c, "ids"));
+    if (json_has(c, "generation")) assert_spans(&text, json_find(c, "generation"), expected);
+    text.size = text.n_spans = 0;
+    if (chat_template_render(&text, t, json_find(c, "row"), &prompt, &err)) fail_msg("%s", err.msg);
+    json_text(c, "prompt", &expected, &size);
+    assert_text(&text, expected, size, "prompt");
+    check_samples(t, c);
+    chat_text_free(&text);
+}
+
+/* Text, ids and spans as transformers' apply_chat_template; samples as the prefixes say. */
+static void chats(void **state)
+{
+    (void)state;
+    struct err err;
+    struct json_doc *doc = load_json("jinja/chats.json");
+    struct json cases = json_find(json_root(doc), "cases"), templates = json_find(json_root(doc), "templates"), entry;
+    struct tokenizer *tok = tokenizer_load(fixture("../../configs/tiny-gptoss/tokenizer.json"), &err);
+    if (!tok) fail_msg("%s", err.msg);
+    const char *name, *of;
+    int64_t n = 0;
+    for (int64_t i = 0; json_member(templates, i, &name, &entry); i++) {
+        struct chat_template *t = load_template(entry);
+        for (int64_t k = 0; k < json_count(cases); k++) {
+            if (json_get_str(json_at(cases, k), "template", &of, &err)) fail_msg("%s", err.msg);
+            if (strcmp(of, name)) continue;
+            chat_case(t, tok, json_at(cases, k));
+            n++;
+        }
+        chat_template_free(t);
+    }
+    assert_int_equal(n, json_count(cases));
+    assert_true(n > 40);
+    tokenizer_free(tok);
+    json_free(doc);
+}
+
+static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+                                "\"content\": \"b\"%s}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": "
+                                "\"assistant\", \"content\": \"d\"}]}";
+
+/* The texts under the spans of all samples, each ended by "|", samples by "/". */
+static void assert_trained(const struct chat_template *t, const char *more, enum loss_on loss, bool whole,
+                           const char *expected)
+{
+    char row[512], got[512] = "";
+    struct err err = {""};
+    struct chat_samples s = {0};
+    const struct chat_options opt = {0};
+    snprintf(row, sizeof(row), two_turns, more);
+    struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+    assert_non_null(doc);
+    if (chat_samples_make(&s, t, json_root(doc), loss, whole, &opt, &err)) fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < s.count; i++) {
+        for (int64_t k = 0; k < s.items[i].n_spans; k++) {
+            int64_t *span = s.items[i].spans[k];
+            size_t n = strlen(got);
+            snprintf(got + n, sizeof(got) - n, "%.*s|", (int)(span[1] - span[0]), s.items[i].text + span[0]);
+        }
+        strcat(got, "/");
+    }
+    assert_string_equal(got, expected);
+    chat_samples_free(&s);
+    json_free(doc);
+}
+
+static void what_carries_loss(void **state)
+{
+    (void)state;
+    struct json_doc *doc = load_json("jinja/chats.json");
+    struct json templates = json_find(json_root(doc), "templates");
+    struct chat_template *think = load_template(json_find(templates, "chatml")),
+                         *marked = load_template(json_find(templates, "chatml marked")),
+                         *tulu = load_template(json_find(templates, "tulu"));
+    assert_trained(think, "", LOSS_ASSISTANT, false,
+                   "<think>\n\n</think>\n\nb<|im_end|>|/<think>\n\n</think>\n\nd<|im_end|>|/");
+    assert_trained(think, "", LOSS_ASSISTANT, true, "b<|im_end|>|<think>\n\n</think>\n\nd<|im_end|>|/");
+    assert_trained(think, "", LOSS_LAST, false, "<think>\n\n</think>\n\nd<|im_end|>|/");
+    assert_trained(think, ", \"train\": false", LOSS_ASSISTANT, false, "<think>\n\n</think>\n\nd<|im_end|>|/");
+    assert_trained(think, ", \"weight\": 0", LOSS_ASSISTANT, true, "<think>\n\n</think>\n\nd<|im_end|>|/");
+    assert_trained(marked, "", LOSS_ASSISTANT, false, "b<|im_end|>\n|<think>\n\n</think>\n\nd<|im_end|>\n|/");
+    assert_trained(marked, "", LOSS_LAST, false, "<think>\n\n</think>\n\nd<|im_end|>\n|/");
+    assert_trained(marked, ", \"loss_weight\": 0", LOSS_ASSISTANT, false, "<think>\n\n</think>\n\nd<|im_end|>\n|/");
+    assert_trained(tulu, "", LOSS_ASSISTANT, false, "b<|endoftext|>|d<|endoftext|>|/");
+    assert_trained(tulu, ", \"thinking\": \"x\"", LOSS_LAST, false, "d<|endoftext|>|/");
+    assert_trained(
+        tulu, "", LOSS_ALL, false,
+        "<|endoftext|><|user|>\na\n<|assistant|>\nb<|endoftext|>\n<|user|>\nc\n<|assistant|>\nd<|endoftext|>|/");
+    assert_trained(NULL, "", LOSS_LAST, false, "<|channel|>final<|message|>d<|return|>|/");
+    chat_template_free(think);
+    chat_template_free(marked);
+    chat_template_free(tulu);
+    json_free(doc);
+}
+
+static void write_text(const char *dir, const char *name, const char *text)
+{
+    char path[MT_PATH];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+}
+
+static void assert_rendered(const char *dir, const char *file, const char *row, const char *expected)
+{
+    struct chat_template *t;
+    struct chat_text text = {0};
+    struct err err = {""};
+    const struct chat_options opt = {0};
+    if (chat_template_load(&t, dir, file, &err)) fail_msg("%s", err.msg);
+    assert_non_null(t);
+    struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+    assert_non_null(doc);
+    if (chat_template_render(&text, t, json_root(doc), &opt, &err)) fail_msg("%s", err.msg);
+    assert_string_equal(text.text, expected);
+    chat_text_free(&text);
+    json_free(doc);
+    chat_template_free(t);
+}
+
+/* The file before the key, a given file before both; a text, a list; tokens as strings and objects. */
+static void where_it_lies(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"messages\": [], \"tools\": null, \"chat_template_kwargs\": {\"k\": 7}}",
+                      tools[] = "{\"messages\": [], \"tools\": \"[{}]\"}";
+    const char *dir = scratch_dir();
+    struct chat_template *t;
+    struct err err = {""};
+    assert_int_equal(chat_template_load(&t, dir, "", &err), 0);
+    assert_null(t);
+    write_text(dir, "tokenizer_config.json", "{\"chat_template\": null}");
+    assert_int_equal(chat_template_load(&t, dir, NULL, &err), 0);
+    assert_null(t);
+    write_text(dir, "tokenizer_config.json",
+               "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"T{{ tools|length }}\"}, "
+               "{\"name\": \"default\", \"template\": \"D{{ k }}{{ eos_token }}{{ tools }}\"}], "
+               "\"eos_token\": {\"content\": \"</s>\"}, \"bos_token\": \"<s>\"}");
+    assert_rendered(dir, NULL, row, "D7</s>None");
+    assert_rendered(dir, NULL, tools, "T1");
+    write_text(dir, "chat_template.jinja", "F{{ bos_token }}{{ eos_token }}{{ pad_token }}");
+    assert_rendered(dir, NULL, row, "F<s></s>");
+    write_text(dir, "mine.jinja", "M{{ add_generation_prompt }}");
+    char mine[MT_PATH];
+    snprintf(mine, sizeof(mine), "%s/mine.jinja", dir);
+    assert_rendered(dir, mine, row, "MFalse");
+    write_text(dir, "mine.jinja", "a\n{% if %}");
+    assert_int_equal(chat_template_load(&t, dir, mine, &err), -1);
+    assert_non_null(strstr(err.msg, "mine.jinja:2: "));
+}
+
+int test_jinja(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(constructs),        cmocka_unit_test(refusals),      cmocka_unit_test(endless_templates),
+        cmocka_unit_test(deep_templates),    cmocka_unit_test(truncation),    cmocka_unit_test(chats),
+        cmocka_unit_test(what_carries_loss), cmocka_unit_test(where_it_lies),
+    };
+    return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);
+}
