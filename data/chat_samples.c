@@ -1,9 +1,9 @@
 /* chat_samples.c - which part of a conversation carries loss, found by rendering its beginnings.
  *
  * For the answer that is message i: the prompt P is what the template makes of the messages before it, asked for an
- * answer; F is what it makes of them and the answer. F begins with P, and the rest of F is what the model is to write.
- * Answers are taken from the last to the first: as long as F is also the beginning of the sample at hand, the answer
- * joins it, otherwise F becomes a sample of its own. */
+ * answer; F is what it makes of them and the answer. F begins with P, but for the cases of begin_of, and the rest of F
+ * is what the model is to write. Answers are taken from the last to the first: as long as P and the answer are also the
+ * beginning of the sample at hand, the answer joins it, otherwise they become a sample of their own. */
 #include "data/chat_samples.h"
 
 #include <string.h>
@@ -160,13 +160,54 @@ static int by_generation(struct samples *s, struct err *err)
     return 0;
 }
 
-/* The prompt of answer i and the text with it. */
-static int render_answer(struct samples *s, int64_t i, struct chat_text *prompt, struct chat_text *full,
+/* Bytes that both begin with. */
+static int64_t common(const struct chat_text *a, const struct chat_text *b)
+{
+    int64_t n = 0;
+    while (n < a->size && n < b->size && a->text[n] == b->text[n]) n++;
+    return n;
+}
+
+/* The longest beginning of s[0..n) that ends t[0..m) (Knuth, Morris and Pratt). */
+static int64_t overlap(const char *s, int64_t n, const char *t, int64_t m)
+{
+    int64_t *border = mem_array(n + 1, sizeof(*border)); /* of s[0..i): the longest shorter one that also begins s */
+    int64_t k = 0;
+    for (int64_t i = 1; i < n; i++) {
+        while (k && s[i] != s[k]) k = border[k];
+        k += s[i] == s[k];
+        border[i + 1] = k;
+    }
+    k = 0;
+    for (int64_t i = 0; i < m && n; i++) {
+        while (k && (k == n || t[i] != s[k])) k = border[k];
+        k += t[i] == s[k];
+    }
+    mem_free(border);
+    return k;
+}
+
+/* Where the answer begins in `full`, the text with it, when an answer also changes how what stands before it is written
+ * (gpt-oss: a final answer takes the reasoning before the tool calls away): what both have at the start, then what ends
+ * the prompt; with all that an asked-for answer adds to it. -1: it cannot be told. */
+static int64_t begin_of(struct samples *s, int64_t i, const struct chat_text *prompt, const struct chat_text *full)
+{
+    struct chat_text history = {0};
+    int64_t same = common(prompt, full), header = -1;
+    if (!render(s, &history, i, false, NULL) && begins_with(prompt, &history)) header = prompt->size - history.size;
+    chat_text_free(&history);
+    int64_t n = overlap(full->text + same, full->size - same, prompt->text + same, prompt->size - same);
+    return header > 0 && n >= header ? same + n : -1;
+}
+
+/* The prompt of answer i, the text with it, and where in that the answer begins. */
+static int render_answer(struct samples *s, int64_t i, struct chat_text *prompt, struct chat_text *full, int64_t *begin,
                          struct err *err)
 {
     if (render(s, prompt, i, true, err) || render(s, full, i + 1, false, err))
         return err_prefix(err, "looking for what the model writes in message %lld", (long long)i);
-    if (begins_with(full, prompt)) return 0;
+    *begin = begins_with(full, prompt) ? prompt->size : begin_of(s, i, prompt, full);
+    if (*begin >= 0) return 0;
     return json_error(json_at(s->messages, i), err,
                       "the template's prompt is not how it begins this answer: what carries loss cannot be told; "
                       "mark it in the template with {%% generation %%}");
@@ -176,16 +217,18 @@ static int render_answer(struct samples *s, int64_t i, struct chat_text *prompt,
 static int by_prefixes(struct samples *s, struct chat_text *prompt, struct chat_text *full, struct err *err)
 {
     struct chat_text *sample = NULL;
+    int64_t begin;
     if (render(s, full, s->n, false, err)) return -1; /* what the template refuses is told, wherever it stands */
     for (int64_t i = s->n - 1; i >= 0; i--) {
         if (!s->want[i]) continue;
-        if (render_answer(s, i, prompt, full, err)) return -1;
-        int64_t end = answer_end(s, full);
-        if (!sample || !begins_with(sample, full)) {
+        if (render_answer(s, i, prompt, full, &begin, err)) return -1;
+        const int64_t answer = prompt->size, size = answer_end(s, full) - begin;
+        chat_put_bytes(prompt, full->text + begin, full->size - begin); /* what was seen, and what is to be said */
+        if (!sample || !begins_with(sample, prompt)) {
             sample = add_sample(s->out);
-            chat_put_bytes(sample, full->text, full->size);
+            chat_put_bytes(sample, prompt->text, prompt->size);
         }
-        if (prompt->size < end) chat_text_span(sample, prompt->size, end);
+        if (size > 0) chat_text_span(sample, answer, answer + size);
     }
     for (int64_t i = 0, k = s->out->count - 1; i < k; i++, k--) { /* found from the last to the first */
         struct chat_text swap = s->out->items[i];
@@ -204,12 +247,13 @@ static int in_whole(struct samples *s, struct chat_text *prompt, struct chat_tex
     if (!s->template && s->n_want == s->n_answers) return 0; /* harmony's own spans */
     t->n_spans = 0;
     for (int64_t i = 0; i < s->n; i++) {
+        int64_t begin;
         if (!s->want[i]) continue;
-        if (render_answer(s, i, prompt, full, err)) return -1;
-        int64_t end = begins_with(t, full) ? answer_end(s, full) : next_end(s, t, prompt->size);
-        if (!begins_with(t, prompt) || end < 0)
+        if (render_answer(s, i, prompt, full, &begin, err)) return -1;
+        int64_t end = begins_with(t, full) ? answer_end(s, full) : next_end(s, t, begin);
+        if (common(t, full) < begin || end < 0)
             return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
-        if (prompt->size < end) chat_text_span(t, prompt->size, end);
+        if (begin < end) chat_text_span(t, begin, end);
     }
     return 0;
 }

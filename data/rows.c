@@ -47,6 +47,16 @@ bool row_is_harmony(const struct tokenizer *tok)
     return true;
 }
 
+int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
+                 struct err *err)
+{
+    if (chat_template_load(out, dir, file, err)) return -1;
+    if ((file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out)) return 0;
+    chat_template_free(*out);
+    *out = NULL;
+    return 0;
+}
+
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
     const struct chat_options opt = {.date = r->opt->chat_date};

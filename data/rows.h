@@ -48,4 +48,10 @@ void row_reader_free(struct row_reader *r);
 /* The tokenizer has harmony's marks: messages are rendered as gpt-oss's template does, by chat.c. */
 bool row_is_harmony(const struct tokenizer *tok);
 
+/* The template for this tokenizer's messages: `file` when given (not NULL or empty), else that of the checkpoint in
+ * dir. NULL, without an error, stands for harmony or for none: chat.c says what gpt-oss's own template says, and
+ * faster, so that is taken only when it has {% generation %}. */
+int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
+                 struct err *err) MT_CHECK;
+
 #endif

@@ -11,6 +11,7 @@
 #include "train/inspect.h"
 #include "train/loop.h"
 #include "train/synth.h"
+#include "train/tokens.h"
 
 enum { EXIT_DONE = 0, EXIT_USER = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 130 };
 
@@ -26,6 +27,7 @@ static const char usage[] =
     "  moetrain plan CONFIG.ini [--set ...]                   memory, FLOPs, trainable parameters; nothing is loaded\n"
     "  moetrain check CONFIG.ini [--layers N] [--set ...]     one batch on the device against the CPU in F64\n"
     "  moetrain bench ops|step [--arch NAME] ...              speed of this machine with random weights\n"
+    "  moetrain tokens CONFIG.ini [--row N] [--html|--json]   what is trained, token by token; --help: more\n"
     "  moetrain inspect PATH                                  what a checkpoint or an adapter holds\n"
     "  moetrain synth ARCH OUT [--quant Q] [--seed N] [--layers N]\n"
     "                                                         a random checkpoint of a published architecture; alone:\n"
@@ -198,11 +200,20 @@ static int bench(int argc, char **argv)
     return bench_run(argc, argv, &err) ? user_error(&err) : EXIT_DONE;
 }
 
+static int tokens(int argc, char **argv)
+{
+    struct err err = {{0}};
+    for (int i = 0; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return tokens_help(stdout), EXIT_DONE;
+    return tokens_run(argc, argv, &err) ? user_error(&err) : EXIT_DONE;
+}
+
 int main(int argc, char **argv)
 {
     static struct args a;
     struct err err = {{0}};
     if (argc > 1 && !strcmp(argv[1], "bench")) return bench(argc - 2, argv + 2);
+    if (argc > 1 && !strcmp(argv[1], "tokens")) return tokens(argc - 2, argv + 2);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return fputs(usage, stdout), EXIT_DONE;
         if (!strcmp(argv[i], "--version")) return puts("moetrain " MT_VERSION), EXIT_DONE;

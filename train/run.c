@@ -66,8 +66,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
     if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir) ||
         !(r->tok = tokenizer_load(path, err)))
         return -1;
-    const bool own = !cfg->data.chat_template[0] && row_is_harmony(r->tok);
-    if (!own && chat_template_load(&r->chat, r->model_dir, cfg->data.chat_template, err)) return -1;
+    if (row_template(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, err)) return -1;
     *opt = (struct dataset_options){.format = (enum data_format)cfg->data.format,
                                     .loss_on = (enum loss_on)cfg->data.loss_on,
                                     .overlong = (enum overlong)cfg->data.overlong,

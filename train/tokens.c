@@ -1,0 +1,410 @@
+/* tokens.c - the viewer: micro-batches as they are trained, and the ids of raw text and of messages.
+ *
+ * Whatever text holds, a terminal gets printable characters only, and a page no markup of the text's. */
+#include "train/tokens.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/chat_tools.h"
+#include "data/file.h"
+#include "data/json.h"
+#include "train/run.h"
+
+#define MAX_INPUT ((int64_t)1 << 30)
+#define MAX_SET   64
+
+enum form { FORM_TEXT, FORM_COLOUR, FORM_HTML, FORM_JSON };
+
+struct tokens {
+    const char *config, *tokenizer, *checkpoint, *messages, *template;
+    const char *set[MAX_SET];
+    int n_set;
+    int64_t row; /* 0: the first */
+    bool html, json, special;
+    struct config cfg;
+    enum form form;
+    struct chat_text out;
+};
+
+void tokens_help(FILE *out)
+{
+    fputs("moetrain tokens: what the model is trained on\n\n"
+          "  moetrain tokens CONFIG.ini [--row N] [--html|--json] [--set section.key=value ...]\n"
+          "      micro-batch N (from 0) of the first epoch, token by token: which carry loss, where documents meet.\n"
+          "      Coloured on a terminal; elsewhere what carries loss stands in [[ ]], and | parts tokens.\n"
+          "  moetrain tokens --tokenizer FILE --json [--no-special]\n"
+          "      text on standard input -> {\"ids\"}; --no-special: special tokens in it are ordinary text\n"
+          "  moetrain tokens --checkpoint DIR --messages FILE --json [--template FILE]\n"
+          "      a conversation ({\"messages\", \"tools\"}, a list of messages, or JSONL of either) -> a line with\n"
+          "      {\"text\", \"ids\", \"loss_spans\"}, spans in characters [begin, end); where earlier answers are\n"
+          "      trained in texts of their own, \"samples\" are all that training makes of it, in the same form\n",
+          out);
+}
+
+/* ---- pieces of output ---- */
+
+static void put_ids(struct chat_text *out, const int32_t *ids, int64_t n)
+{
+    char number[16];
+    chat_put(out, "[");
+    for (int64_t i = 0; i < n; i++) {
+        snprintf(number, sizeof(number), i ? ", %d" : "%d", ids[i]);
+        chat_put(out, number);
+    }
+    chat_put(out, "]");
+}
+
+/* Bytes of the well-formed UTF-8 character at s, or 0. */
+static int64_t character(const char *s, int64_t size)
+{
+    const unsigned char c = (unsigned char)s[0];
+    int64_t n = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
+    if (n > size) return 0;
+    for (int64_t i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    return n;
+}
+
+/* Control characters and broken ones as <0x1B>; a line break shows, and breaks the line. */
+static void put_visible(struct tokens *t, const char *s, int64_t size)
+{
+    static const char *const entities[][2] = {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}};
+    for (int64_t i = 0, n; i < size; i += MT_MAX(n, 1)) {
+        char code[16];
+        const char *entity = NULL;
+        n = character(s + i, size - i);
+        for (int k = 0; k < 3 && t->form == FORM_HTML; k++)
+            if (s[i] == entities[k][0][0]) entity = entities[k][1];
+        bool c1 = n == 2 && (unsigned char)s[i] == 0xc2 && (unsigned char)s[i + 1] < 0xa0;
+        if (entity) {
+            chat_put(&t->out, entity);
+        } else if (s[i] == '\n') {
+            chat_put(&t->out, "\xe2\x86\xb5\n");
+        } else if (!n || c1 || (unsigned char)s[i] < 32 || s[i] == 127) {
+            snprintf(code, sizeof(code), t->form == FORM_HTML ? "&lt;0x%02X&gt;" : "<0x%02X>", (unsigned char)s[i]);
+            chat_put(&t->out, code);
+        } else {
+            chat_put_bytes(&t->out, s + i, n);
+        }
+    }
+}
+
+static void put_token(struct tokens *t, const struct tokenizer *tok, int32_t id, bool loss, bool odd)
+{
+    char open[64];
+    int64_t size;
+    const char *bytes = tokenizer_bytes(tok, id, &size);
+    if (t->form == FORM_COLOUR) /* green or grey behind it, two shades of each by turns */
+        snprintf(open, sizeof(open), "\033[48;5;%dm", loss ? (odd ? 28 : 22) : (odd ? 239 : 236));
+    else
+        snprintf(open, sizeof(open), "<span class=%s%d title=%d>", loss ? "t" : "c", odd, id);
+    if (t->form != FORM_TEXT) chat_put(&t->out, open);
+    put_visible(t, bytes ? bytes : "", size);
+    if (t->form == FORM_TEXT)
+        chat_put(&t->out, "|");
+    else
+        chat_put(&t->out, t->form == FORM_COLOUR ? "\033[0m" : "</span>");
+}
+
+/* ---- a micro-batch ---- */
+
+static void put_document(struct tokens *t, const struct run *r, const struct batch *b, const uint8_t *mask, int64_t seq)
+{
+    const int64_t begin = b->cu[seq], end = b->cu[seq + 1];
+    int64_t targets = 0;
+    char title[128];
+    for (int64_t i = begin; i < end; i++) targets += mask[i];
+    snprintf(title, sizeof(title), "document %lld: %lld tokens, %lld with loss", (long long)seq,
+             (long long)(end - begin), (long long)targets);
+    if (t->form == FORM_JSON) {
+        chat_put(&t->out, seq ? ", {\"ids\": " : "{\"ids\": ");
+        put_ids(&t->out, b->tok + begin, end - begin);
+        chat_put(&t->out, ", \"loss\": [");
+        for (int64_t i = begin; i < end; i++) {
+            if (i > begin) chat_put(&t->out, ", ");
+            chat_put(&t->out, mask[i] ? "1" : "0");
+        }
+        chat_put(&t->out, "]}");
+        return;
+    }
+    chat_put(&t->out, t->form == FORM_HTML ? "<h2>" : "---- ");
+    chat_put(&t->out, title);
+    chat_put(&t->out, t->form == FORM_HTML ? "</h2><pre>" : "\n");
+    for (int64_t i = begin; i < end; i++) {
+        if (t->form == FORM_TEXT && mask[i] && (i == begin || !mask[i - 1])) chat_put(&t->out, "[[");
+        put_token(t, r->tok, b->tok[i], mask[i], i & 1);
+        if (t->form == FORM_TEXT && mask[i] && (i + 1 == end || !mask[i + 1])) chat_put(&t->out, "]]");
+    }
+    chat_put(&t->out, t->form == FORM_HTML ? "</pre>\n" : "\n");
+}
+
+static void put_batch(struct tokens *t, const struct run *r, const struct batch *b, int64_t n_batches)
+{
+    char title[160];
+    uint8_t *mask = mem_alloc(b->n_tok + 1);
+    for (int64_t i = 0; i < b->n_label; i++) mask[b->label_row[i] + 1] = 1;
+    snprintf(title, sizeof(title), "micro-batch %lld of %lld: %lld documents, %lld tokens, %lld with loss",
+             (long long)t->row, (long long)n_batches, (long long)b->n_seq, (long long)b->n_tok, (long long)b->n_label);
+    if (t->form == FORM_JSON) {
+        snprintf(title, sizeof(title), "{\"row\": %lld, \"rows\": %lld, \"documents\": [", (long long)t->row,
+                 (long long)n_batches);
+        chat_put(&t->out, title);
+    } else if (t->form == FORM_HTML) {
+        chat_put(&t->out,
+                 "<!doctype html><meta charset=utf-8><title>moetrain tokens</title><style>body{font:15px "
+                 "sans-serif;margin:2em;max-width:70em}pre{white-space:pre-wrap;line-height:1.7;font-size:14px}"
+                 ".c0{background:#eee}.c1{background:#ddd}.t0{background:#bfe8bf}.t1{background:#98d798}"
+                 "</style>\n<h1>");
+        chat_put(&t->out, title);
+        chat_put(&t->out,
+                 "</h1>\n<p>Green tokens carry loss. Attention and positions begin anew with each document.\n");
+    } else {
+        chat_put(&t->out, title);
+        chat_put(&t->out, "\n");
+    }
+    for (int64_t seq = 0; seq < b->n_seq; seq++) put_document(t, r, b, mask, seq);
+    if (t->form == FORM_JSON) chat_put(&t->out, "]}\n");
+    mem_free(mask);
+}
+
+static int show_config(struct tokens *t, struct err *err)
+{
+    struct run r = {.cfg = &t->cfg};
+    struct dataset_options opt;
+    char cache[MT_PATH];
+    if (config_load(&t->cfg, t->config, err)) return -1;
+    for (int i = 0; i < t->n_set; i++)
+        if (config_set(&t->cfg, t->set[i], err)) return -1;
+    int rc = -1;
+    if (config_validate(&t->cfg, err) || arch_load(&r.arch, t->cfg.model.path, err) ||
+        run_open_tokenizer(&r, &opt, cache, err))
+        goto out;
+    if (!t->cfg.data.train[0]) {
+        err_set(err, "data.train is not set: the files to train on");
+        goto out;
+    }
+    if (dataset_load(&r.train, t->cfg.data.train, r.tok, &opt, err)) goto out;
+    struct loader_options lo = run_loader_options(&t->cfg, true);
+    struct loader *loader = loader_open(&r.train, &lo, (struct loader_pos){0, t->row});
+    int64_t n = loader_epoch_batches(loader, 0);
+    if (t->row < n) {
+        struct batch b;
+        loader_next(loader, &b, NULL);
+        put_batch(t, &r, &b, n);
+        batch_free(&b);
+        rc = 0;
+    } else {
+        err_set(err, "--row %lld: the first epoch has %lld micro-batches, counted from 0", (long long)t->row,
+                (long long)n);
+    }
+    loader_close(loader);
+out:
+    run_close(&r);
+    return rc;
+}
+
+/* ---- raw text ---- */
+
+static int show_raw(struct tokens *t, struct err *err)
+{
+    struct chat_text text = {0};
+    struct token_list list = {0};
+    char buffer[65536];
+    size_t n;
+    struct tokenizer *tok = tokenizer_load(t->tokenizer, err);
+    if (!tok) return -1;
+    int rc = 0;
+    while (!rc && (n = fread(buffer, 1, sizeof(buffer), stdin)) > 0) {
+        chat_put_bytes(&text, buffer, (int64_t)n);
+        if (text.size > MAX_INPUT) rc = err_set(err, "standard input: more than 1 GiB of text");
+    }
+    if (!rc) rc = tokenizer_encode(tok, text.text ? text.text : "", text.size, t->special, &list, err);
+    if (!rc) {
+        chat_put(&t->out, "{\"ids\": ");
+        put_ids(&t->out, list.ids, list.count);
+        chat_put(&t->out, "}\n");
+    }
+    token_list_free(&list);
+    chat_text_free(&text);
+    tokenizer_free(tok);
+    return rc;
+}
+
+/* ---- messages ---- */
+
+/* {"text", "ids", "loss_spans" without the last bracket */
+static int put_sample(struct tokens *t, const struct tokenizer *tok, const struct chat_text *text, struct err *err)
+{
+    struct token_list list = {0};
+    char number[64];
+    int rc = tokenizer_encode(tok, text->text, text->size, true, &list, err);
+    chat_put(&t->out, "{\"text\": ");
+    chat_put_quoted(&t->out, text->text, text->size);
+    chat_put(&t->out, ", \"ids\": ");
+    put_ids(&t->out, list.ids, list.count);
+    chat_put(&t->out, ", \"loss_spans\": [");
+    for (int64_t i = 0, at = 0, chars = 0; i < text->n_spans; i++) {
+        int64_t edge[2];
+        for (int side = 0; side < 2; side++) {
+            for (; at < text->spans[i][side]; at++) chars += (text->text[at] & 0xc0) != 0x80;
+            edge[side] = chars;
+        }
+        snprintf(number, sizeof(number), i ? ", [%lld, %lld]" : "[%lld, %lld]", (long long)edge[0], (long long)edge[1]);
+        chat_put(&t->out, number);
+    }
+    chat_put(&t->out, "]");
+    token_list_free(&list);
+    return rc;
+}
+
+static int put_row(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct json row,
+                   struct err *err)
+{
+    const struct chat_options opt = {0};
+    struct chat_samples whole = {0}, split = {0};
+    int rc = -1;
+    if (!chat && !row_is_harmony(tok)) {
+        err_set(err, "%s has no chat template: give one with --template", t->checkpoint);
+        goto out;
+    }
+    if (chat_samples_make(&split, chat, row, LOSS_ASSISTANT, false, &opt, err) ||
+        chat_samples_make(&whole, chat, row, LOSS_ASSISTANT, true, &opt, err) ||
+        put_sample(t, tok, &whole.items[0], err))
+        goto out;
+    const struct chat_text *text = &whole.items[0], *one = &split.items[0];
+    const bool same = split.count == 1 && one->size == text->size && !memcmp(one->text, text->text, (size_t)text->size);
+    for (int64_t i = 0; i < split.count && !same; i++) {
+        chat_put(&t->out, i ? ", " : ", \"samples\": [");
+        if (put_sample(t, tok, &split.items[i], err)) goto out;
+        chat_put(&t->out, i + 1 < split.count ? "}" : "}]");
+    }
+    chat_put(&t->out, "}\n");
+    rc = 0;
+out:
+    chat_samples_free(&whole);
+    chat_samples_free(&split);
+    return rc;
+}
+
+/* A row as text: an object, or a list, which is its messages (or, at the top of a file, rows). */
+static int put_json(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, const char *text,
+                    int64_t size, const char *where, struct err *err)
+{
+    struct json_doc *doc = json_parse(text, size, where, err);
+    if (!doc) return -1;
+    struct json root = json_root(doc);
+    int rc = 0;
+    if (json_type(root) == JSON_ARRAY && json_has(json_at(root, 0), "role")) {
+        struct chat_text row = {0};
+        chat_put(&row, "{\"messages\": ");
+        chat_put_bytes(&row, text, size);
+        chat_put(&row, "}");
+        rc = put_json(t, tok, chat, row.text, row.size, where, err);
+        chat_text_free(&row);
+    } else if (json_type(root) == JSON_ARRAY) {
+        for (int64_t i = 0; !rc && i < json_count(root); i++) rc = put_row(t, tok, chat, json_at(root, i), err);
+    } else {
+        rc = put_row(t, tok, chat, root, err);
+    }
+    json_free(doc);
+    return rc;
+}
+
+static int put_lines(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct err *err)
+{
+    char *line, where[MT_PATH + 32];
+    int64_t size;
+    struct line_reader *reader = line_reader_open(t->messages, err);
+    int status = reader ? 1 : -1;
+    while (status == 1 && (status = line_reader_next(reader, &line, &size, err)) == 1) {
+        snprintf(where, sizeof(where), "%s:%lld", t->messages, (long long)line_reader_line(reader));
+        if (line[strspn(line, " \t")] && put_json(t, tok, chat, line, size, where, err)) status = -1;
+    }
+    line_reader_close(reader);
+    return status;
+}
+
+/* One JSON text, else a row per line. */
+static int show_messages(struct tokens *t, struct err *err)
+{
+    struct tokenizer *tok = NULL;
+    struct chat_template *chat = NULL;
+    struct json_doc *doc = NULL;
+    char path[MT_PATH], *text = NULL;
+    int64_t size;
+    int rc = -1;
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", t->checkpoint) ||
+        !(tok = tokenizer_load(path, err)) || row_template(&chat, tok, t->checkpoint, t->template, err) ||
+        !(text = file_read(t->messages, MAX_INPUT, &size, err)))
+        goto out;
+    doc = json_parse(text, size, t->messages, err);
+    rc = doc ? put_json(t, tok, chat, text, size, t->messages, err) : put_lines(t, tok, chat, err);
+out:
+    json_free(doc);
+    mem_free(text);
+    chat_template_free(chat);
+    tokenizer_free(tok);
+    return rc;
+}
+
+/* ---- the command line ---- */
+
+static int parse_words(struct tokens *t, int n, char **words, struct err *err)
+{
+    const struct {
+        const char *name;
+        const char **value;
+    } valued[] = {{"--tokenizer", &t->tokenizer},
+                  {"--checkpoint", &t->checkpoint},
+                  {"--messages", &t->messages},
+                  {"--template", &t->template}};
+    const struct {
+        const char *name;
+        bool *flag, value;
+    } flags[] = {{"--html", &t->html, true}, {"--json", &t->json, true}, {"--no-special", &t->special, false}};
+    for (int i = 0; i < n; i++) {
+        bool known = false;
+        for (int64_t k = 0; k < MT_LEN(flags) && !known; k++)
+            if ((known = !strcmp(words[i], flags[k].name))) *flags[k].flag = flags[k].value;
+        for (int64_t k = 0; k < MT_LEN(valued) && !known; k++)
+            if ((known = !strcmp(words[i], valued[k].name) && i + 1 < n)) *valued[k].value = words[++i];
+        if (known) continue;
+        if (!strcmp(words[i], "--set") && i + 1 < n) {
+            if (t->n_set == MAX_SET) return err_set(err, "more than %d times --set", MAX_SET);
+            t->set[t->n_set++] = words[++i]; /* over the file, once that is read */
+        } else if (!strcmp(words[i], "--row") && i + 1 < n) {
+            char *end;
+            t->row = strtoll(words[++i], &end, 10);
+            if (*end || end == words[i] || t->row < 0) return err_set(err, "--row %s: a number from 0 on", words[i]);
+        } else if (words[i][0] == '-' || t->config) {
+            return err_set(err, "tokens: %s is not understood here; `moetrain tokens --help` says what is", words[i]);
+        } else {
+            t->config = words[i];
+        }
+    }
+    return 0;
+}
+
+static int run(struct tokens *t, struct err *err)
+{
+    if (t->tokenizer && t->json) return show_raw(t, err);
+    if (t->checkpoint && t->messages && t->json) return show_messages(t, err);
+    if (t->config) return show_config(t, err);
+    return err_set(err, "tokens: CONFIG.ini, or --tokenizer FILE --json, or --checkpoint DIR --messages FILE --json");
+}
+
+int tokens_run(int n_words, char **words, struct err *err)
+{
+    static struct tokens t;
+    t = (struct tokens){.special = true};
+    config_defaults(&t.cfg);
+    if (parse_words(&t, n_words, words, err)) return -1;
+    t.form = t.json ? FORM_JSON : t.html ? FORM_HTML : isatty(STDOUT_FILENO) ? FORM_COLOUR : FORM_TEXT;
+    int rc = run(&t, err);
+    if (!rc && t.out.size && fwrite(t.out.text, 1, (size_t)t.out.size, stdout) != (size_t)t.out.size)
+        rc = err_set(err, "standard output cannot be written");
+    chat_text_free(&t.out);
+    return rc;
+}
