@@ -49,6 +49,7 @@ static uint64_t dataset_hash(const struct dataset *ds)
     uint64_t h = hash_bytes(FNV_START, counts, sizeof(counts));
     if (!ds->n_docs) return h;
     h = hash_bytes(h, ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off));
+    h = hash_bytes(h, ds->doc_row, ds->n_docs * (int64_t)sizeof(*ds->doc_row));
     h = hash_bytes(h, ds->ids, ds->n_tokens * (int64_t)sizeof(*ds->ids));
     return hash_bytes(h, ds->mask, ds->n_tokens);
 }
@@ -58,6 +59,7 @@ static void dataset_reserve(struct dataset *ds, int64_t docs, int64_t tokens)
     if (docs > ds->cap_docs) {
         int64_t cap = MT_MAX(docs, 2 * ds->cap_docs);
         ds->doc_off = mem_grow(ds->doc_off, ds->cap_docs ? ds->cap_docs + 1 : 0, cap + 1, sizeof(*ds->doc_off));
+        ds->doc_row = mem_grow(ds->doc_row, ds->cap_docs, cap, sizeof(*ds->doc_row));
         ds->cap_docs = cap;
     }
     if (tokens > ds->cap_tokens) {
@@ -109,6 +111,7 @@ static int document_add(struct builder *b, const struct row_sample *s, struct er
         return 0;
     }
     ds->n_tokens += kept;
+    ds->doc_row[ds->n_docs] = ds->n_rows - 1;
     ds->doc_off[++ds->n_docs] = ds->n_tokens;
     return 0;
 }
@@ -251,6 +254,7 @@ static void copy_document(struct dataset *to, const struct dataset *from, int64_
     memcpy(to->ids + to->n_tokens, from->ids + begin, (size_t)n * sizeof(*to->ids));
     memcpy(to->mask + to->n_tokens, from->mask + begin, (size_t)n);
     to->n_tokens += n;
+    to->doc_row[to->n_docs] = from->doc_row[d];
     to->doc_off[++to->n_docs] = to->n_tokens;
 }
 
@@ -324,7 +328,8 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
     return status;
 }
 
-/* ---- cache: header, then doc_off, ids, mask as they lie in memory. The dataset's own hash is the checksum. */
+/* ---- cache: header, then doc_off, doc_row, ids, mask as they lie in memory. The dataset's own hash is the checksum.
+ */
 
 struct cache_header {
     char magic[8];
@@ -359,7 +364,7 @@ static bool cache_valid(const struct dataset *ds, const struct dataset_options *
 {
     for (int64_t d = 0; d < ds->n_docs; d++) {
         int64_t n = ds->doc_off[d + 1] - ds->doc_off[d];
-        if (n < 2 || n > opt->seq_len) return false;
+        if (n < 2 || n > opt->seq_len || ds->doc_row[d] < 0 || ds->doc_row[d] >= ds->n_rows) return false;
     }
     return !ds->doc_off[0] && ds->doc_off[ds->n_docs] == ds->n_tokens && first_outside(ds, 0, opt->vocab) < 0 &&
            dataset_hash(ds) == ds->hash;
@@ -374,13 +379,15 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     if (h.n_docs < 1 || h.n_docs >= map.size || h.n_tokens < 1 || h.n_tokens >= map.size) return false;
     int64_t off_bytes = (h.n_docs + 1) * (int64_t)sizeof(*ds->doc_off);
     int64_t ids_bytes = h.n_tokens * (int64_t)sizeof(*ds->ids);
-    if (map.size != (int64_t)sizeof(h) + off_bytes + ids_bytes + h.n_tokens) return false;
+    int64_t row_bytes = h.n_docs * (int64_t)sizeof(*ds->doc_row);
+    if (map.size != (int64_t)sizeof(h) + off_bytes + row_bytes + ids_bytes + h.n_tokens) return false;
 
     const uint8_t *p = map.data + sizeof(h);
     dataset_reserve(ds, h.n_docs, h.n_tokens);
     memcpy(ds->doc_off, p, (size_t)off_bytes);
-    memcpy(ds->ids, p + off_bytes, (size_t)ids_bytes);
-    memcpy(ds->mask, p + off_bytes + ids_bytes, (size_t)h.n_tokens);
+    memcpy(ds->doc_row, p + off_bytes, (size_t)row_bytes);
+    memcpy(ds->ids, p + off_bytes + row_bytes, (size_t)ids_bytes);
+    memcpy(ds->mask, p + off_bytes + row_bytes + ids_bytes, (size_t)h.n_tokens);
     ds->n_docs = h.n_docs;
     ds->n_tokens = h.n_tokens;
     ds->n_rows = h.n_rows;
@@ -409,6 +416,7 @@ static int cache_write(const struct dataset *ds, const char *dir, const char *pa
     const struct file_part parts[] = {
         {&h, sizeof(h)},
         {ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off)},
+        {ds->doc_row, ds->n_docs * (int64_t)sizeof(*ds->doc_row)},
         {ds->ids, ds->n_tokens * (int64_t)sizeof(*ds->ids)},
         {ds->mask, ds->n_tokens},
     };
@@ -462,23 +470,43 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
     return 0;
 }
 
+/* Which rows (of which documents are left) are held out: [n_rows] 1 yes, -1 no; *n of them have documents. */
+static int8_t *choose_rows(const struct dataset *ds, double fraction, uint64_t seed, int64_t *n, int64_t *want)
+{
+    int8_t *held = mem_array(ds->n_rows, sizeof(*held));
+    uint64_t key = rng_key(seed, "held-out documents");
+    *n = 0;
+    for (int64_t d = 0; d < ds->n_docs; d++) {
+        *n += !held[ds->doc_row[d]];
+        held[ds->doc_row[d]] = -1;
+    }
+    *want = fraction < 1 ? MT_MAX(1, (int64_t)(fraction * (double)*n + 0.5)) : *n;
+    for (int64_t row = 0, i = 0, left = *want; row < ds->n_rows; row++) {
+        if (!held[row] || !take(key, i++, *n, left)) continue;
+        held[row] = 1;
+        left--;
+    }
+    return held;
+}
+
 int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uint64_t seed, struct err *err)
 {
     *held = (struct dataset){0};
     if (!(fraction > 0)) return 0;
-    int64_t n = ds->n_docs, want = fraction < 1 ? MT_MAX(1, (int64_t)(fraction * (double)n + 0.5)) : n;
+    int64_t n, want;
+    int8_t *out = choose_rows(ds, fraction, seed, &n, &want);
     if (want >= n) {
+        mem_free(out);
         return err_set(err, "holding out %g of %lld documents leaves none to train on: lower eval_split or add data",
-                       fraction, (long long)n);
+                       fraction, (long long)ds->n_docs);
     }
     struct dataset rest = {
         .n_rows = ds->n_rows, .n_bad = ds->n_bad, .n_overlong = ds->n_overlong, .n_unlabelled = ds->n_unlabelled};
-    uint64_t key = rng_key(seed, "held-out documents");
-    for (int64_t d = 0; d < n; d++) {
-        copy_document(take(key, d, n, want - held->n_docs) ? held : &rest, ds, d);
-    }
+    for (int64_t d = 0; d < ds->n_docs; d++) copy_document(out[ds->doc_row[d]] > 0 ? held : &rest, ds, d);
+    held->n_rows = ds->n_rows; /* what doc_row counts */
     rest.hash = dataset_hash(&rest);
     held->hash = dataset_hash(held);
+    mem_free(out);
     dataset_free(ds);
     *ds = rest;
     return 0;
@@ -536,6 +564,7 @@ int64_t dataset_shared(const struct dataset *ds, const struct dataset *other)
 void dataset_free(struct dataset *ds)
 {
     mem_free(ds->doc_off);
+    mem_free(ds->doc_row);
     mem_free(ds->ids);
     mem_free(ds->mask);
     *ds = (struct dataset){0};

@@ -24,6 +24,7 @@ struct dataset_options {
 struct dataset {
     int64_t n_docs, n_tokens;
     int64_t *doc_off;                 /* [n_docs+1]; NULL when there are none */
+    int64_t *doc_row;                 /* [n_docs] which of the n_rows it comes from */
     int32_t *ids;                     /* [n_tokens] */
     uint8_t *mask;                    /* [n_tokens] */
     int64_t n_rows, n_bad;            /* rows read; of them skipped as bad */
@@ -39,8 +40,8 @@ struct dataset {
  * at or above vocab. ds needs no dataset_free after an error. */
 int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                  struct err *err) MT_CHECK;
-/* Moves a fraction of the documents, chosen by seed, from ds to held; at least one when fraction > 0. The order stays.
- * An error (ds as before) when none would be left. */
+/* Moves a fraction of the documents, chosen by seed, from ds to held; at least one when fraction > 0. What comes from
+ * one row stays together. The order stays. An error (ds as before) when none would be left. */
 int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uint64_t seed, struct err *err) MT_CHECK;
 int64_t dataset_targets(const struct dataset *ds); /* tokens with mask 1 */
 /* Documents of ds whose ids also another one before it has; or (with another data set) one of `other` has. */

@@ -294,21 +294,23 @@ static int parse_data(struct hub_repo *repo, const char *spec, char pattern[HUB_
     return str_format(pattern, HUB_PATH, err, "name of a data file", "%s", rest[0] ? rest + 1 : "");
 }
 
-/* Appends the paths of the files to list, comma-separated. */
-static int append_paths(char **list, const struct hub_repo *repo, const struct wanted *w, struct err *err)
+/* Appends the paths of the files to list, comma-separated, each with its weight. */
+static int append_paths(char **list, const struct hub_repo *repo, const struct wanted *w, const char *weight,
+                        struct err *err)
 {
     char path[MT_PATH];
     for (int64_t i = 0; i < w->n; i++) {
         if (hub_snapshot_path(path, repo, w->files[i]->path, err)) return -1;
         if (strchr(path, ',')) return err_set(err, "%s: a path with a comma cannot stand in a list of files", path);
-        const int64_t old = (int64_t)strlen(*list), add = (int64_t)strlen(path) + 1;
+        const int64_t old = (int64_t)strlen(*list), add = (int64_t)(strlen(path) + strlen(weight)) + 1;
         *list = mem_grow(*list, old + 1, old + add + 1, 1);
-        snprintf(*list + old, (size_t)add + 1, "%s%s", old ? "," : "", path);
+        snprintf(*list + old, (size_t)add + 1, "%s%s%s", old ? "," : "", path, weight);
     }
     return 0;
 }
 
-static int add_data(char **list, const char *spec, struct err *err)
+/* weight: "*2.5", or "" */
+static int add_data(char **list, const char *spec, const char *weight, struct err *err)
 {
     struct hub_env env;
     struct hub_repo repo = {.env = &env, .dataset = true};
@@ -318,7 +320,7 @@ static int add_data(char **list, const char *spec, struct err *err)
     if (parse_data(&repo, spec, pattern, err) || hub_env_read(&env, err)) return -1;
     if (!list_files(&repo, err) && !want_data(&repo, pattern, &w, err) && !fetch(&repo, &w, err) &&
         (repo.cached || !hub_cache_write_ref(&repo, err)))
-        rc = append_paths(list, &repo, &w, err);
+        rc = append_paths(list, &repo, &w, weight, err);
     mem_free(w.files);
     hub_repo_free(&repo);
     return rc;
@@ -332,9 +334,20 @@ static void append_plain(char **list, const char *path, size_t n)
     snprintf(*list + old, (size_t)(size - old), "%s%.*s", old ? "," : "", (int)n, path);
 }
 
+/* Moves a weight at the end of spec, "*" and a number (dataset.h), out of it; any other * belongs to the name. */
+static char *cut_weight(char *spec, char weight[32])
+{
+    char *star = strrchr(spec, '*');
+    weight[0] = 0;
+    if (!star || !star[1] || strlen(star) >= 32 || star[strspn(star + 1, "0123456789.") + 1]) return spec;
+    strcpy(weight, star);
+    *star = 0;
+    return spec;
+}
+
 char *hub_data(const char *files, struct err *err)
 {
-    char *list = mem_strdup(""), spec[MT_PATH];
+    char *list = mem_strdup(""), spec[MT_PATH], weight[32];
     for (const char *p = files + strspn(files, ", \t"); *p; p += strspn(p, ", \t")) {
         size_t n = strcspn(p, ","), used = n;
         while (n && isspace((unsigned char)p[n - 1])) n--;
@@ -342,7 +355,7 @@ char *hub_data(const char *files, struct err *err)
             append_plain(&list, p, n);
         } else if (str_format(spec, sizeof(spec), err, "data file", "%.*s", (int)(n - strlen(PREFIX)),
                               p + strlen(PREFIX)) ||
-                   add_data(&list, spec, err)) {
+                   add_data(&list, cut_weight(spec, weight), weight, err)) {
             mem_free(list);
             return NULL;
         }

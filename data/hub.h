@@ -15,7 +15,8 @@
 int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err) MT_CHECK;
 
 /* Comma-separated files with every hub:OWNER/NAME[@REVISION][/FILE] replaced by where it lies in the cache; mem_free
- * it. FILE may hold * and ?; without it the data set must consist of one JSONL file. NULL: an error. */
+ * it. FILE may hold * and ?, and a weight may follow (dataset.h); without it the data set must consist of one JSONL
+ * file. NULL: an error. */
 char *hub_data(const char *files, struct err *err) MT_CHECK;
 
 #endif

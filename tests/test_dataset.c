@@ -9,7 +9,7 @@
 #include "data/dataset.h"
 #include "data/file.h"
 
-enum { TEN = 256, OK, RETURN, END, START, MESSAGE, CHANNEL, VOCAB = 265 };
+enum { TEN = 256, OK, RETURN, END, START, MESSAGE, CHANNEL, CALL, VOCAB = 265 };
 
 static struct tokenizer *tok;
 
@@ -580,6 +580,117 @@ static void split_by_document(void **state)
     dataset_free(&ds);
 }
 
+/* What one conversation became is trained on or held out, never both. */
+static void split_keeps_rows_together(void **state)
+{
+    (void)state;
+    char text[8192] = "";
+    struct dataset ds, held;
+    const struct dataset_options opt = options();
+    struct err err;
+    for (int i = 0; i < 20; i++)
+        snprintf(
+            text + strlen(text), sizeof(text) - strlen(text),
+            "{\"messages\": [{\"role\": \"user\", \"content\": \"%d\"}, {\"role\": \"assistant\", \"content\": \"b\"}, "
+            "{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"d\"}]}\n",
+            i);
+    load(&ds, write_rows(text), &opt);
+    assert_int_equal(ds.n_docs, 40);
+    assert_int_equal(dataset_split(&ds, &held, 0.25, 3, &err), 0);
+    assert_int_equal(held.n_docs, 10);
+    assert_int_equal(ds.n_docs, 30);
+    for (int64_t d = 0; d < held.n_docs; d++)
+        for (int64_t k = 0; k < ds.n_docs; k++) assert_int_not_equal(held.doc_row[d], ds.doc_row[k]);
+    dataset_free(&ds);
+    dataset_free(&held);
+}
+
+/* The same ids, from rows that say them in every form. */
+static void forms_of_conversations(void **state)
+{
+    (void)state;
+    static const char *const rows[] = {
+        "{\"messages\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"a\\nb\"}, "
+        "{\"role\": \"assistant\", \"content\": \"c\"}]}",
+        "{\"conversations\": [{\"from\": \"system\", \"value\": \"s\"}, {\"from\": \"human\", \"value\": \"a\\nb\"}, "
+        "{\"from\": \"gpt\", \"value\": \"c\"}]}",
+        "{\"system\": \"s\", \"conversations\": [{\"from\": \"user\", \"value\": \"a\\nb\"}, {\"from\": \"assistant\", "
+        "\"value\": \"c\"}]}",
+        "{\"instruction\": \"a\", \"input\": \"b\", \"output\": \"c\", \"system\": \"s\"}",
+        "{\"instruction\": \"a\\nb\", \"input\": \"\", \"output\": \"c\", \"system\": \"s\", \"history\": []}",
+        "{\"prompt\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"a\\nb\"}], "
+        "\"completion\": [{\"role\": \"assistant\", \"content\": \"c\"}]}",
+    };
+    struct dataset ds;
+    const struct dataset_options opt = options();
+    char text[4096] = "[";
+    for (int64_t i = 0; i < MT_LEN(rows); i++) { /* as one JSON array, over several lines */
+        strcat(text, i ? ",\n" : "\n");
+        strcat(text, rows[i]);
+    }
+    load(&ds, write_rows(strcat(text, "\n]\n")), &opt);
+    assert_int_equal(ds.n_rows, MT_LEN(rows));
+    assert_int_equal(ds.n_docs, MT_LEN(rows));
+    assert_int_equal(dataset_duplicates(&ds), MT_LEN(rows) - 1);
+    assert_int_equal(dataset_targets(&ds), MT_LEN(rows) * 9); /* CHANNEL final MESSAGE c RETURN */
+    dataset_free(&ds);
+    assert_load_fails(write_rows("{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}\n"), &opt, "judge");
+    assert_load_fails(write_rows("{\"instruction\": \"a\", \"output\": 7}\n"), &opt, "`output`");
+    assert_load_fails(write_rows("[{\"text\": \"ab\"}, {\"text\": 7}]"), &opt, "key `[1].text`");
+    assert_load_fails(write_rows("[{\"text\": \"ab\"}"), &opt, "rows.jsonl");
+}
+
+/* In the prompt of a list of messages and under "train": false nothing is learned. */
+static void untrained_answers(void **state)
+{
+    (void)state;
+    static const char row[] =
+        "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}, "
+        "{\"role\": \"user\", \"content\": \"c\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"d\"}]}\n"
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\", "
+        "\"train\": false}]}\n"
+        "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"function_call\", \"value\": "
+        "\"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {}}\"}]}\n";
+    struct dataset ds;
+    const struct dataset_options opt = options();
+    load(&ds, write_rows(row), &opt);
+    assert_int_equal(ds.n_docs, 2);
+    assert_int_equal(ds.n_unlabelled, 1);
+    assert_int_equal(ds.ids[ds.doc_off[1] - 2], 'd');
+    assert_int_equal(ds.ids[ds.n_tokens - 1], CALL);
+    dataset_free(&ds);
+}
+
+static void weighted_files(void **state)
+{
+    (void)state;
+    struct dataset ds, again;
+    const struct dataset_options opt = options();
+    char files[MT_PATH];
+    const char *a = write_rows("{\"text\": \"ab\"}\n{\"text\": \"cd\"}\n{\"text\": \"ef\"}\n{\"text\": \"gh\"}\n"),
+               *b = write_rows("{\"text\": \"xy\"}\n");
+    snprintf(files, sizeof(files), "%s*2.5, %s", a, b);
+    load(&ds, files, &opt);
+    load(&again, files, &opt);
+    assert_int_equal(ds.n_docs, 11);
+    assert_int_equal(ds.hash, again.hash);
+    assert_int_equal(ds.ids[ds.doc_off[4]], 'a');
+    assert_int_equal(ds.ids[ds.doc_off[10]], 'x');
+    assert_int_equal(dataset_duplicates(&ds), 6);
+    dataset_free(&again);
+    snprintf(files, sizeof(files), "%s*0.5", a);
+    load(&again, files, &opt);
+    assert_int_equal(again.n_docs, 2);
+    assert_int_equal(dataset_shared(&again, &ds), 2);
+    assert_int_equal(dataset_shared(&ds, &again), 6); /* the half is always the same one */
+    dataset_free(&again);
+    dataset_free(&ds);
+    snprintf(files, sizeof(files), "%s*0", a);
+    assert_load_fails(files, &opt, "a weight must stand");
+    snprintf(files, sizeof(files), "%s*x", a);
+    assert_load_fails(files, &opt, "a weight must stand");
+}
+
 /* A tokenizer without one of harmony's marks: no conversation is read as ordinary text. */
 static void messages_need_the_marks(void **state)
 {
@@ -626,6 +737,10 @@ int test_dataset(void)
         cmocka_unit_test(damaged_cache_is_rebuilt),
         cmocka_unit_test(cache_is_no_condition),
         cmocka_unit_test(split_by_document),
+        cmocka_unit_test(split_keeps_rows_together),
+        cmocka_unit_test(forms_of_conversations),
+        cmocka_unit_test(untrained_answers),
+        cmocka_unit_test(weighted_files),
         cmocka_unit_test(messages_need_the_marks),
     };
     return cmocka_run_group_tests_name("dataset", tests, load_tokenizer, free_tokenizer);

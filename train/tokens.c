@@ -9,6 +9,7 @@
 
 #include "data/chat_tools.h"
 #include "data/file.h"
+#include "data/hub.h"
 #include "data/json.h"
 #include "train/run.h"
 
@@ -178,14 +179,15 @@ static int show_config(struct tokens *t, struct err *err)
     for (int i = 0; i < t->n_set; i++)
         if (config_set(&t->cfg, t->set[i], err)) return -1;
     int rc = -1;
-    if (config_validate(&t->cfg, err) || arch_load(&r.arch, t->cfg.model.path, err) ||
+    if (config_validate(&t->cfg, err) || !(r.train_files = hub_data(t->cfg.data.train, err)) ||
+        hub_model(r.model_dir, t->cfg.model.path, t->cfg.model.revision, err) || arch_load(&r.arch, r.model_dir, err) ||
         run_open_tokenizer(&r, &opt, cache, err))
         goto out;
     if (!t->cfg.data.train[0]) {
         err_set(err, "data.train is not set: the files to train on");
         goto out;
     }
-    if (dataset_load(&r.train, t->cfg.data.train, r.tok, &opt, err)) goto out;
+    if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) goto out;
     struct loader_options lo = run_loader_options(&t->cfg, true);
     struct loader *loader = loader_open(&r.train, &lo, (struct loader_pos){0, t->row});
     int64_t n = loader_epoch_batches(loader, 0);

@@ -1,0 +1,136 @@
+/* test_tokens.c - `moetrain tokens` from outside: its three forms, and that nothing of the text reaches a page as
+ * markup. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "tests/process.h"
+
+#define TOKENIZER "../../configs/tiny-gptoss"
+
+static const char *write_text(const char *dir, const char *name, const char *text)
+{
+    static char path[4][MT_PATH];
+    static int next;
+    char *p = path[next++ % 4];
+    struct err err;
+    snprintf(p, MT_PATH, "%s/%s", dir, name);
+    assert_int_equal(file_write_atomic(p, text, (int64_t)strlen(text), &err), 0);
+    return p;
+}
+
+static void messages(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *model = fixture(TOKENIZER);
+    const char *list = write_text(dir, "m.json",
+                                  "[{\"role\": \"user\", \"content\": \"\xc3\xa9?\"},\n{\"role\": "
+                                  "\"assistant\", \"content\": \"a\"}]");
+    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", list, "--json"), 0);
+    struct err err;
+    struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "tokens", &err);
+    if (!doc) fail_msg("%s", err.msg);
+    const char *text;
+    int64_t begin, end;
+    struct json root = json_root(doc), spans = json_find(root, "loss_spans");
+    assert_int_equal(json_get_str(root, "text", &text, &err), 0);
+    assert_int_equal(json_count(spans), 1);
+    assert_int_equal(json_i64(json_at(json_at(spans, 0), 0), 0, 1000, &begin, &err), 0);
+    assert_int_equal(json_i64(json_at(json_at(spans, 0), 1), 0, 1000, &end, &err), 0);
+    assert_string_equal(text + begin + 1,
+                        "<|channel|>final<|message|>a<|return|>"); /* in characters, and one has two bytes */
+    assert_int_equal(end + 1, (int64_t)strlen(text));
+    assert_false(json_has(root, "samples"));
+    json_free(doc);
+
+    const char *rows = write_text(dir, "m.jsonl",
+                                  "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n\n"
+                                  "{\"messages\": [{\"role\": \"judge\", \"content\": \"q\"}]}\n");
+    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", rows, "--json"), 1);
+    assert_says(said.err, "m.jsonl:3: ");
+    assert_string_equal(said.out, "");
+
+    const char *mine = write_text(dir, "t.jinja",
+                                  "{% for m in messages %}{{ m.role }}{% generation %}{{ m.content }}"
+                                  "{% endgeneration %}{% endfor %}");
+    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", list, "--json", "--template", mine), 0);
+    assert_says(said.out, "\"text\": \"user\xc3\xa9?assistanta\"");
+    assert_says(said.out, "\"loss_spans\": [[4, 6], [15, 16]]");
+}
+
+static void batches(void **state)
+{
+    (void)state;
+    const char *config = process_config("[data]\n");
+    assert_int_equal(RUN("tokens", config), 0);
+    assert_says(said.out, "micro-batch 0 of ");
+    assert_says(said.out, "---- document 0: ");
+    assert_says(said.out, "[[");
+    assert_null(strchr(said.out, 27)); /* no colours into a file */
+    assert_int_equal(RUN("tokens", config, "--html"), 0);
+    assert_says(said.out, "<!doctype html>");
+    assert_says(said.out, "<span class=t");
+    assert_int_equal(RUN("tokens", config, "--json", "--row", "1"), 0);
+    assert_says(said.out, "{\"row\": 1, ");
+    assert_int_equal(RUN("tokens", config, "--row", "99999"), 1);
+    assert_says(said.err, "the first epoch has ");
+    assert_int_equal(RUN("tokens", config, "--set", "data.loss_on=nothing"), 1);
+    assert_says(said.err, "loss_on");
+}
+
+static void text_is_no_markup(void **state)
+{
+    (void)state;
+    const char *rows = write_text(scratch_dir(), "rows.jsonl", "{\"text\": \"<b>&\\u001b[31m\\u0000\\u0085\"}\n");
+    char set[MT_PATH + 32];
+    snprintf(set, sizeof(set), "data.train=%s", rows);
+    const char *config = process_config("");
+    assert_int_equal(RUN("tokens", config, "--set", set, "--html"), 0);
+    assert_null(strstr(said.out, "<b>"));
+    assert_null(strchr(said.out, 27));
+    assert_int_equal(RUN("tokens", config, "--set", set), 0);
+    assert_null(strchr(said.out, 27));
+    assert_says(said.out, "<0x1B>");
+    assert_says(said.out, "<0x00>");
+}
+
+static void raw_text(void **state)
+{
+    (void)state;
+    char command[3 * MT_PATH], out[256] = "";
+    snprintf(command, sizeof(command), "printf '<|start|>hi' | %s tokens --tokenizer %s/tokenizer.json --json",
+             moetrain_binary(), fixture(TOKENIZER));
+    for (int special = 1; special >= 0; special--) {
+        if (!special) strcat(command, " --no-special");
+        FILE *pipe = popen(command, "r");
+        assert_non_null(pipe);
+        assert_non_null(fgets(out, sizeof(out), pipe));
+        assert_int_equal(pclose(pipe), 0);
+        assert_string_equal(out, special ? "{\"ids\": [4092, 71, 72]}\n"
+                                         : "{\"ids\": [27, 91, 303, 448, 91, 29, 71, 72]}\n");
+    }
+}
+
+static void wrong_words(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("tokens", "--help"), 0);
+    assert_says(said.out, "loss_spans");
+    assert_int_equal(RUN("tokens"), 1);
+    assert_int_equal(RUN("tokens", "--frobnicate"), 1);
+    assert_says(said.err, "--frobnicate");
+    assert_int_equal(RUN("tokens", "a.ini", "--row", "-1"), 1);
+    assert_int_equal(RUN("tokens", "--tokenizer", "/nowhere", "--json"), 1);
+    assert_says(said.err, "/nowhere");
+}
+
+int test_tokens(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(messages), cmocka_unit_test(batches),     cmocka_unit_test(text_is_no_markup),
+        cmocka_unit_test(raw_text), cmocka_unit_test(wrong_words),
+    };
+    return cmocka_run_group_tests_name("tokens", tests, NULL, NULL);
+}
