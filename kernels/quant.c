@@ -252,12 +252,32 @@ void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const
     }
 }
 
+/* Whole blocks of MXFP4, a byte at a time. */
+static void mxfp4_decode(float *out, const uint8_t *nibbles, const uint8_t *scales, int64_t n)
+{
+    for (int64_t b = 0; b < n / 32; b++) {
+        const float step = quant_e8m0(scales[b]);
+        for (int i = 0; i < 16; i++) {
+            const uint8_t byte = nibbles[16 * b + i];
+            out[32 * b + 2 * i] = quant_e2m1_code[byte & 15] * step;
+            out[32 * b + 2 * i + 1] = quant_e2m1_code[byte >> 4] * step;
+        }
+    }
+}
+
 void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads)
 {
     enum { PIECE = 4096 };
+    const int64_t flat = e * w->n_out * w->n_in + first;
+    const bool blocks = w->format == WF_MXFP4 && flat % 32 == 0 && n % 32 == 0;
 #pragma omp parallel for if (n > 16 * PIECE) num_threads(n_threads)
-    for (int64_t at = 0; at < n; at += PIECE)
-        for (int64_t i = at; i < MT_MIN(at + PIECE, n); i++) out[i] = quant_value(w, e, first + i);
+    for (int64_t at = 0; at < n; at += PIECE) {
+        const int64_t count = MT_MIN(PIECE, n - at);
+        if (blocks)
+            mxfp4_decode(out + at, (const uint8_t *)w->data + (flat + at) / 2, w->scale + (flat + at) / 32, count);
+        else
+            for (int64_t i = at; i < at + count; i++) out[i] = quant_value(w, e, first + i);
+    }
 }
 
 /* ---- MXFP4 again, where it was before ---- */

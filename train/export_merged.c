@@ -469,7 +469,7 @@ static int write_config(const struct merge *m, struct err *err)
     const char *key;
     struct json value;
     struct json_out o = {.indent = true};
-    if (str_format(path, sizeof(path), err, "path", "%s/config.json", m->x->cfg->model.path)) return -1;
+    if (str_format(path, sizeof(path), err, "path", "%s/config.json", m->x->run.model_dir)) return -1;
     struct json_doc *doc = json_load(path, 64 << 20, err);
     if (!doc) return -1;
     json_out_open(&o, NULL, '{');
@@ -504,7 +504,7 @@ static bool is_beside(const char *name)
 typedef int beside_fn(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err);
 static int each_beside(const struct merge *m, beside_fn *job, void *arg, struct err *err)
 {
-    const char *dir = m->x->cfg->model.path;
+    const char *dir = m->x->run.model_dir;
     char path[MT_PATH], **names;
     int64_t n;
     int rc = 0;

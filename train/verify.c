@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_TOKENS = 512, HEAD_ROWS = 16 };
+enum { MAX_TOKENS = 256, HEAD_ROWS = 64 };
 enum part { PART_ALL, PART_ATTENTION, PART_EXPERTS, PARTS };
 enum { SIDES = 1 + 2 * PARTS }; /* base; trainer's parts; export's parts */
 
@@ -177,7 +177,7 @@ static int run_layers(struct stream *s, struct err *err)
 {
     struct device *dev = &s->dev;
     const struct arch *a = &s->x->run.arch;
-    struct progress progress = progress_start("verifying", a->n_layer);
+    struct progress progress = progress_start("verifying", a->n_layer + 1); /* the head counts as a layer */
     for (int64_t l = 0; l < a->n_layer; l++) {
         const int64_t mark = arena_mark(&dev->weights);
         struct layer_weights source, other;
@@ -207,17 +207,28 @@ static double log_sum_exp(const float *x, int64_t n)
     return most + log(sum);
 }
 
-/* sum p (log p - log q) of two rows of logits. */
-static void add_kl(struct kl *kl, const float *p, const float *q, int64_t n)
+static void add_kl(struct kl *kl, double value)
 {
-    const double norm_p = log_sum_exp(p, n), norm_q = log_sum_exp(q, n);
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const double log_p = (double)p[i] - norm_p;
-        sum += exp(log_p) * (log_p - ((double)q[i] - norm_q));
+    kl->sum += value;
+    if (!(value <= kl->max)) kl->max = value; /* NaN too */
+}
+
+/* One token: sum p (log p - log q) of each part of the trainer, q the export's and the base's. */
+static void compare_token(struct stream *s, const float *const row[SIDES], int64_t n)
+{
+    double norm[SIDES];
+    for (int i = 0; i < SIDES; i++) norm[i] = log_sum_exp(row[i], n);
+    for (int part = 0; part < PARTS; part++) {
+        const int p = 1 + part, q = 1 + PARTS + part;
+        double exported = 0, base = 0;
+        for (int64_t i = 0; i < n; i++) {
+            const double log_p = (double)row[p][i] - norm[p], share = exp(log_p);
+            exported += share * (log_p - ((double)row[q][i] - norm[q]));
+            base += share * (log_p - ((double)row[0][i] - norm[0]));
+        }
+        add_kl(&s->part[part], exported);
+        add_kl(&s->effect[part], base);
     }
-    kl->sum += sum;
-    if (!(sum <= kl->max)) kl->max = sum; /* NaN too */
 }
 
 static void compare_logits(struct stream *s, const struct tensor logits[SIDES])
@@ -226,10 +237,7 @@ static void compare_logits(struct stream *s, const struct tensor logits[SIDES])
     for (int64_t t = 0; t < logits[0].shape[0]; t++) {
         const float *row[SIDES];
         for (int i = 0; i < SIDES; i++) row[i] = (const float *)logits[i].data + t * n;
-        for (int p = 0; p < PARTS; p++) {
-            add_kl(&s->effect[p], row[1 + p], row[0], n);
-            add_kl(&s->part[p], row[1 + p], row[1 + PARTS + p], n);
-        }
+        compare_token(s, row, n);
     }
 }
 
