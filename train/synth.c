@@ -1,5 +1,4 @@
-/* synth.c - the list of a checkpoint's tensors with the distribution of each, dealt out to shards, written by all
- * cores.
+/* synth.c - the list of a checkpoint's tensors with the distribution of each, written by all cores.
  *
  * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
  * and the head's logits are neither flat nor saturated. What writes into the residual stream is scaled by
@@ -7,17 +6,14 @@
  * have unequal lengths, so that experts get unequal shares. Measured: tests/test_synth.c. */
 #include "train/synth.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "data/file.h"
-#include "data/safetensors.h"
+#include "data/shards.h"
 #include "kernels/quant.h"
 #include "train/draw.h"
 #include "train/published.h"
@@ -38,12 +34,6 @@ struct product {
     char state[128]; /* bitsandbytes' quant_state */
 };
 
-struct shard {
-    char name[64];
-    int64_t first, n; /* entries */
-    int fd;
-};
-
 struct synth {
     const struct published *p;
     struct arch a; /* of all layers */
@@ -54,8 +44,6 @@ struct synth {
     int n_products;
     struct st_entry *entries; /* data: a struct draw */
     int64_t n, cap, n_params, bytes;
-    struct shard *shards;
-    int n_shards;
 };
 
 /* ---- the tensors */
@@ -261,10 +249,7 @@ static void synth_close(struct synth *s)
         mem_free((void *)(uintptr_t)s->entries[i].name);
         mem_free((void *)(uintptr_t)s->entries[i].data);
     }
-    for (int i = 0; i < s->n_shards; i++)
-        if (s->shards[i].fd >= 0) close(s->shards[i].fd);
     mem_free(s->entries);
-    mem_free(s->shards);
     *s = (struct synth){0};
 }
 
@@ -281,117 +266,33 @@ static int synth_open(struct synth *s, const struct synth_options *opt, struct e
     return 0;
 }
 
-/* ---- shards */
-
-static void deal_shards(struct synth *s, int64_t most)
-{
-    int64_t bytes = 0;
-    s->shards = mem_array(s->n, sizeof(*s->shards));
-    for (int64_t i = 0; i < s->n; i++) {
-        const int64_t more = safetensors_entry_bytes(&s->entries[i]);
-        if (i == 0 || bytes + more > most) {
-            s->shards[s->n_shards++] = (struct shard){.first = i, .fd = -1};
-            bytes = 0;
-        }
-        s->shards[s->n_shards - 1].n++;
-        bytes += more;
-    }
-    for (int i = 0; i < s->n_shards; i++)
-        if (s->n_shards == 1)
-            snprintf(s->shards[i].name, sizeof(s->shards[i].name), "model.safetensors");
-        else
-            snprintf(s->shards[i].name, sizeof(s->shards[i].name), "model-%05d-of-%05d.safetensors", i + 1,
-                     s->n_shards);
-}
-
-static int write_index(const struct synth *s, const char *dir, struct err *err)
-{
-    char path[MT_PATH];
-    struct json_out o = {.indent = true};
-    if (s->n_shards == 1) return 0;
-    if (str_format(path, sizeof(path), err, "path of the index", "%s/model.safetensors.index.json", dir)) return -1;
-    json_out_open(&o, NULL, '{');
-    json_out_open(&o, "metadata", '{');
-    json_out_i64(&o, "total_size", s->bytes);
-    json_out_close(&o, '}');
-    json_out_open(&o, "weight_map", '{');
-    for (int i = 0; i < s->n_shards; i++)
-        for (int64_t k = 0; k < s->shards[i].n; k++)
-            json_out_str(&o, s->entries[s->shards[i].first + k].name, s->shards[i].name);
-    json_out_close(&o, '}');
-    json_out_close(&o, '}');
-    const int rc = file_write_atomic(path, o.text, o.size, err);
-    json_out_free(&o);
-    return rc;
-}
-
 /* ---- writing: threads take the next piece, make it, write it to its place */
 
 struct writer {
     struct synth *s;
-    const char *dir;
+    struct shards shards;
     pthread_mutex_t lock; /* of everything below */
     struct err *err;
     bool failed;
-    int shard; /* the cursor: this entry of this shard, which begins at `at` in the file, from byte `done` on */
-    int64_t entry, at, done;
-    int64_t written; /* of s->bytes */
+    int64_t entry, done; /* the cursor: this entry, from byte `done` on */
+    int64_t written;     /* of s->bytes */
     double start, told;
 };
 
 struct piece {
-    const struct draw *draw;
-    int fd;
-    int64_t at, n, file; /* bytes [at, at+n) of the tensor, at this place of the file */
-    const char *name;    /* of the file */
+    int64_t entry, at, n; /* bytes [at, at+n) of the tensor */
 };
 
-static int write_error(const struct writer *w, const char *name)
+static bool next_piece(struct writer *w, struct piece *piece)
 {
-    return err_set(w->err, "%s/%s: cannot write: %s", w->dir, name, strerror(errno));
-}
-
-static int write_at(int fd, const void *data, int64_t n, int64_t at)
-{
-    while (n > 0) {
-        const ssize_t put = pwrite(fd, data, (size_t)n, at);
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return -1;
-        data = (const char *)data + put;
-        at += put;
-        n -= put;
-    }
-    return 0;
-}
-
-/* Sorts the shard's entries, creates its file and writes its head. */
-static int open_shard(struct writer *w, struct shard *shard)
-{
-    char path[MT_PATH], *head;
-    int rc = str_format(path, sizeof(path), w->err, "path of the shard", "%s/%s", w->dir, shard->name);
-    if (rc || safetensors_head(w->s->entries + shard->first, shard->n, &head, &w->at, w->err)) return -1;
-    shard->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (shard->fd < 0 || write_at(shard->fd, head, w->at, 0)) rc = write_error(w, shard->name);
-    mem_free(head);
-    w->entry = w->done = 0;
-    return rc;
-}
-
-/* 1: a piece, 0: no more, -1: error. */
-static int next_piece(struct writer *w, struct piece *piece)
-{
-    if (w->shard == w->s->n_shards) return 0;
-    struct shard *shard = &w->s->shards[w->shard];
-    if (shard->fd < 0 && open_shard(w, shard)) return -1;
-    const struct st_entry *e = &w->s->entries[shard->first + w->entry];
-    const int64_t bytes = safetensors_entry_bytes(e), n = MT_MIN(PIECE_BYTES, bytes - w->done);
-    *piece = (struct piece){e->data, shard->fd, w->done, n, w->at + w->done, shard->name};
-    w->done += n;
-    if (w->done < bytes) return 1;
-    w->at += bytes;
+    if (w->entry == w->s->n) return false;
+    const int64_t bytes = safetensors_entry_bytes(&w->s->entries[w->entry]);
+    *piece = (struct piece){w->entry, w->done, MT_MIN(PIECE_BYTES, bytes - w->done)};
+    w->done += piece->n;
+    if (w->done < bytes) return true;
     w->done = 0;
-    if (++w->entry == shard->n) w->shard++;
-    return 1;
+    w->entry++;
+    return true;
 }
 
 /* A line every other second. */
@@ -410,33 +311,30 @@ static void tell(struct writer *w, int64_t n)
 static void *work(void *arg)
 {
     struct writer *w = arg;
-    struct piece piece = {0};
+    struct piece piece;
+    struct err err;
     uint8_t *bytes = mem_alloc(PIECE_BYTES);
     pthread_mutex_lock(&w->lock);
-    while (!w->failed) {
-        const int rc = next_piece(w, &piece);
-        w->failed = rc < 0;
-        if (rc <= 0) break;
+    while (!w->failed && next_piece(w, &piece)) {
         pthread_mutex_unlock(&w->lock);
-        draw_bytes(piece.draw, bytes, piece.at, piece.n);
-        const int failed = write_at(piece.fd, bytes, piece.n, piece.file), why = errno;
+        draw_bytes(w->s->entries[piece.entry].data, bytes, piece.at, piece.n);
+        const int rc = shards_put(&w->shards, piece.entry, piece.at, bytes, piece.n, &err);
         pthread_mutex_lock(&w->lock);
         tell(w, piece.n);
-        if (!failed || w->failed) continue;
-        errno = why;
-        write_error(w, piece.name);
-        w->failed = true;
+        if (rc && !w->failed) w->failed = err_set(w->err, "%s", err.msg);
     }
     pthread_mutex_unlock(&w->lock);
     mem_free(bytes);
     return NULL;
 }
 
-static int write_shards(struct synth *s, const char *dir, int n_threads, struct err *err)
+static int write_tensors(struct synth *s, const char *dir, const struct synth_options *opt, struct err *err)
 {
     const double start = clock_ms();
-    struct writer w = {.s = s, .dir = dir, .err = err, .start = start, .told = start};
-    const int n = n_threads ? n_threads : (int)MT_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
+    struct writer w = {.s = s, .err = err, .start = start, .told = start};
+    const int64_t most = opt->shard_bytes ? opt->shard_bytes : SHARD_BYTES;
+    const int n = opt->n_threads ? opt->n_threads : (int)MT_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
+    if (shards_open(&w.shards, dir, s->entries, s->n, most, err)) return -1;
     pthread_t *threads = mem_array(n, sizeof(*threads));
     MT_REQUIRE(!pthread_mutex_init(&w.lock, NULL), "no lock");
     for (int i = 0; i < n; i++)
@@ -444,7 +342,9 @@ static int write_shards(struct synth *s, const char *dir, int n_threads, struct 
     for (int i = 0; i < n; i++) pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&w.lock);
     mem_free(threads);
-    return w.failed ? -1 : 0;
+    const int rc = w.failed || shards_finish(&w.shards, err) ? -1 : 0;
+    shards_close(&w.shards);
+    return rc;
 }
 
 /* ---- the directory */
@@ -462,13 +362,9 @@ static int check_empty(const char *dir, struct err *err)
 
 static int check_space(const struct synth *s, const char *dir, struct err *err)
 {
-    struct statvfs fs;
-    char need[32], have[32];
-    if (statvfs(dir, &fs)) return err_set(err, "%s: cannot ask for free space: %s", dir, strerror(errno));
-    const double free_bytes = (double)fs.f_bavail * (double)fs.f_frsize;
-    if (free_bytes >= (double)s->bytes) return 0;
-    return err_set(err, "%s needs %s, but where %s lies only %s are free; --layers N writes the first N layers",
-                   s->p->name, str_bytes(need, s->bytes), dir, str_bytes(have, (int64_t)free_bytes));
+    struct err why;
+    if (!file_check_space(dir, s->bytes, &why)) return 0;
+    return err_set(err, "%s; --layers N writes the first N layers", why.msg);
 }
 
 static int write_config(const struct synth *s, const char *dir, struct err *err)
@@ -487,8 +383,8 @@ static int write_all(struct synth *s, const struct synth_options *opt, struct er
 {
     char tmp[MT_PATH];
     if (swap_begin(opt->dir, tmp, err)) return -1;
-    if (!check_space(s, tmp, err) && !write_shards(s, tmp, opt->n_threads, err) && !write_index(s, tmp, err) &&
-        !synth_tokenizer(tmp, s->p, err) && !write_config(s, tmp, err) && !swap_commit(tmp, opt->dir, err))
+    if (!check_space(s, tmp, err) && !write_tensors(s, tmp, opt, err) && !synth_tokenizer(tmp, s->p, err) &&
+        !write_config(s, tmp, err) && !swap_commit(tmp, opt->dir, err))
         return 0;
     (void)!file_remove_tree(tmp, NULL);
     return -1;
@@ -501,7 +397,6 @@ int synth_run(const struct synth_options *opt, struct err *err)
     const double start = clock_ms();
     int rc = synth_open(&s, opt, err) || check_empty(opt->dir, err) ? -1 : 0;
     if (!rc) {
-        deal_shards(&s, opt->shard_bytes ? opt->shard_bytes : SHARD_BYTES);
         log_info("%s: %lld of %lld layers, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
                  (long long)s.n_layer, (long long)s.p->n_layer, str_count(params, s.n_params),
                  weight_format_name(s.experts), str_bytes(bytes, s.bytes), (long long)s.n, (unsigned long long)s.seed);

@@ -18,9 +18,8 @@ struct synth_options {
     int64_t shard_bytes; /* a file is closed before it would have more, unless one tensor has; 0: 4.5e9 */
 };
 
-/* Writes safetensors, config.json and a tokenizer of bytes; dir appears when all of it is there. The files are not
- * synced: after a power cut they are better written again. Error: arch or quant unknown or not this family's, dir not
- * empty, too little space, a failed write. */
+/* Writes safetensors, config.json and a tokenizer of bytes; dir appears when all of it is there. Error: arch or quant
+ * unknown or not this family's, dir not empty, too little space, a failed write. */
 int synth_run(const struct synth_options *opt, struct err *err) MT_CHECK;
 /* Parameters and bytes of all tensors of what synth_run would write. */
 int synth_size(const struct synth_options *opt, int64_t *n_params, int64_t *bytes, struct err *err) MT_CHECK;

@@ -49,6 +49,21 @@ struct grouped {
     float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
 };
 
+static inline bool grouped_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+/* What every kernel for these products needs; anything else is a bug of the caller. */
+static inline void grouped_require(const struct grouped *g)
+{
+    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
+               "grouped product of %lld x %lld, rows %lld apart: multiples of 8 are needed", (long long)g->n_out,
+               (long long)g->n_in, (long long)g->lda);
+    MT_REQUIRE(g->r % 8 == 0 && g->r <= 256, "adapter of rank %lld: a multiple of 8, at most 256, is needed",
+               (long long)g->r);
+    MT_REQUIRE(grouped_aligned(g->a) && grouped_aligned(g->b) && grouped_aligned(g->la) && grouped_aligned(g->lb) &&
+                   grouped_aligned(g->out) && grouped_aligned(g->act) && grouped_aligned(g->pre) &&
+                   grouped_aligned(g->bias),
+               "grouped product: a tensor is not 16-byte aligned");
+}
+
 /* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Every row of the experts of the run is written, nothing
  * else. Deterministic. grouped_mma.cu: mma.sync and cp.async, any GPU since sm_80; grouped_wgmma.cu: wgmma and TMA,
  * sm_90a, for n_out >= 64. */

@@ -286,18 +286,9 @@ template <int BN> static void launch_store(const struct grouped *g)
         launch<BN, false, GROUPED_STORE>(g);
 }
 
-static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
-
 void cuda_grouped_mma(const struct grouped *g)
 {
-    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
-               "grouped product of %lld x %lld, rows %lld apart: multiples of 8 are needed", (long long)g->n_out,
-               (long long)g->n_in, (long long)g->lda);
-    MT_REQUIRE(g->r % 8 == 0 && g->r <= 256, "adapter of rank %lld: a multiple of 8, at most 256, is needed",
-               (long long)g->r);
-    MT_REQUIRE(aligned(g->a) && aligned(g->b) && aligned(g->la) && aligned(g->lb) && aligned(g->out) &&
-                   aligned(g->act) && aligned(g->pre) && aligned(g->bias),
-               "grouped product: a tensor is not 16-byte aligned");
+    grouped_require(g);
     MT_REQUIRE(g->kn == (g->epilogue == GROUPED_GLU_BWD || g->epilogue == GROUPED_GATED) ||
                    g->epilogue == GROUPED_STORE,
                "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");

@@ -189,15 +189,9 @@ template <int BN> static void launch(const struct grouped *g)
         launch<BN, false, GROUPED_STORE>(g);
 }
 
-static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
-
 void cuda_grouped_thin(const struct grouped *g)
 {
-    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
-               "grouped product of %lld x %lld, rows %lld apart: multiples of 8 are needed", (long long)g->n_out,
-               (long long)g->n_in, (long long)g->lda);
-    MT_REQUIRE(aligned(g->a) && aligned(g->b) && aligned(g->out) && aligned(g->act),
-               "grouped product: a tensor is not 16-byte aligned");
+    grouped_require(g);
     MT_REQUIRE(g->n_out <= 64 && g->r == 0 && !g->bias &&
                    (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED) &&
                    (g->kn || g->epilogue == GROUPED_STORE),

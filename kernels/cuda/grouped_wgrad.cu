@@ -125,14 +125,13 @@ template <int RT> static void launch(const struct grouped_wgrad *g)
     CUDA_CHECK_LAUNCH();
 }
 
-static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
-
 void cuda_grouped_wgrad(const struct grouped_wgrad *g)
 {
     MT_REQUIRE(g->n_wide > 0 && g->n_wide % 8 == 0 && g->ld_wide % 8 == 0 && g->r > 0 && g->r % 8 == 0 && g->r <= 256,
                "adapter gradient %lld x %lld, rows %lld apart: multiples of 8 are needed, rank at most 256",
                (long long)g->n_wide, (long long)g->r, (long long)g->ld_wide);
-    MT_REQUIRE(aligned(g->wide) && aligned(g->thin), "adapter gradient: an operand is not 16-byte aligned");
+    MT_REQUIRE(grouped_aligned(g->wide) && grouped_aligned(g->thin),
+               "adapter gradient: an operand is not 16-byte aligned");
     MT_REQUIRE(g->n_exp <= 65535, "%lld experts", (long long)g->n_exp);
     if (g->n_row == 0) return;
     if (g->r <= 16)
