@@ -6,8 +6,8 @@
 
 int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
 {
-    int64_t fit = logits_bytes / (4 * a->vocab) / 64 * 64;
-    return MT_MIN(MT_MAX(fit, 64), 4096);
+    const int64_t fit = logits_bytes / (4 * a->vocab), unit = fit < 512 ? 64 : 512; /* of rows: tiles of products */
+    return MT_MIN(MT_MAX(fit / unit * unit, 64), 4096);
 }
 
 /* What the kernels of a GPU cannot take, by name. */

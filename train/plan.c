@@ -12,7 +12,7 @@ struct scratch {
     int64_t logits_bytes;
     int64_t expert_group; /* 0: all of a layer */
 };
-static const struct scratch gpu_scratch[] = {{(int64_t)1 << 30, 0}, {256 << 20, 8}, {64 << 20, 1}};
+static const struct scratch gpu_scratch[] = {{512 << 20, 0}, {256 << 20, 8}, {64 << 20, 1}};
 static const struct scratch cpu_scratch[] = {{128 << 20, 0}}; /* its products decode tile by tile */
 
 struct quantize plan_quantize(const struct config *cfg)
