@@ -575,6 +575,16 @@ void op_cast(struct device *dev, struct tensor dst, struct tensor src)
     round_act(dev, dst);
 }
 
+void op_decode(struct device *dev, struct tensor y, const struct weight *w)
+{
+    WANT(y, dev->act == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);
+    MT_REQUIRE(w->format != WF_NONE && contiguous(y), "decoding %s into rows %lld apart", weight_format_name(w->format),
+               (long long)y.ld);
+    dev->op.bytes += (double)weight_bytes(w);
+    MOVES(dev, y);
+    RUN(0, decode, y, w);
+}
+
 /* ---- sums of a step ---- */
 
 void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)

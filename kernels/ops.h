@@ -191,6 +191,8 @@ typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, stru
 
 /* dst = src converted; dst act, src stat, contiguous, equal counts: the adapters' working copies from their masters */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
+/* y = w, the values that every product with w decodes for itself.  y [E,out,in] bf16 where act is bf16, else f32 */
+typedef void decode_fn(struct device *dev, struct tensor y, const struct weight *w);
 
 /* Sums that stay on the device until the step is over; all f64, "+=", summed in a fixed order.
  * out [2]: sum of nll, sum of hit.  nll [N] stat, hit [N] i32 */
@@ -267,6 +269,7 @@ struct ops {
     sumsq_fn *sumsq;
     adamw_fn *adamw;
     cast_fn *cast;
+    decode_fn *decode;
     loss_sum_fn *loss_sum;
     aux_sum_fn *aux_sum;
     row_count_fn *row_count;
@@ -296,6 +299,7 @@ linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce, cuda_linear_ce;
 sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
 adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
 cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;
+decode_fn op_decode, cpu_decode, cpu64_decode, cuda_decode;
 loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
 aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;
 row_count_fn op_row_count, cpu_row_count, cpu64_row_count, cuda_row_count;

@@ -70,7 +70,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     adapters_hold(&m->adapters, a, dev->ops->rank_multiple);
     adapters_alloc(&m->adapters, dev, a);
     load_tables(m, opt);
-    if (weights_load(&m->weights, dev, a, st, &opt->quantize, opt->embed_on_host, err)) {
+    if (weights_load(&m->weights, dev, a, st, &opt->quantize, opt->embed_on_host, opt->n_resident, err)) {
         model_close(m);
         return -1;
     }

@@ -27,6 +27,7 @@ struct model_options {
     int64_t ce_chunk;         /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
     int64_t expert_group;     /* as in struct device */
     bool embed_on_host;       /* the embedding lies in dev->host */
+    int64_t n_resident;       /* the last layers, whose experts are decoded when they are loaded */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */

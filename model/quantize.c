@@ -20,7 +20,9 @@ struct part {
     const char *suffix;
     enum dtype dtype;
     int64_t count, bytes; /* of one expert */
-    char *dst;            /* in dev->weights */
+    char *dst;            /* on the device */
+    char *copy;           /* the same in host memory, if the cache is still to be written and they do not stay there */
+    const char *kept;     /* where they are in the end, to be written */
 };
 
 struct kept {
@@ -54,13 +56,15 @@ static int list_parts(const struct quantize *q, const struct weight *w, struct p
     return n_part;
 }
 
+static bool stays(const struct quantizer *z) { return z->room == &z->dev->weights; }
+
 /* Room in the arena for the parts and, with NF4, for its tables; the weight's pointers. */
 static void take_room(struct quantizer *z, struct weight *w, struct part *p, int n_part)
 {
-    struct arena *a = &z->dev->weights;
+    struct arena *a = z->room;
     float map[256];
     w->format = z->q.format;
-    for (int i = 0; i < n_part; i++) p[i].dst = arena_push(a, w->n_exp * p[i].bytes);
+    for (int i = 0; i < n_part; i++) p[i].kept = p[i].dst = arena_push(a, w->n_exp * p[i].bytes);
     w->data = p[0].dst;
     if (w->format == WF_MXFP4) {
         w->scale = (const uint8_t *)p[1].dst;
@@ -102,8 +106,10 @@ static uint64_t checksum(uint64_t before, const char *data, int64_t bytes)
 static uint64_t place(struct quantizer *z, const struct kept *k, int64_t e, const char *const src[N_PART], uint64_t sum)
 {
     for (int i = 0; i < k->n_part; i++) {
-        sum = checksum(sum, src[i], k->part[i].bytes);
-        device_upload(z->dev, k->part[i].dst + e * k->part[i].bytes, src[i], k->part[i].bytes);
+        const struct part *p = &k->part[i];
+        sum = checksum(sum, src[i], p->bytes);
+        device_upload(z->dev, p->dst + e * p->bytes, src[i], p->bytes);
+        if (p->copy) memcpy(p->copy + e * p->bytes, src[i], (size_t)p->bytes);
     }
     return sum;
 }
@@ -151,7 +157,10 @@ static bool read_cached(struct quantizer *z, struct kept *k)
         for (int i = 0; i < k->n_part; i++) source_drop(&z->cache, t[i], e * k->part[i].bytes, k->part[i].bytes);
     }
     if (good) memcpy(&want, stored->data, sizeof(want));
-    if (good && k->sum == want) return true;
+    if (good && k->sum == want) {
+        for (int i = 0; i < k->n_part && !stays(z); i++) k->part[i].kept = (const char *)t[i]->data;
+        return true;
+    }
     if (!z->warned) log_warn("%s is damaged at %s and is made anew", z->q.cache, k->name);
     z->warned = true;
     return false;
@@ -193,7 +202,11 @@ static int encode_all(struct quantizer *z, struct kept *k, const struct source *
     char *dense = mem_array(values, dtype_size(s->data->dtype)), *out[N_PART] = {0};
     float *absmax = mem_array(values / BLOCK + 1, sizeof(float));
     int rc = 0;
-    for (int i = 0; i < k->n_part; i++) out[i] = mem_alloc(k->part[i].bytes);
+    for (int i = 0; i < k->n_part; i++) {
+        struct part *p = &k->part[i];
+        out[i] = mem_alloc(p->bytes);
+        if (z->q.cache && !stays(z)) p->kept = p->copy = mem_array(k->n_exp, p->bytes);
+    }
     k->sum = 0;
     for (int64_t e = 0; e < k->n_exp && !rc; e++) {
         const struct source *of = s + e * n_row_block;
@@ -252,7 +265,7 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
 void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, const struct safetensors *st)
 {
     char text[128];
-    *z = (struct quantizer){.dev = dev, .st = st, .start_ms = clock_ms(), .said_ms = clock_ms()};
+    *z = (struct quantizer){.dev = dev, .room = &dev->weights, .st = st, .start_ms = clock_ms(), .said_ms = clock_ms()};
     if (q) z->q = *q;
     if (!z->q.cache || z->q.format == WF_NONE || dev->measuring) return;
     snprintf(text, sizeof(text), VERSION " %s %d", quantize_name(&z->q), z->q.attention);
@@ -272,12 +285,14 @@ int quantizer_wants(const struct quantizer *z, enum weight_format format, bool n
                    name, weight_format_name(format), nested ? "-nested" : "", quantize_name(&z->q));
 }
 
-/* The bytes of an entry: on the device, but for keys and sums. */
+/* The bytes of an entry, on the device or in host memory. */
 static int put_entry(struct quantizer *z, struct file_writer *out, const struct st_entry *e, char *host, int64_t cap,
                      struct err *err)
 {
     const int64_t bytes = safetensors_entry_bytes(e);
-    if (e->dtype == DT_I64) return file_writer_put(out, e->data, bytes, err);
+    const struct arena *a = &z->dev->weights;
+    const uintptr_t first = (uintptr_t)a->base, data = (uintptr_t)e->data;
+    if (data < first || data >= first + (uintptr_t)a->used) return file_writer_put(out, e->data, bytes, err);
     int rc = 0;
     for (int64_t at = 0; at < bytes && !rc; at += cap) {
         const int64_t n = MT_MIN(cap, bytes - at);
@@ -319,7 +334,7 @@ static int write_cache(struct quantizer *z, struct err *err)
         add_entry(&entries[n++], k->name, ".sum", DT_I64, 1, &k->sum);
         for (int p = 0; p < k->n_part; p++)
             add_entry(&entries[n++], k->name, k->part[p].suffix, k->part[p].dtype, k->n_exp * k->part[p].count,
-                      k->part[p].dst);
+                      k->part[p].kept);
     }
     int rc = safetensors_head(entries, n, &head, &size, err) || file_writer_open(&out, z->q.cache, err) ? -1 : 0;
     if (!rc) {
@@ -358,7 +373,10 @@ void quantizer_finish(struct quantizer *z)
 
 void quantizer_close(struct quantizer *z)
 {
-    for (int64_t i = 0; i < z->n_kept; i++) mem_free(z->kept[i].name);
+    for (int64_t i = 0; i < z->n_kept; i++) {
+        for (int p = 0; p < z->kept[i].n_part; p++) mem_free(z->kept[i].part[p].copy);
+        mem_free(z->kept[i].name);
+    }
     mem_free(z->kept);
     safetensors_close(&z->cache);
     *z = (struct quantizer){0};

@@ -18,6 +18,7 @@ const char *quantize_name(const struct quantize *q); /* "none", "nf4", "nf4-nest
 struct quantizer {
     struct quantize q;
     struct device *dev;
+    struct arena *room; /* of dev, for packed bytes; where it is not dev->weights they do not stay */
     const struct safetensors *st;
     struct safetensors cache;  /* as the start before left it; no shards when there is none to use */
     uint64_t key;              /* of checkpoint, format and version: what a cache must be of */
@@ -33,9 +34,10 @@ void quantizer_open(struct quantizer *z, const struct quantize *q, struct device
  * has it packed in another way. */
 int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,
                     struct err *err) MT_CHECK;
-/* Packs n sources end to end as the n_exp matrices of w (shape set), n / n_exp row blocks each, into dev->weights; an
- * error when no whole block divides a matrix, or a value is not finite. done: share of the load that lies behind. In
- * host memory there is one matrix at a time, dense and packed. */
+/* Packs n sources end to end as the n_exp matrices of w (shape set), n / n_exp row blocks each, into z->room; an error
+ * when no whole block divides a matrix, or a value is not finite. done: share of the load that lies behind. In host
+ * memory there is one matrix at a time, dense and packed; what does not stay on the device waits there for the cache.
+ */
 int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, double done,
                     struct err *err) MT_CHECK;
 /* Says what was done; writes the cache when something had to be encoded. That it cannot be written is only a warning.

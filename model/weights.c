@@ -1,23 +1,30 @@
 /* weights.c - copies a checkpoint into dev->weights, tensor by tensor, dropping each mapped page once it is read, so
  * that resident memory while loading stays near one copy. Experts keep the bytes they have on disk, unless they are
- * dense and model.quantize wants them packed (model/quantize.h); what has to be rearranged (bitsandbytes' per-expert
- * matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is rearranged here, once. */
+ * dense and model.quantize wants them packed (model/quantize.h), or the layer is resident; what has to be rearranged
+ * (bitsandbytes' per-expert matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is rearranged here,
+ * once. */
 #include "model/weights.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/ops.h"
+
 struct fill {
     struct device *dev;
-    struct arena *arena; /* where the next weight goes: dev->weights, or dev->host */
+    struct arena *arena; /* where the next weight goes: dev->weights, dev->host or, to be decoded, dev->work */
     const struct arch *a;
     struct checkpoint ck;
     struct err *err;
     int64_t layer;
-    struct ffn ffn; /* of this layer */
+    struct ffn ffn;         /* of this layer */
+    int64_t first_resident; /* layer; its experts and those of all later ones are decoded */
     struct quantizer quantizer;
     struct weights *w;
 };
+
+/* What op_decode makes. */
+static enum dtype decoded_dtype(const struct device *dev) { return dev->act == DT_BF16 ? DT_BF16 : DT_F32; }
 
 /* "model.layers.7." + rest into a buffer of the caller. */
 struct name {
@@ -160,6 +167,15 @@ static void describe(struct fill *f, enum weight_format stored, bool nested, boo
                  f->quantizer.q.format == WF_NONE ? "" : ", as in the checkpoint");
 }
 
+static void describe_decoded(struct fill *f)
+{
+    const size_t n = strlen(f->w->experts);
+    if (f->w->n_decoded)
+        snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %lld of %lld layers decoded to %s",
+                 (long long)f->w->n_decoded, (long long)f->a->n_layer,
+                 weight_format_name(source_dense_format(decoded_dtype(f->dev))));
+}
+
 /* Whether model.quantize is about matrices in this role, and they are not packed yet: 0 or 1; -1 is an error. */
 static int wants_packing(struct fill *f, const struct source *s, enum role role)
 {
@@ -178,6 +194,7 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
     if (same_tables(f, s, n)) return -1;
     const int packing = wants_packing(f, s, role);
     if (packing < 0) return -1;
+    f->quantizer.room = f->arena;
     if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
     w->format = s[0].format;
     for (int64_t i = 0; i < n; i++) {
@@ -191,6 +208,22 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
     for (int64_t i = 0, at = 0; i < n; at += s[i++].data->bytes) put_source(f, data ? data + at : NULL, &s[i]);
     if (s[0].block) put_absmax(f, w, s, n);
     return 0;
+}
+
+/* The first bytes of a weight; those of the experts are seen before they are decoded. */
+static void add_to_mark(struct fill *f, const struct weight *w)
+{
+    const int64_t nibbles = w->n_exp * w->n_out * w->n_in / 2;
+    const int64_t bytes = MT_MIN(w->format >= WF_MXFP4 ? nibbles : weight_bytes(w), 1 << 16);
+    uint64_t bits;
+    if (f->dev->measuring) return;
+    char *host = mem_alloc(bytes + 8);
+    device_download(f->dev, host, w->data, bytes);
+    for (int64_t at = 0; at < bytes; at += 8) {
+        memcpy(&bits, host + at, sizeof(bits));
+        f->w->mark = rng_u64(f->w->mark, bits);
+    }
+    mem_free(host);
 }
 
 static int matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role)
@@ -213,6 +246,7 @@ static int load_qkv(struct fill *f, struct layer_weights *lw)
     }
     lw->qkv = (struct weight){.n_exp = 1, .n_out = cols, .n_in = f->a->d_model};
     if (stack(f, &lw->qkv, s, 3, ROLE_ATTENTION)) return -1;
+    if (f->layer == 0) add_to_mark(f, &lw->qkv);
     if (!f->a->attn_bias) return 0;
     lw->qkv_bias = arena_tensor_1d(&f->dev->weights, DT_F32, cols);
     for (int64_t i = 0, at = 0; i < 3; at += head[i++] * dim) {
@@ -373,6 +407,36 @@ static int load_router(struct fill *f, struct layer_weights *lw)
                : 0;
 }
 
+/* w, in scratch so far, moves to dev->weights as what the products read. */
+static void decode(struct fill *f, struct weight *w)
+{
+    const enum dtype t = decoded_dtype(f->dev);
+    const enum weight_format format = source_dense_format(t);
+    const struct tensor y = arena_tensor_3d(&f->dev->weights, t, w->n_exp, w->n_out, w->n_in);
+    op_decode(f->dev, y, w);
+    if (w->format != format) {
+        f->w->n_decoded++;
+        f->w->decoded_bytes += tensor_bytes(y) - weight_bytes(w);
+    }
+    *w = (struct weight){.format = format, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in, .data = y.data};
+}
+
+/* marked: the bytes count for w->mark. */
+static int load_product(struct fill *f, struct weight *w, struct tensor *bias, const struct product *p, bool marked)
+{
+    struct arena *work = &f->dev->work;
+    const int64_t mark = arena_mark(work);
+    const bool resident = f->layer >= f->first_resident;
+    if (resident) f->arena = work;
+    const int rc = p->stack ? load_experts(f, w, bias, p) : load_per_expert(f, w, bias, p);
+    f->arena = &f->dev->weights;
+    if (rc) return -1;
+    if (marked) add_to_mark(f, w);
+    if (resident) decode(f, w);
+    arena_release(work, mark);
+    return 0;
+}
+
 /* A router that sends everything to the only expert, with weight 1 and gradient 0. */
 static void make_router(struct fill *f, struct layer_weights *lw)
 {
@@ -394,12 +458,11 @@ static int load_ffn(struct fill *f, struct layer_weights *lw)
         make_router(f, lw);
     else if (load_router(f, lw))
         return -1;
-    const int64_t before = f->dev->weights.used;
-    const int rc =
-        dense ? load_per_expert(f, &lw->up, &lw->up_bias, &dense_up) ||
-                    load_per_expert(f, &lw->down, &lw->down_bias, &dense_down)
-              : load_experts(f, &lw->up, &lw->up_bias, &up) || load_experts(f, &lw->down, &lw->down_bias, &down);
+    const int64_t before = f->dev->weights.used, n_decoded = f->w->n_decoded;
+    const int rc = load_product(f, &lw->up, &lw->up_bias, dense ? &dense_up : &up, f->layer == 0) ||
+                   load_product(f, &lw->down, &lw->down_bias, dense ? &dense_down : &down, false);
     f->w->expert_bytes += f->dev->weights.used - before;
+    f->w->n_decoded = MT_MIN(f->w->n_decoded, n_decoded + 1); /* the layer counts once */
     return rc ? -1 : 0;
 }
 
@@ -452,6 +515,7 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
 {
     f->arena = embed_on_host && has_head(f) ? &f->dev->host : &f->dev->weights;
     if (load_embed(f, &w->embed)) return -1;
+    add_to_mark(f, &w->embed);
     f->arena = &f->dev->weights;
     w->head = w->embed;
     return load_head(f, &w->head) || vector(f, &w->norm, "model.norm.weight", f->a->d_model) ? -1 : 0;
@@ -465,12 +529,13 @@ static void find_unused(const struct fill *f, struct weights *w)
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct quantize *q, bool embed_on_host, struct err *err)
+                 const struct quantize *q, bool embed_on_host, int64_t n_resident, struct err *err)
 {
     struct fill f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
     const int64_t before = dev->weights.used;
     int rc = -1;
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
+    f.first_resident = a->n_layer - n_resident;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
     quantizer_open(&f.quantizer, q, dev, st);
     if (load_ends(&f, w, embed_on_host)) goto out;
@@ -479,6 +544,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
         if (load_layer(&f, &w->layers[f.layer])) goto out;
     }
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
+    describe_decoded(&f);
     find_unused(&f, w);
     quantizer_finish(&f.quantizer);
     rc = 0;
@@ -502,6 +568,7 @@ static void part_open(struct fill *f, struct weights *w, struct device *dev, con
 {
     *w = (struct weights){.layers = NULL};
     *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    f->first_resident = a->n_layer;
     f->ck.used = mem_array(st->n_tensors, sizeof(bool));
     quantizer_open(&f->quantizer, q, dev, st);
 }

@@ -23,17 +23,20 @@ struct weights {
     struct tensor norm;                /* [D] f32, final */
     struct layer_weights *layers;      /* [L] host */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; the rest */
-    char experts[64];                  /* how the first are held: "nf4-nested, packed from bf16" */
-    int64_t n_unused;                  /* tensors of the checkpoint that are not needed */
-    const char *unused;                /* the first of them; st's, and gone with it */
+    int64_t n_decoded, decoded_bytes;  /* layers whose experts were decoded; what they take beyond their packed bytes */
+    char experts[96];   /* how they are held: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
+    uint64_t mark;      /* of samples of the bytes as they came: tells base models of one shape apart */
+    int64_t n_unused;   /* tensors of the checkpoint that are not needed */
+    const char *unused; /* the first of them; st's, and gone with it */
 };
 
 /* Takes dev->weights bytes for every tensor and, unless the device is measuring, copies them there. All names, shapes
  * and formats are checked before the first copy; the error names the tensor and what was expected. q: what is packed on
  * the way, NULL for nothing; a dense layer's feed-forward network counts as an expert. embed_on_host: the embedding
- * goes to dev->host, unless it is the head as well. */
+ * goes to dev->host, unless it is the head as well. n_resident: of so many layers, the last ones, the experts are
+ * decoded once, to what op_decode makes of them: their packed bytes pass through dev->work and are not kept. */
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct quantize *q, bool embed_on_host, struct err *err) MT_CHECK;
+                 const struct quantize *q, bool embed_on_host, int64_t n_resident, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* the host table only */
 
 /* Part by part, for who cannot hold them all: one layer (packed by q as weights_load does, but without its cache), or

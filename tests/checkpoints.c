@@ -439,21 +439,23 @@ static void forward(struct model *m, struct model_tally *loss)
     model_end(m);
 }
 
-static void open_model(struct loaded *l, struct model *m, struct device *dev, const struct quantize *q)
+static void open_model(struct loaded *l, struct model *m, struct device *dev, const struct model_options *opt)
 {
     const struct lora_options lora = {.r = 2, .alpha = 2, .targets = "q_proj", .layers = ""};
-    const struct model_options opt = {.max_len = 64, .quantize = *q};
     struct adapters ad;
     struct err err;
     OK(adapters_plan(&ad, &l->arch, &lora, &err));
-    OK(model_open(m, dev, &l->arch, &l->st, &ad, &opt, 1, &err));
+    OK(model_open(m, dev, &l->arch, &l->st, &ad, opt, 1, &err));
     forward(m, &l->loss);
 }
 
 void loaded_open(struct loaded *l, const char *dir) { loaded_open_as(l, dir, &(struct quantize){.cache = NULL}); }
 
-void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q)
+void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q) { loaded_open_resident(l, dir, q, 0); }
+
+void loaded_open_resident(struct loaded *l, const char *dir, const struct quantize *q, int64_t n)
 {
+    const struct model_options opt = {.max_len = 64, .quantize = *q, .n_resident = n};
     struct device measure, *dev = &l->dev;
     struct model plan;
     struct err err;
@@ -462,12 +464,12 @@ void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q)
     OK(safetensors_open(&l->st, dir, &err));
     OK(device_open(dev, "cpu", "fp32", &err));
     device_measure(&measure, dev);
-    open_model(l, &plan, &measure, q);
+    open_model(l, &plan, &measure, &opt);
     model_close(&plan);
     OK(device_reserve(dev, &dev->weights, "weights", measure.weights.peak, &err));
     OK(device_reserve(dev, &dev->state, "state", measure.state.peak, &err));
     OK(device_reserve(dev, &dev->work, "work", measure.work.peak, &err));
-    open_model(l, &l->model, dev, q);
+    open_model(l, &l->model, dev, &opt);
     assert_int_equal(dev->weights.used, measure.weights.peak);
 }
 

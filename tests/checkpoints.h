@@ -55,6 +55,7 @@ struct loaded {
 };
 void loaded_open(struct loaded *l, const char *dir);
 void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q); /* packed while it loads */
+void loaded_open_resident(struct loaded *l, const char *dir, const struct quantize *q, int64_t n); /* and decoded */
 void loaded_close(struct loaded *l);
 void assert_same_weights(const struct loaded *a, const struct loaded *b); /* each decoded value, bit by bit */
 void assert_same_loaded(const struct loaded *a, const struct loaded *b);  /* and, bit by bit, the same loss */

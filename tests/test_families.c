@@ -198,11 +198,11 @@ static int load_copy(struct loaded *l, struct copy *c, const char *config_of, st
         arch_load(&l->arch, fixture(config_of), err) || device_open(&l->dev, "cpu", "fp32", err))
         fail_msg("%s", err->msg);
     device_measure(&measure, &l->dev);
-    int rc = weights_load(&l->w, &measure, &l->arch, &st, NULL, false, err);
+    int rc = weights_load(&l->w, &measure, &l->arch, &st, NULL, false, 0, err);
     if (!rc) {
         weights_free(&l->w);
         assert_int_equal(device_reserve(&l->dev, &l->dev.weights, "weights", measure.weights.peak, err), 0);
-        rc = weights_load(&l->w, &l->dev, &l->arch, &st, NULL, false, err);
+        rc = weights_load(&l->w, &l->dev, &l->arch, &st, NULL, false, 0, err);
     }
     safetensors_close(&st);
     return rc;

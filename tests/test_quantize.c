@@ -269,7 +269,7 @@ static int measure(const char *dir, const struct quantize *q, struct err *err)
     struct arch a;
     struct weights w;
     if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err)) fail_msg("%s", err->msg);
-    const int rc = weights_load(&w, &dev, &a, &st, q, false, err);
+    const int rc = weights_load(&w, &dev, &a, &st, q, false, 0, err);
     weights_free(&w);
     safetensors_close(&st);
     return rc;
@@ -360,10 +360,10 @@ static void test_not_finite(void **state)
     if (arch_load(&a, dir, &err) || safetensors_open(&st, dir, &err) || device_open(&dev, "cpu", "fp32", &err))
         fail_msg("%s", err.msg);
     device_measure(&plan, &dev);
-    assert_int_equal(weights_load(&w, &plan, &a, &st, &packings[0], false, &err), 0);
+    assert_int_equal(weights_load(&w, &plan, &a, &st, &packings[0], false, 0, &err), 0);
     weights_free(&w);
     assert_int_equal(device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, &err), 0);
-    assert_int_equal(weights_load(&w, &dev, &a, &st, &packings[0], false, &err), -1);
+    assert_int_equal(weights_load(&w, &dev, &a, &st, &packings[0], false, 0, &err), -1);
     assert_says(err.msg, "model.layers.1.mlp.experts.3.gate_proj.weight"); /* the packed matrix begins with gate */
     assert_says(err.msg, "1 values");
     device_close(&dev);
@@ -546,6 +546,37 @@ static void test_cache_is_damaged(void **state)
     started_free(&s);
 }
 
+/* Packed bytes that do not stay on the device are in the cache all the same: whoever writes it, the file is one, and
+ * whoever reads it has the weights of the first start. */
+static void test_cache_of_resident_layers(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(packings); i++) {
+        struct started s;
+        struct loaded first, l;
+        start(&s, &packings[i]);
+        loaded_open_as(&first, s.dir, &s.q);
+        for (int k = 0; k < 4; k++) { /* from the cache, without one, with one damaged in the last layer or the first */
+            const char bit = s.file[k == 2 ? s.n_file - 1 : s.n_file / 2] ^ 1;
+            if (k == 1) assert_int_equal(unlink(s.cache), 0);
+            if (k >= 2) overwrite(s.cache, k == 2 ? s.n_file - 1 : s.n_file / 2, &bit, 1);
+            for (int again = 0; again < 2; again++) {
+                int64_t n;
+                loaded_open_resident(&l, s.dir, &s.q, 1 + again);
+                assert_int_equal(l.model.weights.layers[1].up.format, WF_F32);
+                assert_same_loaded(&first, &l);
+                loaded_close(&l);
+                char *file = read_all(s.cache, &n);
+                assert_int_equal(n, s.n_file);
+                assert_memory_equal(file, s.file, (size_t)n);
+                mem_free(file);
+            }
+        }
+        loaded_close(&first);
+        started_free(&s);
+    }
+}
+
 /* Where no cache can be written the start goes on without; of a full disk (here a limit on the file size) nothing
  * stays. */
 static void test_cache_is_refused(void **state)
@@ -656,6 +687,7 @@ int test_quantize(void)
         cmocka_unit_test(test_cache_is_outdated),
         cmocka_unit_test(test_cache_is_damaged),
         cmocka_unit_test(test_cache_is_refused),
+        cmocka_unit_test(test_cache_of_resident_layers),
         cmocka_unit_test(test_program),
     };
     return cmocka_run_group_tests_name("quantize", tests, NULL, NULL);

@@ -253,6 +253,29 @@ static void test_other_settings(void **state)
     assert_int_equal(access(process_output(config, "checkpoints.1/step-000002/state.json"), F_OK), 0);
 }
 
+/* Experts decoded once are the same numbers: the same bytes with any number of such layers, and when the number changes
+ * from one start to the next. */
+static void test_resident(void **state)
+{
+    (void)state;
+    static const char *const same[] = {"optim.schedule=constant", "optim.schedule=constant train.resident_layers=1",
+                                       "optim.schedule=constant train.resident_layers=2"};
+    const char *run[3];
+    char sets[256];
+    for (int i = 0; i < 3; i++) {
+        snprintf(sets, sizeof(sets), "%s train.steps=4", same[i]);
+        run[i] = trained(sets);
+        if (i) assert_says(said.err, i > 1 ? "2 of 2 layers decoded to f32" : "mxfp4, 1 of 2 layers decoded to f32");
+        if (i) assert_same_output(run[0], run[i], ADAPTER);
+    }
+    const char *parts = trained(same[2]);
+    assert_int_equal(RUN(parts, "--set", same[0], "--set", "train.steps=3"), 0);
+    assert_says(said.err, "continuing after step 2 of 3");
+    assert_int_equal(RUN(parts, "--set", same[0], "--set", "train.steps=4", "--set", "train.resident_layers=1"), 0);
+    assert_says(said.err, "continuing after step 3 of 4");
+    assert_same_output(run[0], parts, ADAPTER);
+}
+
 /* Steps without a finite loss are skipped and counted, the place is named, the run stops. */
 static void test_nonfinite(void **state)
 {
@@ -273,6 +296,7 @@ int test_train(void)
         cmocka_unit_test(test_recompute),      cmocka_unit_test(test_batch_cuts),
         cmocka_unit_test(test_killed_runs),    cmocka_unit_test(test_damaged_checkpoint),
         cmocka_unit_test(test_other_settings), cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_resident),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);
 }

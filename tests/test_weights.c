@@ -224,7 +224,7 @@ static int measure(const struct damaged *d, struct err *err)
 {
     struct device dev = {.measuring = true, .weights = arena_measure("weights")};
     struct weights w;
-    const int rc = weights_load(&w, &dev, &d->arch, &d->st, NULL, false, err);
+    const int rc = weights_load(&w, &dev, &d->arch, &d->st, NULL, false, 0, err);
     weights_free(&w);
     return rc;
 }
@@ -354,10 +354,10 @@ static void test_scale_255(void **state)
     damaged_open(&c, draft_save(&d, 1));
     assert_int_equal(device_open(&dev, "cpu", "fp32", &err), 0);
     device_measure(&plan, &dev);
-    assert_int_equal(weights_load(&w, &plan, &c.arch, &c.file, NULL, false, &err), 0);
+    assert_int_equal(weights_load(&w, &plan, &c.arch, &c.file, NULL, false, 0, &err), 0);
     weights_free(&w);
     assert_int_equal(device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, &err), 0);
-    assert_int_equal(weights_load(&w, &dev, &c.arch, &c.file, NULL, false, &err), -1);
+    assert_int_equal(weights_load(&w, &dev, &c.arch, &c.file, NULL, false, 0, &err), -1);
     assert_non_null(strstr(err.msg, name));
     assert_non_null(strstr(err.msg, "255"));
     device_close(&dev);

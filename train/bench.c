@@ -53,6 +53,7 @@ static const struct {
     {"--dtype", "train.dtype", "auto, fp32, bf16"},
     {"--threads", "train.threads", "of the CPU"},
     {"--memory-gb", "train.memory_gb", "budget in GiB"},
+    {"--resident", "train.resident_layers", "layers whose experts are held decoded; -1: what fits"},
 };
 
 void bench_help(FILE *out)
@@ -267,11 +268,6 @@ static int measure(struct bench *b, struct err *err)
 
 /* ---- output ---- */
 
-static const char *expert_format(const struct bench *b)
-{
-    return weight_format_name(b->run.model.weights.layers[0].up.format);
-}
-
 static double decode_ms(const struct bench *b)
 {
     double bytes = 0;
@@ -285,7 +281,7 @@ static void print_text(const struct bench *b)
     const double ms = b->step_ms[b->n_step / 2];
     char roofs[256], peak[32], plan[32], calls[128];
     printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
-           (long long)r->arch.n_layer, expert_format(b), (long long)b->cfg.lora.r, b->cfg.lora.targets,
+           (long long)r->arch.n_layer, r->model.weights.experts, (long long)b->cfg.lora.r, b->cfg.lora.targets,
            (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
            recompute_name(r->model.recompute), profile_roofs(roofs, &r->dev));
     if (!b->ops)
@@ -331,7 +327,8 @@ static void print_json(const struct bench *b)
     json_out_i64(&o, "tokens", b->n_tok);
     json_out_i64(&o, "seq", b->cfg.data.seq_len);
     json_out_i64(&o, "rank", b->cfg.lora.r);
-    json_out_str(&o, "experts", expert_format(b));
+    json_out_str(&o, "experts", r->model.weights.experts);
+    json_out_i64(&o, "resident_layers", r->plan.memory.n_decoded);
     json_out_str(&o, "recompute", recompute_name(r->model.recompute));
     json_out_f64(&o, "roof_tflops", r->dev.roofs.flops / 1e12);
     json_out_f64(&o, "roof_gbs", r->dev.roofs.bytes / 1e9);

@@ -196,6 +196,7 @@ static int cpu_side(struct check *k, bool oracle, struct capture *c, struct err 
     cfg.train.device = CFG_DEVICE_CPU;
     cfg.train.dtype = CFG_DTYPE_BF16;
     cfg.train.memory_gb = 0;
+    cfg.train.resident_layers = 0;
     if (run_open_headers(&r, &cfg, false, err)) return -1;
     if (oracle) device_open_oracle(&r.dev);
     if (cfg.train.threads) r.dev.n_threads = (int)cfg.train.threads;

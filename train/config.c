@@ -85,6 +85,7 @@ static const struct option options[] = {
     ROW(train, max_nonfinite, "5", "[0, 1e9]", "stop when this many steps had to be skipped"),
     ROW(train, threads, "0", "[0, 4096]", "of the CPU; 0: all cores"),
     ROW(train, memory_gb, "0", "[0, 1e6]", "budget in GiB; 0: what the machine has free"),
+    ROW(train, resident_layers, "-1", "[-1, 1e9]", "with experts decoded in memory; -1: what a GPU has left"),
     ROW(train, profile, "", "first:last", "steps to time op by op, into output.dir"),
     ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
     ROW(eval, at_start, "true", YES_NO, "evaluate before step 1"),

@@ -51,7 +51,7 @@ struct config {
     } optim;
     struct {
         int device, dtype, recompute, aux_convention;
-        int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads;
+        int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads, resident_layers;
         double epochs, aux_loss_coef, memory_gb;
         char resume[MT_PATH], profile[64];
     } train;

@@ -302,7 +302,7 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
     struct err why;
     char experts[32], all[32];
     fprintf(out, "  %-14s  ", quantize_name(q));
-    if (weights_load(&w, &dev, a, st, q, false, &why)) {
+    if (weights_load(&w, &dev, a, st, q, false, 0, &why)) {
         fprintf(out, "not possible: ");
         print_text(why.msg, out);
         fputc('\n', out);

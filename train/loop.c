@@ -252,32 +252,14 @@ static int steps(struct training *t, struct err *err)
 
 /* ---- opening */
 
-/* Tells base models of one shape apart by samples of their bytes: another one under the same path would go unnoticed.
- */
-static uint64_t weights_mark(struct run *r)
-{
-    const struct layer_weights *w = &r->model.weights.layers[0];
-    const struct weight *const sampled[] = {&r->model.weights.embed, &w->qkv, &w->up};
-    uint64_t hash = 0, bits;
-    for (int i = 0; i < MT_LEN(sampled); i++) {
-        const int64_t bytes = MT_MIN(weight_bytes(sampled[i]), 1 << 16);
-        char *host = mem_alloc(bytes + 8);
-        device_download(&r->dev, host, sampled[i]->data, bytes);
-        for (int64_t at = 0; at < bytes; at += 8) {
-            memcpy(&bits, host + at, sizeof(bits));
-            hash = rng_u64(hash, bits);
-        }
-        mem_free(host);
-    }
-    return hash;
-}
-
-/* Settings that change the result, as text: all but where output goes, how much is printed, and how memory is used. */
+/* Settings that change the result, as text: all but where output goes, how much is printed, and how memory is used. The
+ * weights count by samples of their bytes: another model under the same path would go unnoticed. */
 static uint64_t run_hash(struct training *t)
 {
     static const char *const without[] = {"[output]", "[log]", "[eval]"};
-    static const char *const keys[] = {"path",      "train",  "eval",      "revision", "device", "threads",
-                                       "recompute", "resume", "memory_gb", "steps",    "epochs", "max_nonfinite"};
+    static const char *const keys[] = {"path",    "train",         "eval",           "revision",  "device",
+                                       "threads", "recompute",     "resume",         "memory_gb", "steps",
+                                       "epochs",  "max_nonfinite", "resident_layers"};
     char *dump = config_dump(t->run.cfg), *text = mem_alloc((int64_t)strlen(dump) + 128), *next;
     bool skip = false;
     for (char *line = dump; line && *line; line = next) {
@@ -295,7 +277,7 @@ static uint64_t run_hash(struct training *t)
     }
     if (t->schedule.kind != SCHEDULE_CONSTANT)
         snprintf(text + strlen(text), 64, "total %lld", (long long)t->schedule.total_steps);
-    const uint64_t hash = rng_key(weights_mark(&t->run), text);
+    const uint64_t hash = rng_key(t->run.model.weights.mark, text);
     mem_free(dump);
     mem_free(text);
     return hash;

@@ -27,6 +27,7 @@ static struct model_options base_options(const struct config *cfg)
 {
     return (struct model_options){.max_len = cfg->data.seq_len,
                                   .quantize = plan_quantize(cfg),
+                                  .n_resident = MT_MAX(cfg->train.resident_layers, 0),
                                   .aux_coef = cfg->train.aux_loss_coef,
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }
@@ -90,6 +91,9 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
                               .dense = dev.weights.peak - m.weights.expert_bytes,
                               .host = dev.host.peak,
                               .state = dev.state.peak,
+                              .work_load = dev.work.peak,
+                              .decoded = m.weights.decoded_bytes,
+                              .n_decoded = m.weights.n_decoded,
                               .n_unused = m.weights.n_unused,
                               .unused = m.weights.unused};
     memcpy(p->held, m.weights.experts, sizeof(p->held));
@@ -100,9 +104,15 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     return 0;
 }
 
+static int64_t work_peak(const struct plan_memory *p, bool train)
+{
+    const int64_t pass = train ? MT_MAX(p->work, p->work_eval) : p->work_eval;
+    return MT_MAX(pass, p->work_load);
+}
+
 static int64_t peak(const struct plan_memory *p, int64_t fixed, bool train)
 {
-    return fixed + p->experts + p->dense + p->state + (train ? MT_MAX(p->work, p->work_eval) : p->work_eval);
+    return fixed + p->experts + p->dense + p->state + work_peak(p, train);
 }
 
 /* ---- choosing ---- */
@@ -140,6 +150,29 @@ static int choose(struct plan *p, const struct request *q, bool train, struct er
         if (peak(&p->memory, p->fixed, train) <= p->budget) break;
     }
     p->chosen = automatic;
+    return 0;
+}
+
+/* What the chosen way leaves of a GPU's memory holds experts decoded, of as many layers as fit, so that no step decodes
+ * them again. */
+static int fill_up(struct plan *p, const struct request *q, bool train, struct err *err)
+{
+    int64_t low = 0, high = q->a->n_layer + 1; /* low fits, high does not */
+    if (q->cfg->train.resident_layers >= 0 || !q->dev->ops->own_memory || p->budget == INT64_MAX) return 0;
+    for (int64_t n = q->a->n_layer; high - low > 1; n = (low + high) / 2) {
+        struct model_options opt = p->opt;
+        struct plan_memory m;
+        opt.n_resident = n;
+        if (measure(&m, &p->trainable, q, &opt, err)) return -1;
+        if (!m.n_decoded) return 0; /* they are not packed */
+        if (peak(&m, p->fixed, train) > p->budget) {
+            high = n;
+            continue;
+        }
+        low = n;
+        p->opt = opt;
+        p->memory = m;
+    }
     return 0;
 }
 
@@ -190,14 +223,14 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
         opt.recompute = (enum recompute)r;
         if (measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
     }
-    if (plan_peak(p, train) <= p->budget) return 0;
-    return err_set(err,
-                   "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
-                   "or lora.r%s",
-                   train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
-                   recompute_name(p->opt.recompute), str_bytes(have, p->budget),
-                   p->capped ? "train.memory_gb" : "of what is free",
-                   p->chosen ? "" : ", or set train.recompute = auto");
+    if (plan_peak(p, train) <= p->budget) return fill_up(p, &q, train, err);
+    return err_set(
+        err,
+        "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
+        "or lora.r%s%s",
+        train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)), recompute_name(p->opt.recompute),
+        str_bytes(have, p->budget), p->capped ? "train.memory_gb" : "of what is free",
+        p->chosen ? "" : ", or set train.recompute = auto", p->opt.n_resident ? ", or train.resident_layers" : "");
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -223,10 +256,7 @@ int plan_longest(struct plan *p, const struct device *dev, const struct arch *a,
 
 int64_t plan_weights(const struct plan *p) { return p->memory.experts + p->memory.dense; }
 
-int64_t plan_work(const struct plan *p, bool train)
-{
-    return train ? MT_MAX(p->memory.work, p->memory.work_eval) : p->memory.work_eval;
-}
+int64_t plan_work(const struct plan *p, bool train) { return work_peak(&p->memory, train); }
 
 int64_t plan_peak(const struct plan *p, bool train) { return peak(&p->memory, p->fixed, train); }
 
@@ -253,7 +283,9 @@ static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total
 static void print_choices(const struct plan *p, FILE *out)
 {
     char b[32], c[32];
-    fprintf(out, "\n  experts: %s\n", p->memory.held);
+    fprintf(out, "\n  experts: %s", p->memory.held);
+    if (p->memory.n_decoded) fprintf(out, " (%s more)", str_bytes(b, MT_MAX(p->memory.decoded, 0)));
+    fprintf(out, "\n");
     fprintf(out, "  recompute = %s%s:", recompute_name(p->opt.recompute), p->chosen ? " (chosen)" : "");
     for (int r = 0; r < PLAN_MODES; r++)
         fprintf(out, " %s %s%s", recompute_name((enum recompute)r), str_bytes(b, peak(&p->by_mode[r], p->fixed, true)),
@@ -280,7 +312,7 @@ void plan_print(const struct plan *p, const struct adapters *ad, FILE *out)
     static const char *const phases[N_PHASES] = {"load", "forward", "backward", "optimizer", "evaluation", "save"};
     const struct plan_memory *m = &p->memory;
     const int64_t flat = ad->n_flat * (ad->opt.param.dtype ? dtype_size(ad->opt.param.dtype) : 4);
-    const int64_t work[N_PHASES] = {0, m->work_fwd, m->work, 0, m->work_eval, 0};
+    const int64_t work[N_PHASES] = {m->work_load, m->work_fwd, m->work, 0, m->work_eval, 0};
     int64_t total[N_PHASES] = {0};
     fprintf(out, "  %-34s", "memory");
     for (int i = 0; i < N_PHASES; i++) fprintf(out, " %11s", phases[i]);

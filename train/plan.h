@@ -14,19 +14,23 @@ struct plan_memory {
     int64_t experts, dense;  /* frozen weights on the device: experts with biases; the rest */
     int64_t host;            /* frozen weights in pinned host memory: the embedding, or nothing */
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
+    int64_t work_load;       /* packed experts of a resident layer, before they are decoded */
     int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
     int64_t work;            /* the same with the backward */
     int64_t work_eval;       /* peak of a forward pass with loss that keeps nothing */
-    char held[64];           /* how the experts are held, in words */
+    char held[96];           /* how the experts are held, in words */
+    int64_t decoded;         /* what resident layers take beyond their packed bytes */
+    int64_t n_decoded;       /* layers of that kind */
     int64_t n_unused;        /* tensors of the checkpoint that are not needed */
     const char *unused;      /* the first of them; the checkpoint's */
     double flops_fwd, flops; /* per token: forward; training with its recomputation */
 };
 
 struct plan {
-    struct model_options opt;               /* as chosen: recompute, ce_chunk, expert_group, embed_on_host */
+    struct model_options opt;               /* as chosen: all that uses memory */
     struct plan_memory memory;              /* of that choice */
-    struct plan_memory by_mode[PLAN_MODES]; /* with the chosen scratch and residency and each recompute mode */
+    struct plan_memory by_mode[PLAN_MODES]; /* with the chosen scratch and each recompute mode, before what was left
+                                               went to resident layers */
     int64_t fixed;                          /* bytes the backend holds besides: context, workspace of libraries */
     int64_t budget;                         /* bytes that the run may use, `fixed` included */
     bool capped;                            /* by train.memory_gb; otherwise by what the device has free */

@@ -134,7 +134,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         return -1;
     }
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
-    const int64_t bytes = plan_weights(&r->plan) + memory->host;
+    const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
     dev->ops->wait();
     const double s = (clock_ms() - start) / 1e3;
     log_info("loaded %s of weights in %.1f s (%.1f GB/s) on device %s", str_bytes(a, bytes), s, (double)bytes / s / 1e9,
