@@ -29,7 +29,8 @@ struct lora {
     float dropout;                     /* dense only: x is dropped before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
 };
-/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". */
+/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards take NULL for "not
+ * wanted". */
 struct lora_grad {
     struct tensor a, b;
 };
@@ -191,6 +192,9 @@ typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, stru
 
 /* dst = src converted; dst act, src stat, contiguous, equal counts: the adapters' working copies from their masters */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
+/* y = w, the values that every product with w decodes for itself; of experts without rows in offs nothing is read or
+ * written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32, absent: all experts */
+typedef void decode_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs);
 
 /* Sums that stay on the device until the step is over; all f64, "+=", summed in a fixed order.
  * out [2]: sum of nll, sum of hit.  nll [N] stat, hit [N] i32 */
@@ -267,6 +271,7 @@ struct ops {
     sumsq_fn *sumsq;
     adamw_fn *adamw;
     cast_fn *cast;
+    decode_fn *decode;
     loss_sum_fn *loss_sum;
     aux_sum_fn *aux_sum;
     row_count_fn *row_count;
@@ -296,6 +301,7 @@ linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce, cuda_linear_ce;
 sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
 adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
 cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;
+decode_fn op_decode, cpu_decode, cpu64_decode, cuda_decode;
 loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
 aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;
 row_count_fn op_row_count, cpu_row_count, cpu64_row_count, cuda_row_count;

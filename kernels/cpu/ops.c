@@ -122,6 +122,7 @@ static const struct ops table = {
     .sumsq = CPU(sumsq),
     .adamw = CPU(adamw),
     .cast = CPU(cast),
+    .decode = CPU(decode),
     .loss_sum = CPU(loss_sum),
     .aux_sum = CPU(aux_sum),
     .row_count = CPU(row_count),

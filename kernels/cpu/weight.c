@@ -1,5 +1,6 @@
-/* weight.c - decoding a tile of a frozen weight into reals. A byte of nibbles is looked up as a pair of values and
- * scaled; values are rounded to f32 exactly as quant_value defines them, in both precisions. */
+/* weight.c - decoding a tile of a frozen weight into reals, or all of it into floats. In a tile a byte of nibbles is
+ * looked up as a pair of values and scaled; values are rounded to f32 exactly as quant_value defines them, in both
+ * precisions. */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>
@@ -89,4 +90,13 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
         case WF_FP4: decode_bnb(out, w, &pairs, e, first, n_col); break;
         }
     }
+}
+
+void CPU(decode)(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
+{
+    const int64_t n = w->n_out * w->n_in;
+    const int32_t *at = offs.data;
+    if (dev->measuring) return;
+    for (int64_t e = 0; e < w->n_exp; e++)
+        if (!at || at[e] < at[e + 1]) quant_decode((float *)y.data + e * n, w, e, 0, n, dev->n_threads);
 }

@@ -1,4 +1,4 @@
-/* dequant.cu - frozen weights of every format as bf16: the experts of a run, or one dense matrix.
+/* dequant.cu - frozen weights of every format as bf16: the experts of a run, one dense matrix, a whole weight.
  *
  * Math:     out[e, i] = bf16(code[nibble(e, i)] * absmax(e, i / block)), products and sums rounded to f32 one by one,
  *           then to the nearest bf16: the bits of a rounded quant_value. MXFP4: block 32, absmax 2^(s - 127).
@@ -163,6 +163,11 @@ extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, i
     else
         decode_kernel<WF_NF4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
     CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_decode(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
+{
+    if (!dev->measuring) cuda_dequant(bf16_ptr(y), w, 0, w->n_exp, i32_ptr(offs));
 }
 
 struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w)

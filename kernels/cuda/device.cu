@@ -151,6 +151,7 @@ static const struct ops table = {
     .sumsq = cuda_sumsq,
     .adamw = cuda_adamw,
     .cast = cuda_cast,
+    .decode = cuda_decode,
     .loss_sum = cuda_loss_sum,
     .aux_sum = cuda_aux_sum,
     .row_count = cuda_row_count,

@@ -333,7 +333,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
             (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(bias), g.a, g.lda, w->n_out,
             i32_ptr(r->slot_row), i32_ptr(r->idx), (int)g.top_k, dout.shape[0]);
         CUDA_CHECK_LAUNCH();
-        if (lora->r) {
+        if (lora->r && grad) {
             gate_kernel<<<octet_grid(n_row, lora->r), THREADS, 0, cuda.stream>>>(
                 bf16_ptr(ha_gated), (const bf16 *)whole(ha), g.gate, g.row_slot, n_row, lora->r);
             CUDA_CHECK_LAUNCH();
@@ -354,7 +354,7 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, const stru
     if (!dev->measuring) {
         if (lora->r) {
             thin_product(db, absent, dpre, false, lora->b, true, r);
-            adapter_grad(grad, lora, db, x, true, dpre, false, xa, r);
+            if (grad) adapter_grad(grad, lora, db, x, true, dpre, false, xa, r);
         }
         struct grouped g = rows_of(dpre, false, r);
         take_adapter(&g, lora, db, lora->a);
