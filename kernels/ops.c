@@ -75,7 +75,7 @@ static void want_expert_lora(struct device *dev, const struct lora *l, struct te
 
 static void want_grad(struct device *dev, const struct lora_grad *g, const struct lora *l)
 {
-    if (!l->r) return;
+    if (!l->r || !g) return;
     want(__func__, "grad->a", g->a, dev->stat, l->a.rank, l->a.shape);
     want(__func__, "grad->b", g->b, dev->stat, l->b.rank, l->b.shape);
 }
@@ -138,8 +138,7 @@ static void count_attn(struct device *dev, int n_products, int64_t n_tok, const 
 }
 
 /* Every element of the tensors read or written once; absent ones are none. */
-#define MOVES(dev, ...)                                                                                                \
-    moves(dev, (int)MT_LEN(((struct tensor[]){__VA_ARGS__})), (const struct tensor[]){__VA_ARGS__})
+#define MOVES(dev, ...) moves(dev, (int)MT_LEN(((struct tensor[]){__VA_ARGS__})), (const struct tensor[]){__VA_ARGS__})
 static void moves(struct device *dev, int n, const struct tensor *x)
 {
     for (int i = 0; i < n; i++)
@@ -158,7 +157,9 @@ static void moves_weight(struct device *dev, const struct weight *w, int64_t n_r
 
 static void moves_grad(struct device *dev, const struct lora_grad *g, const struct lora *l)
 {
-    if (l->r) MOVES(dev, l->a, l->b, g->a, g->a, g->b, g->b);
+    if (!l->r) return;
+    MOVES(dev, l->a, l->b);
+    if (g) MOVES(dev, g->a, g->a, g->b, g->b);
 }
 
 static void moves_lora(struct device *dev, const struct lora *l)
@@ -506,9 +507,9 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, ha, n_row, w);
     want_grad(dev, grad, lora);
-    count_gemm(dev, n_row, w->n_out, w->n_in);       /* dout W_e */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout B; (dout B) A */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
+    count_gemm(dev, n_row, w->n_out, w->n_in);                 /* dout W_e */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out);           /* dout B; (dout B) A */
+    if (grad) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
     MOVES(dev, dpre, dgate, act, dout, pre, ha, r->gate, r->row_slot);
     moves_weight(dev, w, n_row);
     moves_grad(dev, grad, lora);
@@ -528,9 +529,9 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad 
     WANT(x, dev->act, n_tok, w->n_in);
     want_expert_lora(dev, lora, xa, n_row, w);
     want_grad(dev, grad, lora);
-    count_gemm(dev, n_row, w->n_out, w->n_in);       /* dpre W_e */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre B; (dpre B) A */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
+    count_gemm(dev, n_row, w->n_out, w->n_in);                 /* dpre W_e */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out);           /* dpre B; (dpre B) A */
+    if (grad) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
     MOVES(dev, dx, dpre, xa, r->row_slot);
     if (lora->r) MOVES(dev, x);
     moves_weight(dev, w, n_row);
@@ -575,14 +576,16 @@ void op_cast(struct device *dev, struct tensor dst, struct tensor src)
     round_act(dev, dst);
 }
 
-void op_decode(struct device *dev, struct tensor y, const struct weight *w)
+/* The host does not know who has rows: the work is that of all experts. */
+void op_decode(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
 {
     WANT(y, dev->act == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);
+    WANT_OPT(offs, DT_I32, w->n_exp + 1);
     MT_REQUIRE(w->format != WF_NONE && contiguous(y), "decoding %s into rows %lld apart", weight_format_name(w->format),
                (long long)y.ld);
     dev->op.bytes += (double)weight_bytes(w);
     MOVES(dev, y);
-    RUN(0, decode, y, w);
+    RUN(0, decode, y, w, offs);
 }
 
 /* ---- sums of a step ---- */

@@ -29,7 +29,8 @@ struct lora {
     float dropout;                     /* dense only: x is dropped before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
 };
-/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". */
+/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards take NULL for "not
+ * wanted". */
 struct lora_grad {
     struct tensor a, b;
 };
@@ -191,8 +192,9 @@ typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, stru
 
 /* dst = src converted; dst act, src stat, contiguous, equal counts: the adapters' working copies from their masters */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
-/* y = w, the values that every product with w decodes for itself.  y [E,out,in] bf16 where act is bf16, else f32 */
-typedef void decode_fn(struct device *dev, struct tensor y, const struct weight *w);
+/* y = w, the values that every product with w decodes for itself; of experts without rows in offs nothing is read or
+ * written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32, absent: all experts */
+typedef void decode_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs);
 
 /* Sums that stay on the device until the step is over; all f64, "+=", summed in a fixed order.
  * out [2]: sum of nll, sum of hit.  nll [N] stat, hit [N] i32 */

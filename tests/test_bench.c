@@ -122,6 +122,138 @@ static void test_errors(void **state)
     assert_says(said.err, "memory");
 }
 
+/* ---- the experts' kernels alone ---- */
+
+#define ON_CPU "--device", "cpu", "--threads", "1", "--repeats", "3", "--json"
+
+static struct json_doc *said_json(void)
+{
+    struct err err;
+    struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "bench", &err);
+    if (!doc) fail_msg("%s", err.msg);
+    return doc;
+}
+
+static void check_text(struct json j, const char *key, const char *want)
+{
+    struct err err;
+    const char *have = "";
+    assert_int_equal(json_get_str(j, key, &have, &err), 0);
+    assert_string_equal(have, want);
+}
+
+/* What follows from other numbers does. */
+static void check_split(struct json row, const char *name, bool projection)
+{
+    const struct json s = json_find(row, name);
+    const double fwd = number(s, "fwd_ms"), fwd_base = number(s, "fwd_base_ms"), dx = number(s, "dx_ms");
+    const double dx_base = number(s, "dx_base_ms"), bwd = number(s, "bwd_ms"), base = number(s, "base_ms");
+    assert_true(fwd > 0 && fwd_base > 0 && dx > 0 && dx_base > 0 && bwd > 0 && base > 0);
+    assert_close(number(s, "fwd_overhead_pct"), 100 * (fwd / fwd_base - 1), 1e-9);
+    assert_close(number(s, "dx_lora_ms"), dx - dx_base, 1e-9);
+    assert_close(number(s, "dab_ms"), bwd - dx, 1e-9);
+    assert_close(number(s, "overhead_pct"), 100 * (number(s, "ms") / base - 1), 1e-9);
+    if (projection) assert_close(number(s, "ms"), fwd + bwd, 1e-9);
+    if (projection) assert_close(base, fwd_base + dx_base, 1e-9);
+}
+
+/* Of the sizes of qwen3-tiny: D 256, F 128, 16 experts, 8 for a token. */
+static void check_lora_row(struct json row, int64_t n_tok, int64_t r)
+{
+    const int64_t n_row = 8 * n_tok, params = 16 * r * (256 + 256 + 128 + 256);
+    assert_close(number(row, "tokens"), (double)n_tok, 0);
+    assert_close(number(row, "rank"), (double)r, 0);
+    check_split(row, "gate_up", true);
+    check_split(row, "down", true);
+    check_split(row, "layer", false);
+    assert_close(number(row, "adapter_bytes"), (double)(2 * 4 * params), 1e-12); /* f32, and their gradients */
+    /* saved for the backward: xa and ha; its scratch: dy B, and for down ha times the gates */
+    const double more = number(row, "peak_bytes") - number(row, "base_peak_bytes");
+    assert_true(more >= 4.0 * (double)(2 * n_row * r) && more <= 4.0 * (double)(4 * n_row * r) + 4 * 256);
+    const double parts = number(json_find(row, "layer"), "fwd_ms") + number(json_find(row, "layer"), "bwd_ms");
+    assert_true(parts >= number(json_find(row, "gate_up"), "ms") + number(json_find(row, "down"), "ms"));
+    assert_close(number(row, "roof_pct"), 100 * number(row, "floor_ms") / number(json_find(row, "layer"), "ms"), 1e-9);
+}
+
+static void test_lora(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("bench", "lora", "--arch", "qwen3-tiny", "--rank", "4,8", "--tokens", "3,32", "--quant",
+                         "bf16,nf4", ON_CPU),
+                     0);
+    struct json_doc *doc = said_json();
+    const struct json rows = json_find(json_root(doc), "rows");
+    check_text(json_root(doc), "bench", "lora");
+    assert_int_equal(json_count(rows), 8);
+    for (int64_t i = 0; i < 8; i++) {
+        const int64_t n_tok = i / 2 % 2 ? 32 : 3;
+        check_text(json_at(rows, i), "arch", "qwen3-tiny");
+        check_text(json_at(rows, i), "quant", i < 4 ? "bf16" : "nf4");
+        check_lora_row(json_at(rows, i), n_tok, i % 2 ? 8 : 4);
+        const double active = number(json_at(rows, i), "active_experts");
+        assert_true(n_tok == 32 ? active == 16 : active >= 8 && active <= 16);
+    }
+    json_free(doc);
+    assert_int_equal(RUN("bench", "lora", "--device", "cpu", "--tokens", "5", "--rank", "2", "--threads", "1"), 0);
+    assert_says(said.out, "gpt-oss-tiny: 16 experts, D 256, F 256, top 4, mxfp4; 5 tokens reach ");
+    assert_says(said.out, "by difference");
+}
+
+static void test_dequant(void **state)
+{
+    (void)state;
+    struct err err;
+    assert_int_equal(RUN("bench", "dequant", "--arch", "olmoe-tiny", "--tokens", "1,2,200", ON_CPU), 0);
+    struct json_doc *doc = said_json();
+    const struct json rows = json_find(json_root(doc), "rows");
+    double roof = number(json_root(doc), "roof_gbs"), all_ms = 0;
+    assert_int_equal(json_count(rows), 3 * 2 * 4);
+    for (int64_t i = 0; i < json_count(rows); i++) {
+        const struct json row = json_at(rows, i);
+        const double n_tok = number(row, "tokens"), active = number(row, "active_experts"), ms = number(row, "ms");
+        const double values = active * (i / 4 % 2 ? 256 * 128 : 2 * 128 * 256), moved = number(row, "moved_bytes");
+        const char *quant;
+        assert_int_equal(json_get_str(row, "quant", &quant, &err), 0);
+        check_text(row, "stack", i / 4 % 2 ? "down" : "gate_up");
+        if (i % 4 == 0) all_ms = ms;
+        assert_close(n_tok, i % 4 == 0 ? 0 : i % 4 == 1 ? 1 : i % 4 == 2 ? 2 : 200, 0);
+        assert_true(i % 4 == 1 ? active == 8 : i % 4 == 2 ? active >= 8 && active <= 16 : active == 16);
+        assert_close(number(row, "expected_active"), n_tok > 0 ? 16 * (1 - pow(0.5, n_tok)) : 16, 1e-12);
+        assert_close(number(row, "active_pct"), 100 * active / 16, 1e-12);
+        assert_close(number(row, "decoded_bytes"), 4 * values, 0); /* f32 */
+        const double bits = !strcmp(quant, "mxfp4") ? 4.25 : !strcmp(quant, "nf4") ? 4.5 : 4.127;
+        assert_close(moved - 4 * values, values * bits / 8, 2e-2); /* 1 KiB of tables count here */
+        assert_close(number(row, "gbs"), moved / ms / 1e6, 1e-9);
+        assert_close(number(row, "copy_pct"), 100 * number(row, "gbs") / roof, 1e-9);
+        assert_close(number(row, "speed_up"), all_ms / ms, 1e-9);
+    }
+    json_free(doc);
+}
+
+static void test_expert_errors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *option, *value, *says;
+    } cases[] = {
+        {"--rank", "0", "--rank 0"},           {"--rank", "4,", "--rank 4,"},
+        {"--rank", "", "whole numbers"},       {"--rank", "257", "at most 256"},
+        {"--tokens", "1,2x", "--tokens 1,2x"}, {"--tokens", "1,1,1,1,1,1,1,1,1", "at most 8"},
+        {"--repeats", "2000", "1000"},         {"--repeats", "1,2", "one number"},
+        {"--quant", "nf5", "--quant nf5"},     {"--arch", "olmoe-tinny", "olmoe-tiny"},
+        {"--frobnicate", "1", "--frobnicate"}, {"--device", "gpu", "cuda"},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        assert_int_equal(RUN("bench", "lora", "--dtype", "auto", "--device", "cpu", cases[i].option, cases[i].value),
+                         1);
+        assert_says(said.err, cases[i].says);
+    }
+    assert_int_equal(RUN("bench", "dequant", "--tokens"), 1);
+    assert_says(said.err, "bench dequant: --tokens");
+    assert_int_equal(RUN("bench", "--help"), 0);
+    assert_says(said.out, "qwen3.5-35b-a3b");
+}
+
 /* Layers share their bytes; names are found; the model is as large as ever. */
 static void test_memory(void **state)
 {
@@ -148,8 +280,9 @@ static void test_memory(void **state)
 int test_bench(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),    cmocka_unit_test(test_step),   cmocka_unit_test(test_text),
-        cmocka_unit_test(test_errors), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_ops),     cmocka_unit_test(test_step),          cmocka_unit_test(test_text),
+        cmocka_unit_test(test_errors),  cmocka_unit_test(test_memory),        cmocka_unit_test(test_lora),
+        cmocka_unit_test(test_dequant), cmocka_unit_test(test_expert_errors),
     };
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

@@ -379,6 +379,45 @@ static void test_packed_is_unpacked(void **state)
     (void)state;
 }
 
+/* Gradients of adapters that nobody wants: the others keep every bit. */
+static void backward_frozen(struct layer *l)
+{
+    op_moe_down_bwd(l->dev, l->dpre, l->dgate, NULL, l->act, l->dout, l->pre, l->ha, &l->route, &l->down, l->down_bias,
+                    &l->lora_down, &l->glu);
+    op_moe_up_bwd(l->dev, l->dx, NULL, l->dpre, l->x, l->xa, &l->route, &l->up, &l->lora_up);
+}
+
+/* dx, dpre, dgate of both ways are equal, and out. */
+static void run_frozen(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    struct layer l = make_layer(dev, params);
+    struct tensor same[3] = {{0}};
+    forward(&l);
+    backward(&l);
+    if (!dev->measuring) dev->ops->wait();
+    if (!dev->measuring) same[0] = make_copy(l.dx), same[1] = make_copy(l.dpre), same[2] = make_copy(l.dgate);
+    backward_frozen(&l);
+    const struct tensor now[] = {l.dx, l.dpre, l.dgate};
+    for (int i = 0; i < 3; i++) {
+        if (!dev->measuring) dev->ops->wait();
+        if (!dev->measuring) assert_same_bits(now[i], same[i]);
+        outputs->out[outputs->n++] = now[i];
+    }
+}
+
+static void test_frozen(void **state)
+{
+    const double flops = f64.flops;
+    struct layer l = make_layer(&f64, &setups[0]);
+    forward(&l);
+    const double forward_flops = f64.flops - flops;
+    backward_frozen(&l); /* the same products the other way, and no more */
+    assert_close(f64.flops - flops, 2 * forward_flops, 1e-12);
+    for (int64_t i = 0; i < tensor_count(l.grad_up.a); i++) assert_true(fabs(value_at(l.grad_up.a, i)) <= 0);
+    for (int64_t i = 0; i < MT_LEN(setups); i++) op_check_case(run_frozen, &setups[i], 2e-6);
+    (void)state;
+}
+
 /* ---- the GPU ---- */
 
 struct gpu_setup {
@@ -451,6 +490,17 @@ static void layer_large_on_the_gpu(void **state)
     run_gpu_cases(cases, MT_LEN(cases));
 }
 
+static void frozen_on_the_gpu(void **state)
+{
+    static const struct setup cases[] = {
+        {{WF_MXFP4, 0, false}, 65, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD},
+        {{WF_NF4, 64, false}, 65, 5, 2, 128, 64, 8, 72, swiglu, false, SPREAD},
+    };
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_frozen, &cases[i]);
+    (void)state;
+}
+
 int test_ops_moe(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,7 +514,9 @@ int test_ops_moe(void)
         cmocka_unit_test(test_every_run),
         cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_packed_is_unpacked),
+        cmocka_unit_test_setup_teardown(test_frozen, begin, end),
         cmocka_unit_test(layer_on_the_gpu),
+        cmocka_unit_test(frozen_on_the_gpu),
         cmocka_unit_test(layer_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_moe", tests, NULL, NULL);

@@ -342,6 +342,61 @@ static void test_dequant_on_the_gpu(void **state)
     (void)state;
 }
 
+/* ---- op_decode ---- */
+
+/* Every third expert has no rows when c->skips: its matrix stays as it was, 0. */
+static struct weight decode_into(struct tensor *out, struct device *d, const struct dequant_case *c)
+{
+    struct weight w = make_packed(c->packing, 5, 3, c->n_exp, c->n_out, c->n_in);
+    struct tensor offs = {0};
+    if (c->skips) {
+        offs = make_zero(DT_I32, c->n_exp + 1, -1, -1);
+        for (int64_t e = 0; e < c->n_exp; e++) set_value(offs, e + 1, value_at(offs, e) + (e % 3 == 1 ? 0 : 2));
+    }
+    *out = make_zero(d->act == DT_BF16 ? DT_BF16 : DT_F32, c->n_exp, c->n_out, c->n_in);
+    op_decode(d, *out, &w, offs);
+    return w;
+}
+
+static void decode_run(struct device *d, const void *params, struct op_outputs *o)
+{
+    decode_into(&o->out[o->n++], d, params);
+}
+
+static const struct dequant_case decodes[] = {
+    {{WF_F32, 0, false}, 4, 40, 24, 0, 4, true},    {{WF_F16, 0, false}, 3, 7, 11, 0, 3, false},
+    {{WF_BF16, 0, false}, 3, 5, 9, 0, 3, true},     {{WF_MXFP4, 0, false}, 5, 90, 96, 0, 5, true},
+    {{WF_MXFP4, 0, false}, 1, 3, 32, 0, 1, false},  {{WF_NF4, 64, false}, 4, 72, 200, 0, 4, true},
+    {{WF_NF4, 64, true}, 4, 144, 200, 0, 4, false}, {{WF_FP4, 128, true}, 2, 72, 200, 0, 2, true},
+    {{WF_NF4, 64, true}, 3, 13, 10, 0, 3, true},
+};
+
+static void test_decode(void **state)
+{
+    for (int i = 0; i < MT_LEN(decodes); i++) {
+        const struct dequant_case *c = &decodes[i];
+        struct device d;
+        struct tensor out;
+        op_check_begin(&d, false);
+        const struct weight w = decode_into(&out, &d, c);
+        for (int64_t k = 0; k < tensor_count(out); k++) {
+            const int64_t n = c->n_out * c->n_in, e = k / n;
+            const float want = c->skips && e % 3 == 1 ? 0 : quant_value(&w, e, k % n), have = ((float *)out.data)[k];
+            assert_memory_equal(&have, &want, sizeof(have));
+        }
+        op_check_end(&d);
+        op_check_case(decode_run, c, 1e-6);
+    }
+    (void)state;
+}
+
+static void test_decode_on_the_gpu(void **state)
+{
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(decodes); i++) op_check_cuda(decode_run, &decodes[i]);
+    (void)state;
+}
+
 /* ---- encoders ---- */
 
 static uint8_t code_of(enum weight_format f, float v, float absmax)
@@ -546,6 +601,8 @@ int test_quant(void)
         cmocka_unit_test_setup_teardown(test_tiles, begin, end),
         cmocka_unit_test_setup_teardown(test_mxfp4_all, begin, end),
         cmocka_unit_test(test_dequant_on_the_gpu),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_decode_on_the_gpu),
         cmocka_unit_test(test_bnb_all_inputs),
         cmocka_unit_test(test_bnb_thresholds),
         cmocka_unit_test(test_mxfp4_all_inputs),

@@ -4,6 +4,8 @@
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
  *   bench ops    two layers (gpt-oss: one with a window, one without), embedding, head and optimizer: its ops alone
  *
+ * (bench lora and bench dequant are in train/bench_lora.c and bench_dequant.c.)
+ *
  * Both run the model's own code on a batch of S packed sequences, so that every op sees the data, the cache and the
  * neighbours it has in a run. An op's time is the median over the recorded steps of each of its calls. */
 #include "train/bench.h"
@@ -12,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/bench_experts.h"
 #include "train/profile.h"
 #include "train/run.h"
 #include "train/synth.h"
@@ -60,6 +63,7 @@ void bench_help(FILE *out)
 {
     fprintf(out, "moetrain bench ops|step [--json] [option value ...]\n");
     for (int i = 0; i < MT_LEN(options); i++) fprintf(out, "  %-12s %s\n", options[i].name, options[i].help);
+    bench_experts_help(out);
 }
 
 static int parse_count(const char *name, const char *text, int64_t *out, struct err *err)
@@ -87,7 +91,7 @@ static int set_option(struct bench *b, int i, const char *value, struct err *err
 static int parse(struct bench *b, int n_words, char **words, struct err *err)
 {
     if (!n_words || (strcmp(words[0], "ops") && strcmp(words[0], "step")))
-        return err_set(err, "moetrain bench ops, or moetrain bench step? `moetrain bench --help` lists the options");
+        return err_set(err, "moetrain bench step, ops, lora or dequant? `moetrain bench --help` lists the options");
     b->ops = !strcmp(words[0], "ops");
     for (int w = 1; w < n_words; w++) {
         int i = 0;
@@ -342,6 +346,8 @@ static void print_json(const struct bench *b)
 int bench_run(int n_words, char **words, struct err *err)
 {
     static struct bench b;
+    if (n_words && !strcmp(words[0], "lora")) return bench_lora(n_words - 1, words + 1, err);
+    if (n_words && !strcmp(words[0], "dequant")) return bench_dequant(n_words - 1, words + 1, err);
     b = (struct bench){.ops = false};
     config_defaults(&b.cfg);
     b.cfg.data.seq_len = 0; /* as the device can take it */

@@ -26,7 +26,7 @@ static const char usage[] =
     "                                                         compares an export that is there\n"
     "  moetrain plan CONFIG.ini [--set ...]                   memory, FLOPs, trainable parameters; nothing is loaded\n"
     "  moetrain check CONFIG.ini [--layers N] [--set ...]     one batch on the device against the CPU in F64\n"
-    "  moetrain bench ops|step [--arch NAME] ...              speed of this machine with random weights\n"
+    "  moetrain bench ops|step|lora|dequant [--arch NAME] ... speed of this machine with random weights\n"
     "  moetrain tokens CONFIG.ini [--row N] [--html|--json]   what is trained, token by token; --help: more\n"
     "  moetrain inspect PATH                                  what a checkpoint or an adapter holds\n"
     "  moetrain synth ARCH OUT [--quant Q] [--seed N] [--layers N]\n"

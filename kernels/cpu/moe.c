@@ -227,7 +227,7 @@ void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dga
         experts_bwd(dev, g, buffers, dy, dyb, r, w, lora);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) down_row_bwd(&rows, r, glu, m);
-        if (lora->r > 0) {
+        if (lora->r > 0 && grad) {
             lora_grad_acc(dev, grad->a, dyb, act, lora->scale, r);
             lora_grad_acc(dev, grad->b, dy, ha_gated, lora->scale, r);
         }
@@ -244,9 +244,9 @@ void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, const struct lora_gra
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor buffers = tile_buffers(dev, w->n_out), none = {0};
     if (!dev->measuring) {
-        if (lora->r > 0) {
+        if (lora->r > 0) lora_thin(dev, dyb, dpre, lora->b, true, r);
+        if (lora->r > 0 && grad) {
             gather(dev, rows, x, r);
-            lora_thin(dev, dyb, dpre, lora->b, true, r);
             lora_grad_acc(dev, grad->a, dyb, rows, lora->scale, r);
             lora_grad_acc(dev, grad->b, dpre, xa, lora->scale, r);
         }
