@@ -57,6 +57,10 @@ const struct ops *ops_cpu64(void); /* the same source compiled for F64: the orac
 const struct ops *ops_cuda(bool portable, struct err *err);
 const struct ops *
 ops_cuda_table(void); /* its ops without a GPU, to measure with only; NULL without CUDA in the build */
+/* For comparison alone, once ops_cuda() has opened the GPU: its ops, but those of the experts are loops on the host
+ * that wait for the GPU for every expert or, with presort, once per layer and pass (cuda/moe_loop.cu). There is one
+ * table: the last call decides. NULL without CUDA in the build. */
+const struct ops *ops_cuda_loop(bool presort);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had; dtype: "auto", "fp32" or "bf16".
  * An error says what this build or machine lacks. */

@@ -51,16 +51,17 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
         echo "skip: $1: compute-sanitizer was not found (it comes with the CUDA Toolkit)"
         return 77
     fi
-    local options=()
+    local options=() only='*gpu*'
+    [ "$1" != racecheck ] || only='*gpu' # without *_on_the_gpu_by_cublas
     while [ "$1" != -- ]; do options+=("$1"); shift; done
     shift
     run_tests "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
-        --only '*gpu*' --skip '*_large_on_the_gpu' "$@"
+        --only "$only" --skip '*_large_on_the_gpu' "$@"
 }
 stage_memcheck() { sanitize memcheck -- ops_attn ops_dense ops_moe ops_norm ops_router optim prof quant; }
 # racecheck does not follow the order that TMA and mbarriers make, and reports hazards where kernels are built on them.
 # Left out are therefore our own kernels with wgmma in their name, whose tests run the portable kernels as well, and the
-# groups that call cuBLASLt, whose products for Hopper are of that kind.
+# groups and tests that call cuBLASLt, whose products for Hopper are of that kind.
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
         ops_attn ops_moe ops_norm ops_router optim quant
@@ -100,7 +101,8 @@ stage_repeat() {
 }
 
 stage_bench() {
-    "$bin/moetrain" bench ops --device cuda && "$bin/moetrain" bench step --device cuda
+    "$bin/moetrain" bench ops --device cuda && "$bin/moetrain" bench step --device cuda &&
+        "$bin/moetrain" bench step --device cuda --path loop,presort,grouped
 }
 
 failed=0

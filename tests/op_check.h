@@ -65,5 +65,8 @@ void op_check_need_gpu(void);
  * arena's peak is what a measuring device says. */
 enum { OP_GPU_WORK = 1 << 30 };
 void op_check_cuda(op_case_fn *run, const void *params);
+/* The same for the experts as loops on the host (ops_cuda_loop), whose scratch depends on the routing and is at most
+ * what a measuring device says; both loops give the same bits. */
+void op_check_loops(op_case_fn *run, const void *params);
 
 #endif

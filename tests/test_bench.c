@@ -116,6 +116,16 @@ static void test_errors(void **state)
     assert_says(said.err, "cuda");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--arch", "gpt-oss-2b"), 1);
     assert_says(said.err, "gpt-oss-20b");
+    assert_int_equal(RUN("bench", "step", "--device", "cpu", "--path", "loop,grouped"), 1);
+    assert_says(said.err, "on a GPU; this device is cpu");
+    assert_int_equal(RUN("bench", "ops", "--path", "loop"), 1);
+    assert_says(said.err, "bench step");
+    static const char *const paths[] = {"", "loop,", "loop,grouped,pre",
+                                        "loop,loop,loop,loop,loop,loop,loop,loop,loop"};
+    for (int i = 0; i < MT_LEN(paths); i++) {
+        assert_int_equal(RUN("bench", "step", "--path", paths[i]), 1);
+        assert_says(said.err, "of loop, presort, grouped");
+    }
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--memory-gb", "0.01"), 1);

@@ -455,20 +455,32 @@ static void run_gpu_cases(const struct gpu_setup *cases, int64_t n)
 }
 
 /* Formats, layouts, adapters and routings, no tokens, one token: as small as to be watched by a sanitizer. */
+static const struct gpu_setup small_cases[] = {
+    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, gptoss_2, true, SPREAD}, 0, true},
+    {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, false},
+    {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, swiglu, true, SPREAD}, 1, true},
+    {{{WF_NF4, 64, true}, 7, 5, 1, 320, 136, 0, 8, swiglu, false, SPREAD}, 0, false},
+    {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
+    {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, swiglu_pairs, true, SPREAD}, 0, false},
+    {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, gptoss_halves_2, false, SPREAD}, 2, false},
+};
+
 static void layer_on_the_gpu(void **state)
 {
-    static const struct gpu_setup cases[] = {
-        {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, gptoss_2, true, SPREAD}, 0, true},
-        {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
-        {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, false},
-        {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, swiglu, true, SPREAD}, 1, true},
-        {{{WF_NF4, 64, true}, 7, 5, 1, 320, 136, 0, 8, swiglu, false, SPREAD}, 0, false},
-        {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
-        {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, swiglu_pairs, true, SPREAD}, 0, false},
-        {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, gptoss_halves_2, false, SPREAD}, 2, false},
-    };
     (void)state;
-    run_gpu_cases(cases, MT_LEN(cases));
+    run_gpu_cases(small_cases, MT_LEN(small_cases));
+}
+
+/* What `bench step --path` compares with. The last case has more slots than one block selects from. */
+static void loops_on_the_gpu_by_cublas(void **state)
+{
+    static const struct gpu_setup many = {
+        {{WF_MXFP4, 0, false}, 700, 6, 4, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, true};
+    (void)state;
+    op_check_need_gpu();
+    for (int64_t i = 0; i < MT_LEN(small_cases); i++) op_check_loops(run_gpu_layer, &small_cases[i]);
+    op_check_loops(run_gpu_layer, &many);
 }
 
 /* Tiles with one row, with one row too many, more row tiles than a band has (2048 rows), columns that end inside every
@@ -517,6 +529,7 @@ int test_ops_moe(void)
         cmocka_unit_test_setup_teardown(test_frozen, begin, end),
         cmocka_unit_test(layer_on_the_gpu),
         cmocka_unit_test(frozen_on_the_gpu),
+        cmocka_unit_test(loops_on_the_gpu_by_cublas),
         cmocka_unit_test(layer_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_moe", tests, NULL, NULL);

@@ -5,7 +5,10 @@
  *
  * Which algorithm serves a shape is asked once and kept, as a function of the shape alone (pointers count by their
  * alignment up to 16 bytes), so a product has the same bits every time. Sums that are split over the inner dimension
- * meet in f32 in the workspace, in a fixed order. */
+ * meet in f32 in the workspace, in a fixed order.
+ *
+ * Numbers of rows differ from one micro-batch, and from one expert, to the next, and to ask costs the host 0.2 ms and
+ * more (H100, cuBLASLt 13), twenty times what the product itself does. So it is asked for the next round number. */
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
@@ -19,19 +22,19 @@ struct shape {
 };
 
 struct product {
-    struct shape shape;
-    bool known;
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, c; /* as cuBLASLt sees them: a is the memory of our b, b that of our a */
-    cublasLtMatmulAlgo_t algo;
 };
 
-static struct product table[TABLE];
+static struct choice {
+    struct shape shape;
+    bool known;
+    cublasLtMatmulAlgo_t algo;
+} table[TABLE];
 
 /* The best algorithm whose reduction is repeatable. */
-static void choose_algorithm(struct product *p)
+static cublasLtMatmulAlgo_t best_algorithm(struct product *p, const struct shape *s)
 {
-    const struct shape *s = &p->shape;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = (uint32_t)s->align;
     const uint64_t workspace = (uint64_t)cuda.lt_bytes;
     cublasLtMatmulPreferenceOpaque_t wish;
@@ -52,12 +55,11 @@ static void choose_algorithm(struct product *p)
     MT_REQUIRE(n_found == 1 && found.state == CUBLAS_STATUS_SUCCESS,
                "cuBLASLt has no product [%lld, %lld] by %lld (ld %lld, %lld, %lld; %d-byte aligned)", (long long)s->m,
                (long long)s->n, (long long)s->k, (long long)s->lda, (long long)s->ldb, (long long)s->ldc, s->align);
-    p->algo = found.algo;
+    return found.algo;
 }
 
-static void describe(struct product *p)
+static void describe(struct product *p, const struct shape *s)
 {
-    const struct shape *s = &p->shape;
     const cublasOperation_t op_a = s->tb ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = s->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
     CUBLAS_CHECK(cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -68,23 +70,33 @@ static void describe(struct product *p)
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p->c, s->c_f32 ? CUDA_R_32F : CUDA_R_16BF, n, m, s->ldc));
 }
 
-/* The product of that shape: the one in the table, or a new one, which takes an old one's place when all are taken. */
-static struct product *product_of(const struct shape *s)
+/* The one in the table, or a new one, which takes an old one's place when all are taken. */
+static const cublasLtMatmulAlgo_t *algorithm_of(const struct shape *s)
 {
     uint64_t words[sizeof(*s) / 8], hash = 0;
     memcpy(words, s, sizeof(words));
     for (int64_t i = 0; i < MT_LEN(words); i++) hash = rng_u64(hash, words[i]);
-    struct product *p = NULL;
+    struct choice *c = NULL;
     for (uint64_t i = 0; i < PROBES; i++) {
-        p = &table[(hash + i) % TABLE];
-        if (p->known && !memcmp(&p->shape, s, sizeof(*s))) return p;
-        if (!p->known) break;
+        c = &table[(hash + i) % TABLE];
+        if (c->known && !memcmp(&c->shape, s, sizeof(*s))) return &c->algo;
+        if (!c->known) break;
     }
-    p->shape = *s;
-    describe(p);
-    choose_algorithm(p);
-    p->known = true;
-    return p;
+    struct product p;
+    describe(&p, s);
+    c->algo = best_algorithm(&p, s);
+    c->shape = *s;
+    c->known = true;
+    return &c->algo;
+}
+
+/* With the next round number of rows: m, or in a^T b the inner dimension. They are no operand's contiguous dimension,
+ * so the distances between rows stay what they are. */
+static struct shape round_rows(struct shape s)
+{
+    int64_t *rows = s.ta ? &s.k : &s.m;
+    if (!s.ta || !s.tb) *rows = *rows > 64 ? ceil_div(*rows, 64) * 64 : ceil_div(*rows, 8) * 8;
+    return s;
 }
 
 /* c = beta c, for a product without terms. */
@@ -115,7 +127,12 @@ void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool 
     const uintptr_t places = (uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)c.data | ALIGN;
     const struct shape s = {
         c.shape[0], c.shape[1], k, a.ld, b.ld, c.ld, ta, tb, c.dtype == DT_F32, (int32_t)(places & (~places + 1))};
-    struct product *p = product_of(&s);
-    CUBLAS_CHECK(cublasLtMatmul(cuda.lt, &p->desc, &alpha, b.data, &p->a, a.data, &p->b, &beta, c.data, &p->c, c.data,
-                                &p->c, &p->algo, cuda.lt_workspace, (size_t)cuda.lt_bytes, cuda.stream));
+    struct product p;
+    describe(&p, &s);
+    const struct shape choices[] = {round_rows(s), s}; /* s: should the algorithm refuse what it was not asked for */
+    cublasStatus_t rc = CUBLAS_STATUS_NOT_SUPPORTED;
+    for (int i = 0; i < 2 && (rc == CUBLAS_STATUS_NOT_SUPPORTED || rc == CUBLAS_STATUS_INVALID_VALUE); i++)
+        rc = cublasLtMatmul(cuda.lt, &p.desc, &alpha, b.data, &p.a, a.data, &p.b, &beta, c.data, &p.c, c.data, &p.c,
+                            algorithm_of(&choices[i]), cuda.lt_workspace, (size_t)cuda.lt_bytes, cuda.stream);
+    CUBLAS_CHECK(rc);
 }

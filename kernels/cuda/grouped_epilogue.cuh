@@ -153,6 +153,18 @@ __device__ __forceinline__ struct pre8 grouped_pre(const struct grouped &g, int6
     return p;
 }
 
+__device__ __forceinline__ void pre_unpack(float gate[8], float up[8], const struct grouped &g, const struct pre8 &pre)
+{
+    if (g.glu.interleaved) {
+        const uint32_t w[8] = {pre.x.x, pre.x.y, pre.x.z, pre.x.w, pre.y.x, pre.y.y, pre.y.z, pre.y.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) gate[i] = bf16_low(w[i]), up[i] = bf16_high(w[i]);
+    } else {
+        bf16_unpack8(gate, pre.x);
+        bf16_unpack8(up, pre.y);
+    }
+}
+
 /* GROUPED_GLU_BWD of columns n .. n+7 of row m, where v = g: returns their sum of h * g. */
 __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8],
                                                   float weight, const struct pre8 &pre)
@@ -161,14 +173,7 @@ __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64
     const bool pairs = g.glu.interleaved;
     bf16 *out = g.out + pre_start(g, m, n);
     float gate[8], up[8], h[8], sum = 0.0f;
-    if (pairs) {
-        const uint32_t w[8] = {pre.x.x, pre.x.y, pre.x.z, pre.x.w, pre.y.x, pre.y.y, pre.y.z, pre.y.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) gate[i] = bf16_low(w[i]), up[i] = bf16_high(w[i]);
-    } else {
-        bf16_unpack8(gate, pre.x);
-        bf16_unpack8(up, pre.y);
-    }
+    pre_unpack(gate, up, g, pre);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         h[i] = glu_gradient(form, gate[i], up[i], weight * v[i], &gate[i], &up[i]); /* which become dgate and dup */

@@ -9,3 +9,9 @@ const struct ops *ops_cuda(bool portable, struct err *err)
 }
 
 const struct ops *ops_cuda_table(void) { return NULL; }
+
+const struct ops *ops_cuda_loop(bool presort)
+{
+    (void)presort;
+    return NULL;
+}
