@@ -188,10 +188,10 @@ static uint64_t content_hash(const char *text, int64_t size)
     return h;
 }
 
-static int load_all(struct tokenizer *tok, struct json root, int64_t size, struct err *err)
+static int load_all(struct tokenizer *tok, struct json root, const struct json_part parts[2], struct err *err)
 {
     struct json model;
-    if (json_get_object(root, "model", &model, err) || bpe_load(&tok->bpe, model, size, err)) return -1;
+    if (json_get_object(root, "model", &model, err) || bpe_load(&tok->bpe, model, parts[0], parts[1], err)) return -1;
     tok->n_ids = tok->bpe.n_ids;
     if (normalizer_load(&tok->normalizer, json_find(root, "normalizer"), tok->bpe.chars, err)) return -1;
     if (load_split(tok, json_find(root, "pre_tokenizer"), err)) return -1;
@@ -201,11 +201,13 @@ static int load_all(struct tokenizer *tok, struct json root, int64_t size, struc
 
 struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
-    struct json_doc *doc = json_parse(text, size, name, err);
+    static const char *const large[] = {"vocab", "merges"};
+    struct json_part parts[MT_LEN(large)];
+    struct json_doc *doc = json_parse_without(text, size, name, "model", large, parts, MT_LEN(large), err);
     if (!doc) return NULL;
     struct tokenizer *tok = mem_alloc(sizeof(*tok));
     tok->hash = content_hash(text, size);
-    if (load_all(tok, json_root(doc), size, err)) {
+    if (load_all(tok, json_root(doc), parts, err)) {
         tokenizer_free(tok);
         tok = NULL;
     }

@@ -250,7 +250,7 @@ static const struct refusal refusals[] = {
     {"[\"ab\",\"c\"]", "\"abc\"", "has no space between its parts"},
     {"[\"ab\",\"c\"]", "\"a b c\"", "a part is no string of the byte-level alphabet"},
     {"[\"ab\",\"c\"]", "[\"ab\",\"\"]", "a part is no string of the byte-level alphabet"},
-    {"[\"ab\",\"c\"]", "[\"ab\",7]", "must be a string, not an integer"},
+    {"[\"ab\",\"c\"]", "[\"ab\",7]", "must be a string, not a number"},
     {"\"abc\":", "\"new\":3,\"abc\":", "id 3 is taken by another token"},
     {"\"abc\":", "\"new\":1.5,\"abc\":", "key `model.vocab.new`: must be an integer"},
     {"\"vocab\":", "\"vocabulary\":", "key `model.vocab`: is missing"},
