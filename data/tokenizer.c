@@ -170,10 +170,19 @@ static int load_split(struct tokenizer *tok, struct json j, struct err *err)
 static int check_post_processor(struct json j, struct err *err)
 {
     const char *type;
+    struct json inner;
     if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
     if (json_get_str(j, "type", &type, err)) return -1;
     if (!strcmp(type, "ByteLevel") || !strcmp(type, "TemplateProcessing")) return 0;
-    return json_error(j, err, "post-processor \"%s\" is not supported (there are ByteLevel, TemplateProcessing)", type);
+    if (strcmp(type, "Sequence"))
+        return json_error(j, err,
+                          "post-processor \"%s\" is not supported (there are ByteLevel, TemplateProcessing, "
+                          "Sequence)",
+                          type);
+    if (json_get_array(j, "processors", &inner, err)) return -1;
+    for (int64_t i = 0; i < json_count(inner); i++)
+        if (check_post_processor(json_at(inner, i), err)) return -1;
+    return 0;
 }
 
 static uint64_t content_hash(const char *text, int64_t size)
