@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`moetrain tokens --tokenizer FILE --json` beside Hugging Face's tokenizers: ids of whole files and of every character.
+"""`moetrain tokens --tokenizer FILE --json` beside Hugging Face's tokenizers: ids of whole files, of every character.
 
 Needs `pip install tokenizers`. Exit 1 when an id differs.
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 def main():
     binary, path, *files = sys.argv[1:]
     tok = Tokenizer.from_file(path)
-    every = [chr(c) for c in (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200))]  # all but empty planes
+    every = map(chr, (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200)))  # the others are not assigned
     texts = {"every character": "".join(f"{c}{c} {c}1 a{c}b !{c}\n" for c in every)}
     texts |= {name: Path(name).read_bytes().decode(errors="replace") for name in files}
     failed = False
@@ -32,8 +32,8 @@ def main():
             at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
             same = ours == theirs
             failed |= not same
-            print(f"{name} {' '.join(flags)}: {len(theirs)} tokens, " + ("the same" if same else
-                  f"token {at} is {ours[at:at + 3]} and not {theirs[at:at + 3]} ({tok.decode(theirs[at - 3:at + 3])!r})"))
+            what = "the same" if same else f"token {at} is {ours[at:at + 3]} and not {theirs[at:at + 3]}"
+            print(name, *flags, f": {len(theirs)} tokens, {what}")
     sys.exit(failed)
 
 
