@@ -348,18 +348,24 @@ static int check_options(struct bpe *b, struct json model, bool *ignore_merges, 
 }
 
 /* The byte that an item of a vocabulary of characters stands for, or -1. */
-static int byte_of(const struct bpe *b, const char *key)
+static int byte_of(const struct bpe *b, const char *key, int64_t size)
 {
     static const char digits[] = "0123456789ABCDEF";
-    if (!b->chars || strlen(key) != 6 || strncmp(key, "<0x", 3) || key[5] != '>') return -1;
-    const char *high = strchr(digits, key[3]), *low = strchr(digits, key[4]);
+    if (!b->chars || size != 6 || memcmp(key, "<0x", 3) || key[5] != '>') return -1;
+    const char *high = memchr(digits, key[3], 16), *low = memchr(digits, key[4], 16);
     return high && low ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
 }
 
-static int add_token(struct bpe *b, const char *key, struct json value, struct err *err)
+/* The item of the vocabulary that s is at. */
+static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
 {
-    int64_t id, size = (int64_t)strlen(key);
-    if (json_i64(value, 0, BPE_MAX_ID - 1, &id, err)) return -1;
+    int64_t id, size = s->key_size;
+    uint8_t *bytes = b->blob + b->blob_size;
+    int byte = byte_of(b, s->key, size);
+    int64_t n = byte >= 0 ? 1 : bpe_bytes(b, bytes, s->key, size);
+    if (byte >= 0) bytes[0] = (uint8_t)byte;
+    if (n < 0) memcpy(bytes, s->key, (size_t)size); /* the text of an added token: no bytes ever become it */
+    if (json_scan_i64(s, 0, BPE_MAX_ID - 1, &id, err)) return -1;
     if (id >= b->cap_ids) {
         int64_t cap = MT_MAX(2 * b->cap_ids, id + 1);
         b->tokens = mem_grow(b->tokens, b->cap_ids, cap, sizeof(*b->tokens));
@@ -367,85 +373,125 @@ static int add_token(struct bpe *b, const char *key, struct json value, struct e
     }
     b->n_ids = MT_MAX(b->n_ids, id + 1);
     struct bpe_token *t = &b->tokens[id];
-    if (t->bytes) return json_error(value, err, "id %lld is taken by another token", (long long)id);
-    uint8_t *bytes = b->blob + b->blob_size;
-    int byte = byte_of(b, key);
-    int64_t n = byte >= 0 ? 1 : bpe_bytes(b, bytes, key, size);
-    if (byte >= 0) bytes[0] = (uint8_t)byte;
-    if (n < 0) memcpy(bytes, key, (size_t)size); /* the text of an added token: no bytes ever become it */
-    *t = (struct bpe_token){.bytes = bytes, .size = (int32_t)(n < 0 ? size : n)};
+    if (t->bytes) return json_scan_error(s, err, "id %lld is taken by another token", (long long)id);
+    if (byte >= 0 && b->byte_id[byte] >= 0) return json_scan_error(s, err, "stands in it twice");
+    /* text never becomes a byte's token by its characters */
+    *t = (struct bpe_token){.bytes = bytes, .size = (int32_t)(n < 0 ? size : n), .text = n > 0 && byte < 0};
     b->blob_size += t->size;
     if (byte >= 0 || (n == 1 && !b->chars)) b->byte_id[bytes[0]] = (int32_t)id;
-    if (n <= 0 || byte >= 0) return 0; /* text never becomes a byte's token by its characters */
-    b->cut = b->cut && next_cut(bytes, 0, n) == n;
-    uint32_t hash = hash_bytes(bytes, n);
-    *find_slot(b, bytes, n, hash) = (struct bpe_slot){hash, (int32_t)id};
+    b->cut = b->cut && !(t->text && next_cut(bytes, 0, n) < n);
     return 0;
 }
 
-static int load_vocab(struct bpe *b, struct json model, struct err *err)
+/* The table of bytes -> id, once all tokens are known. */
+static int index_tokens(struct bpe *b, struct json vocab, struct err *err)
 {
-    struct json vocab, value;
-    const char *key;
-    if (json_get_object(model, "vocab", &vocab, err)) return -1;
-    b->slot_mask = table_mask(json_count(vocab));
+    b->slot_mask = table_mask(b->n_ids);
     b->slots = mem_array((int64_t)b->slot_mask + 1, sizeof(*b->slots));
     for (uint64_t i = 0; i <= b->slot_mask; i++) b->slots[i].id = -1;
+    for (int64_t id = 0; id < b->n_ids; id++) {
+        const struct bpe_token *t = &b->tokens[id];
+        if (!t->text) continue;
+        uint32_t hash = hash_bytes(t->bytes, t->size);
+        struct bpe_slot *slot = find_slot(b, t->bytes, t->size, hash);
+        if (slot->id >= 0)
+            return json_error(vocab, err, "ids %d and %lld are of the same text", slot->id, (long long)id);
+        *slot = (struct bpe_slot){hash, (int32_t)id};
+    }
+    return 0;
+}
+
+static int load_vocab(struct bpe *b, struct json model, struct json_part part, struct err *err)
+{
+    struct json vocab;
+    struct json_scan s;
+    if (json_get_object(model, "vocab", &vocab, err)) return -1;
     for (int i = 0; i < 256; i++) b->byte_id[i] = -1;
     b->cut = b->chars;
-    for (int64_t i = 0; json_member(vocab, i, &key, &value); i++)
-        if (add_token(b, key, value, err)) return -1;
+    int status = json_scan_open(&s, part, vocab, err);
+    while (!status && (status = json_scan_next(&s, err)) == 1) status = add_token(b, &s, err);
+    json_scan_close(&s);
+    if (status || index_tokens(b, vocab, err)) return -1;
     for (int i = 0; b->chars && i < 256; i++)
         if (b->byte_id[i] < 0) return json_error(vocab, err, "byte_fallback needs <0x%02X>, which is not in it", i);
     return 0;
 }
 
 /* The two parts of "a b" or ["a", "b"] as bytes, laid end to end behind the blob (which has room: see bpe_load). */
-static int read_merge(const struct bpe *b, struct json item, int64_t *n_left, int64_t *n_right, struct err *err)
+static int read_merge(const struct bpe *b, struct json_scan *s, int64_t *n_left, int64_t *n_right, struct err *err)
 {
     uint8_t *bytes = b->blob + b->blob_size;
-    const char *left, *right;
-    int64_t left_size, right_size;
-    if (json_type(item) == JSON_STRING) {
-        if (json_str(item, &left, &left_size, err)) return -1;
-        const char *space = memchr(left, ' ', (size_t)left_size);
-        if (!space) return json_error(item, err, "has no space between its parts");
-        right = space + 1;
-        right_size = left + left_size - right;
-        left_size = space - left;
+    const char *text;
+    int64_t size, strings = 0;
+    *n_right = -1;
+    if (!json_scan_is_array(s)) {
+        if (json_scan_str(s, &text, &size, err)) return -1;
+        const char *space = memchr(text, ' ', (size_t)size);
+        if (!space) return json_scan_error(s, err, "has no space between its parts");
+        *n_left = bpe_bytes(b, bytes, text, space - text);
+        if (*n_left > 0) *n_right = bpe_bytes(b, bytes + *n_left, space + 1, text + size - space - 1);
     } else {
-        if (json_count(item) != 2) return json_error(item, err, "is neither \"a b\" nor [\"a\", \"b\"]");
-        if (json_str(json_at(item, 0), &left, &left_size, err)) return -1;
-        if (json_str(json_at(item, 1), &right, &right_size, err)) return -1;
+        int more;
+        if (json_scan_array(s, err)) return -1;
+        while ((more = json_scan_next(s, err)) == 1) {
+            if (json_scan_str(s, &text, &size, err)) return -1;
+            if (strings == 0) *n_left = bpe_bytes(b, bytes, text, size);
+            if (strings == 1 && *n_left > 0) *n_right = bpe_bytes(b, bytes + *n_left, text, size);
+            strings++;
+        }
+        if (more) return -1;
+        if (strings != 2) return json_scan_error(s, err, "is neither \"a b\" nor [\"a\", \"b\"]");
     }
-    *n_left = bpe_bytes(b, bytes, left, left_size);
-    *n_right = *n_left > 0 ? bpe_bytes(b, bytes + *n_left, right, right_size) : -1;
-    if (*n_right <= 0)
-        return json_error(item, err, "a part is %s", b->chars ? "empty" : "no string of the byte-level alphabet");
+    if (*n_right > 0) return 0;
+    return json_scan_error(s, err, "a part is %s", b->chars ? "empty" : "no string of the byte-level alphabet");
+}
+
+/* The merge that s is at, of this rank. */
+static int add_merge(const struct bpe *b, struct json_scan *s, struct bpe_merge *m, struct err *err)
+{
+    const uint8_t *bytes = b->blob + b->blob_size;
+    int64_t n_left = 0, n_right = 0;
+    if (read_merge(b, s, &n_left, &n_right, err)) return -1;
+    int32_t left = bpe_find(b, bytes, n_left), right = bpe_find(b, bytes + n_left, n_right);
+    int32_t id = bpe_find(b, bytes, n_left + n_right);
+    if (left < 0 || right < 0 || id < 0)
+        return json_scan_error(s, err, "%s not in the vocabulary", id < 0 ? "its result is" : "a part of it is");
+    *m = (struct bpe_merge){(uint64_t)(uint32_t)left << 32 | (uint32_t)right, (uint32_t)s->index, id};
     return 0;
 }
 
-static int load_merges(struct bpe *b, struct json model, struct err *err)
+static int read_merges(struct bpe *b, struct json merges, struct json_part part, struct bpe_merge **list, int64_t *n,
+                       struct err *err)
+{
+    struct json_scan s;
+    int64_t cap = 0;
+    int status = json_scan_open(&s, part, merges, err);
+    while (!status && (status = json_scan_next(&s, err)) == 1) {
+        if (*n == cap) {
+            cap = MT_MAX(1024, 2 * cap);
+            *list = mem_grow(*list, *n, cap, sizeof(**list));
+        }
+        status = add_merge(b, &s, &(*list)[*n], err);
+        ++*n;
+    }
+    json_scan_close(&s);
+    return status;
+}
+
+static int load_merges(struct bpe *b, struct json model, struct json_part part, struct err *err)
 {
     struct json merges;
+    struct bpe_merge *list = NULL;
+    int64_t n = 0;
     if (json_get_array(model, "merges", &merges, err)) return -1;
-    int64_t n = json_count(merges);
+    int status = read_merges(b, merges, part, &list, &n, err);
     b->merge_mask = table_mask(n);
     b->merges = mem_array((int64_t)b->merge_mask + 1, sizeof(*b->merges));
     for (uint64_t i = 0; i <= b->merge_mask; i++) b->merges[i] = (struct bpe_merge){UINT64_MAX, NO_RANK, -1};
-    for (int64_t i = 0; i < n; i++) {
-        struct json item = json_at(merges, i);
-        int64_t n_left = 0, n_right = 0;
-        if (read_merge(b, item, &n_left, &n_right, err)) return -1;
-        const uint8_t *bytes = b->blob + b->blob_size;
-        int32_t left = bpe_find(b, bytes, n_left), right = bpe_find(b, bytes + n_left, n_right);
-        int32_t id = bpe_find(b, bytes, n_left + n_right);
-        if (left < 0 || right < 0 || id < 0)
-            return json_error(item, err, "%s not in the vocabulary", id < 0 ? "its result is" : "a part of it is");
-        struct bpe_merge *m = find_merge(b, left, right); /* of a pair listed twice the later rank counts */
-        *m = (struct bpe_merge){(uint64_t)(uint32_t)left << 32 | (uint32_t)right, (uint32_t)i, id};
-    }
-    return 0;
+    for (int64_t i = 0; !status && i < n; i++) /* of a pair listed twice the later rank counts */
+        *find_merge(b, (int32_t)(list[i].pair >> 32), (int32_t)(list[i].pair & UINT32_MAX)) = list[i];
+    mem_free(list);
+    return status;
 }
 
 /* Sets `whole` where the invariant above holds; every token is still without it, so that bpe_encode merges. */
@@ -465,11 +511,12 @@ static void prove_whole(struct bpe *b, bool ignore_merges)
     bpe_work_free(&work);
 }
 
-int bpe_load(struct bpe *b, struct json model, int64_t text_bytes, struct err *err)
+int bpe_load(struct bpe *b, struct json model, struct json_part vocab, struct json_part merges, struct err *err)
 {
     bool ignore_merges = false;
-    *b = (struct bpe){.blob = mem_alloc(text_bytes)};
-    if (check_options(b, model, &ignore_merges, err) || load_vocab(b, model, err) || load_merges(b, model, err)) {
+    *b = (struct bpe){.blob = mem_alloc(vocab.size + merges.size)};
+    if (check_options(b, model, &ignore_merges, err) || load_vocab(b, model, vocab, err) ||
+        load_merges(b, model, merges, err)) {
         bpe_free(b);
         return -1;
     }

@@ -3,7 +3,7 @@
 #ifndef MT_BPE_H
 #define MT_BPE_H
 
-#include "data/json.h"
+#include "data/json_scan.h"
 #include "data/tokenizer.h"
 
 #define BPE_MAX_ID (1 << 20) /* ids stay below; the largest published vocabularies have a quarter of that */
@@ -11,6 +11,7 @@
 struct bpe_token {
     const uint8_t *bytes; /* NULL: no token has this id */
     int32_t size;
+    bool text;  /* text can become this token: it is no single byte's, nor an added token outside the alphabet */
     bool whole; /* a piece that equals this token is this token: see bpe_encode */
 };
 struct bpe_slot {
@@ -38,9 +39,10 @@ struct bpe {
     bool cut;             /* no token has U+2581 behind another character: see bpe_encode */
 };
 
-/* Reads the "model" object of a tokenizer.json. text_bytes: no smaller than all token strings together (the file's size
- * will do). b needs no bpe_free after an error. */
-int bpe_load(struct bpe *b, struct json model, int64_t text_bytes, struct err *err) MT_CHECK;
+/* Reads the "model" object of a tokenizer.json, out of which its vocab and merges were cut. b needs no bpe_free after
+ * an error. */
+int bpe_load(struct bpe *b, struct json model, struct json_part vocab, struct json_part merges,
+             struct err *err) MT_CHECK;
 void bpe_free(struct bpe *b);
 
 /* The bytes of an item of the vocabulary: of a byte-level one, which is written in a printable alphabet, back from

@@ -80,6 +80,7 @@ static int load_list(struct chat_template *t, struct json list, const char *path
         if (json_get_str(entry, "name", &name, err) || json_get_str(entry, "template", &text, err)) return -1;
         struct jinja **to = !strcmp(name, "default") ? &t->main : !strcmp(name, "tool_use") ? &t->tools : NULL;
         if (!to || *to) continue;
+        hash(t, name, (int64_t)strlen(name));
         *to = parse(t, text, (int64_t)strlen(text), path, err);
         if (!*to) return err_prefix(err, "chat_template \"%s\"", name);
     }

@@ -8,8 +8,8 @@
 
 struct split; /* read-only after load: threads may share it */
 
-/* pre_tokenizer of a tokenizer.json: ByteLevel, a Sequence of Split(Regex, Isolated) that ends in a ByteLevel,
- * Metaspace, or null. Anything else is refused by name. */
+/* pre_tokenizer of a tokenizer.json: ByteLevel, a Sequence of Split(Regex; Isolated, or Removed with invert) that
+ * ends in a ByteLevel, Metaspace, or null. Anything else is refused by name. */
 struct split *split_load(struct json pre_tokenizer, struct err *err) MT_CHECK;
 /* What the vocabulary must be written in, and what the caller does to the text: Metaspace writes spaces as U+2581, and
  * puts one before no text, before what stands at the very beginning, or before all, unless one is there. */

@@ -170,10 +170,19 @@ static int load_split(struct tokenizer *tok, struct json j, struct err *err)
 static int check_post_processor(struct json j, struct err *err)
 {
     const char *type;
+    struct json inner;
     if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
     if (json_get_str(j, "type", &type, err)) return -1;
     if (!strcmp(type, "ByteLevel") || !strcmp(type, "TemplateProcessing")) return 0;
-    return json_error(j, err, "post-processor \"%s\" is not supported (there are ByteLevel, TemplateProcessing)", type);
+    if (strcmp(type, "Sequence"))
+        return json_error(j, err,
+                          "post-processor \"%s\" is not supported (there are ByteLevel, TemplateProcessing, "
+                          "Sequence)",
+                          type);
+    if (json_get_array(j, "processors", &inner, err)) return -1;
+    for (int64_t i = 0; i < json_count(inner); i++)
+        if (check_post_processor(json_at(inner, i), err)) return -1;
+    return 0;
 }
 
 static uint64_t content_hash(const char *text, int64_t size)
@@ -188,10 +197,10 @@ static uint64_t content_hash(const char *text, int64_t size)
     return h;
 }
 
-static int load_all(struct tokenizer *tok, struct json root, int64_t size, struct err *err)
+static int load_all(struct tokenizer *tok, struct json root, const struct json_part parts[2], struct err *err)
 {
     struct json model;
-    if (json_get_object(root, "model", &model, err) || bpe_load(&tok->bpe, model, size, err)) return -1;
+    if (json_get_object(root, "model", &model, err) || bpe_load(&tok->bpe, model, parts[0], parts[1], err)) return -1;
     tok->n_ids = tok->bpe.n_ids;
     if (normalizer_load(&tok->normalizer, json_find(root, "normalizer"), tok->bpe.chars, err)) return -1;
     if (load_split(tok, json_find(root, "pre_tokenizer"), err)) return -1;
@@ -201,11 +210,13 @@ static int load_all(struct tokenizer *tok, struct json root, int64_t size, struc
 
 struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
-    struct json_doc *doc = json_parse(text, size, name, err);
+    static const char *const large[] = {"vocab", "merges"};
+    struct json_part parts[MT_LEN(large)];
+    struct json_doc *doc = json_parse_without(text, size, name, "model", large, parts, MT_LEN(large), err);
     if (!doc) return NULL;
     struct tokenizer *tok = mem_alloc(sizeof(*tok));
     tok->hash = content_hash(text, size);
-    if (load_all(tok, json_root(doc), size, err)) {
+    if (load_all(tok, json_root(doc), parts, err)) {
         tokenizer_free(tok);
         tok = NULL;
     }

@@ -430,12 +430,62 @@ static void cache_hit_equals_fresh(void **state)
     dataset_free(&fresh);
 }
 
-/* Every option and the files' bytes are part of the key: no setting meets another's cache. */
+/* Another tokenizer or template: one character of its file is another. */
+static struct tokenizer *changed_tokenizer(void)
+{
+    struct err err;
+    int64_t size;
+    char *text = file_read(fixture("data/bytes.tokenizer.json"), 1 << 20, &size, &err);
+    assert_non_null(text);
+    char *at = strstr(text, "\"1.0\"");
+    assert_non_null(at);
+    at[3] = '1';
+    struct tokenizer *other = tokenizer_parse(text, size, "t", &err);
+    if (!other) fail_msg("%s", err.msg);
+    mem_free(text);
+    return other;
+}
+
+static struct chat_template *template_of(const char *text)
+{
+    struct err err;
+    struct chat_template *t;
+    const char *dir = scratch_dir();
+    char path[MT_PATH];
+    snprintf(path, sizeof(path), "%s/t.jinja", dir);
+    write_file(path, text, (int64_t)strlen(text));
+    if (chat_template_load(&t, dir, path, &err) || !t) fail_msg("%s", err.msg);
+    return t;
+}
+
+static void assert_caches(const char *dir, int64_t want)
+{
+    char **names;
+    int64_t n;
+    struct err err;
+    if (file_list(dir, &names, &n, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(n, want);
+    file_list_free(names, n);
+}
+
+/* Every option, the tokenizer, the template, the files' bytes, order and weights are part of the key: no setting meets
+ * another's cache. Names and times are not. */
 static void cache_is_keyed_by_all(void **state)
 {
     (void)state;
     const char *dir = scratch_dir(), *path = fixture("data/rows.jsonl");
-    for (int i = 0; i < 8; i++) {
+    const char *rows[] = {write_rows("{\"text\": \"one file\"}\n"), write_rows("{\"text\": \"two files\"}\n"),
+                          write_rows("{\"text\": \"one file\"}\n")};
+    char files[4][3 * MT_PATH];
+    snprintf(files[0], sizeof(files[0]), "%s,%s", rows[0], rows[1]);
+    snprintf(files[1], sizeof(files[1]), "%s,%s", rows[1], rows[0]);
+    snprintf(files[2], sizeof(files[2]), "%s*2,%s", rows[0], rows[1]);
+    snprintf(files[3], sizeof(files[3]), "%s , %s", rows[2], rows[1]); /* as the first */
+    struct chat_template *templates[] = {template_of("{{ messages[0].content }}"),
+                                         template_of("{{ messages[0].content }}.")};
+    struct tokenizer *own = tok, *other = changed_tokenizer();
+    enum { LAST = 16 };
+    for (int i = 0; i <= LAST; i++) {
         struct dataset fresh, cached;
         struct dataset_options opt = options();
         if (i == 1) opt.loss_on = LOSS_ALL;
@@ -444,20 +494,22 @@ static void cache_is_keyed_by_all(void **state)
         if (i == 4) opt.eos = END;
         if (i == 5) opt.vocab = VOCAB + 1;
         if (i == 6) opt.chat_date = "2025-01-02";
-        if (i == 7) path = write_rows("{\"text\": \"another file\"}\n");
+        if (i == 7) opt.whole = true;
+        if (i == 8 || i == 9) opt.chat = templates[i - 8];
+        tok = i == 10 ? other : own;
+        if (i == 11 || i == 12) path = rows[0];
+        if (i == 12) opt.format = DATA_TEXT;
+        if (i >= 13) path = files[i - 13];
         load(&fresh, path, &opt);
         opt.cache_dir = dir;
         load(&cached, path, &opt);
         assert_same(&fresh, &cached);
         dataset_free(&fresh);
         dataset_free(&cached);
-        char **names;
-        int64_t n;
-        struct err err;
-        if (file_list(dir, &names, &n, &err)) fail_msg("%s", err.msg);
-        assert_int_equal(n, i + 1);
-        file_list_free(names, n);
+        assert_caches(dir, i < LAST ? i + 1 : LAST);
     }
+    tokenizer_free(other);
+    for (int i = 0; i < 2; i++) chat_template_free(templates[i]);
 }
 
 static void damaged_cache_is_rebuilt(void **state)

@@ -14,7 +14,15 @@
 
 #define LARGE "../../configs/tiny-gptoss/tokenizer.json"
 
-static const char *const names[] = {"tiny-gptoss", "nfc", "splits", "whole", "chars", "metaspace"};
+static const struct {
+    const char *name;
+    bool exact; /* no normalizer: the bytes of the ids are the text */
+    bool all;   /* any text can be encoded */
+} tokenizers[] = {
+    {"tiny-gptoss", true, true}, {"deepseek", true, true}, {"qwen35", false, true},
+    {"olmo2", true, true},       {"nfc", false, false},    {"splits", true, false},
+    {"whole", true, false},      {"chars", false, true},   {"metaspace", false, true},
+};
 
 static struct tokenizer *load(const char *path)
 {
@@ -81,11 +89,11 @@ static void vectors(void **state)
 {
     (void)state;
     struct token_list list = {0};
-    for (int64_t k = 0; k < MT_LEN(names); k++) {
+    for (int64_t k = 0; k < MT_LEN(tokenizers); k++) {
         struct err err;
         struct json_doc *doc;
         struct json cases;
-        struct tokenizer *tok = load_vectors(names[k], &doc, &cases);
+        struct tokenizer *tok = load_vectors(tokenizers[k].name, &doc, &cases);
         assert_true(json_count(cases) > 100);
         for (int64_t i = 0; i < json_count(cases); i++) {
             struct vector v = vector_at(cases, i);
@@ -95,10 +103,11 @@ static void vectors(void **state)
                 int64_t id;
                 assert_int_equal(json_i64(json_at(v.ids, t), 0, INT32_MAX, &id, &err), 0);
                 if (t >= list.count || list.ids[t] != id)
-                    fail_msg("%s, case %d, \"%s\": token %d is not %d", names[k], (int)i, v.text, (int)t, (int)id);
+                    fail_msg("%s, case %d, \"%s\": token %d is not %d", tokenizers[k].name, (int)i, v.text, (int)t,
+                             (int)id);
             }
             assert_int_equal(list.count, json_count(v.ids));
-            check_ranges(tok, &list, v.text, v.size, k != 1 && k < 4);
+            check_ranges(tok, &list, v.text, v.size, tokenizers[k].exact);
         }
         tokenizer_free(tok);
         json_free(doc);
@@ -221,8 +230,8 @@ static const struct refusal refusals[] = {
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Lowercase\"}]}",
      "key `normalizer.normalizers[0]`: normalizer \"Lowercase\""},
     {"{\"type\":\"Split\"", "{\"type\":\"Digits\"", "pretokenizers[0]`: pre-tokenizer \"Digits\" is not supported"},
-    {"\"behavior\":\"Isolated\"", "\"behavior\":\"Removed\"", "pretokenizers[0]`: behavior \"Removed\""},
-    {"\"invert\":false", "\"invert\":true", "pretokenizers[0]`: invert is not supported"},
+    {"\"behavior\":\"Isolated\"", "\"behavior\":\"Removed\"", "]`: behavior \"Removed\" with invert false is not"},
+    {"\"invert\":false", "\"invert\":true", "pretokenizers[0]`: behavior \"Isolated\" with invert true is not"},
     {"{\"Regex\":", "{\"String\":", "pretokenizers[0].pattern`: only a \"Regex\" is supported"},
     {"\"add_prefix_space\":false", "\"add_prefix_space\":true", "add_prefix_space is not supported"},
     {"{\"type\":\"Split\"", "{\"type\":\"ByteLevel\"", "pretokenizers[0]`: ByteLevel must stand last"},
@@ -244,13 +253,16 @@ static const struct refusal refusals[] = {
     {SPLIT_1, "\"Regex\":\"a\\\\\"", "not supported from byte 1 on: \\"},
     {"\"post_processor\":{\"type\":\"ByteLevel\"", "\"post_processor\":{\"type\":\"BertProcessing\"",
      "key `post_processor`: post-processor \"BertProcessing\" is not supported"},
+    {"\"post_processor\":{",
+     "\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"Roberta\"}]},\"x\":{",
+     "key `post_processor.processors[0]`: post-processor \"Roberta\" is not supported"},
     {"\"abc\":", "\"abcx\":", "is not in the vocabulary"},
     {"\"bc\":", "\"bcx\":", "is not in the vocabulary"},
     {"[\"ab\",\"c\"]", "[\"ab\"]", "is neither \"a b\" nor [\"a\", \"b\"]"},
     {"[\"ab\",\"c\"]", "\"abc\"", "has no space between its parts"},
     {"[\"ab\",\"c\"]", "\"a b c\"", "a part is no string of the byte-level alphabet"},
     {"[\"ab\",\"c\"]", "[\"ab\",\"\"]", "a part is no string of the byte-level alphabet"},
-    {"[\"ab\",\"c\"]", "[\"ab\",7]", "must be a string, not an integer"},
+    {"[\"ab\",\"c\"]", "[\"ab\",7]", "must be a string, not a number"},
     {"\"abc\":", "\"new\":3,\"abc\":", "id 3 is taken by another token"},
     {"\"abc\":", "\"new\":1.5,\"abc\":", "key `model.vocab.new`: must be an integer"},
     {"\"vocab\":", "\"vocabulary\":", "key `model.vocab`: is missing"},
@@ -361,7 +373,8 @@ static void accepted(void **state)
 static void truncated(void **state)
 {
     (void)state;
-    for (int64_t k = 1; k < MT_LEN(names); k++) {
+    static const char *const names[] = {"nfc", "splits", "whole", "chars", "metaspace"};
+    for (int64_t k = 0; k < MT_LEN(names); k++) {
         char file[64];
         int64_t size;
         struct err err;
@@ -399,6 +412,118 @@ static void missing_byte(void **state)
     assert_int_equal(list.count, 0);
     token_list_free(&list);
     tokenizer_free(tok);
+}
+
+/* Text that the pattern does not match is no piece of it: the library drops it, here it is an error that says where. */
+static void gaps(void **state)
+{
+    (void)state;
+    struct err err;
+    struct token_list list = {0};
+    int64_t size;
+    char *text = file_read(fixture("tokenizer/splits.json"), 1 << 20, &size, &err);
+    assert_non_null(text);
+    char *changed =
+        replaced(text, "\"behavior\":\"Isolated\",\"invert\":false", "\"behavior\":\"Removed\",\"invert\":true");
+    struct tokenizer *tok = tokenizer_parse(changed, (int64_t)strlen(changed), "t", &err);
+    if (!tok) fail_msg("%s", err.msg);
+    assert_int_equal(tokenizer_encode(tok, "12345", 5, true, &list, &err), 0);
+    assert_int_equal(list.count, 3);
+    static const char *const bad[] = {"12345ab", "123ab4", "ab12"};
+    static const int at[] = {5, 3, 0};
+    for (int64_t i = 0; i < MT_LEN(bad); i++) {
+        char expected[64];
+        snprintf(expected, sizeof(expected), "leaves out what stands at byte %d of the text", at[i]);
+        assert_int_equal(tokenizer_encode(tok, bad[i], (int64_t)strlen(bad[i]), true, &list, &err), -1);
+        assert_non_null(strstr(err.msg, expected));
+        assert_int_equal(list.count, 3);
+    }
+    mem_free(changed);
+    mem_free(text);
+    token_list_free(&list);
+    tokenizer_free(tok);
+}
+
+static int64_t put_char(char *out, uint32_t c)
+{
+    int64_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    out[0] = (char)c;
+    if (n == 1) return 1;
+    for (int64_t i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)((0xf00 >> n) | c);
+    return n;
+}
+
+/* Characters of all planes among words and special tokens; no surrogate, and not U+2581, which may be a space. */
+static int64_t random_text(char *out, uint64_t key)
+{
+    static const uint32_t above[] = {0x80, 0x800, 0x3000, 0x10000, 0x20000, 0x110000};
+    static const char *const words[] = {" ", "  ", "\n", "the", " of", "'s", "12", "<|end|>", "\r\n", "\t", "/", "x"};
+    int64_t n = 0, count = 1 + (int64_t)(rng_uniform(key, 0) * 40);
+    for (int64_t i = 1; i <= count; i++) {
+        double u = rng_uniform(key, (uint64_t)(3 * i)), v = rng_uniform(key, (uint64_t)(3 * i + 1));
+        if (u < 0.4) {
+            const char *word = words[(int64_t)(v * (double)MT_LEN(words))];
+            memcpy(out + n, word, strlen(word));
+            n += (int64_t)strlen(word);
+            continue;
+        }
+        int64_t k = (int64_t)((u - 0.4) / 0.6 * (double)MT_LEN(above));
+        uint32_t low = k ? above[k - 1] : 0, c = low + (uint32_t)(v * (double)(above[k] - low));
+        n += put_char(out + n, (c >= 0xd800 && c <= 0xdfff) || c == 0x2581 ? 0x4e00 : c);
+    }
+    return n;
+}
+
+/* The text of the ids; of characters, U+2581 is a space. */
+static int64_t decode(const struct tokenizer *tok, const struct token_list *list, bool chars, char *out)
+{
+    int64_t n = 0, size;
+    for (int64_t i = 0; i < list->count; i++) {
+        const char *bytes = tokenizer_bytes(tok, list->ids[i], &size);
+        assert_non_null(bytes);
+        memcpy(out + n, bytes, (size_t)size);
+        n += size;
+    }
+    if (!chars) return n;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; i++) {
+        bool space = n - i >= 3 && !memcmp(out + i, SPLIT_SPACE, 3);
+        out[kept++] = space ? ' ' : out[i];
+        i += space ? 2 : 0;
+    }
+    return kept;
+}
+
+/* What comes back is the text, or its form C where the file asks for that; of characters, with a space in front. */
+static void round_trips(void **state)
+{
+    (void)state;
+    for (int64_t k = 0; k < MT_LEN(tokenizers); k++) {
+        char file[64], text[512], back[4096];
+        bool chars = !strcmp(tokenizers[k].name, "chars"), first = !strcmp(tokenizers[k].name, "metaspace");
+        if (!tokenizers[k].all) continue;
+        snprintf(file, sizeof(file), "tokenizer/%s.json", tokenizers[k].name);
+        struct tokenizer *tok = load(fixture(k ? file : LARGE));
+        struct token_list list = {0};
+        for (uint64_t round = 0; round < 5000; round++) {
+            struct err err;
+            struct normal form = {0};
+            int64_t size = random_text(text, rng_key(round, tokenizers[k].name));
+            list.count = 0;
+            if (tokenizer_encode(tok, text, size, !chars, &list, &err)) fail_msg("%s", err.msg);
+            check_ranges(tok, &list, text, size, tokenizers[k].exact);
+            int64_t n = decode(tok, &list, chars || first, back), skip = chars || (first && text[0] != ' ');
+            if (!tokenizers[k].exact && !chars && !first) assert_int_equal(nfc_make(&form, text, size, &err), 0);
+            const char *want = form.text ? form.text : text;
+            int64_t n_want = form.text ? form.size : size;
+            if (n - skip != n_want || memcmp(back + skip, want, (size_t)n_want))
+                fail_msg("%s: \"%.*s\" came back as \"%.*s\"", tokenizers[k].name, (int)n_want, want, (int)n, back);
+            normal_free(&form);
+        }
+        token_list_free(&list);
+        tokenizer_free(tok);
+    }
 }
 
 /* A megabyte in one piece: quadratic work would take hours. */
@@ -569,10 +694,11 @@ static void threads(void **state)
 int test_tokenizer(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(vectors),      cmocka_unit_test(lookups),   cmocka_unit_test(invalid_text),
-        cmocka_unit_test(refused),      cmocka_unit_test(accepted),  cmocka_unit_test(truncated),
-        cmocka_unit_test(missing_byte), cmocka_unit_test(long_runs), cmocka_unit_test(normalization),
-        cmocka_unit_test(white_space),  cmocka_unit_test(threads),   cmocka_unit_test(chars_ranges),
+        cmocka_unit_test(vectors),      cmocka_unit_test(lookups),     cmocka_unit_test(invalid_text),
+        cmocka_unit_test(refused),      cmocka_unit_test(accepted),    cmocka_unit_test(truncated),
+        cmocka_unit_test(missing_byte), cmocka_unit_test(long_runs),   cmocka_unit_test(normalization),
+        cmocka_unit_test(white_space),  cmocka_unit_test(threads),     cmocka_unit_test(chars_ranges),
+        cmocka_unit_test(gaps),         cmocka_unit_test(round_trips),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

@@ -140,6 +140,36 @@ static void test_batch_cuts(void **state)
     for (int i = 1; i < 4; i++) assert_same_step(run[i], run[0]);
 }
 
+/* What stands in the data report: copies, what is cut, rows that are skipped, what is held out and trained on. */
+static void test_data_report(void **state)
+{
+    (void)state;
+    static const char *const words[] = {
+        "train: 300 documents, ",
+        " tokens (at most 16 in one), 88.6% of them with loss; copies of others: 199",
+        "train: 302 rows, 1 of them bad; documents longer than seq_len: 2 (cut); without a target: 1",
+        "held out: 2 documents, ",
+        "held out: 2 rows, 0 of them bad; documents longer than seq_len: 0 (cut); without a target: 0",
+        "1 held-out documents are also trained on",
+    };
+    char path[256], eval[256], sets[1024];
+    snprintf(path, sizeof(path), "%s/train.jsonl", scratch_dir());
+    snprintf(eval, sizeof(eval), "%s/eval.jsonl", scratch_dir());
+    FILE *f = fopen(path, "w"), *g = fopen(eval, "w");
+    assert_true(f && g);
+    for (int d = 0; d < 299; d++) fprintf(f, "{\"text\": \"the king %d of the house\"}\n", d % 100);
+    fprintf(f, "{\"text\": \"%080d\"}\nno row\n{\"prompt\": \"%080d\", \"completion\": \"a\"}\n", 1, 2);
+    fprintf(g, "{\"text\": \"the king 7 of the house\"}\n{\"text\": \"the queen of the house\"}\n");
+    assert_int_equal(fclose(f) | fclose(g), 0);
+    snprintf(sets, sizeof(sets), "data.train=%s data.eval=%s data.seq_len=16 train.steps=1", path, eval);
+    trained(sets);
+    for (int64_t i = 0; i < MT_LEN(words); i++)
+        if (!strstr(said.err, words[i])) fail_msg("\"%s\" is not in:\n%s", words[i], said.err);
+    snprintf(sets, sizeof(sets), "data.train=%s data.eval= data.eval_split=0.01 data.seq_len=16 train.steps=1", path);
+    trained(sets);
+    assert_null(strstr(said.err, " rows, 0 of them bad"));
+}
+
 static const char long_run[] = "train.steps=12 train.micro_batch=2 eval.every=4 output.save_every=3 output.keep=2 "
                                "lora.dropout=0.05";
 static const char *const whole[] = {ADAPTER,
@@ -293,10 +323,10 @@ static void test_nonfinite(void **state)
 int test_train(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recompute),      cmocka_unit_test(test_batch_cuts),
-        cmocka_unit_test(test_killed_runs),    cmocka_unit_test(test_damaged_checkpoint),
-        cmocka_unit_test(test_other_settings), cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_resident),
+        cmocka_unit_test(test_recompute),          cmocka_unit_test(test_batch_cuts),
+        cmocka_unit_test(test_data_report),        cmocka_unit_test(test_killed_runs),
+        cmocka_unit_test(test_damaged_checkpoint), cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_nonfinite),          cmocka_unit_test(test_resident),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);
 }

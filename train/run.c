@@ -50,13 +50,20 @@ static int find_eos(const struct run *r, int32_t *eos, struct err *err)
     return rc;
 }
 
-static void print_dataset(const char *what, const struct dataset *ds)
+/* The data report: what is trained on, and what was found wrong with it. A part split off has its rows' counts in the
+ * part it was split from. */
+static void print_dataset(const char *what, const struct dataset *ds, bool rows, bool cut)
 {
     char a[32], b[32];
-    log_info("%s: %s documents, %s tokens, %.1f%% of them with loss", what, str_count(a, ds->n_docs),
-             str_count(b, ds->n_tokens), 100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1));
-    int64_t n = dataset_duplicates(ds);
-    if (n) log_warn("%s: %lld documents are copies of others", what, (long long)n);
+    int64_t longest = 0;
+    for (int64_t d = 0; d < ds->n_docs; d++) longest = MT_MAX(longest, ds->doc_off[d + 1] - ds->doc_off[d]);
+    log_info("%s: %s documents, %s tokens (at most %lld in one), %.1f%% of them with loss; copies of others: %lld",
+             what, str_count(a, ds->n_docs), str_count(b, ds->n_tokens), (long long)longest,
+             100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1), (long long)dataset_duplicates(ds));
+    if (rows)
+        log_info("%s: %s rows, %lld of them bad; documents longer than seq_len: %lld (%s); without a target: %lld",
+                 what, str_count(a, ds->n_rows), (long long)ds->n_bad, (long long)ds->n_overlong,
+                 cut ? "cut" : "dropped", (long long)ds->n_unlabelled);
 }
 
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err)
@@ -92,10 +99,13 @@ int run_open_data(struct run *r, bool train, struct err *err)
     if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err)) return -1;
     if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &opt, err)) return -1;
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
-    if (train) print_dataset("train", &r->train);
-    if (r->eval.n_docs) print_dataset("held out", &r->eval);
-    int64_t shared = dataset_shared(&r->eval, &r->train);
+    const bool cut = opt.overlong == OVERLONG_CUT;
+    if (train) print_dataset("train", &r->train, true, cut);
+    if (!r->eval.n_docs) return 0;
+    print_dataset("held out", &r->eval, !split, cut);
+    const int64_t shared = dataset_shared(&r->eval, &r->train);
     if (shared) log_warn("%lld held-out documents are also trained on: the held-out loss flatters", (long long)shared);
+    if (train && !shared) log_info("held out: none of its documents is also trained on");
     return 0;
 }
 

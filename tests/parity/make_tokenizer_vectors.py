@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Token ids by Hugging Face's tokenizers, for tests/test_tokenizer.c.
 
-Writes tests/fixtures/tokenizer: five small tokenizers, each for what the large one lacks, and for each of the six
-*.ids.json with texts and ids. Needs `pip install tokenizers`; characters are those of Unicode 14, which PCRE2 knows.
+Writes tests/fixtures/tokenizer: small tokenizers, each for what the large one lacks, and for each of them and the large
+one *.ids.json with texts and ids. Three have the pre-tokenizers of published models, and merges that go over every
+border, so that a wrong one shows. Needs `pip install tokenizers`; random characters are those of Unicode 14.
 
     python tests/parity/make_tokenizer_vectors.py
 """
@@ -11,7 +12,7 @@ import random
 import unicodedata
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "tests/fixtures/tokenizer"
@@ -39,6 +40,8 @@ TEXTS = [
     "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
     "<|start|><|start|><|end|>", "<|start<|start|>|>", "a<|end|>b <|end|> c\n<|end|>\n", "<|startoftext|><|endoftext|>",
     "<|notatoken|> <| end |> <|END|> |> <|", "<|call|>", "<|constrain|>json", "<|return|",
+    # Unicode 15 and 16: symbols, letters, a mark, digits
+    "\U0001fa77\U0001fa77 \U0001fae8!\u1c8a\u1c89\u0897 \U000323af\u2ffc a\U0001f6dcb \U00011f50\U00011f501 \u31ef",
 ]
 RUNS = ["a", "A", " ", "\n", " \n", "\t", "ab", "aA", "1", ".", "é", "e\u0301", "中", "😀", "'s", "the ", "\u0301", "\0"]
 LENGTHS = [2, 5, 31, 63, 64, 65, 129]
@@ -113,6 +116,32 @@ def split(regex):
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
+MARKS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN35 = [MARKS + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + SPACES]
+CL100K = [MARKS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES]
+DEEPSEEK = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"""
+            r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES]
+
+
+def published(name, normalizer, rules, specials, post, texts, **how):
+    """All bytes, and merges of the texts that no pre-tokenizer kept within words."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tok.train_from_iterator([t.replace("<|", "") for t in texts], trainers.BpeTrainer(
+        vocab_size=640, show_progress=False, max_token_length=12,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    data = json.loads(tok.to_str())
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    n = len(data["model"]["vocab"])
+    data |= {"normalizer": normalizer, "decoder": level, "post_processor": post(level),
+             "added_tokens": [added(n + i, *s) for i, s in enumerate(specials)],
+             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*(split(r) | how for r in rules), level]}}
+    write(OUT / f"{name}.json", data)
+    write_cases(name, f"tests/fixtures/tokenizer/{name}.json", texts)
+
+
 SPACE = "\u2581"
 
 
@@ -148,6 +177,17 @@ def main():
     OUT.mkdir(parents=True, exist_ok=True)
     runs = [r * n for r in RUNS for n in LENGTHS]
     write_cases("tiny-gptoss", LARGE, TEXTS + runs + random_texts(300, 1))
+
+    texts = TEXTS + [r * n for r in RUNS for n in (2, 5)] + random_texts(100, 5)
+    bos = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+           "special_tokens": {}}
+    published("deepseek", {"type": "Sequence", "normalizers": []}, DEEPSEEK,
+              [("<\uff5cUser\uff5c>", False, False), ("<|end|>", False, True)],
+              lambda level: {"type": "Sequence", "processors": [level, {**bos, "pair": bos["single"]}]}, texts)
+    published("qwen35", {"type": "NFC"}, QWEN35, [("<|im_start|>", False, True), ("<|end|>", False, False)],
+              lambda level: level, texts)
+    published("olmo2", None, CL100K, [("<|end|>", False, True)], lambda level: None, texts,
+              behavior="Removed", invert=True)
 
     # NFC, the GPT-2 pattern, tokens looked for after the normalizer, merges as strings
     small("nfc", {"type": "NFC"}, lambda level: {**level, "use_regex": True},
