@@ -135,7 +135,7 @@ static void reverse_spans(struct chat_text *t)
 
 /* ---- the three ways ---- */
 
-/* The template says itself; one block is one answer. */
+/* The template says itself, or DeepSeek's rules do; one block is one answer. */
 static int by_generation(struct samples *s, struct err *err)
 {
     struct chat_text *t = add_sample(s->out);
@@ -262,7 +262,8 @@ static int make(struct samples *s, enum loss_on loss, bool whole, struct err *er
 {
     struct chat_text prompt = {0}, full = {0};
     if (find_answers(s, loss, err)) return -1;
-    if (chat_template_has_generation(s->template)) return by_generation(s, err);
+    const bool marked = chat_template_has_generation(s->template);
+    if (marked || (whole && chat_template_is_deepseek(s->template))) return by_generation(s, err);
     int rc = whole ? in_whole(s, &prompt, &full, err) : by_prefixes(s, &prompt, &full, err);
     chat_text_free(&prompt);
     chat_text_free(&full);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "data/chat_deepseek.h"
 #include "data/chat_tools.h"
 #include "data/file.h"
 #include "data/jinja.h"
@@ -15,7 +16,7 @@ static const char *const token_names[] = {"bos_token", "eos_token", "unk_token",
                                           "pad_token", "cls_token", "mask_token"};
 
 struct chat_template {
-    struct jinja *main, *tools;        /* tools NULL: main serves rows with tools too */
+    struct jinja *main, *tools;        /* tools NULL: main serves rows with tools too; both NULL: DeepSeek V4's rules */
     char *tokens[MT_LEN(token_names)]; /* NULL: the tokenizer has none, and the template no such variable */
     uint64_t hash;
 };
@@ -30,7 +31,11 @@ void chat_template_free(struct chat_template *t)
 }
 
 uint64_t chat_template_hash(const struct chat_template *t) { return t ? t->hash : 0; }
-bool chat_template_has_generation(const struct chat_template *t) { return t && jinja_has_generation(t->main); }
+bool chat_template_has_generation(const struct chat_template *t)
+{
+    return t && t->main && jinja_has_generation(t->main);
+}
+bool chat_template_is_deepseek(const struct chat_template *t) { return t && !t->main; }
 const char *chat_template_eos(const struct chat_template *t) { return t ? t->tokens[1] : NULL; }
 
 /* FNV-1a. */
@@ -128,6 +133,15 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
     return rc;
 }
 
+struct chat_template *chat_template_deepseek(void)
+{
+    struct chat_template *t = mem_alloc(sizeof(*t));
+    t->tokens[1] = mem_strdup(DEEPSEEK_EOS);
+    t->hash = 14695981039346656037u;
+    hash(t, "DeepSeek V4", 11);
+    return t;
+}
+
 /* ---- rendering ---- */
 
 struct vars {
@@ -170,6 +184,7 @@ static int render(struct chat_text *out, const struct chat_template *t, struct j
 {
     struct vars v = {0};
     struct json messages;
+    if (chat_template_is_deepseek(t)) return chat_render_deepseek(out, row, tools, opt, err);
     if (json_get_array(row, "messages", &messages, err)) return -1;
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
     add_text(&v, "reasoning_effort", opt->reasoning_effort);

@@ -39,18 +39,38 @@ static int add_text(struct row_reader *r, const char *text, int64_t begin, int64
 
 /* ---- messages ---- */
 
+static bool has_marks(const struct tokenizer *tok, const char *const *marks, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (tokenizer_id(tok, marks[i]) < 0) return false;
+    return true;
+}
+
 bool row_is_harmony(const struct tokenizer *tok)
 {
     static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"};
-    for (int64_t i = 0; i < MT_LEN(marks); i++)
-        if (tokenizer_id(tok, marks[i]) < 0) return false;
-    return true;
+    return has_marks(tok, marks, MT_LEN(marks));
+}
+
+/* V4's marks; V3 and V3.1 lack the last two, and have templates. */
+static bool is_deepseek_v4(const struct tokenizer *tok)
+{
+    static const char *const marks[] = {"<｜begin▁of▁sentence｜>",
+                                        "<｜end▁of▁sentence｜>",
+                                        "<｜User｜>",
+                                        "<｜Assistant｜>",
+                                        "<think>",
+                                        "</think>",
+                                        "｜DSML｜",
+                                        "<｜latest_reminder｜>"};
+    return has_marks(tok, marks, MT_LEN(marks));
 }
 
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err)
 {
     if (chat_template_load(out, dir, file, err)) return -1;
+    if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
     if ((file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out)) return 0;
     chat_template_free(*out);
     *out = NULL;

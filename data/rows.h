@@ -49,8 +49,9 @@ void row_reader_free(struct row_reader *r);
 bool row_is_harmony(const struct tokenizer *tok);
 
 /* The template for this tokenizer's messages: `file` when given (not NULL or empty), else that of the checkpoint in
- * dir. NULL, without an error, stands for harmony or for none: chat.c says what gpt-oss's own template says, and
- * faster, so that is taken only when it has {% generation %}. */
+ * dir, else, when the tokenizer has DeepSeek V4's marks, the rules of its encoder. NULL, without an error, stands for
+ * harmony or for none: chat.c says what gpt-oss's own template says, and faster, so that is taken only when it has
+ * {% generation %}. */
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err) MT_CHECK;
 
