@@ -42,7 +42,7 @@ static const struct option options[] = {
     ROW(model, revision, "main", "name", "branch, tag or commit when path is a hub id"),
     ROW(model, quantize, "none", "none|nf4|nf4-nested|mxfp4", "pack bf16 experts in 4 bits while they load"),
     ROW(model, quantize_attention, "false", YES_NO, "pack the q, k, v and out projections too"),
-    ROW(data, train, "", "files", "JSONL, JSON arrays, .gz, hub:OWNER/NAME/FILE; b.json*0.5"),
+    ROW(data, train, "", "files", "JSONL, JSON arrays, .gz, hub:OWNER/NAME/FILE or :SPLIT; b.json*0.5"),
     ROW(data, eval, "", "files", "held-out rows, the same forms"),
     ROW(data, eval_split, "0", "[0, 1)", "share of training documents held out when eval is empty"),
     ROW(data, format, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca", "auto: by keys"),
