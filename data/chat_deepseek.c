@@ -330,7 +330,6 @@ static void drop_developers(struct chat *c)
 static int get_mode(struct chat *c, struct json kwargs, const char *effort, struct err *err)
 {
     const char *mode = NULL;
-    c->drop = true;
     if (json_opt_bool(kwargs, "enable_thinking", &c->thinking, err) ||
         json_opt_bool(kwargs, "thinking", &c->thinking, err) || json_opt_str(kwargs, "thinking_mode", &mode, err) ||
         json_opt_bool(kwargs, "drop_thinking", &c->drop, err) || json_opt_str(kwargs, "reasoning_effort", &effort, err))
@@ -340,7 +339,7 @@ static int get_mode(struct chat *c, struct json kwargs, const char *effort, stru
     if (effort && strcmp(effort, "max") && strcmp(effort, "high"))
         return json_error(kwargs, err, "reasoning_effort \"%s\": it is \"high\" or \"max\"", effort);
     if (mode) c->thinking = !strcmp(mode, "thinking");
-    c->effort = c->thinking && effort && !strcmp(effort, "max");
+    if (effort) c->effort = !strcmp(effort, "max");
     return 0;
 }
 
@@ -352,7 +351,7 @@ static int render(struct chat *c, int64_t n, struct err *err)
     if (c->thinking && c->drop) drop_developers(c);
     find_last_user(c);
     chat_put(c->out, DEEPSEEK_BOS);
-    if (c->effort)
+    if (c->thinking && c->effort)
         chat_put(c->out, "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
                          "You MUST be very thorough in your thinking and comprehensively decompose the problem to "
                          "resolve the root cause, rigorously stress-testing your logic against all potential paths, "
@@ -369,13 +368,14 @@ static int render(struct chat *c, int64_t n, struct err *err)
     return 0;
 }
 
-int chat_render_deepseek(struct chat_text *out, struct json row, struct json tools, const struct chat_options *opt,
-                         struct err *err)
+int chat_render_deepseek(struct chat_text *out, struct json row, struct json tools, struct json kwargs,
+                         const struct chat_options *opt, struct err *err)
 {
-    struct chat c = {.out = out, .tools = tools};
+    struct chat c = {.out = out, .tools = tools, .drop = true};
+    const struct json own = json_find(row, "chat_template_kwargs");
     const int64_t before = out->size, spans_before = out->n_spans;
-    if (json_get_array(row, "messages", &c.messages, err) ||
-        get_mode(&c, json_find(row, "chat_template_kwargs"), opt->reasoning_effort, err))
+    if (json_get_array(row, "messages", &c.messages, err) || get_mode(&c, kwargs, opt->reasoning_effort, err) ||
+        get_mode(&c, own, NULL, err))
         return -1;
     const int64_t n = json_count(c.messages);
     if (n == 0) return json_error(c.messages, err, "is empty");

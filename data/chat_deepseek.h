@@ -18,14 +18,15 @@
  * `task` in a message of a user or developer names what the next answer is: action, query, ...; `wo_eos` leaves an
  * answer's end open. tools belong to a system or developer message that comes first, else to an empty one.
  *
- * The row's "chat_template_kwargs" say how: `thinking` (or `enable_thinking`, or `thinking_mode`: "thinking") shows
- * reasoning, which is left out otherwise; then `drop_thinking` = false keeps it in turns before the last user's too, as
- * tools do; `reasoning_effort` = "max" asks for most (the text of the first V4 checkpoints).
+ * kwargs (absent: none) and the row's "chat_template_kwargs", which win, say how: `thinking` (or `enable_thinking`, or
+ * `thinking_mode`: "thinking") shows reasoning, which is left out otherwise; then `drop_thinking` = false keeps it in
+ * turns before the last user's too, as tools do; `reasoning_effort` = "max" asks for most (the text of the first V4
+ * checkpoints).
  *
  * Appends the text to out, which ends as a prompt when the last message is a user's or a tool's, and a span over each
  * answer: from its first byte after the token of the mode, which the prompt has, to the end of sentence. An error names
  * the message and leaves out as it was. */
-int chat_render_deepseek(struct chat_text *out, struct json row, struct json tools, const struct chat_options *opt,
-                         struct err *err) MT_CHECK;
+int chat_render_deepseek(struct chat_text *out, struct json row, struct json tools, struct json kwargs,
+                         const struct chat_options *opt, struct err *err) MT_CHECK;
 
 #endif

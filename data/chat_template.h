@@ -12,6 +12,9 @@ struct chat_template; /* read-only once loaded: threads may share it */
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err) MT_CHECK;
 /* The rules of DeepSeek V4's encoder (chat_deepseek.h), for its checkpoints, which have no template. */
 struct chat_template *chat_template_deepseek(void);
+/* kwargs: a JSON object of variables that every row's own chat_template_kwargs may override, in place of those set
+ * before. With them one thread at a time may use the template. */
+int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err) MT_CHECK;
 void chat_template_free(struct chat_template *t);           /* NULL is fine */
 uint64_t chat_template_hash(const struct chat_template *t); /* of the text and the tokens it may write; 0: NULL */
 

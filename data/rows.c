@@ -69,12 +69,21 @@ static bool is_deepseek_v4(const struct tokenizer *tok)
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err)
 {
+    return row_template_with(out, tok, dir, file, "", err);
+}
+
+int row_template_with(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
+                      const char *kwargs, struct err *err)
+{
+    int rc = 0;
     if (chat_template_load(out, dir, file, err)) return -1;
     if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
-    if ((file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out)) return 0;
+    if (*kwargs && !*out) return err_set(err, "data.chat_kwargs = %s, but there is no chat template", kwargs);
+    if (*kwargs) rc = chat_template_set_kwargs(*out, kwargs, err);
+    if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out))) return 0;
     chat_template_free(*out);
     *out = NULL;
-    return 0;
+    return rc;
 }
 
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
@@ -278,7 +287,7 @@ static enum data_format format_of(struct json row)
 int row_read(struct row_reader *r, struct json row, struct err *err)
 {
     enum data_format format = r->opt->format;
-    r->n = 0;
+    r->n = r->chat.n_unshown = 0;
     if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
     switch (format == DATA_AUTO ? format_of(row) : format) {
     case DATA_TEXT: return read_text(r, row, err);

@@ -54,5 +54,8 @@ bool row_is_harmony(const struct tokenizer *tok);
  * {% generation %}. */
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err) MT_CHECK;
+/* With variables for it (chat_template_set_kwargs), "" for none; then gpt-oss's own template is not replaced. */
+int row_template_with(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
+                      const char *kwargs, struct err *err) MT_CHECK;
 
 #endif

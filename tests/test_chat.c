@@ -279,7 +279,7 @@ static void deepseek_refusals(void **state)
 }
 
 /* The spans' texts of all samples, "|" after each, "/" after a sample. */
-static void assert_trained(const char *kwargs, bool whole, const char *expected)
+static void assert_trained(const char *kwargs, bool whole, int64_t unshown, const char *expected)
 {
     char row[512], got[512] = "";
     const struct chat_options options = {0};
@@ -301,6 +301,7 @@ static void assert_trained(const char *kwargs, bool whole, const char *expected)
         strcat(got, "/");
     }
     assert_string_equal(got, expected);
+    assert_int_equal(samples.n_unshown, unshown);
     chat_samples_free(&samples);
     chat_template_free(t);
     json_free(doc);
@@ -310,11 +311,44 @@ static void assert_trained(const char *kwargs, bool whole, const char *expected)
 static void deepseek_samples(void **state)
 {
     (void)state;
-    assert_trained("", false, "a" DEEPSEEK_EOS "|b" DEEPSEEK_EOS "|/");
-    assert_trained("\"thinking\":true", false, "why a</think>a" DEEPSEEK_EOS "|/why b</think>b" DEEPSEEK_EOS "|/");
-    assert_trained("\"thinking\":true", true, "a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
-    assert_trained("\"thinking\":true,\"drop_thinking\":false", false,
+    assert_trained("", false, 2, "a" DEEPSEEK_EOS "|b" DEEPSEEK_EOS "|/");
+    assert_trained("\"thinking\":true", false, 0, "why a</think>a" DEEPSEEK_EOS "|/why b</think>b" DEEPSEEK_EOS "|/");
+    assert_trained("\"thinking\":true", true, 1, "a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
+    assert_trained("\"thinking\":true,\"drop_thinking\":false", false, 0,
                    "why a</think>a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
+}
+
+/* Variables of the configuration; a row's own win. */
+static void kwargs(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {{"{", "JSON"}, {"[1]", "must be an object"}};
+    static const char row[] = "{\"messages\":[" USER "],\"chat_template_kwargs\":{\"thinking_mode\":\"chat\"}}";
+    static const char bare[] = "{\"messages\":[" USER "]}";
+    const struct chat_options options = {0};
+    struct chat_template *t = chat_template_deepseek();
+    struct chat_text text = {0};
+    struct err err;
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        assert_int_equal(chat_template_set_kwargs(t, bad[i][0], &err), -1);
+        if (!strstr(err.msg, bad[i][1])) fail_msg("%s", err.msg);
+    }
+    const uint64_t before = chat_template_hash(t);
+    assert_int_equal(chat_template_set_kwargs(t, "{\"thinking\": true}", &err), 0);
+    assert_true(chat_template_hash(t) != before);
+    for (int own = 0; own < 2; own++) {
+        struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+        struct json_doc *plain = json_parse(bare, (int64_t)strlen(bare), "row", &err);
+        assert_true(doc && plain);
+        text.size = 0;
+        assert_int_equal(chat_template_render(&text, t, json_root(own ? doc : plain), &options, &err), 0);
+        assert_string_equal(text.text, own ? DEEPSEEK_BOS "<｜User｜>q<｜Assistant｜></think>"
+                                           : DEEPSEEK_BOS "<｜User｜>q<｜Assistant｜><think>");
+        json_free(doc);
+        json_free(plain);
+    }
+    chat_text_free(&text);
+    chat_template_free(t);
 }
 
 /* A checkpoint without a template, whose tokenizer has V4's marks, is rendered by V4's rules; its own template wins. */
@@ -361,10 +395,15 @@ static void deepseek_is_recognised(void **state)
 int test_chat(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(deepseek_vectors), cmocka_unit_test(deepseek_refusals),
-        cmocka_unit_test(deepseek_samples), cmocka_unit_test(deepseek_is_recognised),
-        cmocka_unit_test(vectors),          cmocka_unit_test(appends),
-        cmocka_unit_test(refused),          cmocka_unit_test(edges_are_token_edges),
+        cmocka_unit_test(deepseek_vectors),
+        cmocka_unit_test(deepseek_refusals),
+        cmocka_unit_test(deepseek_samples),
+        cmocka_unit_test(deepseek_is_recognised),
+        cmocka_unit_test(kwargs),
+        cmocka_unit_test(vectors),
+        cmocka_unit_test(appends),
+        cmocka_unit_test(refused),
+        cmocka_unit_test(edges_are_token_edges),
     };
     return cmocka_run_group_tests_name("chat", tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ struct config {
         int format, loss_on, overlong;
         int64_t seq_len;
         bool packing, shuffle, split_turns;
-        char chat_template[MT_PATH], chat_date[16];
+        char chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
     } data;
     struct {
         int64_t r;

@@ -66,7 +66,8 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
     if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir) ||
         !(r->tok = tokenizer_load(path, err)))
         return -1;
-    if (row_template(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, err)) return -1;
+    if (row_template_with(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, cfg->data.chat_kwargs, err))
+        return -1;
     *opt = (struct dataset_options){.format = (enum data_format)cfg->data.format,
                                     .loss_on = (enum loss_on)cfg->data.loss_on,
                                     .overlong = (enum overlong)cfg->data.overlong,
