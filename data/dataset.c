@@ -310,6 +310,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
                       const struct dataset_options *opt, struct err *err)
 {
     const struct row_options rows = {.format = opt->format,
+                                     .columns = opt->columns,
                                      .loss_on = opt->loss_on,
                                      .chat = opt->chat,
                                      .whole = opt->whole,
@@ -349,6 +350,7 @@ static int cache_key(uint64_t *key, const char *files, const struct tokenizer *t
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
+    if (opt->columns) h = hash_bytes(h, opt->columns, (int64_t)strlen(opt->columns) + 1);
     char path[MT_PATH];
     double weight;
     int more;

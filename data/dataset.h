@@ -16,6 +16,7 @@ struct dataset_options {
     const char *chat_date;
     const struct chat_template *chat; /* of messages; NULL: harmony */
     bool whole;                       /* a conversation is never split */
+    const char *columns;              /* of rows with other keys (rows.h); NULL or "": none */
     const char *cache_dir;            /* NULL: no cache */
 };
 

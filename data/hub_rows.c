@@ -54,19 +54,18 @@ static int get(const struct hub_repo *repo, struct hub_answer *answer, struct js
 /* The error that shows what there is to choose from. */
 static int ask_for_split(const struct hub_repo *repo, struct json splits, int64_t found, struct err *err)
 {
-    char names[600] = "";
+    char names[512] = "";
     size_t used = 0;
     int64_t shown = 0;
     const char *config, *split;
-    for (int64_t i = 0; i < json_count(splits) && used < 400; i++, shown++) {
-        if (json_get_str(json_at(splits, i), "config", &config, err) ||
-            json_get_str(json_at(splits, i), "split", &split, err))
-            return -1;
-        used += (size_t)snprintf(names + used, sizeof(names) - used, "%shub:%.60s:%.60s/%.40s", shown ? ", " : "",
-                                 repo->id, config, split);
+    for (; shown < json_count(splits) && used < 300; shown++) {
+        const struct json row = json_at(splits, shown);
+        if (json_get_str(row, "config", &config, err) || json_get_str(row, "split", &split, err)) return -1;
+        used +=
+            (size_t)snprintf(names + used, sizeof(names) - used, "%s%.100s/%.80s", shown ? ", " : "", config, split);
     }
-    return err_set(err, "%s has no JSONL file, and %s; name one: %s%s", repo->id,
-                   found ? "more than one split" : "no such split", shown ? names : "there is none",
+    return err_set(err, "%s has %s; name one, as in hub:%s:CONFIG/SPLIT, of %s%s", repo->id,
+                   found ? "more than one split" : "no such split", repo->id, shown ? names : "none that the hub shows",
                    shown < json_count(splits) ? ", ..." : "");
 }
 

@@ -1,6 +1,7 @@
 /* rows.c - a data set's rows -> texts with loss spans. Every form of conversation is rewritten as messages first. */
 #include "data/rows.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "data/chat_tools.h"
@@ -275,6 +276,62 @@ static int read_text(struct row_reader *r, struct json row, struct err *err)
     return add_text(r, text, 0, size);
 }
 
+/* ---- rows of other keys */
+
+/* The next TO=COLUMN of the list, which moves past it; 0 at the end. */
+static int next_column(const char **list, char to[64], char column[128], struct json row, struct err *err)
+{
+    const char *p = *list + strspn(*list, ", "), *equals = strchr(p, '=');
+    size_t n = strcspn(p, ",");
+    *list = p + n;
+    if (!*p) return 0;
+    while (n && p[n - 1] == ' ') n--;
+    const size_t left = equals ? (size_t)(equals - p) : n;
+    if (left == 0 || left + 1 >= n || left >= 64 || n - left > 128)
+        return json_error(row, err, "data.columns: \"%.*s\" is not TO=COLUMN, as in user=question", (int)MT_MIN(n, 100),
+                          p);
+    snprintf(to, 64, "%.*s", (int)left, p);
+    snprintf(column, 128, "%.*s", (int)(n - left - 1), equals + 1);
+    return 1;
+}
+
+static int read_row(struct row_reader *r, struct json row, struct err *err);
+
+/* Writes the row anew: messages when the columns are roles, else the keys that they are to be. */
+static int read_columns(struct row_reader *r, struct json row, struct err *err)
+{
+    static const char *const roles[] = {"system", "user", "assistant"};
+    struct chat_text keys = {0};
+    const char *list = r->opt->columns;
+    char to[64], column[128];
+    int status, rc = 0;
+    open_row(r);
+    while (!rc && (status = next_column(&list, to, column, row, err)) == 1) {
+        const struct json value = json_find(row, column);
+        int64_t role = 0;
+        while (role < MT_LEN(roles) && strcmp(roles[role], to)) role++;
+        if (role == 0 && !has_text(value)) continue;
+        if (json_type(value) == JSON_ABSENT) rc = json_error(row, err, "has no column `%s` (data.columns)", column);
+        if (!rc && role < MT_LEN(roles)) rc = put_message(r, to, value, true, err);
+        if (rc || role < MT_LEN(roles)) continue;
+        chat_put(&keys, keys.size ? ", " : "{");
+        put_text(&keys, to);
+        chat_put(&keys, ": ");
+        rc = chat_put_json(&keys, value, err);
+    }
+    if (!rc && status < 0) rc = -1;
+    if (!rc && !keys.size) {
+        rc = read_rewritten(r, row, err);
+    } else if (!rc) {
+        chat_put(&keys, "}");
+        json_free(r->rewritten);
+        r->rewritten = json_parse(keys.text, keys.size, "data.columns", err);
+        rc = r->rewritten ? read_row(r, json_root(r->rewritten), err) : -1;
+    }
+    chat_text_free(&keys);
+    return rc;
+}
+
 static enum data_format format_of(struct json row)
 {
     if (json_has(row, "messages")) return DATA_MESSAGES;
@@ -284,11 +341,9 @@ static enum data_format format_of(struct json row)
     return json_has(row, "text") ? DATA_TEXT : DATA_AUTO;
 }
 
-int row_read(struct row_reader *r, struct json row, struct err *err)
+static int read_row(struct row_reader *r, struct json row, struct err *err)
 {
-    enum data_format format = r->opt->format;
-    r->n = r->chat.n_unshown = 0;
-    if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
+    const enum data_format format = r->opt->format;
     switch (format == DATA_AUTO ? format_of(row) : format) {
     case DATA_TEXT: return read_text(r, row, err);
     case DATA_MESSAGES: return read_messages(r, row, err);
@@ -299,5 +354,13 @@ int row_read(struct row_reader *r, struct json row, struct err *err)
     }
     return json_error(row, err,
                       "none of `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, "
-                      "`text` is there");
+                      "`text` is there: data.columns says which column is what, as in user=question,assistant=answer");
+}
+
+int row_read(struct row_reader *r, struct json row, struct err *err)
+{
+    const bool renamed = r->opt->columns && r->opt->columns[0];
+    r->n = r->chat.n_unshown = 0;
+    if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
+    return renamed ? read_columns(r, row, err) : read_row(r, row, err);
 }

@@ -11,7 +11,10 @@
  * - prompt_completion: {prompt, completion}, both text, or both lists of messages, of which the completion carries loss
  * - sharegpt: {conversations: [{from, value}], system?, tools?}; function_call's value is JSON, {name, arguments}
  * - alpaca: {instruction, input?, output, system?, history?: [[question, answer], ...]}
- * The last two, and lists, become messages. */
+ * The last two, and lists, become messages.
+ *
+ * Rows of other keys: with columns "user=question, assistant=answer" they are messages of these roles (also system,
+ * which may be empty), in that order; otherwise TO is a key of the above. */
 enum data_format { DATA_AUTO, DATA_TEXT, DATA_MESSAGES, DATA_PROMPT_COMPLETION, DATA_SHAREGPT, DATA_ALPACA };
 
 struct row_options {
@@ -19,6 +22,7 @@ struct row_options {
     enum loss_on loss_on;
     const struct chat_template *chat; /* NULL: harmony, if the tokenizer has its marks */
     bool whole;                       /* a conversation is never split, see chat_samples.h */
+    const char *columns;              /* "TO=COLUMN, ...": what TO is, COLUMN of the row says; NULL or "": as it is */
     const char *chat_date;            /* NULL: CHAT_DATE */
 };
 

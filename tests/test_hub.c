@@ -546,9 +546,9 @@ static void test_rows_refused(void **state)
 {
     (void)state;
     static const char *const bad[][3] = {
-        {"splits", "more than one split", "hub:test/view-splits:a b/train, hub:test/view-splits:a b/test, hub:"},
-        {"splits:train", "more than one split", "hub:test/view-splits:c/train"},
-        {"splits:c/test", "no such split", "hub:test/view-splits:c/train"},
+        {"splits", "more than one split", "as in hub:test/view-splits:CONFIG/SPLIT, of a b/train, a b/test, c/train"},
+        {"splits:train", "more than one split", "a b/train, a b/test, c/train"},
+        {"splits:c/test", "no such split", "a b/train, a b/test, c/train"},
         {"ever-changing", "had 9", "rows, now it has 9"},
         {"cut", "row 3 is too long", "truncated_cells"},
         {"partial", "only its first 5 rows", "test/view-partial"},

@@ -46,6 +46,7 @@ static const struct option options[] = {
     ROW(data, eval, "", "files", "held-out rows, the same forms"),
     ROW(data, eval_split, "0", "[0, 1)", "share of training documents held out when eval is empty"),
     ROW(data, format, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca", "auto: by keys"),
+    ROW(data, columns, "", "TO=COLUMN,...", "of rows with other keys: user=question,assistant=answer"),
     ROW(data, seq_len, "2048", "[2, 16777216]", "longest sequence in tokens"),
     ROW(data, packing, "true", YES_NO, "fill sequences with several documents, kept apart"),
     ROW(data, shuffle, "true", YES_NO, "a new order every epoch, by train.seed"),

@@ -31,7 +31,7 @@ struct config {
         bool quantize_attention;
     } model;
     struct {
-        char train[MT_PATH], eval[MT_PATH];
+        char train[MT_PATH], eval[MT_PATH], columns[256];
         double eval_split;
         int format, loss_on, overlong;
         int64_t seq_len;

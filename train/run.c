@@ -76,6 +76,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
                                     .chat_date = cfg->data.chat_date,
                                     .chat = r->chat,
                                     .whole = !cfg->data.split_turns,
+                                    .columns = cfg->data.columns,
                                     .cache_dir = cache};
     if (cache && (str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err)))
         return -1;
