@@ -162,6 +162,27 @@ static int add_row(const struct download *d, struct json entry, int64_t index, s
     return 0;
 }
 
+/* What a page says of the whole: d->total, or why the rows cannot be had. */
+static int read_total(struct download *d, struct json page, struct err *err)
+{
+    const char *id = d->repo->id, *help = "download a file of it and write it as JSONL";
+    bool partial = false;
+    int64_t total;
+    if (json_opt_bool(page, "partial", &partial, err) ||
+        json_get_i64(page, "num_rows_total", 0, INT64_MAX, &total, err))
+        return -1;
+    const long long was = MT_MAX(d->total, d->have), now = total;
+    if (partial)
+        return json_error(page, err, "%s is so large that the hub shows only its first %lld rows: %s", id, now, help);
+    if (total > MAX_ROWS)
+        return json_error(page, err, "%s has %lld rows, more than %d are too many for pages of %d: %s", id, now,
+                          MAX_ROWS, PAGE, help);
+    d->changed = d->have > total || (d->total >= 0 && d->total != total);
+    if (d->changed) return json_error(page, err, "%s had %lld rows, now it has %lld", id, was, now);
+    d->total = total;
+    return 0;
+}
+
 /* A page's rows as lines; it may have fewer than were asked for. */
 static int add_page(struct download *d, const struct hub_answer *a, struct chat_text *lines, int64_t *n,
                     struct err *err)
@@ -169,8 +190,6 @@ static int add_page(struct download *d, const struct hub_answer *a, struct chat_
     const struct hub_repo *repo = d->repo;
     char name[HUB_PATH + 64];
     struct json rows;
-    bool partial = false;
-    int64_t total;
     snprintf(name, sizeof(name), "rows of %s from %lld on", repo->id, (long long)d->have);
     if (a->commit[0] && strcmp(a->commit, repo->commit))
         return err_set(err,
@@ -179,31 +198,14 @@ static int add_page(struct download *d, const struct hub_answer *a, struct chat_
                        repo->id, a->commit, repo->commit);
     struct json_doc *doc = json_parse(a->text, a->size, name, err);
     if (!doc) return -1;
-    const struct json root = json_root(doc);
-    int rc = json_get_array(root, "rows", &rows, err) || json_opt_bool(root, "partial", &partial, err) ||
-             json_get_i64(root, "num_rows_total", 0, INT64_MAX, &total, err);
-    if (!rc && partial)
-        rc = json_error(root, err,
-                        "%s is so large that the hub shows only its first %lld rows: download a file of it and write "
-                        "it as JSONL",
-                        repo->id, (long long)total);
-    if (!rc && total > MAX_ROWS)
-        rc = json_error(root, err,
-                        "%s has %lld rows, more than %d are too many for pages of %d: download a file of it "
-                        "and write it as JSONL",
-                        repo->id, (long long)total, MAX_ROWS, PAGE);
-    d->changed = !rc && d->total >= 0 && d->total != total;
-    if (d->changed)
-        rc =
-            json_error(root, err, "%s had %lld rows, now it has %lld", repo->id, (long long)d->total, (long long)total);
-    if (!rc) d->total = total;
-    *n = json_count(rows);
-    if (!rc && (*n > PAGE || *n > total - d->have))
-        rc = json_error(rows, err, "%lld rows from %lld on, of %lld", (long long)*n, (long long)d->have,
-                        (long long)total);
+    int rc = json_get_array(json_root(doc), "rows", &rows, err);
+    if (!rc) rc = read_total(d, json_root(doc), err);
+    *n = rc ? 0 : json_count(rows);
+    if (!rc && *n > MT_MIN(PAGE, d->total - d->have))
+        rc = json_error(rows, err, "has %lld rows, of %lld there are", (long long)*n, (long long)d->total);
     for (int64_t i = 0; i < *n && !rc; i++) rc = add_row(d, json_at(rows, i), d->have + i, lines, err);
     json_free(doc);
-    return rc ? -1 : 0;
+    return rc;
 }
 
 static int set_page(const struct download *d, struct hub_answer *a, int64_t offset, struct err *err)
@@ -233,9 +235,9 @@ static int get_pages(struct download *d, struct err *err)
     for (int64_t i = 0; i < want && !rc && rows == PAGE; i++) {
         lines.size = 0;
         rc = add_page(d, &answers[i], &lines, &rows, err);
-        if (!rc && rows == 0 && d->have < d->total)
-            rc =
-                err_set(err, "%s: row %lld of %lld is not shown", d->repo->id, (long long)d->have, (long long)d->total);
+        const long long have = d->have, total = d->total;
+        if (!rc && rows == 0 && have < total)
+            rc = err_set(err, "%s: row %lld of %lld is not shown", d->repo->id, have, total);
         if (!rc) rc = append(d, &lines, err);
         if (!rc) d->have += rows;
     }
@@ -273,6 +275,7 @@ static int download(struct download *d, struct err *err)
     int restarts = 0;
     while (d->total < 0 || d->have < d->total) {
         const bool first = d->total < 0;
+        d->changed = false;
         if (get_pages(d, err)) {
             if (!d->changed || restarts++ == RESTARTS) return -1;
             log_warn("%s; beginning anew", err->msg);

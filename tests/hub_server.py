@@ -22,7 +22,7 @@ SHARDS = ["model-0000%d-of-00003.safetensors" % i for i in (1, 2, 3)]
 VIEWS = {"view-" + name: rows for name, rows in {
     "plain": 950, "splits": 5, "breaks": 950, "changing": 950, "ever-changing": 950, "cut": 5, "partial": 5,
     "huge": 5000000, "unready": 5, "gated": 5, "old": 5, "shifted": 250, "hole": 250, "big": 5, "slow": 40000,
-    "empty": 0, "odd": 3}.items()}
+    "empty": 0, "odd": 3, "bare": 3, "shrunk": 950}.items()}
 log = open(sys.argv[1], "a", buffering=1)
 lock = threading.Lock()
 seen = {}  # (host, address): requests so far
@@ -212,6 +212,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             pages[name] = pages.get(name, 0) + 1
             if name == "view-ever-changing" or (name == "view-changing" and pages[name] > 4):
                 total += pages[name] if name == "view-ever-changing" else 50
+            if name == "view-shrunk" and pages[name] > 4:  # the first four pages stay with who asked for them
+                total = 250
         end = min(total, offset + length)
         if name == "view-breaks" and offset == 400:
             end = offset + 60
@@ -223,8 +225,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.dumps({"features": [], "rows": rows, "num_rows_total": total, "num_rows_per_page": 100,
                            "partial": name == "view-partial"}).encode()
         head = {"X-Revision": COMMIT if name != "view-old" else "0" * 40, "Content-Length": str(len(body))}
-        if name == "view-odd":
-            head["Content-Length"], body = "1", b"{"
+        if name in ("view-odd", "view-bare"):
+            body = b"{" if name == "view-odd" else b"{}"
+            head["Content-Length"] = str(len(body))
         if name == "view-breaks" and offset == 300 and self.times == 1:
             body = body[:1000]
             self.close_connection = True

@@ -532,6 +532,7 @@ static void test_rows(void **state)
     assert_rows("hub:test/view-breaks", "default/train", 950); /* 429, 502, a page broken off, a short page */
     assert_int_equal(requests("view-breaks", "offset=460&"), 1);
     assert_rows("hub:test/view-changing", "default/train", 1000);
+    assert_rows("hub:test/view-shrunk", "default/train", 250);
     setenv("HF_TOKEN", "hf_good", 1);
     assert_rows("hub:test/view-gated", "default/train", 5);
     setenv("HF_HUB_OFFLINE", "1", 1);
@@ -560,7 +561,8 @@ static void test_rows_refused(void **state)
         {"hole", "row 100 of 250 is not shown", "test/view-hole"},
         {"big", "501 TooBigContentError: Rows from parquet row groups", "test/view-big"},
         {"empty", "default/train has no rows", "test/view-empty"},
-        {"odd", "rows of test/view-odd from 0 on", "JSON"}};
+        {"odd", "rows of test/view-odd from 0 on", "JSON"},
+        {"bare", "rows of test/view-bare from 0 on", "key `rows`: is missing"}};
     struct err err;
     for (int i = 0; i < MT_LEN(bad); i++) {
         char spec[128];
