@@ -85,6 +85,24 @@ static int find_answers(struct samples *s, enum loss_on loss, struct err *err)
 
 /* ---- texts ---- */
 
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+/* Counts an answer whose reasoning is not in what is written of it. */
+static void note_reasoning(struct samples *s, int64_t message, const char *answer, int64_t size)
+{
+    static const char *const keys[] = {"thinking", "reasoning_content"};
+    const char *text = "";
+    int64_t n = 0;
+    for (int64_t i = 0; i < MT_LEN(keys) && !n; i++)
+        if (json_str(json_find(json_at(s->messages, message), keys[i]), &text, &n, NULL)) n = 0;
+    while (n && is_space(text[0])) text++, n--;
+    while (n && is_space(text[n - 1])) n--;
+    char *reasoning = mem_alloc(n + 1);
+    memcpy(reasoning, text, (size_t)n);
+    s->out->n_unshown += n && (size < n || !strstr(answer, reasoning)); /* what follows an answer is no reasoning */
+    mem_free(reasoning);
+}
+
 /* Of the first n messages. */
 static int render(struct samples *s, struct chat_text *t, int64_t n, bool prompt, struct err *err)
 {
@@ -100,8 +118,6 @@ static bool begins_with(const struct chat_text *t, const struct chat_text *with)
 {
     return with->size <= t->size && !memcmp(t->text, with->text, (size_t)with->size);
 }
-
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 /* Where the answer at the end of t ends: white space after its last token is the template's, not the model's. */
 static int64_t answer_end(const struct samples *s, const struct chat_text *t)
@@ -135,7 +151,7 @@ static void reverse_spans(struct chat_text *t)
 
 /* ---- the three ways ---- */
 
-/* The template says itself; one block is one answer. */
+/* The template says itself, or DeepSeek's rules do; one block is one answer. */
 static int by_generation(struct samples *s, struct err *err)
 {
     struct chat_text *t = add_sample(s->out);
@@ -148,9 +164,11 @@ static int by_generation(struct samples *s, struct err *err)
                           (long long)t->n_spans, (long long)s->n_answers);
     for (int64_t i = 0, message = 0; i < t->n_spans; i++) {
         bool want = true;
-        if (s->n_want < s->n_answers) {
+        if (t->n_spans == s->n_answers) {
             while (!s->answers[message]) message++;
-            want = s->want[message++];
+            want = s->want[message];
+            if (want) note_reasoning(s, message, t->text + t->spans[i][0], t->spans[i][1] - t->spans[i][0]);
+            message++;
         }
         if (!want || t->spans[i][0] == t->spans[i][1]) continue;
         t->spans[kept][0] = t->spans[i][0];
@@ -223,6 +241,7 @@ static int by_prefixes(struct samples *s, struct chat_text *prompt, struct chat_
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) return -1;
         const int64_t answer = prompt->size, size = answer_end(s, full) - begin;
+        note_reasoning(s, i, full->text + begin, full->size - begin);
         chat_put_bytes(prompt, full->text + begin, full->size - begin); /* what was seen, and what is to be said */
         if (!sample || !begins_with(sample, prompt)) {
             sample = add_sample(s->out);
@@ -254,6 +273,7 @@ static int in_whole(struct samples *s, struct chat_text *prompt, struct chat_tex
         if (common(t, full) < begin || end < 0)
             return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
         if (begin < end) chat_text_span(t, begin, end);
+        note_reasoning(s, i, t->text + begin, MT_MAX(end - begin, 0));
     }
     return 0;
 }
@@ -262,7 +282,8 @@ static int make(struct samples *s, enum loss_on loss, bool whole, struct err *er
 {
     struct chat_text prompt = {0}, full = {0};
     if (find_answers(s, loss, err)) return -1;
-    if (chat_template_has_generation(s->template)) return by_generation(s, err);
+    const bool marked = chat_template_has_generation(s->template);
+    if (marked || (whole && chat_template_is_deepseek(s->template))) return by_generation(s, err);
     int rc = whole ? in_whole(s, &prompt, &full, err) : by_prefixes(s, &prompt, &full, err);
     chat_text_free(&prompt);
     chat_text_free(&full);
@@ -273,7 +294,7 @@ int chat_samples_make(struct chat_samples *out, const struct chat_template *t, s
                       bool whole, const struct chat_options *opt, struct err *err)
 {
     struct samples s = {.out = out, .template = t, .row = row, .opt = *opt};
-    out->count = 0;
+    out->count = out->n_unshown = 0;
     if (json_get_array(row, "messages", &s.messages, err)) return -1;
     s.n = json_count(s.messages);
     if (!s.n) return json_error(s.messages, err, "is empty");

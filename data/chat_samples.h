@@ -10,6 +10,7 @@ enum loss_on { LOSS_ASSISTANT, LOSS_LAST, LOSS_ALL };
 struct chat_samples {
     struct chat_text *items;
     int64_t count, cap;
+    int64_t n_unshown; /* answers that carry loss and have reasoning which the template does not write */
 };
 void chat_samples_free(struct chat_samples *s);
 

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "data/chat_deepseek.h"
 #include "data/chat_tools.h"
 #include "data/file.h"
 #include "data/jinja.h"
@@ -15,8 +16,9 @@ static const char *const token_names[] = {"bos_token", "eos_token", "unk_token",
                                           "pad_token", "cls_token", "mask_token"};
 
 struct chat_template {
-    struct jinja *main, *tools;        /* tools NULL: main serves rows with tools too */
+    struct jinja *main, *tools;        /* tools NULL: main serves rows with tools too; both NULL: DeepSeek V4's rules */
     char *tokens[MT_LEN(token_names)]; /* NULL: the tokenizer has none, and the template no such variable */
+    struct json_doc *kwargs;           /* NULL: none */
     uint64_t hash;
 };
 
@@ -26,11 +28,16 @@ void chat_template_free(struct chat_template *t)
     jinja_free(t->main);
     jinja_free(t->tools);
     for (int64_t i = 0; i < MT_LEN(token_names); i++) mem_free(t->tokens[i]);
+    json_free(t->kwargs);
     mem_free(t);
 }
 
 uint64_t chat_template_hash(const struct chat_template *t) { return t ? t->hash : 0; }
-bool chat_template_has_generation(const struct chat_template *t) { return t && jinja_has_generation(t->main); }
+bool chat_template_has_generation(const struct chat_template *t)
+{
+    return t && t->main && jinja_has_generation(t->main);
+}
+bool chat_template_is_deepseek(const struct chat_template *t) { return t && !t->main; }
 const char *chat_template_eos(const struct chat_template *t) { return t ? t->tokens[1] : NULL; }
 
 /* FNV-1a. */
@@ -129,6 +136,31 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
     return rc;
 }
 
+int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err)
+{
+    struct json_doc *doc = json_parse(kwargs, (int64_t)strlen(kwargs), "chat_template_kwargs", err);
+    if (!doc) return -1;
+    if (json_type(json_root(doc)) != JSON_OBJECT || json_count(json_root(doc)) > MAX_VARS / 4) {
+        json_error(json_root(doc), err, "must be an object of at most %d members, as in {\"thinking\": true}",
+                   MAX_VARS / 4);
+        json_free(doc);
+        return -1;
+    }
+    json_free(t->kwargs);
+    t->kwargs = doc;
+    hash(t, kwargs, (int64_t)strlen(kwargs));
+    return 0;
+}
+
+struct chat_template *chat_template_deepseek(void)
+{
+    struct chat_template *t = mem_alloc(sizeof(*t));
+    t->tokens[1] = mem_strdup(DEEPSEEK_EOS);
+    t->hash = 14695981039346656037u;
+    hash(t, "DeepSeek V4", 11);
+    return t;
+}
+
 /* ---- rendering ---- */
 
 struct vars {
@@ -161,7 +193,7 @@ static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
     struct json value;
     if (json_type(kwargs) == JSON_ABSENT || json_type(kwargs) == JSON_NULL) return 0;
     if (json_type(kwargs) != JSON_OBJECT) return json_error(kwargs, err, "must be an object");
-    if (json_count(kwargs) > MAX_VARS / 2) return json_error(kwargs, err, "has more than %d members", MAX_VARS / 2);
+    if (json_count(kwargs) > MAX_VARS / 4) return json_error(kwargs, err, "has more than %d members", MAX_VARS / 4);
     for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++) add_json(v, key, value);
     return 0;
 }
@@ -169,13 +201,15 @@ static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
 static int render(struct chat_text *out, const struct chat_template *t, struct json row, struct json tools,
                   const struct chat_options *opt, struct err *err)
 {
+    const struct json kwargs = t->kwargs ? json_root(t->kwargs) : (struct json){0};
     struct vars v = {0};
     struct json messages;
+    if (chat_template_is_deepseek(t)) return chat_render_deepseek(out, row, tools, kwargs, opt, err);
     if (json_get_array(row, "messages", &messages, err)) return -1;
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
     add_text(&v, "reasoning_effort", opt->reasoning_effort);
     add_text(&v, "model_identity", opt->model_identity);
-    if (add_kwargs(&v, json_find(row, "chat_template_kwargs"), err)) return -1;
+    if (add_kwargs(&v, kwargs, err) || add_kwargs(&v, json_find(row, "chat_template_kwargs"), err)) return -1;
     struct jinja_var *var = add(&v, "messages", JINJA_JSON);
     var->json = messages;
     var->leave_out = opt->leave_out;

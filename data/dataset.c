@@ -47,6 +47,7 @@ static uint64_t dataset_hash(const struct dataset *ds)
 {
     const int64_t counts[] = {ds->n_docs, ds->n_tokens, ds->n_rows, ds->n_bad, ds->n_overlong, ds->n_unlabelled};
     uint64_t h = hash_bytes(FNV_START, counts, sizeof(counts));
+    if (ds->n_unshown) h = hash_i64(h, ds->n_unshown);
     if (!ds->n_docs) return h;
     h = hash_bytes(h, ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off));
     h = hash_bytes(h, ds->doc_row, ds->n_docs * (int64_t)sizeof(*ds->doc_row));
@@ -131,6 +132,7 @@ static int row_add(struct builder *b, struct json row, const char *where, struct
 {
     if (row_read(&b->rows, row, err)) return -1;
     if (!b->rows.n) b->ds->n_unlabelled++;
+    b->ds->n_unshown += b->rows.chat.n_unshown;
     for (int64_t i = 0; i < b->rows.n; i++)
         if (document_add(b, &b->rows.samples[i], err)) return err_prefix(err, "%s", where);
     return 0;
@@ -284,6 +286,7 @@ static void weigh(struct dataset *ds, int64_t first, double weight)
     kept.n_bad = ds->n_bad;
     kept.n_overlong = ds->n_overlong;
     kept.n_unlabelled = ds->n_unlabelled;
+    kept.n_unshown = ds->n_unshown;
     dataset_free(ds);
     *ds = kept;
 }
@@ -307,6 +310,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
                       const struct dataset_options *opt, struct err *err)
 {
     const struct row_options rows = {.format = opt->format,
+                                     .columns = opt->columns,
                                      .loss_on = opt->loss_on,
                                      .chat = opt->chat,
                                      .whole = opt->whole,
@@ -334,7 +338,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
 struct cache_header {
     char magic[8];
     uint64_t key, hash;
-    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled;
+    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown;
 };
 
 /* Of everything the result depends on: files' bytes, tokenizer, options. */
@@ -346,6 +350,7 @@ static int cache_key(uint64_t *key, const char *files, const struct tokenizer *t
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
+    if (opt->columns) h = hash_bytes(h, opt->columns, (int64_t)strlen(opt->columns) + 1);
     char path[MT_PATH];
     double weight;
     int more;
@@ -394,6 +399,7 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     ds->n_bad = h.n_bad;
     ds->n_overlong = h.n_overlong;
     ds->n_unlabelled = h.n_unlabelled;
+    ds->n_unshown = h.n_unshown;
     ds->hash = h.hash;
     return cache_valid(ds, opt);
 }
@@ -411,8 +417,8 @@ static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const
 
 static int cache_write(const struct dataset *ds, const char *dir, const char *path, uint64_t key, struct err *err)
 {
-    const struct cache_header h = {CACHE_MAGIC, key,       ds->hash,       ds->n_docs,      ds->n_tokens,
-                                   ds->n_rows,  ds->n_bad, ds->n_overlong, ds->n_unlabelled};
+    const struct cache_header h = {CACHE_MAGIC, key,       ds->hash,       ds->n_docs,       ds->n_tokens,
+                                   ds->n_rows,  ds->n_bad, ds->n_overlong, ds->n_unlabelled, ds->n_unshown};
     const struct file_part parts[] = {
         {&h, sizeof(h)},
         {ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off)},
@@ -438,6 +444,12 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     if (ds->n_unlabelled) {
         log_warn("%s: %lld documents of %lld rows have no token to learn within seq_len = %lld and were dropped", files,
                  (long long)ds->n_unlabelled, rows, seq_len);
+    }
+    if (ds->n_unshown) {
+        log_warn(
+            "%s: %lld answers have reasoning that the chat template leaves out, so that none of it is learnt; where "
+            "the template has a switch for it: data.chat_kwargs = {\"thinking\": true}",
+            files, (long long)ds->n_unshown);
     }
 }
 
@@ -521,42 +533,52 @@ int64_t dataset_targets(const struct dataset *ds)
 
 /* ---- duplicates, by a hash of the ids */
 
-static int compare_u64(const void *a, const void *b)
+struct fingerprint {
+    uint64_t hash; /* of the ids */
+    int64_t row;
+};
+
+static int compare_fingerprints(const void *a, const void *b)
 {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
+    const struct fingerprint *x = a, *y = b;
+    if (x->hash != y->hash) return x->hash > y->hash ? 1 : -1;
+    return (x->row > y->row) - (x->row < y->row);
 }
 
 /* Of every document, sorted. */
-static uint64_t *document_hashes(const struct dataset *ds)
+static struct fingerprint *fingerprints(const struct dataset *ds)
 {
-    uint64_t *hashes = mem_array(ds->n_docs + 1, sizeof(*hashes));
+    struct fingerprint *f = mem_array(ds->n_docs + 1, sizeof(*f));
     for (int64_t d = 0; d < ds->n_docs; d++) {
-        int64_t n = ds->doc_off[d + 1] - ds->doc_off[d];
-        hashes[d] = hash_bytes(FNV_START, ds->ids + ds->doc_off[d], n * (int64_t)sizeof(*ds->ids));
+        const int64_t n = ds->doc_off[d + 1] - ds->doc_off[d];
+        f[d].hash = hash_bytes(FNV_START, ds->ids + ds->doc_off[d], n * (int64_t)sizeof(*ds->ids));
+        f[d].row = ds->doc_row[d];
     }
-    qsort(hashes, (size_t)ds->n_docs, sizeof(*hashes), compare_u64);
-    return hashes;
+    qsort(f, (size_t)ds->n_docs, sizeof(*f), compare_fingerprints);
+    return f;
 }
 
 int64_t dataset_duplicates(const struct dataset *ds)
 {
-    uint64_t *hashes = document_hashes(ds);
-    int64_t n = 0;
-    for (int64_t d = 1; d < ds->n_docs; d++) n += hashes[d] == hashes[d - 1];
-    mem_free(hashes);
+    struct fingerprint *f = fingerprints(ds);
+    int64_t n = 0, first = 0; /* the first of those that are alike */
+    for (int64_t d = 1; d < ds->n_docs; d++) {
+        if (f[d].hash != f[d - 1].hash) first = d;
+        n += f[d].row != f[first].row;
+    }
+    mem_free(f);
     return n;
 }
 
 int64_t dataset_shared(const struct dataset *ds, const struct dataset *other)
 {
-    uint64_t *hashes = document_hashes(ds), *others = document_hashes(other);
+    struct fingerprint *mine = fingerprints(ds), *others = fingerprints(other);
     int64_t n = 0;
     for (int64_t d = 0, o = 0; d < ds->n_docs; d++) {
-        while (o < other->n_docs && others[o] < hashes[d]) o++;
-        n += o < other->n_docs && others[o] == hashes[d];
+        while (o < other->n_docs && others[o].hash < mine[d].hash) o++;
+        n += o < other->n_docs && others[o].hash == mine[d].hash;
     }
-    mem_free(hashes);
+    mem_free(mine);
     mem_free(others);
     return n;
 }

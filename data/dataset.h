@@ -16,6 +16,7 @@ struct dataset_options {
     const char *chat_date;
     const struct chat_template *chat; /* of messages; NULL: harmony */
     bool whole;                       /* a conversation is never split */
+    const char *columns;              /* of rows with other keys (rows.h); NULL or "": none */
     const char *cache_dir;            /* NULL: no cache */
 };
 
@@ -29,6 +30,7 @@ struct dataset {
     uint8_t *mask;                    /* [n_tokens] */
     int64_t n_rows, n_bad;            /* rows read; of them skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents cut or dropped; documents dropped without a target */
+    int64_t n_unshown;                /* answers with reasoning that the chat template does not write */
     uint64_t hash;                    /* of everything above, for resume checks */
     int64_t cap_docs, cap_tokens;     /* what the arrays can hold */
 };
@@ -44,7 +46,8 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
  * one row stays together. The order stays. An error (ds as before) when none would be left. */
 int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uint64_t seed, struct err *err) MT_CHECK;
 int64_t dataset_targets(const struct dataset *ds); /* tokens with mask 1 */
-/* Documents of ds whose ids also another one before it has; or (with another data set) one of `other` has. */
+/* Documents of ds whose ids one of an earlier row has too (what a weight repeats does not count); or whose ids one of
+ * `other` has. */
 int64_t dataset_duplicates(const struct dataset *ds);
 int64_t dataset_shared(const struct dataset *ds, const struct dataset *other);
 void dataset_free(struct dataset *ds);

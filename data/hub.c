@@ -12,6 +12,7 @@
 
 #include "data/file.h"
 #include "data/hub_http.h"
+#include "data/hub_rows.h"
 #include "data/json.h"
 
 #define PREFIX    "hub:"
@@ -269,29 +270,53 @@ static int want_data(const struct hub_repo *repo, const char *pattern, struct wa
         if (pattern[0] ? fnmatch(pattern, path, FNM_PATHNAME) == 0 : is_data(path)) want(w, &repo->files[i]);
     }
     if (w->n == 1 || (w->n && pattern[0])) return 0;
+    if (repo->cached && !w->n) return lacks(repo, pattern[0] ? pattern : "data", "", err);
     if (pattern[0])
         snprintf(what, sizeof(what), "no file is called %s", pattern);
     else
         snprintf(what, sizeof(what), "%lld files of it are JSONL", (long long)w->n);
-    return repo->cached && pattern[0] ? lacks(repo, pattern, "", err) : ask_for_name(repo, what, err);
+    return ask_for_name(repo, what, err);
 }
 
-/* OWNER/NAME[@REVISION][/FILE] */
-static int parse_data(struct hub_repo *repo, const char *spec, char pattern[HUB_PATH], struct err *err)
+/* Files of a data set, or a split of it, named or because it has no plain JSON: its rows by the viewer, or those that
+ * were brought earlier. */
+static int fetch_data(struct hub_repo *repo, const char *pattern, const char *split, struct wanted *w, struct err *err)
+{
+    char rows[2 * HUB_PATH] = "";
+    bool plain = pattern[0] || repo->cached;
+    for (int64_t i = 0; i < repo->n_files && !plain; i++) plain = is_data(repo->files[i].path);
+    if (!plain || (split[0] && !repo->cached)) {
+        if (hub_rows(repo, split, err)) return -1;
+        want(w, &repo->files[repo->n_files - 1]);
+        return 0;
+    }
+    if (split[0]) snprintf(rows, sizeof(rows), HUB_ROWS "/%s%s.jsonl", strchr(split, '/') ? "" : "*/", split);
+    return want_data(repo, split[0] ? rows : pattern, w, err) || fetch(repo, w, err) ? -1 : 0;
+}
+
+/* OWNER/NAME[@REVISION][/FILE or :SPLIT] */
+static int parse_data(struct hub_repo *repo, const char *spec, char pattern[HUB_PATH], char split[HUB_PATH],
+                      struct err *err)
 {
     const char *slash = strchr(spec, '/');
-    const size_t n = slash ? (size_t)(slash - spec) + 1 + strcspn(slash + 1, "/@") : strlen(spec);
+    const size_t n = slash ? (size_t)(slash - spec) + 1 + strcspn(slash + 1, "/@:") : strlen(spec);
     const char *rest = spec + n;
     snprintf(repo->id, sizeof(repo->id), "%.*s", (int)MT_MIN(n, HUB_PATH - 1), spec);
     if (!is_id(repo->id))
-        return err_set(err, "\"" PREFIX "%.200s\": expected " PREFIX "OWNER/NAME or " PREFIX "OWNER/NAME/FILE", spec);
+        return err_set(err,
+                       "\"" PREFIX "%.200s\": expected " PREFIX "OWNER/NAME, " PREFIX "OWNER/NAME/FILE or " PREFIX
+                       "OWNER/NAME:SPLIT",
+                       spec);
     if (set_revision(repo, REVISION, strlen(REVISION), err)) return -1;
     if (rest[0] == '@') {
-        const size_t length = strcspn(rest + 1, "/");
+        const size_t length = strcspn(rest + 1, "/:");
         if (set_revision(repo, rest + 1, length, err)) return -1;
         rest += 1 + length;
     }
-    return str_format(pattern, HUB_PATH, err, "name of a data file", "%s", rest[0] ? rest + 1 : "");
+    return str_format(pattern, HUB_PATH, err, "name of a data file", "%s", rest[0] == '/' ? rest + 1 : "") ||
+                   str_format(split, HUB_PATH, err, "name of a split", "%s", rest[0] == ':' ? rest + 1 : "")
+               ? -1
+               : 0;
 }
 
 /* Appends the paths of the files to list, comma-separated, each with its weight. */
@@ -315,10 +340,10 @@ static int add_data(char **list, const char *spec, const char *weight, struct er
     struct hub_env env;
     struct hub_repo repo = {.env = &env, .dataset = true};
     struct wanted w = {0};
-    char pattern[HUB_PATH];
+    char pattern[HUB_PATH], split[HUB_PATH];
     int rc = -1;
-    if (parse_data(&repo, spec, pattern, err) || hub_env_read(&env, err)) return -1;
-    if (!list_files(&repo, err) && !want_data(&repo, pattern, &w, err) && !fetch(&repo, &w, err) &&
+    if (parse_data(&repo, spec, pattern, split, err) || hub_env_read(&env, err)) return -1;
+    if (!list_files(&repo, err) && !fetch_data(&repo, pattern, split, &w, err) &&
         (repo.cached || !hub_cache_write_ref(&repo, err)))
         rc = append_paths(list, &repo, &w, weight, err);
     mem_free(w.files);

@@ -14,9 +14,12 @@
  * template, safetensors. Errors name what the hub answered and what to do. */
 int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err) MT_CHECK;
 
-/* Comma-separated files with every hub:OWNER/NAME[@REVISION][/FILE] replaced by where it lies in the cache; mem_free
- * it. FILE may hold * and ?, and a weight may follow (dataset.h); without it the data set must consist of one JSONL
- * file. NULL: an error. */
+/* Comma-separated files with every hub:OWNER/NAME[@REVISION] replaced by where it lies in the cache; mem_free it. A
+ * weight may follow (dataset.h). Of the data set it is
+ * - with /FILE: that file, or the files when it holds * or ?
+ * - with :CONFIG/SPLIT or :SPLIT: its rows as the hub's viewer shows them (hub_rows.h)
+ * - else its only JSONL file; without one, the rows of its only split
+ * NULL: an error. */
 char *hub_data(const char *files, struct err *err) MT_CHECK;
 
 #endif

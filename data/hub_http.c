@@ -22,14 +22,17 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "data/json.h"
 
 #define AT_ONCE      4 /* transfers that run; each has a connection of its own */
 #define TRIES        7 /* in a row without a byte; FIRST_MS, 1, 2, 4, 8, 16 s lie between them */
 #define FIRST_MS     200
 #define TEXT_TRIES   3                    /* the same for a small answer: the cache may hold what it leads to */
+#define NOT_READY    "ResponseNotReady"   /* the viewer has still to convert the data set, which takes minutes */
 #define RESTARTS     2                    /* times that what came may be thrown away */
 #define WAIT_MAX     3600                 /* seconds that the hub may ask for */
 #define TEXT_MAX     ((int64_t)256 << 20) /* bytes of a small answer */
+#define ERROR_MAX    4096                 /* bytes kept of the page of an error */
 #define STALL_S      60                   /* a transfer below STALL_RATE bytes/s for so long is broken off */
 #define STALL_RATE   1024
 #define LOCK_WAIT_MS 300
@@ -86,6 +89,7 @@ enum state { WAITING, RUNNING, DONE };
 /* What the head of the last response said. */
 struct response {
     char code[64], message[256];            /* X-Error-Code, X-Error-Message */
+    char commit[41];                        /* X-Revision, of the viewer */
     int64_t wait_s, range_from, range_size; /* -1: not said */
     bool begun;                             /* its body has: status, range and length were looked at */
 };
@@ -108,7 +112,8 @@ struct transfer {
     int lock, fd; /* of a file; -1: not open */
     bool told;    /* that another process has the lock */
     struct hash hash;
-    char *text; /* NUL-terminated */
+    bool viewer; /* the answer is one of the viewer, whose errors are JSON */
+    char *text;  /* NUL-terminated */
     int64_t cap;
 };
 
@@ -134,8 +139,9 @@ static void note(const struct transfer *t, const char *what)
 /* Another try, after wait_s seconds or more; or, when there were too many, the end. */
 static void try_again(struct transfer *t, int64_t wait_s, const char *why)
 {
-    char text[CURL_ERROR_SIZE + 64];
-    const int most = t->file ? TRIES : TEXT_TRIES;
+    char text[512];
+    const bool patient = t->file || (t->viewer && strcmp(t->response.code, NOT_READY));
+    const int most = patient ? TRIES : TEXT_TRIES;
     if (t->file && t->have > t->before) t->tries = 0;
     t->state = WAITING;
     t->unreachable = true;
@@ -267,6 +273,7 @@ static size_t on_header(char *data, size_t one, size_t n, void *user)
     if (!strncasecmp(line, "HTTP/", 5)) *r = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
     if ((value = header_value(line, "x-error-code"))) snprintf(r->code, sizeof(r->code), "%s", value);
     if ((value = header_value(line, "x-error-message"))) snprintf(r->message, sizeof(r->message), "%.255s", value);
+    if ((value = header_value(line, "x-revision"))) snprintf(r->commit, sizeof(r->commit), "%.40s", value);
     if ((value = header_value(line, "content-range")) && sscanf(value, "bytes %lld-%*d/%lld", &a, &b) == 2)
         r->range_from = a, r->range_size = b;
     if ((value = header_value(line, "retry-after")) && r->wait_s < 0 && sscanf(value, "%lld", &a) == 1 && a >= 0)
@@ -315,7 +322,7 @@ static size_t on_body(char *data, size_t one, size_t n, void *user)
     long status = 0;
     (void)one;
     curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
-    if (status != 200 && status != 206) return n; /* the page of an error */
+    if (status != 200 && status != 206 && (!t->viewer || t->have > ERROR_MAX)) return n; /* the page of an error */
     if (!t->file) return add_text(t, data, (int64_t)n) ? 0 : n;
     if (!t->response.begun && begin_body(t, status)) return 0;
     t->response.begun = true;
@@ -335,7 +342,7 @@ static void refuse(struct transfer *t, long status)
     const char *code = t->response.code, *message = t->response.message, *id = t->repo->id;
     const char *kind = t->repo->dataset ? "datasets/" : "";
     const bool token = env->token[0] != 0;
-    if (!strcmp(code, "GatedRepo"))
+    if (!strcmp(code, "GatedRepo") || !strncmp(code, "External", 8)) /* the latter are the viewer's */
         fail(t, "gated: accept its terms at %s/%s%s, then %s", env->endpoint, kind, id,
              token ? "try again; the token must belong to the account that accepted, and may read gated repositories"
                    : "set HF_TOKEN to a token of that account (hf auth login stores one, too)");
@@ -345,6 +352,9 @@ static void refuse(struct transfer *t, long status)
         fail(t, "there is no branch, tag or commit \"%s\"", t->repo->revision);
     else if (!strcmp(code, "EntryNotFound"))
         fail(t, "there is no such file at %s", t->repo->commit[0] ? t->repo->commit : t->repo->revision);
+    else if (t->viewer && status != 401 && status != 403)
+        fail(t, "the hub does not show its rows: %ld%s%s%s%s", status, code[0] ? " " : "", code, message[0] ? ": " : "",
+             message);
     else if (status == 401 || status == 404)
         fail(t, "%s has no such %s, or it is private%s", env->endpoint, t->repo->dataset ? "data set" : "model",
              token ? " and the token may not read it" : ": set HF_TOKEN to a token that may read it");
@@ -368,22 +378,34 @@ static bool may_pass(CURLcode rc)
     return true;
 }
 
+/* The viewer says what is wrong in the body, {"error": ...}. */
+static void read_error(struct transfer *t)
+{
+    const char *message = "";
+    struct json_doc *doc = t->text ? json_parse(t->text, t->have, "error", NULL) : NULL;
+    if (doc && !json_opt_str(json_root(doc), "error", &message, NULL))
+        snprintf(t->response.message, sizeof(t->response.message), "%.255s", message);
+    json_free(doc);
+}
+
 static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
 {
     const struct response *r = &t->response;
     long status = 0, redirects = 0;
-    char why[128];
+    char why[sizeof(r->code) + sizeof(r->message) + 64];
     curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     curl.easy_getinfo(t->easy, CURLINFO_REDIRECT_COUNT, &redirects);
     drop_easy(t, multi);
     if (t->failed) return;
     const char *words = t->why[0] ? t->why : curl.easy_strerror(rc);
-    snprintf(why, sizeof(why), "HTTP %ld%s", status, status == 429 ? " (too many requests)" : "");
+    if (t->viewer && status >= 400) read_error(t);
+    snprintf(why, sizeof(why), "HTTP %ld%s%s%s%s%s", status, status == 429 ? " (too many requests)" : "",
+             r->code[0] ? " " : "", r->code, r->message[0] ? ": " : "", r->message);
     if (rc != CURLE_OK && may_pass(rc))
         try_again(t, 0, words);
     else if (rc != CURLE_OK)
         t->unreachable = true, fail(t, "%s", words);
-    else if (status == 429 || status == 408 || status >= 500)
+    else if (status == 429 || status == 408 || (status >= 500 && status != 501))
         try_again(t, r->wait_s, why);
     else if (status == 403 && redirects && !r->code[0])
         try_again(t, 0, "the signed address was refused (403)");
@@ -488,6 +510,7 @@ static void start(struct transfer *t, CURLM *multi)
 {
     if (!t->file) {
         t->have = 0;
+        if (t->text) t->text[0] = 0;
     } else if (!take_file(t)) {
         return;
     } else if (t->have == t->file->size) { /* the break came just before the end */
@@ -584,6 +607,30 @@ char *hub_http_text(const struct hub_repo *repo, const char *path, int64_t *size
     if (!rc) return t.text ? t.text : mem_alloc(1);
     mem_free(t.text);
     return NULL;
+}
+
+int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int64_t n, struct err *err)
+{
+    static const char https[] = "https://";
+    const char *endpoint = repo->env->endpoint;
+    const bool own = !strncmp(endpoint, https, strlen(https));
+    if (open_curl(err)) return -1;
+    struct transfer *t = mem_array(n, sizeof(*t));
+    int rc = 0;
+    for (int64_t i = 0; i < n && !rc; i++) {
+        t[i] = (struct transfer){.repo = repo, .err = err, .lock = -1, .fd = -1, .viewer = true};
+        rc = str_format(t[i].url, URL_MAX, err, "address", "%s%s/%s", own ? "https://datasets-server." : "",
+                        own ? endpoint + strlen(https) : endpoint, answers[i].path);
+    }
+    if (!rc) rc = run_transfers(t, n, NULL);
+    for (int64_t i = 0; i < n; i++) {
+        answers[i].text = rc ? NULL : t[i].text ? t[i].text : mem_alloc(1);
+        answers[i].size = t[i].have;
+        snprintf(answers[i].commit, sizeof(answers[i].commit), "%s", t[i].response.commit);
+        if (rc) mem_free(t[i].text);
+    }
+    mem_free(t);
+    return rc;
 }
 
 int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, struct err *err)

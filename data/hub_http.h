@@ -8,6 +8,16 @@
  * tells whether it was the way to the hub, and not the hub's answer, that failed. */
 char *hub_http_text(const struct hub_repo *repo, const char *path, int64_t *size, bool *unreachable, struct err *err);
 
+/* Answers of the hub's data set viewer (datasets-server.ENDPOINT, or ENDPOINT itself when that is http), asked for at
+ * once. Breaks, 429 and 5xx are tried again; -1: an error in words, and no answer has a text. */
+struct hub_answer {
+    char path[4 * HUB_PATH]; /* "rows?dataset=..." */
+    char *text;              /* NUL-terminated; mem_free it */
+    int64_t size;
+    char commit[41]; /* of what it shows; "" when it does not say */
+};
+int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int64_t n, struct err *err) MT_CHECK;
+
 /* Downloads the files of repo->commit that are not in the cache, some at a time, and verifies them. Breaks, 429 and 5xx
  * are waited for and tried again; what has come stays for the next time when it fails. */
 int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,

@@ -1,6 +1,7 @@
 /* rows.c - a data set's rows -> texts with loss spans. Every form of conversation is rewritten as messages first. */
 #include "data/rows.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "data/chat_tools.h"
@@ -39,22 +40,51 @@ static int add_text(struct row_reader *r, const char *text, int64_t begin, int64
 
 /* ---- messages ---- */
 
+static bool has_marks(const struct tokenizer *tok, const char *const *marks, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (tokenizer_id(tok, marks[i]) < 0) return false;
+    return true;
+}
+
 bool row_is_harmony(const struct tokenizer *tok)
 {
     static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"};
-    for (int64_t i = 0; i < MT_LEN(marks); i++)
-        if (tokenizer_id(tok, marks[i]) < 0) return false;
-    return true;
+    return has_marks(tok, marks, MT_LEN(marks));
+}
+
+/* V4's marks; V3 and V3.1 lack the last two, and have templates. */
+static bool is_deepseek_v4(const struct tokenizer *tok)
+{
+    static const char *const marks[] = {"<｜begin▁of▁sentence｜>",
+                                        "<｜end▁of▁sentence｜>",
+                                        "<｜User｜>",
+                                        "<｜Assistant｜>",
+                                        "<think>",
+                                        "</think>",
+                                        "｜DSML｜",
+                                        "<｜latest_reminder｜>"};
+    return has_marks(tok, marks, MT_LEN(marks));
 }
 
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err)
 {
+    return row_template_with(out, tok, dir, file, "", err);
+}
+
+int row_template_with(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
+                      const char *kwargs, struct err *err)
+{
+    int rc = 0;
     if (chat_template_load(out, dir, file, err)) return -1;
-    if ((file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out)) return 0;
+    if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
+    if (*kwargs && !*out) return err_set(err, "data.chat_kwargs = %s, but there is no chat template", kwargs);
+    if (*kwargs) rc = chat_template_set_kwargs(*out, kwargs, err);
+    if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out))) return 0;
     chat_template_free(*out);
     *out = NULL;
-    return 0;
+    return rc;
 }
 
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
@@ -246,6 +276,62 @@ static int read_text(struct row_reader *r, struct json row, struct err *err)
     return add_text(r, text, 0, size);
 }
 
+/* ---- rows of other keys */
+
+/* The next TO=COLUMN of the list, which moves past it; 0 at the end. */
+static int next_column(const char **list, char to[64], char column[128], struct json row, struct err *err)
+{
+    const char *p = *list + strspn(*list, ", "), *equals = strchr(p, '=');
+    size_t n = strcspn(p, ",");
+    *list = p + n;
+    if (!*p) return 0;
+    while (n && p[n - 1] == ' ') n--;
+    const size_t left = equals ? (size_t)(equals - p) : n;
+    if (left == 0 || left + 1 >= n || left >= 64 || n - left > 128)
+        return json_error(row, err, "data.columns: \"%.*s\" is not TO=COLUMN, as in user=question", (int)MT_MIN(n, 100),
+                          p);
+    snprintf(to, 64, "%.*s", (int)left, p);
+    snprintf(column, 128, "%.*s", (int)(n - left - 1), equals + 1);
+    return 1;
+}
+
+static int read_row(struct row_reader *r, struct json row, struct err *err);
+
+/* Writes the row anew: messages when the columns are roles, else the keys that they are to be. */
+static int read_columns(struct row_reader *r, struct json row, struct err *err)
+{
+    static const char *const roles[] = {"system", "user", "assistant"};
+    struct chat_text keys = {0};
+    const char *list = r->opt->columns;
+    char to[64], column[128];
+    int status, rc = 0;
+    open_row(r);
+    while (!rc && (status = next_column(&list, to, column, row, err)) == 1) {
+        const struct json value = json_find(row, column);
+        int64_t role = 0;
+        while (role < MT_LEN(roles) && strcmp(roles[role], to)) role++;
+        if (role == 0 && !has_text(value)) continue;
+        if (json_type(value) == JSON_ABSENT) rc = json_error(row, err, "has no column `%s` (data.columns)", column);
+        if (!rc && role < MT_LEN(roles)) rc = put_message(r, to, value, true, err);
+        if (rc || role < MT_LEN(roles)) continue;
+        chat_put(&keys, keys.size ? ", " : "{");
+        put_text(&keys, to);
+        chat_put(&keys, ": ");
+        rc = chat_put_json(&keys, value, err);
+    }
+    if (!rc && status < 0) rc = -1;
+    if (!rc && !keys.size) {
+        rc = read_rewritten(r, row, err);
+    } else if (!rc) {
+        chat_put(&keys, "}");
+        json_free(r->rewritten);
+        r->rewritten = json_parse(keys.text, keys.size, "data.columns", err);
+        rc = r->rewritten ? read_row(r, json_root(r->rewritten), err) : -1;
+    }
+    chat_text_free(&keys);
+    return rc;
+}
+
 static enum data_format format_of(struct json row)
 {
     if (json_has(row, "messages")) return DATA_MESSAGES;
@@ -255,11 +341,9 @@ static enum data_format format_of(struct json row)
     return json_has(row, "text") ? DATA_TEXT : DATA_AUTO;
 }
 
-int row_read(struct row_reader *r, struct json row, struct err *err)
+static int read_row(struct row_reader *r, struct json row, struct err *err)
 {
-    enum data_format format = r->opt->format;
-    r->n = 0;
-    if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
+    const enum data_format format = r->opt->format;
     switch (format == DATA_AUTO ? format_of(row) : format) {
     case DATA_TEXT: return read_text(r, row, err);
     case DATA_MESSAGES: return read_messages(r, row, err);
@@ -270,5 +354,13 @@ int row_read(struct row_reader *r, struct json row, struct err *err)
     }
     return json_error(row, err,
                       "none of `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, "
-                      "`text` is there");
+                      "`text` is there: data.columns says which column is what, as in user=question,assistant=answer");
+}
+
+int row_read(struct row_reader *r, struct json row, struct err *err)
+{
+    const bool renamed = r->opt->columns && r->opt->columns[0];
+    r->n = r->chat.n_unshown = 0;
+    if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
+    return renamed ? read_columns(r, row, err) : read_row(r, row, err);
 }

@@ -11,7 +11,10 @@
  * - prompt_completion: {prompt, completion}, both text, or both lists of messages, of which the completion carries loss
  * - sharegpt: {conversations: [{from, value}], system?, tools?}; function_call's value is JSON, {name, arguments}
  * - alpaca: {instruction, input?, output, system?, history?: [[question, answer], ...]}
- * The last two, and lists, become messages. */
+ * The last two, and lists, become messages.
+ *
+ * Rows of other keys: with columns "user=question, assistant=answer" they are messages of these roles (also system,
+ * which may be empty), in that order; otherwise TO is a key of the above. */
 enum data_format { DATA_AUTO, DATA_TEXT, DATA_MESSAGES, DATA_PROMPT_COMPLETION, DATA_SHAREGPT, DATA_ALPACA };
 
 struct row_options {
@@ -19,6 +22,7 @@ struct row_options {
     enum loss_on loss_on;
     const struct chat_template *chat; /* NULL: harmony, if the tokenizer has its marks */
     bool whole;                       /* a conversation is never split, see chat_samples.h */
+    const char *columns;              /* "TO=COLUMN, ...": what TO is, COLUMN of the row says; NULL or "": as it is */
     const char *chat_date;            /* NULL: CHAT_DATE */
 };
 
@@ -49,9 +53,13 @@ void row_reader_free(struct row_reader *r);
 bool row_is_harmony(const struct tokenizer *tok);
 
 /* The template for this tokenizer's messages: `file` when given (not NULL or empty), else that of the checkpoint in
- * dir. NULL, without an error, stands for harmony or for none: chat.c says what gpt-oss's own template says, and
- * faster, so that is taken only when it has {% generation %}. */
+ * dir, else, when the tokenizer has DeepSeek V4's marks, the rules of its encoder. NULL, without an error, stands for
+ * harmony or for none: chat.c says what gpt-oss's own template says, and faster, so that is taken only when it has
+ * {% generation %}. */
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err) MT_CHECK;
+/* With variables for it (chat_template_set_kwargs), "" for none; then gpt-oss's own template is not replaced. */
+int row_template_with(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
+                      const char *kwargs, struct err *err) MT_CHECK;
 
 #endif

@@ -5,7 +5,8 @@
 
 It answers as huggingface.co does: a list with hashes, small files behind a relative redirect, large ones behind a
 redirect to another host (a second port). Every request is a line of LOG: host, method, path, Range, Authorization.
-DIR is a checkpoint with train.jsonl and eval.jsonl: the model test/tiny and the data set test/rows."""
+DIR is a checkpoint with train.jsonl and eval.jsonl: the model test/tiny and the data set test/rows. Data sets called
+view-VICE have parquet alone, and rows in pages as the hub's viewer shows them; theirs are logged with the query."""
 import hashlib
 import http.server
 import json
@@ -18,9 +19,14 @@ import urllib.parse
 
 COMMIT = hashlib.sha1(b"commit").hexdigest()
 SHARDS = ["model-0000%d-of-00003.safetensors" % i for i in (1, 2, 3)]
+VIEWS = {"view-" + name: rows for name, rows in {
+    "plain": 950, "splits": 5, "breaks": 950, "changing": 950, "ever-changing": 950, "cut": 5, "partial": 5,
+    "huge": 5000000, "unready": 5, "gated": 5, "old": 5, "shifted": 250, "hole": 250, "big": 5, "slow": 40000,
+    "empty": 0, "odd": 3, "bare": 3, "shrunk": 950}.items()}
 log = open(sys.argv[1], "a", buffering=1)
 lock = threading.Lock()
-seen = {}  # (repository, path): requests so far
+seen = {}  # (host, address): requests so far
+pages = {}  # data set: pages so far
 
 
 def content(name, size):
@@ -58,6 +64,8 @@ def repositories():
     rows = directory(lambda n: n in ("train.jsonl", "eval.jsonl"))
     repos["datasets", "test/rows"] = {"data/" + n: rows[n] for n in rows} | {"README.md": b"#", ".gitattributes": b""}
     repos["datasets", "test/one"] = {"README.md": b"#", "a b/100%20 \u00e9?#.jsonl": rows["train.jsonl"]}
+    for name in VIEWS:
+        repos["datasets", "test/" + name] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
     repos["datasets", "test/parquet"] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
     return repos
 
@@ -130,14 +138,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "-").replace("Bearer ", "")
         path, _, query = self.path.partition("?")
         parts = [urllib.parse.unquote(p) for p in path.split("/")[1:]]
-        log.write("%s %s %s %s %s\n" % (host, self.command, path, self.headers.get("Range", "-"), token))
+        shown = self.path if path in ("/rows", "/splits") else path
+        log.write("%s %s %s %s %s\n" % (host, self.command, shown, self.headers.get("Range", "-"), token))
         with lock:
-            seen[host, path] = seen.get((host, path), 0) + 1
-            self.times = seen[host, path]
+            seen[host, self.path] = seen.get((host, self.path), 0) + 1
+            self.times = seen[host, self.path]
         if host == "cdn":  # /KIND/OWNER/NAME/PATH
             self.large(parts[0], parts[1] + "/" + parts[2], "/".join(parts[3:]))
         elif token == "hf_bad":
             self.refuse(401, "", "Invalid credentials in Authorization header")
+        elif path in ("/rows", "/splits"):
+            self.view(path[1:], dict(urllib.parse.parse_qsl(query)), token)
         elif parts[0] == "api" and parts[1] in ("models", "datasets") and len(parts) > 4:
             self.list(parts[1], parts[2] + "/" + parts[3], parts[5], token)
         elif parts[:2] == ["api", "resolve-cache"]:
@@ -166,6 +177,63 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(200, {}, tree(REPOS[kind, repo]))
         else:
             self.reply(200, {}, listing(name, REPOS[kind, repo]))
+
+    def view(self, what, query, token):
+        """The data set viewer: the list of splits, a page of rows."""
+        repo = query["dataset"]
+        name = repo.split("/")[1]
+        if name == "view-unready":
+            self.view_error(500, "ResponseNotReady", "The server is busier than usual and the response is not ready.")
+        elif name == "view-gated" and token != "hf_good":
+            self.view_error(401, "ExternalUnauthenticatedError", "The dataset does not exist, or is gated.")
+        elif name not in VIEWS:
+            self.view_error(404, "ResponseNotFound", "Not found.")
+        elif what == "splits":
+            pairs = [("default", "train")]
+            if name == "view-splits":
+                pairs = [("a b", "train"), ("a b", "test"), ("c", "train")]
+            rows = [{"dataset": repo, "config": c, "split": s} for c, s in pairs]
+            self.reply(200, {}, json.dumps({"splits": rows, "pending": [], "failed": []}).encode())
+        else:
+            self.page(name, query["config"] + "/" + query["split"], int(query["offset"]), int(query["length"]))
+
+    def view_error(self, status, code, message):
+        self.reply(status, {"X-Error-Code": code}, json.dumps({"error": message}).encode())
+
+    def page(self, name, split, offset, length):
+        total = VIEWS[name]
+        if name == "view-big":
+            self.view_error(501, "TooBigContentError", "Rows from parquet row groups are too big to be read")
+            return
+        if name == "view-breaks" and self.times == 1 and offset in (0, 200):
+            self.reply(*((429, {"Retry-After": "0"}) if offset else (502, {})))
+            return
+        with lock:
+            pages[name] = pages.get(name, 0) + 1
+            if name == "view-ever-changing" or (name == "view-changing" and pages[name] > 4):
+                total += pages[name] if name == "view-ever-changing" else 50
+            if name == "view-shrunk" and pages[name] > 4:  # the first four pages stay with who asked for them
+                total = 250
+        end = min(total, offset + length)
+        if name == "view-breaks" and offset == 400:
+            end = offset + 60
+        if name == "view-hole" and offset == 100:
+            end = offset
+        shift = name == "view-shifted" and offset == 100
+        rows = [{"row_idx": i + shift, "row": {"text": "%s %d \u00e9\n" % (split, i), "n": i, "x": [1.5, None]},
+                 "truncated_cells": ["text"] if name == "view-cut" and i == 3 else []} for i in range(offset, end)]
+        body = json.dumps({"features": [], "rows": rows, "num_rows_total": total, "num_rows_per_page": 100,
+                           "partial": name == "view-partial"}).encode()
+        head = {"X-Revision": COMMIT if name != "view-old" else "0" * 40, "Content-Length": str(len(body))}
+        if name in ("view-odd", "view-bare"):
+            body = b"{" if name == "view-odd" else b"{}"
+            head["Content-Length"] = str(len(body))
+        if name == "view-breaks" and offset == 300 and self.times == 1:
+            body = body[:1000]
+            self.close_connection = True
+        if name == "view-slow":
+            time.sleep(0.01)
+        self.reply(200, head, body)
 
     def resolve(self, kind, repo, path, token):
         name = repo.split("/")[1]

@@ -1,21 +1,25 @@
-/* test_chat.c - harmony against the published template's own renderings, loss spans, errors, and the ids of marks. The
- * vectors are made by tests/parity/make_chat_vectors.py. */
+/* test_chat.c - harmony and DeepSeek V4's format against the published template's and encoder's own renderings, loss
+ * spans, errors, and the ids of marks. The vectors are made by tests/parity/make_{chat,deepseek}_vectors.py. */
 #include "tests/test.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "data/chat.h"
-#include "data/tokenizer.h"
+#include "data/chat_deepseek.h"
+#include "data/chat_samples.h"
+#include "data/file.h"
+#include "data/rows.h"
 
-static struct json_doc *load_cases(void)
+static struct json_doc *load(const char *name, int64_t least)
 {
     struct err err;
-    struct json_doc *doc = json_load(fixture("chat/harmony.json"), 1 << 20, &err);
+    struct json_doc *doc = json_load(fixture(name), 1 << 20, &err);
     if (!doc) fail_msg("%s", err.msg);
-    assert_true(json_count(json_root(doc)) >= 30);
+    assert_true(json_count(json_root(doc)) >= least);
     return doc;
 }
+
+static struct json_doc *load_cases(void) { return load("chat/harmony.json", 30); }
 
 static struct chat_options options_of(struct json c)
 {
@@ -29,6 +33,26 @@ static struct chat_options options_of(struct json c)
     return o;
 }
 
+static void check(const struct chat_text *t, struct json c, const char *name)
+{
+    struct json spans = json_find(c, "spans");
+    struct err err;
+    const char *text;
+    int64_t size;
+    assert_false(json_str(json_find(c, "text"), &text, &size, &err));
+    int64_t same = 0;
+    while (same < size && same < t->size && t->text[same] == text[same]) same++;
+    if (same < size || same < t->size)
+        fail_msg("%s: byte %d: \"%.60s\" is not \"%.60s\"", name, (int)same, t->text + same, text + same);
+    if (t->n_spans != json_count(spans)) fail_msg("%s: %d spans", name, (int)t->n_spans);
+    for (int64_t k = 0; k < t->n_spans; k++)
+        for (int64_t end = 0; end < 2; end++) {
+            int64_t at = -1;
+            assert_false(json_i64(json_at(json_at(spans, k), end), 0, size, &at, &err));
+            if (t->spans[k][end] != at) fail_msg("%s: span %d: %d", name, (int)k, (int)t->spans[k][end]);
+        }
+}
+
 static void vectors(void **state)
 {
     (void)state;
@@ -36,23 +60,12 @@ static void vectors(void **state)
     for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
         struct err err;
         struct chat_text t = {0};
-        struct json c = json_at(json_root(doc), i), spans = json_find(c, "spans");
+        struct json c = json_at(json_root(doc), i);
         struct chat_options options = options_of(c);
-        const char *name, *text;
-        int64_t size;
-        assert_false(json_get_str(c, "name", &name, &err) || json_str(json_find(c, "text"), &text, &size, &err));
+        const char *name;
+        assert_false(json_get_str(c, "name", &name, &err));
         if (chat_render_harmony(&t, json_find(c, "row"), &options, &err)) fail_msg("%s: %s", name, err.msg);
-        int64_t same = 0;
-        while (same < size && same < t.size && t.text[same] == text[same]) same++;
-        if (same < size || same < t.size)
-            fail_msg("%s: byte %d: \"%.60s\" is not \"%.60s\"", name, (int)same, t.text + same, text + same);
-        if (t.n_spans != json_count(spans)) fail_msg("%s: %d spans", name, (int)t.n_spans);
-        for (int64_t k = 0; k < t.n_spans; k++)
-            for (int64_t end = 0; end < 2; end++) {
-                int64_t at = -1;
-                assert_false(json_i64(json_at(json_at(spans, k), end), 0, size, &at, &err));
-                if (t.spans[k][end] != at) fail_msg("%s: span %d: %d", name, (int)k, (int)t.spans[k][end]);
-            }
+        check(&t, c, name);
         chat_text_free(&t);
     }
     json_free(doc);
@@ -209,9 +222,184 @@ static void edges_are_token_edges(void **state)
     json_free(doc);
 }
 
+/* ---- DeepSeek V4 */
+
+static void deepseek_vectors(void **state)
+{
+    (void)state;
+    const struct chat_options options = {0};
+    struct json_doc *doc = load("chat/deepseek.json", 20);
+    struct chat_template *t = chat_template_deepseek();
+    struct chat_text text = {0};
+    char name[32];
+    struct err err;
+    for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
+        const struct json c = json_at(json_root(doc), i);
+        snprintf(name, sizeof(name), "case %d", (int)i);
+        text.size = text.n_spans = 0;
+        if (chat_template_render(&text, t, json_find(c, "row"), &options, &err)) fail_msg("%s: %s", name, err.msg);
+        check(&text, c, name);
+    }
+    chat_text_free(&text);
+    chat_template_free(t);
+    json_free(doc);
+}
+
+static void deepseek_refusals(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {ONE("{\"role\":\"robot\"}"), "key `messages[1]`: role \"robot\" is unknown"},
+        {ONE("{\"role\":\"developer\",\"content\":\"\"}"), "key `messages[1]`: has no content"},
+        {ONE("{\"role\":\"user\",\"content\":[]}"), "key `messages[1].content`: must be a string"},
+        {ONE("{\"role\":\"user\",\"task\":\"sing\"}"), "key `messages[1]`: task \"sing\" is unknown"},
+        {ONE("{\"role\":\"tool\",\"content\":[{\"type\":\"image\"}]}"), "content[0]`: type \"image\" cannot be shown"},
+        {CALL("{\"name\":\"f\",\"arguments\":[1]}"), "arguments`: must be an object"},
+        {CALL("{\"name\":\"f\",\"arguments\":\"[1]\"}"), "arguments`: arguments: must be an object"},
+        {TOOLS("{\"a\":1}"), "key `tools`: must be an array"},
+        {TOOLS("[{\"name\":\"f\"}]"), "key `tools[0].function`: is missing"},
+        {"{\"messages\":[]}", "key `messages`: is empty"},
+        {"{\"messages\":[" USER "],\"chat_template_kwargs\":{\"thinking_mode\":\"deep\"}}", "thinking_mode \"deep\""},
+        {"{\"messages\":[" USER "],\"chat_template_kwargs\":{\"reasoning_effort\":\"low\"}}",
+         "reasoning_effort \"low\""}};
+    const struct chat_options options = {0};
+    struct chat_template *t = chat_template_deepseek();
+    struct chat_text text = {0};
+    for (int64_t i = 0; i < MT_LEN(bad); i++) {
+        struct err err = {.msg = ""};
+        struct json_doc *doc = json_parse(bad[i][0], (int64_t)strlen(bad[i][0]), "f:1", &err);
+        assert_non_null(doc);
+        if (!chat_template_render(&text, t, json_root(doc), &options, &err)) fail_msg("%s is taken", bad[i][0]);
+        if (!strstr(err.msg, bad[i][1])) fail_msg("%s gives: %s", bad[i][0], err.msg);
+        assert_int_equal(text.size + text.n_spans, 0);
+        json_free(doc);
+    }
+    chat_text_free(&text);
+    chat_template_free(t);
+}
+
+/* The spans' texts of all samples, "|" after each, "/" after a sample. */
+static void assert_trained(const char *kwargs, bool whole, int64_t unshown, const char *expected)
+{
+    char row[512], got[512] = "";
+    const struct chat_options options = {0};
+    struct chat_template *t = chat_template_deepseek();
+    struct chat_samples samples = {0};
+    struct err err;
+    snprintf(row, sizeof(row),
+             "{\"messages\":[" USER ",{\"role\":\"assistant\",\"thinking\":\"why a\",\"content\":\"a\"}," USER
+             ",{\"role\":\"assistant\",\"thinking\":\"why b\",\"content\":\"b\"}],\"chat_template_kwargs\":{%s}}",
+             kwargs);
+    struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+    assert_non_null(doc);
+    if (chat_samples_make(&samples, t, json_root(doc), LOSS_ASSISTANT, whole, &options, &err)) fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < samples.count; i++) {
+        const struct chat_text *s = &samples.items[i];
+        for (int64_t k = 0; k < s->n_spans; k++)
+            snprintf(got + strlen(got), sizeof(got) - strlen(got), "%.*s|", (int)(s->spans[k][1] - s->spans[k][0]),
+                     s->text + s->spans[k][0]);
+        strcat(got, "/");
+    }
+    assert_string_equal(got, expected);
+    assert_int_equal(samples.n_unshown, unshown);
+    chat_samples_free(&samples);
+    chat_template_free(t);
+    json_free(doc);
+}
+
+/* Earlier turns are shown without reasoning: each answer is trained on as it was asked for. */
+static void deepseek_samples(void **state)
+{
+    (void)state;
+    assert_trained("", false, 2, "a" DEEPSEEK_EOS "|b" DEEPSEEK_EOS "|/");
+    assert_trained("\"thinking\":true", false, 0, "why a</think>a" DEEPSEEK_EOS "|/why b</think>b" DEEPSEEK_EOS "|/");
+    assert_trained("\"thinking\":true", true, 1, "a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
+    assert_trained("\"thinking\":true,\"drop_thinking\":false", false, 0,
+                   "why a</think>a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
+}
+
+/* Variables of the configuration; a row's own win. */
+static void kwargs(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {{"{", "JSON"}, {"[1]", "must be an object"}};
+    static const char row[] = "{\"messages\":[" USER "],\"chat_template_kwargs\":{\"thinking_mode\":\"chat\"}}";
+    static const char bare[] = "{\"messages\":[" USER "]}";
+    const struct chat_options options = {0};
+    struct chat_template *t = chat_template_deepseek();
+    struct chat_text text = {0};
+    struct err err;
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        assert_int_equal(chat_template_set_kwargs(t, bad[i][0], &err), -1);
+        if (!strstr(err.msg, bad[i][1])) fail_msg("%s", err.msg);
+    }
+    const uint64_t before = chat_template_hash(t);
+    assert_int_equal(chat_template_set_kwargs(t, "{\"thinking\": true}", &err), 0);
+    assert_true(chat_template_hash(t) != before);
+    for (int own = 0; own < 2; own++) {
+        struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+        struct json_doc *plain = json_parse(bare, (int64_t)strlen(bare), "row", &err);
+        assert_true(doc && plain);
+        text.size = 0;
+        assert_int_equal(chat_template_render(&text, t, json_root(own ? doc : plain), &options, &err), 0);
+        assert_string_equal(text.text, own ? DEEPSEEK_BOS "<｜User｜>q<｜Assistant｜></think>"
+                                           : DEEPSEEK_BOS "<｜User｜>q<｜Assistant｜><think>");
+        json_free(doc);
+        json_free(plain);
+    }
+    chat_text_free(&text);
+    chat_template_free(t);
+}
+
+/* A checkpoint without a template, whose tokenizer has V4's marks, is rendered by V4's rules; its own template wins. */
+static void deepseek_is_recognised(void **state)
+{
+    (void)state;
+    static const char *const marks[] = {DEEPSEEK_BOS, DEEPSEEK_EOS, "<｜User｜>", "<｜Assistant｜>",
+                                        "<think>",    "</think>",   "｜DSML｜",   "<｜latest_reminder｜>"};
+    char path[MT_PATH], text[8192];
+    const char *dir = scratch_dir();
+    struct chat_template *t;
+    struct err err;
+    snprintf(path, sizeof(path), "%s/tokenizer.json", dir);
+    for (int64_t n = MT_LEN(marks); n >= MT_LEN(marks) - 1; n--) {
+        size_t used = 0;
+        used += (size_t)snprintf(text, sizeof(text),
+                                 "{\"version\":\"1.0\",\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},"
+                                 "\"merges\":[]},\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+                                 "\"add_prefix_space\":false,\"use_regex\":true},\"added_tokens\":[");
+        for (int64_t i = 0; i < n; i++)
+            used += (size_t)snprintf(text + used, sizeof(text) - used,
+                                     "%s{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,"
+                                     "\"rstrip\":false,\"normalized\":false,\"special\":true}",
+                                     i ? "," : "", (int)i + 1, marks[i]);
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "]}");
+        assert_int_equal(file_write_atomic(path, text, (int64_t)used, &err), 0);
+        struct tokenizer *tok = tokenizer_load(path, &err);
+        if (!tok) fail_msg("%s", err.msg);
+        assert_int_equal(row_template(&t, tok, dir, NULL, &err), 0);
+        assert_int_equal(chat_template_is_deepseek(t), n == MT_LEN(marks));
+        chat_template_free(t);
+        if (n == MT_LEN(marks)) {
+            char mine[MT_PATH];
+            snprintf(mine, sizeof(mine), "%s/mine.jinja", dir);
+            assert_int_equal(file_write_atomic(mine, "x", 1, &err), 0);
+            assert_int_equal(row_template(&t, tok, dir, mine, &err), 0);
+            assert_true(t && !chat_template_is_deepseek(t));
+            chat_template_free(t);
+        }
+        tokenizer_free(tok);
+    }
+}
+
 int test_chat(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(deepseek_vectors),
+        cmocka_unit_test(deepseek_refusals),
+        cmocka_unit_test(deepseek_samples),
+        cmocka_unit_test(deepseek_is_recognised),
+        cmocka_unit_test(kwargs),
         cmocka_unit_test(vectors),
         cmocka_unit_test(appends),
         cmocka_unit_test(refused),

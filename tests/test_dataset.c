@@ -713,6 +713,46 @@ static void untrained_answers(void **state)
     dataset_free(&ds);
 }
 
+/* Rows of other keys are what the rows of the known ones are. */
+static void columns(void **state)
+{
+    (void)state;
+    static const char *const same[][3] = {
+        {"user=question, assistant=answer", "{\"question\": \"a\\n\", \"answer\": \"b\", \"id\": 7}",
+         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\n\"}, {\"role\": \"assistant\", \"content\": "
+         "\"b\"}]}"},
+        {"system=s,user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"\"}",
+         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"},
+        {"system=s,user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"c\"}",
+         "{\"messages\": [{\"role\": \"system\", \"content\": \"c\"}, {\"role\": \"user\", \"content\": \"a\"}, "
+         "{\"role\": \"assistant\", \"content\": \"b\"}]}"},
+        {"prompt=q,completion=a", "{\"q\": \"a\", \"a\": \"b\"}", "{\"prompt\": \"a\", \"completion\": \"b\"}"},
+        {"text=story", "{\"story\": \"abc\"}", "{\"text\": \"abc\"}"},
+        {"messages=chat",
+         "{\"chat\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
+         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"}};
+    static const char *const bad[][2] = {{"user=question", "has no column `question`"},
+                                         {"user", "\"user\" is not TO=COLUMN"},
+                                         {"=a", "is not TO=COLUMN"},
+                                         {"user=", "is not TO=COLUMN"},
+                                         {"text=n", "text"}};
+    for (int i = 0; i < MT_LEN(same); i++) {
+        struct dataset a, b;
+        struct dataset_options opt = options();
+        load(&b, write_rows(same[i][2]), &opt);
+        opt.columns = same[i][0];
+        load(&a, write_rows(same[i][1]), &opt);
+        assert_int_equal(a.hash, b.hash);
+        dataset_free(&a);
+        dataset_free(&b);
+    }
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        struct dataset_options opt = options();
+        opt.columns = bad[i][0];
+        assert_load_fails(write_rows("{\"n\": 1}"), &opt, bad[i][1]);
+    }
+}
+
 static void weighted_files(void **state)
 {
     (void)state;
@@ -728,7 +768,7 @@ static void weighted_files(void **state)
     assert_int_equal(ds.hash, again.hash);
     assert_int_equal(ds.ids[ds.doc_off[4]], 'a');
     assert_int_equal(ds.ids[ds.doc_off[10]], 'x');
-    assert_int_equal(dataset_duplicates(&ds), 6);
+    assert_int_equal(dataset_duplicates(&ds), 0); /* a weight's copies are meant */
     dataset_free(&again);
     snprintf(files, sizeof(files), "%s*0.5", a);
     load(&again, files, &opt);
@@ -792,6 +832,7 @@ int test_dataset(void)
         cmocka_unit_test(split_keeps_rows_together),
         cmocka_unit_test(forms_of_conversations),
         cmocka_unit_test(untrained_answers),
+        cmocka_unit_test(columns),
         cmocka_unit_test(weighted_files),
         cmocka_unit_test(messages_need_the_marks),
     };

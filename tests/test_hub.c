@@ -467,17 +467,152 @@ static void test_data(void **state)
     assert_null(hub_data("hub:test/rows/data/other.jsonl", &err));
     assert_says(err.msg, "HF_HUB_OFFLINE");
     unsetenv("HF_HUB_OFFLINE");
-    static const char *const bad[][3] = {{"hub:rows", "OWNER/NAME", "rows"},
-                                         {"hub:test/rows", "2 files", "data/eval.jsonl, data/train.jsonl"},
-                                         {"hub:test/rows/train.jsonl", "no file is called", "data/train.jsonl"},
-                                         {"hub:test/parquet", "0 files", "train-0000.parquet"},
-                                         {"hub:test/rows@v9/x", "no branch", "v9"},
-                                         {"hub:test/none", "no such data set", "test/none"}};
+    static const char *const bad[][3] = {
+        {"hub:rows", "OWNER/NAME", "rows"},
+        {"hub:test/rows", "2 files", "data/eval.jsonl, data/train.jsonl"},
+        {"hub:test/rows/train.jsonl", "no file is called", "data/train.jsonl"},
+        {"hub:test/parquet", "does not show its rows: 404 ResponseNotFound", "Not found."},
+        {"hub:test/rows@v9/x", "no branch", "v9"},
+        {"hub:test/none", "no such data set", "test/none"}};
     for (int i = 0; i < MT_LEN(bad); i++) {
         assert_null(hub_data(bad[i][0], &err));
         assert_says(err.msg, bad[i][1]);
         assert_says(err.msg, bad[i][2]);
     }
+}
+
+/* Of a data set by its viewer: line i is row i, and it is a file of the cache as any other. */
+static void assert_rows(const char *spec, const char *split, int64_t n_rows)
+{
+    char expected[128], target[MT_PATH], hex[HASH_HEX];
+    struct hash h;
+    struct err err;
+    int64_t size, n = 0;
+    char *path = hub_data(spec, &err), *end;
+    if (!path) fail_msg("%s", err.msg);
+    char *text = file_read(path, 1 << 24, &size, &err);
+    assert_non_null(text);
+    for (char *line = text; (end = strchr(line, '\n')); line = end + 1, n++) {
+        snprintf(expected, sizeof(expected), "{\"text\": \"%s %d \u00e9\\n\", \"n\": %d, \"x\": [1.5, null]}", split,
+                 (int)n, (int)n);
+        *end = 0;
+        assert_string_equal(line, expected);
+        *end = '\n';
+    }
+    assert_int_equal(n, n_rows);
+    const ssize_t length = readlink(path, target, sizeof(target) - 1);
+    assert_true(length > 64);
+    target[length] = 0;
+    hash_init(&h);
+    hash_add(&h, text, size);
+    hash_hex(&h, hex);
+    assert_string_equal(strrchr(target, '/') + 1, hex);
+    mem_free(text);
+    mem_free(path);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    struct err err;
+    assert_rows("hub:test/view-plain", "default/train", 950);
+    assert_int_equal(requests("/rows?", "view-plain"), 10);
+    truncate(server.log, 0); /* again: the list of files and that of splits */
+    assert_rows("hub:test/view-plain:train", "default/train", 950);
+    assert_int_equal(requests("/rows?", ""), 0);
+    assert_int_equal(requests("", ""), 2);
+    assert_rows("hub:test/view-splits@main:c/train", "c/train", 5);
+    assert_rows("hub:test/view-splits:test", "a b/test", 5);
+    assert_int_equal(requests("config=a%20b&split=test", ""), 1);
+    char *weighted = hub_data("hub:test/view-splits:c/train*2.5,/x.jsonl", &err);
+    assert_non_null(weighted);
+    assert_says(weighted, "/snapshots/");
+    assert_says(weighted, "/moetrain-rows/c/train.jsonl*2.5,/x.jsonl");
+    mem_free(weighted);
+    assert_rows("hub:test/view-breaks", "default/train", 950); /* 429, 502, a page broken off, a short page */
+    assert_int_equal(requests("view-breaks", "offset=460&"), 1);
+    assert_rows("hub:test/view-changing", "default/train", 1000);
+    assert_rows("hub:test/view-shrunk", "default/train", 250);
+    setenv("HF_TOKEN", "hf_good", 1);
+    assert_rows("hub:test/view-gated", "default/train", 5);
+    setenv("HF_HUB_OFFLINE", "1", 1);
+    assert_rows("hub:test/view-plain", "default/train", 950);
+    assert_rows("hub:test/view-splits:test", "a b/test", 5);
+    assert_rows("hub:test/view-splits:c/train", "c/train", 5);
+    assert_null(hub_data("hub:test/view-splits:a b/train", &err));
+    assert_says(err.msg, "HF_HUB_OFFLINE");
+}
+
+static void test_rows_refused(void **state)
+{
+    (void)state;
+    static const char *const bad[][3] = {
+        {"splits", "more than one split", "as in hub:test/view-splits:CONFIG/SPLIT, of a b/train, a b/test, c/train"},
+        {"splits:train", "more than one split", "a b/train, a b/test, c/train"},
+        {"splits:c/test", "no such split", "a b/train, a b/test, c/train"},
+        {"ever-changing", "had 9", "rows, now it has 9"},
+        {"cut", "row 3 is too long", "truncated_cells"},
+        {"partial", "only its first 5 rows", "test/view-partial"},
+        {"huge", "has 5000000 rows", "too many"},
+        {"unready", "ResponseNotReady: The server is busier", "given up after 3 tries"},
+        {"gated", "gated: accept its terms at http://127.0.0.1", "set HF_TOKEN"},
+        {"old", "shows the rows of commit 00000000", "main branch alone"},
+        {"shifted", "row 101 came where 100", "test/view-shifted"},
+        {"hole", "row 100 of 250 is not shown", "test/view-hole"},
+        {"big", "501 TooBigContentError: Rows from parquet row groups", "test/view-big"},
+        {"empty", "default/train has no rows", "test/view-empty"},
+        {"odd", "rows of test/view-odd from 0 on", "JSON"},
+        {"bare", "rows of test/view-bare from 0 on", "key `rows`: is missing"}};
+    struct err err;
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        char spec[128];
+        snprintf(spec, sizeof(spec), "hub:test/view-%s", bad[i][0]);
+        if (hub_data(spec, &err)) fail_msg("%s is taken", spec);
+        assert_says(err.msg, bad[i][1]);
+        assert_says(err.msg, bad[i][2]);
+    }
+    assert_int_equal(requests("/rows?", "view-shifted"), 3); /* what came before the break stays */
+}
+
+static pid_t rows_elsewhere(const char *spec)
+{
+    struct err err;
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid) return pid;
+    signal(SIGALRM, SIG_DFL);
+    if (hub_data(spec, &err)) _exit(0);
+    fprintf(stderr, "%s\n", err.msg);
+    _exit(1);
+}
+
+/* Killed again and again, and two at once: no page is asked for twice but those under way at a kill. */
+static void test_rows_killed(void **state)
+{
+    (void)state;
+    enum { KILLS = 8, PAGES = 400, AT_ONCE = 4 };
+    int status, asked = 0, killed = 0;
+    for (int k = 0; k < KILLS; k++) {
+        const struct timespec pause = {.tv_nsec = 60000000 + 3000000 * k};
+        const pid_t pid = rows_elsewhere("hub:test/view-slow");
+        nanosleep(&pause, NULL);
+        kill(pid, SIGKILL);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        killed += WIFSIGNALED(status);
+    }
+    const pid_t a = rows_elsewhere("hub:test/view-slow"), b = rows_elsewhere("hub:test/view-slow");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(waitpid(i ? b : a, &status, 0), i ? b : a);
+        assert_int_equal(status, 0);
+    }
+    assert_rows("hub:test/view-slow", "default/train", 40000);
+    for (int page = 0; page < PAGES; page++) {
+        char offset[32];
+        snprintf(offset, sizeof(offset), "offset=%d&", 100 * page);
+        asked += requests("view-slow", offset);
+    }
+    print_message("killed %d times, %d pages asked for to have %d\n", killed, asked, PAGES);
+    assert_true(killed == KILLS && asked <= PAGES + KILLS * AT_ONCE);
 }
 
 /* The executable: model and data by name, then the same without the hub, with the same loss. */
@@ -527,7 +662,10 @@ static void test_library(void **state)
     }
     for (int turn = 0; turn < 2; turn++) {
         fresh(NULL);
-        if (turn == 0) assert_int_equal(hub_model(dir, "test/plain", "main", &err), 0);
+        if (turn == 0) {
+            assert_int_equal(hub_model(dir, "test/plain", "main", &err), 0);
+            assert_rows("hub:test/view-splits:c/train", "c/train", 5);
+        }
         snprintf(command, sizeof(command), "python3 -c \"%s\"", turn ? online : offline);
         FILE *f = popen(command, "r");
         assert_non_null(f);
@@ -571,6 +709,9 @@ int test_hub(void)
         cmocka_unit_test_setup(test_two_processes, fresh),
         cmocka_unit_test_setup(test_killed, fresh),
         cmocka_unit_test_setup(test_data, fresh),
+        cmocka_unit_test_setup(test_rows, fresh),
+        cmocka_unit_test_setup(test_rows_refused, fresh),
+        cmocka_unit_test_setup(test_rows_killed, fresh),
         cmocka_unit_test_setup(test_training, fresh),
         cmocka_unit_test_setup(test_library, fresh),
     };

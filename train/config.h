@@ -31,12 +31,12 @@ struct config {
         bool quantize_attention;
     } model;
     struct {
-        char train[MT_PATH], eval[MT_PATH];
+        char train[MT_PATH], eval[MT_PATH], columns[256];
         double eval_split;
         int format, loss_on, overlong;
         int64_t seq_len;
         bool packing, shuffle, split_turns;
-        char chat_template[MT_PATH], chat_date[16];
+        char chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
     } data;
     struct {
         int64_t r;

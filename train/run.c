@@ -73,7 +73,8 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
     if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir) ||
         !(r->tok = tokenizer_load(path, err)))
         return -1;
-    if (row_template(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, err)) return -1;
+    if (row_template_with(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, cfg->data.chat_kwargs, err))
+        return -1;
     *opt = (struct dataset_options){.format = (enum data_format)cfg->data.format,
                                     .loss_on = (enum loss_on)cfg->data.loss_on,
                                     .overlong = (enum overlong)cfg->data.overlong,
@@ -82,6 +83,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
                                     .chat_date = cfg->data.chat_date,
                                     .chat = r->chat,
                                     .whole = !cfg->data.split_turns,
+                                    .columns = cfg->data.columns,
                                     .cache_dir = cache};
     if (cache && (str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err)))
         return -1;
