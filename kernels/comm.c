@@ -14,6 +14,8 @@ enum { PIECE = 1 << 16 }; /* elements that a rank adds at a time */
 
 /* ---- groups */
 
+struct comm comm_alone = {.world = 1, .local_world = 1};
+
 int comm_open(struct comm *c, const struct comm_place *place, struct err *err)
 {
     *c = COMM_ALONE;
@@ -27,7 +29,12 @@ int comm_open(struct comm *c, const struct comm_place *place, struct err *err)
     watch_start(net);
     *c = (struct comm){.rank = place->rank, .world = place->world, .net = net};
     c->members = mem_array(c->world, sizeof(*c->members));
-    for (int r = 0; r < c->world; r++) c->members[r] = r;
+    for (int r = 0; r < c->world; r++) {
+        const bool here = !strcmp(net->peers[r].host, net->peers[c->rank].host);
+        c->members[r] = r;
+        c->local_world += here;
+        c->local_rank += here && r < c->rank;
+    }
     return 0;
 }
 
@@ -82,7 +89,8 @@ int comm_split(struct comm *out, struct comm *c, int color, struct err *err)
     if (!c->net) return 0;
     int *colors = mem_array(c->world, sizeof(*colors));
     comm_host_gather(c, colors, &color, (int64_t)sizeof(color));
-    *out = (struct comm){.net = c->net, .ops = c->ops, .members = mem_array(c->world, sizeof(*out->members))};
+    *out = (struct comm){.local_world = 1, .net = c->net, .ops = c->ops};
+    out->members = mem_array(c->world, sizeof(*out->members));
     for (int r = 0; r < c->world; r++) {
         if (colors[r] != color) continue;
         if (r == c->rank) out->rank = out->world;

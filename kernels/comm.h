@@ -29,23 +29,25 @@ enum { COMM_ID = 128 }; /* bytes that introduce the ranks of a group to each oth
 struct comm_net; /* kernels/comm_net.h: connections and watch thread, shared by all groups of a process */
 
 struct comm {
-    int rank, world;            /* of this process in the group, and how many there are */
-    int *members;               /* [world] their ranks among all, ascending */
-    struct comm_net *net;       /* NULL: alone in the run */
-    const struct comm_ops *ops; /* of the device, from comm_attach; NULL: tensors lie in the host's memory */
-    void *device;               /* the device's communicator */
-    uint64_t n_calls;           /* collectives so far: all ranks must count the same */
-    bool aside;                 /* between comm_aside and comm_join */
+    int rank, world;             /* of this process in the group, and how many there are */
+    int local_rank, local_world; /* of the group of all: among the ranks on this machine */
+    int *members;                /* [world] their ranks among all, ascending */
+    struct comm_net *net;        /* NULL: alone in the run */
+    const struct comm_ops *ops;  /* of the device, from comm_attach; NULL: tensors lie in the host's memory */
+    void *device;                /* the device's communicator */
+    uint64_t n_calls;            /* collectives so far: all ranks must count the same */
+    bool aside;                  /* between comm_aside and comm_join */
 };
-#define COMM_ALONE ((struct comm){.world = 1})
+#define COMM_ALONE ((struct comm){.world = 1, .local_world = 1})
+extern struct comm comm_alone; /* a group of one */
 
 /* Who this process is, as the launcher said it. */
 struct comm_place {
-    int rank, world, local_rank, local_world; /* local: among the ranks of this machine */
-    char master[256];                         /* host of rank 0 */
-    int port;                                 /* where rank 0 listens */
-    int listener;                             /* rank 0: a socket that listens there already; -1: none */
-    double timeout_s;                         /* how long a rank may be waited for in a collective */
+    int rank, world;
+    char master[256]; /* host of rank 0 */
+    int port;         /* where rank 0 listens */
+    int listener;     /* rank 0: a socket that listens there already; -1: none */
+    double timeout_s; /* how long a rank may be waited for in a collective */
 };
 
 /* Meets the other ranks at place->master and connects with each; a world of 1 connects with nobody. Errors: nobody

@@ -65,8 +65,6 @@ static void start_ranks(body_fn *body, int world)
     for (int r = 0; r < world; r++) {
         const struct comm_place place = {.rank = r,
                                          .world = world,
-                                         .local_rank = r,
-                                         .local_world = world,
                                          .master = "127.0.0.1",
                                          .port = port,
                                          .listener = r ? -1 : fd,
@@ -209,6 +207,7 @@ static void groups(struct comm *c, struct device *dev)
     CHECK(!comm_split(&one, c, c->rank, &err));
     CHECK(half.rank == c->rank / 2 && half.world == (c->world + 1 - c->rank % 2) / 2);
     CHECK(one.world == 1);
+    CHECK(c->local_rank == c->rank && c->local_world == c->world);
     every_collective(&half, dev);
     every_collective(&one, dev);
     every_collective(c, dev);
