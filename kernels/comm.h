@@ -128,6 +128,7 @@ struct comm_ops {
     bool (*failed)(char text[256]); /* an error that came up while it ran */
     void (*abort)(void);            /* ends them all, so that the process can */
 };
+extern const struct comm_ops cuda_comm; /* kernels/cuda, by NCCL */
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
 
 enum { LOOP_OK = 0, LOOP_ERROR = -1, LOOP_INTERRUPTED = 1 };
 
-/* Trains as cfg says, as a rank of `all`. LOOP_INTERRUPTED: SIGINT or SIGTERM came to one of them, the state is saved. */
+/* Trains as cfg says, as a rank of `all`. LOOP_INTERRUPTED: SIGINT or SIGTERM came to a rank, the state is saved. */
 int loop_train(const struct config *cfg, struct comm *all, struct err *err) MT_CHECK;
 
 #endif

@@ -44,7 +44,8 @@ struct loader_options run_loader_options(const struct config *cfg, bool train);
 /* b -> the model, forward and loss (and backward); the caller calls model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);
 void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass);
-/* Held-out loss, perplexity and next-token accuracy; the ranks share the micro-batches and all have the result. False when stop() became true in between (stop may be NULL). */
+/* Held-out loss, perplexity and next-token accuracy; the ranks share the micro-batches and all have the result. False
+ * when stop() became true on one of them in between (stop may be NULL). */
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
 
 #endif

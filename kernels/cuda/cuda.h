@@ -57,9 +57,10 @@ double cuda_mark_ms(int from, int to);
 void cuda_copy(void *dst, const void *src, int64_t bytes);
 void cuda_count_calls(bool on, struct dev_calls *calls);
 
-/* ---- comm_nccl.cu, or comm_none.c in a build without NCCL */
+/* ---- device.cu */
 
-extern "C" const struct comm_ops cuda_comm;
+/* What is in use now is held until the end; what is asked for next is the run's. */
+void cuda_note_fixed(void);
 
 /* ---- dequant.cu */
 

@@ -63,6 +63,8 @@ static int64_t gpu_used_bytes(void)
 
 static int64_t gpu_fixed_bytes(void) { return fixed; }
 
+void cuda_note_fixed(void) { fixed = gpu_used_bytes() + LAUNCHED_LATER; }
+
 static char *staging_room(int64_t bytes)
 {
     if (staging.used + bytes > STAGING_HALF) {
@@ -198,7 +200,7 @@ static void open_gpu(void)
     CUBLAS_CHECK(cublasLtCreate(&cuda.lt));
     cuda.lt_bytes = LT_WORKSPACE;
     CUDA_CHECK(cudaMalloc(&cuda.lt_workspace, (size_t)cuda.lt_bytes));
-    fixed = gpu_used_bytes() + LAUNCHED_LATER;
+    cuda_note_fixed();
 }
 
 extern "C" void ops_cuda_choose(int n) { cuda.index = n; }
