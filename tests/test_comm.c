@@ -23,6 +23,7 @@
     } while (0)
 
 typedef void body_fn(struct comm *c, struct device *dev);
+static const char *backend = "cpu";
 
 enum { MAX_RANKS = 5, TIMEOUT_S = 2 };
 static pid_t pids[MAX_RANKS];
@@ -47,7 +48,9 @@ static void be_rank(body_fn *body, const struct comm_place *place)
     struct err err;
     snprintf(path, sizeof(path), "%s/%d", rank_dir, place->rank);
     if (!freopen(path, "w", stderr) || setvbuf(stderr, NULL, _IONBF, 0)) _exit(9);
-    if (comm_open(&c, place, &err) || device_open(&dev, "cpu", "fp32", &err) || comm_attach(&c, &dev, &err)) {
+    ops_cuda_choose(place->rank);
+    if (comm_open(&c, place, &err) || device_open(&dev, backend, "auto", &err) || comm_attach(&c, &dev, &err) ||
+        device_reserve(&dev, &dev.work, "work", 64 << 20, &err)) {
         fprintf(stderr, "%s\n", err.msg);
         _exit(4);
     }
@@ -98,38 +101,55 @@ static void run_ranks(body_fn *body, int world)
 
 static double value(int rank, int64_t i) { return test_value((uint64_t)rank + 7, (uint64_t)i); }
 
-/* The sum by rank, as every rank must have it to the bit; sizes of no element up to several pieces. */
-static void sums(struct comm *c, struct device *dev)
+/* Values of the host on the device, and back. */
+static struct tensor push(struct device *dev, const void *host, enum dtype t, int64_t rows, int64_t cols)
 {
-    static const int64_t sizes[] = {0, 1, 3, 1000, 65536, 400001};
-    for (int s = 0; s < MT_LEN(sizes); s++) {
-        const int64_t n = sizes[s];
-        float *x = mem_array(n, sizeof(*x)), *parts = mem_array(n * c->world, sizeof(*parts));
-        float *part = mem_array(n, sizeof(*part));
-        double *y = mem_array(n, sizeof(*y));
-        for (int64_t i = 0; i < n; i++) x[i] = (float)value(c->rank, i);
-        for (int64_t i = 0; i < n; i++) y[i] = value(c->rank, i);
-        for (int64_t i = 0; i < n * c->world; i++) parts[i] = (float)value(c->rank, i);
-        comm_all_reduce_sum(c, dev, tensor_1d(x, DT_F32, n));
-        comm_all_reduce_sum(c, dev, tensor_1d(y, DT_F64, n));
-        comm_reduce_scatter_sum(c, dev, tensor_1d(part, DT_F32, n), tensor_1d(parts, DT_F32, n * c->world));
-        for (int64_t i = 0; i < n; i++) {
-            float sum = (float)value(0, i), sum_part = (float)value(0, c->rank * n + i);
-            double sum64 = value(0, i);
-            for (int r = 1; r < c->world; r++) {
-                sum += (float)value(r, i);
-                sum64 += value(r, i);
-                sum_part += (float)value(r, c->rank * n + i);
-            }
-            CHECK(x[i] == sum);
-            CHECK(y[i] == sum64);
-            CHECK(part[i] == sum_part);
+    const struct tensor x = cols ? arena_tensor_2d(&dev->work, t, rows, cols) : arena_tensor_1d(&dev->work, t, rows);
+    device_upload(dev, x.data, host, tensor_bytes(x));
+    return x;
+}
+
+static void pull(struct device *dev, void *host, struct tensor x)
+{
+    device_download(dev, host, x.data, tensor_bytes(x));
+}
+
+/* The sum by rank, as every rank must have it to the bit (of two, any order gives it). */
+static void sum_of(struct comm *c, struct device *dev, int64_t n)
+{
+    float *x = mem_array(n, sizeof(*x)), *parts = mem_array(n * c->world, sizeof(*parts));
+    float *part = mem_array(n, sizeof(*part));
+    double *y = mem_array(n, sizeof(*y));
+    for (int64_t i = 0; i < n; i++) x[i] = (float)value(c->rank, i);
+    for (int64_t i = 0; i < n; i++) y[i] = value(c->rank, i);
+    for (int64_t i = 0; i < n * c->world; i++) parts[i] = (float)value(c->rank, i);
+    const struct tensor tx = push(dev, x, DT_F32, n, 0), ty = push(dev, y, DT_F64, n, 0);
+    const struct tensor tp = push(dev, parts, DT_F32, n * c->world, 0), to = push(dev, part, DT_F32, n, 0);
+    comm_aside(c);
+    comm_all_reduce_sum(c, dev, tx);
+    comm_all_reduce_sum(c, dev, ty);
+    comm_join(c, dev);
+    comm_reduce_scatter_sum(c, dev, to, tp);
+    pull(dev, x, tx);
+    pull(dev, y, ty);
+    pull(dev, part, to);
+    for (int64_t i = 0; i < n; i++) {
+        float sum = (float)value(0, i), sum_part = (float)value(0, c->rank * n + i);
+        double sum64 = value(0, i);
+        for (int r = 1; r < c->world; r++) {
+            sum += (float)value(r, i);
+            sum64 += value(r, i);
+            sum_part += (float)value(r, c->rank * n + i);
         }
-        mem_free(x);
-        mem_free(y);
-        mem_free(parts);
-        mem_free(part);
+        CHECK(x[i] == sum);
+        CHECK(y[i] == sum64);
+        CHECK(part[i] == sum_part);
     }
+    arena_release(&dev->work, 0);
+    mem_free(x);
+    mem_free(y);
+    mem_free(parts);
+    mem_free(part);
 }
 
 static void copies(struct comm *c, struct device *dev)
@@ -137,13 +157,22 @@ static void copies(struct comm *c, struct device *dev)
     enum { N = 1237 };
     int32_t own[N], *all = mem_array((int64_t)N * c->world, sizeof(*all)), root[N];
     for (int i = 0; i < N; i++) own[i] = 10000 * c->rank + i;
-    comm_all_gather(c, dev, tensor_1d(all, DT_I32, (int64_t)N * c->world), tensor_1d(own, DT_I32, N));
+    const struct tensor to = push(dev, own, DT_I32, N, 0), ta = push(dev, all, DT_I32, (int64_t)N * c->world, 0);
+    comm_all_gather(c, dev, ta, to);
+    pull(dev, all, ta);
     for (int i = 0; i < N * c->world; i++) CHECK(all[i] == 10000 * (i / N) + i % N);
     for (int r = 0; r < c->world; r++) {
-        memcpy(root, own, sizeof(root));
-        comm_broadcast(c, dev, tensor_1d(root, DT_I32, N), r);
+        const struct tensor t = push(dev, own, DT_I32, N, 0);
+        comm_broadcast(c, dev, t, r);
+        pull(dev, root, t);
         for (int i = 0; i < N; i++) CHECK(root[i] == 10000 * r + i);
     }
+    arena_release(&dev->work, 0);
+    mem_free(all);
+}
+
+static void host_values(struct comm *c)
+{
     CHECK(comm_host_min(c, c->rank) == 0);
     CHECK(comm_host_max(c, c->rank) == c->world - 1);
     for (int r = 1; r < c->world; r++) {
@@ -152,13 +181,12 @@ static void copies(struct comm *c, struct device *dev)
         if (c->rank == r) comm_recv(c, 0, word, 6);
         if (c->rank == r) CHECK(!strcmp(word, "hello"));
     }
-    mem_free(all);
 }
 
 /* Rows from rank p to rank q; rank 1 gets none. */
 static int64_t rows(int p, int q) { return q == 1 ? 0 : 3 * p + 100 * q + (p == q); }
 
-static void all_to_all(struct comm *c, struct device *dev)
+static void all_to_all_v(struct comm *c, struct device *dev)
 {
     enum { D = 5 };
     int64_t *send = mem_array(c->world, sizeof(*send)), *recv = mem_array(c->world, sizeof(*recv)), ns = 0, nr = 0;
@@ -169,26 +197,39 @@ static void all_to_all(struct comm *c, struct device *dev)
     float *x = mem_array(ns * D, sizeof(*x)), *y = mem_array(nr * D, sizeof(*y)), *at = x;
     for (int q = 0; q < c->world; q++)
         for (int64_t i = 0; i < D * send[q]; i++) *at++ = (float)(c->rank * 1000000 + q * 10000) + (float)i;
-    comm_all_to_all_v(c, dev, tensor_2d(y, DT_F32, nr, D), recv, tensor_2d(x, DT_F32, ns, D), send);
+    const struct tensor tx = push(dev, x, DT_F32, ns, D), ty = push(dev, y, DT_F32, nr, D);
+    comm_all_to_all_v(c, dev, ty, recv, tx, send);
+    pull(dev, y, ty);
     at = y;
     for (int p = 0; p < c->world; p++)
         for (int64_t i = 0; i < D * recv[p]; i++) CHECK(*at++ == (float)(p * 1000000 + c->rank * 10000) + (float)i);
-    int32_t *out = mem_array(c->world, sizeof(*out)), *in = mem_array(c->world, sizeof(*in));
-    for (int p = 0; p < c->world; p++) out[p] = 100 * c->rank + p;
-    comm_all_to_all(c, dev, tensor_1d(in, DT_I32, c->world), tensor_1d(out, DT_I32, c->world));
-    for (int p = 0; p < c->world; p++) CHECK(in[p] == 100 * p + c->rank);
+    arena_release(&dev->work, 0);
     mem_free(x);
     mem_free(y);
     mem_free(send);
     mem_free(recv);
+}
+
+static void all_to_all(struct comm *c, struct device *dev)
+{
+    int32_t *out = mem_array(c->world, sizeof(*out)), *in = mem_array(c->world, sizeof(*in));
+    for (int p = 0; p < c->world; p++) out[p] = 100 * c->rank + p;
+    const struct tensor to = push(dev, out, DT_I32, c->world, 0), ti = push(dev, in, DT_I32, c->world, 0);
+    comm_all_to_all(c, dev, ti, to);
+    pull(dev, in, ti);
+    for (int p = 0; p < c->world; p++) CHECK(in[p] == 100 * p + c->rank);
+    arena_release(&dev->work, 0);
     mem_free(in);
     mem_free(out);
 }
 
 static void every_collective(struct comm *c, struct device *dev)
 {
-    sums(c, dev);
+    static const int64_t sizes[] = {0, 1, 3, 1000, 65536, 400001}; /* up to several pieces */
+    for (int i = 0; i < MT_LEN(sizes); i++) sum_of(c, dev, sizes[i]);
     copies(c, dev);
+    host_values(c);
+    all_to_all_v(c, dev);
     all_to_all(c, dev);
 }
 
@@ -211,8 +252,10 @@ static void groups(struct comm *c, struct device *dev)
     every_collective(&half, dev);
     every_collective(&one, dev);
     every_collective(c, dev);
-    int first = c->rank;
-    comm_broadcast(&half, dev, tensor_1d(&first, DT_I32, 1), 0);
+    int32_t first = c->rank;
+    const struct tensor t = push(dev, &first, DT_I32, 1, 0);
+    comm_broadcast(&half, dev, t, 0);
+    pull(dev, &first, t);
     CHECK(first == c->rank % 2);
     comm_close(&one);
     comm_close(&half);
@@ -223,6 +266,29 @@ static void test_groups(void **state)
     (void)state;
     run_ranks(groups, 2);
     run_ranks(groups, 5);
+}
+
+static int count_gpus(void)
+{
+    int status;
+    const pid_t pid = fork(); /* a process that has asked CUDA must not fork ranks */
+    if (pid == 0) _exit(ops_cuda_count());
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+/* The same between two GPUs. */
+static void test_gpus(void **state)
+{
+    (void)state;
+    if (count_gpus() < 2) {
+        print_message("skip: no two GPUs here\n");
+        skip();
+    }
+    backend = "cuda";
+    run_ranks(every_collective, 2);
+    run_ranks(groups, 2);
+    backend = "cpu";
 }
 
 /* ---- faults: the run ends everywhere, within seconds, and rank 0 says whose fault it was */
@@ -339,7 +405,7 @@ int test_comm(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_collectives), cmocka_unit_test(test_groups), cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_astray),      cmocka_unit_test(test_agree),
+        cmocka_unit_test(test_astray),      cmocka_unit_test(test_agree),  cmocka_unit_test(test_gpus),
     };
     return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
 }

@@ -90,7 +90,8 @@ static void every_key_reads_back(void **state)
                                          "full",
                                          "megatron",
                                          "0.3",
-                                         "77"};
+                                         "77",
+                                         "2"};
     struct config all = fresh();
     char *dump = config_dump(&all), *save, section[64] = "", key[64], assignment[256];
     int n_keys = 0;
@@ -108,7 +109,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 57);
+    assert_int_equal(n_keys, 61);
     check_round_trip(&all);
 }
 
@@ -267,7 +268,7 @@ static void long_lines_are_not_cut(void **state)
     /* a section longer than inih's 50 */
     refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",
            "run.ini:1: unknown section [optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]; the sections "
-           "are model, data, lora, optim, train, eval, output, log");
+           "are model, data, lora, optim, train, parallel, eval, output, log");
 }
 
 static void set_overrides_in_order(void **state)

@@ -469,8 +469,9 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
         file_make_dirs(cfg->output.dir, err) || run_open_data(&t->run, true, err) ||
-        (is_first(t) && profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err)) ||
-        prof_measure_roofs(&t->run.dev, err) || run_open_model(&t->run, NULL, true, err))
+        (is_first(t) && (profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
+                         prof_measure_roofs(&t->run.dev, err))) ||
+        run_open_model(&t->run, NULL, true, err))
         return -1;
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = make_schedule(cfg, counting);
