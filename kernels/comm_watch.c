@@ -82,8 +82,8 @@ static const char *where(const struct net_beat *b, char text[128])
 
 static void judge_silence(struct comm_net *net, int r, bool closed)
 {
-    char text[NET_TEXT], who[128], at[128] = "";
-    if (net->rank == 0) where(&net->last[r], at);
+    char text[NET_TEXT], who[128], at[128];
+    where(&net->last[r], at);
     if (closed)
         snprintf(text, sizeof(text), "%s died%s", name(net, r, who), at);
     else

@@ -244,7 +244,7 @@ void model_bwd(struct model *m)
 
     device_zero(dev, dres);
     op_rmsnorm_bwd(dev, dres, m->dfinal, x, m->final_rstd, m->weights.norm);
-    comm_aside(dev->ranks);
+    if (m->pass.reduce) comm_aside(dev->ranks);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
         block_recompute(&b, &acts[l], m->recompute);

@@ -162,8 +162,8 @@ static void unknown_names_are_told(void **state)
 {
     (void)state;
     refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
-    refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, optim, train, eval, "
-                        "output, log");
+    refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, optim, train, parallel, "
+                        "eval, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nlearning_rate = 1\n",
            "run.ini:3: unknown key \"learning_rate\" in [optim]; its keys are lr, schedule, warmup_steps, "

@@ -92,6 +92,17 @@ static void test_same_training(void **state)
     assert_same_output(two, shared, "checkpoints/step-000004/optimizer.safetensors");
 }
 
+/* The evaluation is shared, too: the same numbers from any rank count, printed once. */
+static void test_eval(void **state)
+{
+    (void)state;
+    char one[1024];
+    assert_int_equal(RUN("eval", config_of(1, false)), 0);
+    snprintf(one, sizeof(one), "%s", said.out);
+    assert_int_equal(RUN("eval", config_of(3, false)), 0);
+    assert_string_equal(said.out, one);
+}
+
 /* Continued by another number of ranks, with and without shared moments. */
 static void test_resume(void **state)
 {
@@ -300,8 +311,9 @@ static void test_refusals(void **state)
 int test_ranks(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_training), cmocka_unit_test(test_resume),    cmocka_unit_test(test_sigterm),
-        cmocka_unit_test(test_lost_ranks),    cmocka_unit_test(test_launchers), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_same_training), cmocka_unit_test(test_eval),       cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_sigterm),       cmocka_unit_test(test_lost_ranks), cmocka_unit_test(test_launchers),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

@@ -139,13 +139,13 @@ static int count_gpus(void)
 static int count_ranks(const struct config *cfg, int64_t *n, struct err *err)
 {
     const int64_t gpus = config_gpus(cfg);
-    *n = cfg->parallel.cpu_ranks;
-    if (cfg->train.device == CFG_DEVICE_CPU || (gpus == 1 && *n == 1)) return 0;
+    const bool cpu = cfg->train.device == CFG_DEVICE_CPU;
+    *n = cpu ? cfg->parallel.cpu_ranks : gpus;
+    if (cpu || gpus == 1) return 0;
     const int have = count_gpus();
-    if (!have && cfg->train.device == CFG_DEVICE_AUTO && gpus <= 1) return 0;
     if (gpus > have)
         return err_set(err, "parallel.gpus = %lld, but %d NVIDIA GPUs can be used here", (long long)gpus, have);
-    *n = gpus ? gpus : MT_MAX(have, 1);
+    if (!gpus) *n = MT_MAX(have, 1); /* without a GPU it is for the device to complain, or to be the CPU */
     return 0;
 }
 
