@@ -39,15 +39,18 @@ int run_join(struct run *r, struct comm *all, struct err *err)
     return comm_attach(all, &r->dev, err);
 }
 
-/* What the first rank of a machine leaves in a cache the others find there: they wait between these two. */
-static void wait_for_first(struct comm *ranks)
+/* What one rank leaves in a cache the others find there. Between these two it is the turn of rank 0, then of the first
+ * rank of every other machine, which may have a disk of its own, then of all others. */
+static int turn(const struct comm *ranks) { return ranks->rank == 0 ? 0 : ranks->local_rank == 0 ? 1 : 2; }
+
+static void wait_for_turn(struct comm *ranks)
 {
-    if (ranks->local_rank) comm_barrier(ranks);
+    for (int i = 0; i < turn(ranks); i++) comm_barrier(ranks);
 }
 
-static void let_others(struct comm *ranks)
+static void pass_turn(struct comm *ranks)
 {
-    if (!ranks->local_rank) comm_barrier(ranks);
+    for (int i = turn(ranks); i < 2; i++) comm_barrier(ranks);
 }
 
 /* tokenizer_config.json writes eos_token as a string or as an added-token object. */
@@ -109,10 +112,10 @@ int run_open_data(struct run *r, bool train, struct err *err)
     if (run_open_tokenizer(r, &opt, cache, err)) return -1;
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
     if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
-    wait_for_first(r->dev.ranks);
+    wait_for_turn(r->dev.ranks);
     if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err)) return -1;
     if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &opt, err)) return -1;
-    let_others(r->dev.ranks);
+    pass_turn(r->dev.ranks);
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     if (train) print_dataset("train", &r->train);
     if (r->eval.n_docs) print_dataset("held out", &r->eval);
@@ -158,12 +161,12 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         adapters_free(&ad);
         return -1;
     }
-    if (packs) wait_for_first(dev->ranks);
+    if (packs) wait_for_turn(dev->ranks);
     if (model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
         adapters_free(&ad);
         return -1;
     }
-    if (packs) let_others(dev->ranks);
+    if (packs) pass_turn(dev->ranks);
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
     const int64_t bytes = plan_weights(&r->plan) + memory->host;
     dev->ops->wait();
