@@ -39,9 +39,21 @@ int err_prefix(struct err *e, const char *fmt, ...)
     return -1;
 }
 
+static struct {
+    int rank;
+    bool silent;
+} log_of;
+
+void log_rank(int rank, bool speaks)
+{
+    log_of.rank = rank;
+    log_of.silent = !speaks;
+}
+
 static void log_line(const char *prefix, const char *fmt, va_list ap)
 {
     flockfile(stderr); /* a line of one thread stays whole */
+    if (log_of.rank) fprintf(stderr, "rank %d: ", log_of.rank);
     fputs(prefix, stderr);
     vfprintf(stderr, fmt, ap);
     fputc('\n', stderr);
@@ -50,6 +62,7 @@ static void log_line(const char *prefix, const char *fmt, va_list ap)
 
 void log_info(const char *fmt, ...)
 {
+    if (log_of.rank) return;
     va_list ap;
     va_start(ap, fmt);
     log_line("", fmt, ap);
@@ -58,6 +71,7 @@ void log_info(const char *fmt, ...)
 
 void log_warn(const char *fmt, ...)
 {
+    if (log_of.silent) return;
     va_list ap;
     va_start(ap, fmt);
     log_line("warning: ", fmt, ap);

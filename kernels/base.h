@@ -14,13 +14,13 @@
 extern "C" {
 #endif
 
-#define MT_VERSION "0.1.0"
-#define MT_PATH 4096 /* bytes of a path buffer, the final NUL included */
+#define MT_VERSION           "0.1.0"
+#define MT_PATH              4096 /* bytes of a path buffer, the final NUL included */
 #define MT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
-#define MT_CHECK __attribute__((warn_unused_result))
-#define MT_LEN(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
-#define MT_MIN(a, b) ((a) < (b) ? (a) : (b))
-#define MT_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define MT_CHECK             __attribute__((warn_unused_result))
+#define MT_LEN(array)        ((int64_t)(sizeof(array) / sizeof((array)[0])))
+#define MT_MIN(a, b)         ((a) < (b) ? (a) : (b))
+#define MT_MAX(a, b)         ((a) > (b) ? (a) : (b))
 
 /* The words a user reads when something failed: what, where, what to do. */
 struct err {
@@ -34,6 +34,9 @@ int err_prefix(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
 
 void log_info(const char *fmt, ...) MT_PRINTF(1, 2); /* standard error, a line each */
 void log_warn(const char *fmt, ...) MT_PRINTF(1, 2); /* the same, with "warning: " before it */
+/* This process is one of several: warnings and fatal errors begin with "rank N: ", of which rank 0 has no need. What
+ * all ranks would say alike one of them says: info is for rank 0, warnings for a rank of every machine (`speaks`). */
+void log_rank(int rank, bool speaks);
 
 /* Prints file, line, condition and message, then aborts: for bugs and dead devices only. */
 void die_at(const char *file, int line, const char *what, const char *fmt, ...) MT_PRINTF(4, 5)
@@ -68,7 +71,7 @@ char *str_seconds(char buf[32], double seconds);
 
 /* Counter-based random numbers: a function of key and counter alone, so that nothing depends on the order of use. */
 uint64_t rng_u64(uint64_t key, uint64_t counter);
-double rng_uniform(uint64_t key, uint64_t counter); /* [0, 1) */
+double rng_uniform(uint64_t key, uint64_t counter);   /* [0, 1) */
 uint64_t rng_key(uint64_t seed, const char *purpose); /* an independent stream for each purpose */
 
 #ifdef __cplusplus

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "kernels/comm.h"
 #include "kernels/prof.h"
 
 /* ---- open and close ---- */
@@ -44,6 +45,7 @@ static void set_up(struct device *dev)
     dev->act = dev->ops->act;
     dev->stat = dev->ops->stat;
     dev->n_threads = default_threads();
+    dev->ranks = &comm_alone;
 }
 
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err)

@@ -10,6 +10,7 @@ extern "C" {
 
 struct ops;  /* kernels/ops.h */
 struct prof; /* kernels/prof.h */
+struct comm; /* kernels/comm.h */
 
 /* What work costs at least: floating-point operations of its products; bytes of every input read once and every output
  * written once; and bytes for decoding 4-bit weights to bf16 before the product reads them. */
@@ -45,16 +46,21 @@ struct device {
     struct cost op;       /* of the op at the front door */
     struct roofs roofs;   /* zero until somebody measures them */
     struct prof *prof;    /* where the ops are timed; NULL: nowhere */
+    struct comm *ranks;   /* all that train together, this process among them; alone until somebody joins them */
     struct arena weights, state, work;
     struct arena host; /* pinned memory of the host that ops can read: frozen weights that need not be on the device */
 };
 
-/* The backends. ops_cuda() opens the first GPU on its first call; without CUDA in the build or a GPU in the machine it
- * is NULL and err says which. portable: take the kernels of every GPU since Ampere where Hopper has its own as well.
- * The others are NULL on a processor that lacks the instructions they were compiled for. */
+/* The backends. ops_cuda() opens a GPU, the first unless told otherwise, on its first call; without CUDA in the build
+ * or a GPU in the machine it is NULL and err says which. portable: take the kernels of every GPU since Ampere where
+ * Hopper has its own as well. The others are NULL on a processor that lacks the instructions they were compiled for. */
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
 const struct ops *ops_cuda(bool portable, struct err *err);
+/* Before the first ops_cuda: this process is the n-th of its machine and takes the n-th GPU, or the only one it sees.
+ */
+void ops_cuda_choose(int n);
+int ops_cuda_count(void); /* GPUs that this process sees; after it a process must not fork */
 const struct ops *
 ops_cuda_table(void); /* its ops without a GPU, to measure with only; NULL without CUDA in the build */
 /* For comparison alone, once ops_cuda() has opened the GPU: its ops, but those of the experts are loops on the host

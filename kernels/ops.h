@@ -231,6 +231,7 @@ typedef void dev_mark_fn(int slot);
 typedef double dev_mark_ms_fn(int from, int to);
 typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 
+struct comm_ops;
 struct ops {
     const char *name;
     enum dtype act, stat;
@@ -247,6 +248,7 @@ struct ops {
     dev_mark_fn *mark;
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;
+    const struct comm_ops *comm; /* kernels/comm.h; NULL: collectives take tensors out of the host's memory */
     embed_fwd_fn *embed_fwd;
     rmsnorm_fwd_fn *rmsnorm_fwd;
     rmsnorm_bwd_fn *rmsnorm_bwd;

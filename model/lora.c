@@ -231,12 +231,15 @@ static void alloc(struct adapters *ad, struct device *dev, const struct arch *a,
 {
     struct tensor *flat[] = {&ad->opt.param, &ad->opt.grad, &ad->opt.m, &ad->opt.v, &ad->working};
     bool copy = dev->act != dev->stat || dev->round_bf16;
+    if (!ad->n_moment) ad->n_moment = ad->n_flat;
     for (int i = 0; i < 4 + copy; i++) {
         if (!training && i > 0 && i < 4) continue;
-        *flat[i] = arena_tensor_1d(&dev->state, i < 4 ? dev->stat : dev->act, ad->n_flat);
+        const bool moment = i == 2 || i == 3;
+        *flat[i] = arena_tensor_1d(&dev->state, i < 4 ? dev->stat : dev->act, moment ? ad->n_moment : ad->n_flat);
         if (!dev->measuring) device_zero(dev, *flat[i]);
     }
     if (!copy) ad->working = ad->opt.param;
+    ad->opt.first = ad->first_moment;
     for (int64_t n = 0; n < ad->n_layer; n++) {
         struct lora_layer *l = &ad->layers[n];
         view_adapter(ad, a, n, LORA_Q, LORA_V, &l->qkv, &l->g_qkv);
@@ -268,6 +271,51 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
     device_set_f32(dev, ad->opt.param, values);
     mem_free(values);
     adapters_refresh(ad, dev);
+}
+
+void adapters_share(struct adapters *ad, const struct comm *ranks)
+{
+    const int64_t whole = 64 * ranks->world; /* parts begin at multiples of 64 elements */
+    ad->n_flat = (ad->n_flat + whole - 1) / whole * whole;
+    ad->n_moment = ad->n_flat / ranks->world;
+    ad->first_moment = ad->n_moment * ranks->rank;
+}
+
+void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
+{
+    int64_t first = -1, end = 0;
+    for (int64_t i = 0; i < ad->n_params; i++) { /* those of a layer lie together */
+        const struct lora_param *p = &ad->params[i];
+        if (p->layer != layer) continue;
+        if (first < 0) first = p->off;
+        end = p->off + lora_param_count(p);
+    }
+    if (first >= 0) comm_all_reduce_sum(dev->ranks, dev, tensor_rows(ad->opt.grad, first, end - first));
+}
+
+void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)
+{
+    adamw_update(dev, &ad->opt, lr, norm);
+    if (ad->n_moment < ad->n_flat)
+        comm_all_gather(dev->ranks, dev, ad->opt.param, tensor_rows(ad->opt.param, ad->first_moment, ad->n_moment));
+    adapters_refresh(ad, dev);
+}
+
+void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor moment, void *host)
+{
+    struct comm *ranks = dev->ranks;
+    const int64_t bytes = tensor_bytes(moment);
+    if (ad->n_moment == ad->n_flat) {
+        if (host) device_download(dev, host, moment.data, bytes);
+        return;
+    }
+    void *own = host ? host : mem_alloc(bytes);
+    device_download(dev, own, moment.data, bytes);
+    for (int r = 1; r < ranks->world; r++) {
+        if (ranks->rank == 0) comm_recv(ranks, r, (char *)host + r * bytes, bytes);
+        if (ranks->rank == r) comm_send(ranks, 0, own, bytes);
+    }
+    if (!host) mem_free(own);
 }
 
 void adapters_refresh(struct adapters *ad, struct device *dev)

@@ -6,6 +6,7 @@
 #ifndef MT_LORA_H
 #define MT_LORA_H
 
+#include "kernels/comm.h"
 #include "model/arch.h"
 #include "optim/adamw.h"
 
@@ -46,7 +47,9 @@ struct adapters {
     struct lora_param *params; /* [n_params] host, ascending off */
     int64_t n_values;          /* trainable values */
     int64_t n_flat;            /* length of the flat arrays, padding included */
-    struct adamw opt;          /* param, grad, m, v [n_flat] stat */
+    int64_t n_moment,
+        first_moment;          /* elements whose moments this rank holds and which it updates, and where they begin */
+    struct adamw opt;          /* param, grad, m, v [n_flat] stat; m, v [n_moment] */
     struct tensor working;     /* [n_flat] act; == opt.param when nothing is rounded */
     struct lora_layer *layers; /* [n_layer] host; r == 0 where nothing is trained */
 };
@@ -56,6 +59,8 @@ struct adapters {
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
 /* Lays the parameters out with ranks rounded up to a multiple of what the device takes; before adapters_alloc. */
 void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple);
+/* Each of `ranks` holds the moments of an equal part, which n_flat is rounded up for; before adapters_alloc. */
+void adapters_share(struct adapters *ad, const struct comm *ranks);
 /* Takes the flat arrays from dev->state (measures on a measuring device), zeroes them and points the views at them.
  * Dropout goes to the attention adapters alone: PEFT's experts take none. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
@@ -64,6 +69,12 @@ void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct
 /* A uniform in +-1/sqrt(in), B zero; each parameter from a stream of its own name, so that the values do not depend on
  * what else is trained. */
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
+/* Gradients of a layer += those of the other ranks. */
+void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer);
+/* One step of the optimizer; where moments are shared, every rank updates its part and gets the others'. */
+void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
+/* m or v as a whole into host [n_flat] of stat, on rank 0; host is NULL on the others, which all call it. */
+void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor moment, void *host);
 /* Working copies <- masters; after every change of the masters. */
 void adapters_refresh(struct adapters *ad, struct device *dev);
 void adapters_free(struct adapters *ad); /* host tables */

@@ -68,6 +68,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         return -1;
     }
     adapters_hold(&m->adapters, a, dev->ops->rank_multiple);
+    if (opt->share_moments) adapters_share(&m->adapters, dev->ranks);
     adapters_alloc(&m->adapters, dev, a);
     load_tables(m, opt);
     if (weights_load(&m->weights, dev, a, st, &opt->quantize, opt->embed_on_host, opt->n_resident, err)) {
@@ -243,11 +244,14 @@ void model_bwd(struct model *m)
 
     device_zero(dev, dres);
     op_rmsnorm_bwd(dev, dres, m->dfinal, x, m->final_rstd, m->weights.norm);
+    if (m->pass.reduce) comm_aside(dev->ranks);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
         block_recompute(&b, &acts[l], m->recompute);
         block_bwd(&b, &acts[l], dres);
+        if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
     }
+    comm_join(dev->ranks, dev);
     arena_release(&dev->work, mark);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
         if (!m->arch.dense[l]) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].route.offs);
@@ -260,6 +264,8 @@ void model_clear(struct model *m)
     device_zero(m->dev, m->tally);
     m->n_label = 0;
 }
+
+void model_sum(struct model *m) { comm_all_reduce_sum(m->dev->ranks, m->dev, tensor_rows(m->tally, 0, 3)); }
 
 void model_norm(struct model *m) { op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), m->adapters.opt.grad); }
 
@@ -279,6 +285,7 @@ void model_take_rows(struct model *m, int64_t *rows)
 {
     const int64_t n = tensor_count(m->row_sum);
     double *sum = mem_array(n, sizeof(*sum));
+    comm_all_reduce_sum(m->dev->ranks, m->dev, m->row_sum);
     device_get(m->dev, sum, m->row_sum);
     for (int64_t i = 0; i < n; i++) rows[i] = (int64_t)sum[i];
     device_zero(m->dev, m->row_sum);

@@ -10,6 +10,7 @@
  * once, when the step is over:
  *
  *   model_clear   tally of losses = 0
+ *   model_sum     the tally's losses of all ranks are added, on each; their gradients were, by pass.reduce
  *   model_norm    the gradient's norm goes into it
  *   model_read    waits, and has it all */
 #ifndef MT_MODEL_H
@@ -28,6 +29,7 @@ struct model_options {
     int64_t expert_group;     /* as in struct device */
     bool embed_on_host;       /* the embedding lies in dev->host */
     int64_t n_resident;       /* the last layers, whose experts are decoded when they are loaded */
+    bool share_moments;       /* among dev->ranks (ZeRO-1) */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
@@ -42,13 +44,15 @@ struct model_pass {
     double loss_scale;    /* multiplies dnll: 1 / labelled tokens of the optimizer step */
     double aux_share;     /* of this micro-batch in the step's auxiliary loss */
     uint64_t dropout_key; /* differs for every micro-batch */
+    bool reduce;          /* the last one of a step here: the ranks' gradients are added as backward leaves a layer */
 };
 
 /* Sums over the micro-batches since model_clear. */
 struct model_tally {
-    double nll; /* sum over labelled tokens, natural log */
-    double aux; /* auxiliary losses, before coef; 0 when off */
-    int64_t n_label, n_hit;
+    double nll;      /* sum over labelled tokens, natural log */
+    double aux;      /* auxiliary losses, before coef; 0 when off */
+    int64_t n_label; /* on this rank; all else after model_sum: on all */
+    int64_t n_hit;
     double grad_norm;   /* of all adapters' gradients, when model_norm was called */
     int64_t n_bad_grad; /* gradient elements that are not finite */
 };
@@ -65,7 +69,7 @@ struct model {
     int64_t ce_chunk;
     double aux_coef;
     bool aux_pooled;
-    int64_t n_label; /* since model_clear */
+    int64_t n_label; /* since model_clear, on this rank */
 
     /* the micro-batch under way, all on dev->work */
     struct model_pass pass;
@@ -89,9 +93,11 @@ void model_bwd(struct model *m);
 void model_end(struct model *m);
 
 void model_clear(struct model *m);
+void model_sum(struct model *m);
 void model_norm(struct model *m);
 void model_read(struct model *m, struct model_tally *out); /* waits for the device */
-/* rows [L*E] host: what every expert was given since the last call; 0 in dense layers. Waits for the device. */
+/* rows [L*E] host: what every expert was given since the last call, on all ranks; 0 in dense layers. Waits for the
+ * device. */
 void model_take_rows(struct model *m, int64_t *rows);
 
 /* After model_loss of a micro-batch whose loss is not finite: what went bad first, e.g. "output of layer 3". Waits. */

@@ -18,5 +18,6 @@ void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm)
         .correction1 = (float)(1 - pow(beta1, t)),
         .correction2 = (float)(1 - pow(beta2, t)),
     };
-    op_adamw(dev, opt->param, opt->m, opt->v, opt->grad, &step);
+    const int64_t k = tensor_count(opt->m);
+    op_adamw(dev, tensor_rows(opt->param, opt->first, k), opt->m, opt->v, tensor_rows(opt->grad, opt->first, k), &step);
 }

@@ -8,7 +8,9 @@
 #include "kernels/ops.h"
 
 struct adamw {
-    struct tensor param, grad, m, v; /* flat [n] stat, in the state arena, owned by the caller */
+    struct tensor param, grad; /* flat [n] stat, in the state arena, owned by the caller */
+    struct tensor m, v;        /* the same, or [k] of the k elements from `first` on: only those are updated here */
+    int64_t first;
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step; /* updates done */
 };

@@ -90,7 +90,8 @@ static void every_key_reads_back(void **state)
                                          "full",
                                          "megatron",
                                          "0.3",
-                                         "77"};
+                                         "77",
+                                         "2"};
     struct config all = fresh();
     char *dump = config_dump(&all), *save, section[64] = "", key[64], assignment[256];
     int n_keys = 0;
@@ -108,7 +109,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 60);
+    assert_int_equal(n_keys, 64);
     check_round_trip(&all);
 }
 
@@ -161,8 +162,8 @@ static void unknown_names_are_told(void **state)
 {
     (void)state;
     refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
-    refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, optim, train, eval, "
-                        "output, log");
+    refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, optim, train, parallel, "
+                        "eval, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nlearning_rate = 1\n",
            "run.ini:3: unknown key \"learning_rate\" in [optim]; its keys are lr, schedule, warmup_steps, "
@@ -267,7 +268,7 @@ static void long_lines_are_not_cut(void **state)
     /* a section longer than inih's 50 */
     refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",
            "run.ini:1: unknown section [optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]; the sections "
-           "are model, data, lora, optim, train, eval, output, log");
+           "are model, data, lora, optim, train, parallel, eval, output, log");
 }
 
 static void set_overrides_in_order(void **state)

@@ -263,8 +263,7 @@ static int step(struct bench *b, double *loss, struct err *err)
     model_read(m, &sum);
     if (!isfinite(sum.nll) || !isfinite(sum.grad_norm))
         return err_set(err, "loss %g, gradient norm %g: this device computes nonsense", sum.nll, sum.grad_norm);
-    adamw_update(m->dev, &m->adapters.opt, b->cfg.optim.lr, sum.grad_norm);
-    adapters_refresh(&m->adapters, m->dev);
+    adapters_update(&m->adapters, m->dev, b->cfg.optim.lr, sum.grad_norm);
     *loss = sum.nll / (double)b->batch.n_label;
     return 0;
 }

@@ -191,7 +191,10 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
     flat_arrays(ad, flat);
     for (int f = 0; f < N_FLAT; f++) {
         host[f] = mem_array(ad->n_flat, width);
-        device_download(dev, host[f], flat[f].data, ad->n_flat * width);
+        if (f == 0)
+            device_download(dev, host[f], flat[f].data, ad->n_flat * width);
+        else
+            adapters_gather(ad, dev, flat[f], host[f]);
         for (int64_t i = 0; i < ad->n_params; i++, n++) {
             const struct lora_param *p = &ad->params[i];
             entry_name(names[n], f, p);
@@ -245,7 +248,8 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
             else
                 rc = -1;
         }
-        if (!rc) device_upload(dev, flat[f].data, host, ad->n_flat * width); /* padding is zero in host, as in flat */
+        const int64_t first = f == 0 ? 0 : ad->first_moment; /* padding is zero in host, as in flat */
+        if (!rc) device_upload(dev, flat[f].data, host + first * width, tensor_bytes(flat[f]));
     }
     mem_free(host);
     safetensors_close(&st);
@@ -295,10 +299,18 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
     return rc;
 }
 
+/* What a rank other than 0 does in a save. */
+static void give_moments(const struct adapters *ad, struct device *dev)
+{
+    adapters_gather(ad, dev, ad->opt.m, NULL);
+    adapters_gather(ad, dev, ad->opt.v, NULL);
+}
+
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const char *base_model, int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
+    if (dev->ranks->rank != 0) return give_moments(ad, dev), 0;
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
     if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || swap_begin(dir, tmp, err) ||
         join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, err) ||

@@ -20,22 +20,24 @@ static void print_eval(const struct eval_metrics *e)
     json_out_free(&o);
 }
 
-int commands_eval(const struct config *cfg, const char *adapter_dir, struct err *err)
+int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err)
 {
     struct run r;
     struct eval_metrics e = {0};
     int rc = -1;
-    if (run_open_headers(&r, cfg, false, err) || run_open_data(&r, false, err)) goto out;
+    comm_busy(all, "loading");
+    if (run_open_headers(&r, cfg, false, err) || run_join(&r, all, err) || run_open_data(&r, false, err)) goto out;
     if (!r.eval.n_docs) {
         err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train");
         goto out;
     }
     if (run_open_model(&r, adapter_dir, false, err)) goto out;
+    comm_busy(all, NULL);
     log_info("evaluating %s", adapter_dir ? adapter_dir : "the base model");
     run_evaluate(&r, &e, NULL);
     log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
              100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
-    print_eval(&e);
+    if (all->rank == 0) print_eval(&e);
     rc = 0;
 out:
     run_close(&r);

@@ -2,11 +2,12 @@
 #ifndef MT_COMMANDS_H
 #define MT_COMMANDS_H
 
+#include "kernels/comm.h"
 #include "train/config.h"
 
 /* Held-out loss, perplexity and accuracy with the adapter of a PEFT directory, or (NULL) of the base model; one JSON
- * object on standard output, words on standard error. */
-int commands_eval(const struct config *cfg, const char *adapter_dir, struct err *err) MT_CHECK;
+ * object on standard output, words on standard error. Of several ranks the first prints. */
+int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err) MT_CHECK;
 /* The memory plan on standard output; reads headers only. */
 int commands_plan(const struct config *cfg, struct err *err) MT_CHECK;
 

@@ -89,6 +89,10 @@ static const struct option options[] = {
     ROW(train, memory_gb, "0", "[0, 1e6]", "budget in GiB; 0: what the machine has free"),
     ROW(train, resident_layers, "-1", "[-1, 1e9]", "with experts decoded in memory; -1: what a GPU has left"),
     ROW(train, profile, "", "first:last", "steps to time op by op, into output.dir"),
+    ROW(parallel, gpus, "1", "auto|number", "of this machine, a rank on each; auto: all"),
+    ROW(parallel, cpu_ranks, "1", "[1, 4096]", "the same where train.device is cpu: processes"),
+    ROW(parallel, zero, "false", YES_NO, "each rank holds a part of the moments (ZeRO-1)"),
+    ROW(parallel, timeout_s, "45", "[1, 1e6]", "that ranks wait for one before the run ends"),
     ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
     ROW(eval, at_start, "true", YES_NO, "evaluate before step 1"),
     ROW(eval, at_end, "true", YES_NO, "evaluate after the last step"),
@@ -405,6 +409,28 @@ static bool is_date(const char *s)
            day <= 31;
 }
 
+/* A number from 1 on, "auto", or -1. */
+static int64_t gpus_of(const char *text)
+{
+    const size_t digits = strspn(text, "0123456789");
+    if (!strcmp(text, "auto")) return 0;
+    return digits && digits <= 4 && !text[digits] && text[0] != '0' ? strtoll(text, NULL, 10) : -1;
+}
+
+int64_t config_gpus(const struct config *c) { return gpus_of(c->parallel.gpus); }
+
+static int validate_parallel(const struct config *c, struct err *err)
+{
+    if (config_gpus(c) < 0)
+        return err_set(err, "parallel.gpus = \"%s\": expected auto or a number from 1 on", c->parallel.gpus);
+    if (config_gpus(c) > 1 && c->train.device == CFG_DEVICE_CPU)
+        return err_set(err, "parallel.gpus = %s with train.device = cpu: processes there are parallel.cpu_ranks",
+                       c->parallel.gpus);
+    if (c->parallel.cpu_ranks > 1 && c->train.device != CFG_DEVICE_CPU)
+        return err_set(err, "parallel.cpu_ranks = %lld needs train.device = cpu", (long long)c->parallel.cpu_ranks);
+    return 0;
+}
+
 int config_validate(const struct config *c, struct err *err)
 {
     bool held_out = c->data.eval[0] || c->data.eval_split > 0;
@@ -426,6 +452,7 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the most is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
+    if (validate_parallel(c, err)) return -1;
     struct profile profile;
     if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)

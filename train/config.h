@@ -56,6 +56,12 @@ struct config {
         char resume[MT_PATH], profile[64];
     } train;
     struct {
+        char gpus[16];
+        int64_t cpu_ranks;
+        bool zero;
+        double timeout_s;
+    } parallel;
+    struct {
         int64_t every, max_batches;
         bool at_start, at_end;
     } eval;
@@ -79,6 +85,8 @@ int config_parse(struct config *c, const char *text, int64_t size, const char *n
 int config_set(struct config *c, const char *assignment, struct err *err) MT_CHECK;
 /* What no single key can tell: required keys, pairs that exclude each other. */
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
+/* parallel.gpus; 0: auto. */
+int64_t config_gpus(const struct config *c);
 /* The resolved configuration as an INI file that reads back to the same struct; mem_free the text. */
 char *config_dump(const struct config *c);
 /* Every key: type, default, range, help; a table for a person. */

@@ -1,6 +1,8 @@
 /* loop.c - the training run. An optimizer step is grad_accum micro-batches of forward, loss and backward, then the norm
- * of the gradient, clipping, AdamW. All that the next step depends on is in struct train_state, the adapters and their
- * moments: a run continued from a checkpoint ends in the same bytes as one never stopped. */
+ * of the gradient, clipping, AdamW. Micro-batch i of a step is that of rank i mod P, so that what a step learns from
+ * does not depend on P; every rank walks through all of the data and knows the number of labels without asking. All
+ * that the next step depends on is in struct train_state, the adapters and their moments: a run continued from a
+ * checkpoint ends in the same bytes as one never stopped. */
 #include "train/loop.h"
 
 #include <math.h>
@@ -17,8 +19,9 @@ static volatile sig_atomic_t stop_signal;
 
 static void on_signal(int number)
 {
-    stop_signal = number;
-    signal(number, SIG_DFL); /* a second one ends the process at once; what is on disk stays whole */
+    stop_signal =
+        number == SIGUSR1 ? SIGTERM : number;       /* SIGUSR1: from the process that started the ranks, any number */
+    if (number != SIGUSR1) signal(number, SIG_DFL); /* a second one ends the process; what is on disk stays whole */
 }
 
 static bool stop_asked(void) { return stop_signal != 0; }
@@ -30,8 +33,12 @@ struct training {
     struct schedule schedule;
     struct train_state state;
     struct profile profile;
-    bool warned; /* of memory */
+    bool warned;   /* of memory */
+    bool stopping; /* all ranks know that one of them was asked to stop */
 };
+
+/* The one rank that prints and writes. */
+static bool is_first(const struct training *t) { return t->run.dev.ranks->rank == 0; }
 
 /* Files under output.dir. */
 struct out_path {
@@ -67,24 +74,43 @@ static struct model_pass pass_of(const struct training *t, int64_t i, int64_t la
     return (struct model_pass){.backward = true,
                                .loss_scale = 1 / (double)MT_MAX(labels, 1),
                                .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
-                               .dropout_key = rng_u64(key, (uint64_t)i)};
+                               .dropout_key = rng_u64(key, (uint64_t)i),
+                               .reduce = i + t->run.dev.ranks->world >= t->run.cfg->train.grad_accum};
 }
 
-/* Forward and backward of all micro-batches: gradients and loss of the step, none of it read yet. False: interrupted.
- */
+/* Forward and backward of this rank's micro-batches: gradients and loss of the step, none of it read yet. False:
+ * interrupted. Several ranks finish the step first, and ask each other while their devices work. */
 static bool accumulate(struct training *t, const struct batch *b, int64_t n, int64_t labels)
 {
     struct run *r = &t->run;
     device_zero(&r->dev, r->model.adapters.opt.grad);
     model_clear(&r->model);
-    for (int64_t i = 0; i < n; i++) {
+    struct comm *ranks = r->dev.ranks;
+    for (int64_t i = ranks->rank; i < n; i += ranks->world) {
         const struct model_pass pass = pass_of(t, i, labels);
-        if (stop_asked()) return false;
+        if (ranks->world == 1 && stop_asked()) return false;
         run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
     }
+    model_sum(&r->model);
     model_norm(&r->model);
+    if (ranks->world > 1) t->stopping = comm_host_max(ranks, stop_asked()) > 0;
     return true;
+}
+
+/* The first finding in the order of the micro-batches, on all ranks. */
+static void agree_on_bad(struct comm *ranks, int64_t at, char bad[64])
+{
+    struct {
+        int64_t at;
+        char bad[64];
+    } own = {.at = at}, *all = mem_array(ranks->world, sizeof(own)), *first = all;
+    memcpy(own.bad, bad, sizeof(own.bad));
+    comm_host_gather(ranks, all, &own, (int64_t)sizeof(own));
+    for (int r = 1; r < ranks->world; r++)
+        if (all[r].at < first->at) first = &all[r];
+    memcpy(bad, first->bad, sizeof(own.bad));
+    mem_free(all);
 }
 
 /* What went bad first in a step whose loss or gradient is not finite: the micro-batches run once more, one at a time.
@@ -94,7 +120,9 @@ static void find_bad(struct training *t, const struct batch *b, int64_t n, int64
     struct model *m = &t->run.model;
     struct model_tally sum;
     if (model_first_bad_grad(m, bad)) snprintf(bad + strlen(bad), 64 - strlen(bad), " (gradient)");
-    for (int64_t i = 0; i < n; i++) {
+    struct comm *ranks = t->run.dev.ranks;
+    int64_t at = n; /* the micro-batch; n: none */
+    for (int64_t i = ranks->rank; i < at; i += ranks->world) {
         const struct model_pass pass = pass_of(t, i, labels);
         model_clear(m);
         run_forward(&t->run, &b[i], &pass);
@@ -102,9 +130,10 @@ static void find_bad(struct training *t, const struct batch *b, int64_t n, int64
         const bool found = !isfinite(sum.nll);
         if (found) model_first_bad(m, bad);
         model_end(m);
-        if (found) return;
+        if (found) at = i;
     }
     if (!*bad) snprintf(bad, 64, "gradient norm");
+    agree_on_bad(ranks, at, bad);
 }
 
 /* Reads the step's sums, the one time that the host waits for the device, and updates the adapters. */
@@ -118,8 +147,7 @@ static void update(struct training *t, const struct batch *b, struct step_metric
     m->skipped = !isfinite(sum.nll) || sum.n_bad_grad || !isfinite(sum.grad_norm);
     if (m->skipped) find_bad(t, b, t->run.cfg->train.grad_accum, m->labels, bad);
     if (m->skipped || !m->labels) return;
-    adamw_update(&t->run.dev, &model->adapters.opt, m->lr, m->grad_norm);
-    adapters_refresh(&model->adapters, &t->run.dev);
+    adapters_update(&model->adapters, &t->run.dev, m->lr, m->grad_norm);
 }
 
 /* A plan that was wrong about a hard cap must not go unnoticed; a CPU's figure counts the mapped checkpoint too. */
@@ -149,6 +177,7 @@ static int step(struct training *t, struct err *err)
     struct loader_pos pos;
     char bad[64] = "";
     const double start = clock_ms(), floor_ms = t->run.dev.floor_ms;
+    comm_step(t->run.dev.ranks, m.step);
     profile_step_begin(&t->profile, &t->run.dev, m.step);
     struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
     m.lr = schedule_lr(&t->schedule, m.step);
@@ -170,7 +199,7 @@ static int step(struct training *t, struct err *err)
     m.mem_bytes = t->run.dev.ops->used_bytes();
     warn_of_memory(t, m.mem_bytes);
     m.bad = bad;
-    metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
+    if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
     if (!m.skipped || s->n_nonfinite < cfg->train.max_nonfinite) return 0;
     return err_set(
@@ -189,10 +218,11 @@ static int evaluate(struct training *t, struct err *err)
     if (!t->run.eval.n_docs) return 0;
     if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
     e.best = t->state.step > 0 && e.loss < t->state.best_loss;
-    metrics_eval(&t->metrics, &e);
+    if (is_first(t)) metrics_eval(&t->metrics, &e);
     if (!e.best) return 0;
     t->state.best_loss = e.loss;
     t->state.best_step = t->state.step;
+    if (!is_first(t)) return 0;
     return peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, cfg->model.path, err);
 }
 
@@ -202,16 +232,19 @@ static int save(struct training *t, struct err *err)
     struct model *m = &t->run.model;
     int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
     model_take_rows(m, rows);
-    metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
+    if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
     mem_free(rows);
-    return checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep,
-                           err);
+    comm_busy(t->run.dev.ranks, "saving");
+    const int rc =
+        checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep, err);
+    comm_busy(t->run.dev.ranks, NULL);
+    return rc;
 }
 
 static int report(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
-    if (!cfg->log.report) return 0;
+    if (!cfg->log.report || !is_first(t)) return 0;
     char *text = config_dump(cfg), title[MT_PATH + 32];
     snprintf(title, sizeof(title), "moetrain: %s", cfg->model.path);
     const int rc = report_write(cfg->output.dir, title, text, err);
@@ -247,6 +280,7 @@ static int steps(struct training *t, struct err *err)
             if (save(t, err) || report(t, err)) return -1;
         if (last) return 0;
         if ((rc = step(t, err))) return rc;
+        if (t->stopping && t->state.step < t->schedule.total_steps) return LOOP_INTERRUPTED;
     }
 }
 
@@ -256,7 +290,7 @@ static int steps(struct training *t, struct err *err)
  * weights count by samples of their bytes: another model under the same path would go unnoticed. */
 static uint64_t run_hash(struct training *t)
 {
-    static const char *const without[] = {"[output]", "[log]", "[eval]"};
+    static const char *const without[] = {"[output]", "[log]", "[eval]", "[parallel]"};
     static const char *const keys[] = {"path",    "train",         "eval",           "revision",  "device",
                                        "threads", "recompute",     "resume",         "memory_gb", "steps",
                                        "epochs",  "max_nonfinite", "resident_layers"};
@@ -316,7 +350,7 @@ static int set_old_checkpoints_aside(const struct config *cfg, struct err *err)
     }
 }
 
-/* Continues from a checkpoint, or starts from lora.init_from or fresh adapters. */
+/* Continues from a checkpoint, or starts from lora.init_from or fresh adapters. Every rank reads by itself. */
 static int restore(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -324,7 +358,7 @@ static int restore(struct training *t, struct err *err)
     struct train_state found;
     char path[MT_PATH];
     if (!strcmp(cfg->train.resume, "never")) {
-        if (set_old_checkpoints_aside(cfg, err)) return -1;
+        if (is_first(t) && set_old_checkpoints_aside(cfg, err)) return -1;
     } else {
         int have = 1;
         if (!strcmp(cfg->train.resume, "auto"))
@@ -349,6 +383,20 @@ static int restore(struct training *t, struct err *err)
         }
     }
     return cfg->lora.init_from[0] ? peft_load(ad, &t->run.dev, cfg->lora.init_from, err) : 0;
+}
+
+/* All ranks must have come to the same state; the adapters of rank 0 are those of all. */
+static int agree_on_start(struct training *t, struct err *err)
+{
+    struct comm *ranks = t->run.dev.ranks;
+    struct adapters *ad = &t->run.model.adapters;
+    if (comm_agree(ranks, "base model", t->state.run_hash, err)) return -1;
+    if (comm_agree(ranks, "newest checkpoint in output.dir (do all machines see the same directory?)",
+                   (uint64_t)t->state.step, err))
+        return -1;
+    comm_broadcast(ranks, &t->run.dev, ad->opt.param, 0);
+    adapters_refresh(ad, &t->run.dev);
+    return 0;
 }
 
 static int write_config(const struct config *cfg, struct err *err)
@@ -387,13 +435,25 @@ static void set_optimizer(struct training *t)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
-static int training_open(struct training *t, const struct config *cfg, struct err *err)
+static int check_ranks(const struct comm *all, const struct config *cfg, struct err *err)
+{
+    if (cfg->train.grad_accum % all->world == 0) return 0;
+    return err_set(
+        err,
+        "train.grad_accum = %lld micro-batches cannot be dealt to %d ranks alike: set it to a multiple of %d "
+        "(a step has grad_accum micro-batches, however many ranks there are)",
+        (long long)cfg->train.grad_accum, all->world, all->world);
+}
+
+static int training_open(struct training *t, const struct config *cfg, struct comm *all, struct err *err)
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
-    if (run_open_headers(&t->run, cfg, false, err) || file_make_dirs(cfg->output.dir, err) ||
-        run_open_data(&t->run, true, err) || profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
-        prof_measure_roofs(&t->run.dev, err) || run_open_model(&t->run, NULL, true, err))
+    if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
+        file_make_dirs(cfg->output.dir, err) || run_open_data(&t->run, true, err) ||
+        (is_first(t) && (profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
+                         prof_measure_roofs(&t->run.dev, err))) ||
+        run_open_model(&t->run, NULL, true, err))
         return -1;
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = make_schedule(cfg, counting);
@@ -405,10 +465,11 @@ static int training_open(struct training *t, const struct config *cfg, struct er
                                     .data_hash = t->run.train.hash,
                                     .run_hash = run_hash(t)};
     set_optimizer(t);
-    if (restore(t, err) || write_config(cfg, err)) return -1;
-    print_opening(t);
+    if (restore(t, err) || agree_on_start(t, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
-    return metrics_open(&t->metrics, cfg->output.dir, t->state.step, err);
+    if (!is_first(t)) return 0;
+    print_opening(t);
+    return write_config(cfg, err) ? -1 : metrics_open(&t->metrics, cfg->output.dir, t->state.step, err);
 }
 
 static void training_close(struct training *t)
@@ -418,21 +479,33 @@ static void training_close(struct training *t)
     run_close(&t->run);
 }
 
-int loop_train(const struct config *cfg, struct err *err)
+static void take_signals(void)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};
+    for (int i = 0; i < MT_LEN(signals); i++) signal(signals[i], on_signal);
+}
+
+int loop_train(const struct config *cfg, struct comm *all, struct err *err)
 {
     struct training t;
     struct err close_err;
     stop_signal = 0;
-    int rc = training_open(&t, cfg, err); /* nothing to save until it is done: a signal ends the process at once */
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    comm_busy(all, "loading");
+    int rc = training_open(&t, cfg, all, err); /* nothing to save until it is done: a signal ends the process at once */
+    take_signals();
+    comm_busy(all, NULL);
     if (!rc) rc = steps(&t, err);
     if (rc == LOOP_INTERRUPTED) {
         metrics_end_line(&t.metrics);
-        log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t.state.step);
+        if (stop_signal)
+            log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t.state.step);
+        else
+            log_info("another rank was interrupted after step %lld: saving", (long long)t.state.step);
         if (save(&t, err) || report(&t, err)) rc = -1;
     }
-    if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, cfg->model.path, err);
+    comm_busy(all, "saving");
+    if (!rc && is_first(&t))
+        rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, cfg->model.path, err);
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (!rc) log_info("adapter: %s", out_path(cfg, "adapter").s);
     if (!rc && cfg->log.report) log_info("report: %s", out_path(cfg, "report.html").s);

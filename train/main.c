@@ -9,6 +9,7 @@
 #include "train/commands.h"
 #include "train/export.h"
 #include "train/inspect.h"
+#include "train/launch.h"
 #include "train/loop.h"
 #include "train/synth.h"
 #include "train/tokens.h"
@@ -58,6 +59,15 @@ static int usage_error(const char *what, const char *arg)
 static int user_error(const struct err *err)
 {
     fprintf(stderr, "moetrain: error: %s\n", err->msg);
+    return EXIT_USER;
+}
+
+/* Of one rank; whoever it is, the others are told and end, too. */
+static int rank_error(struct comm *all, const struct comm_place *place, const struct err *err)
+{
+    comm_fail(all, err->msg);
+    if (place->rank == 0) return user_error(err);
+    fprintf(stderr, "moetrain: rank %d: error: %s\n", place->rank, err->msg);
     return EXIT_USER;
 }
 
@@ -182,13 +192,29 @@ static int dump(const struct config *c)
     return EXIT_DONE;
 }
 
+/* What several ranks can do together: `train` and `eval`. */
+static int run_ranks(const struct args *a, struct err *err)
+{
+    struct comm_place place;
+    struct comm all = COMM_ALONE;
+    int code = EXIT_DONE;
+    int rc = launch(&place, &a->config, &code, err);
+    if (rc) return rc < 0 ? user_error(err) : code;
+    rc = launch_meet(&all, &place, &a->config, err);
+    if (!rc && !strcmp(a->command, "eval"))
+        rc = commands_eval(&a->config, a->adapter, &all, err);
+    else if (!rc)
+        rc = loop_train(&a->config, &all, err);
+    if (rc < 0) return rank_error(&all, &place, err);
+    comm_close(&all);
+    return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : EXIT_DONE;
+}
+
 static int run_command(const struct args *a, struct err *err)
 {
-    if (!strcmp(a->command, "eval")) return commands_eval(&a->config, a->adapter, err);
     if (!strcmp(a->command, "export")) return run_export(a, err);
     if (!strcmp(a->command, "check")) return check_run(&a->config, a->layers, NULL, stdout, err);
-    if (!strcmp(a->command, "plan")) return commands_plan(&a->config, err);
-    return loop_train(&a->config, err);
+    return commands_plan(&a->config, err);
 }
 
 /* Its options are its own. */
@@ -229,6 +255,6 @@ int main(int argc, char **argv)
     if ((rc = parse_options(&a, argc, argv, &err))) return rc;
     if (a.dump) return dump(&a.config);
     if (!strcmp(a.command, "export") && !a.to) return usage_error("export to which format? --to FORMAT", NULL);
-    rc = run_command(&a, &err);
-    return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : rc ? user_error(&err) : EXIT_DONE;
+    if (!strcmp(a.command, "train") || !strcmp(a.command, "eval")) return run_ranks(&a, &err);
+    return run_command(&a, &err) ? user_error(&err) : EXIT_DONE;
 }

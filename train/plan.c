@@ -29,6 +29,7 @@ static struct model_options base_options(const struct config *cfg)
                                   .quantize = plan_quantize(cfg),
                                   .n_resident = MT_MAX(cfg->train.resident_layers, 0),
                                   .aux_coef = cfg->train.aux_loss_coef,
+                                  .share_moments = cfg->parallel.zero,
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }
 
@@ -201,7 +202,7 @@ static void set_budget(struct plan *p, const struct device *dev, const struct co
     else if (dev->ops->own_memory)
         p->budget = p->fixed + dev->ops->free_bytes() / 100 * 99;
     else
-        p->budget = dev->ops->free_bytes() / 10 * 9;
+        p->budget = dev->ops->free_bytes() / dev->ranks->local_world / 10 * 9;
 }
 
 int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,

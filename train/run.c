@@ -8,6 +8,8 @@
 #include "data/json.h"
 #include "train/peft.h"
 
+#define ASK_EVERY 8 /* micro-batches of an evaluation between two questions of all ranks whether to stop */
+
 /* Before the model: a mistyped name of the data is told before the large download. */
 static int find_data(struct run *r, struct err *err)
 {
@@ -28,6 +30,27 @@ int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, st
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     return safetensors_open(&r->st, r->model_dir, err);
+}
+
+int run_join(struct run *r, struct comm *all, struct err *err)
+{
+    r->dev.ranks = all;
+    if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / all->local_world, 1);
+    return comm_attach(all, &r->dev, err);
+}
+
+/* What one rank leaves in a cache the others find there. Between these two it is the turn of rank 0, then of the first
+ * rank of every other machine, which may have a disk of its own, then of all others. */
+static int turn(const struct comm *ranks) { return ranks->rank == 0 ? 0 : ranks->local_rank == 0 ? 1 : 2; }
+
+static void wait_for_turn(struct comm *ranks)
+{
+    for (int i = 0; i < turn(ranks); i++) comm_barrier(ranks);
+}
+
+static void pass_turn(struct comm *ranks)
+{
+    for (int i = turn(ranks); i < 2; i++) comm_barrier(ranks);
 }
 
 /* tokenizer_config.json writes eos_token as a string or as an added-token object. */
@@ -98,17 +121,21 @@ int run_open_data(struct run *r, bool train, struct err *err)
     if (run_open_tokenizer(r, &opt, cache, err)) return -1;
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
     if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
+    wait_for_turn(r->dev.ranks);
     if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err)) return -1;
     if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &opt, err)) return -1;
+    pass_turn(r->dev.ranks);
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     const bool cut = opt.overlong == OVERLONG_CUT;
     if (train) print_dataset("train", &r->train, true, cut);
-    if (!r->eval.n_docs) return 0;
-    print_dataset("held out", &r->eval, !split, cut);
+    if (r->eval.n_docs) print_dataset("held out", &r->eval, !split, cut);
     const int64_t shared = dataset_shared(&r->eval, &r->train);
     if (shared) log_warn("%lld held-out documents are also trained on: the held-out loss flatters", (long long)shared);
-    if (train && !shared) log_info("held out: none of its documents is also trained on");
-    return 0;
+    if (train && r->eval.n_docs && !shared) log_info("held out: none of its documents is also trained on");
+    return comm_agree(r->dev.ranks, "set of training data", r->train.hash, err) ||
+                   comm_agree(r->dev.ranks, "set of held-out data", r->eval.hash, err)
+               ? -1
+               : 0;
 }
 
 /* Where packed weights are kept: beside the model, where every run of it finds them; in output.dir when nothing can be
@@ -135,16 +162,22 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
     const struct plan_memory *memory = &r->plan.memory;
+    const bool packs = r->cfg->model.quantize != CFG_QUANTIZE_NONE;
     r->plan.opt.quantize.cache = r->packed;
     if (find_packed(r, &r->plan.opt.quantize, err) ||
         device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
         (memory->host && device_reserve_host(dev, memory->host, err)) ||
         device_reserve(dev, &dev->state, "state", memory->state, err) ||
-        device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err) ||
-        model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
+        device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err)) {
         adapters_free(&ad);
         return -1;
     }
+    if (packs) wait_for_turn(dev->ranks);
+    if (model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
+        adapters_free(&ad);
+        return -1;
+    }
+    if (packs) pass_turn(dev->ranks);
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
     dev->ops->wait();
@@ -205,7 +238,8 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     const struct loader_options opt = run_loader_options(r->cfg, false);
     const struct model_pass pass = {.backward = false};
     struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
-    int64_t n = loader_epoch_batches(l, 0);
+    struct comm *ranks = r->dev.ranks;
+    int64_t n = loader_epoch_batches(l, 0), n_label = 0;
     const double start = clock_ms();
     struct model_tally sum;
     bool stopped = false;
@@ -214,17 +248,23 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     for (int64_t i = 0; i < n && !stopped; i++) {
         struct batch b;
         loader_next(l, &b, NULL);
-        run_micro_batch(r, &b, &pass);
-        model_end(&r->model);
+        n_label += b.n_label;
+        if (i % ranks->world == ranks->rank) {
+            run_micro_batch(r, &b, &pass);
+            model_end(&r->model);
+        }
         batch_free(&b);
-        stopped = stop && stop();
+        /* All stop after the same micro-batch; several ranks ask each other now and then. */
+        if (stop && i % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0)
+            stopped = comm_host_max(ranks, stop()) > 0;
     }
     loader_close(l);
+    model_sum(&r->model);
     model_read(&r->model, &sum);
-    out->tokens = sum.n_label;
-    out->loss = sum.nll / (double)MT_MAX(sum.n_label, 1);
+    out->tokens = n_label;
+    out->loss = sum.nll / (double)MT_MAX(n_label, 1);
     out->perplexity = exp(out->loss);
-    out->accuracy = (double)sum.n_hit / (double)MT_MAX(sum.n_label, 1);
+    out->accuracy = (double)sum.n_hit / (double)MT_MAX(n_label, 1);
     out->ms = clock_ms() - start;
     return !stopped;
 }

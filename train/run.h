@@ -3,6 +3,7 @@
 #define MT_RUN_H
 
 #include "data/loader.h"
+#include "kernels/comm.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/plan.h"
@@ -34,13 +35,17 @@ int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
 /* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded
  * from it. Prints the time. */
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
+/* After the headers: this process is a rank of `all`, which stays with the caller and must outlive the run. Divides the
+ * machine's cores, and connects the devices. */
+int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
 void run_close(struct run *r); /* a zeroed run is fine */
 
 struct loader_options run_loader_options(const struct config *cfg, bool train);
 /* b -> the model, forward and loss (and backward); the caller calls model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);
 void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass);
-/* Held-out loss, perplexity and next-token accuracy. False when stop() became true in between (stop may be NULL). */
+/* Held-out loss, perplexity and next-token accuracy; the ranks share the micro-batches and all have the result. False
+ * when stop() became true on one of them in between (stop may be NULL). */
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
 
 #endif

@@ -7,6 +7,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "kernels/comm.h"
 #include "kernels/ops.h"
 
 typedef __nv_bfloat16 bf16;
@@ -17,6 +18,7 @@ struct cuda {
     cublasLtHandle_t lt;
     void *lt_workspace; /* device, lt_bytes; of the products that run on `stream` */
     int64_t lt_bytes;
+    int index; /* of the GPUs that this process sees */
     int n_sm;
     bool hopper; /* kernels of sm_90a are taken where there are such; false: those of every GPU since sm_80 */
     char name[256];
@@ -54,6 +56,11 @@ void cuda_mark(int slot);
 double cuda_mark_ms(int from, int to);
 void cuda_copy(void *dst, const void *src, int64_t bytes);
 void cuda_count_calls(bool on, struct dev_calls *calls);
+
+/* ---- device.cu */
+
+/* What is in use now is held until the end; what is asked for next is the run's. */
+void cuda_note_fixed(void);
 
 /* ---- dequant.cu */
 

@@ -63,6 +63,8 @@ static int64_t gpu_used_bytes(void)
 
 static int64_t gpu_fixed_bytes(void) { return fixed; }
 
+void cuda_note_fixed(void) { fixed = gpu_used_bytes() + LAUNCHED_LATER; }
+
 static char *staging_room(int64_t bytes)
 {
     if (staging.used + bytes > STAGING_HALF) {
@@ -127,6 +129,7 @@ static const struct ops table = {
     .mark = cuda_mark,
     .mark_ms = cuda_mark_ms,
     .count_calls = cuda_count_calls,
+    .comm = &cuda_comm,
     .embed_fwd = cuda_embed_fwd,
     .rmsnorm_fwd = cuda_rmsnorm_fwd,
     .rmsnorm_bwd = cuda_rmsnorm_bwd,
@@ -170,7 +173,12 @@ static bool find_gpu(struct err *err)
                 rc == cudaSuccess ? "none found" : cudaGetErrorString(rc));
         return false;
     }
-    CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
+    if (cuda.index > 0 && n == 1) cuda.index = 0; /* the launcher gave each rank a GPU to see */
+    if (cuda.index >= n) {
+        err_set(err, "this is rank %d of this machine, which has %d GPUs: start one rank per GPU", cuda.index, n);
+        return false;
+    }
+    CUDA_CHECK(cudaGetDeviceProperties(&p, cuda.index));
     if (p.major < 8) {
         err_set(
             err,
@@ -186,14 +194,22 @@ static bool find_gpu(struct err *err)
 
 static void open_gpu(void)
 {
-    CUDA_CHECK(cudaSetDevice(0));
+    CUDA_CHECK(cudaSetDevice(cuda.index));
     CUDA_CHECK(cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaHostAlloc((void **)&staging.base, 2 * (size_t)STAGING_HALF, cudaHostAllocDefault));
     for (int i = 0; i < 2; i++) CUDA_CHECK(cudaEventCreateWithFlags(&staging.done[i], cudaEventDisableTiming));
     CUBLAS_CHECK(cublasLtCreate(&cuda.lt));
     cuda.lt_bytes = LT_WORKSPACE;
     CUDA_CHECK(cudaMalloc(&cuda.lt_workspace, (size_t)cuda.lt_bytes));
-    fixed = gpu_used_bytes() + LAUNCHED_LATER;
+    cuda_note_fixed();
+}
+
+extern "C" void ops_cuda_choose(int n) { cuda.index = n; }
+
+extern "C" int ops_cuda_count(void)
+{
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
 
 extern "C" const struct ops *ops_cuda_table(void) { return &table; }

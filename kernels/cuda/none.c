@@ -8,6 +8,10 @@ const struct ops *ops_cuda(bool portable, struct err *err)
     return NULL;
 }
 
+void ops_cuda_choose(int n) { (void)n; }
+
+int ops_cuda_count(void) { return 0; }
+
 const struct ops *ops_cuda_table(void) { return NULL; }
 
 const struct ops *ops_cuda_loop(bool presort)

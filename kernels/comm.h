@@ -1,0 +1,136 @@
+/* comm.h - ranks: the processes of one run, a GPU each, and what they say to each other.
+ *
+ * A struct comm is a group of ranks seen from one of them. The group of all is opened once (comm_open), smaller ones
+ * are cut out of it (comm_split). A group of one says nothing to anybody: every call below then costs a comparison or a
+ * copy, so that callers need no second path.
+ *
+ *   collectives on tensors   of a device, in the order of its stream, asynchronous where the device is (NCCL); on the
+ *                            CPU through sockets, done on return
+ *   collectives on host bytes, small: always through sockets, done on return; they do not wait for the device
+ *
+ * All ranks of a group call the same collectives in the same order with matching shapes; one thread of a process calls
+ * them. Sums are made in an order that does not change between runs (the CPU's: by rank), and all ranks get the same
+ * bits.
+ *
+ * Collectives have no error: a rank that dies, stops answering or stays away ends the whole run. Every process has a
+ * watch thread; rank 0's prints one line with the rank to blame, its machine, step and last operation, and all exit
+ * with 1. What is on disk is whole, as everything is written under another name first. */
+#ifndef MT_COMM_H
+#define MT_COMM_H
+
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { COMM_ID = 128 }; /* bytes that introduce the ranks of a group to each other (NCCL's unique id) */
+
+struct comm_net; /* kernels/comm_net.h: connections and watch thread, shared by all groups of a process */
+
+struct comm {
+    int rank, world;             /* of this process in the group, and how many there are */
+    int local_rank, local_world; /* of the group of all: among the ranks on this machine */
+    int *members;                /* [world] their ranks among all, ascending */
+    struct comm_net *net;        /* NULL: alone in the run */
+    const struct comm_ops *ops;  /* of the device, from comm_attach; NULL: tensors lie in the host's memory */
+    void *device;                /* the device's communicator */
+    uint64_t n_calls;            /* collectives so far: all ranks must count the same */
+    bool aside;                  /* between comm_aside and comm_join */
+};
+#define COMM_ALONE ((struct comm){.world = 1, .local_world = 1})
+extern struct comm comm_alone; /* a group of one */
+
+/* Who this process is, as the launcher said it. */
+struct comm_place {
+    int rank, world;
+    char master[256]; /* host of rank 0 */
+    int port;         /* where rank 0 listens */
+    int listener;     /* rank 0: a socket that listens there already; -1: none */
+    double timeout_s; /* how long a rank may be waited for in a collective */
+};
+
+/* Meets the other ranks at place->master and connects with each; a world of 1 connects with nobody. Errors: nobody
+ * there in time, a rank twice, another world size, another version of the program. */
+int comm_open(struct comm *c, const struct comm_place *place, struct err *err) MT_CHECK;
+/* Makes collectives on tensors of dev possible: NCCL on a GPU, nothing on the CPU. Two ranks on one GPU are an error.
+ * All ranks call it; groups split off afterwards have it too. */
+int comm_attach(struct comm *c, struct device *dev, struct err *err) MT_CHECK;
+/* The ranks of c that give the same color (>= 0), in the same order, as a group of their own. All ranks of c call it.
+ */
+int comm_split(struct comm *out, struct comm *c, int color, struct err *err) MT_CHECK;
+/* Of the group of all: waits for the others, then ends watch and connections. Zeroed and alone are fine. */
+void comm_close(struct comm *c);
+/* In place of comm_close after an error: tells the others, of which rank 0 prints it. Rank 0 returns, and its caller
+ * prints; another rank returns only when rank 0 cannot be told: then its caller prints, too. */
+void comm_fail(struct comm *c, const char *message);
+
+/* ---- collectives on tensors: contiguous views in dev's memory; nothing happens on a measuring device. They are timed
+ * as ops are (prof.h). With P ranks: */
+
+/* x [n] F32, F64, I32 or I64 = sum over the ranks, in place. */
+void comm_all_reduce_sum(struct comm *c, struct device *dev, struct tensor x);
+/* x of `root` to all others, any dtype. */
+void comm_broadcast(struct comm *c, struct device *dev, struct tensor x, int root);
+/* y [P*n] = every rank's x [n], by rank; any dtype. x may be the own part of y. */
+void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
+/* y [n] = sum over the ranks of part `rank` of x [P*n]; F32, F64, I32, I64. y may be that part of x. */
+void comm_reduce_scatter_sum(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
+/* Part p of x [P*n] goes to rank p, part p of y [P*n] comes from it; any dtype, y and x apart. */
+void comm_all_to_all(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
+/* The same with parts of unequal length: send[p] rows of x [sum of send, cols] to rank p, one rank after the other,
+ * recv[p] rows from it into y [sum of recv, cols]. The counts are host arrays [P], 0 is fine; what p sends here is what
+ * is awaited from p. y and x may be longer. Ranks with nothing to send or receive call it, too. */
+void comm_all_to_all_v(struct comm *c, struct device *dev, struct tensor y, const int64_t *recv, struct tensor x,
+                       const int64_t *send);
+
+/* Collectives of c called from here on run beside the device's stream, each after what was issued on the stream before
+ * it. Until comm_join their tensors belong to them. */
+void comm_aside(struct comm *c);
+/* The device's stream waits for them. */
+void comm_join(struct comm *c, struct device *dev);
+
+/* ---- collectives on the host */
+
+void comm_barrier(struct comm *c);
+/* all [P * bytes] = every rank's `mine`, by rank. */
+void comm_host_gather(struct comm *c, void *all, const void *mine, int64_t bytes);
+double comm_host_min(struct comm *c, double v);
+double comm_host_max(struct comm *c, double v);
+/* Any number of bytes from one rank of the group to another; both know how many. */
+void comm_send(struct comm *c, int to, const void *data, int64_t bytes);
+void comm_recv(struct comm *c, int from, void *data, int64_t bytes);
+/* Do all ranks have this value? An error that names the first that differs from rank 0, the same text on all ranks:
+ * "rank 2 on HOST has another WHAT than rank 0". */
+int comm_agree(struct comm *c, const char *what, uint64_t value, struct err *err) MT_CHECK;
+
+/* ---- for the watch */
+
+/* The optimizer step that messages name. */
+void comm_step(struct comm *c, int64_t step);
+/* From here on the others may have to wait for this rank long: it loads, saves, ... NULL: no more. */
+void comm_busy(struct comm *c, const char *what);
+
+/* ---- what a device with a memory of its own brings (struct ops.comm); all return at once */
+struct comm_ops {
+    int (*gpu_id)(char id[64], struct err *err);       /* which GPU this process has, the same for all that have it */
+    int (*make_id)(char id[COMM_ID], struct err *err); /* on rank 0 of a group */
+    int (*open)(struct comm *c, const char id[COMM_ID], struct err *err); /* sets c->device */
+    void (*close)(struct comm *c);
+    void (*all_reduce_sum)(struct comm *c, struct tensor x);
+    void (*broadcast)(struct comm *c, struct tensor x, int root);
+    void (*all_gather)(struct comm *c, struct tensor y, struct tensor x);
+    void (*reduce_scatter_sum)(struct comm *c, struct tensor y, struct tensor x);
+    void (*all_to_all_v)(struct comm *c, struct tensor y, const int64_t *recv, struct tensor x, const int64_t *send);
+    void (*join)(struct comm *c);
+    /* from the watch thread: */
+    bool (*pending)(void);          /* has a collective that was issued not come to its end? */
+    bool (*failed)(char text[256]); /* an error that came up while it ran */
+    void (*abort)(void);            /* ends them all, so that the process can */
+};
+extern const struct comm_ops cuda_comm; /* kernels/cuda, by NCCL */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,411 @@
+/* test_comm.c - ranks as processes of this machine: what collectives promise, and how a run ends when a rank does not
+ * do its part. */
+#include <math.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/comm.h"
+#include "tests/process.h"
+
+/* Of a rank: a failed check is its exit code 3, with the line on standard error. */
+#define CHECK(cond)                                                                                                    \
+    do {                                                                                                               \
+        if (cond) break;                                                                                               \
+        fprintf(stderr, "rank %d, line %d: %s\n", c->rank, __LINE__, #cond);                                           \
+        _exit(3);                                                                                                      \
+    } while (0)
+
+typedef void body_fn(struct comm *c, struct device *dev);
+static const char *backend = "cpu";
+
+enum { MAX_RANKS = 5, TIMEOUT_S = 2 };
+static pid_t pids[MAX_RANKS];
+static const char *rank_dir;
+
+static int open_listener(int *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(a);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0 && !bind(fd, (struct sockaddr *)&a, size) && !listen(fd, 64));
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &size), 0);
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+static void be_rank(body_fn *body, const struct comm_place *place)
+{
+    char path[MT_PATH];
+    struct comm c;
+    struct device dev;
+    struct err err;
+    snprintf(path, sizeof(path), "%s/%d", rank_dir, place->rank);
+    if (!freopen(path, "w", stderr) || setvbuf(stderr, NULL, _IONBF, 0)) _exit(9);
+    ops_cuda_choose(place->rank);
+    if (comm_open(&c, place, &err) || device_open(&dev, backend, "auto", &err) || comm_attach(&c, &dev, &err) ||
+        device_reserve(&dev, &dev.work, "work", 64 << 20, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        _exit(4);
+    }
+    body(&c, &dev);
+    comm_close(&c);
+    _exit(0);
+}
+
+static void start_ranks(body_fn *body, int world)
+{
+    int port;
+    const int fd = open_listener(&port);
+    rank_dir = scratch_dir();
+    fflush(NULL);
+    for (int r = 0; r < world; r++) {
+        const struct comm_place place = {.rank = r,
+                                         .world = world,
+                                         .master = "127.0.0.1",
+                                         .port = port,
+                                         .listener = r ? -1 : fd,
+                                         .timeout_s = TIMEOUT_S};
+        pids[r] = fork();
+        assert_true(pids[r] >= 0);
+        if (!pids[r]) be_rank(body, &place);
+    }
+    close(fd);
+}
+
+/* Its exit code or 1000 + signal; said.err has what it wrote. */
+static int rank_result(int r)
+{
+    char path[MT_PATH];
+    int status;
+    assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+    snprintf(path, sizeof(path), "%s/%d", rank_dir, r);
+    process_read(path, said.err, sizeof(said.err));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+static void run_ranks(body_fn *body, int world)
+{
+    start_ranks(body, world);
+    for (int r = 0; r < world; r++)
+        if (rank_result(r)) fail_msg("rank %d of %d: %s", r, world, said.err);
+}
+
+/* ---- collectives */
+
+static double value(int rank, int64_t i) { return test_value((uint64_t)rank + 7, (uint64_t)i); }
+
+/* Values of the host on the device, and back. */
+static struct tensor push(struct device *dev, const void *host, enum dtype t, int64_t rows, int64_t cols)
+{
+    const struct tensor x = cols ? arena_tensor_2d(&dev->work, t, rows, cols) : arena_tensor_1d(&dev->work, t, rows);
+    device_upload(dev, x.data, host, tensor_bytes(x));
+    return x;
+}
+
+static void pull(struct device *dev, void *host, struct tensor x)
+{
+    device_download(dev, host, x.data, tensor_bytes(x));
+}
+
+/* The sum by rank, as every rank must have it to the bit (of two, any order gives it). */
+static void sum_of(struct comm *c, struct device *dev, int64_t n)
+{
+    float *x = mem_array(n, sizeof(*x)), *parts = mem_array(n * c->world, sizeof(*parts));
+    float *part = mem_array(n, sizeof(*part));
+    double *y = mem_array(n, sizeof(*y));
+    for (int64_t i = 0; i < n; i++) x[i] = (float)value(c->rank, i);
+    for (int64_t i = 0; i < n; i++) y[i] = value(c->rank, i);
+    for (int64_t i = 0; i < n * c->world; i++) parts[i] = (float)value(c->rank, i);
+    const struct tensor tx = push(dev, x, DT_F32, n, 0), ty = push(dev, y, DT_F64, n, 0);
+    const struct tensor tp = push(dev, parts, DT_F32, n * c->world, 0), to = push(dev, part, DT_F32, n, 0);
+    comm_aside(c);
+    comm_all_reduce_sum(c, dev, tx);
+    comm_all_reduce_sum(c, dev, ty);
+    comm_join(c, dev);
+    comm_reduce_scatter_sum(c, dev, to, tp);
+    pull(dev, x, tx);
+    pull(dev, y, ty);
+    pull(dev, part, to);
+    for (int64_t i = 0; i < n; i++) {
+        float sum = (float)value(0, i), sum_part = (float)value(0, c->rank * n + i);
+        double sum64 = value(0, i);
+        for (int r = 1; r < c->world; r++) {
+            sum += (float)value(r, i);
+            sum64 += value(r, i);
+            sum_part += (float)value(r, c->rank * n + i);
+        }
+        CHECK(x[i] == sum);
+        CHECK(y[i] == sum64);
+        CHECK(part[i] == sum_part);
+    }
+    arena_release(&dev->work, 0);
+    mem_free(x);
+    mem_free(y);
+    mem_free(parts);
+    mem_free(part);
+}
+
+static void copies(struct comm *c, struct device *dev)
+{
+    enum { N = 1237 };
+    int32_t own[N], *all = mem_array((int64_t)N * c->world, sizeof(*all)), root[N];
+    for (int i = 0; i < N; i++) own[i] = 10000 * c->rank + i;
+    const struct tensor to = push(dev, own, DT_I32, N, 0), ta = push(dev, all, DT_I32, (int64_t)N * c->world, 0);
+    comm_all_gather(c, dev, ta, to);
+    pull(dev, all, ta);
+    for (int i = 0; i < N * c->world; i++) CHECK(all[i] == 10000 * (i / N) + i % N);
+    for (int r = 0; r < c->world; r++) {
+        const struct tensor t = push(dev, own, DT_I32, N, 0);
+        comm_broadcast(c, dev, t, r);
+        pull(dev, root, t);
+        for (int i = 0; i < N; i++) CHECK(root[i] == 10000 * r + i);
+    }
+    arena_release(&dev->work, 0);
+    mem_free(all);
+}
+
+static void host_values(struct comm *c)
+{
+    CHECK(comm_host_min(c, c->rank) == 0);
+    CHECK(comm_host_max(c, c->rank) == c->world - 1);
+    for (int r = 1; r < c->world; r++) {
+        char word[16] = "";
+        if (c->rank == 0) comm_send(c, r, "hello", 6);
+        if (c->rank == r) comm_recv(c, 0, word, 6);
+        if (c->rank == r) CHECK(!strcmp(word, "hello"));
+    }
+}
+
+/* Rows from rank p to rank q; rank 1 gets none. */
+static int64_t rows(int p, int q) { return q == 1 ? 0 : 3 * p + 100 * q + (p == q); }
+
+static void all_to_all_v(struct comm *c, struct device *dev)
+{
+    enum { D = 5 };
+    int64_t *send = mem_array(c->world, sizeof(*send)), *recv = mem_array(c->world, sizeof(*recv)), ns = 0, nr = 0;
+    for (int p = 0; p < c->world; p++) {
+        ns += send[p] = rows(c->rank, p);
+        nr += recv[p] = rows(p, c->rank);
+    }
+    float *x = mem_array(ns * D, sizeof(*x)), *y = mem_array(nr * D, sizeof(*y)), *at = x;
+    for (int q = 0; q < c->world; q++)
+        for (int64_t i = 0; i < D * send[q]; i++) *at++ = (float)(c->rank * 1000000 + q * 10000) + (float)i;
+    const struct tensor tx = push(dev, x, DT_F32, ns, D), ty = push(dev, y, DT_F32, nr, D);
+    comm_all_to_all_v(c, dev, ty, recv, tx, send);
+    pull(dev, y, ty);
+    at = y;
+    for (int p = 0; p < c->world; p++)
+        for (int64_t i = 0; i < D * recv[p]; i++) CHECK(*at++ == (float)(p * 1000000 + c->rank * 10000) + (float)i);
+    arena_release(&dev->work, 0);
+    mem_free(x);
+    mem_free(y);
+    mem_free(send);
+    mem_free(recv);
+}
+
+static void all_to_all(struct comm *c, struct device *dev)
+{
+    int32_t *out = mem_array(c->world, sizeof(*out)), *in = mem_array(c->world, sizeof(*in));
+    for (int p = 0; p < c->world; p++) out[p] = 100 * c->rank + p;
+    const struct tensor to = push(dev, out, DT_I32, c->world, 0), ti = push(dev, in, DT_I32, c->world, 0);
+    comm_all_to_all(c, dev, ti, to);
+    pull(dev, in, ti);
+    for (int p = 0; p < c->world; p++) CHECK(in[p] == 100 * p + c->rank);
+    arena_release(&dev->work, 0);
+    mem_free(in);
+    mem_free(out);
+}
+
+static void every_collective(struct comm *c, struct device *dev)
+{
+    static const int64_t sizes[] = {0, 1, 3, 1000, 65536, 400001}; /* up to several pieces */
+    for (int i = 0; i < MT_LEN(sizes); i++) sum_of(c, dev, sizes[i]);
+    copies(c, dev);
+    host_values(c);
+    all_to_all_v(c, dev);
+    all_to_all(c, dev);
+}
+
+static void test_collectives(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= MAX_RANKS; world += world == 1 ? 1 : 3) run_ranks(every_collective, world);
+}
+
+/* A group of the even and one of the odd ranks, beside each other; and groups of one. */
+static void groups(struct comm *c, struct device *dev)
+{
+    struct comm half, one;
+    struct err err;
+    CHECK(!comm_split(&half, c, c->rank % 2, &err));
+    CHECK(!comm_split(&one, c, c->rank, &err));
+    CHECK(half.rank == c->rank / 2 && half.world == (c->world + 1 - c->rank % 2) / 2);
+    CHECK(one.world == 1);
+    CHECK(c->local_rank == c->rank && c->local_world == c->world);
+    every_collective(&half, dev);
+    every_collective(&one, dev);
+    every_collective(c, dev);
+    int32_t first = c->rank;
+    const struct tensor t = push(dev, &first, DT_I32, 1, 0);
+    comm_broadcast(&half, dev, t, 0);
+    pull(dev, &first, t);
+    CHECK(first == c->rank % 2);
+    comm_close(&one);
+    comm_close(&half);
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    run_ranks(groups, 2);
+    run_ranks(groups, 5);
+}
+
+static int count_gpus(void)
+{
+    int status;
+    const pid_t pid = fork(); /* a process that has asked CUDA must not fork ranks */
+    if (pid == 0) _exit(ops_cuda_count());
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+/* The same between two GPUs. */
+static void test_gpus(void **state)
+{
+    (void)state;
+    if (count_gpus() < 2) {
+        print_message("skip: no two GPUs here\n");
+        skip();
+    }
+    backend = "cuda";
+    run_ranks(every_collective, 2);
+    run_ranks(groups, 2);
+    backend = "cpu";
+}
+
+/* ---- faults: the run ends everywhere, within seconds, and rank 0 says whose fault it was */
+
+static void sleep_s(int s)
+{
+    const struct timespec t = {.tv_sec = s};
+    nanosleep(&t, NULL);
+}
+
+static void reduce_often(struct comm *c, struct device *dev, int times)
+{
+    for (int i = 0; i < times; i++) {
+        double x = 1;
+        comm_step(c, i);
+        comm_all_reduce_sum(c, dev, tensor_1d(&x, DT_F64, 1));
+        CHECK(x == c->world);
+    }
+}
+
+static void killed(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 18);
+    sleep_s(1); /* a beat */
+    if (c->rank == 1) raise(SIGKILL);
+    reduce_often(c, dev, 1000000);
+}
+
+static void late(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 18);
+    if (c->rank == 1) sleep_s(60);
+    comm_barrier(c);
+}
+
+static void busy(struct comm *c, struct device *dev)
+{
+    (void)dev;
+    comm_busy(c, c->rank == 1 ? "loading" : NULL);
+    if (c->rank == 1) sleep_s(TIMEOUT_S + 2);
+    comm_barrier(c);
+    comm_busy(c, NULL);
+}
+
+static void failing(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 3);
+    if (c->rank == 1) {
+        comm_fail(c, "its disk is full");
+        _exit(5);
+    }
+    comm_barrier(c);
+}
+
+static void astray(struct comm *c, struct device *dev)
+{
+    int32_t x = 0;
+    if (c->rank == 1)
+        comm_barrier(c);
+    else
+        comm_broadcast(c, dev, tensor_1d(&x, DT_I32, 1), 1);
+}
+
+static void assert_ends(body_fn *body, const char *says, int code_of_1)
+{
+    start_ranks(body, 3);
+    const double start = clock_ms();
+    assert_int_equal(rank_result(0), 1);
+    assert_says(said.err, says);
+    assert_says(said.err, "rank 1");
+    assert_int_equal(rank_result(1), code_of_1);
+    assert_int_equal(rank_result(2), 1);
+    assert_true(clock_ms() - start < 20e3);
+}
+
+static void test_faults(void **state)
+{
+    (void)state;
+    assert_ends(killed, "died, at step 17, its last operation all_reduce", 1000 + SIGKILL);
+    assert_ends(late, "at step 17, its last operation all_reduce", 1);
+    assert_ends(failing, "rank 1: its disk is full", 1);
+    run_ranks(busy, 2);
+}
+
+/* Ranks in different calls stop with both names. */
+static void test_astray(void **state)
+{
+    (void)state;
+    start_ranks(astray, 2);
+    const int first = rank_result(0);
+    assert_true(first == 1 || first == 1000 + SIGABRT);
+    const bool said_it = strstr(said.err, "broadcast") && strstr(said.err, "gather of host values");
+    const int second = rank_result(1);
+    assert_true(second == 1 || second == 1000 + SIGABRT);
+    assert_true(said_it || (strstr(said.err, "broadcast") && strstr(said.err, "gather of host values")));
+}
+
+static void agreeing(struct comm *c, struct device *dev)
+{
+    struct err err = {{0}};
+    (void)dev;
+    CHECK(!comm_agree(c, "configuration", 5, &err));
+    CHECK(comm_agree(c, "configuration", c->rank == 2 ? 6 : 5, &err));
+    CHECK(strstr(err.msg, "rank 2") && strstr(err.msg, "another configuration"));
+}
+
+static void test_agree(void **state)
+{
+    (void)state;
+    run_ranks(agreeing, 4);
+}
+
+int test_comm(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_collectives), cmocka_unit_test(test_groups), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_astray),      cmocka_unit_test(test_agree),  cmocka_unit_test(test_gpus),
+    };
+    return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
+}

@@ -1,0 +1,319 @@
+/* test_ranks.c - runs of several ranks on the CPU: the same training as one process, resumed by any number, ended
+ * together, and refused when they do not belong together. */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/safetensors.h"
+#include "tests/process.h"
+
+#define ADAPTER "adapter/adapter_model.safetensors"
+
+/* Every step has four micro-batches; dropout and auxiliary loss depend on which one it is. */
+static const char settings[] = "[parallel]\ncpu_ranks = %d\nzero = %s\n[optim]\nschedule = constant\nwarmup_ratio = 0\n"
+                               "[eval]\nevery = 2\n";
+#define JOB                                                                                                            \
+    "--set", "train.grad_accum=4", "--set", "lora.dropout=0.1", "--set", "train.aux_loss_coef=0.1", "--set",           \
+        "output.save_every=2"
+
+static const char *config_of(int ranks, bool zero)
+{
+    char more[512];
+    snprintf(more, sizeof(more), settings, ranks, zero ? "yes" : "no");
+    return process_config(more);
+}
+
+static void train(const char *config, const char *steps)
+{
+    if (RUN(config, JOB, "--set", steps)) fail_msg("training failed:\n%s", said.err);
+}
+
+static const char *trained(int ranks, bool zero)
+{
+    const char *config = config_of(ranks, zero);
+    train(config, "train.steps=4");
+    return config;
+}
+
+static void assert_same_output(const char *a, const char *b, const char *name)
+{
+    struct err err;
+    int64_t na, nb;
+    char *x = file_read(process_output(a, name), 1 << 26, &na, &err);
+    char *y = file_read(process_output(b, name), 1 << 26, &nb, &err);
+    if (!x || !y) fail_msg("%s", err.msg);
+    if (na != nb || memcmp(x, y, (size_t)na)) fail_msg("%s of %s and %s differ", name, a, b);
+    mem_free(x);
+    mem_free(y);
+}
+
+/* The largest relative error of a tensor. */
+static double adapter_error(const char *a, const char *b)
+{
+    struct safetensors x, y;
+    struct err err;
+    double most = 0;
+    assert_int_equal(safetensors_open(&x, process_output(a, ADAPTER), &err), 0);
+    assert_int_equal(safetensors_open(&y, process_output(b, ADAPTER), &err), 0);
+    assert_int_equal(x.n_tensors, y.n_tensors);
+    for (int64_t i = 0; i < x.n_tensors; i++) {
+        const struct st_tensor *s = &x.tensors[i], *t = safetensors_find(&y, s->name);
+        assert_true(t && t->bytes == s->bytes && s->dtype == DT_F32);
+        double diff = 0, sum = 0;
+        for (int64_t k = 0; k < s->bytes / 4; k++) {
+            float u, v;
+            memcpy(&u, s->data + 4 * k, 4);
+            memcpy(&v, t->data + 4 * k, 4);
+            diff += ((double)u - (double)v) * ((double)u - (double)v);
+            sum += (double)u * (double)u;
+        }
+        most = fmax(most, sqrt(diff / fmax(sum, 1e-30)));
+    }
+    safetensors_close(&x);
+    safetensors_close(&y);
+    return most;
+}
+
+/* With a micro-batch each the ranks' gradients are added in the order in which one process adds them. */
+static void test_same_training(void **state)
+{
+    (void)state;
+    const char *one = trained(1, false), *two = trained(2, false), *four = trained(4, false);
+    assert_same_output(one, four, ADAPTER);
+    assert_same_output(one, four, "checkpoints/step-000004/optimizer.safetensors");
+    assert_true(adapter_error(one, two) < 1e-4);
+    const char *shared = trained(2, true);
+    assert_same_output(two, shared, ADAPTER);
+    assert_same_output(two, shared, "checkpoints/step-000004/optimizer.safetensors");
+}
+
+/* The evaluation is shared, too: the same numbers from any rank count, printed once. */
+static void test_eval(void **state)
+{
+    (void)state;
+    static char one[sizeof(said.out)];
+    assert_int_equal(RUN("eval", config_of(1, false)), 0);
+    memcpy(one, said.out, sizeof(one));
+    assert_int_equal(RUN("eval", config_of(3, false)), 0);
+    assert_string_equal(said.out, one);
+}
+
+/* Continued by another number of ranks, with and without shared moments. */
+static void test_resume(void **state)
+{
+    (void)state;
+    static const struct {
+        int first, then;
+        bool first_zero, then_zero;
+    } rows[] = {{4, 1, true, false}, {1, 4, false, true}};
+    const char *reference = trained(1, false);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char ranks[64], zero[64];
+        const char *config = config_of(rows[i].first, rows[i].first_zero);
+        train(config, "train.steps=2");
+        snprintf(ranks, sizeof(ranks), "parallel.cpu_ranks=%d", rows[i].then);
+        snprintf(zero, sizeof(zero), "parallel.zero=%s", rows[i].then_zero ? "yes" : "no");
+        if (RUN(config, JOB, "--set", "train.steps=4", "--set", ranks, "--set", zero)) fail_msg("%s", said.err);
+        assert_says(said.err, "continuing after step 2 of 4");
+        assert_same_output(config, reference, ADAPTER);
+        assert_same_output(config, reference, "checkpoints/step-000004/optimizer.safetensors");
+    }
+}
+
+/* ---- signals and faults */
+
+/* A run of two ranks under way: it has made some steps. */
+struct running {
+    const char *config, *dir;
+    pid_t pid, ranks[2];
+};
+
+static int steps_made(const char *config)
+{
+    static char text[1 << 18];
+    int n = 0;
+    const char *path = process_output(config, "metrics.jsonl");
+    if (access(path, R_OK)) return 0;
+    process_read(path, text, sizeof(text));
+    for (const char *s = text; (s = strstr(s, "\"event\":\"step\"")); s++) n++;
+    return n;
+}
+
+static void pause_ms(long ms)
+{
+    const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+
+static void wait_for_steps(const char *config, int n)
+{
+    for (int i = 0; i < 3000 && steps_made(config) < n; i++) pause_ms(10);
+    assert_true(steps_made(config) >= n);
+}
+
+/* The ranks, in the order in which they were started. */
+static void find_ranks(struct running *r)
+{
+    char path[64], text[256];
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)r->pid, (int)r->pid);
+    process_read(path, text, sizeof(text));
+    assert_int_equal(sscanf(text, "%d %d", &r->ranks[0], &r->ranks[1]), 2);
+}
+
+static struct running start_run(const char *steps)
+{
+    struct running r = {.config = config_of(2, true), .dir = scratch_dir()};
+    const char *const words[] = {r.config, JOB, "--set", steps, "--set", "log.report=no", NULL};
+    r.pid = process_start(r.dir, words);
+    wait_for_steps(r.config, 5);
+    find_ranks(&r);
+    return r;
+}
+
+/* One rank, or the process that started them, is asked to stop: all save, and the run goes on where it was. */
+static void test_sigterm(void **state)
+{
+    (void)state;
+    const char *reference = config_of(2, false);
+    train(reference, "train.steps=12");
+    for (int who = 0; who < 3; who++) {
+        const struct running r = start_run("train.steps=1000000");
+        kill(who < 2 ? r.ranks[who] : r.pid, SIGTERM);
+        if (process_finish(r.dir, r.pid) != 130) fail_msg("%s", said.err);
+        assert_says(said.err, "saving");
+        const int made = steps_made(r.config);
+        char name[64];
+        snprintf(name, sizeof(name), "checkpoints/step-%06d/state.json", made);
+        assert_int_equal(access(process_output(r.config, name), F_OK), 0);
+    }
+    const struct running r = start_run("train.steps=12");
+    kill(r.ranks[1], SIGTERM);
+    const int code = process_finish(r.dir, r.pid);
+    assert_true(code == 130 || code == 0);
+    train(r.config, "train.steps=12");
+    assert_same_output(r.config, reference, ADAPTER);
+}
+
+/* One is killed, one stopped: the run ends soon, says whose fault it was, and what was saved is whole. */
+static void test_lost_ranks(void **state)
+{
+    (void)state;
+    for (int who = 0; who < 2; who++) {
+        const struct running r = start_run("train.steps=1000000");
+        const double start = clock_ms();
+        kill(r.ranks[who], SIGKILL);
+        assert_int_equal(process_finish(r.dir, r.pid), 1);
+        assert_true(clock_ms() - start < 30e3);
+        assert_says(said.err, who ? "rank 1 on " : "rank 0 on ");
+        assert_says(said.err, " died");
+        if (who) assert_says(said.err, ", at step ");
+        if (who) assert_says(said.err, "its last operation ");
+        assert_says(said.err, "was ended by signal 9");
+        char text[64];
+        snprintf(text, sizeof(text), "train.steps=%d", steps_made(r.config) + 2);
+        train(r.config, text);
+        assert_says(said.err, "continuing after step ");
+    }
+}
+
+/* ---- launchers */
+
+/* "A=1 B=2" into the environment, or out of it. */
+static void environment(const char *assignments, bool set)
+{
+    char text[512], *save = NULL;
+    snprintf(text, sizeof(text), "%s", assignments);
+    for (char *a = strtok_r(text, " ", &save); a; a = strtok_r(NULL, " ", &save)) {
+        char *value = strchr(a, '=');
+        *value++ = 0;
+        assert_int_equal(set ? setenv(a, value, 1) : unsetenv(a), 0);
+    }
+}
+
+/* Two processes, each with its environment; their exit codes, what rank 0 said in said. */
+static void run_two(const char *config, const char *env0, const char *env1, const char *more1, int codes[2])
+{
+    const char *dirs[2] = {scratch_dir(), scratch_dir()}, *const envs[2] = {env0, env1};
+    pid_t pids[2];
+    for (int r = 0; r < 2; r++) {
+        const char *const words[] = {config, JOB, "--set", "train.steps=4", "--set", r ? more1 : "log.every=1", NULL};
+        environment(envs[r], true);
+        pids[r] = process_start(dirs[r], words);
+        environment(envs[r], false);
+    }
+    for (int r = 1; r >= 0; r--) codes[r] = process_finish(dirs[r], pids[r]);
+}
+
+static int port(void) { return 20000 + (int)(getpid() * 7 % 20000); }
+
+static void test_launchers(void **state)
+{
+    (void)state;
+    static const char *const envs[] = {
+        "MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=%d MASTER_PORT=%d",
+        "TORCHELASTIC_RUN_ID=x MASTER_ADDR=localhost WORLD_SIZE=2 RANK=%d MASTER_PORT=%d SLURM_PROCID=0 "
+        "SLURM_STEP_NUM_TASKS=5",
+        "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=%d MASTER_PORT=%d",
+        "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=a[3-4] SLURM_PROCID=%d MASTER_PORT=%d",
+    };
+    const char *reference = trained(2, false);
+    for (int i = 0; i < MT_LEN(envs); i++) {
+        const char *config = config_of(1, false);
+        char env[2][256];
+        int codes[2];
+        for (int r = 0; r < 2; r++) snprintf(env[r], sizeof(env[r]), envs[i], r, port() + 10 * i);
+        run_two(config, env[0], env[1], "log.every=1", codes);
+        if (codes[0] || codes[1]) fail_msg("%s: %d, %d\n%s", env[0], codes[0], codes[1], said.err);
+        assert_same_output(config, reference, ADAPTER);
+    }
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    const char *config = config_of(1, false);
+    char env[2][256];
+    int codes[2];
+    for (int r = 0; r < 2; r++)
+        snprintf(env[r], sizeof(env[r]), "MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 RANK=%d MASTER_PORT=%d", r, port() + 50);
+    run_two(config, env[0], env[1], "optim.lr=1e-3", codes);
+    assert_true(codes[0] == 1 && codes[1] == 1);
+    assert_says(said.err, "has another configuration than rank 0");
+
+    environment("RANK=0 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", true);
+    assert_int_equal(RUN(config), 1);
+    assert_says(said.err, "which is it?");
+    environment("RANK=0 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", false);
+
+    environment("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=4", true);
+    assert_int_equal(RUN(config, "--set", "parallel.cpu_ranks=2"), 1);
+    assert_says(said.err, "mpirun started 4 ranks on this machine, the configuration asks for 2");
+    environment("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=4", false);
+
+    environment("RANK=0 WORLD_SIZE=2", true);
+    assert_int_equal(RUN(config), 1);
+    assert_says(said.err, "MASTER_ADDR");
+    environment("RANK=0 WORLD_SIZE=2", false);
+
+    assert_int_equal(RUN(config, "--set", "parallel.cpu_ranks=2", "--set", "train.grad_accum=3"), 1);
+    assert_says(said.err, "set it to a multiple of 2");
+    assert_int_equal(RUN(config, "--set", "parallel.gpus=2"), 1);
+    assert_says(said.err, "parallel.cpu_ranks");
+    assert_int_equal(RUN(config, "--set", "parallel.gpus=many"), 1);
+    assert_says(said.err, "expected auto or a number");
+}
+
+int test_ranks(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_training), cmocka_unit_test(test_eval),       cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_sigterm),       cmocka_unit_test(test_lost_ranks), cmocka_unit_test(test_launchers),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+}

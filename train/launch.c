@@ -1,0 +1,295 @@
+/* launch.c - the ranks of a run: found in the environment of torchrun, srun or mpirun, or started here.
+ *
+ * Here means fork, before this process has threads or has touched a GPU. The parent computes nothing: it hands signals
+ * on and waits. Children die with it. */
+#include "train/launch.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file.h"
+
+#define TORCH_PORT 29500 /* without MASTER_PORT, as torch has it */
+#define GRACE_MS   15000 /* between the end of a rank that failed and that of the others, which their watch sees to */
+#define EXIT_SAVED 130   /* of a rank that was interrupted */
+
+/* ---- from the environment */
+
+/* The words of one launcher; rank or world NULL: it did not start this process. */
+struct said {
+    const char *launcher, *rank, *world, *local_world;
+};
+struct found {
+    const char *launcher;
+    int64_t rank, world, local_world; /* local_world 0: not said */
+};
+
+static int number(const char *what, const char *text, int64_t *out, struct err *err)
+{
+    char *end;
+    errno = 0;
+    *out = strtoll(text, &end, 10); /* Slurm writes 4(x2) for two machines with 4 tasks each */
+    if (end != text && (!*end || *end == '(' || *end == ',') && !errno && *out >= 0 && *out < 65536) return 0;
+    return err_set(err, "the environment says %s = \"%.40s\", which is no number of ranks", what, text);
+}
+
+static int read_said(struct found *f, const struct said *s, struct err *err)
+{
+    *f = (struct found){.launcher = s->launcher};
+    if (number("the rank", s->rank, &f->rank, err) || number("the number of ranks", s->world, &f->world, err) ||
+        (s->local_world && number("the number of ranks on this machine", s->local_world, &f->local_world, err)))
+        return err_prefix(err, "%s", s->launcher);
+    if (f->rank >= f->world)
+        return err_set(err, "%s: this is rank %lld of %lld", s->launcher, (long long)f->rank, (long long)f->world);
+    return 0;
+}
+
+/* The innermost launcher counts. torchrun and mpirun run inside of srun as one task per machine; RANK and WORLD_SIZE
+ * alone may be set by hand in a script under srun and then must say what it says. *f.world 1: no launcher. */
+static int find_launcher(struct found *f, struct err *err)
+{
+    const bool torch = getenv("TORCHELASTIC_RUN_ID") != NULL;
+    const struct said rows[] = {
+        {torch ? "torchrun" : "RANK and WORLD_SIZE", getenv("RANK"), getenv("WORLD_SIZE"), getenv("LOCAL_WORLD_SIZE")},
+        {"mpirun", getenv("OMPI_COMM_WORLD_RANK"), getenv("OMPI_COMM_WORLD_SIZE"),
+         getenv("OMPI_COMM_WORLD_LOCAL_SIZE")},
+        {"srun", getenv("SLURM_PROCID"), getenv("SLURM_STEP_NUM_TASKS"), getenv("SLURM_STEP_TASKS_PER_NODE")},
+    };
+    *f = (struct found){.world = 1};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct found other;
+        if (!rows[i].rank || !rows[i].world) continue;
+        if (read_said(&other, &rows[i], err)) return -1;
+        if (other.world == 1) continue;
+        if (f->world > 1 && (other.rank != f->rank || other.world != f->world))
+            return err_set(err, "%s says that this is rank %lld of %lld, %s rank %lld of %lld: which is it?",
+                           f->launcher, (long long)f->rank, (long long)f->world, other.launcher, (long long)other.rank,
+                           (long long)other.world);
+        *f = other;
+        if (i == 1 || torch) break;
+    }
+    return 0;
+}
+
+/* The first name of "node[03-07,12],gpu1". */
+static void first_host(char *host, size_t cap, const char *list)
+{
+    const size_t plain = strcspn(list, "[,"), inside = list[plain] == '[' ? strcspn(list + plain + 1, "-,]") : 0;
+    snprintf(host, cap, "%.*s%.*s", (int)plain, list, (int)inside, list + plain + (inside > 0));
+}
+
+static int find_master(struct comm_place *p, const struct found *f, struct err *err)
+{
+    const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *nodes = getenv("SLURM_STEP_NODELIST");
+    const char *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+    const bool srun = !strcmp(f->launcher, "srun");
+    int64_t n = TORCH_PORT;
+    if (host)
+        snprintf(p->master, sizeof(p->master), "%.255s", host);
+    else if (f->local_world == f->world)
+        snprintf(p->master, sizeof(p->master), "127.0.0.1");
+    else if (srun && nodes)
+        first_host(p->master, sizeof(p->master), nodes);
+    else
+        return err_set(err, "%s: MASTER_ADDR is not set: the machine of rank 0", f->launcher);
+    if (port && number("MASTER_PORT", port, &n, err)) return -1;
+    if (!port && srun && job) /* jobs that share a machine meet at ports of their own */
+        n = 20000 + (strtoll(job, NULL, 10) * 16 + (step ? strtoll(step, NULL, 10) : 0)) % 10000;
+    if (port && getenv("TORCHELASTIC_RUN_ID")) n++; /* torchrun's own agent listens at the port itself */
+    if (n < 1 || n > 65535) return err_set(err, "MASTER_PORT is %lld: expected 1 to 65535", (long long)n);
+    p->port = (int)n;
+    return 0;
+}
+
+static int from_launcher(struct comm_place *p, const struct found *f, const struct config *cfg, struct err *err)
+{
+    const int64_t asked = MT_MAX(config_gpus(cfg), cfg->parallel.cpu_ranks); /* 0: auto, 1: nothing asked for */
+    if (asked > 1 && f->local_world && asked != f->local_world)
+        return err_set(
+            err,
+            "%s started %lld ranks on this machine, the configuration asks for %lld: leave out parallel.gpus "
+            "and parallel.cpu_ranks, or set them to what is started",
+            f->launcher, (long long)f->local_world, (long long)asked);
+    p->rank = (int)f->rank;
+    p->world = (int)f->world;
+    return find_master(p, f, err);
+}
+
+/* ---- ranks started here */
+
+/* In a process of its own: one that has asked CUDA must not fork. */
+static int count_gpus(void)
+{
+    int status;
+    const pid_t pid = fork();
+    if (pid == 0) _exit(MT_MIN(ops_cuda_count(), 255));
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return 0;
+    return WEXITSTATUS(status);
+}
+
+static int count_ranks(const struct config *cfg, int64_t *n, struct err *err)
+{
+    const int64_t gpus = config_gpus(cfg);
+    const bool cpu = cfg->train.device == CFG_DEVICE_CPU;
+    *n = cpu ? cfg->parallel.cpu_ranks : gpus;
+    if (cpu || gpus == 1) return 0;
+    const int have = count_gpus();
+    if (gpus > have)
+        return err_set(err, "parallel.gpus = %lld, but %d NVIDIA GPUs can be used here", (long long)gpus, have);
+    if (!gpus) *n = MT_MAX(have, 1); /* without a GPU it is for the device to complain, or to be the CPU */
+    return 0;
+}
+
+static int open_listener(int *port, struct err *err)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(a);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, size) || listen(fd, 128) ||
+        getsockname(fd, (struct sockaddr *)&a, &size))
+        return err_set(err, "the ranks get no port to meet at: %s", strerror(errno));
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+static struct {
+    pid_t *pids; /* [n] 0: ended */
+    int64_t n;
+    volatile sig_atomic_t signals;
+} children;
+
+static void signal_all(int number)
+{
+    for (int64_t r = 0; r < children.n; r++)
+        if (children.pids[r] > 0) kill(children.pids[r], number);
+}
+
+/* The first one asks the ranks to save and stop; they may have had it as well, from the terminal, so that it goes to
+ * them as another one, of which many do no harm. The second one ends them. */
+static void hand_on(int number)
+{
+    (void)number;
+    signal_all(children.signals++ ? SIGKILL : SIGUSR1);
+}
+
+/* Notes how rank r ended; its share in the exit code. */
+static int code_of(int64_t r, int status)
+{
+    if (WIFEXITED(status)) return WEXITSTATUS(status);
+    if (!children.signals)
+        fprintf(stderr, "moetrain: error: rank %lld (process %d) was ended by signal %d (%s)\n", (long long)r,
+                (int)children.pids[r], WTERMSIG(status), strsignal(WTERMSIG(status)));
+    return 1;
+}
+
+/* Until all have ended; after a failure the others have a while to do so. 0, EXIT_SAVED or another code of failure. */
+static int wait_for_all(void)
+{
+    const struct timespec tick = {.tv_nsec = 20000000};
+    double deadline = 0;
+    int code = 0;
+    for (int64_t left = children.n; left;) {
+        int status;
+        const pid_t pid = waitpid(-1, &status, deadline > 0 ? WNOHANG : 0);
+        if (pid < 0 && errno != EINTR) break;
+        for (int64_t r = 0; pid > 0 && r < children.n; r++) {
+            if (children.pids[r] != pid) continue;
+            const int own = code_of(r, status);
+            children.pids[r] = 0;
+            left--;
+            if (own && (!code || code == EXIT_SAVED)) code = own;
+            if (own && own != EXIT_SAVED && !(deadline > 0)) deadline = clock_ms() + GRACE_MS;
+        }
+        if (deadline > 0 && clock_ms() > deadline) signal_all(SIGKILL);
+        if (deadline > 0 && pid == 0) nanosleep(&tick, NULL);
+    }
+    return code;
+}
+
+static int start_ranks(struct comm_place *p, int64_t n, int *code, struct err *err)
+{
+    const struct sigaction handler = {.sa_handler = hand_on};
+    const pid_t parent = getpid();
+    const int listener = open_listener(&p->port, err);
+    if (listener < 0) return -1;
+    fflush(NULL);
+    children.pids = mem_array(n, sizeof(*children.pids));
+    children.n = n;
+    p->world = (int)n;
+    snprintf(p->master, sizeof(p->master), "127.0.0.1");
+    for (int r = 0; r < n; r++) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != parent) _exit(1);
+            p->rank = r;
+            p->listener = r ? -1 : listener;
+            if (r) close(listener);
+            return 0;
+        }
+        if (pid < 0) {
+            signal_all(SIGKILL);
+            return err_set(err, "rank %d cannot be started: %s", r, strerror(errno));
+        }
+        children.pids[r] = pid;
+    }
+    close(listener);
+    sigaction(SIGTERM, &handler, NULL);
+    sigaction(SIGINT, &handler, NULL);
+    *code = wait_for_all();
+    mem_free(children.pids);
+    return 1;
+}
+
+int launch(struct comm_place *place, const struct config *cfg, int *code, struct err *err)
+{
+    struct found f;
+    int64_t n;
+    *place = (struct comm_place){.world = 1, .listener = -1, .timeout_s = cfg->parallel.timeout_s};
+    if (config_validate(cfg, err) || find_launcher(&f, err)) return -1;
+    if (f.world > 1) return from_launcher(place, &f, cfg, err);
+    if (count_ranks(cfg, &n, err)) return -1;
+    return n > 1 ? start_ranks(place, n, code, err) : 0;
+}
+
+/* ---- meeting */
+
+static uint64_t program_hash(void)
+{
+    uint32_t crc = 0;
+    int64_t bytes = 0;
+    struct err err;
+    if (file_crc32("/proc/self/exe", &crc, &bytes, &err)) log_warn("%s", err.msg);
+    return rng_u64(crc, (uint64_t)bytes);
+}
+
+static uint64_t config_hash(const struct config *cfg)
+{
+    char *text = config_dump(cfg);
+    const uint64_t hash = rng_key(0, text);
+    mem_free(text);
+    return hash;
+}
+
+int launch_meet(struct comm *all, const struct comm_place *place, const struct config *cfg, struct err *err)
+{
+    log_rank(place->rank, place->rank == 0);
+    if (comm_open(all, place, err)) return -1;
+    if (all->world == 1) return 0;
+    log_rank(place->rank, all->local_rank == 0);
+    ops_cuda_choose(all->local_rank);
+    if (comm_agree(all, "program (another build of moetrain)", program_hash(), err) ||
+        comm_agree(all, "configuration", config_hash(cfg), err))
+        return -1;
+    log_info("%d ranks, %d of them on this machine", all->world, all->local_world);
+    return 0;
+}
