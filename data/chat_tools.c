@@ -73,6 +73,10 @@ void chat_put_float(struct chat_text *t, double v)
 {
     char text[64];
     int digits = 0;
+    if (!isfinite(v)) {
+        chat_put(t, isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+        return;
+    }
     do snprintf(text, sizeof(text), "%.*e", digits++, v);
     while (digits < 17 && strtod(text, NULL) != v);
     int exponent = atoi(strchr(text, 'e') + 1);

@@ -1,6 +1,7 @@
 /* jinja_value.c - values of the Jinja engine, with Python's truth, equality, str(), repr() and json.dumps. */
 #include "data/jinja_value.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -457,8 +458,14 @@ static void tojson_at(struct jinja_state *st, struct chat_text *t, struct value 
     switch (v.kind) {
     case VALUE_NONE: chat_put(t, "null"); return;
     case VALUE_BOOL: chat_put(t, v.truth ? "true" : "false"); return;
-    case VALUE_INT:
-    case VALUE_FLOAT: print_at(st, t, v, false, depth); return;
+    case VALUE_FLOAT:
+        if (!isfinite(v.f)) {
+            chat_put(t, isnan(v.f) ? "NaN" : v.f > 0 ? "Infinity" : "-Infinity");
+            return;
+        }
+        print_at(st, t, v, false, depth);
+        return;
+    case VALUE_INT: print_at(st, t, v, false, depth); return;
     case VALUE_STRING:
         if (jinja_charge(st, v.size)) chat_put_quoted(t, v.s, v.size);
         return;

@@ -26,6 +26,7 @@ VARS = {"n": 7, "f": 2.5, "t": True, "no": None, "s": "Hé llo wörld", "e": "",
 # Each is printed by a template of its own.
 EXPRESSIONS = """
 n + 1 ;; n - 10 ;; n * 3 ;; n / 2 ;; n // 2 ;; -n // 2 ;; n % 3 ;; -n % 3 ;; n % -3 ;; 2 ** 10 ;; 2 ** -1 ;; f * 2
+1e999 ;; -1e999 ;; 1e999 - 1e999 ;; [1e999]|tojson ;; -1e999|tojson ;; 1e999 > 1
 f // 1 ;; -f % 2 ;; 1 / 4 ;; 1e3 ;; 1.50 ;; 10 // 0 ;; n == 7 ;; n == 7.0 ;; true == 1 ;; "1" == 1 ;; no == none
 l == [3, 1, 2] ;; (1, 2) == [1, 2]|d == {"a": 1} ;; x == y ;; n != 7 ;; 1 < 2 < 3 ;; 3 > 2 > 2 ;; "a" < "b" ;; "a" < 1
 n >= 7 and f < 3 ;; not n ;; not e and not no ;; e or "else" ;; n and "then" ;; x or 1 ;; 1 if n else 2 ;; 1 if e
