@@ -233,6 +233,21 @@ void model_loss(struct model *m)
     arena_release(&dev->work, mark);
 }
 
+void model_logits(struct model *m, int64_t row, float *logits)
+{
+    struct device *dev = m->dev;
+    const struct lora none = {.r = 0};
+    const struct tensor absent = {0}, x = tensor_rows(m->acts.layers[m->arch.n_layer].x, row, 1);
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor norm = arena_tensor_2d(&dev->work, dev->act, 1, m->arch.d_model);
+    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat, 1);
+    struct tensor out = arena_tensor_2d(&dev->work, dev->act, 1, m->arch.vocab);
+    op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
+    op_linear_fwd(dev, out, absent, norm, &m->weights.head, absent, absent, &none);
+    device_get_f32(dev, logits, out);
+    arena_release(&dev->work, mark);
+}
+
 void model_bwd(struct model *m)
 {
     struct device *dev = m->dev;
