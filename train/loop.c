@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "optim/schedule.h"
+#include "train/packing.h"
 #include "train/peft.h"
 #include "train/profile.h"
 #include "train/run.h"
@@ -425,6 +426,7 @@ static int training_open(struct training *t, const struct config *cfg, struct er
     set_optimizer(t);
     if (restore(t, err) || write_config(cfg, err)) return -1;
     print_opening(t);
+    if (packing_prove(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
     return metrics_open(&t->metrics, cfg->output.dir, t->state.step, err);
 }
