@@ -26,7 +26,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
-        {"lora.r", ad->r, ad->r <= 256, "at most 256"},
+        {"lora.r", adapters_max_rank(ad), adapters_max_rank(ad) <= 256, "at most 256"},
     };
     if (!dev->ops->own_memory) return 0;
     for (int64_t i = 0; i < MT_LEN(rows); i++)

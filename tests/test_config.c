@@ -108,7 +108,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 57);
+    assert_int_equal(n_keys, 58);
     check_round_trip(&all);
 }
 

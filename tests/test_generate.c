@@ -59,8 +59,18 @@ static void greedy(void **state)
         snprintf(set, sizeof(set), "model.path=%s", fixture(model));
         snprintf(dir, sizeof(dir), "%s", fixture(adapter ? adapter : model));
         snprintf(n, sizeof(n), "%lld", (long long)json_count(json_find(want, "ids")));
-        const char *const words[] = {"generate", config, "--set", set, "--prompt", prompt, "--tokens", n, "--json",
-                                     adapter ? "--adapter" : "--base", adapter ? dir : NULL, NULL};
+        const char *const words[] = {"generate",
+                                     config,
+                                     "--set",
+                                     set,
+                                     "--prompt",
+                                     prompt,
+                                     "--tokens",
+                                     n,
+                                     "--json",
+                                     adapter ? "--adapter" : "--base",
+                                     adapter ? dir : NULL,
+                                     NULL};
         if (process_run(words)) fail_msg("%s", said.err);
         struct json_doc *doc = parse_said();
         assert_same_ids(json_root(doc), want, "prompt_ids");
@@ -126,12 +136,10 @@ static void conversation(void **state)
     snprintf(set, sizeof(set), "model.path=%s", model);
     const char *file = write_text("m.json", "[{\"role\": \"user\", \"content\": \"Hi\"}, "
                                             "{\"role\": \"assistant\", \"content\": \"left out\"}]");
-    assert_int_equal(
-        RUN("generate", config, "--set", set, "--base", "--messages", file, "--tokens", "3", "--json"), 0);
+    assert_int_equal(RUN("generate", config, "--set", set, "--base", "--messages", file, "--tokens", "3", "--json"), 0);
     struct json_doc *ours = parse_said();
     file = write_text("p.json", "[{\"role\": \"user\", \"content\": \"Hi\"}]");
-    assert_int_equal(
-        RUN("generate", config, "--set", set, "--base", "--messages", file, "--tokens", "3", "--json"), 0);
+    assert_int_equal(RUN("generate", config, "--set", set, "--base", "--messages", file, "--tokens", "3", "--json"), 0);
     struct json_doc *same = parse_said();
     assert_same_ids(json_root(ours), json_root(same), "prompt_ids");
     assert_same_ids(json_root(ours), json_root(same), "ids");

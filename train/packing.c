@@ -72,10 +72,10 @@ void packing_measure(struct run *r, const struct batch *b, struct packing *out)
 }
 
 /* F32: only the order of sums may differ. BF16: a product of another size may be another kernel's, and a near tie in
- * the router falls the other way. A document that sees another moves the loss more. */
+ * the router falls the other way; on an H100 the two are equal to the last bit. */
 int packing_judge(const struct run *r, const struct packing *p, struct err *err)
 {
-    const double allowed = r->dev.act == DT_BF16 || r->dev.round_bf16 ? 1e-2 : 1e-5;
+    const double allowed = r->dev.act == DT_BF16 || r->dev.round_bf16 ? 5e-3 : 1e-5;
     if (!isfinite(p->alone) || fabs(p->packed - p->alone) <= allowed * p->alone) return 0; /* not finite: a step says */
     return err_set(
         err,
