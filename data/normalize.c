@@ -27,9 +27,9 @@ static int64_t skip_ascii(const char *text, int64_t i, int64_t size)
     return i;
 }
 
-/* Bytes of the character at s, of which `left` bytes are there; 0 when it is not valid. */
-static int64_t utf8_length(const uint8_t *s, int64_t left)
+int64_t utf8_character(const char *text, int64_t left)
 {
+    const uint8_t *s = (const uint8_t *)text;
     uint8_t low = 0x80, high = 0xbf; /* bounds of the second byte (Unicode, table 3-7) */
     int64_t n = 1;
     if (s[0] < 0x80) return 1;
@@ -40,17 +40,17 @@ static int64_t utf8_length(const uint8_t *s, int64_t left)
     if (s[0] == 0xed) high = 0x9f;
     if (s[0] == 0xf0) low = 0x90;
     if (s[0] == 0xf4) high = 0x8f;
-    if (n == 1 || n > left || s[1] < low || s[1] > high) return 0;
-    for (int64_t i = 2; i < n; i++)
+    if (n == 1 || (left > 1 && (s[1] < low || s[1] > high))) return 0;
+    for (int64_t i = 2; i < MT_MIN(n, left); i++)
         if ((s[i] & 0xc0) != 0x80) return 0;
-    return n;
+    return n <= left ? n : -1;
 }
 
 int64_t utf8_invalid_at(const char *text, int64_t size)
 {
     for (int64_t i = skip_ascii(text, 0, size); i < size;) {
-        int64_t n = utf8_length((const uint8_t *)text + i, size - i);
-        if (n == 0) return i;
+        int64_t n = utf8_character(text + i, size - i);
+        if (n <= 0) return i;
         i += n;
         if (n == 1) i = skip_ascii(text, i, size);
     }
@@ -146,7 +146,7 @@ int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err)
 
 static void prepend(struct normal *n, const char *text, int64_t size, const char *to)
 {
-    append(n, to, (int64_t)strlen(to), 0, utf8_length((const uint8_t *)text, size));
+    append(n, to, (int64_t)strlen(to), 0, utf8_character(text, size));
     for (int64_t i = 0; i < size; i++) append(n, text + i, 1, i, i + 1);
 }
 

@@ -6,6 +6,8 @@
 
 /* Byte offset of the first byte that is no valid UTF-8 (overlong, surrogate, above U+10FFFF, cut off), or -1. */
 int64_t utf8_invalid_at(const char *text, int64_t size);
+/* Bytes of the character at s, of which `left` > 0 bytes are there: 0 when it is not valid, -1 when it is cut off. */
+int64_t utf8_character(const char *s, int64_t left);
 
 /* A normalized text. Zeroed is valid. text == NULL: the input is normalized already, and nothing was copied. */
 struct normal {

@@ -47,6 +47,20 @@ static bool has_marks(const struct tokenizer *tok, const char *const *marks, int
     return true;
 }
 
+struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err)
+{
+    struct json_doc *doc = json_parse(text, size, name, err);
+    if (!doc || json_type(json_root(doc)) != JSON_ARRAY || !json_has(json_at(json_root(doc), 0), "role")) return doc;
+    struct chat_text row = {0};
+    json_free(doc);
+    chat_put(&row, "{\"messages\": ");
+    chat_put_bytes(&row, text, size);
+    chat_put(&row, "}");
+    doc = json_parse(row.text, row.size, name, err);
+    chat_text_free(&row);
+    return doc;
+}
+
 bool row_is_harmony(const struct tokenizer *tok)
 {
     static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"};

@@ -49,6 +49,9 @@ struct row_reader {
 /* Fills samples; none when a conversation has no answer that carries loss. */
 int row_read(struct row_reader *r, struct json row, struct err *err) MT_CHECK;
 void row_reader_free(struct row_reader *r);
+/* One row as text: an object; or a list of messages, which becomes one. Any other
+ * JSON is left as it is. `name` stands in every message. */
+struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* The tokenizer has harmony's marks: messages are rendered as gpt-oss's template does, by chat.c. */
 bool row_is_harmony(const struct tokenizer *tok);
 

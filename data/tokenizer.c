@@ -263,15 +263,27 @@ int32_t tokenizer_id(const struct tokenizer *tok, const char *content)
     return size ? bpe_find(&tok->bpe, (const uint8_t *)content, size) : -1;
 }
 
-const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size)
+static const struct added *find_added(const struct tokenizer *tok, int32_t id)
 {
     const struct added_set *sets[] = {&tok->raw, &tok->normalized};
     for (int i = 0; i < 2; i++)
         for (int64_t k = 0; k < sets[i]->n; k++)
-            if (sets[i]->items[k].id == id) {
-                *size = sets[i]->items[k].size;
-                return sets[i]->items[k].text;
-            }
+            if (sets[i]->items[k].id == id) return &sets[i]->items[k];
+    return NULL;
+}
+
+bool tokenizer_is_special(const struct tokenizer *tok, int32_t id)
+{
+    const struct added *a = find_added(tok, id);
+    return a && a->special;
+}
+
+bool tokenizer_marks_spaces(const struct tokenizer *tok) { return tok->bpe.chars; }
+
+const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size)
+{
+    const struct added *a = find_added(tok, id);
+    if (a) return *size = a->size, a->text;
     const struct bpe_token *t = id >= 0 && id < tok->bpe.n_ids ? &tok->bpe.tokens[id] : NULL;
     *size = t ? t->size : 0;
     return t ? (const char *)t->bytes : NULL;

@@ -34,5 +34,8 @@ int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size
                      struct err *err) MT_CHECK;
 /* Bytes of one id; NULL for an id without a token. */
 const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size);
+bool tokenizer_marks_spaces(const struct tokenizer *tok); /* in these bytes U+2581 stands for a space */
+/* id is a special token: its text becomes it only where special tokens are recognised. */
+bool tokenizer_is_special(const struct tokenizer *tok, int32_t id);
 
 #endif

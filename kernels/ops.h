@@ -23,8 +23,8 @@ extern "C" {
 struct lora {
     struct tensor a, b; /* act */
     int64_t r;
-    float scale;
     int n_seg;
+    float scale[3];                    /* of each segment */
     int64_t seg_first[3], seg_cols[3]; /* output columns of each segment */
     float dropout;                     /* dense only: x is dropped before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */

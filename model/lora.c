@@ -50,29 +50,99 @@ static bool next_word(const char **list, char *word, size_t n)
     return true;
 }
 
-static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
+/* What a word names: one target, or both of the experts. */
+static int find_targets(const char *key, const char *word, enum lora_target *first, enum lora_target *last,
+                        struct err *err)
 {
     static const char *const words[] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "experts"};
+    static const char *const routers[] = {"router", "gate", "mlp.router", "mlp.gate"};
+    int64_t w = 0;
+    for (int64_t i = 0; i < MT_LEN(routers); i++)
+        if (!strcmp(word, routers[i]))
+            return err_set(err,
+                           "%s: \"%s\": the router is no target. It stays frozen, so that an adapter changes what the "
+                           "experts do and not which are asked; train.aux_loss_coef balances them through the layers "
+                           "below",
+                           key, word);
+    while (w < MT_LEN(words) && strcmp(word, words[w])) w++;
+    if (w == MT_LEN(words)) {
+        const char *near = str_nearest(word, words, MT_LEN(words));
+        return err_set(err,
+                       "%s: unknown target \"%s\"%s%s%s; known: q_proj, k_proj, v_proj, o_proj, experts, gate_up_proj, "
+                       "down_proj",
+                       key, word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
+    }
+    *first = w < LORA_TARGETS ? (enum lora_target)w : LORA_UP;
+    *last = w < LORA_TARGETS ? *first : LORA_DOWN;
+    return 0;
+}
+
+static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
+{
+    enum lora_target first, last;
     char word[64];
     bool any = false;
     for (const char *s = targets; next_word(&s, word, sizeof(word));) {
-        int64_t w = 0;
-        while (w < MT_LEN(words) && strcmp(word, words[w])) w++;
-        if (w == MT_LEN(words)) {
-            const char *near = str_nearest(word, words, MT_LEN(words));
-            return err_set(err,
-                           "lora.targets: unknown target \"%s\"%s%s%s; known: q_proj, k_proj, v_proj, o_proj, experts, "
-                           "gate_up_proj, down_proj",
-                           word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
-        }
-        enum lora_target first = w < LORA_TARGETS ? (enum lora_target)w : LORA_UP;
-        enum lora_target last = w < LORA_TARGETS ? first : LORA_DOWN;
+        if (find_targets("lora.targets", word, &first, &last, err)) return -1;
         if (last >= LORA_UP && a->n_exp == 0)
             return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no experts", word);
         for (enum lora_target t = first; t <= last; t++) ad->target[t] = any = true;
     }
     if (!any) return err_set(err, "lora.targets is empty: nothing would be trained");
     return 0;
+}
+
+/* "experts=8,q_proj=32"; a later word wins. */
+static int parse_ranks(struct adapters *ad, const char *ranks, struct err *err)
+{
+    enum lora_target first, last;
+    char word[64];
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) ad->rank[t] = ad->r;
+    for (const char *s = ranks ? ranks : ""; next_word(&s, word, sizeof(word));) {
+        char *value = strchr(word, '='), *end = word;
+        const int64_t r = value ? strtoll(value + 1, &end, 10) : 0;
+        if (!value || value[1] < '0' || value[1] > '9' || *end || r < 1 || r > MAX_RANK)
+            return err_set(err, "lora.rank_pattern: \"%s\": expected TARGET=RANK, like experts=8, the rank 1 to %d",
+                           word, MAX_RANK);
+        *value = '\0';
+        if (find_targets("lora.rank_pattern", word, &first, &last, err)) return -1;
+        bool any = false;
+        for (enum lora_target t = first; t <= last; t++)
+            if (ad->target[t]) ad->rank[t] = r, any = true;
+        if (!any) return err_set(err, "lora.rank_pattern: \"%s\" is not in lora.targets", word);
+    }
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        ad->scale[t] = (float)(ad->alpha / (ad->rslora ? sqrt((double)ad->rank[t]) : (double)ad->rank[t]));
+    return 0;
+}
+
+static void hold_ranks(struct adapters *ad, int64_t multiple)
+{
+    int64_t qkv = 0;
+    for (enum lora_target t = LORA_Q; t <= LORA_V; t++)
+        if (ad->target[t]) qkv = MT_MAX(qkv, ad->rank[t]);
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        const int64_t r = t <= LORA_V ? qkv : ad->rank[t];
+        ad->held[t] = (r + multiple - 1) / multiple * multiple;
+    }
+}
+
+int64_t adapters_max_rank(const struct adapters *ad)
+{
+    int64_t most = 0;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (ad->target[t]) most = MT_MAX(most, ad->rank[t]);
+    return most;
+}
+
+void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT])
+{
+    int n = 0;
+    text[0] = '\0';
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (ad->target[t] && ad->rank[t] != ad->r)
+            n += snprintf(text + n, (size_t)(LORA_RANKS_TEXT - n), "%s%s=%lld", n ? "," : "", target_names[t],
+                          (long long)ad->rank[t]);
 }
 
 /* "3" or "0-5" at s, all of it. */
@@ -111,9 +181,9 @@ static void add_param(struct adapters *ad, const struct arch *a, int64_t layer, 
     target_shape(a, t, &n_exp, &out, &in);
     struct lora_param *p = &ad->params[ad->n_params++];
     *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = n_exp};
-    p->rows = is_b ? out : ad->r_held;
-    p->cols = is_b ? ad->r_held : in;
-    ad->n_values += n_exp * ad->r * (is_b ? out : in);
+    p->rows = is_b ? out : ad->held[t];
+    p->cols = is_b ? ad->held[t] : in;
+    ad->n_values += n_exp * ad->rank[t] * (is_b ? out : in);
     ad->n_flat += lora_param_count(p);
 }
 
@@ -147,10 +217,10 @@ static int check_numbers(const struct lora_options *opt, struct err *err)
 
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)
 {
-    *ad = (struct adapters){
-        .r = opt->r, .r_held = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
-    if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err)) return -1;
-    ad->scale = (float)(opt->alpha / (opt->rslora ? sqrt((double)opt->r) : (double)opt->r));
+    *ad = (struct adapters){.r = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
+    if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err) || parse_ranks(ad, opt->ranks, err))
+        return -1;
+    hold_ranks(ad, 1);
     ad->transposed = a->transposed_experts;
     ad->n_layer = ad->lowest_layer = a->n_layer;
     ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));
@@ -175,7 +245,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
 
 void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple)
 {
-    ad->r_held = (ad->r + multiple - 1) / multiple * multiple;
+    hold_ranks(ad, multiple);
     ad->n_params = ad->n_values = ad->n_flat = 0;
     for (int64_t n = 0; n < ad->n_layer; n++)
         if (ad->layer_on[n]) plan_layer(ad, a, n);
@@ -211,19 +281,19 @@ static void view_adapter(struct adapters *ad, const struct arch *a, int64_t laye
         const struct lora_param *p = adapters_find(ad, layer, t, false);
         if (!p) continue;
         if (!pa) pa = p, pb = adapters_find(ad, layer, t, true);
+        l->scale[l->n_seg] = ad->scale[t];
         l->seg_first[l->n_seg] = col;
         l->seg_cols[l->n_seg++] = out;
         rows += out;
     }
     if (!pa) return;
-    l->r = ad->r_held;
-    l->scale = ad->scale;
+    const int64_t r = l->r = ad->held[first];
     l->dropout = expert ? 0 : (float)ad->dropout;
     n_exp = expert ? pa->n_exp : 0;
-    l->a = view(ad->working, pa->off, n_exp, l->n_seg * ad->r_held, pa->cols);
-    l->b = view(ad->working, pb->off, n_exp, rows, ad->r_held);
-    g->a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * ad->r_held, pa->cols);
-    g->b = view(ad->opt.grad, pb->off, n_exp, rows, ad->r_held);
+    l->a = view(ad->working, pa->off, n_exp, l->n_seg * r, pa->cols);
+    l->b = view(ad->working, pb->off, n_exp, rows, r);
+    g->a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * r, pa->cols);
+    g->b = view(ad->opt.grad, pb->off, n_exp, rows, r);
 }
 
 /* Masters and working copies; with `training`, gradients and moments between them. */
@@ -264,7 +334,7 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
         lora_param_name(p, name);
         uint64_t key = rng_key(seed, name);
         double bound = 1 / sqrt((double)p->cols);
-        const int64_t filled = ad->r * p->cols, held = p->rows * p->cols; /* of one expert */
+        const int64_t filled = ad->rank[p->target] * p->cols, held = p->rows * p->cols; /* of one expert */
         for (int64_t j = 0; j < p->n_exp * filled; j++)
             values[p->off + j / filled * held + j % filled] = (float)(bound * (2 * rng_uniform(key, (uint64_t)j) - 1));
     }
@@ -357,12 +427,17 @@ static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
 char *adapters_table(const struct adapters *ad, const struct arch *a)
 {
     enum { LINE = 256 };
-    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + 5);
-    char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32];
+    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + 6);
+    char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
     for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && a->dense[n];
-    s += snprintf(s, LINE, "LoRA r %lld, alpha %g, scale %g%s, dropout %g%s\n", (long long)ad->r, ad->alpha,
-                  (double)ad->scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout,
-                  ad->dropout > 0 ? " on attention (PEFT has none for experts)" : "");
+    adapters_ranks_text(ad, ranks);
+    if (ranks[0])
+        snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");
+    else
+        snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
+    s += snprintf(s, 2 * LINE, "LoRA r %lld%s%s%s, alpha %g, scale %s%s, dropout %g%s\n", (long long)ad->r,
+                  ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, scale, ad->rslora ? " (rsLoRA)" : "",
+                  ad->dropout, ad->dropout > 0 ? " on attention (PEFT has none for experts)" : "");
     s += snprintf(s, LINE, "%-14s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         const int64_t n_here = t < LORA_UP ? n_on : n_on - n_dense;
@@ -370,10 +445,10 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
         char a_text[64], b_text[64];
         if (!ad->target[t]) continue;
         target_shape(a, t, &n_exp, &out, &in);
-        shape_text(a_text, n_exp, ad->r, in);
-        shape_text(b_text, n_exp, out, ad->r);
+        shape_text(a_text, n_exp, ad->rank[t], in);
+        shape_text(b_text, n_exp, out, ad->rank[t]);
         s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_names[t], (long long)n_here, a_text, b_text,
-                      (long long)(n_here * n_exp * ad->r * (in + out)));
+                      (long long)(n_here * n_exp * ad->rank[t] * (in + out)));
     }
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
         s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);

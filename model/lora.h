@@ -16,7 +16,7 @@ struct lora_param {
     enum lora_target target;
     bool is_b;                 /* A otherwise */
     int64_t layer, off;        /* first element in the flat arrays */
-    int64_t n_exp, rows, cols; /* as held: A [n_exp, R, in], B [n_exp, out, R], R = r_held; n_exp 1 for attention */
+    int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R], R = held[target]; n_exp 1 for attention */
 };
 
 struct lora_layer {
@@ -29,15 +29,19 @@ struct lora_options {
     double alpha, dropout;
     bool rslora;
     const char *targets; /* comma-separated: q_proj k_proj v_proj o_proj experts gate_up_proj down_proj */
+    const char *ranks;   /* "" or NULL: r everywhere; else "experts=8,q_proj=32", of targets that are trained */
     const char *layers;  /* "" or "all": every layer; else "0-3,7" */
 };
 
 struct adapters {
-    int64_t r;
-    int64_t r_held; /* ranks as held: r, or rounded up to what the device takes; those from r on are zero and stay so */
+    int64_t r;                  /* of targets without a rank of their own */
+    int64_t rank[LORA_TARGETS]; /* of each; r where nothing is trained */
+    /* Ranks as held: rounded up to what the device takes, and for q, k and v, which are one product, up to the largest
+     * of them; those from rank on are zero and stay so. */
+    int64_t held[LORA_TARGETS];
     double alpha, dropout;
     bool rslora;
-    float scale; /* alpha/r, or alpha/sqrt(r) with rslora */
+    float scale[LORA_TARGETS]; /* alpha/rank, or alpha/sqrt(rank) with rslora */
     bool target[LORA_TARGETS];
     bool transposed; /* transformers holds the experts as [E, in, out]; matters to PEFT files alone */
     int64_t n_layer;
@@ -79,6 +83,11 @@ void adapters_gather(const struct adapters *ad, struct device *dev, struct tenso
 void adapters_refresh(struct adapters *ad, struct device *dev);
 void adapters_free(struct adapters *ad); /* host tables */
 
+/* Of the targets that are trained. */
+int64_t adapters_max_rank(const struct adapters *ad);
+/* The ranks as lora_options has them; "" where all are r. */
+#define LORA_RANKS_TEXT 160
+void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
 const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
 /* NULL: not trained, as the experts of a dense layer. */
 const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b);

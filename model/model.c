@@ -26,7 +26,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
-        {"lora.r", ad->r, ad->r <= 256, "at most 256"},
+        {"lora.r", adapters_max_rank(ad), adapters_max_rank(ad) <= 256, "at most 256"},
     };
     if (!dev->ops->own_memory) return 0;
     for (int64_t i = 0; i < MT_LEN(rows); i++)
@@ -231,6 +231,21 @@ void model_loss(struct model *m)
     op_loss_sum(dev, tensor_rows(m->tally, 0, 2), nll, hit);
     if (has_aux(m)) add_aux(m);
     m->n_label += n_label;
+    arena_release(&dev->work, mark);
+}
+
+void model_logits(struct model *m, int64_t row, float *logits)
+{
+    struct device *dev = m->dev;
+    const struct lora none = {.r = 0};
+    const struct tensor absent = {0}, x = tensor_rows(m->acts.layers[m->arch.n_layer].x, row, 1);
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor norm = arena_tensor_2d(&dev->work, dev->act, 1, m->arch.d_model);
+    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat, 1);
+    struct tensor out = arena_tensor_2d(&dev->work, dev->act, 1, m->arch.vocab);
+    op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
+    op_linear_fwd(dev, out, absent, norm, &m->weights.head, absent, absent, &none);
+    device_get_f32(dev, logits, out);
     arena_release(&dev->work, mark);
 }
 

@@ -6,6 +6,8 @@
  *   model_bwd     gradients of every adapter, += into the flat gradient
  *   model_end     gives the work memory back
  *
+ * Instead of model_loss, model_logits reads what the model would say next.
+ *
  * None of these waits for the device. What a step wants to know adds up in the tally, in device memory, and is read
  * once, when the step is over:
  *
@@ -90,6 +92,9 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
 void model_fwd(struct model *m);
 void model_loss(struct model *m);
 void model_bwd(struct model *m);
+/* What follows row `row` of the micro-batch: logits [V] host, rounded to act. Takes less work memory than the loss of
+ * two labelled tokens. Waits for the device. */
+void model_logits(struct model *m, int64_t row, float *logits);
 void model_end(struct model *m);
 
 void model_clear(struct model *m);

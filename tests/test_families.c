@@ -398,7 +398,7 @@ static void check_split(const char *module, const char *const part[3], bool rslo
     tiny_open(&t, &a, &opt, "fp32");
     adapters_init(&t.ad, &t.dev, 1);
     if (peft_load(&t.ad, &t.dev, dir, &err)) fail_msg("%s", err.msg);
-    assert_close((double)t.ad.scale, rslora ? 6 / sqrt(2) : 3, 1e-6);
+    assert_close((double)t.ad.scale[LORA_Q], rslora ? 6 / sqrt(2) : 3, 1e-6);
     const float *flat = t.ad.opt.param.data;
     for (int64_t e = 0; e < a.n_exp; e++)
         for (int p = 0; p < 3; p++) {

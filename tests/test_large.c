@@ -110,7 +110,7 @@ static void linear_large_on_the_gpu(void **state)
     const struct lora lora = {.a = gpu_random(DT_BF16, 2, R, DIM, -1),
                               .b = gpu_random(DT_BF16, 3, DIM, R, -1),
                               .r = R,
-                              .scale = 0.5f,
+                              .scale = {0.5f},
                               .n_seg = 1,
                               .seg_cols = {DIM}};
     const struct lora_grad grad = {gpu_zero(DT_F32, R, DIM, -1), gpu_zero(DT_F32, DIM, R, -1)};
@@ -145,7 +145,7 @@ static void dropout_large_on_the_gpu(void **state)
     struct lora lora = {.a = gpu_random(DT_BF16, 2, R, DIM, -1),
                         .b = gpu_random(DT_BF16, 3, OUT, R, -1),
                         .r = R,
-                        .scale = 0.5f,
+                        .scale = {0.5f},
                         .n_seg = 1,
                         .seg_cols = {OUT},
                         .dropout = 0.5f,
@@ -389,7 +389,7 @@ static struct lora expert_lora(uint64_t stream, int64_t n_in, int64_t n_out)
     return (struct lora){.a = gpu_random(DT_BF16, stream, N_EXP, RANK, n_in),
                          .b = gpu_random(DT_BF16, stream + 1, N_EXP, n_out, RANK),
                          .r = RANK,
-                         .scale = 0.5f,
+                         .scale = {0.5f},
                          .n_seg = 1};
 }
 

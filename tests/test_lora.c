@@ -20,6 +20,8 @@ static void unknown_words_are_named(void **state)
     (void)state;
     plan_fails("q_proj,k_prj", "", "did you mean k_proj?");
     plan_fails("expert", "", "did you mean experts?");
+    plan_fails("q_proj,router", "", "the router is no target");
+    plan_fails("mlp.gate", "", "the router is no target");
     plan_fails("lm_head_and_more", "", "unknown target \"lm_head_and_more\"");
     plan_fails("", "", "nothing would be trained");
     plan_fails("q_proj", "3", "layers 0 to 2");
@@ -141,7 +143,7 @@ static void views_show_the_arrays(void **state)
     assert_int_equal(l->g_up.b.rank, 0);
     assert_int_equal(t.ad.layers[0].qkv.r, 0);
     assert_int_equal(t.ad.layers[0].g_out.a.rank, 0);
-    assert_close(l->down.scale, 6 / sqrt(2.0), 1e-6);
+    assert_close(l->down.scale[0], 6 / sqrt(2.0), 1e-6);
     assert_close(l->qkv.dropout, 0.25, 0);
     assert_close(l->out.dropout, 0.25, 0);
     assert_close(l->down.dropout, 0, 0); /* PEFT's experts take none */

@@ -128,7 +128,8 @@ static struct linear linear_make(struct device *dev, const struct linear_shape *
     if (s->res) l.res = make_random(dev->act, 4, 1, s->n_tok, s->n_out, -1);
     if (s->want_dx) l.dx = make_empty(dev->act, s->n_tok, s->n_in, -1);
     if (!s->r) return l;
-    l.lora = (struct lora){.r = s->r, .scale = 1.5f, .n_seg = s->n_seg, .dropout = s->dropout, .dropout_key = 99};
+    l.lora = (struct lora){
+        .r = s->r, .scale = {1.5f, 0.75f, 2.25f}, .n_seg = s->n_seg, .dropout = s->dropout, .dropout_key = 99};
     int64_t rows = 0;
     for (int i = 0; i < s->n_seg; rows += s->seg_cols[i++]) {
         l.lora.seg_first[i] = s->seg_first[i];
@@ -188,7 +189,7 @@ static double linear_reference(const struct linear *l, struct tensor w, int64_t 
             double xa = 0;
             for (int64_t i = 0; i < n_in; i++)
                 xa += dropped(l, t, i) * value_at(l->lora.a, (s * l->lora.r + r) * n_in + i);
-            y += (double)l->lora.scale * xa * value_at(l->lora.b, (base + row) * l->lora.r + r);
+            y += (double)l->lora.scale[s] * xa * value_at(l->lora.b, (base + row) * l->lora.r + r);
         }
     }
     return y;

@@ -87,7 +87,7 @@ static struct lora make_lora(struct device *dev, uint64_t stream, int64_t r, int
                              struct lora_grad *grad)
 {
     *grad = (struct lora_grad){0};
-    struct lora l = {.r = r, .scale = 0.75f, .n_seg = 1, .seg_cols = {n_out}};
+    struct lora l = {.r = r, .scale = {0.75f}, .n_seg = 1, .seg_cols = {n_out}};
     if (!r) return l;
     l.a = make_random(dev->act, stream, 0.5, n_exp, r, n_in);
     l.b = make_random(dev->act, stream + 1, 0.5, n_exp, n_out, r);

@@ -317,7 +317,7 @@ static void file_of_peft_loads(void **state)
         for (int64_t k = 0; k < 8; k++)
             sum += (double)master_at(&t.ad, v, rows[n].layer, rows[n].target, true, rows[n].e, rows[n].o, k) *
                    (double)master_at(&t.ad, v, rows[n].layer, rows[n].target, false, rows[n].e, k, rows[n].i);
-        assert_close((double)t.ad.scale * sum, rows[n].delta, 1e-6);
+        assert_close((double)t.ad.scale[LORA_UP] * sum, rows[n].delta, 1e-6);
     }
     assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, &err), 0);
     read_parts(&theirs, fixture("parity/case_a/adapter_init"));
@@ -651,7 +651,7 @@ static void bad_configs_are_refused(void **state)
         {"\"LORA\"", "\"LOHA\"", "only LORA"},
         {"\"bias\": \"none\"", "\"bias\": \"all\"", "only none"},
         {"\"use_dora\": false", "\"use_dora\": true", "use_dora"},
-        {"\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}", "rank_pattern"},
+        {"\"rank_pattern\": {}", "\"rank_pattern\": {\"down_proj\": 4}", "lora.rank_pattern = down_proj=4, but "},
         {"\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]", "modules_to_save"},
         {"\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa_niter_4\"", "pissa_niter_4"},
         {"\"mlp.experts.down_proj\"", "\"mlp.experts.other\"", "target_parameters"},
@@ -762,7 +762,7 @@ static void plan_comes_from_the_directory(void **state)
             assert_int_equal(got.params[n].layer, want.params[n].layer);
             assert_int_equal(got.params[n].target, want.params[n].target);
         }
-        assert_true(got.scale == want.scale);
+        assert_memory_equal(got.scale, want.scale, sizeof(got.scale));
         adapters_free(&got);
         adapters_free(&want);
     }

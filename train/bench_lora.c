@@ -62,7 +62,7 @@ static struct lora push_lora(struct device *dev, const struct weight *w, int64_t
     *grad = (struct lora_grad){.a = {0}};
     if (!r) return (struct lora){.r = 0};
     const struct lora l = {.r = r,
-                           .scale = 2,
+                           .scale = {2},
                            .n_seg = 1,
                            .seg_cols = {w->n_out},
                            .a = arena_tensor_3d(a, dev->act, w->n_exp, r, w->n_in),

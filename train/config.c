@@ -61,6 +61,7 @@ static const struct option options[] = {
     ROW(lora, dropout, "0", "[0, 1)", "on the adapters' input while training"),
     ROW(lora, rslora, "false", YES_NO, "scale is alpha / sqrt(r)"),
     ROW(lora, targets, "q_proj,k_proj,v_proj,o_proj,experts", "names", "also gate_up_proj, down_proj alone"),
+    ROW(lora, rank_pattern, "", "names=ranks", "of single targets, e.g. experts=8,q_proj=32"),
     ROW(lora, layers, "all", "all|ranges", "e.g. 0-3,7"),
     ROW(lora, init_from, "", "directory", "start from this PEFT adapter"),
     ROW(optim, lr, "2e-4", "[0, 1]", "peak learning rate"),

@@ -42,7 +42,7 @@ struct config {
         int64_t r;
         double alpha, dropout;
         bool rslora;
-        char targets[256], layers[256], init_from[MT_PATH];
+        char targets[256], rank_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
     struct {
         double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;

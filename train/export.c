@@ -2,6 +2,7 @@
  * that back and compare, put it in place. A failure at any point leaves nothing. */
 #include "train/export.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +20,14 @@ struct shape shape_of(const struct adapters *ad)
 {
     struct shape s = {.r = ad->r, .alpha = ad->alpha, .rslora = ad->rslora, .layer_on = ad->layer_on};
     memcpy(s.target, ad->target, sizeof(s.target));
+    adapters_ranks_text(ad, s.ranks);
     return s;
+}
+
+float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r)
+{
+    const double ratio = (double)r / (double)ad->rank[t];
+    return (float)(ad->rslora ? sqrt(ratio) : ratio);
 }
 
 /* h->ad is planned: takes memory for it. */
@@ -45,8 +53,12 @@ int held_open(struct held *h, const struct arch *a, const struct shape *shape, s
     for (int64_t l = 0; l < a->n_layer; l++)
         if (shape->layer_on[l])
             n += (size_t)snprintf(layers + n, sizeof(layers) - n, "%s%lld", n ? "," : "", (long long)l);
-    const struct lora_options opt = {
-        .r = shape->r, .alpha = shape->alpha, .rslora = shape->rslora, .targets = targets, .layers = layers};
+    const struct lora_options opt = {.r = shape->r,
+                                     .alpha = shape->alpha,
+                                     .rslora = shape->rslora,
+                                     .targets = targets,
+                                     .ranks = shape->ranks,
+                                     .layers = layers};
     *h = (struct held){.ad = {0}};
     if (!adapters_plan(&h->ad, a, &opt, err) && !alloc(h, a, err)) return 0;
     held_close(h);

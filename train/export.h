@@ -32,11 +32,14 @@ struct held {
 /* What adapters_plan needs to know, taken from other adapters and perhaps changed. */
 struct shape {
     int64_t r;
+    char ranks[LORA_RANKS_TEXT]; /* "": r everywhere */
     double alpha;
     bool rslora, target[LORA_TARGETS];
     const bool *layer_on; /* [n_layer] */
 };
 struct shape shape_of(const struct adapters *ad);
+/* What a target's B is multiplied with where a format gives it the rank r at the same alpha; 1 for its own rank. */
+float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r);
 /* All values 0. */
 int held_open(struct held *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
 /* Those of a PEFT directory. */

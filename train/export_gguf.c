@@ -43,10 +43,10 @@ static void add(struct file *f, const struct lora_param *p, const char *matrix, 
     snprintf(part->name, sizeof(part->name), "blk.%lld.%s.weight.lora_%c", (long long)p->layer, matrix,
              p->is_b ? 'b' : 'a');
     const bool half = p->is_b && rows >= ROWS_EVEN && rows <= ROWS_SECOND;
-    const int64_t n_rows = half ? p->rows / 2 : p->rows;
-    *t = p->target < LORA_UP
-             ? (struct gguf_tensor){.name = part->name, .rank = 2, .shape = {n_rows, p->cols}}
-             : (struct gguf_tensor){.name = part->name, .rank = 3, .shape = {p->n_exp, n_rows, p->cols}};
+    const int64_t r = f->x->held.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
+    const int64_t n_cols = p->is_b ? r : p->cols; /* r, not as many as are held: llama.cpp's scale is alpha by these */
+    *t = p->target < LORA_UP ? (struct gguf_tensor){.name = part->name, .rank = 2, .shape = {n_rows, n_cols}}
+                             : (struct gguf_tensor){.name = part->name, .rank = 3, .shape = {p->n_exp, n_rows, n_cols}};
 }
 
 static void add_param(struct file *f, const struct lora_param *p)
@@ -84,11 +84,11 @@ static void fill(void *arg, int64_t i, float *out)
     const struct part *part = &f->parts[i];
     const struct gguf_tensor *t = &f->tensors[i];
     const struct lora_param *p = part->p;
-    const int64_t n_rows = t->shape[t->rank - 2];
+    const int64_t n_rows = t->shape[t->rank - 2], n_cols = t->shape[t->rank - 1];
     for (int64_t e = 0; e < p->n_exp; e++)
-        for (int64_t row = 0; row < n_rows; row++, out += p->cols) {
+        for (int64_t row = 0; row < n_rows; row++, out += n_cols) {
             const int64_t from = p->is_b ? row_of(part->rows, row, p->rows, f->x->run.arch.head_dim) : row;
-            memcpy(out, held_at(&f->x->held, p, e, from, 0), (size_t)p->cols * sizeof(*out));
+            memcpy(out, held_at(&f->x->held, p, e, from, 0), (size_t)n_cols * sizeof(*out));
         }
 }
 
@@ -107,7 +107,11 @@ int export_gguf(struct export *x, struct err *err)
     const struct adapters *ad = &x->held.ad;
     const char *arch = architecture(&x->run.arch);
     struct file f = {.x = x};
-    char path[MT_PATH];
+    char path[MT_PATH], ranks[LORA_RANKS_TEXT];
+    adapters_ranks_text(ad, ranks);
+    if (ad->rslora && ranks[0])
+        return err_set(err, "a LoRA GGUF has one alpha, which cannot say rsLoRA's scale of several ranks "
+                            "(lora.rank_pattern): export merged-bf16");
     if (!arch) return err_set(err, "llama.cpp's name for the architecture %s is not known", x->run.arch.family);
     const struct gguf_value values[] = {
         {.key = "general.architecture", .type = GGUF_STRING, .text = arch},

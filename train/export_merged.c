@@ -272,10 +272,10 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         rc = load(m, &lw, &measure, l, err);
         if (!rc) {
             add_layer(m, l, &lw);
-            measure_product(&measure, lw.up.n_out, lw.up.n_in, x->held.ad.r);
-            measure_product(&measure, lw.down.n_out, lw.down.n_in, x->held.ad.r);
-            measure_product(&measure, lw.qkv.n_out, lw.qkv.n_in, x->held.ad.r);
-            measure_product(&measure, lw.out.n_out, lw.out.n_in, x->held.ad.r);
+            measure_product(&measure, lw.up.n_out, lw.up.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.down.n_out, lw.down.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.qkv.n_out, lw.qkv.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.out.n_out, lw.out.n_in, adapters_max_rank(&x->held.ad));
         }
         arena_release(&measure.weights, mark);
     }
@@ -325,11 +325,12 @@ static const struct weight *weight_of(const struct layer_weights *lw, enum which
 static void add_delta(struct merge *m, const struct made *how, int64_t e, float *w, int64_t n_in)
 {
     const struct held *h = &m->x->held;
-    const int64_t r = h->ad.r, n = how->n_row;
+    const int64_t r = h->ad.rank[how->b->target], n = how->n_row;
     const struct lora none = {.r = 0};
     float *b = mem_array(n * r, sizeof(*b)), *at = mem_array(n_in * r, sizeof(*at)), *sum = mem_array(n * n_in, 4);
     for (int64_t o = 0; o < n; o++)
-        for (int64_t k = 0; k < r; k++) b[o * r + k] = h->ad.scale * *held_at(h, how->b, e, how->b_row + o, k);
+        for (int64_t k = 0; k < r; k++)
+            b[o * r + k] = h->ad.scale[how->b->target] * *held_at(h, how->b, e, how->b_row + o, k);
     for (int64_t k = 0; k < r; k++)
         for (int64_t j = 0; j < n_in; j++) at[j * r + k] = *held_at(h, how->a, e, k, j);
     const struct weight a = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = at};

@@ -3,8 +3,9 @@
  * gpt-oss keeps the experts fused, as PEFT >= 0.19.1 has them, but wants both products. Qwen3-MoE, OLMoE and Mixtral
  * want a pair per expert and projection, gate and up apart, all of them: here gate and up share their A, so that it is
  * written twice and B is cut in two. What was not trained has B = 0. rsLoRA goes into alpha: some versions overlook the
- * flag in experts. Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras),
- * lora_weights.py (pack_moe), peft_helper.py. */
+ * flag in experts. One rank and alpha hold for all: of several ranks the largest, and B makes up for the scale. Source:
+ * vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras), lora_weights.py (pack_moe),
+ * peft_helper.py. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,20 +24,25 @@ struct list {
 
 static bool trains(const struct adapters *ad, enum lora_target t) { return ad->target[t]; }
 
-/* The adapter with both products of the experts if it has one, and without rsLoRA. */
+/* The adapter with both products of the experts if it has one, of one rank, and without rsLoRA. */
 static int complete(struct held *full, const struct export *x, struct err *err)
 {
     const struct adapters *ad = &x->held.ad;
     struct shape shape = shape_of(ad);
-    shape.alpha = ad->rslora ? ad->alpha * sqrt((double)ad->r) : ad->alpha;
+    shape.r = adapters_max_rank(ad);
+    shape.ranks[0] = '\0';
+    shape.alpha = ad->rslora ? ad->alpha * sqrt((double)shape.r) : ad->alpha;
     shape.rslora = false;
     shape.target[LORA_UP] = shape.target[LORA_DOWN] = ad->target[LORA_UP] || ad->target[LORA_DOWN];
     if (held_open(full, &x->run.arch, &shape, err)) return -1;
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *from = &ad->params[i];
         const struct lora_param *to = adapters_find(&full->ad, from->layer, from->target, from->is_b);
-        memcpy(held_at(full, to, 0, 0, 0), held_at(&x->held, from, 0, 0, 0),
-               (size_t)lora_param_count(from) * sizeof(float));
+        const float factor = from->is_b ? rank_factor(ad, from->target, shape.r) : 1;
+        for (int64_t e = 0; e < from->n_exp; e++)
+            for (int64_t row = 0; row < MT_MIN(from->rows, to->rows); row++)
+                for (int64_t col = 0; col < MT_MIN(from->cols, to->cols); col++)
+                    *held_at(full, to, e, row, col) = factor * *held_at(&x->held, from, e, row, col);
     }
     return 0;
 }
@@ -147,14 +153,15 @@ static int write_config(const struct adapters *ad, const struct arch *a, const c
     return rc;
 }
 
-/* At most: the trained values, and all that the experts could have when they are completed. */
+/* At most: all targets, at the largest rank. */
 int64_t export_vllm_bytes(const struct export *x)
 {
     const struct arch *a = &x->run.arch;
     const struct adapters *ad = &x->held.ad;
     const bool experts = trains(ad, LORA_UP) || trains(ad, LORA_DOWN);
-    const int64_t all = a->n_layer * a->n_exp * ad->r * (3 * a->d_model + 3 * a->d_ff);
-    return 4 * (ad->n_flat + (experts ? all : 0)) + (1 << 20);
+    const int64_t attention = 4 * a->d_model + 2 * (a->n_head + a->n_kv) * a->head_dim;
+    const int64_t all = attention + (experts ? a->n_exp * (3 * a->d_model + 3 * a->d_ff) : 0);
+    return 4 * a->n_layer * adapters_max_rank(ad) * all + (1 << 20);
 }
 
 int export_vllm(struct export *x, struct err *err)

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "optim/schedule.h"
+#include "train/packing.h"
 #include "train/peft.h"
 #include "train/profile.h"
 #include "train/run.h"
@@ -466,9 +467,10 @@ static int training_open(struct training *t, const struct config *cfg, struct co
                                     .run_hash = run_hash(t)};
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
+    if (is_first(t)) print_opening(t);
+    if (packing_prove(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
     if (!is_first(t)) return 0;
-    print_opening(t);
     return write_config(cfg, err) ? -1 : metrics_open(&t->metrics, cfg->output.dir, t->state.step, err);
 }
 

@@ -8,6 +8,7 @@
 #include "train/bench.h"
 #include "train/commands.h"
 #include "train/export.h"
+#include "train/generate.h"
 #include "train/inspect.h"
 #include "train/launch.h"
 #include "train/loop.h"
@@ -25,6 +26,8 @@ static const char usage[] =
     "                                                         the adapter for other programs, read back and compared:\n"
     "                                                         peft, vllm, gguf, merged-bf16, merged-mxfp4; --verify\n"
     "                                                         compares an export that is there\n"
+    "  moetrain generate CONFIG.ini --prompt TEXT | --messages FILE [--base]\n"
+    "                                                         text from the adapter or the base model; --help: more\n"
     "  moetrain plan CONFIG.ini [--set ...]                   memory, FLOPs, trainable parameters; nothing is loaded\n"
     "  moetrain check CONFIG.ini [--layers N] [--set ...]     one batch on the device against the CPU in F64\n"
     "  moetrain bench ops|step|lora|dequant [--arch NAME] ... speed of this machine with random weights\n"
@@ -234,12 +237,21 @@ static int tokens(int argc, char **argv)
     return tokens_run(argc, argv, &err) ? user_error(&err) : EXIT_DONE;
 }
 
+static int generate(int argc, char **argv)
+{
+    struct err err = {{0}};
+    for (int i = 0; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return generate_help(stdout), EXIT_DONE;
+    return generate_run(argc, argv, &err) ? user_error(&err) : EXIT_DONE;
+}
+
 int main(int argc, char **argv)
 {
     static struct args a;
     struct err err = {{0}};
     if (argc > 1 && !strcmp(argv[1], "bench")) return bench(argc - 2, argv + 2);
     if (argc > 1 && !strcmp(argv[1], "tokens")) return tokens(argc - 2, argv + 2);
+    if (argc > 1 && !strcmp(argv[1], "generate")) return generate(argc - 2, argv + 2);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return fputs(usage, stdout), EXIT_DONE;
         if (!strcmp(argv[i], "--version")) return puts("moetrain " MT_VERSION), EXIT_DONE;

@@ -81,7 +81,8 @@ static void expert_module(char module[96], struct layout f, const struct lora_pa
 static struct place place_of(const struct adapters *ad, struct layout f, const struct lora_param *p, int64_t i)
 {
     const bool split = is_split(f, p), up = split && i % 2;
-    struct place at = {.is_b = p->is_b, .n_exp = p->n_exp, .n = p->is_b ? p->rows : p->cols, .r = f.r ? f.r : ad->r};
+    struct place at = {
+        .is_b = p->is_b, .n_exp = p->n_exp, .n = p->is_b ? p->rows : p->cols, .r = f.r ? f.r : ad->rank[p->target]};
     char module[96];
     if (split && p->is_b) at.n /= 2;
     if (up) at.rank0 = at.r, at.at0 = p->is_b ? at.n : 0;
@@ -160,6 +161,15 @@ static void write_empty(struct json_out *o, const char *key)
     json_out_close(o, '}');
 }
 
+/* PEFT matches a key with the end of a module's or a parameter's name. */
+static void write_ranks(struct json_out *o, const struct adapters *ad)
+{
+    json_out_open(o, "rank_pattern", '{');
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (ad->target[t] && ad->rank[t] != ad->r) json_out_i64(o, lora_target_name(t), ad->rank[t]);
+    json_out_close(o, '}');
+}
+
 static void write_layers(struct json_out *o, const struct adapters *ad)
 {
     bool attention = ad->target[LORA_Q] || ad->target[LORA_K] || ad->target[LORA_V] || ad->target[LORA_O];
@@ -209,7 +219,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     json_out_str(o, "peft_version", "0.19.1");
     json_out_i64(o, "qalora_group_size", 16);
     json_out_i64(o, "r", ad->r);
-    write_empty(o, "rank_pattern");
+    write_ranks(o, ad);
     json_out_str(o, "revision", NULL);
     write_targets(o, ad);
     json_out_str(o, "task_type", "CAUSAL_LM");
@@ -280,8 +290,9 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 struct source {
     const char *dir;
     struct safetensors st;
-    int64_t r;    /* that the adapters must have: twice the file's when gate and up are apart */
-    double alpha; /* such that the scale is the file's */
+    int64_t r;                  /* that the adapters must have: twice the file's when gate and up are apart */
+    int64_t rank[LORA_TARGETS]; /* of rank_pattern; 0: r */
+    double alpha;               /* such that the scale is the file's */
     bool rslora;
     struct layout layout;                               /* of per-expert tensors */
     bool param_up, param_down;                          /* named in target_parameters */
@@ -327,7 +338,6 @@ static int refuse_variants(struct json root, struct err *err)
                                        "layer_replication",
                                        "lora_bias",
                                        "modules_to_save",
-                                       "rank_pattern",
                                        "monteclora_config",
                                        "use_bdlora",
                                        "use_dora",
@@ -339,7 +349,7 @@ static int refuse_variants(struct json root, struct err *err)
     if (strcmp(bias, "none")) return json_error(json_find(root, "bias"), err, "is %s; only none is read", bias);
     for (int64_t i = 0; i < MT_LEN(keys); i++)
         if (is_set(root, keys[i]))
-            return json_error(json_find(root, keys[i]), err, "is set; only plain LoRA with one rank and alpha is read");
+            return json_error(json_find(root, keys[i]), err, "is set; only plain LoRA with one alpha is read");
     if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;
     if (json_get_str(root, "init_lora_weights", &init, err)) return -1;
     if (strcmp(init, "gaussian") && strcmp(init, "eva") && strcmp(init, "orthogonal"))
@@ -365,6 +375,29 @@ static int read_target_parameters(struct source *src, struct json root, struct e
     return 0;
 }
 
+/* Ranks of whole targets, by their names or the ends of their modules' names; not of layers, nor by expressions. */
+static int read_ranks(struct source *src, struct json root, struct err *err)
+{
+    struct json list = json_find(root, "rank_pattern"), value;
+    const char *key;
+    if (json_type(list) == JSON_ABSENT || json_type(list) == JSON_NULL) return 0;
+    if (json_get_object(root, "rank_pattern", &list, err)) return -1;
+    for (int64_t i = 0; json_member(list, i, &key, &value); i++) {
+        enum lora_target t = LORA_Q;
+        for (; t < LORA_TARGETS; t++) {
+            char full[64];
+            snprintf(full, sizeof(full), "%s.%s", t < LORA_UP ? "self_attn" : "mlp.experts", lora_target_name(t));
+            if (!strcmp(key, full) || !strcmp(key, lora_target_name(t))) break;
+        }
+        if (t == LORA_TARGETS)
+            return json_error(value, err,
+                              "is no whole target; ranks are read of q_proj, k_proj, v_proj, o_proj, "
+                              "gate_up_proj and down_proj");
+        if (json_i64(value, 1, INT32_MAX, &src->rank[t], err)) return -1;
+    }
+    return 0;
+}
+
 static int read_config(struct source *src, struct err *err)
 {
     char path[MT_PATH];
@@ -374,7 +407,7 @@ static int read_config(struct source *src, struct err *err)
     if (!doc) return -1;
     struct json root = json_root(doc);
     int rc = -1;
-    if (refuse_variants(root, err) || read_target_parameters(src, root, err) ||
+    if (refuse_variants(root, err) || read_target_parameters(src, root, err) || read_ranks(src, root, err) ||
         json_get_i64(root, "r", 1, INT32_MAX, &src->r, err) || json_get_f64(root, "lora_alpha", &src->alpha, err) ||
         json_opt_bool(root, "use_rslora", &src->rslora, err) || json_opt_str(root, "peft_version", &version, err))
         goto out;
@@ -469,7 +502,12 @@ static int scan_tensors(struct source *src, struct err *err)
                            src->dir, CONFIG_NAME);
         targets |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
     }
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) src->target[t] = targets >> t & 1;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        src->target[t] = targets >> t & 1;
+        if ((targets & SPLIT) && src->rank[t])
+            return err_set(err, "%s/%s: key `rank_pattern` is not read together with a tensor per expert", src->dir,
+                           CONFIG_NAME);
+    }
     see_layout(src, targets);
     return 0;
 }
@@ -497,6 +535,16 @@ static void targets_text(const bool target[LORA_TARGETS], char text[96])
         if (target[t]) n += snprintf(text + n, 96 - (size_t)n, "%s%s", n ? "," : "", lora_target_name(t));
 }
 
+static void ranks_text(const struct source *src, char text[LORA_RANKS_TEXT])
+{
+    struct adapters ad = {.r = src->r};
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        ad.target[t] = src->target[t];
+        ad.rank[t] = src->rank[t] ? src->rank[t] : src->r;
+    }
+    adapters_ranks_text(&ad, text);
+}
+
 #define LAYERS_TEXT (4 * MT_MAX_LAYERS)
 static void layers_text(const bool *on, int64_t n_layer, char text[LAYERS_TEXT])
 {
@@ -513,12 +561,13 @@ static void layers_text(const bool *on, int64_t n_layer, char text[LAYERS_TEXT])
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err)
 {
     struct source src;
-    char targets[96], layers[LAYERS_TEXT];
+    char targets[96], ranks[LORA_RANKS_TEXT], layers[LAYERS_TEXT];
     if (source_open(&src, dir, err)) return -1;
     targets_text(src.target, targets);
     layers_text(src.layer_on, MT_MAX_LAYERS, layers);
+    ranks_text(&src, ranks);
     struct lora_options opt = {
-        .r = src.r, .alpha = src.alpha, .rslora = src.rslora, .targets = targets, .layers = layers};
+        .r = src.r, .alpha = src.alpha, .rslora = src.rslora, .targets = targets, .ranks = ranks, .layers = layers};
     source_close(&src);
     if (!adapters_plan(ad, a, &opt, err)) return 0;
     return err_prefix(err, "adapter %s", dir);
@@ -547,6 +596,11 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
         targets_text(src->target, file);
         targets_text(ad->target, want);
     } else {
+        ranks_text(src, file);
+        adapters_ranks_text(ad, want);
+        if (strcmp(file, want)) what = "rank_pattern";
+    }
+    if (!what) {
         layers_text(src->layer_on, MT_MAX_LAYERS, file);
         layers_text(ad->layer_on, ad->n_layer, want);
         if (strcmp(file, want)) what = "layers";

@@ -41,6 +41,7 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
                                      .dropout = cfg->lora.dropout,
                                      .rslora = cfg->lora.rslora,
                                      .targets = cfg->lora.targets,
+                                     .ranks = cfg->lora.rank_pattern,
                                      .layers = cfg->lora.layers};
     return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
 }

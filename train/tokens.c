@@ -11,6 +11,7 @@
 #include "data/file.h"
 #include "data/hub.h"
 #include "data/json.h"
+#include "data/normalize.h"
 #include "train/run.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
@@ -46,7 +47,7 @@ void tokens_help(FILE *out)
 
 /* ---- pieces of output ---- */
 
-static void put_ids(struct chat_text *out, const int32_t *ids, int64_t n)
+void tokens_put_ids(struct chat_text *out, const int32_t *ids, int64_t n)
 {
     char number[16];
     chat_put(out, "[");
@@ -57,17 +58,6 @@ static void put_ids(struct chat_text *out, const int32_t *ids, int64_t n)
     chat_put(out, "]");
 }
 
-/* Bytes of the well-formed UTF-8 character at s, or 0. */
-static int64_t character(const char *s, int64_t size)
-{
-    const unsigned char c = (unsigned char)s[0];
-    int64_t n = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
-    if (n > size) return 0;
-    for (int64_t i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    return n;
-}
-
 /* Control characters and broken ones as <0x1B>; a line break shows, and breaks the line. */
 static void put_visible(struct tokens *t, const char *s, int64_t size)
 {
@@ -75,7 +65,7 @@ static void put_visible(struct tokens *t, const char *s, int64_t size)
     for (int64_t i = 0, n; i < size; i += MT_MAX(n, 1)) {
         char code[16];
         const char *entity = NULL;
-        n = character(s + i, size - i);
+        n = utf8_character(s + i, size - i);
         for (int k = 0; k < 3 && t->form == FORM_HTML; k++)
             if (s[i] == entities[k][0][0]) entity = entities[k][1];
         bool c1 = n == 2 && (unsigned char)s[i] == 0xc2 && (unsigned char)s[i + 1] < 0xa0;
@@ -83,7 +73,7 @@ static void put_visible(struct tokens *t, const char *s, int64_t size)
             chat_put(&t->out, entity);
         } else if (s[i] == '\n') {
             chat_put(&t->out, "\xe2\x86\xb5\n");
-        } else if (!n || c1 || (unsigned char)s[i] < 32 || s[i] == 127) {
+        } else if (n <= 0 || c1 || (unsigned char)s[i] < 32 || s[i] == 127) {
             snprintf(code, sizeof(code), t->form == FORM_HTML ? "&lt;0x%02X&gt;" : "<0x%02X>", (unsigned char)s[i]);
             chat_put(&t->out, code);
         } else {
@@ -121,7 +111,7 @@ static void put_document(struct tokens *t, const struct run *r, const struct bat
              (long long)(end - begin), (long long)targets);
     if (t->form == FORM_JSON) {
         chat_put(&t->out, seq ? ", {\"ids\": " : "{\"ids\": ");
-        put_ids(&t->out, b->tok + begin, end - begin);
+        tokens_put_ids(&t->out, b->tok + begin, end - begin);
         chat_put(&t->out, ", \"loss\": [");
         for (int64_t i = begin; i < end; i++) {
             if (i > begin) chat_put(&t->out, ", ");
@@ -225,7 +215,7 @@ static int show_raw(struct tokens *t, struct err *err)
     if (!rc) rc = tokenizer_encode(tok, text.text ? text.text : "", text.size, t->special, &list, err);
     if (!rc) {
         chat_put(&t->out, "{\"ids\": ");
-        put_ids(&t->out, list.ids, list.count);
+        tokens_put_ids(&t->out, list.ids, list.count);
         chat_put(&t->out, "}\n");
     }
     token_list_free(&list);
@@ -245,7 +235,7 @@ static int put_sample(struct tokens *t, const struct tokenizer *tok, const struc
     chat_put(&t->out, "{\"text\": ");
     chat_put_quoted(&t->out, text->text, text->size);
     chat_put(&t->out, ", \"ids\": ");
-    put_ids(&t->out, list.ids, list.count);
+    tokens_put_ids(&t->out, list.ids, list.count);
     chat_put(&t->out, ", \"loss_spans\": [");
     for (int64_t i = 0, at = 0, chars = 0; i < text->n_spans; i++) {
         int64_t edge[2];
@@ -290,26 +280,17 @@ out:
     return rc;
 }
 
-/* A row as text: an object, or a list, which is its messages (or, at the top of a file, rows). */
+/* A row as text, or a list of rows. */
 static int put_json(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, const char *text,
                     int64_t size, const char *where, struct err *err)
 {
-    struct json_doc *doc = json_parse(text, size, where, err);
+    struct json_doc *doc = row_parse(text, size, where, err);
     if (!doc) return -1;
     struct json root = json_root(doc);
     int rc = 0;
-    if (json_type(root) == JSON_ARRAY && json_has(json_at(root, 0), "role")) {
-        struct chat_text row = {0};
-        chat_put(&row, "{\"messages\": ");
-        chat_put_bytes(&row, text, size);
-        chat_put(&row, "}");
-        rc = put_json(t, tok, chat, row.text, row.size, where, err);
-        chat_text_free(&row);
-    } else if (json_type(root) == JSON_ARRAY) {
-        for (int64_t i = 0; !rc && i < json_count(root); i++) rc = put_row(t, tok, chat, json_at(root, i), err);
-    } else {
-        rc = put_row(t, tok, chat, root, err);
-    }
+    if (json_type(root) != JSON_ARRAY) rc = put_row(t, tok, chat, root, err);
+    for (int64_t i = 0; !rc && json_type(root) == JSON_ARRAY && i < json_count(root); i++)
+        rc = put_row(t, tok, chat, json_at(root, i), err);
     json_free(doc);
     return rc;
 }

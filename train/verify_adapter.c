@@ -39,7 +39,7 @@ static int read_peft(struct held *read, const struct export *x, struct err *err)
 {
     struct held wide;
     if (held_load(read, &x->run.arch, x->tmp, err)) return -1;
-    if (read->ad.r != 2 * x->held.ad.r) return 0;
+    if (read->ad.r != 2 * adapters_max_rank(&x->held.ad)) return 0;
     wide = *read;
     const int rc = fold(read, &wide, &x->run.arch, err);
     held_close(&wide);
@@ -98,15 +98,16 @@ static int read_tensor(struct held *read, const struct arch *a, const struct ggu
     const struct lora_param *p = parse_name(t->name, &n) ? adapters_find(&read->ad, n.layer, n.target, n.is_b) : NULL;
     if (!p) return err_set(err, "tensor %s belongs to nothing that was trained", t->name);
     const int first = t->rank - 2;
-    const int64_t n_exp = first ? t->shape[0] : 1, rows = n.target == LORA_UP && n.is_b ? p->rows / 2 : p->rows;
+    const int64_t r = read->ad.rank[n.target], n_exp = first ? t->shape[0] : 1;
+    const int64_t rows = !n.is_b ? r : n.target == LORA_UP ? p->rows / 2 : p->rows, cols = n.is_b ? r : p->cols;
     if (t->rank != (p->target < LORA_UP ? 2 : 3) || n_exp != p->n_exp || t->shape[first] != rows ||
-        t->shape[first + 1] != p->cols)
+        t->shape[first + 1] != cols)
         return err_set(err, "tensor %s has a wrong shape", t->name);
     for (int64_t e = 0; e < n_exp; e++)
         for (int64_t row = 0; row < rows; row++) {
             float *to = held_at(read, p, e, home(a, &n, row, p->rows), 0);
-            const float *from = t->data + (e * rows + row) * p->cols;
-            const size_t size = (size_t)p->cols * sizeof(float);
+            const float *from = t->data + (e * rows + row) * cols;
+            const size_t size = (size_t)cols * sizeof(float);
             if (!isnan(*to) && memcmp(to, from, size))
                 return err_set(err, "layer %lld, expert %lld: gate and up do not share their lora_a",
                                (long long)n.layer, (long long)e);
@@ -130,10 +131,11 @@ static int check_header(const struct gguf *g, struct err *err)
 
 static int fill_from(struct held *read, const struct gguf *g, const struct arch *a, struct err *err)
 {
-    float *values = read->ad.opt.param.data;
     for (int64_t i = 0; i < read->ad.n_params; i++) {
         const struct lora_param *p = &read->ad.params[i];
-        for (int64_t k = 0; k < lora_param_count(p); k++) values[p->off + k] = NAN;
+        const int64_t r = read->ad.rank[p->target], n_row = p->is_b ? p->rows : r, n_col = p->is_b ? r : p->cols;
+        for (int64_t row = 0; row < p->n_exp * n_row; row++)
+            for (int64_t col = 0; col < n_col; col++) *held_at(read, p, row / n_row, row % n_row, col) = NAN;
     }
     for (int64_t i = 0; i < g->n_tensors; i++)
         if (read_tensor(read, a, &g->tensors[i], err)) return -1;
@@ -167,18 +169,23 @@ int verify_read(struct held *read, const struct export *x, struct err *err)
 
 /* ---- comparing ---- */
 
-/* How many of expert e's values differ; the first of them. `want` NULL: 0 is wanted. */
+/* How many of expert e's values differ; the first of them. `want` NULL: 0 is wanted, as in ranks that were not trained.
+ */
 static int64_t count_wrong(const struct held *trained, const struct lora_param *want, const struct held *read,
                            const struct lora_param *p, int64_t e, float pair[2])
 {
     int64_t wrong = 0;
-    const int64_t n = p->rows * p->cols;
-    const float *got = held_at(read, p, e, 0, 0), *is = want ? held_at(trained, want, e, 0, 0) : NULL;
-    for (int64_t i = 0; i < n; i++) {
-        const float target = is ? is[i] : 0;
-        if (got[i] == target) continue;
-        if (!wrong++) pair[0] = target, pair[1] = got[i];
-    }
+    const int64_t r = read->ad.rank[p->target];
+    const int64_t n_row = p->is_b ? p->rows : r, n_col = p->is_b ? r : p->cols; /* of what is held, what was read */
+    const float factor = want && p->is_b ? rank_factor(&trained->ad, p->target, r) : 1;
+    for (int64_t row = 0; row < n_row; row++)
+        for (int64_t col = 0; col < n_col; col++) {
+            const bool there = want && row < want->rows && col < want->cols;
+            const float target = there ? factor * *held_at(trained, want, e, row, col) : 0;
+            const float got = *held_at(read, p, e, row, col);
+            if (got == target) continue;
+            if (!wrong++) pair[0] = target, pair[1] = got;
+        }
     return wrong;
 }
 
@@ -190,7 +197,8 @@ static void compare_param(struct losses *l, const struct held *trained, const st
     char name[64], expert[32] = "";
     lora_param_name(p, name);
     if (!want && !p->is_b) return; /* added by the format; its B must be 0 */
-    if (want && (want->n_exp != p->n_exp || want->rows != p->rows || want->cols != p->cols)) {
+    if (want && (want->n_exp != p->n_exp || read->ad.rank[p->target] < trained->ad.rank[p->target] ||
+                 (p->is_b ? want->rows != p->rows : want->cols != p->cols))) {
         losses_add(l, "%s has another shape", name);
         return;
     }
@@ -208,8 +216,12 @@ static void compare_param(struct losses *l, const struct held *trained, const st
 
 void verify_values(struct losses *l, const struct held *trained, const struct held *read)
 {
-    const double scale = (double)trained->ad.scale, got = (double)read->ad.scale;
-    if (!(fabs(got - scale) <= 1e-6 * scale)) losses_add(l, "the scale is %g instead of %g", got, scale);
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        const double scale = (double)trained->ad.scale[t];
+        const double got = (double)(rank_factor(&trained->ad, t, read->ad.rank[t]) * read->ad.scale[t]);
+        if (trained->ad.target[t] && !(fabs(got - scale) <= 1e-6 * scale))
+            losses_add(l, "%s: the scale is %g instead of %g", lora_target_name(t), got, scale);
+    }
     for (int64_t i = 0; i < read->ad.n_params; i++) compare_param(l, trained, read, &read->ad.params[i]);
     for (int64_t i = 0; i < trained->ad.n_params; i++) {
         const struct lora_param *p = &trained->ad.params[i];

@@ -51,8 +51,8 @@ static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n
     memset(out, 0, (size_t)(n_row * n_in) * sizeof(*out));
     if (!m->a) return;
     for (int64_t o = 0; o < n_row; o++)
-        for (int64_t k = 0; k < m->held->ad.r; k++) {
-            const float b = m->held->ad.scale * *held_at(m->held, m->b, e, row + o, k);
+        for (int64_t k = 0; k < m->held->ad.rank[m->b->target]; k++) {
+            const float b = m->held->ad.scale[m->b->target] * *held_at(m->held, m->b, e, row + o, k);
             const float *a = held_at(m->held, m->a, e, k, 0);
             for (int64_t i = 0; i < n_in; i++) out[o * n_in + i] += b * a[i];
         }

@@ -54,8 +54,8 @@ static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct 
     }
     gemm_serial(false, true, n, xa.shape[1], n_in, 1, in, ldi, data_of(lora->a), lora->a.ld, 0, real_row(xa, t), xa.ld);
     for (int s = 0; s < lora->n_seg; s++) {
-        gemm_serial(false, true, n, lora->seg_cols[s], lora->r, (real)lora->scale, real_row(xa, t) + s * lora->r, xa.ld,
-                    b, lora->b.ld, 1, real_row(y, t) + lora->seg_first[s], y.ld);
+        gemm_serial(false, true, n, lora->seg_cols[s], lora->r, (real)lora->scale[s], real_row(xa, t) + s * lora->r,
+                    xa.ld, b, lora->b.ld, 1, real_row(y, t) + lora->seg_first[s], y.ld);
         b += lora->seg_cols[s] * lora->b.ld;
     }
 }
@@ -82,7 +82,7 @@ static void bwd_rows(struct tensor dx, struct tensor dxa, struct tensor dy, cons
 {
     const real *b = data_of(lora->b);
     for (int s = 0; s < lora->n_seg; s++) {
-        gemm_serial(false, false, n, lora->r, lora->seg_cols[s], (real)lora->scale,
+        gemm_serial(false, false, n, lora->r, lora->seg_cols[s], (real)lora->scale[s],
                     real_row(dy, t) + lora->seg_first[s], dy.ld, b, lora->b.ld, 0, real_row(dxa, t) + s * lora->r,
                     dxa.ld);
         b += lora->seg_cols[s] * lora->b.ld;
@@ -125,7 +125,7 @@ static void grad_b(const struct lora_grad *grad, struct tensor dy, struct tensor
     for (int s = 0; s < lora->n_seg; base += lora->seg_cols[s++]) {
         int64_t first = MT_MAX(row, base), end = MT_MIN(row + COLS, base + lora->seg_cols[s]);
         if (first >= end) continue;
-        gemm_serial(true, false, end - first, lora->r, dy.shape[0], (real)lora->scale,
+        gemm_serial(true, false, end - first, lora->r, dy.shape[0], (real)lora->scale[s],
                     data_of(dy) + lora->seg_first[s] + first - base, dy.ld, data_of(xa) + s * lora->r, xa.ld, 1,
                     real_row(grad->b, first), grad->b.ld);
     }

@@ -91,7 +91,7 @@ static void experts_fwd(struct device *dev, struct tensor y, struct tensor buffe
             weight_tile(w, e, col, n_col, 0, w->n_in, tile, w->n_in);
             gemm_serial(false, true, n, n_col, w->n_in, 1, real_row(x, first), x.ld, tile, w->n_in, 1, out, y.ld);
             if (lora->r > 0)
-                gemm_serial(false, true, n, n_col, lora->r, lora->scale, real_row(xa, first), xa.ld,
+                gemm_serial(false, true, n, n_col, lora->r, lora->scale[0], real_row(xa, first), xa.ld,
                             expert(lora->b, e) + col * lora->b.ld, lora->b.ld, 1, out, y.ld);
         }
     }
@@ -110,7 +110,7 @@ static void experts_bwd(struct device *dev, struct tensor dx, struct tensor buff
             weight_tile(w, e, 0, w->n_out, col, n_col, tile, TILE);
             gemm_serial(false, false, n, n_col, w->n_out, 1, real_row(dy, first), dy.ld, tile, TILE, 0, out, dx.ld);
             if (lora->r > 0)
-                gemm_serial(false, false, n, n_col, lora->r, lora->scale, real_row(dyb, first), dyb.ld,
+                gemm_serial(false, false, n, n_col, lora->r, lora->scale[0], real_row(dyb, first), dyb.ld,
                             expert(lora->a, e) + col, lora->a.ld, 1, out, dx.ld);
         }
     }
@@ -228,8 +228,8 @@ void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dga
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) down_row_bwd(&rows, r, glu, m);
         if (lora->r > 0 && grad) {
-            lora_grad_acc(dev, grad->a, dyb, act, lora->scale, r);
-            lora_grad_acc(dev, grad->b, dy, ha_gated, lora->scale, r);
+            lora_grad_acc(dev, grad->a, dyb, act, lora->scale[0], r);
+            lora_grad_acc(dev, grad->b, dy, ha_gated, lora->scale[0], r);
         }
     }
     arena_release(&dev->work, mark);
@@ -247,8 +247,8 @@ void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, const struct lora_gra
         if (lora->r > 0) lora_thin(dev, dyb, dpre, lora->b, true, r);
         if (lora->r > 0 && grad) {
             gather(dev, rows, x, r);
-            lora_grad_acc(dev, grad->a, dyb, rows, lora->scale, r);
-            lora_grad_acc(dev, grad->b, dpre, xa, lora->scale, r);
+            lora_grad_acc(dev, grad->a, dyb, rows, lora->scale[0], r);
+            lora_grad_acc(dev, grad->b, dpre, xa, lora->scale[0], r);
         }
         experts_bwd(dev, rows, buffers, dpre, dyb, r, w, lora);
         sum_slots(dev, dx, none, none, rows, r);

@@ -26,6 +26,7 @@ enum { VECTOR = 8, THREADS = 256, ROWS = 128, COLS = 64, GROUP = 32, MAX_PARTS =
 struct part {
     int first, end, n_tile;
     int seg, b_row; /* row of b that serves column first */
+    float scale;
 };
 
 struct addend {
@@ -34,7 +35,6 @@ struct addend {
     const float *bias;        /* or NULL */
     int64_t ld_y, ld_res, ld_xa, n_row;
     int ld_b, r;
-    float scale;
     struct part part[MAX_PARTS];
 };
 
@@ -97,10 +97,11 @@ static __device__ __forceinline__ uint4 round_bf16x8(const float v[8])
 }
 
 /* Eight columns of one row of y0, from the adapter's product. */
-static __device__ __forceinline__ void store_addend(const struct addend &p, int64_t row, int col, float v[8])
+static __device__ __forceinline__ void store_addend(const struct addend &p, float scale, int64_t row, int col,
+                                                    float v[8])
 {
 #pragma unroll
-    for (int j = 0; j < 8; j++) v[j] *= p.scale;
+    for (int j = 0; j < 8; j++) v[j] *= scale;
     if (p.bias) {
         const float4 lo = *(const float4 *)(p.bias + col), hi = *(const float4 *)(p.bias + col + 4);
         const float bias[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
@@ -128,7 +129,7 @@ static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_con
             float v[8];
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = acc[4 * group + j / 2][2 * half + j % 2];
-            if (row + 8 * half < p.n_row && c < part.end) store_addend(p, row + 8 * half, c, v);
+            if (row + 8 * half < p.n_row && c < part.end) store_addend(p, part.scale, row + 8 * half, c, v);
         }
     }
 }
@@ -209,8 +210,9 @@ static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const str
     const int n_seg = lora->r ? lora->n_seg : 0;
     for (int s = 0; s <= n_seg; s++) {
         const int64_t first = s < n_seg ? lora->seg_first[s] : n_out, cols = s < n_seg ? lora->seg_cols[s] : 0;
-        const struct part between = {(int)at, (int)first, (int)ceil_div(first - at, COLS), -1, 0};
-        const struct part segment = {(int)first, (int)(first + cols), (int)ceil_div(cols, COLS), s, (int)b_row};
+        const struct part between = {(int)at, (int)first, (int)ceil_div(first - at, COLS), -1, 0, 0};
+        const struct part segment = {(int)first, (int)(first + cols), (int)ceil_div(cols, COLS),
+                                     s,          (int)b_row,          cols ? lora->scale[s] : 0};
         if (between.n_tile) part[n++] = between;
         if (segment.n_tile) part[n++] = segment;
         n_tile += between.n_tile + segment.n_tile;
@@ -227,7 +229,7 @@ static void write_addend(struct tensor y, struct tensor xa, struct tensor bias, 
     p.y = bf16_ptr(y), p.ld_y = y.ld, p.n_row = y.shape[0];
     p.bias = f32_ptr(bias);
     p.res = bf16_ptr(res), p.ld_res = res.ld;
-    p.r = (int)lora->r, p.scale = lora->scale;
+    p.r = (int)lora->r;
     if (lora->r) p.xa = bf16_ptr(xa), p.ld_xa = xa.ld, p.b = bf16_ptr(lora->b), p.ld_b = (int)lora->b.ld;
     const int64_t n_tile = cut_columns(p.part, y.shape[1], lora), n_band = ceil_div(y.shape[0], ROWS);
     MT_REQUIRE(n_band <= 65535, "%lld rows", (long long)y.shape[0]);
@@ -277,12 +279,12 @@ extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, const stru
         want_aligned("dx", dx), want_aligned("x", x);
         for (int s = 0; r && s < lora->n_seg; s++)
             cuda_gemm(tensor_cols(dxa, s * r, r), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), false,
-                      segment_rows(lora->b, lora, s), false, lora->scale, 0);
+                      segment_rows(lora->b, lora, s), false, lora->scale[s], 0);
         if (dx.rank) input_gradient(dx, dy, dxa, dense, lora);
         if (r) cuda_gemm(grad->a, dxa, true, kept, false, keep_factor(lora), 1);
         for (int s = 0; r && s < lora->n_seg; s++)
             cuda_gemm(segment_rows(grad->b, lora, s), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), true,
-                      tensor_cols(xa, s * r, r), false, lora->scale, 1);
+                      tensor_cols(xa, s * r, r), false, lora->scale[s], 1);
     }
     arena_release(&dev->work, mark);
 }

@@ -78,7 +78,7 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
 {
     if (!lora->r) return;
     g->r = lora->r;
-    g->scale = lora->scale;
+    g->scale = lora->scale[0];
     g->la = (const bf16 *)whole(la);
     g->lb = (const bf16 *)whole(lb);
 }
@@ -132,7 +132,7 @@ static void adapter_grad(const struct lora_grad *grad, const struct lora *lora, 
         g.slot = tokens[i] ? i32_ptr(r->row_slot) : NULL;
         g.top_k = r->idx.shape[1];
         g.thin = (const bf16 *)whole(thin[i]);
-        g.scale = lora->scale;
+        g.scale = lora->scale[0];
         g.thin_first = i == 0;
         g.out = (float *)whole(out[i]);
         cuda_grouped_wgrad(&g);

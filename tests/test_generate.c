@@ -1,0 +1,197 @@
+/* test_generate.c - `moetrain generate` from outside: greedy tokens are those of transformers (+ PEFT), in fp32, and
+ * what was drawn is drawn again. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "tests/process.h"
+
+#define TINY "../../configs/tiny-gptoss"
+
+static const char *write_text(const char *name, const char *text)
+{
+    static char path[MT_PATH];
+    struct err err;
+    snprintf(path, MT_PATH, "%s/%s", scratch_dir(), name);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    return path;
+}
+
+static struct json_doc *parse_said(void)
+{
+    struct err err;
+    struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "generate", &err);
+    if (!doc) fail_msg("%s\n%s", err.msg, said.err);
+    return doc;
+}
+
+static void assert_same_ids(struct json ours, struct json theirs, const char *key)
+{
+    struct json a = json_find(ours, key), b = json_find(theirs, key);
+    assert_true(json_count(b) > 0);
+    assert_int_equal(json_count(a), json_count(b));
+    for (int64_t i = 0; i < json_count(a); i++) {
+        int64_t x, y;
+        struct err err;
+        assert_int_equal(json_i64(json_at(a, i), 0, INT32_MAX, &x, &err), 0);
+        assert_int_equal(json_i64(json_at(b, i), 0, INT32_MAX, &y, &err), 0);
+        if (x != y) fail_msg("%s: %lld, expected %lld, at %lld", key, (long long)x, (long long)y, (long long)i);
+    }
+}
+
+/* fixtures/generate/greedy.json: rows of model, adapter or null, prompt, prompt_ids, ids, text. */
+static void greedy(void **state)
+{
+    (void)state;
+    struct err err;
+    struct json_doc *expected = json_load(fixture("generate/greedy.json"), 1 << 20, &err);
+    assert_non_null(expected);
+    const char *config = process_config("");
+    for (int64_t i = 0; i < json_count(json_root(expected)); i++) {
+        const char *model, *adapter = NULL, *prompt, *text, *theirs;
+        struct json want = json_at(json_root(expected), i);
+        char set[MT_PATH], dir[MT_PATH], n[16];
+        if (json_get_str(want, "model", &model, &err) || json_opt_str(want, "adapter", &adapter, &err) ||
+            json_get_str(want, "prompt", &prompt, &err) || json_get_str(want, "text", &theirs, &err))
+            fail_msg("%s", err.msg);
+        snprintf(set, sizeof(set), "model.path=%s", fixture(model));
+        snprintf(dir, sizeof(dir), "%s", fixture(adapter ? adapter : model));
+        snprintf(n, sizeof(n), "%lld", (long long)json_count(json_find(want, "ids")));
+        const char *const words[] = {"generate",
+                                     config,
+                                     "--set",
+                                     set,
+                                     "--prompt",
+                                     prompt,
+                                     "--tokens",
+                                     n,
+                                     "--json",
+                                     adapter ? "--adapter" : "--base",
+                                     adapter ? dir : NULL,
+                                     NULL};
+        if (process_run(words)) fail_msg("%s", said.err);
+        struct json_doc *doc = parse_said();
+        assert_same_ids(json_root(doc), want, "prompt_ids");
+        assert_same_ids(json_root(doc), want, "ids");
+        assert_int_equal(json_get_str(json_root(doc), "text", &text, &err), 0);
+        assert_string_equal(text, theirs);
+        assert_int_equal(json_type(json_find(json_root(doc), "stop")), JSON_NULL);
+        json_free(doc);
+    }
+    json_free(expected);
+}
+
+/* Text that streams is the text of --json, and valid UTF-8 although the tokens of this model are not. */
+static void streamed(void **state)
+{
+    (void)state;
+    char set[MT_PATH], adapter[MT_PATH];
+    const char *config = process_config("");
+    snprintf(set, sizeof(set), "model.path=%s", fixture("parity/qwen3"));
+    snprintf(adapter, sizeof(adapter), "%s", fixture("parity/qwen3/adapter_final"));
+#define WORDS "generate", config, "--set", set, "--adapter", adapter, "--prompt", "The house", "--tokens", "32"
+    assert_int_equal(RUN(WORDS, "--json"), 0);
+    struct json_doc *doc = parse_said();
+    const char *text;
+    struct err err;
+    assert_int_equal(json_get_str(json_root(doc), "text", &text, &err), 0);
+    assert_int_equal(RUN(WORDS), 0);
+    assert_says(text, "\xef\xbf\xbd");
+    assert_memory_equal(said.out, text, strlen(text));
+    assert_string_equal(said.out + strlen(text), "\n");
+    assert_says(said.err, "as many as --tokens allows");
+    json_free(doc);
+#undef WORDS
+}
+
+static void sampled(void **state)
+{
+    (void)state;
+    static char texts[4][sizeof(said.out)];
+    static const char *const how[][3] = {{"1", "0.9", "7"}, {"1", "0.9", "7"}, {"1", "0.9", "8"}, {"1", "1e-6", "8"}};
+    const char *config = process_config("");
+    char set[MT_PATH];
+    snprintf(set, sizeof(set), "model.path=%s", fixture(TINY));
+#define WORDS "generate", config, "--set", set, "--base", "--prompt", "It was", "--tokens", "24"
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(RUN(WORDS, "--temperature", how[i][0], "--top-p", how[i][1], "--seed", how[i][2]), 0);
+        memcpy(texts[i], said.out, sizeof(texts[i]));
+    }
+    assert_string_equal(texts[0], texts[1]);
+    assert_string_not_equal(texts[0], texts[2]);
+    assert_int_equal(RUN(WORDS), 0);
+    assert_string_equal(texts[3], said.out); /* so small a nucleus is the likeliest token */
+#undef WORDS
+}
+
+/* The prompt is the template's, up to where the answer begins, and the end of the turn ends it. */
+static void conversation(void **state)
+{
+    (void)state;
+    char set[MT_PATH + 32], template[MT_PATH + 32], model[MT_PATH];
+    const char *config = process_config("");
+    snprintf(model, sizeof(model), "%s", fixture(TINY));
+    snprintf(set, sizeof(set), "model.path=%s", model);
+    const char *file = write_text("m.json", "[{\"role\": \"user\", \"content\": \"Hi\"}, "
+                                            "{\"role\": \"assistant\", \"content\": \"left out\"}]");
+    assert_int_equal(RUN("generate", config, "--set", set, "--base", "--messages", file, "--tokens", "3", "--json"), 0);
+    struct json_doc *ours = parse_said();
+    file = write_text("p.json", "[{\"role\": \"user\", \"content\": \"Hi\"}]");
+    assert_int_equal(RUN("generate", config, "--set", set, "--base", "--messages", file, "--tokens", "3", "--json"), 0);
+    struct json_doc *same = parse_said();
+    assert_same_ids(json_root(ours), json_root(same), "prompt_ids");
+    assert_same_ids(json_root(ours), json_root(same), "ids");
+    json_free(ours);
+    json_free(same);
+
+    /* Turns of this template end with a token that the model says. */
+    const char *jinja = write_text("t.jinja", "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}"
+                                              "<|end|>{% endif %}{% endfor %}");
+    snprintf(template, sizeof(template), "data.chat_template=%s", jinja);
+    snprintf(set, sizeof(set), "model.path=%s", fixture("parity/mixtral"));
+    snprintf(model, sizeof(model), "%s", fixture("parity/mixtral/adapter_final"));
+    file = write_text("q.json", "{\"messages\": [{\"role\": \"user\", \"content\": \"The house\"}]}");
+    assert_int_equal(
+        RUN("generate", config, "--set", set, "--set", template, "--adapter", model, "--messages", file, "--json"), 0);
+    assert_says(said.out, "\"text\": \"ftct\xef\xbf\xbd expend seie\", \"stop\": \"<|end|>\"}");
+}
+
+static void wrong_words(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN("generate", "--help"), 0);
+    assert_says(said.out, "--temperature");
+    assert_int_equal(RUN("generate", config), 1);
+    assert_says(said.err, "--prompt TEXT or --messages FILE");
+    assert_int_equal(RUN("generate", config, "--prompt", "a"), 1);
+    assert_says(said.err, "out/adapter is not there: train first");
+    assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--adapter", "x"), 1);
+    assert_int_equal(RUN("generate", config, "--prompt", "", "--base"), 1);
+    assert_says(said.err, "the prompt is empty");
+    assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--tokens", "100000000"), 1);
+    assert_says(said.err, "lower --tokens");
+    assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--tokens", "1.5"), 1);
+    assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--temperature", "-1"), 1);
+    assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--top-p", "0.5"), 1);
+    assert_says(said.err, "without --temperature");
+    assert_int_equal(RUN("generate", config, "--prompt", "\xff", "--base"), 1);
+    assert_int_equal(RUN("generate", config, "--prompt", "a", "--frobnicate", "1"), 1);
+    assert_says(said.err, "--frobnicate");
+    assert_int_equal(RUN("generate", config, "--prompt"), 1);
+    assert_int_equal(RUN("generate", config, "--messages", "/nowhere", "--base"), 1);
+    assert_says(said.err, "/nowhere");
+    const char *file = write_text("m.json", "[{\"role\": \"assistant\", \"content\": \"x\"}]");
+    assert_int_equal(RUN("generate", config, "--messages", file, "--base"), 1);
+}
+
+int test_generate(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(greedy),       cmocka_unit_test(streamed),    cmocka_unit_test(sampled),
+        cmocka_unit_test(conversation), cmocka_unit_test(wrong_words),
+    };
+    return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
+}

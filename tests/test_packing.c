@@ -1,0 +1,85 @@
+/* test_packing.c - packed documents have the loss that they have alone, and a batch whose documents see each other is
+ * noticed. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/op_check.h"
+#include "train/packing.h"
+
+/* wrong: the batch calls all its documents one. */
+static void prove(const char *model, const char *device, const char *dtype, bool wrong)
+{
+    struct config cfg;
+    struct run r;
+    struct err err = {.msg = ""};
+    struct packing p;
+    struct batch b;
+    char set[MT_PATH + 32], path[MT_PATH];
+    snprintf(path, sizeof(path), "%s", fixture(model));
+    config_defaults(&cfg);
+    snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", path);
+    snprintf(cfg.data.train, sizeof(cfg.data.train), "%s", fixture("parity/case_a/train.jsonl"));
+    snprintf(cfg.output.dir, sizeof(cfg.output.dir), "%s", scratch_dir());
+    cfg.data.seq_len = 512;
+    snprintf(set, sizeof(set), "train.device=%s", device);
+    assert_int_equal(config_set(&cfg, set, &err), 0);
+    snprintf(set, sizeof(set), "train.dtype=%s", dtype);
+    assert_int_equal(config_set(&cfg, set, &err), 0);
+    if (run_open_headers(&r, &cfg, false, &err) || run_open_data(&r, true, &err) ||
+        run_open_model(&r, NULL, true, &err))
+        fail_msg("%s", err.msg);
+
+    const struct loader_options lo = run_loader_options(&cfg, true);
+    struct loader *l = loader_open(&r.train, &lo, (struct loader_pos){0, 0});
+    loader_next(l, &b, NULL);
+    assert_true(b.n_seq > 1);
+    if (wrong) b.cu[1] = b.cu[b.n_seq], b.n_seq = 1; /* one document, all of it */
+    packing_measure(&r, &b, &p);
+    print_message("%s, %s %s%s: %lld documents, loss %.9g packed, %.9g alone\n", model, device, dtype,
+                  wrong ? ", seams forgotten" : "", (long long)p.n_seq, p.packed, p.alone);
+    assert_true(p.n_seq > 1 && p.n_tok <= b.n_tok && isfinite(p.alone));
+    assert_int_equal(packing_judge(&r, &p, &err), wrong ? -1 : 0);
+    if (wrong) assert_non_null(strstr(err.msg, "see each other"));
+    assert_int_equal(r.dev.work.used, 0);
+    batch_free(&b);
+    loader_close(l);
+    run_close(&r);
+}
+
+static void on_cpu(void **state)
+{
+    static const char *const models[] = {"parity/case_a", "parity/qwen3", "parity/olmoe", "parity/mixtral"};
+    (void)state;
+    for (int i = 0; i < MT_LEN(models); i++) {
+        prove(models[i], "cpu", "fp32", false);
+        prove(models[i], "cpu", "fp32", true);
+        prove(models[i], "cpu", "bf16", false);
+    }
+    prove("../../configs/tiny-gptoss", "cpu", "bf16", true);
+}
+
+static void on_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int portable = 0; portable < 2; portable++)
+        for (int wrong = 0; wrong < 2; wrong++)
+            prove("../../configs/tiny-gptoss", portable ? "cuda-portable" : "cuda", "auto", wrong);
+}
+
+static void no_seam(void **state)
+{
+    (void)state;
+    int32_t pos[] = {0, 1, 2};
+    const struct batch b = {.n_tok = 3, .n_seq = 1, .pos = pos};
+    struct packing p;
+    packing_measure(NULL, &b, &p);
+    assert_int_equal(p.n_seq, 1);
+}
+
+int test_packing(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(on_cpu), cmocka_unit_test(on_gpu), cmocka_unit_test(no_seam)};
+    return cmocka_run_group_tests_name("packing", tests, NULL, NULL);
+}

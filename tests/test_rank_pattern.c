@@ -1,0 +1,141 @@
+/* test_rank_pattern.c - lora.rank_pattern: ranks of single targets in the layout, in the ops' views, and in PEFT's
+ * files. */
+#include <stdio.h>
+
+#include "data/file.h"
+#include "tests/tiny_lora.h"
+#include "train/export.h"
+#include "train/peft.h"
+
+static void words_and_views(void **state)
+{
+    (void)state;
+    static const char *const wrong[][2] = {
+        {"q_proj", "TARGET=RANK"},    {"q_proj=", "TARGET=RANK"},  {"q_proj=0", "TARGET=RANK"},
+        {"q_proj=2x", "TARGET=RANK"}, {"=3", "unknown target"},    {"q_proj=65537", "TARGET=RANK"},
+        {"k_prj=3", "mean k_proj?"},  {"router=3", "no target"},   {"experts=3", "not in lora.targets"},
+        {"q_proj=-1", "TARGET=RANK"}, {"q_proj= 3", "TARGET=RANK"}};
+    struct arch a = tiny_arch();
+    struct adapters ad;
+    struct err err = {.msg = ""};
+    struct lora_options opt = tiny_options("q_proj,v_proj");
+    for (int64_t i = 0; i < MT_LEN(wrong); i++) {
+        opt.ranks = wrong[i][0];
+        assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+        if (!strstr(err.msg, wrong[i][1])) fail_msg("%s: %s", wrong[i][0], err.msg);
+    }
+
+    char text[LORA_RANKS_TEXT];
+    struct tiny t;
+    opt = tiny_options(ALL_TARGETS);
+    opt.ranks = "experts=4, v_proj=3,down_proj=1";
+    tiny_open(&t, &a, &opt, "fp32");
+    adapters_ranks_text(&t.ad, text);
+    assert_string_equal(text, "v_proj=3,gate_up_proj=4,down_proj=1");
+    assert_int_equal(adapters_max_rank(&t.ad), 4);
+    const struct lora_layer *l = &t.ad.layers[1];
+    const int64_t held[] = {l->qkv.r, l->out.r, l->up.r, l->down.r}, want[] = {3, 2, 4, 1}; /* q, k and v alike */
+    assert_memory_equal(held, want, sizeof(want));
+    assert_close(l->qkv.scale[0], 6 / 2.0, 1e-6);
+    assert_close(l->qkv.scale[2], 6 / 3.0, 1e-6);
+    assert_close(l->out.scale[0], 6 / 2.0, 1e-6);
+    assert_close(l->up.scale[0], 6 / 4.0, 1e-6);
+    assert_close(l->down.scale[0], 6 / 1.0, 1e-6);
+    adapters_init(&t.ad, &t.dev, 1);
+    const float *q = l->qkv.a.data; /* [3 * 3, 8]: of q two ranks are trained, of v all three */
+    for (int64_t i = 0; i < 8; i++) assert_true(q[8 + i] != 0 && q[16 + i] == 0 && q[64 + i] != 0);
+    tiny_close(&t);
+}
+
+static char *read_file(const char *dir, const char *name, int64_t *size)
+{
+    char path[2 * MT_PATH];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    char *text = file_read(path, 1 << 20, size, &err);
+    if (!text) fail_msg("%s", err.msg);
+    return text;
+}
+
+static void assert_same_file(const char *a, const char *b, const char *name)
+{
+    int64_t n_a, n_b;
+    char *x = read_file(a, name, &n_a), *y = read_file(b, name, &n_b);
+    assert_int_equal(n_a, n_b);
+    assert_memory_equal(x, y, (size_t)n_a);
+    mem_free(x);
+    mem_free(y);
+}
+
+static void replace_in_config(const char *dir, const char *old, const char *new)
+{
+    int64_t size;
+    struct err err;
+    char path[2 * MT_PATH], *text = read_file(dir, "adapter_config.json", &size), *at = strstr(text, old);
+    assert_non_null(at);
+    const size_t n = (size_t)size + strlen(new);
+    char *out = mem_alloc((int64_t)n + 1);
+    snprintf(out, n + 1, "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
+    snprintf(path, sizeof(path), "%s/adapter_config.json", dir);
+    assert_int_equal(file_write_atomic(path, out, (int64_t)strlen(out), &err), 0);
+    mem_free(out);
+    mem_free(text);
+}
+
+/* Read by what it says itself and written again, the files are the same: also with a key by the module's name. */
+static void files_come_back(void **state)
+{
+    (void)state;
+    struct arch a = tiny_arch();
+    struct lora_options opt = tiny_options(ALL_TARGETS);
+    struct err err = {.msg = ""};
+    struct tiny t;
+    struct held h;
+    char first[MT_PATH], again[MT_PATH];
+    snprintf(first, sizeof(first), "%s", scratch_dir());
+    snprintf(again, sizeof(again), "%s", scratch_dir());
+    opt.ranks = "q_proj=1,v_proj=5,experts=4,down_proj=3";
+    tiny_open(&t, &a, &opt, "fp32");
+    tiny_fill(&t, t.ad.opt.param, 5);
+    if (peft_save(&t.ad, &t.dev, first, "org/base", &err)) fail_msg("%s", err.msg);
+    tiny_close(&t);
+    for (int full = 0; full < 2; full++) {
+        if (held_load(&h, &a, first, &err)) fail_msg("%s", err.msg);
+        if (peft_save(&h.ad, &h.dev, again, "org/base", &err)) fail_msg("%s", err.msg);
+        held_close(&h);
+        assert_same_file(first, again, "adapter_model.safetensors");
+        if (!full) assert_same_file(first, again, "adapter_config.json");
+
+        if (!full) replace_in_config(first, "\"gate_up_proj\": 4", "\"mlp.experts.gate_up_proj\": 4");
+    }
+}
+
+static void patterns_that_are_not_read(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {{"\"rank_pattern\": {\"layers.1.self_attn.q_proj\": 2}", "no whole target"},
+                                          {"\"rank_pattern\": {\"q_proj\": 0}", "rank_pattern.q_proj"},
+                                          {"\"rank_pattern\": {\"q_proj\": 4}", "expected is [4, 8]"},
+                                          {"\"rank_pattern\": [4]", "rank_pattern"}};
+    struct arch a = tiny_arch();
+    const struct lora_options opt = tiny_options("q_proj");
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct tiny t;
+        struct held h;
+        struct err err = {.msg = ""};
+        const char *dir = scratch_dir();
+        tiny_open(&t, &a, &opt, "fp32");
+        assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, &err), 0);
+        tiny_close(&t);
+        replace_in_config(dir, "\"rank_pattern\": {}", rows[i][0]);
+        assert_int_equal(held_load(&h, &a, dir, &err), -1);
+        if (!strstr(err.msg, rows[i][1])) fail_msg("%s: %s", rows[i][0], err.msg);
+    }
+}
+
+int test_rank_pattern(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(words_and_views), cmocka_unit_test(files_come_back),
+                                       cmocka_unit_test(patterns_that_are_not_read)};
+    return cmocka_run_group_tests_name("rank_pattern", tests, NULL, NULL);
+}
