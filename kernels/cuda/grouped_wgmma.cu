@@ -12,9 +12,22 @@
  * b comes by TMA, and a too where its rows lie in order: rows of the next expert at the end of a tile are summed but
  * not stored. Gathered rows come by cp.async of all 128 loading threads, into the same swizzle. Beyond the edges of
  * every matrix (depth that is no multiple of 64, columns, ranks) are zeros.
- * Measured: H100 80GB HBM3, the kernel by itself, 32 experts, 65536 rows, D = F = 2880, r 16: up forward with GLU
- *   and gather 4.32 ms, 504 TFLOP/s; down forward 1.63, 666; down backward with the GLU's 3.35, 325; up backward 3.10,
- * 701. */
+ *
+ * Measured: H100 80GB HBM3, the kernel by itself, means of 20 in five runs, 32 experts, 65536 rows, D = F = 2880, r 16:
+ *   up forward with GLU and gather 3.7 .. 3.9 ms, 560 .. 595 TFLOP/s; down forward 1.6 .. 1.7, 640 .. 680; down
+ * backward with the GLU's 2.4 .. 2.6, 415 .. 455; up backward 3.2 .. 3.4, 635 .. 675; the SMs ran at 1.2 .. 1.5 GHz
+ * of 1.98. Cycles of a tile: up forward 59.7 k, of them products 49.8 and drain
+ *   0.9 (rows in order 45.7 and 0.8; the tensor cores need 46.1), GLU 7.4; down backward 58.6 k (192 columns),
+ * products 39.6, GLU 14.9.
+ *
+ * Tried and dropped: a warpgroup that finishes a tile, handed over in bf16 through shared memory, while the next one is
+ *   multiplied (192 columns, a stage less, tokens' rows spread into expert order before): ops of gpt-oss-20b up forward
+ *   4.48 -> 4.32 ms, down forward 2.15 -> 2.13, down backward 3.39 -> 3.12, up backward 4.92 -> 4.76, its step 620 ->
+ * 605, but of qwen3-30b-a3b 2.18 -> 2.29, 1.01 -> 1.07, 2.02 -> 2.69, 2.51 -> 2.64. That with clusters of two that
+ * share b by multicast: 3 k cycles more a tile, products no faster. That with a lead held by a barrier at each tile: up
+ * to 1.7 k more. The gather's cost, with these: 5.6 k a tile; zeros instead of reads save nothing, no arrivals 0.5 k,
+ * no copies all: what is left is cp.async's writes to shared memory. One arrival a warp: 1.3 k more. Epilogues here
+ * without stores: 0.4 .. 1.8 k less; without reading pre: 2.7 k less; no lead: 0.2 .. 0.5 k more. */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"
