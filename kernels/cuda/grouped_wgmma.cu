@@ -13,21 +13,24 @@
  * not stored. Gathered rows come by cp.async of all 128 loading threads, into the same swizzle. Beyond the edges of
  * every matrix (depth that is no multiple of 64, columns, ranks) are zeros.
  *
- * Measured: H100 80GB HBM3, the kernel by itself, means of 20 in five runs, 32 experts, 65536 rows, D = F = 2880, r 16:
- *   up forward with GLU and gather 3.7 .. 3.9 ms, 560 .. 595 TFLOP/s; down forward 1.6 .. 1.7, 640 .. 680; down
- * backward with the GLU's 2.4 .. 2.6, 415 .. 455; up backward 3.2 .. 3.4, 635 .. 675; the SMs ran at 1.2 .. 1.5 GHz
- * of 1.98. Cycles of a tile: up forward 59.7 k, of them products 49.8 and drain
- *   0.9 (rows in order 45.7 and 0.8; the tensor cores need 46.1), GLU 7.4; down backward 58.6 k (192 columns),
- * products 39.6, GLU 14.9.
- *
- * Tried and dropped: a warpgroup that finishes a tile, handed over in bf16 through shared memory, while the next one is
- *   multiplied (192 columns, a stage less, tokens' rows spread into expert order before): ops of gpt-oss-20b up forward
- *   4.48 -> 4.32 ms, down forward 2.15 -> 2.13, down backward 3.39 -> 3.12, up backward 4.92 -> 4.76, its step 620 ->
- * 605, but of qwen3-30b-a3b 2.18 -> 2.29, 1.01 -> 1.07, 2.02 -> 2.69, 2.51 -> 2.64. That with clusters of two that
- * share b by multicast: 3 k cycles more a tile, products no faster. That with a lead held by a barrier at each tile: up
- * to 1.7 k more. The gather's cost, with these: 5.6 k a tile; zeros instead of reads save nothing, no arrivals 0.5 k,
- * no copies all: what is left is cp.async's writes to shared memory. One arrival a warp: 1.3 k more. Epilogues here
- * without stores: 0.4 .. 1.8 k less; without reading pre: 2.7 k less; no lead: 0.2 .. 0.5 k more. */
+ * Measured: H100 80GB HBM3, the kernel by itself, means of 20 in five runs, 32 experts, 65536 rows, D = F = 2880, r 16;
+ *   the card's power limit keeps the SMs at 1.2 .. 1.5 GHz of 1.98:
+ *     up forward with GLU and gather   3.7 .. 3.9 ms, 560 .. 595 TFLOP/s     half the rows 1.89 .. 2.26
+ *     down forward                     1.6 .. 1.7     640 .. 680                            0.77 .. 0.89
+ *     down backward with the GLU's     2.4 .. 2.6     415 .. 455                            1.22 .. 1.28
+ *     up backward                      3.2 .. 3.4     635 .. 675                            1.60 .. 1.79
+ *   Cycles of a tile: up forward 59.7 k, of them products 49.8 (45.7 with rows in order; the tensor cores need 46.1),
+ *   drain 0.9, GLU 7.4; down backward (192 columns) 58.6 k, products 39.6, GLU 14.9.
+ * Tried and dropped, ms of the four ops up forward, down forward, down backward, up backward:
+ *   - a warpgroup that finishes a tile, handed over in bf16 through shared memory, while the next one is multiplied
+ *     (192 columns, a stage less, tokens' rows spread into expert order before). gpt-oss-20b 4.48 2.15 3.39 4.92 ->
+ *     4.32 2.13 3.12 4.76, its step 620 -> 605; but qwen3-30b-a3b 2.18 1.01 2.02 2.51 -> 2.29 1.07 2.69 2.64.
+ *     The epilogue disappears (1.4 k cycles are left) and the clock falls.
+ *   - that with clusters of two that share b by multicast: 3 k cycles a tile more, products no faster
+ *   - that with a lead held by a barrier at each tile: up to 1.7 k more
+ *   - with these kernels, of the gather's 5.6 k: zeros instead of reads save nothing, no arrivals 0.5 k, no copies all;
+ *     what costs is cp.async writing to shared memory. One arrival a warp: 1.3 k more.
+ *   - here: epilogues without stores 0.4 .. 1.8 k less, without reading pre 2.7 k less; no lead 0.2 .. 0.5 k more. */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"
@@ -530,12 +533,10 @@ static bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > cei
 void cuda_grouped_wgmma(const struct grouped *g)
 {
     const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * ceil_div(g->n_out, 192);
-    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out % 8 == 0 && g->r % 8 == 0, "sizes %lld, %lld, %lld",
-               (long long)g->n_in, (long long)g->n_out, (long long)g->r);
-    MT_REQUIRE(g->lda % 8 == 0 && (uintptr_t)g->a % 16 == 0, "rows that are not 16-byte aligned");
+    grouped_require(g);
     MT_REQUIRE(g->count <= MAX_EXPERTS && n_tile + cuda.n_sm <= INT32_MAX, "%lld experts, %lld tiles",
                (long long)g->count, (long long)n_tile);
-    if (g->n_row == 0 || g->count == 0 || g->n_out == 0) return;
+    if (g->n_row == 0 || g->count == 0) return;
     if (g->epilogue == GROUPED_GLU_BWD) {
         MT_REQUIRE(g->kn, "the backward of the activation takes b as stored");
         narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD, true>(g) : launch<256, GROUPED_GLU_BWD, true>(g);
