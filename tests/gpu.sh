@@ -55,8 +55,12 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     [ "$1" != racecheck ] || only='*gpu' # without *_on_the_gpu_by_cublas
     while [ "$1" != -- ]; do options+=("$1"); shift; done
     shift
-    run_tests "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
-        --only "$only" --skip '*_large_on_the_gpu' "$@"
+    local group status=0
+    for group in "$@"; do # each in a process that the tool watches from its start
+        run_tests "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
+            --only "$only" --skip '*_large_on_the_gpu' "$group" || status=1
+    done
+    return $status
 }
 stage_memcheck() { sanitize memcheck -- ops_attn ops_dense ops_moe ops_norm ops_router optim prof quant; }
 # racecheck does not follow the order that TMA and mbarriers make, and reports hazards where kernels are built on them.
