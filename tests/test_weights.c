@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/comm.h"
 #include "tests/checkpoints.h"
 
 #define LAYER0   "model.layers.0."
@@ -222,7 +223,7 @@ static void set_bytes(struct damaged *d, const char *name, const void *data, int
 
 static int measure(const struct damaged *d, struct err *err)
 {
-    struct device dev = {.measuring = true, .weights = arena_measure("weights")};
+    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
     struct weights w;
     const int rc = weights_load(&w, &dev, &d->arch, &d->st, NULL, false, 0, err);
     weights_free(&w);
