@@ -56,18 +56,6 @@ static void load_tables(struct model *m, const struct model_options *opt)
     mem_free(host);
 }
 
-/* The experts of all layers with some lie on the ranks of dev->ep; the mark of the weights is the first rank's. */
-static void divide(struct model *m, const struct model_options *opt)
-{
-    struct comm *ep = m->dev->ep;
-    acts_divide(&m->acts, &m->arch, ep, opt->dispatch_tok);
-    if (m->dev->measuring) return;
-    uint64_t *marks = mem_array(ep->world, sizeof(*marks));
-    comm_host_gather(ep, marks, &m->weights.mark, (int64_t)sizeof(*marks));
-    m->weights.mark = marks[0];
-    mem_free(marks);
-}
-
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err)
 {
@@ -93,7 +81,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         return -1;
     }
     acts_init(&m->acts, a->n_layer);
-    if (dev->ep->world > 1) divide(m, opt);
+    if (dev->ep->world > 1) acts_divide(&m->acts, a, dev->ep, opt->dispatch_tok);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->measuring) adapters_init(&m->adapters, dev, seed);
     return 0;

@@ -173,6 +173,16 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
+/* Where experts are divided, the first ones are seen by one rank. */
+static void share_mark(struct run *r)
+{
+    struct comm *ep = r->dev.ep;
+    uint64_t *marks = mem_array(ep->world, sizeof(*marks));
+    comm_host_gather(ep, marks, &r->model.weights.mark, (int64_t)sizeof(*marks));
+    r->model.weights.mark = marks[0];
+    mem_free(marks);
+}
+
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
 {
     struct device *dev = &r->dev;
@@ -199,6 +209,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         return -1;
     }
     if (packs) pass_turn(dev->ranks);
+    share_mark(r);
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
     dev->ops->wait();
