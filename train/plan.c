@@ -104,6 +104,12 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     memcpy(p->held, m.weights.experts, sizeof(p->held));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
     p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
+    if (dev.ep->world > 1) { /* room is for more rows than a rank has on average */
+        int64_t unused;
+        m.acts.dispatch_tok = q->n_tok;
+        measure_pass(&m, &b, false, &unused, &p->flops_fwd);
+        measure_pass(&m, &b, true, &unused, &p->flops);
+    }
     *trainable = m.adapters.n_values;
     model_close(&m);
     return 0;
