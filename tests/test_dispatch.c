@@ -175,6 +175,7 @@ static void test_plan(void **state)
     assert_int_equal(RUN("plan", config, "--set", "parallel.ep=2"), 0);
     assert_says(said.out, "1.58 M FLOP per token forward, 3.21 M per token of training");
     assert_says(said.out, "experts                                163 KiB");
+    assert_says(said.out, "it has room for the rows of 128 tokens");
     assert_says(said.out, "20992 parameters");
 }
 

@@ -146,8 +146,8 @@ static struct model_options way(const struct request *q, int i)
     opt.embed_on_host = gpu && i % 2;
     opt.expert_group = s->expert_group;
     opt.ce_chunk = model_ce_chunk(q->a, s->logits_bytes);
-    const double most = MT_MIN(q->cfg->parallel.capacity, (double)q->dev->ep->world);
-    opt.dispatch_tok = (int64_t)ceil(most * (double)q->n_tok);
+    const double ep = q->dev->ep->world;
+    if (ep > 1) opt.dispatch_tok = (int64_t)ceil(MT_MIN(q->cfg->parallel.capacity, ep) * (double)q->n_tok);
     return opt;
 }
 
@@ -311,6 +311,11 @@ static void print_choices(const struct plan *p, FILE *out)
             (long long)p->n_tok, (long long)p->opt.ce_chunk);
     if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
+    if (p->opt.dispatch_tok)
+        fprintf(out,
+                "  of ranks that share out the experts (parallel.ep) this is one; it has room for the rows of %lld "
+                "tokens\n",
+                (long long)p->opt.dispatch_tok);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));
     if (p->longest)
