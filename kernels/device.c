@@ -45,7 +45,7 @@ static void set_up(struct device *dev)
     dev->act = dev->ops->act;
     dev->stat = dev->ops->stat;
     dev->n_threads = default_threads();
-    dev->ranks = &comm_alone;
+    dev->ranks = dev->ep = dev->dp = &comm_alone;
 }
 
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err)

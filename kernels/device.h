@@ -49,6 +49,8 @@ struct device {
     struct comm *ranks;   /* all that train together, this process among them; alone until somebody joins them */
     struct arena weights, state, work;
     struct arena host; /* pinned memory of the host that ops can read: frozen weights that need not be on the device */
+    struct comm *ep;   /* those of `ranks` that share out the experts: neighbours; alone where all have all experts */
+    struct comm *dp;   /* those of `ranks` that hold the same experts as this one: all, where ep is alone */
 };
 
 /* The backends. ops_cuda() opens a GPU, the first unless told otherwise, on its first call; without CUDA in the build

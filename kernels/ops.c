@@ -85,7 +85,7 @@ static int64_t want_route(struct device *dev, const struct route *r, int64_t n_t
 {
     int64_t n_top = r->idx.rank == 2 ? r->idx.shape[1] : 0;
     WANT(r->idx, DT_I32, n_tok, n_top);
-    WANT(r->gate, dev->stat, n_tok, n_top);
+    WANT_OPT(r->gate, dev->stat, n_tok, n_top);
     WANT(r->offs, DT_I32, n_exp + 1);
     WANT(r->row_slot, DT_I32, n_tok * n_top);
     WANT(r->slot_row, DT_I32, n_tok, n_top);
@@ -377,6 +377,8 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
 
 /* ---- experts ---- */
 
+static bool contiguous(struct tensor x) { return x.rank == 1 || x.ld == x.shape[x.rank - 1]; }
+
 void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
                    struct tensor bias, enum router_kind kind)
 {
@@ -385,6 +387,7 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
     MT_REQUIRE(n_top >= 1 && n_top <= w->n_out, "%lld experts of %lld per token", (long long)n_top,
                (long long)w->n_out);
+    WANT(r->gate, dev->stat, n_tok, n_top);
     WANT(logits, dev->stat, n_tok, w->n_out);
     WANT(x, dev->act, n_tok, w->n_in);
     WANT_OPT(bias, DT_F32, w->n_out);
@@ -424,6 +427,7 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
     int64_t n_top = want_route(dev, r, n_tok, w->n_out);
     want_weight(__func__, w, 1, w->n_out, dx.shape[1]);
     WANT(dx, dev->act, n_tok, w->n_in);
+    WANT(r->gate, dev->stat, n_tok, n_top);
     WANT(dgate, dev->stat, n_tok, n_top);
     WANT(logits, dev->stat, n_tok, w->n_out);
     bool auxiliary = aux->coef > 0 || aux->coef < 0;
@@ -480,13 +484,24 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     if (lora->r) round_act(dev, ha);
 }
 
+void op_gather(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
+{
+    int64_t n_row = rows.shape[0], n_col = x.rank == 2 ? x.shape[1] : 0;
+    WANT(rows, DT_I32, n_row);
+    WANT(y, x.dtype, n_row, n_col);
+    MT_REQUIRE(share >= 1 && n_col > 0 && contiguous(x) && contiguous(y), "rows of %lld, %lld of them one",
+               (long long)n_col, (long long)share);
+    MOVES(dev, y, y, rows);
+    RUN(0, gather, y, x, rows, share);
+}
+
 void op_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                         const struct route *r)
 {
     int64_t n_tok = out.shape[0], dim = out.shape[1];
     int64_t n_top = want_route(dev, r, n_tok, r->offs.shape[0] - 1);
     WANT(out, dev->act, n_tok, dim);
-    WANT(res, dev->act, n_tok, dim);
+    WANT_OPT(res, dev->act, n_tok, dim);
     WANT(y, dev->act, n_tok * n_top, dim);
     MOVES(dev, out, res, y, r->gate, r->slot_row);
     RUN(0, moe_combine_fwd, out, res, y, r);
@@ -500,6 +515,7 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     int64_t n_tok = dout.shape[0], n_top = want_route(dev, r, n_tok, w->n_exp), n_row = n_tok * n_top;
     want_weight(__func__, w, w->n_exp, dout.shape[1], act.shape[1]);
     WANT(dpre, dev->act, n_row, 2 * w->n_in);
+    WANT(r->gate, dev->stat, n_tok, n_top);
     WANT(dgate, dev->stat, n_tok, n_top);
     WANT(act, dev->act, n_row, w->n_in);
     WANT(dout, dev->act, n_tok, w->n_out);
@@ -541,8 +557,6 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad 
 }
 
 /* ---- parameters ---- */
-
-static bool contiguous(struct tensor x) { return x.rank == 1 || x.ld == x.shape[x.rank - 1]; }
 
 void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
 {

@@ -35,7 +35,8 @@ struct lora_grad {
     struct tensor a, b;
 };
 
-/* Who goes where. Row m of the expert-ordered [M, ...] tensors serves slot row_slot[m] = t*J + j; rows of expert e are
+/* Who goes where; an op that does not read gate takes a route without. Row m of the expert-ordered [M, ...] tensors
+ * serves slot row_slot[m] = t*J + j; rows of expert e are
  * offs[e] .. offs[e+1]-1, in token order; slot_row is the inverse map. idx[t] ascends, so that summing over j sums in
  * ascending expert order. */
 struct route {
@@ -155,7 +156,10 @@ typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor 
 typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
                              const struct route *r, const struct weight *w, struct tensor bias,
                              const struct lora *lora);
-/* out[t] = res[t] + sum_j gate[t,j] y[slot_row[t,j]], f32 sum in ascending j.  out, res [T,D] act; out = */
+/* y[i] = x[rows[i] / share].  y [N,C] =, x [*,C], of one dtype and contiguous; rows [N] i32 */
+typedef void gather_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share);
+/* out[t] = res[t] + sum_j gate[t,j] y[slot_row[t,j]], f32 sum in ascending j; an absent res is 0, absent gates are 1.
+ * out, res [T,D] act; out = */
 typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                                 const struct route *r);
 /* Backward of combine, down product and activation at once. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
@@ -277,6 +281,7 @@ struct ops {
     loss_sum_fn *loss_sum;
     aux_sum_fn *aux_sum;
     row_count_fn *row_count;
+    gather_fn *gather;
 };
 
 embed_fwd_fn op_embed_fwd, cpu_embed_fwd, cpu64_embed_fwd, cuda_embed_fwd;
@@ -296,6 +301,7 @@ aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;
 router_bwd_fn op_router_bwd, cpu_router_bwd, cpu64_router_bwd, cuda_router_bwd;
 moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd, cuda_moe_up_fwd;
 moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd, cuda_moe_down_fwd;
+gather_fn op_gather, cpu_gather, cpu64_gather, cuda_gather;
 moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fwd, cuda_moe_combine_fwd;
 moe_down_bwd_fn op_moe_down_bwd, cpu_moe_down_bwd, cpu64_moe_down_bwd, cuda_moe_down_bwd;
 moe_up_bwd_fn op_moe_up_bwd, cpu_moe_up_bwd, cpu64_moe_up_bwd, cuda_moe_up_bwd;

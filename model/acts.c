@@ -20,28 +20,43 @@ static struct tensor adapter_2d(struct device *dev, int64_t rows, const struct l
     return lora->r ? act_2d(dev, rows, lora->n_seg * lora->r) : (struct tensor){0};
 }
 
-static struct route push_route(struct device *dev, struct ffn f, int64_t n_tok)
+/* What the tensors of a layer are as large as. */
+struct size {
+    struct ffn ffn;
+    int64_t n_tok;
+    int64_t n_row; /* that this rank takes: its own, or room for those of all */
+    bool divided;
+};
+
+static struct size size_of(const struct acts *s, const struct arch *a, int64_t layer, int64_t n_tok)
+{
+    const struct ffn f = arch_ffn(a, layer);
+    const bool divided = s->dispatch_tok && !a->dense[layer];
+    return (struct size){f, n_tok, (divided ? s->dispatch_tok : n_tok) * f.top_k, divided};
+}
+
+static struct route push_route(struct device *dev, int64_t n_exp, int64_t n_tok, int64_t top_k, bool gates)
 {
     struct arena *work = &dev->work;
     return (struct route){
-        .idx = arena_tensor_2d(work, DT_I32, n_tok, f.top_k),
-        .gate = arena_tensor_2d(work, dev->stat, n_tok, f.top_k),
-        .offs = arena_tensor_1d(work, DT_I32, f.n_exp + 1),
-        .row_slot = arena_tensor_1d(work, DT_I32, n_tok * f.top_k),
-        .slot_row = arena_tensor_2d(work, DT_I32, n_tok, f.top_k),
+        .idx = arena_tensor_2d(work, DT_I32, n_tok, top_k),
+        .gate = gates ? arena_tensor_2d(work, dev->stat, n_tok, top_k) : (struct tensor){0},
+        .offs = arena_tensor_1d(work, DT_I32, n_exp + 1),
+        .row_slot = arena_tensor_1d(work, DT_I32, n_tok * top_k),
+        .slot_row = arena_tensor_2d(work, DT_I32, n_tok, top_k),
     };
 }
 
-static void push_input(struct layer_acts *s, struct device *dev, struct ffn f, const struct lora_layer *lora,
-                       int64_t n_tok)
+static void push_input(struct layer_acts *s, struct device *dev, const struct size *z, const struct lora_layer *lora)
 {
-    s->route = push_route(dev, f, n_tok);
-    s->down_ha = adapter_2d(dev, n_tok * f.top_k, &lora->down);
+    s->route = push_route(dev, z->ffn.n_exp, z->n_tok, z->ffn.top_k, true);
+    if (z->divided) s->dispatch.route = push_route(dev, z->ffn.n_exp / dev->ep->world, z->n_row, 1, false);
+    s->down_ha = adapter_2d(dev, z->n_row, &lora->down);
 }
 
-static void push_logits(struct layer_acts *s, struct device *dev, struct ffn f, int64_t n_tok)
+static void push_logits(struct layer_acts *s, struct device *dev, const struct size *z)
 {
-    s->logits = arena_tensor_2d(&dev->work, dev->stat, n_tok, f.n_exp);
+    s->logits = arena_tensor_2d(&dev->work, dev->stat, z->n_tok, z->ffn.n_exp);
 }
 
 static void push_attention(struct layer_acts *s, struct device *dev, const struct arch *a,
@@ -62,13 +77,14 @@ static void push_attention(struct layer_acts *s, struct device *dev, const struc
     s->h = act_2d(dev, n_tok, a->d_model);
 }
 
-static void push_experts(struct layer_acts *s, struct device *dev, const struct arch *a, struct ffn f,
-                         const struct lora_layer *lora, int64_t n_tok)
+static void push_experts(struct layer_acts *s, struct device *dev, const struct arch *a, const struct size *z,
+                         const struct lora_layer *lora)
 {
-    s->n2 = act_2d(dev, n_tok, a->d_model);
-    s->rstd2 = stat_1d(dev, n_tok);
-    s->pre = act_2d(dev, n_tok * f.top_k, 2 * f.d_ff);
-    s->up_xa = adapter_2d(dev, n_tok * f.top_k, &lora->up);
+    s->n2 = act_2d(dev, z->n_tok, a->d_model);
+    s->rstd2 = stat_1d(dev, z->n_tok);
+    if (z->divided) s->rows = act_2d(dev, z->n_row, a->d_model);
+    s->pre = act_2d(dev, z->n_row, 2 * z->ffn.d_ff);
+    s->up_xa = adapter_2d(dev, z->n_row, &lora->up);
 }
 
 /* The fields of one group, taken over from the slot that all layers share. A layer without an adapter ignores its xa.
@@ -83,11 +99,23 @@ static void share_attention(struct layer_acts *s, const struct layer_acts *slot,
 
 static void share_experts(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
 {
-    s->n2 = slot->n2, s->rstd2 = slot->rstd2, s->pre = slot->pre;
+    s->n2 = slot->n2, s->rstd2 = slot->rstd2, s->rows = slot->rows, s->pre = slot->pre;
     s->up_xa = lora->up.r ? slot->up_xa : (struct tensor){0};
 }
 
+static void share_input(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
+{
+    s->route = slot->route, s->dispatch = slot->dispatch;
+    s->down_ha = lora->down.r ? slot->down_ha : (struct tensor){0};
+}
+
 void acts_init(struct acts *s, int64_t n_layer) { s->layers = mem_array(n_layer + 1, sizeof(*s->layers)); }
+
+void acts_divide(struct acts *s, const struct arch *a, const struct comm *ranks, int64_t dispatch_tok)
+{
+    s->dispatch_tok = dispatch_tok;
+    s->offs = mem_array(a->n_layer * ranks->world * (a->n_exp + 1), sizeof(*s->offs));
+}
 
 /* Which groups every layer has for itself; the others lie in a slot. */
 struct saved {
@@ -96,21 +124,20 @@ struct saved {
 
 /* The slot of layers like `layer`, with or without experts. */
 static void push_slot(struct layer_acts *slot, struct device *dev, const struct arch *a, const struct adapters *ad,
-                      int64_t layer, int64_t n_tok, struct saved saved)
+                      int64_t layer, const struct size *z, struct saved saved)
 {
-    const struct ffn f = arch_ffn(a, layer);
     struct lora_layer widest = {0}; /* some such layer's adapters: they agree where they exist */
     for (int64_t l = 0; l < a->n_layer; l++)
         if (ad->layer_on[l] && a->dense[l] == a->dense[layer]) widest = ad->layers[l];
-    if (!saved.input) push_input(slot, dev, f, &widest, n_tok);
-    if (!saved.attention) push_attention(slot, dev, a, &widest, n_tok);
-    if (!saved.experts) push_experts(slot, dev, a, f, &widest, n_tok);
-    if (!saved.logits) push_logits(slot, dev, f, n_tok);
+    if (!saved.input) push_input(slot, dev, z, &widest);
+    if (!saved.attention) push_attention(slot, dev, a, &widest, z->n_tok);
+    if (!saved.experts) push_experts(slot, dev, a, z, &widest);
+    if (!saved.logits) push_logits(slot, dev, z);
 }
 
 /* slots[dense]: one per kind of layer, on top of each other, as one layer is under way at a time. */
-static void push_slots(struct layer_acts slots[2], struct device *dev, const struct arch *a, const struct adapters *ad,
-                       int64_t n_tok, struct saved saved)
+static void push_slots(const struct acts *s, struct layer_acts slots[2], struct device *dev, const struct arch *a,
+                       const struct adapters *ad, int64_t n_tok, struct saved saved)
 {
     const int64_t mark = arena_mark(&dev->work);
     int64_t end = mark;
@@ -119,7 +146,8 @@ static void push_slots(struct layer_acts slots[2], struct device *dev, const str
         if (slot->x.rank) continue;
         arena_release(&dev->work, mark);
         slot->x = act_2d(dev, 0, a->d_model); /* marks the slot as made */
-        push_slot(slot, dev, a, ad, l, n_tok, saved);
+        const struct size z = size_of(s, a, l, n_tok);
+        push_slot(slot, dev, a, ad, l, &z, saved);
         end = MT_MAX(end, arena_mark(&dev->work));
     }
     arena_push(&dev->work, end - arena_mark(&dev->work));
@@ -133,7 +161,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
                                 .experts = backward && mode == RECOMPUTE_NONE,
                                 .logits = backward && keep_logits};
     struct layer_acts slots[2] = {{.x = {0}}, {.x = {0}}};
-    push_slots(slots, dev, a, ad, n_tok, saved);
+    push_slots(s, slots, dev, a, ad, n_tok, saved);
     for (int64_t l = 0; l <= a->n_layer; l++) {
         struct layer_acts *la = &s->layers[l];
         *la = (struct layer_acts){0};
@@ -141,13 +169,14 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
         if (l == a->n_layer) break;
         const struct lora_layer *lora = &ad->layers[l];
         const struct layer_acts *slot = &slots[a->dense[l]];
-        const struct ffn f = arch_ffn(a, l);
+        const struct size z = size_of(s, a, l, n_tok);
         if (saved.input)
-            push_input(la, dev, f, lora, n_tok);
+            push_input(la, dev, &z, lora);
         else
-            la->route = slot->route, la->down_ha = lora->down.r ? slot->down_ha : (struct tensor){0};
+            share_input(la, slot, lora);
+        if (z.divided) la->dispatch.offs = s->offs + l * dev->ep->world * (a->n_exp + 1);
         if (saved.logits)
-            push_logits(la, dev, f, n_tok);
+            push_logits(la, dev, &z);
         else
             la->logits = slot->logits;
         if (saved.attention)
@@ -155,7 +184,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
         else
             share_attention(la, slot, lora);
         if (saved.experts)
-            push_experts(la, dev, a, f, lora, n_tok);
+            push_experts(la, dev, a, &z, lora);
         else
             share_experts(la, slot, lora);
     }
@@ -164,5 +193,6 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
 void acts_free(struct acts *s)
 {
     mem_free(s->layers);
+    mem_free(s->offs);
     *s = (struct acts){0};
 }

@@ -5,6 +5,8 @@
  *           -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D] */
 #include "model/block.h"
 
+#include "model/dispatch.h"
+
 static void attention_fwd(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
@@ -21,8 +23,8 @@ static void attention_fwd(const struct block *b, struct layer_acts *s)
     /* 6 out   */ op_linear_fwd(dev, s->h, s->out_xa, s->o, &w->out, w->out_bias, s->x, &lora->out);
 }
 
-/* Norm, routing (unless it is known already), gate_up product and activation: up to the tensor act [M, F]. */
-static void experts_up_fwd(const struct block *b, struct layer_acts *s, struct tensor act, bool routed)
+/* Norm and routing, unless that is known already. */
+static void route_fwd(const struct block *b, struct layer_acts *s, bool routed)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
@@ -33,7 +35,12 @@ static void experts_up_fwd(const struct block *b, struct layer_acts *s, struct t
         op_route_sort(dev, &s->route, b->ffn.n_exp);
         if (b->aux->coef != 0) op_aux_stats(dev, b->aux, s->logits, &s->route);
     }
-    /* 9 up    */ op_moe_up_fwd(dev, act, s->pre, s->up_xa, s->n2, &s->route, &w->up, w->up_bias, &b->lora->up,
+}
+
+/* Gate_up product and activation: up to the tensor act [M, F]. */
+static void up_fwd(const struct block *b, struct layer_acts *s, struct tensor act)
+{
+    /* 9 up    */ op_moe_up_fwd(b->dev, act, s->pre, s->up_xa, s->n2, &s->route, &b->w->up, b->w->up_bias, &b->lora->up,
                                 &b->a->glu);
 }
 
@@ -44,11 +51,15 @@ static struct tensor push_act(const struct block *b, int64_t rows, int64_t cols)
 
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
+    attention_fwd(b, s);
+    route_fwd(b, s, false);
+    if (b->divided) {
+        dispatch_fwd(b, s, y);
+        return;
+    }
     const int64_t n_row = s->x.shape[0] * b->ffn.top_k, mark = arena_mark(&b->dev->work);
     struct tensor act = push_act(b, n_row, b->ffn.d_ff), e = push_act(b, n_row, b->a->d_model);
-
-    attention_fwd(b, s);
-    experts_up_fwd(b, s, act, false);
+    up_fwd(b, s, act);
     /* 10 down */ op_moe_down_fwd(b->dev, e, s->down_ha, act, &s->route, &b->w->down, b->w->down_bias, &b->lora->down);
     /* 11 sum  */ op_moe_combine_fwd(b->dev, y, s->h, e, &s->route);
     arena_release(&b->dev->work, mark);
@@ -57,12 +68,30 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 void block_recompute(const struct block *b, struct layer_acts *s, enum recompute mode)
 {
     if (mode == RECOMPUTE_NONE) return;
-    const int64_t mark = arena_mark(&b->dev->work);
-    struct tensor act = push_act(b, s->x.shape[0] * b->ffn.top_k, b->ffn.d_ff);
-
     if (mode == RECOMPUTE_FULL) attention_fwd(b, s);
-    experts_up_fwd(b, s, act, true);
+    route_fwd(b, s, true);
+    if (b->divided) {
+        dispatch_recompute(b, s);
+        return;
+    }
+    const int64_t mark = arena_mark(&b->dev->work);
+    up_fwd(b, s, push_act(b, s->x.shape[0] * b->ffn.top_k, b->ffn.d_ff));
     arena_release(&b->dev->work, mark);
+}
+
+static void experts_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dgate,
+                        struct tensor dres)
+{
+    struct device *dev = b->dev;
+    const struct layer_weights *w = b->w;
+    const struct lora_layer *lora = b->lora;
+    const int64_t n_row = s->x.shape[0] * b->ffn.top_k, mark = arena_mark(&dev->work);
+    struct tensor dpre = push_act(b, n_row, 2 * b->ffn.d_ff), act = push_act(b, n_row, b->ffn.d_ff);
+
+    /* 10 down */ op_moe_down_bwd(dev, dpre, dgate, &lora->g_down, act, dres, s->pre, s->down_ha, &s->route, &w->down,
+                                  w->down_bias, &lora->down, &b->a->glu);
+    /* 9 up    */ op_moe_up_bwd(dev, dnorm, &lora->g_up, dpre, s->n2, s->up_xa, &s->route, &w->up, &lora->up);
+    arena_release(&dev->work, mark);
 }
 
 void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor dres)
@@ -71,16 +100,16 @@ void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor 
     const struct arch *a = b->a;
     const struct layer_weights *w = b->w;
     const struct lora_layer *lora = b->lora;
-    const int64_t n_tok = s->x.shape[0], n_row = n_tok * b->ffn.top_k, mark = arena_mark(&dev->work);
+    const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
     struct tensor dnorm = push_act(b, n_tok, a->d_model);
     const int64_t mark_experts = arena_mark(&dev->work);
-    struct tensor dpre = push_act(b, n_row, 2 * b->ffn.d_ff), act = push_act(b, n_row, b->ffn.d_ff);
     struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat, n_tok, b->ffn.top_k);
 
     /* 11 sum  */ /* dh gets dres as it is; the rows' share is taken inside step 10 */
-    /* 10 down */ op_moe_down_bwd(dev, dpre, dgate, &lora->g_down, act, dres, s->pre, s->down_ha, &s->route, &w->down,
-                                  w->down_bias, &lora->down, &a->glu);
-    /* 9 up    */ op_moe_up_bwd(dev, dnorm, &lora->g_up, dpre, s->n2, s->up_xa, &s->route, &w->up, &lora->up);
+    if (b->divided)
+        dispatch_bwd(b, s, dnorm, dgate, dres);
+    else
+        experts_bwd(b, s, dnorm, dgate, dres);
     /* 8 route */ op_router_bwd(dev, dnorm, dgate, &s->route, s->logits, &w->router, b->aux, a->router);
     /* 7 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->h, s->rstd2, w->norm2);
     arena_release(&dev->work, mark_experts);

@@ -16,6 +16,8 @@ struct block {
     const struct seqs *seqs;
     struct tensor pos, rope; /* [T] i32, [P, A] f32 */
     struct aux *aux;         /* of this layer; coef 0: off */
+    bool divided;            /* the experts lie on all ranks of dev->ep: model/dispatch.h */
+    int64_t *most_rows;      /* of a divided layer: the most that a rank was to take, = max */
 };
 
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y); /* y [T, D] act =, the next layer's x */

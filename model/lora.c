@@ -3,6 +3,7 @@
  * Flat layout, layer after layer, what is not trained left out; each group begins at a multiple of 64 elements and the
  * padding between groups stays zero, so that ops may read whole cache lines and norms may run over the array as one:
  *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
+ * Where experts are divided among ranks, first the attention of all layers, then the experts of all.
  * The members of a bracket touch: q, k and v feed one fused product and their adapters are one struct lora. */
 #include "model/lora.h"
 
@@ -174,13 +175,16 @@ static int parse_layers(struct adapters *ad, const char *layers, struct err *err
     return 0;
 }
 
-static void add_param(struct adapters *ad, const struct arch *a, int64_t layer, enum lora_target t, bool is_b)
+static void add_param(struct adapters *ad, const struct arch *a, const struct comm *ep, int64_t layer,
+                      enum lora_target t, bool is_b)
 {
     int64_t n_exp, out, in;
     if (!ad->target[t]) return;
     target_shape(a, t, &n_exp, &out, &in);
+    const int64_t held = t >= LORA_UP ? n_exp / ep->world : n_exp;
     struct lora_param *p = &ad->params[ad->n_params++];
-    *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = n_exp};
+    *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = held};
+    p->first_exp = t >= LORA_UP ? held * ep->rank : 0;
     p->rows = is_b ? out : ad->held[t];
     p->cols = is_b ? ad->held[t] : in;
     ad->n_values += n_exp * ad->rank[t] * (is_b ? out : in);
@@ -189,17 +193,24 @@ static void add_param(struct adapters *ad, const struct arch *a, int64_t layer, 
 
 static void end_group(struct adapters *ad) { ad->n_flat = (ad->n_flat + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
-/* A dense layer has no experts to adapt; its feed-forward network stays as it is. */
-static void plan_layer(struct adapters *ad, const struct arch *a, int64_t layer)
+static void plan_attention(struct adapters *ad, const struct arch *a, int64_t layer)
 {
-    const enum lora_target last = a->dense[layer] ? LORA_O : LORA_DOWN;
     for (int is_b = 0; is_b < 2; is_b++) {
-        for (enum lora_target t = LORA_Q; t <= LORA_V; t++) add_param(ad, a, layer, t, is_b);
+        for (enum lora_target t = LORA_Q; t <= LORA_V; t++) add_param(ad, a, &comm_alone, layer, t, is_b);
         end_group(ad);
     }
-    for (enum lora_target t = LORA_O; t <= last; t++)
+    for (int is_b = 0; is_b < 2; is_b++) {
+        add_param(ad, a, &comm_alone, layer, LORA_O, is_b);
+        end_group(ad);
+    }
+}
+
+/* A dense layer has no experts to adapt; its feed-forward network stays as it is. */
+static void plan_experts(struct adapters *ad, const struct arch *a, const struct comm *ep, int64_t layer)
+{
+    for (enum lora_target t = LORA_UP; t <= LORA_DOWN && !a->dense[layer]; t++)
         for (int is_b = 0; is_b < 2; is_b++) {
-            add_param(ad, a, layer, t, is_b);
+            add_param(ad, a, ep, layer, t, is_b);
             end_group(ad);
         }
 }
@@ -233,7 +244,8 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     for (int64_t n = 0; n < ad->n_layer; n++) {
         if (!ad->layer_on[n]) continue;
         const int64_t before = ad->n_params;
-        plan_layer(ad, a, n);
+        plan_attention(ad, a, n);
+        plan_experts(ad, a, &comm_alone, n);
         ad->layer_on[n] = ad->n_params > before;
         if (ad->layer_on[n]) ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
     }
@@ -243,12 +255,30 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
                    opt->layers[0] ? opt->layers : "all");
 }
 
-void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple)
+/* Layer after layer, or, where experts are divided, first what all ranks have. */
+static void lay_out(struct adapters *ad, const struct arch *a, const struct comm *ep)
+{
+    const bool apart = ep->world > 1;
+    ad->n_params = ad->n_values = ad->n_flat = 0;
+    for (int64_t n = 0; n < ad->n_layer; n++) {
+        if (ad->layer_on[n]) plan_attention(ad, a, n);
+        if (ad->layer_on[n] && !apart) plan_experts(ad, a, ep, n);
+    }
+    ad->n_common = ad->n_flat;
+    for (int64_t n = 0; n < ad->n_layer; n++)
+        if (ad->layer_on[n] && apart) plan_experts(ad, a, ep, n);
+}
+
+void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct comm *ep)
 {
     hold_ranks(ad, multiple);
-    ad->n_params = ad->n_values = ad->n_flat = 0;
-    for (int64_t n = 0; n < ad->n_layer; n++)
-        if (ad->layer_on[n]) plan_layer(ad, a, n);
+    if (ep->world > 1) {
+        ad->whole = mem_alloc(sizeof(*ad->whole));
+        *ad->whole = *ad;
+        ad->whole->params = mem_array(ad->n_layer * PARAMS_PER_LAYER, sizeof(*ad->params));
+        lay_out(ad->whole, a, &comm_alone);
+    }
+    lay_out(ad, a, ep);
 }
 
 /* Elements off.. of a flat array, as rows x cols, or n of those; data stays NULL where nothing is allocated. */
@@ -335,8 +365,10 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
         uint64_t key = rng_key(seed, name);
         double bound = 1 / sqrt((double)p->cols);
         const int64_t filled = ad->rank[p->target] * p->cols, held = p->rows * p->cols; /* of one expert */
-        for (int64_t j = 0; j < p->n_exp * filled; j++)
-            values[p->off + j / filled * held + j % filled] = (float)(bound * (2 * rng_uniform(key, (uint64_t)j) - 1));
+        for (int64_t j = 0; j < p->n_exp * filled; j++) {
+            const double u = rng_uniform(key, (uint64_t)(p->first_exp * filled + j));
+            values[p->off + j / filled * held + j % filled] = (float)(bound * (2 * u - 1));
+        }
     }
     device_set_f32(dev, ad->opt.param, values);
     mem_free(values);
@@ -351,41 +383,98 @@ void adapters_share(struct adapters *ad, const struct comm *ranks)
     ad->first_moment = ad->n_moment * ranks->rank;
 }
 
-void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
+/* Gradients of the layer's targets from..to, which lie together. */
+static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, int64_t layer, enum lora_target from,
+                   enum lora_target to)
 {
     int64_t first = -1, end = 0;
-    for (int64_t i = 0; i < ad->n_params; i++) { /* those of a layer lie together */
+    for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
-        if (p->layer != layer) continue;
+        if (p->layer != layer || p->target < from || p->target > to) continue;
         if (first < 0) first = p->off;
         end = p->off + lora_param_count(p);
     }
-    if (first >= 0) comm_all_reduce_sum(dev->ranks, dev, tensor_rows(ad->opt.grad, first, end - first));
+    if (first >= 0) comm_all_reduce_sum(ranks, dev, tensor_rows(ad->opt.grad, first, end - first));
+}
+
+void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
+{
+    const bool apart = ad->whole != NULL;
+    reduce(ad, dev, dev->ranks, layer, LORA_Q, apart ? LORA_O : LORA_DOWN);
+    if (apart) reduce(ad, dev, dev->dp, layer, LORA_UP, LORA_DOWN);
 }
 
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)
 {
     adamw_update(dev, &ad->opt, lr, norm);
     if (ad->n_moment < ad->n_flat)
-        comm_all_gather(dev->ranks, dev, ad->opt.param, tensor_rows(ad->opt.param, ad->first_moment, ad->n_moment));
+        comm_all_gather(dev->dp, dev, ad->opt.param, tensor_rows(ad->opt.param, ad->first_moment, ad->n_moment));
     adapters_refresh(ad, dev);
 }
 
-void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor moment, void *host)
+const struct adapters *adapters_whole(const struct adapters *ad) { return ad->whole ? ad->whole : ad; }
+
+/* Copies between a whole host array and part [n_flat], as the rank of dev->ep that is `rank` holds it. */
+static void copy_part(const struct adapters *ad, int rank, char *whole, char *part, bool into_whole, int64_t width)
 {
-    struct comm *ranks = dev->ranks;
-    const int64_t bytes = tensor_bytes(moment);
-    if (ad->n_moment == ad->n_flat) {
-        if (host) device_download(dev, host, moment.data, bytes);
-        return;
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i], *w = adapters_find(ad->whole, p->layer, p->target, p->is_b);
+        const int64_t n = lora_param_count(p), at = w->n_exp > p->n_exp ? rank * n : 0;
+        char *in_whole = whole + (w->off + at) * width, *in_part = part + p->off * width;
+        memcpy(into_whole ? in_whole : in_part, into_whole ? in_part : in_whole, (size_t)(n * width));
     }
-    void *own = host ? host : mem_alloc(bytes);
-    device_download(dev, own, moment.data, bytes);
-    for (int r = 1; r < ranks->world; r++) {
-        if (ranks->rank == 0) comm_recv(ranks, r, (char *)host + r * bytes, bytes);
-        if (ranks->rank == r) comm_send(ranks, 0, own, bytes);
+}
+
+/* Of shared moments all parts, on the first rank of dev->dp. */
+static void download(const struct adapters *ad, struct device *dev, struct tensor flat, char *host)
+{
+    struct comm *dp = dev->dp;
+    const int64_t bytes = tensor_bytes(flat);
+    const bool shared = flat.shape[0] < ad->n_flat;
+    if (shared || dp->rank == 0) device_download(dev, host, flat.data, bytes);
+    for (int r = 1; r < dp->world && shared; r++) {
+        if (dp->rank == 0) comm_recv(dp, r, host + r * bytes, bytes);
+        if (dp->rank == r) comm_send(dp, 0, host, bytes);
     }
-    if (!host) mem_free(own);
+}
+
+void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, void *host)
+{
+    struct comm *ep = dev->ep;
+    const int64_t width = dtype_size(flat.dtype), bytes = ad->n_flat * width;
+    char *part = host && !ad->whole ? host : mem_alloc(bytes);
+    download(ad, dev, flat, part);
+    for (int r = 0; r < ep->world && ad->whole && dev->dp->rank == 0; r++) {
+        if (ep->rank == 0 && r > 0) comm_recv(ep, r, part, bytes);
+        if (ep->rank == 0) copy_part(ad, r, host, part, true, width);
+        if (ep->rank == r && r > 0) comm_send(ep, 0, part, bytes);
+    }
+    if (part != host) mem_free(part);
+}
+
+void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, const void *host)
+{
+    const int64_t width = dtype_size(flat.dtype), first = flat.shape[0] < ad->n_flat ? ad->first_moment : 0;
+    char *from = (char *)(uintptr_t)host, *part = ad->whole ? mem_array(ad->n_flat, width) : from;
+    if (ad->whole) copy_part(ad, dev->ep->rank, from, part, false, width);
+    device_upload(dev, flat.data, part + first * width, tensor_bytes(flat));
+    if (part != from) mem_free(part);
+}
+
+void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, void *host)
+{
+    const int64_t width = dtype_size(flat.dtype);
+    char *part = ad->whole ? mem_array(ad->n_flat, width) : host;
+    device_download(dev, part, flat.data, tensor_bytes(flat));
+    if (!ad->whole) return;
+    copy_part(ad, dev->ep->rank, host, part, true, width);
+    mem_free(part);
+}
+
+void adapters_agree(struct adapters *ad, struct device *dev)
+{
+    comm_broadcast(dev->dp, dev, ad->opt.param, 0);
+    adapters_refresh(ad, dev);
 }
 
 void adapters_refresh(struct adapters *ad, struct device *dev)
@@ -395,6 +484,8 @@ void adapters_refresh(struct adapters *ad, struct device *dev)
 
 void adapters_free(struct adapters *ad)
 {
+    if (ad->whole) mem_free(ad->whole->params);
+    mem_free(ad->whole);
     mem_free(ad->layer_on);
     mem_free(ad->params);
     mem_free(ad->layers);

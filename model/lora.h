@@ -17,6 +17,7 @@ struct lora_param {
     bool is_b;                 /* A otherwise */
     int64_t layer, off;        /* first element in the flat arrays */
     int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R], R = held[target]; n_exp 1 for attention */
+    int64_t first_exp;         /* of all experts, the first held here */
 };
 
 struct lora_layer {
@@ -49,21 +50,25 @@ struct adapters {
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */
     int64_t n_params;
     struct lora_param *params; /* [n_params] host, ascending off */
-    int64_t n_values;          /* trainable values */
+    int64_t n_values;          /* trainable values, of all ranks */
     int64_t n_flat;            /* length of the flat arrays, padding included */
     int64_t n_moment,
         first_moment;          /* elements whose moments this rank holds and which it updates, and where they begin */
     struct adamw opt;          /* param, grad, m, v [n_flat] stat; m, v [n_moment] */
     struct tensor working;     /* [n_flat] act; == opt.param when nothing is rounded */
     struct lora_layer *layers; /* [n_layer] host; r == 0 where nothing is trained */
+    struct adapters *whole; /* NULL, or experts are divided among ranks, and this is the table as one would have it */
+    int64_t n_common;       /* then: elements at the front that all ranks have; behind them are own experts */
 };
 
 /* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a
  * target that matches nothing. Targets in experts leave dense layers out. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
-/* Lays the parameters out with ranks rounded up to a multiple of what the device takes; before adapters_alloc. */
-void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple);
-/* Each of `ranks` holds the moments of an equal part, which n_flat is rounded up for; before adapters_alloc. */
+/* Lays the parameters out with ranks rounded up to a multiple of what the device takes, experts divided among the ranks
+ * of `ep`; before adapters_alloc. */
+void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct comm *ep);
+/* Each of `ranks`, whose adapters are the same, holds the moments of an equal part, which n_flat is rounded up for;
+ * before adapters_alloc. */
 void adapters_share(struct adapters *ad, const struct comm *ranks);
 /* Takes the flat arrays from dev->state (measures on a measuring device), zeroes them and points the views at them.
  * Dropout goes to the attention adapters alone: PEFT's experts take none. The caller sets dropout_key. */
@@ -77,8 +82,16 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer);
 /* One step of the optimizer; where moments are shared, every rank updates its part and gets the others'. */
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
-/* m or v as a whole into host [n_flat] of stat, on rank 0; host is NULL on the others, which all call it. */
-void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor moment, void *host);
+/* The table that describes what adapters_gather gives: of all parameters, on whichever ranks they lie. */
+const struct adapters *adapters_whole(const struct adapters *ad);
+/* Parameters, m or v as a whole into host [n_flat of adapters_whole] of stat, on rank 0; host is NULL on the others,
+ * which all call it. */
+void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, void *host);
+/* This rank's part of such a host array into flat, and into a zeroed host array from flat: nothing is sent. */
+void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, const void *host);
+void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, void *host);
+/* The parameters of the first rank with the same experts, on all. */
+void adapters_agree(struct adapters *ad, struct device *dev);
 /* Working copies <- masters; after every change of the masters. */
 void adapters_refresh(struct adapters *ad, struct device *dev);
 void adapters_free(struct adapters *ad); /* host tables */

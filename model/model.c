@@ -10,7 +10,7 @@ int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
     return MT_MIN(MT_MAX(fit / unit * unit, 64), 4096);
 }
 
-/* What the kernels of a GPU cannot take, by name. */
+/* What cannot be divided, and what the kernels of a GPU cannot take, by name. */
 static int check_shapes(const struct device *dev, const struct arch *a, const struct adapters *ad, struct err *err)
 {
     const struct {
@@ -28,6 +28,11 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
         {"lora.r", adapters_max_rank(ad), adapters_max_rank(ad) <= 256, "at most 256"},
     };
+    if (a->n_exp % dev->ep->world)
+        return err_set(err,
+                       "parallel.ep = %d ranks cannot have the %lld experts of a layer in equal parts: set it to a "
+                       "divisor of %lld",
+                       dev->ep->world, (long long)a->n_exp, (long long)a->n_exp);
     if (!dev->ops->own_memory) return 0;
     for (int64_t i = 0; i < MT_LEN(rows); i++)
         if (!rows[i].fits)
@@ -40,7 +45,7 @@ static void load_tables(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
     m->rope = arena_tensor_2d(&m->dev->state, DT_F32, opt->max_len, a->head_dim);
-    m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 5);
+    m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 7);
     m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
     device_zero(m->dev, m->tally);
     device_zero(m->dev, m->row_sum);
@@ -67,8 +72,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
-    adapters_hold(&m->adapters, a, dev->ops->rank_multiple);
-    if (opt->share_moments) adapters_share(&m->adapters, dev->ranks);
+    adapters_hold(&m->adapters, a, dev->ops->rank_multiple, dev->ep);
+    if (opt->share_moments) adapters_share(&m->adapters, dev->dp);
     adapters_alloc(&m->adapters, dev, a);
     load_tables(m, opt);
     if (weights_load(&m->weights, dev, a, st, &opt->quantize, opt->embed_on_host, opt->n_resident, err)) {
@@ -76,6 +81,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         return -1;
     }
     acts_init(&m->acts, a->n_layer);
+    if (dev->ep->world > 1) acts_divide(&m->acts, a, dev->ep, opt->dispatch_tok);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->measuring) adapters_init(&m->adapters, dev, seed);
     return 0;
@@ -185,6 +191,8 @@ static struct block layer(struct model *m, int64_t l)
         .pos = m->pos,
         .rope = m->rope,
         .aux = &m->aux[l],
+        .divided = m->dev->ep->world > 1 && !a->dense[l],
+        .most_rows = &m->most_rows,
     };
 }
 
@@ -259,7 +267,8 @@ void model_bwd(struct model *m)
 
     device_zero(dev, dres);
     op_rmsnorm_bwd(dev, dres, m->dfinal, x, m->final_rstd, m->weights.norm);
-    if (m->pass.reduce) comm_aside(dev->ranks);
+    /* Rows of experts travel in between: two groups at a time would wait for each other on a GPU. */
+    if (m->pass.reduce && dev->ep->world == 1) comm_aside(dev->ranks);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
         block_recompute(&b, &acts[l], m->recompute);
@@ -277,23 +286,33 @@ void model_end(struct model *m) { arena_release(&m->dev->work, 0); }
 void model_clear(struct model *m)
 {
     device_zero(m->dev, m->tally);
-    m->n_label = 0;
+    m->n_label = m->most_rows = 0;
 }
 
 void model_sum(struct model *m) { comm_all_reduce_sum(m->dev->ranks, m->dev, tensor_rows(m->tally, 0, 3)); }
 
-void model_norm(struct model *m) { op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), m->adapters.opt.grad); }
+/* Each element once: what all ranks have here, the divided experts' on their ranks. */
+void model_norm(struct model *m)
+{
+    const struct tensor grad = m->adapters.opt.grad;
+    const bool divided = m->adapters.whole != NULL;
+    const int64_t n = divided ? m->adapters.n_common : grad.shape[0];
+    op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), tensor_rows(grad, 0, n));
+    if (!divided) return;
+    op_sumsq(m->dev, tensor_rows(m->tally, 5, 2), tensor_rows(grad, n, grad.shape[0] - n));
+    comm_all_reduce_sum(m->dev->ep, m->dev, tensor_rows(m->tally, 5, 2));
+}
 
 void model_read(struct model *m, struct model_tally *out)
 {
-    double sum[5];
+    double sum[7];
     device_get(m->dev, sum, m->tally);
     *out = (struct model_tally){.nll = sum[0],
                                 .aux = sum[2],
                                 .n_label = m->n_label,
                                 .n_hit = (int64_t)sum[1],
-                                .grad_norm = sqrt(sum[3]),
-                                .n_bad_grad = (int64_t)sum[4]};
+                                .grad_norm = sqrt(sum[3] + sum[5]),
+                                .n_bad_grad = (int64_t)(sum[4] + sum[6])};
 }
 
 void model_take_rows(struct model *m, int64_t *rows)
@@ -305,6 +324,19 @@ void model_take_rows(struct model *m, int64_t *rows)
     for (int64_t i = 0; i < n; i++) rows[i] = (int64_t)sum[i];
     device_zero(m->dev, m->row_sum);
     mem_free(sum);
+}
+
+int model_check_rows(struct model *m, struct err *err)
+{
+    const int ep = m->dev->ep->world;
+    if (ep == 1) return 0;
+    const double most = comm_host_max(m->dev->ranks, (double)m->most_rows);
+    const double room = (double)(m->acts.dispatch_tok * m->arch.top_k);
+    if (most <= room) return 0;
+    return err_set(err,
+                   "the router sends %.0f rows of one layer to the experts of one rank, which has room for %.0f: "
+                   "multiply parallel.capacity by %.2f or more (parallel.ep = %d is always enough)",
+                   most, room, ceil(100 * most / room) / 100, ep);
 }
 
 static bool is_finite(struct device *dev, struct tensor x)

@@ -31,7 +31,8 @@ struct model_options {
     int64_t expert_group;     /* as in struct device */
     bool embed_on_host;       /* the embedding lies in dev->host */
     int64_t n_resident;       /* the last layers, whose experts are decoded when they are loaded */
-    bool share_moments;       /* among dev->ranks (ZeRO-1) */
+    bool share_moments;       /* among dev->dp (ZeRO-1) */
+    int64_t dispatch_tok;     /* as in struct acts, where experts are divided among dev->ep */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
@@ -65,13 +66,15 @@ struct model {
     struct weights weights;
     struct adapters adapters;
     struct tensor rope;    /* [max_len, A] f32 */
-    struct tensor tally;   /* [5] f64: nll, hits, aux, sum of squares and non-finite elements of the gradient */
+    struct tensor tally;   /* [7] f64: nll, hits, aux, sum of squares and non-finite elements of the gradient, and of
+                              the divided experts' */
     struct tensor row_sum; /* [L*E] f64: rows of every expert in training micro-batches since model_take_rows */
     enum recompute recompute;
     int64_t ce_chunk;
     double aux_coef;
     bool aux_pooled;
-    int64_t n_label; /* since model_clear, on this rank */
+    int64_t n_label;   /* since model_clear, on this rank */
+    int64_t most_rows; /* likewise: struct block */
 
     /* the micro-batch under way, all on dev->work */
     struct model_pass pass;
@@ -104,6 +107,10 @@ void model_read(struct model *m, struct model_tally *out); /* waits for the devi
 /* rows [L*E] host: what every expert was given since the last call, on all ranks; 0 in dense layers. Waits for the
  * device. */
 void model_take_rows(struct model *m, int64_t *rows);
+
+/* Where experts are divided: had every rank room for its rows since model_clear? What was computed is worthless if not.
+ * All ranks call it and have the same error, which names what to set. */
+int model_check_rows(struct model *m, struct err *err) MT_CHECK;
 
 /* After model_loss of a micro-batch whose loss is not finite: what went bad first, e.g. "output of layer 3". Waits. */
 void model_first_bad(struct model *m, char name[64]);

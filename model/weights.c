@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/ops.h"
+#include "model/dispatch.h"
 
 struct fill {
     struct device *dev;
@@ -18,6 +19,7 @@ struct fill {
     struct err *err;
     int64_t layer;
     struct ffn ffn;         /* of this layer */
+    struct shard own;       /* of its experts */
     int64_t first_resident; /* layer; its experts and those of all later ones are decoded */
     struct quantizer quantizer;
     struct weights *w;
@@ -48,6 +50,23 @@ static struct name expert_name(const struct fill *f, const char *pattern, int64_
     else
         snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s%s", (long long)f->layer, pattern, suffix);
     return n;
+}
+
+static void set_layer(struct fill *f, int64_t layer)
+{
+    f->layer = layer;
+    f->ffn = arch_ffn(f->a, layer);
+    f->own = f->a->dense[layer] ? (struct shard){0, 1} : dispatch_shard(f->dev->ep, f->ffn.n_exp);
+}
+
+/* Of a tensor of all experts the part of those here. */
+static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t)
+{
+    struct st_tensor part = *t;
+    part.bytes = t->bytes / f->ffn.n_exp * f->own.count;
+    part.data += t->bytes / f->ffn.n_exp * f->own.first;
+    part.offset += t->bytes / f->ffn.n_exp * f->own.first;
+    return part;
 }
 
 /* Room for `bytes` of a weight; NULL on a measuring device. */
@@ -210,11 +229,11 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
     return 0;
 }
 
-/* The first bytes of a weight; those of the experts are seen before they are decoded. */
+/* The first bytes of a weight, or of its first expert; those of the experts are seen before they are decoded. */
 static void add_to_mark(struct fill *f, const struct weight *w)
 {
-    const int64_t nibbles = w->n_exp * w->n_out * w->n_in / 2;
-    const int64_t bytes = MT_MIN(w->format >= WF_MXFP4 ? nibbles : weight_bytes(w), 1 << 16);
+    const int64_t nibbles = w->n_out * w->n_in / 2;
+    const int64_t bytes = MT_MIN(w->format >= WF_MXFP4 ? nibbles : weight_bytes(w) / w->n_exp, 1 << 16);
     uint64_t bits;
     if (f->dev->measuring) return;
     char *host = mem_alloc(bytes + 8);
@@ -274,31 +293,33 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     if (!s) return -1;
     if (quantizer_wants(&f->quantizer, WF_MXFP4, false, blocks, f->err) < 0) return -1;
     describe(f, WF_MXFP4, false, false);
-    *w = (struct weight){.format = WF_MXFP4, .n_exp = e, .n_out = n_out, .n_in = n_in};
-    char *data = room(f, b->bytes), *scale = room(f, s->bytes);
+    const struct st_tensor own_b = own_part(f, b), own_s = own_part(f, s);
+    *w = (struct weight){.format = WF_MXFP4, .n_exp = f->own.count, .n_out = n_out, .n_in = n_in};
+    char *data = room(f, own_b.bytes), *scale = room(f, own_s.bytes);
     w->data = data;
     w->scale = (const uint8_t *)scale;
     if (f->dev->measuring) return 0;
-    if (memchr(s->data, 255, (size_t)s->bytes))
+    if (memchr(own_s.data, 255, (size_t)own_s.bytes))
         return err_set(f->err, "tensor %s holds the scale byte 255 (NaN): the checkpoint is damaged", scales);
-    put(f, data, b);
-    put(f, scale, s);
+    put(f, data, &own_b);
+    put(f, scale, &own_s);
     return 0;
 }
 
 /* One tensor for all experts, [E, out, in] or in transformers' dequantised layout [E, in, out]: each is a source. */
 static int load_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
-    const int64_t e = f->ffn.n_exp;
+    const int64_t e = f->own.count;
     const bool transposed = f->a->transposed_experts;
-    const int64_t shape[] = {e, transposed ? n_in : n_out, transposed ? n_out : n_in};
+    const int64_t shape[] = {f->ffn.n_exp, transposed ? n_in : n_out, transposed ? n_out : n_in};
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, shape, f->err);
     if (!t) return -1;
+    const struct st_tensor own = own_part(f, t);
     struct st_tensor *slice = mem_array(e, sizeof(*slice));
     struct source *s = mem_array(e, sizeof(*s));
     for (int64_t i = 0; i < e; i++) {
-        slice[i] = *t;
-        slice[i].bytes = t->bytes / e;
+        slice[i] = own;
+        slice[i].bytes = own.bytes / e;
         slice[i].data += i * slice[i].bytes;
         slice[i].offset += i * slice[i].bytes;
         s[i] = (struct source){.format = source_dense_format(t->dtype),
@@ -323,17 +344,19 @@ struct product {
 
 static int load_expert_biases(struct fill *f, struct tensor *bias, const struct product *p)
 {
-    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->ffn.n_exp, p->n_out);
+    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
     for (int64_t x = 0; x < f->ffn.n_exp; x++) {
         const struct st_tensor *t =
             checkpoint_take(&f->ck, expert_name(f, p->part[0], x, ".bias").s, false, 1, &p->n_out, f->err);
+        const int64_t at = x - f->own.first;
         if (!t) return -1;
-        put_f32(f, f->dev->measuring ? NULL : (float *)bias->data + x * p->n_out, t, p->n_out);
+        if (at < 0 || at >= f->own.count) continue;
+        put_f32(f, f->dev->measuring ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out);
     }
     return 0;
 }
 
-/* A Linear, or two, per expert; bitsandbytes has its 4 bits so. */
+/* A Linear, or two, per expert; bitsandbytes has its 4 bits so. All are looked up, those here are read. */
 static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct product *p)
 {
     const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part;
@@ -342,8 +365,8 @@ static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias
     for (int64_t i = 0; i < n && !rc; i++)
         rc = source_find(&s[i], &f->ck, expert_name(f, p->part[i % n_part], i / n_part, ".weight").s, p->n_out / n_part,
                          p->n_in, f->err);
-    *w = (struct weight){.n_exp = e, .n_out = p->n_out, .n_in = p->n_in};
-    if (!rc) rc = stack(f, w, s, n, ROLE_EXPERTS);
+    *w = (struct weight){.n_exp = f->own.count, .n_out = p->n_out, .n_in = p->n_in};
+    if (!rc) rc = stack(f, w, s + f->own.first * n_part, f->own.count * n_part, ROLE_EXPERTS);
     if (!rc && f->a->expert_bias) rc = load_expert_biases(f, bias, p);
     mem_free(s);
     return rc;
@@ -387,8 +410,9 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
     const struct st_tensor *t =
         checkpoint_take(&f->ck, bias_name, false, 2, (int64_t[]){f->ffn.n_exp, p->n_out}, f->err);
     if (!t) return -1;
-    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->ffn.n_exp, p->n_out);
-    put_f32(f, bias->data, t, f->ffn.n_exp * p->n_out);
+    const struct st_tensor own = own_part(f, t);
+    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
+    put_f32(f, bias->data, &own, f->own.count * p->n_out);
     return 0;
 }
 
@@ -539,9 +563,9 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
     quantizer_open(&f.quantizer, q, dev, st);
     if (load_ends(&f, w, embed_on_host)) goto out;
-    for (f.layer = 0; f.layer < a->n_layer; f.layer++) {
-        f.ffn = arch_ffn(a, f.layer);
-        if (load_layer(&f, &w->layers[f.layer])) goto out;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        set_layer(&f, l);
+        if (load_layer(&f, &w->layers[l])) goto out;
     }
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
     describe_decoded(&f);
@@ -587,8 +611,7 @@ int weights_load_layer(struct layer_weights *lw, struct device *dev, const struc
     struct fill f;
     packing.cache = NULL;
     part_open(&f, &w, dev, a, st, &packing, err);
-    f.layer = layer;
-    f.ffn = arch_ffn(a, layer);
+    set_layer(&f, layer);
     *lw = (struct layer_weights){0};
     const int rc = load_layer(&f, lw);
     part_close(&f);

@@ -14,8 +14,8 @@ struct layer_weights {
     struct tensor sinks;              /* [H] f32 */
     struct weight router;             /* [E, D]; a dense layer's is one row of zeros */
     struct tensor router_bias;        /* [E] f32 */
-    struct weight up, down;           /* [E, 2F, D], [E, D, F] */
-    struct tensor up_bias, down_bias; /* [E, 2F], [E, D] f32 */
+    struct weight up, down;           /* [E, 2F, D], [E, D, F]; E of this rank's, where experts are divided */
+    struct tensor up_bias, down_bias; /* [E, 2F], [E, D] f32; likewise */
 };
 
 struct weights {
@@ -34,7 +34,8 @@ struct weights {
  * and formats are checked before the first copy; the error names the tensor and what was expected. q: what is packed on
  * the way, NULL for nothing; a dense layer's feed-forward network counts as an expert. embed_on_host: the embedding
  * goes to dev->host, unless it is the head as well. n_resident: of so many layers, the last ones, the experts are
- * decoded once, to what op_decode makes of them: their packed bytes pass through dev->work and are not kept. */
+ * decoded once, to what op_decode makes of them: their packed bytes pass through dev->work and are not kept. Of experts
+ * divided among dev->ep only this rank's are read. */
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct quantize *q, bool embed_on_host, int64_t n_resident, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* the host table only */

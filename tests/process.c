@@ -1,10 +1,14 @@
 /* process.c - runs the executable for tests. */
 #include "tests/process.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "data/file.h"
+#include "data/safetensors.h"
 
 #define CASE     "parity/case_a"
 #define MAX_ARGS 32
@@ -77,4 +81,46 @@ const char *process_output(const char *config, const char *name)
     char *p = path[next++ % 8];
     snprintf(p, MT_PATH, "%.*s/out/%s", (int)(strrchr(config, '/') - config), config, name);
     return p;
+}
+
+void assert_same_file(const char *a, const char *b)
+{
+    struct err err;
+    int64_t na, nb;
+    char *x = file_read(a, 1 << 26, &na, &err), *y = file_read(b, 1 << 26, &nb, &err);
+    if (!x || !y) fail_msg("%s", err.msg);
+    if (na != nb || memcmp(x, y, (size_t)na)) fail_msg("%s and %s differ", a, b);
+    mem_free(x);
+    mem_free(y);
+}
+
+void assert_same_output(const char *a, const char *b, const char *name)
+{
+    assert_same_file(process_output(a, name), process_output(b, name));
+}
+
+double adapter_error(const char *a, const char *b)
+{
+    struct safetensors x, y;
+    struct err err;
+    double most = 0;
+    assert_int_equal(safetensors_open(&x, process_output(a, ADAPTER), &err), 0);
+    assert_int_equal(safetensors_open(&y, process_output(b, ADAPTER), &err), 0);
+    assert_int_equal(x.n_tensors, y.n_tensors);
+    for (int64_t i = 0; i < x.n_tensors; i++) {
+        const struct st_tensor *s = &x.tensors[i], *t = safetensors_find(&y, s->name);
+        assert_true(t && t->bytes == s->bytes && s->dtype == DT_F32);
+        double diff = 0, sum = 0;
+        for (int64_t k = 0; k < s->bytes / 4; k++) {
+            float u, v;
+            memcpy(&u, s->data + 4 * k, 4);
+            memcpy(&v, t->data + 4 * k, 4);
+            diff += ((double)u - (double)v) * ((double)u - (double)v);
+            sum += (double)u * (double)u;
+        }
+        most = fmax(most, sqrt(diff / fmax(sum, 1e-30)));
+    }
+    safetensors_close(&x);
+    safetensors_close(&y);
+    return most;
 }

@@ -29,6 +29,12 @@ int process_run(const char *const *words);
 const char *process_config(const char *more);
 /* DIR/out/NAME beside that INI file; likewise. */
 const char *process_output(const char *config, const char *name);
+/* Two files, or an output of two runs, have the same bytes. */
+void assert_same_file(const char *a, const char *b);
+void assert_same_output(const char *a, const char *b, const char *name);
+/* The final adapters of two runs: the largest relative error of a tensor. */
+#define ADAPTER "adapter/adapter_model.safetensors"
+double adapter_error(const char *a, const char *b);
 void process_read(const char *path, char *text, int64_t cap); /* a text file, NUL-terminated, cut at cap - 1 */
 
 #endif

@@ -304,6 +304,51 @@ static void test_combine(void **state)
     (void)state;
 }
 
+/* Rows out in expert order and home again, as the ranks' dispatch has them; bits stay what they are. */
+struct travel {
+    int64_t n_tok, n_col;
+};
+static void run_travel(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const struct travel *p = params;
+    const int64_t n_row = p->n_tok * J;
+    struct router s = make_router(dev, p->n_tok, E, J, 0);
+    s.r.gate = make_random(dev->stat, 9, 1, p->n_tok, J, -1);
+    for (int64_t i = 0; i < n_row; i++) ((int32_t *)s.r.idx.data)[i] = (int32_t)(rng_u64(7, (uint64_t)i) % E);
+    op_route_sort(dev, &s.r, E);
+    struct tensor x = make_random(dev->act, 7, 1, p->n_tok, p->n_col, -1);
+    struct tensor rows = make_empty(dev->act, n_row, p->n_col, -1), sum = make_empty(dev->act, p->n_tok, p->n_col, -1);
+    struct tensor gates = make_empty(dev->stat, n_row, 1, -1), back = make_empty(dev->stat, n_row, 1, -1);
+    op_gather(dev, rows, x, s.r.row_slot, J);
+    op_gather(dev, gates, tensor_2d(s.r.gate.data, dev->stat, n_row, 1), s.r.row_slot, 1);
+    op_gather(dev, back, gates, tensor_1d(s.r.slot_row.data, DT_I32, n_row), 1);
+    struct route plain = s.r;
+    plain.gate = (struct tensor){0};
+    op_moe_combine_fwd(dev, sum, (struct tensor){0}, rows, &plain);
+    struct tensor all[] = {x, s.r.gate, rows, gates, back, sum};
+    memcpy(o->out, all, sizeof(all));
+    o->n = MT_LEN(all);
+}
+static const struct travel travels[] = {{0, 24}, {1, 8}, {31, 24}, {500, 40}};
+
+static void test_travel(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(travels); i++) op_check_case(run_travel, &travels[i], 2e-6);
+    struct op_outputs o;
+    run_travel(&f64, &travels[2], &o);
+    const struct tensor x = o.out[0], gate = o.out[1], back = o.out[4], sum = o.out[5];
+    for (int64_t i = 0; i < tensor_count(x); i++) assert_close(value_at(sum, i), J * value_at(x, i), 1e-14);
+    for (int64_t i = 0; i < tensor_count(gate); i++) assert_true(value_at(back, i) == value_at(gate, i));
+}
+
+static void travel_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(travels); i++) op_check_cuda(run_travel, &travels[i]);
+}
+
 static void test_sumsq(void **state)
 {
     static const int64_t sizes[] = {0, 1, 7, 16384, 16387, 100000};
@@ -572,12 +617,14 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_aux_stats, begin, end),
         cmocka_unit_test(test_router_runs),
         cmocka_unit_test_setup_teardown(test_combine, begin, end),
+        cmocka_unit_test_setup_teardown(test_travel, begin, end),
         cmocka_unit_test_setup_teardown(test_sumsq, begin, end),
         cmocka_unit_test_setup_teardown(test_adamw, begin, end),
         cmocka_unit_test(test_optim_runs),
         cmocka_unit_test(router_on_the_gpu),
         cmocka_unit_test(nan_logits_on_the_gpu),
         cmocka_unit_test(sort_on_the_gpu),
+        cmocka_unit_test(travel_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_router", tests, NULL, NULL);
 }

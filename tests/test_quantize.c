@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kernels/comm.h"
 #include "kernels/quant.h"
 #include "tests/checkpoints.h"
 #include "tests/process.h"
@@ -264,7 +265,7 @@ static void test_sizes(void **state)
 
 static int measure(const char *dir, const struct quantize *q, struct err *err)
 {
-    struct device dev = {.measuring = true, .weights = arena_measure("weights")};
+    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
     struct safetensors st;
     struct arch a;
     struct weights w;

@@ -8,11 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
-#include "data/safetensors.h"
 #include "tests/process.h"
-
-#define ADAPTER "adapter/adapter_model.safetensors"
 
 /* Every step has four micro-batches; dropout and auxiliary loss depend on which one it is. */
 static const char settings[] = "[parallel]\ncpu_ranks = %d\nzero = %s\n[optim]\nschedule = constant\nwarmup_ratio = 0\n"
@@ -38,45 +34,6 @@ static const char *trained(int ranks, bool zero)
     const char *config = config_of(ranks, zero);
     train(config, "train.steps=4");
     return config;
-}
-
-static void assert_same_output(const char *a, const char *b, const char *name)
-{
-    struct err err;
-    int64_t na, nb;
-    char *x = file_read(process_output(a, name), 1 << 26, &na, &err);
-    char *y = file_read(process_output(b, name), 1 << 26, &nb, &err);
-    if (!x || !y) fail_msg("%s", err.msg);
-    if (na != nb || memcmp(x, y, (size_t)na)) fail_msg("%s of %s and %s differ", name, a, b);
-    mem_free(x);
-    mem_free(y);
-}
-
-/* The largest relative error of a tensor. */
-static double adapter_error(const char *a, const char *b)
-{
-    struct safetensors x, y;
-    struct err err;
-    double most = 0;
-    assert_int_equal(safetensors_open(&x, process_output(a, ADAPTER), &err), 0);
-    assert_int_equal(safetensors_open(&y, process_output(b, ADAPTER), &err), 0);
-    assert_int_equal(x.n_tensors, y.n_tensors);
-    for (int64_t i = 0; i < x.n_tensors; i++) {
-        const struct st_tensor *s = &x.tensors[i], *t = safetensors_find(&y, s->name);
-        assert_true(t && t->bytes == s->bytes && s->dtype == DT_F32);
-        double diff = 0, sum = 0;
-        for (int64_t k = 0; k < s->bytes / 4; k++) {
-            float u, v;
-            memcpy(&u, s->data + 4 * k, 4);
-            memcpy(&v, t->data + 4 * k, 4);
-            diff += ((double)u - (double)v) * ((double)u - (double)v);
-            sum += (double)u * (double)u;
-        }
-        most = fmax(most, sqrt(diff / fmax(sum, 1e-30)));
-    }
-    safetensors_close(&x);
-    safetensors_close(&y);
-    return most;
 }
 
 /* With a micro-batch each the ranks' gradients are added in the order in which one process adds them. */

@@ -47,22 +47,6 @@ static const char *trained(const char *sets)
     return j->config;
 }
 
-static void assert_same_file(const char *a, const char *b)
-{
-    struct err err;
-    int64_t na, nb;
-    char *x = file_read(a, 1 << 26, &na, &err), *y = file_read(b, 1 << 26, &nb, &err);
-    if (!x || !y) fail_msg("%s", err.msg);
-    if (na != nb || memcmp(x, y, (size_t)na)) fail_msg("%s and %s differ", a, b);
-    mem_free(x);
-    mem_free(y);
-}
-
-static void assert_same_output(const char *a, const char *b, const char *name)
-{
-    assert_same_file(process_output(a, name), process_output(b, name));
-}
-
 /* A number of the last "step" event of a run. */
 static double last_step(const char *config, const char *key)
 {

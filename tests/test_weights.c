@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/comm.h"
+#include "kernels/quant.h"
 #include "tests/checkpoints.h"
 
 #define LAYER0   "model.layers.0."
@@ -222,7 +224,7 @@ static void set_bytes(struct damaged *d, const char *name, const void *data, int
 
 static int measure(const struct damaged *d, struct err *err)
 {
-    struct device dev = {.measuring = true, .weights = arena_measure("weights")};
+    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
     struct weights w;
     const int rc = weights_load(&w, &dev, &d->arch, &d->st, NULL, false, 0, err);
     weights_free(&w);
@@ -361,6 +363,100 @@ static void test_scale_255(void **state)
     assert_non_null(strstr(err.msg, name));
     assert_non_null(strstr(err.msg, "255"));
     device_close(&dev);
+    damaged_close(&c);
+    draft_free(&d);
+}
+
+/* ---- experts divided among ranks */
+
+/* The weights as rank p of n loads them; device_close the device, weights_free the rest. */
+static int load_part(struct weights *w, struct device *dev, const struct damaged *c, struct comm *ep, int p, int n,
+                     struct err *err)
+{
+    struct device plan;
+    *ep = (struct comm){.rank = p, .world = n, .local_world = 1};
+    assert_int_equal(device_open(dev, "cpu", "fp32", err), 0);
+    dev->ep = ep;
+    device_measure(&plan, dev);
+    assert_int_equal(weights_load(w, &plan, &c->arch, &c->file, NULL, false, 0, err), 0);
+    assert_int_equal(w->n_unused, 0);
+    weights_free(w);
+    assert_int_equal(device_reserve(dev, &dev->weights, "weights", plan.weights.peak, err), 0);
+    return weights_load(w, dev, &c->arch, &c->file, NULL, false, 0, err);
+}
+
+static void assert_part(const struct weight *part, const struct weight *whole, int64_t first)
+{
+    const int64_t n = whole->n_out * whole->n_in;
+    assert_int_equal(part->n_exp, 2);
+    for (int64_t e = 0; e < part->n_exp; e++)
+        for (int64_t i = 0; i < n; i += 7)
+            if (quant_value(part, e, i) != quant_value(whole, first + e, i)) fail_msg("expert %d", (int)(first + e));
+}
+
+static void assert_part_bias(struct tensor part, struct tensor whole, int64_t first)
+{
+    assert_int_equal(part.shape[0], 2);
+    assert_memory_equal(part.data, tensor_rows(whole, first, 2).data, (size_t)tensor_bytes(part));
+}
+
+/* Each of four ranks has its two experts of the eight, of every form, and all else; all have the same mark. */
+static void test_divided(void **state)
+{
+    (void)state;
+    for (int form = 0; form < 4; form++) {
+        struct draft d;
+        struct damaged c;
+        struct device dev[2];
+        struct weights w[2];
+        struct comm ep[2];
+        struct err err;
+        draft_open(&d);
+        if (form == 1) draft_transposed(&d, DT_BF16);
+        if (form >= 2) draft_per_expert(&d, form == 2 ? &nf4 : &dense);
+        damaged_open(&c, draft_save(&d, 1));
+        assert_int_equal(load_part(&w[0], &dev[0], &c, &ep[0], 0, 1, &err), 0);
+        for (int p = 0; p < 4; p++) {
+            assert_int_equal(load_part(&w[1], &dev[1], &c, &ep[1], p, 4, &err), 0);
+            for (int l = 0; l < 2; l++) {
+                const struct layer_weights *part = &w[1].layers[l], *whole = &w[0].layers[l];
+                assert_part(&part->up, &whole->up, 2 * p);
+                assert_part(&part->down, &whole->down, 2 * p);
+                assert_part_bias(part->up_bias, whole->up_bias, 2 * p);
+                assert_part_bias(part->down_bias, whole->down_bias, 2 * p);
+                assert_int_equal(part->router.n_out, 8);
+            }
+            assert_true(p > 0 || w[1].mark == w[0].mark);
+            weights_free(&w[1]);
+            device_close(&dev[1]);
+        }
+        weights_free(&w[0]);
+        device_close(&dev[0]);
+        damaged_close(&c);
+        draft_free(&d);
+    }
+}
+
+/* Damage in a part of another rank is not seen: it is not read. */
+static void test_divided_reads_its_own(void **state)
+{
+    (void)state;
+    struct draft d;
+    struct damaged c;
+    draft_open(&d);
+    const struct st_entry *e = draft_find(&d, "model.layers.1.mlp.experts.down_proj_scales");
+    ((uint8_t *)(uintptr_t)e->data)[1234] = 255; /* of expert 3 */
+    damaged_open(&c, draft_save(&d, 1));
+    for (int p = 0; p < 4; p++) {
+        struct device dev;
+        struct weights w;
+        struct comm ep;
+        struct err err;
+        const int rc = load_part(&w, &dev, &c, &ep, p, 4, &err);
+        assert_int_equal(rc, p == 1 ? -1 : 0);
+        if (!rc) weights_free(&w);
+        device_close(&dev);
+    }
     damaged_close(&c);
     draft_free(&d);
 }
@@ -544,6 +640,8 @@ int test_weights(void)
         cmocka_unit_test(test_wrong_axes),
         cmocka_unit_test(test_wrong_dtype),
         cmocka_unit_test(test_scale_255),
+        cmocka_unit_test(test_divided),
+        cmocka_unit_test(test_divided_reads_its_own),
         cmocka_unit_test(test_quant_state),
         cmocka_unit_test(test_mixed_experts),
         cmocka_unit_test(test_partial_blocks),

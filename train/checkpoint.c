@@ -184,19 +184,17 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
 {
     struct tensor flat[N_FLAT];
     char path[MT_PATH], *host[N_FLAT];
+    const struct adapters *whole = adapters_whole(ad);
     int64_t width = dtype_size(ad->opt.param.dtype), n = 0;
     if (join(path, dir, OPTIMIZER, err)) return -1;
-    struct st_entry *entries = mem_array(N_FLAT * ad->n_params, sizeof(*entries));
-    char(*names)[NAME_SIZE] = mem_array(N_FLAT * ad->n_params, NAME_SIZE);
+    struct st_entry *entries = mem_array(N_FLAT * whole->n_params, sizeof(*entries));
+    char(*names)[NAME_SIZE] = mem_array(N_FLAT * whole->n_params, NAME_SIZE);
     flat_arrays(ad, flat);
     for (int f = 0; f < N_FLAT; f++) {
-        host[f] = mem_array(ad->n_flat, width);
-        if (f == 0)
-            device_download(dev, host[f], flat[f].data, ad->n_flat * width);
-        else
-            adapters_gather(ad, dev, flat[f], host[f]);
-        for (int64_t i = 0; i < ad->n_params; i++, n++) {
-            const struct lora_param *p = &ad->params[i];
+        host[f] = mem_array(whole->n_flat, width);
+        adapters_gather(ad, dev, flat[f], host[f]);
+        for (int64_t i = 0; i < whole->n_params; i++, n++) {
+            const struct lora_param *p = &whole->params[i];
             entry_name(names[n], f, p);
             entries[n] = (struct st_entry){.name = names[n],
                                            .dtype = flat[f].dtype,
@@ -231,25 +229,25 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
     struct tensor flat[N_FLAT];
     struct safetensors st;
     char path[MT_PATH];
+    const struct adapters *whole = adapters_whole(ad);
     int64_t width = dtype_size(ad->opt.param.dtype);
     if (join(path, dir, OPTIMIZER, err) || safetensors_open(&st, path, err)) return -1;
     int rc = 0;
-    char *host = mem_array(ad->n_flat, width);
+    char *host = mem_array(whole->n_flat, width); /* padding is zero in host, as in flat */
     flat_arrays(ad, flat);
-    if (st.n_tensors != N_FLAT * ad->n_params)
+    if (st.n_tensors != N_FLAT * whole->n_params)
         rc = err_set(err, "%s: %" PRId64 " tensors, but the configuration's adapters have %" PRId64, path, st.n_tensors,
-                     N_FLAT * ad->n_params);
+                     N_FLAT * whole->n_params);
     for (int f = 0; !rc && f < N_FLAT; f++) {
-        for (int64_t i = 0; !rc && i < ad->n_params; i++) {
-            const struct lora_param *p = &ad->params[i];
+        for (int64_t i = 0; !rc && i < whole->n_params; i++) {
+            const struct lora_param *p = &whole->params[i];
             const struct st_tensor *t = find_entry(&st, path, p, f, flat[f].dtype, err);
             if (t)
                 memcpy(host + p->off * width, t->data, (size_t)t->bytes);
             else
                 rc = -1;
         }
-        const int64_t first = f == 0 ? 0 : ad->first_moment; /* padding is zero in host, as in flat */
-        if (!rc) device_upload(dev, flat[f].data, host + first * width, tensor_bytes(flat[f]));
+        if (!rc) adapters_put(ad, dev, flat[f], host);
     }
     mem_free(host);
     safetensors_close(&st);
@@ -300,17 +298,20 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
 }
 
 /* What a rank other than 0 does in a save. */
-static void give_moments(const struct adapters *ad, struct device *dev)
+static int give_parts(const struct adapters *ad, struct device *dev, struct err *err)
 {
-    adapters_gather(ad, dev, ad->opt.m, NULL);
-    adapters_gather(ad, dev, ad->opt.v, NULL);
+    struct tensor flat[N_FLAT];
+    flat_arrays(ad, flat);
+    if (peft_save(ad, dev, "", "", err)) return -1;
+    for (int f = 0; f < N_FLAT; f++) adapters_gather(ad, dev, flat[f], NULL);
+    return 0;
 }
 
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const char *base_model, int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
-    if (dev->ranks->rank != 0) return give_moments(ad, dev), 0;
+    if (dev->ranks->rank != 0) return give_parts(ad, dev, err);
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
     if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || swap_begin(dir, tmp, err) ||
         join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, err) ||

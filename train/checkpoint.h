@@ -20,7 +20,7 @@ struct train_state {
 
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (PEFT), optimizer.safetensors (masters, m, v), state.json, and
  * a manifest with size and CRC-32 of every file. Made under a temporary name, fsynced, renamed; then all but the newest
- * `keep` are deleted (keep 0: all stay). Rank 0 writes; the others call it for their parts of the moments. */
+ * `keep` are deleted (keep 0: all stay). Rank 0 writes; the others call it for their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const char *base_model, int64_t keep, struct err *err) MT_CHECK;
 /* dir: a step-NNNNNN directory. Verifies the manifest first; an error names the damaged file. After an error the

@@ -35,6 +35,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     comm_busy(all, NULL);
     log_info("evaluating %s", adapter_dir ? adapter_dir : "the base model");
     run_evaluate(&r, &e, NULL);
+    if (model_check_rows(&r.model, err)) goto out;
     log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
              100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
     if (all->rank == 0) print_eval(&e);
@@ -55,7 +56,7 @@ int commands_plan(const struct config *cfg, struct err *err)
     mem_free(table);
     rc = plan_make(&r.plan, &r.dev, &r.arch, &r.st, cfg, NULL, true, err);
     if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.arch, &r.st, cfg, err);
-    if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, &ad, stdout);
+    if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, stdout);
 out:
     adapters_free(&ad);
     run_close(&r);

@@ -92,6 +92,8 @@ static const struct option options[] = {
     ROW(train, profile, "", "first:last", "steps to time op by op, into output.dir"),
     ROW(parallel, gpus, "1", "auto|number", "of this machine, a rank on each; auto: all"),
     ROW(parallel, cpu_ranks, "1", "[1, 4096]", "the same where train.device is cpu: processes"),
+    ROW(parallel, ep, "1", "[1, 4096]", "ranks that share out the experts of a layer"),
+    ROW(parallel, capacity, "2", "[1, 4096]", "rows they have room for, per row if all had alike"),
     ROW(parallel, zero, "false", YES_NO, "each rank holds a part of the moments (ZeRO-1)"),
     ROW(parallel, timeout_s, "45", "[1, 1e6]", "that ranks wait for one before the run ends"),
     ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),

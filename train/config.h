@@ -57,9 +57,9 @@ struct config {
     } train;
     struct {
         char gpus[16];
-        int64_t cpu_ranks;
+        int64_t cpu_ranks, ep;
         bool zero;
-        double timeout_s;
+        double capacity, timeout_s;
     } parallel;
     struct {
         int64_t every, max_batches;

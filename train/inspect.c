@@ -13,6 +13,7 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "kernels/comm.h"
 #include "model/weights.h"
 
 #define CONFIG_MAX ((int64_t)16 << 20)
@@ -297,7 +298,7 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
  */
 static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
 {
-    struct device dev = {.measuring = true, .weights = arena_measure("weights")};
+    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
     struct weights w;
     struct err why;
     char experts[32], all[32];

@@ -123,12 +123,13 @@ static void find_bad(struct training *t, const struct batch *b, int64_t n, int64
     if (model_first_bad_grad(m, bad)) snprintf(bad + strlen(bad), 64 - strlen(bad), " (gradient)");
     struct comm *ranks = t->run.dev.ranks;
     int64_t at = n; /* the micro-batch; n: none */
-    for (int64_t i = ranks->rank; i < at; i += ranks->world) {
+    /* The ranks of t->run.dev.ep stay in step to the end. */
+    for (int64_t i = ranks->rank; i < (t->run.dev.ep->world > 1 ? n : at); i += ranks->world) {
         const struct model_pass pass = pass_of(t, i, labels);
         model_clear(m);
         run_forward(&t->run, &b[i], &pass);
         model_read(m, &sum);
-        const bool found = !isfinite(sum.nll);
+        const bool found = at == n && !isfinite(sum.nll);
         if (found) model_first_bad(m, bad);
         model_end(m);
         if (found) at = i;
@@ -183,10 +184,11 @@ static int step(struct training *t, struct err *err)
     struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
     m.lr = schedule_lr(&t->schedule, m.step);
     const bool done = accumulate(t, b, cfg->train.grad_accum, m.labels);
-    if (done) update(t, b, &m, bad);
+    const int rc = !done ? LOOP_INTERRUPTED : model_check_rows(&t->run.model, err);
+    if (!rc) update(t, b, &m, bad);
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
     mem_free(b);
-    if (!done) return LOOP_INTERRUPTED;
+    if (rc) return rc;
     s->step++;
     s->pos = pos;
     s->tokens += m.tokens;
@@ -218,12 +220,12 @@ static int evaluate(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     if (!t->run.eval.n_docs) return 0;
     if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
+    if (model_check_rows(&t->run.model, err)) return -1;
     e.best = t->state.step > 0 && e.loss < t->state.best_loss;
     if (is_first(t)) metrics_eval(&t->metrics, &e);
     if (!e.best) return 0;
     t->state.best_loss = e.loss;
     t->state.best_step = t->state.step;
-    if (!is_first(t)) return 0;
     return peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, cfg->model.path, err);
 }
 
@@ -386,17 +388,15 @@ static int restore(struct training *t, struct err *err)
     return cfg->lora.init_from[0] ? peft_load(ad, &t->run.dev, cfg->lora.init_from, err) : 0;
 }
 
-/* All ranks must have come to the same state; the adapters of rank 0 are those of all. */
+/* All ranks must have come to the same state, and have the same adapters. */
 static int agree_on_start(struct training *t, struct err *err)
 {
     struct comm *ranks = t->run.dev.ranks;
-    struct adapters *ad = &t->run.model.adapters;
     if (comm_agree(ranks, "base model", t->state.run_hash, err)) return -1;
     if (comm_agree(ranks, "newest checkpoint in output.dir (do all machines see the same directory?)",
                    (uint64_t)t->state.step, err))
         return -1;
-    comm_broadcast(ranks, &t->run.dev, ad->opt.param, 0);
-    adapters_refresh(ad, &t->run.dev);
+    adapters_agree(&t->run.model.adapters, &t->run.dev);
     return 0;
 }
 
@@ -506,8 +506,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
         if (save(&t, err) || report(&t, err)) rc = -1;
     }
     comm_busy(all, "saving");
-    if (!rc && is_first(&t))
-        rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, cfg->model.path, err);
+    if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, cfg->model.path, err);
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (!rc) log_info("adapter: %s", out_path(cfg, "adapter").s);
     if (!rc && cfg->log.report) log_info("report: %s", out_path(cfg, "report.html").s);

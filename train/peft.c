@@ -251,16 +251,16 @@ static void to_file_order(const struct place *at, const struct lora_param *p, fl
             for (int64_t j = 0; j < at->n; j++) values[file_index(at, e, k, j)] = scratch[param_index(p, at, e, k, j)];
 }
 
-static int write_weights(const struct adapters *ad, struct device *dev, const char *dir, struct err *err)
+/* flat [ad->n_flat]: the parameters of the whole table ad. */
+static int write_weights(const struct adapters *ad, float *flat, const char *dir, struct err *err)
 {
     char path[MT_PATH];
     int64_t largest = 0;
     if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME)) return -1;
     for (int64_t i = 0; i < ad->n_params; i++) largest = MT_MAX(largest, lora_param_count(&ad->params[i]));
-    float *flat = mem_array(ad->n_flat, sizeof(*flat)), *scratch = mem_array(largest, sizeof(*scratch));
+    float *scratch = mem_array(largest, sizeof(*scratch));
     struct place *places = mem_array(ad->n_params, sizeof(*places));
     struct st_entry *entries = mem_array(ad->n_params, sizeof(*entries));
-    device_get_f32(dev, flat, ad->opt.param);
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
         places[i] = place_of(ad, (struct layout){0}, p, 0);
@@ -272,17 +272,23 @@ static int write_weights(const struct adapters *ad, struct device *dev, const ch
     mem_free(entries);
     mem_free(places);
     mem_free(scratch);
-    mem_free(flat);
     return rc;
 }
 
 int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, struct err *err)
 {
     char tmp[MT_PATH];
-    if (swap_begin(dir, tmp, err) || write_weights(ad, dev, tmp, err) || write_config(ad, tmp, base_model, err) ||
-        swap_commit(tmp, dir, err))
-        return err_prefix(err, "saving the adapter %s", dir);
-    return 0;
+    const struct adapters *whole = adapters_whole(ad);
+    if (dev->ranks->rank != 0) return adapters_gather(ad, dev, ad->opt.param, NULL), 0;
+    float *flat = mem_array(whole->n_flat, sizeof(*flat));
+    if (whole == ad)
+        device_get_f32(dev, flat, ad->opt.param);
+    else
+        adapters_gather(ad, dev, ad->opt.param, flat);
+    const int rc = swap_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
+                   write_config(whole, tmp, base_model, err) || swap_commit(tmp, dir, err);
+    mem_free(flat);
+    return rc ? err_prefix(err, "saving the adapter %s", dir) : 0;
 }
 
 /* ---- reading: what the directory says ---- */
@@ -729,22 +735,41 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
     return rc;
 }
 
+/* The parameters here, in the whole table. */
+static void get_params(const struct adapters *ad, struct device *dev, float *flat)
+{
+    if (ad->whole)
+        adapters_get(ad, dev, ad->opt.param, flat);
+    else
+        device_get_f32(dev, flat, ad->opt.param);
+}
+
+static void put_params(struct adapters *ad, struct device *dev, const float *flat)
+{
+    if (ad->whole)
+        adapters_put(ad, dev, ad->opt.param, flat);
+    else
+        device_set_f32(dev, ad->opt.param, flat);
+    adapters_refresh(ad, dev);
+}
+
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
 {
+    const struct adapters *whole = adapters_whole(ad);
     struct source src;
     struct layout f;
     int rc = -1;
     if (source_open(&src, dir, err)) return -1;
-    float *flat = mem_array(ad->n_flat, sizeof(*flat));
-    device_get_f32(dev, flat, ad->opt.param);
-    for (int64_t i = 0; i < ad->n_params; i++) {
-        const struct lora_param *p = &ad->params[i];
+    float *flat = mem_array(whole->n_flat, sizeof(*flat));
+    get_params(ad, dev, flat);
+    for (int64_t i = 0; i < whole->n_params; i++) {
+        const struct lora_param *p = &whole->params[i];
         if (p->is_b) memset(flat + p->off, 0, (size_t)lora_param_count(p) * sizeof(*flat));
     }
-    if (check_agreement(&src, ad, err) || choose_layout(&src, ad, &f, err) || read_tensors(&src, ad, f, flat, err))
+    if (check_agreement(&src, whole, err) || choose_layout(&src, whole, &f, err) ||
+        read_tensors(&src, whole, f, flat, err))
         goto out;
-    device_set_f32(dev, ad->opt.param, flat);
-    adapters_refresh(ad, dev);
+    put_params(ad, dev, flat);
     rc = 0;
 out:
     mem_free(flat);

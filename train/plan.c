@@ -1,6 +1,7 @@
 /* plan.c - measures a run with the very code that will run it, and picks the cheapest way that fits the budget. */
 #include "train/plan.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "data/loader.h"
@@ -93,6 +94,8 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
                               .dense = dev.weights.peak - m.weights.expert_bytes,
                               .host = dev.host.peak,
                               .state = dev.state.peak,
+                              .gradients = tensor_bytes(m.adapters.opt.grad),
+                              .moments = 2 * tensor_bytes(m.adapters.opt.m),
                               .work_load = dev.work.peak,
                               .decoded = m.weights.decoded_bytes,
                               .n_decoded = m.weights.n_decoded,
@@ -101,6 +104,12 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     memcpy(p->held, m.weights.experts, sizeof(p->held));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
     p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
+    if (dev.ep->world > 1) { /* room is for more rows than a rank has on average */
+        int64_t unused;
+        m.acts.dispatch_tok = q->n_tok;
+        measure_pass(&m, &b, false, &unused, &p->flops_fwd);
+        measure_pass(&m, &b, true, &unused, &p->flops);
+    }
     *trainable = m.adapters.n_values;
     model_close(&m);
     return 0;
@@ -137,6 +146,8 @@ static struct model_options way(const struct request *q, int i)
     opt.embed_on_host = gpu && i % 2;
     opt.expert_group = s->expert_group;
     opt.ce_chunk = model_ce_chunk(q->a, s->logits_bytes);
+    const double ep = q->dev->ep->world;
+    if (ep > 1) opt.dispatch_tok = (int64_t)ceil(MT_MIN(q->cfg->parallel.capacity, ep) * (double)q->n_tok);
     return opt;
 }
 
@@ -300,6 +311,11 @@ static void print_choices(const struct plan *p, FILE *out)
             (long long)p->n_tok, (long long)p->opt.ce_chunk);
     if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
+    if (p->opt.dispatch_tok)
+        fprintf(out,
+                "  of ranks that share out the experts (parallel.ep) this is one; it has room for the rows of %lld "
+                "tokens\n",
+                (long long)p->opt.dispatch_tok);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));
     if (p->longest)
@@ -309,11 +325,10 @@ static void print_choices(const struct plan *p, FILE *out)
             str_count((char[32]){0}, (int64_t)p->memory.flops));
 }
 
-void plan_print(const struct plan *p, const struct adapters *ad, FILE *out)
+void plan_print(const struct plan *p, FILE *out)
 {
     static const char *const phases[N_PHASES] = {"load", "forward", "backward", "optimizer", "evaluation", "save"};
     const struct plan_memory *m = &p->memory;
-    const int64_t flat = ad->n_flat * (ad->opt.param.dtype ? dtype_size(ad->opt.param.dtype) : 4);
     const int64_t work[N_PHASES] = {m->work_load, m->work_fwd, m->work, 0, m->work_eval, 0};
     int64_t total[N_PHASES] = {0};
     fprintf(out, "  %-34s", "memory");
@@ -321,9 +336,9 @@ void plan_print(const struct plan *p, const struct adapters *ad, FILE *out)
     fprintf(out, "\n");
     row_always(out, "experts", m->experts, total);
     row_always(out, "attention, embedding, head, norms", m->dense, total);
-    row_always(out, "adapters and working copies", m->state - 3 * flat, total);
-    row_always(out, "gradients", flat, total);
-    row_always(out, "AdamW moments", 2 * flat, total);
+    row_always(out, "adapters and working copies", m->state - m->gradients - m->moments, total);
+    row_always(out, "gradients", m->gradients, total);
+    row_always(out, "AdamW moments", m->moments, total);
     row_always(out, "context and libraries", p->fixed, total);
     row(out, "activations and scratch", work);
     for (int i = 0; i < N_PHASES; i++) total[i] += work[i];

@@ -14,6 +14,8 @@ struct plan_memory {
     int64_t experts, dense;  /* frozen weights on the device: experts with biases; the rest */
     int64_t host;            /* frozen weights in pinned host memory: the embedding, or nothing */
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
+    int64_t gradients;       /* of that */
+    int64_t moments;         /* likewise */
     int64_t work_load;       /* packed experts of a resident layer, before they are decoded */
     int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
     int64_t work;            /* the same with the backward */
@@ -57,6 +59,6 @@ int64_t plan_weights(const struct plan *p);          /* bytes of the weights are
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
 /* The table of `moetrain plan`: classes by phases, then choices, FLOPs and trainable parameters. */
-void plan_print(const struct plan *p, const struct adapters *ad, FILE *out);
+void plan_print(const struct plan *p, FILE *out);
 
 #endif

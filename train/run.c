@@ -29,14 +29,32 @@ int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, st
         arch_load(&r->arch, r->model_dir, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
+    if (plan_only) { /* for the first rank of as many as there would be */
+        r->ep = (struct comm){.world = (int)cfg->parallel.ep, .local_world = 1};
+        r->dev.ep = &r->ep;
+    }
     return safetensors_open(&r->st, r->model_dir, err);
+}
+
+/* Neighbours, between which the way is shortest, share out the experts. */
+static int split_ranks(struct run *r, struct comm *all, struct err *err)
+{
+    const int ep = (int)r->cfg->parallel.ep;
+    if (all->world % ep)
+        return err_set(err, "parallel.ep = %d does not divide the number of ranks, %d", ep, all->world);
+    if (ep > 1 && ep < all->world &&
+        (comm_split(&r->ep, all, all->rank / ep, err) || comm_split(&r->dp, all, all->rank % ep, err)))
+        return -1;
+    r->dev.ep = ep == 1 ? &comm_alone : ep == all->world ? all : &r->ep;
+    r->dev.dp = ep == 1 ? all : ep == all->world ? &comm_alone : &r->dp;
+    return 0;
 }
 
 int run_join(struct run *r, struct comm *all, struct err *err)
 {
     r->dev.ranks = all;
     if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / all->local_world, 1);
-    return comm_attach(all, &r->dev, err);
+    return comm_attach(all, &r->dev, err) || split_ranks(r, all, err) ? -1 : 0;
 }
 
 /* What one rank leaves in a cache the others find there. Between these two it is the turn of rank 0, then of the first
@@ -139,17 +157,30 @@ int run_open_data(struct run *r, bool train, struct err *err)
 }
 
 /* Where packed weights are kept: beside the model, where every run of it finds them; in output.dir when nothing can be
- * written there. A file for each way of packing. */
+ * written there. A file for each way of packing, and for each part of divided experts. */
 static int find_packed(struct run *r, const struct quantize *q, struct err *err)
 {
     char beside[MT_PATH];
     const char *model = r->model_dir, *attention = q->attention ? "-attention" : "";
+    const struct comm *ep = r->dev.ep;
+    char part[32] = "";
+    if (ep->world > 1) snprintf(part, sizeof(part), "-%d-of-%d", ep->rank + 1, ep->world);
     if (str_format(beside, sizeof(beside), err, "path", "%s/moetrain-cache", model) ||
-        str_format(r->packed, MT_PATH, err, "path", "%s/%s%s.safetensors", beside, quantize_name(q), attention))
+        str_format(r->packed, MT_PATH, err, "path", "%s/%s%s%s.safetensors", beside, quantize_name(q), attention, part))
         return -1;
     if (file_exists(r->packed) || file_is_writable(file_is_dir(beside) ? beside : model)) return 0;
-    return str_format(r->packed, MT_PATH, err, "path", "%s/cache/%s%s.safetensors", r->cfg->output.dir,
-                      quantize_name(q), attention);
+    return str_format(r->packed, MT_PATH, err, "path", "%s/cache/%s%s%s.safetensors", r->cfg->output.dir,
+                      quantize_name(q), attention, part);
+}
+
+/* Where experts are divided, the first ones are seen by one rank. */
+static void share_mark(struct run *r)
+{
+    struct comm *ep = r->dev.ep;
+    uint64_t *marks = mem_array(ep->world, sizeof(*marks));
+    comm_host_gather(ep, marks, &r->model.weights.mark, (int64_t)sizeof(*marks));
+    r->model.weights.mark = marks[0];
+    mem_free(marks);
 }
 
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
@@ -178,6 +209,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         return -1;
     }
     if (packs) pass_turn(dev->ranks);
+    share_mark(r);
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
     dev->ops->wait();
@@ -191,6 +223,8 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 void run_close(struct run *r)
 {
     model_close(&r->model);
+    comm_close(&r->ep);
+    comm_close(&r->dp);
     device_close(&r->dev);
     safetensors_close(&r->st);
     tokenizer_free(r->tok);
@@ -233,6 +267,15 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
     if (pass->backward) model_bwd(&r->model);
 }
 
+/* In step with ranks that still have a micro-batch: their rows may need the experts here. */
+static void run_nothing(struct run *r, const struct model_pass *pass)
+{
+    int32_t zero[1] = {0};
+    const struct batch b = {.tok = zero, .pos = zero, .cu = zero, .label_row = zero, .label_id = zero};
+    run_micro_batch(r, &b, pass);
+    model_end(&r->model);
+}
+
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
 {
     const struct loader_options opt = run_loader_options(r->cfg, false);
@@ -254,8 +297,9 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
             model_end(&r->model);
         }
         batch_free(&b);
-        /* All stop after the same micro-batch; several ranks ask each other now and then. */
-        if (stop && i % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0)
+        if (i + 1 == n && r->dev.ep->world > 1 && ranks->rank > i % ranks->world) run_nothing(r, &pass);
+        /* All stop after the same micro-batch; several ranks ask each other now and then, after one each. */
+        if (stop && (i + 1) % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0)
             stopped = comm_host_max(ranks, stop()) > 0;
     }
     loader_close(l);

@@ -162,6 +162,15 @@ void CPU(moe_down_fwd)(struct device *dev, struct tensor y, struct tensor ha, st
     arena_release(&dev->work, mark);
 }
 
+void CPU(gather)(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
+{
+    const int64_t bytes = x.shape[1] * dtype_size(x.dtype);
+    if (dev->measuring) return;
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t i = 0; i < y.shape[0]; i++)
+        memcpy((char *)y.data + i * bytes, (const char *)x.data + I32(rows)[i] / share * bytes, (size_t)bytes);
+}
+
 void CPU(moe_combine_fwd)(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                           const struct route *r)
 {

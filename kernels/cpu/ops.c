@@ -116,6 +116,7 @@ static const struct ops table = {
     .moe_up_fwd = CPU(moe_up_fwd),
     .moe_down_fwd = CPU(moe_down_fwd),
     .moe_combine_fwd = CPU(moe_combine_fwd),
+    .gather = CPU(gather),
     .moe_down_bwd = CPU(moe_down_bwd),
     .moe_up_bwd = CPU(moe_up_bwd),
     .linear_ce = CPU(linear_ce),

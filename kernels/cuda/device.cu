@@ -158,6 +158,7 @@ static const struct ops table = {
     .loss_sum = cuda_loss_sum,
     .aux_sum = cuda_aux_sum,
     .row_count = cuda_row_count,
+    .gather = cuda_gather,
 };
 
 /* ---- opening ---- */

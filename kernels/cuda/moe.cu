@@ -303,6 +303,33 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
     arena_release(&dev->work, mark);
 }
 
+template <typename word>
+static __global__ void __launch_bounds__(THREADS)
+    gather_kernel(word *y, const word *x, const int32_t *rows, int64_t n_row, int64_t n_word, int64_t share)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / n_word;
+    if (row < n_row) y[i] = x[rows[row] / share * n_word + i % n_word];
+}
+
+template <typename word> static void gather(struct tensor y, struct tensor x, struct tensor rows, int64_t share)
+{
+    const int64_t n_word = x.shape[1] * dtype_size(x.dtype) / (int64_t)sizeof(word);
+    gather_kernel<<<grid_x(ceil_div(y.shape[0] * n_word, THREADS)), THREADS, 0, cuda.stream>>>(
+        (word *)y.data, (const word *)x.data, i32_ptr(rows), y.shape[0], n_word, share);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
+{
+    const int64_t bytes = x.shape[1] * dtype_size(x.dtype);
+    MT_REQUIRE(bytes % 4 == 0, "rows of %lld bytes", (long long)bytes);
+    if (dev->measuring || y.shape[0] == 0) return;
+    if (bytes % 16 == 0)
+        gather<uint4>(y, x, rows, share);
+    else
+        gather<uint32_t>(y, x, rows, share);
+}
+
 extern "C" void cuda_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                                      const struct route *r)
 {
