@@ -11,13 +11,11 @@
  *   three at once, so that what counts is how well a warpgroup's weights hide behind the products of the others.
  * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics, the same bits every time. A NaN in a sequence can reach
  *   the last rows of the one before it, whose hidden keys it is: weight 0 times NaN.
- * Measured: H100 SXM, T 16384, H 64, K 8, causal: S 4096 1.13 ms, 487 TFLOP/s; S 8192 2.17 ms, 508; window 128 0.22 ms
- *   (attn_fwd.cu: 1.74 ms, 3.30 ms, 0.32 ms).
+ * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.13 ms, 485 TFLOP/s (inside a step
+ *   1.43 ms, 384); S 8192 2.18 ms, 505; window 128 0.22 ms. The portable kernel: 1.76, 3.44, 0.33 ms.
  * Tried and dropped, TFLOP/s at S 4096 and 8192: no turns 466, 426; the arithmetic behind the wait, where the compiler
  *   would put it (before_wait) 463, 423; tiles of 128 keys 485, 460, and window 128 in 0.24 ms.
- * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns, the weights of a tile beside the next scores).
- * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.13 ms, 485 TFLOP/s (inside a step
- *   1.43 ms, 384); S 8192 2.18 ms, 505; window 128 0.22 ms. The portable kernel: 1.76, 3.44, 0.33 ms. */
+ * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns, the weights of a tile beside the next scores). */
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {

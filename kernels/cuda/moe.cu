@@ -12,9 +12,9 @@
  *   registers, no shared memory, no spills.
  * Moves: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves 6*M*F: memory bound.
  * Numerics: f32 sums in an order that depends on the shapes alone.
- * Measured: H100 80GB HBM3, commit 4b2b765, gpt-oss-20b, T 16384, r 16, MXFP4, inside a step, the roof being
- *   808 TFLOP/s and decoding: up forward 4.48 ms, 70 %; down forward 2.13, 74 %; down backward 3.55, 45 %; up backward
- *   4.90, 64 %.
+ * Measured: H100 80GB HBM3, commit b8e3659, gpt-oss-20b, T 16384, r 16, inside a step, experts resident in bf16, the
+ *   roof being 814 TFLOP/s: up forward 4.11 ms, 66 %; down forward 1.93, 70 %; down backward 3.37, 41 %; up backward
+ *   4.53, 60 %. Decoding MXFP4 first, of a roof that decodes too (5876eac): 4.51, 2.13, 3.55, 4.94; 71, 75, 45, 65 %.
  *   bench lora, kernels of commit cfa73e2, the experts of one layer both ways, without adapters and what r 16, 32, 64
  *   add: gpt-oss-20b, MXFP4, T 2048 3.34 ms, 8, 10, 15 %, T 16384 13.1 ms, 11, 13, 15 %; 256 experts
  *   [1024, 2048] and [2048, 512], top 8, NF4, T 2048 2.88 ms, 10, 16, 31 %, T 16384 5.65 ms, 22, 26, 41 %. Of the
