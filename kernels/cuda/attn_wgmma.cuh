@@ -181,23 +181,9 @@ __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, cons
 static inline CUtensorMap heads_map(const bf16 *base, int64_t n_head, int64_t n_tok, int64_t ld, int box_heads,
                                     int box_rows)
 {
-    static decltype(&cuTensorMapEncodeTiled) encode;
-    if (!encode) {
-        cudaDriverEntryPointQueryResult found;
-        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
-                                                    cudaEnableDefault, &found));
-        MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
-    }
-    CUtensorMap map;
-    const cuuint64_t size[3] = {HEAD, (cuuint64_t)n_head, (cuuint64_t)n_tok};
-    const cuuint64_t stride[2] = {ROW_BYTES, (cuuint64_t)ld * 2};
-    const cuuint32_t box[3] = {HEAD, (cuuint32_t)box_heads, (cuuint32_t)box_rows}, step[3] = {1, 1, 1};
-    const CUresult rc = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, size, stride, box, step,
-                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of %lld x %lld heads: driver error %d", (long long)n_tok,
-               (long long)n_head, (int)rc);
-    return map;
+    const int64_t size[3] = {HEAD, n_head, n_tok}, stride[2] = {ROW_BYTES, ld * 2};
+    const int64_t box[3] = {HEAD, box_heads, box_rows};
+    return sm90_tensor_map(base, size, stride, box);
 }
 
 /* For tiles of `rows` rows of queries, and boxes of `keys` keys. */

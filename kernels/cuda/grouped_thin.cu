@@ -10,7 +10,8 @@
  *   96 KiB, so that cards with 99 KiB can run it too; no spills.
  * Moves: 2 * M * n_in bytes of rows, gathered ones once from memory if L2 does its part: memory bound.
  * Numerics: f32 sums in the order of the depth, one rounding to bf16.
- * Measured: H100 80GB HBM3, the kernel by itself, 32 experts, 65536 rows, r 16: n_in 2880 gathered 0.09 ms,
+ * Measured: H100 80GB HBM3, kernel of commit 1d28d06, by itself, 32 experts, 65536 rows, r 16:
+ *   n_in 2880 gathered 0.09 ms,
  *   contiguous 0.15; n_in 5760 0.28 ms, 2.7 TB/s. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"

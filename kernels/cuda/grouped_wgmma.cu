@@ -13,8 +13,8 @@
  * not stored. Gathered rows come by cp.async of all 128 loading threads, into the same swizzle. Beyond the edges of
  * every matrix (depth that is no multiple of 64, columns, ranks) are zeros.
  *
- * Measured: H100 80GB HBM3, the kernel by itself, means of 20 in five runs, 32 experts, 65536 rows, D = F = 2880, r 16;
- *   the card's power limit keeps the SMs at 1.2 .. 1.5 GHz of 1.98:
+ * Measured: H100 80GB HBM3, kernels of commit cfa73e2, by themselves, means of 20 in five runs, 32 experts,
+ *   65536 rows, D = F = 2880, r 16; the card's power limit keeps the SMs at 1.2 .. 1.5 GHz of 1.98:
  *     up forward with GLU and gather   3.7 .. 3.9 ms, 560 .. 595 TFLOP/s     half the rows 1.89 .. 2.26
  *     down forward                     1.6 .. 1.7     640 .. 680                            0.77 .. 0.89
  *     down backward with the GLU's     2.4 .. 2.6     415 .. 455                            1.22 .. 1.28
@@ -485,24 +485,8 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
 /* n_mat matrices [n_row, n_col] bf16, rows ld apart, taken in boxes of box_rows x 64. */
 static CUtensorMap tensor_map(const bf16 *base, int64_t n_mat, int64_t n_row, int64_t n_col, int64_t ld, int box_rows)
 {
-    static decltype(&cuTensorMapEncodeTiled) encode;
-    if (!encode) {
-        cudaDriverEntryPointQueryResult found;
-        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
-                                                    cudaEnableDefault, &found));
-        MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
-    }
-    MT_REQUIRE((uintptr_t)base % 16 == 0 && ld % 8 == 0, "rows that are not 16-byte aligned");
-    CUtensorMap map;
-    const cuuint64_t size[3] = {(cuuint64_t)n_col, (cuuint64_t)n_row, (cuuint64_t)n_mat};
-    const cuuint64_t stride[2] = {(cuuint64_t)ld * 2, (cuuint64_t)(n_row * ld) * 2};
-    const cuuint32_t box[3] = {64, (cuuint32_t)box_rows, 1}, step[3] = {1, 1, 1};
-    const CUresult rc = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, size, stride, box, step,
-                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of %lld x %lld x %lld: driver error %d", (long long)n_mat,
-               (long long)n_row, (long long)n_col, (int)rc);
-    return map;
+    const int64_t size[3] = {n_col, n_row, n_mat}, stride[2] = {ld * 2, n_row * ld * 2}, box[3] = {64, box_rows, 1};
+    return sm90_tensor_map(base, size, stride, box);
 }
 
 template <int COLS, int EPILOGUE, bool KN> static void launch(const struct grouped *g)

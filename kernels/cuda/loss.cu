@@ -12,12 +12,12 @@
  * Moves:    loss_kernel: 4*N*V read for the loss, 4*N*V read and 2*N*V written for the gradient -> memory bound.
  * Numerics: f32 logits, f32 sums in a fixed order (a thread's every 512th group of 8 columns, then a tree); dlogits
  *           rounded to bf16. Bitwise repeatable. A NaN stays in its row.
- * Measured: H100 80GB HBM3, T = N = 16384, V 201088, D 2880, forward and dX, 34 of it the forward: chunks of 512 67 ms
- *   (0.38 GiB of logits), 565 TFLOP/s; of 640 70; of 1024 66; of 1280 68; of 1536 65 (1.15 GiB). The card is at its
- *   power limit: the two products take 55 of it, 690 TFLOP/s.
+ * Measured: H100 80GB HBM3, commit cfa73e2, this op by itself, T = N = 16384, V 201088, D 2880, forward and dX, 34 ms
+ *   of it the forward: chunks of 512 67 ms, 565 TFLOP/s (0.38 GiB of logits); of 640 70; of 1024 66; of 1280
+ *   68; of 1536 65 (1.15 GiB). Inside a step 70 (b8e3659): the card is at its power limit.
  * Tried and dropped: a row by a cluster of eight blocks that hold it in shared memory, so that logits are read once:
- *   65.6 ms for 67.1, forward alone 35.8 for 34.3; the same, persistent and a row ahead: 68. Logits in bf16 would save
- *   some 5 ms, and cost what a logit's rounding is: 0.06 at 16. */
+ *   65.6 ms for 67.1, forward alone 35.8 for 34.3; the same, persistent and a row ahead: 68. Not tried: logits in bf16,
+ *   which by their bytes would save some 5 ms, for an error of 0.06 in a logit of 16. */
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"

@@ -9,6 +9,8 @@
 #include <cuda.h>
 #include <stdint.h>
 
+#include "kernels/cuda/cuda.h"
+
 /* Byte offset of 16-byte chunk c (0 .. 7) of row i of a swizzled tile. */
 __host__ __device__ __forceinline__ uint32_t sm90_swizzle(uint32_t i, uint32_t c)
 {
@@ -200,4 +202,32 @@ __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], ui
 #undef MT_WGMMA_NAMES_96
 
 #endif
+/* ---- host: tensor maps ---- */
+
+/* A bf16 tensor of three axes, the innermost first, for tma_load in boxes with the 128-byte swizzle, zeros beyond its
+ * edges. size in elements; stride of the outer two axes in bytes, multiples of 16; box in elements, the first 64. */
+static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3], const int64_t stride[2],
+                                          const int64_t box[3])
+{
+    static decltype(&cuTensorMapEncodeTiled) encode;
+    if (!encode) {
+        cudaDriverEntryPointQueryResult found;
+        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
+                                                    cudaEnableDefault, &found));
+        MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
+    }
+    MT_REQUIRE((uintptr_t)base % 16 == 0 && stride[0] % 16 == 0 && stride[1] % 16 == 0,
+               "rows that are not 16-byte aligned");
+    CUtensorMap map;
+    const cuuint64_t sizes[3] = {(cuuint64_t)size[0], (cuuint64_t)size[1], (cuuint64_t)size[2]};
+    const cuuint64_t strides[2] = {(cuuint64_t)stride[0], (cuuint64_t)stride[1]};
+    const cuuint32_t boxes[3] = {(cuuint32_t)box[0], (cuuint32_t)box[1], (cuuint32_t)box[2]}, step[3] = {1, 1, 1};
+    const CUresult rc = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, sizes, strides, boxes, step,
+                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of %lld x %lld x %lld: driver error %d", (long long)size[2],
+               (long long)size[1], (long long)size[0], (int)rc);
+    return map;
+}
+
 #endif
