@@ -89,6 +89,7 @@ static int document_add(struct builder *b, const struct row_sample *s, struct er
     struct token_list *list = &b->list;
     if (s->eos && b->opt->eos < 0) return err_set(err, "eos must follow, but the tokenizer names no such token");
     list->count = 0;
+    progress();
     if (tokenizer_encode(b->tok, s->text, s->size, true, list, err)) return -1;
 
     int64_t n = list->count + s->eos, kept = MT_MIN(n, b->opt->seq_len), targets = 0;

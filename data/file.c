@@ -1,5 +1,6 @@
 /* file.c - read-only maps, line reader over plain or gzip text, atomic writes, directories, checksums.
  * Every error message begins with the path it is about. */
+#define _GNU_SOURCE /* sync_file_range */
 #include "data/file.h"
 
 #include <dirent.h>
@@ -14,8 +15,10 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#define CHUNK_BYTES    (256 << 10)        /* of one read() */
-#define LINE_MAX_BYTES ((int64_t)1 << 30) /* a longer line is no line: a decompression bomb or not text at all */
+#define CHUNK_BYTES    (256 << 10)         /* of one read() */
+#define WRITE_BYTES    ((int64_t)8 << 20)  /* of one write() at most */
+#define BEHIND_BYTES   ((int64_t)64 << 20) /* of a file being written that may wait for the disk, twice */
+#define LINE_MAX_BYTES ((int64_t)1 << 30)  /* a longer line is no line: a decompression bomb or not text at all */
 
 static int io_error(struct err *err, const char *path, const char *doing)
 {
@@ -28,6 +31,7 @@ static int64_t read_full(int fd, void *dst, int64_t size)
     int64_t n = 0;
     while (n < size) {
         ssize_t got = read(fd, (char *)dst + n, (size_t)(size - n));
+        progress();
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return -1;
         if (got == 0) break;
@@ -256,7 +260,8 @@ static int write_full(int fd, const void *data, int64_t size)
 {
     const char *p = data;
     while (size > 0) {
-        ssize_t put = write(fd, p, (size_t)size);
+        ssize_t put = write(fd, p, (size_t)MT_MIN(size, WRITE_BYTES));
+        progress();
         if (put < 0 && errno == EINTR) continue;
         if (put < 0) return -1;
         p += put;
@@ -297,11 +302,27 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err)
     return w->fd < 0 ? io_error(err, w->tmp, "create") : 0;
 }
 
+/* A part that is full goes to the disk while the next one fills, so that the fsync at the end is short, and a slow disk
+ * shows that it gets on. No errors: fsync has them. */
+static void send_part(struct file_writer *w)
+{
+    const unsigned start = SYNC_FILE_RANGE_WRITE,
+                   end = start | SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (w->size - w->sent < BEHIND_BYTES) return;
+    if (w->sent) sync_file_range(w->fd, 0, w->sent, end);
+    sync_file_range(w->fd, w->sent, w->size - w->sent, start);
+    w->sent = w->size;
+}
+
 int file_writer_put(struct file_writer *w, const void *data, int64_t size, struct err *err)
 {
-    if (!write_full(w->fd, data, size)) return 0;
-    w->failed = true;
-    return io_error(err, w->tmp, "write");
+    for (int64_t at = 0, n; at < size; at += n, w->size += n) {
+        n = MT_MIN(size - at, BEHIND_BYTES);
+        w->failed |= write_full(w->fd, (const char *)data + at, n) != 0;
+        if (w->failed) return io_error(err, w->tmp, "write");
+        send_part(w);
+    }
+    return 0;
 }
 
 int file_writer_close(struct file_writer *w, bool keep, struct err *err)

@@ -40,6 +40,7 @@ int file_write_parts(const char *path, const struct file_part *parts, int64_t n,
 struct file_writer {
     int fd;
     bool failed;
+    int64_t size, sent; /* bytes put, and of them on their way to the disk */
     char path[MT_PATH], tmp[MT_PATH];
 };
 int file_writer_open(struct file_writer *w, const char *path, struct err *err) MT_CHECK;

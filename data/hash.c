@@ -147,6 +147,7 @@ void hash_add(struct hash *h, const void *data, int64_t size)
 {
     const uint8_t *p = data;
     const int64_t filled = h->bytes % 64;
+    progress();
     h->bytes += size;
     if (filled) {
         const int64_t n = MT_MIN(size, 64 - filled);

@@ -578,6 +578,7 @@ static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
         }
         if (p) show(p, t->repo, have, received);
         if (failed || !unfinished) break;
+        progress(); /* that of a transfer is watched here */
         curl.multi_perform(multi, &rest);
         for (CURLMsg *m; !failed && (m = curl.multi_info_read(multi, &rest));) {
             struct transfer *of = NULL;

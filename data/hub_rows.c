@@ -332,6 +332,7 @@ static int fetch_once(struct download *d, struct err *err)
         if (hub_cache_lock(&lock, d->repo, &d->file, err)) return -1;
         if (lock >= 0) break;
         if (!told) log_info("%s: another process downloads its rows: waiting", d->repo->id);
+        progress();
         nanosleep(&pause, NULL);
     }
     const int rc = file_exists(path) ? 0 : fetch(d, err);

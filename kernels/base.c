@@ -3,9 +3,11 @@
 
 #include <ctype.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 int err_set(struct err *e, const char *fmt, ...)
@@ -94,6 +96,18 @@ double clock_ms(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static atomic_uint_fast64_t n_progress;
+
+void progress(void) { atomic_fetch_add_explicit(&n_progress, 1, memory_order_relaxed); }
+
+/* Page faults count, too: they are all that is seen of a long copy out of a mapped file. */
+uint64_t progress_count(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return atomic_load_explicit(&n_progress, memory_order_relaxed) + (uint64_t)u.ru_majflt + (uint64_t)u.ru_minflt;
 }
 
 /* ---- memory ---- */

@@ -48,6 +48,11 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
 
 double clock_ms(void); /* monotonic */
 
+/* This process gets on: said, by any thread, with every piece of work that may take long (an op, bytes read or written,
+ * a row of data). By the count the watch over several ranks tells a slow one from one that hangs. */
+void progress(void);
+uint64_t progress_count(void);
+
 /* Zeroed host memory, never NULL (the process stops with a message instead); free with mem_free, which takes NULL.
  * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes what is new. */
 void *mem_alloc(int64_t bytes);

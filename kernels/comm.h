@@ -47,7 +47,7 @@ struct comm_place {
     char master[256]; /* host of rank 0 */
     int port;         /* where rank 0 listens */
     int listener;     /* rank 0: a socket that listens there already; -1: none */
-    double timeout_s; /* how long a rank may be waited for in a collective */
+    double timeout_s; /* how long a rank that makes no progress may be waited for in a collective */
 };
 
 /* Meets the other ranks at place->master and connects with each; a world of 1 connects with nobody. Errors: nobody
@@ -108,7 +108,8 @@ int comm_agree(struct comm *c, const char *what, uint64_t value, struct err *err
 
 /* The optimizer step that messages name. */
 void comm_step(struct comm *c, int64_t step);
-/* From here on the others may have to wait for this rank long: it loads, saves, ... NULL: no more. */
+/* What this rank does that may take long, for messages: "loading", "saving"; NULL: no more. The others wait for as
+ * long as it makes progress (base.h). */
 void comm_busy(struct comm *c, const char *what);
 
 /* ---- what a device with a memory of its own brings (struct ops.comm); all return at once */

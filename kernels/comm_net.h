@@ -20,6 +20,7 @@ enum net_kind { NET_BEAT, NET_FAIL, NET_BYE, NET_ABORT };
 struct net_beat {
     int32_t kind, rank;
     int64_t step;        /* of the optimizer; 0: before the first */
+    uint64_t progress;   /* progress_count() */
     double waiting_s;    /* in op; < 0: not in one */
     char op[NET_OP];     /* the collective it is in, or the last one */
     char busy[NET_OP];   /* what it does that takes long; "": nothing */
@@ -36,13 +37,14 @@ struct comm_net {
     int *line;   /* rank 0: [world], -1 for itself; others: [1], to rank 0 */
     int wake[2]; /* a pipe that ends the thread's sleep */
     pthread_t thread;
-    pthread_mutex_t lock;   /* of all below, and of writing to `line` */
-    struct net_beat now;    /* of this rank; waiting_s is kept in since_ms */
-    double since_ms;        /* when the op began; 0: in none */
-    bool stop, ended;       /* the thread shall end; the cause is known and the process is about to exit */
-    bool *gone;             /* [world] said goodbye */
-    struct net_beat *last;  /* [world] rank 0: last beat of each */
-    double *last_ms;        /* [world], others [1]: when it came */
+    pthread_mutex_t lock;  /* of all below, and of writing to `line` */
+    struct net_beat now;   /* of this rank; waiting_s is kept in since_ms */
+    double since_ms;       /* when the op began; 0: in none */
+    bool stop, ended;      /* the thread shall end; the cause is known and the process is about to exit */
+    bool *gone;            /* [world] said goodbye */
+    struct net_beat *last; /* [world] rank 0: last beat of each */
+    double *last_ms;       /* [world], others [1]: when it came */
+    double *moved_ms; /* [world] rank 0: when it last waited in a collective, or had got on since the beat before */
     struct net_beat failed; /* the first NET_FAIL, kind set */
     double failed_ms;
     const struct comm_ops *ops;

@@ -2,8 +2,9 @@
  *
  * Each rank tells rank 0 once a second at which step and in which collective it is, and since when; rank 0 answers in
  * kind. Rank 0 judges: a closed connection is a death, silence a stopped process or a lost machine, and a collective
- * that takes longer than the timeout is the fault of a rank that is not in it. It prints the verdict, tells all, and
- * every process exits. A rank that loses rank 0 comes to its own verdict. */
+ * that takes longer than the timeout is the fault of a rank that is not in it and for as long made no progress: a disk
+ * may be slow, but not stuck. It prints the verdict, tells all, and every process exits. A rank that loses rank 0 comes
+ * to its own verdict. */
 #include "kernels/comm_net.h"
 
 #include <math.h>
@@ -14,12 +15,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TICK_MS     250
-#define BEAT_MS     1000
-#define SILENT_MS   20000 /* without a beat */
-#define GRACE_MS    500   /* after an error of another rank, in which rank 0 may find the same one */
-#define EXIT_S      10    /* for the device to end what it runs */
-#define BUSY_FACTOR 40    /* a rank that says it is busy may take so many timeouts */
+#define TICK_MS   250
+#define BEAT_MS   1000
+#define SILENT_MS 20000 /* without a beat; the timeout where that is shorter, but no less than three beats */
+#define GRACE_MS  500   /* after an error of another rank, in which rank 0 may find the same one */
+#define EXIT_S    10    /* for the device to end what it runs */
+#define PAUSE_MS  5000  /* so long between two looks: this process was stopped itself, maybe with all others */
+#define NOBODY    4     /* timeouts without progress of any rank, though none is waited for */
 
 enum { WRITE_MS = 2000, READ_MS = 2000 };
 
@@ -55,7 +57,9 @@ static void end_run(struct comm_net *net, const char *text, bool print)
     pthread_mutex_lock(&net->lock);
     const bool first = !net->ended && !net->stop;
     if (first) net->ended = true;
-    if (first && print && net->rank == 0) fprintf(stderr, "moetrain: error: %s\n", text);
+    /* on a terminal the line of the last step has no end yet */
+    if (first && print && net->rank == 0)
+        fprintf(stderr, "%smoetrain: error: %s\n", isatty(STDOUT_FILENO) ? "\n" : "", text);
     if (first && print && net->rank != 0) fprintf(stderr, "moetrain: rank %d: error: %s\n", net->rank, text);
     if (first && net->rank == 0) tell_all(net, text);
     pthread_mutex_unlock(&net->lock);
@@ -80,6 +84,11 @@ static const char *where(const struct net_beat *b, char text[128])
 
 /* ---- judging */
 
+static double silent_ms(const struct comm_net *net)
+{
+    return MT_MIN(SILENT_MS, MT_MAX(net->timeout_s * 1e3, 3 * BEAT_MS));
+}
+
 static void judge_silence(struct comm_net *net, int r, bool closed)
 {
     char text[NET_TEXT], who[128], at[128];
@@ -88,33 +97,40 @@ static void judge_silence(struct comm_net *net, int r, bool closed)
         snprintf(text, sizeof(text), "%s died%s", name(net, r, who), at);
     else
         snprintf(text, sizeof(text), "%s does not answer for %d s%s: it was stopped, or its machine is gone",
-                 name(net, r, who), SILENT_MS / 1000, at);
+                 name(net, r, who), (int)(silent_ms(net) / 1e3), at);
     end_run(net, text, true);
+    net->gone[r] = true; /* this run is over already */
 }
 
 /* Of all ranks' last beats: does one wait for longer than allowed, and for whom? */
 static void judge_waiting(struct comm_net *net)
 {
-    int waits = 0, late = 0;
-    bool busy = false;
+    const struct net_beat *last = net->last;
+    int waits = 0, least = 0, idle = 0,
+        moved = 0; /* the longest and the least waiting; no progress for longest, least */
     char text[NET_TEXT], who[128], at[128];
-    for (int r = 0; r < net->world; r++) {
-        const struct net_beat *b = &net->last[r];
-        busy |= b->busy[0] != 0;
-        if (b->waiting_s > net->last[waits].waiting_s) waits = r;
-        if (b->waiting_s < net->last[late].waiting_s) late = r;
+    for (int r = 1; r < net->world; r++) {
+        if (last[r].waiting_s > last[waits].waiting_s) waits = r;
+        if (last[r].waiting_s < last[least].waiting_s) least = r;
+        if (net->moved_ms[r] < net->moved_ms[idle]) idle = r;
+        if (net->moved_ms[r] > net->moved_ms[moved]) moved = r;
     }
-    const double longest = net->last[waits].waiting_s, least = net->last[late].waiting_s;
-    if (longest < net->timeout_s * (busy ? BUSY_FACTOR : 1)) return;
-    if (least < longest / 2)
+    const double idle_s = (clock_ms() - net->moved_ms[idle]) / 1e3, all_s = (clock_ms() - net->moved_ms[moved]) / 1e3;
+    name(net, idle, who);
+    where(&last[idle], at);
+    if (last[waits].waiting_s >= net->timeout_s && idle_s >= net->timeout_s)
         snprintf(text, sizeof(text), "rank %d has waited in %.23s for %.0f s (parallel.timeout_s) for %s%s", waits,
-                 net->last[waits].op, longest, name(net, late, who), where(&net->last[late], at));
+                 last[waits].op, last[waits].waiting_s, who, at);
+    else if (last[least].waiting_s >= net->timeout_s)
+        snprintf(text, sizeof(text),
+                 "all ranks wait since %.0f s (parallel.timeout_s) in %.23s, at step %lld: the network or a GPU does "
+                 "not answer",
+                 last[least].waiting_s, last[least].op, (long long)last[least].step);
+    else if (all_s >= NOBODY * net->timeout_s)
+        snprintf(text, sizeof(text), "no rank makes progress since %.0f s (%d x parallel.timeout_s), the first: %s%s",
+                 all_s, NOBODY, who, at);
     else
-        snprintf(
-            text, sizeof(text),
-            "all ranks wait since %.0f s (parallel.timeout_s) in %.23s, at step %lld: the network or a GPU does not "
-            "answer",
-            least, net->last[late].op, (long long)net->last[late].step);
+        return;
     end_run(net, text, true);
 }
 
@@ -135,6 +151,7 @@ static struct net_beat own_beat(struct comm_net *net)
     const bool waiting = net->since_ms > 0 && (b.waiting_s >= 0 || (net->ops && net->ops->pending()));
     b.kind = NET_BEAT;
     b.rank = net->rank;
+    b.progress = progress_count();
     b.waiting_s = waiting ? (clock_ms() - net->since_ms) / 1e3 : -1;
     if (net->ops && net->ops->failed(b.text)) b.kind = NET_FAIL;
     return b;
@@ -145,7 +162,10 @@ static void take(struct comm_net *net, int r, const struct net_beat *b)
 {
     net->last_ms[r] = clock_ms();
     switch (b->kind) {
-    case NET_BEAT: net->last[r] = *b; break;
+    case NET_BEAT:
+        if (b->waiting_s >= 0 || b->progress != net->last[r].progress) net->moved_ms[r] = clock_ms();
+        net->last[r] = *b;
+        break;
     case NET_BYE: net->gone[r] = true; break;
     case NET_FAIL:
         if (net->failed.kind == NET_FAIL) break;
@@ -177,8 +197,7 @@ static void read_line(struct comm_net *net, int r)
 {
     struct net_beat b;
     if (net_read(net->line[r], &b, sizeof(b), clock_ms() + READ_MS)) {
-        if (!net->gone[r]) judge_silence(net, r, true);
-        net->gone[r] = true;
+        judge_silence(net, r, true);
         return;
     }
     b.op[NET_OP - 1] = b.busy[NET_OP - 1] = b.text[NET_TEXT - 1] = 0;
@@ -202,6 +221,18 @@ static bool over(struct comm_net *net)
     return stop && (net->rank != 0 || all_gone(net));
 }
 
+/* This process was stopped for so long, and goes on: the time does not count. */
+static void forgive(struct comm_net *net, double ms)
+{
+    pthread_mutex_lock(&net->lock);
+    net->since_ms += ms;
+    pthread_mutex_unlock(&net->lock);
+    for (int r = 0; r < net->world; r++) {
+        net->last_ms[r] += ms;
+        net->moved_ms[r] += ms;
+    }
+}
+
 static void *watch(void *arg)
 {
     struct comm_net *net = arg;
@@ -211,13 +242,16 @@ static void *watch(void *arg)
         for (int r = 0; r < net->world; r++)
             polls[r] = (struct pollfd){.fd = net->gone[r] ? -1 : net->line[r], .events = POLLIN};
         polls[net->world] = (struct pollfd){.fd = net->wake[0], .events = POLLIN};
-        if (poll(polls, (nfds_t)net->world + 1, TICK_MS) < 0) continue;
+        const double before = clock_ms();
+        const int n = poll(polls, (nfds_t)net->world + 1, TICK_MS);
+        if (clock_ms() > before + PAUSE_MS) forgive(net, clock_ms() - before);
+        if (n < 0) continue;
         if (polls[net->world].revents) break;
         for (int r = 0; r < net->world; r++)
             if (polls[r].fd >= 0 && polls[r].revents) read_line(net, r);
         send_beats(net, &next_ms);
         for (int r = 0; r < net->world; r++)
-            if (net->line[r] >= 0 && !net->gone[r] && clock_ms() > net->last_ms[r] + SILENT_MS)
+            if (net->line[r] >= 0 && !net->gone[r] && clock_ms() > net->last_ms[r] + silent_ms(net))
                 judge_silence(net, r, false);
         if (net->rank == 0) judge_failure(net);
         if (net->rank == 0) judge_waiting(net);
@@ -232,8 +266,9 @@ void watch_start(struct comm_net *net)
     net->gone = mem_array(net->world, sizeof(*net->gone));
     net->last = mem_array(net->world, sizeof(*net->last));
     net->last_ms = mem_array(net->world, sizeof(*net->last_ms));
+    net->moved_ms = mem_array(net->world, sizeof(*net->moved_ms));
     net->now.waiting_s = -1;
-    for (int r = 0; r < net->world; r++) net->last_ms[r] = clock_ms();
+    for (int r = 0; r < net->world; r++) net->last_ms[r] = net->moved_ms[r] = clock_ms();
     for (int r = 0; r < net->world; r++) net->last[r].waiting_s = -1;
     MT_REQUIRE(!pthread_mutex_init(&net->lock, NULL) && !pipe(net->wake), "no lock or pipe");
     sigfillset(&all); /* signals are for the main thread */
@@ -258,6 +293,7 @@ void watch_stop(struct comm_net *net)
     mem_free(net->gone);
     mem_free(net->last);
     mem_free(net->last_ms);
+    mem_free(net->moved_ms);
     net->last = NULL;
 }
 

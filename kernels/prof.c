@@ -31,6 +31,7 @@ void prof_begin(struct prof *p)
 
 void prof_enter(struct device *dev, const char *name, int64_t part)
 {
+    progress();
     struct prof *p = dev->prof;
     if (!p) return;
     p->open = p->n_records < PROF_RECORDS;

@@ -217,6 +217,7 @@ int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scale
     for (int64_t at = 0; at < n; at += PIECE) {
         float piece[PIECE];
         const int64_t count = MT_MIN(PIECE, n - at);
+        progress();
         dense_values(piece, x, dense, at, count);
         n_bad += format == WF_MXFP4
                      ? quant_mxfp4_encode(nibbles + at / 2, scales + at / 32, piece, count)

@@ -324,13 +324,42 @@ static void late(struct comm *c, struct device *dev)
     comm_barrier(c);
 }
 
+/* Slow, but it gets on. */
 static void busy(struct comm *c, struct device *dev)
 {
     (void)dev;
     comm_busy(c, c->rank == 1 ? "loading" : NULL);
-    if (c->rank == 1) sleep_s(TIMEOUT_S + 2);
+    for (int i = 0; c->rank == 1 && i < TIMEOUT_S + 2; i++) {
+        sleep_s(1);
+        progress();
+    }
     comm_barrier(c);
     comm_busy(c, NULL);
+}
+
+/* It says that it loads, and hangs; so does rank 0. */
+static void stuck(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 3);
+    comm_busy(c, c->rank == 1 ? "loading" : NULL);
+    if (c->rank == 1) sleep_s(60);
+    comm_barrier(c);
+}
+
+static void first_stuck(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 3);
+    comm_busy(c, c->rank == 0 ? "saving" : NULL);
+    if (c->rank == 0) sleep_s(60);
+    comm_barrier(c);
+}
+
+/* Nobody waits for anybody. */
+static void all_stuck(struct comm *c, struct device *dev)
+{
+    (void)dev;
+    comm_busy(c, "loading");
+    sleep_s(60);
 }
 
 static void failing(struct comm *c, struct device *dev)
@@ -352,13 +381,23 @@ static void astray(struct comm *c, struct device *dev)
         comm_broadcast(c, dev, tensor_1d(&x, DT_I32, 1), 1);
 }
 
-static void assert_ends(body_fn *body, const char *says, int code_of_1)
+static void stopped(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 3);
+    sleep_s(1);
+    if (c->rank == 1) raise(SIGSTOP);
+    comm_barrier(c);
+}
+
+/* Three ranks, of which 0 and 2 end with 1; rank 0 says what was wrong. */
+static void assert_ends(body_fn *body, const char *who, const char *says, int code_of_1)
 {
     start_ranks(body, 3);
     const double start = clock_ms();
     assert_int_equal(rank_result(0), 1);
+    assert_says(said.err, who);
     assert_says(said.err, says);
-    assert_says(said.err, "rank 1");
+    if (body == stopped) kill(pids[1], SIGKILL);
     assert_int_equal(rank_result(1), code_of_1);
     assert_int_equal(rank_result(2), 1);
     assert_true(clock_ms() - start < 20e3);
@@ -367,10 +406,35 @@ static void assert_ends(body_fn *body, const char *says, int code_of_1)
 static void test_faults(void **state)
 {
     (void)state;
-    assert_ends(killed, "died, at step 17, its last operation all_reduce", 1000 + SIGKILL);
-    assert_ends(late, "at step 17, its last operation all_reduce", 1);
-    assert_ends(failing, "rank 1: its disk is full", 1);
+    assert_ends(killed, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL);
+    assert_ends(late, "for rank 1 on ", "at step 17, its last operation all_reduce", 1);
+    assert_ends(failing, "rank 1: ", "its disk is full", 1);
+    assert_ends(stuck, "for rank 1 on ", "at step 2, its last operation all_reduce, while loading", 1);
+    assert_ends(first_stuck, "for rank 0 on ", "at step 2, its last operation all_reduce, while saving", 1);
+    assert_ends(all_stuck, "no rank makes progress since ", "while loading", 1);
+    assert_ends(stopped, "rank 1 on ", "does not answer for 3 s, at step 2", 1000 + SIGKILL);
     run_ranks(busy, 2);
+}
+
+static void slowly(struct comm *c, struct device *dev)
+{
+    for (int i = 0; i < 3; i++) {
+        sleep_s(1);
+        reduce_often(c, dev, 1);
+    }
+}
+
+/* All ranks are stopped, as by Ctrl-Z, and go on as if nothing had been. */
+static void test_pause(void **state)
+{
+    (void)state;
+    start_ranks(slowly, 3);
+    sleep_s(1);
+    for (int r = 0; r < 3; r++) kill(pids[r], SIGSTOP);
+    sleep_s(6);
+    for (int r = 0; r < 3; r++) kill(pids[r], SIGCONT);
+    for (int r = 0; r < 3; r++)
+        if (rank_result(r)) fail_msg("rank %d: %s", r, said.err);
 }
 
 /* Ranks in different calls stop with both names. */
@@ -405,7 +469,8 @@ int test_comm(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_collectives), cmocka_unit_test(test_groups), cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_astray),      cmocka_unit_test(test_agree),  cmocka_unit_test(test_gpus),
+        cmocka_unit_test(test_pause),       cmocka_unit_test(test_astray), cmocka_unit_test(test_agree),
+        cmocka_unit_test(test_gpus),
     };
     return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
 }

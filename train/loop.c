@@ -226,20 +226,8 @@ static int evaluate(struct training *t, struct err *err)
     if (!e.best) return 0;
     t->state.best_loss = e.loss;
     t->state.best_step = t->state.step;
-    return peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, cfg->model.path, err);
-}
-
-static int save(struct training *t, struct err *err)
-{
-    const struct config *cfg = t->run.cfg;
-    struct model *m = &t->run.model;
-    int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
-    model_take_rows(m, rows);
-    if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
-    mem_free(rows);
     comm_busy(t->run.dev.ranks, "saving");
-    const int rc =
-        checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep, err);
+    const int rc = peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, cfg->model.path, err);
     comm_busy(t->run.dev.ranks, NULL);
     return rc;
 }
@@ -252,6 +240,22 @@ static int report(struct training *t, struct err *err)
     snprintf(title, sizeof(title), "moetrain: %s", cfg->model.path);
     const int rc = report_write(cfg->output.dir, title, text, err);
     mem_free(text);
+    return rc;
+}
+
+static int save(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    struct model *m = &t->run.model;
+    int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
+    model_take_rows(m, rows);
+    if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
+    mem_free(rows);
+    comm_busy(t->run.dev.ranks, "saving");
+    int rc =
+        checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep, err);
+    if (!rc) rc = report(t, err);
+    comm_busy(t->run.dev.ranks, NULL);
     return rc;
 }
 
@@ -280,7 +284,7 @@ static int steps(struct training *t, struct err *err)
         }
         /* Where the run was continued there is a checkpoint already, but one that lacks an evaluation made up for. */
         if ((s > start || (due && s > 0)) && (last || (every && s % every == 0)))
-            if (save(t, err) || report(t, err)) return -1;
+            if (save(t, err)) return -1;
         if (last) return 0;
         if ((rc = step(t, err))) return rc;
         if (t->stopping && t->state.step < t->schedule.total_steps) return LOOP_INTERRUPTED;
@@ -503,7 +507,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
             log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t.state.step);
         else
             log_info("another rank was interrupted after step %lld: saving", (long long)t.state.step);
-        if (save(&t, err) || report(&t, err)) rc = -1;
+        if (save(&t, err)) rc = -1;
     }
     comm_busy(all, "saving");
     if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, cfg->model.path, err);
@@ -511,5 +515,6 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     if (!rc) log_info("adapter: %s", out_path(cfg, "adapter").s);
     if (!rc && cfg->log.report) log_info("report: %s", out_path(cfg, "report.html").s);
     training_close(&t);
+    if (rc >= 0) signal(SIGTERM, SIG_IGN); /* from a launcher, as another rank has exited before this one */
     return rc;
 }
