@@ -4,6 +4,7 @@
  * it is; this connection stays for the watch. When all are there, rank 0 hands out the table of addresses and a key,
  * and each rank connects to those below it for data. Nothing is believed that does not carry the key or fit the table.
  */
+#define _GNU_SOURCE /* POLLRDHUP */
 #include "kernels/comm_net.h"
 
 #include <errno.h>
@@ -156,15 +157,28 @@ static int connect_to(const char *host, int port, double deadline_ms, struct err
     return fd;
 }
 
-static int accept_one(int listener, double deadline_ms)
+/* The next connection; LATE, or LOST and in *lost the rank whose connection for the watch was closed meanwhile. */
+enum { LATE = -1, LOST = -2 };
+static int accept_one(const struct comm_net *net, int listener, double deadline_ms, int *lost)
 {
-    while (!wait_for(listener, POLLIN, deadline_ms)) {
-        const int fd = accept(listener, NULL, NULL);
-        if (fd < 0) continue;
-        set_up(fd);
-        return fd;
+    struct pollfd *polls = mem_array(net->world + 1, sizeof(*polls));
+    int fd = LATE;
+    while (fd == LATE && clock_ms() < deadline_ms) {
+        for (int r = 0; r < net->world; r++) polls[r] = (struct pollfd){.fd = net->line[r], .events = POLLRDHUP};
+        polls[net->world] = (struct pollfd){.fd = listener, .events = POLLIN};
+        if (poll(polls, (nfds_t)net->world + 1, 1000) <= 0) continue;
+        for (int r = 0; r < net->world; r++)
+            if (polls[r].fd >= 0 && polls[r].revents) *lost = r, fd = LOST;
+        const int new = fd == LATE &&polls[net->world].revents ? accept(listener, NULL, NULL) : -1;
+        if (new >= 0) set_up(fd = new);
     }
-    return -1;
+    mem_free(polls);
+    return fd;
+}
+
+static int lost_rank(const struct comm_net *net, int r, struct err *err)
+{
+    return err_set(err, "rank %d on %s (process %d) went away at the start", r, net->peers[r].host, net->peers[r].pid);
 }
 
 /* ---- meeting */
@@ -236,8 +250,9 @@ static int gather_hellos(struct comm_net *net, int listener, double deadline_ms,
 {
     for (int n = 1; n < net->world;) {
         struct hello h;
-        const int fd = accept_one(listener, deadline_ms);
-        if (fd < 0) return missing_ranks(net, err);
+        int lost;
+        const int fd = accept_one(net, listener, deadline_ms, &lost);
+        if (fd < 0) return fd == LOST ? lost_rank(net, lost, err) : missing_ranks(net, err);
         if (net_read(fd, &h, sizeof(h), clock_ms() + 5000) || memcmp(h.magic, magic, sizeof(magic))) {
             close(fd);
             continue;
@@ -356,7 +371,9 @@ static int connect_all(struct comm_net *net, int listener, uint64_t key, struct 
     }
     for (int n = net->rank + 1; n < net->world;) {
         struct token t;
-        const int fd = accept_one(listener, deadline);
+        int lost;
+        const int fd = accept_one(net, listener, deadline, &lost);
+        if (fd == LOST) return lost_rank(net, lost, err);
         if (fd < 0) return err_set(err, "rank %d waits in vain for connections from higher ranks", net->rank);
         if (net_read(fd, &t, sizeof(t), clock_ms() + 5000) || t.key != key || t.rank <= net->rank ||
             t.rank >= net->world || net->data[t.rank] >= 0) {
