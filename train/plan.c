@@ -222,7 +222,10 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
 {
     const struct request q = request_of(dev, a, st, cfg, adapter_dir);
     char need[32], have[32];
-    *p = (struct plan){.n_tok = q.n_tok};
+    *p = (struct plan){.n_tok = q.n_tok,
+                       .n_rank = dev->ranks->world,
+                       .n_ep = dev->ep->world,
+                       .n_dp = cfg->parallel.zero ? dev->dp->world : 1};
     if (a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
@@ -311,11 +314,11 @@ static void print_choices(const struct plan *p, FILE *out)
             (long long)p->n_tok, (long long)p->opt.ce_chunk);
     if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
-    if (p->opt.dispatch_tok)
-        fprintf(out,
-                "  of ranks that share out the experts (parallel.ep) this is one; it has room for the rows of %lld "
-                "tokens\n",
-                (long long)p->opt.dispatch_tok);
+    if (p->n_rank > 1) fprintf(out, "  so much on each of %d ranks\n", p->n_rank);
+    if (p->n_ep > 1)
+        fprintf(out, "  a rank holds 1/%d of the experts (parallel.ep); it has room for the rows of %lld tokens\n",
+                p->n_ep, (long long)p->opt.dispatch_tok);
+    if (p->n_dp > 1) fprintf(out, "  a rank holds 1/%d of the moments (parallel.zero)\n", p->n_dp);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));
     if (p->longest)

@@ -39,6 +39,7 @@ struct plan {
     bool chosen;                            /* recomputation by the plan (recompute = auto) */
     int64_t n_tok;                          /* largest micro-batch */
     int64_t trainable;                      /* parameters */
+    int n_rank, n_ep, n_dp;                 /* ranks; those that share out the experts; those that share the moments */
     int64_t longest;                        /* data.seq_len that would still fit with micro_batch = 1; 0: none does */
 };
 

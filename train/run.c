@@ -1,8 +1,11 @@
 /* run.c - opens what a run needs, cheapest checks first, so that a mistake is told before anything big is loaded. */
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "train/run.h"
 
 #include <math.h>
+#include <sched.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/hub.h"
 #include "data/json.h"
@@ -18,6 +21,30 @@ static int find_data(struct run *r, struct err *err)
     return r->eval_files ? 0 : -1;
 }
 
+/* How many ranks an N of the configuration means: with 0, all GPUs here; no fewer than share out the experts. */
+static int plan_world(const struct run *r)
+{
+    const int64_t gpus = config_gpus(r->cfg);
+    const bool cpu = r->cfg->train.device == CFG_DEVICE_CPU;
+    const int64_t n = cpu ? r->cfg->parallel.cpu_ranks : gpus ? gpus : ops_cuda_count();
+    return (int)MT_MAX(n, r->cfg->parallel.ep);
+}
+
+/* The plan is for the first rank of as many as there would be; the others hold as much. */
+static int plan_ranks(struct run *r, struct err *err)
+{
+    const int n = plan_world(r), ep = (int)r->cfg->parallel.ep;
+    if (n % ep) return err_set(err, "parallel.ep = %d does not divide the number of ranks, %d", ep, n);
+    r->planned = (struct comm){.world = n, .local_world = n};
+    r->ep = (struct comm){.world = ep, .local_world = 1};
+    r->dp = (struct comm){.world = n / ep, .local_world = 1};
+    r->dev.ranks = &r->planned;
+    r->dev.ep = &r->ep;
+    r->dev.dp = &r->dp;
+    if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / n, 1);
+    return 0;
+}
+
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
@@ -29,10 +56,7 @@ int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, st
         arch_load(&r->arch, r->model_dir, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
-    if (plan_only) { /* for the first rank of as many as there would be */
-        r->ep = (struct comm){.world = (int)cfg->parallel.ep, .local_world = 1};
-        r->dev.ep = &r->ep;
-    }
+    if (plan_only && plan_ranks(r, err)) return -1;
     return safetensors_open(&r->st, r->model_dir, err);
 }
 
@@ -50,10 +74,32 @@ static int split_ranks(struct run *r, struct comm *all, struct err *err)
     return 0;
 }
 
+/* How many ranks, this one counted, may run on this one's processors: a launcher may have given each some of its own.
+ */
+static int ranks_beside(struct comm *all)
+{
+    struct {
+        char host[64];
+        cpu_set_t cpus;
+    } own = {0}, *of = mem_array(all->world, sizeof(own));
+    int n = 0;
+    gethostname(own.host, sizeof(own.host) - 1);
+    sched_getaffinity(0, sizeof(own.cpus), &own.cpus);
+    comm_host_gather(all, of, &own, (int64_t)sizeof(own));
+    for (int p = 0; p < all->world; p++) {
+        cpu_set_t both;
+        CPU_AND(&both, &own.cpus, &of[p].cpus);
+        n += p == all->rank || (!strcmp(own.host, of[p].host) && CPU_COUNT(&both));
+    }
+    mem_free(of);
+    return n;
+}
+
 int run_join(struct run *r, struct comm *all, struct err *err)
 {
     r->dev.ranks = all;
-    if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / all->local_world, 1);
+    const int beside = ranks_beside(all);
+    if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / beside, 1);
     return comm_attach(all, &r->dev, err) || split_ranks(r, all, err) ? -1 : 0;
 }
 

@@ -13,7 +13,8 @@ struct run {
     char model_dir[MT_PATH];        /* of model.path: itself, or where the hub's files lie */
     char *train_files, *eval_files; /* of data.train and data.eval, likewise */
     struct device dev;
-    struct comm ep, dp; /* dev.ep and dev.dp where they are groups of their own */
+    struct comm ep, dp;  /* dev.ep and dev.dp where they are groups of their own */
+    struct comm planned; /* dev.ranks of a plan */
     struct arch arch;
     struct safetensors st;
     struct tokenizer *tok;
