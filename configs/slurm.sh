@@ -10,4 +10,5 @@
 #SBATCH --time=12:00:00
 #SBATCH --signal=TERM@120
 set -euo pipefail
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which srun no longer takes from sbatch by itself
 exec srun --kill-on-bad-exit=1 build/moetrain "$@"

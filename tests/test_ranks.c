@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -178,6 +179,53 @@ static void test_lost_ranks(void **state)
     }
 }
 
+/* Rank 0 hangs where it opens a file, as with a disk that does not answer. */
+static void test_stuck_disk(void **state)
+{
+    (void)state;
+    const char *config = config_of(2, false);
+    assert_int_equal(mkdir(process_output(config, ""), 0777), 0);
+    assert_int_equal(mkfifo(process_output(config, "metrics.jsonl"), 0666), 0);
+    const double start = clock_ms();
+    assert_int_equal(RUN(config, JOB, "--set", "parallel.timeout_s=2"), 1);
+    assert_true(clock_ms() - start < 15e3);
+    assert_says(said.err, "rank 1 has waited in ");
+    assert_says(said.err, " for rank 0 on ");
+    assert_says(said.err, ", while loading");
+}
+
+/* ---- the plan */
+
+/* It knows what a rank will hold: the same peak as each of them has. */
+static void test_plan(void **state)
+{
+    (void)state;
+    static const struct {
+        int ranks;
+        const char *zero, *ep, *moments;
+    } rows[] = {
+        {1, "no", "1", "164 KiB"}, {2, "no", "1", "164 KiB"}, {2, "yes", "1", "82.0 KiB"}, {4, "yes", "2", "48.0 KiB"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char zero[64], ep[64], peak[32], says[64];
+        const char *config = config_of(rows[i].ranks, false), *at;
+        snprintf(zero, sizeof(zero), "parallel.zero=%s", rows[i].zero);
+        snprintf(ep, sizeof(ep), "parallel.ep=%s", rows[i].ep);
+        if (RUN(config, JOB, "--set", "train.steps=1", "--set", zero, "--set", ep)) fail_msg("%s", said.err);
+        assert_non_null(at = strstr(said.err, "memory by plan: "));
+        assert_int_equal(sscanf(at, "memory by plan: %31[^,]", peak), 1);
+        assert_int_equal(RUN("plan", config, JOB, "--set", zero, "--set", ep), 0);
+        snprintf(says, sizeof(says), ": none %s,", peak);
+        assert_says(said.out, says);
+        snprintf(says, sizeof(says), "%-34s %11s ", "AdamW moments", rows[i].moments);
+        assert_says(said.out, says);
+    }
+    assert_says(said.out, "so much on each of 4 ranks");
+    assert_says(said.out, "1/2 of the experts");
+    assert_says(said.out, "1/2 of the moments");
+    assert_int_equal(RUN("plan", config_of(4, false), "--set", "parallel.ep=3"), 1);
+    assert_says(said.err, "parallel.ep = 3 does not divide the number of ranks, 4");
+}
+
 /* ---- launchers */
 
 /* "A=1 B=2" into the environment, or out of it. */
@@ -230,6 +278,30 @@ static void test_launchers(void **state)
     }
 }
 
+/* One of three dies while another has not come yet: nobody waits for that one. */
+static void test_start(void **state)
+{
+    (void)state;
+    const char *config = config_of(1, false), *dirs[2] = {scratch_dir(), scratch_dir()};
+    char env[256];
+    pid_t pids[2];
+    for (int r = 0; r < 2; r++) {
+        const char *const words[] = {config, JOB, NULL};
+        snprintf(env, sizeof(env), "MASTER_ADDR=127.0.0.1 WORLD_SIZE=3 RANK=%d MASTER_PORT=%d", r, port() + 60);
+        environment(env, true);
+        pids[r] = process_start(dirs[r], words);
+        environment(env, false);
+    }
+    pause_ms(2000);
+    const double start = clock_ms();
+    kill(pids[1], SIGKILL);
+    assert_int_equal(process_finish(dirs[0], pids[0]), 1);
+    assert_true(clock_ms() - start < 10e3);
+    assert_says(said.err, "rank 1 on ");
+    assert_says(said.err, "went away at the start");
+    process_finish(dirs[1], pids[1]);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -270,6 +342,7 @@ int test_ranks(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_training), cmocka_unit_test(test_eval),       cmocka_unit_test(test_resume),
         cmocka_unit_test(test_sigterm),       cmocka_unit_test(test_lost_ranks), cmocka_unit_test(test_launchers),
+        cmocka_unit_test(test_stuck_disk),    cmocka_unit_test(test_plan),       cmocka_unit_test(test_start),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);

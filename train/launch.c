@@ -100,7 +100,8 @@ static int find_master(struct comm_place *p, const struct found *f, struct err *
     else if (srun && nodes)
         first_host(p->master, sizeof(p->master), nodes);
     else
-        return err_set(err, "%s: MASTER_ADDR is not set: the machine of rank 0", f->launcher);
+        return err_set(err, "%s: MASTER_ADDR is not set: the machine of rank 0 (with mpirun: -x MASTER_ADDR=HOST)",
+                       f->launcher);
     if (port && number("MASTER_PORT", port, &n, err)) return -1;
     if (!port && srun && job) /* jobs that share a machine meet at ports of their own */
         n = 20000 + (strtoll(job, NULL, 10) * 16 + (step ? strtoll(step, NULL, 10) : 0)) % 10000;
@@ -210,6 +211,12 @@ static int wait_for_all(void)
             if (own && own != EXIT_SAVED && !(deadline > 0)) deadline = clock_ms() + GRACE_MS;
         }
         if (deadline > 0 && clock_ms() > deadline) signal_all(SIGKILL);
+        if (deadline > 0 && clock_ms() > deadline + GRACE_MS) {
+            fprintf(stderr,
+                    "moetrain: error: %lld of the ranks did not end: the system holds them, in a disk or a GPU\n",
+                    (long long)left);
+            break;
+        }
         if (deadline > 0 && pid == 0) nanosleep(&tick, NULL);
     }
     return code;
