@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define MEET_S    120 /* for all ranks to come */
+#define REACH_S   30  /* for a connection to one that has come */
 #define RETRY_MS  100
 #define MAX_WORLD 4096
 
@@ -112,12 +113,23 @@ static void set_port(struct sockaddr_storage *a, int port)
         ((struct sockaddr_in *)(void *)a)->sin_port = htons((uint16_t)port);
 }
 
-/* A listener for the other ranks on the address that `fd` is connected from (or listens at); its port. */
-static int listen_beside(int fd, int backlog, int *port)
+/* Also of IPv4 through an IPv6 socket. */
+static bool is_loopback(const struct sockaddr_storage *a)
+{
+    const uint8_t *v4 = (const void *)&((const struct sockaddr_in *)(const void *)a)->sin_addr;
+    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)(const void *)a)->sin6_addr;
+    if (a->ss_family != AF_INET6) return v4[0] == 127;
+    return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}
+
+/* A listener for the other ranks on the address that `fd` is connected from (or listens at); its port. `abroad`: some
+ * may come from other machines, and on all addresses when `fd` is of none that they could reach. */
+static int listen_beside(int fd, bool abroad, int backlog, int *port)
 {
     struct sockaddr_storage a;
     socklen_t size = sizeof(a);
     if (getsockname(fd, (struct sockaddr *)&a, &size)) return -1;
+    if (abroad && is_loopback(&a)) a = (struct sockaddr_storage){.ss_family = a.ss_family}; /* any address */
     set_port(&a, 0);
     const int own = listen_at((struct sockaddr *)&a, size, backlog);
     size = sizeof(a);
@@ -232,7 +244,7 @@ static void enter_peer(struct net_peer *p, const struct hello *h, int fd)
     p->port = h->port;
     p->pid = h->pid;
     memcpy(p->host, h->host, sizeof(p->host));
-    if (fd >= 0 && !getpeername(fd, (struct sockaddr *)&a, &size))
+    if (fd >= 0 && !getpeername(fd, (struct sockaddr *)&a, &size) && !is_loopback(&a))
         getnameinfo((struct sockaddr *)&a, size, p->address, sizeof(p->address), NULL, 0, NI_NUMERICHOST);
 }
 
@@ -283,12 +295,17 @@ static uint64_t make_key(void)
     return key;
 }
 
+/* No rank is on another machine. */
+static bool all_here(const struct comm_place *p)
+{
+    return !strcmp(p->master, "127.0.0.1") || !strcmp(p->master, "localhost");
+}
+
 static int first_listener(const struct comm_place *p, struct err *err)
 {
     if (p->listener >= 0) return set_up(p->listener), p->listener;
-    const bool here = !strcmp(p->master, "127.0.0.1") || !strcmp(p->master, "localhost");
     struct addrinfo *list;
-    if (resolve(here ? p->master : NULL, p->port, true, &list, err)) return -1;
+    if (resolve(all_here(p) ? p->master : NULL, p->port, true, &list, err)) return -1;
     int fd = -1;
     for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) fd = listen_at(a->ai_addr, a->ai_addrlen, 128);
     freeaddrinfo(list);
@@ -308,7 +325,7 @@ static int meet_as_first(struct comm_net *net, const struct comm_place *place, u
     if (gather_hellos(net, listener, deadline, err)) {
         w.ok = 0;
         memcpy(w.text, err->msg, sizeof(w.text));
-    } else if ((own = listen_beside(listener, net->world, &port)) < 0) {
+    } else if ((own = listen_beside(listener, !all_here(place), net->world, &port)) < 0) {
         err_set(err, "rank 0 gets no port for data: %s", strerror(errno));
         w.ok = 0;
     }
@@ -336,7 +353,7 @@ static int meet_as_other(struct comm_net *net, const struct comm_place *place, u
     int port;
     if (fd < 0) return err_prefix(err, "rank %d does not find rank 0", place->rank);
     net->line[0] = fd;
-    const int own = listen_beside(fd, net->world, &port);
+    const int own = listen_beside(fd, !all_here(place), net->world, &port);
     if (own < 0) return err_set(err, "rank %d gets no port for data: %s", place->rank, strerror(errno));
     const struct hello h = make_hello(place, port);
     int rc = 0;
@@ -348,7 +365,6 @@ static int meet_as_other(struct comm_net *net, const struct comm_place *place, u
         rc = err_set(err, "rank 0 at %s, port %d went away at the start", place->master, place->port);
     for (int r = 0; r < net->world; r++)
         net->peers[r].host[NET_HOST - 1] = net->peers[r].address[sizeof(net->peers[r].address) - 1] = 0;
-    snprintf(net->peers[0].address, sizeof(net->peers[0].address), "%.63s", place->master);
     *key = w.key;
     if (!rc) return own;
     close(own);
@@ -356,18 +372,20 @@ static int meet_as_other(struct comm_net *net, const struct comm_place *place, u
 }
 
 /* Data: to those below, then from those above. */
-static int connect_all(struct comm_net *net, int listener, uint64_t key, struct err *err)
+static int connect_all(struct comm_net *net, const struct comm_place *place, int listener, uint64_t key,
+                       struct err *err)
 {
     const double deadline = clock_ms() + 1e3 * MEET_S;
     const struct token own = {.key = key, .rank = net->rank};
     for (int r = 0; r < net->rank; r++) {
         const struct net_peer *p = &net->peers[r];
-        net->data[r] = connect_to(p->address, p->port, deadline, err);
+        const char *address = p->address[0] ? p->address : place->master;
+        net->data[r] = connect_to(address, p->port, clock_ms() + 1e3 * REACH_S, err);
         if (net->data[r] < 0 || net_write(net->data[r], &own, sizeof(own), deadline))
             return err_set(err,
                            "rank %d on %s does not reach rank %d on %s at %s, port %d: MASTER_ADDR must be an address "
                            "that all machines reach, and no firewall between them",
-                           net->rank, net->peers[net->rank].host, r, p->host, p->address, p->port);
+                           net->rank, net->peers[net->rank].host, r, p->host, address, p->port);
     }
     for (int n = net->rank + 1; n < net->world;) {
         struct token t;
@@ -399,7 +417,7 @@ int net_open(struct comm_net *net, const struct comm_place *place, struct err *e
     for (int r = 0; r < n; r++) net->data[r] = net->line[r] = -1;
     const int listener = place->rank ? meet_as_other(net, place, &key, err) : meet_as_first(net, place, &key, err);
     if (listener < 0) return -1;
-    const int rc = connect_all(net, listener, key, err);
+    const int rc = connect_all(net, place, listener, key, err);
     close(listener);
     return rc;
 }

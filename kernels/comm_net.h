@@ -11,7 +11,7 @@ enum { NET_HOST = 64, NET_OP = 24, NET_TEXT = 1024 };
 
 /* Where a rank is: the table that rank 0 hands out. */
 struct net_peer {
-    char host[NET_HOST], address[64]; /* its name; numeric, as the others reach it */
+    char host[NET_HOST], address[64]; /* its name; numeric, as the others reach it, "": at the master's */
     int32_t port, pid;
 };
 

@@ -260,7 +260,7 @@ static void test_launchers(void **state)
 {
     (void)state;
     static const char *const envs[] = {
-        "MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=%d MASTER_PORT=%d",
+        "MASTER_ADDR=127.0.0.2 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=%d MASTER_PORT=%d",
         "TORCHELASTIC_RUN_ID=x MASTER_ADDR=localhost WORLD_SIZE=2 RANK=%d MASTER_PORT=%d SLURM_PROCID=0 "
         "SLURM_STEP_NUM_TASKS=5",
         "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=%d MASTER_PORT=%d",
