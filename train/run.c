@@ -100,7 +100,11 @@ int run_join(struct run *r, struct comm *all, struct err *err)
     r->dev.ranks = all;
     const int beside = ranks_beside(all);
     if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / beside, 1);
-    return comm_attach(all, &r->dev, err) || split_ranks(r, all, err) ? -1 : 0;
+    return comm_agree(all, "kind of device (train.device = auto takes a GPU where it can)", r->dev.ops->own_memory,
+                      err) ||
+                   comm_attach(all, &r->dev, err) || split_ranks(r, all, err)
+               ? -1
+               : 0;
 }
 
 /* What one rank leaves in a cache the others find there. Between these two it is the turn of rank 0, then of the first
