@@ -95,7 +95,7 @@ static const struct option options[] = {
     ROW(parallel, ep, "1", "[1, 4096]", "ranks that share out the experts of a layer"),
     ROW(parallel, capacity, "2", "[1, 4096]", "rows they have room for, per row if all had alike"),
     ROW(parallel, zero, "false", YES_NO, "each rank holds a part of the moments (ZeRO-1)"),
-    ROW(parallel, timeout_s, "45", "[1, 1e6]", "that ranks wait for one without progress before the run ends"),
+    ROW(parallel, timeout_s, "45", "[1, 1e6]", "that ranks wait for one that makes no progress"),
     ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
     ROW(eval, at_start, "true", YES_NO, "evaluate before step 1"),
     ROW(eval, at_end, "true", YES_NO, "evaluate after the last step"),
