@@ -17,7 +17,7 @@
 
 #define TICK_MS   250
 #define BEAT_MS   1000
-#define SILENT_MS 20000 /* without a beat; the timeout where that is shorter, but no less than three beats */
+#define SILENT_MS 20000 /* without a beat; the timeout where that is shorter, but no less than five beats */
 #define GRACE_MS  500   /* after an error of another rank, in which rank 0 may find the same one */
 #define EXIT_S    10    /* for the device to end what it runs */
 #define PAUSE_MS  5000  /* so long between two looks: this process was stopped itself, maybe with all others */
@@ -86,7 +86,7 @@ static const char *where(const struct net_beat *b, char text[128])
 
 static double silent_ms(const struct comm_net *net)
 {
-    return MT_MIN(SILENT_MS, MT_MAX(net->timeout_s * 1e3, 3 * BEAT_MS));
+    return MT_MIN(SILENT_MS, MT_MAX(net->timeout_s * 1e3, 5 * BEAT_MS));
 }
 
 static void judge_silence(struct comm_net *net, int r, bool closed)
