@@ -497,6 +497,9 @@ static void layer_large_on_the_gpu(void **state)
         {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, gptoss_halves_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, swiglu, false, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, gptoss_2, true, CROWDED}, 0, false},
+        /* the rows of an expert shared by four blocks, and by eight */
+        {{{WF_MXFP4, 0, false}, 2600, 3, 2, 160, 96, 16, 64, gptoss_2, true, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 6200, 3, 1, 136, 40, 32, 8, swiglu, false, CROWDED}, 0, true},
     };
     (void)state;
     run_gpu_cases(cases, MT_LEN(cases));

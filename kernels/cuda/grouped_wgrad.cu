@@ -1,18 +1,21 @@
 /* grouped_wgrad.cu - gradients of the experts' adapters: sums over an expert's rows of a wide row times a thin one.
  *
- * Math, shapes: grouped.h. A block makes 128 x RT elements of out_e: it walks the rows of the expert in steps of 32,
- *   both operands as they lie in memory, [rows, 128] and [rows, RT]; ldmatrix.trans turns them into fragments whose
- *   depth is the rows. Eight warps, 16 columns of the wide operand each.
+ * Math, shapes: grouped.h. A block makes 128 x RT elements of out_e: it walks rows of the expert in steps of 32, both
+ *   operands as they lie in memory, [rows, 128] and [rows, RT]; ldmatrix.trans turns them into fragments whose depth is
+ *   the rows. Eight warps, 16 columns of the wide operand each. On Hopper a cluster of 2, 4 or 8 blocks shares the rows
+ *   of an expert where there are few blocks, and adds through its shared memory.
  * Needs: n_wide, ld_wide, r multiples of 8, r <= 256, 16-byte aligned rows.
- * Grid: (ceil(n_wide / 128), n_exp, ceil(r / RT)) blocks of 256 threads. RT 16, 32 or 64: 58, 63 or 80 registers, 40,
- *   40 or 48 KiB of shared memory; no spills.
+ * Grid: (ceil(n_wide / 128), n_exp, ceil(r / RT) * parts) blocks of 256 threads, clusters of `parts`. RT 16, 32 or 64:
+ *   47, 46 or 64 registers, 40, 40 or 48 KiB of shared memory; no spills.
  * Moves: 2 * M * n_wide bytes (again for every 64 of r) and 2 * M * r * ceil(n_wide / 128), at 2 * r FLOP for 2
  *   bytes: memory bound for the ranks in use.
- * Numerics: f32 sums over the rows in their order, one addition to out; nothing depends on which block runs when. One
- *   expert with all the rows is slow (only ceil(n_wide / 128) blocks work), not wrong.
- * Measured: H100 80GB HBM3, kernel of commit 1d28d06, by itself, 32 experts, 65536 rows, r 16:
- *   of width 2880 0.16 to 0.18 ms, of
- *   5760 0.27 ms, 2.8 TB/s. */
+ * Numerics: f32 sums over the rows in their order, of `parts` runs of them each by itself, one addition to out; nothing
+ *   depends on which block runs when.
+ * Measured: H100 80GB HBM3, kernel of commit 1d28d06, without clusters, by itself, 32 experts, 65536 rows, r 16: of
+ *   width 2880 0.16 to 0.18 ms, of 5760 0.27 ms, 2.8 TB/s.
+ *   H200, the whole backward of gpt-oss-20b's down and up products with fewer experts, 65536 rows, without clusters and
+ *   with: 4 experts 3.36, 4.12 and 3.00, 3.82 ms; 2 experts, in four pieces, 4.42, 4.85 and 3.36, 3.97; 1 expert 5.69,
+ *   6.20 and 3.40, 3.97. */
 #include "kernels/cuda/grouped.h"
 #include "kernels/cuda/mma.cuh"
 
@@ -41,7 +44,7 @@ static __device__ struct two_rows find_rows(const struct grouped_wgrad &g, int m
 /* Starts the copies of rows m .. m+31; rows from end on and columns beyond the operands' are 0. */
 template <int RT>
 static __device__ void load_rows(const struct grouped_wgrad &g, const struct two_rows &rows, int m, int end,
-                                 uint32_t stage)
+                                 uint32_t stage, int parts)
 {
     const int tid = threadIdx.x;
     const int64_t col = (int64_t)blockIdx.x * WIDE + tid % 16 * 8;
@@ -53,7 +56,7 @@ static __device__ void load_rows(const struct grouped_wgrad &g, const struct two
     }
     if (tid < ROWS * RT / 8) {
         const int row = tid / (RT / 8), chunk = tid % (RT / 8);
-        const int64_t c = (int64_t)blockIdx.z * RT + chunk * 8;
+        const int64_t c = (int64_t)(blockIdx.z / parts) * RT + chunk * 8;
         const bool live = m + row < end && c < g.r;
         copy_async16(stage + WIDE_BYTES + tile_offset<thin_tile<RT>::CHUNKS>(row, chunk),
                      live ? g.thin + (int64_t)(m + row) * g.r + c : g.thin, live ? 16 : 0);
@@ -78,20 +81,77 @@ template <int RT> static __device__ __forceinline__ void multiply(float c[][4], 
     }
 }
 
+/* The cluster's blocks meet; where there are no clusters it is one block. */
+static __device__ void meet(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+/* Element i of the tile that another block of the cluster has at the same place of its shared memory. */
+static __device__ float of_part(const float *tile, int part, int i)
+{
+#if __CUDA_ARCH__ >= 900
+    uint32_t at;
+    float x;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(tile + i)), "r"(part));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+#else
+    return tile[i];
+#endif
+}
+
+/* This block's rows of c, to `tile` as they lie in out: [RT, 128] with thin_first, else [128, RT]. */
+template <int RT> static __device__ void store_tile(float *tile, float c[][4], bool thin_first)
+{
+    const int lane = threadIdx.x & 31, wide = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < RT / 8; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = wide + i / 2 * 8, col = j * 8 + lane % 4 * 2 + i % 2;
+            tile[thin_first ? col * WIDE + row : row * RT + col] = c[j][i];
+        }
+    }
+}
+
+/* out += scale times the sum of all parts' tiles, by part; every block adds its share of the elements. */
+template <int RT> static __device__ void add_tiles(const struct grouped_wgrad &g, float *tile, int part, int parts)
+{
+    float *out = g.out + (int64_t)blockIdx.y * g.n_wide * g.r;
+    const int64_t first_wide = (int64_t)blockIdx.x * WIDE, first_thin = (int64_t)(blockIdx.z / parts) * RT;
+    for (int i = part * THREADS + (int)threadIdx.x; i < WIDE * RT; i += parts * THREADS) {
+        const int64_t wide = first_wide + (g.thin_first ? i % WIDE : i / RT);
+        const int64_t thin = first_thin + (g.thin_first ? i / WIDE : i % RT);
+        if (wide >= g.n_wide || thin >= g.r) continue;
+        float sum = of_part(tile, 0, i);
+        for (int p = 1; p < parts; p++) sum += of_part(tile, p, i);
+        out[g.thin_first ? thin * g.n_wide + wide : wide * g.r + thin] += g.scale * sum;
+    }
+}
+
 template <int RT>
-static __global__ void __launch_bounds__(THREADS) wgrad_kernel(const __grid_constant__ struct grouped_wgrad g)
+static __global__ void __launch_bounds__(THREADS)
+    wgrad_kernel(const __grid_constant__ struct grouped_wgrad g, int parts)
 {
     constexpr int STAGE_BYTES = thin_tile<RT>::STAGE_BYTES;
     __shared__ __align__(128) unsigned char memory[STAGES * STAGE_BYTES];
+    static_assert(sizeof(memory) >= WIDE * RT * sizeof(float), "the tile takes the place of the stages");
     const uint32_t shared = shared_address(memory);
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    const int64_t e = blockIdx.y;
-    const int first = g.offs[e], end = g.offs[e + 1], n_step = (end - first + ROWS - 1) / ROWS;
-    if (n_step == 0) return;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, part = blockIdx.z % parts;
+    const int of_expert = g.offs[blockIdx.y], past = g.offs[blockIdx.y + 1];
+    if (of_expert == past) return; /* all parts do */
+    const int share = (past - of_expert + parts * ROWS - 1) / (parts * ROWS) * ROWS;
+    const int first = min(of_expert + part * share, past), end = min(first + share, past);
+    const int n_step = (end - first + ROWS - 1) / ROWS;
 
     struct two_rows rows = find_rows(g, first, end); /* of the next load: their latency passes during a product */
     for (int step = 0; step < STAGES - 1; step++) {
-        if (step < n_step) load_rows<RT>(g, rows, first + step * ROWS, end, shared + step * STAGE_BYTES);
+        if (step < n_step) load_rows<RT>(g, rows, first + step * ROWS, end, shared + step * STAGE_BYTES, parts);
         copy_commit();
         rows = find_rows(g, first + (step + 1) * ROWS, end);
     }
@@ -100,30 +160,45 @@ static __global__ void __launch_bounds__(THREADS) wgrad_kernel(const __grid_cons
         copy_wait<STAGES - 2>();
         __syncthreads(); /* this step has arrived for all; all are done with the buffer loaded next */
         const int ahead = step + STAGES - 1;
-        if (ahead < n_step) load_rows<RT>(g, rows, first + ahead * ROWS, end, shared + ahead % STAGES * STAGE_BYTES);
+        if (ahead < n_step)
+            load_rows<RT>(g, rows, first + ahead * ROWS, end, shared + ahead % STAGES * STAGE_BYTES, parts);
         copy_commit();
         rows = find_rows(g, first + (ahead + 1) * ROWS, end);
         multiply<RT>(c, shared + step % STAGES * STAGE_BYTES, warp, lane);
     }
+    copy_wait<0>();
+    __syncthreads();
+    store_tile<RT>((float *)memory, c, g.thin_first);
+    meet();
+    add_tiles<RT>(g, (float *)memory, part, parts);
+    meet(); /* the others read this block's tile */
+}
 
-    float *out = g.out + e * g.n_wide * g.r;
-    const int64_t wide = (int64_t)blockIdx.x * WIDE + warp * 16 + lane / 4;
-#pragma unroll
-    for (int j = 0; j < RT / 8; j++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int64_t row = wide + i / 2 * 8, col = (int64_t)blockIdx.z * RT + j * 8 + lane % 4 * 2 + i % 2;
-            if (row >= g.n_wide || col >= g.r) continue;
-            out[g.thin_first ? col * g.n_wide + row : row * g.r + col] += g.scale * c[j][i];
-        }
-    }
+/* As many parts of an expert's rows as fill the GPU twice over with blocks, four to a multiprocessor; none shorter than
+ * 256 rows on average. */
+static int parts_of(const struct grouped_wgrad *g, int64_t blocks)
+{
+    int parts = 1;
+    while (cuda.hopper && parts < 8 && blocks * parts < 8 * cuda.n_sm && g->n_row >= 2 * parts * 256 * g->n_exp)
+        parts *= 2;
+    return parts;
 }
 
 template <int RT> static void launch(const struct grouped_wgrad *g)
 {
-    const dim3 grid(grid_x(ceil_div(g->n_wide, WIDE)), (unsigned)g->n_exp, (unsigned)ceil_div(g->r, RT));
-    wgrad_kernel<RT><<<grid, THREADS, 0, cuda.stream>>>(*g);
-    CUDA_CHECK_LAUNCH();
+    const int64_t tiles = ceil_div(g->n_wide, WIDE), thin = ceil_div(g->r, RT);
+    const int parts = parts_of(g, tiles * thin * g->n_exp);
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = cluster.val.clusterDim.y = 1;
+    cluster.val.clusterDim.z = (unsigned)parts;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid_x(tiles), (unsigned)g->n_exp, (unsigned)(thin * parts));
+    config.blockDim = dim3(THREADS);
+    config.stream = cuda.stream;
+    config.attrs = &cluster;
+    config.numAttrs = parts > 1;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, wgrad_kernel<RT>, *g, parts));
 }
 
 void cuda_grouped_wgrad(const struct grouped_wgrad *g)
