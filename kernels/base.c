@@ -80,6 +80,10 @@ void log_warn(const char *fmt, ...)
     va_end(ap);
 }
 
+static void (*before_death)(void);
+
+void die_after(void (*wait)(void)) { before_death = wait; }
+
 _Noreturn void die_at(const char *file, int line, const char *what, const char *fmt, ...)
 {
     va_list ap;
@@ -88,6 +92,7 @@ _Noreturn void die_at(const char *file, int line, const char *what, const char *
     fprintf(stderr, "%s:%d: %s does not hold: ", file, line, what);
     log_line("", fmt, ap);
     va_end(ap);
+    if (before_death) before_death();
     abort();
 }
 

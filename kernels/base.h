@@ -46,6 +46,10 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
     } while (0)
 
+/* What die_at does before it aborts, or NULL. When another rank is lost the device fails here, too: who watches over
+ * the ranks knows why, and ends the process meanwhile. */
+void die_after(void (*wait)(void));
+
 double clock_ms(void); /* monotonic */
 
 /* This process gets on: said, by any thread, with every piece of work that may take long (an op, bytes read or written,

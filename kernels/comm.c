@@ -230,13 +230,16 @@ static void host_broadcast(struct comm *c, char *x, int64_t bytes, int root)
     mem_free(parts);
 }
 
-static void host_all_to_all_v(struct comm *c, char *y, const int64_t *recv, const char *x, const int64_t *send,
-                              int64_t row_bytes)
+static void host_all_to_all(struct comm *c, const struct comm_rows *t, const int64_t *rows)
 {
     struct net_part *parts = mem_array(c->world, sizeof(*parts));
+    const int64_t row_bytes = comm_row_bytes(t->x);
+    char *x = bytes_of(t->x), *y = bytes_of(t->y);
     for (int p = 0; p < c->world; p++) {
-        parts[p] = (struct net_part){
-            .send = x, .send_bytes = send[p] * row_bytes, .recv = y, .recv_bytes = recv[p] * row_bytes};
+        parts[p] = (struct net_part){.send = x,
+                                     .send_bytes = rows[c->rank * c->world + p] * row_bytes,
+                                     .recv = y,
+                                     .recv_bytes = rows[p * c->world + c->rank] * row_bytes};
         x += parts[p].send_bytes;
         y += parts[p].recv_bytes;
     }
@@ -336,46 +339,76 @@ void comm_reduce_scatter_sum(struct comm *c, struct device *dev, struct tensor y
     end(c, dev);
 }
 
-void comm_all_to_all(struct comm *c, struct device *dev, struct tensor y, struct tensor x)
+/* Bytes that leave this rank. */
+static int64_t check_rows(const struct comm *c, const struct comm_rows *t, const int64_t *rows)
 {
-    const int64_t n = tensor_count(x) / c->world;
-    int64_t *counts = mem_array(c->world, sizeof(*counts));
-    MT_REQUIRE(n * c->world == tensor_count(x) && tensor_count(x) == tensor_count(y), "all_to_all of %lld into %lld",
-               (long long)tensor_count(x), (long long)tensor_count(y));
-    for (int p = 0; p < c->world; p++) counts[p] = n;
-    comm_all_to_all_v(c, dev, tensor_1d(y.data, y.dtype, tensor_count(y)), counts,
-                      tensor_1d(x.data, x.dtype, tensor_count(x)), counts);
-    mem_free(counts);
+    int64_t n_send = 0, n_recv = 0;
+    want(t->x, "all_to_all");
+    want(t->y, "all_to_all");
+    for (int p = 0; p < c->world; p++) {
+        const int64_t send = rows[c->rank * c->world + p], recv = rows[p * c->world + c->rank];
+        MT_REQUIRE(send >= 0 && recv >= 0, "all_to_all of %lld and %lld rows", (long long)send, (long long)recv);
+        n_send += send;
+        n_recv += recv;
+    }
+    MT_REQUIRE(t->x.dtype == t->y.dtype && t->x.rank == 2 && t->y.rank == 2 && t->x.ld == t->y.ld &&
+                   n_send <= t->x.shape[0] && n_recv <= t->y.shape[0],
+               "all_to_all of %lld rows out of %lld into %lld out of %lld", (long long)n_send, (long long)t->x.shape[0],
+               (long long)n_recv, (long long)t->y.shape[0]);
+    return (n_send - rows[c->rank * c->world + c->rank]) * comm_row_bytes(t->x);
 }
 
-void comm_all_to_all_v(struct comm *c, struct device *dev, struct tensor y, const int64_t *recv, struct tensor x,
-                       const int64_t *send)
+int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_rows *t, int n, const int64_t *rows)
 {
-    const int64_t row_bytes = dtype_size(x.dtype) * (x.rank > 1 ? x.ld : 1);
-    int64_t n_send = 0, n_recv = 0;
-    want(x, "all_to_all");
-    want(y, "all_to_all");
-    if (dev->measuring) return;
-    for (int p = 0; p < c->world; p++) {
-        MT_REQUIRE(send[p] >= 0 && recv[p] >= 0, "all_to_all of %lld and %lld rows", (long long)send[p],
-                   (long long)recv[p]);
-        n_send += send[p];
-        n_recv += recv[p];
-    }
-    MT_REQUIRE(x.dtype == y.dtype && x.rank <= 2 && x.rank == y.rank && (x.rank == 1 || x.ld == y.ld) &&
-                   n_send <= x.shape[0] && n_recv <= y.shape[0] && send[c->rank] == recv[c->rank],
-               "all_to_all of %lld rows out of %lld into %lld out of %lld", (long long)n_send, (long long)x.shape[0],
-               (long long)n_recv, (long long)y.shape[0]);
+    int64_t bytes = 0, ticket = 0;
+    if (dev->measuring) return 0;
+    for (int i = 0; i < n; i++) bytes += check_rows(c, &t[i], rows);
     if (!c->net) {
-        copy_own(dev, y, x, n_send * row_bytes);
-        return;
+        for (int i = 0; i < n; i++) copy_own(dev, t[i].y, t[i].x, rows[0] * comm_row_bytes(t[i].x));
+        return 0;
     }
-    begin(c, dev, "all_to_all", n_send * row_bytes);
+    begin(c, dev, "all_to_all", bytes);
     if (c->device)
-        c->ops->all_to_all_v(c, y, recv, x, send);
+        ticket = c->ops->all_to_all(c, t, n, rows);
     else
-        host_all_to_all_v(c, y.data, recv, x.data, send, row_bytes);
+        for (int i = 0; i < n; i++) host_all_to_all(c, &t[i], rows);
     end(c, dev);
+    return ticket;
+}
+
+void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *name)
+{
+    if (!c->device || dev->measuring) return;
+    prof_enter(dev, name, 0);
+    c->ops->wait(ticket);
+    prof_leave(dev);
+}
+
+static bool on_one_machine(const struct comm *c)
+{
+    for (int p = 0; p < c->world; p++)
+        if (strcmp(c->net->peers[c->members[p]].host, c->net->peers[c->net->rank].host)) return false;
+    return true;
+}
+
+const char *comm_share_work(struct comm *c, struct device *dev)
+{
+    struct err err;
+    if (!c->device) return "sockets";
+    if (!on_one_machine(c)) return "NCCL";
+    char own[COMM_HANDLE] = {0}, *all = mem_array(c->world, COMM_HANDLE);
+    const int offered = c->ops->offer(dev->work.base, own, &err);
+    comm_host_gather(c, all, own, COMM_HANDLE);
+    c->shared = comm_host_min(c, offered) == 0 && comm_host_min(c, c->ops->reach(c, all, &err)) == 0;
+    mem_free(all);
+    if (!c->shared) c->ops->leave();
+    return c->shared ? "copies between the GPUs" : "NCCL, as the GPUs do not see each other's memory";
+}
+
+void comm_unshare_work(struct comm *c)
+{
+    if (c->shared) c->ops->leave();
+    c->shared = false;
 }
 
 void comm_aside(struct comm *c) { c->aside = c->device != NULL; }

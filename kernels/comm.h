@@ -24,7 +24,11 @@
 extern "C" {
 #endif
 
-enum { COMM_ID = 128 }; /* bytes that introduce the ranks of a group to each other (NCCL's unique id) */
+enum {
+    COMM_ID = 128,     /* bytes that introduce the ranks of a group to each other (NCCL's unique id) */
+    COMM_HANDLE = 256, /* bytes by which another process finds this one's work arena */
+    COMM_TICKETS = 32
+};
 
 struct comm_net; /* kernels/comm_net.h: connections and watch thread, shared by all groups of a process */
 
@@ -37,6 +41,7 @@ struct comm {
     void *device;                /* the device's communicator */
     uint64_t n_calls;            /* collectives so far: all ranks must count the same */
     bool aside;                  /* between comm_aside and comm_join */
+    bool shared;                 /* rows travel by copies */
 };
 #define COMM_ALONE ((struct comm){.world = 1, .local_world = 1})
 extern struct comm comm_alone; /* a group of one */
@@ -76,13 +81,26 @@ void comm_broadcast(struct comm *c, struct device *dev, struct tensor x, int roo
 void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
 /* y [n] = sum over the ranks of part `rank` of x [P*n]; F32, F64, I32, I64. y may be that part of x. */
 void comm_reduce_scatter_sum(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
-/* Part p of x [P*n] goes to rank p, part p of y [P*n] comes from it; any dtype, y and x apart. */
-void comm_all_to_all(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
-/* The same with parts of unequal length: send[p] rows of x [sum of send, cols] to rank p, one rank after the other,
- * recv[p] rows from it into y [sum of recv, cols]. The counts are host arrays [P], 0 is fine; what p sends here is what
- * is awaited from p. y and x may be longer. Ranks with nothing to send or receive call it, too. */
-void comm_all_to_all_v(struct comm *c, struct device *dev, struct tensor y, const int64_t *recv, struct tensor x,
-                       const int64_t *send);
+/* Rows on their way: those for rank p of x [sum over p of rows[rank, p], cols] go to p, one rank after the other, and y
+ * [sum over p of rows[p, rank], cols] gets those from rank 0, 1, ... Any dtype, x and y apart; both may be longer. */
+struct comm_rows {
+    struct tensor y, x;
+};
+static inline int64_t comm_row_bytes(struct tensor x) { return dtype_size(x.dtype) * x.ld; }
+/* All to all, n tensors at once: rows [P*P] on the host, the same on all ranks, says at [from*P + to] how many rows
+ * travel; 0 is fine, and ranks without any join. Runs beside the device's stream, after what that has been given so
+ * far; several go in the order of the calls. y and x belong to it until comm_wait, with the ticket that it returns.
+ * On a device, y lies at the same place of dev->work on all ranks. */
+int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_rows *t, int n, const int64_t *rows);
+/* The device's stream waits for that one and those before it, which are not more than COMM_TICKETS calls back. name: of
+ * the time that this takes, in a profile. */
+void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *name);
+/* Once dev->work is there: where the ranks of c are on one machine whose GPUs write into each other's memory, rows
+ * travel by their copy engines from here on, and take no time of the GPUs' processors; else NCCL sends them. All ranks
+ * call it, for one group at a time. Returns which of the two it is, for a message; a string that stays. */
+const char *comm_share_work(struct comm *c, struct device *dev);
+/* Before dev->work goes. */
+void comm_unshare_work(struct comm *c);
 
 /* Collectives of c called from here on run beside the device's stream, each after what was issued on the stream before
  * it. Until comm_join their tensors belong to them. */
@@ -122,10 +140,15 @@ struct comm_ops {
     void (*broadcast)(struct comm *c, struct tensor x, int root);
     void (*all_gather)(struct comm *c, struct tensor y, struct tensor x);
     void (*reduce_scatter_sum)(struct comm *c, struct tensor y, struct tensor x);
-    void (*all_to_all_v)(struct comm *c, struct tensor y, const int64_t *recv, struct tensor x, const int64_t *send);
+    int64_t (*all_to_all)(struct comm *c, const struct comm_rows *t, int n, const int64_t *rows);
+    void (*wait)(int64_t ticket);
     void (*join)(struct comm *c);
+    /* comm_share_work: what others need to find `base`; finding theirs [P * COMM_HANDLE] */
+    int (*offer)(void *base, char handle[COMM_HANDLE], struct err *err);
+    int (*reach)(const struct comm *c, const char *handles, struct err *err);
+    void (*leave)(void);
     /* from the watch thread: */
-    bool (*pending)(void);          /* has a collective that was issued not come to its end? */
+    double (*waiting_s)(void);      /* for how long the device has been in a collective; -1: it is in none */
     bool (*failed)(char text[256]); /* an error that came up while it ran */
     void (*abort)(void);            /* ends them all, so that the process can */
 };

@@ -15,13 +15,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TICK_MS   250
-#define BEAT_MS   1000
-#define SILENT_MS 20000 /* without a beat; the timeout where that is shorter, but no less than five beats */
-#define GRACE_MS  500   /* after an error of another rank, in which rank 0 may find the same one */
-#define EXIT_S    10    /* for the device to end what it runs */
-#define PAUSE_MS  5000  /* so long between two looks: this process was stopped itself, maybe with all others */
-#define NOBODY    4     /* timeouts without progress of any rank, though none is waited for */
+#define TICK_MS    250
+#define BEAT_MS    1000
+#define SILENT_MS  20000 /* without a beat; the timeout where that is shorter, but no less than five beats */
+#define VERDICT_MS 5000  /* in which the watch, which knows more, ends a process that finds itself cut off */
+#define GRACE_MS   500   /* after an error of another rank, in which rank 0 may find the same one */
+#define EXIT_S     10    /* for the device to end what it runs */
+#define PAUSE_MS   5000  /* so long between two looks: this process was stopped itself, maybe with all others */
+#define NOBODY     4     /* timeouts without progress of any rank, though none is waited for */
 
 enum { WRITE_MS = 2000, READ_MS = 2000 };
 
@@ -148,11 +149,11 @@ static void judge_failure(struct comm_net *net)
 static struct net_beat own_beat(struct comm_net *net)
 {
     struct net_beat b = net->now;
-    const bool waiting = net->since_ms > 0 && (b.waiting_s >= 0 || (net->ops && net->ops->pending()));
+    const double host_s = b.waiting_s >= 0 ? (clock_ms() - net->since_ms) / 1e3 : -1;
     b.kind = NET_BEAT;
     b.rank = net->rank;
     b.progress = progress_count();
-    b.waiting_s = waiting ? (clock_ms() - net->since_ms) / 1e3 : -1;
+    b.waiting_s = net->ops ? fmax(host_s, net->ops->waiting_s()) : host_s;
     if (net->ops && net->ops->failed(b.text)) b.kind = NET_FAIL;
     return b;
 }
@@ -260,6 +261,13 @@ static void *watch(void *arg)
     return NULL;
 }
 
+static pthread_t watcher;
+
+static void wait_for_verdict(void)
+{
+    if (!pthread_equal(pthread_self(), watcher)) sleep_ms(VERDICT_MS);
+}
+
 void watch_start(struct comm_net *net)
 {
     sigset_t all, before;
@@ -275,11 +283,14 @@ void watch_start(struct comm_net *net)
     pthread_sigmask(SIG_BLOCK, &all, &before);
     MT_REQUIRE(!pthread_create(&net->thread, NULL, watch, net), "the system gives no further thread");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    watcher = net->thread;
+    die_after(wait_for_verdict);
 }
 
 void watch_stop(struct comm_net *net)
 {
     if (!net->last) return;
+    die_after(NULL);
     const struct net_beat bye = {.kind = NET_BYE, .rank = net->rank};
     pthread_mutex_lock(&net->lock);
     net->stop = true;
@@ -318,7 +329,7 @@ void watch_leave(struct comm_net *net)
 void watch_lost(struct comm_net *net, int peer, const char *what)
 {
     char text[NET_TEXT], who[128];
-    sleep_ms(2 * READ_MS + 2 * GRACE_MS); /* the watch knows more, and has ended the process by then */
+    sleep_ms(VERDICT_MS);
     snprintf(text, sizeof(text), "%s closed its connection in %s", name(net, peer, who), what);
     end_run(net, text, true);
     end_process(net);

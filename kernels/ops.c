@@ -469,15 +469,15 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
                      const struct weight *w, struct tensor bias, const struct lora *lora)
 {
     int64_t n_tok = r->idx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
-    want_weight(__func__, w, w->n_exp, y.shape[1], act.shape[1]);
-    WANT(y, dev->act, n_row, w->n_out);
+    want_weight(__func__, w, w->n_exp, w->n_out, act.shape[1]);
+    WANT_OPT(y, dev->act, n_row, w->n_out);
     WANT(act, dev->act, n_row, w->n_in);
     WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, ha, n_row, w);
-    count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out);
+    if (y.rank) count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
+    count_lora(dev, n_row, lora, w->n_in, y.rank ? w->n_out : 0);
     MOVES(dev, y, ha, act);
-    moves_weight(dev, w, n_row);
+    if (y.rank) moves_weight(dev, w, n_row);
     moves_lora(dev, lora);
     RUN(0, moe_down_fwd, y, ha, act, r, w, bias, lora);
     round_act(dev, y);

@@ -152,7 +152,8 @@ typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
 typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
                            const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
                            const struct glu *glu);
-/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act =, ha [M,R] act = (saved), w [E,D,F], bias [E,D] f32 or absent */
+/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act = or absent: ha alone is wanted; ha [M,R] act = (saved), w [E,D,F],
+ * bias [E,D] f32 or absent */
 typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
                              const struct route *r, const struct weight *w, struct tensor bias,
                              const struct lora *lora);

@@ -1,6 +1,10 @@
 /* acts.c - lays out the activations of one micro-batch on the work arena. */
 #include "model/acts.h"
 
+#include <math.h>
+
+#include "kernels/comm.h"
+
 const char *recompute_name(enum recompute r)
 {
     static const char *const names[] = {"none", "selective", "full"};
@@ -23,35 +27,45 @@ static struct tensor adapter_2d(struct device *dev, int64_t rows, const struct l
 /* What the tensors of a layer are as large as. */
 struct size {
     struct ffn ffn;
-    int64_t n_tok;
-    int64_t n_row; /* that this rank takes: its own, or room for those of all */
+    int64_t n_tok, n_row; /* n_row: of pre, up_xa, down_ha */
     bool divided;
 };
 
-static struct size size_of(const struct acts *s, const struct arch *a, int64_t layer, int64_t n_tok)
+/* Tokens of the largest piece (dispatch.c): of more than two the first and the last are half as large. */
+static int64_t piece_tok(const struct dispatch_options *d)
 {
-    const struct ffn f = arch_ffn(a, layer);
-    const bool divided = s->dispatch_tok && !a->dense[layer];
-    return (struct size){f, n_tok, (divided ? s->dispatch_tok : n_tok) * f.top_k, divided};
+    const int64_t n = d->n_piece > 2 ? d->n_piece - 1 : d->n_piece;
+    return (d->n_tok + n - 1) / n;
 }
 
-static struct route push_route(struct device *dev, int64_t n_exp, int64_t n_tok, int64_t top_k, bool gates)
+/* Rows that a rank has room for when every rank sends those of n_tok tokens; at least those of one token of each. */
+static int64_t room(const struct dispatch_options *d, int64_t n_tok, int64_t top_k, const struct comm *ranks)
 {
-    struct arena *work = &dev->work;
-    return (struct route){
-        .idx = arena_tensor_2d(work, DT_I32, n_tok, top_k),
-        .gate = gates ? arena_tensor_2d(work, dev->stat, n_tok, top_k) : (struct tensor){0},
-        .offs = arena_tensor_1d(work, DT_I32, n_exp + 1),
-        .row_slot = arena_tensor_1d(work, DT_I32, n_tok * top_k),
-        .slot_row = arena_tensor_2d(work, DT_I32, n_tok, top_k),
-    };
+    return MT_MAX((int64_t)ceil(MT_MIN(d->capacity, ranks->world) * (double)n_tok), ranks->world) * top_k;
+}
+
+static struct size size_of(const struct acts *s, const struct device *dev, const struct arch *a, int64_t layer,
+                           int64_t n_tok, bool saved)
+{
+    const struct ffn f = arch_ffn(a, layer);
+    const struct dispatch_options *d = &s->divided;
+    struct size z = {.ffn = f, .n_tok = n_tok, .n_row = n_tok * f.top_k, .divided = d->n_tok && !a->dense[layer]};
+    if (z.divided) z.n_row = room(d, saved ? d->n_tok : piece_tok(d), f.top_k, dev->ep);
+    return z;
 }
 
 static void push_input(struct layer_acts *s, struct device *dev, const struct size *z, const struct lora_layer *lora)
 {
-    s->route = push_route(dev, z->ffn.n_exp, z->n_tok, z->ffn.top_k, true);
-    if (z->divided) s->dispatch.route = push_route(dev, z->ffn.n_exp / dev->ep->world, z->n_row, 1, false);
-    s->down_ha = adapter_2d(dev, z->n_row, &lora->down);
+    const int64_t n_tok = z->n_tok, top_k = z->ffn.top_k;
+    struct arena *work = &dev->work;
+    s->route = (struct route){
+        .idx = arena_tensor_2d(work, DT_I32, n_tok, top_k),
+        .gate = arena_tensor_2d(work, dev->stat, n_tok, top_k),
+        .offs = arena_tensor_1d(work, DT_I32, z->ffn.n_exp + 1),
+        .row_slot = arena_tensor_1d(work, DT_I32, n_tok * top_k),
+        .slot_row = arena_tensor_2d(work, DT_I32, n_tok, top_k),
+    };
+    if (!z->divided) s->down_ha = adapter_2d(dev, z->n_row, &lora->down);
 }
 
 static void push_logits(struct layer_acts *s, struct device *dev, const struct size *z)
@@ -82,9 +96,9 @@ static void push_experts(struct layer_acts *s, struct device *dev, const struct 
 {
     s->n2 = act_2d(dev, z->n_tok, a->d_model);
     s->rstd2 = stat_1d(dev, z->n_tok);
-    if (z->divided) s->rows = act_2d(dev, z->n_row, a->d_model);
     s->pre = act_2d(dev, z->n_row, 2 * z->ffn.d_ff);
     s->up_xa = adapter_2d(dev, z->n_row, &lora->up);
+    if (z->divided) s->down_ha = adapter_2d(dev, z->n_row, &lora->down);
 }
 
 /* The fields of one group, taken over from the slot that all layers share. A layer without an adapter ignores its xa.
@@ -99,22 +113,33 @@ static void share_attention(struct layer_acts *s, const struct layer_acts *slot,
 
 static void share_experts(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
 {
-    s->n2 = slot->n2, s->rstd2 = slot->rstd2, s->rows = slot->rows, s->pre = slot->pre;
+    s->n2 = slot->n2, s->rstd2 = slot->rstd2, s->pre = slot->pre;
     s->up_xa = lora->up.r ? slot->up_xa : (struct tensor){0};
+    if (slot->down_ha.rank) s->down_ha = lora->down.r ? slot->down_ha : (struct tensor){0};
 }
 
-static void share_input(struct layer_acts *s, const struct layer_acts *slot, const struct lora_layer *lora)
+void acts_init(struct acts *s, int64_t n_layer, const struct dispatch_options *divided)
 {
-    s->route = slot->route, s->dispatch = slot->dispatch;
-    s->down_ha = lora->down.r ? slot->down_ha : (struct tensor){0};
+    s->layers = mem_array(n_layer + 1, sizeof(*s->layers));
+    s->divided = *divided;
+    s->n_layer = n_layer;
+    s->dealings = mem_array(n_layer, sizeof(*s->dealings));
 }
 
-void acts_init(struct acts *s, int64_t n_layer) { s->layers = mem_array(n_layer + 1, sizeof(*s->layers)); }
-
-void acts_divide(struct acts *s, const struct arch *a, const struct comm *ranks, int64_t dispatch_tok)
+void acts_push_landing(struct acts *s, struct device *dev, const struct arch *a)
 {
-    s->dispatch_tok = dispatch_tok;
-    s->offs = mem_array(a->n_layer * ranks->world * (a->n_exp + 1), sizeof(*s->offs));
+    const struct dispatch_options *d = &s->divided;
+    if (!d->n_tok) return;
+    const int64_t n = room(d, piece_tok(d), a->top_k, dev->ep), home = piece_tok(d) * a->top_k;
+    struct landing *l = &s->landing;
+    for (int i = 0; i < 2; i++) {
+        l->rows[i] = act_2d(dev, n, a->d_model);
+        l->back[i] = act_2d(dev, n, a->d_model);
+        l->gate[i] = arena_tensor_2d(&dev->work, dev->stat, n, 1);
+        l->dgate[i] = arena_tensor_2d(&dev->work, dev->stat, n, 1);
+        l->home[i] = act_2d(dev, home, a->d_model);
+        l->home_gate[i] = arena_tensor_2d(&dev->work, dev->stat, home, 1);
+    }
 }
 
 /* Which groups every layer has for itself; the others lie in a slot. */
@@ -146,7 +171,7 @@ static void push_slots(const struct acts *s, struct layer_acts slots[2], struct 
         if (slot->x.rank) continue;
         arena_release(&dev->work, mark);
         slot->x = act_2d(dev, 0, a->d_model); /* marks the slot as made */
-        const struct size z = size_of(s, a, l, n_tok);
+        const struct size z = size_of(s, dev, a, l, n_tok, saved.experts);
         push_slot(slot, dev, a, ad, l, &z, saved);
         end = MT_MAX(end, arena_mark(&dev->work));
     }
@@ -169,12 +194,11 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
         if (l == a->n_layer) break;
         const struct lora_layer *lora = &ad->layers[l];
         const struct layer_acts *slot = &slots[a->dense[l]];
-        const struct size z = size_of(s, a, l, n_tok);
+        const struct size z = size_of(s, dev, a, l, n_tok, saved.experts);
         if (saved.input)
             push_input(la, dev, &z, lora);
         else
-            share_input(la, slot, lora);
-        if (z.divided) la->dispatch.offs = s->offs + l * dev->ep->world * (a->n_exp + 1);
+            la->route = slot->route;
         if (saved.logits)
             push_logits(la, dev, &z);
         else
@@ -187,12 +211,15 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
             push_experts(la, dev, a, &z, lora);
         else
             share_experts(la, slot, lora);
+        la->dispatch.dealing = &s->dealings[l];
+        la->dispatch.landing = &s->landing;
     }
 }
 
 void acts_free(struct acts *s)
 {
+    for (int64_t l = 0; l < s->n_layer; l++) mem_free(s->dealings[l].offs);
+    mem_free(s->dealings);
     mem_free(s->layers);
-    mem_free(s->offs);
     *s = (struct acts){0};
 }

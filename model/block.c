@@ -70,10 +70,7 @@ void block_recompute(const struct block *b, struct layer_acts *s, enum recompute
     if (mode == RECOMPUTE_NONE) return;
     if (mode == RECOMPUTE_FULL) attention_fwd(b, s);
     route_fwd(b, s, true);
-    if (b->divided) {
-        dispatch_recompute(b, s);
-        return;
-    }
+    if (b->divided) return; /* its backward does, piece by piece */
     const int64_t mark = arena_mark(&b->dev->work);
     up_fwd(b, s, push_act(b, s->x.shape[0] * b->ffn.top_k, b->ffn.d_ff));
     arena_release(&b->dev->work, mark);

@@ -14,10 +14,11 @@ struct block {
     const struct lora_layer *lora;
     struct attn_shape attn;
     const struct seqs *seqs;
-    struct tensor pos, rope; /* [T] i32, [P, A] f32 */
-    struct aux *aux;         /* of this layer; coef 0: off */
-    bool divided;            /* the experts lie on all ranks of dev->ep: model/dispatch.h */
-    int64_t *most_rows;      /* of a divided layer: the most that a rank was to take, = max */
+    struct tensor pos, rope;                /* [T] i32, [P, A] f32 */
+    struct aux *aux;                        /* of this layer; coef 0: off */
+    const struct dispatch_options *divided; /* the experts lie on all ranks of dev->ep (model/dispatch.h); or NULL */
+    bool save_experts;                      /* divided: what they make is kept where there is room */
+    int64_t *n_piece;                       /* divided: pieces that the layer was cut into, = max */
 };
 
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y); /* y [T, D] act =, the next layer's x */

@@ -17,171 +17,395 @@ static struct tensor push(const struct block *b, enum dtype t, int64_t rows, int
     return arena_tensor_2d(&b->dev->work, t, rows, cols);
 }
 
+static const struct tensor absent = {0};
+
 /* The same elements as rows of one: gates [T,J] by slot. */
 static struct tensor by_slot(struct tensor x) { return tensor_2d(x.data, x.dtype, tensor_count(x), 1); }
 static struct tensor flat(struct tensor x) { return tensor_1d(x.data, x.dtype, tensor_count(x)); }
+static struct tensor cut(struct tensor x, int64_t n) { return x.rank ? tensor_rows(x, 0, n) : x; }
 
-static struct route without_gates(struct route r)
-{
-    r.gate = (struct tensor){0};
-    return r;
-}
+/* ---- pieces */
 
-/* ---- counts */
+/* Some of this rank's tokens, and the rows of experts that they and the other ranks' tokens make. */
+struct piece {
+    int64_t first, n_tok;
+    int64_t n_sent, n_here; /* rows from here, and rows that come here */
+    int64_t first_here;     /* in the layer's, when all are kept */
+    const int32_t *offs;    /* [P, E+1] host: of every rank */
+};
 
 /* Rows that rank `from` sends to rank `to`. */
-static int64_t count(const struct block *b, const struct layer_acts *s, int from, int to)
+static int64_t count(const struct block *b, const int32_t *offs, int from, int to)
 {
     const int64_t n = b->ffn.n_exp / b->dev->ep->world;
-    const int32_t *offs = s->dispatch.offs + from * (b->ffn.n_exp + 1);
+    offs += from * (b->ffn.n_exp + 1);
     return offs[(to + 1) * n] - offs[to * n];
 }
 
-static int64_t count_to(const struct block *b, const struct layer_acts *s, int to)
+static int64_t count_to(const struct block *b, const int32_t *offs, int to)
 {
     int64_t sum = 0;
-    for (int p = 0; p < b->dev->ep->world; p++) sum += count(b, s, p, to);
+    for (int p = 0; p < b->dev->ep->world; p++) sum += count(b, offs, p, to);
     return sum;
 }
 
-/* Every rank's offs to all; one wait for the device. */
-static void share_counts(const struct block *b, struct layer_acts *s)
+static int64_t offs_size(const struct block *b) { return b->dev->ep->world * (b->ffn.n_exp + 1); }
+
+/* Rows of a piece that a rank has room for. */
+static int64_t room(const struct layer_acts *s) { return s->dispatch.landing->rows[0].shape[0]; }
+
+/* Tokens before piece i of n. The first and the last piece are half as large as the others: nothing hides the way there
+ * of the one and the way home of the other. */
+static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
 {
-    struct comm *ep = b->dev->ep;
-    const int64_t n = ep->world * (b->ffn.n_exp + 1), size = (int64_t)sizeof(*s->dispatch.offs);
-    const int64_t mark = arena_mark(&b->dev->work), room = s->rows.shape[0];
-    struct tensor all = arena_tensor_1d(&b->dev->work, DT_I32, n);
-    comm_all_gather(ep, b->dev, all, s->route.offs);
-    device_download(b->dev, s->dispatch.offs, all.data, n * size);
-    arena_release(&b->dev->work, mark);
-    for (int p = 0; p < ep->world; p++) *b->most_rows = MT_MAX(*b->most_rows, count_to(b, s, p));
-    if (*b->most_rows > room) memset(s->dispatch.offs, 0, (size_t)(n * size));
+    const int64_t units = 2 * n - 2;
+    return i == 0 ? 0 : i == n ? n_tok : n_tok * (2 * i - 1) / units;
 }
 
-/* The local expert of each of the n rows that come here, in the order of arrival: by rank, then by expert. */
-static void upload_idx(const struct block *b, const struct layer_acts *s, int64_t n)
+/* A measuring device takes all that may come. */
+static struct piece piece(const struct block *b, const struct layer_acts *s, int64_t index)
 {
+    const struct dealing *d = s->dispatch.dealing;
+    const int64_t n_tok = s->route.idx.shape[0];
+    struct piece p = {.first = tokens_before(n_tok, index, d->n_piece)};
+    p.n_tok = tokens_before(n_tok, index + 1, d->n_piece) - p.first;
+    p.n_sent = p.n_tok * b->ffn.top_k;
+    p.n_here = room(s);
+    if (b->dev->measuring) return p;
+    p.offs = d->offs + index * offs_size(b);
+    p.n_here = count_to(b, p.offs, b->dev->ep->rank);
+    for (int64_t i = 0; i < index; i++) p.first_here += count_to(b, d->offs + i * offs_size(b), b->dev->ep->rank);
+    return p;
+}
+
+static struct tensor tokens(struct tensor x, const struct piece *p) { return tensor_rows(x, p->first, p->n_tok); }
+
+/* The route of a piece's own tokens: of all experts' rows those for one rank together. offs is the layer's own. */
+static struct route route_home(const struct layer_acts *s, const struct piece *p)
+{
+    const struct route *r = &s->route;
+    const int64_t top_k = r->idx.shape[1];
+    return (struct route){.idx = tokens(r->idx, p),
+                          .gate = tokens(r->gate, p),
+                          .offs = r->offs,
+                          .row_slot = tensor_rows(r->row_slot, p->first * top_k, p->n_sent),
+                          .slot_row = tokens(r->slot_row, p)};
+}
+
+/* ---- dealing */
+
+/* Sorts pieces first .. first+n-1, each by itself, and shares their counts; one wait for the device. */
+static void deal_some(const struct block *b, const struct layer_acts *s, int64_t first, int64_t n)
+{
+    struct device *dev = b->dev;
+    struct dealing *d = s->dispatch.dealing;
+    const int64_t mark = arena_mark(&dev->work), per_rank = b->ffn.n_exp + 1, world = dev->ep->world;
+    struct tensor own = arena_tensor_1d(&dev->work, DT_I32, n * per_rank);
+    struct tensor all = arena_tensor_1d(&dev->work, DT_I32, n * per_rank * world);
+    int32_t *host = mem_array(n * per_rank * world, sizeof(*host));
+    for (int64_t i = 0; i < n; i++) {
+        const struct piece p = piece(b, s, first + i);
+        struct route r = route_home(s, &p);
+        r.offs = tensor_rows(own, i * per_rank, per_rank);
+        op_route_sort(dev, &r, b->ffn.n_exp);
+    }
+    comm_all_gather(dev->ep, dev, all, own);
+    device_download(dev, host, all.data, tensor_bytes(all));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t p = 0; p < world; p++)
+            memcpy(d->offs + ((first + i) * world + p) * per_rank, host + (p * n + i) * per_rank,
+                   (size_t)per_rank * sizeof(*host));
+    mem_free(host);
+    arena_release(&dev->work, mark);
+}
+
+/* Is there room for what any rank is to take, of each piece? */
+static bool fits(const struct block *b, const struct layer_acts *s)
+{
+    const struct dealing *d = s->dispatch.dealing;
+    for (int64_t i = 0; i < d->n_piece; i++)
+        for (int p = 0; p < b->dev->ep->world; p++)
+            if (count_to(b, d->offs + i * offs_size(b), p) > room(s)) return false;
+    return true;
+}
+
+/* Into as few pieces as possible, at least n. save: pre is there until the backward. */
+static void deal(const struct block *b, const struct layer_acts *s, int64_t n, bool save)
+{
+    struct dealing *d = s->dispatch.dealing;
+    for (d->n_piece = n;; d->n_piece *= 2) {
+        if (d->n_piece > d->cap) {
+            mem_free(d->offs);
+            d->cap = d->n_piece;
+            d->offs = mem_array(d->cap * offs_size(b), sizeof(*d->offs));
+        }
+        for (int64_t i = 0; i < d->n_piece; i += n) deal_some(b, s, i, n);
+        if (fits(b, s)) break;
+    }
+    *b->n_piece = MT_MAX(*b->n_piece, d->n_piece);
+    const struct piece last = piece(b, s, d->n_piece - 1);
+    d->kept = save && (b->dev->measuring || last.first_here + last.n_here <= s->pre.shape[0]);
+}
+
+/* ---- a layer under way */
+
+/* What is under way in a layer, two pieces in turn. */
+struct trip {
+    const struct block *b;
+    const struct layer_acts *s;
+    struct weight up, down;
+    struct tensor rows[2], dout[2], gate[2]; /* at home, on their way to the experts */
+    struct tensor y, dnorm, dgate, dres;
+    int64_t sent[2], returned[2]; /* tickets */
+};
+
+/* Experts that every piece would decode are decoded once for all of them, where the device has room for a layer. */
+static struct weight decode(const struct trip *t, const struct weight *w)
+{
+    struct device *dev = t->b->dev;
+    struct weight bf16 = {.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in};
+    if (w->format == WF_BF16 || !dev->ops->own_memory || dev->expert_group || t->s->dispatch.dealing->n_piece == 1)
+        return *w;
+    const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
+    op_decode(dev, y, w, absent);
+    bf16.data = y.data;
+    return bf16;
+}
+
+static struct trip start(const struct block *b, const struct layer_acts *s, bool backward)
+{
+    const struct landing *l = s->dispatch.landing;
+    struct trip t = {.b = b, .s = s};
+    for (int i = 0; i < 2; i++) {
+        t.rows[i] = push(b, b->dev->act, l->home[i].shape[0], b->a->d_model);
+        if (backward) t.dout[i] = push(b, b->dev->act, l->home[i].shape[0], b->a->d_model);
+        if (backward) t.gate[i] = push(b, b->dev->stat, l->home[i].shape[0], 1);
+    }
+    t.up = decode(&t, &b->w->up);
+    t.down = decode(&t, &b->w->down);
+    return t;
+}
+
+/* To the experts, or, homeward, from them. */
+static int64_t exchange(const struct trip *t, const struct piece *p, const struct comm_rows *rows, int n, bool homeward)
+{
+    struct comm *ep = t->b->dev->ep;
+    const int world = ep->world;
+    int64_t *counts = mem_array((int64_t)world * world, sizeof(*counts));
+    for (int i = 0; i < world * world && p->offs; i++) {
+        const int from = i / world, to = i % world;
+        counts[i] = homeward ? count(t->b, p->offs, to, from) : count(t->b, p->offs, from, to);
+    }
+    const int64_t ticket = comm_all_to_all(ep, t->b->dev, rows, n, counts);
+    mem_free(counts);
+    return ticket;
+}
+
+/* x's rows for the experts, of a tensor whose row of slot i is i / share. */
+static struct tensor gather(const struct trip *t, const struct piece *p, struct tensor to, struct tensor x,
+                            int64_t share)
+{
+    const struct route r = route_home(t->s, p);
+    op_gather(t->b->dev, cut(to, p->n_sent), x, r.row_slot, share);
+    return cut(to, p->n_sent);
+}
+
+/* The rows that come here: in the order of arrival, by rank and then by expert, each is a token with one expert. The
+ * host knows their order by the counts. On the arena. */
+static struct route route_here(const struct trip *t, const struct piece *p)
+{
+    const struct block *b = t->b;
     const struct shard own = dispatch_shard(b->dev->ep, b->ffn.n_exp);
-    int32_t *idx = mem_array(n, sizeof(*idx));
-    int64_t at = 0;
-    for (int p = 0; p < b->dev->ep->world; p++) {
-        const int32_t *offs = s->dispatch.offs + p * (b->ffn.n_exp + 1) + own.first;
-        for (int64_t e = 0; e < own.count; e++)
-            for (int32_t i = offs[e]; i < offs[e + 1]; i++) idx[at++] = (int32_t)e;
+    const int64_t n = p->n_here;
+    int32_t *device = arena_push(&b->dev->work, (3 * n + own.count + 1) * (int64_t)sizeof(*device));
+    struct route r = {.idx = tensor_2d(device, DT_I32, n, 1),
+                      .row_slot = tensor_1d(device + n, DT_I32, n),
+                      .slot_row = tensor_2d(device + 2 * n, DT_I32, n, 1),
+                      .offs = tensor_1d(device + 3 * n, DT_I32, own.count + 1)};
+    if (b->dev->measuring) return r;
+    int32_t *host = mem_array(3 * n + own.count + 1, sizeof(*host)), *first = host + 3 * n;
+    int32_t row = 0, *arrived = mem_array(b->dev->ep->world, sizeof(*arrived));
+    for (int from = 1; from < b->dev->ep->world; from++)
+        arrived[from] = arrived[from - 1] + (int32_t)count(b, p->offs, from - 1, b->dev->ep->rank);
+    for (int64_t e = 0; e < own.count; e++) {
+        first[e] = row;
+        for (int from = 0; from < b->dev->ep->world; from++) {
+            const int32_t *offs = p->offs + from * (b->ffn.n_exp + 1) + own.first + e;
+            for (int32_t i = offs[0]; i < offs[1]; i++, row++) {
+                const int32_t slot = arrived[from]++;
+                host[slot] = (int32_t)e;
+                host[n + row] = slot;
+                host[2 * n + slot] = row;
+            }
+        }
     }
-    device_upload(b->dev, s->dispatch.route.idx.data, idx, n * (int64_t)sizeof(*idx));
-    mem_free(idx);
+    first[own.count] = row;
+    device_upload(b->dev, device, host, (3 * n + own.count + 1) * (int64_t)sizeof(*host));
+    mem_free(arrived);
+    mem_free(host);
+    return r;
 }
 
-static void cut(struct tensor *x, int64_t n)
+/* Where what the experts leave for the backward is, of one piece. */
+struct kept {
+    struct tensor pre, up_xa, down_ha;
+};
+static struct kept kept(const struct trip *t, const struct piece *p)
 {
-    if (x->rank) *x = tensor_rows(*x, 0, n);
+    const struct layer_acts *s = t->s;
+    const int64_t at = s->dispatch.dealing->kept && !t->b->dev->measuring ? p->first_here : 0, n = p->n_here;
+    return (struct kept){.pre = tensor_rows(s->pre, at, n),
+                         .up_xa = s->up_xa.rank ? tensor_rows(s->up_xa, at, n) : absent,
+                         .down_ha = s->down_ha.rank ? tensor_rows(s->down_ha, at, n) : absent};
 }
 
-/* Who comes here, sorted; the tensors of their rows are cut to as many. A measuring device takes all that may come. */
-static void receive_route(const struct block *b, struct layer_acts *s)
+static void up_fwd(const struct trip *t, const struct route *here, const struct kept *k, struct tensor rows,
+                   struct tensor act)
 {
-    struct route *r = &s->dispatch.route;
-    share_counts(b, s);
-    const int64_t n = b->dev->measuring ? s->rows.shape[0] : count_to(b, s, b->dev->ep->rank);
-    struct tensor *const of_rows[] = {&r->idx, &r->row_slot, &r->slot_row, &s->rows, &s->pre, &s->up_xa, &s->down_ha};
-    for (int i = 0; i < MT_LEN(of_rows); i++) cut(of_rows[i], n);
-    if (!b->dev->measuring) upload_idx(b, s, n);
-    op_route_sort(b->dev, r, b->w->up.n_exp);
+    const struct block *b = t->b;
+    op_moe_up_fwd(b->dev, act, k->pre, k->up_xa, rows, here, &t->up, b->w->up_bias, &b->lora->up, &b->a->glu);
 }
 
-/* ---- rows on their way */
-
-/* x [M, cols] in expert order goes out, y [N, cols] in the order of arrival comes in; or, homeward, the other way. */
-static void exchange(const struct block *b, const struct layer_acts *s, struct tensor y, struct tensor x, bool homeward)
+/* y absent: for down_ha alone */
+static void down_fwd(const struct trip *t, const struct route *here, const struct kept *k, struct tensor act,
+                     struct tensor y)
 {
-    struct comm *ep = b->dev->ep;
-    int64_t *send = mem_array(2 * ep->world, sizeof(*send)), *recv = send + ep->world;
-    for (int p = 0; p < ep->world && !b->dev->measuring; p++) {
-        send[p] = count(b, s, homeward ? p : ep->rank, homeward ? ep->rank : p);
-        recv[p] = count(b, s, homeward ? ep->rank : p, homeward ? p : ep->rank);
+    const struct block *b = t->b;
+    op_moe_down_fwd(b->dev, y, k->down_ha, act, here, &t->down, b->w->down_bias, &b->lora->down);
+}
+
+/* ---- forward, of a piece */
+
+static void send_fwd(struct trip *t, int64_t index)
+{
+    const struct block *b = t->b;
+    const struct piece p = piece(b, t->s, index);
+    const int64_t i = index % 2;
+    const struct comm_rows rows = {cut(t->s->dispatch.landing->rows[i], p.n_here),
+                                   gather(t, &p, t->rows[i], tokens(t->s->n2, &p), b->ffn.top_k)};
+    t->sent[i] = exchange(t, &p, &rows, 1, false);
+}
+
+static void work_fwd(struct trip *t, int64_t index)
+{
+    const struct block *b = t->b;
+    struct device *dev = b->dev;
+    const struct landing *l = t->s->dispatch.landing;
+    const struct piece p = piece(b, t->s, index);
+    const struct kept k = kept(t, &p);
+    const int64_t i = index % 2;
+    const int64_t mark = arena_mark(&dev->work);
+    const struct route here = route_here(t, &p);
+    struct tensor act = push(b, dev->act, p.n_here, b->ffn.d_ff), y = push(b, dev->act, p.n_here, b->a->d_model);
+    comm_wait(dev->ep, dev, t->sent[i], "wait for rows");
+    up_fwd(t, &here, &k, cut(l->rows[i], p.n_here), act);
+    down_fwd(t, &here, &k, act, y);
+    op_moe_combine_fwd(dev, cut(l->back[i], p.n_here), absent, y, &here);
+    arena_release(&dev->work, mark);
+    const struct comm_rows rows = {cut(l->home[i], p.n_sent), cut(l->back[i], p.n_here)};
+    t->returned[i] = exchange(t, &p, &rows, 1, true);
+}
+
+static void take_fwd(struct trip *t, int64_t index)
+{
+    const struct piece p = piece(t->b, t->s, index);
+    const struct route r = route_home(t->s, &p);
+    const int64_t i = index % 2;
+    comm_wait(t->b->dev->ep, t->b->dev, t->returned[i], "wait for results");
+    op_moe_combine_fwd(t->b->dev, tokens(t->y, &p), tokens(t->s->h, &p), cut(t->s->dispatch.landing->home[i], p.n_sent),
+                       &r);
+}
+
+/* ---- backward, of a piece */
+
+static void send_bwd(struct trip *t, int64_t index)
+{
+    const struct landing *l = t->s->dispatch.landing;
+    const struct piece p = piece(t->b, t->s, index);
+    const int64_t i = index % 2;
+    const int64_t top_k = t->b->ffn.top_k;
+    const struct comm_rows rows[] = {
+        {cut(l->rows[i], p.n_here), gather(t, &p, t->rows[i], tokens(t->s->n2, &p), top_k)},
+        {cut(l->back[i], p.n_here), gather(t, &p, t->dout[i], tokens(t->dres, &p), top_k)},
+        {cut(l->gate[i], p.n_here), gather(t, &p, t->gate[i], by_slot(tokens(t->s->route.gate, &p)), 1)}};
+    t->sent[i] = exchange(t, &p, rows, MT_LEN(rows), false);
+}
+
+static void work_bwd(struct trip *t, int64_t index)
+{
+    const struct block *b = t->b;
+    struct device *dev = b->dev;
+    const struct lora_layer *lora = b->lora;
+    const struct landing *l = t->s->dispatch.landing;
+    const struct piece p = piece(b, t->s, index);
+    const struct kept k = kept(t, &p);
+    const int64_t i = index % 2;
+    const int64_t mark = arena_mark(&dev->work), n = p.n_here;
+    struct route here = route_here(t, &p);
+    struct tensor act = push(b, dev->act, n, b->ffn.d_ff), dpre = push(b, dev->act, n, 2 * b->ffn.d_ff);
+    struct tensor rows = cut(l->rows[i], n), dout = cut(l->back[i], n), dgate = cut(l->dgate[i], n);
+    here.gate = cut(l->gate[i], n);
+    comm_wait(dev->ep, dev, t->sent[i], "wait for rows");
+    if (!t->s->dispatch.dealing->kept) {
+        up_fwd(t, &here, &k, rows, act);
+        if (lora->down.r) down_fwd(t, &here, &k, act, absent);
     }
-    comm_all_to_all_v(ep, b->dev, y, recv, x, send);
-    mem_free(send);
+    op_moe_down_bwd(dev, dpre, dgate, &lora->g_down, act, dout, k.pre, k.down_ha, &here, &t->down, b->w->down_bias,
+                    &lora->down, &b->a->glu);
+    op_moe_up_bwd(dev, dout, &lora->g_up, dpre, rows, k.up_xa, &here, &t->up, &lora->up); /* dout becomes dx */
+    arena_release(&dev->work, mark);
+    const struct comm_rows back[] = {{cut(l->home[i], p.n_sent), dout}, {cut(l->home_gate[i], p.n_sent), dgate}};
+    t->returned[i] = exchange(t, &p, back, MT_LEN(back), true);
 }
 
-/* to [N, cols] = the rows of every rank for the experts here; row of slot i in x is i / share. */
-static void send_rows(const struct block *b, const struct layer_acts *s, struct tensor to, struct tensor x,
-                      int64_t share)
+static void take_bwd(struct trip *t, int64_t index)
 {
-    const int64_t mark = arena_mark(&b->dev->work);
-    struct tensor rows = push(b, x.dtype, s->route.row_slot.shape[0], x.shape[1]);
-    op_gather(b->dev, rows, x, s->route.row_slot, share);
-    exchange(b, s, to, rows, false);
-    arena_release(&b->dev->work, mark);
+    const struct landing *l = t->s->dispatch.landing;
+    struct device *dev = t->b->dev;
+    const struct piece p = piece(t->b, t->s, index);
+    const int64_t i = index % 2;
+    struct route r = route_home(t->s, &p);
+    r.gate = absent; /* it is in the gradients already */
+    comm_wait(dev->ep, dev, t->returned[i], "wait for results");
+    op_moe_combine_fwd(dev, tokens(t->dnorm, &p), absent, cut(l->home[i], p.n_sent), &r);
+    op_gather(dev, by_slot(tokens(t->dgate, &p)), cut(l->home_gate[i], p.n_sent), flat(r.slot_row), 1);
 }
 
-/* Rows [M, cols] of the experts everywhere, in expert order; from [N, cols] in the order of arrival. They stay on the
- * arena. */
-static struct tensor bring_home(const struct block *b, const struct layer_acts *s, struct tensor from)
-{
-    struct tensor home = push(b, from.dtype, s->route.row_slot.shape[0], from.shape[1]);
-    const int32_t *own = s->dispatch.offs + b->dev->ep->rank * (b->ffn.n_exp + 1);
-    if (own[b->ffn.n_exp] == 0) device_zero(b->dev, home); /* none travels: there is none, or no room */
-    exchange(b, s, home, from, true);
-    return home;
-}
+/* ---- a layer */
 
-/* ---- steps */
+typedef void piece_fn(struct trip *t, int64_t index);
 
-static void up_fwd(const struct block *b, struct layer_acts *s, struct tensor act)
+/* The next piece's rows leave before this one's are worked on, and are not overtaken by those that go home. */
+static void travel(struct trip *t, piece_fn *send, piece_fn *work, piece_fn *take)
 {
-    send_rows(b, s, s->rows, s->n2, b->ffn.top_k);
-    op_moe_up_fwd(b->dev, act, s->pre, s->up_xa, s->rows, &s->dispatch.route, &b->w->up, b->w->up_bias, &b->lora->up,
-                  &b->a->glu);
+    const int64_t n = t->s->dispatch.dealing->n_piece;
+    send(t, 0);
+    for (int64_t i = 0; i < n; i++) {
+        if (i + 1 < n) send(t, i + 1);
+        work(t, i);
+        if (i > 0) take(t, i - 1);
+    }
+    take(t, n - 1);
 }
 
 void dispatch_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
-    struct device *dev = b->dev;
-    const int64_t mark = arena_mark(&dev->work), width = b->a->d_model;
-    receive_route(b, s);
-    const int64_t n = s->rows.shape[0];
-    struct tensor arrived = push(b, dev->act, n, width);
-    const int64_t mark_experts = arena_mark(&dev->work);
-    struct tensor act = push(b, dev->act, n, b->ffn.d_ff), e = push(b, dev->act, n, width);
-
-    up_fwd(b, s, act);
-    op_moe_down_fwd(dev, e, s->down_ha, act, &s->dispatch.route, &b->w->down, b->w->down_bias, &b->lora->down);
-    op_moe_combine_fwd(dev, arrived, (struct tensor){0}, e, &s->dispatch.route);
-    arena_release(&dev->work, mark_experts);
-    op_moe_combine_fwd(dev, y, s->h, bring_home(b, s, arrived), &s->route);
-    arena_release(&dev->work, mark);
-}
-
-void dispatch_recompute(const struct block *b, struct layer_acts *s)
-{
     const int64_t mark = arena_mark(&b->dev->work);
-    up_fwd(b, s, push(b, b->dev->act, s->rows.shape[0], b->ffn.d_ff));
+    deal(b, s, b->divided->n_piece, b->save_experts);
+    struct trip t = start(b, s, false);
+    t.y = y;
+    travel(&t, send_fwd, work_fwd, take_fwd);
     arena_release(&b->dev->work, mark);
 }
 
 void dispatch_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dgate,
                   struct tensor dres)
 {
-    struct device *dev = b->dev;
-    const struct layer_weights *w = b->w;
-    const struct lora_layer *lora = b->lora;
-    const struct route route = without_gates(s->route);
-    const int64_t mark = arena_mark(&dev->work), n = s->rows.shape[0];
-    struct route here = s->dispatch.route;
-    here.gate = push(b, dev->stat, n, 1);
-    struct tensor dout = push(b, dev->act, n, b->a->d_model), dgate_here = push(b, dev->stat, n, 1);
-    const int64_t mark_experts = arena_mark(&dev->work);
-    struct tensor dpre = push(b, dev->act, n, 2 * b->ffn.d_ff), act = push(b, dev->act, n, b->ffn.d_ff);
-
-    send_rows(b, s, dout, dres, b->ffn.top_k);
-    send_rows(b, s, here.gate, by_slot(s->route.gate), 1);
-    op_moe_down_bwd(dev, dpre, dgate_here, &lora->g_down, act, dout, s->pre, s->down_ha, &here, &w->down, w->down_bias,
-                    &lora->down, &b->a->glu);
-    op_moe_up_bwd(dev, dout, &lora->g_up, dpre, s->rows, s->up_xa, &here, &w->up, &lora->up); /* dout becomes dx */
-    arena_release(&dev->work, mark_experts);
-    op_moe_combine_fwd(dev, dnorm, (struct tensor){0}, bring_home(b, s, dout), &route);
-    op_gather(dev, by_slot(dgate), bring_home(b, s, dgate_here), flat(s->route.slot_row), 1);
-    arena_release(&dev->work, mark);
+    const int64_t mark = arena_mark(&b->dev->work);
+    struct trip t = start(b, s, true);
+    t.dnorm = dnorm;
+    t.dgate = dgate;
+    t.dres = dres;
+    travel(&t, send_bwd, work_bwd, take_bwd);
+    arena_release(&b->dev->work, mark);
 }

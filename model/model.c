@@ -80,8 +80,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
-    acts_init(&m->acts, a->n_layer);
-    if (dev->ep->world > 1) acts_divide(&m->acts, a, dev->ep, opt->dispatch_tok);
+    acts_init(&m->acts, a->n_layer, &opt->divided);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->measuring) adapters_init(&m->adapters, dev, seed);
     return 0;
@@ -165,6 +164,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     const struct arch *a = &m->arch;
     MT_REQUIRE(dev->work.used == 0, "a micro-batch is under way");
     m->pass = *pass;
+    acts_push_landing(&m->acts, dev, a);
     m->tok = push_indices(m, b->tok, b->n_tok);
     m->pos = push_indices(m, b->pos, b->n_tok);
     m->label_row = push_indices(m, b->label_row, b->n_label);
@@ -191,8 +191,9 @@ static struct block layer(struct model *m, int64_t l)
         .pos = m->pos,
         .rope = m->rope,
         .aux = &m->aux[l],
-        .divided = m->dev->ep->world > 1 && !a->dense[l],
-        .most_rows = &m->most_rows,
+        .divided = m->dev->ep->world > 1 && !a->dense[l] ? &m->acts.divided : NULL,
+        .save_experts = m->pass.backward && m->recompute == RECOMPUTE_NONE,
+        .n_piece = &m->n_piece,
     };
 }
 
@@ -257,6 +258,17 @@ void model_logits(struct model *m, int64_t row, float *logits)
     arena_release(&dev->work, mark);
 }
 
+/* Sums of gradients go beside the layers below, from here on, or no more. */
+static void aside(struct device *dev, bool on)
+{
+    struct comm *const groups[] = {dev->ranks, dev->dp};
+    for (int i = 0; i < MT_LEN(groups); i++)
+        if (on)
+            comm_aside(groups[i]);
+        else
+            comm_join(groups[i], dev);
+}
+
 void model_bwd(struct model *m)
 {
     struct device *dev = m->dev;
@@ -267,15 +279,14 @@ void model_bwd(struct model *m)
 
     device_zero(dev, dres);
     op_rmsnorm_bwd(dev, dres, m->dfinal, x, m->final_rstd, m->weights.norm);
-    /* Rows of experts travel in between: two groups at a time would wait for each other on a GPU. */
-    if (m->pass.reduce && dev->ep->world == 1) comm_aside(dev->ranks);
+    if (m->pass.reduce) aside(dev, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
         block_recompute(&b, &acts[l], m->recompute);
         block_bwd(&b, &acts[l], dres);
         if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
     }
-    comm_join(dev->ranks, dev);
+    if (m->pass.reduce) aside(dev, false);
     arena_release(&dev->work, mark);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
         if (!m->arch.dense[l]) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].route.offs);
@@ -286,7 +297,7 @@ void model_end(struct model *m) { arena_release(&m->dev->work, 0); }
 void model_clear(struct model *m)
 {
     device_zero(m->dev, m->tally);
-    m->n_label = m->most_rows = 0;
+    m->n_label = 0;
 }
 
 void model_sum(struct model *m) { comm_all_reduce_sum(m->dev->ranks, m->dev, tensor_rows(m->tally, 0, 3)); }
@@ -324,19 +335,6 @@ void model_take_rows(struct model *m, int64_t *rows)
     for (int64_t i = 0; i < n; i++) rows[i] = (int64_t)sum[i];
     device_zero(m->dev, m->row_sum);
     mem_free(sum);
-}
-
-int model_check_rows(struct model *m, struct err *err)
-{
-    const int ep = m->dev->ep->world;
-    if (ep == 1) return 0;
-    const double most = comm_host_max(m->dev->ranks, (double)m->most_rows);
-    const double room = (double)(m->acts.dispatch_tok * m->arch.top_k);
-    if (most <= room) return 0;
-    return err_set(err,
-                   "the router sends %.0f rows of one layer to the experts of one rank, which has room for %.0f: "
-                   "multiply parallel.capacity by %.2f or more (parallel.ep = %d is always enough)",
-                   most, room, ceil(100 * most / room) / 100, ep);
 }
 
 static bool is_finite(struct device *dev, struct tensor x)

@@ -32,7 +32,7 @@ struct model_options {
     bool embed_on_host;       /* the embedding lies in dev->host */
     int64_t n_resident;       /* the last layers, whose experts are decoded when they are loaded */
     bool share_moments;       /* among dev->dp (ZeRO-1) */
-    int64_t dispatch_tok;     /* as in struct acts, where experts are divided among dev->ep */
+    struct dispatch_options divided; /* n_tok 0 where dev->ep is alone */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
@@ -73,8 +73,8 @@ struct model {
     int64_t ce_chunk;
     double aux_coef;
     bool aux_pooled;
-    int64_t n_label;   /* since model_clear, on this rank */
-    int64_t most_rows; /* likewise: struct block */
+    int64_t n_label; /* since model_clear, on this rank */
+    int64_t n_piece; /* most pieces that a layer was cut into so far, where experts are divided */
 
     /* the micro-batch under way, all on dev->work */
     struct model_pass pass;
@@ -107,10 +107,6 @@ void model_read(struct model *m, struct model_tally *out); /* waits for the devi
 /* rows [L*E] host: what every expert was given since the last call, on all ranks; 0 in dense layers. Waits for the
  * device. */
 void model_take_rows(struct model *m, int64_t *rows);
-
-/* Where experts are divided: had every rank room for its rows since model_clear? What was computed is worthless if not.
- * All ranks call it and have the same error, which names what to set. */
-int model_check_rows(struct model *m, struct err *err) MT_CHECK;
 
 /* After model_loss of a micro-batch whose loss is not finite: what went bad first, e.g. "output of layer 3". Waits. */
 void model_first_bad(struct model *m, char name[64]);

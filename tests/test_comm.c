@@ -184,43 +184,56 @@ static void host_values(struct comm *c)
 }
 
 /* Rows from rank p to rank q; rank 1 gets none. */
-static int64_t rows(int p, int q) { return q == 1 ? 0 : 3 * p + 100 * q + (p == q); }
+static int64_t n_rows(int p, int q) { return q == 1 ? 0 : 3 * p + 100 * q + (p == q); }
 
-static void all_to_all_v(struct comm *c, struct device *dev)
+static float row_value(int from, int to, int64_t i) { return (float)(from * 1000000 + to * 10000) + (float)i; }
+
+enum { WIDE = 5, MOST = 4096 }; /* MOST: rows that may land on any rank */
+
+/* Two tensors of unlike widths at once, `turn` after turn; they land at the bottom of the work arena. */
+static void rows_of(struct comm *c, struct device *dev, const struct tensor land[2], const int64_t *rows, int turn)
 {
-    enum { D = 5 };
-    int64_t *send = mem_array(c->world, sizeof(*send)), *recv = mem_array(c->world, sizeof(*recv)), ns = 0, nr = 0;
-    for (int p = 0; p < c->world; p++) {
-        ns += send[p] = rows(c->rank, p);
-        nr += recv[p] = rows(p, c->rank);
+    static const int64_t cols[2] = {WIDE, 1};
+    const int64_t mark = arena_mark(&dev->work);
+    struct comm_rows t[2];
+    int64_t n_recv = 0, n_send = 0;
+    for (int p = 0; p < c->world; p++) n_send += n_rows(c->rank, p), n_recv += n_rows(p, c->rank);
+    float *host = mem_array((n_send + n_recv) * WIDE, sizeof(*host));
+    for (int k = 0; k < 2; k++) {
+        int64_t at = 0;
+        for (int q = 0; q < c->world; q++)
+            for (int64_t i = 0; i < cols[k] * n_rows(c->rank, q); i++) host[at++] = row_value(c->rank + turn, q, i + k);
+        t[k].x = push(dev, host, DT_F32, n_send, cols[k]);
+        t[k].y = tensor_rows(land[k], 0, n_recv);
     }
-    float *x = mem_array(ns * D, sizeof(*x)), *y = mem_array(nr * D, sizeof(*y)), *at = x;
-    for (int q = 0; q < c->world; q++)
-        for (int64_t i = 0; i < D * send[q]; i++) *at++ = (float)(c->rank * 1000000 + q * 10000) + (float)i;
-    const struct tensor tx = push(dev, x, DT_F32, ns, D), ty = push(dev, y, DT_F32, nr, D);
-    comm_all_to_all_v(c, dev, ty, recv, tx, send);
-    pull(dev, y, ty);
-    at = y;
-    for (int p = 0; p < c->world; p++)
-        for (int64_t i = 0; i < D * recv[p]; i++) CHECK(*at++ == (float)(p * 1000000 + c->rank * 10000) + (float)i);
-    arena_release(&dev->work, 0);
-    mem_free(x);
-    mem_free(y);
-    mem_free(send);
-    mem_free(recv);
+    comm_wait(c, dev, comm_all_to_all(c, dev, t, 2, rows), "wait");
+    for (int k = 0; k < 2; k++) {
+        const float *at = host;
+        pull(dev, host, t[k].y);
+        for (int p = 0; p < c->world; p++)
+            for (int64_t i = 0; i < cols[k] * n_rows(p, c->rank); i++)
+                CHECK(*at++ == row_value(p + turn, c->rank, i + k));
+    }
+    mem_free(host);
+    arena_release(&dev->work, mark);
 }
 
+/* By NCCL or sockets, then by copies where there are such; all of them in flight at once, at the end. */
 static void all_to_all(struct comm *c, struct device *dev)
 {
-    int32_t *out = mem_array(c->world, sizeof(*out)), *in = mem_array(c->world, sizeof(*in));
-    for (int p = 0; p < c->world; p++) out[p] = 100 * c->rank + p;
-    const struct tensor to = push(dev, out, DT_I32, c->world, 0), ti = push(dev, in, DT_I32, c->world, 0);
-    comm_all_to_all(c, dev, ti, to);
-    pull(dev, in, ti);
-    for (int p = 0; p < c->world; p++) CHECK(in[p] == 100 * p + c->rank);
+    const struct tensor land[2] = {arena_tensor_2d(&dev->work, DT_F32, MOST, WIDE),
+                                   arena_tensor_2d(&dev->work, DT_F32, MOST, 1)};
+    int64_t *rows = mem_array((int64_t)c->world * c->world, sizeof(*rows));
+    for (int p = 0; p < c->world; p++)
+        for (int q = 0; q < c->world; q++) rows[p * c->world + q] = n_rows(p, q);
+    rows_of(c, dev, land, rows, 0);
+    const char *way = comm_share_work(c, dev);
+    CHECK(!c->device || c->world == 1 || (c->shared && !strcmp(way, "copies between the GPUs")));
+    for (int turn = 0; turn < 2 * COMM_TICKETS; turn++) rows_of(c, dev, land, rows, turn);
+    comm_barrier(c);
+    comm_unshare_work(c);
     arena_release(&dev->work, 0);
-    mem_free(in);
-    mem_free(out);
+    mem_free(rows);
 }
 
 static void every_collective(struct comm *c, struct device *dev)
@@ -229,7 +242,6 @@ static void every_collective(struct comm *c, struct device *dev)
     for (int i = 0; i < MT_LEN(sizes); i++) sum_of(c, dev, sizes[i]);
     copies(c, dev);
     host_values(c);
-    all_to_all_v(c, dev);
     all_to_all(c, dev);
 }
 
@@ -315,6 +327,15 @@ static void killed(struct comm *c, struct device *dev)
     sleep_s(1); /* a beat */
     if (c->rank == 1) raise(SIGKILL);
     reduce_often(c, dev, 1000000);
+}
+
+/* As a GPU does whose rows went to one that is gone. */
+static void cut_off(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 18);
+    sleep_s(1);
+    if (c->rank == 1) raise(SIGKILL);
+    MT_REQUIRE(false, "%s", "the memory of rank 1");
 }
 
 static void late(struct comm *c, struct device *dev)
@@ -407,6 +428,7 @@ static void test_faults(void **state)
 {
     (void)state;
     assert_ends(killed, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL);
+    assert_ends(cut_off, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL);
     assert_ends(late, "for rank 1 on ", "at step 17, its last operation all_reduce", 1);
     assert_ends(failing, "rank 1: ", "its disk is full", 1);
     assert_ends(stuck, "for rank 1 on ", "at step 2, its last operation all_reduce, while loading", 1);

@@ -16,7 +16,7 @@ static const char settings[] =
     "max_batches = 3\n";
 #define JOB                                                                                                            \
     "--set", "train.grad_accum=4", "--set", "lora.dropout=0.1", "--set", "train.aux_loss_coef=0.1", "--set",           \
-        "parallel.capacity=4", "--set", "log.report=no", "--set", "train.threads=1"
+        "log.report=no", "--set", "train.threads=1"
 
 static const char *config_of(int ranks, int ep)
 {
@@ -72,6 +72,7 @@ static void test_same_training(void **state)
     } rows[] = {{2, 2, "train.recompute=none"},
                 {4, 4, "train.recompute=selective"},
                 {4, 2, "train.recompute=full"},
+                {2, 2, "parallel.pieces=4"},
                 {4, 2, "parallel.zero=yes"}};
     const char *reference = one_rank();
     for (int i = 0; i < MT_LEN(rows); i++) {
@@ -156,11 +157,17 @@ static void test_crowded(void **state)
     train(config, "train.steps=4", model);
     assert_same_run(config, reference);
 
-    /* Four ranks' rows go to one of them, which has room for twice its own. */
-    assert_int_equal(RUN(config_of(4, 4), JOB, "--set", model, "--set", "parallel.capacity=2"), 1);
-    assert_says(said.err, "(parallel.ep = 4 is always enough)");
-    assert_int_equal(RUN("eval", config_of(4, 4), "--set", model, "--set", "parallel.capacity=1"), 1);
-    assert_says(said.err, "multiply parallel.capacity by");
+    /* Four ranks' rows go to one of them, which has room for its own: in more pieces, down to a token each. */
+    static const char *const more[] = {"train.recompute=none", "train.recompute=selective", "parallel.pieces=3"};
+    for (int i = 0; i < MT_LEN(more); i++) {
+        config = config_of(4, 4);
+        if (RUN(config, JOB, "--set", "train.steps=4", "--set", model, "--set", "parallel.capacity=1", "--set",
+                more[i]))
+            fail_msg("%s", said.err);
+        assert_says(said.err, "the router crowds the experts of a rank: a layer goes in");
+        assert_same_run(config, reference);
+    }
+    if (RUN("eval", config_of(4, 4), JOB, "--set", model, "--set", "parallel.capacity=1")) fail_msg("%s", said.err);
 }
 
 /* ---- what is planned, what is refused */
@@ -175,7 +182,7 @@ static void test_plan(void **state)
     assert_int_equal(RUN("plan", config, "--set", "parallel.ep=2"), 0);
     assert_says(said.out, "1.58 M FLOP per token forward, 3.21 M per token of training");
     assert_says(said.out, "experts                                163 KiB");
-    assert_says(said.out, "it has room for the rows of 128 tokens");
+    assert_says(said.out, "rows travel in 1 pieces, with room for 2 times the mean");
     assert_says(said.out, "20992 parameters");
 }
 

@@ -94,6 +94,7 @@ static const struct option options[] = {
     ROW(parallel, cpu_ranks, "1", "[1, 4096]", "the same where train.device is cpu: processes"),
     ROW(parallel, ep, "1", "[1, 4096]", "ranks that share out the experts of a layer"),
     ROW(parallel, capacity, "2", "[1, 4096]", "rows they have room for, per row if all had alike"),
+    ROW(parallel, pieces, "0", "[0, 1e6]", "of a micro-batch whose rows travel in turn; 0: by size"),
     ROW(parallel, zero, "false", YES_NO, "each rank holds a part of the moments (ZeRO-1)"),
     ROW(parallel, timeout_s, "45", "[1, 1e6]", "that ranks wait for one that makes no progress"),
     ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),

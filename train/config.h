@@ -57,7 +57,7 @@ struct config {
     } train;
     struct {
         char gpus[16];
-        int64_t cpu_ranks, ep;
+        int64_t cpu_ranks, ep, pieces;
         bool zero;
         double capacity, timeout_s;
     } parallel;

@@ -35,6 +35,7 @@ struct training {
     struct train_state state;
     struct profile profile;
     bool warned;   /* of memory */
+    bool told;     /* of pieces */
     bool stopping; /* all ranks know that one of them was asked to stop */
 };
 
@@ -163,6 +164,18 @@ static void warn_of_memory(struct training *t, int64_t used)
              str_bytes(a, used), str_bytes(b, p->budget));
 }
 
+/* Ranks whose experts are crowded take a layer in more turns, which costs time and nothing else. */
+static void tell_of_pieces(struct training *t)
+{
+    const struct model *m = &t->run.model;
+    const int64_t planned = m->acts.divided.n_piece;
+    if (t->told || !planned || m->n_piece <= planned) return;
+    t->told = true;
+    log_info("the router crowds the experts of a rank: a layer goes in %lld pieces instead of %lld; parallel.capacity "
+             "(%g) has room for more at a time",
+             (long long)m->n_piece, (long long)planned, m->acts.divided.capacity);
+}
+
 /* A mean over the steps so far that turns into an exponential one with the weight 0.1. */
 static double smoothed(double before, double loss, int64_t n)
 {
@@ -184,11 +197,10 @@ static int step(struct training *t, struct err *err)
     struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
     m.lr = schedule_lr(&t->schedule, m.step);
     const bool done = accumulate(t, b, cfg->train.grad_accum, m.labels);
-    const int rc = !done ? LOOP_INTERRUPTED : model_check_rows(&t->run.model, err);
-    if (!rc) update(t, b, &m, bad);
+    if (done) update(t, b, &m, bad);
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
     mem_free(b);
-    if (rc) return rc;
+    if (!done) return LOOP_INTERRUPTED;
     s->step++;
     s->pos = pos;
     s->tokens += m.tokens;
@@ -201,6 +213,7 @@ static int step(struct training *t, struct err *err)
     m.roof = (t->run.dev.floor_ms - floor_ms) / m.ms;
     m.mem_bytes = t->run.dev.ops->used_bytes();
     warn_of_memory(t, m.mem_bytes);
+    tell_of_pieces(t);
     m.bad = bad;
     if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
@@ -220,7 +233,6 @@ static int evaluate(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     if (!t->run.eval.n_docs) return 0;
     if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
-    if (model_check_rows(&t->run.model, err)) return -1;
     e.best = t->state.step > 0 && e.loss < t->state.best_loss;
     if (is_first(t)) metrics_eval(&t->metrics, &e);
     if (!e.best) return 0;

@@ -106,7 +106,8 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
     if (dev.ep->world > 1) { /* room is for more rows than a rank has on average */
         int64_t unused;
-        m.acts.dispatch_tok = q->n_tok;
+        m.acts.divided.capacity = 1;
+        m.acts.divided.n_piece = 1;
         measure_pass(&m, &b, false, &unused, &p->flops_fwd);
         measure_pass(&m, &b, true, &unused, &p->flops);
     }
@@ -135,6 +136,12 @@ static int n_ways(const struct device *dev)
     return dev->ops->own_memory ? PLAN_MODES * 2 * (int)MT_LEN(gpu_scratch) : PLAN_MODES;
 }
 
+/* Pieces of a micro-batch whose rows travel by themselves: few enough that products stay large. */
+static int64_t pieces(const struct config *cfg, int64_t n_tok)
+{
+    return cfg->parallel.pieces ? MT_MIN(cfg->parallel.pieces, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
+}
+
 static struct model_options way(const struct request *q, int i)
 {
     const bool gpu = q->dev->ops->own_memory;
@@ -146,8 +153,9 @@ static struct model_options way(const struct request *q, int i)
     opt.embed_on_host = gpu && i % 2;
     opt.expert_group = s->expert_group;
     opt.ce_chunk = model_ce_chunk(q->a, s->logits_bytes);
-    const double ep = q->dev->ep->world;
-    if (ep > 1) opt.dispatch_tok = (int64_t)ceil(MT_MIN(q->cfg->parallel.capacity, ep) * (double)q->n_tok);
+    if (q->dev->ep->world > 1)
+        opt.divided = (struct dispatch_options){
+            .n_tok = q->n_tok, .capacity = q->cfg->parallel.capacity, .n_piece = pieces(q->cfg, q->n_tok)};
     return opt;
 }
 
@@ -202,10 +210,13 @@ static struct request request_of(const struct device *dev, const struct arch *a,
                             .seq_len = cfg->data.seq_len};
 }
 
+/* What a GPU's driver takes for each rank whose memory it writes into (comm_share_work), as measured on H200. */
+enum { PER_PEER = 96 << 20 };
+
 /* Without a cap a share of what is free is left to others; the GPU's memory is the run's own. */
 static void set_budget(struct plan *p, const struct device *dev, const struct config *cfg)
 {
-    p->fixed = dev->ops->fixed_bytes();
+    p->fixed = dev->ops->fixed_bytes() + (dev->ops->own_memory ? (dev->ep->world - 1) * PER_PEER : 0);
     p->capped = cfg->train.memory_gb > 0;
     if (!p->capped && dev->ops->free_bytes() < 0)
         p->budget = INT64_MAX; /* the device is not here */
@@ -316,8 +327,11 @@ static void print_choices(const struct plan *p, FILE *out)
     fprintf(out, "\n");
     if (p->n_rank > 1) fprintf(out, "  so much on each of %d ranks\n", p->n_rank);
     if (p->n_ep > 1)
-        fprintf(out, "  a rank holds 1/%d of the experts (parallel.ep); it has room for the rows of %lld tokens\n",
-                p->n_ep, (long long)p->opt.dispatch_tok);
+        fprintf(
+            out,
+            "  a rank holds 1/%d of the experts (parallel.ep); rows travel in %lld pieces, with room for %g times the "
+            "mean\n",
+            p->n_ep, (long long)p->opt.divided.n_piece, p->opt.divided.capacity);
     if (p->n_dp > 1) fprintf(out, "  a rank holds 1/%d of the moments (parallel.zero)\n", p->n_dp);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));

@@ -253,6 +253,8 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         adapters_free(&ad);
         return -1;
     }
+    const char *way = comm_share_work(dev->ep, dev);
+    if (dev->ep->world > 1) log_info("rows travel to their experts by %s", way);
     if (packs) wait_for_turn(dev->ranks);
     if (model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
         adapters_free(&ad);
@@ -273,6 +275,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 void run_close(struct run *r)
 {
     model_close(&r->model);
+    if (r->dev.ep) comm_unshare_work(r->dev.ep);
     comm_close(&r->ep);
     comm_close(&r->dp);
     device_close(&r->dev);

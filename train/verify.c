@@ -294,7 +294,7 @@ static int stream_run(struct stream *s, struct err *err)
 {
     take_rows(s);
     open_sides(s);
-    acts_init(&s->acts, s->x->run.arch.n_layer);
+    acts_init(&s->acts, s->x->run.arch.n_layer, &(struct dispatch_options){.n_tok = 0});
     const int rc = run_measured(s, err);
     device_close(&s->dev);
     acts_free(&s->acts);

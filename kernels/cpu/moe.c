@@ -157,7 +157,7 @@ void CPU(moe_down_fwd)(struct device *dev, struct tensor y, struct tensor ha, st
     struct tensor buffers = tile_buffers(dev, w->n_in);
     if (!dev->measuring) {
         if (lora->r > 0) lora_thin(dev, ha, act, lora->a, false, r);
-        experts_fwd(dev, y, buffers, act, ha, r, w, bias, lora);
+        if (y.rank) experts_fwd(dev, y, buffers, act, ha, r, w, bias, lora);
     }
     arena_release(&dev->work, mark);
 }

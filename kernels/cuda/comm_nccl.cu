@@ -1,10 +1,13 @@
 /* comm_nccl.cu - collectives on the GPU's memory, by NCCL.
  *
- * Everything runs on the GPU's stream in the order of the calls, or (comm_aside) on a second one, each call after what
- * the first had been given before. libnccl is opened when several ranks start, so that the program runs where it is not
- * installed. A group starts with one small collective, so that the memory NCCL takes is known when a run is planned.
+ * Everything runs on the GPU's stream in the order of the calls, or (comm_aside, comm_all_to_all) on a second one, each
+ * call after what the first had been given before; rows that go by copies (comm_peer.cu) on a third. Sums and rows
+ * never run beside each other through NCCL: two groups at a time could wait for each other. libnccl is opened when
+ * several ranks start, so that the program runs where it is not installed. A group starts with one small collective, so
+ * that the memory NCCL takes is known when a run is planned.
  * Numerics: ring and tree sums, in an order that a run of the same shape on the same machines repeats; the switches'
  * own sums (NVLS) are off unless NCCL_NVLS_ENABLE says otherwise. */
+#include <cuda.h>
 #include <dlfcn.h>
 #include <nccl.h>
 #include <stdio.h>
@@ -36,12 +39,19 @@ static struct {
 #undef X
 
 enum { MAX_GROUPS = 16 };
+enum { ON_STREAM, ASIDE, COPIES, N_STREAMS }; /* where collectives run */
 
 static struct {
     ncclComm_t groups[MAX_GROUPS]; /* those that are open; NULL: free */
-    cudaStream_t aside;
+    cudaStream_t aside, copies;
     cudaEvent_t before, after; /* the stream's work before a call aside; the last call aside */
-    cudaEvent_t last[2];       /* the end of the last collective on the stream, and of that aside */
+    /* Collectives that were issued; those that the GPU has come to, and has left, as it writes them to the host. */
+    uint32_t issued[N_STREAMS];
+    volatile uint32_t *begun, *ended;
+    CUdeviceptr begun_at, ended_at;
+    CUresult (*write_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+    cudaEvent_t done[COMM_TICKETS]; /* all to all */
+    int64_t tickets;
 } state;
 
 #define NCCL_CHECK(call)                                                                                               \
@@ -73,15 +83,34 @@ static int open_library(struct err *err)
     return 0;
 }
 
+static void open_marks(void)
+{
+    cudaDriverEntryPointQueryResult found;
+    uint32_t *marks;
+    void *at;
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", (void **)&state.write_value, 12000,
+                                                cudaEnableDefault, &found));
+    MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver lacks %s", "cuStreamWriteValue32");
+    CUDA_CHECK(cudaHostAlloc((void **)&marks, 2 * N_STREAMS * sizeof(*marks), cudaHostAllocMapped));
+    memset(marks, 0, 2 * N_STREAMS * sizeof(*marks));
+    CUDA_CHECK(cudaHostGetDevicePointer(&at, marks, 0));
+    state.begun = marks;
+    state.begun_at = (CUdeviceptr)at;
+    state.ended_at = (CUdeviceptr)at + N_STREAMS * sizeof(*marks);
+    state.ended = marks + N_STREAMS;
+}
+
 static void open_streams(void)
 {
     int least, greatest;
     if (state.aside) return;
+    open_marks();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&state.aside, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&state.copies, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&state.before, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&state.after, cudaEventDisableTiming));
-    for (int i = 0; i < 2; i++) CUDA_CHECK(cudaEventCreateWithFlags(&state.last[i], cudaEventDisableTiming));
+    for (int i = 0; i < COMM_TICKETS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&state.done[i], cudaEventDisableTiming));
 }
 
 static int gpu_id(char id[64], struct err *err)
@@ -159,19 +188,39 @@ static ncclDataType_t type_of(struct tensor x)
     return ncclInt8;
 }
 
+/* s, which waits for what the GPU's stream has been given so far. */
+static cudaStream_t after_stream(cudaStream_t s)
+{
+    CUDA_CHECK(cudaEventRecord(state.before, cuda.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(s, state.before, 0));
+    return s;
+}
+
+/* The GPU tells the host when it comes to this place of s. */
+static void mark(cudaStream_t s, CUdeviceptr marks, int stream)
+{
+    const CUresult rc =
+        state.write_value((CUstream)s, marks + (unsigned)stream * sizeof(uint32_t), state.issued[stream], 0);
+    MT_REQUIRE(rc == CUDA_SUCCESS, "cuStreamWriteValue32: error %d", (int)rc);
+}
+
+static void enter(cudaStream_t s, int stream)
+{
+    state.issued[stream]++;
+    mark(s, state.begun_at, stream);
+}
+
+static void leave(cudaStream_t s, int stream) { mark(s, state.ended_at, stream); }
+
 /* The stream of a call. */
 static cudaStream_t begin(const struct comm *c)
 {
-    if (!c->aside) return cuda.stream;
-    CUDA_CHECK(cudaEventRecord(state.before, cuda.stream));
-    CUDA_CHECK(cudaStreamWaitEvent(state.aside, state.before, 0));
-    return state.aside;
+    const cudaStream_t s = c->aside ? after_stream(state.aside) : cuda.stream;
+    enter(s, c->aside ? ASIDE : ON_STREAM);
+    return s;
 }
 
-static void end(const struct comm *c)
-{
-    CUDA_CHECK(cudaEventRecord(state.last[c->aside], c->aside ? state.aside : cuda.stream));
-}
+static void end(const struct comm *c) { leave(c->aside ? state.aside : cuda.stream, c->aside ? ASIDE : ON_STREAM); }
 
 static void all_reduce_sum(struct comm *c, struct tensor x)
 {
@@ -201,15 +250,15 @@ static void reduce_scatter_sum(struct comm *c, struct tensor y, struct tensor x)
     end(c);
 }
 
-static void all_to_all_v(struct comm *c, struct tensor y, const int64_t *recv, struct tensor x, const int64_t *send)
+/* Rows of one tensor, to and from all. */
+static void send_rows(struct comm *c, const struct comm_rows *t, const int64_t *rows, cudaStream_t s)
 {
-    const int64_t row = dtype_size(x.dtype) * (x.rank > 1 ? x.ld : 1);
-    const cudaStream_t s = begin(c);
-    const char *from = (const char *)x.data;
-    char *to = (char *)y.data;
-    NCCL_CHECK(nccl.GroupStart());
+    const int64_t row_bytes = comm_row_bytes(t->x);
+    const char *from = (const char *)t->x.data;
+    char *to = (char *)t->y.data;
     for (int p = 0; p < c->world; p++) {
-        const size_t n_send = (size_t)(send[p] * row), n_recv = (size_t)(recv[p] * row);
+        const size_t n_send = (size_t)(rows[c->rank * c->world + p] * row_bytes);
+        const size_t n_recv = (size_t)(rows[p * c->world + c->rank] * row_bytes);
         if (p == c->rank) {
             if (n_send) CUDA_CHECK(cudaMemcpyAsync(to, from, n_send, cudaMemcpyDeviceToDevice, s));
         } else {
@@ -219,8 +268,30 @@ static void all_to_all_v(struct comm *c, struct tensor y, const int64_t *recv, s
         from += n_send;
         to += n_recv;
     }
-    NCCL_CHECK(nccl.GroupEnd());
-    end(c);
+}
+
+static int64_t all_to_all(struct comm *c, const struct comm_rows *t, int n, const int64_t *rows)
+{
+    const int stream = c->shared ? COPIES : ASIDE;
+    const cudaStream_t s = after_stream(c->shared ? state.copies : state.aside);
+    enter(s, stream);
+    if (c->shared) {
+        cuda_peers_exchange(c, t, n, rows, s);
+    } else {
+        NCCL_CHECK(nccl.GroupStart());
+        for (int i = 0; i < n; i++) send_rows(c, &t[i], rows, s);
+        NCCL_CHECK(nccl.GroupEnd());
+    }
+    leave(s, stream);
+    CUDA_CHECK(cudaEventRecord(state.done[state.tickets % COMM_TICKETS], s));
+    return state.tickets++;
+}
+
+static void wait(int64_t ticket)
+{
+    MT_REQUIRE(ticket >= state.tickets - COMM_TICKETS && ticket < state.tickets, "ticket %lld of %lld",
+               (long long)ticket, (long long)state.tickets);
+    CUDA_CHECK(cudaStreamWaitEvent(cuda.stream, state.done[ticket % COMM_TICKETS], 0));
 }
 
 static void join(struct comm *c)
@@ -232,12 +303,19 @@ static void join(struct comm *c)
 
 /* ---- from the watch thread ---- */
 
-static bool pending(void)
+static double waiting_s(void)
 {
-    bool any = false;
-    if (cudaSetDevice(cuda.index) != cudaSuccess) return false;
-    for (int i = 0; i < 2 && state.aside; i++) any |= cudaEventQuery(state.last[i]) == cudaErrorNotReady;
-    return any;
+    static uint32_t seen[N_STREAMS];
+    static double since_ms[N_STREAMS]; /* the GPU left a collective, or was in none */
+    double longest = -1;
+    for (int i = 0; i < N_STREAMS && state.begun; i++) {
+        const uint32_t ended = state.ended[i];
+        const bool in_one = state.begun[i] != ended;
+        if (!in_one || ended != seen[i]) since_ms[i] = clock_ms();
+        if (in_one) longest = MT_MAX(longest, (clock_ms() - since_ms[i]) / 1e3);
+        seen[i] = ended;
+    }
+    return longest;
 }
 
 static bool failed(char text[256])
@@ -252,8 +330,10 @@ static bool failed(char text[256])
     return false;
 }
 
+/* NCCL waits for the device, which waits for ever in a copy to a rank that is lost: then the process just ends. */
 static void abort_all(void)
 {
+    if (state.begun && state.begun[COPIES] != state.ended[COPIES]) return;
     for (int i = 0; i < MAX_GROUPS; i++)
         if (state.groups[i]) nccl.CommAbort(state.groups[i]);
 }
@@ -267,9 +347,13 @@ extern "C" const struct comm_ops cuda_comm = {
     .broadcast = broadcast,
     .all_gather = all_gather,
     .reduce_scatter_sum = reduce_scatter_sum,
-    .all_to_all_v = all_to_all_v,
+    .all_to_all = all_to_all,
+    .wait = wait,
     .join = join,
-    .pending = pending,
+    .offer = cuda_peers_offer,
+    .reach = cuda_peers_reach,
+    .leave = cuda_peers_leave,
+    .waiting_s = waiting_s,
     .failed = failed,
     .abort = abort_all,
 };

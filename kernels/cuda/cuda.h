@@ -62,6 +62,16 @@ void cuda_count_calls(bool on, struct dev_calls *calls);
 /* What is in use now is held until the end; what is asked for next is the run's. */
 void cuda_note_fixed(void);
 
+/* ---- comm_peer.cu: rows written into the work arenas of other ranks, for comm_nccl.cu; of one group at a time */
+
+/* How other processes find `work`, this rank's arena. Error: they cannot. */
+int cuda_peers_offer(void *work, char handle[COMM_HANDLE], struct err *err);
+/* Opens all others' by what they offered: handles [world, COMM_HANDLE]. */
+int cuda_peers_reach(const struct comm *c, const char *handles, struct err *err);
+void cuda_peers_leave(void); /* closes what is open, also after an error */
+/* comm_all_to_all in stream s: the rows from here are away and those for here have come when s gets past it. */
+void cuda_peers_exchange(const struct comm *c, const struct comm_rows *t, int n, const int64_t *rows, cudaStream_t s);
+
 /* ---- dequant.cu */
 
 /* Decodes experts first .. first+count-1 of w into out: [count, n_out, n_in] bf16 contiguous, row-major. offs [E+1] i32

@@ -298,24 +298,38 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
         take_adapter(&g, lora, ha, lora->b);
         g.bias = (const float *)whole(bias);
         g.out = (bf16 *)whole(y);
-        product(&g, w, matrices);
+        if (y.rank) product(&g, w, matrices);
     }
     arena_release(&dev->work, mark);
 }
 
+/* y[i] = x[rows[i] / share], a warp for each row. */
 template <typename word>
 static __global__ void __launch_bounds__(THREADS)
-    gather_kernel(word *y, const word *x, const int32_t *rows, int64_t n_row, int64_t n_word, int64_t share)
+    gather_kernel(word *y, const word *x, const int32_t *rows, int64_t n_row, int n_word, int share)
 {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / n_word;
-    if (row < n_row) y[i] = x[rows[row] / share * n_word + i % n_word];
+    enum { UNROLL = 4 };
+    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
+    if (row >= n_row) return;
+    const word *from = x + (int64_t)(rows[row] / share) * n_word;
+    word *to = y + row * n_word;
+    for (int w = threadIdx.x % WARP; w < n_word; w += WARP * UNROLL) {
+        word v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (w + u * WARP < n_word) v[u] = from[w + u * WARP];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (w + u * WARP < n_word) to[w + u * WARP] = v[u];
+    }
 }
 
 template <typename word> static void gather(struct tensor y, struct tensor x, struct tensor rows, int64_t share)
 {
     const int64_t n_word = x.shape[1] * dtype_size(x.dtype) / (int64_t)sizeof(word);
-    gather_kernel<<<grid_x(ceil_div(y.shape[0] * n_word, THREADS)), THREADS, 0, cuda.stream>>>(
-        (word *)y.data, (const word *)x.data, i32_ptr(rows), y.shape[0], n_word, share);
+    MT_REQUIRE(n_word <= INT32_MAX && share <= INT32_MAX, "rows of %lld words", (long long)n_word);
+    gather_kernel<<<grid_x(ceil_div(y.shape[0] * WARP, THREADS)), THREADS, 0, cuda.stream>>>(
+        (word *)y.data, (const word *)x.data, i32_ptr(rows), y.shape[0], (int)n_word, (int)share);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -356,6 +356,7 @@ static void up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
 static void down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
                      const struct weight *w, struct tensor bias, const struct lora *lora)
 {
+    MT_REQUIRE(y.rank, "%s", "ha alone");
     for (struct turn t = first_turn(dev, r, false); next_turn(&t);) linear_fwd(&t, y, ha, part(act, &t), w, bias, lora);
 }
 
