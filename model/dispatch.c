@@ -30,7 +30,7 @@ static struct tensor cut(struct tensor x, int64_t n) { return x.rank ? tensor_ro
 struct piece {
     int64_t first, n_tok;
     int64_t n_sent, n_here; /* rows from here, and rows that come here */
-    int64_t first_here;     /* in the layer's, when all are kept */
+    int64_t first_here;     /* in what is kept of the layer; 0: nothing is */
     const int32_t *offs;    /* [P, E+1] host: of every rank */
 };
 
@@ -62,6 +62,14 @@ static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
     return i == 0 ? 0 : i == n ? n_tok : n_tok * (2 * i - 1) / units;
 }
 
+/* Rows that come here before those of piece i. */
+static int64_t rows_before(const struct block *b, const struct dealing *d, int64_t i)
+{
+    int64_t sum = 0;
+    while (i-- > 0) sum += count_to(b, d->offs + i * offs_size(b), b->dev->ep->rank);
+    return sum;
+}
+
 /* A measuring device takes all that may come. */
 static struct piece piece(const struct block *b, const struct layer_acts *s, int64_t index)
 {
@@ -74,7 +82,7 @@ static struct piece piece(const struct block *b, const struct layer_acts *s, int
     if (b->dev->measuring) return p;
     p.offs = d->offs + index * offs_size(b);
     p.n_here = count_to(b, p.offs, b->dev->ep->rank);
-    for (int64_t i = 0; i < index; i++) p.first_here += count_to(b, d->offs + i * offs_size(b), b->dev->ep->rank);
+    p.first_here = d->kept ? rows_before(b, d, index) : 0;
     return p;
 }
 
@@ -133,6 +141,7 @@ static bool fits(const struct block *b, const struct layer_acts *s)
 static void deal(const struct block *b, const struct layer_acts *s, int64_t n, bool save)
 {
     struct dealing *d = s->dispatch.dealing;
+    d->kept = false;
     for (d->n_piece = n;; d->n_piece *= 2) {
         if (d->n_piece > d->cap) {
             mem_free(d->offs);
@@ -143,8 +152,7 @@ static void deal(const struct block *b, const struct layer_acts *s, int64_t n, b
         if (fits(b, s)) break;
     }
     *b->n_piece = MT_MAX(*b->n_piece, d->n_piece);
-    const struct piece last = piece(b, s, d->n_piece - 1);
-    d->kept = save && (b->dev->measuring || last.first_here + last.n_here <= s->pre.shape[0]);
+    d->kept = save && rows_before(b, d, d->n_piece) <= s->pre.shape[0];
 }
 
 /* ---- a layer under way */
@@ -210,40 +218,48 @@ static struct tensor gather(const struct trip *t, const struct piece *p, struct 
     return cut(to, p->n_sent);
 }
 
-/* The rows that come here: in the order of arrival, by rank and then by expert, each is a token with one expert. The
- * host knows their order by the counts. On the arena. */
-static struct route route_here(const struct trip *t, const struct piece *p)
+/* The rows that come here, in the order of arrival, by rank and then by expert, each a token with one expert: idx [n],
+ * row_slot [n], slot_row [n], offs, one after the other. */
+static void fill_route(const struct block *b, const struct piece *p, int32_t *idx)
 {
-    const struct block *b = t->b;
-    const struct shard own = dispatch_shard(b->dev->ep, b->ffn.n_exp);
-    const int64_t n = p->n_here;
-    int32_t *device = arena_push(&b->dev->work, (3 * n + own.count + 1) * (int64_t)sizeof(*device));
-    struct route r = {.idx = tensor_2d(device, DT_I32, n, 1),
-                      .row_slot = tensor_1d(device + n, DT_I32, n),
-                      .slot_row = tensor_2d(device + 2 * n, DT_I32, n, 1),
-                      .offs = tensor_1d(device + 3 * n, DT_I32, own.count + 1)};
-    if (b->dev->measuring) return r;
-    int32_t *host = mem_array(3 * n + own.count + 1, sizeof(*host)), *first = host + 3 * n;
-    int32_t row = 0, *arrived = mem_array(b->dev->ep->world, sizeof(*arrived));
-    for (int from = 1; from < b->dev->ep->world; from++)
-        arrived[from] = arrived[from - 1] + (int32_t)count(b, p->offs, from - 1, b->dev->ep->rank);
+    const struct comm *ep = b->dev->ep;
+    const struct shard own = dispatch_shard(ep, b->ffn.n_exp);
+    int32_t *row_slot = idx + p->n_here, *slot_row = row_slot + p->n_here, *first = slot_row + p->n_here;
+    int32_t row = 0, *arrived = mem_array(ep->world, sizeof(*arrived));
+    for (int from = 1; from < ep->world; from++)
+        arrived[from] = arrived[from - 1] + (int32_t)count(b, p->offs, from - 1, ep->rank);
     for (int64_t e = 0; e < own.count; e++) {
         first[e] = row;
-        for (int from = 0; from < b->dev->ep->world; from++) {
+        for (int from = 0; from < ep->world; from++) {
             const int32_t *offs = p->offs + from * (b->ffn.n_exp + 1) + own.first + e;
             for (int32_t i = offs[0]; i < offs[1]; i++, row++) {
                 const int32_t slot = arrived[from]++;
-                host[slot] = (int32_t)e;
-                host[n + row] = slot;
-                host[2 * n + slot] = row;
+                idx[slot] = (int32_t)e;
+                row_slot[row] = slot;
+                slot_row[slot] = row;
             }
         }
     }
     first[own.count] = row;
-    device_upload(b->dev, device, host, (3 * n + own.count + 1) * (int64_t)sizeof(*host));
     mem_free(arrived);
-    mem_free(host);
-    return r;
+}
+
+/* Their route, of the experts here; on the arena. The host knows it by the counts. */
+static struct route route_here(const struct trip *t, const struct piece *p)
+{
+    const struct block *b = t->b;
+    const int64_t n = p->n_here, n_exp = b->ffn.n_exp / b->dev->ep->world;
+    struct tensor all = arena_tensor_1d(&b->dev->work, DT_I32, 3 * n + n_exp + 1);
+    if (!b->dev->measuring) {
+        int32_t *host = mem_array(tensor_count(all), sizeof(*host));
+        fill_route(b, p, host);
+        device_upload(b->dev, all.data, host, tensor_bytes(all));
+        mem_free(host);
+    }
+    return (struct route){.idx = tensor_2d(all.data, DT_I32, n, 1),
+                          .row_slot = tensor_rows(all, n, n),
+                          .slot_row = tensor_2d(tensor_rows(all, 2 * n, n).data, DT_I32, n, 1),
+                          .offs = tensor_rows(all, 3 * n, n_exp + 1)};
 }
 
 /* Where what the experts leave for the backward is, of one piece. */
@@ -253,7 +269,7 @@ struct kept {
 static struct kept kept(const struct trip *t, const struct piece *p)
 {
     const struct layer_acts *s = t->s;
-    const int64_t at = s->dispatch.dealing->kept && !t->b->dev->measuring ? p->first_here : 0, n = p->n_here;
+    const int64_t at = p->first_here, n = p->n_here;
     return (struct kept){.pre = tensor_rows(s->pre, at, n),
                          .up_xa = s->up_xa.rank ? tensor_rows(s->up_xa, at, n) : absent,
                          .down_ha = s->down_ha.rank ? tensor_rows(s->down_ha, at, n) : absent};
