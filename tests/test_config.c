@@ -376,6 +376,7 @@ static void configs_of_the_repository_are_valid(void **state)
                                  "gptoss_20b_qlora.ini",
                                  "gptoss_20b_16gb.ini",
                                  "gptoss_20b_12gb.ini",
+                                 "gptoss_120b_qlora.ini",
                                  "qwen3_30b_a3b_qlora.ini",
                                  "olmoe_1b_7b_lora.ini",
                                  "mixtral_8x7b_qlora.ini"};
