@@ -27,7 +27,7 @@ extern "C" {
 enum {
     COMM_ID = 128,     /* bytes that introduce the ranks of a group to each other (NCCL's unique id) */
     COMM_HANDLE = 256, /* bytes by which another process finds this one's work arena */
-    COMM_TICKETS = 32
+    COMM_TICKETS = 32  /* calls of comm_all_to_all that may be under way */
 };
 
 struct comm_net; /* kernels/comm_net.h: connections and watch thread, shared by all groups of a process */

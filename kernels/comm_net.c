@@ -181,7 +181,8 @@ static int accept_one(const struct comm_net *net, int listener, double deadline_
         if (poll(polls, (nfds_t)net->world + 1, 1000) <= 0) continue;
         for (int r = 0; r < net->world; r++)
             if (polls[r].fd >= 0 && polls[r].revents) *lost = r, fd = LOST;
-        const int new = fd == LATE &&polls[net->world].revents ? accept(listener, NULL, NULL) : -1;
+        if (fd == LOST || !polls[net->world].revents) continue;
+        const int new = accept(listener, NULL, NULL);
         if (new >= 0) set_up(fd = new);
     }
     mem_free(polls);

@@ -49,12 +49,11 @@ struct dispatch {
 
 struct layer_acts {
     /* input */
-    struct tensor x;    /* [T, D] act */
-    struct route route; /* T*J rows */
-    struct dispatch
-        dispatch;          /* of divided experts; M of pre, up_xa, down_ha is then room: for a piece, or if saved all */
-    struct tensor logits;  /* [T, E] stat; the router's backward or the auxiliary loss may want them */
-    struct tensor down_ha; /* [M, R] act */
+    struct tensor x;          /* [T, D] act */
+    struct route route;       /* T*J rows */
+    struct dispatch dispatch; /* of divided experts; M of pre .. down_ha is then room: for a piece or, saved, all */
+    struct tensor logits;     /* [T, E] stat; the router's backward or the auxiliary loss may want them */
+    struct tensor down_ha;    /* [M, R] act */
     /* attention */
     struct tensor n1, rstd1;   /* [T, D] act, [T] stat */
     struct tensor qkv_xa;      /* [T, n_seg*R] act */

@@ -218,7 +218,7 @@ static void rows_of(struct comm *c, struct device *dev, const struct tensor land
     arena_release(&dev->work, mark);
 }
 
-/* By NCCL or sockets, then by copies where there are such; all of them in flight at once, at the end. */
+/* By NCCL or sockets, then by copies where there are such; more often than there are tickets. */
 static void all_to_all(struct comm *c, struct device *dev)
 {
     const struct tensor land[2] = {arena_tensor_2d(&dev->work, DT_F32, MOST, WIDE),

@@ -182,7 +182,7 @@ static void test_plan(void **state)
     assert_int_equal(RUN("plan", config, "--set", "parallel.ep=2"), 0);
     assert_says(said.out, "1.58 M FLOP per token forward, 3.21 M per token of training");
     assert_says(said.out, "experts                                163 KiB");
-    assert_says(said.out, "rows travel in 1 pieces, with room for 2 times the mean");
+    assert_says(said.out, "rows travel in 1 piece, with room for 2 times the mean");
     assert_says(said.out, "20992 parameters");
 }
 

@@ -210,7 +210,8 @@ static struct request request_of(const struct device *dev, const struct arch *a,
                             .seq_len = cfg->data.seq_len};
 }
 
-/* What a GPU's driver takes for each rank whose memory it writes into (comm_share_work), as measured on H200. */
+/* What a GPU's driver takes for each rank whose memory it writes into (comm_share_work), as measured on H200, commit
+ * 07c32d2. */
 enum { PER_PEER = 96 << 20 };
 
 /* Without a cap a share of what is free is left to others; the GPU's memory is the run's own. */
@@ -329,9 +330,9 @@ static void print_choices(const struct plan *p, FILE *out)
     if (p->n_ep > 1)
         fprintf(
             out,
-            "  a rank holds 1/%d of the experts (parallel.ep); rows travel in %lld pieces, with room for %g times the "
+            "  a rank holds 1/%d of the experts (parallel.ep); rows travel in %lld piece%s, with room for %g times the "
             "mean\n",
-            p->n_ep, (long long)p->opt.divided.n_piece, p->opt.divided.capacity);
+            p->n_ep, (long long)p->opt.divided.n_piece, p->opt.divided.n_piece > 1 ? "s" : "", p->opt.divided.capacity);
     if (p->n_dp > 1) fprintf(out, "  a rank holds 1/%d of the moments (parallel.zero)\n", p->n_dp);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));
