@@ -10,7 +10,7 @@
 #ifndef MT_HUB_CACHE_H
 #define MT_HUB_CACHE_H
 
-#include "data/hash.h"
+#include "kernels/hash.h"
 
 #define HUB_PATH 1024 /* bytes of a file's path in its repository, of a repository's id */
 

@@ -84,7 +84,7 @@ check_includes() {
         may["kernels"] = top
         may["kernels/cpu"] = top "|kernels/cpu/.*"
         may["kernels/cuda"] = top "|kernels/cuda/.*"
-        may["data"] = "data/.*|kernels/(base|tensor)\\.h"
+        may["data"] = "data/.*|kernels/(base|hash|tensor)\\.h"
         may["optim"] = "optim/.*|" top
         may["model"] = "model/.*|optim/.*|data/(safetensors|json)\\.h|" top
         may["train"] = "train/.*|model/.*|optim/.*|data/.*|" top

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/hash.h"
 #include "kernels/tensor.h"
 
 /* Whether f stops the process with abort(), its message unseen. */
@@ -341,13 +342,45 @@ static void arenas(void **state)
     assert_true(aborts(full_arena));
 }
 
+/* Cases 1 and 2 of RFC 4231, and equality that looks at every byte. */
+static void hmac(void **state)
+{
+    static const struct {
+        const char *key, *text;
+        uint8_t first[4], last;
+    } rows[] = {
+        {"\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b",
+         "Hi There",
+         {0xb0, 0x34, 0x4c, 0x61},
+         0xf7},
+        {"Jefe", "what do ya want for nothing?", {0x5b, 0xdc, 0xc1, 0x46}, 0x43},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const int64_t key_bytes = (int64_t)strlen(rows[i].key);
+        uint8_t mac[HASH_MAC], other[HASH_MAC];
+        struct hash h;
+        hash_mac_init(&h, rows[i].key, key_bytes);
+        hash_add(&h, rows[i].text, (int64_t)strlen(rows[i].text));
+        hash_mac_end(&h, rows[i].key, key_bytes, mac);
+        assert_memory_equal(mac, rows[i].first, 4);
+        assert_int_equal(mac[HASH_MAC - 1], rows[i].last);
+        for (int b = 0; b < HASH_MAC; b++) {
+            memcpy(other, mac, sizeof(mac));
+            assert_true(hash_mac_equal(mac, other));
+            other[b] ^= 1;
+            assert_false(hash_mac_equal(mac, other));
+        }
+    }
+}
+
 int test_base(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors),        cmocka_unit_test(formats),       cmocka_unit_test(nearest),
         cmocka_unit_test(memory),        cmocka_unit_test(random_values), cmocka_unit_test(random_quality),
         cmocka_unit_test(narrow_floats), cmocka_unit_test(views),         cmocka_unit_test(weights),
-        cmocka_unit_test(arenas),
+        cmocka_unit_test(arenas),        cmocka_unit_test(hmac),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

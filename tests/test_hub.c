@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
-#include "data/hash.h"
+#include "kernels/hash.h"
 #include "data/hub.h"
 #include "tests/process.h"
 

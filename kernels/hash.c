@@ -1,6 +1,6 @@
 /* hash.c - SHA-256 and SHA-1 (FIPS 180-4), a block of 64 bytes at a time; SHA-256 by the instructions that x86 has for
- * it where they are, since a download is only as fast as its check. */
-#include "data/hash.h"
+ * it where they are, since a download is only as fast as its check. HMAC on top. */
+#include "kernels/hash.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -160,12 +160,53 @@ void hash_add(struct hash *h, const void *data, int64_t size)
     if (size % 64) memcpy(h->block, p + size / 64 * 64, (size_t)(size % 64));
 }
 
-void hash_hex(struct hash *h, char hex[HASH_HEX])
+/* The last block: 0x80, zeros and the number of bits; the state is the hash afterwards. */
+static void finish(struct hash *h)
 {
     uint8_t tail[72] = {0x80};
     const uint64_t bits = (uint64_t)h->bytes * 8;
     const int64_t zeros = (119 - h->bytes % 64) % 64; /* 0x80 and these fill a block up to its last 8 bytes */
     for (int i = 0; i < 8; i++) tail[zeros + 1 + i] = (uint8_t)(bits >> (56 - 8 * i));
     hash_add(h, tail, zeros + 9);
+}
+
+void hash_hex(struct hash *h, char hex[HASH_HEX])
+{
+    finish(h);
     for (int i = 0; i < (h->sha1 ? 5 : 8); i++) snprintf(hex + 8 * i, 9, "%08x", h->state[i]);
+}
+
+/* ---- HMAC */
+
+static void add_key(struct hash *h, const void *key, int64_t key_bytes, uint8_t pad)
+{
+    uint8_t block[64] = {0};
+    MT_REQUIRE(key_bytes >= 0 && key_bytes <= 64, "a key of %lld bytes", (long long)key_bytes);
+    memcpy(block, key, (size_t)key_bytes);
+    for (int i = 0; i < 64; i++) block[i] ^= pad;
+    hash_init(h);
+    hash_add(h, block, 64);
+}
+
+static void take_bytes(struct hash *h, uint8_t bytes[HASH_MAC])
+{
+    finish(h);
+    for (int i = 0; i < HASH_MAC; i++) bytes[i] = (uint8_t)(h->state[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+void hash_mac_init(struct hash *h, const void *key, int64_t key_bytes) { add_key(h, key, key_bytes, 0x36); }
+
+void hash_mac_end(struct hash *h, const void *key, int64_t key_bytes, uint8_t mac[HASH_MAC])
+{
+    take_bytes(h, mac);
+    add_key(h, key, key_bytes, 0x5c);
+    hash_add(h, mac, HASH_MAC);
+    take_bytes(h, mac);
+}
+
+bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC])
+{
+    uint8_t differ = 0;
+    for (int i = 0; i < HASH_MAC; i++) differ |= a[i] ^ b[i];
+    return !differ;
 }

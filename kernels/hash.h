@@ -1,10 +1,12 @@
-/* hash.h - SHA-256, and the SHA-1 by which git names a file: what the hub tells of the files it serves. */
+/* hash.h - SHA-256, HMAC with it, and the SHA-1 by which git names a file. For all rooms: the hub lists a hash of each
+ * file that it serves, and ranks prove by HMAC that they have the key of a run. */
 #ifndef MT_HASH_H
 #define MT_HASH_H
 
 #include "kernels/base.h"
 
 #define HASH_HEX 65 /* the longest name and its NUL */
+#define HASH_MAC 32 /* bytes of an HMAC */
 
 /* Bytes go in piece by piece, in order. A copy of the struct is a hash of what came so far. */
 struct hash {
@@ -19,5 +21,11 @@ void hash_init_git(struct hash *h, int64_t size);
 void hash_add(struct hash *h, const void *data, int64_t size);
 /* The hash in small hex digits, 64 of SHA-256 or 40 of SHA-1. h may not be added to afterwards. */
 void hash_hex(struct hash *h, char hex[HASH_HEX]);
+
+/* HMAC-SHA256 (RFC 2104): hash_mac_init, hash_add any number of times, hash_mac_end. The key has at most 64 bytes. */
+void hash_mac_init(struct hash *h, const void *key, int64_t key_bytes);
+void hash_mac_end(struct hash *h, const void *key, int64_t key_bytes, uint8_t mac[HASH_MAC]);
+/* Equal, in a time that does not depend on the bytes. */
+bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC]);
 
 #endif
