@@ -1,7 +1,11 @@
 /* test_checkpoint.c - a run comes back exactly; what is damaged is noticed, named and stepped over. */
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -315,6 +319,48 @@ static _Noreturn void save_until_killed(const char *out, const char *best)
     }
 }
 
+/* A directory too deep for any path: it can be renamed, but not deleted. */
+static void make_deep(const char *dir)
+{
+    char name[201] = "";
+    memset(name, 'd', sizeof(name) - 1);
+    int at = open(dir, O_RDONLY | O_DIRECTORY);
+    for (int i = 0; i < 25; i++) {
+        assert_int_equal(mkdirat(at, name, 0777), 0);
+        const int next = openat(at, name, O_RDONLY | O_DIRECTORY);
+        close(at);
+        at = next;
+        assert_true(at >= 0);
+    }
+    close(at);
+}
+
+static void what_cannot_be_deleted_ends_no_run(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct err err = {.msg = ""};
+    char path[MT_PATH], command[MT_PATH + 16];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    save(&t, out, 1, 1);
+    path_of(path, out, 1, "");
+    make_deep(path);
+    save(&t, out, 2, 1);
+    assert_steps(out, ".deleting-step-000001 step-000002");
+    path_of(path, out, 2, "");
+    make_deep(path);
+    save(&t, out, 2, 1); /* what it replaces cannot be deleted */
+    assert_steps(out, ".deleting-step-000001 .deleting-step-000002 step-000002");
+    assert_newest(out, 2);
+    assert_int_equal(checkpoint_sweep(out, &err), 0);
+    save(&t, out, 3, 1);
+    assert_steps(out, ".deleting-step-000001 .deleting-step-000002 step-000003");
+    snprintf(command, sizeof(command), "rm -rf %s/checkpoints", out);
+    assert_int_equal(system(command), 0);
+    tiny_close(&t);
+}
+
 static void a_save_may_be_killed_at_any_moment(void **state)
 {
     (void)state;
@@ -340,6 +386,59 @@ static void a_save_may_be_killed_at_any_moment(void **state)
         assert_int_equal(checkpoint_load(path, &t.ad, &t.dev, &got, &err), 0);
         assert_int_equal(peft_load(&t.ad, &t.dev, best, &err), 0);
     }
+    tiny_close(&t);
+}
+
+/* Every directory with the name of a step is whole, not only the newest. */
+static void assert_all_whole(const char *out, struct tiny *t)
+{
+    char folder[MT_PATH], path[2 * MT_PATH], **names;
+    struct train_state got;
+    struct err err = {.msg = ""};
+    int64_t n;
+    snprintf(folder, sizeof(folder), "%s/checkpoints", out);
+    assert_int_equal(file_list(folder, &names, &n, &err), 0);
+    for (int64_t i = 0; i < n; i++) {
+        snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
+        if (names[i][0] != '.' && checkpoint_load(path, &t->ad, &t->dev, &got, &err)) fail_msg("%s", err.msg);
+    }
+    file_list_free(names, n);
+}
+
+/* A checkpoint that takes long to delete, killed in the middle: what has the name of a step is whole. */
+static void a_deletion_may_be_killed_at_any_moment(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct err err = {.msg = ""};
+    char path[MT_PATH], name[32];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    for (uint64_t round = 0; round < 5; round++) {
+        const int64_t step = 1 + 2 * (int64_t)round;
+        save(&t, out, step, 1);
+        path_of(path, out, step, "adapter");
+        const int dir = open(path, O_RDONLY | O_DIRECTORY);
+        for (int i = 0; i < 100; i++) {
+            snprintf(name, sizeof(name), "z%d", i);
+            close(openat(dir, name, O_CREAT | O_WRONLY, 0666));
+        }
+        close(dir);
+        pid_t child = fork();
+        if (!child) {
+            struct train_state now = some_state(step + 1);
+            _exit(checkpoint_save(out, &t.ad, &t.dev, &now, "base", 1, &err) != 0);
+        }
+        path_of(path, out, step + 1, "");
+        for (int i = 0; i < 20000 && !file_exists(path); i++) usleep(100);
+        usleep((useconds_t)(rng_u64(2, round) % 5000));
+        assert_int_equal(kill(child, SIGKILL), 0);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+        assert_newest(out, step + 1);
+        assert_all_whole(out, &t);
+    }
+    assert_int_equal(checkpoint_sweep(out, &err), 0);
+    assert_all_whole(out, &t);
     tiny_close(&t);
 }
 
@@ -379,6 +478,8 @@ int test_checkpoint(void)
         cmocka_unit_test(only_the_newest_stay),
         cmocka_unit_test(killed_saves_are_swept_up),
         cmocka_unit_test(a_save_may_be_killed_at_any_moment),
+        cmocka_unit_test(a_deletion_may_be_killed_at_any_moment),
+        cmocka_unit_test(what_cannot_be_deleted_ends_no_run),
         cmocka_unit_test(other_adapters_are_refused),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);

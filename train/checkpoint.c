@@ -284,17 +284,23 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
 {
     char **names, path[MT_PATH];
     int64_t n, kept = 0;
-    if (list_folder(folder, &names, &n, err)) return -1;
+    if (swap_sweep(folder, NULL, 0, false, err) || list_folder(folder, &names, &n, err)) return -1;
     int rc = 0;
     for (int64_t i = 0; !rc && i < n; i++) {
         int64_t s = step_of(names[i]);
-        bool leftover = names[i][0] == '.', old = s >= 0 && s <= step && ++kept > keep && keep > 0;
-        if (!leftover && !old) continue;
+        bool old = s >= 0 && s <= step && ++kept > keep && keep > 0;
+        if (!old) continue;
         rc = join(path, folder, names[i], err);
-        if (!rc) rc = file_remove_tree(path, err);
+        if (!rc) swap_remove(path);
     }
     file_list_free(names, n);
     return rc;
+}
+
+int checkpoint_sweep(const char *out_dir, struct err *err)
+{
+    char folder[MT_PATH];
+    return join(folder, out_dir, FOLDER, err) || swap_sweep(folder, NULL, 0, true, err) ? -1 : 0;
 }
 
 /* What a rank other than 0 does in a save. */

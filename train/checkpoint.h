@@ -20,9 +20,12 @@ struct train_state {
 
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (PEFT), optimizer.safetensors (masters, m, v), state.json, and
  * a manifest with size and CRC-32 of every file. Made under a temporary name, fsynced, renamed; then all but the newest
- * `keep` are deleted (keep 0: all stay). Rank 0 writes; the others call it for their parts. */
+ * `keep` are deleted (keep 0: all stay); one that cannot be deleted is a warning. Rank 0 writes; the others call it for
+ * their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const char *base_model, int64_t keep, struct err *err) MT_CHECK;
+/* Before a run starts: finishes the deletions and removes the half-written saves of processes that were killed. */
+int checkpoint_sweep(const char *out_dir, struct err *err) MT_CHECK;
 /* dir: a step-NNNNNN directory. Verifies the manifest first; an error names the damaged file. After an error the
  * adapters may be half loaded. */
 int checkpoint_load(const char *dir, struct adapters *ad, struct device *dev, struct train_state *state,

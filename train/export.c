@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/lock.h"
 #include "train/peft.h"
 #include "train/swap.h"
 #include "train/verify.h"
@@ -185,11 +186,15 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
         return -1;
     struct export x = {
         .cfg = &on_cpu, .adapter_dir = adapter_dir ? adapter_dir : adapter, .out = out ? out : usual, .report = report};
-    int rc = !dir && check_new(x.out, err) ? -1 : open_all(&x, format, err);
+    struct lock lock = {.held = false};
+    int rc = !dir && (check_new(x.out, err) || lock_take_for(&lock, cfg->output.dir, x.out, err))
+                 ? -1
+                 : open_all(&x, format, err);
     if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
     if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
     held_close(&x.held);
     run_close(&x.run);
+    lock_release(&lock);
     return rc;
 }
 

@@ -11,10 +11,12 @@
 #include <string.h>
 
 #include "optim/schedule.h"
+#include "train/lock.h"
 #include "train/packing.h"
 #include "train/peft.h"
 #include "train/profile.h"
 #include "train/run.h"
+#include "train/swap.h"
 
 static volatile sig_atomic_t stop_signal;
 
@@ -34,9 +36,10 @@ struct training {
     struct schedule schedule;
     struct train_state state;
     struct profile profile;
-    bool warned;   /* of memory */
-    bool told;     /* of pieces */
-    bool stopping; /* all ranks know that one of them was asked to stop */
+    struct lock lock; /* of output.dir, held by rank 0 */
+    bool warned;      /* of memory */
+    bool told;        /* of pieces */
+    bool stopping;    /* all ranks know that one of them was asked to stop */
 };
 
 /* The one rank that prints and writes. */
@@ -462,12 +465,25 @@ static int check_ranks(const struct comm *all, const struct config *cfg, struct 
         (long long)cfg->train.grad_accum, all->world, all->world);
 }
 
+/* Rank 0 takes output.dir for this run and tidies it; only then do the others look into it. */
+static int take_output(struct training *t, struct err *err)
+{
+    static const char *const adapters[] = {"adapter", "best"};
+    const char *dir = t->run.cfg->output.dir;
+    if (file_make_dirs(dir, err)) return -1;
+    if (is_first(t) && (lock_take(&t->lock, dir, err) || swap_sweep(dir, adapters, MT_LEN(adapters), true, err) ||
+                        checkpoint_sweep(dir, err)))
+        return -1;
+    comm_barrier(t->run.dev.ranks);
+    return 0;
+}
+
 static int training_open(struct training *t, const struct config *cfg, struct comm *all, struct err *err)
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
-        file_make_dirs(cfg->output.dir, err) || run_open_data(&t->run, true, err) ||
+        take_output(t, err) || run_open_data(&t->run, true, err) ||
         (is_first(t) && (profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
                          prof_measure_roofs(&t->run.dev, err))) ||
         run_open_model(&t->run, NULL, true, err))
@@ -495,6 +511,7 @@ static void training_close(struct training *t)
     if (t->loader) loader_close(t->loader);
     profile_close(&t->profile);
     run_close(&t->run);
+    lock_release(&t->lock);
 }
 
 static void take_signals(void)

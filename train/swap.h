@@ -1,4 +1,5 @@
-/* swap.h - a directory written whole or not at all: made beside its place under a hidden name, then put there. */
+/* swap.h - a directory written whole or not at all: made beside its place under a hidden name, then put there; and
+ * deleted the same way. */
 #ifndef MT_SWAP_H
 #define MT_SWAP_H
 
@@ -11,5 +12,12 @@ int swap_begin(const char *dir, char tmp[MT_PATH], struct err *err) MT_CHECK;
  * holds the old directory or the new one, whole and under the name dir; only on a file system that cannot exchange two
  * names is there an instant in which dir is missing and the old one is PARENT/.old-NAME. */
 int swap_commit(const char *tmp, const char *dir, struct err *err) MT_CHECK;
+/* Deletes dir, which becomes PARENT/.deleting-NAME first: a process killed meanwhile leaves no half directory under its
+ * name. What cannot be deleted is a warning and stays under the hidden name. */
+void swap_remove(const char *dir);
+/* Ends what killed processes began in the directory `parent`, for these n names (names NULL: for all): PARENT/.old-NAME
+ * becomes NAME again where that is missing; .tmp-NAME and .deleting-NAME go. `tell`: warns of what cannot be deleted.
+ */
+int swap_sweep(const char *parent, const char *const *names, int64_t n, bool tell, struct err *err) MT_CHECK;
 
 #endif

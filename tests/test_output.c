@@ -1,0 +1,154 @@
+/* test_output.c - output.dir belongs to one run at a time, and what earlier ones left there is kept or tidied. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <sys/wait.h>
+
+#include "data/file.h"
+#include "tests/process.h"
+#include "train/lock.h"
+#include "train/swap.h"
+
+/* ---- the lock */
+
+/* A child that holds the lock of dir until it is killed. */
+static pid_t holder(const char *dir)
+{
+    int ready[2];
+    char byte = 0;
+    struct lock l;
+    struct err err;
+    assert_int_equal(pipe(ready), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        byte = (char)(lock_take(&l, dir, &err) == 0);
+        if (write(ready[1], &byte, 1) == 1) pause();
+        _exit(0);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    assert_int_equal(byte, 1);
+    close(ready[0]);
+    close(ready[1]);
+    return pid;
+}
+
+static void test_lock(void **state)
+{
+    (void)state;
+    char dir[MT_PATH], inside[MT_PATH + 8], who[64];
+    struct lock l = {.held = false}, again = {.held = false};
+    struct err err;
+    snprintf(dir, sizeof(dir), "%s/out", scratch_dir());
+    snprintf(inside, sizeof(inside), "%s/x", dir);
+    const pid_t pid = holder(dir);
+    snprintf(who, sizeof(who), "process %ld on ", (long)pid);
+    assert_int_equal(lock_take(&l, dir, &err), -1);
+    assert_says(err.msg, who);
+    assert_says(err.msg, " since 20");
+    assert_int_equal(lock_take_for(&l, dir, inside, &err), -1);
+    assert_int_equal(lock_take_for(&l, dir, "elsewhere", &err), 0);
+    assert_false(l.held);
+    assert_int_equal(kill(pid, SIGKILL), 0); /* no chance to tidy up */
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    if (lock_take(&l, dir, &err)) fail_msg("%s", err.msg);
+    snprintf(inside, sizeof(inside), "%s/.lock", dir);
+    char *text = file_read(inside, 1 << 10, &(int64_t){0}, &err); /* opened and closed: the lock holds */
+    snprintf(who, sizeof(who), "process %ld on ", (long)getpid());
+    assert_says(text, who);
+    mem_free(text);
+    assert_int_equal(lock_take(&again, dir, &err), -1);
+    lock_release(&l);
+    assert_int_equal(lock_take(&again, dir, &err), 0);
+    lock_release(&again);
+    lock_release(&again);
+}
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* The second of two runs is refused and changes nothing; commands that only read, and exports to elsewhere, work. */
+static void test_two_runs(void **state)
+{
+    (void)state;
+    const char *config = process_config("[log]\nreport = false\n"), *dir = scratch_dir();
+    const char *metrics = process_output(config, "metrics.jsonl");
+    const pid_t first =
+        process_start(dir, (const char *const[]){config, "--set", "train.steps=100000", "--set", "log.every=0", NULL});
+    for (int i = 0; i < 500 && !file_exists(metrics); i++) sleep_ms(20);
+    assert_true(file_exists(metrics));
+    char who[64];
+    snprintf(who, sizeof(who), "process %ld on ", (long)first);
+    const int code = RUN(config, "--set", "train.resume=never");
+    assert_int_equal(code, 1);
+    assert_says(said.err, who);
+    assert_null(strstr(said.err, "loaded "));
+    assert_int_equal(RUN("export", config, "--to", "peft"), 1);
+    assert_says(said.err, who);
+    assert_int_equal(RUN("eval", config), 0);
+    assert_int_equal(kill(first, SIGTERM), 0);
+    assert_int_equal(process_finish(dir, first), 130);
+    assert_int_equal(RUN(config, "--set", "optim.schedule=constant", "--set", "train.resume=never"), 0);
+}
+
+/* ---- directories that processes left behind */
+
+static void make(const char *parent, const char *name, const char *file)
+{
+    char path[MT_PATH];
+    struct err err;
+    assert_int_equal(str_format(path, sizeof(path), &err, "path", "%s/%s", parent, name), 0);
+    assert_int_equal(file_make_dirs(path, &err), 0);
+    assert_int_equal(str_format(path, sizeof(path), &err, "path", "%s/%s/%s", parent, name, file), 0);
+    assert_int_equal(file_write_atomic(path, "x", 1, &err), 0);
+}
+
+static void assert_entries(const char *dir, const char *want)
+{
+    char text[1024] = "", **names;
+    int64_t n;
+    struct err err;
+    assert_int_equal(file_list(dir, &names, &n, &err), 0);
+    for (int64_t i = 0; i < n; i++) strcat(strcat(text, i ? " " : ""), names[i]);
+    file_list_free(names, n);
+    assert_string_equal(text, want);
+}
+
+static void test_sweep(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"best"};
+    char dir[256], path[MT_PATH];
+    struct err err;
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    make(dir, ".tmp-best", "a");
+    make(dir, ".old-best", "the old one");
+    make(dir, ".deleting-best", "b");
+    make(dir, ".deleting-2-best", "c");
+    make(dir, ".tmp-other", "d");
+    make(dir, ".cache", "e");
+    assert_int_equal(swap_sweep(dir, names, 1, true, &err), 0);
+    assert_entries(dir, ".cache .tmp-other best");
+    snprintf(path, sizeof(path), "%s/best", dir);
+    assert_entries(path, "the old one");
+    make(dir, ".old-best", "older");
+    assert_int_equal(swap_sweep(dir, NULL, 0, true, &err), 0);
+    assert_entries(dir, ".cache best");
+    assert_entries(path, "the old one");
+    swap_remove(path);
+    assert_entries(dir, ".cache");
+}
+
+int test_output(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lock),
+        cmocka_unit_test(test_two_runs),
+        cmocka_unit_test(test_sweep),
+    };
+    return cmocka_run_group_tests_name("output", tests, NULL, NULL);
+}

@@ -1,0 +1,85 @@
+/* lock.c - the lock of output.dir, held from before the first byte that a run writes there until its end.
+ *
+ * It is an open file description lock (F_OFD_SETLK, fcntl(2)). The kernel releases it when the process dies, however it
+ * dies; NFS clients pass it to the server, so that it holds between machines; and unlike a plain POSIX lock it survives
+ * another open and close of the same file in this process. The file stays: to delete a lock file is a race with the
+ * next process that opens it. Its text says who holds the lock, for the error of others; only the lock itself counts.
+ */
+#define _GNU_SOURCE /* F_OFD_SETLK */
+#include "train/lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file.h"
+
+#define NAME ".lock"
+
+/* "process 123 on host since 2026-01-31 12:00:00 UTC" */
+static void write_holder(int fd)
+{
+    char text[256], host[128] = "", when[64] = "";
+    struct tm utc;
+    const time_t now = time(NULL);
+    gethostname(host, sizeof(host) - 1);
+    if (gmtime_r(&now, &utc)) strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S UTC", &utc);
+    const int n = snprintf(text, sizeof(text), "process %ld on %s since %s\n", (long)getpid(), host, when);
+    if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n)
+        log_warn("the lock file of output.dir cannot be written: %s", strerror(errno));
+}
+
+static int in_use(int fd, const char *dir, struct err *err)
+{
+    char text[256];
+    const ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+    text[MT_MAX(n, 0)] = 0;
+    text[strcspn(text, "\n")] = 0;
+    return err_set(err,
+                   "%s is in use by another moetrain: %s; wait for it, stop it, or choose another directory "
+                   "(output.dir)",
+                   dir, text[0] ? text : "a process that has not written its name yet");
+}
+
+int lock_take(struct lock *l, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (str_format(path, sizeof(path), err, "output.dir", "%s/" NAME, dir) || file_make_dirs(dir, err)) return -1;
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return err_set(err, "%s: cannot be opened to lock %s: %s", path, dir, strerror(errno));
+    if (fcntl(fd, F_OFD_SETLK, &whole)) {
+        if (errno == EAGAIN || errno == EACCES) {
+            in_use(fd, dir, err);
+            close(fd);
+            return -1;
+        }
+        log_warn("%s cannot be locked (%s): make sure that no other run uses the directory", path, strerror(errno));
+    }
+    write_holder(fd);
+    *l = (struct lock){.held = true, .fd = fd};
+    return 0;
+}
+
+int lock_take_for(struct lock *l, const char *dir, const char *path, struct err *err)
+{
+    char parent[MT_PATH];
+    struct stat a, b;
+    if (str_format(parent, sizeof(parent), err, "path", "%s", path)) return -1;
+    size_t n = strlen(parent);
+    while (n && parent[n - 1] == '/') n--;
+    while (n && parent[n - 1] != '/') n--;
+    snprintf(parent + n, sizeof(parent) - n, n ? "" : ".");
+    if (stat(parent, &a) || stat(dir, &b) || a.st_dev != b.st_dev || a.st_ino != b.st_ino) return 0;
+    return lock_take(l, dir, err);
+}
+
+void lock_release(struct lock *l)
+{
+    if (l->held) close(l->fd);
+    *l = (struct lock){.held = false};
+}
