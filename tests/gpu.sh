@@ -12,6 +12,8 @@
 #   repeat     ... twice: the same adapter, bit for bit
 #   ranks      ... on several GPUs, data parallel, with zero, with the experts divided, begun so and ended on one: the
 #              losses of 50 steps within 3e-3 of one GPU's, in bf16; on two GPUs the same bytes, but with divided ones
+#   skew       adapters' gradients and the whole layer when every token goes to the same experts: at most 1.5 times as
+#              long as with uniform routing
 #   bench      how fast this GPU is
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -19,12 +21,12 @@ bin=""
 while getopts b: option; do
     case $option in
     b) bin=$OPTARG ;;
-    *) sed -n '3,16s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,18s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(tests memcheck racecheck check demo repeat ranks bench)
+[ ${#stages[@]} -gt 0 ] || stages=(tests memcheck racecheck check demo repeat ranks skew bench)
 
 if [ -z "$bin" ]; then
     bash configs/setup.sh build -DMOETRAIN_CUDA=on || exit 1
@@ -144,6 +146,22 @@ stage_ranks() {
     fi
     while [ $((2 * ranks)) -le "$gpus" ] && [ $ranks -lt 8 ]; do ranks=$((2 * ranks)); done
     several_ranks cuda $ranks parallel.gpus
+}
+
+# Of each routing the JSON has dab_ms and ms of gate_up, of down and of the layer.
+stage_skew() {
+    local arch status=0
+    for arch in gpt-oss-20b qwen3-30b-a3b; do
+        "$bin/moetrain" bench lora --device cuda --arch $arch --rank 16 --tokens 16384 --routing uniform,one --json |
+            awk -v arch=$arch '
+                /"dab_ms"/ { dab[++n] = $2 + 0 }
+                /"ms"/ { ms[n] = $2 + 0 }
+                END {
+                    printf "%s: uniform %.3f ms of %.2f, skewed %.3f of %.2f\n", arch, dab[3], ms[3], dab[6], ms[6]
+                    exit !(n == 6 && dab[6] <= 1.5 * dab[3] && ms[6] <= 1.5 * ms[3])
+                }' || status=1
+    done
+    return $status
 }
 
 stage_bench() {

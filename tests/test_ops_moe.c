@@ -14,14 +14,15 @@ static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
 
 /* ---- one MoE layer and its tensors ---- */
 
-enum routing { SPREAD, CROWDED }; /* the last expert idle; every token to experts 1 .. J */
+/* The last expert idle; every token to experts 1 .. J; three tokens in four first to the expert in the middle. */
+enum layout { SPREAD, CROWDED, MIXED };
 
 struct setup {
     struct packing packing;
     int64_t n_tok, n_exp, top_k, dim, width, r_up, r_down;
     struct glu glu;
     bool bias;
-    enum routing routing;
+    enum layout routing;
 };
 
 struct layer {
@@ -61,6 +62,7 @@ static void choose(int32_t *idx, int64_t t, const struct setup *s)
     bool taken[64] = {false};
     for (int64_t j = 0; j < s->top_k; j++) {
         int64_t e = s->routing == CROWDED ? 1 + j : (3 * t + j * (t + 1)) % n;
+        if (s->routing == MIXED && t % 4 && j == 0) e = n / 2;
         while (taken[e]) e = (e + 1) % n;
         taken[e] = true;
     }
@@ -497,9 +499,10 @@ static void layer_large_on_the_gpu(void **state)
         {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, gptoss_halves_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, swiglu, false, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, gptoss_2, true, CROWDED}, 0, false},
-        /* the rows of an expert shared by four blocks, and by eight */
+        /* gradients of adapters from experts in several parts: of all experts; of one, in 25; of one among 50 */
         {{{WF_MXFP4, 0, false}, 2600, 3, 2, 160, 96, 16, 64, gptoss_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 6200, 3, 1, 136, 40, 32, 8, swiglu, false, CROWDED}, 0, true},
+        {{{WF_BF16, 0, false}, 1500, 50, 2, 136, 72, 72, 24, swiglu, false, MIXED}, 0, false},
     };
     (void)state;
     run_gpu_cases(cases, MT_LEN(cases));

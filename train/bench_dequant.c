@@ -119,7 +119,7 @@ static double run_tokens(struct bench_experts *b, const struct stack *k, int64_t
     struct tensor offs = {0};
     arena_release(&b->dev.work, 0);
     if (n_tok) {
-        struct route route = bench_route(&b->dev, k->s, n_tok, &r.n_active);
+        struct route route = bench_route(&b->dev, k->s, n_tok, ROUTING_UNIFORM, &r.n_active);
         op_route_sort(&b->dev, &route, k->s->n_exp);
         offs = route.offs;
         r.expected = n_exp * (1 - pow(miss, (double)n_tok));
@@ -143,7 +143,7 @@ static int run_stack(struct bench_experts *b, const struct expert_shape *s, cons
     push_stack(&plan, s, q, up);
     for (int64_t i = 0; i < b->n_tokens; i++) {
         arena_release(&plan.work, 0);
-        struct route route = bench_route(&plan, s, b->tokens[i], NULL);
+        struct route route = bench_route(&plan, s, b->tokens[i], ROUTING_UNIFORM, NULL);
         op_route_sort(&plan, &route, s->n_exp);
     }
     if (bench_reserve(b, &plan, err)) return err_prefix(err, "%s", s->name);

@@ -20,6 +20,8 @@ static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olm
 static const struct expert_quant all_quants[] = {
     {"mxfp4", WF_MXFP4, false}, {"nf4", WF_NF4, false}, {"nf4-nested", WF_NF4, true}, {"bf16", WF_BF16, false}};
 
+const char *const routing_names[N_ROUTING] = {"uniform", "one"};
+
 /* ---- command line ---- */
 
 void bench_experts_help(FILE *out)
@@ -31,6 +33,7 @@ void bench_experts_help(FILE *out)
                  "  --rank       a,b  lora: of the adapters; 16,32,64\n"
                  "  --tokens     a,b  lora: 2048,16384; dequant: 1,4,16,64,128,512\n"
                  "  --quant      a,b  mxfp4, nf4, nf4-nested; lora also bf16\n"
+                 "  --routing    a,b  lora: uniform, or one: every token goes to the same experts; uniform\n"
                  "  --repeats    timed runs, of which the median is shown; 20\n"
                  "  --device, --dtype, --threads: as above\n");
 }
@@ -80,6 +83,20 @@ static int parse_quants(struct bench_experts *b, const char *text, struct err *e
     return 0;
 }
 
+static int parse_routings(struct bench_experts *b, const char *text, struct err *err)
+{
+    for (b->n_routing = 0; *text; b->n_routing++) {
+        const size_t n = strcspn(text, ",");
+        int i = 0;
+        while (i < N_ROUTING && (strlen(routing_names[i]) != n || memcmp(text, routing_names[i], n))) i++;
+        if (i == N_ROUTING || b->n_routing == N_ROUTING)
+            return err_set(err, "--routing %.64s: choose uniform, one or both", text);
+        b->routings[b->n_routing] = (enum routing)i;
+        text += n + (text[n] == ',');
+    }
+    return 0;
+}
+
 static int find_shape(struct expert_shape *s, const char *name, struct err *err)
 {
     for (int i = 0; i < MT_LEN(others); i++)
@@ -96,6 +113,7 @@ static int set_option(struct bench_experts *b, const char *name, const char *val
     if (!strcmp(name, "--device")) return b->device = value, 0;
     if (!strcmp(name, "--dtype")) return b->dtype = value, 0;
     if (!strcmp(name, "--quant")) return parse_quants(b, value, err);
+    if (!strcmp(name, "--routing")) return parse_routings(b, value, err);
     if (!strcmp(name, "--rank")) return parse_counts(name, value, b->ranks, &b->n_rank, err);
     if (!strcmp(name, "--tokens")) return parse_counts(name, value, b->tokens, &b->n_tokens, err);
     if (!strcmp(name, "--repeats")) return parse_count(name, value, &b->n_run, err);
@@ -140,8 +158,13 @@ static int check_ranks(const struct bench_experts *b, struct err *err)
 
 int bench_experts_open(struct bench_experts *b, const char *name, int n_words, char **words, struct err *err)
 {
-    *b = (struct bench_experts){
-        .device = "auto", .dtype = "auto", .ranks = {16, 32, 64}, .n_rank = 3, .n_run = 20, .rows = {.indent = true}};
+    *b = (struct bench_experts){.device = "auto",
+                                .dtype = "auto",
+                                .ranks = {16, 32, 64},
+                                .n_rank = 3,
+                                .n_routing = 1,
+                                .n_run = 20,
+                                .rows = {.indent = true}};
     if (parse(b, n_words, words, err)) return err_prefix(err, "bench %s", name);
     if (device_open(&b->dev, b->device, b->dtype, err)) return -1;
     const bool gpu = b->dev.ops->own_memory, lora = !strcmp(name, "lora");
@@ -275,10 +298,11 @@ struct weight bench_weight(struct device *dev, const struct expert_quant *q, int
 }
 
 /* J experts of a token, ascending; taken [E] is all false, before and after. */
-static void choose(int32_t *idx, bool *taken, const struct expert_shape *s, uint64_t key, uint64_t *counter)
+static void choose(int32_t *idx, bool *taken, const struct expert_shape *s, enum routing routing, uint64_t *counter)
 {
+    const uint64_t key = rng_key(0, "route"), n = (uint64_t)(routing == ROUTING_ONE ? s->top_k : s->n_exp);
     for (int64_t j = 0; j < s->top_k;) {
-        const uint64_t e = rng_u64(key, (*counter)++) % (uint64_t)s->n_exp;
+        const uint64_t e = rng_u64(key, (*counter)++) % n;
         j += !taken[e];
         taken[e] = true;
     }
@@ -288,7 +312,8 @@ static void choose(int32_t *idx, bool *taken, const struct expert_shape *s, uint
     }
 }
 
-struct route bench_route(struct device *dev, const struct expert_shape *s, int64_t n_tok, int64_t *n_active)
+struct route bench_route(struct device *dev, const struct expert_shape *s, int64_t n_tok, enum routing routing,
+                         int64_t *n_active)
 {
     struct arena *work = &dev->work;
     const int64_t n_row = n_tok * s->top_k;
@@ -303,7 +328,7 @@ struct route bench_route(struct device *dev, const struct expert_shape *s, int64
     float *gate = mem_array(n_row, sizeof(float));
     bool *taken = mem_array(s->n_exp, sizeof(bool));
     uint64_t counter = 0;
-    for (int64_t t = 0; t < n_tok; t++) choose(idx + t * s->top_k, taken, s, rng_key(0, "route"), &counter);
+    for (int64_t t = 0; t < n_tok; t++) choose(idx + t * s->top_k, taken, s, routing, &counter);
     for (int64_t m = 0; m < n_row; m++) {
         gate[m] = 1 / (float)s->top_k;
         if (n_active) *n_active += !taken[idx[m]];

@@ -26,11 +26,17 @@ struct expert_quant {
     bool nested; /* the absmax of NF4 is quantised too */
 };
 
+/* uniform: each expert is as likely as any other; one: every token goes to the first J experts. */
+enum routing { ROUTING_UNIFORM, ROUTING_ONE, N_ROUTING };
+extern const char *const routing_names[N_ROUTING];
+
 enum { BENCH_VALUES = 8, BENCH_WARM_UP = 5, BENCH_RUNS = 1000 };
 struct bench_experts {
     const char *device, *dtype, *arch;
     struct expert_shape shapes[BENCH_VALUES];
     struct expert_quant quants[BENCH_VALUES]; /* none: the bench's own choice */
+    enum routing routings[N_ROUTING];
+    int64_t n_routing;
     int64_t ranks[BENCH_VALUES], tokens[BENCH_VALUES];
     int64_t n_shape, n_quant, n_rank, n_tokens, n_thread;
     int64_t n_run; /* timed runs, of which the median is taken; at most BENCH_RUNS */
@@ -53,9 +59,10 @@ struct weight bench_weight(struct device *dev, const struct expert_quant *q, int
                            uint64_t key);
 /* Uniform in +-amplitude; a large tensor repeats itself. */
 void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key);
-/* From dev->work: every token goes to J different experts, each as likely as any other, with equal gates. Not sorted
- * yet. n_active: experts with tokens; may be NULL. */
-struct route bench_route(struct device *dev, const struct expert_shape *s, int64_t n_tok, int64_t *n_active);
+/* From dev->work: every token goes to J different experts with equal gates. Not sorted yet. n_active: experts with
+ * tokens; may be NULL. */
+struct route bench_route(struct device *dev, const struct expert_shape *s, int64_t n_tok, enum routing routing,
+                         int64_t *n_active);
 
 double bench_median(double *x, int64_t n); /* sorts x */
 

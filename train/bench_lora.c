@@ -12,6 +12,7 @@ enum { N_MARK = N_PART + 1 }; /* of a step */
 struct layer {
     struct device *dev;
     const struct expert_shape *s;
+    enum routing routing;
     struct glu glu;
     struct weight up, down;
     struct tensor up_bias, down_bias; /* [E, 2F], [E, D] or absent */
@@ -34,6 +35,7 @@ struct split {
 struct result {
     const struct expert_shape *s;
     const struct expert_quant *q;
+    enum routing routing;
     int64_t n_tok, n_active, r;
     struct split up, down, layer;
     double floor_ms;                   /* of the step with adapters */
@@ -85,7 +87,7 @@ static int64_t push_case(struct layer *l, int64_t n_tok, int64_t r)
     arena_release(&dev->work, 0);
     l->lora_up = push_lora(dev, &l->up, r, &l->grad_up);
     l->lora_down = push_lora(dev, &l->down, r, &l->grad_down);
-    l->route = bench_route(dev, l->s, n_tok, &n_active);
+    l->route = bench_route(dev, l->s, n_tok, l->routing, &n_active);
     l->x = arena_tensor_2d(&dev->work, dev->act, n_tok, l->s->dim);
     l->dout = arena_tensor_2d(&dev->work, dev->act, n_tok, l->s->dim);
     bench_uniform(dev, l->x, 1, 9);
@@ -216,11 +218,11 @@ static void print_legend(const struct bench_experts *b)
 
 static void print_head(const struct result *r)
 {
-    printf("\n%s: %lld experts, D %lld, F %lld, top %lld, %s; %lld tokens reach %lld experts\n"
+    printf("\n%s: %lld experts, D %lld, F %lld, top %lld, %s; %lld tokens reach %lld experts (routing %s)\n"
            "%4s  %-8s %8s %8s %6s %8s %8s %6s %8s %8s %9s %9s %6s\n",
            r->s->name, (long long)r->s->n_exp, (long long)r->s->dim, (long long)r->s->width, (long long)r->s->top_k,
-           r->q->name, (long long)r->n_tok, (long long)r->n_active, "r", "", "forward", "LoRA", "+%", "dX", "dX LoRA",
-           "+%", "dA,dB", "backward", "fwd+bwd", "LoRA", "+%");
+           r->q->name, (long long)r->n_tok, (long long)r->n_active, routing_names[r->routing], "r", "", "forward",
+           "LoRA", "+%", "dX", "dX LoRA", "+%", "dA,dB", "backward", "fwd+bwd", "LoRA", "+%");
 }
 
 static void print_split(const char *name, const struct split *s, int64_t r)
@@ -263,6 +265,7 @@ static void put_result(struct json_out *o, const struct result *r)
     json_out_open(o, NULL, '{');
     json_out_str(o, "arch", r->s->name);
     json_out_str(o, "quant", r->q->name);
+    json_out_str(o, "routing", routing_names[r->routing]);
     json_out_i64(o, "tokens", r->n_tok);
     json_out_i64(o, "active_experts", r->n_active);
     json_out_i64(o, "rank", r->r);
@@ -283,7 +286,8 @@ static void put_result(struct json_out *o, const struct result *r)
 static void run_tokens(struct bench_experts *b, struct layer *l, struct layer *planned, const struct expert_quant *q,
                        int64_t n_tok)
 {
-    struct result r = {.s = l->s, .q = q, .n_tok = n_tok, .base_peak = measure_case(planned, n_tok, 0, NULL)};
+    struct result r = {
+        .s = l->s, .q = q, .routing = l->routing, .n_tok = n_tok, .base_peak = measure_case(planned, n_tok, 0, NULL)};
     push_case(l, n_tok, 0);
     const struct times base = time_steps(b, l, true);
     for (int64_t i = 0; i < b->n_rank; i++) {
@@ -315,7 +319,11 @@ static int run_layer(struct bench_experts *b, const struct expert_shape *s, cons
         for (int64_t i = -1; i < b->n_rank; i++) measure_case(&planned, b->tokens[t], i < 0 ? 0 : b->ranks[i], NULL);
     if (bench_reserve(b, &plan, err)) return err_prefix(err, "%s", s->name);
     push_weights(&l, &b->dev, s, q);
-    for (int64_t t = 0; t < b->n_tokens; t++) run_tokens(b, &l, &planned, q, b->tokens[t]);
+    for (int64_t t = 0; t < b->n_tokens; t++)
+        for (int64_t i = 0; i < b->n_routing; i++) {
+            l.routing = b->routings[i];
+            run_tokens(b, &l, &planned, q, b->tokens[t]);
+        }
     return 0;
 }
 

@@ -76,8 +76,9 @@ void cuda_grouped_thin(const struct grouped *g);
  *
  *     wide[w_row(m), :]^T thin[m, :]    [n_wide, r], or with thin_first its transpose [r, n_wide]
  *
- * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. Fixed order of summation, no atomics; experts
- * without rows: untouched. Needs n_wide, ld_wide and r multiples of 8, r at most 256, 16-byte aligned rows. */
+ * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. The order of summation depends on n_row, n_wide, r
+ * and offs alone; experts without rows: untouched. Needs n_wide, ld_wide and r multiples of 8, r at most 256, 16-byte
+ * aligned rows. */
 struct grouped_wgrad {
     int64_t n_row, n_exp, n_wide, r;
     const int32_t *offs;
@@ -89,7 +90,9 @@ struct grouped_wgrad {
     float scale;
     bool thin_first;
     float *out;
+    void *partial; /* scratch of cuda_grouped_wgrad_bytes(n_row, n_wide, r) */
 };
+int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 void cuda_grouped_wgrad(const struct grouped_wgrad *g);
 
 #endif

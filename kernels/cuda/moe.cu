@@ -114,15 +114,19 @@ static void product(struct grouped *g, const struct weight *w, struct decoded d)
     }
 }
 
-/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. */
-static void adapter_grad(const struct lora_grad *grad, const struct lora *lora, struct tensor db, struct tensor x,
-                         bool x_tokens, struct tensor dy, bool dy_tokens, struct tensor xa, const struct route *r)
+/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. On a measuring device only the scratch is taken. */
+static void adapter_grad(struct device *dev, const struct lora_grad *grad, const struct lora *lora, struct tensor db,
+                         struct tensor x, bool x_tokens, struct tensor dy, bool dy_tokens, struct tensor xa,
+                         const struct route *r)
 {
     const struct tensor wide[] = {x, dy}, thin[] = {db, xa}, out[] = {grad->a, grad->b};
     const bool tokens[] = {x_tokens, dy_tokens};
-    for (int i = 0; i < 2; i++) {
+    const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
+    void *partial = arena_push(&dev->work, MT_MAX(cuda_grouped_wgrad_bytes(n_row, x.shape[1], lora->r),
+                                                  cuda_grouped_wgrad_bytes(n_row, dy.shape[1], lora->r)));
+    for (int i = 0; i < 2 && !dev->measuring; i++) {
         struct grouped_wgrad g = {};
-        g.n_row = r->row_slot.shape[0];
+        g.n_row = n_row;
         g.n_exp = r->offs.shape[0] - 1;
         g.n_wide = wide[i].shape[1];
         g.r = lora->r;
@@ -135,8 +139,10 @@ static void adapter_grad(const struct lora_grad *grad, const struct lora *lora, 
         g.scale = lora->scale[0];
         g.thin_first = i == 0;
         g.out = (float *)whole(out[i]);
+        g.partial = partial;
         cuda_grouped_wgrad(&g);
     }
+    arena_release(&dev->work, mark);
 }
 
 /* ---- small kernels ---- */
@@ -222,6 +228,15 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] *= weight;
     *(uint4 *)(gated + o.row * rank + o.col) = bf16_pack8(x);
+}
+
+static void gate_rows(struct tensor gated, struct tensor ha, const struct route *r)
+{
+    const int64_t n_row = gated.shape[0], rank = gated.shape[1];
+    if (n_row == 0) return;
+    gate_kernel<<<octet_grid(n_row, rank), THREADS, 0, cuda.stream>>>(
+        bf16_ptr(gated), (const bf16 *)whole(ha), (const float *)whole(r->gate), i32_ptr(r->row_slot), n_row, rank);
+    CUDA_CHECK_LAUNCH();
 }
 
 /* dgate[t, j] = sum of part[:, m] + <bias of its expert, dout[t]>, m = slot_row[t, j]; a warp for each token, which
@@ -356,10 +371,11 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
                                   struct tensor bias, const struct lora *lora, const struct glu *glu)
 {
     const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0], n_part = ceil_div(w->n_in, GROUPED_PART);
-    const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const int64_t product_mark = arena_mark(&dev->work);
+    const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
     const struct decoded matrices = push_decoded(dev, w);
     if (!dev->measuring && n_row) {
         if (lora->r) thin_product(db, db_gated, dout, true, lora->b, true, r);
@@ -379,12 +395,11 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
             (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(bias), g.a, g.lda, w->n_out,
             i32_ptr(r->slot_row), i32_ptr(r->idx), (int)g.top_k, dout.shape[0]);
         CUDA_CHECK_LAUNCH();
-        if (lora->r && grad) {
-            gate_kernel<<<octet_grid(n_row, lora->r), THREADS, 0, cuda.stream>>>(
-                bf16_ptr(ha_gated), (const bf16 *)whole(ha), g.gate, g.row_slot, n_row, lora->r);
-            CUDA_CHECK_LAUNCH();
-            adapter_grad(grad, lora, db_gated, act, false, dout, true, ha_gated, r);
-        }
+    }
+    arena_release(&dev->work, product_mark);
+    if (lora->r && grad) {
+        if (!dev->measuring) gate_rows(ha_gated, ha, r);
+        adapter_grad(dev, grad, lora, db_gated, act, false, dout, true, ha_gated, r);
     }
     arena_release(&dev->work, mark);
 }
@@ -394,14 +409,12 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, const stru
                                 const struct lora *lora)
 {
     const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
-    const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    if (lora->r && !dev->measuring) thin_product(db, absent, dpre, false, lora->b, true, r);
+    if (lora->r && grad) adapter_grad(dev, grad, lora, db, x, true, dpre, false, xa, r);
+    const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
     const struct decoded matrices = push_decoded(dev, w);
     if (!dev->measuring) {
-        if (lora->r) {
-            thin_product(db, absent, dpre, false, lora->b, true, r);
-            if (grad) adapter_grad(grad, lora, db, x, true, dpre, false, xa, r);
-        }
         struct grouped g = rows_of(dpre, false, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;
