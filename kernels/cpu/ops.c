@@ -2,11 +2,11 @@
 #include "kernels/cpu/real.h"
 
 #include <cblas.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
+
+#include "kernels/memory.h"
 
 static void *host_alloc(int64_t bytes)
 {
@@ -16,23 +16,7 @@ static void *host_alloc(int64_t bytes)
 
 static void host_free(void *p) { free(p); }
 
-/* Bytes that can be taken without swapping; the limit of a control group counts where there is one. */
-static int64_t host_free_bytes(void)
-{
-    int64_t free_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
-    char line[128];
-    long long kib, limit, used;
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "MemAvailable: %lld", &kib) == 1) free_bytes = kib * 1024;
-    if (f) fclose(f);
-    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r"), *now = fopen("/sys/fs/cgroup/memory.current", "r");
-    if (max && now && fscanf(max, "%lld", &limit) == 1 && fscanf(now, "%lld", &used) == 1)
-        free_bytes = MT_MIN(free_bytes, MT_MAX(limit - used, 0));
-    if (max) fclose(max);
-    if (now) fclose(now);
-    return free_bytes;
-}
+static int64_t host_free_bytes(void) { return memory_room(""); }
 
 static int64_t host_used_bytes(void)
 {
