@@ -26,6 +26,8 @@ extern "C" {
 
 enum {
     COMM_ID = 128,     /* bytes that introduce the ranks of a group to each other (NCCL's unique id) */
+    COMM_KEY = 32,     /* bytes of the key that the ranks of a run share */
+    COMM_MEET_S = 120, /* for all ranks to come */
     COMM_HANDLE = 256, /* bytes by which another process finds this one's work arena */
     COMM_TICKETS = 32  /* calls of comm_all_to_all that may be under way */
 };
@@ -53,10 +55,19 @@ struct comm_place {
     int port;         /* where rank 0 listens */
     int listener;     /* rank 0: a socket that listens there already; -1: none */
     double timeout_s; /* how long a rank that makes no progress may be waited for in a collective */
+    double meet_s;    /* in which all ranks must have met; 0: COMM_MEET_S */
+
+    /* What proves that a process is a rank of this run; connections that cannot are turned away. read_key: asked before
+     * every try to reach rank 0, as what it finds may still be the key of an earlier run; NULL: `key` holds it. */
+    uint8_t key[COMM_KEY];
+    int (*read_key)(const struct comm_place *place, uint8_t key[COMM_KEY], struct err *err);
+    char key_file[MT_PATH]; /* of read_key, and for messages; "": none */
 };
+/* Random bytes of the system. */
+int comm_make_key(uint8_t key[COMM_KEY], struct err *err) MT_CHECK;
 
 /* Meets the other ranks at place->master and connects with each; a world of 1 connects with nobody. Errors: nobody
- * there in time, a rank twice, another world size, another version of the program. */
+ * there in time, no common key, a rank twice, another world size, another version of the program. */
 int comm_open(struct comm *c, const struct comm_place *place, struct err *err) MT_CHECK;
 /* Makes collectives on tensors of dev possible: NCCL on a GPU, nothing on the CPU. Two ranks on one GPU are an error.
  * All ranks call it; groups split off afterwards have it too. */

@@ -71,7 +71,8 @@ static void start_ranks(body_fn *body, int world)
                                          .master = "127.0.0.1",
                                          .port = port,
                                          .listener = r ? -1 : fd,
-                                         .timeout_s = TIMEOUT_S};
+                                         .timeout_s = TIMEOUT_S,
+                                         .key = "the key of this test"};
         pids[r] = fork();
         assert_true(pids[r] >= 0);
         if (!pids[r]) be_rank(body, &place);

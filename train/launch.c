@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "train/rank_key.h"
 
 #define TORCH_PORT 29500 /* without MASTER_PORT, as torch has it */
 #define GRACE_MS   15000 /* between the end of a rank that failed and that of the others, which their watch sees to */
@@ -122,7 +123,7 @@ static int from_launcher(struct comm_place *p, const struct found *f, const stru
             f->launcher, (long long)f->local_world, (long long)asked);
     p->rank = (int)f->rank;
     p->world = (int)f->world;
-    return find_master(p, f, err);
+    return find_master(p, f, err) || rank_key_open(p, cfg->output.dir, err) ? -1 : 0;
 }
 
 /* ---- ranks started here */
@@ -226,6 +227,7 @@ static int start_ranks(struct comm_place *p, int64_t n, int *code, struct err *e
 {
     const struct sigaction handler = {.sa_handler = hand_on};
     const pid_t parent = getpid();
+    if (comm_make_key(p->key, err)) return -1; /* the ranks inherit it */
     const int listener = open_listener(&p->port, err);
     if (listener < 0) return -1;
     fflush(NULL);
@@ -290,7 +292,9 @@ static uint64_t config_hash(const struct config *cfg)
 int launch_meet(struct comm *all, const struct comm_place *place, const struct config *cfg, struct err *err)
 {
     log_rank(place->rank, place->rank == 0);
-    if (comm_open(all, place, err)) return -1;
+    const int rc = comm_open(all, place, err);
+    rank_key_close(place);
+    if (rc) return -1;
     if (all->world == 1) return 0;
     log_rank(place->rank, all->local_rank == 0);
     ops_cuda_choose(all->local_rank);

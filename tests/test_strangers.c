@@ -1,0 +1,364 @@
+/* test_strangers.c - how ranks meet while others connect to them: nothing is told to a stranger, none of them ends or
+ * delays the start, and a key of another run is worthless. */
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "kernels/comm_net.h"
+#include "tests/process.h"
+#include "train/rank_key.h"
+
+enum { MEET_S = 20, QUICK_MS = 4000, FLOOD = 200, GREETING = 8 + NET_NONCE };
+#define PROOF ((int64_t)sizeof(struct net_hello) + HASH_MAC)
+
+static pid_t pids[2];
+static const char *dir;
+static int first_port;
+
+static void pause_ms(long ms)
+{
+    const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+
+static struct sockaddr_in loopback(int port)
+{
+    return (struct sockaddr_in){
+        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
+}
+
+static int open_listener(int *port)
+{
+    struct sockaddr_in a = loopback(0);
+    socklen_t size = sizeof(a);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0 && !bind(fd, (struct sockaddr *)&a, size) && !listen(fd, 64));
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &size), 0);
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+static int connect_to(int port)
+{
+    struct sockaddr_in a = loopback(port);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0 && !connect(fd, (struct sockaddr *)&a, sizeof(a)));
+    return fd;
+}
+
+static void put(int fd, const void *data, int64_t bytes)
+{
+    assert_int_equal(send(fd, data, (size_t)bytes, MSG_NOSIGNAL), bytes);
+}
+
+static bool get(int fd, void *data, int64_t bytes) { return !net_read(fd, data, bytes, clock_ms() + QUICK_MS); }
+
+/* It is closed without a byte more. */
+static void assert_turned_away(int fd)
+{
+    char c;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, QUICK_MS), 1);
+    assert_true(recv(fd, &c, 1, 0) <= 0);
+    close(fd);
+}
+
+static struct comm_place place_of(int rank, int port, int listener)
+{
+    return (struct comm_place){.rank = rank,
+                               .world = 2,
+                               .master = "127.0.0.1",
+                               .port = port,
+                               .listener = listener,
+                               .timeout_s = 5,
+                               .meet_s = MEET_S,
+                               .key = "the key of this test"};
+}
+
+/* A process that meets the other rank, waits for it once and ends; what it says goes to DIR/RANK. */
+static void start_rank(const struct comm_place *place)
+{
+    char path[MT_PATH];
+    struct comm c;
+    struct err err;
+    fflush(NULL);
+    pids[place->rank] = fork();
+    assert_true(pids[place->rank] >= 0);
+    if (pids[place->rank]) return;
+    snprintf(path, sizeof(path), "%s/%d", dir, place->rank);
+    if (!freopen(path, "w", stderr) || setvbuf(stderr, NULL, _IONBF, 0)) _exit(9);
+    if (comm_open(&c, place, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        _exit(4);
+    }
+    comm_barrier(&c);
+    comm_close(&c);
+    _exit(0);
+}
+
+static int rank_result(int r)
+{
+    char path[MT_PATH];
+    int status;
+    assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+    snprintf(path, sizeof(path), "%s/%d", dir, r);
+    process_read(path, said.err, sizeof(said.err));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+static void start_first(void)
+{
+    const int fd = open_listener(&first_port);
+    const struct comm_place place = place_of(0, first_port, fd);
+    dir = scratch_dir();
+    start_rank(&place);
+    close(fd);
+}
+
+/* The other rank comes, and the run starts at once; said.err is what rank 0 said. */
+static void assert_starts(int port_of_first)
+{
+    const struct comm_place place = place_of(1, port_of_first, -1);
+    const double start = clock_ms();
+    start_rank(&place);
+    if (rank_result(1)) fail_msg("rank 1: %s", said.err);
+    if (rank_result(0)) fail_msg("rank 0: %s", said.err);
+    assert_true(clock_ms() - start < QUICK_MS);
+    for (const char *p = said.err; *p; p++) assert_true(*p == '\n' || (*p >= 32 && *p < 127));
+}
+
+/* ---- */
+
+/* The hello of earlier versions, which ended the start of all; noise; what a browser says. */
+static void test_garbage(void **state)
+{
+    (void)state;
+    static char noise[1 << 16];
+    struct {
+        char magic[8], version[16];
+        int32_t rank, world, port, pid;
+        char host[64];
+    } old = {"moetrain", MT_VERSION, 1, 3, 1, 1, "\x1b[2Jhost"};
+    for (int64_t i = 0; i < (int64_t)sizeof(noise); i++) noise[i] = (char)rng_u64(1, (uint64_t)i);
+    start_first();
+    int fds[5];
+    for (int i = 0; i < 5; i++) fds[i] = connect_to(first_port);
+    put(fds[0], &old, sizeof(old));
+    put(fds[1], noise, sizeof(noise));
+    put(fds[2], noise, GREETING - 1);
+    put(fds[3], "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: \x1b[31m*\r\n\r\n", 50);
+    put(fds[4], noise, 1);
+    close(fds[2]);
+    close(fds[4]);
+    assert_turned_away(fds[1]);
+    assert_turned_away(fds[3]);
+    char answer[GREETING]; /* the first 40 bytes of the old hello are a greeting: a nonce, and no more */
+    assert_true(get(fds[0], answer, sizeof(answer)));
+    assert_starts(first_port);
+    assert_says(said.err, "turned away a connection from 127.0.0.1: ");
+    assert_says(said.err, "turned away 4 connections that did not come from ranks of this run");
+    close(fds[0]);
+}
+
+/* Connections that say nothing, or stop in the middle, block nobody. */
+static void test_silence(void **state)
+{
+    (void)state;
+    static const char greeting[GREETING] = "moetrain", half[PROOF / 2];
+    int fds[30];
+    start_first();
+    for (int i = 0; i < 30; i++) {
+        fds[i] = connect_to(first_port);
+        if (i % 3) put(fds[i], greeting, i % 3 == 1 ? GREETING / 2 : GREETING);
+        if (i % 6 == 5) put(fds[i], half, sizeof(half));
+    }
+    assert_starts(first_port);
+    for (int i = 0; i < 30; i++) close(fds[i]);
+}
+
+static int count_files(pid_t pid)
+{
+    char path[64], **names;
+    int64_t n;
+    struct err err;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    if (file_list(path, &names, &n, &err)) fail_msg("%s", err.msg);
+    file_list_free(names, n);
+    return (int)n;
+}
+
+/* More connections at once than rank 0 keeps: the oldest go, and the rank gets in. */
+static void test_flood(void **state)
+{
+    (void)state;
+    int fds[FLOOD];
+    start_first();
+    for (int i = 0; i < FLOOD; i++) fds[i] = connect_to(first_port);
+    pause_ms(300);
+    assert_true(count_files(pids[0]) < GUESTS + 20);
+    assert_starts(first_port);
+    assert_says(said.err, "too many connections at once");
+    for (int i = 0; i < FLOOD; i++) close(fds[i]);
+}
+
+/* A rank with another key is told nothing but a nonce, and says what to do; the right one gets in after it. */
+static void test_wrong_key(void **state)
+{
+    (void)state;
+    start_first();
+    struct comm_place wrong = place_of(1, first_port, -1);
+    wrong.key[0] ^= 1;
+    wrong.meet_s = 0.3;
+    start_rank(&wrong);
+    assert_int_equal(rank_result(1), 4);
+    assert_says(said.err, "has another key than this rank");
+    assert_starts(first_port);
+    assert_says(said.err, "it has another key than this run");
+}
+
+/* The other way round: what answers at the master's port does not know the key, and learns nothing that it could use:
+ * its answer to the proof is refused. */
+static void test_false_first(void **state)
+{
+    (void)state;
+    int port;
+    const int listener = open_listener(&port);
+    struct comm_place place = place_of(1, port, -1);
+    char bytes[GREETING], proof[PROOF];
+    dir = scratch_dir();
+    place.meet_s = 0.3;
+    start_rank(&place);
+    const int fd = accept(listener, NULL, NULL);
+    assert_true(fd >= 0 && get(fd, bytes, GREETING));
+    put(fd, bytes, GREETING); /* its own nonce back */
+    assert_true(get(fd, proof, PROOF));
+    put(fd, proof + PROOF - HASH_MAC, HASH_MAC);
+    assert_int_equal(rank_result(1), 4);
+    assert_says(said.err, "has another key than this rank");
+    close(fd);
+    close(listener);
+}
+
+/* Bytes both ways until one side ends. */
+static void relay(int a, int b)
+{
+    struct pollfd p[2] = {{.fd = a, .events = POLLIN}, {.fd = b, .events = POLLIN}};
+    char bytes[4096];
+    for (;;) {
+        assert_true(poll(p, 2, 1000 * MEET_S) > 0);
+        for (int i = 0; i < 2; i++) {
+            if (!p[i].revents) continue;
+            const ssize_t n = recv(p[i].fd, bytes, sizeof(bytes), 0);
+            if (n <= 0) return;
+            send(p[1 - i].fd, bytes, (size_t)n, MSG_NOSIGNAL);
+        }
+    }
+}
+
+/* Between the two ranks somebody keeps the right proof of rank 1, and sends it again on a connection of his own. */
+static void test_replay(void **state)
+{
+    (void)state;
+    int port;
+    char greeting[GREETING], answer[GREETING], proof[PROOF];
+    const int listener = open_listener(&port);
+    start_first();
+    const struct comm_place place = place_of(1, port, -1);
+    start_rank(&place);
+    int client = accept(listener, NULL, NULL), server = connect_to(first_port);
+    assert_true(client >= 0 && get(client, greeting, GREETING));
+    put(server, greeting, GREETING);
+    assert_true(get(server, answer, GREETING));
+    put(client, answer, GREETING);
+    assert_true(get(client, proof, PROOF));
+    close(server);
+    server = connect_to(first_port);
+    put(server, greeting, GREETING);
+    assert_true(get(server, answer, GREETING));
+    put(server, proof, PROOF);
+    assert_turned_away(server);
+    close(client);
+    client = accept(listener, NULL, NULL); /* it tries again, and now its bytes go through */
+    server = connect_to(first_port);
+    relay(client, server);
+    close(client);
+    close(server);
+    close(listener);
+    assert_int_equal(rank_result(1), 0);
+    assert_int_equal(rank_result(0), 0);
+    assert_says(said.err, "it has another key than this run");
+}
+
+/* ---- the key file */
+
+static void plant(const char *path, const char *bytes, int64_t size, mode_t mode)
+{
+    FILE *f = fopen(path, "w");
+    assert_true(f && fwrite(bytes, 1, (size_t)size, f) == (size_t)size);
+    assert_true(!fchmod(fileno(f), mode) && !fclose(f));
+}
+
+/* Why rank 1 does not start when such a file is there. */
+static void assert_refused(struct comm_place *place, const char *says)
+{
+    place->meet_s = 0.3;
+    start_rank(place);
+    assert_int_equal(rank_result(1), 4);
+    assert_says(said.err, says);
+}
+
+static void test_key_file(void **state)
+{
+    (void)state;
+    static const char stale[COMM_KEY] = "of a run that was killed";
+    struct comm_place first = place_of(0, 0, -1), other = place_of(1, 0, -1);
+    struct err err;
+    struct stat st;
+    char old[MT_PATH];
+    close(open_listener(&first.port));
+    other.port = first.port;
+    dir = scratch_dir();
+    if (rank_key_open(&other, dir, &err)) fail_msg("%s", err.msg);
+    assert_refused(&other, "all machines must see the same output.dir");
+    plant(other.key_file, stale, COMM_KEY, 0640);
+    assert_refused(&other, "others may read or write it");
+    plant(other.key_file, stale, 3, 0600);
+    assert_refused(&other, "3 bytes are no key");
+    snprintf(old, sizeof(old), "%s/old", dir);
+    plant(old, stale, COMM_KEY, 0600);
+    assert_true(!unlink(other.key_file) && !symlink("old", other.key_file));
+    assert_refused(&other, "cannot open");
+    assert_true(!unlink(other.key_file) && !mkfifo(other.key_file, 0600));
+    assert_refused(&other, "not a regular file");
+    assert_true(!unlink(other.key_file) && !rename(old, other.key_file));
+
+    other.meet_s = MEET_S; /* it comes first, with the stale key, and gets the right one from rank 0 */
+    start_rank(&other);
+    pause_ms(300);
+    if (rank_key_open(&first, dir, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(stat(first.key_file, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_true(memcmp(first.key, stale, COMM_KEY) != 0);
+    start_rank(&first);
+    if (rank_result(0) || rank_result(1)) fail_msg("%s", said.err);
+    rank_key_close(&first);
+    assert_int_equal(stat(first.key_file, &st), -1);
+}
+
+int test_strangers(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_garbage),   cmocka_unit_test(test_silence),     cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_wrong_key), cmocka_unit_test(test_false_first), cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_key_file),
+    };
+    return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
+}

@@ -1,0 +1,13 @@
+/* rank_key.h - the key by which ranks that a launcher started recognise each other: a file in output.dir, which all of
+ * them see, there from the start of rank 0 until all have met. */
+#ifndef MT_RANK_KEY_H
+#define MT_RANK_KEY_H
+
+#include "kernels/comm.h"
+
+/* Says in *place where the key lies. On rank 0: makes a new one, in place of any that an earlier run left. */
+int rank_key_open(struct comm_place *place, const char *dir, struct err *err) MT_CHECK;
+/* On rank 0: deletes it. */
+void rank_key_close(const struct comm_place *place);
+
+#endif
