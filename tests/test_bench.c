@@ -96,36 +96,37 @@ static void test_text(void **state)
         RUN("bench", "ops", "--arch", "gpt-oss-tiny", "--quant", "nf4", "--resident", "1", "--dtype", "bf16", SMALL),
         0);
     assert_says(said.out, "gpt-oss-tiny, 2 layers, experts nf4, 1 of 2 layers decoded to f32, LoRA r 4");
-    assert_int_equal(RUN("bench", "--help"), 0);
+    assert_int_equal(RUN("bench", "step", "--help"), 0);
     assert_says(said.out, "--memory-gb");
 }
 
 static void test_errors(void **state)
 {
     (void)state;
-    assert_int_equal(RUN("bench"), 1);
-    assert_says(said.err, "bench step");
-    assert_int_equal(RUN("bench", "ops", "--frobnicate", "1"), 1);
+    assert_int_equal(RUN("bench"), 2);
+    assert_says(said.err, "step|ops|lora|dequant");
+    assert_int_equal(RUN("bench", "ops", "--frobnicate", "1"), 2);
     assert_says(said.err, "--frobnicate");
-    assert_int_equal(RUN("bench", "ops", "--tokens"), 1);
+    assert_int_equal(RUN("bench", "ops", "--tokens"), 2);
     assert_says(said.err, "--tokens");
-    assert_int_equal(RUN("bench", "ops", "--tokens", "0"), 1);
+    assert_int_equal(RUN("bench", "ops", "--tokens", "0"), 2);
     assert_int_equal(RUN("bench", "ops", "--device", "cpu", "--tokens", "65", "--seq", "32"), 1);
     assert_says(said.err, "multiple");
-    assert_int_equal(RUN("bench", "ops", "--device", "gpu"), 1);
+    assert_int_equal(RUN("bench", "ops", "--device", "gpu"), 2);
     assert_says(said.err, "cuda");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--arch", "gpt-oss-2b"), 1);
     assert_says(said.err, "gpt-oss-20b");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--path", "loop,grouped"), 1);
     assert_says(said.err, "on a GPU; this device is cpu");
-    assert_int_equal(RUN("bench", "ops", "--path", "loop"), 1);
+    assert_int_equal(RUN("bench", "ops", "--path", "loop"), 2);
     assert_says(said.err, "bench step");
-    static const char *const paths[] = {"", "loop,", "loop,grouped,pre",
-                                        "loop,loop,loop,loop,loop,loop,loop,loop,loop"};
+    static const char *const paths[] = {"loop,", "loop,grouped,pre", "loop,loop,loop,loop,loop,loop,loop,loop,loop"};
     for (int i = 0; i < MT_LEN(paths); i++) {
-        assert_int_equal(RUN("bench", "step", "--path", paths[i]), 1);
-        assert_says(said.err, "of loop, presort, grouped");
+        assert_int_equal(RUN("bench", "step", "--path", paths[i]), 2);
+        assert_says(said.err, "of grouped|loop|presort");
     }
+    assert_int_equal(RUN("bench", "step", "--path", ""), 2);
+    assert_says(said.err, "--path is empty");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--memory-gb", "0.01"), 1);
@@ -245,22 +246,25 @@ static void test_expert_errors(void **state)
     (void)state;
     static const struct {
         const char *option, *value, *says;
+        int code;
     } cases[] = {
-        {"--rank", "0", "--rank 0"},           {"--rank", "4,", "--rank 4,"},
-        {"--rank", "", "whole numbers"},       {"--rank", "257", "at most 256"},
-        {"--tokens", "1,2x", "--tokens 1,2x"}, {"--tokens", "1,1,1,1,1,1,1,1,1", "at most 8"},
-        {"--repeats", "2000", "1000"},         {"--repeats", "1,2", "one number"},
-        {"--quant", "nf5", "--quant nf5"},     {"--arch", "olmoe-tinny", "olmoe-tiny"},
-        {"--frobnicate", "1", "--frobnicate"}, {"--device", "gpu", "cuda"},
+        {"--rank", "0", "--rank 0", 2},           {"--rank", "4,", "--rank 4,", 2},
+        {"--rank", "", "--rank is empty", 2},     {"--rank", "257", "whole numbers in [1, 256]", 2},
+        {"--tokens", "1,2x", "--tokens 1,2x", 2}, {"--tokens", "1,1,1,1,1,1,1,1,1", "at most 8", 2},
+        {"--repeats", "2000", "1000", 2},         {"--repeats", "1,2", "a whole number", 2},
+        {"--quant", "nf5", "--quant nf5", 2},     {"--arch", "olmoe-tinny", "olmoe-tiny", 1},
+        {"--frobnicate", "1", "--frobnicate", 2}, {"--dtype", "fp16", "bf16", 2},
     };
     for (int i = 0; i < MT_LEN(cases); i++) {
-        assert_int_equal(RUN("bench", "lora", "--dtype", "auto", "--device", "cpu", cases[i].option, cases[i].value),
-                         1);
+        assert_int_equal(RUN("bench", "lora", "--threads", "1", "--device", "cpu", cases[i].option, cases[i].value),
+                         cases[i].code);
         assert_says(said.err, cases[i].says);
     }
-    assert_int_equal(RUN("bench", "dequant", "--tokens"), 1);
+    assert_int_equal(RUN("bench", "lora", "--device", "gpu"), 2);
+    assert_says(said.err, "cuda");
+    assert_int_equal(RUN("bench", "dequant", "--tokens"), 2);
     assert_says(said.err, "bench dequant: --tokens");
-    assert_int_equal(RUN("bench", "--help"), 0);
+    assert_int_equal(RUN("bench", "dequant", "--help"), 0);
     assert_says(said.out, "qwen3.5-35b-a3b");
 }
 

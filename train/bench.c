@@ -16,15 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/bench_experts.h"
 #include "train/profile.h"
 #include "train/run.h"
 #include "train/synth.h"
 
-enum { WARM_UP = 3, COMPARED = 20, MAX_PATHS = 8 };
+enum { WARM_UP = 3, COMPARED = 20, MAX_PATHS = CLI_VALUES };
 
 /* Ways to run the experts: all of a layer in one launch, or in a loop on the host (ops_cuda_loop). */
-enum path { PATH_GROUPED, PATH_LOOP, PATH_PRESORT };
+enum path { PATH_GROUPED, PATH_LOOP, PATH_PRESORT }; /* as --path lists them */
 static const char *const path_names[] = {"grouped", "loop", "presort"};
 
 struct bench {
@@ -45,92 +44,6 @@ struct bench {
     double floor_ms;
     struct dev_calls calls; /* of one step */
 };
-
-/* ---- command line ---- */
-
-/* Options with a key of the configuration, and those that are the bench's own. */
-static const struct {
-    const char *name, *key, *help;
-} options[] = {
-    {"--arch", NULL, "architecture, as `moetrain synth` lists them"},
-    {"--tokens", NULL, "tokens of a step; a multiple of --seq"},
-    {"--seq", "data.seq_len", "length of a sequence"},
-    {"--layers", NULL, "only the first so many"},
-    {"--steps", NULL, "steps that are timed"},
-    {"--quant", NULL, "experts: mxfp4, nf4, bf16"},
-    {"--rank", "lora.r", "of the adapters on attention and all experts"},
-    {"--targets", "lora.targets", "what has adapters"},
-    {"--recompute", "train.recompute", "auto, none, selective, full"},
-    {"--device", "train.device", "auto, cpu, cuda, cuda-portable"},
-    {"--dtype", "train.dtype", "auto, fp32, bf16"},
-    {"--threads", "train.threads", "of the CPU"},
-    {"--memory-gb", "train.memory_gb", "budget in GiB"},
-    {"--resident", "train.resident_layers", "layers whose experts are held decoded; -1: what fits"},
-    {"--path", NULL, "step on a GPU: ways to run the experts, side by side: loop,presort,grouped"},
-};
-
-void bench_help(FILE *out)
-{
-    fprintf(out, "moetrain bench ops|step [--json] [option value ...]\n");
-    for (int i = 0; i < MT_LEN(options); i++) fprintf(out, "  %-12s %s\n", options[i].name, options[i].help);
-    bench_experts_help(out);
-}
-
-static int parse_count(const char *name, const char *text, int64_t *out, struct err *err)
-{
-    char *end;
-    const long long v = strtoll(text, &end, 10);
-    if (*end || v < 1 || v > 1 << 30) return err_set(err, "%s %s: a whole number from 1 on is wanted", name, text);
-    *out = v;
-    return 0;
-}
-
-static int parse_paths(struct bench *b, const char *list, struct err *err)
-{
-    for (const char *word = list;; word++) {
-        const size_t len = strcspn(word, ",");
-        int i = 0;
-        while (i < MT_LEN(path_names) && (strlen(path_names[i]) != len || strncmp(path_names[i], word, len))) i++;
-        if (i == MT_LEN(path_names) || b->n_paths == MAX_PATHS)
-            return err_set(err, "--path %s: up to %d of loop, presort, grouped, with commas between", list, MAX_PATHS);
-        b->paths[b->n_paths++] = (enum path)i;
-        word += len;
-        if (!*word) return 0;
-    }
-}
-
-static int set_option(struct bench *b, int i, const char *value, struct err *err)
-{
-    char assignment[512];
-    const char *name = options[i].name;
-    if (!strcmp(name, "--arch")) return b->arch = value, 0;
-    if (!strcmp(name, "--quant")) return b->quant = value, 0;
-    if (!strcmp(name, "--path")) return parse_paths(b, value, err);
-    if (!strcmp(name, "--tokens")) return parse_count(name, value, &b->n_tok, err);
-    if (!strcmp(name, "--layers")) return parse_count(name, value, &b->n_layer, err);
-    if (!strcmp(name, "--steps")) return parse_count(name, value, &b->n_step, err);
-    if (str_format(assignment, sizeof(assignment), err, name, "%s=%s", options[i].key, value)) return -1;
-    return config_set(&b->cfg, assignment, err);
-}
-
-static int parse(struct bench *b, int n_words, char **words, struct err *err)
-{
-    if (!n_words || (strcmp(words[0], "ops") && strcmp(words[0], "step")))
-        return err_set(err, "moetrain bench step, ops, lora or dequant? `moetrain bench --help` lists the options");
-    b->ops = !strcmp(words[0], "ops");
-    for (int w = 1; w < n_words; w++) {
-        int i = 0;
-        if (!strcmp(words[w], "--json")) {
-            b->json = true;
-            continue;
-        }
-        while (i < MT_LEN(options) && strcmp(options[i].name, words[w])) i++;
-        if (i == MT_LEN(options)) return err_set(err, "bench: unknown option %s", words[w]);
-        if (w + 1 == n_words) return err_set(err, "bench: %s lacks its value", words[w]);
-        if (set_option(b, i, words[++w], err)) return -1;
-    }
-    return b->ops && b->n_paths ? err_set(err, "--path compares whole steps: moetrain bench step") : 0;
-}
 
 /* ---- opening ---- */
 
@@ -518,15 +431,20 @@ static int compare_paths(struct bench *b, struct err *err)
     return rc;
 }
 
-int bench_run(int n_words, char **words, struct err *err)
+int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err)
 {
     static struct bench b;
-    if (n_words && !strcmp(words[0], "lora")) return bench_lora(n_words - 1, words + 1, err);
-    if (n_words && !strcmp(words[0], "dequant")) return bench_dequant(n_words - 1, words + 1, err);
-    b = (struct bench){.ops = false};
-    config_defaults(&b.cfg);
-    b.cfg.data.seq_len = 0; /* as the device can take it */
-    if (parse(&b, n_words, words, err)) return -1;
+    b = (struct bench){.ops = ops,
+                       .json = o->json,
+                       .arch = o->arch,
+                       .quant = o->quant,
+                       .n_paths = (int)o->paths.n,
+                       .n_layer = o->layers,
+                       .n_tok = o->tokens,
+                       .n_step = o->steps,
+                       .cfg = *cfg};
+    for (int i = 0; i < b.n_paths; i++) b.paths[i] = (enum path)o->paths.v[i];
+    b.cfg.data.seq_len = o->seq; /* 0: as the device can take it */
     if (b.n_paths) return compare_paths(&b, err);
     int rc = bench_open(&b, err) || measure_steps(&b, err) || measure_ops(&b, err) ? -1 : 0;
     if (!rc) (b.json ? print_json : print_text)(&b);

@@ -154,14 +154,12 @@ static int run_stack(struct bench_experts *b, const struct expert_shape *s, cons
     return 0;
 }
 
-int bench_dequant(int n_words, char **words, struct err *err)
+int bench_dequant(const struct bench_experts_options *o, struct err *err)
 {
     static struct bench_experts b;
-    static const char *const packed[] = {"mxfp4", "nf4", "nf4-nested"};
-    int rc = bench_experts_open(&b, "dequant", n_words, words, err);
-    if (!rc && !b.n_quant)
-        for (; !rc && b.n_quant < MT_LEN(packed); b.n_quant++)
-            rc = bench_quant(&b.quants[b.n_quant], packed[b.n_quant], err);
+    int rc = bench_experts_open(&b, "dequant", o, err);
+    if (!b.n_quant)
+        for (; b.n_quant < 3; b.n_quant++) b.quants[b.n_quant] = bench_quant(b.n_quant); /* all of BENCH_PACKED */
     if (!rc && !b.json) print_legend(&b);
     for (int64_t i = 0; !rc && i < b.n_shape; i++)
         for (int64_t q = 0; !rc && q < 2 * b.n_quant; q++)

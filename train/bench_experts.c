@@ -17,85 +17,15 @@ static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 5
 /* What --arch all stands for. */
 static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b",
                                         "gpt-oss-20b"};
-static const struct expert_quant all_quants[] = {
-    {"mxfp4", WF_MXFP4, false}, {"nf4", WF_NF4, false}, {"nf4-nested", WF_NF4, true}, {"bf16", WF_BF16, false}};
+static const struct expert_quant all_quants[] = {/* as BENCH_QUANTS */
+                                                 {"mxfp4", WF_MXFP4, false},
+                                                 {"nf4", WF_NF4, false},
+                                                 {"nf4-nested", WF_NF4, true},
+                                                 {"bf16", WF_BF16, false}};
 
-const char *const routing_names[N_ROUTING] = {"uniform", "one"};
+const char *const routing_names[N_ROUTING] = {"uniform", "one"}; /* as BENCH_ROUTINGS */
 
-/* ---- command line ---- */
-
-void bench_experts_help(FILE *out)
-{
-    fprintf(out, "moetrain bench lora|dequant [--json] [option value ...]    a,b: several of them\n"
-                 "  lora         the experts of one layer with adapters of each rank against none, op by op; memory\n"
-                 "  dequant      packed experts to bf16: all of them, and those alone that some tokens chose\n"
-                 "  --arch       a name of `moetrain synth`, qwen3.5-35b-a3b, or all: five published ones\n"
-                 "  --rank       a,b  lora: of the adapters; 16,32,64\n"
-                 "  --tokens     a,b  lora: 2048,16384; dequant: 1,4,16,64,128,512\n"
-                 "  --quant      a,b  mxfp4, nf4, nf4-nested; lora also bf16\n"
-                 "  --routing    a,b  lora: uniform, or one: every token goes to the same experts; uniform\n"
-                 "  --repeats    timed runs, of which the median is shown; 20\n"
-                 "  --device, --dtype, --threads: as above\n");
-}
-
-static int parse_counts(const char *name, const char *text, int64_t *values, int64_t *n, struct err *err)
-{
-    const char *at = text;
-    for (*n = 0; *n < BENCH_VALUES; at++) {
-        char *end;
-        const long long v = strtoll(at, &end, 10);
-        if (end == at || v < 1 || v > 1 << 20 || (*end && *end != ',')) break;
-        values[(*n)++] = v;
-        at = end;
-        if (!*end) return 0;
-    }
-    return err_set(err, "%s %s: whole numbers from 1 on, at most %d, with commas between them, are wanted", name, text,
-                   BENCH_VALUES);
-}
-
-static int parse_count(const char *name, const char *text, int64_t *value, struct err *err)
-{
-    int64_t values[BENCH_VALUES], n;
-    if (parse_counts(name, text, values, &n, err)) return -1;
-    if (n > 1 || values[0] > BENCH_RUNS)
-        return err_set(err, "%s %s: one number, at most %d, is wanted", name, text, BENCH_RUNS);
-    *value = values[0];
-    return 0;
-}
-
-int bench_quant(struct expert_quant *q, const char *name, struct err *err)
-{
-    for (int i = 0; i < MT_LEN(all_quants); i++)
-        if (!strcmp(all_quants[i].name, name)) return *q = all_quants[i], 0;
-    return err_set(err, "--quant %.64s: choose mxfp4, nf4, nf4-nested or bf16", name);
-}
-
-static int parse_quants(struct bench_experts *b, const char *text, struct err *err)
-{
-    for (b->n_quant = 0; *text; b->n_quant++) {
-        const size_t n = strcspn(text, ",");
-        char word[32];
-        if (b->n_quant == BENCH_VALUES) return err_set(err, "--quant: at most %d formats", BENCH_VALUES);
-        if (str_format(word, sizeof(word), err, "--quant", "%.*s", (int)n, text)) return -1;
-        if (bench_quant(&b->quants[b->n_quant], word, err)) return -1;
-        text += n + (text[n] == ',');
-    }
-    return 0;
-}
-
-static int parse_routings(struct bench_experts *b, const char *text, struct err *err)
-{
-    for (b->n_routing = 0; *text; b->n_routing++) {
-        const size_t n = strcspn(text, ",");
-        int i = 0;
-        while (i < N_ROUTING && (strlen(routing_names[i]) != n || memcmp(text, routing_names[i], n))) i++;
-        if (i == N_ROUTING || b->n_routing == N_ROUTING)
-            return err_set(err, "--routing %.64s: choose uniform, one or both", text);
-        b->routings[b->n_routing] = (enum routing)i;
-        text += n + (text[n] == ',');
-    }
-    return 0;
-}
+/* ---- opening ---- */
 
 static int find_shape(struct expert_shape *s, const char *name, struct err *err)
 {
@@ -106,36 +36,6 @@ static int find_shape(struct expert_shape *s, const char *name, struct err *err)
     *s = (struct expert_shape){p->name, p->n_exp, p->top_k, p->d_model, p->d_ff, p->family->experts == WF_MXFP4};
     return 0;
 }
-
-static int set_option(struct bench_experts *b, const char *name, const char *value, struct err *err)
-{
-    if (!strcmp(name, "--arch")) return b->arch = value, 0;
-    if (!strcmp(name, "--device")) return b->device = value, 0;
-    if (!strcmp(name, "--dtype")) return b->dtype = value, 0;
-    if (!strcmp(name, "--quant")) return parse_quants(b, value, err);
-    if (!strcmp(name, "--routing")) return parse_routings(b, value, err);
-    if (!strcmp(name, "--rank")) return parse_counts(name, value, b->ranks, &b->n_rank, err);
-    if (!strcmp(name, "--tokens")) return parse_counts(name, value, b->tokens, &b->n_tokens, err);
-    if (!strcmp(name, "--repeats")) return parse_count(name, value, &b->n_run, err);
-    if (!strcmp(name, "--threads")) return parse_count(name, value, &b->n_thread, err);
-    return err_set(err, "unknown option %s", name);
-}
-
-static int parse(struct bench_experts *b, int n_words, char **words, struct err *err)
-{
-    for (int w = 0; w < n_words; w++) {
-        if (!strcmp(words[w], "--json")) {
-            b->json = true;
-            continue;
-        }
-        const char *value = w + 1 < n_words ? words[w + 1] : NULL;
-        if (!value) return err_set(err, "%s is unknown or lacks its value", words[w]);
-        if (set_option(b, words[w++], value, err)) return -1;
-    }
-    return 0;
-}
-
-/* ---- opening ---- */
 
 static int choose_shapes(struct bench_experts *b, const char *fallback, struct err *err)
 {
@@ -150,23 +50,31 @@ static int choose_shapes(struct bench_experts *b, const char *fallback, struct e
 static int check_ranks(const struct bench_experts *b, struct err *err)
 {
     for (int64_t i = 0; i < b->n_rank; i++)
-        if (b->ranks[i] > 256 || b->ranks[i] % b->dev.ops->rank_multiple)
-            return err_set(err, "--rank %lld: a multiple of %lld, at most 256, is wanted", (long long)b->ranks[i],
+        if (b->ranks[i] % b->dev.ops->rank_multiple)
+            return err_set(err, "--rank %lld: expected a multiple of %lld on this device", (long long)b->ranks[i],
                            (long long)b->dev.ops->rank_multiple);
     return 0;
 }
 
-int bench_experts_open(struct bench_experts *b, const char *name, int n_words, char **words, struct err *err)
+struct expert_quant bench_quant(int64_t i) { return all_quants[i]; }
+
+int bench_experts_open(struct bench_experts *b, const char *name, const struct bench_experts_options *o,
+                       struct err *err)
 {
-    *b = (struct bench_experts){.device = "auto",
-                                .dtype = "auto",
-                                .ranks = {16, 32, 64},
-                                .n_rank = 3,
-                                .n_routing = 1,
-                                .n_run = 20,
+    *b = (struct bench_experts){.arch = o->arch,
+                                .n_quant = o->quants.n,
+                                .n_rank = o->ranks.n,
+                                .n_tokens = o->tokens.n,
+                                .n_routing = o->routings.n,
+                                .n_thread = o->threads,
+                                .n_run = o->repeats,
+                                .json = o->json,
                                 .rows = {.indent = true}};
-    if (parse(b, n_words, words, err)) return err_prefix(err, "bench %s", name);
-    if (device_open(&b->dev, b->device, b->dtype, err)) return -1;
+    for (int64_t i = 0; i < b->n_quant; i++) b->quants[i] = bench_quant(o->quants.v[i]);
+    for (int64_t i = 0; i < b->n_routing; i++) b->routings[i] = (enum routing)o->routings.v[i];
+    memcpy(b->ranks, o->ranks.v, sizeof(b->ranks));
+    memcpy(b->tokens, o->tokens.v, sizeof(b->tokens));
+    if (device_open(&b->dev, o->device, o->dtype, err)) return -1;
     const bool gpu = b->dev.ops->own_memory, lora = !strcmp(name, "lora");
     if (b->n_thread) b->dev.n_threads = (int)b->n_thread;
     if (choose_shapes(b, gpu ? lora ? "all" : "qwen3.5-35b-a3b" : "gpt-oss-tiny", err) || check_ranks(b, err) ||

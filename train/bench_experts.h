@@ -3,15 +3,23 @@
 #ifndef MT_BENCH_EXPERTS_H
 #define MT_BENCH_EXPERTS_H
 
-#include <stdio.h>
-
 #include "data/json.h"
 #include "kernels/ops.h"
+#include "train/cli.h"
 
-/* words: what follows `bench lora` or `bench dequant`. Print to standard output; -1 for what the user can fix. */
-int bench_lora(int n_words, char **words, struct err *err) MT_CHECK;
-int bench_dequant(int n_words, char **words, struct err *err) MT_CHECK;
-void bench_experts_help(FILE *out);
+struct bench_experts_options {
+    const char *arch, *device, *dtype;     /* arch NULL: chosen by the device */
+    struct cli_list ranks, tokens, quants; /* quants: by BENCH_QUANTS; no tokens, no quants: the bench's choice */
+    struct cli_list routings;              /* by BENCH_ROUTINGS; of `bench lora` */
+    int64_t repeats, threads;
+    bool json;
+};
+#define BENCH_PACKED   "mxfp4|nf4|nf4-nested"
+#define BENCH_QUANTS   BENCH_PACKED "|bf16"
+#define BENCH_ROUTINGS "uniform|one"
+/* Print to standard output; -1 for what the user can fix. */
+int bench_lora(const struct bench_experts_options *o, struct err *err) MT_CHECK;
+int bench_dequant(const struct bench_experts_options *o, struct err *err) MT_CHECK;
 
 /* The experts of one layer: E of them, J for a token, of width F on rows of D; gpt-oss': biases, gates and ups in turn,
  * clamped. */
@@ -30,12 +38,12 @@ struct expert_quant {
 enum routing { ROUTING_UNIFORM, ROUTING_ONE, N_ROUTING };
 extern const char *const routing_names[N_ROUTING];
 
-enum { BENCH_VALUES = 8, BENCH_WARM_UP = 5, BENCH_RUNS = 1000 };
+enum { BENCH_VALUES = CLI_VALUES, BENCH_WARM_UP = 5, BENCH_RUNS = 1000 };
 struct bench_experts {
-    const char *device, *dtype, *arch;
+    const char *arch;
     struct expert_shape shapes[BENCH_VALUES];
     struct expert_quant quants[BENCH_VALUES]; /* none: the bench's own choice */
-    enum routing routings[N_ROUTING];
+    enum routing routings[BENCH_VALUES];
     int64_t n_routing;
     int64_t ranks[BENCH_VALUES], tokens[BENCH_VALUES];
     int64_t n_shape, n_quant, n_rank, n_tokens, n_thread;
@@ -45,11 +53,12 @@ struct bench_experts {
     struct json_out rows; /* with --json: the open document */
 };
 
-/* Reads the command line, opens the device and measures its roofs; what was not asked for is chosen so that this device
- * can take it, but for quants. name: of the bench, for errors and the document. */
-int bench_experts_open(struct bench_experts *b, const char *name, int n_words, char **words, struct err *err) MT_CHECK;
+/* Opens the device and measures its roofs; what was not asked for is chosen so that this device can take it, but for
+ * quants. name: of the bench, for the document. */
+int bench_experts_open(struct bench_experts *b, const char *name, const struct bench_experts_options *o,
+                       struct err *err) MT_CHECK;
 void bench_experts_close(struct bench_experts *b, bool print); /* print: the document, if there is one */
-int bench_quant(struct expert_quant *q, const char *name, struct err *err) MT_CHECK;
+struct expert_quant bench_quant(int64_t i);                    /* number i of BENCH_QUANTS */
 
 /* Gives b->dev three arenas of what `plan`, a measuring device, has seen; frees those there were. */
 int bench_reserve(struct bench_experts *b, const struct device *plan, struct err *err) MT_CHECK;

@@ -327,14 +327,13 @@ static int run_layer(struct bench_experts *b, const struct expert_shape *s, cons
     return 0;
 }
 
-int bench_lora(int n_words, char **words, struct err *err)
+int bench_lora(const struct bench_experts_options *o, struct err *err)
 {
     static struct bench_experts b;
-    int rc = bench_experts_open(&b, "lora", n_words, words, err);
+    int rc = bench_experts_open(&b, "lora", o, err);
     if (!rc && !b.json) print_legend(&b);
     for (int64_t i = 0; !rc && i < b.n_shape; i++) {
-        struct expert_quant own;
-        rc = b.n_quant ? 0 : bench_quant(&own, b.shapes[i].gpt_oss ? "mxfp4" : "nf4", err);
+        const struct expert_quant own = bench_quant(b.shapes[i].gpt_oss ? 0 : 1); /* mxfp4, nf4: as published */
         for (int64_t q = 0; !rc && q < MT_MAX(b.n_quant, 1); q++)
             rc = run_layer(&b, &b.shapes[i], b.n_quant ? &b.quants[q] : &own, err);
     }

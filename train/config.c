@@ -171,7 +171,7 @@ static const struct option *find(const char *section, const char *key, const cha
 
 /* ---- values */
 
-static bool in_interval(double v, const char *interval)
+bool config_in_interval(double v, const char *interval)
 {
     char open, close;
     double lo, hi;
@@ -180,7 +180,7 @@ static bool in_interval(double v, const char *interval)
 }
 
 /* Number i of a list a|b|c, into name. */
-static bool choice(const char *list, int i, char name[32])
+bool config_choice(const char *list, int i, char name[32])
 {
     for (; i > 0 && list; i--)
         if ((list = strchr(list, '|'))) list++;
@@ -201,12 +201,13 @@ static int set_number(struct config *c, const struct option *o, const char *valu
     errno = 0;
     if (o->kind == INT) {
         long long v = strtoll(value, &end, 10);
-        if (end == value || *end || errno || !in_interval((double)v, o->allowed))
+        if (end == value || *end || errno || !config_in_interval((double)v, o->allowed))
             return bad_value(o, value, where, err);
         *(int64_t *)(void *)field = v;
     } else {
         double v = strtod(value, &end);
-        if (end == value || *end || !isfinite(v) || !in_interval(v, o->allowed)) return bad_value(o, value, where, err);
+        if (end == value || *end || !isfinite(v) || !config_in_interval(v, o->allowed))
+            return bad_value(o, value, where, err);
         *(double *)(void *)field = v;
     }
     return 0;
@@ -228,7 +229,7 @@ static int set_enum(struct config *c, const struct option *o, const char *value,
     char names[8][32];
     const char *list[8];
     int n = 0;
-    for (; choice(o->allowed, n, names[n]); n++) {
+    for (; config_choice(o->allowed, n, names[n]); n++) {
         list[n] = names[n];
         if (strcmp(value, names[n])) continue;
         *(int *)(void *)((char *)c + o->offset) = n;
@@ -405,6 +406,17 @@ int config_set(struct config *c, const char *assignment, struct err *err)
     return rc;
 }
 
+int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err)
+{
+    char text[512];
+    if (str_format(text, sizeof(text), err, where, "%s=%s", key, value)) return -1;
+    char *copy = mem_strdup(text);
+    snprintf(text, sizeof(text), "%s %.100s", where, value);
+    const int rc = set_trimmed(c, copy, text, err);
+    mem_free(copy);
+    return rc;
+}
+
 static bool is_date(const char *s)
 {
     int month, day, n = 0;
@@ -487,7 +499,7 @@ static void print_value(FILE *out, const struct config *c, const struct option *
     case REAL: print_real(out, *(const double *)field); break;
     case BOOL: fputs(*(const bool *)field ? "true" : "false", out); break;
     case ENUM:
-        MT_REQUIRE(choice(o->allowed, *(const int *)field, name), "%s.%s = %d", o->section, o->key,
+        MT_REQUIRE(config_choice(o->allowed, *(const int *)field, name), "%s.%s = %d", o->section, o->key,
                    *(const int *)field);
         fputs(name, out);
         break;

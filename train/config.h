@@ -83,6 +83,8 @@ int config_load(struct config *c, const char *path, struct err *err) MT_CHECK;
 int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* "section.key=value" from the command line. */
 int config_set(struct config *c, const char *assignment, struct err *err) MT_CHECK;
+/* The same for an option of the command line that stands for one key: `where` begins the error. */
+int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err) MT_CHECK;
 /* What no single key can tell: required keys, pairs that exclude each other. */
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* parallel.gpus; 0: auto. */
@@ -91,5 +93,8 @@ int64_t config_gpus(const struct config *c);
 char *config_dump(const struct config *c);
 /* Every key: type, default, range, help; a table for a person. */
 void config_help(FILE *out);
+/* Ranges as the tables of options write them: v within "[0, 1)"; choice number i of "a|b|c", false: there are fewer. */
+bool config_in_interval(double v, const char *interval);
+bool config_choice(const char *list, int i, char name[32]);
 
 #endif

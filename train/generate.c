@@ -17,16 +17,12 @@
 
 #define MAX_INPUT ((int64_t)1 << 30)
 
-enum { MAX_SET = 64, MAX_STOPS = 16 };
+enum { MAX_STOPS = 16 };
 
 struct generate {
-    const char *config, *adapter, *prompt, *messages;
-    const char *set[MAX_SET];
-    int n_set;
-    int64_t n_tokens, seed;
-    double temperature, top_p;
-    bool base, json, terminal;
-    struct config cfg;
+    const struct generate_options *o;
+    struct config *cfg;
+    bool terminal;
     struct run run;
     struct token_list ids; /* the prompt's, then what is generated */
     int64_t n_prompt;
@@ -35,24 +31,6 @@ struct generate {
     struct chat_text bytes, text; /* as the tokens say; of these the whole characters */
     int64_t n_done;               /* bytes that are in text */
 };
-
-void generate_help(FILE *out)
-{
-    fputs("moetrain generate: text from an adapter or the base model, to see what was learnt\n\n"
-          "  moetrain generate CONFIG.ini (--prompt TEXT | --messages FILE) [--adapter DIR | --base] [--tokens N]\n"
-          "                    [--temperature T] [--top-p P] [--seed N] [--json] [--set section.key=value ...]\n\n"
-          "  --prompt TEXT      goes on where TEXT ends; special tokens in it count as such\n"
-          "  --messages FILE    answers a conversation: {\"messages\", \"tools\"} or a list of messages, through the\n"
-          "                     checkpoint's chat template; answers at its end are left out\n"
-          "  --adapter DIR      a PEFT directory; without it output.dir/adapter\n"
-          "  --base             the base model\n"
-          "  --tokens N         at most so many, 256 unless told; ends before with the end of the turn\n"
-          "  --temperature T    0 (the default): always the likeliest token; else samples, the same for the same seed\n"
-          "  --top-p P          of the likeliest tokens that together have this probability\n"
-          "  --json             {\"prompt_ids\", \"ids\", \"text\", \"stop\"} when it is done\n\n"
-          "Special tokens are shown, but for the one that ends it. Each token costs a pass over all before it.\n",
-          out);
-}
 
 /* ---- the prompt ---- */
 
@@ -64,10 +42,10 @@ static bool by_assistant(struct json message)
 
 static int render_messages(struct generate *g, struct chat_text *out, struct err *err)
 {
-    struct chat_options opt = {.date = g->cfg.data.chat_date, .generation_prompt = true};
+    struct chat_options opt = {.date = g->cfg->data.chat_date, .generation_prompt = true};
     int64_t size;
-    char *text = file_read(g->messages, MAX_INPUT, &size, err);
-    struct json_doc *doc = text ? row_parse(text, size, g->messages, err) : NULL;
+    char *text = file_read(g->o->messages, MAX_INPUT, &size, err);
+    struct json_doc *doc = text ? row_parse(text, size, g->o->messages, err) : NULL;
     struct json messages;
     int rc = -1;
     if (!doc || json_get_array(json_root(doc), "messages", &messages, err)) goto out;
@@ -78,7 +56,7 @@ static int render_messages(struct generate *g, struct chat_text *out, struct err
     const int64_t n = json_count(messages);
     while (opt.leave_out < n && by_assistant(json_at(messages, n - 1 - opt.leave_out))) opt.leave_out++;
     if (opt.leave_out == n) {
-        err_set(err, "%s: there is no message to answer", g->messages);
+        err_set(err, "%s: there is no message to answer", g->o->messages);
         goto out;
     }
     rc = chat_template_render(out, g->run.chat, json_root(doc), &opt, err);
@@ -92,10 +70,10 @@ static int read_prompt(struct generate *g, struct err *err)
 {
     struct chat_text text = {0};
     int rc = 0;
-    if (g->messages)
+    if (g->o->messages)
         rc = render_messages(g, &text, err);
     else
-        chat_put(&text, g->prompt);
+        chat_put(&text, g->o->prompt);
     if (!rc) rc = tokenizer_encode(g->run.tok, text.text, text.size, true, &g->ids, err);
     if (!rc && !g->ids.count) rc = err_set(err, "the prompt is empty");
     g->n_prompt = g->ids.count;
@@ -132,7 +110,7 @@ static int add_turn_end(struct generate *g, struct err *err)
 {
     static const char row[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Ready?\"}, "
                               "{\"role\": \"assistant\", \"content\": \"Yes\"}]}";
-    const struct chat_options opt = {.date = g->cfg.data.chat_date};
+    const struct chat_options opt = {.date = g->cfg->data.chat_date};
     struct chat_text text = {0};
     struct token_list list = {0};
     struct json_doc *doc = json_parse(row, sizeof(row) - 1, "an answer", err);
@@ -152,7 +130,7 @@ static int find_stops(struct generate *g, int32_t eos, struct err *err)
     add_stop(g, eos);
     if (row_is_harmony(g->run.tok)) add_stop(g, tokenizer_id(g->run.tok, "<|call|>"));
     if (add_published_stops(g, err)) return -1;
-    return g->messages ? add_turn_end(g, err) : 0;
+    return g->o->messages ? add_turn_end(g, err) : 0;
 }
 
 static bool is_stop(const struct generate *g, int32_t id)
@@ -183,15 +161,15 @@ static int32_t choose(const struct generate *g, const float *logits, struct cand
     double sum = 0, inside = 0;
     for (int64_t i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
-    if (g->temperature == 0) return (int32_t)best;
+    if (g->o->temperature == 0) return (int32_t)best;
     for (int64_t i = 0; i < n; i++) {
-        c[i] = (struct candidate){exp((double)(logits[i] - logits[best]) / g->temperature), (int32_t)i};
+        c[i] = (struct candidate){exp((double)(logits[i] - logits[best]) / g->o->temperature), (int32_t)i};
         sum += c[i].p;
     }
     qsort(c, (size_t)n, sizeof(*c), likelier_first);
-    while (kept < n && inside < g->top_p * sum) inside += c[kept++].p;
+    while (kept < n && inside < g->o->top_p * sum) inside += c[kept++].p;
     const uint64_t place = (uint64_t)(g->ids.count - g->n_prompt);
-    double u = inside * rng_uniform(rng_key((uint64_t)g->seed, "generate"), place);
+    double u = inside * rng_uniform(rng_key((uint64_t)g->o->seed, "generate"), place);
     for (int64_t i = 0; i < kept; i++)
         if ((u -= c[i].p) < 0) return c[i].id;
     return c[MT_MAX(kept, 1) - 1].id;
@@ -234,7 +212,7 @@ static void put_text(struct generate *g, int32_t id, bool last)
             chat_put_bytes(&g->text, s, n);
         g->n_done += MT_MAX(n, 1);
     }
-    if (g->json || g->text.size == shown) return;
+    if (g->o->json || g->text.size == shown) return;
     fwrite(g->text.text + shown, 1, (size_t)(g->text.size - shown), stdout);
     fflush(stdout);
 }
@@ -262,14 +240,14 @@ static void put_json(struct generate *g)
 
 static int write_tokens(struct generate *g, struct err *err)
 {
-    const int64_t vocab = g->run.arch.vocab, most = g->n_prompt + g->n_tokens;
+    const int64_t vocab = g->run.arch.vocab, most = g->n_prompt + g->o->tokens;
     float *logits = mem_array(vocab, sizeof(*logits));
     struct candidate *scratch = mem_array(vocab, sizeof(*scratch));
     int32_t *pos = mem_array(most, sizeof(*pos));
     const double start = clock_ms();
     int rc = 0;
     for (int64_t i = 0; i < most; i++) pos[i] = (int32_t)i;
-    token_list_reserve(&g->ids, g->n_tokens);
+    token_list_reserve(&g->ids, g->o->tokens);
     g->stopped = -1;
     while (!rc && g->stopped < 0 && g->ids.count < most) {
         forward(g, pos, logits);
@@ -284,8 +262,8 @@ static int write_tokens(struct generate *g, struct err *err)
         }
     }
     put_text(g, -1, true);
-    if (g->json && !rc) put_json(g);
-    if (!g->json) fputs("\n", stdout);
+    if (g->o->json && !rc) put_json(g);
+    if (!g->o->json) fputs("\n", stdout);
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = err_set(err, "standard output cannot be written");
     const int64_t n = g->ids.count - g->n_prompt;
     const double s = (clock_ms() - start) / 1e3;
@@ -311,11 +289,11 @@ static void set_config(struct config *c)
 
 static int check_length(struct generate *g, struct err *err)
 {
-    const int64_t n = g->n_prompt + g->n_tokens, most = g->run.arch.max_len;
+    const int64_t n = g->n_prompt + g->o->tokens, most = g->run.arch.max_len;
     if (n > most)
         return err_set(err, "%lld tokens of prompt and %lld more are over the model's %lld: lower --tokens",
-                       (long long)g->n_prompt, (long long)g->n_tokens, (long long)most);
-    g->cfg.data.seq_len = n;
+                       (long long)g->n_prompt, (long long)g->o->tokens, (long long)most);
+    g->cfg->data.seq_len = n;
     if (g->run.dev.ops->own_memory && g->run.arch.vocab % 8)
         return err_set(err, "a vocabulary of %lld, no multiple of 8: choose --set train.device=cpu",
                        (long long)g->run.arch.vocab);
@@ -327,86 +305,25 @@ static int generate(struct generate *g, struct err *err)
     struct run *r = &g->run;
     struct dataset_options opt;
     char path[MT_PATH];
-    const char *adapter = g->base ? NULL : g->adapter;
-    if (!g->base && !g->adapter) {
-        if (str_format(path, sizeof(path), err, "path", "%s/adapter", g->cfg.output.dir)) return -1;
+    const char *adapter = g->o->base ? NULL : g->o->adapter;
+    if (!g->o->base && !g->o->adapter) {
+        if (str_format(path, sizeof(path), err, "path", "%s/adapter", g->cfg->output.dir)) return -1;
         if (!file_is_dir(path)) return err_set(err, "%s is not there: train first, or give --adapter or --base", path);
         adapter = path;
     }
-    if (run_open_headers(r, &g->cfg, false, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
+    if (run_open_headers(r, g->cfg, false, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
         find_stops(g, opt.eos, err) || check_length(g, err) || run_open_model(r, adapter, false, err))
         return -1;
     return write_tokens(g, err);
 }
 
-/* ---- the command line ---- */
-
-static int parse_number(const char *name, const char *text, double min, double max, double *out, struct err *err)
+int generate_run(const struct generate_options *o, struct config *cfg, struct err *err)
 {
-    char *end;
-    *out = strtod(text, &end);
-    if (end != text && !*end && *out >= min && *out <= max) return 0;
-    return err_set(err, "%s %s: a number from %g to %g", name, text, min, max);
-}
-
-static int parse_count(const char *name, const char *text, int64_t min, int64_t *out, struct err *err)
-{
-    double value;
-    if (parse_number(name, text, (double)min, 9e15, &value, err)) return -1;
-    *out = (int64_t)value;
-    return (double)*out == value ? 0 : err_set(err, "%s %s: a whole number", name, text);
-}
-
-static int parse_valued(struct generate *g, const char *name, const char *value, struct err *err)
-{
-    if (!strcmp(name, "--adapter")) return g->adapter = value, 0;
-    if (!strcmp(name, "--prompt")) return g->prompt = value, 0;
-    if (!strcmp(name, "--messages")) return g->messages = value, 0;
-    if (!strcmp(name, "--tokens")) return parse_count(name, value, 1, &g->n_tokens, err);
-    if (!strcmp(name, "--seed")) return parse_count(name, value, 0, &g->seed, err);
-    if (!strcmp(name, "--temperature")) return parse_number(name, value, 0, 100, &g->temperature, err);
-    if (!strcmp(name, "--top-p")) return parse_number(name, value, 1e-6, 1, &g->top_p, err);
-    if (strcmp(name, "--set"))
-        return err_set(err, "generate: %s is not understood here; `moetrain generate --help` says what is", name);
-    if (g->n_set == MAX_SET) return err_set(err, "more than %d times --set", MAX_SET);
-    g->set[g->n_set++] = value; /* over the file, once that is read */
-    return 0;
-}
-
-static int parse_words(struct generate *g, int n, char **words, struct err *err)
-{
-    for (int i = 0; i < n; i++) {
-        if (!strcmp(words[i], "--base"))
-            g->base = true;
-        else if (!strcmp(words[i], "--json"))
-            g->json = true;
-        else if (words[i][0] != '-' && !g->config)
-            g->config = words[i];
-        else if (i + 1 == n)
-            return err_set(err, "generate: %s lacks its value, or is one word too many", words[i]);
-        else if (parse_valued(g, words[i], words[i + 1], err))
-            return -1;
-        else
-            i++;
-    }
-    if (!g->config) return err_set(err, "generate: which configuration?");
-    if (!g->prompt == !g->messages) return err_set(err, "generate: give --prompt TEXT or --messages FILE");
-    if (g->base && g->adapter) return err_set(err, "generate: --base and --adapter exclude each other");
-    if (g->top_p < 1 && g->temperature == 0)
-        return err_set(err, "--top-p without --temperature: the likeliest token is always taken");
-    if (config_load(&g->cfg, g->config, err)) return -1;
-    for (int i = 0; i < g->n_set; i++)
-        if (config_set(&g->cfg, g->set[i], err)) return -1;
-    return 0;
-}
-
-int generate_run(int n_words, char **words, struct err *err)
-{
-    static struct generate g;
-    g = (struct generate){.n_tokens = 256, .top_p = 1, .terminal = isatty(STDOUT_FILENO)};
-    config_defaults(&g.cfg);
-    if (parse_words(&g, n_words, words, err)) return -1;
-    set_config(&g.cfg);
+    struct generate g = {.o = o, .cfg = cfg, .terminal = isatty(STDOUT_FILENO)};
+    if (o->top_p < 1 && o->temperature == 0)
+        return err_set(err, "--top-p without --temperature: the likeliest token is always taken; set --temperature "
+                            "above 0");
+    set_config(cfg);
     const int rc = generate(&g, err);
     run_close(&g.run);
     token_list_free(&g.ids);

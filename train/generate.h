@@ -2,13 +2,16 @@
 #ifndef MT_GENERATE_H
 #define MT_GENERATE_H
 
-#include <stdio.h>
+#include "train/cli.h"
 
-#include "kernels/base.h"
-
-/* words: what follows `generate` on the command line. Text goes to standard output as it comes; -1 for what the user
- * can fix. */
-int generate_run(int n_words, char **words, struct err *err) MT_CHECK;
-void generate_help(FILE *out);
+struct generate_options {
+    struct cli_common common;
+    const char *adapter, *prompt, *messages; /* one of prompt and messages is NULL */
+    int64_t tokens, seed;
+    double temperature, top_p;
+    bool base, json;
+};
+/* Text goes to standard output as it comes; -1 for what the user can fix. Changes cfg. */
+int generate_run(const struct generate_options *o, struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

@@ -15,35 +15,15 @@
 #include "train/run.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
-#define MAX_SET   64
 
 enum form { FORM_TEXT, FORM_COLOUR, FORM_HTML, FORM_JSON };
 
 struct tokens {
-    const char *config, *tokenizer, *checkpoint, *messages, *template;
-    const char *set[MAX_SET];
-    int n_set;
-    int64_t row; /* 0: the first */
-    bool html, json, special;
-    struct config cfg;
+    const struct tokens_options *o;
+    const struct config *cfg;
     enum form form;
     struct chat_text out;
 };
-
-void tokens_help(FILE *out)
-{
-    fputs("moetrain tokens: what the model is trained on\n\n"
-          "  moetrain tokens CONFIG.ini [--row N] [--html|--json] [--set section.key=value ...]\n"
-          "      micro-batch N (from 0) of the first epoch, token by token: which carry loss, where documents meet.\n"
-          "      Coloured on a terminal; elsewhere what carries loss stands in [[ ]], and | parts tokens.\n"
-          "  moetrain tokens --tokenizer FILE --json [--no-special]\n"
-          "      text on standard input -> {\"ids\"}; --no-special: special tokens in it are ordinary text\n"
-          "  moetrain tokens --checkpoint DIR --messages FILE --json [--template FILE]\n"
-          "      a conversation ({\"messages\", \"tools\"}, a list of messages, or JSONL of either) -> a line with\n"
-          "      {\"text\", \"ids\", \"loss_spans\"}, spans in characters [begin, end); where earlier answers are\n"
-          "      trained in texts of their own, \"samples\" are all that training makes of it, in the same form\n",
-          out);
-}
 
 /* ---- pieces of output ---- */
 
@@ -137,9 +117,10 @@ static void put_batch(struct tokens *t, const struct run *r, const struct batch 
     uint8_t *mask = mem_alloc(b->n_tok + 1);
     for (int64_t i = 0; i < b->n_label; i++) mask[b->label_row[i] + 1] = 1;
     snprintf(title, sizeof(title), "micro-batch %lld of %lld: %lld documents, %lld tokens, %lld with loss",
-             (long long)t->row, (long long)n_batches, (long long)b->n_seq, (long long)b->n_tok, (long long)b->n_label);
+             (long long)t->o->row, (long long)n_batches, (long long)b->n_seq, (long long)b->n_tok,
+             (long long)b->n_label);
     if (t->form == FORM_JSON) {
-        snprintf(title, sizeof(title), "{\"row\": %lld, \"rows\": %lld, \"documents\": [", (long long)t->row,
+        snprintf(title, sizeof(title), "{\"row\": %lld, \"rows\": %lld, \"documents\": [", (long long)t->o->row,
                  (long long)n_batches);
         chat_put(&t->out, title);
     } else if (t->form == FORM_HTML) {
@@ -162,33 +143,30 @@ static void put_batch(struct tokens *t, const struct run *r, const struct batch 
 
 static int show_config(struct tokens *t, struct err *err)
 {
-    struct run r = {.cfg = &t->cfg};
+    struct run r = {.cfg = t->cfg};
     struct dataset_options opt;
     char cache[MT_PATH];
-    if (config_load(&t->cfg, t->config, err)) return -1;
-    for (int i = 0; i < t->n_set; i++)
-        if (config_set(&t->cfg, t->set[i], err)) return -1;
     int rc = -1;
-    if (config_validate(&t->cfg, err) || !(r.train_files = hub_data(t->cfg.data.train, err)) ||
-        hub_model(r.model_dir, t->cfg.model.path, t->cfg.model.revision, err) || arch_load(&r.arch, r.model_dir, err) ||
-        run_open_tokenizer(&r, &opt, cache, err))
+    if (config_validate(t->cfg, err) || !(r.train_files = hub_data(t->cfg->data.train, err)) ||
+        hub_model(r.model_dir, t->cfg->model.path, t->cfg->model.revision, err) ||
+        arch_load(&r.arch, r.model_dir, err) || run_open_tokenizer(&r, &opt, cache, err))
         goto out;
-    if (!t->cfg.data.train[0]) {
+    if (!t->cfg->data.train[0]) {
         err_set(err, "data.train is not set: the files to train on");
         goto out;
     }
     if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) goto out;
-    struct loader_options lo = run_loader_options(&t->cfg, true);
-    struct loader *loader = loader_open(&r.train, &lo, (struct loader_pos){0, t->row});
+    struct loader_options lo = run_loader_options(t->cfg, true);
+    struct loader *loader = loader_open(&r.train, &lo, (struct loader_pos){0, t->o->row});
     int64_t n = loader_epoch_batches(loader, 0);
-    if (t->row < n) {
+    if (t->o->row < n) {
         struct batch b;
         loader_next(loader, &b, NULL);
         put_batch(t, &r, &b, n);
         batch_free(&b);
         rc = 0;
     } else {
-        err_set(err, "--row %lld: the first epoch has %lld micro-batches, counted from 0", (long long)t->row,
+        err_set(err, "--row %lld: the first epoch has %lld micro-batches, counted from 0", (long long)t->o->row,
                 (long long)n);
     }
     loader_close(loader);
@@ -205,14 +183,14 @@ static int show_raw(struct tokens *t, struct err *err)
     struct token_list list = {0};
     char buffer[65536];
     size_t n;
-    struct tokenizer *tok = tokenizer_load(t->tokenizer, err);
+    struct tokenizer *tok = tokenizer_load(t->o->tokenizer, err);
     if (!tok) return -1;
     int rc = 0;
     while (!rc && (n = fread(buffer, 1, sizeof(buffer), stdin)) > 0) {
         chat_put_bytes(&text, buffer, (int64_t)n);
         if (text.size > MAX_INPUT) rc = err_set(err, "standard input: more than 1 GiB of text");
     }
-    if (!rc) rc = tokenizer_encode(tok, text.text ? text.text : "", text.size, t->special, &list, err);
+    if (!rc) rc = tokenizer_encode(tok, text.text ? text.text : "", text.size, !t->o->no_special, &list, err);
     if (!rc) {
         chat_put(&t->out, "{\"ids\": ");
         tokens_put_ids(&t->out, list.ids, list.count);
@@ -258,7 +236,7 @@ static int put_row(struct tokens *t, const struct tokenizer *tok, const struct c
     struct chat_samples whole = {0}, split = {0};
     int rc = -1;
     if (!chat && !row_is_harmony(tok)) {
-        err_set(err, "%s has no chat template: give one with --template", t->checkpoint);
+        err_set(err, "%s has no chat template: give one with --template", t->o->checkpoint);
         goto out;
     }
     if (chat_samples_make(&split, chat, row, LOSS_ASSISTANT, false, &opt, err) ||
@@ -299,10 +277,10 @@ static int put_lines(struct tokens *t, const struct tokenizer *tok, const struct
 {
     char *line, where[MT_PATH + 32];
     int64_t size;
-    struct line_reader *reader = line_reader_open(t->messages, err);
+    struct line_reader *reader = line_reader_open(t->o->messages, err);
     int status = reader ? 1 : -1;
     while (status == 1 && (status = line_reader_next(reader, &line, &size, err)) == 1) {
-        snprintf(where, sizeof(where), "%s:%lld", t->messages, (long long)line_reader_line(reader));
+        snprintf(where, sizeof(where), "%s:%lld", t->o->messages, (long long)line_reader_line(reader));
         if (line[strspn(line, " \t")] && put_json(t, tok, chat, line, size, where, err)) status = -1;
     }
     line_reader_close(reader);
@@ -318,12 +296,12 @@ static int show_messages(struct tokens *t, struct err *err)
     char path[MT_PATH], *text = NULL;
     int64_t size;
     int rc = -1;
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", t->checkpoint) ||
-        !(tok = tokenizer_load(path, err)) || row_template(&chat, tok, t->checkpoint, t->template, err) ||
-        !(text = file_read(t->messages, MAX_INPUT, &size, err)))
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", t->o->checkpoint) ||
+        !(tok = tokenizer_load(path, err)) || row_template(&chat, tok, t->o->checkpoint, t->o->template, err) ||
+        !(text = file_read(t->o->messages, MAX_INPUT, &size, err)))
         goto out;
-    doc = json_parse(text, size, t->messages, err);
-    rc = doc ? put_json(t, tok, chat, text, size, t->messages, err) : put_lines(t, tok, chat, err);
+    doc = json_parse(text, size, t->o->messages, err);
+    rc = doc ? put_json(t, tok, chat, text, size, t->o->messages, err) : put_lines(t, tok, chat, err);
 out:
     json_free(doc);
     mem_free(text);
@@ -332,60 +310,11 @@ out:
     return rc;
 }
 
-/* ---- the command line ---- */
-
-static int parse_words(struct tokens *t, int n, char **words, struct err *err)
+int tokens_run(const struct tokens_options *o, const struct config *cfg, struct err *err)
 {
-    const struct {
-        const char *name;
-        const char **value;
-    } valued[] = {{"--tokenizer", &t->tokenizer},
-                  {"--checkpoint", &t->checkpoint},
-                  {"--messages", &t->messages},
-                  {"--template", &t->template}};
-    const struct {
-        const char *name;
-        bool *flag, value;
-    } flags[] = {{"--html", &t->html, true}, {"--json", &t->json, true}, {"--no-special", &t->special, false}};
-    for (int i = 0; i < n; i++) {
-        bool known = false;
-        for (int64_t k = 0; k < MT_LEN(flags) && !known; k++)
-            if ((known = !strcmp(words[i], flags[k].name))) *flags[k].flag = flags[k].value;
-        for (int64_t k = 0; k < MT_LEN(valued) && !known; k++)
-            if ((known = !strcmp(words[i], valued[k].name) && i + 1 < n)) *valued[k].value = words[++i];
-        if (known) continue;
-        if (!strcmp(words[i], "--set") && i + 1 < n) {
-            if (t->n_set == MAX_SET) return err_set(err, "more than %d times --set", MAX_SET);
-            t->set[t->n_set++] = words[++i]; /* over the file, once that is read */
-        } else if (!strcmp(words[i], "--row") && i + 1 < n) {
-            char *end;
-            t->row = strtoll(words[++i], &end, 10);
-            if (*end || end == words[i] || t->row < 0) return err_set(err, "--row %s: a number from 0 on", words[i]);
-        } else if (words[i][0] == '-' || t->config) {
-            return err_set(err, "tokens: %s is not understood here; `moetrain tokens --help` says what is", words[i]);
-        } else {
-            t->config = words[i];
-        }
-    }
-    return 0;
-}
-
-static int run(struct tokens *t, struct err *err)
-{
-    if (t->tokenizer && t->json) return show_raw(t, err);
-    if (t->checkpoint && t->messages && t->json) return show_messages(t, err);
-    if (t->config) return show_config(t, err);
-    return err_set(err, "tokens: CONFIG.ini, or --tokenizer FILE --json, or --checkpoint DIR --messages FILE --json");
-}
-
-int tokens_run(int n_words, char **words, struct err *err)
-{
-    static struct tokens t;
-    t = (struct tokens){.special = true};
-    config_defaults(&t.cfg);
-    if (parse_words(&t, n_words, words, err)) return -1;
-    t.form = t.json ? FORM_JSON : t.html ? FORM_HTML : isatty(STDOUT_FILENO) ? FORM_COLOUR : FORM_TEXT;
-    int rc = run(&t, err);
+    struct tokens t = {.o = o, .cfg = cfg};
+    t.form = o->json ? FORM_JSON : o->html ? FORM_HTML : isatty(STDOUT_FILENO) ? FORM_COLOUR : FORM_TEXT;
+    int rc = o->tokenizer ? show_raw(&t, err) : o->checkpoint ? show_messages(&t, err) : show_config(&t, err);
     if (!rc && t.out.size && fwrite(t.out.text, 1, (size_t)t.out.size, stdout) != (size_t)t.out.size)
         rc = err_set(err, "standard output cannot be written");
     chat_text_free(&t.out);

@@ -5,10 +5,17 @@
 #include <stdio.h>
 
 #include "data/chat.h"
+#include "train/cli.h"
 
-/* words: what follows `tokens` on the command line. Prints to standard output; -1 for what the user can fix. */
-int tokens_run(int n_words, char **words, struct err *err) MT_CHECK;
-void tokens_help(FILE *out);
+struct tokens_options {
+    struct cli_common common;
+    const char *tokenizer, *checkpoint, *messages, *template;
+    int64_t row; /* micro-batch of the first epoch, from 0 */
+    bool html, json, no_special;
+};
+/* Text on standard input with a tokenizer, else messages with a checkpoint, else the data of cfg. Prints to standard
+ * output; -1 for what the user can fix. */
+int tokens_run(const struct tokens_options *o, const struct config *cfg, struct err *err) MT_CHECK;
 void tokens_put_ids(struct chat_text *out, const int32_t *ids, int64_t n); /* "[1, 2]" */
 
 #endif

@@ -1,0 +1,90 @@
+/* cli.h - the command line: one table of commands (command_table.c) makes the parser (cli.c), --help (cli_help.c), the
+ * man page and the completion of shells (cli_docs.c). */
+#ifndef MT_CLI_H
+#define MT_CLI_H
+
+#include <stdio.h>
+
+#include "train/config.h"
+
+enum { EXIT_DONE = 0, EXIT_USER = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 130 };
+
+enum { CLI_VALUES = 8, CLI_SETS = 256, CLI_ROWS = 32 };
+
+/* Values separated by commas: whole numbers, or places in the row's list of choices. */
+struct cli_list {
+    int64_t n, v[CLI_VALUES];
+};
+/* What overrides the configuration file: --set (key NULL, value "section.key=value") and options that name a key. */
+struct cli_sets {
+    int64_t n;
+    struct {
+        const char *option, *key, *value;
+    } items[CLI_SETS];
+};
+/* The first member of the arguments of every command that has a configuration. */
+struct cli_common {
+    const char *config; /* NULL: the defaults */
+    struct cli_sets sets;
+    bool dump;
+};
+
+/* The field's type says the kind: bool, int64_t, double, const char *, struct cli_list, struct cli_sets. */
+enum cli_kind { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_LIST, CLI_SET };
+
+/* An option (its name begins with "--") or an argument (it does not; arguments stand in their order). */
+struct cli_row {
+    const char *name, *value; /* "--adapter", "DIR"; value NULL: a flag or an argument */
+    enum cli_kind kind;
+    size_t offset;        /* of the field in the command's arguments */
+    const char *allowed;  /* numbers: an interval; TEXT, LIST: a|b|c; SET: the key; NULL: anything */
+    const char *fallback; /* the default, as one would write it; NULL: all zero bits */
+    const char *usual;    /* what holds without the option, in words; NULL: fallback says it */
+    const char *help;
+    bool required;
+};
+
+/* EITHER: exactly one of the names; NOT_BOTH: at most one; NEEDS: the first only beside one of the others. */
+enum cli_rule_kind { CLI_EITHER, CLI_NOT_BOTH, CLI_NEEDS };
+struct cli_rule {
+    enum cli_rule_kind kind;
+    const char *names[3]; /* NULL: no third */
+};
+
+struct command {
+    const char *name; /* "eval", "bench step" */
+    const char *summary, *text;
+    const struct cli_row *rows;
+    int64_t n_rows;
+    const struct cli_rule *rules;
+    int64_t n_rules;
+    size_t size;     /* of the arguments that `run` gets */
+    bool has_config; /* they begin with struct cli_common */
+    /* cfg: the defaults, the file, and what overrides it, in this order. The exit code: -1 and
+     * EXIT_USAGE with err filled. NULL: the first word of several commands. */
+    int (*run)(const void *args, struct config *cfg, struct err *err);
+};
+extern const struct command commands[];
+extern const int64_t n_commands;
+
+/* What words, the command line without the program's name, ask for. */
+struct cli_line {
+    const struct command *command; /* NULL: help on everything; without `run`: help on the group */
+    int first;                     /* of the command's own words */
+};
+/* -1: no such command, with the nearest one in the error. */
+int cli_find(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
+/* Fills args (c->size zeroed bytes) from the words behind the command. 1: --help is among them; -1: wrong usage. */
+int cli_parse(void *args, const struct command *c, int n, char **words, struct err *err) MT_CHECK;
+bool cli_is_option(const struct cli_row *row);
+const struct command *cli_command(const char *name); /* NULL: none */
+bool cli_in_group(const struct command *c, const struct command *group);
+
+/* cli_help.c */
+void cli_help(const struct command *c, FILE *out); /* NULL: of all commands */
+/* "moetrain eval CONFIG.ini [OPTION ...]" into buf. */
+char *cli_synopsis(char buf[512], const struct command *c);
+/* The help of a row, its range or choices and its default, as one line of text. */
+char *cli_describe(char buf[512], const struct cli_row *row);
+
+#endif

@@ -1,0 +1,384 @@
+/* command_table.c - every command: what a user may write, the help, and the function that does it.
+ *
+ * A new option is a field of the command's arguments and a row here; the parser, --help, the man page and the
+ * completion of shells read the row. */
+#include <string.h>
+
+#include "train/bench.h"
+#include "train/bench_experts.h"
+#include "train/check.h"
+#include "train/commands.h"
+#include "train/export.h"
+#include "train/generate.h"
+#include "train/inspect.h"
+#include "train/launch.h"
+#include "train/loop.h"
+#include "train/synth.h"
+#include "train/tokens.h"
+
+/* ---- arguments of the commands that have no header with theirs */
+
+struct plain_args {
+    struct cli_common common;
+};
+struct eval_args {
+    struct cli_common common;
+    const char *adapter;
+};
+struct export_args {
+    struct cli_common common;
+    const char *to, *adapter, *out, *verify;
+};
+struct check_args {
+    struct cli_common common;
+    int64_t layers;
+};
+struct synth_args {
+    const char *arch, *dir, *quant;
+    int64_t seed, layers;
+};
+struct inspect_args {
+    const char *path;
+};
+struct help_args {
+    const char *command, *second;
+};
+
+/* ---- what the commands do */
+
+/* An error of one rank: the others are told, and end too. */
+static int rank_error(struct comm *all, const struct comm_place *place, struct err *err)
+{
+    comm_fail(all, err->msg);
+    if (place->rank == 0) return -1;
+    fprintf(stderr, "moetrain: rank %d: error: %s\n", place->rank, err->msg);
+    return EXIT_USER;
+}
+
+/* What several ranks can do together. */
+static int run_ranks(const struct config *cfg, const struct eval_args *eval, struct err *err)
+{
+    struct comm_place place;
+    struct comm all = COMM_ALONE;
+    int code = EXIT_DONE;
+    int rc = launch(&place, cfg, &code, err);
+    if (rc) return rc < 0 ? -1 : code;
+    rc = launch_meet(&all, &place, cfg, err);
+    if (!rc) rc = eval ? commands_eval(cfg, eval->adapter, &all, err) : loop_train(cfg, &all, err);
+    if (rc < 0) return rank_error(&all, &place, err);
+    comm_close(&all);
+    return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : EXIT_DONE;
+}
+
+static int do_train(const void *args, struct config *cfg, struct err *err)
+{
+    (void)args;
+    return run_ranks(cfg, NULL, err);
+}
+
+static int do_eval(const void *args, struct config *cfg, struct err *err) { return run_ranks(cfg, args, err); }
+
+static int do_generate(const void *args, struct config *cfg, struct err *err) { return generate_run(args, cfg, err); }
+
+static int do_export(const void *args, struct config *cfg, struct err *err)
+{
+    const struct export_args *a = args;
+    if (a->verify) return export_check(cfg, a->adapter, a->to, a->verify, stdout, err);
+    return export_run(cfg, a->adapter, a->to, a->out, stdout, err);
+}
+
+static int do_plan(const void *args, struct config *cfg, struct err *err)
+{
+    (void)args;
+    return commands_plan(cfg, err);
+}
+
+static int do_check(const void *args, struct config *cfg, struct err *err)
+{
+    return check_run(cfg, ((const struct check_args *)args)->layers, NULL, stdout, err);
+}
+
+static int do_tokens(const void *args, struct config *cfg, struct err *err) { return tokens_run(args, cfg, err); }
+
+static int do_inspect(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return inspect_run(((const struct inspect_args *)args)->path, stdout, err);
+}
+
+static int do_synth(const void *args, struct config *cfg, struct err *err)
+{
+    const struct synth_args *a = args;
+    const struct synth_options o = {
+        .arch = a->arch, .dir = a->dir, .quant = a->quant, .seed = (uint64_t)a->seed, .n_layer = a->layers};
+    (void)cfg;
+    if (!a->arch) return synth_list(stdout), EXIT_DONE;
+    return synth_run(&o, err);
+}
+
+static int do_bench_step(const void *args, struct config *cfg, struct err *err)
+{
+    return bench_run(args, cfg, false, err);
+}
+
+static int do_bench_ops(const void *args, struct config *cfg, struct err *err)
+{
+    return bench_run(args, cfg, true, err);
+}
+
+static int do_bench_lora(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return bench_lora(args, err);
+}
+
+static int do_bench_dequant(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return bench_dequant(args, err);
+}
+
+static int do_config(const void *args, struct config *cfg, struct err *err)
+{
+    (void)args, (void)cfg, (void)err;
+    return config_help(stdout), EXIT_DONE;
+}
+
+static int do_help(const void *args, struct config *cfg, struct err *err)
+{
+    const struct help_args *a = args;
+    char *words[] = {(char *)(uintptr_t)a->command, (char *)(uintptr_t)(a->second ? a->second : "--help")};
+    struct cli_line line = {.command = NULL};
+    (void)cfg;
+    if (a->command && cli_find(&line, 2, words, err)) return EXIT_USAGE;
+    return cli_help(line.command, stdout), EXIT_DONE;
+}
+
+static int do_version(const void *args, struct config *cfg, struct err *err)
+{
+    (void)args, (void)cfg, (void)err;
+    return puts("moetrain " MT_VERSION), EXIT_DONE;
+}
+
+/* ---- rows */
+
+/* clang-format off */
+#define KIND(field) _Generic((field), bool: CLI_FLAG, int64_t: CLI_INT, double: CLI_REAL, const char *: CLI_TEXT, \
+    struct cli_list: CLI_LIST, struct cli_sets: CLI_SET)
+#define FIELD(type, field) KIND(((struct type *)0)->field), offsetof(struct type, field)
+#define NEEDED(type, field, name, help) {name, NULL, FIELD(type, field), NULL, NULL, NULL, help, true}
+#define ARGUMENT(type, field, name, help) {name, NULL, FIELD(type, field), NULL, NULL, NULL, help, false}
+#define OPTION(type, field, name, value, allowed, fallback, help) \
+    {name, value, FIELD(type, field), allowed, fallback, NULL, help, false}
+#define USUALLY(type, field, name, value, allowed, usual, help) \
+    {name, value, FIELD(type, field), allowed, NULL, usual, help, false}
+#define FLAG(type, field, name, help) ARGUMENT(type, field, name, help)
+#define KEY(type, name, value, key, help) OPTION(type, common.sets, name, value, key, NULL, help)
+
+#define CONFIG(type) NEEDED(type, common.config, "CONFIG.ini", "the run's configuration file")
+#define OVERRIDES(type) \
+    OPTION(type, common.sets, "--set", "section.key=value", NULL, NULL, \
+           "override a key of the file; may be repeated, the last one wins"), \
+    FLAG(type, common.dump, "--dump-config", "print the resolved configuration and stop")
+#define ADAPTER(type) \
+    USUALLY(type, adapter, "--adapter", "DIR", NULL, "output.dir/adapter", "the PEFT adapter directory")
+#define LAYERS(type, usual) \
+    USUALLY(type, layers, "--layers", "N", "[1, 1e9]", usual, "only the first N layers")
+#define QUANT(type) \
+    USUALLY(type, quant, "--quant", "FORMAT", "mxfp4|nf4|bf16", "as published", "format of the experts")
+
+static const struct cli_row plain_rows[] = {CONFIG(plain_args), OVERRIDES(plain_args)};
+
+static const struct cli_row eval_rows[] = {
+    CONFIG(eval_args),
+    USUALLY(eval_args, adapter, "--adapter", "DIR", NULL, "the base model", "a PEFT adapter directory"),
+    OVERRIDES(eval_args),
+};
+
+static const struct cli_row generate_rows[] = {
+    CONFIG(generate_options),
+    OPTION(generate_options, prompt, "--prompt", "TEXT", NULL, NULL,
+           "continue TEXT; special tokens in it count as special tokens"),
+    OPTION(generate_options, messages, "--messages", "FILE", NULL, NULL,
+           "answer a conversation, {\"messages\", \"tools\"} or a list of messages, with the checkpoint's chat "
+           "template; answers at its end are ignored"),
+    ADAPTER(generate_options),
+    FLAG(generate_options, base, "--base", "the base model without an adapter"),
+    OPTION(generate_options, tokens, "--tokens", "N", "[1, 9e15]", "256",
+           "stop after N tokens, or earlier at the end of the turn"),
+    OPTION(generate_options, temperature, "--temperature", "T", "[0, 100]", "0",
+           "0 takes the likeliest token each time; above 0 samples"),
+    OPTION(generate_options, top_p, "--top-p", "P", "[1e-6, 1]", "1",
+           "sample from the likeliest tokens whose probabilities add up to P"),
+    OPTION(generate_options, seed, "--seed", "N", "[0, 9e15]", "0", "the same seed samples the same text"),
+    FLAG(generate_options, json, "--json", "print {\"prompt_ids\", \"ids\", \"text\", \"stop\"} at the end"),
+    OVERRIDES(generate_options),
+};
+static const struct cli_rule generate_rules[] = {
+    {CLI_EITHER, {"--prompt", "--messages"}},
+    {CLI_NOT_BOTH, {"--adapter", "--base"}},
+};
+
+static const struct cli_row export_rows[] = {
+    CONFIG(export_args),
+    {"--to", "FORMAT", FIELD(export_args, to), "peft|vllm|gguf|merged-bf16|merged-mxfp4", NULL, NULL,
+     "the format", true},
+    ADAPTER(export_args),
+    USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
+    OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; compare the export in DIR"),
+    OVERRIDES(export_args),
+};
+static const struct cli_rule export_rules[] = {{CLI_NOT_BOTH, {"--out", "--verify"}}};
+
+static const struct cli_row check_rows[] = {CONFIG(check_args), LAYERS(check_args, "all"), OVERRIDES(check_args)};
+
+static const struct cli_row tokens_rows[] = {
+    ARGUMENT(tokens_options, common.config, "CONFIG.ini", "the run's configuration file"),
+    OPTION(tokens_options, row, "--row", "N", "[0, 9e15]", "0", "micro-batch of the first epoch"),
+    OPTION(tokens_options, tokenizer, "--tokenizer", "FILE", NULL, NULL,
+           "encode the text on standard input with this tokenizer.json and print {\"ids\"}"),
+    FLAG(tokens_options, no_special, "--no-special", "special tokens on standard input are ordinary text"),
+    OPTION(tokens_options, checkpoint, "--checkpoint", "DIR", NULL, NULL,
+           "render --messages with the tokenizer and chat template of DIR"),
+    OPTION(tokens_options, messages, "--messages", "FILE", NULL, NULL,
+           "{\"messages\", \"tools\"}, a list of messages, or JSONL of either; prints {\"text\", \"ids\", "
+           "\"loss_spans\"} of each, spans in characters [begin, end). \"samples\" holds the texts that training "
+           "makes of a conversation when it makes several"),
+    USUALLY(tokens_options, template, "--template", "FILE", NULL, "that of --checkpoint", "the chat template"),
+    FLAG(tokens_options, html, "--html", "print a web page"),
+    FLAG(tokens_options, json, "--json", "print JSON"),
+    OVERRIDES(tokens_options),
+};
+static const struct cli_rule tokens_rules[] = {
+    {CLI_EITHER, {"CONFIG.ini", "--tokenizer", "--checkpoint"}},
+    {CLI_NOT_BOTH, {"--html", "--json"}},
+    {CLI_NEEDS, {"--tokenizer", "--json"}},
+    {CLI_NEEDS, {"--checkpoint", "--messages"}},
+    {CLI_NEEDS, {"--checkpoint", "--json"}},
+    {CLI_NEEDS, {"--messages", "--checkpoint"}},
+    {CLI_NEEDS, {"--template", "--checkpoint"}},
+    {CLI_NEEDS, {"--no-special", "--tokenizer"}},
+    {CLI_NEEDS, {"--row", "CONFIG.ini"}},
+    {CLI_NEEDS, {"--set", "CONFIG.ini"}},
+    {CLI_NEEDS, {"--dump-config", "CONFIG.ini"}},
+};
+
+static const struct cli_row inspect_rows[] = {
+    NEEDED(inspect_args, path, "PATH", "a checkpoint (directory or .safetensors file) or a PEFT adapter directory"),
+};
+
+static const struct cli_row synth_rows[] = {
+    ARGUMENT(synth_args, arch, "ARCH", "name of the architecture; without it, all are listed"),
+    ARGUMENT(synth_args, dir, "DIR", "the directory to write, new or empty"),
+    QUANT(synth_args),
+    OPTION(synth_args, seed, "--seed", "N", "[0, 9e15]", "0", "the same seed makes the same bytes"),
+    LAYERS(synth_args, "all"),
+};
+static const struct cli_rule synth_rules[] = {
+    {CLI_NEEDS, {"ARCH", "DIR"}},
+    {CLI_NEEDS, {"--quant", "ARCH"}},
+    {CLI_NEEDS, {"--seed", "ARCH"}},
+    {CLI_NEEDS, {"--layers", "ARCH"}},
+};
+
+#define JSON(type) FLAG(type, json, "--json", "print JSON")
+#define BENCH(layers) \
+    USUALLY(bench_options, arch, "--arch", "NAME", NULL, "gpt-oss-20b; on a CPU gpt-oss-tiny", \
+            "an architecture of `moetrain synth`"), \
+    USUALLY(bench_options, tokens, "--tokens", "N", "[1, 1073741824]", "16384; on a CPU 1024", \
+            "tokens per step, a multiple of --seq"), \
+    USUALLY(bench_options, seq, "--seq", "N", "[2, 16777216]", "4096; on a CPU 512", "tokens per sequence"), \
+    LAYERS(bench_options, layers), \
+    USUALLY(bench_options, steps, "--steps", "N", "[1, 1e9]", "10; on a CPU 5", "timed steps"), \
+    QUANT(bench_options), \
+    KEY(bench_options, "--rank", "R", "lora.r", "LoRA rank"), \
+    KEY(bench_options, "--targets", "NAMES", "lora.targets", "projections with adapters"), \
+    KEY(bench_options, "--recompute", "MODE", "train.recompute", "auto, none, selective or full"), \
+    KEY(bench_options, "--device", "NAME", "train.device", "auto, cpu, cuda or cuda-portable"), \
+    KEY(bench_options, "--dtype", "NAME", "train.dtype", "auto, fp32 or bf16"), \
+    KEY(bench_options, "--threads", "N", "train.threads", "CPU threads"), \
+    KEY(bench_options, "--memory-gb", "X", "train.memory_gb", "memory budget in GiB"), \
+    KEY(bench_options, "--resident", "N", "train.resident_layers", \
+        "layers whose experts stay decoded; -1: as many as fit"), \
+    JSON(bench_options)
+
+static const struct cli_row bench_ops_rows[] = {BENCH("2")};
+static const struct cli_row bench_step_rows[] = {
+    BENCH("all"),
+    OPTION(bench_options, paths, "--path", "NAME,...", BENCH_PATHS, NULL,
+           "on a GPU: compare ways to run the experts, one after the other"),
+};
+
+#define BENCH_EXPERTS(formats, usual_formats, usual_tokens) \
+    USUALLY(bench_experts_options, arch, "--arch", "NAME", NULL, "by bench and device", \
+            "an architecture of `moetrain synth`, qwen3.5-35b-a3b, or all: five published ones"), \
+    USUALLY(bench_experts_options, tokens, "--tokens", "N,...", "[1, 1048576]", usual_tokens, "tokens"), \
+    USUALLY(bench_experts_options, quants, "--quant", "FORMAT,...", formats, usual_formats, "formats of the experts"), \
+    OPTION(bench_experts_options, repeats, "--repeats", "N", "[1, 1000]", "20", "timed runs; the median is shown"), \
+    OPTION(bench_experts_options, device, "--device", "NAME", "auto|cpu|cuda|cuda-portable", "auto", "device"), \
+    OPTION(bench_experts_options, dtype, "--dtype", "NAME", "auto|fp32|bf16", "auto", "type of activations"), \
+    USUALLY(bench_experts_options, threads, "--threads", "N", "[1, 4096]", "all cores", "CPU threads"), \
+    JSON(bench_experts_options)
+
+static const struct cli_row bench_lora_rows[] = {
+    BENCH_EXPERTS(BENCH_QUANTS, "as published", "2048,16384; on a CPU 64,256"),
+    OPTION(bench_experts_options, ranks, "--rank", "R,...", "[1, 256]", "16,32,64", "LoRA ranks"),
+    OPTION(bench_experts_options, routings, "--routing", "NAME,...", BENCH_ROUTINGS, "uniform",
+           "one: every token goes to the same experts"),
+};
+static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all three", "1,4,16,64,128,512")};
+
+static const struct cli_row help_rows[] = {
+    ARGUMENT(help_args, command, "COMMAND", "the command to explain"),
+    ARGUMENT(help_args, second, "SUBCOMMAND", "its second word, as in `bench step`"),
+};
+
+#define ROWS(rows) rows, MT_LEN(rows)
+#define NONE NULL, 0
+#define ARGS(type) sizeof(struct type)
+
+const struct command commands[] = {
+    {"train", "train adapters; continues from the newest checkpoint of output.dir",
+     "`moetrain CONFIG.ini` is the same command.\n\n"
+     "The run writes adapter/ (PEFT), best/ (the adapter with the lowest held-out loss), checkpoints/, metrics.jsonl "
+     "and report.html below output.dir. Ctrl-C or SIGTERM saves a checkpoint; the same command continues.",
+     ROWS(plain_rows), NONE, ARGS(plain_args), true, do_train},
+    {"eval", "compute held-out loss, perplexity and accuracy", "Prints one JSON object.",
+     ROWS(eval_rows), NONE, ARGS(eval_args), true, do_eval},
+    {"generate", "write text with the adapter or the base model",
+     "Special tokens are printed, except the one that ends the text. There is no KV cache: each token costs a forward "
+     "pass over all tokens before it.",
+     ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
+    {"export", "convert the adapter for other programs, read it back and compare",
+     "peft: transformers and PEFT; vllm: vLLM; gguf: llama.cpp; merged-bf16 and merged-mxfp4: a whole checkpoint with "
+     "the adapter added to its weights. The directory appears only when the comparison passed.",
+     ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
+    {"plan", "print memory, FLOPs and trainable parameters; loads no weights", NULL,
+     ROWS(plain_rows), NONE, ARGS(plain_args), true, do_plan},
+    {"check", "compare one training batch on the device with the CPU in F64", NULL,
+     ROWS(check_rows), NONE, ARGS(check_args), true, do_check},
+    {"tokens", "show the tokens that are trained on, and which of them carry loss",
+     "With CONFIG.ini: one micro-batch of the training data. Colour marks loss on a terminal; elsewhere [[ ]] encloses "
+     "tokens with loss and | separates tokens.",
+     ROWS(tokens_rows), ROWS(tokens_rules), ARGS(tokens_options), true, do_tokens},
+    {"inspect", "list the tensors of a checkpoint or an adapter", NULL,
+     ROWS(inspect_rows), NONE, ARGS(inspect_args), false, do_inspect},
+    {"synth", "write a checkpoint of a published architecture with random weights", NULL,
+     ROWS(synth_rows), ROWS(synth_rules), ARGS(synth_args), false, do_synth},
+    {"bench", "measure the speed of this machine with random weights", NULL, NONE, NONE, 0, false, NULL},
+    {"bench step", "time training steps of a published architecture",
+     "Compares the step with its floor, the time that the device's peak rates allow, and lists the time of each op.",
+     ROWS(bench_step_rows), NONE, ARGS(bench_options), true, do_bench_step},
+    {"bench ops", "time the ops of two layers, embedding, head and optimizer", NULL,
+     ROWS(bench_ops_rows), NONE, ARGS(bench_options), true, do_bench_ops},
+    {"bench lora", "time the experts of one layer with adapters of each rank and without", NULL,
+     ROWS(bench_lora_rows), NONE, ARGS(bench_experts_options), false, do_bench_lora},
+    {"bench dequant", "time the decoding of 4-bit experts to bf16: all, and those that tokens chose", NULL,
+     ROWS(bench_dequant_rows), NONE, ARGS(bench_experts_options), false, do_bench_dequant},
+    {"config", "list every key of a configuration file: type, default, range, meaning", NULL,
+     NONE, NONE, 0, false, do_config},
+    {"help", "explain a command", NULL, ROWS(help_rows), NONE, ARGS(help_args), false, do_help},
+    {"version", "print the version", NULL, NONE, NONE, 0, false, do_version},
+};
+const int64_t n_commands = MT_LEN(commands);
+/* clang-format on */
