@@ -10,6 +10,27 @@
 #include <sys/resource.h>
 #include <time.h>
 
+/* Bytes of a UTF-8 character that a terminal shows; 0: a control character, or no UTF-8. */
+static int shown(const unsigned char *p)
+{
+    const int more = p[0] < 0x80 ? 0 : p[0] < 0xc2 ? -1 : p[0] < 0xe0 ? 1 : p[0] < 0xf0 ? 2 : p[0] < 0xf5 ? 3 : -1;
+    if (more < 0 || (p[0] < 32 && p[0] != '\n' && p[0] != '\t') || p[0] == 127) return 0;
+    for (int i = 1; i <= more; i++)
+        if ((p[i] & 0xc0) != 0x80) return 0;
+    const bool odd = (p[0] == 0xc2 || p[0] == 0xe0) ? p[1] < 0xa0 : p[0] == 0xf0 && p[1] < 0x90; /* C1, overlong */
+    return odd ? 0 : more + 1;
+}
+
+/* A message may quote a hostile file or server: nothing in it shall steer a terminal. */
+static void make_harmless(char *text)
+{
+    for (unsigned char *p = (unsigned char *)text; *p;) {
+        const int n = shown(p);
+        if (!n) *p = '?';
+        p += MT_MAX(n, 1);
+    }
+}
+
 int err_set(struct err *e, const char *fmt, ...)
 {
     if (!e) return -1;
@@ -18,8 +39,7 @@ int err_set(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    for (char *p = text; *p; p++) /* it may quote a hostile file: nothing in it shall steer a terminal */
-        if (((unsigned char)*p < 32 && *p != '\n' && *p != '\t') || *p == 127) *p = '?';
+    make_harmless(text);
     memcpy(e->msg, text, sizeof(text));
     return -1;
 }
@@ -38,6 +58,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
     for (int i = 0; i < 3; i++)
         for (const char *p = parts[i]; *p && n + 1 < sizeof(e->msg); p++) e->msg[n++] = *p;
     e->msg[n] = 0;
+    make_harmless(e->msg);
     return -1;
 }
 
@@ -54,10 +75,13 @@ void log_rank(int rank, bool speaks)
 
 static void log_line(const char *prefix, const char *fmt, va_list ap)
 {
-    flockfile(stderr); /* a line of one thread stays whole */
+    static char text[4 * MT_PATH]; /* of who holds the lock */
+    flockfile(stderr);             /* a line of one thread stays whole */
+    vsnprintf(text, sizeof(text), fmt, ap);
+    make_harmless(text);
     if (log_of.rank) fprintf(stderr, "rank %d: ", log_of.rank);
     fputs(prefix, stderr);
-    vfprintf(stderr, fmt, ap);
+    fputs(text, stderr);
     fputc('\n', stderr);
     funlockfile(stderr);
 }
