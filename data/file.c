@@ -340,7 +340,7 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err)
     if (str_format(w->path, sizeof(w->path), err, "path of the file to write", "%s", path) ||
         str_format(w->tmp, sizeof(w->tmp), err, "path of the file to write", "%s.tmp", path))
         return -1;
-    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     return w->fd < 0 ? io_error(err, w->tmp, "create") : 0;
 }
 

@@ -11,8 +11,11 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "data/hub_headers.h"
 #include "data/hub_http.h"
 #include "data/hub_rows.h"
+#include "data/hub_url.h"
+#include "data/hub_verify.h"
 #include "data/json.h"
 
 #define PREFIX    "hub:"
@@ -121,7 +124,7 @@ static int list_files(struct hub_repo *repo, struct err *err)
     struct err cached;
     if (repo->env->offline) return hub_cache_list(repo, err) ? err_prefix(err, "HF_HUB_OFFLINE is set, and ") : 0;
     snprintf(path, sizeof(path), "api/%s/%s/revision/", repo->dataset ? "datasets" : "models", repo->id);
-    if (!hub_http_escape(path, sizeof(path) - 16, repo->revision, false))
+    if (!hub_url_escape(path, sizeof(path) - 16, repo->revision, false))
         return err_set(err, "%s: the revision is too long", repo->id);
     strcat(path, "?blobs=true");
     char *text = hub_http_text(repo, path, &size, &unreachable, err);
@@ -137,15 +140,6 @@ static int list_files(struct hub_repo *repo, struct err *err)
 
 /* ---- having the files */
 
-static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err *err)
-{
-    if (repo->cached) return 0;
-    if (hub_http_fetch(repo, w->files, w->n, err)) return -1;
-    for (int64_t i = 0; i < w->n; i++)
-        if (hub_cache_link(repo, w->files[i], err)) return -1;
-    return 0;
-}
-
 static int lacks(const struct hub_repo *repo, const char *what, const char *more, struct err *err)
 {
     char dir[MT_PATH];
@@ -153,6 +147,23 @@ static int lacks(const struct hub_repo *repo, const char *what, const char *more
     if (hub_snapshot_path(dir, repo, NULL, err)) return -1;
     return err_set(err, "%s: the cache lacks %s of commit %.8s, and the hub %s", repo->id, what, repo->commit,
                    repo->env->offline ? "may not be asked: HF_HUB_OFFLINE is set" : "was not asked or not reached");
+}
+
+static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err *err)
+{
+    struct wanted missing = {0};
+    enum hub_place *where = mem_array(MT_MAX(w->n, 1), sizeof(*where));
+    int rc = hub_verify(repo, w->files, w->n, where, err);
+    for (int64_t i = 0; i < w->n; i++)
+        if (where[i] == HUB_ABSENT) want(&missing, w->files[i]);
+    if (!rc && missing.n)
+        rc = repo->cached ? lacks(repo, missing.files[0]->path, "", err)
+                          : hub_http_fetch(repo, missing.files, missing.n, err);
+    for (int64_t i = 0; i < w->n && !rc && !repo->cached; i++)
+        if (where[i] != HUB_SNAPSHOT) rc = hub_cache_link(repo, w->files[i], err);
+    mem_free(missing.files);
+    mem_free(where);
+    return rc;
 }
 
 /* ---- models */
@@ -178,62 +189,133 @@ static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err
     return rc;
 }
 
-/* What training reads, and nothing else: no other format of the same weights, no folder. */
-static int fetch_model(const struct hub_repo *repo, struct wanted *w, struct err *err)
+/* A file that a model must have. */
+static int want_needed(const struct hub_repo *repo, struct wanted *w, const char *name, const char *more,
+                       struct err *err)
 {
-    static const char *const needed[] = {"config.json", "tokenizer.json"};
-    static const char *const useful[] = {"tokenizer_config.json", "chat_template.jinja", "chat_template.json",
-                                         "generation_config.json", INDEX};
-    for (int i = 0; i < MT_LEN(needed); i++) {
-        const struct hub_file *f = find(repo, needed[i]);
-        if (!f) return lacks(repo, needed[i], "", err);
-        want(w, f);
-    }
-    for (int i = 0; i < MT_LEN(useful); i++) {
-        const struct hub_file *f = find(repo, useful[i]);
-        if (f) want(w, f);
-    }
-    if (!find(repo, INDEX)) {
-        const struct hub_file *f = find(repo, WHOLE);
-        if (!f) return lacks(repo, WHOLE, " and no index of shards: safetensors is the format that is read", err);
-        want(w, f);
-    } else if (fetch(repo, w, err) || want_shards(repo, w, err)) {
-        return -1;
-    }
-    return fetch(repo, w, err);
+    const struct hub_file *f = find(repo, name);
+    if (!f) return lacks(repo, name, more, err);
+    want(w, f);
+    return 0;
 }
 
-static int open_model(struct hub_repo *repo, char dir[MT_PATH], struct err *err)
+static void want_useful(const struct hub_repo *repo, struct wanted *w, const char *name)
+{
+    const struct hub_file *f = find(repo, name);
+    if (f) want(w, f);
+}
+
+/* Has the small files: those that training reads, or a plan alone; adds the shards to `shards`. Nothing else of the
+ * repository is needed: no other format of the same weights, no folder. */
+static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *shards, struct err *err)
 {
     struct wanted w = {0};
-    int rc = fetch_model(repo, &w, err);
+    int rc = want_needed(repo, &w, "config.json", "", err);
+    if (!rc && !plan) {
+        rc = want_needed(repo, &w, "tokenizer.json", "", err);
+        want_useful(repo, &w, "tokenizer_config.json");
+        want_useful(repo, &w, "chat_template.jinja");
+        want_useful(repo, &w, "chat_template.json");
+        want_useful(repo, &w, "generation_config.json");
+    }
+    want_useful(repo, &w, INDEX);
+    if (!rc && !find(repo, INDEX))
+        rc = want_needed(repo, shards, WHOLE, " and no index of shards: safetensors is the format that is read", err);
+    if (!rc) rc = fetch(repo, &w, err);
+    if (!rc && find(repo, INDEX)) rc = want_shards(repo, shards, err);
     mem_free(w.files);
-    if (!rc && !repo->cached) rc = hub_cache_write_ref(repo, err);
-    return rc ? rc : hub_snapshot_path(dir, repo, NULL, err);
+    return rc;
+}
+
+/* A plan does not move a branch away from the commit whose weights are here. */
+static bool has_ref(const struct hub_repo *repo)
+{
+    char path[MT_PATH];
+    return !hub_repo_path(path, repo, "refs", repo->revision, NULL) && file_exists(path);
+}
+
+/* headers: a plan is all that is wanted; what is not in the cache stays out of it but for the headers. */
+static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, struct err *err)
+{
+    struct wanted shards = {0};
+    const bool plan = *headers;
+    int rc = fetch_small(repo, plan, &shards, err);
+    *headers = plan && !rc && !repo->cached && !hub_headers_needless(repo, shards.files, shards.n);
+    if (!rc && *headers)
+        rc = hub_headers(dir, repo, shards.files, shards.n, err);
+    else if (!rc && (plan || !(rc = fetch(repo, &shards, err))))
+        rc = hub_snapshot_path(dir, repo, NULL, err);
+    mem_free(shards.files);
+    return rc || repo->cached || (plan && has_ref(repo)) ? rc : hub_cache_write_ref(repo, err);
 }
 
 /* A commit never changes: when all of it is here, nobody is asked. */
-static bool have_model(const struct hub_repo *like, char dir[MT_PATH])
+static bool have_model(const struct hub_repo *like, char dir[MT_PATH], bool plan)
 {
     struct hub_repo repo = *like;
     struct err err;
-    const bool have = hub_is_commit(repo.revision) && !hub_cache_list(&repo, &err) && !open_model(&repo, dir, &err);
+    const bool have =
+        hub_is_commit(repo.revision) && !hub_cache_list(&repo, &err) && !open_model(&repo, dir, &(bool){plan}, &err);
     hub_repo_free(&repo);
     return have;
 }
 
-int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err)
+/* OWNER/NAME[@REVISION]; the revision may also be said beside it. */
+static int parse_model(struct hub_repo *repo, const char *spec, const char *revision, struct err *err)
+{
+    const char *at = strchr(spec, '@');
+    const size_t n = at ? (size_t)(at - spec) : strlen(spec);
+    snprintf(repo->id, sizeof(repo->id), "%.*s", (int)MT_MIN(n, HUB_PATH - 1), spec);
+    if (!is_id(repo->id))
+        return err_set(err, "\"" PREFIX "%.200s\": expected " PREFIX "OWNER/NAME or " PREFIX "OWNER/NAME@REVISION",
+                       spec);
+    if (at && strcmp(revision, REVISION) && strcmp(revision, at + 1))
+        return err_set(err, "\"" PREFIX "%.200s\" names one revision, model.revision = %s another: remove one", spec,
+                       revision);
+    return at ? set_revision(repo, at + 1, strlen(at + 1), err) : set_revision(repo, revision, strlen(revision), err);
+}
+
+static int find_model(char dir[MT_PATH], const char *path, const char *revision, bool *headers, struct err *err)
 {
     struct hub_env env;
     struct hub_repo repo = {.env = &env};
-    if (file_exists(path) || !is_id(path)) return str_format(dir, MT_PATH, err, "model.path", "%s", path);
-    snprintf(repo.id, sizeof(repo.id), "%s", path);
-    if (hub_env_read(&env, err) || set_revision(&repo, revision, strlen(revision), err)) return -1;
-    if (have_model(&repo, dir)) return 0;
+    const bool plan = *headers;
+    *headers = false;
+    if (strncmp(path, PREFIX, strlen(PREFIX))) {
+        if (file_exists(path)) return str_format(dir, MT_PATH, err, "model.path", "%s", path);
+        return err_set(err, "%s: no such directory%s", path,
+                       is_id(path) ? "; to download from huggingface.co write model.path = " PREFIX "OWNER/NAME" : "");
+    }
+    if (parse_model(&repo, path + strlen(PREFIX), revision, err) || hub_env_read(&env, err)) return -1;
+    if (have_model(&repo, dir, plan)) return 0;
+    *headers = plan;
     int rc = list_files(&repo, err);
-    if (!rc) rc = open_model(&repo, dir, err);
+    if (!rc && plan && repo.cached && hub_headers_have(dir, &repo)) {
+        hub_repo_free(&repo);
+        return 0;
+    }
+    if (!rc) rc = open_model(&repo, dir, headers, err);
     hub_repo_free(&repo);
-    return rc ? err_prefix(err, "model.path = %s is no directory here, so it was looked up on the hub", path) : 0;
+    return rc;
+}
+
+int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err)
+{
+    return find_model(dir, path, revision, &(bool){false}, err);
+}
+
+int hub_model_headers(char dir[MT_PATH], const char *path, const char *revision, bool *headers, struct err *err)
+{
+    *headers = true;
+    return find_model(dir, path, revision, headers, err);
+}
+
+const char *hub_model_name(char name[MT_PATH], const char *path)
+{
+    const bool hub = !strncmp(path, PREFIX, strlen(PREFIX));
+    snprintf(name, MT_PATH, "%s", hub ? path + strlen(PREFIX) : path);
+    if (hub) name[strcspn(name, "@")] = 0;
+    return name;
 }
 
 /* ---- data */

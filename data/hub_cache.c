@@ -75,10 +75,23 @@ static int find_token(struct hub_env *env, const char *home, struct err *err)
     return rc;
 }
 
+/* http://localhost, http://127.x.x.x, http://[::1], with or without a port. */
+static bool is_loopback(const char *endpoint)
+{
+    static const char *const names[] = {"localhost", "[::1]"};
+    const char *host = strchr(endpoint, '/') + 2;
+    const size_t n = strcspn(host, "/?#"), name = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":/?#");
+    if (memchr(host, '@', n)) return false;
+    for (int i = 0; i < MT_LEN(names); i++)
+        if (name == strlen(names[i]) && !strncasecmp(host, names[i], name)) return true;
+    return !strncmp(host, "127.", 4) && strspn(host, "0123456789.") == name;
+}
+
 int hub_env_read(struct hub_env *env, struct err *err)
 {
     const char *endpoint = getenv("HF_ENDPOINT"), *cache = getenv("HF_HUB_CACHE");
     char home[MT_PATH];
+    if (!is_set(cache)) cache = getenv("HUGGINGFACE_HUB_CACHE"); /* its older name */
     *env = (struct hub_env){.offline = is_true(getenv("HF_HUB_OFFLINE"))};
     if (!is_set(endpoint)) endpoint = ENDPOINT;
     if (strncmp(endpoint, "http://", 7) && strncmp(endpoint, "https://", 8))
@@ -89,7 +102,12 @@ int hub_env_read(struct hub_env *env, struct err *err)
     if (is_set(cache) ? str_format(env->cache, MT_PATH, err, "HF_HUB_CACHE", "%s", cache)
                       : str_format(env->cache, MT_PATH, err, "path of the hub's cache", "%s/hub", home))
         return -1;
-    return find_token(env, home, err);
+    if (find_token(env, home, err)) return -1;
+    if (!env->token[0] || env->offline || !strncmp(env->endpoint, "https://", 8) || is_loopback(env->endpoint))
+        return 0;
+    return err_set(err,
+                   "HF_ENDPOINT = \"%s\": the token in %s would be sent unencrypted; use https://, or remove the token",
+                   env->endpoint, env->token_at);
 }
 
 /* ---- names */
@@ -119,8 +137,7 @@ static void folder_name(char name[HUB_PATH + 16], const struct hub_repo *repo)
              repo->id, slash + 1);
 }
 
-static int repo_path(char path[MT_PATH], const struct hub_repo *repo, const char *below, const char *name,
-                     struct err *err)
+int hub_repo_path(char path[MT_PATH], const struct hub_repo *repo, const char *below, const char *name, struct err *err)
 {
     char folder[HUB_PATH + 16];
     folder_name(folder, repo);
@@ -132,19 +149,19 @@ int hub_snapshot_path(char path[MT_PATH], const struct hub_repo *repo, const cha
 {
     char below[64];
     snprintf(below, sizeof(below), "snapshots/%s", repo->commit);
-    return repo_path(path, repo, below, name, err);
+    return hub_repo_path(path, repo, below, name, err);
 }
 
 int hub_blob_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err)
 {
-    return repo_path(path, repo, "blobs", etag, err);
+    return hub_repo_path(path, repo, "blobs", etag, err);
 }
 
 int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err)
 {
     char name[HASH_HEX + 32];
     snprintf(name, sizeof(name), "%s.moetrain.incomplete", etag);
-    return repo_path(path, repo, "blobs", name, err);
+    return hub_repo_path(path, repo, "blobs", name, err);
 }
 
 void hub_repo_add(struct hub_repo *repo, const char *path, const char *etag, int64_t size)
@@ -167,22 +184,49 @@ void hub_repo_free(struct hub_repo *repo)
 
 /* ---- reading */
 
+static int walk(struct hub_repo *repo, const char *name, struct err *err);
+
+/* The hash that a link of the snapshot names: its target is the blob. "" when the target is called otherwise. */
+static void linked_hash(char etag[HASH_HEX], const char *path)
+{
+    char target[MT_PATH];
+    const ssize_t length = readlink(path, target, sizeof(target) - 1);
+    etag[0] = 0;
+    if (length <= 0) return;
+    target[length] = 0;
+    const char *slash = strrchr(target, '/'), *name = slash ? slash + 1 : target;
+    const size_t n = strspn(name, "0123456789abcdef");
+    if (!name[n] && (n == 40 || n == 64)) strcpy(etag, name);
+}
+
+/* Adds a file of the snapshot, or those of a folder. A link to nothing: the file is not there. */
+static int add_entry(struct hub_repo *repo, const char *name, struct err *err)
+{
+    char path[MT_PATH], etag[HASH_HEX];
+    struct stat st, behind;
+    if (hub_snapshot_path(path, repo, name, err)) return -1;
+    if (lstat(path, &st)) return 0;
+    if (S_ISDIR(st.st_mode)) return walk(repo, name, err);
+    if (stat(path, &behind)) return errno == ELOOP ? io_error(err, path, "follow the link") : 0;
+    if (S_ISDIR(behind.st_mode))
+        return err_set(err, "%s is a link to a folder, which a snapshot never has: delete it", path);
+    linked_hash(etag, path);
+    if (S_ISREG(behind.st_mode)) hub_repo_add(repo, name, etag, behind.st_size);
+    return 0;
+}
+
 /* Every regular file below a folder of the snapshot; `name` is the folder in the repository, "" its root. */
 static int walk(struct hub_repo *repo, const char *name, struct err *err)
 {
-    char dir[MT_PATH], path[MT_PATH], below[HUB_PATH];
+    char dir[MT_PATH], below[HUB_PATH];
     char **names;
     int64_t n;
-    struct stat st;
     if (hub_snapshot_path(dir, repo, name[0] ? name : NULL, err) || file_list(dir, &names, &n, err)) return -1;
     int rc = 0;
     for (int64_t i = 0; i < n && !rc; i++) {
         rc = str_format(below, sizeof(below), err, "path in the hub's cache", "%s%s%s", name, name[0] ? "/" : "",
                         names[i]);
-        if (!rc) rc = hub_snapshot_path(path, repo, below, err);
-        if (rc || stat(path, &st)) continue; /* a link to nothing: the file is not there */
-        if (S_ISDIR(st.st_mode)) rc = walk(repo, below, err);
-        if (S_ISREG(st.st_mode)) hub_repo_add(repo, below, "", st.st_size);
+        if (!rc) rc = add_entry(repo, below, err);
     }
     file_list_free(names, n);
     return rc;
@@ -196,7 +240,7 @@ int hub_cache_list(struct hub_repo *repo, struct err *err)
     if (hub_is_commit(repo->revision)) {
         strcpy(repo->commit, repo->revision);
     } else {
-        if (repo_path(path, repo, "refs", repo->revision, err)) return -1;
+        if (hub_repo_path(path, repo, "refs", repo->revision, err)) return -1;
         char *text = file_read(path, 4096, &size, NULL);
         if (text) text[strcspn(text, " \r\n")] = 0;
         const bool good = text && hub_is_commit(text);
@@ -214,7 +258,7 @@ bool hub_cache_has(const struct hub_repo *repo, const struct hub_file *f)
 {
     char path[MT_PATH];
     struct stat st;
-    return !hub_blob_path(path, repo, f->etag, NULL) && !stat(path, &st) && S_ISREG(st.st_mode) &&
+    return f->etag[0] && !hub_blob_path(path, repo, f->etag, NULL) && !stat(path, &st) && S_ISREG(st.st_mode) &&
            st.st_size == f->size;
 }
 
@@ -230,7 +274,7 @@ int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *
         file_make_dirs(path, err) ||
         str_format(path, MT_PATH, err, "path of a lock", "%s/.locks/%s/%s.lock", repo->env->cache, folder, f->etag))
         return -1;
-    const int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (lock < 0) return io_error(err, path, "create the lock");
     /* A file system without locks, as some clusters have it, is used without: two processes then write the same bytes.
      */
@@ -240,6 +284,20 @@ int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *
     else
         *fd = lock;
     return 0;
+}
+
+/* A file of somebody else, a link or a second name of a file elsewhere may have been laid there, in a cache that
+ * several users share: it is removed, not followed. */
+int hub_part_open(int *fd, const char *path, struct err *err)
+{
+    const int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    struct stat st;
+    *fd = open(path, flags);
+    if (*fd >= 0 && !fstat(*fd, &st) && S_ISREG(st.st_mode) && st.st_nlink == 1 && st.st_uid == geteuid()) return 0;
+    if (*fd >= 0) close(*fd);
+    if (unlink(path) && errno != ENOENT) return *fd = -1, io_error(err, path, "remove what is in its place");
+    *fd = open(path, flags | O_CREAT | O_EXCL, 0666);
+    return *fd < 0 ? io_error(err, path, "create") : 0;
 }
 
 /* Renames what this process alone wrote: two that put a file in the same place both succeed. */
@@ -285,7 +343,8 @@ int hub_cache_reserve(const struct hub_repo *repo, const struct hub_file *const 
         const int64_t have = stat(path, &st) ? 0 : st.st_size;
         if (!i64_add(need, MT_MAX(files[i]->size - have, 0), &need)) need = INT64_MAX;
     }
-    if (repo_path(path, repo, "blobs", NULL, err) || file_make_dirs(path, err) || write_tag(repo->env, err)) return -1;
+    if (hub_repo_path(path, repo, "blobs", NULL, err) || file_make_dirs(path, err) || write_tag(repo->env, err))
+        return -1;
     if (statvfs(path, &disk)) return io_error(err, path, "ask for the free space of its disk");
     if (!i64_mul((int64_t)disk.f_bavail, (int64_t)disk.f_frsize, &room)) room = INT64_MAX;
     if (need == 0 || need <= room) return 0;
@@ -314,7 +373,9 @@ int hub_cache_link(const struct hub_repo *repo, const struct hub_file *f, struct
     if (hub_snapshot_path(path, repo, f->path, err) || make_parents(path, err)) return -1;
     const ssize_t n = readlink(path, now, sizeof(now) - 1);
     if (n > 0 && (size_t)n == strlen(target) && !memcmp(now, target, (size_t)n)) return 0;
-    if (own_name(tmp, path, err)) return -1;
+    /* made beside blobs/ and snapshots/, where a kill leaves nothing that counts as a file */
+    if (hub_repo_path(now, repo, "link", NULL, err) || own_name(tmp, now, err)) return -1;
+    if (unlink(tmp) && errno != ENOENT) return io_error(err, tmp, "remove");
     if (symlink(target, tmp)) return io_error(err, tmp, "make a symbolic link, which the hub's cache consists of");
     return put_in_place(tmp, path, err);
 }
@@ -323,6 +384,6 @@ int hub_cache_write_ref(const struct hub_repo *repo, struct err *err)
 {
     char path[MT_PATH];
     if (hub_is_commit(repo->revision)) return 0;
-    if (repo_path(path, repo, "refs", repo->revision, err) || make_parents(path, err)) return -1;
+    if (hub_repo_path(path, repo, "refs", repo->revision, err) || make_parents(path, err)) return -1;
     return write_small(path, repo->commit, err);
 }

@@ -3,7 +3,13 @@
  *   CACHE/models--OWNER--NAME/blobs/HASH                    the content (data sets: datasets--OWNER--NAME)
  *   CACHE/models--OWNER--NAME/snapshots/COMMIT/PATH         a link to ../../blobs/HASH
  *   CACHE/models--OWNER--NAME/refs/REVISION                 the 40 hex digits of the commit
+ *   CACHE/models--OWNER--NAME/moetrain-verified             which files were hashed, and their sizes and times then
+ *   CACHE/models--OWNER--NAME/moetrain-headers/COMMIT/PATH  safetensors cut behind their headers, for plans
  *   CACHE/.locks/models--OWNER--NAME/HASH.lock              flock'ed by who downloads the blob
+ *
+ * moetrain-verified and moetrain-headers are not the library's, which passes over them. It names a blob by the ETag
+ * that it was told, which behind a mirror may be no hash, and where a disk has no links the file itself lies in the
+ * snapshot.
  *
  * A blob has its name when it is complete and checked, not before; until then it is HASH.moetrain.incomplete, which
  * nobody but the holder of the lock touches. */
@@ -46,12 +52,18 @@ bool hub_path_is_safe(const char *path);
 void hub_repo_add(struct hub_repo *repo, const char *path, const char *etag, int64_t size);
 void hub_repo_free(struct hub_repo *repo);
 
-/* Paths; name NULL gives the snapshot's folder. */
+/* Paths; name NULL gives the folder itself. below: a folder of the repository's, as "blobs". */
+int hub_repo_path(char path[MT_PATH], const struct hub_repo *repo, const char *below, const char *name,
+                  struct err *err) MT_CHECK;
 int hub_snapshot_path(char path[MT_PATH], const struct hub_repo *repo, const char *name, struct err *err) MT_CHECK;
 int hub_blob_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 
-/* Fills commit and files from the cache. -1: the revision is not there. */
+/* Opens a partial file for reading and writing, or begins it: one of this user's, with this name alone. */
+int hub_part_open(int *fd, const char *path, struct err *err) MT_CHECK;
+
+/* Fills commit and files from the cache; the hash of a file is what its link names, or "". -1: the revision is not
+ * there, or the snapshot has links that no snapshot has. */
 int hub_cache_list(struct hub_repo *repo, struct err *err) MT_CHECK;
 bool hub_cache_has(const struct hub_repo *repo, const struct hub_file *f); /* the blob, whole */
 /* *fd: the lock on the blob, which closing it gives back; -1 when another process has it. */

@@ -3,8 +3,9 @@
  * A transfer waits (for a place, for another process, for the time of its next try), runs, or is done. Bytes go to disk
  * and into the hash as they come, so that after any break the next request begins where the file ends; a file that was
  * begun by an earlier process is hashed once, before its first request. The answer to a resolve URL is a redirect to a
- * signed URL that ages: every try begins with the resolve URL again. libcurl sends our Authorization header to the
- * endpoint alone, not to where it redirects.
+ * signed URL that ages: every try begins with the resolve URL again. Redirects are followed here, not by libcurl, whose
+ * older versions take the token along: it goes to the origin of the first address alone, and nothing goes from https
+ * to http.
  *
  * libcurl is opened when the first model is downloaded, so that the program runs where it is not installed. */
 #include "data/hub_http.h"
@@ -22,6 +23,8 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "data/hub_url.h"
+#include "data/hub_verify.h"
 #include "data/json.h"
 
 #define AT_ONCE      4 /* transfers that run; each has a connection of its own */
@@ -33,6 +36,11 @@
 #define WAIT_MAX     3600                 /* seconds that the hub may ask for */
 #define TEXT_MAX     ((int64_t)256 << 20) /* bytes of a small answer */
 #define ERROR_MAX    4096                 /* bytes kept of the page of an error */
+#define PAGE_MAX     (1 << 20)            /* bytes received of such a page, or of a redirect's */
+#define HEAD_MAX     (256 << 10)          /* bytes of the lines before a body */
+#define HOPS         10                   /* redirects in a row */
+#define FIRST_BYTES  (16 << 10)           /* of a safetensors file: most headers are shorter */
+#define HEADER_MAX   100000000            /* bytes of such a header, as the format has it */
 #define STALL_S      60                   /* a transfer below STALL_RATE bytes/s for so long is broken off */
 #define STALL_RATE   1024
 #define LOCK_WAIT_MS 300
@@ -40,6 +48,8 @@
 #define LOG_MS       30000 /* between two lines elsewhere */
 #define CHUNK        (256 << 10)
 #define URL_MAX      8192
+
+int64_t hub_http_limit_ms = 120000;
 
 /* ---- libcurl */
 
@@ -112,8 +122,14 @@ struct transfer {
     int lock, fd; /* of a file; -1: not open */
     bool told;    /* that another process has the lock */
     struct hash hash;
-    bool viewer; /* the answer is one of the viewer, whose errors are JSON */
-    char *text;  /* NUL-terminated */
+    bool viewer;        /* the answer is one of the viewer, whose errors are JSON */
+    bool header;        /* of the file only the safetensors header is wanted, into text */
+    char hop[URL_MAX];  /* where the last redirect led; "": nowhere */
+    int hops;           /* redirects of this try */
+    bool foreign;       /* one of them left the origin of url: no token */
+    bool cut;           /* the rest of the body is not wanted: libcurl was told to stop */
+    int64_t head, page; /* bytes of this request: before the body; of one that is not the answer */
+    char *text;         /* NUL-terminated */
     int64_t cap;
 };
 
@@ -145,6 +161,9 @@ static void try_again(struct transfer *t, int64_t wait_s, const char *why)
     if (t->file && t->have > t->before) t->tries = 0;
     t->state = WAITING;
     t->unreachable = true;
+    t->hop[0] = 0;
+    t->hops = 0;
+    t->foreign = false;
     if (++t->tries == most) {
         fail(t, "%s; given up after %d tries", why, most);
     } else if (wait_s > WAIT_MAX) {
@@ -208,8 +227,7 @@ static int open_part(struct transfer *t)
     char path[MT_PATH];
     ssize_t n;
     if (hub_part_path(path, t->repo, t->file->etag, t->err)) return t->failed = true, -1;
-    t->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (t->fd < 0) return fail(t, "cannot create %s: %s", path, strerror(errno));
+    if (hub_part_open(&t->fd, path, t->err)) return t->failed = true, -1;
     const off_t there = lseek(t->fd, 0, SEEK_END);
     if (there == 0 || there > t->file->size) return rewind_file(t);
     char *chunk = mem_alloc(CHUNK);
@@ -246,6 +264,7 @@ static void finish_file(struct transfer *t)
     } else if (fsync(t->fd) || rename(part, blob)) {
         fail(t, "cannot write %s: %s", blob, strerror(errno));
     } else {
+        hub_verify_mark(t->repo, t->file);
         close_file(t);
         t->state = DONE;
     }
@@ -263,11 +282,14 @@ static const char *header_value(const char *line, const char *name)
 
 static size_t on_header(char *data, size_t one, size_t n, void *user)
 {
-    struct response *r = &((struct transfer *)user)->response;
+    struct transfer *t = user;
+    struct response *r = &t->response;
     char line[512];
     long long a, b;
     const char *value;
     (void)one;
+    t->head += (int64_t)n;
+    if (t->head > HEAD_MAX) return fail(t, "the head of the answer is longer than %d bytes", HEAD_MAX), 0;
     snprintf(line, sizeof(line), "%.*s", (int)MT_MIN(n, sizeof(line) - 1), data);
     line[strcspn(line, "\r\n")] = 0;
     if (!strncasecmp(line, "HTTP/", 5)) *r = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
@@ -316,13 +338,48 @@ static int add_text(struct transfer *t, const char *data, int64_t size)
     return 0;
 }
 
+/* Bytes that are wanted of the file, as far as its beginning tells. */
+static int64_t header_end(const struct transfer *t)
+{
+    uint64_t n = 0;
+    if (t->have < 8) return MT_MIN(FIRST_BYTES, t->file->size);
+    for (int i = 0; i < 8; i++) n |= (uint64_t)(unsigned char)t->text[i] << 8 * i;
+    return n > HEADER_MAX ? -1 : 8 + (int64_t)n;
+}
+
+/* Of a server that sends the whole file no more than the header is taken. */
+static size_t add_header_bytes(struct transfer *t, const char *data, int64_t n, long status)
+{
+    const struct response *r = &t->response;
+    if (!r->begun && status == 206 && (r->range_from != t->have || r->range_size != t->file->size))
+        return fail(t, "asked for the bytes from %lld of %lld on, the server sends those from %lld of %lld on",
+                    (long long)t->have, (long long)t->file->size, (long long)r->range_from, (long long)r->range_size),
+               0;
+    if (!r->begun && status == 200) t->have = 0;
+    t->response.begun = true;
+    if (add_text(t, data, n)) return 0;
+    const int64_t end = header_end(t);
+    if (end < 0 || end > t->file->size)
+        return fail(t, "its first bytes are not those of a safetensors file of %lld bytes", (long long)t->file->size),
+               0;
+    if (t->have < end) return (size_t)n;
+    t->cut = t->have >= 8;
+    return t->cut ? 0 : (size_t)n;
+}
+
 static size_t on_body(char *data, size_t one, size_t n, void *user)
 {
     struct transfer *t = user;
     long status = 0;
     (void)one;
     curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
-    if (status != 200 && status != 206 && (!t->viewer || t->have > ERROR_MAX)) return n; /* the page of an error */
+    if (status != 200 && status != 206) { /* the page of an error */
+        t->page += (int64_t)n;
+        t->cut = t->page > PAGE_MAX;
+        if (t->cut) return 0;
+        if (!t->viewer || t->have > ERROR_MAX) return n;
+    }
+    if (t->header) return add_header_bytes(t, data, (int64_t)n, status);
     if (!t->file) return add_text(t, data, (int64_t)n) ? 0 : n;
     if (!t->response.begun && begin_body(t, status)) return 0;
     t->response.begun = true;
@@ -388,13 +445,52 @@ static void read_error(struct transfer *t)
     json_free(doc);
 }
 
+static void follow(struct transfer *t, const char *to)
+{
+    const char *from = t->hop[0] ? t->hop : t->url;
+    bool same;
+    if (++t->hops > HOPS) {
+        fail(t, "more than %d redirects, the last to %.200s", HOPS, to);
+    } else if (strlen(to) >= URL_MAX) {
+        fail(t, "the address that it is redirected to has %zu bytes", strlen(to));
+    } else if (!hub_url_may_follow(from, to, &same)) {
+        fail(t, "redirected from %.*s to %.200s, which is not followed: the way would be unencrypted",
+             (int)hub_url_origin(from), from, to);
+    } else {
+        hub_url_may_follow(t->url, to, &same);
+        t->foreign |= !same;
+        snprintf(t->hop, URL_MAX, "%s", to);
+        t->state = WAITING;
+        t->wake_ms = 0;
+    }
+}
+
+/* The end of a request for a header: it is there, or the next bytes are asked for. */
+static void finish_header(struct transfer *t)
+{
+    const int64_t end = header_end(t);
+    if (t->have >= MT_MAX(end, 8))
+        t->state = DONE;
+    else if (t->have == t->before)
+        try_again(t, 0, "the answer ended early");
+    else
+        t->state = WAITING, t->wake_ms = 0, t->tries = 0;
+}
+
 static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
 {
     const struct response *r = &t->response;
-    long status = 0, redirects = 0;
+    long status = 0;
     char why[sizeof(r->code) + sizeof(r->message) + 64];
+    const char *to = NULL;
     curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
-    curl.easy_getinfo(t->easy, CURLINFO_REDIRECT_COUNT, &redirects);
+    curl.easy_getinfo(t->easy, CURLINFO_REDIRECT_URL, &to);
+    if (t->cut) rc = CURLE_OK;
+    if (!t->failed && rc == CURLE_OK && to) {
+        follow(t, to); /* before libcurl frees the address */
+        drop_easy(t, multi);
+        return;
+    }
     drop_easy(t, multi);
     if (t->failed) return;
     const char *words = t->why[0] ? t->why : curl.easy_strerror(rc);
@@ -407,12 +503,14 @@ static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
         t->unreachable = true, fail(t, "%s", words);
     else if (status == 429 || status == 408 || (status >= 500 && status != 501))
         try_again(t, r->wait_s, why);
-    else if (status == 403 && redirects && !r->code[0])
+    else if (status == 403 && t->hops && !r->code[0])
         try_again(t, 0, "the signed address was refused (403)");
     else if (status == 416 && t->file)
         start_over(t, "the file is shorter than listed") ? (void)0 : try_again(t, 0, "the file is shorter than listed");
     else if (status != 200 && status != 206)
         refuse(t, status);
+    else if (t->header)
+        finish_header(t);
     else if (!t->file)
         t->state = DONE;
     else if (t->have < t->file->size)
@@ -423,55 +521,31 @@ static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
 
 /* ---- the start of a try */
 
-bool hub_http_escape(char *url, size_t n, const char *text, bool slashes)
-{
-    size_t used = strlen(url);
-    for (; *text; text++) {
-        const char c = *text;
-        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                           strchr("-_.~", c) || (slashes && c == '/');
-        if (used + 4 > n) return false;
-        used += (size_t)snprintf(url + used, n - used, plain ? "%c" : "%%%02X", (unsigned char)c);
-    }
-    return true;
-}
-
 static void add_header(struct transfer *t, const char *line)
 {
     t->headers = curl.slist_append(t->headers, line);
     MT_REQUIRE(t->headers, "curl_slist_append: out of memory");
 }
 
-#define SET(option, value) curl.easy_setopt(t->easy, option, value)
-
-static void send_request(struct transfer *t, CURLM *multi)
+/* Sets the options of a request. An older libcurl at run time may not know one: then nothing is sent. */
+static CURLcode set_options(struct transfer *t)
 {
-    const struct hub_env *env = t->repo->env;
-    char line[sizeof(env->token) + 64];
-    t->easy = curl.easy_init();
-    MT_REQUIRE(t->easy, "curl_easy_init failed");
-    t->why[0] = 0;
-    t->unreachable = false;
-    t->before = t->have;
-    t->response = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
-    add_header(t, "Accept-Encoding: identity"); /* sizes and hashes are those of the bytes sent */
-    snprintf(line, sizeof(line), "Authorization: Bearer %s", env->token);
-    if (env->token[0]) add_header(t, line);
-    if (t->have) {
-        snprintf(line, sizeof(line), "%lld-", (long long)t->have);
-        SET(CURLOPT_RANGE, line);
+    char range[64];
+    CURLcode rc = CURLE_OK;
+#define SET(option, value) rc = rc ? rc : curl.easy_setopt(t->easy, option, value)
+    if (t->header) {
+        snprintf(range, sizeof(range), "%lld-%lld", (long long)t->have, (long long)header_end(t) - 1);
+        SET(CURLOPT_RANGE, range);
+    } else if (t->have) {
+        snprintf(range, sizeof(range), "%lld-", (long long)t->have);
+        SET(CURLOPT_RANGE, range);
     }
-    SET(CURLOPT_URL, t->url);
+    if (!t->file || t->header) SET(CURLOPT_TIMEOUT_MS, (long)hub_http_limit_ms);
+    SET(CURLOPT_URL, t->hop[0] ? t->hop : t->url);
     SET(CURLOPT_HTTPHEADER, t->headers);
     SET(CURLOPT_USERAGENT, "moetrain/" MT_VERSION);
     SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* a connection for each file is faster than one for all */
-    SET(CURLOPT_FOLLOWLOCATION, 1L);
-    SET(CURLOPT_MAXREDIRS, 10L);
-#if LIBCURL_VERSION_NUM >= 0x075500
-    SET(CURLOPT_REDIR_PROTOCOLS_STR, strncmp(env->endpoint, "https", 5) ? "http,https" : "https");
-#else
-    SET(CURLOPT_REDIR_PROTOCOLS, (long)(CURLPROTO_HTTPS | (strncmp(env->endpoint, "https", 5) ? CURLPROTO_HTTP : 0)));
-#endif
+    SET(CURLOPT_FOLLOWLOCATION, 0L);
     SET(CURLOPT_CONNECTTIMEOUT, 15L);
     SET(CURLOPT_LOW_SPEED_LIMIT, (long)STALL_RATE);
     SET(CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
@@ -483,6 +557,30 @@ static void send_request(struct transfer *t, CURLM *multi)
     SET(CURLOPT_WRITEFUNCTION, on_body);
     SET(CURLOPT_WRITEDATA, t);
     SET(CURLOPT_PRIVATE, t);
+#undef SET
+    return rc;
+}
+
+static void send_request(struct transfer *t, CURLM *multi)
+{
+    const struct hub_env *env = t->repo->env;
+    char line[sizeof(env->token) + 64];
+    t->easy = curl.easy_init();
+    MT_REQUIRE(t->easy, "curl_easy_init failed");
+    t->why[0] = 0;
+    t->unreachable = t->cut = false;
+    t->before = t->have;
+    t->head = t->page = 0;
+    t->response = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
+    add_header(t, "Accept-Encoding: identity"); /* sizes and hashes are those of the bytes sent */
+    snprintf(line, sizeof(line), "Authorization: Bearer %s", env->token);
+    if (env->token[0] && !t->foreign) add_header(t, line);
+    const CURLcode rc = set_options(t);
+    if (rc) {
+        fail(t, "this machine's libcurl lacks an option that is needed (%s): install a newer one",
+             curl.easy_strerror(rc));
+        return;
+    }
     curl.multi_add_handle(multi, t->easy);
     t->state = RUNNING;
 }
@@ -506,23 +604,24 @@ static bool take_file(struct transfer *t)
     return t->fd >= 0 || !open_part(t);
 }
 
+static bool set_file_url(struct transfer *t)
+{
+    snprintf(t->url, URL_MAX, "%s/%s%s/resolve/%s/", t->repo->env->endpoint, t->repo->dataset ? "datasets/" : "",
+             t->repo->id, t->repo->commit);
+    return hub_url_escape(t->url, URL_MAX, t->file->path, true) || (fail(t, "its address is too long"), false);
+}
+
 static void start(struct transfer *t, CURLM *multi)
 {
+    if (t->file && !t->url[0] && !set_file_url(t)) return;
     if (!t->file) {
         t->have = 0;
         if (t->text) t->text[0] = 0;
-    } else if (!take_file(t)) {
+    } else if (!t->header && !take_file(t)) {
         return;
     } else if (t->have == t->file->size) { /* the break came just before the end */
         finish_file(t);
         return;
-    } else if (!t->url[0]) {
-        snprintf(t->url, URL_MAX, "%s/%s%s/resolve/%s/", t->repo->env->endpoint, t->repo->dataset ? "datasets/" : "",
-                 t->repo->id, t->repo->commit);
-        if (!hub_http_escape(t->url, URL_MAX, t->file->path, true)) {
-            fail(t, "its address is too long");
-            return;
-        }
     }
     send_request(t, multi);
 }
@@ -655,6 +754,23 @@ int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *fi
     if (!rc && missing)
         log_info("%s: %s in %s, verified", repo->id, str_bytes(a, p.total),
                  str_seconds(b, (clock_ms() - p.start_ms) / 1e3));
+    mem_free(t);
+    return rc;
+}
+
+int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, char **text,
+                     int64_t *size, struct err *err)
+{
+    if (open_curl(err)) return -1;
+    struct transfer *t = mem_array(MT_MAX(n, 1), sizeof(*t));
+    for (int64_t i = 0; i < n; i++)
+        t[i] = (struct transfer){.repo = repo, .file = files[i], .err = err, .lock = -1, .fd = -1, .header = true};
+    const int rc = run_transfers(t, n, NULL);
+    for (int64_t i = 0; i < n; i++) {
+        text[i] = rc ? NULL : t[i].text;
+        size[i] = rc ? 0 : header_end(&t[i]);
+        if (rc) mem_free(t[i].text);
+    }
     mem_free(t);
     return rc;
 }

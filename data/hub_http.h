@@ -22,8 +22,11 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
  * are waited for and tried again; what has come stays for the next time when it fails. */
 int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,
                    struct err *err) MT_CHECK;
-/* Appends text to url (of size n), every byte but letters, digits and -_.~ (and, with slashes, /) as %XX; false: it
- * does not fit. */
-bool hub_http_escape(char *url, size_t n, const char *text, bool slashes);
+/* Of safetensors files at repo->commit the header alone, by requests for ranges: text[i] has the first size[i] bytes of
+ * files[i], length and header; mem_free it. A server without ranges is stopped behind the header. */
+int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, char **text,
+                     int64_t *size, struct err *err) MT_CHECK;
+/* Milliseconds that a small answer may take as a whole, however steadily its bytes come. */
+extern int64_t hub_http_limit_ms;
 
 #endif

@@ -17,6 +17,8 @@
 #include "data/chat_tools.h"
 #include "data/file.h"
 #include "data/hub_http.h"
+#include "data/hub_url.h"
+#include "data/hub_verify.h"
 #include "data/json.h"
 
 #define PAGE     100     /* rows: the most that the viewer shows */
@@ -93,7 +95,7 @@ static int find_split(struct download *d, const char *which, struct err *err)
     struct hub_answer answer = {.path = "splits?dataset="};
     struct json_doc *doc;
     struct json splits;
-    if (!hub_http_escape(answer.path, sizeof(answer.path), d->repo->id, false))
+    if (!hub_url_escape(answer.path, sizeof(answer.path), d->repo->id, false))
         return err_set(err, "the id is too long");
     if (get(d->repo, &answer, &doc, err)) return -1;
     int rc = json_get_array(json_root(doc), "splits", &splits, err);
@@ -121,8 +123,7 @@ static int open_part(struct download *d, struct err *err)
 {
     int64_t at = 0, whole = 0;
     ssize_t n;
-    d->fd = open(d->part, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (d->fd < 0) return io_error(d, "create it", err);
+    if (hub_part_open(&d->fd, d->part, err)) return -1;
     char *chunk = mem_alloc(CHUNK);
     while ((n = pread(d->fd, chunk, CHUNK, at)) > 0) {
         for (char *p = chunk; (p = memchr(p, '\n', (size_t)(n - (p - chunk)))); p++, d->have++)
@@ -212,11 +213,11 @@ static int set_page(const struct download *d, struct hub_answer *a, int64_t offs
 {
     const size_t n = sizeof(a->path) - 64;
     *a = (struct hub_answer){.path = "rows?dataset="};
-    bool fits = hub_http_escape(a->path, n, d->repo->id, false);
+    bool fits = hub_url_escape(a->path, n, d->repo->id, false);
     strcat(a->path, "&config=");
-    fits = fits && hub_http_escape(a->path, n, d->config, false);
+    fits = fits && hub_url_escape(a->path, n, d->config, false);
     strcat(a->path, "&split=");
-    fits = fits && hub_http_escape(a->path, n, d->split, false);
+    fits = fits && hub_url_escape(a->path, n, d->split, false);
     const size_t used = strlen(a->path);
     snprintf(a->path + used, sizeof(a->path) - used, "&offset=%lld&length=%d", (long long)offset, PAGE);
     return fits ? 0 : err_set(err, "%s: the name of its split is too long", d->repo->id);
@@ -305,6 +306,7 @@ static int put_in_place(struct download *d, struct err *err)
     hash_hex(&hash, done.etag);
     if (hub_blob_path(blob, d->repo, done.etag, err)) return -1;
     if (rename(d->part, blob)) return io_error(d, "rename it", err);
+    hub_verify_mark(d->repo, &done);
     return hub_cache_link(d->repo, &done, err);
 }
 

@@ -96,8 +96,8 @@ static int by_offset(const void *a, const void *b)
 }
 
 /* The n tensors of one file must tile its data exactly; then they get their place in the map. */
-static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *map, int64_t data, const char *path,
-                         struct err *err)
+static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *map, int64_t data, bool headers,
+                         const char *path, struct err *err)
 {
     if (n) qsort(t, (size_t)n, sizeof(*t), by_offset);
     int64_t end = 0;
@@ -108,7 +108,7 @@ static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *
                            path, t[i].name, t[i].offset, end);
         end += t[i].bytes; /* fits: t->offset + t->bytes was read as an int64 */
     }
-    if (end != map->size - data)
+    if (end != map->size - data && !(headers && map->size == data))
         return err_set(err, "%s: the header describes %" PRId64 " bytes of tensors, the file holds %" PRId64 ": %s",
                        path, end, map->size - data, end > map->size - data ? "it was cut" : "something follows them");
     for (int64_t i = 0; i < n; i++) {
@@ -157,7 +157,7 @@ static int open_file(struct safetensors *st, int shard, const char *path, struct
     if (!st->docs[shard]) return err_prefix(err, "safetensors header");
     int64_t first = st->n_tensors;
     if (parse_header(st, json_root(st->docs[shard]), shard, err)) return -1;
-    return place_tensors(st->tensors + first, st->n_tensors - first, map, data, path, err);
+    return place_tensors(st->tensors + first, st->n_tensors - first, map, data, st->headers, path, err);
 }
 
 /* ---- shards ---- */
@@ -282,9 +282,9 @@ static int open_dir(struct safetensors *st, const char *dir, struct err *err)
     return err_set(err, "%s: neither %s nor %s is there", dir, INDEX_NAME, SINGLE_NAME);
 }
 
-int safetensors_open(struct safetensors *st, const char *path, struct err *err)
+static int open_any(struct safetensors *st, const char *path, bool headers, struct err *err)
 {
-    *st = (struct safetensors){0};
+    *st = (struct safetensors){.headers = headers};
     int rc;
     if (file_is_dir(path))
         rc = open_dir(st, path, err);
@@ -296,6 +296,16 @@ int safetensors_open(struct safetensors *st, const char *path, struct err *err)
     }
     if (rc) safetensors_close(st);
     return rc;
+}
+
+int safetensors_open(struct safetensors *st, const char *path, struct err *err)
+{
+    return open_any(st, path, false, err);
+}
+
+int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err)
+{
+    return open_any(st, path, true, err);
 }
 
 void safetensors_close(struct safetensors *st)
@@ -338,6 +348,10 @@ int64_t safetensors_bytes(const struct safetensors *st)
 {
     int64_t sum = 0;
     for (int i = 0; i < st->n_shards; i++) sum += st->maps[i].size;
+    for (int64_t i = 0; i < st->n_tensors && st->headers; i++) { /* of shards that end behind their header */
+        const struct st_tensor *t = &st->tensors[i];
+        if (t->offset >= st->maps[t->shard].size) sum += t->bytes;
+    }
     return sum;
 }
 

@@ -20,6 +20,7 @@ struct st_tensor {
 };
 
 struct safetensors {
+    bool headers; /* the shards may end behind their header: data of tensors must not be read */
     int n_shards;
     char **shard_names;    /* file names, relative to the directory */
     struct file_map *maps; /* [n_shards] */
@@ -32,6 +33,8 @@ struct safetensors {
  * exactly a safetensors file (holes, overlaps, duplicates, trailing bytes, a shard that the index does not explain) is
  * refused, naming file and tensor. */
 int safetensors_open(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
+/* The same where shards may end behind their header, as hub_model_headers leaves them. */
+int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 void safetensors_close(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: not there */
 /* The nearest existing name, for "did you mean"; NULL when none is near. */

@@ -153,6 +153,13 @@ out:
     return rc;
 }
 
+/* Without the blob, which is data: as many absmax as there are say how large a block is. */
+static void guess_block(struct source *s)
+{
+    const int64_t n = s->n_out * s->n_in, n_absmax = s->absmax->bytes / dtype_size(s->absmax->dtype);
+    for (s->block = 32; s->block < 4096 && (n + s->block - 1) / s->block > n_absmax;) s->block *= 2;
+}
+
 /* name + suffix, of n elements of a dtype, any rank. */
 static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *name, const char *suffix, enum dtype dtype,
                                           int64_t n, struct err *err)
@@ -178,7 +185,10 @@ static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, 
         return -1;
     const bool nested = s->absmax->dtype == DT_U8;
     if (state->dtype != DT_U8) return shape_error(state, "U8", 1, &state->bytes, err);
-    if (read_quant_state(s, state, type, nested, err)) return -1;
+    if (ck->st->headers)
+        guess_block(s);
+    else if (read_quant_state(s, state, type, nested, err))
+        return -1;
     s->format = !strcmp(type, "nf4") ? WF_NF4 : WF_FP4;
     if (s->n_in % 2)
         return err_set(err, "tensor %s: a row of %lld nibbles does not fill its bytes", name, (long long)s->n_in);

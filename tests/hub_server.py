@@ -23,6 +23,7 @@ VIEWS = {"view-" + name: rows for name, rows in {
     "plain": 950, "splits": 5, "breaks": 950, "changing": 950, "ever-changing": 950, "cut": 5, "partial": 5,
     "huge": 5000000, "unready": 5, "gated": 5, "old": 5, "shifted": 250, "hole": 250, "big": 5, "slow": 40000,
     "empty": 0, "odd": 3, "bare": 3, "shrunk": 950}.items()}
+STEERING = "\x1b]0;owned\x07\x9b31m"  # what sets a terminal's title and colour
 log = open(sys.argv[1], "a", buffering=1)
 lock = threading.Lock()
 seen = {}  # (host, address): requests so far
@@ -50,6 +51,28 @@ def directory(wanted):
     return {n: open(os.path.join(sys.argv[2], n), "rb").read() for n in sorted(os.listdir(sys.argv[2])) if wanted(n)}
 
 
+def in_shards(files):
+    """The same model with its tensors in two files and an index."""
+    whole = files["model.safetensors"]
+    n = int.from_bytes(whole[:8], "little")
+    head = json.loads(whole[8:8 + n])
+    shards, weight_map = {}, {}
+    names = sorted(k for k in head if k != "__metadata__")
+    for i, part in enumerate((names[::2], names[1::2])):
+        path, at, body, mine = "model-0000%d-of-00002.safetensors" % (i + 1), 0, [], {}
+        for name in part:
+            begin, end = head[name]["data_offsets"]
+            mine[name] = dict(head[name], data_offsets=[at, at + end - begin])
+            body.append(whole[8 + n + begin:8 + n + end])
+            at += end - begin
+            weight_map[name] = path
+        text = json.dumps(mine).encode()
+        text += b" " * ((8 - len(text) % 8) % 8 + i * 40000)  # the second header is longer than the first request
+        shards[path] = len(text).to_bytes(8, "little") + text + b"".join(body)
+    index = {"model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode()}
+    return {k: v for k, v in files.items() if k != "model.safetensors"} | shards | index
+
+
 def repositories():
     repos = {("models", "test/" + name): model_files() for name in (
         "plain breaks throttled flaky down wrong-size endless wrong-hash damaged-once no-range no-range-breaks "
@@ -60,7 +83,12 @@ def repositories():
     repos["models", "test/empty"]["chat_template.jinja"] = b""
     repos["models", "test/evil"]["../../evil"] = b"x"
     repos["models", "test/slow"].update({name: content(name, 700000 + i) for i, name in enumerate(SHARDS)})
+    for name in ("drip", "escape", "escape-503"):
+        repos["models", "test/" + name] = model_files()
     repos["models", "test/tiny"] = directory(lambda n: not n.endswith(".jsonl") and "." in n)
+    repos["models", "test/head"] = in_shards(repos["models", "test/tiny"])
+    repos["models", "test/head-no-range"] = repos["models", "test/head"]
+    repos["models", "test/head-no-range-whole"] = repos["models", "test/tiny"]
     rows = directory(lambda n: n in ("train.jsonl", "eval.jsonl"))
     repos["datasets", "test/rows"] = {"data/" + n: rows[n] for n in rows} | {"README.md": b"#", ".gitattributes": b""}
     repos["datasets", "test/one"] = {"README.md": b"#", "a b/100%20 \u00e9?#.jsonl": rows["train.jsonl"]}
@@ -165,6 +193,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(429, {"RateLimit": '"api";r=0;t=0', "Retry-After": "3000"})
         elif name == "down" or (name == "flaky" and self.times == 1):
             self.reply(503)
+        elif name == "escape":
+            self.refuse(403, "", STEERING)
+        elif name == "escape-503":
+            self.reply(503, {"X-Error-Message": STEERING})
+        elif name == "drip":
+            self.drip()
         elif name == "private" and token != "hf_good":
             self.refuse(401, "RepoNotFound")
         elif name == "disabled":
@@ -177,6 +211,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(200, {}, tree(REPOS[kind, repo]))
         else:
             self.reply(200, {}, listing(name, REPOS[kind, repo]))
+
+    def drip(self):
+        """A good answer that never ends, faster than what counts as a stall."""
+        self.close_connection = True
+        self.send_response(200)
+        self.end_headers()
+        try:
+            for _ in range(200):
+                self.wfile.write(b" " * 1000)
+                time.sleep(0.05)
+        except OSError:
+            pass
 
     def view(self, what, query, token):
         """The data set viewer: the list of splits, a page of rows."""
@@ -247,7 +293,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         head = {"X-Repo-Commit": COMMIT, "ETag": '"%s"' % etag(path, data), "X-Linked-Size": str(len(data))}
         if is_lfs(path):
             head["X-Linked-Etag"] = head["ETag"]
-            head["ETag"] = '"xet"'
+            head["ETag"] = '"xet-%s"' % hashlib.md5(data).hexdigest()
             head["Location"] = "http://127.0.0.1:%d/%s/%s/%s?signature=1" % (cdn.server_port, kind, repo, path)
             if name == "loop":
                 head["Location"] = "http://127.0.0.1:%d%s" % (hub.server_port, self.path)
@@ -272,6 +318,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             self.wfile.write(data)
+        elif name.startswith("head-no-range"):
+            self.send_file(path, data, len(data), ranges=False, pause=0.002)
         elif name == "no-range":
             self.send_file(path, data, 100000 if self.times == 1 else len(data), ranges=False)
         elif name == "no-range-breaks":
@@ -283,31 +331,41 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def send_file(self, path, data, most, ranges=True, shift=False, pause=0):
         """At most `most` bytes of the body; then the connection breaks off."""
         first, wanted = 0, self.headers.get("Range")
+        xet, name = "xet-" + hashlib.md5(data).hexdigest(), etag(path, data)
         if wanted and ranges:
-            first = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            first, last = wanted.removeprefix("bytes=").split("-")
+            first = int(first)
             if first >= len(data):
                 self.reply(416, {"Content-Range": "bytes */%d" % len(data)})
                 return
+        size = len(data)
+        if wanted and ranges and last:
+            data = data[:int(last) + 1]
         self.send_response(206 if wanted and ranges else 200)
         if wanted and ranges:
-            self.send_header("Content-Range", "bytes %d-%d/%d" % (first + shift, len(data) - 1, len(data)))
+            self.send_header("Content-Range", "bytes %d-%d/%d" % (first + shift, len(data) - 1, size))
         self.send_header("Content-Length", str(len(data) - first))
         # The large files' host has ETags of its own.
-        self.send_header("ETag", '"%s"' % ("xet" if self.server is cdn else etag(path, data)))
+        self.send_header("ETag", '"%s"' % (xet if self.server is cdn else name))
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command == "HEAD":
             return
         end = min(len(data), first + most)
+        self.sent = 0
         try:
             for at in range(first, end, 2048) if pause else ():
                 self.wfile.write(data[at:min(at + 2048, end)])
+                self.sent += min(2048, end - at)
                 time.sleep(pause)
             if not pause:
                 self.wfile.write(data[first:end])
+                self.sent += end - first
         except OSError:
             self.close_connection = True
         self.close_connection |= end < len(data)
+        if "test/head" in self.path:
+            log.write("bytes %d\n" % self.sent)
 
 
 class Server(http.server.ThreadingHTTPServer):

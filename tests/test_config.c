@@ -296,7 +296,7 @@ static void validation_names_the_key(void **state)
     const struct {
         const char *set, *message;
     } cases[] = {
-        {"model.path=", "model.path is not set: the directory of the base model, or its hub id"},
+        {"model.path=", "model.path is not set: the directory of the base model, or hub:OWNER/NAME"},
         {"model.quantize_attention=yes", "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4"},
         {"output.dir=", "output.dir is empty: the directory for all that a run writes"},
         {"train.resume=", "train.resume is empty: expected auto, never or a checkpoint directory"},

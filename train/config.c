@@ -38,8 +38,8 @@ struct option {
 #define YES_NO "true|false"
 
 static const struct option options[] = {
-    ROW(model, path, "", "directory|hub id", "the base model, as a directory or as OWNER/NAME"),
-    ROW(model, revision, "main", "name", "branch, tag or commit when path is a hub id"),
+    ROW(model, path, "", "directory|hub id", "the base model: a directory or hub:OWNER/NAME[@REVISION]"),
+    ROW(model, revision, "main", "name", "branch, tag or commit when path is hub:OWNER/NAME"),
     ROW(model, quantize, "none", "none|nf4|nf4-nested|mxfp4", "pack bf16 experts in 4 bits while they load"),
     ROW(model, quantize_attention, "false", YES_NO, "pack the q, k, v and out projections too"),
     ROW(data, train, "", "files", "JSONL, JSON, .gz, hub:OWNER/NAME/FILE (or :SPLIT); a*0.5"),
@@ -450,7 +450,8 @@ static int validate_parallel(const struct config *c, struct err *err)
 int config_validate(const struct config *c, struct err *err)
 {
     bool held_out = c->data.eval[0] || c->data.eval_split > 0;
-    if (!c->model.path[0]) return err_set(err, "model.path is not set: the directory of the base model, or its hub id");
+    if (!c->model.path[0])
+        return err_set(err, "model.path is not set: the directory of the base model, or hub:OWNER/NAME");
     if (c->model.quantize_attention && c->model.quantize == CFG_QUANTIZE_NONE)
         return err_set(err, "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4");
     if (!c->output.dir[0]) return err_set(err, "output.dir is empty: the directory for all that a run writes");

@@ -139,7 +139,7 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
 static int write_format(struct export *x, struct err *err)
 {
     switch (x->format) {
-    case EXPORT_PEFT: return peft_save(&x->held.ad, &x->held.dev, x->tmp, x->cfg->model.path, err);
+    case EXPORT_PEFT: return peft_save(&x->held.ad, &x->held.dev, x->tmp, x->run.model_name, err);
     case EXPORT_VLLM: return export_vllm(x, err);
     case EXPORT_GGUF: return export_gguf(x, err);
     case EXPORT_MERGED_BF16:

@@ -168,7 +168,7 @@ int export_vllm(struct export *x, struct err *err)
 {
     struct held full = {.dev = {0}};
     const struct arch *a = &x->run.arch;
-    const char *base_model = x->cfg->model.path;
+    const char *base_model = x->run.model_name;
     int rc = complete(&full, x, err);
     if (!rc)
         rc = a->transposed_experts

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/hub.h"
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "kernels/comm.h"
@@ -115,6 +116,14 @@ static void describe(struct row *r, const struct safetensors *st, const struct s
 static int describe_bnb(struct row *r, const struct safetensors *st, const struct st_tensor *weight,
                         const struct st_tensor *state, struct err *err)
 {
+    const bool is_nf4 = strstr(state->name, "__nf4") != NULL;
+    const bool nested = sibling(st, weight->name, strlen(weight->name), ".nested_absmax") != NULL;
+    snprintf(r->format, sizeof(r->format), "%s%s", is_nf4 ? "NF4" : "FP4", nested ? " nested" : "");
+    if (st->headers) { /* the state is data: what is left is the number of elements */
+        r->params = 2 * weight->bytes;
+        set_shape(r, &r->params, 1);
+        return 0;
+    }
     struct json_doc *doc = json_parse((const char *)state->data, state->bytes, state->name, err);
     if (!doc) return -1;
     struct json shape;
@@ -130,9 +139,6 @@ static int describe_bnb(struct row *r, const struct safetensors *st, const struc
                         weight->bytes);
     if (!rc) {
         set_shape(r, dims, (int)json_count(shape));
-        bool is_nf4 = strstr(state->name, "__nf4") != NULL;
-        bool nested = sibling(st, weight->name, strlen(weight->name), ".nested_absmax") != NULL;
-        snprintf(r->format, sizeof(r->format), "%s%s", is_nf4 ? "NF4" : "FP4", nested ? " nested" : "");
         r->params = n;
     }
     json_free(doc);
@@ -341,13 +347,14 @@ static void print_all_held(const char *path, const struct safetensors *st, FILE 
         }
 }
 
-/* The tables of the tensors at `tensors`; config: the adapter's, or absent. */
-static int inspect_tensors(const char *path, const char *tensors, const struct json *config, FILE *out, struct err *err)
+/* The tables of the tensors at `tensors`; config: the adapter's, or absent. headers: the hub's, without their data. */
+static int inspect_tensors(const char *path, const char *tensors, const struct json *config, bool headers, FILE *out,
+                           struct err *err)
 {
     struct safetensors st;
     struct row *rows;
     int64_t n;
-    if (safetensors_open(&st, tensors, err)) return -1;
+    if (headers ? safetensors_open_headers(&st, tensors, err) : safetensors_open(&st, tensors, err)) return -1;
     int rc = make_rows(&st, &rows, &n, err);
     if (!rc) {
         char size[32];
@@ -358,7 +365,7 @@ static int inspect_tensors(const char *path, const char *tensors, const struct j
     if (!rc) {
         print_rows(rows, n, out);
         print_totals(rows, n, out);
-        if (!config) print_all_held(path, &st, out);
+        if (!config) print_all_held(tensors, &st, out);
     }
     free_rows(rows, n);
     safetensors_close(&st);
@@ -367,14 +374,17 @@ static int inspect_tensors(const char *path, const char *tensors, const struct j
 
 int inspect_run(const char *path, FILE *out, struct err *err)
 {
-    char file[MT_PATH];
-    if (str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_config.json", path)) return -1;
-    if (!file_exists(file)) return inspect_tensors(path, path, NULL, out, err);
+    char file[MT_PATH], dir[MT_PATH];
+    bool headers;
+    if (hub_model_headers(dir, path, "main", &headers, err) ||
+        str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_config.json", dir))
+        return -1;
+    if (!file_exists(file)) return inspect_tensors(path, dir, NULL, headers, out, err);
     struct json_doc *doc = json_load(file, CONFIG_MAX, err);
     if (!doc) return -1;
     struct json config = json_root(doc);
     int rc = str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_model.safetensors", path);
-    if (!rc) rc = inspect_tensors(path, file, &config, out, err);
+    if (!rc) rc = inspect_tensors(path, file, &config, false, out, err);
     json_free(doc);
     return rc;
 }

@@ -242,7 +242,7 @@ static int evaluate(struct training *t, struct err *err)
     t->state.best_loss = e.loss;
     t->state.best_step = t->state.step;
     comm_busy(t->run.dev.ranks, "saving");
-    const int rc = peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, cfg->model.path, err);
+    const int rc = peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, t->run.model_name, err);
     comm_busy(t->run.dev.ranks, NULL);
     return rc;
 }
@@ -252,7 +252,7 @@ static int report(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     if (!cfg->log.report || !is_first(t)) return 0;
     char *text = config_dump(cfg), title[MT_PATH + 32];
-    snprintf(title, sizeof(title), "moetrain: %s", cfg->model.path);
+    snprintf(title, sizeof(title), "moetrain: %s", t->run.model_name);
     const int rc = report_write(cfg->output.dir, title, text, err);
     mem_free(text);
     return rc;
@@ -267,8 +267,8 @@ static int save(struct training *t, struct err *err)
     if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
     mem_free(rows);
     comm_busy(t->run.dev.ranks, "saving");
-    int rc =
-        checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg->model.path, cfg->output.keep, err);
+    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, t->run.model_name, cfg->output.keep,
+                             err);
     if (!rc) rc = report(t, err);
     comm_busy(t->run.dev.ranks, NULL);
     return rc;
@@ -433,7 +433,7 @@ static void print_opening(const struct training *t)
     const struct arch *a = &r->arch;
     char *table = adapters_table(&r->model.adapters, a), peak[32], roofs[256];
     log_info("%s", profile_roofs(roofs, &r->dev));
-    log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->cfg->model.path,
+    log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
     fprintf(stderr, "%s", table);
@@ -540,7 +540,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     }
     if (t.loader && profile_finish(&t.profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");
-    if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, cfg->model.path, err);
+    if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, t.run.model_name, err);
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (!rc) log_info("adapter: %s", out_path(cfg, "adapter").s);
     if (!rc && cfg->log.report) log_info("report: %s", out_path(cfg, "report.html").s);

@@ -21,6 +21,13 @@ static int find_data(struct run *r, struct err *err)
     return r->eval_files ? 0 : -1;
 }
 
+static int find_model(struct run *r, bool plan_only, bool *headers, struct err *err)
+{
+    const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
+    return plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
+                     : hub_model(r->model_dir, path, revision, err);
+}
+
 /* How many ranks an N of the configuration means: with 0, all GPUs here; no fewer than share out the experts. */
 static int plan_world(const struct run *r)
 {
@@ -49,15 +56,17 @@ int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, st
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
                                                                                                       "bf16"};
+    bool headers = false;
     *r = (struct run){.cfg = cfg};
+    hub_model_name(r->model_name, cfg->model.path);
     int (*open)(struct device *, const char *, const char *, struct err *) = plan_only ? device_open_plan : device_open;
     if (config_validate(cfg, err) || open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
-        (!plan_only && find_data(r, err)) || hub_model(r->model_dir, cfg->model.path, cfg->model.revision, err) ||
+        (!plan_only && find_data(r, err)) || find_model(r, plan_only, &headers, err) ||
         arch_load(&r->arch, r->model_dir, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     if (plan_only && plan_ranks(r, err)) return -1;
-    return safetensors_open(&r->st, r->model_dir, err);
+    return headers ? safetensors_open_headers(&r->st, r->model_dir, err) : safetensors_open(&r->st, r->model_dir, err);
 }
 
 /* Neighbours, between which the way is shortest, share out the experts. */

@@ -11,6 +11,7 @@
 struct run {
     const struct config *cfg;
     char model_dir[MT_PATH];        /* of model.path: itself, or where the hub's files lie */
+    char model_name[MT_PATH];       /* of model.path, as other programs know it: without hub: */
     char *train_files, *eval_files; /* of data.train and data.eval, likewise */
     struct device dev;
     struct comm ep, dp;  /* dev.ep and dev.dp where they are groups of their own */
@@ -26,7 +27,8 @@ struct run {
 };
 
 /* Checks the configuration, downloads what the hub has and this machine has not, and reads the checkpoint's headers:
- * enough for a plan. plan_only: a plan is all that will be made, so that neither device nor data need be there. */
+ * enough for a plan. plan_only: a plan is all that will be made, so that neither device nor data need be there, and of
+ * the hub's model the configuration and headers are enough. */
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
 /* Tokenizer and chat template of the checkpoint, and what of the configuration the data depend on. gpt-oss's own
  * template is replaced by chat.c, which says the same. cache: the buffer for the path of the data cache; NULL: no

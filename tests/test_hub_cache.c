@@ -1,0 +1,374 @@
+/* test_hub_cache.c - the cache as versions of the Python library leave it, damaged, attacked, with headers alone. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "kernels/hash.h"
+#include "data/hub.h"
+#include "tests/hub_server.h"
+#include "tests/process.h"
+
+    static void join(char path[MT_PATH], const char *dir, const char *name)
+{
+    struct err err;
+    if (str_format(path, MT_PATH, &err, "path", "%s/%s", dir, name)) fail_msg("%s", err.msg);
+}
+
+static char *get_text(const char *path, int64_t *size)
+{
+    struct err err;
+    char *text = file_read(path, 1 << 24, size, &err);
+    if (!text) fail_msg("%s", err.msg);
+    return text;
+}
+
+static void put_text(const char *path, const void *text, int64_t size)
+{
+    struct err err;
+    if (file_write_atomic(path, text, size, &err)) fail_msg("%s", err.msg);
+}
+
+/* SHA-256 of each shard, as an earlier download left it. */
+static char known[HUB_SHARDS][HASH_HEX];
+
+static void hash_shard(char hex[HASH_HEX], const char *dir, int i)
+{
+    char path[MT_PATH];
+    int64_t size;
+    struct hash h;
+    join(path, dir, hub_shard(i));
+    char *text = get_text(path, &size);
+    hash_init(&h);
+    hash_add(&h, text, size);
+    hash_hex(&h, hex);
+    mem_free(text);
+}
+
+static void assert_content(const char *dir)
+{
+    char hex[HASH_HEX];
+    for (int i = 0; i < HUB_SHARDS; i++) {
+        hash_shard(hex, dir, i);
+        assert_string_equal(hex, known[i]);
+    }
+}
+
+static void download(char dir[MT_PATH])
+{
+    struct err err;
+    if (hub_model(dir, "hub:test/plain", "main", &err)) fail_msg("%s", err.msg);
+}
+
+/* ---- layouts */
+
+enum layout {
+    V0,       /* 0.36: links to blobs that their hashes name; files that are known not to be there */
+    V2,       /* 1.x, 2.x: the same, and the list of the commit's files */
+    MIRROR,   /* any of them behind a mirror: blobs with the mirror's own names */
+    COPIES,   /* where the disk has no links: the files themselves in the snapshot */
+    ABSOLUTE, /* links by absolute paths, as the first versions made them */
+    LAYOUTS
+};
+
+static void make_folder(const char *path)
+{
+    struct err err;
+    if (file_make_dirs(path, &err)) fail_msg("%s", err.msg);
+}
+
+/* One file of a snapshot that moetrain made, as another program would have left it. */
+static void relay_file(enum layout layout, const char *dir, const char *name)
+{
+    char path[MT_PATH], blob[MT_PATH], target[MT_PATH], other[MT_PATH], hash[128];
+    join(path, dir, name);
+    const ssize_t n = readlink(path, target, sizeof(target) - 1);
+    assert_true(n > 0);
+    target[n] = 0;
+    snprintf(hash, sizeof(hash), "%.100s", strrchr(target, '/') + 1);
+    snprintf(blob, sizeof(blob), "%s", hub_in_cache("plain", "blobs/"));
+    strcat(blob, hash);
+    if (layout == V0 || layout == V2) return;
+    assert_int_equal(unlink(path), 0);
+    if (layout == COPIES) {
+        assert_int_equal(rename(blob, path), 0);
+    } else if (layout == ABSOLUTE) {
+        assert_int_equal(symlink(blob, path), 0);
+    } else {
+        snprintf(target, sizeof(target), "xet-%.32s", hash);
+        join(other, hub_in_cache("plain", "blobs"), target);
+        assert_int_equal(rename(blob, other), 0);
+        snprintf(target, sizeof(target), "../../blobs/xet-%.32s", hash);
+        assert_int_equal(symlink(target, path), 0);
+    }
+}
+
+/* Rearranges what moetrain downloaded, without its own files. */
+static void relay(enum layout layout, const char *dir)
+{
+    char **names, path[MT_PATH];
+    const char *commit = strrchr(dir, '/') + 1;
+    int64_t n;
+    struct err err;
+    assert_int_equal(file_list(dir, &names, &n, &err), 0);
+    for (int64_t i = 0; i < n; i++) relay_file(layout, dir, names[i]);
+    file_list_free(names, n);
+    assert_int_equal(unlink(hub_in_cache("plain", "moetrain-verified")), 0);
+    assert_int_equal(file_remove_tree(hub_in_cache("plain", "../.locks"), &err), 0);
+    if (layout == V0) {
+        assert_int_equal(unlink(hub_in_cache("plain", "../CACHEDIR.TAG")), 0);
+        snprintf(path, sizeof(path), "%s/%s", hub_in_cache("plain", ".no_exist"), commit);
+        make_folder(path);
+        strcat(path, "/adapter_config.json");
+        put_text(path, "", 0);
+    } else {
+        make_folder(hub_in_cache("plain", "trees"));
+        snprintf(path, sizeof(path), "%s/%s.json", hub_in_cache("plain", "trees"), commit);
+        put_text(path, "{\"format_version\": 1, \"files\": {}}", 34);
+    }
+}
+
+/* Online and offline, again and again: nothing is downloaded, and what is found is right. */
+static void test_layouts(void **state)
+{
+    (void)state;
+    char dir[MT_PATH], again[MT_PATH];
+    for (int layout = 0; layout < LAYOUTS; layout++) {
+        hub_fresh(NULL);
+        download(dir);
+        for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
+        relay((enum layout)layout, dir);
+        for (int offline = 0; offline < 2; offline++) {
+            truncate(hub_server.log, 0);
+            if (offline) setenv("HF_HUB_OFFLINE", "1", 1);
+            download(again);
+            assert_string_equal(again, dir);
+            assert_content(dir);
+            if (hub_requests("cdn", "") + hub_requests("resolve", ""))
+                fail_msg("layout %d is downloaded again", layout);
+        }
+        /* of a commit that is there whole nobody is asked */
+        struct err err;
+        unsetenv("HF_HUB_OFFLINE");
+        truncate(hub_server.log, 0);
+        assert_int_equal(hub_model(again, "hub:test/plain", strrchr(dir, '/') + 1, &err), 0);
+        assert_int_equal(hub_requests("", ""), 0);
+    }
+}
+
+/* The Python library finds what is in the cache, and what it put there is found. (0.36 wonders at CACHEDIR.TAG, which
+ * 1.0 and later write themselves.) */
+static void test_library(void **state)
+{
+    (void)state;
+    static const char offline[] = "from huggingface_hub import snapshot_download as s, scan_cache_dir as c\n"
+                                  "print(s('test/plain', local_files_only=True), end='')\n"
+                                  "w = [x for x in c().warnings if 'CACHEDIR.TAG' not in str(x)]\n"
+                                  "assert not w, w\n";
+    static const char online[] = "from huggingface_hub import snapshot_download as s\n"
+                                 "print(s('test/plain', ignore_patterns=['*.bin', 'metal/*', 'original/*']), end='')\n";
+    bool headers;
+    char dir[MT_PATH], head[MT_PATH], theirs[MT_PATH] = "", command[2048];
+    struct err err;
+    if (system("python3 -c 'import huggingface_hub' 2>/dev/null")) {
+        print_message("skip: huggingface_hub is not installed in python3\n");
+        skip();
+    }
+    for (int turn = 0; turn < 2; turn++) {
+        hub_fresh(NULL);
+        if (turn == 0) {
+            assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
+            for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
+            mem_free(hub_data("hub:test/view-splits:c/train", &err));
+            assert_int_equal(hub_model_headers(head, "hub:test/head", "main", &headers, &err), 0);
+        }
+        snprintf(command, sizeof(command), "python3 -c \"%s\"", turn ? online : offline);
+        FILE *f = popen(command, "r");
+        assert_non_null(f);
+        theirs[fread(theirs, 1, sizeof(theirs) - 1, f)] = 0;
+        assert_int_equal(pclose(f), 0);
+        truncate(hub_server.log, 0);
+        if (turn == 1) assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
+        if (turn == 1) assert_content(dir);
+        assert_string_equal(dir, theirs);
+        assert_int_equal(hub_requests("cdn", "") + hub_requests("resolve", ""), 0);
+    }
+}
+
+/* ---- what is verified */
+
+/* Changes a byte in the middle of a blob; quiet: its time of change stays. */
+static void damage(const char *dir, int i, bool quiet)
+{
+    char path[MT_PATH];
+    struct stat st;
+    join(path, dir, hub_shard(i));
+    assert_int_equal(stat(path, &st), 0);
+    const int fd = open(path, O_WRONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "?!", 2, 1000), 2);
+    const struct timespec later[2] = {{.tv_sec = st.st_atime}, {.tv_sec = st.st_mtime + 5}},
+                          same[2] = {st.st_atim, st.st_mtim};
+    assert_int_equal(futimens(fd, quiet ? same : later), 0);
+    close(fd);
+}
+
+static void test_damage(void **state)
+{
+    (void)state;
+    char dir[MT_PATH], path[MT_PATH];
+    struct err err;
+    download(dir);
+    for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
+    damage(dir, 1, true); /* what was hashed is not hashed again: nobody sees it */
+    truncate(hub_server.log, 0);
+    download(dir);
+    assert_int_equal(hub_requests("cdn", ""), 0);
+    damage(dir, 1, false); /* now it was changed */
+    setenv("HF_HUB_OFFLINE", "1", 1);
+    assert_refused("plain", "main", "is damaged or was changed", known[1]);
+    unsetenv("HF_HUB_OFFLINE");
+    download(dir);
+    assert_content(dir);
+    assert_int_equal(hub_requests("cdn", ""), 1);
+    snprintf(path, sizeof(path), "blobs/%s.damaged", known[1]);
+    assert_true(file_exists(hub_in_cache("plain", path)));
+    damage(dir, 2, true); /* and what another program left, before this one ever hashed it */
+    assert_int_equal(unlink(hub_in_cache("plain", "moetrain-verified")), 0);
+    assert_int_equal(hub_model(dir, "hub:test/plain", strrchr(dir, '/') + 1, &err), 0);
+    assert_content(dir);
+    assert_int_equal(hub_requests("cdn", ""), 2);
+}
+
+/* ---- what somebody else laid there */
+
+static void plant(const char *victim, const char *part, bool hard)
+{
+    char text[16];
+    put_text(victim, "precious", 8);
+    assert_int_equal(hard ? link(victim, part) : symlink(victim, part), 0);
+    process_read(victim, text, sizeof(text));
+    assert_string_equal(text, "precious");
+}
+
+/* Another user of a shared cache lays a link where the partial file will be: its target stays as it is. */
+static void test_planted_links(void **state)
+{
+    (void)state;
+    char dir[MT_PATH], part[MT_PATH], victim[MT_PATH], text[16];
+    struct stat st;
+    struct err err;
+    for (int hard = 0; hard < 2; hard++) {
+        hub_fresh(NULL);
+        download(dir);
+        hash_shard(known[0], dir, 0);
+        assert_int_equal(file_remove_tree(dir, &err), 0);
+        snprintf(part, sizeof(part), "%s/%s", hub_in_cache("plain", "blobs"), known[0]);
+        assert_int_equal(unlink(part), 0);
+        strcat(part, ".moetrain.incomplete");
+        snprintf(victim, sizeof(victim), "%s/victim", hub_home);
+        plant(victim, part, hard);
+        download(dir);
+        process_read(victim, text, sizeof(text));
+        assert_string_equal(text, "precious");
+        snprintf(part, sizeof(part), "%s/%s", hub_in_cache("plain", "blobs"), known[0]);
+        assert_int_equal(lstat(part, &st), 0);
+        assert_true(S_ISREG(st.st_mode) && st.st_nlink == 1);
+        assert_verified(dir);
+    }
+}
+
+/* Links that lead to themselves or to a folder above: an error, at once. */
+static void test_link_loops(void **state)
+{
+    (void)state;
+    static const char *const targets[] = {"loop", ".", ".."};
+    char dir[MT_PATH], path[MT_PATH], at[MT_PATH];
+    struct err err;
+    download(dir);
+    setenv("HF_HUB_OFFLINE", "1", 1);
+    for (int i = 0; i < MT_LEN(targets); i++) {
+        join(path, dir, "loop");
+        assert_int_equal(symlink(targets[i], path), 0);
+        assert_int_equal(hub_model(at, "hub:test/plain", "main", &err), -1);
+        assert_says(err.msg, "/loop");
+        assert_says(err.msg, "link");
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(hub_model(at, "hub:test/plain", "main", &err), 0);
+}
+
+/* ---- headers alone */
+
+/* Bytes of bodies that the server sent of a repository called test/head... */
+static int64_t sent_bytes(void)
+{
+    char line[1024];
+    long long n, sum = 0;
+    FILE *f = fopen(hub_server.log, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f))
+        if (sscanf(line, "bytes %lld", &n) == 1) sum += n;
+    fclose(f);
+    return sum;
+}
+
+/* A plan of 2.6 MB of weights takes their headers, from a server without ranges, too; it is the plan that the weights
+ * themselves give, and leaves no weights that training would take for whole. */
+static void test_headers(void **state)
+{
+    (void)state;
+    static const char *const repos[] = {"model.path=hub:test/head", "model.path=hub:test/head-no-range",
+                                        "model.path=hub:test/head-no-range-whole"};
+    static char whole[sizeof(said.out)];
+    char dir[MT_PATH];
+    struct err err;
+    const char *config = process_config("[train]\nmemory_gb = 4\n");
+    assert_int_equal(RUN("plan", config), 0);
+    strcpy(whole, said.out);
+    for (int i = 0; i < MT_LEN(repos); i++) {
+        hub_fresh(NULL);
+        assert_int_equal(RUN("plan", config, "--set", repos[i]), 0);
+        assert_string_equal(said.out, whole);
+        assert_says(said.err, "no weights are downloaded");
+        print_message("%s: %lld bytes\n", repos[i], (long long)sent_bytes());
+        assert_true(sent_bytes() > 1000 && sent_bytes() < 300000);
+        assert_int_equal(hub_requests("tokenizer.json", ""), 0);
+        truncate(hub_server.log, 0); /* again: the list, nothing else; without the hub: nothing */
+        assert_int_equal(RUN("plan", config, "--set", repos[i]), 0);
+        assert_string_equal(said.out, whole);
+        assert_int_equal(hub_requests("", ""), 1);
+        setenv("HF_HUB_OFFLINE", "1", 1);
+        assert_int_equal(RUN("plan", config, "--set", repos[i]), 0);
+        assert_string_equal(said.out, whole);
+        assert_int_equal(hub_model(dir, repos[i] + strlen("model.path="), "main", &err), -1);
+        assert_says(err.msg, "HF_HUB_OFFLINE is set");
+    }
+    hub_fresh(NULL);
+    assert_int_equal(RUN("inspect", "hub:test/head"), 0);
+    assert_says(said.out, "tensors in 2 files");
+    assert_true(sent_bytes() < 300000);
+    assert_int_equal(hub_model(dir, "hub:test/head", "main", &err), 0); /* and then the weights, whole */
+    truncate(hub_server.log, 0);
+    assert_int_equal(RUN("plan", config, "--set", repos[0]), 0);
+    assert_string_equal(said.out, whole);
+    assert_int_equal(hub_requests("cdn", ""), 0);
+}
+
+int test_hub_cache(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_layouts, hub_fresh),    cmocka_unit_test_setup(test_library, hub_fresh),
+        cmocka_unit_test_setup(test_damage, hub_fresh),     cmocka_unit_test_setup(test_planted_links, hub_fresh),
+        cmocka_unit_test_setup(test_link_loops, hub_fresh), cmocka_unit_test_setup(test_headers, hub_fresh),
+    };
+    if (!hub_can_run()) return 0;
+    const int failed = cmocka_run_group_tests_name("hub_cache", tests, NULL, NULL);
+    hub_stop();
+    return failed;
+}
