@@ -170,6 +170,58 @@ static void numbers_keep_their_digits(void **state)
     mem_free(text);
 }
 
+/* Every key that is written is in the table of train/README.md, and so is every event. */
+static void the_schema_is_documented(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    struct err err;
+    char path[MT_PATH], quoted[80];
+    snprintf(path, sizeof(path), "%s", fixture("../../train/README.md"));
+    if (!file_exists(path)) {
+        print_message("skip: %s is not there\n", path);
+        skip();
+    }
+    char *readme = read_text(path);
+    const char *table = strstr(readme, "## metrics.jsonl");
+    assert_non_null(table);
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    struct step_metrics s = step_of(1, 1);
+    struct eval_metrics e = eval_of(1);
+    s.skipped = true;
+    s.roof = 0.5;
+    metrics_start(&m, &(struct start_metrics){.run = "r", .model = "m", .data = "d", .eval_data = "", .device = "cpu"});
+    metrics_step(&m, &s, true);
+    metrics_eval(&m, &e);
+    metrics_sample(&m, &(struct sample_metrics){.prompt = "p", .text = "t"});
+    metrics_experts(&m, 1, (const int64_t[]){1}, 1, 1);
+    closed(&m);
+    mem_free(screen_read());
+    char *text = read_text(in(dir, "metrics.jsonl"));
+    int n_events = 0;
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, n_events++) {
+        struct json_doc *doc = json_parse(line, end - line, "line", &err);
+        struct json value;
+        const char *key, *event;
+        assert_non_null(doc);
+        assert_int_equal(json_get_str(json_root(doc), "event", &event, &err), 0);
+        snprintf(quoted, sizeof(quoted), "\n| `%s` |", event);
+        const char *row = strstr(table, quoted), *row_end = row ? strchr(row + 1, '\n') : NULL;
+        if (!row_end) fail_msg("event %s is not in %s", event, path);
+        for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++) {
+            if (!strcmp(key, "event") || !strcmp(key, "step")) continue;
+            snprintf(quoted, sizeof(quoted), "`%s`", key);
+            const char *found = strstr(row, quoted);
+            if (!found || found > row_end) fail_msg("%s of event %s is not in %s", key, event, path);
+        }
+        json_free(doc);
+    }
+    assert_int_equal(n_events, 5);
+    mem_free(text);
+    mem_free(readme);
+}
+
 static void resume_cuts_what_came_later(void **state)
 {
     (void)state;
@@ -243,6 +295,83 @@ static void truncation_is_survived(void **state)
     }
 }
 
+/* ---- TensorBoard */
+
+/* CRC-32C of the definition, one bit at a time from the top of the reflected polynomial's mirror image. */
+static uint32_t crc32c(const uint8_t *bytes, int64_t n)
+{
+    uint32_t crc = ~0u, mirrored = 0;
+    for (int64_t i = 0; i < n * 8; i++) {
+        const uint32_t bit = (uint32_t)(bytes[i / 8] >> (i % 8)) & 1;
+        crc = crc << 1 ^ ((crc >> 31 ^ bit) ? 0x1edc6f41u : 0);
+    }
+    for (int i = 0; i < 32; i++) mirrored |= (crc >> i & 1) << (31 - i);
+    return ~mirrored;
+}
+
+static uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; }
+
+/* Checks the records of the only file in dir/tensorboard; returns how many there are. *last: the last one's bytes. */
+static int read_events(const char *dir, uint8_t last[512], int64_t *n_last)
+{
+    struct err err;
+    char **names;
+    int64_t n_names, size, at = 0;
+    int n = 0;
+    assert_int_equal(crc32c((const uint8_t *)"123456789", 9), 0xe3069283u);
+    assert_int_equal(file_list(in(dir, "tensorboard"), &names, &n_names, &err), 0);
+    assert_int_equal(n_names, 1);
+    assert_memory_equal(names[0], "events.out.tfevents.", 20);
+    char path[MT_PATH];
+    snprintf(path, sizeof(path), "%s/tensorboard/%s", dir, names[0]);
+    uint8_t *bytes = (uint8_t *)file_read(path, 1 << 20, &size, &err);
+    for (; at < size; n++) {
+        uint64_t length;
+        uint32_t crc[2];
+        memcpy(&length, bytes + at, 8);
+        memcpy(&crc[0], bytes + at + 8, 4);
+        assert_int_equal(crc[0], masked(crc32c(bytes + at, 8)));
+        assert_true(length <= 512 && at + 16 + (int64_t)length <= size);
+        memcpy(last, bytes + at + 12, length);
+        memcpy(&crc[1], bytes + at + 12 + length, 4);
+        assert_int_equal(crc[1], masked(crc32c(last, (int64_t)length)));
+        *n_last = (int64_t)length;
+        at += 16 + (int64_t)length;
+    }
+    assert_int_equal(at, size);
+    mem_free(bytes);
+    file_list_free(names, n_names);
+    return n;
+}
+
+static void tensorboard_reads_it(void **state)
+{
+    /* Event.step = 300; of the summary: tag "eval/loss", simple_value 0.5 */
+    static const uint8_t step_300[] = {0x10, 0xac, 0x02}, loss[] = "\x0a\x09"
+                                                                   "eval/loss\x15\0\0\0\x3f";
+    const char *dir = scratch_dir();
+    struct err err;
+    uint8_t last[512];
+    int64_t n;
+    (void)state;
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    assert_int_equal(metrics_tensorboard(&m, 299, &err), 0);
+    assert_int_equal(read_events(dir, last, &n), 2); /* file version; start of a session at step 300 */
+    assert_memory_equal(last + 9, step_300, 3);
+    assert_memory_equal(last + 12, "\x3a\x02\x08\x01", 4);
+    struct step_metrics s = step_of(300, 400);
+    struct eval_metrics e = eval_of(300);
+    e.loss = 0.5;
+    metrics_step(&m, &s, false);
+    metrics_eval(&m, &e);
+    closed(&m);
+    mem_free(screen_read());
+    assert_int_equal(read_events(dir, last, &n), 4);
+    assert_memory_equal(last + 9, step_300, 3);
+    assert_memory_equal(last + 16, loss, sizeof(loss) - 1);
+}
+
 static void a_full_disk_is_noticed(void **state)
 {
     (void)state;
@@ -312,9 +441,10 @@ static void report_shows_everything(void **state)
     assert_null(strstr(html, "<b>\"R"));
     assert_int_equal(count(html, "<svg viewBox=\"0 0 1120 380\""), 1);
     assert_int_equal(count(html, "<svg viewBox=\"0 0 360 250\""), 3);
-    assert_int_equal(count(html, "<circle class=\"b\""), 5);
+    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 260\""), 1); /* the loss again, for a phone */
+    assert_int_equal(count(html, "<circle class=\"b\""), 10);
     assert_non_null(strstr(html, "<title>step 20: 3.1000</title>"));
-    assert_int_equal(count(html, "<title>layer "), 6);
+    assert_int_equal(count(html, "<title>layer "), 12);
     assert_non_null(strstr(html, "<title>layer 0, expert 2: 14 tokens</title>")); /* events are summed */
     assert_non_null(strstr(html, "1 of 6 experts without tokens"));
     assert_non_null(strstr(html, ">1.75</text>")); /* layer 0: 14 / (24 / 3) */
@@ -330,6 +460,43 @@ static void report_shows_everything(void **state)
     assert_null(strstr(html, "nan"));
     mem_free(raw);
     mem_free(smooth);
+    mem_free(html);
+}
+
+static void report_names_the_run(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    const struct start_metrics start = {.total_steps = 400,
+                                        .run = "out/<one>",
+                                        .model = "org/base",
+                                        .data = "a.jsonl,b.jsonl",
+                                        .eval_data = "",
+                                        .device = "NVIDIA H200, sm_90a kernels",
+                                        .ranks = 1};
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    metrics_start(&m, &start);
+    for (int64_t step = 1; step <= 10; step++) {
+        struct step_metrics s = step_of(step, 400);
+        metrics_step(&m, &s, false);
+    }
+    metrics_sample(&m, &(struct sample_metrics){.step = 5, .prompt = "Early?", .text = "no", .tokens = 1});
+    metrics_sample(&m,
+                   &(struct sample_metrics){.step = 10, .prompt = "1 < 2?", .text = "yes & no\x1b[2J", .tokens = 4});
+    closed(&m);
+    char *screen = screen_read(), *html = report_of(dir, "t", "");
+    assert_non_null(strstr(screen, "prompt: 1 < 2?\n  answer: yes & no [2J\n"));
+    assert_non_null(strstr(html, "<b>10 / 400</b><span>not finished, none skipped</span>"));
+    assert_non_null(strstr(html, "<dt>Run<dd>out/&lt;one&gt;\n"));
+    assert_non_null(strstr(html, "<dt>Started<dd>2"));
+    assert_non_null(strstr(html, "<dt>Base model<dd>org/base\n"));
+    assert_non_null(strstr(html, "<dt>Data<dd>a.jsonl,b.jsonl\n"));
+    assert_non_null(strstr(html, "<dt>Device<dd>NVIDIA H200, sm_90a kernels\n"));
+    assert_non_null(strstr(html, "Samples at step 10 <small>1 of earlier"));
+    assert_non_null(strstr(html, "<p>yes &amp; no"));
+    assert_null(strstr(html, "Early?"));
+    mem_free(screen);
     mem_free(html);
 }
 
@@ -360,7 +527,7 @@ static void report_leaves_out_what_is_not_there(void **state)
     closed(&m);
     html = report_of(dir, "nothing finite", "");
     assert_int_equal(count(html, "<svg viewBox"), 2); /* learning rate and throughput */
-    assert_int_equal(count(html, "<p>no finite value</p>"), 2);
+    assert_int_equal(count(html, "<p>no finite value</p>"), 3);
     mem_free(html);
     mem_free(screen_read());
     struct err err;
@@ -422,8 +589,11 @@ int test_metrics(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(lines_for_a_person, screen_close),
         cmocka_unit_test_teardown(numbers_keep_their_digits, screen_close),
+        cmocka_unit_test_teardown(the_schema_is_documented, screen_close),
         cmocka_unit_test_teardown(resume_cuts_what_came_later, screen_close),
         cmocka_unit_test_teardown(truncation_is_survived, screen_close),
+        cmocka_unit_test_teardown(tensorboard_reads_it, screen_close),
+        cmocka_unit_test_teardown(report_names_the_run, screen_close),
         cmocka_unit_test_teardown(a_full_disk_is_noticed, screen_close),
         cmocka_unit_test_teardown(report_shows_everything, screen_close),
         cmocka_unit_test_teardown(report_leaves_out_what_is_not_there, screen_close),

@@ -8,6 +8,7 @@
 #include "train/bench_experts.h"
 #include "train/check.h"
 #include "train/commands.h"
+#include "train/compare.h"
 #include "train/export.h"
 #include "train/generate.h"
 #include "train/inspect.h"
@@ -39,6 +40,9 @@ struct synth_args {
 };
 struct inspect_args {
     const char *path;
+};
+struct compare_args {
+    const char *runs[COMPARE_RUNS], *html;
 };
 struct help_args {
     const char *command, *second;
@@ -104,6 +108,15 @@ static int do_inspect(const void *args, struct config *cfg, struct err *err)
 {
     (void)cfg;
     return inspect_run(((const struct inspect_args *)args)->path, stdout, err);
+}
+
+static int do_compare(const void *args, struct config *cfg, struct err *err)
+{
+    const struct compare_args *a = args;
+    int n = 0;
+    (void)cfg;
+    while (n < COMPARE_RUNS && a->runs[n]) n++;
+    return compare_runs(a->runs, n, a->html, stdout, err);
 }
 
 static int do_synth(const void *args, struct config *cfg, struct err *err)
@@ -267,6 +280,14 @@ static const struct cli_row inspect_rows[] = {
     NEEDED(inspect_args, path, "PATH", "a checkpoint (directory or .safetensors file) or a PEFT adapter directory"),
 };
 
+#define RUN(i) ARGUMENT(compare_args, runs[i - 1], "RUN" #i, "another one")
+static const struct cli_row compare_rows[] = {
+    NEEDED(compare_args, runs[0], "RUN1", "the output.dir of a run"),
+    NEEDED(compare_args, runs[1], "RUN2", "that of another run"),
+    RUN(3), RUN(4), RUN(5), RUN(6), RUN(7), RUN(8),
+    OPTION(compare_args, html, "--html", "FILE", NULL, NULL, "write a page with overlaid loss curves to FILE"),
+};
+
 static const struct cli_row synth_rows[] = {
     ARGUMENT(synth_args, arch, "ARCH", "name of the architecture; without it, all are listed"),
     ARGUMENT(synth_args, dir, "DIR", "the directory to write, new or empty"),
@@ -363,6 +384,8 @@ const struct command commands[] = {
      ROWS(tokens_rows), ROWS(tokens_rules), ARGS(tokens_options), true, do_tokens},
     {"inspect", "list the tensors of a checkpoint or an adapter", NULL,
      ROWS(inspect_rows), NONE, ARGS(inspect_args), false, do_inspect},
+    {"compare", "compare runs: losses, speed, and the settings that differ", NULL,
+     ROWS(compare_rows), NONE, ARGS(compare_args), false, do_compare},
     {"synth", "write a checkpoint of a published architecture with random weights", NULL,
      ROWS(synth_rows), ROWS(synth_rules), ARGS(synth_args), false, do_synth},
     {"bench", "measure the speed of this machine with random weights", NULL, NONE, NONE, 0, false, NULL},

@@ -106,6 +106,7 @@ static const struct option options[] = {
     ROW(output, keep, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
     ROW(log, every, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
     ROW(log, report, "true", YES_NO, "write report.html"),
+    ROW(log, tensorboard, "false", YES_NO, "write TensorBoard event files to output.dir/tensorboard"),
 };
 /* clang-format on */
 #define N_OPTIONS MT_LEN(options)

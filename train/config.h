@@ -71,7 +71,7 @@ struct config {
     } output;
     struct {
         int64_t every;
-        bool report;
+        bool report, tensorboard;
     } log;
 };
 

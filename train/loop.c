@@ -203,7 +203,7 @@ static int step(struct training *t, struct err *err)
     if (done) update(t, b, &m, bad);
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
     mem_free(b);
-    if (!done) return profile_step_cancel(&t->profile), LOOP_INTERRUPTED;
+    if (!done) return LOOP_INTERRUPTED;
     s->step++;
     s->pos = pos;
     s->tokens += m.tokens;
@@ -478,14 +478,32 @@ static int take_output(struct training *t, struct err *err)
     return 0;
 }
 
+static int open_metrics(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    if (write_config(cfg, err) || metrics_open(&t->metrics, cfg->output.dir, t->state.step, err) ||
+        (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, t->state.step, err)))
+        return -1;
+    metrics_start(&t->metrics, &(struct start_metrics){.step = t->state.step,
+                                                       .total_steps = t->schedule.total_steps,
+                                                       .run = cfg->output.dir,
+                                                       .model = cfg->model.path,
+                                                       .data = cfg->data.train,
+                                                       .eval_data = cfg->data.eval,
+                                                       .device = t->run.dev.name,
+                                                       .ranks = t->run.dev.ranks->world});
+    return 0;
+}
+
 static int training_open(struct training *t, const struct config *cfg, struct comm *all, struct err *err)
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
         take_output(t, err) || run_open_data(&t->run, true, err) ||
-        profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
-        (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
+        (is_first(t) && (profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
+                         prof_measure_roofs(&t->run.dev, err))) ||
+        run_open_model(&t->run, NULL, true, err))
         return -1;
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = make_schedule(cfg, counting);
@@ -501,9 +519,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     if (is_first(t)) print_opening(t);
     if (packing_prove(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
-    profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps);
-    if (!is_first(t)) return 0;
-    return write_config(cfg, err) ? -1 : metrics_open(&t->metrics, cfg->output.dir, t->state.step, err);
+    return is_first(t) ? open_metrics(t, err) : 0;
 }
 
 static void training_close(struct training *t)
@@ -538,7 +554,6 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
             log_info("another rank was interrupted after step %lld: saving", (long long)t.state.step);
         if (save(&t, err)) rc = -1;
     }
-    if (t.loader && profile_finish(&t.profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");
     if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, t.run.model_name, err);
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);

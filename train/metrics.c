@@ -6,11 +6,14 @@
 #include <math.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "data/file.h"
 #include "data/json.h"
+#include "data/normalize.h"
 #include "train/svg.h"
+#include "train/tensorboard.h"
 
 /* ---- the file */
 
@@ -66,6 +69,14 @@ int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct
     return 0;
 }
 
+int metrics_tensorboard(struct metrics *m, int64_t resume_step, struct err *err)
+{
+    char dir[MT_PATH];
+    if (str_format(dir, sizeof(dir), err, "output.dir", "%s/tensorboard", m->dir)) return -1;
+    m->events = tensorboard_open(dir, resume_step ? resume_step + 1 : 0, err);
+    return m->events ? 0 : -1;
+}
+
 static void event_open(struct json_out *o, const char *event, int64_t step)
 {
     json_out_open(o, NULL, '{');
@@ -87,7 +98,8 @@ int metrics_close(struct metrics *m, struct err *err)
     metrics_end_line(m);
     int failed = ferror(m->jsonl);
     failed |= fclose(m->jsonl);
-    m->jsonl = NULL;
+    if (m->events) failed |= ferror(m->events) | fclose(m->events);
+    m->jsonl = m->events = NULL;
     if (failed) return err_set(err, "%s/metrics.jsonl: not everything could be written: is the disk full?", m->dir);
     return 0;
 }
@@ -157,6 +169,24 @@ static void print_step(struct metrics *m, const struct step_metrics *s)
 
 /* ---- events */
 
+static void put_step_scalars(const struct metrics *m, const struct step_metrics *s)
+{
+    const struct scalar scalars[] = {{"train/loss", s->loss},
+                                     {"train/smooth_loss", s->smooth_loss},
+                                     {"train/grad_norm", s->grad_norm},
+                                     {"train/lr", s->lr},
+                                     {"train/tokens_per_second", s->ms > 0 ? (double)s->tokens / s->ms * 1e3 : 0},
+                                     {"train/memory_gib", (double)s->mem_bytes / (double)(1 << 30)}};
+    tensorboard_put(m->events, s->step, scalars, MT_LEN(scalars));
+}
+
+static void put_eval_scalars(const struct metrics *m, const struct eval_metrics *e)
+{
+    const struct scalar scalars[] = {
+        {"eval/loss", e->loss}, {"eval/perplexity", e->perplexity}, {"eval/accuracy", e->accuracy}};
+    tensorboard_put(m->events, e->step, scalars, MT_LEN(scalars));
+}
+
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
 {
     m->run_steps++;
@@ -175,6 +205,7 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     json_out_i64(&o, "labels", s->labels);
     json_out_f64(&o, "tok_s", s->ms > 0 ? (double)s->tokens / s->ms * 1e3 : 0);
     json_out_f64(&o, "ms", s->ms);
+    if (m->events) put_step_scalars(m, s);
     if (s->roof > 0) json_out_f64(&o, "roof", s->roof);
     json_out_i64(&o, "mem_bytes", s->mem_bytes);
     if (s->skipped) json_out_str(&o, "skipped", s->bad && s->bad[0] ? s->bad : "loss");
@@ -191,6 +222,7 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     fflush(stdout);
 
     struct json_out o = {0};
+    if (m->events) put_eval_scalars(m, e);
     event_open(&o, "eval", e->step);
     json_out_f64(&o, "loss", e->loss);
     json_out_f64(&o, "perplexity", e->perplexity);
@@ -198,6 +230,60 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     json_out_i64(&o, "tokens", e->tokens);
     json_out_bool(&o, "best", e->best);
     json_out_f64(&o, "ms", e->ms);
+    event_close(m, &o);
+}
+
+void metrics_start(struct metrics *m, const struct start_metrics *s)
+{
+    char date[32];
+    const time_t now = time(NULL);
+    struct tm utc;
+    gmtime_r(&now, &utc);
+    strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    struct json_out o = {0};
+    event_open(&o, "start", s->step);
+    json_out_i64(&o, "schema", METRICS_SCHEMA);
+    json_out_i64(&o, "total_steps", s->total_steps);
+    json_out_str(&o, "run", s->run);
+    json_out_str(&o, "date", date);
+    json_out_str(&o, "model", s->model);
+    json_out_str(&o, "data", s->data);
+    json_out_str(&o, "eval_data", s->eval_data);
+    json_out_str(&o, "device", s->device);
+    json_out_i64(&o, "ranks", s->ranks);
+    json_out_str(&o, "version", MT_VERSION);
+    event_close(m, &o);
+}
+
+/* One line of the terminal: the text's beginning, line ends and other control characters as blanks. */
+static void print_short(const char *label, const char *text)
+{
+    enum { WIDTH = 96 };
+    int64_t n = 0, shown = 0;
+    const int64_t size = (int64_t)strlen(text);
+    printf("  %s", label);
+    for (int64_t k; n < size && shown < WIDTH && (k = utf8_character(text + n, size - n)) > 0; n += k, shown++) {
+        const unsigned char c = (unsigned char)text[n];
+        if (c < 32 || c == 127 || (k == 2 && c == 0xc2 && (unsigned char)text[n + 1] < 0xa0))
+            putchar(' ');
+        else
+            fwrite(text + n, 1, (size_t)k, stdout);
+    }
+    puts(n < size ? "..." : "");
+}
+
+void metrics_sample(struct metrics *m, const struct sample_metrics *s)
+{
+    metrics_end_line(m);
+    print_short("prompt: ", s->prompt);
+    print_short("answer: ", s->text);
+    fflush(stdout);
+
+    struct json_out o = {0};
+    event_open(&o, "sample", s->step);
+    json_out_str(&o, "prompt", s->prompt);
+    json_out_str(&o, "text", s->text);
+    json_out_i64(&o, "tokens", s->tokens);
     event_close(m, &o);
 }
 

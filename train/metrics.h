@@ -24,10 +24,25 @@ struct eval_metrics {
     double ms;
 };
 
+enum { METRICS_SCHEMA = 1 }; /* of metrics.jsonl, which train/README.md describes; a change of meaning raises it */
+
+/* What a run is, for the `start` event. */
+struct start_metrics {
+    int64_t step, total_steps; /* step: 0, or the one that the run continues after */
+    const char *run;           /* output.dir */
+    const char *model, *data, *eval_data, *device;
+    int64_t ranks;
+};
+/* Text that the model wrote for a prompt at an evaluation. */
+struct sample_metrics {
+    int64_t step, tokens; /* tokens written */
+    const char *prompt, *text; /* UTF-8 */
+};
+
 /* Lines for a person go to standard output. On a terminal the step line is redrawn in place: call metrics_end_line
  * before printing anything else. */
 struct metrics {
-    FILE *jsonl;
+    FILE *jsonl, *events; /* events: of TensorBoard, or NULL */
     char dir[MT_PATH];
     bool tty, drawn;          /* drawn: the cursor stands behind a step line */
     double line_tok, line_ms; /* of the steps since the last line, for its tok/s */
@@ -36,9 +51,15 @@ struct metrics {
 /* Opens dir/metrics.jsonl, making dir. resume_step 0: a new file. Otherwise lines of later steps (a killed run may have
  * written them) and what is no whole line are removed first; the rest stays. */
 int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct err *err) MT_CHECK;
+/* The same numbers for TensorBoard too, in dir/tensorboard. */
+int metrics_tensorboard(struct metrics *m, int64_t resume_step, struct err *err) MT_CHECK;
+/* Appends the `start` event, with the time in UTC and this version. */
+void metrics_start(struct metrics *m, const struct start_metrics *s);
 /* Prints the step line when `show` (a skipped step always) and appends the JSON object. */
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show);
 void metrics_eval(struct metrics *m, const struct eval_metrics *e);
+/* Prints the prompt and the text, shortened to a line each, and appends the event with all of both. */
+void metrics_sample(struct metrics *m, const struct sample_metrics *s);
 /* counts [n_layer * n_exp]: routed rows since the last call. {"event":"experts","step":..,"counts":[[..],..]} */
 void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp);
 void metrics_end_line(struct metrics *m);

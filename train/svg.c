@@ -247,15 +247,16 @@ static void draw_legend(FILE *out, const struct grid *g, double left, double top
 
 void svg_heat(FILE *out, const struct svg_heat *h)
 {
-    struct axis x = {0, (double)h->cols, 62, 1034};
+    const bool wide = h->width > 600;
+    struct axis x = {0, (double)h->cols, wide ? 62 : 44, h->width - (wide ? 86 : 60)};
     struct grid g = {h, 0, x.from, 26, (x.to - x.from) / (double)h->cols, h->rows > 48 ? 12 : 20};
     double bottom = g.top + (double)h->rows * g.height;
     for (int64_t i = 0; i < h->rows * h->cols; i++) g.largest = fmax(g.largest, h->v[i]);
     if (!(g.largest > 0)) return;
-    fprintf(out, "<svg viewBox=\"0 0 1120 %.0f\" role=\"img\">\n", bottom + 58);
+    fprintf(out, "<svg viewBox=\"0 0 %d %.0f\" role=\"img\">\n", h->width, bottom + 58);
     for (int64_t row = 0; row < h->rows; row++) draw_row(out, &g, row);
 
-    double step = fmax(tick_step(&x, 16), 1);
+    double step = fmax(tick_step(&x, wide ? 16 : 6), 1);
     for (double c = 0; c < (double)h->cols; c += step)
         fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"mid\">%.0f</text>\n", pixel(&x, c + 0.5), bottom + 15, c);
     fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"mid label\">%s</text>\n", (x.from + x.to) / 2, bottom + 34,

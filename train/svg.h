@@ -12,6 +12,7 @@ void svg_text(FILE *out, const char *text);
 /* A number for people, at most four digits unless it is large: "0.25", "12,345", "1.5e-4". */
 char *svg_number(char buf[32], double v);
 
+enum { SVG_LINES = 8 };
 struct svg_line {
     const char *css;     /* classes of the path and its dots */
     const double *x, *y; /* [n] x ascending; a y that is not finite is a gap */
@@ -21,7 +22,7 @@ struct svg_line {
 struct svg_plot {
     const char *x_label, *y_label;
     int width, height; /* of the view box; the page scales it */
-    struct svg_line lines[3];
+    struct svg_line lines[SVG_LINES];
     int n_lines;
     bool from_zero; /* the y axis begins at 0 */
 };
@@ -32,6 +33,7 @@ void svg_plot(FILE *out, const struct svg_plot *p);
 /* A cell's opacity is its value over the largest; at the right of each row, the largest over the mean of that row. */
 struct svg_heat {
     const char *row_label, *col_label, *value_label;
+    int width;       /* of the view box */
     const double *v; /* [rows, cols] >= 0 */
     int64_t rows, cols;
 };

@@ -1,0 +1,102 @@
+/* test_compare.c - runs side by side: results, settings that differ, the page. */
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "train/compare.h"
+
+/* A run directory DIR/NAME with 3 steps, two evaluations and the given settings. */
+static const char *make_run(const char *dir, const char *name, double loss, const char *settings)
+{
+    static char path[4][MT_PATH];
+    static int next;
+    struct err err;
+    char text[1024], file[MT_PATH + 16], *run = path[next++ % 4];
+    snprintf(run, MT_PATH, "%s/%s", dir, name);
+    assert_int_equal(file_make_dirs(run, &err), 0);
+    snprintf(text, sizeof(text),
+             "{\"event\":\"start\",\"step\":0,\"total_steps\":5}\n{\"event\":\"eval\",\"step\":0,\"loss\":4}\n"
+             "{\"event\":\"step\",\"step\":1,\"smooth_loss\":3,\"tokens\":1000,\"ms\":500}\n"
+             "{\"event\":\"step\",\"step\":2,\"smooth_loss\":%g,\"tokens\":1000,\"ms\":500}\n"
+             "{\"event\":\"eval\",\"step\":2,\"loss\":%g}\n",
+             loss, loss);
+    snprintf(file, sizeof(file), "%s/metrics.jsonl", run);
+    assert_int_equal(file_write_atomic(file, text, (int64_t)strlen(text), &err), 0);
+    snprintf(file, sizeof(file), "%s/config.ini", run);
+    if (settings) assert_int_equal(file_write_atomic(file, settings, (int64_t)strlen(settings), &err), 0);
+    return run;
+}
+
+/* What compare prints; for mem_free. */
+static char *compared(const char *dir, const char *const *dirs, int n, const char *html)
+{
+    struct err err;
+    char path[MT_PATH];
+    int64_t size;
+    snprintf(path, sizeof(path), "%s/screen", dir);
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    if (compare_runs(dirs, n, html, out, &err)) fail_msg("%s", err.msg);
+    fclose(out);
+    char *text = file_read(path, 1 << 20, &size, &err);
+    assert_non_null(text);
+    return text;
+}
+
+static void results_and_settings(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    const char *runs[] = {make_run(dir, "one", 2.5, "[optim]\nlr = 1e-4\n[output]\ndir = x\n"),
+                          make_run(dir, "two", 2.25, "[optim]\nlr = 2e-4\n[data]\ntrain = <a>.jsonl\n")};
+    char html_path[MT_PATH];
+    struct err err;
+    int64_t size;
+    snprintf(html_path, sizeof(html_path), "%s/compare.html", dir);
+    char *text = compared(dir, runs, 2, html_path);
+    const char *first = strstr(text, runs[0]), *second = strstr(text, runs[1]);
+    assert_non_null(first);
+    assert_non_null(second);
+    assert_non_null(strstr(first, "2 / 5  2.00 k      2.5000          4.0000  2.5000 (2)         2.5000  2,000"));
+    assert_non_null(strstr(second, "2.2500 (2)"));
+    assert_non_null(strstr(second, "optim.lr              0.0001 | 0.0002\n"));
+    assert_non_null(strstr(second, "data.train            (empty) | <a>.jsonl\n"));
+    assert_null(strstr(second, "output.dir"));
+    assert_null(strstr(second, "lora.r"));
+    char *html = file_read(html_path, 1 << 20, &size, &err);
+    assert_non_null(html);
+    assert_non_null(strstr(html, "<td>&lt;a&gt;.jsonl"));
+    assert_non_null(strstr(html, "<h2>Held-out loss</h2>"));
+    assert_null(strstr(html, "<script"));
+    mem_free(html);
+    mem_free(text);
+}
+
+static void what_is_missing(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    struct err err;
+    const char *same[] = {make_run(dir, "a", 1, "[optim]\nlr = 1e-4\n"), make_run(dir, "b", 1, "[optim]\nlr = 1e-4\n")};
+    char *text = compared(dir, same, 2, NULL);
+    assert_non_null(strstr(text, "no difference but output.dir"));
+    mem_free(text);
+    const char *none[] = {same[0], "/no/such"};
+    assert_int_equal(compare_runs(none, 2, NULL, stdout, &err), -1);
+    assert_non_null(strstr(err.msg, "/no/such: no such directory"));
+    assert_int_equal(compare_runs(same, 1, NULL, stdout, &err), -1);
+    assert_non_null(strstr(err.msg, "2 to 8"));
+    const char *bare[] = {same[0], make_run(dir, "c", 1, NULL)};
+    text = compared(dir, bare, 2, NULL);
+    assert_non_null(strstr(text, bare[1]));
+    mem_free(text);
+}
+
+int test_compare(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(what_is_missing)};
+    return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
+}

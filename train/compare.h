@@ -1,0 +1,15 @@
+/* compare.h - `moetrain compare`: runs side by side. */
+#ifndef MT_COMPARE_H
+#define MT_COMPARE_H
+
+#include <stdio.h>
+
+#include "kernels/base.h"
+
+enum { COMPARE_RUNS = 8 };
+
+/* Reads metrics.jsonl and config.ini of each run directory. Prints a table of results and of the settings that differ
+ * to `out`, and writes both with overlaid plots to the page `html` (NULL: none). 2 to COMPARE_RUNS runs. */
+int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, struct err *err) MT_CHECK;
+
+#endif
