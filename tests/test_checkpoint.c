@@ -29,7 +29,27 @@ static struct train_state some_state(int64_t step)
                                 .eval_step = -1,
                                 .seed = UINT64_MAX,
                                 .data_hash = 0x8000000000000001u,
-                                .run_hash = 0};
+                                .model_mark = 0};
+}
+
+static const struct config *settings(void)
+{
+    static struct config c;
+    config_defaults(&c);
+    return &c;
+}
+
+/* Second moments: no value is below zero. */
+static void fill_moments(struct tiny *t, uint64_t seed)
+{
+    const struct tensor v = t->ad.opt.v;
+    tiny_fill(t, v, seed);
+    for (int64_t i = 0; i < t->ad.n_flat; i++) {
+        if (v.dtype == DT_F64)
+            ((double *)v.data)[i] = fabs(((double *)v.data)[i]);
+        else
+            ((float *)v.data)[i] = fabsf(((float *)v.data)[i]);
+    }
 }
 
 static void open_filled(struct tiny *t, const char *targets, const char *dtype)
@@ -39,7 +59,7 @@ static void open_filled(struct tiny *t, const char *targets, const char *dtype)
     tiny_open(t, &a, &opt, dtype);
     tiny_fill(t, t->ad.opt.param, 1);
     tiny_fill(t, t->ad.opt.m, 2);
-    tiny_fill(t, t->ad.opt.v, 3);
+    fill_moments(t, 3);
     t->ad.opt.step = 41;
 }
 
@@ -47,7 +67,7 @@ static void save(struct tiny *t, const char *out, int64_t step, int64_t keep)
 {
     struct err err = {.msg = ""};
     struct train_state state = some_state(step);
-    if (checkpoint_save(out, &t->ad, &t->dev, &state, "base", keep, &err)) fail_msg("%s", err.msg);
+    if (checkpoint_save(out, &t->ad, &t->dev, &state, settings(), "base", keep, &err)) fail_msg("%s", err.msg);
 }
 
 static void path_of(char path[MT_PATH], const char *out, int64_t step, const char *file)
@@ -85,13 +105,13 @@ static void a_run_comes_back_exactly(void **state)
         adapters_refresh(&a.ad, &a.dev);
         open_filled(&b, ALL_TARGETS, dtypes[i]);
         tiny_fill(&b, b.ad.opt.param, 9);
-        tiny_fill(&b, b.ad.opt.v, 9);
+        fill_moments(&b, 9);
         b.ad.opt.step = 0;
         if (!strcmp(dtypes[i], "oracle")) { /* more digits than F32 has */
             double *m = a.ad.opt.m.data;
             m[0] = 1.0 / 3;
         }
-        assert_int_equal(checkpoint_save(out, &a.ad, &a.dev, &want, NULL, 2, &err), 0);
+        assert_int_equal(checkpoint_save(out, &a.ad, &a.dev, &want, settings(), NULL, 2, &err), 0);
         assert_int_equal(checkpoint_newest(out, path, &err), 1);
         if (checkpoint_load(path, &b.ad, &b.dev, &got, &err)) fail_msg("%s", err.msg);
         assert_memory_equal(&got, &want, sizeof(got));
@@ -314,7 +334,8 @@ static _Noreturn void save_until_killed(const char *out, const char *best)
     open_filled(&t, "q_proj", "fp32");
     for (int64_t step = 1;; step++) {
         struct train_state now = some_state(step);
-        if (checkpoint_save(out, &t.ad, &t.dev, &now, "base", 2, &err) || peft_save(&t.ad, &t.dev, best, "base", &err))
+        if (checkpoint_save(out, &t.ad, &t.dev, &now, settings(), "base", 2, &err) ||
+            peft_save(&t.ad, &t.dev, best, "base", &err))
             _exit(1);
     }
 }
@@ -427,7 +448,7 @@ static void a_deletion_may_be_killed_at_any_moment(void **state)
         pid_t child = fork();
         if (!child) {
             struct train_state now = some_state(step + 1);
-            _exit(checkpoint_save(out, &t.ad, &t.dev, &now, "base", 1, &err) != 0);
+            _exit(checkpoint_save(out, &t.ad, &t.dev, &now, settings(), "base", 1, &err) != 0);
         }
         path_of(path, out, step + 1, "");
         for (int i = 0; i < 20000 && !file_exists(path); i++) usleep(100);
@@ -439,6 +460,38 @@ static void a_deletion_may_be_killed_at_any_moment(void **state)
     }
     assert_int_equal(checkpoint_sweep(out, &err), 0);
     assert_all_whole(out, &t);
+    tiny_close(&t);
+}
+
+/* Values that no run comes to. */
+static void forged_tensors_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        int flat;
+        float value;
+        const char *name;
+    } rows[] = {{0, NAN, "\"param.layers.0.q_proj.lora_A\""},
+                {0, INFINITY, "\"param.layers.0.q_proj.lora_A\""},
+                {1, -INFINITY, "\"m.layers.0.q_proj.lora_A\""},
+                {2, NAN, "\"v.layers.0.q_proj.lora_A\""},
+                {2, -1, "\"v.layers.0.q_proj.lora_A\""}};
+    struct tiny t;
+    struct err err = {.msg = ""};
+    struct train_state got;
+    char dir[MT_PATH];
+    const char *out = scratch_dir();
+    open_filled(&t, "q_proj", "fp32");
+    path_of(dir, out, 1, "");
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        const struct tensor flat[] = {t.ad.opt.param, t.ad.opt.m, t.ad.opt.v};
+        float *at = (float *)flat[rows[i].flat].data + t.ad.params[0].off, good = *at;
+        *at = rows[i].value;
+        save(&t, out, 1, 0);
+        *at = good;
+        assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), -1);
+        if (!strstr(err.msg, rows[i].name)) fail_msg("\"%s\" does not name %s", err.msg, rows[i].name);
+    }
     tiny_close(&t);
 }
 
@@ -480,6 +533,7 @@ int test_checkpoint(void)
         cmocka_unit_test(a_save_may_be_killed_at_any_moment),
         cmocka_unit_test(a_deletion_may_be_killed_at_any_moment),
         cmocka_unit_test(what_cannot_be_deleted_ends_no_run),
+        cmocka_unit_test(forged_tensors_are_refused),
         cmocka_unit_test(other_adapters_are_refused),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);

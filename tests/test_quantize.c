@@ -658,10 +658,10 @@ static void test_program(void **state)
     mem_free(adapter[1]);
     /* to go on with another packing would be to train another model */
     assert_int_equal(RUN(config, "--set", path, "--set", "model.quantize=nf4-nested"), 1);
-    assert_says(said.err, "another base model or other settings");
+    assert_says(said.err, "other settings, model.quantize: nf4 -> nf4-nested: ");
     assert_int_equal(RUN(config, "--set", path, "--set", "model.quantize=nf4", "--set", "model.quantize_attention=yes"),
                      1);
-    assert_says(said.err, "another base model or other settings");
+    assert_says(said.err, "other settings, model.quantize_attention: false -> true: ");
     assert_int_equal(truncate(cache, 1000), 0);
     assert_int_equal(RUN("eval", config, "--set", path, "--set", "model.quantize=nf4"), 0);
     assert_says(said.err, "warning: the cache of packed weights is damaged and made anew: ");

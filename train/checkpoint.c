@@ -1,14 +1,15 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for use elsewhere; not read back
- *     optimizer.safetensors    "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in internal layout and
- * precision state.json               counters, position, hashes manifest.json            size and CRC-32 of the four
- * files above, one per line; written last
+ *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in internal layout and
+ * precision state.json: counters, position, hashes, and the settings that a continued run is compared with
+ *     manifest.json: size and CRC-32 of the four files above, one per line; written last
  *
  * A directory with a step's name is whole: it was made under a hidden name, every file synced, then renamed
  * (train/swap.h). What fails afterwards, in the disk or in a copy, the manifest tells. */
 #include "train/checkpoint.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,7 @@
 #define MANIFEST    "manifest.json"
 #define OPTIMIZER   "optimizer.safetensors"
 #define STATE       "state.json"
+#define SETTINGS    "settings"
 #define MAX_TEXT    (1 << 20)
 
 static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", OPTIMIZER,
@@ -99,15 +101,26 @@ static const struct field {
     enum field_kind kind;
 } fields[] = {
     {NAMED(step), FIELD_I64},        {NAMED(pos.epoch), FIELD_I64}, {NAMED(pos.index), FIELD_I64},
-    {NAMED(n_nonfinite), FIELD_I64}, {NAMED(tokens), FIELD_I64},    {NAMED(smooth_loss), FIELD_F64},
-    {NAMED(best_loss), FIELD_F64},   {NAMED(best_step), FIELD_I64}, {NAMED(eval_step), FIELD_I64},
-    {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64}, {NAMED(run_hash), FIELD_U64},
+    {NAMED(n_nonfinite), FIELD_I64}, {NAMED(tokens), FIELD_I64},    {NAMED(total_steps), FIELD_I64},
+    {NAMED(smooth_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64}, {NAMED(best_step), FIELD_I64},
+    {NAMED(eval_step), FIELD_I64},   {NAMED(seed), FIELD_U64},      {NAMED(data_hash), FIELD_U64},
+    {NAMED(model_mark), FIELD_U64},  {NAMED(eval_hash), FIELD_U64},
 };
 _Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[0]),
                "a field of train_state is missing");
 
+static void settings_write(struct json_out *o, const struct config *cfg)
+{
+    struct config_value v;
+    json_out_open(o, SETTINGS, '{');
+    for (int64_t i = 0; config_value(cfg, i, &v); i++)
+        if (v.effect != CONFIG_FREE) json_out_str(o, v.name, v.text);
+    json_out_close(o, '}');
+}
+
 /* Doubles are strings of 17 digits, which read back exactly and know infinity; hashes are hexadecimal strings. */
-static int state_write(const char *dir, const struct train_state *state, int64_t n_update, struct err *err)
+static int state_write(const char *dir, const struct train_state *state, int64_t n_update, const struct config *cfg,
+                       struct err *err)
 {
     struct json_out o = {.indent = true};
     char path[MT_PATH], text[40];
@@ -125,6 +138,7 @@ static int state_write(const char *dir, const struct train_state *state, int64_t
         json_out_str(&o, fields[i].name, text);
     }
     json_out_i64(&o, "updates", n_update);
+    settings_write(&o, cfg);
     json_out_close(&o, '}');
     int rc = join(path, dir, STATE, err);
     if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
@@ -147,18 +161,27 @@ static int read_field(struct json root, const struct field *f, struct train_stat
     return 0;
 }
 
-static int state_read(const char *dir, struct train_state *state, int64_t *n_update, struct err *err)
+int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_update, struct json_doc **doc,
+                    struct err *err)
 {
     char path[MT_PATH];
-    if (join(path, dir, STATE, err)) return -1;
-    struct json_doc *doc = json_load(path, MAX_TEXT, err);
-    if (!doc) return -1;
-    struct json root = json_root(doc);
+    struct json settings;
+    if (join(path, dir, STATE, err) || !(*doc = json_load(path, MAX_TEXT, err))) return -1;
+    const struct json root = json_root(*doc);
+    *state = (struct train_state){.step = 0};
     int rc = 0;
+    if (!json_has(root, SETTINGS))
+        rc = err_set(err,
+                     "%s has no settings: an older moetrain wrote it; continue that run with the older one, or start "
+                     "anew with another output.dir or train.resume = never",
+                     path);
     for (int64_t i = 0; !rc && i < MT_LEN(fields); i++) rc = read_field(root, &fields[i], state, err);
-    if (!rc) rc = json_get_i64(root, "updates", 0, INT64_MAX, n_update, err);
-    json_free(doc);
-    return rc;
+    if (!rc) rc = json_get_i64(root, "updates", INT64_MIN, INT64_MAX, n_update, err);
+    if (!rc) rc = json_get_object(root, SETTINGS, &settings, err);
+    if (!rc) return 0;
+    json_free(*doc);
+    *doc = NULL;
+    return -1;
 }
 
 /* ---- optimizer.safetensors ---- */
@@ -224,6 +247,30 @@ static const struct st_tensor *find_entry(const struct safetensors *st, const ch
     return NULL;
 }
 
+/* Of a forged or miscomputed state: what is not finite, or a second moment below zero. */
+static int check_values(const struct st_tensor *t, const char *path, int f, struct err *err)
+{
+    const int64_t width = dtype_size(t->dtype);
+    MT_REQUIRE(t->dtype == DT_F32 || t->dtype == DT_F64, "%s", t->name);
+    for (int64_t i = 0; i < t->bytes / width; i++) {
+        float single = 0;
+        double x;
+        if (width == 4) {
+            memcpy(&single, t->data + i * width, sizeof(single));
+            x = (double)single;
+        } else {
+            memcpy(&x, t->data + i * width, sizeof(x));
+        }
+        if (!isfinite(x) || (f == 2 && x < 0))
+            return err_set(err,
+                           "%s: tensor \"%s\": value %" PRId64
+                           " is %g: no run can be continued from it; take an earlier "
+                           "checkpoint (train.resume = DIRECTORY)",
+                           path, t->name, i, x);
+    }
+    return 0;
+}
+
 static int optimizer_read(const char *dir, struct adapters *ad, struct device *dev, struct err *err)
 {
     struct tensor flat[N_FLAT];
@@ -242,7 +289,7 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
         for (int64_t i = 0; !rc && i < whole->n_params; i++) {
             const struct lora_param *p = &whole->params[i];
             const struct st_tensor *t = find_entry(&st, path, p, f, flat[f].dtype, err);
-            if (t)
+            if (t && !(rc = check_values(t, path, f, err)))
                 memcpy(host + p->off * width, t->data, (size_t)t->bytes);
             else
                 rc = -1;
@@ -314,15 +361,16 @@ static int give_parts(const struct adapters *ad, struct device *dev, struct err 
 }
 
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
-                    const char *base_model, int64_t keep, struct err *err)
+                    const struct config *cfg, const char *base_model, int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
     if (dev->ranks->rank != 0) return give_parts(ad, dev, err);
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
     if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || swap_begin(dir, tmp, err) ||
         join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, err) ||
-        optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, err) || manifest_write(tmp, err) ||
-        swap_commit(tmp, dir, err) || file_sync_dir(out_dir, err) || prune(folder, state->step, keep, err))
+        optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, cfg, err) ||
+        manifest_write(tmp, err) || swap_commit(tmp, dir, err) || file_sync_dir(out_dir, err) ||
+        prune(folder, state->step, keep, err))
         return err_prefix(err, "saving the checkpoint of step %" PRId64, state->step);
     return 0;
 }
@@ -330,10 +378,12 @@ int checkpoint_save(const char *out_dir, const struct adapters *ad, struct devic
 int checkpoint_load(const char *dir, struct adapters *ad, struct device *dev, struct train_state *state,
                     struct err *err)
 {
-    struct train_state read = {0};
+    struct train_state read;
+    struct json_doc *doc;
     int64_t n_update;
-    if (manifest_check(dir, err) || state_read(dir, &read, &n_update, err) || optimizer_read(dir, ad, dev, err))
-        return -1;
+    if (manifest_check(dir, err) || checkpoint_peek(dir, &read, &n_update, &doc, err)) return -1;
+    json_free(doc);
+    if (optimizer_read(dir, ad, dev, err)) return -1;
     *state = read;
     ad->opt.step = n_update;
     adapters_refresh(ad, dev);

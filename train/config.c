@@ -25,6 +25,7 @@ struct option {
     const char *section, *key;
     enum kind kind;
     size_t offset, size;  /* of the field in struct config */
+    enum config_effect effect;
     const char *fallback; /* the default, as it would stand in a file */
     const char *allowed;  /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; BOOL, TEXT: for people */
     const char *help;
@@ -34,79 +35,80 @@ struct option {
 #define FIELD(section, key) (((struct config *)0)->section.key)
 #define KIND(field) _Generic((field), int64_t: INT, double: REAL, bool: BOOL, int: ENUM, char *: TEXT)
 #define PLACE(section, key) KIND(FIELD(section, key)), offsetof(struct config, section.key), sizeof(FIELD(section, key))
-#define ROW(section, key, fallback, allowed, help) {#section, #key, PLACE(section, key), fallback, allowed, help}
+#define ROW(section, key, effect, fallback, allowed, help) \
+    {#section, #key, PLACE(section, key), CONFIG_##effect, fallback, allowed, help}
 #define YES_NO "true|false"
 
 static const struct option options[] = {
-    ROW(model, path, "", "directory|hub id", "the base model: a directory or hub:OWNER/NAME[@REVISION]"),
-    ROW(model, revision, "main", "name", "branch, tag or commit when path is hub:OWNER/NAME"),
-    ROW(model, quantize, "none", "none|nf4|nf4-nested|mxfp4", "pack bf16 experts in 4 bits while they load"),
-    ROW(model, quantize_attention, "false", YES_NO, "pack the q, k, v and out projections too"),
-    ROW(data, train, "", "files", "JSONL, JSON, .gz, hub:OWNER/NAME/FILE (or :SPLIT); a*0.5"),
-    ROW(data, eval, "", "files", "held-out rows, the same forms"),
-    ROW(data, eval_split, "0", "[0, 1)", "share of training documents held out when eval is empty"),
-    ROW(data, format, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca", "auto: by keys"),
-    ROW(data, columns, "", "TO=COLUMN,...", "of rows with other keys: user=question,assistant=answer"),
-    ROW(data, seq_len, "2048", "[2, 16777216]", "longest sequence in tokens"),
-    ROW(data, packing, "true", YES_NO, "fill sequences with several documents, kept apart"),
-    ROW(data, shuffle, "true", YES_NO, "a new order every epoch, by train.seed"),
-    ROW(data, loss_on, "assistant", "assistant|last|all", "what carries loss in messages and completions"),
-    ROW(data, split_turns, "true", YES_NO, "answers that history rewrites become samples"),
-    ROW(data, overlong, "cut", "cut|drop", "what is longer than seq_len loses its end, or is left out"),
-    ROW(data, chat_template, "", "file", "Jinja instead of the checkpoint's own template"),
-    ROW(data, chat_kwargs, "", "JSON", "its variables, e.g. {\"thinking\": true}; a row's own win"),
-    ROW(data, chat_date, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),
-    ROW(lora, r, "16", "[1, 4096]", "rank of the adapters"),
-    ROW(lora, alpha, "32", "(0, 1e6]", "their scale is alpha / r"),
-    ROW(lora, dropout, "0", "[0, 1)", "on the adapters' input while training"),
-    ROW(lora, rslora, "false", YES_NO, "scale is alpha / sqrt(r)"),
-    ROW(lora, targets, "q_proj,k_proj,v_proj,o_proj,experts", "names", "also gate_up_proj, down_proj alone"),
-    ROW(lora, rank_pattern, "", "names=ranks", "of single targets, e.g. experts=8,q_proj=32"),
-    ROW(lora, layers, "all", "all|ranges", "e.g. 0-3,7"),
-    ROW(lora, init_from, "", "directory", "start from this PEFT adapter"),
-    ROW(optim, lr, "2e-4", "[0, 1]", "peak learning rate"),
-    ROW(optim, schedule, "cosine", "cosine|linear|constant", "after warm-up"),
-    ROW(optim, warmup_steps, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),
-    ROW(optim, warmup_ratio, "0.03", "[0, 1]", "warm-up as a share of all steps"),
-    ROW(optim, min_lr_ratio, "0.1", "[0, 1]", "cosine and linear end at lr times this"),
-    ROW(optim, weight_decay, "0", "[0, 10]", "decoupled, as in AdamW"),
-    ROW(optim, beta1, "0.9", "[0, 1)", "decay of the first moment"),
-    ROW(optim, beta2, "0.999", "[0, 1)", "decay of the second moment"),
-    ROW(optim, eps, "1e-8", "(0, 1]", "added to the root of the second moment"),
-    ROW(optim, clip_norm, "1", "[0, 1e9]", "largest norm of the whole gradient; 0: no clipping"),
-    ROW(train, device, "auto", "auto|cpu|cuda|cuda-portable", "portable: no kernel that only Hopper runs"),
-    ROW(train, dtype, "auto", "auto|fp32|bf16", "of activations; auto: bf16 on cuda, fp32 on cpu"),
-    ROW(train, steps, "0", "[0, 1e9]", "optimizer steps; 0: by epochs"),
-    ROW(train, epochs, "1", "[0, 1e6]", "passes over the data when steps is 0"),
-    ROW(train, micro_batch, "1", "[1, 65536]", "sequences per forward pass"),
-    ROW(train, grad_accum, "1", "[1, 65536]", "forward passes per optimizer step"),
-    ROW(train, seed, "0", "[0, 9e15]", "of initialisation, order and dropout"),
-    ROW(train, recompute, "auto", "auto|none|selective|full", "in backward; auto: the least that fits memory"),
-    ROW(train, aux_loss_coef, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
-    ROW(train, aux_convention, "transformers", "transformers|megatron", "that loss pooled over layers, or per layer"),
-    ROW(train, resume, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
-    ROW(train, max_nonfinite, "5", "[0, 1e9]", "stop when this many steps had to be skipped"),
-    ROW(train, threads, "0", "[0, 4096]", "of the CPU; 0: all cores"),
-    ROW(train, memory_gb, "0", "[0, 1e6]", "budget in GiB; 0: what the machine has free"),
-    ROW(train, resident_layers, "-1", "[-1, 1e9]", "with experts decoded in memory; -1: what a GPU has left"),
-    ROW(train, profile, "", "first:last", "steps to time op by op, into output.dir"),
-    ROW(parallel, gpus, "1", "auto|number", "of this machine, a rank on each; auto: all"),
-    ROW(parallel, cpu_ranks, "1", "[1, 4096]", "the same where train.device is cpu: processes"),
-    ROW(parallel, ep, "1", "[1, 4096]", "ranks that share out the experts of a layer"),
-    ROW(parallel, capacity, "2", "[1, 4096]", "rows they have room for, per row if all had alike"),
-    ROW(parallel, pieces, "0", "[0, 1e6]", "of a micro-batch whose rows travel in turn; 0: by size"),
-    ROW(parallel, zero, "false", YES_NO, "each rank holds a part of the moments (ZeRO-1)"),
-    ROW(parallel, timeout_s, "45", "[1, 1e6]", "that ranks wait for one that makes no progress"),
-    ROW(eval, every, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
-    ROW(eval, at_start, "true", YES_NO, "evaluate before step 1"),
-    ROW(eval, at_end, "true", YES_NO, "evaluate after the last step"),
-    ROW(eval, max_batches, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
-    ROW(output, dir, "out", "directory", "everything a run writes"),
-    ROW(output, save_every, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
-    ROW(output, keep, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
-    ROW(log, every, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
-    ROW(log, report, "true", YES_NO, "write report.html"),
-    ROW(log, tensorboard, "false", YES_NO, "write TensorBoard event files to output.dir/tensorboard"),
+    ROW(model, path, DATA, "", "directory|hub id", "the base model: a directory or hub:OWNER/NAME[@REVISION]"),
+    ROW(model, revision, DATA, "main", "name", "branch, tag or commit when path is hub:OWNER/NAME"),
+    ROW(model, quantize, MATH, "none", "none|nf4|nf4-nested|mxfp4", "pack bf16 experts in 4 bits while they load"),
+    ROW(model, quantize_attention, MATH, "false", YES_NO, "pack the q, k, v and out projections too"),
+    ROW(data, train, DATA, "", "files", "JSONL, JSON, .gz, hub:OWNER/NAME/FILE (or :SPLIT); a*0.5"),
+    ROW(data, eval, FREE, "", "files", "held-out rows, the same forms"),
+    ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents held out when eval is empty"),
+    ROW(data, format, DATA, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca", "auto: by keys"),
+    ROW(data, columns, DATA, "", "TO=COLUMN,...", "of rows with other keys: user=question,assistant=answer"),
+    ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "longest sequence in tokens"),
+    ROW(data, packing, MATH, "true", YES_NO, "fill sequences with several documents, kept apart"),
+    ROW(data, shuffle, MATH, "true", YES_NO, "a new order every epoch, by train.seed"),
+    ROW(data, loss_on, DATA, "assistant", "assistant|last|all", "what carries loss in messages and completions"),
+    ROW(data, split_turns, DATA, "true", YES_NO, "answers that history rewrites become samples"),
+    ROW(data, overlong, DATA, "cut", "cut|drop", "what is longer than seq_len loses its end, or is left out"),
+    ROW(data, chat_template, DATA, "", "file", "Jinja instead of the checkpoint's own template"),
+    ROW(data, chat_kwargs, DATA, "", "JSON", "its variables, e.g. {\"thinking\": true}; a row's own win"),
+    ROW(data, chat_date, DATA, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),
+    ROW(lora, r, MATH, "16", "[1, 4096]", "rank of the adapters"),
+    ROW(lora, alpha, MATH, "32", "(0, 1e6]", "their scale is alpha / r"),
+    ROW(lora, dropout, MATH, "0", "[0, 1)", "on the adapters' input while training"),
+    ROW(lora, rslora, MATH, "false", YES_NO, "scale is alpha / sqrt(r)"),
+    ROW(lora, targets, MATH, "q_proj,k_proj,v_proj,o_proj,experts", "names", "also gate_up_proj, down_proj alone"),
+    ROW(lora, rank_pattern, MATH, "", "names=ranks", "of single targets, e.g. experts=8,q_proj=32"),
+    ROW(lora, layers, MATH, "all", "all|ranges", "e.g. 0-3,7"),
+    ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
+    ROW(optim, lr, NEXT, "2e-4", "[0, 1]", "peak learning rate"),
+    ROW(optim, schedule, NEXT, "cosine", "cosine|linear|constant", "after warm-up"),
+    ROW(optim, warmup_steps, NEXT, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),
+    ROW(optim, warmup_ratio, NEXT, "0.03", "[0, 1]", "warm-up as a share of all steps"),
+    ROW(optim, min_lr_ratio, NEXT, "0.1", "[0, 1]", "cosine and linear end at lr times this"),
+    ROW(optim, weight_decay, NEXT, "0", "[0, 10]", "decoupled, as in AdamW"),
+    ROW(optim, beta1, MATH, "0.9", "[0, 1)", "decay of the first moment"),
+    ROW(optim, beta2, MATH, "0.999", "[0, 1)", "decay of the second moment"),
+    ROW(optim, eps, NEXT, "1e-8", "(0, 1]", "added to the root of the second moment"),
+    ROW(optim, clip_norm, NEXT, "1", "[0, 1e9]", "largest norm of the whole gradient; 0: no clipping"),
+    ROW(train, device, FREE, "auto", "auto|cpu|cuda|cuda-portable", "portable: no kernel that only Hopper runs"),
+    ROW(train, dtype, MATH, "auto", "auto|fp32|bf16", "of activations; auto: bf16 on cuda, fp32 on cpu"),
+    ROW(train, steps, NEXT, "0", "[0, 1e9]", "optimizer steps; 0: by epochs"),
+    ROW(train, epochs, NEXT, "1", "[0, 1e6]", "passes over the data when steps is 0"),
+    ROW(train, micro_batch, MATH, "1", "[1, 65536]", "sequences per forward pass"),
+    ROW(train, grad_accum, MATH, "1", "[1, 65536]", "forward passes per optimizer step"),
+    ROW(train, seed, MATH, "0", "[0, 9e15]", "of initialisation, order and dropout"),
+    ROW(train, recompute, FREE, "auto", "auto|none|selective|full", "in backward; auto: the least that fits memory"),
+    ROW(train, aux_loss_coef, MATH, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
+    ROW(train, aux_convention, MATH, "transformers", "transformers|megatron", "loss pooled over layers, or per layer"),
+    ROW(train, resume, FREE, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
+    ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop when this many steps had to be skipped"),
+    ROW(train, threads, FREE, "0", "[0, 4096]", "of the CPU; 0: all cores"),
+    ROW(train, memory_gb, FREE, "0", "[0, 1e6]", "budget in GiB; 0: what the machine has free"),
+    ROW(train, resident_layers, FREE, "-1", "[-1, 1e9]", "with experts decoded in memory; -1: what a GPU has left"),
+    ROW(train, profile, FREE, "", "first:last", "steps to time op by op, into output.dir"),
+    ROW(parallel, gpus, FREE, "1", "auto|number", "of this machine, a rank on each; auto: all"),
+    ROW(parallel, cpu_ranks, FREE, "1", "[1, 4096]", "the same where train.device is cpu: processes"),
+    ROW(parallel, ep, FREE, "1", "[1, 4096]", "ranks that share out the experts of a layer"),
+    ROW(parallel, capacity, FREE, "2", "[1, 4096]", "rows they have room for, per row if all had alike"),
+    ROW(parallel, pieces, FREE, "0", "[0, 1e6]", "of a micro-batch whose rows travel in turn; 0: by size"),
+    ROW(parallel, zero, FREE, "false", YES_NO, "each rank holds a part of the moments (ZeRO-1)"),
+    ROW(parallel, timeout_s, FREE, "45", "[1, 1e6]", "that ranks wait for one that makes no progress"),
+    ROW(eval, every, FREE, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
+    ROW(eval, at_start, FREE, "true", YES_NO, "evaluate before step 1"),
+    ROW(eval, at_end, FREE, "true", YES_NO, "evaluate after the last step"),
+    ROW(eval, max_batches, FREE, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
+    ROW(output, dir, FREE, "out", "directory", "everything a run writes"),
+    ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
+    ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
+    ROW(log, every, FREE, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
+    ROW(log, report, FREE, "true", YES_NO, "write report.html"),
+    ROW(log, tensorboard, FREE, "false", YES_NO, "write TensorBoard event files to output.dir/tensorboard"),
 };
 /* clang-format on */
 #define N_OPTIONS MT_LEN(options)
@@ -527,12 +529,58 @@ char *config_dump(const struct config *c)
     return text;
 }
 
+/* Bytes above 0x7f, which need not be UTF-8, become %XX. */
+static void print_ascii(char *dst, size_t cap, const char *src)
+{
+    size_t n = 0;
+    for (; *src && n + 4 < cap; src++)
+        n += (size_t)snprintf(dst + n, cap - n, (signed char)*src < 0 ? "%%%02X" : "%c", (unsigned char)*src);
+    dst[n] = 0;
+}
+
+bool config_value(const struct config *c, int64_t i, struct config_value *v)
+{
+    char *text = NULL;
+    size_t size;
+    if (i < 0 || i >= N_OPTIONS) return false;
+    FILE *out = open_memstream(&text, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    print_value(out, c, &options[i]);
+    MT_REQUIRE(!fclose(out), "a value does not fit into memory");
+    snprintf(v->name, sizeof(v->name), "%s.%s", options[i].section, options[i].key);
+    v->effect = options[i].effect;
+    print_ascii(v->text, sizeof(v->text), text);
+    mem_free(text);
+    return true;
+}
+
 /* A cell of the help table. One too long for its column is followed by a new line indented to where the next column
  * begins, so that columns stay columns. */
 static void print_cell(FILE *out, const char *text, int width, int column)
 {
     fprintf(out, "%-*s", width, text);
     if ((int)strlen(text) >= width) fprintf(out, "\n%*s", column + width, "");
+}
+
+/* The names of all options of one effect, in lines of at most 120 columns. */
+static void help_effect(FILE *out, enum config_effect effect, const char *what)
+{
+    int column = fprintf(out, "  %s:", what);
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (o->effect != effect) continue;
+        const int width = (int)(strlen(o->section) + strlen(o->key) + 2);
+        if (column + width > 110) column = fprintf(out, "\n   ") - 1;
+        column += fprintf(out, " %s.%s", o->section, o->key);
+    }
+    fputc('\n', out);
+}
+
+static void help_resume(FILE *out)
+{
+    fprintf(out, "\nA run is continued from its checkpoint with other values of any key but these:\n");
+    help_effect(out, CONFIG_MATH, "refused");
+    help_effect(out, CONFIG_DATA, "refused unless rows, tokens and weights stay the same");
 }
 
 void config_help(FILE *out)
@@ -551,4 +599,5 @@ void config_help(FILE *out)
         print_cell(out, o->allowed, 26, 37);
         fprintf(out, "%s\n", o->help);
     }
+    help_resume(out);
 }

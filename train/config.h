@@ -23,6 +23,14 @@ enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 
+/* What another value of an option means for a checkpoint that is to be continued. */
+enum config_effect {
+    CONFIG_FREE, /* nothing */
+    CONFIG_NEXT, /* the steps to come are others: allowed, and said */
+    CONFIG_DATA, /* it names data or a model: allowed as long as their content is the same */
+    CONFIG_MATH  /* the steps already made would have been others: refused */
+};
+
 /* Every field is a row of the table in config.c, which holds its default, range and help. */
 struct config {
     struct {
@@ -85,6 +93,14 @@ int config_parse(struct config *c, const char *text, int64_t size, const char *n
 int config_set(struct config *c, const char *assignment, struct err *err) MT_CHECK;
 /* The same for an option of the command line that stands for one key: `where` begins the error. */
 int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err) MT_CHECK;
+/* Option i of the table and its value in c, as ASCII text that is the same for the same value. False: there are no
+ * more.
+ */
+struct config_value {
+    char name[64], text[3 * MT_PATH];
+    enum config_effect effect;
+};
+bool config_value(const struct config *c, int64_t i, struct config_value *v);
 /* What no single key can tell: required keys, pairs that exclude each other. */
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* parallel.gpus; 0: auto. */

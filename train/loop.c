@@ -15,6 +15,7 @@
 #include "train/packing.h"
 #include "train/peft.h"
 #include "train/profile.h"
+#include "train/resume.h"
 #include "train/run.h"
 #include "train/swap.h"
 
@@ -36,6 +37,7 @@ struct training {
     struct schedule schedule;
     struct train_state state;
     struct profile profile;
+    struct resume from;
     struct lock lock; /* of output.dir, held by rank 0 */
     bool warned;      /* of memory */
     bool told;        /* of pieces */
@@ -267,8 +269,8 @@ static int save(struct training *t, struct err *err)
     if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
     mem_free(rows);
     comm_busy(t->run.dev.ranks, "saving");
-    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, t->run.model_name, cfg->output.keep,
-                             err);
+    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, t->run.model_name,
+                             cfg->output.keep, err);
     if (!rc) rc = report(t, err);
     comm_busy(t->run.dev.ranks, NULL);
     return rc;
@@ -308,37 +310,6 @@ static int steps(struct training *t, struct err *err)
 
 /* ---- opening */
 
-/* Settings that change the result, as text: all but where output goes, how much is printed, and how memory is used. The
- * weights count by samples of their bytes: another model under the same path would go unnoticed. */
-static uint64_t run_hash(struct training *t)
-{
-    static const char *const without[] = {"[output]", "[log]", "[eval]", "[parallel]"};
-    static const char *const keys[] = {"path",    "train",         "eval",           "revision",  "device",
-                                       "threads", "recompute",     "resume",         "memory_gb", "steps",
-                                       "epochs",  "max_nonfinite", "resident_layers"};
-    char *dump = config_dump(t->run.cfg), *text = mem_alloc((int64_t)strlen(dump) + 128), *next;
-    bool skip = false;
-    for (char *line = dump; line && *line; line = next) {
-        if ((next = strchr(line, '\n'))) *next++ = 0;
-        if (*line == '[') {
-            skip = false;
-            for (int i = 0; i < MT_LEN(without); i++) skip |= !strcmp(line, without[i]);
-        }
-        bool left_out = skip || *line == ';' || *line == '#';
-        for (int i = 0; i < MT_LEN(keys); i++) {
-            const size_t n = strlen(keys[i]);
-            left_out |= !strncmp(line, keys[i], n) && (line[n] == ' ' || line[n] == '=');
-        }
-        if (!left_out) strcat(strcat(text, line), "\n");
-    }
-    if (t->schedule.kind != SCHEDULE_CONSTANT)
-        snprintf(text + strlen(text), 64, "total %lld", (long long)t->schedule.total_steps);
-    const uint64_t hash = rng_key(t->run.model.weights.mark, text);
-    mem_free(dump);
-    mem_free(text);
-    return hash;
-}
-
 static struct schedule make_schedule(const struct config *cfg, const struct loader *l)
 {
     int64_t total = cfg->train.steps, batches = 0;
@@ -348,13 +319,7 @@ static struct schedule make_schedule(const struct config *cfg, const struct load
         batches += (int64_t)ceil((cfg->train.epochs - whole) * (double)loader_epoch_batches(l, (int64_t)whole));
         total = MT_MAX((batches + cfg->train.grad_accum - 1) / cfg->train.grad_accum, 1);
     }
-    const int64_t warmup =
-        cfg->optim.warmup_steps ? cfg->optim.warmup_steps : (int64_t)ceil(cfg->optim.warmup_ratio * (double)total);
-    return (struct schedule){.kind = (enum schedule_kind)cfg->optim.schedule,
-                             .lr = cfg->optim.lr,
-                             .min_lr_ratio = cfg->optim.min_lr_ratio,
-                             .warmup_steps = MT_MIN(warmup, total),
-                             .total_steps = total};
+    return resume_schedule(cfg, total);
 }
 
 /* Checkpoints of another run are not mixed with this one's: they move aside, to checkpoints.1, .2, ... */
@@ -372,46 +337,73 @@ static int set_old_checkpoints_aside(const struct config *cfg, struct err *err)
     }
 }
 
+/* best_loss is a loss of these rows, and of so many of their micro-batches. */
+static uint64_t eval_hash(const struct training *t)
+{
+    return rng_u64(t->run.eval.hash, (uint64_t)t->run.cfg->eval.max_batches);
+}
+
+/* Before the model is loaded: the schedule, a fresh state, and whether the checkpoint belongs to this run. */
+static int prepare(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    const struct loader_options lo = run_loader_options(cfg, true);
+    struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
+    t->schedule = make_schedule(cfg, counting);
+    t->state = (struct train_state){.smooth_loss = 0,
+                                    .best_loss = INFINITY,
+                                    .eval_step = -1,
+                                    .seed = (uint64_t)cfg->train.seed,
+                                    .total_steps = t->schedule.total_steps,
+                                    .data_hash = t->run.train.hash,
+                                    .eval_hash = eval_hash(t)};
+    const struct resume_run this_run = {.cfg = cfg,
+                                        .schedule = t->schedule,
+                                        .data_hash = t->state.data_hash,
+                                        .eval_hash = t->state.eval_hash,
+                                        .loader = counting};
+    const int rc = resume_check(&t->from, &this_run, err);
+    if (!rc && t->from.found && is_first(t)) resume_tell(&t->from, &this_run);
+    loader_close(counting);
+    return rc;
+}
+
+/* The state of the checkpoint, as far as it is still true. */
+static void take_state(struct training *t, const struct train_state *found)
+{
+    const struct train_state fresh = t->state;
+    t->state = *found;
+    t->state.total_steps = fresh.total_steps;
+    if (found->eval_hash == fresh.eval_hash) return;
+    t->state.eval_hash = fresh.eval_hash;
+    t->state.best_loss = INFINITY;
+    t->state.best_step = 0;
+    t->state.eval_step = -1;
+    log_info("other held-out data, or another eval.max_batches, than before: the best adapter is looked for anew");
+}
+
 /* Continues from a checkpoint, or starts from lora.init_from or fresh adapters. Every rank reads by itself. */
 static int restore(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
     struct adapters *ad = &t->run.model.adapters;
     struct train_state found;
-    char path[MT_PATH];
-    if (!strcmp(cfg->train.resume, "never")) {
-        if (is_first(t) && set_old_checkpoints_aside(cfg, err)) return -1;
-    } else {
-        int have = 1;
-        if (!strcmp(cfg->train.resume, "auto"))
-            have = checkpoint_newest(cfg->output.dir, path, err);
-        else if (str_format(path, sizeof(path), err, "train.resume", "%s", cfg->train.resume))
-            return -1;
-        if (have < 0) return -1;
-        if (have) {
-            if (checkpoint_load(path, ad, &t->run.dev, &found, err)) return -1;
-            if (found.run_hash != t->state.run_hash || found.data_hash != t->state.data_hash)
-                return err_set(err,
-                               "%s was written by a run with %s; continue it with what %s says, choose another "
-                               "output.dir, or set train.resume = never",
-                               path,
-                               found.data_hash != t->state.data_hash ? "other training data"
-                                                                     : "another base model or other settings",
-                               out_path(cfg, "config.ini").s);
-            t->state = found;
-            log_info("continuing after step %lld of %lld from %s", (long long)found.step,
-                     (long long)t->schedule.total_steps, path);
-            return 0;
-        }
+    t->state.model_mark = t->run.model.weights.mark;
+    if (resume_check_model(&t->from, cfg, t->state.model_mark, err)) return -1;
+    if (t->from.found) {
+        if (checkpoint_load(t->from.path, ad, &t->run.dev, &found, err)) return -1;
+        take_state(t, &found);
+        return 0;
     }
-    return cfg->lora.init_from[0] ? peft_load(ad, &t->run.dev, cfg->lora.init_from, err) : 0;
+    if (cfg->lora.init_from[0] && peft_load(ad, &t->run.dev, cfg->lora.init_from, err)) return -1;
+    return !strcmp(cfg->train.resume, "never") && is_first(t) ? set_old_checkpoints_aside(cfg, err) : 0;
 }
 
 /* All ranks must have come to the same state, and have the same adapters. */
 static int agree_on_start(struct training *t, struct err *err)
 {
     struct comm *ranks = t->run.dev.ranks;
-    if (comm_agree(ranks, "base model", t->state.run_hash, err)) return -1;
+    if (comm_agree(ranks, "base model", t->state.model_mark, err)) return -1;
     if (comm_agree(ranks, "newest checkpoint in output.dir (do all machines see the same directory?)",
                    (uint64_t)t->state.step, err))
         return -1;
@@ -500,20 +492,12 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
-        take_output(t, err) || run_open_data(&t->run, true, err) ||
+        take_output(t, err) || resume_find(&t->from, cfg, err) || run_open_data(&t->run, true, err) ||
+        prepare(t, err) ||
         (is_first(t) && (profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
                          prof_measure_roofs(&t->run.dev, err))) ||
         run_open_model(&t->run, NULL, true, err))
         return -1;
-    struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
-    t->schedule = make_schedule(cfg, counting);
-    loader_close(counting);
-    t->state = (struct train_state){.smooth_loss = 0,
-                                    .best_loss = INFINITY,
-                                    .eval_step = -1,
-                                    .seed = (uint64_t)cfg->train.seed,
-                                    .data_hash = t->run.train.hash,
-                                    .run_hash = run_hash(t)};
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
     if (is_first(t)) print_opening(t);
@@ -527,6 +511,7 @@ static void training_close(struct training *t)
     if (t->loader) loader_close(t->loader);
     profile_close(&t->profile);
     run_close(&t->run);
+    resume_free(&t->from);
     lock_release(&t->lock);
 }
 

@@ -1,0 +1,236 @@
+/* test_resume.c - which checkpoints a run continues: changed settings are named, forged state is refused. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "tests/process.h"
+#include "train/resume.h"
+
+/* ---- the state of a checkpoint against a run: 7 documents, packs of one, 2 micro-batches a step, 10 steps */
+
+struct small {
+    struct dataset ds;
+    struct config cfg;
+    struct loader *loader;
+    struct resume_run run;
+    struct resume from;
+    int64_t off[8], row[7];
+    int32_t ids[14];
+    uint8_t mask[14];
+};
+
+static void small_open(struct small *s)
+{
+    struct err err;
+    static const char doc[] = "{\"settings\": {}}";
+    *s = (struct small){.from = {.found = true}};
+    config_defaults(&s->cfg);
+    s->cfg.data.packing = false;
+    s->cfg.data.seq_len = 4;
+    s->cfg.train.grad_accum = 2;
+    s->cfg.train.seed = 5;
+    for (int64_t d = 0; d < 7; d++) {
+        s->off[d + 1] = 2 * (d + 1);
+        s->row[d] = d;
+        s->mask[2 * d + 1] = 1;
+    }
+    s->ds = (struct dataset){
+        .n_docs = 7, .n_tokens = 14, .doc_off = s->off, .doc_row = s->row, .ids = s->ids, .mask = s->mask};
+    const struct loader_options lo = {.seq_len = 4, .micro_batch = 1, .seed = 5};
+    s->loader = loader_open(&s->ds, &lo, (struct loader_pos){0, 0});
+    s->run = (struct resume_run){
+        .cfg = &s->cfg, .schedule = {.total_steps = 10}, .data_hash = 1, .eval_hash = 2, .loader = s->loader};
+    snprintf(s->from.path, sizeof(s->from.path), "CHECKPOINT");
+    s->from.doc = json_parse(doc, (int64_t)strlen(doc), "state.json", &err);
+    assert_non_null(s->from.doc);
+    s->from.n_update = 4;
+    s->from.state = (struct train_state){.step = 5,
+                                         .pos = {.epoch = 1, .index = 3},
+                                         .n_nonfinite = 1,
+                                         .tokens = 20,
+                                         .total_steps = 8,
+                                         .smooth_loss = 2,
+                                         .best_loss = 1.5,
+                                         .best_step = 4,
+                                         .eval_step = 4,
+                                         .seed = 5,
+                                         .data_hash = 1,
+                                         .model_mark = 3,
+                                         .eval_hash = 2};
+}
+
+static void small_close(struct small *s)
+{
+    loader_close(s->loader);
+    resume_free(&s->from);
+}
+
+static void refused(const char *name, const struct resume *r, const struct resume_run *run)
+{
+    struct err err = {.msg = ""};
+    char start[80];
+    snprintf(start, sizeof(start), "%s = ", name);
+    assert_int_equal(resume_check(r, run, &err), -1);
+    if (!strstr(err.msg, start)) fail_msg("\"%s\" does not name %s", err.msg, name);
+}
+
+#define I64(field)  #field, offsetof(struct train_state, field), false
+#define REAL(field) #field, offsetof(struct train_state, field), true
+#define BIG         (INT64_C(1) << 62)
+
+static void forged_state_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        size_t offset;
+        bool real;
+        int64_t bad[3];
+        double bad_real[3];
+    } rows[] = {
+        {I64(step), {-1, 11, BIG}, {0}},
+        {I64(pos.epoch), {-1, 11, BIG}, {0}},
+        {I64(pos.index), {-1, 7, BIG}, {0}},
+        {I64(n_nonfinite), {-1, 6, BIG}, {0}},
+        {I64(tokens), {-1, 41, BIG}, {0}},
+        {I64(total_steps), {-1, 4, BIG}, {0}},
+        {I64(best_step), {-1, 6, BIG}, {0}},
+        {I64(eval_step), {-2, 6, BIG}, {0}},
+        {I64(seed), {-1, 4, BIG}, {0}},
+        {REAL(smooth_loss), {0}, {NAN, INFINITY, -INFINITY}},
+        {REAL(best_loss), {0}, {NAN, -NAN, -INFINITY}},
+    };
+    struct small s;
+    struct err err = {.msg = ""};
+    small_open(&s);
+    if (resume_check(&s.from, &s.run, &err)) fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < MT_LEN(rows); i++)
+        for (int k = 0; k < 3; k++) {
+            struct resume r = s.from;
+            char *at = (char *)&r.state + rows[i].offset;
+            memcpy(at, rows[i].real ? (const void *)&rows[i].bad_real[k] : &rows[i].bad[k], 8);
+            refused(rows[i].name, &r, &s.run);
+        }
+    struct resume r = s.from;
+    r.n_update = 5; /* of 5 steps one was skipped */
+    refused("updates", &r, &s.run);
+    r = s.from;
+    r.state.best_loss = INFINITY; /* none yet */
+    refused("best_step", &r, &s.run);
+    r = s.from;
+    r.state.step = 3; /* 6 micro-batches lie in the first epoch */
+    r.state.best_step = r.state.eval_step = 0;
+    r.n_update = 1;
+    r.state.tokens = 10;
+    r.state.pos = (struct loader_pos){.epoch = 0, .index = 5};
+    refused("pos.index", &r, &s.run);
+    r.state.pos.index = 6;
+    assert_int_equal(resume_check(&r, &s.run, &err), 0);
+    small_close(&s);
+}
+
+/* ---- runs */
+
+#define STATE "checkpoints/step-000002/state.json"
+
+/* Puts `new` in the place of `old` in the state of the checkpoint and makes its manifest agree. */
+static void forge(const char *config, const char *old, const char *new)
+{
+    char path[MT_PATH], manifest[MT_PATH], line[128], text[1 << 14], out[1 << 14];
+    struct err err;
+    uint32_t crc;
+    int64_t bytes;
+    snprintf(path, sizeof(path), "%s", process_output(config, STATE));
+    process_read(path, text, sizeof(text));
+    const char *at = strstr(text, old);
+    if (!at) fail_msg("%s is not in %s", old, text);
+    snprintf(out, sizeof(out), "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
+    assert_int_equal(file_write_atomic(path, out, (int64_t)strlen(out), &err), 0);
+    assert_int_equal(file_crc32(path, &crc, &bytes, &err), 0);
+    snprintf(manifest, sizeof(manifest), "%s", process_output(config, "checkpoints/step-000002/manifest.json"));
+    process_read(manifest, text, sizeof(text));
+    char *row = strstr(text, "\"state.json\"");
+    assert_non_null(row);
+    *row = 0;
+    snprintf(line, sizeof(line), "\"state.json\": {\"size\": %" PRId64 ", \"crc32\": \"%08" PRIx32 "\"}\n}\n", bytes,
+             crc);
+    strcat(text, line);
+    assert_int_equal(file_write_atomic(manifest, text, (int64_t)strlen(text), &err), 0);
+}
+
+static void forged_runs_are_refused(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN(config), 0);
+    forge(config, "\"step\": 2", "\"step\": -1");
+    assert_int_equal(RUN(config), 1);
+    assert_says(said.err, "step = -1");
+    assert_null(strstr(said.err, "loaded "));
+    forge(config, "\"step\": -1", "\"step\": 2");
+    forge(config, "\"lora.dropout\": \"0\",", ""); /* an option that the build of the checkpoint did not have */
+    assert_int_equal(RUN(config), 0);
+    forge(config, "\"lora.r\"", "\"lora.unheard\": \"x\",\n\"lora.r\"");
+    assert_int_equal(RUN(config), 1);
+    assert_says(said.err, "lora.unheard");
+    forge(config, "\"settings\"", "\"other\"");
+    assert_int_equal(RUN(config), 1);
+    assert_says(said.err, "an older moetrain wrote it");
+}
+
+static void steps_and_rates_may_change(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN(config), 0);
+    assert_int_equal(RUN(config, "--set", "train.steps=4", "--set", "eval.every=2", "--set", "output.keep=1"), 0);
+    assert_says(said.err, "continuing after step 2 of 4");
+    assert_says(said.err, "other settings from step 3 on: train.steps: 2 -> 4\n");
+    assert_says(said.err, "learning rate: cosine over 4 steps (was cosine over 2): ");
+    assert_int_equal(RUN(config, "--set", "train.steps=0", "--set", "train.epochs=9", "--set", "optim.lr=1e-3", "--set",
+                         "optim.schedule=constant"),
+                     0);
+    assert_says(said.err,
+                "other settings from step 5 on: optim.lr: 0.0002 -> 0.001, optim.schedule: cosine -> constant, "
+                "train.steps: 4 -> 0, train.epochs: 1 -> 9\n");
+    assert_int_equal(RUN(config, "--set", "train.steps=3"), 1);
+    assert_says(said.err, "is past the end of this run, which has 3 steps");
+}
+
+static void what_made_the_steps_is_named(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"train.seed=1", "train.seed: 0 -> 1"},
+        {"lora.targets=q_proj", "lora.targets: q_proj,k_proj,v_proj,o_proj,experts -> q_proj"},
+        {"data.seq_len=63", "data.seq_len: 64 -> 63"},
+    };
+    const char *config = process_config("");
+    assert_int_equal(RUN(config), 0);
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        assert_int_equal(RUN(config, "--set", rows[i][0]), 1);
+        assert_says(said.err, rows[i][1]);
+        assert_says(said.err, "train.resume = never");
+        assert_null(strstr(said.err, "documents")); /* before data and model are read */
+    }
+    assert_int_equal(RUN(config, "--set", "train.seed=1", "--set", "lora.r=4", "--set", "optim.lr=1"), 1);
+    assert_says(said.err, ", lora.r: 2 -> 4, train.seed: 0 -> 1: ");
+    assert_int_equal(RUN(config, "--set", "data.eval=", "--set", "data.eval_split=0.5"), 1);
+    assert_says(said.err, "other training data, data.eval_split: 0 -> 0.5: ");
+    assert_null(strstr(said.err, "loaded "));
+    assert_int_equal(RUN(config, "--set", "data.format=text"), 0); /* the same rows */
+}
+
+int test_resume(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forged_state_is_refused),
+        cmocka_unit_test(forged_runs_are_refused),
+        cmocka_unit_test(steps_and_rates_may_change),
+        cmocka_unit_test(what_made_the_steps_is_named),
+    };
+    return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
+}

@@ -1,0 +1,276 @@
+/* resume.c - the run of a checkpoint and the run that is to continue it, compared option by option.
+ *
+ * What an option means for a checkpoint is a column of the table in config.c. The data and the model have an identity
+ * of their own, a hash of what was read: their paths and the options that make rows into tokens may change as long as
+ * it stays the same. An option that the checkpoint does not know had its default. */
+#include "train/resume.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define WHAT_TO_DO "set it back, or start anew with another output.dir or train.resume = never"
+
+struct schedule resume_schedule(const struct config *cfg, int64_t total)
+{
+    const int64_t warmup =
+        cfg->optim.warmup_steps ? cfg->optim.warmup_steps : (int64_t)ceil(cfg->optim.warmup_ratio * (double)total);
+    return (struct schedule){.kind = (enum schedule_kind)cfg->optim.schedule,
+                             .lr = cfg->optim.lr,
+                             .min_lr_ratio = cfg->optim.min_lr_ratio,
+                             .warmup_steps = MT_MIN(warmup, total),
+                             .total_steps = total};
+}
+
+/* ---- the settings ---- */
+
+/* A list of "section.key: old -> new" that ends in a count when it gets long. */
+struct changes {
+    char text[640];
+    size_t used;
+    int n, unnamed;
+};
+
+static void changes_add(struct changes *c, const char *name, const char *old, const char *new)
+{
+    enum { SHOWN = 100 };
+    char one[2 * SHOWN + 128];
+    const int n = snprintf(one, sizeof(one), "%s%s: %.*s -> %.*s", c->n ? ", " : "", name, SHOWN,
+                           *old ? old : "(empty)", SHOWN, *new ? new : "(empty)");
+    if (c->used + (size_t)n < sizeof(c->text) - 32)
+        c->used += (size_t)snprintf(c->text + c->used, sizeof(c->text) - c->used, "%s", one);
+    else
+        c->unnamed++;
+    c->n++;
+}
+
+static const char *changes_text(struct changes *c)
+{
+    if (c->unnamed) snprintf(c->text + c->used, sizeof(c->text) - c->used, ", and %d more", c->unnamed);
+    return c->text;
+}
+
+/* The options of one effect whose values differ, of sections that begin with `section`. */
+static struct changes compare(const struct resume *r, const struct config *cfg, enum config_effect effect,
+                              const char *section)
+{
+    struct config defaults;
+    struct config_value now, unset;
+    struct err err;
+    struct changes c = {.n = 0};
+    const struct json settings = json_find(json_root(r->doc), "settings");
+    config_defaults(&defaults);
+    for (int64_t i = 0; config_value(cfg, i, &now); i++) {
+        const char *old = NULL;
+        if (now.effect != effect || strncmp(now.name, section, strlen(section))) continue;
+        config_value(&defaults, i, &unset);
+        if (!json_has(settings, now.name))
+            old = unset.text;
+        else if (json_get_str(settings, now.name, &old, &err))
+            old = "?";
+        if (strcmp(old, now.text)) changes_add(&c, now.name, old, now.text);
+    }
+    return c;
+}
+
+/* Settings of a newer build are not passed over. */
+static int check_known(const struct resume *r, const struct config *cfg, struct err *err)
+{
+    const struct json settings = json_find(json_root(r->doc), "settings");
+    const char *key;
+    struct json value;
+    for (int64_t m = 0; json_member(settings, m, &key, &value); m++) {
+        struct config_value v;
+        bool known = false;
+        for (int64_t i = 0; !known && config_value(cfg, i, &v); i++) known = !strcmp(v.name, key);
+        if (!known)
+            return err_set(
+                err,
+                "%s has the setting %.64s, which this build does not know: continue it with the moetrain that "
+                "wrote it",
+                r->path, key);
+    }
+    return 0;
+}
+
+/* The configuration of the checkpoint as far as the learning rate depends on it. */
+static int saved_schedule(const struct resume *r, const struct config *cfg, struct schedule *out, struct err *err)
+{
+    struct config saved;
+    struct config_value v;
+    const char *text;
+    const struct json settings = json_find(json_root(r->doc), "settings");
+    config_defaults(&saved);
+    for (int64_t i = 0; config_value(cfg, i, &v); i++) {
+        if (v.effect != CONFIG_NEXT || !json_has(settings, v.name)) continue;
+        if (json_get_str(settings, v.name, &text, err) || config_set_key(&saved, v.name, text, r->path, err)) return -1;
+    }
+    *out = resume_schedule(&saved, r->state.total_steps);
+    return 0;
+}
+
+/* ---- finding ---- */
+
+int resume_find(struct resume *r, const struct config *cfg, struct err *err)
+{
+    int have = 1;
+    *r = (struct resume){.found = false};
+    if (!strcmp(cfg->train.resume, "never")) return 0;
+    if (!strcmp(cfg->train.resume, "auto"))
+        have = checkpoint_newest(cfg->output.dir, r->path, err);
+    else if (str_format(r->path, sizeof(r->path), err, "train.resume", "%s", cfg->train.resume))
+        have = -1;
+    if (have <= 0) return have;
+    if (checkpoint_peek(r->path, &r->state, &r->n_update, &r->doc, err) || check_known(r, cfg, err)) return -1;
+    r->found = true;
+    struct changes c = compare(r, cfg, CONFIG_MATH, "");
+    if (!c.n) return 0;
+    return err_set(err, "%s was made with other settings, %s: " WHAT_TO_DO, r->path, changes_text(&c));
+}
+
+/* ---- the state ---- */
+
+struct bound {
+    const char *name;
+    int64_t value, low, high;
+};
+
+static int bad_state(const struct resume *r, struct err *err, const char *name, const char *value, const char *why)
+{
+    return err_set(err,
+                   "%s/state.json: %s = %s, %s: take another checkpoint (train.resume = DIRECTORY), or start anew with "
+                   "train.resume = never",
+                   r->path, name, value, why);
+}
+
+static int check_bounds(const struct resume *r, const struct bound *b, int64_t n, struct err *err)
+{
+    char value[32], why[96];
+    for (int64_t i = 0; i < n; i++) {
+        if (b[i].value >= b[i].low && b[i].value <= b[i].high) continue;
+        snprintf(value, sizeof(value), "%" PRId64, b[i].value);
+        snprintf(why, sizeof(why), "which this run cannot have: %" PRId64 " to %" PRId64 " are possible", b[i].low,
+                 b[i].high);
+        return bad_state(r, err, b[i].name, value, why);
+    }
+    return 0;
+}
+
+/* The largest product that fits. */
+static int64_t times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return i64_mul(a, b, &product) ? product : INT64_MAX;
+}
+
+static int check_losses(const struct resume *r, struct err *err)
+{
+    const struct train_state *s = &r->state;
+    const struct {
+        const char *name;
+        double value;
+        bool good;
+    } losses[] = {{"smooth_loss", s->smooth_loss, isfinite(s->smooth_loss)},
+                  {"best_loss", s->best_loss, s->best_loss > -HUGE_VAL}};
+    char value[40];
+    for (int64_t i = 0; i < MT_LEN(losses); i++) {
+        if (losses[i].good) continue;
+        snprintf(value, sizeof(value), "%g", losses[i].value);
+        return bad_state(r, err, losses[i].name, value, "which is no loss");
+    }
+    return 0;
+}
+
+/* The first epoch's place follows from the step alone; of later ones, whose lengths differ, the bounds are known. */
+static int check_place(const struct resume *r, const struct resume_run *run, int64_t n_batch, struct err *err)
+{
+    const struct loader_pos *pos = &r->state.pos;
+    const struct bound epoch[] = {{"pos.epoch", pos->epoch, 0, n_batch}};
+    if (check_bounds(r, epoch, MT_LEN(epoch), err)) return -1;
+    const int64_t last = loader_epoch_batches(run->loader, pos->epoch) - 1;
+    const struct bound index[] = {{"pos.index", pos->index, pos->epoch ? 0 : n_batch, pos->epoch ? last : n_batch},
+                                  {"pos.index", pos->index, 0, last}};
+    return check_bounds(r, index, MT_LEN(index), err);
+}
+
+static int check_state(const struct resume *r, const struct resume_run *run, struct err *err)
+{
+    const struct config *cfg = run->cfg;
+    const struct train_state *s = &r->state;
+    const int64_t most = INT64_C(1) << 40; /* steps; no product of the bounds below overflows */
+    const struct bound step[] = {{"step", s->step, 0, most}};
+    if (check_bounds(r, step, MT_LEN(step), err)) return -1;
+    if (s->step > run->schedule.total_steps)
+        return err_set(err,
+                       "%s: step = %" PRId64 " is past the end of this run, which has %" PRId64
+                       " steps: raise train.steps or train.epochs, or start anew with another output.dir or "
+                       "train.resume = never",
+                       r->path, s->step, run->schedule.total_steps);
+    const int64_t n_batch = s->step * cfg->train.grad_accum;
+    const struct bound bounds[] = {
+        {"n_nonfinite", s->n_nonfinite, 0, s->step},
+        {"updates", r->n_update, 0, s->step - MT_MIN(MT_MAX(s->n_nonfinite, 0), s->step)},
+        {"tokens", s->tokens, 0, times(n_batch, cfg->train.micro_batch * cfg->data.seq_len)},
+        {"total_steps", s->total_steps, MT_MAX(s->step, 1), most},
+        {"best_step", s->best_step, 0, isfinite(s->best_loss) ? s->step : 0},
+        {"eval_step", s->eval_step, -1, s->step},
+        {"seed", (int64_t)s->seed, cfg->train.seed, cfg->train.seed},
+    };
+    return check_losses(r, err) || check_bounds(r, bounds, MT_LEN(bounds), err) || check_place(r, run, n_batch, err)
+               ? -1
+               : 0;
+}
+
+int resume_check(const struct resume *r, const struct resume_run *run, struct err *err)
+{
+    struct schedule unused;
+    if (!r->found) return 0;
+    if (r->state.data_hash != run->data_hash) {
+        struct changes c = compare(r, run->cfg, CONFIG_DATA, "data.");
+        if (c.n)
+            return err_set(err, "%s was made with other training data, %s: " WHAT_TO_DO, r->path, changes_text(&c));
+        return err_set(err,
+                       "%s was made with other training data: no setting is different, but the rows of data.train or "
+                       "the tokenizer's ids are; bring them back, or start anew with another output.dir or "
+                       "train.resume = never",
+                       r->path);
+    }
+    return check_state(r, run, err) || saved_schedule(r, run->cfg, &unused, err) ? -1 : 0;
+}
+
+int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t mark, struct err *err)
+{
+    if (!r->found || r->state.model_mark == mark) return 0;
+    struct changes c = compare(r, cfg, CONFIG_DATA, "model.");
+    return err_set(err, "%s was made with another base model%s%s: " WHAT_TO_DO, r->path,
+                   c.n ? ", " : ": the weights in model.path are not the same", c.n ? changes_text(&c) : "");
+}
+
+/* ---- what is said ---- */
+
+void resume_tell(const struct resume *r, const struct resume_run *run)
+{
+    static const char *const kinds[] = {"cosine", "linear", "constant"};
+    struct changes c = compare(r, run->cfg, CONFIG_NEXT, "");
+    struct schedule before;
+    struct err err;
+    const int64_t next = r->state.step + 1;
+    log_info("continuing after step %" PRId64 " of %" PRId64 " from %s", r->state.step, run->schedule.total_steps,
+             r->path);
+    if (c.n) log_info("other settings from step %" PRId64 " on: %s", next, changes_text(&c));
+    if (next > run->schedule.total_steps || saved_schedule(r, run->cfg, &before, &err)) return;
+    const double old = schedule_lr(&before, next), new = schedule_lr(&run->schedule, next);
+    if (before.total_steps != run->schedule.total_steps || old < new || old > new)
+        log_info("learning rate: %s over %" PRId64 " steps (was %s over %" PRId64 "): %.3g at step %" PRId64
+                 " instead of %.3g",
+                 kinds[run->schedule.kind], run->schedule.total_steps, kinds[before.kind], before.total_steps, new,
+                 next, old);
+}
+
+void resume_free(struct resume *r)
+{
+    json_free(r->doc);
+    *r = (struct resume){.found = false};
+}
