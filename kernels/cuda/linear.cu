@@ -1,21 +1,24 @@
 /* linear.cu - a frozen dense projection with bias, residual and an adapter of up to three segments.
  *
- * Math:     y = x W^T + y0, y0 = res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
- *           dA += dxa^T drop(x), dB += scale * dy^T xa. The products are cuBLASLt's, but for y0: one pass over all
- *           that is added to x W^T. Without addends y = x W^T alone.
+ * Math:     y = x W^T + res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
+ *           dA += dxa^T drop(x), dB += scale * dy^T xa. The products are cuBLASLt's, but for the adapter's with B: one
+ *           pass over y adds that and all else. Without a residual the pass comes first and the product with W is
+ *           added to what it wrote. With a residual the product with W comes first: the residual may be thousands of
+ *           times larger than the rest, and is added last. A residual alone is copied, and the product added to it.
  * Shapes:   x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
  * Needs:    in, out, r and the segments' bounds multiples of 8, segments in ascending order, rows 16-byte aligned;
  *           T may be 0. W in any format: unless bf16, it is decoded into scratch first.
- * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y0; mma.sync over r, operands straight from global memory
- *           (xa and B are small and stay in the caches): 72 registers, no shared memory, no spills.
+ * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r, operands straight from global memory
+ *           (xa and B are small and stay in the caches): 74 registers, no shared memory, no spills.
  *           drop_kernel: a thread for 8 columns; 32 registers.
- * Moves:    y0: 2*T*out written, as many read where there is a residual; xa and B once per block that needs them
- *           -> memory bound. drop: 4*T*in.
- * Numerics: f32 sums. Rounded to bf16: xa, y0, y; dxa, drop(dxa A), dx. Dropout keeps or clears elements, exactly; its
- *           factor 1 / (1 - p) and scale stay in f32. Bitwise repeatable.
- * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, r 16: qkv 2880 -> 5120 forward
- *   792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 -> 2880 forward 656 us, 594, 73 %,
- *   backward 728 us, 541, 66 %. */
+ * Moves:    addend: 2*T*out written; twice as many read where there is a residual; xa and B once per block that needs
+ *           them -> memory bound. drop: 4*T*in.
+ * Numerics: f32 sums. Rounded to bf16: xa; without a residual bias + adapter, then y; with one x W^T, then y, so that
+ *           nothing is rounded twice at the residual's magnitude; dxa, drop(dxa A), dx. Dropout keeps or clears
+ *           elements, exactly; its factor 1 / (1 - p) and scale stay in f32. Bitwise repeatable.
+ * Measured: H100 80GB HBM3, commit 5a37c46 (where the pass came first with a residual too), T 16384, r 16: qkv 2880 ->
+ * 5120 forward 792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 -> 2880 forward 656 us, 594,
+ * 73 %, backward 728 us, 541, 66 %. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rng.cuh"
@@ -31,6 +34,7 @@ struct part {
 
 struct addend {
     bf16 *y;
+    bool to_y;                /* y holds a part of the sum already */
     const bf16 *res, *xa, *b; /* res and xa, b: or NULL */
     const float *bias;        /* or NULL */
     int64_t ld_y, ld_res, ld_xa, n_row;
@@ -96,7 +100,8 @@ static __device__ __forceinline__ uint4 round_bf16x8(const float v[8])
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Eight columns of one row of y0, from the adapter's product. */
+/* Eight columns of one row of y, from the adapter's product. The residual, which may be the largest by far, comes last.
+ */
 static __device__ __forceinline__ void store_addend(const struct addend &p, float scale, int64_t row, int col,
                                                     float v[8])
 {
@@ -108,6 +113,7 @@ static __device__ __forceinline__ void store_addend(const struct addend &p, floa
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] += bias[j];
     }
+    if (p.to_y) add_bf16x8(v, *(const uint4 *)(p.y + row * p.ld_y + col));
     if (p.res) add_bf16x8(v, *(const uint4 *)(p.res + row * p.ld_res + col));
     *(uint4 *)(p.y + row * p.ld_y + col) = round_bf16x8(v);
 }
@@ -222,11 +228,13 @@ static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const str
     return n_tile;
 }
 
-static void write_addend(struct tensor y, struct tensor xa, struct tensor bias, struct tensor res,
+/* y = or += res + bias + adapter */
+static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct tensor bias, struct tensor res,
                          const struct lora *lora)
 {
     struct addend p = {};
     p.y = bf16_ptr(y), p.ld_y = y.ld, p.n_row = y.shape[0];
+    p.to_y = to_y;
     p.bias = f32_ptr(bias);
     p.res = bf16_ptr(res), p.ld_res = res.ld;
     p.r = (int)lora->r;
@@ -245,12 +253,13 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     const struct tensor dense = cuda_dense_bf16(dev, w);
     const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
     if (!dev->measuring && tensor_count(y)) {
-        const bool addend = lora->r || bias.rank || res.rank;
+        const bool small = lora->r || bias.rank, last = small && res.rank, first = !last && (small || res.rank);
         want_aligned("y", y), want_aligned("res", res), want_aligned("bias", bias);
         if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
         if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
-        if (addend) write_addend(y, xa, bias, res, lora);
-        cuda_gemm(y, x, false, dense, true, 1, addend);
+        if (first) write_addend(y, false, xa, bias, res, lora);
+        cuda_gemm(y, x, false, dense, true, 1, first);
+        if (last) write_addend(y, true, xa, bias, res, lora);
     }
     arena_release(&dev->work, mark);
 }
