@@ -19,8 +19,8 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         bool fits;
         const char *need;
     } rows[] = {
-        {"head_dim", a->head_dim, a->head_dim >= 16 && a->head_dim <= 128 && !(a->head_dim & (a->head_dim - 1)),
-         "16, 32, 64 or 128"},
+        {"head_dim", a->head_dim, a->head_dim >= 16 && a->head_dim <= 256 && a->head_dim % 16 == 0,
+         "a multiple of 16 from 16 to 256"},
         {"hidden_size", a->d_model, a->d_model % 8 == 0 && a->d_model <= 16384, "a multiple of 8, at most 16384"},
         {"the experts' width", a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
         {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},

@@ -409,6 +409,25 @@ void draft_expert_width(struct draft *d, int64_t d_ff)
         }
 }
 
+void draft_head_width(struct draft *d, int64_t dim)
+{
+    const int64_t d_model = draft_find(d, "model.norm.weight")->shape[0];
+    char name[MAX_NAME];
+    snprintf(name, sizeof(name), "\"head_dim\": %lld", (long long)dim);
+    draft_config(d, "\"head_dim\": 32", name);
+    for (int64_t i = 0; i < 4 * N_LAYER; i++) {
+        const int64_t cols = (i % 4 == 0 || i % 4 == 3 ? 4 : 2) * dim; /* of 4 heads, or 2 of k and v */
+        const int64_t n_out = i % 4 == 3 ? d_model : cols, n_in = i % 4 == 3 ? cols : d_model;
+        float *x = mem_array(n_out * n_in, sizeof(*x)), *bias = mem_array(n_out, sizeof(*bias));
+        for (int64_t k = 0; k < n_out * n_in; k++) x[k] = (float)test_value((uint64_t)i, (uint64_t)k) / 8;
+        for (int64_t k = 0; k < n_out; k++) bias[k] = (float)test_value((uint64_t)(100 + i), (uint64_t)k) / 4;
+        snprintf(name, sizeof(name), "model.layers.%lld.self_attn.%c_proj.weight", (long long)i / 4, "qkvo"[i % 4]);
+        put_floats(d, name, DT_BF16, 2, (int64_t[]){n_out, n_in}, x);
+        snprintf(name, sizeof(name), "model.layers.%lld.self_attn.%c_proj.bias", (long long)i / 4, "qkvo"[i % 4]);
+        put_floats(d, name, DT_BF16, 1, (int64_t[]){n_out}, bias);
+    }
+}
+
 /* ---- loading */
 
 /* Two documents of 13 and 18 tokens, longer than the window of 8; every second token a label. */

@@ -44,6 +44,7 @@ void draft_transposed(struct draft *d, enum dtype t);                   /* trans
 void draft_per_expert(struct draft *d, const struct linear_form *form); /* a Linear each, the router wrapped */
 void draft_attention(struct draft *d, const struct linear_form *form);  /* q, k, v and o */
 void draft_expert_width(struct draft *d, int64_t d_ff);                 /* new random experts, MXFP4 */
+void draft_head_width(struct draft *d, int64_t dim);                    /* new random q, k, v and o, BF16 */
 
 /* A checkpoint on a CPU device in f32, after a forward pass over two short documents. */
 struct loaded {

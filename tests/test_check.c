@@ -4,16 +4,18 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "tests/checkpoints.h"
+#include "tests/op_check.h"
 #include "tests/process.h"
 
 static char text[1 << 16];
 
-/* The parity case `name` as configuration, checked in this process with some ops replaced. */
-static int check(const char *name, const char *dtype, const struct ops *ops)
+/* The parity case `name` as configuration, on a CPU. */
+static struct config case_config(const char *name, const char *dtype)
 {
     struct config cfg;
-    struct err err = {{0}};
     config_defaults(&cfg);
     snprintf(cfg.model.path, sizeof(cfg.model.path), "%s/%s", fixture("parity"), name);
     snprintf(cfg.data.train, sizeof(cfg.data.train), "%s/%s/train.jsonl", fixture("parity"), name);
@@ -23,11 +25,24 @@ static int check(const char *name, const char *dtype, const struct ops *ops)
     cfg.data.seq_len = 48;
     cfg.lora.r = 4;
     if (!strcmp(dtype, "bf16")) cfg.train.dtype = CFG_DTYPE_BF16;
+    return cfg;
+}
+
+/* Checked in this process with some ops replaced. */
+static int check_config(const struct config *cfg, const struct ops *ops)
+{
+    struct err err = {{0}};
     FILE *out = fmemopen(text, sizeof(text), "w");
-    const int rc = check_run(&cfg, 0, ops, out, &err);
+    const int rc = check_run(cfg, 0, ops, out, &err);
     fclose(out);
     if (rc) print_message("%s\n", err.msg);
     return rc;
+}
+
+static int check(const char *name, const char *dtype, const struct ops *ops)
+{
+    const struct config cfg = case_config(name, dtype);
+    return check_config(&cfg, ops);
 }
 
 static void test_families(void **state)
@@ -108,6 +123,90 @@ static void test_wrong_ops(void **state)
     assert_noticed(&ops, "fp32", "nan");
 }
 
+/* ---- heads of other widths than the fixtures have */
+
+/* The parity case with heads of `dim`, saved; its directory. */
+static const char *save_heads(int64_t dim)
+{
+    struct draft d;
+    draft_open(&d);
+    draft_head_width(&d, dim);
+    const char *dir = draft_save(&d, 1);
+    draft_free(&d);
+    return dir;
+}
+
+static const int64_t head_widths[] = {16, 48, 80, 96, 112, 160, 192, 256};
+
+/* Opens it, without loading, on a backend with memory of its own: what a GPU is to the model. */
+static int open_heads(int64_t dim, struct err *err)
+{
+    const struct lora_options lora = {.r = 8, .alpha = 8, .targets = "q_proj,experts", .layers = ""};
+    const struct model_options opt = {.max_len = 64};
+    const char *dir = save_heads(dim);
+    struct ops gpu = *ops_cpu();
+    struct device dev, measure;
+    struct safetensors st;
+    struct adapters ad;
+    struct arch a;
+    struct model m;
+    gpu.own_memory = true;
+    if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err) || device_open(&dev, "cpu", "bf16", err) ||
+        adapters_plan(&ad, &a, &lora, err))
+        fail_msg("%s", err->msg);
+    dev.ops = &gpu;
+    device_measure(&measure, &dev);
+    const int rc = model_open(&m, &measure, &a, &st, &ad, &opt, 1, err);
+    model_close(&m);
+    device_close(&dev);
+    safetensors_close(&st);
+    return rc;
+}
+
+static void test_head_widths(void **state)
+{
+    (void)state;
+    static const int64_t refused[] = {8, 12, 40, 264, 512};
+    struct err err = {{0}};
+    for (int i = 0; i < MT_LEN(head_widths); i++)
+        if (open_heads(head_widths[i], &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < MT_LEN(refused); i++) {
+        char says[128];
+        snprintf(says, sizeof(says), "head_dim is %lld; the CUDA kernels need a multiple of 16 from 16 to 256",
+                 (long long)refused[i]);
+        assert_int_equal(open_heads(refused[i], &err), -1);
+        assert_says(err.msg, says);
+    }
+}
+
+/* A whole model, forward and backward. */
+static void check_heads(int64_t dim, enum cfg_device device)
+{
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    struct config cfg = case_config("case_a", "bf16");
+    snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", save_heads(dim));
+    for (int i = 0; i < MT_LEN(files); i++) {
+        char from[2 * MT_PATH], to[2 * MT_PATH];
+        snprintf(from, sizeof(from), "%s/case_a/%s", fixture("parity"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", cfg.model.path, files[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    cfg.lora.r = 8;
+    cfg.train.device = device;
+    if (check_config(&cfg, NULL)) fail_msg("heads of %lld: %s", (long long)dim, text);
+    assert_says(text, "verdict: ok");
+}
+
+static void test_head_widths_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(head_widths); i++) {
+        check_heads(head_widths[i], CFG_DEVICE_CUDA);
+        check_heads(head_widths[i], CFG_DEVICE_CUDA_PORTABLE);
+    }
+}
+
 static void test_command(void **state)
 {
     (void)state;
@@ -125,8 +224,8 @@ static void test_command(void **state)
 int test_check(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_wrong_ops),
+        cmocka_unit_test(test_families),    cmocka_unit_test(test_wrong_ops),
+        cmocka_unit_test(test_head_widths), cmocka_unit_test(test_head_widths_on_the_gpu),
         cmocka_unit_test(test_command),
     };
     return cmocka_run_group_tests_name("check", tests, NULL, NULL);

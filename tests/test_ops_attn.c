@@ -263,6 +263,18 @@ static const struct gpu_case {
     {{6, 3, 16, 21, true, LENGTHS}, 16},    /* narrower than a tile */
     {{8, 2, 32, 64, true, LENGTHS}, 0},
     {{4, 1, 8, 0, false, LENGTHS}, 16},
+    {{4, 2, 24, 0, true, LENGTHS}, 16}, /* widths that are no power of two */
+    {{3, 3, 56, 64, false, LENGTHS}, 0},
+    {{6, 2, 80, 0, true, LENGTHS}, 16},
+    {{8, 2, 96, 128, true, LENGTHS}, 0},
+    {{4, 4, 112, 5, false, LENGTHS}, 16},
+    {{4, 1, 136, 0, true, LENGTHS}, 0}, /* wider than a tile of 128 */
+    {{3, 1, 160, 33, true, 2, {257, 513}}, 16},
+    {{4, 2, 192, 0, false, LENGTHS}, 16},
+    {{8, 2, 256, 128, true, LENGTHS}, 0},
+    {{4, 4, 256, 1, false, LENGTHS}, 16},
+    {{8, 1, 256, 0, false, 1, {700}}, 0},
+    {{2, 1, 248, 0, true, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
     {{2, 1, 64, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{2, 1, 128, 0, false, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
     {{1, 1, 64, 0, false, 1, {1}}, 0},

@@ -412,7 +412,9 @@ static void qk_norm_on_the_gpu(void **state)
         {{0, 4, 2, 64, false}, 0, false},    {{1, 2, 1, 8, false}, 0, true},     {{1, 4, 2, 64, true}, 0, false},
         {{7, 3, 3, 24, true}, 16, true},     {{5, 64, 8, 64, false}, 0, false},  {{33, 32, 4, 128, false}, 0, true},
         {{5, 32, 4, 128, false}, 24, false}, {{9, 16, 16, 128, true}, 0, false}, {{3, 8, 2, 256, false}, 8, true},
-        {{3, 64, 8, 128, true}, 16, false},  {{2, 5, 1, 136, false}, 0, true},
+        {{3, 64, 8, 128, true}, 16, false},  {{2, 5, 1, 136, false}, 0, true},   {{5, 6, 2, 80, false}, 0, false},
+        {{7, 8, 2, 96, true}, 16, true},     {{33, 4, 4, 112, false}, 8, true},  {{5, 12, 4, 192, false}, 0, false},
+        {{3, 4, 2, 192, true}, 8, false},
     };
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_qk_run, &cases[i]);
 }

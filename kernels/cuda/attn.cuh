@@ -2,7 +2,7 @@
  * warp, which queries see which keys, and which rows a block of the grid works on.
  *
  * A tile is some rows of one head, DIM bf16 each, in chunks of 16 bytes: chunk c of row r lies at c ^ (r & 7), so that
- * ldmatrix, which takes the same chunk of 8 rows, meets every bank once. Tiles begin at multiples of 256 bytes; then
+ * ldmatrix, which takes the same chunk of 8 rows, meets every bank once. Tiles begin at multiples of 512 bytes; then
  * the step from chunk to chunk is an xor of the address, and the step from 16 rows to 16 rows an addition.
  *
  * Layout of a warp's accumulator c[MT][NT][4]: element e of lane 4g + t is row 16 m + g + 8 (e / 2), column
@@ -21,7 +21,7 @@ enum { ATTN_THREADS = 128, NO_WINDOW = 1 << 29 };
 struct attn_args {
     const int32_t *cu;
     int n_seq, n_tok, n_head, n_kv;
-    int dim;    /* of a head: DIM, or less; then the rest of a tile's row is zeros, and is not stored */
+    int dim;    /* of a head, a multiple of 8: DIM, or less; then the rest of a tile's row is zeros and is not stored */
     int window; /* keys seen by a query, itself included; NO_WINDOW: all before it */
     float scale, scale_log2;
     const bf16 *qkv;
@@ -107,17 +107,23 @@ template <int MT, int NT> __device__ static inline void hide(float c[MT][NT][4],
 
 /* ---- tiles ---- */
 
+/* DIM is 64, 128 or 256, the least that holds a head. Queries of a warp, in sixteens: with wide rows fewer, so that the
+ * accumulators stay in registers. */
+template <int DIM> __host__ __device__ constexpr int query_tiles(void) { return DIM == 256 ? 1 : 2; }
+
 /* Rows row .. row+ROWS-1 of a matrix of n_row rows of dim elements, by all threads; zeros beyond its end. */
 template <int ROWS, int DIM>
 __device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t ld, int row, int n_row, int dim)
 {
-    const int chunks = DIM / 8, step = ATTN_THREADS / chunks; /* step % 8 == 0 */
+    const int chunks = DIM / 8, step = ATTN_THREADS / chunks;
     const int r = threadIdx.x / chunks, c = threadIdx.x % chunks;
     const uint32_t dst = tile + tile_offset<DIM / 8>(r, c);
+    static_assert(step % 8 == 0 || step == 4, "chunk c of rows a step apart: one place, or two in turn");
 #pragma unroll
     for (int i = 0; i < ROWS; i += step) {
         const bool present = row + r + i < n_row && c * 8 < dim;
-        copy_async16(dst + i * DIM * 2, src + (present ? (row + r + i) * ld + c * 8 : 0), present ? 16 : 0);
+        copy_async16((dst ^ ((i % 8) << 4)) + i * DIM * 2, src + (present ? (row + r + i) * ld + c * 8 : 0),
+                     present ? 16 : 0);
     }
 }
 
@@ -240,8 +246,8 @@ static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, 
 {
     const int64_t n_tok = qkv.shape[0];
     struct attn_args a = {};
-    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 128 && (s->head_dim & (s->head_dim - 1)) == 0,
-               "head_dim %lld: the CUDA kernels take 8, 16, 32, 64 and 128", (long long)s->head_dim);
+    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 256 && s->head_dim % 8 == 0,
+               "head_dim %lld: the CUDA kernels take multiples of 8 up to 256", (long long)s->head_dim);
     MT_REQUIRE(n_tok < NO_WINDOW && seqs->n_seq <= NO_WINDOW && s->scale > 0, "%lld rows, %lld sequences, scale %g",
                (long long)n_tok, (long long)seqs->n_seq, (double)s->scale);
     MT_REQUIRE(rows_aligned(qkv) && rows_aligned(o), "rows of qkv and o must be aligned to 16 bytes");

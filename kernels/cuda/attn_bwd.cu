@@ -4,32 +4,40 @@
  *   dv_j = sum_i p_ij dout_i, dk_j = scale sum_i ds_ij q_i (both over the heads of the group), dq_i = scale sum_j ds_ij
  *   k_j. The sink is in lse and needs nothing else.
  * Shapes: dqkv, qkv [T, (H+2K)*A] bf16, dout, o [T, H*A] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0.
- * Needs: A 8, 16, 32, 64 or 128 (below 64 in tiles of 64), T < 2^29, scale > 0, rows of the four bf16 matrices aligned
- * to 16 bytes; 8*T*H bytes of scratch. Grid: three launches. stat: a block per row. dkv: 4 warps per 128 (A 128: 64)
- * keys of a sequence and kv head, which walk over the heads of the group and the queries that see them. dq: 4 warps per
- * 128 queries of a sequence and head, which walk over their keys. Two stages of cp.async of 64 (A 128: 32) rows; what
- * nobody sees is never loaded. sm_90a, A 64: dkv 255 registers, 65 KiB; dq 240, 64 KiB. A 128: dkv 243, 64.5 KiB; dq
- * 255, 96 KiB. Two blocks per SM; no spills but 8 bytes of dkv, A 64. Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each
- * block its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4 to form p and ds again: the price of sums in a
- * fixed order without atomics -> compute bound. Numerics: f32 sums, p and ds rounded to bf16 before the last products;
- * bitwise repeatable. Source: FlashAttention-2, arXiv 2307.08691.
+ * Needs: A a multiple of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16 bytes; 8*T*H
+ *   bytes of scratch.
+ * Grid: a head lies in a tile of 64, 128 or 256 elements, zeros after its own. stat: a block per row. dkv: 4 warps per
+ *   128 (tile 128, 256: 64) keys of a sequence and kv head, which walk over the heads of the group and the queries that
+ *   see them; with tiles of 256 two launches, dk and dv, for a warp's registers hold one of them. dq: 4 warps per 128
+ *   (tile 256: 64) queries of a sequence and head, which walk over their keys. Two stages of cp.async of 64 (tile 128:
+ *   32, 256: 16) rows; what nobody sees is never loaded. sm_90a, tile 64: dkv 255 registers, 65 KiB; dq 243, 64 KiB.
+ *   128: dkv 244, 64.5 KiB; dq 255, 96 KiB. 256: dk 230, dv 231, 96.3 KiB; dq 228, 96 KiB: every GPU since sm_80 has
+ *   that. Two blocks per SM; no spills but 8 bytes of dkv, tile 64.
+ * Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each block its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4
+ *   to form p and ds again (tile 256: 16, 6): the price of sums in a fixed order without atomics -> compute bound.
+ * Numerics: f32 sums, p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
+ *   sequence are zeros, so that NaN and infinity stay in their sequence.
+ * Source: FlashAttention-2, arXiv 2307.08691.
  * Hopper takes attn_wgmma_bwd.cu for heads of 64, after the stat of this file.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 5.34 ms, 257 TFLOP/s of 5 products;
  *   S 8192 10.5 ms, 263; window 128 0.80 ms. */
 #include "kernels/cuda/attn.cuh"
 
-enum { DQ_ROWS = 128, SUB = 32 }; /* queries of a block of dq; queries or keys that a warp takes in at a time */
+enum grads { DK = 1, DV = 2 }; /* what a launch of dkv forms: both, or, where registers hold one only, one */
 
-/* Rows of a stage; and the keys of a block of dk, dv: 32 or 16 for each of 4 warps. */
-template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : 32; }
+/* Rows of a stage, of which a warp takes in at most 32 at a time; the keys of a block of dk, dv: 32 or 16 for each of 4
+ * warps; the queries of a block of dq. */
+template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : DIM == 128 ? 32 : 16; }
+template <int DIM> __host__ __device__ constexpr int sub_rows(void) { return DIM == 256 ? 16 : 32; }
 template <int DIM> __host__ __device__ constexpr int dkv_rows(void) { return DIM == 64 ? 128 : 64; }
+template <int DIM> __host__ __device__ constexpr int dq_rows(void) { return 64 * query_tiles<DIM>(); }
 template <int DIM> __host__ __device__ constexpr int dkv_bytes(void)
 {
     return (2 * dkv_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2 + 2 * stage_rows<DIM>() * (int)sizeof(float2);
 }
 template <int DIM> __host__ __device__ constexpr int dq_bytes(void)
 {
-    return (2 * DQ_ROWS + 4 * stage_rows<DIM>()) * DIM * 2;
+    return (2 * dq_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2;
 }
 
 __device__ static inline void copy_async8(uint32_t shared, const void *global, int bytes)
@@ -37,23 +45,23 @@ __device__ static inline void copy_async8(uint32_t shared, const void *global, i
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
-/* stat: one block per row; dim / 8 lanes per head. */
-__global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a)
+/* stat: one block per row; `lanes` lanes per head, the least power of two that is dim / 8 or more. */
+__global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a, int lanes)
 {
     const int64_t t = blockIdx.x;
-    const int lanes = a.dim / 8, n = a.n_head * lanes, group = a.stat_group;
+    const int n = a.n_head * lanes, group = a.stat_group;
     if (t == 0 && threadIdx.x == 0) a.stat[(int64_t)a.n_head * a.n_tok] = make_float2(INFINITY, 0);
     for (int i = threadIdx.x; i - (int)threadIdx.x < n; i += ATTN_THREADS) {
+        const int head = i / lanes, col = i % lanes * 8;
         float o[8], d[8], sum = 0;
-        if (i < n) {
-            unpack8(o, load16(a.o + t * a.ld_o + i * 8));
-            unpack8(d, load16(a.dout + t * a.ld_dout + i * 8));
+        if (i < n && col < a.dim) {
+            unpack8(o, load16(a.o + t * a.ld_o + head * a.dim + col));
+            unpack8(d, load16(a.dout + t * a.ld_dout + head * a.dim + col));
 #pragma unroll
             for (int e = 0; e < 8; e++) sum += o[e] * d[e];
         }
         sum = warp_sum(sum, lanes);
-        const int head = i / lanes;
-        if (i < n && i % lanes == 0)
+        if (i < n && col == 0)
             a.stat[(head / group * (int64_t)a.n_tok + t) * group + head % group] =
                 make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
     }
@@ -62,10 +70,11 @@ __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct at
 /* dk and dv of a block of keys: queries come by in stages, head after head of the group, and a warp keeps the sums of
  * its keys in registers. Products are transposed, keys by queries, so that weights are at once the A operand. A query
  * beyond the end of its sequence is all zeros, dout too, and adds nothing. */
-template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct attn_args a)
+template <int DIM, int GRADS>
+__global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct attn_args a)
 {
     extern __shared__ __align__(1024) char smem[];
-    constexpr int K_ROWS = dkv_rows<DIM>(), MT = K_ROWS / 64, Q_ROWS = stage_rows<DIM>();
+    constexpr int K_ROWS = dkv_rows<DIM>(), MT = K_ROWS / 64, Q_ROWS = stage_rows<DIM>(), SUB = sub_rows<DIM>();
     const int k_bytes = K_ROWS * DIM * 2, q_bytes = Q_ROWS * DIM * 2, warp_bytes = MT * 16 * DIM * 2;
     const int kv = blockIdx.x % a.n_kv, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_kv, K_ROWS);
@@ -89,7 +98,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_k
         copy_commit();
     };
     load_tile<K_ROWS, DIM>(k_tile, k, a.ld_qkv, k0, seq.len, a.dim);
-    load_tile<K_ROWS, DIM>(k_tile + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0, seq.len, a.dim);
+    if (GRADS & DK) load_tile<K_ROWS, DIM>(k_tile + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0, seq.len, a.dim);
     fetch(0, k0, 0);
 
     const int warp = threadIdx.x / 32, w0 = k0 + warp * MT * 16; /* this warp: keys w0 .. */
@@ -109,7 +118,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_k
             const char *sub_stat = smem + (stats - k_tile) + (stage * Q_ROWS + sub) * sizeof(float2);
             float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
             dot_rows<MT, SUB / 8, DIM>(p, k_rows, lane_cols<DIM>(q_tile));
-            dot_rows<MT, SUB / 8, DIM>(ds, v_rows, lane_cols<DIM>(q_tile + q_bytes));
+            if (GRADS & DK) dot_rows<MT, SUB / 8, DIM>(ds, v_rows, lane_cols<DIM>(q_tile + q_bytes));
             if (!all_see(q0, SUB, w0, MT * 16, a.window)) hide<MT, SUB / 8>(p, q0 - w0, -1, a.window);
 #pragma unroll
             for (int n = 0; n < SUB / 8; n++) {
@@ -123,24 +132,26 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_k
                     }
                 }
             }
-            add_product<MT, SUB / 8, DIM>(dv, p, lane_rows<DIM>(q_tile + q_bytes));
-            add_product<MT, SUB / 8, DIM>(dk, ds, lane_rows<DIM>(q_tile));
+            if (GRADS & DV) add_product<MT, SUB / 8, DIM>(dv, p, lane_rows<DIM>(q_tile + q_bytes));
+            if (GRADS & DK) add_product<MT, SUB / 8, DIM>(dk, ds, lane_rows<DIM>(q_tile));
         }
         g = next_g;
         row = next_row;
     }
 
     bf16 *out = a.dqkv + (seq.first + w0) * a.ld_dqkv + (a.n_head + kv) * a.dim;
-    store_rows<MT, DIM>(out, a.ld_dqkv, seq.len - w0, a.dim, dk, a.scale, smem + warp * warp_bytes);
-    store_rows<MT, DIM>(out + a.n_kv * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dv, 1,
-                        smem + k_bytes + warp * warp_bytes);
+    if (GRADS & DK) store_rows<MT, DIM>(out, a.ld_dqkv, seq.len - w0, a.dim, dk, a.scale, smem + warp * warp_bytes);
+    if (GRADS & DV)
+        store_rows<MT, DIM>(out + a.n_kv * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dv, 1,
+                            smem + k_bytes + warp * warp_bytes);
 }
 
 /* dq of a block of queries of one head, as the forward goes: keys and values come by in stages. */
 template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_kernel(const struct attn_args a)
 {
     extern __shared__ __align__(1024) char smem[];
-    constexpr int K_ROWS = stage_rows<DIM>();
+    constexpr int MT = query_tiles<DIM>(), ROWS = 16 * MT, DQ_ROWS = dq_rows<DIM>();
+    constexpr int K_ROWS = stage_rows<DIM>(), SUB = sub_rows<DIM>();
     const int q_bytes = DQ_ROWS * DIM * 2, k_bytes = K_ROWS * DIM * 2;
     const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, DQ_ROWS);
@@ -161,21 +172,21 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
                             a.dim);
     fetch(begin, 0);
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * 32; /* this warp: w0 .. w0+31 */
-    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * 32 * DIM * 2), d_rows = q_rows + q_bytes;
-    float dq[2][DIM / 8][4] = {};
-    float2 stat[4]; /* of this thread's rows */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* this warp: w0 .. */
+    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2), d_rows = q_rows + q_bytes;
+    float dq[MT][DIM / 8][4] = {};
+    float2 stat[2 * MT]; /* of this thread's rows */
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
+    for (int r = 0; r < 2 * MT; r++) {
         const int row = w0 + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
         stat[r] = row < seq.len ? a.stat[(int64_t)head * a.n_tok + seq.first + row] : make_float2(0, 0);
     }
-    uint32_t held[DIM / 16][2][4]; /* the queries, DIM 64 */
+    uint32_t held[DIM / 16][MT][4]; /* the queries, DIM 64 */
     if (DIM == 64) {
         copy_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int step = 0; step < DIM / 16; step++) load_rows<2, DIM>(held[step], q_rows, step);
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(held[step], q_rows, step);
     }
     for (int k0 = begin, stage = 0; k0 < end; k0 += K_ROWS, stage ^= 1) {
         copy_wait<0>();
@@ -183,17 +194,17 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
         if (k0 + K_ROWS < end) fetch(k0 + K_ROWS, stage ^ 1);
 #pragma unroll 1
         for (int sub = 0; sub < K_ROWS; sub += SUB) {
-            if (none_sees(w0, 32, k0 + sub, SUB, a.window)) continue;
+            if (none_sees(w0, ROWS, k0 + sub, SUB, a.window)) continue;
             const uint32_t k_tile = stages + stage * 2 * k_bytes + sub * DIM * 2;
-            float p[2][SUB / 8][4] = {}, ds[2][SUB / 8][4] = {};
+            float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
             if (DIM == 64)
-                dot_held<2, SUB / 8, DIM>(p, held, lane_cols<DIM>(k_tile));
+                dot_held<MT, SUB / 8, DIM>(p, held, lane_cols<DIM>(k_tile));
             else
-                dot_rows<2, SUB / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
-            dot_rows<2, SUB / 8, DIM>(ds, d_rows, lane_cols<DIM>(k_tile + k_bytes));
-            if (!all_see(w0, 32, k0 + sub, SUB, a.window)) hide<2, SUB / 8>(p, w0 - k0 - sub, 1, a.window);
+                dot_rows<MT, SUB / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
+            dot_rows<MT, SUB / 8, DIM>(ds, d_rows, lane_cols<DIM>(k_tile + k_bytes));
+            if (!all_see(w0, ROWS, k0 + sub, SUB, a.window)) hide<MT, SUB / 8>(p, w0 - k0 - sub, 1, a.window);
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
+            for (int m = 0; m < MT; m++) {
 #pragma unroll
                 for (int n = 0; n < SUB / 8; n++) {
 #pragma unroll
@@ -203,28 +214,53 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
                     }
                 }
             }
-            add_product<2, SUB / 8, DIM>(dq, ds, lane_rows<DIM>(k_tile));
+            add_product<MT, SUB / 8, DIM>(dq, ds, lane_rows<DIM>(k_tile));
         }
     }
 
-    store_rows<2, DIM>(a.dqkv + (seq.first + w0) * a.ld_dqkv + head * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dq,
-                       a.scale, smem + warp * 32 * DIM * 2);
+    store_rows<MT, DIM>(a.dqkv + (seq.first + w0) * a.ld_dqkv + head * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dq,
+                        a.scale, smem + warp * ROWS * DIM * 2);
 }
 
-template <int DIM> static void attn_bwd(const struct attn_args *a)
+template <int DIM, int GRADS> static void attn_dkv(const struct attn_args *a)
 {
-    const int dkv_smem = dkv_bytes<DIM>(), dq_smem = dq_bytes<DIM>();
+    const int bytes = dkv_bytes<DIM>();
     static bool ready;
-    if (!ready) {
-        const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        CUDA_CHECK(cudaFuncSetAttribute(attn_dkv_kernel<DIM>, limit, dkv_smem));
-        CUDA_CHECK(cudaFuncSetAttribute(attn_dq_kernel<DIM>, limit, dq_smem));
-        ready = true;
+    if (!ready)
+        CUDA_CHECK(
+            cudaFuncSetAttribute(attn_dkv_kernel<DIM, GRADS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    ready = true;
+    attn_dkv_kernel<DIM, GRADS><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, bytes, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+}
+
+template <int DIM> static void attn_dq(const struct attn_args *a)
+{
+    const int bytes = dq_bytes<DIM>();
+    static bool ready;
+    if (!ready)
+        CUDA_CHECK(cudaFuncSetAttribute(attn_dq_kernel<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    ready = true;
+    attn_dq_kernel<DIM><<<attn_grid(a, dq_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* After stat. */
+static void attn_bwd(const struct attn_args *a)
+{
+    if (attn_wgmma_takes(a)) {
+        attn_bwd_wgmma(a);
+    } else if (a->dim <= 64) {
+        attn_dkv<64, DK | DV>(a);
+        attn_dq<64>(a);
+    } else if (a->dim <= 128) {
+        attn_dkv<128, DK | DV>(a);
+        attn_dq<128>(a);
+    } else {
+        attn_dkv<256, DK>(a);
+        attn_dkv<256, DV>(a);
+        attn_dq<256>(a);
     }
-    attn_dkv_kernel<DIM><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, dkv_smem, cuda.stream>>>(*a);
-    CUDA_CHECK_LAUNCH();
-    attn_dq_kernel<DIM><<<attn_grid(a, DQ_ROWS, a->n_head), ATTN_THREADS, dq_smem, cuda.stream>>>(*a);
-    CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o,
@@ -242,14 +278,11 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
         a.ld_dqkv = dqkv.ld;
         a.stat = (float2 *)stat.data;
         a.stat_group = attn_wgmma_takes(&a) ? a.n_head / a.n_kv : 1;
-        attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a);
+        int lanes = 1;
+        while (lanes * 8 < a.dim) lanes *= 2;
+        attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
         CUDA_CHECK_LAUNCH();
-        if (attn_wgmma_takes(&a))
-            attn_bwd_wgmma(&a);
-        else if (shape->head_dim <= 64)
-            attn_bwd<64>(&a);
-        else
-            attn_bwd<128>(&a);
+        attn_bwd(&a);
     }
     arena_release(&dev->work, mark);
 }

@@ -4,32 +4,35 @@
  *   lse_i = log(sum_j exp(scale <q_i, k_j>) + exp(sink)). Online: with a running maximum, which the sink begins, a new
  *   tile of keys rescales the sums when it raises the maximum.
  * Shapes: qkv [T, (H+2K)*A] bf16, o [T, H*A] bf16, lse [T, H] f32 saved, cu [S+1] i32; T may be 0.
- * Needs: A 8, 16, 32, 64 or 128 (below 64 in tiles of 64), T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes.
- * Grid: a block of 4 warps per 128 queries of a sequence and head, 32 a warp; tiles of 64 (A 128: 32) keys and values,
- *   two stages of cp.async; tiles that no query sees are never loaded. sm_90a, A 64: 237 registers, 48 KiB; A 128: 248
- *   registers, 64 KiB; two blocks per SM; no spills, neither on sm_80.
+ * Needs: A a multiple of 8 up to 256, T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes.
+ * Grid: a head lies in a tile of 64, 128 or 256 elements, zeros after its own. A block of 4 warps per 128 (tile 256:
+ * 64) queries of a sequence and head, 32 (16) a warp; 64 (tile 128, 256: 32) keys and values in each of two stages of
+ *   cp.async; what no query sees is never loaded. sm_90a, tile 64: 238 registers, 48 KiB; 128: 249 registers, 64 KiB;
+ *   256: 247 registers, 96 KiB, which every GPU since sm_80 has; two blocks per SM; no spills, neither on sm_80.
  * Moves: 2*T*(2*H+2*K)*A + 4*T*H bytes, and each block its keys and values again, which L2 holds; 4*A*H*pairs FLOP ->
  *   compute bound, a narrow window memory bound.
  * Numerics: f32 sums, weights rounded to bf16 before they meet v, 2^x of the special function unit; no atomics, bitwise
- *   repeatable.     Source: FlashAttention-2, arXiv 2307.08691.
+ *   repeatable. Keys, values and queries beyond the end of a sequence are zeros, so that NaN and infinity stay in their
+ *   sequence.     Source: FlashAttention-2, arXiv 2307.08691.
  * Hopper takes attn_wgmma_fwd.cu for heads of 64.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.76 ms, 312 TFLOP/s; S 8192
  *   3.44 ms, 320; window 128 0.33 ms. */
 #include "kernels/cuda/attn.cuh"
 
-enum { Q_ROWS = 128 };
-/* Keys of a stage: for a wide head fewer, so that all accumulators stay in registers. */
+/* Queries of a block, and keys of a stage: for a wide head fewer, so that all accumulators stay in registers. */
+template <int DIM> __host__ __device__ constexpr int query_rows(void) { return 64 * query_tiles<DIM>(); }
 template <int DIM> __host__ __device__ constexpr int key_rows(void) { return DIM == 64 ? 64 : 32; }
 
 /* Scores become weights p = 2^(c (s - max)) against the maximum so far, c = scale / ln 2; max and sum follow (sum: over
  * this thread's columns alone), and what was summed with the old maximum is to be multiplied by `factor`. A row that
  * has seen no key yet has max = -inf, and weights 0. Row r of a thread is row 16 (r / 2) + g + 8 (r % 2) of the warp.
  */
-template <int NT>
-__device__ static inline void online_softmax(float p[2][NT][4], float max[4], float sum[4], float factor[4], float c)
+template <int MT, int NT>
+__device__ static inline void online_softmax(float p[MT][NT][4], float max[2 * MT], float sum[2 * MT],
+                                             float factor[2 * MT], float c)
 {
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
+    for (int r = 0; r < 2 * MT; r++) {
         float top = max[r];
 #pragma unroll
         for (int n = 0; n < NT; n++) top = fmaxf(top, fmaxf(p[r / 2][n][r % 2 * 2], p[r / 2][n][r % 2 * 2 + 1]));
@@ -52,12 +55,14 @@ __device__ static inline void online_softmax(float p[2][NT][4], float max[4], fl
 }
 
 /* What was summed so far follows the new maxima; most blocks change none in the whole warp. */
-template <int NT> __device__ static inline void rescale(float acc[2][NT][4], const float factor[4])
+template <int MT, int NT> __device__ static inline void rescale(float acc[MT][NT][4], const float factor[2 * MT])
 {
-    const bool same = factor[0] == 1 && factor[1] == 1 && factor[2] == 1 && factor[3] == 1;
+    bool same = true;
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) same = same && factor[r] == 1;
     if (__all_sync(0xffffffff, same)) return;
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
+    for (int m = 0; m < MT; m++) {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll
@@ -69,7 +74,7 @@ template <int NT> __device__ static inline void rescale(float acc[2][NT][4], con
 template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_kernel(const struct attn_args a)
 {
     extern __shared__ __align__(1024) char smem[];
-    constexpr int K_ROWS = key_rows<DIM>();
+    constexpr int MT = query_tiles<DIM>(), Q_ROWS = query_rows<DIM>(), K_ROWS = key_rows<DIM>(), ROWS = 16 * MT;
     const int k_bytes = K_ROWS * DIM * 2, stage_bytes = 2 * k_bytes; /* a stage: keys, then values */
     const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, Q_ROWS);
@@ -85,18 +90,18 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
     load_tile<K_ROWS, DIM>(stages + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, begin, seq.len, a.dim);
     copy_commit();
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * 32; /* this warp: w0 .. w0+31 */
-    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * 32 * DIM * 2);
-    uint32_t held[DIM / 16][2][4]; /* the queries, DIM 64 */
-    float acc[2][DIM / 8][4] = {}, max[4], sum[4] = {};
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* this warp: w0 .. */
+    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
+    uint32_t held[DIM / 16][MT][4]; /* the queries, DIM 64 */
+    float acc[MT][DIM / 8][4] = {}, max[2 * MT], sum[2 * MT] = {};
     const float sink = a.sinks ? a.sinks[head] / a.scale : -INFINITY;
 #pragma unroll
-    for (int r = 0; r < 4; r++) max[r] = sink;
+    for (int r = 0; r < 2 * MT; r++) max[r] = sink;
     if (DIM == 64) {
         copy_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int step = 0; step < DIM / 16; step++) load_rows<2, DIM>(held[step], q_rows, step);
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(held[step], q_rows, step);
     }
 
     for (int k0 = begin, stage = 0; k0 < end; k0 += K_ROWS, stage ^= 1) {
@@ -109,21 +114,21 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
             load_tile<K_ROWS, DIM>(next + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim);
             copy_commit();
         }
-        if (none_sees(w0, 32, k0, K_ROWS, a.window)) continue;
+        if (none_sees(w0, ROWS, k0, K_ROWS, a.window)) continue;
 
-        float p[2][K_ROWS / 8][4] = {}, factor[4];
+        float p[MT][K_ROWS / 8][4] = {}, factor[2 * MT];
         if (DIM == 64)
-            dot_held<2, K_ROWS / 8, DIM>(p, held, lane_cols<DIM>(k_tile));
+            dot_held<MT, K_ROWS / 8, DIM>(p, held, lane_cols<DIM>(k_tile));
         else
-            dot_rows<2, K_ROWS / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
-        if (!all_see(w0, 32, k0, K_ROWS, a.window)) hide<2, K_ROWS / 8>(p, w0 - k0, 1, a.window);
-        online_softmax(p, max, sum, factor, a.scale_log2);
-        rescale(acc, factor);
-        add_product<2, K_ROWS / 8, DIM>(acc, p, lane_rows<DIM>(k_tile + k_bytes));
+            dot_rows<MT, K_ROWS / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
+        if (!all_see(w0, ROWS, k0, K_ROWS, a.window)) hide<MT, K_ROWS / 8>(p, w0 - k0, 1, a.window);
+        online_softmax<MT, K_ROWS / 8>(p, max, sum, factor, a.scale_log2);
+        rescale<MT, DIM / 8>(acc, factor);
+        add_product<MT, K_ROWS / 8, DIM>(acc, p, lane_rows<DIM>(k_tile + k_bytes));
     }
 
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
+    for (int r = 0; r < 2 * MT; r++) {
         const int row = w0 + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
         float total = sum[r];
         total += __shfl_xor_sync(0xffffffff, total, 1);
@@ -137,18 +142,18 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
         }
         if (row < seq.len && lane % 4 == 0) a.lse[(seq.first + row) * a.ld_lse + head] = max[r] * a.scale + logf(total);
     }
-    store_rows<2, DIM>(a.o + (seq.first + w0) * a.ld_o + head * a.dim, a.ld_o, seq.len - w0, a.dim, acc, 1,
-                       smem + warp * 32 * DIM * 2);
+    store_rows<MT, DIM>(a.o + (seq.first + w0) * a.ld_o + head * a.dim, a.ld_o, seq.len - w0, a.dim, acc, 1,
+                        smem + warp * ROWS * DIM * 2);
 }
 
 template <int DIM> static void attn_fwd(const struct attn_args *a)
 {
-    const int bytes = (Q_ROWS + 4 * key_rows<DIM>()) * DIM * 2;
+    const int bytes = (query_rows<DIM>() + 4 * key_rows<DIM>()) * DIM * 2;
     static bool ready;
     if (!ready)
         CUDA_CHECK(cudaFuncSetAttribute(attn_fwd_kernel<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     ready = true;
-    attn_fwd_kernel<DIM><<<attn_grid(a, Q_ROWS, a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
+    attn_fwd_kernel<DIM><<<attn_grid(a, query_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -162,6 +167,8 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
         attn_fwd_wgmma(&a);
     else if (shape->head_dim <= 64)
         attn_fwd<64>(&a);
-    else
+    else if (shape->head_dim <= 128)
         attn_fwd<128>(&a);
+    else
+        attn_fwd<256>(&a);
 }
