@@ -197,6 +197,70 @@ static void packed_is_alone(void **state)
     }
 }
 
+/* Every element of each second sequence, from number `odd` on, becomes v: in q, k, v and dout. */
+static void poison(const struct attn *a, const struct shape *s, struct tensor dout, int odd, double v)
+{
+    int64_t row = 0;
+    for (int seq = 0; seq < s->n_seq; row += s->len[seq++]) {
+        if (seq % 2 != odd) continue;
+        struct tensor rows[] = {tensor_rows(a->qkv, row, s->len[seq]), tensor_rows(dout, row, s->len[seq])};
+        for (int k = 0; k < 2; k++)
+            for (int64_t i = 0; i < tensor_count(rows[k]); i++) set_value(rows[k], i, v);
+    }
+}
+
+/* NaN and infinity stay in their sequence: what the sequences between poisoned ones get has the same bits. */
+static void run_poisoned(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct shape *s = params;
+    struct attn clean = attn_make(dev, s);
+    fwd(&clean);
+    bwd(&clean);
+    struct tensor all[] = {clean.o, clean.lse, clean.dqkv};
+    for (int i = 0; i < 3; i++) outputs->out[outputs->n++] = all[i];
+    for (int k = 0; k < 4 && !dev->measuring; k++) {
+        struct attn a = attn_make(dev, s);
+        struct tensor dout = make_probe(a.o, 3), got[] = {a.o, a.lse, a.dqkv};
+        poison(&a, s, dout, k % 2, k < 2 ? NAN : INFINITY);
+        fwd(&a);
+        op_attn_bwd(dev, a.dqkv, dout, a.o, a.lse, a.qkv, &a.seqs, &a.shape);
+        dev->ops->wait();
+        int64_t row = 0;
+        for (int seq = 0; seq < s->n_seq; row += s->len[seq++]) {
+            if (seq % 2 == k % 2) {
+                for (int i = 0; i < 3 && s->len[seq]; i++)
+                    assert_true(!isfinite(value_at(tensor_rows(got[i], row, 1), 0)));
+                continue;
+            }
+            for (int i = 0; i < 3; i++)
+                assert_same_bits(tensor_rows(got[i], row, s->len[seq]), tensor_rows(all[i], row, s->len[seq]));
+        }
+    }
+}
+
+/* Boundaries inside tiles of 64, 96 and 128 rows, and at their ends; every width of tile, groups that fill it or not.
+ */
+#define NEIGHBOURS                                                                                                     \
+    9, { 37, 1, 63, 64, 65, 130, 96, 2, 47 }
+static const struct shape poisoned_shapes[] = {
+    {8, 1, 64, 0, true, NEIGHBOURS},   {8, 2, 64, 128, true, NEIGHBOURS},      {4, 4, 64, 5, false, NEIGHBOURS},
+    {3, 1, 64, 33, false, NEIGHBOURS}, {5, 1, 64, 0, false, NEIGHBOURS},       {2, 2, 64, 1, true, NEIGHBOURS},
+    {4, 1, 16, 0, true, NEIGHBOURS},   {4, 2, 96, 0, false, NEIGHBOURS},       {4, 1, 128, 20, true, NEIGHBOURS},
+    {2, 1, 256, 0, true, NEIGHBOURS},  {16, 1, 64, 0, true, 3, {301, 1, 500}},
+};
+
+static void poison_stays_in_its_sequence(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(poisoned_shapes); i += 4) {
+        struct device dev;
+        struct op_outputs outputs = {.n = 0};
+        op_check_begin(&dev, false);
+        run_poisoned(&dev, &poisoned_shapes[i], &outputs);
+        op_check_end(&dev);
+    }
+}
+
 /* A NaN in a key reaches lse of the queries that see it, and of no others. */
 static void nan_stays_visible(void **state)
 {
@@ -307,6 +371,13 @@ static void gpu(void **state)
     for (int i = 0; i < MT_LEN(gpu_cases); i++) op_check_cuda(run_on_gpu, &gpu_cases[i]);
 }
 
+static void poison_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(poisoned_shapes); i++) op_check_cuda(run_poisoned, &poisoned_shapes[i]);
+}
+
 int test_ops_attn(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,7 +388,9 @@ int test_ops_attn(void)
         cmocka_unit_test(packed_is_alone),
         cmocka_unit_test(nan_stays_visible),
         cmocka_unit_test(flops_are_counted),
+        cmocka_unit_test(poison_stays_in_its_sequence),
         cmocka_unit_test(gpu),
+        cmocka_unit_test(poison_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_attn", tests, NULL, NULL);
 }

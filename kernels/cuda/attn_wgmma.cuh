@@ -3,7 +3,11 @@
  * The query heads of one kv head go together: head g of the group at query i is row i * group + g of a tile, and one
  * tile of keys and values serves them all. A tensor map sees a matrix [T, heads * 64] as [T, heads, 64], so that a box
  * of `group` heads and some queries lands in shared memory in just that order, rows of 128 bytes, swizzled. Boxes reach
- * over the end of a sequence into the next one: keys there are hidden as any later key, queries are not stored.
+ * over the end of a sequence into the next one. Such rows may hold NaN or infinity, and 0 times those is NaN. So scores
+ * of hidden pairs are replaced, not multiplied by 0, and before a product sums over the rows of a tile (o over keys, dq
+ * over keys, dk and dv over queries), clear_rows sets those beyond the end to zero. Only the last tile of an item can
+ * reach over the end, and its sum is formed after the loop over tiles. Rows that no product sums over stay as they are
+ * and are not stored.
  *
  * One warpgroup loads, the others multiply. Every warp that is done with a buffer arrives on its `empty` barrier. */
 #ifndef MT_CUDA_ATTN_WGMMA_H
@@ -59,6 +63,18 @@ __device__ static __forceinline__ void give_back(uint32_t empty)
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
+/* Rows from `live` on of a tile of n rows become zeros. All threads of a warpgroup call; rows_cleared must follow
+ * before they multiply by the tile. Warpgroups that share a tile each clear it: they write the same. */
+__device__ static __forceinline__ void clear_rows(char *tile, int live, int n)
+{
+    for (int i = live * 8 + threadIdx.x % 128; i < n * 8; i += 128) ((uint4 *)tile)[i] = make_uint4(0, 0, 0, 0);
+}
+__device__ static __forceinline__ void rows_cleared(int barrier)
+{
+    fence_proxy_async(); /* before wgmma reads there and the copy engine writes there again */
+    warpgroup_barrier(barrier);
+}
+
 /* Before the wait that follows, `never` is known, and with it all that it is made of. Left alone, the compiler puts the
  * wait first and the arithmetic that should run beside the products behind it. */
 __device__ static __forceinline__ void before_wait(bool never)
@@ -94,14 +110,10 @@ __device__ static __forceinline__ int n_round(const struct attn_wgmma_args &p)
     return (p.n_item + gridDim.x - 1) / gridDim.x;
 }
 
-/* s [64, N] = -inf where the query does not see the key; d[h]: query of row 8 h of this thread less its first key. */
-template <int N> __device__ static __forceinline__ void hide_keys(float (&s)[N], const int d[2], int window)
+/* Whether the query sees the key of element i of scores; d[h]: query of row 8 h of this thread less its first key. */
+__device__ static __forceinline__ bool sees_key(const int d[2], int i, int window)
 {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int distance = d[i / 2 % 2] - 8 * (i / 4) - i % 2;
-        if ((unsigned)distance >= (unsigned)window) s[i] = -INFINITY;
-    }
+    return (unsigned)(d[i / 2 % 2] - 8 * (i / 4) - i % 2) < (unsigned)window;
 }
 
 /* s = a b^T over a head: a of 64 rows and b of N rows, both swizzled tiles. */

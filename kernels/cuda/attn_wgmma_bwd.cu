@@ -5,7 +5,7 @@
  * Shapes: as attn_bwd.cu; stat [K, T, H/K] and one entry more.
  * Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
  * Grid: two warpgroups multiply, 64 rows each, and one loads, in both kernels. 168 registers at launch, then 240 (dkv
- *   227 used, dq 175) and 24; no spills.
+ *   227 used, dq 177) and 24; no spills.
  *   dkv: a block per 128 keys of a sequence and kv head; k and v are first operands held in registers, the queries of
  *   all heads of the group come by in stages of 64 rows, eight of them; 165 KiB.
  *   dq: a block per SM, resident to the end, takes tiles of 128 rows (16 queries of a group of 8), as the forward does;
@@ -13,7 +13,8 @@
  * Moves: as attn_bwd.cu; dkv 16 KiB of L2 for 128 x 64 scores, dq 24 KiB for 128 x 96.
  * Bound, per SM, in clocks: dkv, 64 rows to 128 keys: wgmma 1024, 2^x 512, issue 670 a scheduler; dq, 96 keys to 128
  *   rows: 1152, 768, 714: the tensor cores, if the arithmetic of one warpgroup runs beside the products of the other.
- * Numerics: as attn_bwd.cu; a NaN in a sequence can reach the keys of the one before it.
+ * Numerics: as attn_bwd.cu. NaN and infinity stay in their sequence: scores and <dout, v> of hidden pairs are replaced,
+ *   keys (dq), queries and dout (dk, dv) beyond its end are cleared.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608.
  *
  * In both loops nothing is in flight when a pass ends: the compiler keeps the registers of a first operand for a
@@ -87,14 +88,21 @@ struct dq_rows {
     float2 stat[2];
 };
 
-/* Scores s of keys k0 .. and products dp with the values become ds, in dp. */
+/* Scores s of keys k0 .. and products dp with the values become ds, in dp. Of a hidden key, which may be another
+ * sequence's, neither counts. */
 static __device__ __forceinline__ void weigh_keys(float (&s)[KEYS / 2], float (&dp)[KEYS / 2], const struct dq_rows &x,
                                                   int q0, int k0, const struct attn_args &a)
 {
     if (!all_see(q0 + x.first, x.n_query, k0, KEYS, a.window)) {
         const int corner = q0 - k0 - threadIdx.x % 4 * 2;
         const int d[2] = {corner + x.query[0], corner + x.query[1]};
-        hide_keys(s, d, a.window);
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++) {
+            if (!sees_key(d, i, a.window)) {
+                s[i] = -INFINITY;
+                dp[i] = 0.0f;
+            }
+        }
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
@@ -157,6 +165,11 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
             give_back(m.kv_empty + 8 * kv.stage);
             pack_rows(w, dp);
             kv = now;
+        }
+        const int live = item.len - item.begin - (item.n_tile - 1) * KEYS; /* keys of the last tile */
+        if (live < KEYS) {
+            clear_rows(m.q_bytes + (m.kv - m.q) + kv.stage * 2 * KEY_BYTES, live, KEYS);
+            rows_cleared(WHOLE + wg);
         }
         wgmma_fence();
         add_rows(dq, w, m.kv + kv.stage * 2 * KEY_BYTES);
@@ -236,23 +249,29 @@ static __device__ __forceinline__ void hold_rows(uint32_t (&a)[HEAD / 16][4], ui
     for (int k = 0; k < HEAD / 16; k++) load_matrix4(a[k], tile + sm90_swizzle(lane % 16, 2 * k + lane / 16));
 }
 
-/* s = -inf where the query does not see the key; distance: of the tile's first query to this thread's first key. */
-static __device__ __forceinline__ void hide_queries(float (&s)[32], int distance, uint32_t inverse, int window)
+/* Where the query does not see the key, or is beyond the tile's `live` queries of the sequence, s = -inf and dp = 0;
+ * distance: of the tile's first query to this thread's first key. */
+static __device__ __forceinline__ void hide_queries(float (&s)[32], float (&dp)[32], int distance, int live,
+                                                    uint32_t inverse, int window)
 {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        const int column = 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2;
-        const int d = distance + query_of(column, inverse) - 8 * (i / 2 % 2);
-        if ((unsigned)d >= (unsigned)window) s[i] = -INFINITY;
+        const int query = query_of(8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2, inverse);
+        const int d = distance + query - 8 * (i / 2 % 2);
+        if ((unsigned)d >= (unsigned)window || query >= live) {
+            s[i] = -INFINITY;
+            dp[i] = 0.0f;
+        }
     }
 }
 
 /* Scores s [keys, queries] of keys w0 .. and queries q0 .. become weights, and dp ds. */
 static __device__ __forceinline__ void weigh_queries(float (&s)[32], float (&dp)[32], const struct attn_wgmma_args &p,
-                                                     int w0, int q0, const char *stat)
+                                                     int w0, int q0, int len, const char *stat)
 {
     const int key = w0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    if (!all_see(q0, p.n_query, w0, 64, p.a.window)) hide_queries(s, q0 - key, p.inverse, p.a.window);
+    if (q0 + p.n_query > len || !all_see(q0, p.n_query, w0, 64, p.a.window))
+        hide_queries(s, dp, q0 - key, len - q0, p.inverse, p.a.window);
 #pragma unroll
     for (int n = 0; n < DKV_QUERIES / 8; n++) {
         const float4 x = ((const float4 *)stat)[n * 4 + threadIdx.x % 4]; /* of two neighbouring columns */
@@ -315,7 +334,7 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
         wgmma_wait<0>();
         wgmma_use(s);
         wgmma_use(dp);
-        weigh_queries(s, dp, p, w0, b.k0 + from * p.n_query, stat + at.stage * STAT_BYTES);
+        weigh_queries(s, dp, p, w0, b.k0 + from * p.n_query, b.len, stat + at.stage * STAT_BYTES);
         pack_rows(pw, s);
         pack_rows(dw, dp);
         for (int t = from + 1; t < to; t++) {
@@ -331,7 +350,7 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
             wgmma_wait<1>();
             wgmma_use(s);
             wgmma_use(dp);
-            weigh_queries(s, dp, p, w0, b.k0 + t * p.n_query, stat + now.stage * STAT_BYTES);
+            weigh_queries(s, dp, p, w0, b.k0 + t * p.n_query, b.len, stat + now.stage * STAT_BYTES);
             before_wait(is_odd_one(dp));
             wgmma_wait<0>();
             wgmma_use(dk);
@@ -342,6 +361,12 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
             pack_rows(pw, s);
             pack_rows(dw, dp);
             at = now;
+        }
+        const int live = b.len - b.k0 - (to - 1) * p.n_query; /* queries of the last tile */
+        if (live < p.n_query) {
+            clear_rows(m.bytes + (m.q - m.k) + at.stage * PART_BYTES, live * p.group, DKV_QUERIES);
+            clear_rows(m.bytes + (m.dout - m.k) + at.stage * PART_BYTES, live * p.group, DKV_QUERIES);
+            rows_cleared(WHOLE + wg);
         }
         wgmma_fence();
         add_rows(dv, pw, m.dout + at.stage * PART_BYTES);

@@ -5,12 +5,12 @@
  * Shapes: as attn_fwd.cu.     Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
  * Grid: a block per SM, resident to the end, takes tiles of 192 rows (24 queries of a group of 8): three warpgroups of
  *   64 rows multiply, one loads: keys and values in tiles of 96 by TMA, four stages; the next queries while these are
- *   worked on. 128 registers at launch, then 160 (132 used) and 32; 146 KiB; no spills.
+ *   worked on. 128 registers at launch, then 160 (133 used) and 32; 146 KiB; no spills.
  * Moves: as attn_fwd.cu, but keys and values come once for the whole group: 12 KiB of L2 for 96 x 192 scores.
  * Bound, per SM and 96 keys of 192 rows, in clocks: wgmma 1152, 2^x 1152 (16 a clock), issue 1020 a scheduler: all
  *   three at once, so that what counts is how well a warpgroup's weights hide behind the products of the others.
- * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics, the same bits every time. A NaN in a sequence can reach
- *   the last rows of the one before it, whose hidden keys it is: weight 0 times NaN.
+ * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics, the same bits every time. NaN and infinity stay in their
+ *   sequence: values beyond its end are cleared.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.13 ms, 485 TFLOP/s (inside a step
  *   1.43 ms, 384); S 8192 2.18 ms, 505; window 128 0.22 ms. The portable kernel: 1.76, 3.44, 0.33 ms.
  * Tried and dropped, TFLOP/s at S 4096 and 8192: no turns 466, 426; the arithmetic behind the wait, where the compiler
@@ -115,7 +115,9 @@ static __device__ __forceinline__ void hide_tile(float (&s)[KEYS / 2], const str
     if (all_see(item.q0 + first, n, k0, KEYS, p.a.window)) return;
     const int corner = item.q0 - k0 - threadIdx.x % 4 * 2;
     const int d[2] = {corner + rows.query[0], corner + rows.query[1]};
-    hide_keys(s, d, p.a.window);
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++)
+        if (!sees_key(d, i, p.a.window)) s[i] = -INFINITY;
 }
 
 /* o and lse of an item. The queries' place in shared memory is where o is turned into whole rows. */
@@ -210,6 +212,11 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
             kv = now;
         }
         mbarrier_wait(m.v_full + 8 * kv.stage, kv.parity);
+        const int live = item.len - item.begin - (item.n_tile - 1) * KEYS; /* keys of the last tile */
+        if (live < KEYS) {
+            clear_rows(m.q_bytes + (m.kv - m.q) + kv.stage * 2 * KEY_BYTES + KEY_BYTES, live, KEYS);
+            rows_cleared(WHOLE + wg);
+        }
         wgmma_fence();
         add_rows(o, w, m.kv + kv.stage * 2 * KEY_BYTES + KEY_BYTES);
         wgmma_commit();
