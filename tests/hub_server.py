@@ -23,6 +23,7 @@ VIEWS = {"view-" + name: rows for name, rows in {
     "plain": 950, "splits": 5, "breaks": 950, "changing": 950, "ever-changing": 950, "cut": 5, "partial": 5,
     "huge": 5000000, "unready": 5, "gated": 5, "old": 5, "shifted": 250, "hole": 250, "big": 5, "slow": 40000,
     "empty": 0, "odd": 3, "bare": 3, "shrunk": 950}.items()}
+VIEWS["Multilingual-Thinking"] = 60  # what the shipped configurations of gpt-oss name
 STEERING = "\x1b]0;owned\x07\x9b31m"  # what sets a terminal's title and colour
 log = open(sys.argv[1], "a", buffering=1)
 lock = threading.Lock()
@@ -94,11 +95,20 @@ def repositories():
     repos["datasets", "test/one"] = {"README.md": b"#", "a b/100%20 \u00e9?#.jsonl": rows["train.jsonl"]}
     for name in VIEWS:
         repos["datasets", "test/" + name] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
+    repos["models", "openai/gpt-oss-20b"] = repos["models", "test/tiny"]
+    repos["datasets", "HuggingFaceH4/Multilingual-Thinking"] = repos["datasets", "test/Multilingual-Thinking"]
     repos["datasets", "test/parquet"] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
     return repos
 
 
 REPOS = repositories()
+
+
+def conversation(i):
+    said = [("system", "reasoning language: French", None), ("user", "How much is %d + 1?" % i, None),
+            ("assistant", str(i + 1), "Un de plus que %d." % i)]
+    return {"reasoning_language": "French", "user": said[1][1], "final": said[2][1],
+            "messages": [{"role": r, "content": c, "thinking": t} for r, c, t in said]}
 
 
 def is_lfs(path):
@@ -268,6 +278,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         shift = name == "view-shifted" and offset == 100
         rows = [{"row_idx": i + shift, "row": {"text": "%s %d \u00e9\n" % (split, i), "n": i, "x": [1.5, None]},
                  "truncated_cells": ["text"] if name == "view-cut" and i == 3 else []} for i in range(offset, end)]
+        if name == "Multilingual-Thinking":
+            for row in rows:
+                row["row"] = conversation(row["row_idx"])
         body = json.dumps({"features": [], "rows": rows, "num_rows_total": total, "num_rows_per_page": 100,
                            "partial": name == "view-partial"}).encode()
         head = {"X-Revision": COMMIT if name != "view-old" else "0" * 40, "Content-Length": str(len(body))}

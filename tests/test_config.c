@@ -391,6 +391,9 @@ static void configs_of_the_repository_are_valid(void **state)
         struct err err;
         if (config_load(&c, path, &err) || config_validate(&c, &err)) fail_msg("%s", err.msg);
         check_round_trip(&c);
+        if (i == 0) continue; /* the demo brings its own */
+        if (strncmp(c.model.path, "hub:", 4) || strncmp(c.data.train, "hub:", 4))
+            fail_msg("%s needs what a fresh machine has not: %s, %s", names[i], c.model.path, c.data.train);
     }
 }
 

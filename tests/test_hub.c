@@ -597,6 +597,26 @@ static void test_training(void **state)
     assert_says(said.err, "test/none");
 }
 
+/* The configuration that the project is named by, as it is shipped but for a smaller step on the CPU. */
+static void test_shipped_configuration(void **state)
+{
+    (void)state;
+    char dir[MT_PATH], out[MT_PATH + 16], config[MT_PATH], text[4096];
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    snprintf(out, sizeof(out), "output.dir=%s", dir);
+    snprintf(config, sizeof(config), "%s", fixture("../../configs/gptoss_20b_qlora.ini"));
+    if (!file_exists(config)) {
+        print_message("skip: configs/ is not beside the fixtures\n");
+        skip();
+    }
+    if (RUN(config, "--set", "train.device=cpu", "--set", "train.steps=1", "--set", "train.grad_accum=1", "--set",
+            "data.seq_len=256", "--set", "eval.max_batches=1", "--set", out))
+        fail_msg("%s", said.err);
+    strcat(dir, "/adapter/adapter_config.json");
+    process_read(dir, text, sizeof(text));
+    assert_says(text, "\"base_model_name_or_path\": \"openai/gpt-oss-20b\"");
+}
+
 int test_hub(void)
 {
     const struct CMUnitTest tests[] = {
@@ -619,6 +639,7 @@ int test_hub(void)
         cmocka_unit_test_setup(test_rows_refused, hub_fresh),
         cmocka_unit_test_setup(test_rows_killed, hub_fresh),
         cmocka_unit_test_setup(test_training, hub_fresh),
+        cmocka_unit_test_setup(test_shipped_configuration, hub_fresh),
     };
     if (!hub_can_run()) return 0;
     const int failed = cmocka_run_group_tests_name("hub", tests, NULL, NULL);
