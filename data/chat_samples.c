@@ -2,10 +2,12 @@
  *
  * For the answer that is message i: the prompt P is what the template makes of the messages before it, asked for an
  * answer; F is what it makes of them and the answer. F begins with P, but for the cases of begin_of, and the rest of F
- * is what the model is to write. Answers are taken from the last to the first: as long as P and the answer are also the
- * beginning of the sample at hand, the answer joins it, otherwise they become a sample of their own. */
+ * is what the model is to write (README.md has the reasons). Answers are taken from the last to the first: as long as P
+ * and the answer are also the beginning of the sample at hand, the answer joins it, otherwise they become a sample of
+ * their own. */
 #include "data/chat_samples.h"
 
+#include <ctype.h>
 #include <string.h>
 
 #include "data/chat_tools.h"
@@ -205,17 +207,46 @@ static int64_t overlap(const char *s, int64_t n, const char *t, int64_t m)
     return k;
 }
 
-/* Where the answer begins in `full`, the text with it, when an answer also changes how what stands before it is written
- * (gpt-oss: a final answer takes the reasoning before the tool calls away): what both have at the start, then what ends
- * the prompt; with all that an asked-for answer adds to it. -1: it cannot be told. */
-static int64_t begin_of(struct samples *s, int64_t i, const struct chat_text *prompt, const struct chat_text *full)
+/* A word stands in s outside of marks, <...>: the name of a role, or text that the prompt puts into the mouth of it. */
+static bool has_word(const char *s, int64_t size)
+{
+    bool in_mark = false;
+    for (int64_t i = 0; i < size; i++) {
+        if (!in_mark && isalnum((unsigned char)s[i])) return true;
+        in_mark = s[i] == '<' || (in_mark && s[i] != '>');
+    }
+    return false;
+}
+
+/* Where the answer begins in `full` when prompt and answer part in the header, which is what an asked-for answer adds
+ * to the history: "<|im_start|>assistant\n<think>\n" against "<|im_start|>assistant\n<think></think>" or the answer
+ * itself. Then it is where they part, or where the mark begins in which they do. -1: they have nothing of the header in
+ * common, or the rest of it names something ("assistant" against "model"). */
+static int64_t begin_in_header(const struct chat_text *prompt, int64_t history, const struct chat_text *full)
+{
+    int64_t same = common(prompt, full);
+    while (same > history && same < full->size && (full->text[same] & 0xc0) == 0x80) same--; /* inside a character */
+    int64_t mark = same;
+    for (int64_t k = same - 1; k >= history && full->text[k] != '>'; k--)
+        if (full->text[k] == '<') mark = k;
+    return mark > history && !has_word(prompt->text + mark, prompt->size - mark) ? mark : -1;
+}
+
+/* Where the answer begins in `full`, the text with it, when that does not begin with the prompt; prompt becomes what
+ * stands before it. When an answer also changes how what stands before it is written (gpt-oss: a final answer takes the
+ * reasoning before the tool calls away): what both have at the start, then what ends the prompt; with all of the
+ * header. Else as begin_in_header. -1: it cannot be told. */
+static int64_t begin_of(struct samples *s, int64_t i, struct chat_text *prompt, const struct chat_text *full)
 {
     struct chat_text history = {0};
     int64_t same = common(prompt, full), header = -1;
     if (!render(s, &history, i, false, NULL) && begins_with(prompt, &history)) header = prompt->size - history.size;
     chat_text_free(&history);
     int64_t n = overlap(full->text + same, full->size - same, prompt->text + same, prompt->size - same);
-    return header > 0 && n >= header ? same + n : -1;
+    if (header > 0 && n >= header) return same + n;
+    const int64_t begin = header > 0 ? begin_in_header(prompt, prompt->size - header, full) : -1;
+    if (begin >= 0) prompt->size = begin;
+    return begin;
 }
 
 /* The prompt of answer i, the text with it, and where in that the answer begins. */

@@ -20,7 +20,7 @@
 #define FNV_START   14695981039346656037u
 #define MAX_ARRAY   ((int64_t)4 << 30) /* bytes of a file that is one JSON array */
 #define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA03" /* raise the number when rows turn into other ids than before */
+#define CACHE_MAGIC "MTDATA04" /* raise the number when rows turn into other ids than before */
 
 struct builder {
     struct dataset *ds;

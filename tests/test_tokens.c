@@ -80,6 +80,52 @@ static void batches(void **state)
     assert_says(said.err, "loss_on");
 }
 
+/* What training refuses is shown with the reason; what splitting alone can train has no spans as a whole. */
+static void refused_conversations(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *model = fixture(TOKENIZER);
+    const char *list = write_text(dir, "m.json",
+                                  "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": "
+                                  "\"b\"}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", "
+                                  "\"content\": \"d\"}]");
+    const char *other = write_text(dir, "other.jinja",
+                                   "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+                                   "{% if add_generation_prompt %}<|model|>{% endif %}");
+    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", list, "--json", "--template", other), 0);
+    assert_says(said.out, "{\"text\": \"<|user|>a<|assistant|>b<|user|>c<|assistant|>d\", \"ids\": [");
+    assert_says(said.out, "\"loss_spans\": null, \"error\": \"");
+    assert_says(said.out, "m.json: key `messages[3]`: the template's prompt is not how it begins this answer");
+    assert_null(strstr(said.out, "samples"));
+    assert_says(said.err, "training skips this conversation: ");
+    const char *last =
+        write_text(dir, "last.jinja",
+                   "{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last or m.role == 'user' "
+                   "else '' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}");
+    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", list, "--json", "--template", last), 0);
+    assert_says(said.out, "\"text\": \"<|user|>a<|assistant|><|user|>c<|assistant|>d\", \"ids\": [");
+    assert_says(said.out, "\"loss_spans\": null, \"whole_error\": \"");
+    assert_says(said.out, "\"samples\": [{\"text\": \"<|user|>a<|assistant|>b\", ");
+    assert_null(strstr(said.out, "\"error\""));
+}
+
+/* Documents that are held out are in no micro-batch. */
+static void held_out(void **state)
+{
+    (void)state;
+    char text[4096] = "", set[MT_PATH + 32];
+    for (int i = 0; i < 60; i++) strcat(text, "{\"text\": \"abcdefgh\"}\n");
+    snprintf(set, sizeof(set), "data.train=%s", write_text(scratch_dir(), "rows.jsonl", text));
+    const char *config = process_config("");
+    for (int half = 0; half < 2; half++) {
+        assert_int_equal(RUN("tokens", config, "--json", "--set", set, "--set", "data.packing=false", "--set",
+                             "train.micro_batch=1", "--set", "data.eval=", "--set",
+                             half ? "data.eval_split=0.5" : "data.eval_split=0"),
+                         0);
+        assert_says(said.out, half ? "\"rows\": 30, " : "\"rows\": 60, ");
+    }
+}
+
 static void text_is_no_markup(void **state)
 {
     (void)state;
@@ -130,7 +176,8 @@ int test_tokens(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages), cmocka_unit_test(batches),     cmocka_unit_test(text_is_no_markup),
-        cmocka_unit_test(raw_text), cmocka_unit_test(wrong_words),
+        cmocka_unit_test(raw_text), cmocka_unit_test(wrong_words), cmocka_unit_test(refused_conversations),
+        cmocka_unit_test(held_out),
     };
     return cmocka_run_group_tests_name("tokens", tests, NULL, NULL);
 }

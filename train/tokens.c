@@ -156,6 +156,9 @@ static int show_config(struct tokens *t, struct err *err)
         goto out;
     }
     if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) goto out;
+    if (!t->cfg->data.eval[0] && /* what is held out is not trained on */
+        dataset_split(&r.train, &r.eval, t->cfg->data.eval_split, (uint64_t)t->cfg->train.seed, err))
+        goto out;
     struct loader_options lo = run_loader_options(t->cfg, true);
     struct loader *loader = loader_open(&r.train, &lo, (struct loader_pos){0, t->o->row});
     int64_t n = loader_epoch_batches(loader, 0);
@@ -204,8 +207,9 @@ static int show_raw(struct tokens *t, struct err *err)
 
 /* ---- messages ---- */
 
-/* {"text", "ids", "loss_spans" without the last bracket */
-static int put_sample(struct tokens *t, const struct tokenizer *tok, const struct chat_text *text, struct err *err)
+/* {"text", "ids", "loss_spans" without the last bracket; spans false: it is not known what carries loss */
+static int put_sample(struct tokens *t, const struct tokenizer *tok, const struct chat_text *text, bool spans,
+                      struct err *err)
 {
     struct token_list list = {0};
     char number[64];
@@ -214,8 +218,8 @@ static int put_sample(struct tokens *t, const struct tokenizer *tok, const struc
     chat_put_quoted(&t->out, text->text, text->size);
     chat_put(&t->out, ", \"ids\": ");
     tokens_put_ids(&t->out, list.ids, list.count);
-    chat_put(&t->out, ", \"loss_spans\": [");
-    for (int64_t i = 0, at = 0, chars = 0; i < text->n_spans; i++) {
+    chat_put(&t->out, spans ? ", \"loss_spans\": [" : ", \"loss_spans\": null");
+    for (int64_t i = 0, at = 0, chars = 0; spans && i < text->n_spans; i++) {
         int64_t edge[2];
         for (int side = 0; side < 2; side++) {
             for (; at < text->spans[i][side]; at++) chars += (text->text[at] & 0xc0) != 0x80;
@@ -224,30 +228,48 @@ static int put_sample(struct tokens *t, const struct tokenizer *tok, const struc
         snprintf(number, sizeof(number), i ? ", [%lld, %lld]" : "[%lld, %lld]", (long long)edge[0], (long long)edge[1]);
         chat_put(&t->out, number);
     }
-    chat_put(&t->out, "]");
+    if (spans) chat_put(&t->out, "]");
     token_list_free(&list);
     return rc;
 }
 
+static void put_reason(struct tokens *t, const char *key, const struct err *why)
+{
+    chat_put(&t->out, ", \"");
+    chat_put(&t->out, key);
+    chat_put(&t->out, "\": ");
+    chat_put_quoted(&t->out, why->msg, (int64_t)strlen(why->msg));
+}
+
+/* What training refuses is shown all the same, with the reason: "error", or "whole_error" when only split_turns = false
+ * refuses it. */
 static int put_row(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct json row,
                    struct err *err)
 {
     const struct chat_options opt = {0};
     struct chat_samples whole = {0}, split = {0};
+    struct err why, why_whole;
     int rc = -1;
     if (!chat && !row_is_harmony(tok)) {
         err_set(err, "%s has no chat template: give one with --template", t->o->checkpoint);
         goto out;
     }
-    if (chat_samples_make(&split, chat, row, LOSS_ASSISTANT, false, &opt, err) ||
-        chat_samples_make(&whole, chat, row, LOSS_ASSISTANT, true, &opt, err) ||
-        put_sample(t, tok, &whole.items[0], err))
-        goto out;
-    const struct chat_text *text = &whole.items[0], *one = &split.items[0];
-    const bool same = split.count == 1 && one->size == text->size && !memcmp(one->text, text->text, (size_t)text->size);
-    for (int64_t i = 0; i < split.count && !same; i++) {
+    const bool trained = !chat_samples_make(&split, chat, row, LOSS_ASSISTANT, false, &opt, &why);
+    const bool known = trained && !chat_samples_make(&whole, chat, row, LOSS_ASSISTANT, true, &opt, &why_whole);
+    if (!known && chat_samples_make(&whole, chat, row, LOSS_ALL, true, &opt, err)) goto out;
+    if (put_sample(t, tok, &whole.items[0], known, err)) goto out;
+    if (!trained) {
+        put_reason(t, "error", &why);
+        log_warn("training skips this conversation: %s", why.msg);
+    } else if (!known) {
+        put_reason(t, "whole_error", &why_whole);
+    }
+    const struct chat_text *text = &whole.items[0], *one = trained ? &split.items[0] : NULL;
+    const bool same =
+        known && split.count == 1 && one->size == text->size && !memcmp(one->text, text->text, (size_t)text->size);
+    for (int64_t i = 0; trained && i < split.count && !same; i++) {
         chat_put(&t->out, i ? ", " : ", \"samples\": [");
-        if (put_sample(t, tok, &split.items[i], err)) goto out;
+        if (put_sample(t, tok, &split.items[i], true, err)) goto out;
         chat_put(&t->out, i + 1 < split.count ? "}" : "}]");
     }
     chat_put(&t->out, "}\n");
