@@ -472,3 +472,9 @@ int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
     *size = n;
     return rc;
 }
+
+const char *file_library(char name[64])
+{
+    snprintf(name, 64, "zlib %s", zlibVersion());
+    return name;
+}

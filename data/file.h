@@ -59,5 +59,7 @@ int file_list(const char *dir, char ***names, int64_t *count, struct err *err) M
 void file_list_free(char **names, int64_t count);
 /* CRC-32 (zlib's) of a file. */
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err) MT_CHECK;
+/* "zlib 1.2.13", for --version; so do the other *_library functions. */
+const char *file_library(char name[64]);
 
 #endif

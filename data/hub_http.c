@@ -75,12 +75,33 @@ static struct {
 } curl;
 #undef X
 
-static int open_curl(struct err *err)
+static void *find_curl(void)
 {
     static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
-    void *library = NULL, *symbol;
-    if (curl.library) return 0;
+    void *library = NULL;
     for (int i = 0; i < MT_LEN(names) && !library; i++) library = dlopen(names[i], RTLD_NOW);
+    return library;
+}
+
+const char *hub_http_library(char name[64])
+{
+    void *library = find_curl(), *symbol = library ? dlsym(library, "curl_version") : NULL;
+    __typeof__(&curl_version) version = NULL;
+    if (symbol) memcpy(&version, &symbol, sizeof(symbol));
+    const char *text = version ? version() : ""; /* "libcurl/7.88.1 OpenSSL/3.0.11 ..." */
+    const size_t slash = strcspn(text, "/");
+    if (text[slash])
+        snprintf(name, 64, "libcurl %.*s", (int)strcspn(text + slash + 1, " "), text + slash + 1);
+    else
+        snprintf(name, 64, "libcurl: not installed");
+    return name;
+}
+
+static int open_curl(struct err *err)
+{
+    void *library, *symbol;
+    if (curl.library) return 0;
+    library = find_curl();
     if (!library) return err_set(err, "downloading needs libcurl, which is not installed: apt-get install libcurl4");
 #define X(name)                                                                                                        \
     if (!(symbol = dlsym(library, "curl_" #name))) return err_set(err, "libcurl is too old: %s", dlerror());           \

@@ -28,5 +28,7 @@ int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *
                      int64_t *size, struct err *err) MT_CHECK;
 /* Milliseconds that a small answer may take as a whole, however steadily its bytes come. */
 extern int64_t hub_http_limit_ms;
+/* "libcurl 7.88.1": the library that this machine has, or that it has none. */
+const char *hub_http_library(char name[64]);
 
 #endif

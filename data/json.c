@@ -464,3 +464,9 @@ void json_out_free(struct json_out *o)
     mem_free(o->text);
     *o = (struct json_out){0};
 }
+
+const char *json_library(char name[64])
+{
+    snprintf(name, 64, "jansson %s", JANSSON_VERSION);
+    return name;
+}

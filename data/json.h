@@ -65,5 +65,6 @@ void json_out_f64(struct json_out *o, const char *key, double value); /* shortes
 void json_out_real(struct json_out *o, const char *key, double value);
 void json_out_bool(struct json_out *o, const char *key, bool value);
 void json_out_free(struct json_out *o);
+const char *json_library(char name[64]); /* "jansson 2.14" */
 
 #endif

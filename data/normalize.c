@@ -244,3 +244,9 @@ int normalizer_run(const struct normalizer *z, struct normal *n, const char *tex
     }
     return 0;
 }
+
+const char *normalizer_library(char name[64])
+{
+    snprintf(name, 64, "utf8proc %s", utf8proc_version());
+    return name;
+}

@@ -42,5 +42,6 @@ int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_
  * for nfc_make, n zeroed; after an error too n needs normal_free. */
 int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
                    struct err *err) MT_CHECK;
+const char *normalizer_library(char name[64]); /* "utf8proc 2.8.0" */
 
 #endif

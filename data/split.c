@@ -11,6 +11,7 @@
  * inside brackets, which cannot be written as a list. */
 #include "data/split.h"
 
+#include <stdio.h>
 #include <ctype.h>
 #include <string.h>
 
@@ -283,4 +284,13 @@ int split_run(const struct split *s, struct split_work *w, const char *text, int
     int rc = split_piece(s, 0, w, older ? older : text, 0, size, fn, ctx, err);
     mem_free(older);
     return rc;
+}
+
+const char *split_library(char name[64])
+{
+    char version[48] = ""; /* "10.42 2022-12-11" */
+    if (pcre2_config(PCRE2_CONFIG_VERSION, NULL) <= (int)sizeof(version))
+        (void)pcre2_config(PCRE2_CONFIG_VERSION, version);
+    snprintf(name, 64, "PCRE2 %.*s", (int)strcspn(version, " "), version);
+    return name;
 }

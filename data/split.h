@@ -26,5 +26,6 @@ void split_work_free(struct split_work *w);
 /* text: valid UTF-8. */
 int split_run(const struct split *s, struct split_work *w, const char *text, int64_t size, split_fn *fn, void *ctx,
               struct err *err) MT_CHECK;
+const char *split_library(char name[64]); /* "PCRE2 10.42" */
 
 #endif

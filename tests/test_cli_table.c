@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/process.h"
 #include "train/cli.h"
@@ -256,13 +257,170 @@ static void test_rules(void **state)
     }
 }
 
+/* ---- what is written out of the table for other programs */
+
+static char *help_file(const char *option, const char *value, char path[MT_PATH])
+{
+    snprintf(path, MT_PATH, "%s/%s", scratch_dir(), value ? value : "moetrain.1");
+    assert_int_equal(value ? RUN("help", option, value) : RUN("help", option), 0);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs(said.out, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+/* The exit code of a line of the shell; its output, cut at cap - 1. */
+static int shell(const char *line, char *out, size_t cap)
+{
+    FILE *f = popen(line, "r");
+    assert_non_null(f);
+    out[fread(out, 1, cap - 1, f)] = 0;
+    return pclose(f);
+}
+
+static bool installed(const char *program)
+{
+    char line[128], out[256];
+    snprintf(line, sizeof(line), "command -v %s", program);
+    if (!shell(line, out, sizeof(out))) return true;
+    print_message("skip: %s is not installed\n", program);
+    return false;
+}
+
+static void test_man(void **state)
+{
+    (void)state;
+    char path[MT_PATH], line[MT_PATH + 64], out[4096];
+    help_file("--man", NULL, path);
+    char *to = said.out;
+    for (const char *s = said.out; *s; s++)
+        if (*s != '\\') *to++ = *s;
+    *to = 0;
+    for (int64_t i = 0; i < n_commands; i++)
+        for (int64_t k = 0; k < commands[i].n_rows; k++) {
+            snprintf(line, sizeof(line), ".TP\nfB%sfR", commands[i].rows[k].name);
+            assert_says(said.out, line);
+        }
+    for (int64_t i = 0; i < n_commands; i++) {
+        if (!commands[i].run) continue;
+        snprintf(line, sizeof(line), ".SS \"moetrain %s\"", commands[i].name);
+        assert_says(said.out, line);
+    }
+    if (!installed("mandoc")) return;
+    snprintf(line, sizeof(line), "mandoc -Tlint -Werror %s 2>&1", path);
+    if (shell(line, out, sizeof(out))) fail_msg("%s", out);
+}
+
+static void test_bash(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words, *says, *says_not;
+    } cases[] = {
+        {"ev", "eval\n", "export"},
+        {"bench ''", "step\n", "eval"},
+        {"bench step --pa", "--path\n", "--quant"},
+        {"bench lora --rou", "--routing\n", "--path"},
+        {"export a.ini --to merged", "merged-bf16\nmerged-mxfp4\n", "gguf"},
+        {"my.ini --s", "--set\n", "--to"},
+        {"eval a.ini --set train.dev", "train.device=\n", "optim"},
+        {"eval a.ini --adapter ou", "none\n", "out"},
+        {"help pl", "plan\n", "eval"},
+    };
+    char path[MT_PATH], line[MT_PATH + 512], out[65536];
+    help_file("--completion", "bash", path);
+    if (!installed("bash")) return;
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        snprintf(line, sizeof(line),
+                 "bash -c '. \"$0\"; COMP_WORDS=(moetrain \"$@\"); COMP_CWORD=$#; "
+                 "_moetrain moetrain \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD-1]}\"; "
+                 "printf \"%%s\\n\" \"${COMPREPLY[@]:-none}\"' %s %s 2>&1",
+                 path, cases[i].words);
+        assert_int_equal(shell(line, out, sizeof(out)), 0);
+        if (!strstr(out, cases[i].says) || strstr(out, cases[i].says_not)) fail_msg("%s: %s", cases[i].words, out);
+    }
+}
+
+/* Every option stands in the script of every shell, which the shell itself can read. */
+static void test_completions(void **state)
+{
+    (void)state;
+    static const char *const shells[] = {"bash", "zsh", "fish"};
+    char path[MT_PATH], line[MT_PATH + 64], out[4096];
+    for (int s = 0; s < MT_LEN(shells); s++) {
+        help_file("--completion", shells[s], path);
+        for (int64_t i = 0; i < n_commands; i++) {
+            const char *second = strchr(commands[i].name, ' ');
+            assert_says(said.out, second ? second + 1 : commands[i].name);
+            for (int64_t k = 0; k < commands[i].n_rows; k++)
+                if (cli_is_option(&commands[i].rows[k])) assert_says(said.out, commands[i].rows[k].name + 2);
+        }
+        if (!installed(shells[s])) continue;
+        snprintf(line, sizeof(line), "%s -n %s 2>&1", shells[s], path);
+        if (shell(line, out, sizeof(out)) || *out) fail_msg("%s: %s", shells[s], out);
+    }
+}
+
+/* cmake --install puts all of it where the system looks for it. */
+static void test_install(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"bin/moetrain",
+                                        "share/man/man1/moetrain.1",
+                                        "share/bash-completion/completions/moetrain",
+                                        "share/zsh/site-functions/_moetrain",
+                                        "share/fish/vendor_completions.d/moetrain.fish",
+                                        "share/moetrain/configs/demo.ini"};
+    char build[MT_PATH], path[2 * MT_PATH], line[4 * MT_PATH], out[4096];
+    snprintf(build, sizeof(build), "%s", moetrain_binary());
+    if (!strrchr(build, '/') || !installed("cmake")) return;
+    *strrchr(build, '/') = 0;
+    snprintf(path, sizeof(path), "%s/docs/moetrain.1", build);
+    if (access(path, F_OK)) {
+        print_message("skip: %s was not built\n", path);
+        return;
+    }
+    const char *prefix = scratch_dir();
+    snprintf(line, sizeof(line), "cmake --install %s --prefix %s 2>&1", build, prefix);
+    if (shell(line, out, sizeof(out))) fail_msg("%s", out);
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(path, sizeof(path), "%s/%s", prefix, files[i]);
+        if (access(path, R_OK)) fail_msg("%s was not installed", files[i]);
+    }
+}
+
+static void test_config_markdown(void **state)
+{
+    (void)state;
+    char key[64], line[80];
+    assert_int_equal(RUN("config", "--markdown"), 0);
+    for (int64_t i = 0; config_key(i, key); i++) {
+        snprintf(line, sizeof(line), "\n| `%s` |", key);
+        assert_says(said.out, line);
+    }
+    for (const char *row = said.out, *end; (end = strchr(row, '\n')); row = end + 1) {
+        int cells = 0;
+        for (const char *s = row; s < end; s++) cells += *s == '|' && (s == row || s[-1] != '\\');
+        assert_int_equal(cells, 6);
+    }
+}
+
 int test_cli_table(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_help_of_each),    cmocka_unit_test(test_overview),
-        cmocka_unit_test(test_unknown_options), cmocka_unit_test(test_nearest),
-        cmocka_unit_test(test_wrong_values),    cmocka_unit_test(test_values),
+        cmocka_unit_test(test_help_of_each),
+        cmocka_unit_test(test_overview),
+        cmocka_unit_test(test_unknown_options),
+        cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_wrong_values),
+        cmocka_unit_test(test_values),
         cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_man),
+        cmocka_unit_test(test_bash),
+        cmocka_unit_test(test_completions),
+        cmocka_unit_test(test_install),
+        cmocka_unit_test(test_config_markdown),
     };
     return cmocka_run_group_tests_name("cli_table", tests, NULL, NULL);
 }

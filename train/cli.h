@@ -1,5 +1,5 @@
 /* cli.h - the command line: one table of commands (command_table.c) makes the parser (cli.c), --help (cli_help.c), the
- * man page and the completion of shells (cli_docs.c). */
+ * man page (cli_man.c) and the completion of shells (cli_completion.c). */
 #ifndef MT_CLI_H
 #define MT_CLI_H
 
@@ -84,7 +84,20 @@ bool cli_in_group(const struct command *c, const struct command *group);
 void cli_help(const struct command *c, FILE *out); /* NULL: of all commands */
 /* "moetrain eval CONFIG.ini [OPTION ...]" into buf. */
 char *cli_synopsis(char buf[512], const struct command *c);
+/* What exit codes and the files of a run mean; a row of zeros ends each. */
+struct cli_exit {
+    int code;
+    const char *meaning;
+};
+struct cli_file {
+    const char *name, *meaning;
+};
+extern const struct cli_exit cli_exits[];
+extern const struct cli_file cli_files[];
 /* The help of a row, its range or choices and its default, as one line of text. */
 char *cli_describe(char buf[512], const struct cli_row *row);
+
+void cli_man(FILE *out);                           /* moetrain.1 */
+void cli_completion(const char *shell, FILE *out); /* bash, zsh or fish */
 
 #endif

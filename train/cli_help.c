@@ -6,6 +6,24 @@
 
 enum { COLUMNS = 80, OPTION_COLUMN = 27, COMMAND_COLUMN = 17 };
 
+const struct cli_exit cli_exits[] = {
+    {EXIT_DONE, "done"},
+    {EXIT_USER, "an error in a file, the configuration, the data or the machine"},
+    {EXIT_USAGE, "wrong usage of the command line"},
+    {EXIT_SIGNAL, "interrupted, with the state saved; the same command continues"},
+    {0, NULL},
+};
+const struct cli_file cli_files[] = {
+    {"adapter/", "the trained adapter, a PEFT directory"},
+    {"best/", "the adapter with the lowest held-out loss"},
+    {"checkpoints/step-NNNNNN/", "what a run needs to continue"},
+    {"metrics.jsonl", "one JSON object per step and evaluation"},
+    {"report.html", "plots of the run"},
+    {"config.ini", "the resolved configuration"},
+    {"cache/", "token ids of the data"},
+    {NULL, NULL},
+};
+
 /* ---- pieces ---- */
 
 /* " [--row N]" and the like behind what buf holds. */
@@ -132,9 +150,8 @@ static void help_all(FILE *out)
     put_commands(out, NULL);
     fprintf(out, "\n`moetrain COMMAND --help` explains a command and its options.\n"
                  "`moetrain config` prints every key of a configuration file.\n"
-                 "A run writes everything below output.dir.\n\n"
-                 "Exit codes: 0 done; 1 an error in a file, the configuration or the machine;\n"
-                 "2 wrong usage; 130 interrupted, with the state saved.\n");
+                 "A run writes everything below output.dir.\n\nExit codes:\n");
+    for (int64_t i = 0; cli_exits[i].meaning; i++) fprintf(out, "  %-5d%s\n", cli_exits[i].code, cli_exits[i].meaning);
 }
 
 static void help_group(const struct command *group, FILE *out)

@@ -16,6 +16,7 @@
 #include "train/loop.h"
 #include "train/synth.h"
 #include "train/tokens.h"
+#include "train/version.h"
 
 /* ---- arguments of the commands that have no header with theirs */
 
@@ -45,7 +46,11 @@ struct compare_args {
     const char *runs[COMPARE_RUNS], *html;
 };
 struct help_args {
-    const char *command, *second;
+    const char *command, *second, *completion;
+    bool man;
+};
+struct config_args {
+    bool markdown;
 };
 
 /* ---- what the commands do */
@@ -153,8 +158,9 @@ static int do_bench_dequant(const void *args, struct config *cfg, struct err *er
 
 static int do_config(const void *args, struct config *cfg, struct err *err)
 {
-    (void)args, (void)cfg, (void)err;
-    return config_help(stdout), EXIT_DONE;
+    (void)cfg, (void)err;
+    (((const struct config_args *)args)->markdown ? config_markdown : config_help)(stdout);
+    return EXIT_DONE;
 }
 
 static int do_help(const void *args, struct config *cfg, struct err *err)
@@ -163,6 +169,8 @@ static int do_help(const void *args, struct config *cfg, struct err *err)
     char *words[] = {(char *)(uintptr_t)a->command, (char *)(uintptr_t)(a->second ? a->second : "--help")};
     struct cli_line line = {.command = NULL};
     (void)cfg;
+    if (a->man) return cli_man(stdout), EXIT_DONE;
+    if (a->completion) return cli_completion(a->completion, stdout), EXIT_DONE;
     if (a->command && cli_find(&line, 2, words, err)) return EXIT_USAGE;
     return cli_help(line.command, stdout), EXIT_DONE;
 }
@@ -170,7 +178,7 @@ static int do_help(const void *args, struct config *cfg, struct err *err)
 static int do_version(const void *args, struct config *cfg, struct err *err)
 {
     (void)args, (void)cfg, (void)err;
-    return puts("moetrain " MT_VERSION), EXIT_DONE;
+    return version_print(stdout), EXIT_DONE;
 }
 
 /* ---- rows */
@@ -352,6 +360,14 @@ static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, 
 static const struct cli_row help_rows[] = {
     ARGUMENT(help_args, command, "COMMAND", "the command to explain"),
     ARGUMENT(help_args, second, "SUBCOMMAND", "its second word, as in `bench step`"),
+    FLAG(help_args, man, "--man", "print the manual page moetrain.1"),
+    OPTION(help_args, completion, "--completion", "SHELL", "bash|zsh|fish", NULL,
+           "print the completion script of a shell"),
+};
+static const struct cli_rule help_rules[] = {{CLI_NOT_BOTH, {"COMMAND", "--man", "--completion"}}};
+
+static const struct cli_row config_rows[] = {
+    FLAG(config_args, markdown, "--markdown", "print the table for a page of documentation"),
 };
 
 #define ROWS(rows) rows, MT_LEN(rows)
@@ -399,9 +415,9 @@ const struct command commands[] = {
     {"bench dequant", "time the decoding of 4-bit experts to bf16: all, and those that tokens chose", NULL,
      ROWS(bench_dequant_rows), NONE, ARGS(bench_experts_options), false, do_bench_dequant},
     {"config", "list every key of a configuration file: type, default, range, meaning", NULL,
-     NONE, NONE, 0, false, do_config},
-    {"help", "explain a command", NULL, ROWS(help_rows), NONE, ARGS(help_args), false, do_help},
-    {"version", "print the version", NULL, NONE, NONE, 0, false, do_version},
+     ROWS(config_rows), NONE, ARGS(config_args), false, do_config},
+    {"help", "explain a command", NULL, ROWS(help_rows), ROWS(help_rules), ARGS(help_args), false, do_help},
+    {"version", "print version, commit, CUDA architectures and libraries", NULL, NONE, NONE, 0, false, do_version},
 };
 const int64_t n_commands = MT_LEN(commands);
 /* clang-format on */

@@ -601,3 +601,34 @@ void config_help(FILE *out)
     }
     help_resume(out);
 }
+
+bool config_key(int64_t i, char name[64])
+{
+    if (i >= N_OPTIONS) return false;
+    snprintf(name, 64, "%s.%s", options[i].section, options[i].key);
+    return true;
+}
+
+/* A cell of a table in markdown, where a bar would end it. */
+static void put_cell(FILE *out, const char *text, const char *quote)
+{
+    if (!*text) quote = "";
+    fprintf(out, " %s", quote);
+    for (; *text; text++) fprintf(out, *text == '|' ? "\\%c" : "%c", *text);
+    fprintf(out, "%s |", quote);
+}
+
+void config_markdown(FILE *out)
+{
+    char name[64];
+    fprintf(out, "| key | type | default | range | meaning |\n|---|---|---|---|---|\n");
+    for (int64_t i = 0; config_key(i, name); i++) {
+        fputc('|', out);
+        put_cell(out, name, "`");
+        put_cell(out, kind_names[options[i].kind], "");
+        put_cell(out, options[i].fallback, "`");
+        put_cell(out, options[i].allowed, "");
+        put_cell(out, options[i].help, "");
+        fputc('\n', out);
+    }
+}

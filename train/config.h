@@ -109,6 +109,8 @@ int64_t config_gpus(const struct config *c);
 char *config_dump(const struct config *c);
 /* Every key: type, default, range, help; a table for a person. */
 void config_help(FILE *out);
+void config_markdown(FILE *out);
+bool config_key(int64_t i, char name[64]); /* number i of all keys as "section.key"; false: there are fewer */
 /* Ranges as the tables of options write them: v within "[0, 1)"; choice number i of "a|b|c", false: there are fewer. */
 bool config_in_interval(double v, const char *interval);
 bool config_choice(const char *list, int i, char name[32]);

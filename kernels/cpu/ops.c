@@ -137,3 +137,7 @@ const struct ops *ops_cpu(void)
     openblas_set_num_threads(1); /* the threads are ours: gemm.h */
     return can_run() ? &table : NULL;
 }
+
+#ifndef MT_F64
+const char *ops_cpu_library(void) { return openblas_get_config(); }
+#endif

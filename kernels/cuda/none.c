@@ -19,3 +19,11 @@ const struct ops *ops_cuda_loop(bool presort)
     (void)presort;
     return NULL;
 }
+
+const char *ops_cuda_built(void) { return "not built in"; }
+
+const char *ops_cuda_found(char text[160])
+{
+    text[0] = 0;
+    return text;
+}

@@ -1,0 +1,21 @@
+/* version.c - what a report of a defect has to say about the program. */
+#include "train/version.h"
+
+#include "data/file.h"
+#include "data/hub_http.h"
+#include "data/json.h"
+#include "data/normalize.h"
+#include "data/split.h"
+#include "kernels/device.h"
+
+void version_print(FILE *out)
+{
+    char zlib[64], jansson[64], pcre2[64], utf8proc[64], curl[64], cuda[160];
+    fprintf(out, "moetrain %s\n", MT_VERSION);
+    fprintf(out, "commit        %s\n", build_commit);
+    fprintf(out, "CUDA          %s\n", ops_cuda_built());
+    fprintf(out, "built with    %s, %s, %s, %s\n", file_library(zlib), json_library(jansson), split_library(pcre2),
+            normalizer_library(utf8proc));
+    fprintf(out, "              %s\n", ops_cpu_library());
+    fprintf(out, "this machine  %s%s%s\n", hub_http_library(curl), *ops_cuda_found(cuda) ? ", " : "", cuda);
+}
