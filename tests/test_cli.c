@@ -199,7 +199,7 @@ static void test_train_and_eval(void **state)
                                         "metrics.jsonl",
                                         "report.html",
                                         "config.ini"};
-    const char *config = process_config("[log]\nevery = 1\n");
+    const char *config = process_config("[log]\nevery = 1\n[eval]\nat_start = false\n");
     double loss;
     struct err err;
     assert_int_equal(RUN("train", config), 0);

@@ -109,7 +109,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 69);
+    assert_int_equal(n_keys, 72);
     check_round_trip(&all);
 }
 

@@ -9,6 +9,7 @@
 
 #include "data/file.h"
 #include "tests/process.h"
+#include "train/archive.h"
 #include "train/lock.h"
 #include "train/swap.h"
 
@@ -143,12 +144,60 @@ static void test_sweep(void **state)
     assert_entries(dir, ".cache");
 }
 
+/* ---- the archive of an earlier run */
+
+static void test_archive(void **state)
+{
+    (void)state;
+    char dir[256], path[MT_PATH];
+    struct err err = {.msg = ""};
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    make(dir, "best", "a");
+    make(dir, "checkpoints", "b");
+    make(dir, "cache", "c");
+    make(dir, "export-peft", "d");
+    if (archive_run(dir, &err)) fail_msg("%s", err.msg);
+    assert_entries(dir, "archive-1 cache");
+    snprintf(path, sizeof(path), "%s/archive-1", dir);
+    assert_entries(path, "best checkpoints export-peft");
+    assert_int_equal(archive_run(dir, &err), 0); /* nothing is left to keep */
+    assert_entries(dir, "archive-1 cache");
+    make(dir, ".archiving/checkpoints", "b"); /* killed in between: all of it comes back */
+    make(dir, ".archiving/adapter", "e");
+    make(dir, "best", "f");
+    assert_int_equal(archive_recover(dir, &err), 0);
+    assert_entries(dir, "adapter archive-1 best cache checkpoints");
+    assert_int_equal(archive_run(dir, &err), 0);
+    assert_entries(dir, "archive-1 archive-2 cache");
+}
+
+/* `never` keeps everything of the run before, under one name. */
+static void test_never(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN(config), 0);
+    char *old = file_read(process_output(config, "metrics.jsonl"), 1 << 20, &(int64_t){0}, &(struct err){{0}});
+    assert_int_equal(RUN(config, "--set", "train.seed=1", "--set", "train.resume=never"), 0);
+    assert_says(said.err, "is kept in ");
+    char *kept =
+        file_read(process_output(config, "archive-1/metrics.jsonl"), 1 << 20, &(int64_t){0}, &(struct err){{0}});
+    assert_non_null(kept);
+    assert_string_equal(old, kept);
+    assert_true(file_exists(process_output(config, "archive-1/adapter/adapter_model.safetensors")));
+    assert_true(file_exists(process_output(config, "archive-1/checkpoints/step-000002/state.json")));
+    assert_true(file_exists(process_output(config, "archive-1/report.html")));
+    assert_true(file_exists(process_output(config, "archive-1/config.ini")));
+    assert_true(file_exists(process_output(config, "adapter/adapter_model.safetensors")));
+    mem_free(old);
+    mem_free(kept);
+}
+
 int test_output(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lock),
-        cmocka_unit_test(test_two_runs),
-        cmocka_unit_test(test_sweep),
+        cmocka_unit_test(test_lock),    cmocka_unit_test(test_two_runs), cmocka_unit_test(test_sweep),
+        cmocka_unit_test(test_archive), cmocka_unit_test(test_never),
     };
     return cmocka_run_group_tests_name("output", tests, NULL, NULL);
 }

@@ -98,9 +98,11 @@ static void forged_state_is_refused(void **state)
         {I64(tokens), {-1, 41, BIG}, {0}},
         {I64(total_steps), {-1, 4, BIG}, {0}},
         {I64(best_step), {-1, 6, BIG}, {0}},
+        {I64(n_worse), {-1, 6, BIG}, {0}},
         {I64(eval_step), {-2, 6, BIG}, {0}},
         {I64(seed), {-1, 4, BIG}, {0}},
         {REAL(smooth_loss), {0}, {NAN, INFINITY, -INFINITY}},
+        {REAL(first_loss), {0}, {NAN, INFINITY, -INFINITY}},
         {REAL(best_loss), {0}, {NAN, -NAN, -INFINITY}},
     };
     struct small s;
@@ -134,23 +136,23 @@ static void forged_state_is_refused(void **state)
 
 /* ---- runs */
 
-#define STATE "checkpoints/step-000002/state.json"
-
-/* Puts `new` in the place of `old` in the state of the checkpoint and makes its manifest agree. */
-static void forge(const char *config, const char *old, const char *new)
+/* Puts `new` in the place of `old` in the state of a checkpoint, step-NNNNNN, and makes its manifest agree. */
+static void forge_in(const char *config, const char *step, const char *old, const char *new)
 {
-    char path[MT_PATH], manifest[MT_PATH], line[128], text[1 << 14], out[1 << 14];
+    char name[64], path[MT_PATH], manifest[MT_PATH], line[128], text[1 << 14], out[1 << 14];
     struct err err;
     uint32_t crc;
     int64_t bytes;
-    snprintf(path, sizeof(path), "%s", process_output(config, STATE));
+    snprintf(name, sizeof(name), "checkpoints/%s/state.json", step);
+    snprintf(path, sizeof(path), "%s", process_output(config, name));
     process_read(path, text, sizeof(text));
     const char *at = strstr(text, old);
     if (!at) fail_msg("%s is not in %s", old, text);
     snprintf(out, sizeof(out), "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
     assert_int_equal(file_write_atomic(path, out, (int64_t)strlen(out), &err), 0);
     assert_int_equal(file_crc32(path, &crc, &bytes, &err), 0);
-    snprintf(manifest, sizeof(manifest), "%s", process_output(config, "checkpoints/step-000002/manifest.json"));
+    snprintf(name, sizeof(name), "checkpoints/%s/manifest.json", step);
+    snprintf(manifest, sizeof(manifest), "%s", process_output(config, name));
     process_read(manifest, text, sizeof(text));
     char *row = strstr(text, "\"state.json\"");
     assert_non_null(row);
@@ -160,6 +162,8 @@ static void forge(const char *config, const char *old, const char *new)
     strcat(text, line);
     assert_int_equal(file_write_atomic(manifest, text, (int64_t)strlen(text), &err), 0);
 }
+
+static void forge(const char *config, const char *old, const char *new) { forge_in(config, "step-000002", old, new); }
 
 static void forged_runs_are_refused(void **state)
 {
@@ -224,12 +228,24 @@ static void what_made_the_steps_is_named(void **state)
     assert_int_equal(RUN(config, "--set", "data.format=text"), 0); /* the same rows */
 }
 
+/* The rule compares with the first steps' loss, which a checkpoint carries on. */
+static void divergence_is_said(void **state)
+{
+    (void)state;
+    const char *config = process_config("[eval]\nat_start = false\nat_end = false\n");
+    assert_int_equal(RUN(config, "--set", "train.steps=10"), 0);
+    assert_null(strstr(said.err, "diverges"));
+    forge_in(config, "step-000010", "\"first_loss\": \"", "\"first_loss\": \"-");
+    assert_int_equal(RUN(config, "--set", "train.steps=12"), 0);
+    assert_says(said.err, "warning: the loss diverges: ");
+    assert_null(strstr(strstr(said.err, "diverges") + 1, "diverges"));
+}
+
 int test_resume(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forged_state_is_refused),
-        cmocka_unit_test(forged_runs_are_refused),
-        cmocka_unit_test(steps_and_rates_may_change),
+        cmocka_unit_test(forged_state_is_refused),      cmocka_unit_test(forged_runs_are_refused),
+        cmocka_unit_test(steps_and_rates_may_change),   cmocka_unit_test(divergence_is_said),
         cmocka_unit_test(what_made_the_steps_is_named),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);

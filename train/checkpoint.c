@@ -100,11 +100,12 @@ static const struct field {
     size_t offset;
     enum field_kind kind;
 } fields[] = {
-    {NAMED(step), FIELD_I64},        {NAMED(pos.epoch), FIELD_I64}, {NAMED(pos.index), FIELD_I64},
-    {NAMED(n_nonfinite), FIELD_I64}, {NAMED(tokens), FIELD_I64},    {NAMED(total_steps), FIELD_I64},
-    {NAMED(smooth_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64}, {NAMED(best_step), FIELD_I64},
-    {NAMED(eval_step), FIELD_I64},   {NAMED(seed), FIELD_U64},      {NAMED(data_hash), FIELD_U64},
-    {NAMED(model_mark), FIELD_U64},  {NAMED(eval_hash), FIELD_U64},
+    {NAMED(step), FIELD_I64},        {NAMED(pos.epoch), FIELD_I64},  {NAMED(pos.index), FIELD_I64},
+    {NAMED(n_nonfinite), FIELD_I64}, {NAMED(tokens), FIELD_I64},     {NAMED(total_steps), FIELD_I64},
+    {NAMED(smooth_loss), FIELD_F64}, {NAMED(first_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64},
+    {NAMED(best_step), FIELD_I64},   {NAMED(n_worse), FIELD_I64},    {NAMED(eval_step), FIELD_I64},
+    {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64},  {NAMED(model_mark), FIELD_U64},
+    {NAMED(eval_hash), FIELD_U64},
 };
 _Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[0]),
                "a field of train_state is missing");

@@ -15,8 +15,10 @@ struct train_state {
     int64_t tokens;        /* trained on so far */
     int64_t total_steps;   /* of the run, when this was saved: the schedule's length */
     double smooth_loss;    /* of the step line */
+    double first_loss;     /* mean of the first three steps with a finite loss: what divergence is measured by */
     double best_loss;      /* lowest held-out loss; infinity: none yet */
     int64_t best_step;
+    int64_t n_worse;   /* evaluations since best_step, none of them lower */
     int64_t eval_step; /* last one evaluated; -1: none */
     uint64_t seed;
     uint64_t data_hash, model_mark; /* must agree to resume: training data; samples of the model's weights */

@@ -49,6 +49,8 @@ static const struct option options[] = {
     ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents held out when eval is empty"),
     ROW(data, format, DATA, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca", "auto: by keys"),
     ROW(data, columns, DATA, "", "TO=COLUMN,...", "of rows with other keys: user=question,assistant=answer"),
+    ROW(data, eval_format, FREE, "same", "same|auto|text|messages|prompt_completion|sharegpt|alpaca", "of data.eval"),
+    ROW(data, eval_columns, FREE, "same", "same|TO=COLUMN,...", "of data.eval; same: as data.columns"),
     ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "longest sequence in tokens"),
     ROW(data, packing, MATH, "true", YES_NO, "fill sequences with several documents, kept apart"),
     ROW(data, shuffle, MATH, "true", YES_NO, "a new order every epoch, by train.seed"),
@@ -103,6 +105,7 @@ static const struct option options[] = {
     ROW(eval, at_start, FREE, "true", YES_NO, "evaluate before step 1"),
     ROW(eval, at_end, FREE, "true", YES_NO, "evaluate after the last step"),
     ROW(eval, max_batches, FREE, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
+    ROW(eval, patience, FREE, "0", "[0, 1e9]", "evaluations without a lower loss that end a run; 0: never"),
     ROW(output, dir, FREE, "out", "directory", "everything a run writes"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
     ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
@@ -467,6 +470,10 @@ int config_validate(const struct config *c, struct err *err)
     if (c->eval.every > 0 && !held_out)
         return err_set(err, "eval.every = %lld, but nothing is held out: set data.eval or data.eval_split",
                        (long long)c->eval.every);
+    if (c->eval.patience > 0 && c->eval.every == 0)
+        return err_set(err, "eval.patience = %lld needs evaluations: set eval.every", (long long)c->eval.patience);
+    if (!c->data.eval[0] && (c->data.eval_format != CFG_EVAL_FORMAT_SAME || strcmp(c->data.eval_columns, "same")))
+        return err_set(err, "data.eval_format and data.eval_columns are of data.eval, which is not set");
     if (c->train.steps == 0 && c->train.epochs == 0)
         return err_set(err, "train.steps and train.epochs are both 0: set one of them");
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)

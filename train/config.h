@@ -15,6 +15,8 @@ enum cfg_format {
     CFG_FORMAT_SHAREGPT,
     CFG_FORMAT_ALPACA
 };
+/* Of data.eval_format: 0 is that of data.format, which others are one above. */
+enum { CFG_EVAL_FORMAT_SAME };
 enum cfg_loss_on { CFG_LOSS_ASSISTANT, CFG_LOSS_LAST, CFG_LOSS_ALL };
 enum cfg_overlong { CFG_OVERLONG_CUT, CFG_OVERLONG_DROP };
 enum cfg_schedule { CFG_SCHEDULE_COSINE, CFG_SCHEDULE_LINEAR, CFG_SCHEDULE_CONSTANT };
@@ -39,9 +41,9 @@ struct config {
         bool quantize_attention;
     } model;
     struct {
-        char train[MT_PATH], eval[MT_PATH], columns[256];
+        char train[MT_PATH], eval[MT_PATH], columns[256], eval_columns[256];
         double eval_split;
-        int format, loss_on, overlong;
+        int format, eval_format, loss_on, overlong;
         int64_t seq_len;
         bool packing, shuffle, split_turns;
         char chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
@@ -70,7 +72,7 @@ struct config {
         double capacity, timeout_s;
     } parallel;
     struct {
-        int64_t every, max_batches;
+        int64_t every, max_batches, patience;
         bool at_start, at_end;
     } eval;
     struct {

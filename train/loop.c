@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "optim/schedule.h"
+#include "train/archive.h"
 #include "train/lock.h"
 #include "train/packing.h"
 #include "train/peft.h"
@@ -41,6 +42,7 @@ struct training {
     struct lock lock; /* of output.dir, held by rank 0 */
     bool warned;      /* of memory */
     bool told;        /* of pieces */
+    bool diverged;    /* said so */
     bool stopping;    /* all ranks know that one of them was asked to stop */
 };
 
@@ -181,6 +183,25 @@ static void tell_of_pieces(struct training *t)
              (long long)m->n_piece, (long long)planned, m->acts.divided.capacity);
 }
 
+/* Says that a run does not learn. Skipped steps: at the first. Divergence: from the 10th step with a finite loss on, a
+ * smoothed loss above 1.5 times the mean of the first three, plus 0.5; once per start. */
+static void warn_of_loss(struct training *t, bool skipped)
+{
+    const struct train_state *s = &t->state;
+    const int64_t finite = s->step - s->n_nonfinite;
+    if (!is_first(t)) return;
+    if (skipped && s->n_nonfinite == 1)
+        log_warn("step %lld is skipped: its loss or gradient is not finite; the run ends after %lld such steps "
+                 "(train.max_nonfinite). Lower optim.lr or look at the data",
+                 (long long)s->step, (long long)t->run.cfg->train.max_nonfinite);
+    if (t->diverged || finite < 10 || !(s->smooth_loss > 1.5 * s->first_loss + 0.5)) return;
+    t->diverged = true;
+    metrics_end_line(&t->metrics);
+    log_warn("the loss diverges: %.4f (smoothed) at step %lld, %.4f in the first steps. Lower optim.lr, or raise "
+             "optim.warmup_steps",
+             s->smooth_loss, (long long)s->step, s->first_loss);
+}
+
 /* A mean over the steps so far that turns into an exponential one with the weight 0.1. */
 static double smoothed(double before, double loss, int64_t n)
 {
@@ -213,6 +234,7 @@ static int step(struct training *t, struct err *err)
         s->n_nonfinite++;
     else
         s->smooth_loss = smoothed(s->smooth_loss, m.loss, s->step - s->n_nonfinite);
+    if (s->step - s->n_nonfinite <= 3) s->first_loss = s->smooth_loss;
     m.smooth_loss = s->smooth_loss;
     m.ms = clock_ms() - start;
     m.roof = (t->run.dev.floor_ms - floor_ms) / m.ms;
@@ -221,6 +243,7 @@ static int step(struct training *t, struct err *err)
     tell_of_pieces(t);
     m.bad = bad;
     if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
+    warn_of_loss(t, m.skipped);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
     if (!m.skipped || s->n_nonfinite < cfg->train.max_nonfinite) return 0;
     return err_set(
@@ -238,11 +261,14 @@ static int evaluate(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     if (!t->run.eval.n_docs) return 0;
     if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
-    e.best = t->state.step > 0 && e.loss < t->state.best_loss;
+    const bool lowest = e.loss < t->state.best_loss;
+    e.best = lowest && t->state.step > 0; /* step 0 is what the others have to beat: there is nothing to save yet */
     if (is_first(t)) metrics_eval(&t->metrics, &e);
-    if (!e.best) return 0;
+    t->state.n_worse = lowest ? 0 : t->state.n_worse + 1;
+    if (!lowest) return 0;
     t->state.best_loss = e.loss;
     t->state.best_step = t->state.step;
+    if (!e.best) return 0;
     comm_busy(t->run.dev.ranks, "saving");
     const int rc = peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, t->run.model_name, err);
     comm_busy(t->run.dev.ranks, NULL);
@@ -286,6 +312,32 @@ static bool evaluation_due(const struct training *t)
     return cfg->eval.every && s % cfg->eval.every == 0;
 }
 
+/* By eval.patience. The count is part of the state: a run that ended so ends again at once when it is started again. */
+static bool out_of_patience(const struct training *t)
+{
+    const int64_t patience = t->run.cfg->eval.patience;
+    return patience && t->state.n_worse >= patience;
+}
+
+/* Where the best adapter is, when a run has come to its end. */
+static void tell_of_best(const struct training *t)
+{
+    const struct train_state *s = &t->state;
+    if (s->step < t->schedule.total_steps && out_of_patience(t))
+        log_info(
+            "eval.patience = %lld: the last %lld evaluations had no lower loss than %.4f of step %lld: stopped after "
+            "step %lld of %lld",
+            (long long)t->run.cfg->eval.patience, (long long)s->n_worse, s->best_loss, (long long)s->best_step,
+            (long long)s->step, (long long)t->schedule.total_steps);
+    if (s->eval_step <= 0 || !isfinite(s->best_loss)) return;
+    if (s->best_step)
+        log_info("best: %s (held-out loss %.4f at step %lld)", out_path(t->run.cfg, "best").s, s->best_loss,
+                 (long long)s->best_step);
+    else
+        log_info("no evaluation had a lower loss than step 0 (%.4f): there is no %s", s->best_loss,
+                 out_path(t->run.cfg, "best").s);
+}
+
 /* Steps until the end or an interruption. What is due after a step is told by the state alone, so that a run that was
  * cut off in between does it when it continues. */
 static int steps(struct training *t, struct err *err)
@@ -293,12 +345,13 @@ static int steps(struct training *t, struct err *err)
     const int64_t every = t->run.cfg->output.save_every, start = t->state.step;
     for (int rc;;) {
         const int64_t s = t->state.step;
-        const bool last = s >= t->schedule.total_steps;
+        bool last = s >= t->schedule.total_steps;
         const bool due = evaluation_due(t);
         if (due) {
             if ((rc = evaluate(t, err))) return rc;
             t->state.eval_step = s;
         }
+        last |= out_of_patience(t);
         /* Where the run was continued there is a checkpoint already, but one that lacks an evaluation made up for. */
         if ((s > start || (due && s > 0)) && (last || (every && s % every == 0)))
             if (save(t, err)) return -1;
@@ -322,19 +375,13 @@ static struct schedule make_schedule(const struct config *cfg, const struct load
     return resume_schedule(cfg, total);
 }
 
-/* Checkpoints of another run are not mixed with this one's: they move aside, to checkpoints.1, .2, ... */
-static int set_old_checkpoints_aside(const struct config *cfg, struct err *err)
+/* Outputs of another run are not mixed with this one's. Without train.resume = never there is no checkpoint to
+ * continue; an adapter that a run left before its first checkpoint is kept all the same. */
+static int keep_earlier_run(const struct config *cfg, struct err *err)
 {
-    const struct out_path from = out_path(cfg, "checkpoints");
-    if (!file_is_dir(from.s)) return 0;
-    for (int i = 1;; i++) {
-        char name[32];
-        snprintf(name, sizeof(name), "checkpoints.%d", i);
-        const struct out_path to = out_path(cfg, name);
-        if (file_exists(to.s) || file_is_dir(to.s)) continue;
-        log_info("train.resume = never: the checkpoints of an earlier run move to %s", to.s);
-        return rename(from.s, to.s) ? err_set(err, "%s could not be renamed to %s", from.s, to.s) : 0;
-    }
+    const bool never = !strcmp(cfg->train.resume, "never");
+    if (!never && !file_is_dir(out_path(cfg, "adapter").s) && !file_is_dir(out_path(cfg, "best").s)) return 0;
+    return archive_run(cfg->output.dir, err);
 }
 
 /* best_loss is a loss of these rows, and of so many of their micro-batches. */
@@ -377,7 +424,7 @@ static void take_state(struct training *t, const struct train_state *found)
     if (found->eval_hash == fresh.eval_hash) return;
     t->state.eval_hash = fresh.eval_hash;
     t->state.best_loss = INFINITY;
-    t->state.best_step = 0;
+    t->state.best_step = t->state.n_worse = 0;
     t->state.eval_step = -1;
     log_info("other held-out data, or another eval.max_batches, than before: the best adapter is looked for anew");
 }
@@ -395,8 +442,7 @@ static int restore(struct training *t, struct err *err)
         take_state(t, &found);
         return 0;
     }
-    if (cfg->lora.init_from[0] && peft_load(ad, &t->run.dev, cfg->lora.init_from, err)) return -1;
-    return !strcmp(cfg->train.resume, "never") && is_first(t) ? set_old_checkpoints_aside(cfg, err) : 0;
+    return cfg->lora.init_from[0] ? peft_load(ad, &t->run.dev, cfg->lora.init_from, err) : 0;
 }
 
 /* All ranks must have come to the same state, and have the same adapters. */
@@ -463,8 +509,8 @@ static int take_output(struct training *t, struct err *err)
     static const char *const adapters[] = {"adapter", "best"};
     const char *dir = t->run.cfg->output.dir;
     if (file_make_dirs(dir, err)) return -1;
-    if (is_first(t) && (lock_take(&t->lock, dir, err) || swap_sweep(dir, adapters, MT_LEN(adapters), true, err) ||
-                        checkpoint_sweep(dir, err)))
+    if (is_first(t) && (lock_take(&t->lock, dir, err) || archive_recover(dir, err) ||
+                        swap_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
         return -1;
     comm_barrier(t->run.dev.ranks);
     return 0;
@@ -500,6 +546,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
         return -1;
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
+    if (is_first(t) && !t->from.found && keep_earlier_run(cfg, err)) return -1;
     if (is_first(t)) print_opening(t);
     if (packing_prove(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
@@ -543,6 +590,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, t.run.model_name, err);
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (!rc) log_info("adapter: %s", out_path(cfg, "adapter").s);
+    if (!rc && is_first(&t)) tell_of_best(&t);
     if (!rc && cfg->log.report) log_info("report: %s", out_path(cfg, "report.html").s);
     training_close(&t);
     if (rc >= 0) signal(SIGTERM, SIG_IGN); /* from a launcher, as another rank has exited before this one */

@@ -173,6 +173,7 @@ static int check_losses(const struct resume *r, struct err *err)
         double value;
         bool good;
     } losses[] = {{"smooth_loss", s->smooth_loss, isfinite(s->smooth_loss)},
+                  {"first_loss", s->first_loss, isfinite(s->first_loss)},
                   {"best_loss", s->best_loss, s->best_loss > -HUGE_VAL}};
     char value[40];
     for (int64_t i = 0; i < MT_LEN(losses); i++) {
@@ -215,6 +216,7 @@ static int check_state(const struct resume *r, const struct resume_run *run, str
         {"tokens", s->tokens, 0, times(n_batch, cfg->train.micro_batch * cfg->data.seq_len)},
         {"total_steps", s->total_steps, MT_MAX(s->step, 1), most},
         {"best_step", s->best_step, 0, isfinite(s->best_loss) ? s->step : 0},
+        {"n_worse", s->n_worse, 0, s->step},
         {"eval_step", s->eval_step, -1, s->step},
         {"seed", (int64_t)s->seed, cfg->train.seed, cfg->train.seed},
     };

@@ -190,17 +190,27 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
     return find_eos(r, &opt->eos, err);
 }
 
+/* The options of data.eval, whose rows may have another form. */
+static struct dataset_options eval_options(const struct config *cfg, const struct dataset_options *train)
+{
+    struct dataset_options opt = *train;
+    if (cfg->data.eval_format != CFG_EVAL_FORMAT_SAME) opt.format = (enum data_format)(cfg->data.eval_format - 1);
+    if (strcmp(cfg->data.eval_columns, "same")) opt.columns = cfg->data.eval_columns;
+    return opt;
+}
+
 int run_open_data(struct run *r, bool train, struct err *err)
 {
     const struct config *cfg = r->cfg;
     char cache[MT_PATH];
     struct dataset_options opt;
     if (run_open_tokenizer(r, &opt, cache, err)) return -1;
+    const struct dataset_options eval_opt = eval_options(cfg, &opt);
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
     if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
     wait_for_turn(r->dev.ranks);
     if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err)) return -1;
-    if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &opt, err)) return -1;
+    if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &eval_opt, err)) return -1;
     pass_turn(r->dev.ranks);
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     const bool cut = opt.overlong == OVERLONG_CUT;

@@ -1,0 +1,96 @@
+/* archive.c - the outputs of an earlier run are kept when another one starts anew in the same output.dir.
+ *
+ * Several names cannot be renamed at once. They move into a hidden directory one after the other, and that one gets the
+ * archive's name when it has them all: a kill before this leaves the hidden directory, and the next start moves what is
+ * in it back. The caller holds the lock of output.dir. */
+#include "train/archive.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "data/file.h"
+
+#define HALF    ".archiving"
+#define EXPORTS "export-"
+
+static const char *const outputs[] = {"adapter",    "best",       "checkpoints", "metrics.jsonl", "report.html",
+                                      "config.ini", "trace.json", "profile.txt", "tensorboard"};
+
+static bool is_output(const char *name)
+{
+    bool found = !strncmp(name, EXPORTS, strlen(EXPORTS));
+    for (int64_t i = 0; i < MT_LEN(outputs); i++) found |= !strcmp(name, outputs[i]);
+    return found;
+}
+
+static int join(char path[MT_PATH], const char *dir, const char *name, struct err *err)
+{
+    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
+}
+
+static int move(const char *from_dir, const char *to_dir, const char *name, struct err *err)
+{
+    char from[MT_PATH], to[MT_PATH];
+    if (join(from, from_dir, name, err) || join(to, to_dir, name, err)) return -1;
+    return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
+}
+
+/* Every entry of `from`, or the outputs among them, to `to`; how many in *moved. */
+static int move_all(const char *from, const char *to, bool only_outputs, int64_t *moved, struct err *err)
+{
+    char **names;
+    int64_t n;
+    *moved = 0;
+    if (file_list(from, &names, &n, err)) return -1;
+    int rc = 0;
+    for (int64_t i = 0; i < n && !rc; i++) {
+        if (only_outputs && !is_output(names[i])) continue;
+        rc = move(from, to, names[i], err);
+        *moved += !rc;
+    }
+    file_list_free(names, n);
+    return rc;
+}
+
+/* The first archive-N that is not there. */
+static int free_name(const char *dir, char name[32], struct err *err)
+{
+    struct stat st;
+    char path[MT_PATH];
+    for (int i = 1;; i++) {
+        snprintf(name, 32, "archive-%d", i);
+        if (join(path, dir, name, err)) return -1;
+        if (lstat(path, &st)) return 0;
+    }
+}
+
+int archive_recover(const char *dir, struct err *err)
+{
+    char half[MT_PATH];
+    int64_t moved;
+    if (join(half, dir, HALF, err)) return -1;
+    if (!file_is_dir(half)) return 0;
+    if (move_all(half, dir, false, &moved, err)) return err_prefix(err, "putting an earlier run back");
+    return file_remove_tree(half, err);
+}
+
+int archive_run(const char *dir, struct err *err)
+{
+    char half[MT_PATH], to[MT_PATH], name[32];
+    int64_t moved;
+    if (join(half, dir, HALF, err) || free_name(dir, name, err) || join(to, dir, name, err) ||
+        file_make_dirs(half, err))
+        return -1;
+    int rc = move_all(dir, half, true, &moved, err);
+    if (!rc && moved && rename(half, to)) rc = err_set(err, "cannot rename %s to %s: %s", half, to, strerror(errno));
+    if (!rc && moved) rc = file_sync_dir(dir, err);
+    if (rc || !moved) {
+        struct err back = {.msg = ""};
+        if (archive_recover(dir, &back)) log_warn("%s", back.msg);
+        return rc ? err_prefix(err, "moving the earlier run in %s aside", dir) : 0;
+    }
+    log_info("the earlier run in %s is kept in %s", dir, to);
+    return 0;
+}

@@ -1,0 +1,13 @@
+/* archive.h - what an earlier run left in output.dir moves into a folder of its own, whole or not at all. */
+#ifndef MT_ARCHIVE_H
+#define MT_ARCHIVE_H
+
+#include "kernels/base.h"
+
+/* Moves all outputs of a run (adapters, checkpoints, metrics, report, configuration, profile, exports) from dir to
+ * dir/archive-N and says so; other files stay. After an error everything is where it was. */
+int archive_run(const char *dir, struct err *err) MT_CHECK;
+/* Undoes what a process began that was killed in archive_run. */
+int archive_recover(const char *dir, struct err *err) MT_CHECK;
+
+#endif
