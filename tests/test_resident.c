@@ -121,6 +121,7 @@ struct job {
     int64_t resident;
     int64_t budget; /* bytes; 0: what is free */
     int64_t seq;    /* half of a micro-batch; 0: SEQ */
+    int threads;    /* of the CPU, each of which has scratch of its own; 0: all */
 
     struct synth_memory memory;
     struct config cfg;
@@ -145,6 +146,7 @@ static void job_open(struct job *j)
     *r = (struct run){.cfg = &j->cfg};
     if (synth_memory_open(&j->memory, &opt, &err) || device_open(&r->dev, j->device, "auto", &err))
         fail_msg("%s", err.msg);
+    if (j->threads) r->dev.n_threads = j->threads;
     j->table = *r->dev.ops;
     if (j->own_memory) j->table.own_memory = true;
     r->dev.ops = &j->table;
@@ -299,7 +301,7 @@ static void test_peak_of_the_load(void **state)
 {
     (void)state;
     static struct job j;
-    j = (struct job){.arch = "gpt-oss-tiny", .quant = "bf16", .device = "cpu", .resident = 9, .seq = 2};
+    j = (struct job){.arch = "gpt-oss-tiny", .quant = "bf16", .device = "cpu", .resident = 9, .seq = 2, .threads = 1};
     job_run(&j);
     assert_int_equal(j.run.plan.memory.n_decoded, N_LAYER);
     assert_true(j.run.plan.memory.work_load > j.run.plan.memory.work);
