@@ -3,6 +3,8 @@
 #define _GNU_SOURCE /* sync_file_range */
 #include "data/file.h"
 
+#include "data/cut.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -40,23 +42,33 @@ static int64_t read_full(int fd, void *dst, int64_t size)
     return n;
 }
 
+/* Opens a file to read; never waits for one that is a FIFO or a device. A pipe that is named by its descriptor, as a
+ * shell's <(...) and /dev/stdin are, has a writer, and is accepted where `pipe`. */
+static int open_file(const char *path, bool pipe, struct stat *st, struct err *err)
+{
+    const bool descriptor =
+        !strncmp(path, "/dev/fd/", 8) || !strncmp(path, "/proc/self/fd/", 14) || !strcmp(path, "/dev/stdin");
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (pipe && descriptor ? 0 : O_NONBLOCK));
+    if (fd < 0) return io_error(err, path, "open");
+    if (fstat(fd, st))
+        io_error(err, path, "stat");
+    else if (S_ISREG(st->st_mode) || (pipe && descriptor && S_ISFIFO(st->st_mode)))
+        return fd;
+    else
+        err_set(err, "%s: not a regular file", path);
+    close(fd);
+    return -1;
+}
+
 /* ---- maps ---- */
 
 int file_map_open(struct file_map *map, const char *path, struct err *err)
 {
     *map = (struct file_map){0};
     int rc = -1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return io_error(err, path, "open");
     struct stat st;
-    if (fstat(fd, &st)) {
-        io_error(err, path, "stat");
-        goto out;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        err_set(err, "%s: not a regular file", path);
-        goto out;
-    }
+    const int fd = open_file(path, false, &st, err);
+    if (fd < 0) return -1;
     map->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     if (st.st_size > 0) {
         void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -66,6 +78,7 @@ int file_map_open(struct file_map *map, const char *path, struct err *err)
         }
         map->data = p;
         map->size = st.st_size;
+        cut_watch(p, map->size, path);
     }
     rc = 0;
 out:
@@ -75,7 +88,10 @@ out:
 
 void file_map_close(struct file_map *map)
 {
-    if (map->data) munmap((void *)(uintptr_t)map->data, (size_t)map->size);
+    if (map->data) {
+        cut_forget(map->data);
+        munmap((void *)(uintptr_t)map->data, (size_t)map->size);
+    }
     *map = (struct file_map){0};
 }
 
@@ -89,11 +105,9 @@ void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes)
 
 char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        io_error(err, path, "open");
-        return NULL;
-    }
+    struct stat st;
+    const int fd = open_file(path, true, &st, err);
+    if (fd < 0) return NULL;
     char *text = NULL, limit[32];
     int64_t n = 0, cap = 0, got;
     do { /* by reading, not by the size: pipes have none */
@@ -136,11 +150,9 @@ struct line_reader *line_reader_open(const char *path, struct err *err)
     struct line_reader *r = mem_alloc(sizeof(*r));
     r->path = mem_strdup(path);
     r->chunk = mem_alloc(CHUNK_BYTES);
-    r->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (r->fd < 0) {
-        io_error(err, path, "open");
-        goto fail;
-    }
+    struct stat st;
+    r->fd = open_file(path, false, &st, err);
+    if (r->fd < 0) goto fail;
     r->end = read_full(r->fd, r->chunk, CHUNK_BYTES);
     if (r->end < 0) {
         io_error(err, path, "read");
@@ -456,8 +468,9 @@ void file_list_free(char **names, int64_t count)
 
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return io_error(err, path, "open");
+    struct stat st;
+    const int fd = open_file(path, false, &st, err);
+    if (fd < 0) return -1;
     uint8_t *chunk = mem_alloc(CHUNK_BYTES);
     uLong sum = crc32(0, NULL, 0);
     int64_t n = 0, got;

@@ -23,12 +23,15 @@ void process_read(const char *path, char *text, int64_t cap)
     fclose(f);
 }
 
-pid_t process_start(const char *dir, const char *const *words)
+/* first: the words before those, NULL at the end. */
+static pid_t start(const char *dir, const char *const *first, const char *const *words)
 {
-    char *argv[MAX_ARGS + 2] = {(char *)(uintptr_t)moetrain_binary()}, out[MT_PATH], err[MT_PATH];
-    for (int i = 0; words[i]; i++) {
-        assert_true(i < MAX_ARGS);
-        argv[i + 1] = (char *)(uintptr_t)words[i]; /* execv changes nothing */
+    char *argv[MAX_ARGS + 2] = {NULL}, out[MT_PATH], err[MT_PATH];
+    int n = 0;
+    for (; *first; first++) argv[n++] = (char *)(uintptr_t)*first; /* execv changes nothing */
+    for (; *words; words++) {
+        assert_true(n <= MAX_ARGS);
+        argv[n++] = (char *)(uintptr_t)*words;
     }
     snprintf(out, sizeof(out), "%s/stdout", dir);
     snprintf(err, sizeof(err), "%s/stderr", dir);
@@ -38,6 +41,16 @@ pid_t process_start(const char *dir, const char *const *words)
     if (!freopen("/dev/null", "r", stdin) || !freopen(out, "w", stdout) || !freopen(err, "w", stderr)) _exit(99);
     execv(argv[0], argv);
     _exit(98);
+}
+
+pid_t process_start(const char *dir, const char *const *words)
+{
+    return start(dir, (const char *const[]){moetrain_binary(), NULL}, words);
+}
+
+pid_t process_start_shell(const char *dir, const char *script, const char *const *words)
+{
+    return start(dir, (const char *const[]){"/bin/sh", "-c", script, "sh", moetrain_binary(), NULL}, words);
 }
 
 int process_finish(const char *dir, pid_t pid)

@@ -14,6 +14,8 @@ extern struct said said;
 
 /* Starts moetrain with these words (NULL at the end); its output goes to DIR/stdout and DIR/stderr. */
 pid_t process_start(const char *dir, const char *const *words);
+/* The same by a shell, whose script says with "$@" what to do with the command. */
+pid_t process_start_shell(const char *dir, const char *script, const char *const *words);
 /* Its exit code, or 1000 + the signal that ended it; fills `said`. */
 int process_finish(const char *dir, pid_t pid);
 int process_run(const char *const *words);

@@ -176,11 +176,14 @@ static void signal_all(int number)
 }
 
 /* The first one asks the ranks to save and stop; they may have had it as well, from the terminal, so that it goes to
- * them as another one, of which many do no harm. The second one ends them. */
+ * them as another one, of which many do no harm. The second one ends them; SIGHUP, which comes more than once when a
+ * terminal is closed, is not counted. */
 static void hand_on(int number)
 {
-    (void)number;
-    signal_all(children.signals++ ? SIGKILL : SIGUSR1);
+    if (number == SIGHUP)
+        signal_all(SIGUSR1);
+    else
+        signal_all(children.signals++ ? SIGKILL : SIGUSR1);
 }
 
 /* Notes how rank r ended; its share in the exit code. */
@@ -254,6 +257,8 @@ static int start_ranks(struct comm_place *p, int64_t n, int *code, struct err *e
     close(listener);
     sigaction(SIGTERM, &handler, NULL);
     sigaction(SIGINT, &handler, NULL);
+    if (signal(SIGHUP, hand_on) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
+    signal(SIGPIPE, SIG_IGN);                                        /* rank 0 saves when standard output is closed */
     *code = wait_for_all();
     mem_free(children.pids);
     return 1;

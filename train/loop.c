@@ -24,9 +24,11 @@ static volatile sig_atomic_t stop_signal;
 
 static void on_signal(int number)
 {
-    stop_signal =
-        number == SIGUSR1 ? SIGTERM : number;       /* SIGUSR1: from the process that started the ranks, any number */
-    if (number != SIGUSR1) signal(number, SIG_DFL); /* a second one ends the process; what is on disk stays whole */
+    stop_signal = number == SIGUSR1 ? SIGTERM : number; /* SIGUSR1: from the process that started the ranks */
+    /* A second SIGINT or SIGTERM ends the process; what is on disk stays whole. A terminal that is closed sends SIGHUP
+     * more than once, a closed pipe SIGPIPE for every line: these go on to save. */
+    if (number == SIGHUP || number == SIGPIPE) signal(number, SIG_IGN);
+    if (number == SIGINT || number == SIGTERM) signal(number, SIG_DFL);
 }
 
 static bool stop_asked(void) { return stop_signal != 0; }
@@ -564,8 +566,9 @@ static void training_close(struct training *t)
 
 static void take_signals(void)
 {
-    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGPIPE};
     for (int i = 0; i < MT_LEN(signals); i++) signal(signals[i], on_signal);
+    if (signal(SIGHUP, on_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
 }
 
 int loop_train(const struct config *cfg, struct comm *all, struct err *err)
@@ -580,7 +583,9 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     if (!rc) rc = steps(&t, err);
     if (rc == LOOP_INTERRUPTED) {
         metrics_end_line(&t.metrics);
-        if (stop_signal)
+        if (stop_signal == SIGPIPE)
+            log_info("standard output or error was closed after step %lld: saving", (long long)t.state.step);
+        else if (stop_signal)
             log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t.state.step);
         else
             log_info("another rank was interrupted after step %lld: saving", (long long)t.state.step);

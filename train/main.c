@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "train/cli.h"
+#include "train/process.h"
 
 static int usage_error(const struct command *c, const struct err *err)
 {
@@ -55,6 +56,7 @@ int main(int argc, char **argv)
 {
     struct err err = {{0}};
     struct cli_line line;
+    process_prepare();
     if (cli_find(&line, argc - 1, argv + 1, &err)) return usage_error(line.command, &err);
     if (!line.command || !line.command->run) return cli_help(line.command, stdout), EXIT_DONE;
     void *args = mem_alloc((int64_t)line.command->size + 1);

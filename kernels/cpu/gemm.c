@@ -25,6 +25,7 @@ void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, 
     if (m == 0 || n == 0) return;
     MT_REQUIRE(m <= INT_MAX && n <= INT_MAX && k <= INT_MAX && lda <= INT_MAX && ldb <= INT_MAX && ldc <= INT_MAX,
                "a product of [%lld, %lld] by %lld is too large for BLAS", (long long)m, (long long)k, (long long)n);
+    blas_reserve();
     cblas_gemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)k,
                alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
 }

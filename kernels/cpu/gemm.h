@@ -11,6 +11,10 @@
 #define gemm_fwd    CPU(gemm_fwd)
 #define gemm_bwd    CPU(gemm_bwd)
 
+/* Before a thread calls OpenBLAS: ends the process with an error where the system has no room for what OpenBLAS needs
+ * for the threads of this team (blas.c). */
+void blas_reserve(void);
+
 /* c[m,n] = beta * c + alpha * op(a) op(b), row-major, op transposes when ta / tb; one thread. beta 0 overwrites c, NaN
  * included. */
 void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda,

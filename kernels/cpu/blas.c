@@ -1,0 +1,55 @@
+/* blas.c - memory of OpenBLAS. It maps a buffer for every thread that calls it, keeps it, and where the system refuses
+ * one it tries again for ever: a process whose address space is limited (ulimit -v) would hang. So the buffers of all
+ * threads of a team are made before its first product, each after a test whether the system has room for it. */
+#ifndef MT_F64 /* once for both precisions */
+#include <omp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kernels/cpu/gemm.h"
+
+#define BUFFER_BYTES ((size_t)129 << 20) /* BUFFER_SIZE of OpenBLAS, 32 << 22, and its alignment */
+
+/* OpenBLAS's own; no header has them, and a build may hide them. */
+void *blas_memory_alloc(int position) __attribute__((weak));
+void blas_memory_free(void *buffer) __attribute__((weak));
+
+/* Before OpenBLAS's constructor, which otherwise starts threads that have no work here, each with a buffer. */
+__attribute__((constructor(101))) static void one_thread(void) { setenv("OPENBLAS_NUM_THREADS", "1", 1); }
+
+static bool has_room(void)
+{
+    void *p = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p != MAP_FAILED && !munmap(p, BUFFER_BYTES);
+}
+
+void blas_reserve(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static atomic_int reserved; /* threads that have a buffer */
+    const int n = omp_get_num_threads();
+    if (n <= atomic_load_explicit(&reserved, memory_order_acquire)) return;
+    pthread_mutex_lock(&lock);
+    const int had = atomic_load_explicit(&reserved, memory_order_relaxed);
+    void **buffers = mem_array(n, sizeof(*buffers));
+    for (int i = 0; i < n && n > had; i++) {
+        if (i >= had && !has_room()) {
+            fprintf(stderr,
+                    "moetrain: error: out of memory: a matrix product needs %zu MiB of address space for each of %d "
+                    "threads: raise the limit (ulimit -v), or lower train.threads\n",
+                    BUFFER_BYTES >> 20, n);
+            _exit(1);
+        }
+        if (blas_memory_alloc && blas_memory_free) buffers[i] = blas_memory_alloc(0);
+    }
+    for (int i = 0; i < n; i++)
+        if (buffers[i]) blas_memory_free(buffers[i]);
+    mem_free(buffers);
+    if (n > had) atomic_store_explicit(&reserved, n, memory_order_release);
+    pthread_mutex_unlock(&lock);
+}
+#endif
