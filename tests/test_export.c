@@ -64,8 +64,8 @@ static int run(const struct config *cfg, const char *adapter, const char *format
 {
     FILE *f = tmpfile();
     assert_non_null(f);
-    const int rc =
-        dir ? export_check(cfg, adapter, format, dir, f, err) : export_run(cfg, adapter, format, out, f, err);
+    const int rc = dir ? export_check(cfg, adapter, format, dir, false, f, err)
+                       : export_run(cfg, adapter, format, out, false, f, err);
     rewind(f);
     report[fread(report, 1, sizeof(report) - 1, f)] = 0;
     fclose(f);

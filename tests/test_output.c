@@ -1,4 +1,4 @@
-/* test_output.c - output.dir belongs to one run at a time, and what earlier ones left there is kept or tidied. */
+/* test_output.c - output.dir belongs to one run at a time; what earlier ones left there is kept or tidied; exports. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -193,11 +193,37 @@ static void test_never(void **state)
     mem_free(kept);
 }
 
+/* ---- an export without rows to verify it with */
+
+static void test_export_by_force(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"vllm", "merged-bf16"};
+    const char *config = process_config(""), *dir = scratch_dir(), *adapter = fixture("parity/case_a/adapter_final");
+    char out[300];
+    assert_int_equal(RUN("export", config, "--set", "data.eval=", "--adapter", adapter, "--to", "peft"), 1);
+    assert_says(said.err, "--force");
+    for (int i = 0; i < 2; i++) {
+        snprintf(out, sizeof(out), "%.200s/%s", dir, formats[i]);
+        assert_int_equal(RUN("export", config, "--set", "data.eval=", "--adapter", adapter, "--to", formats[i], "--out",
+                             out, "--force"),
+                         0);
+        assert_says(said.err, "warning: NOT VERIFIED ON DATA");
+        assert_says(said.out, "no held-out tokens: not verified on data; values compared one by one, different: 0");
+        assert_int_equal(RUN("export", config, "--set", "data.eval=", "--adapter",
+                             fixture("parity/case_a/adapter_init"), "--to", formats[i], "--verify", out, "--force"),
+                         1); /* the export of another adapter */
+        assert_says(said.err, "did not arrive in ");
+    }
+    assert_int_equal(RUN("export", config, "--adapter", adapter, "--to", "peft", "--force"), 0);
+    assert_says(said.out, "whole adapter"); /* where there are rows they count */
+}
+
 int test_output(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lock),    cmocka_unit_test(test_two_runs), cmocka_unit_test(test_sweep),
-        cmocka_unit_test(test_archive), cmocka_unit_test(test_never),
+        cmocka_unit_test(test_archive), cmocka_unit_test(test_never),    cmocka_unit_test(test_export_by_force),
     };
     return cmocka_run_group_tests_name("output", tests, NULL, NULL);
 }

@@ -30,6 +30,7 @@ struct eval_args {
 struct export_args {
     struct cli_common common;
     const char *to, *adapter, *out, *verify;
+    bool force;
 };
 struct check_args {
     struct cli_common common;
@@ -92,8 +93,8 @@ static int do_generate(const void *args, struct config *cfg, struct err *err) { 
 static int do_export(const void *args, struct config *cfg, struct err *err)
 {
     const struct export_args *a = args;
-    if (a->verify) return export_check(cfg, a->adapter, a->to, a->verify, stdout, err);
-    return export_run(cfg, a->adapter, a->to, a->out, stdout, err);
+    if (a->verify) return export_check(cfg, a->adapter, a->to, a->verify, a->force, stdout, err);
+    return export_run(cfg, a->adapter, a->to, a->out, a->force, stdout, err);
 }
 
 static int do_plan(const void *args, struct config *cfg, struct err *err)
@@ -247,6 +248,7 @@ static const struct cli_row export_rows[] = {
     ADAPTER(export_args),
     USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
     OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; compare the export in DIR"),
+    FLAG(export_args, force, "--force", "without held-out rows: compare values only, not the model's outputs"),
     OVERRIDES(export_args),
 };
 static const struct cli_rule export_rules[] = {{CLI_NOT_BOTH, {"--out", "--verify"}}};

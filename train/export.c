@@ -157,7 +157,13 @@ static int open_all(struct export *x, const char *format, struct err *err)
         return -1;
     x->quantize = plan_quantize(x->cfg);
     if (x->run.eval.n_docs) return 0;
-    return err_set(err, "nothing to verify the export with: set data.eval, or data.eval_split with data.train");
+    if (!x->force)
+        return err_set(err,
+                       "nothing to verify the export with: set data.eval, or data.eval_split with data.train; --force "
+                       "exports without a verification on data");
+    log_warn("NOT VERIFIED ON DATA: there are no held-out rows, so that the outputs of the exported model are not "
+             "compared with the trainer's. What is written is read back and compared value by value");
+    return 0;
 }
 
 static int write_and_verify(struct export *x, struct err *err)
@@ -175,7 +181,7 @@ static int write_and_verify(struct export *x, struct err *err)
 
 /* dir NULL: writes. Otherwise verifies what is there. */
 static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, const char *dir,
-               FILE *report, struct err *err)
+               bool force, FILE *report, struct err *err)
 {
     struct config on_cpu = *cfg; /* f32 on the CPU defines what is correct, and needs no device's memory */
     char adapter[MT_PATH], usual[MT_PATH];
@@ -184,8 +190,11 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     if (str_format(adapter, sizeof(adapter), err, "path", "%s/adapter", cfg->output.dir) ||
         str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format))
         return -1;
-    struct export x = {
-        .cfg = &on_cpu, .adapter_dir = adapter_dir ? adapter_dir : adapter, .out = out ? out : usual, .report = report};
+    struct export x = {.cfg = &on_cpu,
+                       .adapter_dir = adapter_dir ? adapter_dir : adapter,
+                       .out = out ? out : usual,
+                       .report = report,
+                       .force = force};
     struct lock lock = {.held = false};
     int rc = !dir && (check_new(x.out, err) || lock_take_for(&lock, cfg->output.dir, x.out, err))
                  ? -1
@@ -198,17 +207,20 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     return rc;
 }
 
-int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, FILE *report,
-               struct err *err)
+int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
+               FILE *report, struct err *err)
 {
     const double start = clock_ms();
-    const int rc = run(cfg, adapter_dir, format, out, NULL, report, err);
-    if (!rc) log_info("written and verified in %.1f s", (clock_ms() - start) / 1e3);
+    const int rc = run(cfg, adapter_dir, format, out, NULL, force, report, err);
+    const bool rows = cfg->data.eval[0] || cfg->data.eval_split > 0;
+    if (!rc)
+        log_info("written and %s in %.1f s", rows ? "verified" : "compared value by value, not verified on data,",
+                 (clock_ms() - start) / 1e3);
     return rc;
 }
 
-int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, FILE *report,
-                 struct err *err)
+int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
+                 FILE *report, struct err *err)
 {
-    return run(cfg, adapter_dir, format, NULL, dir, report, err);
+    return run(cfg, adapter_dir, format, NULL, dir, force, report, err);
 }

@@ -17,12 +17,13 @@ const char *export_format_name(enum export_format f); /* "peft", "vllm", "gguf",
 /* Writes the adapter of the PEFT directory adapter_dir (NULL: output.dir/adapter) into the directory out (NULL:
  * output.dir/export-FORMAT), new or empty, which appears when everything in it was written and verified. The table of
  * the verification goes to `report`. Error: the format is none of this model's, no held-out rows to verify with, too
- * little space, or what was read back is not what was trained: which part. */
-int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, FILE *report,
-               struct err *err) MT_CHECK;
+ * little space, or what was read back is not what was trained: which part. force: without held-out rows the values that
+ * were written are compared one by one, no outputs of the model, and a warning says so. */
+int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
+               FILE *report, struct err *err) MT_CHECK;
 /* The verification alone, of what lies in dir already. */
-int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, FILE *report,
-                 struct err *err) MT_CHECK;
+int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
+                 FILE *report, struct err *err) MT_CHECK;
 
 /* Adapters on the CPU, in f32, to be used as they are. */
 struct held {
@@ -62,6 +63,7 @@ struct export
     struct held held;         /* the adapter as it was trained */
     struct quantize quantize; /* how the trainer packs what it loads */
     FILE *report;
+    bool force; /* may be verified without held-out rows */
 };
 
 /* Bytes that the format's writer will put into x->tmp; the writers. Progress on standard error. */

@@ -51,13 +51,17 @@ struct stream {
 
 /* ---- rows ---- */
 
-/* Documents from the first on, up to MAX_TOKENS. */
+static bool has_rows(const struct export *x) { return x->run.eval.n_docs > 0; }
+
+/* Documents from the first on, up to MAX_TOKENS. Without any: one token, which takes the weights through the comparison
+ * layer by layer; what comes out is not judged. */
 static void take_rows(struct stream *s)
 {
     const struct dataset *ds = &s->x->run.eval;
     s->ids = mem_array(MAX_TOKENS, sizeof(int32_t));
     s->at = mem_array(MAX_TOKENS, sizeof(int32_t));
     s->starts = mem_array(MAX_TOKENS + 1, sizeof(int32_t));
+    if (!has_rows(s->x)) s->n_tok = s->n_seq = s->max_len = s->starts[1] = 1;
     for (int64_t d = 0; d < ds->n_docs && s->n_tok < MAX_TOKENS; d++) {
         const int64_t len = MT_MIN(ds->doc_off[d + 1] - ds->doc_off[d], MAX_TOKENS - s->n_tok);
         memcpy(s->ids + s->n_tok, ds->ids + ds->doc_off[d], (size_t)len * sizeof(int32_t));
@@ -344,10 +348,9 @@ static int find_bad(const struct stream *s)
     return PARTS;
 }
 
-static int judge(const struct stream *s, struct err *err)
+static void print_table(const struct stream *s)
 {
     const double n = (double)s->n_tok;
-    const int bad = find_bad(s);
     FILE *out = s->x->report;
     fprintf(out, "  %lld held-out tokens, KL of the trainer from  %13s%29s\n", (long long)s->n_tok, "the export",
             "the base");
@@ -356,6 +359,17 @@ static int judge(const struct stream *s, struct err *err)
     for (int p = 0; p < PARTS; p++)
         fprintf(out, "  %-17s %12.3g %12.3g %12.3g %12.3g%s\n", part_names[p], s->part[p].max, s->part[p].sum / n,
                 allowed_kl(s, p), s->effect[p].sum / n, judged_kl(s, p) <= allowed_kl(s, p) ? "" : "   too far");
+}
+
+static int judge(const struct stream *s, struct err *err)
+{
+    const int bad = has_rows(s->x) ? find_bad(s) : PARTS;
+    if (has_rows(s->x))
+        print_table(s);
+    else
+        fprintf(s->x->report,
+                "  no held-out tokens: not verified on data; values compared one by one, different: %lld\n",
+                (long long)s->losses->n);
     if (s->losses->n)
         return err_set(err, "verification: %lld parts of the adapter did not arrive in %s, the first: %s",
                        (long long)s->losses->n, export_format_name(s->x->format), s->losses->first);
@@ -370,7 +384,7 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
     if (verify_read(&read, x, err)) return err_prefix(err, "verification");
     struct stream s = {.x = x, .read = &read, .losses = losses};
     verify_values(losses, &x->held, &read);
-    int rc = stream_run(&s, err);
+    int rc = has_rows(x) ? stream_run(&s, err) : 0;
     if (!rc) rc = judge(&s, err);
     held_close(&read);
     return rc;
