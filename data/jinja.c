@@ -11,6 +11,8 @@
 #include "data/jinja_lib.h"
 #include "data/jinja_parse.h"
 
+#define MAX_TEMPLATE (1 << 20) /* bytes of text; its tree takes up to 300 times as much */
+
 struct jinja {
     struct jinja_arena arena;
     struct node *root;
@@ -32,7 +34,7 @@ static enum flow run(struct jinja_state *st, struct scope *scope, const struct n
 
 static struct scope *scope_new(struct jinja_state *st, struct scope *parent)
 {
-    struct scope *s = jinja_alloc(&st->arena, sizeof(*s));
+    struct scope *s = jinja_new(st, sizeof(*s));
     jinja_charge(st, (int64_t)sizeof(*s));
     s->parent = parent;
     return s;
@@ -47,12 +49,12 @@ static void assign(struct jinja_state *st, struct scope *scope, const char *name
 
 static struct value lookup(struct jinja_state *st, const struct scope *scope, const char *name)
 {
-    for (const struct scope *s = scope; s; s = s->parent) {
+    for (const struct scope *s = scope; s && jinja_charge(st, 1); s = s->parent) {
         const struct value *v = dict_get(st, &s->vars, key_of(name));
         if (v) return *v;
     }
     if (!jinja_is_function(name)) return value_undefined(name, (int64_t)strlen(name));
-    struct callable *c = jinja_alloc(&st->arena, sizeof(*c));
+    struct callable *c = jinja_new(st, sizeof(*c));
     c->name = name;
     return (struct value){.kind = VALUE_CALLABLE, .callable = c};
 }
@@ -146,7 +148,7 @@ static struct value bad_operands(struct jinja_state *st, const char *op, struct 
 static struct value concat(struct jinja_state *st, struct value a, struct value b)
 {
     if (!jinja_charge(st, a.size + b.size)) return value_none();
-    char *s = jinja_alloc(&st->arena, a.size + b.size + 1);
+    char *s = jinja_new(st, a.size + b.size + 1);
     if (a.size) memcpy(s, a.s, (size_t)a.size);
     if (b.size) memcpy(s + a.size, b.s, (size_t)b.size);
     return value_view(s, a.size + b.size);
@@ -209,8 +211,8 @@ static struct value arithmetic(struct jinja_state *st, const char *op, struct va
     if (*op != '+' || a.kind != VALUE_LIST || b.kind != VALUE_LIST || a.list->tuple != b.list->tuple)
         return bad_operands(st, op, a, b);
     struct value v = value_list(st, a.list->tuple);
-    for (int64_t i = 0; i < a.list->count; i++) list_add(st, v.list, a.list->items[i]);
-    for (int64_t i = 0; i < b.list->count; i++) list_add(st, v.list, b.list->items[i]);
+    for (int64_t i = 0; i < a.list->count && !st->failed; i++) list_add(st, v.list, a.list->items[i]);
+    for (int64_t i = 0; i < b.list->count && !st->failed; i++) list_add(st, v.list, b.list->items[i]);
     return v;
 }
 
@@ -333,7 +335,7 @@ static enum flow run_for(struct jinja_state *st, struct scope *scope, const stru
 {
     const struct list *all = value_items(st, eval(st, scope, n->b));
     struct value kept = value_list(st, false);
-    struct loop *loop = jinja_alloc(&st->arena, sizeof(*loop));
+    struct loop *loop = jinja_new(st, sizeof(*loop));
     for (int64_t i = 0; n->c && i < all->count && !st->failed; i++) {
         struct scope *one = scope_new(st, scope);
         assign_to(st, one, n->a, all->items[i]);
@@ -386,7 +388,7 @@ static enum flow run_one(struct jinja_state *st, struct scope *scope, const stru
     case NODE_FOR: return run_for(st, scope, n);
     case NODE_SET: run_set(st, scope, n); break;
     case NODE_MACRO: {
-        struct callable *c = jinja_alloc(&st->arena, sizeof(*c));
+        struct callable *c = jinja_new(st, sizeof(*c));
         *c = (struct callable){.macro = n, .scope = scope, .name = n->name};
         assign(st, scope, n->name, (struct value){.kind = VALUE_CALLABLE, .callable = c});
         break;
@@ -415,6 +417,12 @@ static enum flow run(struct jinja_state *st, struct scope *scope, const struct n
 struct jinja *jinja_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
     struct jinja *t = mem_alloc(sizeof(*t));
+    if (size > MAX_TEMPLATE) {
+        err_set(err, "%s: the template has %lld bytes, more than the %d that are allowed", name, (long long)size,
+                MAX_TEMPLATE);
+        mem_free(t);
+        return NULL;
+    }
     t->name = jinja_copy(&t->arena, name, (int64_t)strlen(name));
     if (!jinja_tree(&t->root, &t->generation, &t->arena, text, size, name, err)) return t;
     jinja_free(t);
@@ -457,8 +465,9 @@ int jinja_render(struct chat_text *out, const struct jinja *t, const struct jinj
                  const char *date, struct err *err)
 {
     int64_t size = out->size, spans = out->n_spans;
-    struct jinja_state st = {.out = out, .text = out, .name = t->name, .date = date, .work = JINJA_WORK, .line = 1};
-    st.err = err;
+    struct jinja_state st = {.out = out, .text = out, .name = t->name, .date = date, .line = 1, .err = err};
+    st.work = JINJA_WORK;
+    st.memory = JINJA_MEMORY;
     struct scope *scope = scope_new(&st, NULL);
     for (int64_t i = 0; i < n_vars; i++) assign(&st, scope, vars[i].name, var_value(&st, &vars[i]));
     run(&st, scope, t->root);

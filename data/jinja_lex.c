@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_NAME 256 /* bytes: a look-up reads the whole name */
+
 struct lexer {
     struct token_array *out;
     struct jinja_arena *arena;
@@ -259,6 +261,7 @@ static int lex_tag(struct lexer *l, bool block)
         } else if (is_name(c)) {
             int64_t stop = l->at;
             while (stop < l->size && is_name(l->text[stop])) stop++;
+            if (stop - l->at > MAX_NAME) return lex_error(l, "a name of more than 256 bytes");
             add(l, TOKEN_NAME, l->text + l->at, stop - l->at);
             l->at = stop;
         } else {

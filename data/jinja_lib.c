@@ -8,6 +8,7 @@
 #include <time.h>
 
 #define MAX_PARAMETERS 4
+#define MAX_INDENT     1000 /* of tojson; times the depth it must stay a number */
 
 static const struct value absent = {0}; /* an argument left out */
 
@@ -53,12 +54,26 @@ static int64_t number(struct jinja_state *st, struct value v, int64_t otherwise)
     return otherwise;
 }
 
+/* NUL-terminated. */
 static const char *text(struct jinja_state *st, struct value v, const char *otherwise)
 {
     if (value_absent(v)) return otherwise;
-    if (v.kind == VALUE_STRING) return jinja_copy(&st->arena, v.s, v.size);
-    jinja_fail(st, "a string is needed, not %s", value_kind_name(v));
-    return otherwise ? otherwise : "";
+    if (v.kind != VALUE_STRING) jinja_fail(st, "a string is needed, not %s", value_kind_name(v));
+    const struct value copy = v.kind == VALUE_STRING ? value_string(st, v.s, v.size) : v;
+    return copy.kind == VALUE_STRING ? copy.s : otherwise ? otherwise : "";
+}
+
+/* v is the text of a number and of nothing else. The copy that strtod needs does not stay in the arena. */
+static bool parse_number(struct jinja_state *st, struct value v, double *f)
+{
+    char *end, *s = NULL;
+    if (v.kind != VALUE_STRING || !v.size || !jinja_charge(st, v.size)) return false;
+    s = mem_alloc(v.size + 1);
+    memcpy(s, v.s, (size_t)v.size);
+    *f = strtod(s, &end);
+    const bool all = *s && !*end;
+    mem_free(s);
+    return all;
 }
 
 /* a.b.c, and numbers as indexes; `otherwise`, when given, for what is not there. */
@@ -67,8 +82,9 @@ static struct value attribute_path(struct jinja_state *st, struct value v, struc
     if (path.kind == VALUE_INT) return jinja_item(st, v, path);
     for (const char *p = text(st, path, ""); *p && !st->failed;) {
         size_t n = strcspn(p, ".");
-        const char *name = jinja_copy(&st->arena, p, (int64_t)n);
-        v = jinja_item(st, v, name[strspn(name, "0123456789")] ? value_view(name, (int64_t)n) : value_int(atoi(name)));
+        const struct value name = value_string(st, p, (int64_t)n);
+        if (st->failed) break;
+        v = jinja_item(st, v, name.s[strspn(name.s, "0123456789")] ? name : value_int(atoi(name.s)));
         if (v.kind == VALUE_UNDEFINED && !value_absent(otherwise)) v = otherwise;
         p += n + (p[n] == '.');
     }
@@ -105,10 +121,7 @@ FILTER(filter_int)
     double f;
     if (self.kind == VALUE_INT) return self;
     if (value_number(self, &f) && fabs(f) < 9e18) return value_int((int64_t)f);
-    const char *s = self.kind == VALUE_STRING ? text(st, self, "") : "";
-    char *end;
-    f = strtod(s, &end);
-    if (*s && !*end && fabs(f) < 9e15) return value_int((int64_t)f);
+    if (parse_number(st, self, &f) && fabs(f) < 9e15) return value_int((int64_t)f);
     return value_absent(a[0]) ? value_int(0) : a[0];
 }
 
@@ -116,10 +129,7 @@ FILTER(filter_float)
 {
     double f;
     if (value_number(self, &f)) return value_float(f);
-    const char *s = self.kind == VALUE_STRING ? text(st, self, "") : "";
-    char *end;
-    f = strtod(s, &end);
-    if (*s && !*end) return value_float(f);
+    if (parse_number(st, self, &f)) return value_float(f);
     return value_absent(a[0]) ? value_float(0) : a[0];
 }
 
@@ -152,7 +162,7 @@ FILTER(filter_list)
     (void)a;
     struct value v = value_list(st, false);
     const struct list *l = value_items(st, self);
-    for (int64_t i = 0; i < l->count; i++) list_add(st, v.list, l->items[i]);
+    for (int64_t i = 0; i < l->count && !st->failed; i++) list_add(st, v.list, l->items[i]);
     return v;
 }
 
@@ -188,6 +198,7 @@ FILTER(filter_tojson)
 {
     struct chat_text t = {0};
     int64_t indent = a[0].kind == VALUE_NONE ? -1 : number(st, a[0], -1);
+    if (indent > MAX_INDENT) return jinja_fail(st, "tojson: an indent of more than %d", MAX_INDENT);
     if (!value_absent(a[1]) && value_truth(a[1])) return jinja_fail(st, "tojson: ensure_ascii=true is not supported");
     value_tojson(st, &t, self, indent);
     return value_take(st, &t);
@@ -210,6 +221,7 @@ FILTER(filter_indent)
     struct chat_text t = {0};
     int64_t width = number(st, a[0], 4);
     bool first = value_truth(a[1]), blank = value_truth(a[2]);
+    if (s.kind != VALUE_STRING || !jinja_charge(st, s.size)) return s;
     for (int64_t i = 0, end; i < s.size && !st->failed; i = end) {
         for (end = i; end < s.size && s.s[end] != '\n';) end++;
         bool indent = (i > 0 || first) && (end > i || blank || (i == 0 && first));

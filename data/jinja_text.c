@@ -35,14 +35,6 @@ struct value jinja_strip(struct jinja_state *st, struct value self, struct value
     return value_view(self.s + begin, MT_MAX(end - begin, 0));
 }
 
-/* Where `what` begins in self at or after `from`, or -1. */
-static int64_t find(struct jinja_state *st, struct value self, struct value what, int64_t from)
-{
-    for (int64_t i = from; i + what.size <= self.size && jinja_charge(st, 1); i++)
-        if (!what.size || !memcmp(self.s + i, what.s, (size_t)what.size)) return i;
-    return -1;
-}
-
 struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to, int64_t count)
 {
     struct chat_text t = {0};
@@ -50,11 +42,11 @@ struct value jinja_replace(struct jinja_state *st, struct value self, struct val
     if (self.kind != VALUE_STRING || from.kind != VALUE_STRING || to.kind != VALUE_STRING)
         return jinja_fail(st, "replace: strings are needed");
     if (!from.size) return jinja_fail(st, "replace: of the empty string is not supported");
-    for (; count != 0 && (next = find(st, self, from, at)) >= 0; count--, at = next + from.size) {
+    for (; count != 0 && (next = value_find(st, self, from, at)) >= 0; count--, at = next + from.size) {
         chat_put_bytes(&t, self.s + at, next - at);
         if (jinja_charge(st, to.size)) chat_put_bytes(&t, to.s, to.size);
     }
-    chat_put_bytes(&t, self.s + at, self.size - at);
+    if (!st->failed) chat_put_bytes(&t, self.s + at, self.size - at);
     return value_take(st, &t);
 }
 
@@ -100,7 +92,8 @@ static struct value edge(struct jinja_state *st, struct value self, struct value
     for (int64_t i = 0; i < l->count; i++) {
         struct value s = l->items[i];
         if (s.kind != VALUE_STRING) return jinja_fail(st, "a string is needed, not %s", value_kind_name(s));
-        if (s.size > self.size || !jinja_charge(st, s.size / 16)) continue;
+        if (!jinja_charge(st, 1 + MT_MIN(s.size, self.size) / 16)) break;
+        if (s.size > self.size) continue;
         if (!s.size || !memcmp(self.s + (end ? self.size - s.size : 0), s.s, (size_t)s.size)) return value_bool(true);
     }
     return value_bool(false);
@@ -136,13 +129,15 @@ static struct value split_words(struct jinja_state *st, struct value self, int64
     struct value v = value_list(st, false);
     int64_t i = 0, n = 0;
     while (jinja_charge(st, 1)) {
+        const int64_t blanks = i;
         while (i < self.size && utf8_space(utf8_code(self.s + i, self.size - i)))
             i += utf8_size(self.s + i, self.size - i);
-        if (i == self.size) break;
+        if (!jinja_charge(st, i - blanks) || i == self.size) break;
         int64_t begin = i;
         while (i < self.size && !utf8_space(utf8_code(self.s + i, self.size - i)))
             i += utf8_size(self.s + i, self.size - i);
         if (n++ == max) i = self.size;
+        if (!jinja_charge(st, i - begin)) break;
         list_add(st, v.list, value_view(self.s + begin, i - begin));
     }
     return v;
@@ -155,7 +150,7 @@ METHOD(method_split)
     if (value_absent(a[0]) || a[0].kind == VALUE_NONE) return split_words(st, self, max);
     if (a[0].kind != VALUE_STRING || !a[0].size) return jinja_fail(st, "split: at a string that is not empty");
     struct value v = value_list(st, false);
-    for (; max != 0 && (next = find(st, self, a[0], at)) >= 0; max--, at = next + a[0].size)
+    for (; max != 0 && (next = value_find(st, self, a[0], at)) >= 0; max--, at = next + a[0].size)
         list_add(st, v.list, value_view(self.s + at, next - at));
     list_add(st, v.list, value_view(self.s + at, self.size - at));
     return v;
@@ -179,6 +174,7 @@ METHOD(method_splitlines)
 {
     (void)a;
     struct value v = value_list(st, false);
+    if (!jinja_charge(st, self.size)) return v;
     for (int64_t i = 0, end; i < self.size && !st->failed; i = end) {
         for (end = i; end < self.size && self.s[end] != '\n' && self.s[end] != '\r';) end++;
         list_add(st, v.list, value_view(self.s + i, end - i));
@@ -192,25 +188,24 @@ METHOD(method_splitlines)
 METHOD(method_find)
 {
     if (a[0].kind != VALUE_STRING) return jinja_fail(st, "find: a string is needed");
-    int64_t at = find(st, self, a[0], 0);
-    return value_int(at < 0 ? -1 : utf8_count(self.s, at));
+    int64_t at = value_find(st, self, a[0], 0);
+    return value_int(at < 0 || !jinja_charge_scan(st, at) ? -1 : utf8_count(self.s, at));
 }
 
 METHOD(method_count)
 {
     int64_t n = 0, at = 0;
     if (a[0].kind != VALUE_STRING || !a[0].size) return jinja_fail(st, "count: a string is needed");
-    for (; (at = find(st, self, a[0], at)) >= 0; at += a[0].size) n++;
+    for (; (at = value_find(st, self, a[0], at)) >= 0; at += a[0].size) n++;
     return value_int(n);
 }
 
 METHOD(method_isdigit)
 {
-    (void)st;
     (void)a;
-    for (int64_t i = 0; i < self.size; i++)
-        if (!isdigit((unsigned char)self.s[i])) return value_bool(false);
-    return value_bool(self.size > 0);
+    int64_t n = 0;
+    while (n < self.size && isdigit((unsigned char)self.s[n])) n++;
+    return value_bool(jinja_charge(st, n) && n > 0 && n == self.size);
 }
 
 METHOD(method_join)
@@ -237,7 +232,7 @@ METHOD(method_values)
 {
     (void)a;
     struct value v = value_list(st, false);
-    for (int64_t i = 0; i < self.dict->count; i++) list_add(st, v.list, self.dict->values[i]);
+    for (int64_t i = 0; i < self.dict->count && !st->failed; i++) list_add(st, v.list, self.dict->values[i]);
     return v;
 }
 
@@ -326,7 +321,7 @@ struct value jinja_attribute(struct jinja_state *st, struct value self, const ch
     if (self.kind == VALUE_DICT && !(dot && method)) found = dict_get(st, self.dict, key); /* x.items is the method */
     if (found) return *found;
     if (!method) return value_undefined(key.s, key.size);
-    struct callable *c = jinja_alloc(&st->arena, sizeof(*c));
+    struct callable *c = jinja_new(st, sizeof(*c));
     *c = (struct callable){.name = name, .self = self};
     return (struct value){.kind = VALUE_CALLABLE, .callable = c};
 }
@@ -342,6 +337,7 @@ static int64_t byte_of(struct value s, int64_t i)
 struct value jinja_item(struct jinja_state *st, struct value self, struct value key)
 {
     if (key.kind == VALUE_STRING) {
+        if (!jinja_charge(st, 1 + key.size / 16)) return key;
         if (memchr(key.s, 0, (size_t)key.size)) return value_undefined("item", 4);
         if (key.s[key.size]) key = value_string(st, key.s, key.size); /* a view into a longer text */
         return st->failed ? key : jinja_attribute(st, self, key.s, false);
@@ -355,7 +351,8 @@ struct value jinja_item(struct jinja_state *st, struct value self, struct value 
     if (self.kind != VALUE_LIST && self.kind != VALUE_STRING) return value_undefined("item", 4);
     int64_t n = value_length(st, self), i = key.kind == VALUE_INT ? key.i : key.truth;
     if (i < 0) i += n;
-    if (i < 0 || i >= n || !jinja_charge(st, 1)) return value_undefined("item outside of the list", 24);
+    const int64_t steps = self.kind == VALUE_STRING ? i : 0;
+    if (i < 0 || i >= n || !jinja_charge_scan(st, steps)) return value_undefined("item outside of the list", 24);
     if (self.kind == VALUE_LIST) return self.list->items[i];
     int64_t at = byte_of(self, i);
     return value_view(self.s + at, utf8_size(self.s + at, self.size - at));
@@ -375,9 +372,14 @@ struct value jinja_slice(struct jinja_state *st, struct value self, const struct
         else if (part[i].kind != VALUE_NONE && !value_absent(part[i]))
             return jinja_fail(st, "a slice needs integers");
     }
+    if (self.kind == VALUE_STRING && step == 1) {
+        if (bound[0] >= bound[1] || !jinja_charge_scan(st, self.size)) return value_view("", 0);
+        const int64_t begin = byte_of(self, bound[0]), rest = self.size - begin;
+        return value_view(self.s + begin, byte_of(value_view(self.s + begin, rest), bound[1] - bound[0]));
+    }
     const struct list *l = value_items(st, self);
     struct value v = value_list(st, self.kind == VALUE_LIST && self.list->tuple);
-    for (int64_t i = bound[0]; (step > 0 ? i < bound[1] : i > bound[1]) && i < n && !st->failed;) {
+    for (int64_t i = bound[0]; (step > 0 ? i < bound[1] : i > bound[1]) && i < l->count && !st->failed;) {
         list_add(st, v.list, l->items[i]);
         if (__builtin_add_overflow(i, step, &i)) break;
     }

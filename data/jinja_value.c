@@ -1,4 +1,5 @@
 /* jinja_value.c - values of the Jinja engine, with Python's truth, equality, str(), repr() and json.dumps. */
+#define _GNU_SOURCE /* memmem */
 #include "data/jinja_value.h"
 
 #include <math.h>
@@ -69,6 +70,18 @@ bool jinja_charge(struct jinja_state *st, int64_t n)
     return !st->failed;
 }
 
+bool jinja_charge_scan(struct jinja_state *st, int64_t bytes) { return jinja_charge(st, 1 + bytes / JINJA_SCAN); }
+
+void *jinja_new(struct jinja_state *st, int64_t bytes)
+{
+    st->memory -= MT_MIN(bytes, st->memory + 1);
+    if (st->memory < 0) {
+        char limit[32];
+        jinja_fail(st, "the template needs more than %s of memory", str_bytes(limit, JINJA_MEMORY));
+    }
+    return jinja_alloc(&st->arena, bytes);
+}
+
 /* ---- making values ---- */
 
 struct value value_none(void) { return (struct value){.kind = VALUE_NONE}; }
@@ -87,7 +100,9 @@ struct value value_undefined(const char *name, int64_t size)
 struct value value_string(struct jinja_state *st, const char *s, int64_t size)
 {
     if (!jinja_charge(st, size)) return value_undefined("", 0);
-    return value_view(jinja_copy(&st->arena, s, size), size);
+    char *copy = jinja_new(st, size + 1);
+    if (size) memcpy(copy, s, (size_t)size);
+    return value_view(copy, size);
 }
 
 struct value value_take(struct jinja_state *st, struct chat_text *t)
@@ -99,20 +114,20 @@ struct value value_take(struct jinja_state *st, struct chat_text *t)
 
 struct value value_list(struct jinja_state *st, bool tuple)
 {
-    struct value v = {.kind = VALUE_LIST, .list = jinja_alloc(&st->arena, sizeof(struct list))};
+    struct value v = {.kind = VALUE_LIST, .list = jinja_new(st, sizeof(struct list))};
     v.list->tuple = tuple;
     return v;
 }
 
 struct value value_dict(struct jinja_state *st)
 {
-    return (struct value){.kind = VALUE_DICT, .dict = jinja_alloc(&st->arena, sizeof(struct dict))};
+    return (struct value){.kind = VALUE_DICT, .dict = jinja_new(st, sizeof(struct dict))};
 }
 
 /* A larger copy; the smaller one stays in the arena. */
 static struct value *grow(struct jinja_state *st, const struct value *old, int64_t count, int64_t cap)
 {
-    struct value *v = jinja_alloc(&st->arena, cap * (int64_t)sizeof(*v));
+    struct value *v = jinja_new(st, cap * (int64_t)sizeof(*v));
     if (count) memcpy(v, old, (size_t)count * sizeof(*v));
     return v;
 }
@@ -128,21 +143,38 @@ void list_add(struct jinja_state *st, struct list *l, struct value v)
     l->items[l->count++] = v;
 }
 
-static struct value *dict_find(struct jinja_state *st, const struct dict *d, struct value key)
+static bool equal_at(struct jinja_state *st, struct value a, struct value b, int depth);
+
+/* Python's hash(key) is an error for lists and dicts, also inside a tuple. */
+static bool may_be_key(struct jinja_state *st, struct value key, int depth)
 {
+    const bool tuple = key.kind == VALUE_LIST && key.list->tuple;
+    if (key.kind == VALUE_LIST || (key.kind == VALUE_DICT && !key.dict->is_namespace)) {
+        if (!tuple) return jinja_fail(st, "a %s cannot be a key", value_kind_name(key)), false;
+        if (depth > JINJA_NEST) return jinja_fail(st, "a key nests too deeply"), false;
+    }
+    for (int64_t i = 0; tuple && i < key.list->count; i++)
+        if (!jinja_charge(st, 1) || !may_be_key(st, key.list->items[i], depth + 1)) return false;
+    return true;
+}
+
+/* depth: of lists and dicts around the dict, when they are compared. */
+static struct value *dict_find(struct jinja_state *st, const struct dict *d, struct value key, int depth)
+{
+    if (!may_be_key(st, key, 0)) return NULL;
     for (int64_t i = 0; i < d->count && jinja_charge(st, 1); i++)
-        if (value_equal(st, d->keys[i], key)) return &d->values[i];
+        if (equal_at(st, d->keys[i], key, depth)) return &d->values[i];
     return NULL;
 }
 
 const struct value *dict_get(struct jinja_state *st, const struct dict *d, struct value key)
 {
-    return dict_find(st, d, key);
+    return dict_find(st, d, key, 0);
 }
 
 void dict_set(struct jinja_state *st, struct dict *d, struct value key, struct value v)
 {
-    struct value *old = dict_find(st, d, key);
+    struct value *old = dict_find(st, d, key, 0);
     if (st->failed) return;
     if (old) {
         *old = v;
@@ -175,7 +207,8 @@ struct value value_json(struct jinja_state *st, struct json j)
     const char *s;
     int64_t size;
     struct json item;
-    if (!jinja_charge(st, 1)) return value_undefined("", 0);
+    /* a node of JSON costs about as much as four of a template */
+    if (!jinja_charge(st, 4)) return value_undefined("", 0);
     switch (json_type(j)) {
     case JSON_ABSENT: return value_undefined("value", 5);
     case JSON_NULL: return v;
@@ -260,7 +293,7 @@ static bool equal_at(struct jinja_state *st, struct value a, struct value b, int
         if (a.dict == b.dict) return true;
         if (a.dict->is_namespace || b.dict->is_namespace || a.dict->count != b.dict->count) return false;
         for (int64_t i = 0; i < a.dict->count; i++) {
-            const struct value *other = dict_get(st, b.dict, a.dict->keys[i]);
+            const struct value *other = dict_find(st, b.dict, a.dict->keys[i], depth + 1);
             if (!other || !equal_at(st, a.dict->values[i], *other, depth + 1)) return false;
         }
         return true;
@@ -279,7 +312,7 @@ int value_order(struct jinja_state *st, struct value a, struct value b)
     if (value_number(a, &x) && value_number(b, &y)) return (x > y) - (x < y);
     if (a.kind == VALUE_STRING && b.kind == VALUE_STRING) { /* the order of UTF-8 bytes is that of code points */
         int64_t n = MT_MIN(a.size, b.size);
-        int order = n && jinja_charge(st, n / 16) ? memcmp(a.s, b.s, (size_t)n) : 0;
+        int order = jinja_charge(st, 1 + n / 16) && n ? memcmp(a.s, b.s, (size_t)n) : 0;
         return order ? order : (a.size > b.size) - (a.size < b.size);
     }
     if (a.kind == VALUE_UNDEFINED || b.kind == VALUE_UNDEFINED) {
@@ -291,14 +324,22 @@ int value_order(struct jinja_state *st, struct value a, struct value b)
     return 0;
 }
 
+int64_t value_find(struct jinja_state *st, struct value text, struct value what, int64_t from)
+{
+    if (what.size > text.size - from) return -1;
+    if (!what.size) return from;
+    const char *begin = text.s + from, *at = memmem(begin, (size_t)(text.size - from), what.s, (size_t)what.size);
+    const int64_t read = (at ? at - begin : text.size - from) + what.size; /* memmem is linear in both */
+    if (!jinja_charge_scan(st, read)) return -1;
+    return at ? at - text.s : -1;
+}
+
 bool value_contains(struct jinja_state *st, struct value container, struct value item)
 {
     if (container.kind == VALUE_STRING) {
         if (item.kind != VALUE_STRING)
             return jinja_fail(st, "'in <string>' requires a string, not %s", value_kind_name(item)), false;
-        for (int64_t i = 0; i + item.size <= container.size && jinja_charge(st, 1); i++)
-            if (!item.size || !memcmp(container.s + i, item.s, (size_t)item.size)) return true;
-        return false;
+        return value_find(st, container, item, 0) >= 0;
     }
     if (container.kind == VALUE_DICT) return dict_get(st, container.dict, item) != NULL;
     const struct list *l = value_items(st, container);
@@ -379,7 +420,7 @@ static void print_at(struct jinja_state *st, struct chat_text *t, struct value v
     case VALUE_INT: put_int(t, v.i); return;
     case VALUE_FLOAT: chat_put_float(t, v.f); return;
     case VALUE_STRING:
-        if (!jinja_charge(st, v.size)) return;
+        if (!jinja_charge(st, quoted ? 4 * v.size : v.size)) return; /* an escape has four bytes */
         if (quoted)
             put_repr(t, v);
         else
@@ -430,6 +471,15 @@ static void put_line(struct jinja_state *st, struct chat_text *t, int64_t indent
     for (int64_t i = 0; i < indent * depth; i++) chat_put(t, " ");
 }
 
+/* Escapes make at most six bytes of one. */
+static void tojson_string(struct jinja_state *st, struct chat_text *t, struct value v)
+{
+    const int64_t before = t->size;
+    if (!jinja_charge(st, v.size)) return;
+    chat_put_quoted(t, v.s, v.size);
+    jinja_charge(st, MT_MAX(0, t->size - before - v.size));
+}
+
 static void tojson_at(struct jinja_state *st, struct chat_text *t, struct value v, int64_t indent, int depth);
 
 static void tojson_items(struct jinja_state *st, struct chat_text *t, struct value v, int64_t indent, int depth)
@@ -442,8 +492,10 @@ static void tojson_items(struct jinja_state *st, struct chat_text *t, struct val
         put_line(st, t, indent, depth + 1);
         if (dict) {
             struct value key = v.dict->keys[i];
-            if (key.kind != VALUE_STRING) jinja_fail(st, "tojson: a key that is no string");
-            chat_put_quoted(t, key.s, key.kind == VALUE_STRING ? key.size : 0);
+            if (key.kind != VALUE_STRING)
+                jinja_fail(st, "tojson: a key that is no string");
+            else
+                tojson_string(st, t, key);
             chat_put(t, ": ");
         }
         tojson_at(st, t, dict ? v.dict->values[i] : v.list->items[i], indent, depth + 1);
@@ -466,9 +518,7 @@ static void tojson_at(struct jinja_state *st, struct chat_text *t, struct value 
         print_at(st, t, v, false, depth);
         return;
     case VALUE_INT: print_at(st, t, v, false, depth); return;
-    case VALUE_STRING:
-        if (jinja_charge(st, v.size)) chat_put_quoted(t, v.s, v.size);
-        return;
+    case VALUE_STRING: tojson_string(st, t, v); return;
     case VALUE_LIST: tojson_items(st, t, v, indent, depth); return;
     case VALUE_DICT:
         if (v.dict->is_namespace) break;

@@ -9,9 +9,11 @@
 #include "data/chat_tools.h"
 #include "data/json.h"
 
-#define JINJA_DEPTH 1000               /* nested expressions, blocks and macro calls at work at a time */
-#define JINJA_WORK  ((int64_t)1 << 26) /* of one rendering: nodes evaluated, bytes made and compared */
-#define JINJA_NEST  200                /* lists in lists, to print or compare */
+#define JINJA_DEPTH  1000               /* nested expressions, blocks and macro calls at work at a time */
+#define JINJA_WORK   ((int64_t)1 << 26) /* of one rendering: nodes evaluated, items touched, bytes made and read */
+#define JINJA_MEMORY ((int64_t)1 << 28) /* bytes of one rendering's arena */
+#define JINJA_SCAN   2                  /* bytes that are searched, counted or stepped over for one unit of work */
+#define JINJA_NEST   200                /* lists in lists, to print or compare */
 
 struct node;
 struct scope;
@@ -79,7 +81,7 @@ struct jinja_state {
     struct chat_text *out; /* where output goes: the text, or what a macro or {% set %} block collects */
     struct chat_text *text;
     const char *name, *date; /* of the template; "YYYY-MM-DD" of strftime_now */
-    int64_t work;            /* left */
+    int64_t work, memory;    /* left: units, bytes of the arena */
     int line, depth;
     bool failed;
     struct err *err;
@@ -89,6 +91,11 @@ struct jinja_state {
 struct value jinja_fail(struct jinja_state *st, const char *fmt, ...) MT_PRINTF(2, 3);
 /* Takes n from the work that is left; false after an error, so that it also ends loops. */
 bool jinja_charge(struct jinja_state *st, int64_t n);
+/* For reading `bytes` of text: 1 and 1 for each JINJA_SCAN bytes. */
+bool jinja_charge_scan(struct jinja_state *st, int64_t bytes);
+/* Zeroed memory of the rendering, never NULL. Beyond JINJA_MEMORY the rendering has failed. Callers whose size depends
+ * on the data charge it as work first, so that one allocation is at most JINJA_WORK bytes beyond the limit. */
+void *jinja_new(struct jinja_state *st, int64_t bytes);
 
 struct value value_none(void);
 struct value value_bool(bool truth);
@@ -103,6 +110,7 @@ struct value value_dict(struct jinja_state *st);
 struct value value_json(struct jinja_state *st, struct json j);
 
 void list_add(struct jinja_state *st, struct list *l, struct value v);
+/* Lists and dicts cannot be keys, as in Python: an error. */
 void dict_set(struct jinja_state *st, struct dict *d, struct value key, struct value v);
 const struct value *dict_get(struct jinja_state *st, const struct dict *d, struct value key); /* NULL: no such key */
 
@@ -113,6 +121,8 @@ bool value_truth(struct value v);
 bool value_equal(struct jinja_state *st, struct value a, struct value b);
 /* < 0, 0, > 0; of numbers and of strings, an error for anything else. */
 int value_order(struct jinja_state *st, struct value a, struct value b);
+/* Where the string `what` begins in the string `text` at or after byte `from`, or -1. */
+int64_t value_find(struct jinja_state *st, struct value text, struct value what, int64_t from);
 bool value_contains(struct jinja_state *st, struct value container, struct value item);
 /* The elements to iterate over: of a list, the keys of a dict, the characters of a string, none of undefined. */
 const struct list *value_items(struct jinja_state *st, struct value v);

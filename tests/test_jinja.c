@@ -149,6 +149,68 @@ static void endless_templates(void **state)
     chat_text_free(&t);
 }
 
+/* Operations on a text of 1 MiB, or a list that holds it, as often as a loop asks: each is work, and ends. */
+static void work_by_size(void **state)
+{
+    (void)state;
+    static const char *const operations[] = {
+        "'ab' in s",   "s.count('ab')", "s.split('ab')", "s.splitlines()", "s.startswith([s ~ s, 'b'])",
+        "d.isdigit()", "d|int",         "d|float",       "b|indent(0)",    "s|map(attribute=s)",
+        "{}[s]",
+    };
+    struct chat_text t = {0};
+    for (int64_t i = 0; i < MT_LEN(operations); i++) {
+        char template[512];
+        struct err err = {""};
+        int n = snprintf(template, sizeof(template),
+                         "{%% set s = 'a' * 1000000 ~ 'c' %%}{%% set t = 'a' * 1000000 ~ 'c' %%}"
+                         "{%% set b = ' ' * 1000000 %%}{%% set d = '7' * 1000000 %%}"
+                         "{%% for i in range(3000) %%}{%% set x = %s %%}{%% endfor %%}",
+                         operations[i]);
+        if (!render(&t, template, n, NULL, &err)) fail_msg("3000 times %s is not stopped", operations[i]);
+        if (!strstr(err.msg, "share of work")) fail_msg("%s: %s", operations[i], err.msg);
+    }
+    chat_text_free(&t);
+}
+
+/* What is small but stays until the end of the rendering, what is long in the template itself, and keys that nest. */
+#define EMPTY "[] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or "
+static void memory_and_nesting(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *words;
+    } rows[] = {
+        {"{% for i in range(200000) %}{{ " EMPTY EMPTY EMPTY EMPTY EMPTY "'' }}{% endfor %}", "256 MiB of memory"},
+        {"{% set a = namespace(k=1) %}{% set b = namespace(k=1) %}{% for i in range(100000) %}{% set a.k = {a.k: 1} %}"
+         "{% set b.k = {b.k: 1} %}{% endfor %}{{ a.k == b.k }}",
+         "a dict cannot be a key"},
+        {"{% set a = namespace(k=1) %}{% set b = namespace(k=1) %}{% for i in range(100000) %}{% set a.k = (a.k,) %}"
+         "{% set b.k = (b.k,) %}{% endfor %}{{ {a.k: 1} == {b.k: 1} }}",
+         "nests too deeply"},
+        {"{{ {} in {'a': 1} }}", "a dict cannot be a key"},
+        {"{{ {([],): 1} }}", "a list cannot be a key"},
+        {"{{ [[[1]]]|tojson(indent=900000000000000000 * 9) }}", "indent of more than 1000"},
+    };
+    struct chat_text t = {0}, text = {0};
+    struct err err = {""};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        if (!render(&t, rows[i].template, (int64_t)strlen(rows[i].template), NULL, &err))
+            fail_msg("%s is not refused", rows[i].template);
+        if (!strstr(err.msg, rows[i].words)) fail_msg("\"%s\" is not in: %s", rows[i].words, err.msg);
+    }
+    chat_put(&text, "{{ ");
+    for (int i = 0; i < 300; i++) chat_put(&text, "a");
+    chat_put(&text, " }}");
+    assert_int_equal(render(&t, text.text, text.size, NULL, &err), -1);
+    assert_non_null(strstr(err.msg, "t.jinja:1: a name of more than 256 bytes"));
+    while (text.size <= 1 << 20) chat_put(&text, "0123456789abcdef");
+    assert_int_equal(render(&t, text.text, text.size, NULL, &err), -1);
+    assert_non_null(strstr(err.msg, "t.jinja: the template has "));
+    chat_text_free(&text);
+    chat_text_free(&t);
+}
+
 /* Brackets, blocks, signs and negations, as deep as a file can hold. */
 static void deep_templates(void **state)
 {
@@ -447,9 +509,10 @@ static void where_it_lies(void **state)
 int test_jinja(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(constructs),        cmocka_unit_test(refusals),      cmocka_unit_test(endless_templates),
-        cmocka_unit_test(deep_templates),    cmocka_unit_test(truncation),    cmocka_unit_test(chats),
-        cmocka_unit_test(what_carries_loss), cmocka_unit_test(where_it_lies),
+        cmocka_unit_test(constructs),         cmocka_unit_test(refusals),      cmocka_unit_test(endless_templates),
+        cmocka_unit_test(deep_templates),     cmocka_unit_test(truncation),    cmocka_unit_test(chats),
+        cmocka_unit_test(what_carries_loss),  cmocka_unit_test(where_it_lies), cmocka_unit_test(work_by_size),
+        cmocka_unit_test(memory_and_nesting),
     };
     return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);
 }
