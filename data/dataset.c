@@ -14,11 +14,12 @@
 #include "data/chat_tools.h"
 #include "data/file.h"
 #include "data/json.h"
+#include "data/json_array.h"
 
-#define BAD_SHOWN   5 /* bad rows told in words */
-#define BAD_PERCENT 1 /* more than this is an error */
+#define BAD_SHOWN   5    /* bad rows told in words */
+#define BAD_PERCENT 1    /* more than this is an error */
+#define BAD_JUDGED  1000 /* so many are judged before the last row */
 #define FNV_START   14695981039346656037u
-#define MAX_ARRAY   ((int64_t)4 << 30) /* bytes of a file that is one JSON array */
 #define MAX_WEIGHT  1000
 #define CACHE_MAGIC "MTDATA04" /* raise the number when rows turn into other ids than before */
 
@@ -27,7 +28,8 @@ struct builder {
     const struct tokenizer *tok;
     const struct dataset_options *opt;
     struct err first_bad;
-    bool in_rows; /* a row of this file was read: it is no array */
+    int64_t bytes, bytes_done; /* of all files on the disk; of those that were read */
+    int64_t judged;            /* bad rows at the last judgement */
     /* reused from row to row */
     struct row_reader rows;
     struct token_list list;
@@ -170,61 +172,78 @@ static int add_line(struct builder *b, const char *line, int64_t size, const cha
     struct err why;
     int64_t before = b->ds->n_tokens;
     b->ds->n_rows++;
-    struct json_doc *doc = json_parse(line, size, where, &why);
+    struct json_doc *doc = json_parse_within(line, size, JSON_ROW_VALUES, where, &why);
     bool good = doc && !row_add(b, json_root(doc), where, &why);
     json_free(doc);
     return row_done(b, where, good, &why, before, err);
 }
 
-/* A file that is one array of rows. */
-static int add_array(struct builder *b, const char *text, int64_t size, const char *path, struct err *err)
+/* Rows at least 1000 of which are bad are judged before the last row: by how many rows the files seem to hold, the rest
+ * of the bytes taken to be like those that were read. */
+static int judge(struct builder *b, int64_t position, struct err *err)
 {
-    char where[MT_PATH + 32];
-    struct json_doc *doc = json_parse(text, size, path, err);
-    int status = doc ? 0 : -1;
-    for (int64_t i = 0; !status && i < json_count(json_root(doc)); i++) {
-        struct err why;
-        int64_t before = b->ds->n_tokens;
-        b->ds->n_rows++;
-        snprintf(where, sizeof(where), "%s[%lld]", path, (long long)i);
-        bool good = !row_add(b, json_at(json_root(doc), i), where, &why);
-        status = row_done(b, where, good, &why, before, err);
-    }
-    json_free(doc);
-    return status;
+    const struct dataset *ds = b->ds;
+    const double read = (double)(b->bytes_done + position);
+    const double rows = (double)ds->n_rows * MT_MAX(1.0, (double)b->bytes / MT_MAX(read, 1.0));
+    if (ds->n_bad < BAD_JUDGED || b->judged == ds->n_bad) return 0;
+    b->judged = ds->n_bad;
+    if (ds->n_bad < ds->n_rows && (double)ds->n_bad * 100 <= rows * BAD_PERCENT) return 0;
+    return err_set(err,
+                   "%lld of the first %lld rows are bad, more than the %d %% of all that may be skipped; the first "
+                   "is %s",
+                   (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
 }
 
-static bool begins_array(const char *line) { return line[strspn(line, " \t")] == '['; }
-
-static int read_file(struct builder *b, const char *path, struct err *err)
+/* A file that is one array of rows. What is no JSON ends it: brackets decide where the next row begins. */
+static int read_array(struct builder *b, struct line_reader *reader, struct err *err)
 {
-    char *line, where[MT_PATH + 32];
+    char where[MT_PATH + 32];
+    struct json_array array = {.reader = reader};
+    const char *text;
     int64_t size;
     int status;
-    struct chat_text array = {0};
-    struct line_reader *reader = line_reader_open(path, err);
-    if (!reader) return -1;
-    while ((status = line_reader_next(reader, &line, &size, err)) == 1) {
-        if (array.size || (!b->in_rows && begins_array(line))) { /* a row of JSONL begins with { */
-            if (array.size + size > MAX_ARRAY) {
-                status = err_set(err, "%s: a JSON array of more than 4 GiB: write it as JSONL", path);
-                break;
-            }
-            chat_put_bytes(&array, line, size);
-            chat_put(&array, "\n");
-            continue;
-        }
-        if (is_blank(line, size)) continue;
-        b->in_rows = true;
-        snprintf(where, sizeof(where), "%s:%lld", path, (long long)line_reader_line(reader));
-        if (add_line(b, line, size, where, err)) {
+    while ((status = json_array_next(&array, &text, &size, err)) == 1) {
+        struct err why;
+        int64_t before = b->ds->n_tokens;
+        snprintf(where, sizeof(where), "%s[%lld]", line_reader_path(reader), (long long)array.index - 1);
+        struct json_doc *doc = json_parse_within(text, size, JSON_ROW_VALUES, where, err);
+        status = doc ? 0 : -1;
+        b->ds->n_rows++;
+        bool good = doc && !row_add(b, json_root(doc), where, &why);
+        json_free(doc);
+        if (status || row_done(b, where, good, &why, before, err) ||
+            judge(b, line_reader_position(reader, array.size - array.at), err)) {
             status = -1;
             break;
         }
     }
+    json_array_free(&array);
+    return status;
+}
+
+static int read_lines(struct builder *b, struct line_reader *reader, struct err *err)
+{
+    char *line, where[MT_PATH + 32];
+    int64_t size;
+    int status;
+    while ((status = line_reader_next(reader, &line, &size, err)) == 1) {
+        if (is_blank(line, size)) continue;
+        snprintf(where, sizeof(where), "%s:%lld", line_reader_path(reader), (long long)line_reader_line(reader));
+        if (add_line(b, line, size, where, err) || judge(b, line_reader_position(reader, 0), err)) return -1;
+    }
+    return status;
+}
+
+static int read_file(struct builder *b, const char *path, struct err *err)
+{
+    char first;
+    struct line_reader *reader = line_reader_open(path, err);
+    if (!reader) return -1;
+    int status = line_reader_peek(reader, &first, err);
+    if (!status)
+        status = first == '[' ? read_array(b, reader, err) : read_lines(b, reader, err); /* JSONL begins with { */
+    b->bytes_done += line_reader_position(reader, 0);
     line_reader_close(reader);
-    if (!status && array.size) status = add_array(b, array.text, array.size, path, err);
-    chat_text_free(&array);
     return status;
 }
 
@@ -321,9 +340,9 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
     const char *rest = files;
     double weight;
     int status;
-    while ((status = next_path(&rest, path, &weight, err)) == 1) {
+    while ((status = next_path(&rest, path, &weight, err)) == 1) b.bytes += file_size(path);
+    for (rest = files; !status && (status = next_path(&rest, path, &weight, err)) == 1;) {
         int64_t first = ds->n_docs;
-        b.in_rows = false;
         if ((status = read_file(&b, path, err))) break;
         weigh(ds, first, weight);
     }

@@ -38,8 +38,9 @@ struct dataset {
 /* files: comma-separated paths, read in order, each of them JSONL or one JSON array, plain or gzip. "PATH*2.5" takes
  * its documents twice and then half of them, "PATH*0.1" a tenth, chosen evenly at random but always the same. Bad rows
  * (no JSON, keys missing or of the wrong type, messages that cannot be rendered) are warned about with file and line,
- * the first few in words, all counted; more than 1 % of the rows is an error, as are zero documents left over and an id
- * at or above vocab. ds needs no dataset_free after an error. */
+ * the first few in words, all counted; more than 1 % of the rows is an error (as soon as 1000 are bad and either all
+ * rows so far are, or more than 1 % of the rows that the files seem to hold by their size), as are zero documents left
+ * over and an id at or above vocab. ds needs no dataset_free after an error. */
 int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                  struct err *err) MT_CHECK;
 /* Moves a fraction of the documents, chosen by seed, from ds to held; at least one when fraction > 0. What comes from

@@ -17,10 +17,9 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#define CHUNK_BYTES    (256 << 10)         /* of one read() */
-#define WRITE_BYTES    ((int64_t)8 << 20)  /* of one write() at most */
-#define BEHIND_BYTES   ((int64_t)64 << 20) /* of a file being written that may wait for the disk, twice */
-#define LINE_MAX_BYTES ((int64_t)1 << 30)  /* a longer line is no line: a decompression bomb or not text at all */
+#define CHUNK_BYTES  (256 << 10)         /* of one read() */
+#define WRITE_BYTES  ((int64_t)8 << 20)  /* of one write() at most */
+#define BEHIND_BYTES ((int64_t)64 << 20) /* of a file being written that may wait for the disk, twice */
 
 static int io_error(struct err *err, const char *path, const char *doing)
 {
@@ -143,6 +142,7 @@ struct line_reader {
     int64_t pos, end;
     char *line; /* [cap] the line last returned */
     int64_t cap, number;
+    int64_t packed, plain; /* bytes read of the file; of them made, when it is gzip */
 };
 
 struct line_reader *line_reader_open(const char *path, struct err *err)
@@ -158,6 +158,7 @@ struct line_reader *line_reader_open(const char *path, struct err *err)
         io_error(err, path, "read");
         goto fail;
     }
+    r->packed = r->end;
     if (r->end >= 2 && !memcmp(r->chunk, "\x1f\x8b", 2)) {
         if (inflateInit2(&r->z, 16 + MAX_WBITS) != Z_OK) { /* 16: gzip framing only */
             err_set(err, "%s: cannot start decompression: %s", path, r->z.msg ? r->z.msg : "out of memory");
@@ -201,6 +202,7 @@ static int fill_gzip(struct line_reader *r, struct err *err)
             if (got == 0) return 0;
             r->z.next_in = r->raw;
             r->z.avail_in = (uInt)got;
+            r->packed += got;
         }
         r->in_member = true;
         int rc = inflate(&r->z, Z_NO_FLUSH);
@@ -213,6 +215,14 @@ static int fill_gzip(struct line_reader *r, struct err *err)
     }
     r->pos = 0;
     r->end = CHUNK_BYTES - r->z.avail_out;
+    r->plain += r->end;
+    if (r->plain > FILE_GZIP_FREE && r->plain / FILE_GZIP_RATIO > r->packed) {
+        char limit[32];
+        return err_set(err,
+                       "%s: the gzip file holds more than %s and more than %d times its size: unpack it, if it is "
+                       "no decompression bomb",
+                       r->path, str_bytes(limit, FILE_GZIP_FREE), FILE_GZIP_RATIO);
+    }
     return 1;
 }
 
@@ -225,7 +235,36 @@ static int fill(struct line_reader *r, struct err *err)
         r->end = 0;
         return io_error(err, r->path, "read");
     }
+    r->packed += r->end;
     return r->end > 0;
+}
+
+int line_reader_chunk(struct line_reader *r, const char **bytes, int64_t *size, struct err *err)
+{
+    int rc = r->pos < r->end ? 1 : fill(r, err);
+    *bytes = r->chunk + r->pos;
+    *size = r->end - r->pos;
+    r->pos = r->end;
+    return rc;
+}
+
+int line_reader_peek(struct line_reader *r, char *first, struct err *err)
+{
+    if (r->pos == r->end && fill(r, err) < 0) return -1;
+    if (r->end - r->pos >= 3 && !memcmp(r->chunk + r->pos, "\xef\xbb\xbf", 3)) r->pos += 3;
+    *first = 0;
+    for (int64_t i = r->pos; i < r->end && !*first; i++)
+        if (!strchr(" \t\r\n", r->chunk[i])) *first = r->chunk[i];
+    return 0;
+}
+
+const char *line_reader_path(const struct line_reader *r) { return r->path; }
+
+int64_t line_reader_position(const struct line_reader *r, int64_t unread)
+{
+    unread += r->end - r->pos;
+    if (!r->gzip) return r->packed - unread;
+    return (int64_t)((double)(r->packed - r->z.avail_in) * (double)(r->plain - unread) / (double)MT_MAX(r->plain, 1));
 }
 
 int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct err *err)
@@ -242,8 +281,11 @@ int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct e
         const char *from = r->chunk + r->pos;
         const char *lf = memchr(from, '\n', (size_t)(r->end - r->pos));
         int64_t count = lf ? lf - from : r->end - r->pos;
-        if (n + count > LINE_MAX_BYTES)
-            return err_set(err, "%s:%lld: the line is longer than 1 GiB", r->path, (long long)r->number + 1);
+        if (n + count > FILE_LINE_MAX) {
+            char limit[32];
+            return err_set(err, "%s:%lld: the line is longer than %s, the most that a line may have", r->path,
+                           (long long)r->number + 1, str_bytes(limit, FILE_LINE_MAX));
+        }
         if (n + count >= r->cap) {
             int64_t cap = MT_MAX(n + count + 1, 2 * r->cap);
             r->line = mem_grow(r->line, r->cap, cap, 1);
@@ -377,6 +419,12 @@ int file_check_space(const char *dir, int64_t bytes, struct err *err)
     if (free_bytes >= (double)bytes) return 0;
     return err_set(err, "%s: %s are needed there, only %s are free", dir, str_bytes(need, bytes),
                    str_bytes(have, (int64_t)free_bytes));
+}
+
+int64_t file_size(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) || !S_ISREG(st.st_mode) ? 0 : st.st_size;
 }
 
 bool file_exists(const char *path)

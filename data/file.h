@@ -18,13 +18,26 @@ void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes);
 /* The whole file as a NUL-terminated buffer of *size bytes (the NUL not counted); free with mem_free. */
 char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *err) MT_CHECK;
 
-/* Lines of a plain or gzip file (told apart by content). */
+/* A longer line, or row of a JSON array, is an error: it is a decompression bomb, or not text at all. */
+#define FILE_LINE_MAX ((int64_t)64 << 20)
+/* Lines of a plain or gzip file (told apart by content). A gzip file that holds more than FILE_GZIP_FREE and more than
+ * FILE_GZIP_RATIO times its own size is refused; deflate reaches 1032, text in practice 5 to 20. */
+#define FILE_GZIP_FREE  ((int64_t)256 << 20)
+#define FILE_GZIP_RATIO 300
 struct line_reader;
 struct line_reader *line_reader_open(const char *path, struct err *err) MT_CHECK;
 /* 1: *line is the next line without its end (LF or CR LF), NUL-terminated, valid until the next call, *size bytes.
  * 0: end of file. -1: error (unreadable, damaged or truncated gzip). A UTF-8 BOM at the start is dropped. */
 int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct err *err) MT_CHECK;
 int64_t line_reader_line(const struct line_reader *r); /* number of the line last returned, from 1 */
+/* Instead of lines: the bytes that follow, as they come. 1: there are some, 0: end of file, -1: error. */
+int line_reader_chunk(struct line_reader *r, const char **bytes, int64_t *size, struct err *err) MT_CHECK;
+/* The first byte that is not blank, of the first 256 KiB, without reading it; 0: there is none. -1: error. A BOM is
+ * dropped. For a reader of which nothing was read yet. */
+int line_reader_peek(struct line_reader *r, char *first, struct err *err) MT_CHECK;
+const char *line_reader_path(const struct line_reader *r);
+/* Bytes of the file on the disk behind what was returned, of which the caller still holds `unread` bytes. */
+int64_t line_reader_position(const struct line_reader *r, int64_t unread);
 void line_reader_close(struct line_reader *r);
 
 /* Writes path + ".tmp", fsyncs, renames over path, fsyncs the directory: readers see the old or the new file, whole. */
@@ -52,6 +65,7 @@ int file_sync_dir(const char *path, struct err *err) MT_CHECK;
 /* An error that names both numbers when the file system of `dir` has less than `bytes` free. */
 int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
+int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);
 bool file_is_writable(const char *path); /* a file, or a directory that takes new ones */
 /* Directory entries without "." and "..", sorted; *names is one allocation per entry, free with file_list_free. */

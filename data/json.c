@@ -45,10 +45,12 @@ struct json_doc {
 
 /* ---- reading ---- */
 
-/* Deeper nesting than MAX_DEPTH is refused before jansson, which recurses, sees it. Returns the byte offset, or -1. */
-static int64_t too_deep_at(const char *text, int64_t size)
+/* Deeper nesting than MAX_DEPTH, or more values, is refused before jansson, which recurses and has no limit, sees it.
+ */
+static int check_size(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
 {
     int depth = 0;
+    int64_t values = 1;
     bool in_string = false;
     for (int64_t i = 0; i < size; i++) {
         char c = text[i];
@@ -56,11 +58,18 @@ static int64_t too_deep_at(const char *text, int64_t size)
         if (in_string)
             i += c == '\\'; /* the next byte is escaped */
         else if (c == '{' || c == '[') {
-            if (++depth > MAX_DEPTH) return i;
+            values++;
+            if (++depth > MAX_DEPTH)
+                return err_set(err, "%s: not valid JSON: byte %" PRId64 ": nested deeper than %d levels", name, i,
+                               MAX_DEPTH);
         } else if (c == '}' || c == ']')
             depth--;
+        else
+            values += c == ',' || c == ':';
     }
-    return -1;
+    if (values <= max_values) return 0;
+    return err_set(err, "%s: %" PRId64 " JSON values, more than the %" PRId64 " that are read of one text", name,
+                   values, max_values);
 }
 
 /* jansson does not look at every allocation that failed (a string would lose its end, or an assertion stop the
@@ -70,17 +79,19 @@ static void use_our_memory(void) { json_set_alloc_funcs(never_null, mem_free); }
 
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
+    return json_parse_within(text, size, JSON_VALUES, name, err);
+}
+
+struct json_doc *json_parse_within(const char *text, int64_t size, int64_t max_values, const char *name,
+                                   struct err *err)
+{
     if (size > INT32_MAX) { /* jansson counts bytes in an int */
         err_set(err, "%s: larger than 2 GiB", name);
         return NULL;
     }
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, use_our_memory);
-    int64_t deep = too_deep_at(text, size);
-    if (deep >= 0) {
-        err_set(err, "%s: not valid JSON: byte %" PRId64 ": nested deeper than %d levels", name, deep, MAX_DEPTH);
-        return NULL;
-    }
+    if (check_size(text, size, max_values, name, err)) return NULL;
     json_error_t e;
     json_t *root = json_loadb(text, (size_t)size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
     if (!root) {

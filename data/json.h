@@ -14,9 +14,16 @@ struct json {
 };
 enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
+/* Values and keys of one text: a tree of them takes up to half a GiB, and the largest file of a model, a tokenizer.json
+ * with merges as pairs, has less than 2 million. */
+#define JSON_VALUES     ((int64_t)4 << 20)
+#define JSON_ROW_VALUES ((int64_t)1 << 20) /* of a row of data */
 /* Parses text of `size` bytes; `name` (a file, or file:line) stands in every message. Duplicate keys, trailing text,
- * depth over 256, invalid UTF-8 and NUL in keys are errors that carry line and byte offset. */
+ * depth over 256, more than JSON_VALUES, invalid UTF-8 and NUL in keys are errors that carry line and byte offset. */
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
+/* The same with another limit than JSON_VALUES. */
+struct json_doc *json_parse_within(const char *text, int64_t size, int64_t max_values, const char *name,
+                                   struct err *err) MT_CHECK;
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;
 void json_free(struct json_doc *doc);
 struct json json_root(const struct json_doc *doc);

@@ -49,7 +49,7 @@ static bool has_marks(const struct tokenizer *tok, const char *const *marks, int
 
 struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
-    struct json_doc *doc = json_parse(text, size, name, err);
+    struct json_doc *doc = json_parse_within(text, size, JSON_ROW_VALUES, name, err);
     if (!doc || json_type(json_root(doc)) != JSON_ARRAY || !json_has(json_at(json_root(doc), 0), "role")) return doc;
     struct chat_text row = {0};
     json_free(doc);

@@ -21,7 +21,20 @@
 
 #define MAX_RULES   16
 #define MAX_PATTERN 8192
-#define MATCH_LIMIT 2000000 /* backtracking steps of one match; the published patterns need few */
+#define MAX_NESTING 30          /* of brackets in a pattern */
+#define MAX_CODE    (128 << 10) /* bytes of a compiled pattern; the published ones have 1 to 4 thousand */
+#define HEAP_KIB    (32 << 10)  /* of one match without the JIT compiler */
+
+/* The work of a text is counted, not timed, so that the same text and patterns always end alike. A match first sees
+ * WINDOW bytes of the text; when it reaches their end (PCRE2_PARTIAL_HARD says so) it is repeated with four times as
+ * many. A call costs the bytes that it is shown times LIMIT, its limit of backtracking; PCRE2 does not count the rounds
+ * of loops over one character there, but such a loop stays in what is shown. A match that needs more is repeated with
+ * the pattern compiled to report every step (PCRE2_AUTO_CALLOUT). Pieces of one byte cost half of STEPS_PER_BYTE. */
+#define WINDOW         64
+#define LIMIT          64
+#define STEPS_PER_BYTE (2 * WINDOW * LIMIT) /* for each rule */
+#define CALLOUT        32                   /* steps that the report of one takes */
+#define STEPS_FREE     1000000              /* of each text, besides */
 
 /* Inside brackets; a range stands last, so that a hyphen that follows stays a hyphen. */
 #define WHITE_SPACE                                                                                                    \
@@ -33,9 +46,14 @@ static const char gpt2_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|
 /* What Metaspace with split means: each U+2581 begins a piece. */
 static const char metaspace_pattern[] = SPLIT_SPACE "[^" SPLIT_SPACE "]*";
 
+struct rule {
+    pcre2_code *code, *counted; /* counted: reports its steps */
+    char *name;                 /* file, key and pattern, for messages */
+    bool no_gaps;               /* the library would drop them */
+};
+
 struct split {
-    pcre2_code *rules[MAX_RULES]; /* applied in this order */
-    bool no_gaps[MAX_RULES];      /* the library would drop them */
+    struct rule rules[MAX_RULES]; /* applied in this order */
     int64_t n_rules;
     enum split_kind kind;
 };
@@ -43,12 +61,17 @@ struct split {
 struct split_work {
     pcre2_match_data *match;
     pcre2_match_context *limits;
+    int64_t steps, position; /* left; of the last step */
 };
 
 void split_free(struct split *s)
 {
     if (!s) return;
-    for (int64_t i = 0; i < s->n_rules; i++) pcre2_code_free(s->rules[i]);
+    for (int64_t i = 0; i < s->n_rules; i++) {
+        pcre2_code_free(s->rules[i].code);
+        pcre2_code_free(s->rules[i].counted);
+        mem_free(s->rules[i].name);
+    }
     mem_free(s);
 }
 
@@ -95,6 +118,23 @@ static int64_t translate(char *out, const char *pattern, int64_t size, int64_t *
     return n;
 }
 
+static pcre2_code *compile(const char *text, int64_t size, uint32_t options, struct json where, struct err *err)
+{
+    options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_UTF_CHECK;
+    int code;
+    PCRE2_SIZE at;
+    pcre2_compile_context *limits = pcre2_compile_context_create(NULL);
+    MT_REQUIRE(limits, "out of memory");
+    pcre2_set_parens_nest_limit(limits, MAX_NESTING);
+    pcre2_code *rule = pcre2_compile((PCRE2_SPTR)text, (PCRE2_SIZE)size, options, &code, &at, limits);
+    pcre2_compile_context_free(limits);
+    if (rule) return rule;
+    PCRE2_UCHAR why[256] = "";
+    pcre2_get_error_message(code, why, sizeof(why));
+    json_error(where, err, "the pattern does not compile: %s", (const char *)why);
+    return NULL;
+}
+
 static int add_rule(struct split *s, struct json where, const char *pattern, int64_t size, struct err *err)
 {
     char text[MAX_PATTERN];
@@ -103,21 +143,24 @@ static int add_rule(struct split *s, struct json where, const char *pattern, int
     if (n < 0)
         return json_error(where, err, "the pattern is too long or not supported from byte %lld on: %.20s",
                           (long long)stopped, pattern + stopped);
-    int code;
-    PCRE2_SIZE at;
-    pcre2_code *rule =
-        pcre2_compile((PCRE2_SPTR)text, (PCRE2_SIZE)n,
-                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_UTF_CHECK, &code, &at, NULL);
-    if (!rule) {
-        PCRE2_UCHAR why[256] = "";
-        pcre2_get_error_message(code, why, sizeof(why));
-        return json_error(where, err, "the pattern does not compile: %s", (const char *)why);
-    }
-    s->rules[s->n_rules++] = rule;
+    struct rule *rule = &s->rules[s->n_rules++];
+    struct err name;
+    json_error(where, &name, "the pattern %.*s%s", (int)MT_MIN(size, 60), pattern, size > 60 ? "..." : "");
+    rule->name = mem_strdup(name.msg);
+    if (!(rule->code = compile(text, n, 0, where, err)) ||
+        !(rule->counted = compile(text, n, PCRE2_AUTO_CALLOUT, where, err)))
+        return -1;
     uint32_t match_empty = 1;
-    pcre2_pattern_info(rule, PCRE2_INFO_MATCHEMPTY, &match_empty);
+    size_t code = 0;
+    pcre2_pattern_info(rule->code, PCRE2_INFO_MATCHEMPTY, &match_empty);
+    pcre2_pattern_info(rule->counted, PCRE2_INFO_SIZE, &code);
     if (match_empty) return json_error(where, err, "the pattern may match nothing, which is not supported");
-    pcre2_jit_compile(rule, PCRE2_JIT_COMPLETE); /* where there is no JIT the interpreter gives the same matches */
+    if (code > MAX_CODE)
+        return json_error(where, err, "the pattern compiles to %zu bytes, more than the %d that are allowed", code,
+                          MAX_CODE);
+    /* where there is no JIT the interpreter gives the same matches */
+    pcre2_jit_compile(rule->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+    pcre2_jit_compile(rule->counted, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     return 0;
 }
 
@@ -137,7 +180,7 @@ static int load_split(struct split *s, struct json j, struct err *err)
     if (!json_has(pattern, "Regex")) return json_error(pattern, err, "only a \"Regex\" is supported");
     struct json text = json_find(pattern, "Regex");
     if (json_str(text, &regex, &size, err)) return -1;
-    if (s->n_rules < MAX_RULES) s->no_gaps[s->n_rules] = invert;
+    if (s->n_rules < MAX_RULES) s->rules[s->n_rules].no_gaps = invert;
     return add_rule(s, text, regex, size, err);
 }
 
@@ -216,13 +259,26 @@ enum split_kind split_kind(const struct split *s) { return s->kind; }
 
 /* ---- running ---- */
 
+/* Of a counted pattern: before each of its items, at each try. What was passed since the last one counts too. */
+static int count_step(pcre2_callout_block *at, void *ctx)
+{
+    struct split_work *w = ctx;
+    const int64_t moved = (int64_t)at->current_position - w->position;
+    w->position = (int64_t)at->current_position;
+    w->steps -= CALLOUT + (moved < 0 ? -moved : moved);
+    return w->steps < 0 ? PCRE2_ERROR_CALLOUT : 0;
+}
+
 struct split_work *split_work_new(void)
 {
     struct split_work *w = mem_alloc(sizeof(*w));
     w->match = pcre2_match_data_create(1, NULL);
     w->limits = pcre2_match_context_create(NULL);
     MT_REQUIRE(w->match && w->limits, "out of memory");
-    pcre2_set_match_limit(w->limits, MATCH_LIMIT);
+    pcre2_set_heap_limit(w->limits, HEAP_KIB);
+    pcre2_set_match_limit(w->limits, LIMIT);
+    pcre2_set_callout(w->limits, count_step, w);
+    w->steps = STEPS_FREE;
     return w;
 }
 
@@ -234,27 +290,55 @@ void split_work_free(struct split_work *w)
     mem_free(w);
 }
 
+/* JIT code has 32 KiB of the machine's stack; the interpreter takes memory instead. */
+static int call(const pcre2_code *code, struct split_work *w, const char *text, int64_t size, int64_t at,
+                uint32_t options)
+{
+    int rc = pcre2_match(code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, options, w->match, w->limits);
+    if (rc != PCRE2_ERROR_JIT_STACKLIMIT) return rc;
+    options |= PCRE2_NO_JIT;
+    return pcre2_match(code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, options, w->match, w->limits);
+}
+
+/* PCRE2's result for text[0..size), from `at` on. PCRE2_ERROR_CALLOUT: the steps of the whole text are used up. */
+static int match(const struct rule *rule, struct split_work *w, const char *text, int64_t size, int64_t at)
+{
+    for (int64_t window = WINDOW;; window *= 4) {
+        int64_t end = size - at > window ? at + window : size;
+        while (end < size && (text[end] & 0xc0) == 0x80) end++;
+        w->steps -= (end - at) * LIMIT;
+        if (w->steps < 0) return PCRE2_ERROR_CALLOUT;
+        const uint32_t options = PCRE2_NO_UTF_CHECK | (end < size ? PCRE2_PARTIAL_HARD : 0);
+        int rc = call(rule->code, w, text, end, at, options);
+        if (rc == PCRE2_ERROR_MATCHLIMIT) {
+            pcre2_set_match_limit(w->limits, UINT32_MAX);
+            w->position = at;
+            rc = call(rule->counted, w, text, end, at, options);
+            pcre2_set_match_limit(w->limits, LIMIT);
+        }
+        if (end == size || (rc != PCRE2_ERROR_PARTIAL && rc != PCRE2_ERROR_NOMATCH)) return rc;
+    }
+}
+
 /* 1: *begin, *end are the next match at or after `at`; 0: there is none. */
-static int next_match(const pcre2_code *rule, struct split_work *w, const char *text, int64_t size, int64_t at,
+static int next_match(const struct rule *rule, struct split_work *w, const char *text, int64_t size, int64_t at,
                       int64_t *begin, int64_t *end, struct err *err)
 {
-    int rc =
-        pcre2_match(rule, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, PCRE2_NO_UTF_CHECK, w->match, w->limits);
-    if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* 32 KiB of the machine's stack; the interpreter takes memory instead */
-        rc = pcre2_match(rule, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
-                         w->match, w->limits);
+    const int rc = match(rule, w, text, size, at);
     if (rc == PCRE2_ERROR_NOMATCH) return 0;
     const PCRE2_SIZE *range = pcre2_get_ovector_pointer(w->match);
     if (rc >= 0) {
         *begin = (int64_t)range[0];
         *end = (int64_t)range[1];
         if (*begin >= at && *begin < *end && *end <= size) return 1;
-        return err_set(err, "a pattern of the tokenizer matches nothing at byte %lld of the text", (long long)at);
+        return err_set(err, "%s: it matches nothing at byte %lld of the text", rule->name, (long long)at);
     }
+    if (rc == PCRE2_ERROR_CALLOUT)
+        return err_set(err, "%s: it takes more than %d steps for each byte of the text; use another tokenizer.json",
+                       rule->name, STEPS_PER_BYTE);
     PCRE2_UCHAR why[256] = "";
     pcre2_get_error_message(rc, why, sizeof(why));
-    return err_set(err, "a pattern of the tokenizer fails at byte %lld of the text: %s", (long long)at,
-                   (const char *)why);
+    return err_set(err, "%s: it fails at byte %lld of the text: %s", rule->name, (long long)at, (const char *)why);
 }
 
 /* Applies the rules from `rule` on to text[begin, end), which the rule before made one piece. */
@@ -265,10 +349,10 @@ static int split_piece(const struct split *s, int64_t rule, struct split_work *w
     if (rule == s->n_rules) return fn(ctx, begin, end, err);
     int64_t done = begin, from, to;
     for (;;) {
-        int rc = next_match(s->rules[rule], w, text + begin, end - begin, done - begin, &from, &to, err);
+        int rc = next_match(&s->rules[rule], w, text + begin, end - begin, done - begin, &from, &to, err);
         if (rc < 0) return -1;
-        if (s->no_gaps[rule] && done < (rc ? begin + from : end))
-            return err_set(err, "a pattern of the tokenizer leaves out what stands at byte %lld of the text",
+        if (s->rules[rule].no_gaps && done < (rc ? begin + from : end))
+            return err_set(err, "%s: it leaves out what stands at byte %lld of the text", s->rules[rule].name,
                            (long long)done);
         if (rc == 0) return split_piece(s, rule + 1, w, text, done, end, fn, ctx, err);
         if (split_piece(s, rule + 1, w, text, done, begin + from, fn, ctx, err)) return -1;
@@ -281,6 +365,7 @@ int split_run(const struct split *s, struct split_work *w, const char *text, int
               struct err *err)
 {
     char *older = unicode_as_14(text, size);
+    w->steps += size * STEPS_PER_BYTE * s->n_rules;
     int rc = split_piece(s, 0, w, older ? older : text, 0, size, fn, ctx, err);
     mem_free(older);
     return rc;

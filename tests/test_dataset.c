@@ -593,7 +593,7 @@ static void forms_of_conversations(void **state)
     dataset_free(&ds);
     assert_load_fails(write_rows("{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}\n"), &opt, "judge");
     assert_load_fails(write_rows("{\"instruction\": \"a\", \"output\": 7}\n"), &opt, "`output`");
-    assert_load_fails(write_rows("[{\"text\": \"ab\"}, {\"text\": 7}]"), &opt, "key `[1].text`");
+    assert_load_fails(write_rows("[{\"text\": \"ab\"}, {\"text\": 7}]"), &opt, "rows.jsonl[1]: key `text`");
     assert_load_fails(write_rows("[{\"text\": \"ab\"}"), &opt, "rows.jsonl");
 }
 

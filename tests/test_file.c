@@ -244,6 +244,34 @@ static void gzip_lines(void **state)
     assert_non_null(strstr(err.msg, "incorrect data check"));
 }
 
+/* 65 MiB without a line break, and 288 MiB of gzip that come from 288 KiB. */
+static void bombs(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *line = in(dir, "line"), *bomb = in(dir, "bomb.gz");
+    struct err err;
+    char text[64], command[1200];
+    write_file(line, "a\n", 2);
+    assert_int_equal(truncate(line, (int64_t)65 << 20), 0);
+    assert_int_equal(read_lines(line, text, sizeof(text), &err), -1);
+    assert_non_null(strstr(err.msg, "/line:2: the line is longer than 64.0 MiB"));
+    snprintf(command, sizeof(command),
+             "head -c 16777216 /dev/zero | gzip -9 > '%s.1' && for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; "
+             "do cat '%s.1'; done > '%s'",
+             bomb, bomb, bomb);
+    assert_int_equal(system(command), 0);
+    struct line_reader *r = line_reader_open(bomb, &err);
+    const char *bytes;
+    int64_t size, n = 0;
+    int rc;
+    assert_non_null(r);
+    while ((rc = line_reader_chunk(r, &bytes, &size, &err)) == 1) n += size;
+    assert_int_equal(rc, -1);
+    assert_true(n >= FILE_GZIP_FREE - (1 << 20) && n <= FILE_GZIP_FREE + (1 << 20));
+    assert_non_null(strstr(err.msg, "bomb.gz: the gzip file holds more than 256 MiB and more than 300 times its size"));
+    line_reader_close(r);
+}
+
 /* Every prefix of the gzip file: 0 bytes is an empty file, 1 byte is not gzip yet, all others are cut. Of the file of
  * three members, those that end with a member are whole files. */
 static void gzip_cut(void **state)
@@ -387,10 +415,10 @@ static void directories(void **state)
 int test_file(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(maps),         cmocka_unit_test(whole_files),     cmocka_unit_test(lines),
-        cmocka_unit_test(long_lines),   cmocka_unit_test(gzip_lines),      cmocka_unit_test(gzip_cut),
-        cmocka_unit_test(atomic_write), cmocka_unit_test(write_full_disk), cmocka_unit_test(write_refused),
-        cmocka_unit_test(directories),
+        cmocka_unit_test(maps),          cmocka_unit_test(whole_files),  cmocka_unit_test(lines),
+        cmocka_unit_test(long_lines),    cmocka_unit_test(gzip_lines),   cmocka_unit_test(gzip_cut),
+        cmocka_unit_test(bombs),         cmocka_unit_test(atomic_write), cmocka_unit_test(write_full_disk),
+        cmocka_unit_test(write_refused), cmocka_unit_test(directories),
     };
     return cmocka_run_group_tests_name("file", tests, NULL, NULL);
 }

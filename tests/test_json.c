@@ -49,6 +49,26 @@ static void refused(void **state)
     }
 }
 
+/* Values count, not bytes: a tree takes up to 100 times the text. */
+static void values(void **state)
+{
+    (void)state;
+    struct err err;
+    const int64_t n = JSON_VALUES;
+    char *text = mem_alloc(3 * n);
+    memset(text, '[', 1);
+    for (int64_t i = 0; i < n; i++) memcpy(text + 1 + 2 * i, "0,", 2);
+    text[2 * n] = ']';
+    assert_null(json_parse(text, 2 * n + 1, "f.json", &err));
+    if (!strstr(err.msg, "f.json: 4194305 JSON values, more than the 4194304")) fail_msg("%s", err.msg);
+    mem_free(text);
+    static const char row[] = "{\"a\": [1, {\"b\": \"[,:,]\"}]}"; /* seven, punctuation of strings not counted */
+    struct json_doc *doc = json_parse_within(row, sizeof(row) - 1, 7, "row", &err);
+    assert_non_null(doc);
+    json_free(doc);
+    assert_null(json_parse_within(row, sizeof(row) - 1, 6, "row", &err));
+}
+
 static void depth(void **state)
 {
     (void)state;
@@ -357,9 +377,9 @@ static void no_memory(void **state)
 int test_json(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused), cmocka_unit_test(depth),     cmocka_unit_test(getters), cmocka_unit_test(messages),
-        cmocka_unit_test(members), cmocka_unit_test(writing),   cmocka_unit_test(doubles), cmocka_unit_test(cut),
-        cmocka_unit_test(files),   cmocka_unit_test(no_memory),
+        cmocka_unit_test(refused),  cmocka_unit_test(depth),   cmocka_unit_test(values),    cmocka_unit_test(getters),
+        cmocka_unit_test(messages), cmocka_unit_test(members), cmocka_unit_test(writing),   cmocka_unit_test(doubles),
+        cmocka_unit_test(cut),      cmocka_unit_test(files),   cmocka_unit_test(no_memory),
     };
     return cmocka_run_group_tests_name("json", tests, NULL, NULL);
 }

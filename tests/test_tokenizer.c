@@ -646,6 +646,93 @@ static void white_space(void **state)
     json_free(doc);
 }
 
+/* The split of one pattern, before a ByteLevel. */
+static struct split *split_of(const char *regex, struct err *err)
+{
+    char text[9000];
+    snprintf(text, sizeof(text),
+             "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"%s\"}, "
+             "\"behavior\": \"Isolated\", \"invert\": false}, {\"type\": \"ByteLevel\", \"use_regex\": false}]}",
+             regex);
+    struct json_doc *doc = json_parse(text, (int64_t)strlen(text), "tokenizer.json", err);
+    assert_non_null(doc);
+    struct split *s = split_load(json_root(doc), err);
+    json_free(doc);
+    return s;
+}
+
+static int ignore_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
+{
+    (void)ctx;
+    (void)begin;
+    (void)end;
+    (void)err;
+    return 0;
+}
+
+/* A match first sees a part of the text: whatever the lengths, the pieces are those that the whole text gives. */
+static void windows(void **state)
+{
+    (void)state;
+    struct err err;
+    struct split *s = split_of(" ?\\\\p{L}+|\\\\s+(?!\\\\S)|\\\\s+|(?<=\\\\.)[0-9]+(?=\\\\.\\\\.)|[0-9.]", &err);
+    if (!s) fail_msg("%s", err.msg);
+    for (int n = 2; n < 300; n++) {
+        char text[2000];
+        struct pieces p = {0};
+        struct split_work *w = split_work_new();
+        int size = 0;
+        for (int i = 0; i < n; i++) size += snprintf(text + size, 8, i % 3 ? "a" : "\xc3\xa9");
+        const int64_t letters = size;
+        size += snprintf(text + size, sizeof(text) - (size_t)size, "%*sb.", n, "");
+        const int64_t dot = size;
+        for (int i = 0; i < n; i++) text[size++] = '7';
+        const int64_t digits = size;
+        text[size++] = '.';
+        text[size++] = '.';
+        if (split_run(s, w, text, size, add_piece, &p, &err)) fail_msg("%s", err.msg);
+        const int64_t ends[] = {letters, letters + n - 1, dot - 1, dot, digits, size - 1, size};
+        assert_int_equal(p.n, MT_LEN(ends));
+        assert_memory_equal(p.ends, ends, sizeof(ends));
+        split_work_free(w);
+    }
+    split_free(s);
+}
+
+/* Patterns that read the whole text at each byte, or try all ways to cut it: an error with file and pattern, soon. */
+static void hostile_patterns(void **state)
+{
+    (void)state;
+    static const char *const patterns[] = {
+        "(?:[\\\\s\\\\S]*b|[\\\\s\\\\S])", "(?:[\\\\s\\\\S]*[\\\\s\\\\S]*[\\\\s\\\\S]*b|[\\\\s\\\\S])",
+        "(?:(?:a|aa)*b|[\\\\s\\\\S])",     "(?:(?:a*)*b|a)",
+        "(?=(?:[\\\\s\\\\S]*b)?)a",        "(?:[\\\\s\\\\S]*(?:a++b|c)|a)",
+        "(?<![\\\\s\\\\S]b)(?:a*?b|a)"};
+    enum { SIZE = 20000 };
+    char *text = mem_alloc(SIZE + 1), nested[200] = "", repeated[9000] = "";
+    struct err err;
+    memset(text, 'a', SIZE);
+    for (int64_t i = 0; i < MT_LEN(patterns); i++) {
+        struct split *s = split_of(patterns[i], &err);
+        if (!s) fail_msg("%s", err.msg);
+        struct split_work *w = split_work_new();
+        if (!split_run(s, w, text, SIZE, ignore_piece, NULL, &err)) fail_msg("%s comes to its end", patterns[i]);
+        if (strncmp(err.msg, "tokenizer.json: key `pretokenizers[0].pattern.Regex`: the pattern (?", 68) ||
+            (!strstr(err.msg, "steps for each byte") && !strstr(err.msg, "heap limit")))
+            fail_msg("%s: %s", patterns[i], err.msg);
+        split_work_free(w);
+        split_free(s);
+    }
+    for (int i = 0; i < 40; i++) strcat(nested, "(?:a");
+    for (int i = 0; i < 40; i++) strcat(nested, ")+");
+    assert_null(split_of(nested, &err));
+    assert_non_null(strstr(err.msg, "parentheses are too deeply nested"));
+    for (int i = 0; i < 40; i++) strcat(repeated, "(?:(?:[ab]c|d){1,40}){1,4}");
+    assert_null(split_of(repeated, &err));
+    assert_non_null(strstr(err.msg, "compile"));
+    mem_free(text);
+}
+
 struct worker {
     const struct tokenizer *tok;
     const char *text;
@@ -694,11 +781,14 @@ static void threads(void **state)
 int test_tokenizer(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(vectors),      cmocka_unit_test(lookups),     cmocka_unit_test(invalid_text),
-        cmocka_unit_test(refused),      cmocka_unit_test(accepted),    cmocka_unit_test(truncated),
-        cmocka_unit_test(missing_byte), cmocka_unit_test(long_runs),   cmocka_unit_test(normalization),
-        cmocka_unit_test(white_space),  cmocka_unit_test(threads),     cmocka_unit_test(chars_ranges),
-        cmocka_unit_test(gaps),         cmocka_unit_test(round_trips),
+        cmocka_unit_test(vectors),       cmocka_unit_test(lookups),
+        cmocka_unit_test(invalid_text),  cmocka_unit_test(refused),
+        cmocka_unit_test(accepted),      cmocka_unit_test(truncated),
+        cmocka_unit_test(missing_byte),  cmocka_unit_test(long_runs),
+        cmocka_unit_test(normalization), cmocka_unit_test(white_space),
+        cmocka_unit_test(threads),       cmocka_unit_test(chars_ranges),
+        cmocka_unit_test(gaps),          cmocka_unit_test(round_trips),
+        cmocka_unit_test(windows),       cmocka_unit_test(hostile_patterns),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }
