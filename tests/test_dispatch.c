@@ -167,7 +167,8 @@ static void test_crowded(void **state)
         assert_says(said.err, "the router crowds the experts of a rank: a layer goes in");
         assert_same_run(config, reference);
     }
-    if (RUN("eval", config_of(4, 4), JOB, "--set", model, "--set", "parallel.capacity=1")) fail_msg("%s", said.err);
+    if (RUN("eval", "--base", config_of(4, 4), JOB, "--set", model, "--set", "parallel.capacity=1"))
+        fail_msg("%s", said.err);
 }
 
 /* ---- what is planned, what is refused */

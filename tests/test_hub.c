@@ -591,9 +591,9 @@ static void test_training(void **state)
     process_read(process_output(config, "adapter/adapter_config.json"), text, sizeof(text));
     assert_says(text, "\"test/tiny\"");
     setenv("HF_HUB_OFFLINE", "1", 1);
-    assert_int_equal(RUN("eval", config, "--set", "model.path=hub:test/tiny"), 0);
+    assert_int_equal(RUN("eval", config, "--base", "--set", "model.path=hub:test/tiny"), 0);
     assert_says(said.out, "\"loss\"");
-    assert_int_equal(RUN("eval", config, "--set", "model.path=hub:test/none"), 1);
+    assert_int_equal(RUN("eval", config, "--base", "--set", "model.path=hub:test/none"), 1);
     assert_says(said.err, "test/none");
 }
 

@@ -90,7 +90,7 @@ static void test_two_runs(void **state)
     assert_null(strstr(said.err, "loaded "));
     assert_int_equal(RUN("export", config, "--to", "peft"), 1);
     assert_says(said.err, who);
-    assert_int_equal(RUN("eval", config), 0);
+    assert_int_equal(RUN("eval", config, "--base"), 0);
     assert_int_equal(kill(first, SIGTERM), 0);
     assert_int_equal(process_finish(dir, first), 130);
     assert_int_equal(RUN(config, "--set", "optim.schedule=constant", "--set", "train.resume=never"), 0);

@@ -663,7 +663,7 @@ static void test_program(void **state)
                      1);
     assert_says(said.err, "other settings, model.quantize_attention: false -> true: ");
     assert_int_equal(truncate(cache, 1000), 0);
-    assert_int_equal(RUN("eval", config, "--set", path, "--set", "model.quantize=nf4"), 0);
+    assert_int_equal(RUN("eval", config, "--base", "--set", path, "--set", "model.quantize=nf4"), 0);
     assert_says(said.err, "warning: the cache of packed weights is damaged and made anew: ");
     assert_says(said.err, cache);
     /* the fixture's own experts are MXFP4 */

@@ -55,9 +55,9 @@ static void test_eval(void **state)
 {
     (void)state;
     static char one[sizeof(said.out)];
-    assert_int_equal(RUN("eval", config_of(1, false)), 0);
+    assert_int_equal(RUN("eval", "--base", config_of(1, false)), 0);
     memcpy(one, said.out, sizeof(one));
-    assert_int_equal(RUN("eval", config_of(3, false)), 0);
+    assert_int_equal(RUN("eval", "--base", config_of(3, false)), 0);
     assert_string_equal(said.out, one);
 }
 

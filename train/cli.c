@@ -10,6 +10,8 @@
 
 enum { MAX_NAMES = 64 };
 
+const char *cli_program = "moetrain";
+
 /* ---- the command ---- */
 
 const struct command *cli_command(const char *name)

@@ -66,6 +66,7 @@ struct command {
 };
 extern const struct command commands[];
 extern const int64_t n_commands;
+extern const char *cli_program; /* how the program was called */
 
 /* What words, the command line without the program's name, ask for. */
 struct cli_line {

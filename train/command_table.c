@@ -4,9 +4,11 @@
  * completion of shells read the row. */
 #include <string.h>
 
+#include "train/adapter_dir.h"
 #include "train/bench.h"
 #include "train/bench_experts.h"
 #include "train/check.h"
+#include "train/closing.h"
 #include "train/commands.h"
 #include "train/compare.h"
 #include "train/export.h"
@@ -26,6 +28,7 @@ struct plain_args {
 struct eval_args {
     struct cli_common common;
     const char *adapter;
+    bool base;
 };
 struct export_args {
     struct cli_common common;
@@ -65,8 +68,8 @@ static int rank_error(struct comm *all, const struct comm_place *place, struct e
     return EXIT_USER;
 }
 
-/* What several ranks can do together. */
-static int run_ranks(const struct config *cfg, const struct eval_args *eval, struct err *err)
+/* What several ranks can do together: training, or (eval) an evaluation of adapter, NULL: of the base model. */
+static int run_ranks(const struct config *cfg, bool eval, const char *adapter, struct err *err)
 {
     struct comm_place place;
     struct comm all = COMM_ALONE;
@@ -74,8 +77,9 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     int rc = launch(&place, cfg, &code, err);
     if (rc) return rc < 0 ? -1 : code;
     rc = launch_meet(&all, &place, cfg, err);
-    if (!rc) rc = eval ? commands_eval(cfg, eval->adapter, &all, err) : loop_train(cfg, &all, err);
+    if (!rc) rc = eval ? commands_eval(cfg, adapter, &all, err) : loop_train(cfg, &all, err);
     if (rc < 0) return rank_error(&all, &place, err);
+    if (!eval && all.rank == 0) closing_print(cfg, cli_program, stderr);
     comm_close(&all);
     return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : EXIT_DONE;
 }
@@ -83,10 +87,17 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
 static int do_train(const void *args, struct config *cfg, struct err *err)
 {
     (void)args;
-    return run_ranks(cfg, NULL, err);
+    return run_ranks(cfg, false, NULL, err);
 }
 
-static int do_eval(const void *args, struct config *cfg, struct err *err) { return run_ranks(cfg, args, err); }
+static int do_eval(const void *args, struct config *cfg, struct err *err)
+{
+    const struct eval_args *a = args;
+    char adapter[MT_PATH];
+    if (a->base) return run_ranks(cfg, true, NULL, err);
+    if (adapter_dir_of(adapter, a->adapter, cfg, "--base", err)) return -1;
+    return run_ranks(cfg, true, adapter, err);
+}
 
 static int do_generate(const void *args, struct config *cfg, struct err *err) { return generate_run(args, cfg, err); }
 
@@ -203,7 +214,9 @@ static int do_version(const void *args, struct config *cfg, struct err *err)
            "override a key of the file; may be repeated, the last one wins"), \
     FLAG(type, common.dump, "--dump-config", "print the resolved configuration and stop")
 #define ADAPTER(type) \
-    USUALLY(type, adapter, "--adapter", "DIR", NULL, "output.dir/adapter", "the PEFT adapter directory")
+    USUALLY(type, adapter, "--adapter", "DIR", NULL, "output.dir/adapter", \
+            "a PEFT adapter directory, or a run or checkpoint directory that holds one")
+#define BASE(type) FLAG(type, base, "--base", "the base model without an adapter")
 #define LAYERS(type, usual) \
     USUALLY(type, layers, "--layers", "N", "[1, 1e9]", usual, "only the first N layers")
 #define QUANT(type) \
@@ -213,9 +226,12 @@ static const struct cli_row plain_rows[] = {CONFIG(plain_args), OVERRIDES(plain_
 
 static const struct cli_row eval_rows[] = {
     CONFIG(eval_args),
-    USUALLY(eval_args, adapter, "--adapter", "DIR", NULL, "the base model", "a PEFT adapter directory"),
+    ADAPTER(eval_args),
+    BASE(eval_args),
     OVERRIDES(eval_args),
 };
+
+static const struct cli_rule eval_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
 
 static const struct cli_row generate_rows[] = {
     CONFIG(generate_options),
@@ -225,7 +241,7 @@ static const struct cli_row generate_rows[] = {
            "answer a conversation, {\"messages\", \"tools\"} or a list of messages, with the checkpoint's chat "
            "template; answers at its end are ignored"),
     ADAPTER(generate_options),
-    FLAG(generate_options, base, "--base", "the base model without an adapter"),
+    BASE(generate_options),
     OPTION(generate_options, tokens, "--tokens", "N", "[1, 9e15]", "256",
            "stop after N tokens, or earlier at the end of the turn"),
     OPTION(generate_options, temperature, "--temperature", "T", "[0, 100]", "0",
@@ -287,7 +303,8 @@ static const struct cli_rule tokens_rules[] = {
 };
 
 static const struct cli_row inspect_rows[] = {
-    NEEDED(inspect_args, path, "PATH", "a checkpoint (directory or .safetensors file) or a PEFT adapter directory"),
+    NEEDED(inspect_args, path, "PATH",
+           "a checkpoint (directory or .safetensors file), a PEFT adapter directory, or a run's directory with one"),
 };
 
 #define RUN(i) ARGUMENT(compare_args, runs[i - 1], "RUN" #i, "another one")
@@ -382,8 +399,9 @@ const struct command commands[] = {
      "The run writes adapter/ (PEFT), best/ (the adapter with the lowest held-out loss), checkpoints/, metrics.jsonl "
      "and report.html below output.dir. Ctrl-C or SIGTERM saves a checkpoint; the same command continues.",
      ROWS(plain_rows), NONE, ARGS(plain_args), true, do_train},
-    {"eval", "compute held-out loss, perplexity and accuracy", "Prints one JSON object.",
-     ROWS(eval_rows), NONE, ARGS(eval_args), true, do_eval},
+    {"eval", "compute held-out loss, perplexity and accuracy of the adapter or the base model",
+     "Prints one JSON object; its \"adapter\" is the directory that was evaluated, or null for the base model.",
+     ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval},
     {"generate", "write text with the adapter or the base model",
      "Special tokens are printed, except the one that ends the text. There is no KV cache: each token costs a forward "
      "pass over all tokens before it.",

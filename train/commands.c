@@ -6,11 +6,13 @@
 #include "data/json.h"
 #include "train/run.h"
 
-static void print_eval(const struct eval_metrics *e)
+/* adapter NULL: the base model. */
+static void print_eval(const struct eval_metrics *e, const char *adapter)
 {
     struct json_out o = {0};
     json_out_open(&o, NULL, '{');
     json_out_str(&o, "event", "eval");
+    json_out_str(&o, "adapter", adapter);
     json_out_f64(&o, "loss", e->loss);
     json_out_f64(&o, "perplexity", e->perplexity);
     json_out_f64(&o, "accuracy", e->accuracy);
@@ -37,7 +39,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     run_evaluate(&r, &e, NULL);
     log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
              100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
-    if (all->rank == 0) print_eval(&e);
+    if (all->rank == 0) print_eval(&e, adapter_dir);
     rc = 0;
 out:
     run_close(&r);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/adapter_dir.h"
 #include "train/lock.h"
 #include "train/peft.h"
 #include "train/swap.h"
@@ -187,18 +188,14 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     char adapter[MT_PATH], usual[MT_PATH];
     on_cpu.train.device = CFG_DEVICE_CPU;
     on_cpu.train.dtype = CFG_DTYPE_FP32;
-    if (str_format(adapter, sizeof(adapter), err, "path", "%s/adapter", cfg->output.dir) ||
-        str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format))
-        return -1;
-    struct export x = {.cfg = &on_cpu,
-                       .adapter_dir = adapter_dir ? adapter_dir : adapter,
-                       .out = out ? out : usual,
-                       .report = report,
-                       .force = force};
+    if (str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format)) return -1;
+    struct export x = {
+        .cfg = &on_cpu, .adapter_dir = adapter, .out = out ? out : usual, .report = report, .force = force};
     struct lock lock = {.held = false};
     int rc = !dir && (check_new(x.out, err) || lock_take_for(&lock, cfg->output.dir, x.out, err))
                  ? -1
-                 : open_all(&x, format, err);
+                 : adapter_dir_of(adapter, adapter_dir, cfg, "", err);
+    if (!rc) rc = open_all(&x, format, err);
     if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
     if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
     held_close(&x.held);

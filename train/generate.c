@@ -12,6 +12,7 @@
 
 #include "data/chat_tools.h"
 #include "data/normalize.h"
+#include "train/adapter_dir.h"
 #include "train/run.h"
 #include "train/tokens.h"
 
@@ -304,15 +305,11 @@ static int generate(struct generate *g, struct err *err)
 {
     struct run *r = &g->run;
     struct dataset_options opt;
-    char path[MT_PATH];
-    const char *adapter = g->o->base ? NULL : g->o->adapter;
-    if (!g->o->base && !g->o->adapter) {
-        if (str_format(path, sizeof(path), err, "path", "%s/adapter", g->cfg->output.dir)) return -1;
-        if (!file_is_dir(path)) return err_set(err, "%s is not there: train first, or give --adapter or --base", path);
-        adapter = path;
-    }
+    char adapter[MT_PATH];
+    if (!g->o->base && adapter_dir_of(adapter, g->o->adapter, g->cfg, "--base", err)) return -1;
     if (run_open_headers(r, g->cfg, false, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
-        find_stops(g, opt.eos, err) || check_length(g, err) || run_open_model(r, adapter, false, err))
+        find_stops(g, opt.eos, err) || check_length(g, err) ||
+        run_open_model(r, g->o->base ? NULL : adapter, false, err))
         return -1;
     return write_tokens(g, err);
 }

@@ -16,6 +16,7 @@
 #include "data/safetensors.h"
 #include "kernels/comm.h"
 #include "model/weights.h"
+#include "train/adapter_dir.h"
 
 #define CONFIG_MAX ((int64_t)16 << 20)
 
@@ -377,13 +378,15 @@ int inspect_run(const char *path, FILE *out, struct err *err)
     char file[MT_PATH], dir[MT_PATH];
     bool headers;
     if (hub_model_headers(dir, path, "main", &headers, err) ||
-        str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_config.json", dir))
+        str_format(file, sizeof(file), err, "path", "%s/config.json", dir))
         return -1;
+    if (!file_exists(file) && adapter_dir_inside(file, dir)) strcpy(dir, file); /* of a run, of a checkpoint of one */
+    if (str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_config.json", dir)) return -1;
     if (!file_exists(file)) return inspect_tensors(path, dir, NULL, headers, out, err);
     struct json_doc *doc = json_load(file, CONFIG_MAX, err);
     if (!doc) return -1;
     struct json config = json_root(doc);
-    int rc = str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_model.safetensors", path);
+    int rc = str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_model.safetensors", dir);
     if (!rc) rc = inspect_tensors(path, file, &config, false, out, err);
     json_free(doc);
     return rc;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "optim/schedule.h"
+#include "train/adapter_dir.h"
 #include "train/archive.h"
 #include "train/lock.h"
 #include "train/packing.h"
@@ -444,7 +445,10 @@ static int restore(struct training *t, struct err *err)
         take_state(t, &found);
         return 0;
     }
-    return cfg->lora.init_from[0] ? peft_load(ad, &t->run.dev, cfg->lora.init_from, err) : 0;
+    if (!cfg->lora.init_from[0]) return 0;
+    char dir[MT_PATH];
+    const bool bad = adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) != 0;
+    return bad ? -1 : peft_load(ad, &t->run.dev, dir, err);
 }
 
 /* All ranks must have come to the same state, and have the same adapters. */
@@ -592,11 +596,10 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
         if (save(&t, err)) rc = -1;
     }
     comm_busy(all, "saving");
-    if (!rc) rc = peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, t.run.model_name, err);
+    if (rc >= 0 && peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, t.run.model_name, err))
+        rc = -1; /* interrupted or not: the last state */
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
-    if (!rc) log_info("adapter: %s", out_path(cfg, "adapter").s);
-    if (!rc && is_first(&t)) tell_of_best(&t);
-    if (!rc && cfg->log.report) log_info("report: %s", out_path(cfg, "report.html").s);
+    if (rc >= 0 && is_first(&t)) tell_of_best(&t);
     training_close(&t);
     if (rc >= 0) signal(SIGTERM, SIG_IGN); /* from a launcher, as another rank has exited before this one */
     return rc;

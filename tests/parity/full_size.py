@@ -212,7 +212,7 @@ def recovered_gradients(a, norm):
 def run_moetrain(a):
     result = {}
     with part("moetrain: held-out loss of the base model, of the adapter"):
-        for key, extra in (("base", []), ("adapter", ["--adapter", f"{a.work}/adapter"])):
+        for key, extra in (("base", ["--base"]), ("adapter", ["--adapter", f"{a.work}/adapter"])):
             result[key] = json.loads(moetrain(a, "eval_" + key, ["eval", *extra]))
     with part(f"moetrain: {a.steps} steps of {a.batch} rows"):
         moetrain(a, "train", ["train"])
