@@ -22,10 +22,15 @@ static int open_cpu(struct device *dev, const char *dtype, struct err *err)
     return 0;
 }
 
+static int check_cuda_dtype(const char *dtype, struct err *err)
+{
+    if (!strcmp(dtype, "auto") || !strcmp(dtype, "bf16")) return 0;
+    return err_set(err, "train.dtype is \"%s\": the CUDA backend computes in bf16; choose auto or bf16", dtype);
+}
+
 static int open_cuda(struct device *dev, const char *dtype, bool portable, struct err *err)
 {
-    if (strcmp(dtype, "auto") && strcmp(dtype, "bf16"))
-        return err_set(err, "train.dtype is \"%s\": the CUDA backend computes in bf16; choose auto or bf16", dtype);
+    if (check_cuda_dtype(dtype, err)) return -1;
     dev->ops = ops_cuda(portable, err);
     return dev->ops ? 0 : -1;
 }
@@ -68,6 +73,18 @@ int device_open_plan(struct device *dev, const char *name, const char *dtype, st
     if (!cuda || !ops_cuda_table()) return -1;
     dev->ops = ops_cuda_table();
     set_up(dev);
+    return 0;
+}
+
+int device_open_card(struct device *dev, int64_t bytes, const char *dtype, struct err *err)
+{
+    memset(dev, 0, sizeof(*dev));
+    if (!ops_cuda_table())
+        return err_set(err, "a plan for a GPU needs a program built with CUDA; the GPU itself need not be here");
+    if (check_cuda_dtype(dtype, err)) return -1;
+    dev->ops = ops_cuda_table();
+    set_up(dev);
+    dev->card_bytes = bytes;
     return 0;
 }
 

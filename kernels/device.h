@@ -47,6 +47,7 @@ struct device {
     struct roofs roofs;   /* zero until somebody measures them */
     struct prof *prof;    /* where the ops are timed; NULL: nowhere */
     struct comm *ranks;   /* all that train together, this process among them; alone until somebody joins them */
+    int64_t card_bytes;   /* of a plan for a GPU that is not here: its memory; 0: what is free counts */
     struct arena weights, state, work;
     struct arena host; /* pinned memory of the host that ops can read: frozen weights that need not be on the device */
     struct comm *ep;   /* those of `ranks` that share out the experts: neighbours; alone where all have all experts */
@@ -79,6 +80,9 @@ const struct ops *ops_cuda_loop(bool presort);
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 /* The same for a plan: "cuda" need not be in this machine, and the device is only good to measure with. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
+/* The same for a GPU of so much memory, whatever this machine has; only a build with CUDA knows what its kernels need.
+ */
+int device_open_card(struct device *dev, int64_t bytes, const char *dtype, struct err *err) MT_CHECK;
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);
 /* A device that only measures, with the dtypes and op table of `like`. */

@@ -30,6 +30,10 @@ struct eval_args {
     const char *adapter;
     bool base;
 };
+struct plan_args {
+    struct cli_common common;
+    const char *gpu;
+};
 struct export_args {
     struct cli_common common;
     const char *to, *adapter, *out, *verify;
@@ -110,8 +114,7 @@ static int do_export(const void *args, struct config *cfg, struct err *err)
 
 static int do_plan(const void *args, struct config *cfg, struct err *err)
 {
-    (void)args;
-    return commands_plan(cfg, err);
+    return commands_plan(cfg, ((const struct plan_args *)args)->gpu, err);
 }
 
 static int do_check(const void *args, struct config *cfg, struct err *err)
@@ -232,6 +235,12 @@ static const struct cli_row eval_rows[] = {
 };
 
 static const struct cli_rule eval_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
+
+static const struct cli_row plan_rows[] = {
+    CONFIG(plan_args),
+    USUALLY(plan_args, gpu, "--gpu", "NAME", NULL, "train.device", "GPU to plan for: h100, rtx4090, 24gb, ..."),
+    OVERRIDES(plan_args),
+};
 
 static const struct cli_row generate_rows[] = {
     CONFIG(generate_options),
@@ -410,8 +419,10 @@ const struct command commands[] = {
      "peft: transformers and PEFT; vllm: vLLM; gguf: llama.cpp; merged-bf16 and merged-mxfp4: a whole checkpoint with "
      "the adapter added to its weights. The directory appears only when the comparison passed.",
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
-    {"plan", "print memory, FLOPs and trainable parameters; loads no weights", NULL,
-     ROWS(plain_rows), NONE, ARGS(plain_args), true, do_plan},
+    {"plan", "print memory, FLOPs and trainable parameters; loads no weights",
+     "Of a model on huggingface.co the configuration and the headers are downloaded, no weights. --gpu needs a program "
+     "built with CUDA, but no GPU.",
+     ROWS(plan_rows), NONE, ARGS(plan_args), true, do_plan},
     {"check", "compare one training batch on the device with the CPU in F64", NULL,
      ROWS(check_rows), NONE, ARGS(check_args), true, do_check},
     {"tokens", "show the tokens that are trained on, and which of them carry loss",

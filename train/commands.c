@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "data/json.h"
+#include "train/cards.h"
 #include "train/run.h"
 
 /* adapter NULL: the base model. */
@@ -46,12 +47,33 @@ out:
     return rc;
 }
 
-int commands_plan(const struct config *cfg, struct err *err)
+static void print_card(const struct card *c)
 {
-    struct run r;
+    char bytes[32];
+    printf("  for %s: %s of memory", c->title, str_bytes(bytes, c->bytes));
+    if (c->capability) printf(", compute capability %d.%d", c->capability / 10, c->capability % 10);
+    printf("\n");
+}
+
+int commands_plan(const struct config *of, const char *gpu, struct err *err)
+{
+    static struct config own;
+    const struct config *cfg = of;
+    struct run r = {0};
+    struct card card;
     struct adapters ad = {0};
     int rc = -1;
-    if (run_open_headers(&r, cfg, true, err) || plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
+    if (gpu) { /* whatever the configuration runs on */
+        if (card_find(&card, gpu, err)) return -1;
+        own = *of;
+        own.train.device = CFG_DEVICE_CUDA;
+        cfg = &own;
+        if (run_open_card(&r, cfg, card.bytes, err)) goto out;
+        print_card(&card);
+    } else if (run_open_headers(&r, cfg, true, err)) {
+        goto out;
+    }
+    if (plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
     char *table = adapters_table(&ad, &r.arch);
     fputs(table, stdout);
     mem_free(table);

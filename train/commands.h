@@ -8,7 +8,8 @@
 /* Held-out loss, perplexity and accuracy with the adapter of a PEFT directory, or (NULL) of the base model; one JSON
  * object on standard output, words on standard error. Of several ranks the first prints. */
 int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err) MT_CHECK;
-/* The memory plan on standard output; reads headers only. */
-int commands_plan(const struct config *cfg, struct err *err) MT_CHECK;
+/* The memory plan on standard output; reads headers only. gpu: the name or size of the GPU to plan for (cards.h); NULL:
+ * train.device. */
+int commands_plan(const struct config *cfg, const char *gpu, struct err *err) MT_CHECK;
 
 #endif

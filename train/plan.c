@@ -218,8 +218,12 @@ enum { PER_PEER = 96 << 20 };
 static void set_budget(struct plan *p, const struct device *dev, const struct config *cfg)
 {
     p->fixed = dev->ops->fixed_bytes() + (dev->ops->own_memory ? (dev->ep->world - 1) * PER_PEER : 0);
-    p->capped = cfg->train.memory_gb > 0;
-    if (!p->capped && dev->ops->free_bytes() < 0)
+    const double gib = 1 << 30;
+    const bool smaller = cfg->train.memory_gb < (double)dev->card_bytes / gib / 100 * 99;
+    p->capped = cfg->train.memory_gb > 0 && (!dev->card_bytes || smaller);
+    if (!p->capped && dev->card_bytes)
+        p->budget = dev->card_bytes / 100 * 99;
+    else if (!p->capped && dev->ops->free_bytes() < 0)
         p->budget = INT64_MAX; /* the device is not here */
     else if (p->capped)
         p->budget = (int64_t)(cfg->train.memory_gb * (1 << 30));
@@ -227,6 +231,7 @@ static void set_budget(struct plan *p, const struct device *dev, const struct co
         p->budget = p->fixed + dev->ops->free_bytes() / 100 * 99;
     else
         p->budget = dev->ops->free_bytes() / dev->ranks->local_world / 10 * 9;
+    p->limit = p->capped ? "train.memory_gb" : dev->card_bytes ? "of the GPU's memory" : "of what is free";
 }
 
 int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -252,13 +257,13 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
         if (measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
     }
     if (plan_peak(p, train) <= p->budget) return fill_up(p, &q, train, err);
-    return err_set(
-        err,
-        "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
-        "or lora.r%s%s",
-        train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)), recompute_name(p->opt.recompute),
-        str_bytes(have, p->budget), p->capped ? "train.memory_gb" : "of what is free",
-        p->chosen ? "" : ", or set train.recompute = auto", p->opt.n_resident ? ", or train.resident_layers" : "");
+    return err_set(err,
+                   "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
+                   "or lora.r%s%s",
+                   train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
+                   recompute_name(p->opt.recompute), str_bytes(have, p->budget), p->limit,
+                   p->chosen ? "" : ", or set train.recompute = auto",
+                   p->opt.n_resident ? ", or train.resident_layers" : "");
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -321,7 +326,7 @@ static void print_choices(const struct plan *p, FILE *out)
     if (p->budget == INT64_MAX)
         fprintf(out, "; the device is not here: set train.memory_gb to plan for its memory\n");
     else
-        fprintf(out, "; budget %s (%s)\n", str_bytes(b, p->budget), p->capped ? "train.memory_gb" : "of what is free");
+        fprintf(out, "; budget %s (%s)\n", str_bytes(b, p->budget), p->limit);
     fprintf(out, "  micro-batch of at most %lld tokens, loss head in chunks of %lld labelled tokens",
             (long long)p->n_tok, (long long)p->opt.ce_chunk);
     if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);

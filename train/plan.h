@@ -35,6 +35,7 @@ struct plan {
                                                went to resident layers */
     int64_t fixed;                          /* bytes the backend holds besides: context, workspace of libraries */
     int64_t budget;                         /* bytes that the run may use, `fixed` included */
+    const char *limit;                      /* what says so, in words */
     bool capped;                            /* by train.memory_gb; otherwise by what the device has free */
     bool chosen;                            /* recomputation by the plan (recompute = auto) */
     int64_t n_tok;                          /* largest micro-batch */

@@ -52,21 +52,37 @@ static int plan_ranks(struct run *r, struct err *err)
     return 0;
 }
 
-int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
+static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct err *err)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
                                                                                                       "bf16"};
+    const char *device = devices[r->cfg->train.device], *dtype = dtypes[r->cfg->train.dtype];
+    if (card_bytes) return device_open_card(&r->dev, card_bytes, dtype, err);
+    return plan_only ? device_open_plan(&r->dev, device, dtype, err) : device_open(&r->dev, device, dtype, err);
+}
+
+/* card_bytes: of the GPU that a plan is for, whatever is here; 0: none is named. */
+static int open_headers(struct run *r, const struct config *cfg, bool plan_only, int64_t card_bytes, struct err *err)
+{
     bool headers = false;
     *r = (struct run){.cfg = cfg};
     hub_model_name(r->model_name, cfg->model.path);
-    int (*open)(struct device *, const char *, const char *, struct err *) = plan_only ? device_open_plan : device_open;
-    if (config_validate(cfg, err) || open(&r->dev, devices[cfg->train.device], dtypes[cfg->train.dtype], err) ||
-        (!plan_only && find_data(r, err)) || find_model(r, plan_only, &headers, err) ||
-        arch_load(&r->arch, r->model_dir, err))
+    if (config_validate(cfg, err) || open_device(r, plan_only, card_bytes, err) || (!plan_only && find_data(r, err)) ||
+        find_model(r, plan_only, &headers, err) || arch_load(&r->arch, r->model_dir, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     if (plan_only && plan_ranks(r, err)) return -1;
     return headers ? safetensors_open_headers(&r->st, r->model_dir, err) : safetensors_open(&r->st, r->model_dir, err);
+}
+
+int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
+{
+    return open_headers(r, cfg, plan_only, 0, err);
+}
+
+int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, struct err *err)
+{
+    return open_headers(r, cfg, true, card_bytes, err);
 }
 
 /* Neighbours, between which the way is shortest, share out the experts. */

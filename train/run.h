@@ -30,6 +30,8 @@ struct run {
  * enough for a plan. plan_only: a plan is all that will be made, so that neither device nor data need be there, and of
  * the hub's model the configuration and headers are enough. */
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
+/* The same for a plan alone, for a GPU of so much memory, whatever this machine has. */
+int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, struct err *err) MT_CHECK;
 /* Tokenizer and chat template of the checkpoint, and what of the configuration the data depend on. gpt-oss's own
  * template is replaced by chat.c, which says the same. cache: the buffer for the path of the data cache; NULL: no
  * cache. */
