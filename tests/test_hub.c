@@ -197,6 +197,23 @@ static void test_escapes(void **state)
     }
 }
 
+/* A libcurl that does not know an option: nothing is sent. */
+static void test_old_libcurl(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    if (!file_exists(MT_OLD_CURL "/libcurl.so.4")) {
+        print_message("skip: the build folder is not on this machine\n");
+        skip();
+    }
+    setenv("LD_LIBRARY_PATH", MT_OLD_CURL, 1);
+    const int rc = RUN("plan", config, "--set", "model.path=hub:test/tiny");
+    unsetenv("LD_LIBRARY_PATH");
+    assert_int_equal(rc, 1);
+    assert_says(said.err, "this machine's libcurl lacks an option that is needed (unknown option)");
+    assert_int_equal(hub_requests("", ""), 0);
+}
+
 /* A list that comes slowly, but never ends, ends by the time it takes. */
 static void test_drip(void **state)
 {
@@ -626,6 +643,7 @@ int test_hub(void)
         cmocka_unit_test_setup(test_cache_places, hub_fresh),
         cmocka_unit_test_setup(test_token, hub_fresh),
         cmocka_unit_test_setup(test_escapes, hub_fresh),
+        cmocka_unit_test_setup(test_old_libcurl, hub_fresh),
         cmocka_unit_test_setup(test_drip, hub_fresh),
         cmocka_unit_test_setup(test_breaks, hub_fresh),
         cmocka_unit_test_setup(test_waits, hub_fresh),
