@@ -37,7 +37,8 @@ void prof_enter(struct device *dev, const char *name, int64_t part)
     p->open = p->n_records < PROF_RECORDS;
     p->n_lost += !p->open;
     if (!p->open) return;
-    p->records[p->n_records] = (struct prof_event){.name = name, .part = part};
+    p->records[p->n_records] =
+        (struct prof_event){.name = name, .part = part, .used = {dev->weights.used, dev->state.used, dev->work.used}};
     dev->ops->mark((int)(2 * p->n_records + 2));
 }
 
@@ -93,6 +94,12 @@ void prof_end(struct prof *p)
         add_event(p, e);
         p->events[p->n_events++] = *e;
     }
+    p->n_records = 0;
+}
+
+void prof_cancel(struct prof *p)
+{
+    if (p->dev && p->dev->prof == p) p->dev->prof = NULL;
     p->n_records = 0;
 }
 

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128 };
+enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128, PROF_ARENAS = 3 };
 
 /* All calls of one op in one part (kernels/ops.c: the width of a product, the window of attention; 0: there is one). */
 struct prof_row {
@@ -29,6 +29,7 @@ struct prof_event {
     int64_t part;
     double start_ms, ms;
     struct cost cost;
+    int64_t used[PROF_ARENAS]; /* bytes taken of weights, state and work when the op was issued */
 };
 struct prof {
     struct device *dev;
@@ -49,6 +50,7 @@ struct prof {
 void prof_open(struct prof *p, struct device *dev);
 void prof_begin(struct prof *p);
 void prof_end(struct prof *p);
+void prof_cancel(struct prof *p); /* in place of prof_end: what was recorded since prof_begin is dropped */
 /* When all begin-end pairs ran the same ops: one pair remains, in which each call took the median of its times; rows
  * and events are of that one, span_ms is the mean. */
 void prof_median(struct prof *p);

@@ -4,7 +4,9 @@
  * padding between groups stays zero, so that ops may read whole cache lines and norms may run over the array as one:
  *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
  * Where experts are divided among ranks, first the attention of all layers, then the experts of all.
- * The members of a bracket touch: q, k and v feed one fused product and their adapters are one struct lora. */
+ * The members of a bracket touch: q, k and v feed one fused product and their adapters are one struct lora.
+ * A device's layout has held ranks, the logical one (adapters_whole) the configured ranks and the experts of all ranks.
+ * Where the two are the same there is one table, and nothing is copied on the way out. */
 #include "model/lora.h"
 
 #include <math.h>
@@ -117,15 +119,17 @@ static int parse_ranks(struct adapters *ad, const char *ranks, struct err *err)
     return 0;
 }
 
+int64_t adapters_held_rank(const struct adapters *ad, enum lora_target t, int64_t multiple)
+{
+    int64_t r = t <= LORA_V ? 0 : ad->rank[t];
+    for (enum lora_target s = LORA_Q; s <= LORA_V && t <= LORA_V; s++)
+        if (ad->target[s]) r = MT_MAX(r, ad->rank[s]);
+    return (r + multiple - 1) / multiple * multiple;
+}
+
 static void hold_ranks(struct adapters *ad, int64_t multiple)
 {
-    int64_t qkv = 0;
-    for (enum lora_target t = LORA_Q; t <= LORA_V; t++)
-        if (ad->target[t]) qkv = MT_MAX(qkv, ad->rank[t]);
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
-        const int64_t r = t <= LORA_V ? qkv : ad->rank[t];
-        ad->held[t] = (r + multiple - 1) / multiple * multiple;
-    }
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) ad->held[t] = adapters_held_rank(ad, t, multiple);
 }
 
 int64_t adapters_max_rank(const struct adapters *ad)
@@ -249,7 +253,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
         ad->layer_on[n] = ad->n_params > before;
         if (ad->layer_on[n]) ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
     }
-    if (ad->n_params) return 0;
+    if (ad->n_params) return adapters_hold(ad, a, 1, &comm_alone), 0;
     adapters_free(ad);
     return err_set(err, "lora.targets: \"%s\" matches nothing: layers %s have no experts", opt->targets,
                    opt->layers[0] ? opt->layers : "all");
@@ -269,16 +273,36 @@ static void lay_out(struct adapters *ad, const struct arch *a, const struct comm
         if (ad->layer_on[n] && apart) plan_experts(ad, a, ep, n);
 }
 
+/* The layout outside the device, NULL where it is the device's. */
+static struct adapters *logical(const struct adapters *ad, const struct arch *a)
+{
+    bool same = !ad->divided;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) same &= !ad->target[t] || ad->held[t] == ad->rank[t];
+    if (same) return NULL;
+    struct adapters *whole = mem_alloc(sizeof(*whole));
+    *whole = *ad;
+    whole->whole = NULL;
+    whole->divided = false;
+    memcpy(whole->held, ad->rank, sizeof(whole->held));
+    whole->params = mem_array(ad->n_layer * PARAMS_PER_LAYER, sizeof(*whole->params));
+    lay_out(whole, a, &comm_alone);
+    return whole;
+}
+
+static void free_whole(struct adapters *ad)
+{
+    if (ad->whole) mem_free(ad->whole->params);
+    mem_free(ad->whole);
+    ad->whole = NULL;
+}
+
 void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct comm *ep)
 {
+    free_whole(ad);
+    ad->divided = ep->world > 1;
     hold_ranks(ad, multiple);
-    if (ep->world > 1) {
-        ad->whole = mem_alloc(sizeof(*ad->whole));
-        *ad->whole = *ad;
-        ad->whole->params = mem_array(ad->n_layer * PARAMS_PER_LAYER, sizeof(*ad->params));
-        lay_out(ad->whole, a, &comm_alone);
-    }
     lay_out(ad, a, ep);
+    ad->whole = logical(ad, a);
 }
 
 /* Elements off.. of a flat array, as rows x cols, or n of those; data stays NULL where nothing is allocated. */
@@ -399,7 +423,7 @@ static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, 
 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
-    const bool apart = ad->whole != NULL;
+    const bool apart = ad->divided;
     reduce(ad, dev, dev->ranks, layer, LORA_Q, apart ? LORA_O : LORA_DOWN);
     if (apart) reduce(ad, dev, dev->dp, layer, LORA_UP, LORA_DOWN);
 }
@@ -414,36 +438,51 @@ void adapters_update(struct adapters *ad, struct device *dev, double lr, double 
 
 const struct adapters *adapters_whole(const struct adapters *ad) { return ad->whole ? ad->whole : ad; }
 
-/* Copies between a whole host array and part [n_flat], as the rank of dev->ep that is `rank` holds it. */
+/* Copies between a host array of the logical layout and part [n_flat], as the rank of dev->ep that is `rank` holds it:
+ * the padding of ranks is left out on the way there, and not written on the way back. */
 static void copy_part(const struct adapters *ad, int rank, char *whole, char *part, bool into_whole, int64_t width)
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i], *w = adapters_find(ad->whole, p->layer, p->target, p->is_b);
-        const int64_t n = lora_param_count(p), at = w->n_exp > p->n_exp ? rank * n : 0;
-        char *in_whole = whole + (w->off + at) * width, *in_part = part + p->off * width;
-        memcpy(into_whole ? in_whole : in_part, into_whole ? in_part : in_whole, (size_t)(n * width));
+        const int64_t first = w->n_exp > p->n_exp ? rank * p->n_exp : 0;
+        const bool one_run = p->cols == w->cols; /* of a matrix */
+        const int64_t n = one_run ? 1 : w->rows, run = (one_run ? w->rows : 1) * w->cols * width;
+        for (int64_t e = 0; e < p->n_exp; e++)
+            for (int64_t row = 0; row < n; row++) {
+                char *in_whole = whole + (w->off + ((first + e) * w->rows + row) * w->cols) * width;
+                char *in_part = part + (p->off + (e * p->rows + row) * p->cols) * width;
+                memcpy(into_whole ? in_whole : in_part, into_whole ? in_part : in_whole, (size_t)run);
+            }
     }
 }
 
+static void read_flat(struct device *dev, void *host, struct tensor flat, enum dtype dtype)
+{
+    if (dtype == flat.dtype)
+        device_download(dev, host, flat.data, tensor_bytes(flat));
+    else
+        device_get_f32(dev, host, flat);
+}
+
 /* Of shared moments all parts, on the first rank of dev->dp. */
-static void download(const struct adapters *ad, struct device *dev, struct tensor flat, char *host)
+static void download(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, char *host)
 {
     struct comm *dp = dev->dp;
-    const int64_t bytes = tensor_bytes(flat);
+    const int64_t bytes = flat.shape[0] * dtype_size(dtype);
     const bool shared = flat.shape[0] < ad->n_flat;
-    if (shared || dp->rank == 0) device_download(dev, host, flat.data, bytes);
+    if (shared || dp->rank == 0) read_flat(dev, host, flat, dtype);
     for (int r = 1; r < dp->world && shared; r++) {
         if (dp->rank == 0) comm_recv(dp, r, host + r * bytes, bytes);
         if (dp->rank == r) comm_send(dp, 0, host, bytes);
     }
 }
 
-void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, void *host)
+void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host)
 {
     struct comm *ep = dev->ep;
-    const int64_t width = dtype_size(flat.dtype), bytes = ad->n_flat * width;
+    const int64_t width = dtype_size(dtype), bytes = ad->n_flat * width;
     char *part = host && !ad->whole ? host : mem_alloc(bytes);
-    download(ad, dev, flat, part);
+    download(ad, dev, flat, dtype, part);
     for (int r = 0; r < ep->world && ad->whole && dev->dp->rank == 0; r++) {
         if (ep->rank == 0 && r > 0) comm_recv(ep, r, part, bytes);
         if (ep->rank == 0) copy_part(ad, r, host, part, true, width);
@@ -452,20 +491,24 @@ void adapters_gather(const struct adapters *ad, struct device *dev, struct tenso
     if (part != host) mem_free(part);
 }
 
-void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, const void *host)
+void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, const void *host)
 {
-    const int64_t width = dtype_size(flat.dtype), first = flat.shape[0] < ad->n_flat ? ad->first_moment : 0;
+    const int64_t width = dtype_size(dtype), first = flat.shape[0] < ad->n_flat ? ad->first_moment : 0;
     char *from = (char *)(uintptr_t)host, *part = ad->whole ? mem_array(ad->n_flat, width) : from;
     if (ad->whole) copy_part(ad, dev->ep->rank, from, part, false, width);
-    device_upload(dev, flat.data, part + first * width, tensor_bytes(flat));
+    const void *at = part + first * width;
+    if (dtype == flat.dtype)
+        device_upload(dev, flat.data, at, tensor_bytes(flat));
+    else
+        device_set_f32(dev, flat, at);
     if (part != from) mem_free(part);
 }
 
-void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, void *host)
+void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host)
 {
-    const int64_t width = dtype_size(flat.dtype);
+    const int64_t width = dtype_size(dtype);
     char *part = ad->whole ? mem_array(ad->n_flat, width) : host;
-    device_download(dev, part, flat.data, tensor_bytes(flat));
+    read_flat(dev, part, flat, dtype);
     if (!ad->whole) return;
     copy_part(ad, dev->ep->rank, host, part, true, width);
     mem_free(part);
@@ -484,8 +527,7 @@ void adapters_refresh(struct adapters *ad, struct device *dev)
 
 void adapters_free(struct adapters *ad)
 {
-    if (ad->whole) mem_free(ad->whole->params);
-    mem_free(ad->whole);
+    free_whole(ad);
     mem_free(ad->layer_on);
     mem_free(ad->params);
     mem_free(ad->layers);

@@ -2,7 +2,9 @@
  *
  * All parameters lie in one flat array of dtype stat (the masters); gradients, m and v are three more of the same
  * layout. Ops read working copies of dtype act: a fifth array, or the masters themselves when nothing would be rounded.
- * One struct lora_param is one PEFT tensor: q_proj's A of layer 3, or the B of all experts' gate_up of layer 3. */
+ * The device's layout may pad ranks, and holds a rank's share of the experts. Outside the device there is one layout,
+ * the logical one: ranks as configured, all experts. adapters_gather, adapters_get and adapters_put convert. One struct
+ * lora_param is one PEFT tensor: q_proj's A of layer 3, or the B of all experts' gate_up of layer 3. */
 #ifndef MT_LORA_H
 #define MT_LORA_H
 
@@ -16,7 +18,8 @@ struct lora_param {
     enum lora_target target;
     bool is_b;                 /* A otherwise */
     int64_t layer, off;        /* first element in the flat arrays */
-    int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R], R = held[target]; n_exp 1 for attention */
+    int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R], R = held[target] on the device, rank[target]
+                                * in the logical layout; n_exp 1 for attention */
     int64_t first_exp;         /* of all experts, the first held here */
 };
 
@@ -57,15 +60,16 @@ struct adapters {
     struct adamw opt;          /* param, grad, m, v [n_flat] stat; m, v [n_moment] */
     struct tensor working;     /* [n_flat] act; == opt.param when nothing is rounded */
     struct lora_layer *layers; /* [n_layer] host; r == 0 where nothing is trained */
-    struct adapters *whole; /* NULL, or experts are divided among ranks, and this is the table as one would have it */
-    int64_t n_common;       /* then: elements at the front that all ranks have; behind them are own experts */
+    struct adapters *whole;    /* the table of the logical layout; NULL: this one is it */
+    bool divided;              /* experts lie on several ranks, this one holds a part of them */
+    int64_t n_common;          /* then: elements at the front that all ranks have; behind them are own experts */
 };
 
 /* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a
  * target that matches nothing. Targets in experts leave dense layers out. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
-/* Lays the parameters out with ranks rounded up to a multiple of what the device takes, experts divided among the ranks
- * of `ep`; before adapters_alloc. */
+/* Lays the parameters out for a device: ranks rounded up to a multiple of what it takes, experts divided among the
+ * ranks of `ep`; before adapters_alloc. After adapters_plan the multiple is 1 and nothing is divided. */
 void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct comm *ep);
 /* Each of `ranks`, whose adapters are the same, holds the moments of an equal part, which n_flat is rounded up for;
  * before adapters_alloc. */
@@ -82,20 +86,24 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer);
 /* One step of the optimizer; where moments are shared, every rank updates its part and gets the others'. */
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
-/* The table that describes what adapters_gather gives: of all parameters, on whichever ranks they lie. */
+/* The logical layout, which every host array and every file has: the same on every device and any number of ranks. */
 const struct adapters *adapters_whole(const struct adapters *ad);
-/* Parameters, m or v as a whole into host [n_flat of adapters_whole] of stat, on rank 0; host is NULL on the others,
- * which all call it. */
-void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, void *host);
-/* This rank's part of such a host array into flat, and into a zeroed host array from flat: nothing is sent. */
-void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, const void *host);
-void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, void *host);
+/* Parameters, gradients, m or v of all ranks into a zeroed host array [n_flat of adapters_whole], on rank 0; host is
+ * NULL on the others, which all call it. dtype, here and below: of the host array, that of flat or F32. */
+void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);
+/* This rank's part of such a host array into flat (padding becomes zero), and into a zeroed host array from flat:
+ * nothing is sent. flat is not one of the moments that other ranks hold parts of, in adapters_get. */
+void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype,
+                  const void *host);
+void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);
 /* The parameters of the first rank with the same experts, on all. */
 void adapters_agree(struct adapters *ad, struct device *dev);
 /* Working copies <- masters; after every change of the masters. */
 void adapters_refresh(struct adapters *ad, struct device *dev);
 void adapters_free(struct adapters *ad); /* host tables */
 
+/* A target's rank on a device that takes multiples of `multiple`: q, k and v have that of the largest of them. */
+int64_t adapters_held_rank(const struct adapters *ad, enum lora_target t, int64_t multiple);
 /* Of the targets that are trained. */
 int64_t adapters_max_rank(const struct adapters *ad);
 /* The ranks as lora_options has them; "" where all are r. */

@@ -306,7 +306,7 @@ void model_sum(struct model *m) { comm_all_reduce_sum(m->dev->ranks, m->dev, ten
 void model_norm(struct model *m)
 {
     const struct tensor grad = m->adapters.opt.grad;
-    const bool divided = m->adapters.whole != NULL;
+    const bool divided = m->adapters.divided;
     const int64_t n = divided ? m->adapters.n_common : grad.shape[0];
     op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), tensor_rows(grad, 0, n));
     if (!divided) return;

@@ -2,11 +2,14 @@
 #include "kernels/prof.h"
 
 #include <math.h>
+#include <signal.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "data/json.h"
 #include "tests/op_check.h"
+#include "tests/process.h"
 #include "train/profile.h"
 
 static const struct norm norm = {.eps = 1e-5f};
@@ -255,8 +258,8 @@ static void test_profile_files(void **state)
         assert_null(dev.prof);
     }
     struct json events = load(path, &doc);
-    assert_int_equal(json_count(events), 4);
-    for (int64_t i = 0; i < 4; i++) {
+    assert_int_equal(json_count(events), 7); /* a name, four ops, the arenas before and after */
+    for (int64_t i = 2; i < 6; i++) {
         assert_int_equal(json_get_str(json_at(events, i), "name", &name, &err), 0);
         assert_string_equal(name, i % 2 ? "rmsnorm_fwd" : "linear_fwd 96");
         assert_int_equal(json_get_f64(json_at(events, i), "ts", &ts, &err), 0);
@@ -268,6 +271,127 @@ static void test_profile_files(void **state)
     assert_int_equal(access(path, F_OK), 0);
     profile_close(&p);
     op_check_end(&dev);
+}
+
+/* What the arenas hold when an op is issued is a counter in the trace, wherever it changes and at the end. */
+static void test_arena_counters(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    char path[MT_PATH];
+    struct device dev;
+    struct prof p;
+    struct err err = {{0}};
+    struct json_doc *doc;
+    int64_t n = 0, work[8] = {0}, weights = -1;
+    op_check_begin(&dev, false);
+    prof_open(&p, &dev);
+    prof_begin(&p);
+    dev.weights.used = 1 << 20;
+    for (int i = 0; i < 4; i++) {
+        dev.work.used = i < 2 ? 512 : 4096 * i;
+        run_norm(&dev, 9);
+    }
+    prof_end(&p);
+    dev.weights.used = dev.work.used = 0;
+    snprintf(path, sizeof(path), "%s/trace.json", dir);
+    assert_int_equal(profile_trace(&p, path, &err), 0);
+    struct json events = load(path, &doc);
+    for (int64_t i = 0; i < json_count(events) && n < 8; i++) {
+        const char *kind;
+        assert_int_equal(json_get_str(json_at(events, i), "ph", &kind, &err), 0);
+        if (strcmp(kind, "C")) continue;
+        const struct json args = json_find(json_at(events, i), "args");
+        assert_int_equal(json_get_i64(args, "weights", 0, INT64_MAX, &weights, &err), 0);
+        assert_int_equal(weights, 1 << 20);
+        assert_int_equal(json_get_i64(args, "work", 0, INT64_MAX, &work[n++], &err), 0);
+    }
+    const int64_t want[8] = {512, 8192, 12288, 12288};
+    assert_int_equal(n, 4);
+    assert_memory_equal(work, want, sizeof(want));
+    json_free(doc);
+    prof_close(&p);
+    op_check_end(&dev);
+}
+
+/* ---- train.profile of whole runs */
+
+/* Of a trace: how many optimizer steps it holds, by their AdamW, and how often it shows the arenas; pid is that of all
+ * events. */
+static int64_t steps_in(const char *path, int64_t pid)
+{
+    static char table[1 << 16];
+    struct json_doc *doc;
+    struct err err;
+    struct json events = load(path, &doc);
+    int64_t updates = 0, counters = 0, names = 0, taken = 0;
+    for (int64_t i = 0; i < json_count(events); i++) {
+        const char *name, *kind;
+        int64_t id;
+        assert_int_equal(json_get_str(json_at(events, i), "name", &name, &err), 0);
+        assert_int_equal(json_get_str(json_at(events, i), "ph", &kind, &err), 0);
+        assert_int_equal(json_get_i64(json_at(events, i), "pid", 0, 99, &id, &err), 0);
+        assert_int_equal(id, pid);
+        updates += !strcmp(name, "adamw");
+        names += !strcmp(name, "process_name") && *kind == 'M';
+        counters += *kind == 'C';
+        if (*kind != 'C') continue;
+        int64_t now;
+        assert_int_equal(json_get_i64(json_find(json_at(events, i), "args"), "work", 0, INT64_MAX, &now, &err), 0);
+        taken = MT_MAX(taken, now);
+    }
+    json_free(doc);
+    assert_int_equal(names, 1);
+    assert_true(counters > 10 && taken > 10000);
+    char file[MT_PATH];
+    snprintf(file, sizeof(file), "%.*s", (int)(strrchr(path, '/') - path), path);
+    snprintf(file + strlen(file), 64, pid ? "/profile-rank%d.txt" : "/profile.txt", (int)pid);
+    process_read(file, table, sizeof(table));
+    assert_says(table, "adamw");
+    return updates;
+}
+
+/* A range that reaches beyond the last step, one that the run never comes to, and two ranks. */
+static void test_runs_that_end_early(void **state)
+{
+    (void)state;
+    const char *config = process_config("[eval]\nat_start = no\nat_end = no\n");
+    if (RUN(config, "--set", "train.profile=2:9", "--set", "train.steps=3")) fail_msg("%s", said.err);
+    assert_says(said.err, "profile of steps 2 to 3 (train.profile = 2:9; the run made no others): ");
+    assert_int_equal(steps_in(process_output(config, "trace.json"), 0), 2);
+
+    config = process_config("[eval]\nat_start = no\nat_end = no\n");
+    if (RUN(config, "--set", "train.profile=4:9", "--set", "train.steps=3")) fail_msg("%s", said.err);
+    assert_says(said.err, "train.profile = 4:9, but this run makes steps 1 to 3: there will be no profile");
+    assert_int_equal(access(process_output(config, "trace.json"), F_OK), -1);
+
+    config = process_config("[parallel]\ncpu_ranks = 2\n[eval]\nat_start = no\nat_end = no\n");
+    if (RUN(config, "--set", "train.profile=2:2", "--set", "train.steps=3", "--set", "train.grad_accum=2"))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "profile of steps 2 to 2: ");
+    assert_int_equal(steps_in(process_output(config, "trace.json"), 0), 1);
+    assert_int_equal(steps_in(process_output(config, "trace-rank1.json"), 1), 1);
+}
+
+/* SIGTERM within the range: what was made by then is written. */
+static void test_interrupted_run(void **state)
+{
+    (void)state;
+    const struct timespec pause = {.tv_nsec = 20000000};
+    const char *config = process_config("[eval]\nat_start = no\nat_end = no\n"), *dir = scratch_dir();
+    char metrics[1 << 12] = "";
+    const char *words[] = {config, "--set", "train.profile=2:100000", "--set", "train.steps=100000", NULL};
+    const pid_t pid = process_start(dir, words);
+    for (int i = 0; i < 1500 && !strstr(metrics, "\"step\": 4,") && !strstr(metrics, "\"step\":4,"); i++) {
+        nanosleep(&pause, NULL);
+        if (!access(process_output(config, "metrics.jsonl"), R_OK))
+            process_read(process_output(config, "metrics.jsonl"), metrics, sizeof(metrics));
+    }
+    kill(pid, SIGTERM);
+    assert_int_equal(process_finish(dir, pid), 130);
+    assert_says(said.err, "profile of steps 2 to ");
+    const int64_t n = steps_in(process_output(config, "trace.json"), 0);
+    assert_true(n >= 3);
 }
 
 static void test_table(void **state)
@@ -305,9 +429,18 @@ static void test_table(void **state)
 int test_prof(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),          cmocka_unit_test(test_overflow),      cmocka_unit_test(test_floor),
-        cmocka_unit_test(test_packed_cost),   cmocka_unit_test(test_roofs),         cmocka_unit_test(test_gpu),
-        cmocka_unit_test(test_profile_range), cmocka_unit_test(test_profile_files), cmocka_unit_test(test_table),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_floor),
+        cmocka_unit_test(test_packed_cost),
+        cmocka_unit_test(test_roofs),
+        cmocka_unit_test(test_gpu),
+        cmocka_unit_test(test_profile_range),
+        cmocka_unit_test(test_profile_files),
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_arena_counters),
+        cmocka_unit_test(test_runs_that_end_early),
+        cmocka_unit_test(test_interrupted_run),
     };
     return cmocka_run_group_tests_name("prof", tests, NULL, NULL);
 }

@@ -27,7 +27,7 @@ enum { MAX_SEQ = 192, N_SEQ = 2, KINDS = 2 * LORA_TARGETS }; /* longer than gpt-
 struct capture {
     float *x, *h; /* [(L+1), T, D] input of every layer and of the final norm; [L, T, D] after attention */
     float *norm;  /* [T, D] */
-    float *grad;  /* [n_flat] */
+    float *grad;  /* [n_flat] in the logical layout (model/lora.h), whatever the side pads */
     int32_t *idx; /* [L, T, J] the chosen experts, J that of the layer */
     double loss;
 };
@@ -43,11 +43,11 @@ struct check {
     FILE *out;
     struct run device;
     struct batch batch;
-    float *params; /* [n_flat] the adapters of all sides */
+    float *params; /* [n_flat] the adapters of all sides, in the logical layout */
     struct capture got, near, want;
     bool bf16;
     struct arch arch;
-    struct adapters layout; /* parameters and their places */
+    struct adapters plan; /* its logical layout: parameters and their places */
     int64_t n_bad;
 };
 
@@ -124,11 +124,12 @@ static void forced_router(struct device *dev, struct route *r, struct tensor log
  * side starts from the same values. */
 static float *draw_params(const struct adapters *ad, struct device *dev)
 {
-    float *value = mem_array(ad->n_flat, sizeof(float));
+    const struct adapters *whole = adapters_whole(ad);
+    float *value = mem_array(whole->n_flat, sizeof(float));
     const uint64_t key = rng_key(0, "check");
-    device_get_f32(dev, value, ad->opt.param);
-    for (int64_t i = 0; i < ad->n_params; i++) {
-        const struct lora_param *p = &ad->params[i];
+    adapters_get(ad, dev, ad->opt.param, DT_F32, value);
+    for (int64_t i = 0; i < whole->n_params; i++) {
+        const struct lora_param *p = &whole->params[i];
         for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) {
             if (p->is_b) value[k] = (float)(0.04 * (rng_uniform(key, (uint64_t)k) - 0.5));
             value[k] = bf16_to_f32(f32_to_bf16(value[k]));
@@ -156,7 +157,7 @@ static void take(struct model *m, struct capture *c)
     c->x = mem_array((n_layer + 1) * n, sizeof(float));
     c->h = mem_array(n_layer * n, sizeof(float));
     c->norm = mem_array(n, sizeof(float));
-    c->grad = mem_array(m->adapters.n_flat, sizeof(float));
+    c->grad = mem_array(adapters_whole(&m->adapters)->n_flat, sizeof(float));
     for (int64_t l = 0; l <= n_layer; l++) {
         const struct layer_acts *a = &m->acts.layers[l];
         device_get_f32(dev, c->x + l * n, a->x);
@@ -166,7 +167,7 @@ static void take(struct model *m, struct capture *c)
         idx += tensor_count(a->route.idx);
     }
     device_get_f32(dev, c->norm, m->final_norm);
-    device_get_f32(dev, c->grad, m->adapters.opt.grad);
+    adapters_get(&m->adapters, dev, m->adapters.opt.grad, DT_F32, c->grad);
 }
 
 /* Forward and backward of the batch on an open model with the adapters of all sides. */
@@ -176,7 +177,7 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     const struct model_pass p = {
         .backward = true, .loss_scale = 1 / (double)MT_MAX(k->batch.n_label, 1), .aux_share = 1, .dropout_key = 1};
     struct model_tally sum;
-    device_set_f32(&r->dev, m->adapters.opt.param, k->params);
+    adapters_put(&m->adapters, &r->dev, m->adapters.opt.param, DT_F32, k->params);
     adapters_refresh(&m->adapters, &r->dev);
     device_zero(&r->dev, m->adapters.opt.grad);
     model_clear(m);
@@ -221,6 +222,7 @@ static int device_side(struct check *k, struct err *err)
     const struct loader_options lo = run_loader_options(&k->cfg, false);
     struct run *r = &k->device;
     if (run_open_headers(r, &k->cfg, false, err)) return -1;
+    if (k->ops) r->dev.ops = k->ops;
     if (k->n_layer > r->arch.n_layer)
         return err_set(err, "--layers %lld: the model has %lld", (long long)k->n_layer, (long long)r->arch.n_layer);
     if (k->n_layer) r->arch.n_layer = k->n_layer;
@@ -230,7 +232,6 @@ static int device_side(struct check *k, struct err *err)
     loader_close(l);
     k->arch = r->arch;
     k->bf16 = r->dev.act == DT_BF16 || r->dev.round_bf16;
-    if (k->ops) r->dev.ops = k->ops;
     k->params = draw_params(&r->model.adapters, &r->dev);
     pass(r, k, &k->got);
     fprintf(k->out, "%s against the CPU in F64: %lld layers, %lld tokens in %lld documents, %lld with loss\n",
@@ -284,7 +285,7 @@ static void print_head(const struct check *k)
     for (int kind = 0; kind < KINDS; kind++) {
         char name[16];
         snprintf(name, sizeof(name), "%s.%c", target[kind / 2], kind % 2 ? 'B' : 'A');
-        if (k->layout.target[kind / 2]) fprintf(k->out, "%-9s", name);
+        if (k->plan.target[kind / 2]) fprintf(k->out, "%-9s", name);
     }
     fprintf(k->out, "\n");
 }
@@ -292,6 +293,7 @@ static void print_head(const struct check *k)
 /* A table of layers by quantities; "!" marks what is beyond its bound. */
 static void print_layers(struct check *k, struct worst *worst, double *allowed_h)
 {
+    const struct adapters *layout = adapters_whole(&k->plan);
     const int64_t n = k->batch.n_tok * k->arch.d_model;
     print_head(k);
     for (int64_t l = 0; l < k->arch.n_layer; l++) {
@@ -305,8 +307,8 @@ static void print_layers(struct check *k, struct worst *worst, double *allowed_h
         print_cell(k->out, &h);
         print_cell(k->out, &x);
         for (int kind = 0; kind < KINDS; kind++) {
-            const struct lora_param *p = adapters_find(&k->layout, l, (enum lora_target)(kind / 2), kind % 2);
-            if (!p && k->layout.target[kind / 2]) fprintf(k->out, " %7s ", "-");
+            const struct lora_param *p = adapters_find(layout, l, (enum lora_target)(kind / 2), kind % 2);
+            if (!p && layout->target[kind / 2]) fprintf(k->out, " %7s ", "-");
             if (!p) continue;
             const struct error g = compare(k, k->got.grad + p->off, part(k->near.grad, p->off), k->want.grad + p->off,
                                            lora_param_count(p));
@@ -391,7 +393,7 @@ static void check_free(struct check *k)
 {
     run_close(&k->device);
     batch_free(&k->batch);
-    adapters_free(&k->layout);
+    adapters_free(&k->plan);
     mem_free(k->params);
     capture_free(&k->got);
     capture_free(&k->near);
@@ -403,7 +405,7 @@ static int run_sides(struct check *k, struct err *err)
 {
     const int rc = device_side(k, err);
     run_close(&k->device);
-    if (rc || plan_adapters(&k->layout, &k->arch, &k->cfg, NULL, err)) return -1;
+    if (rc || plan_adapters(&k->plan, &k->arch, &k->cfg, NULL, err)) return -1;
     if (k->bf16 && cpu_side(k, false, &k->near, err)) return -1;
     return cpu_side(k, true, &k->want, err);
 }

@@ -1,7 +1,8 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for use elsewhere; not read back
- *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in internal layout and
- * precision state.json: counters, position, hashes, and the settings that a continued run is compared with
+ *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
+ *     (model/lora.h), which no device pads, in the precision that they are trained in
+ *     state.json: counters, position, hashes, and the settings that a continued run is compared with
  *     manifest.json: size and CRC-32 of the four files above, one per line; written last
  *
  * A directory with a step's name is whole: it was made under a hidden name, every file synced, then renamed
@@ -216,7 +217,7 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
     flat_arrays(ad, flat);
     for (int f = 0; f < N_FLAT; f++) {
         host[f] = mem_array(whole->n_flat, width);
-        adapters_gather(ad, dev, flat[f], host[f]);
+        adapters_gather(ad, dev, flat[f], flat[f].dtype, host[f]);
         for (int64_t i = 0; i < whole->n_params; i++, n++) {
             const struct lora_param *p = &whole->params[i];
             entry_name(names[n], f, p);
@@ -234,18 +235,36 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
     return rc;
 }
 
-static const struct st_tensor *find_entry(const struct safetensors *st, const char *path, const struct lora_param *p,
-                                          int f, enum dtype dtype, struct err *err)
+/* Earlier versions wrote ranks as the device held them: q, k and v with the largest of the three, and on a GPU a
+ * multiple of 8. */
+static bool rank_fits(const struct adapters *whole, const struct lora_param *p, int64_t r)
+{
+    return r == whole->rank[p->target] || r == adapters_held_rank(whole, p->target, 1) ||
+           r == adapters_held_rank(whole, p->target, 8);
+}
+
+static const struct st_tensor *find_entry(const struct safetensors *st, const char *path, const struct adapters *whole,
+                                          const struct lora_param *p, int f, enum dtype dtype, struct err *err)
 {
     char name[NAME_SIZE];
     entry_name(name, f, p);
     const struct st_tensor *t = safetensors_find(st, name);
-    if (t && t->rank == 3 && t->shape[0] == p->n_exp && t->shape[1] == p->rows && t->shape[2] == p->cols &&
-        t->dtype == dtype)
+    if (t && t->rank == 3 && t->shape[0] == p->n_exp && t->shape[p->is_b ? 1 : 2] == (p->is_b ? p->rows : p->cols) &&
+        rank_fits(whole, p, t->shape[p->is_b ? 2 : 1]) && t->dtype == dtype)
         return t;
     err_set(err, "%s: tensor \"%s\" %s: the checkpoint is of other adapters than the configuration's", path, name,
             t ? "has another shape or dtype" : "is missing");
     return NULL;
+}
+
+static double value_of(const void *data, enum dtype dtype)
+{
+    float narrow;
+    double wide;
+    memcpy(&narrow, data, sizeof(narrow));
+    if (dtype == DT_F32) return (double)narrow;
+    memcpy(&wide, data, sizeof(wide));
+    return wide;
 }
 
 /* Of a forged or miscomputed state: what is not finite, or a second moment below zero. */
@@ -254,20 +273,33 @@ static int check_values(const struct st_tensor *t, const char *path, int f, stru
     const int64_t width = dtype_size(t->dtype);
     MT_REQUIRE(t->dtype == DT_F32 || t->dtype == DT_F64, "%s", t->name);
     for (int64_t i = 0; i < t->bytes / width; i++) {
-        float single = 0;
-        double x;
-        if (width == 4) {
-            memcpy(&single, t->data + i * width, sizeof(single));
-            x = (double)single;
-        } else {
-            memcpy(&x, t->data + i * width, sizeof(x));
-        }
+        const double x = value_of(t->data + i * width, t->dtype);
         if (!isfinite(x) || (f == 2 && x < 0))
             return err_set(err,
                            "%s: tensor \"%s\": value %" PRId64
                            " is %g: no run can be continued from it; take an earlier "
                            "checkpoint (train.resume = DIRECTORY)",
                            path, t->name, i, x);
+    }
+    return 0;
+}
+
+/* The tensor into values, in the logical layout. Ranks beyond those of p must be zero: padding always was. */
+static int read_entry(const struct st_tensor *t, const char *path, const struct lora_param *p, char *values,
+                      struct err *err)
+{
+    const int64_t rows = t->shape[1], cols = t->shape[2], width = dtype_size(t->dtype);
+    const char *from = (const char *)t->data;
+    if (rows == p->rows && cols == p->cols) return memcpy(values, from, (size_t)t->bytes), 0;
+    for (int64_t i = 0; i < t->shape[0] * rows * cols; i++, from += width) {
+        const int64_t e = i / (rows * cols), row = i / cols % rows, col = i % cols;
+        if (row < p->rows && col < p->cols)
+            memcpy(values + ((e * p->rows + row) * p->cols + col) * width, from, (size_t)width);
+        else if (value_of(from, t->dtype) != 0)
+            return err_set(err,
+                           "%s: tensor \"%s\" has rank %" PRId64 ", but %" PRId64
+                           " is configured: the checkpoint is of other adapters than the configuration's",
+                           path, t->name, p->is_b ? cols : rows, p->is_b ? p->cols : p->rows);
     }
     return 0;
 }
@@ -289,13 +321,11 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
     for (int f = 0; !rc && f < N_FLAT; f++) {
         for (int64_t i = 0; !rc && i < whole->n_params; i++) {
             const struct lora_param *p = &whole->params[i];
-            const struct st_tensor *t = find_entry(&st, path, p, f, flat[f].dtype, err);
-            if (t && !(rc = check_values(t, path, f, err)))
-                memcpy(host + p->off * width, t->data, (size_t)t->bytes);
-            else
-                rc = -1;
+            const struct st_tensor *t = find_entry(&st, path, whole, p, f, flat[f].dtype, err);
+            rc = t ? check_values(t, path, f, err) : -1;
+            if (!rc) rc = read_entry(t, path, p, host + p->off * width, err);
         }
-        if (!rc) adapters_put(ad, dev, flat[f], host);
+        if (!rc) adapters_put(ad, dev, flat[f], flat[f].dtype, host);
     }
     mem_free(host);
     safetensors_close(&st);
@@ -357,7 +387,7 @@ static int give_parts(const struct adapters *ad, struct device *dev, struct err 
     struct tensor flat[N_FLAT];
     flat_arrays(ad, flat);
     if (peft_save(ad, dev, "", "", err)) return -1;
-    for (int f = 0; f < N_FLAT; f++) adapters_gather(ad, dev, flat[f], NULL);
+    for (int f = 0; f < N_FLAT; f++) adapters_gather(ad, dev, flat[f], flat[f].dtype, NULL);
     return 0;
 }
 

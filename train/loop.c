@@ -229,7 +229,7 @@ static int step(struct training *t, struct err *err)
     if (done) update(t, b, &m, bad);
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
     mem_free(b);
-    if (!done) return LOOP_INTERRUPTED;
+    if (!done) return profile_step_cancel(&t->profile), LOOP_INTERRUPTED;
     s->step++;
     s->pos = pos;
     s->tokens += m.tokens;
@@ -545,10 +545,8 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
         take_output(t, err) || resume_find(&t->from, cfg, err) || run_open_data(&t->run, true, err) ||
-        prepare(t, err) ||
-        (is_first(t) && (profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
-                         prof_measure_roofs(&t->run.dev, err))) ||
-        run_open_model(&t->run, NULL, true, err))
+        prepare(t, err) || profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
+        (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
         return -1;
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
@@ -556,6 +554,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     if (is_first(t)) print_opening(t);
     if (packing_prove(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
+    profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps);
     return is_first(t) ? open_metrics(t, err) : 0;
 }
 
@@ -595,6 +594,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
             log_info("another rank was interrupted after step %lld: saving", (long long)t.state.step);
         if (save(&t, err)) rc = -1;
     }
+    if (t.loader && profile_finish(&t.profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");
     if (rc >= 0 && peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, t.run.model_name, err))
         rc = -1; /* interrupted or not: the last state */

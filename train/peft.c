@@ -279,12 +279,9 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 {
     char tmp[MT_PATH];
     const struct adapters *whole = adapters_whole(ad);
-    if (dev->ranks->rank != 0) return adapters_gather(ad, dev, ad->opt.param, NULL), 0;
+    if (dev->ranks->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
-    if (whole == ad)
-        device_get_f32(dev, flat, ad->opt.param);
-    else
-        adapters_gather(ad, dev, ad->opt.param, flat);
+    adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
     const int rc = swap_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
                    write_config(whole, tmp, base_model, err) || swap_commit(tmp, dir, err);
     mem_free(flat);
@@ -735,24 +732,6 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
     return rc;
 }
 
-/* The parameters here, in the whole table. */
-static void get_params(const struct adapters *ad, struct device *dev, float *flat)
-{
-    if (ad->whole)
-        adapters_get(ad, dev, ad->opt.param, flat);
-    else
-        device_get_f32(dev, flat, ad->opt.param);
-}
-
-static void put_params(struct adapters *ad, struct device *dev, const float *flat)
-{
-    if (ad->whole)
-        adapters_put(ad, dev, ad->opt.param, flat);
-    else
-        device_set_f32(dev, ad->opt.param, flat);
-    adapters_refresh(ad, dev);
-}
-
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
 {
     const struct adapters *whole = adapters_whole(ad);
@@ -761,7 +740,7 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
     int rc = -1;
     if (source_open(&src, dir, err)) return -1;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
-    get_params(ad, dev, flat);
+    adapters_get(ad, dev, ad->opt.param, DT_F32, flat);
     for (int64_t i = 0; i < whole->n_params; i++) {
         const struct lora_param *p = &whole->params[i];
         if (p->is_b) memset(flat + p->off, 0, (size_t)lora_param_count(p) * sizeof(*flat));
@@ -769,7 +748,8 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
     if (check_agreement(&src, whole, err) || choose_layout(&src, whole, &f, err) ||
         read_tensors(&src, whole, f, flat, err))
         goto out;
-    put_params(ad, dev, flat);
+    adapters_put(ad, dev, ad->opt.param, DT_F32, flat);
+    adapters_refresh(ad, dev);
     rc = 0;
 out:
     mem_free(flat);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "kernels/comm.h"
 
 /* ---- table ---- */
 
@@ -111,24 +112,57 @@ void profile_json(const struct prof *p, struct json_out *o, const char *key)
     json_out_close(o, ']');
 }
 
-int profile_trace(const struct prof *p, const char *path, struct err *err)
+static void open_event(struct json_out *o, const char *name, const char *kind, int rank)
 {
-    struct json_out o = {0};
-    json_out_open(&o, NULL, '[');
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "name", name);
+    json_out_str(o, "ph", kind);
+    json_out_i64(o, "pid", rank);
+}
+
+/* What is taken of the arenas. */
+static void put_counter(struct json_out *o, const struct prof_event *e, double ms, int rank)
+{
+    static const char *const arenas[PROF_ARENAS] = {"weights", "state", "work"};
+    open_event(o, "arenas, bytes", "C", rank);
+    json_out_f64(o, "ts", 1e3 * ms);
+    json_out_open(o, "args", '{');
+    for (int i = 0; i < PROF_ARENAS; i++) json_out_i64(o, arenas[i], e->used[i]);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+}
+
+/* Complete events, and the arenas wherever their use changes, and at the end. */
+static void put_events(const struct prof *p, struct json_out *o, int rank)
+{
     for (int64_t i = 0; i < p->n_events; i++) {
         const struct prof_event *e = &p->events[i];
-        json_out_open(&o, NULL, '{');
-        json_out_str(&o, "name", row_name(e->name, e->part).s);
-        json_out_str(&o, "ph", "X");
-        json_out_f64(&o, "ts", 1e3 * (e->start_ms - p->events[0].start_ms));
-        json_out_f64(&o, "dur", 1e3 * e->ms);
-        json_out_i64(&o, "pid", 0);
-        json_out_i64(&o, "tid", 0);
-        json_out_open(&o, "args", '{');
-        put_cost(&o, &e->cost, e->ms);
-        json_out_close(&o, '}');
-        json_out_close(&o, '}');
+        if (!i || memcmp(e->used, e[-1].used, sizeof(e->used))) put_counter(o, e, e->start_ms, rank);
+        open_event(o, row_name(e->name, e->part).s, "X", rank);
+        json_out_i64(o, "tid", 0);
+        json_out_f64(o, "ts", 1e3 * e->start_ms);
+        json_out_f64(o, "dur", 1e3 * e->ms);
+        json_out_open(o, "args", '{');
+        put_cost(o, &e->cost, e->ms);
+        json_out_close(o, '}');
+        json_out_close(o, '}');
+        if (i + 1 == p->n_events) put_counter(o, e, e->start_ms + e->ms, rank);
     }
+}
+
+int profile_trace(const struct prof *p, const char *path, struct err *err)
+{
+    const struct comm *ranks = p->dev->ranks;
+    struct json_out o = {0};
+    char name[128];
+    snprintf(name, sizeof(name), "rank %d of %d, %.80s", ranks->rank, ranks->world, p->dev->name);
+    json_out_open(&o, NULL, '[');
+    open_event(&o, "process_name", "M", ranks->rank);
+    json_out_open(&o, "args", '{');
+    json_out_str(&o, "name", name);
+    json_out_close(&o, '}');
+    json_out_close(&o, '}');
+    put_events(p, &o, ranks->rank);
     json_out_close(&o, ']');
     const int rc = file_write_atomic(path, o.text, o.size, err);
     json_out_free(&o);
@@ -165,8 +199,7 @@ static int write_table(const struct profile *p, const char *path, struct err *er
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     MT_REQUIRE(out, "no memory for the table of ops");
-    fprintf(out, "steps %lld to %lld; %s\n", (long long)p->first, (long long)p->last,
-            profile_roofs(roofs, p->prof.dev));
+    fprintf(out, "steps %lld to %lld; %s\n", (long long)p->from, (long long)p->to, profile_roofs(roofs, p->prof.dev));
     profile_table(&p->prof, out);
     fclose(out);
     const int rc = file_write_atomic(path, text, (int64_t)size, err);
@@ -174,24 +207,65 @@ static int write_table(const struct profile *p, const char *path, struct err *er
     return rc;
 }
 
-int profile_step_end(struct profile *p, int64_t step, struct err *err)
+/* DIR/stem.ext of rank 0, DIR/stem-rankN.ext of the others. */
+static int path_of(char path[MT_PATH], const struct profile *p, const char *stem, const char *ext, struct err *err)
 {
-    char trace[MT_PATH], table[MT_PATH];
-    if (!covers(p, step) || !p->prof.dev) return 0;
-    prof_end(&p->prof);
-    if (step < p->last) return 0;
-    if (str_format(trace, sizeof(trace), err, "path", "%s/trace.json", p->dir) ||
-        str_format(table, sizeof(table), err, "path", "%s/profile.txt", p->dir) ||
+    const int rank = p->prof.dev->ranks->rank;
+    char who[32] = "";
+    if (rank) snprintf(who, sizeof(who), "-rank%d", rank);
+    return str_format(path, MT_PATH, err, "path", "%s/%s%s.%s", p->dir, stem, who, ext);
+}
+
+static int write_files(struct profile *p, struct err *err)
+{
+    const struct comm *ranks = p->prof.dev->ranks;
+    char trace[MT_PATH], table[MT_PATH], part[128] = "";
+    if (path_of(trace, p, "trace", "json", err) || path_of(table, p, "profile", "txt", err) ||
         profile_trace(&p->prof, trace, err) || write_table(p, table, err))
         return -1;
-    log_info("profile of steps %lld to %lld: %s, %s", (long long)p->first, (long long)p->last, table, trace);
-    profile_close(p);
+    if (p->from != p->first || p->to != p->last)
+        snprintf(part, sizeof(part), " (train.profile = %lld:%lld; the run made no others)", (long long)p->first,
+                 (long long)p->last);
+    log_info("profile of steps %lld to %lld%s: %s, %s%s", (long long)p->from, (long long)p->to, part, table, trace,
+             ranks->world > 1 ? "; those of the other ranks end in -rankN" : "");
     return 0;
+}
+
+int profile_step_end(struct profile *p, int64_t step, struct err *err)
+{
+    if (!covers(p, step) || !p->prof.dev) return 0;
+    prof_end(&p->prof);
+    if (!p->from) p->from = step;
+    p->to = step;
+    return step < p->last ? 0 : profile_finish(p, err);
+}
+
+void profile_step_cancel(struct profile *p) { prof_cancel(&p->prof); }
+
+void profile_plan(struct profile *p, int64_t first, int64_t last)
+{
+    if (!p->first || (p->first <= last && p->last >= first)) return;
+    if (first <= last)
+        log_warn("train.profile = %lld:%lld, but this run makes steps %lld to %lld: there will be no profile",
+                 (long long)p->first, (long long)p->last, (long long)first, (long long)last);
+    p->first = 0;
+}
+
+int profile_finish(struct profile *p, struct err *err)
+{
+    int rc = 0;
+    if (p->to)
+        rc = write_files(p, err);
+    else if (p->first)
+        log_warn("train.profile = %lld:%lld: the run ended before one of these steps was made: there is no profile",
+                 (long long)p->first, (long long)p->last);
+    profile_close(p);
+    return rc;
 }
 
 void profile_close(struct profile *p)
 {
-    if (p->prof.dev && p->prof.dev->prof == &p->prof) p->prof.dev->prof = NULL;
+    prof_cancel(&p->prof);
     prof_close(&p->prof);
-    p->first = 0;
+    p->first = p->to = 0;
 }
