@@ -11,7 +11,6 @@
 #include "data/hub_http.h"
 
 #include <curl/curl.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -78,17 +77,16 @@ static struct {
 static void *find_curl(void)
 {
     static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
-    void *library = NULL;
-    for (int i = 0; i < MT_LEN(names) && !library; i++) library = dlopen(names[i], RTLD_NOW);
-    return library;
+    return library_open(names, MT_LEN(names));
 }
 
 const char *hub_http_library(char name[64])
 {
-    void *library = find_curl(), *symbol = library ? dlsym(library, "curl_version") : NULL;
     __typeof__(&curl_version) version = NULL;
-    if (symbol) memcpy(&version, &symbol, sizeof(symbol));
-    const char *text = version ? version() : ""; /* "libcurl/7.88.1 OpenSSL/3.0.11 ..." */
+    const struct library_call call = {"curl_version", &version};
+    void *library = find_curl();
+    const bool found = library && !library_find(library, "libcurl", &call, 1, NULL);
+    const char *text = found ? version() : ""; /* "libcurl/7.88.1 OpenSSL/3.0.11 ..." */
     const size_t slash = strcspn(text, "/");
     if (text[slash])
         snprintf(name, 64, "libcurl %.*s", (int)strcspn(text + slash + 1, " "), text + slash + 1);
@@ -99,15 +97,14 @@ const char *hub_http_library(char name[64])
 
 static int open_curl(struct err *err)
 {
-    void *library, *symbol;
+#define X(name) {"curl_" #name, &curl.name},
+    static const struct library_call calls[] = {CURL_CALLS(X)};
+#undef X
+    void *library;
     if (curl.library) return 0;
     library = find_curl();
     if (!library) return err_set(err, "downloading needs libcurl, which is not installed: apt-get install libcurl4");
-#define X(name)                                                                                                        \
-    if (!(symbol = dlsym(library, "curl_" #name))) return err_set(err, "libcurl is too old: %s", dlerror());           \
-    memcpy(&curl.name, &symbol, sizeof(symbol));
-    CURL_CALLS(X)
-#undef X
+    if (library_find(library, "libcurl", calls, MT_LEN(calls), err)) return -1;
     if (curl.global_init(CURL_GLOBAL_DEFAULT)) return err_set(err, "libcurl cannot be initialised");
     curl.library = library;
     return 0;

@@ -1,7 +1,8 @@
-/* base.c - errors, log, clock, host memory, text helpers, counter-based random numbers. */
+/* base.c - errors, log, clock, host memory, text helpers, shared libraries, counter-based random numbers. */
 #include "kernels/base.h"
 
 #include <ctype.h>
+#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -279,6 +280,25 @@ char *str_seconds(char buf[32], double seconds)
     else
         snprintf(buf, 32, "%lld:%02lld", s / 60, s % 60);
     return buf;
+}
+
+/* ---- shared libraries ---- */
+
+void *library_open(const char *const *names, int64_t n)
+{
+    void *library = NULL;
+    for (int64_t i = 0; i < n && !library; i++) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+int library_find(void *library, const char *what, const struct library_call *calls, int64_t n, struct err *e)
+{
+    for (int64_t i = 0; i < n; i++) {
+        void *symbol = dlsym(library, calls[i].name);
+        if (!symbol) return err_set(e, "%s is too old: it lacks %s", what, calls[i].name);
+        memcpy(calls[i].at, &symbol, sizeof(symbol));
+    }
+    return 0;
 }
 
 /* ---- random numbers ---- */

@@ -78,6 +78,16 @@ char *str_bytes(char buf[32], int64_t bytes);
 char *str_count(char buf[32], int64_t count);
 char *str_seconds(char buf[32], double seconds);
 
+/* Shared libraries that are opened when something needs them, so that the program runs where they are not installed.
+ * library_open: the first of names[n] that opens, or NULL. library_find sets every call; its error names the first that
+ * the library lacks, and `what` is the library's name in it. */
+struct library_call {
+    const char *name;
+    void *at; /* the address of a function pointer */
+};
+void *library_open(const char *const *names, int64_t n);
+int library_find(void *library, const char *what, const struct library_call *calls, int64_t n, struct err *e) MT_CHECK;
+
 /* Counter-based random numbers: a function of key and counter alone, so that nothing depends on the order of use. */
 uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter);   /* [0, 1) */

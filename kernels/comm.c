@@ -4,6 +4,7 @@
  * the sum out, so that every element is added once, in one order, and the scratch is of a fixed size. */
 #include "kernels/comm.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/comm_net.h"
@@ -393,22 +394,34 @@ static bool on_one_machine(const struct comm *c)
 
 const char *comm_share_work(struct comm *c, struct device *dev)
 {
+    static char way[sizeof(struct err) + 64];
     struct err err;
     if (!c->device) return "sockets";
     if (!on_one_machine(c)) return "NCCL";
     char own[COMM_HANDLE] = {0}, *all = mem_array(c->world, COMM_HANDLE);
+    err_set(&err, "another rank's GPU cannot take part");
     const int offered = c->ops->offer(dev->work.base, own, &err);
     comm_host_gather(c, all, own, COMM_HANDLE);
     c->shared = comm_host_min(c, offered) == 0 && comm_host_min(c, c->ops->reach(c, all, &err)) == 0;
     mem_free(all);
-    if (!c->shared) c->ops->leave();
-    return c->shared ? "copies between the GPUs" : "NCCL, as the GPUs do not see each other's memory";
+    if (c->shared) return "copies between the GPUs";
+    c->ops->leave();
+    comm_barrier(c);
+    snprintf(way, sizeof(way), "NCCL, not by copies between the GPUs: %s", err.msg);
+    return way;
 }
 
 void comm_unshare_work(struct comm *c)
 {
-    if (c->shared) c->ops->leave();
+    if (!c->shared) return;
+    c->ops->leave();
+    comm_barrier(c);
     c->shared = false;
+}
+
+void comm_abandon_work(struct comm *c, struct device *dev)
+{
+    if (c->shared) dev->work = (struct arena){.name = dev->work.name};
 }
 
 void comm_aside(struct comm *c) { c->aside = c->device != NULL; }

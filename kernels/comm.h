@@ -110,8 +110,12 @@ void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *n
  * travel by their copy engines from here on, and take no time of the GPUs' processors; else NCCL sends them. All ranks
  * call it, for one group at a time. Returns which of the two it is, for a message; a string that stays. */
 const char *comm_share_work(struct comm *c, struct device *dev);
-/* Before dev->work goes. */
+/* Before dev->work is freed: closes what this rank has of the others' memory, and returns when all have. All ranks call
+ * it. */
 void comm_unshare_work(struct comm *c);
+/* The same after an error, when the others cannot be waited for: work that is still shared is not freed before the
+ * process ends, as others may write into it. */
+void comm_abandon_work(struct comm *c, struct device *dev);
 
 /* Collectives of c called from here on run beside the device's stream, each after what was issued on the stream before
  * it. Until comm_join their tensors belong to them. */

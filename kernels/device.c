@@ -32,7 +32,18 @@ static int open_cuda(struct device *dev, const char *dtype, bool portable, struc
 {
     if (check_cuda_dtype(dtype, err)) return -1;
     dev->ops = ops_cuda(portable, err);
-    return dev->ops ? 0 : -1;
+    return dev->ops ? 0 : err_prefix(err, portable ? "train.device = cuda-portable" : "train.device = cuda");
+}
+
+/* "cuda" where it can be had, else "cpu", and the first time why. */
+static const char *choose(void)
+{
+    static bool told;
+    struct err missing;
+    if (ops_cuda(false, &missing)) return "cuda";
+    if (!told) log_info("train.device = auto takes the CPU: %s", missing.msg);
+    told = true;
+    return "cpu";
 }
 
 /* As many as OpenMP starts by itself: it knows the cores this process may use. */
@@ -56,10 +67,9 @@ static void set_up(struct device *dev)
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err)
 {
     memset(dev, 0, sizeof(*dev));
-    struct err missing;
-    if (!strcmp(name, "auto") && ops_cuda(false, &missing)) name = "cuda";
+    if (!strcmp(name, "auto")) name = choose();
     const bool portable = !strcmp(name, "cuda-portable"), cuda = portable || !strcmp(name, "cuda");
-    if (!cuda && strcmp(name, "auto") && strcmp(name, "cpu"))
+    if (!cuda && strcmp(name, "cpu"))
         return err_set(err, "train.device is \"%s\": choose auto, cpu, cuda or cuda-portable", name);
     if (cuda ? open_cuda(dev, dtype, portable, err) : open_cpu(dev, dtype, err)) return -1;
     set_up(dev);

@@ -55,8 +55,9 @@ struct device {
 };
 
 /* The backends. ops_cuda() opens a GPU, the first unless told otherwise, on its first call; without CUDA in the build
- * or a GPU in the machine it is NULL and err says which. portable: take the kernels of every GPU since Ampere where
- * Hopper has its own as well. The others are NULL on a processor that lacks the instructions they were compiled for. */
+ * or a GPU in the machine that can be used it is NULL, and err says why. portable: take the kernels of every GPU since
+ * Ampere where Hopper has its own as well. The others are NULL on a processor that lacks the instructions they were
+ * compiled for. */
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
 const struct ops *ops_cuda(bool portable, struct err *err);
@@ -75,8 +76,8 @@ ops_cuda_table(void); /* its ops without a GPU, to measure with only; NULL witho
  * table: the last call decides. NULL without CUDA in the build. */
 const struct ops *ops_cuda_loop(bool presort);
 
-/* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had; dtype: "auto", "fp32" or "bf16".
- * An error says what this build or machine lacks. */
+/* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had and else logs why it is the CPU;
+ * dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 /* The same for a plan: "cuda" need not be in this machine, and the device is only good to measure with. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;

@@ -7,6 +7,8 @@
 #              device memory are free
 #   memcheck   the kernels' tests under compute-sanitizer: out of bounds, misaligned
 #   racecheck  the same: hazards in shared memory
+#   builds     programs built for other GPUs only (needs nvcc): for sm_80 alone, on Hopper the portable kernels pass
+#              their tests; without code for this GPU, auto trains on the CPU and says why, cuda is an error
 #   check      `moetrain check` on the demo's model, on Hopper's kernels and on the portable ones
 #   demo       the demo trained on the GPU: held-out loss within 1 % of the CPU's
 #   repeat     ... twice: the same adapter, bit for bit
@@ -21,12 +23,12 @@ bin=""
 while getopts b: option; do
     case $option in
     b) bin=$OPTARG ;;
-    *) sed -n '3,18s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(tests memcheck racecheck check demo repeat ranks skew bench)
+[ ${#stages[@]} -gt 0 ] || stages=(tests memcheck racecheck builds check demo repeat ranks skew bench)
 
 if [ -z "$bin" ]; then
     bash configs/setup.sh build -DMOETRAIN_CUDA=on || exit 1
@@ -45,6 +47,11 @@ run_tests() { # [WRAPPER ...] -- [ARGUMENT ...]
     while [ "$1" != -- ]; do wrapper+=("$1"); shift; done
     shift
     "${wrapper[@]}" "$bin/moetrain_test" --fixtures tests/fixtures --binary "$bin/moetrain" "$@"
+}
+run_tests_of() { # BIN_DIR [ARGUMENT ...]
+    local bin=$1
+    shift
+    run_tests -- "$@"
 }
 
 stage_tests() { run_tests -- ; }
@@ -73,6 +80,48 @@ stage_memcheck() { sanitize memcheck -- ops_attn ops_dense ops_moe ops_norm ops_
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
         ops_attn ops_moe ops_norm ops_router optim quant
+}
+
+# Builds for one architecture alone, and a run of the demo's model, its log in $work/ARCH.log.
+build_for() { # ARCH
+    local log=$work/build-$1.log
+    bash configs/setup.sh "$work/build-$1" -DMOETRAIN_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$1" > "$log" 2>&1 && return
+    tail -n 20 "$log"
+    return 1
+}
+train_built_for() { # ARCH DEVICE
+    "$work/build-$1/moetrain" configs/demo.ini --set train.device="$2" --set train.steps=2 --set eval.at_start=no \
+        --set eval.at_end=no --set eval.every=0 --set output.dir="$work/built-for-$1-$2" > "$work/$1.log" 2>&1
+}
+wants() { # ARCH TEXT
+    grep -F "$2" "$work/$1.log" && return
+    echo "built for $1: not said: $2"
+    cat "$work/$1.log"
+    return 1
+}
+stage_builds() {
+    local capability other=86-real status=0
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1)
+    if ! command -v nvcc > /dev/null; then
+        echo "skip: builds: nvcc was not found"
+        return 77
+    fi
+    case $capability in
+    8.*) other=90a-real ;;
+    9.*)
+        build_for 80 || return 1
+        train_built_for 80 cuda || status=1
+        wants 80 "portable kernels (built without sm_90a)" || status=1
+        run_tests_of "$work/build-80" --only '*gpu*' --skip '*_large_on_the_gpu' || status=1
+        ;;
+    esac
+    build_for $other || return 1
+    train_built_for $other auto || status=1
+    wants $other "train.device = auto takes the CPU: " || status=1
+    wants $other "for which this program has no code" || status=1
+    if train_built_for $other cuda; then echo "built for $other: trains on this GPU"; status=1; fi
+    wants $other "moetrain: error: train.device = cuda: " || status=1
+    return $status
 }
 
 stage_check() {

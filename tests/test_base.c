@@ -374,13 +374,30 @@ static void hmac(void **state)
     }
 }
 
+static void libraries(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"libnowhere.so.1", "libm.so.6"};
+    double (*cosine)(double) = NULL;
+    void (*missing)(void) = NULL;
+    const struct library_call calls[] = {{"cos", &cosine}, {"no_such_call", &missing}};
+    struct err e;
+    assert_null(library_open(names, 1));
+    void *library = library_open(names, 2);
+    assert_non_null(library);
+    assert_int_equal(library_find(library, "libm", calls, 1, &e), 0);
+    assert_true(cosine(0) == 1);
+    assert_int_equal(library_find(library, "libm", calls, 2, &e), -1);
+    assert_string_equal(e.msg, "libm is too old: it lacks no_such_call");
+}
+
 int test_base(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors),        cmocka_unit_test(formats),       cmocka_unit_test(nearest),
         cmocka_unit_test(memory),        cmocka_unit_test(random_values), cmocka_unit_test(random_quality),
         cmocka_unit_test(narrow_floats), cmocka_unit_test(views),         cmocka_unit_test(weights),
-        cmocka_unit_test(arenas),        cmocka_unit_test(hmac),
+        cmocka_unit_test(arenas),        cmocka_unit_test(hmac),          cmocka_unit_test(libraries),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -235,6 +236,75 @@ static void all_to_all(struct comm *c, struct device *dev)
     comm_unshare_work(c);
     arena_release(&dev->work, 0);
     mem_free(rows);
+}
+
+/* A device whose ranks share memory, or not: `left` says which ranks have closed what they had of the others'. */
+static volatile int *left; /* [MAX_RANKS] seen by all processes */
+static int own_rank, without_sharing;
+
+static int fake_offer(void *base, char handle[COMM_HANDLE], struct err *err)
+{
+    (void)base;
+    handle[0] = 1;
+    return own_rank == without_sharing ? err_set(err, "no memory operations") : 0;
+}
+static int fake_reach(const struct comm *c, const char *handles, struct err *err)
+{
+    (void)err;
+    for (int p = 0; p < c->world; p++) CHECK(handles[p * COMM_HANDLE] == 1);
+    return 0;
+}
+static void fake_leave(void)
+{
+    const struct timespec late = {.tv_nsec = own_rank * 100 * 1000000L};
+    nanosleep(&late, NULL);
+    left[own_rank] = 1;
+}
+
+static void all_left(struct comm *c)
+{
+    for (int p = 0; p < c->world; p++) CHECK(left[p]);
+    comm_barrier(c);
+    left[c->rank] = 0;
+    comm_barrier(c);
+}
+
+/* No rank gets its memory back while another may write there; all take the same way. */
+static void share_work(struct comm *c, struct device *dev)
+{
+    static const struct comm_ops fake = {.offer = fake_offer, .reach = fake_reach, .leave = fake_leave};
+    const struct comm_ops *ops = c->ops;
+    const struct arena work = dev->work;
+    own_rank = c->rank;
+    without_sharing = -1;
+    c->ops = &fake;
+    c->device = c;
+    CHECK(!strcmp(comm_share_work(c, dev), "copies between the GPUs") && c->shared);
+    comm_unshare_work(c);
+    CHECK(!c->shared);
+    all_left(c);
+    without_sharing = 2;
+    const char *way = comm_share_work(c, dev);
+    CHECK(!c->shared && !strncmp(way, "NCCL, not by copies", 19));
+    CHECK(strstr(way, c->rank == 2 ? "no memory operations" : "another rank's GPU"));
+    all_left(c);
+    without_sharing = -1;
+    comm_share_work(c, dev);
+    comm_abandon_work(c, dev); /* waits for nobody */
+    CHECK(!dev->work.base && work.base && !left[c->rank]);
+    c->shared = false;
+    c->device = NULL;
+    c->ops = ops;
+}
+
+static void test_share_work(void **state)
+{
+    (void)state;
+    void *shared = mmap(NULL, MAX_RANKS * sizeof(*left), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(shared != MAP_FAILED);
+    left = shared;
+    run_ranks(share_work, 3);
+    munmap(shared, MAX_RANKS * sizeof(*left));
 }
 
 static void every_collective(struct comm *c, struct device *dev)
@@ -492,9 +562,9 @@ static void test_agree(void **state)
 int test_comm(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_collectives), cmocka_unit_test(test_groups), cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_pause),       cmocka_unit_test(test_astray), cmocka_unit_test(test_agree),
-        cmocka_unit_test(test_gpus),
+        cmocka_unit_test(test_collectives), cmocka_unit_test(test_groups),     cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_pause),       cmocka_unit_test(test_astray),     cmocka_unit_test(test_agree),
+        cmocka_unit_test(test_gpus),        cmocka_unit_test(test_share_work),
     };
     return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
 }

@@ -4,11 +4,13 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/op_check.h"
+#include "tests/process.h"
 
 static void open_says_what_is_wrong(void **state)
 {
@@ -36,6 +38,59 @@ static void open_cuda_without_cuda(void **state)
     assert_true(strstr(err.msg, "built without CUDA") || strstr(err.msg, "no NVIDIA GPU"));
     assert_int_equal(device_open(&dev, "auto", "auto", &err), 0);
     assert_ptr_equal(dev.ops, ops_cpu());
+}
+
+/* Like LD_LIBRARY_PATH=BUILD/fake_driver/NAME moetrain ...; false: this build has no such driver. */
+static bool play_driver(const char *name)
+{
+    char dir[MT_PATH], file[MT_PATH + 32];
+    const char *binary = moetrain_binary(), *slash = strrchr(binary, '/');
+    snprintf(dir, sizeof(dir), "%.*s/fake_driver/%s", (int)(slash - binary), binary, name);
+    snprintf(file, sizeof(file), "%s/libcuda.so.1", dir);
+    return !access(file, R_OK) && !setenv("LD_LIBRARY_PATH", dir, 1);
+}
+
+/* Where the GPU cannot be used, auto trains on the CPU and says why; cuda is an error with the same words. */
+static void why_no_gpu(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *driver, *says;
+    } machines[] = {
+        {"none", "no NVIDIA GPU was found: the driver sees none"},
+        {"old", "the NVIDIA driver is too old: it supports CUDA 11.8, and this program needs CUDA 1"},
+        {"turing", "Fake GPU has compute capability 7.5, and the CUDA kernels need 8.0"},
+        {"broken", "Fake GPU cannot be used: "},
+    };
+    for (int i = 0; i < MT_LEN(machines); i++) {
+        const char *config = process_config("");
+        if (!play_driver(machines[i].driver)) {
+            print_message("skip: why_no_gpu: this build has no fake drivers\n");
+            skip();
+        }
+        const int automatic = RUN(config, "--set", "train.device=auto");
+        assert_says(said.err, "train.device = auto takes the CPU: ");
+        assert_says(said.err, machines[i].says);
+        assert_int_equal(automatic, 0);
+        assert_int_equal(RUN(config, "--set", "train.device=cuda"), 1);
+        assert_says(said.err, "train.device = cuda: ");
+        assert_says(said.err, machines[i].says);
+        unsetenv("LD_LIBRARY_PATH");
+    }
+}
+
+/* Libraries of CUDA, NCCL and curl are opened when something needs them. As ldd does it. */
+static void starts_without_cuda(void **state)
+{
+    (void)state;
+    static const char *const opened_later[] = {"cublas", "cudart", "libcuda", "nccl", "cupti", "nvrtc", "curl"};
+    setenv("LD_TRACE_LOADED_OBJECTS", "1", 1);
+    const int code = RUN("--version");
+    unsetenv("LD_TRACE_LOADED_OBJECTS");
+    assert_int_equal(code, 0);
+    assert_says(said.out, "libc.so");
+    for (int i = 0; i < MT_LEN(opened_later); i++)
+        if (strstr(said.out, opened_later[i])) fail_msg("%s is among:\n%s", opened_later[i], said.out);
 }
 
 static void open_cpu(void **state)
@@ -159,6 +214,8 @@ int test_device(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(open_says_what_is_wrong),
         cmocka_unit_test(open_cuda_without_cuda),
+        cmocka_unit_test(why_no_gpu),
+        cmocka_unit_test(starts_without_cuda),
         cmocka_unit_test(open_cpu),
         cmocka_unit_test(reserve),
         cmocka_unit_test(values_go_there_and_back),

@@ -41,6 +41,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
              100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
     if (all->rank == 0) print_eval(&e, adapter_dir);
+    comm_unshare_work(r.dev.ep);
     rc = 0;
 out:
     run_close(&r);

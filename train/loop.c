@@ -600,6 +600,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
         rc = -1; /* interrupted or not: the last state */
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (rc >= 0 && is_first(&t)) tell_of_best(&t);
+    if (rc >= 0) comm_unshare_work(t.run.dev.ep);
     training_close(&t);
     if (rc >= 0) signal(SIGTERM, SIG_IGN); /* from a launcher, as another rank has exited before this one */
     return rc;

@@ -310,7 +310,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 void run_close(struct run *r)
 {
     model_close(&r->model);
-    if (r->dev.ep) comm_unshare_work(r->dev.ep);
+    if (r->dev.ep) comm_abandon_work(r->dev.ep, &r->dev);
     comm_close(&r->ep);
     comm_close(&r->dp);
     device_close(&r->dev);

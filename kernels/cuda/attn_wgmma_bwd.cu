@@ -418,6 +418,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         sm90_registers_more<REGISTERS>();
         multiply_dq(p, m);
     }
+#else
+    __trap(); /* cuda.hopper is true only where this is code of sm_90a */
 #endif
 }
 
@@ -470,6 +472,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         sm90_registers_more<REGISTERS>();
         multiply_dkv(p, m, b);
     }
+#else
+    __trap(); /* cuda.hopper is true only where this is code of sm_90a */
 #endif
 }
 

@@ -268,6 +268,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         sm90_registers_more<REGISTERS>();
         attend(p, m);
     }
+#else
+    __trap(); /* cuda.hopper is true only where this is code of sm_90a */
 #endif
 }
 

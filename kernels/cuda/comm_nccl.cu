@@ -8,8 +8,8 @@
  * Numerics: ring and tree sums, in an order that a run of the same shape on the same machines repeats; the switches'
  * own sums (NVLS) are off unless NCCL_NVLS_ENABLE says otherwise. */
 #include <cuda.h>
-#include <dlfcn.h>
 #include <nccl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +41,10 @@ static struct {
 enum { MAX_GROUPS = 16 };
 enum { ON_STREAM, ASIDE, COPIES, N_STREAMS }; /* where collectives run */
 
+/* Of state.groups: a group is closed by whoever takes it out, so that the watch thread never asks for one that is gone.
+ */
+static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static struct {
     ncclComm_t groups[MAX_GROUPS]; /* those that are open; NULL: free */
     cudaStream_t aside, copies;
@@ -67,18 +71,17 @@ static ncclComm_t group(const struct comm *c) { return (ncclComm_t)c->device; }
 
 static int open_library(struct err *err)
 {
-    void *library, *symbol;
+    static const char *const name = "libnccl.so.2";
+#define X(name) {"nccl" #name, &nccl.name},
+    static const struct library_call calls[] = {NCCL_CALLS(X)};
+#undef X
+    void *library;
     if (nccl.library) return 0;
     setenv("NCCL_NVLS_ENABLE", "0", 0);
-    library = dlopen("libnccl.so.2", RTLD_NOW);
-    if (!library)
+    if (!(library = library_open(&name, 1)))
         return err_set(err, "several GPUs need NCCL, and libnccl.so.2 is not found here: apt-get install libnccl2 from "
                             "NVIDIA's repository, or put its folder into LD_LIBRARY_PATH");
-#define X(name)                                                                                                        \
-    if (!(symbol = dlsym(library, "nccl" #name))) return err_set(err, "libnccl.so.2 is too old: %s", dlerror());       \
-    memcpy(&nccl.name, &symbol, sizeof(symbol));
-    NCCL_CALLS(X)
-#undef X
+    if (library_find(library, name, calls, MT_LEN(calls), err)) return -1;
     nccl.library = library;
     return 0;
 }
@@ -146,21 +149,29 @@ static void warm_up(struct comm *c)
     cuda_note_fixed();
 }
 
+/* Puts `next` into the first place that holds `old`; false: none does. */
+static bool replace_group(ncclComm_t old, ncclComm_t next)
+{
+    int i = 0;
+    pthread_mutex_lock(&groups_lock);
+    while (i < MAX_GROUPS && state.groups[i] != old) i++;
+    if (i < MAX_GROUPS) state.groups[i] = next;
+    pthread_mutex_unlock(&groups_lock);
+    return i < MAX_GROUPS;
+}
+
 static int open_group(struct comm *c, const char id[COMM_ID], struct err *err)
 {
     ncclUniqueId made;
     ncclComm_t g;
-    int slot = 0;
     if (open_library(err)) return -1;
     open_streams();
-    while (slot < MAX_GROUPS && state.groups[slot]) slot++;
-    MT_REQUIRE(slot < MAX_GROUPS, "more than %d groups of ranks", MAX_GROUPS);
     memcpy(&made, id, sizeof(made));
     if (nccl.CommInitRank(&g, c->world, made, c->rank) != ncclSuccess)
         return err_set(err, "NCCL does not connect %d ranks: %s (NCCL_DEBUG=INFO says more)", c->world,
                        nccl.GetLastError(NULL));
     c->device = g;
-    state.groups[slot] = g;
+    MT_REQUIRE(replace_group(NULL, g), "more than %d groups of ranks", MAX_GROUPS);
     warm_up(c);
     return 0;
 }
@@ -168,9 +179,7 @@ static int open_group(struct comm *c, const char id[COMM_ID], struct err *err)
 static void close_group(struct comm *c)
 {
     CUDA_CHECK(cudaStreamSynchronize(cuda.stream));
-    for (int i = 0; i < MAX_GROUPS; i++)
-        if (state.groups[i] == group(c)) state.groups[i] = NULL;
-    NCCL_CHECK(nccl.CommDestroy(group(c)));
+    if (replace_group(group(c), NULL)) NCCL_CHECK(nccl.CommDestroy(group(c)));
     c->device = NULL;
 }
 
@@ -292,6 +301,7 @@ static void wait(int64_t ticket)
     MT_REQUIRE(ticket >= state.tickets - COMM_TICKETS && ticket < state.tickets, "ticket %lld of %lld",
                (long long)ticket, (long long)state.tickets);
     CUDA_CHECK(cudaStreamWaitEvent(cuda.stream, state.done[ticket % COMM_TICKETS], 0));
+    cuda_peers_acquire(cuda.stream);
 }
 
 static void join(struct comm *c)
@@ -320,22 +330,29 @@ static double waiting_s(void)
 
 static bool failed(char text[256])
 {
-    for (int i = 0; i < MAX_GROUPS; i++) {
+    bool found = false;
+    pthread_mutex_lock(&groups_lock);
+    for (int i = 0; i < MAX_GROUPS && !found; i++) {
         ncclResult_t rc = ncclSuccess;
         if (!state.groups[i] || nccl.CommGetAsyncError(state.groups[i], &rc) != ncclSuccess) continue;
-        if (rc == ncclSuccess || rc == ncclInProgress) continue;
-        snprintf(text, 256, "NCCL: %s: %.200s", nccl.GetErrorString(rc), nccl.GetLastError(state.groups[i]));
-        return true;
+        found = rc != ncclSuccess && rc != ncclInProgress;
+        if (found) snprintf(text, 256, "NCCL: %s: %.200s", nccl.GetErrorString(rc), nccl.GetLastError(state.groups[i]));
     }
-    return false;
+    pthread_mutex_unlock(&groups_lock);
+    return found;
 }
 
 /* NCCL waits for the device, which waits for ever in a copy to a rank that is lost: then the process just ends. */
 static void abort_all(void)
 {
     if (state.begun && state.begun[COPIES] != state.ended[COPIES]) return;
-    for (int i = 0; i < MAX_GROUPS; i++)
-        if (state.groups[i]) nccl.CommAbort(state.groups[i]);
+    for (int i = 0; i < MAX_GROUPS; i++) {
+        pthread_mutex_lock(&groups_lock);
+        const ncclComm_t g = state.groups[i];
+        state.groups[i] = NULL;
+        pthread_mutex_unlock(&groups_lock);
+        if (g) nccl.CommAbort(g);
+    }
 }
 
 extern "C" const struct comm_ops cuda_comm = {

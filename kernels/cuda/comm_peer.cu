@@ -10,6 +10,11 @@
  *
  * All ranks make the same exchanges in the same order, so that nobody waits for a rank that waits for it; at any time
  * each sends to another one.
+ *
+ * Order: the write of `done` comes after a fence of the whole system, so the rows before it have arrived. A wait alone
+ * does not order later reads after it. Where the GPU can flush remote writes (CAN_FLUSH_REMOTE_WRITES: few platforms),
+ * the last wait does; elsewhere the stream that reads the rows first runs one thread that loads `done` with acquire at
+ * system scope (cuda_peers_acquire), which makes all that was written before `done` visible to the kernels behind it.
  * Measured: two H200, a program of these calls alone, before 07c32d2: 378 GB/s out of each GPU for 188 MiB, 339 for 47;
  *   13 us for an exchange of 1 MiB; beside kernels that fill the GPU 324. In a step: README, "Several GPUs". */
 #include <cuda.h>
@@ -33,23 +38,30 @@ static struct {
         uint64_t *flags;
     } of[MAX_RANKS]; /* the other ranks' */
     uint64_t n;      /* exchanges so far */
+    bool flushes;    /* the last wait of an exchange flushes remote writes */
 } peers;
 
 static struct {
     CUresult (*address_range)(CUdeviceptr *, size_t *, CUdeviceptr);
     CUresult (*batch)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
+    CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
 } driver;
 
 static int find_driver(struct err *err)
 {
-    static const char *const names[] = {"cuMemGetAddressRange", "cuStreamBatchMemOp"};
-    void **const calls[] = {(void **)&driver.address_range, (void **)&driver.batch};
-    for (int i = 0; i < 2; i++) {
+    static const char *const names[] = {"cuMemGetAddressRange", "cuStreamBatchMemOp", "cuDeviceGetAttribute"};
+    void **const calls[] = {(void **)&driver.address_range, (void **)&driver.batch, (void **)&driver.attribute};
+    int wide = 0, flushes = 0;
+    for (int i = 0; i < MT_LEN(names); i++) {
         cudaDriverEntryPointQueryResult found;
         if (cudaGetDriverEntryPointByVersion(names[i], calls[i], 12000, cudaEnableDefault, &found) != cudaSuccess ||
             found != cudaDriverEntryPointSuccess)
             return err_set(err, "the driver lacks %s", names[i]);
     }
+    if (driver.attribute(&wide, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, cuda.index) != CUDA_SUCCESS || !wide)
+        return err_set(err, "the GPU or its driver lacks 64-bit memory operations in streams");
+    driver.attribute(&flushes, CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, cuda.index);
+    peers.flushes = flushes;
     return 0;
 }
 
@@ -180,6 +192,23 @@ void cuda_peers_exchange(const struct comm *c, const struct comm_rows *t, int n,
         ops[0] = write_op(peers.of[p].flags + MAX_RANKS + own);
         run_ops(s, ops, 1);
     }
-    for (int i = 1; i < world; i++) ops[i - 1] = wait_op(peers.flags + MAX_RANKS + (own + i) % world);
+    for (int i = 1; i < world; i++) {
+        ops[i - 1] = wait_op(peers.flags + MAX_RANKS + (own + i) % world);
+        if (peers.flushes) ops[i - 1].waitValue.flags |= CU_STREAM_WAIT_VALUE_FLUSH;
+    }
     run_ops(s, ops, world - 1);
+}
+
+/* One warp. The values are not looked at: the stream is behind the waits for them. */
+static __global__ void acquire_kernel(const uint64_t *done, int world)
+{
+    for (int p = threadIdx.x; p < world; p += 32)
+        asm volatile("{\n.reg .u64 value;\nld.acquire.sys.global.u64 value, [%0];\n}\n" ::"l"(done + p) : "memory");
+}
+
+void cuda_peers_acquire(cudaStream_t s)
+{
+    if (!peers.work || peers.flushes) return;
+    acquire_kernel<<<1, 32, 0, s>>>(peers.flags + MAX_RANKS, peers.world);
+    CUDA_CHECK_LAUNCH();
 }

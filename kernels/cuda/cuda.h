@@ -3,7 +3,6 @@
 #ifndef MT_CUDA_CUDA_H
 #define MT_CUDA_CUDA_H
 
-#include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -15,12 +14,10 @@ typedef __nv_bfloat16 bf16;
 /* The GPU of this process, open since the first ops_cuda(). */
 struct cuda {
     cudaStream_t stream;
-    cublasLtHandle_t lt;
-    void *lt_workspace; /* device, lt_bytes; of the products that run on `stream` */
-    int64_t lt_bytes;
     int index; /* of the GPUs that this process sees */
     int n_sm;
-    bool hopper; /* kernels of sm_90a are taken where there are such; false: those of every GPU since sm_80 */
+    int capability; /* compute capability: 10 * major + minor */
+    bool hopper;    /* kernels of sm_90a are taken where there are such; false: those of every GPU since sm_80 */
     char name[256];
 };
 extern struct cuda cuda;
@@ -32,12 +29,6 @@ extern struct cuda cuda;
         if (cuda_rc != cudaSuccess) die_at(__FILE__, __LINE__, #call, "CUDA: %s", cudaGetErrorString(cuda_rc));        \
     } while (0)
 #define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
-#define CUBLAS_CHECK(call)                                                                                             \
-    do {                                                                                                               \
-        const cublasStatus_t cublas_rc = (call);                                                                       \
-        if (cublas_rc != CUBLAS_STATUS_SUCCESS)                                                                        \
-            die_at(__FILE__, __LINE__, #call, "cuBLASLt: %s", cublasLtGetStatusString(cublas_rc));                     \
-    } while (0)
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* A grid dimension x; larger than CUDA allows is a bug. */
@@ -57,6 +48,16 @@ double cuda_mark_ms(int from, int to);
 void cuda_copy(void *dst, const void *src, int64_t bytes);
 void cuda_count_calls(bool on, struct dev_calls *calls);
 
+/* ---- find.cu */
+
+/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, capability and name. Error: why there is none to use. */
+int cuda_find(struct err *err);
+
+/* ---- sm90.cu */
+
+/* Did the driver take code of sm_90a from this program? Asks the GPU, once it is open. */
+bool cuda_has_sm90(void);
+
 /* ---- device.cu */
 
 /* What is in use now is held until the end; what is asked for next is the run's. */
@@ -69,8 +70,11 @@ int cuda_peers_offer(void *work, char handle[COMM_HANDLE], struct err *err);
 /* Opens all others' by what they offered: handles [world, COMM_HANDLE]. */
 int cuda_peers_reach(const struct comm *c, const char *handles, struct err *err);
 void cuda_peers_leave(void); /* closes what is open, also after an error */
-/* comm_all_to_all in stream s: the rows from here are away and those for here have come when s gets past it. */
+/* comm_all_to_all in stream s: the rows from here are away and those for here have come when s gets past it. Who reads
+ * them calls cuda_peers_acquire. */
 void cuda_peers_exchange(const struct comm *c, const struct comm_rows *t, int n, const int64_t *rows, cudaStream_t s);
+/* Stream s, which waits for the event after an exchange, sees its rows from here on. */
+void cuda_peers_acquire(cudaStream_t s);
 
 /* ---- dequant.cu */
 
@@ -83,6 +87,9 @@ struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
 
 /* ---- gemm.cu: cuBLASLt */
 
+/* Opens the library. Error: it is not installed. */
+int cuda_gemm_find(struct err *err);
+void cuda_gemm_open(void); /* ... and begins with it, once the GPU is open */
 /* c = alpha op(a) op(b) + beta c, row-major; op transposes when ta, tb. a, b bf16; c bf16 or f32; any ld. Sizes 0 are
  * fine. f32 accumulation; the same bits every time. */
 void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta);

@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { STAGING_HALF = 32 << 20, LT_WORKSPACE = 32 << 20 };
+enum { STAGING_HALF = 32 << 20 };
 
 struct cuda cuda = {.n_sm = 132, .hopper = true, .name = "a GPU that is not here"}; /* until open: for plans */
 
@@ -163,46 +163,41 @@ static const struct ops table = {
 
 /* ---- opening ---- */
 
-static bool find_gpu(struct err *err)
+static __global__ void probe_kernel() {}
+
+/* Error: this program has no code for this GPU, or the GPU is not to be had. */
+static int probe(struct err *err)
 {
-    struct cudaDeviceProp p;
-    int n = 0;
-    const cudaError_t rc = cudaGetDeviceCount(&n);
-    if (rc != cudaSuccess || n == 0) {
-        cudaGetLastError();
-        err_set(err, "no NVIDIA GPU can be used here (%s): choose train.device = cpu",
-                rc == cudaSuccess ? "none found" : cudaGetErrorString(rc));
-        return false;
-    }
-    if (cuda.index > 0 && n == 1) cuda.index = 0; /* the launcher gave each rank a GPU to see */
-    if (cuda.index >= n) {
-        err_set(err, "this is rank %d of this machine, which has %d GPUs: start one rank per GPU", cuda.index, n);
-        return false;
-    }
-    CUDA_CHECK(cudaGetDeviceProperties(&p, cuda.index));
-    if (p.major < 8) {
-        err_set(
-            err,
-            "%s has compute capability %d.%d; the CUDA kernels need 8.0 (Ampere) or later: choose train.device = cpu",
-            p.name, p.major, p.minor);
-        return false;
-    }
-    cuda.n_sm = p.multiProcessorCount;
-    cuda.hopper = p.major == 9;
-    snprintf(cuda.name, sizeof(cuda.name), "%.200s", p.name);
-    return true;
+    probe_kernel<<<1, 1, 0, cuda.stream>>>();
+    cudaError_t rc = cudaGetLastError();
+    if (rc == cudaSuccess) rc = cudaStreamSynchronize(cuda.stream);
+    if (rc == cudaSuccess) return 0;
+    cudaGetLastError();
+    if (rc == cudaErrorNoKernelImageForDevice || rc == cudaErrorUnsupportedPtxVersion)
+        return err_set(err,
+                       "%s has compute capability %d.%d, for which this program has no code (it has %s): build "
+                       "it with cmake -DCMAKE_CUDA_ARCHITECTURES=%d",
+                       cuda.name, cuda.capability / 10, cuda.capability % 10, ops_cuda_built(), cuda.capability);
+    return err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));
 }
 
-static void open_gpu(void)
+static int open_gpu(struct err *err)
 {
-    CUDA_CHECK(cudaSetDevice(cuda.index));
-    CUDA_CHECK(cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking));
+    cudaError_t rc = cudaSetDevice(cuda.index);
+    if (rc == cudaSuccess) rc = cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking);
+    if (rc != cudaSuccess) err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));
+    if (rc != cudaSuccess || probe(err)) {
+        cudaDeviceReset(); /* whoever has the GPU, or may use it, shall have all of its memory */
+        cudaGetLastError();
+        cuda.stream = NULL;
+        return -1;
+    }
+    cuda.hopper = cuda.capability == 90 && cuda_has_sm90();
     CUDA_CHECK(cudaHostAlloc((void **)&staging.base, 2 * (size_t)STAGING_HALF, cudaHostAllocDefault));
     for (int i = 0; i < 2; i++) CUDA_CHECK(cudaEventCreateWithFlags(&staging.done[i], cudaEventDisableTiming));
-    CUBLAS_CHECK(cublasLtCreate(&cuda.lt));
-    cuda.lt_bytes = LT_WORKSPACE;
-    CUDA_CHECK(cudaMalloc(&cuda.lt_workspace, (size_t)cuda.lt_bytes));
+    cuda_gemm_open();
     cuda_note_fixed();
+    return 0;
 }
 
 extern "C" void ops_cuda_choose(int n) { cuda.index = n; }
@@ -220,12 +215,12 @@ extern "C" const struct ops *ops_cuda(bool portable, struct err *err)
     static bool capable; /* of Hopper's own kernels */
     static size_t name_len;
     if (!cuda.stream) {
-        if (!find_gpu(err)) return NULL;
-        open_gpu();
+        if (cuda_find(err) || cuda_gemm_find(err) || open_gpu(err)) return NULL;
         capable = cuda.hopper;
         name_len = strlen(cuda.name);
     }
     cuda.hopper = capable && !portable;
-    snprintf(cuda.name + name_len, sizeof(cuda.name) - name_len, ", %s kernels", cuda.hopper ? "sm_90a" : "portable");
+    snprintf(cuda.name + name_len, sizeof(cuda.name) - name_len, ", %s kernels%s", cuda.hopper ? "sm_90a" : "portable",
+             cuda.capability == 90 && !capable ? " (built without sm_90a)" : "");
     return &table;
 }

@@ -9,11 +9,71 @@
  *
  * Numbers of rows differ from one micro-batch, and from one expert, to the next, and to ask costs the host 0.2 ms and
  * more (H100, cuBLASLt 13), twenty times what the product itself does. So it is asked for the next round number. */
+#include <cublasLt.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
 
-enum { TABLE = 1024, PROBES = 8, ALIGN = 16 };
+enum { TABLE = 1024, PROBES = 8, ALIGN = 16, WORKSPACE = 32 << 20 };
+
+/* ---- the library ---- */
+
+#define LT_CALLS(X)                                                                                                    \
+    X(Create)                                                                                                          \
+    X(GetStatusString)                                                                                                 \
+    X(Matmul)                                                                                                          \
+    X(MatmulAlgoGetHeuristic)                                                                                          \
+    X(MatmulDescInit_internal)                                                                                         \
+    X(MatmulDescSetAttribute)                                                                                          \
+    X(MatmulPreferenceInit_internal)                                                                                   \
+    X(MatmulPreferenceSetAttribute)                                                                                    \
+    X(MatrixLayoutInit_internal)
+#define X(name) decltype(&cublasLt##name) name;
+static struct {
+    LT_CALLS(X) void *library;
+    cublasLtHandle_t handle;
+    void *workspace; /* device, WORKSPACE bytes; of the products that run on cuda.stream */
+} lt;
+#undef X
+
+#define CUBLAS_CHECK(call)                                                                                             \
+    do {                                                                                                               \
+        const cublasStatus_t cublas_rc = (call);                                                                       \
+        if (cublas_rc != CUBLAS_STATUS_SUCCESS)                                                                        \
+            die_at(__FILE__, __LINE__, #call, "cuBLASLt: %s", lt.GetStatusString(cublas_rc));                          \
+    } while (0)
+
+/* The major version this file was compiled with: another one has other structures. */
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+#define MAJOR      TEXT(CUBLAS_VER_MAJOR)
+#define SONAME     "libcublasLt.so." MAJOR
+
+int cuda_gemm_find(struct err *err)
+{
+    static const char *const names[] = {SONAME, "/usr/local/cuda/lib64/" SONAME,
+                                        "/usr/local/cuda-" MAJOR "/lib64/" SONAME, MT_CUDA_LIBRARY_DIR "/" SONAME};
+#define X(name) {"cublasLt" #name, &lt.name},
+    static const struct library_call calls[] = {LT_CALLS(X)};
+#undef X
+    void *library;
+    if (lt.library) return 0;
+    if (!(library = library_open(names, MT_LEN(names))))
+        return err_set(err,
+                       SONAME " was not found: install cuBLAS of CUDA " MAJOR " (it comes with the CUDA Toolkit; "
+                              "alone, NVIDIA's package libcublas-" MAJOR "-0), or add its folder to LD_LIBRARY_PATH");
+    if (library_find(library, SONAME, calls, MT_LEN(calls), err)) return -1;
+    lt.library = library;
+    return 0;
+}
+
+void cuda_gemm_open(void)
+{
+    CUBLAS_CHECK(lt.Create(&lt.handle));
+    CUDA_CHECK(cudaMalloc(&lt.workspace, WORKSPACE));
+}
+
+/* ---- products ---- */
 
 /* Compared as bytes: without padding. */
 struct shape {
@@ -36,22 +96,21 @@ static struct choice {
 static cublasLtMatmulAlgo_t best_algorithm(struct product *p, const struct shape *s)
 {
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = (uint32_t)s->align;
-    const uint64_t workspace = (uint64_t)cuda.lt_bytes;
+    const uint64_t workspace = WORKSPACE;
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t found;
     int n_found = 0;
-    CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&wish));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                                      sizeof(workspace)));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                      sizeof(reduction)));
+    CUBLAS_CHECK(lt.MatmulPreferenceInit_internal(&wish, sizeof(wish)));
+    CUBLAS_CHECK(lt.MatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                 sizeof(workspace)));
+    CUBLAS_CHECK(lt.MatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                 sizeof(reduction)));
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    for (int i = 0; i < 4; i++)
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, aligned[i], &align, sizeof(align)));
+    for (int i = 0; i < 4; i++) CUBLAS_CHECK(lt.MatmulPreferenceSetAttribute(&wish, aligned[i], &align, sizeof(align)));
     CUBLAS_CHECK(
-        cublasLtMatmulAlgoGetHeuristic(cuda.lt, &p->desc, &p->a, &p->b, &p->c, &p->c, &wish, 1, &found, &n_found));
+        lt.MatmulAlgoGetHeuristic(lt.handle, &p->desc, &p->a, &p->b, &p->c, &p->c, &wish, 1, &found, &n_found));
     MT_REQUIRE(n_found == 1 && found.state == CUBLAS_STATUS_SUCCESS,
                "cuBLASLt has no product [%lld, %lld] by %lld (ld %lld, %lld, %lld; %d-byte aligned)", (long long)s->m,
                (long long)s->n, (long long)s->k, (long long)s->lda, (long long)s->ldb, (long long)s->ldc, s->align);
@@ -62,12 +121,12 @@ static void describe(struct product *p, const struct shape *s)
 {
     const cublasOperation_t op_a = s->tb ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = s->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t m = (uint64_t)s->m, n = (uint64_t)s->n, k = (uint64_t)s->k;
-    CUBLAS_CHECK(cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a)));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b)));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p->a, CUDA_R_16BF, s->tb ? k : n, s->tb ? n : k, s->ldb));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p->b, CUDA_R_16BF, s->ta ? m : k, s->ta ? k : m, s->lda));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&p->c, s->c_f32 ? CUDA_R_32F : CUDA_R_16BF, n, m, s->ldc));
+    CUBLAS_CHECK(lt.MatmulDescInit_internal(&p->desc, sizeof(p->desc), CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_CHECK(lt.MatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a)));
+    CUBLAS_CHECK(lt.MatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b)));
+    CUBLAS_CHECK(lt.MatrixLayoutInit_internal(&p->a, sizeof(p->a), CUDA_R_16BF, s->tb ? k : n, s->tb ? n : k, s->ldb));
+    CUBLAS_CHECK(lt.MatrixLayoutInit_internal(&p->b, sizeof(p->b), CUDA_R_16BF, s->ta ? m : k, s->ta ? k : m, s->lda));
+    CUBLAS_CHECK(lt.MatrixLayoutInit_internal(&p->c, sizeof(p->c), s->c_f32 ? CUDA_R_32F : CUDA_R_16BF, n, m, s->ldc));
 }
 
 /* The one in the table, or a new one, which takes an old one's place when all are taken. */
@@ -132,7 +191,7 @@ void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool 
     const struct shape choices[] = {round_rows(s), s}; /* s: should the algorithm refuse what it was not asked for */
     cublasStatus_t rc = CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < 2 && (rc == CUBLAS_STATUS_NOT_SUPPORTED || rc == CUBLAS_STATUS_INVALID_VALUE); i++)
-        rc = cublasLtMatmul(cuda.lt, &p.desc, &alpha, b.data, &p.a, a.data, &p.b, &beta, c.data, &p.c, c.data, &p.c,
-                            algorithm_of(&choices[i]), cuda.lt_workspace, (size_t)cuda.lt_bytes, cuda.stream);
+        rc = lt.Matmul(lt.handle, &p.desc, &alpha, b.data, &p.a, a.data, &p.b, &beta, c.data, &p.c, c.data, &p.c,
+                       algorithm_of(&choices[i]), lt.workspace, WORKSPACE, cuda.stream);
     CUBLAS_CHECK(rc);
 }

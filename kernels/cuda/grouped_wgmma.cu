@@ -477,6 +477,8 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
         sm90_registers_more<CONSUMER_REGISTERS>();
         multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring, bias);
     }
+#else
+    __trap(); /* cuda.hopper is true only where this is code of sm_90a */
 #endif
 }
 

@@ -4,7 +4,6 @@
  * interface, which reports every entry into the runtime and the driver, those of libraries included; the driver calls
  * that a runtime call makes are part of it and not counted again. libcupti.so comes with the CUDA Toolkit and is looked
  * for when counting starts: without it the program runs and says so. */
-#include <dlfcn.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
@@ -74,13 +73,11 @@ static bool find_cupti(void)
     static const char *const names[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so",
                                         "/usr/local/cuda/lib64/libcupti.so",
                                         "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so"};
-    void *lib = NULL;
-    for (int i = 0; i < MT_LEN(names) && !lib; i++) lib = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    if (!lib) return false;
-    cupti.subscribe = (decltype(cupti.subscribe))dlsym(lib, "cuptiSubscribe");
-    cupti.enable_domain = (decltype(cupti.enable_domain))dlsym(lib, "cuptiEnableDomain");
-    cupti.unsubscribe = (decltype(cupti.unsubscribe))dlsym(lib, "cuptiUnsubscribe");
-    return cupti.subscribe && cupti.enable_domain && cupti.unsubscribe;
+    const struct library_call calls[] = {{"cuptiSubscribe", &cupti.subscribe},
+                                         {"cuptiEnableDomain", &cupti.enable_domain},
+                                         {"cuptiUnsubscribe", &cupti.unsubscribe}};
+    void *library = library_open(names, MT_LEN(names));
+    return library && !library_find(library, "libcupti", calls, MT_LEN(calls), NULL);
 }
 
 static const char *start_counting(void)

@@ -1,21 +1,21 @@
 /* version.cu - which machine code this program holds, and which driver and libraries this machine has. */
-#include <dlfcn.h>
 #include <stdio.h>
-#include <string.h>
 
 #include <cuda_runtime.h>
 
 #include "kernels/device.h"
 
-/* As CMake names them: "80;90a-real"; without -real they are compiled for newer GPUs, too. */
+/* sm_80: machine code; compute_80: PTX, which the driver compiles for newer GPUs. As CMake names them where its user
+ * chose: "80 90a-real", and without -real they are both. */
 extern "C" const char *ops_cuda_built(void) { return "architectures " MT_CUDA_ARCHITECTURES; }
 
 static int nccl_version(void)
 {
-    void *library = dlopen("libnccl.so.2", RTLD_NOW), *symbol = library ? dlsym(library, "ncclGetVersion") : NULL;
+    static const char *const name = "libnccl.so.2";
     int (*get)(int *) = NULL, version = 0;
-    memcpy(&get, &symbol, sizeof(symbol));
-    return get && !get(&version) ? version : 0;
+    const struct library_call call = {"ncclGetVersion", &get};
+    void *library = library_open(&name, 1);
+    return library && !library_find(library, name, &call, 1, NULL) && !get(&version) ? version : 0;
 }
 
 extern "C" const char *ops_cuda_found(char text[160])

@@ -1,0 +1,27 @@
+/* sm90.cu - whether Hopper's own kernels are in this program, in the form that the driver takes for this GPU.
+ *
+ * Built for the same architectures as the kernels that include sm90.cuh, so that what is true of this kernel is true of
+ * those: what the GPU is called says nothing of what the program was built for. */
+#include "kernels/cuda/cuda.h"
+
+static __global__ void sm90_kernel(int *is_sm90a)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    *is_sm90a = 1;
+#else
+    *is_sm90a = 0;
+#endif
+}
+
+bool cuda_has_sm90(void)
+{
+    int *found, is_sm90a = 0;
+    CUDA_CHECK(cudaMalloc((void **)&found, sizeof(*found)));
+    sm90_kernel<<<1, 1, 0, cuda.stream>>>(found);
+    const cudaError_t rc = cudaGetLastError();
+    if (rc == cudaSuccess)
+        CUDA_CHECK(cudaMemcpyAsync(&is_sm90a, found, sizeof(*found), cudaMemcpyDefault, cuda.stream));
+    CUDA_CHECK(cudaStreamSynchronize(cuda.stream));
+    CUDA_CHECK(cudaFree(found));
+    return rc == cudaSuccess && is_sm90a;
+}

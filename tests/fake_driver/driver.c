@@ -1,0 +1,50 @@
+/* driver.c - a libcuda.so.1 that answers the first questions, for tests of what moetrain says where no GPU can be used.
+ * DRIVER_VERSION, N_GPU and CAPABILITY (10 * major + minor) are set by the build, once per machine that is played. */
+int cuDriverGetVersion(int *version);
+int cuInit(unsigned flags);
+int cuGetErrorString(int error, const char **text);
+int cuDeviceGetCount(int *n);
+int cuDeviceGet(int *device, int index);
+int cuDeviceGetName(char *name, int size, int device);
+int cuDeviceGetAttribute(int *value, int attribute, int device);
+
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* CUdevice_attribute */
+
+int cuDriverGetVersion(int *version)
+{
+    *version = DRIVER_VERSION;
+    return 0;
+}
+
+int cuInit(unsigned flags) { return (int)flags; }
+
+int cuGetErrorString(int error, const char **text)
+{
+    *text = "an error";
+    return 0 * error;
+}
+
+int cuDeviceGetCount(int *n)
+{
+    *n = N_GPU;
+    return 0;
+}
+
+int cuDeviceGet(int *device, int index)
+{
+    *device = index;
+    return 0;
+}
+
+int cuDeviceGetName(char *name, int size, int device)
+{
+    static const char text[] = "Fake GPU";
+    for (int i = 0; i < (int)sizeof(text) && i < size; i++) name[i] = text[i];
+    return 0 * device;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    *value = attribute == CAPABILITY_MAJOR ? CAPABILITY / 10 : attribute == CAPABILITY_MINOR ? CAPABILITY % 10 : 1;
+    return 0 * device;
+}
