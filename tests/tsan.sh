@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tsan.sh - the threads of moetrain under ThreadSanitizer: prefetching loaders, data sets, the watch over ranks, ranks.
-# Loops of OpenMP run in one thread there (CMakeLists.txt). Left out: the tests in which a rank hangs, as page faults count
-# as progress (kernels/base.h) and ThreadSanitizer's own threads make some all the time.
+# Loops of OpenMP run in one thread there (CMakeLists.txt). Left out: the tests in which a rank hangs, which failed in
+# this build; page faults count as progress (kernels/base.c), and ThreadSanitizer's own thread may make them.
 #   bash tests/tsan.sh [BUILD_DIR]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
