@@ -57,8 +57,8 @@ static void held_out_rows_of_another_form(void **state)
     assert_int_equal(file_write_atomic(path[0], answer, (int64_t)strlen(answer), &err), 0);
     assert_int_equal(file_write_atomic(path[1], body, (int64_t)strlen(body), &err), 0);
     const char *config = process_config("");
-    assert_int_equal(RUN("eval", config, "--set", "data.format=text", "--set", sets[0]), 1);
-    assert_int_equal(RUN("eval", config, "--set", "data.format=text", "--set", sets[0], "--set",
+    assert_int_equal(RUN("eval", config, "--base", "--set", "data.format=text", "--set", sets[0]), 1);
+    assert_int_equal(RUN("eval", config, "--base", "--set", "data.format=text", "--set", sets[0], "--set",
                          "data.eval_format=prompt_completion"),
                      0);
     assert_int_equal(RUN(config, "--set", "data.format=text", "--set", sets[1], "--set", "data.eval_columns=text=body"),

@@ -109,7 +109,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 72);
+    assert_int_equal(n_keys, 74);
     check_round_trip(&all);
 }
 
@@ -303,7 +303,7 @@ static void validation_names_the_key(void **state)
         {"data.chat_date=28.6.2025", "data.chat_date = \"28.6.2025\": expected a date, YYYY-MM-DD"},
         {"data.chat_date=2025-13-01", "data.chat_date = \"2025-13-01\": expected a date, YYYY-MM-DD"},
         {"data.eval_split=0.1", "data.eval and data.eval_split exclude each other: leave one of them out"},
-        {"data.eval=", "eval.every = 5, but nothing is held out: set data.eval or data.eval_split"},
+        {"data.eval=", "eval.every = 5, but nothing is held out: set data.eval, data.eval_split or eval.prompts"},
         {"train.epochs=0", "train.steps and train.epochs are both 0: set one of them"},
         {"train.profile=3", "train.profile is \"3\": write first:last, two steps of the run, e.g. 10:12"},
         {"train.steps=3", "optim.warmup_steps = 4 is more than train.steps = 3"},

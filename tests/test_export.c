@@ -267,7 +267,7 @@ static const char *save_adapter(const char *name, const struct lora_options *opt
         for (int64_t k = 0; k < lora_param_count(p); k++)
             v[k] = (p->is_b ? b : 0.1f) * (float)test_value((uint64_t)i, (uint64_t)k);
     }
-    OK(peft_save(&h.ad, &h.dev, dir, NULL, &err));
+    OK(peft_save(&h.ad, &h.dev, dir, NULL, NULL, &err));
     adapters_free(&ad);
     held_close(&h);
     return dir;

@@ -187,11 +187,99 @@ static void wrong_words(void **state)
     assert_int_equal(RUN("generate", config, "--messages", file, "--base"), 1);
 }
 
+/* The text of sample `n` in the run's metrics.jsonl, NULL when there is none; for mem_free. */
+static char *sample_text(const char *config, int n)
+{
+    static char text[1 << 16];
+    struct err err;
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        if (strncmp(line, "{\"event\":\"sample\"", 17) || n--) continue;
+        struct json_doc *doc = json_parse(line, end - line, "sample", &err);
+        const char *said_text;
+        assert_non_null(doc);
+        assert_int_equal(json_get_str(json_root(doc), "text", &said_text, &err), 0);
+        char *copy = mem_strdup(said_text);
+        json_free(doc);
+        return copy;
+    }
+    return NULL;
+}
+
+/* eval.prompts: before step 1 the texts of `generate --base`, at the end those of `generate` with the adapter; with one
+ * rank and with two, whose experts are whole or divided. */
+static void samples_at_evaluations(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"The cat", "One two three"}, *const ranks[] = {"1", "2", "2"},
+                             *const ep[] = {"1", "1", "2"};
+    char set[3][MT_PATH + 32];
+    const char *prompts = write_text("prompts.jsonl", "{\"prompt\": \"The cat\"}\n\n{\"prompt\": \"One two three\"}\n");
+    snprintf(set[0], sizeof(set[0]), "eval.prompts=%s", prompts);
+    for (int i = 0; i < MT_LEN(ranks); i++) {
+        const char *config = process_config("");
+        snprintf(set[1], sizeof(set[1]), "parallel.cpu_ranks=%s", ranks[i]);
+        snprintf(set[2], sizeof(set[2]), "parallel.ep=%s", ep[i]);
+        assert_int_equal(RUN(config, "--set", set[0], "--set", "eval.prompt_tokens=6", "--set", "train.grad_accum=2",
+                             "--set", "optim.lr=0.05", "--set", set[1], "--set", set[2]),
+                         0);
+        assert_says(said.out, "  prompt: One two three\n  answer: ");
+        for (int k = 0; k < 4; k++) { /* two prompts at step 0, two at the end */
+            char *got = sample_text(config, k);
+            if (k < 2)
+                assert_int_equal(RUN("generate", config, "--base", "--prompt", texts[k % 2], "--tokens", "6", "--json"),
+                                 0);
+            else
+                assert_int_equal(RUN("generate", config, "--prompt", texts[k % 2], "--tokens", "6", "--json"), 0);
+            struct err err;
+            const char *want;
+            struct json_doc *doc = parse_said();
+            assert_int_equal(json_get_str(json_root(doc), "text", &want, &err), 0);
+            assert_non_null(got);
+            assert_string_equal(got, want);
+            json_free(doc);
+            mem_free(got);
+        }
+        assert_null(sample_text(config, 4));
+    }
+    const char *config = process_config("");
+    assert_int_equal(RUN(config, "--set", set[0], "--set", "eval.prompt_tokens=64"), 1);
+    assert_says(said.err, "prompts.jsonl:1: ");
+    assert_says(said.err, "data.seq_len = 64");
+    assert_int_equal(RUN(config, "--set", "eval.prompts=/nowhere"), 1);
+    assert_says(said.err, "/nowhere");
+}
+
+/* Every adapter that a run leaves says what it belongs to, what it was trained on and how it did. */
+static void model_cards(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {"adapter", "best", "checkpoints/step-000002/adapter"};
+    const char *config = process_config("");
+    assert_int_equal(RUN(config, "--set", "optim.lr=1e-3", "--set", "eval.every=1"), 0);
+    for (int i = 0; i < MT_LEN(dirs); i++) {
+        static char card[1 << 16];
+        char name[64];
+        snprintf(name, sizeof(name), "%s/README.md", dirs[i]);
+        process_read(process_output(config, name), card, sizeof(card));
+        assert_memory_equal(card, "---\nlibrary_name: peft\n", 23); /* no hub name, so no base_model */
+        assert_says(card, "/train.jsonl: ");
+        assert_says(card, " documents, ");
+        assert_says(card, "content hash ");
+        assert_says(card, "r 2, alpha ");
+        assert_says(card, " of 2, ");
+        assert_says(card, "| 0 | ");
+        assert_says(card, "moetrain " MT_VERSION);
+        assert_says(card, "\n[optim]\nlr = 0.001\n");
+    }
+}
+
 int test_generate(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy),       cmocka_unit_test(streamed),    cmocka_unit_test(sampled),
-        cmocka_unit_test(conversation), cmocka_unit_test(wrong_words),
+        cmocka_unit_test(conversation), cmocka_unit_test(wrong_words), cmocka_unit_test(samples_at_evaluations),
+        cmocka_unit_test(model_cards),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

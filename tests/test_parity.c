@@ -294,7 +294,7 @@ static void save_gradients(struct model *m, const char *dir)
     device_get(m->dev, g, ad->opt.grad);
     device_set(m->dev, ad->opt.param, g);
     mem_free(g);
-    OK(peft_save(ad, m->dev, dir, NULL, &err));
+    OK(peft_save(ad, m->dev, dir, NULL, NULL, &err));
 }
 
 static void check_gradients(enum cfg_recompute recompute)

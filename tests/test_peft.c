@@ -132,7 +132,7 @@ static const char *save_tiny(const struct arch *a, const struct lora_options *op
     const char *dir = scratch_dir();
     tiny_open(&t, a, opt, "fp32");
     tiny_fill(&t, t.ad.opt.param, 5);
-    if (peft_save(&t.ad, &t.dev, dir, "org/base", &err)) fail_msg("%s", err.msg);
+    if (peft_save(&t.ad, &t.dev, dir, "org/base", NULL, &err)) fail_msg("%s", err.msg);
     tiny_close(&t);
     return dir;
 }
@@ -319,7 +319,7 @@ static void file_of_peft_loads(void **state)
                    (double)master_at(&t.ad, v, rows[n].layer, rows[n].target, false, rows[n].e, k, rows[n].i);
         assert_close((double)t.ad.scale[LORA_UP] * sum, rows[n].delta, 1e-6);
     }
-    assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, &err), 0);
+    assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, NULL, &err), 0);
     read_parts(&theirs, fixture("parity/case_a/adapter_init"));
     read_parts(&ours, dir);
     assert_int_equal(ours.n, theirs.n);
@@ -718,7 +718,7 @@ static void save_replaces_whole_directories(void **state)
     in(dir, parent, "adapter");
     snprintf(slashes, sizeof(slashes), "%s//", dir);
     tiny_open(&t, &a, &opt, "fp32");
-    assert_int_equal(peft_save(&t.ad, &t.dev, slashes, "old", &err), 0);
+    assert_int_equal(peft_save(&t.ad, &t.dev, slashes, "old", NULL, &err), 0);
     in(path, dir, "of_the_old_one");
     assert_int_equal(file_write_atomic(path, "x", 1, &err), 0);
     in(path, parent, ".tmp-adapter/left"); /* by a save that was killed */
@@ -726,7 +726,7 @@ static void save_replaces_whole_directories(void **state)
     in(path, parent, ".old-adapter");
     assert_int_equal(file_make_dirs(path, &err), 0);
     tiny_fill(&t, t.ad.opt.param, 5);
-    assert_int_equal(peft_save(&t.ad, &t.dev, dir, "new", &err), 0);
+    assert_int_equal(peft_save(&t.ad, &t.dev, dir, "new", NULL, &err), 0);
     assert_loads(&a, &opt, dir);
     assert_int_equal(file_list(dir, &names, &n, &err), 0);
     assert_int_equal(n, 2);
@@ -735,9 +735,9 @@ static void save_replaces_whole_directories(void **state)
     assert_int_equal(n, 1);
     file_list_free(names, n);
     in(path, dir, "adapter_config.json"); /* a file where the directory would go */
-    assert_int_equal(peft_save(&t.ad, &t.dev, path, "new", &err), -1);
+    assert_int_equal(peft_save(&t.ad, &t.dev, path, "new", NULL, &err), -1);
     assert_non_null(strstr(err.msg, "in the way"));
-    assert_int_equal(peft_save(&t.ad, &t.dev, "/", "new", &err), -1);
+    assert_int_equal(peft_save(&t.ad, &t.dev, "/", "new", NULL, &err), -1);
     tiny_close(&t);
 }
 

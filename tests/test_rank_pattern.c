@@ -97,11 +97,11 @@ static void files_come_back(void **state)
     opt.ranks = "q_proj=1,v_proj=5,experts=4,down_proj=3";
     tiny_open(&t, &a, &opt, "fp32");
     tiny_fill(&t, t.ad.opt.param, 5);
-    if (peft_save(&t.ad, &t.dev, first, "org/base", &err)) fail_msg("%s", err.msg);
+    if (peft_save(&t.ad, &t.dev, first, "org/base", NULL, &err)) fail_msg("%s", err.msg);
     tiny_close(&t);
     for (int full = 0; full < 2; full++) {
         if (held_load(&h, &a, first, &err)) fail_msg("%s", err.msg);
-        if (peft_save(&h.ad, &h.dev, again, "org/base", &err)) fail_msg("%s", err.msg);
+        if (peft_save(&h.ad, &h.dev, again, "org/base", NULL, &err)) fail_msg("%s", err.msg);
         held_close(&h);
         assert_same_file(first, again, "adapter_model.safetensors");
         if (!full) assert_same_file(first, again, "adapter_config.json");
@@ -125,7 +125,7 @@ static void patterns_that_are_not_read(void **state)
         struct err err = {.msg = ""};
         const char *dir = scratch_dir();
         tiny_open(&t, &a, &opt, "fp32");
-        assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, &err), 0);
+        assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, NULL, &err), 0);
         tiny_close(&t);
         replace_in_config(dir, "\"rank_pattern\": {}", rows[i][0]);
         assert_int_equal(held_load(&h, &a, dir, &err), -1);

@@ -386,19 +386,19 @@ static int give_parts(const struct adapters *ad, struct device *dev, struct err 
 {
     struct tensor flat[N_FLAT];
     flat_arrays(ad, flat);
-    if (peft_save(ad, dev, "", "", err)) return -1;
+    if (peft_save(ad, dev, "", "", NULL, err)) return -1;
     for (int f = 0; f < N_FLAT; f++) adapters_gather(ad, dev, flat[f], flat[f].dtype, NULL);
     return 0;
 }
 
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
-                    const struct config *cfg, const char *base_model, int64_t keep, struct err *err)
+                    const struct config *cfg, const char *base_model, const char *card, int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
     if (dev->ranks->rank != 0) return give_parts(ad, dev, err);
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
     if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || swap_begin(dir, tmp, err) ||
-        join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, err) ||
+        join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, card, err) ||
         optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, cfg, err) ||
         manifest_write(tmp, err) || swap_commit(tmp, dir, err) || file_sync_dir(out_dir, err) ||
         prune(folder, state->step, keep, err))

@@ -25,12 +25,13 @@ struct train_state {
     uint64_t eval_hash;             /* what best_loss is a loss of: held-out data and how much of it */
 };
 
-/* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (PEFT), optimizer.safetensors (masters, m, v), state.json with
- * the options of `cfg` that are not CONFIG_FREE, and a manifest with size and CRC-32 of every file. Made under a
- * temporary name, fsynced, renamed; then all but the newest `keep` are deleted (keep 0: all stay); one that cannot be
- * deleted is a warning. Rank 0 writes; the others call it for their parts. */
+/* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (as peft_save), optimizer.safetensors (masters, m, v),
+ * state.json with the options of `cfg` that are not CONFIG_FREE, and a manifest with size and CRC-32 of every file. Made
+ * under a temporary name, fsynced, renamed; then all but the newest `keep` are deleted (keep 0: all stay); one that
+ * cannot be deleted is a warning. Rank 0 writes; the others call it for their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
-                    const struct config *cfg, const char *base_model, int64_t keep, struct err *err) MT_CHECK;
+                    const struct config *cfg, const char *base_model, const char *card, int64_t keep,
+                    struct err *err) MT_CHECK;
 /* Before a run starts: finishes the deletions and removes the half-written saves of processes that were killed. */
 int checkpoint_sweep(const char *out_dir, struct err *err) MT_CHECK;
 /* state.json of a step-NNNNNN directory: state, number of updates, and in *doc, to be freed, the object "settings":

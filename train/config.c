@@ -24,7 +24,7 @@ static const char *const kind_names[] = {"int", "real", "bool", "enum", "text"};
 struct option {
     const char *section, *key;
     enum kind kind;
-    size_t offset, size;  /* of the field in struct config */
+    size_t offset, size; /* of the field in struct config */
     enum config_effect effect;
     const char *fallback; /* the default, as it would stand in a file */
     const char *allowed;  /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; BOOL, TEXT: for people */
@@ -106,6 +106,8 @@ static const struct option options[] = {
     ROW(eval, at_end, FREE, "true", YES_NO, "evaluate after the last step"),
     ROW(eval, max_batches, FREE, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
     ROW(eval, patience, FREE, "0", "[0, 1e9]", "evaluations without a lower loss that end a run; 0: never"),
+    ROW(eval, prompts, FREE, "", "file", "JSONL rows of prompt or messages, answered at evaluations"),
+    ROW(eval, prompt_tokens, FREE, "64", "[1, 4096]", "tokens of each answer, at most"),
     ROW(output, dir, FREE, "out", "directory", "everything a run writes"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
     ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
@@ -467,8 +469,9 @@ int config_validate(const struct config *c, struct err *err)
         return err_set(err, "data.chat_date = \"%s\": expected a date, YYYY-MM-DD", c->data.chat_date);
     if (c->data.eval[0] && c->data.eval_split > 0)
         return err_set(err, "data.eval and data.eval_split exclude each other: leave one of them out");
-    if (c->eval.every > 0 && !held_out)
-        return err_set(err, "eval.every = %lld, but nothing is held out: set data.eval or data.eval_split",
+    if (c->eval.every > 0 && !held_out && !c->eval.prompts[0])
+        return err_set(err,
+                       "eval.every = %lld, but nothing is held out: set data.eval, data.eval_split or eval.prompts",
                        (long long)c->eval.every);
     if (c->eval.patience > 0 && c->eval.every == 0)
         return err_set(err, "eval.patience = %lld needs evaluations: set eval.every", (long long)c->eval.patience);

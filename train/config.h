@@ -72,8 +72,9 @@ struct config {
         double capacity, timeout_s;
     } parallel;
     struct {
-        int64_t every, max_batches, patience;
+        int64_t every, max_batches, patience, prompt_tokens;
         bool at_start, at_end;
+        char prompts[MT_PATH];
     } eval;
     struct {
         char dir[MT_PATH];

@@ -140,7 +140,7 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
 static int write_format(struct export *x, struct err *err)
 {
     switch (x->format) {
-    case EXPORT_PEFT: return peft_save(&x->held.ad, &x->held.dev, x->tmp, x->run.model_name, err);
+    case EXPORT_PEFT: return peft_save(&x->held.ad, &x->held.dev, x->tmp, x->run.model_name, NULL, err);
     case EXPORT_VLLM: return export_vllm(x, err);
     case EXPORT_GGUF: return export_gguf(x, err);
     case EXPORT_MERGED_BF16:
@@ -148,6 +148,22 @@ static int write_format(struct export *x, struct err *err)
     case EXPORT_FORMATS: break;
     }
     MT_REQUIRE(false, "format %d", (int)x->format);
+}
+
+/* The adapter's model card goes along with an adapter; a merged checkpoint is another model. */
+static int copy_card(const struct export *x, struct err *err)
+{
+    char from[MT_PATH], to[MT_PATH];
+    int64_t size;
+    if (x->format == EXPORT_MERGED_BF16 || x->format == EXPORT_MERGED_MXFP4) return 0;
+    if (str_format(from, sizeof(from), err, "path", "%s/README.md", x->adapter_dir) ||
+        str_format(to, sizeof(to), err, "path", "%s/README.md", x->tmp))
+        return -1;
+    if (!file_exists(from)) return 0;
+    char *card = file_read(from, 64 << 20, &size, err);
+    const int rc = card ? file_write_atomic(to, card, size, err) : -1;
+    mem_free(card);
+    return rc;
 }
 
 /* Everything that can fail cheaply first. */
@@ -173,8 +189,8 @@ static int write_and_verify(struct export *x, struct err *err)
     int64_t bytes;
     if (bytes_of(x, &bytes, err) || swap_begin(x->out, x->tmp, err)) return -1;
     log_info("exporting %s as %s to %s: at most %s", x->adapter_dir, names[x->format], x->out, str_bytes(size, bytes));
-    if (!file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !verify_export(x, err) &&
-        !swap_commit(x->tmp, x->out, err))
+    if (!file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !copy_card(x, err) &&
+        !verify_export(x, err) && !swap_commit(x->tmp, x->out, err))
         return 0;
     (void)!file_remove_tree(x->tmp, NULL);
     return -1;

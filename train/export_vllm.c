@@ -172,7 +172,7 @@ int export_vllm(struct export *x, struct err *err)
     int rc = complete(&full, x, err);
     if (!rc)
         rc = a->transposed_experts
-                 ? peft_save(&full.ad, &full.dev, x->tmp, base_model, err)
+                 ? peft_save(&full.ad, &full.dev, x->tmp, base_model, NULL, err)
                  : write_tensors(&full, a, x->tmp, err) || write_config(&full.ad, a, x->tmp, base_model, err);
     held_close(&full);
     return rc ? -1 : 0;

@@ -14,11 +14,13 @@
 #include "train/adapter_dir.h"
 #include "train/archive.h"
 #include "train/lock.h"
+#include "train/model_card.h"
 #include "train/packing.h"
 #include "train/peft.h"
 #include "train/profile.h"
 #include "train/resume.h"
 #include "train/run.h"
+#include "train/samples.h"
 #include "train/swap.h"
 
 static volatile sig_atomic_t stop_signal;
@@ -41,6 +43,7 @@ struct training {
     struct schedule schedule;
     struct train_state state;
     struct profile profile;
+    struct samples samples;
     struct resume from;
     struct lock lock; /* of output.dir, held by rank 0 */
     bool warned;      /* of memory */
@@ -258,22 +261,43 @@ static int step(struct training *t, struct err *err)
 
 /* ---- evaluation, checkpoints, the end */
 
+/* The model card, on the rank that writes it. */
+static char *card_of(const struct training *t)
+{
+    return is_first(t) ? model_card(&t->run, &t->state, t->schedule.total_steps) : NULL;
+}
+
+static int save_adapter(struct training *t, const char *name, struct err *err)
+{
+    char *card = card_of(t);
+    const int rc =
+        peft_save(&t->run.model.adapters, &t->run.dev, out_path(t->run.cfg, name).s, t->run.model_name, card, err);
+    mem_free(card);
+    return rc;
+}
+
+/* An interruption leaves out the rest of them; the next step sees it. */
+static void samples(struct training *t)
+{
+    samples_write(&t->samples, is_first(t) ? &t->metrics : NULL, t->state.step, stop_asked);
+}
+
 static int evaluate(struct training *t, struct err *err)
 {
     struct eval_metrics e = {.step = t->state.step};
-    const struct config *cfg = t->run.cfg;
-    if (!t->run.eval.n_docs) return 0;
+    if (!t->run.eval.n_docs) return samples(t), 0;
     if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
     const bool lowest = e.loss < t->state.best_loss;
     e.best = lowest && t->state.step > 0; /* step 0 is what the others have to beat: there is nothing to save yet */
     if (is_first(t)) metrics_eval(&t->metrics, &e);
+    samples(t);
     t->state.n_worse = lowest ? 0 : t->state.n_worse + 1;
     if (!lowest) return 0;
     t->state.best_loss = e.loss;
     t->state.best_step = t->state.step;
     if (!e.best) return 0;
     comm_busy(t->run.dev.ranks, "saving");
-    const int rc = peft_save(&t->run.model.adapters, &t->run.dev, out_path(cfg, "best").s, t->run.model_name, err);
+    const int rc = save_adapter(t, "best", err);
     comm_busy(t->run.dev.ranks, NULL);
     return rc;
 }
@@ -298,8 +322,10 @@ static int save(struct training *t, struct err *err)
     if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
     mem_free(rows);
     comm_busy(t->run.dev.ranks, "saving");
-    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, t->run.model_name,
+    char *card = card_of(t);
+    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, t->run.model_name, card,
                              cfg->output.keep, err);
+    mem_free(card);
     if (!rc) rc = report(t, err);
     comm_busy(t->run.dev.ranks, NULL);
     return rc;
@@ -545,7 +571,8 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
         take_output(t, err) || resume_find(&t->from, cfg, err) || run_open_data(&t->run, true, err) ||
-        prepare(t, err) || profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
+        prepare(t, err) || samples_open(&t->samples, &t->run, err) ||
+        profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
         (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
         return -1;
     set_optimizer(t);
@@ -562,6 +589,7 @@ static void training_close(struct training *t)
 {
     if (t->loader) loader_close(t->loader);
     profile_close(&t->profile);
+    samples_close(&t->samples);
     run_close(&t->run);
     resume_free(&t->from);
     lock_release(&t->lock);
@@ -596,8 +624,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     }
     if (t.loader && profile_finish(&t.profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");
-    if (rc >= 0 && peft_save(&t.run.model.adapters, &t.run.dev, out_path(cfg, "adapter").s, t.run.model_name, err))
-        rc = -1; /* interrupted or not: the last state */
+    if (rc >= 0 && save_adapter(&t, "adapter", err)) rc = -1; /* interrupted or not: the last state */
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (rc >= 0 && is_first(&t)) tell_of_best(&t);
     if (rc >= 0) comm_unshare_work(t.run.dev.ep);

@@ -242,6 +242,14 @@ static int write_config(const struct adapters *ad, const char *dir, const char *
     return rc;
 }
 
+static int write_card(const char *dir, const char *card, struct err *err)
+{
+    char path[MT_PATH];
+    if (!card) return 0;
+    if (str_format(path, sizeof(path), err, "path", "%s/README.md", dir)) return -1;
+    return file_write_atomic(path, card, (int64_t)strlen(card), err);
+}
+
 /* Puts one parameter, which begins at values, into the file's order; scratch has its size. */
 static void to_file_order(const struct place *at, const struct lora_param *p, float *values, float *scratch)
 {
@@ -275,7 +283,8 @@ static int write_weights(const struct adapters *ad, float *flat, const char *dir
     return rc;
 }
 
-int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, struct err *err)
+int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, const char *card,
+              struct err *err)
 {
     char tmp[MT_PATH];
     const struct adapters *whole = adapters_whole(ad);
@@ -283,7 +292,8 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
     const int rc = swap_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
-                   write_config(whole, tmp, base_model, err) || swap_commit(tmp, dir, err);
+                   write_config(whole, tmp, base_model, err) || write_card(tmp, card, err) ||
+                   swap_commit(tmp, dir, err);
     mem_free(flat);
     return rc ? err_prefix(err, "saving the adapter %s", dir) : 0;
 }

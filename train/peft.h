@@ -5,8 +5,9 @@
 #include "model/lora.h"
 
 /* Writes dir as PEFT >= 0.19.1 reads it: F32, experts by target_parameters. An older dir is replaced whole, in one step
- * (train/swap.h). base_model: base_model_name_or_path, NULL for none. */
-int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model,
+ * (train/swap.h). base_model: base_model_name_or_path, NULL for none; card: the text of
+ * README.md, NULL for no such file. Rank 0 writes; the others call it for their parts. */
+int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, const char *card,
               struct err *err) MT_CHECK;
 /* Reads weights (F32, BF16 or F16) into ad's masters and refreshes the working copies. Rank, alpha, rsLoRA, targets and
  * layers of the file must agree with ad; every tensor must be there with its shape, finite, and none left over. Experts

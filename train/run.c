@@ -203,7 +203,9 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
                                     .cache_dir = cache};
     if (cache && (str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err)))
         return -1;
-    return find_eos(r, &opt->eos, err);
+    if (find_eos(r, &r->eos, err)) return -1;
+    opt->eos = r->eos;
+    return 0;
 }
 
 /* The options of data.eval, whose rows may have another form. */

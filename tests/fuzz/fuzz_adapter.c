@@ -82,7 +82,7 @@ static void load(struct adapters *ad)
         size_t bytes = (size_t)ad->n_flat * sizeof(float);
         float *before = mem_alloc((int64_t)bytes), *after = mem_alloc((int64_t)bytes);
         device_get_f32(&dev, before, ad->opt.param);
-        MT_REQUIRE(!peft_save(ad, &dev, out, NULL, &err) && !peft_load(ad, &dev, out, &err), "%s", err.msg);
+        MT_REQUIRE(!peft_save(ad, &dev, out, NULL, NULL, &err) && !peft_load(ad, &dev, out, &err), "%s", err.msg);
         device_get_f32(&dev, after, ad->opt.param);
         MT_REQUIRE(!memcmp(before, after, bytes), "saved and loaded values differ");
         mem_free(before);

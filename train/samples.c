@@ -1,0 +1,89 @@
+/* samples.c - eval.prompts. */
+#include "train/samples.h"
+
+#include <string.h>
+
+/* The last message's content, or the prompt. */
+static char *shown_prompt(struct json row)
+{
+    const char *text = "";
+    const struct json messages = json_find(row, "messages");
+    const int64_t n = json_count(messages);
+    if (json_has(row, "prompt")) return mem_strdup(json_get_str(row, "prompt", &text, NULL) ? "" : text);
+    if (n && json_get_str(json_at(messages, n - 1), "content", &text, NULL)) text = "(no text)";
+    return mem_strdup(text);
+}
+
+static int add(struct samples *s, struct run *r, struct json row, const char *name, struct err *err)
+{
+    const char *text;
+    const int64_t room = r->cfg->data.seq_len - r->cfg->eval.prompt_tokens;
+    if (s->n == SAMPLES_MAX) return err_set(err, "%s: more than %d prompts", name, SAMPLES_MAX);
+    struct sampler *one = &s->of[s->n];
+    s->prompts[s->n++] = shown_prompt(row);
+    *one = (struct sampler){.run = r, .top_p = 1, .plain = true};
+    if (json_has(row, "messages")) {
+        if (sampler_messages(one, row, name, err)) return -1;
+    } else if (json_get_str(row, "prompt", &text, err) || sampler_prompt(one, text, name, err)) {
+        return -1;
+    }
+    if (one->n_prompt <= room) return 0;
+    return err_set(err, "%s: %lld tokens of prompt and eval.prompt_tokens = %lld are more than data.seq_len = %lld",
+                   name, (long long)one->n_prompt, (long long)r->cfg->eval.prompt_tokens,
+                   (long long)r->cfg->data.seq_len);
+}
+
+int samples_open(struct samples *s, struct run *r, struct err *err)
+{
+    const char *path = r->cfg->eval.prompts;
+    char *line, name[MT_PATH + 32];
+    int64_t size;
+    int rc;
+    *s = (struct samples){.n = 0};
+    if (!path[0]) return 0;
+    if (sampler_check(r, err)) return err_prefix(err, "eval.prompts");
+    struct line_reader *reader = line_reader_open(path, err);
+    if (!reader) return -1;
+    s->of = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->of));
+    s->prompts = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->prompts));
+    while ((rc = line_reader_next(reader, &line, &size, err)) > 0) {
+        snprintf(name, sizeof(name), "%s:%lld", path, (long long)line_reader_line(reader));
+        if (!size) continue;
+        struct json_doc *doc = row_parse(line, size, name, err);
+        rc = doc ? add(s, r, json_root(doc), name, err) : -1;
+        json_free(doc);
+        if (rc) break;
+    }
+    line_reader_close(reader);
+    return rc || s->n ? rc : err_set(err, "eval.prompts: %s has no rows", path);
+}
+
+void samples_write(struct samples *s, struct metrics *m, int64_t step, bool (*stop)(void))
+{
+    struct err err;
+    for (int64_t i = 0; i < s->n; i++) {
+        struct sampler *one = &s->of[i];
+        if (comm_host_max(one->run->dev.ranks, stop()) > 0) return;
+        sampler_rewind(one);
+        if (sampler_run(one, one->run->cfg->eval.prompt_tokens, &err)) {
+            log_warn("no samples: %s", err.msg);
+            return;
+        }
+        const struct sample_metrics sample = {.step = step,
+                                              .tokens = one->ids.count - one->n_prompt,
+                                              .prompt = s->prompts[i],
+                                              .text = one->text.text ? one->text.text : ""};
+        if (m) metrics_sample(m, &sample);
+    }
+}
+
+void samples_close(struct samples *s)
+{
+    for (int64_t i = 0; i < s->n; i++) {
+        sampler_free(&s->of[i]);
+        mem_free(s->prompts[i]);
+    }
+    mem_free(s->of);
+    mem_free(s->prompts);
+    *s = (struct samples){.n = 0};
+}
