@@ -264,6 +264,7 @@ static int next_path(const char **list, char path[MT_PATH], double *weight, stru
     *weight = strtod(star + 1, &end);
     if (end == star + 1 || *end || !(*weight > 0) || *weight > MAX_WEIGHT)
         return err_set(err, "%s: after * a weight must stand, a number above 0 and at most %d", path, MAX_WEIGHT);
+    if (star == path) return err_set(err, "%s: before * the path of a file must stand", path);
     *star = 0;
     return 1;
 }

@@ -185,7 +185,7 @@ static void bad_values_are_told(void **state)
     refuse("[optim]\nlr = 1e-4 x\n", "run.ini:2: optim.lr = \"1e-4 x\": expected a number in [0, 1]");
     refuse("[optim]\nlr =\n", "run.ini:2: optim.lr = \"\": expected a number in [0, 1]");
     refuse("[optim]\nbeta1 = 1\n", "run.ini:2: optim.beta1 = \"1\": expected a number in [0, 1)");
-    refuse("[optim]\neps = 0\n", "run.ini:2: optim.eps = \"0\": expected a number in (0, 1]");
+    refuse("[optim]\neps = 0\n", "run.ini:2: optim.eps = \"0\": expected a number in [1e-30, 1]");
     refuse("[lora]\nr = 0\n", "run.ini:2: lora.r = \"0\": expected an integer in [1, 4096]");
     refuse("[lora]\nr = 1e2\n", "run.ini:2: lora.r = \"1e2\": expected an integer in [1, 4096]");
     refuse("[train]\nseed = 99999999999999999999\n",
@@ -304,6 +304,9 @@ static void validation_names_the_key(void **state)
         {"data.chat_date=2025-13-01", "data.chat_date = \"2025-13-01\": expected a date, YYYY-MM-DD"},
         {"data.eval_split=0.1", "data.eval and data.eval_split exclude each other: leave one of them out"},
         {"data.eval=", "eval.every = 5, but nothing is held out: set data.eval, data.eval_split or eval.prompts"},
+        {"data.train=,,", "data.train = \",,\": expected files with commas between them"},
+        {"data.eval=, ,", "data.eval = \", ,\": expected files with commas between them"},
+        {"data.columns=,", "data.columns = \",\": expected TO=COLUMN with commas between them"},
         {"train.epochs=0", "train.steps and train.epochs are both 0: set one of them"},
         {"train.profile=3", "train.profile is \"3\": write first:last, two steps of the run, e.g. 10:12"},
         {"train.steps=3", "optim.warmup_steps = 4 is more than train.steps = 3"},

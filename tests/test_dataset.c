@@ -682,6 +682,7 @@ static void weighted_files(void **state)
     assert_int_equal(dataset_shared(&ds, &again), 6); /* the half is always the same one */
     dataset_free(&again);
     dataset_free(&ds);
+    assert_load_fails("*0.5", &opt, "*0.5: before * the path of a file must stand");
     snprintf(files, sizeof(files), "%s*0", a);
     assert_load_fails(files, &opt, "a weight must stand");
     snprintf(files, sizeof(files), "%s*x", a);

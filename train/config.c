@@ -76,7 +76,7 @@ static const struct option options[] = {
     ROW(optim, weight_decay, NEXT, "0", "[0, 10]", "decoupled, as in AdamW"),
     ROW(optim, beta1, MATH, "0.9", "[0, 1)", "decay of the first moment"),
     ROW(optim, beta2, MATH, "0.999", "[0, 1)", "decay of the second moment"),
-    ROW(optim, eps, NEXT, "1e-8", "(0, 1]", "added to the root of the second moment"),
+    ROW(optim, eps, NEXT, "1e-8", "[1e-30, 1]", "added to the root of the second moment"),
     ROW(optim, clip_norm, NEXT, "1", "[0, 1e9]", "largest norm of the whole gradient; 0: no clipping"),
     ROW(train, device, FREE, "auto", "auto|cpu|cuda|cuda-portable", "portable: no kernel that only Hopper runs"),
     ROW(train, dtype, MATH, "auto", "auto|fp32|bf16", "of activations; auto: bf16 on cuda, fp32 on cpu"),
@@ -443,6 +443,20 @@ static int64_t gpus_of(const char *text)
 
 int64_t config_gpus(const struct config *c) { return gpus_of(c->parallel.gpus); }
 
+/* Commas and blanks alone are a slip of the pen, which would count as nothing further on. */
+static int validate_lists(const struct config *c, struct err *err)
+{
+    const struct {
+        const char *name, *value, *expected;
+    } lists[] = {{"data.train", c->data.train, "files with commas between them"},
+                 {"data.eval", c->data.eval, "files with commas between them"},
+                 {"data.columns", c->data.columns, "TO=COLUMN with commas between them"}};
+    for (int64_t i = 0; i < MT_LEN(lists); i++)
+        if (lists[i].value[0] && !lists[i].value[strspn(lists[i].value, ", \t")])
+            return err_set(err, "%s = \"%.80s\": expected %s", lists[i].name, lists[i].value, lists[i].expected);
+    return 0;
+}
+
 static int validate_parallel(const struct config *c, struct err *err)
 {
     if (config_gpus(c) < 0)
@@ -482,7 +496,7 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the most is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_parallel(c, err)) return -1;
+    if (validate_lists(c, err) || validate_parallel(c, err)) return -1;
     struct profile profile;
     if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
