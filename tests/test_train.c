@@ -300,6 +300,14 @@ static void test_nonfinite(void **state)
     assert_says(said.err, "warning: step 1 is skipped: its loss or gradient is not finite; the run ends after 3 such");
     assert_says(said.out, "skipped");
     assert_int_not_equal(access(process_output(j->config, "adapter"), F_OK), 0);
+
+    /* A run that ends before that many steps, none of which changed the adapters, is no success either. */
+    snprintf(sets, sizeof(sets), "model.path=%s train.steps=2 train.max_nonfinite=3", poisoned_model());
+    const struct job *brief = job_new(sets);
+    assert_int_equal(process_run(brief->words), 1);
+    assert_says(said.err, "nothing was trained: none of the 2 steps had a finite loss and gradient");
+    assert_says(said.err, "output of layer 1");
+    assert_int_not_equal(access(process_output(brief->config, "adapter"), F_OK), 0);
 }
 
 int test_train(void)

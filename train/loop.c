@@ -251,7 +251,13 @@ static int step(struct training *t, struct err *err)
     if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
     warn_of_loss(t, m.skipped);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
-    if (!m.skipped || s->n_nonfinite < cfg->train.max_nonfinite) return 0;
+    if (!m.skipped) return 0;
+    if (s->step == t->schedule.total_steps && s->n_nonfinite == s->step)
+        return err_set(err,
+                       "nothing was trained: none of the %lld steps had a finite loss and gradient, the last in: %s. "
+                       "Look at the data and the base model's weights",
+                       (long long)s->step, bad);
+    if (s->n_nonfinite < cfg->train.max_nonfinite) return 0;
     return err_set(
         err,
         "%lld steps without a finite loss and gradient (train.max_nonfinite), the last in: %s. Lower optim.lr "
