@@ -69,6 +69,25 @@ static int manifest_write(const char *dir, struct err *err)
     return rc;
 }
 
+static int file_damaged(const char *dir, const char *file, struct err *err)
+{
+    return err_set(err, "%s/%s is damaged: size or checksum is not that of %s", dir, file, MANIFEST);
+}
+
+/* Sizes are compared before any file is read to its end: a damaged one may be of any size. */
+static int check_sizes(const char *dir, const char *stored, struct err *err)
+{
+    char path[MT_PATH], before[128];
+    for (int64_t i = 0; i < MT_LEN(files); i++) {
+        if (join(path, dir, files[i], err)) return -1;
+        snprintf(before, sizeof(before), "\"%s\": {\"size\": ", files[i]);
+        const char *size = strstr(stored, before);
+        if (size && file_exists(path) && strtoll(size + strlen(before), NULL, 10) != file_size(path))
+            return file_damaged(dir, files[i], err);
+    }
+    return 0;
+}
+
 /* The first line in which the manifest differs from what the files give names the file. */
 static int manifest_check(const char *dir, struct err *err)
 {
@@ -77,13 +96,13 @@ static int manifest_check(const char *dir, struct err *err)
     if (join(path, dir, MANIFEST, err)) return -1;
     char *stored = file_read(path, MAX_TEXT, &size, err);
     if (!stored) return -1;
-    char *actual = manifest_text(dir, err);
+    char *actual = check_sizes(dir, stored, err) ? NULL : manifest_text(dir, err);
     int rc = actual ? 0 : -1;
     if (actual && ((size_t)size != strlen(actual) || memcmp(stored, actual, (size_t)size))) {
         int64_t line = 0;
         for (int64_t i = 0; i < size && stored[i] == actual[i]; i++) line += stored[i] == '\n';
         if (line >= 1 && line <= MT_LEN(files))
-            rc = err_set(err, "%s/%s is damaged: size or checksum is not that of %s", dir, files[line - 1], MANIFEST);
+            rc = file_damaged(dir, files[line - 1], err);
         else
             rc = err_set(err, "%s is damaged", path);
     }
