@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# slice.sh - the slice of the sweeps that ctest runs: bash tests/sweep/slice.sh BINARY
+set -euo pipefail
+if ! command -v python3 > /dev/null; then
+    echo "skip: no python3: no sweeps of options, faults and hostile files"
+    exit 0
+fi
+here=$(dirname "${BASH_SOURCE[0]}")
+python3 "$here/sweep.py" "$1" options --every 199 --first 7
+python3 "$here/sweep.py" "$1" faults --every 211 --first 3
+python3 "$here/sweep.py" "$1" files --every 79 --first 5
