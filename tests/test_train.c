@@ -310,12 +310,33 @@ static void test_nonfinite(void **state)
     assert_int_not_equal(access(process_output(brief->config, "adapter"), F_OK), 0);
 }
 
+/* A run killed between its last checkpoint and the report: the next start writes the report, and nothing half stays. */
+static void test_killed_at_the_report(void **state)
+{
+    static const char *const tmp[] = {"report.html.tmp", "config.ini.tmp", "metrics.jsonl.tmp"};
+    (void)state;
+    const struct job *j = job_new("train.steps=1");
+    assert_int_equal(process_run(j->words), 0);
+    assert_int_equal(unlink(process_output(j->config, "report.html")), 0);
+    for (int i = 0; i < MT_LEN(tmp); i++) {
+        FILE *f = fopen(process_output(j->config, tmp[i]), "w");
+        assert_non_null(f);
+        assert_int_equal(fclose(f), 0);
+    }
+    assert_int_equal(process_run(j->words), 0);
+    assert_says(said.err, "report.html");
+    assert_int_equal(access(process_output(j->config, "report.html"), F_OK), 0);
+    for (int i = 0; i < MT_LEN(tmp); i++)
+        assert_int_not_equal(access(process_output(j->config, tmp[i]), F_OK), 0);
+}
+
 int test_train(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recompute),          cmocka_unit_test(test_batch_cuts),
         cmocka_unit_test(test_data_report),        cmocka_unit_test(test_killed_runs),
         cmocka_unit_test(test_damaged_checkpoint), cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_killed_at_the_report),
         cmocka_unit_test(test_nonfinite),          cmocka_unit_test(test_resident),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);

@@ -26,9 +26,9 @@ struct train_state {
 };
 
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (as peft_save), optimizer.safetensors (masters, m, v),
- * state.json with the options of `cfg` that are not CONFIG_FREE, and a manifest with size and CRC-32 of every file. Made
- * under a temporary name, fsynced, renamed; then all but the newest `keep` are deleted (keep 0: all stay); one that
- * cannot be deleted is a warning. Rank 0 writes; the others call it for their parts. */
+ * state.json with the options of `cfg` that are not CONFIG_FREE, and a manifest with size and CRC-32 of every file.
+ * Made under a temporary name, fsynced, renamed; then all but the newest `keep` are deleted (keep 0: all stay); one
+ * that cannot be deleted is a warning. Rank 0 writes; the others call it for their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const struct config *cfg, const char *base_model, const char *card, int64_t keep,
                     struct err *err) MT_CHECK;

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "optim/schedule.h"
 #include "train/adapter_dir.h"
@@ -388,9 +389,9 @@ static int steps(struct training *t, struct err *err)
         }
         last |= out_of_patience(t);
         /* Where the run was continued there is a checkpoint already, but one that lacks an evaluation made up for. */
-        if ((s > start || (due && s > 0)) && (last || (every && s % every == 0)))
-            if (save(t, err)) return -1;
-        if (last) return 0;
+        const bool saving = (s > start || (due && s > 0)) && (last || (every && s % every == 0));
+        if (saving && save(t, err)) return -1;
+        if (last) return saving ? 0 : report(t, err); /* a run killed behind its last checkpoint may have left none */
         if ((rc = step(t, err))) return rc;
         if (t->stopping && t->state.step < t->schedule.total_steps) return LOOP_INTERRUPTED;
     }
@@ -541,6 +542,13 @@ static int check_ranks(const struct comm *all, const struct config *cfg, struct 
         (long long)cfg->train.grad_accum, all->world, all->world);
 }
 
+/* What a killed run had written of files that it was about to replace. */
+static void remove_unfinished(const struct config *cfg)
+{
+    static const char *const names[] = {"config.ini.tmp", "metrics.jsonl.tmp", "report.html.tmp"};
+    for (int64_t i = 0; i < MT_LEN(names); i++) unlink(out_path(cfg, names[i]).s);
+}
+
 /* Rank 0 takes output.dir for this run and tidies it; only then do the others look into it. */
 static int take_output(struct training *t, struct err *err)
 {
@@ -550,6 +558,7 @@ static int take_output(struct training *t, struct err *err)
     if (is_first(t) && (lock_take(&t->lock, dir, err) || archive_recover(dir, err) ||
                         swap_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
         return -1;
+    if (is_first(t)) remove_unfinished(t->run.cfg);
     comm_barrier(t->run.dev.ranks);
     return 0;
 }

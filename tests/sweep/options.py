@@ -133,6 +133,7 @@ def sweep(s):
         printed = re.sub("[^ -~]", "?", value)  # what is no plain text is shown as ?
         names = [name, value[:30], value.split(",")[0], printed[:20], re.sub(r"\?+", "??", printed)]
         timeout = 10 if name in ENDLESS else None
+        names += ["train.grad_accum"] if name.startswith("parallel.") else []  # micro-batches are shared by the ranks
         if way in ("--set", "file"):
             words = [fix.words["config"]] if way == "--set" else fix.file_with(inner, name, value)
             for more in needs_more(name):
