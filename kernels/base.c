@@ -196,7 +196,7 @@ int str_format(char *dst, size_t n, struct err *e, const char *what, const char 
     int len = vsnprintf(dst, n, fmt, ap);
     va_end(ap);
     if (len >= 0 && (size_t)len < n) return 0;
-    return err_set(e, "%s is too long: %d bytes, at most %zu fit", what, len, n - 1);
+    return err_set(e, "%s is too long: %d bytes, at most %zu fit: %.60s...", what, len, n - 1, dst);
 }
 
 #define MT_WORD_MAX 255 /* longer words have no nearest name */

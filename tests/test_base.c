@@ -58,7 +58,7 @@ static void formats(void **state)
     assert_int_equal(str_format(dst, sizeof(dst), &e, "name", "%d", 1234567), 0);
     assert_string_equal(dst, "1234567");
     assert_int_equal(str_format(dst, sizeof(dst), &e, "name", "%d", 12345678), -1);
-    assert_string_equal(e.msg, "name is too long: 8 bytes, at most 7 fit");
+    assert_string_equal(e.msg, "name is too long: 8 bytes, at most 7 fit: 1234567...");
 
     static const struct {
         int64_t n;
