@@ -46,27 +46,21 @@ static const char *choose(void)
     return "cpu";
 }
 
-/* As many as OpenMP starts by itself: it knows the cores this process may use. */
-static int default_threads(void)
-{
-    int n = 0;
-#pragma omp parallel reduction(+ : n)
-    n++;
-    return n;
-}
-
 static void set_up(struct device *dev)
 {
+    struct err err;
     dev->name = dev->ops->name;
     dev->act = dev->ops->act;
     dev->stat = dev->ops->stat;
-    dev->n_threads = default_threads();
+    if (ops_cpu_threads(&dev->n_threads, &err)) MT_REQUIRE(false, "%s", err.msg);
     dev->ranks = dev->ep = dev->dp = &comm_alone;
 }
 
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err)
 {
+    int n_threads;
     memset(dev, 0, sizeof(*dev));
+    if (ops_cpu_threads(&n_threads, err)) return -1;
     if (!strcmp(name, "auto")) name = choose();
     const bool portable = !strcmp(name, "cuda-portable"), cuda = portable || !strcmp(name, "cuda");
     if (!cuda && strcmp(name, "cpu"))

@@ -63,6 +63,9 @@ const struct ops *ops_cpu64(void); /* the same source compiled for F64: the orac
 const struct ops *ops_cuda(bool portable, struct err *err);
 /* For --version: "OpenBLAS 0.3.21 ..."; what CUDA code is built in, and what this machine has of CUDA and NCCL. */
 const char *ops_cpu_library(void);
+/* How many threads OpenMP starts by itself, in *n; an error when the system refuses that many: OpenMP would end the
+ * process without saying why. */
+int ops_cpu_threads(int *n, struct err *err) MT_CHECK;
 const char *ops_cuda_built(void);
 const char *ops_cuda_found(char text[160]);
 /* Before the first ops_cuda: this process is the n-th of its machine and takes the n-th GPU, or the only one it sees.

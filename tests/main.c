@@ -4,6 +4,7 @@
  * PATTERN run, and not those like the second. */
 #include "tests/test.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,6 +104,7 @@ static int run_alone(int (*run)(void))
 
 int main(int argc, char **argv)
 {
+    static char whole[PATH_MAX];
     int failed = 0, ran = 0, first = 1;
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read what a kernel wrote as soon as the op returned */
     for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
@@ -111,6 +113,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[first], "--only")) cmocka_set_test_filter(argv[first + 1]);
         if (!strcmp(argv[first], "--skip")) cmocka_set_skip_filter(argv[first + 1]);
     }
+    if (realpath(fixtures, whole)) fixtures = whole; /* tests make links to them */
     for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
         bool wanted = first >= argc;
         for (int i = first; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);

@@ -21,7 +21,7 @@ static int add(struct samples *s, struct run *r, struct json row, const char *na
     if (s->n == SAMPLES_MAX) return err_set(err, "%s: more than %d prompts", name, SAMPLES_MAX);
     struct sampler *one = &s->of[s->n];
     s->prompts[s->n++] = shown_prompt(row);
-    *one = (struct sampler){.run = r, .top_p = 1, .plain = true};
+    *one = (struct sampler){.run = r, .top_p = 1};
     if (json_has(row, "messages")) {
         if (sampler_messages(one, row, name, err)) return -1;
     } else if (json_get_str(row, "prompt", &text, err) || sampler_prompt(one, text, name, err)) {

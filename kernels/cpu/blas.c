@@ -1,4 +1,5 @@
-/* blas.c - memory of OpenBLAS. It maps a buffer for every thread that calls it, keeps it, and where the system refuses
+/* blas.c - what the libraries below need of the system and would not ask for politely: threads of OpenMP, and memory of
+ * OpenBLAS. It maps a buffer for every thread that calls it, keeps it, and where the system refuses
  * one it tries again for ever: a process whose address space is limited (ulimit -v) would hang. So the buffers of all
  * threads of a team are made before its first product, each after a test whether the system has room for it. */
 #ifndef MT_F64 /* once for both precisions */
@@ -7,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -25,6 +27,37 @@ static bool has_room(void)
 {
     void *p = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p != MAP_FAILED && !munmap(p, BUFFER_BYTES);
+}
+
+static void *wait_here(void *lock)
+{
+    pthread_mutex_lock(lock);
+    pthread_mutex_unlock(lock);
+    return NULL;
+}
+
+int ops_cpu_threads(int *n, struct err *err)
+{
+    static int started; /* OpenMP's team: once there it stays */
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const int want = omp_get_max_threads();
+    int had = 0, team = 0, rc = 0;
+    if (started) return *n = started, 0;
+    pthread_t *threads = mem_array(want, sizeof(*threads));
+    pthread_mutex_lock(&lock); /* so that all of them are there at once */
+    while (had < want - 1 && !(rc = pthread_create(&threads[had], NULL, wait_here, &lock))) had++;
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < had; i++) pthread_join(threads[i], NULL);
+    mem_free(threads);
+    if (rc)
+        return err_set(err,
+                       "%d threads cannot be started (%s): raise the limits of address space and processes (ulimit -v, "
+                       "-u), or set OMP_NUM_THREADS to at most %d",
+                       want, strerror(rc), MT_MAX(had / 2, 1));
+#pragma omp parallel reduction(+ : team)
+    team++;
+    *n = started = team;
+    return 0;
 }
 
 void blas_reserve(void)
