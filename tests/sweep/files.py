@@ -68,8 +68,8 @@ TARGETS = [
     ("run/metrics.jsonl", "lines", [COMPARE, RESUME], ["run"]),
     ("run/config.ini", "text", [COMPARE], ["run"]),
     ("run/.lock", "bytes", [RESUME], ["run"]),
-    ("merged/model.safetensors", "safetensors", [VERIFY], ["merged"]),
-    ("merged/config.json", "json", [VERIFY], ["merged"]),
+    ("merged/model.safetensors", "safetensors", [VERIFY], ["merged", "checkpoint"]),
+    ("merged/config.json", "json", [VERIFY], ["merged", "checkpoint"]),
 ]
 FROM_CORPUS = {"model/model.safetensors": "safetensors", "rows.jsonl": "jsonl", "case.ini": "ini",
                "template.jinja": "jinja", "messages.json": "chat", "model/tokenizer.json": "tokenizer",

@@ -154,7 +154,7 @@ def sweep(s):
             words = [*way.split(), *words]
             names.append("--" if value.startswith("--") else way)
             # An empty file has no model; tokens and memory are weighed by the plan.
-            names.append({"CONFIG.ini": "model.path", "--tokens": "train.memory_gb"}.get(name, ""))
+            names.append({"CONFIG.ini": "model.path", "--tokens": "train.memory_gb", "--prompt": "UTF-8"}.get(name, ""))
         judge_all(case, s.run(words, inner, timeout=timeout), names, folder)
 
     return s.all(cases, do)
