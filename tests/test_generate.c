@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/file.h"
 #include "data/json.h"
@@ -246,6 +247,11 @@ static void samples_at_evaluations(void **state)
     assert_int_equal(RUN(config, "--set", set[0], "--set", "eval.prompt_tokens=64"), 1);
     assert_says(said.err, "prompts.jsonl:1: ");
     assert_says(said.err, "data.seq_len = 64");
+    prompts =
+        write_text("prompts.jsonl", "{\"prompt\": \"A\", \"messages\": [{\"role\": \"user\", \"content\": \"B\"}]}\n");
+    snprintf(set[0], sizeof(set[0]), "eval.prompts=%s", prompts);
+    assert_int_equal(RUN(config, "--set", set[0]), 1);
+    assert_says(said.err, "prompts.jsonl:1: prompt and messages exclude each other");
     assert_int_equal(RUN(config, "--set", "eval.prompts=/nowhere"), 1);
     assert_says(said.err, "/nowhere");
 }
@@ -274,12 +280,32 @@ static void model_cards(void **state)
     }
 }
 
+/* Names of files are shown as they are, whatever Markdown makes of their characters. */
+static void model_card_of_odd_names(void **state)
+{
+    (void)state;
+    static char card[1 << 16];
+    const char *config = process_config("");
+    char dir[MT_PATH], link[2][MT_PATH + 32], set[2 * MT_PATH + 128], there[MT_PATH];
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    snprintf(link[0], sizeof(link[0]), "%s/a|b`<i>.jsonl", dir);
+    snprintf(link[1], sizeof(link[1]), "%s/c.jsonl", dir);
+    snprintf(there, sizeof(there), "%s", fixture("parity/case_a/train.jsonl"));
+    assert_int_equal(symlink(there, link[0]) | symlink(there, link[1]), 0);
+    snprintf(set, sizeof(set), "data.train=%s*0.5,%s*0.5", link[0], link[1]);
+    assert_int_equal(RUN(config, "--set", set), 0);
+    process_read(process_output(config, "adapter/README.md"), card, sizeof(card));
+    assert_says(card, "/a\\|b\\`\\<i\\>.jsonl\\*0.5,");
+    assert_says(card, "/c.jsonl\\*0.5: ");
+}
+
 int test_generate(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy),       cmocka_unit_test(streamed),    cmocka_unit_test(sampled),
-        cmocka_unit_test(conversation), cmocka_unit_test(wrong_words), cmocka_unit_test(samples_at_evaluations),
-        cmocka_unit_test(model_cards),
+        cmocka_unit_test(greedy),      cmocka_unit_test(streamed),
+        cmocka_unit_test(sampled),     cmocka_unit_test(conversation),
+        cmocka_unit_test(wrong_words), cmocka_unit_test(samples_at_evaluations),
+        cmocka_unit_test(model_cards), cmocka_unit_test(model_card_of_odd_names),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

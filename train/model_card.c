@@ -15,6 +15,18 @@ static bool is_hub_name(const struct run *r)
     return strcmp(name, r->model_dir) && slash && slash > name && slash[1] && !strchr(slash + 1, '/') && name[0] != '.';
 }
 
+/* Text as it is, where some of its characters would mean something: each of `special` has a backslash before it. */
+static void put_escaped(FILE *out, const char *text, const char *special)
+{
+    for (; *text; text++) {
+        if (strchr(special, *text)) fputc('\\', out);
+        fputc(*text, out);
+    }
+}
+
+/* Of Markdown, in a line or in a cell of a table: weights of files, a*0.5,b*0.5, would be emphasis. */
+static void put_text(FILE *out, const char *text) { put_escaped(out, text, "\\|`*<>[]&~"); }
+
 static void put_front_matter(FILE *out, const struct run *r)
 {
     fprintf(out, "---\n");
@@ -26,18 +38,20 @@ static void put_front_matter(FILE *out, const struct run *r)
 
 static void put_data(FILE *out, const char *what, const char *files, const struct dataset *d)
 {
-    if (d->n_docs)
-        fprintf(out, "| %s | %s: %lld documents, %lld tokens, content hash %016llx |\n", what, files,
-                (long long)d->n_docs, (long long)d->n_tokens, (unsigned long long)d->hash);
+    if (!d->n_docs) return;
+    fprintf(out, "| %s | ", what);
+    put_text(out, files);
+    fprintf(out, ": %lld documents, %lld tokens, content hash %016llx |\n", (long long)d->n_docs,
+            (long long)d->n_tokens, (unsigned long long)d->hash);
 }
 
 static void put_facts(FILE *out, const struct run *r, const struct train_state *s, int64_t total_steps)
 {
     const struct config *cfg = r->cfg;
-    fprintf(out, "| | |\n|---|---|\n");
-    fprintf(out, "| base model | %s%s%s |\n", r->model_name, is_hub_name(r) ? ", revision " : "",
-            is_hub_name(r) ? cfg->model.revision : "");
-    fprintf(out, "| experts while training | %s |\n", r->model.weights.experts);
+    fprintf(out, "| | |\n|---|---|\n| base model | ");
+    put_text(out, r->model_name);
+    if (is_hub_name(r)) fprintf(out, ", revision "), put_text(out, cfg->model.revision);
+    fprintf(out, " |\n| experts while training | %s |\n", r->model.weights.experts);
     fprintf(out, "| LoRA | r %lld, alpha %g%s, on %s |\n", (long long)cfg->lora.r, cfg->lora.alpha,
             cfg->lora.rslora ? " (rsLoRA)" : "", cfg->lora.targets);
     put_data(out, "training data", cfg->data.train, &r->train);
@@ -63,13 +77,13 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
 
 static void put_use(FILE *out, const struct run *r)
 {
-    fprintf(out,
-            "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.\n\n```python\n"
-            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-            "model = AutoModelForCausalLM.from_pretrained(\"%s\")\n"
-            "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n"
-            "`moetrain export` converts it for vLLM and llama.cpp or merges it into the base model.\n",
-            r->model_name);
+    fprintf(out, "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.\n\n```python\n"
+                 "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+                 "model = AutoModelForCausalLM.from_pretrained(\"");
+    put_escaped(out, r->model_name, "\\\"");
+    fprintf(out, "\")\n"
+                 "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n"
+                 "`moetrain export` converts it for vLLM and llama.cpp or merges it into the base model.\n");
 }
 
 char *model_card(const struct run *r, const struct train_state *s, int64_t total_steps)
@@ -79,7 +93,9 @@ char *model_card(const struct run *r, const struct train_state *s, int64_t total
     FILE *out = open_memstream(&text, &size);
     MT_REQUIRE(out, "open_memstream failed");
     put_front_matter(out, r);
-    fprintf(out, "# LoRA adapter for %s\n\n", r->model_name);
+    fprintf(out, "# LoRA adapter for ");
+    put_text(out, r->model_name);
+    fprintf(out, "\n\n");
     put_facts(out, r, s, total_steps);
     put_losses(out, r, s);
     put_use(out, r);

@@ -19,6 +19,8 @@ static int add(struct samples *s, struct run *r, struct json row, const char *na
     const char *text;
     const int64_t room = r->cfg->data.seq_len - r->cfg->eval.prompt_tokens;
     if (s->n == SAMPLES_MAX) return err_set(err, "%s: more than %d prompts", name, SAMPLES_MAX);
+    if (json_has(row, "messages") && json_has(row, "prompt"))
+        return err_set(err, "%s: prompt and messages exclude each other: remove one", name);
     struct sampler *one = &s->of[s->n];
     s->prompts[s->n++] = shown_prompt(row);
     *one = (struct sampler){.run = r, .top_p = 1};
