@@ -84,6 +84,14 @@ static void what_is_missing(void **state)
     char *text = compared(dir, same, 2, NULL);
     assert_non_null(strstr(text, "no difference but output.dir"));
     mem_free(text);
+    char long_a[700], long_b[700];
+    snprintf(long_a, sizeof(long_a), "[data]\ntrain = %0400d/a.jsonl\n", 0);
+    snprintf(long_b, sizeof(long_b), "[data]\ntrain = %0400d/b.jsonl\n", 0);
+    const char *ends[] = {make_run(dir, "d", 1, long_a), make_run(dir, "e", 1, long_b)};
+    text = compared(dir, ends, 2, NULL);
+    assert_non_null(strstr(text, "/a.jsonl | 0"));
+    assert_non_null(strstr(text, "/b.jsonl\n"));
+    mem_free(text);
     const char *none[] = {same[0], "/no/such"};
     assert_int_equal(compare_runs(none, 2, NULL, stdout, &err), -1);
     assert_non_null(strstr(err.msg, "/no/such: no such directory"));

@@ -39,7 +39,7 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
         snprintf(cells[STEPS], 64, "%s / %s", svg_number(a, done), svg_number(b, (double)h->start.total_steps));
     else
         snprintf(cells[STEPS], 64, "%s", svg_number(a, done));
-    snprintf(cells[TOKENS], 64, "%s", str_count(a, (int64_t)h->tokens));
+    snprintf(cells[TOKENS], 64, "%s", str_count(a, (int64_t)fmin(h->tokens, 9e18)));
     loss_text(cells[TRAIN], series_last(&h->smooth));
     loss_text(cells[FIRST], n_eval ? h->eval_loss.v[0] : NAN);
     snprintf(cells[BEST], 64, "-");
@@ -47,7 +47,7 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
     loss_text(cells[LAST], n_eval ? h->eval_loss.v[n_eval - 1] : NAN);
     snprintf(cells[SPEED], 64, "%s", svg_number(a, h->train_ms > 0 ? round(h->tokens / h->train_ms * 1e3) : 0));
     snprintf(cells[TIME], 64, "%s", str_seconds(a, h->train_ms / 1e3));
-    snprintf(cells[MEMORY], 64, "%s", str_bytes(a, (int64_t)h->mem_bytes));
+    snprintf(cells[MEMORY], 64, "%s", str_bytes(a, (int64_t)fmin(h->mem_bytes, 9e18)));
 }
 
 /* ---- settings ---- */
@@ -64,7 +64,7 @@ static const char *line_at(const char *text, int64_t number, int *n)
  * in the same order, a line each; output.dir is left out, as it always differs. */
 struct difference {
     char key[128];
-    char values[COMPARE_RUNS][256];
+    char values[COMPARE_RUNS][MT_PATH]; /* whole: long ones may differ at their ends */
 };
 static bool next_difference(const struct compared *runs, int n, int64_t *line, char section[64], struct difference *d)
 {

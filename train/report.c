@@ -45,11 +45,11 @@ static void write_cards(FILE *out, const struct history *h)
     snprintf(value, sizeof(value), "%s tok/s",
              svg_number(a, h->train_ms > 0 ? round(h->tokens / h->train_ms * 1e3) : 0));
     card(out, "Throughput", value, "mean of all steps");
-    card(out, "Tokens", str_count(a, (int64_t)h->tokens), "trained on");
+    card(out, "Tokens", str_count(a, (int64_t)fmin(h->tokens, 9e18)), "trained on");
     write_steps(out, h);
     snprintf(note, sizeof(note), "and %s of evaluation", str_seconds(a, h->eval_ms / 1e3));
     card(out, "Time", str_seconds(b, h->train_ms / 1e3), note);
-    card(out, "Memory", str_bytes(a, (int64_t)h->mem_bytes), "peak");
+    card(out, "Memory", str_bytes(a, (int64_t)fmin(h->mem_bytes, 9e18)), "peak");
     fputs("</div>\n", out);
 }
 
