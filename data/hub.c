@@ -122,7 +122,7 @@ static int list_files(struct hub_repo *repo, struct err *err)
     bool unreachable;
     int64_t size;
     struct err cached;
-    if (repo->env->offline) return hub_cache_list(repo, err) ? err_prefix(err, "HF_HUB_OFFLINE is set, and ") : 0;
+    if (repo->env->offline) return hub_cache_list(repo, err) ? err_prefix(err, "HF_HUB_OFFLINE is set") : 0;
     snprintf(path, sizeof(path), "api/%s/%s/revision/", repo->dataset ? "datasets" : "models", repo->id);
     if (!hub_url_escape(path, sizeof(path) - 16, repo->revision, false))
         return err_set(err, "%s: the revision is too long", repo->id);

@@ -67,6 +67,27 @@ static void test_lock(void **state)
     lock_release(&again);
 }
 
+/* A lock file that is a link would have its target emptied. */
+static void test_lock_of_a_link(void **state)
+{
+    (void)state;
+    char path[MT_PATH], target[MT_PATH];
+    const char *dir = scratch_dir();
+    struct lock l = {.held = false};
+    struct err err;
+    int64_t size;
+    snprintf(path, sizeof(path), "%s/.lock", dir);
+    snprintf(target, sizeof(target), "%s/precious", dir);
+    assert_int_equal(file_write_atomic(target, "text", 4, &err), 0);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(lock_take(&l, dir, &err), -1);
+    assert_says(err.msg, "/.lock: cannot be opened");
+    char *text = file_read(target, 100, &size, &err);
+    assert_non_null(text);
+    assert_string_equal(text, "text");
+    mem_free(text);
+}
+
 static void sleep_ms(long ms)
 {
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
@@ -222,8 +243,13 @@ static void test_export_by_force(void **state)
 int test_output(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lock),    cmocka_unit_test(test_two_runs), cmocka_unit_test(test_sweep),
-        cmocka_unit_test(test_archive), cmocka_unit_test(test_never),    cmocka_unit_test(test_export_by_force),
+        cmocka_unit_test(test_lock),
+        cmocka_unit_test(test_lock_of_a_link),
+        cmocka_unit_test(test_two_runs),
+        cmocka_unit_test(test_sweep),
+        cmocka_unit_test(test_archive),
+        cmocka_unit_test(test_never),
+        cmocka_unit_test(test_export_by_force),
     };
     return cmocka_run_group_tests_name("output", tests, NULL, NULL);
 }

@@ -122,6 +122,11 @@ static void forged_state_is_refused(void **state)
     r = s.from;
     r.state.best_loss = INFINITY; /* none yet */
     refused("best_step", &r, &s.run);
+    r.state.best_step = 0;
+    r.state.n_worse = 6; /* steps 0 to 5 were evaluated, and no loss was finite */
+    if (resume_check(&r, &s.run, &err)) fail_msg("%s", err.msg);
+    r.state.n_worse = 7;
+    refused("n_worse", &r, &s.run);
     r = s.from;
     r.state.step = 3; /* 6 micro-batches lie in the first epoch */
     r.state.best_step = r.state.eval_step = 0;

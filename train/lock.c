@@ -50,7 +50,7 @@ int lock_take(struct lock *l, const char *dir, struct err *err)
     char path[MT_PATH];
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (str_format(path, sizeof(path), err, "output.dir", "%s/" NAME, dir) || file_make_dirs(dir, err)) return -1;
-    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) return err_set(err, "%s: cannot be opened to lock %s: %s", path, dir, strerror(errno));
     if (fcntl(fd, F_OFD_SETLK, &whole)) {
         if (errno == EAGAIN || errno == EACCES) {

@@ -216,7 +216,7 @@ static int check_state(const struct resume *r, const struct resume_run *run, str
         {"tokens", s->tokens, 0, times(n_batch, cfg->train.micro_batch * cfg->data.seq_len)},
         {"total_steps", s->total_steps, MT_MAX(s->step, 1), most},
         {"best_step", s->best_step, 0, isfinite(s->best_loss) ? s->step : 0},
-        {"n_worse", s->n_worse, 0, s->step},
+        {"n_worse", s->n_worse, 0, s->step + !isfinite(s->best_loss)}, /* step 0 counts where its loss was not finite */
         {"eval_step", s->eval_step, -1, s->step},
         {"seed", (int64_t)s->seed, cfg->train.seed, cfg->train.seed},
     };
