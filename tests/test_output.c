@@ -177,10 +177,12 @@ static void test_archive(void **state)
     make(dir, "checkpoints", "b");
     make(dir, "cache", "c");
     make(dir, "export-peft", "d");
+    make(dir, "trace-rank1.json", "g");
+    make(dir, "profile-rank1.txt", "g");
     if (archive_run(dir, &err)) fail_msg("%s", err.msg);
     assert_entries(dir, "archive-1 cache");
     snprintf(path, sizeof(path), "%s/archive-1", dir);
-    assert_entries(path, "best checkpoints export-peft");
+    assert_entries(path, "best checkpoints export-peft profile-rank1.txt trace-rank1.json");
     assert_int_equal(archive_run(dir, &err), 0); /* nothing is left to keep */
     assert_entries(dir, "archive-1 cache");
     make(dir, ".archiving/checkpoints", "b"); /* killed in between: all of it comes back */

@@ -12,15 +12,18 @@
 
 #include "data/file.h"
 
-#define HALF    ".archiving"
-#define EXPORTS "export-"
+#define HALF ".archiving"
 
 static const char *const outputs[] = {"adapter",    "best",       "checkpoints", "metrics.jsonl", "report.html",
                                       "config.ini", "trace.json", "profile.txt", "tensorboard"};
 
+/* What names of any number of outputs begin with: of exports, and of profiles of ranks other than 0. */
+static const char *const families[] = {"export-", "trace-rank", "profile-rank"};
+
 static bool is_output(const char *name)
 {
-    bool found = !strncmp(name, EXPORTS, strlen(EXPORTS));
+    bool found = false;
+    for (int64_t i = 0; i < MT_LEN(families); i++) found |= !strncmp(name, families[i], strlen(families[i]));
     for (int64_t i = 0; i < MT_LEN(outputs); i++) found |= !strcmp(name, outputs[i]);
     return found;
 }
