@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/file.h"
@@ -584,6 +585,21 @@ static void report_survives_foreign_lines(void **state)
     mem_free(warnings);
 }
 
+static void a_fifo_does_not_hang(void **state)
+{
+    (void)state;
+    struct metrics m;
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    const char *dir = scratch_dir();
+    snprintf(path, sizeof(path), "%s/metrics.jsonl", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(20);
+    assert_int_equal(metrics_open(&m, dir, 0, &err), -1);
+    alarm(0);
+    assert_non_null(strstr(err.msg, "/metrics.jsonl: not a regular file"));
+}
+
 int test_metrics(void)
 {
     const struct CMUnitTest tests[] = {
@@ -595,6 +611,7 @@ int test_metrics(void)
         cmocka_unit_test_teardown(tensorboard_reads_it, screen_close),
         cmocka_unit_test_teardown(report_names_the_run, screen_close),
         cmocka_unit_test_teardown(a_full_disk_is_noticed, screen_close),
+        cmocka_unit_test(a_fifo_does_not_hang),
         cmocka_unit_test_teardown(report_shows_everything, screen_close),
         cmocka_unit_test_teardown(report_leaves_out_what_is_not_there, screen_close),
         cmocka_unit_test_teardown(report_thins_long_runs, screen_close),

@@ -3,9 +3,11 @@
 #include "train/metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -55,6 +57,23 @@ static int cut_after(const char *path, int64_t last, struct err *err)
     return rc;
 }
 
+/* A FIFO in its place is refused: without a reader it would hold the run for ever. */
+static FILE *open_lines(const char *path, bool append, struct err *err)
+{
+    struct stat st = {0};
+    FILE *f = NULL;
+    const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666);
+    const bool fifo = fd < 0 ? errno == ENXIO : !fstat(fd, &st) && S_ISFIFO(st.st_mode);
+    if (fd >= 0 && !fifo && (append || !S_ISREG(st.st_mode) || !ftruncate(fd, 0))) f = fdopen(fd, "a");
+    if (f) return setvbuf(f, NULL, _IONBF, 0), f;
+    if (fifo)
+        err_set(err, "%s: not a regular file", path);
+    else
+        err_set(err, "%s: cannot be written: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
 int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct err *err)
 {
     char path[MT_PATH];
@@ -63,10 +82,8 @@ int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct
         str_format(path, sizeof(path), err, "output.dir", "%s/metrics.jsonl", dir) || file_make_dirs(dir, err))
         return -1;
     if (resume_step > 0 && file_exists(path) && cut_after(path, resume_step, err)) return -1;
-    m->jsonl = fopen(path, resume_step > 0 ? "a" : "w");
-    if (!m->jsonl) return err_set(err, "%s: cannot be written: %s", path, strerror(errno));
-    setvbuf(m->jsonl, NULL, _IONBF, 0);
-    return 0;
+    m->jsonl = open_lines(path, resume_step > 0, err);
+    return m->jsonl ? 0 : -1;
 }
 
 int metrics_tensorboard(struct metrics *m, int64_t resume_step, struct err *err)
