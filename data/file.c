@@ -346,9 +346,18 @@ static int sync_parent(const char *path, struct err *err)
     return rc;
 }
 
+/* The rename at the end would replace a device, a pipe or a link to one (as root, /dev/null itself) with the file. */
+static int check_replaceable(const char *path, struct err *err)
+{
+    struct stat st;
+    if (stat(path, &st) || S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) return 0;
+    return err_set(err, "%s: not a regular file: choose the name of a new file", path);
+}
+
 int file_writer_open(struct file_writer *w, const char *path, struct err *err)
 {
     *w = (struct file_writer){.fd = -1};
+    if (check_replaceable(path, err)) return -1;
     if (str_format(w->path, sizeof(w->path), err, "path of the file to write", "%s", path) ||
         str_format(w->tmp, sizeof(w->tmp), err, "path of the file to write", "%s.tmp", path))
         return -1;

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "data/file.h"
 #include "train/compare.h"
@@ -103,8 +105,30 @@ static void what_is_missing(void **state)
     mem_free(text);
 }
 
+/* A pipe, or a link to one, stays what it was. */
+static void page_replaces_files_alone(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    const char *runs[] = {make_run(dir, "f", 1, NULL), make_run(dir, "g", 1, NULL)};
+    char names[2][MT_PATH];
+    struct err err;
+    struct stat st;
+    snprintf(names[0], MT_PATH, "%s/pipe", dir);
+    snprintf(names[1], MT_PATH, "%s/link", dir);
+    assert_int_equal(mkfifo(names[0], 0600), 0);
+    assert_int_equal(symlink(names[0], names[1]), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(compare_runs(runs, 2, names[i], stdout, &err), -1);
+        assert_non_null(strstr(err.msg, "not a regular file: choose the name of a new file"));
+        assert_int_equal(lstat(names[i], &st), 0);
+        assert_true(i ? S_ISLNK(st.st_mode) : S_ISFIFO(st.st_mode));
+    }
+}
+
 int test_compare(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(what_is_missing)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(what_is_missing),
+                                       cmocka_unit_test(page_replaces_files_alone)};
     return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
 }
