@@ -322,9 +322,9 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
     if (ds->n_docs) return 0;
     return err_set(err,
                    "%s: nothing to train on: %lld rows, %lld of them longer than seq_len = %lld (%s), %lld without "
-                   "a token to learn",
+                   "a token with loss: raise data.seq_len, or check data.loss_on",
                    files, (long long)ds->n_rows, (long long)ds->n_overlong, (long long)b->opt->seq_len,
-                   b->opt->overlong == OVERLONG_DROP ? "dropped" : "cut", (long long)ds->n_unlabelled);
+                   b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->n_unlabelled);
 }
 
 static int read_files(struct dataset *ds, const char *files, const struct tokenizer *tok,
@@ -459,11 +459,10 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     if (ds->n_bad) log_warn("%s: %lld of %lld rows are bad and were skipped", files, (long long)ds->n_bad, rows);
     if (ds->n_overlong) {
         log_warn("%s: %lld documents of %lld rows are longer than seq_len = %lld and were %s", files,
-                 (long long)ds->n_overlong, rows, seq_len,
-                 opt->overlong == OVERLONG_DROP ? "dropped" : "cut at their end");
+                 (long long)ds->n_overlong, rows, seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "truncated");
     }
     if (ds->n_unlabelled) {
-        log_warn("%s: %lld documents of %lld rows have no token to learn within seq_len = %lld and were dropped", files,
+        log_warn("%s: %lld documents of %lld rows have no token with loss in seq_len = %lld and were dropped", files,
                  (long long)ds->n_unlabelled, rows, seq_len);
     }
     if (ds->n_unshown) {

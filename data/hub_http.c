@@ -183,13 +183,13 @@ static void try_again(struct transfer *t, int64_t wait_s, const char *why)
     t->hops = 0;
     t->foreign = false;
     if (++t->tries == most) {
-        fail(t, "%s; given up after %d tries", why, most);
+        fail(t, "%s; gave up after %d tries", why, most);
     } else if (wait_s > WAIT_MAX) {
         fail(t, "%s; the hub asks to come back in %lld minutes", why, (long long)wait_s / 60);
     } else {
         const double ms = MT_MAX(1e3 * (double)wait_s, t->tries == 1 ? FIRST_MS : 500.0 * (1 << (t->tries - 1)));
         t->wake_ms = clock_ms() + ms;
-        snprintf(text, sizeof(text), "%s; again in %.1f s", why, ms / 1e3);
+        snprintf(text, sizeof(text), "%s; retrying in %.1f s", why, ms / 1e3);
         note(t, text);
     }
 }

@@ -114,7 +114,7 @@ static void test_closing(void **state)
         snprintf(line, sizeof(line), "\n%-12s %s/%s\n", places[i][0], out, places[i][1]);
         assert_says(said.err, line);
     }
-    snprintf(line, sizeof(line), "\nbest: %s/best (", out);
+    snprintf(line, sizeof(line), "\nbest:        %s/best (", out);
     assert_says(said.err, line);
     strcpy(lines, said.err);
     char *at = strstr(lines, "\nnext:\n");

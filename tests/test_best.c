@@ -13,12 +13,12 @@ static void best_is_never_worse_than_the_start(void **state)
     (void)state;
     const char *config = process_config("");
     assert_int_equal(RUN(config, NOTHING), 0);
-    assert_says(said.err, "no evaluation had a lower loss than step 0 (");
+    assert_says(said.err, "no evaluation had a lower held-out loss than step 0 (");
     assert_false(file_exists(process_output(config, "best")));
     assert_true(file_is_dir(process_output(config, "adapter")));
     config = process_config("");
     assert_int_equal(RUN(config, "--set", "optim.lr=1e-1", "--set", "train.steps=3", "--set", "train.grad_accum=4"), 0);
-    assert_says(said.err, "best: ");
+    assert_says(said.err, "best:        ");
     assert_true(file_is_dir(process_output(config, "best")));
 }
 

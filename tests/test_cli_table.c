@@ -38,6 +38,17 @@ static void assert_one_line(const char *text)
 
 /* ---- help */
 
+static void test_synopsis(void **state)
+{
+    (void)state;
+    char text[512];
+    assert_string_equal(cli_synopsis(text, cli_command("help")),
+                        "moetrain help [COMMAND [SUBCOMMAND] | --man | --completion SHELL]");
+    assert_string_equal(
+        cli_synopsis(text, cli_command("tokens")),
+        "moetrain tokens (CONFIG.ini | --tokenizer FILE | --checkpoint DIR) [--html | --json] [OPTION ...]");
+}
+
 static void test_help_of_each(void **state)
 {
     (void)state;
@@ -55,6 +66,7 @@ static void test_help_of_each(void **state)
             assert_says(said.out, name);
             assert_says(unwrapped(said.out), unwrapped(cli_describe(text, row)));
         }
+        if (c->run) assert_says(said.out, "\n\nOptions:\n");
         for (const char *line = said.out, *end; (end = strchr(line, '\n')); line = end + 1)
             if (end - line > 80) fail_msg("%s: over 80 columns: %.*s", c->name, (int)(end - line), line);
         strcpy(first, said.out);
@@ -237,7 +249,7 @@ static void test_rules(void **state)
         {"generate", {"a.ini", "--prompt=a", "--temperature=nan"}, "--temperature nan: expected a number"},
         {"export", {"a.ini", "--to=gguf", "--out=a", "--verify=b"}, "--out and --verify exclude each other"},
         {"tokens", {"--json"}, "missing: CONFIG.ini or --tokenizer FILE or --checkpoint DIR"},
-        {"tokens", {"--tokenizer=a"}, "--tokenizer needs --json"},
+        {"tokens", {"--tokenizer=a", "--html"}, "--html needs CONFIG.ini"},
         {"tokens", {"a.ini", "--tokenizer=a", "--json"}, "CONFIG.ini and --tokenizer exclude each other"},
         {"tokens", {"--checkpoint=a", "--json"}, "--checkpoint needs --messages"},
         {"tokens", {"a.ini", "--json", "--html"}, "--html and --json exclude each other"},
@@ -410,6 +422,7 @@ int test_cli_table(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_of_each),
+        cmocka_unit_test(test_synopsis),
         cmocka_unit_test(test_overview),
         cmocka_unit_test(test_unknown_options),
         cmocka_unit_test(test_nearest),

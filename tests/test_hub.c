@@ -221,7 +221,7 @@ static void test_drip(void **state)
     const double start = clock_ms();
     const int64_t limit_ms = hub_http_limit_ms;
     hub_http_limit_ms = 200;
-    assert_refused("drip", "main", "test/drip: ", "given up after 3 tries");
+    assert_refused("drip", "main", "test/drip: ", "gave up after 3 tries");
     hub_http_limit_ms = limit_ms;
     assert_true(clock_ms() - start < 8000);
 }
@@ -253,7 +253,7 @@ static void test_waits(void **state)
     assert_int_equal(hub_requests("cdn GET /models/test/throttled", hub_shard(2)), 2);
     assert_downloads("flaky");
     start = clock_ms();
-    assert_refused("down", "main", "HTTP 503", "given up after 3 tries");
+    assert_refused("down", "main", "HTTP 503", "gave up after 3 tries");
     assert_true(clock_ms() - start >= 1000);
 }
 
@@ -324,7 +324,7 @@ static void test_offline(void **state)
     assert_int_equal(hub_requests("cdn", ""), 0);
     setenv("HF_ENDPOINT", "http://127.0.0.1:1", 1);
     assert_downloads("plain");
-    assert_refused("breaks", "main", "127.0.0.1", "given up");
+    assert_refused("breaks", "main", "127.0.0.1", "gave up after");
 }
 
 static pid_t download_elsewhere(const char *id)
@@ -523,7 +523,7 @@ static void test_rows_refused(void **state)
         {"cut", "row 3 is too long", "truncated_cells"},
         {"partial", "only its first 5 rows", "test/view-partial"},
         {"huge", "has 5000000 rows", "too many"},
-        {"unready", "ResponseNotReady: The server is busier", "given up after 3 tries"},
+        {"unready", "ResponseNotReady: The server is busier", "gave up after 3 tries"},
         {"gated", "gated: accept its terms at http://127.0.0.1", "set HF_TOKEN"},
         {"old", "shows the rows of commit 00000000", "main branch alone"},
         {"shifted", "row 101 came where 100", "test/view-shifted"},

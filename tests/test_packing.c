@@ -40,7 +40,7 @@ static void prove(const char *model, const char *device, const char *dtype, bool
                   wrong ? ", seams forgotten" : "", (long long)p.n_seq, p.packed, p.alone);
     assert_true(p.n_seq > 1 && p.n_tok <= b.n_tok && isfinite(p.alone));
     assert_int_equal(packing_judge(&r, &p, &err), wrong ? -1 : 0);
-    if (wrong) assert_non_null(strstr(err.msg, "see each other"));
+    if (wrong) assert_non_null(strstr(err.msg, "packed documents affect each other"));
     assert_int_equal(r.dev.work.used, 0);
     batch_free(&b);
     loader_close(l);

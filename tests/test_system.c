@@ -85,6 +85,7 @@ static void test_hangup(void **state)
         kill(-getpgid(session), SIGHUP);
         assert_int_equal(process_finish(dir, pid), 130);
         assert_says(said.err, "interrupted by signal ");
+        assert_says(said.err, ": run the same command to continue\n");
         assert_saved(config);
     }
 }

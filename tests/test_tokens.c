@@ -28,7 +28,7 @@ static void messages(void **state)
     const char *list = write_text(dir, "m.json",
                                   "[{\"role\": \"user\", \"content\": \"\xc3\xa9?\"},\n{\"role\": "
                                   "\"assistant\", \"content\": \"a\"}]");
-    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", list, "--json"), 0);
+    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", list), 0);
     struct err err;
     struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "tokens", &err);
     if (!doc) fail_msg("%s", err.msg);
@@ -146,7 +146,7 @@ static void raw_text(void **state)
 {
     (void)state;
     char command[3 * MT_PATH], out[256] = "";
-    snprintf(command, sizeof(command), "printf '<|start|>hi' | %s tokens --tokenizer %s/tokenizer.json --json",
+    snprintf(command, sizeof(command), "printf '<|start|>hi' | %s tokens --tokenizer %s/tokenizer.json",
              moetrain_binary(), fixture(TOKENIZER));
     for (int special = 1; special >= 0; special--) {
         if (!special) strcat(command, " --no-special");

@@ -130,11 +130,11 @@ static void test_data_report(void **state)
     (void)state;
     static const char *const words[] = {
         "train: 300 documents, ",
-        " tokens (at most 16 in one), 88.6% of them with loss; copies of others: 199",
-        "train: 302 rows, 1 of them bad; documents longer than seq_len: 2 (cut); without a target: 1",
+        " tokens (longest document 16), 88.6% of tokens with loss; duplicates: 199",
+        "train: 302 rows, 1 bad; documents longer than seq_len: 2 (truncated); nothing to train on: 1 (dropped)",
         "held out: 2 documents, ",
-        "held out: 2 rows, 0 of them bad; documents longer than seq_len: 0 (cut); without a target: 0",
-        "1 held-out documents are also trained on",
+        "held out: 2 rows, 0 bad; documents longer than seq_len: 0 (truncated); nothing to train on: 0 (dropped)",
+        "1 held-out documents are also in the training data: the held-out loss will be optimistic",
     };
     char path[256], eval[256], sets[1024];
     snprintf(path, sizeof(path), "%s/train.jsonl", scratch_dir());

@@ -49,20 +49,30 @@ static bool in_choice(const struct command *c, const char *name)
     return false;
 }
 
+/* An argument that may follow one of a choice: [COMMAND [SUBCOMMAND] | --man]. */
+static bool is_second(const struct command *c, const struct cli_row *row)
+{
+    return row > c->rows && row < c->rows + c->n_rows && !cli_is_option(row) && !row->required &&
+           !in_choice(c, row->name) && !cli_is_option(row - 1) && in_choice(c, row[-1].name);
+}
+
 char *cli_synopsis(char buf[512], const struct command *c)
 {
     snprintf(buf, 512, "moetrain %s", c->name);
     for (int64_t i = 0; i < c->n_rows; i++) {
         const struct cli_row *row = &c->rows[i];
-        if (in_choice(c, row->name) || (cli_is_option(row) && !row->required)) continue;
+        if (in_choice(c, row->name) || is_second(c, row) || (cli_is_option(row) && !row->required)) continue;
         add(buf, 512, row->required ? " " : " [", row, row->required ? "" : "]");
     }
     for (int64_t i = 0; i < c->n_rules; i++) {
         const struct cli_rule *rule = &c->rules[i];
         const bool either = rule->kind == CLI_EITHER;
         if (rule->kind == CLI_NEEDS) continue;
-        for (int k = 0; k < 3 && rule->names[k]; k++)
-            add(buf, 512, k ? " | " : either ? " (" : " [", row_of(c, rule->names[k]), "");
+        for (int k = 0; k < 3 && rule->names[k]; k++) {
+            const struct cli_row *row = row_of(c, rule->names[k]);
+            add(buf, 512, k ? " | " : either ? " (" : " [", row, "");
+            if (is_second(c, row + 1)) add(buf, 512, " [", row + 1, "]");
+        }
         snprintf(buf + strlen(buf), 512 - strlen(buf), "%s", either ? ")" : "]");
     }
     bool more = false;
@@ -178,14 +188,15 @@ void cli_help(const struct command *c, FILE *out)
     }
     for (int options = 0; options < 2; options++) {
         bool any = false;
+        if (options) fprintf(out, "\nOptions:\n");
         for (int64_t i = 0; i < c->n_rows; i++) {
             if (cli_is_option(&c->rows[i]) != options) continue;
-            if (!any) fprintf(out, options ? "\nOptions:\n" : "\nArguments:\n");
+            if (!any && !options) fprintf(out, "\nArguments:\n");
             any = true;
             name[0] = 0;
             add(name, MT_LEN(name), "", &c->rows[i], "");
             put_entry(out, name, cli_describe(text, &c->rows[i]), OPTION_COLUMN);
         }
-        if (options) put_entry(out, any ? "--help" : "\n  --help", "print this page", OPTION_COLUMN);
+        if (options) put_entry(out, "--help", "print this page", OPTION_COLUMN);
     }
 }

@@ -294,15 +294,14 @@ static const struct cli_row tokens_rows[] = {
            "makes of a conversation when it makes several; \"error\" says why training skips a conversation"),
     USUALLY(tokens_options, template, "--template", "FILE", NULL, "that of --checkpoint", "the chat template"),
     FLAG(tokens_options, html, "--html", "print a web page"),
-    FLAG(tokens_options, json, "--json", "print JSON"),
+    FLAG(tokens_options, json, "--json", "print JSON; --tokenizer and --checkpoint always do"),
     OVERRIDES(tokens_options),
 };
 static const struct cli_rule tokens_rules[] = {
     {CLI_EITHER, {"CONFIG.ini", "--tokenizer", "--checkpoint"}},
     {CLI_NOT_BOTH, {"--html", "--json"}},
-    {CLI_NEEDS, {"--tokenizer", "--json"}},
     {CLI_NEEDS, {"--checkpoint", "--messages"}},
-    {CLI_NEEDS, {"--checkpoint", "--json"}},
+    {CLI_NEEDS, {"--html", "CONFIG.ini"}},
     {CLI_NEEDS, {"--messages", "--checkpoint"}},
     {CLI_NEEDS, {"--template", "--checkpoint"}},
     {CLI_NEEDS, {"--no-special", "--tokenizer"}},

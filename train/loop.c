@@ -367,11 +367,19 @@ static void tell_of_best(const struct training *t)
             (long long)s->step, (long long)t->schedule.total_steps);
     if (s->eval_step <= 0 || !isfinite(s->best_loss)) return;
     if (s->best_step)
-        log_info("best: %s (held-out loss %.4f at step %lld)", out_path(t->run.cfg, "best").s, s->best_loss,
+        log_info("%-12s %s (held-out loss %.4f at step %lld)", "best:", out_path(t->run.cfg, "best").s, s->best_loss,
                  (long long)s->best_step);
     else
-        log_info("no evaluation had a lower loss than step 0 (%.4f): there is no %s", s->best_loss,
-                 out_path(t->run.cfg, "best").s);
+        log_info("no %s: no evaluation had a lower held-out loss than step 0 (%.4f)", out_path(t->run.cfg, "best").s,
+                 s->best_loss);
+}
+
+/* The same command, unless it says to start over or which checkpoint to start from. */
+static void tell_how_to_continue(const struct training *t)
+{
+    log_info("saved step %lld of %lld: run the same command%s to continue", (long long)t->state.step,
+             (long long)t->schedule.total_steps,
+             strcmp(t->run.cfg->train.resume, "auto") ? " with train.resume = auto" : "");
 }
 
 /* Steps until the end or an interruption. What is due after a step is told by the state alone, so that a run that was
@@ -516,8 +524,9 @@ static void print_opening(const struct training *t)
     fprintf(stderr, "%s", table);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");
-    log_info("%lld steps of %lld micro-batches of at most %lld tokens", (long long)t->schedule.total_steps,
-             (long long)r->cfg->train.grad_accum, (long long)r->plan.n_tok);
+    log_info("%lld steps, %lld micro-batch%s each, at most %lld tokens per micro-batch",
+             (long long)t->schedule.total_steps, (long long)r->cfg->train.grad_accum,
+             r->cfg->train.grad_accum == 1 ? "" : "es", (long long)r->plan.n_tok);
     mem_free(table);
 }
 
@@ -636,6 +645,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
         else
             log_info("another rank was interrupted after step %lld: saving", (long long)t.state.step);
         if (save(&t, err)) rc = -1;
+        if (rc >= 0 && is_first(&t)) tell_how_to_continue(&t);
     }
     if (t.loader && profile_finish(&t.profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");

@@ -79,8 +79,8 @@ int packing_judge(const struct run *r, const struct packing *p, struct err *err)
     if (!isfinite(p->alone) || fabs(p->packed - p->alone) <= allowed * p->alone) return 0; /* not finite: a step says */
     return err_set(
         err,
-        "packing: %lld documents have the loss %.7g together and %.7g one by one: they see each other, which "
-        "is a fault of this program; data.packing = false with train.micro_batch = 1 avoids it",
+        "packing: %lld documents have loss %.7g packed and %.7g unpacked: packed documents affect each other, which "
+        "is a bug of moetrain; data.packing = false with train.micro_batch = 1 avoids it",
         (long long)p->n_seq, p->packed, p->alone);
 }
 
@@ -97,7 +97,7 @@ int packing_prove(struct run *r, struct loader_pos start, struct err *err)
     }
     loader_close(l);
     if (p.n_seq < 2) return 0;
-    log_info("packing: %lld documents, %lld tokens: loss %.6f packed, %.6f one by one", (long long)p.n_seq,
+    log_info("packing: %lld documents, %lld tokens: loss %.6f packed, %.6f unpacked", (long long)p.n_seq,
              (long long)p.n_tok, p.packed, p.alone);
     return packing_judge(r, &p, err);
 }

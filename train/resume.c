@@ -261,6 +261,8 @@ void resume_tell(const struct resume *r, const struct resume_run *run)
     const int64_t next = r->state.step + 1;
     log_info("continuing after step %" PRId64 " of %" PRId64 " from %s", r->state.step, run->schedule.total_steps,
              r->path);
+    if (next > run->schedule.total_steps)
+        log_info("this run is complete: to train longer, raise train.steps or train.epochs");
     if (c.n) log_info("other settings from step %" PRId64 " on: %s", next, changes_text(&c));
     if (next > run->schedule.total_steps || saved_schedule(r, run->cfg, &before, &err)) return;
     const double old = schedule_lr(&before, next), new = schedule_lr(&run->schedule, next);

@@ -4,7 +4,7 @@
 const struct ops *ops_cuda(bool portable, struct err *err)
 {
     (void)portable;
-    err_set(err, "this program was built without CUDA: build it where nvcc is installed");
+    err_set(err, "built without CUDA; to use a GPU, build where nvcc is installed");
     return NULL;
 }
 
