@@ -15,7 +15,7 @@ VALUES = [
     "1" + "0" * 300, "1e308", "1e309", "-1e308", "4.9e-324", "1e-400", "nan", "-nan", "inf", "-inf", "0.1.2", "1,5",
     "5 %", "true", "TRUE", "none", "auto", "null", ";", "# x", "a=b=c", ",,,,", "\"'`$(id)\\", "%s%n%x%99999d", "../..",
     "\\0\\x00%00",
-    "\u00e9\U0001f600\u202e", "\udcff\udcfe", "\x1b[31m\x07", "{empty}", "{folder}", "{fifo}", "/dev/zero", LONG,
+    "\u00e9\U0001f600\u202e", "\udcff\udcfe", "\x1b[31m\x07", "{empty}", "{folder}", "{fifo}", "{zero}", LONG,
 ]
 # These may run for ever: they count steps, passes or tokens.
 ENDLESS = {"train.steps", "train.epochs", "train.grad_accum", "--steps", "--tokens", "--repeats", "--seq"}
@@ -71,11 +71,13 @@ class Fixtures:
     def __init__(self, s):
         s.synth("gpt-oss-tiny", "model")
         self.words = {"model": s.path("model"), "folder": s.path("folder"), "empty": s.path("empty"),
-                      "fifo": s.path("fifo"), "run": s.path("run"), "adapter": s.path("run", "adapter"),
+                      "fifo": s.path("fifo"), "zero": s.path("zero"), "run": s.path("run"),
+                      "adapter": s.path("run", "adapter"),
                       "messages": s.path("messages.json")}
         os.mkdir(s.path("folder"))
         open(s.path("empty"), "w").close()
         os.mkfifo(s.path("fifo"))
+        os.symlink("/dev/zero", s.path("zero"))  # as root, a program that replaces files would replace the device
         with open(s.path("messages.json"), "w") as f:
             f.write('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]')
         sections = {
