@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "data/file.h"
 #include "tests/process.h"
 
 /* Every step has four micro-batches; dropout and auxiliary loss depend on which one it is. */
@@ -179,13 +180,23 @@ static void test_lost_ranks(void **state)
     }
 }
 
-/* Rank 0 hangs where it opens a file, as with a disk that does not answer. */
+/* Rank 0 hangs where it opens a file to write, as with a disk that does not answer: a FIFO that nobody reads. */
 static void test_stuck_disk(void **state)
 {
     (void)state;
-    const char *config = config_of(2, false);
-    assert_int_equal(mkdir(process_output(config, ""), 0777), 0);
-    assert_int_equal(mkfifo(process_output(config, "metrics.jsonl"), 0666), 0);
+    const char *config = config_of(2, false), *other = config_of(1, false);
+    struct err err;
+    char **caches, name[128];
+    int64_t n;
+    assert_int_equal(RUN(other, "--set", "train.steps=1"), 0); /* names of the caches: those of the content */
+    assert_int_equal(file_list(process_output(other, "cache"), &caches, &n, &err), 0);
+    assert_true(n > 0);
+    assert_int_equal(file_make_dirs(process_output(config, "cache"), &err), 0);
+    for (int64_t i = 0; i < n; i++) {
+        snprintf(name, sizeof(name), "cache/%s.tmp", caches[i]);
+        assert_int_equal(mkfifo(process_output(config, name), 0666), 0);
+    }
+    file_list_free(caches, n);
     const double start = clock_ms();
     assert_int_equal(RUN(config, JOB, "--set", "parallel.timeout_s=2"), 1);
     assert_true(clock_ms() - start < 15e3);
