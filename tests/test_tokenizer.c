@@ -709,7 +709,7 @@ static void hostile_patterns(void **state)
         "(?=(?:[\\\\s\\\\S]*b)?)a",        "(?:[\\\\s\\\\S]*(?:a++b|c)|a)",
         "(?<![\\\\s\\\\S]b)(?:a*?b|a)"};
     enum { SIZE = 20000 };
-    char *text = mem_alloc(SIZE + 1), nested[200] = "", repeated[9000] = "";
+    char *text = mem_alloc(SIZE + 1), nested[256] = "", repeated[9000] = "";
     struct err err;
     memset(text, 'a', SIZE);
     for (int64_t i = 0; i < MT_LEN(patterns); i++) {
