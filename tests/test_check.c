@@ -154,7 +154,7 @@ static const char *save_heads(int64_t dim)
 
 static const int64_t head_widths[] = {16, 48, 80, 96, 112, 160, 192, 256};
 
-/* Opens it, without loading, on a backend with memory of its own: what a GPU is to the model. */
+/* Opens it, without loading, on a backend whose memory is not the host memory, as a GPU is. */
 static int open_heads(int64_t dim, struct err *err)
 {
     const struct lora_options lora = {.r = 8, .alpha = 8, .targets = "q_proj,experts", .layers = ""};

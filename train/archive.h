@@ -1,4 +1,4 @@
-/* archive.h - what an earlier run left in output.dir moves into a folder of its own, whole or not at all. */
+/* archive.h - what an earlier run left in output.dir moves into a separate folder, whole or not at all. */
 #ifndef MT_ARCHIVE_H
 #define MT_ARCHIVE_H
 

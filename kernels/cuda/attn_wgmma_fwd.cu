@@ -13,7 +13,8 @@
  *   sequence: values beyond its end are cleared.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.13 ms, 485 TFLOP/s (inside a step
  *   1.43 ms, 384); S 8192 2.18 ms, 505; window 128 0.22 ms. The portable kernel: 1.76, 3.44, 0.33 ms.
- *   H200, inside a step, commit 14931fb and with neighbours kept apart (0765d1f): 1.50, 1.54 ms; window 128 0.27, 0.27.
+ *   H200, inside a step, before documents were isolated from NaN (14931fb), and after (0765d1f): 1.50, 1.54 ms;
+ *   window 128 0.27, 0.27.
  * Tried and dropped, TFLOP/s at S 4096 and 8192: no turns 466, 426; the arithmetic behind the wait, where the compiler
  *   would put it (before_wait) 463, 423; tiles of 128 keys 485, 460, and window 128 in 0.24 ms.
  * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns, the weights of a tile beside the next scores). */
