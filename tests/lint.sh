@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh - the rules of this house that a machine can check: who includes whom, sizes, layout, unfinished marks.
+# lint.sh - the rules of this house that a machine can check: who includes whom, sizes, layout (also clang-format's),
+# unfinished marks.
 # Prints "file:line: what is wrong"; exit 1 when anything is. Functions of over 80 lines are only noted.
 #   bash tests/lint.sh          proves on a scratch tree that every rule can fail, then checks this repository
 #   bash tests/lint.sh DIR      checks DIR, without the proof
@@ -137,8 +138,29 @@ check_readmes() {
     done
 }
 
+# ---- layout as .clang-format says, by the one version of clang-format whose output the sources have: others differ
+format_version=14 # of Debian 12 and Ubuntu 22.04
+
+find_format() { # prints the command
+    local c
+    for c in clang-format-$format_version clang-format; do
+        if "$c" --version 2> /dev/null | grep -q "version $format_version\."; then
+            echo "$c"
+            return
+        fi
+    done
+}
+
+check_format() {
+    local command
+    command=$(find_format)
+    [ -n "$command" ] && [ -e .clang-format ] || return 0
+    list '*.c' '*.h' '*.cu' '*.cuh' | xargs -r -P "$(nproc)" -n 60 "$command" --dry-run 2>&1 |
+        sed -n 's/^\([^ :]*\):\([0-9]*\):[0-9]*: warning: .*/\1:\2: not as clang-format lays it out/p' | sort -u
+}
+
 check() { # prints what is wrong in the current folder, sorted by place
-    { check_lines; check_sources; check_includes; check_ops; check_readmes; } | sort -t : -k 1,1 -k 2,2n
+    { check_lines; check_sources; check_includes; check_ops; check_readmes; check_format; } | sort -t : -k 1,1 -k 2,2n
 }
 
 # ---- proof: a clean tree passes; one violation at a time is found where it is
@@ -151,12 +173,13 @@ prove() {
         rm -rf "${tree:?}"/*
         mkdir -p "$tree"/{data,kernels/cpu,train}
         touch "$tree"/{.,data,kernels,kernels/cpu,train}/README.md
+        cp "$(dirname "$self")/../.clang-format" "$tree/"
         printf '/* base.h - b */\n#ifndef MT_BASE_H\n#define MT_BASE_H\n#endif\n' > "$tree/kernels/base.h"
         printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(int x);\nstruct ops {\n' \
             > "$tree/kernels/ops.h"
         printf '    add_fn *add;\n};\nadd_fn op_add, cpu_add;\n#endif\n' >> "$tree/kernels/ops.h"
-        printf '/* ops.c - o */\nvoid op_add(int x)\n{\n}\n' > "$tree/kernels/ops.c"
-        printf '/* add.c - a */\nvoid CPU(add)(int x)\n{\n}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
+        printf '/* ops.c - o */\nvoid op_add(int x) {}\n' > "$tree/kernels/ops.c"
+        printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
         printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file.c"
         printf '/* hub_http.c - h */\n#include <curl/curl.h>\nchar *s = getenv("HF_HUB_CACHE");\n' \
             > "$tree/data/hub_http.c"
@@ -182,9 +205,9 @@ prove() {
     add data/file.c '#include "kernels/ops.h"'; expect data/file.c:4 "room data may not"
     add data/file.c '#include <curl/curl.h>'; expect data/file.c:4 "<curl/curl.h> has one home"
     add data/file.c '#include <jansson.h>'; expect data/file.c:4 "<jansson.h> has one home"
-    add kernels/ops.c '#include "data/file.h"'; expect kernels/ops.c:5 "room kernels may not"
-    add kernels/cpu/add.c '#include "kernels/cuda/x.h"'; expect kernels/cpu/add.c:6 "room kernels/cpu may not"
-    add kernels/cpu/add.c '#include <cuda_runtime.h>'; expect kernels/cpu/add.c:6 "<cuda_runtime.h> has one home"
+    add kernels/ops.c '#include "data/file.h"'; expect kernels/ops.c:3 "room kernels may not"
+    add kernels/cpu/add.c '#include "kernels/cuda/x.h"'; expect kernels/cpu/add.c:4 "room kernels/cpu may not"
+    add kernels/cpu/add.c '#include <cuda_runtime.h>'; expect kernels/cpu/add.c:4 "<cuda_runtime.h> has one home"
     add data/file.c "int f(int a,\n      int b)\n{\n$(yes '    a;' | head -n 99)\n}"
     expect data/file.c:4 "function of 103"
     add data/file.c "$(yes 'int x;' | head -n 800)"; expect data/file.c:803 "file longer"
@@ -196,11 +219,20 @@ prove() {
     sed -i 's/op_add/op_sub/' "$tree/kernels/ops.c"; expect kernels/ops.h:8 "no front door op_add"
     sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "no CPU(add)"
     rm "$tree/data/README.md"; expect data:1 "no README.md"
+    if [ -n "$(find_format)" ]; then
+        add data/file.c 'int  x;'; expect data/file.c:4 "not as clang-format"
+    fi
     [ "$failed" -eq 0 ] || exit 1
     echo "lint.sh: each of $n violations is found"
 }
 
-if [ $# -gt 0 ]; then cd "$1"; else prove; cd "$(dirname "$self")/.."; fi
+if [ $# -gt 0 ]; then
+    cd "$1"
+else
+    prove
+    cd "$(dirname "$self")/.."
+    [ -n "$(find_format)" ] || echo "skip: no clang-format $format_version: the layout of sources is not checked"
+fi
 found=$(check)
 [ -z "$found" ] || echo "$found"
 count=$(grep -cv ': note: ' <<< "$found" || true)

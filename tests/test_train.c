@@ -326,18 +326,21 @@ static void test_killed_at_the_report(void **state)
     assert_int_equal(process_run(j->words), 0);
     assert_says(said.err, "report.html");
     assert_int_equal(access(process_output(j->config, "report.html"), F_OK), 0);
-    for (int i = 0; i < MT_LEN(tmp); i++)
-        assert_int_not_equal(access(process_output(j->config, tmp[i]), F_OK), 0);
+    for (int i = 0; i < MT_LEN(tmp); i++) assert_int_not_equal(access(process_output(j->config, tmp[i]), F_OK), 0);
 }
 
 int test_train(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recompute),          cmocka_unit_test(test_batch_cuts),
-        cmocka_unit_test(test_data_report),        cmocka_unit_test(test_killed_runs),
-        cmocka_unit_test(test_damaged_checkpoint), cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_batch_cuts),
+        cmocka_unit_test(test_data_report),
+        cmocka_unit_test(test_killed_runs),
+        cmocka_unit_test(test_damaged_checkpoint),
+        cmocka_unit_test(test_other_settings),
         cmocka_unit_test(test_killed_at_the_report),
-        cmocka_unit_test(test_nonfinite),          cmocka_unit_test(test_resident),
+        cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_resident),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ struct start_metrics {
 };
 /* Text that the model wrote for a prompt at an evaluation. */
 struct sample_metrics {
-    int64_t step, tokens; /* tokens written */
+    int64_t step, tokens;      /* tokens written */
     const char *prompt, *text; /* UTF-8 */
 };
 

@@ -19,7 +19,7 @@ struct run {
     struct arch arch;
     struct safetensors st;
     struct tokenizer *tok;
-    int32_t eos; /* eos_token of tokenizer_config.json */
+    int32_t eos;                /* eos_token of tokenizer_config.json */
     struct chat_template *chat; /* NULL: harmony, or none */
     struct dataset train, eval;
     struct plan plan;
