@@ -3,11 +3,10 @@
  * The query heads of one kv head go together: head g of the group at query i is row i * group + g of a tile, and one
  * tile of keys and values serves them all. A tensor map sees a matrix [T, heads * 64] as [T, heads, 64], so that a box
  * of `group` heads and some queries lands in shared memory in just that order, rows of 128 bytes, swizzled. Boxes reach
- * over the end of a sequence into the next one. Such rows may hold NaN or infinity, and 0 times those is NaN. So scores
- * of hidden pairs are replaced, not multiplied by 0, and before a product sums over the rows of a tile (o over keys, dq
- * over keys, dk and dv over queries), clear_rows sets those beyond the end to zero. Only the last tile of an item can
- * reach over the end, and its sum is formed after the loop over tiles. Rows that no product sums over stay as they are
- * and are not stored.
+ * over the end of a sequence into the next one. Such rows may hold NaN or infinity, and 0 times those is NaN. Before a
+ * product sums over the rows of a tile, clear_rows therefore sets those beyond the end to zero: values (o), keys and
+ * values (dq), queries and dout (dk, dv). Only the last tile of an item can reach over the end. Rows that no product
+ * sums over stay as they are and are not stored.
  *
  * One warpgroup loads, the others multiply. Every warp that is done with a buffer arrives on its `empty` barrier. */
 #ifndef MT_CUDA_ATTN_WGMMA_H

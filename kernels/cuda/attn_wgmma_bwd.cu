@@ -13,16 +13,17 @@
  * Moves: as attn_bwd.cu; dkv 16 KiB of L2 for 128 x 64 scores, dq 24 KiB for 128 x 96.
  * Bound, per SM, in clocks: dkv, 64 rows to 128 keys: wgmma 1024, 2^x 512, issue 670 a scheduler; dq, 96 keys to 128
  *   rows: 1152, 768, 714: the tensor cores, if the arithmetic of one warpgroup runs beside the products of the other.
- * Numerics: as attn_bwd.cu. NaN and infinity stay in their sequence: scores and <dout, v> of hidden pairs are replaced,
- *   keys (dq), queries and dout (dk, dv) beyond its end are cleared.
+ * Numerics: as attn_bwd.cu. NaN and infinity stay in their sequence: keys and values (dq), queries and dout (dk, dv)
+ *   beyond its end are cleared before the products read them.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608.
  *
  * In both loops nothing is in flight when a pass ends: the compiler keeps the registers of a first operand for a
  * product only up to a wait in the same pass, and else puts other values there while they are still read.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 3.39 ms, 405 TFLOP/s of 5 products
  *   (inside a step 3.88 ms, 354); S 8192 6.81 ms, 404; window 128 0.60 ms. The portable kernels: 5.34, 10.5, 0.80 ms.
- *   H200, inside a step of gpt-oss-20b, before documents were isolated from NaN (14931fb), and after (0765d1f):
- *   S 4096 4.22, 4.71 ms; window 128 0.670, 0.712. Replacing the values of masked pairs costs 6 to 11 %. */
+ *   H200, inside a step of gpt-oss-20b, one run: S 4096 4.20 ms before the rows were cleared (14931fb), 4.41 with it;
+ *   window 128 0.668, 0.695. Of this 2 % are the clock: the same run's cuBLAS products became slower by that.
+ * Tried and dropped: masking the products with dout too (11 % slower: the accumulators change inside a branch). */
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {
@@ -89,8 +90,7 @@ struct dq_rows {
     float2 stat[2];
 };
 
-/* Scores s of keys k0 .. and products dp with the values become ds, in dp. Of a hidden key, which may be another
- * sequence's, neither counts. */
+/* Scores s of keys k0 .. and products dp with the values become ds, in dp. */
 static __device__ __forceinline__ void weigh_keys(float (&s)[KEYS / 2], float (&dp)[KEYS / 2], const struct dq_rows &x,
                                                   int q0, int k0, const struct attn_args &a)
 {
@@ -98,18 +98,26 @@ static __device__ __forceinline__ void weigh_keys(float (&s)[KEYS / 2], float (&
         const int corner = q0 - k0 - threadIdx.x % 4 * 2;
         const int d[2] = {corner + x.query[0], corner + x.query[1]};
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++) {
-            if (!sees_key(d, i, a.window)) {
-                s[i] = -INFINITY;
-                dp[i] = 0.0f;
-            }
-        }
+        for (int i = 0; i < KEYS / 2; i++)
+            if (!sees_key(d, i, a.window)) s[i] = -INFINITY;
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
         const float2 y = x.stat[i / 2 % 2];
         dp[i] = exp2_fast(s[i] * a.scale_log2 - y.x) * (dp[i] - y.y);
     }
+}
+
+/* Keys and values of the item's tile t that are beyond the end of the sequence become zeros. */
+static __device__ __forceinline__ void clear_keys(const struct dq_memory &m, const struct item &item, int t, int stage,
+                                                  int wg)
+{
+    const int live = item.len - item.begin - t * KEYS;
+    char *tile = m.q_bytes + (m.kv - m.q) + stage * 2 * KEY_BYTES;
+    if (live >= KEYS) return;
+    clear_rows(tile, live, KEYS);
+    clear_rows(tile + KEY_BYTES, live, KEYS);
+    rows_cleared(WHOLE + wg);
 }
 
 /* As in the forward, while a tile's ds is formed the tile before is multiplied with its keys. */
@@ -137,6 +145,7 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
             x.stat[h] = x.query[h] < n_live ? item_stat[row + 8 * h] : make_float2(INFINITY, 0.0f);
         mbarrier_wait(m.q_full + 8 * q.stage, q.parity);
         mbarrier_wait(m.kv_full + 8 * kv.stage, kv.parity);
+        clear_keys(m, item, 0, kv.stage, wg);
         wgmma_fence();
         dot_heads(s, q_rows, m.kv + kv.stage * 2 * KEY_BYTES);
         dot_heads(dp, q_rows + TILE_BYTES, m.kv + kv.stage * 2 * KEY_BYTES + KEY_BYTES);
@@ -149,6 +158,7 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
         for (int t = 1; t < item.n_tile; t++) {
             const struct place now = next_place<DQ_STAGES>(kv);
             mbarrier_wait(m.kv_full + 8 * now.stage, now.parity);
+            clear_keys(m, item, t, now.stage, wg);
             wgmma_fence();
             dot_heads(s, q_rows, m.kv + now.stage * 2 * KEY_BYTES);
             dot_heads(dp, q_rows + TILE_BYTES, m.kv + now.stage * 2 * KEY_BYTES + KEY_BYTES);
@@ -166,11 +176,6 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
             give_back(m.kv_empty + 8 * kv.stage);
             pack_rows(w, dp);
             kv = now;
-        }
-        const int live = item.len - item.begin - (item.n_tile - 1) * KEYS; /* keys of the last tile */
-        if (live < KEYS) {
-            clear_rows(m.q_bytes + (m.kv - m.q) + kv.stage * 2 * KEY_BYTES, live, KEYS);
-            rows_cleared(WHOLE + wg);
         }
         wgmma_fence();
         add_rows(dq, w, m.kv + kv.stage * 2 * KEY_BYTES);
@@ -250,29 +255,33 @@ static __device__ __forceinline__ void hold_rows(uint32_t (&a)[HEAD / 16][4], ui
     for (int k = 0; k < HEAD / 16; k++) load_matrix4(a[k], tile + sm90_swizzle(lane % 16, 2 * k + lane / 16));
 }
 
-/* Where the query does not see the key, or is beyond the tile's `live` queries of the sequence, s = -inf and dp = 0;
- * distance: of the tile's first query to this thread's first key. */
-static __device__ __forceinline__ void hide_queries(float (&s)[32], float (&dp)[32], int distance, int live,
-                                                    uint32_t inverse, int window)
+/* s = -inf where the query does not see the key; distance: of the tile's first query to this thread's first key. */
+static __device__ __forceinline__ void hide_queries(float (&s)[32], int distance, uint32_t inverse, int window)
 {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        const int query = query_of(8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2, inverse);
-        const int d = distance + query - 8 * (i / 2 % 2);
-        if ((unsigned)d >= (unsigned)window || query >= live) {
-            s[i] = -INFINITY;
-            dp[i] = 0.0f;
-        }
+        const int column = 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2;
+        const int d = distance + query_of(column, inverse) - 8 * (i / 2 % 2);
+        if ((unsigned)d >= (unsigned)window) s[i] = -INFINITY;
     }
+}
+
+/* Queries and dout from query q0 + live on, of a tile that begins at q0, become zeros. */
+static __device__ __forceinline__ void clear_queries(const struct attn_wgmma_args &p, const struct dkv_memory &m,
+                                                     int live, int stage, int wg)
+{
+    if (live >= p.n_query) return;
+    clear_rows(m.bytes + (m.q - m.k) + stage * PART_BYTES, live * p.group, DKV_QUERIES);
+    clear_rows(m.bytes + (m.dout - m.k) + stage * PART_BYTES, live * p.group, DKV_QUERIES);
+    rows_cleared(WHOLE + wg);
 }
 
 /* Scores s [keys, queries] of keys w0 .. and queries q0 .. become weights, and dp ds. */
 static __device__ __forceinline__ void weigh_queries(float (&s)[32], float (&dp)[32], const struct attn_wgmma_args &p,
-                                                     int w0, int q0, int len, const char *stat)
+                                                     int w0, int q0, const char *stat)
 {
     const int key = w0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    if (q0 + p.n_query > len || !all_see(q0, p.n_query, w0, 64, p.a.window))
-        hide_queries(s, dp, q0 - key, len - q0, p.inverse, p.a.window);
+    if (!all_see(q0, p.n_query, w0, 64, p.a.window)) hide_queries(s, q0 - key, p.inverse, p.a.window);
 #pragma unroll
     for (int n = 0; n < DKV_QUERIES / 8; n++) {
         const float4 x = ((const float4 *)stat)[n * 4 + threadIdx.x % 4]; /* of two neighbouring columns */
@@ -328,6 +337,7 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
     pass_by(m, &at, from);
     if (from < to) {
         mbarrier_wait(m.full + 8 * at.stage, at.parity);
+        clear_queries(p, m, b.len - b.k0 - from * p.n_query, at.stage, wg);
         wgmma_fence();
         dot_held_heads(s, k, m.q + at.stage * PART_BYTES);
         dot_held_heads(dp, v, m.dout + at.stage * PART_BYTES);
@@ -335,12 +345,13 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
         wgmma_wait<0>();
         wgmma_use(s);
         wgmma_use(dp);
-        weigh_queries(s, dp, p, w0, b.k0 + from * p.n_query, b.len, stat + at.stage * STAT_BYTES);
+        weigh_queries(s, dp, p, w0, b.k0 + from * p.n_query, stat + at.stage * STAT_BYTES);
         pack_rows(pw, s);
         pack_rows(dw, dp);
         for (int t = from + 1; t < to; t++) {
             const struct place now = next_place<DKV_STAGES>(at);
             mbarrier_wait(m.full + 8 * now.stage, now.parity);
+            clear_queries(p, m, b.len - b.k0 - t * p.n_query, now.stage, wg);
             wgmma_fence();
             dot_held_heads(s, k, m.q + now.stage * PART_BYTES);
             dot_held_heads(dp, v, m.dout + now.stage * PART_BYTES);
@@ -351,7 +362,7 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
             wgmma_wait<1>();
             wgmma_use(s);
             wgmma_use(dp);
-            weigh_queries(s, dp, p, w0, b.k0 + t * p.n_query, b.len, stat + now.stage * STAT_BYTES);
+            weigh_queries(s, dp, p, w0, b.k0 + t * p.n_query, stat + now.stage * STAT_BYTES);
             before_wait(is_odd_one(dp));
             wgmma_wait<0>();
             wgmma_use(dk);
@@ -362,12 +373,6 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
             pack_rows(pw, s);
             pack_rows(dw, dp);
             at = now;
-        }
-        const int live = b.len - b.k0 - (to - 1) * p.n_query; /* queries of the last tile */
-        if (live < p.n_query) {
-            clear_rows(m.bytes + (m.q - m.k) + at.stage * PART_BYTES, live * p.group, DKV_QUERIES);
-            clear_rows(m.bytes + (m.dout - m.k) + at.stage * PART_BYTES, live * p.group, DKV_QUERIES);
-            rows_cleared(WHOLE + wg);
         }
         wgmma_fence();
         add_rows(dv, pw, m.dout + at.stage * PART_BYTES);
