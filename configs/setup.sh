@@ -4,6 +4,16 @@
 # newer; on another system it names the packages and goes on with what is installed.
 #   bash configs/setup.sh [BUILD_DIR [CMAKE_OPTION ...]]      default: build, CUDA when nvcc is found
 set -euo pipefail
+case ${1:-} in
+    -h | --help)
+        sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit
+        ;;
+    -*)
+        echo "setup.sh: $1: name the build directory first, as in: bash configs/setup.sh build $1" >&2
+        exit 2
+        ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${1:-build}
 shift $(($# > 0))
@@ -32,7 +42,8 @@ install_packages() {
     fi
     say "packages: installing ${missing[*]}"
     if [ "$(id -u)" -ne 0 ]; then
-        command -v sudo > /dev/null || die "sudo is not installed; as root: apt-get install ${missing[*]}"
+        command -v sudo > /dev/null ||
+            die "sudo is not installed; as root: apt-get update && apt-get install ${missing[*]}"
         as_root=(sudo)
     fi
     "${as_root[@]}" apt-get update -q
@@ -54,7 +65,7 @@ configure_and_build() {
     check_cmake
     if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja > /dev/null; then generator=(-G Ninja); fi
     if [ $# -gt 0 ] || { [ ! -e "$build/build.ninja" ] && [ ! -e "$build/Makefile" ]; }; then
-        say "configure: $build $*"
+        say "configure: $build${*:+ $*}"
         cmake -S . -B "$build" "${generator[@]}" "$@"
     fi
     say "build: $build"

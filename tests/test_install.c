@@ -1,7 +1,8 @@
-/* test_install.c - `cmake --install`: what is installed works from any directory. */
+/* test_install.c - `cmake --install`: what is installed works from any directory; arguments of the scripts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "data/file.h"
@@ -41,8 +42,45 @@ static void installed_files_work_anywhere(void **state)
     assert_false(file_exists(command));
 }
 
+/* A mistaken or unknown first argument does nothing: no packages are installed, no directory of this name appears. */
+static void scripts_refuse_unknown_options(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line;
+        int code;
+        const char *says;
+    } cases[] = {
+        {"setup.sh --help", 0, "BUILD_DIR"},
+        {"setup.sh -DMOETRAIN_CUDA=off", 2, "bash configs/setup.sh build -DMOETRAIN_CUDA=off"},
+        {"demo.sh --help", 2, "expected --set section.key=value"},
+        {"demo.sh lora.r=4", 2, "expected --set section.key=value"},
+    };
+    char command[2 * MT_PATH], log[MT_PATH];
+    struct err err;
+    int64_t size;
+    if (!file_exists(MT_FIXTURES "/../../configs/setup.sh")) {
+        print_message("skip: the sources are not on this machine\n");
+        skip();
+    }
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        snprintf(log, sizeof(log), "%s/said", scratch_dir());
+        snprintf(command, sizeof(command), "bash '%s/../../configs/'%s >'%s' 2>&1", MT_FIXTURES, cases[i].line, log);
+        const int status = system(command);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), cases[i].code);
+        char *text = file_read(log, 1 << 20, &size, &err);
+        assert_non_null(text);
+        assert_says(text, cases[i].says);
+        mem_free(text);
+    }
+}
+
 int test_install(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(installed_files_work_anywhere)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(installed_files_work_anywhere),
+        cmocka_unit_test(scripts_refuse_unknown_options),
+    };
     return cmocka_run_group_tests_name("install", tests, NULL, NULL);
 }
