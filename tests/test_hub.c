@@ -110,7 +110,7 @@ static void test_model(void **state)
     assert_string_equal(text, strrchr(dir, '/') + 1);
     assert_true(file_exists(hub_in_cache("plain", "../CACHEDIR.TAG")));
 
-    truncate(hub_server.log, 0); /* again: one look at the list, nothing else; of a commit: none */
+    assert_int_equal(truncate(hub_server.log, 0), 0); /* again: one look at the list, nothing else; of a commit: none */
     assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
     assert_int_equal(hub_requests("", ""), 1);
     char commit[41];
@@ -305,7 +305,7 @@ static void test_offline(void **state)
     char here[MT_PATH], there[MT_PATH];
     struct err err;
     assert_int_equal(hub_model(here, "hub:test/plain", "main", &err), 0);
-    truncate(hub_server.log, 0);
+    assert_int_equal(truncate(hub_server.log, 0), 0);
     setenv("HF_HUB_OFFLINE", "True", 1);
     assert_int_equal(hub_model(there, "hub:test/plain", "main", &err), 0);
     assert_string_equal(here, there);
@@ -486,7 +486,7 @@ static void test_rows(void **state)
     struct err err;
     assert_rows("hub:test/view-plain", "default/train", 950);
     assert_int_equal(hub_requests("/rows?", "view-plain"), 10);
-    truncate(hub_server.log, 0); /* again: the list of files and that of splits */
+    assert_int_equal(truncate(hub_server.log, 0), 0); /* again: the list of files and that of splits */
     assert_rows("hub:test/view-plain:train", "default/train", 950);
     assert_int_equal(hub_requests("/rows?", ""), 0);
     assert_int_equal(hub_requests("", ""), 2);

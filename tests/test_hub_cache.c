@@ -144,7 +144,7 @@ static void test_layouts(void **state)
         for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
         relay((enum layout)layout, dir);
         for (int offline = 0; offline < 2; offline++) {
-            truncate(hub_server.log, 0);
+            assert_int_equal(truncate(hub_server.log, 0), 0);
             if (offline) setenv("HF_HUB_OFFLINE", "1", 1);
             download(again);
             assert_string_equal(again, dir);
@@ -155,7 +155,7 @@ static void test_layouts(void **state)
         /* of a commit that is there whole nobody is asked */
         struct err err;
         unsetenv("HF_HUB_OFFLINE");
-        truncate(hub_server.log, 0);
+        assert_int_equal(truncate(hub_server.log, 0), 0);
         assert_int_equal(hub_model(again, "hub:test/plain", strrchr(dir, '/') + 1, &err), 0);
         assert_int_equal(hub_requests("", ""), 0);
     }
@@ -192,7 +192,7 @@ static void test_library(void **state)
         assert_non_null(f);
         theirs[fread(theirs, 1, sizeof(theirs) - 1, f)] = 0;
         assert_int_equal(pclose(f), 0);
-        truncate(hub_server.log, 0);
+        assert_int_equal(truncate(hub_server.log, 0), 0);
         if (turn == 1) assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
         if (turn == 1) assert_content(dir);
         assert_string_equal(dir, theirs);
@@ -226,7 +226,7 @@ static void test_damage(void **state)
     download(dir);
     for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
     damage(dir, 1, true); /* what was hashed is not hashed again: nobody sees it */
-    truncate(hub_server.log, 0);
+    assert_int_equal(truncate(hub_server.log, 0), 0);
     download(dir);
     assert_int_equal(hub_requests("cdn", ""), 0);
     damage(dir, 1, false); /* now it was changed */
@@ -350,7 +350,7 @@ static void test_headers(void **state)
         print_message("%s: %lld bytes\n", repos[i], (long long)sent_bytes());
         assert_true(sent_bytes() > 1000 && sent_bytes() < 300000);
         assert_int_equal(hub_requests("tokenizer.json", ""), 0);
-        truncate(hub_server.log, 0); /* again: the list, nothing else; without the hub: nothing */
+        assert_int_equal(truncate(hub_server.log, 0), 0); /* again: the list, nothing else; without the hub: nothing */
         assert_int_equal(RUN("plan", config, "--set", repos[i]), 0);
         assert_string_equal(said.out, whole);
         assert_int_equal(hub_requests("", ""), 1);
@@ -365,7 +365,7 @@ static void test_headers(void **state)
     assert_says(said.out, "tensors in 2 files");
     assert_true(sent_bytes() < 300000);
     assert_int_equal(hub_model(dir, "hub:test/head", "main", &err), 0); /* and then the weights, whole */
-    truncate(hub_server.log, 0);
+    assert_int_equal(truncate(hub_server.log, 0), 0);
     assert_int_equal(RUN("plan", config, "--set", repos[0]), 0);
     assert_string_equal(said.out, whole);
     assert_int_equal(hub_requests("cdn", ""), 0);
