@@ -63,8 +63,8 @@ const struct ops *ops_cpu64(void); /* the same source compiled for F64: the orac
 const struct ops *ops_cuda(bool portable, struct err *err);
 /* For --version: "OpenBLAS 0.3.21 ..."; what CUDA code is built in, and what this machine has of CUDA and NCCL. */
 const char *ops_cpu_library(void);
-/* How many threads OpenMP starts by itself, in *n; an error when the system refuses that many: OpenMP would end the
- * process without saying why. */
+/* How many threads OpenMP starts by itself, or the fewer that a control group's CPU quota allows, in *n; an error when
+ * the system refuses that many: OpenMP would end the process without saying why. */
 int ops_cpu_threads(int *n, struct err *err) MT_CHECK;
 const char *ops_cuda_built(void);
 const char *ops_cuda_found(char text[160]);

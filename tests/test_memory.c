@@ -1,4 +1,6 @@
-/* test_memory.c - the host memory that a process may take: control groups of both versions, RLIMIT_AS. */
+/* test_memory.c - the host memory and the CPU time that a process may take: control groups of both versions, RLIMIT_AS.
+ */
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -6,6 +8,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "kernels/cgroup.h"
 #include "kernels/memory.h"
 #include "tests/process.h"
 
@@ -85,6 +88,36 @@ static void test_version_1(void **state)
     assert_int_equal(memory_room(root) / MIB, 690);
 }
 
+static void test_cpu_quota_2(void **state)
+{
+    (void)state;
+    const char *root = machine();
+    assert_int_equal(cgroup_cpus(root), INT_MAX);
+    put(root, "proc/self/cgroup", "0::/user.slice/job/step\n");
+    put(root, "sys/fs/cgroup/user.slice/job/step/cpu.max", "max 100000\n");
+    assert_int_equal(cgroup_cpus(root), INT_MAX);
+    put(root, "sys/fs/cgroup/user.slice/job/cpu.max", "450000 100000\n"); /* the group around it; 4.5 */
+    assert_int_equal(cgroup_cpus(root), 4);
+    put(root, "sys/fs/cgroup/user.slice/job/step/cpu.max", "100000 50000\n");
+    assert_int_equal(cgroup_cpus(root), 2);
+    put(root, "proc/self/cgroup", "0::/\n"); /* a container: its own group is the mounted root */
+    assert_int_equal(cgroup_cpus(root), INT_MAX);
+    put(root, "sys/fs/cgroup/cpu.max", "50000 100000\n");
+    assert_int_equal(cgroup_cpus(root), 1);
+}
+
+static void test_cpu_quota_1(void **state)
+{
+    (void)state;
+    const char *root = machine();
+    put(root, "proc/self/cgroup", "5:cpuacct,cpu:/docker/abc\n4:cpuset:/elsewhere\n0::/\n");
+    put(root, "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us", "100000\n");
+    put(root, "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us", "-1\n");
+    assert_int_equal(cgroup_cpus(root), INT_MAX);
+    put(root, "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us", "300000\n");
+    assert_int_equal(cgroup_cpus(root), 3);
+}
+
 /* In a child: the limit stays. */
 static void test_address_space(void **state)
 {
@@ -134,10 +167,8 @@ static void test_plan(void **state)
 int test_memory(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_version_2),
-        cmocka_unit_test(test_version_1),
-        cmocka_unit_test(test_address_space),
-        cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_version_2),   cmocka_unit_test(test_version_1),     cmocka_unit_test(test_cpu_quota_2),
+        cmocka_unit_test(test_cpu_quota_1), cmocka_unit_test(test_address_space), cmocka_unit_test(test_plan),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@
 
 #include "data/file.h"
 #include "data/shards.h"
+#include "kernels/cgroup.h"
 #include "kernels/quant.h"
 #include "train/draw.h"
 #include "train/published.h"
@@ -333,7 +334,8 @@ static int write_tensors(struct synth *s, const char *dir, const struct synth_op
     const double start = clock_ms();
     struct writer w = {.s = s, .err = err, .start = start, .told = start};
     const int64_t most = opt->shard_bytes ? opt->shard_bytes : SHARD_BYTES;
-    const int n = opt->n_threads ? opt->n_threads : (int)MT_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1);
+    const int64_t cpus = MT_MIN(MT_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1), cgroup_cpus(""));
+    const int n = opt->n_threads ? opt->n_threads : (int)cpus;
     if (shards_open(&w.shards, dir, s->entries, s->n, most, err)) return -1;
     pthread_t *threads = mem_array(n, sizeof(*threads));
     MT_REQUIRE(!pthread_mutex_init(&w.lock, NULL), "no lock");

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kernels/cgroup.h"
 #include "kernels/cpu/gemm.h"
 
 #define BUFFER_BYTES ((size_t)129 << 20) /* BUFFER_SIZE of OpenBLAS, 32 << 22, and its alignment */
@@ -40,7 +41,8 @@ int ops_cpu_threads(int *n, struct err *err)
 {
     static int started; /* OpenMP's team: once there it stays */
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    const int want = omp_get_max_threads();
+    const int max = omp_get_max_threads();
+    const int want = max == omp_get_num_procs() ? MT_MIN(max, cgroup_cpus("")) : max; /* else by OMP_NUM_THREADS */
     int had = 0, team = 0, rc = 0;
     if (started) return *n = started, 0;
     pthread_t *threads = mem_array(want, sizeof(*threads));
@@ -54,6 +56,7 @@ int ops_cpu_threads(int *n, struct err *err)
                        "%d threads cannot be started (%s): raise the limits of address space and processes (ulimit -v, "
                        "-u), or set OMP_NUM_THREADS to at most %d",
                        want, strerror(rc), MT_MAX(had / 2, 1));
+    omp_set_num_threads(want);
 #pragma omp parallel reduction(+ : team)
     team++;
     *n = started = team;
