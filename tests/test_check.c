@@ -229,7 +229,7 @@ static void test_command(void **state)
     const char *config = process_config("");
     assert_int_equal(RUN("check", config, "--layers", "1"), 0);
     assert_says(said.out, "verdict: ok");
-    assert_says(said.out, ": 1 layers, ");
+    assert_says(said.out, ": 1 layer, ");
     assert_int_equal(RUN("check", config, "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");
     assert_int_equal(RUN("check", config, "--layers", "x"), 2);

@@ -68,6 +68,7 @@ static void results_and_settings(void **state)
     assert_non_null(strstr(second, "data.train            (empty) | <a>.jsonl\n"));
     assert_null(strstr(second, "output.dir"));
     assert_null(strstr(second, "lora.r"));
+    assert_non_null(strstr(text, html_path)); /* where the page is */
     char *html = file_read(html_path, 1 << 20, &size, &err);
     assert_non_null(html);
     assert_non_null(strstr(html, "<td>&lt;a&gt;.jsonl"));

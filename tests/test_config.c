@@ -195,6 +195,8 @@ static void bad_values_are_told(void **state)
            "run.ini:2: optim.schedule = \"cosin\": expected one of cosine|linear|constant; did you mean \"cosine\"?");
     refuse("[train]\ndevice = xyzzy\n",
            "run.ini:2: train.device = \"xyzzy\": expected one of auto|cpu|cuda|cuda-portable");
+    refuse("[train]\ndevice = gpu\n", /* one letter from cpu */
+           "run.ini:2: train.device = \"gpu\": expected one of auto|cpu|cuda|cuda-portable; did you mean \"cuda\"?");
 }
 
 static void a_key_may_stand_once(void **state)
@@ -215,7 +217,14 @@ static void comments_never_join_a_value(void **state)
     refuse("[output]\ndir = out\t# mine\n", message);
     snprintf(message, sizeof(message), "run.ini:2: output.dir = \"#mine\"%s", text);
     refuse("[output]\ndir = #mine\n", message);
-    refuse("[optim]\nlr = 1e-4 ; peak\n", "run.ini:2: optim.lr = \"1e-4 ; peak\": expected a number in [0, 1]");
+    snprintf(message, sizeof(message), "run.ini:2: optim.lr = \"1e-4 ; peak\"%s", text);
+    refuse("[optim]\nlr = 1e-4 ; peak\n", message);
+    snprintf(message, sizeof(message), "run.ini:2: train.steps = \"100 # few\"%s", text);
+    refuse("[train]\nsteps = 100 # few\n", message);
+    snprintf(message, sizeof(message), "run.ini:2: data.packing = \"true # yes\"%s", text);
+    refuse("[data]\npacking = true # yes\n", message);
+    snprintf(message, sizeof(message), "run.ini:2: optim.schedule = \"linear ; not cosine\"%s", text);
+    refuse("[optim]\nschedule = linear ; not cosine\n", message);
     struct config c = fresh();
     accept(&c, "[output]\ndir = /data/run#3;b\n");
     assert_string_equal(c.output.dir, "/data/run#3;b");
@@ -282,8 +291,10 @@ static void set_overrides_in_order(void **state)
     assert_true(c.optim.lr == 5e-5);
     assert_string_equal(c.output.dir, "b.c=d");
     refuse_set("optim.lr", "--set optim.lr: expected --set section.key=value");
-    refuse_set("lr=3", "--set lr=3: expected --set section.key=value");
-    refuse_set("lr=3.5", "--set lr=3.5: expected --set section.key=value");
+    refuse_set("lr=3", "--set lr=3: expected --set section.key=value; did you mean optim.lr?");
+    refuse_set(" lr = 3.5", "--set  lr = 3.5: expected --set section.key=value; did you mean optim.lr?");
+    refuse_set("every=10", "--set every=10: expected --set section.key=value"); /* of [eval] and of [log] */
+    refuse_set("xyzzy=1", "--set xyzzy=1: expected --set section.key=value");
     refuse_set("optim.lrr=3", "--set optim.lrr=3: unknown key \"lrr\" in [optim]: did you mean \"lr\"?");
     refuse_set("optm.lr=3", "--set optm.lr=3: unknown section [optm]: did you mean [optim]?");
     refuse_set("optim.lr=3", "--set optim.lr=3: optim.lr = \"3\": expected a number in [0, 1]");

@@ -226,6 +226,8 @@ static int device_side(struct check *k, struct err *err)
     if (k->n_layer > r->arch.n_layer)
         return err_set(err, "--layers %lld: the model has %lld", (long long)k->n_layer, (long long)r->arch.n_layer);
     if (k->n_layer) r->arch.n_layer = k->n_layer;
+    log_info("the batch: %d sequences; check truncates documents to %lld tokens and puts loss on every token", N_SEQ,
+             (long long)k->cfg.data.seq_len);
     if (run_open_data(r, true, err) || run_open_model(r, NULL, true, err)) return -1;
     struct loader *l = loader_open(&r->train, &lo, (struct loader_pos){0, 0});
     loader_next(l, &k->batch, NULL);
@@ -234,9 +236,9 @@ static int device_side(struct check *k, struct err *err)
     k->bf16 = r->dev.act == DT_BF16 || r->dev.round_bf16;
     k->params = draw_params(&r->model.adapters, &r->dev);
     pass(r, k, &k->got);
-    fprintf(k->out, "%s against the CPU in F64: %lld layers, %lld tokens in %lld documents, %lld with loss\n",
-            r->dev.name, (long long)k->arch.n_layer, (long long)k->batch.n_tok, (long long)k->batch.n_seq,
-            (long long)k->batch.n_label);
+    fprintf(k->out, "%s against the CPU in F64: %lld layer%s, %lld tokens in %lld documents, %lld with loss\n",
+            r->dev.name, (long long)k->arch.n_layer, k->arch.n_layer == 1 ? "" : "s", (long long)k->batch.n_tok,
+            (long long)k->batch.n_seq, (long long)k->batch.n_label);
     return 0;
 }
 

@@ -293,7 +293,7 @@ static const struct cli_row tokens_rows[] = {
            "\"loss_spans\"} of each, spans in characters [begin, end). \"samples\" holds the texts that training "
            "makes of a conversation when it makes several; \"error\" says why training skips a conversation"),
     USUALLY(tokens_options, template, "--template", "FILE", NULL, "that of --checkpoint", "the chat template"),
-    FLAG(tokens_options, html, "--html", "print a web page"),
+    FLAG(tokens_options, html, "--html", "print a web page: --html > FILE"),
     FLAG(tokens_options, json, "--json", "print JSON; --tokenizer and --checkpoint always do"),
     OVERRIDES(tokens_options),
 };

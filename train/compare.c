@@ -231,7 +231,10 @@ int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, st
         print_results(runs, n, out);
         print_settings(runs, n, out);
     }
-    if (!rc && html) rc = write_page(html, runs, n, err);
+    if (!rc && html) {
+        rc = write_page(html, runs, n, err);
+        if (!rc) fprintf(out, "\npage: %s\n", html);
+    }
     for (int i = 0; i < n; i++) {
         history_free(&runs[i].history);
         mem_free(runs[i].settings);

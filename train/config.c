@@ -244,7 +244,7 @@ static int set_enum(struct config *c, const struct option *o, const char *value,
         return 0;
     }
     bad_value(o, value, where, err);
-    const char *near = str_nearest(value, list, n);
+    const char *near = str_nearest(strcmp(value, "gpu") ? value : "cuda", list, n); /* not "cpu" */
     if (near && err) {
         size_t used = strlen(err->msg);
         snprintf(err->msg + used, sizeof(err->msg) - used, "; did you mean \"%s\"?", near);
@@ -258,11 +258,6 @@ static int set_text(struct config *c, const struct option *o, const char *value,
     char *field = (char *)c + o->offset;
     if (n >= o->size)
         return err_set(err, "%s: %s.%s is %zu bytes long; at most %zu fit", where, o->section, o->key, n, o->size - 1);
-    for (size_t i = 0; i < n; i++)
-        if ((value[i] == ';' || value[i] == '#') && (i == 0 || isspace((unsigned char)value[i - 1])))
-            return err_set(err,
-                           "%s: %s.%s = \"%.80s\": a comment needs a line of its own, and no value may look like one",
-                           where, o->section, o->key, value);
     memset(field, 0, o->size);
     memcpy(field, value, n);
     return 0;
@@ -271,6 +266,11 @@ static int set_text(struct config *c, const struct option *o, const char *value,
 /* where: "FILE:LINE" or "--set ...", for messages. */
 static int assign(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
 {
+    for (const char *s = value; *s; s++)
+        if ((*s == ';' || *s == '#') && (s == value || isspace((unsigned char)s[-1])))
+            return err_set(err,
+                           "%s: %s.%s = \"%.80s\": a comment needs a line of its own, and no value may look like one",
+                           where, o->section, o->key, value);
     switch (o->kind) {
     case INT:
     case REAL: return set_number(c, o, value, where, err);
@@ -392,13 +392,30 @@ static char *trim(char *s)
     return s;
 }
 
+/* A key without its section: name the section where only one has such a key. */
+static int not_an_assignment(char *assignment, const char *where, struct err *err)
+{
+    const struct option *only = NULL;
+    int n = 0;
+    assignment[strcspn(assignment, "=")] = 0;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        if (strcmp(options[i].key, trim(assignment))) continue;
+        only = &options[i];
+        n++;
+    }
+    if (n == 1)
+        return err_set(err, "%s: expected --set section.key=value; did you mean %s.%s?", where, only->section,
+                       only->key);
+    return err_set(err, "%s: expected --set section.key=value", where);
+}
+
 static int set_trimmed(struct config *c, char *assignment, const char *where, struct err *err)
 {
     char *value = strchr(assignment, '='), *key = strchr(assignment, '.');
     for (const char *s = assignment; *s; s++)
         if ((unsigned char)*s < ' ' && *s != '\t')
             return err_set(err, "%s: byte 0x%02x in a value", where, (unsigned char)*s);
-    if (!value || !key || key > value) return err_set(err, "%s: expected --set section.key=value", where);
+    if (!value || !key || key > value) return not_an_assignment(assignment, where, err);
     *value = *key = 0;
     const struct option *o = find(trim(assignment), trim(key + 1), where, err);
     return o ? assign(c, o, trim(value + 1), where, err) : -1;
