@@ -247,9 +247,7 @@ static int read_file(struct builder *b, const char *path, struct err *err)
     return status;
 }
 
-/* Copies the next of comma-separated paths, blanks around it left out, and moves *list past it; 0 at the end. *weight:
- * of PATH*W, else 1. */
-static int next_path(const char **list, char path[MT_PATH], double *weight, struct err *err)
+int dataset_next_path(const char **list, char path[MT_PATH], double *weight, struct err *err)
 {
     const char *p = *list + strspn(*list, ", \t");
     size_t n = strcspn(p, ",");
@@ -341,8 +339,8 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
     const char *rest = files;
     double weight;
     int status;
-    while ((status = next_path(&rest, path, &weight, err)) == 1) b.bytes += file_size(path);
-    for (rest = files; !status && (status = next_path(&rest, path, &weight, err)) == 1;) {
+    while ((status = dataset_next_path(&rest, path, &weight, err)) == 1) b.bytes += file_size(path);
+    for (rest = files; !status && (status = dataset_next_path(&rest, path, &weight, err)) == 1;) {
         int64_t first = ds->n_docs;
         if ((status = read_file(&b, path, err))) break;
         weigh(ds, first, weight);
@@ -375,7 +373,7 @@ static int cache_key(uint64_t *key, const char *files, const struct tokenizer *t
     char path[MT_PATH];
     double weight;
     int more;
-    while ((more = next_path(&files, path, &weight, err)) == 1) {
+    while ((more = dataset_next_path(&files, path, &weight, err)) == 1) {
         struct file_map map;
         if (file_map_open(&map, path, err)) return -1;
         h = hash_bytes(h, &weight, sizeof(weight));

@@ -35,6 +35,10 @@ struct dataset {
     int64_t cap_docs, cap_tokens;     /* what the arrays can hold */
 };
 
+/* Copies the next of comma-separated paths, blanks around it left out, and moves *list past it; 1, or 0 at the end.
+ * *weight: of PATH*W, else 1. */
+int dataset_next_path(const char **list, char path[MT_PATH], double *weight, struct err *err) MT_CHECK;
+
 /* files: comma-separated paths, read in order, each of them JSONL or one JSON array, plain or gzip. "PATH*2.5" takes
  * its documents twice and then half of them, "PATH*0.1" a tenth, chosen evenly at random but always the same. Bad rows
  * (no JSON, keys missing or of the wrong type, messages that cannot be rendered) are warned about with file and line,

@@ -2,9 +2,9 @@
  *
  * It is an open file description lock (F_OFD_SETLK, fcntl(2)). The kernel releases it when the process dies, however it
  * dies; NFS clients pass it to the server, so that it holds between machines; and unlike a plain POSIX lock it survives
- * another open and close of the same file in this process. The file stays: to delete a lock file is a race with the
- * next process that opens it. Its text says who holds the lock, for the error of others; only the lock itself counts.
- */
+ * another open and close of the same file in this process. The file stays, unless the start fails that made it: another
+ * process may have opened it just then, and finds that its lock is on a deleted file. Its text says who holds the lock,
+ * for the error of others; only the lock itself counts. */
 #define _GNU_SOURCE /* F_OFD_SETLK */
 #include "train/lock.h"
 
@@ -45,11 +45,33 @@ static int in_use(int fd, const char *dir, struct err *err)
                    dir, text[0] ? text : "a process that has not written its name yet");
 }
 
+/* The length of the part of dir that exists. */
+static int64_t existing(const char *dir)
+{
+    char path[MT_PATH];
+    int64_t n = snprintf(path, sizeof(path), "%s", dir);
+    while (n > 0 && !file_exists(path)) {
+        while (n > 0 && path[n - 1] == '/') n--;
+        while (n > 0 && path[n - 1] != '/') n--;
+        path[n] = 0;
+    }
+    return n;
+}
+
+static bool is_deleted(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) || st.st_nlink == 0;
+}
+
 int lock_take(struct lock *l, const char *dir, struct err *err)
 {
     char path[MT_PATH];
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (str_format(path, sizeof(path), err, "output.dir", "%s/" NAME, dir) || file_make_dirs(dir, err)) return -1;
+    if (str_format(path, sizeof(path), err, "output.dir", "%s/" NAME, dir)) return -1;
+    const int64_t there = existing(dir);
+    if (file_make_dirs(dir, err)) return -1;
+    const bool fresh = !file_exists(path);
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) return err_set(err, "%s: cannot be opened to lock %s: %s", path, dir, strerror(errno));
     if (fcntl(fd, F_OFD_SETLK, &whole)) {
@@ -60,8 +82,12 @@ int lock_take(struct lock *l, const char *dir, struct err *err)
         }
         log_warn("%s cannot be locked (%s): make sure that no other run uses the directory", path, strerror(errno));
     }
+    if (is_deleted(fd)) {
+        close(fd);
+        return err_set(err, "%s was in use by another moetrain until now: run the command again", dir);
+    }
     write_holder(fd);
-    *l = (struct lock){.held = true, .fd = fd};
+    *l = (struct lock){.held = true, .fresh = fresh, .fd = fd, .there = there};
     return 0;
 }
 
@@ -76,6 +102,22 @@ int lock_take_for(struct lock *l, const char *dir, const char *path, struct err 
     snprintf(parent + n, sizeof(parent) - n, n ? "" : ".");
     if (stat(parent, &a) || stat(dir, &b) || a.st_dev != b.st_dev || a.st_ino != b.st_ino) return 0;
     return lock_take(l, dir, err);
+}
+
+void lock_undo(struct lock *l, const char *dir)
+{
+    char path[MT_PATH];
+    int64_t n = (int64_t)strlen(dir);
+    if (!l->held) return;
+    snprintf(path, sizeof(path), "%s/" NAME, dir);
+    if (l->fresh) unlink(path);
+    path[n] = 0;
+    while (n > l->there && !rmdir(path)) {
+        while (n > 0 && path[n - 1] == '/') n--;
+        while (n > 0 && path[n - 1] != '/') n--;
+        path[n] = 0;
+    }
+    lock_release(l);
 }
 
 void lock_release(struct lock *l)

@@ -14,6 +14,7 @@
 #include "optim/schedule.h"
 #include "train/adapter_dir.h"
 #include "train/archive.h"
+#include "train/inputs.h"
 #include "train/lock.h"
 #include "train/model_card.h"
 #include "train/packing.h"
@@ -563,7 +564,6 @@ static int take_output(struct training *t, struct err *err)
 {
     static const char *const adapters[] = {"adapter", "best"};
     const char *dir = t->run.cfg->output.dir;
-    if (file_make_dirs(dir, err)) return -1;
     if (is_first(t) && (lock_take(&t->lock, dir, err) || archive_recover(dir, err) ||
                         swap_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
         return -1;
@@ -593,9 +593,10 @@ static int training_open(struct training *t, const struct config *cfg, struct co
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
-    if (check_ranks(all, cfg, err) || run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) ||
-        take_output(t, err) || resume_find(&t->from, cfg, err) || run_open_data(&t->run, true, err) ||
-        prepare(t, err) || samples_open(&t->samples, &t->run, err) ||
+    if (check_ranks(all, cfg, err) || config_validate(cfg, err) || inputs_check(cfg, err) ||
+        run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) || take_output(t, err) ||
+        resume_find(&t->from, cfg, err) || run_open_data(&t->run, true, err) || prepare(t, err) ||
+        samples_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
         (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
         return -1;
@@ -626,6 +627,17 @@ static void take_signals(void)
     if (signal(SIGHUP, on_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
 }
 
+/* A start that failed leaves no output.dir that was not there; in one that was, its token cache helps the next start.
+ */
+static void undo_start(struct training *t, const struct config *cfg)
+{
+    const char *dir = cfg->output.dir;
+    struct err err;
+    if (t->lock.held && t->lock.there < (int64_t)strlen(dir) && file_remove_tree(out_path(cfg, "cache").s, &err))
+        log_warn("%s", err.msg);
+    lock_undo(&t->lock, dir);
+}
+
 int loop_train(const struct config *cfg, struct comm *all, struct err *err)
 {
     struct training t;
@@ -633,6 +645,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     stop_signal = 0;
     comm_busy(all, "loading");
     int rc = training_open(&t, cfg, all, err); /* nothing to save until it is done: a signal ends the process at once */
+    if (rc) undo_start(&t, cfg);
     take_signals();
     comm_busy(all, NULL);
     if (!rc) rc = steps(&t, err);

@@ -16,16 +16,17 @@
 /* Before the model: a mistyped name of the data is told before the large download. */
 static int find_data(struct run *r, struct err *err)
 {
-    r->train_files = hub_data(r->cfg->data.train, err);
-    r->eval_files = r->train_files ? hub_data(r->cfg->data.eval, err) : NULL;
-    return r->eval_files ? 0 : -1;
+    if (!(r->train_files = hub_data(r->cfg->data.train, err))) return err_prefix(err, "data.train");
+    if (!(r->eval_files = hub_data(r->cfg->data.eval, err))) return err_prefix(err, "data.eval");
+    return 0;
 }
 
 static int find_model(struct run *r, bool plan_only, bool *headers, struct err *err)
 {
     const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
-    return plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
-                     : hub_model(r->model_dir, path, revision, err);
+    const int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
+                             : hub_model(r->model_dir, path, revision, err);
+    return rc ? err_prefix(err, "model.path") : 0;
 }
 
 /* How many ranks an N of the configuration means: with 0, all GPUs here; no fewer than share out the experts. */
@@ -52,6 +53,16 @@ static int plan_ranks(struct run *r, struct err *err)
     return 0;
 }
 
+static int read_arch(struct run *r, struct err *err)
+{
+    char file[MT_PATH];
+    if (str_format(file, sizeof(file), err, "model.path", "%s/config.json", r->model_dir)) return -1;
+    if (!file_exists(file))
+        return err_set(err, "model.path = %s: there is no config.json; name a directory that holds a model",
+                       r->cfg->model.path);
+    return arch_load(&r->arch, r->model_dir, err) ? err_prefix(err, "model.path") : 0;
+}
+
 static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct err *err)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
@@ -68,7 +79,7 @@ static int open_headers(struct run *r, const struct config *cfg, bool plan_only,
     *r = (struct run){.cfg = cfg};
     hub_model_name(r->model_name, cfg->model.path);
     if (config_validate(cfg, err) || open_device(r, plan_only, card_bytes, err) || (!plan_only && find_data(r, err)) ||
-        find_model(r, plan_only, &headers, err) || arch_load(&r->arch, r->model_dir, err))
+        find_model(r, plan_only, &headers, err) || read_arch(r, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     if (plan_only && plan_ranks(r, err)) return -1;
@@ -190,7 +201,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         !(r->tok = tokenizer_load(path, err)))
         return -1;
     if (row_template_with(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, cfg->data.chat_kwargs, err))
-        return -1;
+        return cfg->data.chat_template[0] ? err_prefix(err, "data.chat_template") : -1;
     *opt = (struct dataset_options){.format = (enum data_format)cfg->data.format,
                                     .loss_on = (enum loss_on)cfg->data.loss_on,
                                     .overlong = (enum overlong)cfg->data.overlong,
@@ -201,8 +212,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
                                     .whole = !cfg->data.split_turns,
                                     .columns = cfg->data.columns,
                                     .cache_dir = cache};
-    if (cache && (str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir) || file_make_dirs(cache, err)))
-        return -1;
+    if (cache && str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir)) return -1;
     if (find_eos(r, &r->eos, err)) return -1;
     opt->eos = r->eos;
     return 0;
@@ -227,8 +237,10 @@ int run_open_data(struct run *r, bool train, struct err *err)
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
     if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
     wait_for_turn(r->dev.ranks);
-    if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err)) return -1;
-    if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &eval_opt, err)) return -1;
+    if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err))
+        return err_prefix(err, "data.train");
+    if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &eval_opt, err))
+        return err_prefix(err, "data.eval");
     pass_turn(r->dev.ranks);
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     const bool cut = opt.overlong == OVERLONG_CUT;

@@ -35,15 +35,12 @@ static int add(struct samples *s, struct run *r, struct json row, const char *na
                    (long long)r->cfg->data.seq_len);
 }
 
-int samples_open(struct samples *s, struct run *r, struct err *err)
+static int open_all(struct samples *s, struct run *r, const char *path, struct err *err)
 {
-    const char *path = r->cfg->eval.prompts;
     char *line, name[MT_PATH + 32];
     int64_t size;
     int rc;
-    *s = (struct samples){.n = 0};
-    if (!path[0]) return 0;
-    if (sampler_check(r, err)) return err_prefix(err, "eval.prompts");
+    if (sampler_check(r, err)) return -1;
     struct line_reader *reader = line_reader_open(path, err);
     if (!reader) return -1;
     s->of = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->of));
@@ -57,7 +54,14 @@ int samples_open(struct samples *s, struct run *r, struct err *err)
         if (rc) break;
     }
     line_reader_close(reader);
-    return rc || s->n ? rc : err_set(err, "eval.prompts: %s has no rows", path);
+    return rc || s->n ? rc : err_set(err, "%s has no rows", path);
+}
+
+int samples_open(struct samples *s, struct run *r, struct err *err)
+{
+    const char *path = r->cfg->eval.prompts;
+    *s = (struct samples){.n = 0};
+    return path[0] && open_all(s, r, path, err) ? err_prefix(err, "eval.prompts") : 0;
 }
 
 void samples_write(struct samples *s, struct metrics *m, int64_t step, bool (*stop)(void))

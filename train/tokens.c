@@ -147,15 +147,24 @@ static int show_config(struct tokens *t, struct err *err)
     struct dataset_options opt;
     char cache[MT_PATH];
     int rc = -1;
-    if (config_validate(t->cfg, err) || !(r.train_files = hub_data(t->cfg->data.train, err)) ||
-        hub_model(r.model_dir, t->cfg->model.path, t->cfg->model.revision, err) ||
-        arch_load(&r.arch, r.model_dir, err) || run_open_tokenizer(&r, &opt, cache, err))
+    if (config_validate(t->cfg, err)) goto out;
+    if (!(r.train_files = hub_data(t->cfg->data.train, err))) {
+        (void)err_prefix(err, "data.train");
         goto out;
+    }
+    if (hub_model(r.model_dir, t->cfg->model.path, t->cfg->model.revision, err)) {
+        (void)err_prefix(err, "model.path");
+        goto out;
+    }
+    if (arch_load(&r.arch, r.model_dir, err) || run_open_tokenizer(&r, &opt, cache, err)) goto out;
     if (!t->cfg->data.train[0]) {
         err_set(err, "data.train is not set: the files to train on");
         goto out;
     }
-    if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) goto out;
+    if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) {
+        (void)err_prefix(err, "data.train");
+        goto out;
+    }
     if (!t->cfg->data.eval[0] && /* what is held out is not trained on */
         dataset_split(&r.train, &r.eval, t->cfg->data.eval_split, (uint64_t)t->cfg->train.seed, err))
         goto out;

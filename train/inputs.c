@@ -1,0 +1,70 @@
+/* inputs.c - the files and directories of the keys model.path, data.train, data.eval, data.chat_template, eval.prompts,
+ * lora.init_from: are they there, of the right kind, readable? */
+#include "train/inputs.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/dataset.h"
+#include "train/adapter_dir.h"
+
+static bool is_hub(const char *path) { return !strncmp(path, "hub:", 4); }
+
+static int look(const char *key, const char *path, bool want_dir, const char *advice, struct err *err)
+{
+    const char *kind = want_dir ? "directory" : "file";
+    struct stat st;
+    if (stat(path, &st)) {
+        const int why = errno;
+        if (why == ENOENT && !lstat(path, &st))
+            return err_set(err, "%s = %s: a symbolic link to a %s that is missing; repair the link or name another %s",
+                           key, path, kind, kind);
+        if (why == ENOENT) return err_set(err, "%s = %s: no such %s; %s", key, path, kind, advice);
+        return err_set(err, "%s = %s: %s; %s", key, path, strerror(why), advice);
+    }
+    if (want_dir != S_ISDIR(st.st_mode))
+        return err_set(err, "%s = %s: %s; name a %s", key, path,
+                       want_dir ? "not a directory" : "a directory, not a regular file", kind);
+    if (!access(path, want_dir ? R_OK | X_OK : R_OK)) return 0;
+    return err_set(err, "%s = %s: %s; make it readable (chmod) or name another %s", key, path, strerror(errno), kind);
+}
+
+static int look_at_file(const char *key, const char *path, struct err *err)
+{
+    if (!path[0]) return 0;
+    return look(key, path, false, "correct the path (a relative one starts at the working directory)", err);
+}
+
+static int look_at_data(const char *key, const char *list, struct err *err)
+{
+    char path[MT_PATH];
+    double weight;
+    int more;
+    for (;;) {
+        list += strspn(list, ", \t");
+        if (is_hub(list)) { /* may hold a * that is no weight */
+            list += strcspn(list, ",");
+            continue;
+        }
+        more = dataset_next_path(&list, path, &weight, err);
+        if (more != 1) return more ? err_prefix(err, "%s", key) : 0;
+        if (look_at_file(key, path, err)) return -1;
+    }
+}
+
+int inputs_check(const struct config *cfg, struct err *err)
+{
+    char dir[MT_PATH];
+    const char *model = cfg->model.path, *adapter = cfg->lora.init_from;
+    if (!is_hub(model) &&
+        look("model.path", model, true,
+             "correct the path; to download from huggingface.co write model.path = hub:OWNER/NAME", err))
+        return -1;
+    if (look_at_data("data.train", cfg->data.train, err) || look_at_data("data.eval", cfg->data.eval, err) ||
+        look_at_file("data.chat_template", cfg->data.chat_template, err) ||
+        look_at_file("eval.prompts", cfg->eval.prompts, err))
+        return -1;
+    return adapter[0] ? adapter_dir_find(dir, "lora.init_from =", adapter, err) : 0;
+}
