@@ -115,6 +115,12 @@ static int read_list(struct hub_repo *repo, const char *text, int64_t size, stru
     return rc;
 }
 
+static int advise(struct err *err, const char *advice)
+{
+    const struct err what = *err;
+    return err_set(err, "%s; %s", what.msg, advice);
+}
+
 /* From the hub; from the cache when it may not or cannot be asked. */
 static int list_files(struct hub_repo *repo, struct err *err)
 {
@@ -122,7 +128,11 @@ static int list_files(struct hub_repo *repo, struct err *err)
     bool unreachable;
     int64_t size;
     struct err cached;
-    if (repo->env->offline) return hub_cache_list(repo, err) ? err_prefix(err, "HF_HUB_OFFLINE is set") : 0;
+    if (repo->env->offline) {
+        if (!hub_cache_list(repo, err)) return 0;
+        (void)err_prefix(err, "HF_HUB_OFFLINE is set");
+        return advise(err, "unset it to download, or download elsewhere and give the path of the copy");
+    }
     snprintf(path, sizeof(path), "api/%s/%s/revision/", repo->dataset ? "datasets" : "models", repo->id);
     if (!hub_url_escape(path, sizeof(path) - 16, repo->revision, false))
         return err_set(err, "%s: the revision is too long", repo->id);
@@ -133,7 +143,11 @@ static int list_files(struct hub_repo *repo, struct err *err)
         mem_free(text);
         return rc;
     }
-    if (!unreachable || hub_cache_list(repo, &cached)) return -1;
+    if (!unreachable) return -1;
+    if (hub_cache_list(repo, &cached))
+        return advise(err,
+                      "it is not in the cache; check network, proxy and HF_ENDPOINT, or download elsewhere and give "
+                      "the path of the copy");
     log_warn("%s; using what the cache holds", err->msg);
     return 0;
 }
@@ -146,7 +160,8 @@ static int lacks(const struct hub_repo *repo, const char *what, const char *more
     if (!repo->cached) return err_set(err, "%s has no %s%s", repo->id, what, more);
     if (hub_snapshot_path(dir, repo, NULL, err)) return -1;
     return err_set(err, "%s: the cache lacks %s of commit %.8s, and the hub %s", repo->id, what, repo->commit,
-                   repo->env->offline ? "may not be asked: HF_HUB_OFFLINE is set" : "was not asked or not reached");
+                   repo->env->offline ? "may not be asked: HF_HUB_OFFLINE is set; unset it"
+                                      : "was not asked or not reached");
 }
 
 static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err *err)

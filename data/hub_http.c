@@ -422,24 +422,30 @@ static void refuse(struct transfer *t, long status)
              token ? "try again; the token must belong to the account that accepted, and may read gated repositories"
                    : "set HF_TOKEN to a token of that account (hf auth login stores one, too)");
     else if (status == 401 && strstr(message, "Invalid credentials"))
-        fail(t, "the hub does not know the token in %s: it is mistyped or no longer valid", env->token_at);
+        fail(t,
+             "the hub does not know the token in %s: it is mistyped or no longer valid; set HF_TOKEN or run hf auth "
+             "login",
+             env->token_at);
     else if (!strcmp(code, "RevisionNotFound"))
-        fail(t, "there is no branch, tag or commit \"%s\"", t->repo->revision);
+        fail(t, "there is no branch, tag or commit \"%s\": correct the revision", t->repo->revision);
     else if (!strcmp(code, "EntryNotFound"))
-        fail(t, "there is no such file at %s", t->repo->commit[0] ? t->repo->commit : t->repo->revision);
+        fail(t, "there is no such file at %s: check the name of the file and the revision",
+             t->repo->commit[0] ? t->repo->commit : t->repo->revision);
     else if (t->viewer && status != 401 && status != 403)
         fail(t, "the hub does not show its rows: %ld%s%s%s%s", status, code[0] ? " " : "", code, message[0] ? ": " : "",
              message);
     else if (status == 401 || status == 404)
-        fail(t, "%s has no such %s, or it is private%s", env->endpoint, t->repo->dataset ? "data set" : "model",
-             token ? " and the token may not read it" : ": set HF_TOKEN to a token that may read it");
+        fail(t, "%s has no such %s, or it is private: check the spelling%s", env->endpoint,
+             t->repo->dataset ? "data set" : "model",
+             token ? " and whether the token may read it" : ", or set HF_TOKEN or run hf auth login");
     else if (status == 403 && strstr(message, "disabled"))
-        fail(t, "the hub has disabled it: %s", message);
+        fail(t, "the hub has disabled it: %s: choose another", message);
     else if (status == 403)
         fail(t, "the hub refuses (403%s%s): %s", message[0] ? ", " : "", message,
              token ? "the token may not read it" : "set HF_TOKEN to a token that may read it");
     else
-        fail(t, "the hub answers %ld%s%s", status, message[0] ? ": " : "", message);
+        fail(t, "the hub answers %ld%s%s; try again later, or set HF_ENDPOINT to a mirror", status,
+             message[0] ? ": " : "", message);
 }
 
 static bool may_pass(CURLcode rc)

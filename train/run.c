@@ -26,7 +26,9 @@ static int find_model(struct run *r, bool plan_only, bool *headers, struct err *
     const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
     const int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
                              : hub_model(r->model_dir, path, revision, err);
-    return rc ? err_prefix(err, "model.path") : 0;
+    return !rc                        ? 0
+           : strncmp(path, "hub:", 4) ? err_prefix(err, "model.path")
+                                      : err_prefix(err, "model.path = %s", path);
 }
 
 /* How many ranks an N of the configuration means: with 0, all GPUs here; no fewer than share out the experts. */
