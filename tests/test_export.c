@@ -725,6 +725,20 @@ static void a_verification_that_fails_leaves_nothing(void **state)
     if (rc) assert_says(err.msg, "verification: merged-mxfp4");
 }
 
+static void rounding_that_swallows_the_adapter_is_a_warning(void **state)
+{
+    (void)state;
+    static const float sizes[] = {0.01f, 8}; /* of B */
+    const struct lora_options opt = {.r = 2, .alpha = 2, .targets = "experts", .layers = ""};
+    for (int i = 0; i < MT_LEN(sizes); i++) {
+        const char *adapter = save_adapter("case_a", &opt, sizes[i]);
+        (void)RUN("export", process_config(""), "--adapter", adapter, "--to", "merged-mxfp4", "--out", new_path());
+        const bool warned =
+            strstr(said.err, "% of the adapter's change to the experts") && strstr(said.err, "merged-bf16, or peft");
+        if (warned != !i) fail_msg("B of size %g: %s%s", (double)sizes[i], said.out, said.err);
+    }
+}
+
 static void the_command_line_exports_and_verifies(void **state)
 {
     (void)state;
@@ -763,6 +777,7 @@ int test_export(void)
         cmocka_unit_test(other_sources_merge),
         cmocka_unit_test(packing_while_loading_counts),
         cmocka_unit_test(mxfp4_keeps_what_it_can),
+        cmocka_unit_test(rounding_that_swallows_the_adapter_is_a_warning),
         cmocka_unit_test(gguf_is_what_ggml_accepts_and_no_byte_less),
         cmocka_unit_test(mistakes_are_told_and_leave_nothing),
         cmocka_unit_test(a_verification_that_fails_leaves_nothing),

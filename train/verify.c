@@ -18,6 +18,7 @@
 #include <string.h>
 
 enum { MAX_TOKENS = 256, HEAD_ROWS = 64 };
+#define MOST_LOST 0.5 /* of the change to the experts: more, lost to MXFP4, is a warning */
 enum part { PART_ALL, PART_ATTENTION, PART_EXPERTS, PARTS };
 enum { SIDES = 1 + 2 * PARTS }; /* base; trainer's parts; export's parts */
 
@@ -390,12 +391,23 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
     return rc;
 }
 
+/* How much of the adapter's change to the experts MXFP4's rounding swallowed: its part along the change itself. */
+static void warn_of_rounding(const struct losses *l)
+{
+    const double lost = l->delta2 > 0 ? 1 - l->arrived / l->delta2 : 0;
+    if (lost <= MOST_LOST) return;
+    log_warn("the 4-bit rounding of merged-mxfp4 swallows %.0f %% of the adapter's change to the experts (warned above "
+             "%.0f %%): export merged-bf16, or peft to keep the adapter beside the base model",
+             100 * lost, 100 * MOST_LOST);
+}
+
 static int verify_merged(struct export *x, struct losses *losses, struct err *err)
 {
     struct merged merged;
     if (merged_open(&merged, x, err)) return err_prefix(err, "verification");
     struct stream s = {.x = x, .merged = &merged, .losses = losses};
     int rc = stream_run(&s, err);
+    if (!rc) warn_of_rounding(losses);
     if (!rc) rc = judge(&s, err);
     merged_close(&merged);
     return rc;

@@ -17,6 +17,8 @@ struct losses {
     FILE *report;
     int64_t n;       /* parts: a matrix of an expert, or of attention */
     char first[256]; /* in words */
+    double delta2,
+        arrived; /* of the experts' matrices in MXFP4: sum of squares of the change, and its part that arrived */
 };
 void losses_add(struct losses *l, const char *fmt, ...) MT_PRINTF(2, 3);
 

@@ -146,6 +146,7 @@ static void tell(const struct matrix *m, const struct tally *tally, struct losse
                    (long long)t->wrong);
     }
     if (!m->a) return;
+    if (m->exported->format == WF_MXFP4) l->delta2 += all.delta2, l->arrived += all.dot;
     const double product = sqrt(all.delta2) * sqrt(all.step2);
     fprintf(l->report,
             "  layer %3lld  %-13s %6.2f %% of the weights moved; of the delta there is cosine %.4f, norm %.4f\n",
