@@ -27,8 +27,12 @@ typedef void body_fn(struct comm *c, struct device *dev);
 static const char *backend = "cpu";
 
 enum { MAX_RANKS = 5, TIMEOUT_S = 2 };
-static pid_t pids[MAX_RANKS];
-static const char *rank_dir;
+
+/* Processes that were started together. */
+struct ranks {
+    pid_t pids[MAX_RANKS];
+    char dir[128]; /* standard error of each, by its rank */
+};
 
 static int open_listener(int *port)
 {
@@ -41,13 +45,13 @@ static int open_listener(int *port)
     return fd;
 }
 
-static void be_rank(body_fn *body, const struct comm_place *place)
+static void be_rank(body_fn *body, const char *dir, const struct comm_place *place)
 {
     char path[MT_PATH];
     struct comm c;
     struct device dev;
     struct err err;
-    snprintf(path, sizeof(path), "%s/%d", rank_dir, place->rank);
+    snprintf(path, sizeof(path), "%s/%d", dir, place->rank);
     if (!freopen(path, "w", stderr) || setvbuf(stderr, NULL, _IONBF, 0)) _exit(9);
     ops_cuda_choose(place->rank);
     if (comm_open(&c, place, &err) || device_open(&dev, backend, "auto", &err) || comm_attach(&c, &dev, &err) ||
@@ -60,11 +64,12 @@ static void be_rank(body_fn *body, const struct comm_place *place)
     _exit(0);
 }
 
-static void start_ranks(body_fn *body, int world)
+static struct ranks start_ranks(body_fn *body, int world)
 {
+    struct ranks ranks;
     int port;
     const int fd = open_listener(&port);
-    rank_dir = scratch_dir();
+    snprintf(ranks.dir, sizeof(ranks.dir), "%s", scratch_dir());
     fflush(NULL);
     for (int r = 0; r < world; r++) {
         const struct comm_place place = {.rank = r,
@@ -74,34 +79,44 @@ static void start_ranks(body_fn *body, int world)
                                          .listener = r ? -1 : fd,
                                          .timeout_s = TIMEOUT_S,
                                          .key = "the key of this test"};
-        pids[r] = fork();
-        assert_true(pids[r] >= 0);
-        if (!pids[r]) be_rank(body, &place);
+        ranks.pids[r] = fork();
+        assert_true(ranks.pids[r] >= 0);
+        if (!ranks.pids[r]) be_rank(body, ranks.dir, &place);
     }
     close(fd);
+    return ranks;
 }
 
 /* Its exit code or 1000 + signal; said.err has what it wrote. */
-static int rank_result(int r)
+static int rank_result(const struct ranks *ranks, int r)
 {
     char path[MT_PATH];
     int status;
-    assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
-    snprintf(path, sizeof(path), "%s/%d", rank_dir, r);
+    assert_int_equal(waitpid(ranks->pids[r], &status, 0), ranks->pids[r]);
+    snprintf(path, sizeof(path), "%s/%d", ranks->dir, r);
     process_read(path, said.err, sizeof(said.err));
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
+static void assert_all_end_well(const struct ranks *ranks, int world)
+{
+    for (int r = 0; r < world; r++)
+        if (rank_result(ranks, r)) fail_msg("rank %d of %d: %s", r, world, said.err);
+}
+
 static void run_ranks(body_fn *body, int world)
 {
-    start_ranks(body, world);
-    for (int r = 0; r < world; r++)
-        if (rank_result(r)) fail_msg("rank %d of %d: %s", r, world, said.err);
+    const struct ranks ranks = start_ranks(body, world);
+    assert_all_end_well(&ranks, world);
 }
 
 /* ---- collectives */
 
-static double value(int rank, int64_t i) { return test_value((uint64_t)rank + 7, (uint64_t)i); }
+/* In [-0.5, 0.5), of 32 bits, so that sums in f32 are rounded; millions are compared. */
+static double value(int rank, int64_t i)
+{
+    return (double)((uint32_t)(i + 1) * 2654435761u ^ (uint32_t)(rank + 7) * 2246822519u) * 0x1p-32 - 0.5;
+}
 
 /* Values of the host on the device, and back. */
 static struct tensor push(struct device *dev, const void *host, enum dtype t, int64_t rows, int64_t cols)
@@ -483,31 +498,42 @@ static void stopped(struct comm *c, struct device *dev)
 }
 
 /* Three ranks, of which 0 and 2 end with 1; rank 0 says what was wrong. */
-static void assert_ends(body_fn *body, const char *who, const char *says, int code_of_1)
+static const struct fault {
+    body_fn *body;
+    const char *who, *says;
+    int code_of_1;
+} faults[] = {
+    {killed, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL},
+    {cut_off, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL},
+    {late, "for rank 1 on ", "at step 17, its last operation all_reduce", 1},
+    {failing, "rank 1: ", "its disk is full", 1},
+    {stuck, "for rank 1 on ", "at step 2, its last operation all_reduce, while loading", 1},
+    {first_stuck, "for rank 0 on ", "at step 2, its last operation all_reduce, while saving", 1},
+    {all_stuck, "no rank makes progress since ", "while loading", 1},
+    {stopped, "rank 1 on ", "does not answer for 5 s, at step 2", 1000 + SIGKILL},
+};
+
+static void assert_ends(const struct fault *f, const struct ranks *ranks)
 {
-    start_ranks(body, 3);
-    const double start = clock_ms();
-    assert_int_equal(rank_result(0), 1);
-    assert_says(said.err, who);
-    assert_says(said.err, says);
-    if (body == stopped) kill(pids[1], SIGKILL);
-    assert_int_equal(rank_result(1), code_of_1);
-    assert_int_equal(rank_result(2), 1);
-    assert_true(clock_ms() - start < 20e3);
+    assert_int_equal(rank_result(ranks, 0), 1);
+    assert_says(said.err, f->who);
+    assert_says(said.err, f->says);
+    if (f->body == stopped) kill(ranks->pids[1], SIGKILL);
+    assert_int_equal(rank_result(ranks, 1), f->code_of_1);
+    assert_int_equal(rank_result(ranks, 2), 1);
 }
 
+/* All runs beside each other, as they wait for most of their time. */
 static void test_faults(void **state)
 {
     (void)state;
-    assert_ends(killed, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL);
-    assert_ends(cut_off, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL);
-    assert_ends(late, "for rank 1 on ", "at step 17, its last operation all_reduce", 1);
-    assert_ends(failing, "rank 1: ", "its disk is full", 1);
-    assert_ends(stuck, "for rank 1 on ", "at step 2, its last operation all_reduce, while loading", 1);
-    assert_ends(first_stuck, "for rank 0 on ", "at step 2, its last operation all_reduce, while saving", 1);
-    assert_ends(all_stuck, "no rank makes progress since ", "while loading", 1);
-    assert_ends(stopped, "rank 1 on ", "does not answer for 5 s, at step 2", 1000 + SIGKILL);
-    run_ranks(busy, 2);
+    struct ranks ranks[MT_LEN(faults)];
+    const double start = clock_ms();
+    for (int i = 0; i < MT_LEN(faults); i++) ranks[i] = start_ranks(faults[i].body, 3);
+    const struct ranks slow = start_ranks(busy, 2);
+    for (int i = 0; i < MT_LEN(faults); i++) assert_ends(&faults[i], &ranks[i]);
+    assert_true(clock_ms() - start < 20e3);
+    assert_all_end_well(&slow, 2);
 }
 
 static void slowly(struct comm *c, struct device *dev)
@@ -522,24 +548,23 @@ static void slowly(struct comm *c, struct device *dev)
 static void test_pause(void **state)
 {
     (void)state;
-    start_ranks(slowly, 3);
+    const struct ranks ranks = start_ranks(slowly, 3);
     sleep_s(1);
-    for (int r = 0; r < 3; r++) kill(pids[r], SIGSTOP);
+    for (int r = 0; r < 3; r++) kill(ranks.pids[r], SIGSTOP);
     sleep_s(8);
-    for (int r = 0; r < 3; r++) kill(pids[r], SIGCONT);
-    for (int r = 0; r < 3; r++)
-        if (rank_result(r)) fail_msg("rank %d: %s", r, said.err);
+    for (int r = 0; r < 3; r++) kill(ranks.pids[r], SIGCONT);
+    assert_all_end_well(&ranks, 3);
 }
 
 /* Ranks in different calls stop with both names. */
 static void test_astray(void **state)
 {
     (void)state;
-    start_ranks(astray, 2);
-    const int first = rank_result(0);
+    const struct ranks ranks = start_ranks(astray, 2);
+    const int first = rank_result(&ranks, 0);
     assert_true(first == 1 || first == 1000 + SIGABRT);
     const bool said_it = strstr(said.err, "broadcast") && strstr(said.err, "gather of host values");
-    const int second = rank_result(1);
+    const int second = rank_result(&ranks, 1);
     assert_true(second == 1 || second == 1000 + SIGABRT);
     assert_true(said_it || (strstr(said.err, "broadcast") && strstr(said.err, "gather of host values")));
 }

@@ -5,6 +5,7 @@ if ! command -v python3 > /dev/null; then
     echo "skip: no python3: no sweeps of options, faults and hostile files"
     exit 0
 fi
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" # as in tests/main.c
 here=$(dirname "${BASH_SOURCE[0]}")
 python3 "$here/sweep.py" "$1" options --every 199 --first 7
 python3 "$here/sweep.py" "$1" faults --every 211 --first 3
