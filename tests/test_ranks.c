@@ -1,10 +1,12 @@
 /* test_ranks.c - runs of several ranks on the CPU: the same training as one process, resumed by any number, ended
  * together, and refused when they do not belong together. */
 #include <math.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -265,7 +267,22 @@ static void run_two(const char *config, const char *env0, const char *env1, cons
     for (int r = 1; r >= 0; r--) codes[r] = process_finish(dirs[r], pids[r]);
 }
 
-static int port(void) { return 20000 + (int)(getpid() * 7 % 20000); }
+/* A free port; below those that the system gives out by itself, so that none of the processes beside gets it. */
+static int port(void)
+{
+    static int next;
+    for (int i = 0; i < 1000; i++) {
+        const int p = 20000 + (getpid() * 7 + 11 * next++) % 12000;
+        const struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)p)};
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        assert_true(fd >= 0);
+        const bool taken = bind(fd, (const struct sockaddr *)&a, sizeof(a));
+        close(fd);
+        if (!taken) return p;
+    }
+    fail_msg("no port is free");
+    return -1;
+}
 
 static void test_launchers(void **state)
 {
@@ -282,7 +299,8 @@ static void test_launchers(void **state)
         const char *config = config_of(1, false);
         char env[2][256];
         int codes[2];
-        for (int r = 0; r < 2; r++) snprintf(env[r], sizeof(env[r]), envs[i], r, port() + 10 * i);
+        const int p = port();
+        for (int r = 0; r < 2; r++) snprintf(env[r], sizeof(env[r]), envs[i], r, p);
         run_two(config, env[0], env[1], "log.every=1", codes);
         if (codes[0] || codes[1]) fail_msg("%s: %d, %d\n%s", env[0], codes[0], codes[1], said.err);
         assert_same_output(config, reference, ADAPTER);
@@ -294,11 +312,12 @@ static void test_start(void **state)
 {
     (void)state;
     const char *config = config_of(1, false), *dirs[2] = {scratch_dir(), scratch_dir()};
+    const int p = port();
     char env[256];
     pid_t pids[2];
     for (int r = 0; r < 2; r++) {
         const char *const words[] = {config, JOB, NULL};
-        snprintf(env, sizeof(env), "MASTER_ADDR=127.0.0.1 WORLD_SIZE=3 RANK=%d MASTER_PORT=%d", r, port() + 60);
+        snprintf(env, sizeof(env), "MASTER_ADDR=127.0.0.1 WORLD_SIZE=3 RANK=%d MASTER_PORT=%d", r, p);
         environment(env, true);
         pids[r] = process_start(dirs[r], words);
         environment(env, false);
@@ -317,10 +336,11 @@ static void test_refusals(void **state)
 {
     (void)state;
     const char *config = config_of(1, false);
+    const int p = port();
     char env[2][256];
     int codes[2];
     for (int r = 0; r < 2; r++)
-        snprintf(env[r], sizeof(env[r]), "MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 RANK=%d MASTER_PORT=%d", r, port() + 50);
+        snprintf(env[r], sizeof(env[r]), "MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 RANK=%d MASTER_PORT=%d", r, p);
     run_two(config, env[0], env[1], "optim.lr=1e-3", codes);
     assert_true(codes[0] == 1 && codes[1] == 1);
     assert_says(said.err, "has another configuration than rank 0");
