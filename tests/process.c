@@ -23,7 +23,14 @@ void process_read(const char *path, char *text, int64_t cap)
     fclose(f);
 }
 
-/* first: the words before those, NULL at the end. */
+static void make_empty(const char *path)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* first: the words before those, NULL at the end. The files are made here: the child may be killed before it can. */
 static pid_t start(const char *dir, const char *const *first, const char *const *words)
 {
     char *argv[MAX_ARGS + 2] = {NULL}, out[MT_PATH], err[MT_PATH];
@@ -35,6 +42,8 @@ static pid_t start(const char *dir, const char *const *first, const char *const 
     }
     snprintf(out, sizeof(out), "%s/stdout", dir);
     snprintf(err, sizeof(err), "%s/stderr", dir);
+    make_empty(out);
+    make_empty(err);
     fflush(NULL);
     const pid_t pid = fork();
     if (pid) return pid;
