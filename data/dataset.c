@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/chat_tools.h"
 #include "data/file.h"
 #include "data/json.h"
 #include "data/json_array.h"
+#include "data/text.h"
 
 #define BAD_SHOWN   5    /* bad rows told in words */
 #define BAD_PERCENT 1    /* more than this is an error */

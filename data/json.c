@@ -481,3 +481,22 @@ const char *json_library(char name[64])
     snprintf(name, 64, "jansson %s", JANSSON_VERSION);
     return name;
 }
+
+bool json_truthy(struct json j)
+{
+    bool yes = false;
+    double number = 0;
+    const char *text;
+    int64_t size = 0;
+    switch (json_type(j)) {
+    case JSON_ABSENT:
+    case JSON_NULL: return false;
+    case JSON_BOOL: return !json_bool(j, &yes, NULL) && yes;
+    case JSON_INT:
+    case JSON_REAL: return !json_f64(j, &number, NULL) && number != 0;
+    case JSON_STRING: return !json_str(j, &text, &size, NULL) && size > 0;
+    case JSON_ARRAY:
+    case JSON_OBJECT: break;
+    }
+    return json_count(j) > 0;
+}

@@ -74,4 +74,7 @@ void json_out_bool(struct json_out *o, const char *key, bool value);
 void json_out_free(struct json_out *o);
 const char *json_library(char name[64]); /* "jansson 2.14" */
 
+/* Python's truth: false, 0, "", [], {}, null and absent are false. */
+bool json_truthy(struct json j);
+
 #endif

@@ -4,11 +4,11 @@
 
 #include <string.h>
 
-#include "data/chat_tools.h"
+#include "data/text.h"
 
 static bool is_blank(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
-void json_array_free(struct json_array *a) { chat_text_free(&a->item); }
+void json_array_free(struct json_array *a) { text_free(&a->item); }
 
 static int broken(const struct json_array *a, const char *what, struct err *err)
 {
@@ -63,7 +63,7 @@ static int read_item(struct json_array *a, struct err *err)
             return err_set(err, "%s[%lld]: the row is larger than %s, the most that a row may have",
                            line_reader_path(a->reader), (long long)a->index, str_bytes(limit, FILE_LINE_MAX));
         }
-        chat_put_bytes(&a->item, a->chunk + begin, a->at - begin);
+        text_put_bytes(&a->item, a->chunk + begin, a->at - begin);
     }
     while (a->item.size && is_blank(a->item.text[a->item.size - 1])) a->item.size--;
     if (!a->item.size) return broken(a, "a value is missing", err);

@@ -2,8 +2,8 @@
 #ifndef MT_JSON_ARRAY_H
 #define MT_JSON_ARRAY_H
 
-#include "data/chat.h"
 #include "data/file.h"
+#include "data/text.h"
 
 /* Zeroed but for the reader is valid; the reader stands at its beginning and stays the caller's. */
 struct json_array {
@@ -11,7 +11,7 @@ struct json_array {
     const char *chunk; /* [size] of which `at` bytes are read */
     int64_t size, at;
     int64_t bytes, index; /* read of the file before the chunk; items returned */
-    struct chat_text item;
+    struct text_buf item;
     bool opened, closed;
 };
 /* 1: *text is the next item, NUL-terminated, valid until the next call. 0: the array is

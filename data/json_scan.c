@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/normalize.h"
+#include "data/tokenizer/normalize.h"
 
 static void skip_blanks(struct json_scan *s)
 {

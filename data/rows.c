@@ -4,13 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/chat_tools.h"
+#include "data/text.h"
 
 void row_reader_free(struct row_reader *r)
 {
     mem_free(r->samples);
     chat_samples_free(&r->chat);
-    chat_text_free(&r->joined);
+    text_free(&r->joined);
     json_free(r->rewritten);
     *r = (struct row_reader){0};
 }
@@ -51,13 +51,13 @@ struct json_doc *row_parse(const char *text, int64_t size, const char *name, str
 {
     struct json_doc *doc = json_parse_within(text, size, JSON_ROW_VALUES, name, err);
     if (!doc || json_type(json_root(doc)) != JSON_ARRAY || !json_has(json_at(json_root(doc), 0), "role")) return doc;
-    struct chat_text row = {0};
+    struct text_buf row = {0};
     json_free(doc);
-    chat_put(&row, "{\"messages\": ");
-    chat_put_bytes(&row, text, size);
-    chat_put(&row, "}");
+    text_put(&row, "{\"messages\": ");
+    text_put_bytes(&row, text, size);
+    text_put(&row, "}");
     doc = json_parse(row.text, row.size, name, err);
-    chat_text_free(&row);
+    text_free(&row);
     return doc;
 }
 
@@ -110,7 +110,7 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
                           "tokenizer): set data.chat_template, or write the rows as prompt and completion");
     if (chat_samples_make(&r->chat, r->opt->chat, row, r->opt->loss_on, r->opt->whole, &opt, err)) return -1;
     for (int64_t i = 0; i < r->chat.count; i++) {
-        const struct chat_text *t = &r->chat.items[i];
+        const struct text_buf *t = &r->chat.items[i];
         struct row_sample *s = add(r, t->text, t->size);
         s->spans = (const int64_t(*)[2])t->spans;
         s->n_spans = t->n_spans;
@@ -123,35 +123,35 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
 static void open_row(struct row_reader *r)
 {
     r->joined.size = 0;
-    chat_put(&r->joined, "{\"messages\": [");
+    text_put(&r->joined, "{\"messages\": [");
 }
 
-static void put_text(struct chat_text *t, const char *s) { chat_put_quoted(t, s, (int64_t)strlen(s)); }
+static void put_text(struct text_buf *t, const char *s) { text_put_quoted(t, s, (int64_t)strlen(s)); }
 
 /* One message; content is JSON. */
 static int put_message(struct row_reader *r, const char *role, struct json content, bool train, struct err *err)
 {
-    struct chat_text *t = &r->joined;
-    if (t->text[t->size - 1] != '[') chat_put(t, ", ");
-    chat_put(t, "{\"role\": ");
+    struct text_buf *t = &r->joined;
+    if (t->text[t->size - 1] != '[') text_put(t, ", ");
+    text_put(t, "{\"role\": ");
     put_text(t, role);
-    chat_put(t, train ? ", \"content\": " : ", \"train\": false, \"content\": ");
-    if (chat_put_json(t, content, err)) return -1;
-    chat_put(t, "}");
+    text_put(t, train ? ", \"content\": " : ", \"train\": false, \"content\": ");
+    if (text_put_json(t, content, err)) return -1;
+    text_put(t, "}");
     return 0;
 }
 
 /* Ends the row and reads it as messages. */
 static int read_rewritten(struct row_reader *r, struct json row, struct err *err)
 {
-    struct chat_text *t = &r->joined;
+    struct text_buf *t = &r->joined;
     const struct json tools = json_find(row, "tools");
-    chat_put(t, "]");
+    text_put(t, "]");
     if (json_type(tools) != JSON_ABSENT) {
-        chat_put(t, ", \"tools\": ");
-        if (chat_put_json(t, tools, err)) return -1;
+        text_put(t, ", \"tools\": ");
+        if (text_put_json(t, tools, err)) return -1;
     }
-    chat_put(t, "}");
+    text_put(t, "}");
     json_free(r->rewritten);
     r->rewritten = json_parse(t->text, t->size, "as messages", err);
     struct err why;
@@ -170,7 +170,7 @@ static bool has_text(struct json j)
 /* `value` is JSON in a string: {name, arguments}, or a list of them. */
 static int put_calls(struct row_reader *r, struct json value, struct err *err)
 {
-    struct chat_text *t = &r->joined;
+    struct text_buf *t = &r->joined;
     const char *s;
     int64_t size;
     if (json_str(value, &s, &size, err)) return -1;
@@ -179,14 +179,14 @@ static int put_calls(struct row_reader *r, struct json value, struct err *err)
     struct json root = json_root(doc);
     bool list = json_type(root) == JSON_ARRAY;
     int rc = 0;
-    if (t->text[t->size - 1] != '[') chat_put(t, ", ");
-    chat_put(t, "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [");
+    if (t->text[t->size - 1] != '[') text_put(t, ", ");
+    text_put(t, "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [");
     for (int64_t i = 0; !rc && i < (list ? json_count(root) : 1); i++) {
-        chat_put(t, i ? ", {\"type\": \"function\", \"function\": " : "{\"type\": \"function\", \"function\": ");
-        rc = chat_put_json(t, list ? json_at(root, i) : root, err);
-        chat_put(t, "}");
+        text_put(t, i ? ", {\"type\": \"function\", \"function\": " : "{\"type\": \"function\", \"function\": ");
+        rc = text_put_json(t, list ? json_at(root, i) : root, err);
+        text_put(t, "}");
     }
-    chat_put(t, "]}");
+    text_put(t, "]}");
     json_free(doc);
     return rc;
 }
@@ -228,18 +228,18 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
             put_message(r, "assistant", json_at(pair, 1), true, err))
             return -1;
     }
-    struct chat_text question = {0};
-    chat_put(&question, instruction);
+    struct text_buf question = {0};
+    text_put(&question, instruction);
     if (input && *input) {
-        chat_put(&question, "\n");
-        chat_put(&question, input);
+        text_put(&question, "\n");
+        text_put(&question, input);
     }
-    struct chat_text *t = &r->joined;
-    chat_put(t, t->text[t->size - 1] == '[' ? "{\"role\": \"user\", \"content\": "
+    struct text_buf *t = &r->joined;
+    text_put(t, t->text[t->size - 1] == '[' ? "{\"role\": \"user\", \"content\": "
                                             : ", {\"role\": \"user\", \"content\": ");
-    chat_put_quoted(t, question.text, question.size);
-    chat_put(t, "}");
-    chat_text_free(&question);
+    text_put_quoted(t, question.text, question.size);
+    text_put(t, "}");
+    text_free(&question);
     struct json output = json_find(row, "output");
     if (json_type(output) != JSON_STRING) return json_error(row, err, "`output` must be a string");
     return put_message(r, "assistant", output, true, err) ? -1 : read_rewritten(r, row, err);
@@ -253,15 +253,15 @@ static int read_message_lists(struct row_reader *r, struct json row, struct err 
         struct json list;
         if (json_get_array(row, part ? "completion" : "prompt", &list, err)) return -1;
         for (int64_t i = 0; i < json_count(list); i++) {
-            struct chat_text *t = &r->joined;
+            struct text_buf *t = &r->joined;
             struct json message = json_at(list, i);
             if (json_type(message) != JSON_OBJECT)
                 return json_error(message, err, "must be a message, {role, content}");
-            if (t->text[t->size - 1] != '[') chat_put(t, ", ");
-            if (chat_put_json(t, message, err)) return -1;
+            if (t->text[t->size - 1] != '[') text_put(t, ", ");
+            if (text_put_json(t, message, err)) return -1;
             if (part || json_has(message, "train")) continue;
             t->size--;
-            chat_put(t, json_count(message) ? ", \"train\": false}" : "\"train\": false}");
+            text_put(t, json_count(message) ? ", \"train\": false}" : "\"train\": false}");
         }
     }
     return read_rewritten(r, row, err);
@@ -277,8 +277,8 @@ static int read_prompt_completion(struct row_reader *r, struct json row, struct 
     if (json_str(json_find(row, "prompt"), &prompt, &n_prompt, err)) return -1;
     if (json_str(json_find(row, "completion"), &completion, &n_completion, err)) return -1;
     r->joined.size = 0;
-    chat_put_bytes(&r->joined, prompt, n_prompt);
-    chat_put_bytes(&r->joined, completion, n_completion);
+    text_put_bytes(&r->joined, prompt, n_prompt);
+    text_put_bytes(&r->joined, completion, n_completion);
     return add_text(r, r->joined.text, n_prompt, r->joined.size);
 }
 
@@ -315,7 +315,7 @@ static int read_row(struct row_reader *r, struct json row, struct err *err);
 static int read_columns(struct row_reader *r, struct json row, struct err *err)
 {
     static const char *const roles[] = {"system", "user", "assistant"};
-    struct chat_text keys = {0};
+    struct text_buf keys = {0};
     const char *list = r->opt->columns;
     char to[64], column[128];
     int status, rc = 0;
@@ -328,21 +328,21 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
         if (json_type(value) == JSON_ABSENT) rc = json_error(row, err, "has no column `%s` (data.columns)", column);
         if (!rc && role < MT_LEN(roles)) rc = put_message(r, to, value, true, err);
         if (rc || role < MT_LEN(roles)) continue;
-        chat_put(&keys, keys.size ? ", " : "{");
+        text_put(&keys, keys.size ? ", " : "{");
         put_text(&keys, to);
-        chat_put(&keys, ": ");
-        rc = chat_put_json(&keys, value, err);
+        text_put(&keys, ": ");
+        rc = text_put_json(&keys, value, err);
     }
     if (!rc && status < 0) rc = -1;
     if (!rc && !keys.size) {
         rc = read_rewritten(r, row, err);
     } else if (!rc) {
-        chat_put(&keys, "}");
+        text_put(&keys, "}");
         json_free(r->rewritten);
         r->rewritten = json_parse(keys.text, keys.size, "data.columns", err);
         rc = r->rewritten ? read_row(r, json_root(r->rewritten), err) : -1;
     }
-    chat_text_free(&keys);
+    text_free(&keys);
     return rc;
 }
 

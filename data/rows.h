@@ -2,8 +2,8 @@
 #ifndef MT_ROWS_H
 #define MT_ROWS_H
 
-#include "data/chat_samples.h"
-#include "data/tokenizer.h"
+#include "data/chat/chat_samples.h"
+#include "data/tokenizer/tokenizer.h"
 
 /* AUTO: by the keys of each row.
  * - text: {text}; loss everywhere
@@ -42,7 +42,7 @@ struct row_reader {
     struct row_sample *samples; /* [n] of the last row */
     int64_t n, cap;
     struct chat_samples chat;
-    struct chat_text joined; /* prompt and completion, or a row rewritten as messages */
+    struct text_buf joined; /* prompt and completion, or a row rewritten as messages */
     struct json_doc *rewritten;
     int64_t span[2];
 };

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "kernels/prof.h"
 
 /* ---- open and close ---- */

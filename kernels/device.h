@@ -10,7 +10,7 @@ extern "C" {
 
 struct ops;  /* kernels/ops.h */
 struct prof; /* kernels/prof.h */
-struct comm; /* kernels/comm.h */
+struct comm; /* kernels/comm/comm.h */
 
 /* What work costs at least: floating-point operations of its products; bytes of every input read once and every output
  * written once; and bytes for decoding 4-bit weights to bf16 before the product reads them. */

@@ -253,7 +253,7 @@ struct ops {
     dev_mark_fn *mark;
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;
-    const struct comm_ops *comm; /* kernels/comm.h; NULL: collectives take tensors out of the host's memory */
+    const struct comm_ops *comm; /* kernels/comm/comm.h; NULL: collectives take tensors out of the host's memory */
     embed_fwd_fn *embed_fwd;
     rmsnorm_fwd_fn *rmsnorm_fwd;
     rmsnorm_bwd_fn *rmsnorm_bwd;

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 
 const char *recompute_name(enum recompute r)
 {

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 
 struct shard dispatch_shard(const struct comm *ep, int64_t n_exp)
 {

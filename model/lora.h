@@ -8,7 +8,7 @@
 #ifndef MT_LORA_H
 #define MT_LORA_H
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "model/arch.h"
 #include "optim/adamw.h"
 

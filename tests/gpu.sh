@@ -177,8 +177,8 @@ compare_ranks() { # NAME
 several_ranks() { # DEVICE RANKS KEY: what sets the number of ranks
     local device=$1 ranks=$2 key=$3 name status=0
     train_ranks one 50 && train_ranks data 50 "$key=$ranks" && train_ranks zero 50 "$key=$ranks" parallel.zero=yes &&
-        train_ranks experts 50 "$key=$ranks" parallel.ep="$ranks" parallel.pieces=3 &&
-        train_ranks pairs 50 "$key=$ranks" parallel.ep=2 parallel.capacity=1 &&
+        train_ranks experts 50 "$key=$ranks" parallel.ep="$ranks" parallel.chunks=3 &&
+        train_ranks pairs 50 "$key=$ranks" parallel.ep=2 parallel.capacity_factor=1 &&
         train_ranks ended 20 "$key=$ranks" && train_ranks ended 50 || return 1
     for name in data zero experts pairs ended; do compare_ranks $name || status=1; done
     for name in data zero ended; do

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "data/hub/hub.h"
 #include "kernels/hash.h"
-#include "data/hub.h"
 #include "tests/process.h"
 
 struct hub_server hub_server;

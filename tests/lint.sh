@@ -81,21 +81,35 @@ check_includes() {
         if (target ~ header && FILENAME !~ pattern) bad("<" target "> has one home: " pattern)
     }
     BEGIN {
-        top = "kernels/[^/]*"
+        base = "kernels/(base|hash|memory|tensor)\\.h"
+        top = "kernels/[^/]*|kernels/comm/comm\\.h"
         may["kernels"] = top
-        may["kernels/cpu"] = top "|kernels/cpu/.*"
+        may["kernels/comm"] = top "|kernels/comm/.*"
+        may["kernels/cpu"] = "kernels/[^/]*|kernels/cpu/.*"
         may["kernels/cuda"] = top "|kernels/cuda/.*"
-        may["data"] = "data/.*|kernels/(base|hash|tensor)\\.h"
+        may["data"] = "data/[^/]*|data/(tokenizer|chat)/[^/]*|" base
+        may["data/tokenizer"] = "data/(tokenizer/.*|file\\.h|json\\.h|json_scan\\.h)|" base
+        may["data/chat"] = "data/(chat/.*|file\\.h|json\\.h|text\\.h)|" base
+        may["data/chat/jinja"] = "data/(chat/jinja/.*|json\\.h|text\\.h)|" base
+        may["data/hub"] = "data/(hub/.*|file\\.h|json\\.h|text\\.h)|" base
         may["optim"] = "optim/.*|" top
         may["model"] = "model/.*|optim/.*|data/(safetensors|json)\\.h|" top
-        may["train"] = "train/.*|model/.*|optim/.*|data/.*|" top
+        below = "model/.*|optim/.*|data/.*|" top
+        may["train"] = "train/[^/]*|train/report/.*|" below
+        may["train/command_table.c"] = may["train/main.c"] = "train/.*|" below
+        may["train/cli"] = "train/cli/.*|train/config\\.h|" below
+        may["train/report"] = "train/report/.*|train/(config|run)\\.h|" below
+        may["train/synth"] = "train/synth/.*|train/atomic_dir\\.h|" below
+        may["train/bench"] = "train/(bench|cli|report|synth)/.*|train/[^/]*|" below
+        may["train/export"] = "train/(export|report)/.*|train/[^/]*|" below
+        may["train/tools"] = "train/(tools|cli|report)/.*|train/[^/]*|" below
         may["tests"] = "(tests|train|model|optim|data|kernels)/.*|test_list\\.h"
     }
     !/^#[ ]*include/ { next }
     {
         room = FILENAME
-        if (room ~ /^kernels\/(cpu|cuda)\//) sub(/^kernels\//, "kernels:", room)
-        sub(/\/.*/, "", room); sub(/:/, "/", room)
+        if (room ~ /^tests\//) room = "tests"
+        else if (!(room in may)) sub(/\/[^\/]*$/, "", room)
         target = $0; sub(/^#[ ]*include *[<"]/, "", target); sub(/[>"].*/, "", target)
     }
     /"/ {
@@ -105,9 +119,9 @@ check_includes() {
     /</ {
         home("^zlib\\.h$", "^data/file\\.c$")
         home("^jansson\\.h$", "^data/json\\.c$")
-        home("^pcre2\\.h$", "^data/split\\.c$")
-        home("^utf8proc\\.h$", "^data/normalize\\.c$")
-        home("^curl/", "^data/hub_http\\.c$")
+        home("^pcre2\\.h$", "^data/tokenizer/split\\.c$")
+        home("^utf8proc\\.h$", "^data/tokenizer/normalize\\.c$")
+        home("^curl/", "^data/hub/hub_http\\.c$")
         home("^ini\\.h$", "^train/config\\.c$")
         home("^(cblas|openblas_config)\\.h$|^omp\\.h$", "^kernels/cpu/")
         home("^(cuda|cublas|cupti|cudnn|nccl|nvtx|cooperative_groups|mma)", "^kernels/cuda/|^tests/op_check\\.c$")
@@ -171,8 +185,8 @@ prove() {
     trap "rm -rf '$tree'" EXIT
     fresh() {
         rm -rf "${tree:?}"/*
-        mkdir -p "$tree"/{data,kernels/cpu,train}
-        touch "$tree"/{.,data,kernels,kernels/cpu,train}/README.md
+        mkdir -p "$tree"/{data/hub,kernels/cpu,train}
+        touch "$tree"/{.,data,data/hub,kernels,kernels/cpu,train}/README.md
         cp "$(dirname "$self")/../.clang-format" "$tree/"
         printf '/* base.h - b */\n#ifndef MT_BASE_H\n#define MT_BASE_H\n#endif\n' > "$tree/kernels/base.h"
         printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(int x);\nstruct ops {\n' \
@@ -182,7 +196,7 @@ prove() {
         printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
         printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file.c"
         printf '/* hub_http.c - h */\n#include <curl/curl.h>\nchar *s = getenv("HF_HUB_CACHE");\n' \
-            > "$tree/data/hub_http.c"
+            > "$tree/data/hub/hub_http.c"
     }
     expect() { # PLACE TEXT: lint.sh names it
         n=$((n + 1))

@@ -5,7 +5,7 @@
 
 #include "data/json.h"
 #include "tests/process.h"
-#include "train/synth.h"
+#include "train/synth/synth.h"
 
 #define SMALL "--device", "cpu", "--threads", "2", "--tokens", "64", "--seq", "32", "--steps", "2", "--rank", "4"
 
@@ -43,7 +43,7 @@ static void test_ops(void **state)
     struct json root = json_root(doc);
     assert_close(number(root, "layers"), 2, 0);
     assert_close(number(root, "tokens"), 64, 0);
-    assert_close(number(root, "resident_layers"), 0, 0);
+    assert_close(number(root, "decoded_layers"), 0, 0);
     assert_true(number(root, "roof_tflops") > 0 && number(root, "roof_gbs") > 0);
     assert_close(calls(root, "attn_fwd"), 2, 0);
     assert_close(calls(root, "linear_fwd"), 4, 0); /* qkv and out of two layers */
@@ -93,8 +93,7 @@ static void test_text(void **state)
     assert_says(said.out, "peak memory ");
     assert_says(said.out, "between the ops");
     assert_int_equal(
-        RUN("bench", "ops", "--arch", "gpt-oss-tiny", "--quant", "nf4", "--resident", "1", "--dtype", "bf16", SMALL),
-        0);
+        RUN("bench", "ops", "--arch", "gpt-oss-tiny", "--quant", "nf4", "--decoded", "1", "--dtype", "bf16", SMALL), 0);
     assert_says(said.out, "gpt-oss-tiny, 2 layers, experts nf4, 1 of 2 layers decoded to f32, LoRA r 4");
     assert_int_equal(RUN("bench", "step", "--help"), 0);
     assert_says(said.out, "--memory-gb");

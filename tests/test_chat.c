@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/chat_deepseek.h"
-#include "data/chat_samples.h"
+#include "data/chat/chat_deepseek.h"
+#include "data/chat/chat_samples.h"
 #include "data/file.h"
 #include "data/rows.h"
 
@@ -33,7 +33,7 @@ static struct chat_options options_of(struct json c)
     return o;
 }
 
-static void check(const struct chat_text *t, struct json c, const char *name)
+static void check(const struct text_buf *t, struct json c, const char *name)
 {
     struct json spans = json_find(c, "spans");
     struct err err;
@@ -59,14 +59,14 @@ static void vectors(void **state)
     struct json_doc *doc = load_cases();
     for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
         struct err err;
-        struct chat_text t = {0};
+        struct text_buf t = {0};
         struct json c = json_at(json_root(doc), i);
         struct chat_options options = options_of(c);
         const char *name;
         assert_false(json_get_str(c, "name", &name, &err));
         if (chat_render_harmony(&t, json_find(c, "row"), &options, &err)) fail_msg("%s: %s", name, err.msg);
         check(&t, c, name);
-        chat_text_free(&t);
+        text_free(&t);
     }
     json_free(doc);
 }
@@ -76,7 +76,7 @@ static void appends(void **state)
 {
     (void)state;
     struct err err;
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     struct chat_options options = {0};
     static const char good[] =
         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}";
@@ -98,8 +98,8 @@ static void appends(void **state)
     assert_memory_equal(t.text, t.text + size, (size_t)size);
     json_free(a);
     json_free(b);
-    chat_text_free(&t);
-    chat_text_free(&t);
+    text_free(&t);
+    text_free(&t);
 }
 
 #define USER        "{\"role\":\"user\",\"content\":\"q\"}"
@@ -175,7 +175,7 @@ static void refused(void **state)
 {
     (void)state;
     struct chat_options options = {0};
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     for (int64_t i = 0; i < MT_LEN(refusals); i++) {
         struct err err = {.msg = ""};
         struct json_doc *doc = json_parse(refusals[i].row, (int64_t)strlen(refusals[i].row), "f:1", &err);
@@ -187,7 +187,7 @@ static void refused(void **state)
         assert_int_equal(t.n_spans, 0);
         json_free(doc);
     }
-    chat_text_free(&t);
+    text_free(&t);
 }
 
 /* The span edges of real chats are token edges: every mark is one token, none straddles. */
@@ -199,7 +199,7 @@ static void edges_are_token_edges(void **state)
     struct tokenizer *tok = tokenizer_load(fixture("../../configs/tiny-gptoss/tokenizer.json"), &err);
     if (!tok) fail_msg("%s", err.msg);
     struct token_list list = {0};
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
         struct json c = json_at(json_root(doc), i);
         struct chat_options options = options_of(c);
@@ -217,7 +217,7 @@ static void edges_are_token_edges(void **state)
         }
     }
     token_list_free(&list);
-    chat_text_free(&t);
+    text_free(&t);
     tokenizer_free(tok);
     json_free(doc);
 }
@@ -230,7 +230,7 @@ static void deepseek_vectors(void **state)
     const struct chat_options options = {0};
     struct json_doc *doc = load("chat/deepseek.json", 20);
     struct chat_template *t = chat_template_deepseek();
-    struct chat_text text = {0};
+    struct text_buf text = {0};
     char name[32];
     struct err err;
     for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
@@ -240,7 +240,7 @@ static void deepseek_vectors(void **state)
         if (chat_template_render(&text, t, json_find(c, "row"), &options, &err)) fail_msg("%s: %s", name, err.msg);
         check(&text, c, name);
     }
-    chat_text_free(&text);
+    text_free(&text);
     chat_template_free(t);
     json_free(doc);
 }
@@ -264,7 +264,7 @@ static void deepseek_refusals(void **state)
          "reasoning_effort \"low\""}};
     const struct chat_options options = {0};
     struct chat_template *t = chat_template_deepseek();
-    struct chat_text text = {0};
+    struct text_buf text = {0};
     for (int64_t i = 0; i < MT_LEN(bad); i++) {
         struct err err = {.msg = ""};
         struct json_doc *doc = json_parse(bad[i][0], (int64_t)strlen(bad[i][0]), "f:1", &err);
@@ -274,7 +274,7 @@ static void deepseek_refusals(void **state)
         assert_int_equal(text.size + text.n_spans, 0);
         json_free(doc);
     }
-    chat_text_free(&text);
+    text_free(&text);
     chat_template_free(t);
 }
 
@@ -294,7 +294,7 @@ static void assert_trained(const char *kwargs, bool whole, int64_t unshown, cons
     assert_non_null(doc);
     if (chat_samples_make(&samples, t, json_root(doc), LOSS_ASSISTANT, whole, &options, &err)) fail_msg("%s", err.msg);
     for (int64_t i = 0; i < samples.count; i++) {
-        const struct chat_text *s = &samples.items[i];
+        const struct text_buf *s = &samples.items[i];
         for (int64_t k = 0; k < s->n_spans; k++)
             snprintf(got + strlen(got), sizeof(got) - strlen(got), "%.*s|", (int)(s->spans[k][1] - s->spans[k][0]),
                      s->text + s->spans[k][0]);
@@ -327,7 +327,7 @@ static void kwargs(void **state)
     static const char bare[] = "{\"messages\":[" USER "]}";
     const struct chat_options options = {0};
     struct chat_template *t = chat_template_deepseek();
-    struct chat_text text = {0};
+    struct text_buf text = {0};
     struct err err;
     for (int i = 0; i < MT_LEN(bad); i++) {
         assert_int_equal(chat_template_set_kwargs(t, bad[i][0], &err), -1);
@@ -347,7 +347,7 @@ static void kwargs(void **state)
         json_free(doc);
         json_free(plain);
     }
-    chat_text_free(&text);
+    text_free(&text);
     chat_template_free(t);
 }
 

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/chat_samples.h"
-#include "data/chat_tools.h"
+#include "data/chat/chat_samples.h"
 #include "data/file.h"
+#include "data/text.h"
 
 /* As Nemotron 3: asks for reasoning, and writes none as an empty block; the last answer alone shows its own. */
 #define EMPTY_BLOCK                                                                                                    \
@@ -39,7 +39,7 @@ static struct chat_template *load(const char *text)
 }
 
 /* The samples of a conversation, each ended by "/", what carries loss in [[ ]]; an error as it is. */
-static void make(struct chat_text *out, const char *template, const char *answers[2], const char *more, bool whole)
+static void make(struct text_buf *out, const char *template, const char *answers[2], const char *more, bool whole)
 {
     struct chat_template *t = load(template);
     struct chat_samples s = {0};
@@ -54,20 +54,20 @@ static void make(struct chat_text *out, const char *template, const char *answer
     struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
     assert_non_null(doc);
     out->size = 0;
-    chat_put(out, "");
+    text_put(out, "");
     const int rc = chat_samples_make(&s, t, json_root(doc), LOSS_ASSISTANT, whole, &opt, &err);
-    if (rc) chat_put(out, err.msg);
+    if (rc) text_put(out, err.msg);
     for (int64_t i = 0; !rc && i < s.count; i++) {
-        const struct chat_text *one = &s.items[i];
+        const struct text_buf *one = &s.items[i];
         int64_t at = 0;
         for (int64_t k = 0; k < one->n_spans; at = one->spans[k++][1]) {
-            chat_put_bytes(out, one->text + at, one->spans[k][0] - at);
-            chat_put(out, "[[");
-            chat_put_bytes(out, one->text + one->spans[k][0], one->spans[k][1] - one->spans[k][0]);
-            chat_put(out, "]]");
+            text_put_bytes(out, one->text + at, one->spans[k][0] - at);
+            text_put(out, "[[");
+            text_put_bytes(out, one->text + one->spans[k][0], one->spans[k][1] - one->spans[k][0]);
+            text_put(out, "]]");
         }
-        chat_put_bytes(out, one->text + at, one->size - at);
-        if (i + 1 < s.count) chat_put(out, "/");
+        text_put_bytes(out, one->text + at, one->size - at);
+        if (i + 1 < s.count) text_put(out, "/");
     }
     chat_samples_free(&s);
     chat_template_free(t);
@@ -108,7 +108,7 @@ static void parted_headers(void **state)
         {OTHER_ROLE("<|s|>assistant\n", "<|s|>model\n"), {"b", "d"}, "", false, "messages[3]`: the template's prompt"},
         {OTHER_ROLE("assistant:", "model:"), {"b", "d"}, "", true, "messages[1]`: the template's prompt is not"},
     };
-    struct chat_text got = {0};
+    struct text_buf got = {0};
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         const char *answers[2] = {rows[i].answers[0], rows[i].answers[1]};
         make(&got, rows[i].template, answers, rows[i].more, rows[i].whole);
@@ -116,7 +116,7 @@ static void parted_headers(void **state)
         if (error ? !strstr(got.text, rows[i].expected) : strcmp(got.text, rows[i].expected) != 0)
             fail_msg("%s\ngives %s\nnot   %s", rows[i].template, got.text, rows[i].expected);
     }
-    chat_text_free(&got);
+    text_free(&got);
 }
 
 int test_chat_samples(void)

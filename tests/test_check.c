@@ -1,5 +1,5 @@
 /* test_check.c - `moetrain check` accepts what is right in every family, and notices what is wrong. */
-#include "train/check.h"
+#include "train/bench/check.h"
 
 #include <math.h>
 #include <stdio.h>

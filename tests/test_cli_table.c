@@ -4,8 +4,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "data/file.h"
 #include "tests/process.h"
-#include "train/cli.h"
+#include "train/cli/cli.h"
 
 /* The command's words, then `more`. */
 static int run_command(const struct command *c, const char *more)
@@ -418,6 +419,30 @@ static void test_config_markdown(void **state)
     }
 }
 
+/* The table of keys in train/README.md is what the program prints. */
+static void test_documented_keys(void **state)
+{
+    (void)state;
+    struct err err;
+    char path[MT_PATH];
+    int64_t size;
+    snprintf(path, sizeof(path), "%s", fixture("../../train/README.md"));
+    if (!file_exists(path)) {
+        print_message("skip: %s is not there\n", path);
+        skip();
+    }
+    assert_int_equal(RUN("config", "--markdown"), 0);
+    char *text = file_read(path, 1 << 28, &size, &err);
+    if (!text) fail_msg("%s", err.msg);
+    const char *begin = strstr(text, "<!-- begin: moetrain config --markdown -->\n");
+    assert_non_null(begin);
+    begin = strchr(begin, '\n') + 1;
+    const int64_t n = (int64_t)strlen(said.out);
+    if (strncmp(begin, said.out, (size_t)n) || strncmp(begin + n, "<!-- end -->\n", 13))
+        fail_msg("train/README.md: its table of keys is not the output of `moetrain config --markdown`");
+    mem_free(text);
+}
+
 int test_cli_table(void)
 {
     const struct CMUnitTest tests[] = {
@@ -434,6 +459,7 @@ int test_cli_table(void)
         cmocka_unit_test(test_completions),
         cmocka_unit_test(test_install),
         cmocka_unit_test(test_config_markdown),
+        cmocka_unit_test(test_documented_keys),
     };
     return cmocka_run_group_tests_name("cli_table", tests, NULL, NULL);
 }

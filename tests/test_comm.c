@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "tests/process.h"
 
 /* Of a rank: a failed check is its exit code 3, with the line on standard error. */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
-#include "train/compare.h"
+#include "train/report/compare.h"
 
 /* A run directory DIR/NAME with 3 steps, two evaluations and the given settings. */
 static const char *make_run(const char *dir, const char *name, double loss, const char *settings)

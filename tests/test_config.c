@@ -171,6 +171,9 @@ static void unknown_names_are_told(void **state)
     refuse("[optim]\nwarmup_step = 1\n",
            "run.ini:2: unknown key \"warmup_step\" in [optim]: did you mean \"warmup_steps\"?");
     refuse("[train]\nlr = 1e-4\n", "run.ini:2: unknown key \"lr\" in [train]: it belongs to [optim]");
+    refuse("[parallel]\npieces = 2\n", "run.ini:2: parallel.pieces is now parallel.chunks");
+    refuse_set("train.resident_layers=0", "--set train.resident_layers=0: train.resident_layers is now "
+                                          "train.decoded_layers");
     refuse("lr = 1\n", "run.ini:1: \"lr\" stands before the first [section]");
     refuse("[optim]\n = 1\n", "run.ini:2: unknown key \"\" in [optim]; its keys are lr, schedule, warmup_steps, "
                               "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");

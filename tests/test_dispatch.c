@@ -72,7 +72,7 @@ static void test_same_training(void **state)
     } rows[] = {{2, 2, "train.recompute=none"},
                 {4, 4, "train.recompute=selective"},
                 {4, 2, "train.recompute=full"},
-                {2, 2, "parallel.pieces=4"},
+                {2, 2, "parallel.chunks=4"},
                 {4, 2, "parallel.zero=yes"}};
     const char *reference = one_rank();
     for (int i = 0; i < MT_LEN(rows); i++) {
@@ -159,16 +159,16 @@ static void test_crowded(void **state)
     assert_same_run(config, reference);
 
     /* Four ranks' rows go to one of them, which has room for its own: in more pieces, down to a token each. */
-    static const char *const more[] = {"train.recompute=none", "train.recompute=selective", "parallel.pieces=3"};
+    static const char *const more[] = {"train.recompute=none", "train.recompute=selective", "parallel.chunks=3"};
     for (int i = 0; i < MT_LEN(more); i++) {
         config = config_of(4, 4);
-        if (RUN(config, JOB, "--set", "train.steps=4", "--set", model, "--set", "parallel.capacity=1", "--set",
+        if (RUN(config, JOB, "--set", "train.steps=4", "--set", model, "--set", "parallel.capacity_factor=1", "--set",
                 more[i]))
             fail_msg("%s", said.err);
         assert_says(said.err, "the router crowds the experts of a rank: a layer goes in");
         assert_same_run(config, reference);
     }
-    if (RUN("eval", "--base", config_of(4, 4), JOB, "--set", model, "--set", "parallel.capacity=1"))
+    if (RUN("eval", "--base", config_of(4, 4), JOB, "--set", model, "--set", "parallel.capacity_factor=1"))
         fail_msg("%s", said.err);
 }
 

@@ -10,9 +10,9 @@
 #include "kernels/quant.h"
 #include "tests/checkpoints.h"
 #include "tests/process.h"
-#include "train/export.h"
+#include "train/export/export.h"
+#include "train/export/verify.h"
 #include "train/peft.h"
-#include "train/verify.h"
 
 #define LAYER "base_model.model.model.layers.1."
 #define OK(rc)                                                                                                         \

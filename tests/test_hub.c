@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "data/hub/hub.h"
+#include "data/hub/hub_http.h"
+#include "data/hub/hub_url.h"
 #include "kernels/hash.h"
-#include "data/hub.h"
-#include "data/hub_http.h"
-#include "data/hub_url.h"
 #include "tests/hub_server.h"
 #include "tests/process.h"
 

@@ -6,7 +6,7 @@
 
 #include "data/file.h"
 #include "data/safetensors.h"
-#include "train/inspect.h"
+#include "train/tools/inspect.h"
 
 /* What inspect_run prints for path; mem_free (free) it. NULL: it failed, with err. */
 static char *inspect(const char *path, struct err *err)

@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/chat_samples.h"
-#include "data/chat_tools.h"
+#include "data/chat/chat_samples.h"
+#include "data/chat/jinja/jinja.h"
 #include "data/file.h"
-#include "data/jinja.h"
-#include "data/tokenizer.h"
+#include "data/text.h"
+#include "data/tokenizer/tokenizer.h"
 
 #define MAX_VARS 32
 
@@ -28,20 +28,20 @@ static void json_text(struct json j, const char *key, const char **s, int64_t *s
 }
 
 /* Renders with the members of vars; NULL vars: none. -1 as jinja_parse and jinja_render say. */
-static int render(struct chat_text *out, const char *text, int64_t size, const struct json *vars, struct err *err)
+static int render(struct text_buf *out, const char *text, int64_t size, const struct json *vars, struct err *err)
 {
     struct jinja_var list[MAX_VARS] = {{0}};
     int64_t n = 0;
     for (; vars && n < MAX_VARS && json_member(*vars, n, &list[n].name, &list[n].json); n++) list[n].kind = JINJA_JSON;
     struct jinja *t = jinja_parse(text, size, "t.jinja", err);
     out->size = out->n_spans = 0;
-    chat_put(out, "");
+    text_put(out, "");
     int rc = t ? jinja_render(out, t, list, n, "2025-06-28", err) : -1;
     jinja_free(t);
     return rc;
 }
 
-static void assert_text(const struct chat_text *t, const char *text, int64_t size, const char *what)
+static void assert_text(const struct text_buf *t, const char *text, int64_t size, const char *what)
 {
     if (t->size != size || memcmp(t->text, text, (size_t)size))
         fail_msg("%s\ngives \"%s\"\nnot   \"%s\"", what, t->text, text);
@@ -54,7 +54,7 @@ static void constructs(void **state)
     (void)state;
     struct json_doc *doc = load_json("jinja/expressions.json");
     struct json cases = json_find(json_root(doc), "cases"), vars = json_find(json_root(doc), "vars");
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     assert_true(json_count(cases) > 350);
     for (int64_t i = 0; i < json_count(cases); i++) {
         struct json c = json_at(cases, i);
@@ -72,7 +72,7 @@ static void constructs(void **state)
         json_text(c, "text", &text, &n);
         assert_text(&t, text, n, template);
     }
-    chat_text_free(&t);
+    text_free(&t);
     json_free(doc);
 }
 
@@ -106,7 +106,7 @@ static void refusals(void **state)
         {"{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}", "inside another"},
         {"{{ '\\ud800' }}", "no Unicode character"},
     };
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         struct err err = {""};
         if (!render(&t, rows[i].template, (int64_t)strlen(rows[i].template), NULL, &err))
@@ -115,7 +115,7 @@ static void refusals(void **state)
         assert_int_equal(t.size, 0);
         assert_int_equal(t.n_spans, 0);
     }
-    chat_text_free(&t);
+    text_free(&t);
 }
 
 /* Each ends by itself, soon, and says why. */
@@ -139,14 +139,14 @@ static void endless_templates(void **state)
         {"{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l == ns.l }}",
          "nest too deeply"},
     };
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         struct err err = {""};
         if (!render(&t, rows[i].template, (int64_t)strlen(rows[i].template), NULL, &err))
             fail_msg("%s is not refused", rows[i].template);
         if (!strstr(err.msg, rows[i].words)) fail_msg("\"%s\" is not in: %s", rows[i].words, err.msg);
     }
-    chat_text_free(&t);
+    text_free(&t);
 }
 
 /* Operations on a text of 1 MiB, or a list that holds it, as often as a loop asks: each is work, and ends. */
@@ -158,7 +158,7 @@ static void work_by_size(void **state)
         "d.isdigit()", "d|int",         "d|float",       "b|indent(0)",    "s|map(attribute=s)",
         "{}[s]",
     };
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     for (int64_t i = 0; i < MT_LEN(operations); i++) {
         char template[512];
         struct err err = {""};
@@ -170,7 +170,7 @@ static void work_by_size(void **state)
         if (!render(&t, template, n, NULL, &err)) fail_msg("3000 times %s is not stopped", operations[i]);
         if (!strstr(err.msg, "share of work")) fail_msg("%s: %s", operations[i], err.msg);
     }
-    chat_text_free(&t);
+    text_free(&t);
 }
 
 /* What is small but stays until the end of the rendering, what is long in the template itself, and keys that nest. */
@@ -192,23 +192,23 @@ static void memory_and_nesting(void **state)
         {"{{ {([],): 1} }}", "a list cannot be a key"},
         {"{{ [[[1]]]|tojson(indent=900000000000000000 * 9) }}", "indent of more than 1000"},
     };
-    struct chat_text t = {0}, text = {0};
+    struct text_buf t = {0}, text = {0};
     struct err err = {""};
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         if (!render(&t, rows[i].template, (int64_t)strlen(rows[i].template), NULL, &err))
             fail_msg("%s is not refused", rows[i].template);
         if (!strstr(err.msg, rows[i].words)) fail_msg("\"%s\" is not in: %s", rows[i].words, err.msg);
     }
-    chat_put(&text, "{{ ");
-    for (int i = 0; i < 300; i++) chat_put(&text, "a");
-    chat_put(&text, " }}");
+    text_put(&text, "{{ ");
+    for (int i = 0; i < 300; i++) text_put(&text, "a");
+    text_put(&text, " }}");
     assert_int_equal(render(&t, text.text, text.size, NULL, &err), -1);
     assert_non_null(strstr(err.msg, "t.jinja:1: a name of more than 256 bytes"));
-    while (text.size <= 1 << 20) chat_put(&text, "0123456789abcdef");
+    while (text.size <= 1 << 20) text_put(&text, "0123456789abcdef");
     assert_int_equal(render(&t, text.text, text.size, NULL, &err), -1);
     assert_non_null(strstr(err.msg, "t.jinja: the template has "));
-    chat_text_free(&text);
-    chat_text_free(&t);
+    text_free(&text);
+    text_free(&t);
 }
 
 /* Brackets, blocks, signs and negations, as deep as a file can hold. */
@@ -227,17 +227,17 @@ static void deep_templates(void **state)
                                          "{% macro a() %}",
                                          "{% elif 1 %}",
                                          "1 + "};
-    struct chat_text t = {0}, text = {0};
+    struct text_buf t = {0}, text = {0};
     for (int64_t i = 0; i < MT_LEN(pieces); i++) {
         struct err err;
         bool block = pieces[i][0] == '{' && pieces[i][1] == '%';
         text.size = 0;
-        chat_put(&text, block ? "{% if 1 %}" : "{{ ");
-        for (int k = 0; k < 100000; k++) chat_put(&text, pieces[i]);
+        text_put(&text, block ? "{% if 1 %}" : "{{ ");
+        for (int k = 0; k < 100000; k++) text_put(&text, pieces[i]);
         assert_int_equal(render(&t, text.text, text.size, NULL, &err), -1);
     }
-    chat_text_free(&text);
-    chat_text_free(&t);
+    text_free(&text);
+    text_free(&t);
 }
 
 /* However a template ends, the parser comes back. */
@@ -248,7 +248,7 @@ static void truncation(void **state)
     struct json templates = json_find(json_root(doc), "templates"), entry;
     const char *name, *text;
     int64_t size;
-    struct chat_text t = {0};
+    struct text_buf t = {0};
     for (int64_t i = 0; json_member(templates, i, &name, &entry); i++) {
         json_text(entry, "chat_template", &text, &size);
         for (int64_t n = 0; n < size; n++) {
@@ -256,7 +256,7 @@ static void truncation(void **state)
             if (render(&t, text, n, NULL, &err) && strncmp(err.msg, "t.jinja:", 8)) fail_msg("%s", err.msg);
         }
     }
-    chat_text_free(&t);
+    text_free(&t);
     json_free(doc);
 }
 
@@ -284,7 +284,7 @@ static struct chat_template *load_template(struct json entry)
     return t;
 }
 
-static void assert_spans(const struct chat_text *t, struct json spans, const char *what)
+static void assert_spans(const struct text_buf *t, struct json spans, const char *what)
 {
     struct err err;
     if (t->n_spans != json_count(spans))
@@ -299,7 +299,7 @@ static void assert_spans(const struct chat_text *t, struct json spans, const cha
         }
 }
 
-static void check_ids(const struct tokenizer *tok, const struct chat_text *t, struct json ids)
+static void check_ids(const struct tokenizer *tok, const struct text_buf *t, struct json ids)
 {
     struct token_list list = {0};
     struct err err;
@@ -341,7 +341,7 @@ static void check_samples(const struct chat_template *t, struct json c)
 
 static void chat_case(const struct chat_template *t, const struct tokenizer *tok, struct json c)
 {
-    struct chat_text text = {0};
+    struct text_buf text = {0};
     struct err err = {""};
     const struct chat_options plain = {0}, prompt = {.generation_prompt = true};
     const char *expected;
@@ -349,7 +349,7 @@ static void chat_case(const struct chat_template *t, const struct tokenizer *tok
     int rc = chat_template_render(&text, t, json_find(c, "row"), &plain, &err);
     if (json_has(c, "error")) {
         assert_int_equal(rc, -1);
-        chat_text_free(&text);
+        text_free(&text);
         return;
     }
     if (rc) fail_msg("%s", err.msg);
@@ -362,7 +362,7 @@ static void chat_case(const struct chat_template *t, const struct tokenizer *tok
     json_text(c, "prompt", &expected, &size);
     assert_text(&text, expected, size, "prompt");
     check_samples(t, c);
-    chat_text_free(&text);
+    text_free(&text);
 }
 
 /* Text, ids and spans as transformers' apply_chat_template; samples as the prefixes say. */
@@ -461,7 +461,7 @@ static void write_text(const char *dir, const char *name, const char *text)
 static void assert_rendered(const char *dir, const char *file, const char *row, const char *expected)
 {
     struct chat_template *t;
-    struct chat_text text = {0};
+    struct text_buf text = {0};
     struct err err = {""};
     const struct chat_options opt = {0};
     if (chat_template_load(&t, dir, file, &err)) fail_msg("%s", err.msg);
@@ -470,7 +470,7 @@ static void assert_rendered(const char *dir, const char *file, const char *row, 
     assert_non_null(doc);
     if (chat_template_render(&text, t, json_root(doc), &opt, &err)) fail_msg("%s", err.msg);
     assert_string_equal(text.text, expected);
-    chat_text_free(&text);
+    text_free(&text);
     json_free(doc);
     chat_template_free(t);
 }

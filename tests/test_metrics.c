@@ -10,7 +10,7 @@
 
 #include "data/file.h"
 #include "data/json.h"
-#include "train/metrics.h"
+#include "train/report/metrics.h"
 
 static const char *in(const char *dir, const char *name)
 {
@@ -171,14 +171,14 @@ static void numbers_keep_their_digits(void **state)
     mem_free(text);
 }
 
-/* Every key that is written is in the table of train/README.md, and so is every event. */
+/* Every key that is written is in the table of train/report/README.md, and so is every event. */
 static void the_schema_is_documented(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
     struct err err;
     char path[MT_PATH], quoted[80];
-    snprintf(path, sizeof(path), "%s", fixture("../../train/README.md"));
+    snprintf(path, sizeof(path), "%s", fixture("../../train/report/README.md"));
     if (!file_exists(path)) {
         print_message("skip: %s is not there\n", path);
         skip();

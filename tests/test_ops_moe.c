@@ -18,7 +18,7 @@ static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
 enum layout { SPREAD, CROWDED, MIXED };
 
 struct setup {
-    struct packing packing;
+    struct packing_check packing;
     int64_t n_tok, n_exp, top_k, dim, width, r_up, r_down;
     struct glu glu;
     bool bias;

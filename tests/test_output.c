@@ -10,8 +10,8 @@
 #include "data/file.h"
 #include "tests/process.h"
 #include "train/archive.h"
+#include "train/atomic_dir.h"
 #include "train/lock.h"
-#include "train/swap.h"
 
 /* ---- the lock */
 
@@ -153,15 +153,15 @@ static void test_sweep(void **state)
     make(dir, ".deleting-2-best", "c");
     make(dir, ".tmp-other", "d");
     make(dir, ".cache", "e");
-    assert_int_equal(swap_sweep(dir, names, 1, true, &err), 0);
+    assert_int_equal(atomic_dir_sweep(dir, names, 1, true, &err), 0);
     assert_entries(dir, ".cache .tmp-other best");
     snprintf(path, sizeof(path), "%s/best", dir);
     assert_entries(path, "the old one");
     make(dir, ".old-best", "older");
-    assert_int_equal(swap_sweep(dir, NULL, 0, true, &err), 0);
+    assert_int_equal(atomic_dir_sweep(dir, NULL, 0, true, &err), 0);
     assert_entries(dir, ".cache best");
     assert_entries(path, "the old one");
-    swap_remove(path);
+    atomic_dir_remove(path);
     assert_entries(dir, ".cache");
 }
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tests/op_check.h"
-#include "train/packing.h"
+#include "train/packing_check.h"
 
 /* wrong: the batch calls all its documents one. */
 static void prove(const char *model, const char *device, const char *dtype, bool wrong)
@@ -13,7 +13,7 @@ static void prove(const char *model, const char *device, const char *dtype, bool
     struct config cfg;
     struct run r;
     struct err err = {.msg = ""};
-    struct packing p;
+    struct packing_check p;
     struct batch b;
     char set[MT_PATH + 32], path[MT_PATH];
     snprintf(path, sizeof(path), "%s", fixture(model));
@@ -35,11 +35,11 @@ static void prove(const char *model, const char *device, const char *dtype, bool
     loader_next(l, &b, NULL);
     assert_true(b.n_seq > 1);
     if (wrong) b.cu[1] = b.cu[b.n_seq], b.n_seq = 1; /* one document, all of it */
-    packing_measure(&r, &b, &p);
+    packing_check_measure(&r, &b, &p);
     print_message("%s, %s %s%s: %lld documents, loss %.9g packed, %.9g alone\n", model, device, dtype,
                   wrong ? ", seams forgotten" : "", (long long)p.n_seq, p.packed, p.alone);
     assert_true(p.n_seq > 1 && p.n_tok <= b.n_tok && isfinite(p.alone));
-    assert_int_equal(packing_judge(&r, &p, &err), wrong ? -1 : 0);
+    assert_int_equal(packing_check_judge(&r, &p, &err), wrong ? -1 : 0);
     if (wrong) assert_non_null(strstr(err.msg, "packed documents affect each other"));
     assert_int_equal(r.dev.work.used, 0);
     batch_free(&b);
@@ -73,8 +73,8 @@ static void no_seam(void **state)
     (void)state;
     int32_t pos[] = {0, 1, 2};
     const struct batch b = {.n_tok = 3, .n_seq = 1, .pos = pos};
-    struct packing p;
-    packing_measure(NULL, &b, &p);
+    struct packing_check p;
+    packing_check_measure(NULL, &b, &p);
     assert_int_equal(p.n_seq, 1);
 }
 

@@ -10,7 +10,7 @@
 #include "data/json.h"
 #include "tests/op_check.h"
 #include "tests/process.h"
-#include "train/profile.h"
+#include "train/report/profile.h"
 
 static const struct norm norm = {.eps = 1e-5f};
 

@@ -4,7 +4,8 @@
 
 #include "data/file.h"
 #include "tests/tiny_lora.h"
-#include "train/export.h"
+#include "train/export/export.h"
+#include "train/export/held.h"
 #include "train/peft.h"
 
 static void words_and_views(void **state)

@@ -7,12 +7,12 @@
 #include "tests/checkpoints.h"
 #include "tests/packed.h"
 #include "train/run.h"
-#include "train/synth.h"
+#include "train/synth/synth.h"
 
 /* ---- the op ---- */
 
 struct decode_case {
-    struct packing packing;
+    struct packing_check packing;
     int64_t n_exp, n_out, n_in;
 };
 static const struct decode_case decode_cases[] = {
@@ -141,7 +141,7 @@ static void job_open(struct job *j)
     j->cfg.data.seq_len = j->seq ? j->seq : SEQ;
     j->cfg.train.micro_batch = 2;
     j->cfg.train.recompute = CFG_RECOMPUTE_NONE;
-    j->cfg.train.resident_layers = j->resident;
+    j->cfg.train.decoded_layers = j->resident;
     j->cfg.train.memory_gb = (double)j->budget / (1 << 30);
     *r = (struct run){.cfg = &j->cfg};
     if (synth_memory_open(&j->memory, &opt, &err) || device_open(&r->dev, j->device, "auto", &err))
@@ -292,7 +292,7 @@ static void test_asked_for(void **state)
     assert_int_equal(r->plan.memory.n_decoded, 3);
     j.cfg.train.memory_gb = (double)(plan_weights(&r->plan)) / (1 << 30);
     assert_int_equal(plan_make(&r->plan, &r->dev, &r->arch, &r->st, r->cfg, NULL, true, &err), -1);
-    assert_non_null(strstr(err.msg, "train.resident_layers"));
+    assert_non_null(strstr(err.msg, "train.decoded_layers"));
     job_close(&j);
 }
 

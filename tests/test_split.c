@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "data/json.h"
-#include "data/split.h"
+#include "data/tokenizer/split.h"
 
 #define SHIPPED "../../configs/tiny-gptoss/tokenizer.json"
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
-#include "kernels/comm_net.h"
+#include "kernels/comm/comm_net.h"
 #include "tests/process.h"
 #include "train/rank_key.h"
 

@@ -8,14 +8,14 @@
 #include <sys/statvfs.h>
 
 #include "data/file.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "kernels/quant.h"
 #include "tests/checkpoints.h"
 #include "tests/process.h"
-#include "train/draw.h"
-#include "train/published.h"
-#include "train/synth.h"
-#include "train/synth_tokenizer.h"
+#include "train/synth/presets.h"
+#include "train/synth/random_weights.h"
+#include "train/synth/synth.h"
+#include "train/synth/synth_tokenizer.h"
 
 /* scratch/NAME; one of eight static buffers. */
 static const char *place(const char *name)
@@ -44,19 +44,19 @@ static void test_pieces(void **state)
     enum { N = 4096 };
     static uint8_t text[N], whole[N], parts[N];
     for (int i = 0; i < N; i++) text[i] = (uint8_t)(i * 7);
-    const struct draw draws[] = {{.kind = DRAW_NORMAL, .std = 1},
-                                 {.kind = DRAW_ROWS, .std = 1, .row = 12},
-                                 {.kind = DRAW_NIBBLES},
-                                 {.kind = DRAW_NF4},
-                                 {.kind = DRAW_E8M0, .std = 0.1},
-                                 {.kind = DRAW_ABSMAX, .std = 1},
-                                 {.kind = DRAW_BYTES, .bytes = text}};
+    const struct random_weights draws[] = {{.kind = RANDOM_NORMAL, .std = 1},
+                                           {.kind = RANDOM_ROWS, .std = 1, .row = 12},
+                                           {.kind = RANDOM_NIBBLES},
+                                           {.kind = RANDOM_NF4},
+                                           {.kind = RANDOM_E8M0, .std = 0.1},
+                                           {.kind = RANDOM_ABSMAX, .std = 1},
+                                           {.kind = RANDOM_BYTES, .bytes = text}};
     for (int k = 0; k < MT_LEN(draws); k++)
         for (int64_t piece = 8; piece < N; piece += 504) {
             memset(parts, 0xee, N);
-            draw_bytes(&draws[k], whole, 0, N - 4); /* not of whole words */
+            random_weights_bytes(&draws[k], whole, 0, N - 4); /* not of whole words */
             for (int64_t at = 0; at < N - 4; at += piece)
-                draw_bytes(&draws[k], parts + at, at, MT_MIN(piece, N - 4 - at));
+                random_weights_bytes(&draws[k], parts + at, at, MT_MIN(piece, N - 4 - at));
             assert_memory_equal(whole, parts, N - 4);
             assert_int_equal(parts[N - 4], 0xee);
         }
@@ -85,8 +85,8 @@ static void test_moments(void **state)
     static uint8_t data[2 * N], scale[N / 32];
     static float x[N], absmax[N / 64];
     for (double std = 0.01; std < 2; std *= 1.37) {
-        const struct draw normal = {.kind = DRAW_NORMAL, .key = 1, .mean = 2 * std, .std = std};
-        draw_bytes(&normal, data, 0, 2 * N);
+        const struct random_weights normal = {.kind = RANDOM_NORMAL, .key = 1, .mean = 2 * std, .std = std};
+        random_weights_bytes(&normal, data, 0, 2 * N);
         for (int64_t i = 0; i < N; i++) {
             uint16_t h;
             memcpy(&h, data + 2 * i, 2);
@@ -94,14 +94,16 @@ static void test_moments(void **state)
         }
         struct moments m = moments_of(x, N);
         assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02 && m.most < 4.4 * std);
-        draw_bytes(&(struct draw){.kind = DRAW_NIBBLES, .key = 2}, data, 0, N / 2);
-        draw_bytes(&(struct draw){.kind = DRAW_E8M0, .key = 3, .std = std}, scale, 0, sizeof(scale));
-        draw_bytes(&(struct draw){.kind = DRAW_ABSMAX, .key = 4, .std = std}, (uint8_t *)absmax, 0, sizeof(absmax));
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_NIBBLES, .key = 2}, data, 0, N / 2);
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_E8M0, .key = 3, .std = std}, scale, 0,
+                             sizeof(scale));
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_ABSMAX, .key = 4, .std = std}, (uint8_t *)absmax,
+                             0, sizeof(absmax));
         struct weight w = {.format = WF_MXFP4, .n_exp = 1, .n_out = 1, .n_in = N, .data = data, .scale = scale};
         for (int64_t i = 0; i < N; i++) x[i] = quant_value(&w, 0, i);
         m = moments_of(x, N);
         assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02);
-        draw_bytes(&(struct draw){.kind = DRAW_NF4, .key = 5}, data, 0, N / 2);
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_NF4, .key = 5}, data, 0, N / 2);
         w = (struct weight){.format = WF_NF4, .n_exp = 1, .n_out = 1, .n_in = N, .data = data, .block = 64};
         w.absmax = absmax;
         w.code = quant_nf4_code;
@@ -137,19 +139,19 @@ static void test_special_tokens(void **state)
 {
     (void)state;
     struct err err;
-    const struct published *big = published_find("gpt-oss-20b", &err), *small = published_find("gpt-oss-tiny", &err);
-    assert_int_equal(published_token(big, "<|start|>"), 200006);
-    assert_int_equal(published_token(big, "<|return|>"), 200002);
-    assert_int_equal(published_token(small, "<|start|>"), 200006 - 201088 + 2048);
-    assert_int_equal(published_token(published_find("mixtral-tiny", &err), "</s>"), 2);
+    const struct preset *big = preset_find("gpt-oss-20b", &err), *small = preset_find("gpt-oss-tiny", &err);
+    assert_int_equal(preset_token(big, "<|start|>"), 200006);
+    assert_int_equal(preset_token(big, "<|return|>"), 200002);
+    assert_int_equal(preset_token(small, "<|start|>"), 200006 - 201088 + 2048);
+    assert_int_equal(preset_token(preset_find("mixtral-tiny", &err), "</s>"), 2);
 }
 
 /* A token per byte and per special token, of every architecture: they go back to the text, below the vocabulary. */
 static void test_tokenizer(void **state)
 {
     (void)state;
-    const struct published *p;
-    for (int64_t row = 0; (p = published_row(row)) != NULL; row++) {
+    const struct preset *p;
+    for (int64_t row = 0; (p = preset_row(row)) != NULL; row++) {
         const char *dir = scratch_dir();
         struct err err = {.msg = ""};
         char path[MT_PATH], text[300], back[300] = "";
@@ -161,7 +163,7 @@ static void test_tokenizer(void **state)
         if (!tok) fail_msg("%s: %s", p->name, err.msg);
         assert_int_equal(tokenizer_encode(tok, text, n, true, &list, &err), 0);
         assert_int_equal(list.count, 9 + 2);
-        assert_int_equal(list.ids[0], published_token(p, p->family->eos));
+        assert_int_equal(list.ids[0], preset_token(p, p->family->eos));
         for (int64_t i = 0; i < list.count; i++) {
             int64_t size;
             const char *bytes = tokenizer_bytes(tok, list.ids[i], &size);
@@ -171,7 +173,7 @@ static void test_tokenizer(void **state)
         }
         assert_string_equal(text, back);
         for (const struct special_token *t = p->family->tokens; t->text; t++)
-            assert_int_equal(tokenizer_id(tok, t->text), published_token(p, t->text));
+            assert_int_equal(tokenizer_id(tok, t->text), preset_token(p, t->text));
         token_list_free(&list);
         tokenizer_free(tok);
     }

@@ -8,9 +8,9 @@
 
 #include "data/file.h"
 #include "data/json.h"
-#include "data/normalize.h"
-#include "data/split.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/normalize.h"
+#include "data/tokenizer/split.h"
+#include "data/tokenizer/tokenizer.h"
 
 #define LARGE "../../configs/tiny-gptoss/tokenizer.json"
 

@@ -269,8 +269,8 @@ static void test_other_settings(void **state)
 static void test_resident(void **state)
 {
     (void)state;
-    static const char *const same[] = {"optim.schedule=constant", "optim.schedule=constant train.resident_layers=1",
-                                       "optim.schedule=constant train.resident_layers=2"};
+    static const char *const same[] = {"optim.schedule=constant", "optim.schedule=constant train.decoded_layers=1",
+                                       "optim.schedule=constant train.decoded_layers=2"};
     const char *run[3];
     char sets[256];
     for (int i = 0; i < 3; i++) {
@@ -282,7 +282,7 @@ static void test_resident(void **state)
     const char *parts = trained(same[2]);
     assert_int_equal(RUN(parts, "--set", same[0], "--set", "train.steps=3"), 0);
     assert_says(said.err, "continuing after step 2 of 3");
-    assert_int_equal(RUN(parts, "--set", same[0], "--set", "train.steps=4", "--set", "train.resident_layers=1"), 0);
+    assert_int_equal(RUN(parts, "--set", same[0], "--set", "train.steps=4", "--set", "train.decoded_layers=1"), 0);
     assert_says(said.err, "continuing after step 3 of 4");
     assert_same_output(run[0], parts, ADAPTER);
 }

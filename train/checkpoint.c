@@ -6,7 +6,7 @@
  *     manifest.json: size and CRC-32 of the four files above, one per line; written last
  *
  * A directory with a step's name is whole: it was made under a hidden name, every file synced, then renamed
- * (train/swap.h). What fails afterwards, in the disk or in a copy, the manifest tells. */
+ * (train/atomic_dir.h). What fails afterwards, in the disk or in a copy, the manifest tells. */
 #include "train/checkpoint.h"
 
 #include <inttypes.h>
@@ -17,8 +17,8 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "train/atomic_dir.h"
 #include "train/peft.h"
-#include "train/swap.h"
 
 #define FOLDER      "checkpoints"
 #define STEP_PREFIX "step-"
@@ -381,14 +381,14 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
 {
     char **names, path[MT_PATH];
     int64_t n, kept = 0;
-    if (swap_sweep(folder, NULL, 0, false, err) || list_folder(folder, &names, &n, err)) return -1;
+    if (atomic_dir_sweep(folder, NULL, 0, false, err) || list_folder(folder, &names, &n, err)) return -1;
     int rc = 0;
     for (int64_t i = 0; !rc && i < n; i++) {
         int64_t s = step_of(names[i]);
         bool old = s >= 0 && s <= step && ++kept > keep && keep > 0;
         if (!old) continue;
         rc = join(path, folder, names[i], err);
-        if (!rc) swap_remove(path);
+        if (!rc) atomic_dir_remove(path);
     }
     file_list_free(names, n);
     return rc;
@@ -397,7 +397,7 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
 int checkpoint_sweep(const char *out_dir, struct err *err)
 {
     char folder[MT_PATH];
-    return join(folder, out_dir, FOLDER, err) || swap_sweep(folder, NULL, 0, true, err) ? -1 : 0;
+    return join(folder, out_dir, FOLDER, err) || atomic_dir_sweep(folder, NULL, 0, true, err) ? -1 : 0;
 }
 
 /* What a rank other than 0 does in a save. */
@@ -416,10 +416,10 @@ int checkpoint_save(const char *out_dir, const struct adapters *ad, struct devic
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
     if (dev->ranks->rank != 0) return give_parts(ad, dev, err);
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
-    if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || swap_begin(dir, tmp, err) ||
+    if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || atomic_dir_begin(dir, tmp, err) ||
         join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, card, err) ||
         optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, cfg, err) ||
-        manifest_write(tmp, err) || swap_commit(tmp, dir, err) || file_sync_dir(out_dir, err) ||
+        manifest_write(tmp, err) || atomic_dir_commit(tmp, dir, err) || file_sync_dir(out_dir, err) ||
         prune(folder, state->step, keep, err))
         return err_prefix(err, "saving the checkpoint of step %" PRId64, state->step);
     return 0;

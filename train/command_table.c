@@ -5,19 +5,19 @@
 #include <string.h>
 
 #include "train/adapter_dir.h"
-#include "train/bench.h"
-#include "train/bench_experts.h"
-#include "train/check.h"
-#include "train/closing.h"
-#include "train/commands.h"
-#include "train/compare.h"
-#include "train/export.h"
-#include "train/generate.h"
-#include "train/inspect.h"
+#include "train/bench/bench.h"
+#include "train/bench/bench_experts.h"
+#include "train/bench/check.h"
+#include "train/export/export.h"
 #include "train/launch.h"
 #include "train/loop.h"
-#include "train/synth.h"
-#include "train/tokens.h"
+#include "train/report/closing.h"
+#include "train/report/compare.h"
+#include "train/synth/synth.h"
+#include "train/tools/commands.h"
+#include "train/tools/generate.h"
+#include "train/tools/inspect.h"
+#include "train/tools/tokens.h"
 #include "train/version.h"
 
 /* ---- arguments of the commands that have no header with theirs */
@@ -354,7 +354,7 @@ static const struct cli_rule synth_rules[] = {
     KEY(bench_options, "--dtype", "NAME", "train.dtype", "auto, fp32 or bf16"), \
     KEY(bench_options, "--threads", "N", "train.threads", "CPU threads"), \
     KEY(bench_options, "--memory-gb", "X", "train.memory_gb", "memory budget in GiB"), \
-    KEY(bench_options, "--resident", "N", "train.resident_layers", \
+    KEY(bench_options, "--decoded", "N", "train.decoded_layers", \
         "layers whose experts stay decoded; -1: as many as fit"), \
     JSON(bench_options)
 

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "data/file.h"
-#include "train/profile.h"
+#include "train/report/profile.h"
 
 #define MT_CONFIG_BYTES (1 << 20) /* of a file; a mistaken path to a checkpoint fails fast */
 #define MT_CONFIG_LINE  (2 * MT_PATH)
@@ -92,13 +92,13 @@ static const struct option options[] = {
     ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop after this many skipped (non-finite) steps"),
     ROW(train, threads, FREE, "0", "[0, 4096]", "CPU threads; 0: all cores"),
     ROW(train, memory_gb, FREE, "0", "[0, 1e6]", "memory limit in GiB; 0: all free memory"),
-    ROW(train, resident_layers, FREE, "-1", "[-1, 1e9]", "layers with experts kept as bf16; -1: as fit on a GPU"),
+    ROW(train, decoded_layers, FREE, "-1", "[-1, 1e9]", "layers with experts kept as bf16; -1: as fit on a GPU"),
     ROW(train, profile, FREE, "", "first:last", "steps to time op by op, into output.dir"),
     ROW(parallel, gpus, FREE, "1", "auto|number", "GPUs of this machine, one rank each; auto: all"),
     ROW(parallel, cpu_ranks, FREE, "1", "[1, 4096]", "ranks on this machine with train.device = cpu"),
     ROW(parallel, ep, FREE, "1", "[1, 4096]", "expert parallelism: ranks that divide the experts"),
-    ROW(parallel, capacity, FREE, "2", "[1, 4096]", "receive buffer size relative to balanced routing"),
-    ROW(parallel, pieces, FREE, "0", "[0, 1e6]", "chunks of the all-to-all per micro-batch; 0: by size"),
+    ROW(parallel, capacity_factor, FREE, "2", "[1, 4096]", "receive buffer size relative to balanced routing"),
+    ROW(parallel, chunks, FREE, "0", "[0, 1e6]", "chunks of the all-to-all per micro-batch; 0: by size"),
     ROW(parallel, zero, FREE, "false", YES_NO, "divide the optimizer moments among the ranks (ZeRO-1)"),
     ROW(parallel, timeout_s, FREE, "45", "[1, 1e6]", "seconds without progress before a stall ends the run"),
     ROW(eval, every, FREE, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
@@ -153,6 +153,20 @@ static int check_section(const char *section, const char *where, struct err *err
     return err_set(err, "%s: unknown section [%.64s]; the sections are %s", where, section, known);
 }
 
+/* Keys of earlier versions. None of them changes what is trained. */
+static const char *const renamed[][2] = {
+    {"train.resident_layers", "train.decoded_layers"},
+    {"parallel.capacity", "parallel.capacity_factor"},
+    {"parallel.pieces", "parallel.chunks"},
+};
+
+const char *config_renamed(const char *key)
+{
+    for (int64_t i = 0; i < (int64_t)(sizeof(renamed) / sizeof(renamed[0])); i++)
+        if (!strcmp(key, renamed[i][0])) return renamed[i][1];
+    return NULL;
+}
+
 /* The option, or NULL with an error that names the nearest one. */
 static const struct option *find(const char *section, const char *key, const char *where, struct err *err)
 {
@@ -163,10 +177,15 @@ static const struct option *find(const char *section, const char *key, const cha
         if (!strcmp(options[i].section, section)) return &options[i];
         elsewhere = &options[i];
     }
+    char known[512], old[160];
+    snprintf(old, sizeof(old), "%.64s.%.64s", section, key);
+    if (config_renamed(old)) {
+        err_set(err, "%s: %s is now %s", where, old, config_renamed(old));
+        return NULL;
+    }
     const char *names[N_OPTIONS];
     int64_t n = list_names(names, section);
     const char *near = str_nearest(key, names, n);
-    char known[512];
     join(known, sizeof(known), names, n);
     if (elsewhere)
         err_set(err, "%s: unknown key \"%.64s\" in [%s]: it belongs to [%s]", where, key, section, elsewhere->section);

@@ -61,15 +61,15 @@ struct config {
     } optim;
     struct {
         int device, dtype, recompute, aux_convention;
-        int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads, resident_layers;
+        int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads, decoded_layers;
         double epochs, aux_loss_coef, memory_gb;
         char resume[MT_PATH], profile[64];
     } train;
     struct {
         char gpus[16];
-        int64_t cpu_ranks, ep, pieces;
+        int64_t cpu_ranks, ep, chunks;
         bool zero;
-        double capacity, timeout_s;
+        double capacity_factor, timeout_s;
     } parallel;
     struct {
         int64_t every, max_batches, patience, prompt_tokens;
@@ -104,6 +104,8 @@ struct config_value {
     enum config_effect effect;
 };
 bool config_value(const struct config *c, int64_t i, struct config_value *v);
+/* The present name of a key of earlier versions, "section.key"; NULL when it is none. */
+const char *config_renamed(const char *key);
 /* What no single key can tell: required keys, pairs that exclude each other. */
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* parallel.gpus; 0: auto. */

@@ -2,7 +2,7 @@
 #ifndef MT_LAUNCH_H
 #define MT_LAUNCH_H
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "train/config.h"
 
 /* torchrun, srun and mpirun say in the environment which rank this is; then *place is that. Otherwise, when

@@ -14,16 +14,16 @@
 #include "optim/schedule.h"
 #include "train/adapter_dir.h"
 #include "train/archive.h"
+#include "train/atomic_dir.h"
 #include "train/inputs.h"
 #include "train/lock.h"
-#include "train/model_card.h"
-#include "train/packing.h"
+#include "train/packing_check.h"
 #include "train/peft.h"
-#include "train/profile.h"
+#include "train/report/model_card.h"
+#include "train/report/profile.h"
 #include "train/resume.h"
 #include "train/run.h"
 #include "train/samples.h"
-#include "train/swap.h"
 
 static volatile sig_atomic_t stop_signal;
 
@@ -186,7 +186,8 @@ static void tell_of_pieces(struct training *t)
     const int64_t planned = m->acts.divided.n_piece;
     if (t->told || !planned || m->n_piece <= planned) return;
     t->told = true;
-    log_info("the router crowds the experts of a rank: a layer goes in %lld pieces instead of %lld; parallel.capacity "
+    log_info("the router crowds the experts of a rank: a layer goes in %lld pieces instead of %lld; "
+             "parallel.capacity_factor "
              "(%g) has room for more at a time",
              (long long)m->n_piece, (long long)planned, m->acts.divided.capacity);
 }
@@ -565,7 +566,7 @@ static int take_output(struct training *t, struct err *err)
     static const char *const adapters[] = {"adapter", "best"};
     const char *dir = t->run.cfg->output.dir;
     if (is_first(t) && (lock_take(&t->lock, dir, err) || archive_recover(dir, err) ||
-                        swap_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
+                        atomic_dir_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
         return -1;
     if (is_first(t)) remove_unfinished(t->run.cfg);
     comm_barrier(t->run.dev.ranks);
@@ -604,7 +605,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     if (restore(t, err) || agree_on_start(t, err)) return -1;
     if (is_first(t) && !t->from.found && keep_earlier_run(cfg, err)) return -1;
     if (is_first(t)) print_opening(t);
-    if (packing_prove(&t->run, t->state.pos, err)) return -1;
+    if (packing_check_run(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
     profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps);
     return is_first(t) ? open_metrics(t, err) : 0;

@@ -2,7 +2,7 @@
 #ifndef MT_LOOP_H
 #define MT_LOOP_H
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "train/config.h"
 
 enum { LOOP_OK = 0, LOOP_ERROR = -1, LOOP_INTERRUPTED = 1 };

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/cli.h"
+#include "train/cli/cli.h"
 #include "train/process.h"
 
 static int usage_error(const struct command *c, const struct err *err)

@@ -22,7 +22,7 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
-#include "train/swap.h"
+#include "train/atomic_dir.h"
 
 #define CONFIG_NAME                  "adapter_config.json"
 #define WEIGHTS_NAME                 "adapter_model.safetensors"
@@ -291,9 +291,9 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
     if (dev->ranks->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
-    const int rc = swap_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
+    const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
                    write_config(whole, tmp, base_model, err) || write_card(tmp, card, err) ||
-                   swap_commit(tmp, dir, err);
+                   atomic_dir_commit(tmp, dir, err);
     mem_free(flat);
     return rc ? err_prefix(err, "saving the adapter %s", dir) : 0;
 }

@@ -5,7 +5,7 @@
 #include "model/lora.h"
 
 /* Writes dir as PEFT >= 0.19.1 reads it: F32, experts by target_parameters. An older dir is replaced whole, in one step
- * (train/swap.h). base_model: base_model_name_or_path, NULL for none; card: the text of
+ * (train/atomic_dir.h). base_model: base_model_name_or_path, NULL for none; card: the text of
  * README.md, NULL for no such file. Rank 0 writes; the others call it for their parts. */
 int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, const char *card,
               struct err *err) MT_CHECK;

@@ -28,7 +28,7 @@ static struct model_options base_options(const struct config *cfg)
 {
     return (struct model_options){.max_len = cfg->data.seq_len,
                                   .quantize = plan_quantize(cfg),
-                                  .n_resident = MT_MAX(cfg->train.resident_layers, 0),
+                                  .n_resident = MT_MAX(cfg->train.decoded_layers, 0),
                                   .aux_coef = cfg->train.aux_loss_coef,
                                   .share_moments = cfg->parallel.zero,
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
@@ -139,7 +139,7 @@ static int n_ways(const struct device *dev)
 /* Pieces of a micro-batch whose rows travel by themselves: few enough that products stay large. */
 static int64_t pieces(const struct config *cfg, int64_t n_tok)
 {
-    return cfg->parallel.pieces ? MT_MIN(cfg->parallel.pieces, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
+    return cfg->parallel.chunks ? MT_MIN(cfg->parallel.chunks, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
 }
 
 static struct model_options way(const struct request *q, int i)
@@ -155,7 +155,7 @@ static struct model_options way(const struct request *q, int i)
     opt.ce_chunk = model_ce_chunk(q->a, s->logits_bytes);
     if (q->dev->ep->world > 1)
         opt.divided = (struct dispatch_options){
-            .n_tok = q->n_tok, .capacity = q->cfg->parallel.capacity, .n_piece = pieces(q->cfg, q->n_tok)};
+            .n_tok = q->n_tok, .capacity = q->cfg->parallel.capacity_factor, .n_piece = pieces(q->cfg, q->n_tok)};
     return opt;
 }
 
@@ -179,7 +179,7 @@ static int choose(struct plan *p, const struct request *q, bool train, struct er
 static int fill_up(struct plan *p, const struct request *q, bool train, struct err *err)
 {
     int64_t low = 0, high = q->a->n_layer + 1; /* low fits, high does not */
-    if (q->cfg->train.resident_layers >= 0 || !q->dev->ops->own_memory || p->budget == INT64_MAX) return 0;
+    if (q->cfg->train.decoded_layers >= 0 || !q->dev->ops->own_memory || p->budget == INT64_MAX) return 0;
     for (int64_t n = q->a->n_layer; high - low > 1; n = (low + high) / 2) {
         struct model_options opt = p->opt;
         struct plan_memory m;
@@ -263,7 +263,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
                    train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
                    recompute_name(p->opt.recompute), str_bytes(have, p->budget), p->limit,
                    p->chosen ? "" : ", or set train.recompute = auto",
-                   p->opt.n_resident ? ", or train.resident_layers" : "");
+                   p->opt.n_resident ? ", or train.decoded_layers" : "");
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,

@@ -1,6 +1,6 @@
 /* rank_key.c - the key file of a run. Its name has the port at which the ranks meet, so that runs side by side do not
  * share one. A run that was killed at its start leaves its file behind: rank 0 of the next one replaces it under the
- * same name, and a rank that read the old one is turned away and reads again (kernels/comm_meet.c). */
+ * same name, and a rank that read the old one is turned away and reads again (kernels/comm/comm_meet.c). */
 #include "train/rank_key.h"
 
 #include <errno.h>

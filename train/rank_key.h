@@ -3,7 +3,7 @@
 #ifndef MT_RANK_KEY_H
 #define MT_RANK_KEY_H
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 
 /* Says in *place where the key lies. On rank 0: makes a new one, in place of any that an earlier run left. */
 int rank_key_open(struct comm_place *place, const char *dir, struct err *err) MT_CHECK;

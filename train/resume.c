@@ -83,7 +83,7 @@ static int check_known(const struct resume *r, const struct config *cfg, struct 
     struct json value;
     for (int64_t m = 0; json_member(settings, m, &key, &value); m++) {
         struct config_value v;
-        bool known = false;
+        bool known = config_renamed(key) != NULL;
         for (int64_t i = 0; !known && config_value(cfg, i, &v); i++) known = !strcmp(v.name, key);
         if (!known)
             return err_set(

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/hub.h"
+#include "data/hub/hub.h"
 #include "data/json.h"
 #include "train/peft.h"
 

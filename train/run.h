@@ -3,10 +3,10 @@
 #define MT_RUN_H
 
 #include "data/loader.h"
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "train/checkpoint.h"
-#include "train/metrics.h"
 #include "train/plan.h"
+#include "train/report/metrics.h"
 
 struct run {
     const struct config *cfg;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/chat_tools.h"
-#include "data/normalize.h"
+#include "data/text.h"
+#include "data/tokenizer/normalize.h"
 
 /* ---- where it ends ---- */
 
@@ -38,7 +38,7 @@ static int add_turn_end(struct sampler *s, struct err *err)
     static const char row[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Ready?\"}, "
                               "{\"role\": \"assistant\", \"content\": \"Yes\"}]}";
     const struct chat_options opt = {.date = s->run->cfg->data.chat_date};
-    struct chat_text text = {0};
+    struct text_buf text = {0};
     struct token_list list = {0};
     struct json_doc *doc = json_parse(row, sizeof(row) - 1, "an answer", err);
     int rc = doc ? chat_template_render(&text, s->run->chat, json_root(doc), &opt, err) : -1;
@@ -47,7 +47,7 @@ static int add_turn_end(struct sampler *s, struct err *err)
     if (!rc && end) rc = tokenizer_encode(s->run->tok, end, (int64_t)strlen(end), true, &list, err);
     if (!rc && list.count && tokenizer_is_special(s->run->tok, list.ids[0])) add_stop(s, list.ids[0]);
     token_list_free(&list);
-    chat_text_free(&text);
+    text_free(&text);
     json_free(doc);
     return rc;
 }
@@ -124,7 +124,7 @@ static void put_text(struct sampler *s, int32_t id, bool last)
     const int64_t shown = s->text.size;
     int64_t size = 0;
     const char *token = id < 0 ? NULL : tokenizer_bytes(s->run->tok, id, &size);
-    if (token) chat_put_bytes(&s->bytes, token, size);
+    if (token) text_put_bytes(&s->bytes, token, size);
     while (s->n_done < s->bytes.size) {
         const char *at = s->bytes.text + s->n_done;
         const int64_t n = utf8_character(at, s->bytes.size - s->n_done);
@@ -132,11 +132,11 @@ static void put_text(struct sampler *s, int32_t id, bool last)
         const unsigned char c = (unsigned char)at[n == 2 && at[0] == '\xc2'];
         const bool control = s->plain && ((c < 32 && c != '\n' && c != '\t') || c == 127 || (n == 2 && c < 0xa0));
         if (n <= 0 || control)
-            chat_put(&s->text, "\xef\xbf\xbd");
+            text_put(&s->text, "\xef\xbf\xbd");
         else if (spaces && n == 3 && !memcmp(at, "\xe2\x96\x81", 3))
-            chat_put(&s->text, " ");
+            text_put(&s->text, " ");
         else
-            chat_put_bytes(&s->text, at, n);
+            text_put_bytes(&s->text, at, n);
         s->n_done += MT_MAX(n, 1);
     }
     if (!s->out || s->text.size == shown) return;
@@ -146,7 +146,7 @@ static void put_text(struct sampler *s, int32_t id, bool last)
 
 /* ---- prompts ---- */
 
-static int take_prompt(struct sampler *s, const struct chat_text *text, const char *name, bool conversation,
+static int take_prompt(struct sampler *s, const struct text_buf *text, const char *name, bool conversation,
                        struct err *err)
 {
     if (tokenizer_encode(s->run->tok, text->text, text->size, true, &s->ids, err)) return err_prefix(err, "%s", name);
@@ -157,10 +157,10 @@ static int take_prompt(struct sampler *s, const struct chat_text *text, const ch
 
 int sampler_prompt(struct sampler *s, const char *text, const char *name, struct err *err)
 {
-    struct chat_text prompt = {0};
-    chat_put(&prompt, text);
+    struct text_buf prompt = {0};
+    text_put(&prompt, text);
     const int rc = take_prompt(s, &prompt, name, false, err);
-    chat_text_free(&prompt);
+    text_free(&prompt);
     return rc;
 }
 
@@ -173,7 +173,7 @@ static bool by_assistant(struct json message)
 int sampler_messages(struct sampler *s, struct json row, const char *name, struct err *err)
 {
     struct chat_options opt = {.date = s->run->cfg->data.chat_date, .generation_prompt = true};
-    struct chat_text text = {0};
+    struct text_buf text = {0};
     struct json messages;
     if (json_get_array(row, "messages", &messages, err)) return -1;
     if (!s->run->chat && !row_is_harmony(s->run->tok))
@@ -184,7 +184,7 @@ int sampler_messages(struct sampler *s, struct json row, const char *name, struc
     if (opt.leave_out == n) return err_set(err, "%s: there is no message to answer", name);
     int rc = chat_template_render(&text, s->run->chat, row, &opt, err);
     if (!rc) rc = take_prompt(s, &text, name, true, err);
-    chat_text_free(&text);
+    text_free(&text);
     return rc;
 }
 
@@ -251,6 +251,6 @@ void sampler_rewind(struct sampler *s)
 void sampler_free(struct sampler *s)
 {
     token_list_free(&s->ids);
-    chat_text_free(&s->bytes);
-    chat_text_free(&s->text);
+    text_free(&s->bytes);
+    text_free(&s->text);
 }

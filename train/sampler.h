@@ -22,8 +22,8 @@ struct sampler {
     int64_t n_prompt;
     int32_t stops[SAMPLER_STOPS], stopped; /* stopped: the id that ended it, or -1: the number of tokens */
     int n_stops;
-    struct chat_text bytes, text; /* as the tokens say; of these the whole characters, UTF-8 */
-    int64_t n_done;               /* bytes that are in text */
+    struct text_buf bytes, text; /* as the tokens say; of these the whole characters, UTF-8 */
+    int64_t n_done;              /* bytes that are in text */
 };
 
 /* The prompt: a text in which special tokens count, or a row {"messages", "tools"} rendered by the chat template up to

@@ -2,10 +2,10 @@
 #include "train/version.h"
 
 #include "data/file.h"
-#include "data/hub_http.h"
+#include "data/hub/hub_http.h"
 #include "data/json.h"
-#include "data/normalize.h"
-#include "data/split.h"
+#include "data/tokenizer/normalize.h"
+#include "data/tokenizer/split.h"
 #include "kernels/device.h"
 
 void version_print(FILE *out)

@@ -1,5 +1,5 @@
 /* comm_none.c - stands in for comm_nccl.cu in a build without NCCL's header. */
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 
 static int no_nccl(char id[64], struct err *err)
 {

@@ -6,7 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "kernels/ops.h"
 
 typedef __nv_bfloat16 bf16;

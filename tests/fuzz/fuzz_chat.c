@@ -1,11 +1,11 @@
 /* fuzz_chat.c - a row of a data set as a conversation, in the formats that are written out in C: text with spans in
  * order, or an error and nothing else. */
-#include "data/chat_deepseek.h"
-#include "data/chat_samples.h"
+#include "data/chat/chat_deepseek.h"
+#include "data/chat/chat_samples.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void check(const struct chat_text *t)
+static void check(const struct text_buf *t)
 {
     for (int64_t i = 0, end = 0; i < t->n_spans; end = t->spans[i++][1])
         MT_REQUIRE(t->spans[i][0] >= end && t->spans[i][1] >= t->spans[i][0] && t->spans[i][1] <= t->size, "span");
@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const struct chat_template *t = way & 1 ? deepseek : NULL;
         const struct chat_options opt = {.generation_prompt = size & 1};
         struct chat_samples samples = {0};
-        struct chat_text text = {0};
+        struct text_buf text = {0};
         err.msg[0] = 0;
         int rc = way < 2 ? chat_template_render(&text, t, json_root(doc), &opt, &err)
                          : chat_samples_make(&samples, t, json_root(doc), LOSS_ASSISTANT, size & 2, &opt, &err);
@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check(&text);
         for (int64_t i = 0; !rc && i < samples.count; i++) check(&samples.items[i]);
         chat_samples_free(&samples);
-        chat_text_free(&text);
+        text_free(&text);
     }
     chat_template_free(deepseek);
     json_free(doc);

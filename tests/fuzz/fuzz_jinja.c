@@ -2,7 +2,7 @@
  * with an error that names a line. */
 #include <string.h>
 
-#include "data/jinja.h"
+#include "data/chat/jinja/jinja.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -23,13 +23,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         {.name = "bos_token", .kind = JINJA_TEXT, .text = "<s>"},
         {.name = "add_generation_prompt", .kind = JINJA_TRUTH, .truth = true},
     };
-    struct chat_text out = {0};
+    struct text_buf out = {0};
     struct jinja *t = jinja_parse((const char *)data, (int64_t)size, "t", &err);
     int rc = t ? jinja_render(&out, t, vars, MT_LEN(vars), "2025-06-28", &err) : -1;
     if (rc) MT_REQUIRE(!strncmp(err.msg, "t:", 2) && !out.size && !out.n_spans, "no place: %s", err.msg);
     for (int64_t i = 0, end = 0; i < out.n_spans; end = out.spans[i++][1])
         MT_REQUIRE(out.spans[i][0] >= end && out.spans[i][1] >= out.spans[i][0] && out.spans[i][1] <= out.size, "span");
-    chat_text_free(&out);
+    text_free(&out);
     jinja_free(t);
     json_free(doc);
     return 0;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "data/safetensors.h"
-#include "train/inspect.h"
+#include "train/tools/inspect.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

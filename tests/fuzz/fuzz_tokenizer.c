@@ -1,12 +1,13 @@
-/* fuzz_tokenizer.c - tokenizer.json files of strangers through data/tokenizer.h, and what loads through texts.
+/* fuzz_tokenizer.c - tokenizer.json files of strangers through data/tokenizer/tokenizer.h, and what loads through
+ * texts.
  *
  * Input: tokenizer.json \0 text. The text and a few fixed ones are encoded with special tokens on and off: the byte
  * ranges must cover the text in order, and without a normalizer the tokens' bytes must be the text. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/normalize.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/normalize.h"
+#include "data/tokenizer/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { OK, UNKNOWN_OPTION = 48, FOLLOWLOCATION = 52 }; /* of curl.h, whose home is data/hub_http.c */
+enum { OK, UNKNOWN_OPTION = 48, FOLLOWLOCATION = 52 }; /* of curl.h, whose home is data/hub/hub_http.c */
 
 static int handle;
 

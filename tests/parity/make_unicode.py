@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The rows of data/unicode.c: characters that Hugging Face's tokenizers know and Unicode 14 does not, with stand-ins.
+"""The rows of data/tokenizer/unicode.c: characters that Hugging Face's tokenizers know and Unicode 14 does not, with
+stand-ins.
 
 Needs `pip install tokenizers` and a Python whose unicodedata is Unicode 14 (3.11).
 

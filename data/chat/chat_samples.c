@@ -1,0 +1,345 @@
+/* chat_samples.c - which part of a conversation carries loss, found by rendering its beginnings.
+ *
+ * For the answer that is message i: the prompt P is what the template makes of the messages before it, asked for an
+ * answer; F is what it makes of them and the answer. F begins with P, but for the cases of begin_of, and the rest of F
+ * is what the model is to write (README.md has the reasons). Answers are taken from the last to the first: as long as P
+ * and the answer are also the beginning of the sample at hand, the answer joins it, otherwise they become a sample of
+ * their own. */
+#include "data/chat/chat_samples.h"
+
+#include <ctype.h>
+#include <string.h>
+
+#include "data/chat/chat_tools.h"
+
+#define MAX_ANSWERS 1000 /* the work grows with the square of the turns */
+
+struct samples {
+    struct chat_samples *out;
+    const struct chat_template *template;
+    struct json row, messages;
+    struct chat_options opt;
+    int64_t n;            /* messages */
+    bool *answers, *want; /* [n] by the assistant; with loss */
+    int64_t n_answers, n_want;
+};
+
+void chat_samples_free(struct chat_samples *s)
+{
+    for (int64_t i = 0; i < s->cap; i++) text_free(&s->items[i]);
+    mem_free(s->items);
+    *s = (struct chat_samples){0};
+}
+
+/* An empty text; its memory is that of an earlier conversation. */
+static struct text_buf *add_sample(struct chat_samples *s)
+{
+    if (s->count == s->cap) {
+        s->items = mem_grow(s->items, s->cap, 2 * s->cap + 2, sizeof(*s->items));
+        s->cap = 2 * s->cap + 2;
+    }
+    struct text_buf *t = &s->items[s->count++];
+    t->size = t->n_spans = 0;
+    text_put(t, "");
+    return t;
+}
+
+/* ---- which messages ---- */
+
+static bool is_assistant(struct json message)
+{
+    const char *role;
+    return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "assistant");
+}
+
+static int is_trained(struct json message, bool *yes, struct err *err)
+{
+    static const char *const weights[] = {"weight", "loss_weight"};
+    double weight = 1;
+    *yes = true;
+    if (json_opt_bool(message, "train", yes, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(weights); i++) {
+        if (json_opt_f64(message, weights[i], &weight, err)) return -1;
+        if (weight != 0 && weight != 1) return json_error(message, err, "`%s` must be 0 or 1", weights[i]);
+        *yes &= weight != 0;
+    }
+    return 0;
+}
+
+static int find_answers(struct samples *s, enum loss_on loss, struct err *err)
+{
+    int64_t last = -1;
+    for (int64_t i = 0; i < s->n; i++) {
+        struct json message = json_at(s->messages, i);
+        s->answers[i] = is_assistant(message);
+        if (!s->answers[i]) continue;
+        last = i;
+        s->n_answers++;
+        if (is_trained(message, &s->want[i], err)) return -1;
+    }
+    if (s->n_answers > MAX_ANSWERS) return json_error(s->messages, err, "has more than %d answers", MAX_ANSWERS);
+    for (int64_t i = 0; i < s->n; i++) {
+        s->want[i] &= s->answers[i] && (loss != LOSS_LAST || i == last);
+        s->n_want += s->want[i];
+    }
+    return 0;
+}
+
+/* ---- texts ---- */
+
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+/* Counts an answer whose reasoning is not in what is written of it. */
+static void note_reasoning(struct samples *s, int64_t message, const char *answer, int64_t size)
+{
+    static const char *const keys[] = {"thinking", "reasoning_content"};
+    const char *text = "";
+    int64_t n = 0;
+    for (int64_t i = 0; i < MT_LEN(keys) && !n; i++)
+        if (json_str(json_find(json_at(s->messages, message), keys[i]), &text, &n, NULL)) n = 0;
+    while (n && is_space(text[0])) text++, n--;
+    while (n && is_space(text[n - 1])) n--;
+    char *reasoning = mem_alloc(n + 1);
+    memcpy(reasoning, text, (size_t)n);
+    s->out->n_unshown += n && (size < n || !strstr(answer, reasoning)); /* what follows an answer is no reasoning */
+    mem_free(reasoning);
+}
+
+/* Of the first n messages. */
+static int render(struct samples *s, struct text_buf *t, int64_t n, bool prompt, struct err *err)
+{
+    struct chat_options opt = s->opt;
+    opt.leave_out = s->n - n;
+    opt.generation_prompt = prompt;
+    t->size = t->n_spans = 0;
+    text_put(t, "");
+    return chat_template_render(t, s->template, s->row, &opt, err);
+}
+
+static bool begins_with(const struct text_buf *t, const struct text_buf *with)
+{
+    return with->size <= t->size && !memcmp(t->text, with->text, (size_t)with->size);
+}
+
+/* Where the answer at the end of t ends: white space after its last token is the template's, not the model's. */
+static int64_t answer_end(const struct samples *s, const struct text_buf *t)
+{
+    const char *eos = chat_template_eos(s->template);
+    int64_t end = t->size, n = eos ? (int64_t)strlen(eos) : 0;
+    while (end > 0 && is_space(t->text[end - 1])) end--;
+    return n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n) ? end : t->size;
+}
+
+/* In a text that goes on after the answer, which begins at `begin`: up to the next end of turn, or -1. */
+static int64_t next_end(const struct samples *s, const struct text_buf *t, int64_t begin)
+{
+    const char *eos = chat_template_eos(s->template);
+    int64_t n = eos ? (int64_t)strlen(eos) : 0;
+    for (int64_t i = begin; n && i + n <= t->size; i++)
+        if (!memcmp(t->text + i, eos, (size_t)n)) return i + n;
+    return -1;
+}
+
+static void reverse_spans(struct text_buf *t)
+{
+    for (int64_t i = 0, k = t->n_spans - 1; i < k; i++, k--) {
+        for (int side = 0; side < 2; side++) {
+            int64_t swap = t->spans[i][side];
+            t->spans[i][side] = t->spans[k][side];
+            t->spans[k][side] = swap;
+        }
+    }
+}
+
+/* ---- the three ways ---- */
+
+/* The template says itself, or DeepSeek's rules do; one block is one answer. */
+static int by_generation(struct samples *s, struct err *err)
+{
+    struct text_buf *t = add_sample(s->out);
+    if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
+    int64_t kept = 0;
+    if (s->n_want < s->n_answers && t->n_spans != s->n_answers)
+        return json_error(s->messages, err,
+                          "some answers are to carry no loss, but the template has %lld {%% generation %%} blocks for "
+                          "%lld answers, so that it cannot be told which is which",
+                          (long long)t->n_spans, (long long)s->n_answers);
+    for (int64_t i = 0, message = 0; i < t->n_spans; i++) {
+        bool want = true;
+        if (t->n_spans == s->n_answers) {
+            while (!s->answers[message]) message++;
+            want = s->want[message];
+            if (want) note_reasoning(s, message, t->text + t->spans[i][0], t->spans[i][1] - t->spans[i][0]);
+            message++;
+        }
+        if (!want || t->spans[i][0] == t->spans[i][1]) continue;
+        t->spans[kept][0] = t->spans[i][0];
+        t->spans[kept++][1] = t->spans[i][1];
+    }
+    t->n_spans = kept;
+    return 0;
+}
+
+/* Bytes that both begin with. */
+static int64_t common(const struct text_buf *a, const struct text_buf *b)
+{
+    int64_t n = 0;
+    while (n < a->size && n < b->size && a->text[n] == b->text[n]) n++;
+    return n;
+}
+
+/* The longest beginning of s[0..n) that ends t[0..m) (Knuth, Morris and Pratt). */
+static int64_t overlap(const char *s, int64_t n, const char *t, int64_t m)
+{
+    int64_t *border = mem_array(n + 1, sizeof(*border)); /* of s[0..i): the longest shorter one that also begins s */
+    int64_t k = 0;
+    for (int64_t i = 1; i < n; i++) {
+        while (k && s[i] != s[k]) k = border[k];
+        k += s[i] == s[k];
+        border[i + 1] = k;
+    }
+    k = 0;
+    for (int64_t i = 0; i < m && n; i++) {
+        while (k && (k == n || t[i] != s[k])) k = border[k];
+        k += t[i] == s[k];
+    }
+    mem_free(border);
+    return k;
+}
+
+/* A word stands in s outside of marks, <...>: the name of a role, or text that the prompt puts into the mouth of it. */
+static bool has_word(const char *s, int64_t size)
+{
+    bool in_mark = false;
+    for (int64_t i = 0; i < size; i++) {
+        if (!in_mark && isalnum((unsigned char)s[i])) return true;
+        in_mark = s[i] == '<' || (in_mark && s[i] != '>');
+    }
+    return false;
+}
+
+/* Where the answer begins in `full` when prompt and answer part in the header, which is what an asked-for answer adds
+ * to the history: "<|im_start|>assistant\n<think>\n" against "<|im_start|>assistant\n<think></think>" or the answer
+ * itself. Then it is where they part, or where the mark begins in which they do. -1: they have nothing of the header in
+ * common, or the rest of it names something ("assistant" against "model"). */
+static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, const struct text_buf *full)
+{
+    int64_t same = common(prompt, full);
+    while (same > history && same < full->size && (full->text[same] & 0xc0) == 0x80) same--; /* inside a character */
+    int64_t mark = same;
+    for (int64_t k = same - 1; k >= history && full->text[k] != '>'; k--)
+        if (full->text[k] == '<') mark = k;
+    return mark > history && !has_word(prompt->text + mark, prompt->size - mark) ? mark : -1;
+}
+
+/* Where the answer begins in `full`, the text with it, when that does not begin with the prompt; prompt becomes what
+ * stands before it. When an answer also changes how what stands before it is written (gpt-oss: a final answer takes the
+ * reasoning before the tool calls away): what both have at the start, then what ends the prompt; with all of the
+ * header. Else as begin_in_header. -1: it cannot be told. */
+static int64_t begin_of(struct samples *s, int64_t i, struct text_buf *prompt, const struct text_buf *full)
+{
+    struct text_buf history = {0};
+    int64_t same = common(prompt, full), header = -1;
+    if (!render(s, &history, i, false, NULL) && begins_with(prompt, &history)) header = prompt->size - history.size;
+    text_free(&history);
+    int64_t n = overlap(full->text + same, full->size - same, prompt->text + same, prompt->size - same);
+    if (header > 0 && n >= header) return same + n;
+    const int64_t begin = header > 0 ? begin_in_header(prompt, prompt->size - header, full) : -1;
+    if (begin >= 0) prompt->size = begin;
+    return begin;
+}
+
+/* The prompt of answer i, the text with it, and where in that the answer begins. */
+static int render_answer(struct samples *s, int64_t i, struct text_buf *prompt, struct text_buf *full, int64_t *begin,
+                         struct err *err)
+{
+    if (render(s, prompt, i, true, err) || render(s, full, i + 1, false, err))
+        return err_prefix(err, "looking for what the model writes in message %lld", (long long)i);
+    *begin = begins_with(full, prompt) ? prompt->size : begin_of(s, i, prompt, full);
+    if (*begin >= 0) return 0;
+    return json_error(json_at(s->messages, i), err,
+                      "the template's prompt is not how it begins this answer: what carries loss cannot be told; "
+                      "mark it in the template with {%% generation %%}");
+}
+
+/* One sample for each run of answers that begin one another. */
+static int by_prefixes(struct samples *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
+{
+    struct text_buf *sample = NULL;
+    int64_t begin;
+    if (render(s, full, s->n, false, err)) return -1; /* what the template refuses is told, wherever it stands */
+    for (int64_t i = s->n - 1; i >= 0; i--) {
+        if (!s->want[i]) continue;
+        if (render_answer(s, i, prompt, full, &begin, err)) return -1;
+        const int64_t answer = prompt->size, size = answer_end(s, full) - begin;
+        note_reasoning(s, i, full->text + begin, full->size - begin);
+        text_put_bytes(prompt, full->text + begin, full->size - begin); /* what was seen, and what is to be said */
+        if (!sample || !begins_with(sample, prompt)) {
+            sample = add_sample(s->out);
+            text_put_bytes(sample, prompt->text, prompt->size);
+        }
+        if (size > 0) text_span(sample, answer, answer + size);
+    }
+    for (int64_t i = 0, k = s->out->count - 1; i < k; i++, k--) { /* found from the last to the first */
+        struct text_buf swap = s->out->items[i];
+        s->out->items[i] = s->out->items[k];
+        s->out->items[k] = swap;
+    }
+    for (int64_t i = 0; i < s->out->count; i++) reverse_spans(&s->out->items[i]);
+    return 0;
+}
+
+/* All answers as the whole text writes them. */
+static int in_whole(struct samples *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
+{
+    struct text_buf *t = add_sample(s->out);
+    if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
+    if (!s->template && s->n_want == s->n_answers) return 0; /* harmony's own spans */
+    t->n_spans = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        int64_t begin;
+        if (!s->want[i]) continue;
+        if (render_answer(s, i, prompt, full, &begin, err)) return -1;
+        int64_t end = begins_with(t, full) ? answer_end(s, full) : next_end(s, t, begin);
+        if (common(t, full) < begin || end < 0)
+            return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
+        if (begin < end) text_span(t, begin, end);
+        note_reasoning(s, i, t->text + begin, MT_MAX(end - begin, 0));
+    }
+    return 0;
+}
+
+static int make(struct samples *s, enum loss_on loss, bool whole, struct err *err)
+{
+    struct text_buf prompt = {0}, full = {0};
+    if (find_answers(s, loss, err)) return -1;
+    const bool marked = chat_template_has_generation(s->template);
+    if (marked || (whole && chat_template_is_deepseek(s->template))) return by_generation(s, err);
+    int rc = whole ? in_whole(s, &prompt, &full, err) : by_prefixes(s, &prompt, &full, err);
+    text_free(&prompt);
+    text_free(&full);
+    return rc;
+}
+
+int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
+                      bool whole, const struct chat_options *opt, struct err *err)
+{
+    struct samples s = {.out = out, .template = t, .row = row, .opt = *opt};
+    out->count = out->n_unshown = 0;
+    if (json_get_array(row, "messages", &s.messages, err)) return -1;
+    s.n = json_count(s.messages);
+    if (!s.n) return json_error(s.messages, err, "is empty");
+    if (loss == LOSS_ALL) {
+        struct text_buf *text = add_sample(out);
+        if (render(&s, text, s.n, opt->generation_prompt, err)) return -1;
+        text->n_spans = 0;
+        text_span(text, 0, text->size);
+        return 0;
+    }
+    s.answers = mem_array(s.n, sizeof(*s.answers));
+    s.want = mem_array(s.n, sizeof(*s.want));
+    int rc = make(&s, loss, whole, err);
+    mem_free(s.answers);
+    mem_free(s.want);
+    return rc;
+}

@@ -1,0 +1,242 @@
+/* chat_template.c - a checkpoint's own chat template: where it lies, and the variables it is given. */
+#include "data/chat/chat_template.h"
+
+#include <string.h>
+
+#include "data/chat/chat_deepseek.h"
+#include "data/chat/chat_tools.h"
+#include "data/chat/jinja/jinja.h"
+#include "data/file.h"
+
+#define MAX_BYTES (16 << 20)
+#define MAX_VARS  48
+
+/* The special tokens that transformers hands to a template, by these names. */
+static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                          "pad_token", "cls_token", "mask_token"};
+
+struct chat_template {
+    struct jinja *main, *tools;        /* tools NULL: main serves rows with tools too; both NULL: DeepSeek V4's rules */
+    char *tokens[MT_LEN(token_names)]; /* NULL: the tokenizer has none, and the template no such variable */
+    struct json_doc *kwargs;           /* NULL: none */
+    uint64_t hash;
+};
+
+void chat_template_free(struct chat_template *t)
+{
+    if (!t) return;
+    jinja_free(t->main);
+    jinja_free(t->tools);
+    for (int64_t i = 0; i < MT_LEN(token_names); i++) mem_free(t->tokens[i]);
+    json_free(t->kwargs);
+    mem_free(t);
+}
+
+uint64_t chat_template_hash(const struct chat_template *t) { return t ? t->hash : 0; }
+bool chat_template_has_generation(const struct chat_template *t)
+{
+    return t && t->main && jinja_has_generation(t->main);
+}
+bool chat_template_is_deepseek(const struct chat_template *t) { return t && !t->main; }
+const char *chat_template_eos(const struct chat_template *t) { return t ? t->tokens[1] : NULL; }
+
+/* FNV-1a. */
+static void hash(struct chat_template *t, const char *s, int64_t size)
+{
+    for (int64_t i = 0; i < size; i++) t->hash = (t->hash ^ (uint8_t)s[i]) * 1099511628211u;
+    t->hash = (t->hash ^ 0xff) * 1099511628211u;
+}
+
+/* ---- loading ---- */
+
+static struct jinja *parse(struct chat_template *t, const char *text, int64_t size, const char *name, struct err *err)
+{
+    hash(t, text, size);
+    return jinja_parse(text, size, name, err);
+}
+
+static int load_file(struct chat_template *t, const char *path, struct err *err)
+{
+    int64_t size;
+    char *text = file_read(path, MAX_BYTES, &size, err);
+    if (!text) return -1;
+    t->main = parse(t, text, size, path, err);
+    mem_free(text);
+    return t->main ? 0 : -1;
+}
+
+/* tokenizer_config.json writes a token as a string or as an added-token object. */
+static void load_tokens(struct chat_template *t, struct json config)
+{
+    for (int64_t i = 0; i < MT_LEN(token_names); i++) {
+        struct json token = json_find(config, token_names[i]);
+        const char *text = "";
+        int64_t size = 0;
+        if (json_type(token) == JSON_OBJECT) token = json_find(token, "content");
+        if (json_type(token) == JSON_STRING && !json_str(token, &text, &size, NULL)) t->tokens[i] = mem_strdup(text);
+        hash(t, text, size);
+    }
+}
+
+/* [{name, template}, ...] */
+static int load_list(struct chat_template *t, struct json list, const char *path, struct err *err)
+{
+    for (int64_t i = 0; i < json_count(list); i++) {
+        struct json entry = json_at(list, i);
+        const char *name, *text;
+        if (json_get_str(entry, "name", &name, err) || json_get_str(entry, "template", &text, err)) return -1;
+        struct jinja **to = !strcmp(name, "default") ? &t->main : !strcmp(name, "tool_use") ? &t->tools : NULL;
+        if (!to || *to) continue;
+        hash(t, name, (int64_t)strlen(name));
+        *to = parse(t, text, (int64_t)strlen(text), path, err);
+        if (!*to) return err_prefix(err, "chat_template \"%s\"", name);
+    }
+    return t->main ? 0 : json_error(list, err, "has no template named \"default\"");
+}
+
+static int load_config(struct chat_template *t, const char *dir, bool tokens_only, struct err *err)
+{
+    char path[MT_PATH];
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", dir)) return -1;
+    if (!file_exists(path)) return 0;
+    struct json_doc *doc = json_load(path, MAX_BYTES, err);
+    if (!doc) return -1;
+    struct json root = json_root(doc), source = json_find(root, "chat_template");
+    const char *text;
+    int rc = 0;
+    load_tokens(t, root);
+    if (tokens_only || json_type(source) == JSON_ABSENT || json_type(source) == JSON_NULL)
+        rc = 0;
+    else if (json_type(source) == JSON_ARRAY)
+        rc = load_list(t, source, path, err);
+    else if (!(rc = json_get_str(root, "chat_template", &text, err)))
+        rc = (t->main = parse(t, text, (int64_t)strlen(text), path, err)) ? 0 : err_prefix(err, "chat_template");
+    json_free(doc);
+    return rc;
+}
+
+int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err)
+{
+    char path[MT_PATH];
+    struct chat_template *t = mem_alloc(sizeof(*t));
+    bool given = file && *file;
+    t->hash = 14695981039346656037u;
+    *out = NULL;
+    int rc = str_format(path, sizeof(path), err, "path", "%s/chat_template.jinja", dir);
+    if (!rc && !given && file_exists(path)) {
+        given = true;
+        file = path;
+    }
+    if (!rc) rc = load_config(t, dir, given, err);
+    if (!rc && given) rc = load_file(t, file, err);
+    if (!rc && t->main)
+        *out = t;
+    else
+        chat_template_free(t);
+    return rc;
+}
+
+int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err)
+{
+    struct json_doc *doc = json_parse(kwargs, (int64_t)strlen(kwargs), "chat_template_kwargs", err);
+    if (!doc) return -1;
+    if (json_type(json_root(doc)) != JSON_OBJECT || json_count(json_root(doc)) > MAX_VARS / 4) {
+        json_error(json_root(doc), err, "must be an object of at most %d members, as in {\"thinking\": true}",
+                   MAX_VARS / 4);
+        json_free(doc);
+        return -1;
+    }
+    json_free(t->kwargs);
+    t->kwargs = doc;
+    hash(t, kwargs, (int64_t)strlen(kwargs));
+    return 0;
+}
+
+struct chat_template *chat_template_deepseek(void)
+{
+    struct chat_template *t = mem_alloc(sizeof(*t));
+    t->tokens[1] = mem_strdup(DEEPSEEK_EOS);
+    t->hash = 14695981039346656037u;
+    hash(t, "DeepSeek V4", 11);
+    return t;
+}
+
+/* ---- rendering ---- */
+
+struct vars {
+    struct jinja_var items[MAX_VARS];
+    int64_t n;
+};
+
+/* Later ones win, as the template sees the last of a name. */
+static struct jinja_var *add(struct vars *v, const char *name, enum jinja_var_kind kind)
+{
+    MT_REQUIRE(v->n < MAX_VARS, "more than %d variables of a template", MAX_VARS);
+    struct jinja_var *var = &v->items[v->n++];
+    *var = (struct jinja_var){.name = name, .kind = kind};
+    return var;
+}
+
+static void add_text(struct vars *v, const char *name, const char *text)
+{
+    if (text) add(v, name, JINJA_TEXT)->text = text;
+}
+
+static void add_json(struct vars *v, const char *name, struct json j)
+{
+    add(v, name, json_type(j) == JSON_ABSENT ? JINJA_NONE : JINJA_JSON)->json = j;
+}
+
+static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
+{
+    const char *key;
+    struct json value;
+    if (json_type(kwargs) == JSON_ABSENT || json_type(kwargs) == JSON_NULL) return 0;
+    if (json_type(kwargs) != JSON_OBJECT) return json_error(kwargs, err, "must be an object");
+    if (json_count(kwargs) > MAX_VARS / 4) return json_error(kwargs, err, "has more than %d members", MAX_VARS / 4);
+    for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++) add_json(v, key, value);
+    return 0;
+}
+
+static int render(struct text_buf *out, const struct chat_template *t, struct json row, struct json tools,
+                  const struct chat_options *opt, struct err *err)
+{
+    const struct json kwargs = t->kwargs ? json_root(t->kwargs) : (struct json){0};
+    struct vars v = {0};
+    struct json messages;
+    if (chat_template_is_deepseek(t)) return chat_render_deepseek(out, row, tools, kwargs, opt, err);
+    if (json_get_array(row, "messages", &messages, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
+    add_text(&v, "reasoning_effort", opt->reasoning_effort);
+    add_text(&v, "model_identity", opt->model_identity);
+    if (add_kwargs(&v, kwargs, err) || add_kwargs(&v, json_find(row, "chat_template_kwargs"), err)) return -1;
+    struct jinja_var *var = add(&v, "messages", JINJA_JSON);
+    var->json = messages;
+    var->leave_out = opt->leave_out;
+    var->twins[0] = "thinking";
+    var->twins[1] = "reasoning_content";
+    add_json(&v, "tools", tools);
+    add_json(&v, "documents", json_find(row, "documents"));
+    add(&v, "add_generation_prompt", JINJA_TRUTH)->truth = opt->generation_prompt;
+    const bool has_tools = json_type(tools) != JSON_ABSENT && json_type(tools) != JSON_NULL;
+    const struct jinja *which = has_tools && t->tools ? t->tools : t->main;
+    struct err why;
+    if (!jinja_render(out, which, v.items, v.n, opt->date ? opt->date : CHAT_DATE, &why)) return 0;
+    return json_error(messages, err, "%s", why.msg);
+}
+
+int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
+                         const struct chat_options *opt, struct err *err)
+{
+    struct json tools = json_find(row, "tools");
+    const char *text;
+    int64_t size;
+    if (!t) return chat_render_harmony(out, row, opt, err);
+    if (json_type(tools) != JSON_STRING) return render(out, t, row, tools, opt, err);
+    if (json_str(tools, &text, &size, err)) return -1;
+    struct json_doc *doc = json_parse(text, size, "tools", err);
+    if (!doc) return json_error(tools, err, "is a string that is no JSON");
+    int rc = render(out, t, row, json_root(doc), opt, err);
+    json_free(doc);
+    return rc;
+}

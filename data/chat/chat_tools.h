@@ -1,0 +1,11 @@
+/* chat_tools.h - tools as TypeScript, for harmony. */
+#ifndef MT_CHAT_TOOLS_H
+#define MT_CHAT_TOOLS_H
+
+#include "data/json.h"
+#include "data/text.h"
+
+/* The namespace "functions" of harmony: tools is a non-empty array of {function: {name, description, parameters}}. */
+int chat_put_tools(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
+
+#endif

@@ -1,0 +1,48 @@
+/* jinja_lib.h - filters, tests, methods and functions of the Jinja engine. */
+#ifndef MT_JINJA_LIB_H
+#define MT_JINJA_LIB_H
+
+#include "data/chat/jinja/jinja_value.h"
+
+#define JINJA_ARGS 12
+
+struct jinja_args {
+    struct value values[JINJA_ARGS];
+    const char *names[JINJA_ARGS]; /* NULL: by position */
+    int64_t count;
+};
+
+/* One row of a table of functions. */
+struct jinja_fn {
+    const char *name;
+    /* a: the arguments in the order of `parameters`, absent where left out */
+    struct value (*call)(struct jinja_state *st, struct value self, const struct value *a);
+    const char *parameters; /* "first second"; NULL: call_all takes them as they come */
+    struct value (*call_all)(struct jinja_state *st, const struct jinja_args *args);
+};
+
+/* Calls the row of that name, or fails with "`WHAT` `name` is not supported". */
+struct value jinja_call(struct jinja_state *st, const struct jinja_fn *rows, int64_t n_rows, const char *what,
+                        const char *name, struct value self, const struct jinja_args *args);
+struct value jinja_filter(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
+bool jinja_test(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
+bool jinja_is_function(const char *name); /* of the global names */
+struct value jinja_function(struct jinja_state *st, const char *name, const struct jinja_args *args);
+
+/* jinja_text.c */
+struct value jinja_method(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
+bool jinja_is_method(struct value self, const char *name);
+struct value jinja_strip(struct jinja_state *st, struct value self, struct value chars, bool left, bool right);
+/* Every `from` as `to`, the first `count` of them when count >= 0. */
+struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
+                           int64_t count);
+/* 'l' lower, 'u' upper, 'c' capitalize, 't' title; letters beyond ASCII are refused. */
+struct value jinja_case(struct jinja_state *st, struct value self, char how);
+struct value jinja_pair(struct jinja_state *st, struct value a, struct value b); /* a tuple */
+struct value jinja_dict_items(struct jinja_state *st, struct value self);
+/* self.name or self[name]; undefined when it has none. */
+struct value jinja_attribute(struct jinja_state *st, struct value self, const char *name, bool dot);
+struct value jinja_item(struct jinja_state *st, struct value self, struct value key);
+struct value jinja_slice(struct jinja_state *st, struct value self, const struct value part[3]);
+
+#endif

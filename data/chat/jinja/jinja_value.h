@@ -1,0 +1,143 @@
+/* jinja_value.h - what a Jinja expression can be, and the state of one rendering.
+ *
+ * Values are small and passed by value; what they point to lies in the rendering's arena and never changes but for
+ * namespaces. An error does not unwind: it is kept (the first one), everything after it yields undefined, and loops
+ * stop at the next jinja_charge. */
+#ifndef MT_JINJA_VALUE_H
+#define MT_JINJA_VALUE_H
+
+#include "data/json.h"
+#include "data/text.h"
+
+#define JINJA_DEPTH  1000               /* nested expressions, blocks and macro calls at work at a time */
+#define JINJA_WORK   ((int64_t)1 << 26) /* of one rendering: nodes evaluated, items touched, bytes made and read */
+#define JINJA_MEMORY ((int64_t)1 << 28) /* bytes of one rendering's arena */
+#define JINJA_SCAN   2                  /* bytes that are searched, counted or stepped over for one unit of work */
+#define JINJA_NEST   200                /* lists in lists, to print or compare */
+
+struct node;
+struct scope;
+struct jinja_chunk;
+
+/* Memory that is freed as a whole. Zeroed is valid. */
+struct jinja_arena {
+    struct jinja_chunk *last;
+};
+void *jinja_alloc(struct jinja_arena *arena, int64_t bytes); /* zeroed */
+/* A NUL-terminated copy. */
+char *jinja_copy(struct jinja_arena *arena, const char *s, int64_t size);
+void jinja_arena_free(struct jinja_arena *arena);
+
+enum value_kind {
+    VALUE_UNDEFINED,
+    VALUE_NONE,
+    VALUE_BOOL,
+    VALUE_INT,
+    VALUE_FLOAT,
+    VALUE_STRING,
+    VALUE_LIST,
+    VALUE_DICT,
+    VALUE_LOOP,
+    VALUE_CALLABLE
+};
+struct value {
+    enum value_kind kind;
+    union {
+        bool truth;
+        int64_t i;
+        double f;
+        const char *s; /* UTF-8, `size` bytes; of UNDEFINED the name of what is missing, NULL: an argument left out */
+        struct list *list;
+        struct dict *dict;
+        struct loop *loop;
+        const struct callable *callable;
+    };
+    int64_t size;
+};
+struct list {
+    struct value *items;
+    int64_t count, cap;
+    bool tuple; /* as Python prints it */
+};
+struct dict { /* in order of insertion */
+    struct value *keys, *values;
+    int64_t count, cap;
+    bool is_namespace;
+};
+/* `loop` in the body of a for. */
+struct loop {
+    const struct list *items;
+    int64_t index; /* from 0 */
+};
+struct callable {
+    const struct node *macro; /* and where it was defined; or NULL: */
+    struct scope *scope;
+    const char *name;  /* a function, or */
+    struct value self; /* with a self its method */
+};
+
+struct jinja_state {
+    struct jinja_arena arena;
+    struct text_buf *out; /* where output goes: the text, or what a macro or {% set %} block collects */
+    struct text_buf *text;
+    const char *name, *date; /* of the template; "YYYY-MM-DD" of strftime_now */
+    int64_t work, memory;    /* left: units, bytes of the arena */
+    int line, depth;
+    bool failed;
+    struct err *err;
+};
+
+/* The first error of a rendering, "NAME:LINE: ..."; returns undefined. */
+struct value jinja_fail(struct jinja_state *st, const char *fmt, ...) MT_PRINTF(2, 3);
+/* Takes n from the work that is left; false after an error, so that it also ends loops. */
+bool jinja_charge(struct jinja_state *st, int64_t n);
+/* For reading `bytes` of text: 1 and 1 for each JINJA_SCAN bytes. */
+bool jinja_charge_scan(struct jinja_state *st, int64_t bytes);
+/* Zeroed memory of the rendering, never NULL. Beyond JINJA_MEMORY the rendering has failed. Callers whose size depends
+ * on the data charge it as work first, so that one allocation is at most JINJA_WORK bytes beyond the limit. */
+void *jinja_new(struct jinja_state *st, int64_t bytes);
+
+struct value value_none(void);
+struct value value_bool(bool truth);
+struct value value_int(int64_t i);
+struct value value_float(double f);
+struct value value_view(const char *s, int64_t size);                           /* text that lives long enough */
+struct value value_string(struct jinja_state *st, const char *s, int64_t size); /* a copy */
+struct value value_take(struct jinja_state *st, struct text_buf *t);            /* a copy; frees t */
+struct value value_undefined(const char *name, int64_t size);
+struct value value_list(struct jinja_state *st, bool tuple);
+struct value value_dict(struct jinja_state *st);
+struct value value_json(struct jinja_state *st, struct json j);
+
+void list_add(struct jinja_state *st, struct list *l, struct value v);
+/* Lists and dicts cannot be keys, as in Python: an error. */
+void dict_set(struct jinja_state *st, struct dict *d, struct value key, struct value v);
+const struct value *dict_get(struct jinja_state *st, const struct dict *d, struct value key); /* NULL: no such key */
+
+bool value_absent(struct value v); /* an argument left out */
+bool value_is(struct value v, const char *text);
+bool value_number(struct value v, double *f); /* bool, int, float */
+bool value_truth(struct value v);
+bool value_equal(struct jinja_state *st, struct value a, struct value b);
+/* < 0, 0, > 0; of numbers and of strings, an error for anything else. */
+int value_order(struct jinja_state *st, struct value a, struct value b);
+/* Where the string `what` begins in the string `text` at or after byte `from`, or -1. */
+int64_t value_find(struct jinja_state *st, struct value text, struct value what, int64_t from);
+bool value_contains(struct jinja_state *st, struct value container, struct value item);
+/* The elements to iterate over: of a list, the keys of a dict, the characters of a string, none of undefined. */
+const struct list *value_items(struct jinja_state *st, struct value v);
+int64_t value_length(struct jinja_state *st, struct value v);
+/* Appends str(v); quoted: repr(v). */
+void value_print(struct jinja_state *st, struct text_buf *t, struct value v, bool quoted);
+struct value value_str(struct jinja_state *st, struct value v);
+/* Appends json.dumps(v, ensure_ascii=False); indent < 0: on one line. */
+void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent);
+const char *value_kind_name(struct value v); /* as Python calls the type */
+
+/* Bytes of the character at s, of which `size` are left. */
+int64_t utf8_size(const char *s, int64_t size);
+int32_t utf8_code(const char *s, int64_t size);
+bool utf8_space(int32_t code); /* str.isspace */
+int64_t utf8_count(const char *s, int64_t size);
+
+#endif

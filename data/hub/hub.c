@@ -1,0 +1,487 @@
+/* hub.c - what a name of the hub stands for: its commit, its files, and which of them are needed.
+ *
+ * One request lists a repository with sizes and hashes; from then on everything is of that commit. Without the hub
+ * (HF_HUB_OFFLINE, no network) the files of the cache take the place of the list, and the same choice is made among
+ * them. */
+#include "data/hub/hub.h"
+
+#include <ctype.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/hub/hub_headers.h"
+#include "data/hub/hub_http.h"
+#include "data/hub/hub_rows.h"
+#include "data/hub/hub_url.h"
+#include "data/hub/hub_verify.h"
+#include "data/json.h"
+
+#define PREFIX    "hub:"
+#define INDEX     "model.safetensors.index.json"
+#define WHOLE     "model.safetensors"
+#define INDEX_MAX ((int64_t)64 << 20)
+#define REVISION  "main"
+
+/* Files to be had, each once. */
+struct wanted {
+    const struct hub_file **files;
+    int64_t n, cap;
+};
+
+static void want(struct wanted *w, const struct hub_file *f)
+{
+    for (int64_t i = 0; i < w->n; i++)
+        if (w->files[i] == f) return;
+    if (w->n == w->cap) {
+        const int64_t cap = MT_MAX(2 * w->cap, 16);
+        w->files = mem_grow(w->files, w->cap, cap, sizeof(*w->files));
+        w->cap = cap;
+    }
+    w->files[w->n++] = f;
+}
+
+static const struct hub_file *find(const struct hub_repo *repo, const char *path)
+{
+    for (int64_t i = 0; i < repo->n_files; i++)
+        if (!strcmp(repo->files[i].path, path)) return &repo->files[i];
+    return NULL;
+}
+
+/* ---- names */
+
+/* [A-Za-z0-9._-], none of the doubtful forms that the hub refuses. */
+static bool is_name(const char *s, size_t n)
+{
+    if (n == 0 || n > 96 || strchr(".-", s[0]) || strchr(".-", s[n - 1])) return false;
+    for (size_t i = 0; i < n; i++) {
+        if (!isalnum((unsigned char)s[i]) && !strchr("._-", s[i])) return false;
+        if (i && s[i] == s[i - 1] && strchr(".-", s[i])) return false;
+    }
+    return true;
+}
+
+static bool is_id(const char *s)
+{
+    const char *slash = strchr(s, '/');
+    return slash && is_name(s, (size_t)(slash - s)) && is_name(slash + 1, strlen(slash + 1));
+}
+
+static int set_revision(struct hub_repo *repo, const char *revision, size_t n, struct err *err)
+{
+    if (n >= sizeof(repo->revision)) return err_set(err, "%s: a revision of %zu bytes is none", repo->id, n);
+    memcpy(repo->revision, revision, n);
+    repo->revision[n] = 0;
+    if (hub_path_is_safe(repo->revision)) return 0;
+    return err_set(err, "%s: \"%s\" is no branch, tag or commit", repo->id, repo->revision);
+}
+
+/* ---- the list of files */
+
+static int read_file_row(struct hub_repo *repo, struct json row, struct err *err)
+{
+    const char *path, *etag = NULL;
+    int64_t size = -1;
+    struct json lfs = json_find(row, "lfs");
+    if (json_get_str(row, "rfilename", &path, err)) return -1;
+    if (!hub_path_is_safe(path)) return json_error(row, err, "\"%.100s\" is no path that may be written", path);
+    if (json_type(lfs) == JSON_OBJECT) {
+        if (json_get_str(lfs, "sha256", &etag, err) || json_get_i64(lfs, "size", 0, INT64_MAX, &size, err)) return -1;
+    } else if (json_get_str(row, "blobId", &etag, err) || json_get_i64(row, "size", 0, INT64_MAX, &size, err)) {
+        return -1;
+    }
+    const size_t n = strlen(etag);
+    if ((n != 64 && n != 40) || strspn(etag, "0123456789abcdef") != n)
+        return json_error(row, err, "\"%.80s\" is neither a SHA-256 nor a SHA-1", etag);
+    hub_repo_add(repo, path, etag, size);
+    return 0;
+}
+
+static int read_list(struct hub_repo *repo, const char *text, int64_t size, struct err *err)
+{
+    char name[HUB_PATH + 32];
+    const char *commit;
+    struct json rows;
+    snprintf(name, sizeof(name), "the hub's list of %s", repo->id);
+    struct json_doc *doc = json_parse(text, size, name, err);
+    if (!doc) return -1;
+    int rc = json_get_str(json_root(doc), "sha", &commit, err);
+    if (!rc && !hub_is_commit(commit)) rc = json_error(json_root(doc), err, "sha \"%.80s\" is no commit", commit);
+    if (!rc) strcpy(repo->commit, commit);
+    if (!rc) rc = json_get_array(json_root(doc), "siblings", &rows, err);
+    for (int64_t i = 0; !rc && i < json_count(rows); i++) rc = read_file_row(repo, json_at(rows, i), err);
+    json_free(doc);
+    return rc;
+}
+
+static int advise(struct err *err, const char *advice)
+{
+    const struct err what = *err;
+    return err_set(err, "%s; %s", what.msg, advice);
+}
+
+/* From the hub; from the cache when it may not or cannot be asked. */
+static int list_files(struct hub_repo *repo, struct err *err)
+{
+    char path[2 * HUB_PATH];
+    bool unreachable;
+    int64_t size;
+    struct err cached;
+    if (repo->env->offline) {
+        if (!hub_cache_list(repo, err)) return 0;
+        (void)err_prefix(err, "HF_HUB_OFFLINE is set");
+        return advise(err, "unset it to download, or download elsewhere and give the path of the copy");
+    }
+    snprintf(path, sizeof(path), "api/%s/%s/revision/", repo->dataset ? "datasets" : "models", repo->id);
+    if (!hub_url_escape(path, sizeof(path) - 16, repo->revision, false))
+        return err_set(err, "%s: the revision is too long", repo->id);
+    strcat(path, "?blobs=true");
+    char *text = hub_http_text(repo, path, &size, &unreachable, err);
+    if (text) {
+        const int rc = read_list(repo, text, size, err);
+        mem_free(text);
+        return rc;
+    }
+    if (!unreachable) return -1;
+    if (hub_cache_list(repo, &cached))
+        return advise(err,
+                      "it is not in the cache; check network, proxy and HF_ENDPOINT, or download elsewhere and give "
+                      "the path of the copy");
+    log_warn("%s; using what the cache holds", err->msg);
+    return 0;
+}
+
+/* ---- having the files */
+
+static int lacks(const struct hub_repo *repo, const char *what, const char *more, struct err *err)
+{
+    char dir[MT_PATH];
+    if (!repo->cached) return err_set(err, "%s has no %s%s", repo->id, what, more);
+    if (hub_snapshot_path(dir, repo, NULL, err)) return -1;
+    return err_set(err, "%s: the cache lacks %s of commit %.8s, and the hub %s", repo->id, what, repo->commit,
+                   repo->env->offline ? "may not be asked: HF_HUB_OFFLINE is set; unset it"
+                                      : "was not asked or not reached");
+}
+
+static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err *err)
+{
+    struct wanted missing = {0};
+    enum hub_place *where = mem_array(MT_MAX(w->n, 1), sizeof(*where));
+    int rc = hub_verify(repo, w->files, w->n, where, err);
+    for (int64_t i = 0; i < w->n; i++)
+        if (where[i] == HUB_ABSENT) want(&missing, w->files[i]);
+    if (!rc && missing.n)
+        rc = repo->cached ? lacks(repo, missing.files[0]->path, "", err)
+                          : hub_http_fetch(repo, missing.files, missing.n, err);
+    for (int64_t i = 0; i < w->n && !rc && !repo->cached; i++)
+        if (where[i] != HUB_SNAPSHOT) rc = hub_cache_link(repo, w->files[i], err);
+    mem_free(missing.files);
+    mem_free(where);
+    return rc;
+}
+
+/* ---- models */
+
+/* The shards that the index names. */
+static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err *err)
+{
+    char path[MT_PATH];
+    const char *tensor, *name;
+    int64_t length;
+    struct json map, value;
+    if (hub_snapshot_path(path, repo, INDEX, err)) return -1;
+    struct json_doc *doc = json_load(path, INDEX_MAX, err);
+    if (!doc) return -1;
+    int rc = json_get_object(json_root(doc), "weight_map", &map, err);
+    for (int64_t i = 0; !rc && json_member(map, i, &tensor, &value); i++) {
+        rc = json_str(value, &name, &length, err);
+        const struct hub_file *f = rc ? NULL : find(repo, name);
+        if (!rc && !f) rc = lacks(repo, name, ", which its index names", err);
+        if (!rc) want(w, f);
+    }
+    json_free(doc);
+    return rc;
+}
+
+/* A file that a model must have. */
+static int want_needed(const struct hub_repo *repo, struct wanted *w, const char *name, const char *more,
+                       struct err *err)
+{
+    const struct hub_file *f = find(repo, name);
+    if (!f) return lacks(repo, name, more, err);
+    want(w, f);
+    return 0;
+}
+
+static void want_useful(const struct hub_repo *repo, struct wanted *w, const char *name)
+{
+    const struct hub_file *f = find(repo, name);
+    if (f) want(w, f);
+}
+
+/* Has the small files: those that training reads, or a plan alone; adds the shards to `shards`. Nothing else of the
+ * repository is needed: no other format of the same weights, no folder. */
+static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *shards, struct err *err)
+{
+    struct wanted w = {0};
+    int rc = want_needed(repo, &w, "config.json", "", err);
+    if (!rc && !plan) {
+        rc = want_needed(repo, &w, "tokenizer.json", "", err);
+        want_useful(repo, &w, "tokenizer_config.json");
+        want_useful(repo, &w, "chat_template.jinja");
+        want_useful(repo, &w, "chat_template.json");
+        want_useful(repo, &w, "generation_config.json");
+    }
+    want_useful(repo, &w, INDEX);
+    if (!rc && !find(repo, INDEX))
+        rc = want_needed(repo, shards, WHOLE, " and no index of shards: safetensors is the format that is read", err);
+    if (!rc) rc = fetch(repo, &w, err);
+    if (!rc && find(repo, INDEX)) rc = want_shards(repo, shards, err);
+    mem_free(w.files);
+    return rc;
+}
+
+/* A plan does not move a branch away from the commit whose weights are here. */
+static bool has_ref(const struct hub_repo *repo)
+{
+    char path[MT_PATH];
+    return !hub_repo_path(path, repo, "refs", repo->revision, NULL) && file_exists(path);
+}
+
+/* headers: a plan is all that is wanted; what is not in the cache stays out of it but for the headers. */
+static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, struct err *err)
+{
+    struct wanted shards = {0};
+    const bool plan = *headers;
+    int rc = fetch_small(repo, plan, &shards, err);
+    *headers = plan && !rc && !repo->cached && !hub_headers_needless(repo, shards.files, shards.n);
+    if (!rc && *headers)
+        rc = hub_headers(dir, repo, shards.files, shards.n, err);
+    else if (!rc && (plan || !(rc = fetch(repo, &shards, err))))
+        rc = hub_snapshot_path(dir, repo, NULL, err);
+    mem_free(shards.files);
+    return rc || repo->cached || (plan && has_ref(repo)) ? rc : hub_cache_write_ref(repo, err);
+}
+
+/* A commit never changes: when all of it is here, nobody is asked. */
+static bool have_model(const struct hub_repo *like, char dir[MT_PATH], bool plan)
+{
+    struct hub_repo repo = *like;
+    struct err err;
+    const bool have =
+        hub_is_commit(repo.revision) && !hub_cache_list(&repo, &err) && !open_model(&repo, dir, &(bool){plan}, &err);
+    hub_repo_free(&repo);
+    return have;
+}
+
+/* OWNER/NAME[@REVISION]; the revision may also be said beside it. */
+static int parse_model(struct hub_repo *repo, const char *spec, const char *revision, struct err *err)
+{
+    const char *at = strchr(spec, '@');
+    const size_t n = at ? (size_t)(at - spec) : strlen(spec);
+    snprintf(repo->id, sizeof(repo->id), "%.*s", (int)MT_MIN(n, HUB_PATH - 1), spec);
+    if (!is_id(repo->id))
+        return err_set(err, "\"" PREFIX "%.200s\": expected " PREFIX "OWNER/NAME or " PREFIX "OWNER/NAME@REVISION",
+                       spec);
+    if (at && strcmp(revision, REVISION) && strcmp(revision, at + 1))
+        return err_set(err, "\"" PREFIX "%.200s\" names one revision, model.revision = %s another: remove one", spec,
+                       revision);
+    return at ? set_revision(repo, at + 1, strlen(at + 1), err) : set_revision(repo, revision, strlen(revision), err);
+}
+
+static int find_model(char dir[MT_PATH], const char *path, const char *revision, bool *headers, struct err *err)
+{
+    struct hub_env env;
+    struct hub_repo repo = {.env = &env};
+    const bool plan = *headers;
+    *headers = false;
+    if (strncmp(path, PREFIX, strlen(PREFIX))) {
+        if (file_exists(path)) return str_format(dir, MT_PATH, err, "model.path", "%s", path);
+        return err_set(err, "%s: no such directory%s", path,
+                       is_id(path) ? "; to download from huggingface.co write model.path = " PREFIX "OWNER/NAME" : "");
+    }
+    if (parse_model(&repo, path + strlen(PREFIX), revision, err) || hub_env_read(&env, err)) return -1;
+    if (have_model(&repo, dir, plan)) return 0;
+    *headers = plan;
+    int rc = list_files(&repo, err);
+    if (!rc && plan && repo.cached && hub_headers_have(dir, &repo)) {
+        hub_repo_free(&repo);
+        return 0;
+    }
+    if (!rc) rc = open_model(&repo, dir, headers, err);
+    hub_repo_free(&repo);
+    return rc;
+}
+
+int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err)
+{
+    return find_model(dir, path, revision, &(bool){false}, err);
+}
+
+int hub_model_headers(char dir[MT_PATH], const char *path, const char *revision, bool *headers, struct err *err)
+{
+    *headers = true;
+    return find_model(dir, path, revision, headers, err);
+}
+
+const char *hub_model_name(char name[MT_PATH], const char *path)
+{
+    const bool hub = !strncmp(path, PREFIX, strlen(PREFIX));
+    snprintf(name, MT_PATH, "%s", hub ? path + strlen(PREFIX) : path);
+    if (hub) name[strcspn(name, "@")] = 0;
+    return name;
+}
+
+/* ---- data */
+
+static bool ends_with(const char *s, const char *end)
+{
+    const size_t n = strlen(s), m = strlen(end);
+    return n >= m && !strcmp(s + n - m, end);
+}
+
+static bool is_data(const char *path) { return ends_with(path, ".jsonl") || ends_with(path, ".jsonl.gz"); }
+
+/* An error that shows what there is to choose from. */
+static int ask_for_name(const struct hub_repo *repo, const char *what, struct err *err)
+{
+    char names[512] = "";
+    size_t used = 0;
+    int64_t shown = 0;
+    for (int64_t i = 0; i < repo->n_files && shown < 8; i++) {
+        const char *path = repo->files[i].path;
+        if (path[0] == '.' || ends_with(path, ".md") || used + strlen(path) + 3 > sizeof(names)) continue;
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", shown++ ? ", " : "", path);
+    }
+    return err_set(err, "%s; name a JSONL file of it: " PREFIX "%s/FILE, where FILE may hold * and ?. It has %s%s",
+                   what, repo->id, shown ? names : "nothing", shown == 8 ? ", ..." : "");
+}
+
+/* The files that match, or the one that is data. */
+static int want_data(const struct hub_repo *repo, const char *pattern, struct wanted *w, struct err *err)
+{
+    char what[HUB_PATH + 64];
+    for (int64_t i = 0; i < repo->n_files; i++) {
+        const char *path = repo->files[i].path;
+        if (pattern[0] ? fnmatch(pattern, path, FNM_PATHNAME) == 0 : is_data(path)) want(w, &repo->files[i]);
+    }
+    if (w->n == 1 || (w->n && pattern[0])) return 0;
+    if (repo->cached && !w->n) return lacks(repo, pattern[0] ? pattern : "data", "", err);
+    if (pattern[0])
+        snprintf(what, sizeof(what), "no file is called %s", pattern);
+    else
+        snprintf(what, sizeof(what), "%lld files of it are JSONL", (long long)w->n);
+    return ask_for_name(repo, what, err);
+}
+
+/* Files of a data set, or a split of it, named or because it has no plain JSON: its rows by the viewer, or those that
+ * were brought earlier. */
+static int fetch_data(struct hub_repo *repo, const char *pattern, const char *split, struct wanted *w, struct err *err)
+{
+    char rows[2 * HUB_PATH] = "";
+    bool plain = pattern[0] || repo->cached;
+    for (int64_t i = 0; i < repo->n_files && !plain; i++) plain = is_data(repo->files[i].path);
+    if (!plain || (split[0] && !repo->cached)) {
+        if (hub_rows(repo, split, err)) return -1;
+        want(w, &repo->files[repo->n_files - 1]);
+        return 0;
+    }
+    if (split[0]) snprintf(rows, sizeof(rows), HUB_ROWS "/%s%s.jsonl", strchr(split, '/') ? "" : "*/", split);
+    return want_data(repo, split[0] ? rows : pattern, w, err) || fetch(repo, w, err) ? -1 : 0;
+}
+
+/* OWNER/NAME[@REVISION][/FILE or :SPLIT] */
+static int parse_data(struct hub_repo *repo, const char *spec, char pattern[HUB_PATH], char split[HUB_PATH],
+                      struct err *err)
+{
+    const char *slash = strchr(spec, '/');
+    const size_t n = slash ? (size_t)(slash - spec) + 1 + strcspn(slash + 1, "/@:") : strlen(spec);
+    const char *rest = spec + n;
+    snprintf(repo->id, sizeof(repo->id), "%.*s", (int)MT_MIN(n, HUB_PATH - 1), spec);
+    if (!is_id(repo->id))
+        return err_set(err,
+                       "\"" PREFIX "%.200s\": expected " PREFIX "OWNER/NAME, " PREFIX "OWNER/NAME/FILE or " PREFIX
+                       "OWNER/NAME:SPLIT",
+                       spec);
+    if (set_revision(repo, REVISION, strlen(REVISION), err)) return -1;
+    if (rest[0] == '@') {
+        const size_t length = strcspn(rest + 1, "/:");
+        if (set_revision(repo, rest + 1, length, err)) return -1;
+        rest += 1 + length;
+    }
+    return str_format(pattern, HUB_PATH, err, "name of a data file", "%s", rest[0] == '/' ? rest + 1 : "") ||
+                   str_format(split, HUB_PATH, err, "name of a split", "%s", rest[0] == ':' ? rest + 1 : "")
+               ? -1
+               : 0;
+}
+
+/* Appends the paths of the files to list, comma-separated, each with its weight. */
+static int append_paths(char **list, const struct hub_repo *repo, const struct wanted *w, const char *weight,
+                        struct err *err)
+{
+    char path[MT_PATH];
+    for (int64_t i = 0; i < w->n; i++) {
+        if (hub_snapshot_path(path, repo, w->files[i]->path, err)) return -1;
+        if (strchr(path, ',')) return err_set(err, "%s: a path with a comma cannot stand in a list of files", path);
+        const int64_t old = (int64_t)strlen(*list), add = (int64_t)(strlen(path) + strlen(weight)) + 1;
+        *list = mem_grow(*list, old + 1, old + add + 1, 1);
+        snprintf(*list + old, (size_t)add + 1, "%s%s%s", old ? "," : "", path, weight);
+    }
+    return 0;
+}
+
+/* weight: "*2.5", or "" */
+static int add_data(char **list, const char *spec, const char *weight, struct err *err)
+{
+    struct hub_env env;
+    struct hub_repo repo = {.env = &env, .dataset = true};
+    struct wanted w = {0};
+    char pattern[HUB_PATH], split[HUB_PATH];
+    int rc = -1;
+    if (parse_data(&repo, spec, pattern, split, err) || hub_env_read(&env, err)) return -1;
+    if (!list_files(&repo, err) && !fetch_data(&repo, pattern, split, &w, err) &&
+        (repo.cached || !hub_cache_write_ref(&repo, err)))
+        rc = append_paths(list, &repo, &w, weight, err);
+    mem_free(w.files);
+    hub_repo_free(&repo);
+    return rc;
+}
+
+/* Appends n bytes of a plain path. */
+static void append_plain(char **list, const char *path, size_t n)
+{
+    const int64_t old = (int64_t)strlen(*list), size = old + 1 + (int64_t)n + 1;
+    *list = mem_grow(*list, old + 1, size, 1);
+    snprintf(*list + old, (size_t)(size - old), "%s%.*s", old ? "," : "", (int)n, path);
+}
+
+/* Moves a weight at the end of spec, "*" and a number (dataset.h), out of it; any other * belongs to the name. */
+static char *cut_weight(char *spec, char weight[32])
+{
+    char *star = strrchr(spec, '*');
+    weight[0] = 0;
+    if (!star || !star[1] || strlen(star) >= 32 || star[strspn(star + 1, "0123456789.") + 1]) return spec;
+    strcpy(weight, star);
+    *star = 0;
+    return spec;
+}
+
+char *hub_data(const char *files, struct err *err)
+{
+    char *list = mem_strdup(""), spec[MT_PATH], weight[32];
+    for (const char *p = files + strspn(files, ", \t"); *p; p += strspn(p, ", \t")) {
+        size_t n = strcspn(p, ","), used = n;
+        while (n && isspace((unsigned char)p[n - 1])) n--;
+        if (strncmp(p, PREFIX, strlen(PREFIX))) {
+            append_plain(&list, p, n);
+        } else if (str_format(spec, sizeof(spec), err, "data file", "%.*s", (int)(n - strlen(PREFIX)),
+                              p + strlen(PREFIX)) ||
+                   add_data(&list, cut_weight(spec, weight), weight, err)) {
+            mem_free(list);
+            return NULL;
+        }
+        p += used;
+    }
+    return list;
+}

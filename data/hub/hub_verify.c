@@ -1,0 +1,179 @@
+/* hub_verify.c - hashes what is in the cache, once.
+ *
+ * A line of moetrain-verified is `HASH SIZE MTIME_NS`: a file of this size and time of change was seen to have this
+ * hash. Lines are only added, each by one write, so that several processes may add to it. Where the cache cannot be
+ * written to, nothing is hashed: every start would do it again. */
+#include "data/hub/hub_verify.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file.h"
+
+#define MARKS     "moetrain-verified"
+#define MARKS_MAX ((int64_t)16 << 20)
+#define CHUNK     (1 << 20)
+#define WAIT_MS   300 /* for another process */
+
+static int marks_path(char path[MT_PATH], const struct hub_repo *repo, struct err *err)
+{
+    return hub_repo_path(path, repo, MARKS, NULL, err);
+}
+
+static void mark_line(char line[128], const struct hub_file *f, const struct stat *st)
+{
+    snprintf(line, 128, "%s %" PRId64 " %" PRId64 "\n", f->etag, (int64_t)st->st_size,
+             (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec);
+}
+
+/* Of a file that the hub did not list, the name of its blob may be no hash of it: there size and time are enough. */
+static bool is_marked(const struct hub_repo *repo, const struct hub_file *f, const struct stat *st)
+{
+    char path[MT_PATH], line[128];
+    int64_t size;
+    if (marks_path(path, repo, NULL)) return false;
+    char *text = file_exists(path) ? file_read(path, MARKS_MAX, &size, NULL) : NULL;
+    mark_line(line, f, st);
+    const bool marked = text && strstr(text, repo->cached ? strchr(line, ' ') : line);
+    mem_free(text);
+    return marked;
+}
+
+/* -1: the cache cannot be written to. */
+static int open_marks(const struct hub_repo *repo)
+{
+    char path[MT_PATH];
+    return marks_path(path, repo, NULL) ? -1 : open(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+}
+
+static void mark(const struct hub_repo *repo, const struct hub_file *f, const struct stat *st)
+{
+    char line[128];
+    const int fd = open_marks(repo);
+    mark_line(line, f, st);
+    if (fd < 0) return;
+    if (write(fd, line, strlen(line)) < 0) log_warn("%s: cannot write " MARKS ": %s", repo->id, strerror(errno));
+    close(fd);
+}
+
+void hub_verify_mark(const struct hub_repo *repo, const struct hub_file *f)
+{
+    char path[MT_PATH];
+    struct stat st;
+    if (!hub_blob_path(path, repo, f->etag, NULL) && !stat(path, &st)) mark(repo, f, &st);
+}
+
+static bool is_whole(const char *path, const struct hub_file *f, struct stat *st)
+{
+    return !stat(path, st) && S_ISREG(st->st_mode) && st->st_size == f->size;
+}
+
+/* The path of the file by its name of the hub, or that in the snapshot. */
+static enum hub_place find(char path[MT_PATH], const struct hub_repo *repo, const struct hub_file *f, struct stat *st)
+{
+    if (f->etag[0] && !hub_blob_path(path, repo, f->etag, NULL) && is_whole(path, f, st)) return HUB_BLOB;
+    return !hub_snapshot_path(path, repo, f->path, NULL) && is_whole(path, f, st) ? HUB_SNAPSHOT : HUB_ABSENT;
+}
+
+static int hash_file(char hex[HASH_HEX], const char *path, const struct hub_file *f, struct err *err)
+{
+    struct hash h;
+    ssize_t n;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return err_set(err, "%s: cannot open: %s", path, strerror(errno));
+    if (strlen(f->etag) == 64)
+        hash_init(&h);
+    else
+        hash_init_git(&h, f->size);
+    char *chunk = mem_alloc(CHUNK);
+    while ((n = read(fd, chunk, CHUNK)) > 0) {
+        hash_add(&h, chunk, n);
+        progress();
+    }
+    mem_free(chunk);
+    close(fd);
+    hash_hex(&h, hex);
+    return n < 0 ? err_set(err, "%s: cannot read: %s", path, strerror(errno)) : 0;
+}
+
+/* A blob whose content is not what its name says. */
+static int set_aside(const struct hub_repo *repo, const char *path, const char *hex, struct err *err)
+{
+    char aside[MT_PATH];
+    if (repo->cached)
+        return err_set(err,
+                       "%s is damaged or was changed: its hash is %.12s...; a start that may ask the hub repairs it",
+                       path, hex);
+    if (str_format(aside, sizeof(aside), err, "path in the hub's cache", "%s.damaged", path)) return -1;
+    if (rename(path, aside)) return err_set(err, "%s: cannot rename: %s", path, strerror(errno));
+    log_warn("%s is damaged or was changed (its hash is %.12s...): renamed to ....damaged, downloading it again", path,
+             hex);
+    return 0;
+}
+
+/* Waits while another process hashes or downloads the same blob. Without a lock, where none can be had, two processes
+ * do the same work. */
+static int wait_for_lock(const struct hub_repo *repo, const struct hub_file *f)
+{
+    const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000};
+    int lock = -1;
+    while (!hub_cache_lock(&lock, repo, f, NULL) && lock < 0) {
+        progress();
+        nanosleep(&pause, NULL);
+    }
+    return lock;
+}
+
+/* Hashes one file that is not marked. */
+static int verify(const struct hub_repo *repo, const struct hub_file *f, enum hub_place *where, struct err *err)
+{
+    char path[MT_PATH], hex[HASH_HEX];
+    struct stat st;
+    int rc = 0;
+    const int lock = wait_for_lock(repo, f);
+    *where = find(path, repo, f, &st);
+    if (*where != HUB_ABSENT && !is_marked(repo, f, &st)) {
+        rc = hash_file(hex, path, f, err);
+        if (!rc && !strcmp(hex, f->etag)) {
+            mark(repo, f, &st);
+        } else if (!rc) {
+            if (*where == HUB_BLOB) rc = set_aside(repo, path, hex, err);
+            *where = HUB_ABSENT;
+        }
+    }
+    if (lock >= 0) close(lock);
+    return rc;
+}
+
+int hub_verify(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, enum hub_place *where,
+               struct err *err)
+{
+    char path[MT_PATH], size[32];
+    struct stat st;
+    int64_t bytes = 0, unmarked = 0;
+    int rc = 0;
+    bool *open = mem_array(MT_MAX(n, 1), sizeof(*open)); /* still to be hashed */
+    for (int64_t i = 0; i < n; i++) {
+        where[i] = find(path, repo, files[i], &st);
+        open[i] = where[i] != HUB_ABSENT && files[i]->etag[0] && !is_marked(repo, files[i], &st);
+        bytes += open[i] ? files[i]->size : 0;
+        unmarked += open[i];
+    }
+    const int marks = unmarked ? open_marks(repo) : -1;
+    if (unmarked && marks < 0)
+        log_info("%s: %s in the cache are taken unverified: the cache cannot be written to", repo->id,
+                 str_bytes(size, bytes));
+    else if (unmarked)
+        log_info("%s: verifying %s that other programs left in the cache, once", repo->id, str_bytes(size, bytes));
+    if (marks >= 0) close(marks);
+    for (int64_t i = 0; i < n && !rc && marks >= 0; i++)
+        if (open[i]) rc = verify(repo, files[i], &where[i], err);
+    mem_free(open);
+    return rc;
+}

@@ -1,0 +1,133 @@
+/* text.c - text that grows, with marked spans; JSON as Python writes it. */
+#include "data/text.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void text_free(struct text_buf *t)
+{
+    mem_free(t->text);
+    mem_free(t->spans);
+    *t = (struct text_buf){0};
+}
+
+void text_span(struct text_buf *t, int64_t begin, int64_t end)
+{
+    if (t->n_spans == t->cap_spans) {
+        int64_t cap = 2 * t->cap_spans + 8;
+        t->spans = mem_grow(t->spans, t->cap_spans, cap, sizeof(*t->spans));
+        t->cap_spans = cap;
+    }
+    t->spans[t->n_spans][0] = begin;
+    t->spans[t->n_spans++][1] = end;
+}
+
+void text_put_bytes(struct text_buf *t, const char *text, int64_t size)
+{
+    if (t->size + size + 1 > t->cap) {
+        int64_t cap = MT_MAX(2 * t->cap, t->size + size + 1024);
+        t->text = mem_grow(t->text, t->cap, cap, 1);
+        t->cap = cap;
+    }
+    memcpy(t->text + t->size, text, (size_t)size);
+    t->size += size;
+    t->text[t->size] = 0;
+}
+
+void text_put(struct text_buf *t, const char *text) { text_put_bytes(t, text, (int64_t)strlen(text)); }
+
+void text_put_quoted(struct text_buf *t, const char *s, int64_t size)
+{
+    text_put(t, "\"");
+    for (int64_t i = 0, done = 0; i <= size; i++) {
+        unsigned char c = i < size ? (unsigned char)s[i] : 0;
+        if (i < size && c >= 32 && c != '"' && c != '\\') continue;
+        text_put_bytes(t, s + done, i - done);
+        done = i + 1;
+        if (i == size) break;
+        char escape[8];
+        const char *at = c ? strchr("\bb\tt\nn\ff\rr\"\"\\\\", c) : NULL; /* each character before its letter */
+        if (at)
+            snprintf(escape, sizeof(escape), "\\%c", at[1]);
+        else
+            snprintf(escape, sizeof(escape), "\\u%04x", c);
+        text_put(t, escape);
+    }
+    text_put(t, "\"");
+}
+
+/* The shortest digits that read back, written out between 1e-4 and 1e16 and with an exponent outside, as Python does.
+ */
+void text_put_float(struct text_buf *t, double v)
+{
+    char text[64];
+    int digits = 0;
+    if (!isfinite(v)) {
+        text_put(t, isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+        return;
+    }
+    do snprintf(text, sizeof(text), "%.*e", digits++, v);
+    while (digits < 17 && strtod(text, NULL) != v);
+    int exponent = atoi(strchr(text, 'e') + 1);
+    if (exponent >= -4 && exponent < 16) snprintf(text, sizeof(text), "%.*f", MT_MAX(digits - 1 - exponent, 1), v);
+    text_put(t, text);
+}
+
+int text_put_number(struct text_buf *t, struct json j, struct err *err)
+{
+    int64_t i;
+    double f;
+    char text[32];
+    if (json_type(j) == JSON_REAL) {
+        if (json_f64(j, &f, err)) return -1;
+        text_put_float(t, f);
+        return 0;
+    }
+    if (json_i64(j, INT64_MIN, INT64_MAX, &i, err)) return -1;
+    snprintf(text, sizeof(text), "%lld", (long long)i);
+    text_put(t, text);
+    return 0;
+}
+
+static int put_object(struct text_buf *t, struct json j, struct err *err)
+{
+    const char *key;
+    struct json value;
+    text_put(t, "{");
+    for (int64_t i = 0; json_member(j, i, &key, &value); i++) {
+        if (i) text_put(t, ", ");
+        text_put_quoted(t, key, (int64_t)strlen(key));
+        text_put(t, ": ");
+        if (text_put_json(t, value, err)) return -1;
+    }
+    text_put(t, "}");
+    return 0;
+}
+
+int text_put_json(struct text_buf *t, struct json j, struct err *err)
+{
+    const char *s;
+    int64_t size;
+    switch (json_type(j)) {
+    case JSON_ABSENT: return json_error(j, err, "is missing");
+    case JSON_NULL: text_put(t, "null"); return 0;
+    case JSON_BOOL: text_put(t, json_truthy(j) ? "true" : "false"); return 0;
+    case JSON_INT:
+    case JSON_REAL: return text_put_number(t, j, err);
+    case JSON_STRING:
+        if (json_str(j, &s, &size, err)) return -1;
+        text_put_quoted(t, s, size);
+        return 0;
+    case JSON_OBJECT: return put_object(t, j, err);
+    case JSON_ARRAY: break;
+    }
+    text_put(t, "[");
+    for (int64_t i = 0; i < json_count(j); i++) {
+        if (i) text_put(t, ", ");
+        if (text_put_json(t, json_at(j, i), err)) return -1;
+    }
+    text_put(t, "]");
+    return 0;
+}

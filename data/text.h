@@ -1,0 +1,25 @@
+/* text.h - text that grows, with marked spans; JSON as Python writes it. */
+#ifndef MT_TEXT_H
+#define MT_TEXT_H
+
+#include "data/json.h"
+
+/* A text and its marked spans [begin, end) in bytes, ascending, disjoint: what carries loss. Zeroed is valid. */
+struct text_buf {
+    char *text; /* NUL-terminated once something was written */
+    int64_t size, cap;
+    int64_t (*spans)[2];
+    int64_t n_spans, cap_spans;
+};
+void text_free(struct text_buf *t);
+void text_span(struct text_buf *t, int64_t begin, int64_t end); /* appends one */
+
+void text_put(struct text_buf *t, const char *text); /* NUL-terminated */
+void text_put_bytes(struct text_buf *t, const char *text, int64_t size);
+/* As json.dumps(value, ensure_ascii=False): ", " and ": " between items, floats as Python's repr. */
+int text_put_json(struct text_buf *t, struct json value, struct err *err) MT_CHECK;
+int text_put_number(struct text_buf *t, struct json number, struct err *err) MT_CHECK;
+void text_put_quoted(struct text_buf *t, const char *s, int64_t size); /* a string of it */
+void text_put_float(struct text_buf *t, double v);                     /* Python's repr */
+
+#endif

@@ -1,0 +1,17 @@
+/* token_list.h - ids of a text, and where in it each came from. */
+#ifndef MT_TOKEN_LIST_H
+#define MT_TOKEN_LIST_H
+
+#include "kernels/base.h"
+
+/* A growing list of ids with, for each, the byte range of the text it came from. Zeroed is valid. */
+struct token_list {
+    int32_t *ids;
+    int32_t *begin, *end; /* byte offsets into the text */
+    int64_t count, cap;
+};
+void token_list_free(struct token_list *list);
+/* Room for `extra` more. */
+void token_list_reserve(struct token_list *list, int64_t extra);
+
+#endif

@@ -1,0 +1,130 @@
+/* comm_net.h - the connections under kernels/comm/comm.h: a socket between any two ranks for data, and one from every
+ * rank to rank 0 for the watch. For comm*.c and their tests alone. */
+#ifndef MT_COMM_NET_H
+#define MT_COMM_NET_H
+
+#include <pthread.h>
+
+#include "kernels/comm/comm.h"
+#include "kernels/hash.h"
+
+enum { NET_HOST = 64, NET_OP = 24, NET_TEXT = 1024, NET_NONCE = 32 };
+
+/* Where a rank is: the table that rank 0 hands out. */
+struct net_peer {
+    char host[NET_HOST], address[64]; /* its name; numeric, as the others reach it, "": at the master's */
+    int32_t port, pid;
+};
+
+/* What a rank says of itself every second, and other messages of the watch. */
+enum net_kind { NET_BEAT, NET_FAIL, NET_BYE, NET_ABORT };
+struct net_beat {
+    int32_t kind, rank;
+    int64_t step;        /* of the optimizer; 0: before the first */
+    uint64_t progress;   /* progress_count() */
+    double waiting_s;    /* in op; < 0: not in one */
+    char op[NET_OP];     /* the collective it is in, or the last one */
+    char busy[NET_OP];   /* what it does that takes long; "": nothing */
+    char text[NET_TEXT]; /* NET_FAIL, NET_ABORT */
+};
+
+struct comm_net {
+    int rank, world;
+    double timeout_s;
+    struct net_peer *peers; /* [world] */
+    int *data;              /* [world] sockets, non-blocking; -1 for this rank */
+
+    /* the watch */
+    int *line;   /* rank 0: [world], -1 for itself; others: [1], to rank 0 */
+    int wake[2]; /* a pipe that ends the thread's sleep */
+    pthread_t thread;
+    pthread_mutex_t lock;  /* of all below, and of writing to `line` */
+    struct net_beat now;   /* of this rank; waiting_s is kept in since_ms */
+    double since_ms;       /* when the op began; 0: in none */
+    bool stop, ended;      /* the thread shall end; the cause is known and the process is about to exit */
+    bool *gone;            /* [world] said goodbye */
+    struct net_beat *last; /* [world] rank 0: last beat of each */
+    double *last_ms;       /* [world], others [1]: when it came */
+    double *moved_ms; /* [world] rank 0: when it last waited in a collective, or had got on since the beat before */
+    struct net_beat failed; /* the first NET_FAIL, kind set */
+    double failed_ms;
+    const struct comm_ops *ops;
+};
+
+/* ---- comm_auth.c */
+
+/* What a rank says of itself when it connects to another one. */
+enum net_purpose { NET_FOR_WATCH = 1, NET_FOR_DATA };
+struct net_hello {
+    char version[16], host[NET_HOST];
+    int32_t purpose, to; /* the rank that it connects to */
+    int32_t rank, world, port, pid;
+};
+/* The nonces of a connection: what is signed for one is worthless on any other. */
+struct net_session {
+    uint8_t client[NET_NONCE], server[NET_NONCE];
+};
+
+enum auth_result {
+    AUTH_OK,
+    AUTH_CLOSED, /* no answer, or the other side is gone */
+    AUTH_WRONG,  /* it is no rank of this run, or has another key */
+    AUTH_LOST    /* rank 0 is gone */
+};
+/* Proves to the rank that fd leads to that this one belongs to the run, and that it does. `line`: to rank 0, or -1. */
+enum auth_result auth_connect(int fd, const uint8_t key[COMM_KEY], const struct net_hello *hello, int line,
+                              double deadline_ms, struct net_session *s) MT_CHECK;
+
+enum { LISTENERS = 8, GUESTS = 64 }; /* connections that may be unproved at once: GUESTS more than there are ranks */
+struct guest;
+struct auth_server {
+    int rank, n_listeners, n_guests, listeners[LISTENERS];
+    int32_t purpose; /* enum net_purpose: of the connections that are expected now */
+    uint8_t key[COMM_KEY];
+    struct guest *guests;             /* [n_guests] */
+    int64_t n_strangers, n_wrong_key; /* turned away, and of them those with another key */
+};
+void auth_open(struct auth_server *a, int rank, int world, const uint8_t key[COMM_KEY]);
+void auth_close(struct auth_server *a); /* and the listeners */
+/* The socket of the next connection that proved itself, what it said, and its session; strangers are turned away
+ * meanwhile. Or AUTH_LATE, or AUTH_RANK_LOST with the rank whose line for the watch was closed meanwhile. */
+enum { AUTH_LATE = -1, AUTH_RANK_LOST = -2 };
+int auth_accept(struct auth_server *a, const struct comm_net *net, double deadline_ms, struct net_hello *hello,
+                struct net_session *session, int *lost) MT_CHECK;
+
+/* Messages signed with the key, on a connection that is proved; `word` says what they are. */
+int auth_write(int fd, const uint8_t key[COMM_KEY], const char *word, const struct net_session *s, const void *data,
+               int64_t bytes, double deadline_ms) MT_CHECK;
+int auth_read(int fd, const uint8_t key[COMM_KEY], const char *word, const struct net_session *s, void *data,
+              int64_t bytes, double deadline_ms) MT_CHECK;
+
+/* ---- comm_meet.c */
+int net_open(struct comm_net *net, const struct comm_place *place, struct err *err) MT_CHECK;
+
+/* ---- comm_net.c */
+void net_close(struct comm_net *net);
+
+/* One message to and one from each of the others at once. bytes < 0: none. */
+struct net_part {
+    const void *send;
+    void *recv;
+    int64_t send_bytes, recv_bytes;
+};
+/* parts [c->world]; the own one is left alone. Every message carries op and c->n_calls: ranks that are not in the same
+ * call end the run. Counts the call. */
+void net_exchange(struct comm *c, const char *op, const struct net_part *parts);
+/* All of it, or -1 when the other side is gone or `deadline_ms` (clock_ms) is past. */
+int net_write(int fd, const void *data, int64_t bytes, double deadline_ms);
+int net_read(int fd, void *data, int64_t bytes, double deadline_ms);
+int net_wait(int fd, short events, double deadline_ms); /* 0: one of the events of poll() has come */
+void net_set_up(int fd);                                /* non-blocking, no delay, closed by exec */
+
+/* ---- comm_watch.c */
+void watch_start(struct comm_net *net);
+void watch_stop(struct comm_net *net);                  /* all ranks are past their last collective */
+void watch_enter(struct comm_net *net, const char *op); /* a collective begins on the host, or is issued */
+void watch_leave(struct comm_net *net);                 /* it is over on the host */
+/* A peer is gone: waits for the watch, which knows more, to end the process; ends it itself when that does not. */
+void watch_lost(struct comm_net *net, int peer, const char *what) __attribute__((noreturn));
+
+#endif

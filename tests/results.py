@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""results.py - measures the speed of a GPU and writes the tables of tests/RESULTS.md.
+
+  python3 tests/results.py measure BINARY DIR [NAME ...]   runs `BINARY bench ... --json`, one file per run, into DIR
+  python3 tests/results.py write DIR                       replaces the measured part of tests/RESULTS.md by DIR's
+
+Python 3 and its standard library. A run whose file is in DIR already is not repeated."""
+import json
+import os
+import subprocess
+import sys
+import time
+
+RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "RESULTS.md")
+BEGIN, END = "<!-- begin: tests/results.py write -->\n", "<!-- end -->\n"
+
+STEPS = [  # name, note, options of `bench step`
+    ("20b", "", "--arch gpt-oss-20b"),
+    ("20b-packed", "no decoded layers", "--arch gpt-oss-20b --decoded 0"),
+    ("20b-portable", "portable kernels", "--arch gpt-oss-20b --device cuda-portable"),
+    ("20b-nf4", "", "--arch gpt-oss-20b --quant nf4"),
+    ("20b-8192", "", "--arch gpt-oss-20b --seq 8192"),
+    ("20b-4x2048", "", "--arch gpt-oss-20b --tokens 8192 --seq 2048"),
+    ("20b-4x2048-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --decoded 0"),
+    ("20b-1x1024", "", "--arch gpt-oss-20b --tokens 1024 --seq 1024"),
+    ("20b-1x1024-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 1024 --seq 1024 --decoded 0"),
+    ("20b-15gb", "limit 15 GiB", "--arch gpt-oss-20b --tokens 2048 --seq 2048 --rank 8 --memory-gb 15"),
+    ("20b-12.8gb", "attention only, limit 12.8 GiB",
+     "--arch gpt-oss-20b --tokens 1024 --seq 1024 --rank 8 --memory-gb 12.8 --targets q_proj,k_proj,v_proj,o_proj"),
+    ("qwen3", "", "--arch qwen3-30b-a3b"),
+    ("olmoe", "", "--arch olmoe-1b-7b"),
+    ("mixtral", "", "--arch mixtral-8x7b --tokens 8192"),
+    ("120b", "", "--arch gpt-oss-120b --tokens 4096 --rank 8 --steps 3"),
+]
+PATHS = [
+    ("path-20b", "--arch gpt-oss-20b --tokens 4096"),
+    ("path-olmoe", "--arch olmoe-1b-7b --tokens 4096"),
+    ("path-qwen3", "--arch qwen3-30b-a3b --tokens 4096"),
+]
+LORA = "lora"
+
+
+def output_of(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def run(binary, folder, name, words):
+    path = os.path.join(folder, name + ".json")
+    if os.path.exists(path):
+        return True
+    start = time.monotonic()
+    done = subprocess.run([binary, "bench", *words, "--json"], capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - start
+    if done.returncode:
+        print(f"{name}: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        return False
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(done.stdout)
+    print(f"{name}: {seconds:.0f} s", flush=True)
+    return True
+
+
+def measure(binary, folder, names):
+    os.makedirs(folder, exist_ok=True)
+    gpu = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").strip().splitlines()
+    version = dict(line.split(None, 1) for line in output_of(binary, "version").splitlines() if len(line.split()) > 1)
+    machine = {"gpu": gpu[0] if gpu else "none", "commit": version.get("commit", "unknown").strip(),
+               "date": time.strftime("%Y-%m-%d")}
+    with open(os.path.join(folder, "machine.json"), "w", encoding="utf-8") as f:
+        json.dump(machine, f)
+    runs = [(n, ["step", *o.split()]) for n, _, o in STEPS]
+    runs += [(n, ["step", "--path", "loop,presort,grouped", *o.split()]) for n, o in PATHS]
+    runs += [(LORA, ["lora", "--arch", "all", "--rank", "16"])]
+    fine = [run(binary, folder, n, words) for n, words in runs if not names or n in names]
+    return 0 if all(fine) else 1
+
+
+def load(folder, name):
+    path = os.path.join(folder, name + ".json")
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def gib(n):
+    return f"{n / 2**30:.1f}"
+
+
+def step_rows(folder):
+    yield ("| model | experts, note | tokens per step | r | tokens/s | step (least to most) | floor | of the floor | "
+           "recompute | decoded layers | peak, plan |")
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for name, note, _ in STEPS:
+        b = load(folder, name)
+        if not b:
+            continue
+        kind = b["experts"].upper() if b["experts"] != "bf16" else "bf16"
+        yield (f"| {b['arch']} | {', '.join(x for x in (kind, note) if x)} | {b['tokens'] // b['seq']} x {b['seq']} | "
+               f"{b['rank']} | {b['tok_s']:,.0f} | {b['step_ms']:.1f} ms ({b['step_ms_min']:.1f} to "
+               f"{b['step_ms_max']:.1f}) | {b['floor_ms']:.1f} ms | {b['roof_pct']:.0f} % | {b['recompute']} | "
+               f"{b['decoded_layers']} of {b['layers']} | {gib(b['peak_bytes'])}, {gib(b['plan_bytes'])} GiB |")
+
+
+def share_rows(folder):
+    b = load(folder, "20b")
+    if not b:
+        return
+    yield f"The largest parts of the first step, {b['launches']:,} launches, {b['waits']} host waits:"
+    yield ""
+    yield "| op | calls | ms | of the step | TFLOP/s | of the floor |"
+    yield "|---|---|---|---|---|---|"
+    total = sum(o["us"] for o in b["ops"])
+    for o in sorted(b["ops"], key=lambda o: -o["us"])[:12]:
+        part = f" {o['part']}" if o["part"] else ""
+        rate = f"{o['tflops']:.0f}" if o["flops"] else ""
+        yield (f"| {o['op']}{part} | {o['calls']} | {o['us'] / 1e3:.1f} | {100 * o['us'] / total:.1f} % | {rate} | "
+               f"{100 * o['floor_us'] / o['us']:.0f} % |")
+
+
+def path_rows(folder):
+    yield "| model, 1 x 4096 tokens per step | loop: a wait per expert | one wait per layer | grouped, as training |"
+    yield "|---|---|---|---|"
+    for name, _ in PATHS:
+        b = load(folder, name)
+        if b:
+            cells = [f"{p['tok_s']:,.0f} tokens/s, {p['waits']:,} waits" for p in b["paths"]]
+            yield f"| {b['arch']}, {b['experts']} | " + " | ".join(cells) + " |"
+
+
+def lora_rows(folder):
+    b = load(folder, LORA)
+    yield "| experts | tokens | without adapters | with r = 16 | forward + dX + dA, dB |"
+    yield "|---|---|---|---|---|"
+    for row in b["rows"] if b else []:
+        x = row["layer"]
+        yield (f"| {row['arch']}, {row['quant']} | {row['tokens']:,} | {x['base_ms']:.2f} ms | "
+               f"+{x['overhead_pct']:.0f} % | "
+               f"{x['fwd_ms'] - x['fwd_base_ms']:.2f} + {x['dx_lora_ms']:.2f} + {x['dab_ms']:.2f} ms |")
+
+
+def write(folder):
+    machine, first = load(folder, "machine"), load(folder, "20b")
+    lines = [f"{machine['gpu']} (driver after the comma), commit {machine['commit']}, {machine['date']}. "
+             f"A large bf16 product reaches {first['roof_tflops']:.0f} TFLOP/s, a large copy "
+             f"{first['roof_gbs'] / 1e3:.2f} TB/s.", "",
+             "### A training step", "",
+             "LoRA on attention and all experts unless noted, bf16 activations, random weights; median of 10 steps.",
+             "",
+             *step_rows(folder), "", *share_rows(folder), "",
+             "### Grouped experts against loops over experts, in this program", "", *path_rows(folder), "",
+             "### What adapters cost on the experts of one layer, forward and backward", "", *lora_rows(folder), ""]
+    with open(RESULTS, encoding="utf-8") as f:
+        text = f.read()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END, 1)[1]
+    with open(RESULTS, "w", encoding="utf-8") as f:
+        f.write(head + BEGIN + "\n".join(lines) + "\n" + END + tail)
+    return 0
+
+
+def main():
+    if len(sys.argv) >= 4 and sys.argv[1] == "measure":
+        return measure(sys.argv[2], sys.argv[3], sys.argv[4:])
+    if len(sys.argv) == 3 and sys.argv[1] == "write":
+        return write(sys.argv[2])
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

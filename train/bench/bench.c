@@ -1,0 +1,453 @@
+/* bench.c - trains a few steps of a published architecture whose random weights never touch a disk, and tells where the
+ * time went.
+ *
+ *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
+ *                --path: the same model with its experts run in other ways, side by side; no layer is decoded
+ *                unless --decoded says so, as the usual loops decode what they use
+ *   bench ops    two layers (gpt-oss: one with a window, one without), embedding, head and optimizer: its ops alone
+ *
+ * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
+ *
+ * Both run the model's own code on a batch of S packed sequences, so that every op sees the data, the cache and the
+ * neighbours it has in a run. An op's time is the median over the recorded steps of each of its calls. */
+#include "train/bench/bench.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/report/profile.h"
+#include "train/run.h"
+#include "train/synth/synth.h"
+
+enum { WARM_UP = 3, COMPARED = 20, MAX_PATHS = CLI_VALUES };
+
+/* Ways to run the experts: all of a layer in one launch, or in a loop on the host (ops_cuda_loop). */
+enum path { PATH_GROUPED, PATH_LOOP, PATH_PRESORT }; /* as --path lists them */
+static const char *const path_names[] = {"grouped", "loop", "presort"};
+
+struct bench {
+    bool ops, json;
+    const char *arch, *quant;
+    int n_paths; /* 0: no comparison */
+    enum path paths[MAX_PATHS], path;
+    int64_t n_layer, n_tok, n_step;
+    struct config cfg;
+    struct run run;
+    struct synth_memory memory;
+    struct prof prof;
+
+    int32_t *tok, *pos, *cu, *label_row, *label_id;
+    struct model_batch batch;
+    double *step_ms; /* [n_step] ascending */
+    double *loss;    /* [WARM_UP + n_step] of the first steps, in order */
+    double floor_ms;
+    struct dev_calls calls; /* of one step */
+};
+
+/* ---- opening ---- */
+
+static const char *device_name(const struct config *cfg)
+{
+    static const char *const names[] = {"auto", "cpu", "cuda", "cuda-portable"};
+    return names[cfg->train.device];
+}
+
+static const char *dtype_option(const struct config *cfg)
+{
+    static const char *const names[] = {"auto", "fp32", "bf16"};
+    return names[cfg->train.dtype];
+}
+
+/* A CPU gets something it finishes. */
+static void choose_sizes(struct bench *b)
+{
+    const bool gpu = b->run.dev.ops->own_memory;
+    struct config *cfg = &b->cfg;
+    if (!b->arch) b->arch = gpu ? "gpt-oss-20b" : "gpt-oss-tiny";
+    if (!b->n_layer && b->ops) b->n_layer = 2;
+    if (!b->n_tok) b->n_tok = gpu ? 16384 : 1024;
+    if (!b->n_step) b->n_step = b->n_paths ? COMPARED - WARM_UP : gpu ? 10 : 5;
+    if (!cfg->data.seq_len) cfg->data.seq_len = gpu ? 4096 : 512;
+    cfg->data.seq_len = MT_MIN(cfg->data.seq_len, b->n_tok);
+    cfg->train.micro_batch = b->n_tok / cfg->data.seq_len;
+}
+
+/* Random tokens, others for every number. */
+static void fill_batch(struct bench *b, int64_t number)
+{
+    const uint64_t key = rng_key(0, "bench"), first = (uint64_t)(number * b->n_tok);
+    for (int64_t i = 0; i < b->n_tok; i++)
+        b->tok[i] = (int32_t)(rng_u64(key, first + (uint64_t)i) % (uint64_t)b->run.arch.vocab);
+    for (int64_t i = 0; i < b->batch.n_label; i++) b->label_id[i] = b->tok[b->label_row[i] + 1];
+}
+
+static void make_batch(struct bench *b)
+{
+    const int64_t n = b->n_tok, len = b->cfg.data.seq_len, n_seq = n / len;
+    int64_t labels = 0;
+    b->tok = mem_array(n, sizeof(int32_t));
+    b->pos = mem_array(n, sizeof(int32_t));
+    b->cu = mem_array(n_seq + 1, sizeof(int32_t));
+    b->label_row = mem_array(n, sizeof(int32_t));
+    b->label_id = mem_array(n, sizeof(int32_t));
+    for (int64_t i = 0; i < n; i++) b->pos[i] = (int32_t)(i % len);
+    for (int64_t s = 0; s <= n_seq; s++) b->cu[s] = (int32_t)(s * len);
+    for (int64_t i = 0; i + 1 < n; i++)
+        if (b->pos[i + 1] != 0) b->label_row[labels++] = (int32_t)i;
+    b->batch = (struct model_batch){.n_tok = n,
+                                    .n_seq = n_seq,
+                                    .n_label = labels,
+                                    .max_len = len,
+                                    .tok = b->tok,
+                                    .pos = b->pos,
+                                    .cu = b->cu,
+                                    .label_row = b->label_row,
+                                    .label_id = b->label_id};
+    fill_batch(b, 0);
+}
+
+static void set_optimizer(struct adamw *opt, const struct config *cfg)
+{
+    opt->beta1 = cfg->optim.beta1;
+    opt->beta2 = cfg->optim.beta2;
+    opt->eps = cfg->optim.eps;
+    opt->weight_decay = cfg->optim.weight_decay;
+    opt->clip_norm = cfg->optim.clip_norm;
+}
+
+static int bench_open(struct bench *b, struct err *err)
+{
+    struct run *r = &b->run;
+    if (device_open(&r->dev, device_name(&b->cfg), dtype_option(&b->cfg), err)) return -1;
+    if (b->cfg.train.threads) r->dev.n_threads = (int)b->cfg.train.threads;
+    if (b->n_paths && !r->dev.ops->own_memory)
+        return err_set(err, "--path compares ways to run the experts on a GPU; this device is %s", r->dev.name);
+    if (b->path != PATH_GROUPED) r->dev.ops = ops_cuda_loop(b->path == PATH_PRESORT);
+    choose_sizes(b);
+    if (b->n_tok % b->cfg.data.seq_len)
+        return err_set(err, "--tokens %lld is no multiple of --seq %lld", (long long)b->n_tok,
+                       (long long)b->cfg.data.seq_len);
+    const struct synth_options opt = {.arch = b->arch, .quant = b->quant, .n_layer = b->n_layer};
+    if (prof_measure_roofs(&r->dev, err) || synth_memory_open(&b->memory, &opt, err)) return -1;
+    r->cfg = &b->cfg;
+    r->arch = b->memory.arch;
+    r->st = b->memory.st;
+    b->memory.st = (struct safetensors){0};
+    if (run_open_model(r, NULL, true, err)) return -1;
+    set_optimizer(&r->model.adapters.opt, &b->cfg);
+    make_batch(b);
+    b->step_ms = mem_array(b->n_step, sizeof(double));
+    b->loss = mem_array(WARM_UP + b->n_step, sizeof(double));
+    return 0;
+}
+
+static void bench_close(struct bench *b)
+{
+    prof_close(&b->prof);
+    run_close(&b->run);
+    synth_memory_close(&b->memory);
+    mem_free(b->tok);
+    mem_free(b->pos);
+    mem_free(b->cu);
+    mem_free(b->label_row);
+    mem_free(b->label_id);
+    mem_free(b->step_ms);
+    mem_free(b->loss);
+}
+
+/* ---- steps ---- */
+
+/* What train/loop.c does in a step of one micro-batch; *loss of it. */
+static int step(struct bench *b, double *loss, struct err *err)
+{
+    struct model *m = &b->run.model;
+    const struct model_pass pass = {
+        .backward = true, .loss_scale = 1 / (double)b->batch.n_label, .aux_share = 1, .dropout_key = 1};
+    struct model_tally sum;
+    device_zero(m->dev, m->adapters.opt.grad);
+    model_clear(m);
+    model_begin(m, &b->batch, &pass);
+    model_fwd(m);
+    model_loss(m);
+    model_bwd(m);
+    model_end(m);
+    model_norm(m);
+    model_read(m, &sum);
+    if (!isfinite(sum.nll) || !isfinite(sum.grad_norm))
+        return err_set(err, "loss %g, gradient norm %g: this device computes nonsense", sum.nll, sum.grad_norm);
+    adapters_update(&m->adapters, m->dev, b->cfg.optim.lr, sum.grad_norm);
+    *loss = sum.nll / (double)b->batch.n_label;
+    return 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The first steps of the model: their losses and, once it is warm, their times; the calls of one. */
+static int measure_steps(struct bench *b, struct err *err)
+{
+    struct device *dev = &b->run.dev;
+    for (int64_t i = 0; i < WARM_UP + b->n_step; i++) {
+        const bool count = i == WARM_UP - 1;
+        if (b->n_paths) fill_batch(b, i); /* on one batch they would learn it by heart, and rounding with it */
+        const double start = clock_ms();
+        if (i == WARM_UP) dev->floor_ms = 0;
+        if (count) dev->ops->count_calls(true, &b->calls);
+        const int rc = step(b, &b->loss[i], err);
+        if (count) dev->ops->count_calls(false, &b->calls);
+        if (rc) return -1;
+        dev->ops->wait();
+        if (i >= WARM_UP) b->step_ms[i - WARM_UP] = clock_ms() - start;
+    }
+    b->floor_ms = dev->floor_ms / (double)b->n_step;
+    qsort(b->step_ms, (size_t)b->n_step, sizeof(double), by_value);
+    return 0;
+}
+
+static int measure_ops(struct bench *b, struct err *err)
+{
+    double loss;
+    prof_open(&b->prof, &b->run.dev);
+    for (int64_t i = 0; i < b->n_step; i++) {
+        prof_begin(&b->prof);
+        if (step(b, &loss, err)) return -1;
+        prof_end(&b->prof);
+    }
+    prof_median(&b->prof);
+    return 0;
+}
+
+/* ---- output ---- */
+
+static double decode_ms(const struct bench *b)
+{
+    double bytes = 0;
+    for (int i = 0; i < b->prof.n_rows; i++) bytes += b->prof.rows[i].cost.decode;
+    return 1e3 * bytes / b->run.dev.roofs.bytes;
+}
+
+static void print_setup(const struct bench *b)
+{
+    const struct run *r = &b->run;
+    char roofs[256];
+    printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
+           (long long)r->arch.n_layer, r->model.weights.experts, (long long)b->cfg.lora.r, b->cfg.lora.targets,
+           (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
+           recompute_name(r->model.recompute), profile_roofs(roofs, &r->dev));
+}
+
+static void print_text(const struct bench *b)
+{
+    const struct run *r = &b->run;
+    const double ms = b->step_ms[b->n_step / 2];
+    char peak[32], plan[32], calls[128];
+    print_setup(b);
+    if (!b->ops)
+        printf("step %.1f ms (median of %lld, %.1f to %.1f), %.0f tok/s, %.1f %% of the floor's speed\n"
+               "floor %.1f ms, of it %.1f ms decoding 4-bit weights; %s\n"
+               "peak memory %s (plan %s)\n",
+               ms, (long long)b->n_step, b->step_ms[0], b->step_ms[b->n_step - 1], 1e3 * (double)b->n_tok / ms,
+               100 * b->floor_ms / ms, b->floor_ms, decode_ms(b), profile_calls(calls, &b->calls, 1),
+               str_bytes(peak, r->dev.ops->used_bytes()), str_bytes(plan, plan_peak(&r->plan, true)));
+    profile_table(&b->prof, stdout);
+}
+
+static void put_step(const struct bench *b, struct json_out *o)
+{
+    const struct run *r = &b->run;
+    const double ms = b->step_ms[b->n_step / 2];
+    json_out_f64(o, "step_ms", ms);
+    json_out_f64(o, "step_ms_min", b->step_ms[0]);
+    json_out_f64(o, "step_ms_max", b->step_ms[b->n_step - 1]);
+    json_out_f64(o, "tok_s", 1e3 * (double)b->n_tok / ms);
+    json_out_f64(o, "floor_ms", b->floor_ms);
+    json_out_f64(o, "roof_pct", 100 * b->floor_ms / ms);
+    json_out_i64(o, "peak_bytes", r->dev.ops->used_bytes());
+    json_out_i64(o, "plan_bytes", plan_peak(&r->plan, true));
+    if (b->calls.missing) {
+        json_out_str(o, "not_counted", b->calls.missing);
+    } else {
+        json_out_i64(o, "launches", b->calls.launches);
+        json_out_i64(o, "waits", b->calls.waits);
+    }
+}
+
+static void put_setup(const struct bench *b, struct json_out *o)
+{
+    const struct run *r = &b->run;
+    json_out_str(o, "bench", b->ops ? "ops" : "step");
+    json_out_str(o, "arch", b->arch);
+    json_out_str(o, "device", r->dev.name);
+    json_out_i64(o, "layers", r->arch.n_layer);
+    json_out_i64(o, "tokens", b->n_tok);
+    json_out_i64(o, "seq", b->cfg.data.seq_len);
+    json_out_i64(o, "rank", b->cfg.lora.r);
+    json_out_str(o, "experts", r->model.weights.experts);
+    json_out_i64(o, "decoded_layers", r->plan.memory.n_decoded);
+    json_out_str(o, "recompute", recompute_name(r->model.recompute));
+    json_out_f64(o, "roof_tflops", r->dev.roofs.flops / 1e12);
+    json_out_f64(o, "roof_gbs", r->dev.roofs.bytes / 1e9);
+}
+
+static void end_json(struct json_out *o)
+{
+    json_out_close(o, '}');
+    printf("%.*s\n", (int)o->size, o->text);
+    json_out_free(o);
+}
+
+static void print_json(const struct bench *b)
+{
+    struct json_out o = {.indent = true};
+    json_out_open(&o, NULL, '{');
+    put_setup(b, &o);
+    if (!b->ops) {
+        put_step(b, &o);
+        json_out_f64(&o, "floor_decode_ms", decode_ms(b));
+    }
+    profile_json(&b->prof, &o, "ops");
+    end_json(&o);
+}
+
+/* ---- ways to run the experts, side by side ---- */
+
+/* How far apart the losses of two kinds of products in bf16 may be, in nats, in the first steps of a training. */
+#define LOSS_APART 5e-3
+
+/* What is kept of a path when the next one runs. */
+struct trial {
+    enum path path;
+    double ms, *loss; /* [n_loss] */
+    int64_t n_loss;
+    double apart; /* largest distance of a loss from the first trial's, at step `at` */
+    int64_t at;
+};
+
+static struct trial keep_trial(struct bench *b, const struct trial *first)
+{
+    struct trial t = {b->path, b->step_ms[b->n_step / 2], b->loss, WARM_UP + b->n_step, 0, 1};
+    b->loss = NULL;
+    for (int64_t i = 0; first->loss && i < t.n_loss; i++) {
+        const double apart = fabs(t.loss[i] - first->loss[i]);
+        if (apart <= t.apart) continue;
+        t.apart = apart;
+        t.at = i + 1;
+    }
+    return t;
+}
+
+/* The loops do the same arithmetic in the same order; the grouped products have another one. */
+static double allowed_apart(const struct trial *a, const struct trial *b)
+{
+    return (a->path == PATH_GROUPED) == (b->path == PATH_GROUPED) ? 0 : LOSS_APART;
+}
+
+static void print_trial(const struct bench *b, const struct trial *t, const struct trial *first)
+{
+    char launches[32] = "?", waits[32] = "?", peak[32];
+    if (t == first) {
+        print_setup(b);
+        printf("  %-8s %10s %20s %9s %7s %10s %8s %12s  losses of %lld steps\n", "path", "step ms", "range", "tok/s",
+               "speed", "launches", "waits", "memory", (long long)t->n_loss);
+    }
+    if (!b->calls.missing) {
+        snprintf(launches, sizeof(launches), "%lld", (long long)b->calls.launches);
+        snprintf(waits, sizeof(waits), "%lld", (long long)b->calls.waits);
+    }
+    printf("  %-8s %10.1f %9.1f - %8.1f %9.0f %6.2fx %10s %8s %12s  %.6f to %.6f\n", path_names[t->path], t->ms,
+           b->step_ms[0], b->step_ms[b->n_step - 1], 1e3 * (double)b->n_tok / t->ms, first->ms / t->ms, launches, waits,
+           str_bytes(peak, b->run.dev.ops->used_bytes()), t->loss[0], t->loss[t->n_loss - 1]);
+    fflush(stdout);
+}
+
+static void put_trial(const struct bench *b, const struct trial *t, const struct trial *first, struct json_out *o)
+{
+    if (t == first) {
+        put_setup(b, o);
+        json_out_open(o, "paths", '[');
+    }
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "path", path_names[t->path]);
+    put_step(b, o);
+    json_out_f64(o, "speed", first->ms / t->ms);
+    json_out_f64(o, "loss_apart", t->apart);
+    json_out_f64(o, "loss_apart_allowed", allowed_apart(t, first));
+    json_out_open(o, "losses", '[');
+    for (int64_t i = 0; i < t->n_loss; i++) json_out_f64(o, NULL, t->loss[i]);
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
+/* Each path trains a fresh model from the same seeds on the same batches, and recomputes what the first one does. */
+static int run_trials(struct bench *b, struct trial trials[MAX_PATHS], struct json_out *o, struct err *err)
+{
+    static struct bench one;
+    for (int i = 0; i < b->n_paths; i++) {
+        one = *b;
+        one.path = b->paths[i];
+        int rc = bench_open(&one, err) || measure_steps(&one, err) ? -1 : 0;
+        if (!rc) {
+            b->cfg.train.recompute = (int)one.run.model.recompute + 1;
+            trials[i] = keep_trial(&one, &trials[0]);
+            if (b->json)
+                put_trial(&one, &trials[i], &trials[0], o);
+            else
+                print_trial(&one, &trials[i], &trials[0]);
+        }
+        bench_close(&one);
+        if (rc) return -1;
+    }
+    return 0;
+}
+
+static int compare_paths(struct bench *b, struct err *err)
+{
+    struct trial trials[MAX_PATHS] = {0};
+    struct json_out o = {.indent = true};
+    if (b->cfg.train.decoded_layers < 0) b->cfg.train.decoded_layers = 0; /* the usual loops decode what they use */
+    json_out_open(&o, NULL, '{');
+    int rc = run_trials(b, trials, &o, err);
+    if (!rc && b->json) {
+        json_out_close(&o, ']');
+        end_json(&o);
+    }
+    for (int i = 1; i < b->n_paths && !rc; i++) {
+        const struct trial *t = &trials[i], *first = &trials[0];
+        const double allowed = allowed_apart(t, first);
+        if (!b->json)
+            printf("losses of %s: at most %.3g from those of %s, at step %lld; allowed %g\n", path_names[t->path],
+                   t->apart, path_names[first->path], (long long)t->at, allowed);
+        if (t->apart > allowed)
+            rc = err_set(
+                err, "the losses of %s and %s are %g apart at step %lld, allowed are %g: they do not compute the same",
+                path_names[first->path], path_names[t->path], t->apart, (long long)t->at, allowed);
+    }
+    for (int i = 0; i < b->n_paths; i++) mem_free(trials[i].loss);
+    json_out_free(&o);
+    return rc;
+}
+
+int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err)
+{
+    static struct bench b;
+    b = (struct bench){.ops = ops,
+                       .json = o->json,
+                       .arch = o->arch,
+                       .quant = o->quant,
+                       .n_paths = (int)o->paths.n,
+                       .n_layer = o->layers,
+                       .n_tok = o->tokens,
+                       .n_step = o->steps,
+                       .cfg = *cfg};
+    for (int i = 0; i < b.n_paths; i++) b.paths[i] = (enum path)o->paths.v[i];
+    b.cfg.data.seq_len = o->seq; /* 0: as the device can take it */
+    if (b.n_paths) return compare_paths(&b, err);
+    int rc = bench_open(&b, err) || measure_steps(&b, err) || measure_ops(&b, err) ? -1 : 0;
+    if (!rc) (b.json ? print_json : print_text)(&b);
+    bench_close(&b);
+    return rc;
+}

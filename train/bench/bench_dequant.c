@@ -1,0 +1,169 @@
+/* bench_dequant.c - `moetrain bench dequant`: how fast packed experts become bf16, all of them or those alone that some
+ * token chose.
+ *
+ * T tokens reach E (1 - (1 - J/E)^T) of E experts when each of them chooses J at random: next to nothing is saved from
+ * a few hundred tokens on. Between two timed calls a copy sweeps the caches. */
+#include <math.h>
+
+#include "train/bench/bench_experts.h"
+#include "train/report/profile.h"
+
+struct stack {
+    const struct expert_shape *s;
+    const struct expert_quant *q;
+    const char *name;
+    struct weight w;
+    struct tensor out; /* [E, out, in], as op_decode makes it */
+};
+/* n_tok 0: all experts, without a routing. */
+struct result {
+    const struct stack *stack;
+    int64_t n_tok, n_active;
+    double expected, ms, all_ms;
+    double out_bytes, bytes; /* decoded; read and written */
+};
+
+static struct stack push_stack(struct device *dev, const struct expert_shape *s, const struct expert_quant *q, bool up)
+{
+    struct stack k = {.s = s, .q = q, .name = up ? "gate_up" : "down"};
+    const int64_t n_out = up ? 2 * s->width : s->dim, n_in = up ? s->dim : s->width;
+    k.w = bench_weight(dev, q, s->n_exp, n_out, n_in, 1);
+    k.out = arena_tensor_3d(&dev->state, dev->act == DT_BF16 ? DT_BF16 : DT_F32, s->n_exp, n_out, n_in);
+    bench_uniform(dev, k.out, 1, 2);
+    return k;
+}
+
+/* Half of what was decoded takes the place of the other half: 256 MiB at most. */
+static void sweep(struct device *dev, struct tensor out)
+{
+    const int64_t half = tensor_bytes(out) / 2, bytes = MT_MIN(half, 256 << 20);
+    dev->ops->copy(out.data, (char *)out.data + half, bytes);
+}
+
+static double time_decode(struct bench_experts *b, const struct stack *k, struct tensor offs)
+{
+    double ms[BENCH_RUNS];
+    for (int i = -BENCH_WARM_UP; i < (int)b->n_run; i++) {
+        const int slot = 2 * MT_MAX(i, 0);
+        sweep(&b->dev, k->out);
+        b->dev.ops->mark(slot);
+        op_decode(&b->dev, k->out, &k->w, offs);
+        b->dev.ops->mark(slot + 1);
+    }
+    b->dev.ops->wait();
+    for (int i = 0; i < (int)b->n_run; i++) ms[i] = b->dev.ops->mark_ms(2 * i, 2 * i + 1);
+    return bench_median(ms, b->n_run);
+}
+
+/* ---- output ---- */
+
+static double rate(const struct result *r) { return r->bytes / r->ms / 1e6; } /* GB/s */
+static double share(const struct result *r) { return 100 * (double)r->n_active / (double)r->stack->s->n_exp; }
+static double of_copy(const struct bench_experts *b, const struct result *r)
+{
+    return 100 * 1e9 * rate(r) / b->dev.roofs.bytes;
+}
+
+static void print_legend(const struct bench_experts *b)
+{
+    char roofs[256];
+    printf("%s\n"
+           "median of %lld after %d, caches swept before each. T tokens choose J of E experts at random: expected are\n"
+           "E (1 - (1 - J/E)^T) with tokens; MB decoded are written, MB moved the packed bytes as well\n",
+           profile_roofs(roofs, &b->dev), (long long)b->n_run, BENCH_WARM_UP);
+}
+
+static void print_head(const struct stack *k)
+{
+    printf("\n%s %s [%lld, %lld, %lld], top %lld, %s\n%8s %8s %9s %6s %11s %10s %9s %8s %7s %8s\n", k->s->name, k->name,
+           (long long)k->w.n_exp, (long long)k->w.n_out, (long long)k->w.n_in, (long long)k->s->top_k, k->q->name,
+           "tokens", "experts", "expected", "share", "MB decoded", "MB moved", "ms", "GB/s", "% copy", "speed-up");
+}
+
+static void print_result(const struct bench_experts *b, const struct result *r)
+{
+    char tokens[32];
+    snprintf(tokens, sizeof(tokens), r->n_tok ? "%lld" : "all", (long long)r->n_tok);
+    printf("%8s %8lld %9.1f %5.1f%% %11.1f %10.1f %9.4f %8.0f %7.1f %8.2f\n", tokens, (long long)r->n_active,
+           r->expected, share(r), r->out_bytes / 1e6, r->bytes / 1e6, r->ms, rate(r), of_copy(b, r), r->all_ms / r->ms);
+}
+
+static void put_result(struct bench_experts *b, const struct result *r)
+{
+    struct json_out *o = &b->rows;
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "arch", r->stack->s->name);
+    json_out_str(o, "stack", r->stack->name);
+    json_out_str(o, "quant", r->stack->q->name);
+    json_out_i64(o, "experts", r->stack->s->n_exp);
+    json_out_i64(o, "tokens", r->n_tok);
+    json_out_i64(o, "active_experts", r->n_active);
+    json_out_f64(o, "expected_active", r->expected);
+    json_out_f64(o, "active_pct", share(r));
+    json_out_f64(o, "decoded_bytes", r->out_bytes);
+    json_out_f64(o, "moved_bytes", r->bytes);
+    json_out_f64(o, "ms", r->ms);
+    json_out_f64(o, "gbs", rate(r));
+    json_out_f64(o, "copy_pct", of_copy(b, r));
+    json_out_f64(o, "speed_up", r->all_ms / r->ms);
+    json_out_close(o, '}');
+}
+
+/* ---- the bench ---- */
+
+/* n_tok 0: all experts. all_ms: of those; 0 when this is it. */
+static double run_tokens(struct bench_experts *b, const struct stack *k, int64_t n_tok, double all_ms)
+{
+    const double n_exp = (double)k->s->n_exp, miss = 1 - (double)k->s->top_k / n_exp;
+    struct result r = {.stack = k, .n_tok = n_tok, .n_active = k->s->n_exp, .expected = n_exp};
+    struct tensor offs = {0};
+    arena_release(&b->dev.work, 0);
+    if (n_tok) {
+        struct route route = bench_route(&b->dev, k->s, n_tok, ROUTING_UNIFORM, &r.n_active);
+        op_route_sort(&b->dev, &route, k->s->n_exp);
+        offs = route.offs;
+        r.expected = n_exp * (1 - pow(miss, (double)n_tok));
+    }
+    r.ms = time_decode(b, k, offs);
+    r.all_ms = n_tok ? all_ms : r.ms;
+    r.out_bytes = (double)r.n_active / n_exp * (double)tensor_bytes(k->out);
+    r.bytes = r.out_bytes + (double)r.n_active / n_exp * (double)weight_bytes(&k->w);
+    if (b->json)
+        put_result(b, &r);
+    else
+        print_result(b, &r);
+    return r.ms;
+}
+
+static int run_stack(struct bench_experts *b, const struct expert_shape *s, const struct expert_quant *q, bool up,
+                     struct err *err)
+{
+    struct device plan;
+    device_measure(&plan, &b->dev);
+    push_stack(&plan, s, q, up);
+    for (int64_t i = 0; i < b->n_tokens; i++) {
+        arena_release(&plan.work, 0);
+        struct route route = bench_route(&plan, s, b->tokens[i], ROUTING_UNIFORM, NULL);
+        op_route_sort(&plan, &route, s->n_exp);
+    }
+    if (bench_reserve(b, &plan, err)) return err_prefix(err, "%s", s->name);
+    const struct stack k = push_stack(&b->dev, s, q, up);
+    if (!b->json) print_head(&k);
+    const double all_ms = run_tokens(b, &k, 0, 0);
+    for (int64_t i = 0; i < b->n_tokens; i++) run_tokens(b, &k, b->tokens[i], all_ms);
+    return 0;
+}
+
+int bench_dequant(const struct bench_experts_options *o, struct err *err)
+{
+    static struct bench_experts b;
+    int rc = bench_experts_open(&b, "dequant", o, err);
+    if (!b.n_quant)
+        for (; b.n_quant < 3; b.n_quant++) b.quants[b.n_quant] = bench_quant(b.n_quant); /* all of BENCH_PACKED */
+    if (!rc && !b.json) print_legend(&b);
+    for (int64_t i = 0; !rc && i < b.n_shape; i++)
+        for (int64_t q = 0; !rc && q < 2 * b.n_quant; q++)
+            rc = run_stack(&b, &b.shapes[i], &b.quants[q / 2], q % 2 == 0, err);
+    bench_experts_close(&b, !rc);
+    return rc;
+}

@@ -1,0 +1,263 @@
+/* bench_experts.c - what the benches of the experts' kernels share. Weights are drawn a piece at a time and repeated:
+ * the speed of a GPU depends on how random its numbers are, not on how far apart equal ones lie. */
+#include "train/bench/bench_experts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/prof.h"
+#include "kernels/quant.h"
+#include "train/synth/presets.h"
+#include "train/synth/random_weights.h"
+
+enum { PIECE = 4 << 20 }; /* bytes, or less, that are drawn */
+
+/* Of models that nothing else here knows. */
+static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 512, false}};
+/* What --arch all stands for. */
+static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b",
+                                        "gpt-oss-20b"};
+static const struct expert_quant all_quants[] = {/* as BENCH_QUANTS */
+                                                 {"mxfp4", WF_MXFP4, false},
+                                                 {"nf4", WF_NF4, false},
+                                                 {"nf4-nested", WF_NF4, true},
+                                                 {"bf16", WF_BF16, false}};
+
+const char *const routing_names[N_ROUTING] = {"uniform", "one"}; /* as BENCH_ROUTINGS */
+
+/* ---- opening ---- */
+
+static int find_shape(struct expert_shape *s, const char *name, struct err *err)
+{
+    for (int i = 0; i < MT_LEN(others); i++)
+        if (!strcmp(others[i].name, name)) return *s = others[i], 0;
+    const struct preset *p = preset_find(name, err);
+    if (!p) return -1;
+    *s = (struct expert_shape){p->name, p->n_exp, p->top_k, p->d_model, p->d_ff, p->family->experts == WF_MXFP4};
+    return 0;
+}
+
+static int choose_shapes(struct bench_experts *b, const char *fallback, struct err *err)
+{
+    const char *arch = b->arch ? b->arch : fallback;
+    const bool all = !strcmp(arch, "all");
+    b->n_shape = all ? MT_LEN(all_archs) : 1;
+    for (int64_t i = 0; i < b->n_shape; i++)
+        if (find_shape(&b->shapes[i], all ? all_archs[i] : arch, err)) return -1;
+    return 0;
+}
+
+static int check_ranks(const struct bench_experts *b, struct err *err)
+{
+    for (int64_t i = 0; i < b->n_rank; i++)
+        if (b->ranks[i] % b->dev.ops->rank_multiple)
+            return err_set(err, "--rank %lld: expected a multiple of %lld on this device", (long long)b->ranks[i],
+                           (long long)b->dev.ops->rank_multiple);
+    return 0;
+}
+
+struct expert_quant bench_quant(int64_t i) { return all_quants[i]; }
+
+int bench_experts_open(struct bench_experts *b, const char *name, const struct bench_experts_options *o,
+                       struct err *err)
+{
+    *b = (struct bench_experts){.arch = o->arch,
+                                .n_quant = o->quants.n,
+                                .n_rank = o->ranks.n,
+                                .n_tokens = o->tokens.n,
+                                .n_routing = o->routings.n,
+                                .n_thread = o->threads,
+                                .n_run = o->repeats,
+                                .json = o->json,
+                                .rows = {.indent = true}};
+    for (int64_t i = 0; i < b->n_quant; i++) b->quants[i] = bench_quant(o->quants.v[i]);
+    for (int64_t i = 0; i < b->n_routing; i++) b->routings[i] = (enum routing)o->routings.v[i];
+    memcpy(b->ranks, o->ranks.v, sizeof(b->ranks));
+    memcpy(b->tokens, o->tokens.v, sizeof(b->tokens));
+    if (device_open(&b->dev, o->device, o->dtype, err)) return -1;
+    const bool gpu = b->dev.ops->own_memory, lora = !strcmp(name, "lora");
+    if (b->n_thread) b->dev.n_threads = (int)b->n_thread;
+    if (choose_shapes(b, gpu ? lora ? "all" : "qwen3.5-35b-a3b" : "gpt-oss-tiny", err) || check_ranks(b, err) ||
+        prof_measure_roofs(&b->dev, err))
+        return -1;
+    if (!b->n_tokens) {
+        static const int64_t few[] = {64, 256}, many[] = {2048, 16384}, decoded[] = {1, 4, 16, 64, 128, 512};
+        b->n_tokens = lora ? 2 : MT_LEN(decoded);
+        memcpy(b->tokens, lora ? gpu ? many : few : decoded, (size_t)b->n_tokens * sizeof(int64_t));
+    }
+    if (!b->json) return 0;
+    json_out_open(&b->rows, NULL, '{');
+    json_out_str(&b->rows, "bench", name);
+    json_out_str(&b->rows, "device", b->dev.name);
+    json_out_f64(&b->rows, "roof_tflops", b->dev.roofs.flops / 1e12);
+    json_out_f64(&b->rows, "roof_gbs", b->dev.roofs.bytes / 1e9);
+    json_out_i64(&b->rows, "repeats", b->n_run);
+    json_out_open(&b->rows, "rows", '[');
+    return 0;
+}
+
+void bench_experts_close(struct bench_experts *b, bool print)
+{
+    if (b->json && print) {
+        json_out_close(&b->rows, ']');
+        json_out_close(&b->rows, '}');
+        printf("%.*s\n", (int)b->rows.size, b->rows.text);
+    }
+    json_out_free(&b->rows);
+    device_close(&b->dev);
+}
+
+int bench_reserve(struct bench_experts *b, const struct device *plan, struct err *err)
+{
+    struct arena *have[] = {&b->dev.weights, &b->dev.state, &b->dev.work};
+    const struct arena *need[] = {&plan->weights, &plan->state, &plan->work};
+    for (int i = 0; i < 3; i++) {
+        b->dev.ops->free(have[i]->base);
+        *have[i] = (struct arena){0};
+    }
+    for (int i = 0; i < 3; i++)
+        if (device_reserve(&b->dev, have[i], need[i]->name, MT_MAX(need[i]->peak, 1), err)) return -1;
+    return 0;
+}
+
+/* ---- random tensors ---- */
+
+/* Fills x with copies of its first n elements. */
+static void repeat(struct device *dev, struct tensor x, int64_t n)
+{
+    const int64_t count = tensor_count(x), size = dtype_size(x.dtype);
+    for (int64_t at = n; at < count; at *= 2)
+        dev->ops->copy((char *)x.data + at * size, x.data, MT_MIN(at, count - at) * size);
+}
+
+void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key)
+{
+    const int64_t n = MT_MIN(tensor_count(x), PIECE / 4);
+    if (dev->measuring || !n) return;
+    float *host = mem_array(n, sizeof(float));
+    for (int64_t i = 0; i < n; i++) host[i] = (float)(amplitude * (2 * rng_uniform(key, (uint64_t)i) - 1));
+    device_set_f32(dev, tensor_1d(x.data, x.dtype, n), host);
+    repeat(dev, x, n);
+    mem_free(host);
+}
+
+static void *push_drawn(struct device *dev, enum random_kind kind, int64_t bytes, uint64_t key)
+{
+    const struct random_weights draw = {.kind = kind, .key = key, .std = 0.02};
+    const struct tensor x = arena_tensor_1d(&dev->weights, DT_U8, bytes);
+    const int64_t n = MT_MIN(bytes, PIECE), whole = (n + 7) / 8 * 8;
+    if (dev->measuring) return NULL;
+    uint8_t *host = mem_alloc(whole);
+    random_weights_bytes(&draw, host, 0, whole);
+    dev->ops->upload(x.data, host, n);
+    repeat(dev, x, n);
+    mem_free(host);
+    return x.data;
+}
+
+static float *push_floats(struct device *dev, const float *values, int64_t n)
+{
+    const struct tensor x = arena_tensor_1d(&dev->weights, DT_F32, n);
+    device_set_f32(dev, x, values);
+    return x.data;
+}
+
+/* Of all n values the same. */
+static float *push_constant(struct device *dev, float value, int64_t n)
+{
+    float *host = mem_array(n, sizeof(float));
+    for (int64_t i = 0; i < n; i++) host[i] = value;
+    float *x = push_floats(dev, host, n);
+    mem_free(host);
+    return x;
+}
+
+/* Absmax from 0.02 to 0.06: 0.04 and what the map, which ends at +-1, makes of a random byte. */
+static void push_nested(struct device *dev, struct weight *w, uint64_t key)
+{
+    const int64_t n_block = weight_blocks(w);
+    float map[256];
+    quant_dynamic_map(map);
+    w->scale = push_drawn(dev, RANDOM_NIBBLES, w->n_exp * n_block, key);
+    w->nested_absmax = push_constant(dev, 0.02f, w->n_exp * ((n_block + 255) / 256));
+    w->nested_offset = push_constant(dev, 0.04f, w->n_exp);
+    w->nested_map = push_floats(dev, map, 256);
+}
+
+struct weight bench_weight(struct device *dev, const struct expert_quant *q, int64_t n_exp, int64_t n_out, int64_t n_in,
+                           uint64_t key)
+{
+    struct weight w = {.format = q->format, .n_exp = n_exp, .n_out = n_out, .n_in = n_in, .block = 64};
+    const int64_t n = n_exp * n_out * n_in;
+    if (q->format == WF_BF16) {
+        w.data = push_drawn(dev, RANDOM_NORMAL, 2 * n, key);
+    } else if (q->format == WF_MXFP4) {
+        w.data = push_drawn(dev, RANDOM_NIBBLES, n / 2, key);
+        w.scale = push_drawn(dev, RANDOM_E8M0, n / 32, key + 1);
+    } else {
+        w.data = push_drawn(dev, RANDOM_NF4, n / 2, key);
+        w.code = push_floats(dev, quant_nf4_code, 16);
+        if (q->nested)
+            push_nested(dev, &w, key + 1);
+        else
+            w.absmax = push_drawn(dev, RANDOM_ABSMAX, n_exp * weight_blocks(&w) * 4, key + 1);
+    }
+    return w;
+}
+
+/* J experts of a token, ascending; taken [E] is all false, before and after. */
+static void choose(int32_t *idx, bool *taken, const struct expert_shape *s, enum routing routing, uint64_t *counter)
+{
+    const uint64_t key = rng_key(0, "route"), n = (uint64_t)(routing == ROUTING_ONE ? s->top_k : s->n_exp);
+    for (int64_t j = 0; j < s->top_k;) {
+        const uint64_t e = rng_u64(key, (*counter)++) % n;
+        j += !taken[e];
+        taken[e] = true;
+    }
+    for (int64_t e = 0; e < s->n_exp; e++) {
+        if (taken[e]) *idx++ = (int32_t)e;
+        taken[e] = false;
+    }
+}
+
+struct route bench_route(struct device *dev, const struct expert_shape *s, int64_t n_tok, enum routing routing,
+                         int64_t *n_active)
+{
+    struct arena *work = &dev->work;
+    const int64_t n_row = n_tok * s->top_k;
+    struct route r = {.idx = arena_tensor_2d(work, DT_I32, n_tok, s->top_k),
+                      .gate = arena_tensor_2d(work, dev->stat, n_tok, s->top_k),
+                      .offs = arena_tensor_1d(work, DT_I32, s->n_exp + 1),
+                      .row_slot = arena_tensor_1d(work, DT_I32, n_row),
+                      .slot_row = arena_tensor_2d(work, DT_I32, n_tok, s->top_k)};
+    if (n_active) *n_active = 0;
+    if (dev->measuring) return r;
+    int32_t *idx = mem_array(n_row, sizeof(int32_t));
+    float *gate = mem_array(n_row, sizeof(float));
+    bool *taken = mem_array(s->n_exp, sizeof(bool));
+    uint64_t counter = 0;
+    for (int64_t t = 0; t < n_tok; t++) choose(idx + t * s->top_k, taken, s, routing, &counter);
+    for (int64_t m = 0; m < n_row; m++) {
+        gate[m] = 1 / (float)s->top_k;
+        if (n_active) *n_active += !taken[idx[m]];
+        taken[idx[m]] = true;
+    }
+    dev->ops->upload(r.idx.data, idx, n_row * 4);
+    device_set_f32(dev, r.gate, gate);
+    mem_free(idx);
+    mem_free(gate);
+    mem_free(taken);
+    return r;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *x, int64_t n)
+{
+    qsort(x, (size_t)n, sizeof(*x), by_value);
+    return x[n / 2];
+}

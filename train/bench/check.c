@@ -1,0 +1,437 @@
+/* check.c - one batch, three times: on the configured device, on the CPU in bf16, on the CPU in F64.
+ *
+ * What is compared: the residual stream after the embedding, after every attention and after every layer, the final
+ * norm, the loss, and the gradient of every adapter, each as |device - F64| / |F64|.
+ *
+ * The bound: a device that computes in bf16 may be twice as far from F64 as the CPU is that rounds every activation to
+ * bf16, and one rounding more. One that computes in f32 has F32_BOUND.
+ *
+ * Routing is no smooth function: where two experts' logits nearly tie, any rounding decides, and everything behind
+ * differs. So both CPU sides take the device's experts (with gates of their own), and how often F64 would have chosen
+ * otherwise is counted, with the distance of the logits in question, in units of the spread of its token's logits. That
+ * distance must be one that errors of the allowed size explain: MARGIN times the bound of the router's input. */
+#include "train/bench/check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/run.h"
+
+#define F32_BOUND 1e-4
+#define ROUNDING  0x1p-9 /* of bf16 */
+#define MARGIN    8
+enum { MAX_SEQ = 192, N_SEQ = 2, KINDS = 2 * LORA_TARGETS }; /* longer than gpt-oss' window, and packed */
+
+/* What one side computed; f32 on the host. */
+struct capture {
+    float *x, *h; /* [(L+1), T, D] input of every layer and of the final norm; [L, T, D] after attention */
+    float *norm;  /* [T, D] */
+    float *grad;  /* [n_flat] in the logical layout (model/lora.h), whatever the side pads */
+    int32_t *idx; /* [L, T, J] the chosen experts, J that of the layer */
+    double loss;
+};
+
+struct error {
+    double device, near, allowed; /* near: of the CPU in bf16; NaN: it was not asked */
+};
+
+struct check {
+    struct config cfg;
+    int64_t n_layer;       /* as asked for */
+    const struct ops *ops; /* likewise */
+    FILE *out;
+    struct run device;
+    struct batch batch;
+    float *params; /* [n_flat] the adapters of all sides, in the logical layout */
+    struct capture got, near, want;
+    bool bf16;
+    struct arch arch;
+    struct adapters plan; /* its logical layout: parameters and their places */
+    int64_t n_bad;
+};
+
+/* ---- the device's routing, for the others ---- */
+
+static struct {
+    router_fwd_fn *real;
+    const int32_t *idx; /* of the next layer */
+    int64_t layer;
+    int64_t differ[MT_MAX_LAYERS]; /* tokens that would have gone elsewhere */
+    double margin[MT_MAX_LAYERS];  /* the largest */
+} forced;
+
+static bool holds(const int32_t *set, int64_t n, int32_t id)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (set[i] == id) return true;
+    return false;
+}
+
+/* Standard deviation of a token's logits. */
+static double spread(const double *logits, int64_t n)
+{
+    double sum = 0, squares = 0;
+    for (int64_t e = 0; e < n; e++) sum += logits[e];
+    for (int64_t e = 0; e < n; e++) squares += (logits[e] - sum / (double)n) * (logits[e] - sum / (double)n);
+    return sqrt(squares / (double)n);
+}
+
+/* How far the least of `taken` lies below the best of `own` that was not taken; 0 when the sets agree. */
+static double distance(const double *logits, const int32_t *own, const int32_t *taken, int64_t n)
+{
+    double best = -INFINITY, least = INFINITY;
+    for (int64_t j = 0; j < n; j++) {
+        if (!holds(taken, n, own[j])) best = fmax(best, logits[own[j]]);
+        if (!holds(own, n, taken[j])) least = fmin(least, logits[taken[j]]);
+    }
+    return best > least ? best - least : 0;
+}
+
+static void weigh(double *gate, const double *logits, const int32_t *idx, int64_t n_top, int64_t n_exp, bool chosen)
+{
+    double most = -INFINITY, sum = 0;
+    for (int64_t e = 0; e < n_exp; e++) most = fmax(most, logits[e]);
+    for (int64_t e = 0; e < (chosen ? n_top : n_exp); e++) sum += exp(logits[chosen ? idx[e] : e] - most);
+    for (int64_t j = 0; j < n_top; j++) gate[j] = exp(logits[idx[j]] - most) / sum;
+}
+
+/* Stands in for the CPU's router: its logits, the device's choice. */
+static void forced_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
+                          const struct weight *w, struct tensor bias, enum router_kind kind)
+{
+    const int64_t n_tok = r->idx.shape[0], n_top = r->idx.shape[1], n_exp = w->n_out, l = forced.layer++;
+    double *value = mem_array(n_tok * n_exp, sizeof(double)), *gate = mem_array(n_tok * n_top, sizeof(double));
+    forced.real(dev, r, logits, x, w, bias, kind);
+    device_get(dev, value, logits);
+    for (int64_t t = 0; t < n_tok; t++) {
+        const int32_t *own = (const int32_t *)r->idx.data + t * n_top, *taken = forced.idx + t * n_top;
+        const double *row = value + t * n_exp, apart = distance(row, own, taken, n_top);
+        forced.differ[l] += memcmp(own, taken, (size_t)n_top * sizeof(*own)) != 0;
+        if (apart > 0) forced.margin[l] = fmax(forced.margin[l], apart / spread(row, n_exp));
+        weigh(gate + t * n_top, row, taken, n_top, n_exp, kind == ROUTER_CHOSEN);
+    }
+    device_set(dev, r->gate, gate);
+    device_upload(dev, r->idx.data, forced.idx, tensor_bytes(r->idx));
+    forced.idx += n_tok * n_top;
+    mem_free(value);
+    mem_free(gate);
+}
+
+/* ---- one side ---- */
+
+/* Fresh adapters have B = 0 and no gradient for A: B is drawn too. What is trained is rounded to bf16, so that every
+ * side starts from the same values. */
+static float *draw_params(const struct adapters *ad, struct device *dev)
+{
+    const struct adapters *whole = adapters_whole(ad);
+    float *value = mem_array(whole->n_flat, sizeof(float));
+    const uint64_t key = rng_key(0, "check");
+    adapters_get(ad, dev, ad->opt.param, DT_F32, value);
+    for (int64_t i = 0; i < whole->n_params; i++) {
+        const struct lora_param *p = &whole->params[i];
+        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) {
+            if (p->is_b) value[k] = (float)(0.04 * (rng_uniform(key, (uint64_t)k) - 0.5));
+            value[k] = bf16_to_f32(f32_to_bf16(value[k]));
+        }
+    }
+    return value;
+}
+
+static void capture_free(struct capture *c)
+{
+    mem_free(c->x);
+    mem_free(c->h);
+    mem_free(c->norm);
+    mem_free(c->grad);
+    mem_free(c->idx);
+    *c = (struct capture){0};
+}
+
+static void take(struct model *m, struct capture *c)
+{
+    struct device *dev = m->dev;
+    const int64_t n_layer = m->arch.n_layer, n_tok = m->acts.layers[0].x.shape[0], n = n_tok * m->arch.d_model;
+    const int64_t n_top = MT_MAX(m->arch.top_k, 1);
+    int32_t *idx = c->idx = mem_array(n_layer * n_tok * n_top, sizeof(int32_t));
+    c->x = mem_array((n_layer + 1) * n, sizeof(float));
+    c->h = mem_array(n_layer * n, sizeof(float));
+    c->norm = mem_array(n, sizeof(float));
+    c->grad = mem_array(adapters_whole(&m->adapters)->n_flat, sizeof(float));
+    for (int64_t l = 0; l <= n_layer; l++) {
+        const struct layer_acts *a = &m->acts.layers[l];
+        device_get_f32(dev, c->x + l * n, a->x);
+        if (l == n_layer) break;
+        device_get_f32(dev, c->h + l * n, a->h);
+        device_download(dev, idx, a->route.idx.data, tensor_bytes(a->route.idx));
+        idx += tensor_count(a->route.idx);
+    }
+    device_get_f32(dev, c->norm, m->final_norm);
+    adapters_get(&m->adapters, dev, m->adapters.opt.grad, DT_F32, c->grad);
+}
+
+/* Forward and backward of the batch on an open model with the adapters of all sides. */
+static void pass(struct run *r, const struct check *k, struct capture *c)
+{
+    struct model *m = &r->model;
+    const struct model_pass p = {
+        .backward = true, .loss_scale = 1 / (double)MT_MAX(k->batch.n_label, 1), .aux_share = 1, .dropout_key = 1};
+    struct model_tally sum;
+    adapters_put(&m->adapters, &r->dev, m->adapters.opt.param, DT_F32, k->params);
+    adapters_refresh(&m->adapters, &r->dev);
+    device_zero(&r->dev, m->adapters.opt.grad);
+    model_clear(m);
+    run_micro_batch(r, &k->batch, &p);
+    take(m, c);
+    model_end(m);
+    model_read(m, &sum);
+    c->loss = sum.nll / (double)MT_MAX(sum.n_label, 1);
+}
+
+/* The CPU's turn, in F64 (oracle) or bf16. */
+static int cpu_side(struct check *k, bool oracle, struct capture *c, struct err *err)
+{
+    struct config cfg = k->cfg;
+    struct run r;
+    struct ops table;
+    cfg.train.device = CFG_DEVICE_CPU;
+    cfg.train.dtype = CFG_DTYPE_BF16;
+    cfg.train.memory_gb = 0;
+    cfg.train.decoded_layers = 0;
+    if (run_open_headers(&r, &cfg, false, err)) return -1;
+    if (oracle) device_open_oracle(&r.dev);
+    if (cfg.train.threads) r.dev.n_threads = (int)cfg.train.threads;
+    r.arch.n_layer = k->arch.n_layer;
+    if (run_open_model(&r, NULL, true, err)) {
+        run_close(&r);
+        return err_prefix(err, "the CPU's side of the check (--layers N takes the first N layers)");
+    }
+    memset(&forced, 0, sizeof(forced));
+    forced.real = r.dev.ops->router_fwd;
+    forced.idx = k->got.idx;
+    table = *r.dev.ops;
+    table.router_fwd = forced_router;
+    r.dev.ops = &table;
+    pass(&r, k, c);
+    run_close(&r);
+    return 0;
+}
+
+static int device_side(struct check *k, struct err *err)
+{
+    const struct loader_options lo = run_loader_options(&k->cfg, false);
+    struct run *r = &k->device;
+    if (run_open_headers(r, &k->cfg, false, err)) return -1;
+    if (k->ops) r->dev.ops = k->ops;
+    if (k->n_layer > r->arch.n_layer)
+        return err_set(err, "--layers %lld: the model has %lld", (long long)k->n_layer, (long long)r->arch.n_layer);
+    if (k->n_layer) r->arch.n_layer = k->n_layer;
+    log_info("the batch: %d sequences; check truncates documents to %lld tokens and puts loss on every token", N_SEQ,
+             (long long)k->cfg.data.seq_len);
+    if (run_open_data(r, true, err) || run_open_model(r, NULL, true, err)) return -1;
+    struct loader *l = loader_open(&r->train, &lo, (struct loader_pos){0, 0});
+    loader_next(l, &k->batch, NULL);
+    loader_close(l);
+    k->arch = r->arch;
+    k->bf16 = r->dev.act == DT_BF16 || r->dev.round_bf16;
+    k->params = draw_params(&r->model.adapters, &r->dev);
+    pass(r, k, &k->got);
+    fprintf(k->out, "%s against the CPU in F64: %lld layer%s, %lld tokens in %lld documents, %lld with loss\n",
+            r->dev.name, (long long)k->arch.n_layer, k->arch.n_layer == 1 ? "" : "s", (long long)k->batch.n_tok,
+            (long long)k->batch.n_seq, (long long)k->batch.n_label);
+    return 0;
+}
+
+/* ---- comparison ---- */
+
+static double error_of(const float *a, const float *b, int64_t n)
+{
+    double diff = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        diff += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        norm += (double)b[i] * (double)b[i];
+    }
+    return diff == 0 ? 0 : sqrt(diff / norm);
+}
+
+static bool beyond(const struct error *e) { return !(e->device <= e->allowed); }
+
+static struct error compare(struct check *k, const float *got, const float *near, const float *want, int64_t n)
+{
+    struct error e = {.device = error_of(got, want, n), .near = NAN, .allowed = F32_BOUND};
+    if (near) e.near = error_of(near, want, n);
+    if (near) e.allowed = 2 * e.near + ROUNDING;
+    k->n_bad += beyond(&e);
+    return e;
+}
+
+static const float *part(const float *all, int64_t at) { return all ? all + at : NULL; }
+
+/* The worst of a column, for the summary. */
+struct worst {
+    struct error e;
+    int64_t layer;
+    bool any;
+};
+static void note(struct worst *w, struct error e, int64_t layer)
+{
+    if (!w->any || !(e.device / e.allowed <= w->e.device / w->e.allowed)) *w = (struct worst){e, layer, true};
+}
+
+static void print_cell(FILE *out, const struct error *e) { fprintf(out, " %7.1e%c", e->device, beyond(e) ? '!' : ' '); }
+
+static void print_head(const struct check *k)
+{
+    static const char *const target[] = {"q", "k", "v", "o", "up", "down"};
+    fprintf(k->out, "\n  layer  rerouted  %-9s%-9s", "attn", "out");
+    for (int kind = 0; kind < KINDS; kind++) {
+        char name[16];
+        snprintf(name, sizeof(name), "%s.%c", target[kind / 2], kind % 2 ? 'B' : 'A');
+        if (k->plan.target[kind / 2]) fprintf(k->out, "%-9s", name);
+    }
+    fprintf(k->out, "\n");
+}
+
+/* A table of layers by quantities; "!" marks what is beyond its bound. */
+static void print_layers(struct check *k, struct worst *worst, double *allowed_h)
+{
+    const struct adapters *layout = adapters_whole(&k->plan);
+    const int64_t n = k->batch.n_tok * k->arch.d_model;
+    print_head(k);
+    for (int64_t l = 0; l < k->arch.n_layer; l++) {
+        const struct error h = compare(k, k->got.h + l * n, part(k->near.h, l * n), k->want.h + l * n, n);
+        const int64_t at = (l + 1) * n;
+        const struct error x = compare(k, k->got.x + at, part(k->near.x, at), k->want.x + at, n);
+        note(&worst[0], h, l);
+        note(&worst[1], x, l);
+        allowed_h[l] = h.allowed;
+        fprintf(k->out, "  %5lld  %8lld", (long long)l, (long long)forced.differ[l]);
+        print_cell(k->out, &h);
+        print_cell(k->out, &x);
+        for (int kind = 0; kind < KINDS; kind++) {
+            const struct lora_param *p = adapters_find(layout, l, (enum lora_target)(kind / 2), kind % 2);
+            if (!p && layout->target[kind / 2]) fprintf(k->out, " %7s ", "-");
+            if (!p) continue;
+            const struct error g = compare(k, k->got.grad + p->off, part(k->near.grad, p->off), k->want.grad + p->off,
+                                           lora_param_count(p));
+            print_cell(k->out, &g);
+            note(&worst[2 + kind], g, l);
+        }
+        fprintf(k->out, "\n");
+    }
+}
+
+static void print_worst(FILE *out, const char *name, const struct worst *w)
+{
+    char near[16] = "-", where[32] = "";
+    if (!w->any) return;
+    if (!isnan(w->e.near)) snprintf(near, sizeof(near), "%.2e", w->e.near);
+    if (w->layer >= 0) snprintf(where, sizeof(where), " (layer %lld)", (long long)w->layer);
+    fprintf(out, "  %-32s%-11s %10.2e %12s %10.2e %s\n", name, where, w->e.device, near, w->e.allowed,
+            beyond(&w->e) ? "beyond" : "ok");
+}
+
+static void print_single(struct check *k, const char *name, const float *got, const float *near, const float *want,
+                         int64_t n)
+{
+    const struct worst w = {.e = compare(k, got, near, want, n), .layer = -1, .any = true};
+    print_worst(k->out, name, &w);
+}
+
+/* Tokens that F64 would have routed otherwise, and whether rounding explains it. */
+static void print_routing(struct check *k, const double *allowed_h)
+{
+    int64_t tokens = 0, rows = 0, bad = 0;
+    double margin = 0;
+    for (int64_t l = 0; l < k->arch.n_layer; l++) {
+        if (k->arch.dense[l]) continue;
+        rows += k->batch.n_tok;
+        tokens += forced.differ[l];
+        margin = fmax(margin, forced.margin[l]);
+        bad += forced.margin[l] > MARGIN * allowed_h[l];
+    }
+    fprintf(k->out,
+            "\n  routing: F64 would have sent %lld of %lld tokens to another set of experts; their logits were at most "
+            "%.2g of the\n  token's spread apart, %s\n",
+            (long long)tokens, (long long)rows, margin,
+            bad ? "which rounding does not explain: beyond" : "near ties that rounding decides: ok");
+    k->n_bad += bad;
+}
+
+static void report(struct check *k)
+{
+    static const char *const target[] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"};
+    const int64_t n = k->batch.n_tok * k->arch.d_model;
+    struct worst worst[2 + KINDS] = {{.any = false}};
+    double *allowed_h = mem_array(k->arch.n_layer, sizeof(double));
+    const float loss[3] = {(float)k->got.loss, (float)k->near.loss, (float)k->want.loss};
+    print_layers(k, worst, allowed_h);
+    fprintf(k->out, "\n  %-43s %10s %12s %10s\n", "worst of each", "device", "CPU in bf16", "allowed");
+    print_single(k, "embedding", k->got.x, k->near.x, k->want.x, n);
+    print_worst(k->out, "after attention", &worst[0]);
+    print_worst(k->out, "after the experts", &worst[1]);
+    print_single(k, "final norm", k->got.norm, k->near.norm, k->want.norm, n);
+    print_single(k, "loss", loss, k->bf16 ? loss + 1 : NULL, loss + 2, 1);
+    for (int kind = 0; kind < KINDS; kind++) {
+        char name[64];
+        snprintf(name, sizeof(name), "gradient of %s.lora_%c", target[kind / 2], kind % 2 ? 'B' : 'A');
+        print_worst(k->out, name, &worst[2 + kind]);
+    }
+    print_routing(k, allowed_h);
+    fprintf(k->out, "  loss %.6f, in F64 %.6f\n", k->got.loss, k->want.loss);
+    if (k->bf16)
+        fprintf(
+            k->out,
+            "  allowed: twice the error of the CPU that rounds every activation to bf16, and one rounding, 2^-9. The "
+            "CPU sides\n  take the experts that the device chose, as a near tie would make all that follows differ\n");
+    else
+        fprintf(k->out,
+                "  allowed: %g, what sums in f32 lose; the CPU in F64 takes the experts that the device chose\n",
+                F32_BOUND);
+    mem_free(allowed_h);
+}
+
+static void check_free(struct check *k)
+{
+    run_close(&k->device);
+    batch_free(&k->batch);
+    adapters_free(&k->plan);
+    mem_free(k->params);
+    capture_free(&k->got);
+    capture_free(&k->near);
+    capture_free(&k->want);
+}
+
+/* One side after the other, each closed before the next is opened. */
+static int run_sides(struct check *k, struct err *err)
+{
+    const int rc = device_side(k, err);
+    run_close(&k->device);
+    if (rc || plan_adapters(&k->plan, &k->arch, &k->cfg, NULL, err)) return -1;
+    if (k->bf16 && cpu_side(k, false, &k->near, err)) return -1;
+    return cpu_side(k, true, &k->want, err);
+}
+
+int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, FILE *out, struct err *err)
+{
+    static struct check k;
+    k = (struct check){.cfg = *cfg, .n_layer = n_layer, .ops = ops, .out = out};
+    k.cfg.data.seq_len = MT_MIN(cfg->data.seq_len, MAX_SEQ);
+    k.cfg.train.micro_batch = N_SEQ;
+    k.cfg.data.packing = true;
+    k.cfg.data.overlong = CFG_OVERLONG_CUT;
+    k.cfg.data.loss_on = CFG_LOSS_ALL; /* the start of a conversation may hold no answer */
+    k.cfg.train.recompute = CFG_RECOMPUTE_NONE;
+    int rc = run_sides(&k, err);
+    if (!rc) {
+        report(&k);
+        fprintf(out, "  verdict: %s\n", k.n_bad ? "FAILED" : "ok");
+        if (k.n_bad)
+            rc = err_set(err,
+                         "%lld quantities are further from F64 than rounding explains: this device, driver or "
+                         "build computes wrongly; please report the table above",
+                         (long long)k.n_bad);
+    }
+    check_free(&k);
+    return rc;
+}

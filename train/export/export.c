@@ -1,0 +1,153 @@
+/* export.c - the order of an export: read the adapter, check format and disk space, write into a hidden directory, read
+ * that back and compare, put it in place. A failure at any point leaves nothing. */
+#include "train/export/export.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/adapter_dir.h"
+#include "train/atomic_dir.h"
+#include "train/export/export_job.h"
+#include "train/export/verify.h"
+#include "train/lock.h"
+#include "train/peft.h"
+
+static int find_format(struct export *x, const char *format, struct err *err)
+{
+    const char *names[EXPORT_FORMATS];
+    for (int i = 0; i < EXPORT_FORMATS; i++) names[i] = export_format_name((enum export_format)i);
+    int f = 0;
+    while (f < EXPORT_FORMATS && strcmp(names[f], format)) f++;
+    x->format = (enum export_format)f;
+    if (f < EXPORT_FORMATS) return 0;
+    const char *near = str_nearest(format, names, EXPORT_FORMATS);
+    return err_set(err, "--to \"%.64s\" is none of peft, vllm, gguf, merged-bf16, merged-mxfp4%s%s%s", format,
+                   near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+}
+
+static int check_new(const char *dir, struct err *err)
+{
+    char **entries;
+    int64_t n;
+    if (!file_exists(dir)) return 0;
+    if (!file_is_dir(dir)) return err_set(err, "%s is in the way: it is no directory", dir);
+    if (file_list(dir, &entries, &n, err)) return -1;
+    file_list_free(entries, n);
+    return n ? err_set(err, "%s is not empty: name a new directory with --out, or remove it first", dir) : 0;
+}
+
+static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
+{
+    switch (x->format) {
+    case EXPORT_PEFT: *bytes = 4 * x->held.ad.n_flat + (1 << 20); return 0;
+    case EXPORT_VLLM: *bytes = export_vllm_bytes(x); return 0;
+    case EXPORT_GGUF: *bytes = export_gguf_bytes(x); return 0;
+    case EXPORT_MERGED_BF16:
+    case EXPORT_MERGED_MXFP4: return export_merged_bytes(x, bytes, err);
+    case EXPORT_FORMATS: break;
+    }
+    MT_REQUIRE(false, "format %d", (int)x->format);
+}
+
+static int write_format(struct export *x, struct err *err)
+{
+    switch (x->format) {
+    case EXPORT_PEFT: return peft_save(&x->held.ad, &x->held.dev, x->tmp, x->run.model_name, NULL, err);
+    case EXPORT_VLLM: return export_vllm(x, err);
+    case EXPORT_GGUF: return export_gguf(x, err);
+    case EXPORT_MERGED_BF16:
+    case EXPORT_MERGED_MXFP4: return export_merged(x, err);
+    case EXPORT_FORMATS: break;
+    }
+    MT_REQUIRE(false, "format %d", (int)x->format);
+}
+
+/* The adapter's model card goes along with an adapter; a merged checkpoint is another model. */
+static int copy_card(const struct export *x, struct err *err)
+{
+    char from[MT_PATH], to[MT_PATH];
+    int64_t size;
+    if (x->format == EXPORT_MERGED_BF16 || x->format == EXPORT_MERGED_MXFP4) return 0;
+    if (str_format(from, sizeof(from), err, "path", "%s/README.md", x->adapter_dir) ||
+        str_format(to, sizeof(to), err, "path", "%s/README.md", x->tmp))
+        return -1;
+    if (!file_exists(from)) return 0;
+    char *card = file_read(from, 64 << 20, &size, err);
+    const int rc = card ? file_write_atomic(to, card, size, err) : -1;
+    mem_free(card);
+    return rc;
+}
+
+/* Everything that can fail cheaply first. */
+static int open_all(struct export *x, const char *format, struct err *err)
+{
+    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
+        held_load(&x->held, &x->run.arch, x->adapter_dir, err) || run_open_data(&x->run, false, err))
+        return -1;
+    x->quantize = plan_quantize(x->cfg);
+    if (x->run.eval.n_docs) return 0;
+    if (!x->force)
+        return err_set(err,
+                       "nothing to verify the export with: set data.eval, or data.eval_split with data.train; --force "
+                       "exports without a verification on data");
+    log_warn("NOT VERIFIED ON DATA: there are no held-out rows, so that the outputs of the exported model are not "
+             "compared with the trainer's. What is written is read back and compared value by value");
+    return 0;
+}
+
+static int write_and_verify(struct export *x, struct err *err)
+{
+    char size[32];
+    int64_t bytes;
+    if (bytes_of(x, &bytes, err) || atomic_dir_begin(x->out, x->tmp, err)) return -1;
+    log_info("exporting %s as %s to %s: at most %s", x->adapter_dir, export_format_name(x->format), x->out,
+             str_bytes(size, bytes));
+    if (!file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !copy_card(x, err) &&
+        !verify_export(x, err) && !atomic_dir_commit(x->tmp, x->out, err))
+        return 0;
+    (void)!file_remove_tree(x->tmp, NULL);
+    return -1;
+}
+
+/* dir NULL: writes. Otherwise verifies what is there. */
+static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, const char *dir,
+               bool force, FILE *report, struct err *err)
+{
+    struct config on_cpu = *cfg; /* f32 on the CPU defines what is correct, and needs no device's memory */
+    char adapter[MT_PATH], usual[MT_PATH];
+    on_cpu.train.device = CFG_DEVICE_CPU;
+    on_cpu.train.dtype = CFG_DTYPE_FP32;
+    if (str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format)) return -1;
+    struct export x = {
+        .cfg = &on_cpu, .adapter_dir = adapter, .out = out ? out : usual, .report = report, .force = force};
+    struct lock lock = {.held = false};
+    int rc = !dir && (check_new(x.out, err) || lock_take_for(&lock, cfg->output.dir, x.out, err))
+                 ? -1
+                 : adapter_dir_of(adapter, adapter_dir, cfg, "", err);
+    if (!rc) rc = open_all(&x, format, err);
+    if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
+    if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
+    held_close(&x.held);
+    run_close(&x.run);
+    lock_release(&lock);
+    return rc;
+}
+
+int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
+               FILE *report, struct err *err)
+{
+    const double start = clock_ms();
+    const int rc = run(cfg, adapter_dir, format, out, NULL, force, report, err);
+    const bool rows = cfg->data.eval[0] || cfg->data.eval_split > 0;
+    if (!rc)
+        log_info("written and %s in %.1f s", rows ? "verified" : "compared value by value, not verified on data,",
+                 (clock_ms() - start) / 1e3);
+    return rc;
+}
+
+int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
+                 FILE *report, struct err *err)
+{
+    return run(cfg, adapter_dir, format, NULL, dir, force, report, err);
+}

@@ -1,0 +1,133 @@
+/* export_gguf.c - the adapter as a LoRA GGUF, in the names and the order of rows that llama.cpp gives the base model.
+ *
+ * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. Gate and up are apart there; here they share
+ * A, so that it is written twice and B's rows are dealt out: even and odd for gpt-oss, the two halves otherwise.
+ * Mixtral is "llama" there, whose q and k have the two halves of every head interleaved. Source: llama.cpp,
+ * convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo}.py, src/llama-adapter.cpp. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/gguf.h"
+#include "train/export/export_job.h"
+
+enum rows { ROWS_ALL, ROWS_EVEN, ROWS_ODD, ROWS_FIRST, ROWS_SECOND, ROWS_ROTATED };
+
+struct part {
+    const struct lora_param *p;
+    enum rows rows; /* which of B's, in which order */
+    char name[64];
+};
+
+struct file {
+    const struct export *x;
+    struct part *parts;
+    struct gguf_tensor *tensors;
+    int64_t n;
+};
+
+static const char *architecture(const struct arch *a)
+{
+    static const char *const names[][2] = {
+        {"gpt_oss", "gpt-oss"}, {"qwen3_moe", "qwen3moe"}, {"olmoe", "olmoe"}, {"mixtral", "llama"}};
+    for (int64_t i = 0; i < MT_LEN(names); i++)
+        if (!strcmp(names[i][0], a->family)) return names[i][1];
+    return NULL;
+}
+
+static void add(struct file *f, const struct lora_param *p, const char *matrix, enum rows rows)
+{
+    struct part *part = &f->parts[f->n];
+    struct gguf_tensor *t = &f->tensors[f->n++];
+    *part = (struct part){.p = p, .rows = rows};
+    snprintf(part->name, sizeof(part->name), "blk.%lld.%s.weight.lora_%c", (long long)p->layer, matrix,
+             p->is_b ? 'b' : 'a');
+    const bool half = p->is_b && rows >= ROWS_EVEN && rows <= ROWS_SECOND;
+    const int64_t r = f->x->held.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
+    const int64_t n_cols = p->is_b ? r : p->cols; /* r, not as many as are held: llama.cpp's scale is alpha by these */
+    *t = p->target < LORA_UP ? (struct gguf_tensor){.name = part->name, .rank = 2, .shape = {n_rows, n_cols}}
+                             : (struct gguf_tensor){.name = part->name, .rank = 3, .shape = {p->n_exp, n_rows, n_cols}};
+}
+
+static void add_param(struct file *f, const struct lora_param *p)
+{
+    static const char *const names[] = {"attn_q", "attn_k", "attn_v", "attn_output"};
+    const struct arch *a = &f->x->run.arch;
+    const bool rotated = !strcmp(a->family, "mixtral") && (p->target == LORA_Q || p->target == LORA_K);
+    if (p->target == LORA_UP) {
+        add(f, p, "ffn_gate_exps", a->glu.interleaved ? ROWS_EVEN : ROWS_FIRST);
+        add(f, p, "ffn_up_exps", a->glu.interleaved ? ROWS_ODD : ROWS_SECOND);
+    } else if (p->target == LORA_DOWN) {
+        add(f, p, "ffn_down_exps", ROWS_ALL);
+    } else {
+        add(f, p, names[p->target], rotated ? ROWS_ROTATED : ROWS_ALL);
+    }
+}
+
+/* Where row i of a written B stands in the trained one, of `n` rows; d is the head's width. */
+static int64_t row_of(enum rows rows, int64_t i, int64_t n, int64_t d)
+{
+    switch (rows) {
+    case ROWS_ALL: break;
+    case ROWS_EVEN: return 2 * i;
+    case ROWS_ODD: return 2 * i + 1;
+    case ROWS_FIRST: return i;
+    case ROWS_SECOND: return n / 2 + i;
+    case ROWS_ROTATED: return i / d * d + i % 2 * (d / 2) + i % d / 2;
+    }
+    return i;
+}
+
+static void fill(void *arg, int64_t i, float *out)
+{
+    const struct file *f = arg;
+    const struct part *part = &f->parts[i];
+    const struct gguf_tensor *t = &f->tensors[i];
+    const struct lora_param *p = part->p;
+    const int64_t n_rows = t->shape[t->rank - 2], n_cols = t->shape[t->rank - 1];
+    for (int64_t e = 0; e < p->n_exp; e++)
+        for (int64_t row = 0; row < n_rows; row++, out += n_cols) {
+            const int64_t from = p->is_b ? row_of(part->rows, row, p->rows, f->x->run.arch.head_dim) : row;
+            memcpy(out, held_at(&f->x->held, p, e, from, 0), (size_t)n_cols * sizeof(*out));
+        }
+}
+
+int64_t export_gguf_bytes(const struct export *x)
+{
+    int64_t n = 1 << 20;
+    for (int64_t i = 0; i < x->held.ad.n_params; i++) {
+        const struct lora_param *p = &x->held.ad.params[i];
+        n += 4 * lora_param_count(p) * (p->target == LORA_UP && !p->is_b ? 2 : 1);
+    }
+    return n;
+}
+
+int export_gguf(struct export *x, struct err *err)
+{
+    const struct adapters *ad = &x->held.ad;
+    const char *arch = architecture(&x->run.arch);
+    struct file f = {.x = x};
+    char path[MT_PATH], ranks[LORA_RANKS_TEXT];
+    adapters_ranks_text(ad, ranks);
+    if (ad->rslora && ranks[0])
+        return err_set(err, "a LoRA GGUF has one alpha, which cannot say rsLoRA's scale of several ranks "
+                            "(lora.rank_pattern): export merged-bf16");
+    if (!arch) return err_set(err, "llama.cpp's name for the architecture %s is not known", x->run.arch.family);
+    const struct gguf_value values[] = {
+        {.key = "general.architecture", .type = GGUF_STRING, .text = arch},
+        {.key = "general.type", .type = GGUF_STRING, .text = "adapter"},
+        {.key = "adapter.type", .type = GGUF_STRING, .text = "lora"},
+        {.key = "general.quantization_version", .type = GGUF_U32, .u32 = 2},
+        {.key = "adapter.lora.alpha",
+         .type = GGUF_F32,
+         .f32 = (float)(ad->alpha * (ad->rslora ? sqrt((double)ad->r) : 1))},
+    };
+    f.parts = mem_array(2 * ad->n_params, sizeof(*f.parts));
+    f.tensors = mem_array(2 * ad->n_params, sizeof(*f.tensors));
+    for (int64_t i = 0; i < ad->n_params; i++) add_param(&f, &ad->params[i]);
+    int rc = str_format(path, sizeof(path), err, "path", "%s/" EXPORT_GGUF_NAME, x->tmp);
+    if (!rc) rc = gguf_write(path, values, MT_LEN(values), f.tensors, f.n, fill, &f, err);
+    mem_free(f.parts);
+    mem_free(f.tensors);
+    return rc;
+}

@@ -1,0 +1,564 @@
+/* export_merged.c - the checkpoint with the adapter inside: W + scale * B A, tensor by tensor in the published layout.
+ *
+ * A tensor that the adapter does not touch, and that lies in the source as it will here, is copied byte by byte.
+ * Everything else is made from what the trainer loads (model/weights.h), so that every way of storing a checkpoint can
+ * be merged: a layer at a time is in memory, and of it one expert's matrix decoded. merged-bf16 has no packed weights;
+ * merged-mxfp4 keeps gpt-oss' experts in MXFP4 (kernels/quant.h, quant_mxfp4_merge). */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/shards.h"
+#include "kernels/quant.h"
+#include "train/export/export_job.h"
+
+#define SHARD_BYTES 4500000000
+#define COPY_BYTES  (32 << 20)
+#define HEAD_BYTES  512 /* of a tensor in a head and an index, at most */
+
+enum which { COPY, QKV, OUT, ROUTER, UP, DOWN, UP_BIAS, DOWN_BIAS };
+enum form { DENSE, TRANSPOSED, BLOCKS }; /* TRANSPOSED: [E, in, out]; BLOCKS: MXFP4, whose scales are the next tensor */
+
+/* How a tensor is made. */
+struct made {
+    enum which which;
+    enum form form;
+    int64_t layer;
+    const struct st_tensor *copy;
+    int64_t row, n_row;             /* of each matrix: its rows here */
+    int64_t exp, n_exp;             /* experts here */
+    const struct lora_param *a, *b; /* NULL: not adapted */
+    int64_t b_row;
+};
+
+struct merge {
+    struct export *x;
+    struct device dev;
+    struct st_entry *entries;
+    struct made *made;
+    int64_t n, cap;
+    struct shards shards;
+    struct progress progress;
+    int64_t done;
+};
+
+/* ---- the list of tensors ---- */
+
+static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERGED_MXFP4; }
+
+static struct made *add(struct merge *m, const char *name, enum dtype dtype, int rank, const int64_t *shape)
+{
+    if (m->n == m->cap) {
+        const int64_t cap = 2 * m->cap + 256;
+        m->entries = mem_grow(m->entries, m->cap, cap, sizeof(*m->entries));
+        m->made = mem_grow(m->made, m->cap, cap, sizeof(*m->made));
+        m->cap = cap;
+    }
+    struct st_entry *e = &m->entries[m->n];
+    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .rank = rank};
+    memcpy(e->shape, shape, (size_t)rank * sizeof(*shape));
+    return &m->made[m->n++];
+}
+
+static void add_copy(struct merge *m, const char *name, const struct st_tensor *t)
+{
+    add(m, name, t->dtype, t->rank, t->shape)->copy = t;
+}
+
+static void layer_name(char name[256], int64_t layer, const char *rest, const char *suffix)
+{
+    snprintf(name, 256, "model.layers.%lld.%s%s", (long long)layer, rest, suffix);
+}
+
+/* The source's tensor of this name, when it can be taken as it is. w: how the trainer holds it. */
+static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w, bool packed)
+{
+    const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
+    const bool dense = w->format == WF_F32 || w->format == WF_BF16 || w->format == WF_F16;
+    return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8) ? t : NULL;
+}
+
+/* A tensor made from w: `how` says which rows of which experts; target LORA_TARGETS: never adapted. */
+static void add_matrix(struct merge *m, const char *rest, const struct weight *w, enum lora_target target,
+                       struct made how)
+{
+    const int64_t e = how.n_exp;
+    const struct adapters *ad = &m->x->held.ad;
+    char name[256], scales[256];
+    layer_name(name, how.layer, rest, how.form == BLOCKS ? "_blocks" : "");
+    layer_name(scales, how.layer, rest, "_scales");
+    if (target < LORA_TARGETS) {
+        how.a = adapters_find(ad, how.layer, target, false);
+        how.b = adapters_find(ad, how.layer, target, true);
+    }
+    const struct st_tensor *t = how.a ? NULL : as_it_is(m, name, w, how.form == BLOCKS);
+    if (t) {
+        add_copy(m, name, t);
+        if (how.form == BLOCKS) add_copy(m, scales, safetensors_find(&m->x->run.st, scales));
+    } else if (how.form == BLOCKS) {
+        *add(m, name, DT_U8, 4, (int64_t[]){e, how.n_row, w->n_in / 32, 16}) = how;
+        *add(m, scales, DT_U8, 3, (int64_t[]){e, how.n_row, w->n_in / 32}) = (struct made){.layer = -1};
+    } else if (how.form == TRANSPOSED) {
+        *add(m, name, DT_BF16, 3, (int64_t[]){e, w->n_in, how.n_row}) = how;
+    } else {
+        *add(m, name, DT_BF16, 2, (int64_t[]){how.n_row, w->n_in}) = how;
+    }
+}
+
+/* gpt-oss: all experts in one tensor, with biases. */
+static void add_stack(struct merge *m, int64_t l, const char *rest, const struct weight *w, enum lora_target target)
+{
+    const enum which which = target == LORA_UP ? UP : DOWN;
+    const struct made how = {
+        .which = which, .form = is_mxfp4(m) ? BLOCKS : TRANSPOSED, .layer = l, .n_row = w->n_out, .n_exp = w->n_exp};
+    char name[256];
+    add_matrix(m, rest, w, target, how);
+    layer_name(name, l, rest, "_bias");
+    const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
+    if (t)
+        add_copy(m, name, t);
+    else
+        *add(m, name, DT_BF16, 2, (int64_t[]){w->n_exp, w->n_out}) =
+            (struct made){.which = which == UP ? UP_BIAS : DOWN_BIAS, .layer = l};
+}
+
+/* A tensor per expert; or the one of a dense layer, whose pattern has no #. */
+static void add_each(struct merge *m, int64_t l, const char *pattern, const struct weight *w, enum lora_target target,
+                     int64_t row, int64_t n_row)
+{
+    const size_t before = strcspn(pattern, "#");
+    char rest[192];
+    for (int64_t e = 0; e < w->n_exp; e++) {
+        if (pattern[before])
+            snprintf(rest, sizeof(rest), "%.*s%lld%s.weight", (int)before, pattern, (long long)e, pattern + before + 1);
+        else
+            snprintf(rest, sizeof(rest), "%s.weight", pattern);
+        const struct made how = {.which = target == LORA_UP ? UP : DOWN,
+                                 .layer = l,
+                                 .row = row,
+                                 .b_row = row,
+                                 .n_row = n_row,
+                                 .exp = e,
+                                 .n_exp = 1};
+        add_matrix(m, rest, w, target, how);
+    }
+}
+
+static void add_ffn(struct merge *m, int64_t l, const struct layer_weights *lw)
+{
+    const struct arch *a = &m->x->run.arch;
+    const struct tensor_names dense = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"};
+    const struct tensor_names *n = a->dense[l] ? &dense : a->names;
+    const int64_t f = lw->down.n_in;
+    if (!n->up) {
+        add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up, LORA_UP);
+        add_stack(m, l, "mlp.experts.down_proj", &lw->down, LORA_DOWN);
+        return;
+    }
+    add_each(m, l, n->gate, &lw->up, LORA_UP, 0, f);
+    add_each(m, l, n->up, &lw->up, LORA_UP, f, f);
+    add_each(m, l, n->down, &lw->down, LORA_DOWN, 0, a->d_model);
+}
+
+static void add_router(struct merge *m, int64_t l, const struct layer_weights *lw)
+{
+    const struct tensor_names *n = m->x->run.arch.names;
+    char name[256], other[256], rest[128];
+    snprintf(rest, sizeof(rest), "%s.weight", n->router[0]);
+    add_matrix(m, rest, &lw->router, LORA_TARGETS,
+               (struct made){.which = ROUTER, .layer = l, .n_row = lw->router.n_out, .n_exp = 1});
+    if (!lw->router_bias.rank) return;
+    layer_name(name, l, n->router[0], ".bias");
+    layer_name(other, l, n->router[1] ? n->router[1] : n->router[0], ".bias");
+    const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
+    add_copy(m, name, t ? t : safetensors_find(&m->x->run.st, other));
+}
+
+static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw)
+{
+    const struct arch *a = &m->x->run.arch;
+    const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
+    const int64_t first[] = {0, q, q + kv}, rows[] = {q, kv, kv};
+    static const char *const names[] = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
+                                        "self_attn.v_proj.weight"};
+    for (enum lora_target t = LORA_Q; t <= LORA_V; t++)
+        add_matrix(m, names[t], &lw->qkv, t,
+                   (struct made){.which = QKV, .layer = l, .row = first[t], .n_row = rows[t], .n_exp = 1});
+    add_matrix(m, "self_attn.o_proj.weight", &lw->out, LORA_O,
+               (struct made){.which = OUT, .layer = l, .n_row = a->d_model, .n_exp = 1});
+    if (!a->dense[l]) add_router(m, l, lw);
+    add_ffn(m, l, lw);
+}
+
+/* Whether the tensor belongs to a matrix that add_layer names, in whatever form. */
+static bool is_matrix(const struct arch *a, const char *name)
+{
+    static const char *const parts[] = {"self_attn.q_proj.weight",
+                                        "self_attn.k_proj.weight",
+                                        "self_attn.v_proj.weight",
+                                        "self_attn.o_proj.weight",
+                                        "mlp.experts.",
+                                        "block_sparse_moe.experts.",
+                                        "mlp.gate_proj.",
+                                        "mlp.up_proj.",
+                                        "mlp.down_proj."};
+    const char *rest = strncmp(name, "model.layers.", 13) ? NULL : strchr(name + 13, '.');
+    if (!rest) return false;
+    rest++;
+    for (int64_t i = 0; i < MT_LEN(parts); i++)
+        if (!strncmp(rest, parts[i], strlen(parts[i]))) return true;
+    for (int i = 0; i < 2 && a->names->router[i]; i++) {
+        const size_t n = strlen(a->names->router[i]);
+        if (!strncmp(rest, a->names->router[i], n) && rest[n] == '.') return true;
+    }
+    return false;
+}
+
+static int add_rest(struct merge *m, struct err *err)
+{
+    const struct safetensors *st = &m->x->run.st;
+    for (int64_t i = 0; i < st->n_tensors; i++) {
+        const struct st_tensor *t = &st->tensors[i];
+        if (is_matrix(&m->x->run.arch, t->name)) continue;
+        if (t->dtype == DT_NONE || t->dtype == DT_U8)
+            return err_set(err, "tensor %s is %s: only attention, router and experts may be packed in what is merged",
+                           t->name, t->st_dtype);
+        add_copy(m, t->name, t);
+    }
+    return 0;
+}
+
+/* ---- opening ---- */
+
+static void merge_close(struct merge *m)
+{
+    shards_close(&m->shards);
+    for (int64_t i = 0; i < m->n; i++) mem_free((void *)(uintptr_t)m->entries[i].name);
+    mem_free(m->entries);
+    mem_free(m->made);
+    device_close(&m->dev);
+}
+
+static int load(struct merge *m, struct layer_weights *lw, struct device *dev, int64_t l, struct err *err)
+{
+    return weights_load_layer(lw, dev, &m->x->run.arch, &m->x->run.st, &m->x->quantize, l, err);
+}
+
+/* The product of the largest matrix, on a measuring device. */
+static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int64_t r)
+{
+    const struct weight a = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r};
+    const struct lora none = {.r = 0};
+    op_linear_fwd(dev, tensor_2d(NULL, DT_F32, n_out, n_in), (struct tensor){0}, tensor_2d(NULL, DT_F32, n_out, r), &a,
+                  (struct tensor){0}, tensor_2d(NULL, DT_F32, n_out, n_in), &none);
+}
+
+/* Lists the tensors; takes memory for the largest layer. */
+static int merge_open(struct merge *m, struct export *x, struct err *err)
+{
+    struct device measure;
+    const struct arch *a = &x->run.arch;
+    *m = (struct merge){.x = x};
+    if (x->format == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
+        return err_set(err,
+                       "merged-mxfp4 is for gpt-oss: nobody publishes %s with experts in MXFP4, and nothing would "
+                       "read it; there is merged-bf16",
+                       a->family);
+    device_measure(&measure, &x->run.dev);
+    int rc = add_rest(m, err);
+    for (int64_t l = 0; l < a->n_layer && !rc; l++) {
+        struct layer_weights lw;
+        const int64_t mark = arena_mark(&measure.weights);
+        rc = load(m, &lw, &measure, l, err);
+        if (!rc) {
+            add_layer(m, l, &lw);
+            measure_product(&measure, lw.up.n_out, lw.up.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.down.n_out, lw.down.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.qkv.n_out, lw.qkv.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.out.n_out, lw.out.n_in, adapters_max_rank(&x->held.ad));
+        }
+        arena_release(&measure.weights, mark);
+    }
+    if (!rc) rc = device_open(&m->dev, "cpu", "fp32", err);
+    m->dev.n_threads = x->run.dev.n_threads;
+    if (!rc) rc = device_reserve(&m->dev, &m->dev.weights, "weights", measure.weights.peak, err);
+    if (!rc) rc = device_reserve(&m->dev, &m->dev.work, "work", measure.work.peak, err);
+    if (rc) merge_close(m);
+    return rc;
+}
+
+/* ---- making a tensor ---- */
+
+static int put(struct merge *m, int64_t i, int64_t at, const void *data, int64_t size, struct err *err)
+{
+    m->done += size;
+    progress_tell(&m->progress, m->done);
+    return shards_put(&m->shards, i, at, data, size, err);
+}
+
+static int put_copy(struct merge *m, int64_t i, struct err *err)
+{
+    const struct st_tensor *t = m->made[i].copy;
+    int rc = 0;
+    for (int64_t at = 0; at < t->bytes && !rc; at += COPY_BYTES)
+        rc = put(m, i, at, t->data + at, MT_MIN(COPY_BYTES, t->bytes - at), err);
+    safetensors_drop(&m->x->run.st, t);
+    return rc;
+}
+
+static const struct weight *weight_of(const struct layer_weights *lw, enum which which)
+{
+    switch (which) {
+    case QKV: return &lw->qkv;
+    case OUT: return &lw->out;
+    case ROUTER: return &lw->router;
+    case UP: return &lw->up;
+    case DOWN: return &lw->down;
+    case COPY:
+    case UP_BIAS:
+    case DOWN_BIAS: break;
+    }
+    MT_REQUIRE(false, "%d is no matrix", (int)which);
+}
+
+/* w [n_row, n_in] += scale * B A of one expert, as a product with A's transpose. */
+static void add_delta(struct merge *m, const struct made *how, int64_t e, float *w, int64_t n_in)
+{
+    const struct held *h = &m->x->held;
+    const int64_t r = h->ad.rank[how->b->target], n = how->n_row;
+    const struct lora none = {.r = 0};
+    float *b = mem_array(n * r, sizeof(*b)), *at = mem_array(n_in * r, sizeof(*at)), *sum = mem_array(n * n_in, 4);
+    for (int64_t o = 0; o < n; o++)
+        for (int64_t k = 0; k < r; k++)
+            b[o * r + k] = h->ad.scale[how->b->target] * *held_at(h, how->b, e, how->b_row + o, k);
+    for (int64_t k = 0; k < r; k++)
+        for (int64_t j = 0; j < n_in; j++) at[j * r + k] = *held_at(h, how->a, e, k, j);
+    const struct weight a = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = at};
+    op_linear_fwd(&m->dev, tensor_2d(sum, DT_F32, n, n_in), (struct tensor){0}, tensor_2d(b, DT_F32, n, r), &a,
+                  (struct tensor){0}, tensor_2d(w, DT_F32, n, n_in), &none);
+    memcpy(w, sum, (size_t)(n * n_in) * sizeof(*w));
+    mem_free(b);
+    mem_free(at);
+    mem_free(sum);
+}
+
+static int put_dense(struct merge *m, int64_t i, int64_t nth, const float *w, int64_t n_in, struct err *err)
+{
+    const struct made *how = &m->made[i];
+    const int64_t n = how->n_row * n_in;
+    uint16_t *out = mem_array(n, sizeof(*out));
+    int rc = 0;
+    for (int64_t o = 0; o < how->n_row; o++)
+        for (int64_t j = 0; j < n_in; j++)
+            out[how->form == TRANSPOSED ? j * how->n_row + o : o * n_in + j] = f32_to_bf16(w[o * n_in + j]);
+    for (int64_t k = 0; k < n && !rc; k++)
+        if ((out[k] & 0x7f80) == 0x7f80) rc = err_set(err, "%s: a merged weight is not finite", m->entries[i].name);
+    if (!rc) rc = put(m, i, 2 * nth * n, out, 2 * n, err);
+    mem_free(out);
+    return rc;
+}
+
+static int put_blocks(struct merge *m, int64_t i, int64_t nth, const float *values, const struct weight *w,
+                      struct err *err)
+{
+    const int64_t n = w->n_out * w->n_in;
+    const bool again = w->format == WF_MXFP4;
+    const uint8_t *old = again ? (const uint8_t *)w->data + nth * n / 2 : NULL;
+    uint8_t *out = mem_alloc(n / 2 + n / 32), *scales = out + n / 2;
+    const int64_t n_bad =
+        quant_mxfp4_merge(out, scales, values, old, again ? w->scale + nth * n / 32 : NULL, n, m->dev.n_threads);
+    int rc = n_bad ? err_set(err, "%s: a merged weight is not finite", m->entries[i].name) : 0;
+    if (!rc) rc = put(m, i, nth * n / 2, out, n / 2, err) || put(m, i + 1, nth * n / 32, scales, n / 32, err) ? -1 : 0;
+    mem_free(out);
+    return rc;
+}
+
+static int put_matrix(struct merge *m, int64_t i, const struct layer_weights *lw, struct err *err)
+{
+    const struct made *how = &m->made[i];
+    const struct weight *w = weight_of(lw, how->which);
+    const int64_t n = how->n_row * w->n_in;
+    float *values = mem_array(n, sizeof(*values));
+    int rc = 0;
+    for (int64_t e = 0; e < how->n_exp && !rc; e++) {
+        quant_decode(values, w, how->exp + e, how->row * w->n_in, n, m->dev.n_threads);
+        if (how->a) add_delta(m, how, how->exp + e, values, w->n_in);
+        rc = how->form == BLOCKS ? put_blocks(m, i, e, values, w, err) : put_dense(m, i, e, values, w->n_in, err);
+    }
+    mem_free(values);
+    return rc;
+}
+
+static int put_bias(struct merge *m, int64_t i, struct tensor bias, struct err *err)
+{
+    const int64_t n = tensor_count(bias);
+    uint16_t *out = mem_array(n, sizeof(*out));
+    for (int64_t k = 0; k < n; k++) out[k] = f32_to_bf16(((const float *)bias.data)[k]);
+    const int rc = put(m, i, 0, out, 2 * n, err);
+    mem_free(out);
+    return rc;
+}
+
+static int write_tensors(struct merge *m, struct err *err)
+{
+    struct layer_weights lw = {.norm1 = {0}};
+    int64_t layer = -1;
+    for (int64_t i = 0; i < m->n; i++) {
+        const struct made *how = &m->made[i];
+        if (how->copy) {
+            if (put_copy(m, i, err)) return -1;
+            continue;
+        }
+        if (how->layer < 0) continue; /* scales, written with their blocks */
+        if (how->layer != layer) {
+            layer = how->layer;
+            arena_release(&m->dev.weights, 0);
+            if (load(m, &lw, &m->dev, layer, err)) return -1;
+        }
+        const bool bias = how->which == UP_BIAS || how->which == DOWN_BIAS;
+        if (bias ? put_bias(m, i, how->which == UP_BIAS ? lw.up_bias : lw.down_bias, err) : put_matrix(m, i, &lw, err))
+            return -1;
+    }
+    return shards_finish(&m->shards, err);
+}
+
+/* ---- the files beside the tensors ---- */
+
+static void copy_json(struct json_out *o, const char *key, struct json j)
+{
+    const char *name, *text = "";
+    int64_t integer = 0, size;
+    double real = 0;
+    bool yes = false;
+    struct json child;
+    switch (json_type(j)) {
+    case JSON_ABSENT:
+    case JSON_NULL: json_out_str(o, key, NULL); return;
+    case JSON_BOOL: json_out_bool(o, key, !json_bool(j, &yes, NULL) && yes); return;
+    case JSON_INT: json_out_i64(o, key, json_i64(j, INT64_MIN, INT64_MAX, &integer, NULL) ? 0 : integer); return;
+    case JSON_REAL: json_out_real(o, key, json_f64(j, &real, NULL) ? 0 : real); return;
+    case JSON_STRING: json_out_str(o, key, json_str(j, &text, &size, NULL) ? "" : text); return;
+    case JSON_ARRAY:
+        json_out_open(o, key, '[');
+        for (int64_t i = 0; i < json_count(j); i++) copy_json(o, NULL, json_at(j, i));
+        json_out_close(o, ']');
+        return;
+    case JSON_OBJECT:
+        json_out_open(o, key, '{');
+        for (int64_t i = 0; json_member(j, i, &name, &child); i++) copy_json(o, name, child);
+        json_out_close(o, '}');
+    }
+}
+
+/* As gpt-oss is published. */
+static void write_mxfp4_config(struct json_out *o)
+{
+    static const char *const dense[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                        "lm_head"};
+    json_out_open(o, "quantization_config", '{');
+    json_out_str(o, "quant_method", "mxfp4");
+    json_out_open(o, "modules_to_not_convert", '[');
+    for (int64_t i = 0; i < MT_LEN(dense); i++) json_out_str(o, NULL, dense[i]);
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
+/* The source's config.json, but for how the weights are packed. */
+static int write_config(const struct merge *m, struct err *err)
+{
+    char path[MT_PATH];
+    const char *key;
+    struct json value;
+    struct json_out o = {.indent = true};
+    if (str_format(path, sizeof(path), err, "path", "%s/config.json", m->x->run.model_dir)) return -1;
+    struct json_doc *doc = json_load(path, 64 << 20, err);
+    if (!doc) return -1;
+    json_out_open(&o, NULL, '{');
+    for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++)
+        if (strcmp(key, "quantization_config")) copy_json(&o, key, value);
+    if (is_mxfp4(m)) write_mxfp4_config(&o);
+    json_out_close(&o, '}');
+    json_free(doc);
+    int rc = str_format(path, sizeof(path), err, "path", "%s/config.json", m->x->tmp);
+    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    json_out_free(&o);
+    return rc;
+}
+
+static bool ends(const char *s, const char *end)
+{
+    const size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
+/* Neither weights nor what is made here. */
+static bool is_beside(const char *name)
+{
+    static const char *const others[] = {".safetensors", ".bin",     ".pt",   ".pth", ".gguf",
+                                         ".h5",          ".msgpack", ".onnx", ".tmp", ".incomplete"};
+    for (int64_t i = 0; i < MT_LEN(others); i++)
+        if (ends(name, others[i])) return false;
+    return strcmp(name, "config.json") && !ends(name, ".index.json") && name[0] != '.';
+}
+
+/* Tokenizer, chat template, generation_config.json, licence: each mapped, by its name. */
+typedef int beside_fn(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err);
+static int each_beside(const struct merge *m, beside_fn *job, void *arg, struct err *err)
+{
+    const char *dir = m->x->run.model_dir;
+    char path[MT_PATH], **names;
+    int64_t n;
+    int rc = 0;
+    if (file_list(dir, &names, &n, err)) return -1;
+    for (int64_t i = 0; i < n && !rc; i++) {
+        struct file_map map;
+        if (!is_beside(names[i])) continue;
+        rc = str_format(path, sizeof(path), err, "path", "%s/%s", dir, names[i]);
+        if (rc || file_is_dir(path)) continue;
+        rc = file_map_open(&map, path, err);
+        if (rc) break;
+        rc = job(m, names[i], &map, arg, err);
+        file_map_close(&map);
+    }
+    file_list_free(names, n);
+    return rc;
+}
+
+static int count_file(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err)
+{
+    (void)m, (void)name, (void)err;
+    *(int64_t *)arg += map->size;
+    return 0;
+}
+
+static int copy_file(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err)
+{
+    char path[MT_PATH];
+    (void)arg;
+    if (str_format(path, sizeof(path), err, "path", "%s/%s", m->x->tmp, name)) return -1;
+    return file_write_atomic(path, map->data, map->size, err);
+}
+
+/* ---- the two that export.c calls ---- */
+
+int export_merged_bytes(struct export *x, int64_t *bytes, struct err *err)
+{
+    struct merge m;
+    *bytes = 1 << 20;
+    if (merge_open(&m, x, err)) return -1;
+    int rc = each_beside(&m, count_file, bytes, err);
+    for (int64_t i = 0; i < m.n; i++) *bytes += safetensors_entry_bytes(&m.entries[i]) + HEAD_BYTES;
+    merge_close(&m);
+    return rc;
+}
+
+int export_merged(struct export *x, struct err *err)
+{
+    struct merge m;
+    if (merge_open(&m, x, err)) return -1;
+    int rc = shards_open(&m.shards, x->tmp, m.entries, m.n, SHARD_BYTES, err);
+    m.progress = progress_start("merging", m.shards.bytes);
+    if (!rc) rc = write_tensors(&m, err) || each_beside(&m, copy_file, NULL, err) || write_config(&m, err) ? -1 : 0;
+    merge_close(&m);
+    return rc;
+}

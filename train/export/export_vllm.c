@@ -1,0 +1,179 @@
+/* export_vllm.c - the adapter with the keys that vLLM accepts for each model.
+ *
+ * gpt-oss keeps the experts fused, as PEFT >= 0.19.1 has them, but wants both products. Qwen3-MoE, OLMoE and Mixtral
+ * want a pair per expert and projection, gate and up apart, all of them: here gate and up share their A, so that it is
+ * written twice and B is cut in two. What was not trained has B = 0. rsLoRA goes into alpha: some versions overlook the
+ * flag in experts. One rank and alpha hold for all: of several ranks the largest, and B makes up for the scale. Source:
+ * vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras), lora_weights.py (pack_moe),
+ * peft_helper.py. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/safetensors.h"
+#include "train/export/export_job.h"
+#include "train/peft.h"
+
+enum { KEY_SIZE = 160 };
+
+struct list {
+    const struct arch *arch;
+    struct st_entry *entries;
+    int64_t n, cap;
+};
+
+static bool trains(const struct adapters *ad, enum lora_target t) { return ad->target[t]; }
+
+/* The adapter with both products of the experts if it has one, of one rank, and without rsLoRA. */
+static int complete(struct held *full, const struct export *x, struct err *err)
+{
+    const struct adapters *ad = &x->held.ad;
+    struct shape shape = shape_of(ad);
+    shape.r = adapters_max_rank(ad);
+    shape.ranks[0] = '\0';
+    shape.alpha = ad->rslora ? ad->alpha * sqrt((double)shape.r) : ad->alpha;
+    shape.rslora = false;
+    shape.target[LORA_UP] = shape.target[LORA_DOWN] = ad->target[LORA_UP] || ad->target[LORA_DOWN];
+    if (held_open(full, &x->run.arch, &shape, err)) return -1;
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *from = &ad->params[i];
+        const struct lora_param *to = adapters_find(&full->ad, from->layer, from->target, from->is_b);
+        const float factor = from->is_b ? rank_factor(ad, from->target, shape.r) : 1;
+        for (int64_t e = 0; e < from->n_exp; e++)
+            for (int64_t row = 0; row < MT_MIN(from->rows, to->rows); row++)
+                for (int64_t col = 0; col < MT_MIN(from->cols, to->cols); col++)
+                    *held_at(full, to, e, row, col) = factor * *held_at(&x->held, from, e, row, col);
+    }
+    return 0;
+}
+
+static void add(struct list *list, const char *key, int64_t rows, int64_t cols, const float *data)
+{
+    if (list->n == list->cap) {
+        list->entries = mem_grow(list->entries, list->cap, 2 * list->cap + 256, sizeof(*list->entries));
+        list->cap = 2 * list->cap + 256;
+    }
+    list->entries[list->n++] =
+        (struct st_entry){.name = mem_strdup(key), .dtype = DT_F32, .rank = 2, .shape = {rows, cols}, .data = data};
+}
+
+/* One projection of one expert: its A as it is, of B the rows from `row` on. */
+static void add_pair(struct list *list, const struct held *h, const struct lora_param *a, const struct lora_param *b,
+                     const char *pattern, int64_t e, int64_t row, int64_t rows)
+{
+    const size_t before = strcspn(pattern, "#");
+    char key[KEY_SIZE], module[96];
+    snprintf(module, sizeof(module), "layers.%lld.%.*s%lld%s", (long long)a->layer, (int)before, pattern, (long long)e,
+             pattern + before + 1);
+    snprintf(key, sizeof(key), "base_model.model.model.%s.lora_A.weight", module);
+    add(list, key, a->rows, a->cols, held_at(h, a, e, 0, 0));
+    snprintf(key, sizeof(key), "base_model.model.model.%s.lora_B.weight", module);
+    add(list, key, rows, b->cols, held_at(h, b, e, row, 0));
+}
+
+static void add_experts(struct list *list, const struct held *h, const struct lora_param *a, const struct lora_param *b)
+{
+    const struct tensor_names *names = list->arch->names;
+    const int64_t half = b->rows / 2;
+    for (int64_t e = 0; e < a->n_exp; e++) {
+        if (a->target == LORA_DOWN) {
+            add_pair(list, h, a, b, names->down, e, 0, b->rows);
+            continue;
+        }
+        add_pair(list, h, a, b, names->gate, e, 0, half);
+        add_pair(list, h, a, b, names->up, e, half, half);
+    }
+}
+
+static void add_attention(struct list *list, const struct held *h, const struct lora_param *p)
+{
+    char key[KEY_SIZE];
+    snprintf(key, sizeof(key), "base_model.model.model.layers.%lld.self_attn.%s.lora_%c.weight", (long long)p->layer,
+             lora_target_name(p->target), p->is_b ? 'B' : 'A');
+    add(list, key, p->rows, p->cols, held_at(h, p, 0, 0, 0));
+}
+
+static int write_tensors(const struct held *full, const struct arch *arch, const char *dir, struct err *err)
+{
+    struct list list = {.arch = arch};
+    char path[MT_PATH];
+    for (int64_t i = 0; i < full->ad.n_params; i++) {
+        const struct lora_param *p = &full->ad.params[i];
+        if (p->target < LORA_UP)
+            add_attention(&list, full, p);
+        else if (!p->is_b)
+            add_experts(&list, full, p, adapters_find(&full->ad, p->layer, p->target, true));
+    }
+    int rc = str_format(path, sizeof(path), err, "path", "%s/adapter_model.safetensors", dir);
+    if (!rc) rc = safetensors_write(path, list.entries, list.n, err);
+    for (int64_t i = 0; i < list.n; i++) mem_free((void *)(uintptr_t)list.entries[i].name);
+    mem_free(list.entries);
+    return rc;
+}
+
+/* "gate_proj" of "mlp.experts.#.gate_proj" */
+static void write_module(struct json_out *o, const char *pattern) { json_out_str(o, NULL, strrchr(pattern, '.') + 1); }
+
+static void config_text(struct json_out *o, const struct adapters *ad, const struct arch *a, const char *base_model)
+{
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "base_model_name_or_path", base_model);
+    json_out_str(o, "bias", "none");
+    json_out_bool(o, "inference_mode", true);
+    json_out_f64(o, "lora_alpha", ad->alpha);
+    json_out_f64(o, "lora_dropout", 0);
+    json_out_str(o, "modules_to_save", NULL);
+    json_out_str(o, "peft_type", "LORA");
+    json_out_str(o, "peft_version", "0.19.1");
+    json_out_i64(o, "r", ad->r);
+    json_out_open(o, "target_modules", '[');
+    for (enum lora_target t = LORA_Q; t < LORA_UP; t++)
+        if (trains(ad, t)) json_out_str(o, NULL, lora_target_name(t));
+    if (trains(ad, LORA_UP)) {
+        write_module(o, a->names->gate);
+        write_module(o, a->names->up);
+        write_module(o, a->names->down);
+    }
+    json_out_close(o, ']');
+    json_out_str(o, "task_type", "CAUSAL_LM");
+    json_out_bool(o, "use_dora", false);
+    json_out_bool(o, "use_rslora", false);
+    json_out_close(o, '}');
+}
+
+static int write_config(const struct adapters *ad, const struct arch *a, const char *dir, const char *base_model,
+                        struct err *err)
+{
+    struct json_out o = {.indent = true};
+    char path[MT_PATH];
+    config_text(&o, ad, a, base_model);
+    int rc = str_format(path, sizeof(path), err, "path", "%s/adapter_config.json", dir);
+    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    json_out_free(&o);
+    return rc;
+}
+
+/* At most: all targets, at the largest rank. */
+int64_t export_vllm_bytes(const struct export *x)
+{
+    const struct arch *a = &x->run.arch;
+    const struct adapters *ad = &x->held.ad;
+    const bool experts = trains(ad, LORA_UP) || trains(ad, LORA_DOWN);
+    const int64_t attention = 4 * a->d_model + 2 * (a->n_head + a->n_kv) * a->head_dim;
+    const int64_t all = attention + (experts ? a->n_exp * (3 * a->d_model + 3 * a->d_ff) : 0);
+    return 4 * a->n_layer * adapters_max_rank(ad) * all + (1 << 20);
+}
+
+int export_vllm(struct export *x, struct err *err)
+{
+    struct held full = {.dev = {0}};
+    const struct arch *a = &x->run.arch;
+    const char *base_model = x->run.model_name;
+    int rc = complete(&full, x, err);
+    if (!rc)
+        rc = a->transposed_experts
+                 ? peft_save(&full.ad, &full.dev, x->tmp, base_model, NULL, err)
+                 : write_tensors(&full, a, x->tmp, err) || write_config(&full.ad, a, x->tmp, base_model, err);
+    held_close(&full);
+    return rc ? -1 : 0;
+}

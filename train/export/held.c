@@ -1,0 +1,72 @@
+/* held.c - adapters on the CPU in f32. */
+#include "train/export/held.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/peft.h"
+
+struct shape shape_of(const struct adapters *ad)
+{
+    struct shape s = {.r = ad->r, .alpha = ad->alpha, .rslora = ad->rslora, .layer_on = ad->layer_on};
+    memcpy(s.target, ad->target, sizeof(s.target));
+    adapters_ranks_text(ad, s.ranks);
+    return s;
+}
+
+float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r)
+{
+    const double ratio = (double)r / (double)ad->rank[t];
+    return (float)(ad->rslora ? sqrt(ratio) : ratio);
+}
+
+/* h->ad is planned: takes memory for it. */
+static int alloc(struct held *h, const struct arch *a, struct err *err)
+{
+    struct device measure;
+    if (device_open(&h->dev, "cpu", "fp32", err)) return -1;
+    device_measure(&measure, &h->dev);
+    adapters_alloc_frozen(&h->ad, &measure, a);
+    if (device_reserve(&h->dev, &h->dev.state, "adapters", measure.state.peak, err)) return -1;
+    adapters_alloc_frozen(&h->ad, &h->dev, a);
+    return 0;
+}
+
+int held_open(struct held *h, const struct arch *a, const struct shape *shape, struct err *err)
+{
+    char targets[128] = "", layers[8 * MT_MAX_LAYERS] = "";
+    size_t n = 0;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (shape->target[t])
+            n += (size_t)snprintf(targets + n, sizeof(targets) - n, "%s%s", n ? "," : "", lora_target_name(t));
+    n = 0;
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (shape->layer_on[l])
+            n += (size_t)snprintf(layers + n, sizeof(layers) - n, "%s%lld", n ? "," : "", (long long)l);
+    const struct lora_options opt = {.r = shape->r,
+                                     .alpha = shape->alpha,
+                                     .rslora = shape->rslora,
+                                     .targets = targets,
+                                     .ranks = shape->ranks,
+                                     .layers = layers};
+    *h = (struct held){.ad = {0}};
+    if (!adapters_plan(&h->ad, a, &opt, err) && !alloc(h, a, err)) return 0;
+    held_close(h);
+    return -1;
+}
+
+int held_load(struct held *h, const struct arch *a, const char *dir, struct err *err)
+{
+    *h = (struct held){.ad = {0}};
+    if (!peft_plan(&h->ad, a, dir, err) && !alloc(h, a, err) && !peft_load(&h->ad, &h->dev, dir, err)) return 0;
+    held_close(h);
+    return -1;
+}
+
+void held_close(struct held *h)
+{
+    adapters_free(&h->ad);
+    device_close(&h->dev);
+    *h = (struct held){.ad = {0}};
+}

@@ -1,0 +1,34 @@
+/* held.h - adapters on the CPU in f32, as an export reads and compares them. */
+#ifndef MT_HELD_H
+#define MT_HELD_H
+
+#include "model/lora.h"
+
+/* Adapters on the CPU, in f32, to be used as they are. */
+struct held {
+    struct device dev;
+    struct adapters ad;
+};
+/* What adapters_plan needs to know, taken from other adapters and perhaps changed. */
+struct shape {
+    int64_t r;
+    char ranks[LORA_RANKS_TEXT]; /* "": r everywhere */
+    double alpha;
+    bool rslora, target[LORA_TARGETS];
+    const bool *layer_on; /* [n_layer] */
+};
+struct shape shape_of(const struct adapters *ad);
+/* What a target's B is multiplied with where a format gives it the rank r at the same alpha; 1 for its own rank. */
+float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r);
+/* All values 0. */
+int held_open(struct held *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
+/* Those of a PEFT directory. */
+int held_load(struct held *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
+void held_close(struct held *h); /* zeroed is fine */
+/* Element [row, col] of expert e of a parameter. */
+static inline float *held_at(const struct held *h, const struct lora_param *p, int64_t e, int64_t row, int64_t col)
+{
+    return (float *)h->ad.opt.param.data + p->off + (e * p->rows + row) * p->cols + col;
+}
+
+#endif

@@ -1,0 +1,420 @@
+/* verify.c - the trainer and an export as models, side by side over held-out rows, layer by layer.
+ *
+ * Seven models run at once: the base model; the trainer with the whole adapter, with attention's part, with the
+ * experts' part; the export likewise. Each has a hidden state; a layer's weights are loaded, the seven states go
+ * through, the weights are dropped, so that memory is that of one layer (of two, when the export has weights of its
+ * own). All on the CPU in f32: it defines what is correct, and equal adapters give equal bits.
+ *
+ * Allowed, in nats per token (KL of the trainer's distribution from the export's), for the whole and for each part:
+ *   adapter formats  largest KL 1e-6, and every value must be the trained one
+ *   merged-bf16      mean KL 1e-3, or 25 % of what the part itself moves (mean KL of the trainer's part from the base)
+ *   merged-mxfp4     mean KL 1e-3, or 100 %: a merge that is further from the trainer than the base model is lost
+ * Merged weights must also be, one by one, what the format's rounding makes of base + adapter (verify_merged.c). */
+#include "train/export/verify.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_TOKENS = 256, HEAD_ROWS = 64 };
+#define MOST_LOST 0.5 /* of the change to the experts: more, lost to MXFP4, is a warning */
+enum part { PART_ALL, PART_ATTENTION, PART_EXPERTS, PARTS };
+enum { SIDES = 1 + 2 * PARTS }; /* base; trainer's parts; export's parts */
+
+static const char *const part_names[PARTS] = {"whole adapter", "attention only", "experts only"};
+
+/* One model of the seven. */
+struct side {
+    bool exported, attention, experts;
+    struct lora_layer *layers; /* [L] of `on`; those of a part that is off have r == 0 */
+    struct adapters on;        /* borrows everything else */
+    struct tensor x;           /* [T, D] */
+};
+
+struct kl {
+    double sum, max;
+};
+
+struct stream {
+    struct export *x;
+    const struct held *read; /* adapter formats */
+    struct merged *merged;   /* the others; NULL */
+    struct losses *losses;
+    struct device dev;
+    struct side sides[SIDES];
+    struct acts acts;
+    int64_t n_tok, n_seq, max_len;
+    int32_t *ids, *at, *starts; /* host: [T], [T], [S+1] */
+    struct tensor tok, pos, cu, rope;
+    struct kl part[PARTS], effect[PARTS]; /* trainer from export, trainer from base */
+};
+
+/* ---- rows ---- */
+
+static bool has_rows(const struct export *x) { return x->run.eval.n_docs > 0; }
+
+/* Documents from the first on, up to MAX_TOKENS. Without any: one token, which takes the weights through the comparison
+ * layer by layer; what comes out is not judged. */
+static void take_rows(struct stream *s)
+{
+    const struct dataset *ds = &s->x->run.eval;
+    s->ids = mem_array(MAX_TOKENS, sizeof(int32_t));
+    s->at = mem_array(MAX_TOKENS, sizeof(int32_t));
+    s->starts = mem_array(MAX_TOKENS + 1, sizeof(int32_t));
+    if (!has_rows(s->x)) s->n_tok = s->n_seq = s->max_len = s->starts[1] = 1;
+    for (int64_t d = 0; d < ds->n_docs && s->n_tok < MAX_TOKENS; d++) {
+        const int64_t len = MT_MIN(ds->doc_off[d + 1] - ds->doc_off[d], MAX_TOKENS - s->n_tok);
+        memcpy(s->ids + s->n_tok, ds->ids + ds->doc_off[d], (size_t)len * sizeof(int32_t));
+        for (int64_t i = 0; i < len; i++) s->at[s->n_tok + i] = (int32_t)i;
+        s->n_tok += len;
+        s->starts[++s->n_seq] = (int32_t)s->n_tok;
+        s->max_len = MT_MAX(s->max_len, len);
+    }
+}
+
+/* ---- the seven ---- */
+
+static void open_side(struct side *side, const struct stream *s, bool exported, bool attention, bool experts)
+{
+    const bool own_weights = exported && s->merged;
+    const struct adapters *ad = exported && s->read ? &s->read->ad : &s->x->held.ad;
+    *side = (struct side){.exported = exported, .attention = attention, .experts = experts, .on = *ad};
+    side->layers = side->on.layers = mem_array(ad->n_layer, sizeof(*side->layers));
+    for (int64_t l = 0; l < ad->n_layer && !own_weights; l++) {
+        if (attention) side->layers[l].qkv = ad->layers[l].qkv, side->layers[l].out = ad->layers[l].out;
+        if (experts) side->layers[l].up = ad->layers[l].up, side->layers[l].down = ad->layers[l].down;
+    }
+}
+
+static void open_sides(struct stream *s)
+{
+    open_side(&s->sides[0], s, false, false, false);
+    for (int e = 0; e < 2; e++)
+        for (enum part p = PART_ALL; p < PARTS; p++)
+            open_side(&s->sides[1 + e * PARTS + (int)p], s, e, p != PART_EXPERTS, p != PART_ATTENTION);
+}
+
+static struct tensor push_indices(struct device *dev, const int32_t *host, int64_t n)
+{
+    const struct tensor t = arena_tensor_1d(&dev->state, DT_I32, n);
+    device_upload(dev, t.data, host, n * (int64_t)sizeof(*host));
+    return t;
+}
+
+static void push_state(struct stream *s)
+{
+    struct device *dev = &s->dev;
+    const struct arch *a = &s->x->run.arch;
+    s->tok = push_indices(dev, s->ids, s->n_tok);
+    s->pos = push_indices(dev, s->at, s->n_tok);
+    s->cu = push_indices(dev, s->starts, s->n_seq + 1);
+    s->rope = arena_tensor_2d(&dev->state, DT_F32, s->max_len, a->head_dim);
+    if (!dev->measuring) arch_rope_table(a, s->max_len, s->rope.data);
+    for (int i = 0; i < SIDES; i++) s->sides[i].x = arena_tensor_2d(&dev->state, dev->act, s->n_tok, a->d_model);
+}
+
+/* ---- through the model ---- */
+
+/* The export's weights for the part that is on, the source's for the other. */
+static struct layer_weights weights_of(const struct side *side, const struct layer_weights *source,
+                                       const struct layer_weights *exported)
+{
+    struct layer_weights w = *source;
+    if (!side->exported || !exported) return w;
+    if (side->attention && side->experts) return *exported;
+    if (!side->attention) {
+        w.norm2 = exported->norm2;
+        w.router = exported->router, w.router_bias = exported->router_bias;
+        w.up = exported->up, w.up_bias = exported->up_bias;
+        w.down = exported->down, w.down_bias = exported->down_bias;
+        return w;
+    }
+    w.norm1 = exported->norm1;
+    w.qkv = exported->qkv, w.qkv_bias = exported->qkv_bias;
+    w.out = exported->out, w.out_bias = exported->out_bias;
+    w.q_norm = exported->q_norm, w.k_norm = exported->k_norm;
+    w.sinks = exported->sinks;
+    return w;
+}
+
+static void run_layer(struct stream *s, struct side *side, const struct layer_weights *w, int64_t l)
+{
+    const struct arch *a = &s->x->run.arch;
+    struct device *dev = &s->dev;
+    const int64_t mark = arena_mark(&dev->work);
+    const struct seqs seqs = {.cu = s->cu, .n_seq = s->n_seq, .max_len = s->max_len};
+    struct aux no_aux = {.coef = 0};
+    const struct block b = {
+        .dev = dev,
+        .a = a,
+        .ffn = arch_ffn(a, l),
+        .w = w,
+        .lora = &side->layers[l],
+        .attn = {a->n_head, a->n_kv, a->head_dim, a->window[l], a->attn_scale},
+        .seqs = &seqs,
+        .pos = s->pos,
+        .rope = s->rope,
+        .aux = &no_aux,
+    };
+    acts_push(&s->acts, dev, a, &side->on, s->n_tok, false, RECOMPUTE_NONE, false);
+    struct layer_acts *acts = &s->acts.layers[l];
+    acts->x = side->x;
+    block_fwd(&b, acts, side->x);
+    arena_release(&dev->work, mark);
+}
+
+static int run_embed(struct stream *s, struct err *err)
+{
+    struct device *dev = &s->dev;
+    struct weight embed, other;
+    const struct arch *a = &s->x->run.arch;
+    const int64_t mark = arena_mark(&dev->weights);
+    if (weights_load_embed(&embed, dev, a, &s->x->run.st, err)) return -1;
+    other = embed;
+    if (s->merged && weights_load_embed(&other, dev, &s->merged->arch, &s->merged->st, err)) return -1;
+    for (int i = 0; i < SIDES; i++) op_embed_fwd(dev, s->sides[i].x, s->sides[i].exported ? &other : &embed, s->tok);
+    arena_release(&dev->weights, mark);
+    return 0;
+}
+
+static int run_layers(struct stream *s, struct err *err)
+{
+    struct device *dev = &s->dev;
+    const struct arch *a = &s->x->run.arch;
+    struct progress progress = progress_start("verifying", a->n_layer + 1); /* the head counts as a layer */
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        const int64_t mark = arena_mark(&dev->weights);
+        struct layer_weights source, other;
+        if (weights_load_layer(&source, dev, a, &s->x->run.st, &s->x->quantize, l, err)) return -1;
+        if (s->merged) {
+            const struct quantize as_it_is = {.format = WF_NONE};
+            if (weights_load_layer(&other, dev, &s->merged->arch, &s->merged->st, &as_it_is, l, err)) return -1;
+            if (!dev->measuring) merged_compare(s->merged, s->x, s->losses, l, &source, &other);
+        }
+        for (int i = 0; i < SIDES; i++) {
+            const struct layer_weights w = weights_of(&s->sides[i], &source, s->merged ? &other : NULL);
+            run_layer(s, &s->sides[i], &w, l);
+        }
+        arena_release(&dev->weights, mark);
+        if (!dev->measuring) progress_tell(&progress, l + 1);
+    }
+    return 0;
+}
+
+/* ---- comparing what comes out ---- */
+
+static double log_sum_exp(const float *x, int64_t n)
+{
+    double most = (double)x[0], sum = 0;
+    for (int64_t i = 1; i < n; i++) most = fmax(most, (double)x[i]);
+    for (int64_t i = 0; i < n; i++) sum += exp((double)x[i] - most);
+    return most + log(sum);
+}
+
+static void add_kl(struct kl *kl, double value)
+{
+    kl->sum += value;
+    if (!(value <= kl->max)) kl->max = value; /* NaN too */
+}
+
+/* One token: sum p (log p - log q) of each part of the trainer, q the export's and the base's. */
+static void compare_token(struct stream *s, const float *const row[SIDES], int64_t n)
+{
+    double norm[SIDES];
+    for (int i = 0; i < SIDES; i++) norm[i] = log_sum_exp(row[i], n);
+    for (int part = 0; part < PARTS; part++) {
+        const int p = 1 + part, q = 1 + PARTS + part;
+        double exported = 0, base = 0;
+        for (int64_t i = 0; i < n; i++) {
+            const double log_p = (double)row[p][i] - norm[p], share = exp(log_p);
+            exported += share * (log_p - ((double)row[q][i] - norm[q]));
+            base += share * (log_p - ((double)row[0][i] - norm[0]));
+        }
+        add_kl(&s->part[part], exported);
+        add_kl(&s->effect[part], base);
+    }
+}
+
+static void compare_logits(struct stream *s, const struct tensor logits[SIDES])
+{
+    const int64_t n = logits[0].shape[1];
+    for (int64_t t = 0; t < logits[0].shape[0]; t++) {
+        const float *row[SIDES];
+        for (int i = 0; i < SIDES; i++) row[i] = (const float *)logits[i].data + t * n;
+        compare_token(s, row, n);
+    }
+}
+
+static int run_head(struct stream *s, struct err *err)
+{
+    struct device *dev = &s->dev;
+    const struct arch *a = &s->x->run.arch;
+    struct weight head[2];
+    struct tensor norm[2], logits[SIDES];
+    const struct lora none = {.r = 0};
+    if (weights_load_head(&head[0], &norm[0], dev, a, &s->x->run.st, err)) return -1;
+    head[1] = head[0], norm[1] = norm[0];
+    if (s->merged && weights_load_head(&head[1], &norm[1], dev, &s->merged->arch, &s->merged->st, err)) return -1;
+    for (int64_t t = 0; t < s->n_tok; t += HEAD_ROWS) {
+        const int64_t n = MT_MIN(HEAD_ROWS, s->n_tok - t), mark = arena_mark(&dev->work);
+        for (int i = 0; i < SIDES; i++) {
+            const bool other = s->sides[i].exported;
+            struct tensor y = arena_tensor_2d(&dev->work, dev->act, n, a->d_model);
+            struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat, n);
+            logits[i] = arena_tensor_2d(&dev->work, dev->act, n, a->vocab);
+            op_rmsnorm_fwd(dev, y, rstd, tensor_rows(s->sides[i].x, t, n), norm[other], &a->norm);
+            op_linear_fwd(dev, logits[i], (struct tensor){0}, y, &head[other], (struct tensor){0}, (struct tensor){0},
+                          &none);
+        }
+        if (!dev->measuring) compare_logits(s, logits);
+        arena_release(&dev->work, mark);
+    }
+    arena_release(&dev->weights, 0);
+    return 0;
+}
+
+static int run_all(struct stream *s, struct err *err)
+{
+    push_state(s);
+    return run_embed(s, err) || run_layers(s, err) || run_head(s, err) ? -1 : 0;
+}
+
+/* Measures the arenas, takes them, runs. */
+static int run_measured(struct stream *s, struct err *err)
+{
+    struct device *dev = &s->dev, *cpu = &s->x->run.dev;
+    device_measure(dev, cpu);
+    if (run_all(s, err)) return -1;
+    const int64_t weights = dev->weights.peak, state = dev->state.peak, work = dev->work.peak;
+    if (device_open(dev, "cpu", "fp32", err)) return -1;
+    dev->n_threads = cpu->n_threads;
+    if (device_reserve(dev, &dev->weights, "weights", weights, err) ||
+        device_reserve(dev, &dev->state, "state", state, err) || device_reserve(dev, &dev->work, "work", work, err))
+        return -1;
+    return run_all(s, err);
+}
+
+static int stream_run(struct stream *s, struct err *err)
+{
+    take_rows(s);
+    open_sides(s);
+    acts_init(&s->acts, s->x->run.arch.n_layer, &(struct dispatch_options){.n_tok = 0});
+    const int rc = run_measured(s, err);
+    device_close(&s->dev);
+    acts_free(&s->acts);
+    for (int i = 0; i < SIDES; i++) mem_free(s->sides[i].layers);
+    mem_free(s->ids);
+    mem_free(s->at);
+    mem_free(s->starts);
+    return rc;
+}
+
+/* ---- the verdict ---- */
+
+void losses_add(struct losses *l, const char *fmt, ...)
+{
+    enum { SHOWN = 20 };
+    char text[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    if (!l->n) memcpy(l->first, text, sizeof(text));
+    if (l->n++ < SHOWN) fprintf(l->report, "  lost: %s\n", text);
+}
+
+/* Of the mean for merged weights, of the largest for adapters. */
+static double allowed_kl(const struct stream *s, int part)
+{
+    const bool trained = s->effect[part].sum > 0; /* a part that is not may be rounded as well */
+    const double effect = s->effect[trained ? part : PART_ALL].sum / (double)s->n_tok;
+    switch (s->x->format) {
+    case EXPORT_MERGED_BF16: return fmax(1e-3, 0.25 * effect);
+    case EXPORT_MERGED_MXFP4: return fmax(1e-3, effect);
+    default: return 1e-6;
+    }
+}
+
+static double judged_kl(const struct stream *s, int part)
+{
+    return s->merged ? s->part[part].sum / (double)s->n_tok : s->part[part].max;
+}
+
+/* The part to blame: one of the two before the whole. PARTS: none. */
+static int find_bad(const struct stream *s)
+{
+    for (int p = PARTS - 1; p >= 0; p--)
+        if (!(judged_kl(s, p) <= allowed_kl(s, p))) return p;
+    return PARTS;
+}
+
+static void print_table(const struct stream *s)
+{
+    const double n = (double)s->n_tok;
+    FILE *out = s->x->report;
+    fprintf(out, "  %lld held-out tokens, KL of the trainer from  %13s%29s\n", (long long)s->n_tok, "the export",
+            "the base");
+    fprintf(out, "  %-17s %12s %12s %12s %12s\n", "", "max", "mean", s->merged ? "allowed mean" : "allowed max",
+            "mean");
+    for (int p = 0; p < PARTS; p++)
+        fprintf(out, "  %-17s %12.3g %12.3g %12.3g %12.3g%s\n", part_names[p], s->part[p].max, s->part[p].sum / n,
+                allowed_kl(s, p), s->effect[p].sum / n, judged_kl(s, p) <= allowed_kl(s, p) ? "" : "   too far");
+}
+
+static int judge(const struct stream *s, struct err *err)
+{
+    const int bad = has_rows(s->x) ? find_bad(s) : PARTS;
+    if (has_rows(s->x))
+        print_table(s);
+    else
+        fprintf(s->x->report,
+                "  no held-out tokens: not verified on data; values compared one by one, different: %lld\n",
+                (long long)s->losses->n);
+    if (s->losses->n)
+        return err_set(err, "verification: %lld parts of the adapter did not arrive in %s, the first: %s",
+                       (long long)s->losses->n, export_format_name(s->x->format), s->losses->first);
+    if (bad == PARTS) return 0;
+    return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g",
+                   export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad));
+}
+
+static int verify_adapter(struct export *x, struct losses *losses, struct err *err)
+{
+    struct held read;
+    if (verify_read(&read, x, err)) return err_prefix(err, "verification");
+    struct stream s = {.x = x, .read = &read, .losses = losses};
+    verify_values(losses, &x->held, &read);
+    int rc = has_rows(x) ? stream_run(&s, err) : 0;
+    if (!rc) rc = judge(&s, err);
+    held_close(&read);
+    return rc;
+}
+
+/* How much of the adapter's change to the experts MXFP4's rounding swallowed: its part along the change itself. */
+static void warn_of_rounding(const struct losses *l)
+{
+    const double lost = l->delta2 > 0 ? 1 - l->arrived / l->delta2 : 0;
+    if (lost <= MOST_LOST) return;
+    log_warn("the 4-bit rounding of merged-mxfp4 swallows %.0f %% of the adapter's change to the experts (warned above "
+             "%.0f %%): export merged-bf16, or peft to keep the adapter beside the base model",
+             100 * lost, 100 * MOST_LOST);
+}
+
+static int verify_merged(struct export *x, struct losses *losses, struct err *err)
+{
+    struct merged merged;
+    if (merged_open(&merged, x, err)) return err_prefix(err, "verification");
+    struct stream s = {.x = x, .merged = &merged, .losses = losses};
+    int rc = stream_run(&s, err);
+    if (!rc) warn_of_rounding(losses);
+    if (!rc) rc = judge(&s, err);
+    merged_close(&merged);
+    return rc;
+}
+
+int verify_export(struct export *x, struct err *err)
+{
+    struct losses losses = {.report = x->report};
+    return x->format < EXPORT_MERGED_BF16 ? verify_adapter(x, &losses, err) : verify_merged(x, &losses, err);
+}

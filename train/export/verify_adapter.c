@@ -1,0 +1,232 @@
+/* verify_adapter.c - adapter files read back: PEFT and vLLM directories by the reader of foreign adapters
+ * (train/peft.c), GGUF by one of its own that goes by the names in the file, not by the writer's list. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/gguf.h"
+#include "train/export/verify.h"
+
+/* ---- per-expert PEFT: gate and up apart ---- */
+
+/* Rank 2r, A = [A_gate; A_up], B = [B_gate 0; 0 B_up], becomes rank r again where both A are the same. */
+static int fold(struct held *out, const struct held *wide, const struct arch *a, struct err *err)
+{
+    struct shape shape = shape_of(&wide->ad);
+    const int64_t r = shape.r / 2;
+    shape.r = r;
+    shape.alpha /= 2;
+    if (held_open(out, a, &shape, err)) return -1;
+    for (int64_t i = 0; i < out->ad.n_params; i++) {
+        const struct lora_param *p = &out->ad.params[i];
+        const struct lora_param *w = adapters_find(&wide->ad, p->layer, p->target, p->is_b);
+        const size_t row = (size_t)p->cols * sizeof(float);
+        for (int64_t e = 0; e < p->n_exp; e++)
+            for (int64_t k = 0; k < p->rows; k++) {
+                const bool second = p->is_b && p->target == LORA_UP && k >= p->rows / 2;
+                memcpy(held_at(out, p, e, k, 0), held_at(wide, w, e, k, second ? r : 0), row);
+                if (p->is_b || p->target != LORA_UP) continue;
+                if (memcmp(held_at(wide, w, e, k, 0), held_at(wide, w, e, k + r, 0), row))
+                    return err_set(err, "layer %lld, expert %lld: gate and up do not share their lora_A",
+                                   (long long)p->layer, (long long)e);
+            }
+    }
+    return 0;
+}
+
+static int read_peft(struct held *read, const struct export *x, struct err *err)
+{
+    struct held wide;
+    if (held_load(read, &x->run.arch, x->tmp, err)) return -1;
+    if (read->ad.r != 2 * adapters_max_rank(&x->held.ad)) return 0;
+    wide = *read;
+    const int rc = fold(read, &wide, &x->run.arch, err);
+    held_close(&wide);
+    return rc;
+}
+
+/* ---- GGUF ---- */
+
+struct gguf_name {
+    int64_t layer;
+    enum lora_target target;
+    bool up; /* the second half of LORA_UP */
+    bool is_b;
+};
+
+/* "blk.3.attn_q.weight.lora_a" */
+static bool parse_name(const char *name, struct gguf_name *out)
+{
+    static const struct {
+        const char *matrix;
+        enum lora_target target;
+        bool up;
+    } rows[] = {{"attn_q", LORA_Q, false},          {"attn_k", LORA_K, false},         {"attn_v", LORA_V, false},
+                {"attn_output", LORA_O, false},     {"ffn_gate_exps", LORA_UP, false}, {"ffn_up_exps", LORA_UP, true},
+                {"ffn_down_exps", LORA_DOWN, false}};
+    char *rest;
+    if (strncmp(name, "blk.", 4)) return false;
+    *out = (struct gguf_name){.layer = strtoll(name + 4, &rest, 10)};
+    for (int64_t i = 0; *rest == '.' && i < MT_LEN(rows); i++) {
+        const size_t n = strlen(rows[i].matrix);
+        const char *tail = rest + 1 + n;
+        if (strncmp(rest + 1, rows[i].matrix, n)) continue;
+        out->target = rows[i].target;
+        out->up = rows[i].up;
+        out->is_b = !strcmp(tail, ".weight.lora_b");
+        return out->is_b || !strcmp(tail, ".weight.lora_a");
+    }
+    return false;
+}
+
+/* Where row `row` of a tensor belongs in a parameter with `rows` rows: gpt-oss' gate and up alternate, others' lie
+ * under each other; llama's heads of q and k hold pairs that are half a head apart. */
+static int64_t home(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
+{
+    const int64_t half = a->head_dim / 2, in_head = row % a->head_dim;
+    if (!n->is_b) return row;
+    if (n->target == LORA_UP) return a->glu.interleaved ? 2 * row + n->up : row + (n->up ? rows / 2 : 0);
+    if (strcmp(a->family, "mixtral") || n->target > LORA_K) return row;
+    return row - in_head + in_head / 2 + (in_head % 2 ? half : 0);
+}
+
+/* One tensor into its parameter, whose values not yet read are NaN. */
+static int read_tensor(struct held *read, const struct arch *a, const struct gguf_tensor *t, struct err *err)
+{
+    struct gguf_name n;
+    const struct lora_param *p = parse_name(t->name, &n) ? adapters_find(&read->ad, n.layer, n.target, n.is_b) : NULL;
+    if (!p) return err_set(err, "tensor %s belongs to nothing that was trained", t->name);
+    const int first = t->rank - 2;
+    const int64_t r = read->ad.rank[n.target], n_exp = first ? t->shape[0] : 1;
+    const int64_t rows = !n.is_b ? r : n.target == LORA_UP ? p->rows / 2 : p->rows, cols = n.is_b ? r : p->cols;
+    if (t->rank != (p->target < LORA_UP ? 2 : 3) || n_exp != p->n_exp || t->shape[first] != rows ||
+        t->shape[first + 1] != cols)
+        return err_set(err, "tensor %s has a wrong shape", t->name);
+    for (int64_t e = 0; e < n_exp; e++)
+        for (int64_t row = 0; row < rows; row++) {
+            float *to = held_at(read, p, e, home(a, &n, row, p->rows), 0);
+            const float *from = t->data + (e * rows + row) * cols;
+            const size_t size = (size_t)cols * sizeof(float);
+            if (!isnan(*to) && memcmp(to, from, size))
+                return err_set(err, "layer %lld, expert %lld: gate and up do not share their lora_a",
+                               (long long)n.layer, (long long)e);
+            memcpy(to, from, size);
+        }
+    return 0;
+}
+
+static int check_header(const struct gguf *g, struct err *err)
+{
+    static const char *const wanted[][2] = {{"general.type", "adapter"}, {"adapter.type", "lora"}};
+    for (int64_t i = 0; i < MT_LEN(wanted); i++) {
+        const struct gguf_value *v = gguf_value(g, wanted[i][0]);
+        if (!v || v->type != GGUF_STRING || strcmp(v->text, wanted[i][1]))
+            return err_set(err, "key %s is not %s", wanted[i][0], wanted[i][1]);
+    }
+    const struct gguf_value *alpha = gguf_value(g, "adapter.lora.alpha");
+    if (!alpha || alpha->type != GGUF_F32) return err_set(err, "key adapter.lora.alpha is missing");
+    return 0;
+}
+
+static int fill_from(struct held *read, const struct gguf *g, const struct arch *a, struct err *err)
+{
+    for (int64_t i = 0; i < read->ad.n_params; i++) {
+        const struct lora_param *p = &read->ad.params[i];
+        const int64_t r = read->ad.rank[p->target], n_row = p->is_b ? p->rows : r, n_col = p->is_b ? r : p->cols;
+        for (int64_t row = 0; row < p->n_exp * n_row; row++)
+            for (int64_t col = 0; col < n_col; col++) *held_at(read, p, row / n_row, row % n_row, col) = NAN;
+    }
+    for (int64_t i = 0; i < g->n_tensors; i++)
+        if (read_tensor(read, a, &g->tensors[i], err)) return -1;
+    return 0;
+}
+
+static int read_gguf(struct held *read, const struct export *x, struct err *err)
+{
+    struct gguf g;
+    char path[MT_PATH];
+    if (str_format(path, sizeof(path), err, "path", "%s/" EXPORT_GGUF_NAME, x->tmp) || gguf_open(&g, path, err))
+        return -1;
+    int rc = check_header(&g, err);
+    if (!rc) {
+        struct shape shape = shape_of(&x->held.ad);
+        shape.rslora = false;
+        shape.alpha = (double)gguf_value(&g, "adapter.lora.alpha")->f32;
+        rc = held_open(read, &x->run.arch, &shape, err) || fill_from(read, &g, &x->run.arch, err) ? -1 : 0;
+    }
+    gguf_close(&g);
+    return rc ? err_prefix(err, "%s", path) : 0;
+}
+
+int verify_read(struct held *read, const struct export *x, struct err *err)
+{
+    *read = (struct held){.ad = {0}};
+    const int rc = x->format == EXPORT_GGUF ? read_gguf(read, x, err) : read_peft(read, x, err);
+    if (rc) held_close(read);
+    return rc;
+}
+
+/* ---- comparing ---- */
+
+/* How many of expert e's values differ; the first of them. `want` NULL: 0 is wanted, as in ranks that were not trained.
+ */
+static int64_t count_wrong(const struct held *trained, const struct lora_param *want, const struct held *read,
+                           const struct lora_param *p, int64_t e, float pair[2])
+{
+    int64_t wrong = 0;
+    const int64_t r = read->ad.rank[p->target];
+    const int64_t n_row = p->is_b ? p->rows : r, n_col = p->is_b ? r : p->cols; /* of what is held, what was read */
+    const float factor = want && p->is_b ? rank_factor(&trained->ad, p->target, r) : 1;
+    for (int64_t row = 0; row < n_row; row++)
+        for (int64_t col = 0; col < n_col; col++) {
+            const bool there = want && row < want->rows && col < want->cols;
+            const float target = there ? factor * *held_at(trained, want, e, row, col) : 0;
+            const float got = *held_at(read, p, e, row, col);
+            if (got == target) continue;
+            if (!wrong++) pair[0] = target, pair[1] = got;
+        }
+    return wrong;
+}
+
+static void compare_param(struct losses *l, const struct held *trained, const struct held *read,
+                          const struct lora_param *p)
+{
+    const struct lora_param *want = adapters_find(&trained->ad, p->layer, p->target, p->is_b);
+    float pair[2] = {0, 0};
+    char name[64], expert[32] = "";
+    lora_param_name(p, name);
+    if (!want && !p->is_b) return; /* added by the format; its B must be 0 */
+    if (want && (want->n_exp != p->n_exp || read->ad.rank[p->target] < trained->ad.rank[p->target] ||
+                 (p->is_b ? want->rows != p->rows : want->cols != p->cols))) {
+        losses_add(l, "%s has another shape", name);
+        return;
+    }
+    for (int64_t e = 0; e < p->n_exp; e++) {
+        const int64_t wrong = count_wrong(trained, want, read, p, e, pair);
+        if (!wrong) continue;
+        if (p->n_exp > 1) snprintf(expert, sizeof(expert), " of expert %lld", (long long)e);
+        if (isnan(pair[1]))
+            losses_add(l, "%s%s is missing", name, expert);
+        else
+            losses_add(l, "%s%s: %lld of %lld values differ, the first is %g instead of %g", name, expert,
+                       (long long)wrong, (long long)(p->rows * p->cols), (double)pair[1], (double)pair[0]);
+    }
+}
+
+void verify_values(struct losses *l, const struct held *trained, const struct held *read)
+{
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        const double scale = (double)trained->ad.scale[t];
+        const double got = (double)(rank_factor(&trained->ad, t, read->ad.rank[t]) * read->ad.scale[t]);
+        if (trained->ad.target[t] && !(fabs(got - scale) <= 1e-6 * scale))
+            losses_add(l, "%s: the scale is %g instead of %g", lora_target_name(t), got, scale);
+    }
+    for (int64_t i = 0; i < read->ad.n_params; i++) compare_param(l, trained, read, &read->ad.params[i]);
+    for (int64_t i = 0; i < trained->ad.n_params; i++) {
+        const struct lora_param *p = &trained->ad.params[i];
+        char name[64];
+        lora_param_name(p, name);
+        if (!adapters_find(&read->ad, p->layer, p->target, p->is_b)) losses_add(l, "%s is missing", name);
+    }
+}

@@ -1,0 +1,184 @@
+/* verify_merged.c - merged weights beside base + adapter, weight by weight.
+ *
+ * The exported layer comes from the loader; base + adapter is computed here by plain sums, not by the writer's product.
+ * A bf16 weight may be half a step of bf16 away; an MXFP4 weight must be one of the codes nearest under its block's
+ * exponent. Both have SLACK times the matrix's largest delta besides, for sums in another order. */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/quant.h"
+#include "train/export/verify.h"
+
+#define SLACK 1e-5
+enum { ROWS = 32 }; /* decoded at once */
+
+/* One matrix of the trainer, of every expert, beside the exported one: rows from `row` on. */
+struct matrix {
+    const struct weight *source, *exported;
+    const struct held *held;
+    const struct lora_param *a, *b; /* NULL: not adapted */
+    int64_t row, n_row;
+};
+
+/* Sums over an expert's matrix. delta: what was to be added; step: what was. */
+struct tally {
+    double moved, dot, delta2, step2;
+    int64_t wrong;
+};
+
+int merged_open(struct merged *m, const struct export *x, struct err *err)
+{
+    const struct arch *a = &x->run.arch;
+    *m = (struct merged){.st = {0}};
+    if (arch_load(&m->arch, x->tmp, err) || safetensors_open(&m->st, x->tmp, err)) return -1;
+    const struct arch *b = &m->arch;
+    if (a->n_layer == b->n_layer && a->d_model == b->d_model && a->vocab == b->vocab && a->n_head == b->n_head &&
+        a->n_kv == b->n_kv && a->head_dim == b->head_dim && a->n_exp == b->n_exp && a->d_ff == b->d_ff &&
+        a->names == b->names)
+        return 0;
+    merged_close(m);
+    return err_set(err, "%s/config.json describes another model", x->tmp);
+}
+
+void merged_close(struct merged *m) { safetensors_close(&m->st); }
+
+/* out [n_row, n_in] = scale * B A, rows row.. of expert e */
+static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n_row, float *out)
+{
+    const int64_t n_in = m->source->n_in;
+    memset(out, 0, (size_t)(n_row * n_in) * sizeof(*out));
+    if (!m->a) return;
+    for (int64_t o = 0; o < n_row; o++)
+        for (int64_t k = 0; k < m->held->ad.rank[m->b->target]; k++) {
+            const float b = m->held->ad.scale[m->b->target] * *held_at(m->held, m->b, e, row + o, k);
+            const float *a = held_at(m->held, m->a, e, k, 0);
+            for (int64_t i = 0; i < n_in; i++) out[o * n_in + i] += b * a[i];
+        }
+}
+
+/* Distance of t from the nearest value of MXFP4 under a shared exponent: halves up to 2, whole numbers up to 4, 6. */
+static double mxfp4_distance(float t, uint8_t scale)
+{
+    const double step = (double)quant_e8m0(scale), v = fabs((double)t) / step;
+    const double below = v < 2 ? floor(2 * v) / 2 : v < 4 ? floor(v) : v < 6 ? 4 : 6;
+    const double gap = v < 2 ? 0.5 : v < 4 ? 1 : v < 6 ? 2 : INFINITY;
+    return step * fmin(v - below, below + gap - v);
+}
+
+static double allowed_error(const struct weight *w, int64_t e, int64_t i, float t)
+{
+    if (w->format == WF_MXFP4) return mxfp4_distance(t, w->scale[(e * w->n_out * w->n_in + i) / 32]);
+    return fabs((double)t) * (w->format == WF_BF16 ? 0x1p-8 : w->format == WF_F16 ? 0x1p-11 : 0x1p-23);
+}
+
+static void compare_rows(const struct matrix *m, struct tally *sum, int64_t e, int64_t row, int64_t n_row, float *space)
+{
+    const int64_t n_in = m->source->n_in, n = n_row * n_in, first = (m->row + row) * n_in;
+    float *base = space, *got = space + n, *delta = space + 2 * n, most = 0;
+    quant_decode(base, m->source, e, first, n, 1);
+    quant_decode(got, m->exported, e, first, n, 1);
+    delta_rows(m, e, row, n_row, delta);
+    for (int64_t i = 0; i < n; i++) most = fabsf(delta[i]) > most ? fabsf(delta[i]) : most;
+    const double slack = SLACK * (double)most;
+    for (int64_t i = 0; i < n; i++) {
+        const float target = base[i] + delta[i];
+        const double step = (double)got[i] - (double)base[i], error = fabs((double)got[i] - (double)target);
+        sum->moved += got[i] != base[i];
+        sum->dot += step * (double)delta[i];
+        sum->step2 += step * step;
+        sum->delta2 += (double)delta[i] * (double)delta[i];
+        if (error <= slack) continue;
+        sum->wrong += !(error <= allowed_error(m->exported, e, first + i, target) * (1 + SLACK) + slack);
+    }
+}
+
+/* Threads take the next expert's next rows; the sums are kept by expert. */
+struct work {
+    const struct matrix *m;
+    struct tally *tally; /* [n_exp] */
+    pthread_mutex_t lock;
+    int64_t next;
+};
+
+static void *compare_experts(void *arg)
+{
+    struct work *w = arg;
+    const struct matrix *m = w->m;
+    float *space = mem_array(3 * ROWS * m->source->n_in, sizeof(*space));
+    for (;;) {
+        pthread_mutex_lock(&w->lock);
+        const int64_t e = w->next++;
+        pthread_mutex_unlock(&w->lock);
+        if (e >= m->source->n_exp) break;
+        for (int64_t row = 0; row < m->n_row; row += ROWS)
+            compare_rows(m, &w->tally[e], e, row, MT_MIN(ROWS, m->n_row - row), space);
+    }
+    mem_free(space);
+    return NULL;
+}
+
+static void compare_matrix(const struct matrix *m, struct tally *tally, int n_threads)
+{
+    struct work w = {.m = m, .tally = tally};
+    pthread_t *threads = mem_array(n_threads, sizeof(*threads));
+    MT_REQUIRE(!pthread_mutex_init(&w.lock, NULL), "no lock");
+    for (int i = 0; i < n_threads; i++)
+        MT_REQUIRE(!pthread_create(&threads[i], NULL, compare_experts, &w), "the system gives no further thread");
+    for (int i = 0; i < n_threads; i++) pthread_join(threads[i], NULL);
+    pthread_mutex_destroy(&w.lock);
+    mem_free(threads);
+}
+
+/* The layer's line about one target, and what is lost of it. */
+static void tell(const struct matrix *m, const struct tally *tally, struct losses *l, int64_t layer, const char *name)
+{
+    struct tally all = {.wrong = 0};
+    const double n = (double)(m->source->n_exp * m->n_row * m->source->n_in);
+    char expert[32] = "";
+    for (int64_t e = 0; e < m->source->n_exp; e++) {
+        const struct tally *t = &tally[e];
+        all.moved += t->moved, all.dot += t->dot, all.delta2 += t->delta2, all.step2 += t->step2;
+        if (!t->wrong) continue;
+        if (m->source->n_exp > 1) snprintf(expert, sizeof(expert), " of expert %lld", (long long)e);
+        losses_add(l, "layers.%lld.%s%s: %lld weights are not base + adapter", (long long)layer, name, expert,
+                   (long long)t->wrong);
+    }
+    if (!m->a) return;
+    if (m->exported->format == WF_MXFP4) l->delta2 += all.delta2, l->arrived += all.dot;
+    const double product = sqrt(all.delta2) * sqrt(all.step2);
+    fprintf(l->report,
+            "  layer %3lld  %-13s %6.2f %% of the weights moved; of the delta there is cosine %.4f, norm %.4f\n",
+            (long long)layer, name, 100 * all.moved / n, product > 0 ? all.dot / product : 0,
+            all.delta2 > 0 ? sqrt(all.step2 / all.delta2) : 0);
+}
+
+static void compare(const struct export *x, struct losses *l, int64_t layer, enum lora_target t,
+                    const struct weight *source, const struct weight *exported, int64_t row, int64_t n_row)
+{
+    const struct matrix m = {.source = source,
+                             .exported = exported,
+                             .held = &x->held,
+                             .a = adapters_find(&x->held.ad, layer, t, false),
+                             .b = adapters_find(&x->held.ad, layer, t, true),
+                             .row = row,
+                             .n_row = n_row};
+    struct tally *tally = mem_array(source->n_exp, sizeof(*tally));
+    compare_matrix(&m, tally, x->run.dev.n_threads);
+    tell(&m, tally, l, layer, lora_target_name(t));
+    mem_free(tally);
+}
+
+void merged_compare(struct merged *merged, const struct export *x, struct losses *l, int64_t layer,
+                    const struct layer_weights *source, const struct layer_weights *exported)
+{
+    const struct arch *a = &merged->arch;
+    const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
+    compare(x, l, layer, LORA_Q, &source->qkv, &exported->qkv, 0, q);
+    compare(x, l, layer, LORA_K, &source->qkv, &exported->qkv, q, kv);
+    compare(x, l, layer, LORA_V, &source->qkv, &exported->qkv, q + kv, kv);
+    compare(x, l, layer, LORA_O, &source->out, &exported->out, 0, a->d_model);
+    compare(x, l, layer, LORA_UP, &source->up, &exported->up, 0, source->up.n_out);
+    compare(x, l, layer, LORA_DOWN, &source->down, &exported->down, 0, source->down.n_out);
+}

@@ -1,0 +1,56 @@
+/* closing.c - what a user wants to know when a run has ended. */
+#include "train/report/closing.h"
+
+#include <string.h>
+
+#include "data/file.h"
+#include "data/text.h"
+
+/* A word of a shell's command line. */
+static void put_word(struct text_buf *line, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+@%-";
+    if (line->size) text_put(line, " ");
+    if (*word && !word[strspn(word, plain)]) {
+        text_put(line, word);
+        return;
+    }
+    text_put(line, "'");
+    for (const char *s = word; *s; s++) {
+        if (*s == '\'')
+            text_put(line, "'\\''");
+        else
+            text_put_bytes(line, s, 1);
+    }
+    text_put(line, "'");
+}
+
+static void put_command(FILE *out, const char *const *words)
+{
+    struct text_buf line = {0};
+    for (int i = 0; words[i]; i++) put_word(&line, words[i]);
+    fprintf(out, "  %.*s\n", (int)line.size, line.text);
+    text_free(&line);
+}
+
+static void put_place(FILE *out, const char *what, const struct config *cfg, const char *name)
+{
+    char path[MT_PATH];
+    if (!str_format(path, sizeof(path), NULL, "path", "%s/%s", cfg->output.dir, name) && file_exists(path))
+        fprintf(out, "%-12s %s\n", what, path);
+}
+
+void closing_print(const struct config *cfg, const char *program, FILE *out)
+{
+    const bool held_out = cfg->data.eval[0] || cfg->data.eval_split > 0;
+    const char *set = held_out ? NULL : "--set", *data = held_out ? NULL : "data.eval=FILE";
+    char config[MT_PATH];
+    put_place(out, "adapter:", cfg, "adapter");
+    put_place(out, "checkpoints:", cfg, "checkpoints");
+    put_place(out, "report:", cfg, "report.html");
+    if (str_format(config, sizeof(config), NULL, "path", "%s/config.ini", cfg->output.dir)) return;
+    fprintf(out, "next:\n");
+    put_command(out, (const char *const[]){program, "eval", config, set, data, NULL});
+    put_command(out, (const char *const[]){program, "generate", config, "--prompt", "TEXT", NULL});
+    put_command(out, (const char *const[]){program, "export", config, "--to", "vllm", set, data, NULL});
+}

@@ -1,0 +1,243 @@
+/* compare.c - runs side by side: results, the settings that differ, overlaid losses. */
+#include "train/report/compare.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "train/config.h"
+#include "train/report/history.h"
+#include "train/report/html.h"
+#include "train/report/svg.h"
+
+struct compared {
+    const char *dir;
+    struct history history;
+    char *settings; /* config_dump; NULL: no config.ini that this version reads */
+};
+
+enum { STEPS, TOKENS, TRAIN, FIRST, BEST, LAST, SPEED, TIME, MEMORY, N_COLUMNS };
+static const char *const column_names[N_COLUMNS] = {
+    "steps", "tokens", "train loss", "held-out first", "best (at)", "held-out last", "tok/s", "time", "memory"};
+
+static void loss_text(char text[32], double loss)
+{
+    if (isfinite(loss))
+        snprintf(text, 32, "%.4f", loss);
+    else
+        snprintf(text, 32, "-");
+}
+
+/* A run's row of the table. */
+static void results(const struct history *h, char cells[N_COLUMNS][64])
+{
+    char a[32], b[32];
+    const double done = h->step.n ? h->step.v[h->step.n - 1] : 0;
+    const int64_t best = history_best(h), n_eval = h->eval_loss.n;
+    if ((double)h->start.total_steps > done)
+        snprintf(cells[STEPS], 64, "%s / %s", svg_number(a, done), svg_number(b, (double)h->start.total_steps));
+    else
+        snprintf(cells[STEPS], 64, "%s", svg_number(a, done));
+    snprintf(cells[TOKENS], 64, "%s", str_count(a, (int64_t)fmin(h->tokens, 9e18)));
+    loss_text(cells[TRAIN], series_last(&h->smooth));
+    loss_text(cells[FIRST], n_eval ? h->eval_loss.v[0] : NAN);
+    snprintf(cells[BEST], 64, "-");
+    if (best >= 0) snprintf(cells[BEST], 64, "%.4f (%s)", h->eval_loss.v[best], svg_number(a, h->eval_step.v[best]));
+    loss_text(cells[LAST], n_eval ? h->eval_loss.v[n_eval - 1] : NAN);
+    snprintf(cells[SPEED], 64, "%s", svg_number(a, h->train_ms > 0 ? round(h->tokens / h->train_ms * 1e3) : 0));
+    snprintf(cells[TIME], 64, "%s", str_seconds(a, h->train_ms / 1e3));
+    snprintf(cells[MEMORY], 64, "%s", str_bytes(a, (int64_t)fmin(h->mem_bytes, 9e18)));
+}
+
+/* ---- settings ---- */
+
+/* Line `number` of text, or "" behind its end. */
+static const char *line_at(const char *text, int64_t number, int *n)
+{
+    while (number > 0 && text && (text = strchr(text, '\n'))) text++, number--;
+    *n = text ? (int)strcspn(text, "\n") : 0;
+    return text ? text : "";
+}
+
+/* Calls row(key, values) for each setting that is not the same in all runs that have settings. Dumps have the same keys
+ * in the same order, a line each; output.dir is left out, as it always differs. */
+struct difference {
+    char key[128];
+    char values[COMPARE_RUNS][MT_PATH]; /* whole: long ones may differ at their ends */
+};
+static bool next_difference(const struct compared *runs, int n, int64_t *line, char section[64], struct difference *d)
+{
+    for (;; (*line)++) {
+        int length, first = -1;
+        bool differs = false, ended = true;
+        for (int i = 0; i < n; i++) {
+            const char *text = line_at(runs[i].settings, *line, &length);
+            const char *value = memchr(text, '=', (size_t)length);
+            ended &= !*text;
+            d->values[i][0] = 0;
+            if (!runs[i].settings) snprintf(d->values[i], sizeof(d->values[i]), "?");
+            if (*text == '[') snprintf(section, 64, "%.*s", (int)strcspn(text + 1, "]"), text + 1);
+            if (!value || *text == ';' || *text == '#') continue;
+            value += 1 + strspn(value + 1, " ");
+            snprintf(d->key, sizeof(d->key), "%s.%.*s", section, (int)strcspn(text, " ="), text);
+            snprintf(d->values[i], sizeof(d->values[i]), "%.*s", (int)(text + length - value), value);
+            differs |= first >= 0 && strcmp(d->values[first], d->values[i]);
+            if (first < 0) first = i;
+        }
+        if (ended) return false;
+        if (differs && strcmp(d->key, "output.dir")) return (*line)++, true;
+    }
+}
+
+static int read_run(struct compared *run, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    struct config cfg;
+    struct err why;
+    run->dir = dir;
+    if (!file_is_dir(dir)) return err_set(err, "%s: no such directory: name the output.dir of a run", dir);
+    if (history_read(&run->history, dir, err) || str_format(path, sizeof(path), err, "path", "%s/config.ini", dir))
+        return -1;
+    config_defaults(&cfg);
+    if (config_load(&cfg, path, &why))
+        log_warn("%s; the settings of this run are not compared", why.msg);
+    else
+        run->settings = config_dump(&cfg);
+    return 0;
+}
+
+/* ---- for the terminal ---- */
+
+static void print_results(const struct compared *runs, int n, FILE *out)
+{
+    char cells[COMPARE_RUNS][N_COLUMNS][64];
+    int name = 3, width[N_COLUMNS];
+    for (int c = 0; c < N_COLUMNS; c++) width[c] = (int)strlen(column_names[c]);
+    for (int i = 0; i < n; i++) {
+        results(&runs[i].history, cells[i]);
+        name = MT_MAX(name, (int)strlen(runs[i].dir));
+        for (int c = 0; c < N_COLUMNS; c++) width[c] = MT_MAX(width[c], (int)strlen(cells[i][c]));
+    }
+    fprintf(out, "%-*s", name, "run");
+    for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "  %*s", width[c], column_names[c]);
+    for (int i = 0; i < n; i++) {
+        fprintf(out, "\n%-*s", name, runs[i].dir);
+        for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "  %*s", width[c], cells[i][c]);
+    }
+    fprintf(out, "\n");
+}
+
+static void print_settings(const struct compared *runs, int n, FILE *out)
+{
+    struct difference d;
+    char section[64] = "";
+    bool any = false;
+    for (int64_t line = 0; next_difference(runs, n, &line, section, &d); any = true) {
+        if (!any) fprintf(out, "\nsettings that differ, in the order of the runs\n");
+        fprintf(out, "%-22s", d.key);
+        for (int i = 0; i < n; i++) fprintf(out, "%s%s", i ? " | " : "", d.values[i][0] ? d.values[i] : "(empty)");
+        fprintf(out, "\n");
+    }
+    if (!any) fprintf(out, "\nsettings: no difference but output.dir\n");
+}
+
+/* ---- the page ---- */
+
+static const char *const line_css[COMPARE_RUNS] = {"a", "b", "c2", "c3", "c4", "c5", "c6", "c7"};
+static const char *const key_css[COMPARE_RUNS] = {"ka", "kb", "k2", "k3", "k4", "k5", "k6", "k7"};
+
+static void write_plot(FILE *out, const struct compared *runs, int n, bool held_out)
+{
+    static const struct {
+        const char *css;
+        int width, height;
+    } sizes[] = {{"wide", 1120, 380}, {"narrow", 360, 260}};
+    fprintf(out, "<h2>%s</h2>\n", held_out ? "Held-out loss" : "Training loss, smoothed");
+    for (int k = 0; k < MT_LEN(sizes); k++) {
+        struct svg_plot p = {"step", "nats per token", sizes[k].width, sizes[k].height, .n_lines = n};
+        for (int i = 0; i < n; i++) {
+            const struct history *h = &runs[i].history;
+            const struct series *x = held_out ? &h->eval_step : &h->step, *y = held_out ? &h->eval_loss : &h->smooth;
+            p.lines[i] = (struct svg_line){line_css[i], x->v, y->v, y->n, held_out};
+        }
+        fprintf(out, "<div class=\"%s\">\n", sizes[k].css);
+        svg_plot(out, &p);
+        fputs("</div>\n", out);
+    }
+}
+
+static void write_results(FILE *out, const struct compared *runs, int n)
+{
+    char cells[N_COLUMNS][64];
+    fputs("<div class=\"table\"><table><tr><th>run", out);
+    for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<th>%s", column_names[c]);
+    for (int i = 0; i < n; i++) {
+        results(&runs[i].history, cells);
+        fprintf(out, "</tr>\n<tr><td><span class=\"key %s\">", key_css[i]);
+        svg_text(out, runs[i].dir);
+        fputs("</span>", out);
+        for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<td>%s", cells[c]);
+    }
+    fputs("</tr>\n</table></div>\n", out);
+}
+
+static void write_settings(FILE *out, const struct compared *runs, int n)
+{
+    struct difference d;
+    char section[64] = "";
+    fputs("<h2>Settings that differ</h2>\n<div class=\"table\"><table><tr><th>key", out);
+    for (int i = 0; i < n; i++) {
+        fputs("<th>", out);
+        svg_text(out, runs[i].dir);
+    }
+    for (int64_t line = 0; next_difference(runs, n, &line, section, &d);) {
+        fprintf(out, "</tr>\n<tr><td>%s", d.key);
+        for (int i = 0; i < n; i++) {
+            fputs("<td>", out);
+            svg_text(out, d.values[i]);
+        }
+    }
+    fputs("</tr>\n</table></div>\n", out);
+}
+
+static int write_page(const char *path, const struct compared *runs, int n, struct err *err)
+{
+    char *html = NULL, title[64];
+    size_t size;
+    FILE *out = open_memstream(&html, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    snprintf(title, sizeof(title), "moetrain: %d runs", n);
+    html_begin(out, title);
+    write_results(out, runs, n);
+    write_plot(out, runs, n, true);
+    write_plot(out, runs, n, false);
+    write_settings(out, runs, n);
+    html_end(out);
+    MT_REQUIRE(!fclose(out), "the page does not fit into memory");
+    const int rc = file_write_atomic(path, html, (int64_t)size, err);
+    free(html);
+    return rc;
+}
+
+int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, struct err *err)
+{
+    struct compared runs[COMPARE_RUNS] = {{.dir = NULL}};
+    int rc = 0;
+    if (n < 2 || n > COMPARE_RUNS)
+        return err_set(err, "compare takes 2 to %d run directories, not %d", COMPARE_RUNS, n);
+    for (int i = 0; !rc && i < n; i++) rc = read_run(&runs[i], dirs[i], err);
+    if (!rc) {
+        print_results(runs, n, out);
+        print_settings(runs, n, out);
+    }
+    if (!rc && html) {
+        rc = write_page(html, runs, n, err);
+        if (!rc) fprintf(out, "\npage: %s\n", html);
+    }
+    for (int i = 0; i < n; i++) {
+        history_free(&runs[i].history);
+        mem_free(runs[i].settings);
+    }
+    return rc;
+}

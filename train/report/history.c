@@ -1,0 +1,182 @@
+/* history.c - metrics.jsonl -> series of numbers. */
+#include "train/report/history.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/json.h"
+
+#define MAX_EXPERT_CELLS (1 << 20) /* layers x experts */
+
+static void push(struct series *s, double v)
+{
+    if (s->n == s->cap) {
+        int64_t cap = MT_MAX(2 * s->cap, 256);
+        s->v = mem_grow(s->v, s->cap, cap, (int64_t)sizeof(double));
+        s->cap = cap;
+    }
+    s->v[s->n++] = v;
+}
+
+void history_free(struct history *h)
+{
+    struct series *all[] = {&h->step,      &h->loss,      &h->smooth,     &h->grad,     &h->lr,      &h->tok_s,
+                            &h->eval_step, &h->eval_loss, &h->perplexity, &h->accuracy, &h->eval_tok};
+    for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
+    mem_free(h->experts);
+    for (int64_t i = 0; i < h->n_samples; i++) {
+        mem_free(h->samples[i].prompt);
+        mem_free(h->samples[i].text);
+    }
+    mem_free(h->samples);
+    *h = (struct history){0};
+}
+
+/* ---- reading */
+
+/* NaN when it is absent, null or no number. */
+static double number(struct json j, const char *key)
+{
+    double v = NAN;
+    return json_opt_f64(j, key, &v, NULL) ? NAN : v;
+}
+
+static double or_zero(double v) { return isfinite(v) ? v : 0; }
+
+static int read_counts(double *out, int64_t n_layer, int64_t n_exp, struct json counts, struct err *err)
+{
+    for (int64_t l = 0; l < n_layer; l++) {
+        struct json row = json_at(counts, l);
+        if (json_count(row) != n_exp) return json_error(counts, err, "rows of unequal length");
+        for (int64_t e = 0; e < n_exp; e++) {
+            int64_t count;
+            if (json_i64(json_at(row, e), 0, INT64_MAX, &count, err)) return -1;
+            out[l * n_exp + e] = (double)count;
+        }
+    }
+    return 0;
+}
+
+static int add_experts(struct history *h, struct json event, struct err *err)
+{
+    struct json counts;
+    if (json_get_array(event, "counts", &counts, err)) return -1;
+    int64_t n_layer = json_count(counts), n_exp = json_count(json_at(counts, 0)), cells;
+    if (!i64_mul(n_layer, n_exp, &cells) || cells < 1 || cells > MAX_EXPERT_CELLS ||
+        (h->experts && (n_layer != h->n_layer || n_exp != h->n_exp)))
+        return json_error(counts, err, "%lld layers of %lld experts", (long long)n_layer, (long long)n_exp);
+    double *add = mem_array(cells, (int64_t)sizeof(double));
+    int rc = read_counts(add, n_layer, n_exp, counts, err);
+    if (rc == 0 && !h->experts) {
+        h->experts = mem_array(cells, (int64_t)sizeof(double));
+        h->n_layer = n_layer;
+        h->n_exp = n_exp;
+    }
+    for (int64_t i = 0; rc == 0 && i < cells; i++) h->experts[i] += add[i];
+    mem_free(add);
+    return rc;
+}
+
+static void copy_text(char *to, size_t size, struct json event, const char *key)
+{
+    const char *text = "";
+    if (json_opt_str(event, key, &text, NULL)) text = "";
+    snprintf(to, size, "%s", text);
+}
+
+/* A later start replaces an earlier one: the settings that the run had last. */
+static void add_start(struct history *h, struct json event)
+{
+    struct history_start *s = &h->start;
+    copy_text(s->run, sizeof(s->run), event, "run");
+    copy_text(s->date, sizeof(s->date), event, "date");
+    copy_text(s->model, sizeof(s->model), event, "model");
+    copy_text(s->data, sizeof(s->data), event, "data");
+    copy_text(s->device, sizeof(s->device), event, "device");
+    copy_text(s->version, sizeof(s->version), event, "version");
+    s->total_steps = 0;
+    s->resumed = or_zero(number(event, "step")) > 0;
+    if (json_opt_i64(event, "total_steps", 0, INT64_MAX, &s->total_steps, NULL)) s->total_steps = 0;
+}
+
+static int add_sample(struct history *h, struct json event, double step, struct err *err)
+{
+    const char *prompt, *text;
+    if (json_get_str(event, "prompt", &prompt, err) || json_get_str(event, "text", &text, err)) return -1;
+    if (h->n_samples == h->cap_samples) {
+        const int64_t cap = MT_MAX(2 * h->cap_samples, 16);
+        h->samples = mem_grow(h->samples, h->cap_samples, cap, (int64_t)sizeof(*h->samples));
+        h->cap_samples = cap;
+    }
+    h->samples[h->n_samples++] = (struct history_sample){step, mem_strdup(prompt), mem_strdup(text)};
+    return 0;
+}
+
+static int add_event(struct history *h, struct json event, struct err *err)
+{
+    const char *kind;
+    double step;
+    if (json_get_str(event, "event", &kind, err) || json_get_f64(event, "step", &step, err)) return -1;
+    if (!strcmp(kind, "experts")) return add_experts(h, event, err);
+    if (!strcmp(kind, "sample")) return add_sample(h, event, step, err);
+    if (!strcmp(kind, "start")) add_start(h, event);
+    if (!strcmp(kind, "step")) {
+        push(&h->step, step);
+        push(&h->loss, number(event, "loss"));
+        push(&h->smooth, number(event, "smooth_loss"));
+        push(&h->grad, number(event, "grad_norm"));
+        push(&h->lr, number(event, "lr"));
+        push(&h->tok_s, number(event, "tok_s"));
+        h->tokens += or_zero(number(event, "tokens"));
+        h->train_ms += or_zero(number(event, "ms"));
+        h->mem_bytes = fmax(h->mem_bytes, or_zero(number(event, "mem_bytes")));
+        h->n_skipped += json_has(event, "skipped");
+    }
+    if (!strcmp(kind, "eval")) {
+        push(&h->eval_step, step);
+        push(&h->eval_loss, number(event, "loss"));
+        push(&h->perplexity, number(event, "perplexity"));
+        push(&h->accuracy, number(event, "accuracy"));
+        push(&h->eval_tok, number(event, "tokens"));
+        h->eval_ms += or_zero(number(event, "ms"));
+    }
+    return 0; /* other events are for other readers */
+}
+
+int history_read(struct history *h, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    *h = (struct history){0};
+    if (str_format(path, sizeof(path), err, "path", "%s/metrics.jsonl", dir)) return -1;
+    struct line_reader *reader = line_reader_open(path, err);
+    if (!reader) return -1;
+    char *line, name[MT_PATH + 32];
+    int64_t size;
+    int rc;
+    while ((rc = line_reader_next(reader, &line, &size, err)) > 0) {
+        struct err bad;
+        snprintf(name, sizeof(name), "%s:%lld", path, (long long)line_reader_line(reader));
+        struct json_doc *doc = json_parse(line, size, name, &bad);
+        if (!doc || add_event(h, json_root(doc), &bad)) log_warn("%s; the line is skipped", bad.msg);
+        json_free(doc);
+    }
+    line_reader_close(reader);
+    return rc;
+}
+
+double series_last(const struct series *s)
+{
+    for (int64_t i = s->n - 1; i >= 0; i--)
+        if (isfinite(s->v[i])) return s->v[i];
+    return NAN;
+}
+
+int64_t history_best(const struct history *h)
+{
+    int64_t best = -1;
+    for (int64_t i = 0; i < h->eval_loss.n; i++)
+        if (isfinite(h->eval_loss.v[i]) && (best < 0 || h->eval_loss.v[i] < h->eval_loss.v[best])) best = i;
+    return best;
+}

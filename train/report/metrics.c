@@ -1,0 +1,319 @@
+/* metrics.c - the step line and metrics.jsonl. A line of metrics.jsonl is one write, so that a killed run leaves at
+ * most one torn line, at the end. */
+#include "train/report/metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "data/tokenizer/normalize.h"
+#include "train/report/svg.h"
+#include "train/report/tensorboard.h"
+
+/* ---- the file */
+
+/* Is the line [line, line + n) an event of a step <= last? */
+static bool keep_line(const char *line, int64_t n, const char *name, int64_t last)
+{
+    struct err err;
+    int64_t step = -1;
+    struct json_doc *doc = json_parse(line, n, name, &err);
+    if (!doc || json_get_i64(json_root(doc), "step", 0, INT64_MAX, &step, &err)) {
+        log_warn("%s; the line is left out", err.msg);
+        step = INT64_MAX;
+    }
+    json_free(doc);
+    return step <= last;
+}
+
+/* Rewrites the file without the events after step `last` and without a line that has no end. */
+static int cut_after(const char *path, int64_t last, struct err *err)
+{
+    struct file_map map;
+    if (file_map_open(&map, path, err)) return -1;
+    char *kept = mem_alloc(map.size), name[MT_PATH + 32];
+    int64_t n_kept = 0, number = 0;
+    for (int64_t at = 0; at < map.size;) {
+        const uint8_t *line = map.data + at, *end = memchr(line, '\n', (size_t)(map.size - at));
+        if (!end) break;
+        int64_t n = end - line + 1;
+        snprintf(name, sizeof(name), "%s:%lld", path, (long long)++number);
+        if (keep_line((const char *)line, n, name, last)) {
+            memcpy(kept + n_kept, line, (size_t)n);
+            n_kept += n;
+        }
+        at += n;
+    }
+    int rc = n_kept == map.size ? 0 : file_write_atomic(path, kept, n_kept, err);
+    mem_free(kept);
+    file_map_close(&map);
+    return rc;
+}
+
+/* A FIFO in its place is refused: without a reader it would hold the run for ever. */
+static FILE *open_lines(const char *path, bool append, struct err *err)
+{
+    struct stat st = {0};
+    FILE *f = NULL;
+    const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666);
+    const bool fifo = fd < 0 ? errno == ENXIO : !fstat(fd, &st) && S_ISFIFO(st.st_mode);
+    if (fd >= 0 && !fifo && (append || !S_ISREG(st.st_mode) || !ftruncate(fd, 0))) f = fdopen(fd, "a");
+    if (f) return setvbuf(f, NULL, _IONBF, 0), f;
+    if (fifo)
+        err_set(err, "%s: not a regular file", path);
+    else
+        err_set(err, "%s: cannot be written: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return NULL;
+}
+
+int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct err *err)
+{
+    char path[MT_PATH];
+    *m = (struct metrics){.tty = isatty(STDOUT_FILENO)};
+    if (str_format(m->dir, sizeof(m->dir), err, "output.dir", "%s", dir) ||
+        str_format(path, sizeof(path), err, "output.dir", "%s/metrics.jsonl", dir) || file_make_dirs(dir, err))
+        return -1;
+    if (resume_step > 0 && file_exists(path) && cut_after(path, resume_step, err)) return -1;
+    m->jsonl = open_lines(path, resume_step > 0, err);
+    return m->jsonl ? 0 : -1;
+}
+
+int metrics_tensorboard(struct metrics *m, int64_t resume_step, struct err *err)
+{
+    char dir[MT_PATH];
+    if (str_format(dir, sizeof(dir), err, "output.dir", "%s/tensorboard", m->dir)) return -1;
+    m->events = tensorboard_open(dir, resume_step ? resume_step + 1 : 0, err);
+    return m->events ? 0 : -1;
+}
+
+static void event_open(struct json_out *o, const char *event, int64_t step)
+{
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "event", event);
+    json_out_i64(o, "step", step);
+}
+
+static void event_close(struct metrics *m, struct json_out *o)
+{
+    json_out_close(o, '}');
+    o->text[o->size] = '\n'; /* in place of the final NUL */
+    fwrite(o->text, 1, (size_t)o->size + 1, m->jsonl);
+    json_out_free(o);
+}
+
+int metrics_close(struct metrics *m, struct err *err)
+{
+    if (!m->jsonl) return 0;
+    metrics_end_line(m);
+    int failed = ferror(m->jsonl);
+    failed |= fclose(m->jsonl);
+    if (m->events) failed |= ferror(m->events) | fclose(m->events);
+    m->jsonl = m->events = NULL;
+    if (failed) return err_set(err, "%s/metrics.jsonl: not everything could be written: is the disk full?", m->dir);
+    return 0;
+}
+
+/* ---- the screen */
+
+void metrics_end_line(struct metrics *m)
+{
+    if (m->drawn) putchar('\n');
+    m->drawn = false;
+    fflush(stdout);
+}
+
+enum { STEP, LOSS, SMOOTH, GRAD, LR, SPEED, ROOF, DONE, LEFT, MEM, N_FIELDS };
+
+/* Joins the fields; those that do not fit into `columns` are left out, the least needed first. */
+static void draw_fields(char fields[N_FIELDS][64], int columns)
+{
+    static const int dispensable[] = {MEM, LR, ROOF, SMOOTH, GRAD, DONE, LEFT, SPEED};
+    int width = -2, dropped = 0;
+    for (int i = 0; i < N_FIELDS; i++) width += (int)strlen(fields[i]) + 2;
+    for (; width > columns && dropped < MT_LEN(dispensable); dropped++) {
+        width -= (int)strlen(fields[dispensable[dropped]]) + 2;
+        fields[dispensable[dropped]][0] = 0;
+    }
+    for (int i = 0; i < N_FIELDS; i++)
+        if (fields[i][0]) printf(i ? "  %s" : "%s", fields[i]);
+}
+
+static int step_width(const struct step_metrics *s) { return snprintf(NULL, 0, "%lld", (long long)s->total_steps); }
+
+static void draw_step(const struct metrics *m, const struct step_metrics *s)
+{
+    char fields[N_FIELDS][64], text[32];
+    double left = m->run_ms / 1e3 / m->run_steps * (double)(s->total_steps - s->step);
+    double speed = m->line_ms > 0 ? m->line_tok / m->line_ms * 1e3 : 0;
+    snprintf(fields[STEP], 64, "step %*lld/%lld", step_width(s), (long long)s->step, (long long)s->total_steps);
+    snprintf(fields[LOSS], 64, "loss %.4f", s->loss);
+    snprintf(fields[SMOOTH], 64, "smooth %.4f", s->smooth_loss);
+    snprintf(fields[GRAD], 64, "grad %#.4g", s->grad_norm);
+    snprintf(fields[LR], 64, "lr %.2e", s->lr);
+    snprintf(fields[SPEED], 64, "%s tok/s", svg_number(text, round(speed)));
+    fields[ROOF][0] = 0;
+    if (s->roof > 0) snprintf(fields[ROOF], 64, "%.0f%% of roof", 100 * s->roof);
+    snprintf(fields[DONE], 64, "%.1f%%", 100 * (double)s->step / (double)MT_MAX(s->total_steps, 1));
+    snprintf(fields[LEFT], 64, "left %s", str_seconds(text, left));
+    snprintf(fields[MEM], 64, "mem %s", str_bytes(text, s->mem_bytes));
+    struct winsize size;
+    int columns = INT32_MAX;
+    if (m->tty && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) && size.ws_col > 0) columns = size.ws_col - 1;
+    draw_fields(fields, columns);
+}
+
+static void print_step(struct metrics *m, const struct step_metrics *s)
+{
+    if (m->tty) fputs("\r\x1b[K", stdout); /* to the line's begin, clear it */
+    if (s->skipped)
+        printf("step %*lld/%lld  skipped: %s is not finite  (loss %.4g  grad %.4g)", step_width(s), (long long)s->step,
+               (long long)s->total_steps, s->bad && s->bad[0] ? s->bad : "the loss", s->loss, s->grad_norm);
+    else
+        draw_step(m, s);
+    m->drawn = true;
+    if (!m->tty || s->skipped || s->step == s->total_steps) metrics_end_line(m);
+    fflush(stdout);
+    m->line_tok = m->line_ms = 0;
+}
+
+/* ---- events */
+
+static void put_step_scalars(const struct metrics *m, const struct step_metrics *s)
+{
+    const struct scalar scalars[] = {{"train/loss", s->loss},
+                                     {"train/smooth_loss", s->smooth_loss},
+                                     {"train/grad_norm", s->grad_norm},
+                                     {"train/lr", s->lr},
+                                     {"train/tokens_per_second", s->ms > 0 ? (double)s->tokens / s->ms * 1e3 : 0},
+                                     {"train/memory_gib", (double)s->mem_bytes / (double)(1 << 30)}};
+    tensorboard_put(m->events, s->step, scalars, MT_LEN(scalars));
+}
+
+static void put_eval_scalars(const struct metrics *m, const struct eval_metrics *e)
+{
+    const struct scalar scalars[] = {
+        {"eval/loss", e->loss}, {"eval/perplexity", e->perplexity}, {"eval/accuracy", e->accuracy}};
+    tensorboard_put(m->events, e->step, scalars, MT_LEN(scalars));
+}
+
+void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
+{
+    m->run_steps++;
+    m->run_ms += s->ms;
+    m->line_tok += (double)s->tokens;
+    m->line_ms += s->ms;
+    if (show || s->skipped) print_step(m, s);
+
+    struct json_out o = {0};
+    event_open(&o, "step", s->step);
+    json_out_f64(&o, "loss", s->loss);
+    json_out_f64(&o, "smooth_loss", s->smooth_loss);
+    json_out_f64(&o, "grad_norm", s->grad_norm);
+    json_out_f64(&o, "lr", s->lr);
+    json_out_i64(&o, "tokens", s->tokens);
+    json_out_i64(&o, "labels", s->labels);
+    json_out_f64(&o, "tok_s", s->ms > 0 ? (double)s->tokens / s->ms * 1e3 : 0);
+    json_out_f64(&o, "ms", s->ms);
+    if (m->events) put_step_scalars(m, s);
+    if (s->roof > 0) json_out_f64(&o, "roof", s->roof);
+    json_out_i64(&o, "mem_bytes", s->mem_bytes);
+    if (s->skipped) json_out_str(&o, "skipped", s->bad && s->bad[0] ? s->bad : "loss");
+    event_close(m, &o);
+}
+
+void metrics_eval(struct metrics *m, const struct eval_metrics *e)
+{
+    char tokens[32];
+    if (m->run_steps > 0) m->run_ms += e->ms;
+    metrics_end_line(m);
+    printf("eval at step %lld: loss %.4f  perplexity %.4g  accuracy %.1f%%  (%s tokens%s)\n", (long long)e->step,
+           e->loss, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens), e->best ? ", best" : "");
+    fflush(stdout);
+
+    struct json_out o = {0};
+    if (m->events) put_eval_scalars(m, e);
+    event_open(&o, "eval", e->step);
+    json_out_f64(&o, "loss", e->loss);
+    json_out_f64(&o, "perplexity", e->perplexity);
+    json_out_f64(&o, "accuracy", e->accuracy);
+    json_out_i64(&o, "tokens", e->tokens);
+    json_out_bool(&o, "best", e->best);
+    json_out_f64(&o, "ms", e->ms);
+    event_close(m, &o);
+}
+
+void metrics_start(struct metrics *m, const struct start_metrics *s)
+{
+    char date[32];
+    const time_t now = time(NULL);
+    struct tm utc;
+    gmtime_r(&now, &utc);
+    strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    struct json_out o = {0};
+    event_open(&o, "start", s->step);
+    json_out_i64(&o, "schema", METRICS_SCHEMA);
+    json_out_i64(&o, "total_steps", s->total_steps);
+    json_out_str(&o, "run", s->run);
+    json_out_str(&o, "date", date);
+    json_out_str(&o, "model", s->model);
+    json_out_str(&o, "data", s->data);
+    json_out_str(&o, "eval_data", s->eval_data);
+    json_out_str(&o, "device", s->device);
+    json_out_i64(&o, "ranks", s->ranks);
+    json_out_str(&o, "version", MT_VERSION);
+    event_close(m, &o);
+}
+
+/* One line of the terminal: the text's beginning, line ends and other control characters as blanks. */
+static void print_short(const char *label, const char *text)
+{
+    enum { WIDTH = 96 };
+    int64_t n = 0, shown = 0;
+    const int64_t size = (int64_t)strlen(text);
+    printf("  %s", label);
+    for (int64_t k; n < size && shown < WIDTH && (k = utf8_character(text + n, size - n)) > 0; n += k, shown++) {
+        const unsigned char c = (unsigned char)text[n];
+        if (c < 32 || c == 127 || (k == 2 && c == 0xc2 && (unsigned char)text[n + 1] < 0xa0))
+            putchar(' ');
+        else
+            fwrite(text + n, 1, (size_t)k, stdout);
+    }
+    puts(n < size ? "..." : "");
+}
+
+void metrics_sample(struct metrics *m, const struct sample_metrics *s)
+{
+    metrics_end_line(m);
+    print_short("prompt: ", s->prompt);
+    print_short("answer: ", s->text);
+    fflush(stdout);
+
+    struct json_out o = {0};
+    event_open(&o, "sample", s->step);
+    json_out_str(&o, "prompt", s->prompt);
+    json_out_str(&o, "text", s->text);
+    json_out_i64(&o, "tokens", s->tokens);
+    event_close(m, &o);
+}
+
+void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp)
+{
+    struct json_out o = {0};
+    event_open(&o, "experts", step);
+    json_out_open(&o, "counts", '[');
+    for (int64_t l = 0; l < n_layer; l++) {
+        json_out_open(&o, NULL, '[');
+        for (int64_t e = 0; e < n_exp; e++) json_out_i64(&o, NULL, counts[l * n_exp + e]);
+        json_out_close(&o, ']');
+    }
+    json_out_close(&o, ']');
+    event_close(m, &o);
+}

@@ -1,0 +1,108 @@
+/* model_card.c - README.md of an adapter. */
+#include "train/report/model_card.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/report/history.h"
+
+/* A hub's name, OWNER/NAME, and no path here. */
+static bool is_hub_name(const struct run *r)
+{
+    const char *name = r->model_name, *slash = strchr(name, '/');
+    return strcmp(name, r->model_dir) && slash && slash > name && slash[1] && !strchr(slash + 1, '/') && name[0] != '.';
+}
+
+/* Text as it is, where some of its characters would mean something: each of `special` has a backslash before it. */
+static void put_escaped(FILE *out, const char *text, const char *special)
+{
+    for (; *text; text++) {
+        if (strchr(special, *text)) fputc('\\', out);
+        fputc(*text, out);
+    }
+}
+
+/* Of Markdown, in a line or in a cell of a table: weights of files, a*0.5,b*0.5, would be emphasis. */
+static void put_text(FILE *out, const char *text) { put_escaped(out, text, "\\|`*<>[]&~"); }
+
+static void put_front_matter(FILE *out, const struct run *r)
+{
+    fprintf(out, "---\n");
+    if (is_hub_name(r)) fprintf(out, "base_model: %s\n", r->model_name);
+    fprintf(
+        out,
+        "library_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n- mixture-of-experts\n- moetrain\n---\n\n");
+}
+
+static void put_data(FILE *out, const char *what, const char *files, const struct dataset *d)
+{
+    if (!d->n_docs) return;
+    fprintf(out, "| %s | ", what);
+    put_text(out, files);
+    fprintf(out, ": %lld documents, %lld tokens, content hash %016llx |\n", (long long)d->n_docs,
+            (long long)d->n_tokens, (unsigned long long)d->hash);
+}
+
+static void put_facts(FILE *out, const struct run *r, const struct train_state *s, int64_t total_steps)
+{
+    const struct config *cfg = r->cfg;
+    fprintf(out, "| | |\n|---|---|\n| base model | ");
+    put_text(out, r->model_name);
+    if (is_hub_name(r)) fprintf(out, ", revision "), put_text(out, cfg->model.revision);
+    fprintf(out, " |\n| experts while training | %s |\n", r->model.weights.experts);
+    fprintf(out, "| LoRA | r %lld, alpha %g%s, on %s |\n", (long long)cfg->lora.r, cfg->lora.alpha,
+            cfg->lora.rslora ? " (rsLoRA)" : "", cfg->lora.targets);
+    put_data(out, "training data", cfg->data.train, &r->train);
+    put_data(out, "held-out data", cfg->data.eval[0] ? cfg->data.eval : "a share of the training documents", &r->eval);
+    fprintf(out, "| steps | %lld of %lld, %lld tokens |\n", (long long)s->step, (long long)total_steps,
+            (long long)s->tokens);
+    fprintf(out, "| trained with | moetrain %s |\n\n", MT_VERSION);
+}
+
+static void put_losses(FILE *out, const struct run *r, const struct train_state *s)
+{
+    struct history h;
+    struct err err;
+    if (s->step > s->n_nonfinite) fprintf(out, "Training loss, smoothed: %.4f.\n\n", s->smooth_loss);
+    if (history_read(&h, r->cfg->output.dir, &err)) return;
+    if (h.eval_loss.n) fprintf(out, "| step | held-out loss | perplexity | next-token accuracy |\n|---|---|---|---|\n");
+    for (int64_t i = 0; i < h.eval_loss.n; i++)
+        if (h.eval_step.v[i] <= (double)s->step)
+            fprintf(out, "| %.0f | %.4f | %.4g | %.1f %% |\n", h.eval_step.v[i], h.eval_loss.v[i], h.perplexity.v[i],
+                    100 * h.accuracy.v[i]);
+    history_free(&h);
+}
+
+static void put_use(FILE *out, const struct run *r)
+{
+    fprintf(out, "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.\n\n```python\n"
+                 "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+                 "model = AutoModelForCausalLM.from_pretrained(\"");
+    put_escaped(out, r->model_name, "\\\"");
+    fprintf(out, "\")\n"
+                 "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n"
+                 "`moetrain export` converts it for vLLM and llama.cpp or merges it into the base model.\n");
+}
+
+char *model_card(const struct run *r, const struct train_state *s, int64_t total_steps)
+{
+    char *text = NULL, *settings = config_dump(r->cfg), *copy;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    put_front_matter(out, r);
+    fprintf(out, "# LoRA adapter for ");
+    put_text(out, r->model_name);
+    fprintf(out, "\n\n");
+    put_facts(out, r, s, total_steps);
+    put_losses(out, r, s);
+    put_use(out, r);
+    fprintf(out, "\n## Settings\n\n```ini\n%s```\n", settings);
+    MT_REQUIRE(!fclose(out), "the model card does not fit into memory");
+    copy = mem_strdup(text);
+    free(text);
+    mem_free(settings);
+    return copy;
+}

@@ -1,0 +1,195 @@
+/* report.c - metrics.jsonl -> report.html: key figures, plots, heat map, evaluations, configuration, in one file
+ * without scripts. */
+#include "train/report/metrics.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "train/report/history.h"
+#include "train/report/html.h"
+#include "train/report/svg.h"
+
+static void card(FILE *out, const char *name, const char *value, const char *note)
+{
+    fprintf(out, "<div><span>%s</span><b>%s</b><span>%s</span></div>\n", name, value, note);
+}
+
+/* "10 / 400, not finished" where the run has not made all of its steps. */
+static void write_steps(FILE *out, const struct history *h)
+{
+    const double done = h->step.n ? h->step.v[h->step.n - 1] : 0, total = (double)h->start.total_steps;
+    char value[96], note[96], a[32], b[32];
+    snprintf(value, sizeof(value), "%s", svg_number(a, done));
+    if (total > done) snprintf(value, sizeof(value), "%s / %s", svg_number(a, done), svg_number(b, total));
+    snprintf(note, sizeof(note), "%s%s skipped", total > done ? "not finished, " : "",
+             h->n_skipped ? svg_number(a, (double)h->n_skipped) : "none");
+    card(out, "Steps", value, note);
+}
+
+static void write_cards(FILE *out, const struct history *h)
+{
+    char value[96], note[96], a[32], b[32];
+    fputs("<div class=\"cards\">\n", out);
+    if (isfinite(series_last(&h->smooth))) {
+        snprintf(value, sizeof(value), "%.4f", series_last(&h->smooth));
+        card(out, "Final train loss", value, "smoothed");
+    }
+    if (h->eval_loss.n > 0) {
+        double before = h->eval_loss.v[0], after = h->eval_loss.v[h->eval_loss.n - 1];
+        snprintf(value, sizeof(value), "%.3f &rarr; %.3f", before, after);
+        snprintf(note, sizeof(note), "%+.1f %%", 100 * (after / before - 1));
+        card(out, "Held-out loss", value, note);
+    }
+    snprintf(value, sizeof(value), "%s tok/s",
+             svg_number(a, h->train_ms > 0 ? round(h->tokens / h->train_ms * 1e3) : 0));
+    card(out, "Throughput", value, "mean of all steps");
+    card(out, "Tokens", str_count(a, (int64_t)fmin(h->tokens, 9e18)), "trained on");
+    write_steps(out, h);
+    snprintf(note, sizeof(note), "and %s of evaluation", str_seconds(a, h->eval_ms / 1e3));
+    card(out, "Time", str_seconds(b, h->train_ms / 1e3), note);
+    card(out, "Memory", str_bytes(a, (int64_t)fmin(h->mem_bytes, 9e18)), "peak");
+    fputs("</div>\n", out);
+}
+
+/* Plots that need the width of a screen are drawn twice; the page's style shows the one that fits. */
+static void write_loss(FILE *out, const struct history *h, const char *css, int width, int height)
+{
+    const double *step = h->step.v;
+    const int64_t n = h->step.n;
+    struct svg_plot loss = {"step", "nats per token", width, height, .n_lines = 3};
+    loss.lines[0] = (struct svg_line){"a faint", step, h->loss.v, n, false};
+    loss.lines[1] = (struct svg_line){"a", step, h->smooth.v, n, false};
+    loss.lines[2] = (struct svg_line){"b", h->eval_step.v, h->eval_loss.v, h->eval_loss.n, true};
+    fprintf(out, "<div class=\"%s\">\n", css);
+    svg_plot(out, &loss);
+    fputs("</div>\n", out);
+}
+
+static void write_plots(FILE *out, const struct history *h)
+{
+    const double *step = h->step.v;
+    int64_t n = h->step.n;
+    fputs("<h2>Loss <small class=\"key kf\">train, each step</small><small class=\"key ka\">smoothed</small>", out);
+    if (h->eval_loss.n) fputs("<small class=\"key kb\">held out</small>", out);
+    fputs("</h2>\n", out);
+    write_loss(out, h, "wide", 1120, 380);
+    write_loss(out, h, "narrow", 360, 260);
+    const struct {
+        const char *title, *unit;
+        const struct series *y;
+    } small[] = {{"Learning rate", "per step", &h->lr},
+                 {"Gradient norm", "before clipping", &h->grad},
+                 {"Throughput", "tokens per second", &h->tok_s}};
+    fputs("<div class=\"three\">\n", out);
+    for (int i = 0; i < MT_LEN(small); i++) {
+        fprintf(out, "<section><h2>%s</h2>\n", small[i].title);
+        struct svg_plot plot = {"step", small[i].unit, 360, 250, .n_lines = 1, .from_zero = true};
+        plot.lines[0] = (struct svg_line){"a thin", step, small[i].y->v, n, false};
+        svg_plot(out, &plot);
+        fputs("</section>\n", out);
+    }
+    fputs("</div>\n", out);
+}
+
+static void write_experts(FILE *out, const struct history *h)
+{
+    int64_t idle = 0, cells = h->n_layer * h->n_exp;
+    for (int64_t i = 0; i < cells; i++) idle += h->experts[i] == 0;
+    fprintf(out, "<h2>Tokens per expert and layer <small>%lld of %lld experts without tokens</small></h2>\n",
+            (long long)idle, (long long)cells);
+    static const struct {
+        const char *css;
+        int width;
+    } sizes[] = {{"wide", 1120}, {"narrow", 360}};
+    for (int i = 0; i < MT_LEN(sizes); i++) {
+        fprintf(out, "<div class=\"%s\">\n", sizes[i].css);
+        svg_heat(out,
+                 &(struct svg_heat){"layer", "expert", "tokens", sizes[i].width, h->experts, h->n_layer, h->n_exp});
+        fputs("</div>\n", out);
+    }
+}
+
+static void write_evals(FILE *out, const struct history *h)
+{
+    char text[32];
+    int64_t best = history_best(h);
+    fputs("<h2>Evaluations</h2>\n<div "
+          "class=\"table\"><table><tr><th>step<th>loss<th>perplexity<th>accuracy<th>tokens<th></tr>\n",
+          out);
+    for (int64_t i = 0; i < h->eval_loss.n; i++)
+        fprintf(out, "<tr%s><td>%.0f<td>%.4f<td>%.4g<td>%.2f %%<td>%s<td>%s</tr>\n", i == best ? " class=\"best\"" : "",
+                h->eval_step.v[i], h->eval_loss.v[i], h->perplexity.v[i], 100 * h->accuracy.v[i],
+                svg_number(text, isfinite(h->eval_tok.v[i]) ? h->eval_tok.v[i] : 0), i == best ? "best" : "");
+    fputs("</table></div>\n", out);
+}
+
+/* What the model wrote at the last evaluation that has samples, and how many earlier ones metrics.jsonl holds. */
+static void write_samples(FILE *out, const struct history *h)
+{
+    const double last = h->samples[h->n_samples - 1].step;
+    int64_t earlier = 0;
+    for (int64_t i = 0; i < h->n_samples; i++) earlier += h->samples[i].step != last;
+    fprintf(out, "<h2>Samples at step %.0f <small>%lld of earlier evaluations are in metrics.jsonl</small></h2>\n",
+            last, (long long)earlier);
+    for (int64_t i = 0; i < h->n_samples; i++) {
+        if (h->samples[i].step != last) continue;
+        fputs("<div class=\"sample\"><p class=\"sub\">", out);
+        svg_text(out, h->samples[i].prompt);
+        fputs("</p><p>", out);
+        svg_text(out, h->samples[i].text);
+        fputs("</p></div>\n", out);
+    }
+}
+
+static void write_facts(FILE *out, const struct history_start *s)
+{
+    const struct {
+        const char *name, *value;
+    } facts[] = {{"Run", s->run},          {s->resumed ? "Continued" : "Started", s->date},
+                 {"Base model", s->model}, {"Data", s->data},
+                 {"Device", s->device},    {"moetrain", s->version}};
+    fputs("<dl class=\"facts\">\n", out);
+    for (int i = 0; i < MT_LEN(facts); i++) {
+        if (!facts[i].value[0]) continue;
+        fprintf(out, "<dt>%s<dd>", facts[i].name);
+        svg_text(out, facts[i].value);
+        fputs("\n", out);
+    }
+    fputs("</dl>\n", out);
+}
+
+static void write_page(FILE *out, const struct history *h, const char *title, const char *config_text)
+{
+    html_begin(out, title);
+    write_facts(out, &h->start);
+    write_cards(out, h);
+    if (h->step.n || h->eval_loss.n) write_plots(out, h);
+    if (h->experts) write_experts(out, h);
+    if (h->eval_loss.n) write_evals(out, h);
+    if (h->n_samples) write_samples(out, h);
+    fputs("<h2>Configuration</h2>\n<pre>", out);
+    svg_text(out, config_text);
+    fputs("</pre>\n", out);
+    html_end(out);
+}
+
+int report_write(const char *dir, const char *title, const char *config_text, struct err *err)
+{
+    char path[MT_PATH], *html = NULL;
+    size_t size;
+    struct history history;
+    int rc = -1;
+    if (history_read(&history, dir, err)) goto out;
+    FILE *out = open_memstream(&html, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    write_page(out, &history, title, config_text);
+    MT_REQUIRE(!fclose(out), "the report does not fit into memory");
+    if (str_format(path, sizeof(path), err, "output.dir", "%s/report.html", dir)) goto out;
+    rc = file_write_atomic(path, html, (int64_t)size, err);
+out:
+    free(html);
+    history_free(&history);
+    return rc;
+}

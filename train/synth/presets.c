@@ -1,0 +1,229 @@
+/* presets.c - a row per architecture with the values of its published config.json. The rows named tiny are no
+ * published models: they have their family's every feature at a size that a laptop trains. */
+#include "train/synth/presets.h"
+
+#include <string.h>
+
+static const struct preset_family gpt_oss = {
+    .model_type = "gpt_oss",
+    .class_name = "GptOssForCausalLM",
+    .experts_key = "num_local_experts",
+    .width_key = "intermediate_size",
+    .eps = 1e-5,
+    .aux_coef = 0.9,
+    .vocab = 201088,
+    .bos = "<|startoftext|>",
+    .eos = "<|return|>",
+    .pad = "<|endoftext|>",
+    .tokens = {{"<|startoftext|>", 199998},
+               {"<|endoftext|>", 199999},
+               {"<|return|>", 200002},
+               {"<|constrain|>", 200003},
+               {"<|channel|>", 200005},
+               {"<|start|>", 200006},
+               {"<|end|>", 200007},
+               {"<|message|>", 200008},
+               {"<|call|>", 200012},
+               {"<|endofprompt|>", 200018}},
+    .head_dim_named = true,
+    .experts = WF_MXFP4,
+};
+
+static const struct preset_family qwen3_moe = {
+    .model_type = "qwen3_moe",
+    .class_name = "Qwen3MoeForCausalLM",
+    .experts_key = "num_experts",
+    .width_key = "moe_intermediate_size",
+    .eps = 1e-6,
+    .aux_coef = 0.001,
+    .vocab = 151936,
+    .bos = "<|endoftext|>",
+    .eos = "<|im_end|>",
+    .pad = "<|endoftext|>",
+    .tokens = {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}},
+    .head_dim_named = true,
+    .experts = WF_BF16,
+};
+
+static const struct preset_family olmoe = {
+    .model_type = "olmoe",
+    .class_name = "OlmoeForCausalLM",
+    .experts_key = "num_experts",
+    .width_key = "intermediate_size",
+    .eps = 1e-5,
+    .aux_coef = 0.01,
+    .vocab = 50304,
+    .eos = "<|endoftext|>",
+    .pad = "<|padding|>",
+    .tokens = {{"<|padding|>", 1}, {"<|endoftext|>", 50279}},
+    .experts = WF_BF16,
+};
+
+static const struct preset_family mixtral = {
+    .model_type = "mixtral",
+    .class_name = "MixtralForCausalLM",
+    .experts_key = "num_local_experts",
+    .width_key = "intermediate_size",
+    .eps = 1e-5,
+    .aux_coef = 0.02,
+    .vocab = 32000,
+    .bos = "<s>",
+    .eos = "</s>",
+    .tokens = {{"<unk>", 0}, {"<s>", 1}, {"</s>", 2}},
+    .experts = WF_BF16,
+};
+
+static const struct preset rows[] = {
+    /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
+    {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
+    {"gpt-oss-120b", &gpt_oss, 36, 2880, 64, 8, 64, 128, 4, 2880, 201088, 131072, 150000},
+    {"qwen3-30b-a3b", &qwen3_moe, 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1000000},
+    {"olmoe-1b-7b", &olmoe, 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 10000},
+    {"mixtral-8x7b", &mixtral, 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1000000},
+    {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
+    {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
+    {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
+    {"mixtral-tiny", &mixtral, 4, 256, 2, 1, 128, 8, 2, 256, 2048, 32768, 1000000},
+};
+
+const struct preset *preset_row(int64_t i) { return i < MT_LEN(rows) ? &rows[i] : NULL; }
+
+const struct preset *preset_find(const char *name, struct err *err)
+{
+    const char *names[MT_LEN(rows)];
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        if (!strcmp(rows[i].name, name)) return &rows[i];
+        names[i] = rows[i].name;
+    }
+    const char *near = str_nearest(name, names, MT_LEN(rows));
+    if (near)
+        err_set(err, "unknown architecture \"%.64s\": did you mean \"%s\"?", name, near);
+    else
+        err_set(err, "unknown architecture \"%.64s\"; `moetrain synth` lists them", name);
+    return NULL;
+}
+
+int64_t preset_token(const struct preset *p, const char *text)
+{
+    const struct special_token *t = p->family->tokens;
+    while (strcmp(t->text, text)) t++;
+    return t->id < 256 ? t->id : t->id - p->family->vocab + p->vocab;
+}
+
+/* ---- config.json */
+
+static void put_names(struct json_out *o, const char *key, const char *const *names)
+{
+    json_out_open(o, key, '[');
+    for (; *names; names++) json_out_str(o, NULL, *names);
+    json_out_close(o, ']');
+}
+
+static void put_gpt_oss(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    json_out_i64(o, "experts_per_token", p->top_k);
+    json_out_i64(o, "initial_context_length", 4096);
+    json_out_i64(o, "sliding_window", 128);
+    json_out_real(o, "swiglu_limit", 7);
+    json_out_open(o, "layer_types", '[');
+    for (int64_t l = 0; l < n_layer; l++) json_out_str(o, NULL, l % 2 ? "full_attention" : "sliding_attention");
+    json_out_close(o, ']');
+    json_out_open(o, "rope_scaling", '{');
+    json_out_str(o, "rope_type", "yarn");
+    json_out_real(o, "factor", 32);
+    json_out_real(o, "beta_fast", 32);
+    json_out_real(o, "beta_slow", 1);
+    json_out_i64(o, "original_max_position_embeddings", 4096);
+    json_out_bool(o, "truncate", false);
+    json_out_close(o, '}');
+}
+
+/* The keys that one family alone has. */
+static void put_family(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    const struct preset_family *f = p->family;
+    if (f == &gpt_oss) {
+        put_gpt_oss(o, p, n_layer);
+    } else if (f == &qwen3_moe) {
+        json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers, of which there are none */
+        json_out_i64(o, "decoder_sparse_step", 1);
+        json_out_open(o, "mlp_only_layers", '[');
+        json_out_close(o, ']');
+        json_out_bool(o, "norm_topk_prob", true);
+        json_out_bool(o, "use_sliding_window", false);
+        json_out_str(o, "sliding_window", NULL);
+        json_out_i64(o, "max_window_layers", n_layer);
+    } else if (f == &olmoe) {
+        json_out_bool(o, "norm_topk_prob", false);
+        json_out_str(o, "clip_qkv", NULL);
+        json_out_str(o, "rope_scaling", NULL);
+    } else {
+        json_out_real(o, "router_jitter_noise", 0);
+        json_out_str(o, "sliding_window", NULL);
+    }
+}
+
+static void put_quantization(struct json_out *o, enum weight_format experts)
+{
+    if (experts == WF_BF16) return;
+    json_out_open(o, "quantization_config", '{');
+    if (experts == WF_MXFP4) {
+        static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                           "model.embed_tokens", "lm_head", NULL};
+        json_out_str(o, "quant_method", "mxfp4");
+        put_names(o, "modules_to_not_convert", kept);
+    } else {
+        static const char *const kept[] = {"self_attn", "router", "gate", "embed_tokens", "lm_head", NULL};
+        json_out_str(o, "quant_method", "bitsandbytes");
+        json_out_bool(o, "load_in_4bit", true);
+        json_out_bool(o, "load_in_8bit", false);
+        json_out_str(o, "bnb_4bit_quant_type", "nf4");
+        json_out_bool(o, "bnb_4bit_use_double_quant", false);
+        json_out_str(o, "bnb_4bit_compute_dtype", "bfloat16");
+        json_out_str(o, "bnb_4bit_quant_storage", "uint8");
+        put_names(o, "llm_int8_skip_modules", kept);
+    }
+    json_out_close(o, '}');
+}
+
+static void put_tokens(struct json_out *o, const struct preset *p)
+{
+    const struct preset_family *f = p->family;
+    if (f->bos) json_out_i64(o, "bos_token_id", preset_token(p, f->bos));
+    json_out_i64(o, "eos_token_id", preset_token(p, f->eos));
+    if (f->pad) json_out_i64(o, "pad_token_id", preset_token(p, f->pad));
+}
+
+void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, enum weight_format experts)
+{
+    const struct preset_family *f = p->family;
+    *o = (struct json_out){.indent = true};
+    json_out_open(o, NULL, '{');
+    put_names(o, "architectures", (const char *const[]){f->class_name, NULL});
+    json_out_str(o, "model_type", f->model_type);
+    json_out_str(o, "torch_dtype", "bfloat16");
+    json_out_i64(o, "num_hidden_layers", n_layer);
+    json_out_i64(o, "hidden_size", p->d_model);
+    json_out_i64(o, "num_attention_heads", p->n_head);
+    json_out_i64(o, "num_key_value_heads", p->n_kv);
+    if (f->head_dim_named) json_out_i64(o, "head_dim", p->head_dim);
+    json_out_i64(o, f->experts_key, p->n_exp);
+    json_out_i64(o, "num_experts_per_tok", p->top_k);
+    json_out_i64(o, f->width_key, p->d_ff);
+    json_out_i64(o, "vocab_size", p->vocab);
+    json_out_i64(o, "max_position_embeddings", p->max_len);
+    json_out_i64(o, "rope_theta", p->theta);
+    json_out_real(o, "rms_norm_eps", f->eps);
+    json_out_bool(o, "attention_bias", f == &gpt_oss);
+    json_out_real(o, "attention_dropout", 0);
+    json_out_str(o, "hidden_act", "silu");
+    json_out_real(o, "initializer_range", 0.02);
+    json_out_bool(o, "tie_word_embeddings", false);
+    json_out_bool(o, "output_router_logits", false);
+    json_out_real(o, "router_aux_loss_coef", f->aux_coef);
+    json_out_bool(o, "use_cache", true);
+    put_family(o, p, n_layer);
+    put_tokens(o, p);
+    put_quantization(o, experts);
+    json_out_close(o, '}');
+}

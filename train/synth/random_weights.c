@@ -1,0 +1,120 @@
+/* random_weights.c - random weights: eight bytes from one number of the counter-based generator. */
+#include "train/synth/random_weights.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "kernels/quant.h"
+
+#define N_QUANTILE 65536 /* a normal value takes 16 random bits */
+
+static float quantile[N_QUANTILE]; /* of the standard normal distribution, in the middle of each of the intervals */
+
+/* Newton's method on the upper tail, from the root before: there it converges from below. */
+static void fill_quantiles(void)
+{
+    const double half_root = 0.70710678118654752440, density = 0.39894228040143267794; /* 1/sqrt(2), 1/sqrt(2 pi) */
+    double x = 0;
+    for (int i = N_QUANTILE / 2; i < N_QUANTILE; i++) {
+        const double tail = 1 - (i + 0.5) / N_QUANTILE;
+        for (int step = 0; step < 6; step++) x += (erfc(x * half_root) / 2 - tail) / (density * exp(-x * x / 2));
+        quantile[i] = (float)x;
+        quantile[N_QUANTILE - 1 - i] = (float)-x;
+    }
+}
+
+static float normal(const struct random_weights *d, uint64_t bits)
+{
+    return (float)(d->mean + d->std * (double)quantile[bits & (N_QUANTILE - 1)]);
+}
+
+/* Every value there can be, rounded once: a piece has many more. */
+static void draw_normal(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    uint16_t table[N_QUANTILE], four[4];
+    for (uint64_t i = 0; i < N_QUANTILE; i++) table[i] = f32_to_bf16(normal(d, i));
+    for (int64_t i = 0; i < n; i += 8) {
+        const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
+        for (int k = 0; k < 4; k++) four[k] = table[bits >> 16 * k & (N_QUANTILE - 1)];
+        memcpy(dst + i, four, (size_t)MT_MIN(8, n - i));
+    }
+}
+
+static void draw_rows(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    const uint64_t key = rng_key(d->key, "rows");
+    struct random_weights row = *d;
+    for (int64_t i = at / 2; i < (at + n) / 2; i++) {
+        if (i == at / 2 || i % d->row == 0) row.std = d->std * (0.8 + 0.4 * rng_uniform(key, (uint64_t)(i / d->row)));
+        const uint16_t value = f32_to_bf16(normal(&row, rng_u64(d->key, (uint64_t)i / 4) >> 16 * (i % 4)));
+        memcpy(dst + 2 * i - at, &value, 2);
+    }
+}
+
+static void draw_nibbles(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 8) {
+        const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
+        memcpy(dst + i, &bits, (size_t)MT_MIN(8, n - i));
+    }
+}
+
+/* The codes of NF4 add up to 0.374: of the 512 nibbles of all 256 bytes, six that stand for 1 become -1 instead. */
+static void draw_nf4(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    uint8_t map[256];
+    for (int i = 0; i < 256; i++) map[i] = (uint8_t)i;
+    for (int i = 6; i < 9; i++) map[0xf0 | i] = (uint8_t)i, map[i << 4 | 0xf] = (uint8_t)(i << 4);
+    draw_nibbles(d, dst, at, n);
+    for (int64_t i = 0; i < n; i++) dst[i] = map[dst[i]];
+}
+
+static double mean_square(const float code[16])
+{
+    double sum = 0;
+    for (int i = 0; i < 16; i++) sum += (double)code[i] * (double)code[i];
+    return sum / 16;
+}
+
+/* Half of the blocks have the exponent e, the other half e - 1 or e + 1, in the shares a and c that make the mean
+ * square right: with q = std^2 / (mean square of the codes * 4^e), a / 4 + 1 / 2 + 4 c = q and a + c = 1 / 2. e is the
+ * one with q in [0.625, 2.5), which is where c lies in [0, 1 / 2). */
+static void draw_e8m0(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    double q = d->std * d->std / mean_square(quant_e2m1_code);
+    int e = 127;
+    for (; q >= 2.5; e++) q /= 4;
+    for (; q < 0.625; e--) q *= 4;
+    const uint64_t above = (uint64_t)((q - 0.625) / 3.75 * 256), same = above + 128; /* in 256ths */
+    for (int64_t i = 0; i < n; i += 8) {
+        uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
+        for (int64_t k = i; k < MT_MIN(i + 8, n); k++, bits >>= 8)
+            dst[k] = (uint8_t)((bits & 255) < above ? e + 1 : (bits & 255) < same ? e : e - 1);
+    }
+}
+
+static void draw_absmax(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    const double spread = 1 + 0.25 / 12; /* mean square of a uniform value in [0.75, 1.25) */
+    const double base = d->std / sqrt(mean_square(quant_nf4_code) * spread);
+    for (int64_t i = at / 4; i < (at + n) / 4; i++) {
+        const float value = (float)(base * (0.75 + 0.5 * rng_uniform(d->key, (uint64_t)i)));
+        memcpy(dst + 4 * i - at, &value, 4);
+    }
+}
+
+void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, fill_quantiles);
+    switch (d->kind) {
+    case RANDOM_NORMAL: draw_normal(d, dst, at, n); break;
+    case RANDOM_ROWS: draw_rows(d, dst, at, n); break;
+    case RANDOM_NIBBLES: draw_nibbles(d, dst, at, n); break;
+    case RANDOM_NF4: draw_nf4(d, dst, at, n); break;
+    case RANDOM_E8M0: draw_e8m0(d, dst, at, n); break;
+    case RANDOM_ABSMAX: draw_absmax(d, dst, at, n); break;
+    case RANDOM_BYTES: memcpy(dst, (const char *)d->bytes + at, (size_t)n); break;
+    }
+}

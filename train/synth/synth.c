@@ -1,0 +1,513 @@
+/* synth.c - the list of a checkpoint's tensors with the distribution of each, written by all cores.
+ *
+ * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
+ * and the head's logits are neither flat nor saturated. What writes into the residual stream is scaled by
+ * GAIN / sqrt(2 L) besides: over the whole depth the stream grows to about twice what it was. The rows of the router
+ * have unequal lengths, so that experts get unequal shares. Measured: tests/test_synth.c. */
+#include "train/synth/synth.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/shards.h"
+#include "kernels/cgroup.h"
+#include "kernels/quant.h"
+#include "train/atomic_dir.h"
+#include "train/synth/presets.h"
+#include "train/synth/random_weights.h"
+#include "train/synth/synth_tokenizer.h"
+
+#define SHARD_BYTES 4500000000
+#define PIECE_BYTES (8 << 20) /* made and written at once by a thread */
+#define NF4_BLOCK   64
+#define GAIN        4.0
+
+/* One matrix of every expert. */
+struct product {
+    const char *pattern; /* struct tensor_names */
+    const char *stack;   /* all experts in one tensor */
+    int64_t n_out, n_in;
+    double std;
+    char state[128]; /* bitsandbytes' quant_state */
+};
+
+struct synth {
+    const struct preset *p;
+    struct arch a; /* of all layers */
+    int64_t n_layer;
+    enum weight_format experts;
+    uint64_t seed;
+    struct product products[3];
+    int n_products;
+    struct st_entry *entries; /* data: a struct random_weights */
+    int64_t n, cap, n_params, bytes;
+};
+
+/* ---- the tensors */
+
+static void add(struct synth *s, const char *name, enum dtype dtype, int rank, const int64_t *shape,
+                struct random_weights draw)
+{
+    if (s->n == s->cap) {
+        const int64_t cap = 2 * s->cap + 64;
+        s->entries = mem_grow(s->entries, s->cap, cap, sizeof(*s->entries));
+        s->cap = cap;
+    }
+    struct st_entry *e = &s->entries[s->n++];
+    struct random_weights *d = mem_alloc(sizeof(*d));
+    *d = draw;
+    d->key = rng_key(s->seed, name);
+    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .rank = rank, .data = d};
+    memcpy(e->shape, shape, (size_t)rank * sizeof(*shape));
+    s->bytes += safetensors_entry_bytes(e);
+}
+
+/* bf16 values, n_out of them, or [n_out, n_in] unless n_in is 0. */
+static void add_values(struct synth *s, const char *name, int64_t n_out, int64_t n_in, struct random_weights draw)
+{
+    add(s, name, DT_BF16, n_in ? 2 : 1, (int64_t[]){n_out, n_in}, draw);
+    s->n_params += n_out * MT_MAX(n_in, 1);
+}
+
+static struct random_weights normal(double mean, double std)
+{
+    return (struct random_weights){.kind = RANDOM_NORMAL, .mean = mean, .std = std};
+}
+
+/* "model.layers.7." + rest */
+struct name {
+    char s[256];
+};
+static struct name layer_name(int64_t layer, const char *rest)
+{
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s", (long long)layer, rest);
+    return n;
+}
+
+static struct name with(struct name n, const char *suffix)
+{
+    strncat(n.s, suffix, sizeof(n.s) - strlen(n.s) - 1);
+    return n;
+}
+
+static double spread(int64_t n_in) { return 1 / sqrt((double)n_in); }
+static double residual_gain(const struct arch *a) { return GAIN / sqrt(2 * (double)a->n_layer); }
+
+static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std, bool bias)
+{
+    add_values(s, with(name, ".weight").s, n_out, n_in, normal(0, std));
+    if (bias) add_values(s, with(name, ".bias").s, n_out, 0, normal(0, 0.1));
+}
+
+static void add_attention(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const int64_t d = a->d_model, q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
+    const bool whole = a->qk_norm == QK_NORM_WHOLE;
+    add_linear(s, layer_name(layer, "self_attn.q_proj"), q, d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(layer, "self_attn.k_proj"), kv, d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(layer, "self_attn.v_proj"), kv, d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->attn_bias);
+    if (a->sinks) add_values(s, layer_name(layer, "self_attn.sinks").s, a->n_head, 0, normal(0, 0.5));
+    if (a->qk_norm == QK_NORM_NONE) return;
+    add_values(s, layer_name(layer, "self_attn.q_norm.weight").s, whole ? q : a->head_dim, 0, normal(1, 0.1));
+    add_values(s, layer_name(layer, "self_attn.k_norm.weight").s, whole ? kv : a->head_dim, 0, normal(1, 0.1));
+}
+
+/* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and no parameters. */
+static void add_nf4(struct synth *s, struct name name, const struct product *p)
+{
+    const struct name weight = with(name, ".weight");
+    const int64_t n = p->n_out * p->n_in, state = (int64_t)strlen(p->state);
+    add(s, weight.s, DT_U8, 2, (int64_t[]){n / 2, 1}, (struct random_weights){.kind = RANDOM_NF4});
+    add(s, with(weight, ".absmax").s, DT_F32, 1, (int64_t[]){n / NF4_BLOCK},
+        (struct random_weights){.kind = RANDOM_ABSMAX, .std = p->std});
+    add(s, with(weight, ".quant_map").s, DT_F32, 1, (int64_t[]){16},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = quant_nf4_code});
+    add(s, with(weight, ".quant_state.bitsandbytes__nf4").s, DT_U8, 1, (int64_t[]){state},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = p->state});
+    s->n_params += n;
+}
+
+/* A Linear per expert, NF4 or bf16. */
+static void add_per_expert(struct synth *s, int64_t layer, const struct product *p)
+{
+    const size_t before = strcspn(p->pattern, "#");
+    char rest[192];
+    for (int64_t x = 0; x < s->a.n_exp; x++) {
+        snprintf(rest, sizeof(rest), "%.*s%lld%s", (int)before, p->pattern, (long long)x, p->pattern + before + 1);
+        const struct name name = layer_name(layer, rest);
+        if (s->experts == WF_BF16) {
+            add_linear(s, name, p->n_out, p->n_in, p->std, s->a.expert_bias);
+            continue;
+        }
+        add_nf4(s, name, p);
+        if (s->a.expert_bias) add_values(s, with(name, ".bias").s, p->n_out, 0, normal(0, 0.1));
+    }
+}
+
+/* gpt-oss: one tensor of all experts, as MXFP4 or in the [E, in, out] of transformers. */
+static void add_stack(struct synth *s, int64_t layer, const struct product *p)
+{
+    const int64_t e = s->a.n_exp, groups = p->n_in / 32;
+    const struct name name = layer_name(layer, p->stack);
+    if (s->experts == WF_MXFP4) {
+        add(s, with(name, "_blocks").s, DT_U8, 4, (int64_t[]){e, p->n_out, groups, 16},
+            (struct random_weights){.kind = RANDOM_NIBBLES});
+        add(s, with(name, "_scales").s, DT_U8, 3, (int64_t[]){e, p->n_out, groups},
+            (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
+    } else {
+        add(s, name.s, DT_BF16, 3, (int64_t[]){e, p->n_in, p->n_out}, normal(0, p->std));
+    }
+    s->n_params += e * p->n_out * p->n_in;
+    add_values(s, with(name, "_bias").s, e, p->n_out, normal(0, 0.1));
+}
+
+static void add_layer(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const struct name router = layer_name(layer, a->names->router[0]);
+    const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
+    add_values(s, layer_name(layer, "input_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
+    add_attention(s, layer);
+    add_values(s, layer_name(layer, "post_attention_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
+    add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows of many lengths: uneven loads */
+    if (a->router_bias) add_values(s, with(router, ".bias").s, a->n_exp, 0, normal(0, 0.1));
+    for (int i = 0; i < s->n_products; i++)
+        if (a->transposed_experts && s->experts != WF_NF4)
+            add_stack(s, layer, &s->products[i]);
+        else
+            add_per_expert(s, layer, &s->products[i]);
+}
+
+static void add_product(struct synth *s, const char *pattern, const char *stack, int64_t n_out, int64_t n_in,
+                        double std)
+{
+    struct product *p = &s->products[s->n_products++];
+    *p = (struct product){.pattern = pattern, .stack = stack, .n_out = n_out, .n_in = n_in, .std = std};
+    snprintf(p->state, sizeof(p->state),
+             "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%lld, %lld]}",
+             NF4_BLOCK, (long long)n_out, (long long)n_in);
+}
+
+static void add_products(struct synth *s)
+{
+    const struct arch *a = &s->a;
+    const int64_t d = a->d_model, f = a->d_ff;
+    const struct tensor_names *n = a->names;
+    add_product(s, n->gate, "mlp.experts.gate_up_proj", n->up ? f : 2 * f, d, spread(d));
+    if (n->up) add_product(s, n->up, NULL, f, d, spread(d));
+    add_product(s, n->down, "mlp.experts.down_proj", d, f, spread(f) * residual_gain(a));
+}
+
+static void add_all(struct synth *s)
+{
+    const struct arch *a = &s->a;
+    add_products(s);
+    add_values(s, "model.embed_tokens.weight", a->vocab, a->d_model, normal(0, 1));
+    for (int64_t l = 0; l < s->n_layer; l++) add_layer(s, l);
+    add_values(s, "model.norm.weight", a->d_model, 0, normal(1, 0.1));
+    add_values(s, "lm_head.weight", a->vocab, a->d_model, normal(0, spread(a->d_model)));
+}
+
+/* ---- what to write */
+
+static int find_format(struct synth *s, const char *quant, struct err *err)
+{
+    static const char *const names[] = {"mxfp4", "nf4", "bf16"};
+    static const enum weight_format formats[] = {WF_MXFP4, WF_NF4, WF_BF16};
+    int i = 0;
+    s->experts = s->p->family->experts;
+    if (!quant) return 0;
+    while (i < MT_LEN(names) && strcmp(names[i], quant)) i++;
+    if (i == MT_LEN(names)) return err_set(err, "--quant \"%.64s\" is none of mxfp4, nf4, bf16", quant);
+    s->experts = formats[i];
+    if (s->experts == WF_MXFP4 && s->p->family->experts != WF_MXFP4)
+        return err_set(err, "%s has no layout with experts in MXFP4: nobody publishes one; there are nf4 and bf16",
+                       s->p->name);
+    return 0;
+}
+
+/* The architecture as arch_load will see it, from the very text that will be config.json. */
+static int read_arch(struct synth *s, struct err *err)
+{
+    struct json_out text;
+    preset_config(&text, s->p, s->p->n_layer, s->experts);
+    struct json_doc *doc = json_parse(text.text, text.size, s->p->name, err);
+    const int rc = doc ? arch_parse(&s->a, json_root(doc), err) : -1;
+    json_free(doc);
+    json_out_free(&text);
+    return rc;
+}
+
+static void synth_close(struct synth *s)
+{
+    for (int64_t i = 0; i < s->n; i++) {
+        mem_free((void *)(uintptr_t)s->entries[i].name);
+        mem_free((void *)(uintptr_t)s->entries[i].data);
+    }
+    mem_free(s->entries);
+    *s = (struct synth){0};
+}
+
+static int synth_open(struct synth *s, const struct synth_options *opt, struct err *err)
+{
+    *s = (struct synth){.seed = opt->seed};
+    s->p = preset_find(opt->arch, err);
+    if (!s->p || find_format(s, opt->quant, err)) return -1;
+    s->n_layer = opt->n_layer ? opt->n_layer : s->p->n_layer;
+    if (s->n_layer < 0 || s->n_layer > s->p->n_layer)
+        return err_set(err, "--layers %lld: %s has %lld", (long long)s->n_layer, s->p->name, (long long)s->p->n_layer);
+    if (read_arch(s, err)) return -1;
+    add_all(s);
+    return 0;
+}
+
+/* ---- writing: threads take the next piece, make it, write it to its place */
+
+struct writer {
+    struct synth *s;
+    struct shards shards;
+    pthread_mutex_t lock; /* of everything below */
+    struct err *err;
+    bool failed;
+    int64_t entry, done; /* the cursor: this entry, from byte `done` on */
+    int64_t written;     /* of s->bytes */
+    double start, told;
+};
+
+struct piece {
+    int64_t entry, at, n; /* bytes [at, at+n) of the tensor */
+};
+
+static bool next_piece(struct writer *w, struct piece *piece)
+{
+    if (w->entry == w->s->n) return false;
+    const int64_t bytes = safetensors_entry_bytes(&w->s->entries[w->entry]);
+    *piece = (struct piece){w->entry, w->done, MT_MIN(PIECE_BYTES, bytes - w->done)};
+    w->done += piece->n;
+    if (w->done < bytes) return true;
+    w->done = 0;
+    w->entry++;
+    return true;
+}
+
+/* A line every other second. */
+static void tell(struct writer *w, int64_t n)
+{
+    char done[32], all[32], left[32], speed[32];
+    const double now = clock_ms(), seconds = (now - w->start) / 1e3;
+    w->written += n;
+    if (now - w->told < 2000) return;
+    w->told = now;
+    const double rate = (double)w->written / seconds;
+    log_info("%s of %s  %s/s  left %s", str_bytes(done, w->written), str_bytes(all, w->s->bytes),
+             str_bytes(speed, (int64_t)rate), str_seconds(left, (double)(w->s->bytes - w->written) / rate));
+}
+
+static void *work(void *arg)
+{
+    struct writer *w = arg;
+    struct piece piece;
+    struct err err;
+    uint8_t *bytes = mem_alloc(PIECE_BYTES);
+    pthread_mutex_lock(&w->lock);
+    while (!w->failed && next_piece(w, &piece)) {
+        pthread_mutex_unlock(&w->lock);
+        random_weights_bytes(w->s->entries[piece.entry].data, bytes, piece.at, piece.n);
+        const int rc = shards_put(&w->shards, piece.entry, piece.at, bytes, piece.n, &err);
+        pthread_mutex_lock(&w->lock);
+        tell(w, piece.n);
+        if (rc && !w->failed) w->failed = err_set(w->err, "%s", err.msg);
+    }
+    pthread_mutex_unlock(&w->lock);
+    mem_free(bytes);
+    return NULL;
+}
+
+static int write_tensors(struct synth *s, const char *dir, const struct synth_options *opt, struct err *err)
+{
+    const double start = clock_ms();
+    struct writer w = {.s = s, .err = err, .start = start, .told = start};
+    const int64_t most = opt->shard_bytes ? opt->shard_bytes : SHARD_BYTES;
+    const int64_t cpus = MT_MIN(MT_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1), cgroup_cpus(""));
+    const int n = opt->n_threads ? opt->n_threads : (int)cpus;
+    if (shards_open(&w.shards, dir, s->entries, s->n, most, err)) return -1;
+    pthread_t *threads = mem_array(n, sizeof(*threads));
+    MT_REQUIRE(!pthread_mutex_init(&w.lock, NULL), "no lock");
+    for (int i = 0; i < n; i++)
+        MT_REQUIRE(!pthread_create(&threads[i], NULL, work, &w), "the system gives no further thread");
+    for (int i = 0; i < n; i++) pthread_join(threads[i], NULL);
+    pthread_mutex_destroy(&w.lock);
+    mem_free(threads);
+    const int rc = w.failed || shards_finish(&w.shards, err) ? -1 : 0;
+    shards_close(&w.shards);
+    return rc;
+}
+
+/* ---- the directory */
+
+static int check_empty(const char *dir, struct err *err)
+{
+    char **names;
+    int64_t n;
+    if (!file_exists(dir)) return 0;
+    if (!file_is_dir(dir)) return err_set(err, "%s is in the way: it is no directory", dir);
+    if (file_list(dir, &names, &n, err)) return -1;
+    file_list_free(names, n);
+    return n ? err_set(err, "%s is not empty: name a new directory, or remove it first", dir) : 0;
+}
+
+static int check_space(const struct synth *s, const char *dir, struct err *err)
+{
+    struct err why;
+    if (!file_check_space(dir, s->bytes, &why)) return 0;
+    return err_set(err, "%s; --layers N writes the first N layers", why.msg);
+}
+
+static int write_config(const struct synth *s, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    struct json_out o;
+    if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
+    preset_config(&o, s->p, s->n_layer, s->experts);
+    const int rc = file_write_atomic(path, o.text, o.size, err);
+    json_out_free(&o);
+    return rc;
+}
+
+/* Into a hidden directory beside dir, which takes its place in the end; config.json is the last file even there. */
+static int write_all(struct synth *s, const struct synth_options *opt, struct err *err)
+{
+    char tmp[MT_PATH];
+    if (atomic_dir_begin(opt->dir, tmp, err)) return -1;
+    if (!check_space(s, tmp, err) && !write_tensors(s, tmp, opt, err) && !synth_tokenizer(tmp, s->p, err) &&
+        !write_config(s, tmp, err) && !atomic_dir_commit(tmp, opt->dir, err))
+        return 0;
+    (void)!file_remove_tree(tmp, NULL);
+    return -1;
+}
+
+int synth_run(const struct synth_options *opt, struct err *err)
+{
+    struct synth s;
+    char params[32], bytes[32];
+    const double start = clock_ms();
+    int rc = synth_open(&s, opt, err) || check_empty(opt->dir, err) ? -1 : 0;
+    if (!rc) {
+        log_info("%s: %lld of %lld layers, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
+                 (long long)s.n_layer, (long long)s.p->n_layer, str_count(params, s.n_params),
+                 weight_format_name(s.experts), str_bytes(bytes, s.bytes), (long long)s.n, (unsigned long long)s.seed);
+        rc = write_all(&s, opt, err);
+    }
+    if (!rc) log_info("%s written in %.1f s", opt->dir, (clock_ms() - start) / 1e3);
+    synth_close(&s);
+    return rc;
+}
+
+int synth_size(const struct synth_options *opt, int64_t *n_params, int64_t *bytes, struct err *err)
+{
+    struct synth s;
+    const int rc = synth_open(&s, opt, err);
+    *n_params = s.n_params;
+    *bytes = s.bytes;
+    synth_close(&s);
+    return rc;
+}
+
+/* ---- in memory ---- */
+
+static bool alike(const struct st_entry *a, const struct st_entry *b)
+{
+    const struct random_weights *x = a->data, *y = b->data;
+    return x->kind == y->kind && x->mean == y->mean && x->std == y->std && x->row == y->row && x->bytes == y->bytes &&
+           safetensors_entry_bytes(a) == safetensors_entry_bytes(b);
+}
+
+/* The bytes of entry i: those of an earlier one like it, or drawn now; what is large repeats itself. */
+static const uint8_t *memory_bytes(struct synth_memory *m, const struct synth *s, int64_t i, int64_t *n_drawn)
+{
+    const struct st_entry *e = &s->entries[i];
+    for (int64_t k = 0; k < i; k++)
+        if (alike(&s->entries[k], e)) return m->st.tensors[k].data;
+    const int64_t bytes = safetensors_entry_bytes(e), drawn = MT_MIN(bytes, (int64_t)64 << 20);
+    uint8_t *data = mem_alloc(bytes);
+    random_weights_bytes(e->data, data, 0, drawn);
+    for (int64_t at = drawn; at < bytes; at += drawn) memcpy(data + at, data, (size_t)MT_MIN(drawn, bytes - at));
+    m->buffers[(*n_drawn)++] = data;
+    return data;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
+}
+
+int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, struct err *err)
+{
+    struct synth s;
+    int64_t n_drawn = 0;
+    *m = (struct synth_memory){0};
+    if (synth_open(&s, opt, err)) {
+        synth_close(&s);
+        return -1;
+    }
+    m->arch = s.a;
+    m->arch.n_layer = s.n_layer;
+    m->n = m->st.n_tensors = s.n;
+    m->names = mem_array(s.n, sizeof(*m->names));
+    m->buffers = mem_array(s.n, sizeof(*m->buffers));
+    m->st.tensors = mem_array(s.n, sizeof(*m->st.tensors));
+    for (int64_t i = 0; i < s.n; i++) {
+        const struct st_entry *e = &s.entries[i];
+        struct st_tensor *t = &m->st.tensors[i];
+        m->names[i] = mem_strdup(e->name);
+        *t = (struct st_tensor){.name = m->names[i], .dtype = e->dtype, .rank = e->rank};
+        t->st_dtype = dtype_name(e->dtype);
+        memcpy(t->shape, e->shape, sizeof(t->shape));
+        t->bytes = safetensors_entry_bytes(e);
+        t->data = memory_bytes(m, &s, i, &n_drawn);
+    }
+    qsort(m->st.tensors, (size_t)s.n, sizeof(*m->st.tensors), by_name);
+    synth_close(&s);
+    return 0;
+}
+
+void synth_memory_close(struct synth_memory *m)
+{
+    safetensors_close(&m->st);
+    for (int64_t i = 0; i < m->n; i++) {
+        mem_free(m->names[i]);
+        mem_free(m->buffers[i]);
+    }
+    mem_free(m->names);
+    mem_free(m->buffers);
+    *m = (struct synth_memory){0};
+}
+
+void synth_list(FILE *out)
+{
+    static const char *const formats[] = {"mxfp4", "nf4", "bf16"};
+    const struct preset *p;
+    fprintf(out, "%-14s  %6s  %10s  %10s  %10s  %10s\n", "architecture", "layers", "parameters", "mxfp4", "nf4",
+            "bf16");
+    for (int64_t i = 0; (p = preset_row(i)) != NULL; i++) {
+        char text[3][32] = {"", "", ""}, params[32] = "";
+        for (int k = 0; k < 3; k++) {
+            struct err err;
+            int64_t n, bytes;
+            const struct synth_options opt = {.arch = p->name, .quant = formats[k]};
+            if (synth_size(&opt, &n, &bytes, &err))
+                snprintf(text[k], sizeof(text[k]), "-");
+            else
+                str_bytes(text[k], bytes), str_count(params, n);
+        }
+        fprintf(out, "%-14s  %6lld  %10s  %10s  %10s  %10s\n", p->name, (long long)p->n_layer, params, text[0], text[1],
+                text[2]);
+    }
+}

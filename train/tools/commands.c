@@ -1,0 +1,88 @@
+/* commands.c - evaluation and plan as commands of their own. */
+#include "train/tools/commands.h"
+
+#include <stdio.h>
+
+#include "data/json.h"
+#include "train/cards.h"
+#include "train/run.h"
+
+/* adapter NULL: the base model. */
+static void print_eval(const struct eval_metrics *e, const char *adapter)
+{
+    struct json_out o = {0};
+    json_out_open(&o, NULL, '{');
+    json_out_str(&o, "event", "eval");
+    json_out_str(&o, "adapter", adapter);
+    json_out_f64(&o, "loss", e->loss);
+    json_out_f64(&o, "perplexity", e->perplexity);
+    json_out_f64(&o, "accuracy", e->accuracy);
+    json_out_i64(&o, "tokens", e->tokens);
+    json_out_close(&o, '}');
+    printf("%.*s\n", (int)o.size, o.text);
+    json_out_free(&o);
+}
+
+int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err)
+{
+    struct run r;
+    struct eval_metrics e = {0};
+    int rc = -1;
+    comm_busy(all, "loading");
+    if (run_open_headers(&r, cfg, false, err) || run_join(&r, all, err) || run_open_data(&r, false, err)) goto out;
+    if (!r.eval.n_docs) {
+        err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train");
+        goto out;
+    }
+    if (run_open_model(&r, adapter_dir, false, err)) goto out;
+    comm_busy(all, NULL);
+    log_info("evaluating %s", adapter_dir ? adapter_dir : "the base model");
+    run_evaluate(&r, &e, NULL);
+    log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
+             100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
+    if (all->rank == 0) print_eval(&e, adapter_dir);
+    comm_unshare_work(r.dev.ep);
+    rc = 0;
+out:
+    run_close(&r);
+    return rc;
+}
+
+static void print_card(const struct card *c)
+{
+    char bytes[32];
+    printf("  for %s: %s of memory", c->title, str_bytes(bytes, c->bytes));
+    if (c->capability) printf(", compute capability %d.%d", c->capability / 10, c->capability % 10);
+    printf("\n");
+}
+
+int commands_plan(const struct config *of, const char *gpu, struct err *err)
+{
+    static struct config own;
+    const struct config *cfg = of;
+    struct run r = {0};
+    struct card card;
+    struct adapters ad = {0};
+    int rc = -1;
+    if (gpu) { /* whatever the configuration runs on */
+        if (card_find(&card, gpu, err)) return -1;
+        own = *of;
+        own.train.device = CFG_DEVICE_CUDA;
+        cfg = &own;
+        if (run_open_card(&r, cfg, card.bytes, err)) goto out;
+        print_card(&card);
+    } else if (run_open_headers(&r, cfg, true, err)) {
+        goto out;
+    }
+    if (plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
+    char *table = adapters_table(&ad, &r.arch);
+    fputs(table, stdout);
+    mem_free(table);
+    rc = plan_make(&r.plan, &r.dev, &r.arch, &r.st, cfg, NULL, true, err);
+    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.arch, &r.st, cfg, err);
+    if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, stdout);
+out:
+    adapters_free(&ad);
+    run_close(&r);
+    return rc;
+}

@@ -1,0 +1,119 @@
+/* generate.c - the command: one prompt, one text on standard output. */
+#include "train/tools/generate.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "data/text.h"
+#include "train/adapter_dir.h"
+#include "train/sampler.h"
+#include "train/tools/tokens.h"
+
+#define MAX_INPUT ((int64_t)1 << 30)
+
+struct generate {
+    const struct generate_options *o;
+    struct config *cfg;
+    struct run run;
+    struct sampler sampler;
+};
+
+static int read_prompt(struct generate *g, struct err *err)
+{
+    const struct generate_options *o = g->o;
+    int64_t size;
+    if (!o->messages) return sampler_prompt(&g->sampler, o->prompt, "--prompt", err);
+    char *text = file_read(o->messages, MAX_INPUT, &size, err);
+    struct json_doc *doc = text ? row_parse(text, size, o->messages, err) : NULL;
+    const int rc = doc ? sampler_messages(&g->sampler, json_root(doc), o->messages, err) : -1;
+    json_free(doc);
+    mem_free(text);
+    return rc;
+}
+
+static void put_json(const struct sampler *s)
+{
+    struct text_buf out = {0};
+    int64_t size = 0;
+    const char *stop = s->stopped < 0 ? NULL : tokenizer_bytes(s->run->tok, s->stopped, &size);
+    text_put(&out, "{\"prompt_ids\": ");
+    tokens_put_ids(&out, s->ids.ids, s->n_prompt);
+    text_put(&out, ", \"ids\": ");
+    tokens_put_ids(&out, s->ids.ids + s->n_prompt, s->ids.count - s->n_prompt);
+    text_put(&out, ", \"text\": ");
+    text_put_quoted(&out, s->text.text ? s->text.text : "", s->text.size);
+    text_put(&out, ", \"stop\": ");
+    if (stop)
+        text_put_quoted(&out, stop, size);
+    else
+        text_put(&out, "null");
+    text_put(&out, "}\n");
+    fwrite(out.text, 1, (size_t)out.size, stdout);
+    text_free(&out);
+}
+
+static int write_text(struct generate *g, struct err *err)
+{
+    struct sampler *s = &g->sampler;
+    const double start = clock_ms();
+    int rc = sampler_run(s, g->o->tokens, err);
+    if (g->o->json && !rc) put_json(s);
+    if (!g->o->json) fputs("\n", stdout);
+    if (!rc && (fflush(stdout) || ferror(stdout))) rc = err_set(err, "standard output cannot be written");
+    if (!rc)
+        log_info("%lld tokens in %.1f s, %s", (long long)(s->ids.count - s->n_prompt), (clock_ms() - start) / 1e3,
+                 s->stopped < 0 ? "as many as --tokens allows" : "then the end of the turn");
+    return rc;
+}
+
+/* ---- opening ---- */
+
+/* What a model needs that reads no data. */
+static void set_config(struct config *c)
+{
+    c->data.train[0] = c->data.eval[0] = 0;
+    c->data.eval_split = 0;
+    c->eval.every = 0;
+    c->train.micro_batch = 1;
+}
+
+static int check_length(struct generate *g, struct err *err)
+{
+    const int64_t n = g->sampler.n_prompt + g->o->tokens, most = g->run.arch.max_len;
+    if (n > most)
+        return err_set(err, "%lld tokens of prompt and %lld more are over the model's %lld: lower --tokens",
+                       (long long)g->sampler.n_prompt, (long long)g->o->tokens, (long long)most);
+    g->cfg->data.seq_len = n;
+    return sampler_check(&g->run, err);
+}
+
+static int generate(struct generate *g, struct err *err)
+{
+    struct run *r = &g->run;
+    struct dataset_options opt;
+    char adapter[MT_PATH];
+    if (!g->o->base && adapter_dir_of(adapter, g->o->adapter, g->cfg, "--base", err)) return -1;
+    if (run_open_headers(r, g->cfg, false, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
+        check_length(g, err) || run_open_model(r, g->o->base ? NULL : adapter, false, err))
+        return -1;
+    return write_text(g, err);
+}
+
+int generate_run(const struct generate_options *o, struct config *cfg, struct err *err)
+{
+    struct generate g = {.o = o, .cfg = cfg};
+    g.sampler = (struct sampler){.run = &g.run,
+                                 .temperature = o->temperature,
+                                 .top_p = o->top_p,
+                                 .seed = o->seed,
+                                 .plain = isatty(STDOUT_FILENO),
+                                 .out = o->json ? NULL : stdout};
+    if (o->top_p < 1 && o->temperature == 0)
+        return err_set(err, "--top-p without --temperature: the likeliest token is always taken; set --temperature "
+                            "above 0");
+    set_config(cfg);
+    const int rc = generate(&g, err);
+    run_close(&g.run);
+    sampler_free(&g.sampler);
+    return rc;
+}

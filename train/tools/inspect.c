@@ -1,0 +1,393 @@
+/* inspect.c - a summary of the tensors of a checkpoint or adapter, for a person.
+ *
+ * A packed weight is several tensors in the file: MXFP4 is X_blocks and X_scales, bitsandbytes is X and X.absmax,
+ * X.quant_map, ... . Here each is one row with its logical shape; the helpers count as bytes of the weight they belong
+ * to. */
+#include "train/tools/inspect.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/hub/hub.h"
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "kernels/comm/comm.h"
+#include "model/weights.h"
+#include "train/adapter_dir.h"
+
+#define CONFIG_MAX ((int64_t)16 << 20)
+
+struct row {
+    char *name; /* layer and expert numbers replaced by {n}, {e} */
+    char shape[192], format[24];
+    int64_t count; /* weights in this row; 0: a helper tensor, counted with its weight */
+    int64_t params, bytes;
+};
+
+/* ---- from tensors to rows ---- */
+
+/* The tensor called name[0..n) + suffix, or NULL. */
+static const struct st_tensor *sibling(const struct safetensors *st, const char *name, size_t n, const char *suffix)
+{
+    char key[1024];
+    int len = snprintf(key, sizeof(key), "%.*s%s", (int)MT_MIN(n, sizeof(key)), name, suffix);
+    return len < (int)sizeof(key) ? safetensors_find(st, key) : NULL;
+}
+
+/* The weight that t helps to decode, or NULL when t is a weight itself. */
+static const struct st_tensor *owner(const struct safetensors *st, const struct st_tensor *t)
+{
+    static const struct {
+        const char *suffix, *owner;
+    } helpers[] = {{"_scales", "_blocks"},
+                   {".absmax", ""},
+                   {".quant_map", ""},
+                   {".nested_absmax", ""},
+                   {".nested_quant_map", ""},
+                   {".quant_state.bitsandbytes__nf4", ""},
+                   {".quant_state.bitsandbytes__fp4", ""}};
+    size_t n = strlen(t->name);
+    for (int64_t i = 0; i < MT_LEN(helpers); i++) {
+        size_t len = strlen(helpers[i].suffix);
+        if (n > len && !strcmp(t->name + n - len, helpers[i].suffix))
+            return sibling(st, t->name, n - len, helpers[i].owner);
+    }
+    return NULL;
+}
+
+/* A copy of name[0..n): numbers between dots become {n}, {e}, {i} in turn, control characters a question mark. */
+static char *collapse(const char *name, size_t n)
+{
+    static const char *const marks[] = {"{n}", "{e}", "{i}"};
+    char *text = mem_alloc(3 * (int64_t)n + 1), *to = text;
+    int64_t n_marks = 0;
+    for (size_t i = 0; i < n;) {
+        size_t end = i;
+        while (end < n && isdigit((unsigned char)name[end])) end++;
+        bool number = end > i && (i == 0 || name[i - 1] == '.') && (end == n || name[end] == '.');
+        if (number) {
+            memcpy(to, marks[MT_MIN(n_marks, 2)], 3);
+            n_marks++;
+            to += 3;
+            i = end;
+        } else
+            *to++ = iscntrl((unsigned char)name[i]) ? '?' : name[i], i++;
+    }
+    return text;
+}
+
+static void set_shape(struct row *r, const int64_t *shape, int rank)
+{
+    char text[24];
+    r->shape[0] = 0;
+    for (int i = 0; i < rank; i++) {
+        snprintf(text, sizeof(text), "%s%" PRId64, i ? " x " : "", shape[i]);
+        strncat(r->shape, text, sizeof(r->shape) - strlen(r->shape) - 1);
+    }
+    if (!rank) snprintf(r->shape, sizeof(r->shape), "scalar");
+}
+
+static void describe(struct row *r, const struct safetensors *st, const struct st_tensor *t)
+{
+    size_t n = strlen(t->name);
+    *r = (struct row){.count = 1, .params = 1, .bytes = t->bytes};
+    snprintf(r->format, sizeof(r->format), "%s", t->st_dtype);
+    for (int i = 0; i < t->rank; i++) r->params *= t->shape[i]; /* fits: the reader checked it */
+    bool blocks = n > 7 && !strcmp(t->name + n - 7, "_blocks") && t->dtype == DT_U8 && t->rank >= 2 &&
+                  t->shape[t->rank - 1] == 16 && t->shape[t->rank - 2] <= INT32_MAX;
+    if (!blocks || !sibling(st, t->name, n - 7, "_scales")) {
+        r->name = collapse(t->name, n);
+        set_shape(r, t->shape, t->rank);
+        return;
+    }
+    int64_t shape[8]; /* MXFP4: [..., groups, 16 bytes] holds [..., 32 * groups] elements */
+    memcpy(shape, t->shape, sizeof(shape));
+    shape[t->rank - 2] = t->shape[t->rank - 2] * 32;
+    r->name = collapse(t->name, n - 7);
+    r->params *= 2;
+    set_shape(r, shape, t->rank - 1);
+    snprintf(r->format, sizeof(r->format), "MXFP4");
+}
+
+/* The bitsandbytes weight behind r: the tensor `state` is a JSON text with its logical shape; its name says which code.
+ */
+static int describe_bnb(struct row *r, const struct safetensors *st, const struct st_tensor *weight,
+                        const struct st_tensor *state, struct err *err)
+{
+    const bool is_nf4 = strstr(state->name, "__nf4") != NULL;
+    const bool nested = sibling(st, weight->name, strlen(weight->name), ".nested_absmax") != NULL;
+    snprintf(r->format, sizeof(r->format), "%s%s", is_nf4 ? "NF4" : "FP4", nested ? " nested" : "");
+    if (st->headers) { /* the state is data: what is left is the number of elements */
+        r->params = 2 * weight->bytes;
+        set_shape(r, &r->params, 1);
+        return 0;
+    }
+    struct json_doc *doc = json_parse((const char *)state->data, state->bytes, state->name, err);
+    if (!doc) return -1;
+    struct json shape;
+    int64_t dims[8], n = 1;
+    int rc = json_get_array(json_root(doc), "shape", &shape, err);
+    if (!rc && json_count(shape) > 8) rc = json_error(shape, err, "more than 8 axes");
+    for (int i = 0; !rc && i < json_count(shape); i++) {
+        rc = json_i64(json_at(shape, i), 0, INT32_MAX, &dims[i], err);
+        if (!rc && !i64_mul(n, dims[i], &n)) rc = json_error(shape, err, "more elements than 64 bits can count");
+    }
+    if (!rc && n / 2 + n % 2 != weight->bytes)
+        rc = json_error(shape, err, "%" PRId64 " elements of 4 bits, but the weight has %" PRId64 " bytes", n,
+                        weight->bytes);
+    if (!rc) {
+        set_shape(r, dims, (int)json_count(shape));
+        r->params = n;
+    }
+    json_free(doc);
+    return rc;
+}
+
+static int by_kind(const void *a, const void *b)
+{
+    const struct row *x = a, *y = b;
+    int order = strcmp(x->name ? x->name : "", y->name ? y->name : "");
+    if (!order) order = strcmp(x->format, y->format);
+    return order ? order : strcmp(x->shape, y->shape);
+}
+
+static void free_rows(struct row *rows, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) mem_free(rows[i].name);
+    mem_free(rows);
+}
+
+/* One row for each kind of weight, sorted by name: *rows [*n], for free_rows, also after an error. */
+static int make_rows(const struct safetensors *st, struct row **rows, int64_t *n, struct err *err)
+{
+    int rc = 0;
+    int64_t n_all = st->n_tensors, n_kinds = 0;
+    struct row *all = mem_array(n_all, sizeof(*all));
+    for (int64_t i = 0; i < n_all; i++)
+        if (!owner(st, &st->tensors[i])) describe(&all[i], st, &st->tensors[i]);
+    for (int64_t i = 0; i < n_all && !rc; i++) {
+        const struct st_tensor *t = &st->tensors[i], *of = owner(st, t);
+        if (!of) continue;
+        struct row *r = &all[of - st->tensors];
+        r->bytes += t->bytes;
+        if (strstr(t->name, ".quant_state.")) rc = describe_bnb(r, st, of, t, err);
+    }
+    if (n_all) qsort(all, (size_t)n_all, sizeof(*all), by_kind);
+    for (int64_t i = 0; i < n_all; i++) {
+        if (!all[i].count) continue;
+        if (n_kinds && !by_kind(&all[n_kinds - 1], &all[i])) {
+            all[n_kinds - 1].count++;
+            all[n_kinds - 1].params += all[i].params;
+            all[n_kinds - 1].bytes += all[i].bytes;
+            mem_free(all[i].name);
+            all[i].name = NULL;
+        } else {
+            struct row kind = all[i];
+            all[i].name = NULL;
+            all[n_kinds++] = kind;
+        }
+    }
+    *rows = all;
+    *n = n_kinds;
+    return rc;
+}
+
+/* ---- printing ---- */
+
+static void print_rows(const struct row *rows, int64_t n, FILE *out)
+{
+    int name = 6, shape = 5, format = 6;
+    char params[32], bytes[32];
+    for (int64_t i = 0; i < n; i++) {
+        name = MT_MAX(name, (int)MT_MIN(strlen(rows[i].name), 90));
+        shape = MT_MAX(shape, (int)strlen(rows[i].shape));
+        format = MT_MAX(format, (int)strlen(rows[i].format));
+    }
+    fprintf(out, "\n  %-*s  %6s  %-*s  %-*s  %10s  %10s\n", name, "tensor", "count", shape, "shape", format, "format",
+            "parameters", "bytes");
+    for (int64_t i = 0; i < n; i++)
+        fprintf(out, "  %-*s  %6" PRId64 "  %-*s  %-*s  %10s  %10s\n", name, rows[i].name, rows[i].count, shape,
+                rows[i].shape, format, rows[i].format, str_count(params, rows[i].params),
+                str_bytes(bytes, rows[i].bytes));
+}
+
+static void print_total(const char *format, int64_t count, int64_t params, int64_t bytes, FILE *out)
+{
+    char size[32], bits[32] = "-";
+    if (params) snprintf(bits, sizeof(bits), "%.2f", 8.0 * (double)bytes / (double)params);
+    fprintf(out, "  %-12s  %6" PRId64 "  %15" PRId64 "  %10s  %15s\n", format, count, params, str_bytes(size, bytes),
+            bits);
+}
+
+static int by_format(const void *a, const void *b)
+{
+    return strcmp(((const struct row *)a)->format, ((const struct row *)b)->format);
+}
+
+/* Sorts the rows by format on the way. */
+static void print_totals(struct row *rows, int64_t n, FILE *out)
+{
+    int64_t count = 0, params = 0, bytes = 0;
+    fprintf(out, "\n  %-12s  %6s  %15s  %10s  %15s\n", "format", "count", "parameters", "bytes", "bits per weight");
+    if (n) qsort(rows, (size_t)n, sizeof(*rows), by_format);
+    for (int64_t i = 0; i < n;) {
+        struct row sum = rows[i];
+        for (i++; i < n && !strcmp(rows[i].format, sum.format); i++) {
+            sum.count += rows[i].count;
+            sum.params += rows[i].params;
+            sum.bytes += rows[i].bytes;
+        }
+        print_total(sum.format, sum.count, sum.params, sum.bytes, out);
+        count += sum.count;
+        params += sum.params;
+        bytes += sum.bytes;
+    }
+    print_total("total", count, params, bytes, out);
+}
+
+/* Text of a file: nothing in it shall steer the terminal. */
+static void print_text(const char *s, FILE *out)
+{
+    for (; *s; s++) fputc(iscntrl((unsigned char)*s) ? '?' : *s, out);
+}
+
+/* "q_proj, k_proj" of an array of strings, the text of a string (a regular expression), "none" of null. */
+static void print_names(const char *label, struct json names, FILE *out)
+{
+    const char *s;
+    int64_t size;
+    fprintf(out, "  %-14s", label);
+    if (json_str(names, &s, &size, NULL) == 0) {
+        print_text(s, out);
+        fputs(" (a regular expression)", out);
+    } else if (!json_count(names))
+        fputs("none", out);
+    for (int64_t i = 0; i < json_count(names); i++) {
+        if (i) fputs(", ", out);
+        print_text(json_str(json_at(names, i), &s, &size, NULL) ? "?" : s, out);
+    }
+    fputc('\n', out);
+}
+
+static int print_adapter(struct json config, FILE *out, struct err *err)
+{
+    const char *type, *base = "not given", *version = "of unknown version";
+    int64_t r;
+    double alpha, dropout = 0;
+    bool rslora = false, dora = false;
+    if (json_get_str(config, "peft_type", &type, err) || json_opt_str(config, "base_model_name_or_path", &base, err) ||
+        json_opt_str(config, "peft_version", &version, err) || json_get_i64(config, "r", 1, INT32_MAX, &r, err) ||
+        json_get_f64(config, "lora_alpha", &alpha, err) || json_opt_f64(config, "lora_dropout", &dropout, err) ||
+        json_opt_bool(config, "use_rslora", &rslora, err) || json_opt_bool(config, "use_dora", &dora, err))
+        return -1;
+    fprintf(out, "  %-14s", "type");
+    print_text(type, out);
+    fprintf(out, "%s, PEFT ", dora ? " with DoRA" : "");
+    print_text(version, out);
+    fprintf(out, "\n  %-14s", "base model");
+    print_text(base, out);
+    fputc('\n', out);
+    fprintf(out, "  %-14s%" PRId64 "\n", "r", r);
+    fprintf(out, "  %-14s%g (scale %s = %g)\n", "alpha", alpha, rslora ? "alpha/sqrt(r), rsLoRA" : "alpha/r",
+            alpha / (rslora ? sqrt((double)r) : (double)r));
+    fprintf(out, "  %-14s%g\n", "dropout", dropout);
+    print_names("modules", json_find(config, "target_modules"), out);
+    print_names("parameters", json_find(config, "target_parameters"), out);
+    int64_t patterns = json_count(json_find(config, "rank_pattern")) + json_count(json_find(config, "alpha_pattern"));
+    if (patterns) fprintf(out, "  %-14s%" PRId64 " modules have an r or alpha of their own\n", "patterns", patterns);
+    return 0;
+}
+
+/* What a run would hold, for one model.quantize: measured by loading without memory. 1: everything is packed already.
+ */
+static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
+{
+    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
+    struct weights w;
+    struct err why;
+    char experts[32], all[32];
+    fprintf(out, "  %-14s  ", quantize_name(q));
+    if (weights_load(&w, &dev, a, st, q, false, 0, &why)) {
+        fprintf(out, "not possible: ");
+        print_text(why.msg, out);
+        fputc('\n', out);
+        return false;
+    }
+    const enum weight_format f = w.layers[a->n_layer - 1].up.format;
+    fprintf(out, "%-28s  %10s  %12s\n", w.experts, str_bytes(experts, w.expert_bytes),
+            str_bytes(all, w.expert_bytes + w.dense_bytes));
+    weights_free(&w);
+    return q->format == WF_NONE && f >= WF_MXFP4;
+}
+
+/* Silent about directories that hold no model at all. */
+static void print_all_held(const char *path, const struct safetensors *st, FILE *out)
+{
+    static const struct quantize ways[] = {
+        {.format = WF_NONE}, {.format = WF_NF4}, {.format = WF_NF4, .nested = true}, {.format = WF_MXFP4}};
+    struct arch a;
+    struct err why;
+    char config[MT_PATH];
+    if (!file_is_dir(path) || str_format(config, sizeof(config), NULL, "path", "%s/config.json", path) ||
+        !file_exists(config))
+        return;
+    if (arch_load(&a, path, &why)) {
+        fprintf(out, "\n  not a model that can be trained: ");
+        print_text(why.msg, out);
+        fputc('\n', out);
+        return;
+    }
+    fprintf(out, "\n  %-14s  %-28s  %10s  %12s\n", "model.quantize", "experts held as", "experts", "all weights");
+    for (int i = 0; i < MT_LEN(ways); i++)
+        if (print_held(&a, st, &ways[i], out)) {
+            fprintf(out, "  what is packed in the checkpoint stays as it is\n");
+            break;
+        }
+}
+
+/* The tables of the tensors at `tensors`; config: the adapter's, or absent. headers: the hub's, without their data. */
+static int inspect_tensors(const char *path, const char *tensors, const struct json *config, bool headers, FILE *out,
+                           struct err *err)
+{
+    struct safetensors st;
+    struct row *rows;
+    int64_t n;
+    if (headers ? safetensors_open_headers(&st, tensors, err) : safetensors_open(&st, tensors, err)) return -1;
+    int rc = make_rows(&st, &rows, &n, err);
+    if (!rc) {
+        char size[32];
+        fprintf(out, "%s: %s, %" PRId64 " tensors in %d file%s, %s\n", path, config ? "adapter" : "checkpoint",
+                st.n_tensors, st.n_shards, st.n_shards == 1 ? "" : "s", str_bytes(size, safetensors_bytes(&st)));
+        if (config) rc = print_adapter(*config, out, err);
+    }
+    if (!rc) {
+        print_rows(rows, n, out);
+        print_totals(rows, n, out);
+        if (!config) print_all_held(tensors, &st, out);
+    }
+    free_rows(rows, n);
+    safetensors_close(&st);
+    return rc;
+}
+
+int inspect_run(const char *path, FILE *out, struct err *err)
+{
+    char file[MT_PATH], dir[MT_PATH];
+    bool headers;
+    if (hub_model_headers(dir, path, "main", &headers, err) ||
+        str_format(file, sizeof(file), err, "path", "%s/config.json", dir))
+        return -1;
+    if (!file_exists(file) && adapter_dir_inside(file, dir)) strcpy(dir, file); /* of a run, of a checkpoint of one */
+    if (str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_config.json", dir)) return -1;
+    if (!file_exists(file)) return inspect_tensors(path, dir, NULL, headers, out, err);
+    struct json_doc *doc = json_load(file, CONFIG_MAX, err);
+    if (!doc) return -1;
+    struct json config = json_root(doc);
+    int rc = str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_model.safetensors", dir);
+    if (!rc) rc = inspect_tensors(path, file, &config, false, out, err);
+    json_free(doc);
+    return rc;
+}

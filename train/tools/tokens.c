@@ -1,0 +1,353 @@
+/* tokens.c - the viewer: micro-batches as they are trained, and the ids of raw text and of messages.
+ *
+ * Whatever text holds, a terminal gets printable characters only, and a page no markup of the text's. */
+#include "train/tools/tokens.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/hub/hub.h"
+#include "data/json.h"
+#include "data/text.h"
+#include "data/tokenizer/normalize.h"
+#include "train/run.h"
+
+#define MAX_INPUT ((int64_t)1 << 30)
+
+enum form { FORM_TEXT, FORM_COLOUR, FORM_HTML, FORM_JSON };
+
+struct tokens {
+    const struct tokens_options *o;
+    const struct config *cfg;
+    enum form form;
+    struct text_buf out;
+};
+
+/* ---- pieces of output ---- */
+
+void tokens_put_ids(struct text_buf *out, const int32_t *ids, int64_t n)
+{
+    char number[16];
+    text_put(out, "[");
+    for (int64_t i = 0; i < n; i++) {
+        snprintf(number, sizeof(number), i ? ", %d" : "%d", ids[i]);
+        text_put(out, number);
+    }
+    text_put(out, "]");
+}
+
+/* Control characters and broken ones as <0x1B>; a line break shows, and breaks the line. */
+static void put_visible(struct tokens *t, const char *s, int64_t size)
+{
+    static const char *const entities[][2] = {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}};
+    for (int64_t i = 0, n; i < size; i += MT_MAX(n, 1)) {
+        char code[16];
+        const char *entity = NULL;
+        n = utf8_character(s + i, size - i);
+        for (int k = 0; k < 3 && t->form == FORM_HTML; k++)
+            if (s[i] == entities[k][0][0]) entity = entities[k][1];
+        bool c1 = n == 2 && (unsigned char)s[i] == 0xc2 && (unsigned char)s[i + 1] < 0xa0;
+        if (entity) {
+            text_put(&t->out, entity);
+        } else if (s[i] == '\n') {
+            text_put(&t->out, "\xe2\x86\xb5\n");
+        } else if (n <= 0 || c1 || (unsigned char)s[i] < 32 || s[i] == 127) {
+            snprintf(code, sizeof(code), t->form == FORM_HTML ? "&lt;0x%02X&gt;" : "<0x%02X>", (unsigned char)s[i]);
+            text_put(&t->out, code);
+        } else {
+            text_put_bytes(&t->out, s + i, n);
+        }
+    }
+}
+
+static void put_token(struct tokens *t, const struct tokenizer *tok, int32_t id, bool loss, bool odd)
+{
+    char open[64];
+    int64_t size;
+    const char *bytes = tokenizer_bytes(tok, id, &size);
+    if (t->form == FORM_COLOUR) /* green or grey behind it, two shades of each by turns */
+        snprintf(open, sizeof(open), "\033[48;5;%dm", loss ? (odd ? 28 : 22) : (odd ? 239 : 236));
+    else
+        snprintf(open, sizeof(open), "<span class=%s%d title=%d>", loss ? "t" : "c", odd, id);
+    if (t->form != FORM_TEXT) text_put(&t->out, open);
+    put_visible(t, bytes ? bytes : "", size);
+    if (t->form == FORM_TEXT)
+        text_put(&t->out, "|");
+    else
+        text_put(&t->out, t->form == FORM_COLOUR ? "\033[0m" : "</span>");
+}
+
+/* ---- a micro-batch ---- */
+
+static void put_document(struct tokens *t, const struct run *r, const struct batch *b, const uint8_t *mask, int64_t seq)
+{
+    const int64_t begin = b->cu[seq], end = b->cu[seq + 1];
+    int64_t targets = 0;
+    char title[128];
+    for (int64_t i = begin; i < end; i++) targets += mask[i];
+    snprintf(title, sizeof(title), "document %lld: %lld tokens, %lld with loss", (long long)seq,
+             (long long)(end - begin), (long long)targets);
+    if (t->form == FORM_JSON) {
+        text_put(&t->out, seq ? ", {\"ids\": " : "{\"ids\": ");
+        tokens_put_ids(&t->out, b->tok + begin, end - begin);
+        text_put(&t->out, ", \"loss\": [");
+        for (int64_t i = begin; i < end; i++) {
+            if (i > begin) text_put(&t->out, ", ");
+            text_put(&t->out, mask[i] ? "1" : "0");
+        }
+        text_put(&t->out, "]}");
+        return;
+    }
+    text_put(&t->out, t->form == FORM_HTML ? "<h2>" : "---- ");
+    text_put(&t->out, title);
+    text_put(&t->out, t->form == FORM_HTML ? "</h2><pre>" : "\n");
+    for (int64_t i = begin; i < end; i++) {
+        if (t->form == FORM_TEXT && mask[i] && (i == begin || !mask[i - 1])) text_put(&t->out, "[[");
+        put_token(t, r->tok, b->tok[i], mask[i], i & 1);
+        if (t->form == FORM_TEXT && mask[i] && (i + 1 == end || !mask[i + 1])) text_put(&t->out, "]]");
+    }
+    text_put(&t->out, t->form == FORM_HTML ? "</pre>\n" : "\n");
+}
+
+static void put_batch(struct tokens *t, const struct run *r, const struct batch *b, int64_t n_batches)
+{
+    char title[160];
+    uint8_t *mask = mem_alloc(b->n_tok + 1);
+    for (int64_t i = 0; i < b->n_label; i++) mask[b->label_row[i] + 1] = 1;
+    snprintf(title, sizeof(title), "micro-batch %lld of %lld: %lld documents, %lld tokens, %lld with loss",
+             (long long)t->o->row, (long long)n_batches, (long long)b->n_seq, (long long)b->n_tok,
+             (long long)b->n_label);
+    if (t->form == FORM_JSON) {
+        snprintf(title, sizeof(title), "{\"row\": %lld, \"rows\": %lld, \"documents\": [", (long long)t->o->row,
+                 (long long)n_batches);
+        text_put(&t->out, title);
+    } else if (t->form == FORM_HTML) {
+        text_put(&t->out,
+                 "<!doctype html><meta charset=utf-8><title>moetrain tokens</title><style>body{font:15px "
+                 "sans-serif;margin:2em;max-width:70em}pre{white-space:pre-wrap;line-height:1.7;font-size:14px}"
+                 ".c0{background:#eee}.c1{background:#ddd}.t0{background:#bfe8bf}.t1{background:#98d798}"
+                 "</style>\n<h1>");
+        text_put(&t->out, title);
+        text_put(&t->out,
+                 "</h1>\n<p>Green tokens carry loss. Attention and positions begin anew with each document.\n");
+    } else {
+        text_put(&t->out, title);
+        text_put(&t->out, "\n");
+    }
+    for (int64_t seq = 0; seq < b->n_seq; seq++) put_document(t, r, b, mask, seq);
+    if (t->form == FORM_JSON) text_put(&t->out, "]}\n");
+    mem_free(mask);
+}
+
+static int show_config(struct tokens *t, struct err *err)
+{
+    struct run r = {.cfg = t->cfg};
+    struct dataset_options opt;
+    char cache[MT_PATH];
+    int rc = -1;
+    if (config_validate(t->cfg, err)) goto out;
+    if (!(r.train_files = hub_data(t->cfg->data.train, err))) {
+        (void)err_prefix(err, "data.train");
+        goto out;
+    }
+    if (hub_model(r.model_dir, t->cfg->model.path, t->cfg->model.revision, err)) {
+        (void)err_prefix(err, "model.path");
+        goto out;
+    }
+    if (arch_load(&r.arch, r.model_dir, err) || run_open_tokenizer(&r, &opt, cache, err)) goto out;
+    if (!t->cfg->data.train[0]) {
+        err_set(err, "data.train is not set: the files to train on");
+        goto out;
+    }
+    if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) {
+        (void)err_prefix(err, "data.train");
+        goto out;
+    }
+    if (!t->cfg->data.eval[0] && /* what is held out is not trained on */
+        dataset_split(&r.train, &r.eval, t->cfg->data.eval_split, (uint64_t)t->cfg->train.seed, err))
+        goto out;
+    struct loader_options lo = run_loader_options(t->cfg, true);
+    struct loader *loader = loader_open(&r.train, &lo, (struct loader_pos){0, t->o->row});
+    int64_t n = loader_epoch_batches(loader, 0);
+    if (t->o->row < n) {
+        struct batch b;
+        loader_next(loader, &b, NULL);
+        put_batch(t, &r, &b, n);
+        batch_free(&b);
+        rc = 0;
+    } else {
+        err_set(err, "--row %lld: the first epoch has %lld micro-batches, counted from 0", (long long)t->o->row,
+                (long long)n);
+    }
+    loader_close(loader);
+out:
+    run_close(&r);
+    return rc;
+}
+
+/* ---- raw text ---- */
+
+static int show_raw(struct tokens *t, struct err *err)
+{
+    struct text_buf text = {0};
+    struct token_list list = {0};
+    char buffer[65536];
+    size_t n;
+    struct tokenizer *tok = tokenizer_load(t->o->tokenizer, err);
+    if (!tok) return -1;
+    int rc = 0;
+    while (!rc && (n = fread(buffer, 1, sizeof(buffer), stdin)) > 0) {
+        text_put_bytes(&text, buffer, (int64_t)n);
+        if (text.size > MAX_INPUT) rc = err_set(err, "standard input: more than 1 GiB of text");
+    }
+    if (!rc) rc = tokenizer_encode(tok, text.text ? text.text : "", text.size, !t->o->no_special, &list, err);
+    if (!rc) {
+        text_put(&t->out, "{\"ids\": ");
+        tokens_put_ids(&t->out, list.ids, list.count);
+        text_put(&t->out, "}\n");
+    }
+    token_list_free(&list);
+    text_free(&text);
+    tokenizer_free(tok);
+    return rc;
+}
+
+/* ---- messages ---- */
+
+/* {"text", "ids", "loss_spans" without the last bracket; spans false: it is not known what carries loss */
+static int put_sample(struct tokens *t, const struct tokenizer *tok, const struct text_buf *text, bool spans,
+                      struct err *err)
+{
+    struct token_list list = {0};
+    char number[64];
+    int rc = tokenizer_encode(tok, text->text, text->size, true, &list, err);
+    text_put(&t->out, "{\"text\": ");
+    text_put_quoted(&t->out, text->text, text->size);
+    text_put(&t->out, ", \"ids\": ");
+    tokens_put_ids(&t->out, list.ids, list.count);
+    text_put(&t->out, spans ? ", \"loss_spans\": [" : ", \"loss_spans\": null");
+    for (int64_t i = 0, at = 0, chars = 0; spans && i < text->n_spans; i++) {
+        int64_t edge[2];
+        for (int side = 0; side < 2; side++) {
+            for (; at < text->spans[i][side]; at++) chars += (text->text[at] & 0xc0) != 0x80;
+            edge[side] = chars;
+        }
+        snprintf(number, sizeof(number), i ? ", [%lld, %lld]" : "[%lld, %lld]", (long long)edge[0], (long long)edge[1]);
+        text_put(&t->out, number);
+    }
+    if (spans) text_put(&t->out, "]");
+    token_list_free(&list);
+    return rc;
+}
+
+static void put_reason(struct tokens *t, const char *key, const struct err *why)
+{
+    text_put(&t->out, ", \"");
+    text_put(&t->out, key);
+    text_put(&t->out, "\": ");
+    text_put_quoted(&t->out, why->msg, (int64_t)strlen(why->msg));
+}
+
+/* What training refuses is shown all the same, with the reason: "error", or "whole_error" when only split_turns = false
+ * refuses it. */
+static int put_row(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct json row,
+                   struct err *err)
+{
+    const struct chat_options opt = {0};
+    struct chat_samples whole = {0}, split = {0};
+    struct err why, why_whole;
+    int rc = -1;
+    if (!chat && !row_is_harmony(tok)) {
+        err_set(err, "%s has no chat template: give one with --template", t->o->checkpoint);
+        goto out;
+    }
+    const bool trained = !chat_samples_make(&split, chat, row, LOSS_ASSISTANT, false, &opt, &why);
+    const bool known = trained && !chat_samples_make(&whole, chat, row, LOSS_ASSISTANT, true, &opt, &why_whole);
+    if (!known && chat_samples_make(&whole, chat, row, LOSS_ALL, true, &opt, err)) goto out;
+    if (put_sample(t, tok, &whole.items[0], known, err)) goto out;
+    if (!trained) {
+        put_reason(t, "error", &why);
+        log_warn("training skips this conversation: %s", why.msg);
+    } else if (!known) {
+        put_reason(t, "whole_error", &why_whole);
+    }
+    const struct text_buf *text = &whole.items[0], *one = trained ? &split.items[0] : NULL;
+    const bool same =
+        known && split.count == 1 && one->size == text->size && !memcmp(one->text, text->text, (size_t)text->size);
+    for (int64_t i = 0; trained && i < split.count && !same; i++) {
+        text_put(&t->out, i ? ", " : ", \"samples\": [");
+        if (put_sample(t, tok, &split.items[i], true, err)) goto out;
+        text_put(&t->out, i + 1 < split.count ? "}" : "}]");
+    }
+    text_put(&t->out, "}\n");
+    rc = 0;
+out:
+    chat_samples_free(&whole);
+    chat_samples_free(&split);
+    return rc;
+}
+
+/* A row as text, or a list of rows. */
+static int put_json(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, const char *text,
+                    int64_t size, const char *where, struct err *err)
+{
+    struct json_doc *doc = row_parse(text, size, where, err);
+    if (!doc) return -1;
+    struct json root = json_root(doc);
+    int rc = 0;
+    if (json_type(root) != JSON_ARRAY) rc = put_row(t, tok, chat, root, err);
+    for (int64_t i = 0; !rc && json_type(root) == JSON_ARRAY && i < json_count(root); i++)
+        rc = put_row(t, tok, chat, json_at(root, i), err);
+    json_free(doc);
+    return rc;
+}
+
+static int put_lines(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct err *err)
+{
+    char *line, where[MT_PATH + 32];
+    int64_t size;
+    struct line_reader *reader = line_reader_open(t->o->messages, err);
+    int status = reader ? 1 : -1;
+    while (status == 1 && (status = line_reader_next(reader, &line, &size, err)) == 1) {
+        snprintf(where, sizeof(where), "%s:%lld", t->o->messages, (long long)line_reader_line(reader));
+        if (line[strspn(line, " \t")] && put_json(t, tok, chat, line, size, where, err)) status = -1;
+    }
+    line_reader_close(reader);
+    return status;
+}
+
+/* One JSON text, else a row per line. */
+static int show_messages(struct tokens *t, struct err *err)
+{
+    struct tokenizer *tok = NULL;
+    struct chat_template *chat = NULL;
+    struct json_doc *doc = NULL;
+    char path[MT_PATH], *text = NULL;
+    int64_t size;
+    int rc = -1;
+    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", t->o->checkpoint) ||
+        !(tok = tokenizer_load(path, err)) || row_template(&chat, tok, t->o->checkpoint, t->o->template, err) ||
+        !(text = file_read(t->o->messages, MAX_INPUT, &size, err)))
+        goto out;
+    doc = json_parse(text, size, t->o->messages, err);
+    rc = doc ? put_json(t, tok, chat, text, size, t->o->messages, err) : put_lines(t, tok, chat, err);
+out:
+    json_free(doc);
+    mem_free(text);
+    chat_template_free(chat);
+    tokenizer_free(tok);
+    return rc;
+}
+
+int tokens_run(const struct tokens_options *o, const struct config *cfg, struct err *err)
+{
+    struct tokens t = {.o = o, .cfg = cfg};
+    t.form = o->json ? FORM_JSON : o->html ? FORM_HTML : isatty(STDOUT_FILENO) ? FORM_COLOUR : FORM_TEXT;
+    int rc = o->tokenizer ? show_raw(&t, err) : o->checkpoint ? show_messages(&t, err) : show_config(&t, err);
+    if (!rc && t.out.size && fwrite(t.out.text, 1, (size_t)t.out.size, stdout) != (size_t)t.out.size)
+        rc = err_set(err, "standard output cannot be written");
+    text_free(&t.out);
+    return rc;
+}
