@@ -63,7 +63,7 @@ static void every_key_has_a_default(void **state)
     struct config c = fresh();
     assert_int_equal(c.data.seq_len, 2048);
     assert_true(c.data.packing && c.data.shuffle && c.eval.at_start && c.eval.at_end && c.log.report);
-    assert_int_equal(c.data.loss_on, CFG_LOSS_ASSISTANT);
+    assert_int_equal(c.data.loss_on, LOSS_ASSISTANT);
     assert_string_equal(c.data.chat_date, "2025-06-28");
     assert_int_equal(c.lora.r, 16);
     assert_true(c.lora.alpha == 32 && c.optim.lr == 2e-4 && c.optim.beta2 == 0.999 && c.train.epochs == 1);
@@ -74,6 +74,56 @@ static void every_key_has_a_default(void **state)
 }
 
 /* Takes the keys from the dump, gives each another value, and reads the result back. */
+/* The choices of an option stand in the order of the enum that reads them. */
+static void choices_are_the_enum(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int value;
+    } format[] = {{"auto", DATA_AUTO},         {"text", DATA_TEXT},
+                  {"messages", DATA_MESSAGES}, {"prompt_completion", DATA_PROMPT_COMPLETION},
+                  {"sharegpt", DATA_SHAREGPT}, {"alpaca", DATA_ALPACA}};
+    struct config c = fresh();
+    char line[128];
+    for (int i = 0; i < MT_LEN(format); i++) {
+        snprintf(line, sizeof(line), "data.format=%s", format[i].text);
+        set(&c, line);
+        assert_int_equal(c.data.format, format[i].value);
+        snprintf(line, sizeof(line), "data.eval_format=%s", format[i].text);
+        set(&c, line);
+        assert_int_equal(c.data.eval_format, format[i].value + 1);
+    }
+#define CHOICE(section, key, text, value) (set(&c, #section "." #key "=" text), assert_int_equal(c.section.key, value))
+    CHOICE(data, eval_format, "same", CFG_EVAL_FORMAT_SAME);
+    CHOICE(data, loss_on, "assistant", LOSS_ASSISTANT);
+    CHOICE(data, loss_on, "last", LOSS_LAST);
+    CHOICE(data, loss_on, "all", LOSS_ALL);
+    CHOICE(data, overlong, "cut", OVERLONG_CUT);
+    CHOICE(data, overlong, "drop", OVERLONG_DROP);
+    CHOICE(optim, schedule, "cosine", SCHEDULE_COSINE);
+    CHOICE(optim, schedule, "linear", SCHEDULE_LINEAR);
+    CHOICE(optim, schedule, "constant", SCHEDULE_CONSTANT);
+    CHOICE(model, quantize, "none", CFG_QUANTIZE_NONE);
+    CHOICE(model, quantize, "nf4", CFG_QUANTIZE_NF4);
+    CHOICE(model, quantize, "nf4-nested", CFG_QUANTIZE_NF4_NESTED);
+    CHOICE(model, quantize, "mxfp4", CFG_QUANTIZE_MXFP4);
+    CHOICE(train, device, "auto", CFG_DEVICE_AUTO);
+    CHOICE(train, device, "cpu", CFG_DEVICE_CPU);
+    CHOICE(train, device, "cuda", CFG_DEVICE_CUDA);
+    CHOICE(train, device, "cuda-portable", CFG_DEVICE_CUDA_PORTABLE);
+    CHOICE(train, dtype, "auto", CFG_DTYPE_AUTO);
+    CHOICE(train, dtype, "fp32", CFG_DTYPE_FP32);
+    CHOICE(train, dtype, "bf16", CFG_DTYPE_BF16);
+    CHOICE(train, recompute, "auto", CFG_RECOMPUTE_AUTO);
+    CHOICE(train, recompute, "none", CFG_RECOMPUTE_NONE);
+    CHOICE(train, recompute, "selective", CFG_RECOMPUTE_SELECTIVE);
+    CHOICE(train, recompute, "full", CFG_RECOMPUTE_FULL);
+    CHOICE(train, aux_convention, "transformers", CFG_AUX_TRANSFORMERS);
+    CHOICE(train, aux_convention, "megatron", CFG_AUX_MEGATRON);
+#undef CHOICE
+}
+
 static void every_key_reads_back(void **state)
 {
     (void)state;
@@ -419,6 +469,7 @@ int test_config(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_key_has_a_default),
         cmocka_unit_test(every_key_reads_back),
+        cmocka_unit_test(choices_are_the_enum),
         cmocka_unit_test(numbers_read_back_exactly),
         cmocka_unit_test(values_are_read),
         cmocka_unit_test(unknown_names_are_told),

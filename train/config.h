@@ -4,22 +4,13 @@
 
 #include <stdio.h>
 
-#include "kernels/base.h"
+#include "data/dataset.h"
+#include "optim/schedule.h"
 
+/* Values of options, in the order of the choices in config.c; where a lower room has the enum, it is that one. */
 enum cfg_quantize { CFG_QUANTIZE_NONE, CFG_QUANTIZE_NF4, CFG_QUANTIZE_NF4_NESTED, CFG_QUANTIZE_MXFP4 };
-enum cfg_format {
-    CFG_FORMAT_AUTO,
-    CFG_FORMAT_TEXT,
-    CFG_FORMAT_MESSAGES,
-    CFG_FORMAT_PROMPT_COMPLETION,
-    CFG_FORMAT_SHAREGPT,
-    CFG_FORMAT_ALPACA
-};
-/* Of data.eval_format: 0 is that of data.format, which others are one above. */
+/* Of data.eval_format: 0 is that of data.format, the others are enum data_format + 1. */
 enum { CFG_EVAL_FORMAT_SAME };
-enum cfg_loss_on { CFG_LOSS_ASSISTANT, CFG_LOSS_LAST, CFG_LOSS_ALL };
-enum cfg_overlong { CFG_OVERLONG_CUT, CFG_OVERLONG_DROP };
-enum cfg_schedule { CFG_SCHEDULE_COSINE, CFG_SCHEDULE_LINEAR, CFG_SCHEDULE_CONSTANT };
 enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_CUDA_PORTABLE };
 enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
@@ -43,7 +34,8 @@ struct config {
     struct {
         char train[MT_PATH], eval[MT_PATH], columns[256], eval_columns[256];
         double eval_split;
-        int format, eval_format, loss_on, overlong;
+        int format, loss_on, overlong; /* enum data_format, loss_on, overlong */
+        int eval_format;               /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
         int64_t seq_len;
         bool packing, shuffle, split_turns;
         char chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
@@ -56,7 +48,7 @@ struct config {
     } lora;
     struct {
         double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;
-        int schedule;
+        int schedule; /* enum schedule_kind */
         int64_t warmup_steps;
     } optim;
     struct {

@@ -162,10 +162,12 @@ static struct model_options way(const struct request *q, int i)
 /* The first way that fits, else the last one that is allowed. */
 static int choose(struct plan *p, const struct request *q, bool train, struct err *err)
 {
+    _Static_assert(CFG_RECOMPUTE_NONE == RECOMPUTE_NONE + 1 && CFG_RECOMPUTE_FULL == RECOMPUTE_FULL + 1, "enum order");
     const bool automatic = q->cfg->train.recompute == CFG_RECOMPUTE_AUTO;
+    const enum recompute wanted = (enum recompute)(q->cfg->train.recompute - CFG_RECOMPUTE_NONE);
     for (int i = 0; i < n_ways(q->dev); i++) {
         const struct model_options opt = way(q, i);
-        if (!automatic && opt.recompute != (enum recompute)(q->cfg->train.recompute - 1)) continue;
+        if (!automatic && opt.recompute != wanted) continue;
         p->opt = opt;
         if (measure(&p->memory, &p->trainable, q, &opt, err)) return -1;
         if (peak(&p->memory, p->fixed, train) <= p->budget) break;

@@ -419,8 +419,8 @@ int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, 
     k.cfg.data.seq_len = MT_MIN(cfg->data.seq_len, MAX_SEQ);
     k.cfg.train.micro_batch = N_SEQ;
     k.cfg.data.packing = true;
-    k.cfg.data.overlong = CFG_OVERLONG_CUT;
-    k.cfg.data.loss_on = CFG_LOSS_ALL; /* the start of a conversation may hold no answer */
+    k.cfg.data.overlong = OVERLONG_CUT;
+    k.cfg.data.loss_on = LOSS_ALL; /* the start of a conversation may hold no answer */
     k.cfg.train.recompute = CFG_RECOMPUTE_NONE;
     int rc = run_sides(&k, err);
     if (!rc) {
