@@ -135,7 +135,7 @@ void prof_median(struct prof *p)
 
 /* ---- roofs ---- */
 
-enum { ROOF_REPEATS = 15 };
+enum { ROOF_REPEATS = 15, ROOF_REPEATS_CPU = 5 };
 
 /* A product of [n, n] by [n, n], and a copy, one after the other in the same memory. */
 struct roof_test {
@@ -156,8 +156,10 @@ static void run_product(const struct roof_test *t)
 
 static void run_copy(const struct roof_test *t) { t->dev->ops->copy(t->to.data, t->from.data, tensor_bytes(t->from)); }
 
-static double median_ms(const struct roof_test *t, void (*run)(const struct roof_test *), int repeats)
+/* A GPU: the median, since its clock varies. A CPU: the best, since other processes only make it slower. */
+static double usual_ms(const struct roof_test *t, void (*run)(const struct roof_test *), bool gpu)
 {
+    const int repeats = gpu ? ROOF_REPEATS : ROOF_REPEATS_CPU;
     const struct ops *ops = t->dev->ops;
     double ms[ROOF_REPEATS];
     run(t);
@@ -169,7 +171,7 @@ static double median_ms(const struct roof_test *t, void (*run)(const struct roof
     ops->wait();
     for (int i = 0; i < repeats; i++) ms[i] = ops->mark_ms(i, i + 1);
     qsort(ms, (size_t)repeats, sizeof(*ms), by_value);
-    return ms[repeats / 2];
+    return ms[gpu ? repeats / 2 : 0];
 }
 
 static void push_product(struct roof_test *t, struct device *dev, int64_t n)
@@ -219,11 +221,20 @@ int prof_measure_roofs(struct device *dev, struct err *err)
     push_product(&t, &own, n);
     fill(&own, t.x);
     fill(&own, t.w);
-    const double product_ms = median_ms(&t, run_product, gpu ? ROOF_REPEATS : 5);
+    const double product_ms = usual_ms(&t, run_product, gpu);
     push_copy(&t, &own, bytes);
-    const double copy_ms = median_ms(&t, run_copy, gpu ? ROOF_REPEATS : 5);
+    const double copy_ms = usual_ms(&t, run_copy, gpu);
     own.ops->free(own.work.base);
     dev->roofs.flops = 2e3 * (double)n * (double)n * (double)n / product_ms;
     dev->roofs.bytes = 2e3 * (double)bytes / copy_ms;
     return 0;
+}
+
+double prof_share(struct device *dev, double floor_ms, double ms)
+{
+    const double share = ms > 0 ? floor_ms / ms : 0;
+    if (share <= 1) return share;
+    dev->roofs.flops *= share;
+    dev->roofs.bytes *= share;
+    return 1;
 }

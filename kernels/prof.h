@@ -60,9 +60,13 @@ void prof_close(struct prof *p); /* zeroed is fine */
 void prof_enter(struct device *dev, const char *name, int64_t part);
 void prof_leave(struct device *dev);
 
-/* Fills dev->roofs: the median rate of a large product and of a large copy, in under 0.3 s. Takes its own memory (on a
- * GPU 0.4 GB) and gives it back: call it before the arenas are reserved. Without room for that: an error. */
+/* Fills dev->roofs: the rate of a large product and of a large copy (a GPU: median of 15, a CPU: best of 5), in under
+ * 0.3 s. Takes its own memory (on a GPU 0.4 GB) and gives it back: call it before the arenas are reserved. Without room
+ * for that: an error. */
 int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;
+/* floor_ms / ms, at most 1. Work that was faster than its floor proves that the roofs were measured too low (other
+ * processes were running): it raises both roofs until its share is 1. */
+double prof_share(struct device *dev, double floor_ms, double ms);
 
 #ifdef __cplusplus
 }

@@ -118,6 +118,29 @@ static void test_floor(void **state)
     op_check_end(&dev);
 }
 
+/* A step that is faster than its floor raises the roofs: no share is above 1, and later steps count from there. */
+static void test_share(void **state)
+{
+    (void)state;
+    struct device dev;
+    op_check_begin(&dev, false);
+    dev.roofs = (struct roofs){.flops = 1e9, .bytes = 1e8};
+    assert_close(prof_share(&dev, 50, 100), 0.5, 0);
+    assert_close(prof_share(&dev, 50, 0), 0, 0);
+    assert_close(prof_share(&dev, 100, 100), 1, 0);
+    assert_close(dev.roofs.flops, 1e9, 0);
+    assert_close(prof_share(&dev, 250, 100), 1, 0);
+    assert_close(dev.roofs.flops, 2.5e9, 1e-12);
+    assert_close(dev.roofs.bytes, 2.5e8, 1e-12);
+    dev.floor_ms = 0;
+    run_linear(&dev, 700, 96); /* bound by FLOPs */
+    const double ms = 1e3 * 2.0 * 700 * 96 * 64 / 2.5e9;
+    assert_close(prof_share(&dev, dev.floor_ms, ms), 1, 1e-12);
+    dev.roofs = (struct roofs){0};
+    assert_close(prof_share(&dev, 0, 100), 0, 0);
+    op_check_end(&dev);
+}
+
 /* Packed experts are decoded first; experts that cannot have rows are not counted. */
 static void test_packed_cost(void **state)
 {
@@ -432,6 +455,7 @@ int test_prof(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_overflow),
         cmocka_unit_test(test_floor),
+        cmocka_unit_test(test_share),
         cmocka_unit_test(test_packed_cost),
         cmocka_unit_test(test_roofs),
         cmocka_unit_test(test_gpu),

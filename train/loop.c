@@ -246,7 +246,7 @@ static int step(struct training *t, struct err *err)
     if (s->step - s->n_nonfinite <= 3) s->first_loss = s->smooth_loss;
     m.smooth_loss = s->smooth_loss;
     m.ms = clock_ms() - start;
-    m.roof = (t->run.dev.floor_ms - floor_ms) / m.ms;
+    m.roof = prof_share(&t->run.dev, t->run.dev.floor_ms - floor_ms, m.ms);
     m.mem_bytes = t->run.dev.ops->used_bytes();
     warn_of_memory(t, m.mem_bytes);
     tell_of_pieces(t);
