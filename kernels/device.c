@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "kernels/comm/comm.h"
 #include "kernels/prof.h"
 
 /* ---- open and close ---- */
@@ -50,10 +49,9 @@ static void set_up(struct device *dev)
 {
     struct err err;
     dev->name = dev->ops->name;
-    dev->act = dev->ops->act;
+    dev->act_dtype = dev->ops->act_dtype;
     dev->stat = dev->ops->stat;
     if (ops_cpu_threads(&dev->n_threads, &err)) MT_REQUIRE(false, "%s", err.msg);
-    dev->ranks = dev->ep = dev->dp = &comm_alone;
 }
 
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err)
@@ -100,10 +98,10 @@ void device_open_oracle(struct device *dev)
     set_up(dev);
 }
 
-void device_measure(struct device *dev, const struct device *like)
+void device_dry_run(struct device *dev, const struct device *like)
 {
     *dev = *like;
-    dev->measuring = true;
+    dev->dry_run = true;
     dev->flops = dev->floor_ms = 0;
     dev->op = (struct cost){0};
     dev->prof = NULL;
@@ -145,7 +143,7 @@ void device_close(struct device *dev)
 
 void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     prof_enter(dev, "upload", 0);
     dev->ops->upload(dst, src, bytes);
     prof_leave(dev);
@@ -153,18 +151,18 @@ void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes
 
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes)
 {
-    if (dev->measuring)
+    if (dev->dry_run)
         memset(dst, 0, (size_t)bytes);
     else
         dev->ops->download(dst, src, bytes);
 }
 
-static bool contiguous(struct tensor x) { return x.rank <= 1 || x.ld == x.shape[x.rank - 1]; }
+static bool contiguous(struct tensor x) { return x.ndim <= 1 || x.ld == x.shape[x.ndim - 1]; }
 
 void device_zero(struct device *dev, struct tensor x)
 {
-    if (dev->measuring || !x.rank) return;
-    int64_t size = dtype_size(x.dtype), n = tensor_count(x), row = contiguous(x) ? n : x.shape[x.rank - 1];
+    if (dev->dry_run || !x.ndim) return;
+    int64_t size = dtype_size(x.dtype), n = tensor_count(x), row = contiguous(x) ? n : x.shape[x.ndim - 1];
     int64_t stride = contiguous(x) ? n : x.ld;
     dev->op.bytes += (double)(n * size);
     prof_enter(dev, "zero", 0);
@@ -197,7 +195,7 @@ static double get(const void *host, enum dtype t, int64_t i)
 static void set_values(struct device *dev, struct tensor x, const void *values, enum dtype t)
 {
     MT_REQUIRE(contiguous(x), "values of a tensor with gaps");
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     if (t == x.dtype) {
         dev->ops->upload(x.data, values, tensor_bytes(x));
         return;
@@ -211,7 +209,7 @@ static void set_values(struct device *dev, struct tensor x, const void *values, 
 static void get_values(struct device *dev, void *values, enum dtype t, struct tensor x)
 {
     MT_REQUIRE(contiguous(x), "values of a tensor with gaps");
-    if (dev->measuring || t == x.dtype) {
+    if (dev->dry_run || t == x.dtype) {
         device_download(dev, values, x.data, tensor_count(x) * dtype_size(t));
         return;
     }

@@ -10,7 +10,6 @@ extern "C" {
 
 struct ops;  /* kernels/ops.h */
 struct prof; /* kernels/prof.h */
-struct comm; /* kernels/comm/comm.h */
 
 /* What work costs at least: floating-point operations of its products; bytes of every input read once and every output
  * written once; and bytes for decoding 4-bit weights to bf16 before the product reads them. */
@@ -35,10 +34,11 @@ static inline double cost_ms(const struct roofs *r, const struct cost *c)
 struct device {
     const struct ops *ops;
     const char *name;
-    enum dtype act; /* activations and the adapters' working copies: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
+    enum dtype
+        act_dtype; /* activations and the adapters' working copies: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
     enum dtype stat; /* statistics, gates, losses, gradients, moments: F32, or F64 in the oracle */
     bool round_bf16; /* CPU with train.dtype = bf16: every activation an op writes is rounded to bf16, held in F32 */
-    bool measuring;
+    bool dry_run;    /* computes nothing: model code runs on it to learn peak bytes and FLOPs */
     int n_threads;
     int64_t expert_group; /* experts whose matrices are decoded at a time; 0: all of a layer. A CPU decodes tiles */
     double flops;         /* floating-point operations of all ops so far, counted by the front doors */
@@ -46,12 +46,9 @@ struct device {
     struct cost op;       /* of the op at the front door */
     struct roofs roofs;   /* zero until somebody measures them */
     struct prof *prof;    /* where the ops are timed; NULL: nowhere */
-    struct comm *ranks;   /* all that train together, this process among them; alone until somebody joins them */
     int64_t card_bytes;   /* of a plan for a GPU that is not here: its memory; 0: what is free counts */
     struct arena weights, state, work;
     struct arena host; /* pinned memory of the host that ops can read: frozen weights that need not be on the device */
-    struct comm *ep;   /* those of `ranks` that share out the experts: neighbours; alone where all have all experts */
-    struct comm *dp;   /* those of `ranks` that hold the same experts as this one: all, where ep is alone */
 };
 
 /* The backends. ops_cuda() opens a GPU, the first unless told otherwise, on its first call; without CUDA in the build
@@ -74,10 +71,6 @@ void ops_cuda_choose(int n);
 int ops_cuda_count(void); /* GPUs that this process sees; after it a process must not fork */
 const struct ops *
 ops_cuda_table(void); /* its ops without a GPU, to measure with only; NULL without CUDA in the build */
-/* For comparison alone, once ops_cuda() has opened the GPU: its ops, but those of the experts are loops on the host
- * that wait for the GPU for every expert or, with presort, once per layer and pass (cuda/moe_loop.cu). There is one
- * table: the last call decides. NULL without CUDA in the build. */
-const struct ops *ops_cuda_loop(bool presort);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had and else logs why it is the CPU;
  * dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
@@ -90,7 +83,7 @@ int device_open_card(struct device *dev, int64_t bytes, const char *dtype, struc
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);
 /* A device that only measures, with the dtypes and op table of `like`. */
-void device_measure(struct device *dev, const struct device *like);
+void device_dry_run(struct device *dev, const struct device *like);
 /* Allocates one arena of exactly `bytes`. Error: not enough memory, with both numbers. */
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err) MT_CHECK;
 /* The same for dev->host. */
@@ -100,7 +93,7 @@ void device_close(struct device *dev); /* frees the arenas; a zeroed or closed d
 void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes); /* host -> device, done on return */
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes); /* device -> host, waits */
 void device_zero(struct device *dev, struct tensor x);
-/* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. On a measuring device nothing moves, here and above,
+/* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. In a dry run nothing moves, here and above,
  * and what was to be read comes back as zeros. */
 void device_set(struct device *dev, struct tensor x, const double *values);
 void device_get(struct device *dev, double *values, struct tensor x);

@@ -22,9 +22,9 @@ static const char *shape_text(char buf[96], enum dtype t, int rank, const int64_
 static void want(const char *op, const char *name, struct tensor x, enum dtype t, int rank, const int64_t *shape)
 {
     char have[96], need[96];
-    bool same = x.rank == rank && x.dtype == t && (rank < 2 || x.ld >= shape[rank - 1]);
+    bool same = x.ndim == rank && x.dtype == t && (rank < 2 || x.ld >= shape[rank - 1]);
     for (int i = 0; i < rank; i++) same = same && x.shape[i] == shape[i];
-    MT_REQUIRE(same, "%s: %s is %s (ld %lld), must be %s", op, name, shape_text(have, x.dtype, x.rank, x.shape),
+    MT_REQUIRE(same, "%s: %s is %s (ld %lld), must be %s", op, name, shape_text(have, x.dtype, x.ndim, x.shape),
                (long long)x.ld, shape_text(need, t, rank, shape));
 }
 
@@ -33,7 +33,7 @@ static void want(const char *op, const char *name, struct tensor x, enum dtype t
 /* The same for a tensor that may be absent. */
 #define WANT_OPT(x, dtype, ...)                                                                                        \
     do {                                                                                                               \
-        if ((x).rank) WANT(x, dtype, __VA_ARGS__);                                                                     \
+        if ((x).ndim) WANT(x, dtype, __VA_ARGS__);                                                                     \
     } while (0)
 
 static void want_weight(const char *op, const struct weight *w, int64_t n_exp, int64_t n_out, int64_t n_in)
@@ -56,9 +56,9 @@ static void want_lora(struct device *dev, const struct lora *l, struct tensor xa
         MT_REQUIRE(l->seg_first[s] >= 0 && l->seg_cols[s] >= 0 && l->seg_first[s] <= n_out - l->seg_cols[s],
                    "adapter: segment %d is columns %lld + %lld of %lld", s, (long long)l->seg_first[s],
                    (long long)l->seg_cols[s], (long long)n_out);
-    WANT(l->a, dev->act, l->n_seg * l->r, n_in);
-    WANT(l->b, dev->act, rows, l->r);
-    WANT(xa, dev->act, n_row, l->n_seg * l->r);
+    WANT(l->a, dev->act_dtype, l->n_seg * l->r, n_in);
+    WANT(l->b, dev->act_dtype, rows, l->r);
+    WANT(xa, dev->act_dtype, n_row, l->n_seg * l->r);
 }
 
 /* An adapter on every expert, and its saved product. */
@@ -68,22 +68,23 @@ static void want_expert_lora(struct device *dev, const struct lora *l, struct te
     if (!l->r) return;
     MT_REQUIRE(l->n_seg == 1 && l->dropout <= 0, "expert adapter: %d segments, dropout %g", l->n_seg,
                (double)l->dropout);
-    WANT(l->a, dev->act, w->n_exp, l->r, w->n_in);
-    WANT(l->b, dev->act, w->n_exp, w->n_out, l->r);
-    WANT(xa, dev->act, n_row, l->r);
+    WANT(l->a, dev->act_dtype, w->n_exp, l->r, w->n_in);
+    WANT(l->b, dev->act_dtype, w->n_exp, w->n_out, l->r);
+    WANT(xa, dev->act_dtype, n_row, l->r);
 }
 
-static void want_grad(struct device *dev, const struct lora_grad *g, const struct lora *l)
+static void want_grad(struct device *dev, const struct proj *p)
 {
-    if (!l->r || !g) return;
-    want(__func__, "grad->a", g->a, dev->stat, l->a.rank, l->a.shape);
-    want(__func__, "grad->b", g->b, dev->stat, l->b.rank, l->b.shape);
+    const struct lora *l = &p->lora;
+    if (!l->r || !p->grad.a.ndim) return;
+    want(__func__, "grad.a", p->grad.a, dev->stat, l->a.ndim, l->a.shape);
+    want(__func__, "grad.b", p->grad.b, dev->stat, l->b.ndim, l->b.shape);
 }
 
 /* Returns J. */
 static int64_t want_route(struct device *dev, const struct route *r, int64_t n_tok, int64_t n_exp)
 {
-    int64_t n_top = r->idx.rank == 2 ? r->idx.shape[1] : 0;
+    int64_t n_top = r->idx.ndim == 2 ? r->idx.shape[1] : 0;
     WANT(r->idx, DT_I32, n_tok, n_top);
     WANT_OPT(r->gate, dev->stat, n_tok, n_top);
     WANT(r->offs, DT_I32, n_exp + 1);
@@ -104,8 +105,8 @@ static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, st
 {
     int64_t n_tok = qkv.shape[0];
     want_heads(s);
-    WANT(qkv, dev->act, n_tok, (s->n_head + 2 * s->n_kv) * s->head_dim);
-    WANT(o, dev->act, n_tok, s->n_head * s->head_dim);
+    WANT(qkv, dev->act_dtype, n_tok, (s->n_head + 2 * s->n_kv) * s->head_dim);
+    WANT(o, dev->act_dtype, n_tok, s->n_head * s->head_dim);
     WANT(lse, dev->stat, n_tok, s->n_head);
     WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
 }
@@ -142,7 +143,7 @@ static void count_attn(struct device *dev, int n_products, int64_t n_tok, const 
 static void moves(struct device *dev, int n, const struct tensor *x)
 {
     for (int i = 0; i < n; i++)
-        if (x[i].rank) dev->op.bytes += (double)(tensor_count(x[i]) * dtype_size(x[i].dtype));
+        if (x[i].ndim) dev->op.bytes += (double)(tensor_count(x[i]) * dtype_size(x[i].dtype));
 }
 
 /* A weight read by a product of n_row rows: of a stack, no more experts than there are rows. */
@@ -155,11 +156,10 @@ static void moves_weight(struct device *dev, const struct weight *w, int64_t n_r
     if (packed) dev->op.decode += stored + decoded;
 }
 
-static void moves_grad(struct device *dev, const struct lora_grad *g, const struct lora *l)
+/* An adapter in a backward: read, and its gradients where they are wanted added to. */
+static void moves_grad(struct device *dev, const struct proj *p)
 {
-    if (!l->r) return;
-    MOVES(dev, l->a, l->b);
-    if (g) MOVES(dev, g->a, g->a, g->b, g->b);
+    if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b, p->grad.a, p->grad.a, p->grad.b, p->grad.b);
 }
 
 static void moves_lora(struct device *dev, const struct lora *l)
@@ -179,8 +179,8 @@ static void moves_lora(struct device *dev, const struct lora *l)
 /* train.dtype = bf16 on the CPU: an activation is what bf16 can hold, though kept in f32. */
 static void round_act(struct device *dev, struct tensor x)
 {
-    if (!dev->round_bf16 || dev->measuring || !x.rank) return;
-    int64_t cols = x.shape[x.rank - 1], rows = cols ? tensor_count(x) / cols : 0;
+    if (!dev->round_bf16 || dev->dry_run || !x.ndim) return;
+    int64_t cols = x.shape[x.ndim - 1], rows = cols ? tensor_count(x) / cols : 0;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < rows; t++) {
         float *row = (float *)x.data + t * x.ld;
@@ -192,7 +192,7 @@ static void round_act(struct device *dev, struct tensor x)
 
 void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok)
 {
-    WANT(y, dev->act, tok.shape[0], w->n_in);
+    WANT(y, dev->act_dtype, tok.shape[0], w->n_in);
     WANT(tok, DT_I32, y.shape[0]);
     want_weight(__func__, w, 1, w->n_out, y.shape[1]);
     MOVES(dev, y, y, tok);
@@ -204,9 +204,9 @@ void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, str
                     const struct norm *norm)
 {
     int64_t n_tok = x.shape[0], dim = w.shape[0];
-    WANT(y, dev->act, n_tok, dim);
+    WANT(y, dev->act_dtype, n_tok, dim);
     WANT(rstd, dev->stat, n_tok);
-    WANT(x, dev->act, n_tok, dim);
+    WANT(x, dev->act_dtype, n_tok, dim);
     WANT(w, DT_F32, dim);
     MOVES(dev, y, rstd, x, w);
     RUN(0, rmsnorm_fwd, y, rstd, x, w, norm);
@@ -217,9 +217,9 @@ void op_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, stru
                     struct tensor w)
 {
     int64_t n_tok = x.shape[0], dim = w.shape[0];
-    WANT(dx, dev->act, n_tok, dim);
-    WANT(dy, dev->act, n_tok, dim);
-    WANT(x, dev->act, n_tok, dim);
+    WANT(dx, dev->act_dtype, n_tok, dim);
+    WANT(dy, dev->act_dtype, n_tok, dim);
+    WANT(x, dev->act_dtype, n_tok, dim);
     WANT(rstd, dev->stat, n_tok);
     WANT(w, DT_F32, dim);
     MOVES(dev, dx, dx, dy, x, rstd, w);
@@ -227,44 +227,48 @@ void op_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, stru
     round_act(dev, dx);
 }
 
-void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct weight *w,
-                   struct tensor bias, struct tensor res, const struct lora *lora)
+void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj,
+                   struct tensor res)
 {
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
     int64_t n_tok = x.shape[0];
     want_weight(__func__, w, 1, y.shape[1], x.shape[1]);
-    WANT(y, dev->act, n_tok, w->n_out);
-    WANT(x, dev->act, n_tok, w->n_in);
-    WANT_OPT(bias, DT_F32, w->n_out);
-    WANT_OPT(res, dev->act, n_tok, w->n_out);
+    WANT(y, dev->act_dtype, n_tok, w->n_out);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
+    WANT_OPT(proj->bias, DT_F32, w->n_out);
+    WANT_OPT(res, dev->act_dtype, n_tok, w->n_out);
     want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
     count_gemm(dev, n_tok, w->n_out, w->n_in); /* x W^T */
     count_dense_lora(dev, n_tok, lora);        /* x A^T; (x A^T) B^T */
-    MOVES(dev, y, xa, x, bias, res);
+    MOVES(dev, y, xa, x, proj->bias, res);
     moves_weight(dev, w, n_tok);
     moves_lora(dev, lora);
-    RUN(w->n_out, linear_fwd, y, xa, x, w, bias, res, lora);
+    RUN(w->n_out, linear_fwd, y, xa, x, proj, res);
     round_act(dev, y);
     if (lora->r) round_act(dev, xa);
 }
 
-void op_linear_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
-                   struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora)
+void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
+                   const struct proj *proj)
 {
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
     int64_t n_tok = dy.shape[0];
     want_weight(__func__, w, 1, dy.shape[1], x.shape[1]);
-    WANT_OPT(dx, dev->act, n_tok, w->n_in);
-    WANT(dy, dev->act, n_tok, w->n_out);
-    WANT(x, dev->act, n_tok, w->n_in);
+    WANT_OPT(dx, dev->act_dtype, n_tok, w->n_in);
+    WANT(dy, dev->act_dtype, n_tok, w->n_out);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
     want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
-    want_grad(dev, grad, lora);
-    if (dx.rank) count_gemm(dev, n_tok, w->n_out, w->n_in); /* dy W */
+    want_grad(dev, proj);
+    if (dx.ndim) count_gemm(dev, n_tok, w->n_out, w->n_in); /* dy W */
     count_dense_lora(dev, n_tok, lora);                     /* dy B; (dy B) A */
     count_dense_lora(dev, n_tok, lora);                     /* dy^T xa; (dy B)^T x */
     MOVES(dev, dx, dy, xa);
     if (lora->r) MOVES(dev, x);
-    if (dx.rank) moves_weight(dev, w, n_tok);
-    moves_grad(dev, grad, lora);
-    RUN(w->n_out, linear_bwd, dx, grad, dy, x, xa, w, lora);
+    if (dx.ndim) moves_weight(dev, w, n_tok);
+    moves_grad(dev, proj);
+    RUN(w->n_out, linear_bwd, dx, dy, x, xa, proj);
     round_act(dev, dx);
 }
 
@@ -272,14 +276,14 @@ static void want_rope(struct tensor qkv, struct tensor pos, struct tensor table,
 {
     WANT(pos, DT_I32, qkv.shape[0]);
     WANT(table, DT_F32, table.shape[0], table.shape[1]);
-    MT_REQUIRE(table.shape[1] % 2 == 0 && qkv.rank == 2 && qkv.shape[1] >= n_head * table.shape[1],
+    MT_REQUIRE(table.shape[1] % 2 == 0 && qkv.ndim == 2 && qkv.shape[1] >= n_head * table.shape[1],
                "%lld heads of %lld in rows of %lld", (long long)n_head, (long long)table.shape[1],
                (long long)qkv.shape[1]);
 }
 
 void op_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head)
 {
-    WANT(qkv, dev->act, qkv.shape[0], qkv.shape[1]);
+    WANT(qkv, dev->act_dtype, qkv.shape[0], qkv.shape[1]);
     want_rope(qkv, pos, table, n_head);
     const struct tensor heads = tensor_cols(qkv, 0, n_head * table.shape[1]);
     MOVES(dev, heads, heads, pos);
@@ -289,7 +293,7 @@ void op_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struc
 
 void op_rope_bwd(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head)
 {
-    WANT(dqkv, dev->act, dqkv.shape[0], dqkv.shape[1]);
+    WANT(dqkv, dev->act_dtype, dqkv.shape[0], dqkv.shape[1]);
     want_rope(dqkv, pos, table, n_head);
     const struct tensor heads = tensor_cols(dqkv, 0, n_head * table.shape[1]);
     MOVES(dev, heads, heads, pos);
@@ -326,8 +330,8 @@ static int64_t want_qk_norm(struct device *dev, struct tensor qkv, struct tensor
     int64_t n_tok = qkv.shape[0], dim = s->head_dim;
     want_heads(s);
     bool whole = wq.shape[0] != dim;
-    WANT(qkv, dev->act, n_tok, (s->n_head + 2 * s->n_kv) * dim);
-    WANT(raw, dev->act, n_tok, (s->n_head + s->n_kv) * dim);
+    WANT(qkv, dev->act_dtype, n_tok, (s->n_head + 2 * s->n_kv) * dim);
+    WANT(raw, dev->act_dtype, n_tok, (s->n_head + s->n_kv) * dim);
     WANT(rstd, dev->stat, n_tok, whole ? 2 : s->n_head + s->n_kv);
     WANT(wq, DT_F32, whole ? s->n_head * dim : dim);
     WANT(wk, DT_F32, whole ? s->n_kv * dim : dim);
@@ -362,13 +366,13 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
     WANT(nll, dev->stat, n_label);
     WANT(hit, DT_I32, n_label);
-    WANT_OPT(dx, dev->act, n_tok, w->n_in);
-    WANT(x, dev->act, n_tok, w->n_in);
+    WANT_OPT(dx, dev->act_dtype, n_tok, w->n_in);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
     WANT(rows, DT_I32, n_label);
     WANT(ids, DT_I32, n_label);
     MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
     count_gemm(dev, n_label, w->n_out, w->n_in);              /* x W^T */
-    if (dx.rank) count_gemm(dev, n_label, w->n_out, w->n_in); /* dlogits W */
+    if (dx.ndim) count_gemm(dev, n_label, w->n_out, w->n_in); /* dlogits W */
     MOVES(dev, nll, hit, rows, ids, dx, tensor_rows(x, 0, n_label));
     moves_weight(dev, w, n_label);
     RUN(0, linear_ce, nll, hit, dx, x, w, rows, ids, scale, chunk);
@@ -377,7 +381,7 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
 
 /* ---- experts ---- */
 
-static bool contiguous(struct tensor x) { return x.rank == 1 || x.ld == x.shape[x.rank - 1]; }
+static bool contiguous(struct tensor x) { return x.ndim == 1 || x.ld == x.shape[x.ndim - 1]; }
 
 void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
                    struct tensor bias, enum router_kind kind)
@@ -389,7 +393,7 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
                (long long)w->n_out);
     WANT(r->gate, dev->stat, n_tok, n_top);
     WANT(logits, dev->stat, n_tok, w->n_out);
-    WANT(x, dev->act, n_tok, w->n_in);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
     WANT_OPT(bias, DT_F32, w->n_out);
     count_gemm(dev, n_tok, w->n_out, w->n_in);
     MOVES(dev, logits, x, r->idx, r->gate);
@@ -426,7 +430,7 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
     int64_t n_tok = dx.shape[0];
     int64_t n_top = want_route(dev, r, n_tok, w->n_out);
     want_weight(__func__, w, 1, w->n_out, dx.shape[1]);
-    WANT(dx, dev->act, n_tok, w->n_in);
+    WANT(dx, dev->act_dtype, n_tok, w->n_in);
     WANT(r->gate, dev->stat, n_tok, n_top);
     WANT(dgate, dev->stat, n_tok, n_top);
     WANT(logits, dev->stat, n_tok, w->n_out);
@@ -444,49 +448,52 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
 }
 
 void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
-                   const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
-                   const struct glu *glu)
+                   const struct route *r, const struct proj *up, const struct glu *glu)
 {
+    const struct weight *w = &up->w;
+    const struct lora *lora = &up->lora;
     int64_t n_tok = x.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
     want_weight(__func__, w, w->n_exp, 2 * act.shape[1], x.shape[1]);
-    WANT(act, dev->act, n_row, w->n_out / 2);
-    WANT(pre, dev->act, n_row, w->n_out);
-    WANT(x, dev->act, n_tok, w->n_in);
-    WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
+    WANT(act, dev->act_dtype, n_row, w->n_out / 2);
+    WANT(pre, dev->act_dtype, n_row, w->n_out);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
+    WANT_OPT(up->bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, xa, n_row, w);
     count_gemm(dev, n_row, w->n_out, w->n_in); /* x W_e^T */
     count_lora(dev, n_row, lora, w->n_in, w->n_out);
     MOVES(dev, act, pre, xa, x, r->row_slot);
     moves_weight(dev, w, n_row);
     moves_lora(dev, lora);
-    RUN(0, moe_up_fwd, act, pre, xa, x, r, w, bias, lora, glu);
+    RUN(0, moe_up_fwd, act, pre, xa, x, r, up, glu);
     round_act(dev, act);
     round_act(dev, pre);
     if (lora->r) round_act(dev, xa);
 }
 
 void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
-                     const struct weight *w, struct tensor bias, const struct lora *lora)
+                     const struct proj *down)
 {
+    const struct weight *w = &down->w;
+    const struct lora *lora = &down->lora;
     int64_t n_tok = r->idx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
     want_weight(__func__, w, w->n_exp, w->n_out, act.shape[1]);
-    WANT_OPT(y, dev->act, n_row, w->n_out);
-    WANT(act, dev->act, n_row, w->n_in);
-    WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
+    WANT_OPT(y, dev->act_dtype, n_row, w->n_out);
+    WANT(act, dev->act_dtype, n_row, w->n_in);
+    WANT_OPT(down->bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, ha, n_row, w);
-    if (y.rank) count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
-    count_lora(dev, n_row, lora, w->n_in, y.rank ? w->n_out : 0);
+    if (y.ndim) count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
+    count_lora(dev, n_row, lora, w->n_in, y.ndim ? w->n_out : 0);
     MOVES(dev, y, ha, act);
-    if (y.rank) moves_weight(dev, w, n_row);
+    if (y.ndim) moves_weight(dev, w, n_row);
     moves_lora(dev, lora);
-    RUN(0, moe_down_fwd, y, ha, act, r, w, bias, lora);
+    RUN(0, moe_down_fwd, y, ha, act, r, down);
     round_act(dev, y);
     if (lora->r) round_act(dev, ha);
 }
 
 void op_gather(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
 {
-    int64_t n_row = rows.shape[0], n_col = x.rank == 2 ? x.shape[1] : 0;
+    int64_t n_row = rows.shape[0], n_col = x.ndim == 2 ? x.shape[1] : 0;
     WANT(rows, DT_I32, n_row);
     WANT(y, x.dtype, n_row, n_col);
     MT_REQUIRE(share >= 1 && n_col > 0 && contiguous(x) && contiguous(y), "rows of %lld, %lld of them one",
@@ -500,59 +507,62 @@ void op_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res
 {
     int64_t n_tok = out.shape[0], dim = out.shape[1];
     int64_t n_top = want_route(dev, r, n_tok, r->offs.shape[0] - 1);
-    WANT(out, dev->act, n_tok, dim);
-    WANT_OPT(res, dev->act, n_tok, dim);
-    WANT(y, dev->act, n_tok * n_top, dim);
+    WANT(out, dev->act_dtype, n_tok, dim);
+    WANT_OPT(res, dev->act_dtype, n_tok, dim);
+    WANT(y, dev->act_dtype, n_tok * n_top, dim);
     MOVES(dev, out, res, y, r->gate, r->slot_row);
     RUN(0, moe_combine_fwd, out, res, y, r);
     round_act(dev, out);
 }
 
-void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
-                     struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
-                     const struct weight *w, struct tensor bias, const struct lora *lora, const struct glu *glu)
+void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act, struct tensor dout,
+                     struct tensor pre, struct tensor ha, const struct route *r, const struct proj *down,
+                     const struct glu *glu)
 {
+    const struct weight *w = &down->w;
+    const struct lora *lora = &down->lora;
     int64_t n_tok = dout.shape[0], n_top = want_route(dev, r, n_tok, w->n_exp), n_row = n_tok * n_top;
     want_weight(__func__, w, w->n_exp, dout.shape[1], act.shape[1]);
-    WANT(dpre, dev->act, n_row, 2 * w->n_in);
+    WANT(dpre, dev->act_dtype, n_row, 2 * w->n_in);
     WANT(r->gate, dev->stat, n_tok, n_top);
     WANT(dgate, dev->stat, n_tok, n_top);
-    WANT(act, dev->act, n_row, w->n_in);
-    WANT(dout, dev->act, n_tok, w->n_out);
-    WANT(pre, dev->act, n_row, 2 * w->n_in);
-    WANT_OPT(bias, DT_F32, w->n_exp, w->n_out);
+    WANT(act, dev->act_dtype, n_row, w->n_in);
+    WANT(dout, dev->act_dtype, n_tok, w->n_out);
+    WANT(pre, dev->act_dtype, n_row, 2 * w->n_in);
+    WANT_OPT(down->bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, ha, n_row, w);
-    want_grad(dev, grad, lora);
-    count_gemm(dev, n_row, w->n_out, w->n_in);                 /* dout W_e */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out);           /* dout B; (dout B) A */
-    if (grad) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
+    want_grad(dev, down);
+    count_gemm(dev, n_row, w->n_out, w->n_in);                              /* dout W_e */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out);                        /* dout B; (dout B) A */
+    if (down->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
     MOVES(dev, dpre, dgate, act, dout, pre, ha, r->gate, r->row_slot);
     moves_weight(dev, w, n_row);
-    moves_grad(dev, grad, lora);
-    RUN(0, moe_down_bwd, dpre, dgate, grad, act, dout, pre, ha, r, w, bias, lora, glu);
+    moves_grad(dev, down);
+    RUN(0, moe_down_bwd, dpre, dgate, act, dout, pre, ha, r, down, glu);
     round_act(dev, dpre);
     round_act(dev, act);
 }
 
-void op_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
-                   struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
-                   const struct lora *lora)
+void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
+                   const struct route *r, const struct proj *up)
 {
+    const struct weight *w = &up->w;
+    const struct lora *lora = &up->lora;
     int64_t n_tok = dx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
     want_weight(__func__, w, w->n_exp, dpre.shape[1], dx.shape[1]);
-    WANT(dx, dev->act, n_tok, w->n_in);
-    WANT(dpre, dev->act, n_row, w->n_out);
-    WANT(x, dev->act, n_tok, w->n_in);
+    WANT(dx, dev->act_dtype, n_tok, w->n_in);
+    WANT(dpre, dev->act_dtype, n_row, w->n_out);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
     want_expert_lora(dev, lora, xa, n_row, w);
-    want_grad(dev, grad, lora);
-    count_gemm(dev, n_row, w->n_out, w->n_in);                 /* dpre W_e */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out);           /* dpre B; (dpre B) A */
-    if (grad) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
+    want_grad(dev, up);
+    count_gemm(dev, n_row, w->n_out, w->n_in);                            /* dpre W_e */
+    count_lora(dev, n_row, lora, w->n_in, w->n_out);                      /* dpre B; (dpre B) A */
+    if (up->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
     MOVES(dev, dx, dpre, xa, r->row_slot);
     if (lora->r) MOVES(dev, x);
     moves_weight(dev, w, n_row);
-    moves_grad(dev, grad, lora);
-    RUN(0, moe_up_bwd, dx, grad, dpre, x, xa, r, w, lora);
+    moves_grad(dev, up);
+    RUN(0, moe_up_bwd, dx, dpre, x, xa, r, up);
     round_act(dev, dx);
 }
 
@@ -561,8 +571,8 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad 
 void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
 {
     WANT(out, DT_F64, 2);
-    MT_REQUIRE(g.rank && contiguous(g) && (g.dtype == dev->stat || g.dtype == dev->act), "sumsq of %s, rank %d",
-               dtype_name(g.dtype), g.rank);
+    MT_REQUIRE(g.ndim && contiguous(g) && (g.dtype == dev->stat || g.dtype == dev->act_dtype), "sumsq of %s, rank %d",
+               dtype_name(g.dtype), g.ndim);
     MOVES(dev, g);
     RUN(0, sumsq, out, g);
 }
@@ -581,7 +591,7 @@ void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tenso
 
 void op_cast(struct device *dev, struct tensor dst, struct tensor src)
 {
-    MT_REQUIRE(dst.rank && src.rank && contiguous(dst) && contiguous(src) && dst.dtype == dev->act &&
+    MT_REQUIRE(dst.ndim && src.ndim && contiguous(dst) && contiguous(src) && dst.dtype == dev->act_dtype &&
                    src.dtype == dev->stat && tensor_count(dst) == tensor_count(src),
                "cast of %lld %s to %lld %s", (long long)tensor_count(src), dtype_name(src.dtype),
                (long long)tensor_count(dst), dtype_name(dst.dtype));
@@ -593,7 +603,7 @@ void op_cast(struct device *dev, struct tensor dst, struct tensor src)
 /* The host does not know who has rows: the work is that of all experts. */
 void op_decode(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
 {
-    WANT(y, dev->act == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);
+    WANT(y, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);
     WANT_OPT(offs, DT_I32, w->n_exp + 1);
     MT_REQUIRE(w->format != WF_NONE && contiguous(y), "decoding %s into rows %lld apart", weight_format_name(w->format),
                (long long)y.ld);

@@ -2,9 +2,10 @@
  *
  * Letters: T packed tokens of a micro-batch, S sequences in it, D hidden, H query heads, K key/value heads, A head dim,
  * E experts, J experts per token, M = T*J routed rows, F expert width, V vocabulary, R LoRA rank, N labelled tokens.
- * Dtypes: "act" is dev->act, "stat" is dev->stat; small frozen vectors (norms, biases, sinks) are f32; indices are i32.
+ * Dtypes: "act" is dev->act_dtype, "stat" is dev->stat; small frozen vectors (norms, biases, sinks) are f32; indices
+ * are i32.
  * "=" overwrites, "+=" adds. An op takes scratch from dev->work and gives it back before it returns, allocates nothing,
- * is asynchronous on the device and never reads back. On a measuring device it takes its scratch and stops there.
+ * is asynchronous on the device and never reads back. In a dry run it takes its scratch and stops there.
  * Outputs never alias inputs unless the contract says "in place". T, M, N and any expert's row count may be 0.
  * LoRA everywhere: y += scale * (x A^T) B^T, A [R, in], B [out, R]. */
 #ifndef MT_OPS_H
@@ -29,10 +30,18 @@ struct lora {
     float dropout;                     /* dense only: x is dropped before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
 };
-/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards take NULL for "not
- * wanted". */
+/* Gradients of an adapter: shaped like a and b, dtype stat, always "+="; absent in the experts' backwards: not wanted.
+ */
 struct lora_grad {
     struct tensor a, b;
+};
+
+/* A projection: a frozen matrix, or a stack of one for each expert, with all that goes along with it. */
+struct proj {
+    struct weight w;    /* [out, in]; experts [E, out, in] */
+    struct tensor bias; /* [out] f32, experts [E, out]; or absent */
+    struct lora lora;
+    struct lora_grad grad;
 };
 
 /* Who goes where; an op that does not read gate takes a route without. Row m of the expert-ordered [M, ...] tensors
@@ -95,13 +104,13 @@ typedef void rmsnorm_fwd_fn(struct device *dev, struct tensor y, struct tensor r
 typedef void rmsnorm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
                             struct tensor w);
 
-/* y = res + x W^T + bias + LoRA.  y [T,out] act =, x [T,in] act, bias [out] f32 or absent, res [T,out] act or absent;
- * xa [T, n_seg*R] act =: dropout(x) A^T, saved for the backward */
+/* y = res + x W^T + bias + LoRA.  y [T,out] act =, x [T,in] act, res [T,out] act or absent; xa [T, n_seg*R] act =:
+ * dropout(x) A^T, saved for the backward */
 typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
-                           const struct weight *w, struct tensor bias, struct tensor res, const struct lora *lora);
-/* dx = dy W + LoRA; grad of the adapter +=.  dx [T,in] act = (absent: not wanted), dy [T,out] act */
-typedef void linear_bwd_fn(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
-                           struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora);
+                           const struct proj *proj, struct tensor res);
+/* dx = dy W + LoRA; proj->grad +=.  dx [T,in] act = (absent: not wanted), dy [T,out] act */
+typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
+                           const struct proj *proj);
 
 /* In place: rotates the first n_head heads of every row, half-split: pairs (i, i + A/2).  qkv [T, >= n_head*A] act; pos
  * [T] i32; table [P, A] f32: row p holds cos [A/2] then sin [A/2], attention factor included.  The backward rotates
@@ -147,16 +156,13 @@ typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
                            struct tensor logits, const struct weight *w, const struct aux *aux, enum router_kind kind);
 
 /* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
- * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act, w [E,2F,D], bias [E,2F] f32 or absent
- */
+ * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,2F,D] */
 typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
-                           const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
-                           const struct glu *glu);
-/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act = or absent: ha alone is wanted; ha [M,R] act = (saved), w [E,D,F],
- * bias [E,D] f32 or absent */
+                           const struct route *r, const struct proj *up, const struct glu *glu);
+/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act = or absent: ha alone is wanted; ha [M,R] act = (saved);
+ * down [E,D,F] */
 typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
-                             const struct route *r, const struct weight *w, struct tensor bias,
-                             const struct lora *lora);
+                             const struct route *r, const struct proj *down);
 /* y[i] = x[rows[i] / share].  y [N,C] =, x [*,C], of one dtype and contiguous; rows [N] i32 */
 typedef void gather_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share);
 /* out[t] = res[t] + sum_j gate[t,j] y[slot_row[t,j]], f32 sum in ascending j; an absent res is 0, absent gates are 1.
@@ -164,17 +170,15 @@ typedef void gather_fn(struct device *dev, struct tensor y, struct tensor x, str
 typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                                 const struct route *r);
 /* Backward of combine, down product and activation at once. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
- * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  adapter grads += from gate * dout[t].
+ * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  down->grad += from gate * dout[t].
  * dpre [M,2F] act =, dgate [T,J] stat =, act [M,F] act: written with h (scratch of the caller), dout [T,D] act,
  * pre [M,2F], ha [M,R] as saved */
-typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
-                             struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha,
-                             const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
-                             const struct glu *glu);
-/* dx[t] = sum over its rows (ascending j) of dpre[m] W_e + LoRA; adapter grads +=.  dx [T,D] act =, xa as saved */
-typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
-                           struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
-                           const struct lora *lora);
+typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
+                             struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
+                             const struct proj *down, const struct glu *glu);
+/* dx[t] = sum over its rows (ascending j) of dpre[m] W_e + LoRA; up->grad +=.  dx [T,D] act =, xa as saved */
+typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
+                           const struct route *r, const struct proj *up);
 
 /* Fused linear cross-entropy over labelled tokens only, `chunk` of them at a time: the [N,V] logits never exist.
  * nll [N] stat = : -log softmax(W x[row])[id];  hit [N] i32 = : 1 when id is the arg max (ties: the lower id)
@@ -239,7 +243,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 struct comm_ops;
 struct ops {
     const char *name;
-    enum dtype act, stat;
+    enum dtype act_dtype, stat;
     bool own_memory;       /* the device's memory is not the host's */
     int64_t rank_multiple; /* adapters' ranks are multiples of this */
     dev_alloc_fn *alloc, *alloc_host;

@@ -147,11 +147,11 @@ struct roof_test {
 static void run_product(const struct roof_test *t)
 {
     const int64_t n = t->x.shape[0];
-    const struct weight w = {
-        .format = t->w.dtype == DT_BF16 ? WF_BF16 : WF_F32, .n_exp = 1, .n_out = n, .n_in = n, .data = t->w.data};
+    const struct proj square = {
+        .w = {
+            .format = t->w.dtype == DT_BF16 ? WF_BF16 : WF_F32, .n_exp = 1, .n_out = n, .n_in = n, .data = t->w.data}};
     const struct tensor none = {0};
-    const struct lora no_lora = {.r = 0};
-    t->dev->ops->linear_fwd(t->dev, t->y, none, t->x, &w, none, none, &no_lora);
+    t->dev->ops->linear_fwd(t->dev, t->y, none, t->x, &square, none);
 }
 
 static void run_copy(const struct roof_test *t) { t->dev->ops->copy(t->to.data, t->from.data, tensor_bytes(t->from)); }
@@ -178,9 +178,9 @@ static void push_product(struct roof_test *t, struct device *dev, int64_t n)
 {
     t->dev = dev;
     arena_release(&dev->work, 0);
-    t->y = arena_tensor_2d(&dev->work, dev->act, n, n);
-    t->x = arena_tensor_2d(&dev->work, dev->act, n, n);
-    t->w = arena_tensor_2d(&dev->work, dev->act == DT_BF16 ? DT_BF16 : DT_F32, n, n);
+    t->y = arena_tensor_2d(&dev->work, dev->act_dtype, n, n);
+    t->x = arena_tensor_2d(&dev->work, dev->act_dtype, n, n);
+    t->w = arena_tensor_2d(&dev->work, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, n, n);
 }
 
 static void push_copy(struct roof_test *t, struct device *dev, int64_t bytes)
@@ -206,11 +206,11 @@ static void fill(struct device *dev, struct tensor x)
 
 int prof_measure_roofs(struct device *dev, struct err *err)
 {
-    const bool gpu = dev->act == DT_BF16;
+    const bool gpu = dev->act_dtype == DT_BF16;
     const int64_t n = gpu ? 8192 : 768, bytes = (gpu ? 256 : 64) << 20;
     struct device own; /* dev with memory of its own */
     struct roof_test t = {.dev = NULL};
-    device_measure(&own, dev);
+    device_dry_run(&own, dev);
     push_product(&t, &own, n);
     run_product(&t);
     push_copy(&t, &own, bytes);

@@ -53,17 +53,17 @@ static int64_t product(int64_t a, int64_t b)
 
 struct tensor tensor_1d(void *data, enum dtype t, int64_t n)
 {
-    return (struct tensor){.data = data, .dtype = t, .rank = 1, .shape = {n}, .ld = n};
+    return (struct tensor){.data = data, .dtype = t, .ndim = 1, .shape = {n}, .ld = n};
 }
 
 struct tensor tensor_2d(void *data, enum dtype t, int64_t rows, int64_t cols)
 {
-    return (struct tensor){.data = data, .dtype = t, .rank = 2, .shape = {rows, cols}, .ld = cols};
+    return (struct tensor){.data = data, .dtype = t, .ndim = 2, .shape = {rows, cols}, .ld = cols};
 }
 
 struct tensor tensor_3d(void *data, enum dtype t, int64_t n, int64_t rows, int64_t cols)
 {
-    return (struct tensor){.data = data, .dtype = t, .rank = 3, .shape = {n, rows, cols}, .ld = cols};
+    return (struct tensor){.data = data, .dtype = t, .ndim = 3, .shape = {n, rows, cols}, .ld = cols};
 }
 
 static void *advance(struct tensor x, int64_t elements)
@@ -73,31 +73,31 @@ static void *advance(struct tensor x, int64_t elements)
 
 struct tensor tensor_cols(struct tensor x, int64_t first, int64_t count)
 {
-    MT_REQUIRE(x.rank >= 2, "columns of a tensor of rank %d", x.rank);
-    int64_t cols = x.shape[x.rank - 1];
+    MT_REQUIRE(x.ndim >= 2, "columns of a tensor of rank %d", x.ndim);
+    int64_t cols = x.shape[x.ndim - 1];
     MT_REQUIRE(first >= 0 && count >= 0 && first <= cols - count, "columns %lld + %lld of %lld", (long long)first,
                (long long)count, (long long)cols);
     x.data = advance(x, first);
-    x.shape[x.rank - 1] = count;
+    x.shape[x.ndim - 1] = count;
     return x;
 }
 
 struct tensor tensor_rows(struct tensor x, int64_t first, int64_t count)
 {
-    MT_REQUIRE(x.rank >= 1 && first >= 0 && count >= 0 && first <= x.shape[0] - count, "rows %lld + %lld of %lld",
+    MT_REQUIRE(x.ndim >= 1 && first >= 0 && count >= 0 && first <= x.shape[0] - count, "rows %lld + %lld of %lld",
                (long long)first, (long long)count, (long long)x.shape[0]);
-    int64_t stride = x.rank == 1 ? 1 : x.rank == 2 ? x.ld : x.shape[1] * x.ld;
+    int64_t stride = x.ndim == 1 ? 1 : x.ndim == 2 ? x.ld : x.shape[1] * x.ld;
     x.data = advance(x, first * stride);
     x.shape[0] = count;
-    if (x.rank == 1) x.ld = count;
+    if (x.ndim == 1) x.ld = count;
     return x;
 }
 
 int64_t tensor_count(struct tensor x)
 {
-    if (x.rank == 0) return 0; /* absent */
+    if (x.ndim == 0) return 0; /* absent */
     int64_t n = 1;
-    for (int i = 0; i < x.rank; i++) n = product(n, x.shape[i]);
+    for (int i = 0; i < x.ndim; i++) n = product(n, x.shape[i]);
     return n;
 }
 

@@ -17,15 +17,16 @@ float bf16_to_f32(uint16_t h);
 uint16_t f32_to_bf16(float f); /* round to nearest even; NaN stays NaN */
 float f16_to_f32(uint16_t h);
 
-/* A row-major view of rank 1 to 3. Rows (the last axis) are contiguous; `ld` is the distance between rows in elements,
- * so that a slice of columns is a view too. Zeroed means "absent" (rank 0); in measure mode data is NULL, so ask rank.
+/* A row-major view with 1 to 3 dimensions. Rows (the last axis) are contiguous; `ld` is the distance between rows in
+ * elements, so that a slice of columns is a view too. Zeroed means "absent" (ndim 0); in a dry run data is NULL, so ask
+ * ndim.
  */
 struct tensor {
     void *data;
     enum dtype dtype;
-    int rank;
+    int ndim;
     int64_t shape[3];
-    int64_t ld; /* elements; equals shape[rank-1] when contiguous */
+    int64_t ld; /* elements; equals shape[ndim-1] when contiguous */
 };
 struct tensor tensor_1d(void *data, enum dtype t, int64_t n);
 struct tensor tensor_2d(void *data, enum dtype t, int64_t rows, int64_t cols);

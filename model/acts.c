@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#include "kernels/comm/comm.h"
-
 const char *recompute_name(enum recompute r)
 {
     static const char *const names[] = {"none", "selective", "full"};
@@ -13,7 +11,7 @@ const char *recompute_name(enum recompute r)
 
 static struct tensor act_2d(struct device *dev, int64_t rows, int64_t cols)
 {
-    return arena_tensor_2d(&dev->work, dev->act, rows, cols);
+    return arena_tensor_2d(&dev->work, dev->act_dtype, rows, cols);
 }
 
 static struct tensor stat_1d(struct device *dev, int64_t n) { return arena_tensor_1d(&dev->work, dev->stat, n); }
@@ -39,18 +37,18 @@ static int64_t piece_tok(const struct dispatch_options *d)
 }
 
 /* Rows that a rank has room for when every rank sends those of n_tok tokens; at least those of one token of each. */
-static int64_t room(const struct dispatch_options *d, int64_t n_tok, int64_t top_k, const struct comm *ranks)
+static int64_t room(const struct acts *s, int64_t n_tok, int64_t top_k)
 {
-    return MT_MAX((int64_t)ceil(MT_MIN(d->capacity, ranks->world) * (double)n_tok), ranks->world) * top_k;
+    const int64_t n = s->n_ep;
+    return MT_MAX((int64_t)ceil(MT_MIN(s->divided.capacity, (double)n) * (double)n_tok), n) * top_k;
 }
 
-static struct size size_of(const struct acts *s, const struct device *dev, const struct arch *a, int64_t layer,
-                           int64_t n_tok, bool saved)
+static struct size size_of(const struct acts *s, const struct arch *a, int64_t layer, int64_t n_tok, bool saved)
 {
     const struct ffn f = arch_ffn(a, layer);
     const struct dispatch_options *d = &s->divided;
     struct size z = {.ffn = f, .n_tok = n_tok, .n_row = n_tok * f.top_k, .divided = d->n_tok && !a->dense[layer]};
-    if (z.divided) z.n_row = room(d, saved ? d->n_tok : piece_tok(d), f.top_k, dev->ep);
+    if (z.divided) z.n_row = room(s, saved ? d->n_tok : piece_tok(d), f.top_k);
     return z;
 }
 
@@ -115,13 +113,14 @@ static void share_experts(struct layer_acts *s, const struct layer_acts *slot, c
 {
     s->n2 = slot->n2, s->rstd2 = slot->rstd2, s->pre = slot->pre;
     s->up_xa = lora->up.r ? slot->up_xa : (struct tensor){0};
-    if (slot->down_ha.rank) s->down_ha = lora->down.r ? slot->down_ha : (struct tensor){0};
+    if (slot->down_ha.ndim) s->down_ha = lora->down.r ? slot->down_ha : (struct tensor){0};
 }
 
-void acts_init(struct acts *s, int64_t n_layer, const struct dispatch_options *divided)
+void acts_init(struct acts *s, int64_t n_layer, const struct dispatch_options *divided, int n_ep)
 {
     s->layers = mem_array(n_layer + 1, sizeof(*s->layers));
     s->divided = *divided;
+    s->n_ep = n_ep;
     s->n_layer = n_layer;
     s->dealings = mem_array(n_layer, sizeof(*s->dealings));
 }
@@ -130,7 +129,7 @@ void acts_push_landing(struct acts *s, struct device *dev, const struct arch *a)
 {
     const struct dispatch_options *d = &s->divided;
     if (!d->n_tok) return;
-    const int64_t n = room(d, piece_tok(d), a->top_k, dev->ep), home = piece_tok(d) * a->top_k;
+    const int64_t n = room(s, piece_tok(d), a->top_k), home = piece_tok(d) * a->top_k;
     struct landing *l = &s->landing;
     for (int i = 0; i < 2; i++) {
         l->rows[i] = act_2d(dev, n, a->d_model);
@@ -168,10 +167,10 @@ static void push_slots(const struct acts *s, struct layer_acts slots[2], struct 
     int64_t end = mark;
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct layer_acts *slot = &slots[a->dense[l]];
-        if (slot->x.rank) continue;
+        if (slot->x.ndim) continue;
         arena_release(&dev->work, mark);
         slot->x = act_2d(dev, 0, a->d_model); /* marks the slot as made */
-        const struct size z = size_of(s, dev, a, l, n_tok, saved.experts);
+        const struct size z = size_of(s, a, l, n_tok, saved.experts);
         push_slot(slot, dev, a, ad, l, &z, saved);
         end = MT_MAX(end, arena_mark(&dev->work));
     }
@@ -194,7 +193,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
         if (l == a->n_layer) break;
         const struct lora_layer *lora = &ad->layers[l];
         const struct layer_acts *slot = &slots[a->dense[l]];
-        const struct size z = size_of(s, dev, a, l, n_tok, saved.experts);
+        const struct size z = size_of(s, a, l, n_tok, saved.experts);
         if (saved.input)
             push_input(la, dev, &z, lora);
         else

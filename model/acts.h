@@ -20,7 +20,7 @@
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
 
-/* How experts are divided among dev->ep. */
+/* How experts are divided among an expert-parallel group. */
 struct dispatch_options {
     int64_t n_tok;   /* of the largest micro-batch; 0: they are not */
     double capacity; /* a rank has room for so many rows, per row if all ranks had alike */
@@ -72,12 +72,13 @@ struct acts {
     struct layer_acts *layers; /* [n_layer+1] host; of the last only x is used: what the final norm reads */
     int64_t n_layer;
     struct dispatch_options divided;
+    int n_ep;                 /* ranks that share out the experts */
     struct dealing *dealings; /* [n_layer] host */
     struct landing landing;
 };
 
 /* The host's tables. */
-void acts_init(struct acts *s, int64_t n_layer, const struct dispatch_options *divided);
+void acts_init(struct acts *s, int64_t n_layer, const struct dispatch_options *divided, int n_ep);
 /* What lies at the same place on all ranks: before anything else of a micro-batch. */
 void acts_push_landing(struct acts *s, struct device *dev, const struct arch *a);
 /* Pushes everything on `work` for T tokens; backward = false for evaluation. keep_logits: the backward wants them. */

@@ -7,20 +7,33 @@
 
 #include "model/dispatch.h"
 
+static void adapt(struct proj *p, const struct lora *lora, const struct lora_grad *grad)
+{
+    p->lora = *lora;
+    p->grad = *grad;
+}
+
+void block_adapt(struct layer_weights *w, const struct lora_layer *lora)
+{
+    adapt(&w->qkv, &lora->qkv, &lora->g_qkv);
+    adapt(&w->out, &lora->out, &lora->g_out);
+    adapt(&w->up, &lora->up, &lora->g_up);
+    adapt(&w->down, &lora->down, &lora->g_down);
+}
+
 static void attention_fwd(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
-    const struct lora_layer *lora = b->lora;
     const int64_t rotated = b->a->n_head + b->a->n_kv;
 
     /* 1 norm  */ op_rmsnorm_fwd(dev, s->n1, s->rstd1, s->x, w->norm1, &b->a->norm);
-    /* 2 qkv   */ op_linear_fwd(dev, s->qkv, s->qkv_xa, s->n1, &w->qkv, w->qkv_bias, (struct tensor){0}, &lora->qkv);
+    /* 2 qkv   */ op_linear_fwd(dev, s->qkv, s->qkv_xa, s->n1, &w->qkv, (struct tensor){0});
     if (b->a->qk_norm != QK_NORM_NONE)
         /* 3 q, k  */ op_qk_norm_fwd(dev, s->qkv, s->qk, s->rstd_qk, w->q_norm, w->k_norm, &b->attn, &b->a->norm);
     /* 4 rope  */ op_rope_fwd(dev, s->qkv, b->pos, b->rope, rotated);
     /* 5 attn  */ op_attn_fwd(dev, s->o, s->lse, s->qkv, w->sinks, b->seqs, &b->attn);
-    /* 6 out   */ op_linear_fwd(dev, s->h, s->out_xa, s->o, &w->out, w->out_bias, s->x, &lora->out);
+    /* 6 out   */ op_linear_fwd(dev, s->h, s->out_xa, s->o, &w->out, s->x);
 }
 
 /* Norm and routing, unless that is known already. */
@@ -40,13 +53,12 @@ static void route_fwd(const struct block *b, struct layer_acts *s, bool routed)
 /* Gate_up product and activation: up to the tensor act [M, F]. */
 static void up_fwd(const struct block *b, struct layer_acts *s, struct tensor act)
 {
-    /* 9 up    */ op_moe_up_fwd(b->dev, act, s->pre, s->up_xa, s->n2, &s->route, &b->w->up, b->w->up_bias, &b->lora->up,
-                                &b->a->glu);
+    /* 9 up    */ op_moe_up_fwd(b->dev, act, s->pre, s->up_xa, s->n2, &s->route, &b->w->up, &b->a->glu);
 }
 
 static struct tensor push_act(const struct block *b, int64_t rows, int64_t cols)
 {
-    return arena_tensor_2d(&b->dev->work, b->dev->act, rows, cols);
+    return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, rows, cols);
 }
 
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -60,7 +72,7 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     const int64_t n_row = s->x.shape[0] * b->ffn.top_k, mark = arena_mark(&b->dev->work);
     struct tensor act = push_act(b, n_row, b->ffn.d_ff), e = push_act(b, n_row, b->a->d_model);
     up_fwd(b, s, act);
-    /* 10 down */ op_moe_down_fwd(b->dev, e, s->down_ha, act, &s->route, &b->w->down, b->w->down_bias, &b->lora->down);
+    /* 10 down */ op_moe_down_fwd(b->dev, e, s->down_ha, act, &s->route, &b->w->down);
     /* 11 sum  */ op_moe_combine_fwd(b->dev, y, s->h, e, &s->route);
     arena_release(&b->dev->work, mark);
 }
@@ -81,13 +93,11 @@ static void experts_bwd(const struct block *b, const struct layer_acts *s, struc
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
-    const struct lora_layer *lora = b->lora;
     const int64_t n_row = s->x.shape[0] * b->ffn.top_k, mark = arena_mark(&dev->work);
     struct tensor dpre = push_act(b, n_row, 2 * b->ffn.d_ff), act = push_act(b, n_row, b->ffn.d_ff);
 
-    /* 10 down */ op_moe_down_bwd(dev, dpre, dgate, &lora->g_down, act, dres, s->pre, s->down_ha, &s->route, &w->down,
-                                  w->down_bias, &lora->down, &b->a->glu);
-    /* 9 up    */ op_moe_up_bwd(dev, dnorm, &lora->g_up, dpre, s->n2, s->up_xa, &s->route, &w->up, &lora->up);
+    /* 10 down */ op_moe_down_bwd(dev, dpre, dgate, act, dres, s->pre, s->down_ha, &s->route, &w->down, &b->a->glu);
+    /* 9 up    */ op_moe_up_bwd(dev, dnorm, dpre, s->n2, s->up_xa, &s->route, &w->up);
     arena_release(&dev->work, mark);
 }
 
@@ -96,7 +106,6 @@ void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor 
     struct device *dev = b->dev;
     const struct arch *a = b->a;
     const struct layer_weights *w = b->w;
-    const struct lora_layer *lora = b->lora;
     const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
     struct tensor dnorm = push_act(b, n_tok, a->d_model);
     const int64_t mark_experts = arena_mark(&dev->work);
@@ -112,12 +121,12 @@ void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor 
     arena_release(&dev->work, mark_experts);
 
     struct tensor dqkv = push_act(b, n_tok, arch_qkv_cols(a)), dout = push_act(b, n_tok, a->n_head * a->head_dim);
-    /* 6 out   */ op_linear_bwd(dev, dout, &lora->g_out, dres, s->o, s->out_xa, &w->out, &lora->out);
+    /* 6 out   */ op_linear_bwd(dev, dout, dres, s->o, s->out_xa, &w->out);
     /* 5 attn  */ op_attn_bwd(dev, dqkv, dout, s->o, s->lse, s->qkv, b->seqs, &b->attn);
     /* 4 rope  */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv);
     if (a->qk_norm != QK_NORM_NONE)
         /* 3 q, k  */ op_qk_norm_bwd(dev, dqkv, s->qk, s->rstd_qk, w->q_norm, w->k_norm, &b->attn);
-    /* 2 qkv   */ op_linear_bwd(dev, dnorm, &lora->g_qkv, dqkv, s->n1, s->qkv_xa, &w->qkv, &lora->qkv);
+    /* 2 qkv   */ op_linear_bwd(dev, dnorm, dqkv, s->n1, s->qkv_xa, &w->qkv);
     /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->rstd1, w->norm1);
     arena_release(&dev->work, mark);
 }

@@ -11,16 +11,18 @@ struct block {
     const struct arch *a;
     struct ffn ffn;
     const struct layer_weights *w;
-    const struct lora_layer *lora;
     struct attn_shape attn;
     const struct seqs *seqs;
-    struct tensor pos, rope;                /* [T] i32, [P, A] f32 */
-    struct aux *aux;                        /* of this layer; coef 0: off */
-    const struct dispatch_options *divided; /* the experts lie on all ranks of dev->ep (model/dispatch.h); or NULL */
+    struct tensor pos, rope; /* [T] i32, [P, A] f32 */
+    struct aux *aux;         /* of this layer; coef 0: off */
+    struct comm *ep;
+    const struct dispatch_options *divided; /* the experts lie on all ranks of ep (model/dispatch.h); or NULL */
     bool save_experts;                      /* divided: what they make is kept where there is room */
     int64_t *n_piece;                       /* divided: pieces that the layer was cut into, = max */
 };
 
+/* Makes the adapters of a layer part of its projections; again whenever they change, as their dropout does. */
+void block_adapt(struct layer_weights *w, const struct lora_layer *lora);
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y); /* y [T, D] act =, the next layer's x */
 /* Fills the groups of s that are not saved, from s->x and the saved routing. */
 void block_recompute(const struct block *b, struct layer_acts *s, enum recompute mode);

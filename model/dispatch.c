@@ -1,4 +1,4 @@
-/* dispatch.c - rows of experts on other ranks: sent, worked on, brought home. Every rank of dev->ep makes the same
+/* dispatch.c - rows of experts on other ranks: sent, worked on, brought home. Every rank of ep makes the same
  * calls for every layer, whether or not rows go to it or come from it. */
 #include "model/dispatch.h"
 
@@ -22,7 +22,7 @@ static const struct tensor absent = {0};
 /* The same elements as rows of one: gates [T,J] by slot. */
 static struct tensor by_slot(struct tensor x) { return tensor_2d(x.data, x.dtype, tensor_count(x), 1); }
 static struct tensor flat(struct tensor x) { return tensor_1d(x.data, x.dtype, tensor_count(x)); }
-static struct tensor cut(struct tensor x, int64_t n) { return x.rank ? tensor_rows(x, 0, n) : x; }
+static struct tensor cut(struct tensor x, int64_t n) { return x.ndim ? tensor_rows(x, 0, n) : x; }
 
 /* ---- pieces */
 
@@ -37,7 +37,7 @@ struct piece {
 /* Rows that rank `from` sends to rank `to`. */
 static int64_t count(const struct block *b, const int32_t *offs, int from, int to)
 {
-    const int64_t n = b->ffn.n_exp / b->dev->ep->world;
+    const int64_t n = b->ffn.n_exp / b->ep->world;
     offs += from * (b->ffn.n_exp + 1);
     return offs[(to + 1) * n] - offs[to * n];
 }
@@ -45,11 +45,11 @@ static int64_t count(const struct block *b, const int32_t *offs, int from, int t
 static int64_t count_to(const struct block *b, const int32_t *offs, int to)
 {
     int64_t sum = 0;
-    for (int p = 0; p < b->dev->ep->world; p++) sum += count(b, offs, p, to);
+    for (int p = 0; p < b->ep->world; p++) sum += count(b, offs, p, to);
     return sum;
 }
 
-static int64_t offs_size(const struct block *b) { return b->dev->ep->world * (b->ffn.n_exp + 1); }
+static int64_t offs_size(const struct block *b) { return b->ep->world * (b->ffn.n_exp + 1); }
 
 /* Rows of a piece that a rank has room for. */
 static int64_t room(const struct layer_acts *s) { return s->dispatch.landing->rows[0].shape[0]; }
@@ -66,11 +66,11 @@ static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
 static int64_t rows_before(const struct block *b, const struct dealing *d, int64_t i)
 {
     int64_t sum = 0;
-    while (i-- > 0) sum += count_to(b, d->offs + i * offs_size(b), b->dev->ep->rank);
+    while (i-- > 0) sum += count_to(b, d->offs + i * offs_size(b), b->ep->rank);
     return sum;
 }
 
-/* A measuring device takes all that may come. */
+/* A dry run takes all that may come. */
 static struct piece piece(const struct block *b, const struct layer_acts *s, int64_t index)
 {
     const struct dealing *d = s->dispatch.dealing;
@@ -79,9 +79,9 @@ static struct piece piece(const struct block *b, const struct layer_acts *s, int
     p.n_tok = tokens_before(n_tok, index + 1, d->n_piece) - p.first;
     p.n_sent = p.n_tok * b->ffn.top_k;
     p.n_here = room(s);
-    if (b->dev->measuring) return p;
+    if (b->dev->dry_run) return p;
     p.offs = d->offs + index * offs_size(b);
-    p.n_here = count_to(b, p.offs, b->dev->ep->rank);
+    p.n_here = count_to(b, p.offs, b->ep->rank);
     p.first_here = d->kept ? rows_before(b, d, index) : 0;
     return p;
 }
@@ -107,7 +107,7 @@ static void deal_some(const struct block *b, const struct layer_acts *s, int64_t
 {
     struct device *dev = b->dev;
     struct dealing *d = s->dispatch.dealing;
-    const int64_t mark = arena_mark(&dev->work), per_rank = b->ffn.n_exp + 1, world = dev->ep->world;
+    const int64_t mark = arena_mark(&dev->work), per_rank = b->ffn.n_exp + 1, world = b->ep->world;
     struct tensor own = arena_tensor_1d(&dev->work, DT_I32, n * per_rank);
     struct tensor all = arena_tensor_1d(&dev->work, DT_I32, n * per_rank * world);
     int32_t *host = mem_array(n * per_rank * world, sizeof(*host));
@@ -117,7 +117,7 @@ static void deal_some(const struct block *b, const struct layer_acts *s, int64_t
         r.offs = tensor_rows(own, i * per_rank, per_rank);
         op_route_sort(dev, &r, b->ffn.n_exp);
     }
-    comm_all_gather(dev->ep, dev, all, own);
+    comm_all_gather(b->ep, dev, all, own);
     device_download(dev, host, all.data, tensor_bytes(all));
     for (int64_t i = 0; i < n; i++)
         for (int64_t p = 0; p < world; p++)
@@ -132,7 +132,7 @@ static bool fits(const struct block *b, const struct layer_acts *s)
 {
     const struct dealing *d = s->dispatch.dealing;
     for (int64_t i = 0; i < d->n_piece; i++)
-        for (int p = 0; p < b->dev->ep->world; p++)
+        for (int p = 0; p < b->ep->world; p++)
             if (count_to(b, d->offs + i * offs_size(b), p) > room(s)) return false;
     return true;
 }
@@ -161,23 +161,26 @@ static void deal(const struct block *b, const struct layer_acts *s, int64_t n, b
 struct trip {
     const struct block *b;
     const struct layer_acts *s;
-    struct weight up, down;
+    struct proj up, down;
     struct tensor rows[2], dout[2], gate[2]; /* at home, on their way to the experts */
     struct tensor y, dnorm, dgate, dres;
     int64_t sent[2], returned[2]; /* tickets */
 };
 
 /* Experts that every piece would decode are decoded once for all of them, where the device has room for a layer. */
-static struct weight decode(const struct trip *t, const struct weight *w)
+static struct proj decode(const struct trip *t, const struct proj *packed)
 {
+    const struct weight *w = &packed->w;
+    struct proj decoded = *packed;
     struct device *dev = t->b->dev;
     struct weight bf16 = {.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in};
     if (w->format == WF_BF16 || !dev->ops->own_memory || dev->expert_group || t->s->dispatch.dealing->n_piece == 1)
-        return *w;
+        return *packed;
     const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
     op_decode(dev, y, w, absent);
     bf16.data = y.data;
-    return bf16;
+    decoded.w = bf16;
+    return decoded;
 }
 
 static struct trip start(const struct block *b, const struct layer_acts *s, bool backward)
@@ -185,8 +188,8 @@ static struct trip start(const struct block *b, const struct layer_acts *s, bool
     const struct landing *l = s->dispatch.landing;
     struct trip t = {.b = b, .s = s};
     for (int i = 0; i < 2; i++) {
-        t.rows[i] = push(b, b->dev->act, l->home[i].shape[0], b->a->d_model);
-        if (backward) t.dout[i] = push(b, b->dev->act, l->home[i].shape[0], b->a->d_model);
+        t.rows[i] = push(b, b->dev->act_dtype, l->home[i].shape[0], b->a->d_model);
+        if (backward) t.dout[i] = push(b, b->dev->act_dtype, l->home[i].shape[0], b->a->d_model);
         if (backward) t.gate[i] = push(b, b->dev->stat, l->home[i].shape[0], 1);
     }
     t.up = decode(&t, &b->w->up);
@@ -197,7 +200,7 @@ static struct trip start(const struct block *b, const struct layer_acts *s, bool
 /* To the experts, or, homeward, from them. */
 static int64_t exchange(const struct trip *t, const struct piece *p, const struct comm_rows *rows, int n, bool homeward)
 {
-    struct comm *ep = t->b->dev->ep;
+    struct comm *ep = t->b->ep;
     const int world = ep->world;
     int64_t *counts = mem_array((int64_t)world * world, sizeof(*counts));
     for (int i = 0; i < world * world && p->offs; i++) {
@@ -222,7 +225,7 @@ static struct tensor gather(const struct trip *t, const struct piece *p, struct 
  * row_slot [n], slot_row [n], offs, one after the other. */
 static void fill_route(const struct block *b, const struct piece *p, int32_t *idx)
 {
-    const struct comm *ep = b->dev->ep;
+    const struct comm *ep = b->ep;
     const struct shard own = dispatch_shard(ep, b->ffn.n_exp);
     int32_t *row_slot = idx + p->n_here, *slot_row = row_slot + p->n_here, *first = slot_row + p->n_here;
     int32_t row = 0, *arrived = mem_array(ep->world, sizeof(*arrived));
@@ -248,9 +251,9 @@ static void fill_route(const struct block *b, const struct piece *p, int32_t *id
 static struct route route_here(const struct trip *t, const struct piece *p)
 {
     const struct block *b = t->b;
-    const int64_t n = p->n_here, n_exp = b->ffn.n_exp / b->dev->ep->world;
+    const int64_t n = p->n_here, n_exp = b->ffn.n_exp / b->ep->world;
     struct tensor all = arena_tensor_1d(&b->dev->work, DT_I32, 3 * n + n_exp + 1);
-    if (!b->dev->measuring) {
+    if (!b->dev->dry_run) {
         int32_t *host = mem_array(tensor_count(all), sizeof(*host));
         fill_route(b, p, host);
         device_upload(b->dev, all.data, host, tensor_bytes(all));
@@ -271,23 +274,21 @@ static struct kept kept(const struct trip *t, const struct piece *p)
     const struct layer_acts *s = t->s;
     const int64_t at = p->first_here, n = p->n_here;
     return (struct kept){.pre = tensor_rows(s->pre, at, n),
-                         .up_xa = s->up_xa.rank ? tensor_rows(s->up_xa, at, n) : absent,
-                         .down_ha = s->down_ha.rank ? tensor_rows(s->down_ha, at, n) : absent};
+                         .up_xa = s->up_xa.ndim ? tensor_rows(s->up_xa, at, n) : absent,
+                         .down_ha = s->down_ha.ndim ? tensor_rows(s->down_ha, at, n) : absent};
 }
 
 static void up_fwd(const struct trip *t, const struct route *here, const struct kept *k, struct tensor rows,
                    struct tensor act)
 {
-    const struct block *b = t->b;
-    op_moe_up_fwd(b->dev, act, k->pre, k->up_xa, rows, here, &t->up, b->w->up_bias, &b->lora->up, &b->a->glu);
+    op_moe_up_fwd(t->b->dev, act, k->pre, k->up_xa, rows, here, &t->up, &t->b->a->glu);
 }
 
 /* y absent: for down_ha alone */
 static void down_fwd(const struct trip *t, const struct route *here, const struct kept *k, struct tensor act,
                      struct tensor y)
 {
-    const struct block *b = t->b;
-    op_moe_down_fwd(b->dev, y, k->down_ha, act, here, &t->down, b->w->down_bias, &b->lora->down);
+    op_moe_down_fwd(t->b->dev, y, k->down_ha, act, here, &t->down);
 }
 
 /* ---- forward, of a piece */
@@ -312,8 +313,9 @@ static void work_fwd(struct trip *t, int64_t index)
     const int64_t i = index % 2;
     const int64_t mark = arena_mark(&dev->work);
     const struct route here = route_here(t, &p);
-    struct tensor act = push(b, dev->act, p.n_here, b->ffn.d_ff), y = push(b, dev->act, p.n_here, b->a->d_model);
-    comm_wait(dev->ep, dev, t->sent[i], "wait for rows");
+    struct tensor act = push(b, dev->act_dtype, p.n_here, b->ffn.d_ff),
+                  y = push(b, dev->act_dtype, p.n_here, b->a->d_model);
+    comm_wait(b->ep, dev, t->sent[i], "wait for rows");
     up_fwd(t, &here, &k, cut(l->rows[i], p.n_here), act);
     down_fwd(t, &here, &k, act, y);
     op_moe_combine_fwd(dev, cut(l->back[i], p.n_here), absent, y, &here);
@@ -327,7 +329,7 @@ static void take_fwd(struct trip *t, int64_t index)
     const struct piece p = piece(t->b, t->s, index);
     const struct route r = route_home(t->s, &p);
     const int64_t i = index % 2;
-    comm_wait(t->b->dev->ep, t->b->dev, t->returned[i], "wait for results");
+    comm_wait(t->b->ep, t->b->dev, t->returned[i], "wait for results");
     op_moe_combine_fwd(t->b->dev, tokens(t->y, &p), tokens(t->s->h, &p), cut(t->s->dispatch.landing->home[i], p.n_sent),
                        &r);
 }
@@ -351,24 +353,22 @@ static void work_bwd(struct trip *t, int64_t index)
 {
     const struct block *b = t->b;
     struct device *dev = b->dev;
-    const struct lora_layer *lora = b->lora;
     const struct landing *l = t->s->dispatch.landing;
     const struct piece p = piece(b, t->s, index);
     const struct kept k = kept(t, &p);
     const int64_t i = index % 2;
     const int64_t mark = arena_mark(&dev->work), n = p.n_here;
     struct route here = route_here(t, &p);
-    struct tensor act = push(b, dev->act, n, b->ffn.d_ff), dpre = push(b, dev->act, n, 2 * b->ffn.d_ff);
+    struct tensor act = push(b, dev->act_dtype, n, b->ffn.d_ff), dpre = push(b, dev->act_dtype, n, 2 * b->ffn.d_ff);
     struct tensor rows = cut(l->rows[i], n), dout = cut(l->back[i], n), dgate = cut(l->dgate[i], n);
     here.gate = cut(l->gate[i], n);
-    comm_wait(dev->ep, dev, t->sent[i], "wait for rows");
+    comm_wait(b->ep, dev, t->sent[i], "wait for rows");
     if (!t->s->dispatch.dealing->kept) {
         up_fwd(t, &here, &k, rows, act);
-        if (lora->down.r) down_fwd(t, &here, &k, act, absent);
+        if (t->down.lora.r) down_fwd(t, &here, &k, act, absent);
     }
-    op_moe_down_bwd(dev, dpre, dgate, &lora->g_down, act, dout, k.pre, k.down_ha, &here, &t->down, b->w->down_bias,
-                    &lora->down, &b->a->glu);
-    op_moe_up_bwd(dev, dout, &lora->g_up, dpre, rows, k.up_xa, &here, &t->up, &lora->up); /* dout becomes dx */
+    op_moe_down_bwd(dev, dpre, dgate, act, dout, k.pre, k.down_ha, &here, &t->down, &b->a->glu);
+    op_moe_up_bwd(dev, dout, dpre, rows, k.up_xa, &here, &t->up); /* dout becomes dx */
     arena_release(&dev->work, mark);
     const struct comm_rows back[] = {{cut(l->home[i], p.n_sent), dout}, {cut(l->home_gate[i], p.n_sent), dgate}};
     t->returned[i] = exchange(t, &p, back, MT_LEN(back), true);
@@ -382,7 +382,7 @@ static void take_bwd(struct trip *t, int64_t index)
     const int64_t i = index % 2;
     struct route r = route_home(t->s, &p);
     r.gate = absent; /* it is in the gradients already */
-    comm_wait(dev->ep, dev, t->returned[i], "wait for results");
+    comm_wait(t->b->ep, dev, t->returned[i], "wait for results");
     op_moe_combine_fwd(dev, tokens(t->dnorm, &p), absent, cut(l->home[i], p.n_sent), &r);
     op_gather(dev, by_slot(tokens(t->dgate, &p)), cut(l->home_gate[i], p.n_sent), flat(r.slot_row), 1);
 }

@@ -1,6 +1,6 @@
 /* dispatch.h - expert parallelism: the experts of a layer lie on several ranks, and rows travel to them and back.
  *
- * The ranks of dev->ep hold E/P experts each, in order: rank p the experts p*E/P .. (p+1)*E/P - 1. Every rank has its
+ * The ranks of ep hold E/P experts each, in order: rank p the experts p*E/P .. (p+1)*E/P - 1. Every rank has its
  * own tokens and its copy of all else. Routing and combination happen at home; in between
  *
  *   home   x [T,D] -> rows in expert order, those for one rank together -> all to all

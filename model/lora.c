@@ -253,7 +253,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
         ad->layer_on[n] = ad->n_params > before;
         if (ad->layer_on[n]) ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
     }
-    if (ad->n_params) return adapters_hold(ad, a, 1, &comm_alone), 0;
+    if (ad->n_params) return adapters_hold(ad, a, 1, &parallel_alone), 0;
     adapters_free(ad);
     return err_set(err, "lora.targets: \"%s\" matches nothing: layers %s have no experts", opt->targets,
                    opt->layers[0] ? opt->layers : "all");
@@ -296,12 +296,13 @@ static void free_whole(struct adapters *ad)
     ad->whole = NULL;
 }
 
-void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct comm *ep)
+void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct parallel *par)
 {
     free_whole(ad);
-    ad->divided = ep->world > 1;
+    ad->par = *par;
+    ad->divided = par->ep->world > 1;
     hold_ranks(ad, multiple);
-    lay_out(ad, a, ep);
+    lay_out(ad, a, par->ep);
     ad->whole = logical(ad, a);
 }
 
@@ -354,13 +355,13 @@ static void view_adapter(struct adapters *ad, const struct arch *a, int64_t laye
 static void alloc(struct adapters *ad, struct device *dev, const struct arch *a, bool training)
 {
     struct tensor *flat[] = {&ad->opt.param, &ad->opt.grad, &ad->opt.m, &ad->opt.v, &ad->working};
-    bool copy = dev->act != dev->stat || dev->round_bf16;
+    bool copy = dev->act_dtype != dev->stat || dev->round_bf16;
     if (!ad->n_moment) ad->n_moment = ad->n_flat;
     for (int i = 0; i < 4 + copy; i++) {
         if (!training && i > 0 && i < 4) continue;
         const bool moment = i == 2 || i == 3;
-        *flat[i] = arena_tensor_1d(&dev->state, i < 4 ? dev->stat : dev->act, moment ? ad->n_moment : ad->n_flat);
-        if (!dev->measuring) device_zero(dev, *flat[i]);
+        *flat[i] = arena_tensor_1d(&dev->state, i < 4 ? dev->stat : dev->act_dtype, moment ? ad->n_moment : ad->n_flat);
+        if (!dev->dry_run) device_zero(dev, *flat[i]);
     }
     if (!copy) ad->working = ad->opt.param;
     ad->opt.first = ad->first_moment;
@@ -379,7 +380,7 @@ void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct
 
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     float *values = mem_array(ad->n_flat, sizeof(*values));
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
@@ -399,8 +400,9 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
     adapters_refresh(ad, dev);
 }
 
-void adapters_share(struct adapters *ad, const struct comm *ranks)
+void adapters_share(struct adapters *ad)
 {
+    const struct comm *ranks = ad->par.dp;
     const int64_t whole = 64 * ranks->world; /* parts begin at multiples of 64 elements */
     ad->n_flat = (ad->n_flat + whole - 1) / whole * whole;
     ad->n_moment = ad->n_flat / ranks->world;
@@ -424,21 +426,21 @@ static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
     const bool apart = ad->divided;
-    reduce(ad, dev, dev->ranks, layer, LORA_Q, apart ? LORA_O : LORA_DOWN);
-    if (apart) reduce(ad, dev, dev->dp, layer, LORA_UP, LORA_DOWN);
+    reduce(ad, dev, ad->par.all, layer, LORA_Q, apart ? LORA_O : LORA_DOWN);
+    if (apart) reduce(ad, dev, ad->par.dp, layer, LORA_UP, LORA_DOWN);
 }
 
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)
 {
     adamw_update(dev, &ad->opt, lr, norm);
     if (ad->n_moment < ad->n_flat)
-        comm_all_gather(dev->dp, dev, ad->opt.param, tensor_rows(ad->opt.param, ad->first_moment, ad->n_moment));
+        comm_all_gather(ad->par.dp, dev, ad->opt.param, tensor_rows(ad->opt.param, ad->first_moment, ad->n_moment));
     adapters_refresh(ad, dev);
 }
 
 const struct adapters *adapters_whole(const struct adapters *ad) { return ad->whole ? ad->whole : ad; }
 
-/* Copies between a host array of the logical layout and part [n_flat], as the rank of dev->ep that is `rank` holds it:
+/* Copies between a host array of the logical layout and part [n_flat], as the rank of par.ep that is `rank` holds it:
  * the padding of ranks is left out on the way there, and not written on the way back. */
 static void copy_part(const struct adapters *ad, int rank, char *whole, char *part, bool into_whole, int64_t width)
 {
@@ -464,10 +466,10 @@ static void read_flat(struct device *dev, void *host, struct tensor flat, enum d
         device_get_f32(dev, host, flat);
 }
 
-/* Of shared moments all parts, on the first rank of dev->dp. */
+/* Of shared moments all parts, on the first rank of par.dp. */
 static void download(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, char *host)
 {
-    struct comm *dp = dev->dp;
+    struct comm *dp = ad->par.dp;
     const int64_t bytes = flat.shape[0] * dtype_size(dtype);
     const bool shared = flat.shape[0] < ad->n_flat;
     if (shared || dp->rank == 0) read_flat(dev, host, flat, dtype);
@@ -479,11 +481,11 @@ static void download(const struct adapters *ad, struct device *dev, struct tenso
 
 void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host)
 {
-    struct comm *ep = dev->ep;
+    struct comm *ep = ad->par.ep;
     const int64_t width = dtype_size(dtype), bytes = ad->n_flat * width;
     char *part = host && !ad->whole ? host : mem_alloc(bytes);
     download(ad, dev, flat, dtype, part);
-    for (int r = 0; r < ep->world && ad->whole && dev->dp->rank == 0; r++) {
+    for (int r = 0; r < ep->world && ad->whole && ad->par.dp->rank == 0; r++) {
         if (ep->rank == 0 && r > 0) comm_recv(ep, r, part, bytes);
         if (ep->rank == 0) copy_part(ad, r, host, part, true, width);
         if (ep->rank == r && r > 0) comm_send(ep, 0, part, bytes);
@@ -495,7 +497,7 @@ void adapters_put(const struct adapters *ad, struct device *dev, struct tensor f
 {
     const int64_t width = dtype_size(dtype), first = flat.shape[0] < ad->n_flat ? ad->first_moment : 0;
     char *from = (char *)(uintptr_t)host, *part = ad->whole ? mem_array(ad->n_flat, width) : from;
-    if (ad->whole) copy_part(ad, dev->ep->rank, from, part, false, width);
+    if (ad->whole) copy_part(ad, ad->par.ep->rank, from, part, false, width);
     const void *at = part + first * width;
     if (dtype == flat.dtype)
         device_upload(dev, flat.data, at, tensor_bytes(flat));
@@ -510,13 +512,13 @@ void adapters_get(const struct adapters *ad, struct device *dev, struct tensor f
     char *part = ad->whole ? mem_array(ad->n_flat, width) : host;
     read_flat(dev, part, flat, dtype);
     if (!ad->whole) return;
-    copy_part(ad, dev->ep->rank, host, part, true, width);
+    copy_part(ad, ad->par.ep->rank, host, part, true, width);
     mem_free(part);
 }
 
 void adapters_agree(struct adapters *ad, struct device *dev)
 {
-    comm_broadcast(dev->dp, dev, ad->opt.param, 0);
+    comm_broadcast(ad->par.dp, dev, ad->opt.param, 0);
     adapters_refresh(ad, dev);
 }
 

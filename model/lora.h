@@ -61,6 +61,7 @@ struct adapters {
     struct tensor working;     /* [n_flat] act; == opt.param when nothing is rounded */
     struct lora_layer *layers; /* [n_layer] host; r == 0 where nothing is trained */
     struct adapters *whole;    /* the table of the logical layout; NULL: this one is it */
+    struct parallel par;       /* of the ranks that train them */
     bool divided;              /* experts lie on several ranks, this one holds a part of them */
     int64_t n_common;          /* then: elements at the front that all ranks have; behind them are own experts */
 };
@@ -69,12 +70,12 @@ struct adapters {
  * target that matches nothing. Targets in experts leave dense layers out. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
 /* Lays the parameters out for a device: ranks rounded up to a multiple of what it takes, experts divided among the
- * ranks of `ep`; before adapters_alloc. After adapters_plan the multiple is 1 and nothing is divided. */
-void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct comm *ep);
-/* Each of `ranks`, whose adapters are the same, holds the moments of an equal part, which n_flat is rounded up for;
+ * ranks of par->ep; before adapters_alloc. After adapters_plan the multiple is 1 and this process alone. */
+void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct parallel *par);
+/* Each rank of par.dp, whose adapters are the same, holds the moments of an equal part, which n_flat is rounded up for;
  * before adapters_alloc. */
-void adapters_share(struct adapters *ad, const struct comm *ranks);
-/* Takes the flat arrays from dev->state (measures on a measuring device), zeroes them and points the views at them.
+void adapters_share(struct adapters *ad);
+/* Takes the flat arrays from dev->state (measures in a dry run), zeroes them and points the views at them.
  * Dropout goes to the attention adapters alone: PEFT's experts take none. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
 /* The same for adapters that are only used: no gradients, no moments. */

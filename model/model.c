@@ -11,7 +11,8 @@ int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
 }
 
 /* What cannot be divided, and what the kernels of a GPU cannot take, by name. */
-static int check_shapes(const struct device *dev, const struct arch *a, const struct adapters *ad, struct err *err)
+static int check_shapes(const struct device *dev, const struct arch *a, const struct adapters *ad, int n_ep,
+                        struct err *err)
 {
     const struct {
         const char *what;
@@ -28,11 +29,11 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
         {"lora.r", adapters_max_rank(ad), adapters_max_rank(ad) <= 256, "at most 256"},
     };
-    if (a->n_exp % dev->ep->world)
+    if (a->n_exp % n_ep)
         return err_set(err,
                        "parallel.ep = %d ranks cannot have the %lld experts of a layer in equal parts: set it to a "
                        "divisor of %lld",
-                       dev->ep->world, (long long)a->n_exp, (long long)a->n_exp);
+                       n_ep, (long long)a->n_exp, (long long)a->n_exp);
     if (!dev->ops->own_memory) return 0;
     for (int64_t i = 0; i < MT_LEN(rows); i++)
         if (!rows[i].fits)
@@ -49,7 +50,7 @@ static void load_tables(struct model *m, const struct model_options *opt)
     m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
     device_zero(m->dev, m->tally);
     device_zero(m->dev, m->row_sum);
-    if (m->dev->measuring) return;
+    if (m->dev->dry_run) return;
     float *host = mem_array(opt->max_len * a->head_dim, sizeof(float));
     arch_rope_table(a, opt->max_len, host);
     device_upload(m->dev, m->rope.data, host, tensor_bytes(m->rope));
@@ -60,6 +61,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err)
 {
     *m = (struct model){.dev = dev,
+                        .par = opt->par ? *opt->par : parallel_alone,
                         .arch = *a,
                         .adapters = *ad,
                         .recompute = opt->recompute,
@@ -68,21 +70,25 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(a, 128 << 20);
     dev->expert_group = opt->expert_group;
-    if (check_shapes(dev, a, &m->adapters, err)) {
+    if (check_shapes(dev, a, &m->adapters, m->par.ep->world, err)) {
         model_close(m);
         return -1;
     }
-    adapters_hold(&m->adapters, a, dev->ops->rank_multiple, dev->ep);
-    if (opt->share_moments) adapters_share(&m->adapters, dev->dp);
+    adapters_hold(&m->adapters, a, dev->ops->rank_multiple, &m->par);
+    if (opt->share_moments) adapters_share(&m->adapters);
     adapters_alloc(&m->adapters, dev, a);
     load_tables(m, opt);
-    if (weights_load(&m->weights, dev, a, st, &opt->quantize, opt->embed_on_host, opt->n_resident, err)) {
+    const struct weights_options load = {.quantize = &opt->quantize,
+                                         .embed_on_host = opt->embed_on_host,
+                                         .n_resident = opt->n_resident,
+                                         .ep = m->par.ep};
+    if (weights_load(&m->weights, dev, a, st, &load, err)) {
         model_close(m);
         return -1;
     }
-    acts_init(&m->acts, a->n_layer, &opt->divided);
+    acts_init(&m->acts, a->n_layer, &opt->divided, m->par.ep->world);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
-    if (!dev->measuring) adapters_init(&m->adapters, dev, seed);
+    if (!dev->dry_run) adapters_init(&m->adapters, dev, seed);
     return 0;
 }
 
@@ -98,7 +104,7 @@ void model_close(struct model *m)
 static struct tensor push_indices(struct model *m, const int32_t *host, int64_t n)
 {
     struct tensor t = arena_tensor_1d(&m->dev->work, DT_I32, n);
-    if (!m->dev->measuring) device_upload(m->dev, t.data, host, tensor_bytes(t));
+    if (!m->dev->dry_run) device_upload(m->dev, t.data, host, tensor_bytes(t));
     return t;
 }
 
@@ -120,6 +126,7 @@ static void set_dropout(struct model *m)
         lora->qkv.dropout = lora->out.dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
         lora->qkv.dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)(2 * l));
         lora->out.dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)(2 * l + 1));
+        block_adapt(&m->weights.layers[l], lora);
     }
 }
 
@@ -148,7 +155,7 @@ static void push_aux(struct model *m, int64_t n_tok)
     for (int64_t l = 0; l < a->n_layer; l++) {
         m->aux[l] = (struct aux){0};
         if (pool.coef == 0 || a->dense[l]) continue;
-        if (!pool.count.rank || !pool.pooled) {
+        if (!pool.count.ndim || !pool.pooled) {
             pool.count = push_zeros(m->dev, a->n_exp);
             pool.prob = push_zeros(m->dev, a->n_exp);
         }
@@ -185,13 +192,13 @@ static struct block layer(struct model *m, int64_t l)
         .a = a,
         .ffn = arch_ffn(a, l),
         .w = &m->weights.layers[l],
-        .lora = &m->adapters.layers[l],
         .attn = {a->n_head, a->n_kv, a->head_dim, a->window[l], a->attn_scale},
         .seqs = &m->seqs,
         .pos = m->pos,
         .rope = m->rope,
         .aux = &m->aux[l],
-        .divided = m->dev->ep->world > 1 && !a->dense[l] ? &m->acts.divided : NULL,
+        .ep = m->par.ep,
+        .divided = m->par.ep->world > 1 && !a->dense[l] ? &m->acts.divided : NULL,
         .save_experts = m->pass.backward && m->recompute == RECOMPUTE_NONE,
         .n_piece = &m->n_piece,
     };
@@ -227,9 +234,10 @@ void model_loss(struct model *m)
     struct device *dev = m->dev;
     const struct tensor x = m->acts.layers[m->arch.n_layer].x;
     const int64_t n_tok = x.shape[0], n_label = m->label_row.shape[0];
-    m->final_norm = arena_tensor_2d(&dev->work, dev->act, n_tok, m->arch.d_model);
+    m->final_norm = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, m->arch.d_model);
     m->final_rstd = arena_tensor_1d(&dev->work, dev->stat, n_tok);
-    m->dfinal = m->pass.backward ? arena_tensor_2d(&dev->work, dev->act, n_tok, m->arch.d_model) : (struct tensor){0};
+    m->dfinal =
+        m->pass.backward ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, m->arch.d_model) : (struct tensor){0};
     const int64_t mark = arena_mark(&dev->work);
     struct tensor nll = arena_tensor_1d(&dev->work, dev->stat, n_label);
     struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label);
@@ -246,27 +254,27 @@ void model_loss(struct model *m)
 void model_logits(struct model *m, int64_t row, float *logits)
 {
     struct device *dev = m->dev;
-    const struct lora none = {.r = 0};
+    const struct proj head = {.w = m->weights.head};
     const struct tensor absent = {0}, x = tensor_rows(m->acts.layers[m->arch.n_layer].x, row, 1);
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor norm = arena_tensor_2d(&dev->work, dev->act, 1, m->arch.d_model);
+    struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.d_model);
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat, 1);
-    struct tensor out = arena_tensor_2d(&dev->work, dev->act, 1, m->arch.vocab);
+    struct tensor out = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.vocab);
     op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
-    op_linear_fwd(dev, out, absent, norm, &m->weights.head, absent, absent, &none);
+    op_linear_fwd(dev, out, absent, norm, &head, absent);
     device_get_f32(dev, logits, out);
     arena_release(&dev->work, mark);
 }
 
-/* Sums of gradients go beside the layers below, from here on, or no more. */
-static void aside(struct device *dev, bool on)
+/* From here on, or no more: sums of gradients overlap with the layers below. */
+static void overlap(struct model *m, bool on)
 {
-    struct comm *const groups[] = {dev->ranks, dev->dp};
+    struct comm *const groups[] = {m->par.all, m->par.dp};
     for (int i = 0; i < MT_LEN(groups); i++)
         if (on)
-            comm_aside(groups[i]);
+            comm_overlap_begin(groups[i]);
         else
-            comm_join(groups[i], dev);
+            comm_overlap_end(groups[i], m->dev);
 }
 
 void model_bwd(struct model *m)
@@ -275,18 +283,18 @@ void model_bwd(struct model *m)
     struct layer_acts *acts = m->acts.layers;
     const struct tensor x = acts[m->arch.n_layer].x;
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor dres = arena_tensor_2d(&dev->work, dev->act, x.shape[0], x.shape[1]);
+    struct tensor dres = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], x.shape[1]);
 
     device_zero(dev, dres);
     op_rmsnorm_bwd(dev, dres, m->dfinal, x, m->final_rstd, m->weights.norm);
-    if (m->pass.reduce) aside(dev, true);
+    if (m->pass.reduce) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
         block_recompute(&b, &acts[l], m->recompute);
         block_bwd(&b, &acts[l], dres);
         if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
     }
-    if (m->pass.reduce) aside(dev, false);
+    if (m->pass.reduce) overlap(m, false);
     arena_release(&dev->work, mark);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
         if (!m->arch.dense[l]) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].route.offs);
@@ -300,7 +308,7 @@ void model_clear(struct model *m)
     m->n_label = 0;
 }
 
-void model_sum(struct model *m) { comm_all_reduce_sum(m->dev->ranks, m->dev, tensor_rows(m->tally, 0, 3)); }
+void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->tally, 0, 3)); }
 
 /* Each element once: what all ranks have here, the divided experts' on their ranks. */
 void model_norm(struct model *m)
@@ -311,7 +319,7 @@ void model_norm(struct model *m)
     op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), tensor_rows(grad, 0, n));
     if (!divided) return;
     op_sumsq(m->dev, tensor_rows(m->tally, 5, 2), tensor_rows(grad, n, grad.shape[0] - n));
-    comm_all_reduce_sum(m->dev->ep, m->dev, tensor_rows(m->tally, 5, 2));
+    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->tally, 5, 2));
 }
 
 void model_read(struct model *m, struct model_tally *out)
@@ -330,7 +338,7 @@ void model_take_rows(struct model *m, int64_t *rows)
 {
     const int64_t n = tensor_count(m->row_sum);
     double *sum = mem_array(n, sizeof(*sum));
-    comm_all_reduce_sum(m->dev->ranks, m->dev, m->row_sum);
+    comm_all_reduce_sum(m->par.all, m->dev, m->row_sum);
     device_get(m->dev, sum, m->row_sum);
     for (int64_t i = 0; i < n; i++) rows[i] = (int64_t)sum[i];
     device_zero(m->dev, m->row_sum);

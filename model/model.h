@@ -24,18 +24,19 @@
 struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
     enum recompute recompute;
-    double aux_coef;          /* 0: no auxiliary loss */
-    bool aux_pooled;          /* over all layers as transformers has it, or layer by layer as Megatron (struct aux) */
-    struct quantize quantize; /* what is packed while it loads */
-    int64_t ce_chunk;         /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
-    int64_t expert_group;     /* as in struct device */
-    bool embed_on_host;       /* the embedding lies in dev->host */
-    int64_t n_resident;       /* the last layers, whose experts are decoded when they are loaded */
-    bool share_moments;       /* among dev->dp (ZeRO-1) */
-    struct dispatch_options divided; /* n_tok 0 where dev->ep is alone */
+    double aux_coef;            /* 0: no auxiliary loss */
+    bool aux_pooled;            /* over all layers as transformers has it, or layer by layer as Megatron (struct aux) */
+    struct quantize quantize;   /* what is packed while it loads */
+    int64_t ce_chunk;           /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */
+    int64_t expert_group;       /* as in struct device */
+    bool embed_on_host;         /* the embedding lies in dev->host */
+    int64_t n_resident;         /* the last layers, whose experts are decoded when they are loaded */
+    const struct parallel *par; /* NULL: alone */
+    bool share_moments;         /* among par->dp (ZeRO-1) */
+    struct dispatch_options divided; /* n_tok 0 where par->ep is alone */
 };
 
-/* A micro-batch as the host has it: n_seq documents end to end. On a measuring device the arrays may be NULL. */
+/* A micro-batch as the host has it: n_seq documents end to end. In a dry run the arrays may be NULL. */
 struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len;
     const int32_t *tok, *pos, *cu;       /* [n_tok], [n_tok], [n_seq+1] */
@@ -62,6 +63,7 @@ struct model_tally {
 
 struct model {
     struct device *dev;
+    struct parallel par;
     struct arch arch;
     struct weights weights;
     struct adapters adapters;
@@ -85,7 +87,7 @@ struct model {
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
 };
 
-/* Loads weights and adapters (A random, B zero, by seed) into dev's arenas, or measures them on a measuring device. ad
+/* Loads weights and adapters (A random, B zero, by seed) into dev's arenas, or measures them in a dry run. ad
  * is planned (adapters_plan) and becomes the model's own, also after an error. st may be closed afterwards. */
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err) MT_CHECK;

@@ -250,7 +250,7 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
     if (check_blocks(z, w, s->data->name, err)) return -1;
     k.n_part = list_parts(&z->q, w, k.part);
     take_room(z, w, k.part, k.n_part);
-    if (z->dev->measuring) return 0;
+    if (z->dev->dry_run) return 0;
     say(z, done);
     k.name = mem_strdup(s->data->name);
     const bool read = z->cache.n_shards && read_cached(z, &k);
@@ -267,7 +267,7 @@ void quantizer_open(struct quantizer *z, const struct quantize *q, struct device
     char text[128];
     *z = (struct quantizer){.dev = dev, .room = &dev->weights, .st = st, .start_ms = clock_ms(), .said_ms = clock_ms()};
     if (q) z->q = *q;
-    if (!z->q.cache || z->q.format == WF_NONE || dev->measuring) return;
+    if (!z->q.cache || z->q.format == WF_NONE || dev->dry_run) return;
     snprintf(text, sizeof(text), VERSION " %s %d", quantize_name(&z->q), z->q.attention);
     z->key = rng_key(safetensors_fingerprint(st), text);
     if (file_exists(z->q.cache)) open_cache(z);
@@ -353,7 +353,7 @@ static int write_cache(struct quantizer *z, struct err *err)
 void quantizer_finish(struct quantizer *z)
 {
     struct err why;
-    if (z->q.format == WF_NONE || z->dev->measuring) return;
+    if (z->q.format == WF_NONE || z->dev->dry_run) return;
     if (!z->n_kept) {
         log_info("model.quantize: everything is packed in the checkpoint and stays as it is");
         return;

@@ -15,6 +15,7 @@ struct fill {
     struct device *dev;
     struct arena *arena; /* where the next weight goes: dev->weights, dev->host or, to be decoded, dev->work */
     const struct arch *a;
+    const struct comm *ep;
     struct checkpoint ck;
     struct err *err;
     int64_t layer;
@@ -26,7 +27,7 @@ struct fill {
 };
 
 /* What op_decode makes. */
-static enum dtype decoded_dtype(const struct device *dev) { return dev->act == DT_BF16 ? DT_BF16 : DT_F32; }
+static enum dtype decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
 
 /* "model.layers.7." + rest into a buffer of the caller. */
 struct name {
@@ -56,7 +57,7 @@ static void set_layer(struct fill *f, int64_t layer)
 {
     f->layer = layer;
     f->ffn = arch_ffn(f->a, layer);
-    f->own = f->a->dense[layer] ? (struct shard){0, 1} : dispatch_shard(f->dev->ep, f->ffn.n_exp);
+    f->own = f->a->dense[layer] ? (struct shard){0, 1} : dispatch_shard(f->ep, f->ffn.n_exp);
 }
 
 /* Of a tensor of all experts the part of those here. */
@@ -69,13 +70,13 @@ static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t
     return part;
 }
 
-/* Room for `bytes` of a weight; NULL on a measuring device. */
+/* Room for `bytes` of a weight; NULL in a dry run. */
 static char *room(struct fill *f, int64_t bytes) { return arena_push(f->arena, bytes); }
 
 static void put(struct fill *f, char *dst, const struct st_tensor *t)
 {
     const int64_t piece = 32 << 20; /* the mapped pages that count beside the copy */
-    for (int64_t at = 0; at < t->bytes && !f->dev->measuring; at += piece) {
+    for (int64_t at = 0; at < t->bytes && !f->dev->dry_run; at += piece) {
         const int64_t n = MT_MIN(piece, t->bytes - at);
         device_upload(f->dev, dst + at, t->data + at, n);
         source_drop(f->ck.st, t, at, n);
@@ -84,7 +85,7 @@ static void put(struct fill *f, char *dst, const struct st_tensor *t)
 
 static void put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n)
 {
-    if (f->dev->measuring) return;
+    if (f->dev->dry_run) return;
     float *host = mem_array(n, sizeof(float));
     source_f32(t, n, host);
     device_upload(f->dev, dst, host, n * (int64_t)sizeof(float));
@@ -129,7 +130,7 @@ static int64_t absmax_room(const struct source *s, int64_t n)
 static void put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
 {
     const int64_t f32 = (int64_t)sizeof(float);
-    const bool nested = s[0].nested_absmax && n == w->n_exp, measuring = f->dev->measuring;
+    const bool nested = s[0].nested_absmax && n == w->n_exp, measuring = f->dev->dry_run;
     const int64_t blocks = absmax_room(s, n), outer = nested ? s[0].nested_absmax->bytes : 0;
     char *absmax = room(f, nested ? blocks : blocks * f32);
     char *outer_scale = nested ? room(f, n * outer) : NULL, *offset = nested ? room(f, n * f32) : NULL;
@@ -163,7 +164,7 @@ static void put_source(struct fill *f, char *dst, const struct source *s)
         put(f, dst, s->data);
         return;
     }
-    if (f->dev->measuring) return;
+    if (f->dev->dry_run) return;
     char *host = mem_alloc(s->data->bytes);
     source_copy(s, host);
     device_upload(f->dev, dst, host, s->data->bytes);
@@ -236,7 +237,7 @@ static void add_to_mark(struct fill *f, const struct weight *w)
     const int64_t nibbles = w->n_out * w->n_in / 2;
     const int64_t bytes = MT_MIN(w->format >= WF_MXFP4 ? nibbles : weight_bytes(w) / w->n_exp, 1 << 16);
     uint64_t bits;
-    if (f->dev->measuring) return;
+    if (f->dev->dry_run) return;
     char *host = mem_alloc(bytes + 8);
     device_download(f->dev, host, w->data, bytes);
     for (int64_t at = 0; at < bytes; at += 8) {
@@ -264,17 +265,17 @@ static int load_qkv(struct fill *f, struct layer_weights *lw)
         snprintf(rest, sizeof(rest), "self_attn.%s_proj.weight", part[i]);
         if (source_find(&s[i], &f->ck, layer_name(f, rest).s, head[i] * dim, f->a->d_model, f->err)) return -1;
     }
-    lw->qkv = (struct weight){.n_exp = 1, .n_out = cols, .n_in = f->a->d_model};
-    if (stack(f, &lw->qkv, s, 3, ROLE_ATTENTION)) return -1;
-    if (f->layer == 0) add_to_mark(f, &lw->qkv);
+    lw->qkv.w = (struct weight){.n_exp = 1, .n_out = cols, .n_in = f->a->d_model};
+    if (stack(f, &lw->qkv.w, s, 3, ROLE_ATTENTION)) return -1;
+    if (f->layer == 0) add_to_mark(f, &lw->qkv.w);
     if (!f->a->attn_bias) return 0;
-    lw->qkv_bias = arena_tensor_1d(&f->dev->weights, DT_F32, cols);
+    lw->qkv.bias = arena_tensor_1d(&f->dev->weights, DT_F32, cols);
     for (int64_t i = 0, at = 0; i < 3; at += head[i++] * dim) {
         snprintf(rest, sizeof(rest), "self_attn.%s_proj.bias", part[i]);
         const struct st_tensor *t =
             checkpoint_take(&f->ck, layer_name(f, rest).s, false, 1, (int64_t[]){head[i] * dim}, f->err);
         if (!t) return -1;
-        put_f32(f, f->dev->measuring ? NULL : (float *)lw->qkv_bias.data + at, t, head[i] * dim);
+        put_f32(f, f->dev->dry_run ? NULL : (float *)lw->qkv.bias.data + at, t, head[i] * dim);
     }
     return 0;
 }
@@ -299,7 +300,7 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     char *data = room(f, own_b.bytes), *scale = room(f, own_s.bytes);
     w->data = data;
     w->scale = (const uint8_t *)scale;
-    if (f->dev->measuring) return 0;
+    if (f->dev->dry_run) return 0;
     if (memchr(own_s.data, 255, (size_t)own_s.bytes))
         return err_set(f->err, "tensor %s holds the scale byte 255 (NaN): the checkpoint is damaged", scales);
     put(f, data, &own_b);
@@ -352,7 +353,7 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
         const int64_t at = x - f->own.first;
         if (!t) return -1;
         if (at < 0 || at >= f->own.count) continue;
-        put_f32(f, f->dev->measuring ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out);
+        put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out);
     }
     return 0;
 }
@@ -467,7 +468,7 @@ static void make_router(struct fill *f, struct layer_weights *lw)
 {
     const struct tensor zeros = arena_tensor_2d(&f->dev->weights, DT_F32, 1, f->a->d_model);
     lw->router = (struct weight){.format = WF_F32, .n_exp = 1, .n_out = 1, .n_in = f->a->d_model, .data = zeros.data};
-    if (!f->dev->measuring) device_zero(f->dev, zeros);
+    if (!f->dev->dry_run) device_zero(f->dev, zeros);
 }
 
 static int load_ffn(struct fill *f, struct layer_weights *lw)
@@ -484,8 +485,8 @@ static int load_ffn(struct fill *f, struct layer_weights *lw)
     else if (load_router(f, lw))
         return -1;
     const int64_t before = f->dev->weights.used, n_decoded = f->w->n_decoded;
-    const int rc = load_product(f, &lw->up, &lw->up_bias, dense ? &dense_up : &up, f->layer == 0) ||
-                   load_product(f, &lw->down, &lw->down_bias, dense ? &dense_down : &down, false);
+    const int rc = load_product(f, &lw->up.w, &lw->up.bias, dense ? &dense_up : &up, f->layer == 0) ||
+                   load_product(f, &lw->down.w, &lw->down.bias, dense ? &dense_down : &down, false);
     f->w->expert_bytes += f->dev->weights.used - before;
     f->w->n_decoded = MT_MIN(f->w->n_decoded, n_decoded + 1); /* the layer counts once */
     return rc ? -1 : 0;
@@ -510,9 +511,9 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
     return vector(f, &lw->norm1, layer_name(f, "input_layernorm.weight").s, a->d_model) ||
                    vector(f, &lw->norm2, layer_name(f, "post_attention_layernorm.weight").s, a->d_model) ||
                    load_qkv(f, lw) ||
-                   matrix(f, &lw->out, layer_name(f, "self_attn.o_proj.weight").s, a->d_model, a->n_head * a->head_dim,
-                          ROLE_ATTENTION) ||
-                   (a->attn_bias && vector(f, &lw->out_bias, layer_name(f, "self_attn.o_proj.bias").s, a->d_model)) ||
+                   matrix(f, &lw->out.w, layer_name(f, "self_attn.o_proj.weight").s, a->d_model,
+                          a->n_head * a->head_dim, ROLE_ATTENTION) ||
+                   (a->attn_bias && vector(f, &lw->out.bias, layer_name(f, "self_attn.o_proj.bias").s, a->d_model)) ||
                    (a->sinks && vector(f, &lw->sinks, layer_name(f, "self_attn.sinks").s, a->n_head)) ||
                    load_qk_norm(f, lw) || load_ffn(f, lw)
                ? -1
@@ -554,16 +555,17 @@ static void find_unused(const struct fill *f, struct weights *w)
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct quantize *q, bool embed_on_host, int64_t n_resident, struct err *err)
+                 const struct weights_options *opt, struct err *err)
 {
     struct fill f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    f.ep = opt->ep ? opt->ep : &comm_alone;
     const int64_t before = dev->weights.used;
     int rc = -1;
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
-    f.first_resident = a->n_layer - n_resident;
+    f.first_resident = a->n_layer - opt->n_resident;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
-    quantizer_open(&f.quantizer, q, dev, st);
-    if (load_ends(&f, w, embed_on_host)) goto out;
+    quantizer_open(&f.quantizer, opt->quantize, dev, st);
+    if (load_ends(&f, w, opt->embed_on_host)) goto out;
     for (int64_t l = 0; l < a->n_layer; l++) {
         set_layer(&f, l);
         if (load_layer(&f, &w->layers[l])) goto out;
@@ -593,6 +595,7 @@ static void part_open(struct fill *f, struct weights *w, struct device *dev, con
 {
     *w = (struct weights){.layers = NULL};
     *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    f->ep = &comm_alone;
     f->first_resident = a->n_layer;
     f->ck.used = mem_array(st->n_tensors, sizeof(bool));
     quantizer_open(&f->quantizer, q, dev, st);

@@ -3,19 +3,18 @@
 #define MT_WEIGHTS_H
 
 #include "data/safetensors.h"
+#include "kernels/comm.h"
 #include "model/arch.h"
 #include "model/quantize.h"
 
 struct layer_weights {
-    struct tensor norm1, norm2;       /* [D] f32 */
-    struct weight qkv, out;           /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
-    struct tensor qkv_bias, out_bias; /* f32 */
-    struct tensor q_norm, k_norm;     /* f32: both [A], or [HA] and [KA]; absent without such norms */
-    struct tensor sinks;              /* [H] f32 */
-    struct weight router;             /* [E, D]; a dense layer's is one row of zeros */
-    struct tensor router_bias;        /* [E] f32 */
-    struct weight up, down;           /* [E, 2F, D], [E, D, F]; E of this rank's, where experts are divided */
-    struct tensor up_bias, down_bias; /* [E, 2F], [E, D] f32; likewise */
+    struct tensor norm1, norm2;   /* [D] f32 */
+    struct proj qkv, out;         /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct tensor q_norm, k_norm; /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    struct tensor sinks;          /* [H] f32 */
+    struct weight router;         /* [E, D]; a dense layer's is one row of zeros */
+    struct tensor router_bias;    /* [E] f32 */
+    struct proj up, down;         /* [E, 2F, D], [E, D, F]; E of this rank's, where experts are divided */
 };
 
 struct weights {
@@ -31,13 +30,16 @@ struct weights {
 };
 
 /* Takes dev->weights bytes for every tensor and, unless the device is measuring, copies them there. All names, shapes
- * and formats are checked before the first copy; the error names the tensor and what was expected. q: what is packed on
- * the way, NULL for nothing; a dense layer's feed-forward network counts as an expert. embed_on_host: the embedding
- * goes to dev->host, unless it is the head as well. n_resident: of so many layers, the last ones, the experts are
- * decoded once, to what op_decode makes of them: their packed bytes pass through dev->work and are not kept. Of experts
- * divided among dev->ep only this rank's are read. */
+ * and formats are checked before the first copy; the error names the tensor and what was expected. */
+struct weights_options {
+    const struct quantize *quantize; /* what is packed on the way, dense feed-forward networks too; NULL: nothing */
+    bool embed_on_host;              /* the embedding goes to dev->host, unless it is the head as well */
+    int64_t n_resident;    /* of so many layers, the last ones, the experts are decoded once, to what op_decode makes of
+                              them: their packed bytes pass through dev->work and are not kept */
+    const struct comm *ep; /* of experts divided among these only this rank's are read; NULL: alone */
+};
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct quantize *q, bool embed_on_host, int64_t n_resident, struct err *err) MT_CHECK;
+                 const struct weights_options *opt, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* the host table only */
 
 /* Part by part, for who cannot hold them all: one layer (packed by q as weights_load does, but without its cache), or

@@ -482,7 +482,7 @@ void loaded_open_resident(struct loaded *l, const char *dir, const struct quanti
     OK(arch_load(&l->arch, dir, &err));
     OK(safetensors_open(&l->st, dir, &err));
     OK(device_open(dev, "cpu", "fp32", &err));
-    device_measure(&measure, dev);
+    device_dry_run(&measure, dev);
     open_model(l, &plan, &measure, &opt);
     model_close(&plan);
     OK(device_reserve(dev, &dev->weights, "weights", measure.weights.peak, &err));
@@ -517,7 +517,7 @@ static void same_tensor(const char *what, int64_t layer, struct tensor a, struct
 {
     assert_int_equal(a.dtype, b.dtype);
     assert_int_equal(tensor_bytes(a), tensor_bytes(b));
-    if (a.rank && memcmp(a.data, b.data, (size_t)tensor_bytes(a)))
+    if (a.ndim && memcmp(a.data, b.data, (size_t)tensor_bytes(a)))
         fail_msg("%s of layer %lld differs", what, (long long)layer);
 }
 
@@ -531,9 +531,9 @@ void assert_same_weights(const struct loaded *a, const struct loaded *b)
 #define SAME_WEIGHT(field) same_weight(#field, i, &x->layers[i].field, &y->layers[i].field)
 #define SAME_TENSOR(field) same_tensor(#field, i, x->layers[i].field, y->layers[i].field)
     for (int64_t i = 0; i < a->arch.n_layer; i++) {
-        SAME_WEIGHT(qkv), SAME_WEIGHT(out), SAME_WEIGHT(router), SAME_WEIGHT(up), SAME_WEIGHT(down);
-        SAME_TENSOR(norm1), SAME_TENSOR(norm2), SAME_TENSOR(qkv_bias), SAME_TENSOR(out_bias), SAME_TENSOR(sinks);
-        SAME_TENSOR(router_bias), SAME_TENSOR(up_bias), SAME_TENSOR(down_bias);
+        SAME_WEIGHT(qkv.w), SAME_WEIGHT(out.w), SAME_WEIGHT(router), SAME_WEIGHT(up.w), SAME_WEIGHT(down.w);
+        SAME_TENSOR(norm1), SAME_TENSOR(norm2), SAME_TENSOR(qkv.bias), SAME_TENSOR(out.bias), SAME_TENSOR(sinks);
+        SAME_TENSOR(router_bias), SAME_TENSOR(up.bias), SAME_TENSOR(down.bias);
     }
 #undef SAME_WEIGHT
 #undef SAME_TENSOR

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/moe_loop.h"
+
 #ifdef MT_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -122,7 +124,7 @@ struct tensor make_i32(const int32_t *values, int64_t n)
 
 struct tensor make_copy(struct tensor x)
 {
-    struct tensor y = make_empty(x.dtype, x.shape[0], x.rank > 1 ? x.shape[1] : -1, x.rank > 2 ? x.shape[2] : -1);
+    struct tensor y = make_empty(x.dtype, x.shape[0], x.ndim > 1 ? x.shape[1] : -1, x.ndim > 2 ? x.shape[2] : -1);
     for (int64_t i = 0; i < tensor_count(x); i++) set_value(y, i, value_at(x, i));
     return y;
 }
@@ -156,7 +158,7 @@ struct weight make_weight(enum weight_format f, uint64_t stream, double amplitud
 
 static void *element(struct tensor x, int64_t i)
 {
-    int64_t cols = x.shape[x.rank - 1];
+    int64_t cols = x.shape[x.ndim - 1];
     return (char *)x.data + (i / cols * x.ld + i % cols) * dtype_size(x.dtype);
 }
 
@@ -228,7 +230,7 @@ double probe(struct tensor y, uint64_t stream)
 
 struct tensor make_probe(struct tensor y, uint64_t stream)
 {
-    return make_random(y.dtype, stream, 1, y.shape[0], y.rank > 1 ? y.shape[1] : -1, y.rank > 2 ? y.shape[2] : -1);
+    return make_random(y.dtype, stream, 1, y.shape[0], y.ndim > 1 ? y.shape[1] : -1, y.ndim > 2 ? y.shape[2] : -1);
 }
 
 double gradient_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx)
@@ -292,7 +294,7 @@ void op_check_case(op_case_fn *run, const void *params, double bound)
         double error = tensor_error(first.out[i], want.out[i]);
         if (!(error <= bound)) fail_msg("output %d: f32 is %g away from f64, allowed %g", i, error, bound);
     }
-    device_measure(&measure, &dev);
+    device_dry_run(&measure, &dev);
     again.n = 0;
     run(&measure, params, &again);
     assert_int_equal(measure.work.peak, dev.work.peak);
@@ -313,11 +315,13 @@ void op_check_need_gpu(void)
 
 enum gpu_kind { GPU_HOPPER, GPU_PORTABLE, GPU_LOOP, GPU_PRESORT };
 
-static void open_cuda(struct device *dev, enum gpu_kind kind)
+/* loop: the table of a device whose experts are loops. */
+static void open_cuda(struct device *dev, enum gpu_kind kind, struct ops *loop)
 {
     struct err err = {{0}};
     if (device_open(dev, kind == GPU_PORTABLE ? "cuda-portable" : "cuda", "auto", &err)) fail_msg("%s", err.msg);
-    if (kind >= GPU_LOOP) dev->ops = ops_cuda_loop(kind == GPU_PRESORT);
+    *loop = *dev->ops;
+    if (kind >= GPU_LOOP && ops_loop_experts(loop, kind == GPU_PRESORT)) dev->ops = loop;
     if (device_reserve(dev, &dev->work, "work", OP_GPU_WORK, &err)) fail_msg("%s", err.msg);
 }
 
@@ -335,12 +339,12 @@ static void compare_gpu(const struct op_outputs *want, const struct op_outputs *
     }
 }
 
-/* The peak of the work arena is what a measuring device says; that of a loop is not above it. */
+/* The peak of the work arena is what a dry run says; that of a loop is not above it. */
 static void check_measured(op_case_fn *run, const void *params, const struct device *dev, bool loop)
 {
     struct device measure;
     struct op_outputs none = {.n = 0};
-    device_measure(&measure, dev);
+    device_dry_run(&measure, dev);
     run(&measure, params, &none);
     if (loop) assert_in_range(dev->work.peak, 0, measure.work.peak);
     if (!loop) assert_int_equal(measure.work.peak, dev->work.peak);
@@ -359,10 +363,11 @@ static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first
         fail_msg("%s", err.msg);
     run(&near_dev, params, &near);
     device_close(&near_dev);
+    struct ops table;
     on_gpu = true;
     for (enum gpu_kind kind = first; kind <= last; kind++) {
         struct op_outputs got = {.n = 0}, again = {.n = 0};
-        open_cuda(&dev, kind);
+        open_cuda(&dev, kind, &table);
         run(&dev, params, &got);
         dev.ops->wait();
         run(&dev, params, &again);

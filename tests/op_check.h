@@ -62,11 +62,11 @@ void op_check_need_gpu(void);
 /* What holds for every op on the GPU, on Hopper's own kernels where it is one and on the portable ones. Inputs are
  * values that bf16 holds. Each output is finite and, against F64, at most twice as far off as the CPU in bf16 plus one
  * rounding (2^-8, that of bf16); integers are equal; a second run gives the same bits; guards stay whole; the work
- * arena's peak is what a measuring device says. */
+ * arena's peak is what a dry run says. */
 enum { OP_GPU_WORK = 1 << 30 };
 void op_check_cuda(op_case_fn *run, const void *params);
-/* The same for the experts as loops on the host (ops_cuda_loop), whose scratch depends on the routing and is at most
- * what a measuring device says; both loops give the same bits. */
+/* The same for the experts as loops on the host (kernels/moe_loop.h), whose scratch depends on the routing and is at
+ * most what a dry run says; both loops give the same bits. */
 void op_check_loops(op_case_fn *run, const void *params);
 
 #endif

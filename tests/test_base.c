@@ -327,7 +327,7 @@ static void arenas(void **state)
         struct tensor x = arena_tensor_1d(a, DT_U8, 1), y = arena_tensor_2d(a, DT_F32, 3, 5);
         assert_ptr_equal(x.data, base);
         assert_ptr_equal(y.data, base ? base + 256 : NULL);
-        assert_int_equal(y.rank, 2);
+        assert_int_equal(y.ndim, 2);
         int64_t mark = arena_mark(a);
         assert_int_equal(mark, 512);
         struct tensor z = arena_tensor_3d(a, DT_BF16, 2, 3, 64);

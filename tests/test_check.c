@@ -79,7 +79,7 @@ static void scaled_attention(struct device *dev, struct tensor o, struct tensor 
                              struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
 {
     cpu_attn_fwd(dev, o, lse, qkv, sinks, seqs, shape);
-    for (int64_t i = 0; i < tensor_count(o) && !dev->measuring; i++) ((float *)o.data)[i] *= 1.01f;
+    for (int64_t i = 0; i < tensor_count(o) && !dev->dry_run; i++) ((float *)o.data)[i] *= 1.01f;
 }
 
 /* One token goes where it should go least. */
@@ -87,7 +87,7 @@ static void confused_router(struct device *dev, struct route *r, struct tensor l
                             const struct weight *w, struct tensor bias, enum router_kind kind)
 {
     cpu_router_fwd(dev, r, logits, x, w, bias, kind);
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     const float *row = logits.data;
     int32_t *idx = r->idx.data, least = 0;
     for (int32_t e = 1; e < w->n_out; e++)
@@ -97,20 +97,19 @@ static void confused_router(struct device *dev, struct route *r, struct tensor l
     idx[least < idx[0] ? 0 : r->idx.shape[1] - 1] = least;
 }
 
-static void forgetful_down(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
-                           struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha,
-                           const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
-                           const struct glu *glu)
+static void forgetful_down(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
+                           struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
+                           const struct proj *down, const struct glu *glu)
 {
-    cpu_moe_down_bwd(dev, dpre, dgate, grad, act, dout, pre, ha, r, w, bias, lora, glu);
-    if (!dev->measuring) memset(grad->b.data, 0, 64);
+    cpu_moe_down_bwd(dev, dpre, dgate, act, dout, pre, ha, r, down, glu);
+    if (!dev->dry_run) memset(down->grad.b.data, 0, 64);
 }
 
 static void broken_norm(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
                         const struct norm *norm)
 {
     cpu_rmsnorm_fwd(dev, y, rstd, x, w, norm);
-    if (!dev->measuring) ((float *)y.data)[5] = NAN;
+    if (!dev->dry_run) ((float *)y.data)[5] = NAN;
 }
 
 static void assert_noticed(const struct ops *ops, const char *dtype, const char *what)
@@ -171,7 +170,7 @@ static int open_heads(int64_t dim, struct err *err)
         adapters_plan(&ad, &a, &lora, err))
         fail_msg("%s", err->msg);
     dev.ops = &gpu;
-    device_measure(&measure, &dev);
+    device_dry_run(&measure, &dev);
     const int rc = model_open(&m, &measure, &a, &st, &ad, &opt, 1, err);
     model_close(&m);
     device_close(&dev);

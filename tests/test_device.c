@@ -99,11 +99,11 @@ static void open_cpu(void **state)
     struct device dev;
     struct err err;
     assert_int_equal(device_open(&dev, "cpu", "auto", &err), 0);
-    assert_true(dev.act == DT_F32 && dev.stat == DT_F32 && !dev.round_bf16 && !dev.measuring && dev.n_threads >= 1);
+    assert_true(dev.act_dtype == DT_F32 && dev.stat == DT_F32 && !dev.round_bf16 && !dev.dry_run && dev.n_threads >= 1);
     assert_int_equal(device_open(&dev, "cpu", "bf16", &err), 0);
-    assert_true(dev.act == DT_F32 && dev.round_bf16);
+    assert_true(dev.act_dtype == DT_F32 && dev.round_bf16);
     device_open_oracle(&dev);
-    assert_true(dev.act == DT_F64 && dev.stat == DT_F64 && !dev.round_bf16);
+    assert_true(dev.act_dtype == DT_F64 && dev.stat == DT_F64 && !dev.round_bf16);
 }
 
 static void reserve(void **state)
@@ -119,8 +119,8 @@ static void reserve(void **state)
     assert_int_equal(device_reserve(&dev, &dev.weights, "weights", 0, &err), 0);
     assert_true(dev.work.base && (uintptr_t)dev.work.base % 256 == 0 && dev.work.cap == 1000);
     assert_false(arena_measuring(&dev.weights));
-    device_measure(&measure, &dev);
-    assert_true(measure.measuring && measure.ops == dev.ops && measure.n_threads == dev.n_threads);
+    device_dry_run(&measure, &dev);
+    assert_true(measure.dry_run && measure.ops == dev.ops && measure.n_threads == dev.n_threads);
     assert_null(arena_push(&measure.work, (int64_t)1 << 50));
     device_close(&dev);
     assert_null(dev.work.base);
@@ -132,7 +132,7 @@ static void values_go_there_and_back(void **state)
     static const enum dtype dtypes[] = {DT_F32, DT_F64, DT_BF16};
     struct device dev, measure;
     op_check_begin(&dev, false);
-    device_measure(&measure, &dev);
+    device_dry_run(&measure, &dev);
     for (int d = 0; d < 3; d++) {
         double in[6] = {1, -2.5, 0.1, 1e30, 0, NAN}, out[6] = {0};
         float in32[6], out32[6] = {0};
@@ -196,13 +196,13 @@ static void right(struct device *dev) { norm_of(dev, 4, DT_F32); }
 static void wrong_shape(struct device *dev) { norm_of(dev, 5, DT_F32); }
 static void wrong_dtype(struct device *dev) { norm_of(dev, 4, DT_F64); }
 
-/* Front doors check on a measuring device too. */
+/* Front doors check in a dry run too. */
 static void wrong_shapes_stop(void **state)
 {
     (void)state;
     struct device dev, measure;
     op_check_begin(&dev, false);
-    device_measure(&measure, &dev);
+    device_dry_run(&measure, &dev);
     assert_false(stops(right, &measure));
     assert_true(stops(wrong_shape, &measure));
     assert_true(stops(wrong_dtype, &measure));

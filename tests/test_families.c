@@ -197,12 +197,12 @@ static int load_copy(struct loaded *l, struct copy *c, const char *config_of, st
     if (safetensors_write(path, c->entries, c->n, err) || safetensors_open(&st, path, err) ||
         arch_load(&l->arch, fixture(config_of), err) || device_open(&l->dev, "cpu", "fp32", err))
         fail_msg("%s", err->msg);
-    device_measure(&measure, &l->dev);
-    int rc = weights_load(&l->w, &measure, &l->arch, &st, NULL, false, 0, err);
+    device_dry_run(&measure, &l->dev);
+    int rc = weights_load(&l->w, &measure, &l->arch, &st, &(struct weights_options){0}, err);
     if (!rc) {
         weights_free(&l->w);
         assert_int_equal(device_reserve(&l->dev, &l->dev.weights, "weights", measure.weights.peak, err), 0);
-        rc = weights_load(&l->w, &l->dev, &l->arch, &st, NULL, false, 0, err);
+        rc = weights_load(&l->w, &l->dev, &l->arch, &st, &(struct weights_options){0}, err);
     }
     safetensors_close(&st);
     return rc;
@@ -259,16 +259,17 @@ static void test_fused_stacks(void **state)
     for (int64_t l = 0; l < a->n_layer; l++) {
         char name[96];
         snprintf(name, sizeof(name), "model.layers.%d.mlp.experts.gate_up_proj", (int)l);
-        memcpy(add_made(&c, name, DT_BF16, 3, up), one.w.layers[l].up.data, (size_t)weight_bytes(&one.w.layers[l].up));
+        memcpy(add_made(&c, name, DT_BF16, 3, up), one.w.layers[l].up.w.data,
+               (size_t)weight_bytes(&one.w.layers[l].up.w));
         snprintf(name, sizeof(name), "model.layers.%d.mlp.experts.down_proj", (int)l);
-        memcpy(add_made(&c, name, DT_BF16, 3, down), one.w.layers[l].down.data,
-               (size_t)weight_bytes(&one.w.layers[l].down));
+        memcpy(add_made(&c, name, DT_BF16, 3, down), one.w.layers[l].down.w.data,
+               (size_t)weight_bytes(&one.w.layers[l].down.w));
     }
     if (load_copy(&fused, &c, "parity/mixtral", &err)) fail_msg("%s", err.msg);
     for (int64_t l = 0; l < a->n_layer; l++) {
         const struct layer_weights *x = &one.w.layers[l], *y = &fused.w.layers[l];
-        assert_memory_equal(x->up.data, y->up.data, (size_t)weight_bytes(&x->up));
-        assert_memory_equal(x->down.data, y->down.data, (size_t)weight_bytes(&x->down));
+        assert_memory_equal(x->up.w.data, y->up.w.data, (size_t)weight_bytes(&x->up.w));
+        assert_memory_equal(x->down.w.data, y->down.w.data, (size_t)weight_bytes(&x->down.w));
     }
     unload(&one);
     unload(&fused);
@@ -327,13 +328,13 @@ static void test_nf4_experts(void **state)
     if (load_copy(&l, &c, "parity/qwen3", &err)) fail_msg("%s", err.msg);
     const struct layer_weights *w = &l.w.layers[0];
     const int64_t half = a.d_ff * a.d_model;
-    assert_true(w->up.format == WF_NF4 && w->down.format == WF_NF4 && w->up.n_out == 2 * a.d_ff);
+    assert_true(w->up.w.format == WF_NF4 && w->down.w.format == WF_NF4 && w->up.w.n_out == 2 * a.d_ff);
     for (int64_t e = 0; e < a.n_exp; e++)
         for (int64_t i = 0; i < 2 * half; i++) {
             char name[96];
             snprintf(name, sizeof(name), "model.layers.0.mlp.experts.%d.%s.weight", (int)e, parts[i / half]);
-            const double was = source_value(&c.st, name, i % half), is = (double)quant_value(&w->up, e, i);
-            const double limit = 0.16 * (double)quant_absmax(&w->up, e, i / 64); /* half the widest gap of NF4 */
+            const double was = source_value(&c.st, name, i % half), is = (double)quant_value(&w->up.w, e, i);
+            const double limit = 0.16 * (double)quant_absmax(&w->up.w, e, i / 64); /* half the widest gap of NF4 */
             if (!(fabs(is - was) <= limit)) fail_msg("%s: %g is not %g within %g", name, is, was, limit);
         }
     unload(&l);

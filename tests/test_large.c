@@ -106,32 +106,33 @@ static void linear_large_on_the_gpu(void **state)
     (void)state;
     enum { R = 8 };
     gpu_begin(28, 1, false);
-    const struct weight w = gpu_weight(1, 1, DIM, DIM);
-    const struct lora lora = {.a = gpu_random(DT_BF16, 2, R, DIM, -1),
-                              .b = gpu_random(DT_BF16, 3, DIM, R, -1),
-                              .r = R,
-                              .scale = {0.5f},
-                              .n_seg = 1,
-                              .seg_cols = {DIM}};
-    const struct lora_grad grad = {gpu_zero(DT_F32, R, DIM, -1), gpu_zero(DT_F32, DIM, R, -1)};
-    const struct lora_grad few_grad = {gpu_zero(DT_F32, R, DIM, -1), gpu_zero(DT_F32, DIM, R, -1)};
+    const struct proj proj = {.w = gpu_weight(1, 1, DIM, DIM),
+                              .bias = gpu_random(DT_F32, 6, DIM, -1, -1),
+                              .lora = {.a = gpu_random(DT_BF16, 2, R, DIM, -1),
+                                       .b = gpu_random(DT_BF16, 3, DIM, R, -1),
+                                       .r = R,
+                                       .scale = {0.5f},
+                                       .n_seg = 1,
+                                       .seg_cols = {DIM}},
+                              .grad = {gpu_zero(DT_F32, R, DIM, -1), gpu_zero(DT_F32, DIM, R, -1)}};
+    struct proj few = proj;
+    few.grad = (struct lora_grad){gpu_zero(DT_F32, R, DIM, -1), gpu_zero(DT_F32, DIM, R, -1)};
     struct tensor x = gpu_random(DT_BF16, 4, N_TOK, DIM, -1), res = gpu_random(DT_BF16, 5, N_TOK, DIM, -1);
     struct tensor y = gpu_empty(DT_BF16, N_TOK, DIM, -1), few_y = gpu_empty(DT_BF16, LAST, DIM, -1);
     struct tensor xa = gpu_empty(DT_BF16, N_TOK, R, -1), few_xa = gpu_empty(DT_BF16, LAST, R, -1);
-    struct tensor bias = gpu_random(DT_F32, 6, DIM, -1, -1);
-    op_linear_fwd(&gpu, y, xa, x, &w, bias, res, &lora);
-    op_linear_fwd(&gpu, few_y, few_xa, last(x), &w, bias, last(res), &lora);
+    op_linear_fwd(&gpu, y, xa, x, &proj, res);
+    op_linear_fwd(&gpu, few_y, few_xa, last(x), &few, last(res));
     expect_near("y", last(y), few_y, ROUNDINGS);
     expect_near("xa", last(xa), few_xa, ROUNDINGS);
 
     struct tensor dy = gpu_zero(DT_BF16, N_TOK, DIM, -1), few_dy = gpu_random(DT_BF16, 7, LAST, DIM, -1);
     struct tensor dx = gpu_empty(DT_BF16, N_TOK, DIM, -1), few_dx = gpu_empty(DT_BF16, LAST, DIM, -1);
     gpu.ops->copy(last(dy).data, few_dy.data, tensor_bytes(few_dy));
-    op_linear_bwd(&gpu, dx, &grad, dy, x, xa, &w, &lora);
-    op_linear_bwd(&gpu, few_dx, &few_grad, few_dy, last(x), few_xa, &w, &lora);
+    op_linear_bwd(&gpu, dx, dy, x, xa, &proj);
+    op_linear_bwd(&gpu, few_dx, few_dy, last(x), few_xa, &few);
     expect_near("dx", last(dx), few_dx, ROUNDINGS);
-    expect_near("dA", grad.a, few_grad.a, ROUNDINGS);
-    expect_near("dB", grad.b, few_grad.b, ROUNDINGS);
+    expect_near("dA", proj.grad.a, few.grad.a, ROUNDINGS);
+    expect_near("dB", proj.grad.b, few.grad.b, ROUNDINGS);
 }
 
 /* Which elements are dropped goes by their index in x. The small problem has none dropped, of an x in which they are
@@ -141,28 +142,28 @@ static void dropout_large_on_the_gpu(void **state)
     (void)state;
     enum { R = 8, OUT = 64, FIRST = N_TOK - LAST };
     gpu_begin(12, 5, false);
-    const struct weight w = gpu_weight(1, 1, OUT, DIM);
-    struct lora lora = {.a = gpu_random(DT_BF16, 2, R, DIM, -1),
-                        .b = gpu_random(DT_BF16, 3, OUT, R, -1),
-                        .r = R,
-                        .scale = {0.5f},
-                        .n_seg = 1,
-                        .seg_cols = {OUT},
-                        .dropout = 0.5f,
-                        .dropout_key = 11};
+    struct proj proj = {.w = gpu_weight(1, 1, OUT, DIM),
+                        .lora = {.a = gpu_random(DT_BF16, 2, R, DIM, -1),
+                                 .b = gpu_random(DT_BF16, 3, OUT, R, -1),
+                                 .r = R,
+                                 .scale = {0.5f},
+                                 .n_seg = 1,
+                                 .seg_cols = {OUT},
+                                 .dropout = 0.5f,
+                                 .dropout_key = 11}};
     const struct tensor none = {0};
     struct tensor x = gpu_random(DT_BF16, 4, N_TOK, DIM, -1), few_x = gpu_copy(last(x)), host = gpu_host(few_x);
     struct tensor y = gpu_empty(DT_BF16, N_TOK, OUT, -1), few_y = gpu_empty(DT_BF16, LAST, OUT, -1);
     struct tensor xa = gpu_empty(DT_BF16, N_TOK, R, -1), few_xa = gpu_empty(DT_BF16, LAST, R, -1);
     for (int64_t i = 0; i < tensor_count(host); i++) {
-        const bool kept = rng_uniform(lora.dropout_key, (uint64_t)(1LL * FIRST * DIM + i)) >= 0.5;
+        const bool kept = rng_uniform(proj.lora.dropout_key, (uint64_t)(1LL * FIRST * DIM + i)) >= 0.5;
         set_value(host, i, kept ? 2 * value_at(host, i) : 0);
     }
     gpu.ops->upload(few_x.data, host.data, tensor_bytes(host));
     mem_free(host.data);
-    op_linear_fwd(&gpu, y, xa, x, &w, none, none, &lora);
-    lora.dropout = 0;
-    op_linear_fwd(&gpu, few_y, few_xa, few_x, &w, none, none, &lora);
+    op_linear_fwd(&gpu, y, xa, x, &proj, none);
+    proj.lora.dropout = 0;
+    op_linear_fwd(&gpu, few_y, few_xa, few_x, &proj, none);
     expect_near("xa", last(xa), few_xa, ROUNDINGS);
 }
 
@@ -384,39 +385,40 @@ static struct tensor few_of(struct tensor all)
     return few;
 }
 
-static struct lora expert_lora(uint64_t stream, int64_t n_in, int64_t n_out)
+static struct lora_grad zero_grad(int64_t n_in, int64_t n_out)
 {
-    return (struct lora){.a = gpu_random(DT_BF16, stream, N_EXP, RANK, n_in),
-                         .b = gpu_random(DT_BF16, stream + 1, N_EXP, n_out, RANK),
-                         .r = RANK,
-                         .scale = {0.5f},
-                         .n_seg = 1};
+    return (struct lora_grad){gpu_zero(DT_F32, N_EXP, RANK, n_in), gpu_zero(DT_F32, N_EXP, n_out, RANK)};
 }
 
-static struct lora_grad zero_grad(const struct lora *l)
+/* Weight, bias and adapter from the streams 1, bias_stream, 2 and 3; no gradients. */
+static struct proj expert_proj(int64_t n_in, int64_t n_out, uint64_t bias_stream)
 {
-    return (struct lora_grad){gpu_zero(DT_F32, N_EXP, RANK, l->a.shape[2]),
-                              gpu_zero(DT_F32, N_EXP, l->b.shape[1], RANK)};
+    return (struct proj){.w = gpu_weight(1, N_EXP, n_out, n_in),
+                         .bias = gpu_random(DT_F32, bias_stream, N_EXP, n_out, -1),
+                         .lora = {.a = gpu_random(DT_BF16, 2, N_EXP, RANK, n_in),
+                                  .b = gpu_random(DT_BF16, 3, N_EXP, n_out, RANK),
+                                  .r = RANK,
+                                  .scale = {0.5f},
+                                  .n_seg = 1}};
 }
 
-static void expect_grad(const struct lora_grad *got, const struct lora_grad *want)
+static void expect_grad(const struct proj *got, const struct proj *want)
 {
-    expect_near("dA", got->a, want->a, F32_SUMS);
-    expect_near("dB", got->b, want->b, F32_SUMS);
+    expect_near("dA", got->grad.a, want->grad.a, F32_SUMS);
+    expect_near("dB", got->grad.b, want->grad.b, F32_SUMS);
 }
 
 static void moe_up_fwd(bool portable, bool interleaved)
 {
     begin_experts(24, 1, portable);
     const struct glu glu = {GLU_CLAMPED, 1.702f, 7, interleaved};
-    const struct weight w = gpu_weight(1, N_EXP, 2 * WIDTH, DIM);
-    const struct lora lora = expert_lora(2, DIM, 2 * WIDTH);
-    struct tensor x = gpu_random(DT_BF16, 4, N_TOK, DIM, -1), bias = gpu_random(DT_F32, 5, N_EXP, 2 * WIDTH, -1);
+    const struct proj up = expert_proj(DIM, 2 * WIDTH, 5);
+    struct tensor x = gpu_random(DT_BF16, 4, N_TOK, DIM, -1);
     struct tensor act = gpu_empty(DT_BF16, N_ROW, WIDTH, -1), few_act = gpu_empty(DT_BF16, FEW_ROW, WIDTH, -1);
     struct tensor pre = gpu_empty(DT_BF16, N_ROW, 2 * WIDTH, -1), few_pre = gpu_empty(DT_BF16, FEW_ROW, 2 * WIDTH, -1);
     struct tensor xa = gpu_empty(DT_BF16, N_ROW, RANK, -1), few_xa = gpu_empty(DT_BF16, FEW_ROW, RANK, -1);
-    op_moe_up_fwd(&gpu, act, pre, xa, x, &all_rows, &w, bias, &lora, &glu);
-    op_moe_up_fwd(&gpu, few_act, few_pre, few_xa, last(x), &few_rows, &w, bias, &lora, &glu);
+    op_moe_up_fwd(&gpu, act, pre, xa, x, &all_rows, &up, &glu);
+    op_moe_up_fwd(&gpu, few_act, few_pre, few_xa, last(x), &few_rows, &up, &glu);
     expect_same("xa", few_of(xa), few_xa);
     expect_same("pre", few_of(pre), few_pre);
     expect_same("act", few_of(act), few_act);
@@ -432,13 +434,12 @@ static void moe_up_fwd_large_on_the_gpu(void **state)
 static void moe_down_fwd(bool portable)
 {
     begin_experts(28, 1, portable);
-    const struct weight w = gpu_weight(1, N_EXP, DIM, WIDTH);
-    const struct lora lora = expert_lora(2, WIDTH, DIM);
-    struct tensor act = gpu_random(DT_BF16, 4, N_ROW, WIDTH, -1), bias = gpu_random(DT_F32, 5, N_EXP, DIM, -1);
+    const struct proj down = expert_proj(WIDTH, DIM, 5);
+    struct tensor act = gpu_random(DT_BF16, 4, N_ROW, WIDTH, -1);
     struct tensor y = gpu_empty(DT_BF16, N_ROW, DIM, -1), few_y = gpu_empty(DT_BF16, FEW_ROW, DIM, -1);
     struct tensor ha = gpu_empty(DT_BF16, N_ROW, RANK, -1), few_ha = gpu_empty(DT_BF16, FEW_ROW, RANK, -1);
-    op_moe_down_fwd(&gpu, y, ha, act, &all_rows, &w, bias, &lora);
-    op_moe_down_fwd(&gpu, few_y, few_ha, few_of(act), &few_rows, &w, bias, &lora);
+    op_moe_down_fwd(&gpu, y, ha, act, &all_rows, &down);
+    op_moe_down_fwd(&gpu, few_y, few_ha, few_of(act), &few_rows, &down);
     expect_same("ha", few_of(ha), few_ha);
     expect_same("y", few_of(y), few_y);
 
@@ -462,10 +463,9 @@ static void moe_down_bwd(bool portable, bool interleaved)
 {
     begin_experts(32, 1, portable);
     const struct glu glu = {GLU_CLAMPED, 1.702f, 7, interleaved};
-    const struct weight w = gpu_weight(1, N_EXP, DIM, WIDTH);
-    const struct lora lora = expert_lora(2, WIDTH, DIM);
-    const struct lora_grad grad = zero_grad(&lora), few_grad = zero_grad(&lora);
-    struct tensor bias = gpu_random(DT_F32, 4, N_EXP, DIM, -1), pre = gpu_random(DT_BF16, 5, N_ROW, 2 * WIDTH, -1);
+    struct proj down = expert_proj(WIDTH, DIM, 4), few = down;
+    down.grad = zero_grad(WIDTH, DIM), few.grad = zero_grad(WIDTH, DIM);
+    struct tensor pre = gpu_random(DT_BF16, 5, N_ROW, 2 * WIDTH, -1);
     struct tensor ha = gpu_random(DT_BF16, 6, N_ROW, RANK, -1), dout = gpu_zero(DT_BF16, N_TOK, DIM, -1);
     struct tensor few_dout = gpu_random(DT_BF16, 7, LAST, DIM, -1);
     struct tensor act = gpu_empty(DT_BF16, N_ROW, WIDTH, -1), few_act = gpu_empty(DT_BF16, FEW_ROW, WIDTH, -1);
@@ -473,13 +473,12 @@ static void moe_down_bwd(bool portable, bool interleaved)
     struct tensor few_dpre = gpu_empty(DT_BF16, FEW_ROW, 2 * WIDTH, -1);
     struct tensor dgate = gpu_empty(DT_F32, N_TOK, TOP, -1), few_dgate = gpu_empty(DT_F32, LAST, TOP, -1);
     gpu.ops->copy(last(dout).data, few_dout.data, tensor_bytes(few_dout));
-    op_moe_down_bwd(&gpu, dpre, dgate, &grad, act, dout, pre, ha, &all_rows, &w, bias, &lora, &glu);
-    op_moe_down_bwd(&gpu, few_dpre, few_dgate, &few_grad, few_act, few_dout, few_of(pre), few_of(ha), &few_rows, &w,
-                    bias, &lora, &glu);
+    op_moe_down_bwd(&gpu, dpre, dgate, act, dout, pre, ha, &all_rows, &down, &glu);
+    op_moe_down_bwd(&gpu, few_dpre, few_dgate, few_act, few_dout, few_of(pre), few_of(ha), &few_rows, &few, &glu);
     expect_same("dpre", few_of(dpre), few_dpre);
     expect_same("act", few_of(act), few_act);
     expect_same("dgate", last(dgate), few_dgate);
-    expect_grad(&grad, &few_grad);
+    expect_grad(&down, &few);
     gpu_end(NULL);
 }
 
@@ -492,18 +491,18 @@ static void moe_down_bwd_large_on_the_gpu(void **state)
 static void moe_up_bwd(bool portable)
 {
     begin_experts(34, 9, portable);
-    const struct weight w = gpu_weight(1, N_EXP, 2 * WIDTH, DIM);
-    const struct lora lora = expert_lora(2, DIM, 2 * WIDTH);
-    const struct lora_grad grad = zero_grad(&lora), few_grad = zero_grad(&lora);
+    struct proj up = expert_proj(DIM, 2 * WIDTH, 7), few = up;
+    up.bias = few.bias = (struct tensor){0};
+    up.grad = zero_grad(DIM, 2 * WIDTH), few.grad = zero_grad(DIM, 2 * WIDTH);
     struct tensor x = gpu_random(DT_BF16, 4, N_TOK, DIM, -1), xa = gpu_random(DT_BF16, 5, N_ROW, RANK, -1);
     struct tensor dpre = gpu_zero(DT_BF16, N_ROW, 2 * WIDTH, -1);
     struct tensor few_dpre = gpu_random(DT_BF16, 6, FEW_ROW, 2 * WIDTH, -1);
     struct tensor dx = gpu_empty(DT_BF16, N_TOK, DIM, -1), few_dx = gpu_empty(DT_BF16, LAST, DIM, -1);
     move_rows(dpre, few_dpre, true);
-    op_moe_up_bwd(&gpu, dx, &grad, dpre, x, xa, &all_rows, &w, &lora);
-    op_moe_up_bwd(&gpu, few_dx, &few_grad, few_dpre, last(x), few_of(xa), &few_rows, &w, &lora);
+    op_moe_up_bwd(&gpu, dx, dpre, x, xa, &all_rows, &up);
+    op_moe_up_bwd(&gpu, few_dx, few_dpre, last(x), few_of(xa), &few_rows, &few);
     expect_same("dx", last(dx), few_dx);
-    expect_grad(&grad, &few_grad);
+    expect_grad(&up, &few);
     gpu_end(NULL);
 }
 

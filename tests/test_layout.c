@@ -41,10 +41,10 @@ static void side_open(struct tiny *t, int64_t multiple, struct comm *ep)
     *t = (struct tiny){.arch = tiny_arch()};
     t->arch.n_exp = 4;
     OK(device_open(&t->dev, "cpu", "fp32", &err));
-    t->dev.ep = ep;
+    const struct parallel par = {ep, ep, &comm_alone};
     OK(adapters_plan(&t->ad, &t->arch, &opt, &err));
-    adapters_hold(&t->ad, &t->arch, multiple, ep);
-    device_measure(&measure, &t->dev);
+    adapters_hold(&t->ad, &t->arch, multiple, &par);
+    device_dry_run(&measure, &t->dev);
     adapters_alloc(&t->ad, &measure, &t->arch);
     OK(device_reserve(&t->dev, &t->dev.state, "state", measure.state.peak, &err));
     adapters_alloc(&t->ad, &t->dev, &t->arch);

@@ -50,10 +50,10 @@ static struct attn attn_make(struct device *dev, const struct shape *s)
         .dev = dev,
         .seqs = {.cu = make_i32(cu, s->n_seq + 1), .n_seq = s->n_seq, .max_len = max_len, .pairs = pairs},
         .shape = {s->n_head, s->n_kv, s->head_dim, s->window, 1.0f / sqrtf((float)s->head_dim)},
-        .qkv = make_random(dev->act, 1, 2, n_tok, width, -1),
-        .o = make_empty(dev->act, n_tok, s->n_head * s->head_dim, -1),
+        .qkv = make_random(dev->act_dtype, 1, 2, n_tok, width, -1),
+        .o = make_empty(dev->act_dtype, n_tok, s->n_head * s->head_dim, -1),
         .lse = make_empty(dev->stat, n_tok, s->n_head, -1),
-        .dqkv = make_empty(dev->act, n_tok, width, -1),
+        .dqkv = make_empty(dev->act_dtype, n_tok, width, -1),
     };
     if (s->sink) a.sinks = make_random(DT_F32, 2, 2, s->n_head, -1, -1);
     return a;
@@ -87,7 +87,7 @@ static void reference(const struct attn *a, int64_t first, int64_t i, int64_t h,
 {
     int64_t dim = a->shape.head_dim, width = a->qkv.shape[1], group = a->shape.n_head / a->shape.n_kv;
     int64_t q = (first + i) * width + h * dim, k = (a->shape.n_head + h / group) * dim, v = k + a->shape.n_kv * dim;
-    double total = a->sinks.rank ? exp(value_at(a->sinks, h)) : 0;
+    double total = a->sinks.ndim ? exp(value_at(a->sinks, h)) : 0;
     for (int64_t c = 0; c < dim; c++) out[c] = 0;
     for (int64_t j = 0; j <= i; j++) {
         if (a->shape.window && j <= i - a->shape.window) continue;
@@ -218,7 +218,7 @@ static void run_poisoned(struct device *dev, const void *params, struct op_outpu
     bwd(&clean);
     struct tensor all[] = {clean.o, clean.lse, clean.dqkv};
     for (int i = 0; i < 3; i++) outputs->out[outputs->n++] = all[i];
-    for (int k = 0; k < 4 && !dev->measuring; k++) {
+    for (int k = 0; k < 4 && !dev->dry_run; k++) {
         struct attn a = attn_make(dev, s);
         struct tensor dout = make_probe(a.o, 3), got[] = {a.o, a.lse, a.dqkv};
         poison(&a, s, dout, k % 2, k < 2 ? NAN : INFINITY);
@@ -355,9 +355,9 @@ static void run_on_gpu(struct device *dev, const void *params, struct op_outputs
     const struct gpu_case *c = params;
     struct attn a = attn_make(dev, &c->shape);
     int64_t n_tok = a.qkv.shape[0], width = a.qkv.shape[1];
-    a.qkv = make_view(make_random(dev->act, 1, 2, n_tok, width + c->pad, -1), c->pad);
-    a.o = make_view(make_empty(dev->act, n_tok, a.o.shape[1] + c->pad, -1), c->pad);
-    a.dqkv = make_view(make_empty(dev->act, n_tok, width + c->pad, -1), c->pad);
+    a.qkv = make_view(make_random(dev->act_dtype, 1, 2, n_tok, width + c->pad, -1), c->pad);
+    a.o = make_view(make_empty(dev->act_dtype, n_tok, a.o.shape[1] + c->pad, -1), c->pad);
+    a.dqkv = make_view(make_empty(dev->act_dtype, n_tok, width + c->pad, -1), c->pad);
     fwd(&a);
     bwd(&a);
     struct tensor all[] = {a.o, a.lse, a.dqkv};

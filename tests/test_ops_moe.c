@@ -27,10 +27,7 @@ struct setup {
 
 struct layer {
     struct device *dev;
-    struct weight up, down;
-    struct tensor up_bias, down_bias;
-    struct lora lora_up, lora_down;
-    struct lora_grad grad_up, grad_down;
+    struct proj up, down;
     struct glu glu;
     struct route route;
     struct tensor x, res, pre, act, xa, y, ha, out;
@@ -85,58 +82,55 @@ static struct route make_route(struct device *dev, const struct setup *s)
     return r;
 }
 
-static struct lora make_lora(struct device *dev, uint64_t stream, int64_t r, int64_t n_exp, int64_t n_out, int64_t n_in,
-                             struct lora_grad *grad)
+static void make_lora(struct device *dev, struct proj *p, uint64_t stream, int64_t r)
 {
-    *grad = (struct lora_grad){0};
-    struct lora l = {.r = r, .scale = {0.75f}, .n_seg = 1, .seg_cols = {n_out}};
-    if (!r) return l;
-    l.a = make_random(dev->act, stream, 0.5, n_exp, r, n_in);
-    l.b = make_random(dev->act, stream + 1, 0.5, n_exp, n_out, r);
-    grad->a = make_zero(dev->stat, n_exp, r, n_in);
-    grad->b = make_zero(dev->stat, n_exp, n_out, r);
-    return l;
+    const int64_t n_exp = p->w.n_exp, n_out = p->w.n_out, n_in = p->w.n_in;
+    p->lora = (struct lora){.r = r, .scale = {0.75f}, .n_seg = 1, .seg_cols = {n_out}};
+    if (!r) return;
+    p->lora.a = make_random(dev->act_dtype, stream, 0.5, n_exp, r, n_in);
+    p->lora.b = make_random(dev->act_dtype, stream + 1, 0.5, n_exp, n_out, r);
+    p->grad.a = make_zero(dev->stat, n_exp, r, n_in);
+    p->grad.b = make_zero(dev->stat, n_exp, n_out, r);
 }
 
 static struct layer make_layer(struct device *dev, const struct setup *s)
 {
     int64_t n_tok = s->n_tok, n_row = n_tok * s->top_k, n_exp = s->n_exp, dim = s->dim, width = s->width;
     struct layer l = {.dev = dev, .glu = s->glu, .route = make_route(dev, s)};
-    l.up = make_packed(s->packing, 1, 0.5, n_exp, 2 * width, dim);
-    l.down = make_packed(s->packing, 2, 0.5, n_exp, dim, width);
+    l.up.w = make_packed(s->packing, 1, 0.5, n_exp, 2 * width, dim);
+    l.down.w = make_packed(s->packing, 2, 0.5, n_exp, dim, width);
     if (s->bias) {
-        l.up_bias = make_random(DT_F32, 3, 0.5, n_exp, 2 * width, -1);
-        l.down_bias = make_random(DT_F32, 4, 0.5, n_exp, dim, -1);
+        l.up.bias = make_random(DT_F32, 3, 0.5, n_exp, 2 * width, -1);
+        l.down.bias = make_random(DT_F32, 4, 0.5, n_exp, dim, -1);
     }
-    l.lora_up = make_lora(dev, 5, s->r_up, n_exp, 2 * width, dim, &l.grad_up);
-    l.lora_down = make_lora(dev, 7, s->r_down, n_exp, dim, width, &l.grad_down);
-    l.x = make_random(dev->act, 9, 1, n_tok, dim, -1);
-    l.res = make_random(dev->act, 10, 1, n_tok, dim, -1);
-    l.pre = make_empty(dev->act, n_row, 2 * width, -1);
-    l.act = make_empty(dev->act, n_row, width, -1);
-    l.y = make_empty(dev->act, n_row, dim, -1);
-    l.out = make_empty(dev->act, n_tok, dim, -1);
-    if (s->r_up) l.xa = make_empty(dev->act, n_row, s->r_up, -1);
-    if (s->r_down) l.ha = make_empty(dev->act, n_row, s->r_down, -1);
+    make_lora(dev, &l.up, 5, s->r_up);
+    make_lora(dev, &l.down, 7, s->r_down);
+    l.x = make_random(dev->act_dtype, 9, 1, n_tok, dim, -1);
+    l.res = make_random(dev->act_dtype, 10, 1, n_tok, dim, -1);
+    l.pre = make_empty(dev->act_dtype, n_row, 2 * width, -1);
+    l.act = make_empty(dev->act_dtype, n_row, width, -1);
+    l.y = make_empty(dev->act_dtype, n_row, dim, -1);
+    l.out = make_empty(dev->act_dtype, n_tok, dim, -1);
+    if (s->r_up) l.xa = make_empty(dev->act_dtype, n_row, s->r_up, -1);
+    if (s->r_down) l.ha = make_empty(dev->act_dtype, n_row, s->r_down, -1);
     l.dout = make_probe(l.out, 12);
-    l.dpre = make_empty(dev->act, n_row, 2 * width, -1);
+    l.dpre = make_empty(dev->act_dtype, n_row, 2 * width, -1);
     l.dgate = make_empty(dev->stat, n_tok, s->top_k, -1);
-    l.dx = make_empty(dev->act, n_tok, dim, -1);
+    l.dx = make_empty(dev->act_dtype, n_tok, dim, -1);
     return l;
 }
 
 static void forward(struct layer *l)
 {
-    op_moe_up_fwd(l->dev, l->act, l->pre, l->xa, l->x, &l->route, &l->up, l->up_bias, &l->lora_up, &l->glu);
-    op_moe_down_fwd(l->dev, l->y, l->ha, l->act, &l->route, &l->down, l->down_bias, &l->lora_down);
+    op_moe_up_fwd(l->dev, l->act, l->pre, l->xa, l->x, &l->route, &l->up, &l->glu);
+    op_moe_down_fwd(l->dev, l->y, l->ha, l->act, &l->route, &l->down);
     op_moe_combine_fwd(l->dev, l->out, l->res, l->y, &l->route);
 }
 
 static void backward(struct layer *l)
 {
-    op_moe_down_bwd(l->dev, l->dpre, l->dgate, &l->grad_down, l->act, l->dout, l->pre, l->ha, &l->route, &l->down,
-                    l->down_bias, &l->lora_down, &l->glu);
-    op_moe_up_bwd(l->dev, l->dx, &l->grad_up, l->dpre, l->x, l->xa, &l->route, &l->up, &l->lora_up);
+    op_moe_down_bwd(l->dev, l->dpre, l->dgate, l->act, l->dout, l->pre, l->ha, &l->route, &l->down, &l->glu);
+    op_moe_up_bwd(l->dev, l->dx, l->dpre, l->x, l->xa, &l->route, &l->up);
 }
 
 static double layer_loss(void *arg)
@@ -150,7 +144,7 @@ static double layer_loss(void *arg)
 
 static void check_gradient(struct layer *l, const char *name, int64_t setup, struct tensor x, struct tensor dx)
 {
-    if (!x.rank) return;
+    if (!x.ndim) return;
     double error = gradient_error(layer_loss, l, x, dx);
     if (!(error <= 1e-6)) fail_msg("setup %lld: gradient of %s is off by %g", (long long)setup, name, error);
 }
@@ -167,10 +161,10 @@ static void test_gradients(void **state)
         probe_layer.act = make_copy(l.act);
         check_gradient(&probe_layer, "x", i, l.x, l.dx);
         check_gradient(&probe_layer, "gate", i, l.route.gate, l.dgate);
-        check_gradient(&probe_layer, "up A", i, l.lora_up.a, l.grad_up.a);
-        check_gradient(&probe_layer, "up B", i, l.lora_up.b, l.grad_up.b);
-        check_gradient(&probe_layer, "down A", i, l.lora_down.a, l.grad_down.a);
-        check_gradient(&probe_layer, "down B", i, l.lora_down.b, l.grad_down.b);
+        check_gradient(&probe_layer, "up A", i, l.up.lora.a, l.up.grad.a);
+        check_gradient(&probe_layer, "up B", i, l.up.lora.b, l.up.grad.b);
+        check_gradient(&probe_layer, "down A", i, l.down.lora.a, l.down.grad.a);
+        check_gradient(&probe_layer, "down B", i, l.down.lora.b, l.down.grad.b);
         forward(&l);
         struct tensor act = make_copy(l.act);
         backward(&l);
@@ -232,7 +226,7 @@ static void test_idle_experts(void **state)
     struct layer l = make_layer(&f64, &setups[0]);
     forward(&l);
     backward(&l);
-    struct tensor *grads[] = {&l.grad_up.a, &l.grad_up.b, &l.grad_down.a, &l.grad_down.b}, alone[4];
+    struct tensor *grads[] = {&l.up.grad.a, &l.up.grad.b, &l.down.grad.a, &l.down.grad.b}, alone[4];
     for (int g = 0; g < 4; g++) {
         alone[g] = *grads[g];
         *grads[g] = make_empty(f64.stat, alone[g].shape[0], alone[g].shape[1], alone[g].shape[2]);
@@ -250,7 +244,7 @@ static void test_no_tokens(void **state)
     struct layer l = make_layer(&f64, &s);
     forward(&l);
     backward(&l);
-    struct tensor grads[] = {l.grad_up.a, l.grad_up.b, l.grad_down.a, l.grad_down.b};
+    struct tensor grads[] = {l.up.grad.a, l.up.grad.b, l.down.grad.a, l.down.grad.b};
     for (int g = 0; g < 4; g++) {
         for (int64_t i = 0; i < tensor_count(grads[g]); i++) assert_true(fabs(value_at(grads[g], i)) <= 0);
     }
@@ -263,7 +257,7 @@ static void test_nan_is_seen(void **state)
 {
     for (int64_t column = 0; column < 2; column++) {
         struct layer l = make_layer(&f64, &setups[0]);
-        set_value(l.up_bias, l.up_bias.ld + column, NAN);
+        set_value(l.up.bias, l.up.bias.ld + column, NAN);
         forward(&l);
         backward(&l);
         for (int64_t i = 0; i < tensor_count(l.out); i++) {
@@ -292,8 +286,8 @@ static void hide_last_expert(struct weight *w)
 static void test_idle_is_not_read(void **state)
 {
     struct layer l = make_layer(&f64, &setups[0]), same = make_layer(&f64, &setups[0]);
-    hide_last_expert(&l.up);
-    hide_last_expert(&l.down);
+    hide_last_expert(&l.up.w);
+    hide_last_expert(&l.down.w);
     forward(&l);
     backward(&l);
     forward(&same);
@@ -309,10 +303,10 @@ static void run_both_ways(struct layer *l, struct op_outputs *outputs)
     forward(l);
     backward(l);
     struct tensor all[] = {l->pre,   l->act, l->xa,        l->y,         l->ha,          l->out,        l->dpre,
-                           l->dgate, l->dx,  l->grad_up.a, l->grad_up.b, l->grad_down.a, l->grad_down.b};
+                           l->dgate, l->dx,  l->up.grad.a, l->up.grad.b, l->down.grad.a, l->down.grad.b};
     for (int i = 0; i < MT_LEN(all); i++)
-        if (all[i].rank) outputs->out[outputs->n++] = all[i];
-    if (l->dev->measuring && tensor_count(l->out)) assert_true(isnan(value_at(l->out, 0)) && isnan(value_at(l->dx, 0)));
+        if (all[i].ndim) outputs->out[outputs->n++] = all[i];
+    if (l->dev->dry_run && tensor_count(l->out)) assert_true(isnan(value_at(l->out, 0)) && isnan(value_at(l->dx, 0)));
 }
 
 static void run_layer(struct device *dev, const void *params, struct op_outputs *outputs)
@@ -343,7 +337,7 @@ static void test_scratch(void **state)
     dev.n_threads = 3;
     struct arena whole = dev.work;
     for (int64_t i = 0; i < MT_LEN(setups); i++) {
-        device_measure(&plan, &dev);
+        device_dry_run(&plan, &dev);
         o.n = 0;
         run_layer(&plan, &setups[i], &o);
         dev.work.used = 0;
@@ -366,8 +360,8 @@ static void test_packed_is_unpacked(void **state)
         struct device dev;
         op_check_begin(&dev, i % 2);
         struct layer a = make_layer(&dev, &setups[i / 2]), b = make_layer(&dev, &setups[i / 2]);
-        b.up = make_unpacked(&a.up);
-        b.down = make_unpacked(&a.down);
+        b.up.w = make_unpacked(&a.up.w);
+        b.down.w = make_unpacked(&a.down.w);
         forward(&a);
         backward(&a);
         forward(&b);
@@ -375,7 +369,7 @@ static void test_packed_is_unpacked(void **state)
         assert_finite(a.out);
         assert_same_bits(a.out, b.out);
         assert_same_bits(a.dx, b.dx);
-        if (a.lora_up.r) assert_same_bits(a.grad_up.a, b.grad_up.a);
+        if (a.up.lora.r) assert_same_bits(a.up.grad.a, b.up.grad.a);
         op_check_end(&dev);
     }
     (void)state;
@@ -384,9 +378,10 @@ static void test_packed_is_unpacked(void **state)
 /* Gradients of adapters that nobody wants: the others keep every bit. */
 static void backward_frozen(struct layer *l)
 {
-    op_moe_down_bwd(l->dev, l->dpre, l->dgate, NULL, l->act, l->dout, l->pre, l->ha, &l->route, &l->down, l->down_bias,
-                    &l->lora_down, &l->glu);
-    op_moe_up_bwd(l->dev, l->dx, NULL, l->dpre, l->x, l->xa, &l->route, &l->up, &l->lora_up);
+    struct proj up = l->up, down = l->down;
+    up.grad = down.grad = (struct lora_grad){0};
+    op_moe_down_bwd(l->dev, l->dpre, l->dgate, l->act, l->dout, l->pre, l->ha, &l->route, &down, &l->glu);
+    op_moe_up_bwd(l->dev, l->dx, l->dpre, l->x, l->xa, &l->route, &up);
 }
 
 /* dx, dpre, dgate of both ways are equal, and out. */
@@ -396,13 +391,13 @@ static void run_frozen(struct device *dev, const void *params, struct op_outputs
     struct tensor same[3] = {{0}};
     forward(&l);
     backward(&l);
-    if (!dev->measuring) dev->ops->wait();
-    if (!dev->measuring) same[0] = make_copy(l.dx), same[1] = make_copy(l.dpre), same[2] = make_copy(l.dgate);
+    if (!dev->dry_run) dev->ops->wait();
+    if (!dev->dry_run) same[0] = make_copy(l.dx), same[1] = make_copy(l.dpre), same[2] = make_copy(l.dgate);
     backward_frozen(&l);
     const struct tensor now[] = {l.dx, l.dpre, l.dgate};
     for (int i = 0; i < 3; i++) {
-        if (!dev->measuring) dev->ops->wait();
-        if (!dev->measuring) assert_same_bits(now[i], same[i]);
+        if (!dev->dry_run) dev->ops->wait();
+        if (!dev->dry_run) assert_same_bits(now[i], same[i]);
         outputs->out[outputs->n++] = now[i];
     }
 }
@@ -415,7 +410,7 @@ static void test_frozen(void **state)
     const double forward_flops = f64.flops - flops;
     backward_frozen(&l); /* the same products the other way, and no more */
     assert_close(f64.flops - flops, 2 * forward_flops, 1e-12);
-    for (int64_t i = 0; i < tensor_count(l.grad_up.a); i++) assert_true(fabs(value_at(l.grad_up.a, i)) <= 0);
+    for (int64_t i = 0; i < tensor_count(l.up.grad.a); i++) assert_true(fabs(value_at(l.up.grad.a, i)) <= 0);
     for (int64_t i = 0; i < MT_LEN(setups); i++) op_check_case(run_frozen, &setups[i], 2e-6);
     (void)state;
 }

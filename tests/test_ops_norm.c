@@ -41,11 +41,11 @@ struct rms {
 static struct rms rms_make(struct device *dev, const struct rms_shape *s)
 {
     return (struct rms){.dev = dev,
-                        .x = make_random(dev->act, 1, 2, s->n_tok, s->dim, -1),
+                        .x = make_random(dev->act_dtype, 1, 2, s->n_tok, s->dim, -1),
                         .w = make_random(DT_F32, 2, 1, s->dim, -1, -1),
-                        .y = make_empty(dev->act, s->n_tok, s->dim, -1),
+                        .y = make_empty(dev->act_dtype, s->n_tok, s->dim, -1),
                         .rstd = make_empty(dev->stat, s->n_tok, -1, -1),
-                        .dx = make_zero(dev->act, s->n_tok, s->dim, -1)};
+                        .dx = make_zero(dev->act_dtype, s->n_tok, s->dim, -1)};
 }
 
 static void rms_run(struct device *dev, const void *params, struct op_outputs *o)
@@ -143,9 +143,9 @@ static struct qk qk_make(struct device *dev, const struct qk_shape *s)
     struct qk n = {
         .dev = dev,
         .shape = {.n_head = s->n_head, .n_kv = s->n_kv, .head_dim = s->head_dim},
-        .x = make_random(dev->act, 1, 2, s->n_tok, width, -1),
-        .qkv = make_empty(dev->act, s->n_tok, width, -1),
-        .raw = make_empty(dev->act, s->n_tok, width - s->n_kv * s->head_dim, -1),
+        .x = make_random(dev->act_dtype, 1, 2, s->n_tok, width, -1),
+        .qkv = make_empty(dev->act_dtype, s->n_tok, width, -1),
+        .raw = make_empty(dev->act_dtype, s->n_tok, width - s->n_kv * s->head_dim, -1),
         .rstd = make_empty(dev->stat, s->n_tok, n_group, -1),
         .wq = make_random(DT_F32, 2, 1, (s->whole ? s->n_head : 1) * s->head_dim, -1, -1),
         .wk = make_random(DT_F32, 3, 1, (s->whole ? s->n_kv : 1) * s->head_dim, -1, -1),
@@ -334,7 +334,7 @@ static struct tensor inner(struct tensor wide, int64_t pad)
 /* What an op will write; with columns around it that must stay. */
 static struct tensor make_outer(struct device *dev, int64_t rows, int64_t cols, int64_t pad)
 {
-    return pad ? make_zero(dev->act, rows, cols + pad, -1) : make_empty(dev->act, rows, cols, -1);
+    return pad ? make_zero(dev->act_dtype, rows, cols + pad, -1) : make_empty(dev->act_dtype, rows, cols, -1);
 }
 
 struct gpu_rms {
@@ -346,14 +346,14 @@ static void gpu_rms_run(struct device *dev, const void *params, struct op_output
 {
     const struct gpu_rms *p = params;
     struct norm norm = {.eps = once.eps, .round_twice = p->twice};
-    struct tensor x = inner(make_random(dev->act, 1, 2, p->n_tok, p->dim + p->pad, -1), p->pad);
-    struct tensor dy = inner(make_random(dev->act, 3, 1, p->n_tok, p->dim + p->pad, -1), p->pad);
+    struct tensor x = inner(make_random(dev->act_dtype, 1, 2, p->n_tok, p->dim + p->pad, -1), p->pad);
+    struct tensor dy = inner(make_random(dev->act_dtype, 3, 1, p->n_tok, p->dim + p->pad, -1), p->pad);
     struct tensor w = make_random(DT_F32, 2, 1, p->dim, -1, -1), rstd = make_empty(dev->stat, p->n_tok, -1, -1);
     struct tensor wide_y = make_outer(dev, p->n_tok, p->dim, p->pad), y = inner(wide_y, p->pad);
-    struct tensor wide_dx = make_random(dev->act, 4, 1, p->n_tok, p->dim + p->pad, -1);
+    struct tensor wide_dx = make_random(dev->act_dtype, 4, 1, p->n_tok, p->dim + p->pad, -1);
     op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
     op_rmsnorm_bwd(dev, inner(wide_dx, p->pad), dy, x, rstd, w);
-    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && i < tensor_count(y); i++) {
+    for (int64_t i = 0; dev->act_dtype == DT_BF16 && !dev->dry_run && i < tensor_count(y); i++) {
         double r = value_at(rstd, i / p->dim);
         assert_true(value_at(y, i) == rounded(value_at(x, i), r, value_at(w, i % p->dim), p->twice));
     }
@@ -386,18 +386,18 @@ static void gpu_qk_run(struct device *dev, const void *params, struct op_outputs
     struct norm norm = {.eps = once.eps, .round_twice = p->twice};
     struct qk n = qk_make(dev, &p->shape);
     int64_t n_tok = n.x.shape[0], width = n.x.shape[1], n_group = n.rstd.shape[1];
-    struct tensor wide = make_random(dev->act, 8, 1, n_tok, width + p->pad, -1);
+    struct tensor wide = make_random(dev->act_dtype, 8, 1, n_tok, width + p->pad, -1);
     struct tensor wide_raw = make_outer(dev, n_tok, n.raw.shape[1], p->pad);
     n.qkv = inner(wide, p->pad);
     n.raw = inner(wide_raw, p->pad);
     if (p->pad) n.rstd = tensor_cols(make_zero(dev->stat, n_tok, n_group + 3, -1), 2, n_group);
     qk_fwd(&n, &norm);
-    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && i < tensor_count(n.x); i++) {
+    for (int64_t i = 0; dev->act_dtype == DT_BF16 && !dev->dry_run && i < tensor_count(n.x); i++) {
         struct place at = place_of(&p->shape, &n, i % width);
         double x = value_at(n.x, i), r = at.group < 0 ? 0 : value_at(n.rstd, i / width * n_group + at.group);
         assert_true(value_at(n.qkv, i) == (at.group < 0 ? x : rounded(x, r, at.w, p->twice)));
     }
-    struct tensor wide_d = make_random(dev->act, 4, 1, n_tok, width + p->pad, -1);
+    struct tensor wide_d = make_random(dev->act_dtype, 4, 1, n_tok, width + p->pad, -1);
     op_qk_norm_bwd(dev, inner(wide_d, p->pad), n.raw, n.rstd, n.wq, n.wk, &n.shape);
     struct tensor all[] = {wide, wide_raw, n.rstd, wide_d};
     memcpy(o->out, all, sizeof(all));

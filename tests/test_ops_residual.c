@@ -14,7 +14,7 @@ enum { T = 70, IN = 64, D = 136, R = 8, E = 8, J = 3 };
 static struct tensor make_stream(struct device *dev)
 {
     static const double large[] = {4096, -1000, 9984, -6016, 2560, -3008, 1504};
-    struct tensor x = make_random(dev->act, 50, 1, T, D, -1);
+    struct tensor x = make_random(dev->act_dtype, 50, 1, T, D, -1);
     for (int64_t i = 0; i < tensor_count(x); i++)
         if (i % D % 19 == 4) set_value(x, i, large[(i / D + i % D) % MT_LEN(large)]);
     return x;
@@ -37,9 +37,9 @@ static double half_ulp(double v) { return ldexp(1, (int)floor(log2(fmax(fabs(v),
 /* Does this device round activations to bf16, and did it compute? */
 static bool rounds(const struct device *dev)
 {
-    if (dev->measuring) return false;
+    if (dev->dry_run) return false;
     dev->ops->wait();
-    return dev->act == DT_BF16 || dev->round_bf16;
+    return dev->act_dtype == DT_BF16 || dev->round_bf16;
 }
 
 static void assert_rounded_once(const char *op, struct tensor got, int64_t i, struct sum want)
@@ -63,16 +63,17 @@ static void linear_run(struct device *dev, const void *params, struct op_outputs
     const struct linear_case *c = params;
     const struct weight w = make_weight(WF_BF16, 1, 2, 1, D, IN);
     const struct tensor plain = tensor_2d((void *)(uintptr_t)w.data, DT_BF16, D, IN), res = make_stream(dev);
-    struct tensor x = make_random(dev->act, 2, 2, T, IN, -1), y = make_empty(dev->act, T, D, -1), xa = {0}, bias = {0};
+    struct tensor x = make_random(dev->act_dtype, 2, 2, T, IN, -1), y = make_empty(dev->act_dtype, T, D, -1), xa = {0},
+                  bias = {0};
     struct lora lora = {.n_seg = 1, .scale = {0.5f}, .seg_cols = {D}};
     if (c->bias) bias = make_random(DT_F32, 3, 10, D, -1, -1);
     if (c->lora) {
         lora.r = R;
-        lora.a = make_random(dev->act, 4, 1, R, IN, -1);
-        lora.b = make_random(dev->act, 5, 2, D, R, -1);
-        xa = make_empty(dev->act, T, R, -1);
+        lora.a = make_random(dev->act_dtype, 4, 1, R, IN, -1);
+        lora.b = make_random(dev->act_dtype, 5, 2, D, R, -1);
+        xa = make_empty(dev->act_dtype, T, R, -1);
     }
-    op_linear_fwd(dev, y, xa, x, &w, bias, res, &lora);
+    op_linear_fwd(dev, y, xa, x, &(struct proj){.w = w, .bias = bias, .lora = lora}, res);
     o->out[o->n++] = y;
     for (int64_t i = 0; rounds(dev) && i < tensor_count(y); i++) {
         struct sum s = {value_at(res, i), 0}, product = {0};
@@ -106,8 +107,8 @@ static void combine_run(struct device *dev, const void *params, struct op_output
 {
     (void)params;
     const struct route r = make_route(dev);
-    const struct tensor res = make_stream(dev), y = make_random(dev->act, 1, 20, T * J, D, -1);
-    struct tensor out = make_empty(dev->act, T, D, -1);
+    const struct tensor res = make_stream(dev), y = make_random(dev->act_dtype, 1, 20, T * J, D, -1);
+    struct tensor out = make_empty(dev->act_dtype, T, D, -1);
     op_moe_combine_fwd(dev, out, res, y, &r);
     o->out[o->n++] = out;
     for (int64_t i = 0; rounds(dev) && i < tensor_count(out); i++) {
@@ -149,9 +150,10 @@ static void norm_run(struct device *dev, const void *params, struct op_outputs *
 {
     (void)params;
     const struct norm norm = {.eps = 1e-5f};
-    const struct tensor x = make_random(dev->act, 1, 2, T, D, -1), w = make_random(DT_F32, 2, 1, D, -1, -1);
-    const struct tensor dy = make_random(dev->act, 3, 30, T, D, -1), old = make_stream(dev);
-    struct tensor y = make_empty(dev->act, T, D, -1), rstd = make_empty(dev->stat, T, -1, -1), dx = make_copy(old);
+    const struct tensor x = make_random(dev->act_dtype, 1, 2, T, D, -1), w = make_random(DT_F32, 2, 1, D, -1, -1);
+    const struct tensor dy = make_random(dev->act_dtype, 3, 30, T, D, -1), old = make_stream(dev);
+    struct tensor y = make_empty(dev->act_dtype, T, D, -1), rstd = make_empty(dev->stat, T, -1, -1),
+                  dx = make_copy(old);
     op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
     op_rmsnorm_bwd(dev, dx, dy, x, rstd, w);
     o->out[o->n++] = dx;

@@ -23,7 +23,7 @@ static struct router make_router(struct device *dev, int64_t n_tok, int64_t n_ex
 {
     struct router s = {.dev = dev, .w = make_weight(WF_BF16, 1, 1, 1, n_exp, D)};
     s.aux = (struct aux){.coef = coef, .pooled = true, .rows = n_tok};
-    s.x = make_random(dev->act, 2, 1, n_tok, D, -1);
+    s.x = make_random(dev->act_dtype, 2, 1, n_tok, D, -1);
     s.bias = make_random(DT_F32, 3, 1, n_exp, -1, -1);
     s.logits = make_empty(dev->stat, n_tok, n_exp, -1);
     s.r.idx = make_empty(DT_I32, n_tok, top_k, -1);
@@ -138,7 +138,7 @@ static void test_all_experts(void **state)
         route(&s);
         for (int64_t i = 0; i < 4 * E; i++) assert_int_equal(value_at(s.r.idx, i), i % E);
         gate[kind] = make_copy(s.r.gate);
-        dx[kind] = make_zero(f64.act, 4, D, -1);
+        dx[kind] = make_zero(f64.act_dtype, 4, D, -1);
         op_router_bwd(&f64, dx[kind], make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
     }
     assert_true(tensor_error(gate[1], gate[0]) < 1e-15);
@@ -231,7 +231,7 @@ static void test_gradient(void **state)
             s.aux.rows = 14;
             for (int64_t e = 0; e < E; e++) set_value(s.aux.count, e, 2 * value_at(s.aux.count, e));
         }
-        struct tensor dx = make_zero(f64.act, 7, D, -1);
+        struct tensor dx = make_zero(f64.act_dtype, 7, D, -1);
         f64.flops = 0;
         op_router_bwd(&f64, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
         bool dense = rc->kind == ROUTER_PROBABILITY || rc->coef > 0;
@@ -268,7 +268,7 @@ static void run_router(struct device *dev, const void *params, struct op_outputs
     struct router s = make_case(dev, params);
     route(&s);
     op_aux_stats(dev, &s.aux, s.logits, &s.r);
-    struct tensor dx = make_random(dev->act, 6, 1, s.x.shape[0], D, -1);
+    struct tensor dx = make_random(dev->act_dtype, 6, 1, s.x.shape[0], D, -1);
     op_router_bwd(dev, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
     struct tensor all[] = {s.logits,     s.r.idx,     s.r.gate,   s.r.offs, s.r.row_slot,
                            s.r.slot_row, s.aux.count, s.aux.prob, dx};
@@ -288,8 +288,9 @@ static void test_combine(void **state)
 {
     struct router s = make_router(&f64, 13, E, J, 0);
     route(&s);
-    struct tensor y = make_random(f64.act, 7, 1, 13 * J, D, -1), res = make_random(f64.act, 8, 1, 13, D, -1);
-    struct tensor out = make_empty(f64.act, 13, D, -1);
+    struct tensor y = make_random(f64.act_dtype, 7, 1, 13 * J, D, -1),
+                  res = make_random(f64.act_dtype, 8, 1, 13, D, -1);
+    struct tensor out = make_empty(f64.act_dtype, 13, D, -1);
     op_moe_combine_fwd(&f64, out, res, y, &s.r);
     for (int64_t t = 0; t < 13; t++) {
         for (int64_t i = 0; i < D; i++) {
@@ -316,8 +317,9 @@ static void run_travel(struct device *dev, const void *params, struct op_outputs
     s.r.gate = make_random(dev->stat, 9, 1, p->n_tok, J, -1);
     for (int64_t i = 0; i < n_row; i++) ((int32_t *)s.r.idx.data)[i] = (int32_t)(rng_u64(7, (uint64_t)i) % E);
     op_route_sort(dev, &s.r, E);
-    struct tensor x = make_random(dev->act, 7, 1, p->n_tok, p->n_col, -1);
-    struct tensor rows = make_empty(dev->act, n_row, p->n_col, -1), sum = make_empty(dev->act, p->n_tok, p->n_col, -1);
+    struct tensor x = make_random(dev->act_dtype, 7, 1, p->n_tok, p->n_col, -1);
+    struct tensor rows = make_empty(dev->act_dtype, n_row, p->n_col, -1),
+                  sum = make_empty(dev->act_dtype, p->n_tok, p->n_col, -1);
     struct tensor gates = make_empty(dev->stat, n_row, 1, -1), back = make_empty(dev->stat, n_row, 1, -1);
     op_gather(dev, rows, x, s.r.row_slot, J);
     op_gather(dev, gates, tensor_2d(s.r.gate.data, dev->stat, n_row, 1), s.r.row_slot, 1);
@@ -407,11 +409,11 @@ static void run_optim(struct device *dev, const void *params, struct op_outputs 
     struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
     struct tensor p = make_random(dev->stat, 50, 1, n, -1, -1), g = make_random(dev->stat, 51, 1, n, -1, -1);
     struct tensor m = make_random(dev->stat, 52, 1, n, -1, -1), v = make_zero(dev->stat, n, -1, -1);
-    struct tensor sum = make_empty(DT_F64, 2, -1, -1), copy = make_empty(dev->act, n, -1, -1);
+    struct tensor sum = make_empty(DT_F64, 2, -1, -1), copy = make_empty(dev->act_dtype, n, -1, -1);
     op_sumsq(dev, sum, g);
     op_adamw(dev, p, m, v, g, &s);
     op_cast(dev, copy, p);
-    if (!dev->measuring) assert_same_bits(copy, p);
+    if (!dev->dry_run) assert_same_bits(copy, p);
     struct tensor all[] = {sum, p, m, v, copy};
     memcpy(o->out, all, sizeof(all));
     o->n = MT_LEN(all);
@@ -496,11 +498,11 @@ static void gpu_router_run(struct device *dev, const void *params, struct op_out
     s.kind = p->kind;
     s.aux.pooled = p->pooled;
     s.w = gpu_router_weight(p);
-    s.x = padded(dev->act, p->n_tok, p->dim, p->pad);
+    s.x = padded(dev->act_dtype, p->n_tok, p->dim, p->pad);
     s.logits = padded(dev->stat, p->n_tok, p->n_exp, p->pad);
     s.r.gate = padded(dev->stat, p->n_tok, p->top_k, p->pad);
     struct tensor dgate = padded(dev->stat, p->n_tok, p->top_k, p->pad);
-    struct tensor dx = padded(dev->act, p->n_tok, p->dim, p->pad);
+    struct tensor dx = padded(dev->act_dtype, p->n_tok, p->dim, p->pad);
     fill(s.x, 2, p->grid);
     fill(dgate, 5, false);
     fill(dx, 6, false);
@@ -509,9 +511,9 @@ static void gpu_router_run(struct device *dev, const void *params, struct op_out
     for (int layer = 0; layer < 2; layer++) op_aux_stats(dev, &s.aux, s.logits, &s.r);
     op_router_bwd(dev, dx, dgate, &s.r, s.logits, &s.w, &s.aux, s.kind);
     bool alone = p->twins && !p->grid;
-    if (!dev->measuring) check_choice(&s);
-    if (dev->act == DT_F64 && !p->grid && !p->twins) check_clear(&s);
-    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && p->twins && i < tensor_count(s.logits); i++)
+    if (!dev->dry_run) check_choice(&s);
+    if (dev->act_dtype == DT_F64 && !p->grid && !p->twins) check_clear(&s);
+    for (int64_t i = 0; dev->act_dtype == DT_BF16 && !dev->dry_run && p->twins && i < tensor_count(s.logits); i++)
         if (i % p->n_exp % 2) assert_true(value_at(s.logits, i) == value_at(s.logits, i - 1));
     struct tensor all[] = {s.logits,     s.r.idx,     s.r.gate,   s.r.offs, s.r.row_slot,
                            s.r.slot_row, s.aux.count, s.aux.prob, dx};
@@ -559,7 +561,7 @@ static void gpu_nan_run(struct device *dev, const void *params, struct op_output
     struct router s = make_router(dev, 3, 40, 4, 0);
     for (int64_t e = 0; e < 40; e++) set_value(s.bias, e, e % *step ? (double)NAN : e % 3 ? -INFINITY : INFINITY);
     route(&s);
-    if (!dev->measuring) check_choice(&s);
+    if (!dev->dry_run) check_choice(&s);
     o->n = 0;
 }
 

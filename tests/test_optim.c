@@ -248,7 +248,7 @@ static void flat_run(struct device *dev, const void *params, struct op_outputs *
     struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
     struct tensor p = make_random(dev->stat, 50, 1, n, -1, -1), g = make_random(dev->stat, 51, 1, n + 1, -1, -1);
     struct tensor m = make_random(dev->stat, 52, 1, n, -1, -1), v = make_random(dev->stat, 53, 0.1, n, -1, -1);
-    struct tensor act = make_random(dev->act, 54, 1, n, -1, -1), copy = make_empty(dev->act, n, -1, -1);
+    struct tensor act = make_random(dev->act_dtype, 54, 1, n, -1, -1), copy = make_empty(dev->act_dtype, n, -1, -1);
     struct tensor sum = make_empty(DT_F64, 2, -1, -1), of_act = make_empty(DT_F64, 2, -1, -1);
     struct tensor of_odd = make_empty(DT_F64, 2, -1, -1);
     for (int64_t i = 0; i < n; i++) set_value(v, i, fabs(value_at(v, i)));
@@ -257,7 +257,7 @@ static void flat_run(struct device *dev, const void *params, struct op_outputs *
     op_sumsq(dev, of_odd, tensor_rows(g, 1, n));
     op_adamw(dev, p, m, v, tensor_rows(g, 0, n), &s);
     op_cast(dev, copy, p);
-    for (int64_t i = 0; dev->act == DT_BF16 && !dev->measuring && i < n; i++)
+    for (int64_t i = 0; dev->act_dtype == DT_BF16 && !dev->dry_run && i < n; i++)
         assert_true(value_at(copy, i) == (double)bf16_to_f32(f32_to_bf16((float)value_at(p, i))));
     struct tensor all[] = {sum, of_act, of_odd, p, m, v, copy};
     memcpy(o->out, all, sizeof(all));
@@ -276,13 +276,13 @@ static void flat_arrays_on_the_gpu(void **state)
 static void bad_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     int64_t n = *(const int64_t *)params;
-    struct tensor x[] = {make_random(dev->stat, 60, 1, n, -1, -1), make_random(dev->act, 61, 1, n, -1, -1)};
+    struct tensor x[] = {make_random(dev->stat, 60, 1, n, -1, -1), make_random(dev->act_dtype, 61, 1, n, -1, -1)};
     for (int k = 0; k < 2; k++) {
         struct tensor out = make_empty(DT_F64, 2, -1, -1);
         for (int64_t i = 0; i < n; i += 1 + n / 5) set_value(x[k], i, i % 3 ? (double)NAN : -INFINITY);
         set_value(x[k], n - 1, INFINITY);
         op_sumsq(dev, out, x[k]);
-        if (!dev->measuring) assert_true(!isfinite(value_at(out, 0)));
+        if (!dev->dry_run) assert_true(!isfinite(value_at(out, 0)));
         o->out[o->n++] = tensor_rows(out, 1, 1);
     }
 }

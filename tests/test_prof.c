@@ -17,7 +17,7 @@ static const struct norm norm = {.eps = 1e-5f};
 /* y = rmsnorm(x), x [rows, 32] */
 static void run_norm(struct device *dev, int64_t rows)
 {
-    struct tensor x = make_random(dev->act, 1, 1, rows, 32, -1), y = make_empty(dev->act, rows, 32, -1);
+    struct tensor x = make_random(dev->act_dtype, 1, 1, rows, 32, -1), y = make_empty(dev->act_dtype, rows, 32, -1);
     struct tensor w = make_random(DT_F32, 2, 1, 32, -1, -1), rstd = make_empty(dev->stat, rows, -1, -1);
     op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
 }
@@ -25,10 +25,9 @@ static void run_norm(struct device *dev, int64_t rows)
 /* y [rows, n_out] = x [rows, 64] W^T */
 static void run_linear(struct device *dev, int64_t rows, int64_t n_out)
 {
-    const struct lora none = {.r = 0};
-    struct weight w = make_weight(WF_BF16, 3, 1, 1, n_out, 64);
-    struct tensor x = make_random(dev->act, 4, 1, rows, 64, -1), y = make_empty(dev->act, rows, n_out, -1);
-    op_linear_fwd(dev, y, (struct tensor){0}, x, &w, (struct tensor){0}, (struct tensor){0}, &none);
+    const struct proj proj = {.w = make_weight(WF_BF16, 3, 1, 1, n_out, 64)};
+    struct tensor x = make_random(dev->act_dtype, 4, 1, rows, 64, -1), y = make_empty(dev->act_dtype, rows, n_out, -1);
+    op_linear_fwd(dev, y, (struct tensor){0}, x, &proj, (struct tensor){0});
 }
 
 static void test_rows(void **state)
@@ -83,7 +82,7 @@ static void test_overflow(void **state)
     struct device dev;
     struct prof p;
     op_check_begin(&dev, false);
-    struct tensor a = make_random(dev.stat, 1, 1, 8, -1, -1), b = make_empty(dev.act, 8, -1, -1);
+    struct tensor a = make_random(dev.stat, 1, 1, 8, -1, -1), b = make_empty(dev.act_dtype, 8, -1, -1);
     prof_open(&p, &dev);
     prof_begin(&p);
     for (int i = 0; i < PROF_RECORDS + 3; i++) op_cast(&dev, b, a);
@@ -99,7 +98,7 @@ static void test_overflow(void **state)
     op_check_end(&dev);
 }
 
-/* floor_ms is counted without a profile, and by a measuring device too. */
+/* floor_ms is counted without a profile, and by a dry run too. */
 static void test_floor(void **state)
 {
     (void)state;
@@ -112,7 +111,7 @@ static void test_floor(void **state)
     dev.floor_ms = 0;
     run_linear(&dev, 700, 96);
     assert_close(dev.floor_ms, 1e3 * 2.0 * 700 * 96 * 64 / 1e9, 1e-12);
-    device_measure(&measuring, &dev);
+    device_dry_run(&measuring, &dev);
     run_linear(&measuring, 700, 96);
     assert_close(measuring.floor_ms, dev.floor_ms, 0);
     op_check_end(&dev);
@@ -149,10 +148,9 @@ static void test_packed_cost(void **state)
     struct device dev;
     op_check_begin(&dev, false);
     struct device measuring;
-    device_measure(&measuring, &dev);
+    device_dry_run(&measuring, &dev);
     measuring.roofs = (struct roofs){.flops = 1e30, .bytes = 1e3};
-    const struct lora none = {.r = 0};
-    const struct weight w = {.format = WF_MXFP4, .n_exp = E, .n_out = D, .n_in = F};
+    const struct proj down = {.w = {.format = WF_MXFP4, .n_exp = E, .n_out = D, .n_in = F}};
     const int64_t rows[] = {4, 16};
     for (int i = 0; i < 2; i++) {
         const int64_t t = rows[i];
@@ -162,8 +160,8 @@ static void test_packed_cost(void **state)
                           .row_slot = tensor_1d(NULL, DT_I32, t * J),
                           .slot_row = tensor_2d(NULL, DT_I32, t, J)};
         measuring.floor_ms = 0;
-        op_moe_down_fwd(&measuring, tensor_2d(NULL, dev.act, t, D), (struct tensor){0}, tensor_2d(NULL, dev.act, t, F),
-                        &r, &w, (struct tensor){0}, &none);
+        op_moe_down_fwd(&measuring, tensor_2d(NULL, dev.act_dtype, t, D), (struct tensor){0},
+                        tensor_2d(NULL, dev.act_dtype, t, F), &r, &down);
         const double n = (double)MT_MIN(t, E) * D * F, packed = n / 2 + n / 32;
         assert_close(measuring.floor_ms, (double)(t * (D + F) * 4) + 2 * n + packed + 2 * n, 1e-12);
     }
@@ -318,7 +316,7 @@ static void test_arena_counters(void **state)
     prof_end(&p);
     dev.weights.used = dev.work.used = 0;
     snprintf(path, sizeof(path), "%s/trace.json", dir);
-    assert_int_equal(profile_trace(&p, path, &err), 0);
+    assert_int_equal(profile_trace(&p, 0, 1, path, &err), 0);
     struct json events = load(path, &doc);
     for (int64_t i = 0; i < json_count(events) && n < 8; i++) {
         const char *kind;

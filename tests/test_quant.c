@@ -306,8 +306,8 @@ static void dequant_run(struct device *d, const void *params, struct op_outputs 
     for (int64_t e = 0; e < c->n_exp; e++) set_value(offs, e + 1, value_at(offs, e) + (c->skips && e % 3 == 1 ? 0 : 2));
     o->out[o->n++] = bits;
 #ifdef MT_CUDA
-    if (d->act == DT_BF16) {
-        if (d->measuring) return;
+    if (d->act_dtype == DT_BF16) {
+        if (d->dry_run) return;
         cuda_dequant(out.data, &w, c->first, c->count, c->skips ? offs.data : NULL);
         d->ops->wait();
     }
@@ -317,7 +317,7 @@ static void dequant_run(struct device *d, const void *params, struct op_outputs 
         uint16_t *h = (uint16_t *)out.data + i;
         const float v = quant_value(&w, e, i % n);
         const bool written = !c->skips || e % 3 != 1;
-        if (d->act != DT_BF16 && written) *h = isnan(v) ? 0x7fc0 : f32_to_bf16(v);
+        if (d->act_dtype != DT_BF16 && written) *h = isnan(v) ? 0x7fc0 : f32_to_bf16(v);
         set_value(bits, i, same_nan(*h));
     }
 }
@@ -353,7 +353,7 @@ static struct weight decode_into(struct tensor *out, struct device *d, const str
         offs = make_zero(DT_I32, c->n_exp + 1, -1, -1);
         for (int64_t e = 0; e < c->n_exp; e++) set_value(offs, e + 1, value_at(offs, e) + (e % 3 == 1 ? 0 : 2));
     }
-    *out = make_zero(d->act == DT_BF16 ? DT_BF16 : DT_F32, c->n_exp, c->n_out, c->n_in);
+    *out = make_zero(d->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, c->n_exp, c->n_out, c->n_in);
     op_decode(d, *out, &w, offs);
     return w;
 }

@@ -100,7 +100,7 @@ static void assert_packs_to(const char *dir, const struct quantize *q, const cha
     struct loaded a, b;
     loaded_open_as(&a, dir, q);
     loaded_open(&b, want);
-    const struct weight *up = &a.model.weights.layers[1].up, *qkv = &a.model.weights.layers[1].qkv;
+    const struct weight *up = &a.model.weights.layers[1].up.w, *qkv = &a.model.weights.layers[1].qkv.w;
     assert_int_equal(up->format, q->format);
     assert_true((up->nested_map != NULL) == q->nested);
     assert_true((qkv->format == q->format) == q->attention);
@@ -234,7 +234,7 @@ static void test_fused(void **state)
         struct loaded a, b;
         loaded_open_as(&a, single, &packings[i]);
         loaded_open_as(&b, fused, &packings[i]);
-        assert_int_equal(b.model.weights.layers[0].up.format, WF_NF4);
+        assert_int_equal(b.model.weights.layers[0].up.w.format, WF_NF4);
         assert_same_loaded(&a, &b);
         loaded_close(&a);
         loaded_close(&b);
@@ -251,8 +251,8 @@ static void test_sizes(void **state)
         loaded_open_as(&l, gptoss(true), &packings[i]);
         for (int k = 0; k < N_LAYER; k++) {
             const struct layer_weights *w = &l.model.weights.layers[k];
-            packed += weight_bytes(&w->up) + weight_bytes(&w->down);
-            biases += tensor_bytes(w->up_bias) + tensor_bytes(w->down_bias);
+            packed += weight_bytes(&w->up.w) + weight_bytes(&w->down.w);
+            biases += tensor_bytes(w->up.bias) + tensor_bytes(w->down.bias);
         }
         const int64_t held = l.model.weights.expert_bytes;
         assert_true(held >= packed + biases && held < packed + biases + N_LAYER * 20 * 256);
@@ -261,16 +261,16 @@ static void test_sizes(void **state)
     }
 }
 
-/* ---- refusals, all of them on a measuring device */
+/* ---- refusals, all of them in a dry run */
 
 static int measure(const char *dir, const struct quantize *q, struct err *err)
 {
-    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
+    struct device dev = {.dry_run = true, .weights = arena_measure("weights")};
     struct safetensors st;
     struct arch a;
     struct weights w;
     if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err)) fail_msg("%s", err->msg);
-    const int rc = weights_load(&w, &dev, &a, &st, q, false, 0, err);
+    const int rc = weights_load(&w, &dev, &a, &st, &(struct weights_options){.quantize = q}, err);
     weights_free(&w);
     safetensors_close(&st);
     return rc;
@@ -360,11 +360,12 @@ static void test_not_finite(void **state)
     draft_free(&d);
     if (arch_load(&a, dir, &err) || safetensors_open(&st, dir, &err) || device_open(&dev, "cpu", "fp32", &err))
         fail_msg("%s", err.msg);
-    device_measure(&plan, &dev);
-    assert_int_equal(weights_load(&w, &plan, &a, &st, &packings[0], false, 0, &err), 0);
+    const struct weights_options opt = {.quantize = &packings[0]};
+    device_dry_run(&plan, &dev);
+    assert_int_equal(weights_load(&w, &plan, &a, &st, &opt, &err), 0);
     weights_free(&w);
     assert_int_equal(device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, &err), 0);
-    assert_int_equal(weights_load(&w, &dev, &a, &st, &packings[0], false, 0, &err), -1);
+    assert_int_equal(weights_load(&w, &dev, &a, &st, &opt, &err), -1);
     assert_says(err.msg, "model.layers.1.mlp.experts.3.gate_proj.weight"); /* the packed matrix begins with gate */
     assert_says(err.msg, "1 values");
     device_close(&dev);
@@ -399,7 +400,7 @@ static char *packed_bytes(const struct loaded *l, int64_t *size)
     *size = 0;
     for (int64_t i = 0; i < 4 * N_LAYER; i++) {
         const struct layer_weights *lw = &l->model.weights.layers[i / 4];
-        const struct weight *w = (const struct weight *const[]){&lw->qkv, &lw->out, &lw->up, &lw->down}[i % 4];
+        const struct weight *w = (const struct weight *const[]){&lw->qkv.w, &lw->out.w, &lw->up.w, &lw->down.w}[i % 4];
         const int64_t n = w->n_out * w->n_in, blocks = weight_blocks(w);
         const struct {
             const void *data;
@@ -564,7 +565,7 @@ static void test_cache_of_resident_layers(void **state)
             for (int again = 0; again < 2; again++) {
                 int64_t n;
                 loaded_open_resident(&l, s.dir, &s.q, 1 + again);
-                assert_int_equal(l.model.weights.layers[1].up.format, WF_F32);
+                assert_int_equal(l.model.weights.layers[1].up.w.format, WF_F32);
                 assert_same_loaded(&first, &l);
                 loaded_close(&l);
                 char *file = read_all(s.cache, &n);

@@ -30,7 +30,7 @@ static void decode_run(struct device *dev, const void *params, struct op_outputs
 {
     const struct decode_case *c = params;
     const struct weight w = case_weight(c);
-    const struct tensor y = make_empty(dev->act == DT_BF16 ? DT_BF16 : DT_F32, c->n_exp, c->n_out, c->n_in);
+    const struct tensor y = make_empty(dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, c->n_exp, c->n_out, c->n_in);
     o->out[o->n++] = y;
     op_decode(dev, y, &w, (struct tensor){0});
 }
@@ -71,10 +71,10 @@ static void assert_same_loads(const char *dir, const struct quantize *q, enum we
         char want[128];
         loaded_open_resident(&l, dir, q, n);
         lw = l.model.weights.layers;
-        assert_int_equal(lw[0].up.format, n > 1 ? WF_F32 : stored);
-        assert_int_equal(lw[0].down.format, n > 1 ? WF_F32 : stored);
-        assert_int_equal(lw[1].up.format, WF_F32);
-        assert_int_equal(lw[1].down.format, WF_F32);
+        assert_int_equal(lw[0].up.w.format, n > 1 ? WF_F32 : stored);
+        assert_int_equal(lw[0].down.w.format, n > 1 ? WF_F32 : stored);
+        assert_int_equal(lw[1].up.w.format, WF_F32);
+        assert_int_equal(lw[1].down.w.format, WF_F32);
         assert_int_equal(l.model.weights.n_decoded, MT_MIN(n, 2));
         snprintf(want, sizeof(want), "%s, %d of 2 layers decoded to f32", text, (int)MT_MIN(n, 2));
         assert_string_equal(l.model.weights.experts, want);
@@ -143,7 +143,7 @@ static void job_open(struct job *j)
     j->cfg.train.recompute = CFG_RECOMPUTE_NONE;
     j->cfg.train.decoded_layers = j->resident;
     j->cfg.train.memory_gb = (double)j->budget / (1 << 30);
-    *r = (struct run){.cfg = &j->cfg};
+    *r = (struct run){.cfg = &j->cfg, .par = parallel_alone};
     if (synth_memory_open(&j->memory, &opt, &err) || device_open(&r->dev, j->device, "auto", &err))
         fail_msg("%s", err.msg);
     if (j->threads) r->dev.n_threads = j->threads;
@@ -167,7 +167,8 @@ static int64_t planned(struct job *j, int64_t *n_decoded)
     struct err err;
     job_open(j);
     const struct run *r = &j->run;
-    if (plan_make(&j->run.plan, &r->dev, &r->arch, &r->st, r->cfg, NULL, true, &err)) fail_msg("%s", err.msg);
+    if (plan_make(&j->run.plan, &r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, true, &err))
+        fail_msg("%s", err.msg);
     const int64_t peak = plan_peak(&r->plan, true);
     *n_decoded = r->plan.memory.n_decoded;
     job_close(j);
@@ -288,10 +289,10 @@ static void test_asked_for(void **state)
     job_open(&j);
     struct run *r = &j.run;
     j.cfg.train.recompute = CFG_RECOMPUTE_AUTO;
-    assert_int_equal(plan_make(&r->plan, &r->dev, &r->arch, &r->st, r->cfg, NULL, true, &err), 0);
+    assert_int_equal(plan_make(&r->plan, &r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, true, &err), 0);
     assert_int_equal(r->plan.memory.n_decoded, 3);
     j.cfg.train.memory_gb = (double)(plan_weights(&r->plan)) / (1 << 30);
-    assert_int_equal(plan_make(&r->plan, &r->dev, &r->arch, &r->st, r->cfg, NULL, true, &err), -1);
+    assert_int_equal(plan_make(&r->plan, &r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, true, &err), -1);
     assert_non_null(strstr(err.msg, "train.decoded_layers"));
     job_close(&j);
 }
@@ -325,7 +326,7 @@ static void test_runs_on_the_gpu(void **state)
             j = (struct job){.arch = model[0], .quant = model[1], .device = device, .resident = n};
             job_run(&j);
             assert_int_equal(j.run.plan.memory.n_decoded, n > 0 ? n : j.run.arch.n_layer);
-            assert_int_equal(j.run.model.weights.layers[j.run.arch.n_layer - 1].down.format, WF_BF16);
+            assert_int_equal(j.run.model.weights.layers[j.run.arch.n_layer - 1].down.w.format, WF_BF16);
             assert_same_run(&none, &j);
             mem_free(j.grad);
             job_close(&j);

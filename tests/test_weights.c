@@ -179,7 +179,7 @@ static void test_large_tensor(void **state)
     draft_free(&d);
 }
 
-/* ---- damage, done to the headers in memory: a measuring device reads no more */
+/* ---- damage, done to the headers in memory: a dry run reads no more */
 
 /* Headers that may be changed, over a checkpoint that stays. */
 struct damaged {
@@ -224,9 +224,9 @@ static void set_bytes(struct damaged *d, const char *name, const void *data, int
 
 static int measure(const struct damaged *d, struct err *err)
 {
-    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
+    struct device dev = {.dry_run = true, .weights = arena_measure("weights")};
     struct weights w;
-    const int rc = weights_load(&w, &dev, &d->arch, &d->st, NULL, false, 0, err);
+    const int rc = weights_load(&w, &dev, &d->arch, &d->st, &(struct weights_options){0}, err);
     weights_free(&w);
     return rc;
 }
@@ -355,11 +355,11 @@ static void test_scale_255(void **state)
     ((uint8_t *)(uintptr_t)e->data)[1234] = 255;
     damaged_open(&c, draft_save(&d, 1));
     assert_int_equal(device_open(&dev, "cpu", "fp32", &err), 0);
-    device_measure(&plan, &dev);
-    assert_int_equal(weights_load(&w, &plan, &c.arch, &c.file, NULL, false, 0, &err), 0);
+    device_dry_run(&plan, &dev);
+    assert_int_equal(weights_load(&w, &plan, &c.arch, &c.file, &(struct weights_options){0}, &err), 0);
     weights_free(&w);
     assert_int_equal(device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, &err), 0);
-    assert_int_equal(weights_load(&w, &dev, &c.arch, &c.file, NULL, false, 0, &err), -1);
+    assert_int_equal(weights_load(&w, &dev, &c.arch, &c.file, &(struct weights_options){0}, &err), -1);
     assert_non_null(strstr(err.msg, name));
     assert_non_null(strstr(err.msg, "255"));
     device_close(&dev);
@@ -376,13 +376,13 @@ static int load_part(struct weights *w, struct device *dev, const struct damaged
     struct device plan;
     *ep = (struct comm){.rank = p, .world = n, .local_world = 1};
     assert_int_equal(device_open(dev, "cpu", "fp32", err), 0);
-    dev->ep = ep;
-    device_measure(&plan, dev);
-    assert_int_equal(weights_load(w, &plan, &c->arch, &c->file, NULL, false, 0, err), 0);
+    const struct weights_options opt = {.ep = ep};
+    device_dry_run(&plan, dev);
+    assert_int_equal(weights_load(w, &plan, &c->arch, &c->file, &opt, err), 0);
     assert_int_equal(w->n_unused, 0);
     weights_free(w);
     assert_int_equal(device_reserve(dev, &dev->weights, "weights", plan.weights.peak, err), 0);
-    return weights_load(w, dev, &c->arch, &c->file, NULL, false, 0, err);
+    return weights_load(w, dev, &c->arch, &c->file, &opt, err);
 }
 
 static void assert_part(const struct weight *part, const struct weight *whole, int64_t first)
@@ -420,10 +420,10 @@ static void test_divided(void **state)
             assert_int_equal(load_part(&w[1], &dev[1], &c, &ep[1], p, 4, &err), 0);
             for (int l = 0; l < 2; l++) {
                 const struct layer_weights *part = &w[1].layers[l], *whole = &w[0].layers[l];
-                assert_part(&part->up, &whole->up, 2 * p);
-                assert_part(&part->down, &whole->down, 2 * p);
-                assert_part_bias(part->up_bias, whole->up_bias, 2 * p);
-                assert_part_bias(part->down_bias, whole->down_bias, 2 * p);
+                assert_part(&part->up.w, &whole->up.w, 2 * p);
+                assert_part(&part->down.w, &whole->down.w, 2 * p);
+                assert_part_bias(part->up.bias, whole->up.bias, 2 * p);
+                assert_part_bias(part->down.bias, whole->down.bias, 2 * p);
                 assert_int_equal(part->router.n_out, 8);
             }
             assert_true(p > 0 || w[1].mark == w[0].mark);

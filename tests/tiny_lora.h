@@ -47,7 +47,7 @@ static inline void tiny_open(struct tiny *t, const struct arch *a, const struct 
     else
         assert_int_equal(device_open(&t->dev, "cpu", dtype, &err), 0);
     assert_int_equal(adapters_plan(&t->ad, a, opt, &err), 0);
-    device_measure(&measure, &t->dev);
+    device_dry_run(&measure, &t->dev);
     adapters_alloc(&t->ad, &measure, a);
     assert_int_equal(device_reserve(&t->dev, &t->dev.state, "state", measure.state.peak, &err), 0);
     adapters_alloc(&t->ad, &t->dev, a);

@@ -414,7 +414,7 @@ int checkpoint_save(const char *out_dir, const struct adapters *ad, struct devic
                     const struct config *cfg, const char *base_model, const char *card, int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
-    if (dev->ranks->rank != 0) return give_parts(ad, dev, err);
+    if (ad->par.all->rank != 0) return give_parts(ad, dev, err);
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
     if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || atomic_dir_begin(dir, tmp, err) ||
         join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, card, err) ||

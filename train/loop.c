@@ -55,7 +55,7 @@ struct training {
 };
 
 /* The one rank that prints and writes. */
-static bool is_first(const struct training *t) { return t->run.dev.ranks->rank == 0; }
+static bool is_first(const struct training *t) { return t->run.par.all->rank == 0; }
 
 /* Files under output.dir. */
 struct out_path {
@@ -92,7 +92,7 @@ static struct model_pass pass_of(const struct training *t, int64_t i, int64_t la
                                .loss_scale = 1 / (double)MT_MAX(labels, 1),
                                .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
                                .dropout_key = rng_u64(key, (uint64_t)i),
-                               .reduce = i + t->run.dev.ranks->world >= t->run.cfg->train.grad_accum};
+                               .reduce = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
 }
 
 /* Forward and backward of this rank's micro-batches: gradients and loss of the step, none of it read yet. False:
@@ -102,7 +102,7 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, int
     struct run *r = &t->run;
     device_zero(&r->dev, r->model.adapters.opt.grad);
     model_clear(&r->model);
-    struct comm *ranks = r->dev.ranks;
+    struct comm *ranks = r->par.all;
     for (int64_t i = ranks->rank; i < n; i += ranks->world) {
         const struct model_pass pass = pass_of(t, i, labels);
         if (ranks->world == 1 && stop_asked()) return false;
@@ -137,10 +137,10 @@ static void find_bad(struct training *t, const struct batch *b, int64_t n, int64
     struct model *m = &t->run.model;
     struct model_tally sum;
     if (model_first_bad_grad(m, bad)) snprintf(bad + strlen(bad), 64 - strlen(bad), " (gradient)");
-    struct comm *ranks = t->run.dev.ranks;
+    struct comm *ranks = t->run.par.all;
     int64_t at = n; /* the micro-batch; n: none */
-    /* The ranks of t->run.dev.ep stay in step to the end. */
-    for (int64_t i = ranks->rank; i < (t->run.dev.ep->world > 1 ? n : at); i += ranks->world) {
+    /* The ranks of t->run.par.ep stay in step to the end. */
+    for (int64_t i = ranks->rank; i < (t->run.par.ep->world > 1 ? n : at); i += ranks->world) {
         const struct model_pass pass = pass_of(t, i, labels);
         model_clear(m);
         run_forward(&t->run, &b[i], &pass);
@@ -227,7 +227,7 @@ static int step(struct training *t, struct err *err)
     struct loader_pos pos;
     char bad[64] = "";
     const double start = clock_ms(), floor_ms = t->run.dev.floor_ms;
-    comm_step(t->run.dev.ranks, m.step);
+    comm_step(t->run.par.all, m.step);
     profile_step_begin(&t->profile, &t->run.dev, m.step);
     struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
     m.lr = schedule_lr(&t->schedule, m.step);
@@ -305,9 +305,9 @@ static int evaluate(struct training *t, struct err *err)
     t->state.best_loss = e.loss;
     t->state.best_step = t->state.step;
     if (!e.best) return 0;
-    comm_busy(t->run.dev.ranks, "saving");
+    comm_busy(t->run.par.all, "saving");
     const int rc = save_adapter(t, "best", err);
-    comm_busy(t->run.dev.ranks, NULL);
+    comm_busy(t->run.par.all, NULL);
     return rc;
 }
 
@@ -330,13 +330,13 @@ static int save(struct training *t, struct err *err)
     model_take_rows(m, rows);
     if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
     mem_free(rows);
-    comm_busy(t->run.dev.ranks, "saving");
+    comm_busy(t->run.par.all, "saving");
     char *card = card_of(t);
     int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, t->run.model_name, card,
                              cfg->output.keep, err);
     mem_free(card);
     if (!rc) rc = report(t, err);
-    comm_busy(t->run.dev.ranks, NULL);
+    comm_busy(t->run.par.all, NULL);
     return rc;
 }
 
@@ -497,7 +497,7 @@ static int restore(struct training *t, struct err *err)
 /* All ranks must have come to the same state, and have the same adapters. */
 static int agree_on_start(struct training *t, struct err *err)
 {
-    struct comm *ranks = t->run.dev.ranks;
+    struct comm *ranks = t->run.par.all;
     if (comm_agree(ranks, "base model", t->state.model_mark, err)) return -1;
     if (comm_agree(ranks, "newest checkpoint in output.dir (do all machines see the same directory?)",
                    (uint64_t)t->state.step, err))
@@ -569,7 +569,7 @@ static int take_output(struct training *t, struct err *err)
                         atomic_dir_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
         return -1;
     if (is_first(t)) remove_unfinished(t->run.cfg);
-    comm_barrier(t->run.dev.ranks);
+    comm_barrier(t->run.par.all);
     return 0;
 }
 
@@ -586,7 +586,7 @@ static int open_metrics(struct training *t, struct err *err)
                                                        .data = cfg->data.train,
                                                        .eval_data = cfg->data.eval,
                                                        .device = t->run.dev.name,
-                                                       .ranks = t->run.dev.ranks->world});
+                                                       .ranks = t->run.par.all->world});
     return 0;
 }
 
@@ -607,7 +607,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     if (is_first(t)) print_opening(t);
     if (packing_check_run(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
-    profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps);
+    profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps, t->run.par.all->rank, t->run.par.all->world);
     return is_first(t) ? open_metrics(t, err) : 0;
 }
 
@@ -666,7 +666,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     if (rc >= 0 && save_adapter(&t, "adapter", err)) rc = -1; /* interrupted or not: the last state */
     if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (rc >= 0 && is_first(&t)) tell_of_best(&t);
-    if (rc >= 0) comm_unshare_work(t.run.dev.ep);
+    if (rc >= 0) comm_unshare_work(t.run.par.ep);
     training_close(&t);
     if (rc >= 0) signal(SIGTERM, SIG_IGN); /* from a launcher, as another rank has exited before this one */
     return rc;

@@ -75,7 +75,7 @@ void packing_check_measure(struct run *r, const struct batch *b, struct packing_
  * the router falls the other way; on an H100 the two are equal to the last bit. */
 int packing_check_judge(const struct run *r, const struct packing_check *p, struct err *err)
 {
-    const double allowed = r->dev.act == DT_BF16 || r->dev.round_bf16 ? 5e-3 : 1e-5;
+    const double allowed = r->dev.act_dtype == DT_BF16 || r->dev.round_bf16 ? 5e-3 : 1e-5;
     if (!isfinite(p->alone) || fabs(p->packed - p->alone) <= allowed * p->alone) return 0; /* not finite: a step says */
     return err_set(
         err,

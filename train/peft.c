@@ -288,7 +288,7 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 {
     char tmp[MT_PATH];
     const struct adapters *whole = adapters_whole(ad);
-    if (dev->ranks->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
+    if (ad->par.all->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
     const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||

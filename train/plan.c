@@ -52,6 +52,7 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
 /* What is planned for: a device's kind, a model, its data. */
 struct request {
     const struct device *dev;
+    const struct parallel *par;
     const struct arch *a;
     const struct safetensors *st;
     const struct config *cfg;
@@ -60,7 +61,8 @@ struct request {
     int64_t seq_len;
 };
 
-/* One micro-batch on a measuring model. fwd: peak of the work arena after forward and loss; returns that of it all. */
+/* One micro-batch on a model in a dry run. fwd: peak of the work arena after forward and loss; returns that of it all.
+ */
 static int64_t measure_pass(struct model *m, const struct model_batch *b, bool backward, int64_t *fwd, double *flops)
 {
     const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1};
@@ -87,7 +89,7 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     struct adapters ad;
     struct model m;
     int64_t fwd;
-    device_measure(&dev, q->dev);
+    device_dry_run(&dev, q->dev);
     if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err) || model_open(&m, &dev, q->a, q->st, &ad, opt, 0, err))
         return -1;
     *p = (struct plan_memory){.experts = m.weights.expert_bytes,
@@ -104,7 +106,7 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     memcpy(p->held, m.weights.experts, sizeof(p->held));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
     p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
-    if (dev.ep->world > 1) { /* room is for more rows than a rank has on average */
+    if (q->par->ep->world > 1) { /* room is for more rows than a rank has on average */
         int64_t unused;
         m.acts.divided.capacity = 1;
         m.acts.divided.n_piece = 1;
@@ -153,7 +155,8 @@ static struct model_options way(const struct request *q, int i)
     opt.embed_on_host = gpu && i % 2;
     opt.expert_group = s->expert_group;
     opt.ce_chunk = model_ce_chunk(q->a, s->logits_bytes);
-    if (q->dev->ep->world > 1)
+    opt.par = q->par;
+    if (q->par->ep->world > 1)
         opt.divided = (struct dispatch_options){
             .n_tok = q->n_tok, .capacity = q->cfg->parallel.capacity_factor, .n_piece = pieces(q->cfg, q->n_tok)};
     return opt;
@@ -199,11 +202,12 @@ static int fill_up(struct plan *p, const struct request *q, bool train, struct e
     return 0;
 }
 
-static struct request request_of(const struct device *dev, const struct arch *a, const struct safetensors *st,
-                                 const struct config *cfg, const char *adapter_dir)
+static struct request request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
+                                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir)
 {
     const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
     return (struct request){.dev = dev,
+                            .par = par,
                             .a = a,
                             .st = st,
                             .cfg = cfg,
@@ -217,9 +221,9 @@ static struct request request_of(const struct device *dev, const struct arch *a,
 enum { PER_PEER = 96 << 20 };
 
 /* Without a cap a share of what is free is left to others; the GPU's memory is the run's own. */
-static void set_budget(struct plan *p, const struct device *dev, const struct config *cfg)
+static void set_budget(struct plan *p, const struct device *dev, const struct parallel *par, const struct config *cfg)
 {
-    p->fixed = dev->ops->fixed_bytes() + (dev->ops->own_memory ? (dev->ep->world - 1) * PER_PEER : 0);
+    p->fixed = dev->ops->fixed_bytes() + (dev->ops->own_memory ? (par->ep->world - 1) * PER_PEER : 0);
     const double gib = 1 << 30;
     const bool smaller = cfg->train.memory_gb < (double)dev->card_bytes / gib / 100 * 99;
     p->capped = cfg->train.memory_gb > 0 && (!dev->card_bytes || smaller);
@@ -232,23 +236,24 @@ static void set_budget(struct plan *p, const struct device *dev, const struct co
     else if (dev->ops->own_memory)
         p->budget = p->fixed + dev->ops->free_bytes() / 100 * 99;
     else
-        p->budget = dev->ops->free_bytes() / dev->ranks->local_world / 10 * 9;
+        p->budget = dev->ops->free_bytes() / par->all->local_world / 10 * 9;
     p->limit = p->capped ? "train.memory_gb" : dev->card_bytes ? "of the GPU's memory" : "of what is free";
 }
 
-int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
-              const struct config *cfg, const char *adapter_dir, bool train, struct err *err)
+int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+              struct err *err)
 {
-    const struct request q = request_of(dev, a, st, cfg, adapter_dir);
+    const struct request q = request_of(dev, par, a, st, cfg, adapter_dir);
     char need[32], have[32];
     *p = (struct plan){.n_tok = q.n_tok,
-                       .n_rank = dev->ranks->world,
-                       .n_ep = dev->ep->world,
-                       .n_dp = cfg->parallel.zero ? dev->dp->world : 1};
+                       .n_rank = par->all->world,
+                       .n_ep = par->ep->world,
+                       .n_dp = cfg->parallel.zero ? par->dp->world : 1};
     if (a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
-    set_budget(p, dev, cfg);
+    set_budget(p, dev, par, cfg);
     if (choose(p, &q, train, err)) return -1;
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
@@ -268,12 +273,12 @@ int plan_make(struct plan *p, const struct device *dev, const struct arch *a, co
                    p->opt.n_resident ? ", or train.decoded_layers" : "");
 }
 
-int plan_longest(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct config *cfg, struct err *err)
+int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+                 const struct safetensors *st, const struct config *cfg, struct err *err)
 {
     const int64_t unit = 64;
     if (p->budget == INT64_MAX) return 0;
-    struct request q = request_of(dev, a, st, cfg, NULL);
+    struct request q = request_of(dev, par, a, st, cfg, NULL);
     int64_t low = 0, high = a->max_len / unit + 1; /* in units: low fits, high does not */
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;

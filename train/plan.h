@@ -1,4 +1,4 @@
-/* plan.h - memory and work of a run before anything is loaded: the model's own code, run on a measuring device. */
+/* plan.h - memory and work of a run before anything is loaded: the model's own code, run in a dry run. */
 #ifndef MT_PLAN_H
 #define MT_PLAN_H
 
@@ -52,11 +52,12 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
 struct quantize plan_quantize(const struct config *cfg);
 /* Fills p for the device's kind; train = false plans an evaluation. An error when nothing fits the budget: the numbers
  * and what to change. */
-int plan_make(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
-              const struct config *cfg, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
+int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+              struct err *err) MT_CHECK;
 /* Fills p->longest, which takes some seconds. */
-int plan_longest(struct plan *p, const struct device *dev, const struct arch *a, const struct safetensors *st,
-                 const struct config *cfg, struct err *err) MT_CHECK;
+int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+                 const struct safetensors *st, const struct config *cfg, struct err *err) MT_CHECK;
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */

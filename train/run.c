@@ -48,9 +48,9 @@ static int plan_ranks(struct run *r, struct err *err)
     r->planned = (struct comm){.world = n, .local_world = n};
     r->ep = (struct comm){.world = ep, .local_world = 1};
     r->dp = (struct comm){.world = n / ep, .local_world = 1};
-    r->dev.ranks = &r->planned;
-    r->dev.ep = &r->ep;
-    r->dev.dp = &r->dp;
+    r->par.all = &r->planned;
+    r->par.ep = &r->ep;
+    r->par.dp = &r->dp;
     if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / n, 1);
     return 0;
 }
@@ -78,7 +78,7 @@ static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct
 static int open_headers(struct run *r, const struct config *cfg, bool plan_only, int64_t card_bytes, struct err *err)
 {
     bool headers = false;
-    *r = (struct run){.cfg = cfg};
+    *r = (struct run){.cfg = cfg, .par = parallel_alone};
     hub_model_name(r->model_name, cfg->model.path);
     if (config_validate(cfg, err) || open_device(r, plan_only, card_bytes, err) || (!plan_only && find_data(r, err)) ||
         find_model(r, plan_only, &headers, err) || read_arch(r, err))
@@ -107,8 +107,8 @@ static int split_ranks(struct run *r, struct comm *all, struct err *err)
     if (ep > 1 && ep < all->world &&
         (comm_split(&r->ep, all, all->rank / ep, err) || comm_split(&r->dp, all, all->rank % ep, err)))
         return -1;
-    r->dev.ep = ep == 1 ? &comm_alone : ep == all->world ? all : &r->ep;
-    r->dev.dp = ep == 1 ? all : ep == all->world ? &comm_alone : &r->dp;
+    r->par.ep = ep == 1 ? &comm_alone : ep == all->world ? all : &r->ep;
+    r->par.dp = ep == 1 ? all : ep == all->world ? &comm_alone : &r->dp;
     return 0;
 }
 
@@ -135,7 +135,7 @@ static int ranks_beside(struct comm *all)
 
 int run_join(struct run *r, struct comm *all, struct err *err)
 {
-    r->dev.ranks = all;
+    r->par.all = all;
     const int beside = ranks_beside(all);
     if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / beside, 1);
     return comm_agree(all, "kind of device (train.device = auto takes a GPU where it can)", r->dev.ops->own_memory,
@@ -238,12 +238,12 @@ int run_open_data(struct run *r, bool train, struct err *err)
     const struct dataset_options eval_opt = eval_options(cfg, &opt);
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
     if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
-    wait_for_turn(r->dev.ranks);
+    wait_for_turn(r->par.all);
     if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err))
         return err_prefix(err, "data.train");
     if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &eval_opt, err))
         return err_prefix(err, "data.eval");
-    pass_turn(r->dev.ranks);
+    pass_turn(r->par.all);
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     const bool cut = opt.overlong == OVERLONG_CUT;
     if (train) print_dataset("train", &r->train, true, cut);
@@ -253,8 +253,8 @@ int run_open_data(struct run *r, bool train, struct err *err)
         log_warn("%lld held-out documents are also in the training data: the held-out loss will be optimistic",
                  (long long)shared);
     if (train && r->eval.n_docs && !shared) log_info("held out: no document is also in the training data");
-    return comm_agree(r->dev.ranks, "set of training data", r->train.hash, err) ||
-                   comm_agree(r->dev.ranks, "set of held-out data", r->eval.hash, err)
+    return comm_agree(r->par.all, "set of training data", r->train.hash, err) ||
+                   comm_agree(r->par.all, "set of held-out data", r->eval.hash, err)
                ? -1
                : 0;
 }
@@ -265,7 +265,7 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
 {
     char beside[MT_PATH];
     const char *model = r->model_dir, *attention = q->attention ? "-attention" : "";
-    const struct comm *ep = r->dev.ep;
+    const struct comm *ep = r->par.ep;
     char part[32] = "";
     if (ep->world > 1) snprintf(part, sizeof(part), "-%d-of-%d", ep->rank + 1, ep->world);
     if (str_format(beside, sizeof(beside), err, "path", "%s/moetrain-cache", model) ||
@@ -279,7 +279,7 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
 /* Where experts are divided, the first ones are seen by one rank. */
 static void share_mark(struct run *r)
 {
-    struct comm *ep = r->dev.ep;
+    struct comm *ep = r->par.ep;
     uint64_t *marks = mem_array(ep->world, sizeof(*marks));
     comm_host_gather(ep, marks, &r->model.weights.mark, (int64_t)sizeof(*marks));
     r->model.weights.mark = marks[0];
@@ -292,7 +292,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     struct adapters ad;
     char a[32];
     const double start = clock_ms();
-    if (plan_make(&r->plan, dev, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
+    if (plan_make(&r->plan, dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
         plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
     const struct plan_memory *memory = &r->plan.memory;
@@ -306,14 +306,14 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         adapters_free(&ad);
         return -1;
     }
-    const char *way = comm_share_work(dev->ep, dev);
-    if (dev->ep->world > 1) log_info("rows travel to their experts by %s", way);
-    if (packs) wait_for_turn(dev->ranks);
+    const char *way = comm_share_work(r->par.ep, dev);
+    if (r->par.ep->world > 1) log_info("rows travel to their experts by %s", way);
+    if (packs) wait_for_turn(r->par.all);
     if (model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
         adapters_free(&ad);
         return -1;
     }
-    if (packs) pass_turn(dev->ranks);
+    if (packs) pass_turn(r->par.all);
     share_mark(r);
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
@@ -328,7 +328,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 void run_close(struct run *r)
 {
     model_close(&r->model);
-    if (r->dev.ep) comm_abandon_work(r->dev.ep, &r->dev);
+    if (r->par.ep) comm_abandon_work(r->par.ep, &r->dev);
     comm_close(&r->ep);
     comm_close(&r->dp);
     device_close(&r->dev);
@@ -387,7 +387,7 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     const struct loader_options opt = run_loader_options(r->cfg, false);
     const struct model_pass pass = {.backward = false};
     struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
-    struct comm *ranks = r->dev.ranks;
+    struct comm *ranks = r->par.all;
     int64_t n = loader_epoch_batches(l, 0), n_label = 0;
     const double start = clock_ms();
     struct model_tally sum;
@@ -403,7 +403,7 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
             model_end(&r->model);
         }
         batch_free(&b);
-        if (i + 1 == n && r->dev.ep->world > 1 && ranks->rank > i % ranks->world) run_nothing(r, &pass);
+        if (i + 1 == n && r->par.ep->world > 1 && ranks->rank > i % ranks->world) run_nothing(r, &pass);
         /* All stop after the same micro-batch; several ranks ask each other now and then, after one each. */
         if (stop && (i + 1) % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0)
             stopped = comm_host_max(ranks, stop()) > 0;

@@ -14,8 +14,9 @@ struct run {
     char model_name[MT_PATH];       /* of model.path, as other programs know it: without hub: */
     char *train_files, *eval_files; /* of data.train and data.eval, likewise */
     struct device dev;
-    struct comm ep, dp;  /* dev.ep and dev.dp where they are groups of their own */
-    struct comm planned; /* dev.ranks of a plan */
+    struct parallel par; /* alone until run_join */
+    struct comm ep, dp;  /* par.ep and par.dp where they are separate groups */
+    struct comm planned; /* par.all of a plan */
     struct arch arch;
     struct safetensors st;
     struct tokenizer *tok;

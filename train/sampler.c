@@ -224,7 +224,7 @@ int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err)
     while (!rc && s->stopped < 0 && s->ids.count < most) {
         forward(s, pos, logits);
         int32_t id = choose(s, logits, scratch, vocab);
-        id = agreed(s->run->dev.ranks, isfinite(logits[id]) ? id : -1);
+        id = agreed(s->run->par.all, isfinite(logits[id]) ? id : -1);
         if (id < 0) {
             rc = err_set(err, "the logits are not finite: the adapter or the model is broken");
         } else if (is_stop(s, id)) {

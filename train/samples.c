@@ -69,7 +69,7 @@ void samples_write(struct samples *s, struct metrics *m, int64_t step, bool (*st
     struct err err;
     for (int64_t i = 0; i < s->n; i++) {
         struct sampler *one = &s->of[i];
-        if (comm_host_max(one->run->dev.ranks, stop()) > 0) return;
+        if (comm_host_max(one->run->par.all, stop()) > 0) return;
         sampler_rewind(one);
         if (sampler_run(one, one->run->cfg->eval.prompt_tokens, &err)) {
             log_warn("no samples: %s", err.msg);

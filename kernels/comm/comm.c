@@ -16,6 +16,7 @@ enum { PIECE = 1 << 16 }; /* elements that a rank adds at a time */
 /* ---- groups */
 
 struct comm comm_alone = {.world = 1, .local_world = 1};
+const struct parallel parallel_alone = {&comm_alone, &comm_alone, &comm_alone};
 
 int comm_open(struct comm *c, const struct comm_place *place, struct err *err)
 {
@@ -200,25 +201,6 @@ static void host_all_reduce(struct comm *c, struct tensor x)
     mem_free(scratch);
 }
 
-static void host_reduce_scatter(struct comm *c, struct tensor y, struct tensor x)
-{
-    const int64_t n = tensor_count(y), size = dtype_size(x.dtype);
-    char *scratch = mem_array((int64_t)c->world * PIECE, size);
-    const char **send = mem_array(c->world, sizeof(*send));
-    int64_t *send_n = mem_array(c->world, sizeof(*send_n));
-    for (int64_t at = 0; at < n; at += PIECE) {
-        const int64_t m = MT_MIN(n - at, PIECE);
-        for (int p = 0; p < c->world; p++) {
-            send[p] = bytes_of(x) + (p * n + at) * size;
-            send_n[p] = m;
-        }
-        exchange_and_add(c, "reduce_scatter", bytes_of(y) + at * size, send, send_n, m, x.dtype, scratch);
-    }
-    mem_free(send_n);
-    mem_free(send);
-    mem_free(scratch);
-}
-
 static void host_broadcast(struct comm *c, char *x, int64_t bytes, int root)
 {
     struct net_part *parts = mem_array(c->world, sizeof(*parts));
@@ -254,7 +236,7 @@ static void host_all_to_all(struct comm *c, const struct comm_rows *t, const int
 
 static void want(struct tensor x, const char *op)
 {
-    MT_REQUIRE(x.rank && (x.rank == 1 || x.ld == x.shape[x.rank - 1]), "%s of a tensor with gaps", op);
+    MT_REQUIRE(x.ndim && (x.ndim == 1 || x.ld == x.shape[x.ndim - 1]), "%s of a tensor with gaps", op);
 }
 
 /* Bytes that leave this rank, for the profile. The watch hears of what the device does on its own. */
@@ -281,7 +263,7 @@ static void copy_own(struct device *dev, struct tensor y, struct tensor x, int64
 void comm_all_reduce_sum(struct comm *c, struct device *dev, struct tensor x)
 {
     want(x, "all_reduce");
-    if (dev->measuring || !c->net) return;
+    if (dev->dry_run || !c->net) return;
     begin(c, dev, "all_reduce", 2 * tensor_bytes(x));
     if (c->device)
         c->ops->all_reduce_sum(c, x);
@@ -293,7 +275,7 @@ void comm_all_reduce_sum(struct comm *c, struct device *dev, struct tensor x)
 void comm_broadcast(struct comm *c, struct device *dev, struct tensor x, int root)
 {
     want(x, "broadcast");
-    if (dev->measuring || !c->net) return;
+    if (dev->dry_run || !c->net) return;
     begin(c, dev, "broadcast", tensor_bytes(x));
     if (c->device)
         c->ops->broadcast(c, x, root);
@@ -308,7 +290,7 @@ void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct
     want(y, "all_gather");
     MT_REQUIRE(x.dtype == y.dtype && tensor_count(y) == c->world * tensor_count(x), "all_gather of %lld into %lld",
                (long long)tensor_count(x), (long long)tensor_count(y));
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     if (!c->net) {
         copy_own(dev, y, x, tensor_bytes(x));
         return;
@@ -318,25 +300,6 @@ void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct
         c->ops->all_gather(c, y, x);
     else
         host_all_gather(c, "all_gather", y.data, x.data, tensor_bytes(x));
-    end(c, dev);
-}
-
-void comm_reduce_scatter_sum(struct comm *c, struct device *dev, struct tensor y, struct tensor x)
-{
-    want(x, "reduce_scatter");
-    want(y, "reduce_scatter");
-    MT_REQUIRE(x.dtype == y.dtype && tensor_count(x) == c->world * tensor_count(y), "reduce_scatter of %lld into %lld",
-               (long long)tensor_count(x), (long long)tensor_count(y));
-    if (dev->measuring) return;
-    if (!c->net) {
-        copy_own(dev, y, x, tensor_bytes(x));
-        return;
-    }
-    begin(c, dev, "reduce_scatter", tensor_bytes(x));
-    if (c->device)
-        c->ops->reduce_scatter_sum(c, y, x);
-    else
-        host_reduce_scatter(c, y, x);
     end(c, dev);
 }
 
@@ -352,7 +315,7 @@ static int64_t check_rows(const struct comm *c, const struct comm_rows *t, const
         n_send += send;
         n_recv += recv;
     }
-    MT_REQUIRE(t->x.dtype == t->y.dtype && t->x.rank == 2 && t->y.rank == 2 && t->x.ld == t->y.ld &&
+    MT_REQUIRE(t->x.dtype == t->y.dtype && t->x.ndim == 2 && t->y.ndim == 2 && t->x.ld == t->y.ld &&
                    n_send <= t->x.shape[0] && n_recv <= t->y.shape[0],
                "all_to_all of %lld rows out of %lld into %lld out of %lld", (long long)n_send, (long long)t->x.shape[0],
                (long long)n_recv, (long long)t->y.shape[0]);
@@ -362,7 +325,7 @@ static int64_t check_rows(const struct comm *c, const struct comm_rows *t, const
 int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_rows *t, int n, const int64_t *rows)
 {
     int64_t bytes = 0, ticket = 0;
-    if (dev->measuring) return 0;
+    if (dev->dry_run) return 0;
     for (int i = 0; i < n; i++) bytes += check_rows(c, &t[i], rows);
     if (!c->net) {
         for (int i = 0; i < n; i++) copy_own(dev, t[i].y, t[i].x, rows[0] * comm_row_bytes(t[i].x));
@@ -379,7 +342,7 @@ int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_ro
 
 void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *name)
 {
-    if (!c->device || dev->measuring) return;
+    if (!c->device || dev->dry_run) return;
     prof_enter(dev, name, 0);
     c->ops->wait(ticket);
     prof_leave(dev);
@@ -424,12 +387,12 @@ void comm_abandon_work(struct comm *c, struct device *dev)
     if (c->shared) dev->work = (struct arena){.name = dev->work.name};
 }
 
-void comm_aside(struct comm *c) { c->aside = c->device != NULL; }
+void comm_overlap_begin(struct comm *c) { c->overlaps = c->device != NULL; }
 
-void comm_join(struct comm *c, struct device *dev)
+void comm_overlap_end(struct comm *c, struct device *dev)
 {
-    if (c->aside && !dev->measuring) c->ops->join(c);
-    c->aside = false;
+    if (c->overlaps && !dev->dry_run) c->ops->join(c);
+    c->overlaps = false;
 }
 
 /* ---- on the host */

@@ -42,11 +42,19 @@ struct comm {
     const struct comm_ops *ops;  /* of the device, from comm_attach; NULL: tensors lie in the host's memory */
     void *device;                /* the device's communicator */
     uint64_t n_calls;            /* collectives so far: all ranks must count the same */
-    bool aside;                  /* between comm_aside and comm_join */
+    bool overlaps;               /* between comm_overlap_begin and comm_overlap_end */
     bool shared;                 /* rows travel by copies */
 };
 #define COMM_ALONE ((struct comm){.world = 1, .local_world = 1})
 extern struct comm comm_alone; /* a group of one */
+
+/* How the ranks of a run share the work. Model code and the trainer see it; ops and devices do not. */
+struct parallel {
+    struct comm *all; /* all that train together */
+    struct comm *ep;  /* of these, the ones that share out the experts: consecutive ranks; alone where each has all */
+    struct comm *dp;  /* of these, the ones that hold the same experts as this one: all, where ep is alone */
+};
+extern const struct parallel parallel_alone; /* one process by itself */
 
 /* Who this process is, as the launcher said it. */
 struct comm_place {
@@ -81,7 +89,7 @@ void comm_close(struct comm *c);
  * prints; another rank returns only when rank 0 cannot be told: then its caller prints, too. */
 void comm_fail(struct comm *c, const char *message);
 
-/* ---- collectives on tensors: contiguous views in dev's memory; nothing happens on a measuring device. They are timed
+/* ---- collectives on tensors: contiguous views in dev's memory; nothing happens in a dry run. They are timed
  * as ops are (prof.h). With P ranks: */
 
 /* x [n] F32, F64, I32 or I64 = sum over the ranks, in place. */
@@ -90,8 +98,6 @@ void comm_all_reduce_sum(struct comm *c, struct device *dev, struct tensor x);
 void comm_broadcast(struct comm *c, struct device *dev, struct tensor x, int root);
 /* y [P*n] = every rank's x [n], by rank; any dtype. x may be the own part of y. */
 void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
-/* y [n] = sum over the ranks of part `rank` of x [P*n]; F32, F64, I32, I64. y may be that part of x. */
-void comm_reduce_scatter_sum(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
 /* Rows on their way: those for rank p of x [sum over p of rows[rank, p], cols] go to p, one rank after the other, and y
  * [sum over p of rows[p, rank], cols] gets those from rank 0, 1, ... Any dtype, x and y apart; both may be longer. */
 struct comm_rows {
@@ -118,10 +124,10 @@ void comm_unshare_work(struct comm *c);
 void comm_abandon_work(struct comm *c, struct device *dev);
 
 /* Collectives of c called from here on run beside the device's stream, each after what was issued on the stream before
- * it. Until comm_join their tensors belong to them. */
-void comm_aside(struct comm *c);
+ * it. Until comm_overlap_end their tensors belong to them. */
+void comm_overlap_begin(struct comm *c);
 /* The device's stream waits for them. */
-void comm_join(struct comm *c, struct device *dev);
+void comm_overlap_end(struct comm *c, struct device *dev);
 
 /* ---- collectives on the host */
 
@@ -154,7 +160,6 @@ struct comm_ops {
     void (*all_reduce_sum)(struct comm *c, struct tensor x);
     void (*broadcast)(struct comm *c, struct tensor x, int root);
     void (*all_gather)(struct comm *c, struct tensor y, struct tensor x);
-    void (*reduce_scatter_sum)(struct comm *c, struct tensor y, struct tensor x);
     int64_t (*all_to_all)(struct comm *c, const struct comm_rows *t, int n, const int64_t *rows);
     void (*wait)(int64_t ticket);
     void (*join)(struct comm *c);

@@ -95,8 +95,8 @@ static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, 
     real *q = scratch, *acc = q + n_row * dim, *p = acc + n_row * dim, *m = p + n_row * KEYS, *l = m + n_row;
     load_rows(h, q, qkv, h->q_col, i0, n, (real)h->s->scale);
     for (int64_t r = 0; r < n_row; r++) {
-        m[r] = sinks.rank ? (real)((const float *)sinks.data)[h->kv * h->group + r % h->group] : -INFINITY;
-        l[r] = sinks.rank ? 1 : 0;
+        m[r] = sinks.ndim ? (real)((const float *)sinks.data)[h->kv * h->group + r % h->group] : -INFINITY;
+        l[r] = sinks.ndim ? 1 : 0;
     }
     for (int64_t c = 0; c < n_row * dim; c++) acc[c] = 0;
     for (int64_t k0 = first_key(h, i0); k0 < i0 + n; k0 += KEYS) {
@@ -123,7 +123,7 @@ void CPU(attn_fwd)(struct device *dev, struct tensor o, struct tensor lse, struc
 {
     int64_t mark = arena_mark(&dev->work), n_query = block_queries(shape);
     struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, scratch_reals(shape));
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         check_seqs(seqs, qkv.shape[0]);
 #pragma omp parallel num_threads(dev->n_threads)
         for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
@@ -191,7 +191,7 @@ void CPU(attn_bwd)(struct device *dev, struct tensor dqkv, struct tensor dout, s
 {
     int64_t mark = arena_mark(&dev->work), dim = shape->head_dim;
     struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, scratch_reals(shape));
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         check_seqs(seqs, qkv.shape[0]);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
         for (int64_t seq = 0; seq < seqs->n_seq; seq++) {

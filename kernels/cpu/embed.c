@@ -3,7 +3,7 @@
 
 void CPU(embed_fwd)(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < y.shape[0]; t++) {
         int64_t id = ((const int32_t *)tok.data)[t];

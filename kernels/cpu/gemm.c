@@ -49,7 +49,7 @@ void gemm_fwd(struct device *dev, real *y, int64_t ldy, const real *x, int64_t l
 {
     int64_t mark = arena_mark(&dev->work);
     struct tensor scratch = arena_tensor_3d(&dev->work, DT_REAL, dev->n_threads, FEATURES, w->n_in);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
         for (int64_t row = 0; row < w->n_out; row += FEATURES) {
             for (int64_t t = 0; t < n; t += TOKENS) {
@@ -69,7 +69,7 @@ void gemm_bwd(struct device *dev, real *dx, int64_t lddx, const real *dy, int64_
 {
     int64_t mark = arena_mark(&dev->work);
     struct tensor scratch = arena_tensor_3d(&dev->work, DT_REAL, dev->n_threads, SLAB, FEATURES);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
         for (int64_t col = 0; col < w->n_in; col += FEATURES) {
             for (int64_t t = 0; t < n; t += TOKENS) {

@@ -35,13 +35,13 @@ static struct tensor drop_scratch(struct device *dev, const struct lora *lora, i
 static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct tensor bias, struct tensor res,
                      const struct lora *lora, int64_t t, int64_t n, real *dropped)
 {
-    for (int64_t i = t; i < t + n && (bias.rank || res.rank); i++) {
+    for (int64_t i = t; i < t + n && (bias.ndim || res.ndim); i++) {
         real *yt = real_row(y, i);
-        const real *rt = res.rank ? real_row(res, i) : NULL;
+        const real *rt = res.ndim ? real_row(res, i) : NULL;
         const float *b = bias.data;
-        if (bias.rank)
+        if (bias.ndim)
             for (int64_t c = 0; c < y.shape[1]; c++) yt[c] += (real)b[c];
-        if (res.rank)
+        if (res.ndim)
             for (int64_t c = 0; c < y.shape[1]; c++) yt[c] += rt[c];
     }
     if (!lora->r) return;
@@ -60,17 +60,19 @@ static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct 
     }
 }
 
-void CPU(linear_fwd)(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct weight *w,
-                     struct tensor bias, struct tensor res, const struct lora *lora)
+void CPU(linear_fwd)(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj,
+                     struct tensor res)
 {
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
     int64_t n_row = x.shape[0], mark = arena_mark(&dev->work);
     gemm_fwd(dev, y.data, y.ld, x.data, x.ld, n_row, w);
     struct tensor dropped = drop_scratch(dev, lora, w->n_in);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
 #pragma omp parallel for num_threads(dev->n_threads)
         for (int64_t t = 0; t < n_row; t += ROWS) {
-            real *buf = dropped.rank ? real_row(dropped, omp_get_thread_num() * ROWS) : NULL;
-            add_rows(y, xa, x, bias, res, lora, t, MT_MIN(ROWS, n_row - t), buf);
+            real *buf = dropped.ndim ? real_row(dropped, omp_get_thread_num() * ROWS) : NULL;
+            add_rows(y, xa, x, proj->bias, res, lora, t, MT_MIN(ROWS, n_row - t), buf);
         }
     }
     arena_release(&dev->work, mark);
@@ -87,7 +89,7 @@ static void bwd_rows(struct tensor dx, struct tensor dxa, struct tensor dy, cons
                     dxa.ld);
         b += lora->seg_cols[s] * lora->b.ld;
     }
-    if (!dx.rank) return;
+    if (!dx.ndim) return;
     int64_t n_in = dx.shape[1];
     real *out = dropped ? dropped : real_row(dx, t);
     int64_t ldo = dropped ? n_in : dx.ld;
@@ -131,24 +133,26 @@ static void grad_b(const struct lora_grad *grad, struct tensor dy, struct tensor
     }
 }
 
-void CPU(linear_bwd)(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
-                     struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora)
+void CPU(linear_bwd)(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
+                     const struct proj *proj)
 {
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
     int64_t n_row = dy.shape[0], mark = arena_mark(&dev->work);
-    if (dx.rank) gemm_bwd(dev, dx.data, dx.ld, dy.data, dy.ld, n_row, w, false);
+    if (dx.ndim) gemm_bwd(dev, dx.data, dx.ld, dy.data, dy.ld, n_row, w, false);
     if (!lora->r) return;
     struct tensor dxa = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->n_seg * lora->r);
     struct tensor dropped = drop_scratch(dev, lora, MT_MAX(w->n_in, COLS));
-    if (!dev->measuring && n_row) {
+    if (!dev->dry_run && n_row) {
 #pragma omp parallel num_threads(dev->n_threads)
         {
-            real *buf = dropped.rank ? real_row(dropped, omp_get_thread_num() * ROWS) : NULL;
+            real *buf = dropped.ndim ? real_row(dropped, omp_get_thread_num() * ROWS) : NULL;
 #pragma omp for
             for (int64_t t = 0; t < n_row; t += ROWS) bwd_rows(dx, dxa, dy, lora, t, MT_MIN(ROWS, n_row - t), buf);
 #pragma omp for nowait
-            for (int64_t col = 0; col < w->n_in; col += COLS) grad_a(grad, dxa, x, lora, col, buf);
+            for (int64_t col = 0; col < w->n_in; col += COLS) grad_a(&proj->grad, dxa, x, lora, col, buf);
 #pragma omp for
-            for (int64_t row = 0; row < lora->b.shape[0]; row += COLS) grad_b(grad, dy, xa, lora, row);
+            for (int64_t row = 0; row < lora->b.shape[0]; row += COLS) grad_b(&proj->grad, dy, xa, lora, row);
         }
     }
     arena_release(&dev->work, mark);

@@ -41,7 +41,7 @@ static void loss_row(real *logits, int64_t n, int64_t id, real scale, real *nll,
 static void move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
                       bool scatter)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t i = 0; i < n; i++) {
         int64_t n_tok = scatter ? dst.shape[0] : src.shape[0];
@@ -54,7 +54,7 @@ static void move_rows(struct device *dev, struct tensor dst, struct tensor src, 
 
 static void zero_rows(struct device *dev, struct tensor x)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < x.shape[0]; t++)
         for (int64_t c = 0; c < x.shape[1]; c++) real_row(x, t)[c] = 0;
@@ -64,7 +64,7 @@ static void zero_rows(struct device *dev, struct tensor x)
 static void loss_rows(struct device *dev, real *nll, int32_t *hit, struct tensor logits, const int32_t *ids, int64_t n,
                       real scale)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t i = 0; i < n; i++) loss_row(real_row(logits, i), logits.shape[1], ids[i], scale, &nll[i], &hit[i]);
 }
@@ -76,7 +76,7 @@ void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, st
     int64_t mark = arena_mark(&dev->work);
     struct tensor logits = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_out);
     struct tensor part = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_in); /* rows of x, then of dx */
-    if (dx.rank) zero_rows(dev, dx);
+    if (dx.ndim) zero_rows(dev, dx);
     for (int64_t first = 0; first < n_label; first += chunk) {
         int64_t n = MT_MIN(chunk, n_label - first);
         const int32_t *row = tensor_rows(rows, first, n).data;
@@ -84,7 +84,7 @@ void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, st
         gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);
         loss_rows(dev, tensor_rows(nll, first, n).data, tensor_rows(hit, first, n).data, logits,
                   tensor_rows(ids, first, n).data, n, (real)scale);
-        if (!dx.rank) continue;
+        if (!dx.ndim) continue;
         gemm_bwd(dev, part.data, w->n_in, logits.data, w->n_out, n, w, false);
         move_rows(dev, dx, part, row, n, true);
     }

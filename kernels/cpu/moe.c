@@ -50,10 +50,10 @@ static void sum_slots(struct device *dev, struct tensor out, struct tensor res, 
         memset(sum, 0, (size_t)n * sizeof(real));
         for (int64_t j = 0; j < top_k; j++) {
             const real *row = real_row(y, I32(r->slot_row)[t * top_k + j]);
-            real weight = gate.rank ? real_row(gate, t)[j] : 1;
+            real weight = gate.ndim ? real_row(gate, t)[j] : 1;
             for (int64_t i = 0; i < n; i++) sum[i] += weight * row[i];
         }
-        const real *rest = res.rank ? real_row(res, t) : NULL;
+        const real *rest = res.ndim ? real_row(res, t) : NULL;
         for (int64_t i = 0; rest && i < n; i++) sum[i] += rest[i];
     }
 }
@@ -76,15 +76,18 @@ static void lora_thin(struct device *dev, struct tensor out, struct tensor x, st
 
 /* y[m] = W_e x[m] + bias_e + scale B_e xa[m].  y [M,out], x [M,in], xa [M,R] */
 static void experts_fwd(struct device *dev, struct tensor y, struct tensor buffers, struct tensor x, struct tensor xa,
-                        const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora)
+                        const struct route *r, const struct proj *proj)
 {
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
+    const struct tensor bias = proj->bias;
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
     for (int64_t e = 0; e < w->n_exp; e++) {
         for (int64_t col = 0; col < w->n_out; col += TILE) {
             int64_t first = I32(r->offs)[e], n = I32(r->offs)[e + 1] - first, n_col = MT_MIN(TILE, w->n_out - col);
             if (n == 0) continue;
             real *tile = real_row(buffers, omp_get_thread_num()), *out = real_row(y, first) + col;
-            const float *b = bias.rank ? (const float *)bias.data + e * bias.ld + col : NULL;
+            const float *b = bias.ndim ? (const float *)bias.data + e * bias.ld + col : NULL;
             for (int64_t m = 0; m < n; m++) {
                 for (int64_t i = 0; i < n_col; i++) out[m * y.ld + i] = b ? b[i] : 0;
             }
@@ -135,15 +138,16 @@ static void lora_grad_acc(struct device *dev, struct tensor grad, struct tensor 
 }
 
 void CPU(moe_up_fwd)(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
-                     const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
-                     const struct glu *glu)
+                     const struct route *r, const struct proj *up, const struct glu *glu)
 {
+    const struct weight *w = &up->w;
+    const struct lora *lora = &up->lora;
     int64_t mark = arena_mark(&dev->work), n_row = act.shape[0];
     struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_in), buffers = tile_buffers(dev, w->n_in);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         gather(dev, rows, x, r);
         if (lora->r > 0) lora_thin(dev, xa, rows, lora->a, false, r);
-        experts_fwd(dev, pre, buffers, rows, xa, r, w, bias, lora);
+        experts_fwd(dev, pre, buffers, rows, xa, r, up);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) glu_row_fwd(real_row(act, m), real_row(pre, m), act.shape[1], glu);
     }
@@ -151,13 +155,13 @@ void CPU(moe_up_fwd)(struct device *dev, struct tensor act, struct tensor pre, s
 }
 
 void CPU(moe_down_fwd)(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
-                       const struct weight *w, struct tensor bias, const struct lora *lora)
+                       const struct proj *down)
 {
     int64_t mark = arena_mark(&dev->work);
-    struct tensor buffers = tile_buffers(dev, w->n_in);
-    if (!dev->measuring) {
-        if (lora->r > 0) lora_thin(dev, ha, act, lora->a, false, r);
-        if (y.rank) experts_fwd(dev, y, buffers, act, ha, r, w, bias, lora);
+    struct tensor buffers = tile_buffers(dev, down->w.n_in);
+    if (!dev->dry_run) {
+        if (down->lora.r > 0) lora_thin(dev, ha, act, down->lora.a, false, r);
+        if (y.ndim) experts_fwd(dev, y, buffers, act, ha, r, down);
     }
     arena_release(&dev->work, mark);
 }
@@ -165,7 +169,7 @@ void CPU(moe_down_fwd)(struct device *dev, struct tensor y, struct tensor ha, st
 void CPU(gather)(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
 {
     const int64_t bytes = x.shape[1] * dtype_size(x.dtype);
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
     for (int64_t i = 0; i < y.shape[0]; i++)
         memcpy((char *)y.data + i * bytes, (const char *)x.data + I32(rows)[i] / share * bytes, (size_t)bytes);
@@ -174,7 +178,7 @@ void CPU(gather)(struct device *dev, struct tensor y, struct tensor x, struct te
 void CPU(moe_combine_fwd)(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                           const struct route *r)
 {
-    if (!dev->measuring) sum_slots(dev, out, res, r->gate, y, r);
+    if (!dev->dry_run) sum_slots(dev, out, res, r->gate, y, r);
 }
 
 static real dot(const real *a, const real *b, int64_t n)
@@ -203,7 +207,7 @@ static void down_row_bwd(const struct down_rows *a, const struct route *r, const
 
     glu_row_fwd(h, pre, width, glu);
     real dgate = dot(h, g, width);
-    if (a->bias.rank) {
+    if (a->bias.ndim) {
         const float *b = (const float *)a->bias.data + I32(r->idx)[slot] * a->bias.ld;
         real sum = 0;
         for (int64_t i = 0; i < a->dy.shape[1]; i++) sum += b[i] * dy[i];
@@ -218,46 +222,48 @@ static void down_row_bwd(const struct down_rows *a, const struct route *r, const
     }
 }
 
-void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
-                       struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha,
-                       const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
-                       const struct glu *glu)
+void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
+                       struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
+                       const struct proj *down, const struct glu *glu)
 {
+    const struct weight *w = &down->w;
+    const struct lora *lora = &down->lora;
     int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
     struct tensor dy = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_out);
     struct tensor g = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_in);
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor buffers = tile_buffers(dev, w->n_out);
-    if (!dev->measuring) {
-        struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, bias};
+    if (!dev->dry_run) {
+        struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, down->bias};
         gather(dev, dy, dout, r);
         if (lora->r > 0) lora_thin(dev, dyb, dy, lora->b, true, r);
         experts_bwd(dev, g, buffers, dy, dyb, r, w, lora);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) down_row_bwd(&rows, r, glu, m);
-        if (lora->r > 0 && grad) {
-            lora_grad_acc(dev, grad->a, dyb, act, lora->scale[0], r);
-            lora_grad_acc(dev, grad->b, dy, ha_gated, lora->scale[0], r);
+        if (lora->r > 0 && down->grad.a.ndim) {
+            lora_grad_acc(dev, down->grad.a, dyb, act, lora->scale[0], r);
+            lora_grad_acc(dev, down->grad.b, dy, ha_gated, lora->scale[0], r);
         }
     }
     arena_release(&dev->work, mark);
 }
 
-void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
-                     struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
-                     const struct lora *lora)
+void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
+                     const struct route *r, const struct proj *up)
 {
+    const struct weight *w = &up->w;
+    const struct lora *lora = &up->lora;
     int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
     struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_in); /* of x, then of dx */
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor buffers = tile_buffers(dev, w->n_out), none = {0};
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         if (lora->r > 0) lora_thin(dev, dyb, dpre, lora->b, true, r);
-        if (lora->r > 0 && grad) {
+        if (lora->r > 0 && up->grad.a.ndim) {
             gather(dev, rows, x, r);
-            lora_grad_acc(dev, grad->a, dyb, rows, lora->scale[0], r);
-            lora_grad_acc(dev, grad->b, dpre, xa, lora->scale[0], r);
+            lora_grad_acc(dev, up->grad.a, dyb, rows, lora->scale[0], r);
+            lora_grad_acc(dev, up->grad.b, dpre, xa, lora->scale[0], r);
         }
         experts_bwd(dev, rows, buffers, dpre, dyb, r, w, lora);
         sum_slots(dev, dx, none, none, rows, r);

@@ -28,7 +28,7 @@ void norm_row_bwd(real *dx, const real *dy, const real *x, real rstd, const floa
 void CPU(rmsnorm_fwd)(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
                       const struct norm *norm)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     bool round = norm_rounds(dev, norm);
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < x.shape[0]; t++)
@@ -38,7 +38,7 @@ void CPU(rmsnorm_fwd)(struct device *dev, struct tensor y, struct tensor rstd, s
 void CPU(rmsnorm_bwd)(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
                       struct tensor w)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < x.shape[0]; t++)
         norm_row_bwd(real_row(dx, t), real_row(dy, t), real_row(x, t), ((const real *)rstd.data)[t], w.data, x.shape[1],

@@ -65,7 +65,7 @@ static const struct ops table = {
     .name = "cpu",
 #endif
     .rank_multiple = 1,
-    .act = DT_REAL,
+    .act_dtype = DT_REAL,
     .stat = DT_REAL,
     .alloc = host_alloc,
     .alloc_host = host_alloc,

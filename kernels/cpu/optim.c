@@ -26,7 +26,7 @@ void CPU(sumsq)(struct device *dev, struct tensor out, struct tensor g)
     int64_t mark = arena_mark(&dev->work), n = tensor_count(g), n_block = (n + BLOCK - 1) / BLOCK;
     struct tensor sums = arena_tensor_1d(&dev->work, DT_F64, n_block);
     struct tensor bad = arena_tensor_1d(&dev->work, DT_I64, n_block);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         double *sum = sums.data, *result = out.data;
         int64_t *n_bad = bad.data;
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
@@ -57,7 +57,7 @@ static void adamw_block(real *p, real *m, real *v, const real *grad, int64_t n, 
 void CPU(adamw)(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
                 const struct adamw_step *step)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     int64_t n = tensor_count(p);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
     for (int64_t i = 0; i < n; i += BLOCK) {
@@ -68,7 +68,7 @@ void CPU(adamw)(struct device *dev, struct tensor p, struct tensor m, struct ten
 
 void CPU(cast)(struct device *dev, struct tensor dst, struct tensor src)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     int64_t n = tensor_count(dst);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
     for (int64_t i = 0; i < n; i += BLOCK) {

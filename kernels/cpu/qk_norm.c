@@ -7,7 +7,7 @@
 void CPU(qk_norm_fwd)(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd, struct tensor wq,
                       struct tensor wk, const struct attn_shape *shape, const struct norm *norm)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     int64_t n_group = rstd.shape[1], n_q = shape->n_head * shape->head_dim / wq.shape[0]; /* groups; those of q */
     bool round = norm_rounds(dev, norm);
 #pragma omp parallel for num_threads(dev->n_threads)
@@ -26,7 +26,7 @@ void CPU(qk_norm_fwd)(struct device *dev, struct tensor qkv, struct tensor raw, 
 void CPU(qk_norm_bwd)(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd, struct tensor wq,
                       struct tensor wk, const struct attn_shape *shape)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     int64_t n_group = rstd.shape[1], n_q = shape->n_head * shape->head_dim / wq.shape[0];
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < dqkv.shape[0]; t++) {

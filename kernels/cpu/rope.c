@@ -5,7 +5,7 @@
 static void rotate(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
                    real direction)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     int64_t n_row = qkv.shape[0], dim = table.shape[1], half = dim / 2;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < n_row; t++) {

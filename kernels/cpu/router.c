@@ -53,13 +53,13 @@ void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, 
                      struct tensor bias, enum router_kind kind)
 {
     gemm_fwd(dev, logits.data, logits.ld, x.data, x.ld, x.shape[0], w);
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     int64_t n_exp = logits.shape[1], k = r->idx.shape[1];
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
     for (int64_t t = 0; t < x.shape[0]; t++) {
         real *l = real_row(logits, t);
         int32_t *idx = I32(r->idx) + t * k;
-        for (int64_t e = 0; bias.rank && e < n_exp; e++) l[e] += ((const float *)bias.data)[e];
+        for (int64_t e = 0; bias.ndim && e < n_exp; e++) l[e] += ((const float *)bias.data)[e];
         top_k(idx, l, n_exp, k);
         if (kind == ROUTER_CHOSEN) softmax(real_row(r->gate, t), l, idx, k);
         if (kind == ROUTER_PROBABILITY) softmax_at(real_row(r->gate, t), l, idx, k, n_exp);
@@ -68,7 +68,7 @@ void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, 
 
 void CPU(route_sort)(struct device *dev, struct route *r, int64_t n_exp)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     int64_t n_slot = r->idx.shape[0] * r->idx.shape[1];
     int32_t *offs = I32(r->offs), *next = offs + 1; /* next[e]: first the rows of e, then where its next row goes */
     memset(offs, 0, (size_t)(n_exp + 1) * sizeof(*offs));
@@ -89,7 +89,7 @@ void CPU(aux_stats)(struct device *dev, struct aux *aux, struct tensor logits, c
 {
     int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
     struct tensor prob = arena_tensor_2d(&dev->work, DT_REAL, n_tok, n_exp);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         real *sum = aux->prob.data, *count = aux->count.data;
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t t = 0; t < n_tok; t++) softmax(real_row(prob, t), real_row(logits, t), NULL, n_exp);
@@ -129,7 +129,7 @@ void CPU(router_bwd)(struct device *dev, struct tensor dx, struct tensor dgate, 
     bool dense = kind == ROUTER_PROBABILITY || aux->coef != 0; /* the probabilities of all experts are needed */
     struct tensor dl = arena_tensor_2d(&dev->work, DT_REAL, n_tok, n_exp);
     struct tensor prob = arena_tensor_2d(&dev->work, DT_REAL, dense ? n_tok : 0, n_exp);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t t = 0; t < n_tok; t++) {
             real *d = real_row(dl, t), *p = dense ? real_row(prob, t) : NULL;

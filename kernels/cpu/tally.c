@@ -3,7 +3,7 @@
 
 void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     double *sum = out.data;
     for (int64_t i = 0; i < nll.shape[0]; i++) {
         sum[0] += (double)((const real *)nll.data)[i];
@@ -13,7 +13,7 @@ void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, str
 
 void CPU(aux_sum)(struct device *dev, struct tensor out, const struct aux *aux, double factor)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     const real *count = aux->count.data, *prob = aux->prob.data;
     double sum = 0;
     for (int64_t i = 0; i < aux->count.shape[0]; i++) sum += (double)count[i] * (double)prob[i];
@@ -22,7 +22,7 @@ void CPU(aux_sum)(struct device *dev, struct tensor out, const struct aux *aux, 
 
 void CPU(row_count)(struct device *dev, struct tensor out, struct tensor offs)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     const int32_t *first = offs.data;
     for (int64_t e = 0; e < out.shape[0]; e++) ((double *)out.data)[e] += first[e + 1] - first[e];
 }

@@ -269,7 +269,7 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
     const struct tensor stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
-    if (!dev->measuring && n_tok) {
+    if (!dev->dry_run && n_tok) {
         struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
         MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
         a.dout = bf16_ptr(dout);

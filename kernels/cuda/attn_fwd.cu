@@ -160,9 +160,9 @@ template <int DIM> static void attn_fwd(const struct attn_args *a)
 extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
                               struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
 {
-    if (dev->measuring || qkv.shape[0] == 0) return;
+    if (dev->dry_run || qkv.shape[0] == 0) return;
     struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
-    a.sinks = sinks.rank ? f32_ptr(sinks) : NULL;
+    a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
     if (attn_wgmma_takes(&a))
         attn_fwd_wgmma(&a);
     else if (shape->head_dim <= 64)

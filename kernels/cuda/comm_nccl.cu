@@ -1,8 +1,8 @@
 /* comm_nccl.cu - collectives on the GPU's memory, by NCCL.
  *
- * Everything runs on the GPU's stream in the order of the calls, or (comm_aside, comm_all_to_all) on a second one, each
- * call after what the first had been given before; rows that go by copies (comm_peer.cu) on a third. Sums and rows
- * never run beside each other through NCCL: two groups at a time could wait for each other. libnccl is opened when
+ * Everything runs on the GPU's stream in the order of the calls, or (comm_overlap_begin, comm_all_to_all) on a second
+ * one, each call after what the first had been given before; rows that go by copies (comm_peer.cu) on a third. Sums and
+ * rows never run beside each other through NCCL: two groups at a time could wait for each other. libnccl is opened when
  * several ranks start, so that the program runs where it is not installed. A group starts with one small collective, so
  * that the memory NCCL takes is known when a run is planned.
  * Numerics: ring and tree sums, in an order that a run of the same shape on the same machines repeats; the switches'
@@ -27,7 +27,6 @@
     X(AllReduce)                                                                                                       \
     X(Broadcast)                                                                                                       \
     X(AllGather)                                                                                                       \
-    X(ReduceScatter)                                                                                                   \
     X(Send)                                                                                                            \
     X(Recv)                                                                                                            \
     X(GroupStart)                                                                                                      \
@@ -224,12 +223,15 @@ static void leave(cudaStream_t s, int stream) { mark(s, state.ended_at, stream);
 /* The stream of a call. */
 static cudaStream_t begin(const struct comm *c)
 {
-    const cudaStream_t s = c->aside ? after_stream(state.aside) : cuda.stream;
-    enter(s, c->aside ? ASIDE : ON_STREAM);
+    const cudaStream_t s = c->overlaps ? after_stream(state.aside) : cuda.stream;
+    enter(s, c->overlaps ? ASIDE : ON_STREAM);
     return s;
 }
 
-static void end(const struct comm *c) { leave(c->aside ? state.aside : cuda.stream, c->aside ? ASIDE : ON_STREAM); }
+static void end(const struct comm *c)
+{
+    leave(c->overlaps ? state.aside : cuda.stream, c->overlaps ? ASIDE : ON_STREAM);
+}
 
 static void all_reduce_sum(struct comm *c, struct tensor x)
 {
@@ -249,13 +251,6 @@ static void all_gather(struct comm *c, struct tensor y, struct tensor x)
 {
     const cudaStream_t s = begin(c);
     NCCL_CHECK(nccl.AllGather(x.data, y.data, (size_t)tensor_bytes(x), ncclInt8, group(c), s));
-    end(c);
-}
-
-static void reduce_scatter_sum(struct comm *c, struct tensor y, struct tensor x)
-{
-    const cudaStream_t s = begin(c);
-    NCCL_CHECK(nccl.ReduceScatter(x.data, y.data, (size_t)tensor_count(y), type_of(x), ncclSum, group(c), s));
     end(c);
 }
 
@@ -363,7 +358,6 @@ extern "C" const struct comm_ops cuda_comm = {
     .all_reduce_sum = all_reduce_sum,
     .broadcast = broadcast,
     .all_gather = all_gather,
-    .reduce_scatter_sum = reduce_scatter_sum,
     .all_to_all = all_to_all,
     .wait = wait,
     .join = join,

@@ -82,7 +82,7 @@ void cuda_peers_acquire(cudaStream_t s);
  * on the device, or NULL: experts without rows are left out (their part of `out` is not written). */
 extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs);
 /* w (n_exp = 1) as a bf16 matrix [n_out, n_in]: itself when it is one, else decoded into scratch on dev->work, which
- * the caller gives back. On a measuring device only the scratch is taken. */
+ * the caller gives back. In a dry run only the scratch is taken. */
 struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
 
 /* ---- gemm.cu: cuBLASLt */

@@ -173,7 +173,7 @@ extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, i
 
 extern "C" void cuda_decode(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
 {
-    if (!dev->measuring) cuda_dequant(bf16_ptr(y), w, 0, w->n_exp, i32_ptr(offs));
+    if (!dev->dry_run) cuda_dequant(bf16_ptr(y), w, 0, w->n_exp, i32_ptr(offs));
 }
 
 struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w)
@@ -181,6 +181,6 @@ struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w)
     MT_REQUIRE(w->n_exp == 1, "a dense matrix of %lld experts", (long long)w->n_exp);
     if (w->format == WF_BF16) return tensor_2d((void *)w->data, DT_BF16, w->n_out, w->n_in);
     const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, w->n_out, w->n_in);
-    if (!dev->measuring) cuda_dequant(bf16_ptr(out), w, 0, 1, NULL);
+    if (!dev->dry_run) cuda_dequant(bf16_ptr(out), w, 0, 1, NULL);
     return out;
 }

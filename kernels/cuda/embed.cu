@@ -26,7 +26,7 @@ static __global__ void embed(bf16 *y, int64_t ldy, const struct weight w, const 
 
 extern "C" void cuda_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok)
 {
-    if (dev->measuring || y.shape[0] == 0) return;
+    if (dev->dry_run || y.shape[0] == 0) return;
     MT_REQUIRE(weight_loads8(w) && rows_aligned(y), "an embedding of %lld columns in %s", (long long)w->n_in,
                weight_format_name(w->format));
     const int threads = (int)MT_MIN(ceil_div(w->n_in / 8, 32) * 32, 512);

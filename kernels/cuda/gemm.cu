@@ -171,7 +171,7 @@ static void product_of_nothing(struct tensor c, float beta)
 void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta)
 {
     const int64_t k = a.shape[ta ? 0 : 1];
-    MT_REQUIRE(c.rank == 2 && a.rank == 2 && b.rank == 2 && a.shape[ta ? 1 : 0] == c.shape[0] &&
+    MT_REQUIRE(c.ndim == 2 && a.ndim == 2 && b.ndim == 2 && a.shape[ta ? 1 : 0] == c.shape[0] &&
                    b.shape[tb ? 0 : 1] == c.shape[1] && b.shape[tb ? 1 : 0] == k,
                "[%lld, %lld]%s [%lld, %lld]%s into [%lld, %lld]", (long long)a.shape[0], (long long)a.shape[1],
                ta ? "^T" : "", (long long)b.shape[0], (long long)b.shape[1], tb ? "^T" : "", (long long)c.shape[0],

@@ -172,12 +172,12 @@ static void drop(struct tensor dst, struct tensor src, const struct lora *lora)
     CUDA_CHECK_LAUNCH();
 }
 
-/* x as the adapter sees it: a copy with elements cleared, or x itself. The copy is not filled on a measuring device. */
+/* x as the adapter sees it: a copy with elements cleared, or x itself. The copy is not filled in a dry run. */
 static struct tensor adapter_input(struct device *dev, struct tensor x, const struct lora *lora)
 {
     if (lora->dropout <= 0) return x;
     struct tensor kept = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], x.shape[1]);
-    if (!dev->measuring) drop(kept, x, lora);
+    if (!dev->dry_run) drop(kept, x, lora);
     return kept;
 }
 
@@ -193,7 +193,7 @@ static struct tensor segment_rows(struct tensor b, const struct lora *lora, int 
 
 static void want_aligned(const char *name, struct tensor x)
 {
-    MT_REQUIRE(!x.rank || ((uintptr_t)x.data % 16 == 0 && (x.rank < 2 || x.ld % VECTOR == 0)),
+    MT_REQUIRE(!x.ndim || ((uintptr_t)x.data % 16 == 0 && (x.ndim < 2 || x.ld % VECTOR == 0)),
                "%s: rows of %lld, the first at %p: not 16-byte aligned", name, (long long)x.ld, x.data);
 }
 
@@ -247,14 +247,17 @@ static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct te
 }
 
 extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
-                                const struct weight *w, struct tensor bias, struct tensor res, const struct lora *lora)
+                                const struct proj *proj, struct tensor res)
 {
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
+    const struct tensor bias = proj->bias;
     const int64_t mark = arena_mark(&dev->work);
     want_shapes(w, lora);
     const struct tensor dense = cuda_dense_bf16(dev, w);
     const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
-    if (!dev->measuring && tensor_count(y)) {
-        const bool small = lora->r || bias.rank, last = small && res.rank, first = !last && (small || res.rank);
+    if (!dev->dry_run && tensor_count(y)) {
+        const bool small = lora->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
         want_aligned("y", y), want_aligned("res", res), want_aligned("bias", bias);
         if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
         if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
@@ -274,26 +277,28 @@ static void input_gradient(struct tensor dx, struct tensor dy, struct tensor dxa
     cuda_gemm(dx, dy, false, dense, false, 1, lora->r > 0);
 }
 
-extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
-                                struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora)
+extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
+                                struct tensor xa, const struct proj *proj)
 {
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
     const int64_t n_row = dy.shape[0], r = lora->r, mark = arena_mark(&dev->work);
     struct tensor dense = {}, dxa = {}, kept = x;
     want_shapes(w, lora);
-    if (dx.rank) dense = cuda_dense_bf16(dev, w);
+    if (dx.ndim) dense = cuda_dense_bf16(dev, w);
     if (r) {
         dxa = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->n_seg * r);
         kept = adapter_input(dev, x, lora);
     }
-    if (!dev->measuring && n_row) {
+    if (!dev->dry_run && n_row) {
         want_aligned("dx", dx), want_aligned("x", x);
         for (int s = 0; r && s < lora->n_seg; s++)
             cuda_gemm(tensor_cols(dxa, s * r, r), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), false,
                       segment_rows(lora->b, lora, s), false, lora->scale[s], 0);
-        if (dx.rank) input_gradient(dx, dy, dxa, dense, lora);
-        if (r) cuda_gemm(grad->a, dxa, true, kept, false, keep_factor(lora), 1);
+        if (dx.ndim) input_gradient(dx, dy, dxa, dense, lora);
+        if (r) cuda_gemm(proj->grad.a, dxa, true, kept, false, keep_factor(lora), 1);
         for (int s = 0; r && s < lora->n_seg; s++)
-            cuda_gemm(segment_rows(grad->b, lora, s), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), true,
+            cuda_gemm(segment_rows(proj->grad.b, lora, s), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), true,
                       tensor_cols(xa, s * r, r), false, lora->scale[s], 1);
     }
     arena_release(&dev->work, mark);

@@ -161,9 +161,9 @@ static void loss_of_chunk(struct tensor nll, struct tensor hit, struct tensor dx
     move_rows(part, NULL, x, row, n);
     cuda_gemm(tensor_cols(logits, 0, n_vocab), part, false, w, true, 1, 0);
     loss_kernel<<<grid_x(n), THREADS, 0, cuda.stream>>>(f32_ptr(nll), i32_ptr(hit), f32_ptr(logits), logits.ld,
-                                                        (int)n_vocab, i32_ptr(ids), scale, dx.rank > 0);
+                                                        (int)n_vocab, i32_ptr(ids), scale, dx.ndim > 0);
     CUDA_CHECK_LAUNCH();
-    if (!dx.rank) return;
+    if (!dx.ndim) return;
     struct tensor dlogits = tensor_2d(logits.data, DT_BF16, n, n_vocab); /* in the first half of every row */
     dlogits.ld = 2 * logits.ld;
     cuda_gemm(part, dlogits, false, w, false, 1, 0);
@@ -176,13 +176,13 @@ extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct ten
 {
     const int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label), mark = arena_mark(&dev->work);
     MT_REQUIRE(w->n_in % VECTOR == 0 && w->n_out <= INT32_MAX - VECTOR * THREADS && x.ld % VECTOR == 0 &&
-                   (uintptr_t)x.data % 16 == 0 && (!dx.rank || (dx.ld % VECTOR == 0 && (uintptr_t)dx.data % 16 == 0)),
+                   (uintptr_t)x.data % 16 == 0 && (!dx.ndim || (dx.ld % VECTOR == 0 && (uintptr_t)dx.data % 16 == 0)),
                "a head of %lld rows of %lld: not 16-byte aligned", (long long)w->n_out, (long long)w->n_in);
     const struct tensor dense = cuda_dense_bf16(dev, w);
     struct tensor logits = arena_tensor_2d(&dev->work, DT_F32, most, ceil_div(w->n_out, VECTOR) * VECTOR);
     struct tensor part = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_in);
-    if (!dev->measuring) {
-        if (dx.rank) zero_rows(dx);
+    if (!dev->dry_run) {
+        if (dx.ndim) zero_rows(dx);
         for (int64_t first = 0, n; first < n_label; first += n) {
             n = MT_MIN(chunk, n_label - first);
             loss_of_chunk(tensor_rows(nll, first, n), tensor_rows(hit, first, n), dx, x, dense,

@@ -31,8 +31,8 @@ static const struct tensor absent = {};
 /* A contiguous tensor's data; NULL when it is absent. */
 static void *whole(struct tensor x)
 {
-    MT_REQUIRE(!x.rank || x.ld == x.shape[x.rank - 1], "a tensor of the experts has rows of %lld, %lld apart",
-               (long long)x.shape[x.rank - 1], (long long)x.ld);
+    MT_REQUIRE(!x.ndim || x.ld == x.shape[x.ndim - 1], "a tensor of the experts has rows of %lld, %lld apart",
+               (long long)x.shape[x.ndim - 1], (long long)x.ld);
     return x.data;
 }
 
@@ -62,7 +62,7 @@ static void thin_product(struct tensor out, struct tensor gated, struct tensor a
     g.b = (const bf16 *)whole(factor);
     g.kn = backward;
     g.out = (bf16 *)whole(out);
-    if (gated.rank) {
+    if (gated.ndim) {
         g.epilogue = GROUPED_GATED;
         g.act = (bf16 *)whole(gated);
         g.row_slot = i32_ptr(r->row_slot);
@@ -114,17 +114,17 @@ static void product(struct grouped *g, const struct weight *w, struct decoded d)
     }
 }
 
-/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. On a measuring device only the scratch is taken. */
-static void adapter_grad(struct device *dev, const struct lora_grad *grad, const struct lora *lora, struct tensor db,
-                         struct tensor x, bool x_tokens, struct tensor dy, bool dy_tokens, struct tensor xa,
-                         const struct route *r)
+/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. In a dry run only the scratch is taken. */
+static void adapter_grad(struct device *dev, const struct proj *proj, struct tensor db, struct tensor x, bool x_tokens,
+                         struct tensor dy, bool dy_tokens, struct tensor xa, const struct route *r)
 {
-    const struct tensor wide[] = {x, dy}, thin[] = {db, xa}, out[] = {grad->a, grad->b};
+    const struct lora *lora = &proj->lora;
+    const struct tensor wide[] = {x, dy}, thin[] = {db, xa}, out[] = {proj->grad.a, proj->grad.b};
     const bool tokens[] = {x_tokens, dy_tokens};
     const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
     void *partial = arena_push(&dev->work, MT_MAX(cuda_grouped_wgrad_bytes(n_row, x.shape[1], lora->r),
                                                   cuda_grouped_wgrad_bytes(n_row, dy.shape[1], lora->r)));
-    for (int i = 0; i < 2 && !dev->measuring; i++) {
+    for (int i = 0; i < 2 && !dev->dry_run; i++) {
         struct grouped_wgrad g = {};
         g.n_row = n_row;
         g.n_exp = r->offs.shape[0] - 1;
@@ -203,7 +203,7 @@ static __global__ void __launch_bounds__(THREADS)
     *(uint4 *)(out + o.row * ld_out + o.col) = bf16_pack8(sum);
 }
 
-static bool vectors(struct tensor x) { return !x.rank || ((uintptr_t)x.data % 16 == 0 && x.ld % 8 == 0); }
+static bool vectors(struct tensor x) { return !x.ndim || ((uintptr_t)x.data % 16 == 0 && x.ld % 8 == 0); }
 
 static void sum_slots(struct tensor out, struct tensor res, const float *gate, struct tensor y, const struct route *r)
 {
@@ -278,17 +278,18 @@ static __global__ void __launch_bounds__(THREADS)
 /* ---- the ops ---- */
 
 extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa,
-                                struct tensor x, const struct route *r, const struct weight *w, struct tensor bias,
-                                const struct lora *lora, const struct glu *glu)
+                                struct tensor x, const struct route *r, const struct proj *up, const struct glu *glu)
 {
+    const struct weight *w = &up->w;
+    const struct lora *lora = &up->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
     const struct decoded matrices = push_decoded(dev, w);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         if (lora->r) thin_product(xa, absent, x, true, lora->a, false, r);
         struct grouped g = rows_of(x, true, r);
         take_adapter(&g, lora, xa, lora->b);
         g.epilogue = glu->interleaved ? GROUPED_GLU : GROUPED_STORE;
-        g.bias = (const float *)whole(bias);
+        g.bias = (const float *)whole(up->bias);
         g.out = (bf16 *)whole(pre);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
@@ -302,18 +303,19 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
 }
 
 extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
-                                  const struct route *r, const struct weight *w, struct tensor bias,
-                                  const struct lora *lora)
+                                  const struct route *r, const struct proj *down)
 {
+    const struct weight *w = &down->w;
+    const struct lora *lora = &down->lora;
     const int64_t mark = arena_mark(&dev->work);
     const struct decoded matrices = push_decoded(dev, w);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         if (lora->r) thin_product(ha, absent, act, false, lora->a, false, r);
         struct grouped g = rows_of(act, false, r);
         take_adapter(&g, lora, ha, lora->b);
-        g.bias = (const float *)whole(bias);
+        g.bias = (const float *)whole(down->bias);
         g.out = (bf16 *)whole(y);
-        if (y.rank) product(&g, w, matrices);
+        if (y.ndim) product(&g, w, matrices);
     }
     arena_release(&dev->work, mark);
 }
@@ -352,7 +354,7 @@ extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x
 {
     const int64_t bytes = x.shape[1] * dtype_size(x.dtype);
     MT_REQUIRE(bytes % 4 == 0, "rows of %lld bytes", (long long)bytes);
-    if (dev->measuring || y.shape[0] == 0) return;
+    if (dev->dry_run || y.shape[0] == 0) return;
     if (bytes % 16 == 0)
         gather<uint4>(y, x, rows, share);
     else
@@ -362,14 +364,15 @@ extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x
 extern "C" void cuda_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                                      const struct route *r)
 {
-    if (!dev->measuring) sum_slots(out, res, (const float *)whole(r->gate), y, r);
+    if (!dev->dry_run) sum_slots(out, res, (const float *)whole(r->gate), y, r);
 }
 
-extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate,
-                                  const struct lora_grad *grad, struct tensor act, struct tensor dout,
-                                  struct tensor pre, struct tensor ha, const struct route *r, const struct weight *w,
-                                  struct tensor bias, const struct lora *lora, const struct glu *glu)
+extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
+                                  struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
+                                  const struct proj *down, const struct glu *glu)
 {
+    const struct weight *w = &down->w;
+    const struct lora *lora = &down->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0], n_part = ceil_div(w->n_in, GROUPED_PART);
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
@@ -377,7 +380,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
     const int64_t product_mark = arena_mark(&dev->work);
     const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
     const struct decoded matrices = push_decoded(dev, w);
-    if (!dev->measuring && n_row) {
+    if (!dev->dry_run && n_row) {
         if (lora->r) thin_product(db, db_gated, dout, true, lora->b, true, r);
         struct grouped g = rows_of(dout, true, r);
         take_adapter(&g, lora, db, lora->a);
@@ -392,29 +395,30 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         g.dgate_part = f32_ptr(part);
         product(&g, w, matrices);
         dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
-            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(bias), g.a, g.lda, w->n_out,
+            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), g.a, g.lda, w->n_out,
             i32_ptr(r->slot_row), i32_ptr(r->idx), (int)g.top_k, dout.shape[0]);
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, product_mark);
-    if (lora->r && grad) {
-        if (!dev->measuring) gate_rows(ha_gated, ha, r);
-        adapter_grad(dev, grad, lora, db_gated, act, false, dout, true, ha_gated, r);
+    if (lora->r && down->grad.a.ndim) {
+        if (!dev->dry_run) gate_rows(ha_gated, ha, r);
+        adapter_grad(dev, down, db_gated, act, false, dout, true, ha_gated, r);
     }
     arena_release(&dev->work, mark);
 }
 
-extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
-                                struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
-                                const struct lora *lora)
+extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x,
+                                struct tensor xa, const struct route *r, const struct proj *up)
 {
+    const struct weight *w = &up->w;
+    const struct lora *lora = &up->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
-    if (lora->r && !dev->measuring) thin_product(db, absent, dpre, false, lora->b, true, r);
-    if (lora->r && grad) adapter_grad(dev, grad, lora, db, x, true, dpre, false, xa, r);
+    if (lora->r && !dev->dry_run) thin_product(db, absent, dpre, false, lora->b, true, r);
+    if (lora->r && up->grad.a.ndim) adapter_grad(dev, up, db, x, true, dpre, false, xa, r);
     const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
     const struct decoded matrices = push_decoded(dev, w);
-    if (!dev->measuring) {
+    if (!dev->dry_run) {
         struct grouped g = rows_of(dpre, false, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;

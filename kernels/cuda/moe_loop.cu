@@ -22,6 +22,7 @@
  * Measured: H100 80GB HBM3, commit 81dcd77, gpt-oss-20b, 4096 tokens, r 16: a step of 340 ms (loop) and 313
  *   (presort), grouped 191. */
 #include "kernels/cuda/grouped_epilogue.cuh"
+#include "kernels/moe_loop.h"
 
 enum { THREADS = 256, WARP = 32, WIDE = WARP * 8, SELECT = 1024, MAX_EXP = 512 };
 
@@ -172,12 +173,12 @@ struct turn {
     int64_t e, first, n;
 };
 
-/* fresh: the routing is a new one. On a measuring device one expert takes a turn, with as many rows as there can be. */
+/* fresh: the routing is a new one. In a dry run one expert takes a turn, with as many rows as there can be. */
 static struct turn first_turn(struct device *dev, const struct route *r, bool fresh)
 {
     MT_REQUIRE(r->offs.shape[0] <= MAX_EXP + 1, "%lld experts", (long long)r->offs.shape[0] - 1);
     const struct turn t = {dev, r, fresh || known.layer != r->offs.data, -1, 0, 0};
-    if (dev->measuring) return t;
+    if (dev->dry_run) return t;
     if (t.find && known.presort) dev->ops->download(known.offs, r->offs.data, tensor_bytes(r->offs));
     known.layer = r->offs.data;
     return t;
@@ -189,24 +190,24 @@ static void select_rows(struct turn *t)
     struct device *dev = t->dev;
     const int64_t mark = arena_mark(&dev->work), n_slot = tensor_count(t->r->idx);
     int32_t n = 0, *count = (int32_t *)arena_push(&dev->work, sizeof(*count));
-    if (!dev->measuring && n_slot) {
+    if (!dev->dry_run && n_slot) {
         select_kernel<<<grid_x(ceil_div(n_slot, SELECT)), SELECT, 0, cuda.stream>>>(
             i32_ptr(t->r->row_slot) + t->first, count, i32_ptr(t->r->idx), n_slot, (int32_t)t->e);
         CUDA_CHECK_LAUNCH();
         dev->ops->download(&n, count, sizeof(n));
     }
-    if (!dev->measuring) known.offs[t->e] = (int32_t)t->first, known.offs[t->e + 1] = (int32_t)t->first + n;
+    if (!dev->dry_run) known.offs[t->e] = (int32_t)t->first, known.offs[t->e + 1] = (int32_t)t->first + n;
     arena_release(&dev->work, mark);
 }
 
 static bool next_turn(struct turn *t)
 {
-    const int64_t n_exp = t->dev->measuring ? 1 : t->r->offs.shape[0] - 1;
+    const int64_t n_exp = t->dev->dry_run ? 1 : t->r->offs.shape[0] - 1;
     do {
         if (++t->e == n_exp) return false;
         t->first += t->n;
         if (t->find && !known.presort) select_rows(t);
-        t->n = t->dev->measuring ? t->r->idx.shape[0] : known.offs[t->e + 1] - t->first;
+        t->n = t->dev->dry_run ? t->r->idx.shape[0] : known.offs[t->e + 1] - t->first;
     } while (known.presort && t->n == 0);
     return true;
 }
@@ -214,11 +215,11 @@ static bool next_turn(struct turn *t)
 static const int32_t *slots(const struct turn *t) { return i32_ptr(t->r->row_slot) + t->first; }
 
 /* The rows of the expert in a tensor that is in the order of the experts. */
-static struct tensor part(struct tensor x, const struct turn *t) { return x.rank ? tensor_rows(x, t->first, t->n) : x; }
+static struct tensor part(struct tensor x, const struct turn *t) { return x.ndim ? tensor_rows(x, t->first, t->n) : x; }
 
 static struct tensor matrix(struct tensor x, int64_t e)
 {
-    if (!x.rank) return x;
+    if (!x.ndim) return x;
     const struct tensor one = tensor_rows(x, e, 1);
     return tensor_2d(one.data, x.dtype, x.shape[1], x.shape[2]);
 }
@@ -237,30 +238,23 @@ static struct weight weight_of(const struct weight *w, int64_t e)
     return one;
 }
 
-static struct lora lora_of(const struct lora *lora, int64_t e)
+/* The dense layer that expert e is. */
+static struct proj expert(const struct proj *all, int64_t e)
 {
-    struct lora one = *lora;
-    one.a = matrix(lora->a, e);
-    one.b = matrix(lora->b, e);
+    const int64_t n_out = all->w.n_out;
+    struct proj one = *all;
+    one.w = weight_of(&all->w, e);
+    if (all->bias.ndim) one.bias = tensor_1d(f32_ptr(all->bias) + e * n_out, DT_F32, n_out);
+    one.lora.a = matrix(all->lora.a, e), one.lora.b = matrix(all->lora.b, e);
+    one.grad.a = matrix(all->grad.a, e), one.grad.b = matrix(all->grad.b, e);
     return one;
 }
 
-static void linear_fwd(const struct turn *t, struct tensor y, struct tensor xa, struct tensor x, const struct weight *w,
-                       struct tensor bias, const struct lora *lora)
+static void linear_fwd(const struct turn *t, struct tensor y, struct tensor xa, struct tensor x,
+                       const struct proj *experts)
 {
-    const struct weight one = weight_of(w, t->e);
-    const struct lora adapter = lora_of(lora, t->e);
-    if (bias.rank) bias = tensor_1d(f32_ptr(bias) + t->e * w->n_out, DT_F32, w->n_out);
-    cuda_linear_fwd(t->dev, part(y, t), part(xa, t), x, &one, bias, absent, &adapter);
-}
-
-static void linear_bwd(const struct turn *t, struct tensor dx, const struct lora_grad *grad, struct tensor dy,
-                       struct tensor x, struct tensor xa, const struct weight *w, const struct lora *lora)
-{
-    const struct weight one = weight_of(w, t->e);
-    const struct lora adapter = lora_of(lora, t->e);
-    const struct lora_grad sums = {matrix(grad->a, t->e), matrix(grad->b, t->e)};
-    cuda_linear_bwd(t->dev, dx, &sums, dy, x, xa, &one, &adapter);
+    const struct proj one = expert(experts, t->e);
+    cuda_linear_fwd(t->dev, part(y, t), part(xa, t), x, &one, absent);
 }
 
 /* ---- rows ---- */
@@ -269,7 +263,7 @@ static unsigned rows_grid(int64_t n_row) { return grid_x(ceil_div(n_row, THREADS
 
 static void want_rows(struct tensor x)
 {
-    MT_REQUIRE(!x.rank || (x.shape[1] % 8 == 0 && x.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0),
+    MT_REQUIRE(!x.ndim || (x.shape[1] % 8 == 0 && x.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0),
                "rows of %lld, %lld apart", (long long)x.shape[1], (long long)x.ld);
 }
 
@@ -279,7 +273,7 @@ static struct tensor take(const struct turn *t, struct tensor out, struct tensor
 {
     const struct tensor from = tokens ? x : part(x, t);
     out = tensor_rows(out, 0, t->n);
-    if (t->dev->measuring || !t->n) return out;
+    if (t->dev->dry_run || !t->n) return out;
     want_rows(x);
     take_kernel<<<rows_grid(t->n), THREADS, 0, cuda.stream>>>(bf16_ptr(out), bf16_ptr(from), from.ld, t->n, x.shape[1],
                                                               slots(t), tokens ? (int)t->r->idx.shape[1] : 0,
@@ -306,7 +300,7 @@ static struct grouped glu_rows(const struct turn *t, struct tensor act, struct t
 
 static void glu_fwd(const struct turn *t, struct tensor act, struct tensor pre, const struct glu *glu)
 {
-    if (t->dev->measuring || !t->n) return;
+    if (t->dev->dry_run || !t->n) return;
     glu_kernel<<<rows_grid(t->n), THREADS, 0, cuda.stream>>>(glu_rows(t, act, pre, absent, glu));
     CUDA_CHECK_LAUNCH();
 }
@@ -315,13 +309,13 @@ static void glu_fwd(const struct turn *t, struct tensor act, struct tensor pre, 
 static struct tensor begin_sum(struct device *dev, struct tensor out)
 {
     const struct tensor sum = arena_tensor_2d(&dev->work, DT_F32, out.shape[0], out.shape[1]);
-    if (!dev->measuring) dev->ops->zero(sum.data, tensor_bytes(sum));
+    if (!dev->dry_run) dev->ops->zero(sum.data, tensor_bytes(sum));
     return sum;
 }
 
 static void add_rows(const struct turn *t, struct tensor sum, struct tensor y, bool gated)
 {
-    if (t->dev->measuring || !t->n) return;
+    if (t->dev->dry_run || !t->n) return;
     want_rows(y);
     add_kernel<<<rows_grid(t->n), THREADS, 0, cuda.stream>>>(f32_ptr(sum), bf16_ptr(y), t->n, y.shape[1], slots(t),
                                                              (int)t->r->idx.shape[1],
@@ -331,7 +325,7 @@ static void add_rows(const struct turn *t, struct tensor sum, struct tensor y, b
 
 static void end_sum(struct device *dev, struct tensor out, struct tensor sum, struct tensor res)
 {
-    if (dev->measuring || !out.shape[0]) return;
+    if (dev->dry_run || !out.shape[0]) return;
     want_rows(out), want_rows(res);
     round_kernel<<<rows_grid(out.shape[0]), THREADS, 0, cuda.stream>>>(
         bf16_ptr(out), out.ld, f32_ptr(sum), bf16_ptr(res), res.ld, out.shape[0], out.shape[1]);
@@ -341,23 +335,22 @@ static void end_sum(struct device *dev, struct tensor out, struct tensor sum, st
 /* ---- the ops ---- */
 
 static void up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
-                   const struct route *r, const struct weight *w, struct tensor bias, const struct lora *lora,
-                   const struct glu *glu)
+                   const struct route *r, const struct proj *up, const struct glu *glu)
 {
     const int64_t mark = arena_mark(&dev->work);
     const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], x.shape[1]);
     for (struct turn t = first_turn(dev, r, true); next_turn(&t);) {
-        linear_fwd(&t, pre, xa, take(&t, rows, x, true, false), w, bias, lora);
+        linear_fwd(&t, pre, xa, take(&t, rows, x, true, false), up);
         glu_fwd(&t, act, pre, glu);
     }
     arena_release(&dev->work, mark);
 }
 
 static void down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
-                     const struct weight *w, struct tensor bias, const struct lora *lora)
+                     const struct proj *down)
 {
-    MT_REQUIRE(y.rank, "%s", "ha alone");
-    for (struct turn t = first_turn(dev, r, false); next_turn(&t);) linear_fwd(&t, y, ha, part(act, &t), w, bias, lora);
+    MT_REQUIRE(y.ndim, "%s", "ha alone");
+    for (struct turn t = first_turn(dev, r, false); next_turn(&t);) linear_fwd(&t, y, ha, part(act, &t), down);
 }
 
 static void combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
@@ -370,10 +363,12 @@ static void combine_fwd(struct device *dev, struct tensor out, struct tensor res
     arena_release(&dev->work, mark);
 }
 
-static void down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, const struct lora_grad *grad,
-                     struct tensor act, struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
-                     const struct weight *w, struct tensor bias, const struct lora *lora, const struct glu *glu)
+static void down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act, struct tensor dout,
+                     struct tensor pre, struct tensor ha, const struct route *r, const struct proj *down,
+                     const struct glu *glu)
 {
+    const struct weight *w = &down->w;
+    const struct lora *lora = &down->lora;
     const int64_t mark = arena_mark(&dev->work), n_tok = dout.shape[0];
     const struct tensor dy_rows = arena_tensor_2d(&dev->work, DT_BF16, n_tok, w->n_out);
     const struct tensor g_rows = arena_tensor_2d(&dev->work, DT_F32, n_tok, w->n_in);
@@ -387,10 +382,11 @@ static void down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
             h = take(&t, h_rows, act, false, true);
             ha_gated = take(&t, ha_rows, ha, false, true);
         }
-        linear_bwd(&t, g, grad, dy, h, ha_gated, w, lora);
-        if (dev->measuring || !t.n) continue;
+        const struct proj one = expert(down, t.e);
+        cuda_linear_bwd(dev, g, dy, h, ha_gated, &one);
+        if (dev->dry_run || !t.n) continue;
         struct grouped p = glu_rows(&t, act, pre, dpre, glu);
-        if (bias.rank) p.bias = f32_ptr(bias) + t.e * w->n_out;
+        p.bias = f32_ptr(one.bias);
         glu_bwd_kernel<<<rows_grid(t.n), THREADS, 0, cuda.stream>>>(p, f32_ptr(dgate), f32_ptr(g), bf16_ptr(dy),
                                                                     w->n_out);
         CUDA_CHECK_LAUNCH();
@@ -398,34 +394,32 @@ static void down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     arena_release(&dev->work, mark);
 }
 
-static void up_bwd(struct device *dev, struct tensor dx, const struct lora_grad *grad, struct tensor dpre,
-                   struct tensor x, struct tensor xa, const struct route *r, const struct weight *w,
-                   const struct lora *lora)
+static void up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
+                   const struct route *r, const struct proj *up)
 {
     const int64_t mark = arena_mark(&dev->work);
-    const struct tensor x_rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], w->n_in);
-    const struct tensor dx_rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], w->n_in);
+    const struct tensor x_rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], up->w.n_in);
+    const struct tensor dx_rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], up->w.n_in);
     const struct tensor sum = begin_sum(dev, dx);
     for (struct turn t = first_turn(dev, r, false); next_turn(&t);) {
-        const struct tensor rows = lora->r ? take(&t, x_rows, x, true, false) : absent;
+        const struct tensor rows = up->lora.r ? take(&t, x_rows, x, true, false) : absent;
         const struct tensor part_dx = tensor_rows(dx_rows, 0, t.n);
-        linear_bwd(&t, part_dx, grad, part(dpre, &t), rows, part(xa, &t), w, lora);
+        const struct proj one = expert(up, t.e);
+        cuda_linear_bwd(dev, part_dx, part(dpre, &t), rows, part(xa, &t), &one);
         add_rows(&t, sum, part_dx, false);
     }
     end_sum(dev, dx, sum, absent);
     arena_release(&dev->work, mark);
 }
 
-extern "C" const struct ops *ops_cuda_loop(bool presort)
+extern "C" bool ops_loop_experts(struct ops *ops, bool presort)
 {
-    static struct ops table;
-    table = *ops_cuda_table();
-    table.moe_up_fwd = up_fwd;
-    table.moe_down_fwd = down_fwd;
-    table.moe_combine_fwd = combine_fwd;
-    table.moe_down_bwd = down_bwd;
-    table.moe_up_bwd = up_bwd;
+    ops->moe_up_fwd = up_fwd;
+    ops->moe_down_fwd = down_fwd;
+    ops->moe_combine_fwd = combine_fwd;
+    ops->moe_down_bwd = down_bwd;
+    ops->moe_up_bwd = up_bwd;
     known.presort = presort;
     known.layer = NULL;
-    return &table;
+    return true;
 }

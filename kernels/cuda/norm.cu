@@ -201,7 +201,7 @@ static struct norm_job rows_job(struct tensor x, struct tensor rstd, struct tens
 extern "C" void cuda_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
                                  struct tensor w, const struct norm *norm)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     require_aligned(y, x, x, w, w);
     struct norm_job job = rows_job(x, rstd, w);
     job.y = bf16_ptr(y);
@@ -214,7 +214,7 @@ extern "C" void cuda_rmsnorm_fwd(struct device *dev, struct tensor y, struct ten
 extern "C" void cuda_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                  struct tensor rstd, struct tensor w)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     require_aligned(dx, dy, x, w, w);
     struct norm_job job = rows_job(x, rstd, w);
     job.dx = bf16_ptr(dx);
@@ -246,7 +246,7 @@ extern "C" void cuda_qk_norm_fwd(struct device *dev, struct tensor qkv, struct t
                                  struct tensor wq, struct tensor wk, const struct attn_shape *shape,
                                  const struct norm *norm)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     require_aligned(qkv, raw, raw, wq, wk);
     struct norm_job job = heads_job(qkv, rstd, wq, wk, shape);
     job.x = job.y = bf16_ptr(qkv);
@@ -261,7 +261,7 @@ extern "C" void cuda_qk_norm_fwd(struct device *dev, struct tensor qkv, struct t
 extern "C" void cuda_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
                                  struct tensor wq, struct tensor wk, const struct attn_shape *shape)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     require_aligned(dqkv, raw, raw, wq, wk);
     struct norm_job job = heads_job(dqkv, rstd, wq, wk, shape);
     job.x = bf16_ptr(raw);

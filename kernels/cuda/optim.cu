@@ -81,7 +81,7 @@ extern "C" void cuda_sumsq(struct device *dev, struct tensor out, struct tensor 
     const int64_t mark = arena_mark(&dev->work), n = tensor_count(g), n_chunk = ceil_div(n, CHUNK);
     struct square_sum *part = (struct square_sum *)arena_push(&dev->work, n_chunk * (int64_t)sizeof(*part));
     arena_release(&dev->work, mark);
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     const bool aligned = (uintptr_t)g.data % 16 == 0;
     if (n_chunk && g.dtype == DT_BF16)
         sumsq_chunks<<<grid_x(n_chunk), BLOCK, 0, cuda.stream>>>(part, bf16_ptr(g), n, aligned);
@@ -129,7 +129,7 @@ extern "C" void cuda_adamw(struct device *dev, struct tensor p, struct tensor m,
                            const struct adamw_step *step)
 {
     const int64_t n = tensor_count(p);
-    if (dev->measuring || n == 0) return;
+    if (dev->dry_run || n == 0) return;
     MT_REQUIRE(flat_aligned(p) && flat_aligned(m) && flat_aligned(v) && flat_aligned(g), "AdamW of unaligned arrays");
     adamw<<<grid_x(ceil_div(n, 4 * BLOCK)), BLOCK, 0, cuda.stream>>>(f32_ptr(p), f32_ptr(m), f32_ptr(v), f32_ptr(g), n,
                                                                      *step);
@@ -153,7 +153,7 @@ static __global__ void __launch_bounds__(BLOCK) cast(bf16 *dst, const float *src
 extern "C" void cuda_cast(struct device *dev, struct tensor dst, struct tensor src)
 {
     const int64_t n = tensor_count(dst);
-    if (dev->measuring || n == 0) return;
+    if (dev->dry_run || n == 0) return;
     MT_REQUIRE(flat_aligned(dst) && flat_aligned(src), "a cast between unaligned arrays");
     cast<<<grid_x(ceil_div(n, 8 * BLOCK)), BLOCK, 0, cuda.stream>>>(bf16_ptr(dst), f32_ptr(src), n);
     CUDA_CHECK_LAUNCH();

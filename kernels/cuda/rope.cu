@@ -43,7 +43,7 @@ static void launch(struct device *dev, struct tensor qkv, struct tensor pos, str
                    float direction)
 {
     const int64_t n_tok = qkv.shape[0], dim = table.shape[1], work = n_head * dim / 16;
-    if (dev->measuring || n_tok == 0 || work == 0) return;
+    if (dev->dry_run || n_tok == 0 || work == 0) return;
     MT_REQUIRE(dim % 16 == 0 && rows_aligned(qkv) && rows_aligned(table), "rotary positions of heads of %lld",
                (long long)dim);
     const int threads = (int)MT_MIN(ceil_div(work, 32) * 32, 512);

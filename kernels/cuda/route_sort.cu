@@ -102,7 +102,7 @@ extern "C" void cuda_route_sort(struct device *dev, struct route *r, int64_t n_e
     int *count = (int *)arena_push(&dev->work, n_exp * n_part * (int64_t)sizeof(*count));
     int *total = (int *)arena_push(&dev->work, n_exp * (int64_t)sizeof(*total));
     arena_release(&dev->work, mark);
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     const unsigned grid = grid_x(ceil_div(n_part, WARPS));
     count_slots<<<grid, 32 * WARPS, 0, cuda.stream>>>(count, i32_ptr(r->idx), n_slot, (int)n_exp, (int)n_part);
     CUDA_CHECK_LAUNCH();

@@ -240,7 +240,7 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
                                 const struct weight *w, struct tensor bias, enum router_kind kind)
 {
     const int64_t n_tok = x.shape[0];
-    if (dev->measuring || n_tok == 0) return;
+    if (dev->dry_run || n_tok == 0) return;
     require_router(x, w);
     const int cols = w->n_out <= 32 ? 32 : 64;
     const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_out, cols));
@@ -248,7 +248,7 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
     const auto product = cols == 32 ? (plain ? logits_tile<32, true> : logits_tile<32, false>)
                                     : (plain ? logits_tile<64, true> : logits_tile<64, false>);
     product<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w,
-                                               bias.rank ? f32_ptr(bias) : NULL, n_tok);
+                                               bias.ndim ? f32_ptr(bias) : NULL, n_tok);
     CUDA_CHECK_LAUNCH();
     KERNEL_FOR(choose, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(
         i32_ptr(r->idx), f32_ptr(r->gate), r->gate.ld, f32_ptr(logits), logits.ld, n_tok, (int)w->n_out,
@@ -336,7 +336,7 @@ extern "C" void cuda_aux_stats(struct device *dev, struct aux *aux, struct tenso
     const struct tensor prob = arena_tensor_2d(&dev->work, DT_F32, n_part, n_exp);
     const struct tensor count = arena_tensor_2d(&dev->work, DT_I32, n_part, n_exp);
     arena_release(&dev->work, mark);
-    if (dev->measuring || n_tok == 0) return;
+    if (dev->dry_run || n_tok == 0) return;
     MT_REQUIRE(n_exp <= MAX_EXP, "%lld experts", (long long)n_exp);
     KERNEL_FOR(stats_part, n_exp)<<<grid_x(n_part), WARP_THREADS, 0, cuda.stream>>>(
         f32_ptr(prob), i32_ptr(count), f32_ptr(logits), logits.ld, i32_ptr(r->idx), n_tok, (int)n_exp,
@@ -464,7 +464,7 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
     const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
     const struct tensor dl = arena_tensor_2d(&dev->work, DT_F32, n_tok, ceil_div(n_exp, 8) * 8);
     arena_release(&dev->work, mark);
-    if (dev->measuring || n_tok == 0) return;
+    if (dev->dry_run || n_tok == 0) return;
     require_router(dx, w);
     struct gates_job job = {};
     job.dl = f32_ptr(dl), job.ld_dl = dl.ld;

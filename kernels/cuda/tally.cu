@@ -49,14 +49,14 @@ static __global__ void __launch_bounds__(BLOCK) row_count(double *out, const int
 
 extern "C" void cuda_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)
 {
-    if (dev->measuring || nll.shape[0] == 0) return;
+    if (dev->dry_run || nll.shape[0] == 0) return;
     loss_sum<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, f32_ptr(nll), i32_ptr(hit), nll.shape[0]);
     CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
 {
-    if (dev->measuring) return;
+    if (dev->dry_run) return;
     aux_sum<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, f32_ptr(aux->count), f32_ptr(aux->prob),
                                           aux->count.shape[0], factor);
     CUDA_CHECK_LAUNCH();
@@ -65,7 +65,7 @@ extern "C" void cuda_aux_sum(struct device *dev, struct tensor out, const struct
 extern "C" void cuda_row_count(struct device *dev, struct tensor out, struct tensor offs)
 {
     const int64_t n_exp = out.shape[0];
-    if (dev->measuring || n_exp == 0) return;
+    if (dev->dry_run || n_exp == 0) return;
     row_count<<<grid_x(ceil_div(n_exp, BLOCK)), BLOCK, 0, cuda.stream>>>((double *)out.data, i32_ptr(offs), n_exp);
     CUDA_CHECK_LAUNCH();
 }

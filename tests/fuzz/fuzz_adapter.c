@@ -60,7 +60,7 @@ static void alloc(struct adapters *ad, struct device *dev)
 {
     struct device measure;
     struct err err;
-    device_measure(&measure, dev);
+    device_dry_run(&measure, dev);
     adapters_alloc(ad, &measure, &arch);
     MT_REQUIRE(!device_reserve(dev, &dev->state, "state", measure.state.peak, &err), "%s", err.msg);
     adapters_alloc(ad, dev, &arch);

@@ -16,13 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/moe_loop.h"
 #include "train/report/profile.h"
 #include "train/run.h"
 #include "train/synth/synth.h"
 
 enum { WARM_UP = 3, COMPARED = 20, MAX_PATHS = CLI_VALUES };
 
-/* Ways to run the experts: all of a layer in one launch, or in a loop on the host (ops_cuda_loop). */
+/* Ways to run the experts: all of a layer in one launch, or in a loop on the host (kernels/moe_loop.h). */
 enum path { PATH_GROUPED, PATH_LOOP, PATH_PRESORT }; /* as --path lists them */
 static const char *const path_names[] = {"grouped", "loop", "presort"};
 
@@ -34,6 +35,7 @@ struct bench {
     int64_t n_layer, n_tok, n_step;
     struct config cfg;
     struct run run;
+    struct ops loop; /* the device's table with loops in it */
     struct synth_memory memory;
     struct prof prof;
 
@@ -119,11 +121,13 @@ static void set_optimizer(struct adamw *opt, const struct config *cfg)
 static int bench_open(struct bench *b, struct err *err)
 {
     struct run *r = &b->run;
+    r->par = parallel_alone;
     if (device_open(&r->dev, device_name(&b->cfg), dtype_option(&b->cfg), err)) return -1;
     if (b->cfg.train.threads) r->dev.n_threads = (int)b->cfg.train.threads;
     if (b->n_paths && !r->dev.ops->own_memory)
         return err_set(err, "--path compares ways to run the experts on a GPU; this device is %s", r->dev.name);
-    if (b->path != PATH_GROUPED) r->dev.ops = ops_cuda_loop(b->path == PATH_PRESORT);
+    b->loop = *r->dev.ops;
+    if (b->path != PATH_GROUPED && ops_loop_experts(&b->loop, b->path == PATH_PRESORT)) r->dev.ops = &b->loop;
     choose_sizes(b);
     if (b->n_tok % b->cfg.data.seq_len)
         return err_set(err, "--tokens %lld is no multiple of --seq %lld", (long long)b->n_tok,

@@ -28,7 +28,7 @@ static struct stack push_stack(struct device *dev, const struct expert_shape *s,
     struct stack k = {.s = s, .q = q, .name = up ? "gate_up" : "down"};
     const int64_t n_out = up ? 2 * s->width : s->dim, n_in = up ? s->dim : s->width;
     k.w = bench_weight(dev, q, s->n_exp, n_out, n_in, 1);
-    k.out = arena_tensor_3d(&dev->state, dev->act == DT_BF16 ? DT_BF16 : DT_F32, s->n_exp, n_out, n_in);
+    k.out = arena_tensor_3d(&dev->state, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, s->n_exp, n_out, n_in);
     bench_uniform(dev, k.out, 1, 2);
     return k;
 }
@@ -139,7 +139,7 @@ static int run_stack(struct bench_experts *b, const struct expert_shape *s, cons
                      struct err *err)
 {
     struct device plan;
-    device_measure(&plan, &b->dev);
+    device_dry_run(&plan, &b->dev);
     push_stack(&plan, s, q, up);
     for (int64_t i = 0; i < b->n_tokens; i++) {
         arena_release(&plan.work, 0);

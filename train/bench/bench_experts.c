@@ -133,7 +133,7 @@ static void repeat(struct device *dev, struct tensor x, int64_t n)
 void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key)
 {
     const int64_t n = MT_MIN(tensor_count(x), PIECE / 4);
-    if (dev->measuring || !n) return;
+    if (dev->dry_run || !n) return;
     float *host = mem_array(n, sizeof(float));
     for (int64_t i = 0; i < n; i++) host[i] = (float)(amplitude * (2 * rng_uniform(key, (uint64_t)i) - 1));
     device_set_f32(dev, tensor_1d(x.data, x.dtype, n), host);
@@ -146,7 +146,7 @@ static void *push_drawn(struct device *dev, enum random_kind kind, int64_t bytes
     const struct random_weights draw = {.kind = kind, .key = key, .std = 0.02};
     const struct tensor x = arena_tensor_1d(&dev->weights, DT_U8, bytes);
     const int64_t n = MT_MIN(bytes, PIECE), whole = (n + 7) / 8 * 8;
-    if (dev->measuring) return NULL;
+    if (dev->dry_run) return NULL;
     uint8_t *host = mem_alloc(whole);
     random_weights_bytes(&draw, host, 0, whole);
     dev->ops->upload(x.data, host, n);
@@ -231,7 +231,7 @@ struct route bench_route(struct device *dev, const struct expert_shape *s, int64
                       .row_slot = arena_tensor_1d(work, DT_I32, n_row),
                       .slot_row = arena_tensor_2d(work, DT_I32, n_tok, s->top_k)};
     if (n_active) *n_active = 0;
-    if (dev->measuring) return r;
+    if (dev->dry_run) return r;
     int32_t *idx = mem_array(n_row, sizeof(int32_t));
     float *gate = mem_array(n_row, sizeof(float));
     bool *taken = mem_array(s->n_exp, sizeof(bool));

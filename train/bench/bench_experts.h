@@ -60,10 +60,10 @@ int bench_experts_open(struct bench_experts *b, const char *name, const struct b
 void bench_experts_close(struct bench_experts *b, bool print); /* print: the document, if there is one */
 struct expert_quant bench_quant(int64_t i);                    /* number i of BENCH_QUANTS */
 
-/* Gives b->dev three arenas of what `plan`, a measuring device, has seen; frees those there were. */
+/* Gives b->dev three arenas of what `plan`, a dry run, has seen; frees those there were. */
 int bench_reserve(struct bench_experts *b, const struct device *plan, struct err *err) MT_CHECK;
 
-/* From dev->weights, values of a standard deviation of 0.02. On a measuring device nothing is drawn, here and below. */
+/* From dev->weights, values of a standard deviation of 0.02. In a dry run nothing is drawn, here and below. */
 struct weight bench_weight(struct device *dev, const struct expert_quant *q, int64_t n_exp, int64_t n_out, int64_t n_in,
                            uint64_t key);
 /* Uniform in +-amplitude; a large tensor repeats itself. */

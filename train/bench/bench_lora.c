@@ -14,10 +14,7 @@ struct layer {
     const struct expert_shape *s;
     enum routing routing;
     struct glu glu;
-    struct weight up, down;
-    struct tensor up_bias, down_bias; /* [E, 2F], [E, D] or absent */
-    struct lora lora_up, lora_down;
-    struct lora_grad grad_up, grad_down;
+    struct proj up, down;
     struct route route;
     struct tensor x, dout; /* [T, D] */
 };
@@ -49,33 +46,34 @@ static void push_weights(struct layer *l, struct device *dev, const struct exper
 {
     *l = (struct layer){.dev = dev, .s = s};
     l->glu = s->gpt_oss ? (struct glu){GLU_CLAMPED, 1.702f, 7, true} : (struct glu){.kind = GLU_SWIGLU};
-    l->up = bench_weight(dev, q, s->n_exp, 2 * s->width, s->dim, 1);
-    l->down = bench_weight(dev, q, s->n_exp, s->dim, s->width, 3);
+    l->up.w = bench_weight(dev, q, s->n_exp, 2 * s->width, s->dim, 1);
+    l->down.w = bench_weight(dev, q, s->n_exp, s->dim, s->width, 3);
     if (!s->gpt_oss) return;
-    l->up_bias = arena_tensor_2d(&dev->weights, DT_F32, s->n_exp, 2 * s->width);
-    l->down_bias = arena_tensor_2d(&dev->weights, DT_F32, s->n_exp, s->dim);
-    bench_uniform(dev, l->up_bias, 0.1, 5);
-    bench_uniform(dev, l->down_bias, 0.1, 6);
+    l->up.bias = arena_tensor_2d(&dev->weights, DT_F32, s->n_exp, 2 * s->width);
+    l->down.bias = arena_tensor_2d(&dev->weights, DT_F32, s->n_exp, s->dim);
+    bench_uniform(dev, l->up.bias, 0.1, 5);
+    bench_uniform(dev, l->down.bias, 0.1, 6);
 }
 
-static struct lora push_lora(struct device *dev, const struct weight *w, int64_t r, struct lora_grad *grad)
+static void push_lora(struct device *dev, struct proj *p, int64_t r)
 {
     struct arena *a = &dev->state;
-    *grad = (struct lora_grad){.a = {0}};
-    if (!r) return (struct lora){.r = 0};
-    const struct lora l = {.r = r,
-                           .scale = {2},
-                           .n_seg = 1,
-                           .seg_cols = {w->n_out},
-                           .a = arena_tensor_3d(a, dev->act, w->n_exp, r, w->n_in),
-                           .b = arena_tensor_3d(a, dev->act, w->n_exp, w->n_out, r)};
-    grad->a = arena_tensor_3d(a, dev->stat, w->n_exp, r, w->n_in);
-    grad->b = arena_tensor_3d(a, dev->stat, w->n_exp, w->n_out, r);
-    bench_uniform(dev, l.a, 0.02, 7);
-    bench_uniform(dev, l.b, 0.02, 8);
-    device_zero(dev, grad->a);
-    device_zero(dev, grad->b);
-    return l;
+    const struct weight *w = &p->w;
+    p->lora = (struct lora){.r = 0};
+    p->grad = (struct lora_grad){.a = {0}};
+    if (!r) return;
+    p->lora = (struct lora){.r = r,
+                            .scale = {2},
+                            .n_seg = 1,
+                            .seg_cols = {w->n_out},
+                            .a = arena_tensor_3d(a, dev->act_dtype, w->n_exp, r, w->n_in),
+                            .b = arena_tensor_3d(a, dev->act_dtype, w->n_exp, w->n_out, r)};
+    p->grad.a = arena_tensor_3d(a, dev->stat, w->n_exp, r, w->n_in);
+    p->grad.b = arena_tensor_3d(a, dev->stat, w->n_exp, w->n_out, r);
+    bench_uniform(dev, p->lora.a, 0.02, 7);
+    bench_uniform(dev, p->lora.b, 0.02, 8);
+    device_zero(dev, p->grad.a);
+    device_zero(dev, p->grad.b);
 }
 
 /* Adapters and inputs, in place of those there were. */
@@ -85,11 +83,11 @@ static int64_t push_case(struct layer *l, int64_t n_tok, int64_t r)
     int64_t n_active;
     arena_release(&dev->state, 0);
     arena_release(&dev->work, 0);
-    l->lora_up = push_lora(dev, &l->up, r, &l->grad_up);
-    l->lora_down = push_lora(dev, &l->down, r, &l->grad_down);
+    push_lora(dev, &l->up, r);
+    push_lora(dev, &l->down, r);
     l->route = bench_route(dev, l->s, n_tok, l->routing, &n_active);
-    l->x = arena_tensor_2d(&dev->work, dev->act, n_tok, l->s->dim);
-    l->dout = arena_tensor_2d(&dev->work, dev->act, n_tok, l->s->dim);
+    l->x = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, l->s->dim);
+    l->dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, l->s->dim);
     bench_uniform(dev, l->x, 1, 9);
     bench_uniform(dev, l->dout, 0.01, 10);
     return n_active;
@@ -97,12 +95,12 @@ static int64_t push_case(struct layer *l, int64_t n_tok, int64_t r)
 
 static void mark(const struct layer *l, int slot)
 {
-    if (!l->dev->measuring) l->dev->ops->mark(slot);
+    if (!l->dev->dry_run) l->dev->ops->mark(slot);
 }
 
 static struct tensor push_rows(const struct layer *l, int64_t rows, int64_t cols)
 {
-    return arena_tensor_2d(&l->dev->work, l->dev->act, rows, cols);
+    return arena_tensor_2d(&l->dev->work, l->dev->act_dtype, rows, cols);
 }
 
 /* What lives how long is as in model/block.c with everything saved. */
@@ -110,8 +108,10 @@ static void step(struct layer *l, bool grads, int slot)
 {
     struct device *dev = l->dev;
     const int64_t n_tok = l->x.shape[0], n_row = n_tok * l->s->top_k, dim = l->s->dim, width = l->s->width;
-    const int64_t saved = arena_mark(&dev->work), r = l->lora_up.r;
+    const int64_t saved = arena_mark(&dev->work), r = l->up.lora.r;
+    struct proj up = l->up, down = l->down;
     struct tensor pre = push_rows(l, n_row, 2 * width), none = {0};
+    if (!grads) up.grad = down.grad = (struct lora_grad){.a = none};
     struct tensor xa = r ? push_rows(l, n_row, r) : none, ha = r ? push_rows(l, n_row, r) : none;
 
     const int64_t scratch = arena_mark(&dev->work);
@@ -119,9 +119,9 @@ static void step(struct layer *l, bool grads, int slot)
     mark(l, slot + SORT);
     op_route_sort(dev, &l->route, l->s->n_exp);
     mark(l, slot + UP_FWD);
-    op_moe_up_fwd(dev, act, pre, xa, l->x, &l->route, &l->up, l->up_bias, &l->lora_up, &l->glu);
+    op_moe_up_fwd(dev, act, pre, xa, l->x, &l->route, &l->up, &l->glu);
     mark(l, slot + DOWN_FWD);
-    op_moe_down_fwd(dev, y, ha, act, &l->route, &l->down, l->down_bias, &l->lora_down);
+    op_moe_down_fwd(dev, y, ha, act, &l->route, &l->down);
     mark(l, slot + COMBINE);
     op_moe_combine_fwd(dev, out, l->x, y, &l->route);
     arena_release(&dev->work, scratch);
@@ -130,10 +130,9 @@ static void step(struct layer *l, bool grads, int slot)
     struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat, n_tok, l->s->top_k);
     act = push_rows(l, n_row, width);
     mark(l, slot + DOWN_BWD);
-    op_moe_down_bwd(dev, dpre, dgate, grads ? &l->grad_down : NULL, act, l->dout, pre, ha, &l->route, &l->down,
-                    l->down_bias, &l->lora_down, &l->glu);
+    op_moe_down_bwd(dev, dpre, dgate, act, l->dout, pre, ha, &l->route, &down, &l->glu);
     mark(l, slot + UP_BWD);
-    op_moe_up_bwd(dev, dx, grads ? &l->grad_up : NULL, dpre, l->x, xa, &l->route, &l->up, &l->lora_up);
+    op_moe_up_bwd(dev, dx, dpre, l->x, xa, &l->route, &up);
     mark(l, slot + N_PART);
     arena_release(&dev->work, saved);
 }
@@ -313,7 +312,7 @@ static int run_layer(struct bench_experts *b, const struct expert_shape *s, cons
 {
     struct device plan;
     struct layer l, planned;
-    device_measure(&plan, &b->dev);
+    device_dry_run(&plan, &b->dev);
     push_weights(&planned, &plan, s, q);
     for (int64_t t = 0; t < b->n_tokens; t++)
         for (int64_t i = -1; i < b->n_rank; i++) measure_case(&planned, b->tokens[t], i < 0 ? 0 : b->ranks[i], NULL);

@@ -233,7 +233,7 @@ static int device_side(struct check *k, struct err *err)
     loader_next(l, &k->batch, NULL);
     loader_close(l);
     k->arch = r->arch;
-    k->bf16 = r->dev.act == DT_BF16 || r->dev.round_bf16;
+    k->bf16 = r->dev.act_dtype == DT_BF16 || r->dev.round_bf16;
     k->params = draw_params(&r->model.adapters, &r->dev);
     pass(r, k, &k->got);
     fprintf(k->out, "%s against the CPU in F64: %lld layer%s, %lld tokens in %lld documents, %lld with loss\n",

@@ -149,15 +149,15 @@ static void add_ffn(struct merge *m, int64_t l, const struct layer_weights *lw)
     const struct arch *a = &m->x->run.arch;
     const struct tensor_names dense = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"};
     const struct tensor_names *n = a->dense[l] ? &dense : a->names;
-    const int64_t f = lw->down.n_in;
+    const int64_t f = lw->down.w.n_in;
     if (!n->up) {
-        add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up, LORA_UP);
-        add_stack(m, l, "mlp.experts.down_proj", &lw->down, LORA_DOWN);
+        add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up.w, LORA_UP);
+        add_stack(m, l, "mlp.experts.down_proj", &lw->down.w, LORA_DOWN);
         return;
     }
-    add_each(m, l, n->gate, &lw->up, LORA_UP, 0, f);
-    add_each(m, l, n->up, &lw->up, LORA_UP, f, f);
-    add_each(m, l, n->down, &lw->down, LORA_DOWN, 0, a->d_model);
+    add_each(m, l, n->gate, &lw->up.w, LORA_UP, 0, f);
+    add_each(m, l, n->up, &lw->up.w, LORA_UP, f, f);
+    add_each(m, l, n->down, &lw->down.w, LORA_DOWN, 0, a->d_model);
 }
 
 static void add_router(struct merge *m, int64_t l, const struct layer_weights *lw)
@@ -167,7 +167,7 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
     snprintf(rest, sizeof(rest), "%s.weight", n->router[0]);
     add_matrix(m, rest, &lw->router, LORA_TARGETS,
                (struct made){.which = ROUTER, .layer = l, .n_row = lw->router.n_out, .n_exp = 1});
-    if (!lw->router_bias.rank) return;
+    if (!lw->router_bias.ndim) return;
     layer_name(name, l, n->router[0], ".bias");
     layer_name(other, l, n->router[1] ? n->router[1] : n->router[0], ".bias");
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
@@ -182,9 +182,9 @@ static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw
     static const char *const names[] = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
                                         "self_attn.v_proj.weight"};
     for (enum lora_target t = LORA_Q; t <= LORA_V; t++)
-        add_matrix(m, names[t], &lw->qkv, t,
+        add_matrix(m, names[t], &lw->qkv.w, t,
                    (struct made){.which = QKV, .layer = l, .row = first[t], .n_row = rows[t], .n_exp = 1});
-    add_matrix(m, "self_attn.o_proj.weight", &lw->out, LORA_O,
+    add_matrix(m, "self_attn.o_proj.weight", &lw->out.w, LORA_O,
                (struct made){.which = OUT, .layer = l, .n_row = a->d_model, .n_exp = 1});
     if (!a->dense[l]) add_router(m, l, lw);
     add_ffn(m, l, lw);
@@ -244,13 +244,12 @@ static int load(struct merge *m, struct layer_weights *lw, struct device *dev, i
     return weights_load_layer(lw, dev, &m->x->run.arch, &m->x->run.st, &m->x->quantize, l, err);
 }
 
-/* The product of the largest matrix, on a measuring device. */
+/* The product of the largest matrix, in a dry run. */
 static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int64_t r)
 {
-    const struct weight a = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r};
-    const struct lora none = {.r = 0};
+    const struct proj a = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r}};
     op_linear_fwd(dev, tensor_2d(NULL, DT_F32, n_out, n_in), (struct tensor){0}, tensor_2d(NULL, DT_F32, n_out, r), &a,
-                  (struct tensor){0}, tensor_2d(NULL, DT_F32, n_out, n_in), &none);
+                  tensor_2d(NULL, DT_F32, n_out, n_in));
 }
 
 /* Lists the tensors; takes memory for the largest layer. */
@@ -264,7 +263,7 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
                        "merged-mxfp4 is for gpt-oss: nobody publishes %s with experts in MXFP4, and nothing would "
                        "read it; there is merged-bf16",
                        a->family);
-    device_measure(&measure, &x->run.dev);
+    device_dry_run(&measure, &x->run.dev);
     int rc = add_rest(m, err);
     for (int64_t l = 0; l < a->n_layer && !rc; l++) {
         struct layer_weights lw;
@@ -272,10 +271,10 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         rc = load(m, &lw, &measure, l, err);
         if (!rc) {
             add_layer(m, l, &lw);
-            measure_product(&measure, lw.up.n_out, lw.up.n_in, adapters_max_rank(&x->held.ad));
-            measure_product(&measure, lw.down.n_out, lw.down.n_in, adapters_max_rank(&x->held.ad));
-            measure_product(&measure, lw.qkv.n_out, lw.qkv.n_in, adapters_max_rank(&x->held.ad));
-            measure_product(&measure, lw.out.n_out, lw.out.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.up.w.n_out, lw.up.w.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.down.w.n_out, lw.down.w.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.qkv.w.n_out, lw.qkv.w.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.out.w.n_out, lw.out.w.n_in, adapters_max_rank(&x->held.ad));
         }
         arena_release(&measure.weights, mark);
     }
@@ -309,11 +308,11 @@ static int put_copy(struct merge *m, int64_t i, struct err *err)
 static const struct weight *weight_of(const struct layer_weights *lw, enum which which)
 {
     switch (which) {
-    case QKV: return &lw->qkv;
-    case OUT: return &lw->out;
+    case QKV: return &lw->qkv.w;
+    case OUT: return &lw->out.w;
     case ROUTER: return &lw->router;
-    case UP: return &lw->up;
-    case DOWN: return &lw->down;
+    case UP: return &lw->up.w;
+    case DOWN: return &lw->down.w;
     case COPY:
     case UP_BIAS:
     case DOWN_BIAS: break;
@@ -326,16 +325,15 @@ static void add_delta(struct merge *m, const struct made *how, int64_t e, float 
 {
     const struct held *h = &m->x->held;
     const int64_t r = h->ad.rank[how->b->target], n = how->n_row;
-    const struct lora none = {.r = 0};
     float *b = mem_array(n * r, sizeof(*b)), *at = mem_array(n_in * r, sizeof(*at)), *sum = mem_array(n * n_in, 4);
     for (int64_t o = 0; o < n; o++)
         for (int64_t k = 0; k < r; k++)
             b[o * r + k] = h->ad.scale[how->b->target] * *held_at(h, how->b, e, how->b_row + o, k);
     for (int64_t k = 0; k < r; k++)
         for (int64_t j = 0; j < n_in; j++) at[j * r + k] = *held_at(h, how->a, e, k, j);
-    const struct weight a = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = at};
+    const struct proj a = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = at}};
     op_linear_fwd(&m->dev, tensor_2d(sum, DT_F32, n, n_in), (struct tensor){0}, tensor_2d(b, DT_F32, n, r), &a,
-                  (struct tensor){0}, tensor_2d(w, DT_F32, n, n_in), &none);
+                  tensor_2d(w, DT_F32, n, n_in));
     memcpy(w, sum, (size_t)(n * n_in) * sizeof(*w));
     mem_free(b);
     mem_free(at);
@@ -416,7 +414,7 @@ static int write_tensors(struct merge *m, struct err *err)
             if (load(m, &lw, &m->dev, layer, err)) return -1;
         }
         const bool bias = how->which == UP_BIAS || how->which == DOWN_BIAS;
-        if (bias ? put_bias(m, i, how->which == UP_BIAS ? lw.up_bias : lw.down_bias, err) : put_matrix(m, i, &lw, err))
+        if (bias ? put_bias(m, i, how->which == UP_BIAS ? lw.up.bias : lw.down.bias, err) : put_matrix(m, i, &lw, err))
             return -1;
     }
     return shards_finish(&m->shards, err);

@@ -26,7 +26,7 @@ static int alloc(struct held *h, const struct arch *a, struct err *err)
 {
     struct device measure;
     if (device_open(&h->dev, "cpu", "fp32", err)) return -1;
-    device_measure(&measure, &h->dev);
+    device_dry_run(&measure, &h->dev);
     adapters_alloc_frozen(&h->ad, &measure, a);
     if (device_reserve(&h->dev, &h->dev.state, "adapters", measure.state.peak, err)) return -1;
     adapters_alloc_frozen(&h->ad, &h->dev, a);

@@ -110,8 +110,8 @@ static void push_state(struct stream *s)
     s->pos = push_indices(dev, s->at, s->n_tok);
     s->cu = push_indices(dev, s->starts, s->n_seq + 1);
     s->rope = arena_tensor_2d(&dev->state, DT_F32, s->max_len, a->head_dim);
-    if (!dev->measuring) arch_rope_table(a, s->max_len, s->rope.data);
-    for (int i = 0; i < SIDES; i++) s->sides[i].x = arena_tensor_2d(&dev->state, dev->act, s->n_tok, a->d_model);
+    if (!dev->dry_run) arch_rope_table(a, s->max_len, s->rope.data);
+    for (int i = 0; i < SIDES; i++) s->sides[i].x = arena_tensor_2d(&dev->state, dev->act_dtype, s->n_tok, a->d_model);
 }
 
 /* ---- through the model ---- */
@@ -126,13 +126,13 @@ static struct layer_weights weights_of(const struct side *side, const struct lay
     if (!side->attention) {
         w.norm2 = exported->norm2;
         w.router = exported->router, w.router_bias = exported->router_bias;
-        w.up = exported->up, w.up_bias = exported->up_bias;
-        w.down = exported->down, w.down_bias = exported->down_bias;
+        w.up = exported->up;
+        w.down = exported->down;
         return w;
     }
     w.norm1 = exported->norm1;
-    w.qkv = exported->qkv, w.qkv_bias = exported->qkv_bias;
-    w.out = exported->out, w.out_bias = exported->out_bias;
+    w.qkv = exported->qkv;
+    w.out = exported->out;
     w.q_norm = exported->q_norm, w.k_norm = exported->k_norm;
     w.sinks = exported->sinks;
     return w;
@@ -150,7 +150,6 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
         .a = a,
         .ffn = arch_ffn(a, l),
         .w = w,
-        .lora = &side->layers[l],
         .attn = {a->n_head, a->n_kv, a->head_dim, a->window[l], a->attn_scale},
         .seqs = &seqs,
         .pos = s->pos,
@@ -190,14 +189,15 @@ static int run_layers(struct stream *s, struct err *err)
         if (s->merged) {
             const struct quantize as_it_is = {.format = WF_NONE};
             if (weights_load_layer(&other, dev, &s->merged->arch, &s->merged->st, &as_it_is, l, err)) return -1;
-            if (!dev->measuring) merged_compare(s->merged, s->x, s->losses, l, &source, &other);
+            if (!dev->dry_run) merged_compare(s->merged, s->x, s->losses, l, &source, &other);
         }
         for (int i = 0; i < SIDES; i++) {
-            const struct layer_weights w = weights_of(&s->sides[i], &source, s->merged ? &other : NULL);
+            struct layer_weights w = weights_of(&s->sides[i], &source, s->merged ? &other : NULL);
+            block_adapt(&w, &s->sides[i].layers[l]);
             run_layer(s, &s->sides[i], &w, l);
         }
         arena_release(&dev->weights, mark);
-        if (!dev->measuring) progress_tell(&progress, l + 1);
+        if (!dev->dry_run) progress_tell(&progress, l + 1);
     }
     return 0;
 }
@@ -252,7 +252,6 @@ static int run_head(struct stream *s, struct err *err)
     const struct arch *a = &s->x->run.arch;
     struct weight head[2];
     struct tensor norm[2], logits[SIDES];
-    const struct lora none = {.r = 0};
     if (weights_load_head(&head[0], &norm[0], dev, a, &s->x->run.st, err)) return -1;
     head[1] = head[0], norm[1] = norm[0];
     if (s->merged && weights_load_head(&head[1], &norm[1], dev, &s->merged->arch, &s->merged->st, err)) return -1;
@@ -260,14 +259,14 @@ static int run_head(struct stream *s, struct err *err)
         const int64_t n = MT_MIN(HEAD_ROWS, s->n_tok - t), mark = arena_mark(&dev->work);
         for (int i = 0; i < SIDES; i++) {
             const bool other = s->sides[i].exported;
-            struct tensor y = arena_tensor_2d(&dev->work, dev->act, n, a->d_model);
+            struct tensor y = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
             struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat, n);
-            logits[i] = arena_tensor_2d(&dev->work, dev->act, n, a->vocab);
+            logits[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->vocab);
             op_rmsnorm_fwd(dev, y, rstd, tensor_rows(s->sides[i].x, t, n), norm[other], &a->norm);
-            op_linear_fwd(dev, logits[i], (struct tensor){0}, y, &head[other], (struct tensor){0}, (struct tensor){0},
-                          &none);
+            const struct proj proj = {.w = head[other]};
+            op_linear_fwd(dev, logits[i], (struct tensor){0}, y, &proj, (struct tensor){0});
         }
-        if (!dev->measuring) compare_logits(s, logits);
+        if (!dev->dry_run) compare_logits(s, logits);
         arena_release(&dev->work, mark);
     }
     arena_release(&dev->weights, 0);
@@ -284,7 +283,7 @@ static int run_all(struct stream *s, struct err *err)
 static int run_measured(struct stream *s, struct err *err)
 {
     struct device *dev = &s->dev, *cpu = &s->x->run.dev;
-    device_measure(dev, cpu);
+    device_dry_run(dev, cpu);
     if (run_all(s, err)) return -1;
     const int64_t weights = dev->weights.peak, state = dev->state.peak, work = dev->work.peak;
     if (device_open(dev, "cpu", "fp32", err)) return -1;
@@ -299,7 +298,7 @@ static int stream_run(struct stream *s, struct err *err)
 {
     take_rows(s);
     open_sides(s);
-    acts_init(&s->acts, s->x->run.arch.n_layer, &(struct dispatch_options){.n_tok = 0});
+    acts_init(&s->acts, s->x->run.arch.n_layer, &(struct dispatch_options){.n_tok = 0}, 1);
     const int rc = run_measured(s, err);
     device_close(&s->dev);
     acts_free(&s->acts);

@@ -175,10 +175,10 @@ void merged_compare(struct merged *merged, const struct export *x, struct losses
 {
     const struct arch *a = &merged->arch;
     const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
-    compare(x, l, layer, LORA_Q, &source->qkv, &exported->qkv, 0, q);
-    compare(x, l, layer, LORA_K, &source->qkv, &exported->qkv, q, kv);
-    compare(x, l, layer, LORA_V, &source->qkv, &exported->qkv, q + kv, kv);
-    compare(x, l, layer, LORA_O, &source->out, &exported->out, 0, a->d_model);
-    compare(x, l, layer, LORA_UP, &source->up, &exported->up, 0, source->up.n_out);
-    compare(x, l, layer, LORA_DOWN, &source->down, &exported->down, 0, source->down.n_out);
+    compare(x, l, layer, LORA_Q, &source->qkv.w, &exported->qkv.w, 0, q);
+    compare(x, l, layer, LORA_K, &source->qkv.w, &exported->qkv.w, q, kv);
+    compare(x, l, layer, LORA_V, &source->qkv.w, &exported->qkv.w, q + kv, kv);
+    compare(x, l, layer, LORA_O, &source->out.w, &exported->out.w, 0, a->d_model);
+    compare(x, l, layer, LORA_UP, &source->up.w, &exported->up.w, 0, source->up.w.n_out);
+    compare(x, l, layer, LORA_DOWN, &source->down.w, &exported->down.w, 0, source->down.w.n_out);
 }

@@ -150,19 +150,18 @@ static void put_events(const struct prof *p, struct json_out *o, int rank)
     }
 }
 
-int profile_trace(const struct prof *p, const char *path, struct err *err)
+int profile_trace(const struct prof *p, int rank, int world, const char *path, struct err *err)
 {
-    const struct comm *ranks = p->dev->ranks;
     struct json_out o = {0};
     char name[128];
-    snprintf(name, sizeof(name), "rank %d of %d, %.80s", ranks->rank, ranks->world, p->dev->name);
+    snprintf(name, sizeof(name), "rank %d of %d, %.80s", rank, world, p->dev->name);
     json_out_open(&o, NULL, '[');
-    open_event(&o, "process_name", "M", ranks->rank);
+    open_event(&o, "process_name", "M", rank);
     json_out_open(&o, "args", '{');
     json_out_str(&o, "name", name);
     json_out_close(&o, '}');
     json_out_close(&o, '}');
-    put_events(p, &o, ranks->rank);
+    put_events(p, &o, rank);
     json_out_close(&o, ']');
     const int rc = file_write_atomic(path, o.text, o.size, err);
     json_out_free(&o);
@@ -210,24 +209,22 @@ static int write_table(const struct profile *p, const char *path, struct err *er
 /* DIR/stem.ext of rank 0, DIR/stem-rankN.ext of the others. */
 static int path_of(char path[MT_PATH], const struct profile *p, const char *stem, const char *ext, struct err *err)
 {
-    const int rank = p->prof.dev->ranks->rank;
     char who[32] = "";
-    if (rank) snprintf(who, sizeof(who), "-rank%d", rank);
+    if (p->rank) snprintf(who, sizeof(who), "-rank%d", p->rank);
     return str_format(path, MT_PATH, err, "path", "%s/%s%s.%s", p->dir, stem, who, ext);
 }
 
 static int write_files(struct profile *p, struct err *err)
 {
-    const struct comm *ranks = p->prof.dev->ranks;
     char trace[MT_PATH], table[MT_PATH], part[128] = "";
     if (path_of(trace, p, "trace", "json", err) || path_of(table, p, "profile", "txt", err) ||
-        profile_trace(&p->prof, trace, err) || write_table(p, table, err))
+        profile_trace(&p->prof, p->rank, p->world, trace, err) || write_table(p, table, err))
         return -1;
     if (p->from != p->first || p->to != p->last)
         snprintf(part, sizeof(part), " (train.profile = %lld:%lld; the run made no others)", (long long)p->first,
                  (long long)p->last);
     log_info("profile of steps %lld to %lld%s: %s, %s%s", (long long)p->from, (long long)p->to, part, table, trace,
-             ranks->world > 1 ? "; those of the other ranks end in -rankN" : "");
+             p->world > 1 ? "; those of the other ranks end in -rankN" : "");
     return 0;
 }
 
@@ -242,8 +239,10 @@ int profile_step_end(struct profile *p, int64_t step, struct err *err)
 
 void profile_step_cancel(struct profile *p) { prof_cancel(&p->prof); }
 
-void profile_plan(struct profile *p, int64_t first, int64_t last)
+void profile_plan(struct profile *p, int64_t first, int64_t last, int rank, int world)
 {
+    p->rank = rank;
+    p->world = world;
     if (!p->first || (p->first <= last && p->last >= first)) return;
     if (first <= last)
         log_warn("train.profile = %lld:%lld, but this run makes steps %lld to %lld: there will be no profile",

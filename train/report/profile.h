@@ -14,7 +14,7 @@ void profile_table(const struct prof *p, FILE *out);
 void profile_json(const struct prof *p, struct json_out *o, const char *key);
 /* chrome://tracing, Perfetto: an array of complete events, and of counters of what is taken of the arenas. The pid is
  * the rank and times are those of the machine's clock, so that the arrays of several ranks can be put together. */
-int profile_trace(const struct prof *p, const char *path, struct err *err) MT_CHECK;
+int profile_trace(const struct prof *p, int rank, int world, const char *path, struct err *err) MT_CHECK;
 /* "NVIDIA H100: 790.1 TFLOP/s in a large product, 3.02 TB/s in a large copy", or that nothing was measured. */
 char *profile_roofs(char text[256], const struct device *dev);
 /* Text for a person: launches and waits, or why they were not counted. */
@@ -26,13 +26,14 @@ char *profile_calls(char text[128], const struct dev_calls *calls, int64_t steps
 struct profile {
     int64_t first, last;
     int64_t from, to; /* steps recorded so far; 0: none */
-    const char *dir;  /* stays the caller's */
+    int rank, world;
+    const char *dir; /* stays the caller's */
     struct prof prof;
 };
 /* "" means none; anything but first:last with 1 <= first <= last is an error. */
 int profile_parse(struct profile *p, const char *range, const char *dir, struct err *err) MT_CHECK;
-/* The run makes steps first to last; a warning when none of them is to be recorded. */
-void profile_plan(struct profile *p, int64_t first, int64_t last);
+/* The run makes steps first to last, here as this rank of so many; a warning when none of them is to be recorded. */
+void profile_plan(struct profile *p, int64_t first, int64_t last, int rank, int world);
 /* Around step `step`, recorded or not; cancel in place of end when the step was broken off. */
 void profile_step_begin(struct profile *p, struct device *dev, int64_t step);
 int profile_step_end(struct profile *p, int64_t step, struct err *err) MT_CHECK;

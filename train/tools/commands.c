@@ -41,7 +41,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
              100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
     if (all->rank == 0) print_eval(&e, adapter_dir);
-    comm_unshare_work(r.dev.ep);
+    comm_unshare_work(r.par.ep);
     rc = 0;
 out:
     run_close(&r);
@@ -78,8 +78,8 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
     char *table = adapters_table(&ad, &r.arch);
     fputs(table, stdout);
     mem_free(table);
-    rc = plan_make(&r.plan, &r.dev, &r.arch, &r.st, cfg, NULL, true, err);
-    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.arch, &r.st, cfg, err);
+    rc = plan_make(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);
+    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, err);
     if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, stdout);
 out:
     adapters_free(&ad);

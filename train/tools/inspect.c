@@ -305,18 +305,18 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
  */
 static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
 {
-    struct device dev = {.measuring = true, .ep = &comm_alone, .weights = arena_measure("weights")};
+    struct device dev = {.dry_run = true, .weights = arena_measure("weights")};
     struct weights w;
     struct err why;
     char experts[32], all[32];
     fprintf(out, "  %-14s  ", quantize_name(q));
-    if (weights_load(&w, &dev, a, st, q, false, 0, &why)) {
+    if (weights_load(&w, &dev, a, st, &(struct weights_options){.quantize = q}, &why)) {
         fprintf(out, "not possible: ");
         print_text(why.msg, out);
         fputc('\n', out);
         return false;
     }
-    const enum weight_format f = w.layers[a->n_layer - 1].up.format;
+    const enum weight_format f = w.layers[a->n_layer - 1].up.w.format;
     fprintf(out, "%-28s  %10s  %12s\n", w.experts, str_bytes(experts, w.expert_bytes),
             str_bytes(all, w.expert_bytes + w.dense_bytes));
     weights_free(&w);
