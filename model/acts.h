@@ -1,86 +1,108 @@
 /* acts.h - the activation plan: what a layer leaves for its backward, and what is computed again.
  *
- *   group        tensors                                    none     selective  full     forward only
- *   input        x, routes, down_ha (logits when wanted)    saved    saved      saved    two slots in turn
- *   attention    n1 .. h                                    saved    saved      again    one slot
- *   experts      n2 .. pre, up_xa                           saved    again      again    one slot
+ *   group     tensors                                            none     selective  full     forward only
+ *   KEPT      x, what the layer's kinds must have from forward   saved    saved      saved    one slot, x two in turn
+ *             to backward: the routing, say
+ *   MIXER     attn_norm .. h, the mixer's own                    saved    saved      again    one slot
+ *   FFN       ffn_norm, the feed-forward network's own           saved    again      again    one slot
+ *   SCRATCH   what forward alone needs                           one slot in every mode
  *
- * "again" means: one slot shared by all layers (of a kind: with experts or dense), filled anew by block_recompute
- * before the layer's backward. The routing is always saved, so that recomputation takes the very same experts.
+ * "again" means: one slot shared by all layers, filled anew by block_recompute before the layer's backward. The routing
+ * is always saved, so that recomputation takes the very same experts.
  *
- * Where experts are divided among ranks (model/dispatch.h), a layer's rows come and go in pieces. Then down_ha is of
- * the group experts; what they read is never saved but sent again; and when it is saved what they made of it, there is
- * room for `capacity` times what a rank gets if all get alike: a layer that gets more, and every layer in the other
- * modes, is worked on anew in its backward, piece by piece. */
+ * With expert parallelism (model/dispatch.h) a layer's rows come and go in chunks. Then down_ha is of the group FFN;
+ * what the experts read is never saved but sent again; and when what they made of it is saved, there is room for
+ * `capacity_factor` times what a rank gets if all get alike: a layer that gets more, and every layer in the other
+ * modes, is recomputed in its backward, chunk by chunk. */
 #ifndef MT_ACTS_H
 #define MT_ACTS_H
 
 #include "model/lora.h"
 
+struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
 
-/* How experts are divided among an expert-parallel group. */
-struct dispatch_options {
-    int64_t n_tok;   /* of the largest micro-batch; 0: they are not */
-    double capacity; /* a rank has room for so many rows, per row if all ranks had alike */
-    int64_t n_piece; /* into which a micro-batch is cut, or into more while a piece has too many rows for some rank */
+/* Expert parallelism: how the experts of every layer are divided among the ranks of a group. */
+struct ep_options {
+    int64_t n_tok;          /* of the largest micro-batch; 0: they are not divided */
+    double capacity_factor; /* size of the receive buffer relative to balanced routing */
+    int64_t n_chunk;        /* of a micro-batch; more where a chunk has too many rows for some rank */
 };
 
-/* How the rows of a layer were dealt, from its forward to its backward: on the host. */
-struct dealing {
-    int64_t n_piece, cap; /* cap: what offs has room for */
-    bool kept;            /* pre, up_xa and down_ha of all pieces are there for the backward */
-    int32_t *offs;        /* [n_piece, P, E+1]: of every piece, route.offs of every rank */
+/* Which rank gets how many rows of a layer, from its forward to its backward: on the host. */
+struct layout {
+    int64_t n_chunk, cap; /* cap: what offs has room for */
+    bool kept;            /* pre, up_xa and down_ha of all chunks are there for the backward */
+    int32_t *offs;        /* [n_chunk, P, E+1]: of every chunk, route.offs of every rank */
 };
 
-/* Where rows arrive, two pieces in turn. At the bottom of dev->work, so at the same place on all ranks. */
-struct landing {
-    struct tensor rows[2], back[2];      /* [room, D] act: what experts read; forward: what they made of it, to be sent
-                                            home; backward: dout, then dx */
-    struct tensor gate[2], dgate[2];     /* [room, 1] stat */
-    struct tensor home[2], home_gate[2]; /* [rows of the largest piece, D] act, [.., 1] stat: what came home */
+/* Where rows arrive, two chunks in turn. At the bottom of dev->work, so at the same place on all ranks. */
+struct recv_buf {
+    struct tensor rows[2], back[2];  /* [room, D] act: what experts read; forward: what they made of it, to be sent
+                                        back; backward: dout, then dx */
+    struct tensor gate[2], dgate[2]; /* [room, 1] stat */
+    struct tensor local[2], local_gate[2]; /* [rows of the largest chunk, D] act, [.., 1] stat: what came back */
 };
 
-struct dispatch {
-    struct dealing *dealing;
-    const struct landing *landing;
-};
-
-struct layer_acts {
-    /* input */
-    struct tensor x;          /* [T, D] act */
-    struct route route;       /* T*J rows */
-    struct dispatch dispatch; /* of divided experts; M of pre .. down_ha is then room: for a piece or, saved, all */
-    struct tensor logits;     /* [T, E] stat; the router's backward or the auxiliary loss may want them */
-    struct tensor down_ha;    /* [M, R] act */
-    /* attention */
-    struct tensor n1, rstd1;   /* [T, D] act, [T] stat */
+/* Of attention. */
+struct attention_acts {
     struct tensor qkv_xa;      /* [T, n_seg*R] act */
     struct tensor qk, rstd_qk; /* [T, (H+K)A] act, [T, H+K or 2] stat: before their norm; absent without one */
     struct tensor qkv;         /* [T, (H+2K)A] act, rotated */
     struct tensor o, lse;      /* [T, HA] act, [T, H] stat */
     struct tensor out_xa;      /* [T, R] act */
-    struct tensor h;           /* [T, D] act */
-    /* experts */
-    struct tensor n2, rstd2; /* [T, D] act, [T] stat */
-    struct tensor pre;       /* [M, 2F] act, expert order */
-    struct tensor up_xa;     /* [M, R] act */
 };
+
+/* Of experts. With expert parallelism M is the room for the rows of a chunk or, saved, of all. */
+struct moe_acts {
+    struct route route;           /* T*J rows */
+    struct tensor logits;         /* [T, E] stat; the router's backward or the auxiliary loss may want them */
+    struct tensor pre;            /* [M, 2F] act, expert order */
+    struct tensor up_xa, down_ha; /* [M, R] act */
+    struct layout *layout;        /* with expert parallelism */
+};
+
+/* A kind of mixer or of feed-forward network has its member here; a layer uses those of its kinds. */
+struct layer_acts {
+    struct tensor x;                    /* [T, D] act */
+    struct tensor attn_norm, attn_rstd; /* [T, D] act, [T] stat: what the mixer reads */
+    struct tensor h;                    /* [T, D] act: x + mixer */
+    struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: what the feed-forward network reads */
+    struct attention_acts attention;
+    struct moe_acts moe;
+};
+
+/* What the kinds of a layer plan their activations for. */
+enum acts_group { ACTS_KEPT, ACTS_MIXER, ACTS_FFN, ACTS_SCRATCH, ACTS_GROUPS };
+struct acts_plan {
+    struct device *dev;
+    const struct arch *a;
+    int64_t layer, n_tok;
+    const struct lora_layer *lora;
+    const struct experts *experts; /* model/experts.h */
+    const struct acts *acts;
+    bool saved[ACTS_GROUPS];
+    bool keep_logits; /* the routers' backward wants them */
+};
+/* A tensor [rows, cols] act on dev->work; what the A product of an adapter leaves: absent without one. */
+struct tensor acts_2d(const struct acts_plan *p, int64_t rows, int64_t cols);
+struct tensor acts_xa(const struct acts_plan *p, int64_t rows, const struct lora *lora);
 
 struct acts {
     struct layer_acts *layers; /* [n_layer+1] host; of the last only x is used: what the final norm reads */
     int64_t n_layer;
-    struct dispatch_options divided;
-    int n_ep;                 /* ranks that share out the experts */
-    struct dealing *dealings; /* [n_layer] host */
-    struct landing landing;
+    const struct experts *experts; /* how routed experts are run */
+    struct ep_options ep;
+    int n_ep;               /* ranks that share out the experts */
+    struct layout *layouts; /* [n_layer] host */
+    struct recv_buf recv_buf;
 };
 
 /* The host's tables. */
-void acts_init(struct acts *s, int64_t n_layer, const struct dispatch_options *divided, int n_ep);
+void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep);
 /* What lies at the same place on all ranks: before anything else of a micro-batch. */
-void acts_push_landing(struct acts *s, struct device *dev, const struct arch *a);
+void acts_push_recv_buf(struct acts *s, struct device *dev, const struct arch *a);
 /* Pushes everything on `work` for T tokens; backward = false for evaluation. keep_logits: the backward wants them. */
 void acts_push(struct acts *s, struct device *dev, const struct arch *a, const struct adapters *ad, int64_t n_tok,
                bool backward, enum recompute mode, bool keep_logits);

@@ -4,9 +4,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/layer.h"
+
 /* What config.json does not say. A family with another formula adds a field here, not a branch elsewhere. */
 struct family {
     const char *model_type;
+    const struct mixer_kind *mixer;     /* of every layer */
+    const struct ffn_kind *ffn, *dense; /* of layers with experts, and without */
     struct tensor_names names;
     const char *width;               /* key of the width of an expert */
     double theta, eps, alpha, limit; /* class defaults of transformers */
@@ -24,6 +28,9 @@ struct family {
 
 static const struct family families[] = {
     {.model_type = "gpt_oss",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
      .names = {{"mlp.router", "mlp.router.linear"}, "mlp.experts.gate_up_projs.#", NULL, "mlp.experts.down_projs.#"},
      .width = "intermediate_size",
      .theta = 150000,
@@ -42,6 +49,9 @@ static const struct family families[] = {
      .slide = SLIDE_EVEN,
      .glu = {.kind = GLU_CLAMPED, .interleaved = true}},
     {.model_type = "qwen3_moe",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
      .names = {{"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj"},
      .width = "moe_intermediate_size",
      .theta = 10000,
@@ -52,6 +62,9 @@ static const struct family families[] = {
      .may_be_dense = true,
      .qk_norm = QK_NORM_HEAD},
     {.model_type = "olmoe",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
      .names = {{"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj"},
      .width = "intermediate_size",
      .theta = 10000,
@@ -62,6 +75,9 @@ static const struct family families[] = {
      .norm_topk = true,
      .qk_norm = QK_NORM_WHOLE},
     {.model_type = "mixtral",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
      .names = {{"block_sparse_moe.gate", "mlp.gate"},
                "block_sparse_moe.experts.#.w1",
                "block_sparse_moe.experts.#.w3",
@@ -278,6 +294,10 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
         read_windows(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
         read_switches(a, root, f, err))
         return -1;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        a->mixer[l] = f->mixer;
+        a->ffn[l] = a->dense[l] ? f->dense : f->ffn;
+    }
     a->family = f->model_type;
     a->names = &f->names;
     return 0;
@@ -295,9 +315,9 @@ int arch_load(struct arch *a, const char *dir, struct err *err)
     return rc;
 }
 
-struct ffn arch_ffn(const struct arch *a, int64_t layer)
+struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
 {
-    return a->dense[layer] ? (struct ffn){1, 1, a->d_dense} : (struct ffn){a->n_exp, a->top_k, a->d_ff};
+    return a->dense[layer] ? (struct ffn_size){1, 1, a->d_dense} : (struct ffn_size){a->n_exp, a->top_k, a->d_ff};
 }
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }

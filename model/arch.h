@@ -23,6 +23,8 @@ struct tensor_names {
     const char *gate, *up, *down; /* up NULL: gate is the product's rows of both */
 };
 
+struct mixer_kind;
+struct ffn_kind;
 struct arch {
     const char *family; /* "gpt_oss": model_type of config.json */
     const struct tensor_names *names;
@@ -38,19 +40,21 @@ struct arch {
     enum router_kind router;
     struct glu glu;
     struct rope_arch rope;
-    int64_t window[MT_MAX_LAYERS]; /* 0: full causal */
-    bool dense[MT_MAX_LAYERS];     /* no experts: one plain feed-forward network */
+    int64_t window[MT_MAX_LAYERS];                 /* 0: full causal */
+    bool dense[MT_MAX_LAYERS];                     /* no experts: one plain feed-forward network */
+    const struct mixer_kind *mixer[MT_MAX_LAYERS]; /* what every layer is made of: model/layer.h */
+    const struct ffn_kind *ffn[MT_MAX_LAYERS];
 };
 
 /* The feed-forward part of one layer. A dense layer is one expert that every token takes with weight 1. */
-struct ffn {
+struct ffn_size {
     int64_t n_exp, top_k, d_ff;
 };
 
 /* dir holds config.json. Missing, contradictory or unsupported values are named. */
 int arch_load(struct arch *a, const char *dir, struct err *err) MT_CHECK;
 int arch_parse(struct arch *a, struct json root, struct err *err) MT_CHECK; /* the same of its content */
-struct ffn arch_ffn(const struct arch *a, int64_t layer);
+struct ffn_size arch_ffn(const struct arch *a, int64_t layer);
 int64_t arch_qkv_cols(const struct arch *a); /* (H + 2K) * A */
 /* cos | sin of positions 0..n-1, attention factor included; table [n, head_dim] f32 on the host */
 void arch_rope_table(const struct arch *a, int64_t n, float *table);

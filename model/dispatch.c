@@ -1,10 +1,9 @@
-/* dispatch.c - rows of experts on other ranks: sent, worked on, brought home. Every rank of ep makes the same
- * calls for every layer, whether or not rows go to it or come from it. */
+/* dispatch.c - rows of experts on other ranks: sent, computed there, sent back. Every rank of ep makes the same calls
+ * for every layer, whether or not rows go to it or come from it. */
 #include "model/dispatch.h"
 
+#include <math.h>
 #include <string.h>
-
-#include "kernels/comm/comm.h"
 
 struct shard dispatch_shard(const struct comm *ep, int64_t n_exp)
 {
@@ -24,10 +23,47 @@ static struct tensor by_slot(struct tensor x) { return tensor_2d(x.data, x.dtype
 static struct tensor flat(struct tensor x) { return tensor_1d(x.data, x.dtype, tensor_count(x)); }
 static struct tensor cut(struct tensor x, int64_t n) { return x.ndim ? tensor_rows(x, 0, n) : x; }
 
-/* ---- pieces */
+/* ---- memory */
+
+/* Tokens of the largest chunk: of more than two the first and the last are half as large. */
+static int64_t chunk_tok(const struct ep_options *o)
+{
+    const int64_t n = o->n_chunk > 2 ? o->n_chunk - 1 : o->n_chunk;
+    return (o->n_tok + n - 1) / n;
+}
+
+/* Rows that a rank has room for when every rank sends those of n_tok tokens; at least those of one token of each. */
+static int64_t room_for(const struct acts *s, int64_t n_tok, int64_t top_k)
+{
+    const int64_t n = s->n_ep;
+    return MT_MAX((int64_t)ceil(MT_MIN(s->ep.capacity_factor, (double)n) * (double)n_tok), n) * top_k;
+}
+
+static int64_t n_row(const struct acts_plan *p, const struct ffn_size *size)
+{
+    const struct ep_options *o = &p->acts->ep;
+    return room_for(p->acts, p->saved[ACTS_FFN] ? o->n_tok : chunk_tok(o), size->top_k);
+}
+
+void acts_push_recv_buf(struct acts *s, struct device *dev, const struct arch *a)
+{
+    if (!s->ep.n_tok) return;
+    const int64_t n = room_for(s, chunk_tok(&s->ep), a->top_k), n_local = chunk_tok(&s->ep) * a->top_k;
+    struct recv_buf *r = &s->recv_buf;
+    for (int i = 0; i < 2; i++) {
+        r->rows[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
+        r->back[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
+        r->gate[i] = arena_tensor_2d(&dev->work, dev->stat, n, 1);
+        r->dgate[i] = arena_tensor_2d(&dev->work, dev->stat, n, 1);
+        r->local[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n_local, a->d_model);
+        r->local_gate[i] = arena_tensor_2d(&dev->work, dev->stat, n_local, 1);
+    }
+}
+
+/* ---- chunks */
 
 /* Some of this rank's tokens, and the rows of experts that they and the other ranks' tokens make. */
-struct piece {
+struct chunk {
     int64_t first, n_tok;
     int64_t n_sent, n_here; /* rows from here, and rows that come here */
     int64_t first_here;     /* in what is kept of the layer; 0: nothing is */
@@ -37,8 +73,8 @@ struct piece {
 /* Rows that rank `from` sends to rank `to`. */
 static int64_t count(const struct block *b, const int32_t *offs, int from, int to)
 {
-    const int64_t n = b->ffn.n_exp / b->ep->world;
-    offs += from * (b->ffn.n_exp + 1);
+    const int64_t n = b->a->n_exp / b->ep->world;
+    offs += from * (b->a->n_exp + 1);
     return offs[(to + 1) * n] - offs[to * n];
 }
 
@@ -49,12 +85,12 @@ static int64_t count_to(const struct block *b, const int32_t *offs, int to)
     return sum;
 }
 
-static int64_t offs_size(const struct block *b) { return b->ep->world * (b->ffn.n_exp + 1); }
+static int64_t offs_size(const struct block *b) { return b->ep->world * (b->a->n_exp + 1); }
 
-/* Rows of a piece that a rank has room for. */
-static int64_t room(const struct layer_acts *s) { return s->dispatch.landing->rows[0].shape[0]; }
+/* Rows of a chunk that a rank has room for. */
+static int64_t room(const struct block *b) { return b->recv_buf->rows[0].shape[0]; }
 
-/* Tokens before piece i of n. The first and the last piece are half as large as the others: nothing hides the way there
+/* Tokens before chunk i of n. The first and the last chunk are half as large as the others: nothing hides the way there
  * of the one and the way home of the other. */
 static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
 {
@@ -62,8 +98,8 @@ static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
     return i == 0 ? 0 : i == n ? n_tok : n_tok * (2 * i - 1) / units;
 }
 
-/* Rows that come here before those of piece i. */
-static int64_t rows_before(const struct block *b, const struct dealing *d, int64_t i)
+/* Rows that come here before those of chunk i. */
+static int64_t rows_before(const struct block *b, const struct layout *d, int64_t i)
 {
     int64_t sum = 0;
     while (i-- > 0) sum += count_to(b, d->offs + i * offs_size(b), b->ep->rank);
@@ -71,14 +107,14 @@ static int64_t rows_before(const struct block *b, const struct dealing *d, int64
 }
 
 /* A dry run takes all that may come. */
-static struct piece piece(const struct block *b, const struct layer_acts *s, int64_t index)
+static struct chunk chunk_of(const struct block *b, const struct layer_acts *s, int64_t index)
 {
-    const struct dealing *d = s->dispatch.dealing;
-    const int64_t n_tok = s->route.idx.shape[0];
-    struct piece p = {.first = tokens_before(n_tok, index, d->n_piece)};
-    p.n_tok = tokens_before(n_tok, index + 1, d->n_piece) - p.first;
-    p.n_sent = p.n_tok * b->ffn.top_k;
-    p.n_here = room(s);
+    const struct layout *d = s->moe.layout;
+    const int64_t n_tok = s->moe.route.idx.shape[0];
+    struct chunk p = {.first = tokens_before(n_tok, index, d->n_chunk)};
+    p.n_tok = tokens_before(n_tok, index + 1, d->n_chunk) - p.first;
+    p.n_sent = p.n_tok * b->a->top_k;
+    p.n_here = room(b);
     if (b->dev->dry_run) return p;
     p.offs = d->offs + index * offs_size(b);
     p.n_here = count_to(b, p.offs, b->ep->rank);
@@ -86,12 +122,12 @@ static struct piece piece(const struct block *b, const struct layer_acts *s, int
     return p;
 }
 
-static struct tensor tokens(struct tensor x, const struct piece *p) { return tensor_rows(x, p->first, p->n_tok); }
+static struct tensor tokens(struct tensor x, const struct chunk *p) { return tensor_rows(x, p->first, p->n_tok); }
 
-/* The route of a piece's own tokens: of all experts' rows those for one rank together. offs is the layer's own. */
-static struct route route_home(const struct layer_acts *s, const struct piece *p)
+/* The route of a chunk's own tokens: of all experts' rows those for one rank together. offs is the layer's own. */
+static struct route route_local(const struct layer_acts *s, const struct chunk *p)
 {
-    const struct route *r = &s->route;
+    const struct route *r = &s->moe.route;
     const int64_t top_k = r->idx.shape[1];
     return (struct route){.idx = tokens(r->idx, p),
                           .gate = tokens(r->gate, p),
@@ -100,22 +136,22 @@ static struct route route_home(const struct layer_acts *s, const struct piece *p
                           .slot_row = tokens(r->slot_row, p)};
 }
 
-/* ---- dealing */
+/* ---- layout */
 
-/* Sorts pieces first .. first+n-1, each by itself, and shares their counts; one wait for the device. */
-static void deal_some(const struct block *b, const struct layer_acts *s, int64_t first, int64_t n)
+/* Sorts chunks first .. first+n-1, each by itself, and shares their counts; one wait for the device. */
+static void count_some(const struct block *b, const struct layer_acts *s, int64_t first, int64_t n)
 {
     struct device *dev = b->dev;
-    struct dealing *d = s->dispatch.dealing;
-    const int64_t mark = arena_mark(&dev->work), per_rank = b->ffn.n_exp + 1, world = b->ep->world;
+    struct layout *d = s->moe.layout;
+    const int64_t mark = arena_mark(&dev->work), per_rank = b->a->n_exp + 1, world = b->ep->world;
     struct tensor own = arena_tensor_1d(&dev->work, DT_I32, n * per_rank);
     struct tensor all = arena_tensor_1d(&dev->work, DT_I32, n * per_rank * world);
     int32_t *host = mem_array(n * per_rank * world, sizeof(*host));
     for (int64_t i = 0; i < n; i++) {
-        const struct piece p = piece(b, s, first + i);
-        struct route r = route_home(s, &p);
+        const struct chunk p = chunk_of(b, s, first + i);
+        struct route r = route_local(s, &p);
         r.offs = tensor_rows(own, i * per_rank, per_rank);
-        op_route_sort(dev, &r, b->ffn.n_exp);
+        op_route_sort(dev, &r, b->a->n_exp);
     }
     comm_all_gather(b->ep, dev, all, own);
     device_download(dev, host, all.data, tensor_bytes(all));
@@ -127,38 +163,38 @@ static void deal_some(const struct block *b, const struct layer_acts *s, int64_t
     arena_release(&dev->work, mark);
 }
 
-/* Is there room for what any rank is to take, of each piece? */
+/* Is there room for what any rank is to take, of each chunk? */
 static bool fits(const struct block *b, const struct layer_acts *s)
 {
-    const struct dealing *d = s->dispatch.dealing;
-    for (int64_t i = 0; i < d->n_piece; i++)
+    const struct layout *d = s->moe.layout;
+    for (int64_t i = 0; i < d->n_chunk; i++)
         for (int p = 0; p < b->ep->world; p++)
-            if (count_to(b, d->offs + i * offs_size(b), p) > room(s)) return false;
+            if (count_to(b, d->offs + i * offs_size(b), p) > room(b)) return false;
     return true;
 }
 
-/* Into as few pieces as possible, at least n. save: pre is there until the backward. */
-static void deal(const struct block *b, const struct layer_acts *s, int64_t n, bool save)
+/* Into as few chunks as possible, at least n. save: pre is there until the backward. */
+static void lay_out(const struct block *b, const struct layer_acts *s, int64_t n, bool save)
 {
-    struct dealing *d = s->dispatch.dealing;
+    struct layout *d = s->moe.layout;
     d->kept = false;
-    for (d->n_piece = n;; d->n_piece *= 2) {
-        if (d->n_piece > d->cap) {
+    for (d->n_chunk = n;; d->n_chunk *= 2) {
+        if (d->n_chunk > d->cap) {
             mem_free(d->offs);
-            d->cap = d->n_piece;
+            d->cap = d->n_chunk;
             d->offs = mem_array(d->cap * offs_size(b), sizeof(*d->offs));
         }
-        for (int64_t i = 0; i < d->n_piece; i += n) deal_some(b, s, i, n);
+        for (int64_t i = 0; i < d->n_chunk; i += n) count_some(b, s, i, n);
         if (fits(b, s)) break;
     }
-    *b->n_piece = MT_MAX(*b->n_piece, d->n_piece);
-    d->kept = save && rows_before(b, d, d->n_piece) <= s->pre.shape[0];
+    *b->n_chunk = MT_MAX(*b->n_chunk, d->n_chunk);
+    d->kept = save && rows_before(b, d, d->n_chunk) <= s->moe.pre.shape[0];
 }
 
 /* ---- a layer under way */
 
-/* What is under way in a layer, two pieces in turn. */
-struct trip {
+/* What is under way in a layer, two chunks in turn. */
+struct pipeline {
     const struct block *b;
     const struct layer_acts *s;
     struct proj up, down;
@@ -167,14 +203,14 @@ struct trip {
     int64_t sent[2], returned[2]; /* tickets */
 };
 
-/* Experts that every piece would decode are decoded once for all of them, where the device has room for a layer. */
-static struct proj decode(const struct trip *t, const struct proj *packed)
+/* Experts that every chunk would decode are decoded once for all of them, where the device has room for a layer. */
+static struct proj decode(const struct pipeline *t, const struct proj *packed)
 {
     const struct weight *w = &packed->w;
     struct proj decoded = *packed;
     struct device *dev = t->b->dev;
     struct weight bf16 = {.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in};
-    if (w->format == WF_BF16 || !dev->ops->own_memory || dev->expert_group || t->s->dispatch.dealing->n_piece == 1)
+    if (w->format == WF_BF16 || !dev->ops->own_memory || dev->expert_group || t->s->moe.layout->n_chunk == 1)
         return *packed;
     const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
     op_decode(dev, y, w, absent);
@@ -183,29 +219,29 @@ static struct proj decode(const struct trip *t, const struct proj *packed)
     return decoded;
 }
 
-static struct trip start(const struct block *b, const struct layer_acts *s, bool backward)
+static struct pipeline start(const struct block *b, const struct layer_acts *s, bool backward)
 {
-    const struct landing *l = s->dispatch.landing;
-    struct trip t = {.b = b, .s = s};
+    const struct recv_buf *l = b->recv_buf;
+    struct pipeline t = {.b = b, .s = s};
     for (int i = 0; i < 2; i++) {
-        t.rows[i] = push(b, b->dev->act_dtype, l->home[i].shape[0], b->a->d_model);
-        if (backward) t.dout[i] = push(b, b->dev->act_dtype, l->home[i].shape[0], b->a->d_model);
-        if (backward) t.gate[i] = push(b, b->dev->stat, l->home[i].shape[0], 1);
+        t.rows[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], b->a->d_model);
+        if (backward) t.dout[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], b->a->d_model);
+        if (backward) t.gate[i] = push(b, b->dev->stat, l->local[i].shape[0], 1);
     }
     t.up = decode(&t, &b->w->up);
     t.down = decode(&t, &b->w->down);
     return t;
 }
 
-/* To the experts, or, homeward, from them. */
-static int64_t exchange(const struct trip *t, const struct piece *p, const struct comm_rows *rows, int n, bool homeward)
+/* To the experts, or, back, from them. */
+static int64_t exchange(const struct pipeline *t, const struct chunk *p, const struct comm_rows *rows, int n, bool back)
 {
     struct comm *ep = t->b->ep;
     const int world = ep->world;
     int64_t *counts = mem_array((int64_t)world * world, sizeof(*counts));
     for (int i = 0; i < world * world && p->offs; i++) {
         const int from = i / world, to = i % world;
-        counts[i] = homeward ? count(t->b, p->offs, to, from) : count(t->b, p->offs, from, to);
+        counts[i] = back ? count(t->b, p->offs, to, from) : count(t->b, p->offs, from, to);
     }
     const int64_t ticket = comm_all_to_all(ep, t->b->dev, rows, n, counts);
     mem_free(counts);
@@ -213,20 +249,20 @@ static int64_t exchange(const struct trip *t, const struct piece *p, const struc
 }
 
 /* x's rows for the experts, of a tensor whose row of slot i is i / share. */
-static struct tensor gather(const struct trip *t, const struct piece *p, struct tensor to, struct tensor x,
+static struct tensor gather(const struct pipeline *t, const struct chunk *p, struct tensor to, struct tensor x,
                             int64_t share)
 {
-    const struct route r = route_home(t->s, p);
+    const struct route r = route_local(t->s, p);
     op_gather(t->b->dev, cut(to, p->n_sent), x, r.row_slot, share);
     return cut(to, p->n_sent);
 }
 
 /* The rows that come here, in the order of arrival, by rank and then by expert, each a token with one expert: idx [n],
  * row_slot [n], slot_row [n], offs, one after the other. */
-static void fill_route(const struct block *b, const struct piece *p, int32_t *idx)
+static void fill_route(const struct block *b, const struct chunk *p, int32_t *idx)
 {
     const struct comm *ep = b->ep;
-    const struct shard own = dispatch_shard(ep, b->ffn.n_exp);
+    const struct shard own = dispatch_shard(ep, b->a->n_exp);
     int32_t *row_slot = idx + p->n_here, *slot_row = row_slot + p->n_here, *first = slot_row + p->n_here;
     int32_t row = 0, *arrived = mem_array(ep->world, sizeof(*arrived));
     for (int from = 1; from < ep->world; from++)
@@ -234,7 +270,7 @@ static void fill_route(const struct block *b, const struct piece *p, int32_t *id
     for (int64_t e = 0; e < own.count; e++) {
         first[e] = row;
         for (int from = 0; from < ep->world; from++) {
-            const int32_t *offs = p->offs + from * (b->ffn.n_exp + 1) + own.first + e;
+            const int32_t *offs = p->offs + from * (b->a->n_exp + 1) + own.first + e;
             for (int32_t i = offs[0]; i < offs[1]; i++, row++) {
                 const int32_t slot = arrived[from]++;
                 idx[slot] = (int32_t)e;
@@ -248,10 +284,10 @@ static void fill_route(const struct block *b, const struct piece *p, int32_t *id
 }
 
 /* Their route, of the experts here; on the arena. The host knows it by the counts. */
-static struct route route_here(const struct trip *t, const struct piece *p)
+static struct route route_here(const struct pipeline *t, const struct chunk *p)
 {
     const struct block *b = t->b;
-    const int64_t n = p->n_here, n_exp = b->ffn.n_exp / b->ep->world;
+    const int64_t n = p->n_here, n_exp = b->a->n_exp / b->ep->world;
     struct tensor all = arena_tensor_1d(&b->dev->work, DT_I32, 3 * n + n_exp + 1);
     if (!b->dev->dry_run) {
         int32_t *host = mem_array(tensor_count(all), sizeof(*host));
@@ -265,136 +301,135 @@ static struct route route_here(const struct trip *t, const struct piece *p)
                           .offs = tensor_rows(all, 3 * n, n_exp + 1)};
 }
 
-/* Where what the experts leave for the backward is, of one piece. */
+/* Where what the experts leave for the backward is, of one chunk. */
 struct kept {
     struct tensor pre, up_xa, down_ha;
 };
-static struct kept kept(const struct trip *t, const struct piece *p)
+static struct kept kept(const struct pipeline *t, const struct chunk *p)
 {
     const struct layer_acts *s = t->s;
     const int64_t at = p->first_here, n = p->n_here;
-    return (struct kept){.pre = tensor_rows(s->pre, at, n),
-                         .up_xa = s->up_xa.ndim ? tensor_rows(s->up_xa, at, n) : absent,
-                         .down_ha = s->down_ha.ndim ? tensor_rows(s->down_ha, at, n) : absent};
+    return (struct kept){.pre = tensor_rows(s->moe.pre, at, n),
+                         .up_xa = s->moe.up_xa.ndim ? tensor_rows(s->moe.up_xa, at, n) : absent,
+                         .down_ha = s->moe.down_ha.ndim ? tensor_rows(s->moe.down_ha, at, n) : absent};
 }
 
-static void up_fwd(const struct trip *t, const struct route *here, const struct kept *k, struct tensor rows,
+static void up_fwd(const struct pipeline *t, const struct route *here, const struct kept *k, struct tensor rows,
                    struct tensor act)
 {
     op_moe_up_fwd(t->b->dev, act, k->pre, k->up_xa, rows, here, &t->up, &t->b->a->glu);
 }
 
 /* y absent: for down_ha alone */
-static void down_fwd(const struct trip *t, const struct route *here, const struct kept *k, struct tensor act,
+static void down_fwd(const struct pipeline *t, const struct route *here, const struct kept *k, struct tensor act,
                      struct tensor y)
 {
     op_moe_down_fwd(t->b->dev, y, k->down_ha, act, here, &t->down);
 }
 
-/* ---- forward, of a piece */
+/* ---- forward, of a chunk */
 
-static void send_fwd(struct trip *t, int64_t index)
+static void send_fwd(struct pipeline *t, int64_t index)
 {
     const struct block *b = t->b;
-    const struct piece p = piece(b, t->s, index);
+    const struct chunk p = chunk_of(b, t->s, index);
     const int64_t i = index % 2;
-    const struct comm_rows rows = {cut(t->s->dispatch.landing->rows[i], p.n_here),
-                                   gather(t, &p, t->rows[i], tokens(t->s->n2, &p), b->ffn.top_k)};
+    const struct comm_rows rows = {cut(t->b->recv_buf->rows[i], p.n_here),
+                                   gather(t, &p, t->rows[i], tokens(t->s->ffn_norm, &p), b->a->top_k)};
     t->sent[i] = exchange(t, &p, &rows, 1, false);
 }
 
-static void work_fwd(struct trip *t, int64_t index)
+static void work_fwd(struct pipeline *t, int64_t index)
 {
     const struct block *b = t->b;
     struct device *dev = b->dev;
-    const struct landing *l = t->s->dispatch.landing;
-    const struct piece p = piece(b, t->s, index);
+    const struct recv_buf *l = t->b->recv_buf;
+    const struct chunk p = chunk_of(b, t->s, index);
     const struct kept k = kept(t, &p);
     const int64_t i = index % 2;
     const int64_t mark = arena_mark(&dev->work);
     const struct route here = route_here(t, &p);
-    struct tensor act = push(b, dev->act_dtype, p.n_here, b->ffn.d_ff),
+    struct tensor act = push(b, dev->act_dtype, p.n_here, b->a->d_ff),
                   y = push(b, dev->act_dtype, p.n_here, b->a->d_model);
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");
     up_fwd(t, &here, &k, cut(l->rows[i], p.n_here), act);
     down_fwd(t, &here, &k, act, y);
     op_moe_combine_fwd(dev, cut(l->back[i], p.n_here), absent, y, &here);
     arena_release(&dev->work, mark);
-    const struct comm_rows rows = {cut(l->home[i], p.n_sent), cut(l->back[i], p.n_here)};
+    const struct comm_rows rows = {cut(l->local[i], p.n_sent), cut(l->back[i], p.n_here)};
     t->returned[i] = exchange(t, &p, &rows, 1, true);
 }
 
-static void take_fwd(struct trip *t, int64_t index)
+static void take_fwd(struct pipeline *t, int64_t index)
 {
-    const struct piece p = piece(t->b, t->s, index);
-    const struct route r = route_home(t->s, &p);
+    const struct chunk p = chunk_of(t->b, t->s, index);
+    const struct route r = route_local(t->s, &p);
     const int64_t i = index % 2;
     comm_wait(t->b->ep, t->b->dev, t->returned[i], "wait for results");
-    op_moe_combine_fwd(t->b->dev, tokens(t->y, &p), tokens(t->s->h, &p), cut(t->s->dispatch.landing->home[i], p.n_sent),
-                       &r);
+    op_moe_combine_fwd(t->b->dev, tokens(t->y, &p), tokens(t->s->h, &p), cut(t->b->recv_buf->local[i], p.n_sent), &r);
 }
 
-/* ---- backward, of a piece */
+/* ---- backward, of a chunk */
 
-static void send_bwd(struct trip *t, int64_t index)
+static void send_bwd(struct pipeline *t, int64_t index)
 {
-    const struct landing *l = t->s->dispatch.landing;
-    const struct piece p = piece(t->b, t->s, index);
+    const struct recv_buf *l = t->b->recv_buf;
+    const struct chunk p = chunk_of(t->b, t->s, index);
     const int64_t i = index % 2;
-    const int64_t top_k = t->b->ffn.top_k;
+    const int64_t top_k = t->b->a->top_k;
     const struct comm_rows rows[] = {
-        {cut(l->rows[i], p.n_here), gather(t, &p, t->rows[i], tokens(t->s->n2, &p), top_k)},
+        {cut(l->rows[i], p.n_here), gather(t, &p, t->rows[i], tokens(t->s->ffn_norm, &p), top_k)},
         {cut(l->back[i], p.n_here), gather(t, &p, t->dout[i], tokens(t->dres, &p), top_k)},
-        {cut(l->gate[i], p.n_here), gather(t, &p, t->gate[i], by_slot(tokens(t->s->route.gate, &p)), 1)}};
+        {cut(l->gate[i], p.n_here), gather(t, &p, t->gate[i], by_slot(tokens(t->s->moe.route.gate, &p)), 1)}};
     t->sent[i] = exchange(t, &p, rows, MT_LEN(rows), false);
 }
 
-static void work_bwd(struct trip *t, int64_t index)
+static void work_bwd(struct pipeline *t, int64_t index)
 {
     const struct block *b = t->b;
     struct device *dev = b->dev;
-    const struct landing *l = t->s->dispatch.landing;
-    const struct piece p = piece(b, t->s, index);
+    const struct recv_buf *l = t->b->recv_buf;
+    const struct chunk p = chunk_of(b, t->s, index);
     const struct kept k = kept(t, &p);
     const int64_t i = index % 2;
     const int64_t mark = arena_mark(&dev->work), n = p.n_here;
     struct route here = route_here(t, &p);
-    struct tensor act = push(b, dev->act_dtype, n, b->ffn.d_ff), dpre = push(b, dev->act_dtype, n, 2 * b->ffn.d_ff);
+    struct tensor act = push(b, dev->act_dtype, n, b->a->d_ff), dpre = push(b, dev->act_dtype, n, 2 * b->a->d_ff);
     struct tensor rows = cut(l->rows[i], n), dout = cut(l->back[i], n), dgate = cut(l->dgate[i], n);
     here.gate = cut(l->gate[i], n);
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");
-    if (!t->s->dispatch.dealing->kept) {
+    if (!t->s->moe.layout->kept) {
         up_fwd(t, &here, &k, rows, act);
         if (t->down.lora.r) down_fwd(t, &here, &k, act, absent);
     }
     op_moe_down_bwd(dev, dpre, dgate, act, dout, k.pre, k.down_ha, &here, &t->down, &b->a->glu);
     op_moe_up_bwd(dev, dout, dpre, rows, k.up_xa, &here, &t->up); /* dout becomes dx */
     arena_release(&dev->work, mark);
-    const struct comm_rows back[] = {{cut(l->home[i], p.n_sent), dout}, {cut(l->home_gate[i], p.n_sent), dgate}};
+    const struct comm_rows back[] = {{cut(l->local[i], p.n_sent), dout}, {cut(l->local_gate[i], p.n_sent), dgate}};
     t->returned[i] = exchange(t, &p, back, MT_LEN(back), true);
 }
 
-static void take_bwd(struct trip *t, int64_t index)
+static void take_bwd(struct pipeline *t, int64_t index)
 {
-    const struct landing *l = t->s->dispatch.landing;
+    const struct recv_buf *l = t->b->recv_buf;
     struct device *dev = t->b->dev;
-    const struct piece p = piece(t->b, t->s, index);
+    const struct chunk p = chunk_of(t->b, t->s, index);
     const int64_t i = index % 2;
-    struct route r = route_home(t->s, &p);
+    struct route r = route_local(t->s, &p);
     r.gate = absent; /* it is in the gradients already */
     comm_wait(t->b->ep, dev, t->returned[i], "wait for results");
-    op_moe_combine_fwd(dev, tokens(t->dnorm, &p), absent, cut(l->home[i], p.n_sent), &r);
-    op_gather(dev, by_slot(tokens(t->dgate, &p)), cut(l->home_gate[i], p.n_sent), flat(r.slot_row), 1);
+    op_moe_combine_fwd(dev, tokens(t->dnorm, &p), absent, cut(l->local[i], p.n_sent), &r);
+    op_gather(dev, by_slot(tokens(t->dgate, &p)), cut(l->local_gate[i], p.n_sent), flat(r.slot_row), 1);
 }
 
 /* ---- a layer */
 
-typedef void piece_fn(struct trip *t, int64_t index);
+typedef void chunk_fn(struct pipeline *t, int64_t index);
 
-/* The next piece's rows leave before this one's are worked on, and are not overtaken by those that go home. */
-static void travel(struct trip *t, piece_fn *send, piece_fn *work, piece_fn *take)
+/* The next chunk's rows leave before this one's are worked on, and are not overtaken by those that go home. */
+static void run_pipeline(struct pipeline *t, chunk_fn *send, chunk_fn *work, chunk_fn *take)
 {
-    const int64_t n = t->s->dispatch.dealing->n_piece;
+    const int64_t n = t->s->moe.layout->n_chunk;
     send(t, 0);
     for (int64_t i = 0; i < n; i++) {
         if (i + 1 < n) send(t, i + 1);
@@ -404,24 +439,29 @@ static void travel(struct trip *t, piece_fn *send, piece_fn *work, piece_fn *tak
     take(t, n - 1);
 }
 
-void dispatch_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const int64_t mark = arena_mark(&b->dev->work);
-    deal(b, s, b->divided->n_piece, b->save_experts);
-    struct trip t = start(b, s, false);
+    lay_out(b, s, b->ep_options->n_chunk, b->save_ffn);
+    struct pipeline t = start(b, s, false);
     t.y = y;
-    travel(&t, send_fwd, work_fwd, take_fwd);
+    run_pipeline(&t, send_fwd, work_fwd, take_fwd);
     arena_release(&b->dev->work, mark);
 }
 
-void dispatch_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dgate,
-                  struct tensor dres)
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dgate,
+                struct tensor dres)
 {
     const int64_t mark = arena_mark(&b->dev->work);
-    struct trip t = start(b, s, true);
+    struct pipeline t = start(b, s, true);
     t.dnorm = dnorm;
     t.dgate = dgate;
     t.dres = dres;
-    travel(&t, send_bwd, work_bwd, take_bwd);
+    run_pipeline(&t, send_bwd, work_bwd, take_bwd);
     arena_release(&b->dev->work, mark);
 }
+
+/* Its backward does, chunk by chunk. */
+static void recompute(const struct block *b, struct layer_acts *s) { (void)b, (void)s; }
+
+const struct experts experts_parallel = {n_row, ACTS_FFN, fwd, recompute, bwd};

@@ -86,7 +86,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
-    acts_init(&m->acts, a->n_layer, &opt->divided, m->par.ep->world);
+    acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->dry_run) adapters_init(&m->adapters, dev, seed);
     return 0;
@@ -133,7 +133,7 @@ static void set_dropout(struct model *m)
 static int64_t moe_layers(const struct arch *a)
 {
     int64_t n = 0;
-    for (int64_t l = 0; l < a->n_layer; l++) n += !a->dense[l];
+    for (int64_t l = 0; l < a->n_layer; l++) n += a->ffn[l]->routed;
     return n;
 }
 
@@ -154,7 +154,7 @@ static void push_aux(struct model *m, int64_t n_tok)
     pool.coef = (float)(m->aux_pooled || !n_moe ? coef : coef / (double)n_moe);
     for (int64_t l = 0; l < a->n_layer; l++) {
         m->aux[l] = (struct aux){0};
-        if (pool.coef == 0 || a->dense[l]) continue;
+        if (pool.coef == 0 || !a->ffn[l]->routed) continue;
         if (!pool.count.ndim || !pool.pooled) {
             pool.count = push_zeros(m->dev, a->n_exp);
             pool.prob = push_zeros(m->dev, a->n_exp);
@@ -171,7 +171,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     const struct arch *a = &m->arch;
     MT_REQUIRE(dev->work.used == 0, "a micro-batch is under way");
     m->pass = *pass;
-    acts_push_landing(&m->acts, dev, a);
+    acts_push_recv_buf(&m->acts, dev, a);
     m->tok = push_indices(m, b->tok, b->n_tok);
     m->pos = push_indices(m, b->pos, b->n_tok);
     m->label_row = push_indices(m, b->label_row, b->n_label);
@@ -190,17 +190,18 @@ static struct block layer(struct model *m, int64_t l)
     return (struct block){
         .dev = m->dev,
         .a = a,
-        .ffn = arch_ffn(a, l),
+        .layer = l,
         .w = &m->weights.layers[l],
-        .attn = {a->n_head, a->n_kv, a->head_dim, a->window[l], a->attn_scale},
         .seqs = &m->seqs,
         .pos = m->pos,
         .rope = m->rope,
         .aux = &m->aux[l],
+        .experts = m->acts.experts,
+        .save_ffn = m->pass.backward && m->recompute == RECOMPUTE_NONE,
         .ep = m->par.ep,
-        .divided = m->par.ep->world > 1 && !a->dense[l] ? &m->acts.divided : NULL,
-        .save_experts = m->pass.backward && m->recompute == RECOMPUTE_NONE,
-        .n_piece = &m->n_piece,
+        .ep_options = &m->acts.ep,
+        .recv_buf = &m->acts.recv_buf,
+        .n_chunk = &m->n_chunk,
     };
 }
 
@@ -297,7 +298,7 @@ void model_bwd(struct model *m)
     if (m->pass.reduce) overlap(m, false);
     arena_release(&dev->work, mark);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
-        if (!m->arch.dense[l]) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].route.offs);
+        if (m->arch.ffn[l]->routed) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].moe.route.offs);
 }
 
 void model_end(struct model *m) { arena_release(&m->dev->work, 0); }

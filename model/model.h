@@ -33,7 +33,7 @@ struct model_options {
     int64_t n_resident;         /* the last layers, whose experts are decoded when they are loaded */
     const struct parallel *par; /* NULL: alone */
     bool share_moments;         /* among par->dp (ZeRO-1) */
-    struct dispatch_options divided; /* n_tok 0 where par->ep is alone */
+    struct ep_options ep;       /* n_tok 0 where par->ep is alone */
 };
 
 /* A micro-batch as the host has it: n_seq documents end to end. In a dry run the arrays may be NULL. */
@@ -76,7 +76,7 @@ struct model {
     double aux_coef;
     bool aux_pooled;
     int64_t n_label; /* since model_clear, on this rank */
-    int64_t n_piece; /* most pieces that a layer was cut into so far, where experts are divided */
+    int64_t n_chunk; /* most chunks that a layer was cut into so far, with expert parallelism */
 
     /* the micro-batch under way, all on dev->work */
     struct model_pass pass;

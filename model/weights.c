@@ -19,7 +19,7 @@ struct fill {
     struct checkpoint ck;
     struct err *err;
     int64_t layer;
-    struct ffn ffn;         /* of this layer */
+    struct ffn_size ffn;    /* of this layer */
     struct shard own;       /* of its experts */
     int64_t first_resident; /* layer; its experts and those of all later ones are decoded */
     struct quantizer quantizer;
@@ -508,8 +508,8 @@ static int load_qk_norm(struct fill *f, struct layer_weights *lw)
 static int load_layer(struct fill *f, struct layer_weights *lw)
 {
     const struct arch *a = f->a;
-    return vector(f, &lw->norm1, layer_name(f, "input_layernorm.weight").s, a->d_model) ||
-                   vector(f, &lw->norm2, layer_name(f, "post_attention_layernorm.weight").s, a->d_model) ||
+    return vector(f, &lw->attn_norm, layer_name(f, "input_layernorm.weight").s, a->d_model) ||
+                   vector(f, &lw->ffn_norm, layer_name(f, "post_attention_layernorm.weight").s, a->d_model) ||
                    load_qkv(f, lw) ||
                    matrix(f, &lw->out.w, layer_name(f, "self_attn.o_proj.weight").s, a->d_model,
                           a->n_head * a->head_dim, ROLE_ATTENTION) ||

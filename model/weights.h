@@ -3,18 +3,18 @@
 #define MT_WEIGHTS_H
 
 #include "data/safetensors.h"
-#include "kernels/comm.h"
+#include "kernels/comm/comm.h"
 #include "model/arch.h"
 #include "model/quantize.h"
 
 struct layer_weights {
-    struct tensor norm1, norm2;   /* [D] f32 */
-    struct proj qkv, out;         /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
-    struct tensor q_norm, k_norm; /* f32: both [A], or [HA] and [KA]; absent without such norms */
-    struct tensor sinks;          /* [H] f32 */
-    struct weight router;         /* [E, D]; a dense layer's is one row of zeros */
-    struct tensor router_bias;    /* [E] f32 */
-    struct proj up, down;         /* [E, 2F, D], [E, D, F]; E of this rank's, where experts are divided */
+    struct tensor attn_norm, ffn_norm; /* [D] f32 */
+    struct proj qkv, out;              /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct tensor q_norm, k_norm;      /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    struct tensor sinks;               /* [H] f32 */
+    struct weight router;              /* [E, D]; a dense layer's is one row of zeros */
+    struct tensor router_bias;         /* [E] f32 */
+    struct proj up, down;              /* [E, 2F, D], [E, D, F]; E of this rank's, where experts are divided */
 };
 
 struct weights {

@@ -532,7 +532,7 @@ void assert_same_weights(const struct loaded *a, const struct loaded *b)
 #define SAME_TENSOR(field) same_tensor(#field, i, x->layers[i].field, y->layers[i].field)
     for (int64_t i = 0; i < a->arch.n_layer; i++) {
         SAME_WEIGHT(qkv.w), SAME_WEIGHT(out.w), SAME_WEIGHT(router), SAME_WEIGHT(up.w), SAME_WEIGHT(down.w);
-        SAME_TENSOR(norm1), SAME_TENSOR(norm2), SAME_TENSOR(qkv.bias), SAME_TENSOR(out.bias), SAME_TENSOR(sinks);
+        SAME_TENSOR(attn_norm), SAME_TENSOR(ffn_norm), SAME_TENSOR(qkv.bias), SAME_TENSOR(out.bias), SAME_TENSOR(sinks);
         SAME_TENSOR(router_bias), SAME_TENSOR(up.bias), SAME_TENSOR(down.bias);
     }
 #undef SAME_WEIGHT

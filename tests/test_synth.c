@@ -203,7 +203,7 @@ static void forward(struct model *m, double *rms, int32_t *offs)
     float *x = mem_array(n, sizeof(*x));
     model_begin(m, &b, &(struct model_pass){.loss_scale = 1});
     model_fwd(m);
-    device_download(m->dev, offs, m->acts.layers[0].route.offs.data, (m->arch.n_exp + 1) * (int64_t)sizeof(*offs));
+    device_download(m->dev, offs, m->acts.layers[0].moe.route.offs.data, (m->arch.n_exp + 1) * (int64_t)sizeof(*offs));
     device_get_f32(m->dev, x, m->acts.layers[m->arch.n_layer].x);
     *rms = moments_of(x, n).rms;
     model_end(m);

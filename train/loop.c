@@ -183,13 +183,13 @@ static void warn_of_memory(struct training *t, int64_t used)
 static void tell_of_pieces(struct training *t)
 {
     const struct model *m = &t->run.model;
-    const int64_t planned = m->acts.divided.n_piece;
-    if (t->told || !planned || m->n_piece <= planned) return;
+    const int64_t planned = m->acts.ep.n_chunk;
+    if (t->told || !planned || m->n_chunk <= planned) return;
     t->told = true;
     log_info("the router crowds the experts of a rank: a layer goes in %lld pieces instead of %lld; "
              "parallel.capacity_factor "
              "(%g) has room for more at a time",
-             (long long)m->n_piece, (long long)planned, m->acts.divided.capacity);
+             (long long)m->n_chunk, (long long)planned, m->acts.ep.capacity_factor);
 }
 
 /* Says that a run does not learn. Skipped steps: at the first. Divergence: from the 10th step with a finite loss on, a

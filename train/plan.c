@@ -108,8 +108,8 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
     if (q->par->ep->world > 1) { /* room is for more rows than a rank has on average */
         int64_t unused;
-        m.acts.divided.capacity = 1;
-        m.acts.divided.n_piece = 1;
+        m.acts.ep.capacity_factor = 1;
+        m.acts.ep.n_chunk = 1;
         measure_pass(&m, &b, false, &unused, &p->flops_fwd);
         measure_pass(&m, &b, true, &unused, &p->flops);
     }
@@ -157,8 +157,9 @@ static struct model_options way(const struct request *q, int i)
     opt.ce_chunk = model_ce_chunk(q->a, s->logits_bytes);
     opt.par = q->par;
     if (q->par->ep->world > 1)
-        opt.divided = (struct dispatch_options){
-            .n_tok = q->n_tok, .capacity = q->cfg->parallel.capacity_factor, .n_piece = pieces(q->cfg, q->n_tok)};
+        opt.ep = (struct ep_options){.n_tok = q->n_tok,
+                                     .capacity_factor = q->cfg->parallel.capacity_factor,
+                                     .n_chunk = pieces(q->cfg, q->n_tok)};
     return opt;
 }
 
@@ -344,7 +345,7 @@ static void print_choices(const struct plan *p, FILE *out)
             out,
             "  a rank holds 1/%d of the experts (parallel.ep); rows travel in %lld piece%s, with room for %g times the "
             "mean\n",
-            p->n_ep, (long long)p->opt.divided.n_piece, p->opt.divided.n_piece > 1 ? "s" : "", p->opt.divided.capacity);
+            p->n_ep, (long long)p->opt.ep.n_chunk, p->opt.ep.n_chunk > 1 ? "s" : "", p->opt.ep.capacity_factor);
     if (p->n_dp > 1) fprintf(out, "  a rank holds 1/%d of the moments (parallel.zero)\n", p->n_dp);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));

@@ -163,8 +163,8 @@ static void take(struct model *m, struct capture *c)
         device_get_f32(dev, c->x + l * n, a->x);
         if (l == n_layer) break;
         device_get_f32(dev, c->h + l * n, a->h);
-        device_download(dev, idx, a->route.idx.data, tensor_bytes(a->route.idx));
-        idx += tensor_count(a->route.idx);
+        device_download(dev, idx, a->moe.route.idx.data, tensor_bytes(a->moe.route.idx));
+        idx += tensor_count(a->moe.route.idx);
     }
     device_get_f32(dev, c->norm, m->final_norm);
     adapters_get(&m->adapters, dev, m->adapters.opt.grad, DT_F32, c->grad);

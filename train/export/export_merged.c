@@ -399,7 +399,7 @@ static int put_bias(struct merge *m, int64_t i, struct tensor bias, struct err *
 
 static int write_tensors(struct merge *m, struct err *err)
 {
-    struct layer_weights lw = {.norm1 = {0}};
+    struct layer_weights lw = {.attn_norm = {0}};
     int64_t layer = -1;
     for (int64_t i = 0; i < m->n; i++) {
         const struct made *how = &m->made[i];

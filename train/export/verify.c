@@ -124,13 +124,13 @@ static struct layer_weights weights_of(const struct side *side, const struct lay
     if (!side->exported || !exported) return w;
     if (side->attention && side->experts) return *exported;
     if (!side->attention) {
-        w.norm2 = exported->norm2;
+        w.ffn_norm = exported->ffn_norm;
         w.router = exported->router, w.router_bias = exported->router_bias;
         w.up = exported->up;
         w.down = exported->down;
         return w;
     }
-    w.norm1 = exported->norm1;
+    w.attn_norm = exported->attn_norm;
     w.qkv = exported->qkv;
     w.out = exported->out;
     w.q_norm = exported->q_norm, w.k_norm = exported->k_norm;
@@ -148,9 +148,9 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
     const struct block b = {
         .dev = dev,
         .a = a,
-        .ffn = arch_ffn(a, l),
+        .layer = l,
         .w = w,
-        .attn = {a->n_head, a->n_kv, a->head_dim, a->window[l], a->attn_scale},
+        .experts = s->acts.experts,
         .seqs = &seqs,
         .pos = s->pos,
         .rope = s->rope,
@@ -298,7 +298,7 @@ static int stream_run(struct stream *s, struct err *err)
 {
     take_rows(s);
     open_sides(s);
-    acts_init(&s->acts, s->x->run.arch.n_layer, &(struct dispatch_options){.n_tok = 0}, 1);
+    acts_init(&s->acts, s->x->run.arch.n_layer, &(struct ep_options){.n_tok = 0}, 1);
     const int rc = run_measured(s, err);
     device_close(&s->dev);
     acts_free(&s->acts);

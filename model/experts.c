@@ -1,0 +1,51 @@
+/* experts.c - the experts of a layer on the rank that has the tokens: all steps are ops in a row. */
+#include "model/experts.h"
+
+static struct tensor push(const struct block *b, int64_t rows, int64_t cols)
+{
+    return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, rows, cols);
+}
+
+static int64_t routed_rows(const struct layer_acts *s) { return tensor_count(s->moe.route.idx); }
+
+static int64_t n_row(const struct acts_plan *p, const struct ffn_size *size) { return p->n_tok * size->top_k; }
+
+static void up_fwd(const struct block *b, struct layer_acts *s, struct tensor act)
+{
+    struct moe_acts *m = &s->moe;
+    op_moe_up_fwd(b->dev, act, m->pre, m->up_xa, s->ffn_norm, &m->route, &b->w->up, &b->a->glu);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const struct ffn_size size = arch_ffn(b->a, b->layer);
+    const int64_t mark = arena_mark(&b->dev->work), n = routed_rows(s);
+    struct tensor act = push(b, n, size.d_ff), e = push(b, n, b->a->d_model);
+    /* 1 up      */ up_fwd(b, s, act);
+    /* 2 down    */ op_moe_down_fwd(b->dev, e, s->moe.down_ha, act, &s->moe.route, &b->w->down);
+    /* 3 combine */ op_moe_combine_fwd(b->dev, y, s->h, e, &s->moe.route);
+    arena_release(&b->dev->work, mark);
+}
+
+static void recompute(const struct block *b, struct layer_acts *s)
+{
+    const int64_t mark = arena_mark(&b->dev->work);
+    up_fwd(b, s, push(b, routed_rows(s), arch_ffn(b->a, b->layer).d_ff));
+    arena_release(&b->dev->work, mark);
+}
+
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dgate,
+                struct tensor dres)
+{
+    struct device *dev = b->dev;
+    const struct moe_acts *m = &s->moe;
+    const int64_t mark = arena_mark(&dev->work), n = routed_rows(s), d_ff = arch_ffn(b->a, b->layer).d_ff;
+    struct tensor dpre = push(b, n, 2 * d_ff), act = push(b, n, d_ff);
+    /* 3 combine */ /* s->h gets dres as it is; the rows' share is taken inside step 2 */
+    /* 2 down    */ op_moe_down_bwd(dev, dpre, dgate, act, dres, m->pre, m->down_ha, &m->route, &b->w->down,
+                                    &b->a->glu);
+    /* 1 up      */ op_moe_up_bwd(dev, dnorm, dpre, s->ffn_norm, m->up_xa, &m->route, &b->w->up);
+    arena_release(&dev->work, mark);
+}
+
+const struct experts experts_local = {n_row, ACTS_KEPT, fwd, recompute, bwd};

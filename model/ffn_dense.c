@@ -1,0 +1,19 @@
+/* ffn_dense.c - one plain feed-forward network: a single expert that every token takes with weight 1, always on the
+ * rank that has the token. Its router is one row of zeros, so that its gate is 1 and its gradient 0. */
+#include "model/ffn_moe.h"
+
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group g)
+{
+    moe_plan(p, &experts_local, s, g);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y) { moe_fwd(b, &experts_local, s, y); }
+
+static void recompute(const struct block *b, struct layer_acts *s) { experts_local.recompute(b, s); }
+
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+{
+    moe_bwd(b, &experts_local, s, dnorm, dres);
+}
+
+const struct ffn_kind ffn_dense = {false, plan, fwd, recompute, bwd};

@@ -1,0 +1,62 @@
+/* ffn_moe.c - routed experts.
+ *
+ *   ffn_norm [T,D] -> route: idx, gate [T,J], offs [E+1] -> experts (experts.h): gather [M,D] -> gate_up (+lora) [M,2F]
+ *                  -> act [M,F] -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D] */
+#include "model/ffn_moe.h"
+
+void moe_plan(const struct acts_plan *p, const struct experts *experts, struct layer_acts *s, enum acts_group group)
+{
+    struct moe_acts *m = &s->moe;
+    struct device *dev = p->dev;
+    struct arena *work = &dev->work;
+    const struct ffn_size z = arch_ffn(p->a, p->layer);
+    const int64_t n_tok = p->n_tok, n_row = experts->n_row(p, &z);
+    if (group == ACTS_KEPT)
+        m->route = (struct route){
+            .idx = arena_tensor_2d(work, DT_I32, n_tok, z.top_k),
+            .gate = arena_tensor_2d(work, dev->stat, n_tok, z.top_k),
+            .offs = arena_tensor_1d(work, DT_I32, z.n_exp + 1),
+            .row_slot = arena_tensor_1d(work, DT_I32, n_tok * z.top_k),
+            .slot_row = arena_tensor_2d(work, DT_I32, n_tok, z.top_k),
+        };
+    if (group == (p->keep_logits ? ACTS_KEPT : ACTS_SCRATCH))
+        m->logits = arena_tensor_2d(work, dev->stat, n_tok, z.n_exp);
+    if (group == ACTS_FFN) {
+        m->pre = acts_2d(p, n_row, 2 * z.d_ff);
+        m->up_xa = acts_xa(p, n_row, &p->lora->up);
+    }
+    if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->lora->down);
+}
+
+void moe_fwd(const struct block *b, const struct experts *experts, struct layer_acts *s, struct tensor y)
+{
+    struct device *dev = b->dev;
+    struct moe_acts *m = &s->moe;
+    /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias,
+                                  b->a->router);
+    op_route_sort(dev, &m->route, m->logits.shape[1]);
+    if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
+    /* 2 experts */ experts->fwd(b, s, y);
+}
+
+void moe_bwd(const struct block *b, const struct experts *experts, const struct layer_acts *s, struct tensor dnorm,
+             struct tensor dres)
+{
+    struct device *dev = b->dev;
+    const struct moe_acts *m = &s->moe;
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat, s->x.shape[0], m->route.idx.shape[1]);
+    /* 2 experts */ experts->bwd(b, s, dnorm, dgate, dres);
+    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, b->a->router);
+    arena_release(&dev->work, mark);
+}
+
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group g) { moe_plan(p, p->experts, s, g); }
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y) { moe_fwd(b, b->experts, s, y); }
+static void recompute(const struct block *b, struct layer_acts *s) { b->experts->recompute(b, s); }
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+{
+    moe_bwd(b, b->experts, s, dnorm, dres);
+}
+
+const struct ffn_kind ffn_moe = {true, plan, fwd, recompute, bwd};

@@ -1,0 +1,69 @@
+/* mixer_attention.c - causal attention with grouped queries: qkv, norm of q and k in some families, RoPE, sinks,
+ * windows.
+ *
+ *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h */
+#include "model/layer.h"
+
+static const struct tensor absent = {0};
+
+static struct attn_shape shape_of(const struct block *b)
+{
+    const struct arch *a = b->a;
+    return (struct attn_shape){a->n_head, a->n_kv, a->head_dim, a->window[b->layer], a->attn_scale};
+}
+
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
+{
+    struct attention_acts *t = &s->attention;
+    const struct arch *a = p->a;
+    struct device *dev = p->dev;
+    const int64_t n_tok = p->n_tok, n_head = a->n_head + a->n_kv;
+    if (group != ACTS_MIXER) return;
+    t->qkv_xa = acts_xa(p, n_tok, &p->lora->qkv);
+    if (a->qk_norm != QK_NORM_NONE) {
+        t->qk = acts_2d(p, n_tok, n_head * a->head_dim);
+        t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
+    }
+    t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a));
+    t->o = acts_2d(p, n_tok, a->n_head * a->head_dim);
+    t->lse = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_head);
+    t->out_xa = acts_xa(p, n_tok, &p->lora->out);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s)
+{
+    struct device *dev = b->dev;
+    const struct layer_weights *w = b->w;
+    const struct arch *a = b->a;
+    const struct attn_shape shape = shape_of(b);
+    struct attention_acts *t = &s->attention;
+
+    /* 1 qkv  */ op_linear_fwd(dev, t->qkv, t->qkv_xa, s->attn_norm, &w->qkv, absent);
+    if (a->qk_norm != QK_NORM_NONE)
+        /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
+    /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv);
+    /* 4 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
+    /* 5 out  */ op_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->x);
+}
+
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+{
+    struct device *dev = b->dev;
+    const struct layer_weights *w = b->w;
+    const struct arch *a = b->a;
+    const struct attn_shape shape = shape_of(b);
+    const struct attention_acts *t = &s->attention;
+    const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
+    struct tensor dqkv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, arch_qkv_cols(a));
+    struct tensor dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, a->n_head * a->head_dim);
+
+    /* 5 out  */ op_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
+    /* 4 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &shape);
+    /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv);
+    if (a->qk_norm != QK_NORM_NONE)
+        /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
+    /* 1 qkv  */ op_linear_bwd(dev, dnorm, dqkv, s->attn_norm, t->qkv_xa, &w->qkv);
+    arena_release(&dev->work, mark);
+}
+
+const struct mixer_kind mixer_attention = {plan, fwd, bwd};
