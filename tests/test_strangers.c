@@ -353,12 +353,46 @@ static void test_key_file(void **state)
     assert_int_equal(stat(first.key_file, &st), -1);
 }
 
+/* While a launch meets, a second one with the same port and output.dir is refused and leaves its file alone. */
+static void test_second_launch(void **state)
+{
+    (void)state;
+    struct comm_place first = place_of(0, 0, -1), second = place_of(0, 0, -1), other = place_of(1, 0, -1);
+    struct err err;
+    char before[COMM_KEY], after[COMM_KEY], who[64];
+    close(open_listener(&first.port));
+    second.port = other.port = first.port;
+    dir = scratch_dir();
+    if (rank_key_open(&first, dir, &err) || rank_key_open(&other, dir, &err)) fail_msg("%s", err.msg);
+    process_read(first.key_file, before, sizeof(before));
+    assert_int_equal(rank_key_open(&second, dir, &err), -1);
+    snprintf(who, sizeof(who), "another launch (process %ld on ", (long)getpid());
+    assert_says(err.msg, who);
+    assert_says(err.msg, "MASTER_PORT");
+    rank_key_close(&second);
+    process_read(first.key_file, after, sizeof(after));
+    assert_memory_equal(before, after, sizeof(before));
+    start_rank(&first);
+    start_rank(&other);
+    if (rank_result(0) || rank_result(1)) fail_msg("%s", said.err);
+    assert_true(!unlink(first.key_file)); /* somebody deleted it, and another launch began */
+    if (rank_key_open(&second, dir, &err)) fail_msg("%s", err.msg);
+    rank_key_close(&first);
+    assert_true(file_exists(second.key_file));
+    rank_key_close(&second);
+    char **names;
+    int64_t n;
+    if (file_list(dir, &names, &n, &err)) fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < n; i++) assert_null(strstr(names[i], ".key"));
+    file_list_free(names, n);
+}
+
 int test_strangers(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_garbage),   cmocka_unit_test(test_silence),     cmocka_unit_test(test_flood),
-        cmocka_unit_test(test_wrong_key), cmocka_unit_test(test_false_first), cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_key_file),
+        cmocka_unit_test(test_garbage),   cmocka_unit_test(test_silence),       cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_wrong_key), cmocka_unit_test(test_false_first),   cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_key_file),  cmocka_unit_test(test_second_launch),
     };
     return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
 }

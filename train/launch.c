@@ -294,7 +294,7 @@ static uint64_t config_hash(const struct config *cfg)
     return hash;
 }
 
-int launch_meet(struct comm *all, const struct comm_place *place, const struct config *cfg, struct err *err)
+int launch_meet(struct comm *all, struct comm_place *place, const struct config *cfg, struct err *err)
 {
     log_rank(place->rank, place->rank == 0);
     const int rc = comm_open(all, place, err);

@@ -11,6 +11,6 @@
  * rank, maybe the only one. Errors: launchers that contradict each other or the configuration, more ranks than GPUs. */
 int launch(struct comm_place *place, const struct config *cfg, int *code, struct err *err) MT_CHECK;
 /* The ranks meet, and refuse each other when program or configuration differ. Sets the rank of the log and the GPU. */
-int launch_meet(struct comm *all, const struct comm_place *place, const struct config *cfg, struct err *err) MT_CHECK;
+int launch_meet(struct comm *all, struct comm_place *place, const struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

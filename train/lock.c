@@ -20,22 +20,35 @@
 
 #define NAME ".lock"
 
-/* "process 123 on host since 2026-01-31 12:00:00 UTC" */
-static void write_holder(int fd)
+void lock_holder(char text[LOCK_TEXT])
 {
-    char text[256], host[128] = "", when[64] = "";
+    char host[128] = "", when[64] = "";
     struct tm utc;
     const time_t now = time(NULL);
     gethostname(host, sizeof(host) - 1);
     if (gmtime_r(&now, &utc)) strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S UTC", &utc);
-    const int n = snprintf(text, sizeof(text), "process %ld on %s since %s\n", (long)getpid(), host, when);
+    snprintf(text, LOCK_TEXT, "process %ld on %s since %s\n", (long)getpid(), host, when);
+}
+
+int lock_file(int fd)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (!fcntl(fd, F_OFD_SETLK, &whole)) return 0;
+    return errno == EAGAIN || errno == EACCES ? 1 : -1;
+}
+
+static void write_holder(int fd)
+{
+    char text[LOCK_TEXT];
+    lock_holder(text);
+    const ssize_t n = (ssize_t)strlen(text);
     if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n)
         log_warn("the lock file of output.dir cannot be written: %s", strerror(errno));
 }
 
 static int in_use(int fd, const char *dir, struct err *err)
 {
-    char text[256];
+    char text[LOCK_TEXT];
     const ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
     text[MT_MAX(n, 0)] = 0;
     text[strcspn(text, "\n")] = 0;
@@ -67,21 +80,20 @@ static bool is_deleted(int fd)
 int lock_take(struct lock *l, const char *dir, struct err *err)
 {
     char path[MT_PATH];
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (str_format(path, sizeof(path), err, "output.dir", "%s/" NAME, dir)) return -1;
     const int64_t there = existing(dir);
     if (file_make_dirs(dir, err)) return -1;
     const bool fresh = !file_exists(path);
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) return err_set(err, "%s: cannot be opened to lock %s: %s", path, dir, strerror(errno));
-    if (fcntl(fd, F_OFD_SETLK, &whole)) {
-        if (errno == EAGAIN || errno == EACCES) {
-            in_use(fd, dir, err);
-            close(fd);
-            return -1;
-        }
-        log_warn("%s cannot be locked (%s): make sure that no other run uses the directory", path, strerror(errno));
+    const int held = lock_file(fd);
+    if (held > 0) {
+        in_use(fd, dir, err);
+        close(fd);
+        return -1;
     }
+    if (held < 0)
+        log_warn("%s cannot be locked (%s): make sure that no other run uses the directory", path, strerror(errno));
     if (is_deleted(fd)) {
         close(fd);
         return err_set(err, "%s was in use by another moetrain until now: run the command again", dir);

@@ -4,6 +4,8 @@
 
 #include "kernels/base.h"
 
+enum { LOCK_TEXT = 256 };
+
 /* Zeroed: not held. */
 struct lock {
     bool held, fresh; /* fresh: this process made the lock file */
@@ -19,5 +21,11 @@ int lock_take_for(struct lock *l, const char *dir, const char *path, struct err 
  */
 void lock_undo(struct lock *l, const char *dir);
 void lock_release(struct lock *l); /* zeroed, or twice, is fine */
+
+/* The lock itself, for other files: 0 when it is taken, 1 when another process holds it, -1 (errno) when the file
+ * system has no locks. It lasts until fd and its copies are closed. */
+int lock_file(int fd);
+/* What a holder writes into the file for others to read: "process 123 on host since 2026-01-31 12:00:00 UTC". */
+void lock_holder(char text[LOCK_TEXT]);
 
 #endif

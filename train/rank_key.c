@@ -1,6 +1,10 @@
-/* rank_key.c - the key file of a run. Its name has the port at which the ranks meet, so that runs side by side do not
- * share one. A run that was killed at its start leaves its file behind: rank 0 of the next one replaces it under the
- * same name, and a rank that read the old one is turned away and reads again (kernels/comm/comm_meet.c). */
+/* rank_key.c - the key file of a launch: the key, then a line that names the process of rank 0. Its name has the port
+ * at which the ranks meet, so that launches side by side do not share one.
+ *
+ * Rank 0 holds a lock (lock.c) on its file until all have met. A file that is locked belongs to a launch that is still
+ * meeting: nobody else replaces or deletes it. A launch that was killed leaves its file behind without a lock: rank 0
+ * of the next one replaces it, holding the lock of the old file so that only one launch does, and a rank that read the
+ * old key is turned away and reads again (kernels/comm/comm_meet.c). */
 #include "train/rank_key.h"
 
 #include <errno.h>
@@ -11,23 +15,73 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "train/lock.h"
 
 static int failed(struct err *err, const char *path, const char *doing)
 {
     return err_set(err, "%s: cannot %s the key of the ranks: %s", path, doing, strerror(errno));
 }
 
-static int write_key(const struct comm_place *p, struct err *err)
+static int in_use(int fd, const struct comm_place *p, struct err *err)
 {
-    char tmp[MT_PATH];
+    char text[LOCK_TEXT];
+    const ssize_t n = pread(fd, text, sizeof(text) - 1, COMM_KEY);
+    text[MT_MAX(n, 0)] = 0;
+    text[strcspn(text, "\n")] = 0;
+    return err_set(err,
+                   "the ranks of another launch (%s) meet at port %d with the same output.dir: wait for it, or choose "
+                   "another MASTER_PORT and output.dir",
+                   text[0] ? text : "a process that has not written its name yet", p->port);
+}
+
+/* Does the name still stand for the open file? */
+static bool is_current(int fd, const char *path)
+{
+    struct stat a, b;
+    return !fstat(fd, &a) && !lstat(path, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* The file that has the name, made where there is none, with its lock: -1 when a launch that is alive holds it. *fd is
+ * -1 for a link, which is replaced without a look at its target. */
+static int claim_name(const struct comm_place *p, int *fd, struct err *err)
+{
+    for (;;) {
+        *fd = open(p->key_file, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+        if (*fd < 0) return errno == ELOOP ? 0 : failed(err, p->key_file, "open");
+        const int held = lock_file(*fd);
+        if (held <= 0 && is_current(*fd, p->key_file)) return 0;
+        const int rc = held > 0 ? in_use(*fd, p, err) : 0;
+        close(*fd);
+        if (rc) return rc; /* else another launch has replaced or deleted the file since it was opened */
+    }
+}
+
+/* The new file, locked before it gets the name. */
+static int write_key(struct comm_place *p, struct err *err)
+{
+    char tmp[MT_PATH], text[COMM_KEY + LOCK_TEXT];
+    int old;
     if (str_format(tmp, sizeof(tmp), err, "path of the key", "%s.%d", p->key_file, (int)getpid())) return -1;
     if (unlink(tmp) && errno != ENOENT) return failed(err, tmp, "replace");
-    const int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return failed(err, tmp, "create");
-    int rc = write(fd, p->key, COMM_KEY) == COMM_KEY && !fsync(fd) ? 0 : failed(err, tmp, "write");
-    close(fd);
-    if (!rc && rename(tmp, p->key_file)) rc = failed(err, p->key_file, "create");
-    if (rc) unlink(tmp);
+    memcpy(text, p->key, COMM_KEY);
+    lock_holder(text + COMM_KEY);
+    const ssize_t size = COMM_KEY + (ssize_t)strlen(text + COMM_KEY);
+    int rc = write(fd, text, (size_t)size) == size && !fsync(fd) ? 0 : failed(err, tmp, "write");
+    if (!rc && lock_file(fd) < 0)
+        log_warn("%s cannot be locked (%s): make sure that no other launch uses port %d and the same output.dir", tmp,
+                 strerror(errno), p->port);
+    if (!rc && !(rc = claim_name(p, &old, err))) {
+        if (rename(tmp, p->key_file)) rc = failed(err, p->key_file, "create");
+        if (old >= 0) close(old);
+    }
+    if (rc) {
+        unlink(tmp);
+        close(fd);
+    } else {
+        p->key_fd = fd;
+    }
     return rc;
 }
 
@@ -40,7 +94,7 @@ static int check_file(const char *path, const struct stat *st, struct err *err)
     if (st->st_mode & 077)
         return err_set(err, "%s: others may read or write it (mode %03o): delete it and start again", path,
                        (unsigned)st->st_mode & 0777);
-    if (st->st_size != COMM_KEY)
+    if (st->st_size < COMM_KEY || st->st_size > COMM_KEY + LOCK_TEXT)
         return err_set(err, "%s: %lld bytes are no key of the ranks: delete it and start again", path,
                        (long long)st->st_size);
     return 0;
@@ -71,8 +125,11 @@ int rank_key_open(struct comm_place *p, const char *dir, struct err *err)
     return file_make_dirs(dir, err) || comm_make_key(p->key, err) || write_key(p, err) ? -1 : 0;
 }
 
-void rank_key_close(const struct comm_place *p)
+void rank_key_close(struct comm_place *p)
 {
-    if (p->rank == 0 && p->key_file[0] && unlink(p->key_file) && errno != ENOENT)
+    if (!p->key_fd) return;
+    if (is_current(p->key_fd, p->key_file) && unlink(p->key_file) && errno != ENOENT)
         log_warn("%s: the key of the ranks cannot be deleted: %s", p->key_file, strerror(errno));
+    close(p->key_fd);
+    p->key_fd = 0;
 }

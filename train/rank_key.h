@@ -5,9 +5,10 @@
 
 #include "kernels/comm/comm.h"
 
-/* Says in *place where the key lies. On rank 0: makes a new one, in place of any that an earlier run left. */
+/* Says in *place where the key lies. On rank 0: makes a new one, in place of any that an earlier run left; an error
+ * that names the process when another launch is meeting with that file. */
 int rank_key_open(struct comm_place *place, const char *dir, struct err *err) MT_CHECK;
-/* On rank 0: deletes it. */
-void rank_key_close(const struct comm_place *place);
+/* On rank 0: deletes the file that rank_key_open made, and no other. */
+void rank_key_close(struct comm_place *place);
 
 #endif

@@ -70,6 +70,7 @@ struct comm_place {
     uint8_t key[COMM_KEY];
     int (*read_key)(const struct comm_place *place, uint8_t key[COMM_KEY], struct err *err);
     char key_file[MT_PATH]; /* of read_key, and for messages; "": none */
+    int key_fd;             /* rank 0: key_file, locked until all have met; 0: none */
 };
 /* Random bytes of the system. */
 int comm_make_key(uint8_t key[COMM_KEY], struct err *err) MT_CHECK;
