@@ -50,6 +50,19 @@ static void test_synopsis(void **state)
         "moetrain tokens (CONFIG.ini | --tokenizer FILE | --checkpoint DIR) [--html | --json] [OPTION ...]");
 }
 
+static void test_repeated_argument(void **state)
+{
+    (void)state;
+    char text[512];
+    assert_string_equal(cli_synopsis(text, cli_command("compare")), "moetrain compare RUN ... [OPTION ...]");
+    assert_int_equal(RUN("compare", "--help"), 0);
+    assert_null(strstr(said.out, "RUN8"));
+    assert_int_equal(RUN("compare", "1", "2", "3", "4", "5", "6", "7", "8", "9"), 2);
+    assert_says(said.err, "unexpected argument: 9");
+    assert_int_equal(RUN("compare", "1", "2", "3", "4", "5", "6", "7", "8"), 1);
+    assert_says(said.err, "1: no such directory");
+}
+
 static void test_help_of_each(void **state)
 {
     (void)state;
@@ -127,6 +140,10 @@ static void test_nearest(void **state)
         {{"pln", "a.ini"}, "did you mean plan?"},
         {{"frobnicate"}, "unknown command: frobnicate"},
         {{"help", "evl"}, "did you mean eval?"},
+        {{"help", "nothing"}, "unknown command: nothing; `moetrain --help` lists the commands"},
+        {{"help", "a.ini"}, "unknown command: a.ini"},
+        {{"compare"}, "missing argument: RUN"},
+        {{"compare", "a"}, "missing argument: another RUN"},
         {{"bench"}, "missing argument: step|ops"},
         {{"bench", "stpe"}, "did you mean bench step?"},
         {{"bench", "frobnicate"}, "expected step|ops"},
@@ -448,6 +465,7 @@ int test_cli_table(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_of_each),
         cmocka_unit_test(test_synopsis),
+        cmocka_unit_test(test_repeated_argument),
         cmocka_unit_test(test_overview),
         cmocka_unit_test(test_unknown_options),
         cmocka_unit_test(test_nearest),

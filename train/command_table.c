@@ -51,7 +51,8 @@ struct inspect_args {
     const char *path;
 };
 struct compare_args {
-    const char *runs[COMPARE_RUNS], *html;
+    struct cli_words runs;
+    const char *html;
 };
 struct help_args {
     const char *command, *second, *completion;
@@ -133,10 +134,10 @@ static int do_inspect(const void *args, struct config *cfg, struct err *err)
 static int do_compare(const void *args, struct config *cfg, struct err *err)
 {
     const struct compare_args *a = args;
-    int n = 0;
     (void)cfg;
-    while (n < COMPARE_RUNS && a->runs[n]) n++;
-    return compare_runs(a->runs, n, a->html, stdout, err);
+    if (a->runs.n < 2)
+        return err_set(err, "missing argument: another RUN: compare takes 2 to %d", COMPARE_RUNS), EXIT_USAGE;
+    return compare_runs(a->runs.v, (int)a->runs.n, a->html, stdout, err);
 }
 
 static int do_synth(const void *args, struct config *cfg, struct err *err)
@@ -181,12 +182,12 @@ static int do_config(const void *args, struct config *cfg, struct err *err)
 static int do_help(const void *args, struct config *cfg, struct err *err)
 {
     const struct help_args *a = args;
-    char *words[] = {(char *)(uintptr_t)a->command, (char *)(uintptr_t)(a->second ? a->second : "--help")};
+    char *words[] = {(char *)(uintptr_t)a->command, (char *)(uintptr_t)a->second};
     struct cli_line line = {.command = NULL};
     (void)cfg;
     if (a->man) return cli_man(stdout), EXIT_DONE;
     if (a->completion) return cli_completion(a->completion, stdout), EXIT_DONE;
-    if (a->command && cli_find(&line, 2, words, err)) return EXIT_USAGE;
+    if (a->command && cli_find_named(&line, a->second ? 2 : 1, words, err)) return EXIT_USAGE;
     return cli_help(line.command, stdout), EXIT_DONE;
 }
 
@@ -200,7 +201,7 @@ static int do_version(const void *args, struct config *cfg, struct err *err)
 
 /* clang-format off */
 #define KIND(field) _Generic((field), bool: CLI_FLAG, int64_t: CLI_INT, double: CLI_REAL, const char *: CLI_TEXT, \
-    struct cli_list: CLI_LIST, struct cli_sets: CLI_SET)
+    struct cli_list: CLI_LIST, struct cli_sets: CLI_SET, struct cli_words: CLI_WORDS)
 #define FIELD(type, field) KIND(((struct type *)0)->field), offsetof(struct type, field)
 #define NEEDED(type, field, name, help) {name, NULL, FIELD(type, field), NULL, NULL, NULL, help, true}
 #define ARGUMENT(type, field, name, help) {name, NULL, FIELD(type, field), NULL, NULL, NULL, help, false}
@@ -315,11 +316,8 @@ static const struct cli_row inspect_rows[] = {
            "a checkpoint (directory or .safetensors file), a PEFT adapter directory, or a run's directory with one"),
 };
 
-#define RUN(i) ARGUMENT(compare_args, runs[i - 1], "RUN" #i, "another one")
 static const struct cli_row compare_rows[] = {
-    NEEDED(compare_args, runs[0], "RUN1", "the output.dir of a run"),
-    NEEDED(compare_args, runs[1], "RUN2", "that of another run"),
-    RUN(3), RUN(4), RUN(5), RUN(6), RUN(7), RUN(8),
+    NEEDED(compare_args, runs, "RUN", "the output.dir of a run; 2 to 8 of them"),
     OPTION(compare_args, html, "--html", "FILE", NULL, NULL, "write a page with overlaid loss curves to FILE"),
 };
 

@@ -151,7 +151,7 @@ def sweep(s):
             if name.startswith("--"):
                 words += [name, value]
             else:  # an argument: its words stand first
-                at = {"CONFIG.ini": 0, "PATH": 0, "RUN1": 0, "RUN2": 1, "ARCH": 0, "DIR": 1}.get(name, len(words))
+                at = {"CONFIG.ini": 0, "PATH": 0, "RUN": 0, "ARCH": 0, "DIR": 1}.get(name, len(words))
                 words[at:at + 1] = [value]
             words = [*way.split(), *words]
             names.append("--" if value.startswith("--") else way)

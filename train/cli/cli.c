@@ -55,6 +55,15 @@ static int find_in_group(struct cli_line *line, int n, char **words, struct err 
     return 0;
 }
 
+int cli_find_named(struct cli_line *line, int n, char **words, struct err *err)
+{
+    *line = (struct cli_line){.command = cli_command(words[0]), .first = 1};
+    if (line->command) return line->command->run || n < 2 ? 0 : find_in_group(line, n, words, err);
+    const char *near = nearest_command(words[0]);
+    if (near) return err_set(err, "unknown command: %.64s: did you mean %s?", words[0], near);
+    return err_set(err, "unknown command: %.64s; `moetrain --help` lists the commands", words[0]);
+}
+
 int cli_find(struct cli_line *line, int n, char **words, struct err *err)
 {
     *line = (struct cli_line){.command = NULL};
@@ -170,6 +179,11 @@ static int set_value(void *args, const struct cli_row *row, const char *text, st
     case CLI_TEXT: return set_text(field, row, text, err);
     case CLI_LIST: return set_list(field, row, text, err);
     case CLI_SET: return add_set(field, row, text, err);
+    case CLI_WORDS: {
+        struct cli_words *words = field;
+        words->v[words->n++] = text;
+        return 0;
+    }
     case CLI_FLAG: break;
     }
     MT_REQUIRE(false, "%s", row->name);
@@ -235,11 +249,17 @@ static int take_option(struct parse *p, int left, char **words)
     return set_value(p->args, row, words[1], p->err) ? -1 : 2;
 }
 
+static const struct cli_words *field_words(const struct parse *p, const struct cli_row *row)
+{
+    return (const void *)((const char *)p->args + row->offset);
+}
+
 static int take_argument(struct parse *p, const char *word)
 {
     for (int64_t i = 0; i < p->c->n_rows; i++) {
         const struct cli_row *row = &p->c->rows[i];
-        if (cli_is_option(row) || p->seen[i]) continue;
+        const bool more = row->kind == CLI_WORDS && field_words(p, row)->n < CLI_VALUES;
+        if (cli_is_option(row) || (p->seen[i] && !more)) continue;
         p->seen[i] = true;
         return set_value(p->args, row, word, p->err);
     }

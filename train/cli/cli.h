@@ -15,6 +15,11 @@ enum { CLI_VALUES = 8, CLI_SETS = 256, CLI_ROWS = 32 };
 struct cli_list {
     int64_t n, v[CLI_VALUES];
 };
+/* The words of an argument that may be repeated. */
+struct cli_words {
+    int64_t n;
+    const char *v[CLI_VALUES];
+};
 /* What overrides the configuration file: --set (key NULL, value "section.key=value") and options that name a key. */
 struct cli_sets {
     int64_t n;
@@ -29,8 +34,9 @@ struct cli_common {
     bool dump;
 };
 
-/* The field's type says the kind: bool, int64_t, double, const char *, struct cli_list, struct cli_sets. */
-enum cli_kind { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_LIST, CLI_SET };
+/* The field's type says the kind: bool, int64_t, double, const char *, struct cli_list, struct cli_sets, struct
+ * cli_words. */
+enum cli_kind { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_LIST, CLI_SET, CLI_WORDS };
 
 /* An option (its name begins with "--") or an argument (it does not; arguments stand in their order). */
 struct cli_row {
@@ -73,6 +79,8 @@ struct cli_line {
     const struct command *command; /* NULL: help on everything; without `run`: help on the group */
     int first;                     /* of the command's own words */
 };
+/* The same for words that can name a command only; fewer than two words of a group name the group. */
+int cli_find_named(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
 /* -1: no such command, with the nearest one in the error. */
 int cli_find(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
 /* Fills args (c->size zeroed bytes) from the words behind the command. 1: --help is among them; -1: wrong usage. */

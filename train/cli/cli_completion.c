@@ -117,6 +117,8 @@ static void zsh_row(FILE *out, const struct cli_row *row, int *place)
     fprintf(out, " \\\n        '");
     if (cli_is_option(row))
         fprintf(out, "%s%s[", is_set(row) ? "*" : "", row->name);
+    else if (row->kind == CLI_WORDS)
+        fputs("*:", out);
     else
         fprintf(out, "%d:", ++*place);
     zsh_text(out, cli_is_option(row) ? row->help : row->name);

@@ -30,8 +30,8 @@ const struct cli_file cli_files[] = {
 static void add(char *buf, int64_t cap, const char *open, const struct cli_row *row, const char *close)
 {
     const size_t used = strlen(buf);
-    snprintf(buf + used, (size_t)cap - used, "%s%s%s%s%s", open, row->name, row->value ? " " : "",
-             row->value ? row->value : "", close);
+    snprintf(buf + used, (size_t)cap - used, "%s%s%s%s%s%s", open, row->name, row->value ? " " : "",
+             row->value ? row->value : "", row->kind == CLI_WORDS ? " ..." : "", close);
 }
 
 static const struct cli_row *row_of(const struct command *c, const char *name)
