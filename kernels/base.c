@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -188,6 +189,8 @@ char *mem_strdup(const char *s)
 }
 
 void mem_free(void *p) { free(p); }
+
+double f64_unsigned_nan(double v) { return isnan(v) ? (double)NAN : v; }
 
 bool i64_mul(int64_t a, int64_t b, int64_t *out) { return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, out); }
 

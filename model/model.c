@@ -76,7 +76,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     }
     adapters_hold(&m->adapters, a, dev->ops->rank_multiple, &m->par);
     if (opt->share_moments) adapters_share(&m->adapters);
-    adapters_alloc(&m->adapters, dev, a);
+    (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
     load_tables(m, opt);
     const struct weights_options load = {.quantize = &opt->quantize,
                                          .embed_on_host = opt->embed_on_host,
@@ -327,11 +327,11 @@ void model_read(struct model *m, struct model_tally *out)
 {
     double sum[7];
     device_get(m->dev, sum, m->tally);
-    *out = (struct model_tally){.nll = sum[0],
+    *out = (struct model_tally){.nll = f64_unsigned_nan(sum[0]),
                                 .aux = sum[2],
                                 .n_label = m->n_label,
                                 .n_hit = (int64_t)sum[1],
-                                .grad_norm = sqrt(sum[3] + sum[5]),
+                                .grad_norm = f64_unsigned_nan(sqrt(sum[3] + sum[5])),
                                 .n_bad_grad = (int64_t)(sum[4] + sum[6])};
 }
 

@@ -33,6 +33,7 @@ struct model_options {
     int64_t n_resident;         /* the last layers, whose experts are decoded when they are loaded */
     const struct parallel *par; /* NULL: alone */
     bool share_moments;         /* among par->dp (ZeRO-1) */
+    bool frozen;                /* forward only: no gradients, no moments */
     struct ep_options ep;       /* n_tok 0 where par->ep is alone */
 };
 

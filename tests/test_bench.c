@@ -129,7 +129,10 @@ static void test_errors(void **state)
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--memory-gb", "0.01"), 1);
-    assert_says(said.err, "memory");
+    assert_says(said.err, "--memory-gb 0.01: a step needs ");
+    assert_null(strstr(said.err, "train.memory_gb"));
+    assert_int_equal(RUN("bench", "step", "--device", "cpu", "--memory-gb", "4.9e-324"), 1);
+    assert_says(said.err, "--memory-gb 4.9");
 }
 
 /* ---- the experts' kernels alone ---- */

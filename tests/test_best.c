@@ -4,6 +4,7 @@
 
 #include "data/file.h"
 #include "tests/process.h"
+#include "train/report/history.h"
 
 /* A rate of 0 learns nothing: no evaluation is lower than that of step 0. */
 #define NOTHING "--set", "optim.lr=0", "--set", "eval.every=1"
@@ -33,12 +34,23 @@ static void patience_ends_a_run(void **state)
     assert_says(said.err, "stopped after step 2 of 6");
     assert_true(file_is_dir(process_output(config, "checkpoints/step-000002")));
     assert_true(file_is_dir(process_output(config, "adapter")));
+    char page[1 << 16], out[MT_PATH];
+    process_read(process_output(config, "report.html"), page, sizeof(page));
+    assert_says(page, "<span>stopped early: no lower held-out loss for 2 evaluations, none skipped</span>");
+    snprintf(out, sizeof(out), "%s", process_output(config, ""));
+    assert_int_equal(RUN("compare", out, out), 0);
+    assert_says(said.out, "2 / 6, stopped early");
+    assert_says(said.out, ": stopped early: no lower held-out loss for 2 evaluations\n");
     assert_int_equal(RUN(config, NOTHING, "--set", "train.steps=6", "--set", "eval.patience=2"), 0);
     assert_says(said.err, "stopped after step 2 of 6");
     assert_int_equal(RUN(config, NOTHING, "--set", "train.steps=6", "--set", "eval.patience=4"), 0);
     assert_says(said.err, "stopped after step 4 of 6");
+    process_read(process_output(config, "report.html"), page, sizeof(page));
+    assert_says(page, "no lower held-out loss for 4 evaluations");
     assert_int_equal(RUN(config, NOTHING, "--set", "train.steps=6"), 0);
     assert_true(file_is_dir(process_output(config, "checkpoints/step-000006")));
+    process_read(process_output(config, "report.html"), page, sizeof(page));
+    assert_null(strstr(page, "stopped early"));
     assert_int_equal(RUN(config, "--set", "eval.patience=1"), 1);
     assert_says(said.err, "eval.patience = 1 needs evaluations: set eval.every");
 }
@@ -68,11 +80,61 @@ static void held_out_rows_of_another_form(void **state)
     assert_says(said.err, "data.eval, which is not set");
 }
 
+/* Without an evaluation of step 0, or after the held-out data changed, the first evaluation has nothing to be compared
+ * with, and losses of other data do not count. */
+static void what_best_is_compared_with(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN(config, NOTHING, "--set", "eval.at_start=no"), 0);
+    assert_says(said.out, " tokens, first evaluation, nothing to compare)");
+    assert_null(strstr(said.out, " tokens, best"));
+    assert_says(said.err, "at step 1, the lowest of the evaluations from step 1 on; step 0 was not evaluated");
+    config = process_config("");
+    assert_int_equal(RUN(config, "--set", "eval.every=1", "--set", "optim.lr=0"), 0);
+    assert_int_equal(RUN(config, "--set", "eval.every=1", "--set", "optim.lr=0", "--set", "train.steps=4", "--set",
+                         "eval.max_batches=1"),
+                     0);
+    assert_says(said.err, "losses are not compared with those up to step 2");
+    assert_says(said.err,
+                "the lowest of the evaluations from step 2 on; step 0 was not evaluated on this held-out data");
+    struct history h;
+    struct err err;
+    if (history_read(&h, process_output(config, "."), &err)) fail_msg("%s", err.msg);
+    assert_int_equal(h.eval_loss.n, 6); /* steps 0, 1, 2 and, of fewer rows, 2, 3, 4 */
+    assert_int_equal(h.first_eval, 3);
+    h.eval_loss.v[0] = 0; /* lower, but of other rows */
+    assert_int_equal(history_best(&h), 3);
+    history_free(&h);
+    char page[1 << 16];
+    process_read(process_output(config, "report.html"), page, sizeof(page));
+    assert_says(page, "<td>other held-out data</tr>");
+}
+
+static void a_loss_that_is_not_finite(void **state)
+{
+    (void)state;
+    const char *config = process_config("[optim]\nlr = 1\nweight_decay = 10\nclip_norm = 0\nschedule = constant\n");
+    assert_int_equal(RUN(config, "--set", "train.steps=40", "--set", "train.max_nonfinite=100", "--set",
+                         "lora.alpha=1e6", "--set", "eval.every=20"),
+                     0);
+    assert_says(said.out, "eval at step 40: loss nan  perplexity nan");
+    assert_null(strstr(said.out, "-nan"));
+    assert_says(said.err, "warning: the held-out loss at step 40 is not finite: the adapters have diverged");
+    char text[1 << 16];
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    assert_null(strstr(text, "nan"));
+    assert_int_equal(RUN("eval", config), 0);
+    assert_says(said.err, "loss nan, perplexity nan");
+    assert_says(said.err, "warning: the loss is not finite: the adapter has diverged");
+    assert_says(said.out, "null");
+}
+
 int test_best(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(best_is_never_worse_than_the_start),
-        cmocka_unit_test(patience_ends_a_run),
+        cmocka_unit_test(best_is_never_worse_than_the_start), cmocka_unit_test(patience_ends_a_run),
+        cmocka_unit_test(what_best_is_compared_with),         cmocka_unit_test(a_loss_that_is_not_finite),
         cmocka_unit_test(held_out_rows_of_another_form),
     };
     return cmocka_run_group_tests_name("best", tests, NULL, NULL);

@@ -173,6 +173,22 @@ static void test_budget(void **state)
     assert_false(exists(process_output(config, "adapter")));
 }
 
+/* An evaluation fits into what the plan says of it, which has no room for gradients and moments. */
+static void test_eval_alone(void **state)
+{
+    (void)state;
+    const char *config = process_config(""), *line = "holds no gradients and moments: ";
+    char set[64];
+    double alone;
+    assert_int_equal(RUN("plan", config, "--set", "lora.r=64"), 0);
+    assert_says(said.out, line);
+    assert_int_equal(sscanf(strstr(said.out, line) + strlen(line), "%lf MiB", &alone), 1);
+    snprintf(set, sizeof(set), "train.memory_gb=%.9f", 1.02 * alone / 1024);
+    assert_int_equal(RUN("eval", config, "--set", "lora.r=64", "--base", "--set", set), 0);
+    assert_int_equal(RUN(config, "--set", "lora.r=64", "--set", set), 1);
+    assert_says(said.err, "training needs ");
+}
+
 static void test_inspect(void **state)
 {
     (void)state;
@@ -247,12 +263,12 @@ static void test_interrupt(void **state)
 int test_cli(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_help),          cmocka_unit_test(test_usage_errors),
-        cmocka_unit_test(test_config_errors), cmocka_unit_test(test_input_errors),
-        cmocka_unit_test(test_config_keys),   cmocka_unit_test(test_dump_config),
-        cmocka_unit_test(test_plan),          cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_inspect),       cmocka_unit_test(test_train_and_eval),
-        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_help),           cmocka_unit_test(test_usage_errors),
+        cmocka_unit_test(test_config_errors),  cmocka_unit_test(test_input_errors),
+        cmocka_unit_test(test_config_keys),    cmocka_unit_test(test_dump_config),
+        cmocka_unit_test(test_plan),           cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_eval_alone),     cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_train_and_eval), cmocka_unit_test(test_interrupt),
     };
     return cmocka_run_group_tests_name("cli", tests, NULL, NULL);
 }

@@ -174,6 +174,21 @@ static void wrong_words(void **state)
     assert_says(said.err, "--prompt is empty");
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--tokens", "100000000"), 1);
     assert_says(said.err, "lower --tokens");
+    /* Memory ends before the model's length does: what --tokens may be is said, and is right. */
+    long long fits = 0;
+#define TIGHT "generate", config, "--prompt", "a", "--base", "--set", "train.memory_gb=0.01", "--tokens"
+    assert_int_equal(RUN(TIGHT, "2000"), 1);
+    assert_says(said.err, "--tokens 2000: ");
+    assert_null(strstr(said.err, "data.seq_len"));
+    const char *at = strstr(said.err, "(train.memory_gb): --tokens ");
+    if (!at || sscanf(at, "(train.memory_gb): --tokens %lld fits", &fits) != 1) fail_msg("%s", said.err);
+    assert_true(fits > 0 && fits < 2000);
+    char text[32];
+    snprintf(text, sizeof(text), "%lld", fits + 64);
+    assert_int_equal(RUN(TIGHT, text), 1);
+    snprintf(text, sizeof(text), "%lld", fits);
+    assert_says(said.err, text);
+    assert_int_equal(RUN(TIGHT, text), 0);
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--tokens", "1.5"), 2);
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--temperature", "-1"), 2);
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--top-p", "0.5"), 1);

@@ -386,6 +386,13 @@ static void a_full_disk_is_noticed(void **state)
     metrics_experts(&m, 1, (const int64_t[]){1}, 1, 1);
     assert_int_equal(metrics_close(&m, &err), -1);
     assert_non_null(strstr(err.msg, "metrics.jsonl"));
+    dir = scratch_dir(); /* the error names the file that failed */
+    m = opened(dir, 0);
+    m.events = fopen("/dev/full", "w");
+    assert_non_null(m.events);
+    metrics_eval(&m, &(struct eval_metrics){.step = 1, .tokens = 1});
+    assert_int_equal(metrics_close(&m, &err), -1);
+    assert_non_null(strstr(err.msg, "/tensorboard: not everything could be written"));
     assert_int_equal(metrics_open(&m, "/proc/no/such", 0, &err), -1);
 }
 

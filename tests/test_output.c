@@ -194,6 +194,47 @@ static void test_archive(void **state)
     assert_entries(dir, "archive-1 archive-2 cache");
 }
 
+/* A start with train.resume = never was killed while it moved; then an export made a directory that one of those moved
+ * had been named like. */
+static void test_archive_taken(void **state)
+{
+    (void)state;
+    char dir[256], path[MT_PATH];
+    struct err err = {.msg = ""};
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    make(dir, ".archiving/export-peft", "old");
+    make(dir, ".archiving/adapter", "a");
+    make(dir, "export-peft", "new");
+    make(dir, "checkpoints", "b");
+    if (archive_recover(dir, &err)) fail_msg("%s", err.msg);
+    assert_entries(dir, "adapter archive-1 checkpoints export-peft");
+    snprintf(path, sizeof(path), "%s/export-peft", dir);
+    assert_entries(path, "new");
+    snprintf(path, sizeof(path), "%s/archive-1/export-peft", dir);
+    assert_entries(path, "old");
+    make(dir, ".archiving", "metrics.jsonl"); /* a file, which rename() would replace */
+    make(dir, ".", "metrics.jsonl");
+    if (archive_recover(dir, &err)) fail_msg("%s", err.msg);
+    assert_entries(dir, "adapter archive-1 archive-2 checkpoints export-peft metrics.jsonl");
+}
+
+/* What an archiving start has moved when it is killed after any number of its moves comes back. */
+static void test_archive_killed(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"adapter", "best", "checkpoints", "export-peft"};
+    char dir[256], moved[MT_PATH];
+    struct err err = {.msg = ""};
+    for (int n = 0; n <= MT_LEN(names); n++) {
+        snprintf(dir, sizeof(dir), "%s", scratch_dir());
+        snprintf(moved, sizeof(moved), "%s/.archiving", dir);
+        assert_int_equal(file_make_dirs(moved, &err), 0);
+        for (int i = 0; i < MT_LEN(names); i++) make(i < n ? moved : dir, names[i], "x");
+        if (archive_recover(dir, &err)) fail_msg("%s", err.msg);
+        assert_entries(dir, "adapter best checkpoints export-peft");
+    }
+}
+
 /* `never` keeps everything of the run before, under one name. */
 static void test_never(void **state)
 {
@@ -212,6 +253,12 @@ static void test_never(void **state)
     assert_true(file_exists(process_output(config, "archive-1/report.html")));
     assert_true(file_exists(process_output(config, "archive-1/config.ini")));
     assert_true(file_exists(process_output(config, "adapter/adapter_model.safetensors")));
+    char text[1 << 14]; /* the file that the run wrote continues it */
+    process_read(process_output(config, "config.ini"), text, sizeof(text));
+    assert_says(text, "# this run had train.resume = never; with auto, this file continues the run\n");
+    assert_int_equal(RUN(process_output(config, "config.ini")), 0);
+    assert_says(said.err, "this run is complete");
+    assert_false(file_exists(process_output(config, "archive-2")));
     mem_free(old);
     mem_free(kept);
 }
@@ -250,6 +297,8 @@ int test_output(void)
         cmocka_unit_test(test_two_runs),
         cmocka_unit_test(test_sweep),
         cmocka_unit_test(test_archive),
+        cmocka_unit_test(test_archive_taken),
+        cmocka_unit_test(test_archive_killed),
         cmocka_unit_test(test_never),
         cmocka_unit_test(test_export_by_force),
     };

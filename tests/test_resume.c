@@ -100,6 +100,7 @@ static void forged_state_is_refused(void **state)
         {I64(best_step), {-1, 6, BIG}, {0}},
         {I64(n_worse), {-1, 6, BIG}, {0}},
         {I64(eval_step), {-2, 6, BIG}, {0}},
+        {I64(eval_from), {-1, 6, BIG}, {0}},
         {I64(seed), {-1, 4, BIG}, {0}},
         {REAL(smooth_loss), {0}, {NAN, INFINITY, -INFINITY}},
         {REAL(first_loss), {0}, {NAN, INFINITY, -INFINITY}},
@@ -233,6 +234,23 @@ static void what_made_the_steps_is_named(void **state)
     assert_int_equal(RUN(config, "--set", "data.format=text"), 0); /* the same rows */
 }
 
+/* The same adapters in other words. */
+static void lists_are_compared_by_meaning(void **state)
+{
+    (void)state;
+    const char *config = process_config("[lora]\ntargets = q_proj,experts\n");
+    assert_int_equal(RUN(config), 0);
+    assert_int_equal(RUN(config, "--set", "lora.targets=experts, q_proj", "--set", "lora.layers=0-1"), 0);
+    assert_int_equal(
+        RUN(config, "--set", "lora.targets=down_proj,gate_up_proj,q_proj", "--set", "lora.rank_pattern=experts=2"), 0);
+    assert_int_equal(RUN(config, "--set", "lora.targets=experts,q_proj", "--set", "lora.layers=1"), 1);
+    assert_says(said.err, "lora.layers: all -> 1: ");
+    assert_int_equal(RUN(config, "--set", "lora.rank_pattern=q_proj=1"), 1);
+    assert_says(said.err, "lora.rank_pattern: (empty) -> q_proj=1: ");
+    assert_int_equal(RUN(config, "--set", "lora.targets=experts,q_proj", "--set", "train.seed=1"), 1);
+    assert_says(said.err, "other settings, train.seed: 0 -> 1: ");
+}
+
 /* The rule compares with the first steps' loss, which a checkpoint carries on. */
 static void divergence_is_said(void **state)
 {
@@ -251,7 +269,7 @@ int test_resume(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(forged_state_is_refused),      cmocka_unit_test(forged_runs_are_refused),
         cmocka_unit_test(steps_and_rates_may_change),   cmocka_unit_test(divergence_is_said),
-        cmocka_unit_test(what_made_the_steps_is_named),
+        cmocka_unit_test(what_made_the_steps_is_named), cmocka_unit_test(lists_are_compared_by_meaning),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

@@ -2,7 +2,8 @@
  *
  * Several names cannot be renamed at once. They move into a hidden directory one after the other, and that one gets the
  * archive's name when it has them all: a kill before this leaves the hidden directory, and the next start moves what is
- * in it back. The caller holds the lock of output.dir. */
+ * in it back. Where something else has a name by then (an export that ran in between), both stay: what is in the hidden
+ * directory under that name goes to an archive. The caller holds the lock of output.dir. */
 #include "train/archive.h"
 
 #include <errno.h>
@@ -33,6 +34,13 @@ static int join(char path[MT_PATH], const char *dir, const char *name, struct er
     return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
 }
 
+static bool is_there(const char *dir, const char *name)
+{
+    struct stat st;
+    char path[MT_PATH];
+    return !join(path, dir, name, NULL) && !lstat(path, &st);
+}
+
 static int move(const char *from_dir, const char *to_dir, const char *name, struct err *err)
 {
     char from[MT_PATH], to[MT_PATH];
@@ -40,18 +48,21 @@ static int move(const char *from_dir, const char *to_dir, const char *name, stru
     return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
 }
 
-/* Every entry of `from`, or the outputs among them, to `to`; how many in *moved. */
-static int move_all(const char *from, const char *to, bool only_outputs, int64_t *moved, struct err *err)
+/* Every entry of `from`, or the outputs among them, to `to`; how many in *moved. Those whose name is taken there stay:
+ * how many in *kept. */
+static int move_all(const char *from, const char *to, bool only_outputs, int64_t *moved, int64_t *kept, struct err *err)
 {
     char **names;
     int64_t n;
-    *moved = 0;
+    *moved = *kept = 0;
     if (file_list(from, &names, &n, err)) return -1;
     int rc = 0;
     for (int64_t i = 0; i < n && !rc; i++) {
         if (only_outputs && !is_output(names[i])) continue;
-        rc = move(from, to, names[i], err);
-        *moved += !rc;
+        const bool taken = is_there(to, names[i]);
+        if (!taken) rc = move(from, to, names[i], err);
+        *moved += !taken && !rc;
+        *kept += taken;
     }
     file_list_free(names, n);
     return rc;
@@ -60,35 +71,45 @@ static int move_all(const char *from, const char *to, bool only_outputs, int64_t
 /* The first archive-N that is not there. */
 static int free_name(const char *dir, char name[32], struct err *err)
 {
-    struct stat st;
     char path[MT_PATH];
     for (int i = 1;; i++) {
         snprintf(name, 32, "archive-%d", i);
         if (join(path, dir, name, err)) return -1;
-        if (lstat(path, &st)) return 0;
+        if (!is_there(dir, name)) return 0;
     }
+}
+
+/* The hidden directory becomes an archive; its path in `to`. */
+static int finish(const char *dir, char to[MT_PATH], struct err *err)
+{
+    char half[MT_PATH], name[32];
+    if (join(half, dir, HALF, err) || free_name(dir, name, err) || join(to, dir, name, err)) return -1;
+    if (rename(half, to)) return err_set(err, "cannot rename %s to %s: %s", half, to, strerror(errno));
+    return file_sync_dir(dir, err);
 }
 
 int archive_recover(const char *dir, struct err *err)
 {
-    char half[MT_PATH];
-    int64_t moved;
+    char half[MT_PATH], to[MT_PATH];
+    int64_t moved, kept;
     if (join(half, dir, HALF, err)) return -1;
     if (!file_is_dir(half)) return 0;
-    if (move_all(half, dir, false, &moved, err)) return err_prefix(err, "putting an earlier run back");
-    return file_remove_tree(half, err);
+    if (move_all(half, dir, false, &moved, &kept, err) || (kept && finish(dir, to, err)))
+        return err_prefix(err, "putting an earlier run back");
+    if (!kept) return file_remove_tree(half, err);
+    log_warn("a start with train.resume = never was killed while it archived the earlier run, and %s has newer outputs "
+             "of the same names: the older ones are in %s",
+             dir, to);
+    return 0;
 }
 
 int archive_run(const char *dir, struct err *err)
 {
-    char half[MT_PATH], to[MT_PATH], name[32];
-    int64_t moved;
-    if (join(half, dir, HALF, err) || free_name(dir, name, err) || join(to, dir, name, err) ||
-        file_make_dirs(half, err))
-        return -1;
-    int rc = move_all(dir, half, true, &moved, err);
-    if (!rc && moved && rename(half, to)) rc = err_set(err, "cannot rename %s to %s: %s", half, to, strerror(errno));
-    if (!rc && moved) rc = file_sync_dir(dir, err);
+    char half[MT_PATH], to[MT_PATH];
+    int64_t moved, kept;
+    if (join(half, dir, HALF, err) || file_make_dirs(half, err)) return -1;
+    int rc = move_all(dir, half, true, &moved, &kept, err);
+    if (!rc && moved) rc = finish(dir, to, err);
     if (rc || !moved) {
         struct err back = {.msg = ""};
         if (archive_recover(dir, &back)) log_warn("%s", back.msg);

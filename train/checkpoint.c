@@ -27,6 +27,7 @@
 #define STATE       "state.json"
 #define SETTINGS    "settings"
 #define MAX_TEXT    (1 << 20)
+#define LATER       "eval_from" /* a field that older checkpoints lack */
 
 static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", OPTIMIZER,
                                     STATE};
@@ -125,7 +126,7 @@ static const struct field {
     {NAMED(smooth_loss), FIELD_F64}, {NAMED(first_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64},
     {NAMED(best_step), FIELD_I64},   {NAMED(n_worse), FIELD_I64},    {NAMED(eval_step), FIELD_I64},
     {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64},  {NAMED(model_mark), FIELD_U64},
-    {NAMED(eval_hash), FIELD_U64},
+    {NAMED(eval_hash), FIELD_U64},   {NAMED(eval_from), FIELD_I64},
 };
 _Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[0]),
                "a field of train_state is missing");
@@ -196,7 +197,9 @@ int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_updat
                      "%s has no settings: an older moetrain wrote it; continue that run with the older one, or start "
                      "anew with another output.dir or train.resume = never",
                      path);
-    for (int64_t i = 0; !rc && i < MT_LEN(fields); i++) rc = read_field(root, &fields[i], state, err);
+    for (int64_t i = 0; !rc && i < MT_LEN(fields); i++)
+        if (strcmp(fields[i].name, LATER) || json_has(root, LATER)) rc = read_field(root, &fields[i], state, err);
+    if (!json_has(root, LATER)) state->eval_from = isfinite(state->best_loss) ? 0 : -1;
     if (!rc) rc = json_get_i64(root, "updates", INT64_MIN, INT64_MAX, n_update, err);
     if (!rc) rc = json_get_object(root, SETTINGS, &settings, err);
     if (!rc) return 0;

@@ -20,6 +20,7 @@ struct train_state {
     int64_t best_step;
     int64_t n_worse;   /* evaluations since best_step, none of them lower */
     int64_t eval_step; /* last one evaluated; -1: none */
+    int64_t eval_from; /* first one evaluated on the data of eval_hash, which best_loss is the lowest since; -1: none */
     uint64_t seed;
     uint64_t data_hash, model_mark; /* must agree to resume: training data; samples of the model's weights */
     uint64_t eval_hash;             /* what best_loss is a loss of: held-out data and how much of it */

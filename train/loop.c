@@ -291,19 +291,33 @@ static void samples(struct training *t)
     samples_write(&t->samples, is_first(t) ? &t->metrics : NULL, t->state.step, stop_asked);
 }
 
+static void warn_of_evaluation(int64_t step)
+{
+    if (step)
+        log_warn("the held-out loss at step %lld is not finite: the adapters have diverged. Lower optim.lr, or raise "
+                 "optim.warmup_steps",
+                 (long long)step);
+    else
+        log_warn("the held-out loss at step 0 is not finite: look at the base model's weights and the held-out data");
+}
+
 static int evaluate(struct training *t, struct err *err)
 {
-    struct eval_metrics e = {.step = t->state.step};
+    struct train_state *s = &t->state;
+    struct eval_metrics e = {.step = s->step, .held_out = s->eval_hash};
     if (!t->run.eval.n_docs) return samples(t), 0;
     if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
-    const bool lowest = e.loss < t->state.best_loss;
-    e.best = lowest && t->state.step > 0; /* step 0 is what the others have to beat: there is nothing to save yet */
+    const bool lowest = e.loss < s->best_loss;
+    if (s->eval_from < 0) s->eval_from = s->step;
+    e.from = s->eval_from;
+    e.best = lowest && s->step > 0; /* step 0 is what the others have to beat: there is nothing to save yet */
     if (is_first(t)) metrics_eval(&t->metrics, &e);
+    if (is_first(t) && !isfinite(e.loss)) warn_of_evaluation(s->step);
     samples(t);
-    t->state.n_worse = lowest ? 0 : t->state.n_worse + 1;
+    s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;
-    t->state.best_loss = e.loss;
-    t->state.best_step = t->state.step;
+    s->best_loss = e.loss;
+    s->best_step = s->step;
     if (!e.best) return 0;
     comm_busy(t->run.par.all, "saving");
     const int rc = save_adapter(t, "best", err);
@@ -357,18 +371,31 @@ static bool out_of_patience(const struct training *t)
     return patience && t->state.n_worse >= patience;
 }
 
+static void tell_of_patience(const struct training *t)
+{
+    const struct train_state *s = &t->state;
+    char loss[64] = "finite loss";
+    if (isfinite(s->best_loss))
+        snprintf(loss, sizeof(loss), "lower loss than %.4f of step %lld", s->best_loss, (long long)s->best_step);
+    log_info("eval.patience = %lld: the last %lld evaluations had no %s: stopped after step %lld of %lld",
+             (long long)t->run.cfg->eval.patience, (long long)s->n_worse, loss, (long long)s->step,
+             (long long)t->schedule.total_steps);
+}
+
 /* Where the best adapter is, when a run has come to its end. */
 static void tell_of_best(const struct training *t)
 {
     const struct train_state *s = &t->state;
-    if (s->step < t->schedule.total_steps && out_of_patience(t))
-        log_info(
-            "eval.patience = %lld: the last %lld evaluations had no lower loss than %.4f of step %lld: stopped after "
-            "step %lld of %lld",
-            (long long)t->run.cfg->eval.patience, (long long)s->n_worse, s->best_loss, (long long)s->best_step,
-            (long long)s->step, (long long)t->schedule.total_steps);
-    if (s->eval_step <= 0 || !isfinite(s->best_loss)) return;
-    if (s->best_step)
+    if (s->step < t->schedule.total_steps && out_of_patience(t)) tell_of_patience(t);
+    if (s->eval_step <= 0 || s->eval_from < 0) return;
+    if (!isfinite(s->best_loss))
+        log_info("no evaluation had a finite held-out loss: %s is not written", out_path(t->run.cfg, "best").s);
+    else if (s->eval_from > 0)
+        log_info("%-12s %s (held-out loss %.4f at step %lld, the lowest of the evaluations from step %lld on; step 0 "
+                 "was not evaluated on this held-out data)",
+                 "best:", out_path(t->run.cfg, "best").s, s->best_loss, (long long)s->best_step,
+                 (long long)s->eval_from);
+    else if (s->best_step)
         log_info("%-12s %s (held-out loss %.4f at step %lld)", "best:", out_path(t->run.cfg, "best").s, s->best_loss,
                  (long long)s->best_step);
     else
@@ -397,7 +424,10 @@ static int steps(struct training *t, struct err *err)
             if ((rc = evaluate(t, err))) return rc;
             t->state.eval_step = s;
         }
-        last |= out_of_patience(t);
+        if (!last && out_of_patience(t)) {
+            last = true;
+            if (is_first(t)) metrics_stop(&t->metrics, s, t->state.n_worse);
+        }
         /* Where the run was continued there is a checkpoint already, but one that lacks an evaluation made up for. */
         const bool saving = (s > start || (due && s > 0)) && (last || (every && s % every == 0));
         if (saving && save(t, err)) return -1;
@@ -446,6 +476,7 @@ static int prepare(struct training *t, struct err *err)
     t->state = (struct train_state){.smooth_loss = 0,
                                     .best_loss = INFINITY,
                                     .eval_step = -1,
+                                    .eval_from = -1,
                                     .seed = (uint64_t)cfg->train.seed,
                                     .total_steps = t->schedule.total_steps,
                                     .data_hash = t->run.train.hash,
@@ -471,8 +502,10 @@ static void take_state(struct training *t, const struct train_state *found)
     t->state.eval_hash = fresh.eval_hash;
     t->state.best_loss = INFINITY;
     t->state.best_step = t->state.n_worse = 0;
-    t->state.eval_step = -1;
-    log_info("other held-out data, or another eval.max_batches, than before: the best adapter is looked for anew");
+    t->state.eval_step = t->state.eval_from = -1;
+    log_info("other held-out data, or another eval.max_batches, than before: losses are not compared with those up to "
+             "step %lld, and the next evaluation writes best/ anew",
+             (long long)t->state.step);
 }
 
 /* Continues from a checkpoint, or starts from lora.init_from or fresh adapters. Every rank reads by itself. */
@@ -506,11 +539,24 @@ static int agree_on_start(struct training *t, struct err *err)
     return 0;
 }
 
+/* With train.resume = auto, whatever this run had: `never` would archive the run when somebody trains with this file
+ * again, and a checkpoint's path would take it back to there. */
 static int write_config(const struct config *cfg, struct err *err)
 {
-    char *text = config_dump(cfg);
+    struct config *again = mem_alloc(sizeof(*again));
+    *again = *cfg;
+    snprintf(again->train.resume, sizeof(again->train.resume), "auto");
+    char *settings = config_dump(again);
+    const int64_t cap = (int64_t)strlen(settings) + MT_PATH + 128;
+    char *text = mem_alloc(cap);
+    if (strcmp(cfg->train.resume, "auto"))
+        snprintf(text, (size_t)cap, "# this run had train.resume = %s; with auto, this file continues the run\n",
+                 cfg->train.resume);
+    strcat(text, settings);
     const int rc = file_write_atomic(out_path(cfg, "config.ini").s, text, (int64_t)strlen(text), err);
     mem_free(text);
+    mem_free(settings);
+    mem_free(again);
     return rc;
 }
 
@@ -596,7 +642,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || config_validate(cfg, err) || inputs_check(cfg, err) ||
         run_open_headers(&t->run, cfg, false, err) || run_join(&t->run, all, err) || take_output(t, err) ||
-        resume_find(&t->from, cfg, err) || run_open_data(&t->run, true, err) || prepare(t, err) ||
+        resume_find(&t->from, cfg, &t->run.arch, err) || run_open_data(&t->run, true, err) || prepare(t, err) ||
         samples_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
         (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
@@ -641,33 +687,34 @@ static void undo_start(struct training *t, const struct config *cfg)
 
 int loop_train(const struct config *cfg, struct comm *all, struct err *err)
 {
-    struct training t;
+    struct training *t = mem_alloc(sizeof(*t)); /* 70 KiB: too much for a small stack */
     struct err close_err;
     stop_signal = 0;
     comm_busy(all, "loading");
-    int rc = training_open(&t, cfg, all, err); /* nothing to save until it is done: a signal ends the process at once */
-    if (rc) undo_start(&t, cfg);
+    int rc = training_open(t, cfg, all, err); /* nothing to save until it is done: a signal ends the process at once */
+    if (rc) undo_start(t, cfg);
     take_signals();
     comm_busy(all, NULL);
-    if (!rc) rc = steps(&t, err);
+    if (!rc) rc = steps(t, err);
     if (rc == LOOP_INTERRUPTED) {
-        metrics_end_line(&t.metrics);
+        metrics_end_line(&t->metrics);
         if (stop_signal == SIGPIPE)
-            log_info("standard output or error was closed after step %lld: saving", (long long)t.state.step);
+            log_info("standard output or error was closed after step %lld: saving", (long long)t->state.step);
         else if (stop_signal)
-            log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t.state.step);
+            log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t->state.step);
         else
-            log_info("another rank was interrupted after step %lld: saving", (long long)t.state.step);
-        if (save(&t, err)) rc = -1;
-        if (rc >= 0 && is_first(&t)) tell_how_to_continue(&t);
+            log_info("another rank was interrupted after step %lld: saving", (long long)t->state.step);
+        if (save(t, err)) rc = -1;
+        if (rc >= 0 && is_first(t)) tell_how_to_continue(t);
     }
-    if (t.loader && profile_finish(&t.profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
+    if (t->loader && profile_finish(&t->profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");
-    if (rc >= 0 && save_adapter(&t, "adapter", err)) rc = -1; /* interrupted or not: the last state */
-    if (t.metrics.jsonl && metrics_close(&t.metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
-    if (rc >= 0 && is_first(&t)) tell_of_best(&t);
-    if (rc >= 0) comm_unshare_work(t.run.par.ep);
-    training_close(&t);
+    if (rc >= 0 && save_adapter(t, "adapter", err)) rc = -1; /* interrupted or not: the last state */
+    if (t->metrics.jsonl && metrics_close(&t->metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
+    if (rc >= 0 && is_first(t)) tell_of_best(t);
+    if (rc >= 0) comm_unshare_work(t->run.par.ep);
+    training_close(t);
+    mem_free(t);
     if (rc >= 0) signal(SIGTERM, SIG_IGN); /* from a launcher, as another rank has exited before this one */
     return rc;
 }

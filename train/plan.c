@@ -57,6 +57,7 @@ struct request {
     const struct safetensors *st;
     const struct config *cfg;
     const char *adapter_dir;
+    bool train; /* else forward alone */
     int64_t n_tok;
     int64_t seq_len;
 };
@@ -74,7 +75,7 @@ static int64_t measure_pass(struct model *m, const struct model_batch *b, bool b
     *fwd = m->dev->work.peak;
     if (backward) model_bwd(m);
     model_end(m);
-    model_norm(m);
+    if (backward) model_norm(m);
     *flops = m->dev->flops / (double)b->n_tok;
     return m->dev->work.peak;
 }
@@ -105,13 +106,13 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
                               .unused = m.weights.unused};
     memcpy(p->held, m.weights.experts, sizeof(p->held));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
-    p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
+    if (!opt->frozen) p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
     if (q->par->ep->world > 1) { /* room is for more rows than a rank has on average */
         int64_t unused;
         m.acts.ep.capacity_factor = 1;
         m.acts.ep.n_chunk = 1;
         measure_pass(&m, &b, false, &unused, &p->flops_fwd);
-        measure_pass(&m, &b, true, &unused, &p->flops);
+        if (!opt->frozen) measure_pass(&m, &b, true, &unused, &p->flops);
     }
     *trainable = m.adapters.n_values;
     model_close(&m);
@@ -151,6 +152,7 @@ static struct model_options way(const struct request *q, int i)
     const struct scratch *s = gpu ? &gpu_scratch[i % per_mode / 2] : &cpu_scratch[0];
     struct model_options opt = base_options(q->cfg);
     opt.max_len = q->seq_len;
+    opt.frozen = !q->train;
     opt.recompute = (enum recompute)(i / per_mode);
     opt.embed_on_host = gpu && i % 2;
     opt.expert_group = s->expert_group;
@@ -164,7 +166,7 @@ static struct model_options way(const struct request *q, int i)
 }
 
 /* The first way that fits, else the last one that is allowed. */
-static int choose(struct plan *p, const struct request *q, bool train, struct err *err)
+static int choose(struct plan *p, const struct request *q, struct err *err)
 {
     _Static_assert(CFG_RECOMPUTE_NONE == RECOMPUTE_NONE + 1 && CFG_RECOMPUTE_FULL == RECOMPUTE_FULL + 1, "enum order");
     const bool automatic = q->cfg->train.recompute == CFG_RECOMPUTE_AUTO;
@@ -174,7 +176,7 @@ static int choose(struct plan *p, const struct request *q, bool train, struct er
         if (!automatic && opt.recompute != wanted) continue;
         p->opt = opt;
         if (measure(&p->memory, &p->trainable, q, &opt, err)) return -1;
-        if (peak(&p->memory, p->fixed, train) <= p->budget) break;
+        if (peak(&p->memory, p->fixed, q->train) <= p->budget) break;
     }
     p->chosen = automatic;
     return 0;
@@ -182,7 +184,7 @@ static int choose(struct plan *p, const struct request *q, bool train, struct er
 
 /* What the chosen way leaves of a GPU's memory holds experts decoded, of as many layers as fit, so that no step decodes
  * them again. */
-static int fill_up(struct plan *p, const struct request *q, bool train, struct err *err)
+static int fill_up(struct plan *p, const struct request *q, struct err *err)
 {
     int64_t low = 0, high = q->a->n_layer + 1; /* low fits, high does not */
     if (q->cfg->train.decoded_layers >= 0 || !q->dev->ops->own_memory || p->budget == INT64_MAX) return 0;
@@ -192,7 +194,7 @@ static int fill_up(struct plan *p, const struct request *q, bool train, struct e
         opt.n_resident = n;
         if (measure(&m, &p->trainable, q, &opt, err)) return -1;
         if (!m.n_decoded) return 0; /* they are not packed */
-        if (peak(&m, p->fixed, train) > p->budget) {
+        if (peak(&m, p->fixed, q->train) > p->budget) {
             high = n;
             continue;
         }
@@ -204,7 +206,8 @@ static int fill_up(struct plan *p, const struct request *q, bool train, struct e
 }
 
 static struct request request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
-                                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir)
+                                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
+                                 bool train)
 {
     const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
     return (struct request){.dev = dev,
@@ -213,6 +216,7 @@ static struct request request_of(const struct device *dev, const struct parallel
                             .st = st,
                             .cfg = cfg,
                             .adapter_dir = adapter_dir,
+                            .train = train,
                             .n_tok = loader_max_tokens(&lo),
                             .seq_len = cfg->data.seq_len};
 }
@@ -245,7 +249,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
               const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
               struct err *err)
 {
-    const struct request q = request_of(dev, par, a, st, cfg, adapter_dir);
+    const struct request q = request_of(dev, par, a, st, cfg, adapter_dir, train);
     char need[32], have[32];
     *p = (struct plan){.n_tok = q.n_tok,
                        .n_rank = par->all->world,
@@ -255,7 +259,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
     set_budget(p, dev, par, cfg);
-    if (choose(p, &q, train, err)) return -1;
+    if (choose(p, &q, err)) return -1;
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
                  p->memory.unused);
@@ -264,7 +268,8 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
         opt.recompute = (enum recompute)r;
         if (measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
     }
-    if (plan_peak(p, train) <= p->budget) return fill_up(p, &q, train, err);
+    if (plan_peak(p, train) <= p->budget) return fill_up(p, &q, err);
+    p->too_large = true;
     return err_set(err,
                    "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
                    "or lora.r%s%s",
@@ -275,18 +280,24 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                 const struct safetensors *st, const struct config *cfg, struct err *err)
+                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                 struct err *err)
 {
     const int64_t unit = 64;
+    struct request q = request_of(dev, par, a, st, cfg, adapter_dir, train);
+    struct model_options alone = p->opt;
+    struct plan_memory m;
+    alone.frozen = true;
+    if (measure(&m, &p->trainable, &q, &alone, err)) return -1;
+    p->eval_alone = peak(&m, p->fixed, false);
     if (p->budget == INT64_MAX) return 0;
-    struct request q = request_of(dev, par, a, st, cfg, NULL);
     int64_t low = 0, high = a->max_len / unit + 1; /* in units: low fits, high does not */
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         struct plan probe = {.fixed = p->fixed, .budget = p->budget};
         q.seq_len = q.n_tok = middle * unit;
-        if (choose(&probe, &q, true, err)) return -1;
-        if (peak(&probe.memory, p->fixed, true) <= p->budget)
+        if (choose(&probe, &q, err)) return -1;
+        if (peak(&probe.memory, p->fixed, train) <= p->budget)
             low = middle;
         else
             high = middle;
@@ -349,6 +360,9 @@ static void print_choices(const struct plan *p, FILE *out)
     if (p->n_dp > 1) fprintf(out, "  a rank holds 1/%d of the moments (parallel.zero)\n", p->n_dp);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));
+    if (p->eval_alone)
+        fprintf(out, "  evaluation alone (`moetrain eval`) holds no gradients and moments: %s\n",
+                str_bytes(b, p->eval_alone));
     if (p->longest)
         fprintf(out, "  longest data.seq_len that fits the budget with micro_batch = 1: %lld\n", (long long)p->longest);
     fprintf(out, "  %s trainable parameters; %s FLOP per token forward, %s per token of training\n",

@@ -42,6 +42,8 @@ struct plan {
     int64_t trainable;                      /* parameters */
     int n_rank, n_ep, n_dp;                 /* ranks; those that share out the experts; those that share the moments */
     int64_t longest;                        /* data.seq_len that would still fit with micro_batch = 1; 0: none does */
+    int64_t eval_alone; /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
+    bool too_large;     /* nothing fits the budget: why plan_make failed */
 };
 
 /* Which adapters: those of the [lora] section, or, with adapter_dir (a PEFT directory), those of its own configuration.
@@ -55,9 +57,10 @@ struct quantize plan_quantize(const struct config *cfg);
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
               const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
               struct err *err) MT_CHECK;
-/* Fills p->longest, which takes some seconds. */
+/* Fills p->longest and p->eval_alone, which takes some seconds. */
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                 const struct safetensors *st, const struct config *cfg, struct err *err) MT_CHECK;
+                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                 struct err *err) MT_CHECK;
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */

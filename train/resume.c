@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/plan.h"
+
 #define WHAT_TO_DO "set it back, or start anew with another output.dir or train.resume = never"
 
 struct schedule resume_schedule(const struct config *cfg, int64_t total)
@@ -52,26 +54,68 @@ static const char *changes_text(struct changes *c)
     return c->text;
 }
 
-/* The options of one effect whose values differ, of sections that begin with `section`. */
-static struct changes compare(const struct resume *r, const struct config *cfg, enum config_effect effect,
-                              const char *section)
+/* Keys whose texts may differ where they adapt the same matrices with the same ranks. */
+static bool is_adapter_list(const char *name)
 {
-    struct config defaults;
-    struct config_value now, unset;
+    return !strcmp(name, "lora.targets") || !strcmp(name, "lora.rank_pattern") || !strcmp(name, "lora.layers");
+}
+
+static bool same_tables(const struct adapters *a, const struct adapters *b)
+{
+    bool same = a->n_layer == b->n_layer && a->n_params == b->n_params;
+    for (int64_t i = 0; same && i < a->n_params; i++) {
+        const struct lora_param *p = &a->params[i], *q = &b->params[i];
+        same = p->target == q->target && p->layer == q->layer && p->rows == q->rows && p->cols == q->cols;
+    }
+    return same;
+}
+
+/* Do the settings of the checkpoint adapt what cfg adapts? */
+static bool same_adapters(const struct resume *r, const struct config *cfg, const struct arch *a)
+{
+    struct config *saved = mem_alloc(sizeof(*saved));
+    struct adapters then = {.r = 0}, now = {.r = 0};
+    struct config_value v;
+    struct err err;
+    const char *text;
+    const struct json settings = json_find(json_root(r->doc), "settings");
+    bool good = true;
+    config_defaults(saved);
+    for (int64_t i = 0; good && config_value(cfg, i, &v); i++)
+        if (!strncmp(v.name, "lora.", 5) && json_has(settings, v.name))
+            good = !json_get_str(settings, v.name, &text, &err) && !config_set_key(saved, v.name, text, r->path, &err);
+    good = good && !plan_adapters(&then, a, saved, NULL, &err) && !plan_adapters(&now, a, cfg, NULL, &err) &&
+           same_tables(&then, &now);
+    adapters_free(&then);
+    adapters_free(&now);
+    mem_free(saved);
+    return good;
+}
+
+/* The options of one effect whose values differ, of sections that begin with `section`. same_lists: those of
+ * is_adapter_list are left out. */
+static struct changes compare(const struct resume *r, const struct config *cfg, enum config_effect effect,
+                              const char *section, bool same_lists)
+{
+    struct config *defaults = mem_alloc(sizeof(*defaults));
+    struct config_value *now = mem_alloc(2 * (int64_t)sizeof(*now)), *unset = now + 1;
     struct err err;
     struct changes c = {.n = 0};
     const struct json settings = json_find(json_root(r->doc), "settings");
-    config_defaults(&defaults);
-    for (int64_t i = 0; config_value(cfg, i, &now); i++) {
+    config_defaults(defaults);
+    for (int64_t i = 0; config_value(cfg, i, now); i++) {
         const char *old = NULL;
-        if (now.effect != effect || strncmp(now.name, section, strlen(section))) continue;
-        config_value(&defaults, i, &unset);
-        if (!json_has(settings, now.name))
-            old = unset.text;
-        else if (json_get_str(settings, now.name, &old, &err))
+        if (now->effect != effect || strncmp(now->name, section, strlen(section))) continue;
+        config_value(defaults, i, unset);
+        if (!json_has(settings, now->name))
+            old = unset->text;
+        else if (json_get_str(settings, now->name, &old, &err))
             old = "?";
-        if (strcmp(old, now.text)) changes_add(&c, now.name, old, now.text);
+        if (same_lists && is_adapter_list(now->name)) continue;
+        if (strcmp(old, now->text)) changes_add(&c, now->name, old, now->text);
     }
+    mem_free(now);
+    mem_free(defaults);
     return c;
 }
 
@@ -98,22 +142,25 @@ static int check_known(const struct resume *r, const struct config *cfg, struct 
 /* The configuration of the checkpoint as far as the learning rate depends on it. */
 static int saved_schedule(const struct resume *r, const struct config *cfg, struct schedule *out, struct err *err)
 {
-    struct config saved;
-    struct config_value v;
+    struct config *saved = mem_alloc(sizeof(*saved));
+    struct config_value *v = mem_alloc(sizeof(*v));
     const char *text;
     const struct json settings = json_find(json_root(r->doc), "settings");
-    config_defaults(&saved);
-    for (int64_t i = 0; config_value(cfg, i, &v); i++) {
-        if (v.effect != CONFIG_NEXT || !json_has(settings, v.name)) continue;
-        if (json_get_str(settings, v.name, &text, err) || config_set_key(&saved, v.name, text, r->path, err)) return -1;
-    }
-    *out = resume_schedule(&saved, r->state.total_steps);
-    return 0;
+    int rc = 0;
+    config_defaults(saved);
+    for (int64_t i = 0; !rc && config_value(cfg, i, v); i++)
+        if (v->effect == CONFIG_NEXT && json_has(settings, v->name))
+            rc = json_get_str(settings, v->name, &text, err) || config_set_key(saved, v->name, text, r->path, err) ? -1
+                                                                                                                   : 0;
+    if (!rc) *out = resume_schedule(saved, r->state.total_steps);
+    mem_free(v);
+    mem_free(saved);
+    return rc;
 }
 
 /* ---- finding ---- */
 
-int resume_find(struct resume *r, const struct config *cfg, struct err *err)
+int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err)
 {
     int have = 1;
     *r = (struct resume){.found = false};
@@ -125,7 +172,8 @@ int resume_find(struct resume *r, const struct config *cfg, struct err *err)
     if (have <= 0) return have;
     if (checkpoint_peek(r->path, &r->state, &r->n_update, &r->doc, err) || check_known(r, cfg, err)) return -1;
     r->found = true;
-    struct changes c = compare(r, cfg, CONFIG_MATH, "");
+    struct changes c = compare(r, cfg, CONFIG_MATH, "", false);
+    if (c.n && same_adapters(r, cfg, a)) c = compare(r, cfg, CONFIG_MATH, "", true);
     if (!c.n) return 0;
     return err_set(err, "%s was made with other settings, %s: " WHAT_TO_DO, r->path, changes_text(&c));
 }
@@ -215,7 +263,8 @@ static int check_state(const struct resume *r, const struct resume_run *run, str
         {"updates", r->n_update, 0, s->step - MT_MIN(MT_MAX(s->n_nonfinite, 0), s->step)},
         {"tokens", s->tokens, 0, times(n_batch, cfg->train.micro_batch * cfg->data.seq_len)},
         {"total_steps", s->total_steps, MT_MAX(s->step, 1), most},
-        {"best_step", s->best_step, 0, isfinite(s->best_loss) ? s->step : 0},
+        {"eval_from", s->eval_from, isfinite(s->best_loss) ? 0 : -1, s->step},
+        {"best_step", s->best_step, isfinite(s->best_loss) ? s->eval_from : 0, isfinite(s->best_loss) ? s->step : 0},
         {"n_worse", s->n_worse, 0, s->step + !isfinite(s->best_loss)}, /* step 0 counts where its loss was not finite */
         {"eval_step", s->eval_step, -1, s->step},
         {"seed", (int64_t)s->seed, cfg->train.seed, cfg->train.seed},
@@ -230,7 +279,7 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
     struct schedule unused;
     if (!r->found) return 0;
     if (r->state.data_hash != run->data_hash) {
-        struct changes c = compare(r, run->cfg, CONFIG_DATA, "data.");
+        struct changes c = compare(r, run->cfg, CONFIG_DATA, "data.", false);
         if (c.n)
             return err_set(err, "%s was made with other training data, %s: " WHAT_TO_DO, r->path, changes_text(&c));
         return err_set(err,
@@ -245,7 +294,7 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t mark, struct err *err)
 {
     if (!r->found || r->state.model_mark == mark) return 0;
-    struct changes c = compare(r, cfg, CONFIG_DATA, "model.");
+    struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
     return err_set(err, "%s was made with another base model%s%s: " WHAT_TO_DO, r->path,
                    c.n ? ", " : ": the weights in model.path are not the same", c.n ? changes_text(&c) : "");
 }
@@ -255,7 +304,7 @@ int resume_check_model(const struct resume *r, const struct config *cfg, uint64_
 void resume_tell(const struct resume *r, const struct resume_run *run)
 {
     static const char *const kinds[] = {"cosine", "linear", "constant"};
-    struct changes c = compare(r, run->cfg, CONFIG_NEXT, "");
+    struct changes c = compare(r, run->cfg, CONFIG_NEXT, "", false);
     struct schedule before;
     struct err err;
     const int64_t next = r->state.step + 1;

@@ -23,8 +23,8 @@ struct resume {
 
 /* The checkpoint that train.resume asks for, if there is one, and its settings. An error when it, or all that there
  * are, are damaged, and when an option that changed the steps already made has another value: each is named with both.
- */
-int resume_find(struct resume *r, const struct config *cfg, struct err *err) MT_CHECK;
+ * lora.targets, rank_pattern and layers may be written in another way that adapts the same matrices of `a`. */
+int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err) MT_CHECK;
 /* After the data are read: an error when they are not those of the checkpoint, or when a number of its state is one
  * that this run cannot have come to; it is named. */
 int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;

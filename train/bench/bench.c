@@ -118,6 +118,17 @@ static void set_optimizer(struct adamw *opt, const struct config *cfg)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
+/* The plan's error names keys of a configuration, which a benchmark does not have. */
+static int too_large(const struct bench *b, struct err *err)
+{
+    const struct plan *p = &b->run.plan;
+    char need[32], have[32], given[64] = "";
+    if (p->capped) snprintf(given, sizeof(given), "--memory-gb %g: ", b->cfg.train.memory_gb);
+    return err_set(err, "%sa step needs %s, the budget is %s (%s): lower --tokens, --seq, --layers or --rank", given,
+                   str_bytes(need, plan_peak(p, true)), str_bytes(have, p->budget),
+                   p->capped ? "--memory-gb" : p->limit);
+}
+
 static int bench_open(struct bench *b, struct err *err)
 {
     struct run *r = &b->run;
@@ -138,7 +149,7 @@ static int bench_open(struct bench *b, struct err *err)
     r->arch = b->memory.arch;
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
-    if (run_open_model(r, NULL, true, err)) return -1;
+    if (run_open_model(r, NULL, true, err)) return r->plan.too_large ? too_large(b, err) : -1;
     set_optimizer(&r->model.adapters.opt, &b->cfg);
     make_batch(b);
     b->step_ms = mem_array(b->n_step, sizeof(double));

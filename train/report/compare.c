@@ -36,12 +36,13 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
     const double done = h->step.n ? h->step.v[h->step.n - 1] : 0;
     const int64_t best = history_best(h), n_eval = h->eval_loss.n;
     if ((double)h->start.total_steps > done)
-        snprintf(cells[STEPS], 64, "%s / %s", svg_number(a, done), svg_number(b, (double)h->start.total_steps));
+        snprintf(cells[STEPS], 64, "%s / %s%s", svg_number(a, done), svg_number(b, (double)h->start.total_steps),
+                 h->n_worse ? ", stopped early" : "");
     else
         snprintf(cells[STEPS], 64, "%s", svg_number(a, done));
     snprintf(cells[TOKENS], 64, "%s", str_count(a, (int64_t)fmin(h->tokens, 9e18)));
     loss_text(cells[TRAIN], series_last(&h->smooth));
-    loss_text(cells[FIRST], n_eval ? h->eval_loss.v[0] : NAN);
+    loss_text(cells[FIRST], n_eval ? h->eval_loss.v[h->first_eval] : NAN);
     snprintf(cells[BEST], 64, "-");
     if (best >= 0) snprintf(cells[BEST], 64, "%.4f (%s)", h->eval_loss.v[best], svg_number(a, h->eval_step.v[best]));
     loss_text(cells[LAST], n_eval ? h->eval_loss.v[n_eval - 1] : NAN);
@@ -111,7 +112,7 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
 
 static void print_results(const struct compared *runs, int n, FILE *out)
 {
-    char cells[COMPARE_RUNS][N_COLUMNS][64];
+    char cells[COMPARE_RUNS][N_COLUMNS][64], stop[80];
     int name = 3, width[N_COLUMNS];
     for (int c = 0; c < N_COLUMNS; c++) width[c] = (int)strlen(column_names[c]);
     for (int i = 0; i < n; i++) {
@@ -126,6 +127,8 @@ static void print_results(const struct compared *runs, int n, FILE *out)
         for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "  %*s", width[c], cells[i][c]);
     }
     fprintf(out, "\n");
+    for (int i = 0; i < n; i++)
+        if (*history_stop(&runs[i].history, stop)) fprintf(out, "%s: %s\n", runs[i].dir, stop);
 }
 
 static void print_settings(const struct compared *runs, int n, FILE *out)
@@ -159,7 +162,8 @@ static void write_plot(FILE *out, const struct compared *runs, int n, bool held_
         for (int i = 0; i < n; i++) {
             const struct history *h = &runs[i].history;
             const struct series *x = held_out ? &h->eval_step : &h->step, *y = held_out ? &h->eval_loss : &h->smooth;
-            p.lines[i] = (struct svg_line){line_css[i], x->v, y->v, y->n, held_out};
+            const int64_t first = held_out ? h->first_eval : 0;
+            p.lines[i] = (struct svg_line){line_css[i], x->v + first, y->v + first, y->n - first, held_out};
         }
         fprintf(out, "<div class=\"%s\">\n", sizes[k].css);
         svg_plot(out, &p);
@@ -169,7 +173,7 @@ static void write_plot(FILE *out, const struct compared *runs, int n, bool held_
 
 static void write_results(FILE *out, const struct compared *runs, int n)
 {
-    char cells[N_COLUMNS][64];
+    char cells[N_COLUMNS][64], stop[80];
     fputs("<div class=\"table\"><table><tr><th>run", out);
     for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<th>%s", column_names[c]);
     for (int i = 0; i < n; i++) {
@@ -180,6 +184,12 @@ static void write_results(FILE *out, const struct compared *runs, int n)
         for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<td>%s", cells[c]);
     }
     fputs("</tr>\n</table></div>\n", out);
+    for (int i = 0; i < n; i++) {
+        if (!*history_stop(&runs[i].history, stop)) continue;
+        fputs("<p class=\"sub\">", out);
+        svg_text(out, runs[i].dir);
+        fprintf(out, ": %s</p>\n", stop);
+    }
 }
 
 static void write_settings(FILE *out, const struct compared *runs, int n)

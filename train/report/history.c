@@ -96,7 +96,7 @@ static void add_start(struct history *h, struct json event)
     copy_text(s->data, sizeof(s->data), event, "data");
     copy_text(s->device, sizeof(s->device), event, "device");
     copy_text(s->version, sizeof(s->version), event, "version");
-    s->total_steps = 0;
+    s->total_steps = h->n_worse = 0;
     s->resumed = or_zero(number(event, "step")) > 0;
     if (json_opt_i64(event, "total_steps", 0, INT64_MAX, &s->total_steps, NULL)) s->total_steps = 0;
 }
@@ -134,7 +134,12 @@ static int add_event(struct history *h, struct json event, struct err *err)
         h->mem_bytes = fmax(h->mem_bytes, or_zero(number(event, "mem_bytes")));
         h->n_skipped += json_has(event, "skipped");
     }
+    if (!strcmp(kind, "stop") && json_opt_i64(event, "evaluations", 0, INT64_MAX, &h->n_worse, NULL)) h->n_worse = 0;
     if (!strcmp(kind, "eval")) {
+        char held_out[sizeof(h->held_out)];
+        copy_text(held_out, sizeof(held_out), event, "held_out");
+        if (strcmp(held_out, h->held_out)) h->first_eval = h->eval_step.n;
+        memcpy(h->held_out, held_out, sizeof(held_out));
         push(&h->eval_step, step);
         push(&h->eval_loss, number(event, "loss"));
         push(&h->perplexity, number(event, "perplexity"));
@@ -176,7 +181,16 @@ double series_last(const struct series *s)
 int64_t history_best(const struct history *h)
 {
     int64_t best = -1;
-    for (int64_t i = 0; i < h->eval_loss.n; i++)
+    for (int64_t i = h->first_eval; i < h->eval_loss.n; i++)
         if (isfinite(h->eval_loss.v[i]) && (best < 0 || h->eval_loss.v[i] < h->eval_loss.v[best])) best = i;
     return best;
+}
+
+const char *history_stop(const struct history *h, char text[80])
+{
+    text[0] = 0;
+    if (h->n_worse)
+        snprintf(text, 80, "stopped early: no lower held-out loss for %lld evaluation%s", (long long)h->n_worse,
+                 h->n_worse == 1 ? "" : "s");
+    return text;
 }

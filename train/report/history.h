@@ -26,6 +26,9 @@ struct history_sample {
 struct history {
     struct series step, loss, smooth, grad, lr, tok_s;
     struct series eval_step, eval_loss, perplexity, accuracy, eval_tok;
+    int64_t first_eval; /* from this evaluation on all are on the held-out data of the last: their losses compare */
+    char held_out[32];  /* which these are; "" in files of older versions */
+    int64_t n_worse;    /* evaluations without a lower loss, after which eval.patience ended the run; 0: it did not */
     double tokens, train_ms, eval_ms, mem_bytes;
     int64_t n_skipped, n_layer, n_exp;
     double *experts; /* [n_layer, n_exp] tokens, all events summed; NULL: no such event */
@@ -40,7 +43,9 @@ void history_free(struct history *h); /* zeroed is fine */
 
 /* The last finite value, or NaN. */
 double series_last(const struct series *s);
-/* Index of the evaluation with the lowest finite loss, or -1. */
+/* Index of the evaluation with the lowest finite loss, from first_eval on, or -1. */
 int64_t history_best(const struct history *h);
+/* "stopped early: no lower held-out loss for 3 evaluations"; "" for a run that was not ended by eval.patience. */
+const char *history_stop(const struct history *h, char text[80]);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -109,15 +110,21 @@ static void event_close(struct metrics *m, struct json_out *o)
     json_out_free(o);
 }
 
+/* Was something not written? */
+static bool close_lines(FILE *f)
+{
+    const bool failed = f && ferror(f);
+    return (f && fclose(f)) || failed;
+}
+
 int metrics_close(struct metrics *m, struct err *err)
 {
     if (!m->jsonl) return 0;
     metrics_end_line(m);
-    int failed = ferror(m->jsonl);
-    failed |= fclose(m->jsonl);
-    if (m->events) failed |= ferror(m->events) | fclose(m->events);
+    const char *failed = close_lines(m->events) ? "tensorboard" : NULL;
+    if (close_lines(m->jsonl)) failed = "metrics.jsonl";
     m->jsonl = m->events = NULL;
-    if (failed) return err_set(err, "%s/metrics.jsonl: not everything could be written: is the disk full?", m->dir);
+    if (failed) return err_set(err, "%s/%s: not everything could be written: is the disk full?", m->dir, failed);
     return 0;
 }
 
@@ -229,13 +236,26 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     event_close(m, &o);
 }
 
+/* What the evaluation is to those before it on the same held-out data. */
+static const char *standing(const struct eval_metrics *e, char text[64])
+{
+    text[0] = 0;
+    if (e->step > 0 && e->from == e->step)
+        snprintf(text, 64, ", first evaluation, nothing to compare");
+    else if (e->best && e->from > 0)
+        snprintf(text, 64, ", best since step %lld", (long long)e->from);
+    else if (e->best)
+        snprintf(text, 64, ", best");
+    return text;
+}
+
 void metrics_eval(struct metrics *m, const struct eval_metrics *e)
 {
-    char tokens[32];
+    char tokens[32], text[64];
     if (m->run_steps > 0) m->run_ms += e->ms;
     metrics_end_line(m);
     printf("eval at step %lld: loss %.4f  perplexity %.4g  accuracy %.1f%%  (%s tokens%s)\n", (long long)e->step,
-           e->loss, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens), e->best ? ", best" : "");
+           e->loss, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens), standing(e, text));
     fflush(stdout);
 
     struct json_out o = {0};
@@ -246,7 +266,18 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     json_out_f64(&o, "accuracy", e->accuracy);
     json_out_i64(&o, "tokens", e->tokens);
     json_out_bool(&o, "best", e->best);
+    snprintf(text, sizeof(text), "%016" PRIx64, e->held_out);
+    json_out_str(&o, "held_out", text);
     json_out_f64(&o, "ms", e->ms);
+    event_close(m, &o);
+}
+
+void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse)
+{
+    struct json_out o = {0};
+    event_open(&o, "stop", step);
+    json_out_str(&o, "reason", "eval.patience");
+    json_out_i64(&o, "evaluations", n_worse);
     event_close(m, &o);
 }
 

@@ -20,7 +20,9 @@ struct step_metrics {
 struct eval_metrics {
     int64_t step, tokens;
     double loss, perplexity, accuracy; /* accuracy in [0, 1] */
-    bool best;
+    bool best;                         /* saved as best/ */
+    uint64_t held_out; /* the held-out data and how much of them: losses of others are not compared with this one */
+    int64_t from;      /* step of the first evaluation on them */
     double ms;
 };
 
@@ -58,6 +60,8 @@ void metrics_start(struct metrics *m, const struct start_metrics *s);
 /* Prints the step line when `show` (a skipped step always) and appends the JSON object. */
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show);
 void metrics_eval(struct metrics *m, const struct eval_metrics *e);
+/* The run ends before its last step by eval.patience, after so many evaluations without a lower loss. */
+void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse);
 /* Prints the prompt and the text, shortened to a line each, and appends the event with all of both. */
 void metrics_sample(struct metrics *m, const struct sample_metrics *s);
 /* counts [n_layer * n_exp]: routed rows since the last call. {"event":"experts","step":..,"counts":[[..],..]} */

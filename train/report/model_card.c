@@ -68,7 +68,7 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
     if (s->step > s->n_nonfinite) fprintf(out, "Training loss, smoothed: %.4f.\n\n", s->smooth_loss);
     if (history_read(&h, r->cfg->output.dir, &err)) return;
     if (h.eval_loss.n) fprintf(out, "| step | held-out loss | perplexity | next-token accuracy |\n|---|---|---|---|\n");
-    for (int64_t i = 0; i < h.eval_loss.n; i++)
+    for (int64_t i = h.first_eval; i < h.eval_loss.n; i++)
         if (h.eval_step.v[i] <= (double)s->step)
             fprintf(out, "| %.0f | %.4f | %.4g | %.1f %% |\n", h.eval_step.v[i], h.eval_loss.v[i], h.perplexity.v[i],
                     100 * h.accuracy.v[i]);

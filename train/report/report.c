@@ -16,14 +16,15 @@ static void card(FILE *out, const char *name, const char *value, const char *not
     fprintf(out, "<div><span>%s</span><b>%s</b><span>%s</span></div>\n", name, value, note);
 }
 
-/* "10 / 400, not finished" where the run has not made all of its steps. */
+/* "10 / 400, not finished" or what ended it, where the run has not made all of its steps. */
 static void write_steps(FILE *out, const struct history *h)
 {
     const double done = h->step.n ? h->step.v[h->step.n - 1] : 0, total = (double)h->start.total_steps;
-    char value[96], note[96], a[32], b[32];
+    char value[96], note[160], stop[80], a[32], b[32];
+    if (!*history_stop(h, stop)) snprintf(stop, sizeof(stop), "not finished");
     snprintf(value, sizeof(value), "%s", svg_number(a, done));
     if (total > done) snprintf(value, sizeof(value), "%s / %s", svg_number(a, done), svg_number(b, total));
-    snprintf(note, sizeof(note), "%s%s skipped", total > done ? "not finished, " : "",
+    snprintf(note, sizeof(note), "%s%s%s skipped", total > done ? stop : "", total > done ? ", " : "",
              h->n_skipped ? svg_number(a, (double)h->n_skipped) : "none");
     card(out, "Steps", value, note);
 }
@@ -37,7 +38,7 @@ static void write_cards(FILE *out, const struct history *h)
         card(out, "Final train loss", value, "smoothed");
     }
     if (h->eval_loss.n > 0) {
-        double before = h->eval_loss.v[0], after = h->eval_loss.v[h->eval_loss.n - 1];
+        double before = h->eval_loss.v[h->first_eval], after = h->eval_loss.v[h->eval_loss.n - 1];
         snprintf(value, sizeof(value), "%.3f &rarr; %.3f", before, after);
         snprintf(note, sizeof(note), "%+.1f %%", 100 * (after / before - 1));
         card(out, "Held-out loss", value, note);
@@ -61,7 +62,8 @@ static void write_loss(FILE *out, const struct history *h, const char *css, int 
     struct svg_plot loss = {"step", "nats per token", width, height, .n_lines = 3};
     loss.lines[0] = (struct svg_line){"a faint", step, h->loss.v, n, false};
     loss.lines[1] = (struct svg_line){"a", step, h->smooth.v, n, false};
-    loss.lines[2] = (struct svg_line){"b", h->eval_step.v, h->eval_loss.v, h->eval_loss.n, true};
+    loss.lines[2] = (struct svg_line){"b", h->eval_step.v + h->first_eval, h->eval_loss.v + h->first_eval,
+                                      h->eval_loss.n - h->first_eval, true};
     fprintf(out, "<div class=\"%s\">\n", css);
     svg_plot(out, &loss);
     fputs("</div>\n", out);
@@ -121,7 +123,10 @@ static void write_evals(FILE *out, const struct history *h)
     for (int64_t i = 0; i < h->eval_loss.n; i++)
         fprintf(out, "<tr%s><td>%.0f<td>%.4f<td>%.4g<td>%.2f %%<td>%s<td>%s</tr>\n", i == best ? " class=\"best\"" : "",
                 h->eval_step.v[i], h->eval_loss.v[i], h->perplexity.v[i], 100 * h->accuracy.v[i],
-                svg_number(text, isfinite(h->eval_tok.v[i]) ? h->eval_tok.v[i] : 0), i == best ? "best" : "");
+                svg_number(text, isfinite(h->eval_tok.v[i]) ? h->eval_tok.v[i] : 0),
+                i == best           ? "best"
+                : i < h->first_eval ? "other held-out data"
+                                    : "");
     fputs("</table></div>\n", out);
 }
 

@@ -1,6 +1,7 @@
 /* commands.c - evaluation and plan as commands of their own. */
 #include "train/tools/commands.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "data/json.h"
@@ -40,6 +41,9 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     run_evaluate(&r, &e, NULL);
     log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
              100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
+    if (!isfinite(e.loss))
+        log_warn("the loss is not finite: %s", adapter_dir ? "the adapter has diverged, or the base model is broken"
+                                                           : "look at the base model's weights and the held-out data");
     if (all->rank == 0) print_eval(&e, adapter_dir);
     comm_unshare_work(r.par.ep);
     rc = 0;
@@ -79,7 +83,7 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
     fputs(table, stdout);
     mem_free(table);
     rc = plan_make(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);
-    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, err);
+    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);
     if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, stdout);
 out:
     adapters_free(&ad);

@@ -81,10 +81,27 @@ static int check_length(struct generate *g, struct err *err)
 {
     const int64_t n = g->sampler.n_prompt + g->o->tokens, most = g->run.arch.max_len;
     if (n > most)
-        return err_set(err, "%lld tokens of prompt and %lld more are over the model's %lld: lower --tokens",
-                       (long long)g->sampler.n_prompt, (long long)g->o->tokens, (long long)most);
+        return err_set(
+            err, "--tokens %lld: %lld tokens of prompt and %lld more are over the model's %lld: lower --tokens",
+            (long long)g->o->tokens, (long long)g->sampler.n_prompt, (long long)g->o->tokens, (long long)most);
     g->cfg->data.seq_len = n;
     return sampler_check(&g->run, err);
+}
+
+/* The memory of a forward pass over all tokens is over the budget. */
+static int too_long(struct generate *g, const char *adapter, struct err *err)
+{
+    struct run *r = &g->run;
+    struct plan *p = &r->plan;
+    char need[32], have[32], fits[64] = "no text fits, whatever --tokens is";
+    if (plan_longest(p, &r->dev, &r->par, &r->arch, &r->st, g->cfg, adapter, false, err)) return -1;
+    if (p->longest > g->sampler.n_prompt)
+        snprintf(fits, sizeof(fits), "--tokens %lld fits", (long long)(p->longest - g->sampler.n_prompt));
+    else if (p->longest)
+        snprintf(fits, sizeof(fits), "shorten the prompt to less than %lld tokens", (long long)p->longest);
+    return err_set(err, "--tokens %lld: %lld tokens of prompt and %lld more need %s, the budget is %s (%s): %s",
+                   (long long)g->o->tokens, (long long)g->sampler.n_prompt, (long long)g->o->tokens,
+                   str_bytes(need, plan_peak(p, false)), str_bytes(have, p->budget), p->limit, fits);
 }
 
 static int generate(struct generate *g, struct err *err)
@@ -93,9 +110,11 @@ static int generate(struct generate *g, struct err *err)
     struct dataset_options opt;
     char adapter[MT_PATH];
     if (!g->o->base && adapter_dir_of(adapter, g->o->adapter, g->cfg, "--base", err)) return -1;
+    const char *dir = g->o->base ? NULL : adapter;
     if (run_open_headers(r, g->cfg, false, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
-        check_length(g, err) || run_open_model(r, g->o->base ? NULL : adapter, false, err))
+        check_length(g, err))
         return -1;
+    if (run_open_model(r, dir, false, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
     return write_text(g, err);
 }
 
