@@ -282,6 +282,27 @@ static void test_address_space(void **state)
     assert_true(done < MT_LEN(mib));
 }
 
+/* Every command works in a stack of 256 KiB; below that one line says so. */
+static void test_stack(void **state)
+{
+    (void)state;
+    const char *config = config_of(1);
+    if (SANITIZED) {
+        print_message("skip: a sanitizer needs a larger stack\n");
+        skip();
+    }
+#define STACK(kib, ...) SHELL("ulimit -s " kib "; exec \"$@\"", __VA_ARGS__)
+    assert_int_equal(STACK("64", config), 1);
+    assert_string_equal(said.err, "moetrain: error: the limit of the stack is 64 KiB, moetrain needs 256: raise it "
+                                  "(`ulimit -s 8192`)\n");
+    assert_int_equal(STACK("256", config), 0);
+    assert_int_equal(STACK("256", config, "--set", "train.steps=3", "--set", "optim.lr=1e-3"), 0);
+    assert_int_equal(STACK("256", "check", config), 0);
+    assert_int_equal(STACK("256", "export", config, "--to", "vllm"), 0);
+    assert_int_equal(STACK("256", "synth", "gpt-oss-tiny", process_output(config, "synth")), 0);
+    assert_int_equal(STACK("256", "compare", process_output(config, "."), process_output(config, ".")), 0);
+}
+
 int test_system(void)
 {
     const struct CMUnitTest tests[] = {
@@ -289,7 +310,7 @@ int test_system(void)
         cmocka_unit_test(test_closed_pipe),   cmocka_unit_test(test_closed_descriptors),
         cmocka_unit_test(test_cut_file),      cmocka_unit_test(test_other_bus_error),
         cmocka_unit_test(test_no_file),       cmocka_unit_test(test_file_size),
-        cmocka_unit_test(test_address_space),
+        cmocka_unit_test(test_address_space), cmocka_unit_test(test_stack),
     };
     return cmocka_run_group_tests_name("system", tests, NULL, NULL);
 }

@@ -57,6 +57,7 @@ int main(int argc, char **argv)
     struct err err = {{0}};
     struct cli_line line;
     process_prepare();
+    if (process_check_stack(&err)) return user_error(&err);
     if (argc > 0) cli_program = argv[0];
     if (cli_find(&line, argc - 1, argv + 1, &err)) return usage_error(line.command, &err);
     if (!line.command || !line.command->run) return cli_help(line.command, stdout), EXIT_DONE;

@@ -3,7 +3,10 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+#define LEAST_STACK (256 << 10) /* bytes; `check` and `export` take up to 160 KiB */
 
 void process_prepare(void)
 {
@@ -12,4 +15,12 @@ void process_prepare(void)
     while (fd >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
     signal(SIGXFSZ, SIG_IGN);
+}
+
+int process_check_stack(struct err *err)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= LEAST_STACK) return 0;
+    return err_set(err, "the limit of the stack is %lld KiB, moetrain needs %d: raise it (`ulimit -s 8192`)",
+                   (long long)(limit.rlim_cur >> 10), LEAST_STACK >> 10);
 }

@@ -32,13 +32,14 @@ static float normal(const struct random_weights *d, uint64_t bits)
 /* Every value there can be, rounded once: a piece has many more. */
 static void draw_normal(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
-    uint16_t table[N_QUANTILE], four[4];
+    uint16_t *table = mem_array(N_QUANTILE, sizeof(*table)), four[4]; /* 128 KiB: too much for a small stack */
     for (uint64_t i = 0; i < N_QUANTILE; i++) table[i] = f32_to_bf16(normal(d, i));
     for (int64_t i = 0; i < n; i += 8) {
         const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
         for (int k = 0; k < 4; k++) four[k] = table[bits >> 16 * k & (N_QUANTILE - 1)];
         memcpy(dst + i, four, (size_t)MT_MIN(8, n - i));
     }
+    mem_free(table);
 }
 
 static void draw_rows(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)

@@ -193,7 +193,7 @@ static int show_raw(struct tokens *t, struct err *err)
 {
     struct text_buf text = {0};
     struct token_list list = {0};
-    char buffer[65536];
+    char buffer[8192];
     size_t n;
     struct tokenizer *tok = tokenizer_load(t->o->tokenizer, err);
     if (!tok) return -1;
