@@ -1,74 +1,14 @@
 /* test_dataset.c - rows -> ids and mask by hand with a tokenizer of bytes (id = byte, merges "10" and "ok"), what
  * counts as a bad row, cutting, gzip, the cache. */
-#include "tests/test.h"
+#include "tests/rows.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "data/dataset.h"
 #include "data/file.h"
 
 enum { TEN = 256, OK, RETURN, END, START, MESSAGE, CHANNEL, CALL, VOCAB = 265 };
-
-static struct tokenizer *tok;
-
-static int load_tokenizer(void **state)
-{
-    (void)state;
-    struct err err;
-    tok = tokenizer_load(fixture("data/bytes.tokenizer.json"), &err);
-    if (!tok) fprintf(stderr, "%s\n", err.msg);
-    return tok ? 0 : -1;
-}
-
-static int free_tokenizer(void **state)
-{
-    (void)state;
-    tokenizer_free(tok);
-    return 0;
-}
-
-static struct dataset_options options(void)
-{
-    return (struct dataset_options){.seq_len = 1024, .eos = RETURN, .vocab = VOCAB, .chat_date = "2025-01-01"};
-}
-
-/* Plainly, without the fsync of file_write_atomic: some tests write hundreds of files. */
-static void write_file(const char *path, const char *text, int64_t size)
-{
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, (size_t)size, f), size);
-    assert_int_equal(fclose(f), 0);
-}
-
-/* A file of its own with this text; a static buffer, one per call of eight. */
-static const char *write_text(const char *text, int64_t size)
-{
-    static char path[8][MT_PATH];
-    static int next;
-    char *p = path[next++ % 8];
-    snprintf(p, MT_PATH, "%s/rows.jsonl", scratch_dir());
-    write_file(p, text, size);
-    return p;
-}
-
-static const char *write_rows(const char *text) { return write_text(text, (int64_t)strlen(text)); }
-
-static void load(struct dataset *ds, const char *files, const struct dataset_options *opt)
-{
-    struct err err;
-    if (dataset_load(ds, files, tok, opt, &err)) fail_msg("%s", err.msg);
-}
-
-static void assert_load_fails(const char *files, const struct dataset_options *opt, const char *words)
-{
-    struct err err = {""};
-    struct dataset ds;
-    assert_int_equal(dataset_load(&ds, files, tok, opt, &err), -1);
-    if (!strstr(err.msg, words)) fail_msg("\"%s\" is not in: %s", words, err.msg);
-}
 
 static void assert_document(const struct dataset *ds, int64_t d, const int32_t *ids, const uint8_t *mask, int64_t n)
 {
@@ -105,9 +45,9 @@ static void text_rows(void **state)
 {
     (void)state;
     struct dataset ds;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     opt.loss_on = LOSS_ASSISTANT; /* means nothing here */
-    load(&ds, write_rows("{\"text\": \"a10\"}\n{\"text\": \"\\u00e9\\u0000\"}\n"), &opt);
+    rows_load(&ds, rows_write("{\"text\": \"a10\"}\n{\"text\": \"\\u00e9\\u0000\"}\n"), &opt);
     assert_int_equal(ds.n_docs, 2);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', TEN, RETURN), LIST(0, 1, 1));
     ASSERT_DOCUMENT(&ds, 1, LIST(0xc3, 0xa9, 0, RETURN), LIST(0, 1, 1, 1));
@@ -124,8 +64,8 @@ static void prompt_completion_rows(void **state)
                               "{\"prompt\": \"\", \"completion\": \"ok\"}\n"
                               "{\"prompt\": \"ok\", \"completion\": \"\"}\n";
     struct dataset ds;
-    struct dataset_options opt = options();
-    load(&ds, write_rows(rows), &opt);
+    struct dataset_options opt = rows_options();
+    rows_load(&ds, rows_write(rows), &opt);
     assert_int_equal(ds.n_docs, 4);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd', RETURN), LIST(0, 0, 1, 1, 1));
     ASSERT_DOCUMENT(&ds, 1, LIST('x', TEN, 'y', RETURN), LIST(0, 1, 1, 1));
@@ -133,7 +73,7 @@ static void prompt_completion_rows(void **state)
     ASSERT_DOCUMENT(&ds, 3, LIST(OK, RETURN), LIST(0, 1));
     dataset_free(&ds);
     opt.loss_on = LOSS_ALL;
-    load(&ds, write_rows(rows), &opt);
+    rows_load(&ds, rows_write(rows), &opt);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd', RETURN), LIST(0, 1, 1, 1, 1));
     dataset_free(&ds);
 }
@@ -148,9 +88,9 @@ static void messages_rows(void **state)
     static const int32_t learned[] = {CHANNEL, 'f', 'i', 'n', 'a', 'l', MESSAGE, '4', END,
                                       CHANNEL, 'f', 'i', 'n', 'a', 'l', MESSAGE, TEN, RETURN};
     struct dataset ds;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     opt.whole = true;
-    load(&ds, write_rows(rows), &opt);
+    rows_load(&ds, rows_write(rows), &opt);
     assert_int_equal(ds.n_docs, 1);
     assert_int_equal(ds.ids[0], START);
     int64_t n = 0;
@@ -164,7 +104,7 @@ static void messages_rows(void **state)
     int64_t n_tokens = ds.n_tokens;
     dataset_free(&ds);
     opt.loss_on = LOSS_ALL;
-    load(&ds, write_rows(rows), &opt);
+    rows_load(&ds, rows_write(rows), &opt);
     assert_int_equal(ds.n_tokens, n_tokens);
     assert_int_equal(ds.mask[0], 0);
     assert_int_equal(dataset_targets(&ds), n_tokens - 1);
@@ -180,8 +120,8 @@ static void messages_are_split(void **state)
                               "\"assistant\", \"content\": \"10\"}]}\n";
     static const int32_t last[] = {'4', TEN};
     struct dataset ds;
-    struct dataset_options opt = options();
-    load(&ds, write_rows(rows), &opt);
+    struct dataset_options opt = rows_options();
+    rows_load(&ds, rows_write(rows), &opt);
     assert_int_equal(ds.n_docs, 2);
     for (int64_t d = 0; d < 2; d++) {
         const int32_t learned[] = {CHANNEL, 'f', 'i', 'n', 'a', 'l', MESSAGE, last[d], RETURN};
@@ -193,7 +133,7 @@ static void messages_are_split(void **state)
     }
     dataset_free(&ds);
     opt.loss_on = LOSS_LAST;
-    load(&ds, write_rows(rows), &opt);
+    rows_load(&ds, rows_write(rows), &opt);
     assert_int_equal(ds.n_docs, 1);
     assert_int_equal(dataset_targets(&ds), 9);
     assert_int_equal(ds.ids[ds.n_tokens - 2], TEN);
@@ -203,18 +143,18 @@ static void messages_are_split(void **state)
 static void format_by_keys(void **state)
 {
     (void)state;
-    const char *path = write_rows("{\"text\": \"ab\"}\n{\"prompt\": \"ab\", \"completion\": \"c\", \"text\": \"x\"}\n"
+    const char *path = rows_write("{\"text\": \"ab\"}\n{\"prompt\": \"ab\", \"completion\": \"c\", \"text\": \"x\"}\n"
                                   "{\"messages\": [{\"role\": \"assistant\", \"content\": \"d\"}], \"id\": 7}\n");
     struct dataset ds;
-    struct dataset_options opt = options();
-    load(&ds, path, &opt);
+    struct dataset_options opt = rows_options();
+    rows_load(&ds, path, &opt);
     assert_int_equal(ds.n_docs, 3);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', RETURN), LIST(0, 1, 1));
     ASSERT_DOCUMENT(&ds, 1, LIST('a', 'b', 'c', RETURN), LIST(0, 0, 1, 1));
     assert_int_equal(ds.ids[ds.doc_off[2]], START);
     dataset_free(&ds);
     opt.format = DATA_TEXT;
-    assert_load_fails(path, &opt, "rows.jsonl:3");
+    rows_refused(path, &opt, "rows.jsonl:3");
 }
 
 /* ---- files */
@@ -223,19 +163,19 @@ static void lines_files_and_gzip(void **state)
 {
     (void)state;
     struct dataset a, b;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     char both[2 * MT_PATH];
-    load(&a, write_rows("{\"text\": \"ab\"}\n{\"text\": \"cd\"}\n"), &opt);
-    load(&b, write_rows("\xef\xbb\xbf\r\n{\"text\": \"ab\"}\r\n \t\n\n{\"text\": \"cd\"}"), &opt);
+    rows_load(&a, rows_write("{\"text\": \"ab\"}\n{\"text\": \"cd\"}\n"), &opt);
+    rows_load(&b, rows_write("\xef\xbb\xbf\r\n{\"text\": \"ab\"}\r\n \t\n\n{\"text\": \"cd\"}"), &opt);
     assert_same(&a, &b);
     dataset_free(&b);
-    snprintf(both, sizeof(both), " %s , %s", write_rows("{\"text\": \"ab\"}"), write_rows("{\"text\": \"cd\"}\n"));
-    load(&b, both, &opt);
+    snprintf(both, sizeof(both), " %s , %s", rows_write("{\"text\": \"ab\"}"), rows_write("{\"text\": \"cd\"}\n"));
+    rows_load(&b, both, &opt);
     assert_same(&a, &b);
     dataset_free(&a);
     dataset_free(&b);
-    load(&a, fixture("data/rows.jsonl"), &opt);
-    load(&b, fixture("data/rows.jsonl.gz"), &opt);
+    rows_load(&a, fixture("data/rows.jsonl"), &opt);
+    rows_load(&b, fixture("data/rows.jsonl.gz"), &opt);
     assert_int_equal(a.n_docs, 6);
     assert_same(&a, &b);
     dataset_free(&a);
@@ -246,15 +186,15 @@ static void unreadable_files(void **state)
 {
     (void)state;
     struct err err;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     int64_t size;
     char *gz = file_read(fixture("data/rows.jsonl.gz"), 1 << 20, &size, &err);
     assert_non_null(gz);
-    assert_load_fails("/nonexistent/rows.jsonl", &opt, "/nonexistent/rows.jsonl");
-    assert_load_fails(write_text(gz, size - 9), &opt, "rows.jsonl");
+    rows_refused("/nonexistent/rows.jsonl", &opt, "/nonexistent/rows.jsonl");
+    rows_refused(rows_write_text(gz, size - 9), &opt, "rows.jsonl");
     gz[size / 2] = (char)(gz[size / 2] ^ 64);
-    assert_load_fails(write_text(gz, size), &opt, "rows.jsonl");
-    assert_load_fails(write_rows("\n\n"), &opt, "nothing to train on");
+    rows_refused(rows_write_text(gz, size), &opt, "rows.jsonl");
+    rows_refused(rows_write("\n\n"), &opt, "nothing to train on");
     mem_free(gz);
 }
 
@@ -263,7 +203,7 @@ static void truncation_at_every_byte(void **state)
 {
     (void)state;
     struct err err;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     int64_t size;
     char *text = file_read(fixture("data/rows.jsonl"), 1 << 20, &size, &err);
     assert_non_null(text);
@@ -271,15 +211,15 @@ static void truncation_at_every_byte(void **state)
     snprintf(path, sizeof(path), "%s/rows.jsonl", scratch_dir());
     for (int64_t n = 0; n < size; n++) {
         struct dataset ds;
-        write_file(path, text, n);
+        rows_write_file(path, text, n);
         err.msg[0] = 0;
         bool whole = n > 0 && (text[n] == '\n' || text[n - 1] == '\n');
         if (whole) {
-            load(&ds, path, &opt);
+            rows_load(&ds, path, &opt);
             assert_true(ds.n_docs > 0);
             dataset_free(&ds);
         } else {
-            assert_int_equal(dataset_load(&ds, path, tok, &opt, &err), -1);
+            assert_int_equal(dataset_load(&ds, path, rows_tok, &opt, &err), -1);
             assert_true(strlen(err.msg) > 10);
         }
     }
@@ -308,14 +248,14 @@ static void bad_rows(void **state)
         {"{\"messages\": [{\"role\": \"judge\", \"content\": \"a\"}]}", "judge"},
         {"{\"messages\": [{\"role\": \"user\"}]}", "messages"},
     };
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         char text[256];
         snprintf(text, sizeof(text), "{\"text\": \"ab\"}\n%s\n", rows[i].row);
-        const char *path = write_rows(text);
-        assert_load_fails(path, &opt, "1 of 2 rows are bad");
-        assert_load_fails(path, &opt, "rows.jsonl:2");
-        assert_load_fails(path, &opt, rows[i].words);
+        const char *path = rows_write(text);
+        rows_refused(path, &opt, "1 of 2 rows are bad");
+        rows_refused(path, &opt, "rows.jsonl:2");
+        rows_refused(path, &opt, rows[i].words);
     }
 }
 
@@ -324,33 +264,33 @@ static const char *rows_with_bad(int n, int k)
 {
     char text[4096] = "";
     for (int i = 1; i <= n; i++) strcat(text, i == k ? "oops\n" : "{\"text\": \"ab\"}\n");
-    return write_rows(text);
+    return rows_write(text);
 }
 
 static void one_percent_may_be_bad(void **state)
 {
     (void)state;
     struct dataset ds;
-    struct dataset_options opt = options();
-    load(&ds, rows_with_bad(100, 42), &opt);
+    struct dataset_options opt = rows_options();
+    rows_load(&ds, rows_with_bad(100, 42), &opt);
     assert_int_equal(ds.n_rows, 100);
     assert_int_equal(ds.n_bad, 1);
     assert_int_equal(ds.n_docs, 99);
     dataset_free(&ds);
-    assert_load_fails(rows_with_bad(99, 42), &opt, "1 of 99 rows are bad");
-    assert_load_fails(rows_with_bad(99, 42), &opt, "rows.jsonl:42");
-    assert_load_fails(rows_with_bad(1, 1), &opt, "1 of 1 rows are bad");
+    rows_refused(rows_with_bad(99, 42), &opt, "1 of 99 rows are bad");
+    rows_refused(rows_with_bad(99, 42), &opt, "rows.jsonl:42");
+    rows_refused(rows_with_bad(1, 1), &opt, "1 of 1 rows are bad");
 }
 
 static void overlong_rows(void **state)
 {
     (void)state;
     const char *path =
-        write_rows("{\"text\": \"abcd\"}\n{\"text\": \"abc\"}\n{\"prompt\": \"ab\", \"completion\": \"cdef\"}\n");
+        rows_write("{\"text\": \"abcd\"}\n{\"text\": \"abc\"}\n{\"prompt\": \"ab\", \"completion\": \"cdef\"}\n");
     struct dataset ds;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     opt.seq_len = 4;
-    load(&ds, path, &opt);
+    rows_load(&ds, path, &opt);
     assert_int_equal(ds.n_docs, 3);
     assert_int_equal(ds.n_overlong, 2);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd'), LIST(0, 1, 1, 1));
@@ -358,7 +298,7 @@ static void overlong_rows(void **state)
     ASSERT_DOCUMENT(&ds, 2, LIST('a', 'b', 'c', 'd'), LIST(0, 0, 1, 1));
     dataset_free(&ds);
     opt.overlong = OVERLONG_DROP;
-    load(&ds, path, &opt);
+    rows_load(&ds, path, &opt);
     assert_int_equal(ds.n_docs, 1);
     assert_int_equal(ds.n_overlong, 2);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', RETURN), LIST(0, 1, 1, 1));
@@ -369,30 +309,30 @@ static void rows_without_target(void **state)
 {
     (void)state;
     struct dataset ds;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     /* Only eos; nothing but a question; targets all behind the cut. None of them is bad. */
-    const char *path = write_rows("{\"text\": \"\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n"
+    const char *path = rows_write("{\"text\": \"\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n"
                                   "{\"prompt\": \"abcdefgh\", \"completion\": \"i\"}\n{\"text\": \"ab\"}\n");
     opt.seq_len = 8;
-    load(&ds, path, &opt);
+    rows_load(&ds, path, &opt);
     assert_int_equal(ds.n_docs, 1);
     assert_int_equal(ds.n_unlabelled, 3);
     assert_int_equal(ds.n_bad, 0);
     dataset_free(&ds);
-    assert_load_fails(write_rows("{\"text\": \"\"}\n"), &opt, "nothing to train on");
+    rows_refused(rows_write("{\"text\": \"\"}\n"), &opt, "nothing to train on");
 }
 
 static void ids_must_fit_the_model(void **state)
 {
     (void)state;
-    struct dataset_options opt = options();
-    const char *path = write_rows("{\"text\": \"ab\"}\n{\"text\": \"a10\"}\n");
+    struct dataset_options opt = rows_options();
+    const char *path = rows_write("{\"text\": \"ab\"}\n{\"text\": \"a10\"}\n");
     opt.eos = 0;
     opt.vocab = TEN;
-    assert_load_fails(path, &opt, "rows.jsonl:2: token id 256");
+    rows_refused(path, &opt, "rows.jsonl:2: token id 256");
     opt.vocab = TEN + 1;
     opt.eos = -1;
-    assert_load_fails(path, &opt, "no such token");
+    rows_refused(path, &opt, "no such token");
 }
 
 /* ---- cache */
@@ -412,15 +352,15 @@ static void cache_hit_equals_fresh(void **state)
 {
     (void)state;
     struct dataset fresh, first, second;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     struct stat before, after;
     char path[MT_PATH];
-    load(&fresh, fixture("data/rows.jsonl"), &opt);
+    rows_load(&fresh, fixture("data/rows.jsonl"), &opt);
     opt.cache_dir = scratch_dir();
-    load(&first, fixture("data/rows.jsonl"), &opt);
+    rows_load(&first, fixture("data/rows.jsonl"), &opt);
     cache_path(path, opt.cache_dir);
     assert_int_equal(stat(path, &before), 0);
-    load(&second, fixture("data/rows.jsonl"), &opt);
+    rows_load(&second, fixture("data/rows.jsonl"), &opt);
     assert_int_equal(stat(path, &after), 0);
     assert_true(before.st_ino == after.st_ino); /* not written again */
     assert_same(&fresh, &first);
@@ -453,7 +393,7 @@ static struct chat_template *template_of(const char *text)
     const char *dir = scratch_dir();
     char path[MT_PATH];
     snprintf(path, sizeof(path), "%s/t.jinja", dir);
-    write_file(path, text, (int64_t)strlen(text));
+    rows_write_file(path, text, (int64_t)strlen(text));
     if (chat_template_load(&t, dir, path, &err) || !t) fail_msg("%s", err.msg);
     return t;
 }
@@ -474,8 +414,8 @@ static void cache_is_keyed_by_all(void **state)
 {
     (void)state;
     const char *dir = scratch_dir(), *path = fixture("data/rows.jsonl");
-    const char *rows[] = {write_rows("{\"text\": \"one file\"}\n"), write_rows("{\"text\": \"two files\"}\n"),
-                          write_rows("{\"text\": \"one file\"}\n")};
+    const char *rows[] = {rows_write("{\"text\": \"one file\"}\n"), rows_write("{\"text\": \"two files\"}\n"),
+                          rows_write("{\"text\": \"one file\"}\n")};
     char files[4][3 * MT_PATH];
     snprintf(files[0], sizeof(files[0]), "%s,%s", rows[0], rows[1]);
     snprintf(files[1], sizeof(files[1]), "%s,%s", rows[1], rows[0]);
@@ -483,11 +423,11 @@ static void cache_is_keyed_by_all(void **state)
     snprintf(files[3], sizeof(files[3]), "%s , %s", rows[2], rows[1]); /* as the first */
     struct chat_template *templates[] = {template_of("{{ messages[0].content }}"),
                                          template_of("{{ messages[0].content }}.")};
-    struct tokenizer *own = tok, *other = changed_tokenizer();
+    struct tokenizer *own = rows_tok, *other = changed_tokenizer();
     enum { LAST = 16 };
     for (int i = 0; i <= LAST; i++) {
         struct dataset fresh, cached;
-        struct dataset_options opt = options();
+        struct dataset_options opt = rows_options();
         if (i == 1) opt.loss_on = LOSS_ALL;
         if (i == 2) opt.overlong = OVERLONG_DROP;
         if (i == 3) opt.seq_len = 20;
@@ -496,13 +436,13 @@ static void cache_is_keyed_by_all(void **state)
         if (i == 6) opt.chat_date = "2025-01-02";
         if (i == 7) opt.whole = true;
         if (i == 8 || i == 9) opt.chat = templates[i - 8];
-        tok = i == 10 ? other : own;
+        rows_tok = i == 10 ? other : own;
         if (i == 11 || i == 12) path = rows[0];
         if (i == 12) opt.format = DATA_TEXT;
         if (i >= 13) path = files[i - 13];
-        load(&fresh, path, &opt);
+        rows_load(&fresh, path, &opt);
         opt.cache_dir = dir;
-        load(&cached, path, &opt);
+        rows_load(&cached, path, &opt);
         assert_same(&fresh, &cached);
         dataset_free(&fresh);
         dataset_free(&cached);
@@ -517,13 +457,13 @@ static void damaged_cache_is_rebuilt(void **state)
     (void)state;
     enum { STEP = 5 }; /* bytes between two damages: each costs an atomic write */
     struct dataset fresh, ds;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     struct err err;
-    const char *rows = write_rows("{\"text\": \"ab\"}\n{\"text\": \"c\"}\n");
+    const char *rows = rows_write("{\"text\": \"ab\"}\n{\"text\": \"c\"}\n");
     char path[MT_PATH];
     int64_t size, size_again;
     opt.cache_dir = scratch_dir();
-    load(&fresh, rows, &opt);
+    rows_load(&fresh, rows, &opt);
     cache_path(path, opt.cache_dir);
     char *good = file_read(path, 1 << 20, &size, &err);
     assert_non_null(good);
@@ -532,9 +472,9 @@ static void damaged_cache_is_rebuilt(void **state)
         char *bad = mem_alloc(size);
         memcpy(bad, good, (size_t)size);
         if (i >= size) bad[i - size] = (char)(bad[i - size] ^ 0x10);
-        write_file(path, bad, i < size ? i : size);
+        rows_write_file(path, bad, i < size ? i : size);
         mem_free(bad);
-        load(&ds, rows, &opt);
+        rows_load(&ds, rows, &opt);
         assert_same(&fresh, &ds);
         dataset_free(&ds);
         char *again = file_read(path, 1 << 20, &size_again, &err);
@@ -552,9 +492,9 @@ static void cache_is_no_condition(void **state)
 {
     (void)state;
     struct dataset ds;
-    struct dataset_options opt = options();
+    struct dataset_options opt = rows_options();
     opt.cache_dir = fixture("data/rows.jsonl"); /* a file */
-    load(&ds, fixture("data/rows.jsonl"), &opt);
+    rows_load(&ds, fixture("data/rows.jsonl"), &opt);
     assert_int_equal(ds.n_docs, 6);
     dataset_free(&ds);
 }
@@ -579,22 +519,22 @@ static void forms_of_conversations(void **state)
         "\"completion\": [{\"role\": \"assistant\", \"content\": \"c\"}]}",
     };
     struct dataset ds;
-    const struct dataset_options opt = options();
+    const struct dataset_options opt = rows_options();
     char text[4096] = "[";
     for (int64_t i = 0; i < MT_LEN(rows); i++) { /* as one JSON array, over several lines */
         strcat(text, i ? ",\n" : "\n");
         strcat(text, rows[i]);
     }
-    load(&ds, write_rows(strcat(text, "\n]\n")), &opt);
+    rows_load(&ds, rows_write(strcat(text, "\n]\n")), &opt);
     assert_int_equal(ds.n_rows, MT_LEN(rows));
     assert_int_equal(ds.n_docs, MT_LEN(rows));
     assert_int_equal(dataset_duplicates(&ds), MT_LEN(rows) - 1);
     assert_int_equal(dataset_targets(&ds), MT_LEN(rows) * 9); /* CHANNEL final MESSAGE c RETURN */
     dataset_free(&ds);
-    assert_load_fails(write_rows("{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}\n"), &opt, "judge");
-    assert_load_fails(write_rows("{\"instruction\": \"a\", \"output\": 7}\n"), &opt, "`output`");
-    assert_load_fails(write_rows("[{\"text\": \"ab\"}, {\"text\": 7}]"), &opt, "rows.jsonl[1]: key `text`");
-    assert_load_fails(write_rows("[{\"text\": \"ab\"}"), &opt, "rows.jsonl");
+    rows_refused(rows_write("{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}\n"), &opt, "judge");
+    rows_refused(rows_write("{\"instruction\": \"a\", \"output\": 7}\n"), &opt, "`output`");
+    rows_refused(rows_write("[{\"text\": \"ab\"}, {\"text\": 7}]"), &opt, "rows.jsonl[1]: key `text`");
+    rows_refused(rows_write("[{\"text\": \"ab\"}"), &opt, "rows.jsonl");
 }
 
 /* In the prompt of a list of messages and under "train": false nothing is learned. */
@@ -609,8 +549,8 @@ static void untrained_answers(void **state)
         "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"function_call\", \"value\": "
         "\"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {}}\"}]}\n";
     struct dataset ds;
-    const struct dataset_options opt = options();
-    load(&ds, write_rows(row), &opt);
+    const struct dataset_options opt = rows_options();
+    rows_load(&ds, rows_write(row), &opt);
     assert_int_equal(ds.n_docs, 2);
     assert_int_equal(ds.n_unlabelled, 1);
     assert_int_equal(ds.ids[ds.doc_off[1] - 2], 'd');
@@ -643,18 +583,18 @@ static void columns(void **state)
                                          {"text=n", "text"}};
     for (int i = 0; i < MT_LEN(same); i++) {
         struct dataset a, b;
-        struct dataset_options opt = options();
-        load(&b, write_rows(same[i][2]), &opt);
+        struct dataset_options opt = rows_options();
+        rows_load(&b, rows_write(same[i][2]), &opt);
         opt.columns = same[i][0];
-        load(&a, write_rows(same[i][1]), &opt);
+        rows_load(&a, rows_write(same[i][1]), &opt);
         assert_int_equal(a.hash, b.hash);
         dataset_free(&a);
         dataset_free(&b);
     }
     for (int i = 0; i < MT_LEN(bad); i++) {
-        struct dataset_options opt = options();
+        struct dataset_options opt = rows_options();
         opt.columns = bad[i][0];
-        assert_load_fails(write_rows("{\"n\": 1}"), &opt, bad[i][1]);
+        rows_refused(rows_write("{\"n\": 1}"), &opt, bad[i][1]);
     }
 }
 
@@ -662,13 +602,13 @@ static void weighted_files(void **state)
 {
     (void)state;
     struct dataset ds, again;
-    const struct dataset_options opt = options();
+    const struct dataset_options opt = rows_options();
     char files[MT_PATH];
-    const char *a = write_rows("{\"text\": \"ab\"}\n{\"text\": \"cd\"}\n{\"text\": \"ef\"}\n{\"text\": \"gh\"}\n"),
-               *b = write_rows("{\"text\": \"xy\"}\n");
+    const char *a = rows_write("{\"text\": \"ab\"}\n{\"text\": \"cd\"}\n{\"text\": \"ef\"}\n{\"text\": \"gh\"}\n"),
+               *b = rows_write("{\"text\": \"xy\"}\n");
     snprintf(files, sizeof(files), "%s*2.5, %s", a, b);
-    load(&ds, files, &opt);
-    load(&again, files, &opt);
+    rows_load(&ds, files, &opt);
+    rows_load(&again, files, &opt);
     assert_int_equal(ds.n_docs, 11);
     assert_int_equal(ds.hash, again.hash);
     assert_int_equal(ds.ids[ds.doc_off[4]], 'a');
@@ -676,17 +616,17 @@ static void weighted_files(void **state)
     assert_int_equal(dataset_duplicates(&ds), 0); /* a weight's copies are meant */
     dataset_free(&again);
     snprintf(files, sizeof(files), "%s*0.5", a);
-    load(&again, files, &opt);
+    rows_load(&again, files, &opt);
     assert_int_equal(again.n_docs, 2);
     assert_int_equal(dataset_shared(&again, &ds), 2);
     assert_int_equal(dataset_shared(&ds, &again), 6); /* the half is always the same one */
     dataset_free(&again);
     dataset_free(&ds);
-    assert_load_fails("*0.5", &opt, "*0.5: before * the path of a file must stand");
+    rows_refused("*0.5", &opt, "*0.5: before * the path of a file must stand");
     snprintf(files, sizeof(files), "%s*0", a);
-    assert_load_fails(files, &opt, "a weight must stand");
+    rows_refused(files, &opt, "a weight must stand");
     snprintf(files, sizeof(files), "%s*x", a);
-    assert_load_fails(files, &opt, "a weight must stand");
+    rows_refused(files, &opt, "a weight must stand");
 }
 
 /* A tokenizer without one of harmony's marks: no conversation is read as ordinary text. */
@@ -696,19 +636,19 @@ static void messages_need_the_marks(void **state)
     struct err err;
     int64_t size;
     struct dataset ds;
-    const struct dataset_options opt = options();
+    const struct dataset_options opt = rows_options();
     char *text = file_read(fixture("data/bytes.tokenizer.json"), 1 << 20, &size, &err);
     assert_non_null(text);
     char *mark = strstr(text, "<|channel|>");
     assert_non_null(mark);
     memcpy(mark, "<|chan-el|>", 11);
-    struct tokenizer *other = tokenizer_load(write_text(text, size), &err);
+    struct tokenizer *other = tokenizer_load(rows_write_text(text, size), &err);
     assert_non_null(other);
-    const char *rows = write_rows("{\"messages\":[{\"role\":\"user\",\"content\":\"10\"},"
+    const char *rows = rows_write("{\"messages\":[{\"role\":\"user\",\"content\":\"10\"},"
                                   "{\"role\":\"assistant\",\"content\":\"ok\"}]}\n");
     assert_int_equal(dataset_load(&ds, rows, other, &opt, &err), -1);
     assert_non_null(strstr(err.msg, "messages need a chat template"));
-    assert_int_equal(dataset_load(&ds, rows, tok, &opt, &err), 0);
+    assert_int_equal(dataset_load(&ds, rows, rows_tok, &opt, &err), 0);
     dataset_free(&ds);
     tokenizer_free(other);
     mem_free(text);
@@ -740,5 +680,5 @@ int test_dataset(void)
         cmocka_unit_test(weighted_files),
         cmocka_unit_test(messages_need_the_marks),
     };
-    return cmocka_run_group_tests_name("dataset", tests, load_tokenizer, free_tokenizer);
+    return cmocka_run_group_tests_name("dataset", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

@@ -1,0 +1,24 @@
+/* rows.h - for tests of data sets: rows from text, with a tokenizer of bytes
+ * (tests/fixtures/data/bytes.tokenizer.json). */
+#ifndef MT_TEST_ROWS_H
+#define MT_TEST_ROWS_H
+
+#include "data/dataset.h"
+#include "tests/test.h"
+
+enum { ROWS_EOS = 258, ROWS_VOCAB = 265 };
+
+extern struct tokenizer *rows_tok;
+int rows_load_tokenizer(void **state); /* set-up and tear-down of a group */
+int rows_free_tokenizer(void **state);
+
+struct dataset_options rows_options(void);
+/* Without the fsync of file_write_atomic: some tests write hundreds of files. */
+void rows_write_file(const char *path, const char *text, int64_t size);
+/* A separate file with this text; its path in a static buffer, one per call of eight. */
+const char *rows_write_text(const char *text, int64_t size);
+const char *rows_write(const char *text);
+void rows_load(struct dataset *ds, const char *files, const struct dataset_options *opt);
+void rows_refused(const char *files, const struct dataset_options *opt, const char *words);
+
+#endif
