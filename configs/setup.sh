@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# setup.sh - what demo.sh and tests/run.sh do first: installs the packages of the distribution that are missing (apt,
-# with sudo when not root), configures, builds. Quick when all is there. For Debian 12 and newer, Ubuntu 22.04 and
-# newer; on another system it names the packages and goes on with what is installed.
+# setup.sh - installs missing packages of the distribution, configures, builds. demo.sh and tests/run.sh run it first.
+# Installing needs root or sudo; nothing is installed when all packages are there. For Debian 12 and Ubuntu 22.04 or
+# newer. On another system it prints the packages and continues with what is installed.
 #   bash configs/setup.sh [BUILD_DIR [CMAKE_OPTION ...]]      default: build, CUDA when nvcc is found
 set -euo pipefail
 case ${1:-} in
@@ -19,7 +19,7 @@ build=${1:-build}
 shift $(($# > 0))
 
 packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libpcre2-dev libutf8proc-dev libjansson-dev
-    libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev)
+    libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev python3)
 
 say() { printf '== %s\n' "$*"; }
 die() {
@@ -32,7 +32,7 @@ installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2> /dev/null)" = 
 install_packages() {
     local missing=() as_root=() p
     if ! command -v apt-get > /dev/null; then
-        say "no apt-get here; what these Debian packages hold must be installed: ${packages[*]}"
+        say "apt-get not found: install the equivalents of these Debian packages: ${packages[*]}"
         return
     fi
     for p in "${packages[@]}"; do installed "$p" || missing+=("$p"); done
@@ -43,7 +43,7 @@ install_packages() {
     say "packages: installing ${missing[*]}"
     if [ "$(id -u)" -ne 0 ]; then
         command -v sudo > /dev/null ||
-            die "sudo is not installed; as root: apt-get update && apt-get install ${missing[*]}"
+            die "needs root, and sudo is not installed; as root: apt-get update && apt-get install ${missing[*]}"
         as_root=(sudo)
     fi
     "${as_root[@]}" apt-get update -q

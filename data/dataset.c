@@ -234,9 +234,22 @@ static int read_lines(struct builder *b, struct line_reader *reader, struct err 
     return status;
 }
 
+/* Tables that other tools write: a file with such a name has no JSON. */
+static int check_format(const char *path, struct err *err)
+{
+    static const char *const endings[] = {".csv", ".tsv", ".parquet", ".arrow", ".csv.gz", ".tsv.gz"};
+    const char *end = path + strlen(path);
+    for (int64_t i = 0; i < MT_LEN(endings); i++)
+        if (end - path > (ptrdiff_t)strlen(endings[i]) && !strcmp(end - strlen(endings[i]), endings[i]))
+            return err_set(err, "%s: %s files are not read: convert it to JSONL or JSON, plain or .gz", path,
+                           endings[i]);
+    return 0;
+}
+
 static int read_file(struct builder *b, const char *path, struct err *err)
 {
     char first;
+    if (check_format(path, err)) return -1;
     struct line_reader *reader = line_reader_open(path, err);
     if (!reader) return -1;
     int status = line_reader_peek(reader, &first, err);
@@ -318,6 +331,8 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
                        (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
     }
     if (ds->n_docs) return 0;
+    if (!ds->n_rows)
+        return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);
     return err_set(err,
                    "%s: nothing to train on: %lld rows, %lld of them longer than seq_len = %lld (%s), %lld without "
                    "a token with loss: raise data.seq_len, or check data.loss_on",

@@ -523,6 +523,15 @@ void file_list_free(char **names, int64_t count)
     mem_free(names);
 }
 
+char *file_relative_to(char buf[MT_PATH + 64], const char *path)
+{
+    char here[MT_PATH];
+    buf[0] = 0;
+    if (path[0] != '/' && getcwd(here, sizeof(here)))
+        snprintf(buf, MT_PATH + 64, "the path is relative to the current directory, %s; ", here);
+    return buf;
+}
+
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
 {
     struct stat st;

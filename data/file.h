@@ -71,6 +71,8 @@ bool file_is_writable(const char *path); /* a file, or a directory that takes ne
 /* Directory entries without "." and "..", sorted; *names is one allocation per entry, free with file_list_free. */
 int file_list(const char *dir, char ***names, int64_t *count, struct err *err) MT_CHECK;
 void file_list_free(char **names, int64_t count);
+/* For an error about a path: "the path is relative to the current directory, DIR; ". An absolute path: "". */
+char *file_relative_to(char buf[MT_PATH + 64], const char *path);
 /* CRC-32 (zlib's) of a file. */
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err) MT_CHECK;
 /* "zlib 1.2.13", for --version; so do the other *_library functions. */

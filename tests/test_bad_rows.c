@@ -57,7 +57,7 @@ static void arrays(void **state)
     assert_int_equal(ds.n_docs, 2);
     dataset_free(&ds);
     for (int64_t i = 0; i < MT_LEN(broken); i++) rows_refused(rows_write(broken[i][0]), &opt, broken[i][1]);
-    rows_refused(rows_write("[]"), &opt, "nothing to train on");
+    rows_refused(rows_write("[]"), &opt, "no rows: expected");
     char *text = mem_alloc(4 << 20);
     int64_t n = sprintf(text, "[{\"text\": \"ab\", \"x\": [");
     for (int64_t i = 0; i < JSON_ROW_VALUES; i++) n += sprintf(text + n, "[],");

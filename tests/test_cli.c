@@ -93,6 +93,8 @@ static void test_input_errors(void **state)
     assert_int_equal(RUN("eval", config, "--adapter", "/nowhere"), 1);
     assert_says(said.err, "/nowhere");
     assert_int_equal(RUN("inspect", config), 1);
+    assert_says(said.err,
+                ": expected a checkpoint (a directory or a .safetensors file), an adapter directory or a run");
     assert_says(said.err, "run.ini");
     assert_false(exists(process_output(config, "adapter")));
 }

@@ -194,7 +194,7 @@ static void unreadable_files(void **state)
     rows_refused(rows_write_text(gz, size - 9), &opt, "rows.jsonl");
     gz[size / 2] = (char)(gz[size / 2] ^ 64);
     rows_refused(rows_write_text(gz, size), &opt, "rows.jsonl");
-    rows_refused(rows_write("\n\n"), &opt, "nothing to train on");
+    rows_refused(rows_write("\n\n"), &opt, "no rows: expected");
     mem_free(gz);
 }
 

@@ -80,8 +80,13 @@ static void test_local_paths(void **state)
         assert_says(err.msg, missing[i]);
         assert_says(err.msg, "no such directory");
     }
-    assert_string_equal(err.msg, "models/gpt-oss-20b: no such directory; to download from huggingface.co write "
-                                 "model.path = hub:OWNER/NAME");
+    char here[MT_PATH], message[2 * MT_PATH];
+    assert_non_null(getcwd(here, sizeof(here)));
+    snprintf(message, sizeof(message),
+             "models/gpt-oss-20b: no such directory; the path is relative to the current directory, %s; "
+             "to download from huggingface.co write model.path = hub:OWNER/NAME",
+             here);
+    assert_string_equal(err.msg, message);
     for (int i = 0; i < MT_LEN(bad); i++) {
         assert_int_equal(hub_model(dir, bad[i][0], i == MT_LEN(bad) - 1 ? "v2" : "main", &err), -1);
         assert_says(err.msg, bad[i][1]);

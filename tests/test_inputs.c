@@ -10,12 +10,13 @@
 
 /* A path of each kind in a fresh directory. */
 static const char *dir;
-static char path_of[6][MT_PATH];
-enum { MISSING, BROKEN, FOLDER, EMPTY, SECRET, TEXT };
+static char path_of[8][MT_PATH];
+enum { MISSING, BROKEN, FOLDER, EMPTY, SECRET, TEXT, TABLE, PARQUET };
 
 static void make_paths(void)
 {
-    static const char *const names[] = {"missing", "broken", "folder", "empty", "secret", "text"};
+    static const char *const names[] = {"missing", "broken", "folder",    "empty",
+                                        "secret",  "text",   "table.csv", "table.parquet"};
     struct err err;
     dir = scratch_dir();
     for (int i = 0; i < MT_LEN(names); i++) snprintf(path_of[i], MT_PATH, "%s/%s", dir, names[i]);
@@ -25,6 +26,8 @@ static void make_paths(void)
     assert_int_equal(file_write_atomic(path_of[SECRET], "x", 1, &err), 0);
     assert_int_equal(chmod(path_of[SECRET], 0), 0);
     assert_int_equal(file_write_atomic(path_of[TEXT], "{% oops", 7, &err), 0);
+    assert_int_equal(file_write_atomic(path_of[TABLE], "a,b\n1,2\n", 8, &err), 0);
+    assert_int_equal(file_write_atomic(path_of[PARQUET], "PAR1", 4, &err), 0);
 }
 
 /* Trains with key = path: exit 1, one line with both and with `part`, no output.dir. */
@@ -47,7 +50,7 @@ static void of_the_configuration(void **state)
 {
     (void)state;
     static const char *const files[] = {"data.train", "data.eval", "data.chat_template", "eval.prompts"};
-    char home[MT_PATH];
+    char home[MT_PATH], here[MT_PATH];
     make_paths();
     assert_non_null(getcwd(home, sizeof(home)));
     assert_int_equal(chdir(scratch_dir()), 0);
@@ -59,13 +62,21 @@ static void of_the_configuration(void **state)
     }
     if (!geteuid()) print_message("skip: root reads every file\n");
     assert_refused("model.path", path_of[MISSING], "no such directory; correct the path; to download from");
+    char relative[MT_PATH + 128];
+    assert_non_null(getcwd(here, sizeof(here)));
+    snprintf(relative, sizeof(relative),
+             "no such directory; the path is relative to the current directory, %s; correct the path; to download from",
+             here);
+    assert_refused("model.path", "models/none", relative);
     assert_refused("model.path", path_of[BROKEN], "a symbolic link to a directory that is missing");
     assert_refused("model.path", path_of[TEXT], "not a directory; name a directory");
     assert_refused("lora.init_from", path_of[MISSING], "no such directory");
     assert_refused("lora.init_from", path_of[TEXT], "not a directory");
     assert_refused("lora.init_from", path_of[FOLDER], "no adapter");
     /* what is there, but wrong */
-    assert_refused("data.train", path_of[EMPTY], "");
+    assert_refused("data.train", path_of[EMPTY], "empty: no rows: expected JSONL or JSON");
+    assert_refused("data.train", path_of[TABLE], ".csv files are not read: convert it to JSONL or JSON, plain or .gz");
+    assert_refused("data.eval", path_of[PARQUET], ".parquet files are not read: convert it to JSONL or JSON");
     assert_refused("data.train", path_of[TEXT], "");
     assert_refused("data.chat_template", path_of[TEXT], "");
     assert_refused("eval.prompts", path_of[EMPTY], "has no rows");

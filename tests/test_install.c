@@ -52,6 +52,7 @@ static void scripts_refuse_unknown_options(void **state)
         const char *says;
     } cases[] = {
         {"setup.sh --help", 0, "BUILD_DIR"},
+        {"setup.sh --help", 0, "needs root or sudo"},
         {"setup.sh -DMOETRAIN_CUDA=off", 2, "bash configs/setup.sh build -DMOETRAIN_CUDA=off"},
         {"demo.sh --help", 2, "expected --set section.key=value"},
         {"demo.sh lora.r=4", 2, "expected --set section.key=value"},

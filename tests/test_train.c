@@ -134,7 +134,8 @@ static void test_data_report(void **state)
         "train: 302 rows, 1 bad; documents longer than seq_len: 2 (truncated); nothing to train on: 1 (dropped)",
         "held out: 2 documents, ",
         "held out: 2 rows, 0 bad; documents longer than seq_len: 0 (truncated); nothing to train on: 0 (dropped)",
-        "1 held-out documents are also in the training data: the held-out loss will be optimistic",
+        "\n1 step, 1 micro-batch each, ",
+        "1 held-out document is also in the training data: the held-out loss will be optimistic",
     };
     char path[256], eval[256], sets[1024];
     snprintf(path, sizeof(path), "%s/train.jsonl", scratch_dir());
@@ -152,6 +153,12 @@ static void test_data_report(void **state)
     snprintf(sets, sizeof(sets), "data.train=%s data.eval= data.eval_split=0.01 data.seq_len=16 train.steps=1", path);
     trained(sets);
     assert_null(strstr(said.err, " rows, 0 of them bad"));
+    g = fopen(eval, "w");
+    assert_true(g && fprintf(g, "{\"text\": \"the queen of the house\"}\n") > 0 && !fclose(g));
+    snprintf(sets, sizeof(sets), "data.train=%s data.eval=%s data.seq_len=16 train.steps=1", path, eval);
+    trained(sets);
+    assert_says(said.err, "held out: 1 document, ");
+    assert_says(said.err, "held out: 1 row, 0 bad; ");
 }
 
 static const char long_run[] = "train.steps=12 train.micro_batch=2 eval.every=4 output.save_every=3 output.keep=2 "
@@ -305,7 +312,7 @@ static void test_nonfinite(void **state)
     snprintf(sets, sizeof(sets), "model.path=%s train.steps=2 train.max_nonfinite=3", poisoned_model());
     const struct job *brief = job_new(sets);
     assert_int_equal(process_run(brief->words), 1);
-    assert_says(said.err, "nothing was trained: none of the 2 steps had a finite loss and gradient");
+    assert_says(said.err, "nothing was trained: no step had a finite loss and gradient");
     assert_says(said.err, "output of layer 1");
     assert_int_not_equal(access(process_output(brief->config, "adapter"), F_OK), 0);
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "data/dataset.h"
+#include "data/file.h"
 #include "train/adapter_dir.h"
 
 static bool is_hub(const char *path) { return !strncmp(path, "hub:", 4); }
@@ -15,13 +16,15 @@ static bool is_hub(const char *path) { return !strncmp(path, "hub:", 4); }
 static int look(const char *key, const char *path, bool want_dir, const char *advice, struct err *err)
 {
     const char *kind = want_dir ? "directory" : "file";
+    char relative[MT_PATH + 64];
     struct stat st;
     if (stat(path, &st)) {
         const int why = errno;
         if (why == ENOENT && !lstat(path, &st))
             return err_set(err, "%s = %s: a symbolic link to a %s that is missing; repair the link or name another %s",
                            key, path, kind, kind);
-        if (why == ENOENT) return err_set(err, "%s = %s: no such %s; %s", key, path, kind, advice);
+        if (why == ENOENT)
+            return err_set(err, "%s = %s: no such %s; %s%s", key, path, kind, file_relative_to(relative, path), advice);
         return err_set(err, "%s = %s: %s; %s", key, path, strerror(why), advice);
     }
     if (want_dir != S_ISDIR(st.st_mode))
@@ -34,7 +37,7 @@ static int look(const char *key, const char *path, bool want_dir, const char *ad
 static int look_at_file(const char *key, const char *path, struct err *err)
 {
     if (!path[0]) return 0;
-    return look(key, path, false, "correct the path (a relative one starts at the working directory)", err);
+    return look(key, path, false, "correct the path", err);
 }
 
 static int look_at_data(const char *key, const char *list, struct err *err)

@@ -257,15 +257,15 @@ static int step(struct training *t, struct err *err)
     if (!m.skipped) return 0;
     if (s->step == t->schedule.total_steps && s->n_nonfinite == s->step)
         return err_set(err,
-                       "nothing was trained: none of the %lld steps had a finite loss and gradient, the last in: %s. "
-                       "Look at the data and the base model's weights",
-                       (long long)s->step, bad);
+                       "nothing was trained: no step had a finite loss and gradient; not finite in the last one: %s. "
+                       "Check the data and the base model's weights",
+                       bad);
     if (s->n_nonfinite < cfg->train.max_nonfinite) return 0;
     return err_set(
         err,
-        "%lld steps without a finite loss and gradient (train.max_nonfinite), the last in: %s. Lower optim.lr "
-        "or look at the data",
-        (long long)s->n_nonfinite, bad);
+        "stopped after %lld skipped step%s (train.max_nonfinite); not finite in the last one: %s. Lower optim.lr or "
+        "check the data",
+        (long long)s->n_nonfinite, s->n_nonfinite == 1 ? "" : "s", bad);
 }
 
 /* ---- evaluation, checkpoints, the end */
@@ -572,9 +572,9 @@ static void print_opening(const struct training *t)
     fprintf(stderr, "%s", table);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");
-    log_info("%lld steps, %lld micro-batch%s each, at most %lld tokens per micro-batch",
-             (long long)t->schedule.total_steps, (long long)r->cfg->train.grad_accum,
-             r->cfg->train.grad_accum == 1 ? "" : "es", (long long)r->plan.n_tok);
+    log_info("%lld step%s, %lld micro-batch%s each, at most %lld tokens per micro-batch",
+             (long long)t->schedule.total_steps, t->schedule.total_steps == 1 ? "" : "s",
+             (long long)r->cfg->train.grad_accum, r->cfg->train.grad_accum == 1 ? "" : "es", (long long)r->plan.n_tok);
     mem_free(table);
 }
 

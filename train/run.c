@@ -186,13 +186,14 @@ static void print_dataset(const char *what, const struct dataset *ds, bool rows,
     char a[32], b[32];
     int64_t longest = 0;
     for (int64_t d = 0; d < ds->n_docs; d++) longest = MT_MAX(longest, ds->doc_off[d + 1] - ds->doc_off[d]);
-    log_info("%s: %s documents, %s tokens (longest document %lld), %.1f%% of tokens with loss; duplicates: %lld", what,
-             str_count(a, ds->n_docs), str_count(b, ds->n_tokens), (long long)longest,
+    log_info("%s: %s document%s, %s tokens (longest document %lld), %.1f%% of tokens with loss; duplicates: %lld", what,
+             str_count(a, ds->n_docs), ds->n_docs == 1 ? "" : "s", str_count(b, ds->n_tokens), (long long)longest,
              100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1), (long long)dataset_duplicates(ds));
     if (rows)
-        log_info("%s: %s rows, %lld bad; documents longer than seq_len: %lld (%s); nothing to train on: %lld (dropped)",
-                 what, str_count(a, ds->n_rows), (long long)ds->n_bad, (long long)ds->n_overlong,
-                 cut ? "truncated" : "dropped", (long long)ds->n_unlabelled);
+        log_info(
+            "%s: %s row%s, %lld bad; documents longer than seq_len: %lld (%s); nothing to train on: %lld (dropped)",
+            what, str_count(a, ds->n_rows), ds->n_rows == 1 ? "" : "s", (long long)ds->n_bad, (long long)ds->n_overlong,
+            cut ? "truncated" : "dropped", (long long)ds->n_unlabelled);
 }
 
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err)
@@ -250,8 +251,8 @@ int run_open_data(struct run *r, bool train, struct err *err)
     if (r->eval.n_docs) print_dataset("held out", &r->eval, !split, cut);
     const int64_t shared = dataset_shared(&r->eval, &r->train);
     if (shared)
-        log_warn("%lld held-out documents are also in the training data: the held-out loss will be optimistic",
-                 (long long)shared);
+        log_warn("%lld held-out document%s also in the training data: the held-out loss will be optimistic",
+                 (long long)shared, shared == 1 ? " is" : "s are");
     if (train && r->eval.n_docs && !shared) log_info("held out: no document is also in the training data");
     return comm_agree(r->par.all, "set of training data", r->train.hash, err) ||
                    comm_agree(r->par.all, "set of held-out data", r->eval.hash, err)

@@ -295,11 +295,13 @@ static int find_model(char dir[MT_PATH], const char *path, const char *revision,
     struct hub_env env;
     struct hub_repo repo = {.env = &env};
     const bool plan = *headers;
+    char relative[MT_PATH + 64];
     *headers = false;
     if (strncmp(path, PREFIX, strlen(PREFIX))) {
         if (file_exists(path)) return str_format(dir, MT_PATH, err, "model.path", "%s", path);
-        return err_set(err, "%s: no such directory%s", path,
-                       is_id(path) ? "; to download from huggingface.co write model.path = " PREFIX "OWNER/NAME" : "");
+        return err_set(err, "%s: no such directory; %s%s", path, file_relative_to(relative, path),
+                       is_id(path) ? "to download from huggingface.co write model.path = " PREFIX "OWNER/NAME"
+                                   : "name a directory that holds a model");
     }
     if (parse_model(&repo, path + strlen(PREFIX), revision, err) || hub_env_read(&env, err)) return -1;
     if (have_model(&repo, dir, plan)) return 0;

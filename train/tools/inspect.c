@@ -380,7 +380,12 @@ int inspect_run(const char *path, FILE *out, struct err *err)
     if (hub_model_headers(dir, path, "main", &headers, err) ||
         str_format(file, sizeof(file), err, "path", "%s/config.json", dir))
         return -1;
-    if (!file_exists(file) && adapter_dir_inside(file, dir)) strcpy(dir, file); /* of a run, of a checkpoint of one */
+    if (file_exists(dir) && !file_is_dir(dir) && !strstr(dir, ".safetensors"))
+        return err_set(err,
+                       "%s: expected a checkpoint (a directory or a .safetensors file), an adapter directory or a run "
+                       "directory",
+                       path);
+    if (!file_exists(file) && adapter_dir_inside(file, dir)) strcpy(dir, file); /* a run's, or its checkpoint's */
     if (str_format(file, sizeof(file), err, "path of the adapter", "%s/adapter_config.json", dir)) return -1;
     if (!file_exists(file)) return inspect_tensors(path, dir, NULL, headers, out, err);
     struct json_doc *doc = json_load(file, CONFIG_MAX, err);
