@@ -51,7 +51,7 @@ static void push_group(const struct acts_plan *p, struct layer_acts *s, enum act
 static void push_groups(struct acts_plan *p, struct layer_acts *s, const struct adapters *ad, int64_t layer, bool saved)
 {
     p->layer = layer;
-    p->lora = &ad->layers[layer];
+    layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
     for (enum acts_group g = ACTS_KEPT; g < ACTS_GROUPS; g++)
         if (p->saved[g] == saved) push_group(p, s, g);
 }

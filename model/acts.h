@@ -18,6 +18,7 @@
 #define MT_ACTS_H
 
 #include "model/lora.h"
+#include "model/weights.h"
 
 struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
@@ -79,7 +80,7 @@ struct acts_plan {
     struct device *dev;
     const struct arch *a;
     int64_t layer, n_tok;
-    const struct lora_layer *lora;
+    struct layer_weights w;        /* adapters alone */
     const struct experts *experts; /* model/experts.h */
     const struct acts *acts;
     bool saved[ACTS_GROUPS];

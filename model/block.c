@@ -4,18 +4,16 @@
  *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or one network   ffn_*.c */
 #include "model/block.h"
 
-static void adapt(struct proj *p, const struct lora *lora, const struct lora_grad *grad)
+void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, const struct lora_layer *lora)
 {
-    p->lora = *lora;
-    p->grad = *grad;
-}
-
-void block_adapt(struct layer_weights *w, const struct lora_layer *lora)
-{
-    adapt(&w->qkv, &lora->qkv, &lora->g_qkv);
-    adapt(&w->out, &lora->out, &lora->g_out);
-    adapt(&w->up, &lora->up, &lora->g_up);
-    adapt(&w->down, &lora->down, &lora->g_down);
+    struct product p[LAYER_PRODUCTS];
+    layer_products(a, layer, p);
+    for (int i = 0; i < LAYER_PRODUCTS; i++) {
+        struct proj *proj = (struct proj *)(void *)((char *)w + p[i].proj);
+        if (!p[i].n_out) continue;
+        proj->lora = lora->of[i].lora;
+        proj->grad = lora->of[i].grad;
+    }
 }
 
 static void norm_mix(const struct block *b, struct layer_acts *s)

@@ -4,8 +4,6 @@
 
 #include "model/layer.h"
 
-/* Makes the adapters of a layer part of its projections; again whenever they change, as their dropout does. */
-void block_adapt(struct layer_weights *w, const struct lora_layer *lora);
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y); /* y [T, D] act =, the next layer's x */
 /* Fills the groups of s that are not saved, from s->x and the saved routing. */
 void block_recompute(const struct block *b, struct layer_acts *s, enum recompute mode);

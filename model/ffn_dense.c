@@ -1,5 +1,6 @@
 /* ffn_dense.c - one plain feed-forward network: a single expert that every token takes with weight 1, always on the
- * rank that has the token. Its router is one row of zeros, so that its gate is 1 and its gradient 0. */
+ * rank that has the token. Its router is one row of zeros, so that its gate is 1 and its gradient 0. No target adapts
+ * it. */
 #include "model/ffn_moe.h"
 
 static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group g)
@@ -16,4 +17,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     moe_bwd(b, &experts_local, s, dnorm, dres);
 }
 
-const struct ffn_kind ffn_dense = {false, plan, fwd, recompute, bwd};
+const struct ffn_kind ffn_dense = {false, moe_products, plan, fwd, recompute, bwd};

@@ -4,6 +4,28 @@
  *                  -> act [M,F] -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D] */
 #include "model/ffn_moe.h"
 
+#include <stddef.h>
+
+void moe_products(const struct arch *a, int64_t layer, struct product *p)
+{
+    const struct ffn_size z = arch_ffn(a, layer);
+    p[0] = (struct product){
+        .proj = offsetof(struct layer_weights, up), .n_exp = z.n_exp, .n_out = 2 * z.d_ff, .n_in = a->d_model};
+    p[1] = (struct product){
+        .proj = offsetof(struct layer_weights, down), .n_exp = z.n_exp, .n_out = a->d_model, .n_in = z.d_ff};
+}
+
+static void products(const struct arch *a, int64_t layer, struct product *p)
+{
+    moe_products(a, layer, p);
+    for (int i = 0; i < 2; i++) {
+        p[i].experts = true;
+        p[i].n_target = 1;
+        p[i].target[0] = i ? LORA_DOWN : LORA_UP;
+        p[i].rows[0] = p[i].n_out;
+    }
+}
+
 void moe_plan(const struct acts_plan *p, const struct experts *experts, struct layer_acts *s, enum acts_group group)
 {
     struct moe_acts *m = &s->moe;
@@ -23,9 +45,9 @@ void moe_plan(const struct acts_plan *p, const struct experts *experts, struct l
         m->logits = arena_tensor_2d(work, dev->stat, n_tok, z.n_exp);
     if (group == ACTS_FFN) {
         m->pre = acts_2d(p, n_row, 2 * z.d_ff);
-        m->up_xa = acts_xa(p, n_row, &p->lora->up);
+        m->up_xa = acts_xa(p, n_row, &p->w.up.lora);
     }
-    if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->lora->down);
+    if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->w.down.lora);
 }
 
 void moe_fwd(const struct block *b, const struct experts *experts, struct layer_acts *s, struct tensor y)
@@ -59,4 +81,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     moe_bwd(b, b->experts, s, dnorm, dres);
 }
 
-const struct ffn_kind ffn_moe = {true, plan, fwd, recompute, bwd};
+const struct ffn_kind ffn_moe = {true, products, plan, fwd, recompute, bwd};

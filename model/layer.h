@@ -27,8 +27,13 @@ struct block {
     int64_t *n_chunk; /* chunks that the layer was cut into, = max */
 };
 
+/* Makes the adapters of a layer part of its projections; again whenever they change, as their dropout does. */
+void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, const struct lora_layer *lora);
+
 /* Mixes tokens. */
 struct mixer_kind {
+    /* Its matrices, at most MIXER_PRODUCTS, into zeroed p (lora.h). */
+    void (*products)(const struct arch *a, int64_t layer, struct product *p);
     /* Pushes its activations of one group (acts.h). */
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
     /* s->h = s->x + mixer(s->attn_norm). Recomputation calls it again: it must do the same to the bit. */
@@ -40,6 +45,7 @@ struct mixer_kind {
 /* Works on every token alone. */
 struct ffn_kind {
     bool routed; /* a router chooses among experts: they are counted, balanced and may lie on several ranks */
+    void (*products)(const struct arch *a, int64_t layer, struct product *p);
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
     /* y = s->h + ffn(s->ffn_norm) */
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/layer.h"
+
 #define GROUP_ALIGN      64
 #define MAX_RANK         65536
 #define PARAMS_PER_LAYER (2 * LORA_TARGETS)
@@ -30,14 +32,38 @@ void lora_param_name(const struct lora_param *p, char name[64])
     snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, target_names[p->target], p->is_b ? 'B' : 'A');
 }
 
-/* Which matrix a target adapts in a layer with experts: a stack of n_exp [out, in]. */
-static void target_shape(const struct arch *a, enum lora_target t, int64_t *n_exp, int64_t *out, int64_t *in)
+void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS])
 {
-    int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
-    bool expert = t == LORA_UP || t == LORA_DOWN;
-    *n_exp = expert ? a->n_exp : 1;
-    *in = t == LORA_O ? q : t == LORA_DOWN ? a->d_ff : a->d_model;
-    *out = t == LORA_Q ? q : t == LORA_UP ? 2 * a->d_ff : t == LORA_K || t == LORA_V ? kv : a->d_model;
+    memset(p, 0, LAYER_PRODUCTS * sizeof(*p));
+    a->mixer[layer]->products(a, layer, p);
+    a->ffn[layer]->products(a, layer, p + MIXER_PRODUCTS);
+}
+
+/* The product of a layer that a target adapts, and the rows of it; false: there is none. */
+static bool find_product(const struct arch *a, int64_t layer, enum lora_target t, struct product *out, int64_t *rows)
+{
+    struct product p[LAYER_PRODUCTS];
+    layer_products(a, layer, p);
+    for (int i = 0; i < LAYER_PRODUCTS; i++)
+        for (int k = 0; k < p[i].n_target; k++)
+            if (p[i].target[k] == t) {
+                *out = p[i];
+                *rows = p[i].rows[k];
+                return true;
+            }
+    return false;
+}
+
+/* Targets of one product are held with one rank. */
+static void find_fused(struct adapters *ad, const struct arch *a)
+{
+    struct product p[LAYER_PRODUCTS];
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        layer_products(a, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS; i++)
+            for (int k = 0; k < p[i].n_target * p[i].n_target; k++)
+                ad->fused[p[i].target[k / p[i].n_target]] |= 1u << p[i].target[k % p[i].n_target];
+    }
 }
 
 /* The next word of a comma-separated list, blanks around it dropped; false at the end of the list. */
@@ -121,9 +147,10 @@ static int parse_ranks(struct adapters *ad, const char *ranks, struct err *err)
 
 int64_t adapters_held_rank(const struct adapters *ad, enum lora_target t, int64_t multiple)
 {
-    int64_t r = t <= LORA_V ? 0 : ad->rank[t];
-    for (enum lora_target s = LORA_Q; s <= LORA_V && t <= LORA_V; s++)
-        if (ad->target[s]) r = MT_MAX(r, ad->rank[s]);
+    const unsigned others = ad->fused[t] & ~(1u << t);
+    int64_t r = others ? 0 : ad->rank[t];
+    for (enum lora_target s = LORA_Q; s < LORA_TARGETS && others; s++)
+        if (ad->target[s] && ad->fused[t] & 1u << s) r = MT_MAX(r, ad->rank[s]);
     return (r + multiple - 1) / multiple * multiple;
 }
 
@@ -179,44 +206,37 @@ static int parse_layers(struct adapters *ad, const char *layers, struct err *err
     return 0;
 }
 
-static void add_param(struct adapters *ad, const struct arch *a, const struct comm *ep, int64_t layer,
-                      enum lora_target t, bool is_b)
+/* Target i of product q. */
+static void add_param(struct adapters *ad, const struct comm *ep, int64_t layer, const struct product *q, int i,
+                      bool is_b)
 {
-    int64_t n_exp, out, in;
+    const enum lora_target t = q->target[i];
     if (!ad->target[t]) return;
-    target_shape(a, t, &n_exp, &out, &in);
-    const int64_t held = t >= LORA_UP ? n_exp / ep->world : n_exp;
+    const int64_t held = q->experts ? q->n_exp / ep->world : q->n_exp;
     struct lora_param *p = &ad->params[ad->n_params++];
     *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = held};
-    p->first_exp = t >= LORA_UP ? held * ep->rank : 0;
-    p->rows = is_b ? out : ad->held[t];
-    p->cols = is_b ? ad->held[t] : in;
-    ad->n_values += n_exp * ad->rank[t] * (is_b ? out : in);
+    p->experts = q->experts;
+    p->first_exp = q->experts ? held * ep->rank : 0;
+    p->rows = is_b ? q->rows[i] : ad->held[t];
+    p->cols = is_b ? ad->held[t] : q->n_in;
+    ad->n_values += q->n_exp * ad->rank[t] * (is_b ? q->rows[i] : q->n_in);
     ad->n_flat += lora_param_count(p);
 }
 
 static void end_group(struct adapters *ad) { ad->n_flat = (ad->n_flat + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
-static void plan_attention(struct adapters *ad, const struct arch *a, int64_t layer)
+/* Products that every rank has, experts, or both. */
+static void plan_layer(struct adapters *ad, const struct arch *a, const struct comm *ep, int64_t layer, bool common,
+                       bool experts)
 {
-    for (int is_b = 0; is_b < 2; is_b++) {
-        for (enum lora_target t = LORA_Q; t <= LORA_V; t++) add_param(ad, a, &comm_alone, layer, t, is_b);
+    struct product q[LAYER_PRODUCTS];
+    layer_products(a, layer, q);
+    for (int i = 0; i < 2 * LAYER_PRODUCTS; i++) {
+        const struct product *one = &q[i / 2];
+        if (one->experts ? !experts : !common) continue;
+        for (int k = 0; k < one->n_target; k++) add_param(ad, ep, layer, one, k, i % 2);
         end_group(ad);
     }
-    for (int is_b = 0; is_b < 2; is_b++) {
-        add_param(ad, a, &comm_alone, layer, LORA_O, is_b);
-        end_group(ad);
-    }
-}
-
-/* A dense layer has no experts to adapt; its feed-forward network stays as it is. */
-static void plan_experts(struct adapters *ad, const struct arch *a, const struct comm *ep, int64_t layer)
-{
-    for (enum lora_target t = LORA_UP; t <= LORA_DOWN && !a->dense[layer]; t++)
-        for (int is_b = 0; is_b < 2; is_b++) {
-            add_param(ad, a, ep, layer, t, is_b);
-            end_group(ad);
-        }
 }
 
 static int check_numbers(const struct lora_options *opt, struct err *err)
@@ -233,6 +253,7 @@ static int check_numbers(const struct lora_options *opt, struct err *err)
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)
 {
     *ad = (struct adapters){.r = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
+    find_fused(ad, a);
     if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err) || parse_ranks(ad, opt->ranks, err))
         return -1;
     hold_ranks(ad, 1);
@@ -248,8 +269,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     for (int64_t n = 0; n < ad->n_layer; n++) {
         if (!ad->layer_on[n]) continue;
         const int64_t before = ad->n_params;
-        plan_attention(ad, a, n);
-        plan_experts(ad, a, &comm_alone, n);
+        plan_layer(ad, a, &comm_alone, n, true, true);
         ad->layer_on[n] = ad->n_params > before;
         if (ad->layer_on[n]) ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
     }
@@ -265,12 +285,11 @@ static void lay_out(struct adapters *ad, const struct arch *a, const struct comm
     const bool apart = ep->world > 1;
     ad->n_params = ad->n_values = ad->n_flat = 0;
     for (int64_t n = 0; n < ad->n_layer; n++) {
-        if (ad->layer_on[n]) plan_attention(ad, a, n);
-        if (ad->layer_on[n] && !apart) plan_experts(ad, a, ep, n);
+        if (ad->layer_on[n]) plan_layer(ad, a, ep, n, true, !apart);
     }
     ad->n_common = ad->n_flat;
     for (int64_t n = 0; n < ad->n_layer; n++)
-        if (ad->layer_on[n] && apart) plan_experts(ad, a, ep, n);
+        if (ad->layer_on[n] && apart) plan_layer(ad, a, ep, n, false, true);
 }
 
 /* The layout outside the device, NULL where it is the device's. */
@@ -322,33 +341,30 @@ const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer,
     return NULL;
 }
 
-/* The adapter of one product: targets first..last side by side in its output columns. */
-static void view_adapter(struct adapters *ad, const struct arch *a, int64_t layer, enum lora_target first,
-                         enum lora_target last, struct lora *l, struct lora_grad *g)
+/* The adapter of one product: its targets side by side in the output columns. */
+static struct adapter view_adapter(struct adapters *ad, int64_t layer, const struct product *q)
 {
     const struct lora_param *pa = NULL, *pb = NULL;
-    int64_t n_exp, out, in, col = 0, rows = 0;
-    bool expert = first >= LORA_UP;
-    *l = (struct lora){0};
-    *g = (struct lora_grad){0};
-    for (enum lora_target t = first; t <= last; t++, col += out) {
-        target_shape(a, t, &n_exp, &out, &in);
-        const struct lora_param *p = adapters_find(ad, layer, t, false);
+    struct adapter out = {.lora = {.r = 0}};
+    struct lora *l = &out.lora;
+    int64_t col = 0, rows = 0;
+    for (int i = 0; i < q->n_target; col += q->rows[i++]) {
+        const struct lora_param *p = adapters_find(ad, layer, q->target[i], false);
         if (!p) continue;
-        if (!pa) pa = p, pb = adapters_find(ad, layer, t, true);
-        l->scale[l->n_seg] = ad->scale[t];
+        if (!pa) pa = p, pb = adapters_find(ad, layer, q->target[i], true);
+        l->scale[l->n_seg] = ad->scale[q->target[i]];
         l->seg_first[l->n_seg] = col;
-        l->seg_cols[l->n_seg++] = out;
-        rows += out;
+        l->seg_cols[l->n_seg++] = q->rows[i];
+        rows += q->rows[i];
     }
-    if (!pa) return;
-    const int64_t r = l->r = ad->held[first];
-    l->dropout = expert ? 0 : (float)ad->dropout;
-    n_exp = expert ? pa->n_exp : 0;
+    if (!pa) return out;
+    const int64_t r = l->r = ad->held[q->target[0]], n_exp = q->experts ? pa->n_exp : 0;
+    l->dropout = q->experts ? 0 : (float)ad->dropout;
     l->a = view(ad->working, pa->off, n_exp, l->n_seg * r, pa->cols);
     l->b = view(ad->working, pb->off, n_exp, rows, r);
-    g->a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * r, pa->cols);
-    g->b = view(ad->opt.grad, pb->off, n_exp, rows, r);
+    out.grad.a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * r, pa->cols);
+    out.grad.b = view(ad->opt.grad, pb->off, n_exp, rows, r);
+    return out;
 }
 
 /* Masters and working copies; with `training`, gradients and moments between them. */
@@ -366,11 +382,9 @@ static void alloc(struct adapters *ad, struct device *dev, const struct arch *a,
     if (!copy) ad->working = ad->opt.param;
     ad->opt.first = ad->first_moment;
     for (int64_t n = 0; n < ad->n_layer; n++) {
-        struct lora_layer *l = &ad->layers[n];
-        view_adapter(ad, a, n, LORA_Q, LORA_V, &l->qkv, &l->g_qkv);
-        view_adapter(ad, a, n, LORA_O, LORA_O, &l->out, &l->g_out);
-        view_adapter(ad, a, n, LORA_UP, LORA_UP, &l->up, &l->g_up);
-        view_adapter(ad, a, n, LORA_DOWN, LORA_DOWN, &l->down, &l->g_down);
+        struct product q[LAYER_PRODUCTS];
+        layer_products(a, n, q);
+        for (int i = 0; i < LAYER_PRODUCTS; i++) ad->layers[n].of[i] = view_adapter(ad, n, &q[i]);
     }
 }
 
@@ -409,14 +423,14 @@ void adapters_share(struct adapters *ad)
     ad->first_moment = ad->n_moment * ranks->rank;
 }
 
-/* Gradients of the layer's targets from..to, which lie together. */
-static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, int64_t layer, enum lora_target from,
-                   enum lora_target to)
+/* Gradients of the layer, of what every rank has, of experts, or of both: they lie together. */
+static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, int64_t layer, bool common,
+                   bool experts)
 {
     int64_t first = -1, end = 0;
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
-        if (p->layer != layer || p->target < from || p->target > to) continue;
+        if (p->layer != layer || (p->experts ? !experts : !common)) continue;
         if (first < 0) first = p->off;
         end = p->off + lora_param_count(p);
     }
@@ -426,8 +440,8 @@ static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
     const bool apart = ad->divided;
-    reduce(ad, dev, ad->par.all, layer, LORA_Q, apart ? LORA_O : LORA_DOWN);
-    if (apart) reduce(ad, dev, ad->par.dp, layer, LORA_UP, LORA_DOWN);
+    reduce(ad, dev, ad->par.all, layer, true, !apart);
+    if (apart) reduce(ad, dev, ad->par.dp, layer, false, true);
 }
 
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)
@@ -541,12 +555,10 @@ static double base_params(const struct arch *a)
 {
     double sum = 2.0 * (double)a->vocab * (double)a->d_model;
     for (int64_t l = 0; l < a->n_layer; l++) {
-        sum += a->dense[l] ? 3.0 * (double)a->d_dense * (double)a->d_model : (double)a->n_exp * (double)a->d_model;
-        for (enum lora_target t = LORA_Q; t < (a->dense[l] ? LORA_UP : LORA_TARGETS); t++) {
-            int64_t n_exp, out, in;
-            target_shape(a, t, &n_exp, &out, &in);
-            sum += (double)n_exp * (double)out * (double)in;
-        }
+        struct product q[LAYER_PRODUCTS];
+        layer_products(a, l, q);
+        if (a->ffn[l]->routed) sum += (double)arch_ffn(a, l).n_exp * (double)a->d_model;
+        for (int i = 0; i < LAYER_PRODUCTS; i++) sum += (double)q[i].n_exp * (double)q[i].n_out * (double)q[i].n_in;
     }
     return sum;
 }
@@ -564,7 +576,7 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
     enum { LINE = 256 };
     int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + 6);
     char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
-    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && a->dense[n];
+    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && !a->ffn[n]->routed;
     adapters_ranks_text(ad, ranks);
     if (ranks[0])
         snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");
@@ -575,15 +587,16 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
                   ad->dropout, ad->dropout > 0 ? " on attention (PEFT has none for experts)" : "");
     s += snprintf(s, LINE, "%-14s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
-        const int64_t n_here = t < LORA_UP ? n_on : n_on - n_dense;
-        int64_t n_exp, out, in;
+        struct product q = {.n_exp = 0}, other;
+        int64_t n_here = 0, out = 0, rows;
         char a_text[64], b_text[64];
         if (!ad->target[t]) continue;
-        target_shape(a, t, &n_exp, &out, &in);
-        shape_text(a_text, n_exp, ad->rank[t], in);
-        shape_text(b_text, n_exp, out, ad->rank[t]);
+        for (int64_t n = a->n_layer - 1; n >= 0; n--)
+            if (find_product(a, n, t, &other, &rows)) q = other, out = rows, n_here += ad->layer_on[n];
+        shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
+        shape_text(b_text, q.n_exp, out, ad->rank[t]);
         s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_names[t], (long long)n_here, a_text, b_text,
-                      (long long)(n_here * n_exp * ad->rank[t] * (in + out)));
+                      (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
     }
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
         s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);

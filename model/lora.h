@@ -17,15 +17,34 @@ enum lora_target { LORA_Q, LORA_K, LORA_V, LORA_O, LORA_UP, LORA_DOWN, LORA_TARG
 struct lora_param {
     enum lora_target target;
     bool is_b;                 /* A otherwise */
+    bool experts;              /* a stack of one for each expert */
     int64_t layer, off;        /* first element in the flat arrays */
     int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R], R = held[target] on the device, rank[target]
                                 * in the logical layout; n_exp 1 for attention */
     int64_t first_exp;         /* of all experts, the first held here */
 };
 
+/* A matrix of a layer, or a stack of one for each expert, as adapters see it; its kind declares it (model/layer.h). Its
+ * rows are those of its targets, one below the other (q, k, v): one struct lora adapts them all. */
+enum { MIXER_PRODUCTS = 4, LAYER_PRODUCTS = 8, PRODUCT_TARGETS = 3 };
+struct product {
+    size_t proj;                /* offset of its struct proj in struct layer_weights */
+    int64_t n_exp, n_out, n_in; /* n_exp 1: one matrix */
+    bool experts;               /* a stack: expert parallelism divides it, and PEFT gives its adapters no dropout */
+    int n_target;               /* 0: it has no adapter */
+    enum lora_target target[PRODUCT_TARGETS];
+    int64_t rows[PRODUCT_TARGETS];
+};
+/* The products of a layer: the mixer's from 0, the feed-forward network's from MIXER_PRODUCTS; n_out 0: none there. */
+void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS]);
+
+/* The adapters of a layer, by product. */
+struct adapter {
+    struct lora lora;
+    struct lora_grad grad;
+};
 struct lora_layer {
-    struct lora qkv, out, up, down;
-    struct lora_grad g_qkv, g_out, g_up, g_down;
+    struct adapter of[LAYER_PRODUCTS];
 };
 
 struct lora_options {
@@ -47,7 +66,8 @@ struct adapters {
     bool rslora;
     float scale[LORA_TARGETS]; /* alpha/rank, or alpha/sqrt(rank) with rslora */
     bool target[LORA_TARGETS];
-    bool transposed; /* transformers holds the experts as [E, in, out]; matters to PEFT files alone */
+    unsigned fused[LORA_TARGETS]; /* bits of the targets that feed one product with this one */
+    bool transposed;              /* transformers holds the experts as [E, in, out]; matters to PEFT files alone */
     int64_t n_layer;
     bool *layer_on;       /* [n_layer] host: something of the layer is trained */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */

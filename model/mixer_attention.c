@@ -2,6 +2,8 @@
  * windows.
  *
  *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h */
+#include <stddef.h>
+
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -12,6 +14,26 @@ static struct attn_shape shape_of(const struct block *b)
     return (struct attn_shape){a->n_head, a->n_kv, a->head_dim, a->window[b->layer], a->attn_scale};
 }
 
+static void products(const struct arch *a, int64_t layer, struct product *p)
+{
+    const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
+    (void)layer;
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+                            .n_exp = 1,
+                            .n_out = q + 2 * kv,
+                            .n_in = a->d_model,
+                            .n_target = 3,
+                            .target = {LORA_Q, LORA_K, LORA_V},
+                            .rows = {q, kv, kv}};
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, out),
+                            .n_exp = 1,
+                            .n_out = a->d_model,
+                            .n_in = q,
+                            .n_target = 1,
+                            .target = {LORA_O},
+                            .rows = {a->d_model}};
+}
+
 static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
     struct attention_acts *t = &s->attention;
@@ -19,7 +41,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     struct device *dev = p->dev;
     const int64_t n_tok = p->n_tok, n_head = a->n_head + a->n_kv;
     if (group != ACTS_MIXER) return;
-    t->qkv_xa = acts_xa(p, n_tok, &p->lora->qkv);
+    t->qkv_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
     if (a->qk_norm != QK_NORM_NONE) {
         t->qk = acts_2d(p, n_tok, n_head * a->head_dim);
         t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
@@ -27,7 +49,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a));
     t->o = acts_2d(p, n_tok, a->n_head * a->head_dim);
     t->lse = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_head);
-    t->out_xa = acts_xa(p, n_tok, &p->lora->out);
+    t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s)
@@ -66,4 +88,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(&dev->work, mark);
 }
 
-const struct mixer_kind mixer_attention = {plan, fwd, bwd};
+const struct mixer_kind mixer_attention = {products, plan, fwd, bwd};

@@ -123,10 +123,16 @@ static void set_dropout(struct model *m)
 {
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct lora_layer *lora = &m->adapters.layers[l];
-        lora->qkv.dropout = lora->out.dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
-        lora->qkv.dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)(2 * l));
-        lora->out.dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)(2 * l + 1));
-        block_adapt(&m->weights.layers[l], lora);
+        struct product p[LAYER_PRODUCTS];
+        layer_products(&m->arch, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            const int64_t stream = 2 * l + i % 2 + i / 2 * 2 * MT_MAX_LAYERS; /* one for each product of each layer */
+            struct lora *one = &lora->of[i].lora;
+            if (!p[i].n_out || p[i].experts) continue;
+            one->dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
+            one->dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)stream);
+        }
+        layer_adapt(&m->weights.layers[l], &m->arch, l, lora);
     }
 }
 

@@ -338,13 +338,13 @@ static int load_stack(struct fill *f, struct weight *w, const char *name, int64_
 }
 
 /* One product of every expert: its matrices in the checkpoint are part[0] and, below it, part[1] unless NULL. */
-struct product {
+struct stored {
     const char *stack; /* "mlp.experts.gate_up_proj": all experts in one tensor */
     const char *part[2];
     int64_t n_out, n_in;
 };
 
-static int load_expert_biases(struct fill *f, struct tensor *bias, const struct product *p)
+static int load_expert_biases(struct fill *f, struct tensor *bias, const struct stored *p)
 {
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
     for (int64_t x = 0; x < f->ffn.n_exp; x++) {
@@ -359,7 +359,7 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
 }
 
 /* A Linear, or two, per expert; bitsandbytes has its 4 bits so. All are looked up, those here are read. */
-static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct product *p)
+static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct stored *p)
 {
     const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part;
     struct source *s = mem_array(n, sizeof(*s));
@@ -382,7 +382,7 @@ static bool has(const struct fill *f, const char *name, const char *suffix)
 }
 
 /* Whether anything of the first expert is there under a name of its own. */
-static bool has_experts(const struct fill *f, const struct product *p)
+static bool has_experts(const struct fill *f, const struct stored *p)
 {
     bool any = false;
     for (int i = 0; i < 2 && p->part[i]; i++)
@@ -392,7 +392,7 @@ static bool has_experts(const struct fill *f, const struct product *p)
 }
 
 /* The stack of one product, in whichever of the forms the checkpoint has it. */
-static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct product *p)
+static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored *p)
 {
     char bias_name[320];
     const struct name name = layer_name(f, p->stack);
@@ -448,7 +448,7 @@ static void decode(struct fill *f, struct weight *w)
 }
 
 /* marked: the bytes count for w->mark. */
-static int load_product(struct fill *f, struct weight *w, struct tensor *bias, const struct product *p, bool marked)
+static int load_product(struct fill *f, struct weight *w, struct tensor *bias, const struct stored *p, bool marked)
 {
     struct arena *work = &f->dev->work;
     const int64_t mark = arena_mark(work);
@@ -476,10 +476,10 @@ static int load_ffn(struct fill *f, struct layer_weights *lw)
     const bool dense = f->a->dense[f->layer];
     const int64_t d = f->a->d_model, width = f->ffn.d_ff;
     const struct tensor_names *n = f->a->names;
-    const struct product dense_up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * width, d};
-    const struct product dense_down = {NULL, {"mlp.down_proj"}, d, width};
-    const struct product up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * width, d};
-    const struct product down = {"mlp.experts.down_proj", {n->down}, d, width};
+    const struct stored dense_up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * width, d};
+    const struct stored dense_down = {NULL, {"mlp.down_proj"}, d, width};
+    const struct stored up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * width, d};
+    const struct stored down = {"mlp.experts.down_proj", {n->down}, d, width};
     if (dense)
         make_router(f, lw);
     else if (load_router(f, lw))

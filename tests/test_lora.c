@@ -121,32 +121,32 @@ static void views_show_the_arrays(void **state)
     opt.rslora = true;
     tiny_open(&t, &a, &opt, "fp32");
     struct tensor param = t.ad.opt.param, grad = t.ad.opt.grad;
-    struct lora_layer *l = &t.ad.layers[1];
+    const struct layer_weights w[] = {tiny_layer(&t, 0), tiny_layer(&t, 1), tiny_layer(&t, 2)}, *l = &w[1];
     assert_ptr_equal(t.ad.working.data, param.data);
     assert_int_equal(t.ad.lowest_layer, 1);
-    assert_int_equal(l->qkv.n_seg, 2);
-    assert_int_equal(l->qkv.seg_first[0], 12);
-    assert_int_equal(l->qkv.seg_cols[0], 6);
-    assert_int_equal(l->qkv.seg_first[1], 18);
-    assert_int_equal(l->qkv.seg_cols[1], 6);
-    assert_view(l->qkv.a, param, 0, 0, 4, 8);
-    assert_view(l->qkv.b, param, 64, 0, 12, 2);
-    assert_view(l->g_qkv.a, grad, 0, 0, 4, 8);
-    assert_view(l->g_qkv.b, grad, 64, 0, 12, 2);
-    assert_view(l->out.a, param, 128, 0, 2, 12);
-    assert_view(l->g_out.b, grad, 192, 0, 8, 2);
-    assert_view(l->down.a, param, 256, 3, 2, 5);
-    assert_view(l->down.b, param, 320, 3, 8, 2);
-    assert_view(t.ad.layers[2].g_down.b, grad, 384 + 320, 3, 8, 2);
-    assert_int_equal(l->up.r, 0);
-    assert_int_equal(l->up.a.ndim, 0);
-    assert_int_equal(l->g_up.b.ndim, 0);
-    assert_int_equal(t.ad.layers[0].qkv.r, 0);
-    assert_int_equal(t.ad.layers[0].g_out.a.ndim, 0);
-    assert_close(l->down.scale[0], 6 / sqrt(2.0), 1e-6);
-    assert_close(l->qkv.dropout, 0.25, 0);
-    assert_close(l->out.dropout, 0.25, 0);
-    assert_close(l->down.dropout, 0, 0); /* PEFT's experts take none */
+    assert_int_equal(l->qkv.lora.n_seg, 2);
+    assert_int_equal(l->qkv.lora.seg_first[0], 12);
+    assert_int_equal(l->qkv.lora.seg_cols[0], 6);
+    assert_int_equal(l->qkv.lora.seg_first[1], 18);
+    assert_int_equal(l->qkv.lora.seg_cols[1], 6);
+    assert_view(l->qkv.lora.a, param, 0, 0, 4, 8);
+    assert_view(l->qkv.lora.b, param, 64, 0, 12, 2);
+    assert_view(l->qkv.grad.a, grad, 0, 0, 4, 8);
+    assert_view(l->qkv.grad.b, grad, 64, 0, 12, 2);
+    assert_view(l->out.lora.a, param, 128, 0, 2, 12);
+    assert_view(l->out.grad.b, grad, 192, 0, 8, 2);
+    assert_view(l->down.lora.a, param, 256, 3, 2, 5);
+    assert_view(l->down.lora.b, param, 320, 3, 8, 2);
+    assert_view(w[2].down.grad.b, grad, 384 + 320, 3, 8, 2);
+    assert_int_equal(l->up.lora.r, 0);
+    assert_int_equal(l->up.lora.a.ndim, 0);
+    assert_int_equal(l->up.grad.b.ndim, 0);
+    assert_int_equal(w[0].qkv.lora.r, 0);
+    assert_int_equal(w[0].out.grad.a.ndim, 0);
+    assert_close(l->down.lora.scale[0], 6 / sqrt(2.0), 1e-6);
+    assert_close(l->qkv.lora.dropout, 0.25, 0);
+    assert_close(l->out.lora.dropout, 0.25, 0);
+    assert_close(l->down.lora.dropout, 0, 0); /* PEFT's experts take none */
     tiny_close(&t);
 }
 
@@ -164,8 +164,8 @@ static void measuring_takes_what_is_taken(void **state)
     adapters_alloc(&t.ad, &measure, &a);
     assert_int_equal(measure.state.peak, used);
     assert_true(used >= 5 * 3 * 512 * 4);
-    assert_int_equal(t.ad.layers[0].up.b.ndim, 3);
-    assert_null(t.ad.layers[0].up.b.data);
+    assert_int_equal(tiny_layer(&t, 0).up.lora.b.ndim, 3);
+    assert_null(tiny_layer(&t, 0).up.lora.b.data);
     adapters_init(&t.ad, &measure, 1);
     tiny_close(&t);
 }

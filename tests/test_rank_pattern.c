@@ -34,16 +34,17 @@ static void words_and_views(void **state)
     adapters_ranks_text(&t.ad, text);
     assert_string_equal(text, "v_proj=3,gate_up_proj=4,down_proj=1");
     assert_int_equal(adapters_max_rank(&t.ad), 4);
-    const struct lora_layer *l = &t.ad.layers[1];
-    const int64_t held[] = {l->qkv.r, l->out.r, l->up.r, l->down.r}, want[] = {3, 2, 4, 1}; /* q, k and v alike */
+    const struct layer_weights w = tiny_layer(&t, 1), *l = &w;
+    const int64_t held[] = {l->qkv.lora.r, l->out.lora.r, l->up.lora.r, l->down.lora.r},
+                  want[] = {3, 2, 4, 1}; /* q, k and v alike */
     assert_memory_equal(held, want, sizeof(want));
-    assert_close(l->qkv.scale[0], 6 / 2.0, 1e-6);
-    assert_close(l->qkv.scale[2], 6 / 3.0, 1e-6);
-    assert_close(l->out.scale[0], 6 / 2.0, 1e-6);
-    assert_close(l->up.scale[0], 6 / 4.0, 1e-6);
-    assert_close(l->down.scale[0], 6 / 1.0, 1e-6);
+    assert_close(l->qkv.lora.scale[0], 6 / 2.0, 1e-6);
+    assert_close(l->qkv.lora.scale[2], 6 / 3.0, 1e-6);
+    assert_close(l->out.lora.scale[0], 6 / 2.0, 1e-6);
+    assert_close(l->up.lora.scale[0], 6 / 4.0, 1e-6);
+    assert_close(l->down.lora.scale[0], 6 / 1.0, 1e-6);
     adapters_init(&t.ad, &t.dev, 1);
-    const float *q = l->qkv.a.data; /* [3 * 3, 8]: of q two ranks are trained, of v all three */
+    const float *q = l->qkv.lora.a.data; /* [3 * 3, 8]: of q two ranks are trained, of v all three */
     for (int64_t i = 0; i < 8; i++) assert_true(q[8 + i] != 0 && q[16 + i] == 0 && q[64 + i] != 0);
     tiny_close(&t);
 }

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "model/lora.h"
+#include "model/layer.h"
 #include "tests/test.h"
 
 #define ALL_TARGETS "q_proj,k_proj,v_proj,o_proj,experts"
@@ -12,17 +12,19 @@
 /* D 8, q 12 columns, k and v 6, 3 experts of width 5, 3 layers: no two sizes of an adapter are equal by accident. */
 static inline struct arch tiny_arch(void)
 {
-    return (struct arch){.family = "gpt_oss",
-                         .n_layer = 3,
-                         .d_model = 8,
-                         .n_head = 4,
-                         .n_kv = 2,
-                         .head_dim = 3,
-                         .n_exp = 3,
-                         .top_k = 2,
-                         .d_ff = 5,
-                         .vocab = 50,
-                         .transposed_experts = true};
+    struct arch a = (struct arch){.family = "gpt_oss",
+                                  .n_layer = 3,
+                                  .d_model = 8,
+                                  .n_head = 4,
+                                  .n_kv = 2,
+                                  .head_dim = 3,
+                                  .n_exp = 3,
+                                  .top_k = 2,
+                                  .d_ff = 5,
+                                  .vocab = 50,
+                                  .transposed_experts = true};
+    for (int64_t l = 0; l < a.n_layer; l++) a.mixer[l] = &mixer_attention, a.ffn[l] = &ffn_moe;
+    return a;
 }
 
 static inline struct lora_options tiny_options(const char *targets)
@@ -51,6 +53,14 @@ static inline void tiny_open(struct tiny *t, const struct arch *a, const struct 
     adapters_alloc(&t->ad, &measure, a);
     assert_int_equal(device_reserve(&t->dev, &t->dev.state, "state", measure.state.peak, &err), 0);
     adapters_alloc(&t->ad, &t->dev, a);
+}
+
+/* The projections of a layer: adapters alone. */
+static inline struct layer_weights tiny_layer(const struct tiny *t, int64_t layer)
+{
+    struct layer_weights w = {.attn_norm = {0}};
+    layer_adapt(&w, &t->arch, layer, &t->ad.layers[layer]);
+    return w;
 }
 
 /* Something else than zero in every value of a flat array, a function of the parameter's name alone; padding stays

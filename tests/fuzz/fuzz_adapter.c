@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "model/layer.h"
 #include "train/peft.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -22,7 +23,9 @@ static const struct arch arch = {.family = "gpt_oss",
                                  .n_exp = 2,
                                  .top_k = 1,
                                  .d_ff = 3,
-                                 .vocab = 4};
+                                 .vocab = 4,
+                                 .mixer = {&mixer_attention, &mixer_attention},
+                                 .ffn = {&ffn_moe, &ffn_moe}};
 static char root[] = "/dev/shm/moetrain-fuzz-XXXXXX";
 
 static void remove_root(void)

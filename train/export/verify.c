@@ -82,8 +82,8 @@ static void open_side(struct side *side, const struct stream *s, bool exported, 
     *side = (struct side){.exported = exported, .attention = attention, .experts = experts, .on = *ad};
     side->layers = side->on.layers = mem_array(ad->n_layer, sizeof(*side->layers));
     for (int64_t l = 0; l < ad->n_layer && !own_weights; l++) {
-        if (attention) side->layers[l].qkv = ad->layers[l].qkv, side->layers[l].out = ad->layers[l].out;
-        if (experts) side->layers[l].up = ad->layers[l].up, side->layers[l].down = ad->layers[l].down;
+        for (int i = 0; i < LAYER_PRODUCTS; i++)
+            if (i < MIXER_PRODUCTS ? attention : experts) side->layers[l].of[i] = ad->layers[l].of[i];
     }
 }
 
@@ -193,7 +193,7 @@ static int run_layers(struct stream *s, struct err *err)
         }
         for (int i = 0; i < SIDES; i++) {
             struct layer_weights w = weights_of(&s->sides[i], &source, s->merged ? &other : NULL);
-            block_adapt(&w, &s->sides[i].layers[l]);
+            layer_adapt(&w, a, l, &s->sides[i].layers[l]);
             run_layer(s, &s->sides[i], &w, l);
         }
         arena_release(&dev->weights, mark);
