@@ -90,8 +90,8 @@ static int64_t offs_size(const struct block *b) { return b->ep->world * (b->a->n
 /* Rows of a chunk that a rank has room for. */
 static int64_t room(const struct block *b) { return b->recv_buf->rows[0].shape[0]; }
 
-/* Tokens before chunk i of n. The first and the last chunk are half as large as the others: nothing hides the way there
- * of the one and the way home of the other. */
+/* Tokens before chunk i of n. The first and the last chunk are half as large as the others: no compute overlaps with
+ * the dispatch of the one and the combine of the other. */
 static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
 {
     const int64_t units = 2 * n - 2;
@@ -198,7 +198,7 @@ struct pipeline {
     const struct block *b;
     const struct layer_acts *s;
     struct proj up, down;
-    struct tensor rows[2], dout[2], gate[2]; /* at home, on their way to the experts */
+    struct tensor rows[2], dout[2], gate[2]; /* send buffers */
     struct tensor y, dnorm, dgate, dres;
     int64_t sent[2], returned[2]; /* tickets */
 };
@@ -426,7 +426,7 @@ static void take_bwd(struct pipeline *t, int64_t index)
 
 typedef void chunk_fn(struct pipeline *t, int64_t index);
 
-/* The next chunk's rows leave before this one's are worked on, and are not overtaken by those that go home. */
+/* Chunk i + 1 is sent before chunk i is computed, so that its rows do not wait behind the results of chunk i. */
 static void run_pipeline(struct pipeline *t, chunk_fn *send, chunk_fn *work, chunk_fn *take)
 {
     const int64_t n = t->s->moe.layout->n_chunk;

@@ -3,6 +3,15 @@
  * it. */
 #include "model/ffn_moe.h"
 
+static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+{
+    const struct ffn_size z = arch_ffn(a, layer);
+    const struct stored_experts up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * z.d_ff, a->d_model};
+    const struct stored_experts down = {NULL, {"mlp.down_proj"}, a->d_model, z.d_ff};
+    weights_zeros(f, &lw->router, 1, a->d_model);
+    return weights_experts(f, &lw->up, &up, &lw->down, &down);
+}
+
 static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group g)
 {
     moe_plan(p, &experts_local, s, g);
@@ -17,4 +26,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     moe_bwd(b, &experts_local, s, dnorm, dres);
 }
 
-const struct ffn_kind ffn_dense = {false, moe_products, plan, fwd, recompute, bwd};
+const struct ffn_kind ffn_dense = {false, moe_products, load, plan, fwd, recompute, bwd};

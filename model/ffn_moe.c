@@ -26,6 +26,21 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
     }
 }
 
+static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+{
+    const struct ffn_size z = arch_ffn(a, layer);
+    const struct tensor_names *n = a->names;
+    const char *other = n->router[1] ? n->router[1] : n->router[0];
+    const char *router = weights_has(f, other, ".weight") || weights_has(f, other, ".bias") ? other : n->router[0];
+    const struct stored_experts up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
+    const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
+    return weights_matrix(f, &lw->router, router, z.n_exp, a->d_model) ||
+                   (a->router_bias && weights_vector(f, &lw->router_bias, router, ".bias", z.n_exp)) ||
+                   weights_experts(f, &lw->up, &up, &lw->down, &down)
+               ? -1
+               : 0;
+}
+
 void moe_plan(const struct acts_plan *p, const struct experts *experts, struct layer_acts *s, enum acts_group group)
 {
     struct moe_acts *m = &s->moe;
@@ -81,4 +96,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     moe_bwd(b, b->experts, s, dnorm, dres);
 }
 
-const struct ffn_kind ffn_moe = {true, products, plan, fwd, recompute, bwd};
+const struct ffn_kind ffn_moe = {true, products, load, plan, fwd, recompute, bwd};

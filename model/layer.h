@@ -34,6 +34,8 @@ void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, c
 struct mixer_kind {
     /* Its matrices, at most MIXER_PRODUCTS, into zeroed p (lora.h). */
     void (*products)(const struct arch *a, int64_t layer, struct product *p);
+    /* Its weights, from the checkpoint into its part of lw, by the functions of weights.h. */
+    int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     /* Pushes its activations of one group (acts.h). */
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
     /* s->h = s->x + mixer(s->attn_norm). Recomputation calls it again: it must do the same to the bit. */
@@ -46,6 +48,7 @@ struct mixer_kind {
 struct ffn_kind {
     bool routed; /* a router chooses among experts: they are counted, balanced and may lie on several ranks */
     void (*products)(const struct arch *a, int64_t layer, struct product *p);
+    int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
     /* y = s->h + ffn(s->ffn_norm) */
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);

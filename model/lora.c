@@ -295,13 +295,13 @@ static void lay_out(struct adapters *ad, const struct arch *a, const struct comm
 /* The layout outside the device, NULL where it is the device's. */
 static struct adapters *logical(const struct adapters *ad, const struct arch *a)
 {
-    bool same = !ad->divided;
+    bool same = !ad->ep;
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) same &= !ad->target[t] || ad->held[t] == ad->rank[t];
     if (same) return NULL;
     struct adapters *whole = mem_alloc(sizeof(*whole));
     *whole = *ad;
     whole->whole = NULL;
-    whole->divided = false;
+    whole->ep = false;
     memcpy(whole->held, ad->rank, sizeof(whole->held));
     whole->params = mem_array(ad->n_layer * PARAMS_PER_LAYER, sizeof(*whole->params));
     lay_out(whole, a, &comm_alone);
@@ -319,7 +319,7 @@ void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, 
 {
     free_whole(ad);
     ad->par = *par;
-    ad->divided = par->ep->world > 1;
+    ad->ep = par->ep->world > 1;
     hold_ranks(ad, multiple);
     lay_out(ad, a, par->ep);
     ad->whole = logical(ad, a);
@@ -439,7 +439,7 @@ static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, 
 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
-    const bool apart = ad->divided;
+    const bool apart = ad->ep;
     reduce(ad, dev, ad->par.all, layer, true, !apart);
     if (apart) reduce(ad, dev, ad->par.dp, layer, false, true);
 }

@@ -82,7 +82,7 @@ struct adapters {
     struct lora_layer *layers; /* [n_layer] host; r == 0 where nothing is trained */
     struct adapters *whole;    /* the table of the logical layout; NULL: this one is it */
     struct parallel par;       /* of the ranks that train them */
-    bool divided;              /* experts lie on several ranks, this one holds a part of them */
+    bool ep;                   /* expert parallel: this rank holds a part of the experts */
     int64_t n_common;          /* then: elements at the front that all ranks have; behind them are own experts */
 };
 

@@ -34,6 +34,31 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                             .rows = {a->d_model}};
 }
 
+static int load_norms(struct fill *f, const struct arch *a, struct layer_weights *lw)
+{
+    const bool whole = a->qk_norm == QK_NORM_WHOLE;
+    const int64_t q = whole ? a->n_head * a->head_dim : a->head_dim, k = whole ? a->n_kv * a->head_dim : a->head_dim;
+    if (a->qk_norm == QK_NORM_NONE) return 0;
+    return weights_vector(f, &lw->q_norm, "self_attn.q_norm", ".weight", q) ||
+                   weights_vector(f, &lw->k_norm, "self_attn.k_norm", ".weight", k)
+               ? -1
+               : 0;
+}
+
+static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+{
+    const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
+    const struct stored_rows qkv = {
+        {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, {q, kv, kv}, a->d_model, 3};
+    const struct stored_rows out = {{"self_attn.o_proj"}, {a->d_model}, q, 1};
+    (void)layer;
+    return weights_rows(f, &lw->qkv, &qkv, a->attn_bias, true) ||
+                   weights_rows(f, &lw->out, &out, a->attn_bias, false) ||
+                   (a->sinks && weights_vector(f, &lw->sinks, "self_attn.sinks", "", a->n_head)) || load_norms(f, a, lw)
+               ? -1
+               : 0;
+}
+
 static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
     struct attention_acts *t = &s->attention;
@@ -88,4 +113,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(&dev->work, mark);
 }
 
-const struct mixer_kind mixer_attention = {products, plan, fwd, bwd};
+const struct mixer_kind mixer_attention = {products, load, plan, fwd, bwd};

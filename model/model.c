@@ -321,10 +321,10 @@ void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor
 void model_norm(struct model *m)
 {
     const struct tensor grad = m->adapters.opt.grad;
-    const bool divided = m->adapters.divided;
-    const int64_t n = divided ? m->adapters.n_common : grad.shape[0];
+    const bool ep = m->adapters.ep;
+    const int64_t n = ep ? m->adapters.n_common : grad.shape[0];
     op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), tensor_rows(grad, 0, n));
-    if (!divided) return;
+    if (!ep) return;
     op_sumsq(m->dev, tensor_rows(m->tally, 5, 2), tensor_rows(grad, n, grad.shape[0] - n));
     comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->tally, 5, 2));
 }

@@ -33,10 +33,10 @@ static enum dtype decoded_dtype(const struct device *dev) { return dev->act_dtyp
 struct name {
     char s[256];
 };
-static struct name layer_name(const struct fill *f, const char *rest)
+static struct name layer_name(const struct fill *f, const char *rest, const char *suffix)
 {
     struct name n;
-    snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s", (long long)f->layer, rest);
+    snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s%s", (long long)f->layer, rest, suffix);
     return n;
 }
 
@@ -57,7 +57,7 @@ static void set_layer(struct fill *f, int64_t layer)
 {
     f->layer = layer;
     f->ffn = arch_ffn(f->a, layer);
-    f->own = f->a->dense[layer] ? (struct shard){0, 1} : dispatch_shard(f->ep, f->ffn.n_exp);
+    f->own = f->a->ffn[layer]->routed ? dispatch_shard(f->ep, f->ffn.n_exp) : (struct shard){0, f->ffn.n_exp};
 }
 
 /* Of a tensor of all experts the part of those here. */
@@ -254,28 +254,24 @@ static int matrix(struct fill *f, struct weight *w, const char *name, int64_t n_
     return source_find(&s, &f->ck, name, n_out, n_in, f->err) || stack(f, w, &s, 1, role) ? -1 : 0;
 }
 
-/* q, k and v rows under each other in one matrix, biases likewise. */
-static int load_qkv(struct fill *f, struct layer_weights *lw)
+int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool marked)
 {
-    static const char *const part[] = {"q", "k", "v"};
-    const int64_t head[] = {f->a->n_head, f->a->n_kv, f->a->n_kv}, dim = f->a->head_dim, cols = arch_qkv_cols(f->a);
-    struct source s[3];
-    char rest[64];
-    for (int i = 0; i < 3; i++) {
-        snprintf(rest, sizeof(rest), "self_attn.%s_proj.weight", part[i]);
-        if (source_find(&s[i], &f->ck, layer_name(f, rest).s, head[i] * dim, f->a->d_model, f->err)) return -1;
+    struct source s[STORED_PARTS];
+    int64_t n_out = 0, at = 0;
+    for (int i = 0; i < r->n_part; n_out += r->rows[i++]) {
+        const struct name name = layer_name(f, r->part[i], ".weight");
+        if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
     }
-    lw->qkv.w = (struct weight){.n_exp = 1, .n_out = cols, .n_in = f->a->d_model};
-    if (stack(f, &lw->qkv.w, s, 3, ROLE_ATTENTION)) return -1;
-    if (f->layer == 0) add_to_mark(f, &lw->qkv.w);
-    if (!f->a->attn_bias) return 0;
-    lw->qkv.bias = arena_tensor_1d(&f->dev->weights, DT_F32, cols);
-    for (int64_t i = 0, at = 0; i < 3; at += head[i++] * dim) {
-        snprintf(rest, sizeof(rest), "self_attn.%s_proj.bias", part[i]);
-        const struct st_tensor *t =
-            checkpoint_take(&f->ck, layer_name(f, rest).s, false, 1, (int64_t[]){head[i] * dim}, f->err);
+    p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
+    if (stack(f, &p->w, s, r->n_part, ROLE_ATTENTION)) return -1;
+    if (marked && f->layer == 0) add_to_mark(f, &p->w);
+    if (!biased) return 0;
+    p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);
+    for (int i = 0; i < r->n_part; at += r->rows[i++]) {
+        const struct name name = layer_name(f, r->part[i], ".bias");
+        const struct st_tensor *t = checkpoint_take(&f->ck, name.s, false, 1, &r->rows[i], f->err);
         if (!t) return -1;
-        put_f32(f, f->dev->dry_run ? NULL : (float *)lw->qkv.bias.data + at, t, head[i] * dim);
+        put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i]);
     }
     return 0;
 }
@@ -337,14 +333,7 @@ static int load_stack(struct fill *f, struct weight *w, const char *name, int64_
     return rc;
 }
 
-/* One product of every expert: its matrices in the checkpoint are part[0] and, below it, part[1] unless NULL. */
-struct stored {
-    const char *stack; /* "mlp.experts.gate_up_proj": all experts in one tensor */
-    const char *part[2];
-    int64_t n_out, n_in;
-};
-
-static int load_expert_biases(struct fill *f, struct tensor *bias, const struct stored *p)
+static int load_expert_biases(struct fill *f, struct tensor *bias, const struct stored_experts *p)
 {
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
     for (int64_t x = 0; x < f->ffn.n_exp; x++) {
@@ -359,7 +348,7 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
 }
 
 /* A Linear, or two, per expert; bitsandbytes has its 4 bits so. All are looked up, those here are read. */
-static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct stored *p)
+static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part;
     struct source *s = mem_array(n, sizeof(*s));
@@ -382,7 +371,7 @@ static bool has(const struct fill *f, const char *name, const char *suffix)
 }
 
 /* Whether anything of the first expert is there under a name of its own. */
-static bool has_experts(const struct fill *f, const struct stored *p)
+static bool has_experts(const struct fill *f, const struct stored_experts *p)
 {
     bool any = false;
     for (int i = 0; i < 2 && p->part[i]; i++)
@@ -392,10 +381,10 @@ static bool has_experts(const struct fill *f, const struct stored *p)
 }
 
 /* The stack of one product, in whichever of the forms the checkpoint has it. */
-static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored *p)
+static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     char bias_name[320];
-    const struct name name = layer_name(f, p->stack);
+    const struct name name = layer_name(f, p->stack, "");
     int rc;
     if (has_experts(f, p)) return load_per_expert(f, w, bias, p);
     if (has(f, name.s, "_blocks") || has(f, name.s, "_scales"))
@@ -418,19 +407,26 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
     return 0;
 }
 
-static int load_router(struct fill *f, struct layer_weights *lw)
+bool weights_has(const struct fill *f, const char *name, const char *suffix)
 {
-    const struct tensor_names *names = f->a->names;
-    const struct name first = layer_name(f, names->router[0]);
-    const struct name second = layer_name(f, names->router[1] ? names->router[1] : names->router[0]);
-    const struct name name = has(f, second.s, ".weight") || has(f, second.s, ".bias") ? second : first;
-    char weight[320], bias[320];
-    snprintf(weight, sizeof(weight), "%s.weight", name.s);
-    snprintf(bias, sizeof(bias), "%s.bias", name.s);
-    return matrix(f, &lw->router, weight, f->ffn.n_exp, f->a->d_model, ROLE_OTHER) ||
-                   (f->a->router_bias && vector(f, &lw->router_bias, bias, f->ffn.n_exp))
-               ? -1
-               : 0;
+    return checkpoint_has(&f->ck, layer_name(f, name, suffix).s);
+}
+
+int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
+{
+    return vector(f, out, layer_name(f, name, suffix).s, n);
+}
+
+int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+{
+    return matrix(f, w, layer_name(f, name, ".weight").s, n_out, n_in, ROLE_OTHER);
+}
+
+void weights_zeros(struct fill *f, struct weight *w, int64_t n_out, int64_t n_in)
+{
+    const struct tensor zeros = arena_tensor_2d(&f->dev->weights, DT_F32, n_out, n_in);
+    *w = (struct weight){.format = WF_F32, .n_exp = 1, .n_out = n_out, .n_in = n_in, .data = zeros.data};
+    if (!f->dev->dry_run) device_zero(f->dev, zeros);
 }
 
 /* w, in scratch so far, moves to dev->weights as what the products read. */
@@ -448,8 +444,10 @@ static void decode(struct fill *f, struct weight *w)
 }
 
 /* marked: the bytes count for w->mark. */
-static int load_product(struct fill *f, struct weight *w, struct tensor *bias, const struct stored *p, bool marked)
+static int load_product(struct fill *f, struct proj *proj, const struct stored_experts *p, bool marked)
 {
+    struct weight *w = &proj->w;
+    struct tensor *bias = &proj->bias;
     struct arena *work = &f->dev->work;
     const int64_t mark = arena_mark(work);
     const bool resident = f->layer >= f->first_resident;
@@ -463,59 +461,22 @@ static int load_product(struct fill *f, struct weight *w, struct tensor *bias, c
     return 0;
 }
 
-/* A router that sends everything to the only expert, with weight 1 and gradient 0. */
-static void make_router(struct fill *f, struct layer_weights *lw)
+int weights_experts(struct fill *f, struct proj *up, const struct stored_experts *stored_up, struct proj *down,
+                    const struct stored_experts *stored_down)
 {
-    const struct tensor zeros = arena_tensor_2d(&f->dev->weights, DT_F32, 1, f->a->d_model);
-    lw->router = (struct weight){.format = WF_F32, .n_exp = 1, .n_out = 1, .n_in = f->a->d_model, .data = zeros.data};
-    if (!f->dev->dry_run) device_zero(f->dev, zeros);
-}
-
-static int load_ffn(struct fill *f, struct layer_weights *lw)
-{
-    const bool dense = f->a->dense[f->layer];
-    const int64_t d = f->a->d_model, width = f->ffn.d_ff;
-    const struct tensor_names *n = f->a->names;
-    const struct stored dense_up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * width, d};
-    const struct stored dense_down = {NULL, {"mlp.down_proj"}, d, width};
-    const struct stored up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * width, d};
-    const struct stored down = {"mlp.experts.down_proj", {n->down}, d, width};
-    if (dense)
-        make_router(f, lw);
-    else if (load_router(f, lw))
-        return -1;
     const int64_t before = f->dev->weights.used, n_decoded = f->w->n_decoded;
-    const int rc = load_product(f, &lw->up.w, &lw->up.bias, dense ? &dense_up : &up, f->layer == 0) ||
-                   load_product(f, &lw->down.w, &lw->down.bias, dense ? &dense_down : &down, false);
+    const int rc = load_product(f, up, stored_up, f->layer == 0) || load_product(f, down, stored_down, false);
     f->w->expert_bytes += f->dev->weights.used - before;
     f->w->n_decoded = MT_MIN(f->w->n_decoded, n_decoded + 1); /* the layer counts once */
     return rc ? -1 : 0;
 }
 
-static int load_qk_norm(struct fill *f, struct layer_weights *lw)
-{
-    const struct arch *a = f->a;
-    const bool whole = a->qk_norm == QK_NORM_WHOLE;
-    if (a->qk_norm == QK_NORM_NONE) return 0;
-    return vector(f, &lw->q_norm, layer_name(f, "self_attn.q_norm.weight").s,
-                  whole ? a->n_head * a->head_dim : a->head_dim) ||
-                   vector(f, &lw->k_norm, layer_name(f, "self_attn.k_norm.weight").s,
-                          whole ? a->n_kv * a->head_dim : a->head_dim)
-               ? -1
-               : 0;
-}
-
 static int load_layer(struct fill *f, struct layer_weights *lw)
 {
     const struct arch *a = f->a;
-    return vector(f, &lw->attn_norm, layer_name(f, "input_layernorm.weight").s, a->d_model) ||
-                   vector(f, &lw->ffn_norm, layer_name(f, "post_attention_layernorm.weight").s, a->d_model) ||
-                   load_qkv(f, lw) ||
-                   matrix(f, &lw->out.w, layer_name(f, "self_attn.o_proj.weight").s, a->d_model,
-                          a->n_head * a->head_dim, ROLE_ATTENTION) ||
-                   (a->attn_bias && vector(f, &lw->out.bias, layer_name(f, "self_attn.o_proj.bias").s, a->d_model)) ||
-                   (a->sinks && vector(f, &lw->sinks, layer_name(f, "self_attn.sinks").s, a->n_head)) ||
-                   load_qk_norm(f, lw) || load_ffn(f, lw)
+    return weights_vector(f, &lw->attn_norm, "input_layernorm", ".weight", a->d_model) ||
+                   weights_vector(f, &lw->ffn_norm, "post_attention_layernorm", ".weight", a->d_model) ||
+                   a->mixer[f->layer]->load(f, a, f->layer, lw) || a->ffn[f->layer]->load(f, a, f->layer, lw)
                ? -1
                : 0;
 }

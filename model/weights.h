@@ -51,4 +51,32 @@ int weights_load_embed(struct weight *embed, struct device *dev, const struct ar
 int weights_load_head(struct weight *head, struct tensor *norm, struct device *dev, const struct arch *a,
                       const struct safetensors *st, struct err *err) MT_CHECK;
 
+/* ---- for the load functions of kinds (model/layer.h): a layer under way. Names are those of the checkpoint after
+ * "model.layers.N.", suffix is ".weight" or ".bias". Each call takes its bytes from dev->weights, checks the shape and
+ * copies. */
+struct fill;
+bool weights_has(const struct fill *f, const char *name, const char *suffix);
+int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n) MT_CHECK;
+/* A matrix that model.quantize leaves as it is; one of zeros, which the checkpoint does not have. */
+int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
+void weights_zeros(struct fill *f, struct weight *w, int64_t n_out, int64_t n_in);
+/* Matrices below each other in one, with their biases; model.quantize_attention packs them. marked: of the first layer,
+ * its first bytes count for weights.mark. */
+enum { STORED_PARTS = 3 };
+struct stored_rows {
+    const char *part[STORED_PARTS];
+    int64_t rows[STORED_PARTS], n_in;
+    int n_part;
+};
+int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool marked) MT_CHECK;
+/* The two products of every expert, in whichever form the checkpoint has them: this rank's part, packed or decoded as
+ * asked. Biases go by arch.expert_bias. */
+struct stored_experts {
+    const char *stack;   /* "mlp.experts.gate_up_proj": all experts in one tensor; NULL: there is no such form */
+    const char *part[2]; /* of one expert, # its number, or of none; part[1], unless NULL, lies below part[0] */
+    int64_t n_out, n_in;
+};
+int weights_experts(struct fill *f, struct proj *up, const struct stored_experts *stored_up, struct proj *down,
+                    const struct stored_experts *stored_down) MT_CHECK;
+
 #endif
