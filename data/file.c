@@ -21,6 +21,32 @@
 #define WRITE_BYTES  ((int64_t)8 << 20)  /* of one write() at most */
 #define BEHIND_BYTES ((int64_t)64 << 20) /* of a file being written that may wait for the disk, twice */
 
+/* Is path a symbolic link whose target is missing? */
+static bool is_broken_link(const char *path)
+{
+    const int before = errno;
+    struct stat st;
+    const bool broken = stat(path, &st) && errno == ENOENT && !lstat(path, &st);
+    errno = before;
+    return broken;
+}
+
+int file_check_kind(const char *path, bool want_dir, struct err *err)
+{
+    char target[MT_PATH] = "";
+    struct stat st;
+    if (is_broken_link(path)) {
+        (void)!readlink(path, target, sizeof(target) - 1);
+        return err_set(err, "%s: a symbolic link to %s, which is missing", path, target);
+    }
+    if (stat(path, &st)) {
+        if (errno == ENOENT) return err_set(err, "%s: no such %s", path, want_dir ? "directory" : "file");
+        return err_set(err, "%s: %s", path, strerror(errno));
+    }
+    if (want_dir == S_ISDIR(st.st_mode)) return 0;
+    return err_set(err, "%s: %s", path, want_dir ? "not a directory" : "a directory, not a regular file");
+}
+
 static int io_error(struct err *err, const char *path, const char *doing)
 {
     return err_set(err, "%s: cannot %s: %s", path, doing, strerror(errno));
@@ -48,9 +74,12 @@ static int open_file(const char *path, bool pipe, struct stat *st, struct err *e
     const bool descriptor =
         !strncmp(path, "/dev/fd/", 8) || !strncmp(path, "/proc/self/fd/", 14) || !strcmp(path, "/dev/stdin");
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (pipe && descriptor ? 0 : O_NONBLOCK));
+    if (fd < 0 && is_broken_link(path)) return file_check_kind(path, false, err);
     if (fd < 0) return io_error(err, path, "open");
     if (fstat(fd, st))
         io_error(err, path, "stat");
+    else if (S_ISDIR(st->st_mode))
+        err_set(err, "%s: a directory, not a regular file", path);
     else if (S_ISREG(st->st_mode) || (pipe && descriptor && S_ISFIFO(st->st_mode)))
         return fd;
     else
@@ -350,8 +379,9 @@ static int sync_parent(const char *path, struct err *err)
 static int check_replaceable(const char *path, struct err *err)
 {
     struct stat st;
-    if (stat(path, &st) || S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) return 0;
-    return err_set(err, "%s: not a regular file: choose the name of a new file", path);
+    if (stat(path, &st) || S_ISREG(st.st_mode)) return 0;
+    return err_set(err, "%s: %s: choose the name of a new file", path,
+                   S_ISDIR(st.st_mode) ? "a directory, not a file" : "not a regular file");
 }
 
 int file_writer_open(struct file_writer *w, const char *path, struct err *err)
@@ -450,7 +480,21 @@ bool file_is_dir(const char *path)
 
 bool file_is_writable(const char *path) { return access(path, W_OK) == 0; }
 
-int file_make_dirs(const char *path, struct err *err)
+static int make_dir(const char *path, struct err *err)
+{
+    if (!mkdir(path, 0777)) return 0;
+    return errno == EEXIST ? file_check_kind(path, true, err) : io_error(err, path, "create the directory");
+}
+
+/* 1: it is not there, and so is nothing below it. */
+static int check_dir(const char *path, struct err *err)
+{
+    struct stat st;
+    return lstat(path, &st) && errno == ENOENT ? 1 : file_check_kind(path, true, err);
+}
+
+/* Calls visit for each directory of the path, from the first one, until it returns something else than 0. */
+static int each_dir(const char *path, int (*visit)(const char *, struct err *), struct err *err)
 {
     char *part = mem_strdup(path);
     int rc = 0;
@@ -458,13 +502,16 @@ int file_make_dirs(const char *path, struct err *err)
         if (p[1] && p[1] != '/') continue; /* not yet the end of a component */
         char next = p[1];
         p[1] = 0;
-        if (mkdir(part, 0777) && (errno != EEXIST || !file_is_dir(part)))
-            rc = io_error(err, part, "create the directory");
+        rc = visit(part, err);
         p[1] = next;
     }
     mem_free(part);
     return rc;
 }
+
+int file_make_dirs(const char *path, struct err *err) { return each_dir(path, make_dir, err); }
+
+int file_check_dirs(const char *path, struct err *err) { return each_dir(path, check_dir, err) < 0 ? -1 : 0; }
 
 int file_remove_tree(const char *path, struct err *err)
 {

@@ -67,6 +67,11 @@ int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
 int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);
+/* 0: path is a directory (want_dir), or is there and no directory. Otherwise an error that says what is there instead,
+ * and where a broken symbolic link points. */
+int file_check_kind(const char *path, bool want_dir, struct err *err) MT_CHECK;
+/* Could file_make_dirs make path? The same error if not; changes nothing. */
+int file_check_dirs(const char *path, struct err *err) MT_CHECK;
 bool file_is_writable(const char *path); /* a file, or a directory that takes new ones */
 /* Directory entries without "." and "..", sorted; *names is one allocation per entry, free with file_list_free. */
 int file_list(const char *dir, char ***names, int64_t *count, struct err *err) MT_CHECK;

@@ -9,8 +9,7 @@
 #include "tests/process.h"
 
 /* A path of each kind in a fresh directory. */
-static const char *dir;
-static char path_of[8][MT_PATH];
+static char dir[MT_PATH], path_of[8][MT_PATH];
 enum { MISSING, BROKEN, FOLDER, EMPTY, SECRET, TEXT, TABLE, PARQUET };
 
 static void make_paths(void)
@@ -18,8 +17,9 @@ static void make_paths(void)
     static const char *const names[] = {"missing", "broken", "folder",    "empty",
                                         "secret",  "text",   "table.csv", "table.parquet"};
     struct err err;
-    dir = scratch_dir();
-    for (int i = 0; i < MT_LEN(names); i++) snprintf(path_of[i], MT_PATH, "%s/%s", dir, names[i]);
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    for (int i = 0; i < MT_LEN(names); i++)
+        if (str_format(path_of[i], MT_PATH, &err, "path", "%s/%s", dir, names[i])) fail_msg("%s", err.msg);
     assert_int_equal(symlink("nowhere", path_of[BROKEN]), 0);
     assert_int_equal(mkdir(path_of[FOLDER], 0755), 0);
     assert_int_equal(file_write_atomic(path_of[EMPTY], "", 0, &err), 0);
@@ -56,7 +56,8 @@ static void of_the_configuration(void **state)
     assert_int_equal(chdir(scratch_dir()), 0);
     for (int i = 0; i < MT_LEN(files); i++) {
         assert_refused(files[i], path_of[MISSING], "no such file; correct the path");
-        assert_refused(files[i], path_of[BROKEN], "a symbolic link to a file that is missing");
+        assert_refused(files[i], path_of[BROKEN],
+                       "a symbolic link to nowhere, which is missing; repair the link or name another file");
         assert_refused(files[i], path_of[FOLDER], "a directory, not a regular file; name a file");
         if (geteuid()) assert_refused(files[i], path_of[SECRET], "Permission denied; make it readable");
     }
@@ -68,7 +69,7 @@ static void of_the_configuration(void **state)
              "no such directory; the path is relative to the current directory, %s; correct the path; to download from",
              here);
     assert_refused("model.path", "models/none", relative);
-    assert_refused("model.path", path_of[BROKEN], "a symbolic link to a directory that is missing");
+    assert_refused("model.path", path_of[BROKEN], "a symbolic link to nowhere, which is missing; repair the link or");
     assert_refused("model.path", path_of[TEXT], "not a directory; name a directory");
     assert_refused("lora.init_from", path_of[MISSING], "no such directory");
     assert_refused("lora.init_from", path_of[TEXT], "not a directory");
@@ -85,10 +86,99 @@ static void of_the_configuration(void **state)
     assert_int_equal(chdir(home), 0);
 }
 
+/* A command whose word @ is one of the paths, $ a configuration, # a checkpoint: exit 1, and one line names the path
+ * and says `part`. */
+struct wrong {
+    const char *words[7];
+    int path;
+    const char *below; /* of the path */
+    const char *part;
+};
+#define LINK      ": a symbolic link to nowhere, which is missing"
+#define FOLDER_IS ": a directory, not a regular file"
+
+static void assert_wrong(const struct wrong *w, const char *config)
+{
+    char path[MT_PATH + 64], set[MT_PATH + 128];
+    const char *words[8] = {NULL};
+    snprintf(path, sizeof(path), "%s%s", path_of[w->path], w->below ? w->below : "");
+    for (int i = 0; i < 7 && w->words[i]; i++) {
+        words[i] = !strcmp(w->words[i], "@")   ? path
+                   : !strcmp(w->words[i], "$") ? config
+                   : !strcmp(w->words[i], "#") ? fixture("parity/case_a")
+                                               : w->words[i];
+        if (w->words[i][strlen(w->words[i]) - 1] != '=') continue;
+        snprintf(set, sizeof(set), "%s%s", w->words[i], path);
+        words[i] = set;
+    }
+    const int code = process_run(words);
+    if (code != 1) fail_msg("%s %s: exit code %d\n%s", words[0], path, code, said.err);
+    if (strncmp(said.err, "moetrain: error: ", 17) || strchr(said.err, '\n') != said.err + strlen(said.err) - 1)
+        fail_msg("%s %s: not one line:\n%s", words[0], path, said.err);
+    assert_says(said.err, path_of[w->path]);
+    assert_says(said.err, w->part);
+}
+
+static void of_the_commands(void **state)
+{
+    (void)state;
+    static const struct wrong rows[] = {
+        {{"inspect", "@"}, BROKEN, NULL, LINK},
+        {{"inspect", "@"}, FOLDER, NULL, "neither model.safetensors.index.json nor model.safetensors"},
+        {{"inspect", "@"}, EMPTY, NULL, ": expected a checkpoint"},
+        {{"train", "@"}, BROKEN, NULL, LINK},
+        {{"train", "@"}, FOLDER, NULL, FOLDER_IS},
+        {{"tokens", "@"}, BROKEN, NULL, LINK},
+        {{"tokens", "$", "--set", "model.path="}, BROKEN, NULL, LINK},
+        {{"tokens", "$", "--set", "model.path="}, TEXT, NULL, ": not a directory"},
+        {{"tokens", "$", "--set", "model.path="}, FOLDER, NULL, "name a directory that holds a model"},
+        {{"tokens", "--checkpoint", "@", "--messages", "x"}, BROKEN, NULL, LINK},
+        {{"tokens", "--checkpoint", "@", "--messages", "x"}, TEXT, NULL, ": not a directory"},
+        {{"tokens", "--checkpoint", "@", "--messages", "x"}, FOLDER, NULL, "/tokenizer.json: cannot open"},
+        {{"tokens", "--checkpoint", "#", "--messages", "@"}, BROKEN, NULL, LINK},
+        {{"tokens", "--checkpoint", "#", "--messages", "@"}, FOLDER, NULL, FOLDER_IS},
+        {{"tokens", "--checkpoint", "#", "--messages", "@"}, EMPTY, NULL, ": holds no conversation"},
+        {{"tokens", "--tokenizer", "@"}, BROKEN, NULL, LINK},
+        {{"compare", "@", "x"}, BROKEN, NULL, LINK ": name the output.dir of a run"},
+        {{"compare", "@", "x"}, TEXT, NULL, ": not a directory: name the output.dir of a run"},
+        {{"compare", "@", "x"}, FOLDER, NULL, ": no metrics.jsonl in it: name the output.dir of a run"},
+        {{"eval", "$", "--adapter", "@"}, BROKEN, NULL, LINK},
+        {{"eval", "$", "--adapter", "@"}, TEXT, NULL, ": not a directory"},
+        {{"eval", "$", "--adapter", "@"}, FOLDER, NULL, ": no adapter: found neither adapter_config.json"},
+        {{"generate", "$", "--base", "--messages", "@"}, BROKEN, NULL, LINK},
+        {{"generate", "$", "--base", "--messages", "@"}, FOLDER, NULL, FOLDER_IS},
+        {{"check", "$", "--set", "model.path="}, BROKEN, NULL, LINK},
+        {{"check", "$", "--set", "model.path="}, TEXT, NULL, ": not a directory"},
+        {{"check", "@"}, FOLDER, NULL, FOLDER_IS},
+        {{"export", "$", "--to", "peft", "--verify", "@"}, BROKEN, NULL, LINK},
+        {{"export", "$", "--to", "peft", "--verify", "@"}, TEXT, NULL, ": not a directory"},
+        /* what is to be written */
+        {{"export", "$", "--to", "peft", "--out", "@"}, BROKEN, NULL, LINK},
+        {{"export", "$", "--to", "peft", "--out", "@"}, BROKEN, "/below/it", LINK},
+        {{"export", "$", "--to", "peft", "--out", "@"}, TEXT, "/below", ": not a directory"},
+        {{"synth", "gpt-oss-tiny", "@"}, BROKEN, NULL, LINK},
+        {{"synth", "gpt-oss-tiny", "@"}, BROKEN, "/", LINK},
+        {{"synth", "gpt-oss-tiny", "@"}, BROKEN, "/below/it", LINK},
+        {{"synth", "gpt-oss-tiny", "@"}, TEXT, NULL, ": not a directory"},
+        {{"synth", "gpt-oss-tiny", "@"}, TEXT, "/below", ": not a directory"},
+        {{"train", "$", "--set", "output.dir="}, BROKEN, NULL, LINK},
+        {{"train", "$", "--set", "output.dir="}, TEXT, NULL, ": not a directory"},
+    };
+    char **names;
+    int64_t n;
+    struct err err;
+    make_paths();
+    for (int i = 0; i < MT_LEN(rows); i++) assert_wrong(&rows[i], process_config(""));
+    assert_int_equal(file_list(dir, &names, &n, &err), 0); /* nothing was written beside them */
+    assert_int_equal(n, MT_LEN(path_of) - 1);
+    file_list_free(names, n);
+}
+
 int test_inputs(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(of_the_configuration),
+        cmocka_unit_test(of_the_commands),
     };
     return cmocka_run_group_tests_name("inputs", tests, NULL, NULL);
 }

@@ -352,7 +352,7 @@ static void test_refusals(void **state)
     assert_int_equal(file_write_atomic(file, "x", 1, &err), 0);
     assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = full}, "not empty");
     assert_true(file_exists(inside));
-    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = file}, "no directory");
+    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = file}, "not a directory");
     assert_refused((struct synth_options){.arch = "gpt-os-20b"}, "\"gpt-oss-20b\"");
     assert_refused((struct synth_options){.arch = "llama"}, "moetrain synth");
     assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4, bf16");

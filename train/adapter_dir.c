@@ -18,9 +18,9 @@ bool adapter_dir_inside(char dir[MT_PATH], const char *path)
 int adapter_dir_find(char dir[MT_PATH], const char *option, const char *path, struct err *err)
 {
     char checkpoints[MT_PATH];
+    struct err why;
     if (adapter_dir_inside(dir, path)) return 0;
-    if (!file_exists(path)) return err_set(err, "%s %s: no such directory", option, path);
-    if (!file_is_dir(path)) return err_set(err, "%s %s: not a directory", option, path);
+    if (file_check_kind(path, true, &why)) return err_set(err, "%s %s", option, why.msg);
     const bool run =
         !str_format(checkpoints, sizeof(checkpoints), NULL, "path", "%s/checkpoints", path) && file_is_dir(checkpoints);
     return err_set(err, "%s %s: no adapter: found neither adapter_config.json nor adapter/adapter_config.json%s%s",

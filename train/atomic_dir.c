@@ -73,10 +73,21 @@ static void discard(const char *path, const char *dir, const char *what)
 
 void atomic_dir_remove(const char *dir) { discard(dir, dir, dir); }
 
+int atomic_dir_check_new(const char *dir, const char *advice, struct err *err)
+{
+    char **names;
+    int64_t n;
+    if (file_check_dirs(dir, err)) return -1;
+    if (!file_exists(dir)) return 0;
+    if (file_list(dir, &names, &n, err)) return -1;
+    file_list_free(names, n);
+    return n ? err_set(err, "%s is not empty: %s, or remove it first", dir, advice) : 0;
+}
+
 int atomic_dir_begin(const char *dir, char tmp[MT_PATH], struct err *err)
 {
     if (sibling(dir, ".tmp-", tmp, err)) return -1;
-    if (file_exists(dir) && !file_is_dir(dir)) return err_set(err, "%s is in the way: it is no directory", dir);
+    if (is_there(dir) && file_check_kind(dir, true, err)) return err_prefix(err, "in the way");
     if (is_there(tmp)) discard(tmp, dir, tmp);
     if (is_there(tmp)) return err_set(err, "%s is in the way and cannot be deleted: remove it", tmp);
     return file_make_dirs(tmp, err);

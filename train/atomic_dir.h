@@ -5,6 +5,9 @@
 
 #include "kernels/base.h"
 
+/* Before work that will be written to dir: an error unless dir can be made or is an empty directory. advice: how to
+ * name another one. */
+int atomic_dir_check_new(const char *dir, const char *advice, struct err *err) MT_CHECK;
 /* An empty directory PARENT/.tmp-NAME for what will be PARENT/NAME = dir (parents are made, what a killed save left
  * there is removed); its path in tmp. */
 int atomic_dir_begin(const char *dir, char tmp[MT_PATH], struct err *err) MT_CHECK;

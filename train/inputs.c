@@ -18,18 +18,13 @@ static int look(const char *key, const char *path, bool want_dir, const char *ad
     const char *kind = want_dir ? "directory" : "file";
     char relative[MT_PATH + 64];
     struct stat st;
-    if (stat(path, &st)) {
-        const int why = errno;
-        if (why == ENOENT && !lstat(path, &st))
-            return err_set(err, "%s = %s: a symbolic link to a %s that is missing; repair the link or name another %s",
-                           key, path, kind, kind);
-        if (why == ENOENT)
-            return err_set(err, "%s = %s: no such %s; %s%s", key, path, kind, file_relative_to(relative, path), advice);
-        return err_set(err, "%s = %s: %s; %s", key, path, strerror(why), advice);
+    struct err why;
+    if (file_check_kind(path, want_dir, &why)) {
+        if (lstat(path, &st))
+            return err_set(err, "%s = %s; %s%s", key, why.msg, file_relative_to(relative, path), advice);
+        return err_set(err, "%s = %s; %s %s", key, why.msg,
+                       file_exists(path) ? "name a" : "repair the link or name another", kind);
     }
-    if (want_dir != S_ISDIR(st.st_mode))
-        return err_set(err, "%s = %s: %s; name a %s", key, path,
-                       want_dir ? "not a directory" : "a directory, not a regular file", kind);
     if (!access(path, want_dir ? R_OK | X_OK : R_OK)) return 0;
     return err_set(err, "%s = %s: %s; make it readable (chmod) or name another %s", key, path, strerror(errno), kind);
 }

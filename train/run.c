@@ -24,8 +24,9 @@ static int find_data(struct run *r, struct err *err)
 static int find_model(struct run *r, bool plan_only, bool *headers, struct err *err)
 {
     const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
-    const int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
-                             : hub_model(r->model_dir, path, revision, err);
+    int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
+                       : hub_model(r->model_dir, path, revision, err);
+    if (!rc) rc = file_check_kind(r->model_dir, true, err);
     return !rc                        ? 0
            : strncmp(path, "hub:", 4) ? err_prefix(err, "model.path")
                                       : err_prefix(err, "model.path = %s", path);
@@ -65,6 +66,11 @@ static int read_arch(struct run *r, struct err *err)
     return arch_load(&r->arch, r->model_dir, err) ? err_prefix(err, "model.path") : 0;
 }
 
+int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
+{
+    return find_model(r, plan_only, headers, err) || read_arch(r, err) ? -1 : 0;
+}
+
 static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct err *err)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
@@ -81,7 +87,7 @@ static int open_headers(struct run *r, const struct config *cfg, bool plan_only,
     *r = (struct run){.cfg = cfg, .par = parallel_alone};
     hub_model_name(r->model_name, cfg->model.path);
     if (config_validate(cfg, err) || open_device(r, plan_only, card_bytes, err) || (!plan_only && find_data(r, err)) ||
-        find_model(r, plan_only, &headers, err) || read_arch(r, err))
+        run_open_arch(r, plan_only, &headers, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     if (plan_only && plan_ranks(r, err)) return -1;

@@ -34,6 +34,8 @@ struct run {
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
 /* The same for a plan alone, for a GPU of so much memory, whatever this machine has. */
 int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, struct err *err) MT_CHECK;
+/* model_dir and arch alone; headers, of a plan: whether of the hub's model only the headers are here. */
+int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;
 /* Tokenizer and chat template of the checkpoint, and what of the configuration the data depend on. gpt-oss's own
  * template is replaced by chat.c, which says the same. cache: the buffer for the path of the data cache; NULL: no
  * cache. */

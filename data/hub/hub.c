@@ -294,12 +294,14 @@ static int find_model(char dir[MT_PATH], const char *path, const char *revision,
 {
     struct hub_env env;
     struct hub_repo repo = {.env = &env};
+    struct err why = {{0}};
     const bool plan = *headers;
     char relative[MT_PATH + 64];
     *headers = false;
     if (strncmp(path, PREFIX, strlen(PREFIX))) {
         if (file_exists(path)) return str_format(dir, MT_PATH, err, "model.path", "%s", path);
-        return err_set(err, "%s: no such directory; %s%s", path, file_relative_to(relative, path),
+        (void)!file_check_kind(path, true, &why);
+        return err_set(err, "%s; %s%s", why.msg, file_relative_to(relative, path),
                        is_id(path) ? "to download from huggingface.co write model.path = " PREFIX "OWNER/NAME"
                                    : "name a directory that holds a model");
     }

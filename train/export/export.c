@@ -26,15 +26,12 @@ static int find_format(struct export *x, const char *format, struct err *err)
                    near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
-static int check_new(const char *dir, struct err *err)
+/* Of what is written or (verify) compared. */
+static int check_dir(const char *dir, bool verify, struct err *err)
 {
-    char **entries;
-    int64_t n;
-    if (!file_exists(dir)) return 0;
-    if (!file_is_dir(dir)) return err_set(err, "%s is in the way: it is no directory", dir);
-    if (file_list(dir, &entries, &n, err)) return -1;
-    file_list_free(entries, n);
-    return n ? err_set(err, "%s is not empty: name a new directory with --out, or remove it first", dir) : 0;
+    struct err why;
+    if (!verify) return atomic_dir_check_new(dir, "name a new directory with --out", err);
+    return file_check_kind(dir, true, &why) ? err_set(err, "--verify %s", why.msg) : 0;
 }
 
 static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
@@ -122,9 +119,9 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     struct export x = {
         .cfg = &on_cpu, .adapter_dir = adapter, .out = out ? out : usual, .report = report, .force = force};
     struct lock lock = {.held = false};
-    int rc = !dir && (check_new(x.out, err) || lock_take_for(&lock, cfg->output.dir, x.out, err))
-                 ? -1
-                 : adapter_dir_of(adapter, adapter_dir, cfg, "", err);
+    int rc = check_dir(dir ? dir : x.out, dir, err);
+    if (!rc && !dir) rc = lock_take_for(&lock, cfg->output.dir, x.out, err);
+    if (!rc) rc = adapter_dir_of(adapter, adapter_dir, cfg, "", err);
     if (!rc) rc = open_all(&x, format, err);
     if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
     if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);

@@ -352,17 +352,6 @@ static int write_tensors(struct synth *s, const char *dir, const struct synth_op
 
 /* ---- the directory */
 
-static int check_empty(const char *dir, struct err *err)
-{
-    char **names;
-    int64_t n;
-    if (!file_exists(dir)) return 0;
-    if (!file_is_dir(dir)) return err_set(err, "%s is in the way: it is no directory", dir);
-    if (file_list(dir, &names, &n, err)) return -1;
-    file_list_free(names, n);
-    return n ? err_set(err, "%s is not empty: name a new directory, or remove it first", dir) : 0;
-}
-
 static int check_space(const struct synth *s, const char *dir, struct err *err)
 {
     struct err why;
@@ -398,7 +387,7 @@ int synth_run(const struct synth_options *opt, struct err *err)
     struct synth s;
     char params[32], bytes[32];
     const double start = clock_ms();
-    int rc = synth_open(&s, opt, err) || check_empty(opt->dir, err) ? -1 : 0;
+    int rc = synth_open(&s, opt, err) || atomic_dir_check_new(opt->dir, "name a new directory", err) ? -1 : 0;
     if (!rc) {
         log_info("%s: %lld of %lld layers, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
                  (long long)s.n_layer, (long long)s.p->n_layer, str_count(params, s.n_params),

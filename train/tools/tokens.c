@@ -152,11 +152,7 @@ static int show_config(struct tokens *t, struct err *err)
         (void)err_prefix(err, "data.train");
         goto out;
     }
-    if (hub_model(r.model_dir, t->cfg->model.path, t->cfg->model.revision, err)) {
-        (void)err_prefix(err, "model.path");
-        goto out;
-    }
-    if (arch_load(&r.arch, r.model_dir, err) || run_open_tokenizer(&r, &opt, cache, err)) goto out;
+    if (run_open_arch(&r, false, NULL, err) || run_open_tokenizer(&r, &opt, cache, err)) goto out;
     if (!t->cfg->data.train[0]) {
         err_set(err, "data.train is not set: the files to train on");
         goto out;
@@ -327,12 +323,15 @@ static int show_messages(struct tokens *t, struct err *err)
     char path[MT_PATH], *text = NULL;
     int64_t size;
     int rc = -1;
+    struct err why;
+    if (file_check_kind(t->o->checkpoint, true, &why)) return err_set(err, "--checkpoint %s", why.msg);
     if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", t->o->checkpoint) ||
         !(tok = tokenizer_load(path, err)) || row_template(&chat, tok, t->o->checkpoint, t->o->template, err) ||
         !(text = file_read(t->o->messages, MAX_INPUT, &size, err)))
         goto out;
     doc = json_parse(text, size, t->o->messages, err);
     rc = doc ? put_json(t, tok, chat, text, size, t->o->messages, err) : put_lines(t, tok, chat, err);
+    if (!rc && !t->out.size) rc = err_set(err, "%s: holds no conversation", t->o->messages);
 out:
     json_free(doc);
     mem_free(text);
