@@ -4,6 +4,7 @@
 #include "tests/test.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -461,8 +462,10 @@ static double total_loss(struct model *m, double *grad)
     return 0.1 * loss.nll + m->aux_coef * loss.aux;
 }
 
-/* Along a random direction the loss in F64 changes as the gradient says: the counts do not change on the way. */
-static void check_slope(const char *dir_of_model, enum cfg_aux convention, double *value)
+/* Along a random direction the loss in F64 changes as the gradient says: the counts do not change on the way. mixer: of
+ * the first layer, which then is computed again in the backward; NULL: as the family has it. */
+static void check_slope(const char *dir_of_model, enum cfg_aux convention, const struct mixer_kind *mixer,
+                        double *value)
 {
     struct config cfg;
     struct run r;
@@ -474,7 +477,9 @@ static void check_slope(const char *dir_of_model, enum cfg_aux convention, doubl
     cfg.train.device = CFG_DEVICE_CPU;
     cfg.train.aux_loss_coef = 3;
     cfg.train.aux_convention = convention;
+    if (mixer) cfg.train.recompute = CFG_RECOMPUTE_FULL;
     if (run_open_headers(&r, &cfg, false, &err)) fail_msg("%s", err.msg);
+    if (mixer) r.arch.mixer[0] = mixer;
     device_open_oracle(&r.dev);
     if (run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
     const int64_t n = r.model.adapters.n_flat;
@@ -510,8 +515,8 @@ static void test_aux(void **state)
     static const char *const names[] = {"parity/qwen3", "parity/olmoe", "parity/mixtral"};
     for (int i = 0; i < 3; i++) {
         double pooled, per_layer;
-        check_slope(fixture(names[i]), CFG_AUX_TRANSFORMERS, &pooled);
-        check_slope(fixture(names[i]), CFG_AUX_MEGATRON, &per_layer);
+        check_slope(fixture(names[i]), CFG_AUX_TRANSFORMERS, NULL, &pooled);
+        check_slope(fixture(names[i]), CFG_AUX_MEGATRON, NULL, &per_layer);
         assert_true(pooled > per_layer); /* about top_k and 1 */
     }
 }
@@ -547,8 +552,63 @@ static void test_dense_gradient(void **state)
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     assert_int_equal(safetensors_write(path, c.entries, c.n, &err), 0);
     close_copy(&c);
-    check_slope(dir, CFG_AUX_TRANSFORMERS, &value);
-    check_slope(dir, CFG_AUX_MEGATRON, &value);
+    check_slope(dir, CFG_AUX_TRANSFORMERS, NULL, &value);
+    check_slope(dir, CFG_AUX_MEGATRON, NULL, &value);
+}
+
+/* ---- a kind of mixer that the program does not have: h = x + O Q attn_norm, with one target per product and its saved
+ * activation in another group than attention's */
+
+static void linear_products(const struct arch *a, int64_t layer, struct product *p)
+{
+    const int64_t q = a->n_head * a->head_dim;
+    (void)layer;
+    p[0] = (struct product){offsetof(struct layer_weights, qkv), 1, q, a->d_model, false, 1, {LORA_Q}, {q}};
+    p[1] = (struct product){offsetof(struct layer_weights, out), 1, a->d_model, q, false, 1, {LORA_O}, {a->d_model}};
+}
+
+static int linear_load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+{
+    const int64_t q = a->n_head * a->head_dim;
+    const struct stored_rows first = {{"self_attn.q_proj"}, {q}, a->d_model, 1};
+    const struct stored_rows second = {{"self_attn.o_proj"}, {a->d_model}, q, 1};
+    (void)layer;
+    return weights_rows(f, &lw->qkv, &first, false, true) || weights_rows(f, &lw->out, &second, false, false) ? -1 : 0;
+}
+
+static void linear_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
+{
+    if (group == ACTS_KEPT) s->attention.qkv = acts_2d(p, p->n_tok, p->a->n_head * p->a->head_dim);
+    if (group != ACTS_MIXER) return;
+    s->attention.qkv_xa = acts_xa(p, p->n_tok, &p->w.qkv.lora);
+    s->attention.out_xa = acts_xa(p, p->n_tok, &p->w.out.lora);
+}
+
+static void linear_mixer_fwd(const struct block *b, struct layer_acts *s)
+{
+    op_linear_fwd(b->dev, s->attention.qkv, s->attention.qkv_xa, s->attn_norm, &b->w->qkv, (struct tensor){0});
+    op_linear_fwd(b->dev, s->h, s->attention.out_xa, s->attention.qkv, &b->w->out, s->x);
+}
+
+static void linear_mixer_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+{
+    const int64_t mark = arena_mark(&b->dev->work);
+    struct tensor d = arena_tensor_2d(&b->dev->work, b->dev->act_dtype, s->x.shape[0], b->w->qkv.w.n_out);
+    op_linear_bwd(b->dev, d, dres, s->attention.qkv, s->attention.out_xa, &b->w->out);
+    op_linear_bwd(b->dev, dnorm, d, s->attn_norm, s->attention.qkv_xa, &b->w->qkv);
+    arena_release(&b->dev->work, mark);
+}
+
+/* Loading, plan, adapters, dropout, recomputation and backward of a model with two kinds of mixers. */
+static void test_other_mixer(void **state)
+{
+    static const struct mixer_kind mixer = {linear_products, linear_load, linear_plan, linear_mixer_fwd,
+                                            linear_mixer_bwd};
+    double value, attention;
+    (void)state;
+    check_slope(fixture("parity/qwen3"), CFG_AUX_MEGATRON, &mixer, &value);
+    check_slope(fixture("parity/qwen3"), CFG_AUX_MEGATRON, NULL, &attention);
+    assert_true(value != attention);
 }
 
 int test_families(void)
@@ -558,7 +618,7 @@ int test_families(void)
         cmocka_unit_test(test_dense_layers),   cmocka_unit_test(test_missing_tensors),
         cmocka_unit_test(test_fused_stacks),   cmocka_unit_test(test_nf4_experts),
         cmocka_unit_test(test_split_adapters), cmocka_unit_test(test_aux),
-        cmocka_unit_test(test_dense_gradient),
+        cmocka_unit_test(test_dense_gradient), cmocka_unit_test(test_other_mixer),
     };
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }
