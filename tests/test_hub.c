@@ -1,10 +1,14 @@
 /* test_hub.c - downloads against tests/hub_server.py, a hub on this machine each of whose repositories has a vice. */
+#define _GNU_SOURCE /* unshare */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -411,6 +415,80 @@ static void test_killed(void **state)
     assert_true(ranges >= 20);
 }
 
+/* Fills the disk as soon as a shard has begun to come. */
+static pid_t fill_disk(const char *path)
+{
+    static char zeros[1 << 16];
+    const struct timespec pause = {.tv_nsec = 1000000};
+    int64_t size[8];
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (pid) return pid;
+    while (part_sizes(size) < 5000) nanosleep(&pause, NULL);
+    const int fd = open(path, O_WRONLY | O_CREAT, 0600);
+    while (write(fd, zeros, sizeof(zeros)) > 0) continue;
+    _exit(0);
+}
+
+static const char *in_blobs(const char *name)
+{
+    char below[MT_PATH];
+    snprintf(below, sizeof(below), "blobs/%s", name);
+    return hub_in_cache("slow", below);
+}
+
+/* In a process of its own, whose HF_HOME is a disk of 4 MiB. The exit code says what went wrong. */
+static int use_small_disk(void)
+{
+    char dir[MT_PATH], filler[MT_PATH], **names;
+    int64_t size[8] = {0}, n;
+    int ranges = 0;
+    struct err err;
+    if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("tmpfs", hub_home, "tmpfs", 0, "size=4m"))
+        return printf("skip: a full disk below the hub's cache: mount: %s\n", strerror(errno)) < 0;
+    snprintf(filler, sizeof(filler), "%s/filler", hub_home);
+    const pid_t pid = fill_disk(filler);
+    const int rc = hub_model(dir, "hub:test/slow", "main", &err);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    if (!rc) return 1;
+    fprintf(stderr, "%s\n", err.msg);
+    if (!strstr(err.msg, "No space left on device, 0 B is free: make room, or set HF_HOME")) return 2;
+    part_sizes(size);
+    if (file_list(hub_in_cache("slow", "blobs"), &names, &n, &err)) return 3;
+    for (int64_t i = 0; i < n; i++) /* a shard has its final name only when it is whole */
+        if (strlen(names[i]) == 64 && file_size(in_blobs(names[i])) < 300000) return 4;
+    file_list_free(names, n);
+    if (file_exists(hub_in_cache("slow", "refs/main")) || unlink(filler)) return 5;
+    if (hub_model(dir, "hub:test/slow", "main", &err)) return 6;
+    assert_verified(dir);
+    for (int i = 0; i < 8; i++) {
+        char range[64];
+        snprintf(range, sizeof(range), " bytes=%lld- ", (long long)size[i]);
+        ranges += size[i] > 0 && hub_requests("cdn", range);
+    }
+    return ranges ? 0 : 7;
+}
+
+/* The error names the free space, nothing half-written has a final name, and the next start continues. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    int status;
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (!pid) {
+        signal(SIGALRM, SIG_DFL);
+        alarm(60);
+        const int code = use_small_disk();
+        fflush(NULL);
+        _exit(code);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 static void test_data(void **state)
 {
     (void)state;
@@ -658,6 +736,7 @@ int test_hub(void)
         cmocka_unit_test_setup(test_offline, hub_fresh),
         cmocka_unit_test_setup(test_two_processes, hub_fresh),
         cmocka_unit_test_setup(test_killed, hub_fresh),
+        cmocka_unit_test_setup(test_full_disk, hub_fresh),
         cmocka_unit_test_setup(test_data, hub_fresh),
         cmocka_unit_test_setup(test_rows, hub_fresh),
         cmocka_unit_test_setup(test_rows_refused, hub_fresh),

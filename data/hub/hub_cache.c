@@ -300,6 +300,20 @@ int hub_part_open(int *fd, const char *path, struct err *err)
     return *fd < 0 ? io_error(err, path, "create") : 0;
 }
 
+const char *hub_why_unwritten(const struct hub_env *env, struct err *text)
+{
+    const int why = errno;
+    struct statvfs disk;
+    char room[32];
+    err_set(text, "cannot write to %s: %s", env->cache, strerror(why));
+    if ((why == ENOSPC || why == EDQUOT) && !statvfs(env->cache, &disk))
+        err_set(text,
+                "cannot write to %s: %s, %s is free: make room, or set HF_HOME to a folder on a larger disk; the next "
+                "start continues with what was downloaded",
+                env->cache, strerror(why), str_bytes(room, (int64_t)((double)disk.f_bavail * (double)disk.f_frsize)));
+    return text->msg;
+}
+
 /* Renames what this process alone wrote: two that put a file in the same place both succeed. */
 static int put_in_place(const char *tmp, const char *path, struct err *err)
 {

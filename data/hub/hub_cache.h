@@ -59,6 +59,9 @@ int hub_snapshot_path(char path[MT_PATH], const struct hub_repo *repo, const cha
 int hub_blob_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 
+/* By errno, why the cache cannot be written, in text->msg; of a full disk also the free space and what to do. */
+const char *hub_why_unwritten(const struct hub_env *env, struct err *text);
+
 /* Opens a partial file for reading and writing, or begins it: one of this user's, with this name alone. */
 int hub_part_open(int *fd, const char *path, struct err *err) MT_CHECK;
 

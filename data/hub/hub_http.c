@@ -261,7 +261,7 @@ static int write_part(struct transfer *t, const char *data, int64_t size)
     while (size > 0) {
         const ssize_t put = write(t->fd, data, (size_t)size);
         if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return fail(t, "cannot write to %s: %s", t->repo->env->cache, strerror(errno));
+        if (put < 0) return fail(t, "%s", hub_why_unwritten(t->repo->env, &(struct err){{0}}));
         data += put, size -= put, t->have += put, t->received += put;
     }
     return 0;
@@ -280,7 +280,7 @@ static void finish_file(struct transfer *t)
     if (hub_part_path(part, t->repo, hex, t->err) || hub_blob_path(blob, t->repo, hex, t->err)) {
         t->failed = true;
     } else if (fsync(t->fd) || rename(part, blob)) {
-        fail(t, "cannot write %s: %s", blob, strerror(errno));
+        fail(t, "%s", hub_why_unwritten(t->repo->env, &(struct err){{0}}));
     } else {
         hub_verify_mark(t->repo, t->file);
         close_file(t);

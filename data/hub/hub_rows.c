@@ -111,6 +111,12 @@ static int io_error(const struct download *d, const char *doing, struct err *err
     return err_set(err, "%s: cannot %s: %s", d->part, doing, strerror(errno));
 }
 
+static int write_error(const struct download *d, struct err *err)
+{
+    struct err why;
+    return err_set(err, "%s: %s", d->repo->id, hub_why_unwritten(d->repo->env, &why));
+}
+
 static int cut(struct download *d, int64_t bytes, struct err *err)
 {
     if (bytes == 0) d->have = 0;
@@ -139,10 +145,10 @@ static int append(struct download *d, const struct text_buf *lines, struct err *
     for (int64_t done = 0; done < lines->size;) {
         const ssize_t n = write(d->fd, lines->text + done, (size_t)(lines->size - done));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return io_error(d, "write to it", err);
+        if (n < 0) return write_error(d, err);
         done += n;
     }
-    return fsync(d->fd) ? io_error(d, "write to it", err) : 0;
+    return fsync(d->fd) ? write_error(d, err) : 0;
 }
 
 /* ---- pages */
