@@ -390,10 +390,14 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
     return rc;
 }
 
-/* How much of the adapter's change to the experts MXFP4's rounding swallowed: its part along the change itself. */
+/* How much of the adapter's change to the experts MXFP4's rounding swallowed: its part along the change itself. In the
+ * report too, which may be kept where the warning is not. */
 static void warn_of_rounding(const struct losses *l)
 {
     const double lost = l->delta2 > 0 ? 1 - l->arrived / l->delta2 : 0;
+    if (l->delta2 > 0)
+        fprintf(l->report, "rounding to MXFP4 removes %.0f %% of the adapter's change to the experts%s\n", 100 * lost,
+                lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");
     if (lost <= MOST_LOST) return;
     log_warn("the 4-bit rounding of merged-mxfp4 swallows %.0f %% of the adapter's change to the experts (warned above "
              "%.0f %%): export merged-bf16, or peft to keep the adapter beside the base model",
