@@ -82,7 +82,9 @@ int device_open_card(struct device *dev, int64_t bytes, const char *dtype, struc
 {
     memset(dev, 0, sizeof(*dev));
     if (!ops_cuda_table())
-        return err_set(err, "a plan for a GPU needs a program built with CUDA; the GPU itself need not be here");
+        return err_set(err,
+                       "a plan for a GPU needs the sizes of its kernels, which this build lacks: build on a machine "
+                       "with nvcc (CUDA Toolkit 13), with -DMOETRAIN_CUDA=on; no GPU is needed there");
     if (check_cuda_dtype(dtype, err)) return -1;
     dev->ops = ops_cuda_table();
     set_up(dev);

@@ -418,7 +418,7 @@ const struct command commands[] = {
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
     {"plan", "print memory, FLOPs and trainable parameters; loads no weights",
      "Of a model on huggingface.co the configuration and the headers are downloaded, no weights. --gpu needs a program "
-     "built with CUDA, but no GPU.",
+     "built with the CUDA Toolkit (nvcc), because the kernels' own code counts their memory; it needs no GPU.",
      ROWS(plan_rows), NONE, ARGS(plan_args), true, do_plan},
     {"check", "compare one training batch on the device with the CPU in F64", NULL,
      ROWS(check_rows), NONE, ARGS(check_args), true, do_check},
