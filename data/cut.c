@@ -1,6 +1,6 @@
-/* cut.c - a table of the mapped files, and a handler of SIGBUS that looks the address up in it. The handler takes no
- * lock and allocates nothing; an entry is in force as soon as its begin is not 0. SIGBUS at any other address goes to
- * whoever had the signal before. */
+/* cut.c - a table of the mapped files, and a SIGBUS handler that looks up the address in it. The handler takes no lock
+ * and allocates nothing. An entry is valid once its begin is not 0. SIGBUS at any other address goes to the previous
+ * handler. */
 #define _GNU_SOURCE /* sigaction */
 #include "data/cut.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ENTRIES = 1024 }; /* more files than that are not named */
+enum { ENTRIES = 1024 }; /* files beyond this number are not named */
 
 static struct {
     atomic_uintptr_t begin; /* 0: free */
@@ -20,7 +20,7 @@ static struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction before;
 
-/* Puts text at the end of line [cap], without what could steer a terminal. */
+/* Appends text to line [cap], with control characters replaced. */
 static size_t append(char *line, size_t used, size_t cap, const char *text)
 {
     for (; *text && used < cap; text++) line[used++] = (unsigned char)*text < 32 || *text == 127 ? '?' : *text;
@@ -37,13 +37,14 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         if (!begin || at < begin || at >= entries[i].end) continue;
         size_t n = append(line, 0, sizeof(line) - 1, "moetrain: error: ");
         n = append(line, n, MT_PATH, entries[i].path);
-        n = append(line, n, sizeof(line) - 1,
-                   ": the file was cut, or its disk failed, while it was read: restore it and run the command again");
+        n = append(
+            line, n, sizeof(line) - 1,
+            ": the file was truncated, or its disk failed, while it was read: restore it and run the command again");
         line[n++] = '\n';
         if (write(STDERR_FILENO, line, n) < 0) _exit(1);
         _exit(1);
     }
-    sigaction(number, &before, NULL); /* the instruction is repeated, and the signal comes again */
+    sigaction(number, &before, NULL); /* the instruction is repeated and raises the signal again */
 }
 
 static void install(void)

@@ -1,9 +1,9 @@
 /* dataset.c - rows -> token ids and loss mask.
  *
  * Each row becomes samples (rows.h): a text, the byte spans of it that carry loss, and whether eos follows. A text is
- * tokenised once, as a whole, and a token is a target when it overlaps a span: tokenising prompt and answer apart would
- * give other ids than the model meets when it is used. The result can be kept in a cache file named after the hash of
- * everything it depends on; a cache that does not verify is as good as none. */
+ * tokenised once, as a whole, and a token is a target when it overlaps a span. Tokenising prompt and answer separately
+ * would give other ids than at inference. The result can be kept in a cache file named after the hash of everything it
+ * depends on. A cache file that fails its check is ignored. */
 #include "data/dataset.h"
 
 #include <ctype.h>
@@ -16,20 +16,20 @@
 #include "data/json_array.h"
 #include "data/text.h"
 
-#define BAD_SHOWN   5    /* bad rows told in words */
+#define BAD_SHOWN   5    /* bad rows that are shown */
 #define BAD_PERCENT 1    /* more than this is an error */
-#define BAD_JUDGED  1000 /* so many are judged before the last row */
+#define BAD_JUDGED  1000 /* bad rows at which reading may stop early */
 #define FNV_START   14695981039346656037u
 #define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA04" /* raise the number when rows turn into other ids than before */
+#define CACHE_MAGIC "MTDATA04" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
     const struct tokenizer *tok;
     const struct dataset_options *opt;
     struct err first_bad;
-    int64_t bytes, bytes_done; /* of all files on the disk; of those that were read */
-    int64_t judged;            /* bad rows at the last judgement */
+    int64_t bytes, bytes_done; /* size of all files; of those already read */
+    int64_t judged;            /* bad rows at the last check */
     /* reused from row to row */
     struct row_reader rows;
     struct token_list list;
@@ -107,7 +107,7 @@ static int document_add(struct builder *b, const struct row_sample *s, struct er
         ids[n - 1] = b->opt->eos;
         mask[n - 1] = 1;
     }
-    mask[0] = 0; /* nothing stands before the first token to predict it from */
+    mask[0] = 0; /* no token precedes the first one to predict it */
 
     for (int64_t i = 0; i < kept; i++) targets += mask[i];
     if (!targets) {
@@ -120,7 +120,7 @@ static int document_add(struct builder *b, const struct row_sample *s, struct er
     return 0;
 }
 
-/* The first token from `begin` on that has no row in the model's embedding, or -1. */
+/* Index of the first token from `begin` on whose id is >= vocab, or -1. */
 static int64_t first_outside(const struct dataset *ds, int64_t begin, int64_t vocab)
 {
     for (int64_t i = begin; i < ds->n_tokens; i++) {
@@ -145,7 +145,7 @@ static void row_bad(struct builder *b, const struct err *why)
 {
     if (!b->ds->n_bad++) b->first_bad = *why;
     if (b->ds->n_bad <= BAD_SHOWN) log_warn("%s; the row is skipped", why->msg);
-    if (b->ds->n_bad == BAD_SHOWN + 1) log_warn("more bad rows follow, they are counted only");
+    if (b->ds->n_bad == BAD_SHOWN + 1) log_warn("further bad rows are counted, not shown");
 }
 
 static bool is_blank(const char *line, int64_t size)
@@ -156,14 +156,14 @@ static bool is_blank(const char *line, int64_t size)
     return true;
 }
 
-/* One row, whose ids from `before` on are new; -1 only for what ends the reading. */
+/* Finishes one row, whose ids begin at `before`; -1 only for errors that end the reading. */
 static int row_done(struct builder *b, const char *where, bool good, const struct err *why, int64_t before,
                     struct err *err)
 {
     if (!good) row_bad(b, why);
     int64_t bad = first_outside(b->ds, before, b->opt->vocab);
     if (bad < 0) return 0;
-    return err_set(err, "%s: token id %d is outside the model's vocabulary of %lld: the tokenizer is not the model's",
+    return err_set(err, "%s: token id %d is outside the model's vocabulary of %lld: use the tokenizer of this model",
                    where, b->ds->ids[bad], (long long)b->opt->vocab);
 }
 
@@ -178,8 +178,8 @@ static int add_line(struct builder *b, const char *line, int64_t size, const cha
     return row_done(b, where, good, &why, before, err);
 }
 
-/* Rows at least 1000 of which are bad are judged before the last row: by how many rows the files seem to hold, the rest
- * of the bytes taken to be like those that were read. */
+/* Stops early when too many rows are bad, from 1000 bad rows on. The total number of rows is estimated from the bytes
+ * read so far. */
 static int judge(struct builder *b, int64_t position, struct err *err)
 {
     const struct dataset *ds = b->ds;
@@ -189,12 +189,12 @@ static int judge(struct builder *b, int64_t position, struct err *err)
     b->judged = ds->n_bad;
     if (ds->n_bad < ds->n_rows && (double)ds->n_bad * 100 <= rows * BAD_PERCENT) return 0;
     return err_set(err,
-                   "%lld of the first %lld rows are bad, more than the %d %% of all that may be skipped; the first "
+                   "%lld of the first %lld rows are bad, above the limit of %d %% of all rows; the first "
                    "is %s",
                    (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
 }
 
-/* A file that is one array of rows. What is no JSON ends it: brackets decide where the next row begins. */
+/* A file that is one array of rows. Invalid JSON ends it, as the start of the next row is unknown then. */
 static int read_array(struct builder *b, struct line_reader *reader, struct err *err)
 {
     char where[MT_PATH + 32];
@@ -274,13 +274,13 @@ int dataset_next_path(const char **list, char path[MT_PATH], double *weight, str
     if (!star) return n > 0;
     *weight = strtod(star + 1, &end);
     if (end == star + 1 || *end || !(*weight > 0) || *weight > MAX_WEIGHT)
-        return err_set(err, "%s: after * a weight must stand, a number above 0 and at most %d", path, MAX_WEIGHT);
-    if (star == path) return err_set(err, "%s: before * the path of a file must stand", path);
+        return err_set(err, "%s: * must be followed by a weight, a number above 0 and at most %d", path, MAX_WEIGHT);
+    if (star == path) return err_set(err, "%s: * must follow the path of a file", path);
     *star = 0;
     return 1;
 }
 
-/* Appends document d of another data set, or of the same. */
+/* Appends document d of another data set, or of the same one. */
 static void copy_document(struct dataset *to, const struct dataset *from, int64_t d)
 {
     int64_t begin = from->doc_off[d], n = from->doc_off[d + 1] - begin;
@@ -292,13 +292,13 @@ static void copy_document(struct dataset *to, const struct dataset *from, int64_
     to->doc_off[++to->n_docs] = to->n_tokens;
 }
 
-/* Selection sampling: each of n documents with probability (wanted yet) / (documents yet). */
+/* Selection sampling: takes each of n documents with probability (still wanted) / (still left). */
 static bool take(uint64_t key, int64_t d, int64_t n, int64_t wanted)
 {
     return rng_uniform(key, (uint64_t)d) * (double)(n - d) < (double)wanted;
 }
 
-/* The documents from `first` on, those of one file, as often as its weight says. */
+/* Repeats or samples the documents from `first` on, those of one file, according to its weight. */
 static void weigh(struct dataset *ds, int64_t first, double weight)
 {
     int64_t n = ds->n_docs - first, whole = (int64_t)weight;
@@ -327,7 +327,7 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
 {
     const struct dataset *ds = b->ds;
     if (ds->n_bad * 100 > ds->n_rows * BAD_PERCENT) {
-        return err_set(err, "%lld of %lld rows are bad, more than the %d %% that may be skipped; the first is %s",
+        return err_set(err, "%lld of %lld rows are bad, above the limit of %d %%; the first is %s",
                        (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
     }
     if (ds->n_docs) return 0;
@@ -366,8 +366,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
     return status;
 }
 
-/* ---- cache: header, then doc_off, doc_row, ids, mask as they lie in memory. The dataset's own hash is the checksum.
- */
+/* ---- cache: header, then doc_off, doc_row, ids, mask as in memory. The dataset's hash is the checksum. */
 
 struct cache_header {
     char magic[8];
@@ -375,7 +374,7 @@ struct cache_header {
     int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown;
 };
 
-/* Of everything the result depends on: files' bytes, tokenizer, options. */
+/* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {
@@ -438,7 +437,7 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     return cache_valid(ds, opt);
 }
 
-/* False, with ds empty, when there is no such file or anything in it is not as it should be. */
+/* False, with ds empty, when the file is missing or fails any check. */
 static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const struct dataset_options *opt)
 {
     struct file_map map;
@@ -464,7 +463,7 @@ static int cache_write(const struct dataset *ds, const char *dir, const char *pa
     return file_write_parts(path, parts, MT_LEN(parts), err);
 }
 
-/* ---- the whole */
+/* ---- the whole data set */
 
 static void warn_left_out(const struct dataset *ds, const char *files, const struct dataset_options *opt)
 {
@@ -479,10 +478,9 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
                  (long long)ds->n_unlabelled, rows, seq_len);
     }
     if (ds->n_unshown) {
-        log_warn(
-            "%s: %lld answers have reasoning that the chat template leaves out, so that none of it is learnt; where "
-            "the template has a switch for it: data.chat_kwargs = {\"thinking\": true}",
-            files, (long long)ds->n_unshown);
+        log_warn("%s: the chat template omits the reasoning of %lld answers, which is then not trained; if "
+                 "the template has an option for it, set data.chat_kwargs = {\"thinking\": true}",
+                 files, (long long)ds->n_unshown);
     }
 }
 
@@ -508,14 +506,15 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
         }
         ds->hash = dataset_hash(ds);
         if (opt->cache_dir && cache_write(ds, opt->cache_dir, path, key, &why)) {
-            log_warn("%s; the data are tokenised anew in each run", why.msg);
+            log_warn("%s; each run tokenises the data again", why.msg);
         }
     }
     warn_left_out(ds, files, opt);
     return 0;
 }
 
-/* Which rows (of which documents are left) are held out: [n_rows] 1 yes, -1 no; *n of them have documents. */
+/* Chooses the rows to hold out, among those with documents: [n_rows] 1 yes, -1 no; *n is the number of rows with
+ * documents. */
 static int8_t *choose_rows(const struct dataset *ds, double fraction, uint64_t seed, int64_t *n, int64_t *want)
 {
     int8_t *held = mem_array(ds->n_rows, sizeof(*held));
@@ -548,7 +547,7 @@ int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uin
     struct dataset rest = {
         .n_rows = ds->n_rows, .n_bad = ds->n_bad, .n_overlong = ds->n_overlong, .n_unlabelled = ds->n_unlabelled};
     for (int64_t d = 0; d < ds->n_docs; d++) copy_document(out[ds->doc_row[d]] > 0 ? held : &rest, ds, d);
-    held->n_rows = ds->n_rows; /* what doc_row counts */
+    held->n_rows = ds->n_rows; /* doc_row counts all rows */
     rest.hash = dataset_hash(&rest);
     held->hash = dataset_hash(held);
     mem_free(out);
@@ -578,7 +577,7 @@ static int compare_fingerprints(const void *a, const void *b)
     return (x->row > y->row) - (x->row < y->row);
 }
 
-/* Of every document, sorted. */
+/* One for every document, sorted. */
 static struct fingerprint *fingerprints(const struct dataset *ds)
 {
     struct fingerprint *f = mem_array(ds->n_docs + 1, sizeof(*f));
@@ -594,7 +593,7 @@ static struct fingerprint *fingerprints(const struct dataset *ds)
 int64_t dataset_duplicates(const struct dataset *ds)
 {
     struct fingerprint *f = fingerprints(ds);
-    int64_t n = 0, first = 0; /* the first of those that are alike */
+    int64_t n = 0, first = 0; /* the first of equal documents */
     for (int64_t d = 1; d < ds->n_docs; d++) {
         if (f[d].hash != f[d - 1].hash) first = d;
         n += f[d].row != f[first].row;

@@ -17,9 +17,9 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#define CHUNK_BYTES  (256 << 10)         /* of one read() */
-#define WRITE_BYTES  ((int64_t)8 << 20)  /* of one write() at most */
-#define BEHIND_BYTES ((int64_t)64 << 20) /* of a file being written that may wait for the disk, twice */
+#define CHUNK_BYTES  (256 << 10)         /* per read() */
+#define WRITE_BYTES  ((int64_t)8 << 20)  /* per write(), at most */
+#define BEHIND_BYTES ((int64_t)64 << 20) /* unit of sync_file_range; up to twice as much waits for the disk */
 
 /* Is path a symbolic link whose target is missing? */
 static bool is_broken_link(const char *path)
@@ -52,7 +52,7 @@ static int io_error(struct err *err, const char *path, const char *doing)
     return err_set(err, "%s: cannot %s: %s", path, doing, strerror(errno));
 }
 
-/* read() until `size` bytes or the end of the file; the bytes read, or -1. */
+/* read() until `size` bytes or the end of the file; returns the bytes read, or -1. */
 static int64_t read_full(int fd, void *dst, int64_t size)
 {
     int64_t n = 0;
@@ -67,8 +67,8 @@ static int64_t read_full(int fd, void *dst, int64_t size)
     return n;
 }
 
-/* Opens a file to read; never waits for one that is a FIFO or a device. A pipe that is named by its descriptor, as a
- * shell's <(...) and /dev/stdin are, has a writer, and is accepted where `pipe`. */
+/* Opens a file for reading; never blocks on a FIFO or device. A pipe named by its descriptor, such as a shell's <(...)
+ * or /dev/stdin, has a writer; it is accepted where `pipe` is set. */
 static int open_file(const char *path, bool pipe, struct stat *st, struct err *err)
 {
     const bool descriptor =
@@ -126,7 +126,7 @@ void file_map_close(struct file_map *map)
 void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes)
 {
     if (!map->data || bytes <= 0 || offset < 0 || offset > map->size - bytes) return;
-    /* Whole pages, rounded outward: what a neighbour still needs comes back from the page cache. */
+    /* Whole pages, rounded outward: a neighbour's bytes are read again from the page cache. */
     int64_t page = sysconf(_SC_PAGESIZE), begin = offset / page * page;
     madvise((void *)(uintptr_t)(map->data + begin), (size_t)(offset + bytes - begin), MADV_DONTNEED);
 }
@@ -138,7 +138,7 @@ char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *
     if (fd < 0) return NULL;
     char *text = NULL, limit[32];
     int64_t n = 0, cap = 0, got;
-    do { /* by reading, not by the size: pipes have none */
+    do { /* reads to the end instead of by size: pipes have no size */
         int64_t grown = MT_MAX(2 * cap, CHUNK_BYTES);
         text = mem_grow(text, cap, grown + 1, 1);
         cap = grown;
@@ -148,7 +148,7 @@ char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *
     if (got < 0)
         io_error(err, path, "read");
     else if (n > max_bytes)
-        err_set(err, "%s: larger than %s, the most that is read of such a file", path, str_bytes(limit, max_bytes));
+        err_set(err, "%s: larger than the limit of %s for such a file", path, str_bytes(limit, max_bytes));
     close(fd);
     if (got < 0 || n > max_bytes) {
         mem_free(text);
@@ -165,13 +165,13 @@ struct line_reader {
     int fd;
     char *path;
     bool gzip, in_member; /* in_member: between the header and the trailer of a gzip member */
-    z_stream z;           /* its input lies in `raw` */
+    z_stream z;           /* the input is in `raw` */
     uint8_t *raw;         /* [CHUNK_BYTES] compressed bytes */
-    char *chunk;          /* [CHUNK_BYTES] plain bytes, pos .. end still to be handed out */
+    char *chunk;          /* [CHUNK_BYTES] plain bytes; pos .. end are not returned yet */
     int64_t pos, end;
     char *line; /* [cap] the line last returned */
     int64_t cap, number;
-    int64_t packed, plain; /* bytes read of the file; of them made, when it is gzip */
+    int64_t packed, plain; /* bytes read from the file; bytes decompressed, for gzip */
 };
 
 struct line_reader *line_reader_open(const char *path, struct err *err)
@@ -218,7 +218,7 @@ void line_reader_close(struct line_reader *r)
     mem_free(r);
 }
 
-/* Fills the chunk; 1: there are bytes, 0: end of the file, -1: error. */
+/* Fills the chunk; 1: it has bytes, 0: end of the file, -1: error. */
 static int fill_gzip(struct line_reader *r, struct err *err)
 {
     r->z.next_out = (Bytef *)r->chunk;
@@ -227,7 +227,7 @@ static int fill_gzip(struct line_reader *r, struct err *err)
         if (r->z.avail_in == 0) {
             int64_t got = read_full(r->fd, r->raw, CHUNK_BYTES);
             if (got < 0) return io_error(err, r->path, "read");
-            if (got == 0 && r->in_member) return err_set(err, "%s: the gzip file ends too early: it was cut", r->path);
+            if (got == 0 && r->in_member) return err_set(err, "%s: the gzip file is truncated", r->path);
             if (got == 0) return 0;
             r->z.next_in = r->raw;
             r->z.avail_in = (uInt)got;
@@ -248,8 +248,8 @@ static int fill_gzip(struct line_reader *r, struct err *err)
     if (r->plain > FILE_GZIP_FREE && r->plain / FILE_GZIP_RATIO > r->packed) {
         char limit[32];
         return err_set(err,
-                       "%s: the gzip file holds more than %s and more than %d times its size: unpack it, if it is "
-                       "no decompression bomb",
+                       "%s: the gzip file unpacks to more than %s and more than %d times its size; unpack it if it is "
+                       "not a decompression bomb",
                        r->path, str_bytes(limit, FILE_GZIP_FREE), FILE_GZIP_RATIO);
     }
     return 1;
@@ -312,8 +312,8 @@ int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct e
         int64_t count = lf ? lf - from : r->end - r->pos;
         if (n + count > FILE_LINE_MAX) {
             char limit[32];
-            return err_set(err, "%s:%lld: the line is longer than %s, the most that a line may have", r->path,
-                           (long long)r->number + 1, str_bytes(limit, FILE_LINE_MAX));
+            return err_set(err, "%s:%lld: the line is longer than the limit of %s", r->path, (long long)r->number + 1,
+                           str_bytes(limit, FILE_LINE_MAX));
         }
         if (n + count >= r->cap) {
             int64_t cap = MT_MAX(n + count + 1, 2 * r->cap);
@@ -358,7 +358,7 @@ int file_sync_dir(const char *path, struct err *err)
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return io_error(err, path, "open");
     int rc = fsync(fd);
-    if (rc && errno == EINVAL) rc = 0; /* a file system whose directories need no fsync says so this way */
+    if (rc && errno == EINVAL) rc = 0; /* errors of file systems whose directories need no fsync */
     if (rc) io_error(err, path, "fsync");
     close(fd);
     return rc;
@@ -375,7 +375,7 @@ static int sync_parent(const char *path, struct err *err)
     return rc;
 }
 
-/* The rename at the end would replace a device, a pipe or a link to one (as root, /dev/null itself) with the file. */
+/* The final rename would replace a device, a pipe or a link to one (as root, even /dev/null) with the file. */
 static int check_replaceable(const char *path, struct err *err)
 {
     struct stat st;
@@ -395,8 +395,8 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err)
     return w->fd < 0 ? io_error(err, w->tmp, "create") : 0;
 }
 
-/* A part that is full goes to the disk while the next one fills, so that the fsync at the end is short, and a slow disk
- * shows that it gets on. No errors: fsync has them. */
+/* Writes a full part to disk while the next one fills. This keeps the fsync at the end short and shows progress on a
+ * slow disk. Errors are ignored here: fsync reports them. */
 static void send_part(struct file_writer *w)
 {
     const unsigned start = SYNC_FILE_RANGE_WRITE,
@@ -456,7 +456,7 @@ int file_check_space(const char *dir, int64_t bytes, struct err *err)
     if (statvfs(dir, &fs)) return io_error(err, dir, "ask for the free space of");
     const double free_bytes = (double)fs.f_bavail * (double)fs.f_frsize;
     if (free_bytes >= (double)bytes) return 0;
-    return err_set(err, "%s: %s are needed there, only %s are free", dir, str_bytes(need, bytes),
+    return err_set(err, "%s: %s of disk space are needed, only %s are free", dir, str_bytes(need, bytes),
                    str_bytes(have, (int64_t)free_bytes));
 }
 
@@ -499,7 +499,7 @@ static int each_dir(const char *path, int (*visit)(const char *, struct err *), 
     char *part = mem_strdup(path);
     int rc = 0;
     for (char *p = part; *p && !rc; p++) {
-        if (p[1] && p[1] != '/') continue; /* not yet the end of a component */
+        if (p[1] && p[1] != '/') continue; /* not the end of a component yet */
         char next = p[1];
         p[1] = 0;
         rc = visit(part, err);

@@ -7,21 +7,21 @@
 /* A file mapped read-only. An empty file has data == NULL, size 0. */
 struct file_map {
     const uint8_t *data;
-    int64_t size, mtime_ns; /* when it was last changed, since 1970 */
+    int64_t size, mtime_ns; /* time of last modification, since 1970 */
 };
 int file_map_open(struct file_map *map, const char *path, struct err *err) MT_CHECK;
 void file_map_close(struct file_map *map);
-/* Tells the kernel that [offset, offset+bytes) will not be needed again, so that copying a checkpoint does not count
- * twice in resident memory. */
+/* Tells the kernel that [offset, offset+bytes) is not needed again, so that copying a checkpoint does not count twice
+ * in resident memory. */
 void file_map_drop(const struct file_map *map, int64_t offset, int64_t bytes);
 
-/* The whole file as a NUL-terminated buffer of *size bytes (the NUL not counted); free with mem_free. */
+/* Reads the whole file into a NUL-terminated buffer of *size bytes (the NUL not counted); free with mem_free. */
 char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *err) MT_CHECK;
 
-/* A longer line, or row of a JSON array, is an error: it is a decompression bomb, or not text at all. */
+/* A longer line, or row of a JSON array, is an error: it is a decompression bomb or not text. */
 #define FILE_LINE_MAX ((int64_t)64 << 20)
-/* Lines of a plain or gzip file (told apart by content). A gzip file that holds more than FILE_GZIP_FREE and more than
- * FILE_GZIP_RATIO times its own size is refused; deflate reaches 1032, text in practice 5 to 20. */
+/* Lines of a plain or gzip file (detected by content). A gzip file that unpacks to more than FILE_GZIP_FREE and more
+ * than FILE_GZIP_RATIO times its size is refused; deflate reaches 1032, text typically 5 to 20. */
 #define FILE_GZIP_FREE  ((int64_t)256 << 20)
 #define FILE_GZIP_RATIO 300
 struct line_reader;
@@ -30,49 +30,50 @@ struct line_reader *line_reader_open(const char *path, struct err *err) MT_CHECK
  * 0: end of file. -1: error (unreadable, damaged or truncated gzip). A UTF-8 BOM at the start is dropped. */
 int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct err *err) MT_CHECK;
 int64_t line_reader_line(const struct line_reader *r); /* number of the line last returned, from 1 */
-/* Instead of lines: the bytes that follow, as they come. 1: there are some, 0: end of file, -1: error. */
+/* Instead of lines: the next bytes, in chunks of any size. 1: there are some, 0: end of file, -1: error. */
 int line_reader_chunk(struct line_reader *r, const char **bytes, int64_t *size, struct err *err) MT_CHECK;
-/* The first byte that is not blank, of the first 256 KiB, without reading it; 0: there is none. -1: error. A BOM is
- * dropped. For a reader of which nothing was read yet. */
+/* The first byte that is not blank, within the first 256 KiB, without consuming it; 0: there is none. -1: error. A BOM
+ * is dropped. Only before the first read. */
 int line_reader_peek(struct line_reader *r, char *first, struct err *err) MT_CHECK;
 const char *line_reader_path(const struct line_reader *r);
-/* Bytes of the file on the disk behind what was returned, of which the caller still holds `unread` bytes. */
+/* Position in the file on disk after the returned bytes, of which the caller has not used the last `unread`. */
 int64_t line_reader_position(const struct line_reader *r, int64_t unread);
 void line_reader_close(struct line_reader *r);
 
-/* Writes path + ".tmp", fsyncs, renames over path, fsyncs the directory: readers see the old or the new file, whole. */
+/* Writes path + ".tmp", fsyncs, renames it to path, fsyncs the directory: readers see the whole old or the whole new
+ * file. */
 int file_write_atomic(const char *path, const void *data, int64_t size, struct err *err) MT_CHECK;
-/* The same for a file made of n parts, laid end to end. */
+/* The same for a file of n concatenated parts. */
 struct file_part {
     const void *data;
     int64_t size;
 };
 int file_write_parts(const char *path, const struct file_part *parts, int64_t n, struct err *err) MT_CHECK;
-/* The same piece by piece, for what never lies in memory as a whole. Once open, close it: with keep it takes its name,
- * without, or after a failed put, nothing of it stays. */
+/* The same in pieces, for files that are never in memory as a whole. Every open needs a close: with keep the file gets
+ * its name; without, or after a failed put, it is deleted. */
 struct file_writer {
     int fd;
     bool failed;
-    int64_t size, sent; /* bytes put, and of them on their way to the disk */
+    int64_t size, sent; /* bytes put; bytes already sent to the disk */
     char path[MT_PATH], tmp[MT_PATH];
 };
 int file_writer_open(struct file_writer *w, const char *path, struct err *err) MT_CHECK;
 int file_writer_put(struct file_writer *w, const void *data, int64_t size, struct err *err) MT_CHECK;
 int file_writer_close(struct file_writer *w, bool keep, struct err *err);
 int file_make_dirs(const char *path, struct err *err) MT_CHECK;   /* mkdir -p */
-int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* fine when it is not there */
+int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* succeeds when it does not exist */
 int file_sync_dir(const char *path, struct err *err) MT_CHECK;
-/* An error that names both numbers when the file system of `dir` has less than `bytes` free. */
+/* An error with both numbers when the file system of `dir` has less than `bytes` free. */
 int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
 int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);
-/* 0: path is a directory (want_dir), or is there and no directory. Otherwise an error that says what is there instead,
- * and where a broken symbolic link points. */
+/* 0: path is a directory (want_dir), or exists and is not a directory. Otherwise an error that names what is there
+ * instead, and the target of a broken symbolic link. */
 int file_check_kind(const char *path, bool want_dir, struct err *err) MT_CHECK;
-/* Could file_make_dirs make path? The same error if not; changes nothing. */
+/* Whether file_make_dirs could create path, with the same error if not; changes nothing. */
 int file_check_dirs(const char *path, struct err *err) MT_CHECK;
-bool file_is_writable(const char *path); /* a file, or a directory that takes new ones */
+bool file_is_writable(const char *path); /* a file, or a directory in which files can be created */
 /* Directory entries without "." and "..", sorted; *names is one allocation per entry, free with file_list_free. */
 int file_list(const char *dir, char ***names, int64_t *count, struct err *err) MT_CHECK;
 void file_list_free(char **names, int64_t count);
@@ -80,7 +81,7 @@ void file_list_free(char **names, int64_t count);
 char *file_relative_to(char buf[MT_PATH + 64], const char *path);
 /* CRC-32 (zlib's) of a file. */
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err) MT_CHECK;
-/* "zlib 1.2.13", for --version; so do the other *_library functions. */
+/* "zlib 1.2.13", for --version; likewise the other *_library functions */
 const char *file_library(char name[64]);
 
 #endif

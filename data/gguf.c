@@ -5,9 +5,9 @@
 #include <string.h>
 
 #define MAGIC     "GGUF"
-#define ALIGNMENT 32                               /* the default, which this program keeps */
-#define MAX_NAME  64                               /* ggml's, the NUL included */
-enum { VERSION = 3, TYPE_F32 = 0, MIN_ITEM = 16 }; /* bytes that a key or a tensor takes at least */
+#define ALIGNMENT 32                               /* the format's default; this program always uses it */
+#define MAX_NAME  64                               /* ggml's limit, the NUL included */
+enum { VERSION = 3, TYPE_F32 = 0, MIN_ITEM = 16 }; /* minimum size of a key or a tensor in bytes */
 
 static int64_t aligned(int64_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
@@ -78,7 +78,7 @@ static int write_tensors(struct file_writer *w, const struct gguf_tensor *tensor
     int rc = 0;
     for (int64_t i = 0; i < n && !rc; i++) {
         const int64_t count = gguf_tensor_count(&tensors[i]), bytes = aligned(4 * count);
-        float *values = mem_alloc(bytes); /* zeroed: so is the padding */
+        float *values = mem_alloc(bytes); /* zeroed, so the padding is too */
         fill(arg, i, values);
         rc = file_writer_put(w, values, bytes, err);
         mem_free(values);
@@ -122,18 +122,19 @@ struct cursor {
 static int take(struct cursor *c, void *out, int64_t n)
 {
     if (n > c->g->map.size - c->at)
-        return err_set(c->err, "%s: the file ends at byte %lld, inside its head", c->path, (long long)c->g->map.size);
+        return err_set(c->err, "%s: the file is truncated at byte %lld, inside its header", c->path,
+                       (long long)c->g->map.size);
     memcpy(out, c->g->map.data + c->at, (size_t)n);
     c->at += n;
     return 0;
 }
 
-/* A size or count: what is negative as an int64 is none. */
+/* A size or count; values above INT64_MAX are refused. */
 static int take_size(struct cursor *c, int64_t most, const char *what, int64_t *out)
 {
     if (take(c, out, sizeof(*out))) return -1;
     if (*out >= 0 && *out <= most) return 0;
-    return err_set(c->err, "%s: %s is %llu, more than there can be", c->path, what, (unsigned long long)*out);
+    return err_set(c->err, "%s: %s is %llu, above the possible maximum", c->path, what, (unsigned long long)*out);
 }
 
 static int take_string(struct cursor *c, char **out)
@@ -143,7 +144,7 @@ static int take_string(struct cursor *c, char **out)
     *out = mem_alloc(n + 1);
     c->g->strings[c->g->n_strings++] = *out;
     if (take(c, *out, n)) return -1;
-    return memchr(*out, 0, (size_t)n) ? err_set(c->err, "%s: a string holds a NUL", c->path) : 0;
+    return memchr(*out, 0, (size_t)n) ? err_set(c->err, "%s: a string contains a NUL", c->path) : 0;
 }
 
 static int take_value(struct cursor *c, struct gguf_value *v)
@@ -152,7 +153,7 @@ static int take_value(struct cursor *c, struct gguf_value *v)
     uint32_t type = 0;
     if (take_string(c, &key) || take(c, &type, sizeof(type))) return -1;
     for (const struct gguf_value *other = c->g->values; other < v; other++)
-        if (!strcmp(other->key, key)) return err_set(c->err, "%s: the key %s stands there twice", c->path, key);
+        if (!strcmp(other->key, key)) return err_set(c->err, "%s: duplicate key %s", c->path, key);
     *v = (struct gguf_value){.key = key, .type = (enum gguf_type)type};
     if (type == GGUF_STRING) {
         if (take_string(c, &text)) return -1;
@@ -161,10 +162,10 @@ static int take_value(struct cursor *c, struct gguf_value *v)
     }
     if (type == GGUF_U32) return take(c, &v->u32, sizeof(v->u32));
     if (type == GGUF_F32) return take(c, &v->f32, sizeof(v->f32));
-    return err_set(c->err, "%s: key %s has type %u; strings, u32 and f32 are read", c->path, key, type);
+    return err_set(c->err, "%s: key %s has type %u; only strings, u32 and f32 are supported", c->path, key, type);
 }
 
-/* offset: where this tensor must begin; moved behind it. */
+/* offset: where this tensor must begin; advanced to its end. */
 static int take_tensor(struct cursor *c, struct gguf_tensor *t, int64_t *offset)
 {
     char *name;
@@ -177,7 +178,7 @@ static int take_tensor(struct cursor *c, struct gguf_tensor *t, int64_t *offset)
     for (int i = t->rank - 1; i >= 0; i--)
         if (take_size(c, c->g->map.size, "an axis of a tensor", &t->shape[i])) return -1;
     if (take(c, &type, sizeof(type)) || take(c, &begin, sizeof(begin))) return -1;
-    if (type != TYPE_F32) return err_set(c->err, "%s: tensor %s is no F32", c->path, name);
+    if (type != TYPE_F32) return err_set(c->err, "%s: tensor %s is not F32", c->path, name);
     if (begin != *offset)
         return err_set(c->err, "%s: tensor %s begins at %lld instead of %lld", c->path, name, (long long)begin,
                        (long long)*offset);
@@ -185,7 +186,7 @@ static int take_tensor(struct cursor *c, struct gguf_tensor *t, int64_t *offset)
         return err_set(c->err, "%s: tensor %s is larger than the file", c->path, name);
     *offset += aligned(bytes);
     for (const struct gguf_tensor *other = c->g->tensors; other < t; other++)
-        if (!strcmp(other->name, name)) return err_set(c->err, "%s: tensor %s stands there twice", c->path, name);
+        if (!strcmp(other->name, name)) return err_set(c->err, "%s: duplicate tensor %s", c->path, name);
     return 0;
 }
 
@@ -197,7 +198,7 @@ static int read_head(struct cursor *c)
     int64_t end = 0, n_tensors = 0, n_values = 0;
     if (take(c, magic, 4) || take(c, &version, sizeof(version))) return -1;
     if (memcmp(magic, MAGIC, 4) || version != VERSION)
-        return err_set(c->err, "%s is no GGUF file of version %d", c->path, VERSION);
+        return err_set(c->err, "%s is not a GGUF file of version %d", c->path, VERSION);
     if (take_size(c, g->map.size / MIN_ITEM, "the number of tensors", &n_tensors) ||
         take_size(c, g->map.size / MIN_ITEM, "the number of keys", &n_values))
         return -1;
@@ -214,8 +215,8 @@ static int read_head(struct cursor *c)
     }
     const int64_t data = aligned(c->at);
     if (!rc && (data > g->map.size || end != g->map.size - data))
-        rc = err_set(c->err, "%s: %lld bytes of tensors are announced, %lld are there", c->path, (long long)end,
-                     (long long)MT_MAX(g->map.size - data, 0));
+        rc = err_set(c->err, "%s: the header describes %lld bytes of tensors, the file has %lld", c->path,
+                     (long long)end, (long long)MT_MAX(g->map.size - data, 0));
     for (int64_t i = 0; i < n_tensors && !rc; i++)
         g->tensors[i].data = (const float *)(const void *)(g->map.data + data + begin[i]);
     mem_free(begin);

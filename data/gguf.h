@@ -4,7 +4,8 @@
 
 #include "data/file.h"
 
-/* What this program reads and writes of the format: strings, u32 and f32 as metadata; F32 tensors of 1 to 4 axes. */
+/* The part of the format that this program reads and writes: strings, u32 and f32 as metadata; F32 tensors of 1 to 4
+ * axes. */
 enum gguf_type { GGUF_U32 = 4, GGUF_F32 = 6, GGUF_STRING = 8 };
 
 struct gguf_value {
@@ -15,7 +16,7 @@ struct gguf_value {
     const char *text;
 };
 
-/* Row-major like every tensor here, shape[0] the slowest; the file has the axes the other way round. */
+/* Row-major like every tensor here, shape[0] the slowest; the file stores the axes in reverse order. */
 struct gguf_tensor {
     const char *name; /* at most 63 bytes */
     int rank;
@@ -28,22 +29,22 @@ struct gguf {
     int64_t n_values, n_tensors;
     struct gguf_value *values;
     struct gguf_tensor *tensors;
-    char **strings; /* [n_strings] that the two point to */
+    char **strings; /* [n_strings] memory that keys and values point to */
     int64_t n_strings;
 };
 
-/* What is not such a file, to the last byte (version, types, sizes, padding, names twice), is refused with the reason.
- */
+/* Reads only valid files (version, types, sizes, padding, unique names, to the last byte); an error gives the
+ * reason. */
 int gguf_open(struct gguf *g, const char *path, struct err *err) MT_CHECK;
-void gguf_close(struct gguf *g);                                               /* zeroed is fine */
-const struct gguf_value *gguf_value(const struct gguf *g, const char *key);    /* NULL: not there */
-const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name); /* likewise */
+void gguf_close(struct gguf *g);                                               /* zeroed is valid */
+const struct gguf_value *gguf_value(const struct gguf *g, const char *key);    /* NULL: missing */
+const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name); /* NULL: missing */
 
-/* Writes path in one step. fill(arg, i, out) makes the values of tensor i when its turn comes: the caller's order, one
- * tensor in memory at a time; `data` is not looked at. */
+/* Writes path in one pass. fill(arg, i, out) makes the values of tensor i, in the caller's order, so one tensor at a
+ * time is in memory; `data` is not used. */
 typedef void gguf_fill_fn(void *arg, int64_t i, float *out);
 int gguf_write(const char *path, const struct gguf_value *values, int64_t n_values, const struct gguf_tensor *tensors,
                int64_t n_tensors, gguf_fill_fn *fill, void *arg, struct err *err) MT_CHECK;
-int64_t gguf_tensor_count(const struct gguf_tensor *t); /* elements; -1: more than 64 bits count */
+int64_t gguf_tensor_count(const struct gguf_tensor *t); /* elements; -1: does not fit 64 bits */
 
 #endif

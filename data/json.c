@@ -11,8 +11,8 @@
 
 #include "data/file.h"
 
-/* jansson's json_type and JSON_* are not ours: they take other names here. Its json_is_*() macros would mix the two
- * sets up, so this file asks our json_type() alone. */
+/* jansson's json_type and JSON_* are renamed here to avoid clashes. Its json_is_*() macros would mix the two sets, so
+ * this file uses only our json_type(). */
 #define json_type   JANSSON_TYPE
 #define JSON_OBJECT JANSSON_OBJECT
 #define JSON_ARRAY  JANSSON_ARRAY
@@ -30,7 +30,7 @@
 #define MAX_DEPTH 256
 #define N_CURSORS 8
 
-/* Where the last json_member of an object stood, so that going through it is linear. */
+/* Position of the last json_member of an object, so that iterating over it is linear. */
 struct cursor {
     const void *node;
     int64_t i;
@@ -40,13 +40,12 @@ struct cursor {
 struct json_doc {
     char *name;
     json_t *root;
-    struct cursor cursors[N_CURSORS]; /* latest first: one for each object of a nested iteration */
+    struct cursor cursors[N_CURSORS]; /* latest first, one for each object of a nested iteration */
 };
 
 /* ---- reading ---- */
 
-/* Deeper nesting than MAX_DEPTH, or more values, is refused before jansson, which recurses and has no limit, sees it.
- */
+/* Refuses nesting beyond MAX_DEPTH and too many values before jansson sees them; jansson recurses without a limit. */
 static int check_size(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
 {
     int depth = 0;
@@ -68,12 +67,12 @@ static int check_size(const char *text, int64_t size, int64_t max_values, const 
             values += c == ',' || c == ':';
     }
     if (values <= max_values) return 0;
-    return err_set(err, "%s: %" PRId64 " JSON values, more than the %" PRId64 " that are read of one text", name,
-                   values, max_values);
+    return err_set(err, "%s: %" PRId64 " JSON values, more than the %" PRId64 " allowed in one text", name, values,
+                   max_values);
 }
 
-/* jansson does not look at every allocation that failed (a string would lose its end, or an assertion stop the
- * process): it gets memory that never fails, as the rest of this program does. */
+/* jansson does not check every allocation (a failed one may truncate a string or trip an assertion), so it gets an
+ * allocator that never returns NULL. */
 static void *never_null(size_t n) { return mem_alloc((int64_t)MT_MIN(n, (size_t)INT64_MAX)); }
 static void use_our_memory(void) { json_set_alloc_funcs(never_null, mem_free); }
 
@@ -95,7 +94,7 @@ struct json_doc *json_parse_within(const char *text, int64_t size, int64_t max_v
     json_error_t e;
     json_t *root = json_loadb(text, (size_t)size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
     if (!root) {
-        for (char *p = e.text; *p; p++) /* it quotes the file, and a message is one line */
+        for (char *p = e.text; *p; p++) /* jansson quotes the file; a message is one line */
             if ((unsigned char)*p < 32) *p = ' ';
         err_set(err, "%s: not valid JSON: line %d, byte %d: %s", name, e.line, e.position, e.text);
         return NULL;
@@ -142,7 +141,7 @@ enum json_type json_type(struct json j)
     return JSON_NULL;
 }
 
-/* The child `node` of j under `key`; a path longer than the buffer loses its end. */
+/* The child `node` of j under `key`; a path longer than the buffer is truncated. */
 static struct json child(const struct json *j, const char *key, const void *node)
 {
     struct json c = {.node = node, .doc = j->doc};
@@ -177,7 +176,7 @@ struct json json_at(struct json j, int64_t i)
     return c;
 }
 
-/* The document's cursor on an object, at its first member when it had none; moved to the front. */
+/* The document's cursor on an object, moved to the front; a new one starts at the first member. */
 static struct cursor *cursor_of(struct json_doc *doc, const void *node)
 {
     struct cursor *c = doc->cursors, found = {.node = node, .iter = json_object_iter((json_t *)(uintptr_t)node)};
@@ -228,7 +227,7 @@ int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *
     int64_t v;
     if (json_type(j) == JSON_INT)
         v = json_integer_value(j.node);
-    else if (json_type(j) == JSON_REAL) { /* 150000.0 is an integer too; beyond 2^53 a double does not say which one */
+    else if (json_type(j) == JSON_REAL) { /* 150000.0 is an integer too; above 2^53 a double does not identify one */
         double d = json_real_value(j.node);
         if (!(fabs(d) <= 0x1p53) || d != floor(d)) return json_error(j, err, "must be an integer, not %g", d);
         v = (int64_t)d;
@@ -266,7 +265,7 @@ static int get_str(struct json j, const char **out, struct err *err)
 {
     if (json_type(j) != JSON_STRING) return wrong_type(j, "a string", err);
     const char *s = json_string_value(j.node);
-    if (strlen(s) != json_string_length(j.node)) return json_error(j, err, "holds a NUL character");
+    if (strlen(s) != json_string_length(j.node)) return json_error(j, err, "contains a NUL character");
     *out = s;
     return 0;
 }
@@ -345,7 +344,7 @@ static void put(struct json_out *o, const char *text, int64_t n)
 
 static void put_text(struct json_out *o, const char *text) { put(o, text, (int64_t)strlen(text)); }
 
-/* Bytes of the UTF-8 character at s, or 0 when there is none (overlong, surrogate, above U+10FFFF, cut). */
+/* Bytes of the UTF-8 character at s, or 0 when it is invalid (overlong, surrogate, above U+10FFFF, truncated). */
 static int utf8_length(const unsigned char *s)
 {
     if (s[0] < 0x80) return 1;
@@ -365,12 +364,12 @@ static void put_string(struct json_out *o, const char *s)
         char escape[8];
         int n = utf8_length((const unsigned char *)s);
         if (n == 0)
-            put_text(o, "\xef\xbf\xbd"); /* U+FFFD for a byte that is no text */
+            put_text(o, "\xef\xbf\xbd"); /* U+FFFD for an invalid byte */
         else if (c == '"' || c == '\\') {
             snprintf(escape, sizeof(escape), "\\%c", c);
             put_text(o, escape);
         } else if (c < 32) {
-            const char *at = strchr("\bb\tt\nn\ff\rr", c); /* each control character before its letter */
+            const char *at = strchr("\bb\tt\nn\ff\rr", c); /* pairs: the control character, then its letter */
             if (at)
                 snprintf(escape, sizeof(escape), "\\%c", at[1]);
             else
@@ -390,7 +389,7 @@ static void new_line(struct json_out *o)
     for (int i = 0; i < o->depth; i++) put_text(o, "  ");
 }
 
-/* What stands before a value: comma, line break, key. */
+/* Writes what precedes a value: comma, line break, key. */
 static void begin(struct json_out *o, const char *key)
 {
     if (o->depth > 0) {
@@ -415,7 +414,7 @@ void json_out_open(struct json_out *o, const char *key, char bracket)
 void json_out_close(struct json_out *o, char bracket)
 {
     o->depth--;
-    if (o->comma) new_line(o); /* {} and [] stay on their line */
+    if (o->comma) new_line(o); /* {} and [] stay on one line */
     put(o, &bracket, 1);
     o->comma = true;
 }
@@ -444,7 +443,7 @@ static void shortest(char text[32], double value)
         snprintf(text, 32, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;
     }
-    if (value == 0 && signbit(value)) snprintf(text, 32, "-0.0"); /* "-0" would read back as the integer */
+    if (value == 0 && signbit(value)) snprintf(text, 32, "-0.0"); /* "-0" would be read back as an integer */
 }
 
 void json_out_f64(struct json_out *o, const char *key, double value)

@@ -1,6 +1,6 @@
-/* json.h - JSON with errors that say where: a thin layer over jansson (its only user).
- * A struct json is a borrowed node plus the path that led to it; the document owns everything. A document remembers
- * where json_member stood: one thread at a time. */
+/* json.h - JSON with errors that give the position: a thin layer over jansson (its only user). A struct json is a
+ * borrowed node and its path; the document owns everything. A document keeps the position of json_member: only one
+ * thread at a time may use it. */
 #ifndef MT_JSON_H
 #define MT_JSON_H
 
@@ -14,12 +14,12 @@ struct json {
 };
 enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
-/* Values and keys of one text: a tree of them takes up to half a GiB, and the largest file of a model, a tokenizer.json
- * with merges as pairs, has less than 2 million. */
+/* Limit of values and keys of one text: their tree takes up to half a GiB. The largest file of a model, a
+ * tokenizer.json with merges as pairs, has less than 2 million. */
 #define JSON_VALUES     ((int64_t)4 << 20)
 #define JSON_ROW_VALUES ((int64_t)1 << 20) /* of a row of data */
-/* Parses text of `size` bytes; `name` (a file, or file:line) stands in every message. Duplicate keys, trailing text,
- * depth over 256, more than JSON_VALUES, invalid UTF-8 and NUL in keys are errors that carry line and byte offset. */
+/* Parses text of `size` bytes; messages begin with `name` (a file, or file:line). Duplicate keys, trailing text, depth
+ * over 256, more than JSON_VALUES, invalid UTF-8 and NUL in keys are errors with line and byte offset. */
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* The same with another limit than JSON_VALUES. */
 struct json_doc *json_parse_within(const char *text, int64_t size, int64_t max_values, const char *name,
@@ -30,13 +30,14 @@ struct json json_root(const struct json_doc *doc);
 
 enum json_type json_type(struct json j);
 bool json_has(struct json j, const char *key);
-struct json json_find(struct json j, const char *key); /* absent when j is no object or has no such key */
+struct json json_find(struct json j, const char *key); /* absent when j is not an object or lacks the key */
 int64_t json_count(struct json j);                     /* of an array or object; 0 otherwise */
 struct json json_at(struct json j, int64_t i);         /* array element */
 /* Iterates an object in file order: i from 0; key is valid as long as the document. False at the end. */
 bool json_member(struct json j, int64_t i, const char **key, struct json *value);
 
-/* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. Integers reject fractions and > 2^53 reals. */
+/* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. Integers reject fractions and reals above
+ * 2^53. */
 int json_get_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_get_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_get_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
@@ -48,15 +49,15 @@ int json_opt_i64(struct json j, const char *key, int64_t min, int64_t max, int64
 int json_opt_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_opt_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK;
-/* The values themselves (array elements), with the checks of json_get_*. */
+/* The values of array elements, with the checks of json_get_*. */
 int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_f64(struct json j, double *out, struct err *err) MT_CHECK;
 int json_bool(struct json j, bool *out, struct err *err) MT_CHECK;
-int json_str(struct json j, const char **out, int64_t *size, struct err *err) MT_CHECK; /* may hold NUL: use size */
+int json_str(struct json j, const char **out, int64_t *size, struct err *err) MT_CHECK; /* may contain NUL: use size */
 /* An error that names file and path: "FILE: key `path`: text". */
 int json_error(struct json j, struct err *err, const char *fmt, ...) MT_PRINTF(3, 4);
 
-/* Writing: a growing text buffer with commas and escapes handled. Zeroed is valid. */
+/* Writing: a growing text buffer that adds commas and escapes. Zeroed is valid. */
 struct json_out {
     char *text;
     int64_t size, cap;
@@ -68,7 +69,7 @@ void json_out_close(struct json_out *o, char bracket);                 /* '}' or
 void json_out_str(struct json_out *o, const char *key, const char *value); /* value NULL writes null */
 void json_out_i64(struct json_out *o, const char *key, int64_t value);
 void json_out_f64(struct json_out *o, const char *key, double value); /* shortest text that reads back; nan/inf: null */
-/* The same, but 7 becomes 7.0, for readers to whom a whole number is another type. */
+/* The same, but 7 becomes 7.0, for readers that distinguish integers from floats. */
 void json_out_real(struct json_out *o, const char *key, double value);
 void json_out_bool(struct json_out *o, const char *key, bool value);
 void json_out_free(struct json_out *o);

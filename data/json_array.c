@@ -16,7 +16,7 @@ static int broken(const struct json_array *a, const char *what, struct err *err)
                    what);
 }
 
-/* 1: at a byte; 0: at the end of the file; -1: error. */
+/* 1: a byte is available; 0: end of the file; -1: error. */
 static int more(struct json_array *a, struct err *err)
 {
     if (a->at < a->size) return 1;
@@ -25,7 +25,7 @@ static int more(struct json_array *a, struct err *err)
     return line_reader_chunk(a->reader, &a->chunk, &a->size, err);
 }
 
-/* Moves to the next byte that is not blank; as more(). */
+/* Moves to the next byte that is not blank; returns as more(). */
 static int skip_blanks(struct json_array *a, struct err *err)
 {
     int rc;
@@ -36,14 +36,14 @@ static int skip_blanks(struct json_array *a, struct err *err)
     return rc;
 }
 
-/* Copies up to the comma or bracket that ends the item, on which the array then stands. */
+/* Copies up to the comma or bracket that ends the item; that byte is not consumed. */
 static int read_item(struct json_array *a, struct err *err)
 {
     int64_t depth = 0;
     bool in_string = false, escaped = false, ended = false;
     while (!ended) {
         int rc = more(a, err);
-        if (rc == 0) return broken(a, "the array is not closed: the file was cut", err);
+        if (rc == 0) return broken(a, "the array is not closed: the file is truncated", err);
         if (rc < 0) return -1;
         const int64_t begin = a->at;
         for (; a->at < a->size; a->at++) {
@@ -60,8 +60,8 @@ static int read_item(struct json_array *a, struct err *err)
         ended = a->at < a->size;
         if (a->item.size + a->at - begin > FILE_LINE_MAX) {
             char limit[32];
-            return err_set(err, "%s[%lld]: the row is larger than %s, the most that a row may have",
-                           line_reader_path(a->reader), (long long)a->index, str_bytes(limit, FILE_LINE_MAX));
+            return err_set(err, "%s[%lld]: the row is larger than the limit of %s", line_reader_path(a->reader),
+                           (long long)a->index, str_bytes(limit, FILE_LINE_MAX));
         }
         text_put_bytes(&a->item, a->chunk + begin, a->at - begin);
     }
@@ -71,13 +71,13 @@ static int read_item(struct json_array *a, struct err *err)
     return 1;
 }
 
-/* Nothing but blanks may follow the closing bracket. */
+/* Only blanks may follow the closing bracket. */
 static int at_end(struct json_array *a, struct err *err)
 {
     a->closed = true;
     a->at++;
     int rc = skip_blanks(a, err);
-    return rc == 1 ? broken(a, "something follows the array", err) : rc;
+    return rc == 1 ? broken(a, "unexpected text after the array", err) : rc;
 }
 
 int json_array_next(struct json_array *a, const char **text, int64_t *size, struct err *err)

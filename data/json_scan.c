@@ -1,9 +1,9 @@
-/* json_scan.c - large parts of a JSON text, cut out and read item by item. A tokenizer.json has half a million merges:
- * a tree of them takes most of the time that loading takes, and ten times the file's memory.
+/* json_scan.c - cuts large parts out of a JSON text and reads them item by item. A tokenizer.json has half a million
+ * merges: their tree takes most of the load time and ten times the file's memory.
  *
- * The cut looks at strings and brackets alone, the rest of the text goes to json_parse, and the scan reads a part by
- * the whole grammar. So all of the text is checked, and when the cut meets what it does not understand json_parse has
- * the word on all of it. */
+ * The cut looks at strings and brackets only. json_parse checks the rest of the text, and the scan checks a part by the
+ * whole grammar, so all of the text is checked. When the cut finds something unexpected, json_parse reads the whole
+ * text. */
 #include "data/json_scan.h"
 
 #include <stdarg.h>
@@ -46,7 +46,7 @@ static int64_t put_utf8(char *out, int c)
     return n;
 }
 
-/* The escape at s->at, which moves behind it; returns the bytes written (at most 4), or -1. */
+/* The escape at s->at, which is moved past it; returns the bytes written (at most 4), or -1. */
 static int64_t unescape(struct json_scan *s, char *out)
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
@@ -68,7 +68,7 @@ static int64_t unescape(struct json_scan *s, char *out)
     return put_utf8(out, 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00));
 }
 
-/* The string at s->at, where a quote stands: in place, or with its escapes resolved in s->text. */
+/* The string at s->at, a quote: in place, or with its escapes resolved in s->text. */
 static int read_string(struct json_scan *s, const char **out, int64_t *size)
 {
     const char *begin = ++s->at;
@@ -104,7 +104,7 @@ static int read_string(struct json_scan *s, const char **out, int64_t *size)
 
 /* ---- the cut ---- */
 
-/* Moves behind the value at s->at, by strings and brackets alone. */
+/* Moves past the value at s->at, looking at strings and brackets only. */
 static int skip_value(struct json_scan *s)
 {
     const char *begin = s->at;
@@ -117,7 +117,7 @@ static int skip_value(struct json_scan *s)
         } else if (c == '{' || c == '[')
             depth++;
         else if (c == '}' || c == ']') {
-            if (depth == 0) break; /* of what the value stands in */
+            if (depth == 0) break; /* of the enclosing value */
             if (--depth == 0) {
                 s->at++;
                 return 0;
@@ -132,7 +132,7 @@ struct cut {
     const char *const *keys;
     struct json_part *parts;
     int64_t n;
-    const char *done; /* what stands before is in `rest` */
+    const char *done; /* the text before it is in `rest` */
     char *rest;
     int64_t rest_size;
 };
@@ -149,7 +149,7 @@ static bool same(const char *key, int64_t size, const char *name)
     return (int64_t)strlen(name) == size && !memcmp(key, name, (size_t)size);
 }
 
-/* Moves behind the value of `key` at s->at, an object or array, and takes it out when it is a part. */
+/* Moves past the value of `key` at s->at, an object or array, and cuts it out when it is a part. */
 static int cut_value(struct json_scan *s, struct cut *c, const char *key, int64_t size)
 {
     const char *begin = s->at;
@@ -164,7 +164,7 @@ static int cut_value(struct json_scan *s, struct cut *c, const char *key, int64_
     return 0;
 }
 
-/* Goes through the object at s->at: the root, with `parent`, or that one, with NULL. */
+/* Goes through the object at s->at: with `parent` the root, with NULL the parent object. */
 static int cut_object(struct json_scan *s, struct cut *c, const char *parent)
 {
     const char *key;
@@ -204,7 +204,7 @@ struct json_doc *json_parse_without(const char *text, int64_t size, const char *
     json_scan_close(&s);
     if (doc) return doc;
     for (int64_t i = 0; i < n; i++) parts[i] = (struct json_part){0};
-    return json_parse(text, size, name, err); /* the error, with its place in the text itself */
+    return json_parse(text, size, name, err); /* reports the error with its position in the original text */
 }
 
 /* ---- the scan ---- */
@@ -236,11 +236,10 @@ int json_scan_error(const struct json_scan *s, struct err *err, const char *fmt,
 
 static int broken(const struct json_scan *s, struct err *err)
 {
-    return json_scan_error(s, err, "not valid JSON from here on: %.*s", (int)MT_MIN(s->end - s->at, (int64_t)20),
-                           s->at);
+    return json_scan_error(s, err, "not valid JSON from here: %.*s", (int)MT_MIN(s->end - s->at, (int64_t)20), s->at);
 }
 
-/* The opening bracket is behind s->at, and so says whether an item has a key: only the outermost may be an object. */
+/* s->at is past the opening bracket, which decides whether items have keys: only the outermost may be an object. */
 int json_scan_next(struct json_scan *s, struct err *err)
 {
     bool object = s->depth == 1 && s->end[-1] == '}';

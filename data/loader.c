@@ -1,16 +1,15 @@
 /* loader.c - documents -> micro-batches, in an order that is a pure function of (documents, options, epoch, index).
  *
  * Each epoch is planned as a whole: the documents are permuted, put into packs (one document each without packing), and
- * the packs permuted again. Micro-batch i is then packs i*micro_batch up to (i+1)*micro_batch, so that any position can
- * be taken up at once. A thread builds a few batches ahead; it alone touches the plan, the ring is shared under a lock.
- */
+ * the packs permuted again. Micro-batch i is packs i*micro_batch up to (i+1)*micro_batch, so a run can resume at any
+ * position. A thread builds a few batches ahead. Only this thread uses the plan; a lock protects the ring. */
 #include "data/loader.h"
 
 #include <pthread.h>
 #include <string.h>
 
-#define AHEAD  4  /* batches ready before they are asked for */
-#define WINDOW 64 /* documents among which a pack chooses; an index and 1 fit a byte */
+#define AHEAD  4  /* batches prepared in advance */
+#define WINDOW 64 /* documents that packing chooses from; index + 1 fits a byte */
 
 struct plan {
     int64_t epoch, n_packs;
@@ -23,12 +22,12 @@ struct loader {
     struct loader_options opt;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a batch more, a batch less, or stop */
+    pthread_cond_t changed; /* a batch was added or taken, or stop */
     struct {
         struct batch batch;
         struct loader_pos after;
     } ring[AHEAD];
-    int64_t n_made, n_taken; /* batch i lies in ring[i % AHEAD] */
+    int64_t n_made, n_taken; /* batch i is in ring[i % AHEAD] */
     bool stop;
     struct loader_pos start;
 };
@@ -48,16 +47,15 @@ static int64_t *order_make(int64_t n, bool shuffle, uint64_t key)
     return order;
 }
 
-/* ---- packing: the next document always goes in; which others join it is chosen from a window of those that follow, so
- * that the pack is as full as they can make it (subset sum). A shuffled order stays shuffled, and a document waits for
- * at most WINDOW packs. */
+/* ---- packing: a pack always takes the next document, and fills up with documents from a window of the following ones
+ * (subset sum). A shuffled order stays random, and a document waits for at most WINDOW packs. */
 
 struct window {
     const struct dataset *ds;
     const int64_t *docs;                 /* [n_docs] the order */
-    int64_t place[WINDOW], size[WINDOW]; /* of the waiting: where in docs, tokens */
-    int64_t n, total, next;              /* waiting, their tokens, the place that comes into the window next */
-    int64_t *pack_of;                    /* [n_docs] by place in docs: the result */
+    int64_t place[WINDOW], size[WINDOW]; /* of documents in the window: position in docs, tokens */
+    int64_t n, total, next;              /* documents in the window, their tokens, position of the next one to enter */
+    int64_t *pack_of;                    /* [n_docs] by position in docs: the result */
 };
 
 static void window_fill(struct window *w)
@@ -69,7 +67,7 @@ static void window_fill(struct window *w)
     }
 }
 
-/* Puts the k-th of the waiting into a pack; returns its size. Those before it keep their index. */
+/* Puts the k-th document of the window into a pack; returns its size. Those before it keep their index. */
 static int64_t window_take(struct window *w, int64_t k, int64_t pack)
 {
     int64_t size = w->size[k], after = --w->n - k;
@@ -81,8 +79,8 @@ static int64_t window_take(struct window *w, int64_t k, int64_t pack)
     return size;
 }
 
-/* The largest sum <= room of some of size[n]. last[s] - 1 is the last size of the sum s, and the others of it stand
- * before that one; 0: no such sum. last and prev have room + 1 entries. */
+/* The largest sum <= room of a subset of size[n]. last[s] - 1 is the index of the last size of the sum s, whose other
+ * sizes come before it; 0: no such sum. last and prev have room + 1 entries. */
 static int64_t subset_sum(uint8_t *restrict last, uint8_t *restrict prev, const int64_t *size, int64_t n, int64_t room)
 {
     int64_t best = room;
@@ -92,7 +90,7 @@ static int64_t subset_sum(uint8_t *restrict last, uint8_t *restrict prev, const 
         uint8_t mark = (uint8_t)(k + 1);
         memcpy(prev, last, (size_t)room + 1); /* so that each size counts once */
         for (int64_t s = size[k]; s <= room; s++) {
-            uint8_t with = prev[s - size[k]] ? mark : 0; /* no branch: the loop runs 16 sums at a time */
+            uint8_t with = prev[s - size[k]] ? mark : 0; /* no branch: the loop handles 16 sums at a time */
             last[s] = last[s] ? last[s] : with;
         }
     }
@@ -108,7 +106,7 @@ static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const 
     int64_t n_packs = 0;
     for (window_fill(&w); w.n; n_packs++) {
         int64_t room = seq_len;
-        /* In order, as long as the window has not yet enough to choose from for the room that is left. */
+        /* In order, while the window has too few documents to choose from for the remaining room. */
         while (w.n && w.size[0] <= room && (room == seq_len || w.total < 2 * room)) room -= window_take(&w, 0, n_packs);
         for (int64_t s = subset_sum(last, prev, w.size, w.n, room); s > 0;) s -= window_take(&w, last[s] - 1, n_packs);
     }
@@ -127,10 +125,10 @@ static void plan_make(struct plan *plan, const struct loader *l, int64_t epoch)
     int64_t *docs = order_make(ds->n_docs, shuffle, rng_u64(rng_key(l->opt.seed, "order of documents"), e));
     int64_t *pack_of = order_make(ds->n_docs, false, 0);
     int64_t n = l->opt.packing ? pack_documents(pack_of, ds, docs, l->opt.seq_len) : ds->n_docs;
-    /* Without packing the documents' order is the packs' order. */
+    /* Without packing, the order of documents is the order of packs. */
     int64_t *place = order_make(n, shuffle && l->opt.packing, rng_u64(rng_key(l->opt.seed, "order of packs"), e));
 
-    /* Counting sort of the documents by the place of their pack. */
+    /* Counting sort of the documents by the position of their pack. */
     *plan = (struct plan){.epoch = epoch, .n_packs = n};
     plan->docs = mem_array(ds->n_docs, sizeof(*plan->docs));
     plan->pack_off = mem_array(n + 1, sizeof(*plan->pack_off));
@@ -162,7 +160,7 @@ static int64_t plan_batches(const struct plan *plan, int64_t micro_batch)
 
 /* ---- batches */
 
-/* Adds document d at the end; the arrays have room. */
+/* Appends document d; the arrays have room. */
 static void batch_add(struct batch *b, const struct dataset *ds, int64_t d)
 {
     const int32_t *ids = ds->ids + ds->doc_off[d];
@@ -232,7 +230,7 @@ static void *produce(void *arg)
 
 struct loader *loader_open(const struct dataset *ds, const struct loader_options *opt, struct loader_pos start)
 {
-    MT_REQUIRE(ds->n_docs > 0 && opt->micro_batch > 0 && start.epoch >= 0 && start.index >= 0, "nothing to load");
+    MT_REQUIRE(ds->n_docs > 0 && opt->micro_batch > 0 && start.epoch >= 0 && start.index >= 0, "no documents to load");
     for (int64_t d = 0; d < ds->n_docs; d++) {
         MT_REQUIRE(doc_size(ds, d) <= opt->seq_len, "document %lld is longer than %lld", (long long)d,
                    (long long)opt->seq_len);
@@ -243,7 +241,7 @@ struct loader *loader_open(const struct dataset *ds, const struct loader_options
     l->opt = *opt;
     l->start = start;
     MT_REQUIRE(!pthread_mutex_init(&l->lock, NULL) && !pthread_cond_init(&l->changed, NULL), "no lock");
-    MT_REQUIRE(!pthread_create(&l->thread, NULL, produce, l), "the system gives no further thread");
+    MT_REQUIRE(!pthread_create(&l->thread, NULL, produce, l), "the system cannot start another thread");
     return l;
 }
 

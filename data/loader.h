@@ -4,13 +4,13 @@
 
 #include "data/dataset.h"
 
-/* One micro-batch: n_seq documents end to end, no padding. Attention and positions are per document. */
+/* One micro-batch: n_seq concatenated documents, no padding. Attention and positions are per document. */
 struct batch {
     int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document */
     int32_t *tok;                           /* [n_tok] */
     int32_t *pos;                           /* [n_tok], from 0 in each document */
     int32_t *cu;                            /* [n_seq+1] */
-    int32_t *label_row;                     /* [n_label] ascending rows t whose next token is a target */
+    int32_t *label_row;                     /* [n_label] ascending rows t with a labelled next token */
     int32_t *label_id;                      /* [n_label] that next token: tok[t+1] */
 };
 
@@ -21,21 +21,21 @@ struct loader_options {
     uint64_t seed;
 };
 
-/* Where the next micro-batch comes from; enough to continue exactly. */
+/* Position of the next micro-batch; enough to continue exactly. */
 struct loader_pos {
     int64_t epoch, index; /* micro-batch `index` of `epoch` is next */
 };
 
 struct loader;
-/* ds stays with the caller and must outlive the loader; it has documents, none longer than seq_len. An index at or past
+/* The caller owns ds, which must outlive the loader; it has documents, none longer than seq_len. An index at or past
  * the end of its epoch means the start of the next one. */
 struct loader *loader_open(const struct dataset *ds, const struct loader_options *opt, struct loader_pos start);
-/* Micro-batches of one epoch (they differ between epochs when packing shuffled documents). */
+/* Micro-batches of one epoch (the number differs between epochs when shuffled documents are packed). */
 int64_t loader_epoch_batches(const struct loader *l, int64_t epoch);
-/* Fills b with the next micro-batch; the caller frees it with batch_free. The last one of an epoch may be smaller, then
- * the next epoch follows, for ever. *pos (may be NULL) is the position after this batch. */
+/* Fills b with the next micro-batch; the caller frees it with batch_free. The last one of an epoch may be smaller; the
+ * next epoch follows, without end. *pos (may be NULL) is the position after this batch. */
 void loader_next(struct loader *l, struct batch *b, struct loader_pos *pos);
-void batch_free(struct batch *b);    /* loader_next hands over ownership of the arrays */
+void batch_free(struct batch *b);    /* the caller of loader_next owns the arrays */
 void loader_close(struct loader *l); /* stops the thread; NULL is fine */
 /* Upper bound of a micro-batch's tokens, for the memory plan. */
 int64_t loader_max_tokens(const struct loader_options *opt);

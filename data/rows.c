@@ -1,4 +1,4 @@
-/* rows.c - a data set's rows -> texts with loss spans. Every form of conversation is rewritten as messages first. */
+/* rows.c - rows of a data set -> texts with loss spans. Every form of conversation is first rewritten as messages. */
 #include "data/rows.h"
 
 #include <stdio.h>
@@ -26,7 +26,7 @@ static struct row_sample *add(struct row_reader *r, const char *text, int64_t si
     return s;
 }
 
-/* A text of which [begin, size) carries loss, and eos after it. */
+/* A text whose bytes [begin, size) carry loss, and eos after it. */
 static int add_text(struct row_reader *r, const char *text, int64_t begin, int64_t size)
 {
     struct row_sample *s = add(r, text, size);
@@ -104,9 +104,9 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
     const struct chat_options opt = {.date = r->opt->chat_date};
-    if (!r->opt->chat && !row_is_harmony(r->tok)) /* its marks would be read as ordinary text */
+    if (!r->opt->chat && !row_is_harmony(r->tok)) /* harmony's marks would be tokenised as ordinary text */
         return json_error(row, err,
-                          "messages need a chat template, and the checkpoint has none (nor harmony's marks in its "
+                          "messages need a chat template, and the checkpoint has none (no harmony marks in its "
                           "tokenizer): set data.chat_template, or write the rows as prompt and completion");
     if (chat_samples_make(&r->chat, r->opt->chat, row, r->opt->loss_on, r->opt->whole, &opt, err)) return -1;
     for (int64_t i = 0; i < r->chat.count; i++) {
@@ -175,7 +175,7 @@ static int put_calls(struct row_reader *r, struct json value, struct err *err)
     int64_t size;
     if (json_str(value, &s, &size, err)) return -1;
     struct json_doc *doc = json_parse(s, size, "function_call", err);
-    if (!doc) return json_error(value, err, "is no JSON of a call, {\"name\": ..., \"arguments\": ...}");
+    if (!doc) return json_error(value, err, "is not JSON of a call, {\"name\": ..., \"arguments\": ...}");
     struct json root = json_root(doc);
     bool list = json_type(root) == JSON_ARRAY;
     int rc = 0;
@@ -245,7 +245,7 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
     return put_message(r, "assistant", output, true, err) ? -1 : read_rewritten(r, row, err);
 }
 
-/* Lists of messages; what stands in the prompt carries no loss. */
+/* Lists of messages; those of the prompt carry no loss. */
 static int read_message_lists(struct row_reader *r, struct json row, struct err *err)
 {
     open_row(r);
@@ -290,7 +290,7 @@ static int read_text(struct row_reader *r, struct json row, struct err *err)
     return add_text(r, text, 0, size);
 }
 
-/* ---- rows of other keys */
+/* ---- rows with other keys */
 
 /* The next TO=COLUMN of the list, which moves past it; 0 at the end. */
 static int next_column(const char **list, char to[64], char column[128], struct json row, struct err *err)
@@ -311,7 +311,7 @@ static int next_column(const char **list, char to[64], char column[128], struct 
 
 static int read_row(struct row_reader *r, struct json row, struct err *err);
 
-/* Writes the row anew: messages when the columns are roles, else the keys that they are to be. */
+/* Rewrites the row: as messages when the columns are roles, else with the given keys. */
 static int read_columns(struct row_reader *r, struct json row, struct err *err)
 {
     static const char *const roles[] = {"system", "user", "assistant"};
@@ -366,9 +366,10 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     case DATA_ALPACA: return read_alpaca(r, row, err);
     case DATA_AUTO: break;
     }
-    return json_error(row, err,
-                      "none of `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, "
-                      "`text` is there: data.columns says which column is what, as in user=question,assistant=answer");
+    return json_error(
+        row, err,
+        "has none of `messages`, `conversations`, `prompt` with `completion`, `instruction` with `output`, "
+        "`text`: set data.columns, as in user=question,assistant=answer");
 }
 
 int row_read(struct row_reader *r, struct json row, struct err *err)

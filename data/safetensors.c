@@ -1,8 +1,7 @@
-/* safetensors.c - the container: header parse with every check, shards with their index, lookup,
- * writer.
+/* safetensors.c - the file format: header parse with every check, shards with their index, lookup, writer.
  *
- * A file is | u64 N | N bytes of JSON | data |. What leaves this file is proven: every tensor lies inside its map, its
- * bytes follow from shape and dtype, the tensors of a file tile its data without hole or overlap, names are unique. */
+ * A file is | u64 N | N bytes of JSON | data |. After these checks every tensor is inside its map and its bytes follow
+ * from shape and dtype. The tensors of a file cover its data without gap or overlap, and names are unique. */
 #include "data/safetensors.h"
 
 #include <inttypes.h>
@@ -11,12 +10,12 @@
 
 #include "data/json.h"
 
-#define HEADER_MAX  100000000 /* bytes; the reference reader's limit */
+#define HEADER_MAX  100000000 /* bytes; the limit of the reference reader */
 #define SHARDS_MAX  10000
 #define INDEX_NAME  "model.safetensors.index.json"
 #define SINGLE_NAME "model.safetensors"
 
-/* Every dtype there is, in the rank order of the reference implementation, which decides how a file is laid out. */
+/* All dtypes, in the rank order of the reference implementation, which decides the file layout. */
 static const struct st_dtype {
     const char *name;
     int64_t bits;
@@ -46,7 +45,7 @@ static int parse_dtype(struct st_tensor *t, struct json info, int64_t *bits, str
     return json_error(info, err, "unknown dtype `%s`", name);
 }
 
-/* Shape and bytes of t; the product is checked factor by factor, as the reference does. */
+/* Shape and bytes of t; the product is checked factor by factor, as in the reference. */
 static int parse_shape(struct st_tensor *t, struct json info, int64_t bits, struct err *err)
 {
     struct json shape;
@@ -64,7 +63,7 @@ static int parse_shape(struct st_tensor *t, struct json info, int64_t bits, stru
     return 0;
 }
 
-/* begin: relative to the data, which is where t->offset is until place_tensors moves it. */
+/* begin: relative to the data, as is t->offset until place_tensors changes it. */
 static int parse_offsets(struct st_tensor *t, struct json info, struct err *err)
 {
     struct json offsets;
@@ -73,7 +72,7 @@ static int parse_offsets(struct st_tensor *t, struct json info, struct err *err)
     if (json_count(offsets) != 2) return json_error(offsets, err, "must be two numbers: begin and end");
     if (json_i64(json_at(offsets, 0), 0, INT64_MAX, &t->offset, err)) return -1;
     if (json_i64(json_at(offsets, 1), 0, INT64_MAX, &end, err)) return -1;
-    if (end < t->offset) return json_error(offsets, err, "the end lies before the begin");
+    if (end < t->offset) return json_error(offsets, err, "the end is before the begin");
     if (end - t->offset == t->bytes) return 0;
     return json_error(offsets, err, "%" PRId64 " bytes, but shape and dtype need %" PRId64, end - t->offset, t->bytes);
 }
@@ -92,10 +91,10 @@ static int by_offset(const void *a, const void *b)
 {
     const struct st_tensor *x = a, *y = b;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* the empty ones first */
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* empty tensors first */
 }
 
-/* The n tensors of one file must tile its data exactly; then they get their place in the map. */
+/* Checks that the n tensors of one file cover its data exactly, then sets their addresses in the map. */
 static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *map, int64_t data, bool headers,
                          const char *path, struct err *err)
 {
@@ -106,11 +105,12 @@ static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *
             return err_set(err,
                            "%s: tensor `%s` begins at byte %" PRId64 " of the data, the one before it ends at %" PRId64,
                            path, t[i].name, t[i].offset, end);
-        end += t[i].bytes; /* fits: t->offset + t->bytes was read as an int64 */
+        end += t[i].bytes; /* no overflow: t->offset + t->bytes was read as an int64 */
     }
     if (end != map->size - data && !(headers && map->size == data))
-        return err_set(err, "%s: the header describes %" PRId64 " bytes of tensors, the file holds %" PRId64 ": %s",
-                       path, end, map->size - data, end > map->size - data ? "it was cut" : "something follows them");
+        return err_set(err, "%s: the header describes %" PRId64 " bytes of tensors, the file has %" PRId64 ": %s", path,
+                       end, map->size - data,
+                       end > map->size - data ? "it is truncated" : "unexpected bytes follow them");
     for (int64_t i = 0; i < n; i++) {
         t[i].offset += data;
         t[i].data = map->data + t[i].offset;
@@ -120,7 +120,7 @@ static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *
 
 static int parse_header(struct safetensors *st, struct json root, int shard, struct err *err)
 {
-    if (json_type(root) != JSON_OBJECT) return json_error(root, err, "the header is no JSON object");
+    if (json_type(root) != JSON_OBJECT) return json_error(root, err, "the header is not a JSON object");
     st->tensors = mem_grow(st->tensors, st->n_tensors, st->n_tensors + json_count(root), sizeof(*st->tensors));
     const char *name;
     struct json info;
@@ -150,8 +150,8 @@ static int open_file(struct safetensors *st, int shard, const char *path, struct
         return err_set(err, "%s: a header of %" PRIu64 " bytes: not a safetensors file, or damaged", path, header);
     int64_t data = 8 + (int64_t)header;
     if (data > map->size)
-        return err_set(err, "%s: the header needs %" PRId64 " bytes, the file has %" PRId64 ": it was cut", path, data,
-                       map->size);
+        return err_set(err, "%s: the header needs %" PRId64 " bytes, the file has %" PRId64 ": it is truncated", path,
+                       data, map->size);
     if (header == 0 || map->data[8] != '{') return err_set(err, "%s: the header does not begin with `{`", path);
     st->docs[shard] = json_parse((const char *)map->data + 8, (int64_t)header, path, err);
     if (!st->docs[shard]) return err_prefix(err, "safetensors header");
@@ -225,7 +225,7 @@ static int check_index(const struct safetensors *st, struct json map, const char
     for (int64_t i = 0; json_member(map, i, &name, &value); i++) {
         const struct st_tensor *t = safetensors_find(st, name);
         if (json_get_str(map, name, &shard, err)) return -1;
-        if (!t) return err_set(err, "%s: tensor `%s` should be in %s, but is not there", path, name, shard);
+        if (!t) return err_set(err, "%s: tensor `%s` is missing from %s", path, name, shard);
         if (strcmp(st->shard_names[t->shard], shard))
             return err_set(err, "%s: tensor `%s` should be in %s, but is in %s", path, name, shard,
                            st->shard_names[t->shard]);
@@ -233,12 +233,13 @@ static int check_index(const struct safetensors *st, struct json map, const char
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
         if (!json_has(map, t->name))
-            return err_set(err, "%s: tensor `%s` of %s is not listed", path, t->name, st->shard_names[t->shard]);
+            return err_set(err, "%s: the index does not list tensor `%s` of %s", path, t->name,
+                           st->shard_names[t->shard]);
     }
     return 0;
 }
 
-/* metadata.total_size is only informative: some tools write it wrong, or as a real. */
+/* metadata.total_size is only informative: some tools write a wrong value, or a real. */
 static void compare_total(const struct safetensors *st, struct json root, const char *path)
 {
     double total = 0;
@@ -279,7 +280,7 @@ static int open_dir(struct safetensors *st, const char *dir, struct err *err)
     if (file_exists(path)) return open_index(st, dir, path, err);
     if (str_format(path, sizeof(path), err, "path of the safetensors file", "%s/%s", dir, SINGLE_NAME)) return -1;
     if (file_exists(path)) return open_single(st, dir, SINGLE_NAME, err);
-    return err_set(err, "%s: neither %s nor %s is there", dir, INDEX_NAME, SINGLE_NAME);
+    return err_set(err, "%s: no %s and no %s", dir, INDEX_NAME, SINGLE_NAME);
 }
 
 static int open_any(struct safetensors *st, const char *path, bool headers, struct err *err)
@@ -348,7 +349,7 @@ int64_t safetensors_bytes(const struct safetensors *st)
 {
     int64_t sum = 0;
     for (int i = 0; i < st->n_shards; i++) sum += st->maps[i].size;
-    for (int64_t i = 0; i < st->n_tensors && st->headers; i++) { /* of shards that end behind their header */
+    for (int64_t i = 0; i < st->n_tensors && st->headers; i++) { /* of shards that end after their header */
         const struct st_tensor *t = &st->tensors[i];
         if (t->offset >= st->maps[t->shard].size) sum += t->bytes;
     }
@@ -362,7 +363,7 @@ uint64_t safetensors_fingerprint(const struct safetensors *st)
         const struct file_map *map = &st->maps[i];
         h = rng_key(h, st->shard_names[i]);
         h = rng_u64(rng_u64(h, (uint64_t)map->size), (uint64_t)map->mtime_ns);
-        memcpy(&word, map->data, 8); /* the header's length, proven when it was opened */
+        memcpy(&word, map->data, 8); /* the header's length, checked at open */
         const int64_t end = 8 + (int64_t)word;
         for (int64_t at = 0; at < end; at += 8) {
             word = 0;
@@ -406,7 +407,7 @@ int64_t safetensors_entry_bytes(const struct st_entry *e)
     return bytes;
 }
 
-/* Appends the entry to the header and moves *at over its bytes. */
+/* Appends the entry to the header and advances *at by its bytes. */
 static int put_entry(struct json_out *o, const struct st_entry *e, int64_t *at, struct err *err)
 {
     const int64_t begin = *at, bytes = safetensors_entry_bytes(e);

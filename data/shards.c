@@ -1,4 +1,4 @@
-/* shards.c - names, heads and index of sharded checkpoints, as transformers writes them. */
+/* shards.c - names, headers and index of sharded checkpoints, as transformers writes them. */
 #include "data/shards.h"
 
 #include <errno.h>
@@ -50,7 +50,7 @@ static void deal(struct shards *s, int64_t most)
                      s->n_shards);
 }
 
-/* The head sorts its entries; each remembers in `data` whose it is. */
+/* safetensors_head sorts its entries; `data` keeps each one's index. */
 static int create(struct shards *s, struct shard *shard, struct err *err)
 {
     char path[MT_PATH], *head;

@@ -48,7 +48,7 @@ void text_put_quoted(struct text_buf *t, const char *s, int64_t size)
         done = i + 1;
         if (i == size) break;
         char escape[8];
-        const char *at = c ? strchr("\bb\tt\nn\ff\rr\"\"\\\\", c) : NULL; /* each character before its letter */
+        const char *at = c ? strchr("\bb\tt\nn\ff\rr\"\"\\\\", c) : NULL; /* pairs: the character, then its letter */
         if (at)
             snprintf(escape, sizeof(escape), "\\%c", at[1]);
         else
@@ -58,8 +58,7 @@ void text_put_quoted(struct text_buf *t, const char *s, int64_t size)
     text_put(t, "\"");
 }
 
-/* The shortest digits that read back, written out between 1e-4 and 1e16 and with an exponent outside, as Python does.
- */
+/* The shortest digits that read back to the same value; with an exponent outside 1e-4 to 1e16, as in Python. */
 void text_put_float(struct text_buf *t, double v)
 {
     char text[64];

@@ -4,15 +4,16 @@
 
 #include "data/json.h"
 
-/* A text and its marked spans [begin, end) in bytes, ascending, disjoint: what carries loss. Zeroed is valid. */
+/* A text and its marked spans [begin, end) in bytes, ascending, disjoint: the parts that carry loss. Zeroed is
+ * valid. */
 struct text_buf {
-    char *text; /* NUL-terminated once something was written */
+    char *text; /* NUL-terminated after the first write */
     int64_t size, cap;
     int64_t (*spans)[2];
     int64_t n_spans, cap_spans;
 };
 void text_free(struct text_buf *t);
-void text_span(struct text_buf *t, int64_t begin, int64_t end); /* appends one */
+void text_span(struct text_buf *t, int64_t begin, int64_t end); /* appends one span */
 
 void text_put(struct text_buf *t, const char *text); /* NUL-terminated */
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size);

@@ -46,7 +46,7 @@ static void arrays(void **state)
         {"[{\"text\": \"ab\"},]", "byte 16: a value is missing"},
         {"[,{\"text\": \"ab\"}]", "byte 1: a value is missing"},
         {"[{\"text\": \"ab\"} {}]", "rows.jsonl[0]: not valid JSON"},
-        {"[{\"text\": \"ab\"}] x", "byte 17: something follows the array"},
+        {"[{\"text\": \"ab\"}] x", "byte 17: unexpected text after the array"},
         {"[{\"text\": \"ab\"}}", "byte 15: expected , or ]"},
         {"[{\"text\": \"ab}]", "the array is not closed"},
         {"[{\"text\": \"ab\"}, {\"text\": ab}]", "rows.jsonl[1]: not valid JSON"},

@@ -103,10 +103,14 @@ static void parted_headers(void **state)
          false,
          "<|user|>a<|assistant|>[[<thin<|im_end|>]]<|user|>c<|assistant|>[[<<|im_end|>]]"},
         {NO_BLOCK, {"b", "d"}, ", \"train\": false", false, ""},
-        {OTHER_ROLE("<|assistant|>", "<|model|>"), {"b", "d"}, "", false, "messages[3]`: the template's prompt is not"},
-        {OTHER_ROLE("<|s|>assistant\n", "<|s|>ai\n"), {"b", "d"}, "", false, "messages[3]`: the template's prompt"},
-        {OTHER_ROLE("<|s|>assistant\n", "<|s|>model\n"), {"b", "d"}, "", false, "messages[3]`: the template's prompt"},
-        {OTHER_ROLE("assistant:", "model:"), {"b", "d"}, "", true, "messages[1]`: the template's prompt is not"},
+        {OTHER_ROLE("<|assistant|>", "<|model|>"),
+         {"b", "d"},
+         "",
+         false,
+         "messages[3]`: the generation prompt does not"},
+        {OTHER_ROLE("<|s|>assistant\n", "<|s|>ai\n"), {"b", "d"}, "", false, "messages[3]`: the generation prompt"},
+        {OTHER_ROLE("<|s|>assistant\n", "<|s|>model\n"), {"b", "d"}, "", false, "messages[3]`: the generation prompt"},
+        {OTHER_ROLE("assistant:", "model:"), {"b", "d"}, "", true, "messages[1]`: the generation prompt does not"},
     };
     struct text_buf got = {0};
     for (int64_t i = 0; i < MT_LEN(rows); i++) {

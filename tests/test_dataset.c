@@ -622,11 +622,11 @@ static void weighted_files(void **state)
     assert_int_equal(dataset_shared(&ds, &again), 6); /* the half is always the same one */
     dataset_free(&again);
     dataset_free(&ds);
-    rows_refused("*0.5", &opt, "*0.5: before * the path of a file must stand");
+    rows_refused("*0.5", &opt, "*0.5: * must follow the path of a file");
     snprintf(files, sizeof(files), "%s*0", a);
-    rows_refused(files, &opt, "a weight must stand");
+    rows_refused(files, &opt, "* must be followed by a weight");
     snprintf(files, sizeof(files), "%s*x", a);
-    rows_refused(files, &opt, "a weight must stand");
+    rows_refused(files, &opt, "* must be followed by a weight");
 }
 
 /* A tokenizer without one of harmony's marks: no conversation is read as ordinary text. */

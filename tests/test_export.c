@@ -702,7 +702,7 @@ static void mistakes_are_told_and_leave_nothing(void **state)
     assert_false(file_exists(out));
     assert_true(file_exists(in(full, "mine")));
     assert_int_equal(file_check_space(full, INT64_MAX, &err), -1);
-    assert_says(err.msg, "are needed there");
+    assert_says(err.msg, "of disk space are needed");
 }
 
 /* An adapter too weak for MXFP4's steps: the merge is the base model, and no directory appears. */

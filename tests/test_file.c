@@ -268,7 +268,7 @@ static void bombs(void **state)
     while ((rc = line_reader_chunk(r, &bytes, &size, &err)) == 1) n += size;
     assert_int_equal(rc, -1);
     assert_true(n >= FILE_GZIP_FREE - (1 << 20) && n <= FILE_GZIP_FREE + (1 << 20));
-    assert_non_null(strstr(err.msg, "bomb.gz: the gzip file holds more than 256 MiB and more than 300 times its size"));
+    assert_non_null(strstr(err.msg, "bomb.gz: the gzip file unpacks to more than 256 MiB and more than 300 times its"));
     line_reader_close(r);
 }
 
@@ -283,7 +283,7 @@ static void gzip_cut(void **state)
     for (size_t n = 2; n < sizeof(gzip_one); n++) {
         write_file(in(dir, "cut"), gzip_one, (int64_t)n);
         assert_int_equal(read_lines(in(dir, "cut"), text, sizeof(text), &err), -1);
-        assert_non_null(strstr(err.msg, "/cut: the gzip file ends too early: it was cut"));
+        assert_non_null(strstr(err.msg, "/cut: the gzip file is truncated"));
     }
     int64_t whole = 0;
     for (size_t n = 2; n <= sizeof(gzip_three); n++) {

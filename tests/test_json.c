@@ -175,7 +175,7 @@ static void messages(void **state)
     FAILS(json_get_f64(j, "z", &d, &err), "f.json: key `z`: must be a number, not null");
     FAILS(json_opt_f64(j, "t", &d, &err), "f.json: key `t`: must be a number, not a boolean");
     FAILS(json_get_bool(j, "i", &b, &err), "f.json: key `i`: must be true or false, not an integer");
-    FAILS(json_get_str(j, "nul", &s, &err), "f.json: key `nul`: holds a NUL character");
+    FAILS(json_get_str(j, "nul", &s, &err), "f.json: key `nul`: contains a NUL character");
     FAILS(json_get_object(j, "a", &out, &err), "f.json: key `a`: must be an object, not an array");
     FAILS(json_get_array(j, "o", &out, &err), "f.json: key `o`: must be an array, not an object");
     FAILS(json_i64(json_at(k, 1), 0, 1, &i, &err), "f.json: key `o.k[1]`: must be an integer, not a string");

@@ -75,7 +75,7 @@ static void vector(void **state)
     for (int64_t n = 0; n < 84; n++) { /* cut at every byte */
         assert_int_equal(file_write_atomic(path, file, n, &err), 0);
         assert_int_equal(safetensors_open(&st, path, &err), -1);
-        if (!strstr(err.msg, n < 8 ? "too few for a safetensors file" : "it was cut"))
+        if (!strstr(err.msg, n < 8 ? "too few for a safetensors file" : "it is truncated"))
             fail_msg("%d: %s", (int)n, err.msg);
         assert_true(!st.tensors && !st.maps && !st.n_shards);
     }
@@ -149,7 +149,7 @@ static void refused(void **state)
         {"{" T("a", "U8", "[1]", "[-1,0]") "}", 1, "key `a.data_offsets[0]`: -1 is not between"},
         {"{" T("a", "U8", "[1]", "[0,\\\"1\\\"]") "}", 1, "not valid JSON"},
         {"{" T("a", "U8", "[1]", "[0,null]") "}", 1, "key `a.data_offsets[1]`: must be an integer, not null"},
-        {"{" T("a", "U8", "[1]", "[1,0]") "}", 1, "the end lies before the begin"},
+        {"{" T("a", "U8", "[1]", "[1,0]") "}", 1, "the end is before the begin"},
         {"{" T("a", "U8", "[2]", "[0,1]") "}", 1, "1 bytes, but shape and dtype need 2"},
         {"{" T("a", "U8", "[1]", "[0,9223372036854775807]") "}", 1,
          "9223372036854775807 bytes, but shape and dtype need 1"},
@@ -159,9 +159,10 @@ static void refused(void **state)
         {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[1,3]") "}", 3, "tensor `b` begins at byte 1"},
         {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[0,2]") "}", 2, "begins at byte 0"},
         {"{" T("a", "U8", "[1]", "[0,1]") "," T("e", "U8", "[0]", "[9,9]") "}", 1, "tensor `e` begins at byte 9"},
-        {"{" T("a", "U8", "[2]", "[0,2]") "}", 1, "describes 2 bytes of tensors, the file holds 1: it was cut"},
-        {"{" T("a", "U8", "[2]", "[0,2]") "}", 3, "describes 2 bytes of tensors, the file holds 3: something follows"},
-        {"{}", 1, "describes 0 bytes of tensors, the file holds 1: something follows"},
+        {"{" T("a", "U8", "[2]", "[0,2]") "}", 1, "describes 2 bytes of tensors, the file has 1: it is truncated"},
+        {"{" T("a", "U8", "[2]", "[0,2]") "}", 3,
+         "describes 2 bytes of tensors, the file has 3: unexpected bytes follow"},
+        {"{}", 1, "describes 0 bytes of tensors, the file has 1: unexpected bytes follow"},
         {"{\"__metadata__\":[]}", 0, "key `__metadata__`: must be an object of strings"},
         {"{\"__metadata__\":{\"a\":1}}", 0, "key `__metadata__.a`: must be a string"},
     };
@@ -185,7 +186,7 @@ static void header_lengths(void **state)
         uint8_t n[8];
         const char *error;
     } rows[] = {{{0}, "the header does not begin"},
-                {{3}, "the header needs 11 bytes, the file has 10: it was cut"},
+                {{3}, "the header needs 11 bytes, the file has 10: it is truncated"},
                 {{0x00, 0xe1, 0xf5, 0x05}, "the header needs 100000008 bytes, the file has 10"},
                 {{0x01, 0xe1, 0xf5, 0x05}, "a header of 100000001 bytes: not a safetensors file"},
                 {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, "a header of 18446744073709551615 bytes"},
@@ -316,13 +317,12 @@ static void shards_refused(void **state)
         {INDEX(IN("a", "/etc/passwd")), "`/etc/passwd` is not a plain file name"},
         {INDEX(IN("a", "x/" M1)), "is not a plain file name"},
         {INDEX(IN("a", "../x")), "is not a plain file name"},
-        {INDEX(IN("a", "m\\u0000")), "holds a NUL character"},
+        {INDEX(IN("a", "m\\u0000")), "contains a NUL character"},
         {INDEX(IN("a", "none.safetensors")), "none.safetensors: cannot open: No such file"},
         {INDEX(IN("a", "not-listed.safetensors")), "not-listed.safetensors: not valid JSON"},
-        {INDEX(IN("a", M1) "," IN("b", M0) "," IN("c", M1) "," IN("d", M1)),
-         "tensor `d` should be in " M1 ", but is not"},
+        {INDEX(IN("a", M1) "," IN("b", M0) "," IN("c", M1) "," IN("d", M1)), "tensor `d` is missing from " M1},
         {INDEX(IN("a", M1) "," IN("b", M1) "," IN("c", M0)), "tensor `b` should be in " M1 ", but is in " M0},
-        {INDEX(IN("a", M1) "," IN("b", M0)), "tensor `c` of " M1 " is not listed"},
+        {INDEX(IN("a", M1) "," IN("b", M0)), "the index does not list tensor `c` of " M1},
     };
     char dir[128], path[256];
     put_shards(dir, path);
@@ -344,7 +344,7 @@ static void directories(void **state)
     char dir[128], path[256];
     snprintf(dir, sizeof(dir), "%s", scratch_dir());
     assert_int_equal(safetensors_open(&st, dir, &err), -1);
-    assert_non_null(strstr(err.msg, ": neither model.safetensors.index.json nor model.safetensors is there"));
+    assert_non_null(strstr(err.msg, ": no model.safetensors.index.json and no model.safetensors"));
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     put_file(path, "{" T("a", "U8", "[1]", "[0,1]") "}", 1);
     assert_int_equal(safetensors_open(&st, dir, &err), 0);

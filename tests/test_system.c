@@ -181,7 +181,7 @@ static void test_cut_file(void **state)
     text[n] = 0;
     assert_int_equal(WEXITSTATUS(status), 1);
     assert_says(text, "moetrain: error: ");
-    assert_says(text, "/a?[2Jb: the file was cut");
+    assert_says(text, "/a?[2Jb: the file was truncated");
 }
 
 /* SIGBUS elsewhere ends a process as ever; a mapping that is gone is forgotten. */

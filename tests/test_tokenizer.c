@@ -212,14 +212,14 @@ static const struct refusal refusals[] = {
     {"\"unk_token\":null", "\"unk_token\":\"<unk>\"", "key `model.unk_token`: this option"},
     {"\"fuse_unk\":false", "\"fuse_unk\":true", "key `model.fuse_unk`: this option"},
     {"\"byte_fallback\":false", "\"byte_fallback\":true",
-     "key `model.vocab`: byte_fallback needs <0x00>, which is not in it"},
+     "key `model.vocab`: byte_fallback needs the token <0x00>, which is missing"},
     {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "key `model.end_of_word_suffix`: this"},
     {"\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"##\"", "subword_prefix`: this option"},
     {"\"lstrip\":false", "\"lstrip\":true", "key `added_tokens[0].lstrip`: is not supported"},
     {"\"rstrip\":false", "\"rstrip\":true", "key `added_tokens[0].rstrip`: is not supported"},
     {"\"single_word\":false", "\"single_word\":true", "key `added_tokens[0].single_word`: is not supported"},
     {"\"content\":\"<|x|>\"", "\"content\":\"\"", "key `added_tokens[0]`: the content is empty"},
-    {"\"content\":\"<|x|>\"", "\"content\":\"<|x|>y\"", "key `added_tokens`: \"<|x|>y\" stands in it twice"},
+    {"\"content\":\"<|x|>\"", "\"content\":\"<|x|>y\"", "key `added_tokens`: \"<|x|>y\" is a duplicate"},
     {"\"content\":\"<|x|>\"", "\"content\":\"abc\"", "key `added_tokens[0]`: id 24 and content \"abc\" contradict"},
     {"{\"id\":24,", "{\"id\":3,", "key `added_tokens[0]`: id 3 and content \"<|x|>\" contradict model.vocab"},
     {"{\"id\":24,", "{\"id\":25,", "key `added_tokens[1]`: id 25 is taken by another added token"},
@@ -234,13 +234,13 @@ static const struct refusal refusals[] = {
     {"\"invert\":false", "\"invert\":true", "pretokenizers[0]`: behavior \"Isolated\" with invert true is not"},
     {"{\"Regex\":", "{\"String\":", "pretokenizers[0].pattern`: only a \"Regex\" is supported"},
     {"\"add_prefix_space\":false", "\"add_prefix_space\":true", "add_prefix_space is not supported"},
-    {"{\"type\":\"Split\"", "{\"type\":\"ByteLevel\"", "pretokenizers[0]`: ByteLevel must stand last"},
-    {"{\"type\":\"ByteLevel\"", "{\"type\":\"Split\"", "pretokenizers[2]`: ByteLevel must stand last"},
+    {"{\"type\":\"Split\"", "{\"type\":\"ByteLevel\"", "pretokenizers[0]`: ByteLevel must be the last"},
+    {"{\"type\":\"ByteLevel\"", "{\"type\":\"Split\"", "pretokenizers[2]`: ByteLevel must be the last"},
     {"\"type\":\"Sequence\",\"pretokenizers\":", "\"type\":\"Sequence\",\"pretokenizers\":[],\"x\":", "is empty"},
     {"\"pre_tokenizer\":", "\"pre_tokenizer\":null,\"x\":", "key `pre_tokenizer`: byte-level vocabularies need a Byte"},
     {"\"pre_tokenizer\":", "\"pre_tokenizer\":{},\"x\":", "key `pre_tokenizer.type`: is missing"},
     {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"x\"}", "normalizer \"Prepend\" is not"},
-    {SPLIT_1, "\"Regex\":\"a*\"", "Regex`: the pattern may match nothing"},
+    {SPLIT_1, "\"Regex\":\"a*\"", "Regex`: the pattern may match the empty string"},
     {SPLIT_1, "\"Regex\":\"(a\"", "Regex`: the pattern does not compile: missing closing parenthesis"},
     {SPLIT_1, "\"Regex\":\"a\\\\w+\"", "not supported from byte 1 on: \\w+"},
     {SPLIT_1, "\"Regex\":\"\\\\p{Han}\"", "not supported from byte 0 on: \\p{Han}"},
@@ -260,8 +260,8 @@ static const struct refusal refusals[] = {
     {"\"bc\":", "\"bcx\":", "is not in the vocabulary"},
     {"[\"ab\",\"c\"]", "[\"ab\"]", "is neither \"a b\" nor [\"a\", \"b\"]"},
     {"[\"ab\",\"c\"]", "\"abc\"", "has no space between its parts"},
-    {"[\"ab\",\"c\"]", "\"a b c\"", "a part is no string of the byte-level alphabet"},
-    {"[\"ab\",\"c\"]", "[\"ab\",\"\"]", "a part is no string of the byte-level alphabet"},
+    {"[\"ab\",\"c\"]", "\"a b c\"", "a part is not a string of the byte-level alphabet"},
+    {"[\"ab\",\"c\"]", "[\"ab\",\"\"]", "a part is not a string of the byte-level alphabet"},
     {"[\"ab\",\"c\"]", "[\"ab\",7]", "must be a string, not a number"},
     {"\"abc\":", "\"new\":3,\"abc\":", "id 3 is taken by another token"},
     {"\"abc\":", "\"new\":1.5,\"abc\":", "key `model.vocab.new`: must be an integer"},
@@ -271,7 +271,7 @@ static const struct refusal refusals[] = {
 };
 
 static const struct refusal chars_refusals[] = {
-    {"\"<0xFF>\"", "\"<0xff>\"", "key `model.vocab`: byte_fallback needs <0xFF>, which is not in it"},
+    {"\"<0xFF>\"", "\"<0xff>\"", "key `model.vocab`: byte_fallback needs the token <0xFF>, which is missing"},
     {"\"byte_fallback\":true", "\"byte_fallback\":false", "key `model.unk_token`: this option"},
     {"\"byte_fallback\":true", "\"byte_fallback\":true,\"ignore_merges\":true", "together with byte_fallback"},
     {"\"normalized\":false", "\"normalized\":true", "normalized`: is not supported together with byte_fallback"},
@@ -285,7 +285,7 @@ static const struct refusal chars_refusals[] = {
      "add_prefix_space is not supported"},
     {"{\"String\":", "{\"Regex\":", "pattern`: only a \"String\" is supported"},
     {"{\"String\":\" \"", "{\"String\":\"\"", "String`: must have 1 to 31 bytes"},
-    {"\"Prepend\"", "\"Strip\"", "normalizer \"Strip\" is not supported (there are NFC, Sequence, Prepend, Replace)"},
+    {"\"Prepend\"", "\"Strip\"", "normalizer \"Strip\" is not supported (use NFC, Sequence, Prepend, Replace)"},
     {"[\"a\",\"b\"]", "[\"<0x41>\",\"b\"]", "its result is not in the vocabulary"},
     {"[\"a\",\"b\"]", "[\"\",\"b\"]", "a part is empty"},
 };
@@ -433,7 +433,7 @@ static void gaps(void **state)
     static const int at[] = {5, 3, 0};
     for (int64_t i = 0; i < MT_LEN(bad); i++) {
         char expected[64];
-        snprintf(expected, sizeof(expected), "leaves out what stands at byte %d of the text", at[i]);
+        snprintf(expected, sizeof(expected), "the text at byte %d would be dropped", at[i]);
         assert_int_equal(tokenizer_encode(tok, bad[i], (int64_t)strlen(bad[i]), true, &list, &err), -1);
         assert_non_null(strstr(err.msg, expected));
         assert_int_equal(list.count, 3);

@@ -100,7 +100,7 @@ static void refused_conversations(void **state)
     assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", list, "--json", "--template", other), 0);
     assert_says(said.out, "{\"text\": \"<|user|>a<|assistant|>b<|user|>c<|assistant|>d\", \"ids\": [");
     assert_says(said.out, "\"loss_spans\": null, \"error\": \"");
-    assert_says(said.out, "m.json: key `messages[3]`: the template's prompt is not how it begins this answer");
+    assert_says(said.out, "m.json: key `messages[3]`: the generation prompt does not match the beginning");
     assert_null(strstr(said.out, "samples"));
     assert_says(said.err, "training skips this conversation: ");
     const char *last =

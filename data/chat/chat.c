@@ -1,9 +1,9 @@
-/* chat.c - harmony, the chat format of gpt-oss: what its published Jinja template renders, written out in C.
+/* chat.c - harmony, the chat format of gpt-oss: the same text as its published Jinja template, written in C.
  *
  * A message is <|start|>{header}<|message|>{content}<|end|>. The template always writes a system message, a developer
- * message when there are instructions or tools, and then the conversation. An earlier answer shows its final message
- * only; the last one shows its reasoning too and ends in <|return|>; the reasoning before a tool call is kept until a
- * final answer follows. */
+ * message when there are instructions or tools, and then the conversation. An earlier answer shows only its final
+ * message; the last one also shows its reasoning and ends in <|return|>. The reasoning before a tool call is kept until
+ * a final answer follows. */
 #include "data/chat/chat.h"
 
 #include <string.h>
@@ -14,15 +14,15 @@ struct chat {
     struct text_buf *out;
     const struct chat_options *opt;
     struct json messages;
-    int64_t n;           /* of messages */
-    const char *call;    /* name of the last function called; NULL: none since the last final answer */
-    bool in_answer;      /* the text ends in a message of the assistant after which it may go on writing */
-    int64_t answer_from; /* where the span of the assistant's message being written begins */
+    int64_t n;           /* number of messages */
+    const char *call;    /* last function called; NULL: none since the last final answer */
+    bool in_answer;      /* the text ends in an assistant message that may continue */
+    int64_t answer_from; /* start of the span of the current assistant message */
 };
 
 /* ---- the assistant's messages and their spans ---- */
 
-/* "<|start|>assistant": part of the prompt at the first message of an answer, of the model's own text later. */
+/* "<|start|>assistant": belongs to the prompt in an answer's first message, to the model's text in later ones. */
 static void open_answer(struct chat *c)
 {
     c->answer_from = c->out->size;
@@ -84,7 +84,7 @@ static int refuse_marks(struct json message, struct text text, struct err *err)
             if (text.s[i] == '<' && !memcmp(text.s + i, marks[m], (size_t)n))
                 return json_error(message, err,
                                   "holds \"%s\": put the reasoning into `thinking` and the answer into "
-                                  "`content`, both without marks",
+                                  "`content`, without harmony's marks",
                                   marks[m]);
     }
     return 0;
@@ -98,8 +98,8 @@ static int put_arguments(struct chat *c, struct json call, struct err *err)
     if (json_type(arguments) != JSON_STRING) return text_put_json(c->out, arguments, err);
     if (json_str(arguments, &s, &size, err)) return -1;
     struct json_doc *doc = json_parse(s, size, "arguments", err);
-    int rc =
-        doc ? text_put_json(c->out, json_root(doc), err) : json_error(arguments, err, "is a string that is no JSON");
+    int rc = doc ? text_put_json(c->out, json_root(doc), err)
+                 : json_error(arguments, err, "is a string that is not valid JSON");
     json_free(doc);
     return rc;
 }
@@ -110,12 +110,12 @@ static int put_tool_call(struct chat *c, struct json message, int64_t index, str
     struct json calls = json_find(message, "tool_calls"), call = json_at(calls, 0),
                 function = json_find(call, "function");
     const char *type = "json";
-    bool answered = false; /* a final answer follows: the model is not shown the reasoning any more */
+    bool answered = false; /* a final answer follows: the template drops this reasoning */
     if (json_count(calls) != 1)
-        return json_error(calls, err, "must be an array of one call: harmony has one in a message");
+        return json_error(calls, err, "must be an array of one call: a harmony message holds one call");
     if (content.size && thinking.size)
         return json_error(message, err,
-                          "has content and thinking with a tool call: only one of them can be the reasoning");
+                          "has content and thinking with a tool call: put the reasoning into one of the two");
     for (int64_t i = index + 1; i < c->n; i++) {
         struct json later = json_at(c->messages, i);
         answered |= has_role(later, "assistant") && !has_tool_calls(later);
@@ -166,7 +166,7 @@ static int put_user(struct chat *c, struct json message, int64_t index, struct e
 static int put_tool(struct chat *c, struct json message, int64_t index, struct err *err)
 {
     (void)index;
-    if (!c->call) return json_error(message, err, "is a tool's result, but no call stands before it");
+    if (!c->call) return json_error(message, err, "is a tool's result without a preceding call");
     text_put(c->out, "<|start|>functions.");
     text_put(c->out, c->call);
     text_put(c->out, " to=assistant<|channel|>commentary<|message|>");
@@ -187,9 +187,8 @@ static int put_message(struct chat *c, struct json message, int64_t index, struc
     for (int64_t i = 0; i < MT_LEN(rows); i++)
         if (!strcmp(role, rows[i].role)) return rows[i].put(c, message, index, err);
     if (!strcmp(role, "system") || !strcmp(role, "developer"))
-        return json_error(message, err, "role \"%s\" may only be that of the first message", role);
-    return json_error(message, err, "role \"%s\" is unknown (there are system, developer, user, assistant, tool)",
-                      role);
+        return json_error(message, err, "role \"%s\" is allowed only in the first message", role);
+    return json_error(message, err, "role \"%s\" is unknown (use system, developer, user, assistant or tool)", role);
 }
 
 /* ---- the messages before the conversation ---- */
@@ -256,7 +255,7 @@ int chat_render_harmony(struct text_buf *out, struct json row, const struct chat
     if (json_type(tools) == JSON_STRING) {
         if (json_str(tools, &text, &size, err)) return -1;
         doc = json_parse(text, size, "tools", err);
-        if (!doc) return json_error(tools, err, "is a string that is no JSON");
+        if (!doc) return json_error(tools, err, "is a string that is not valid JSON");
         tools = json_root(doc);
     }
     int rc = render(&c, tools, err);

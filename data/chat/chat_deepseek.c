@@ -1,8 +1,8 @@
-/* chat_deepseek.c - DeepSeek V4's encoder, written out in C.
+/* chat_deepseek.c - DeepSeek V4's encoder, written in C.
  *
- * Messages become turns first: a user's and tools' messages that follow one another are one turn of the user. Then each
- * turn is written in the light of the whole: reasoning is shown after the last turn of a user, before it only when
- * nothing is dropped, and a user's turn ends in the marks with which the answer begins. */
+ * First, messages become turns: consecutive user and tool messages are one user turn. Then each turn is written.
+ * Reasoning after the last user turn is shown; earlier reasoning is shown when drop_thinking is false or tools are
+ * given. A user turn ends in the marks with which the answer begins. */
 #include "data/chat/chat_deepseek.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ enum role { SYSTEM, USER, DEVELOPER, REMINDER, ASSISTANT };
 
 struct turn {
     enum role role;
-    int64_t from, to;  /* messages [from, to): one, or those of a user and of tools */
+    int64_t from, to;  /* messages [from, to): one message, or consecutive user and tool messages */
     struct json first; /* the message `from` */
     const char *task;  /* NULL: none */
 };
@@ -34,7 +34,7 @@ struct chat {
 
 static bool is_absent(struct json j) { return json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL; }
 
-/* A text; nothing when it is not there. */
+/* Appends a string; nothing when it is absent. */
 static int put_text(struct chat *c, struct json message, const char *key, struct err *err)
 {
     const struct json j = json_find(message, key);
@@ -80,7 +80,7 @@ static int put_tools(struct chat *c, struct json tools, struct err *err)
 
 /* ---- the roles */
 
-/* Tools and the form of the answer, after a system's or developer's text. */
+/* Tools and the response format, after the text of a system or developer message. */
 static int put_instructions(struct chat *c, const struct turn *t, struct err *err)
 {
     const struct json format = json_find(t->first, "response_format");
@@ -92,7 +92,7 @@ static int put_instructions(struct chat *c, const struct turn *t, struct err *er
     return text_put_json(c->out, format, err);
 }
 
-/* A tool's answer: a text, a list of parts, or any JSON. */
+/* A tool's result: a string, a list of parts, or any JSON. */
 static int put_result(struct chat *c, struct json message, struct err *err)
 {
     const struct json content = json_find(message, "content");
@@ -106,14 +106,14 @@ static int put_result(struct chat *c, struct json message, struct err *err)
         const char *type;
         if (i) text_put(c->out, "\n\n");
         if (json_get_str(part, "type", &type, err)) return -1;
-        if (strcmp(type, "text")) return json_error(part, err, "type \"%s\" cannot be shown: only text can", type);
+        if (strcmp(type, "text")) return json_error(part, err, "type \"%s\" is not supported, only text is", type);
         if (put_text(c, part, "text", err)) return -1;
     }
     text_put(c->out, "</tool_result>");
     return 0;
 }
 
-/* Which of the calls before message `at` a tool's message answers; 0 when it does not say. */
+/* Index among the calls before message `at` of the call that a tool message answers; 0 when none matches. */
 static int64_t call_of(const struct chat *c, int64_t at, struct json result)
 {
     const char *id, *of;
@@ -136,7 +136,7 @@ static bool is_tool(struct json message)
     return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "tool");
 }
 
-/* The messages of a turn, blank lines between them; the k-th result is that of the k-th call. */
+/* The messages of a turn, separated by blank lines; the k-th result answers the k-th call. */
 static int put_user(struct chat *c, const struct turn *t, struct err *err)
 {
     struct result {
@@ -182,7 +182,7 @@ static int put_members(struct chat *c, struct json arguments, struct err *err)
     return 0;
 }
 
-/* An object, or its JSON as a string; a string that is no JSON is the value of one parameter, `arguments`. */
+/* An object, or its JSON as a string; a string that is not JSON is the value of one parameter, `arguments`. */
 static int put_arguments(struct chat *c, struct json arguments, struct err *err)
 {
     const char *s;
@@ -242,7 +242,7 @@ static int put_answer(struct chat *c, int64_t k, struct err *err)
 
 /* ---- turns */
 
-/* What an answer after turn k begins with, unless another turn stands between. */
+/* What an answer after turn k begins with, unless another turn follows. */
 static void put_header(struct chat *c, int64_t k)
 {
     const struct turn *t = &c->turns[k];
@@ -294,9 +294,9 @@ static int add_message(struct chat *c, int64_t i, struct err *err)
     if (json_get_str(message, "role", &role, err) || get_task(message, &task, err)) return -1;
     while (r < MT_LEN(roles) && strcmp(role, roles[r])) r++;
     if (r == MT_LEN(roles))
-        return json_error(
-            message, err,
-            "role \"%s\" is unknown (there are system, user, developer, latest_reminder, assistant, tool)", role);
+        return json_error(message, err,
+                          "role \"%s\" is unknown (use system, user, developer, latest_reminder, assistant or tool)",
+                          role);
     const bool tool = r > ASSISTANT;
     struct turn *last = c->n ? &c->turns[c->n - 1] : NULL;
     if (tool) r = USER, task = NULL;
@@ -315,7 +315,7 @@ static void find_last_user(struct chat *c)
         c->last_user--;
 }
 
-/* With the reasoning of earlier turns, what a developer said in them goes too. */
+/* When the reasoning of earlier turns is dropped, their developer messages are dropped too. */
 static void drop_developers(struct chat *c)
 {
     int64_t kept = 0;
@@ -335,9 +335,9 @@ static int get_mode(struct chat *c, struct json kwargs, const char *effort, stru
         json_opt_bool(kwargs, "drop_thinking", &c->drop, err) || json_opt_str(kwargs, "reasoning_effort", &effort, err))
         return -1;
     if (mode && strcmp(mode, "thinking") && strcmp(mode, "chat"))
-        return json_error(kwargs, err, "thinking_mode \"%s\": it is \"thinking\" or \"chat\"", mode);
+        return json_error(kwargs, err, "thinking_mode \"%s\": must be \"thinking\" or \"chat\"", mode);
     if (effort && strcmp(effort, "max") && strcmp(effort, "high"))
-        return json_error(kwargs, err, "reasoning_effort \"%s\": it is \"high\" or \"max\"", effort);
+        return json_error(kwargs, err, "reasoning_effort \"%s\": must be \"high\" or \"max\"", effort);
     if (mode) c->thinking = !strcmp(mode, "thinking");
     if (effort) c->effort = !strcmp(effort, "max");
     return 0;

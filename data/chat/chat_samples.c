@@ -1,10 +1,10 @@
-/* chat_samples.c - which part of a conversation carries loss, found by rendering its beginnings.
+/* chat_samples.c - finds which part of a conversation carries loss, by rendering its prefixes.
  *
- * For the answer that is message i: the prompt P is what the template makes of the messages before it, asked for an
- * answer; F is what it makes of them and the answer. F begins with P, but for the cases of begin_of, and the rest of F
- * is what the model is to write (README.md has the reasons). Answers are taken from the last to the first: as long as P
- * and the answer are also the beginning of the sample at hand, the answer joins it, otherwise they become a sample of
- * their own. */
+ * For the answer in message i, the prompt P is the rendered text of the messages before it with add_generation_prompt;
+ * F is the rendered text of these messages and the answer. F normally begins with P, and the rest of F is what the
+ * model should write; begin_of handles the exceptions (README.md has the reasons). Answers are taken from the last to
+ * the first. An answer joins the current sample when P and the answer are a prefix of it; otherwise they become a new
+ * sample. */
 #include "data/chat/chat_samples.h"
 
 #include <ctype.h>
@@ -12,7 +12,7 @@
 
 #include "data/chat/chat_tools.h"
 
-#define MAX_ANSWERS 1000 /* the work grows with the square of the turns */
+#define MAX_ANSWERS 1000 /* the work grows with the square of the number of turns */
 
 struct samples {
     struct chat_samples *out;
@@ -20,7 +20,7 @@ struct samples {
     struct json row, messages;
     struct chat_options opt;
     int64_t n;            /* messages */
-    bool *answers, *want; /* [n] by the assistant; with loss */
+    bool *answers, *want; /* [n] assistant messages; those with loss */
     int64_t n_answers, n_want;
 };
 
@@ -31,7 +31,7 @@ void chat_samples_free(struct chat_samples *s)
     *s = (struct chat_samples){0};
 }
 
-/* An empty text; its memory is that of an earlier conversation. */
+/* Adds an empty text; it reuses the memory of an earlier conversation. */
 static struct text_buf *add_sample(struct chat_samples *s)
 {
     if (s->count == s->cap) {
@@ -89,7 +89,7 @@ static int find_answers(struct samples *s, enum loss_on loss, struct err *err)
 
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-/* Counts an answer whose reasoning is not in what is written of it. */
+/* Counts an answer whose reasoning is missing from its text. */
 static void note_reasoning(struct samples *s, int64_t message, const char *answer, int64_t size)
 {
     static const char *const keys[] = {"thinking", "reasoning_content"};
@@ -101,11 +101,11 @@ static void note_reasoning(struct samples *s, int64_t message, const char *answe
     while (n && is_space(text[n - 1])) n--;
     char *reasoning = mem_alloc(n + 1);
     memcpy(reasoning, text, (size_t)n);
-    s->out->n_unshown += n && (size < n || !strstr(answer, reasoning)); /* what follows an answer is no reasoning */
+    s->out->n_unshown += n && (size < n || !strstr(answer, reasoning)); /* text after an answer is not its reasoning */
     mem_free(reasoning);
 }
 
-/* Of the first n messages. */
+/* Renders the first n messages. */
 static int render(struct samples *s, struct text_buf *t, int64_t n, bool prompt, struct err *err)
 {
     struct chat_options opt = s->opt;
@@ -121,7 +121,7 @@ static bool begins_with(const struct text_buf *t, const struct text_buf *with)
     return with->size <= t->size && !memcmp(t->text, with->text, (size_t)with->size);
 }
 
-/* Where the answer at the end of t ends: white space after its last token is the template's, not the model's. */
+/* End of the answer at the end of t: white space after its last token belongs to the template, not to the model. */
 static int64_t answer_end(const struct samples *s, const struct text_buf *t)
 {
     const char *eos = chat_template_eos(s->template);
@@ -130,7 +130,7 @@ static int64_t answer_end(const struct samples *s, const struct text_buf *t)
     return n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n) ? end : t->size;
 }
 
-/* In a text that goes on after the answer, which begins at `begin`: up to the next end of turn, or -1. */
+/* In a text that continues after the answer, which begins at `begin`: up to the next end of turn, or -1. */
 static int64_t next_end(const struct samples *s, const struct text_buf *t, int64_t begin)
 {
     const char *eos = chat_template_eos(s->template);
@@ -151,9 +151,9 @@ static void reverse_spans(struct text_buf *t)
     }
 }
 
-/* ---- the three ways ---- */
+/* ---- three ways to find the spans ---- */
 
-/* The template says itself, or DeepSeek's rules do; one block is one answer. */
+/* The spans come from {% generation %} blocks or from DeepSeek's rules; one block is one answer. */
 static int by_generation(struct samples *s, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
@@ -161,8 +161,8 @@ static int by_generation(struct samples *s, struct err *err)
     int64_t kept = 0;
     if (s->n_want < s->n_answers && t->n_spans != s->n_answers)
         return json_error(s->messages, err,
-                          "some answers are to carry no loss, but the template has %lld {%% generation %%} blocks for "
-                          "%lld answers, so that it cannot be told which is which",
+                          "some answers carry no loss, but the template has %lld {%% generation %%} blocks for "
+                          "%lld answers, so blocks and answers cannot be matched",
                           (long long)t->n_spans, (long long)s->n_answers);
     for (int64_t i = 0, message = 0; i < t->n_spans; i++) {
         bool want = true;
@@ -180,7 +180,7 @@ static int by_generation(struct samples *s, struct err *err)
     return 0;
 }
 
-/* Bytes that both begin with. */
+/* Length of the common prefix in bytes. */
 static int64_t common(const struct text_buf *a, const struct text_buf *b)
 {
     int64_t n = 0;
@@ -188,10 +188,10 @@ static int64_t common(const struct text_buf *a, const struct text_buf *b)
     return n;
 }
 
-/* The longest beginning of s[0..n) that ends t[0..m) (Knuth, Morris and Pratt). */
+/* Length of the longest prefix of s[0..n) that is a suffix of t[0..m) (Knuth, Morris and Pratt). */
 static int64_t overlap(const char *s, int64_t n, const char *t, int64_t m)
 {
-    int64_t *border = mem_array(n + 1, sizeof(*border)); /* of s[0..i): the longest shorter one that also begins s */
+    int64_t *border = mem_array(n + 1, sizeof(*border)); /* of s[0..i): longest proper suffix that begins s */
     int64_t k = 0;
     for (int64_t i = 1; i < n; i++) {
         while (k && s[i] != s[k]) k = border[k];
@@ -207,7 +207,7 @@ static int64_t overlap(const char *s, int64_t n, const char *t, int64_t m)
     return k;
 }
 
-/* A word stands in s outside of marks, <...>: the name of a role, or text that the prompt puts into the mouth of it. */
+/* s has a letter or digit outside of marks, <...>: the name of a role, or text that the prompt writes for it. */
 static bool has_word(const char *s, int64_t size)
 {
     bool in_mark = false;
@@ -218,10 +218,10 @@ static bool has_word(const char *s, int64_t size)
     return false;
 }
 
-/* Where the answer begins in `full` when prompt and answer part in the header, which is what an asked-for answer adds
- * to the history: "<|im_start|>assistant\n<think>\n" against "<|im_start|>assistant\n<think></think>" or the answer
- * itself. Then it is where they part, or where the mark begins in which they do. -1: they have nothing of the header in
- * common, or the rest of it names something ("assistant" against "model"). */
+/* Where the answer begins in `full` when prompt and answer differ inside the header, the text that
+ * add_generation_prompt adds: "<|im_start|>assistant\n<think>\n" against "<|im_start|>assistant\n<think></think>" or
+ * the answer's text. The answer begins where they differ, or at the start of the mark in which they differ. -1: nothing
+ * of the header is common, or the rest of the prompt contains a word ("assistant" against "model"). */
 static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, const struct text_buf *full)
 {
     int64_t same = common(prompt, full);
@@ -232,10 +232,10 @@ static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, c
     return mark > history && !has_word(prompt->text + mark, prompt->size - mark) ? mark : -1;
 }
 
-/* Where the answer begins in `full`, the text with it, when that does not begin with the prompt; prompt becomes what
- * stands before it. When an answer also changes how what stands before it is written (gpt-oss: a final answer takes the
- * reasoning before the tool calls away): what both have at the start, then what ends the prompt; with all of the
- * header. Else as begin_in_header. -1: it cannot be told. */
+/* Where the answer begins in `full`, the text with the answer, when `full` does not begin with the prompt. An answer
+ * may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls). Then it begins after
+ * the common prefix and the end of the prompt, if that contains the whole header; else see begin_in_header, and prompt
+ * is cut to that length. -1: unknown. */
 static int64_t begin_of(struct samples *s, int64_t i, struct text_buf *prompt, const struct text_buf *full)
 {
     struct text_buf history = {0};
@@ -249,31 +249,31 @@ static int64_t begin_of(struct samples *s, int64_t i, struct text_buf *prompt, c
     return begin;
 }
 
-/* The prompt of answer i, the text with it, and where in that the answer begins. */
+/* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. */
 static int render_answer(struct samples *s, int64_t i, struct text_buf *prompt, struct text_buf *full, int64_t *begin,
                          struct err *err)
 {
     if (render(s, prompt, i, true, err) || render(s, full, i + 1, false, err))
-        return err_prefix(err, "looking for what the model writes in message %lld", (long long)i);
+        return err_prefix(err, "finding the answer in message %lld", (long long)i);
     *begin = begins_with(full, prompt) ? prompt->size : begin_of(s, i, prompt, full);
     if (*begin >= 0) return 0;
     return json_error(json_at(s->messages, i), err,
-                      "the template's prompt is not how it begins this answer: what carries loss cannot be told; "
-                      "mark it in the template with {%% generation %%}");
+                      "the generation prompt does not match the beginning of this answer, so its loss span is unknown; "
+                      "mark answers in the template with {%% generation %%}");
 }
 
-/* One sample for each run of answers that begin one another. */
+/* One sample for each run of answers of which each text is a prefix of the next. */
 static int by_prefixes(struct samples *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *sample = NULL;
     int64_t begin;
-    if (render(s, full, s->n, false, err)) return -1; /* what the template refuses is told, wherever it stands */
+    if (render(s, full, s->n, false, err)) return -1; /* a template error in any message must be reported */
     for (int64_t i = s->n - 1; i >= 0; i--) {
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) return -1;
         const int64_t answer = prompt->size, size = answer_end(s, full) - begin;
         note_reasoning(s, i, full->text + begin, full->size - begin);
-        text_put_bytes(prompt, full->text + begin, full->size - begin); /* what was seen, and what is to be said */
+        text_put_bytes(prompt, full->text + begin, full->size - begin); /* the prompt and the answer */
         if (!sample || !begins_with(sample, prompt)) {
             sample = add_sample(s->out);
             text_put_bytes(sample, prompt->text, prompt->size);
@@ -289,12 +289,12 @@ static int by_prefixes(struct samples *s, struct text_buf *prompt, struct text_b
     return 0;
 }
 
-/* All answers as the whole text writes them. */
+/* One text, with spans over all answers in it. */
 static int in_whole(struct samples *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
-    if (!s->template && s->n_want == s->n_answers) return 0; /* harmony's own spans */
+    if (!s->template && s->n_want == s->n_answers) return 0; /* harmony has set the spans */
     t->n_spans = 0;
     for (int64_t i = 0; i < s->n; i++) {
         int64_t begin;

@@ -10,21 +10,20 @@ enum loss_on { LOSS_ASSISTANT, LOSS_LAST, LOSS_ALL };
 struct chat_samples {
     struct text_buf *items;
     int64_t count, cap;
-    int64_t n_unshown; /* answers that carry loss and have reasoning which the template does not write */
+    int64_t n_unshown; /* answers with loss whose reasoning the template omits */
 };
 void chat_samples_free(struct chat_samples *s);
 
-/* What to train on of a conversation; out is emptied first. An answer's span is all that follows the prompt that it is
- * an answer to, up to and with the token that ends the turn.
+/* The texts to train on from one conversation; out is emptied first. An answer's span begins where its prompt ends and
+ * includes the token that ends the turn.
  *
- * Many templates write an earlier answer in another way than the one that is asked for: without its reasoning, or with
- * another end. Then one text cannot hold both what the model sees and what it is to say, and the conversation becomes
- * several samples, in order, each with the answers to which its text is exactly what the model would have seen and
- * said. With `whole` it stays one text, and the spans lie over the answers as it writes them. A template with
- * {% generation %} says itself what carries loss, in one text.
+ * Many templates write an earlier answer differently from the last one: without its reasoning, or with another end. One
+ * text then cannot hold both what the model sees and what it should write. The conversation becomes several samples, in
+ * order. Each sample has spans over the answers for which its text equals that of inference. With `whole` it stays one
+ * text, with spans over all its answers. A template with {% generation %} sets the spans itself, in one text.
  *
- * LAST: of the last answer only; ALL: everything, in one text. A message with `"train": false` (or `weight` or
- * `loss_weight` 0) carries no loss. No answer that carries loss: no spans. */
+ * LAST: loss only on the last answer; ALL: on everything, in one text. A message with `"train": false` (or `weight` or
+ * `loss_weight` 0) carries no loss. A conversation without an answer that carries loss gets no spans. */
 int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
                       bool whole, const struct chat_options *opt, struct err *err) MT_CHECK;
 

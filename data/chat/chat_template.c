@@ -1,4 +1,4 @@
-/* chat_template.c - a checkpoint's own chat template: where it lies, and the variables it is given. */
+/* chat_template.c - finds a checkpoint's chat template and sets its variables. */
 #include "data/chat/chat_template.h"
 
 #include <string.h>
@@ -11,12 +11,12 @@
 #define MAX_BYTES (16 << 20)
 #define MAX_VARS  48
 
-/* The special tokens that transformers hands to a template, by these names. */
+/* The special tokens that transformers passes to a template, by these names. */
 static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                           "pad_token", "cls_token", "mask_token"};
 
 struct chat_template {
-    struct jinja *main, *tools;        /* tools NULL: main serves rows with tools too; both NULL: DeepSeek V4's rules */
+    struct jinja *main, *tools;        /* tools NULL: main also serves tools; both NULL: DeepSeek V4's rules */
     char *tokens[MT_LEN(token_names)]; /* NULL: the tokenizer has none, and the template no such variable */
     struct json_doc *kwargs;           /* NULL: none */
     uint64_t hash;
@@ -168,10 +168,10 @@ struct vars {
     int64_t n;
 };
 
-/* Later ones win, as the template sees the last of a name. */
+/* Later variables override earlier ones: the template sees the last of a name. */
 static struct jinja_var *add(struct vars *v, const char *name, enum jinja_var_kind kind)
 {
-    MT_REQUIRE(v->n < MAX_VARS, "more than %d variables of a template", MAX_VARS);
+    MT_REQUIRE(v->n < MAX_VARS, "more than %d template variables", MAX_VARS);
     struct jinja_var *var = &v->items[v->n++];
     *var = (struct jinja_var){.name = name, .kind = kind};
     return var;
@@ -235,7 +235,7 @@ int chat_template_render(struct text_buf *out, const struct chat_template *t, st
     if (json_type(tools) != JSON_STRING) return render(out, t, row, tools, opt, err);
     if (json_str(tools, &text, &size, err)) return -1;
     struct json_doc *doc = json_parse(text, size, "tools", err);
-    if (!doc) return json_error(tools, err, "is a string that is no JSON");
+    if (!doc) return json_error(tools, err, "is a string that is not valid JSON");
     int rc = render(out, t, row, json_root(doc), opt, err);
     json_free(doc);
     return rc;

@@ -1,31 +1,31 @@
-/* chat_template.h - a checkpoint's own chat template: messages -> the text that transformers would make. */
+/* chat_template.h - a checkpoint's chat template: messages -> the same text as transformers. */
 #ifndef MT_CHAT_TEMPLATE_H
 #define MT_CHAT_TEMPLATE_H
 
 #include "data/chat/chat.h"
 
-struct chat_template; /* read-only once loaded: threads may share it */
+struct chat_template; /* read-only after load: threads may share it */
 
-/* The template of a checkpoint's directory: chat_template.jinja, else `chat_template` of tokenizer_config.json (a text,
- * or a list of {name, template}, of which "default" counts, and "tool_use" for rows with tools). `file`, when not NULL
- * or empty, is taken instead. *out is NULL, without an error, when there is none. */
+/* The template of a checkpoint's directory: chat_template.jinja, else `chat_template` of tokenizer_config.json. That is
+ * a string, or a list of {name, template}: "default", and "tool_use" for rows with tools. `file`, when not NULL or
+ * empty, is used instead. *out is NULL, without an error, when there is none. */
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err) MT_CHECK;
 /* The rules of DeepSeek V4's encoder (chat_deepseek.h), for its checkpoints, which have no template. */
 struct chat_template *chat_template_deepseek(void);
-/* kwargs: a JSON object of variables that every row's own chat_template_kwargs may override, in place of those set
- * before. With them one thread at a time may use the template. */
+/* kwargs: a JSON object of variables; it replaces those set before. A row's chat_template_kwargs override them. After
+ * this call only one thread at a time may use the template. */
 int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err) MT_CHECK;
 void chat_template_free(struct chat_template *t);           /* NULL is fine */
-uint64_t chat_template_hash(const struct chat_template *t); /* of the text and the tokens it may write; 0: NULL */
+uint64_t chat_template_hash(const struct chat_template *t); /* of the text and the special tokens; 0: NULL */
 
-bool chat_template_has_generation(const struct chat_template *t); /* it marks what carries loss; false: NULL */
+bool chat_template_has_generation(const struct chat_template *t); /* the template has {% generation %}; false: NULL */
 bool chat_template_is_deepseek(const struct chat_template *t);    /* false: NULL */
 const char *chat_template_eos(const struct chat_template *t);     /* eos_token, or NULL */
 
-/* Appends the row's text, as transformers' apply_chat_template, and the spans of {% generation %}; t NULL: harmony,
- * with its own spans; DeepSeek V4's rules: a span for each answer. What a message says as `thinking` a template also
- * finds as `reasoning_content`, and the other way round; `tools` may be its JSON as a string; members of
- * `chat_template_kwargs` are variables too. */
+/* Appends the row's text, as transformers' apply_chat_template, and the spans of {% generation %}. t NULL: harmony,
+ * with its spans. DeepSeek V4's rules: a span for each answer. The template finds a message's `thinking` also as
+ * `reasoning_content`, and the reverse. `tools` may be its JSON as a string; members of `chat_template_kwargs` are
+ * variables too. */
 int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
 

@@ -1,7 +1,7 @@
 /* chat_tools.c - function schemas as TypeScript types, as in harmony's chat template.
  *
- * The template's oddities are part of the format, since the model was served with them: line breaks and blanks inside
- * nested objects and oneOf, an array type of more than 50 characters becoming any[], a default before its comma. */
+ * The template's quirks are reproduced, since the model was trained with them: line breaks and blanks inside nested
+ * objects and oneOf, an array type of more than 50 characters becoming any[], a default before its comma. */
 #include "data/chat/chat_tools.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INDENT "                " /* the template's own, printed before a property's type */
+#define INDENT "                " /* the template's text, printed before a property's type */
 
 /* ---- types ---- */
 
@@ -53,7 +53,7 @@ static bool is(struct json j, const char *text)
            !memcmp(s, text, (size_t)size);
 }
 
-/* 1 when spec.required lists name, 0 when not, -1 when it is no list. */
+/* 1 when spec.required lists name, 0 when not, -1 when it is not a list. */
 static int is_required(struct json spec, const char *name, struct err *err)
 {
     struct json list = json_find(spec, "required");
@@ -78,7 +78,7 @@ static int put_array_type(struct text_buf *t, struct json items, struct err *err
     }
     for (int64_t i = 0; i < MT_LEN(simple); i++) {
         if (!is(type, simple[i][0])) continue;
-        text_put(t, simple[i][1]); /* whatever enum says */
+        text_put(t, simple[i][1]); /* whatever enum contains */
         text_put(t, "[]");
         return 0;
     }
@@ -147,7 +147,7 @@ static int put_string_type(struct text_buf *t, struct json spec, struct err *err
     return 0;
 }
 
-/* The type of a JSON schema; what is no object has none. */
+/* The type of a JSON schema; a value that is not an object has none. */
 static int put_type(struct text_buf *t, struct json spec, struct err *err)
 {
     struct json type = json_find(spec, "type"), one_of = json_find(spec, "oneOf");

@@ -5,7 +5,7 @@
 #include "data/json.h"
 #include "data/text.h"
 
-/* The namespace "functions" of harmony: tools is a non-empty array of {function: {name, description, parameters}}. */
+/* Writes harmony's namespace "functions". tools: a non-empty array of {function: {name, description, parameters}}. */
 int chat_put_tools(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
 
 #endif

@@ -1,8 +1,7 @@
-/* hub.c - what a name of the hub stands for: its commit, its files, and which of them are needed.
+/* hub.c - resolves a name on the hub: its commit, its files, and which of them are needed.
  *
- * One request lists a repository with sizes and hashes; from then on everything is of that commit. Without the hub
- * (HF_HUB_OFFLINE, no network) the files of the cache take the place of the list, and the same choice is made among
- * them. */
+ * One request lists a repository with sizes and hashes; all later requests use that commit. Without the hub
+ * (HF_HUB_OFFLINE, no network) the files of the cache replace the list, and the same files are selected from them. */
 #include "data/hub/hub.h"
 
 #include <ctype.h>
@@ -24,7 +23,7 @@
 #define INDEX_MAX ((int64_t)64 << 20)
 #define REVISION  "main"
 
-/* Files to be had, each once. */
+/* Files to download, each once. */
 struct wanted {
     const struct hub_file **files;
     int64_t n, cap;
@@ -51,7 +50,7 @@ static const struct hub_file *find(const struct hub_repo *repo, const char *path
 
 /* ---- names */
 
-/* [A-Za-z0-9._-], none of the doubtful forms that the hub refuses. */
+/* [A-Za-z0-9._-], without the forms that the hub refuses. */
 static bool is_name(const char *s, size_t n)
 {
     if (n == 0 || n > 96 || strchr(".-", s[0]) || strchr(".-", s[n - 1])) return false;
@@ -70,11 +69,11 @@ static bool is_id(const char *s)
 
 static int set_revision(struct hub_repo *repo, const char *revision, size_t n, struct err *err)
 {
-    if (n >= sizeof(repo->revision)) return err_set(err, "%s: a revision of %zu bytes is none", repo->id, n);
+    if (n >= sizeof(repo->revision)) return err_set(err, "%s: a revision of %zu bytes is too long", repo->id, n);
     memcpy(repo->revision, revision, n);
     repo->revision[n] = 0;
     if (hub_path_is_safe(repo->revision)) return 0;
-    return err_set(err, "%s: \"%s\" is no branch, tag or commit", repo->id, repo->revision);
+    return err_set(err, "%s: \"%s\" is not a branch, tag or commit", repo->id, repo->revision);
 }
 
 /* ---- the list of files */
@@ -85,7 +84,7 @@ static int read_file_row(struct hub_repo *repo, struct json row, struct err *err
     int64_t size = -1;
     struct json lfs = json_find(row, "lfs");
     if (json_get_str(row, "rfilename", &path, err)) return -1;
-    if (!hub_path_is_safe(path)) return json_error(row, err, "\"%.100s\" is no path that may be written", path);
+    if (!hub_path_is_safe(path)) return json_error(row, err, "\"%.100s\" is not a safe path", path);
     if (json_type(lfs) == JSON_OBJECT) {
         if (json_get_str(lfs, "sha256", &etag, err) || json_get_i64(lfs, "size", 0, INT64_MAX, &size, err)) return -1;
     } else if (json_get_str(row, "blobId", &etag, err) || json_get_i64(row, "size", 0, INT64_MAX, &size, err)) {
@@ -107,7 +106,7 @@ static int read_list(struct hub_repo *repo, const char *text, int64_t size, stru
     struct json_doc *doc = json_parse(text, size, name, err);
     if (!doc) return -1;
     int rc = json_get_str(json_root(doc), "sha", &commit, err);
-    if (!rc && !hub_is_commit(commit)) rc = json_error(json_root(doc), err, "sha \"%.80s\" is no commit", commit);
+    if (!rc && !hub_is_commit(commit)) rc = json_error(json_root(doc), err, "sha \"%.80s\" is not a commit", commit);
     if (!rc) strcpy(repo->commit, commit);
     if (!rc) rc = json_get_array(json_root(doc), "siblings", &rows, err);
     for (int64_t i = 0; !rc && i < json_count(rows); i++) rc = read_file_row(repo, json_at(rows, i), err);
@@ -121,7 +120,7 @@ static int advise(struct err *err, const char *advice)
     return err_set(err, "%s; %s", what.msg, advice);
 }
 
-/* From the hub; from the cache when it may not or cannot be asked. */
+/* From the hub; from the cache when the hub is offline or unreachable. */
 static int list_files(struct hub_repo *repo, struct err *err)
 {
     char path[2 * HUB_PATH];
@@ -148,11 +147,11 @@ static int list_files(struct hub_repo *repo, struct err *err)
         return advise(err,
                       "it is not in the cache; check network, proxy and HF_ENDPOINT, or download elsewhere and give "
                       "the path of the copy");
-    log_warn("%s; using what the cache holds", err->msg);
+    log_warn("%s; using the cached files", err->msg);
     return 0;
 }
 
-/* ---- having the files */
+/* ---- fetching files */
 
 static int lacks(const struct hub_repo *repo, const char *what, const char *more, struct err *err)
 {
@@ -160,7 +159,7 @@ static int lacks(const struct hub_repo *repo, const char *what, const char *more
     if (!repo->cached) return err_set(err, "%s has no %s%s", repo->id, what, more);
     if (hub_snapshot_path(dir, repo, NULL, err)) return -1;
     return err_set(err, "%s: the cache lacks %s of commit %.8s, and the hub %s", repo->id, what, repo->commit,
-                   repo->env->offline ? "may not be asked: HF_HUB_OFFLINE is set; unset it"
+                   repo->env->offline ? "cannot be asked because HF_HUB_OFFLINE is set; unset it"
                                       : "was not asked or not reached");
 }
 
@@ -183,7 +182,7 @@ static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err
 
 /* ---- models */
 
-/* The shards that the index names. */
+/* The shards that the index lists. */
 static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err *err)
 {
     char path[MT_PATH];
@@ -204,7 +203,7 @@ static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err
     return rc;
 }
 
-/* A file that a model must have. */
+/* A required file of a model. */
 static int want_needed(const struct hub_repo *repo, struct wanted *w, const char *name, const char *more,
                        struct err *err)
 {
@@ -220,7 +219,7 @@ static void want_useful(const struct hub_repo *repo, struct wanted *w, const cha
     if (f) want(w, f);
 }
 
-/* Has the small files: those that training reads, or a plan alone; adds the shards to `shards`. Nothing else of the
+/* Fetches the small files that training, or only a plan, reads; adds the shards to `shards`. Nothing else of the
  * repository is needed: no other format of the same weights, no folder. */
 static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *shards, struct err *err)
 {
@@ -242,14 +241,14 @@ static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *sh
     return rc;
 }
 
-/* A plan does not move a branch away from the commit whose weights are here. */
+/* The branch is in the cache; a plan must not move it away from the commit whose weights are cached. */
 static bool has_ref(const struct hub_repo *repo)
 {
     char path[MT_PATH];
     return !hub_repo_path(path, repo, "refs", repo->revision, NULL) && file_exists(path);
 }
 
-/* headers: a plan is all that is wanted; what is not in the cache stays out of it but for the headers. */
+/* headers: for a plan; only the headers of shards outside the cache are downloaded. */
 static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, struct err *err)
 {
     struct wanted shards = {0};
@@ -264,7 +263,7 @@ static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, s
     return rc || repo->cached || (plan && has_ref(repo)) ? rc : hub_cache_write_ref(repo, err);
 }
 
-/* A commit never changes: when all of it is here, nobody is asked. */
+/* A commit never changes: no request when all of its files are cached. */
 static bool have_model(const struct hub_repo *like, char dir[MT_PATH], bool plan)
 {
     struct hub_repo repo = *like;
@@ -275,7 +274,7 @@ static bool have_model(const struct hub_repo *like, char dir[MT_PATH], bool plan
     return have;
 }
 
-/* OWNER/NAME[@REVISION]; the revision may also be said beside it. */
+/* OWNER/NAME[@REVISION]; or the revision as a separate argument. */
 static int parse_model(struct hub_repo *repo, const char *spec, const char *revision, struct err *err)
 {
     const char *at = strchr(spec, '@');
@@ -285,7 +284,7 @@ static int parse_model(struct hub_repo *repo, const char *spec, const char *revi
         return err_set(err, "\"" PREFIX "%.200s\": expected " PREFIX "OWNER/NAME or " PREFIX "OWNER/NAME@REVISION",
                        spec);
     if (at && strcmp(revision, REVISION) && strcmp(revision, at + 1))
-        return err_set(err, "\"" PREFIX "%.200s\" names one revision, model.revision = %s another: remove one", spec,
+        return err_set(err, "\"" PREFIX "%.200s\" and model.revision = %s name different revisions: remove one", spec,
                        revision);
     return at ? set_revision(repo, at + 1, strlen(at + 1), err) : set_revision(repo, revision, strlen(revision), err);
 }
@@ -347,7 +346,7 @@ static bool ends_with(const char *s, const char *end)
 
 static bool is_data(const char *path) { return ends_with(path, ".jsonl") || ends_with(path, ".jsonl.gz"); }
 
-/* An error that shows what there is to choose from. */
+/* An error that lists what can be chosen. */
 static int ask_for_name(const struct hub_repo *repo, const char *what, struct err *err)
 {
     char names[512] = "";
@@ -358,11 +357,11 @@ static int ask_for_name(const struct hub_repo *repo, const char *what, struct er
         if (path[0] == '.' || ends_with(path, ".md") || used + strlen(path) + 3 > sizeof(names)) continue;
         used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", shown++ ? ", " : "", path);
     }
-    return err_set(err, "%s; name a JSONL file of it: " PREFIX "%s/FILE, where FILE may hold * and ?. It has %s%s",
+    return err_set(err, "%s; name a JSONL file of it: " PREFIX "%s/FILE, where FILE may contain * and ?. It has %s%s",
                    what, repo->id, shown ? names : "nothing", shown == 8 ? ", ..." : "");
 }
 
-/* The files that match, or the one that is data. */
+/* The files that match the pattern, or the only data file. */
 static int want_data(const struct hub_repo *repo, const char *pattern, struct wanted *w, struct err *err)
 {
     char what[HUB_PATH + 64];
@@ -373,14 +372,14 @@ static int want_data(const struct hub_repo *repo, const char *pattern, struct wa
     if (w->n == 1 || (w->n && pattern[0])) return 0;
     if (repo->cached && !w->n) return lacks(repo, pattern[0] ? pattern : "data", "", err);
     if (pattern[0])
-        snprintf(what, sizeof(what), "no file is called %s", pattern);
+        snprintf(what, sizeof(what), "no file matches %s", pattern);
     else
-        snprintf(what, sizeof(what), "%lld files of it are JSONL", (long long)w->n);
+        snprintf(what, sizeof(what), "it has %lld JSONL files", (long long)w->n);
     return ask_for_name(repo, what, err);
 }
 
-/* Files of a data set, or a split of it, named or because it has no plain JSON: its rows by the viewer, or those that
- * were brought earlier. */
+/* Files of a data set, or the rows of a split: a named one, or the only one when there is no JSONL file. Rows come from
+ * the viewer or the cache. */
 static int fetch_data(struct hub_repo *repo, const char *pattern, const char *split, struct wanted *w, struct err *err)
 {
     char rows[2 * HUB_PATH] = "";
@@ -427,7 +426,7 @@ static int append_paths(char **list, const struct hub_repo *repo, const struct w
     char path[MT_PATH];
     for (int64_t i = 0; i < w->n; i++) {
         if (hub_snapshot_path(path, repo, w->files[i]->path, err)) return -1;
-        if (strchr(path, ',')) return err_set(err, "%s: a path with a comma cannot stand in a list of files", path);
+        if (strchr(path, ',')) return err_set(err, "%s: a path in a list of files must not contain a comma", path);
         const int64_t old = (int64_t)strlen(*list), add = (int64_t)(strlen(path) + strlen(weight)) + 1;
         *list = mem_grow(*list, old + 1, old + add + 1, 1);
         snprintf(*list + old, (size_t)add + 1, "%s%s%s", old ? "," : "", path, weight);
@@ -460,7 +459,7 @@ static void append_plain(char **list, const char *path, size_t n)
     snprintf(*list + old, (size_t)(size - old), "%s%.*s", old ? "," : "", (int)n, path);
 }
 
-/* Moves a weight at the end of spec, "*" and a number (dataset.h), out of it; any other * belongs to the name. */
+/* Moves a weight at the end of spec, "*" and a number (dataset.h), out of it; any other * is part of the name. */
 static char *cut_weight(char *spec, char weight[32])
 {
     char *star = strrchr(spec, '*');

@@ -1,4 +1,4 @@
-/* hub_cache.c - where the files of the hub lie on this machine. Nothing here speaks to the network. */
+/* hub_cache.c - paths, links and locks of the hub's cache on this machine; no network. */
 #include "data/hub/hub_cache.h"
 
 #include <ctype.h>
@@ -34,27 +34,27 @@ static bool is_true(const char *value)
     return false;
 }
 
-/* Where the library keeps everything: HF_HOME, or huggingface below the user's cache. */
+/* The library's root folder: HF_HOME, or huggingface in the user's cache. */
 static int find_home(char home[MT_PATH], struct err *err)
 {
     const char *hf = getenv("HF_HOME"), *xdg = getenv("XDG_CACHE_HOME"), *user = getenv("HOME");
     if (is_set(hf)) return str_format(home, MT_PATH, err, "HF_HOME", "%s", hf);
     if (is_set(xdg)) return str_format(home, MT_PATH, err, "XDG_CACHE_HOME", "%s/huggingface", xdg);
     if (is_set(user)) return str_format(home, MT_PATH, err, "HOME", "%s/.cache/huggingface", user);
-    return err_set(err, "neither HF_HOME nor HOME is set: no place for what is downloaded");
+    return err_set(err, "neither HF_HOME nor HOME is set: set HF_HOME to a folder for downloads");
 }
 
-/* Copies a token without the blanks around it; what cannot stand in a header is refused. */
+/* Copies a token without the blanks around it; characters that a header cannot contain are refused. */
 static int set_token(struct hub_env *env, const char *text, struct err *err)
 {
     text += strspn(text, " \t\r\n");
     size_t n = strlen(text);
     while (n && isspace((unsigned char)text[n - 1])) n--;
-    if (n >= sizeof(env->token)) return err_set(err, "%s: the token has %zu bytes: that is none", env->token_at, n);
+    if (n >= sizeof(env->token))
+        return err_set(err, "%s: the token has %zu bytes, which is not a valid length", env->token_at, n);
     for (size_t i = 0; i < n; i++)
         if (text[i] <= ' ' || text[i] > '~')
-            return err_set(err, "%s: a token of the hub has letters and digits and _ only, as in hf_...",
-                           env->token_at);
+            return err_set(err, "%s: a token of the hub has only letters, digits and _, as in hf_...", env->token_at);
     memcpy(env->token, text, n);
     env->token[n] = 0;
     return 0;
@@ -91,7 +91,7 @@ int hub_env_read(struct hub_env *env, struct err *err)
 {
     const char *endpoint = getenv("HF_ENDPOINT"), *cache = getenv("HF_HUB_CACHE");
     char home[MT_PATH];
-    if (!is_set(cache)) cache = getenv("HUGGINGFACE_HUB_CACHE"); /* its older name */
+    if (!is_set(cache)) cache = getenv("HUGGINGFACE_HUB_CACHE"); /* an older name of HF_HUB_CACHE */
     *env = (struct hub_env){.offline = is_true(getenv("HF_HUB_OFFLINE"))};
     if (!is_set(endpoint)) endpoint = ENDPOINT;
     if (strncmp(endpoint, "http://", 7) && strncmp(endpoint, "https://", 8))
@@ -186,7 +186,7 @@ void hub_repo_free(struct hub_repo *repo)
 
 static int walk(struct hub_repo *repo, const char *name, struct err *err);
 
-/* The hash that a link of the snapshot names: its target is the blob. "" when the target is called otherwise. */
+/* The hash in the target of a snapshot's link, which is the blob's name; "" when the target has another name. */
 static void linked_hash(char etag[HASH_HEX], const char *path)
 {
     char target[MT_PATH];
@@ -199,7 +199,7 @@ static void linked_hash(char etag[HASH_HEX], const char *path)
     if (!name[n] && (n == 40 || n == 64)) strcpy(etag, name);
 }
 
-/* Adds a file of the snapshot, or those of a folder. A link to nothing: the file is not there. */
+/* Adds a file of the snapshot, or those of a folder. A dangling link counts as a missing file. */
 static int add_entry(struct hub_repo *repo, const char *name, struct err *err)
 {
     char path[MT_PATH], etag[HASH_HEX];
@@ -276,18 +276,17 @@ int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *
         return -1;
     const int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (lock < 0) return io_error(err, path, "create the lock");
-    /* A file system without locks, as some clusters have it, is used without: two processes then write the same bytes.
-     */
+    /* On a file system without locks, as on some clusters, no lock is used; two processes then write the same bytes. */
     const bool busy = flock(lock, LOCK_EX | LOCK_NB) && (errno == EWOULDBLOCK || errno == EINTR);
-    if (busy || fstat(lock, &st) || st.st_nlink == 0) /* deleted by its last holder: the next try makes a new one */
+    if (busy || fstat(lock, &st) || st.st_nlink == 0) /* its last holder deleted it: the next try creates it */
         close(lock);
     else
         *fd = lock;
     return 0;
 }
 
-/* A file of somebody else, a link or a second name of a file elsewhere may have been laid there, in a cache that
- * several users share: it is removed, not followed. */
+/* In a cache that several users share, the name may belong to another user's file, to a link, or to a second name of a
+ * file elsewhere. Such an entry is removed, not followed. */
 int hub_part_open(int *fd, const char *path, struct err *err)
 {
     const int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -295,7 +294,7 @@ int hub_part_open(int *fd, const char *path, struct err *err)
     *fd = open(path, flags);
     if (*fd >= 0 && !fstat(*fd, &st) && S_ISREG(st.st_mode) && st.st_nlink == 1 && st.st_uid == geteuid()) return 0;
     if (*fd >= 0) close(*fd);
-    if (unlink(path) && errno != ENOENT) return *fd = -1, io_error(err, path, "remove what is in its place");
+    if (unlink(path) && errno != ENOENT) return *fd = -1, io_error(err, path, "remove the entry in its place");
     *fd = open(path, flags | O_CREAT | O_EXCL, 0666);
     return *fd < 0 ? io_error(err, path, "create") : 0;
 }
@@ -314,7 +313,7 @@ const char *hub_why_unwritten(const struct hub_env *env, struct err *text)
     return text->msg;
 }
 
-/* Renames what this process alone wrote: two that put a file in the same place both succeed. */
+/* Renames a file that only this process wrote; when two processes create the same name, both succeed. */
 static int put_in_place(const char *tmp, const char *path, struct err *err)
 {
     if (!rename(tmp, path)) return 0;
@@ -335,7 +334,7 @@ static int write_small(const char *path, const char *text, struct err *err)
     return put_in_place(tmp, path, err);
 }
 
-/* The tag by which backup programs know a cache (bford.info/cachedir). */
+/* The tag by which backup programs recognise a cache (bford.info/cachedir). */
 static int write_tag(const struct hub_env *env, struct err *err)
 {
     static const char tag[] = "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -363,7 +362,7 @@ int hub_cache_reserve(const struct hub_repo *repo, const struct hub_file *const 
     if (!i64_mul((int64_t)disk.f_bavail, (int64_t)disk.f_frsize, &room)) room = INT64_MAX;
     if (need == 0 || need <= room) return 0;
     return err_set(err,
-                   "%s is still to be downloaded, but only %s is free where %s lies: make room, or set HF_HOME to a "
+                   "%s must still be downloaded, but only %s is free at %s: make room, or set HF_HOME to a "
                    "folder on a larger disk",
                    str_bytes(a, need), str_bytes(b, room), repo->env->cache);
 }
@@ -380,17 +379,17 @@ int hub_cache_link(const struct hub_repo *repo, const struct hub_file *f, struct
 {
     char path[MT_PATH], tmp[MT_PATH], target[MT_PATH], now[MT_PATH];
     size_t used = 0;
-    target[0] = 0; /* up from snapshots/COMMIT and from every folder of the file's path */
+    target[0] = 0; /* up from snapshots/COMMIT and every folder of the file's path */
     for (const char *p = f->path; p; p = strchr(p + 1, '/'))
         used += (size_t)snprintf(target + used, sizeof(target) - used, "../");
     snprintf(target + used, sizeof(target) - used, "../blobs/%s", f->etag);
     if (hub_snapshot_path(path, repo, f->path, err) || make_parents(path, err)) return -1;
     const ssize_t n = readlink(path, now, sizeof(now) - 1);
     if (n > 0 && (size_t)n == strlen(target) && !memcmp(now, target, (size_t)n)) return 0;
-    /* made beside blobs/ and snapshots/, where a kill leaves nothing that counts as a file */
+    /* created beside blobs/ and snapshots/; after a kill, a leftover does not count as a file */
     if (hub_repo_path(now, repo, "link", NULL, err) || own_name(tmp, now, err)) return -1;
     if (unlink(tmp) && errno != ENOENT) return io_error(err, tmp, "remove");
-    if (symlink(target, tmp)) return io_error(err, tmp, "make a symbolic link, which the hub's cache consists of");
+    if (symlink(target, tmp)) return io_error(err, tmp, "make a symbolic link, which the hub's cache needs");
     return put_in_place(tmp, path, err);
 }
 

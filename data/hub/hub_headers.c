@@ -1,8 +1,8 @@
 /* hub_headers.c - the folder moetrain-headers/COMMIT of a repository in the cache.
  *
- * It is apart from snapshots/, in which every file is whole. The headers are not hashed, as the hub tells only the hash
- * of the whole file; the reader of safetensors checks them as it does any other. The index is linked last: where it,
- * or the only shard, is there, all is there. */
+ * It is separate from snapshots/, where every file is complete. The headers are not hashed, as the hub lists only the
+ * hash of the whole file; the safetensors reader checks them like any other. The index is linked last: when it (or the
+ * only shard) exists, the folder is complete. */
 #include "data/hub/hub_headers.h"
 
 #include <errno.h>
@@ -41,7 +41,7 @@ bool hub_headers_needless(const struct hub_repo *repo, struct hub_file const *co
     return all;
 }
 
-/* A link to what the snapshot's link leads to. */
+/* A link to the target of the snapshot's link. */
 static int link_small(const struct hub_repo *repo, const char *name, struct err *err)
 {
     char from[MT_PATH], to[MT_PATH], target[MT_PATH];
@@ -54,7 +54,7 @@ static int link_small(const struct hub_repo *repo, const char *name, struct err 
     return 0;
 }
 
-/* Downloads and writes the headers of the shards that are not there yet. */
+/* Downloads and writes the missing headers of the shards. */
 static int write_headers(const struct hub_repo *repo, struct hub_file const *const *shards, int64_t n, struct err *err)
 {
     const struct hub_file **missing = mem_array(MT_MAX(n, 1), sizeof(struct hub_file *));

@@ -1,13 +1,12 @@
 /* hub_http.c - transfers by libcurl's multi interface, in one thread.
  *
- * A transfer waits (for a place, for another process, for the time of its next try), runs, or is done. Bytes go to disk
- * and into the hash as they come, so that after any break the next request begins where the file ends; a file that was
- * begun by an earlier process is hashed once, before its first request. The answer to a resolve URL is a redirect to a
- * signed URL that ages: every try begins with the resolve URL again. Redirects are followed here, not by libcurl, whose
- * older versions take the token along: it goes to the origin of the first address alone, and nothing goes from https
- * to http.
+ * A transfer waits (for a slot, for another process, for its next try), runs, or is done. Bytes are written and hashed
+ * as they arrive, so after an interruption the next request begins where the file ends. A partial file of an earlier
+ * process is hashed once, before its first request. A resolve URL redirects to a signed URL that expires, so every try
+ * begins with the resolve URL. This file follows redirects, since older versions of libcurl forward the token. The
+ * token is sent only to the origin of the first address, and https is never redirected to http.
  *
- * libcurl is opened when the first model is downloaded, so that the program runs where it is not installed. */
+ * libcurl is loaded at the first download, so the program also runs where it is not installed. */
 #include "data/hub/hub_http.h"
 
 #include <curl/curl.h>
@@ -26,25 +25,25 @@
 #include "data/hub/hub_verify.h"
 #include "data/json.h"
 
-#define AT_ONCE      4 /* transfers that run; each has a connection of its own */
-#define TRIES        7 /* in a row without a byte; FIRST_MS, 1, 2, 4, 8, 16 s lie between them */
+#define AT_ONCE      4 /* concurrent transfers, one connection each */
+#define TRIES        7 /* in a row without a byte; delays: FIRST_MS, 1, 2, 4, 8, 16 s */
 #define FIRST_MS     200
-#define TEXT_TRIES   3                    /* the same for a small answer: the cache may hold what it leads to */
-#define NOT_READY    "ResponseNotReady"   /* the viewer has still to convert the data set, which takes minutes */
-#define RESTARTS     2                    /* times that what came may be thrown away */
-#define WAIT_MAX     3600                 /* seconds that the hub may ask for */
-#define TEXT_MAX     ((int64_t)256 << 20) /* bytes of a small answer */
-#define ERROR_MAX    4096                 /* bytes kept of the page of an error */
-#define PAGE_MAX     (1 << 20)            /* bytes received of such a page, or of a redirect's */
-#define HEAD_MAX     (256 << 10)          /* bytes of the lines before a body */
+#define TEXT_TRIES   3                    /* the same for a small answer, which the cache may replace */
+#define NOT_READY    "ResponseNotReady"   /* the viewer has not converted the data set yet, which takes minutes */
+#define RESTARTS     2                    /* times that a file may be downloaded anew */
+#define WAIT_MAX     3600                 /* longest delay in seconds that the hub may ask for */
+#define TEXT_MAX     ((int64_t)256 << 20) /* largest small answer in bytes */
+#define ERROR_MAX    4096                 /* bytes kept of an error page */
+#define PAGE_MAX     (1 << 20)            /* bytes received of an error page or redirect page */
+#define HEAD_MAX     (256 << 10)          /* largest response header in bytes */
 #define HOPS         10                   /* redirects in a row */
-#define FIRST_BYTES  (16 << 10)           /* of a safetensors file: most headers are shorter */
-#define HEADER_MAX   100000000            /* bytes of such a header, as the format has it */
-#define STALL_S      60                   /* a transfer below STALL_RATE bytes/s for so long is broken off */
+#define FIRST_BYTES  (16 << 10)           /* first request for a safetensors header: most headers are shorter */
+#define HEADER_MAX   100000000            /* limit of such a header in bytes, from the format */
+#define STALL_S      60                   /* a transfer below STALL_RATE bytes/s for this long is aborted */
 #define STALL_RATE   1024
 #define LOCK_WAIT_MS 300
-#define LINE_MS      250   /* between two states of the progress line on a terminal */
-#define LOG_MS       30000 /* between two lines elsewhere */
+#define LINE_MS      250   /* between updates of the progress line on a terminal */
+#define LOG_MS       30000 /* between progress lines elsewhere */
 #define CHUNK        (256 << 10)
 #define URL_MAX      8192
 
@@ -105,7 +104,7 @@ static int open_curl(struct err *err)
     library = find_curl();
     if (!library) return err_set(err, "downloading needs libcurl, which is not installed: apt-get install libcurl4");
     if (library_find(library, "libcurl", calls, MT_LEN(calls), err)) return -1;
-    if (curl.global_init(CURL_GLOBAL_DEFAULT)) return err_set(err, "libcurl cannot be initialised");
+    if (curl.global_init(CURL_GLOBAL_DEFAULT)) return err_set(err, "cannot initialise libcurl");
     curl.library = library;
     return 0;
 }
@@ -114,39 +113,39 @@ static int open_curl(struct err *err)
 
 enum state { WAITING, RUNNING, DONE };
 
-/* What the head of the last response said. */
+/* Header fields of the last response. */
 struct response {
     char code[64], message[256];            /* X-Error-Code, X-Error-Message */
     char commit[41];                        /* X-Revision, of the viewer */
-    int64_t wait_s, range_from, range_size; /* -1: not said */
-    bool begun;                             /* its body has: status, range and length were looked at */
+    int64_t wait_s, range_from, range_size; /* -1: not given */
+    bool begun;                             /* its body has begun: status, range and length were checked */
 };
 
 struct transfer {
     const struct hub_repo *repo;
     const struct hub_file *file; /* NULL: into text */
     enum state state;
-    double wake_ms;       /* nothing before this */
-    int tries, restarts;  /* in a row without progress; times begun anew */
-    int64_t have, before; /* bytes that are there; that were at the start of this try */
+    double wake_ms;       /* no try before this time */
+    int tries, restarts;  /* tries in a row without progress; fresh starts */
+    int64_t have, before; /* bytes of the file; bytes at the start of this try */
     int64_t received;     /* bytes of all tries */
-    bool failed;          /* err is set: there is no other try */
-    bool unreachable;     /* the failure is one of the way to the hub */
+    bool failed;          /* err is set; no further try */
+    bool unreachable;     /* the failure is in the connection, not in the hub's answer */
     struct err *err;
     CURL *easy;
     struct curl_slist *headers;
     char url[URL_MAX], why[CURL_ERROR_SIZE];
     struct response response;
     int lock, fd; /* of a file; -1: not open */
-    bool told;    /* that another process has the lock */
+    bool told;    /* the user was told that another process has the lock */
     struct hash hash;
-    bool viewer;        /* the answer is one of the viewer, whose errors are JSON */
-    bool header;        /* of the file only the safetensors header is wanted, into text */
-    char hop[URL_MAX];  /* where the last redirect led; "": nowhere */
+    bool viewer;        /* the answer is from the viewer, whose errors are JSON */
+    bool header;        /* only the safetensors header of the file is wanted, into text */
+    char hop[URL_MAX];  /* target of the last redirect; "": none */
     int hops;           /* redirects of this try */
-    bool foreign;       /* one of them left the origin of url: no token */
-    bool cut;           /* the rest of the body is not wanted: libcurl was told to stop */
-    int64_t head, page; /* bytes of this request: before the body; of one that is not the answer */
+    bool foreign;       /* a redirect left the origin of url: send no token */
+    bool cut;           /* the rest of the body is not needed: stops libcurl */
+    int64_t head, page; /* bytes of this request: response header; body of a non-answer */
     char *text;         /* NUL-terminated */
     int64_t cap;
 };
@@ -163,14 +162,14 @@ static int fail(struct transfer *t, const char *fmt, ...)
     return err_set(t->err, "%s%s%s: %s", t->repo->id, t->file ? "/" : "", t->file ? t->file->path : "", text);
 }
 
-/* A line about a transfer, over the progress line. */
+/* Logs a line about a transfer; clears the progress line first. */
 static void note(const struct transfer *t, const char *what)
 {
     if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
     log_info("%s%s%s: %s", t->repo->id, t->file ? "/" : "", t->file ? t->file->path : "", what);
 }
 
-/* Another try, after wait_s seconds or more; or, when there were too many, the end. */
+/* Schedules another try after at least wait_s seconds, or fails after too many. */
 static void try_again(struct transfer *t, int64_t wait_s, const char *why)
 {
     char text[512];
@@ -185,7 +184,7 @@ static void try_again(struct transfer *t, int64_t wait_s, const char *why)
     if (++t->tries == most) {
         fail(t, "%s; gave up after %d tries", why, most);
     } else if (wait_s > WAIT_MAX) {
-        fail(t, "%s; the hub asks to come back in %lld minutes", why, (long long)wait_s / 60);
+        fail(t, "%s; the hub asks to retry in %lld minutes", why, (long long)wait_s / 60);
     } else {
         const double ms = MT_MAX(1e3 * (double)wait_s, t->tries == 1 ? FIRST_MS : 500.0 * (1 << (t->tries - 1)));
         t->wake_ms = clock_ms() + ms;
@@ -213,7 +212,7 @@ static void close_file(struct transfer *t)
 
 /* ---- the file of a transfer */
 
-/* The one that the hub tells: SHA-256 of large files, git's SHA-1 of small ones. */
+/* The hash that the hub lists: SHA-256 of large files, git's SHA-1 of small ones. */
 static void start_hash(struct transfer *t)
 {
     if (strlen(t->file->etag) == 64)
@@ -222,13 +221,13 @@ static void start_hash(struct transfer *t)
         hash_init_git(&t->hash, t->file->size);
 }
 
-/* Throws away what came. */
+/* Discards the bytes received so far. */
 static int rewind_file(struct transfer *t)
 {
     t->have = t->before = 0;
     start_hash(t);
     if (ftruncate(t->fd, 0) || lseek(t->fd, 0, SEEK_SET) < 0)
-        return fail(t, "cannot empty what was begun: %s", strerror(errno));
+        return fail(t, "cannot truncate the partial file: %s", strerror(errno));
     return 0;
 }
 
@@ -236,10 +235,10 @@ static int start_over(struct transfer *t, const char *why)
 {
     if (rewind_file(t)) return -1;
     if (t->restarts++ < RESTARTS) return 0;
-    return fail(t, "%s, %d times now: what comes is not what the hub lists", why, t->restarts);
+    return fail(t, "%s, %d times: the received file differs from the one that the hub lists", why, t->restarts);
 }
 
-/* Opens the partial file, whose bytes go into the hash. */
+/* Opens the partial file and hashes its bytes. */
 static int open_part(struct transfer *t)
 {
     char path[MT_PATH];
@@ -267,7 +266,7 @@ static int write_part(struct transfer *t, const char *data, int64_t size)
     return 0;
 }
 
-/* All bytes are there: the partial file becomes the blob if they are the right ones. */
+/* All bytes have arrived: the partial file becomes the blob if its hash is right. */
 static void finish_file(struct transfer *t)
 {
     char part[MT_PATH], blob[MT_PATH], hex[HASH_HEX], why[160];
@@ -288,7 +287,7 @@ static void finish_file(struct transfer *t)
     }
 }
 
-/* ---- what libcurl calls */
+/* ---- callbacks of libcurl */
 
 /* The value of a header line when it is the one called name, else NULL. */
 static const char *header_value(const char *line, const char *name)
@@ -307,7 +306,7 @@ static size_t on_header(char *data, size_t one, size_t n, void *user)
     const char *value;
     (void)one;
     t->head += (int64_t)n;
-    if (t->head > HEAD_MAX) return fail(t, "the head of the answer is longer than %d bytes", HEAD_MAX), 0;
+    if (t->head > HEAD_MAX) return fail(t, "the response header is longer than %d bytes", HEAD_MAX), 0;
     snprintf(line, sizeof(line), "%.*s", (int)MT_MIN(n, sizeof(line) - 1), data);
     line[strcspn(line, "\r\n")] = 0;
     if (!strncasecmp(line, "HTTP/", 5)) *r = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
@@ -325,7 +324,7 @@ static size_t on_header(char *data, size_t one, size_t n, void *user)
     return n;
 }
 
-/* The first bytes of a good answer: do they begin where the file ends, and is it as long as listed? */
+/* Checks the first bytes of a good answer: they begin where the file ends, and the length is as listed. */
 static int begin_body(struct transfer *t, long status)
 {
     const long long size = t->file->size, have = t->have;
@@ -339,7 +338,7 @@ static int begin_body(struct transfer *t, long status)
     curl.easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
     if (length >= 0 && length != size)
         return fail(t, "the hub lists %lld bytes, the server has %lld", size, (long long)length);
-    return have ? start_over(t, "the server cannot go on in the middle of a file") : 0;
+    return have ? start_over(t, "the server cannot resume in the middle of a file") : 0;
 }
 
 static int add_text(struct transfer *t, const char *data, int64_t size)
@@ -356,7 +355,7 @@ static int add_text(struct transfer *t, const char *data, int64_t size)
     return 0;
 }
 
-/* Bytes that are wanted of the file, as far as its beginning tells. */
+/* Bytes wanted of the file, as far as its first bytes give the header's length. */
 static int64_t header_end(const struct transfer *t)
 {
     uint64_t n = 0;
@@ -365,7 +364,7 @@ static int64_t header_end(const struct transfer *t)
     return n > HEADER_MAX ? -1 : 8 + (int64_t)n;
 }
 
-/* Of a server that sends the whole file no more than the header is taken. */
+/* When a server sends the whole file, only the header is kept. */
 static size_t add_header_bytes(struct transfer *t, const char *data, int64_t n, long status)
 {
     const struct response *r = &t->response;
@@ -378,8 +377,7 @@ static size_t add_header_bytes(struct transfer *t, const char *data, int64_t n, 
     if (add_text(t, data, n)) return 0;
     const int64_t end = header_end(t);
     if (end < 0 || end > t->file->size)
-        return fail(t, "its first bytes are not those of a safetensors file of %lld bytes", (long long)t->file->size),
-               0;
+        return fail(t, "its first bytes do not begin a safetensors file of %lld bytes", (long long)t->file->size), 0;
     if (t->have < end) return (size_t)n;
     t->cut = t->have >= 8;
     return t->cut ? 0 : (size_t)n;
@@ -391,7 +389,7 @@ static size_t on_body(char *data, size_t one, size_t n, void *user)
     long status = 0;
     (void)one;
     curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
-    if (status != 200 && status != 206) { /* the page of an error */
+    if (status != 200 && status != 206) { /* an error page */
         t->page += (int64_t)n;
         t->cut = t->page > PAGE_MAX;
         if (t->cut) return 0;
@@ -410,20 +408,20 @@ static size_t on_body(char *data, size_t one, size_t n, void *user)
 
 /* ---- the end of a try */
 
-/* In words: no other try will change this answer. */
+/* A final error in words: a retry would give the same answer. */
 static void refuse(struct transfer *t, long status)
 {
     const struct hub_env *env = t->repo->env;
     const char *code = t->response.code, *message = t->response.message, *id = t->repo->id;
     const char *kind = t->repo->dataset ? "datasets/" : "";
     const bool token = env->token[0] != 0;
-    if (!strcmp(code, "GatedRepo") || !strncmp(code, "External", 8)) /* the latter are the viewer's */
+    if (!strcmp(code, "GatedRepo") || !strncmp(code, "External", 8)) /* the latter two are the viewer's */
         fail(t, "gated: accept its terms at %s/%s%s, then %s", env->endpoint, kind, id,
              token ? "try again; the token must belong to the account that accepted, and may read gated repositories"
                    : "set HF_TOKEN to a token of that account (hf auth login stores one, too)");
     else if (status == 401 && strstr(message, "Invalid credentials"))
         fail(t,
-             "the hub does not know the token in %s: it is mistyped or no longer valid; set HF_TOKEN or run hf auth "
+             "the hub does not accept the token in %s: it is mistyped or expired; set HF_TOKEN or run hf auth "
              "login",
              env->token_at);
     else if (!strcmp(code, "RevisionNotFound"))
@@ -459,7 +457,7 @@ static bool may_pass(CURLcode rc)
     return true;
 }
 
-/* The viewer says what is wrong in the body, {"error": ...}. */
+/* The viewer gives its error in the body, {"error": ...}. */
 static void read_error(struct transfer *t)
 {
     const char *message = "";
@@ -476,9 +474,9 @@ static void follow(struct transfer *t, const char *to)
     if (++t->hops > HOPS) {
         fail(t, "more than %d redirects, the last to %.200s", HOPS, to);
     } else if (strlen(to) >= URL_MAX) {
-        fail(t, "the address that it is redirected to has %zu bytes", strlen(to));
+        fail(t, "the redirect's address is too long: %zu bytes", strlen(to));
     } else if (!hub_url_may_follow(from, to, &same)) {
-        fail(t, "redirected from %.*s to %.200s, which is not followed: the way would be unencrypted",
+        fail(t, "redirected from %.*s to %.200s, which is not followed: the connection would be unencrypted",
              (int)hub_url_origin(from), from, to);
     } else {
         hub_url_may_follow(t->url, to, &same);
@@ -489,7 +487,7 @@ static void follow(struct transfer *t, const char *to)
     }
 }
 
-/* The end of a request for a header: it is there, or the next bytes are asked for. */
+/* The end of a request for a header: the header is complete, or the next bytes are requested. */
 static void finish_header(struct transfer *t)
 {
     const int64_t end = header_end(t);
@@ -551,7 +549,7 @@ static void add_header(struct transfer *t, const char *line)
     MT_REQUIRE(t->headers, "curl_slist_append: out of memory");
 }
 
-/* Sets the options of a request. An older libcurl at run time may not know one: then nothing is sent. */
+/* Sets the options of a request. An older libcurl may not know an option; then no request is sent. */
 static CURLcode set_options(struct transfer *t)
 {
     char range[64];
@@ -568,7 +566,7 @@ static CURLcode set_options(struct transfer *t)
     SET(CURLOPT_URL, t->hop[0] ? t->hop : t->url);
     SET(CURLOPT_HTTPHEADER, t->headers);
     SET(CURLOPT_USERAGENT, "moetrain/" MT_VERSION);
-    SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* a connection for each file is faster than one for all */
+    SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* one connection per file is faster than one for all */
     SET(CURLOPT_FOLLOWLOCATION, 0L);
     SET(CURLOPT_CONNECTTIMEOUT, 15L);
     SET(CURLOPT_LOW_SPEED_LIMIT, (long)STALL_RATE);
@@ -596,7 +594,7 @@ static void send_request(struct transfer *t, CURLM *multi)
     t->before = t->have;
     t->head = t->page = 0;
     t->response = (struct response){.wait_s = -1, .range_from = -1, .range_size = -1};
-    add_header(t, "Accept-Encoding: identity"); /* sizes and hashes are those of the bytes sent */
+    add_header(t, "Accept-Encoding: identity"); /* no compression: sizes and hashes are those of the bytes sent */
     snprintf(line, sizeof(line), "Authorization: Bearer %s", env->token);
     if (env->token[0] && !t->foreign) add_header(t, line);
     const CURLcode rc = set_options(t);
@@ -609,7 +607,8 @@ static void send_request(struct transfer *t, CURLM *multi)
     t->state = RUNNING;
 }
 
-/* True when the file is ours to download; otherwise it is there, or another process is at it, or the try failed. */
+/* True when this process may download the file; otherwise it exists, another process downloads it, or the try
+ * failed. */
 static bool take_file(struct transfer *t)
 {
     if (t->lock < 0 && hub_cache_lock(&t->lock, t->repo, t->file, t->err)) return t->failed = true, false;
@@ -643,17 +642,17 @@ static void start(struct transfer *t, CURLM *multi)
         if (t->text) t->text[0] = 0;
     } else if (!t->header && !take_file(t)) {
         return;
-    } else if (t->have == t->file->size) { /* the break came just before the end */
+    } else if (t->have == t->file->size) { /* the connection broke just before the end */
         finish_file(t);
         return;
     }
     send_request(t, multi);
 }
 
-/* ---- many at once */
+/* ---- many transfers at once */
 
 struct progress {
-    int64_t total, received;        /* bytes of all files; those that had come at the last line */
+    int64_t total, received;        /* bytes of all files; bytes at the last progress line */
     double start_ms, last_ms, rate; /* bytes/ms, smoothed */
 };
 
@@ -677,7 +676,7 @@ static void show(struct progress *p, const struct hub_repo *repo, int64_t have, 
         log_info("%s", line);
 }
 
-/* Runs all to their end or to the first failure. */
+/* Runs all transfers until they end or one fails. */
 static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
 {
     CURLM *multi = curl.multi_init();
@@ -701,14 +700,14 @@ static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
         }
         if (p) show(p, t->repo, have, received);
         if (failed || !unfinished) break;
-        progress(); /* that of a transfer is watched here */
+        progress(); /* the stall limit watches a transfer itself */
         curl.multi_perform(multi, &rest);
         for (CURLMsg *m; !failed && (m = curl.multi_info_read(multi, &rest));) {
             struct transfer *of = NULL;
             curl.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&of);
             finish(of, multi, m->data.result);
             failed = of->failed;
-            wait_ms = 0; /* another may start */
+            wait_ms = 0; /* a slot is free */
         }
         if (!failed) curl.multi_poll(multi, NULL, 0, wait_ms, NULL);
     }

@@ -1,9 +1,9 @@
 /* hub_rows.c - rows of a data set in pages, from the hub's viewer.
  *
- * A page is at most 100 rows and their total; several are asked for at once. Rows go, in order, to the end of a partial
- * file of the cache, synced page by page, so that a start after any break counts its lines and asks from there. When it
- * has them all it becomes a blob by its SHA-256, as any other file of the cache. Every page must be of the commit, say
- * the same total, and hold the rows that were asked for, whole. */
+ * A page is at most 100 rows and their total; several are requested concurrently. Rows are appended in order to a
+ * partial file of the cache, which is synced after every page. After an interruption the next start counts its lines
+ * and continues there. A complete file becomes a blob named by its SHA-256, like any other file of the cache. Every
+ * page must be of the commit, give the same total, and contain the requested rows untruncated. */
 #include "data/hub/hub_rows.h"
 
 #include <errno.h>
@@ -21,23 +21,23 @@
 #include "data/json.h"
 #include "data/text.h"
 
-#define PAGE     100     /* rows: the most that the viewer shows */
-#define AT_ONCE  4       /* pages */
-#define MAX_ROWS 1000000 /* 10,000 pages: an hour of the hub's patience */
-#define RESTARTS 2       /* times that what came may be thrown away */
-#define WAIT_MS  300     /* for another process */
-#define SHOW_TTY 250     /* ms between two lines of progress on a terminal */
+#define PAGE     100     /* rows: the viewer's limit */
+#define AT_ONCE  4       /* concurrent pages */
+#define MAX_ROWS 1000000 /* 10,000 pages: an hour at the hub's rate limit */
+#define RESTARTS 2       /* times that the rows may be downloaded anew */
+#define WAIT_MS  300     /* delay while another process holds the lock */
+#define SHOW_TTY 250     /* ms between progress lines on a terminal */
 #define SHOW_LOG 30000   /* elsewhere */
 #define CHUNK    (1 << 20)
 
 struct download {
     struct hub_repo *repo;
     char config[256], split[256];
-    struct hub_file file; /* etag: a name for the lock and the partial file, of commit, config and split */
+    struct hub_file file; /* etag: name of the lock and the partial file, from commit, config and split */
     char path[HUB_PATH], part[MT_PATH];
     int fd;
-    int64_t have, total; /* rows; total -1: not said yet */
-    bool changed;        /* the total is another than before */
+    int64_t have, total; /* rows; total -1: not known yet */
+    bool changed;        /* the total has changed */
     double shown_ms;
 };
 
@@ -53,7 +53,7 @@ static int get(const struct hub_repo *repo, struct hub_answer *answer, struct js
     return *doc ? 0 : -1;
 }
 
-/* The error that shows what there is to choose from. */
+/* The error that lists what can be chosen. */
 static int ask_for_split(const struct hub_repo *repo, struct json splits, int64_t found, struct err *err)
 {
     char names[512] = "";
@@ -67,11 +67,11 @@ static int ask_for_split(const struct hub_repo *repo, struct json splits, int64_
             (size_t)snprintf(names + used, sizeof(names) - used, "%s%.100s/%.80s", shown ? ", " : "", config, split);
     }
     return err_set(err, "%s has %s; name one, as in hub:%s:CONFIG/SPLIT, of %s%s", repo->id,
-                   found ? "more than one split" : "no such split", repo->id, shown ? names : "none that the hub shows",
-                   shown < json_count(splits) ? ", ..." : "");
+                   found ? "more than one split" : "no such split", repo->id,
+                   shown ? names : "no split that the hub shows", shown < json_count(splits) ? ", ..." : "");
 }
 
-/* The one row of the list that `which` names. */
+/* The only row of the list that `which` matches. */
 static int pick_split(struct download *d, struct json splits, const char *which, struct err *err)
 {
     const char *slash = strrchr(which, '/'), *wanted = slash ? slash + 1 : which, *config, *split;
@@ -124,7 +124,7 @@ static int cut(struct download *d, int64_t bytes, struct err *err)
     return 0;
 }
 
-/* Counts the rows that are there; half a line at the end is cut off. */
+/* Counts the complete rows; a partial line at the end is removed. */
 static int open_part(struct download *d, struct err *err)
 {
     int64_t at = 0, whole = 0;
@@ -159,20 +159,19 @@ static int add_row(const struct download *d, struct json entry, int64_t index, s
     struct json row, cells = json_find(entry, "truncated_cells");
     if (json_get_i64(entry, "row_idx", 0, INT64_MAX, &at, err) || json_get_object(entry, "row", &row, err)) return -1;
     if (at != index)
-        return json_error(entry, err, "row %lld came where %lld was asked for", (long long)at, (long long)index);
+        return json_error(entry, err, "received row %lld instead of row %lld", (long long)at, (long long)index);
     if (json_count(cells))
-        return json_error(cells, err,
-                          "row %lld is too long to be shown whole: download a file of %s and write it as JSONL",
+        return json_error(cells, err, "the viewer truncates row %lld: download a file of %s and convert it to JSONL",
                           (long long)index, d->repo->id);
     if (text_put_json(lines, row, err)) return -1;
     text_put(lines, "\n");
     return 0;
 }
 
-/* What a page says of the whole: d->total, or why the rows cannot be had. */
+/* Reads a page's total into d->total; an error when the rows are not available. */
 static int read_total(struct download *d, struct json page, struct err *err)
 {
-    const char *id = d->repo->id, *help = "download a file of it and write it as JSONL";
+    const char *id = d->repo->id, *help = "download a file of it and convert it to JSONL";
     bool partial = false;
     int64_t total;
     if (json_opt_bool(page, "partial", &partial, err) ||
@@ -182,7 +181,7 @@ static int read_total(struct download *d, struct json page, struct err *err)
     if (partial)
         return json_error(page, err, "%s is so large that the hub shows only its first %lld rows: %s", id, now, help);
     if (total > MAX_ROWS)
-        return json_error(page, err, "%s has %lld rows, more than %d are too many for pages of %d: %s", id, now,
+        return json_error(page, err, "%s has %lld rows, too many: the limit is %d in pages of %d; %s", id, now,
                           MAX_ROWS, PAGE, help);
     d->changed = d->have > total || (d->total >= 0 && d->total != total);
     if (d->changed) return json_error(page, err, "%s had %lld rows, now it has %lld", id, was, now);
@@ -190,7 +189,7 @@ static int read_total(struct download *d, struct json page, struct err *err)
     return 0;
 }
 
-/* A page's rows as lines; it may have fewer than were asked for. */
+/* A page's rows as lines; it may have fewer than requested. */
 static int add_page(struct download *d, const struct hub_answer *a, struct text_buf *lines, int64_t *n, struct err *err)
 {
     const struct hub_repo *repo = d->repo;
@@ -199,7 +198,7 @@ static int add_page(struct download *d, const struct hub_answer *a, struct text_
     snprintf(name, sizeof(name), "rows of %s from %lld on", repo->id, (long long)d->have);
     if (a->commit[0] && strcmp(a->commit, repo->commit))
         return err_set(err,
-                       "%s: the hub shows the rows of commit %.8s, asked for is %.8s: it shows the main branch alone, "
+                       "%s: the hub shows the rows of commit %.8s instead of %.8s: it shows only the main branch, "
                        "some time after a change",
                        repo->id, a->commit, repo->commit);
     struct json_doc *doc = json_parse(a->text, a->size, name, err);
@@ -208,7 +207,7 @@ static int add_page(struct download *d, const struct hub_answer *a, struct text_
     if (!rc) rc = read_total(d, json_root(doc), err);
     *n = rc ? 0 : json_count(rows);
     if (!rc && *n > MT_MIN(PAGE, d->total - d->have))
-        rc = json_error(rows, err, "has %lld rows, of %lld there are", (long long)*n, (long long)d->total);
+        rc = json_error(rows, err, "has %lld rows instead of %lld", (long long)*n, (long long)d->total);
     for (int64_t i = 0; i < *n && !rc; i++) rc = add_row(d, json_at(rows, i), d->have + i, lines, err);
     json_free(doc);
     return rc;
@@ -228,7 +227,7 @@ static int set_page(const struct download *d, struct hub_answer *a, int64_t offs
     return fits ? 0 : err_set(err, "%s: the name of its split is too long", d->repo->id);
 }
 
-/* The next pages, as far as they follow one another: the first alone when the total is not known. */
+/* Requests the next pages, as far as they follow one another: only the first one when the total is unknown. */
 static int get_pages(struct download *d, struct err *err)
 {
     struct hub_answer *answers = mem_array(AT_ONCE, sizeof(*answers));
@@ -253,7 +252,7 @@ static int get_pages(struct download *d, struct err *err)
     return rc;
 }
 
-/* ---- the whole */
+/* ---- the whole split */
 
 static void show(struct download *d)
 {
@@ -267,7 +266,7 @@ static void show(struct download *d)
         log_info("%s: %lld of %lld rows", d->repo->id, (long long)d->have, (long long)d->total);
 }
 
-/* For the rows to come, if they are as long as those that came. */
+/* Checks the disk space for the remaining rows, at the average length so far. */
 static int check_space(const struct download *d, struct err *err)
 {
     struct stat st;
@@ -284,7 +283,7 @@ static int download(struct download *d, struct err *err)
         d->changed = false;
         if (get_pages(d, err)) {
             if (!d->changed || restarts++ == RESTARTS) return -1;
-            log_warn("%s; beginning anew", err->msg);
+            log_warn("%s; starting again", err->msg);
             d->total = -1;
             if (cut(d, 0, err)) return -1;
         } else if (first && check_space(d, err)) {
@@ -297,7 +296,7 @@ static int download(struct download *d, struct err *err)
     return d->have ? 0 : err_set(err, "%s: %s/%s has no rows", d->repo->id, d->config, d->split);
 }
 
-/* The partial file, whole now, becomes a blob, and the snapshot has a link to it. */
+/* The complete partial file becomes a blob, and the snapshot gets a link to it. */
 static int put_in_place(struct download *d, struct err *err)
 {
     struct hub_file done = d->file;
@@ -321,14 +320,14 @@ static int fetch(struct download *d, struct err *err)
     if (hub_part_path(d->part, d->repo, d->file.etag, err) || hub_cache_reserve(d->repo, &none, 0, err)) return -1;
     int rc = open_part(d, err);
     if (!rc && d->have)
-        log_info("%s: %lld rows of %s/%s are there already", d->repo->id, (long long)d->have, d->config, d->split);
+        log_info("%s: %lld rows of %s/%s are already downloaded", d->repo->id, (long long)d->have, d->config, d->split);
     if (!rc) rc = download(d, err);
     if (!rc) rc = put_in_place(d, err);
     if (d->fd >= 0) close(d->fd);
     return rc;
 }
 
-/* Unless another process has brought it. */
+/* Unless another process has completed it. */
 static int fetch_once(struct download *d, struct err *err)
 {
     const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000};
@@ -355,7 +354,7 @@ int hub_rows(struct hub_repo *repo, const char *which, struct err *err)
         str_format(d.path, sizeof(d.path), err, "path of rows", HUB_ROWS "/%s/%s.jsonl", d.config, d.split))
         return -1;
     if (!hub_path_is_safe(d.path) || strchr(d.split, '/'))
-        return err_set(err, "%s: \"%s\" is no path that may be written", repo->id, d.path);
+        return err_set(err, "%s: \"%s\" is not a safe path", repo->id, d.path);
     hash_init(&hash);
     hash_add(&hash, repo->commit, (int64_t)strlen(repo->commit));
     hash_add(&hash, d.path, (int64_t)strlen(d.path));

@@ -1,4 +1,4 @@
-/* hub_rows.h - the rows of a data set that has no plain JSON (parquet, CSV, ...), as the hub's viewer shows them. */
+/* hub_rows.h - the rows of a data set without plain JSON (parquet, CSV, ...), as the hub's viewer shows them. */
 #ifndef MT_HUB_ROWS_H
 #define MT_HUB_ROWS_H
 
@@ -6,11 +6,11 @@
 
 #define HUB_ROWS "moetrain-rows" /* the folder in a snapshot: HUB_ROWS/CONFIG/SPLIT.jsonl */
 
-/* Has all rows of a split at repo->commit in the snapshot, as JSONL, one row a line in their order, and adds that file
- * to the repo's. which: "CONFIG/SPLIT", "SPLIT" of the only configuration that has it, or "" when there is one split.
+/* Puts all rows of a split at repo->commit into the snapshot, as JSONL in their order, and adds that file to the repo's
+ * files. which: "CONFIG/SPLIT", "SPLIT" of the only configuration that has it, or "" when there is one split.
  *
- * Pages that came stay for the next time when it fails; a commit's rows are downloaded once. Refused: what the viewer
- * cuts or shows only the beginning of, the rows of another commit, more than a million. */
+ * After a failure the next call continues with the pages already received; a commit's rows are downloaded once.
+ * Refused: rows or data sets that the viewer truncates, rows of another commit, more than a million rows. */
 int hub_rows(struct hub_repo *repo, const char *which, struct err *err) MT_CHECK;
 
 #endif

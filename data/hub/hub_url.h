@@ -5,12 +5,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Appends text to url (of size n), every byte but letters, digits and -_.~ (and, with slashes, /) as %XX; false: it
- * does not fit. */
+/* Appends text to url (of size n), with every byte but letters, digits and -_.~ (and, with slashes, /) as %XX; false:
+ * it does not fit. */
 bool hub_url_escape(char *url, size_t n, const char *text, bool slashes);
-size_t hub_url_origin(const char *url); /* bytes of "https://host:port" at its beginning; 0: it has none */
-/* Whether a redirect may be followed: to http or https, never from https to http. *same: both addresses have one
- * origin (scheme, host, port), so that the token may go along. */
+size_t hub_url_origin(const char *url); /* bytes of the leading "https://host:port"; 0: none */
+/* Whether a redirect may be followed: to http or https, never from https to http. *same: both addresses have the same
+ * origin (scheme, host, port), so the token may be sent. */
 bool hub_url_may_follow(const char *from, const char *to, bool *same);
 
 #endif

@@ -1,8 +1,8 @@
-/* hub_verify.c - hashes what is in the cache, once.
+/* hub_verify.c - hashes files in the cache, once.
  *
- * A line of moetrain-verified is `HASH SIZE MTIME_NS`: a file of this size and time of change was seen to have this
- * hash. Lines are only added, each by one write, so that several processes may add to it. Where the cache cannot be
- * written to, nothing is hashed: every start would do it again. */
+ * A line of moetrain-verified is `HASH SIZE MTIME_NS`: a file of this size and modification time had this hash. Lines
+ * are only appended, each by one write, so several processes may append. When the cache is read-only nothing is hashed,
+ * as every start would repeat it. */
 #include "data/hub/hub_verify.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #define MARKS     "moetrain-verified"
 #define MARKS_MAX ((int64_t)16 << 20)
 #define CHUNK     (1 << 20)
-#define WAIT_MS   300 /* for another process */
+#define WAIT_MS   300 /* delay while another process holds the lock */
 
 static int marks_path(char path[MT_PATH], const struct hub_repo *repo, struct err *err)
 {
@@ -32,7 +32,7 @@ static void mark_line(char line[128], const struct hub_file *f, const struct sta
              (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec);
 }
 
-/* Of a file that the hub did not list, the name of its blob may be no hash of it: there size and time are enough. */
+/* For a file that the hub did not list, the blob's name may not be a hash; size and time are then sufficient. */
 static bool is_marked(const struct hub_repo *repo, const struct hub_file *f, const struct stat *st)
 {
     char path[MT_PATH], line[128];
@@ -74,7 +74,7 @@ static bool is_whole(const char *path, const struct hub_file *f, struct stat *st
     return !stat(path, st) && S_ISREG(st->st_mode) && st->st_size == f->size;
 }
 
-/* The path of the file by its name of the hub, or that in the snapshot. */
+/* The path of the blob, or of the file in the snapshot. */
 static enum hub_place find(char path[MT_PATH], const struct hub_repo *repo, const struct hub_file *f, struct stat *st)
 {
     if (f->etag[0] && !hub_blob_path(path, repo, f->etag, NULL) && is_whole(path, f, st)) return HUB_BLOB;
@@ -102,14 +102,14 @@ static int hash_file(char hex[HASH_HEX], const char *path, const struct hub_file
     return n < 0 ? err_set(err, "%s: cannot read: %s", path, strerror(errno)) : 0;
 }
 
-/* A blob whose content is not what its name says. */
+/* Handles a blob whose content does not match its name. */
 static int set_aside(const struct hub_repo *repo, const char *path, const char *hex, struct err *err)
 {
     char aside[MT_PATH];
     if (repo->cached)
-        return err_set(err,
-                       "%s is damaged or was changed: its hash is %.12s...; a start that may ask the hub repairs it",
-                       path, hex);
+        return err_set(
+            err, "%s is damaged or was changed: its hash is %.12s...; run once with access to the hub to repair it",
+            path, hex);
     if (str_format(aside, sizeof(aside), err, "path in the hub's cache", "%s.damaged", path)) return -1;
     if (rename(path, aside)) return err_set(err, "%s: cannot rename: %s", path, strerror(errno));
     log_warn("%s is damaged or was changed (its hash is %.12s...): renamed to ....damaged, downloading it again", path,
@@ -117,8 +117,7 @@ static int set_aside(const struct hub_repo *repo, const char *path, const char *
     return 0;
 }
 
-/* Waits while another process hashes or downloads the same blob. Without a lock, where none can be had, two processes
- * do the same work. */
+/* Waits while another process hashes or downloads the same blob. Without locks two processes do the same work. */
 static int wait_for_lock(const struct hub_repo *repo, const struct hub_file *f)
 {
     const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000};
@@ -130,7 +129,7 @@ static int wait_for_lock(const struct hub_repo *repo, const struct hub_file *f)
     return lock;
 }
 
-/* Hashes one file that is not marked. */
+/* Hashes one file that is not in moetrain-verified. */
 static int verify(const struct hub_repo *repo, const struct hub_file *f, enum hub_place *where, struct err *err)
 {
     char path[MT_PATH], hex[HASH_HEX];
@@ -158,7 +157,7 @@ int hub_verify(const struct hub_repo *repo, const struct hub_file *const *files,
     struct stat st;
     int64_t bytes = 0, unmarked = 0;
     int rc = 0;
-    bool *open = mem_array(MT_MAX(n, 1), sizeof(*open)); /* still to be hashed */
+    bool *open = mem_array(MT_MAX(n, 1), sizeof(*open)); /* must be hashed */
     for (int64_t i = 0; i < n; i++) {
         where[i] = find(path, repo, files[i], &st);
         open[i] = where[i] != HUB_ABSENT && files[i]->etag[0] && !is_marked(repo, files[i], &st);
@@ -167,7 +166,7 @@ int hub_verify(const struct hub_repo *repo, const struct hub_file *const *files,
     }
     const int marks = unmarked ? open_marks(repo) : -1;
     if (unmarked && marks < 0)
-        log_info("%s: %s in the cache are taken unverified: the cache cannot be written to", repo->id,
+        log_info("%s: %s in the cache are used unverified: the cache is not writable", repo->id,
                  str_bytes(size, bytes));
     else if (unmarked)
         log_info("%s: verifying %s that other programs left in the cache, once", repo->id, str_bytes(size, bytes));

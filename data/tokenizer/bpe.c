@@ -1,19 +1,19 @@
-/* bpe.c - BPE over bytes or characters.
+/* bpe.c - byte-pair encoding of bytes or characters.
  *
  * Byte-level vocabularies are written in a printable alphabet of 256 characters, one for each byte. They are mapped
  * back at load, so that text needs no mapping: a token is a string of bytes, and a merge joins two of them.
  *
- * Vocabularies of characters (byte_fallback) are taken as they are, and a character that they lack becomes its bytes,
- * whose tokens <0x00> to <0xFF> take part in no merge. With all 256 there no text is unknown: unk_token and fuse_unk
- * have nothing to do. No merge joins what stands before U+2581 (a space) with it when no token has it inside, so a
- * piece is cut there: words stay short.
+ * Vocabularies of characters (byte_fallback) are used as they are. A character outside the vocabulary becomes its
+ * bytes, whose tokens <0x00> to <0xFF> take part in no merge. All 256 byte tokens are required, so no text is unknown,
+ * and unk_token and fuse_unk have no effect. When no token contains U+2581 (a space) after another character, no merge
+ * crosses it. Pieces are then cut before U+2581, which keeps them short.
  *
- * A piece starts as one symbol per byte or character; the adjacent pair with the lowest rank (the leftmost of equals)
- * is replaced by its merge until no pair has one. A short piece scans its cached ranks for the minimum, a long one
+ * A piece starts as one symbol per byte or character. The adjacent pair with the lowest rank (the leftmost of equals)
+ * is replaced by its merge until no pair has one. A short piece scans its cached ranks for the minimum; a long one
  * keeps them in a heap.
  *
- * Invariant: tokens with `whole` set encode to themselves by their own merges (proved one by one at load, or demanded
- * by the file's ignore_merges), so a piece that equals one of them needs no merging. */
+ * Invariant: tokens with `whole` set encode to themselves by their merges (each is checked at load, or the file sets
+ * ignore_merges), so a piece that equals one of them needs no merging. */
 #include "data/tokenizer/bpe.h"
 
 #include <string.h>
@@ -21,14 +21,14 @@
 #include "data/tokenizer/split.h"
 
 #define NO_RANK     UINT32_MAX
-#define SHORT       64 /* bytes from which on the heap is used */
+#define SHORT       64 /* from this many bytes on, use the heap */
 #define SPACE_BYTES 3  /* of SPLIT_SPACE */
 
 struct bpe_symbol {
-    int32_t id;         /* -1: swallowed by its left neighbour */
+    int32_t id;         /* -1: merged into its left neighbour */
     int32_t prev, next; /* positions; -1 at the ends */
     uint32_t rank;      /* of the merge with next */
-    int32_t merged;     /* id that this merge gives */
+    int32_t merged;     /* id of the merged token */
 };
 
 /* ---- hash tables ---- */
@@ -57,7 +57,7 @@ static uint32_t hash_bytes(const uint8_t *p, int64_t size)
     return (uint32_t)mix(h ^ mix(word));
 }
 
-/* The slot that holds these bytes, or the free one where they belong. */
+/* The slot that holds these bytes, or the free one for them. */
 static struct bpe_slot *find_slot(const struct bpe *b, const uint8_t *bytes, int64_t size, uint32_t hash)
 {
     for (uint64_t i = hash;; i++) {
@@ -100,7 +100,7 @@ static inline void push(struct token_list *out, int32_t id, int64_t begin, int64
     out->count++;
 }
 
-/* Merges ids[0..n) in place, n <= SHORT; returns how many are left. */
+/* Merges ids[0..n) in place, n <= SHORT; returns the remaining number. */
 static int64_t merge_short(const struct bpe *b, int32_t *ids, int64_t n)
 {
     uint32_t rank[SHORT]; /* of the pair (i, i+1) */
@@ -118,7 +118,7 @@ static int64_t merge_short(const struct bpe *b, int32_t *ids, int64_t n)
         ids[best] = merged[best];
         n--;
         for (int64_t i = best + 1; i < n; i++) ids[i] = ids[i + 1];
-        for (int64_t i = best; i + 1 < n; i++) { /* the pair that began in the swallowed symbol begins here now */
+        for (int64_t i = best; i + 1 < n; i++) { /* the pair that began in the merged symbol begins here now */
             rank[i] = rank[i + 1];
             merged[i] = merged[i + 1];
         }
@@ -152,8 +152,8 @@ static uint64_t heap_pop(uint64_t *heap, int64_t *n)
     return top;
 }
 
-/* Looks up the merge of the symbol at `pos` with the next one and puts it into the heap. A heap entry is stale when its
- * rank is no longer that of its position: symbols only grow, so an old rank never comes back. */
+/* Looks up the merge of the symbol at `pos` with the next one and pushes it. A heap entry is stale when its rank is no
+ * longer that of its position: symbols only grow, so an old rank never returns. */
 static void queue_pair(const struct bpe *b, struct bpe_work *w, int64_t *n_heap, int32_t pos)
 {
     struct bpe_symbol *s = &w->symbols[pos];
@@ -165,8 +165,8 @@ static void queue_pair(const struct bpe *b, struct bpe_work *w, int64_t *n_heap,
     if (m->rank != NO_RANK) heap_push(w->heap, n_heap, (uint64_t)m->rank << 32 | (uint32_t)pos);
 }
 
-/* The same for w->symbols[0..n), in n log n. Position 0 is never swallowed: the result is the list that begins there.
- */
+/* The same for w->symbols[0..n), in n log n. Position 0 is never merged into a left neighbour, so the result begins
+ * there. */
 static void merge_long(const struct bpe *b, struct bpe_work *w, int64_t n)
 {
     struct bpe_symbol *s = w->symbols;
@@ -198,10 +198,10 @@ static int no_token(uint8_t byte, int64_t at, struct err *err)
     return err_set(err, "the tokenizer has no token for byte 0x%02x at byte %lld of the text", byte, (long long)at);
 }
 
-/* The symbol that valid UTF-8 at p starts as, -1 when there is none; returns its bytes. */
+/* The initial symbol of the valid UTF-8 at p, -1 when there is none; returns its bytes. */
 static inline int64_t next_symbol(const struct bpe *b, const uint8_t *p, int32_t *id)
 {
-    if (b->chars) { /* inside a character that is not in the vocabulary nothing is found either */
+    if (b->chars) { /* inside a character that is not in the vocabulary, look-ups fail too */
         int64_t n = *p < 0xc0 ? 1 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : 4;
         *id = bpe_find(b, p, n);
         if (*id >= 0) return n;
@@ -236,7 +236,7 @@ static int encode_long(const struct bpe *b, struct bpe_work *w, const uint8_t *p
         bpe_work_free(w);
         w->symbols = mem_array(size, sizeof(*w->symbols));
         w->heap =
-            mem_array(2 * size, sizeof(*w->heap)); /* one entry per symbol at first; a merge pops one, pushes two */
+            mem_array(2 * size, sizeof(*w->heap)); /* one entry per symbol at first; a merge pops one and pushes two */
         w->cap = size;
     }
     int64_t n = 0;
@@ -256,7 +256,7 @@ static int encode_long(const struct bpe *b, struct bpe_work *w, const uint8_t *p
     return 0;
 }
 
-/* Where the first character of text[from..size) is that is U+2581 behind another one, or size. */
+/* Start of the first U+2581 in text[from..size) that follows another character, or size. */
 static int64_t next_cut(const uint8_t *text, int64_t from, int64_t size)
 {
     for (int64_t i = from + 1; i + SPACE_BYTES <= size; i++)
@@ -291,7 +291,7 @@ int bpe_encode(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, in
 
 /* ---- loading ---- */
 
-/* Bytes that are printable stand for themselves in the alphabet; the other 68 are U+0100 and following, in order. */
+/* Printable bytes stand for themselves in the alphabet; the other 68 are U+0100 and following, in order. */
 static bool printable(int byte) { return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte != 0xad); }
 
 static int64_t unprintable(uint8_t *out, const char *text, int64_t size)
@@ -299,7 +299,7 @@ static int64_t unprintable(uint8_t *out, const char *text, int64_t size)
     int64_t n = 0;
     for (int64_t i = 0; i < size; i++) {
         int c = (uint8_t)text[i];
-        if (c >= 0x80) { /* two bytes reach to U+07FF; the alphabet ends at U+0143 */
+        if (c >= 0x80) { /* two bytes of UTF-8 reach U+07FF; the alphabet ends at U+0143 */
             if (c >= 0xe0 || i + 1 >= size) return -1;
             c = (c & 0x1f) << 6 | ((uint8_t)text[++i] & 0x3f);
         }
@@ -320,7 +320,7 @@ int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t s
     return size;
 }
 
-/* What this code does not do must be absent, null, false or empty in the file. */
+/* Unsupported options must be absent, null, false or empty in the file. */
 static int check_options(struct bpe *b, struct json model, bool *ignore_merges, struct err *err)
 {
     static const char *const refused[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_token",
@@ -347,7 +347,7 @@ static int check_options(struct bpe *b, struct json model, bool *ignore_merges, 
     return 0;
 }
 
-/* The byte that an item of a vocabulary of characters stands for, or -1. */
+/* The byte of a token <0xNN> in a vocabulary of characters, or -1. */
 static int byte_of(const struct bpe *b, const char *key, int64_t size)
 {
     static const char digits[] = "0123456789ABCDEF";
@@ -356,7 +356,7 @@ static int byte_of(const struct bpe *b, const char *key, int64_t size)
     return high && low ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
 }
 
-/* The item of the vocabulary that s is at. */
+/* Adds the item of the vocabulary at s. */
 static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
 {
     int64_t id, size = s->key_size;
@@ -364,7 +364,7 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     int byte = byte_of(b, s->key, size);
     int64_t n = byte >= 0 ? 1 : bpe_bytes(b, bytes, s->key, size);
     if (byte >= 0) bytes[0] = (uint8_t)byte;
-    if (n < 0) memcpy(bytes, s->key, (size_t)size); /* the text of an added token: no bytes ever become it */
+    if (n < 0) memcpy(bytes, s->key, (size_t)size); /* the text of an added token: it never results from text */
     if (json_scan_i64(s, 0, BPE_MAX_ID - 1, &id, err)) return -1;
     if (id >= b->cap_ids) {
         int64_t cap = MT_MAX(2 * b->cap_ids, id + 1);
@@ -374,8 +374,8 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     b->n_ids = MT_MAX(b->n_ids, id + 1);
     struct bpe_token *t = &b->tokens[id];
     if (t->bytes) return json_scan_error(s, err, "id %lld is taken by another token", (long long)id);
-    if (byte >= 0 && b->byte_id[byte] >= 0) return json_scan_error(s, err, "stands in it twice");
-    /* text never becomes a byte's token by its characters */
+    if (byte >= 0 && b->byte_id[byte] >= 0) return json_scan_error(s, err, "is a duplicate");
+    /* text never becomes a byte's token through its characters */
     *t = (struct bpe_token){.bytes = bytes, .size = (int32_t)(n < 0 ? size : n), .text = n > 0 && byte < 0};
     b->blob_size += t->size;
     if (byte >= 0 || (n == 1 && !b->chars)) b->byte_id[bytes[0]] = (int32_t)id;
@@ -383,7 +383,7 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     return 0;
 }
 
-/* The table of bytes -> id, once all tokens are known. */
+/* The table of bytes -> id, after all tokens are known. */
 static int index_tokens(struct bpe *b, struct json vocab, struct err *err)
 {
     b->slot_mask = table_mask(b->n_ids);
@@ -394,8 +394,7 @@ static int index_tokens(struct bpe *b, struct json vocab, struct err *err)
         if (!t->text) continue;
         uint32_t hash = hash_bytes(t->bytes, t->size);
         struct bpe_slot *slot = find_slot(b, t->bytes, t->size, hash);
-        if (slot->id >= 0)
-            return json_error(vocab, err, "ids %d and %lld are of the same text", slot->id, (long long)id);
+        if (slot->id >= 0) return json_error(vocab, err, "ids %d and %lld have the same text", slot->id, (long long)id);
         *slot = (struct bpe_slot){hash, (int32_t)id};
     }
     return 0;
@@ -413,11 +412,12 @@ static int load_vocab(struct bpe *b, struct json model, struct json_part part, s
     json_scan_close(&s);
     if (status || index_tokens(b, vocab, err)) return -1;
     for (int i = 0; b->chars && i < 256; i++)
-        if (b->byte_id[i] < 0) return json_error(vocab, err, "byte_fallback needs <0x%02X>, which is not in it", i);
+        if (b->byte_id[i] < 0)
+            return json_error(vocab, err, "byte_fallback needs the token <0x%02X>, which is missing", i);
     return 0;
 }
 
-/* The two parts of "a b" or ["a", "b"] as bytes, laid end to end behind the blob (which has room: see bpe_load). */
+/* The two parts of "a b" or ["a", "b"] as bytes, concatenated after the blob (which has room: see bpe_load). */
 static int read_merge(const struct bpe *b, struct json_scan *s, int64_t *n_left, int64_t *n_right, struct err *err)
 {
     uint8_t *bytes = b->blob + b->blob_size;
@@ -443,10 +443,10 @@ static int read_merge(const struct bpe *b, struct json_scan *s, int64_t *n_left,
         if (strings != 2) return json_scan_error(s, err, "is neither \"a b\" nor [\"a\", \"b\"]");
     }
     if (*n_right > 0) return 0;
-    return json_scan_error(s, err, "a part is %s", b->chars ? "empty" : "no string of the byte-level alphabet");
+    return json_scan_error(s, err, "a part is %s", b->chars ? "empty" : "not a string of the byte-level alphabet");
 }
 
-/* The merge that s is at, of this rank. */
+/* Adds the merge at s with this rank. */
 static int add_merge(const struct bpe *b, struct json_scan *s, struct bpe_merge *m, struct err *err)
 {
     const uint8_t *bytes = b->blob + b->blob_size;
@@ -488,13 +488,13 @@ static int load_merges(struct bpe *b, struct json model, struct json_part part, 
     b->merge_mask = table_mask(n);
     b->merges = mem_array((int64_t)b->merge_mask + 1, sizeof(*b->merges));
     for (uint64_t i = 0; i <= b->merge_mask; i++) b->merges[i] = (struct bpe_merge){UINT64_MAX, NO_RANK, -1};
-    for (int64_t i = 0; !status && i < n; i++) /* of a pair listed twice the later rank counts */
+    for (int64_t i = 0; !status && i < n; i++) /* of duplicate pairs the later rank counts */
         *find_merge(b, (int32_t)(list[i].pair >> 32), (int32_t)(list[i].pair & UINT32_MAX)) = list[i];
     mem_free(list);
     return status;
 }
 
-/* Sets `whole` where the invariant above holds; every token is still without it, so that bpe_encode merges. */
+/* Sets `whole` where the invariant above holds; it is not set for any token yet, so bpe_encode merges. */
 static void prove_whole(struct bpe *b, bool ignore_merges)
 {
     struct token_list list = {0};

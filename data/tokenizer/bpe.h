@@ -1,18 +1,18 @@
 /* bpe.h - byte-pair encoding: the vocabulary as raw bytes, the merges, and the ids of one piece of text. Vocabularies
- * are byte-level, or of characters with one token for each byte besides (byte_fallback). */
+ * are byte-level, or of characters with a token for each byte (byte_fallback). */
 #ifndef MT_BPE_H
 #define MT_BPE_H
 
 #include "data/json_scan.h"
 #include "data/tokenizer/token_list.h"
 
-#define BPE_MAX_ID (1 << 20) /* ids stay below; the largest published vocabularies have a quarter of that */
+#define BPE_MAX_ID (1 << 20) /* limit of ids; four times that of the largest published vocabularies */
 
 struct bpe_token {
     const uint8_t *bytes; /* NULL: no token has this id */
     int32_t size;
-    bool text;  /* text can become this token: it is no single byte's, nor an added token outside the alphabet */
-    bool whole; /* a piece that equals this token is this token: see bpe_encode */
+    bool text;  /* text can become this token: not a byte's token nor an added token outside the alphabet */
+    bool whole; /* a piece that equals this token needs no merging: see bpe.c */
 };
 struct bpe_slot {
     uint32_t hash;
@@ -21,7 +21,7 @@ struct bpe_slot {
 struct bpe_merge {
     uint64_t pair; /* left id << 32 | right id; UINT64_MAX: free */
     uint32_t rank; /* lower merges first */
-    int32_t id;    /* what the pair becomes */
+    int32_t id;    /* id of the merged pair */
 };
 
 /* Read-only after bpe_load. Zeroed is valid. */
@@ -36,17 +36,17 @@ struct bpe {
     uint64_t merge_mask;
     int32_t byte_id[256]; /* id of each single byte (of characters: of its token <0xNN>), or -1 */
     bool chars;           /* the vocabulary is of characters */
-    bool cut;             /* no token has U+2581 behind another character: see bpe_encode */
+    bool cut;             /* no token has U+2581 after another character: see bpe_encode */
 };
 
-/* Reads the "model" object of a tokenizer.json, out of which its vocab and merges were cut. b needs no bpe_free after
- * an error. */
+/* Reads the "model" object of a tokenizer.json, whose vocab and merges were cut out. b needs no bpe_free after an
+ * error. */
 int bpe_load(struct bpe *b, struct json model, struct json_part vocab, struct json_part merges,
              struct err *err) MT_CHECK;
 void bpe_free(struct bpe *b);
 
-/* The bytes of an item of the vocabulary: of a byte-level one, which is written in a printable alphabet, back from
- * that. out has room for `size`. Returns the number of bytes, or -1 when text has a character outside the alphabet. */
+/* The bytes of an item of the vocabulary; a byte-level item is mapped back from the printable alphabet. out has room
+ * for `size`. Returns the number of bytes, or -1 when text has a character outside the alphabet. */
 int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size);
 /* Id of the token with exactly these bytes, or -1. */
 int32_t bpe_find(const struct bpe *b, const uint8_t *bytes, int64_t size);
@@ -59,7 +59,7 @@ struct bpe_work {
 };
 void bpe_work_free(struct bpe_work *w);
 
-/* Appends the ids of one piece; `offset` is added to their byte ranges. An error: a byte that no token has. */
+/* Appends the ids of one piece; `offset` is added to their byte ranges. Error: no token for a byte. */
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const uint8_t *piece, int64_t size, int64_t offset,
                struct token_list *out, struct err *err) MT_CHECK;
 

@@ -1,9 +1,9 @@
 /* normalize.c - the UTF-8 check, NFC, Prepend and Replace with alignment. The only user of utf8proc: Unicode 14.
  *
- * NFC works on segments: a character that is neither a mark (general category M) nor a Hangul vowel or trailing
- * consonant never composes with what stands before it, nor is it reordered, so a text can be cut before each of these
- * and every segment normalized on its own. All bytes of a normalized segment come from the whole original segment: that
- * is the alignment, and for nearly every text a segment is one character. */
+ * NFC works on segments. A character that is neither a mark (general category M) nor a Hangul vowel or trailing
+ * consonant never composes with the preceding text and is not reordered. So a text can be cut before each such
+ * character and every segment normalized separately. All bytes of a normalized segment map to the whole original
+ * segment. For nearly every text a segment is one character. */
 #include "data/tokenizer/normalize.h"
 
 #include <stdio.h>
@@ -107,7 +107,7 @@ static int64_t segment_end(const char *text, int64_t i, int64_t size, bool *sing
 
 static int normalize_segment(struct normal *n, const char *text, int64_t begin, int64_t end, struct err *err)
 {
-    utf8proc_int32_t chars[MAX_SEGMENT * MAX_EXPANSION + 1]; /* reencoding writes a NUL behind them */
+    utf8proc_int32_t chars[MAX_SEGMENT * MAX_EXPANSION + 1]; /* reencoding writes a NUL after them */
     const utf8proc_option_t options = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
     utf8proc_ssize_t count = -1, size = -1;
     if (end - begin <= 4 * MAX_SEGMENT)
@@ -124,7 +124,7 @@ int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err)
 {
     n->size = 0;
     int64_t i = 0;
-    while (i < size && (uint8_t)text[i] < 0xcc) i++; /* below U+0300: in form C */
+    while (i < size && (uint8_t)text[i] < 0xcc) i++; /* characters below U+0300 are in form C */
     bool changed = false;
     int64_t begin = 0, end = 0;
     for (; begin < size && i < size; begin = end) {
@@ -150,7 +150,7 @@ static void prepend(struct normal *n, const char *text, int64_t size, const char
     for (int64_t i = 0; i < size; i++) append(n, text + i, 1, i, i + 1);
 }
 
-/* The leftmost of overlapping ones counts. No `from` at all leaves n->text NULL. */
+/* The leftmost of overlapping matches counts. Without a match n->text stays NULL. */
 static int replace(struct normal *n, const char *text, int64_t size, const char *from, const char *to, struct err *err)
 {
     int64_t n_from = (int64_t)strlen(from), n_to = (int64_t)strlen(to);
@@ -176,7 +176,7 @@ int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_
     return 0;
 }
 
-/* Nothing empty: a text that loses bytes would have some that no token covers. */
+/* Empty strings are refused: removed bytes would belong to no token. */
 static int load_string(struct json j, const char *key, char *out, struct err *err)
 {
     const char *text;
@@ -209,7 +209,7 @@ int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err
         if (!json_has(inner, "String")) return json_error(inner, err, "only a \"String\" is supported");
         if (load_string(inner, "String", step.from, err) || load_string(j, "content", step.to, err)) return -1;
     } else if (strcmp(type, "NFC"))
-        return json_error(j, err, "normalizer \"%s\" is not supported (there are NFC, Sequence%s)", type,
+        return json_error(j, err, "normalizer \"%s\" is not supported (use NFC, Sequence%s)", type,
                           spaces ? ", Prepend, Replace" : "; with byte_fallback Prepend, Replace");
     return normalizer_add(z, j, &step, err);
 }

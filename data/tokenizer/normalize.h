@@ -1,45 +1,47 @@
-/* normalize.h - UTF-8 checked once, and the normalizer of a tokenizer.json with the way back to the original bytes. */
+/* normalize.h - checks UTF-8, and applies the normalizer of a tokenizer.json with a mapping back to the original
+ * bytes. */
 #ifndef MT_NORMALIZE_H
 #define MT_NORMALIZE_H
 
 #include "data/json.h"
 
-/* Byte offset of the first byte that is no valid UTF-8 (overlong, surrogate, above U+10FFFF, cut off), or -1. */
+/* Byte offset of the first invalid UTF-8 byte (overlong, surrogate, above U+10FFFF, truncated), or -1. */
 int64_t utf8_invalid_at(const char *text, int64_t size);
-/* Bytes of the character at s, of which `left` > 0 bytes are there: 0 when it is not valid, -1 when it is cut off. */
+/* Bytes of the character at s, with `left` > 0 bytes available: 0 when it is invalid, -1 when it is truncated. */
 int64_t utf8_character(const char *s, int64_t left);
 
-/* A normalized text. Zeroed is valid. text == NULL: the input is normalized already, and nothing was copied. */
+/* A normalized text. Zeroed is valid. text == NULL: the input is already normalized, nothing was copied. */
 struct normal {
     char *text;
     int64_t size, cap;
     int32_t *begin, *end; /* [size] for each byte, the bytes [begin, end) of the input that it came from */
 };
 void normal_free(struct normal *n);
-/* Unicode's form C. text: valid UTF-8 of at most INT32_MAX bytes. An error: more combining marks in a row than any
- * language has. */
+/* Unicode's form C. text: valid UTF-8 of at most INT32_MAX bytes. Error: more combining marks in a row than any
+ * language uses. */
 int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err) MT_CHECK;
 
 #define NORMALIZER_STEPS 8
-#define NORMALIZER_BYTES 32 /* of a string in a step, with its NUL */
+#define NORMALIZER_BYTES 32 /* bytes of a string in a step, with its NUL */
 
 struct normalizer_step {
     enum { NORMALIZE_NFC, NORMALIZE_PREPEND, NORMALIZE_REPLACE } kind;
     char from[NORMALIZER_BYTES], to[NORMALIZER_BYTES]; /* Replace: every `from` becomes `to`; Prepend: `to` */
-    bool only_first;                                   /* Prepend: only where the text begins */
-    bool only_missing;                                 /* Prepend: not to what begins with it already */
+    bool only_first;                                   /* Prepend: only at the start of the text */
+    bool only_missing;                                 /* Prepend: not before text that begins with it */
 };
 /* Applied in order. Zeroed is valid and changes nothing. */
 struct normalizer {
     struct normalizer_step steps[NORMALIZER_STEPS];
     int64_t n_steps;
 };
-/* null, NFC, or a Sequence; with `spaces` also Prepend and Replace of a String. Anything else is refused by name. */
+/* null, NFC, or a Sequence; with `spaces` also Prepend and Replace of a String. The error for anything else names
+ * it. */
 int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err *err) MT_CHECK;
-/* One step more; j is what asks for it. */
+/* Adds a step; j is its place in the file, for messages. */
 int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_step *step, struct err *err) MT_CHECK;
-/* first: the whole text begins here. Bytes that Prepend adds come from the character before which they stand. text as
- * for nfc_make, n zeroed; after an error too n needs normal_free. */
+/* first: the whole text begins here. Bytes that Prepend adds map to the character that follows them. text as for
+ * nfc_make, n zeroed; n needs normal_free also after an error. */
 int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
                    struct err *err) MT_CHECK;
 const char *normalizer_library(char name[64]); /* "utf8proc 2.8.0" */

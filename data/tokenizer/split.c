@@ -1,14 +1,14 @@
 /* split.c - the pre_tokenizer. The only user of PCRE2.
  *
- * "Isolated": matches and the gaps between them all become pieces. "Removed" with invert: the gaps are dropped;
- * patterns written for that leave none, and text that would vanish is an error. In a Sequence each Split sees only one
- * piece of the Split before it, so that lookahead and $ stop at that piece's end: each runs as a subject of its own.
+ * "Isolated": matches and the gaps between them become pieces. "Removed" with invert: the gaps are dropped; patterns
+ * written for it leave none, and a dropped text is an error. In a Sequence each Split sees one piece of the Split
+ * before it as a separate subject, so lookahead and $ stop at the piece's end.
  *
- * PCRE2 10.42 knows the categories of Unicode 14, Hugging Face's library those of 16: for the patterns, characters of
- * later versions are replaced by their like (a pattern that names one of these by itself would be misled; no published
- * one does). Written into the patterns as ranges they cost a third of the speed on plain English. \s of PCRE2 has
- * U+180E besides Unicode's White_Space; patterns are rewritten to White_Space wherever \s or \S stands, except for \S
- * inside brackets, which cannot be written as a list. */
+ * PCRE2 10.42 knows the categories of Unicode 14, Hugging Face's library those of 16. Before matching, later characters
+ * are replaced by characters of the same category. (This would mislead a pattern that names such a character; no
+ * published pattern does.) As ranges in the patterns they would cost a third of the speed on plain English. \s of PCRE2
+ * has U+180E in addition to Unicode's White_Space. Patterns are rewritten to White_Space at every \s and \S, except for
+ * \S inside brackets, which cannot be written as a list. */
 #include "data/tokenizer/split.h"
 
 #include <stdio.h>
@@ -22,40 +22,40 @@
 #define MAX_RULES   16
 #define MAX_PATTERN 8192
 #define MAX_NESTING 30          /* of brackets in a pattern */
-#define MAX_CODE    (128 << 10) /* bytes of a compiled pattern; the published ones have 1 to 4 thousand */
+#define MAX_CODE    (128 << 10) /* bytes of a compiled pattern; published ones have 1 to 4 thousand */
 #define HEAP_KIB    (32 << 10)  /* of one match without the JIT compiler */
 
-/* The work of a text is counted, not timed, so that the same text and patterns always end alike. A match first sees
- * WINDOW bytes of the text, may backtrack LIMIT times at each byte, and costs FIRST for each byte that it is shown: at
- * most 1 us a byte (PCRE2 counts no rounds of loops over one character, but such a loop stays in what is shown). When
- * it reaches the end of the window (PCRE2_PARTIAL_HARD says so) it is repeated with four times as many bytes; when it
- * reaches the limit, with the same. What is repeated runs with the pattern compiled to report every step
- * (PCRE2_AUTO_CALLOUT), and costs what is reported.
- * Measured on two busy cores with texts of 1 MB. Hostile patterns end after 0.4 to 1.3 s (one in thirty: 2.0 s). Of the
- * budget, the published tokenizers use at most 0.16 on spaces, digits, letters, emoji, CJK or mixed newlines, 0.29 on
+/* The work of a text is counted instead of timed, so that the same text and patterns always give the same result. A
+ * match first sees WINDOW bytes of the text, may backtrack LIMIT times at each byte, and costs FIRST for each visible
+ * byte: at most 1 us a byte. (PCRE2 does not count iterations of loops over one character, but such a loop stays inside
+ * the window.) When a match reaches the end of the window (PCRE2_PARTIAL_HARD reports this), it is repeated with four
+ * times as many bytes; when it reaches the limit, with the same window. Repetitions run the pattern compiled to report
+ * every step (PCRE2_AUTO_CALLOUT), and cost the reported steps.
+ * Measured on two busy cores with texts of 1 MB: hostile patterns end after 0.4 to 1.3 s (one in thirty: 2.0 s). The
+ * published tokenizers use at most 0.16 of the budget on spaces, digits, letters, emoji, CJK or mixed newlines, 0.29 on
  * punctuation, and 0.45 (DeepSeek V3, 0.2 s) on control characters. */
 #define WINDOW         32
 #define LIMIT          16
 #define FIRST          4
-#define STEPS_PER_BYTE 2048    /* of all rules together */
-#define CALLOUT        48      /* steps that the report of one takes */
-#define PASSED         4       /* for each byte between two reports */
-#define STEPS_FREE     1000000 /* of each text, besides */
+#define STEPS_PER_BYTE 2048    /* budget of all rules together */
+#define CALLOUT        48      /* cost of one report in steps */
+#define PASSED         4       /* cost of each byte between two reports */
+#define STEPS_FREE     1000000 /* additional budget of each text */
 
-/* Inside brackets; a range stands last, so that a hyphen that follows stays a hyphen. */
+/* Inside brackets; it ends in a range, so that a following hyphen stays a hyphen. */
 #define WHITE_SPACE                                                                                                    \
     "\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}\\x{9}-\\x{d}"
 
-/* What ByteLevel with use_regex means: the pattern of GPT-2. */
+/* ByteLevel with use_regex: the pattern of GPT-2. */
 static const char gpt2_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* What Metaspace with split means: each U+2581 begins a piece. */
+/* Metaspace with split: each U+2581 begins a piece. */
 static const char metaspace_pattern[] = SPLIT_SPACE "[^" SPLIT_SPACE "]*";
 
 struct rule {
-    pcre2_code *code, *counted; /* counted: reports its steps */
+    pcre2_code *code, *counted; /* counted: compiled to report its steps */
     char *name;                 /* file, key and pattern, for messages */
-    bool no_gaps;               /* the library would drop them */
+    bool no_gaps;               /* the library would drop the gaps */
 };
 
 struct split {
@@ -67,7 +67,7 @@ struct split {
 struct split_work {
     pcre2_match_data *match;
     pcre2_match_context *limits;
-    int64_t steps, position; /* left; of the last step */
+    int64_t steps, position; /* remaining steps; position of the last step */
 };
 
 void split_free(struct split *s)
@@ -83,7 +83,7 @@ void split_free(struct split *s)
 
 /* ---- loading ---- */
 
-/* The pattern with \s and \S written out. Files are written for Oniguruma; what means something else in PCRE2 is
+/* The pattern with \s and \S written out. Files are written for Oniguruma; syntax with another meaning in PCRE2 is
  * refused: ^ and $, (*VERBS), brackets in brackets, most letter escapes, properties other than general categories.
  * Returns the length, or -1 with *at where it stopped. */
 static int64_t translate(char *out, const char *pattern, int64_t size, int64_t *at)
@@ -160,11 +160,10 @@ static int add_rule(struct split *s, struct json where, const char *pattern, int
     size_t code = 0;
     pcre2_pattern_info(rule->code, PCRE2_INFO_MATCHEMPTY, &match_empty);
     pcre2_pattern_info(rule->counted, PCRE2_INFO_SIZE, &code);
-    if (match_empty) return json_error(where, err, "the pattern may match nothing, which is not supported");
+    if (match_empty) return json_error(where, err, "the pattern may match the empty string, which is not supported");
     if (code > MAX_CODE)
-        return json_error(where, err, "the pattern compiles to %zu bytes, more than the %d that are allowed", code,
-                          MAX_CODE);
-    /* where there is no JIT the interpreter gives the same matches */
+        return json_error(where, err, "the pattern compiles to %zu bytes, the limit is %d", code, MAX_CODE);
+    /* without JIT the interpreter gives the same matches */
     pcre2_jit_compile(rule->code, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     pcre2_jit_compile(rule->counted, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     return 0;
@@ -180,7 +179,7 @@ static int load_split(struct split *s, struct json j, struct err *err)
     if (json_opt_bool(j, "invert", &invert, err)) return -1;
     if (strcmp(behavior, invert ? "Removed" : "Isolated"))
         return json_error(j, err,
-                          "behavior \"%s\" with invert %s is not supported (there are Isolated without it, "
+                          "behavior \"%s\" with invert %s is not supported (use Isolated without invert, "
                           "Removed with it)",
                           behavior, invert ? "true" : "false");
     if (!json_has(pattern, "Regex")) return json_error(pattern, err, "only a \"Regex\" is supported");
@@ -198,24 +197,24 @@ static int load_byte_level(struct split *s, struct json j, struct err *err)
     return use_regex ? add_rule(s, j, gpt2_pattern, (int64_t)strlen(gpt2_pattern), err) : 0;
 }
 
-/* Files from before prepend_scheme say add_prefix_space: true is "always", the default of both. */
+/* Without prepend_scheme, as in older files, add_prefix_space: true means "always", the default of both. */
 static int load_metaspace(struct split *s, struct json j, struct err *err)
 {
-    static const char *const schemes[] = {"never", "first", "always"}; /* from SPLIT_META_NEVER on */
+    static const char *const schemes[] = {"never", "first", "always"}; /* indexes follow SPLIT_META_NEVER */
     const char *replacement, *scheme = "always";
     bool cut = true, prefix = true;
     if (json_get_str(j, "replacement", &replacement, err) || json_opt_str(j, "prepend_scheme", &scheme, err)) return -1;
     if (json_opt_bool(j, "split", &cut, err) || json_opt_bool(j, "add_prefix_space", &prefix, err)) return -1;
     if (strcmp(replacement, SPLIT_SPACE))
         return json_error(j, err, "replacement \"%s\" is not supported, only \"" SPLIT_SPACE "\" is", replacement);
-    if (!prefix) return json_error(j, err, "add_prefix_space is not supported, \"prepend_scheme\" says it");
+    if (!prefix) return json_error(j, err, "add_prefix_space is not supported together with \"prepend_scheme\"");
     for (int i = 0; i < (int)MT_LEN(schemes); i++)
         if (!strcmp(scheme, schemes[i])) s->kind = (enum split_kind)(SPLIT_META_NEVER + i);
     if (s->kind == SPLIT_BYTE_LEVEL) return json_error(j, err, "prepend_scheme \"%s\" is not supported", scheme);
     return cut ? add_rule(s, j, metaspace_pattern, (int64_t)strlen(metaspace_pattern), err) : 0;
 }
 
-/* One element; `last` elements must be the ByteLevel, and no other may be. */
+/* One element; the ByteLevel must be the last one and only that. */
 static int load_element(struct split *s, struct json j, bool last, struct err *err)
 {
     static const struct {
@@ -227,10 +226,10 @@ static int load_element(struct split *s, struct json j, bool last, struct err *e
     if (json_get_str(j, "type", &type, err)) return -1;
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         if (strcmp(type, rows[i].type)) continue;
-        if (rows[i].last != last) return json_error(j, err, "ByteLevel must stand last, and only there");
+        if (rows[i].last != last) return json_error(j, err, "ByteLevel must be the last element and only that");
         return rows[i].load(s, j, err);
     }
-    return json_error(j, err, "pre-tokenizer \"%s\" is not supported (there are Sequence, Split, ByteLevel, Metaspace)",
+    return json_error(j, err, "pre-tokenizer \"%s\" is not supported (use Sequence, Split, ByteLevel or Metaspace)",
                       type);
 }
 
@@ -265,7 +264,7 @@ enum split_kind split_kind(const struct split *s) { return s->kind; }
 
 /* ---- running ---- */
 
-/* Of a counted pattern: before each of its items, at each try. What was passed since the last one counts too. */
+/* Callout of a counted pattern: before each of its items, at each try. The bytes since the last call count too. */
 static int count_step(pcre2_callout_block *at, void *ctx)
 {
     struct split_work *w = ctx;
@@ -295,7 +294,7 @@ void split_work_free(struct split_work *w)
     mem_free(w);
 }
 
-/* JIT code has 32 KiB of the machine's stack; the interpreter takes memory instead. */
+/* JIT code uses 32 KiB of the machine's stack; the interpreter allocates memory instead. */
 static int call(const pcre2_code *code, struct split_work *w, const char *text, int64_t size, int64_t at,
                 uint32_t options)
 {
@@ -305,7 +304,7 @@ static int call(const pcre2_code *code, struct split_work *w, const char *text, 
     return pcre2_match(code, (PCRE2_SPTR)text, (PCRE2_SIZE)size, (PCRE2_SIZE)at, options, w->match, w->limits);
 }
 
-/* PCRE2's result for text[0..size), from `at` on. PCRE2_ERROR_CALLOUT: the steps of the whole text are used up. */
+/* PCRE2's result for text[0..size), from `at` on. PCRE2_ERROR_CALLOUT: the step budget of the whole text is used up. */
 static int match(const struct rule *rule, struct split_work *w, const char *text, int64_t size, int64_t at)
 {
     bool counted = false;
@@ -325,7 +324,7 @@ static int match(const struct rule *rule, struct split_work *w, const char *text
     }
 }
 
-/* 1: *begin, *end are the next match at or after `at`; 0: there is none. */
+/* 1: *begin, *end are the next match at or after `at`; 0: no match. */
 static int next_match(const struct rule *rule, struct split_work *w, const char *text, int64_t size, int64_t at,
                       int64_t *begin, int64_t *end, struct err *err)
 {
@@ -336,17 +335,17 @@ static int next_match(const struct rule *rule, struct split_work *w, const char 
         *begin = (int64_t)range[0];
         *end = (int64_t)range[1];
         if (*begin >= at && *begin < *end && *end <= size) return 1;
-        return err_set(err, "%s: it matches nothing at byte %lld of the text", rule->name, (long long)at);
+        return err_set(err, "%s: empty match at byte %lld of the text", rule->name, (long long)at);
     }
     if (rc == PCRE2_ERROR_CALLOUT)
-        return err_set(err, "%s: it takes more than %d steps for each byte of the text; use another tokenizer.json",
-                       rule->name, STEPS_PER_BYTE);
+        return err_set(err, "%s: more than %d steps for each byte of the text; use another tokenizer.json", rule->name,
+                       STEPS_PER_BYTE);
     PCRE2_UCHAR why[256] = "";
     pcre2_get_error_message(rc, why, sizeof(why));
-    return err_set(err, "%s: it fails at byte %lld of the text: %s", rule->name, (long long)at, (const char *)why);
+    return err_set(err, "%s: fails at byte %lld of the text: %s", rule->name, (long long)at, (const char *)why);
 }
 
-/* Applies the rules from `rule` on to text[begin, end), which the rule before made one piece. */
+/* Applies the rules from `rule` on to text[begin, end), one piece of the previous rule. */
 static int split_piece(const struct split *s, int64_t rule, struct split_work *w, const char *text, int64_t begin,
                        int64_t end, split_fn *fn, void *ctx, struct err *err)
 {
@@ -357,8 +356,7 @@ static int split_piece(const struct split *s, int64_t rule, struct split_work *w
         int rc = next_match(&s->rules[rule], w, text + begin, end - begin, done - begin, &from, &to, err);
         if (rc < 0) return -1;
         if (s->rules[rule].no_gaps && done < (rc ? begin + from : end))
-            return err_set(err, "%s: it leaves out what stands at byte %lld of the text", s->rules[rule].name,
-                           (long long)done);
+            return err_set(err, "%s: the text at byte %lld would be dropped", s->rules[rule].name, (long long)done);
         if (rc == 0) return split_piece(s, rule + 1, w, text, done, end, fn, ctx, err);
         if (split_piece(s, rule + 1, w, text, done, begin + from, fn, ctx, err)) return -1;
         if (split_piece(s, rule + 1, w, text, begin + from, begin + to, fn, ctx, err)) return -1;

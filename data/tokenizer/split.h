@@ -1,4 +1,4 @@
-/* split.h - the pre_tokenizer: cuts text into the pieces that are encoded on their own. */
+/* split.h - the pre_tokenizer: cuts text into pieces that are encoded separately. */
 #ifndef MT_SPLIT_H
 #define MT_SPLIT_H
 
@@ -8,16 +8,16 @@
 
 struct split; /* read-only after load: threads may share it */
 
-/* pre_tokenizer of a tokenizer.json: ByteLevel, a Sequence of Split(Regex; Isolated, or Removed with invert) that
- * ends in a ByteLevel, Metaspace, or null. Anything else is refused by name. */
+/* pre_tokenizer of a tokenizer.json: ByteLevel, a Sequence of Split(Regex; Isolated, or Removed with invert) that ends
+ * in a ByteLevel, Metaspace, or null. The error for anything else names it. */
 struct split *split_load(struct json pre_tokenizer, struct err *err) MT_CHECK;
-/* What the vocabulary must be written in, and what the caller does to the text: Metaspace writes spaces as U+2581, and
- * puts one before no text, before what stands at the very beginning, or before all, unless one is there. */
+/* Alphabet of the vocabulary, and what the caller does to the text. Metaspace writes spaces as U+2581. It also puts one
+ * before no text, before the text's beginning, or before every text, unless one is there already. */
 enum split_kind { SPLIT_BYTE_LEVEL, SPLIT_NULL, SPLIT_META_NEVER, SPLIT_META_FIRST, SPLIT_META_ALWAYS };
 enum split_kind split_kind(const struct split *s);
 void split_free(struct split *s);
 
-/* Called for each piece [begin, end) in order, never for an empty one; not 0 stops. */
+/* Called for each piece [begin, end) in order, never for an empty one; nonzero stops. */
 typedef int split_fn(void *ctx, int64_t begin, int64_t end, struct err *err);
 /* Scratch of one thread; split_work_free takes NULL. */
 struct split_work;

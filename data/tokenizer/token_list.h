@@ -1,10 +1,10 @@
-/* token_list.h - ids of a text, and where in it each came from. */
+/* token_list.h - ids of a text and their byte ranges. */
 #ifndef MT_TOKEN_LIST_H
 #define MT_TOKEN_LIST_H
 
 #include "kernels/base.h"
 
-/* A growing list of ids with, for each, the byte range of the text it came from. Zeroed is valid. */
+/* A growing list of ids and, for each, its byte range in the text. Zeroed is valid. */
 struct token_list {
     int32_t *ids;
     int32_t *begin, *end; /* byte offsets into the text */

@@ -1,12 +1,12 @@
-/* tokenizer.c - tokenizer.json -> ids. The order of the pipeline is that of Hugging Face's library:
+/* tokenizer.c - tokenizer.json -> ids. The pipeline has the order of Hugging Face's library:
  *
  *   text -> cut at the added tokens with normalized:false -> normalizer -> cut at those with normalized:true
  *        -> pre_tokenizer (split.c) -> byte-pair encoding of each piece (bpe.c)
  *
  * Both cuts take the leftmost match, and of those the longest. `truncation` and `padding` of the file are settings of
- * that library's calls, `decoder` and `post_processor` come after the ids: of these only the kind of post_processor is
- * looked at. What Metaspace does to the text is done with the normalizer, since nothing stands between the two:
- * vocabularies of characters may have no added tokens with normalized:true. */
+ * that library's calls; `decoder` and `post_processor` come after the ids. Only the type of post_processor is checked.
+ * Metaspace's changes of the text are done by the normalizer, as no step is between the two: vocabularies of characters
+ * may have no added tokens with normalized:true. */
 #include "data/tokenizer/tokenizer.h"
 
 #include <stdlib.h>
@@ -29,18 +29,18 @@ struct added {
     bool special;
 };
 
-/* Added tokens that are looked for together. */
+/* Added tokens that are searched together. */
 struct added_set {
-    struct added *items; /* [n] sorted by bytes: those with a common beginning are neighbours, the shortest first */
+    struct added *items; /* [n] sorted by bytes: tokens with a common prefix are neighbours, the shortest first */
     int64_t n;
-    bool first[256]; /* bytes that one of them begins with */
+    bool first[256]; /* first bytes of the tokens */
 };
 
 struct tokenizer {
     struct bpe bpe;
     struct split *split;
     struct normalizer normalizer;
-    struct added_set raw, normalized; /* looked for before and after the normalizer */
+    struct added_set raw, normalized; /* searched before and after the normalizer */
     int64_t n_ids;
     uint64_t hash;
 };
@@ -54,7 +54,7 @@ static int compare_added(const void *a, const void *b)
     return order ? order : (x->size > y->size) - (x->size < y->size);
 }
 
-/* The id must be that of the vocabulary's item with this text, or, when there is none, an id of its own. */
+/* The id must be that of the vocabulary's item with this text, or, when there is none, an unused id. */
 static int check_added_id(const struct bpe *bpe, struct json item, const char *text, int64_t size, int64_t id,
                           struct err *err)
 {
@@ -123,13 +123,13 @@ static int load_all_added(struct tokenizer *tok, struct json root, struct err *e
         for (int64_t k = 0; k < sets[i]->n; k++) {
             sets[i]->first[(uint8_t)items[k].text[0]] = true;
             if (k > 0 && !compare_added(&items[k - 1], &items[k]))
-                return json_error(list, err, "\"%.64s\" stands in it twice", items[k].text);
+                return json_error(list, err, "\"%.64s\" is a duplicate", items[k].text);
         }
     }
     return 0;
 }
 
-/* The pre_tokenizer, and behind the normalizer the steps that Metaspace asks for. */
+/* The pre_tokenizer; after the normalizer, the steps that Metaspace adds. */
 static int load_split(struct tokenizer *tok, struct json j, struct err *err)
 {
     tok->split = split_load(j, err);
@@ -148,7 +148,7 @@ static int load_split(struct tokenizer *tok, struct json j, struct err *err)
     return normalizer_add(&tok->normalizer, j, &step, err);
 }
 
-/* ByteLevel only moves offsets, TemplateProcessing adds tokens at the ends: see tokenizer_encode. */
+/* ByteLevel only changes offsets, TemplateProcessing adds tokens at the ends: see tokenizer_encode. */
 static int check_post_processor(struct json j, struct err *err)
 {
     const char *type;
@@ -158,7 +158,7 @@ static int check_post_processor(struct json j, struct err *err)
     if (!strcmp(type, "ByteLevel") || !strcmp(type, "TemplateProcessing")) return 0;
     if (strcmp(type, "Sequence"))
         return json_error(j, err,
-                          "post-processor \"%s\" is not supported (there are ByteLevel, TemplateProcessing, "
+                          "post-processor \"%s\" is not supported (use ByteLevel, TemplateProcessing, "
                           "Sequence)",
                           type);
     if (json_get_array(j, "processors", &inner, err)) return -1;
@@ -279,18 +279,18 @@ struct encoder {
     struct split_work *split;
     struct bpe_work bpe;
     const char *text; /* what is being split */
-    int64_t offset;   /* of text, added to the byte ranges of the tokens */
+    int64_t offset;   /* in the text, added to the byte ranges of the tokens */
     struct token_list *out;
 };
 
-/* The longest of the set that text[0..size) begins with, or NULL. */
+/* The longest token of the set that is a prefix of text[0..size), or NULL. */
 static const struct added *longest_added(const struct added_set *set, const char *text, int64_t size)
 {
     const struct added *best = NULL, *lo = set->items, *hi = lo + set->n;
     for (int64_t depth = 0; lo < hi; depth++) {
         if (lo->size == depth) best = lo++;
         if (depth == size) break;
-        const struct added *ends[2]; /* of those with a byte here below text[depth], and not above it */
+        const struct added *ends[2]; /* of tokens with a byte here that is below text[depth], and not above it */
         for (int i = 0; i < 2; i++) {
             const struct added *a = lo, *b = hi;
             while (a < b) {
@@ -308,14 +308,14 @@ static const struct added *longest_added(const struct added_set *set, const char
     return best;
 }
 
-/* The first added token at or after *at, which moves to it (or to the end), or NULL. */
+/* The first added token at or after *at, which is moved to it (or to the end), or NULL. */
 static const struct added *next_added(const struct added_set *set, bool special, const char *text, int64_t size,
                                       int64_t *at)
 {
     while (*at < size) {
         const struct added *a = set->first[(uint8_t)text[*at]] ? longest_added(set, text + *at, size - *at) : NULL;
         if (a && (special || !a->special)) return a;
-        *at += a ? a->size : 1; /* a special token that counts as text hides what begins inside it */
+        *at += a ? a->size : 1; /* a special token that counts as text hides tokens that begin inside it */
     }
     return NULL;
 }
@@ -335,7 +335,7 @@ static int encode_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
                       err);
 }
 
-/* Normalized text: the second cut, then pieces. Byte ranges are those of this text, plus offset. */
+/* Normalized text: the second cut, then pieces. Byte ranges are those of this text plus offset. */
 static int encode_normalized(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     for (int64_t done = 0, at = 0; done < size; done = at) {

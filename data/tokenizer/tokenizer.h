@@ -1,5 +1,5 @@
-/* tokenizer.h - text -> token ids from a Hugging Face tokenizer.json: BPE of bytes or characters, with added tokens.
- * What the file asks for and this code does not do is refused by name. Read-only after load: threads may share it. */
+/* tokenizer.h - text -> token ids from a Hugging Face tokenizer.json: BPE of bytes or characters, with added tokens. An
+ * error names each feature of the file that is not supported. Read-only after load: threads may share it. */
 #ifndef MT_TOKENIZER_H
 #define MT_TOKENIZER_H
 
@@ -8,24 +8,24 @@
 struct tokenizer;
 
 struct tokenizer *tokenizer_load(const char *path, struct err *err) MT_CHECK; /* path of tokenizer.json */
-/* The same from memory; `name` stands in the messages. */
+/* The same from memory; messages begin with `name`. */
 struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void tokenizer_free(struct tokenizer *tok);
 int64_t tokenizer_vocab(const struct tokenizer *tok); /* largest id + 1 */
 /* Id of the token with exactly this text, or -1. */
 int32_t tokenizer_id(const struct tokenizer *tok, const char *content);
-uint64_t tokenizer_hash(const struct tokenizer *tok); /* of the file's content, for caches */
+uint64_t tokenizer_hash(const struct tokenizer *tok); /* hash of the file's content, for caches */
 
-/* Appends the ids of text[0..size). `special`: special tokens written in the text are recognised (HF's default);
- * otherwise they are ordinary text (added tokens that are not special are recognised always). Nothing is added at
- * either end, whatever the file's post_processor would add (bos): the text, or its template, says what stands there.
- * Invalid UTF-8 is an error that says at which byte; the list is as before after an error. */
+/* Appends the ids of text[0..size). `special`: special tokens in the text are recognised (HF's default); otherwise they
+ * are ordinary text. (Added tokens that are not special are always recognised.) No token is added at either end,
+ * whatever post_processor specifies (bos): the text or its template contains them. Invalid UTF-8 is an error with the
+ * byte; after an error the list is unchanged. */
 int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
                      struct err *err) MT_CHECK;
 /* Bytes of one id; NULL for an id without a token. */
 const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *size);
-bool tokenizer_marks_spaces(const struct tokenizer *tok); /* in these bytes U+2581 stands for a space */
-/* id is a special token: its text becomes it only where special tokens are recognised. */
+bool tokenizer_marks_spaces(const struct tokenizer *tok); /* U+2581 stands for a space in these bytes */
+/* The id is a special token: its text becomes this id only where special tokens are recognised. */
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id);
 
 #endif

@@ -1,10 +1,10 @@
-/* unicode.c - the table, by tests/parity/make_unicode.py, is what Unicode 16 has and Unicode 14 has not, among letters,
- * marks, numbers, punctuation and symbols: all of them take three or four bytes. */
+/* unicode.c - characters that Unicode 16 has and Unicode 14 lacks, among letters, marks, numbers, punctuation and
+ * symbols: all of them take three or four bytes. tests/parity/make_unicode.py writes the table. */
 #include "data/tokenizer/unicode.h"
 
 #include <string.h>
 
-/* Each range with a character of Unicode 14 that has the same category and as many bytes; ascending. */
+/* Each range with a character of Unicode 14 of the same category and number of bytes; ascending. */
 static const struct {
     uint32_t first, last, as;
 } added[] = {
@@ -42,7 +42,7 @@ static const struct {
     {0x31350, 0x323af, 0x10000},
 };
 
-/* What stands in for c, or c itself. */
+/* The replacement of c, or c itself. */
 static uint32_t stand_in(uint32_t c)
 {
     int64_t low = 0, high = MT_LEN(added);
@@ -62,7 +62,7 @@ char *unicode_as_14(const char *text, int64_t size)
     for (int64_t i = 0, n; i < size; i += n) {
         const uint8_t *p = (const uint8_t *)text + i;
         n = *p < 0xe0 ? 1 : *p < 0xf0 ? 3 : 4;
-        if (n == 1 || (*p >= 0xe4 && *p <= 0xe9)) continue; /* the ideographs of the BMP are all older */
+        if (n == 1 || (*p >= 0xe4 && *p <= 0xe9)) continue; /* all ideographs of the BMP are older */
         uint32_t c = n == 3 ? *p & 0xf : *p & 7;
         for (int64_t k = 1; k < n; k++) c = c << 6 | (p[k] & 0x3f);
         uint32_t as = stand_in(c);

@@ -1,7 +1,7 @@
 /* jinja.c - evaluates the tree of a Jinja template.
  *
- * Scopes are as Jinja's: a for, a macro and a {% generation %} have one of their own, an if has none; what is set in
- * the body of a for is gone at its next round. Nothing unwinds after an error (jinja_value.h): statements stop, and
+ * Scopes are those of Jinja: a for, a macro and a {% generation %} open a scope, an if does not; variables set in the
+ * body of a for are lost at the next iteration. Errors do not unwind (jinja_value.h): after one, statements stop and
  * expressions yield undefined. */
 #include "data/chat/jinja/jinja.h"
 
@@ -11,7 +11,7 @@
 #include "data/chat/jinja/jinja_lib.h"
 #include "data/chat/jinja/jinja_parse.h"
 
-#define MAX_TEMPLATE (1 << 20) /* bytes of text; its tree takes up to 300 times as much */
+#define MAX_TEMPLATE (1 << 20) /* bytes of template text; its tree takes up to 300 times as much */
 
 struct jinja {
     struct jinja_arena arena;
@@ -59,7 +59,7 @@ static struct value lookup(struct jinja_state *st, const struct scope *scope, co
     return (struct value){.kind = VALUE_CALLABLE, .callable = c};
 }
 
-/* To one name, or to each of a tuple of names its item. */
+/* Assigns to one name, or the items of a tuple to a tuple of names. */
 static void assign_to(struct jinja_state *st, struct scope *scope, const struct node *target, struct value v)
 {
     if (target->kind == NODE_NAME) {
@@ -112,7 +112,7 @@ static struct value call_macro(struct jinja_state *st, const struct callable *c,
                : p->b    ? eval(st, scope, p->b)
                          : value_undefined(p->name, (int64_t)strlen(p->name)));
     }
-    if (used < args->count) return jinja_fail(st, "macro `%s`: an argument that it does not take", c->macro->name);
+    if (used < args->count) return jinja_fail(st, "macro `%s`: unexpected argument", c->macro->name);
     return capture(st, scope, c->macro->body);
 }
 
@@ -161,7 +161,7 @@ static struct value repeat(struct jinja_state *st, struct value s, int64_t n)
     return value_take(st, &t);
 }
 
-/* As Python: the quotient is rounded down, the rest has the sign of the divisor. */
+/* As in Python: the quotient is rounded down, the remainder has the sign of the divisor. */
 static struct value integers(struct jinja_state *st, const char *op, int64_t a, int64_t b)
 {
     int64_t out = 0;
@@ -184,7 +184,7 @@ static struct value integers(struct jinja_state *st, const char *op, int64_t a, 
         if (b < 0) return value_float(pow((double)a, (double)b));
         for (out = 1; b > 0 && !over && jinja_charge(st, 1); b--) over = __builtin_mul_overflow(out, a, &out);
     }
-    return over ? jinja_fail(st, "an integer of more than 64 bits") : value_int(out);
+    return over ? jinja_fail(st, "an integer does not fit 64 bits") : value_int(out);
 }
 
 static struct value reals(struct jinja_state *st, const char *op, double a, double b)
@@ -316,8 +316,7 @@ static struct value eval_node(struct jinja_state *st, struct scope *scope, const
 static bool enter(struct jinja_state *st, const struct node *n)
 {
     st->line = n->line;
-    if (++st->depth > JINJA_DEPTH)
-        jinja_fail(st, "macros call each other without an end, or expressions nest too deeply");
+    if (++st->depth > JINJA_DEPTH) jinja_fail(st, "recursion without an end, or expressions nested too deeply");
     return jinja_charge(st, 1);
 }
 
@@ -361,7 +360,7 @@ static void run_set(struct jinja_state *st, struct scope *scope, const struct no
     }
     struct value ns = eval(st, scope, n->a->a);
     if (ns.kind != VALUE_DICT || !ns.dict->is_namespace)
-        jinja_fail(st, "only an attribute of a namespace can be set, `%s` is none", n->a->a->name);
+        jinja_fail(st, "only attributes of a namespace can be set, and `%s` is not a namespace", n->a->a->name);
     else
         dict_set(st, ns.dict, key_of(n->a->name), v);
 }
@@ -372,7 +371,7 @@ static enum flow run_generation(struct jinja_state *st, struct scope *scope, con
     if (st->out != st->text)
         jinja_fail(st, "{%% generation %%} inside a macro or a {%% set %%} block is not supported");
     enum flow flow = run(st, scope_new(st, scope), n->body);
-    if (st->out->n_spans != spans) jinja_fail(st, "{%% generation %%} inside another");
+    if (st->out->n_spans != spans) jinja_fail(st, "{%% generation %%} inside another {%% generation %%}");
     text_span(st->out, begin, st->out->size);
     return flow;
 }
@@ -412,14 +411,13 @@ static enum flow run(struct jinja_state *st, struct scope *scope, const struct n
     return flow;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole template ---- */
 
 struct jinja *jinja_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
     struct jinja *t = mem_alloc(sizeof(*t));
     if (size > MAX_TEMPLATE) {
-        err_set(err, "%s: the template has %lld bytes, more than the %d that are allowed", name, (long long)size,
-                MAX_TEMPLATE);
+        err_set(err, "%s: the template has %lld bytes, the limit is %d", name, (long long)size, MAX_TEMPLATE);
         mem_free(t);
         return NULL;
     }

@@ -1,8 +1,9 @@
-/* jinja.h - the part of Jinja that chat templates use: text and variables -> text, and where in it the model speaks.
+/* jinja.h - the part of Jinja that chat templates use: text and variables -> text, with the spans that the model
+ * writes.
  *
- * As transformers renders (trim_blocks, lstrip_blocks, loop controls, tojson as json.dumps(ensure_ascii=False)), with
- * its {% generation %}. Not here: inheritance, include, import, call and filter blocks, recursive for. Templates are
- * distrusted: nesting, recursion, work and so the size of the text have limits. */
+ * The settings are those of transformers: trim_blocks, lstrip_blocks, loop controls, tojson as
+ * json.dumps(ensure_ascii=False), and {% generation %}. Not supported: inheritance, include, import, call and filter
+ * blocks, recursive for. Templates are distrusted: nesting, recursion, work and so the size of the text are limited. */
 #ifndef MT_JINJA_H
 #define MT_JINJA_H
 
@@ -10,10 +11,10 @@
 
 struct jinja; /* read-only once parsed: threads may share it */
 
-/* `name` (a file) stands in every message, as "NAME:LINE: ...". */
+/* Messages begin with `name` (a file): "NAME:LINE: ...". */
 struct jinja *jinja_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void jinja_free(struct jinja *t);                 /* NULL is fine */
-bool jinja_has_generation(const struct jinja *t); /* a {% generation %} block stands in it */
+bool jinja_has_generation(const struct jinja *t); /* the template has a {% generation %} block */
 
 /* A variable of the template. */
 enum jinja_var_kind { JINJA_NONE, JINJA_TRUTH, JINJA_TEXT, JINJA_JSON };
@@ -23,12 +24,12 @@ struct jinja_var {
     bool truth;
     const char *text;
     struct json json;
-    int64_t leave_out;    /* so many elements at the end of the array json */
-    const char *twins[2]; /* in its objects a key of one of these names stands under the other too */
+    int64_t leave_out;    /* number of elements to omit at the end of the array json */
+    const char *twins[2]; /* aliases: in its objects, a key of one of these names is also found under the other */
 };
 
-/* Appends the text to out and, of every {% generation %} block, its span (which may be empty). date ("YYYY-MM-DD") is
- * what strftime_now reads. raise_exception of the template comes back as the error. out is as before after an error. */
+/* Appends the text to out and the span of every {% generation %} block (which may be empty). date ("YYYY-MM-DD") is the
+ * date of strftime_now. The template's raise_exception becomes the error. After an error out is unchanged. */
 int jinja_render(struct text_buf *out, const struct jinja *t, const struct jinja_var *vars, int64_t n_vars,
                  const char *date, struct err *err) MT_CHECK;
 

@@ -1,7 +1,8 @@
 /* jinja_lex.c - a Jinja template's text -> tokens.
  *
- * As transformers sets Jinja up: trim_blocks (a line break right after a block or comment goes), lstrip_blocks (blanks
- * between the start of a line and a block or comment go), "-" strips all white space on its side, "+" keeps all. */
+ * White space is handled as transformers configures Jinja. trim_blocks removes a line break right after a block or
+ * comment; lstrip_blocks removes blanks between the start of a line and a block or comment. "-" strips all white space
+ * on its side, "+" keeps it. */
 #include "data/chat/jinja/jinja_lex.h"
 
 #include <ctype.h>
@@ -16,7 +17,7 @@ struct lexer {
     const char *text; /* line breaks are "\n" */
     int64_t size, at;
     int line;
-    bool line_start; /* what stands at `at` begins a line of the output's source */
+    bool line_start; /* the text at `at` begins a source line */
     const char *name;
     struct err *err;
 };
@@ -56,7 +57,7 @@ static int64_t skip_space(const struct lexer *l, int64_t at)
     return at;
 }
 
-/* Where text[begin, end) ends without its trailing white space. */
+/* End of text[begin, end) without its trailing white space. */
 static int64_t strip_end(const struct lexer *l, int64_t begin, int64_t end)
 {
     int64_t keep = begin;
@@ -65,7 +66,8 @@ static int64_t strip_end(const struct lexer *l, int64_t begin, int64_t end)
     return keep;
 }
 
-/* Past a closing tag of n bytes: "-" in front strips what follows, "+" keeps it, else one line break may go. */
+/* Moves past a closing tag of n bytes: "-" before it strips what follows, "+" keeps it, else one line break is
+ * removed. */
 static void close_tag(struct lexer *l, int64_t end, char sign, bool trim)
 {
     if (sign == '-')
@@ -78,7 +80,7 @@ static void close_tag(struct lexer *l, int64_t end, char sign, bool trim)
 
 /* ---- text between tags ---- */
 
-/* Adds the text before the tag at `tag`, stripped as the tag asks for. */
+/* Adds the text before the tag at `tag`, stripped as the tag specifies. */
 static void add_text(struct lexer *l, int64_t tag)
 {
     int64_t begin = l->at, end = tag;
@@ -106,7 +108,7 @@ static int skip_comment(struct lexer *l)
     return lex_error(l, "a comment {# is not closed");
 }
 
-/* At "{%": is it a block of the one word `word`? Returns where it ends, and the sign before that, or -1. */
+/* At "{%": is it a block that consists of `word`? Returns where it ends, and the sign before that; or -1. */
 static int64_t one_word_block(const struct lexer *l, int64_t at, const char *word, char *sign)
 {
     at += 2;
@@ -141,13 +143,13 @@ static int lex_raw(struct lexer *l, int64_t end, char sign)
 static int put_code(struct lexer *l, struct text_buf *t, int64_t digits)
 {
     char hex[9] = {0}, utf8[4];
-    if (l->at + digits > l->size) return lex_error(l, "an escape is cut off");
+    if (l->at + digits > l->size) return lex_error(l, "an escape is truncated");
     memcpy(hex, l->text + l->at, (size_t)digits);
     for (int64_t i = 0; i < digits; i++)
         if (!isxdigit((unsigned char)hex[i])) return lex_error(l, "an escape lacks its hexadecimal digits");
     l->at += digits;
     unsigned long c = strtoul(hex, NULL, 16);
-    if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return lex_error(l, "an escape is no Unicode character");
+    if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return lex_error(l, "an escape is not a Unicode character");
     int n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     static const unsigned char lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
     for (int i = n - 1; i > 0; i--, c >>= 6) utf8[i] = (char)(0x80 | (c & 0x3f));
@@ -156,10 +158,10 @@ static int put_code(struct lexer *l, struct text_buf *t, int64_t digits)
     return 0;
 }
 
-/* After a backslash, as in Python; an unknown escape stays as it is written. */
+/* After a backslash, as in Python; an unknown escape is kept as written. */
 static int put_escape(struct lexer *l, struct text_buf *t)
 {
-    static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v"; /* each letter before its character */
+    static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v"; /* pairs: the letter, then its character */
     const char c = l->text[l->at++];
     if (c == '\n') return l->line++, 0;
     if (c == 'x' || c == 'u' || c == 'U') return put_code(l, t, c == 'x' ? 2 : c == 'u' ? 4 : 8);
@@ -215,7 +217,7 @@ static int lex_number(struct lexer *l)
         }
     }
     struct token *t = add(l, real ? TOKEN_FLOAT : TOKEN_INT, l->text + l->at, end - l->at);
-    if (end - l->at > 18 && !real) return lex_error(l, "a number of more than 18 digits");
+    if (end - l->at > 18 && !real) return lex_error(l, "a number has more than 18 digits");
     t->f = real ? strtod(t->s, NULL) : 0;
     t->i = real ? 0 : strtoll(t->s, NULL, 10);
     l->at = end;
@@ -231,13 +233,13 @@ static int lex_operator(struct lexer *l)
     for (int64_t i = 0; i < MT_LEN(two); i++)
         if (starts(l, l->at, two[i])) n = 2;
     if (n == 1 && (!l->text[l->at] || !strchr("+-*/%~<>=.,:;|()[]{}", l->text[l->at])))
-        return lex_error(l, "a character that no expression has");
+        return lex_error(l, "a character that is not allowed in an expression");
     add(l, TOKEN_OP, l->text + l->at, n);
     l->at += n;
     return 0;
 }
 
-/* After "{%" or "{{", up to and with the closing tag, which does not count while a bracket is open. */
+/* After "{%" or "{{", up to and including the closing tag; inside brackets it does not count as closing. */
 static int lex_tag(struct lexer *l, bool block)
 {
     const char *const end = block ? "%}" : "}}";
@@ -261,7 +263,7 @@ static int lex_tag(struct lexer *l, bool block)
         } else if (is_name(c)) {
             int64_t stop = l->at;
             while (stop < l->size && is_name(l->text[stop])) stop++;
-            if (stop - l->at > MAX_NAME) return lex_error(l, "a name of more than 256 bytes");
+            if (stop - l->at > MAX_NAME) return lex_error(l, "a name has more than 256 bytes");
             add(l, TOKEN_NAME, l->text + l->at, stop - l->at);
             l->at = stop;
         } else {
@@ -302,7 +304,7 @@ static int lex_all(struct lexer *l)
 int jinja_lex(struct token_array *out, struct jinja_arena *arena, const char *text, int64_t size, const char *name,
               struct err *err)
 {
-    char *lines = mem_alloc(size + 1); /* every line break as "\n", the last one left out */
+    char *lines = mem_alloc(size + 1); /* every line break becomes "\n"; the last one is dropped */
     int64_t n = 0;
     for (int64_t i = 0; i < size; i++) {
         if (text[i] == '\r' && i + 1 < size && text[i + 1] == '\n') continue;

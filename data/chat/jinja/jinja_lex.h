@@ -20,7 +20,7 @@ enum token_kind {
 struct token {
     enum token_kind kind;
     int line;
-    const char *s; /* NUL-terminated, in the arena; of a string its value */
+    const char *s; /* NUL-terminated, in the arena; of a string: its value */
     int64_t size;
     int64_t i;
     double f;

@@ -8,13 +8,13 @@
 #include <time.h>
 
 #define MAX_PARAMETERS 4
-#define MAX_INDENT     1000 /* of tojson; times the depth it must stay a number */
+#define MAX_INDENT     1000 /* of tojson; a small limit, as it is multiplied by the depth */
 
-static const struct value absent = {0}; /* an argument left out */
+static const struct value absent = {0}; /* an omitted argument */
 
-/* ---- calling by a table ---- */
+/* ---- calls by table ---- */
 
-/* Index of name[0..n) among the words of `parameters`, or -1; how many there are with name NULL. */
+/* Index of name[0..n) among the words of `parameters`, or -1; with name NULL the number of words. */
 static int64_t parameter(const char *parameters, const char *name)
 {
     int64_t index = 0;
@@ -63,7 +63,7 @@ static const char *text(struct jinja_state *st, struct value v, const char *othe
     return copy.kind == VALUE_STRING ? copy.s : otherwise ? otherwise : "";
 }
 
-/* v is the text of a number and of nothing else. The copy that strtod needs does not stay in the arena. */
+/* v is the text of a number and nothing else. The copy for strtod does not stay in the arena. */
 static bool parse_number(struct jinja_state *st, struct value v, double *f)
 {
     char *end, *s = NULL;
@@ -76,7 +76,7 @@ static bool parse_number(struct jinja_state *st, struct value v, double *f)
     return all;
 }
 
-/* a.b.c, and numbers as indexes; `otherwise`, when given, for what is not there. */
+/* a.b.c, with numbers as indexes; `otherwise`, if given, replaces a missing value. */
 static struct value attribute_path(struct jinja_state *st, struct value v, struct value path, struct value otherwise)
 {
     if (path.kind == VALUE_INT) return jinja_item(st, v, path);
@@ -106,14 +106,14 @@ FILTER(filter_first)
 {
     (void)a;
     const struct list *l = value_items(st, self);
-    return l->count ? l->items[0] : value_undefined("first of nothing", 16);
+    return l->count ? l->items[0] : value_undefined("first: the list is empty", 16);
 }
 
 FILTER(filter_last)
 {
     (void)a;
     const struct list *l = value_items(st, self);
-    return l->count ? l->items[l->count - 1] : value_undefined("last of nothing", 15);
+    return l->count ? l->items[l->count - 1] : value_undefined("last: the list is empty", 15);
 }
 
 FILTER(filter_int)
@@ -198,7 +198,7 @@ FILTER(filter_tojson)
 {
     struct text_buf t = {0};
     int64_t indent = a[0].kind == VALUE_NONE ? -1 : number(st, a[0], -1);
-    if (indent > MAX_INDENT) return jinja_fail(st, "tojson: an indent of more than %d", MAX_INDENT);
+    if (indent > MAX_INDENT) return jinja_fail(st, "tojson: indent is above the limit of %d", MAX_INDENT);
     if (!value_absent(a[1]) && value_truth(a[1])) return jinja_fail(st, "tojson: ensure_ascii=true is not supported");
     value_tojson(st, &t, self, indent);
     return value_take(st, &t);
@@ -242,7 +242,7 @@ FILTER(filter_unique)
     return v;
 }
 
-/* Stable; by the value or its attribute. Strings by lower case unless case_sensitive. */
+/* Stable; by value or by attribute. Strings compare in lower case unless case_sensitive. */
 static struct value sorted(struct jinja_state *st, struct value l, struct value attribute, bool reverse, bool sensitive)
 {
     struct value v = filter_list(st, l, NULL), keys = value_list(st, false);
@@ -288,7 +288,7 @@ FILTER(filter_map)
     return v;
 }
 
-/* The items for which the test holds (or not); of the item itself or of its attribute. */
+/* The items that pass the test (or fail it, for reject); the test applies to the item or to its attribute. */
 static struct value choose(struct jinja_state *st, struct value self, const struct value *attribute, struct value test,
                            struct value argument, bool keep)
 {
@@ -356,7 +356,7 @@ static bool is_iterable(struct value v)
            (v.kind == VALUE_DICT && !v.dict->is_namespace);
 }
 
-/* A test that asks for the kind alone: 1 yes, 0 no, -1 no such test. */
+/* A test of the value's type: 1 yes, 0 no, -1 no such test. */
 static int test_kind(const char *name, struct value v)
 {
     const struct {
@@ -441,18 +441,18 @@ FILTER(function_raise)
     return jinja_fail(st, "the template refuses this conversation: %s", text(st, a[0], ""));
 }
 
-/* The day is fixed, as data must not change overnight; the time is midnight. */
+/* The day is fixed, so that the ids do not depend on it; the time is midnight. */
 FILTER(function_strftime)
 {
     (void)self;
     struct tm tm = {0};
     char out[256];
     if (!st->date || sscanf(st->date, "%d-%d-%d", &tm.tm_year, &tm.tm_mon, &tm.tm_mday) != 3)
-        return jinja_fail(st, "strftime_now: there is no date");
+        return jinja_fail(st, "strftime_now: no date is set");
     tm.tm_year -= 1900;
     tm.tm_mon -= 1;
-    tm.tm_hour = 12; /* far from any change of the clock */
-    timegm(&tm);     /* the day of the week and of the year */
+    tm.tm_hour = 12; /* noon: far from any clock change */
+    timegm(&tm);     /* sets the day of the week and of the year */
     tm.tm_hour = 0;
     size_t n = strftime(out, sizeof(out), text(st, a[0], ""), &tm);
     return value_string(st, out, (int64_t)n);

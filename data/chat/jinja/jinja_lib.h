@@ -15,9 +15,9 @@ struct jinja_args {
 /* One row of a table of functions. */
 struct jinja_fn {
     const char *name;
-    /* a: the arguments in the order of `parameters`, absent where left out */
+    /* a: the arguments in the order of `parameters`, absent where omitted */
     struct value (*call)(struct jinja_state *st, struct value self, const struct value *a);
-    const char *parameters; /* "first second"; NULL: call_all takes them as they come */
+    const char *parameters; /* "first second"; NULL: call_all gets the arguments as written */
     struct value (*call_all)(struct jinja_state *st, const struct jinja_args *args);
 };
 
@@ -33,7 +33,7 @@ struct value jinja_function(struct jinja_state *st, const char *name, const stru
 struct value jinja_method(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
 bool jinja_is_method(struct value self, const char *name);
 struct value jinja_strip(struct jinja_state *st, struct value self, struct value chars, bool left, bool right);
-/* Every `from` as `to`, the first `count` of them when count >= 0. */
+/* Replaces every `from` by `to`; with count >= 0 only the first `count`. */
 struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
                            int64_t count);
 /* 'l' lower, 'u' upper, 'c' capitalize, 't' title; letters beyond ASCII are refused. */

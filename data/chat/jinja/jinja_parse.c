@@ -1,5 +1,5 @@
-/* jinja_parse.c - tokens -> tree, by recursive descent with Jinja's own precedences. What Jinja has and this engine has
- * not is refused by name. An error is kept and ends every loop, so that the code reads as if there were none. */
+/* jinja_parse.c - tokens -> tree, by recursive descent with Jinja's precedences. Errors name what Jinja has and this
+ * engine does not support. The first error is kept and ends every loop, so the code needs no checks after each call. */
 #include "data/chat/jinja/jinja_parse.h"
 
 #include <stdarg.h>
@@ -30,7 +30,7 @@ static struct node *fail(struct parser *p, const char *fmt, ...)
     va_end(args);
     if (!p->failed) err_set(p->err, "%s:%d: %s", p->name, p->at->line, text);
     p->failed = true;
-    p->at = &the_end; /* whatever is looked for, it is not there */
+    p->at = &the_end; /* after an error, no token matches */
     return NULL;
 }
 
@@ -115,7 +115,7 @@ static void chain_add(struct chain *c, struct node *n)
 static struct node *expression(struct parser *p);
 static struct node *unary(struct parser *p, bool with_filter);
 
-/* Of a call, after "(". */
+/* Arguments of a call, after "(". */
 static struct node *arguments(struct parser *p)
 {
     struct chain c = {0};
@@ -136,7 +136,7 @@ static struct node *arguments(struct parser *p)
     return c.first;
 }
 
-/* Items up to `end`, each in a node of its own, as a node may stand in one list only. */
+/* Items up to `end`; each is wrapped in a node, as a node may be in one list only. */
 static struct node *items(struct parser *p, const char *end)
 {
     struct chain c = {0};
@@ -183,7 +183,7 @@ static struct node *literal(struct parser *p, struct value v)
     return n;
 }
 
-/* Strings side by side are one. */
+/* Adjacent strings are concatenated. */
 static struct node *string(struct parser *p)
 {
     struct text_buf t = {0};
@@ -419,7 +419,7 @@ static void end_block(struct parser *p)
         p->at++;
 }
 
-/* The body up to {% end %}, which is taken. */
+/* The body up to {% end %}, which is consumed. */
 static struct node *body(struct parser *p, const char *end)
 {
     const char *const ends[] = {end, NULL};
@@ -550,7 +550,7 @@ static struct node *block(struct parser *p)
     return fail(p, "{%% %s %%} is not supported", word);
 }
 
-/* Up to {% and one of the words of `ends`, on which the parser then stands, or the end of the template. */
+/* Up to {% and one of the words of `ends`, which becomes the current token, or the end of the template. */
 static struct node *statements(struct parser *p, const char *const *ends)
 {
     struct chain c = {0};

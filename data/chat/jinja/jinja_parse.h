@@ -10,9 +10,9 @@ enum node_kind {
     NODE_PRINT,      /* a */
     NODE_IF,         /* a: condition, body, other */
     NODE_FOR,        /* a: names, b: what to iterate over, c: condition or NULL, body, other */
-    NODE_SET,        /* a: name, namespace attribute or tuple of names; b: value, or NULL: body is what it becomes */
+    NODE_SET,        /* a: name, namespace attribute or tuple of names; b: value, or NULL: body's output */
     NODE_MACRO,      /* name, a: parameters (NODE_NAME, its b the default), body */
-    NODE_GENERATION, /* body: text of the model */
+    NODE_GENERATION, /* body: text that the model writes */
     NODE_BREAK,
     NODE_CONTINUE,
     /* expressions */
@@ -44,7 +44,7 @@ struct node {
     struct node *next; /* in a list of statements, items, arguments */
 };
 
-/* The tree lies in the arena; *generation: it holds {% generation %}. */
+/* The tree is in the arena; *generation: it contains {% generation %}. */
 int jinja_tree(struct node **root, bool *generation, struct jinja_arena *arena, const char *text, int64_t size,
                const char *name, struct err *err) MT_CHECK;
 

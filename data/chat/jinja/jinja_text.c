@@ -1,4 +1,4 @@
-/* jinja_text.c - methods of strings and dicts, attributes, items and slices of the Jinja engine, as Python has them. */
+/* jinja_text.c - methods of strings and dicts, attributes, items and slices of the Jinja engine, as in Python. */
 #include <ctype.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ struct value jinja_replace(struct jinja_state *st, struct value self, struct val
     int64_t at = 0, next;
     if (self.kind != VALUE_STRING || from.kind != VALUE_STRING || to.kind != VALUE_STRING)
         return jinja_fail(st, "replace: strings are needed");
-    if (!from.size) return jinja_fail(st, "replace: of the empty string is not supported");
+    if (!from.size) return jinja_fail(st, "replace: an empty search string is not supported");
     for (; count != 0 && (next = value_find(st, self, from, at)) >= 0; count--, at = next + from.size) {
         text_put_bytes(&t, self.s + at, next - at);
         if (jinja_charge(st, to.size)) text_put_bytes(&t, to.s, to.size);
@@ -123,7 +123,7 @@ METHOD(method_removesuffix)
     return value_view(self.s, self.size - a[0].size);
 }
 
-/* The words between white space; after `max` cuts the rest is one, stripped on its left. */
+/* The words between white space; after `max` splits the rest is one word, stripped on its left. */
 static struct value split_words(struct jinja_state *st, struct value self, int64_t max)
 {
     struct value v = value_list(st, false);
@@ -146,9 +146,10 @@ static struct value split_words(struct jinja_state *st, struct value self, int64
 METHOD(method_split)
 {
     int64_t max = value_absent(a[1]) ? -1 : a[1].i, at = 0, next;
-    if (!value_absent(a[1]) && a[1].kind != VALUE_INT) return jinja_fail(st, "split: the number of cuts is no integer");
+    if (!value_absent(a[1]) && a[1].kind != VALUE_INT) return jinja_fail(st, "split: maxsplit must be an integer");
     if (value_absent(a[0]) || a[0].kind == VALUE_NONE) return split_words(st, self, max);
-    if (a[0].kind != VALUE_STRING || !a[0].size) return jinja_fail(st, "split: at a string that is not empty");
+    if (a[0].kind != VALUE_STRING || !a[0].size)
+        return jinja_fail(st, "split: the separator must be a non-empty string");
     struct value v = value_list(st, false);
     for (; max != 0 && (next = value_find(st, self, a[0], at)) >= 0; max--, at = next + a[0].size)
         list_add(st, v.list, value_view(self.s + at, next - at));
@@ -156,11 +157,12 @@ METHOD(method_split)
     return v;
 }
 
-/* As split, but the last `max` cuts. */
+/* As split, but at most `max` splits from the right. */
 METHOD(method_rsplit)
 {
     const struct value separator[2] = {a[0]};
-    if (value_absent(a[0]) || a[0].kind != VALUE_STRING) return jinja_fail(st, "rsplit: only at a string is supported");
+    if (value_absent(a[0]) || a[0].kind != VALUE_STRING)
+        return jinja_fail(st, "rsplit: the separator must be a string");
     struct value all = method_split(st, self, separator), v = value_list(st, false);
     if (st->failed || a[1].kind != VALUE_INT || a[1].i < 0 || all.list->count - 1 <= a[1].i) return all;
     int64_t first = all.list->count - 1 - a[1].i;
@@ -213,7 +215,7 @@ METHOD(method_join)
     struct text_buf t = {0};
     const struct list *l = value_items(st, a[0]);
     for (int64_t i = 0; i < l->count && !st->failed; i++) {
-        if (l->items[i].kind != VALUE_STRING) jinja_fail(st, "join: item %lld is no string", (long long)i);
+        if (l->items[i].kind != VALUE_STRING) jinja_fail(st, "join: item %lld is not a string", (long long)i);
         if (i) value_print(st, &t, self, false);
         value_print(st, &t, l->items[i], false);
     }
@@ -352,7 +354,7 @@ struct value jinja_item(struct jinja_state *st, struct value self, struct value 
     int64_t n = value_length(st, self), i = key.kind == VALUE_INT ? key.i : key.truth;
     if (i < 0) i += n;
     const int64_t steps = self.kind == VALUE_STRING ? i : 0;
-    if (i < 0 || i >= n || !jinja_charge_scan(st, steps)) return value_undefined("item outside of the list", 24);
+    if (i < 0 || i >= n || !jinja_charge_scan(st, steps)) return value_undefined("list index out of range", 24);
     if (self.kind == VALUE_LIST) return self.list->items[i];
     int64_t at = byte_of(self, i);
     return value_view(self.s + at, utf8_size(self.s + at, self.size - at));
@@ -363,14 +365,14 @@ struct value jinja_slice(struct jinja_state *st, struct value self, const struct
     int64_t n = value_length(st, self), step = part[2].kind == VALUE_INT ? part[2].i : 1, bound[2];
     if (self.kind != VALUE_LIST && self.kind != VALUE_STRING)
         return jinja_fail(st, "%s cannot be sliced", value_kind_name(self));
-    if (step == 0) return jinja_fail(st, "a slice with step 0");
+    if (step == 0) return jinja_fail(st, "slice step must not be 0");
     for (int i = 0; i < 2; i++) {
         int64_t low = step < 0 ? -1 : 0, high = step < 0 ? n - 1 : n;
         bound[i] = (i == 0) == (step < 0) ? high : low;
         if (part[i].kind == VALUE_INT)
             bound[i] = MT_MAX(low, MT_MIN(high, part[i].i < 0 ? part[i].i + n : part[i].i));
         else if (part[i].kind != VALUE_NONE && !value_absent(part[i]))
-            return jinja_fail(st, "a slice needs integers");
+            return jinja_fail(st, "slice indexes must be integers");
     }
     if (self.kind == VALUE_STRING && step == 1) {
         if (bound[0] >= bound[1] || !jinja_charge_scan(st, self.size)) return value_view("", 0);

@@ -66,7 +66,7 @@ struct value jinja_fail(struct jinja_state *st, const char *fmt, ...)
 bool jinja_charge(struct jinja_state *st, int64_t n)
 {
     st->work -= MT_MIN(n, st->work + 1);
-    if (st->work < 0) jinja_fail(st, "the template does not come to an end: it was stopped after its share of work");
+    if (st->work < 0) jinja_fail(st, "the template exceeded its work limit and was stopped");
     return !st->failed;
 }
 
@@ -77,7 +77,7 @@ void *jinja_new(struct jinja_state *st, int64_t bytes)
     st->memory -= MT_MIN(bytes, st->memory + 1);
     if (st->memory < 0) {
         char limit[32];
-        jinja_fail(st, "the template needs more than %s of memory", str_bytes(limit, JINJA_MEMORY));
+        jinja_fail(st, "the template needs more than its memory limit of %s", str_bytes(limit, JINJA_MEMORY));
     }
     return jinja_alloc(&st->arena, bytes);
 }
@@ -124,7 +124,7 @@ struct value value_dict(struct jinja_state *st)
     return (struct value){.kind = VALUE_DICT, .dict = jinja_new(st, sizeof(struct dict))};
 }
 
-/* A larger copy; the smaller one stays in the arena. */
+/* Makes a larger copy; the smaller one stays in the arena. */
 static struct value *grow(struct jinja_state *st, const struct value *old, int64_t count, int64_t cap)
 {
     struct value *v = jinja_new(st, cap * (int64_t)sizeof(*v));
@@ -145,7 +145,7 @@ void list_add(struct jinja_state *st, struct list *l, struct value v)
 
 static bool equal_at(struct jinja_state *st, struct value a, struct value b, int depth);
 
-/* Python's hash(key) is an error for lists and dicts, also inside a tuple. */
+/* Python's hash(key) fails for lists and dicts, also inside a tuple. */
 static bool may_be_key(struct jinja_state *st, struct value key, int depth)
 {
     const bool tuple = key.kind == VALUE_LIST && key.list->tuple;
@@ -158,7 +158,7 @@ static bool may_be_key(struct jinja_state *st, struct value key, int depth)
     return true;
 }
 
-/* depth: of lists and dicts around the dict, when they are compared. */
+/* depth: number of lists and dicts around this dict, when comparing. */
 static struct value *dict_find(struct jinja_state *st, const struct dict *d, struct value key, int depth)
 {
     if (!may_be_key(st, key, 0)) return NULL;
@@ -207,7 +207,7 @@ struct value value_json(struct jinja_state *st, struct json j)
     const char *s;
     int64_t size;
     struct json item;
-    /* a node of JSON costs about as much as four of a template */
+    /* a JSON node costs about as much as four template nodes */
     if (!jinja_charge(st, 4)) return value_undefined("", 0);
     switch (json_type(j)) {
     case JSON_ABSENT: return value_undefined("value", 5);
@@ -227,7 +227,7 @@ struct value value_json(struct jinja_state *st, struct json j)
     return v;
 }
 
-/* ---- asking them ---- */
+/* ---- reading values ---- */
 
 bool value_absent(struct value v) { return v.kind == VALUE_UNDEFINED && !v.s; }
 
@@ -320,7 +320,7 @@ int value_order(struct jinja_state *st, struct value a, struct value b)
         jinja_fail(st, "'%.*s' is undefined", (int)v.size, v.s);
         return 0;
     }
-    jinja_fail(st, "%s and %s have no order", value_kind_name(a), value_kind_name(b));
+    jinja_fail(st, "%s and %s cannot be ordered", value_kind_name(a), value_kind_name(b));
     return 0;
 }
 
@@ -390,7 +390,7 @@ static void put_int(struct text_buf *t, int64_t i)
     text_put(t, text);
 }
 
-/* Python's choice of quotes. Characters beyond ASCII are taken to be printable. */
+/* Chooses quotes as Python does. Characters beyond ASCII count as printable. */
 static void put_repr(struct text_buf *t, struct value v)
 {
     bool single = v.size && memchr(v.s, '\'', (size_t)v.size), two = v.size && memchr(v.s, '"', (size_t)v.size);
@@ -399,7 +399,7 @@ static void put_repr(struct text_buf *t, struct value v)
     for (int64_t i = 0; i < v.size; i++) {
         const unsigned char c = (unsigned char)v.s[i];
         const char *at =
-            c && (c < 32 || c == '\\') ? strchr("\tt\nn\rr\\\\", c) : NULL; /* each character before its letter */
+            c && (c < 32 || c == '\\') ? strchr("\tt\nn\rr\\\\", c) : NULL; /* pairs: the character, then its letter */
         char escape[8] = {(char)c};
         if (at || c == (unsigned char)quote)
             snprintf(escape, sizeof(escape), "\\%c", at ? at[1] : quote);
@@ -448,7 +448,7 @@ static void print_at(struct jinja_state *st, struct text_buf *t, struct value v,
     case VALUE_LOOP:
     case VALUE_CALLABLE: break;
     }
-    jinja_fail(st, "a %s has no text", v.kind == VALUE_DICT ? "namespace" : value_kind_name(v));
+    jinja_fail(st, "a %s cannot be converted to text", v.kind == VALUE_DICT ? "namespace" : value_kind_name(v));
 }
 
 void value_print(struct jinja_state *st, struct text_buf *t, struct value v, bool quoted)
@@ -471,7 +471,7 @@ static void put_line(struct jinja_state *st, struct text_buf *t, int64_t indent,
     for (int64_t i = 0; i < indent * depth; i++) text_put(t, " ");
 }
 
-/* Escapes make at most six bytes of one. */
+/* An escape makes at most six bytes of one byte. */
 static void tojson_string(struct jinja_state *st, struct text_buf *t, struct value v)
 {
     const int64_t before = t->size;
@@ -493,7 +493,7 @@ static void tojson_items(struct jinja_state *st, struct text_buf *t, struct valu
         if (dict) {
             struct value key = v.dict->keys[i];
             if (key.kind != VALUE_STRING)
-                jinja_fail(st, "tojson: a key that is no string");
+                jinja_fail(st, "tojson: a key is not a string");
             else
                 tojson_string(st, t, key);
             text_put(t, ": ");
@@ -528,7 +528,7 @@ static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v
     case VALUE_LOOP:
     case VALUE_CALLABLE: break;
     }
-    jinja_fail(st, "tojson: a %s has no JSON", v.kind == VALUE_DICT ? "namespace" : value_kind_name(v));
+    jinja_fail(st, "tojson: a %s cannot be written as JSON", v.kind == VALUE_DICT ? "namespace" : value_kind_name(v));
 }
 
 void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent)
@@ -536,7 +536,7 @@ void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, in
     tojson_at(st, t, v, indent, 0);
 }
 
-/* ---- UTF-8; what is malformed counts byte by byte ---- */
+/* ---- UTF-8; malformed text counts byte by byte ---- */
 
 int64_t utf8_size(const char *s, int64_t size)
 {

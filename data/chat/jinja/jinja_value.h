@@ -1,19 +1,19 @@
-/* jinja_value.h - what a Jinja expression can be, and the state of one rendering.
+/* jinja_value.h - values of a Jinja expression, and the state of one rendering.
  *
- * Values are small and passed by value; what they point to lies in the rendering's arena and never changes but for
- * namespaces. An error does not unwind: it is kept (the first one), everything after it yields undefined, and loops
- * stop at the next jinja_charge. */
+ * Values are small and passed by value. They point into the rendering's arena, where only namespaces ever change.
+ * Errors do not unwind: the first one is kept, every later expression yields undefined, and loops stop at the next
+ * jinja_charge. */
 #ifndef MT_JINJA_VALUE_H
 #define MT_JINJA_VALUE_H
 
 #include "data/json.h"
 #include "data/text.h"
 
-#define JINJA_DEPTH  1000               /* nested expressions, blocks and macro calls at work at a time */
-#define JINJA_WORK   ((int64_t)1 << 26) /* of one rendering: nodes evaluated, items touched, bytes made and read */
+#define JINJA_DEPTH  1000               /* depth of nested expressions, blocks and macro calls */
+#define JINJA_WORK   ((int64_t)1 << 26) /* of one rendering: nodes evaluated, items visited, bytes written and read */
 #define JINJA_MEMORY ((int64_t)1 << 28) /* bytes of one rendering's arena */
-#define JINJA_SCAN   2                  /* bytes that are searched, counted or stepped over for one unit of work */
-#define JINJA_NEST   200                /* lists in lists, to print or compare */
+#define JINJA_SCAN   2                  /* bytes searched, counted or skipped per unit of work */
+#define JINJA_NEST   200                /* depth of lists in lists when printing or comparing */
 
 struct node;
 struct scope;
@@ -46,7 +46,7 @@ struct value {
         bool truth;
         int64_t i;
         double f;
-        const char *s; /* UTF-8, `size` bytes; of UNDEFINED the name of what is missing, NULL: an argument left out */
+        const char *s; /* UTF-8, `size` bytes; of UNDEFINED the missing name, NULL: an omitted argument */
         struct list *list;
         struct dict *dict;
         struct loop *loop;
@@ -70,18 +70,18 @@ struct loop {
     int64_t index; /* from 0 */
 };
 struct callable {
-    const struct node *macro; /* and where it was defined; or NULL: */
+    const struct node *macro; /* the macro and where it was defined; or NULL: */
     struct scope *scope;
     const char *name;  /* a function, or */
-    struct value self; /* with a self its method */
+    struct value self; /* a method of self */
 };
 
 struct jinja_state {
     struct jinja_arena arena;
-    struct text_buf *out; /* where output goes: the text, or what a macro or {% set %} block collects */
+    struct text_buf *out; /* current output: the text, or the buffer of a macro or {% set %} block */
     struct text_buf *text;
     const char *name, *date; /* of the template; "YYYY-MM-DD" of strftime_now */
-    int64_t work, memory;    /* left: units, bytes of the arena */
+    int64_t work, memory;    /* remaining: units of work, bytes of the arena */
     int line, depth;
     bool failed;
     struct err *err;
@@ -89,19 +89,19 @@ struct jinja_state {
 
 /* The first error of a rendering, "NAME:LINE: ..."; returns undefined. */
 struct value jinja_fail(struct jinja_state *st, const char *fmt, ...) MT_PRINTF(2, 3);
-/* Takes n from the work that is left; false after an error, so that it also ends loops. */
+/* Takes n from the remaining work; false after an error, so that loops end too. */
 bool jinja_charge(struct jinja_state *st, int64_t n);
-/* For reading `bytes` of text: 1 and 1 for each JINJA_SCAN bytes. */
+/* For reading `bytes` of text: 1, plus 1 for each JINJA_SCAN bytes. */
 bool jinja_charge_scan(struct jinja_state *st, int64_t bytes);
-/* Zeroed memory of the rendering, never NULL. Beyond JINJA_MEMORY the rendering has failed. Callers whose size depends
- * on the data charge it as work first, so that one allocation is at most JINJA_WORK bytes beyond the limit. */
+/* Zeroed memory of the rendering, never NULL. Above JINJA_MEMORY the rendering fails. Callers whose size depends on the
+ * data charge it as work first, so one allocation exceeds the limit by at most JINJA_WORK bytes. */
 void *jinja_new(struct jinja_state *st, int64_t bytes);
 
 struct value value_none(void);
 struct value value_bool(bool truth);
 struct value value_int(int64_t i);
 struct value value_float(double f);
-struct value value_view(const char *s, int64_t size);                           /* text that lives long enough */
+struct value value_view(const char *s, int64_t size);                           /* text that outlives the rendering */
 struct value value_string(struct jinja_state *st, const char *s, int64_t size); /* a copy */
 struct value value_take(struct jinja_state *st, struct text_buf *t);            /* a copy; frees t */
 struct value value_undefined(const char *name, int64_t size);
@@ -110,21 +110,21 @@ struct value value_dict(struct jinja_state *st);
 struct value value_json(struct jinja_state *st, struct json j);
 
 void list_add(struct jinja_state *st, struct list *l, struct value v);
-/* Lists and dicts cannot be keys, as in Python: an error. */
+/* Lists and dicts as keys are an error, as in Python. */
 void dict_set(struct jinja_state *st, struct dict *d, struct value key, struct value v);
 const struct value *dict_get(struct jinja_state *st, const struct dict *d, struct value key); /* NULL: no such key */
 
-bool value_absent(struct value v); /* an argument left out */
+bool value_absent(struct value v); /* an omitted argument */
 bool value_is(struct value v, const char *text);
 bool value_number(struct value v, double *f); /* bool, int, float */
 bool value_truth(struct value v);
 bool value_equal(struct jinja_state *st, struct value a, struct value b);
-/* < 0, 0, > 0; of numbers and of strings, an error for anything else. */
+/* < 0, 0, > 0; for numbers and for strings, else an error. */
 int value_order(struct jinja_state *st, struct value a, struct value b);
-/* Where the string `what` begins in the string `text` at or after byte `from`, or -1. */
+/* Byte at or after `from` where the string `what` begins in the string `text`, or -1. */
 int64_t value_find(struct jinja_state *st, struct value text, struct value what, int64_t from);
 bool value_contains(struct jinja_state *st, struct value container, struct value item);
-/* The elements to iterate over: of a list, the keys of a dict, the characters of a string, none of undefined. */
+/* The elements to iterate over: items of a list, keys of a dict, characters of a string; none for undefined. */
 const struct list *value_items(struct jinja_state *st, struct value v);
 int64_t value_length(struct jinja_state *st, struct value v);
 /* Appends str(v); quoted: repr(v). */
@@ -132,9 +132,9 @@ void value_print(struct jinja_state *st, struct text_buf *t, struct value v, boo
 struct value value_str(struct jinja_state *st, struct value v);
 /* Appends json.dumps(v, ensure_ascii=False); indent < 0: on one line. */
 void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent);
-const char *value_kind_name(struct value v); /* as Python calls the type */
+const char *value_kind_name(struct value v); /* Python's name of the type */
 
-/* Bytes of the character at s, of which `size` are left. */
+/* Bytes of the character at s; `size` bytes remain. */
 int64_t utf8_size(const char *s, int64_t size);
 int32_t utf8_code(const char *s, int64_t size);
 bool utf8_space(int32_t code); /* str.isspace */
