@@ -12,7 +12,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-/* Bytes of a UTF-8 character that a terminal shows; 0: a control character, or no UTF-8. */
+/* Bytes of a printable UTF-8 character; 0: a control character or invalid UTF-8. */
 static int shown(const unsigned char *p)
 {
     const int more = p[0] < 0x80 ? 0 : p[0] < 0xc2 ? -1 : p[0] < 0xe0 ? 1 : p[0] < 0xf0 ? 2 : p[0] < 0xf5 ? 3 : -1;
@@ -23,7 +23,7 @@ static int shown(const unsigned char *p)
     return odd ? 0 : more + 1;
 }
 
-/* A message may quote a hostile file or server: nothing in it shall steer a terminal. */
+/* A message may quote a hostile file or server: control characters that steer a terminal are removed. */
 static void make_harmless(char *text)
 {
     for (unsigned char *p = (unsigned char *)text; *p;) {
@@ -77,8 +77,8 @@ void log_rank(int rank, bool speaks)
 
 static void log_line(const char *prefix, const char *fmt, va_list ap)
 {
-    static char text[4 * MT_PATH]; /* of who holds the lock */
-    flockfile(stderr);             /* a line of one thread stays whole */
+    static char text[4 * MT_PATH]; /* of the thread that holds the lock */
+    flockfile(stderr);             /* lines of different threads do not mix */
     vsnprintf(text, sizeof(text), fmt, ap);
     make_harmless(text);
     if (log_of.rank) fprintf(stderr, "rank %d: ", log_of.rank);
@@ -133,8 +133,8 @@ static atomic_uint_fast64_t n_progress;
 
 void progress(void) { atomic_fetch_add_explicit(&n_progress, 1, memory_order_relaxed); }
 
-/* Page faults count, too: they are all that is seen of a long copy out of a mapped file. Not under ThreadSanitizer: it
- * records what the watch reads and writes, which takes a new page every second of a process that hangs. */
+/* Page faults count as progress: they are the only sign of a long copy out of a mapped file. They do not count under
+ * ThreadSanitizer, whose own records cause page faults every second, also in a process that hangs. */
 uint64_t progress_count(void)
 {
     const uint64_t n = atomic_load_explicit(&n_progress, memory_order_relaxed);
@@ -210,11 +210,11 @@ int str_format(char *dst, size_t n, struct err *e, const char *what, const char 
 
 #define MT_WORD_MAX 255 /* longer words have no nearest name */
 
-/* Edit distance of a and b: insertion, deletion, substitution and the swap of two neighbours cost 1 each; case is free
- * (optimal string alignment: Damerau-Levenshtein without a second edit inside a swap). */
+/* Edit distance of a and b: insertion, deletion, substitution and the swap of two neighbours cost 1 each; case is
+ * ignored (optimal string alignment: Damerau-Levenshtein without a second edit inside a swap). */
 static int64_t edit_distance(const char *a, int64_t na, const char *b, int64_t nb)
 {
-    int64_t rows[3][MT_WORD_MAX + 1]; /* distances of a's prefixes i-2, i-1 and i to every prefix of b, used in turn */
+    int64_t rows[3][MT_WORD_MAX + 1]; /* distances of a's prefixes i-2, i-1 and i to every prefix of b, in rotation */
     for (int64_t j = 0; j <= nb; j++) rows[0][j] = j;
     for (int64_t i = 1; i <= na; i++) {
         int64_t *now = rows[i % 3], *before = rows[(i + 2) % 3], *earlier = rows[(i + 1) % 3];
@@ -239,7 +239,7 @@ const char *str_nearest(const char *word, const char *const *names, int64_t n)
     if (len > MT_WORD_MAX) return NULL;
     for (int64_t i = 0; i < n; i++) {
         int64_t name_len = (int64_t)strlen(names[i]), longest = MT_MAX(len, name_len);
-        int64_t near = (longest + 2) / 3; /* a third of the letters may be wrong */
+        int64_t near = (longest + 2) / 3; /* at most a third of the letters may differ */
         int64_t at_least = longest - MT_MIN(len, name_len);
         if (longest > MT_WORD_MAX || at_least > near || at_least >= best) continue;
         int64_t distance = edit_distance(word, len, names[i], name_len);
@@ -321,7 +321,7 @@ static uint64_t mix64(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* The key enters twice with a mix between, so that the streams of two keys are no shifted copies of each other. */
+/* The key is mixed in twice, so that the streams of two keys are not shifted copies of each other. */
 uint64_t rng_u64(uint64_t key, uint64_t counter)
 {
     uint64_t x = mix64(key + (counter + 1) * 0x9e3779b97f4a7c15u);

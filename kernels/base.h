@@ -1,8 +1,8 @@
 /* base.h - what every file of moetrain may use: errors, log, clock, memory, small macros.
  *
- * Two kinds of failure. What a user can fix (a file, a configuration, the data) comes back as an int of -1 and a filled
- * struct err; what only a programmer can fix stops the process with file and line (MT_REQUIRE). Host memory for small
- * structures is the third kind: mem_alloc never returns NULL, it stops the process and says how much was asked for. */
+ * There are three kinds of failure. An error that the user can fix (a file, a configuration, the data) returns -1 and
+ * fills a struct err. A bug stops the process with file and line (MT_REQUIRE). When host memory for small structures
+ * runs out, mem_alloc stops the process with the size of the request; it never returns NULL. */
 #ifndef MT_BASE_H
 #define MT_BASE_H
 
@@ -22,23 +22,23 @@ extern "C" {
 #define MT_MIN(a, b)         ((a) < (b) ? (a) : (b))
 #define MT_MAX(a, b)         ((a) > (b) ? (a) : (b))
 
-/* The words a user reads when something failed: what, where, what to do. */
+/* The message of an error: what, where, what to do. */
 struct err {
     char msg[1024];
 };
 
 /* Fills e (which may be NULL) and returns -1, so that a function can end with `return err_set(e, ...)`. */
 int err_set(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
-/* Puts "context: " before the message that is already there; returns -1. */
+/* Puts "context: " before the message in e; returns -1. */
 int err_prefix(struct err *e, const char *fmt, ...) MT_PRINTF(2, 3);
 
-void log_info(const char *fmt, ...) MT_PRINTF(1, 2); /* standard error, a line each */
+void log_info(const char *fmt, ...) MT_PRINTF(1, 2); /* one line to standard error */
 void log_warn(const char *fmt, ...) MT_PRINTF(1, 2); /* the same, with "warning: " before it */
-/* This process is one of several: warnings and fatal errors begin with "rank N: ", of which rank 0 has no need. What
- * all ranks would say alike one of them says: info is for rank 0, warnings for a rank of every machine (`speaks`). */
+/* This process is one of several: warnings and fatal errors begin with "rank N: ", except on rank 0. Only rank 0 prints
+ * info; only one rank per machine (`speaks`) prints warnings, as all ranks would print the same. */
 void log_rank(int rank, bool speaks);
 
-/* Prints file, line, condition and message, then aborts: for bugs and dead devices only. */
+/* Prints file, line, condition and message, then aborts: only for bugs and failed devices. */
 void die_at(const char *file, int line, const char *what, const char *fmt, ...) MT_PRINTF(4, 5)
     __attribute__((noreturn));
 #define MT_REQUIRE(cond, ...)                                                                                          \
@@ -46,19 +46,19 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
     } while (0)
 
-/* What die_at does before it aborts, or NULL. When another rank is lost the device fails here, too: who watches over
- * the ranks knows why, and ends the process meanwhile. */
+/* die_at calls this before it aborts; may be NULL. When another rank is lost the device fails here too: the watch of
+ * the ranks knows the cause and ends the process meanwhile. */
 void die_after(void (*wait)(void));
 
 double clock_ms(void); /* monotonic */
 
-/* This process gets on: said, by any thread, with every piece of work that may take long (an op, bytes read or written,
- * a row of data). By the count the watch over several ranks tells a slow one from one that hangs. */
+/* Heartbeat for the hang detector; any thread calls it for every piece of work that may take long (an op, bytes read or
+ * written, a row of data). The count distinguishes a slow rank from one that hangs. */
 void progress(void);
 uint64_t progress_count(void);
 
-/* Zeroed host memory, never NULL (the process stops with a message instead); free with mem_free, which takes NULL.
- * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes what is new. */
+/* Zeroed host memory, never NULL (on failure the process stops with a message); free with mem_free, which accepts NULL.
+ * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes the rest. */
 void *mem_alloc(int64_t bytes);
 void *mem_array(int64_t count, int64_t size);
 void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size);
@@ -73,27 +73,27 @@ bool i64_add(int64_t a, int64_t b, int64_t *out);
 
 /* snprintf into dst of size n; -1 with an error that names `what` when the text does not fit. */
 int str_format(char *dst, size_t n, struct err *e, const char *what, const char *fmt, ...) MT_PRINTF(5, 6) MT_CHECK;
-/* The entry of names[n] nearest to word by edit distance, or NULL when none is near. */
+/* The entry of names[n] nearest to word by edit distance, or NULL when none is near enough. */
 const char *str_nearest(const char *word, const char *const *names, int64_t n);
 /* "1.23 GiB" / "12.3 M" / "1:02:03" into buf of 32 bytes; returns buf. */
 char *str_bytes(char buf[32], int64_t bytes);
 char *str_count(char buf[32], int64_t count);
 char *str_seconds(char buf[32], double seconds);
 
-/* Shared libraries that are opened when something needs them, so that the program runs where they are not installed.
- * library_open: the first of names[n] that opens, or NULL. library_find sets every call; its error names the first that
- * the library lacks, and `what` is the library's name in it. */
+/* Shared libraries, opened at first use, so that the program also runs where they are not installed. library_open: the
+ * first of names[n] that opens, or NULL. library_find sets all calls; its error names `what`, the library, and the
+ * first function that it lacks. */
 struct library_call {
     const char *name;
-    void *at; /* the address of a function pointer */
+    void *at; /* address of a function pointer */
 };
 void *library_open(const char *const *names, int64_t n);
 int library_find(void *library, const char *what, const struct library_call *calls, int64_t n, struct err *e) MT_CHECK;
 
-/* Counter-based random numbers: a function of key and counter alone, so that nothing depends on the order of use. */
+/* Counter-based random numbers: a function of key and counter only, so results do not depend on the order of use. */
 uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter);   /* [0, 1) */
-uint64_t rng_key(uint64_t seed, const char *purpose); /* an independent stream for each purpose */
+uint64_t rng_key(uint64_t seed, const char *purpose); /* a separate stream for each purpose */
 
 #ifdef __cplusplus
 }

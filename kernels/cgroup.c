@@ -1,8 +1,8 @@
 /* cgroup.c - walks the control groups of this process, and reads their CPU quota.
  *
- * A control group limits its own processes and those of all groups inside it, so that every group from this process's
- * own up to the root counts. Inside a container /proc/self/cgroup may name a path of the host that is not mounted here;
- * then the mounted root is the container's own group, and the walk up ends there. */
+ * A control group limits its processes and those of all groups inside it, so every group from this process's group up
+ * to the root counts. Inside a container /proc/self/cgroup may name a host path that is not mounted here; then the
+ * mounted root is the container's group, and the walk ends there. */
 #include "kernels/cgroup.h"
 
 #include <limits.h>
@@ -69,7 +69,7 @@ void cgroup_each(const char *root, const char *controller, cgroup_visit *visit, 
     if (f) fclose(f);
 }
 
-/* quota microseconds of CPU time in each period. */
+/* quota microseconds of CPU time per period. */
 static void take_quota(void *user, const char *root, const char *dir, int version)
 {
     long long quota = 0, period = 0;

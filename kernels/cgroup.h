@@ -1,12 +1,12 @@
-/* cgroup.h - the control groups (version 1 or 2) of this process, its own and those around it.
- * root: "", or in tests a directory that holds proc/ and sys/. */
+/* cgroup.h - the control group (version 1 or 2) of this process and the groups around it. root: "", or in tests a
+ * directory with proc/ and sys/. */
 #ifndef MT_CGROUP_H
 #define MT_CGROUP_H
 
 #include <stdbool.h>
 #include <stdio.h>
 
-/* dir: the directory of a group below root; version: 1 or 2. The directory may be missing. */
+/* dir: the directory of a group below root, which may be missing; version: 1 or 2. */
 typedef void cgroup_visit(void *user, const char *root, const char *dir, int version);
 void cgroup_each(const char *root, const char *controller, cgroup_visit *visit, void *user);
 
@@ -14,7 +14,7 @@ void cgroup_each(const char *root, const char *controller, cgroup_visit *visit, 
 FILE *cgroup_open(const char *root, const char *dir, const char *file);
 bool cgroup_number(const char *root, const char *dir, const char *file, long long *value);
 
-/* How many CPUs' time the quotas allow, rounded down, at least 1: more threads would be stopped part of the time.
+/* The number of CPUs that the quotas allow, rounded down, at least 1: with more threads the kernel would pause them.
  * INT_MAX without a quota. */
 int cgroup_cpus(const char *root);
 

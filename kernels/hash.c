@@ -1,5 +1,5 @@
-/* hash.c - SHA-256 and SHA-1 (FIPS 180-4), a block of 64 bytes at a time; SHA-256 by the instructions that x86 has for
- * it where they are, since a download is only as fast as its check. HMAC on top. */
+/* hash.c - SHA-256 and SHA-1 (FIPS 180-4) in blocks of 64 bytes, and HMAC. SHA-256 uses the x86 instructions where
+ * available, since hashing limits the speed of a download. */
 #include "kernels/hash.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ static void sha256_blocks(uint32_t state[8], const uint8_t *data, int64_t n)
 }
 
 #if defined(__x86_64__)
-/* The same by SHA-NI: two rounds an instruction, the state held as (a b e f) and (c d g h). */
+/* The same by SHA-NI: two rounds an instruction, the state stored as (a b e f) and (c d g h). */
 __attribute__((target("sha,sse4.1"))) static void sha256_blocks_ni(uint32_t state[8], const uint8_t *data, int64_t n)
 {
     const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
@@ -63,7 +63,7 @@ __attribute__((target("sha,sse4.1"))) static void sha256_blocks_ni(uint32_t stat
     __m128i cdgh = _mm_set_epi32((int)s[2], (int)s[3], (int)s[6], (int)s[7]);
     for (; n > 0; n--, data += 64) {
         const __m128i abef0 = abef, cdgh0 = cdgh;
-        __m128i w[4]; /* the last 16 words of the schedule, w[i % 4] the next to be used */
+        __m128i w[4]; /* the last 16 words of the schedule; w[i % 4] is used next */
         for (int i = 0; i < 4; i++)
             w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(data + 16 * i)), swap);
         for (int i = 0; i < 16; i++) {
@@ -160,7 +160,7 @@ void hash_add(struct hash *h, const void *data, int64_t size)
     if (size % 64) memcpy(h->block, p + size / 64 * 64, (size_t)(size % 64));
 }
 
-/* The last block: 0x80, zeros and the number of bits; the state is the hash afterwards. */
+/* The last block: 0x80, zeros and the number of bits; afterwards the state is the hash. */
 static void finish(struct hash *h)
 {
     uint8_t tail[72] = {0x80};

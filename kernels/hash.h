@@ -1,5 +1,5 @@
-/* hash.h - SHA-256, HMAC with it, and the SHA-1 by which git names a file. For all rooms: the hub lists a hash of each
- * file that it serves, and ranks prove by HMAC that they have the key of a run. */
+/* hash.h - SHA-256, HMAC with it, and the SHA-1 by which git names a file. Used by all rooms: the hub lists a hash of
+ * each file, and ranks prove by HMAC that they have the key of a run. */
 #ifndef MT_HASH_H
 #define MT_HASH_H
 
@@ -8,24 +8,24 @@
 #define HASH_HEX 65 /* the longest name and its NUL */
 #define HASH_MAC 32 /* bytes of an HMAC */
 
-/* Bytes go in piece by piece, in order. A copy of the struct is a hash of what came so far. */
+/* Bytes are added in pieces. A copy of the struct is the hash of the bytes so far. */
 struct hash {
     uint32_t state[8];
-    uint8_t block[64]; /* bytes % 64 of it are filled */
+    uint8_t block[64]; /* its first bytes % 64 bytes are filled */
     int64_t bytes;
-    bool sha1, plain; /* plain: without the processor's own instructions; a test sets it */
+    bool sha1, plain; /* plain: without the processor's SHA instructions; set by a test */
 };
 void hash_init(struct hash *h); /* SHA-256 */
 /* SHA-1 of "blob SIZE\0" and the content: git's name of a file of `size` bytes. */
 void hash_init_git(struct hash *h, int64_t size);
 void hash_add(struct hash *h, const void *data, int64_t size);
-/* The hash in small hex digits, 64 of SHA-256 or 40 of SHA-1. h may not be added to afterwards. */
+/* The hash in lower-case hex digits: 64 of SHA-256 or 40 of SHA-1. h must not be used afterwards. */
 void hash_hex(struct hash *h, char hex[HASH_HEX]);
 
 /* HMAC-SHA256 (RFC 2104): hash_mac_init, hash_add any number of times, hash_mac_end. The key has at most 64 bytes. */
 void hash_mac_init(struct hash *h, const void *key, int64_t key_bytes);
 void hash_mac_end(struct hash *h, const void *key, int64_t key_bytes, uint8_t mac[HASH_MAC]);
-/* Equal, in a time that does not depend on the bytes. */
+/* Compares in a time that does not depend on the bytes. */
 bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC]);
 
 #endif

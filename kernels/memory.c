@@ -1,6 +1,6 @@
-/* memory.c - free memory as the kernel and its limits have it.
+/* memory.c - free memory according to the kernel and the limits of this process.
  *
- * Page cache is charged to a control group, too, but gives way: it does not count as used. */
+ * Page cache is also charged to a control group, but the kernel can reclaim it: it does not count as used. */
 #include "kernels/memory.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "kernels/base.h"
 #include "kernels/cgroup.h"
 
-/* The files of a group in the two versions of the interface. */
+/* The files of a group in both versions of the interface. */
 struct version {
     const char *limit, *used, *inactive, *active;
 };
@@ -31,7 +31,7 @@ static int64_t read_keys(const char *root, const char *dir, const char *file, co
     return sum;
 }
 
-/* What a group leaves. */
+/* Remaining memory of a group. */
 static void take_room(void *user, const char *root, const char *dir, int version)
 {
     const struct version *v = version == 1 ? &v1 : &v2;
@@ -42,7 +42,7 @@ static void take_room(void *user, const char *root, const char *dir, int version
     *room = MT_MIN(*room, MT_MAX(limit - MT_MAX(used - cache, 0), 0));
 }
 
-/* Address space, of which mapped files take as much as memory does. */
+/* Remaining address space; mapped files count as much as memory does. */
 static int64_t address_room(const char *root)
 {
     struct rlimit limit;

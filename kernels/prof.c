@@ -1,5 +1,5 @@
-/* prof.c - times ops by marks on the device, and measures the roofs to compare them with. Record i lies between marks
- * 2i + 2 and 2i + 3; marks 0 and 1 are begin and end. */
+/* prof.c - times ops by marks on the device, and measures the roofs to compare them with. Record i is between marks 2i
+ * + 2 and 2i + 3; marks 0 and 1 are begin and end. */
 #include "kernels/prof.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 void prof_open(struct prof *p, struct device *dev)
 {
     *p = (struct prof){.dev = dev, .records = mem_array(PROF_RECORDS, sizeof(struct prof_event))};
-    for (int slot = 0; slot < DEV_MARKS; slot++) dev->ops->mark(slot); /* so that none is made while a step runs */
+    for (int slot = 0; slot < DEV_MARKS; slot++) dev->ops->mark(slot); /* created before the first step */
     dev->ops->wait();
 }
 
@@ -120,7 +120,7 @@ void prof_median(struct prof *p)
         struct prof_event *e = &p->events[i];
         for (int64_t s = 0; s < n; s++) {
             const struct prof_event *same = &p->events[s * calls + i];
-            MT_REQUIRE(same->part == e->part && !strcmp(same->name, e->name), "%s where %s was", same->name, e->name);
+            MT_REQUIRE(same->part == e->part && !strcmp(same->name, e->name), "%s instead of %s", same->name, e->name);
             ms[s] = same->ms;
         }
         qsort(ms, (size_t)n, sizeof(*ms), by_value);
@@ -137,7 +137,7 @@ void prof_median(struct prof *p)
 
 enum { ROOF_REPEATS = 15, ROOF_REPEATS_CPU = 5 };
 
-/* A product of [n, n] by [n, n], and a copy, one after the other in the same memory. */
+/* A product of [n, n] by [n, n], and a copy, in the same memory, one after the other. */
 struct roof_test {
     struct device *dev;
     struct tensor y, x, w; /* [n, n] */
@@ -156,7 +156,7 @@ static void run_product(const struct roof_test *t)
 
 static void run_copy(const struct roof_test *t) { t->dev->ops->copy(t->to.data, t->from.data, tensor_bytes(t->from)); }
 
-/* A GPU: the median, since its clock varies. A CPU: the best, since other processes only make it slower. */
+/* On a GPU the median, since its clock varies; on a CPU the best, since other processes only slow it down. */
 static double usual_ms(const struct roof_test *t, void (*run)(const struct roof_test *), bool gpu)
 {
     const int repeats = gpu ? ROOF_REPEATS : ROOF_REPEATS_CPU;
@@ -191,7 +191,7 @@ static void push_copy(struct roof_test *t, struct device *dev, int64_t bytes)
     t->to = arena_tensor_1d(&dev->work, DT_U8, bytes);
 }
 
-/* Random values, since the rate of a GPU depends on what it multiplies; the same ones again and again. */
+/* Random values, since the rate of a GPU depends on the values; the same block is repeated. */
 static void fill(struct device *dev, struct tensor x)
 {
     enum { BLOCK = 1 << 16 };
@@ -208,7 +208,7 @@ int prof_measure_roofs(struct device *dev, struct err *err)
 {
     const bool gpu = dev->act_dtype == DT_BF16;
     const int64_t n = gpu ? 8192 : 768, bytes = (gpu ? 256 : 64) << 20;
-    struct device own; /* dev with memory of its own */
+    struct device own; /* a copy of dev with separate memory */
     struct roof_test t = {.dev = NULL};
     device_dry_run(&own, dev);
     push_product(&t, &own, n);

@@ -1,10 +1,10 @@
-/* prof.h - where the time goes: every op between two marks on the device, its work beside it.
+/* prof.h - a profile: the time of every op between two marks on the device, with its FLOPs and bytes.
  *
  *   prof_begin   from here the ops are recorded; nothing waits for the device
  *   prof_end     waits, reads the marks, adds them to the rows and the events
  *
- * What is recorded between begin and end has a fixed size, PROF_RECORDS ops; what does not fit runs untimed and is
- * counted. Without a profile (dev->prof NULL) an op pays one comparison. */
+ * The records between begin and end are limited to PROF_RECORDS ops; further ops run untimed and are counted. Without a
+ * profile (dev->prof NULL) an op costs one comparison. */
 #ifndef MT_PROF_H
 #define MT_PROF_H
 
@@ -16,20 +16,20 @@ extern "C" {
 
 enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128, PROF_ARENAS = 3 };
 
-/* All calls of one op in one part (kernels/ops.c: the width of a product, the window of attention; 0: there is one). */
+/* All calls of one op in one part (kernels/ops.c: the width of a product, the window of attention; 0: no parts). */
 struct prof_row {
     const char *name;
     int64_t part, calls;
     double ms, floor_ms;
     struct cost cost;
 };
-/* One call; start_ms on clock_ms' scale. */
+/* One call; start_ms on the scale of clock_ms. */
 struct prof_event {
     const char *name;
     int64_t part;
     double start_ms, ms;
     struct cost cost;
-    int64_t used[PROF_ARENAS]; /* bytes taken of weights, state and work when the op was issued */
+    int64_t used[PROF_ARENAS]; /* bytes used of weights, state and work when the op was issued */
 };
 struct prof {
     struct device *dev;
@@ -37,7 +37,7 @@ struct prof {
     int n_rows;
     struct prof_event *events; /* [n_events], of all begin-end pairs */
     int64_t n_events;
-    int64_t n_spans, n_lost; /* begin-end pairs; ops that found no room */
+    int64_t n_spans, n_lost; /* begin-end pairs; ops beyond PROF_RECORDS */
     double span_ms;          /* from begin to end on the device, summed */
 
     /* since prof_begin */
@@ -50,22 +50,22 @@ struct prof {
 void prof_open(struct prof *p, struct device *dev);
 void prof_begin(struct prof *p);
 void prof_end(struct prof *p);
-void prof_cancel(struct prof *p); /* in place of prof_end: what was recorded since prof_begin is dropped */
-/* When all begin-end pairs ran the same ops: one pair remains, in which each call took the median of its times; rows
- * and events are of that one, span_ms is the mean. */
+void prof_cancel(struct prof *p); /* instead of prof_end: discards the records since prof_begin */
+/* When all begin-end pairs ran the same ops: keeps one pair, in which each call has the median of its times. Rows and
+ * events are those of the pair; span_ms is the mean. */
 void prof_median(struct prof *p);
-void prof_close(struct prof *p); /* zeroed is fine */
+void prof_close(struct prof *p); /* zeroed is valid */
 
-/* The front doors' side of it. prof_leave also adds what the op cost to dev->flops and dev->floor_ms. */
+/* For the front doors of ops.c. prof_leave also adds the cost of the op to dev->flops and dev->floor_ms. */
 void prof_enter(struct device *dev, const char *name, int64_t part);
 void prof_leave(struct device *dev);
 
 /* Fills dev->roofs: the rate of a large product and of a large copy (a GPU: median of 15, a CPU: best of 5), in under
- * 0.3 s. Takes its own memory (on a GPU 0.4 GB) and gives it back: call it before the arenas are reserved. Without room
- * for that: an error. */
+ * 0.3 s. Allocates separate memory (on a GPU 0.4 GB) and frees it: call it before the arenas are reserved. It is an
+ * error when that memory is not available. */
 int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;
-/* floor_ms / ms, at most 1. Work that was faster than its floor proves that the roofs were measured too low (other
- * processes were running): it raises both roofs until its share is 1. */
+/* floor_ms / ms, at most 1. When ms is below the floor, the roofs were measured too low (other processes were running):
+ * both roofs are raised until the share is 1. */
 double prof_share(struct device *dev, double floor_ms, double ms);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* quant.c - MXFP4, NF4 and FP4 as their publishers define them: tables, decoding of one element, encoding of blocks. */
+/* quant.c - MXFP4, NF4 and FP4 as defined by their publishers: tables, decoding of one element, encoding of blocks. */
 #include "kernels/quant.h"
 
 #include <float.h>
@@ -31,7 +31,7 @@ const float quant_fp4_code[16] = {
 const float quant_e2m1_code[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-/* A normalised value's code: how many thresholds it exceeds (NF4), or its magnitude exceeds (FP4, looked up). */
+/* The code of a normalised value: the number of thresholds below it (NF4), or below its magnitude (FP4, looked up). */
 static const float nf4_above[15] = {
     -0.8480964004993439f,  -0.6106329262256622f,   -0.4599952697753906f, -0.33967943489551544f, -0.23460740596055984f,
     -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f, 0.1202552504837513f,   0.2035212516784668f,
@@ -47,14 +47,14 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Edge k of the `cells` equal cells of [0.1, 1], counted from the nearer end: the f32 that torch.linspace gives. */
+/* Edge k of the `cells` equal cells of [0.1, 1], counted from the nearer end: the f32 value of torch.linspace. */
 static float cell_edge(int k, int cells)
 {
     double step = (1.0f - 0.1f) / (float)cells;
     return (float)(k < (cells + 1) / 2 ? 0.1f + step * k : 1 - step * (cells - k));
 }
 
-/* The middles of 2^i cells in the decade 10^(i-6) [0.1, 1] for i = 0..6, with both signs; 0; and 1. */
+/* The centres of 2^i cells in the decade 10^(i-6) [0.1, 1] for i = 0..6, with both signs; 0; and 1. */
 void quant_dynamic_map(float map[256])
 {
     int n = 0;
@@ -77,7 +77,7 @@ float quant_absmax(const struct weight *w, int64_t e, int64_t block)
     int64_t n = weight_blocks(w);
     if (!w->scale) return w->absmax[e * n + block];
     float outer = w->nested_absmax[e * ((n + 255) / 256) + block / 256];
-    float centred = w->nested_map[w->scale[e * n + block]] * outer; /* a statement of its own: no fused multiply-add */
+    float centred = w->nested_map[w->scale[e * n + block]] * outer; /* a separate statement: no fused multiply-add */
     return centred + w->nested_offset[e];
 }
 
@@ -104,10 +104,11 @@ float quant_value(const struct weight *w, int64_t e, int64_t i)
 
 /* ---- encoders ---- */
 
-/* The loops below take integers and arrays of a block, so that a compiler may do several elements at once. */
+/* The loops below use integers and arrays of a block, so that a compiler can vectorise them. */
 enum { CHUNK = 64 };
 
-/* The largest magnitude among the finite values, as floats of one sign order like their bits; counts the others. */
+/* The largest magnitude among the finite values, as the bits of a positive float, which compare like integers; counts
+ * the others. */
 static float block_absmax(const float *x, int64_t n, int64_t *n_bad)
 {
     const int32_t infinity = 0x7f800000;
@@ -125,13 +126,13 @@ static float block_absmax(const float *x, int64_t n, int64_t *n_bad)
     return out;
 }
 
-/* v [n] = x * factor, 0 where x is 0 or not finite: 0 * infinity, in a block of zeros, is no number. */
+/* v [n] = x * factor, 0 where x is 0 or not finite: in a block of zeros 0 * infinity would be NaN. */
 static void scaled(float *v, const float *x, int64_t n, float factor)
 {
     for (int64_t i = 0; i < n; i++) v[i] = x[i] != 0 && fabsf(x[i]) <= FLT_MAX ? x[i] * factor : 0;
 }
 
-/* The nearest code; a tie, exactly between two, goes to the even one: >= into an even code, > into an odd one. */
+/* The nearest code; a tie goes to the even code: >= into an even code, > into an odd one. */
 static void e2m1_codes(int32_t *code, const float *v, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -189,7 +190,7 @@ int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *abs
             int64_t count = MT_MIN(CHUNK, end - at);
             scaled(v, x + at, count, 1 / largest);
             (format == WF_NF4 ? nf4_codes : fp4_codes)(code, v, count);
-            code[count] = 0; /* an odd end */
+            code[count] = 0; /* an odd number of elements */
             for (int64_t i = 0; i < count; i += 2) nibbles[(at + i) / 2] = (uint8_t)(code[i] << 4 | code[i + 1]);
         }
     }
@@ -226,7 +227,7 @@ int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scale
     return n_bad;
 }
 
-/* The index of the entry nearest to v; exactly between two, the lower. */
+/* The index of the entry nearest to v; on a tie the lower one. */
 static uint8_t nearest(const float map[256], float v)
 {
     int below = 0, above = 255;
@@ -281,13 +282,13 @@ void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, 
     }
 }
 
-/* ---- MXFP4 again, where it was before ---- */
+/* ---- MXFP4 again, for values that had MXFP4 codes before ---- */
 
 struct mxfp4_block {
     uint8_t scale, code[32];
 };
 
-/* The nearest codes to x under one shared exponent; the sum of squared errors. */
+/* The nearest codes to x under one shared exponent; returns the sum of squared errors. */
 static double mxfp4_try(struct mxfp4_block *b, uint8_t scale, const float x[32])
 {
     const float step = quant_e8m0(scale);
@@ -305,7 +306,7 @@ static double mxfp4_try(struct mxfp4_block *b, uint8_t scale, const float x[32])
     return sum;
 }
 
-/* Of the same shared exponent: elements with the value they had keep their code, as 0 has two. */
+/* With the same shared exponent: elements with an unchanged value keep their code, as 0 has two. */
 static void keep_codes(struct mxfp4_block *b, const struct mxfp4_block *old)
 {
     for (int i = 0; i < 32; i++)

@@ -1,5 +1,5 @@
-/* quant.h - the 4-bit formats, element by element, on the host. This is their definition: the fast decoders of the
- * backends are tested against quant_value, and whoever packs weights at load or in a test calls the encoders. */
+/* quant.h - the 4-bit formats, element by element, on the host. This is their definition: tests compare the fast
+ * decoders of the backends with quant_value; packing at load and in tests uses these encoders. */
 #ifndef MT_QUANT_H
 #define MT_QUANT_H
 
@@ -9,37 +9,36 @@
 extern "C" {
 #endif
 
-/* What the sixteen codes mean. FP4 is bitsandbytes' order, which is not that of e2m1; in both, bit 3 is the sign. */
+/* Values of the sixteen codes. FP4 has bitsandbytes' order, which differs from e2m1; in both, bit 3 is the sign. */
 extern const float quant_nf4_code[16], quant_fp4_code[16], quant_e2m1_code[16];
-/* bitsandbytes' signed dynamic map, ascending: the values that q8 of a nested absmax stands for. */
+/* bitsandbytes' signed dynamic map, ascending: the values of q8 in a nested absmax. */
 void quant_dynamic_map(float map[256]);
 
 float quant_e8m0(uint8_t scale);                                      /* 2^(scale - 127); NaN for 255 */
 float quant_absmax(const struct weight *w, int64_t e, int64_t block); /* of one block of expert e, nested or plain */
-/* Element i of expert e's flat matrix, any format: products and sums rounded to f32 one by one, as the publishers do.
- */
+/* Element i of expert e's flat matrix, any format: each product and sum is rounded to f32, as the publishers do. */
 float quant_value(const struct weight *w, int64_t e, int64_t i);
 
-/* Encoders. They return how many of the n inputs are not finite; those are taken as 0. */
+/* Encoders. They return how many of the n inputs are not finite; these are encoded as 0. */
 
-/* nibbles [n/2], scales [n/32], n a multiple of 32. The shared exponent is that of the largest magnitude less two, so
- * that values between 6 and 8 steps saturate; elements round to nearest, ties to the even code. */
+/* nibbles [n/2], scales [n/32], n a multiple of 32. The shared exponent is that of the largest magnitude minus two, so
+ * values between 6 and 8 steps saturate; elements round to nearest, ties to the even code. */
 int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n);
-/* format WF_NF4 or WF_FP4; nibbles [ceil(n/2)], absmax [ceil(n/block)], block even. The bytes bitsandbytes' CUDA
- * kernels write, thresholds included: some are an ulp away from the middle between two codes. A block of zeros decodes
+/* format WF_NF4 or WF_FP4; nibbles [ceil(n/2)], absmax [ceil(n/block)], block even. Writes the bytes of bitsandbytes'
+ * CUDA kernels, thresholds included: some differ by an ulp from the centre between two codes. A block of zeros decodes
  * to zeros. */
 int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
                          int64_t block);
-/* Either of them (NF4 and FP4 with blocks of 64) for a dense x, WF_F32, WF_BF16 or WF_F16, shared out among n_threads
- * in pieces of whole blocks: the bytes are the same for any number. MXFP4 fills scales, the others absmax. */
+/* Encodes a dense x, WF_F32, WF_BF16 or WF_F16, in any format (NF4 and FP4 with blocks of 64), with n_threads that take
+ * pieces of whole blocks; the bytes do not depend on n_threads. MXFP4 fills scales, the others absmax. */
 int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
                      enum weight_format dense, int64_t n, int n_threads);
-/* Elements [first, first + n) of expert e's flat matrix as quant_value has them. */
+/* Elements [first, first + n) of expert e's flat matrix, with the values of quant_value. */
 void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads);
-/* MXFP4 for x where packed values stood before (old_*; NULL: nothing did): a block takes its old shared exponent or
- * that of quant_mxfp4_encode, whichever leaves the smaller sum of squared errors, the old one when they are equal; an
- * element whose nearest value is the one it had keeps its very code. So x = the old values gives the old bytes. Returns
- * the inputs that are not finite. */
+/* MXFP4 for x that replaces packed values (old_*; NULL: none). A block takes its old shared exponent or that of
+ * quant_mxfp4_encode, whichever gives the smaller sum of squared errors; on a tie the old one. An element whose nearest
+ * value is its old value keeps its exact code. So x = the old values gives the old bytes. Returns the number of inputs
+ * that are not finite. */
 int64_t quant_mxfp4_merge(uint8_t *nibbles, uint8_t *scales, const float *x, const uint8_t *old_nibbles,
                           const uint8_t *old_scales, int64_t n, int n_threads);
 /* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map as above. */

@@ -1,5 +1,5 @@
-/* tensor.c - dtypes, views, packed weights' sizes, the arena. Sizes are int64 products checked by whoever reads a file;
- * here an overflow is a bug and stops the process. */
+/* tensor.c - dtypes, views, sizes of packed weights, the arena. Sizes are int64 products that the readers of files have
+ * checked; here an overflow is a bug and stops the process. */
 #include "kernels/tensor.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ uint16_t f32_to_bf16(float f)
     uint32_t bits;
     memcpy(&bits, &f, sizeof(bits));
     if (f != f)
-        return (uint16_t)(bits >> 16 | 0x40); /* quiet: a payload in the low half only must not become infinity */
+        return (uint16_t)(bits >> 16 | 0x40); /* quiet NaN: a payload only in the low half must not become infinity */
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -139,7 +139,7 @@ int64_t weight_bytes(const struct weight *w)
 
 /* ---- arena ---- */
 
-#define MT_ARENA_ALIGN 256 /* cp.async, TMA and every vector load are content with it */
+#define MT_ARENA_ALIGN 256 /* alignment sufficient for cp.async, TMA and every vector load */
 
 struct arena arena_measure(const char *name) { return (struct arena){.name = name, .cap = INT64_MAX}; }
 
@@ -151,7 +151,7 @@ void *arena_push(struct arena *a, int64_t bytes)
     bool fits = i64_add(bytes, MT_ARENA_ALIGN - 1, &padded);
     padded -= padded % MT_ARENA_ALIGN;
     fits = fits && i64_add(a->used, padded, &used) && used <= a->cap;
-    MT_REQUIRE(fits, "arena %s is full: %lld of %lld bytes used, %lld more asked for", a->name, (long long)a->used,
+    MT_REQUIRE(fits, "arena %s is full: %lld of %lld bytes used, %lld more requested", a->name, (long long)a->used,
                (long long)a->cap, (long long)bytes);
     void *p = a->base ? a->base + a->used : NULL;
     a->used = used;

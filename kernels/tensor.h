@@ -1,5 +1,5 @@
 /* tensor.h - views of memory: struct tensor (dense), struct weight (a frozen matrix, dense or packed in 4 bits), and
- * the arena they live in. Views own nothing and are never freed. */
+ * the arena that holds their data. Views own nothing and are never freed. */
 #ifndef MT_TENSOR_H
 #define MT_TENSOR_H
 
@@ -18,9 +18,8 @@ uint16_t f32_to_bf16(float f); /* round to nearest even; NaN stays NaN */
 float f16_to_f32(uint16_t h);
 
 /* A row-major view with 1 to 3 dimensions. Rows (the last axis) are contiguous; `ld` is the distance between rows in
- * elements, so that a slice of columns is a view too. Zeroed means "absent" (ndim 0); in a dry run data is NULL, so ask
- * ndim.
- */
+ * elements, so that a slice of columns is a view too. Zeroed means "absent" (ndim 0); in a dry run data is NULL, so
+ * test ndim. */
 struct tensor {
     void *data;
     enum dtype dtype;
@@ -44,7 +43,7 @@ int64_t tensor_bytes(struct tensor x);                                    /* of 
 enum weight_format { WF_NONE, WF_F32, WF_BF16, WF_F16, WF_MXFP4, WF_NF4, WF_FP4 };
 const char *weight_format_name(enum weight_format f);
 
-/* A frozen matrix [out, in], or a stack of one per expert [E, out, in] (n_exp = 1 for a dense one). */
+/* A frozen matrix [out, in], or a stack with one per expert [E, out, in] (n_exp = 1 for a dense one). */
 struct weight {
     enum weight_format format;
     int64_t n_exp, n_out, n_in;
@@ -54,20 +53,20 @@ struct weight {
     const float *nested_absmax; /* [E, ceil(n_block/256)] */
     const float *nested_offset; /* [E] */
     const float *nested_map;    /* [256] */
-    const float *code;          /* NF4/FP4: [16], the file's own table */
+    const float *code;          /* NF4/FP4: [16], the table of the file */
     int64_t block;              /* NF4/FP4: elements per absmax */
 };
 int64_t weight_blocks(const struct weight *w); /* absmax values per expert (NF4/FP4) */
 int64_t weight_bytes(const struct weight *w);  /* packed bytes, scales and tables included */
 
-/* A stack allocator over one block. With base NULL and cap INT64_MAX it only measures: every push returns NULL and
- * `peak` tells what a real one needs. Every push is aligned to 256 bytes. */
+/* A stack allocator over one block. With base NULL and cap INT64_MAX it only measures: every push returns NULL, and
+ * `peak` is the size that a real one needs. Every push is aligned to 256 bytes. */
 struct arena {
     const char *name;
     char *base;
     int64_t cap, used, peak;
 };
-void *arena_push(struct arena *a, int64_t bytes); /* stops the process when the plan was wrong: the arena is full */
+void *arena_push(struct arena *a, int64_t bytes); /* stops the process when the arena is full: the plan was wrong */
 struct tensor arena_tensor_1d(struct arena *a, enum dtype t, int64_t n);
 struct tensor arena_tensor_2d(struct arena *a, enum dtype t, int64_t rows, int64_t cols);
 struct tensor arena_tensor_3d(struct arena *a, enum dtype t, int64_t n, int64_t rows, int64_t cols);

@@ -6,7 +6,7 @@
 void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm)
 {
     double t = (double)++opt->step;
-    float beta1 = (float)opt->beta1, beta2 = (float)opt->beta2; /* as the op sees them: 1 - beta must match c */
+    float beta1 = (float)opt->beta1, beta2 = (float)opt->beta2; /* the values that the op uses: 1 - beta must match c */
     double clip = opt->clip_norm > 0 ? fmin(1, opt->clip_norm / (norm + 1e-6)) : 1;
     struct adamw_step step = {
         .lr = (float)lr,

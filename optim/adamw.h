@@ -9,12 +9,12 @@
 
 struct adamw {
     struct tensor param, grad; /* flat [n] stat, in the state arena, owned by the caller */
-    struct tensor m, v;        /* the same, or [k] of the k elements from `first` on: only those are updated here */
+    struct tensor m, v;        /* the same, or the k elements from `first` on [k]: this process updates only these */
     int64_t first;
     double beta1, beta2, eps, weight_decay, clip_norm;
-    int64_t step; /* updates done */
+    int64_t step; /* number of updates done */
 };
-/* One update; norm: of the gradient, by op_sumsq. Counts the step. */
+/* One update; norm: of the gradient, from op_sumsq. Counts the step. */
 void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm);
 
 #endif

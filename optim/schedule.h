@@ -10,8 +10,8 @@ struct schedule {
     double lr, min_lr_ratio; /* the decay ends at lr * min_lr_ratio */
     int64_t warmup_steps, total_steps;
 };
-/* Rate of optimizer step 1..total_steps. Warm-up: lr * step / warmup_steps (so never 0) up to step warmup_steps, which
- * has the full rate; without warm-up step 1 has it. From there cosine or linear to lr * min_lr_ratio at total_steps. */
+/* Rate of optimizer step 1..total_steps. Warm-up: lr * step / warmup_steps (never 0) up to step warmup_steps, which has
+ * the full rate; without warm-up step 1 has it. Then cosine or linear decay to lr * min_lr_ratio at total_steps. */
 double schedule_lr(const struct schedule *s, int64_t step);
 
 #endif

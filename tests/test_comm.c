@@ -500,8 +500,8 @@ static const struct fault {
     {failing, "rank 1: ", "its disk is full", 1},
     {stuck, "for rank 1 on ", "at step 2, its last operation all_reduce, while loading", 1},
     {first_stuck, "for rank 0 on ", "at step 2, its last operation all_reduce, while saving", 1},
-    {all_stuck, "no rank makes progress since ", "while loading", 1},
-    {stopped, "rank 1 on ", "does not answer for 5 s, at step 2", 1000 + SIGKILL},
+    {all_stuck, "no rank has made progress for ", "while loading", 1},
+    {stopped, "rank 1 on ", "has not answered for 5 s, at step 2", 1000 + SIGKILL},
 };
 
 static void assert_ends(const struct fault *f, const struct ranks *ranks)

@@ -83,7 +83,7 @@ static void whole_files(void **state)
     assert_int_equal(text[n], 0);
     mem_free(text);
     assert_null(file_read(in(dir, "big"), n - 1, &size, &err));
-    assert_non_null(strstr(err.msg, "/big: larger than 586 KiB"));
+    assert_non_null(strstr(err.msg, "/big: larger than the limit of 586 KiB"));
     mem_free(big);
     write_file(in(dir, "empty"), "", 0);
     assert_content(in(dir, "empty"), "");
@@ -254,7 +254,7 @@ static void bombs(void **state)
     write_file(line, "a\n", 2);
     assert_int_equal(truncate(line, (int64_t)65 << 20), 0);
     assert_int_equal(read_lines(line, text, sizeof(text), &err), -1);
-    assert_non_null(strstr(err.msg, "/line:2: the line is longer than 64.0 MiB"));
+    assert_non_null(strstr(err.msg, "/line:2: the line is longer than the limit of 64.0 MiB"));
     snprintf(command, sizeof(command),
              "head -c 16777216 /dev/zero | gzip -9 > '%s.1' && for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; "
              "do cat '%s.1'; done > '%s'",

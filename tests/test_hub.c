@@ -72,7 +72,7 @@ static void test_local_paths(void **state)
     static const char *const missing[] = {"/nowhere", "a", "a/b/c", "../a", "a b/c", "models/gpt-oss-20b"};
     static const char *const bad[][2] = {{"hub:", "OWNER/NAME"},          {"hub:a", "OWNER/NAME"},
                                          {"hub:a/b/c", "OWNER/NAME"},     {"hub:-a/b", "OWNER/NAME"},
-                                         {"hub:a/b@", "no branch"},       {"hub:a/b@../c", "no branch"},
+                                         {"hub:a/b@", "not a branch"},    {"hub:a/b@../c", "not a branch"},
                                          {"hub:a/b@v1", "model.revision"}};
     char dir[MT_PATH], name[MT_PATH];
     struct err err;
@@ -274,7 +274,7 @@ static void test_lies(void **state)
     assert_refused("endless", "main", "more than the 299000 bytes", hub_shard(0));
     assert_refused("wrong-hash", "main", "the hash is ", ", 3 times: ");
     assert_refused("huge", "main", "1024 PiB must still be downloaded", "make room");
-    assert_refused("evil", "main", "../../evil", "no path");
+    assert_refused("evil", "main", "../../evil", "not a safe path");
     assert_refused("loop", "main", "redirects", "test/loop/model-0000");
     assert_refused("no-shard", "main", hub_shard(1), "its index names");
     assert_refused("no-weights", "main", "model.safetensors", "safetensors is the format");
@@ -291,7 +291,7 @@ static void test_refusals(void **state)
     assert_refused("disabled", "main", "disabled", "Access to this resource");
     assert_refused("plain", "v9", "no branch, tag or commit \"v9\"", "correct the revision");
     assert_refused("missing", "main", "check the spelling", "hf auth login");
-    assert_refused("plain", "../x", "\"../x\"", "no branch");
+    assert_refused("plain", "../x", "\"../x\"", "not a branch");
     setenv("HF_TOKEN", "hf_bad", 1);
     assert_refused("plain", "main", "token in HF_TOKEN", "mistyped");
     setenv("HF_TOKEN", "hf_other", 1);
@@ -522,7 +522,7 @@ static void test_data(void **state)
     unsetenv("HF_HUB_OFFLINE");
     static const char *const bad[][3] = {
         {"hub:rows", "OWNER/NAME", "rows"},
-        {"hub:test/rows", "2 files", "data/eval.jsonl, data/train.jsonl"},
+        {"hub:test/rows", "2 JSONL files", "data/eval.jsonl, data/train.jsonl"},
         {"hub:test/rows/train.jsonl", "no file matches", "data/train.jsonl"},
         {"hub:test/parquet", "does not show its rows: 404 ResponseNotFound", "Not found."},
         {"hub:test/rows@v9/x", "no branch", "v9"},
@@ -604,7 +604,7 @@ static void test_rows_refused(void **state)
         {"splits:train", "more than one split", "a b/train, a b/test, c/train"},
         {"splits:c/test", "no such split", "a b/train, a b/test, c/train"},
         {"ever-changing", "had 9", "rows, now it has 9"},
-        {"cut", "row 3 is too long", "truncated_cells"},
+        {"cut", "the viewer truncates row 3", "truncated_cells"},
         {"partial", "only its first 5 rows", "test/view-partial"},
         {"huge", "has 5000000 rows", "too many"},
         {"unready", "ResponseNotReady: The server is busier", "gave up after 3 tries"},

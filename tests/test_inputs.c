@@ -124,7 +124,7 @@ static void of_the_commands(void **state)
     (void)state;
     static const struct wrong rows[] = {
         {{"inspect", "@"}, BROKEN, NULL, LINK},
-        {{"inspect", "@"}, FOLDER, NULL, "neither model.safetensors.index.json nor model.safetensors"},
+        {{"inspect", "@"}, FOLDER, NULL, "no model.safetensors.index.json and no model.safetensors"},
         {{"inspect", "@"}, EMPTY, NULL, ": expected a checkpoint"},
         {{"train", "@"}, BROKEN, NULL, LINK},
         {{"train", "@"}, FOLDER, NULL, FOLDER_IS},

@@ -181,7 +181,8 @@ static void memory_and_nesting(void **state)
     static const struct {
         const char *template, *words;
     } rows[] = {
-        {"{% for i in range(200000) %}{{ " EMPTY EMPTY EMPTY EMPTY EMPTY "'' }}{% endfor %}", "256 MiB of memory"},
+        {"{% for i in range(200000) %}{{ " EMPTY EMPTY EMPTY EMPTY EMPTY "'' }}{% endfor %}",
+         "memory limit of 256 MiB"},
         {"{% set a = namespace(k=1) %}{% set b = namespace(k=1) %}{% for i in range(100000) %}{% set a.k = {a.k: 1} %}"
          "{% set b.k = {b.k: 1} %}{% endfor %}{{ a.k == b.k }}",
          "a dict cannot be a key"},

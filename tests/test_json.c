@@ -345,7 +345,7 @@ static void files(void **state)
     assert_int_equal(json_count(json_root(doc)), 11);
     json_free(doc);
     assert_null(json_load(path, 100, &err));
-    assert_non_null(strstr(err.msg, "c.json: larger than 100 B"));
+    assert_non_null(strstr(err.msg, "c.json: larger than the limit of 100 B"));
     assert_null(json_load("/none/c.json", 100, &err));
     assert_int_equal(file_write_atomic(path, "{\n 7}", 5, &err), 0);
     assert_null(json_load(path, 100, &err));

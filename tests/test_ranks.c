@@ -328,7 +328,7 @@ static void test_start(void **state)
     assert_int_equal(process_finish(dirs[0], pids[0]), 1);
     assert_true(clock_ms() - start < 10e3);
     assert_says(said.err, "rank 1 on ");
-    assert_says(said.err, "went away at the start");
+    assert_says(said.err, "closed its connection at the start");
     process_finish(dirs[1], pids[1]);
 }
 

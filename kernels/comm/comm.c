@@ -1,7 +1,8 @@
-/* comm.c - groups of ranks, and their collectives: front doors, and the way through the host's memory.
+/* comm.c - groups of ranks and their collectives: front doors, and the transport through the host's memory.
  *
- * Through the host a sum is made in pieces: each rank gets its part of a piece from all others, adds by rank, and hands
- * the sum out, so that every element is added once, in one order, and the scratch is of a fixed size. */
+ * Through the host a sum is computed in pieces. Each rank receives its part of a piece from all others, adds in the
+ * order of ranks, and sends the result to all. So every element is added once, in one order, with scratch of a fixed
+ * size. */
 #include "kernels/comm/comm.h"
 
 #include <stdio.h>
@@ -42,7 +43,7 @@ int comm_open(struct comm *c, const struct comm_place *place, struct err *err)
 
 static bool is_all(const struct comm *c) { return c->net && c->world == c->net->world; }
 
-/* Rank 0 of the group makes the id, or finds that it cannot; all learn which. */
+/* Rank 0 of the group makes the id or fails; all ranks learn which. */
 static int open_device(struct comm *c, struct err *err)
 {
     struct {
@@ -138,7 +139,8 @@ static void add_to(void *sum, const void *x, enum dtype t, int64_t n)
 #undef ADD
 }
 
-/* own [n] = sum by rank of every rank's `from` for this one; send[p] is what goes to p, of send_n[p] elements. */
+/* own [n] = sum in rank order of every rank's `from` for this one; send[p] is the buffer for rank p, of send_n[p]
+ * elements. */
 static void exchange_and_add(struct comm *c, const char *op, char *own, const char *const *send, const int64_t *send_n,
                              int64_t n, enum dtype t, char *scratch)
 {
@@ -166,10 +168,10 @@ static void host_all_gather(struct comm *c, const char *op, char *y, const char 
     mem_free(parts);
 }
 
-/* Element `first` of part p when n elements are dealt to P ranks. */
+/* First element of part p when n elements are divided among P ranks. */
 static int64_t part_first(int64_t n, int p, int world) { return n / world * p + MT_MIN(n % world, p); }
 
-/* One piece of at most P * PIECE elements: its parts added each by one rank, then handed to all. */
+/* One piece of at most P * PIECE elements: each rank adds one part, then sends it to all. */
 static void host_reduce_piece(struct comm *c, char *x, int64_t n, enum dtype t, char *scratch)
 {
     const int64_t size = dtype_size(t), own = part_first(n, c->rank, c->world) * size;
@@ -239,7 +241,7 @@ static void want(struct tensor x, const char *op)
     MT_REQUIRE(x.ndim && (x.ndim == 1 || x.ld == x.shape[x.ndim - 1]), "%s of a tensor with gaps", op);
 }
 
-/* Bytes that leave this rank, for the profile. The watch hears of what the device does on its own. */
+/* Bytes that leave this rank, for the profile. The watch observes device collectives through ops->waiting_s. */
 static void begin(struct comm *c, struct device *dev, const char *op, int64_t bytes)
 {
     dev->op.bytes += (double)bytes;

@@ -1,16 +1,17 @@
-/* comm_auth.c - a connection between two ranks proves both ways that it belongs to this run, before anything is told.
+/* comm_auth.c - mutual authentication: both ends of a connection prove that they belong to this run, before any data is
+ * exchanged.
  *
- * All ranks of a run hold one key (struct comm_place). A rank C that connects to a rank S:
+ * All ranks of a run have one key (struct comm_place). A rank C that connects to a rank S:
  *     C -> S   magic, nonce c
  *     S -> C   magic, nonce s
  *     C -> S   hello, HMAC(key, "hello", c, s, hello)
  *     S -> C   HMAC(key, "accept", c, s, hello)
- * Both nonces are fresh, so that a recorded handshake is worthless. The first word of each HMAC keeps an answer of one
- * side from passing for one of the other; purpose and destination in the hello keep it from passing at another rank.
- * Nothing is encrypted: this keeps out who can connect, not who can read or change the packets of others.
+ * Both nonces are fresh, so a recorded handshake cannot be replayed. The first word of each HMAC prevents the use of
+ * one side's answer as the other's. Purpose and destination in the hello prevent its use at another rank. The data is
+ * not encrypted: this restricts who can connect, not who can read or change packets of others.
  *
- * The server side polls all its sockets at once: a connection that is silent, slow or wrong is closed with a count and
- * blocks nobody. */
+ * The server polls all its sockets at once: a silent, slow or wrong connection is closed and counted, and blocks no
+ * other. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include <errno.h>
 #include <netdb.h>
@@ -23,8 +24,8 @@
 
 #include "kernels/comm/comm_net.h"
 
-#define HANDSHAKE_MS 5000 /* from connecting to the hello */
-#define SHOWN        3    /* strangers that have a line of their own; more are counted */
+#define HANDSHAKE_MS 5000 /* time limit from connecting to the hello */
+#define SHOWN        3    /* rejected connections that are logged; further ones are counted */
 
 static const char magic[8] = "moetrain";
 
@@ -33,7 +34,7 @@ struct greeting {
     char magic[8];
     uint8_t nonce[NET_NONCE];
 };
-/* The second one of the client. */
+/* The second message of the client. */
 struct proof {
     struct net_hello hello;
     uint8_t mac[HASH_MAC];
@@ -42,7 +43,7 @@ struct proof {
 int comm_make_key(uint8_t key[COMM_KEY], struct err *err)
 {
     if (getrandom(key, COMM_KEY, 0) == COMM_KEY) return 0;
-    return err_set(err, "the system gives no random bytes: %s", strerror(errno));
+    return err_set(err, "the system returns no random bytes: %s", strerror(errno));
 }
 
 static void mac_of(uint8_t mac[HASH_MAC], const uint8_t key[COMM_KEY], const char *word, const struct net_session *s,
@@ -84,7 +85,7 @@ int auth_read(int fd, const uint8_t key[COMM_KEY], const char *word, const struc
 
 static int new_nonce(uint8_t nonce[NET_NONCE]) { return getrandom(nonce, NET_NONCE, 0) == NET_NONCE ? 0 : -1; }
 
-/* Until fd has bytes to read. AUTH_LOST: `line` was closed meanwhile (-1: there is none to look at). */
+/* Waits until fd has bytes to read. AUTH_LOST: `line` was closed meanwhile (-1: none to watch). */
 static enum auth_result wait_for_answer(int fd, int line, double deadline_ms)
 {
     for (;;) {
@@ -120,12 +121,12 @@ enum auth_result auth_connect(int fd, const uint8_t key[COMM_KEY], const struct 
 
 /* ---- the server */
 
-/* A connection that has not proved itself yet. */
+/* A connection that is not authenticated yet. */
 struct guest {
-    int fd; /* -1: a free place */
+    int fd; /* -1: a free slot */
     double since_ms;
-    bool greeted; /* its nonce has come, ours has gone */
-    int64_t got;  /* bytes of the message it is in */
+    bool greeted; /* its nonce has arrived, ours is sent */
+    int64_t got;  /* bytes received of the current message */
     struct net_session session;
     union {
         struct greeting greeting;
@@ -147,12 +148,12 @@ void auth_close(struct auth_server *a)
     for (int i = 0; i < a->n_guests; i++)
         if (a->guests[i].fd >= 0) close(a->guests[i].fd);
     if (a->n_strangers > SHOWN)
-        log_warn("turned away %lld connections that did not come from ranks of this run", (long long)a->n_strangers);
+        log_warn("rejected %lld connections that did not come from ranks of this run", (long long)a->n_strangers);
     mem_free(a->guests);
     *a = (struct auth_server){0};
 }
 
-/* Nothing that it sent is shown. */
+/* The message shows none of the bytes received. */
 static void turn_away(struct auth_server *a, struct guest *g, const char *why)
 {
     struct sockaddr_storage from;
@@ -160,12 +161,12 @@ static void turn_away(struct auth_server *a, struct guest *g, const char *why)
     char host[64] = "?";
     if (!getpeername(g->fd, (struct sockaddr *)&from, &size))
         getnameinfo((struct sockaddr *)&from, size, host, sizeof(host), NULL, 0, NI_NUMERICHOST);
-    if (a->n_strangers++ < SHOWN) log_warn("turned away a connection from %s: %s", host, why);
+    if (a->n_strangers++ < SHOWN) log_warn("rejected a connection from %s: %s", host, why);
     close(g->fd);
     g->fd = -1;
 }
 
-/* A free place, for which the oldest guest goes when all are taken: ranks answer at once, strangers may not. */
+/* A free slot; when all are used, the oldest connection is closed: ranks answer at once, other programs may not. */
 static struct guest *place_for_guest(struct auth_server *a)
 {
     struct guest *oldest = &a->guests[0];
@@ -173,7 +174,7 @@ static struct guest *place_for_guest(struct auth_server *a)
         if (a->guests[i].fd < 0) return &a->guests[i];
         if (a->guests[i].since_ms < oldest->since_ms) oldest = &a->guests[i];
     }
-    turn_away(a, oldest, "too many connections at once that say nothing");
+    turn_away(a, oldest, "too many silent connections at once");
     return oldest;
 }
 
@@ -188,21 +189,21 @@ static void let_in(struct auth_server *a, int listener)
         struct guest *oldest = NULL;
         for (int i = 0; i < a->n_guests; i++)
             if (a->guests[i].fd >= 0 && (!oldest || a->guests[i].since_ms < oldest->since_ms)) oldest = &a->guests[i];
-        if (oldest) turn_away(a, oldest, "the system has no room for more connections");
+        if (oldest) turn_away(a, oldest, "the system allows no more connections");
         nanosleep(&moment, NULL);
     }
 }
 
-/* Its greeting is there: ours goes back. */
+/* Its greeting has arrived: sends ours. */
 static const char *greet(struct guest *g)
 {
     struct greeting own;
-    if (memcmp(g->in.greeting.magic, magic, sizeof(magic))) return "it is no rank of a run";
+    if (memcmp(g->in.greeting.magic, magic, sizeof(magic))) return "it is not a rank of a run";
     memcpy(own.magic, magic, sizeof(magic));
     memcpy(g->session.client, g->in.greeting.nonce, NET_NONCE);
-    if (new_nonce(own.nonce)) return "the system gives no random bytes";
+    if (new_nonce(own.nonce)) return "the system returns no random bytes";
     memcpy(g->session.server, own.nonce, NET_NONCE);
-    if (send(g->fd, &own, sizeof(own), MSG_NOSIGNAL) != sizeof(own)) return "it went away";
+    if (send(g->fd, &own, sizeof(own), MSG_NOSIGNAL) != sizeof(own)) return "it closed the connection";
     g->greeted = true;
     g->got = 0;
     return NULL;
@@ -216,19 +217,19 @@ static const char *check_proof(struct auth_server *a, const struct guest *g)
         a->n_wrong_key++;
         return "it has another key than this run";
     }
-    if (h->purpose != a->purpose || h->to != a->rank) return "it looks for another rank";
+    if (h->purpose != a->purpose || h->to != a->rank) return "it expects another rank";
     mac_of(mac, a->key, "accept", &g->session, h, sizeof(*h));
-    return send(g->fd, mac, sizeof(mac), MSG_NOSIGNAL) == sizeof(mac) ? NULL : "it went away";
+    return send(g->fd, mac, sizeof(mac), MSG_NOSIGNAL) == sizeof(mac) ? NULL : "it closed the connection";
 }
 
-/* Takes what has come; true: its proof is there and right. It reads no byte beyond a message. */
+/* Receives what has arrived; true: its proof is complete and right. It reads no byte beyond a message. */
 static bool hear(struct auth_server *a, struct guest *g)
 {
     const int64_t want = g->greeted ? (int64_t)sizeof(struct proof) : (int64_t)sizeof(struct greeting);
     const ssize_t n = recv(g->fd, (char *)&g->in + g->got, (size_t)(want - g->got), 0);
     const char *why = NULL;
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-    if (n <= 0) why = "it closed the connection before it had proved itself";
+    if (n <= 0) why = "it closed the connection before it was authenticated";
     g->got += MT_MAX(n, 0);
     const bool complete = !why && g->got == want, proves = complete && g->greeted;
     if (complete) why = proves ? check_proof(a, g) : greet(g);
@@ -236,7 +237,7 @@ static bool hear(struct auth_server *a, struct guest *g)
     return proves && !why;
 }
 
-/* The places of polls[]: lines of the watch, listeners, guests. */
+/* Order of polls[]: lines of the watch, listeners, guests. */
 static int fill_polls(const struct auth_server *a, const struct comm_net *net, struct pollfd *polls)
 {
     int n = 0;
@@ -262,7 +263,7 @@ static int serve(struct auth_server *a, const struct comm_net *net, const struct
             g->fd = -1;
             return fd;
         }
-        if (g->fd >= 0 && clock_ms() > g->since_ms + HANDSHAKE_MS) turn_away(a, g, "it did not prove itself in time");
+        if (g->fd >= 0 && clock_ms() > g->since_ms + HANDSHAKE_MS) turn_away(a, g, "it did not authenticate in time");
     }
     for (int i = 0; i < a->n_listeners; i++)
         if (listeners[i].revents) let_in(a, a->listeners[i]);

@@ -1,8 +1,8 @@
-/* comm_meet.c - how ranks meet.
+/* comm_meet.c - the rendezvous of the ranks.
  *
- * Rank 0 listens at the master's address. Every other rank opens a listener of its own, connects to rank 0, and both
- * prove that they belong to the run (comm_auth.c); this connection stays for the watch. When all are there, rank 0
- * hands out the table of addresses, and each rank connects, in the same way, to those below it for data. */
+ * Rank 0 listens at the master's address. Every other rank opens a listener, connects to rank 0, and both authenticate
+ * (comm_auth.c); the watch keeps this connection. When all ranks are connected, rank 0 sends the table of addresses.
+ * Each rank then connects in the same way to all lower ranks for data. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -15,8 +15,8 @@
 
 #include "kernels/comm/comm_net.h"
 
-#define REACH_S   30 /* for a connection to a rank that has come */
-#define ANSWER_S  30 /* for rank 0 to answer to the handshake, before it is tried again */
+#define REACH_S   30 /* time limit for a connection to a rank that is present */
+#define ANSWER_S  30 /* time limit of rank 0 for the handshake, before a retry */
 #define RETRY_MS  100
 #define MAX_WORLD 4096
 
@@ -28,7 +28,7 @@ static void pause_ms(int ms)
 
 /* ---- sockets */
 
-/* host NULL: all addresses of this machine, to listen at. */
+/* host NULL: all addresses of this machine, to listen on. */
 static int resolve(const char *host, int port, struct addrinfo **out, struct err *err)
 {
     char service[16];
@@ -36,7 +36,7 @@ static int resolve(const char *host, int port, struct addrinfo **out, struct err
     snprintf(service, sizeof(service), "%d", port);
     const int rc = getaddrinfo(host, service, &hints, out);
     if (!rc) return 0;
-    return err_set(err, "the address of rank 0, %s, is not known here: %s", host ? host : "any", gai_strerror(rc));
+    return err_set(err, "cannot resolve the address of rank 0, %s: %s", host ? host : "any", gai_strerror(rc));
 }
 
 static int listen_at(const struct sockaddr *address, socklen_t size, int backlog, bool only_v6)
@@ -66,7 +66,7 @@ static void set_port(struct sockaddr_storage *a, int port)
         ((struct sockaddr_in *)(void *)a)->sin_port = htons((uint16_t)port);
 }
 
-/* Also of IPv4 through an IPv6 socket. */
+/* Also for IPv4 through an IPv6 socket. */
 static bool is_loopback(const struct sockaddr_storage *a)
 {
     const uint8_t *v4 = (const void *)&((const struct sockaddr_in *)(const void *)a)->sin_addr;
@@ -75,8 +75,8 @@ static bool is_loopback(const struct sockaddr_storage *a)
     return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-/* A listener for the other ranks on the address that `fd` is connected from (or listens at); its port. `abroad`: some
- * may come from other machines, and on all addresses when `fd` is of none that they could reach. */
+/* A listener for the other ranks on the local address of `fd` (connected or listening); its port. `abroad`: some ranks
+ * may be on other machines; it then listens on all addresses when that of `fd` is not reachable from them. */
 static int listen_beside(int fd, bool abroad, int backlog, int *port)
 {
     struct sockaddr_storage a;
@@ -115,12 +115,13 @@ static int connect_any(const struct addrinfo *list, double deadline_ms)
 
 static int lost_rank(const struct comm_net *net, int r, struct err *err)
 {
-    return err_set(err, "rank %d on %s (process %d) went away at the start", r, net->peers[r].host, net->peers[r].pid);
+    return err_set(err, "rank %d on %s (process %d) closed its connection at the start", r, net->peers[r].host,
+                   net->peers[r].pid);
 }
 
 /* ---- meeting */
 
-/* Rank 0's answer, signed; with ok the table follows. */
+/* Rank 0's signed answer; with ok the table follows. */
 struct welcome {
     int32_t ok;
     char text[NET_TEXT];
@@ -138,10 +139,10 @@ static struct net_hello make_hello(const struct comm_place *p, enum net_purpose 
 static int check_hello(const struct comm_net *net, const struct net_hello *h, struct err *err)
 {
     if (memcmp(h->version, MT_VERSION, sizeof(MT_VERSION)))
-        return err_set(err, "rank %d on %s runs moetrain %.15s, rank 0 %s: all ranks must run the same program",
+        return err_set(err, "rank %d on %s runs moetrain %.15s, rank 0 %s: all ranks must run the same version",
                        h->rank, h->host, h->version, MT_VERSION);
     if (h->world != net->world)
-        return err_set(err, "rank %d on %s is one of %d ranks, rank 0 of %d: is another run using this port?", h->rank,
+        return err_set(err, "rank %d on %s has world size %d, rank 0 has %d: is another run using this port?", h->rank,
                        h->host, h->world, net->world);
     if (h->rank < 1 || h->rank >= net->world)
         return err_set(err, "a process on %s says it is rank %d of %d", h->host, h->rank, h->world);
@@ -171,7 +172,7 @@ static void tell_of_key(const struct comm_place *p, const struct auth_server *a,
         err_set(err, "%s; %lld connections had another key than %s: all machines must see the same output.dir",
                 before.msg, (long long)a->n_wrong_key, p->key_file);
     else
-        err_set(err, "%s. All machines must see the same output.dir, where the key of the run lies: %s", before.msg,
+        err_set(err, "%s. All machines must see the same output.dir, which has the key of the run: %s", before.msg,
                 p->key_file);
 }
 
@@ -184,12 +185,12 @@ static int missing_ranks(const struct comm_net *net, const struct comm_place *p,
     size_t used = 0;
     for (int r = 1; r < net->world && used < sizeof(list) - 16; r++)
         if (net->line[r] < 0) used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%d", used ? ", " : "", r);
-    err_set(err, "after %.0f s these of %d ranks have not come: %s", meet_s(p), net->world, list);
+    err_set(err, "after %.0f s these of %d ranks are missing: %s", meet_s(p), net->world, list);
     tell_of_key(p, a, err);
     return -1;
 }
 
-/* Rank 0: takes the others in. A rank that does not fit ends the start of all. */
+/* Rank 0: accepts the others. A rank that does not match ends the start of all. */
 static int gather_hellos(struct comm_net *net, const struct comm_place *place, struct auth_server *a,
                          struct net_session *sessions, double deadline_ms, struct err *err)
 {
@@ -215,7 +216,7 @@ static int gather_hellos(struct comm_net *net, const struct comm_place *place, s
     return 0;
 }
 
-/* No rank is on another machine. */
+/* All ranks are on this machine. */
 static bool all_here(const struct comm_place *p)
 {
     struct sockaddr_storage a = {.ss_family = AF_INET}, b = {.ss_family = AF_INET6};
@@ -224,9 +225,9 @@ static bool all_here(const struct comm_place *p)
     return inet_pton(AF_INET6, p->master, &((struct sockaddr_in6 *)(void *)&b)->sin6_addr) == 1 && is_loopback(&b);
 }
 
-/* Listens at every address of the list that is of this machine: 0, or the cause that there is none. EADDRNOTAVAIL also
- * when one is a loopback address under a name that means another address on other machines (!loopback), as Debian gives
- * 127.0.1.1 to a machine's own name. */
+/* Listens at every address of the list that belongs to this machine: 0, or the errno when there is none. EADDRNOTAVAIL
+ * also when one is a loopback address under a name that means another address on other machines (!loopback), such as
+ * Debian's 127.0.1.1 for a machine's own name. */
 static int listen_at_all(struct auth_server *a, const struct addrinfo *list, bool loopback, int backlog)
 {
     int error = EADDRNOTAVAIL;
@@ -243,8 +244,8 @@ static int listen_at_all(struct auth_server *a, const struct addrinfo *list, boo
     return a->n_listeners ? 0 : error;
 }
 
-/* Rank 0: at the addresses that the master's name stands for, and at all of this machine where none of them is one of
- * its own that others reach: the name is a loopback here, or belongs to a router or load balancer before it. */
+/* Rank 0: listens at the addresses of the master's name. It listens at all addresses of this machine when none of them
+ * is both local and reachable from others: the name is a loopback here, or belongs to a router or load balancer. */
 static int listen_as_first(struct auth_server *a, const struct comm_place *p, struct err *err)
 {
     struct addrinfo *list;
@@ -299,19 +300,19 @@ static int meet_as_first(struct comm_net *net, const struct comm_place *place, s
     return w.ok ? 0 : -1;
 }
 
-/* Why rank 0 was not reached. */
+/* The error for a rank that could not reach rank 0. */
 static int not_met(const struct comm_place *p, bool wrong, const struct err *key_err, struct err *err)
 {
     if (key_err->msg[0]) return err_set(err, "%s", key_err->msg);
     if (!wrong)
-        return err_set(err, "rank %d does not find rank 0: nobody answers at %s, port %d", p->rank, p->master, p->port);
+        return err_set(err, "rank %d cannot reach rank 0: no answer at %s, port %d", p->rank, p->master, p->port);
     return err_set(err,
-                   "rank %d does not find rank 0: what answers at %s, port %d has another key than this rank%s%s: all "
-                   "machines must see the same output.dir, and runs at the same time need a MASTER_PORT each",
+                   "rank %d cannot reach rank 0: the process at %s, port %d has another key than this rank%s%s: all "
+                   "machines must see the same output.dir, and concurrent runs need different MASTER_PORTs",
                    p->rank, p->master, p->port, p->key_file[0] ? ", " : "", p->key_file);
 }
 
-/* The proved connection to rank 0, and the listener for data beside it; -1. */
+/* The authenticated connection to rank 0, and the listener for data; -1 on failure. */
 static int reach_first(struct auth_server *a, const struct comm_place *place, double deadline_ms,
                        struct net_session *session, struct err *err)
 {
@@ -344,7 +345,7 @@ static int reach_first(struct auth_server *a, const struct comm_place *place, do
     if (fd >= 0 && !rc) return fd;
     if (fd < 0) return not_met(place, wrong, &key_err, err);
     close(fd);
-    return err_set(err, "rank %d gets no port for data: %s", place->rank, strerror(errno));
+    return err_set(err, "rank %d cannot open a port for data: %s", place->rank, strerror(errno));
 }
 
 static int meet_as_other(struct comm_net *net, const struct comm_place *place, struct auth_server *a, struct err *err)
@@ -356,10 +357,10 @@ static int meet_as_other(struct comm_net *net, const struct comm_place *place, s
     if (fd < 0) return -1;
     net->line[0] = fd;
     if (auth_read(fd, a->key, "welcome", &s, &w, sizeof(w), deadline + 1e4))
-        return err_set(err, "rank 0 at %s, port %d went away at the start", place->master, place->port);
+        return err_set(err, "rank 0 at %s, port %d closed its connection at the start", place->master, place->port);
     if (!w.ok) return err_set(err, "%.*s", NET_TEXT - 1, w.text);
     if (auth_read(fd, a->key, "table", &s, net->peers, net->world * (int64_t)sizeof(*net->peers), deadline + 1e4))
-        return err_set(err, "rank 0 at %s, port %d went away at the start", place->master, place->port);
+        return err_set(err, "rank 0 at %s, port %d closed its connection at the start", place->master, place->port);
     for (int r = 0; r < net->world; r++)
         net->peers[r].host[NET_HOST - 1] = net->peers[r].address[sizeof(net->peers[r].address) - 1] = 0;
     return 0;
@@ -389,12 +390,12 @@ static int reach_peer(struct comm_net *net, const struct comm_place *place, cons
     if (rc == AUTH_LOST) return lost_rank(net, 0, err);
     if (net->data[r] >= 0 && !rc) return 0;
     return err_set(err,
-                   "rank %d on %s does not reach rank %d on %s at %s, port %d: MASTER_ADDR must be an address that all "
-                   "machines reach, and no firewall between them",
+                   "rank %d on %s cannot reach rank %d on %s at %s, port %d: MASTER_ADDR must be an address that all "
+                   "machines reach, without a firewall between them",
                    net->rank, net->peers[net->rank].host, r, p->host, address, p->port);
 }
 
-/* To those below, then from those above. */
+/* Connects to lower ranks, then accepts higher ones. */
 static int connect_all(struct comm_net *net, const struct comm_place *place, struct auth_server *a, struct err *err)
 {
     const double deadline = clock_ms() + 1e3 * meet_s(place);
@@ -407,7 +408,7 @@ static int connect_all(struct comm_net *net, const struct comm_place *place, str
         int lost;
         const int fd = auth_accept(a, net, deadline, &h, &s, &lost);
         if (fd == AUTH_RANK_LOST) return lost_rank(net, lost, err);
-        if (fd < 0) return err_set(err, "rank %d waits in vain for connections from higher ranks", net->rank);
+        if (fd < 0) return err_set(err, "rank %d received no connection from some higher ranks", net->rank);
         if (h.rank <= net->rank || h.rank >= net->world || net->data[h.rank] >= 0) {
             close(fd);
             continue;

@@ -1,5 +1,5 @@
-/* comm_net.c - bytes between ranks that have met (comm_meet.c): all of a message by a deadline, and messages to and
- * from all others at once. */
+/* comm_net.c - bytes between connected ranks: a whole message by a deadline, and messages to and from all others at
+ * once. */
 #include "kernels/comm/comm_net.h"
 
 #include <errno.h>
@@ -71,16 +71,16 @@ void net_close(struct comm_net *net)
 
 /* ---- exchange */
 
-/* Before every message. */
+/* Precedes every message. */
 struct head {
     char op[NET_OP];
     uint64_t call;
     int64_t bytes;
 };
-/* The state of one pair; head and body each way. */
+/* The state of one pair; header and body each way. */
 struct flow {
     struct head out, in;
-    int64_t sent, got, to_send, to_get; /* bytes, heads included; 0 in all: none */
+    int64_t sent, got, to_send, to_get; /* total bytes, headers included; 0: no message */
 };
 
 static void check_head(const struct comm *c, int p, const struct flow *f)
@@ -92,7 +92,7 @@ static void check_head(const struct comm *c, int p, const struct flow *f)
                c->members[p], (unsigned long long)b->call, b->op, (long long)b->bytes);
 }
 
-/* Sends and receives what goes now; false when the peer is gone. */
+/* Sends and receives as much as possible without waiting; false when the peer is gone. */
 static bool move(const struct comm *c, int p, struct flow *f, const struct net_part *part)
 {
     const int fd = c->net->data[c->members[p]];

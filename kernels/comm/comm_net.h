@@ -1,5 +1,5 @@
-/* comm_net.h - the connections under kernels/comm/comm.h: a socket between any two ranks for data, and one from every
- * rank to rank 0 for the watch. For comm*.c and their tests alone. */
+/* comm_net.h - the connections used by kernels/comm/comm.h: a socket between any two ranks for data, and one from every
+ * rank to rank 0 for the watch. Only for comm*.c and their tests. */
 #ifndef MT_COMM_NET_H
 #define MT_COMM_NET_H
 
@@ -10,21 +10,21 @@
 
 enum { NET_HOST = 64, NET_OP = 24, NET_TEXT = 1024, NET_NONCE = 32 };
 
-/* Where a rank is: the table that rank 0 hands out. */
+/* Address of a rank: an entry of the table that rank 0 sends. */
 struct net_peer {
-    char host[NET_HOST], address[64]; /* its name; numeric, as the others reach it, "": at the master's */
+    char host[NET_HOST], address[64]; /* its name; numeric address as the others reach it, "": the master's */
     int32_t port, pid;
 };
 
-/* What a rank says of itself every second, and other messages of the watch. */
+/* Heartbeat that a rank sends every second, and other messages of the watch. */
 enum net_kind { NET_BEAT, NET_FAIL, NET_BYE, NET_ABORT };
 struct net_beat {
     int32_t kind, rank;
-    int64_t step;        /* of the optimizer; 0: before the first */
+    int64_t step;        /* optimizer step; 0: before the first */
     uint64_t progress;   /* progress_count() */
-    double waiting_s;    /* in op; < 0: not in one */
-    char op[NET_OP];     /* the collective it is in, or the last one */
-    char busy[NET_OP];   /* what it does that takes long; "": nothing */
+    double waiting_s;    /* seconds in op; < 0: not in one */
+    char op[NET_OP];     /* the current or last collective */
+    char busy[NET_OP];   /* its current long operation; "": none */
     char text[NET_TEXT]; /* NET_FAIL, NET_ABORT */
 };
 
@@ -36,16 +36,16 @@ struct comm_net {
 
     /* the watch */
     int *line;   /* rank 0: [world], -1 for itself; others: [1], to rank 0 */
-    int wake[2]; /* a pipe that ends the thread's sleep */
+    int wake[2]; /* a pipe that wakes the thread */
     pthread_t thread;
-    pthread_mutex_t lock;  /* of all below, and of writing to `line` */
-    struct net_beat now;   /* of this rank; waiting_s is kept in since_ms */
-    double since_ms;       /* when the op began; 0: in none */
-    bool stop, ended;      /* the thread shall end; the cause is known and the process is about to exit */
-    bool *gone;            /* [world] said goodbye */
-    struct net_beat *last; /* [world] rank 0: last beat of each */
-    double *last_ms;       /* [world], others [1]: when it came */
-    double *moved_ms; /* [world] rank 0: when it last waited in a collective, or had got on since the beat before */
+    pthread_mutex_t lock;   /* for all fields below, and for writing to `line` */
+    struct net_beat now;    /* own heartbeat; waiting_s is kept in since_ms */
+    double since_ms;        /* start of the current op; 0: none */
+    bool stop, ended;       /* the thread should end; the cause is known and the process is about to exit */
+    bool *gone;             /* [world] said goodbye */
+    struct net_beat *last;  /* [world] rank 0: last heartbeat of each */
+    double *last_ms;        /* [world], others [1]: time of the last heartbeat */
+    double *moved_ms;       /* [world] rank 0: last time it waited in a collective or reported progress */
     struct net_beat failed; /* the first NET_FAIL, kind set */
     double failed_ms;
     const struct comm_ops *ops;
@@ -53,14 +53,14 @@ struct comm_net {
 
 /* ---- comm_auth.c */
 
-/* What a rank says of itself when it connects to another one. */
+/* What a rank sends about itself when it connects to another one. */
 enum net_purpose { NET_FOR_WATCH = 1, NET_FOR_DATA };
 struct net_hello {
     char version[16], host[NET_HOST];
     int32_t purpose, to; /* the rank that it connects to */
     int32_t rank, world, port, pid;
 };
-/* The nonces of a connection: what is signed for one is worthless on any other. */
+/* The nonces of a connection: a signature for one connection is invalid on any other. */
 struct net_session {
     uint8_t client[NET_NONCE], server[NET_NONCE];
 };
@@ -68,31 +68,31 @@ struct net_session {
 enum auth_result {
     AUTH_OK,
     AUTH_CLOSED, /* no answer, or the other side is gone */
-    AUTH_WRONG,  /* it is no rank of this run, or has another key */
+    AUTH_WRONG,  /* not a rank of this run, or another key */
     AUTH_LOST    /* rank 0 is gone */
 };
-/* Proves to the rank that fd leads to that this one belongs to the run, and that it does. `line`: to rank 0, or -1. */
+/* Mutual authentication with the rank at the other end of fd. `line`: to rank 0, or -1. */
 enum auth_result auth_connect(int fd, const uint8_t key[COMM_KEY], const struct net_hello *hello, int line,
                               double deadline_ms, struct net_session *s) MT_CHECK;
 
-enum { LISTENERS = 8, GUESTS = 64 }; /* connections that may be unproved at once: GUESTS more than there are ranks */
+enum { LISTENERS = 8, GUESTS = 64 }; /* unauthenticated connections at once: GUESTS more than there are ranks */
 struct guest;
 struct auth_server {
     int rank, n_listeners, n_guests, listeners[LISTENERS];
-    int32_t purpose; /* enum net_purpose: of the connections that are expected now */
+    int32_t purpose; /* enum net_purpose: of the connections expected now */
     uint8_t key[COMM_KEY];
     struct guest *guests;             /* [n_guests] */
-    int64_t n_strangers, n_wrong_key; /* turned away, and of them those with another key */
+    int64_t n_strangers, n_wrong_key; /* rejected connections; those with another key */
 };
 void auth_open(struct auth_server *a, int rank, int world, const uint8_t key[COMM_KEY]);
 void auth_close(struct auth_server *a); /* and the listeners */
-/* The socket of the next connection that proved itself, what it said, and its session; strangers are turned away
- * meanwhile. Or AUTH_LATE, or AUTH_RANK_LOST with the rank whose line for the watch was closed meanwhile. */
+/* The socket of the next authenticated connection, its hello and its session; other connections are rejected meanwhile.
+ * Or AUTH_LATE, or AUTH_RANK_LOST with the rank whose line for the watch was closed meanwhile. */
 enum { AUTH_LATE = -1, AUTH_RANK_LOST = -2 };
 int auth_accept(struct auth_server *a, const struct comm_net *net, double deadline_ms, struct net_hello *hello,
                 struct net_session *session, int *lost) MT_CHECK;
 
-/* Messages signed with the key, on a connection that is proved; `word` says what they are. */
+/* Messages signed with the key, on an authenticated connection; `word` names their type. */
 int auth_write(int fd, const uint8_t key[COMM_KEY], const char *word, const struct net_session *s, const void *data,
                int64_t bytes, double deadline_ms) MT_CHECK;
 int auth_read(int fd, const uint8_t key[COMM_KEY], const char *word, const struct net_session *s, void *data,
@@ -110,21 +110,21 @@ struct net_part {
     void *recv;
     int64_t send_bytes, recv_bytes;
 };
-/* parts [c->world]; the own one is left alone. Every message carries op and c->n_calls: ranks that are not in the same
- * call end the run. Counts the call. */
+/* parts [c->world]; this rank's part is ignored. Every message has op and c->n_calls: the run ends when ranks are not
+ * in the same call. Counts the call. */
 void net_exchange(struct comm *c, const char *op, const struct net_part *parts);
-/* All of it, or -1 when the other side is gone or `deadline_ms` (clock_ms) is past. */
+/* All bytes, or -1 when the other side is gone or `deadline_ms` (clock_ms) has passed. */
 int net_write(int fd, const void *data, int64_t bytes, double deadline_ms);
 int net_read(int fd, void *data, int64_t bytes, double deadline_ms);
-int net_wait(int fd, short events, double deadline_ms); /* 0: one of the events of poll() has come */
+int net_wait(int fd, short events, double deadline_ms); /* 0: one of the events of poll() occurred */
 void net_set_up(int fd);                                /* non-blocking, no delay, closed by exec */
 
 /* ---- comm_watch.c */
 void watch_start(struct comm_net *net);
-void watch_stop(struct comm_net *net);                  /* all ranks are past their last collective */
+void watch_stop(struct comm_net *net);                  /* all ranks have finished their last collective */
 void watch_enter(struct comm_net *net, const char *op); /* a collective begins on the host, or is issued */
-void watch_leave(struct comm_net *net);                 /* it is over on the host */
-/* A peer is gone: waits for the watch, which knows more, to end the process; ends it itself when that does not. */
+void watch_leave(struct comm_net *net);                 /* it has ended on the host */
+/* A peer is gone: waits for the watch, which knows the cause, to end the process; ends it when the watch does not. */
 void watch_lost(struct comm_net *net, int peer, const char *what) __attribute__((noreturn));
 
 #endif

@@ -1,10 +1,11 @@
-/* comm_watch.c - a thread of every rank that notices when another one died, stopped or stays away, and ends the run.
+/* comm_watch.c - the hang detector: a thread of every rank that notices a rank that died, stopped or is missing, and
+ * ends the run.
  *
- * Each rank tells rank 0 once a second at which step and in which collective it is, and since when; rank 0 answers in
- * kind. Rank 0 judges: a closed connection is a death, silence a stopped process or a lost machine, and a collective
- * that takes longer than the timeout is the fault of a rank that is not in it and for as long made no progress: a disk
- * may be slow, but not stuck. It prints the verdict, tells all, and every process exits. A rank that loses rank 0 comes
- * to its own verdict. */
+ * Once a second each rank sends rank 0 a heartbeat with its step, its collective and the time in it; rank 0 answers
+ * with its own. Rank 0 decides. A closed connection means that the process died; silence means a stopped process or a
+ * lost machine. When a collective takes longer than the timeout, the cause is the rank that is not in it and made no
+ * progress for as long: a slow disk still makes progress. Rank 0 prints the cause and sends it to all ranks, and every
+ * process exits. A rank that loses rank 0 decides for itself. */
 #include "kernels/comm/comm_net.h"
 
 #include <math.h>
@@ -17,16 +18,16 @@
 
 #define TICK_MS    250
 #define BEAT_MS    1000
-#define SILENT_MS  20000 /* without a beat; the timeout where that is shorter, but no less than five beats */
-#define VERDICT_MS 5000  /* in which the watch, which knows more, ends a process that finds itself cut off */
-#define GRACE_MS   500   /* after an error of another rank, in which rank 0 may find the same one */
-#define EXIT_S     10    /* for the device to end what it runs */
-#define PAUSE_MS   5000  /* so long between two looks: this process was stopped itself, maybe with all others */
-#define NOBODY     4     /* timeouts without progress of any rank, though none is waited for */
+#define SILENT_MS  20000 /* without a heartbeat; or the timeout if shorter, but at least five heartbeats */
+#define VERDICT_MS 5000  /* time for the watch, which knows the cause, to end a process that lost a peer */
+#define GRACE_MS   500   /* after an error of another rank: rank 0 may find the same one */
+#define EXIT_S     10    /* for the device to end its work */
+#define PAUSE_MS   5000  /* a gap this long between two checks: this process itself was stopped */
+#define NOBODY     4     /* timeouts without progress of any rank, though no rank waits */
 
 enum { WRITE_MS = 2000, READ_MS = 2000 };
 
-/* ---- the end */
+/* ---- the end of the run */
 
 static void sleep_ms(long ms)
 {
@@ -34,7 +35,7 @@ static void sleep_ms(long ms)
     nanosleep(&t, NULL);
 }
 
-/* Under the lock. */
+/* Call with the lock held. */
 static void tell_all(struct comm_net *net, const char *text)
 {
     struct net_beat b = {.kind = NET_ABORT, .rank = net->rank};
@@ -46,19 +47,19 @@ static void tell_all(struct comm_net *net, const char *text)
 static __attribute__((noreturn)) void end_process(const struct comm_net *net)
 {
     signal(SIGALRM, SIG_DFL);
-    alarm(EXIT_S); /* whatever below hangs */
+    alarm(EXIT_S); /* ends the process if anything below hangs */
     fflush(stdout);
     if (net->ops) net->ops->abort();
     _exit(1);
 }
 
-/* The verdict. print: nobody else will. */
+/* Ends the run with this cause. print: no other rank will print it. */
 static void end_run(struct comm_net *net, const char *text, bool print)
 {
     pthread_mutex_lock(&net->lock);
     const bool first = !net->ended && !net->stop;
     if (first) net->ended = true;
-    /* on a terminal the line of the last step has no end yet */
+    /* on a terminal the line of the last step is not ended yet */
     if (first && print && net->rank == 0)
         fprintf(stderr, "%smoetrain: error: %s\n", isatty(STDOUT_FILENO) ? "\n" : "", text);
     if (first && print && net->rank != 0) fprintf(stderr, "moetrain: rank %d: error: %s\n", net->rank, text);
@@ -83,7 +84,7 @@ static const char *where(const struct net_beat *b, char text[128])
     return text;
 }
 
-/* ---- judging */
+/* ---- decisions of rank 0 */
 
 static double silent_ms(const struct comm_net *net)
 {
@@ -97,18 +98,17 @@ static void judge_silence(struct comm_net *net, int r, bool closed)
     if (closed)
         snprintf(text, sizeof(text), "%s died%s", name(net, r, who), at);
     else
-        snprintf(text, sizeof(text), "%s does not answer for %d s%s: it was stopped, or its machine is gone",
+        snprintf(text, sizeof(text), "%s has not answered for %d s%s: it was stopped, or its machine is gone",
                  name(net, r, who), (int)(silent_ms(net) / 1e3), at);
     end_run(net, text, true);
-    net->gone[r] = true; /* this run is over already */
+    net->gone[r] = true; /* this run has already ended */
 }
 
-/* Of all ranks' last beats: does one wait for longer than allowed, and for whom? */
+/* From the last heartbeats of all ranks: does one wait for longer than allowed, and for which rank? */
 static void judge_waiting(struct comm_net *net)
 {
     const struct net_beat *last = net->last;
-    int waits = 0, least = 0, idle = 0,
-        moved = 0; /* the longest and the least waiting; no progress for longest, least */
+    int waits = 0, least = 0, idle = 0, moved = 0; /* longest, shortest wait; longest, shortest time without progress */
     char text[NET_TEXT], who[128], at[128];
     for (int r = 1; r < net->world; r++) {
         if (last[r].waiting_s > last[waits].waiting_s) waits = r;
@@ -123,12 +123,13 @@ static void judge_waiting(struct comm_net *net)
         snprintf(text, sizeof(text), "rank %d has waited in %.23s for %.0f s (parallel.timeout_s) for %s%s", waits,
                  last[waits].op, last[waits].waiting_s, who, at);
     else if (last[least].waiting_s >= net->timeout_s)
-        snprintf(text, sizeof(text),
-                 "all ranks wait since %.0f s (parallel.timeout_s) in %.23s, at step %lld: the network or a GPU does "
-                 "not answer",
-                 last[least].waiting_s, last[least].op, (long long)last[least].step);
+        snprintf(
+            text, sizeof(text),
+            "all ranks have waited for %.0f s (parallel.timeout_s) in %.23s, at step %lld: the network or a GPU does "
+            "not answer",
+            last[least].waiting_s, last[least].op, (long long)last[least].step);
     else if (all_s >= NOBODY * net->timeout_s)
-        snprintf(text, sizeof(text), "no rank makes progress since %.0f s (%d x parallel.timeout_s), the first: %s%s",
+        snprintf(text, sizeof(text), "no rank has made progress for %.0f s (%d x parallel.timeout_s), the first: %s%s",
                  all_s, NOBODY, who, at);
     else
         return;
@@ -143,9 +144,9 @@ static void judge_failure(struct comm_net *net)
     end_run(net, text, true);
 }
 
-/* ---- beats */
+/* ---- heartbeats */
 
-/* Under the lock. */
+/* Call with the lock held. */
 static struct net_beat own_beat(struct comm_net *net)
 {
     struct net_beat b = net->now;
@@ -158,7 +159,7 @@ static struct net_beat own_beat(struct comm_net *net)
     return b;
 }
 
-/* The message is recorded; a failure only the first time. */
+/* Records the message; a failure only the first time. */
 static void take(struct comm_net *net, int r, const struct net_beat *b)
 {
     net->last_ms[r] = clock_ms();
@@ -213,7 +214,7 @@ static bool all_gone(const struct comm_net *net)
     return true;
 }
 
-/* Rank 0 stays until all others said goodbye. */
+/* Rank 0 waits until all others have said goodbye. */
 static bool over(struct comm_net *net)
 {
     pthread_mutex_lock(&net->lock);
@@ -222,7 +223,7 @@ static bool over(struct comm_net *net)
     return stop && (net->rank != 0 || all_gone(net));
 }
 
-/* This process was stopped for so long, and goes on: the time does not count. */
+/* This process was stopped for this time and now continues: the time does not count. */
 static void forgive(struct comm_net *net, double ms)
 {
     pthread_mutex_lock(&net->lock);
@@ -279,9 +280,9 @@ void watch_start(struct comm_net *net)
     for (int r = 0; r < net->world; r++) net->last_ms[r] = net->moved_ms[r] = clock_ms();
     for (int r = 0; r < net->world; r++) net->last[r].waiting_s = -1;
     MT_REQUIRE(!pthread_mutex_init(&net->lock, NULL) && !pipe(net->wake), "no lock or pipe");
-    sigfillset(&all); /* signals are for the main thread */
+    sigfillset(&all); /* signals are handled by the main thread */
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    MT_REQUIRE(!pthread_create(&net->thread, NULL, watch, net), "the system gives no further thread");
+    MT_REQUIRE(!pthread_create(&net->thread, NULL, watch, net), "the system cannot start another thread");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     watcher = net->thread;
     die_after(wait_for_verdict);
@@ -308,7 +309,7 @@ void watch_stop(struct comm_net *net)
     net->last = NULL;
 }
 
-/* ---- from the main thread */
+/* ---- called by the main thread */
 
 void watch_enter(struct comm_net *net, const char *op)
 {
@@ -349,7 +350,7 @@ void comm_fail(struct comm *c, const char *message)
         tell_all(net, message);
     }
     pthread_mutex_unlock(&net->lock);
-    if (net->rank != 0) sleep_ms(READ_MS + 6 * GRACE_MS); /* the watch hears of the end, and exits */
+    if (net->rank != 0) sleep_ms(READ_MS + 6 * GRACE_MS); /* the watch receives the end and exits */
 }
 
 void comm_step(struct comm *c, int64_t step)

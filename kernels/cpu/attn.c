@@ -1,18 +1,18 @@
 /* attn.c - causal grouped-query attention with window and sink, forward and backward, in blocks.
  *
- * A block is about ROWS query rows by at most KEYS keys. The query heads that share a kv head are stacked, row i*G + g
- * for head g of query i: one product serves them all, and dK, dV sum over the group inside it. Blocks outside the
- * window or the causal triangle are never touched; memory is a few blocks per thread.
+ * A block is about ROWS query rows by at most KEYS keys. The query heads of a kv head are stacked, row i*G + g for head
+ * g of query i: one product computes them all, and dK, dV sum over the group inside it. Blocks outside the window or
+ * the causal triangle are skipped; the memory is a few blocks per thread.
  *
- * Forward: online softmax. With running maximum m and sum l, a new block rescales what is there by exp(m - m'). The
- * sink starts them at m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>). */
+ * Forward: online softmax. With running maximum m and sum l, a new block rescales the earlier sums by exp(m - m'). The
+ * sink is the initial state m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>). */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
 
 enum { ROWS = 128, KEYS = 256 };
 
-/* One sequence and kv head, and the sizes that everybody needs. */
+/* One sequence and kv head, and the sizes. */
 struct head {
     const struct attn_shape *s;
     int64_t first, len;          /* rows of the sequence */
@@ -21,7 +21,7 @@ struct head {
     int64_t n_query;             /* queries in a block */
 };
 
-/* cu is what the host packed; a wrong one would reach outside the tensors. */
+/* The host packed cu; a wrong value would index outside the tensors. */
 static void check_seqs(const struct seqs *seqs, int64_t n_tok)
 {
     const int32_t *cu = seqs->cu.data;
@@ -48,7 +48,7 @@ static struct head head_of(const struct seqs *seqs, const struct attn_shape *s, 
                          .n_query = block_queries(s)};
 }
 
-/* The first key that query i sees; the last is i itself. */
+/* The first key that query i attends to; the last is i itself. */
 static int64_t first_key(const struct head *h, int64_t i) { return h->s->window ? MT_MAX(0, i - h->s->window + 1) : 0; }
 
 /* Columns of n queries from i0 on, times factor, as a dense [n * group, A]. */
@@ -62,7 +62,8 @@ static void load_rows(const struct head *h, real *dst, struct tensor src, int64_
     }
 }
 
-/* Scores of one row against a block of keys, of which it sees [lo, hi), become weights; m, l and acc follow. */
+/* Turns the scores of one row against a block of keys, of which it attends to [lo, hi), into weights; updates m, l and
+ * acc. */
 static void softmax_row(real *p, int64_t n_key, int64_t lo, int64_t hi, real *m, real *l, real *acc, int64_t dim)
 {
     real max = *m, sum = 0;
@@ -82,7 +83,7 @@ static void softmax_row(real *p, int64_t n_key, int64_t lo, int64_t hi, real *m,
     for (int64_t c = 0; c < dim; c++) acc[c] *= factor;
 }
 
-/* Reals of scratch that a thread needs for each query row: three of A, two of KEYS, two scalars. */
+/* Reals of scratch per thread and query row: three of A, two of KEYS, two scalars. */
 static int64_t scratch_reals(const struct attn_shape *s)
 {
     return block_queries(s) * group_of(s) * (3 * s->head_dim + 2 * KEYS + 2);
@@ -152,7 +153,7 @@ static void grad_row(real *p, real *dp, int64_t n_key, int64_t lo, int64_t hi, r
     }
 }
 
-/* The queries from i0 on: writes their dq, adds to dk and dv of the keys they see. */
+/* The queries from i0 on: writes their dq, adds to dk and dv of the keys they attend to. */
 static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                       struct tensor qkv, int64_t i0, real *scratch)
 {
@@ -161,7 +162,7 @@ static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor do
          *delta = dp + n_row * KEYS, scale = (real)h->s->scale;
     load_rows(h, q, qkv, h->q_col, i0, n, scale);
     load_rows(h, d, dout, h->q_col, i0, n, 1);
-    load_rows(h, dq, o, h->q_col, i0, n, 1); /* for delta alone */
+    load_rows(h, dq, o, h->q_col, i0, n, 1); /* only for delta */
     for (int64_t r = 0; r < n_row; r++) {
         delta[r] = 0;
         for (int64_t c = 0; c < dim; c++) delta[r] += d[r * dim + c] * dq[r * dim + c];

@@ -1,8 +1,8 @@
-/* blas.c - what the libraries below need of the system and would not ask for politely: threads of OpenMP, and memory of
- * OpenBLAS. It maps a buffer for every thread that calls it, keeps it, and where the system refuses
- * one it tries again for ever: a process whose address space is limited (ulimit -v) would hang. So the buffers of all
- * threads of a team are made before its first product, each after a test whether the system has room for it. */
-#ifndef MT_F64 /* once for both precisions */
+/* blas.c - checks that the system has room for the threads of OpenMP and the buffers of OpenBLAS. OpenBLAS maps a
+ * buffer for every calling thread and keeps it. When the system refuses one, it retries forever: a process with a
+ * limited address space (ulimit -v) would hang. So the buffers of all threads of a team are allocated before its first
+ * product, each after a test for room. */
+#ifndef MT_F64 /* compiled once for both precisions */
 #include <omp.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,11 +17,11 @@
 
 #define BUFFER_BYTES ((size_t)129 << 20) /* BUFFER_SIZE of OpenBLAS, 32 << 22, and its alignment */
 
-/* OpenBLAS's own; no header has them, and a build may hide them. */
+/* Functions of OpenBLAS without a header; a build may hide them. */
 void *blas_memory_alloc(int position) __attribute__((weak));
 void blas_memory_free(void *buffer) __attribute__((weak));
 
-/* Before OpenBLAS's constructor, which otherwise starts threads that have no work here, each with a buffer. */
+/* Runs before OpenBLAS's constructor, which otherwise starts threads that are not used here, each with a buffer. */
 __attribute__((constructor(101))) static void one_thread(void) { setenv("OPENBLAS_NUM_THREADS", "1", 1); }
 
 static bool has_room(void)
@@ -39,14 +39,14 @@ static void *wait_here(void *lock)
 
 int ops_cpu_threads(int *n, struct err *err)
 {
-    static int started; /* OpenMP's team: once there it stays */
+    static int started; /* OpenMP keeps its team of threads */
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     const int max = omp_get_max_threads();
-    const int want = max == omp_get_num_procs() ? MT_MIN(max, cgroup_cpus("")) : max; /* else by OMP_NUM_THREADS */
+    const int want = max == omp_get_num_procs() ? MT_MIN(max, cgroup_cpus("")) : max; /* else OMP_NUM_THREADS applies */
     int had = 0, team = 0, rc = 0;
     if (started) return *n = started, 0;
     pthread_t *threads = mem_array(want, sizeof(*threads));
-    pthread_mutex_lock(&lock); /* so that all of them are there at once */
+    pthread_mutex_lock(&lock); /* so that all of them exist at the same time */
     while (had < want - 1 && !(rc = pthread_create(&threads[had], NULL, wait_here, &lock))) had++;
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < had; i++) pthread_join(threads[i], NULL);
@@ -66,7 +66,7 @@ int ops_cpu_threads(int *n, struct err *err)
 void blas_reserve(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static atomic_int reserved; /* threads that have a buffer */
+    static atomic_int reserved; /* number of threads that have a buffer */
     const int n = omp_get_num_threads();
     if (n <= atomic_load_explicit(&reserved, memory_order_acquire)) return;
     pthread_mutex_lock(&lock);

@@ -1,6 +1,5 @@
 /* gemm.c - matrix products: OpenBLAS for a tile, OpenMP over the tiles of a product with a frozen weight. A thread
- * decodes its part of the weight into scratch of its own; decoding costs little beside the TOKENS rows that it then
- * serves. */
+ * decodes its part of the weight into its scratch; decoding is cheap compared to the product with TOKENS rows. */
 #include "kernels/cpu/gemm.h"
 
 #include <cblas.h>

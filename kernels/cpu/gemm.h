@@ -1,6 +1,6 @@
 /* gemm.h - the matrix products of the CPU backend. Leading dimensions in elements. Results do not depend on the number
- * of threads: work is cut into fixed tiles, each computed by one thread with the whole inner dimension.
- * gemm_serial and weight_tile are for one thread, inside or outside an OpenMP region. */
+ * of threads: work is cut into fixed tiles, and one thread computes each with the whole inner dimension. gemm_serial
+ * and weight_tile are for one thread, inside or outside an OpenMP region. */
 #ifndef MT_CPU_GEMM_H
 #define MT_CPU_GEMM_H
 
@@ -11,8 +11,8 @@
 #define gemm_fwd    CPU(gemm_fwd)
 #define gemm_bwd    CPU(gemm_bwd)
 
-/* Before a thread calls OpenBLAS: ends the process with an error where the system has no room for what OpenBLAS needs
- * for the threads of this team (blas.c). */
+/* Call before a thread uses OpenBLAS: ends the process with an error when the system has no room for the buffers of
+ * this team's threads (blas.c). */
 void blas_reserve(void);
 
 /* c[m,n] = beta * c + alpha * op(a) op(b), row-major, op transposes when ta / tb; one thread. beta 0 overwrites c, NaN

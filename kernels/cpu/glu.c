@@ -1,8 +1,8 @@
-/* glu.c - SwiGLU and gpt-oss's clamped form of it, with s = sigmoid(alpha gate) and alpha = 1 in the plain one:
+/* glu.c - SwiGLU and its clamped form in gpt-oss, with s = sigmoid(alpha gate), and alpha = 1 in the plain form:
  *   plain    h = gate s up                     dgate = dh up s (1 + gate (1 - s))          dup = dh gate s
  *   clamped  h = (up + 1) gate s, of gate = min(gate, limit) and up = clamp(up, -limit, limit); dgate and dup are those
- * of the product where the clamp was idle, equality included, and 0 elsewhere. A NaN passes through the clamps. Rows
- * are worked on in chunks, split into gates and ups, so that every loop of arithmetic is over plain arrays. */
+ * of the product where the clamp has no effect, equality included, and 0 elsewhere. A NaN passes through the clamps.
+ * Rows are processed in chunks, split into gates and ups, so that every arithmetic loop runs over plain arrays. */
 #include "kernels/cpu/glu.h"
 
 enum { CHUNK = 64 };
@@ -11,7 +11,7 @@ struct pair {
     real gate[CHUNK], up[CHUNK];
 };
 
-/* Gates and ups first .. first+n-1 of a row of width pairs. */
+/* Gates and ups first .. first+n-1 of a row of `width` pairs. */
 static void split(struct pair *p, const real *row, int64_t first, int64_t n, int64_t width, bool interleaved)
 {
     if (interleaved) {

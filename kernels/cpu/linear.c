@@ -1,7 +1,7 @@
 /* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments.
  *
- * The product with W is cut by gemm.c. The adapter's products run over blocks of rows (ROWS), its gradients, which sum
- * over all rows, over blocks of columns (COLS): nothing is ever summed by two threads. */
+ * gemm.c tiles the product with W. The adapter's products run over blocks of rows (ROWS). Its gradients, which sum over
+ * all rows, run over blocks of columns (COLS): two threads never add to the same sum. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -10,7 +10,7 @@ enum { ROWS = 128, COLS = 64 };
 
 static real *data_of(struct tensor x) { return x.data; }
 
-/* dst = dropout(src) for rows t.. and columns col.. of x; dst and src point at the block and may be the same. */
+/* dst = dropout(src) for rows t.. and columns col.. of x; dst and src point to the block and may be equal. */
 static void drop(real *dst, int64_t ldd, const real *src, int64_t lds, int64_t t, int64_t n_row, int64_t col,
                  int64_t n_col, int64_t n_in, const struct lora *lora)
 {
@@ -24,14 +24,14 @@ static void drop(real *dst, int64_t ldd, const real *src, int64_t lds, int64_t t
     }
 }
 
-/* Scratch for one block of dropped x per thread; absent when nothing is dropped. */
+/* Scratch for one block of dropped x per thread; absent without dropout. */
 static struct tensor drop_scratch(struct device *dev, const struct lora *lora, int64_t n_col)
 {
     if (!lora->r || lora->dropout <= 0) return (struct tensor){0};
     return arena_tensor_3d(&dev->work, DT_REAL, dev->n_threads, ROWS, n_col);
 }
 
-/* Bias, residual and adapter of rows t .. t+n-1, added to y, which holds x W^T. */
+/* Adds bias, residual and adapter of rows t .. t+n-1 to y, which is x W^T. */
 static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct tensor bias, struct tensor res,
                      const struct lora *lora, int64_t t, int64_t n, real *dropped)
 {
@@ -78,7 +78,7 @@ void CPU(linear_fwd)(struct device *dev, struct tensor y, struct tensor xa, stru
     arena_release(&dev->work, mark);
 }
 
-/* Rows t .. t+n-1 of dxa = scale * dy B, and of dx += dropout(dxa A) where dx is wanted. */
+/* Rows t .. t+n-1 of dxa = scale * dy B, and of dx += dropout(dxa A) where dx is needed. */
 static void bwd_rows(struct tensor dx, struct tensor dxa, struct tensor dy, const struct lora *lora, int64_t t,
                      int64_t n, real *dropped)
 {

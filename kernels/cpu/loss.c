@@ -1,9 +1,9 @@
-/* loss.c - fused linear cross-entropy. Only a chunk of labelled rows has logits at a time; the softmax turns them in
- * place into their own gradient. */
+/* loss.c - fused linear cross-entropy. Only one chunk of labelled rows has logits at a time; the softmax replaces them
+ * in place by their gradient. */
 #include "kernels/cpu/gemm.h"
 
-/* logits become exp(logit - max); returns log of their sum, which is *total. Added in blocks, in double: a vocabulary
- * has up to 2^18 entries. */
+/* logits become exp(logit - max); returns the log of their sum, which is *total. Sums in blocks, in double: a
+ * vocabulary has up to 2^18 entries. */
 static real softmax_row(real *logits, int64_t n, real max, double *total)
 {
     *total = 0;
@@ -20,18 +20,18 @@ static real softmax_row(real *logits, int64_t n, real max, double *total)
     return (real)log(*total);
 }
 
-/* nll and hit of one row, whose logits become scale * (softmax - onehot). */
+/* nll and hit of one row; its logits become scale * (softmax - onehot). */
 static void loss_row(real *logits, int64_t n, int64_t id, real scale, real *nll, int32_t *hit)
 {
     MT_REQUIRE(id >= 0 && id < n, "label %lld of a vocabulary of %lld", (long long)id, (long long)n);
     real max = logits[0], own = logits[id];
 #pragma omp simd reduction(max : max)
     for (int64_t i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
-    int64_t first = 0; /* where the largest logit stands first */
+    int64_t first = 0; /* position of the first largest logit */
     while (first < n && logits[first] != max) first++;
     *hit = first == id;
     double sum;
-    *nll = softmax_row(logits, n, max, &sum) + (max - own); /* max - own first: both may be large */
+    *nll = softmax_row(logits, n, max, &sum) + (max - own); /* max - label's logit first: both may be large */
     real factor = (real)((double)scale / sum);
     for (int64_t i = 0; i < n; i++) logits[i] *= factor;
     logits[id] -= scale;

@@ -1,10 +1,9 @@
-/* moe.c - the experts: products over rows in expert order, adapters, the activation in between, the combination.
+/* moe.c - the experts: products over rows in expert order, adapters, the activation between them, the combine.
  *
- * A task is one tile of output columns of one expert, so that even a single busy expert keeps all threads at work. Its
- * part of the packed weight is decoded once into scratch of the thread and multiplied with all rows of the expert.
- * Every output element is written by one task, and tasks do not depend on the threads: results are bitwise the same
- * with any number of them. An expert without rows is skipped before anything is decoded, and its gradients are not
- * touched. */
+ * A task is one tile of output columns of one expert, so that one busy expert still occupies all threads. Its part of
+ * the packed weight is decoded once into scratch of the thread and multiplied with all rows of the expert. Every output
+ * element is written by one task, and tasks do not depend on the threads: results are bitwise equal for any number of
+ * threads. An expert without rows is skipped before decoding, and its gradients are unchanged. */
 #include <omp.h>
 #include <string.h>
 
@@ -14,7 +13,7 @@
 enum {
     TILE = 64,  /* output columns of a task: a multiple of MXFP4's 32 */
     ROWS = 128, /* rows of a task of the thin products with an adapter */
-    LANES = 8,  /* partial sums of a dot product, kept in a vector */
+    LANES = 8,  /* partial sums of a dot product in a vector */
 };
 
 #define I32(t) ((const int32_t *)(t).data)

@@ -1,4 +1,4 @@
-/* norm.c - RMSNorm: of one vector, and of every row of the residual stream. A row is one thread's. */
+/* norm.c - RMSNorm of one vector and of every row of the residual stream. One thread computes a row. */
 #include "kernels/cpu/norm.h"
 
 real norm_row_fwd(real *y, const real *x, const float *w, int64_t n, float eps, bool round)

@@ -32,7 +32,7 @@ static void host_copy(void *dst, const void *src, int64_t bytes)
     if (bytes) memcpy(dst, src, (size_t)bytes);
 }
 
-/* With all cores: one alone does not fill the memory bus. */
+/* With all cores: one core alone does not saturate the memory bus. */
 static void host_copy_wide(void *dst, const void *src, int64_t bytes)
 {
     const int64_t piece = 1 << 20;
@@ -113,7 +113,7 @@ static const struct ops table = {
     .row_count = CPU(row_count),
 };
 
-/* Whether this processor has the instructions that this file was compiled for. */
+/* Whether this processor supports the instructions that this file was compiled for. */
 static bool can_run(void)
 {
     bool yes = true;
@@ -134,7 +134,7 @@ const struct ops *ops_cpu(void)
 {
     MT_REQUIRE(openblas_get_parallel() != OPENBLAS_SEQUENTIAL,
                "linked with a serial OpenBLAS, which two threads may not call at once");
-    openblas_set_num_threads(1); /* the threads are ours: gemm.h */
+    openblas_set_num_threads(1); /* this backend makes the threads: gemm.h */
     return can_run() ? &table : NULL;
 }
 

@@ -1,12 +1,12 @@
-/* optim.c - what happens to the adapters' flat arrays: norm, AdamW, copy into the working precision. All of it runs in
- * blocks of fixed size, so that no bit depends on the number of threads. */
+/* optim.c - the adapters' flat arrays: norm, AdamW, copy into the working precision. All loops run over blocks of fixed
+ * size, so results do not depend on the number of threads, bit for bit. */
 #include "kernels/cpu/real.h"
 
 #include <string.h>
 
 enum { BLOCK = 16384, LANES = 8 };
 
-/* Sum of squares, with eight partial sums that the compiler can keep in vectors; counts what is not finite. */
+/* Sum of squares, with eight partial sums that the compiler can vectorise; counts values that are not finite. */
 static double block_sumsq(const real *g, int64_t n, int64_t *n_bad)
 {
     double lane[LANES] = {0}, sum = 0;

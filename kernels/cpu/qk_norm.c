@@ -1,5 +1,5 @@
-/* qk_norm.c - RMSNorm of queries and keys, in place in the q | k | v rows. A row falls into groups that are normalised
- * on their own: every head of q and of k, or all of q and all of k. A group is as wide as its weight. */
+/* qk_norm.c - RMSNorm of queries and keys, in place in the q | k | v rows. A row consists of groups that are normalised
+ * separately: every head of q and of k, or all of q and all of k. A group is as wide as its weight. */
 #include "kernels/cpu/norm.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@ void CPU(qk_norm_fwd)(struct device *dev, struct tensor qkv, struct tensor raw, 
                       struct tensor wk, const struct attn_shape *shape, const struct norm *norm)
 {
     if (dev->dry_run) return;
-    int64_t n_group = rstd.shape[1], n_q = shape->n_head * shape->head_dim / wq.shape[0]; /* groups; those of q */
+    int64_t n_group = rstd.shape[1], n_q = shape->n_head * shape->head_dim / wq.shape[0]; /* groups of q and k; of q */
     bool round = norm_rounds(dev, norm);
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < qkv.shape[0]; t++) {

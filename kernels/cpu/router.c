@@ -1,12 +1,12 @@
-/* router.c - which experts a token goes to, with what weight, and the gradient of that (architectures 0.7, 0.9). */
+/* router.c - which experts a token goes to, their weights, and the gradient (architectures 0.7, 0.9). */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>
 
 #define I32(t) ((int32_t *)(t).data)
 
-/* The k best of n logits into idx, ascending ids; of equal logits the lower id wins. Whatever the logits are, NaN
- * included, the ids are distinct and in range. */
+/* The k largest of n logits into idx, ascending ids; of equal logits the lower id wins. For any logits, NaN included,
+ * the ids are distinct and in range. */
 static void top_k(int32_t *idx, const real *logits, int64_t n, int64_t k)
 {
     for (int64_t e = 0; e < n; e++) { /* idx[0 .. e) by descending logit */
@@ -70,7 +70,7 @@ void CPU(route_sort)(struct device *dev, struct route *r, int64_t n_exp)
 {
     if (dev->dry_run) return;
     int64_t n_slot = r->idx.shape[0] * r->idx.shape[1];
-    int32_t *offs = I32(r->offs), *next = offs + 1; /* next[e]: first the rows of e, then where its next row goes */
+    int32_t *offs = I32(r->offs), *next = offs + 1; /* next[e]: number of rows of e, then position of the next one */
     memset(offs, 0, (size_t)(n_exp + 1) * sizeof(*offs));
     for (int64_t s = 0; s < n_slot; s++) next[I32(r->idx)[s]]++;
     for (int64_t e = 0, sum = 0; e < n_exp; e++) {

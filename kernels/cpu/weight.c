@@ -1,5 +1,5 @@
-/* weight.c - decoding a tile of a frozen weight into reals, or all of it into floats. In a tile a byte of nibbles is
- * looked up as a pair of values and scaled; values are rounded to f32 exactly as quant_value defines them, in both
+/* weight.c - decodes a tile of a frozen weight into reals, or a whole one into floats. In a tile each byte of nibbles
+ * is looked up as a pair of values and scaled. Values are rounded to f32 exactly as quant_value defines, in both
  * precisions. */
 #include "kernels/cpu/gemm.h"
 
@@ -7,7 +7,7 @@
 
 #include "kernels/quant.h"
 
-/* What each byte of two nibbles decodes to before scaling. */
+/* The values of each byte of two nibbles before scaling. */
 struct pairs {
     float of[256][2];
 };
@@ -36,7 +36,7 @@ static void decode_mxfp4(real *out, const struct weight *w, const struct pairs *
     for (int64_t b = 0; b < n / 32; b++) scale_pairs(out + 32 * b, p, bytes + 16 * b, 16, quant_e8m0(scale[b]));
 }
 
-/* Blocks run over the flat matrix, so a row may begin and end inside one. first and n are even. */
+/* Blocks run over the flat matrix, so a row may begin and end inside a block. first and n are even. */
 static void decode_bnb(real *out, const struct weight *w, const struct pairs *p, int64_t e, int64_t first, int64_t n)
 {
     const uint8_t *bytes = (const uint8_t *)w->data + e * ((w->n_out * w->n_in + 1) / 2);
