@@ -75,9 +75,9 @@ static void held_out_rows_of_another_form(void **state)
                      0);
     assert_int_equal(RUN(config, "--set", "data.format=text", "--set", sets[1], "--set", "data.eval_columns=text=body"),
                      0);
-    assert_says(said.err, "held out: 1 documents");
+    assert_says(said.err, "held out: 1 document,");
     assert_int_equal(RUN(config, "--set", "data.eval=", "--set", "data.eval_format=text"), 1);
-    assert_says(said.err, "data.eval, which is not set");
+    assert_says(said.err, "need data.eval: set it");
 }
 
 /* Without an evaluation of step 0, or after the held-out data changed, the first evaluation has nothing to be compared

@@ -511,7 +511,7 @@ static void other_adapters_are_refused(void **state)
         const char *targets, *dtype, *word;
     } rows[] = {{"q_proj,k_proj", "fp32", "tensors, but the configuration's adapters have"},
                 {"k_proj", "fp32", "\"param.layers.0.k_proj.lora_A\" is missing"},
-                {"q_proj", "oracle", "\"param.layers.0.q_proj.lora_A\" has another shape or dtype"}};
+                {"q_proj", "oracle", "\"param.layers.0.q_proj.lora_A\" has a different shape or dtype"}};
     struct tiny t, other;
     struct err err = {.msg = ""};
     struct train_state got;

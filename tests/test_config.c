@@ -224,7 +224,7 @@ static void unknown_names_are_told(void **state)
     refuse("[parallel]\npieces = 2\n", "run.ini:2: parallel.pieces is now parallel.chunks");
     refuse_set("train.resident_layers=0", "--set train.resident_layers=0: train.resident_layers is now "
                                           "train.decoded_layers");
-    refuse("lr = 1\n", "run.ini:1: \"lr\" stands before the first [section]");
+    refuse("lr = 1\n", "run.ini:1: \"lr\" is before the first [section]");
     refuse("[optim]\n = 1\n", "run.ini:2: unknown key \"\" in [optim]; its keys are lr, schedule, warmup_steps, "
                               "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
 }
@@ -262,7 +262,7 @@ static void a_key_may_stand_once(void **state)
 static void comments_never_join_a_value(void **state)
 {
     (void)state;
-    const char *text = ": a comment needs a line of its own, and no value may look like one";
+    const char *text = ": comments after a value are not supported: put the comment on a separate line";
     char message[256];
     snprintf(message, sizeof(message), "run.ini:2: output.dir = \"out ; mine\"%s", text);
     refuse("[output]\ndir = out ; mine\n", message);
@@ -310,8 +310,8 @@ static void long_lines_are_not_cut(void **state)
         {180, NULL},
         {1000, NULL},
         {MT_PATH - 1, NULL},
-        {MT_PATH, "run.ini:2: model.path is 4096 bytes long; at most 4095 fit"},
-        {8000, "run.ini:2: model.path is 8000 bytes long; at most 4095 fit"},
+        {MT_PATH, "run.ini:2: model.path is 4096 bytes long; the limit is 4095"},
+        {8000, "run.ini:2: model.path is 8000 bytes long; the limit is 4095"},
         {LONG, "run.ini:2: the line is longer than 8190 bytes"},
     };
     for (int i = 0; i < MT_LEN(cases); i++) {
@@ -362,15 +362,15 @@ static void validation_names_the_key(void **state)
     } cases[] = {
         {"model.path=", "model.path is not set: the directory of the base model, or hub:OWNER/NAME"},
         {"model.quantize_attention=yes", "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4"},
-        {"output.dir=", "output.dir is empty: the directory for all that a run writes"},
+        {"output.dir=", "output.dir is empty: set the directory for the files of the run"},
         {"train.resume=", "train.resume is empty: expected auto, never or a checkpoint directory"},
         {"data.chat_date=28.6.2025", "data.chat_date = \"28.6.2025\": expected a date, YYYY-MM-DD"},
         {"data.chat_date=2025-13-01", "data.chat_date = \"2025-13-01\": expected a date, YYYY-MM-DD"},
         {"data.eval_split=0.1", "data.eval and data.eval_split exclude each other: leave one of them out"},
         {"data.eval=", "eval.every = 5, but nothing is held out: set data.eval, data.eval_split or eval.prompts"},
-        {"data.train=,,", "data.train = \",,\": expected files with commas between them"},
-        {"data.eval=, ,", "data.eval = \", ,\": expected files with commas between them"},
-        {"data.columns=,", "data.columns = \",\": expected TO=COLUMN with commas between them"},
+        {"data.train=,,", "data.train = \",,\": expected files separated by commas"},
+        {"data.eval=, ,", "data.eval = \", ,\": expected files separated by commas"},
+        {"data.columns=,", "data.columns = \",\": expected TO=COLUMN separated by commas"},
         {"train.epochs=0", "train.steps and train.epochs are both 0: set one of them"},
         {"train.profile=3", "train.profile is \"3\": write first:last, two steps of the run, e.g. 10:12"},
         {"train.steps=3", "optim.warmup_steps = 4 is more than train.steps = 3"},
@@ -387,7 +387,7 @@ static void validation_names_the_key(void **state)
     }
     accept(&good, "[data]\nseq_len=65536\n[train]\nmicro_batch=65536\n");
     assert_int_equal(config_validate(&good, &err), -1);
-    assert_string_equal(err.msg, "train.micro_batch * data.seq_len = 4294967296 tokens in a micro-batch; the most is "
+    assert_string_equal(err.msg, "train.micro_batch * data.seq_len = 4294967296 tokens in a micro-batch; the limit is "
                                  "2147483647");
 }
 

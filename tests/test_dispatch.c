@@ -165,7 +165,7 @@ static void test_crowded(void **state)
         if (RUN(config, JOB, "--set", "train.steps=4", "--set", model, "--set", "parallel.capacity_factor=1", "--set",
                 more[i]))
             fail_msg("%s", said.err);
-        assert_says(said.err, "the router crowds the experts of a rank: a layer goes in");
+        assert_says(said.err, "routing is unbalanced: a layer is cut into");
         assert_same_run(config, reference);
     }
     if (RUN("eval", "--base", config_of(4, 4), JOB, "--set", model, "--set", "parallel.capacity_factor=1"))
@@ -184,7 +184,7 @@ static void test_plan(void **state)
     assert_int_equal(RUN("plan", config, "--set", "parallel.ep=2"), 0);
     assert_says(said.out, "1.58 M FLOP per token forward, 3.21 M per token of training");
     assert_says(said.out, "experts                                163 KiB");
-    assert_says(said.out, "rows travel in 1 piece, with room for 2 times the mean");
+    assert_says(said.out, "all-to-all in 1 chunk, capacity factor 2");
     assert_says(said.out, "20992 parameters");
 }
 

@@ -421,7 +421,7 @@ static void check_split(const char *module, const char *const part[3], bool rslo
     opt.r = 2, opt.alpha = 6;
     tiny_open(&t, &a, &opt, "fp32");
     assert_int_equal(peft_load(&t.ad, &t.dev, dir, &err), -1);
-    assert_non_null(strstr(err.msg, "its rank doubles here"));
+    assert_non_null(strstr(err.msg, "needs twice its rank"));
     tiny_close(&t);
     for (int64_t i = 0; i < c.n_made; i++) mem_free(c.made[i]);
 }

@@ -168,7 +168,7 @@ static void wrong_words(void **state)
     assert_int_equal(RUN("generate", config), 2);
     assert_says(said.err, "--prompt TEXT or --messages FILE");
     assert_int_equal(RUN("generate", config, "--prompt", "a"), 1);
-    assert_says(said.err, "out/adapter is not there: train first");
+    assert_says(said.err, "out/adapter: train first");
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--adapter", "x"), 2);
     assert_int_equal(RUN("generate", config, "--prompt", "", "--base"), 2);
     assert_says(said.err, "--prompt is empty");

@@ -83,7 +83,7 @@ static void packed(void **state)
                {"{}", "key `shape`: is missing"},
                {"{\"shape\": [6, 5]}", "key `shape`: 30 elements of 4 bits, but the weight has 12 bytes"},
                {"{\"shape\": [6, -4]}", "key `shape[1]`: -4 is not between"},
-               {"{\"shape\": [2000000000, 2000000000, 2000000000]}", "more elements than 64 bits can count"},
+               {"{\"shape\": [2000000000, 2000000000, 2000000000]}", "the number of elements exceeds 64 bits"},
                {"{\"shape\": [1,1,1,1,1,1,1,1,1]}", "more than 8 axes"}};
     for (int64_t i = 0; i < MT_LEN(bad); i++) {
         assert_int_equal(write_checkpoint(path, bad[i].state, &err), 0);
@@ -116,7 +116,7 @@ static void adapters(void **state)
         {"{\"peft_type\":\"LORA\",\"r\":1,\"lora_alpha\":1,\"target_modules\":\"a.*\\u001b\"}",
          "  modules       a.*? (a regular expression)", NULL},
         {"{\"peft_type\":\"LORA\",\"r\":1,\"lora_alpha\":1,\"rank_pattern\":{\"q\":2}}",
-         "  patterns      1 modules have an r or alpha of their own", NULL},
+         "  patterns      1 modules have a different r or alpha", NULL},
         {"{\"peft_type\":\"LORA\",\"r\":0,\"lora_alpha\":1}", NULL, "key `r`: 0 is not between 1"},
         {"{\"r\":1,\"lora_alpha\":1}", NULL, "key `peft_type`: is missing"},
         {"[]", NULL, "key `peft_type`: is missing"},
@@ -152,7 +152,7 @@ static void held(void **state)
     text = inspect(fixture("parity/case_a"), &err);
     if (!text) fail_msg("%s", err.msg);
     assert_line(text, "  none            mxfp4                            326 KiB      2.52 MiB");
-    assert_line(text, "  what is packed in the checkpoint stays as it is");
+    assert_line(text, "  weights that the checkpoint stores packed stay packed");
     assert_null(strstr(text, "nf4-nested"));
     free(text);
 }

@@ -262,7 +262,7 @@ static void padded_checkpoints_are_read(void **state)
             fill_side(&a, 1);
             write_padded(&a, out, 0);
             assert_int_equal(load(&b, out, &err), -1);
-            assert_says(err.msg, "\"param.layers.0.q_proj.lora_A\" has another shape");
+            assert_says(err.msg, "\"param.layers.0.q_proj.lora_A\" has a different shape");
             tiny_close(&a);
             tiny_close(&b);
         }

@@ -243,7 +243,7 @@ static void test_never(void **state)
     assert_int_equal(RUN(config), 0);
     char *old = file_read(process_output(config, "metrics.jsonl"), 1 << 20, &(int64_t){0}, &(struct err){{0}});
     assert_int_equal(RUN(config, "--set", "train.seed=1", "--set", "train.resume=never"), 0);
-    assert_says(said.err, "is kept in ");
+    assert_says(said.err, "moved the earlier run in ");
     char *kept =
         file_read(process_output(config, "archive-1/metrics.jsonl"), 1 << 20, &(int64_t){0}, &(struct err){{0}});
     assert_non_null(kept);
@@ -283,7 +283,7 @@ static void test_export_by_force(void **state)
         assert_int_equal(RUN("export", config, "--set", "data.eval=", "--adapter",
                              fixture("parity/case_a/adapter_init"), "--to", formats[i], "--verify", out, "--force"),
                          1); /* the export of another adapter */
-        assert_says(said.err, "did not arrive in ");
+        assert_says(said.err, "parts of the adapter that differ: ");
     }
     assert_int_equal(RUN("export", config, "--adapter", adapter, "--to", "peft", "--force"), 0);
     assert_says(said.out, "whole adapter"); /* where there are rows they count */

@@ -547,7 +547,7 @@ static void experts_one_by_one_load(void **state)
     assert_refused(&a, &opt, write_parts(&p), "down_projs.2.lora_B.weight\" is missing");
     add_part(&p, LAYER "1.mlp.experts.down_projs.2.lora_B.weight", 8, 2, NULL);
     add_part(&p, LAYER "1.mlp.experts.down_projs.3.lora_B.weight", 8, 2, NULL);
-    assert_refused(&a, &opt, write_parts(&p), "down_projs.3.lora_B.weight\" belongs to nothing");
+    assert_refused(&a, &opt, write_parts(&p), "down_projs.3.lora_B.weight\" does not match any configured target");
     free_parts(&p);
 }
 
@@ -625,10 +625,10 @@ static void bad_tensors_are_named(void **state)
     assert_refused(&a, &opt, write_parts(&p), "q_proj.lora_A.weight\" is I32");
     p.entries[find_part(&p, q_a)].dtype = DT_F32;
     add_part(&p, LAYER "2.self_attn.q_proj.lora_C.weight", 2, 8, NULL);
-    assert_refused(&a, &opt, write_parts(&p), "q_proj.lora_C.weight\" belongs to nothing");
+    assert_refused(&a, &opt, write_parts(&p), "q_proj.lora_C.weight\" does not match any configured target");
     drop_part(&p, p.n - 1);
     add_part(&p, "base_model.model.lm_head.lora_A.weight", 2, 8, NULL);
-    assert_refused(&a, &opt, write_parts(&p), "lm_head.lora_A.weight\" is no adapter of");
+    assert_refused(&a, &opt, write_parts(&p), "lm_head.lora_A.weight\" is not an adapter of");
     drop_part(&p, p.n - 1);
     drop_part(&p, find_part(&p, up_b));
     assert_refused(&a, &opt, write_parts(&p), "1.mlp.experts.base_layer.lora_B.weight\" is missing");

@@ -432,7 +432,7 @@ static void test_table(void **state)
     assert_non_null(strstr(text, "2       2000.0      1000.0         0         2    50.0    20.0"));
     assert_non_null(strstr(text, "between the ops"));
     assert_non_null(strstr(text, "4000.0")); /* 10 - 6 ms */
-    assert_non_null(strstr(text, "7 ops found no room"));
+    assert_non_null(strstr(text, "the profile is full: 7 ops"));
     struct json_out o = {0};
     struct err err;
     json_out_open(&o, NULL, '{');

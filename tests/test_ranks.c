@@ -232,7 +232,7 @@ static void test_plan(void **state)
         snprintf(says, sizeof(says), "%-34s %11s ", "AdamW moments", rows[i].moments);
         assert_says(said.out, says);
     }
-    assert_says(said.out, "so much on each of 4 ranks");
+    assert_says(said.out, "per rank, on each of 4 ranks");
     assert_says(said.out, "1/2 of the experts");
     assert_says(said.out, "1/2 of the moments");
     assert_int_equal(RUN("plan", config_of(4, false), "--set", "parallel.ep=3"), 1);

@@ -329,9 +329,9 @@ static void test_key_file(void **state)
     if (rank_key_open(&other, dir, &err)) fail_msg("%s", err.msg);
     assert_refused(&other, "all machines must see the same output.dir");
     plant(other.key_file, stale, COMM_KEY, 0640);
-    assert_refused(&other, "others may read or write it");
+    assert_refused(&other, "other users may read or write it");
     plant(other.key_file, stale, 3, 0600);
-    assert_refused(&other, "3 bytes are no key");
+    assert_refused(&other, "3 bytes, not a key");
     snprintf(old, sizeof(old), "%s/old", dir);
     plant(old, stale, COMM_KEY, 0600);
     assert_true(!unlink(other.key_file) && !symlink("old", other.key_file));

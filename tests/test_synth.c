@@ -355,8 +355,8 @@ static void test_refusals(void **state)
     assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = file}, "not a directory");
     assert_refused((struct synth_options){.arch = "gpt-os-20b"}, "\"gpt-oss-20b\"");
     assert_refused((struct synth_options){.arch = "llama"}, "moetrain synth");
-    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4, bf16");
-    assert_refused((struct synth_options){.arch = "olmoe-tiny", .quant = "mxfp4"}, "nf4 and bf16");
+    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4 or bf16");
+    assert_refused((struct synth_options){.arch = "olmoe-tiny", .quant = "mxfp4"}, "nf4 or bf16");
     assert_refused((struct synth_options){.arch = "olmoe-tiny", .n_layer = 5}, "has 4");
     made((struct synth_options){.arch = "olmoe-tiny", .n_layer = 1}); /* and nothing was wrong with the rest */
     assert_int_equal(RUN("synth", "olmoe-tiny"), 2);
@@ -377,7 +377,7 @@ static void test_no_space(void **state)
         print_message("skip: there is room for gpt-oss-120b in bf16\n");
         return;
     }
-    assert_refused((struct synth_options){.arch = "gpt-oss-120b", .quant = "bf16", .dir = dir}, "218 GiB are needed");
+    assert_refused((struct synth_options){.arch = "gpt-oss-120b", .quant = "bf16", .dir = dir}, "218 GiB of disk space are needed");
     assert_false(file_exists(dir));
 }
 

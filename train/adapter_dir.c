@@ -32,6 +32,6 @@ int adapter_dir_of(char dir[MT_PATH], const char *given, const struct config *cf
     if (given) return adapter_dir_find(dir, "--adapter", given, err);
     if (str_format(dir, MT_PATH, err, "path", "%s/adapter", cfg->output.dir)) return -1;
     if (is_adapter(dir)) return 0;
-    return err_set(err, "%s is not there: train first, or give --adapter%s%s (looked for %s/adapter_config.json)", dir,
+    return err_set(err, "no adapter in %s: train first, or give --adapter%s%s (tried %s/adapter_config.json)", dir,
                    *or_else ? " or " : "", or_else, dir);
 }

@@ -1,9 +1,9 @@
-/* archive.c - the outputs of an earlier run are kept when another one starts anew in the same output.dir.
+/* archive.c - keeps the outputs of an earlier run when a new run starts in the same output.dir.
  *
- * Several names cannot be renamed at once. They move into a hidden directory one after the other, and that one gets the
- * archive's name when it has them all: a kill before this leaves the hidden directory, and the next start moves what is
- * in it back. Where something else has a name by then (an export that ran in between), both stay: what is in the hidden
- * directory under that name goes to an archive. The caller holds the lock of output.dir. */
+ * Several names cannot be renamed at once. They are moved one by one to a hidden directory, which is renamed to
+ * archive-N when it has them all. After a kill before this rename, the next start moves the contents back. When
+ * output.dir has a newer entry of the same name (an export that ran in between), both are kept: the older one goes to
+ * an archive. The caller holds the lock of output.dir. */
 #include "train/archive.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 static const char *const outputs[] = {"adapter",    "best",       "checkpoints", "metrics.jsonl", "report.html",
                                       "config.ini", "trace.json", "profile.txt", "tensorboard"};
 
-/* What names of any number of outputs begin with: of exports, and of profiles of ranks other than 0. */
+/* Prefixes of outputs whose number varies: exports, and profiles of ranks other than 0. */
 static const char *const families[] = {"export-", "trace-rank", "profile-rank"};
 
 static bool is_output(const char *name)
@@ -48,8 +48,8 @@ static int move(const char *from_dir, const char *to_dir, const char *name, stru
     return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
 }
 
-/* Every entry of `from`, or the outputs among them, to `to`; how many in *moved. Those whose name is taken there stay:
- * how many in *kept. */
+/* Moves all entries of `from`, or only the outputs, to `to`; counts them in *moved. Entries whose name exists in `to`
+ * stay; counted in *kept. */
 static int move_all(const char *from, const char *to, bool only_outputs, int64_t *moved, int64_t *kept, struct err *err)
 {
     char **names;
@@ -68,7 +68,7 @@ static int move_all(const char *from, const char *to, bool only_outputs, int64_t
     return rc;
 }
 
-/* The first archive-N that is not there. */
+/* The first archive-N that does not exist. */
 static int free_name(const char *dir, char name[32], struct err *err)
 {
     char path[MT_PATH];
@@ -79,7 +79,7 @@ static int free_name(const char *dir, char name[32], struct err *err)
     }
 }
 
-/* The hidden directory becomes an archive; its path in `to`. */
+/* Renames the hidden directory to an archive and sets `to` to its path. */
 static int finish(const char *dir, char to[MT_PATH], struct err *err)
 {
     char half[MT_PATH], name[32];
@@ -95,7 +95,7 @@ int archive_recover(const char *dir, struct err *err)
     if (join(half, dir, HALF, err)) return -1;
     if (!file_is_dir(half)) return 0;
     if (move_all(half, dir, false, &moved, &kept, err) || (kept && finish(dir, to, err)))
-        return err_prefix(err, "putting an earlier run back");
+        return err_prefix(err, "restoring the outputs of an earlier run");
     if (!kept) return file_remove_tree(half, err);
     log_warn("a start with train.resume = never was killed while it archived the earlier run, and %s has newer outputs "
              "of the same names: the older ones are in %s",
@@ -113,8 +113,8 @@ int archive_run(const char *dir, struct err *err)
     if (rc || !moved) {
         struct err back = {.msg = ""};
         if (archive_recover(dir, &back)) log_warn("%s", back.msg);
-        return rc ? err_prefix(err, "moving the earlier run in %s aside", dir) : 0;
+        return rc ? err_prefix(err, "archiving the earlier run in %s", dir) : 0;
     }
-    log_info("the earlier run in %s is kept in %s", dir, to);
+    log_info("moved the earlier run in %s to %s", dir, to);
     return 0;
 }

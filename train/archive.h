@@ -1,14 +1,14 @@
-/* archive.h - what an earlier run left in output.dir moves into a separate folder, whole or not at all. */
+/* archive.h - moves the outputs of an earlier run in output.dir to a separate directory: all of them or none. */
 #ifndef MT_ARCHIVE_H
 #define MT_ARCHIVE_H
 
 #include "kernels/base.h"
 
 /* Moves all outputs of a run (adapters, checkpoints, metrics, report, configuration, profile, exports) from dir to
- * dir/archive-N and says so; other files stay. After an error everything is where it was. */
+ * dir/archive-N and logs it. Other files stay. After an error all files are back in dir. */
 int archive_run(const char *dir, struct err *err) MT_CHECK;
-/* Undoes what a process began that was killed in archive_run, at any point of it. Outputs that have a name again which
- * an archived one had stay; the archived one goes to archive-N, with a warning. */
+/* Undoes an archive_run that was killed. When dir has a newer output of the same name, the newer one stays, the older
+ * one goes to archive-N, and a warning names it. */
 int archive_recover(const char *dir, struct err *err) MT_CHECK;
 
 #endif

@@ -1,11 +1,11 @@
 /* atomic_dir.c - replaces or deletes a directory in one step.
  *
  * rename() cannot replace a directory that is not empty. Linux can exchange two names in one step; where the file
- * system cannot (NFS), the old directory steps aside to PARENT/.old-NAME first. A process killed in between leaves that
- * one and .tmp-NAME, both whole; atomic_dir_sweep gives the old one its name back.
+ * system cannot (NFS), the old directory is renamed to PARENT/.old-NAME first. A process killed in between leaves it
+ * and .tmp-NAME, both complete; atomic_dir_sweep renames the old one back.
  *
- * A deletion that fails (an NFS directory with a file that somebody still reads cannot be emptied) must not end a run:
- * the new directory is in place already. */
+ * A failed deletion must not end a run, because the new directory already has its name. Example: on NFS a file that a
+ * process still reads cannot be deleted. */
 #include "train/atomic_dir.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@
 #define OLD      ".old-"
 #define DELETING ".deleting-"
 
-/* dir without trailing slashes, cut into the parent ("a/" of "a/b", "" of "b") and the name. */
+/* Splits dir, without trailing slashes, into the parent ("a/" of "a/b", "" of "b") and the name. */
 static int split(const char *dir, char parent[MT_PATH], char name[MT_PATH], struct err *err)
 {
     size_t end = strlen(dir);
@@ -30,7 +30,7 @@ static int split(const char *dir, char parent[MT_PATH], char name[MT_PATH], stru
     size_t start = end;
     while (start && dir[start - 1] != '/') start--;
     if (start == end || end >= MT_PATH || !strcmp(dir + start, ".") || !strcmp(dir + start, ".."))
-        return err_set(err, "\"%s\" is no name for a directory to write", dir);
+        return err_set(err, "\"%s\" cannot be the name of an output directory", dir);
     snprintf(parent, MT_PATH, "%.*s", (int)start, dir);
     snprintf(name, MT_PATH, "%.*s", (int)(end - start), dir + start);
     return 0;
@@ -55,8 +55,8 @@ static bool is_there(const char *path)
     return lstat(path, &st) == 0;
 }
 
-/* Gives `path` a free name PARENT/.deleting-NAME for the name of `dir`, and deletes it there. `what` is said of a
- * failure. */
+/* Renames `path` to a free name PARENT/.deleting-NAME, with the name of `dir`, and deletes it. A failure is a warning
+ * that names `what`. */
 static void discard(const char *path, const char *dir, const char *what)
 {
     char aside[MT_PATH], prefix[32] = DELETING;
@@ -89,7 +89,7 @@ int atomic_dir_begin(const char *dir, char tmp[MT_PATH], struct err *err)
     if (sibling(dir, ".tmp-", tmp, err)) return -1;
     if (is_there(dir) && file_check_kind(dir, true, err)) return err_prefix(err, "in the way");
     if (is_there(tmp)) discard(tmp, dir, tmp);
-    if (is_there(tmp)) return err_set(err, "%s is in the way and cannot be deleted: remove it", tmp);
+    if (is_there(tmp)) return err_set(err, "%s was left by an earlier run and cannot be deleted: remove it", tmp);
     return file_make_dirs(tmp, err);
 }
 
@@ -110,7 +110,7 @@ int atomic_dir_commit(const char *tmp, const char *dir, struct err *err)
 
 /* ---- what killed processes left ---- */
 
-/* The name behind a hidden prefix of ours, or NULL. */
+/* The name after one of the hidden prefixes, or NULL. */
 static const char *hidden_name(const char *entry)
 {
     static const char *const prefixes[] = {".tmp-", OLD, DELETING};
@@ -138,7 +138,8 @@ static int sweep_entry(const char *parent, const char *entry, bool tell, struct 
         str_format(dir, sizeof(dir), err, "path", "%s/%s", parent, hidden_name(entry)))
         return -1;
     if (!strncmp(entry, OLD, strlen(OLD)) && !is_there(dir)) return move(path, dir, err);
-    if (file_remove_tree(path, &why) && tell) log_warn("%s, left by an earlier run, stays: %s", path, why.msg);
+    if (file_remove_tree(path, &why) && tell)
+        log_warn("%s was left by an earlier run and cannot be deleted: %s", path, why.msg);
     return 0;
 }
 

@@ -1,4 +1,4 @@
-/* cards.c - memory of GPUs that moetrain runs on. */
+/* cards.c - the table of GPUs. */
 #include "train/cards.h"
 
 #include <ctype.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mib: total memory as nvidia-smi shows it; of cards with ECC, with ECC on. */
+/* mib: total memory as nvidia-smi shows it, with ECC on where the card has it. */
 static const struct {
     const char *name, *title;
     int64_t mib;
@@ -55,7 +55,7 @@ static bool same(const char *a, const char *b)
     return x == y;
 }
 
-/* "24gb", "24 GiB": a card sold with so much; n gibibytes. */
+/* "24gb", "24 GiB": a card sold with n GB; n gibibytes. */
 static bool read_size(struct card *card, const char *name)
 {
     char *end;
@@ -81,5 +81,5 @@ int card_find(struct card *card, const char *name, struct err *err)
         return 0;
     }
     if (read_size(card, name)) return 0;
-    return err_set(err, "--gpu %s is not known: write its memory, as in 24gb, or one of %s", name, names);
+    return err_set(err, "--gpu %s is unknown: give its memory, as in 24gb, or one of %s", name, names);
 }

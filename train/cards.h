@@ -1,4 +1,4 @@
-/* cards.h - GPUs by name, for plans on machines that have none. */
+/* cards.h - memory of GPUs by name, for `plan --gpu` on machines without that GPU. */
 #ifndef MT_CARDS_H
 #define MT_CARDS_H
 
@@ -6,11 +6,11 @@
 
 struct card {
     char title[48]; /* "RTX 4090" */
-    int64_t bytes;  /* of its memory, as the driver reports the total */
+    int64_t bytes;  /* total memory as the driver reports it */
     int capability; /* 89: compute capability 8.9; 0: not known */
 };
-/* name: h100, rtx4090, "RTX 4090", ... or a size, 24gb; upper and lower case, blanks, - and _ do not matter. An unknown
- * name is an error that lists those there are. */
+/* name: h100, rtx4090, "RTX 4090", ... or a size, 24gb. Ignores case, blanks, - and _. An unknown name is an error that
+ * lists the known ones. */
 int card_find(struct card *card, const char *name, struct err *err) MT_CHECK;
 
 #endif

@@ -1,12 +1,12 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
- *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for use elsewhere; not read back
+ *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for other programs; not read back
  *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
- *     (model/lora.h), which no device pads, in the precision that they are trained in
- *     state.json: counters, position, hashes, and the settings that a continued run is compared with
- *     manifest.json: size and CRC-32 of the four files above, one per line; written last
+ * (model/lora.h), without padding, in the precision of training state.json: counters, position, hashes, and the
+ * settings that a continued run must match manifest.json: size and CRC-32 of the four files above, one per line;
+ * written last
  *
- * A directory with a step's name is whole: it was made under a hidden name, every file synced, then renamed
- * (train/atomic_dir.h). What fails afterwards, in the disk or in a copy, the manifest tells. */
+ * A directory named step-NNNNNN is complete: it was written under a hidden name, every file synced, then renamed
+ * (train/atomic_dir.h). The manifest detects later damage by a disk or a copy. */
 #include "train/checkpoint.h"
 
 #include <inttypes.h>
@@ -39,7 +39,7 @@ static int join(char path[MT_PATH], const char *dir, const char *name, struct er
 
 /* ---- manifest.json ---- */
 
-/* The manifest that the files on disk deserve, a line per file; mem_free the text, NULL when one cannot be read. */
+/* The manifest of the files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
 static char *manifest_text(const char *dir, struct err *err)
 {
     int64_t size = 256 * (MT_LEN(files) + 2), len = 0;
@@ -75,7 +75,7 @@ static int file_damaged(const char *dir, const char *file, struct err *err)
     return err_set(err, "%s/%s is damaged: size or checksum is not that of %s", dir, file, MANIFEST);
 }
 
-/* Sizes are compared before any file is read to its end: a damaged one may be of any size. */
+/* Sizes are compared before any file is read completely: a damaged file may have any size. */
 static int check_sizes(const char *dir, const char *stored, struct err *err)
 {
     char path[MT_PATH], before[128];
@@ -89,7 +89,7 @@ static int check_sizes(const char *dir, const char *stored, struct err *err)
     return 0;
 }
 
-/* The first line in which the manifest differs from what the files give names the file. */
+/* The first line that differs names the damaged file. */
 static int manifest_check(const char *dir, struct err *err)
 {
     char path[MT_PATH];
@@ -140,7 +140,7 @@ static void settings_write(struct json_out *o, const struct config *cfg)
     json_out_close(o, '}');
 }
 
-/* Doubles are strings of 17 digits, which read back exactly and know infinity; hashes are hexadecimal strings. */
+/* Doubles are strings of 17 digits, which read back exactly and can be infinite; hashes are hexadecimal strings. */
 static int state_write(const char *dir, const struct train_state *state, int64_t n_update, const struct config *cfg,
                        struct err *err)
 {
@@ -179,7 +179,7 @@ static int read_field(struct json root, const struct field *f, struct train_stat
         *(uint64_t *)at = strtoull(text, &end, 16);
     else
         *(double *)at = strtod(text, &end);
-    if (end == text || *end) return json_error(json_find(root, f->name), err, "\"%s\" is no number", text);
+    if (end == text || *end) return json_error(json_find(root, f->name), err, "\"%s\" is not a number", text);
     return 0;
 }
 
@@ -257,8 +257,7 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
     return rc;
 }
 
-/* Earlier versions wrote ranks as the device held them: q, k and v with the largest of the three, and on a GPU a
- * multiple of 8. */
+/* Earlier versions wrote padded ranks: q, k and v with the largest r of the three, on a GPU a multiple of 8. */
 static bool rank_fits(const struct adapters *whole, const struct lora_param *p, int64_t r)
 {
     return r == whole->rank[p->target] || r == adapters_held_rank(whole, p->target, 1) ||
@@ -274,8 +273,8 @@ static const struct st_tensor *find_entry(const struct safetensors *st, const ch
     if (t && t->rank == 3 && t->shape[0] == p->n_exp && t->shape[p->is_b ? 1 : 2] == (p->is_b ? p->rows : p->cols) &&
         rank_fits(whole, p, t->shape[p->is_b ? 2 : 1]) && t->dtype == dtype)
         return t;
-    err_set(err, "%s: tensor \"%s\" %s: the checkpoint is of other adapters than the configuration's", path, name,
-            t ? "has another shape or dtype" : "is missing");
+    err_set(err, "%s: tensor \"%s\" %s: the checkpoint's adapters do not match the configuration", path, name,
+            t ? "has a different shape or dtype" : "is missing");
     return NULL;
 }
 
@@ -289,7 +288,7 @@ static double value_of(const void *data, enum dtype dtype)
     return wide;
 }
 
-/* Of a forged or miscomputed state: what is not finite, or a second moment below zero. */
+/* Refuses values of a forged or wrong state: not finite, or a second moment below zero. */
 static int check_values(const struct st_tensor *t, const char *path, int f, struct err *err)
 {
     const int64_t width = dtype_size(t->dtype);
@@ -306,7 +305,7 @@ static int check_values(const struct st_tensor *t, const char *path, int f, stru
     return 0;
 }
 
-/* The tensor into values, in the logical layout. Ranks beyond those of p must be zero: padding always was. */
+/* Copies the tensor into values, in the logical layout. Ranks beyond those of p are padding and must be zero. */
 static int read_entry(const struct st_tensor *t, const char *path, const struct lora_param *p, char *values,
                       struct err *err)
 {
@@ -370,7 +369,7 @@ static int newest_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Every name in the folder, checkpoints first, by falling step; then the rest, whose step is -1. */
+/* All names in the directory: checkpoints by descending step, then other names with step -1. */
 static int list_folder(const char *folder, char ***names, int64_t *n, struct err *err)
 {
     if (file_list(folder, names, n, err)) return -1;
@@ -378,8 +377,8 @@ static int list_folder(const char *folder, char ***names, int64_t *n, struct err
     return 0;
 }
 
-/* Removes what killed saves left (hidden names) and all but the newest `keep` checkpoints up to `step`, which was just
- * written. Later ones, of a run that went on from an earlier step, are not counted and stay until they are reached. */
+/* Deletes hidden names, which killed saves left, and all but the newest `keep` checkpoints up to `step`, the one just
+ * written. Later checkpoints, left when a run continued from an earlier step, are kept and not counted. */
 static int prune(const char *folder, int64_t step, int64_t keep, struct err *err)
 {
     char **names, path[MT_PATH];
@@ -403,7 +402,7 @@ int checkpoint_sweep(const char *out_dir, struct err *err)
     return join(folder, out_dir, FOLDER, err) || atomic_dir_sweep(folder, NULL, 0, true, err) ? -1 : 0;
 }
 
-/* What a rank other than 0 does in a save. */
+/* The part of ranks other than 0 in a save. */
 static int give_parts(const struct adapters *ad, struct device *dev, struct err *err)
 {
     struct tensor flat[N_FLAT];

@@ -1,4 +1,4 @@
-/* command_table.c - every command: what a user may write, the help, and the function that does it.
+/* command_table.c - every command: its arguments and options, its help, and its function.
  *
  * A new option is a field of the command's arguments and a row here; the parser, --help, the man page and the
  * completion of shells read the row. */
@@ -20,7 +20,7 @@
 #include "train/tools/tokens.h"
 #include "train/version.h"
 
-/* ---- arguments of the commands that have no header with theirs */
+/* ---- arguments of commands that are not declared in a header */
 
 struct plain_args {
     struct cli_common common;
@@ -64,7 +64,7 @@ struct config_args {
 
 /* ---- what the commands do */
 
-/* An error of one rank: the others are told, and end too. */
+/* Reports an error of one rank to the others, which end too. */
 static int rank_error(struct comm *all, const struct comm_place *place, struct err *err)
 {
     comm_fail(all, err->msg);
@@ -73,7 +73,7 @@ static int rank_error(struct comm *all, const struct comm_place *place, struct e
     return EXIT_USER;
 }
 
-/* What several ranks can do together: training, or (eval) an evaluation of adapter, NULL: of the base model. */
+/* Runs training, or with `eval` an evaluation of `adapter` (NULL: of the base model), on all ranks. */
 static int run_ranks(const struct config *cfg, bool eval, const char *adapter, struct err *err)
 {
     struct comm_place place;
@@ -216,10 +216,10 @@ static int do_version(const void *args, struct config *cfg, struct err *err)
 #define OVERRIDES(type) \
     OPTION(type, common.sets, "--set", "section.key=value", NULL, NULL, \
            "override a key of the file; may be repeated, the last one wins"), \
-    FLAG(type, common.dump, "--dump-config", "print the resolved configuration and stop")
+    FLAG(type, common.dump, "--dump-config", "print the resolved configuration and exit")
 #define ADAPTER(type) \
     USUALLY(type, adapter, "--adapter", "DIR", NULL, "output.dir/adapter", \
-            "a PEFT adapter directory, or a run or checkpoint directory that holds one")
+            "a PEFT adapter directory, or a run or checkpoint directory with one")
 #define BASE(type) FLAG(type, base, "--base", "the base model without an adapter")
 #define LAYERS(type, usual) \
     USUALLY(type, layers, "--layers", "N", "[1, 1e9]", usual, "only the first N layers")
@@ -248,8 +248,8 @@ static const struct cli_row generate_rows[] = {
     OPTION(generate_options, prompt, "--prompt", "TEXT", NULL, NULL,
            "continue TEXT; special tokens in it count as special tokens"),
     OPTION(generate_options, messages, "--messages", "FILE", NULL, NULL,
-           "answer a conversation, {\"messages\", \"tools\"} or a list of messages, with the checkpoint's chat "
-           "template; answers at its end are ignored"),
+           "answer a conversation, {\"messages\", \"tools\"} or a list of messages; the checkpoint's chat "
+           "template renders it; answers at its end are ignored"),
     ADAPTER(generate_options),
     BASE(generate_options),
     OPTION(generate_options, tokens, "--tokens", "N", "[1, 9e15]", "256",
@@ -258,7 +258,7 @@ static const struct cli_row generate_rows[] = {
            "0 takes the likeliest token each time; above 0 samples"),
     OPTION(generate_options, top_p, "--top-p", "P", "[1e-6, 1]", "1",
            "sample from the likeliest tokens whose probabilities add up to P"),
-    OPTION(generate_options, seed, "--seed", "N", "[0, 9e15]", "0", "the same seed samples the same text"),
+    OPTION(generate_options, seed, "--seed", "N", "[0, 9e15]", "0", "seed of the samples"),
     FLAG(generate_options, json, "--json", "print {\"prompt_ids\", \"ids\", \"text\", \"stop\"} at the end"),
     OVERRIDES(generate_options),
 };
@@ -270,10 +270,10 @@ static const struct cli_rule generate_rules[] = {
 static const struct cli_row export_rows[] = {
     CONFIG(export_args),
     {"--to", "FORMAT", FIELD(export_args, to), "peft|vllm|gguf|merged-bf16|merged-mxfp4", NULL, NULL,
-     "the format", true},
+     "format of the export", true},
     ADAPTER(export_args),
     USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
-    OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; compare the export in DIR"),
+    OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; verify the export in DIR"),
     FLAG(export_args, force, "--force", "without held-out rows: compare values only, not the model's outputs"),
     OVERRIDES(export_args),
 };
@@ -291,10 +291,10 @@ static const struct cli_row tokens_rows[] = {
            "render --messages with the tokenizer and chat template of DIR"),
     OPTION(tokens_options, messages, "--messages", "FILE", NULL, NULL,
            "{\"messages\", \"tools\"}, a list of messages, or JSONL of either; prints {\"text\", \"ids\", "
-           "\"loss_spans\"} of each, spans in characters [begin, end). \"samples\" holds the texts that training "
-           "makes of a conversation when it makes several; \"error\" says why training skips a conversation"),
-    USUALLY(tokens_options, template, "--template", "FILE", NULL, "that of --checkpoint", "the chat template"),
-    FLAG(tokens_options, html, "--html", "print a web page: --html > FILE"),
+           "\"loss_spans\"} of each, spans in characters [begin, end). \"samples\" has the texts when training splits "
+           "a conversation into several; \"error\" says why training skips a conversation"),
+    USUALLY(tokens_options, template, "--template", "FILE", NULL, "that of --checkpoint", "chat template file"),
+    FLAG(tokens_options, html, "--html", "print an HTML page; redirect it to a file"),
     FLAG(tokens_options, json, "--json", "print JSON; --tokenizer and --checkpoint always do"),
     OVERRIDES(tokens_options),
 };
@@ -322,10 +322,10 @@ static const struct cli_row compare_rows[] = {
 };
 
 static const struct cli_row synth_rows[] = {
-    ARGUMENT(synth_args, arch, "ARCH", "name of the architecture; without it, all are listed"),
-    ARGUMENT(synth_args, dir, "DIR", "the directory to write, new or empty"),
+    ARGUMENT(synth_args, arch, "ARCH", "name of the architecture; without it, synth lists all"),
+    ARGUMENT(synth_args, dir, "DIR", "output directory, new or empty"),
     QUANT(synth_args),
-    OPTION(synth_args, seed, "--seed", "N", "[0, 9e15]", "0", "the same seed makes the same bytes"),
+    OPTION(synth_args, seed, "--seed", "N", "[0, 9e15]", "0", "seed of the weights"),
     LAYERS(synth_args, "all"),
 };
 static const struct cli_rule synth_rules[] = {
@@ -353,14 +353,14 @@ static const struct cli_rule synth_rules[] = {
     KEY(bench_options, "--threads", "N", "train.threads", "CPU threads"), \
     KEY(bench_options, "--memory-gb", "X", "train.memory_gb", "memory budget in GiB"), \
     KEY(bench_options, "--decoded", "N", "train.decoded_layers", \
-        "layers whose experts stay decoded; -1: as many as fit"), \
+        "layers whose experts are also kept as bf16; -1: as many as fit"), \
     JSON(bench_options)
 
 static const struct cli_row bench_ops_rows[] = {BENCH("2")};
 static const struct cli_row bench_step_rows[] = {
     BENCH("all"),
     OPTION(bench_options, paths, "--path", "NAME,...", BENCH_PATHS, NULL,
-           "on a GPU: compare ways to run the experts, one after the other"),
+           "on a GPU: compare implementations of the experts"),
 };
 
 #define BENCH_EXPERTS(formats, usual_formats, usual_tokens) \
@@ -384,7 +384,7 @@ static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, 
 
 static const struct cli_row help_rows[] = {
     ARGUMENT(help_args, command, "COMMAND", "the command to explain"),
-    ARGUMENT(help_args, second, "SUBCOMMAND", "its second word, as in `bench step`"),
+    ARGUMENT(help_args, second, "SUBCOMMAND", "the second word, as in `bench step`"),
     FLAG(help_args, man, "--man", "print the manual page moetrain.1"),
     OPTION(help_args, completion, "--completion", "SHELL", "bash|zsh|fish", NULL,
            "print the completion script of a shell"),
@@ -392,7 +392,7 @@ static const struct cli_row help_rows[] = {
 static const struct cli_rule help_rules[] = {{CLI_NOT_BOTH, {"COMMAND", "--man", "--completion"}}};
 
 static const struct cli_row config_rows[] = {
-    FLAG(config_args, markdown, "--markdown", "print the table for a page of documentation"),
+    FLAG(config_args, markdown, "--markdown", "print the table as Markdown"),
 };
 
 #define ROWS(rows) rows, MT_LEN(rows)
@@ -412,17 +412,17 @@ const struct command commands[] = {
      "Special tokens are printed, except the one that ends the text. There is no KV cache: each token costs a forward "
      "pass over all tokens before it.",
      ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
-    {"export", "convert the adapter for other programs, read it back and compare",
+    {"export", "convert the adapter for other programs and verify the result",
      "peft: transformers and PEFT; vllm: vLLM; gguf: llama.cpp; merged-bf16 and merged-mxfp4: a whole checkpoint with "
-     "the adapter added to its weights. The directory appears only when the comparison passed.",
+     "the adapter added to its weights. The directory appears only after verification.",
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
     {"plan", "print memory, FLOPs and trainable parameters; loads no weights",
-     "Of a model on huggingface.co the configuration and the headers are downloaded, no weights. --gpu needs a program "
-     "built with the CUDA Toolkit (nvcc), because the kernels' own code counts their memory; it needs no GPU.",
+     "For a model on huggingface.co, plan downloads the configuration and the headers, no weights. --gpu needs a build "
+     "with the CUDA Toolkit (nvcc), whose kernel code computes their memory; it needs no GPU.",
      ROWS(plan_rows), NONE, ARGS(plan_args), true, do_plan},
-    {"check", "compare one training batch on the device with the CPU in F64", NULL,
+    {"check", "compare one training batch on the device with the CPU in f64", NULL,
      ROWS(check_rows), NONE, ARGS(check_args), true, do_check},
-    {"tokens", "show the tokens that are trained on, and which of them carry loss",
+    {"tokens", "show the training tokens and which of them carry loss",
      "With CONFIG.ini: one micro-batch of the training data. Colour marks loss on a terminal; elsewhere [[ ]] encloses "
      "tokens with loss and | separates tokens.",
      ROWS(tokens_rows), ROWS(tokens_rules), ARGS(tokens_options), true, do_tokens},
@@ -434,13 +434,14 @@ const struct command commands[] = {
      ROWS(synth_rows), ROWS(synth_rules), ARGS(synth_args), false, do_synth},
     {"bench", "measure the speed of this machine with random weights", NULL, NONE, NONE, 0, false, NULL},
     {"bench step", "time training steps of a published architecture",
-     "Compares the step with its floor, the time that the device's peak rates allow, and lists the time of each op.",
+     "Compares the step with its floor, the shortest time at the device's measured peak rates, and lists "
+     "the time of each op.",
      ROWS(bench_step_rows), NONE, ARGS(bench_options), true, do_bench_step},
     {"bench ops", "time the ops of two layers, embedding, head and optimizer", NULL,
      ROWS(bench_ops_rows), NONE, ARGS(bench_options), true, do_bench_ops},
     {"bench lora", "time the experts of one layer with adapters of each rank and without", NULL,
      ROWS(bench_lora_rows), NONE, ARGS(bench_experts_options), false, do_bench_lora},
-    {"bench dequant", "time the decoding of 4-bit experts to bf16: all, and those that tokens chose", NULL,
+    {"bench dequant", "time the decoding of 4-bit experts to bf16: all, or only those with tokens", NULL,
      ROWS(bench_dequant_rows), NONE, ARGS(bench_experts_options), false, do_bench_dequant},
     {"config", "list every key of a configuration file: type, default, range, meaning", NULL,
      ROWS(config_rows), NONE, ARGS(config_args), false, do_config},

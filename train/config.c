@@ -1,8 +1,8 @@
-/* config.c - the options: one table makes the INI reader, --set, the help, the dump and the defaults.
+/* config.c - the configuration: INI reader, --set, help, dump and defaults read one table of options.
  *
- * A file is lines of `[section]`, `key = value` and comments (`;` or `#` first on the line). Comments behind a value do
- * not exist; a value that looks as if it held one (" ;" or " #") is refused, so that no path is cut and no remark
- * becomes part of one. */
+ * A file is lines of `[section]`, `key = value` and comments (`;` or `#` first on the line). Comments after a value are
+ * not supported: a value with " ;" or " #" is an error, so that neither a path is cut nor a comment becomes part of a
+ * value. */
 #include "train/config.h"
 
 #include <ctype.h>
@@ -15,7 +15,7 @@
 #include "data/file.h"
 #include "train/report/profile.h"
 
-#define MT_CONFIG_BYTES (1 << 20) /* of a file; a mistaken path to a checkpoint fails fast */
+#define MT_CONFIG_BYTES (1 << 20) /* largest file; a path to a checkpoint by mistake fails fast */
 #define MT_CONFIG_LINE  (2 * MT_PATH)
 
 enum kind { INT, REAL, BOOL, ENUM, TEXT };
@@ -26,8 +26,8 @@ struct option {
     enum kind kind;
     size_t offset, size; /* of the field in struct config */
     enum config_effect effect;
-    const char *fallback; /* the default, as it would stand in a file */
-    const char *allowed;  /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; BOOL, TEXT: for people */
+    const char *fallback; /* the default, as written in a file */
+    const char *allowed;  /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; BOOL, TEXT: shown only */
     const char *help;
 };
 
@@ -45,26 +45,26 @@ static const struct option options[] = {
     ROW(model, quantize, MATH, "none", "none|nf4|nf4-nested|mxfp4", "pack bf16 experts in 4 bits while they load"),
     ROW(model, quantize_attention, MATH, "false", YES_NO, "pack the q, k, v and out projections too"),
     ROW(data, train, DATA, "", "files", "JSONL, JSON, .gz, hub:OWNER/NAME/FILE (or :SPLIT); a*0.5"),
-    ROW(data, eval, FREE, "", "files", "held-out rows, the same forms"),
-    ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents to hold out; without eval"),
+    ROW(data, eval, FREE, "", "files", "held-out data, same forms as data.train"),
+    ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents to hold out, without eval"),
     ROW(data, format, DATA, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca", "auto: by a row's keys"),
     ROW(data, columns, DATA, "", "TO=COLUMN,...", "names for other keys, e.g. user=question,assistant=answer"),
     ROW(data, eval_format, FREE, "same", "same|auto|text|messages|prompt_completion|sharegpt|alpaca", "of data.eval"),
     ROW(data, eval_columns, FREE, "same", "same|TO=COLUMN,...", "columns of data.eval; same: data.columns"),
-    ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "longest sequence, in tokens"),
-    ROW(data, packing, MATH, "true", YES_NO, "several documents per sequence, attention kept separate"),
+    ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "tokens per sequence, at most"),
+    ROW(data, packing, MATH, "true", YES_NO, "several documents per sequence, separate attention"),
     ROW(data, shuffle, MATH, "true", YES_NO, "a new order every epoch, by train.seed"),
-    ROW(data, loss_on, DATA, "assistant", "assistant|last|all", "answers with loss: every, last; or all tokens"),
+    ROW(data, loss_on, DATA, "assistant", "assistant|last|all", "tokens with loss: answers, last answer, all tokens"),
     ROW(data, split_turns, DATA, "true", YES_NO, "separate samples where the template rewrites history"),
     ROW(data, overlong, DATA, "cut", "cut|drop", "truncate or drop documents longer than seq_len"),
     ROW(data, chat_template, DATA, "", "file", "Jinja template instead of the checkpoint's"),
-    ROW(data, chat_kwargs, DATA, "", "JSON", "its variables, e.g. {\"thinking\": true}; rows override"),
+    ROW(data, chat_kwargs, DATA, "", "JSON", "variables, e.g. {\"thinking\": true}; rows override"),
     ROW(data, chat_date, DATA, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),
     ROW(lora, r, MATH, "16", "[1, 4096]", "rank of the adapters"),
     ROW(lora, alpha, MATH, "32", "(0, 1e6]", "adapter scale: alpha / r"),
     ROW(lora, dropout, MATH, "0", "[0, 1)", "dropout on the input of the adapters"),
     ROW(lora, rslora, MATH, "false", YES_NO, "adapter scale: alpha / sqrt(r)"),
-    ROW(lora, targets, MATH, "q_proj,k_proj,v_proj,o_proj,experts", "names", "also gate_up_proj, down_proj alone"),
+    ROW(lora, targets, MATH, "q_proj,k_proj,v_proj,o_proj,experts", "names", "also gate_up_proj or down_proj alone"),
     ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
     ROW(lora, layers, MATH, "all", "all|ranges", "adapted layers, e.g. 0-3,7"),
     ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
@@ -85,14 +85,14 @@ static const struct option options[] = {
     ROW(train, micro_batch, MATH, "1", "[1, 65536]", "sequences per forward pass"),
     ROW(train, grad_accum, MATH, "1", "[1, 65536]", "forward passes per optimizer step"),
     ROW(train, seed, MATH, "0", "[0, 9e15]", "seed of initialisation, data order and dropout"),
-    ROW(train, recompute, FREE, "auto", "auto|none|selective|full", "recompute; auto: the least that fits memory"),
+    ROW(train, recompute, FREE, "auto", "auto|none|selective|full", "what to recompute; auto: the least that fits"),
     ROW(train, aux_loss_coef, MATH, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
     ROW(train, aux_convention, MATH, "transformers", "transformers|megatron", "loss pooled over layers, or per layer"),
     ROW(train, resume, FREE, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
     ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop after this many skipped (non-finite) steps"),
     ROW(train, threads, FREE, "0", "[0, 4096]", "CPU threads; 0: all cores"),
     ROW(train, memory_gb, FREE, "0", "[0, 1e6]", "memory limit in GiB; 0: all free memory"),
-    ROW(train, decoded_layers, FREE, "-1", "[-1, 1e9]", "layers with experts kept as bf16; -1: as fit on a GPU"),
+    ROW(train, decoded_layers, FREE, "-1", "[-1, 1e9]", "layers with experts as bf16; -1: all that fit (GPU)"),
     ROW(train, profile, FREE, "", "first:last", "steps to time op by op, into output.dir"),
     ROW(parallel, gpus, FREE, "1", "auto|number", "GPUs of this machine, one rank each; auto: all"),
     ROW(parallel, cpu_ranks, FREE, "1", "[1, 4096]", "ranks on this machine with train.device = cpu"),
@@ -107,8 +107,8 @@ static const struct option options[] = {
     ROW(eval, max_batches, FREE, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
     ROW(eval, patience, FREE, "0", "[0, 1e9]", "stop after N evaluations without a lower loss; 0: never"),
     ROW(eval, prompts, FREE, "", "file", "JSONL rows of prompt or messages, answered at evaluations"),
-    ROW(eval, prompt_tokens, FREE, "64", "[1, 4096]", "most tokens of an answer"),
-    ROW(output, dir, FREE, "out", "directory", "directory of everything a run writes"),
+    ROW(eval, prompt_tokens, FREE, "64", "[1, 4096]", "tokens per answer, at most"),
+    ROW(output, dir, FREE, "out", "directory", "directory for all files of a run"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
     ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
     ROW(log, every, FREE, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
@@ -206,7 +206,7 @@ bool config_in_interval(double v, const char *interval)
     return (open == '[' ? v >= lo : v > lo) && (close == ']' ? v <= hi : v < hi);
 }
 
-/* Number i of a list a|b|c, into name. */
+/* Copies entry i of a list a|b|c to name. */
 bool config_choice(const char *list, int i, char name[32])
 {
     for (; i > 0 && list; i--)
@@ -276,7 +276,7 @@ static int set_text(struct config *c, const struct option *o, const char *value,
     size_t n = strlen(value);
     char *field = (char *)c + o->offset;
     if (n >= o->size)
-        return err_set(err, "%s: %s.%s is %zu bytes long; at most %zu fit", where, o->section, o->key, n, o->size - 1);
+        return err_set(err, "%s: %s.%s is %zu bytes long; the limit is %zu", where, o->section, o->key, n, o->size - 1);
     memset(field, 0, o->size);
     memcpy(field, value, n);
     return 0;
@@ -287,9 +287,10 @@ static int assign(struct config *c, const struct option *o, const char *value, c
 {
     for (const char *s = value; *s; s++)
         if ((*s == ';' || *s == '#') && (s == value || isspace((unsigned char)s[-1])))
-            return err_set(err,
-                           "%s: %s.%s = \"%.80s\": a comment needs a line of its own, and no value may look like one",
-                           where, o->section, o->key, value);
+            return err_set(
+                err,
+                "%s: %s.%s = \"%.80s\": comments after a value are not supported: put the comment on a separate line",
+                where, o->section, o->key, value);
     switch (o->kind) {
     case INT:
     case REAL: return set_number(c, o, value, where, err);
@@ -311,7 +312,7 @@ struct parse {
     bool failed;
 };
 
-/* What inih would let pass: lines longer than its buffer, control characters, unknown sections without a key. */
+/* Checks that inih lacks: lines longer than its buffer, control characters, unknown sections without a key. */
 static int check_line(const struct parse *p, const char *line, int64_t n, int64_t cap)
 {
     if (n > cap) return err_set(p->err, "%s: the line is longer than %lld bytes", p->where, (long long)cap);
@@ -323,13 +324,13 @@ static int check_line(const struct parse *p, const char *line, int64_t n, int64_
     while (line < end && (*line == ' ' || *line == '\t')) line++;
     if (line == end || *line != '[') return 0;
     const char *close = memchr(line, ']', (size_t)(end - line));
-    if (!close) return 0; /* inih says so */
+    if (!close) return 0; /* inih reports it */
     char section[64];
     snprintf(section, sizeof(section), "%.*s", (int)MT_MIN(close - line - 1, MT_LEN(section)), line + 1);
     return check_section(section, p->where, p->err);
 }
 
-/* Hands inih one line, as fgets would. */
+/* Returns the next line to inih, like fgets. */
 static char *next_line(char *dst, int cap, void *user)
 {
     struct parse *p = user;
@@ -350,7 +351,7 @@ static char *next_line(char *dst, int cap, void *user)
 
 static int set_once(struct parse *p, const char *section, const char *key, const char *value)
 {
-    if (!section[0]) return err_set(p->err, "%s: \"%.64s\" stands before the first [section]", p->where, key);
+    if (!section[0]) return err_set(p->err, "%s: \"%.64s\" is before the first [section]", p->where, key);
     const struct option *o = find(section, key, p->where, p->err);
     if (!o) return -1;
     int *line = &p->key_line[o - options];
@@ -402,7 +403,7 @@ void config_defaults(struct config *c)
 
 /* ---- command line */
 
-/* Cuts blanks at both ends, in place. */
+/* Removes blanks at both ends, in place. */
 static char *trim(char *s)
 {
     s += strspn(s, " \t");
@@ -411,7 +412,7 @@ static char *trim(char *s)
     return s;
 }
 
-/* A key without its section: name the section where only one has such a key. */
+/* A key without a section: the error names the section if only one has this key. */
 static int not_an_assignment(char *assignment, const char *where, struct err *err)
 {
     const struct option *only = NULL;
@@ -469,7 +470,7 @@ static bool is_date(const char *s)
            day <= 31;
 }
 
-/* A number from 1 on, "auto", or -1. */
+/* "auto": 0; a number above 0: that number; otherwise -1. */
 static int64_t gpus_of(const char *text)
 {
     const size_t digits = strspn(text, "0123456789");
@@ -479,14 +480,14 @@ static int64_t gpus_of(const char *text)
 
 int64_t config_gpus(const struct config *c) { return gpus_of(c->parallel.gpus); }
 
-/* Commas and blanks alone are a slip of the pen, which would count as nothing further on. */
+/* Refuses values of only commas and blanks, which later code would treat as empty. */
 static int validate_lists(const struct config *c, struct err *err)
 {
     const struct {
         const char *name, *value, *expected;
-    } lists[] = {{"data.train", c->data.train, "files with commas between them"},
-                 {"data.eval", c->data.eval, "files with commas between them"},
-                 {"data.columns", c->data.columns, "TO=COLUMN with commas between them"}};
+    } lists[] = {{"data.train", c->data.train, "files separated by commas"},
+                 {"data.eval", c->data.eval, "files separated by commas"},
+                 {"data.columns", c->data.columns, "TO=COLUMN separated by commas"}};
     for (int64_t i = 0; i < MT_LEN(lists); i++)
         if (lists[i].value[0] && !lists[i].value[strspn(lists[i].value, ", \t")])
             return err_set(err, "%s = \"%.80s\": expected %s", lists[i].name, lists[i].value, lists[i].expected);
@@ -498,7 +499,7 @@ static int validate_parallel(const struct config *c, struct err *err)
     if (config_gpus(c) < 0)
         return err_set(err, "parallel.gpus = \"%s\": expected auto or a number from 1 on", c->parallel.gpus);
     if (config_gpus(c) > 1 && c->train.device == CFG_DEVICE_CPU)
-        return err_set(err, "parallel.gpus = %s with train.device = cpu: processes there are parallel.cpu_ranks",
+        return err_set(err, "parallel.gpus = %s with train.device = cpu: set parallel.cpu_ranks instead",
                        c->parallel.gpus);
     if (c->parallel.cpu_ranks > 1 && c->train.device != CFG_DEVICE_CPU)
         return err_set(err, "parallel.cpu_ranks = %lld needs train.device = cpu", (long long)c->parallel.cpu_ranks);
@@ -512,7 +513,7 @@ int config_validate(const struct config *c, struct err *err)
         return err_set(err, "model.path is not set: the directory of the base model, or hub:OWNER/NAME");
     if (c->model.quantize_attention && c->model.quantize == CFG_QUANTIZE_NONE)
         return err_set(err, "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4");
-    if (!c->output.dir[0]) return err_set(err, "output.dir is empty: the directory for all that a run writes");
+    if (!c->output.dir[0]) return err_set(err, "output.dir is empty: set the directory for the files of the run");
     if (!c->train.resume[0])
         return err_set(err, "train.resume is empty: expected auto, never or a checkpoint directory");
     if (!is_date(c->data.chat_date))
@@ -526,11 +527,11 @@ int config_validate(const struct config *c, struct err *err)
     if (c->eval.patience > 0 && c->eval.every == 0)
         return err_set(err, "eval.patience = %lld needs evaluations: set eval.every", (long long)c->eval.patience);
     if (!c->data.eval[0] && (c->data.eval_format != CFG_EVAL_FORMAT_SAME || strcmp(c->data.eval_columns, "same")))
-        return err_set(err, "data.eval_format and data.eval_columns are of data.eval, which is not set");
+        return err_set(err, "data.eval_format and data.eval_columns need data.eval: set it, or leave them out");
     if (c->train.steps == 0 && c->train.epochs == 0)
         return err_set(err, "train.steps and train.epochs are both 0: set one of them");
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
-        return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the most is %d",
+        return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
     if (validate_lists(c, err) || validate_parallel(c, err)) return -1;
     struct profile profile;
@@ -585,7 +586,7 @@ char *config_dump(const struct config *c)
         print_value(out, c, o);
         fputc('\n', out);
     }
-    MT_REQUIRE(!fclose(out), "the dump does not fit into memory");
+    MT_REQUIRE(!fclose(out), "out of memory for the dump");
     return text;
 }
 
@@ -606,7 +607,7 @@ bool config_value(const struct config *c, int64_t i, struct config_value *v)
     FILE *out = open_memstream(&text, &size);
     MT_REQUIRE(out, "open_memstream failed");
     print_value(out, c, &options[i]);
-    MT_REQUIRE(!fclose(out), "a value does not fit into memory");
+    MT_REQUIRE(!fclose(out), "out of memory for a value");
     snprintf(v->name, sizeof(v->name), "%s.%s", options[i].section, options[i].key);
     v->effect = options[i].effect;
     print_ascii(v->text, sizeof(v->text), text);
@@ -614,8 +615,8 @@ bool config_value(const struct config *c, int64_t i, struct config_value *v)
     return true;
 }
 
-/* A cell of the help table. One too long for its column is followed by a new line indented to where the next column
- * begins, so that columns stay columns. */
+/* Prints a cell of the help table. After a cell that is too long for its column, the next column starts on a new line.
+ */
 static void print_cell(FILE *out, const char *text, int width, int column)
 {
     fprintf(out, "%-*s", width, text);
@@ -638,18 +639,19 @@ static void help_effect(FILE *out, enum config_effect effect, const char *what)
 
 static void help_resume(FILE *out)
 {
-    fprintf(out, "\nA run is continued from its checkpoint with other values of any key but these:\n");
+    fprintf(out, "\nWhen a run continues from a checkpoint, changed values of these keys are\n");
     help_effect(out, CONFIG_MATH, "refused");
     help_effect(out, CONFIG_DATA, "refused unless rows, tokens and weights stay the same");
 }
 
 void config_help(FILE *out)
 {
-    fprintf(out,
-            "A configuration file has lines of [section], key = value, and comments, which begin with ; or # and have\n"
-            "a line of their own. Relative paths are relative to the current directory. --set section.key=value on\n"
-            "the command line overrides the file, a later --set an earlier one. Booleans are true or false (also\n"
-            "yes/no, on/off, 1/0). In a range, [ includes and ( excludes the bound.\n");
+    fprintf(
+        out,
+        "A configuration file has lines of [section], key = value, and comments. A comment is a separate line that\n"
+        "starts with ; or #. Relative paths are relative to the current directory. --set section.key=value on the\n"
+        "command line overrides the file; a later --set overrides an earlier one. Booleans are true or false (also\n"
+        "yes/no, on/off, 1/0). In a range, [ includes and ( excludes the bound.\n");
     for (int64_t i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         if (i == 0 || strcmp(o->section, options[i - 1].section))
@@ -669,7 +671,7 @@ bool config_key(int64_t i, char name[64])
     return true;
 }
 
-/* A cell of a table in markdown, where a bar would end it. */
+/* Prints a cell of a Markdown table; escapes bars, which would end the cell. */
 static void put_cell(FILE *out, const char *text, const char *quote)
 {
     if (!*text) quote = "";

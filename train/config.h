@@ -1,4 +1,4 @@
-/* config.h - the configuration: one table of options (config.c) makes the INI reader, --set, --help and the dump. */
+/* config.h - the configuration; INI reader, --set, --help and the dump read one table of options (config.c). */
 #ifndef MT_CONFIG_H
 #define MT_CONFIG_H
 
@@ -7,21 +7,21 @@
 #include "data/dataset.h"
 #include "optim/schedule.h"
 
-/* Values of options, in the order of the choices in config.c; where a lower room has the enum, it is that one. */
+/* Values of ENUM options, in the order of the choices in config.c. Other options use the enum of a lower room. */
 enum cfg_quantize { CFG_QUANTIZE_NONE, CFG_QUANTIZE_NF4, CFG_QUANTIZE_NF4_NESTED, CFG_QUANTIZE_MXFP4 };
-/* Of data.eval_format: 0 is that of data.format, the others are enum data_format + 1. */
+/* data.eval_format: 0 means the same as data.format; other values are enum data_format + 1. */
 enum { CFG_EVAL_FORMAT_SAME };
 enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_CUDA_PORTABLE };
 enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 
-/* What another value of an option means for a checkpoint that is to be continued. */
+/* Effect of a changed option on a run that continues from a checkpoint. */
 enum config_effect {
-    CONFIG_FREE, /* nothing */
-    CONFIG_NEXT, /* the steps to come are others: allowed, and said */
-    CONFIG_DATA, /* it names data or a model: allowed as long as their content is the same */
-    CONFIG_MATH  /* the steps already made would have been others: refused */
+    CONFIG_FREE, /* none */
+    CONFIG_NEXT, /* changes the steps to come: allowed and logged */
+    CONFIG_DATA, /* names data or a model: allowed while their content is the same */
+    CONFIG_MATH  /* would have changed the steps already made: refused */
 };
 
 /* Every field is a row of the table in config.c, which holds its default, range and help. */
@@ -79,36 +79,35 @@ struct config {
 };
 
 void config_defaults(struct config *c);
-/* Reads an INI file over c. Unknown section or key, a bad value, a key twice: an error with file, line, the nearest
- * name. */
+/* Reads an INI file into c; keys that the file lacks keep their values. Errors (unknown section or key, bad value, key
+ * set twice) name file, line and the nearest known name. */
 int config_load(struct config *c, const char *path, struct err *err) MT_CHECK;
-/* The same from memory; `name` stands for the file in messages. For --set, tests and fuzzing. */
+/* The same from memory; messages show `name` as the file. For tests and fuzzing. */
 int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* "section.key=value" from the command line. */
 int config_set(struct config *c, const char *assignment, struct err *err) MT_CHECK;
-/* The same for an option of the command line that stands for one key: `where` begins the error. */
+/* The same for a command-line option that stands for one key; the error begins with `where`. */
 int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err) MT_CHECK;
-/* Option i of the table and its value in c, as ASCII text that is the same for the same value. False: there are no
- * more.
+/* Option i of the table and its value in c as ASCII text; equal values have equal text. False: i is past the end.
  */
 struct config_value {
     char name[64], text[3 * MT_PATH];
     enum config_effect effect;
 };
 bool config_value(const struct config *c, int64_t i, struct config_value *v);
-/* The present name of a key of earlier versions, "section.key"; NULL when it is none. */
+/* The new name of a renamed key "section.key"; NULL: it was not renamed. */
 const char *config_renamed(const char *key);
-/* What no single key can tell: required keys, pairs that exclude each other. */
+/* Checks that involve several keys: required keys, pairs that exclude each other. */
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* parallel.gpus; 0: auto. */
 int64_t config_gpus(const struct config *c);
 /* The resolved configuration as an INI file that reads back to the same struct; mem_free the text. */
 char *config_dump(const struct config *c);
-/* Every key: type, default, range, help; a table for a person. */
+/* Prints every key: type, default, range, help. */
 void config_help(FILE *out);
 void config_markdown(FILE *out);
-bool config_key(int64_t i, char name[64]); /* number i of all keys as "section.key"; false: there are fewer */
-/* Ranges as the tables of options write them: v within "[0, 1)"; choice number i of "a|b|c", false: there are fewer. */
+bool config_key(int64_t i, char name[64]); /* key i as "section.key"; false: i is past the end */
+/* Ranges of option tables: is v within "[0, 1)"; choice i of "a|b|c" (false: i is past the end). */
 bool config_in_interval(double v, const char *interval);
 bool config_choice(const char *list, int i, char name[32]);
 

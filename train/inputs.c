@@ -1,5 +1,5 @@
-/* inputs.c - the files and directories of the keys model.path, data.train, data.eval, data.chat_template, eval.prompts,
- * lora.init_from: are they there, of the right kind, readable? */
+/* inputs.c - checks that the files and directories of model.path, data.train, data.eval, data.chat_template,
+ * eval.prompts and lora.init_from exist, have the right kind and are readable. */
 #include "train/inputs.h"
 
 #include <errno.h>
@@ -42,7 +42,7 @@ static int look_at_data(const char *key, const char *list, struct err *err)
     int more;
     for (;;) {
         list += strspn(list, ", \t");
-        if (is_hub(list)) { /* may hold a * that is no weight */
+        if (is_hub(list)) { /* may contain a * that is not a weight */
             list += strcspn(list, ",");
             continue;
         }

@@ -1,7 +1,7 @@
-/* launch.c - the ranks of a run: found in the environment of torchrun, srun or mpirun, or started here.
+/* launch.c - the ranks of a run: from the environment of torchrun, srun or mpirun, or forked here.
  *
- * Here means fork, before this process has threads or has touched a GPU. The parent computes nothing: it hands signals
- * on and waits. Children die with it. */
+ * It forks before this process has threads or uses a GPU. The parent only forwards signals and waits. The children are
+ * killed when it dies. */
 #include "train/launch.h"
 
 #include <errno.h>
@@ -19,19 +19,19 @@
 #include "data/file.h"
 #include "train/rank_key.h"
 
-#define TORCH_PORT 29500 /* without MASTER_PORT, as torch has it */
-#define GRACE_MS   15000 /* between the end of a rank that failed and that of the others, which their watch sees to */
+#define TORCH_PORT 29500 /* default of MASTER_PORT, as in torch */
+#define GRACE_MS   15000 /* after a rank failed, for the others to end through their hang detector */
 #define EXIT_SAVED 130   /* of a rank that was interrupted */
 
 /* ---- from the environment */
 
-/* The words of one launcher; rank or world NULL: it did not start this process. */
+/* The variables of one launcher; rank or world NULL: it did not start this process. */
 struct said {
     const char *launcher, *rank, *world, *local_world;
 };
 struct found {
     const char *launcher;
-    int64_t rank, world, local_world; /* local_world 0: not said */
+    int64_t rank, world, local_world; /* local_world 0: not given */
 };
 
 static int number(const char *what, const char *text, int64_t *out, struct err *err)
@@ -40,7 +40,7 @@ static int number(const char *what, const char *text, int64_t *out, struct err *
     errno = 0;
     *out = strtoll(text, &end, 10); /* Slurm writes 4(x2) for two machines with 4 tasks each */
     if (end != text && (!*end || *end == '(' || *end == ',') && !errno && *out >= 0 && *out < 65536) return 0;
-    return err_set(err, "the environment says %s = \"%.40s\", which is no number of ranks", what, text);
+    return err_set(err, "%s = \"%.40s\" in the environment is not a number of ranks", what, text);
 }
 
 static int read_said(struct found *f, const struct said *s, struct err *err)
@@ -54,8 +54,8 @@ static int read_said(struct found *f, const struct said *s, struct err *err)
     return 0;
 }
 
-/* The innermost launcher counts. torchrun and mpirun run inside of srun as one task per machine; RANK and WORLD_SIZE
- * alone may be set by hand in a script under srun and then must say what it says. *f.world 1: no launcher. */
+/* The innermost launcher counts: torchrun and mpirun run inside srun as one task per machine. RANK and WORLD_SIZE alone
+ * may be set by hand in a script under srun; they must agree with srun. *f.world 1: no launcher. */
 static int find_launcher(struct found *f, struct err *err)
 {
     const bool torch = getenv("TORCHELASTIC_RUN_ID") != NULL;
@@ -104,9 +104,9 @@ static int find_master(struct comm_place *p, const struct found *f, struct err *
         return err_set(err, "%s: MASTER_ADDR is not set: the machine of rank 0 (with mpirun: -x MASTER_ADDR=HOST)",
                        f->launcher);
     if (port && number("MASTER_PORT", port, &n, err)) return -1;
-    if (!port && srun && job) /* jobs that share a machine meet at ports of their own */
+    if (!port && srun && job) /* jobs that share a machine need different ports */
         n = 20000 + (strtoll(job, NULL, 10) * 16 + (step ? strtoll(step, NULL, 10) : 0)) % 10000;
-    if (port && getenv("TORCHELASTIC_RUN_ID")) n++; /* torchrun's own agent listens at the port itself */
+    if (port && getenv("TORCHELASTIC_RUN_ID")) n++; /* torchrun's agent listens at MASTER_PORT */
     if (n < 1 || n > 65535) return err_set(err, "MASTER_PORT is %lld: expected 1 to 65535", (long long)n);
     p->port = (int)n;
     return 0;
@@ -114,7 +114,7 @@ static int find_master(struct comm_place *p, const struct found *f, struct err *
 
 static int from_launcher(struct comm_place *p, const struct found *f, const struct config *cfg, struct err *err)
 {
-    const int64_t asked = MT_MAX(config_gpus(cfg), cfg->parallel.cpu_ranks); /* 0: auto, 1: nothing asked for */
+    const int64_t asked = MT_MAX(config_gpus(cfg), cfg->parallel.cpu_ranks); /* 0: auto, 1: not set */
     if (asked > 1 && f->local_world && asked != f->local_world)
         return err_set(
             err,
@@ -128,7 +128,7 @@ static int from_launcher(struct comm_place *p, const struct found *f, const stru
 
 /* ---- ranks started here */
 
-/* In a process of its own: one that has asked CUDA must not fork. */
+/* Counts GPUs in a child process: a process that has used CUDA must not fork. */
 static int count_gpus(void)
 {
     int status;
@@ -147,7 +147,7 @@ static int count_ranks(const struct config *cfg, int64_t *n, struct err *err)
     const int have = count_gpus();
     if (gpus > have)
         return err_set(err, "parallel.gpus = %lld, but %d NVIDIA GPUs can be used here", (long long)gpus, have);
-    if (!gpus) *n = MT_MAX(have, 1); /* without a GPU it is for the device to complain, or to be the CPU */
+    if (!gpus) *n = MT_MAX(have, 1); /* without a GPU, opening the device fails or takes the CPU */
     return 0;
 }
 
@@ -158,7 +158,7 @@ static int open_listener(int *port, struct err *err)
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&a, size) || listen(fd, 128) ||
         getsockname(fd, (struct sockaddr *)&a, &size))
-        return err_set(err, "the ranks get no port to meet at: %s", strerror(errno));
+        return err_set(err, "cannot open a port for the ranks: %s", strerror(errno));
     *port = ntohs(a.sin_port);
     return fd;
 }
@@ -175,9 +175,9 @@ static void signal_all(int number)
         if (children.pids[r] > 0) kill(children.pids[r], number);
 }
 
-/* The first one asks the ranks to save and stop; they may have had it as well, from the terminal, so that it goes to
- * them as another one, of which many do no harm. The second one ends them; SIGHUP, which comes more than once when a
- * terminal is closed, is not counted. */
+/* The first signal asks the ranks to save and stop. They may have got it from the terminal too, so the parent forwards
+ * SIGUSR1, which is harmless when repeated. The second signal ends the ranks; SIGHUP, which a closing terminal sends
+ * more than once, is not counted. */
 static void hand_on(int number)
 {
     if (number == SIGHUP)
@@ -186,7 +186,7 @@ static void hand_on(int number)
         signal_all(children.signals++ ? SIGKILL : SIGUSR1);
 }
 
-/* Notes how rank r ended; its share in the exit code. */
+/* Records how rank r ended; returns its exit code. */
 static int code_of(int64_t r, int status)
 {
     if (WIFEXITED(status)) return WEXITSTATUS(status);
@@ -196,7 +196,8 @@ static int code_of(int64_t r, int status)
     return 1;
 }
 
-/* Until all have ended; after a failure the others have a while to do so. 0, EXIT_SAVED or another code of failure. */
+/* Waits for all ranks; after a failure the others have limited time to end. Returns 0, EXIT_SAVED or the code of a
+ * failure. */
 static int wait_for_all(void)
 {
     const struct timespec tick = {.tv_nsec = 20000000};
@@ -217,7 +218,7 @@ static int wait_for_all(void)
         if (deadline > 0 && clock_ms() > deadline) signal_all(SIGKILL);
         if (deadline > 0 && clock_ms() > deadline + GRACE_MS) {
             fprintf(stderr,
-                    "moetrain: error: %lld of the ranks did not end: the system holds them, in a disk or a GPU\n",
+                    "moetrain: error: %lld of the ranks did not end: the kernel blocks them on a disk or a GPU\n",
                     (long long)left);
             break;
         }

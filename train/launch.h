@@ -1,16 +1,18 @@
-/* launch.h - which rank of a run this process is: as a launcher says, or one of those it starts itself. */
+/* launch.h - finds the rank of this process: from a launcher's environment, or by starting the ranks as child
+ * processes. */
 #ifndef MT_LAUNCH_H
 #define MT_LAUNCH_H
 
 #include "kernels/comm/comm.h"
 #include "train/config.h"
 
-/* torchrun, srun and mpirun say in the environment which rank this is; then *place is that. Otherwise, when
- * parallel.gpus (or cpu_ranks) asks for several, each of them is a child of this process: launch returns in every child
- * with its place, and in the parent when all have ended, with 1 and their exit code in *code. 0: this process is a
- * rank, maybe the only one. Errors: launchers that contradict each other or the configuration, more ranks than GPUs. */
+/* Sets *place from the environment of torchrun, srun or mpirun. Without a launcher, when parallel.gpus or cpu_ranks is
+ * above 1, it forks one child per rank: launch returns 0 in every child with its place, and 1 in the parent after all
+ * have ended, with their exit code in *code. 0: this process is a rank. Errors: launchers that contradict each other or
+ * the configuration, more ranks than GPUs. */
 int launch(struct comm_place *place, const struct config *cfg, int *code, struct err *err) MT_CHECK;
-/* The ranks meet, and refuse each other when program or configuration differ. Sets the rank of the log and the GPU. */
+/* Connects the ranks; it is an error when their programs or configurations differ. Sets the rank of the log and the
+ * GPU. */
 int launch_meet(struct comm *all, struct comm_place *place, const struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

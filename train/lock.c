@@ -1,10 +1,10 @@
-/* lock.c - the lock of output.dir, held from before the first byte that a run writes there until its end.
+/* lock.c - the lock of output.dir; a run holds it from before its first write there until its end.
  *
- * It is an open file description lock (F_OFD_SETLK, fcntl(2)). The kernel releases it when the process dies, however it
- * dies; NFS clients pass it to the server, so that it holds between machines; and unlike a plain POSIX lock it survives
- * another open and close of the same file in this process. The file stays, unless the start fails that made it: another
- * process may have opened it just then, and finds that its lock is on a deleted file. Its text says who holds the lock,
- * for the error of others; only the lock itself counts. */
+ * It is an open file description lock (F_OFD_SETLK, fcntl(2)). The kernel releases it whenever the process ends. NFS
+ * clients pass it to the server, so it works between machines. Unlike a plain POSIX lock it survives another open and
+ * close of the file in this process. The file is deleted only when the start that created it fails; a process that
+ * opened it meanwhile detects that its lock is on a deleted file. The text in the file names the holder, for error
+ * messages; only the lock counts. */
 #define _GNU_SOURCE /* F_OFD_SETLK */
 #include "train/lock.h"
 
@@ -55,10 +55,10 @@ static int in_use(int fd, const char *dir, struct err *err)
     return err_set(err,
                    "%s is in use by another moetrain: %s; wait for it, stop it, or choose another directory "
                    "(output.dir)",
-                   dir, text[0] ? text : "a process that has not written its name yet");
+                   dir, text[0] ? text : "a process that has not written its pid yet");
 }
 
-/* The length of the part of dir that exists. */
+/* Length of the part of dir's path that exists. */
 static int64_t existing(const char *dir)
 {
     char path[MT_PATH];

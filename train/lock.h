@@ -1,4 +1,4 @@
-/* lock.h - one run at a time writes under output.dir. */
+/* lock.h - the lock of output.dir: only one run at a time writes there. */
 #ifndef MT_LOCK_H
 #define MT_LOCK_H
 
@@ -10,22 +10,24 @@ enum { LOCK_TEXT = 256 };
 struct lock {
     bool held, fresh; /* fresh: this process made the lock file */
     int fd;
-    int64_t there; /* leading bytes of the directory's path that existed before */
+    int64_t there; /* length of the leading part of the path that existed before */
 };
-/* Makes dir and locks dir/.lock. An error names the process that holds it: pid, host, since when. A file system without
- * locks is a warning. */
+/* Creates dir and locks dir/.lock. An error names the holder: pid, host, start time. On a file system without locks it
+ * warns. */
 int lock_take(struct lock *l, const char *dir, struct err *err) MT_CHECK;
-/* The same when `path`, which is to be written, lies in dir itself; otherwise nothing is locked. */
+/* The same if `path`, which the caller will write, is inside dir; otherwise it locks nothing. */
 int lock_take_for(struct lock *l, const char *dir, const char *path, struct err *err) MT_CHECK;
-/* For a start that failed: releases the lock and deletes what lock_take has made, the lock file and empty directories.
+/* For a start that failed: releases the lock and deletes the lock file and the empty directories that lock_take
+ * created.
  */
 void lock_undo(struct lock *l, const char *dir);
 void lock_release(struct lock *l); /* zeroed, or twice, is fine */
 
-/* The lock itself, for other files: 0 when it is taken, 1 when another process holds it, -1 (errno) when the file
- * system has no locks. It lasts until fd and its copies are closed. */
+/* Locks any open file. 0: locked; 1: another process holds the lock; -1 (errno): the file system has no locks. The lock
+ * lasts until fd and its duplicates are closed. */
 int lock_file(int fd);
-/* What a holder writes into the file for others to read: "process 123 on host since 2026-01-31 12:00:00 UTC". */
+/* Text that the holder writes into the file for other processes: "process 123 on host since 2026-01-31 12:00:00 UTC".
+ */
 void lock_holder(char text[LOCK_TEXT]);
 
 #endif

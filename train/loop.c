@@ -1,8 +1,8 @@
 /* loop.c - the training run. An optimizer step is grad_accum micro-batches of forward, loss and backward, then the norm
- * of the gradient, clipping, AdamW. Micro-batch i of a step is that of rank i mod P, so that what a step learns from
- * does not depend on P; every rank walks through all of the data and knows the number of labels without asking. All
- * that the next step depends on is in struct train_state, the adapters and their moments: a run continued from a
- * checkpoint ends in the same bytes as one never stopped. */
+ * of the gradient, clipping, AdamW. Rank i mod P computes micro-batch i of a step, so the data of a step do not depend
+ * on P. Every rank iterates over all of the data and so knows the number of labels without communication. struct
+ * train_state, the adapters and their moments determine the next step: a run that continues from a checkpoint ends with
+ * the same bytes as one that never stopped. */
 #include "train/loop.h"
 
 #include <math.h>
@@ -30,8 +30,8 @@ static volatile sig_atomic_t stop_signal;
 static void on_signal(int number)
 {
     stop_signal = number == SIGUSR1 ? SIGTERM : number; /* SIGUSR1: from the process that started the ranks */
-    /* A second SIGINT or SIGTERM ends the process; what is on disk stays whole. A terminal that is closed sends SIGHUP
-     * more than once, a closed pipe SIGPIPE for every line: these go on to save. */
+    /* A second SIGINT or SIGTERM ends the process; files on disk stay valid. A closing terminal sends SIGHUP more than
+     * once, and a closed pipe SIGPIPE per line: these do not end the save. */
     if (number == SIGHUP || number == SIGPIPE) signal(number, SIG_IGN);
     if (number == SIGINT || number == SIGTERM) signal(number, SIG_DFL);
 }
@@ -50,11 +50,11 @@ struct training {
     struct lock lock; /* of output.dir, held by rank 0 */
     bool warned;      /* of memory */
     bool told;        /* of pieces */
-    bool diverged;    /* said so */
-    bool stopping;    /* all ranks know that one of them was asked to stop */
+    bool diverged;    /* warned */
+    bool stopping;    /* all ranks know that one of them got a signal to stop */
 };
 
-/* The one rank that prints and writes. */
+/* The rank that prints and writes. */
 static bool is_first(const struct training *t) { return t->run.par.all->rank == 0; }
 
 /* Files under output.dir. */
@@ -71,7 +71,7 @@ static struct out_path out_path(const struct config *cfg, const char *name)
 
 /* ---- one optimizer step */
 
-/* The micro-batches of the next step, and where the data stand after them. */
+/* Reads the micro-batches of the next step, and the position of the data after them. */
 static struct batch *take_batches(struct training *t, int64_t n, int64_t *labels, int64_t *tokens,
                                   struct loader_pos *pos)
 {
@@ -95,8 +95,8 @@ static struct model_pass pass_of(const struct training *t, int64_t i, int64_t la
                                .reduce = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
 }
 
-/* Forward and backward of this rank's micro-batches: gradients and loss of the step, none of it read yet. False:
- * interrupted. Several ranks finish the step first, and ask each other while their devices work. */
+/* Forward and backward of this rank's micro-batches; the host does not read gradients and loss yet. False: interrupted.
+ * Several ranks finish the step first, and exchange the stop flag while their devices work. */
 static bool accumulate(struct training *t, const struct batch *b, int64_t n, int64_t labels)
 {
     struct run *r = &t->run;
@@ -115,7 +115,7 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, int
     return true;
 }
 
-/* The first finding in the order of the micro-batches, on all ranks. */
+/* The first non-finite tensor in the order of the micro-batches, on all ranks. */
 static void agree_on_bad(struct comm *ranks, int64_t at, char bad[64])
 {
     struct {
@@ -130,7 +130,7 @@ static void agree_on_bad(struct comm *ranks, int64_t at, char bad[64])
     mem_free(all);
 }
 
-/* What went bad first in a step whose loss or gradient is not finite: the micro-batches run once more, one at a time.
+/* Finds the first non-finite tensor of a step: runs the micro-batches again, one at a time.
  */
 static void find_bad(struct training *t, const struct batch *b, int64_t n, int64_t labels, char bad[64])
 {
@@ -154,7 +154,7 @@ static void find_bad(struct training *t, const struct batch *b, int64_t n, int64
     agree_on_bad(ranks, at, bad);
 }
 
-/* Reads the step's sums, the one time that the host waits for the device, and updates the adapters. */
+/* Reads the step's sums, the only wait of the host for the device, and updates the adapters. */
 static void update(struct training *t, const struct batch *b, struct step_metrics *m, char bad[64])
 {
     struct model *model = &t->run.model;
@@ -168,7 +168,7 @@ static void update(struct training *t, const struct batch *b, struct step_metric
     adapters_update(&model->adapters, &t->run.dev, m->lr, m->grad_norm);
 }
 
-/* A plan that was wrong about a hard cap must not go unnoticed; a CPU's figure counts the mapped checkpoint too. */
+/* Warns when memory exceeds a hard limit. Not on a CPU, whose figure includes the mapped checkpoint. */
 static void warn_of_memory(struct training *t, int64_t used)
 {
     const struct plan *p = &t->run.plan;
@@ -179,21 +179,20 @@ static void warn_of_memory(struct training *t, int64_t used)
              str_bytes(a, used), str_bytes(b, p->budget));
 }
 
-/* Ranks whose experts are crowded take a layer in more turns, which costs time and nothing else. */
+/* Warns when unbalanced routing makes a rank cut a layer into more chunks, which only takes time. */
 static void tell_of_pieces(struct training *t)
 {
     const struct model *m = &t->run.model;
     const int64_t planned = m->acts.ep.n_chunk;
     if (t->told || !planned || m->n_chunk <= planned) return;
     t->told = true;
-    log_info("the router crowds the experts of a rank: a layer goes in %lld pieces instead of %lld; "
-             "parallel.capacity_factor "
-             "(%g) has room for more at a time",
+    log_info("routing is unbalanced: a layer is cut into %lld chunks instead of %lld; raise parallel.capacity_factor "
+             "(%g) to avoid that",
              (long long)m->n_chunk, (long long)planned, m->acts.ep.capacity_factor);
 }
 
-/* Says that a run does not learn. Skipped steps: at the first. Divergence: from the 10th step with a finite loss on, a
- * smoothed loss above 1.5 times the mean of the first three, plus 0.5; once per start. */
+/* Warns that a run does not learn. Skipped steps: at the first one. Divergence: from the 10th step with a finite loss
+ * on, a smoothed loss above 1.5 times the mean of the first three, plus 0.5; once per start. */
 static void warn_of_loss(struct training *t, bool skipped)
 {
     const struct train_state *s = &t->state;
@@ -201,7 +200,7 @@ static void warn_of_loss(struct training *t, bool skipped)
     if (!is_first(t)) return;
     if (skipped && s->n_nonfinite == 1)
         log_warn("step %lld is skipped: its loss or gradient is not finite; the run ends after %lld such steps "
-                 "(train.max_nonfinite). Lower optim.lr or look at the data",
+                 "(train.max_nonfinite). Lower optim.lr or check the data",
                  (long long)s->step, (long long)t->run.cfg->train.max_nonfinite);
     if (t->diverged || finite < 10 || !(s->smooth_loss > 1.5 * s->first_loss + 0.5)) return;
     t->diverged = true;
@@ -211,7 +210,7 @@ static void warn_of_loss(struct training *t, bool skipped)
              s->smooth_loss, (long long)s->step, s->first_loss);
 }
 
-/* A mean over the steps so far that turns into an exponential one with the weight 0.1. */
+/* The mean over the first steps, then an exponential mean with weight 0.1. */
 static double smoothed(double before, double loss, int64_t n)
 {
     const double w = fmax(0.1, 1 / (double)n);
@@ -285,7 +284,7 @@ static int save_adapter(struct training *t, const char *name, struct err *err)
     return rc;
 }
 
-/* An interruption leaves out the rest of them; the next step sees it. */
+/* An interruption skips the remaining prompts; the next step handles it. */
 static void samples(struct training *t)
 {
     samples_write(&t->samples, is_first(t) ? &t->metrics : NULL, t->state.step, stop_asked);
@@ -298,7 +297,7 @@ static void warn_of_evaluation(int64_t step)
                  "optim.warmup_steps",
                  (long long)step);
     else
-        log_warn("the held-out loss at step 0 is not finite: look at the base model's weights and the held-out data");
+        log_warn("the held-out loss at step 0 is not finite: check the base model's weights and the held-out data");
 }
 
 static int evaluate(struct training *t, struct err *err)
@@ -310,7 +309,7 @@ static int evaluate(struct training *t, struct err *err)
     const bool lowest = e.loss < s->best_loss;
     if (s->eval_from < 0) s->eval_from = s->step;
     e.from = s->eval_from;
-    e.best = lowest && s->step > 0; /* step 0 is what the others have to beat: there is nothing to save yet */
+    e.best = lowest && s->step > 0; /* step 0 is only the reference: there is no trained adapter to save */
     if (is_first(t)) metrics_eval(&t->metrics, &e);
     if (is_first(t) && !isfinite(e.loss)) warn_of_evaluation(s->step);
     samples(t);
@@ -364,7 +363,7 @@ static bool evaluation_due(const struct training *t)
     return cfg->eval.every && s % cfg->eval.every == 0;
 }
 
-/* By eval.patience. The count is part of the state: a run that ended so ends again at once when it is started again. */
+/* Stopped by eval.patience? The count is in the checkpoint: such a run ends again at once when restarted. */
 static bool out_of_patience(const struct training *t)
 {
     const int64_t patience = t->run.cfg->eval.patience;
@@ -382,7 +381,7 @@ static void tell_of_patience(const struct training *t)
              (long long)t->schedule.total_steps);
 }
 
-/* Where the best adapter is, when a run has come to its end. */
+/* At the end of a run: prints the path of the best adapter. */
 static void tell_of_best(const struct training *t)
 {
     const struct train_state *s = &t->state;
@@ -403,7 +402,7 @@ static void tell_of_best(const struct training *t)
                  s->best_loss);
 }
 
-/* The same command, unless it says to start over or which checkpoint to start from. */
+/* The same command, unless train.resume is never or a directory. */
 static void tell_how_to_continue(const struct training *t)
 {
     log_info("saved step %lld of %lld: run the same command%s to continue", (long long)t->state.step,
@@ -411,8 +410,8 @@ static void tell_how_to_continue(const struct training *t)
              strcmp(t->run.cfg->train.resume, "auto") ? " with train.resume = auto" : "");
 }
 
-/* Steps until the end or an interruption. What is due after a step is told by the state alone, so that a run that was
- * cut off in between does it when it continues. */
+/* Makes steps until the end or an interruption. Only the state decides what is due after a step, so a run that was
+ * killed there does it when it continues. */
 static int steps(struct training *t, struct err *err)
 {
     const int64_t every = t->run.cfg->output.save_every, start = t->state.step;
@@ -428,10 +427,11 @@ static int steps(struct training *t, struct err *err)
             last = true;
             if (is_first(t)) metrics_stop(&t->metrics, s, t->state.n_worse);
         }
-        /* Where the run was continued there is a checkpoint already, but one that lacks an evaluation made up for. */
+        /* At the step that the run continued from a checkpoint exists; write it again only if an evaluation was made
+         * up. */
         const bool saving = (s > start || (due && s > 0)) && (last || (every && s % every == 0));
         if (saving && save(t, err)) return -1;
-        if (last) return saving ? 0 : report(t, err); /* a run killed behind its last checkpoint may have left none */
+        if (last) return saving ? 0 : report(t, err); /* a run killed after its last checkpoint may lack it */
         if ((rc = step(t, err))) return rc;
         if (t->stopping && t->state.step < t->schedule.total_steps) return LOOP_INTERRUPTED;
     }
@@ -451,8 +451,8 @@ static struct schedule make_schedule(const struct config *cfg, const struct load
     return resume_schedule(cfg, total);
 }
 
-/* Outputs of another run are not mixed with this one's. Without train.resume = never there is no checkpoint to
- * continue; an adapter that a run left before its first checkpoint is kept all the same. */
+/* Archives outputs of another run, so that they are not mixed with this run's. Without train.resume = never this
+ * happens when there is no checkpoint, for example after a run that ended before its first one. */
 static int keep_earlier_run(const struct config *cfg, struct err *err)
 {
     const bool never = !strcmp(cfg->train.resume, "never");
@@ -460,13 +460,13 @@ static int keep_earlier_run(const struct config *cfg, struct err *err)
     return archive_run(cfg->output.dir, err);
 }
 
-/* best_loss is a loss of these rows, and of so many of their micro-batches. */
+/* Hash of the held-out rows and of the number of micro-batches that best_loss belongs to. */
 static uint64_t eval_hash(const struct training *t)
 {
     return rng_u64(t->run.eval.hash, (uint64_t)t->run.cfg->eval.max_batches);
 }
 
-/* Before the model is loaded: the schedule, a fresh state, and whether the checkpoint belongs to this run. */
+/* Before the model is loaded: sets the schedule and a new state, and checks that the checkpoint fits this run. */
 static int prepare(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -492,7 +492,7 @@ static int prepare(struct training *t, struct err *err)
     return rc;
 }
 
-/* The state of the checkpoint, as far as it is still true. */
+/* The state of the checkpoint, without fields that no longer apply. */
 static void take_state(struct training *t, const struct train_state *found)
 {
     const struct train_state fresh = t->state;
@@ -504,11 +504,11 @@ static void take_state(struct training *t, const struct train_state *found)
     t->state.best_step = t->state.n_worse = 0;
     t->state.eval_step = t->state.eval_from = -1;
     log_info("other held-out data, or another eval.max_batches, than before: losses are not compared with those up to "
-             "step %lld, and the next evaluation writes best/ anew",
+             "step %lld, and the next evaluation writes best/ again",
              (long long)t->state.step);
 }
 
-/* Continues from a checkpoint, or starts from lora.init_from or fresh adapters. Every rank reads by itself. */
+/* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
 static int restore(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -527,20 +527,20 @@ static int restore(struct training *t, struct err *err)
     return bad ? -1 : peft_load(ad, &t->run.dev, dir, err);
 }
 
-/* All ranks must have come to the same state, and have the same adapters. */
+/* All ranks must have the same state and adapters. */
 static int agree_on_start(struct training *t, struct err *err)
 {
     struct comm *ranks = t->run.par.all;
     if (comm_agree(ranks, "base model", t->state.model_mark, err)) return -1;
-    if (comm_agree(ranks, "newest checkpoint in output.dir (do all machines see the same directory?)",
+    if (comm_agree(ranks, "newest checkpoint in output.dir (all machines must see the same directory)",
                    (uint64_t)t->state.step, err))
         return -1;
     adapters_agree(&t->run.model.adapters, &t->run.dev);
     return 0;
 }
 
-/* With train.resume = auto, whatever this run had: `never` would archive the run when somebody trains with this file
- * again, and a checkpoint's path would take it back to there. */
+/* Always with train.resume = auto: with `never`, training with this file again would archive the run; with a path it
+ * would return to that checkpoint. */
 static int write_config(const struct config *cfg, struct err *err)
 {
     struct config *again = mem_alloc(sizeof(*again));
@@ -592,21 +592,20 @@ static void set_optimizer(struct training *t)
 static int check_ranks(const struct comm *all, const struct config *cfg, struct err *err)
 {
     if (cfg->train.grad_accum % all->world == 0) return 0;
-    return err_set(
-        err,
-        "train.grad_accum = %lld micro-batches cannot be dealt to %d ranks alike: set it to a multiple of %d "
-        "(a step has grad_accum micro-batches, however many ranks there are)",
-        (long long)cfg->train.grad_accum, all->world, all->world);
+    return err_set(err,
+                   "train.grad_accum = %lld is not a multiple of the %d ranks: set it to a multiple of %d (grad_accum "
+                   "micro-batches per step are divided among the ranks)",
+                   (long long)cfg->train.grad_accum, all->world, all->world);
 }
 
-/* What a killed run had written of files that it was about to replace. */
+/* Temporary files that a killed run left. */
 static void remove_unfinished(const struct config *cfg)
 {
     static const char *const names[] = {"config.ini.tmp", "metrics.jsonl.tmp", "report.html.tmp"};
     for (int64_t i = 0; i < MT_LEN(names); i++) unlink(out_path(cfg, names[i]).s);
 }
 
-/* Rank 0 takes output.dir for this run and tidies it; only then do the others look into it. */
+/* Rank 0 locks output.dir and cleans it up; then the others read it. */
 static int take_output(struct training *t, struct err *err)
 {
     static const char *const adapters[] = {"adapter", "best"};
@@ -674,7 +673,7 @@ static void take_signals(void)
     if (signal(SIGHUP, on_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
 }
 
-/* A start that failed leaves no output.dir that was not there; in one that was, its token cache helps the next start.
+/* A failed start deletes an output.dir that it created. In an existing one, the token cache is kept for the next start.
  */
 static void undo_start(struct training *t, const struct config *cfg)
 {
@@ -709,7 +708,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     }
     if (t->loader && profile_finish(&t->profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");
-    if (rc >= 0 && save_adapter(t, "adapter", err)) rc = -1; /* interrupted or not: the last state */
+    if (rc >= 0 && save_adapter(t, "adapter", err)) rc = -1; /* the last state, also after an interruption */
     if (t->metrics.jsonl && metrics_close(&t->metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (rc >= 0 && is_first(t)) tell_of_best(t);
     if (rc >= 0) comm_unshare_work(t->run.par.ep);

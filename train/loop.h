@@ -1,4 +1,4 @@
-/* loop.h - the training run: steps, evaluations, checkpoints, from a configuration to an adapter. */
+/* loop.h - the training run: steps, evaluations, checkpoints. */
 #ifndef MT_LOOP_H
 #define MT_LOOP_H
 
@@ -7,7 +7,7 @@
 
 enum { LOOP_OK = 0, LOOP_ERROR = -1, LOOP_INTERRUPTED = 1 };
 
-/* Trains as cfg says, as a rank of `all`. LOOP_INTERRUPTED: SIGINT or SIGTERM came to a rank, the state is saved. */
+/* Trains with cfg as a rank of `all`. LOOP_INTERRUPTED: a rank got SIGINT or SIGTERM, and the state was saved. */
 int loop_train(const struct config *cfg, struct comm *all, struct err *err) MT_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
-/* main.c - runs the command that the words ask for. The only place that turns an error into words on the screen and an
- * exit code: 0 done, 1 an error the user can fix, 2 wrong usage, 130 interrupted with the state saved. */
+/* main.c - runs the command of the command line. Only this file prints errors and sets the exit code: 0 done, 1 an
+ * error that the user can fix, 2 wrong usage, 130 interrupted with the state saved. */
 #include <stdio.h>
 #include <string.h>
 
@@ -27,7 +27,7 @@ static int dump(const struct config *c)
     return EXIT_DONE;
 }
 
-/* The defaults, the file, and what overrides it. */
+/* The defaults, then the file, then its overrides. */
 static int read_config(struct config *cfg, const struct cli_common *c, struct err *err)
 {
     if (c->config && config_load(cfg, c->config, err)) return -1;

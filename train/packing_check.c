@@ -1,13 +1,14 @@
-/* packing_check.c - the loss of packed documents beside that of the same documents alone. */
+/* packing_check.c - compares the loss of packed documents with that of the same documents alone. */
 #include "train/packing_check.h"
 
 #include <math.h>
 
-/* Tokens before the first seam, tokens in all, documents at most; micro-batches in which a seam is looked for. */
+/* Tokens before the first document boundary, tokens in all, most documents; micro-batches that are searched for a
+ * boundary. */
 enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8 };
 
-/* Adds the loss of n tokens of b from `from` on to the tally: of each but the first of a document. cu [n_seq+1] says
- * what sees what. */
+/* Adds the loss of n tokens of b from `from` on to the tally, except the first of a document. cu [n_seq+1] separates
+ * the sequences for attention. */
 static void add_loss(struct run *r, const struct batch *b, int64_t from, int64_t n, const int32_t *cu, int64_t n_seq)
 {
     const struct model_pass pass = {.backward = false};
@@ -33,7 +34,7 @@ static double mean_loss(struct run *r)
     return sum.nll / (double)MT_MAX(sum.n_label, 1);
 }
 
-/* b's own seams between from and from + n, as offsets from `from`. */
+/* Document boundaries of b between from and from + n, as offsets from `from`. */
 static double packed_loss(struct run *r, const struct batch *b, int64_t from, int64_t n)
 {
     int32_t *cu = mem_array(b->n_seq + 2, sizeof(*cu));
@@ -47,7 +48,7 @@ static double packed_loss(struct run *r, const struct batch *b, int64_t from, in
     return mean_loss(r);
 }
 
-/* The next row from `at` on where a document begins, or the end. */
+/* The next token from `at` on where a document begins, or the end. */
 static int64_t next_start(const struct batch *b, int64_t at)
 {
     while (at < b->n_tok && b->pos[at]) at++;
@@ -71,12 +72,13 @@ void packing_check_measure(struct run *r, const struct batch *b, struct packing_
     out->packed = packed_loss(r, b, from, out->n_tok);
 }
 
-/* F32: only the order of sums may differ. BF16: a product of another size may be another kernel's, and a near tie in
- * the router falls the other way; on an H100 the two are equal to the last bit. */
+/* F32: only the order of sums may differ. BF16: a product of another size may use another kernel, which can change the
+ * result of a near tie in the router; on an H100 both are equal bit by bit. */
 int packing_check_judge(const struct run *r, const struct packing_check *p, struct err *err)
 {
     const double allowed = r->dev.act_dtype == DT_BF16 || r->dev.round_bf16 ? 5e-3 : 1e-5;
-    if (!isfinite(p->alone) || fabs(p->packed - p->alone) <= allowed * p->alone) return 0; /* not finite: a step says */
+    if (!isfinite(p->alone) || fabs(p->packed - p->alone) <= allowed * p->alone)
+        return 0; /* not finite: a step reports it */
     return err_set(
         err,
         "packing: %lld documents have loss %.7g packed and %.7g unpacked: packed documents affect each other, which "

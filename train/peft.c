@@ -3,16 +3,15 @@
  * PEFT keeps the adapters of E experts in two matrices, file A [r*E, in] and file B [out, r*E]:
  *     A_e[k, i] = A[e*r + k, i]        expert-major rows
  *     B_e[o, k] = B[o, k*E + e]        rank-major columns
- * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so that their wrappers nest: the
- * first one wrapped is "experts.base_layer.lora_*", the other one, or the only one, "experts.lora_*". PEFT 0.19.0, and
- * for models that hold experts as [E, out, in] all before it, took "in" for "out": there the tensor named A is over the
- * outputs, and the tensors have changed places ("swapped").
+ * A plain matrix is the case E = 1. gate_up_proj and down_proj belong to one module, so their wrappers nest: the first
+ * wrapped one is "experts.base_layer.lora_*", the other or only one "experts.lora_*". PEFT 0.19.0, and for models that
+ * hold experts as [E, out, in] all before it, confused "in" and "out": there the tensor named A is over the outputs,
+ * and A and B are exchanged ("swapped").
  *
- * Adapters of transformers 4 have a plain pair per expert's Linear. Where gate and up are two of them, with rank r
- * each, the product that they make here has rank 2r (formats as PEFT itself converts them): A = [A_gate; A_up],  B =
- * [B_gate 0; 0 B_up] so that all ranks here are 2r and alpha is such that the scale stays; the other targets' ranks
- * from r on keep their A and have B = 0. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper),
- * tuners_utils.py (_inject_parameters). */
+ * Adapters of transformers 4 have a plain pair per expert's Linear. When gate and up are two Linears with rank r each,
+ * moetrain's gate_up has rank 2r, as in PEFT's own conversion: A = [A_gate; A_up], B = [B_gate 0; 0 B_up]. All ranks
+ * are then 2r, and alpha is adjusted to keep the scale. The ranks from r on of other targets keep their A and have B =
+ * 0. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py (_inject_parameters). */
 #include "train/peft.h"
 
 #include <math.h>
@@ -31,12 +30,12 @@
 #define MAX_CONFIG                   (1 << 20)
 #define VERSION(major, minor, patch) ((major)*1000000LL + (minor)*1000LL + (patch))
 
-/* ---- where a parameter lies in a file ---- */
+/* ---- the place of a parameter in a file ---- */
 
 enum form {
     FORM_FUSED, /* experts.lora_A and experts.base_layer.lora_A */
     FORM_LISTS, /* experts.gate_up_projs.{e}.lora_A: a plain pair per expert */
-    FORM_SPLIT  /* experts.{e}.gate_proj.lora_A, or Mixtral's w1: gate and up apart */
+    FORM_SPLIT  /* experts.{e}.gate_proj.lora_A, or Mixtral's w1: gate and up separate */
 };
 struct layout {
     enum form form;
@@ -131,8 +130,8 @@ static bool all_layers(const struct adapters *ad)
     return all;
 }
 
-/* layers_to_transform restricts target_modules alone; target_parameters match as suffixes of full paths, so that some
- * layers' experts are named one by one. */
+/* layers_to_transform restricts only target_modules. target_parameters match suffixes of full paths, so the experts of
+ * selected layers are listed one by one. */
 static void write_targets(struct json_out *o, const struct adapters *ad)
 {
     char(*items)[KEY_SIZE] = mem_array(LORA_TARGETS * ad->n_layer, KEY_SIZE);
@@ -161,7 +160,7 @@ static void write_empty(struct json_out *o, const char *key)
     json_out_close(o, '}');
 }
 
-/* PEFT matches a key with the end of a module's or a parameter's name. */
+/* PEFT compares a key with the end of the name of a module or parameter. */
 static void write_ranks(struct json_out *o, const struct adapters *ad)
 {
     json_out_open(o, "rank_pattern", '{');
@@ -210,7 +209,8 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     else
         json_out_f64(o, "lora_alpha", ad->alpha);
     json_out_bool(o, "lora_bias", false);
-    json_out_f64(o, "lora_dropout", experts ? 0.0 : ad->dropout); /* PEFT refuses any other with target_parameters */
+    json_out_f64(o, "lora_dropout",
+                 experts ? 0.0 : ad->dropout); /* the only value that PEFT accepts with target_parameters */
     json_out_str(o, "lora_ga_config", NULL);
     json_out_str(o, "megatron_config", NULL);
     json_out_str(o, "megatron_core", "megatron.core");
@@ -250,7 +250,7 @@ static int write_card(const char *dir, const char *card, struct err *err)
     return file_write_atomic(path, card, (int64_t)strlen(card), err);
 }
 
-/* Puts one parameter, which begins at values, into the file's order; scratch has its size. */
+/* Converts one parameter, which begins at values, to the file's order; scratch has its size. */
 static void to_file_order(const struct place *at, const struct lora_param *p, float *values, float *scratch)
 {
     memcpy(scratch, values, (size_t)lora_param_count(p) * sizeof(*values));
@@ -303,9 +303,9 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 struct source {
     const char *dir;
     struct safetensors st;
-    int64_t r;                  /* that the adapters must have: twice the file's when gate and up are apart */
+    int64_t r;                  /* required r of the adapters: twice the file's when gate and up are separate */
     int64_t rank[LORA_TARGETS]; /* of rank_pattern; 0: r */
-    double alpha;               /* such that the scale is the file's */
+    double alpha;               /* gives the scale of the file */
     bool rslora;
     struct layout layout;                               /* of per-expert tensors */
     bool param_up, param_down;                          /* named in target_parameters */
@@ -340,7 +340,7 @@ static bool is_set(struct json root, const char *key)
     }
 }
 
-/* Variants of LoRA whose numbers would mean something else here. */
+/* Refuses LoRA variants that moetrain would compute differently. */
 static int refuse_variants(struct json root, struct err *err)
 {
     static const char *const keys[] = {"alora_invocation_tokens",
@@ -388,7 +388,8 @@ static int read_target_parameters(struct source *src, struct json root, struct e
     return 0;
 }
 
-/* Ranks of whole targets, by their names or the ends of their modules' names; not of layers, nor by expressions. */
+/* Reads rank_pattern: names of targets, or ends of module names. Patterns for single layers and regular expressions are
+ * refused. */
 static int read_ranks(struct source *src, struct json root, struct err *err)
 {
     struct json list = json_find(root, "rank_pattern"), value;
@@ -404,8 +405,7 @@ static int read_ranks(struct source *src, struct json root, struct err *err)
         }
         if (t == LORA_TARGETS)
             return json_error(value, err,
-                              "is no whole target; ranks are read of q_proj, k_proj, v_proj, o_proj, "
-                              "gate_up_proj and down_proj");
+                              "is not a target; expected q_proj, k_proj, v_proj, o_proj, gate_up_proj or down_proj");
         if (json_i64(value, 1, INT32_MAX, &src->rank[t], err)) return -1;
     }
     return 0;
@@ -446,8 +446,8 @@ static bool begins(const char *s, const char *pattern)
     return true;
 }
 
-/* What a tensor name says: the layer, and a bit per target; FUSED when it is "the outer or the only one of the
- * experts", SPLIT when it belongs to one matrix of one expert, MIXTRAL when by Mixtral's names. */
+/* Parses a tensor name: the layer, and a bit per target. FUSED: the outer or only tensor of the experts. SPLIT: a
+ * tensor of one matrix of one expert. MIXTRAL: the same with Mixtral's names. */
 #define FUSED   (1u << LORA_TARGETS)
 #define SPLIT   (2u << LORA_TARGETS)
 #define MIXTRAL (4u << LORA_TARGETS)
@@ -481,7 +481,7 @@ static unsigned parse_key(const char *key, int64_t *layer)
     return 0;
 }
 
-/* Of the tensors in per-expert form: which one, and what it asks of the adapters. */
+/* Finds the per-expert form of the tensors, and the r and alpha that it requires. */
 static void see_layout(struct source *src, unsigned targets)
 {
     for (int64_t i = 0; i < src->st.n_tensors; i++)
@@ -501,18 +501,17 @@ static int scan_tensors(struct source *src, struct err *err)
         const char *key = src->st.tensors[i].name;
         unsigned found = parse_key(key, &layer);
         if (!found || layer >= MT_MAX_LAYERS)
-            return err_set(err,
-                           "%s/%s: tensor \"%.200s\" is no adapter of q_proj, k_proj, v_proj, o_proj or the experts",
-                           src->dir, WEIGHTS_NAME, key);
+            return err_set(
+                err, "%s/%s: tensor \"%.200s\" is not an adapter of q_proj, k_proj, v_proj, o_proj or the experts",
+                src->dir, WEIGHTS_NAME, key);
         targets |= found;
         src->layer_on[layer] = true;
     }
     if ((targets & FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN))) {
         if (!src->param_up && !src->param_down)
-            return err_set(err,
-                           "%s/%s: key `target_parameters` must tell whether the experts' tensors belong to "
-                           "gate_up_proj or down_proj",
-                           src->dir, CONFIG_NAME);
+            return err_set(
+                err, "%s/%s: key `target_parameters` must name gate_up_proj or down_proj for the experts' tensors",
+                src->dir, CONFIG_NAME);
         targets |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
     }
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
@@ -596,7 +595,7 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
         what = "r";
         snprintf(file, sizeof(file), "%lld", (long long)src->r);
         snprintf(want, sizeof(want), "%lld", (long long)ad->r);
-    } else if (!(fabs(src->alpha - ad->alpha) <= 1e-12 * ad->alpha)) { /* either may have passed through text */
+    } else if (!(fabs(src->alpha - ad->alpha) <= 1e-12 * ad->alpha)) { /* both may have been rounded by a text file */
         what = "alpha";
         snprintf(file, sizeof(file), "%.15g", src->alpha);
         snprintf(want, sizeof(want), "%.15g", ad->alpha);
@@ -620,8 +619,9 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
     }
     if (!what) return 0;
     return err_set(err, "adapter %s has lora.%s = %.300s, but %.300s is configured%s", src->dir, what, file, want,
-                   src->layout.r && src->layout.r != src->r ? " (gate and up are apart in it: its rank doubles here)"
-                                                            : "");
+                   src->layout.r && src->layout.r != src->r
+                       ? " (gate and up are separate in it, so moetrain needs twice its rank)"
+                       : "");
 }
 
 static bool shape_fits(const struct st_tensor *t, const struct place *at)
@@ -629,7 +629,7 @@ static bool shape_fits(const struct st_tensor *t, const struct place *at)
     return t->rank == 2 && t->shape[0] == at->shape[0] && t->shape[1] == at->shape[1];
 }
 
-/* Whether all tensors of the experts are there with the shapes that the layout asks for. */
+/* Does the file have all expert tensors with the shapes of this layout? */
 static bool layout_fits(const struct source *src, const struct adapters *ad, struct layout f)
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
@@ -641,8 +641,8 @@ static bool layout_fits(const struct source *src, const struct adapters *ad, str
     return true;
 }
 
-/* Decided once for the whole file, by shapes; with only one product trained, and that one square, by the version. When
- * nothing fits the usual layout is taken, and the check of every tensor says what is wrong with it. */
+/* Chooses the layout of the whole file by shapes; by the PEFT version when only one projection is trained and it is
+ * square. When no layout fits, it takes the usual one, and the check of each tensor reports the error. */
 static int choose_layout(const struct source *src, const struct adapters *ad, struct layout *f, struct err *err)
 {
     bool fits[2] = {false, false};
@@ -658,11 +658,10 @@ static int choose_layout(const struct source *src, const struct adapters *ad, st
     bool swapped = fits[1];
     if (fits[0] && fits[1]) {
         if (src->version < 0)
-            return err_set(
-                err,
-                "%s/%s: without `peft_version` nothing tells which of the experts' A and B is over the inputs "
-                "(both are square here); add the version of PEFT that wrote it",
-                src->dir, CONFIG_NAME);
+            return err_set(err,
+                           "%s/%s: key `peft_version` is missing and the experts' A and B are square, so their order "
+                           "is unknown; add the version of PEFT that wrote it",
+                           src->dir, CONFIG_NAME);
         swapped = src->version == VERSION(0, 19, 0) || (!ad->transposed && src->version < VERSION(0, 19, 0));
     }
     *f = found[swapped];
@@ -720,7 +719,7 @@ static int read_tensor(const struct source *src, const struct lora_param *p, con
     return 0;
 }
 
-/* Every tensor that the layout names, into flat; then none may be left. */
+/* Copies every tensor of the layout to flat; further tensors are an error. */
 static int read_tensors(const struct source *src, const struct adapters *ad, struct layout f, float *flat,
                         struct err *err)
 {
@@ -736,8 +735,8 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
     }
     for (int64_t i = 0; !rc && i < src->st.n_tensors; i++)
         if (!used[i])
-            rc = err_set(err, "%s/%s: tensor \"%.200s\" belongs to nothing that is trained here", src->dir,
-                         WEIGHTS_NAME, src->st.tensors[i].name);
+            rc = err_set(err, "%s/%s: tensor \"%.200s\" does not match any configured target", src->dir, WEIGHTS_NAME,
+                         src->st.tensors[i].name);
     mem_free(used);
     return rc;
 }

@@ -1,4 +1,4 @@
-/* plan.c - measures a run with the very code that will run it, and picks the cheapest way that fits the budget. */
+/* plan.c - measures a run in a dry run of the same code, and chooses the fastest options that fit the budget. */
 #include "train/plan.h"
 
 #include <math.h>
@@ -7,14 +7,14 @@
 #include "data/loader.h"
 #include "train/peft.h"
 
-/* What a way of running costs in scratch. More is faster: the head's matrix is read once per chunk of labelled tokens,
- * and a launch covers a group of decoded experts. */
+/* Scratch sizes. More is faster: the head's matrix is read once per chunk of labelled tokens, and one launch covers a
+ * group of decoded experts. */
 struct scratch {
     int64_t logits_bytes;
     int64_t expert_group; /* 0: all of a layer */
 };
 static const struct scratch gpu_scratch[] = {{512 << 20, 0}, {256 << 20, 8}, {64 << 20, 1}};
-static const struct scratch cpu_scratch[] = {{128 << 20, 0}}; /* its products decode tile by tile */
+static const struct scratch cpu_scratch[] = {{128 << 20, 0}}; /* decodes tile by tile inside the products */
 
 struct quantize plan_quantize(const struct config *cfg)
 {
@@ -49,7 +49,7 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
 
 /* ---- measuring ---- */
 
-/* What is planned for: a device's kind, a model, its data. */
+/* Inputs of a plan: kind of device, model, data. */
 struct request {
     const struct device *dev;
     const struct parallel *par;
@@ -80,7 +80,7 @@ static int64_t measure_pass(struct model *m, const struct model_batch *b, bool b
     return m->dev->work.peak;
 }
 
-/* The largest micro-batch: every row full, every token a document of its own and labelled. */
+/* The largest micro-batch: every sequence full, every token a separate document with a label. */
 static int measure(struct plan_memory *p, int64_t *trainable, const struct request *q, const struct model_options *opt,
                    struct err *err)
 {
@@ -107,7 +107,7 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
     memcpy(p->held, m.weights.experts, sizeof(p->held));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
     if (!opt->frozen) p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
-    if (q->par->ep->world > 1) { /* room is for more rows than a rank has on average */
+    if (q->par->ep->world > 1) { /* the receive buffer is larger than a rank's average rows */
         int64_t unused;
         m.acts.ep.capacity_factor = 1;
         m.acts.ep.n_chunk = 1;
@@ -132,14 +132,14 @@ static int64_t peak(const struct plan_memory *p, int64_t fixed, bool train)
 
 /* ---- choosing ---- */
 
-/* The ways of running, cheapest in time first: in each recompute mode the scratch shrinks before the next mode is
- * tried, and for each scratch the embedding, of which a step reads some rows, may leave the device. */
+/* The options, fastest first. In each recompute mode the scratch shrinks before the next mode is tried. For each
+ * scratch size the embedding, of which a step reads few rows, may be in host memory. */
 static int n_ways(const struct device *dev)
 {
     return dev->ops->own_memory ? PLAN_MODES * 2 * (int)MT_LEN(gpu_scratch) : PLAN_MODES;
 }
 
-/* Pieces of a micro-batch whose rows travel by themselves: few enough that products stay large. */
+/* Chunks of a micro-batch for the all-to-all: few, so that products stay large. */
 static int64_t pieces(const struct config *cfg, int64_t n_tok)
 {
     return cfg->parallel.chunks ? MT_MIN(cfg->parallel.chunks, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
@@ -165,7 +165,7 @@ static struct model_options way(const struct request *q, int i)
     return opt;
 }
 
-/* The first way that fits, else the last one that is allowed. */
+/* The first options that fit, otherwise the last allowed ones. */
 static int choose(struct plan *p, const struct request *q, struct err *err)
 {
     _Static_assert(CFG_RECOMPUTE_NONE == RECOMPUTE_NONE + 1 && CFG_RECOMPUTE_FULL == RECOMPUTE_FULL + 1, "enum order");
@@ -182,8 +182,7 @@ static int choose(struct plan *p, const struct request *q, struct err *err)
     return 0;
 }
 
-/* What the chosen way leaves of a GPU's memory holds experts decoded, of as many layers as fit, so that no step decodes
- * them again. */
+/* Uses the GPU memory that is left for decoded layers, as many as fit, whose experts no step has to decode. */
 static int fill_up(struct plan *p, const struct request *q, struct err *err)
 {
     int64_t low = 0, high = q->a->n_layer + 1; /* low fits, high does not */
@@ -221,11 +220,11 @@ static struct request request_of(const struct device *dev, const struct parallel
                             .seq_len = cfg->data.seq_len};
 }
 
-/* What a GPU's driver takes for each rank whose memory it writes into (comm_share_work), as measured on H200, commit
+/* Memory that the GPU driver takes for each rank whose memory it maps (comm_share_work), measured on H200, commit
  * 07c32d2. */
 enum { PER_PEER = 96 << 20 };
 
-/* Without a cap a share of what is free is left to others; the GPU's memory is the run's own. */
+/* Without a limit, a share of the CPU's free memory is left to other processes; a GPU is used alone. */
 static void set_budget(struct plan *p, const struct device *dev, const struct parallel *par, const struct config *cfg)
 {
     p->fixed = dev->ops->fixed_bytes() + (dev->ops->own_memory ? (par->ep->world - 1) * PER_PEER : 0);
@@ -235,7 +234,7 @@ static void set_budget(struct plan *p, const struct device *dev, const struct pa
     if (!p->capped && dev->card_bytes)
         p->budget = dev->card_bytes / 100 * 99;
     else if (!p->capped && dev->ops->free_bytes() < 0)
-        p->budget = INT64_MAX; /* the device is not here */
+        p->budget = INT64_MAX; /* this machine lacks the device */
     else if (p->capped)
         p->budget = (int64_t)(cfg->train.memory_gb * (1 << 30));
     else if (dev->ops->own_memory)
@@ -343,20 +342,18 @@ static void print_choices(const struct plan *p, FILE *out)
         fprintf(out, " %s %s%s", recompute_name((enum recompute)r), str_bytes(b, peak(&p->by_mode[r], p->fixed, true)),
                 r + 1 < PLAN_MODES ? "," : "");
     if (p->budget == INT64_MAX)
-        fprintf(out, "; the device is not here: set train.memory_gb to plan for its memory\n");
+        fprintf(out, "; this machine does not have the device: set train.memory_gb to its memory\n");
     else
         fprintf(out, "; budget %s (%s)\n", str_bytes(b, p->budget), p->limit);
     fprintf(out, "  micro-batch of at most %lld tokens, loss head in chunks of %lld labelled tokens",
             (long long)p->n_tok, (long long)p->opt.ce_chunk);
     if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
-    if (p->n_rank > 1) fprintf(out, "  so much on each of %d ranks\n", p->n_rank);
+    if (p->n_rank > 1) fprintf(out, "  per rank, on each of %d ranks\n", p->n_rank);
     if (p->n_ep > 1)
-        fprintf(
-            out,
-            "  a rank holds 1/%d of the experts (parallel.ep); rows travel in %lld piece%s, with room for %g times the "
-            "mean\n",
-            p->n_ep, (long long)p->opt.ep.n_chunk, p->opt.ep.n_chunk > 1 ? "s" : "", p->opt.ep.capacity_factor);
+        fprintf(out,
+                "  a rank holds 1/%d of the experts (parallel.ep); all-to-all in %lld chunk%s, capacity factor %g\n",
+                p->n_ep, (long long)p->opt.ep.n_chunk, p->opt.ep.n_chunk > 1 ? "s" : "", p->opt.ep.capacity_factor);
     if (p->n_dp > 1) fprintf(out, "  a rank holds 1/%d of the moments (parallel.zero)\n", p->n_dp);
     if (p->memory.host)
         fprintf(out, "  the embedding (%s) stays in pinned host memory\n", str_bytes(b, p->memory.host));

@@ -1,4 +1,4 @@
-/* plan.h - memory and work of a run before anything is loaded: the model's own code, run in a dry run. */
+/* plan.h - memory and FLOPs of a run, from a dry run of the model's code before anything is loaded. */
 #ifndef MT_PLAN_H
 #define MT_PLAN_H
 
@@ -9,55 +9,55 @@
 
 enum { PLAN_MODES = RECOMPUTE_FULL + 1 };
 
-/* What one choice of recomputation, scratch and residency takes, in bytes. */
+/* Bytes that one choice of recompute mode, scratch and decoded layers takes. */
 struct plan_memory {
     int64_t experts, dense;  /* frozen weights on the device: experts with biases; the rest */
-    int64_t host;            /* frozen weights in pinned host memory: the embedding, or nothing */
+    int64_t host;            /* frozen weights in pinned host memory: the embedding or 0 */
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
     int64_t gradients;       /* of that */
     int64_t moments;         /* likewise */
-    int64_t work_load;       /* packed experts of a resident layer, before they are decoded */
+    int64_t work_load;       /* packed experts of a decoded layer, before they are decoded */
     int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
     int64_t work;            /* the same with the backward */
-    int64_t work_eval;       /* peak of a forward pass with loss that keeps nothing */
+    int64_t work_eval;       /* peak of a forward pass with loss that saves nothing for a backward pass */
     char held[96];           /* how the experts are held, in words */
-    int64_t decoded;         /* what resident layers take beyond their packed bytes */
+    int64_t decoded;         /* bytes of decoded layers beyond their packed bytes */
     int64_t n_decoded;       /* layers of that kind */
-    int64_t n_unused;        /* tensors of the checkpoint that are not needed */
+    int64_t n_unused;        /* tensors of the checkpoint that are not used */
     const char *unused;      /* the first of them; the checkpoint's */
     double flops_fwd, flops; /* per token: forward; training with its recomputation */
 };
 
 struct plan {
-    struct model_options opt;               /* as chosen: all that uses memory */
+    struct model_options opt;               /* the chosen options that affect memory */
     struct plan_memory memory;              /* of that choice */
-    struct plan_memory by_mode[PLAN_MODES]; /* with the chosen scratch and each recompute mode, before what was left
-                                               went to resident layers */
-    int64_t fixed;                          /* bytes the backend holds besides: context, workspace of libraries */
-    int64_t budget;                         /* bytes that the run may use, `fixed` included */
-    const char *limit;                      /* what says so, in words */
-    bool capped;                            /* by train.memory_gb; otherwise by what the device has free */
-    bool chosen;                            /* recomputation by the plan (recompute = auto) */
+    struct plan_memory by_mode[PLAN_MODES]; /* with the chosen scratch and each recompute mode, before the rest
+                                               goes to decoded layers */
+    int64_t fixed;                          /* bytes of the CUDA context and library workspaces */
+    int64_t budget;                         /* memory limit in bytes, `fixed` included */
+    const char *limit;                      /* where the budget comes from, in words */
+    bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
+    bool chosen;                            /* the plan chose the recompute mode (recompute = auto) */
     int64_t n_tok;                          /* largest micro-batch */
     int64_t trainable;                      /* parameters */
-    int n_rank, n_ep, n_dp;                 /* ranks; those that share out the experts; those that share the moments */
-    int64_t longest;                        /* data.seq_len that would still fit with micro_batch = 1; 0: none does */
-    int64_t eval_alone; /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
-    bool too_large;     /* nothing fits the budget: why plan_make failed */
+    int n_rank, n_ep, n_dp; /* ranks; ranks of an expert-parallel group; ranks that divide the moments */
+    int64_t longest;        /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
+    int64_t eval_alone;     /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
+    bool too_large;         /* nothing fits the budget: why plan_make failed */
 };
 
-/* Which adapters: those of the [lora] section, or, with adapter_dir (a PEFT directory), those of its own configuration.
+/* Shapes of the adapters: from the [lora] section, or from adapter_dir (a PEFT directory) when it is given.
  */
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
                   struct err *err) MT_CHECK;
-/* What [model] asks to pack; the cache is not set. */
+/* The quantisation of the [model] section; the cache is not set. */
 struct quantize plan_quantize(const struct config *cfg);
-/* Fills p for the device's kind; train = false plans an evaluation. An error when nothing fits the budget: the numbers
- * and what to change. */
+/* Fills p for the device's kind; train = false plans an evaluation. When nothing fits the budget, the error has the
+ * numbers and what to change. */
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
               const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
               struct err *err) MT_CHECK;
-/* Fills p->longest and p->eval_alone, which takes some seconds. */
+/* Fills p->longest and p->eval_alone; takes a few seconds. */
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
                  const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
                  struct err *err) MT_CHECK;

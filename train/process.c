@@ -11,7 +11,7 @@
 void process_prepare(void)
 {
     int fd;
-    do fd = open("/dev/null", O_RDWR); /* it gets the lowest free number */
+    do fd = open("/dev/null", O_RDWR); /* open returns the lowest free descriptor */
     while (fd >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
     signal(SIGXFSZ, SIG_IGN);

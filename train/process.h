@@ -1,13 +1,13 @@
-/* process.h - what a process needs from the system before it opens anything. */
+/* process.h - process-wide settings that are made before any file is opened. */
 #ifndef MT_PROCESS_H
 #define MT_PROCESS_H
 
 #include "kernels/base.h"
 
-/* Descriptors 0 to 2 are open afterwards, so that no file of a run gets one of them and standard output is never
- * written into it; a write beyond `ulimit -f` fails with an error instead of ending the process. */
+/* Opens descriptors 0 to 2 if they are closed, so that no output file gets the number of standard output. Makes a write
+ * beyond `ulimit -f` fail with an error instead of a signal. */
 void process_prepare(void);
-/* An error when the limit of the stack (`ulimit -s`) is below what every command works in. */
+/* An error when the stack limit (`ulimit -s`) is below what the commands need. */
 int process_check_stack(struct err *err) MT_CHECK;
 
 #endif

@@ -1,10 +1,9 @@
-/* rank_key.c - the key file of a launch: the key, then a line that names the process of rank 0. Its name has the port
- * at which the ranks meet, so that launches side by side do not share one.
+/* rank_key.c - the key file of a launch: the key, then a line that names the process of rank 0. Its name contains the
+ * port at which the ranks connect, so concurrent launches use different files.
  *
- * Rank 0 holds a lock (lock.c) on its file until all have met. A file that is locked belongs to a launch that is still
- * meeting: nobody else replaces or deletes it. A launch that was killed leaves its file behind without a lock: rank 0
- * of the next one replaces it, holding the lock of the old file so that only one launch does, and a rank that read the
- * old key is turned away and reads again (kernels/comm/comm_meet.c). */
+ * Rank 0 locks its file (lock.c) until all ranks have connected. No other launch replaces or deletes a locked file. A
+ * killed launch leaves its file without a lock. Rank 0 of the next launch locks the old file, so that only one launch
+ * replaces it. A rank that read the old key is refused and reads again (kernels/comm/comm_meet.c). */
 #include "train/rank_key.h"
 
 #include <errno.h>
@@ -34,15 +33,15 @@ static int in_use(int fd, const struct comm_place *p, struct err *err)
                    text[0] ? text : "a process that has not written its name yet", p->port);
 }
 
-/* Does the name still stand for the open file? */
+/* Does the name still refer to the open file? */
 static bool is_current(int fd, const char *path)
 {
     struct stat a, b;
     return !fstat(fd, &a) && !lstat(path, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* The file that has the name, made where there is none, with its lock: -1 when a launch that is alive holds it. *fd is
- * -1 for a link, which is replaced without a look at its target. */
+/* Opens or creates the file and locks it. -1: a running launch holds the lock. *fd is -1 for a symbolic link, which is
+ * replaced; its target is not read. */
 static int claim_name(const struct comm_place *p, int *fd, struct err *err)
 {
     for (;;) {
@@ -52,11 +51,11 @@ static int claim_name(const struct comm_place *p, int *fd, struct err *err)
         if (held <= 0 && is_current(*fd, p->key_file)) return 0;
         const int rc = held > 0 ? in_use(*fd, p, err) : 0;
         close(*fd);
-        if (rc) return rc; /* else another launch has replaced or deleted the file since it was opened */
+        if (rc) return rc; /* otherwise another launch replaced or deleted the file after it was opened */
     }
 }
 
-/* The new file, locked before it gets the name. */
+/* Writes the new file, and locks it before it gets its final name. */
 static int write_key(struct comm_place *p, struct err *err)
 {
     char tmp[MT_PATH], text[COMM_KEY + LOCK_TEXT];
@@ -92,10 +91,10 @@ static int check_file(const char *path, const struct stat *st, struct err *err)
         return err_set(err, "%s: belongs to user %lld, and this rank runs as user %lld: start all ranks as one user",
                        path, (long long)st->st_uid, (long long)geteuid());
     if (st->st_mode & 077)
-        return err_set(err, "%s: others may read or write it (mode %03o): delete it and start again", path,
+        return err_set(err, "%s: other users may read or write it (mode %03o): delete it and start again", path,
                        (unsigned)st->st_mode & 0777);
     if (st->st_size < COMM_KEY || st->st_size > COMM_KEY + LOCK_TEXT)
-        return err_set(err, "%s: %lld bytes are no key of the ranks: delete it and start again", path,
+        return err_set(err, "%s: %lld bytes, not a key of the ranks: delete it and start again", path,
                        (long long)st->st_size);
     return 0;
 }
@@ -105,10 +104,10 @@ static int read_key(const struct comm_place *p, uint8_t key[COMM_KEY], struct er
     struct stat st;
     const int fd = open(p->key_file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
-        return err_set(err,
-                       "rank %d finds no key of this run at %s: rank 0 writes it there, so that all machines must see "
-                       "the same output.dir",
-                       p->rank, p->key_file);
+        return err_set(
+            err,
+            "rank %d finds no key of this run at %s, where rank 0 writes it: all machines must see the same output.dir",
+            p->rank, p->key_file);
     if (fd < 0) return failed(err, p->key_file, "open");
     int rc = fstat(fd, &st) ? failed(err, p->key_file, "read") : check_file(p->key_file, &st, err);
     if (!rc && read(fd, key, COMM_KEY) != COMM_KEY) rc = failed(err, p->key_file, "read");

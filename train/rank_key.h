@@ -1,12 +1,12 @@
-/* rank_key.h - the key by which ranks that a launcher started recognise each other: a file in output.dir, which all of
- * them see, there from the start of rank 0 until all have met. */
+/* rank_key.h - the key by which ranks that a launcher started authenticate each other. It is a file in output.dir,
+ * which all ranks see; it exists from the start of rank 0 until all ranks have connected. */
 #ifndef MT_RANK_KEY_H
 #define MT_RANK_KEY_H
 
 #include "kernels/comm/comm.h"
 
-/* Says in *place where the key lies. On rank 0: makes a new one, in place of any that an earlier run left; an error
- * that names the process when another launch is meeting with that file. */
+/* Sets the path of the key in *place. Rank 0 creates a new key and replaces one that an earlier run left. When another
+ * launch is using that file, the error names its process. */
 int rank_key_open(struct comm_place *place, const char *dir, struct err *err) MT_CHECK;
 /* On rank 0: deletes the file that rank_key_open made, and no other. */
 void rank_key_close(struct comm_place *place);

@@ -1,8 +1,8 @@
-/* resume.c - the run of a checkpoint and the run that is to continue it, compared option by option.
+/* resume.c - compares the run of a checkpoint, option by option, with the run that continues it.
  *
- * What an option means for a checkpoint is a column of the table in config.c. The data and the model have an identity
- * of their own, a hash of what was read: their paths and the options that make rows into tokens may change as long as
- * it stays the same. An option that the checkpoint does not know had its default. */
+ * A column of the table in config.c has the effect of each option on a checkpoint. Data and model are compared by a
+ * hash of what was read: their paths, and the options that convert rows to tokens, may change while the hash is the
+ * same. An option that the checkpoint lacks had its default. */
 #include "train/resume.h"
 
 #include <inttypes.h>
@@ -28,7 +28,7 @@ struct schedule resume_schedule(const struct config *cfg, int64_t total)
 
 /* ---- the settings ---- */
 
-/* A list of "section.key: old -> new" that ends in a count when it gets long. */
+/* A list of "section.key: old -> new"; a long list ends with a count. */
 struct changes {
     char text[640];
     size_t used;
@@ -119,7 +119,7 @@ static struct changes compare(const struct resume *r, const struct config *cfg, 
     return c;
 }
 
-/* Settings of a newer build are not passed over. */
+/* Settings of a newer build are an error. */
 static int check_known(const struct resume *r, const struct config *cfg, struct err *err)
 {
     const struct json settings = json_find(json_root(r->doc), "settings");
@@ -139,7 +139,7 @@ static int check_known(const struct resume *r, const struct config *cfg, struct 
     return 0;
 }
 
-/* The configuration of the checkpoint as far as the learning rate depends on it. */
+/* The settings of the checkpoint that determine the learning rate. */
 static int saved_schedule(const struct resume *r, const struct config *cfg, struct schedule *out, struct err *err)
 {
     struct config *saved = mem_alloc(sizeof(*saved));
@@ -199,8 +199,7 @@ static int check_bounds(const struct resume *r, const struct bound *b, int64_t n
     for (int64_t i = 0; i < n; i++) {
         if (b[i].value >= b[i].low && b[i].value <= b[i].high) continue;
         snprintf(value, sizeof(value), "%" PRId64, b[i].value);
-        snprintf(why, sizeof(why), "which this run cannot have: %" PRId64 " to %" PRId64 " are possible", b[i].low,
-                 b[i].high);
+        snprintf(why, sizeof(why), "outside the range of this run, %" PRId64 " to %" PRId64, b[i].low, b[i].high);
         return bad_state(r, err, b[i].name, value, why);
     }
     return 0;
@@ -227,12 +226,12 @@ static int check_losses(const struct resume *r, struct err *err)
     for (int64_t i = 0; i < MT_LEN(losses); i++) {
         if (losses[i].good) continue;
         snprintf(value, sizeof(value), "%g", losses[i].value);
-        return bad_state(r, err, losses[i].name, value, "which is no loss");
+        return bad_state(r, err, losses[i].name, value, "not a loss");
     }
     return 0;
 }
 
-/* The first epoch's place follows from the step alone; of later ones, whose lengths differ, the bounds are known. */
+/* In the first epoch the step determines the position; later epochs differ in length, so only bounds are known. */
 static int check_place(const struct resume *r, const struct resume_run *run, int64_t n_batch, struct err *err)
 {
     const struct loader_pos *pos = &r->state.pos;
@@ -299,7 +298,7 @@ int resume_check_model(const struct resume *r, const struct config *cfg, uint64_
                    c.n ? ", " : ": the weights in model.path are not the same", c.n ? changes_text(&c) : "");
 }
 
-/* ---- what is said ---- */
+/* ---- log lines ---- */
 
 void resume_tell(const struct resume *r, const struct resume_run *run)
 {

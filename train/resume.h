@@ -1,11 +1,11 @@
-/* resume.h - whether and from what a run continues: found, compared and judged before the model is loaded. */
+/* resume.h - finds the checkpoint to continue from and compares it with the run before the model is loaded. */
 #ifndef MT_RESUME_H
 #define MT_RESUME_H
 
 #include "optim/schedule.h"
 #include "train/checkpoint.h"
 
-/* A run as far as a checkpoint must fit it. */
+/* The properties of a run that a checkpoint must match. */
 struct resume_run {
     const struct config *cfg;
     struct schedule schedule;
@@ -21,16 +21,16 @@ struct resume {
     struct json_doc *doc; /* its settings */
 };
 
-/* The checkpoint that train.resume asks for, if there is one, and its settings. An error when it, or all that there
- * are, are damaged, and when an option that changed the steps already made has another value: each is named with both.
+/* Finds the checkpoint of train.resume, if there is one, and reads its settings. Errors: the checkpoint, or every
+ * checkpoint, is damaged; a CONFIG_MATH option has another value (the error names each option and both values).
  * lora.targets, rank_pattern and layers may be written in another way that adapts the same matrices of `a`. */
 int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err) MT_CHECK;
-/* After the data are read: an error when they are not those of the checkpoint, or when a number of its state is one
- * that this run cannot have come to; it is named. */
+/* Call after the data are read. Errors: other data than the checkpoint's; a field of the state has a value that this
+ * run cannot reach. */
 int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;
-/* After the model is read: an error when its weights are not those of the checkpoint. */
+/* Call after the model is read: an error when its weights are not the checkpoint's. */
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t mark, struct err *err) MT_CHECK;
-/* What is different from here on, and where the run stands. */
+/* Logs the step that the run continues from and the changed settings. */
 void resume_tell(const struct resume *r, const struct resume_run *run);
 void resume_free(struct resume *r);
 

@@ -1,4 +1,4 @@
-/* run.c - opens what a run needs, cheapest checks first, so that a mistake is told before anything big is loaded. */
+/* run.c - opens what a run needs, cheapest checks first, so that errors are reported before a large file is loaded. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "train/run.h"
 
@@ -11,9 +11,9 @@
 #include "data/json.h"
 #include "train/peft.h"
 
-#define ASK_EVERY 8 /* micro-batches of an evaluation between two questions of all ranks whether to stop */
+#define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
 
-/* Before the model: a mistyped name of the data is told before the large download. */
+/* Before the model, so that a wrong data name is reported before the large download. */
 static int find_data(struct run *r, struct err *err)
 {
     if (!(r->train_files = hub_data(r->cfg->data.train, err))) return err_prefix(err, "data.train");
@@ -32,7 +32,7 @@ static int find_model(struct run *r, bool plan_only, bool *headers, struct err *
                                       : err_prefix(err, "model.path = %s", path);
 }
 
-/* How many ranks an N of the configuration means: with 0, all GPUs here; no fewer than share out the experts. */
+/* Number of ranks for a setting of N: 0 means all GPUs of this machine; at least parallel.ep. */
 static int plan_world(const struct run *r)
 {
     const int64_t gpus = config_gpus(r->cfg);
@@ -41,7 +41,7 @@ static int plan_world(const struct run *r)
     return (int)MT_MAX(n, r->cfg->parallel.ep);
 }
 
-/* The plan is for the first rank of as many as there would be; the others hold as much. */
+/* The plan is for the first rank; the others hold as much. */
 static int plan_ranks(struct run *r, struct err *err)
 {
     const int n = plan_world(r), ep = (int)r->cfg->parallel.ep;
@@ -61,7 +61,7 @@ static int read_arch(struct run *r, struct err *err)
     char file[MT_PATH];
     if (str_format(file, sizeof(file), err, "model.path", "%s/config.json", r->model_dir)) return -1;
     if (!file_exists(file))
-        return err_set(err, "model.path = %s: there is no config.json; name a directory that holds a model",
+        return err_set(err, "model.path = %s: no config.json in it; name a directory that holds a model",
                        r->cfg->model.path);
     return arch_load(&r->arch, r->model_dir, err) ? err_prefix(err, "model.path") : 0;
 }
@@ -80,7 +80,7 @@ static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct
     return plan_only ? device_open_plan(&r->dev, device, dtype, err) : device_open(&r->dev, device, dtype, err);
 }
 
-/* card_bytes: of the GPU that a plan is for, whatever is here; 0: none is named. */
+/* card_bytes: memory of the GPU to plan for; 0: plan for train.device. */
 static int open_headers(struct run *r, const struct config *cfg, bool plan_only, int64_t card_bytes, struct err *err)
 {
     bool headers = false;
@@ -118,7 +118,8 @@ static int split_ranks(struct run *r, struct comm *all, struct err *err)
     return 0;
 }
 
-/* How many ranks, this one counted, may run on this one's processors: a launcher may have given each some of its own.
+/* Number of ranks, this one included, that may run on this rank's processors; a launcher may have given each rank
+ * separate ones.
  */
 static int ranks_beside(struct comm *all)
 {
@@ -151,8 +152,8 @@ int run_join(struct run *r, struct comm *all, struct err *err)
                : 0;
 }
 
-/* What one rank leaves in a cache the others find there. Between these two it is the turn of rank 0, then of the first
- * rank of every other machine, which may have a disk of its own, then of all others. */
+/* Ranks run the code between these two in turns, so that later ranks find the cache files of earlier ones: rank 0, then
+ * the first rank of every other machine, which may have a separate disk, then all others. */
 static int turn(const struct comm *ranks) { return ranks->rank == 0 ? 0 : ranks->local_rank == 0 ? 1 : 2; }
 
 static void wait_for_turn(struct comm *ranks)
@@ -179,14 +180,14 @@ static int find_eos(const struct run *r, int32_t *eos, struct err *err)
                     : json_get_str(root, "eos_token", &text, err);
     if (!rc) {
         *eos = tokenizer_id(r->tok, text);
-        if (*eos < 0) rc = json_error(root, err, "eos_token \"%s\" is no token of tokenizer.json", text);
+        if (*eos < 0) rc = json_error(root, err, "eos_token \"%s\" is not a token of tokenizer.json", text);
     }
     json_free(doc);
     return rc;
 }
 
-/* The data report: what is trained on, and what was found wrong with it. A part split off has its rows' counts in the
- * part it was split from. */
+/* Prints the counts of a data set and of its bad rows. The row counts of a held-out split are in the data set that it
+ * was split from. */
 static void print_dataset(const char *what, const struct dataset *ds, bool rows, bool cut)
 {
     char a[32], b[32];
@@ -227,7 +228,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
     return 0;
 }
 
-/* The options of data.eval, whose rows may have another form. */
+/* The options of data.eval, whose rows may have a different form. */
 static struct dataset_options eval_options(const struct config *cfg, const struct dataset_options *train)
 {
     struct dataset_options opt = *train;
@@ -244,7 +245,8 @@ int run_open_data(struct run *r, bool train, struct err *err)
     if (run_open_tokenizer(r, &opt, cache, err)) return -1;
     const struct dataset_options eval_opt = eval_options(cfg, &opt);
     const bool split = !cfg->data.eval[0] && cfg->data.eval_split > 0;
-    if ((train || split) && !cfg->data.train[0]) return err_set(err, "data.train is not set: the files to train on");
+    if ((train || split) && !cfg->data.train[0])
+        return err_set(err, "data.train is not set: name the files to train on");
     wait_for_turn(r->par.all);
     if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err))
         return err_prefix(err, "data.train");
@@ -266,8 +268,8 @@ int run_open_data(struct run *r, bool train, struct err *err)
                : 0;
 }
 
-/* Where packed weights are kept: beside the model, where every run of it finds them; in output.dir when nothing can be
- * written there. A file for each way of packing, and for each part of divided experts. */
+/* Path of the packed weights: beside the model, where all its runs find them; in output.dir when the model's directory
+ * is read-only. There is a file per quantisation, and per rank of an expert-parallel group. */
 static int find_packed(struct run *r, const struct quantize *q, struct err *err)
 {
     char beside[MT_PATH];
@@ -283,7 +285,7 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
-/* Where experts are divided, the first ones are seen by one rank. */
+/* With expert parallelism one rank has the first experts. */
 static void share_mark(struct run *r)
 {
     struct comm *ep = r->par.ep;
@@ -314,7 +316,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         return -1;
     }
     const char *way = comm_share_work(r->par.ep, dev);
-    if (r->par.ep->world > 1) log_info("rows travel to their experts by %s", way);
+    if (r->par.ep->world > 1) log_info("all-to-all of the experts' rows: %s", way);
     if (packs) wait_for_turn(r->par.all);
     if (model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
         adapters_free(&ad);
@@ -380,7 +382,7 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
     if (pass->backward) model_bwd(&r->model);
 }
 
-/* In step with ranks that still have a micro-batch: their rows may need the experts here. */
+/* A forward pass without data, for ranks that still have a micro-batch: their rows may need the experts here. */
 static void run_nothing(struct run *r, const struct model_pass *pass)
 {
     int32_t zero[1] = {0};
@@ -411,7 +413,7 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
         }
         batch_free(&b);
         if (i + 1 == n && r->par.ep->world > 1 && ranks->rank > i % ranks->world) run_nothing(r, &pass);
-        /* All stop after the same micro-batch; several ranks ask each other now and then, after one each. */
+        /* All ranks stop after the same micro-batch; several ranks exchange the stop flag at intervals. */
         if (stop && (i + 1) % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0)
             stopped = comm_host_max(ranks, stop()) > 0;
     }

@@ -1,4 +1,4 @@
-/* run.h - everything a training or an evaluation needs, opened in order and closed together. */
+/* run.h - everything that training and evaluation need: opened in order, closed together. */
 #ifndef MT_RUN_H
 #define MT_RUN_H
 
@@ -10,9 +10,9 @@
 
 struct run {
     const struct config *cfg;
-    char model_dir[MT_PATH];        /* of model.path: itself, or where the hub's files lie */
-    char model_name[MT_PATH];       /* of model.path, as other programs know it: without hub: */
-    char *train_files, *eval_files; /* of data.train and data.eval, likewise */
+    char model_dir[MT_PATH];        /* model.path, or the directory of its downloaded files */
+    char model_name[MT_PATH];       /* model.path without hub:, as other programs know the model */
+    char *train_files, *eval_files; /* data.train and data.eval with downloaded files as local paths */
     struct device dev;
     struct parallel par; /* alone until run_join */
     struct comm ep, dp;  /* par.ep and par.dp where they are separate groups */
@@ -28,11 +28,11 @@ struct run {
     struct model model;
 };
 
-/* Checks the configuration, downloads what the hub has and this machine has not, and reads the checkpoint's headers:
- * enough for a plan. plan_only: a plan is all that will be made, so that neither device nor data need be there, and of
- * the hub's model the configuration and headers are enough. */
+/* Checks the configuration, downloads missing files from huggingface.co, and reads the checkpoint's headers: enough for
+ * a plan. plan_only: the caller only plans; needs neither device nor data, and downloads only configuration and headers
+ * of a model. */
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
-/* The same for a plan alone, for a GPU of so much memory, whatever this machine has. */
+/* The same with plan_only, for a GPU with card_bytes of memory instead of this machine's device. */
 int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, struct err *err) MT_CHECK;
 /* model_dir and arch alone; headers, of a plan: whether of the hub's model only the headers are here. */
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;
@@ -40,7 +40,7 @@ int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
  * template is replaced by chat.c, which says the same. cache: the buffer for the path of the data cache; NULL: no
  * cache. */
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
-/* Tokenizer and data sets; train = false: the held-out set only. Prints what was read. */
+/* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
 /* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded
  * from it. Prints the time. */
@@ -48,13 +48,13 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 /* After the headers: this process is a rank of `all`, which stays with the caller and must outlive the run. Divides the
  * machine's cores, and connects the devices. */
 int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
-void run_close(struct run *r); /* a zeroed run is fine */
+void run_close(struct run *r); /* r may be zeroed */
 
 struct loader_options run_loader_options(const struct config *cfg, bool train);
 /* b -> the model, forward and loss (and backward); the caller calls model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);
 void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass);
-/* Held-out loss, perplexity and next-token accuracy; the ranks share the micro-batches and all have the result. False
+/* Held-out loss, perplexity and next-token accuracy; the ranks divide the micro-batches, and all get the result. False
  * when stop() became true on one of them in between (stop may be NULL). */
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
 

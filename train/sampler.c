@@ -8,7 +8,7 @@
 #include "data/text.h"
 #include "data/tokenizer/normalize.h"
 
-/* ---- where it ends ---- */
+/* ---- end of the text ---- */
 
 static void add_stop(struct sampler *s, int64_t id)
 {
@@ -32,7 +32,7 @@ static int add_published_stops(struct sampler *s, struct err *err)
     return 0;
 }
 
-/* The special token that the chat template writes behind an answer. */
+/* The special token that the chat template writes after an answer. */
 static int add_turn_end(struct sampler *s, struct err *err)
 {
     static const char row[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Ready?\"}, "
@@ -80,8 +80,8 @@ static int likelier_first(const void *a, const void *b)
     return x->p != y->p ? (x->p < y->p) - (x->p > y->p) : (x->id > y->id) - (x->id < y->id);
 }
 
-/* The likeliest token, of equals the lowest; or one drawn from softmax(logits / temperature), cut at top_p. c [n] is
- * scratch. */
+/* The likeliest token (the lowest id of equal ones), or a sample of softmax(logits / temperature) restricted to top_p.
+ * c [n] is scratch. */
 static int32_t choose(const struct sampler *s, const float *logits, struct candidate *c, int64_t n)
 {
     int64_t best = 0, kept = 0;
@@ -102,7 +102,7 @@ static int32_t choose(const struct sampler *s, const float *logits, struct candi
     return c[MT_MAX(kept, 1) - 1].id;
 }
 
-/* Logits behind all ids so far. pos [n] counts from 0. */
+/* Logits of the next token after all ids so far. pos [n] counts from 0. */
 static void forward(struct sampler *s, const int32_t *pos, float *logits)
 {
     const int64_t n = s->ids.count;
@@ -117,7 +117,8 @@ static void forward(struct sampler *s, const int32_t *pos, float *logits)
 
 /* ---- text ---- */
 
-/* Whole characters of what the tokens say; a broken byte, with s->plain a control character, becomes U+FFFD. */
+/* The complete characters of the decoded tokens. An invalid byte, and with s->plain a control character, becomes
+ * U+FFFD. */
 static void put_text(struct sampler *s, int32_t id, bool last)
 {
     const bool spaces = tokenizer_marks_spaces(s->run->tok);
@@ -193,14 +194,12 @@ int sampler_messages(struct sampler *s, struct json row, const char *name, struc
 int sampler_check(const struct run *r, struct err *err)
 {
     if (r->dev.ops->own_memory && r->arch.vocab % 8)
-        return err_set(err,
-                       "a vocabulary of %lld, no multiple of 8: text can be written on a CPU only "
-                       "(train.device = cpu)",
+        return err_set(err, "the vocabulary of %lld is not a multiple of 8: generate text with train.device = cpu",
                        (long long)r->arch.vocab);
     return 0;
 }
 
-/* The first rank's choice: where experts lie on several ranks, the others' logits may differ by rounding. */
+/* The first rank chooses: with expert parallelism the others' logits may differ by rounding. */
 static int32_t agreed(struct comm *ranks, int32_t id)
 {
     if (ranks->world == 1) return id;
@@ -226,7 +225,7 @@ int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err)
         int32_t id = choose(s, logits, scratch, vocab);
         id = agreed(s->run->par.all, isfinite(logits[id]) ? id : -1);
         if (id < 0) {
-            rc = err_set(err, "the logits are not finite: the adapter or the model is broken");
+            rc = err_set(err, "the logits are not finite: check the adapter and the model");
         } else if (is_stop(s, id)) {
             s->stopped = id;
         } else {

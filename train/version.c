@@ -1,4 +1,4 @@
-/* version.c - what a report of a defect has to say about the program. */
+/* version.c - build information for bug reports. */
 #include "train/version.h"
 
 #include "data/file.h"

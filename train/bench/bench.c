@@ -1,15 +1,15 @@
-/* bench.c - trains a few steps of a published architecture whose random weights never touch a disk, and tells where the
- * time went.
+/* bench.c - trains a few steps of a published architecture with random weights in memory, and prints the time of each
+ * part.
  *
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
- *                --path: the same model with its experts run in other ways, side by side; no layer is decoded
- *                unless --decoded says so, as the usual loops decode what they use
- *   bench ops    two layers (gpt-oss: one with a window, one without), embedding, head and optimizer: its ops alone
+ *                --path: the same model with other implementations of the experts, one after the other; no layer is
+ * decoded unless --decoded says so, as common loops decode per use bench ops    two layers (gpt-oss: one with a window,
+ * one without), embedding, head and optimizer: its ops alone
  *
  * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
  *
- * Both run the model's own code on a batch of S packed sequences, so that every op sees the data, the cache and the
- * neighbours it has in a run. An op's time is the median over the recorded steps of each of its calls. */
+ * Both run the model's code on a batch of S packed sequences, so every op has the data, the cache state and the
+ * neighbouring ops of a run. The time of each call of an op is its median over the recorded steps. */
 #include "train/bench/bench.h"
 
 #include <math.h>
@@ -61,7 +61,7 @@ static const char *dtype_option(const struct config *cfg)
     return names[cfg->train.dtype];
 }
 
-/* A CPU gets something it finishes. */
+/* Smaller defaults on a CPU. */
 static void choose_sizes(struct bench *b)
 {
     const bool gpu = b->run.dev.ops->own_memory;
@@ -75,7 +75,7 @@ static void choose_sizes(struct bench *b)
     cfg->train.micro_batch = b->n_tok / cfg->data.seq_len;
 }
 
-/* Random tokens, others for every number. */
+/* Random tokens; a different batch for every number. */
 static void fill_batch(struct bench *b, int64_t number)
 {
     const uint64_t key = rng_key(0, "bench"), first = (uint64_t)(number * b->n_tok);
@@ -141,7 +141,7 @@ static int bench_open(struct bench *b, struct err *err)
     if (b->path != PATH_GROUPED && ops_loop_experts(&b->loop, b->path == PATH_PRESORT)) r->dev.ops = &b->loop;
     choose_sizes(b);
     if (b->n_tok % b->cfg.data.seq_len)
-        return err_set(err, "--tokens %lld is no multiple of --seq %lld", (long long)b->n_tok,
+        return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->n_tok,
                        (long long)b->cfg.data.seq_len);
     const struct synth_options opt = {.arch = b->arch, .quant = b->quant, .n_layer = b->n_layer};
     if (prof_measure_roofs(&r->dev, err) || synth_memory_open(&b->memory, &opt, err)) return -1;
@@ -173,7 +173,7 @@ static void bench_close(struct bench *b)
 
 /* ---- steps ---- */
 
-/* What train/loop.c does in a step of one micro-batch; *loss of it. */
+/* One step of one micro-batch, as in train/loop.c; sets *loss. */
 static int step(struct bench *b, double *loss, struct err *err)
 {
     struct model *m = &b->run.model;
@@ -190,7 +190,7 @@ static int step(struct bench *b, double *loss, struct err *err)
     model_norm(m);
     model_read(m, &sum);
     if (!isfinite(sum.nll) || !isfinite(sum.grad_norm))
-        return err_set(err, "loss %g, gradient norm %g: this device computes nonsense", sum.nll, sum.grad_norm);
+        return err_set(err, "loss %g, gradient norm %g: the device computes wrong results", sum.nll, sum.grad_norm);
     adapters_update(&m->adapters, m->dev, b->cfg.optim.lr, sum.grad_norm);
     *loss = sum.nll / (double)b->batch.n_label;
     return 0;
@@ -202,13 +202,14 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The first steps of the model: their losses and, once it is warm, their times; the calls of one. */
+/* Runs the first steps: records all losses, the times after warm-up, and the op calls of one step. */
 static int measure_steps(struct bench *b, struct err *err)
 {
     struct device *dev = &b->run.dev;
     for (int64_t i = 0; i < WARM_UP + b->n_step; i++) {
         const bool count = i == WARM_UP - 1;
-        if (b->n_paths) fill_batch(b, i); /* on one batch they would learn it by heart, and rounding with it */
+        if (b->n_paths)
+            fill_batch(b, i); /* on a single batch the model would memorise it, and amplify rounding differences */
         const double start = clock_ms();
         if (i == WARM_UP) dev->floor_ms = 0;
         if (count) dev->ops->count_calls(true, &b->calls);
@@ -330,10 +331,10 @@ static void print_json(const struct bench *b)
 
 /* ---- ways to run the experts, side by side ---- */
 
-/* How far apart the losses of two kinds of products in bf16 may be, in nats, in the first steps of a training. */
+/* Allowed difference, in nats, of the losses of two kinds of bf16 products in the first training steps. */
 #define LOSS_APART 5e-3
 
-/* What is kept of a path when the next one runs. */
+/* Results of one path. */
 struct trial {
     enum path path;
     double ms, *loss; /* [n_loss] */
@@ -355,7 +356,7 @@ static struct trial keep_trial(struct bench *b, const struct trial *first)
     return t;
 }
 
-/* The loops do the same arithmetic in the same order; the grouped products have another one. */
+/* The loops do the same arithmetic in the same order; the grouped products use another order. */
 static double allowed_apart(const struct trial *a, const struct trial *b)
 {
     return (a->path == PATH_GROUPED) == (b->path == PATH_GROUPED) ? 0 : LOSS_APART;
@@ -397,7 +398,7 @@ static void put_trial(const struct bench *b, const struct trial *t, const struct
     json_out_close(o, '}');
 }
 
-/* Each path trains a fresh model from the same seeds on the same batches, and recomputes what the first one does. */
+/* Each path trains a new model with the same seeds, batches and recompute mode as the first path. */
 static int run_trials(struct bench *b, struct trial trials[MAX_PATHS], struct json_out *o, struct err *err)
 {
     static struct bench one;
@@ -423,7 +424,7 @@ static int compare_paths(struct bench *b, struct err *err)
 {
     struct trial trials[MAX_PATHS] = {0};
     struct json_out o = {.indent = true};
-    if (b->cfg.train.decoded_layers < 0) b->cfg.train.decoded_layers = 0; /* the usual loops decode what they use */
+    if (b->cfg.train.decoded_layers < 0) b->cfg.train.decoded_layers = 0; /* common loops decode per use */
     json_out_open(&o, NULL, '{');
     int rc = run_trials(b, trials, &o, err);
     if (!rc && b->json) {
@@ -459,7 +460,7 @@ int bench_run(const struct bench_options *o, const struct config *cfg, bool ops,
                        .n_step = o->steps,
                        .cfg = *cfg};
     for (int i = 0; i < b.n_paths; i++) b.paths[i] = (enum path)o->paths.v[i];
-    b.cfg.data.seq_len = o->seq; /* 0: as the device can take it */
+    b.cfg.data.seq_len = o->seq; /* 0: the device's default */
     if (b.n_paths) return compare_paths(&b, err);
     int rc = bench_open(&b, err) || measure_steps(&b, err) || measure_ops(&b, err) ? -1 : 0;
     if (!rc) (b.json ? print_json : print_text)(&b);

@@ -1,4 +1,5 @@
-/* bench.h - `moetrain bench`: how fast this machine trains a published architecture, with random weights in memory. */
+/* bench.h - `moetrain bench`: speed of training a published architecture on this machine, with random weights in
+ * memory. */
 #ifndef MT_BENCH_H
 #define MT_BENCH_H
 
@@ -6,13 +7,13 @@
 
 struct bench_options {
     struct cli_common common;
-    const char *arch, *quant;           /* NULL: chosen by the device; as published */
-    int64_t tokens, seq, layers, steps; /* 0: chosen by the device */
+    const char *arch, *quant;           /* NULL: the device's default; as published */
+    int64_t tokens, seq, layers, steps; /* 0: the device's default */
     struct cli_list paths;              /* of the experts, by BENCH_PATHS */
     bool json;
 };
 #define BENCH_PATHS "grouped|loop|presort"
-/* `bench step`, or (ops) `bench ops`. Prints to standard output; -1 for what the user can fix. */
+/* `bench step`, or with `ops` `bench ops`. Prints to standard output. */
 int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err) MT_CHECK;
 
 #endif

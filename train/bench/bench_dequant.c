@@ -1,8 +1,8 @@
-/* bench_dequant.c - `moetrain bench dequant`: how fast packed experts become bf16, all of them or those alone that some
- * token chose.
+/* bench_dequant.c - `moetrain bench dequant`: speed of decoding packed experts to bf16: all experts, or only those with
+ * tokens.
  *
- * T tokens reach E (1 - (1 - J/E)^T) of E experts when each of them chooses J at random: next to nothing is saved from
- * a few hundred tokens on. Between two timed calls a copy sweeps the caches. */
+ * When each of T tokens chooses J of E experts at random, E (1 - (1 - J/E)^T) experts have tokens: almost all from a
+ * few hundred tokens on. A copy evicts the caches between two timed calls. */
 #include <math.h>
 
 #include "train/bench/bench_experts.h"
@@ -33,7 +33,7 @@ static struct stack push_stack(struct device *dev, const struct expert_shape *s,
     return k;
 }
 
-/* Half of what was decoded takes the place of the other half: 256 MiB at most. */
+/* Copies one half of the decoded weights over the other to evict the caches: at most 256 MiB. */
 static void sweep(struct device *dev, struct tensor out)
 {
     const int64_t half = tensor_bytes(out) / 2, bytes = MT_MIN(half, 256 << 20);
@@ -111,7 +111,7 @@ static void put_result(struct bench_experts *b, const struct result *r)
 
 /* ---- the bench ---- */
 
-/* n_tok 0: all experts. all_ms: of those; 0 when this is it. */
+/* n_tok 0: all experts. all_ms: time of all experts; 0 when this call measures it. */
 static double run_tokens(struct bench_experts *b, const struct stack *k, int64_t n_tok, double all_ms)
 {
     const double n_exp = (double)k->s->n_exp, miss = 1 - (double)k->s->top_k / n_exp;

@@ -1,5 +1,5 @@
-/* bench_experts.c - what the benches of the experts' kernels share. Weights are drawn a piece at a time and repeated:
- * the speed of a GPU depends on how random its numbers are, not on how far apart equal ones lie. */
+/* bench_experts.c - shared by the benchmarks of the expert kernels. Only the first part of a weight is drawn, then
+ * repeated: the speed of a GPU depends on the randomness of nearby values only. */
 #include "train/bench/bench_experts.h"
 
 #include <stdlib.h>
@@ -10,11 +10,11 @@
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
 
-enum { PIECE = 4 << 20 }; /* bytes, or less, that are drawn */
+enum { PIECE = 4 << 20 }; /* most bytes that are drawn */
 
-/* Of models that nothing else here knows. */
+/* Models that have no preset in train/synth. */
 static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 512, false}};
-/* What --arch all stands for. */
+/* The architectures of --arch all. */
 static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b",
                                         "gpt-oss-20b"};
 static const struct expert_quant all_quants[] = {/* as BENCH_QUANTS */
@@ -162,7 +162,7 @@ static float *push_floats(struct device *dev, const float *values, int64_t n)
     return x.data;
 }
 
-/* Of all n values the same. */
+/* Sets all n values to one value. */
 static float *push_constant(struct device *dev, float value, int64_t n)
 {
     float *host = mem_array(n, sizeof(float));
@@ -172,7 +172,7 @@ static float *push_constant(struct device *dev, float value, int64_t n)
     return x;
 }
 
-/* Absmax from 0.02 to 0.06: 0.04 and what the map, which ends at +-1, makes of a random byte. */
+/* Absmax from 0.02 to 0.06: offset 0.04, and the map, with values in [-1, 1], scales a random byte. */
 static void push_nested(struct device *dev, struct weight *w, uint64_t key)
 {
     const int64_t n_block = weight_blocks(w);
@@ -205,7 +205,7 @@ struct weight bench_weight(struct device *dev, const struct expert_quant *q, int
     return w;
 }
 
-/* J experts of a token, ascending; taken [E] is all false, before and after. */
+/* Draws J experts of a token, ascending; taken [E] must be all false and is left so. */
 static void choose(int32_t *idx, bool *taken, const struct expert_shape *s, enum routing routing, uint64_t *counter)
 {
     const uint64_t key = rng_key(0, "route"), n = (uint64_t)(routing == ROUTING_ONE ? s->top_k : s->n_exp);

@@ -1,8 +1,8 @@
-/* bench_lora.c - `moetrain bench lora`: what adapters cost on the experts of one layer.
+/* bench_lora.c - `moetrain bench lora`: cost of adapters on the experts of one layer.
  *
  * A step is a layer's: sort, gate_up, down, combine; then the backward of down and of gate_up. It runs without
- * adapters; with adapters whose gradients nobody wants, which is dX alone; and with everything. Each op lies between
- * two marks on the device, a step right behind the other. */
+ * adapters, with adapters but only dX, and with adapters and their gradients. Device events before and after each op
+ * time it; steps run back to back. */
 #include "train/bench/bench_experts.h"
 #include "train/report/profile.h"
 
@@ -19,13 +19,13 @@ struct layer {
     struct tensor x, dout; /* [T, D] */
 };
 
-/* Medians in ms; of a step's parts, and of the whole step. */
+/* Medians in ms of the parts of a step and of the whole step. */
 struct times {
     double part[N_PART], step;
 };
 
-/* Of one projection, or of the layer: the forward, and dX alone, without adapters and with; the whole backward; both
- * directions. */
+/* Times of one projection or of the layer: forward and dX, each without and with adapters; the whole backward; forward
+ * + backward. */
 struct split {
     double fwd_base, fwd, dx_base, dx, bwd, base, all;
 };
@@ -76,7 +76,7 @@ static void push_lora(struct device *dev, struct proj *p, int64_t r)
     device_zero(dev, p->grad.b);
 }
 
-/* Adapters and inputs, in place of those there were. */
+/* Allocates adapters and inputs; frees the earlier ones. */
 static int64_t push_case(struct layer *l, int64_t n_tok, int64_t r)
 {
     struct device *dev = l->dev;
@@ -103,7 +103,7 @@ static struct tensor push_rows(const struct layer *l, int64_t rows, int64_t cols
     return arena_tensor_2d(&l->dev->work, l->dev->act_dtype, rows, cols);
 }
 
-/* What lives how long is as in model/block.c with everything saved. */
+/* Lifetimes are those of model/block.c without recompute. */
 static void step(struct layer *l, bool grads, int slot)
 {
     struct device *dev = l->dev;
@@ -171,7 +171,7 @@ static struct split split_of(const struct times *base, const struct times *dx, c
                           .all = all->part[fwd] + all->part[bwd]};
 }
 
-/* Sums of the projections' and what belongs to neither; both directions at once are the step as it was timed. */
+/* Sums over the projections and the other ops; forward + backward is the measured step. */
 static struct split layer_split(const struct result *r, const struct times *base, const struct times *all)
 {
     return (struct split){
@@ -185,7 +185,7 @@ static struct split layer_split(const struct result *r, const struct times *base
     };
 }
 
-/* Bytes of the work arena that a step needs, and of the adapters, their gradients included; raises plan's peaks. */
+/* Bytes of the work arena that a step needs, and of the adapters with their gradients; raises the peaks of `plan`. */
 static int64_t measure_case(struct layer *planned, int64_t n_tok, int64_t r, int64_t *adapters)
 {
     struct device *plan = planned->dev;

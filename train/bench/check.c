@@ -1,15 +1,15 @@
 /* check.c - one batch, three times: on the configured device, on the CPU in bf16, on the CPU in F64.
  *
- * What is compared: the residual stream after the embedding, after every attention and after every layer, the final
- * norm, the loss, and the gradient of every adapter, each as |device - F64| / |F64|.
+ * Compared are the residual stream after the embedding, every attention and every layer, the final norm, the loss, and
+ * the gradient of every adapter. The error is |device - f64| / |f64|.
  *
- * The bound: a device that computes in bf16 may be twice as far from F64 as the CPU is that rounds every activation to
- * bf16, and one rounding more. One that computes in f32 has F32_BOUND.
+ * Bound in bf16: twice the error of a CPU that rounds every activation to bf16, plus one rounding. Bound in f32:
+ * F32_BOUND.
  *
- * Routing is no smooth function: where two experts' logits nearly tie, any rounding decides, and everything behind
- * differs. So both CPU sides take the device's experts (with gates of their own), and how often F64 would have chosen
- * otherwise is counted, with the distance of the logits in question, in units of the spread of its token's logits. That
- * distance must be one that errors of the allowed size explain: MARGIN times the bound of the router's input. */
+ * Routing is discontinuous: when the logits of two experts nearly tie, rounding decides, and all later values differ.
+ * Both CPU sides therefore use the device's experts, with their own gates. Check counts the tokens for which f64 would
+ * have chosen other experts, and takes the largest difference of the logits concerned, in standard deviations of the
+ * token's logits. That difference may be at most MARGIN times the bound of the router's input. */
 #include "train/bench/check.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@
 #define MARGIN    8
 enum { MAX_SEQ = 192, N_SEQ = 2, KINDS = 2 * LORA_TARGETS }; /* longer than gpt-oss' window, and packed */
 
-/* What one side computed; f32 on the host. */
+/* Results of one side; f32 on the host. */
 struct capture {
     float *x, *h; /* [(L+1), T, D] input of every layer and of the final norm; [L, T, D] after attention */
     float *norm;  /* [T, D] */
@@ -57,7 +57,7 @@ static struct {
     router_fwd_fn *real;
     const int32_t *idx; /* of the next layer */
     int64_t layer;
-    int64_t differ[MT_MAX_LAYERS]; /* tokens that would have gone elsewhere */
+    int64_t differ[MT_MAX_LAYERS]; /* tokens for which f64 would choose other experts */
     double margin[MT_MAX_LAYERS];  /* the largest */
 } forced;
 
@@ -77,7 +77,7 @@ static double spread(const double *logits, int64_t n)
     return sqrt(squares / (double)n);
 }
 
-/* How far the least of `taken` lies below the best of `own` that was not taken; 0 when the sets agree. */
+/* Difference between the highest logit of `own` that was not taken and the lowest of `taken`; 0 when the sets agree. */
 static double distance(const double *logits, const int32_t *own, const int32_t *taken, int64_t n)
 {
     double best = -INFINITY, least = INFINITY;
@@ -96,7 +96,7 @@ static void weigh(double *gate, const double *logits, const int32_t *idx, int64_
     for (int64_t j = 0; j < n_top; j++) gate[j] = exp(logits[idx[j]] - most) / sum;
 }
 
-/* Stands in for the CPU's router: its logits, the device's choice. */
+/* Replaces the CPU's router: its logits, the device's experts. */
 static void forced_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                           const struct weight *w, struct tensor bias, enum router_kind kind)
 {
@@ -120,8 +120,8 @@ static void forced_router(struct device *dev, struct route *r, struct tensor log
 
 /* ---- one side ---- */
 
-/* Fresh adapters have B = 0 and no gradient for A: B is drawn too. What is trained is rounded to bf16, so that every
- * side starts from the same values. */
+/* New adapters have B = 0 and therefore no gradient for A, so B is drawn too. Trained values are rounded to bf16, so
+ * that all sides start from the same values. */
 static float *draw_params(const struct adapters *ad, struct device *dev)
 {
     const struct adapters *whole = adapters_whole(ad);
@@ -188,7 +188,7 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     c->loss = sum.nll / (double)MT_MAX(sum.n_label, 1);
 }
 
-/* The CPU's turn, in F64 (oracle) or bf16. */
+/* Runs the CPU in f64 (oracle) or bf16. */
 static int cpu_side(struct check *k, bool oracle, struct capture *c, struct err *err)
 {
     struct config cfg = k->cfg;
@@ -267,7 +267,7 @@ static struct error compare(struct check *k, const float *got, const float *near
 
 static const float *part(const float *all, int64_t at) { return all ? all + at : NULL; }
 
-/* The worst of a column, for the summary. */
+/* The largest error of a column, for the summary. */
 struct worst {
     struct error e;
     int64_t layer;
@@ -292,7 +292,7 @@ static void print_head(const struct check *k)
     fprintf(k->out, "\n");
 }
 
-/* A table of layers by quantities; "!" marks what is beyond its bound. */
+/* A table of layers by quantities; "!" marks errors above the bound. */
 static void print_layers(struct check *k, struct worst *worst, double *allowed_h)
 {
     const struct adapters *layout = adapters_whole(&k->plan);
@@ -338,7 +338,7 @@ static void print_single(struct check *k, const char *name, const float *got, co
     print_worst(k->out, name, &w);
 }
 
-/* Tokens that F64 would have routed otherwise, and whether rounding explains it. */
+/* Tokens that f64 would have routed to other experts, and whether rounding explains it. */
 static void print_routing(struct check *k, const double *allowed_h)
 {
     int64_t tokens = 0, rows = 0, bad = 0;
@@ -420,7 +420,7 @@ int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, 
     k.cfg.train.micro_batch = N_SEQ;
     k.cfg.data.packing = true;
     k.cfg.data.overlong = OVERLONG_CUT;
-    k.cfg.data.loss_on = LOSS_ALL; /* the start of a conversation may hold no answer */
+    k.cfg.data.loss_on = LOSS_ALL; /* the start of a conversation may have no answer */
     k.cfg.train.recompute = CFG_RECOMPUTE_NONE;
     int rc = run_sides(&k, err);
     if (!rc) {

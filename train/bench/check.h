@@ -1,4 +1,4 @@
-/* check.h - `moetrain check CONFIG`: does this device compute what the CPU computes in F64? */
+/* check.h - `moetrain check CONFIG`: compares this device with the CPU in f64. */
 #ifndef MT_CHECK_H
 #define MT_CHECK_H
 
@@ -7,9 +7,10 @@
 #include "kernels/ops.h"
 #include "train/config.h"
 
-/* One small batch of the configuration's data, forward and backward, on its device and on the CPU; the table of errors
- * and the verdict go to out. n_layer: only the first so many layers; 0: all. ops: the device computes with these
- * instead of its own, to see what the check notices; NULL. -1 when something is beyond its bound, or cannot be opened.
+/* Runs one small batch of the configuration's data, forward and backward, on the device and on the CPU. Prints the
+ * table of errors and the verdict to `out`. n_layer: only the first n_layer layers; 0: all. ops: replaces the device's
+ * ops, to test what the check finds; NULL: the device's ops. -1: an error is above its bound, or something cannot be
+ * opened.
  */
 int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, FILE *out, struct err *err) MT_CHECK;
 

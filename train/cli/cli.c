@@ -1,4 +1,4 @@
-/* cli.c - finds the command, and turns its words into typed values as the row of each option says. */
+/* cli.c - finds the command, and parses its words to typed values with the rows of its options. */
 #include "train/cli/cli.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ bool cli_in_group(const struct command *c, const struct command *group)
     return !strncmp(c->name, group->name, n) && c->name[n] == ' ';
 }
 
-/* The command that the group's name and the next word make. */
+/* The command of a group's name and the next word. */
 static int find_in_group(struct cli_line *line, int n, char **words, struct err *err)
 {
     char name[128], known[256] = "";
@@ -147,7 +147,7 @@ static int set_text(const char **field, const struct cli_row *row, const char *t
                    nearest_choice(near, row->allowed, text));
 }
 
-/* A key's value is checked here, where the error can name the option, and used when the file was read. */
+/* The value of a key is checked here, where the error can name the option. It is applied after the file was read. */
 static int add_set(struct cli_sets *sets, const struct cli_row *row, const char *text, struct err *err)
 {
     if (sets->n == CLI_SETS) return err_set(err, "%s: more than %d values", row->name, CLI_SETS);
@@ -189,7 +189,7 @@ static int set_value(void *args, const struct cli_row *row, const char *text, st
     MT_REQUIRE(false, "%s", row->name);
 }
 
-/* ---- the words behind the command ---- */
+/* ---- the words after the command ---- */
 
 struct parse {
     const struct command *c;
@@ -244,7 +244,7 @@ static int take_option(struct parse *p, int left, char **words)
         return equals ? err_set(p->err, "%s takes no value", row->name) : 1;
     }
     if (equals) return set_value(p->args, row, equals + 1, p->err) ? -1 : 1;
-    if (left < 2 || find_row(p->c, words[1], strlen(words[1]))) /* the next option is no value of this one */
+    if (left < 2 || find_row(p->c, words[1], strlen(words[1]))) /* the next word is an option, not the value */
         return err_set(p->err, "%s needs %s", row->name, row->value);
     return set_value(p->args, row, words[1], p->err) ? -1 : 2;
 }

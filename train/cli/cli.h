@@ -1,5 +1,5 @@
-/* cli.h - the command line: one table of commands (command_table.c) makes the parser (cli.c), --help (cli_help.c), the
- * man page (cli_man.c) and the completion of shells (cli_completion.c). */
+/* cli.h - the command line: parser (cli.c), --help (cli_help.c), man page (cli_man.c) and shell completion
+ * (cli_completion.c) read one table of commands (command_table.c). */
 #ifndef MT_CLI_H
 #define MT_CLI_H
 
@@ -11,7 +11,7 @@ enum { EXIT_DONE = 0, EXIT_USER = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 130 };
 
 enum { CLI_VALUES = 8, CLI_SETS = 256, CLI_ROWS = 32 };
 
-/* Values separated by commas: whole numbers, or places in the row's list of choices. */
+/* Values separated by commas: whole numbers, or indices into the row's list of choices. */
 struct cli_list {
     int64_t n, v[CLI_VALUES];
 };
@@ -20,7 +20,7 @@ struct cli_words {
     int64_t n;
     const char *v[CLI_VALUES];
 };
-/* What overrides the configuration file: --set (key NULL, value "section.key=value") and options that name a key. */
+/* Overrides of the configuration file: --set (key NULL, value "section.key=value") and options that stand for a key. */
 struct cli_sets {
     int64_t n;
     struct {
@@ -34,23 +34,23 @@ struct cli_common {
     bool dump;
 };
 
-/* The field's type says the kind: bool, int64_t, double, const char *, struct cli_list, struct cli_sets, struct
+/* The kind follows from the field's type: bool, int64_t, double, const char *, struct cli_list, struct cli_sets, struct
  * cli_words. */
 enum cli_kind { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_LIST, CLI_SET, CLI_WORDS };
 
-/* An option (its name begins with "--") or an argument (it does not; arguments stand in their order). */
+/* An option (its name begins with "--") or a positional argument (in the order of the rows). */
 struct cli_row {
     const char *name, *value; /* "--adapter", "DIR"; value NULL: a flag or an argument */
     enum cli_kind kind;
     size_t offset;        /* of the field in the command's arguments */
     const char *allowed;  /* numbers: an interval; TEXT, LIST: a|b|c; SET: the key; NULL: anything */
-    const char *fallback; /* the default, as one would write it; NULL: all zero bits */
-    const char *usual;    /* what holds without the option, in words; NULL: fallback says it */
+    const char *fallback; /* the default as text; NULL: all zero bits */
+    const char *usual;    /* description of the default; NULL: `fallback` is shown */
     const char *help;
     bool required;
 };
 
-/* EITHER: exactly one of the names; NOT_BOTH: at most one; NEEDS: the first only beside one of the others. */
+/* EITHER: exactly one of the names; NOT_BOTH: at most one; NEEDS: the first requires one of the others. */
 enum cli_rule_kind { CLI_EITHER, CLI_NOT_BOTH, CLI_NEEDS };
 struct cli_rule {
     enum cli_rule_kind kind;
@@ -72,18 +72,18 @@ struct command {
 };
 extern const struct command commands[];
 extern const int64_t n_commands;
-extern const char *cli_program; /* how the program was called */
+extern const char *cli_program; /* argv[0] */
 
-/* What words, the command line without the program's name, ask for. */
+/* Finds the command of `words`, the command line without the program's name. */
 struct cli_line {
     const struct command *command; /* NULL: help on everything; without `run`: help on the group */
-    int first;                     /* of the command's own words */
+    int first;                     /* words that the command's name takes */
 };
 /* The same for words that can name a command only; fewer than two words of a group name the group. */
 int cli_find_named(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
 /* -1: no such command, with the nearest one in the error. */
 int cli_find(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
-/* Fills args (c->size zeroed bytes) from the words behind the command. 1: --help is among them; -1: wrong usage. */
+/* Fills args (c->size zeroed bytes) from the words after the command. 1: --help is one of them; -1: wrong usage. */
 int cli_parse(void *args, const struct command *c, int n, char **words, struct err *err) MT_CHECK;
 bool cli_is_option(const struct cli_row *row);
 const struct command *cli_command(const char *name); /* NULL: none */
@@ -93,7 +93,7 @@ bool cli_in_group(const struct command *c, const struct command *group);
 void cli_help(const struct command *c, FILE *out); /* NULL: of all commands */
 /* "moetrain eval CONFIG.ini [OPTION ...]" into buf. */
 char *cli_synopsis(char buf[512], const struct command *c);
-/* What exit codes and the files of a run mean; a row of zeros ends each. */
+/* Meanings of the exit codes and of the files of a run; a row of zeros ends each list. */
 struct cli_exit {
     int code;
     const char *meaning;

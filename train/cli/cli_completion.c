@@ -1,13 +1,13 @@
-/* cli_completion.c - completion scripts for bash, zsh and fish, out of the table of commands.
+/* cli_completion.c - completion scripts for bash, zsh and fish from the table of commands.
  *
- * Options, choices and the keys of --set are completed by word; everything else as a file. */
+ * Options, choices and the keys of --set complete by name; everything else completes as a file. */
 #include <string.h>
 
 #include "train/cli/cli.h"
 
 /* ---- pieces ---- */
 
-/* "a|b|c" with sep in place of the bars. */
+/* Prints "a|b|c" with sep instead of the bars. */
 static void put_choices(FILE *out, const char *choices, char sep)
 {
     for (const char *s = choices; *s; s++) fputc(*s == '|' ? sep : *s, out);
@@ -29,7 +29,7 @@ static void put_keys(FILE *out, char sep)
     }
 }
 
-/* The commands, or what may follow the name of a group. */
+/* The commands, or the second words of a group. */
 static void put_names(FILE *out, const struct command *group)
 {
     const char *blank = "";

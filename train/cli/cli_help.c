@@ -26,7 +26,7 @@ const struct cli_file cli_files[] = {
 
 /* ---- pieces ---- */
 
-/* " [--row N]" and the like behind what buf holds. */
+/* Appends " [--row N]" or similar to buf. */
 static void add(char *buf, int64_t cap, const char *open, const struct cli_row *row, const char *close)
 {
     const size_t used = strlen(buf);
@@ -108,8 +108,8 @@ char *cli_describe(char buf[512], const struct cli_row *row)
     return buf;
 }
 
-/* text in lines of at most COLUMNS, the first of which begins at column `at`, the others at `indent`. whole: what
- * brackets enclose stays on one line. */
+/* Wraps text at COLUMNS. The first line starts at column `at`, the others at `indent`. whole: does not break inside
+ * brackets. */
 static void wrap(FILE *out, const char *text, int at, int indent, bool whole)
 {
     for (bool first = true; *text; first = false) {

@@ -1,9 +1,9 @@
-/* cli_man.c - the manual page moetrain.1, out of the table of commands. */
+/* cli_man.c - the manual page moetrain.1 from the table of commands. */
 #include <string.h>
 
 #include "train/cli/cli.h"
 
-/* Text that roff prints as it is. */
+/* Escapes text for roff. */
 static void put(FILE *out, const char *text)
 {
     for (const char *s = text; *s; s++) {

@@ -1,5 +1,5 @@
-/* export.c - the order of an export: read the adapter, check format and disk space, write into a hidden directory, read
- * that back and compare, put it in place. A failure at any point leaves nothing. */
+/* export.c - the steps of an export: read the adapter, check format and disk space, write to a hidden directory, read
+ * it back and compare, rename it. A failure leaves no files. */
 #include "train/export/export.h"
 
 #include <math.h>
@@ -60,7 +60,7 @@ static int write_format(struct export *x, struct err *err)
     MT_REQUIRE(false, "format %d", (int)x->format);
 }
 
-/* The adapter's model card goes along with an adapter; a merged checkpoint is another model. */
+/* Adapter formats get the adapter's model card; a merged checkpoint gets none. */
 static int copy_card(const struct export *x, struct err *err)
 {
     char from[MT_PATH], to[MT_PATH];
@@ -76,7 +76,7 @@ static int copy_card(const struct export *x, struct err *err)
     return rc;
 }
 
-/* Everything that can fail cheaply first. */
+/* Cheap checks first. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
     if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
@@ -85,11 +85,10 @@ static int open_all(struct export *x, const char *format, struct err *err)
     x->quantize = plan_quantize(x->cfg);
     if (x->run.eval.n_docs) return 0;
     if (!x->force)
-        return err_set(err,
-                       "nothing to verify the export with: set data.eval, or data.eval_split with data.train; --force "
-                       "exports without a verification on data");
-    log_warn("NOT VERIFIED ON DATA: there are no held-out rows, so that the outputs of the exported model are not "
-             "compared with the trainer's. What is written is read back and compared value by value");
+        return err_set(err, "no held-out rows to verify the export: set data.eval, or data.eval_split with data.train; "
+                            "--force exports without them");
+    log_warn("NOT VERIFIED ON DATA: without held-out rows, the outputs of the exported model are not compared with the "
+             "trainer's. The written values are read back and compared one by one");
     return 0;
 }
 
@@ -107,11 +106,11 @@ static int write_and_verify(struct export *x, struct err *err)
     return -1;
 }
 
-/* dir NULL: writes. Otherwise verifies what is there. */
+/* dir NULL: writes an export. Otherwise verifies the export in dir. */
 static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, const char *dir,
                bool force, FILE *report, struct err *err)
 {
-    struct config on_cpu = *cfg; /* f32 on the CPU defines what is correct, and needs no device's memory */
+    struct config on_cpu = *cfg; /* f32 on the CPU is the reference and needs no device memory */
     char adapter[MT_PATH], usual[MT_PATH];
     on_cpu.train.device = CFG_DEVICE_CPU;
     on_cpu.train.dtype = CFG_DTYPE_FP32;

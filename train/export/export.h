@@ -1,4 +1,5 @@
-/* export.h - `moetrain export`: a trained adapter in the form that another program reads, verified before it appears.
+/* export.h - `moetrain export`: converts a trained adapter for another program and verifies it before the output
+ * appears.
  */
 #ifndef MT_EXPORT_H
 #define MT_EXPORT_H
@@ -7,14 +8,14 @@
 
 #include "train/config.h"
 
-/* Writes the adapter of the PEFT directory adapter_dir (NULL: output.dir/adapter) into the directory out (NULL:
- * output.dir/export-FORMAT), new or empty, which appears when everything in it was written and verified. The table of
- * the verification goes to `report`. Error: the format is none of this model's, no held-out rows to verify with, too
- * little space, or what was read back is not what was trained: which part. force: without held-out rows the values that
- * were written are compared one by one, no outputs of the model, and a warning says so. */
+/* Writes the adapter of the PEFT directory adapter_dir (NULL: output.dir/adapter) to the directory `out` (NULL:
+ * output.dir/export-FORMAT), which must be new or empty. `out` appears after all of it was written and verified. Prints
+ * the table of the verification to `report`. Errors: the model does not support the format, no held-out rows, too
+ * little disk space, or a part that differs when read back. force: without held-out rows it compares values only, not
+ * the model's outputs, and warns. */
 int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
                FILE *report, struct err *err) MT_CHECK;
-/* The verification alone, of what lies in dir already. */
+/* Verifies an existing export in dir. */
 int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
                  FILE *report, struct err *err) MT_CHECK;
 

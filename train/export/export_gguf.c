@@ -1,9 +1,9 @@
-/* export_gguf.c - the adapter as a LoRA GGUF, in the names and the order of rows that llama.cpp gives the base model.
+/* export_gguf.c - writes the adapter as a LoRA GGUF with llama.cpp's tensor names and row order.
  *
- * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. Gate and up are apart there; here they share
- * A, so that it is written twice and B's rows are dealt out: even and odd for gpt-oss, the two halves otherwise.
- * Mixtral is "llama" there, whose q and k have the two halves of every head interleaved. Source: llama.cpp,
- * convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo}.py, src/llama-adapter.cpp. */
+ * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. In llama.cpp gate and up are separate; in
+ * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
+ * otherwise. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of q and k. Source:
+ * llama.cpp, convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo}.py, src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@ enum rows { ROWS_ALL, ROWS_EVEN, ROWS_ODD, ROWS_FIRST, ROWS_SECOND, ROWS_ROTATED
 
 struct part {
     const struct lora_param *p;
-    enum rows rows; /* which of B's, in which order */
+    enum rows rows; /* which rows of B, in which order */
     char name[64];
 };
 
@@ -44,7 +44,7 @@ static void add(struct file *f, const struct lora_param *p, const char *matrix, 
              p->is_b ? 'b' : 'a');
     const bool half = p->is_b && rows >= ROWS_EVEN && rows <= ROWS_SECOND;
     const int64_t r = f->x->held.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
-    const int64_t n_cols = p->is_b ? r : p->cols; /* r, not as many as are held: llama.cpp's scale is alpha by these */
+    const int64_t n_cols = p->is_b ? r : p->cols; /* r without padding: llama.cpp's scale is alpha / r */
     *t = p->target < LORA_UP ? (struct gguf_tensor){.name = part->name, .rank = 2, .shape = {n_rows, n_cols}}
                              : (struct gguf_tensor){.name = part->name, .rank = 3, .shape = {p->n_exp, n_rows, n_cols}};
 }
@@ -64,7 +64,7 @@ static void add_param(struct file *f, const struct lora_param *p)
     }
 }
 
-/* Where row i of a written B stands in the trained one, of `n` rows; d is the head's width. */
+/* The row of the trained B, which has `n` rows, for row i of the written one; d is the head dim. */
 static int64_t row_of(enum rows rows, int64_t i, int64_t n, int64_t d)
 {
     switch (rows) {
@@ -110,7 +110,7 @@ int export_gguf(struct export *x, struct err *err)
     char path[MT_PATH], ranks[LORA_RANKS_TEXT];
     adapters_ranks_text(ad, ranks);
     if (ad->rslora && ranks[0])
-        return err_set(err, "a LoRA GGUF has one alpha, which cannot say rsLoRA's scale of several ranks "
+        return err_set(err, "a LoRA GGUF has one alpha and cannot express rsLoRA with several ranks "
                             "(lora.rank_pattern): export merged-bf16");
     if (!arch) return err_set(err, "llama.cpp's name for the architecture %s is not known", x->run.arch.family);
     const struct gguf_value values[] = {

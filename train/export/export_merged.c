@@ -1,9 +1,9 @@
-/* export_merged.c - the checkpoint with the adapter inside: W + scale * B A, tensor by tensor in the published layout.
+/* export_merged.c - the checkpoint with the adapter merged: W + scale * B A, tensor by tensor in the published layout.
  *
- * A tensor that the adapter does not touch, and that lies in the source as it will here, is copied byte by byte.
- * Everything else is made from what the trainer loads (model/weights.h), so that every way of storing a checkpoint can
- * be merged: a layer at a time is in memory, and of it one expert's matrix decoded. merged-bf16 has no packed weights;
- * merged-mxfp4 keeps gpt-oss' experts in MXFP4 (kernels/quant.h, quant_mxfp4_merge). */
+ * A tensor without adapter and with the same layout in source and export is copied byte by byte. All others are
+ * computed from the weights that the trainer loads (model/weights.h), so every checkpoint format can be merged. One
+ * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights; merged-mxfp4 keeps
+ * gpt-oss' experts in MXFP4 (kernels/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 #define SHARD_BYTES 4500000000
 #define COPY_BYTES  (32 << 20)
-#define HEAD_BYTES  512 /* of a tensor in a head and an index, at most */
+#define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
 
 enum which { COPY, QKV, OUT, ROUTER, UP, DOWN, UP_BIAS, DOWN_BIAS };
 enum form { DENSE, TRANSPOSED, BLOCKS }; /* TRANSPOSED: [E, in, out]; BLOCKS: MXFP4, whose scales are the next tensor */
@@ -25,8 +25,8 @@ struct made {
     enum form form;
     int64_t layer;
     const struct st_tensor *copy;
-    int64_t row, n_row;             /* of each matrix: its rows here */
-    int64_t exp, n_exp;             /* experts here */
+    int64_t row, n_row;             /* rows of each matrix that this tensor has */
+    int64_t exp, n_exp;             /* experts that this tensor has */
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t b_row;
 };
@@ -70,7 +70,7 @@ static void layer_name(char name[256], int64_t layer, const char *rest, const ch
     snprintf(name, 256, "model.layers.%lld.%s%s", (long long)layer, rest, suffix);
 }
 
-/* The source's tensor of this name, when it can be taken as it is. w: how the trainer holds it. */
+/* The source's tensor of this name if it can be copied unchanged. w: the trainer's form of it. */
 static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w, bool packed)
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
@@ -78,7 +78,7 @@ static const struct st_tensor *as_it_is(const struct merge *m, const char *name,
     return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8) ? t : NULL;
 }
 
-/* A tensor made from w: `how` says which rows of which experts; target LORA_TARGETS: never adapted. */
+/* Adds a tensor computed from w: `how` has the rows and experts; target LORA_TARGETS: never adapted. */
 static void add_matrix(struct merge *m, const char *rest, const struct weight *w, enum lora_target target,
                        struct made how)
 {
@@ -122,7 +122,7 @@ static void add_stack(struct merge *m, int64_t l, const char *rest, const struct
             (struct made){.which = which == UP ? UP_BIAS : DOWN_BIAS, .layer = l};
 }
 
-/* A tensor per expert; or the one of a dense layer, whose pattern has no #. */
+/* A tensor per expert, or one tensor for a dense layer, whose pattern has no #. */
 static void add_each(struct merge *m, int64_t l, const char *pattern, const struct weight *w, enum lora_target target,
                      int64_t row, int64_t n_row)
 {
@@ -190,7 +190,7 @@ static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw
     add_ffn(m, l, lw);
 }
 
-/* Whether the tensor belongs to a matrix that add_layer names, in whatever form. */
+/* Does the tensor belong to a matrix of add_layer, in any form? */
 static bool is_matrix(const struct arch *a, const char *name)
 {
     static const char *const parts[] = {"self_attn.q_proj.weight",
@@ -221,8 +221,9 @@ static int add_rest(struct merge *m, struct err *err)
         const struct st_tensor *t = &st->tensors[i];
         if (is_matrix(&m->x->run.arch, t->name)) continue;
         if (t->dtype == DT_NONE || t->dtype == DT_U8)
-            return err_set(err, "tensor %s is %s: only attention, router and experts may be packed in what is merged",
-                           t->name, t->st_dtype);
+            return err_set(
+                err, "tensor %s is %s: in a checkpoint to merge, only attention, router and experts may be packed",
+                t->name, t->st_dtype);
         add_copy(m, t->name, t);
     }
     return 0;
@@ -252,17 +253,16 @@ static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int
                   tensor_2d(NULL, DT_F32, n_out, n_in));
 }
 
-/* Lists the tensors; takes memory for the largest layer. */
+/* Lists the tensors; allocates memory for the largest layer. */
 static int merge_open(struct merge *m, struct export *x, struct err *err)
 {
     struct device measure;
     const struct arch *a = &x->run.arch;
     *m = (struct merge){.x = x};
     if (x->format == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
-        return err_set(err,
-                       "merged-mxfp4 is for gpt-oss: nobody publishes %s with experts in MXFP4, and nothing would "
-                       "read it; there is merged-bf16",
-                       a->family);
+        return err_set(
+            err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
+            a->family);
     device_dry_run(&measure, &x->run.dev);
     int rc = add_rest(m, err);
     for (int64_t l = 0; l < a->n_layer && !rc; l++) {
@@ -320,7 +320,7 @@ static const struct weight *weight_of(const struct layer_weights *lw, enum which
     MT_REQUIRE(false, "%d is no matrix", (int)which);
 }
 
-/* w [n_row, n_in] += scale * B A of one expert, as a product with A's transpose. */
+/* w [n_row, n_in] += scale * B A of one expert, computed with the transpose of A. */
 static void add_delta(struct merge *m, const struct made *how, int64_t e, float *w, int64_t n_in)
 {
     const struct held *h = &m->x->held;
@@ -448,7 +448,7 @@ static void copy_json(struct json_out *o, const char *key, struct json j)
     }
 }
 
-/* As gpt-oss is published. */
+/* The list of published gpt-oss. */
 static void write_mxfp4_config(struct json_out *o)
 {
     static const char *const dense[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
@@ -461,7 +461,7 @@ static void write_mxfp4_config(struct json_out *o)
     json_out_close(o, '}');
 }
 
-/* The source's config.json, but for how the weights are packed. */
+/* The source's config.json with another quantisation entry. */
 static int write_config(const struct merge *m, struct err *err)
 {
     char path[MT_PATH];
@@ -489,7 +489,7 @@ static bool ends(const char *s, const char *end)
     return n >= k && !strcmp(s + n - k, end);
 }
 
-/* Neither weights nor what is made here. */
+/* Files other than weights and those that this file writes. */
 static bool is_beside(const char *name)
 {
     static const char *const others[] = {".safetensors", ".bin",     ".pt",   ".pth", ".gguf",
@@ -499,7 +499,7 @@ static bool is_beside(const char *name)
     return strcmp(name, "config.json") && !ends(name, ".index.json") && name[0] != '.';
 }
 
-/* Tokenizer, chat template, generation_config.json, licence: each mapped, by its name. */
+/* Copies tokenizer, chat template, generation_config.json, licence. */
 typedef int beside_fn(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err);
 static int each_beside(const struct merge *m, beside_fn *job, void *arg, struct err *err)
 {

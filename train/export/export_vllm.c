@@ -1,10 +1,10 @@
-/* export_vllm.c - the adapter with the keys that vLLM accepts for each model.
+/* export_vllm.c - writes the adapter with the keys that vLLM accepts for each model.
  *
- * gpt-oss keeps the experts fused, as PEFT >= 0.19.1 has them, but wants both products. Qwen3-MoE, OLMoE and Mixtral
- * want a pair per expert and projection, gate and up apart, all of them: here gate and up share their A, so that it is
- * written twice and B is cut in two. What was not trained has B = 0. rsLoRA goes into alpha: some versions overlook the
- * flag in experts. One rank and alpha hold for all: of several ranks the largest, and B makes up for the scale. Source:
- * vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras), lora_weights.py (pack_moe),
+ * gpt-oss: fused experts as in PEFT >= 0.19.1; both projections are required. Qwen3-MoE, OLMoE and Mixtral: a pair per
+ * expert and projection, gate and up separate, all required. In moetrain gate and up share A, so A is written twice and
+ * B is split in two. Untrained targets have B = 0. alpha includes the rsLoRA factor, because some versions ignore the
+ * flag for experts. All targets have one r and alpha: r is the largest, and B is scaled to compensate. Source: vllm
+ * 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras), lora_weights.py (pack_moe),
  * peft_helper.py. */
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ struct list {
 
 static bool trains(const struct adapters *ad, enum lora_target t) { return ad->target[t]; }
 
-/* The adapter with both products of the experts if it has one, of one rank, and without rsLoRA. */
+/* Converts the adapter: both expert projections if it has one, a single r, no rsLoRA. */
 static int complete(struct held *full, const struct export *x, struct err *err)
 {
     const struct adapters *ad = &x->held.ad;
@@ -57,7 +57,7 @@ static void add(struct list *list, const char *key, int64_t rows, int64_t cols, 
         (struct st_entry){.name = mem_strdup(key), .dtype = DT_F32, .rank = 2, .shape = {rows, cols}, .data = data};
 }
 
-/* One projection of one expert: its A as it is, of B the rows from `row` on. */
+/* One projection of one expert: A unchanged, rows of B from `row` on. */
 static void add_pair(struct list *list, const struct held *h, const struct lora_param *a, const struct lora_param *b,
                      const char *pattern, int64_t e, int64_t row, int64_t rows)
 {
@@ -153,7 +153,7 @@ static int write_config(const struct adapters *ad, const struct arch *a, const c
     return rc;
 }
 
-/* At most: all targets, at the largest rank. */
+/* Upper bound: all targets, with the largest r. */
 int64_t export_vllm_bytes(const struct export *x)
 {
     const struct arch *a = &x->run.arch;

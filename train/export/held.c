@@ -21,7 +21,7 @@ float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r)
     return (float)(ad->rslora ? sqrt(ratio) : ratio);
 }
 
-/* h->ad is planned: takes memory for it. */
+/* Allocates h->ad, which is planned. */
 static int alloc(struct held *h, const struct arch *a, struct err *err)
 {
     struct device measure;

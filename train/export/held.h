@@ -1,15 +1,15 @@
-/* held.h - adapters on the CPU in f32, as an export reads and compares them. */
+/* held.h - adapters on the CPU in f32, for the writers and the verification of an export. */
 #ifndef MT_HELD_H
 #define MT_HELD_H
 
 #include "model/lora.h"
 
-/* Adapters on the CPU, in f32, to be used as they are. */
+/* Adapters on the CPU in f32, not trained. */
 struct held {
     struct device dev;
     struct adapters ad;
 };
-/* What adapters_plan needs to know, taken from other adapters and perhaps changed. */
+/* Arguments of adapters_plan, copied from other adapters; the caller may change them. */
 struct shape {
     int64_t r;
     char ranks[LORA_RANKS_TEXT]; /* "": r everywhere */
@@ -18,11 +18,11 @@ struct shape {
     const bool *layer_on; /* [n_layer] */
 };
 struct shape shape_of(const struct adapters *ad);
-/* What a target's B is multiplied with where a format gives it the rank r at the same alpha; 1 for its own rank. */
+/* Factor for a target's B when a format stores it with rank r and the same alpha; 1 when r is the target's rank. */
 float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r);
 /* All values 0. */
 int held_open(struct held *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
-/* Those of a PEFT directory. */
+/* Reads the adapters of a PEFT directory. */
 int held_load(struct held *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 void held_close(struct held *h); /* zeroed is fine */
 /* Element [row, col] of expert e of a parameter. */

@@ -1,15 +1,15 @@
-/* verify.c - the trainer and an export as models, side by side over held-out rows, layer by layer.
+/* verify.c - compares trainer and export as models over held-out rows, layer by layer.
  *
- * Seven models run at once: the base model; the trainer with the whole adapter, with attention's part, with the
- * experts' part; the export likewise. Each has a hidden state; a layer's weights are loaded, the seven states go
- * through, the weights are dropped, so that memory is that of one layer (of two, when the export has weights of its
- * own). All on the CPU in f32: it defines what is correct, and equal adapters give equal bits.
+ * Seven models run together: the base model; the trainer with the whole adapter, with its attention part, with its
+ * experts part; the export likewise. For each layer the weights are loaded, all seven hidden states are computed, and
+ * the weights are freed. Memory is that of one layer, or of two when the export has separate weights. All run on the
+ * CPU in f32, the reference; equal adapters give equal bits.
  *
  * Allowed, in nats per token (KL of the trainer's distribution from the export's), for the whole and for each part:
  *   adapter formats  largest KL 1e-6, and every value must be the trained one
- *   merged-bf16      mean KL 1e-3, or 25 % of what the part itself moves (mean KL of the trainer's part from the base)
- *   merged-mxfp4     mean KL 1e-3, or 100 %: a merge that is further from the trainer than the base model is lost
- * Merged weights must also be, one by one, what the format's rounding makes of base + adapter (verify_merged.c). */
+ *   merged-bf16      mean KL 1e-3, or 25 % of the part's effect (mean KL of the trainer's part from the base)
+ *   merged-mxfp4     mean KL 1e-3, or 100 %: a merge further from the trainer than the base model has lost the adapter
+ * Each merged weight must also be base + adapter within the format's rounding (verify_merged.c). */
 #include "train/export/verify.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@
 #include <string.h>
 
 enum { MAX_TOKENS = 256, HEAD_ROWS = 64 };
-#define MOST_LOST 0.5 /* of the change to the experts: more, lost to MXFP4, is a warning */
+#define MOST_LOST 0.5 /* warn when MXFP4 rounding loses more of the change to the experts */
 enum part { PART_ALL, PART_ATTENTION, PART_EXPERTS, PARTS };
 enum { SIDES = 1 + 2 * PARTS }; /* base; trainer's parts; export's parts */
 
@@ -27,8 +27,8 @@ static const char *const part_names[PARTS] = {"whole adapter", "attention only",
 /* One model of the seven. */
 struct side {
     bool exported, attention, experts;
-    struct lora_layer *layers; /* [L] of `on`; those of a part that is off have r == 0 */
-    struct adapters on;        /* borrows everything else */
+    struct lora_layer *layers; /* [L] of `on`; parts that are off have r == 0 */
+    struct adapters on;        /* the other fields are borrowed */
     struct tensor x;           /* [T, D] */
 };
 
@@ -47,15 +47,15 @@ struct stream {
     int64_t n_tok, n_seq, max_len;
     int32_t *ids, *at, *starts; /* host: [T], [T], [S+1] */
     struct tensor tok, pos, cu, rope;
-    struct kl part[PARTS], effect[PARTS]; /* trainer from export, trainer from base */
+    struct kl part[PARTS], effect[PARTS]; /* KL of trainer from export, of trainer from base */
 };
 
 /* ---- rows ---- */
 
 static bool has_rows(const struct export *x) { return x->run.eval.n_docs > 0; }
 
-/* Documents from the first on, up to MAX_TOKENS. Without any: one token, which takes the weights through the comparison
- * layer by layer; what comes out is not judged. */
+/* The first documents, up to MAX_TOKENS. Without documents: one token, so that the weights are compared layer by layer;
+ * its output is not compared. */
 static void take_rows(struct stream *s)
 {
     const struct dataset *ds = &s->x->run.eval;
@@ -114,7 +114,7 @@ static void push_state(struct stream *s)
     for (int i = 0; i < SIDES; i++) s->sides[i].x = arena_tensor_2d(&dev->state, dev->act_dtype, s->n_tok, a->d_model);
 }
 
-/* ---- through the model ---- */
+/* ---- forward pass ---- */
 
 /* The export's weights for the part that is on, the source's for the other. */
 static struct layer_weights weights_of(const struct side *side, const struct layer_weights *source,
@@ -202,7 +202,7 @@ static int run_layers(struct stream *s, struct err *err)
     return 0;
 }
 
-/* ---- comparing what comes out ---- */
+/* ---- comparing outputs ---- */
 
 static double log_sum_exp(const float *x, int64_t n)
 {
@@ -279,7 +279,7 @@ static int run_all(struct stream *s, struct err *err)
     return run_embed(s, err) || run_layers(s, err) || run_head(s, err) ? -1 : 0;
 }
 
-/* Measures the arenas, takes them, runs. */
+/* Plans and allocates the arenas, then runs. */
 static int run_measured(struct stream *s, struct err *err)
 {
     struct device *dev = &s->dev, *cpu = &s->x->run.dev;
@@ -323,10 +323,10 @@ void losses_add(struct losses *l, const char *fmt, ...)
     if (l->n++ < SHOWN) fprintf(l->report, "  lost: %s\n", text);
 }
 
-/* Of the mean for merged weights, of the largest for adapters. */
+/* The mean KL for merged weights, the largest for adapters. */
 static double allowed_kl(const struct stream *s, int part)
 {
-    const bool trained = s->effect[part].sum > 0; /* a part that is not may be rounded as well */
+    const bool trained = s->effect[part].sum > 0; /* the other part may be rounded as well */
     const double effect = s->effect[trained ? part : PART_ALL].sum / (double)s->n_tok;
     switch (s->x->format) {
     case EXPORT_MERGED_BF16: return fmax(1e-3, 0.25 * effect);
@@ -340,7 +340,7 @@ static double judged_kl(const struct stream *s, int part)
     return s->merged ? s->part[part].sum / (double)s->n_tok : s->part[part].max;
 }
 
-/* The part to blame: one of the two before the whole. PARTS: none. */
+/* The part that failed: attention or experts before the whole. PARTS: none. */
 static int find_bad(const struct stream *s)
 {
     for (int p = PARTS - 1; p >= 0; p--)
@@ -371,7 +371,7 @@ static int judge(const struct stream *s, struct err *err)
                 "  no held-out tokens: not verified on data; values compared one by one, different: %lld\n",
                 (long long)s->losses->n);
     if (s->losses->n)
-        return err_set(err, "verification: %lld parts of the adapter did not arrive in %s, the first: %s",
+        return err_set(err, "verification: parts of the adapter that differ: %lld, in %s, the first: %s",
                        (long long)s->losses->n, export_format_name(s->x->format), s->losses->first);
     if (bad == PARTS) return 0;
     return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g",
@@ -390,8 +390,8 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
     return rc;
 }
 
-/* How much of the adapter's change to the experts MXFP4's rounding swallowed: its part along the change itself. In the
- * report too, which may be kept where the warning is not. */
+/* Share of the adapter's change to the experts that MXFP4 rounding lost, measured along the change. Also in the report,
+ * which users may keep without the log. */
 static void warn_of_rounding(const struct losses *l)
 {
     const double lost = l->delta2 > 0 ? 1 - l->arrived / l->delta2 : 0;
@@ -399,8 +399,8 @@ static void warn_of_rounding(const struct losses *l)
         fprintf(l->report, "rounding to MXFP4 removes %.0f %% of the adapter's change to the experts%s\n", 100 * lost,
                 lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");
     if (lost <= MOST_LOST) return;
-    log_warn("the 4-bit rounding of merged-mxfp4 swallows %.0f %% of the adapter's change to the experts (warned above "
-             "%.0f %%): export merged-bf16, or peft to keep the adapter beside the base model",
+    log_warn("the 4-bit rounding of merged-mxfp4 loses %.0f %% of the adapter's change to the experts (limit of this "
+             "warning: %.0f %%): export merged-bf16, or peft to keep a separate adapter",
              100 * lost, 100 * MOST_LOST);
 }
 

@@ -1,5 +1,5 @@
-/* verify_adapter.c - adapter files read back: PEFT and vLLM directories by the reader of foreign adapters
- * (train/peft.c), GGUF by one of its own that goes by the names in the file, not by the writer's list. */
+/* verify_adapter.c - adapter files read back: PEFT and vLLM directories with the PEFT reader (train/peft.c), GGUF with
+ * a separate reader that uses the names in the file, not the writer's list. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,9 +8,9 @@
 #include "data/gguf.h"
 #include "train/export/verify.h"
 
-/* ---- per-expert PEFT: gate and up apart ---- */
+/* ---- per-expert PEFT: gate and up separate ---- */
 
-/* Rank 2r, A = [A_gate; A_up], B = [B_gate 0; 0 B_up], becomes rank r again where both A are the same. */
+/* Converts rank 2r, A = [A_gate; A_up], B = [B_gate 0; 0 B_up] back to rank r; both A must be equal. */
 static int fold(struct held *out, const struct held *wide, const struct arch *a, struct err *err)
 {
     struct shape shape = shape_of(&wide->ad);
@@ -28,7 +28,7 @@ static int fold(struct held *out, const struct held *wide, const struct arch *a,
                 memcpy(held_at(out, p, e, k, 0), held_at(wide, w, e, k, second ? r : 0), row);
                 if (p->is_b || p->target != LORA_UP) continue;
                 if (memcmp(held_at(wide, w, e, k, 0), held_at(wide, w, e, k + r, 0), row))
-                    return err_set(err, "layer %lld, expert %lld: gate and up do not share their lora_A",
+                    return err_set(err, "layer %lld, expert %lld: gate and up have different lora_A",
                                    (long long)p->layer, (long long)e);
             }
     }
@@ -80,8 +80,8 @@ static bool parse_name(const char *name, struct gguf_name *out)
     return false;
 }
 
-/* Where row `row` of a tensor belongs in a parameter with `rows` rows: gpt-oss' gate and up alternate, others' lie
- * under each other; llama's heads of q and k hold pairs that are half a head apart. */
+/* The row of a parameter with `rows` rows for row `row` of a tensor. gpt-oss interleaves gate and up, other models
+ * stack them; llama's q and k interleave the two halves of every head. */
 static int64_t home(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
 {
     const int64_t half = a->head_dim / 2, in_head = row % a->head_dim;
@@ -91,12 +91,12 @@ static int64_t home(const struct arch *a, const struct gguf_name *n, int64_t row
     return row - in_head + in_head / 2 + (in_head % 2 ? half : 0);
 }
 
-/* One tensor into its parameter, whose values not yet read are NaN. */
+/* Copies one tensor to its parameter; values not read yet are NaN. */
 static int read_tensor(struct held *read, const struct arch *a, const struct gguf_tensor *t, struct err *err)
 {
     struct gguf_name n;
     const struct lora_param *p = parse_name(t->name, &n) ? adapters_find(&read->ad, n.layer, n.target, n.is_b) : NULL;
-    if (!p) return err_set(err, "tensor %s belongs to nothing that was trained", t->name);
+    if (!p) return err_set(err, "tensor %s does not match any trained target", t->name);
     const int first = t->rank - 2;
     const int64_t r = read->ad.rank[n.target], n_exp = first ? t->shape[0] : 1;
     const int64_t rows = !n.is_b ? r : n.target == LORA_UP ? p->rows / 2 : p->rows, cols = n.is_b ? r : p->cols;
@@ -109,8 +109,8 @@ static int read_tensor(struct held *read, const struct arch *a, const struct ggu
             const float *from = t->data + (e * rows + row) * cols;
             const size_t size = (size_t)cols * sizeof(float);
             if (!isnan(*to) && memcmp(to, from, size))
-                return err_set(err, "layer %lld, expert %lld: gate and up do not share their lora_a",
-                               (long long)n.layer, (long long)e);
+                return err_set(err, "layer %lld, expert %lld: gate and up have different lora_a", (long long)n.layer,
+                               (long long)e);
             memcpy(to, from, size);
         }
     return 0;
@@ -169,14 +169,15 @@ int verify_read(struct held *read, const struct export *x, struct err *err)
 
 /* ---- comparing ---- */
 
-/* How many of expert e's values differ; the first of them. `want` NULL: 0 is wanted, as in ranks that were not trained.
+/* Number of values of expert e that differ, and the first of them. `want` NULL: all must be 0, as in untrained ranks.
  */
 static int64_t count_wrong(const struct held *trained, const struct lora_param *want, const struct held *read,
                            const struct lora_param *p, int64_t e, float pair[2])
 {
     int64_t wrong = 0;
     const int64_t r = read->ad.rank[p->target];
-    const int64_t n_row = p->is_b ? p->rows : r, n_col = p->is_b ? r : p->cols; /* of what is held, what was read */
+    const int64_t n_row = p->is_b ? p->rows : r,
+                  n_col = p->is_b ? r : p->cols; /* of the trained adapter, of the export */
     const float factor = want && p->is_b ? rank_factor(&trained->ad, p->target, r) : 1;
     for (int64_t row = 0; row < n_row; row++)
         for (int64_t col = 0; col < n_col; col++) {
@@ -196,10 +197,10 @@ static void compare_param(struct losses *l, const struct held *trained, const st
     float pair[2] = {0, 0};
     char name[64], expert[32] = "";
     lora_param_name(p, name);
-    if (!want && !p->is_b) return; /* added by the format; its B must be 0 */
+    if (!want && !p->is_b) return; /* a target that only the format requires; B must be 0 */
     if (want && (want->n_exp != p->n_exp || read->ad.rank[p->target] < trained->ad.rank[p->target] ||
                  (p->is_b ? want->rows != p->rows : want->cols != p->cols))) {
-        losses_add(l, "%s has another shape", name);
+        losses_add(l, "%s has a different shape", name);
         return;
     }
     for (int64_t e = 0; e < p->n_exp; e++) {

@@ -1,8 +1,8 @@
-/* verify_merged.c - merged weights beside base + adapter, weight by weight.
+/* verify_merged.c - compares each merged weight with base + adapter.
  *
- * The exported layer comes from the loader; base + adapter is computed here by plain sums, not by the writer's product.
- * A bf16 weight may be half a step of bf16 away; an MXFP4 weight must be one of the codes nearest under its block's
- * exponent. Both have SLACK times the matrix's largest delta besides, for sums in another order. */
+ * The loader reads the exported layer. base + adapter is computed here by plain sums, not by the writer's product. A
+ * bf16 weight may differ by half a bf16 step; an MXFP4 weight must be a nearest code for its block's exponent. Both may
+ * differ by SLACK times the matrix's largest delta more, because sums have another order. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #define SLACK 1e-5
 enum { ROWS = 32 }; /* decoded at once */
 
-/* One matrix of the trainer, of every expert, beside the exported one: rows from `row` on. */
+/* One matrix of every expert in the trainer and in the export: rows from `row` on. */
 struct matrix {
     const struct weight *source, *exported;
     const struct held *held;
@@ -22,7 +22,7 @@ struct matrix {
     int64_t row, n_row;
 };
 
-/* Sums over an expert's matrix. delta: what was to be added; step: what was. */
+/* Sums over an expert's matrix. delta: the trained change; step: the change in the export. */
 struct tally {
     double moved, dot, delta2, step2;
     int64_t wrong;
@@ -39,7 +39,7 @@ int merged_open(struct merged *m, const struct export *x, struct err *err)
         a->names == b->names)
         return 0;
     merged_close(m);
-    return err_set(err, "%s/config.json describes another model", x->tmp);
+    return err_set(err, "%s/config.json describes a different model", x->tmp);
 }
 
 void merged_close(struct merged *m) { safetensors_close(&m->st); }
@@ -94,7 +94,7 @@ static void compare_rows(const struct matrix *m, struct tally *sum, int64_t e, i
     }
 }
 
-/* Threads take the next expert's next rows; the sums are kept by expert. */
+/* Threads take the next rows of the next expert; sums are per expert. */
 struct work {
     const struct matrix *m;
     struct tally *tally; /* [n_exp] */
@@ -131,7 +131,7 @@ static void compare_matrix(const struct matrix *m, struct tally *tally, int n_th
     mem_free(threads);
 }
 
-/* The layer's line about one target, and what is lost of it. */
+/* Prints the layer's line for one target; adds the lost part to the totals. */
 static void tell(const struct matrix *m, const struct tally *tally, struct losses *l, int64_t layer, const char *name)
 {
     struct tally all = {.wrong = 0};
@@ -149,7 +149,7 @@ static void tell(const struct matrix *m, const struct tally *tally, struct losse
     if (m->exported->format == WF_MXFP4) l->delta2 += all.delta2, l->arrived += all.dot;
     const double product = sqrt(all.delta2) * sqrt(all.step2);
     fprintf(l->report,
-            "  layer %3lld  %-13s %6.2f %% of the weights moved; of the delta there is cosine %.4f, norm %.4f\n",
+            "  layer %3lld  %-13s %6.2f %% of the weights changed; remaining delta: cosine %.4f, norm %.4f\n",
             (long long)layer, name, 100 * all.moved / n, product > 0 ? all.dot / product : 0,
             all.delta2 > 0 ? sqrt(all.step2 / all.delta2) : 0);
 }

@@ -1,4 +1,4 @@
-/* closing.c - what a user wants to know when a run has ended. */
+/* closing.c - the last lines of a run. */
 #include "train/report/closing.h"
 
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "data/file.h"
 #include "data/text.h"
 
-/* A word of a shell's command line. */
+/* Quotes a word for a shell. */
 static void put_word(struct text_buf *line, const char *word)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+@%-";

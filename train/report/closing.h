@@ -1,4 +1,4 @@
-/* closing.h - the last lines of a run: where its files are, and the next commands. */
+/* closing.h - the last lines of a run: the paths of its files, and the next commands. */
 #ifndef MT_CLOSING_H
 #define MT_CLOSING_H
 
@@ -6,8 +6,8 @@
 
 #include "train/config.h"
 
-/* Names what there is below output.dir (train/loop.c has named best/), then the commands for evaluation, text and
- * export, ready to be pasted into a shell. program: as it was called. */
+/* Prints the files below output.dir (train/loop.c prints best/) and shell commands for eval, generate and export.
+ * program: argv[0]. */
 void closing_print(const struct config *cfg, const char *program, FILE *out);
 
 #endif

@@ -14,7 +14,7 @@
 struct compared {
     const char *dir;
     struct history history;
-    char *settings; /* config_dump; NULL: no config.ini that this version reads */
+    char *settings; /* config_dump; NULL: config.ini is missing or cannot be read */
 };
 
 enum { STEPS, TOKENS, TRAIN, FIRST, BEST, LAST, SPEED, TIME, MEMORY, N_COLUMNS };
@@ -53,7 +53,7 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
 
 /* ---- settings ---- */
 
-/* Line `number` of text, or "" behind its end. */
+/* Line `number` of text, or "" after its end. */
 static const char *line_at(const char *text, int64_t number, int *n)
 {
     while (number > 0 && text && (text = strchr(text, '\n'))) text++, number--;
@@ -61,11 +61,11 @@ static const char *line_at(const char *text, int64_t number, int *n)
     return text ? text : "";
 }
 
-/* Calls row(key, values) for each setting that is not the same in all runs that have settings. Dumps have the same keys
- * in the same order, a line each; output.dir is left out, as it always differs. */
+/* Calls row(key, values) for each setting that differs between the runs with settings. Dumps have the same keys in the
+ * same order, one per line; output.dir is skipped because it always differs. */
 struct difference {
     char key[128];
-    char values[COMPARE_RUNS][MT_PATH]; /* whole: long ones may differ at their ends */
+    char values[COMPARE_RUNS][MT_PATH]; /* not shortened: long values may differ at their ends */
 };
 static bool next_difference(const struct compared *runs, int n, int64_t *line, char section[64], struct difference *d)
 {
@@ -226,7 +226,7 @@ static int write_page(const char *path, const struct compared *runs, int n, stru
     write_plot(out, runs, n, false);
     write_settings(out, runs, n);
     html_end(out);
-    MT_REQUIRE(!fclose(out), "the page does not fit into memory");
+    MT_REQUIRE(!fclose(out), "out of memory for the page");
     const int rc = file_write_atomic(path, html, (int64_t)size, err);
     free(html);
     return rc;

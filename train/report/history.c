@@ -36,7 +36,7 @@ void history_free(struct history *h)
 
 /* ---- reading */
 
-/* NaN when it is absent, null or no number. */
+/* NaN: absent, null or not a number. */
 static double number(struct json j, const char *key)
 {
     double v = NAN;
@@ -86,7 +86,7 @@ static void copy_text(char *to, size_t size, struct json event, const char *key)
     snprintf(to, size, "%s", text);
 }
 
-/* A later start replaces an earlier one: the settings that the run had last. */
+/* A later start replaces an earlier one, so the last settings of the run count. */
 static void add_start(struct history *h, struct json event)
 {
     struct history_start *s = &h->start;
@@ -147,7 +147,7 @@ static int add_event(struct history *h, struct json event, struct err *err)
         push(&h->eval_tok, number(event, "tokens"));
         h->eval_ms += or_zero(number(event, "ms"));
     }
-    return 0; /* other events are for other readers */
+    return 0; /* other events are ignored */
 }
 
 int history_read(struct history *h, const char *dir, struct err *err)

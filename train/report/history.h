@@ -1,4 +1,4 @@
-/* history.h - metrics.jsonl read back, for the report and for comparisons of runs. */
+/* history.h - reads metrics.jsonl for the report and for `compare`. */
 #ifndef MT_HISTORY_H
 #define MT_HISTORY_H
 
@@ -9,7 +9,7 @@ struct series {
     int64_t n, cap;
 };
 
-/* What the last `start` event says; "" where there is none, as in files of older versions. */
+/* The last `start` event; "" where there is none, as in files of older versions. */
 struct history_start {
     char run[256], date[32], model[256], data[256], device[256], version[64];
     int64_t total_steps; /* 0: not known */
@@ -22,13 +22,14 @@ struct history_sample {
     char *prompt, *text;
 };
 
-/* The series of steps are parallel, as are those of evaluations. */
+/* Arrays of steps have one length, arrays of evaluations another. */
 struct history {
     struct series step, loss, smooth, grad, lr, tok_s;
     struct series eval_step, eval_loss, perplexity, accuracy, eval_tok;
-    int64_t first_eval; /* from this evaluation on all are on the held-out data of the last: their losses compare */
-    char held_out[32];  /* which these are; "" in files of older versions */
-    int64_t n_worse;    /* evaluations without a lower loss, after which eval.patience ended the run; 0: it did not */
+    int64_t first_eval; /* index of the first evaluation on the held-out data of the last one; losses from there on are
+                           comparable */
+    char held_out[32];  /* hash of these data; "" in files of older versions */
+    int64_t n_worse; /* evaluations without a lower loss when eval.patience ended the run; 0: it did not end the run */
     double tokens, train_ms, eval_ms, mem_bytes;
     int64_t n_skipped, n_layer, n_exp;
     double *experts; /* [n_layer, n_exp] tokens, all events summed; NULL: no such event */
@@ -37,9 +38,9 @@ struct history {
     int64_t n_samples, cap_samples;
 };
 
-/* Reads DIR/metrics.jsonl. A line that is not valid is a warning and is skipped; an unknown event is skipped. */
+/* Reads DIR/metrics.jsonl. Skips invalid lines with a warning and unknown events without one. */
 int history_read(struct history *h, const char *dir, struct err *err) MT_CHECK;
-void history_free(struct history *h); /* zeroed is fine */
+void history_free(struct history *h); /* h may be zeroed */
 
 /* The last finite value, or NaN. */
 double series_last(const struct series *s);

@@ -1,4 +1,4 @@
-/* html.c - the frame of a page. */
+/* html.c - head and style of a page. */
 #include "train/report/html.h"
 
 #include "train/report/svg.h"

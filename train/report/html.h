@@ -1,11 +1,11 @@
-/* html.h - the frame of a self-contained page: head, style, heading; no scripts, nothing from elsewhere. Classes that
- * content uses: cards, three, wide and narrow (one of them is shown), table, facts, sample, key, sub. */
+/* html.h - head, style and heading of a self-contained page without scripts. Classes for its content: cards, three,
+ * wide and narrow (shown by screen width), table, facts, sample, key, sub. */
 #ifndef MT_HTML_H
 #define MT_HTML_H
 
 #include <stdio.h>
 
-/* Up to and with the <h1> that shows `title`, which is escaped here. */
+/* Writes the page up to the <h1> with `title`; escapes the title. */
 void html_begin(FILE *out, const char *title);
 void html_end(FILE *out);
 

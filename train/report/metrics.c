@@ -1,5 +1,5 @@
 /* metrics.c - the step line and metrics.jsonl. A line of metrics.jsonl is one write, so that a killed run leaves at
- * most one torn line, at the end. */
+ * most one incomplete line, at the end. */
 #include "train/report/metrics.h"
 
 #include <errno.h>
@@ -27,14 +27,14 @@ static bool keep_line(const char *line, int64_t n, const char *name, int64_t las
     int64_t step = -1;
     struct json_doc *doc = json_parse(line, n, name, &err);
     if (!doc || json_get_i64(json_root(doc), "step", 0, INT64_MAX, &step, &err)) {
-        log_warn("%s; the line is left out", err.msg);
+        log_warn("%s; the line is dropped", err.msg);
         step = INT64_MAX;
     }
     json_free(doc);
     return step <= last;
 }
 
-/* Rewrites the file without the events after step `last` and without a line that has no end. */
+/* Rewrites the file without events after step `last` and without an incomplete line. */
 static int cut_after(const char *path, int64_t last, struct err *err)
 {
     struct file_map map;
@@ -58,7 +58,7 @@ static int cut_after(const char *path, int64_t last, struct err *err)
     return rc;
 }
 
-/* A FIFO in its place is refused: without a reader it would hold the run for ever. */
+/* A FIFO is refused: without a reader, opening it would block the run. */
 static FILE *open_lines(const char *path, bool append, struct err *err)
 {
     struct stat st = {0};
@@ -139,7 +139,7 @@ void metrics_end_line(struct metrics *m)
 
 enum { STEP, LOSS, SMOOTH, GRAD, LR, SPEED, ROOF, DONE, LEFT, MEM, N_FIELDS };
 
-/* Joins the fields; those that do not fit into `columns` are left out, the least needed first. */
+/* Joins the fields; omits fields that do not fit into `columns`, the least important first. */
 static void draw_fields(char fields[N_FIELDS][64], int columns)
 {
     static const int dispensable[] = {MEM, LR, ROOF, SMOOTH, GRAD, DONE, LEFT, SPEED};
@@ -179,7 +179,7 @@ static void draw_step(const struct metrics *m, const struct step_metrics *s)
 
 static void print_step(struct metrics *m, const struct step_metrics *s)
 {
-    if (m->tty) fputs("\r\x1b[K", stdout); /* to the line's begin, clear it */
+    if (m->tty) fputs("\r\x1b[K", stdout); /* go to the start of the line and clear it */
     if (s->skipped)
         printf("step %*lld/%lld  skipped: %s is not finite  (loss %.4g  grad %.4g)", step_width(s), (long long)s->step,
                (long long)s->total_steps, s->bad && s->bad[0] ? s->bad : "the loss", s->loss, s->grad_norm);
@@ -303,7 +303,7 @@ void metrics_start(struct metrics *m, const struct start_metrics *s)
     event_close(m, &o);
 }
 
-/* One line of the terminal: the text's beginning, line ends and other control characters as blanks. */
+/* One line for the terminal: the start of the text, with control characters replaced by blanks. */
 static void print_short(const char *label, const char *text)
 {
     enum { WIDTH = 96 };

@@ -8,14 +8,14 @@
 
 #include "train/report/history.h"
 
-/* A hub's name, OWNER/NAME, and no path here. */
+/* Is it OWNER/NAME of the hub, and not a local path? */
 static bool is_hub_name(const struct run *r)
 {
     const char *name = r->model_name, *slash = strchr(name, '/');
     return strcmp(name, r->model_dir) && slash && slash > name && slash[1] && !strchr(slash + 1, '/') && name[0] != '.';
 }
 
-/* Text as it is, where some of its characters would mean something: each of `special` has a backslash before it. */
+/* Writes text with a backslash before each character of `special`. */
 static void put_escaped(FILE *out, const char *text, const char *special)
 {
     for (; *text; text++) {
@@ -24,7 +24,7 @@ static void put_escaped(FILE *out, const char *text, const char *special)
     }
 }
 
-/* Of Markdown, in a line or in a cell of a table: weights of files, a*0.5,b*0.5, would be emphasis. */
+/* Special characters of Markdown in a line or a table cell; file weights such as a*0.5,b*0.5 would become emphasis. */
 static void put_text(FILE *out, const char *text) { put_escaped(out, text, "\\|`*<>[]&~"); }
 
 static void put_front_matter(FILE *out, const struct run *r)
@@ -100,7 +100,7 @@ char *model_card(const struct run *r, const struct train_state *s, int64_t total
     put_losses(out, r, s);
     put_use(out, r);
     fprintf(out, "\n## Settings\n\n```ini\n%s```\n", settings);
-    MT_REQUIRE(!fclose(out), "the model card does not fit into memory");
+    MT_REQUIRE(!fclose(out), "out of memory for the model card");
     copy = mem_strdup(text);
     free(text);
     mem_free(settings);

@@ -60,7 +60,7 @@ void profile_table(const struct prof *p, FILE *out)
     print_row(out, all.name, &all, span);
     fprintf(out, "  %-22s %7s %12.1f %11s %9s %9s %7s %7.1f\n", "between the ops", "", 1e3 * (span - all.ms), "", "",
             "", "", 100 * (span - all.ms) / span);
-    if (p->n_lost) fprintf(out, "  %lld ops found no room in the profile and are not in it\n", (long long)p->n_lost);
+    if (p->n_lost) fprintf(out, "  the profile is full: %lld ops are missing from it\n", (long long)p->n_lost);
 }
 
 char *profile_roofs(char text[256], const struct device *dev)
@@ -120,7 +120,7 @@ static void open_event(struct json_out *o, const char *name, const char *kind, i
     json_out_i64(o, "pid", rank);
 }
 
-/* What is taken of the arenas. */
+/* Bytes in use of the arenas. */
 static void put_counter(struct json_out *o, const struct prof_event *e, double ms, int rank)
 {
     static const char *const arenas[PROF_ARENAS] = {"weights", "state", "work"};
@@ -197,7 +197,7 @@ static int write_table(const struct profile *p, const char *path, struct err *er
     char *text = NULL, roofs[256];
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    MT_REQUIRE(out, "no memory for the table of ops");
+    MT_REQUIRE(out, "out of memory for the table of ops");
     fprintf(out, "steps %lld to %lld; %s\n", (long long)p->from, (long long)p->to, profile_roofs(roofs, p->prof.dev));
     profile_table(&p->prof, out);
     fclose(out);

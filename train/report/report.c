@@ -16,7 +16,7 @@ static void card(FILE *out, const char *name, const char *value, const char *not
     fprintf(out, "<div><span>%s</span><b>%s</b><span>%s</span></div>\n", name, value, note);
 }
 
-/* "10 / 400, not finished" or what ended it, where the run has not made all of its steps. */
+/* "10 / 400, not finished" or what ended it, when the run has not made all of its steps. */
 static void write_steps(FILE *out, const struct history *h)
 {
     const double done = h->step.n ? h->step.v[h->step.n - 1] : 0, total = (double)h->start.total_steps;
@@ -54,7 +54,7 @@ static void write_cards(FILE *out, const struct history *h)
     fputs("</div>\n", out);
 }
 
-/* Plots that need the width of a screen are drawn twice; the page's style shows the one that fits. */
+/* Wide plots are drawn for two widths; the page's style shows one by screen width. */
 static void write_loss(FILE *out, const struct history *h, const char *css, int width, int height)
 {
     const double *step = h->step.v;
@@ -190,7 +190,7 @@ int report_write(const char *dir, const char *title, const char *config_text, st
     FILE *out = open_memstream(&html, &size);
     MT_REQUIRE(out, "open_memstream failed");
     write_page(out, &history, title, config_text);
-    MT_REQUIRE(!fclose(out), "the report does not fit into memory");
+    MT_REQUIRE(!fclose(out), "out of memory for the report");
     if (str_format(path, sizeof(path), err, "output.dir", "%s/report.html", dir)) goto out;
     rc = file_write_atomic(path, html, (int64_t)size, err);
 out:

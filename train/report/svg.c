@@ -29,13 +29,13 @@ void svg_text(FILE *out, const char *text)
 
 char *svg_number(char buf[32], double v)
 {
-    double size = fabs(v); /* and no -0 */
+    double size = fabs(v); /* avoids -0 */
     if (size > 0 && (size < 1e-2 || size >= 1e15)) {
         int exponent = (int)floor(log10(size) + 1e-9);
         snprintf(buf, 32, "%.3ge%d", v / pow(10, exponent), exponent);
     } else if (size < 999.95) {
         snprintf(buf, 32, "%.4g", size > 0 ? v : 0);
-    } else { /* whole, with a comma before each group of three */
+    } else { /* an integer, with a comma before each group of three digits */
         char digits[32];
         int n = snprintf(digits, sizeof(digits), "%.0f", size), used = v < 0;
         buf[0] = '-';
@@ -74,7 +74,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Widens the axis by the finite values of v, the outermost half percent left aside. */
+/* Extends the axis to the finite values of v, without the lowest and highest half percent. */
 static void axis_include(struct axis *a, const double *v, int64_t n)
 {
     double *sorted = mem_array(n, (int64_t)sizeof(double));
@@ -91,7 +91,7 @@ static void axis_include(struct axis *a, const double *v, int64_t n)
     mem_free(sorted);
 }
 
-/* An axis of no extent gets some; the y axis gets air. False when nothing was included. */
+/* Widens an axis of length 0; adds a margin to the y axis. False: no value was included. */
 static bool axis_finish(struct axis *a, double air)
 {
     if (a->lo > a->hi) return false;
@@ -134,7 +134,7 @@ struct pen {
     bool down;
 };
 
-/* h0 after a move makes a lone point visible: a dot, by the round line cap. */
+/* h0 after a move draws a single point as a dot, by the round line cap. */
 static void pen_to(struct pen *pen, double x, double y)
 {
     if (!isfinite(y)) {

@@ -7,9 +7,9 @@
 
 #include "kernels/base.h"
 
-/* Text with &, <, > and quotes escaped; a byte that is no text in HTML (controls) becomes a blank. */
+/* Writes text with &, <, > and quotes escaped; control characters become blanks. */
 void svg_text(FILE *out, const char *text);
-/* A number for people, at most four digits unless it is large: "0.25", "12,345", "1.5e-4". */
+/* A number with at most four digits unless it is large: "0.25", "12,345", "1.5e-4". */
 char *svg_number(char buf[32], double v);
 
 enum { SVG_LINES = 8 };
@@ -24,13 +24,13 @@ struct svg_plot {
     int width, height; /* of the view box; the page scales it */
     struct svg_line lines[SVG_LINES];
     int n_lines;
-    bool from_zero; /* the y axis begins at 0 */
+    bool from_zero; /* the y axis starts at 0 */
 };
-/* The y axis spans all of the lines but the outermost half percent of points at both ends, which are clipped. More than
- * about 1000 points are drawn as the extremes of equal pieces. */
+/* The y axis spans the points without the lowest and highest half percent, which are clipped. Above about 1000 points,
+ * the minimum and maximum of equal intervals are drawn. */
 void svg_plot(FILE *out, const struct svg_plot *p);
 
-/* A cell's opacity is its value over the largest; at the right of each row, the largest over the mean of that row. */
+/* A cell's opacity is its value / the largest value. The right column shows maximum / mean of each row. */
 struct svg_heat {
     const char *row_label, *col_label, *value_label;
     int width;       /* of the view box */

@@ -1,5 +1,5 @@
-/* presets.c - a row per architecture with the values of its published config.json. The rows named tiny are no
- * published models: they have their family's every feature at a size that a laptop trains. */
+/* presets.c - a row per architecture with the values of its published config.json. The rows named tiny are not
+ * published models: they have every feature of their family at a size that a laptop can train. */
 #include "train/synth/presets.h"
 
 #include <string.h>
@@ -138,14 +138,14 @@ static void put_gpt_oss(struct json_out *o, const struct preset *p, int64_t n_la
     json_out_close(o, '}');
 }
 
-/* The keys that one family alone has. */
+/* Keys that only one family has. */
 static void put_family(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
     const struct preset_family *f = p->family;
     if (f == &gpt_oss) {
         put_gpt_oss(o, p, n_layer);
     } else if (f == &qwen3_moe) {
-        json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers, of which there are none */
+        json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers; there are none */
         json_out_i64(o, "decoder_sparse_step", 1);
         json_out_open(o, "mlp_only_layers", '[');
         json_out_close(o, ']');

@@ -1,24 +1,24 @@
-/* presets.h - architectures by the names they are published under: their config.json and their special tokens. */
+/* presets.h - published architectures by name: config.json and special tokens. */
 #ifndef MT_PRESETS_H
 #define MT_PRESETS_H
 
 #include "model/arch.h"
 
-/* A token with a meaning of its own; the id is that of the published vocabulary. */
+/* A special token with its id in the published vocabulary. */
 struct special_token {
     const char *text;
     int64_t id;
 };
 
-/* What the checkpoints of a family have in common; the rest of config.json is in preset_config. */
+/* Values that all checkpoints of a family share; preset_config has the rest of config.json. */
 struct preset_family {
     const char *model_type, *class_name;
-    const char *experts_key, *width_key; /* what config.json calls the number of experts, and their width */
+    const char *experts_key, *width_key; /* keys of config.json for the number of experts and their width */
     double eps, aux_coef;
-    int64_t vocab; /* published, which the ids below belong to */
+    int64_t vocab; /* published size; the ids below belong to it */
     const char *bos, *eos, *pad;
     struct special_token tokens[12]; /* up to text NULL */
-    bool head_dim_named;             /* head_dim is a key */
+    bool head_dim_named;             /* config.json has the key head_dim */
     enum weight_format experts;      /* as published */
 };
 
@@ -29,14 +29,15 @@ struct preset {
     int64_t n_exp, top_k, d_ff, vocab, max_len, theta;
 };
 
-/* The row of a name; NULL and an error with the nearest name when there is none. */
+/* The row of a name. Unknown: NULL, and the error suggests the nearest name. */
 const struct preset *preset_find(const char *name, struct err *err);
-const struct preset *preset_row(int64_t i); /* NULL behind the last */
-/* Id of a special token in this row's vocabulary: as far from its end as published, or as published near 0. */
+const struct preset *preset_row(int64_t i); /* NULL: i is past the end */
+/* Id of a special token in this row's vocabulary. Ids near 0 are as published; others keep their distance from the end.
+ */
 int64_t preset_token(const struct preset *p, const char *text);
 
 /* config.json with the first n_layer layers (all: p->n_layer) and experts stored as WF_MXFP4, WF_NF4 or WF_BF16. The
- * text is o's, to be freed with json_out_free. */
+ * text belongs to o; free it with json_out_free. */
 void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, enum weight_format experts);
 
 #endif

@@ -11,7 +11,7 @@
 
 static float quantile[N_QUANTILE]; /* of the standard normal distribution, in the middle of each of the intervals */
 
-/* Newton's method on the upper tail, from the root before: there it converges from below. */
+/* Newton's method on the upper tail, starting at the previous root, so that it converges from below. */
 static void fill_quantiles(void)
 {
     const double half_root = 0.70710678118654752440, density = 0.39894228040143267794; /* 1/sqrt(2), 1/sqrt(2 pi) */
@@ -29,7 +29,7 @@ static float normal(const struct random_weights *d, uint64_t bits)
     return (float)(d->mean + d->std * (double)quantile[bits & (N_QUANTILE - 1)]);
 }
 
-/* Every value there can be, rounded once: a piece has many more. */
+/* A table of all possible values, each rounded once; a part has many more values. */
 static void draw_normal(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     uint16_t *table = mem_array(N_QUANTILE, sizeof(*table)), four[4]; /* 128 KiB: too much for a small stack */
@@ -61,7 +61,8 @@ static void draw_nibbles(const struct random_weights *d, uint8_t *dst, int64_t a
     }
 }
 
-/* The codes of NF4 add up to 0.374: of the 512 nibbles of all 256 bytes, six that stand for 1 become -1 instead. */
+/* The codes of NF4 sum to 0.374. To get mean 0, six of the 512 nibbles of all 256 bytes that encode 1 are changed to
+ * -1. */
 static void draw_nf4(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     uint8_t map[256];

@@ -1,7 +1,6 @@
 /* random_weights.h - random weights, any byte range of a tensor at a time.
  *
- * A value depends on the tensor's key and the value's place alone, so that pieces may be made in any order by any
- * number of threads. */
+ * A value depends only on the tensor's key and the value's index, so threads can generate parts in any order. */
 #ifndef MT_RANDOM_WEIGHTS_H
 #define MT_RANDOM_WEIGHTS_H
 
@@ -9,12 +8,13 @@
 
 enum random_kind {
     RANDOM_NORMAL,  /* bf16, normal: mean, std */
-    RANDOM_ROWS,    /* bf16, normal, each row of `row` values with an std of its own, 0.8 to 1.2 times std */
-    RANDOM_NIBBLES, /* every code of 4 bits as often as any other */
-    RANDOM_NF4,     /* nearly so, with the mean 0 that the codes of NF4 lack */
-    RANDOM_E8M0,    /* exponents of MXFP4 blocks whose values then have the root mean square std; three neighbours */
-    RANDOM_ABSMAX,  /* f32, absmax of NF4 blocks, likewise; within 25 % of each other */
-    RANDOM_BYTES    /* a copy of `bytes` */
+    RANDOM_ROWS,    /* bf16, normal; each row of `row` values has a different std, 0.8 to 1.2 times std */
+    RANDOM_NIBBLES, /* uniform 4-bit codes */
+    RANDOM_NF4,     /* nearly uniform NF4 codes, chosen so that the mean is 0 */
+    RANDOM_E8M0, /* exponents of MXFP4 blocks so that the values have root mean square std; three neighbouring exponents
+                  */
+    RANDOM_ABSMAX, /* f32, absmax of NF4 blocks, likewise; within 25 % of their mean */
+    RANDOM_BYTES   /* a copy of `bytes` */
 };
 
 struct random_weights {

@@ -1,9 +1,9 @@
 /* synth.c - the list of a checkpoint's tensors with the distribution of each, written by all cores.
  *
  * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
- * and the head's logits are neither flat nor saturated. What writes into the residual stream is scaled by
- * GAIN / sqrt(2 L) besides: over the whole depth the stream grows to about twice what it was. The rows of the router
- * have unequal lengths, so that experts get unequal shares. Measured: tests/test_synth.c. */
+ * and the head's logits are neither flat nor saturated. Matrices that write to the residual stream are also scaled by
+ * GAIN / sqrt(2 L), so the stream about doubles over all layers. The rows of the router have unequal norms, so experts
+ * get unequal loads. Measured: tests/test_synth.c. */
 #include "train/synth/synth.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@
 #include "train/synth/synth_tokenizer.h"
 
 #define SHARD_BYTES 4500000000
-#define PIECE_BYTES (8 << 20) /* made and written at once by a thread */
+#define PIECE_BYTES (8 << 20) /* bytes that a thread generates and writes at a time */
 #define NF4_BLOCK   64
 #define GAIN        4.0
 
@@ -119,7 +119,7 @@ static void add_attention(struct synth *s, int64_t layer)
     add_values(s, layer_name(layer, "self_attn.k_norm.weight").s, whole ? kv : a->head_dim, 0, normal(1, 0.1));
 }
 
-/* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and no parameters. */
+/* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and not counted as parameters. */
 static void add_nf4(struct synth *s, struct name name, const struct product *p)
 {
     const struct name weight = with(name, ".weight");
@@ -176,7 +176,7 @@ static void add_layer(struct synth *s, int64_t layer)
     add_values(s, layer_name(layer, "input_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
     add_attention(s, layer);
     add_values(s, layer_name(layer, "post_attention_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
-    add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows of many lengths: uneven loads */
+    add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
     if (a->router_bias) add_values(s, with(router, ".bias").s, a->n_exp, 0, normal(0, 0.1));
     for (int i = 0; i < s->n_products; i++)
         if (a->transposed_experts && s->experts != WF_NF4)
@@ -225,15 +225,14 @@ static int find_format(struct synth *s, const char *quant, struct err *err)
     s->experts = s->p->family->experts;
     if (!quant) return 0;
     while (i < MT_LEN(names) && strcmp(names[i], quant)) i++;
-    if (i == MT_LEN(names)) return err_set(err, "--quant \"%.64s\" is none of mxfp4, nf4, bf16", quant);
+    if (i == MT_LEN(names)) return err_set(err, "--quant \"%.64s\": expected mxfp4, nf4 or bf16", quant);
     s->experts = formats[i];
     if (s->experts == WF_MXFP4 && s->p->family->experts != WF_MXFP4)
-        return err_set(err, "%s has no layout with experts in MXFP4: nobody publishes one; there are nf4 and bf16",
-                       s->p->name);
+        return err_set(err, "%s has no published layout with experts in MXFP4: use nf4 or bf16", s->p->name);
     return 0;
 }
 
-/* The architecture as arch_load will see it, from the very text that will be config.json. */
+/* The architecture as arch_load reads it from the text of config.json. */
 static int read_arch(struct synth *s, struct err *err)
 {
     struct json_out text;
@@ -268,7 +267,7 @@ static int synth_open(struct synth *s, const struct synth_options *opt, struct e
     return 0;
 }
 
-/* ---- writing: threads take the next piece, make it, write it to its place */
+/* ---- writing: threads take the next part, generate and write it */
 
 struct writer {
     struct synth *s;
@@ -297,7 +296,7 @@ static bool next_piece(struct writer *w, struct piece *piece)
     return true;
 }
 
-/* A line every other second. */
+/* Prints a line every 2 seconds. */
 static void tell(struct writer *w, int64_t n)
 {
     char done[32], all[32], left[32], speed[32];
@@ -370,7 +369,7 @@ static int write_config(const struct synth *s, const char *dir, struct err *err)
     return rc;
 }
 
-/* Into a hidden directory beside dir, which takes its place in the end; config.json is the last file even there. */
+/* Writes to a hidden directory beside dir, which is renamed to dir at the end; config.json is written last. */
 static int write_all(struct synth *s, const struct synth_options *opt, struct err *err)
 {
     char tmp[MT_PATH];
@@ -418,7 +417,7 @@ static bool alike(const struct st_entry *a, const struct st_entry *b)
            safetensors_entry_bytes(a) == safetensors_entry_bytes(b);
 }
 
-/* The bytes of entry i: those of an earlier one like it, or drawn now; what is large repeats itself. */
+/* The bytes of entry i: shared with an earlier equal entry, or drawn now; a large tensor repeats its first part. */
 static const uint8_t *memory_bytes(struct synth_memory *m, const struct synth *s, int64_t i, int64_t *n_drawn)
 {
     const struct st_entry *e = &s->entries[i];

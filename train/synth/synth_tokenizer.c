@@ -3,7 +3,7 @@
 
 #include "data/file.h"
 
-/* o200k's pre-tokenizer. Without merges it decides no id, but a longer vocabulary could be put in the place of this. */
+/* o200k's pre-tokenizer. Without merges it does not affect the ids, but a larger vocabulary could replace this one. */
 static const char o200k[] = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
                             "(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
                             "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
@@ -20,7 +20,7 @@ static int64_t alphabet(int i)
 static void put_vocab(struct json_out *o, const struct preset *p)
 {
     const struct special_token *t = p->family->tokens;
-    int64_t first = 0; /* of the bytes: behind the special tokens with small ids */
+    int64_t first = 0; /* first id of the bytes: after the special tokens with small ids */
     for (int64_t i = 0; t[i].text; i++)
         if (t[i].id < 256) first = MT_MAX(first, t[i].id + 1);
     json_out_open(o, "vocab", '{');
@@ -34,7 +34,7 @@ static void put_vocab(struct json_out *o, const struct preset *p)
     json_out_close(o, '}');
 }
 
-/* In the vocabulary too: Hugging Face's library numbers added tokens without a gap behind what model.vocab has. */
+/* Also in the vocabulary, because Hugging Face's library numbers added tokens consecutively after model.vocab. */
 static void put_added(struct json_out *o, const struct preset *p)
 {
     static const char *const off[] = {"single_word", "lstrip", "rstrip", "normalized"};

@@ -1,4 +1,4 @@
-/* commands.c - evaluation and plan as commands of their own. */
+/* commands.c - the commands eval and plan. */
 #include "train/tools/commands.h"
 
 #include <math.h>
@@ -68,7 +68,7 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
     struct card card;
     struct adapters ad = {0};
     int rc = -1;
-    if (gpu) { /* whatever the configuration runs on */
+    if (gpu) { /* independent of train.device */
         if (card_find(&card, gpu, err)) return -1;
         own = *of;
         own.train.device = CFG_DEVICE_CUDA;

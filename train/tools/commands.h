@@ -1,15 +1,15 @@
-/* commands.h - the subcommands beside training that need a model: `moetrain eval`, `moetrain plan`. */
+/* commands.h - `moetrain eval` and `moetrain plan`. */
 #ifndef MT_COMMANDS_H
 #define MT_COMMANDS_H
 
 #include "kernels/comm/comm.h"
 #include "train/config.h"
 
-/* Held-out loss, perplexity and accuracy with the adapter of a PEFT directory, or (NULL) of the base model; one JSON
- * object on standard output, words on standard error. Of several ranks the first prints. */
+/* Prints held-out loss, perplexity and accuracy with the adapter of a PEFT directory (NULL: of the base model): one
+ * JSON object on standard output, a text line on standard error. Only the first rank prints. */
 int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err) MT_CHECK;
-/* The memory plan on standard output; reads headers only. gpu: the name or size of the GPU to plan for (cards.h); NULL:
- * train.device. */
+/* Prints the memory plan on standard output; reads headers only. gpu: the name or size of the GPU to plan for
+ * (cards.h); NULL: train.device. */
 int commands_plan(const struct config *cfg, const char *gpu, struct err *err) MT_CHECK;
 
 #endif

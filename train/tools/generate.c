@@ -68,7 +68,7 @@ static int write_text(struct generate *g, struct err *err)
 
 /* ---- opening ---- */
 
-/* What a model needs that reads no data. */
+/* Opens a run without its data. */
 static void set_config(struct config *c)
 {
     c->data.train[0] = c->data.eval[0] = 0;

@@ -1,4 +1,4 @@
-/* generate.h - `moetrain generate`: text from the base model or an adapter, to see what was learnt. */
+/* generate.h - `moetrain generate`: text from the base model or an adapter. */
 #ifndef MT_GENERATE_H
 #define MT_GENERATE_H
 
@@ -11,7 +11,7 @@ struct generate_options {
     double temperature, top_p;
     bool base, json;
 };
-/* Text goes to standard output as it comes; -1 for what the user can fix. Changes cfg. */
+/* Prints text to standard output while it is generated. Changes cfg. */
 int generate_run(const struct generate_options *o, struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

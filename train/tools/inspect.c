@@ -1,8 +1,8 @@
-/* inspect.c - a summary of the tensors of a checkpoint or adapter, for a person.
+/* inspect.c - prints a summary of the tensors of a checkpoint or adapter.
  *
  * A packed weight is several tensors in the file: MXFP4 is X_blocks and X_scales, bitsandbytes is X and X.absmax,
- * X.quant_map, ... . Here each is one row with its logical shape; the helpers count as bytes of the weight they belong
- * to. */
+ * X.quant_map, ... . inspect prints one row per weight with its logical shape; bytes of the helper tensors count as
+ * bytes of their weight. */
 #include "train/tools/inspect.h"
 
 #include <ctype.h>
@@ -58,7 +58,8 @@ static const struct st_tensor *owner(const struct safetensors *st, const struct 
     return NULL;
 }
 
-/* A copy of name[0..n): numbers between dots become {n}, {e}, {i} in turn, control characters a question mark. */
+/* A copy of name[0..n) in which the numbers between dots are {n}, {e}, {i} in this order and control characters are
+ * question marks. */
 static char *collapse(const char *name, size_t n)
 {
     static const char *const marks[] = {"{n}", "{e}", "{i}"};
@@ -95,7 +96,7 @@ static void describe(struct row *r, const struct safetensors *st, const struct s
     size_t n = strlen(t->name);
     *r = (struct row){.count = 1, .params = 1, .bytes = t->bytes};
     snprintf(r->format, sizeof(r->format), "%s", t->st_dtype);
-    for (int i = 0; i < t->rank; i++) r->params *= t->shape[i]; /* fits: the reader checked it */
+    for (int i = 0; i < t->rank; i++) r->params *= t->shape[i]; /* no overflow: the reader checked it */
     bool blocks = n > 7 && !strcmp(t->name + n - 7, "_blocks") && t->dtype == DT_U8 && t->rank >= 2 &&
                   t->shape[t->rank - 1] == 16 && t->shape[t->rank - 2] <= INT32_MAX;
     if (!blocks || !sibling(st, t->name, n - 7, "_scales")) {
@@ -112,7 +113,8 @@ static void describe(struct row *r, const struct safetensors *st, const struct s
     snprintf(r->format, sizeof(r->format), "MXFP4");
 }
 
-/* The bitsandbytes weight behind r: the tensor `state` is a JSON text with its logical shape; its name says which code.
+/* Reads the bitsandbytes weight of r: the tensor `state` is JSON with its logical shape; the name of `state` has the
+ * code.
  */
 static int describe_bnb(struct row *r, const struct safetensors *st, const struct st_tensor *weight,
                         const struct st_tensor *state, struct err *err)
@@ -120,7 +122,7 @@ static int describe_bnb(struct row *r, const struct safetensors *st, const struc
     const bool is_nf4 = strstr(state->name, "__nf4") != NULL;
     const bool nested = sibling(st, weight->name, strlen(weight->name), ".nested_absmax") != NULL;
     snprintf(r->format, sizeof(r->format), "%s%s", is_nf4 ? "NF4" : "FP4", nested ? " nested" : "");
-    if (st->headers) { /* the state is data: what is left is the number of elements */
+    if (st->headers) { /* headers only, so the state cannot be read: only the number of elements is known */
         r->params = 2 * weight->bytes;
         set_shape(r, &r->params, 1);
         return 0;
@@ -133,7 +135,7 @@ static int describe_bnb(struct row *r, const struct safetensors *st, const struc
     if (!rc && json_count(shape) > 8) rc = json_error(shape, err, "more than 8 axes");
     for (int i = 0; !rc && i < json_count(shape); i++) {
         rc = json_i64(json_at(shape, i), 0, INT32_MAX, &dims[i], err);
-        if (!rc && !i64_mul(n, dims[i], &n)) rc = json_error(shape, err, "more elements than 64 bits can count");
+        if (!rc && !i64_mul(n, dims[i], &n)) rc = json_error(shape, err, "the number of elements exceeds 64 bits");
     }
     if (!rc && n / 2 + n % 2 != weight->bytes)
         rc = json_error(shape, err, "%" PRId64 " elements of 4 bits, but the weight has %" PRId64 " bytes", n,
@@ -248,7 +250,7 @@ static void print_totals(struct row *rows, int64_t n, FILE *out)
     print_total("total", count, params, bytes, out);
 }
 
-/* Text of a file: nothing in it shall steer the terminal. */
+/* Prints text from a file without control characters. */
 static void print_text(const char *s, FILE *out)
 {
     for (; *s; s++) fputc(iscntrl((unsigned char)*s) ? '?' : *s, out);
@@ -297,11 +299,12 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
     print_names("modules", json_find(config, "target_modules"), out);
     print_names("parameters", json_find(config, "target_parameters"), out);
     int64_t patterns = json_count(json_find(config, "rank_pattern")) + json_count(json_find(config, "alpha_pattern"));
-    if (patterns) fprintf(out, "  %-14s%" PRId64 " modules have an r or alpha of their own\n", "patterns", patterns);
+    if (patterns) fprintf(out, "  %-14s%" PRId64 " modules have a different r or alpha\n", "patterns", patterns);
     return 0;
 }
 
-/* What a run would hold, for one model.quantize: measured by loading without memory. 1: everything is packed already.
+/* Prints the bytes of the weights with one model.quantize, from a dry run of the loader. 1: all experts are packed
+ * already.
  */
 static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
 {
@@ -323,7 +326,7 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
     return q->format == WF_NONE && f >= WF_MXFP4;
 }
 
-/* Silent about directories that hold no model at all. */
+/* Prints nothing for a directory without a model. */
 static void print_all_held(const char *path, const struct safetensors *st, FILE *out)
 {
     static const struct quantize ways[] = {
@@ -335,7 +338,7 @@ static void print_all_held(const char *path, const struct safetensors *st, FILE 
         !file_exists(config))
         return;
     if (arch_load(&a, path, &why)) {
-        fprintf(out, "\n  not a model that can be trained: ");
+        fprintf(out, "\n  this model cannot be trained: ");
         print_text(why.msg, out);
         fputc('\n', out);
         return;
@@ -343,12 +346,13 @@ static void print_all_held(const char *path, const struct safetensors *st, FILE 
     fprintf(out, "\n  %-14s  %-28s  %10s  %12s\n", "model.quantize", "experts held as", "experts", "all weights");
     for (int i = 0; i < MT_LEN(ways); i++)
         if (print_held(&a, st, &ways[i], out)) {
-            fprintf(out, "  what is packed in the checkpoint stays as it is\n");
+            fprintf(out, "  weights that the checkpoint stores packed stay packed\n");
             break;
         }
 }
 
-/* The tables of the tensors at `tensors`; config: the adapter's, or absent. headers: the hub's, without their data. */
+/* Prints the tables of the tensors at `tensors`. config: of an adapter, or NULL. headers: the files have only headers,
+ * from the hub. */
 static int inspect_tensors(const char *path, const char *tensors, const struct json *config, bool headers, FILE *out,
                            struct err *err)
 {

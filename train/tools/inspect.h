@@ -1,4 +1,4 @@
-/* inspect.h - `moetrain inspect PATH`: what is in a checkpoint or an adapter. */
+/* inspect.h - `moetrain inspect PATH`: lists the tensors of a checkpoint or an adapter. */
 #ifndef MT_INSPECT_H
 #define MT_INSPECT_H
 
@@ -6,10 +6,10 @@
 
 #include "kernels/base.h"
 
-/* path: a checkpoint (directory, .safetensors file or hub:OWNER/NAME[@REVISION], of which the headers are downloaded)
- * or a PEFT adapter directory. Prints one row for each kind of tensor, those of all layers and experts together, packed
- * weights as what they stand for; then totals by format. Error: what safetensors_open refuses, an adapter_config.json
- * that is none, a bitsandbytes weight that contradicts its state. */
+/* path: a checkpoint (directory, .safetensors file, or hub:OWNER/NAME[@REVISION], whose headers are downloaded), a PEFT
+ * adapter directory, or a run or checkpoint directory of moetrain. Prints one row per kind of tensor, over all layers
+ * and experts, packed weights with their unpacked shape; then totals by format. Errors: safetensors_open fails,
+ * adapter_config.json is invalid, a bitsandbytes weight contradicts its quant_state. */
 int inspect_run(const char *path, FILE *out, struct err *err) MT_CHECK;
 
 #endif

@@ -1,6 +1,6 @@
-/* tokens.c - the viewer: micro-batches as they are trained, and the ids of raw text and of messages.
+/* tokens.c - shows micro-batches as they are trained, and the ids of raw text and of messages.
  *
- * Whatever text holds, a terminal gets printable characters only, and a page no markup of the text's. */
+ * Text is escaped: a terminal gets only printable characters, and an HTML page no markup from the text. */
 #include "train/tools/tokens.h"
 
 #include <stdlib.h>
@@ -38,7 +38,7 @@ void tokens_put_ids(struct text_buf *out, const int32_t *ids, int64_t n)
     text_put(out, "]");
 }
 
-/* Control characters and broken ones as <0x1B>; a line break shows, and breaks the line. */
+/* Prints control characters and invalid bytes as <0x1B>; a line break is visible and starts a new line. */
 static void put_visible(struct tokens *t, const char *s, int64_t size)
 {
     static const char *const entities[][2] = {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}};
@@ -67,7 +67,7 @@ static void put_token(struct tokens *t, const struct tokenizer *tok, int32_t id,
     char open[64];
     int64_t size;
     const char *bytes = tokenizer_bytes(tok, id, &size);
-    if (t->form == FORM_COLOUR) /* green or grey behind it, two shades of each by turns */
+    if (t->form == FORM_COLOUR) /* green or grey background, in two alternating shades */
         snprintf(open, sizeof(open), "\033[48;5;%dm", loss ? (odd ? 28 : 22) : (odd ? 239 : 236));
     else
         snprintf(open, sizeof(open), "<span class=%s%d title=%d>", loss ? "t" : "c", odd, id);
@@ -154,14 +154,14 @@ static int show_config(struct tokens *t, struct err *err)
     }
     if (run_open_arch(&r, false, NULL, err) || run_open_tokenizer(&r, &opt, cache, err)) goto out;
     if (!t->cfg->data.train[0]) {
-        err_set(err, "data.train is not set: the files to train on");
+        err_set(err, "data.train is not set: name the files to train on");
         goto out;
     }
     if (dataset_load(&r.train, r.train_files, r.tok, &opt, err)) {
         (void)err_prefix(err, "data.train");
         goto out;
     }
-    if (!t->cfg->data.eval[0] && /* what is held out is not trained on */
+    if (!t->cfg->data.eval[0] && /* without the held-out documents */
         dataset_split(&r.train, &r.eval, t->cfg->data.eval_split, (uint64_t)t->cfg->train.seed, err))
         goto out;
     struct loader_options lo = run_loader_options(t->cfg, true);
@@ -212,7 +212,7 @@ static int show_raw(struct tokens *t, struct err *err)
 
 /* ---- messages ---- */
 
-/* {"text", "ids", "loss_spans" without the last bracket; spans false: it is not known what carries loss */
+/* {"text", "ids", "loss_spans" without the last bracket; spans false: the loss spans are unknown */
 static int put_sample(struct tokens *t, const struct tokenizer *tok, const struct text_buf *text, bool spans,
                       struct err *err)
 {
@@ -246,8 +246,8 @@ static void put_reason(struct tokens *t, const char *key, const struct err *why)
     text_put_quoted(&t->out, why->msg, (int64_t)strlen(why->msg));
 }
 
-/* What training refuses is shown all the same, with the reason: "error", or "whole_error" when only split_turns = false
- * refuses it. */
+/* Conversations that training skips are shown with the reason: "error", or "whole_error" when only split_turns = false
+ * skips them. */
 static int put_row(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct json row,
                    struct err *err)
 {
@@ -314,7 +314,7 @@ static int put_lines(struct tokens *t, const struct tokenizer *tok, const struct
     return status;
 }
 
-/* One JSON text, else a row per line. */
+/* One JSON text, otherwise a row per line. */
 static int show_messages(struct tokens *t, struct err *err)
 {
     struct tokenizer *tok = NULL;
