@@ -22,20 +22,21 @@ STEPS = [  # name, note, options of `bench step`
     ("20b-8192", "", "--arch gpt-oss-20b --seq 8192"),
     ("20b-4x2048", "", "--arch gpt-oss-20b --tokens 8192 --seq 2048"),
     ("20b-4x2048-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --decoded 0"),
+    ("20b-4x2048-17gb", "limit 17.3 GiB", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --memory-gb 17.3"),
     ("20b-1x1024", "", "--arch gpt-oss-20b --tokens 1024 --seq 1024"),
     ("20b-1x1024-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 1024 --seq 1024 --decoded 0"),
     ("20b-15gb", "limit 15 GiB", "--arch gpt-oss-20b --tokens 2048 --seq 2048 --rank 8 --memory-gb 15"),
     ("20b-12.8gb", "attention only, limit 12.8 GiB",
      "--arch gpt-oss-20b --tokens 1024 --seq 1024 --rank 8 --memory-gb 12.8 --targets q_proj,k_proj,v_proj,o_proj"),
-    ("qwen3", "", "--arch qwen3-30b-a3b"),
+    ("qwen3", "", "--arch qwen3-30b-a3b --quant nf4"),
     ("olmoe", "", "--arch olmoe-1b-7b"),
-    ("mixtral", "", "--arch mixtral-8x7b --tokens 8192"),
+    ("mixtral", "", "--arch mixtral-8x7b --tokens 8192 --quant nf4"),
     ("120b", "", "--arch gpt-oss-120b --tokens 4096 --rank 8 --steps 3"),
 ]
 PATHS = [
     ("path-20b", "--arch gpt-oss-20b --tokens 4096"),
     ("path-olmoe", "--arch olmoe-1b-7b --tokens 4096"),
-    ("path-qwen3", "--arch qwen3-30b-a3b --tokens 4096"),
+    ("path-qwen3", "--arch qwen3-30b-a3b --tokens 4096 --quant nf4"),
 ]
 LORA = "lora"
 
@@ -98,7 +99,8 @@ def step_rows(folder):
         b = load(folder, name)
         if not b:
             continue
-        kind = b["experts"].upper() if b["experts"] != "bf16" else "bf16"
+        kind = b["experts"].split(",")[0]  # without the number of decoded layers, which has its own column
+        kind = kind.upper() if kind != "bf16" else kind
         yield (f"| {b['arch']} | {', '.join(x for x in (kind, note) if x)} | {b['tokens'] // b['seq']} x {b['seq']} | "
                f"{b['rank']} | {b['tok_s']:,.0f} | {b['step_ms']:.1f} ms ({b['step_ms_min']:.1f} to "
                f"{b['step_ms_max']:.1f}) | {b['floor_ms']:.1f} ms | {b['roof_pct']:.0f} % | {b['recompute']} | "
@@ -109,7 +111,7 @@ def share_rows(folder):
     b = load(folder, "20b")
     if not b:
         return
-    yield f"The largest parts of the first step, {b['launches']:,} launches, {b['waits']} host waits:"
+    yield f"The largest parts of the first step, {b['launches']:,} launches, host waits: {b['waits']}."
     yield ""
     yield "| op | calls | ms | of the step | TFLOP/s | of the floor |"
     yield "|---|---|---|---|---|---|"
@@ -127,7 +129,7 @@ def path_rows(folder):
     for name, _ in PATHS:
         b = load(folder, name)
         if b:
-            cells = [f"{p['tok_s']:,.0f} tokens/s, {p['waits']:,} waits" for p in b["paths"]]
+            cells = [f"{p['tok_s']:,.0f} tokens/s, waits: {p['waits']:,}" for p in b["paths"]]
             yield f"| {b['arch']}, {b['experts']} | " + " | ".join(cells) + " |"
 
 
@@ -144,7 +146,8 @@ def lora_rows(folder):
 
 def write(folder):
     machine, first = load(folder, "machine"), load(folder, "20b")
-    lines = [f"{machine['gpu']} (driver after the comma), commit {machine['commit']}, {machine['date']}. "
+    gpu, driver = (machine["gpu"] + ",").split(",")[:2]
+    lines = [f"{gpu}, driver {driver.strip()}, commit {machine['commit']}, {machine['date']}. "
              f"A large bf16 product reaches {first['roof_tflops']:.0f} TFLOP/s, a large copy "
              f"{first['roof_gbs'] / 1e3:.2f} TB/s.", "",
              "### A training step", "",
