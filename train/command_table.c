@@ -99,6 +99,7 @@ static int do_eval(const void *args, struct config *cfg, struct err *err)
 {
     const struct eval_args *a = args;
     char adapter[MT_PATH];
+    if (config_validate(cfg, err)) return -1;
     if (a->base) return run_ranks(cfg, true, NULL, err);
     if (adapter_dir_of(adapter, a->adapter, cfg, "--base", err)) return -1;
     return run_ranks(cfg, true, adapter, err);

@@ -118,11 +118,13 @@ static void set_optimizer(struct adamw *opt, const struct config *cfg)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
-/* The plan's error names keys of a configuration, which a benchmark does not have. */
-static int too_large(const struct bench *b, struct err *err)
+/* Errors of the plan and of the adapters name keys of a configuration, which a benchmark does not have. */
+static int in_options(const struct bench *b, struct err *err)
 {
     const struct plan *p = &b->run.plan;
     char need[32], have[32], given[64] = "";
+    if (!strncmp(err->msg, "lora.targets", 12)) return err_prefix(err, "--targets %.100s", b->cfg.lora.targets);
+    if (!p->too_large) return -1;
     if (p->capped) snprintf(given, sizeof(given), "--memory-gb %g: ", b->cfg.train.memory_gb);
     return err_set(err, "%sa step needs %s, the budget is %s (%s): lower --tokens, --seq, --layers or --rank", given,
                    str_bytes(need, plan_peak(p, true)), str_bytes(have, p->budget),
@@ -149,7 +151,7 @@ static int bench_open(struct bench *b, struct err *err)
     r->arch = b->memory.arch;
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
-    if (run_open_model(r, NULL, true, err)) return r->plan.too_large ? too_large(b, err) : -1;
+    if (run_open_model(r, NULL, true, err)) return in_options(b, err);
     set_optimizer(&r->model.adapters.opt, &b->cfg);
     make_batch(b);
     b->step_ms = mem_array(b->n_step, sizeof(double));
