@@ -377,7 +377,8 @@ static void test_no_space(void **state)
         print_message("skip: there is room for gpt-oss-120b in bf16\n");
         return;
     }
-    assert_refused((struct synth_options){.arch = "gpt-oss-120b", .quant = "bf16", .dir = dir}, "218 GiB of disk space are needed");
+    assert_refused((struct synth_options){.arch = "gpt-oss-120b", .quant = "bf16", .dir = dir},
+                   "218 GiB of disk space are needed");
     assert_false(file_exists(dir));
 }
 

@@ -1,4 +1,4 @@
-/* checkpoint.h - what a run needs to continue bit for bit: OUT/checkpoints/step-NNNNNN. */
+/* checkpoint.h - checkpoints, OUT/checkpoints/step-NNNNNN: all that a run needs to continue with the same bits. */
 #ifndef MT_CHECKPOINT_H
 #define MT_CHECKPOINT_H
 
@@ -19,9 +19,10 @@ struct train_state {
     double first_loss;     /* mean of the first three steps with a finite loss; divergence is judged against it */
     double best_loss;      /* lowest held-out loss; infinity: none yet */
     int64_t best_step;
-    int64_t n_worse;   /* evaluations since best_step, none of them lower */
+    int64_t n_worse;   /* evaluations since best_step without a lower loss */
     int64_t eval_step; /* last one evaluated; -1: none */
-    int64_t eval_from; /* first one evaluated on the data of eval_hash, which best_loss is the lowest since; -1: none */
+    int64_t eval_from; /* first step evaluated on the data of eval_hash; best_loss is the lowest loss since then; -1:
+                          none */
     uint64_t seed;
     uint64_t data_hash,
         model_mark;     /* hashes of the training data and of samples of the model's weights; must agree to resume */

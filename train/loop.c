@@ -410,8 +410,8 @@ static void tell_how_to_continue(const struct training *t)
              strcmp(t->run.cfg->train.resume, "auto") ? " with train.resume = auto" : "");
 }
 
-/* Makes steps until the end or an interruption. Only the state decides what is due after a step, so a run that was
- * killed there does it when it continues. */
+/* Makes steps until the end or an interruption. The state alone decides whether an evaluation or a checkpoint follows a
+ * step. A run that was killed before it makes it up when it continues. */
 static int steps(struct training *t, struct err *err)
 {
     const int64_t every = t->run.cfg->output.save_every, start = t->state.step;

@@ -186,8 +186,8 @@ static int find_eos(const struct run *r, int32_t *eos, struct err *err)
     return rc;
 }
 
-/* Prints the counts of a data set and of its bad rows. The row counts of a held-out split are in the data set that it
- * was split from. */
+/* Prints the counts of a data set and of its bad rows. After data.eval_split, the row counts of both parts are in the
+ * training set. */
 static void print_dataset(const char *what, const struct dataset *ds, bool rows, bool cut)
 {
     char a[32], b[32];

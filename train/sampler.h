@@ -34,7 +34,7 @@ int sampler_messages(struct sampler *s, struct json row, const char *name, struc
 int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err) MT_CHECK;
 /* -1 when the device lacks kernels for sampling; the error has the reason. */
 int sampler_check(const struct run *r, struct err *err) MT_CHECK;
-void sampler_rewind(struct sampler *s); /* back to the prompt */
+void sampler_rewind(struct sampler *s); /* resets the text to the prompt */
 void sampler_free(struct sampler *s);
 
 #endif

@@ -340,7 +340,7 @@ static double judged_kl(const struct stream *s, int part)
     return s->merged ? s->part[part].sum / (double)s->n_tok : s->part[part].max;
 }
 
-/* The part that failed: attention or experts before the whole. PARTS: none. */
+/* The part that failed; attention or experts take precedence over the whole. PARTS: none failed. */
 static int find_bad(const struct stream *s)
 {
     for (int p = PARTS - 1; p >= 0; p--)

@@ -58,7 +58,7 @@ static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n
         }
 }
 
-/* Distance of t from the nearest value of MXFP4 under a shared exponent: halves up to 2, whole numbers up to 4, 6. */
+/* Distance of t from the nearest MXFP4 value: 0, 0.5, 1, 1.5, 2, 3, 4 or 6 times the block's scale. */
 static double mxfp4_distance(float t, uint8_t scale)
 {
     const double step = (double)quant_e8m0(scale), v = fabs((double)t) / step;

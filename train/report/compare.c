@@ -1,4 +1,4 @@
-/* compare.c - runs side by side: results, the settings that differ, overlaid losses. */
+/* compare.c - compares runs: results, settings that differ, overlaid loss curves. */
 #include "train/report/compare.h"
 
 #include <math.h>

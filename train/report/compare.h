@@ -1,4 +1,4 @@
-/* compare.h - `moetrain compare`: runs side by side. */
+/* compare.h - `moetrain compare`: results and settings of several runs. */
 #ifndef MT_COMPARE_H
 #define MT_COMPARE_H
 

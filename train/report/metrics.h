@@ -68,7 +68,7 @@ void metrics_sample(struct metrics *m, const struct sample_metrics *s);
 /* counts [n_layer * n_exp]: routed rows since the last call. {"event":"experts","step":..,"counts":[[..],..]} */
 void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp);
 void metrics_end_line(struct metrics *m);
-int metrics_close(struct metrics *m, struct err *err) MT_CHECK; /* the last place that reports a full disk */
+int metrics_close(struct metrics *m, struct err *err) MT_CHECK; /* reports a full disk at the latest */
 
 /* dir/metrics.jsonl -> dir/report.html, self-contained: SVG plots of train and eval loss, learning rate, gradient norm,
  * throughput; heat map of tokens per expert per layer; the configuration. Plots without data are omitted. */

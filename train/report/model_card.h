@@ -4,8 +4,8 @@
 
 #include "train/run.h"
 
-/* Markdown with the front matter that model hubs read; the caller frees it (mem_free). Needs an open run. Losses come
- * from output.dir/metrics.jsonl. Has no date or times: equal runs give equal text. */
+/* Returns Markdown with the front matter that model hubs read; the caller frees it (mem_free). Needs an open run.
+ * Losses come from output.dir/metrics.jsonl. Has no date or times: equal runs give equal text. */
 char *model_card(const struct run *r, const struct train_state *s, int64_t total_steps);
 
 #endif

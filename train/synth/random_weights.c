@@ -79,9 +79,9 @@ static double mean_square(const float code[16])
     return sum / 16;
 }
 
-/* Half of the blocks have the exponent e, the other half e - 1 or e + 1, in the shares a and c that make the mean
- * square right: with q = std^2 / (mean square of the codes * 4^e), a / 4 + 1 / 2 + 4 c = q and a + c = 1 / 2. e is the
- * one with q in [0.625, 2.5), which is where c lies in [0, 1 / 2). */
+/* Half of the blocks have exponent e, a share a has e - 1 and a share c has e + 1. a and c give the mean square std^2:
+ * with q = std^2 / (mean square of the codes * 4^e), a / 4 + 1 / 2 + 4 c = q and a + c = 1 / 2. e is chosen so that q
+ * is in [0.625, 2.5); then c is in [0, 1 / 2). */
 static void draw_e8m0(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     double q = d->std * d->std / mean_square(quant_e2m1_code);

@@ -4,8 +4,8 @@
 
 #include "train/synth/presets.h"
 
-/* dir/tokenizer.json and dir/tokenizer_config.json. Every byte is a token, so it encodes any text; special tokens have
- * the ids of preset_token. */
+/* Writes dir/tokenizer.json and dir/tokenizer_config.json. Every byte is a token, so it encodes any text; special
+ * tokens have the ids of preset_token. */
 int synth_tokenizer(const char *dir, const struct preset *p, struct err *err) MT_CHECK;
 
 #endif
