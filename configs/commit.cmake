@@ -1,4 +1,4 @@
-# commit.cmake - writes the C file OUT with the commit of the source in SOURCE, when it changed since the last build.
+# commit.cmake - writes the commit of SOURCE into the C file OUT, if it has changed since the last build.
 #   cmake -DSOURCE=DIR -DOUT=FILE -P commit.cmake
 set(text "none recorded (built from a source archive)")
 if(EXISTS "${SOURCE}/.git")

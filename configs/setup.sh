@@ -50,13 +50,13 @@ install_packages() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
-# The version that CMakeLists.txt asks for, against the one that is there.
+# Compares the installed CMake with the version that CMakeLists.txt requires.
 check_cmake() {
     local want have
     want=$(sed -n 's/^cmake_minimum_required(VERSION \([0-9]*\.[0-9]*\).*/\1/p' CMakeLists.txt)
     have=$(cmake --version | sed -n 's/^cmake version \([0-9.]*\).*/\1/p')
     [ "$(printf '%s\n' "$want" "$have" | sort -V | head -n 1)" = "$want" ] ||
-        die "cmake $have is too old, $want is needed"
+        die "cmake $have is too old: install $want or newer"
 }
 
 configure_and_build() {

@@ -178,7 +178,7 @@ static float *entry_values(const struct st_entry *e)
 
 float *draft_values(const struct draft *d, const char *name) { return entry_values(draft_find(d, name)); }
 
-/* Exact for a value of BF16 that is normal in F16; every other one becomes a zero of its sign. */
+/* Exact for a BF16 value that is normal in F16; any other value becomes a zero of its sign. */
 static uint16_t f32_to_f16(float x)
 {
     uint32_t bits;
@@ -297,7 +297,7 @@ static const char *expert_name(char name[MAX_NAME], int64_t layer, int product, 
     return name;
 }
 
-/* The MXFP4 experts of one product as [E, out, in], taken out of the draft. */
+/* The MXFP4 experts of one product as [E, out, in], removed from the draft. */
 static float *take_experts(struct draft *d, int64_t layer, int product, int64_t *n_out, int64_t *n_in)
 {
     char name[MAX_NAME];

@@ -1,5 +1,5 @@
-/* checkpoints.h - variants of the parity checkpoint for the tests of loading: taken into memory, changed there, saved
- * in a directory of its own, loaded on a CPU device and run. */
+/* checkpoints.h - variants of the parity checkpoint for the tests of loading: read into memory, changed there, saved in
+ * a new directory, loaded on a CPU device and run. */
 #ifndef MT_TEST_CHECKPOINTS_H
 #define MT_TEST_CHECKPOINTS_H
 
@@ -16,12 +16,12 @@ struct draft {
 void draft_open(struct draft *d); /* fixtures/parity/case_a: 2 layers, D 128, F 96, 8 experts, MXFP4 */
 void draft_open_case(struct draft *d, const char *name); /* any fixture, "parity/qwen3" */
 void draft_free(struct draft *d);
-const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is not there */
+const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is missing */
 void draft_remove(struct draft *d, const char *name);
-/* Adds or replaces; data comes from mem_alloc and becomes the draft's. */
+/* Adds or replaces; data comes from mem_alloc and is then owned by the draft. */
 void draft_put(struct draft *d, const char *name, enum dtype t, int rank, const int64_t *shape, void *data);
-void draft_config(struct draft *d, const char *old, const char *new); /* replaces text that must be there */
-/* The files in a fresh directory: one, or n_shards with an index and the names dealt out at random. */
+void draft_config(struct draft *d, const char *old, const char *new); /* replaces text that must exist */
+/* The files in a fresh directory: one, or n_shards with an index and the tensors distributed at random. */
 const char *draft_save(const struct draft *d, int n_shards);
 
 /* How a Linear is stored. Zeroed but for format: dense, or plain bitsandbytes in U8. */
@@ -30,7 +30,7 @@ struct linear_form {
     int64_t block;
     bool nested;
     enum dtype storage; /* of the nibbles; DT_NONE: U8 */
-    bool decoded;       /* rounded as the format rounds, but stored as F32: what the packed one must equal */
+    bool decoded;       /* rounded as in the format, but stored as F32: the packed one must equal it */
 };
 /* name.weight's tensors from x [n_out, n_in]. */
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
@@ -38,7 +38,7 @@ void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_o
 
 float *draft_values(const struct draft *d, const char *name); /* of a float tensor; mem_free them */
 
-/* Every float tensor as t. Values that F16 lacks become 0, whatever t is, so that all three dtypes hold the same. */
+/* Every float tensor as t. Values that F16 lacks become 0 for any t, so that all three dtypes have the same values. */
 void draft_dense(struct draft *d, enum dtype t);
 void draft_transposed(struct draft *d, enum dtype t);                   /* transformers' dequantised experts */
 void draft_per_expert(struct draft *d, const struct linear_form *form); /* a Linear each, the router wrapped */
@@ -55,7 +55,7 @@ struct loaded {
     struct model_tally loss;
 };
 void loaded_open(struct loaded *l, const char *dir);
-void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q); /* packed while it loads */
+void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q);                  /* packed at load */
 void loaded_open_resident(struct loaded *l, const char *dir, const struct quantize *q, int64_t n); /* and decoded */
 void loaded_close(struct loaded *l);
 void assert_same_weights(const struct loaded *a, const struct loaded *b); /* each decoded value, bit by bit */

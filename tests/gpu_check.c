@@ -1,4 +1,4 @@
-/* gpu_check.c - tensors in the GPU's own memory, filled on the device from short patterns. */
+/* gpu_check.c - tensors in GPU memory, filled on the device from short patterns. */
 #include "tests/gpu_check.h"
 
 #include <string.h>
@@ -27,7 +27,7 @@ void *gpu_bytes(const void *src, int64_t bytes)
     return p;
 }
 
-/* Made on the host once, and uploaded by every test that needs them. */
+/* Made on the host once, and uploaded by every test that uses them. */
 static void make_patterns(void)
 {
     static float f32[PERIOD];

@@ -1,4 +1,4 @@
-/* hub_server.c - starts tests/hub_server.py, and looks at what it was asked and what lies in the cache after. */
+/* hub_server.c - starts tests/hub_server.py, and checks its requests and the cache. */
 #include "tests/hub_server.h"
 
 #include <fcntl.h>
@@ -68,7 +68,7 @@ int hub_fresh(void **state)
     return truncate(hub_server.log, 0);
 }
 
-/* Requests in the log whose line holds both texts. */
+/* Requests in the log whose line contains both texts. */
 int hub_requests(const char *a, const char *b)
 {
     char line[1024];
@@ -87,7 +87,7 @@ const char *hub_shard(int i)
     return name[i];
 }
 
-/* ---- what must hold after a download */
+/* ---- checks after a download */
 
 const char *hub_in_cache(const char *repo, const char *below)
 {
@@ -98,7 +98,7 @@ const char *hub_in_cache(const char *repo, const char *below)
     return p;
 }
 
-/* Every link leads to a blob whose name is the hash of what it holds; nothing is left over. */
+/* Every link leads to a blob whose name is the hash of its content, and no other files remain. */
 void assert_verified(const char *dir)
 {
     char **names, path[MT_PATH], target[MT_PATH], hex[HASH_HEX];
@@ -150,7 +150,7 @@ void assert_refused(const char *repo, const char *revision, const char *a, const
     assert_says(err.msg, b);
 }
 
-/* False, with words: what this machine lacks. */
+/* False, with a message: what this machine lacks. */
 bool hub_can_run(void)
 {
     char dir[MT_PATH];

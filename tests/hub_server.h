@@ -1,4 +1,4 @@
-/* hub_server.h - tests/hub_server.py as a test sees it: a hub on this machine, its log, and the cache. */
+/* hub_server.h - for tests: tests/hub_server.py, a hub on this machine, its log, and the cache. */
 #ifndef MT_TEST_HUB_SERVER_H
 #define MT_TEST_HUB_SERVER_H
 
@@ -10,21 +10,21 @@
 
 struct hub_server {
     pid_t pid;
-    int keep; /* it ends when this pipe does */
+    int keep; /* the server ends when this pipe closes */
     char endpoint[64], log[MT_PATH];
 };
 extern struct hub_server hub_server;
 extern char *hub_home; /* HF_HOME of the test */
 
-bool hub_can_run(void); /* starts it; false, with words: what this machine lacks */
+bool hub_can_run(void); /* starts the server; false, with a message: what this machine lacks */
 void hub_stop(void);
 int hub_fresh(void **state); /* set-up of a test: an empty HF_HOME, no other variable, an empty log */
-/* Requests in the log whose line holds both texts. */
+/* Requests in the log whose line contains both texts. */
 int hub_requests(const char *a, const char *b);
 const char *hub_shard(int i); /* name of the file */
 /* A path below a model's folder in the cache, in one of four static buffers. */
 const char *hub_in_cache(const char *repo, const char *below);
-/* Every link of a snapshot leads to a blob whose name is the hash of what it holds; nothing is left over. */
+/* Every link of a snapshot leads to a blob whose name is the hash of its content, and no other files remain. */
 void assert_verified(const char *dir);
 void assert_downloads(const char *repo);
 void assert_refused(const char *repo, const char *revision, const char *a, const char *b);

@@ -1,7 +1,7 @@
 /* main.c - runs the test groups named on the command line, or all:
  *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [--skip PATTERN] [NAME ...]
- * Built elsewhere, it is told where the fixtures and the executable lie. Of each group only tests like the first
- * PATTERN run, and not those like the second. */
+ * The options give the places of fixtures and executable when they are elsewhere. Of each group it runs the tests that
+ * match the first PATTERN and do not match the second. */
 #include "tests/test.h"
 
 #include <limits.h>
@@ -32,8 +32,8 @@ static const char *binary = MT_BINARY;
 static char scratch[64];
 static pid_t scratch_owner;
 
-/* Before libgomp's constructor: its threads, and those of the executables that tests start, sleep at barriers. Spinning
- * at the barriers of these small shapes took five times the CPU time of the tests where other processes ran, too. */
+/* Runs before libgomp's constructor: its threads, and those of the executables that tests start, sleep at barriers.
+ * With the small shapes of the tests, spinning took five times the CPU time while other processes ran. */
 __attribute__((constructor(101))) static void sleep_at_barriers(void) { setenv("OMP_WAIT_POLICY", "passive", 0); }
 
 const char *fixture(const char *name)
@@ -93,7 +93,7 @@ double test_value(uint64_t stream, uint64_t i)
     return s / 1.5;
 }
 
-/* In a process of its own: one that has used OpenMP's threads or a GPU must not fork ranks (test_comm.c). */
+/* In a separate process: one that has used OpenMP's threads or a GPU must not fork ranks (test_comm.c). */
 static int run_alone(int (*run)(void))
 {
     int status;
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
 {
     static char whole[PATH_MAX];
     int failed = 0, ran = 0, first = 1;
-    setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read what a kernel wrote as soon as the op returned */
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read the output of a kernel as soon as the op has returned */
     for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
         if (!strcmp(argv[first], "--fixtures")) fixtures = argv[first + 1];
         if (!strcmp(argv[first], "--binary")) binary = argv[first + 1];

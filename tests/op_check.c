@@ -13,7 +13,7 @@
 enum { GUARD = 64, MAX_BLOCKS = 4096 };
 
 static bool on_gpu;      /* tensors are made in memory that the GPU and the host share */
-static bool bf16_inputs; /* make_random gives values that bf16 holds */
+static bool bf16_inputs; /* make_random gives values that are exact in bf16 */
 
 /* Memory for the tensors of the device under test. */
 static void *shared_alloc(int64_t bytes)
@@ -272,7 +272,7 @@ double slope_error(double (*loss)(void *arg), void *arg, struct tensor x, struct
     return fabs(numeric - analytic) / fmax(fabs(numeric), 1e-30);
 }
 
-/* Runs the case on one device after another; what it wrote outlives the device only until op_check_end. */
+/* Runs the case on one device after another; its outputs outlive the device only until op_check_end. */
 void op_check_case(op_case_fn *run, const void *params, double bound)
 {
     struct device exact, dev, measure;
@@ -325,7 +325,7 @@ static void open_cuda(struct device *dev, enum gpu_kind kind, struct ops *loop)
     if (device_reserve(dev, &dev->work, "work", OP_GPU_WORK, &err)) fail_msg("%s", err.msg);
 }
 
-/* Against F64, what the GPU wrote: whole numbers are the same, others at most twice as far off as the CPU in bf16, and
+/* Compares the GPU's outputs with F64: integers are equal; others have at most twice the error of the CPU in bf16 plus
  * one rounding. */
 static void compare_gpu(const struct op_outputs *want, const struct op_outputs *near, const struct op_outputs *got)
 {
@@ -339,7 +339,7 @@ static void compare_gpu(const struct op_outputs *want, const struct op_outputs *
     }
 }
 
-/* The peak of the work arena is what a dry run says; that of a loop is not above it. */
+/* The peak of the work arena equals that of a dry run; the peak of a loop is not above it. */
 static void check_measured(op_case_fn *run, const void *params, const struct device *dev, bool loop)
 {
     struct device measure;

@@ -1,7 +1,7 @@
-/* op_check.h - what the tests of the ops share: tensors with guards around them, random inputs, finite differences.
+/* op_check.h - shared by the tests of the ops: tensors with guards around them, random inputs, finite differences.
  *
- * Tensors and weights made here live on the host until op_check_end, which fails the test when a guard byte was
- * touched. Outputs start as NaN (integers as -1), so that an element an op forgot is seen. */
+ * Tensors and weights made here live on the host until op_check_end, which fails the test when a guard byte has
+ * changed. Outputs start as NaN (integers as -1), which reveals elements that an op does not write. */
 #ifndef MT_OP_CHECK_H
 #define MT_OP_CHECK_H
 
@@ -24,7 +24,7 @@ struct tensor make_copy(struct tensor x); /* contiguous */
 struct weight make_weight(enum weight_format f, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
                           int64_t n_in);
 
-/* Element i of a contiguous tensor or of a view's rows laid end to end; any dtype. */
+/* Element i of a contiguous tensor or of a view's concatenated rows; any dtype. */
 double value_at(struct tensor x, int64_t i);
 void set_value(struct tensor x, int64_t i, double v);
 
@@ -33,19 +33,19 @@ void assert_same_bits(struct tensor a, struct tensor b); /* equal dtype, shape a
 double tensor_error(struct tensor a,
                     struct tensor b); /* relative_error of two tensors of one shape, any float dtypes */
 
-/* A scalar of a tensor with a known gradient: sum_i test_value(stream, i) * y_i, and that gradient. */
+/* A scalar function of a tensor with a known gradient: sum_i test_value(stream, i) * y_i, and that gradient. */
 double probe(struct tensor y, uint64_t stream);
 struct tensor make_probe(struct tensor y, uint64_t stream); /* shaped like y, and of its dtype */
 
-/* Relative error of dx against central differences of loss(arg) in every element of x (F64). The loss must read x
- * afresh at every call. */
+/* Relative error of dx against central differences of loss(arg) in every element of x (F64). The loss must read x at
+ * every call. */
 double gradient_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx);
 
 /* The same along one random direction, for tensors with too many elements: |derivative - <dx, direction>| /
  * |derivative|. */
 double slope_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx);
 
-/* Makes the inputs of one case on dev, runs the op (and its backward) and lists what it wrote. */
+/* Makes the inputs of one case on dev, runs the op (and its backward) and lists the outputs. */
 enum { OP_MAX_OUTPUTS = 16 };
 struct op_outputs {
     struct tensor out[OP_MAX_OUTPUTS];
@@ -53,16 +53,16 @@ struct op_outputs {
 };
 typedef void op_case_fn(struct device *dev, const void *params, struct op_outputs *outputs);
 
-/* What holds for every op: all outputs are finite; f32 is within bound of f64; 1, 2 and 3 threads give the same bits; a
- * measuring device sees the peak of the work arena that a real run has. */
+/* Checks for every op: all outputs are finite; f32 is within bound of f64; 1, 2 and 3 threads give the same bits; a dry
+ * run gives the same peak of the work arena as a real run. */
 void op_check_case(op_case_fn *run, const void *params, double bound);
 
-/* Skips the test, saying why, on a machine without a GPU or in a build without CUDA. */
+/* Skips the test with a reason on a machine without a GPU or in a build without CUDA. */
 void op_check_need_gpu(void);
-/* What holds for every op on the GPU, on Hopper's own kernels where it is one and on the portable ones. Inputs are
- * values that bf16 holds. Each output is finite and, against F64, at most twice as far off as the CPU in bf16 plus one
- * rounding (2^-8, that of bf16); integers are equal; a second run gives the same bits; guards stay whole; the work
- * arena's peak is what a dry run says. */
+/* Checks for every op on the GPU, with the kernels for Hopper if it is one and with the portable kernels. Inputs are
+ * exact in bf16. Each output is finite and, against F64, has at most twice the error of the CPU in bf16 plus one
+ * rounding (2^-8, that of bf16). Integers are equal; a second run gives the same bits; guards are unchanged; the work
+ * arena's peak equals that of a dry run. */
 enum { OP_GPU_WORK = 1 << 30 };
 void op_check_cuda(op_case_fn *run, const void *params);
 /* The same for the experts as loops on the host (kernels/moe_loop.h), whose scratch depends on the routing and is at

@@ -1,4 +1,5 @@
-/* test_adapter_dir.c - which adapter eval, generate, export, inspect and lora.init_from take; what a run says last. */
+/* test_adapter_dir.c - which adapter eval, generate, export, inspect and lora.init_from load; the last lines of a
+ * run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@ static const char *finished(const char *more)
     return config;
 }
 
-/* The loss that the JSON of `eval` holds, whose adapter must be this one; NULL: none. */
+/* The loss in the JSON of `eval`, whose adapter must be this one; NULL: none. */
 static double eval_loss(const char *adapter)
 {
     struct err err;
@@ -98,7 +99,7 @@ static void test_missing(void **state)
     assert_int_equal(RUN("eval", config, "--base", "--adapter", dir), 2);
 }
 
-/* The last lines name what there is; the commands work as they are, whatever the directory is called. */
+/* The last lines of a run name its files; their commands work unchanged, for any name of the directory. */
 static void test_closing(void **state)
 {
     (void)state;

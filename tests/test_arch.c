@@ -18,7 +18,7 @@
     "\"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"original_max_position_embeddings\": 4096, "          \
     "\"truncate\": false"
 
-/* As published (transformers 4), and as transformers 5 saves it again. */
+/* As published (transformers 4), and as transformers 5 saves it. */
 static const char v4[] = "{" SIZES "\"num_experts_per_tok\": 4, \"experts_per_token\": 4, \"rope_theta\": 150000, "
                          "\"rope_scaling\": {\"rope_type\": \"yarn\", " YARN "}, \"torch_dtype\": \"bfloat16\"}";
 static const char v5[] = "{" SIZES "\"num_experts_per_tok\": 4, \"dtype\": \"bfloat16\", "
@@ -95,7 +95,7 @@ static void assert_same_arch(const struct arch *a, const struct arch *b)
     assert_true(r->yarn == q->yarn && r->truncate == q->truncate);
 }
 
-/* Every spelling on the right of an arrow reads as the left one. */
+/* The spelling on the right of each arrow reads as the left one. */
 static void test_spellings(void **state)
 {
     (void)state;
@@ -113,7 +113,7 @@ static void test_spellings(void **state)
         {v4, "\"rope_scaling\"", "\"rope_parameters\": null, \"rope_scaling\""},
         {v5, "\"rope_parameters\"", "\"rope_scaling\": null, \"rope_parameters\""},
         {v5, "\"truncate\": false", "\"truncate\": false, \"attention_factor\": null"},
-        /* what the class fills in */
+        /* the defaults of the class */
         {v4, "\"head_dim\": 64, ", ""},
         {v4, "\"sliding_window\": 128, ", ""},
         {v4, "\"rms_norm_eps\": 1e-05, ", ""},

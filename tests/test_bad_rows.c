@@ -1,4 +1,4 @@
-/* test_bad_rows.c - when bad rows end the reading of data, files that are one array, and what a row may hold. */
+/* test_bad_rows.c - when bad rows end the reading of data, files that are one array, and limits of a row. */
 #include "tests/rows.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@ static const char *rows_in_order(int64_t bad, int64_t good, int64_t tail)
     return path;
 }
 
-/* Reading ends when it is clear that too many are bad, and not before. */
+/* Reading ends as soon as too many rows are known to be bad, and not before. */
 static void bad_rows_end_the_reading(void **state)
 {
     (void)state;
@@ -28,7 +28,7 @@ static void bad_rows_end_the_reading(void **state)
     rows_refused(rows_in_order(0, 100, 200000), &opt, " of the first 2");
     rows_refused(rows_in_order(0, 100, 200000), &opt, "rows.jsonl:101: ");
     opt.seq_len = 8;
-    rows_load(&ds, rows_in_order(999, 99000, 0), &opt); /* at the start they are all, in the end 1 % */
+    rows_load(&ds, rows_in_order(999, 99000, 0), &opt); /* at the start all are bad, in the end 1 % */
     assert_int_equal(ds.n_bad, 999);
     assert_int_equal(ds.n_docs, 99000);
     dataset_free(&ds);
@@ -37,7 +37,7 @@ static void bad_rows_end_the_reading(void **state)
     dataset_free(&ds);
 }
 
-/* An array is read row by row: what a row may hold, the array may hold as often as it likes. */
+/* An array is read row by row: the limits apply to a row, not to the array. */
 static void arrays(void **state)
 {
     (void)state;

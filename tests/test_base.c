@@ -12,7 +12,7 @@
 #include "kernels/hash.h"
 #include "kernels/tensor.h"
 
-/* Whether f stops the process with abort(), its message unseen. */
+/* Whether f stops the process with abort(); its message is hidden. */
 static bool aborts(void (*f)(void))
 {
     fflush(stdout);
@@ -156,7 +156,7 @@ static void memory(void **state)
     assert_false(i64_add(1, -1, &out));
 }
 
-/* Fixed values: a run must be repeatable with the next version of the program too. */
+/* Fixed values: a run must be repeatable with later versions of the program. */
 static void random_values(void **state)
 {
     (void)state;

@@ -155,7 +155,7 @@ static void check_text(struct json j, const char *key, const char *want)
     assert_string_equal(have, want);
 }
 
-/* What follows from other numbers does. */
+/* Derived numbers of a row agree with the measured ones. */
 static void check_split(struct json row, const char *name, bool projection)
 {
     const struct json s = json_find(row, name);

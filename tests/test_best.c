@@ -1,4 +1,4 @@
-/* test_best.c - what evaluations decide: best/, the end by eval.patience; held-out rows of another form. */
+/* test_best.c - best/ and eval.patience; held-out rows of another form. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "tests/process.h"
 #include "train/report/history.h"
 
-/* A rate of 0 learns nothing: no evaluation is lower than that of step 0. */
+/* With a rate of 0 nothing is learned: no evaluation has a lower loss than that of step 0. */
 #define NOTHING "--set", "optim.lr=0", "--set", "eval.every=1"
 
 static void best_is_never_worse_than_the_start(void **state)

@@ -1,4 +1,4 @@
-/* test_cards.c - GPUs by name or size, and a plan for one that is not here. */
+/* test_cards.c - GPUs by name or size, and a plan for a GPU that is not installed. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ static void names_and_sizes(void **state)
     }
 }
 
-/* No GPU is asked for, and train.device does not count; the smaller of card and train.memory_gb is the budget. */
+/* No GPU is opened, and train.device is ignored; the budget is the smaller of the card and train.memory_gb. */
 static void plans_for_a_card(void **state)
 {
     (void)state;

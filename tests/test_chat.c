@@ -1,5 +1,5 @@
-/* test_chat.c - harmony and DeepSeek V4's format against the published template's and encoder's own renderings, loss
- * spans, errors, and the ids of marks. The vectors are made by tests/parity/make_{chat,deepseek}_vectors.py. */
+/* test_chat.c - harmony and DeepSeek V4's format against the output of the published template and encoder, loss spans,
+ * errors, and the ids of marks. tests/parity/make_{chat,deepseek}_vectors.py write the vectors. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -71,7 +71,7 @@ static void vectors(void **state)
     json_free(doc);
 }
 
-/* What is there already stays in front, and after an error it is all that is left. */
+/* Earlier text in the buffer stays before the new text, and alone after an error. */
 static void appends(void **state)
 {
     (void)state;
@@ -190,7 +190,7 @@ static void refused(void **state)
     text_free(&t);
 }
 
-/* The span edges of real chats are token edges: every mark is one token, none straddles. */
+/* The span edges of real chats are token edges: every mark is one token, and no token crosses an edge. */
 static void edges_are_token_edges(void **state)
 {
     (void)state;
@@ -307,7 +307,7 @@ static void assert_trained(const char *kwargs, bool whole, int64_t unshown, cons
     json_free(doc);
 }
 
-/* Earlier turns are shown without reasoning: each answer is trained on as it was asked for. */
+/* Earlier turns are shown without reasoning: each answer is trained with the prompt of inference. */
 static void deepseek_samples(void **state)
 {
     (void)state;
@@ -318,7 +318,7 @@ static void deepseek_samples(void **state)
                    "why a</think>a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
 }
 
-/* Variables of the configuration; a row's own win. */
+/* Variables of the configuration; those of a row override them. */
 static void kwargs(void **state)
 {
     (void)state;
@@ -351,7 +351,8 @@ static void kwargs(void **state)
     chat_template_free(t);
 }
 
-/* A checkpoint without a template, whose tokenizer has V4's marks, is rendered by V4's rules; its own template wins. */
+/* A checkpoint without a template, whose tokenizer has V4's marks, is rendered by V4's rules; a template overrides
+ * them. */
 static void deepseek_is_recognised(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_chat_samples.c - where an answer begins when the template asks for it in other words than it writes it. */
+/* test_chat_samples.c - where an answer begins when the generation prompt differs from the rendered answer. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -8,17 +8,18 @@
 #include "data/file.h"
 #include "data/text.h"
 
-/* As Nemotron 3: asks for reasoning, and writes none as an empty block; the last answer alone shows its own. */
+/* As Nemotron 3: the prompt opens reasoning, and an answer without reasoning has an empty block; only the last answer
+ * shows its reasoning. */
 #define EMPTY_BLOCK                                                                                                    \
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% if loop.last and "              \
     "m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% else %}<think></think>{% endif %}"         \
     "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n" \
     "{% endif %}"
-/* As DeepSeek: asks for reasoning, and writes answers without it. */
+/* As DeepSeek: the prompt opens reasoning, and answers are written without it. */
 #define NO_BLOCK                                                                                                       \
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}"        \
     "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
-/* Asks for another role than it writes. */
+/* The prompt names another role than the answer. */
 #define OTHER_ROLE(asked, written)                                                                                     \
     "{% for m in messages %}{{ '" written "' if m.role == 'assistant' else '<|user|>' }}{{ m.content }}<|im_end|>"     \
     "{% endfor %}{% if add_generation_prompt %}" asked "{% endif %}"
@@ -38,7 +39,7 @@ static struct chat_template *load(const char *text)
     return t;
 }
 
-/* The samples of a conversation, each ended by "/", what carries loss in [[ ]]; an error as it is. */
+/* The samples of a conversation, each ended by "/", with loss spans in [[ ]]; an error unchanged. */
 static void make(struct text_buf *out, const char *template, const char *answers[2], const char *more, bool whole)
 {
     struct chat_template *t = load(template);

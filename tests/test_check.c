@@ -1,4 +1,4 @@
-/* test_check.c - `moetrain check` accepts what is right in every family, and notices what is wrong. */
+/* test_check.c - `moetrain check` accepts correct ops in every family, and detects wrong ones. */
 #include "train/bench/check.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ static struct config case_config(const char *name, const char *dtype)
     return cfg;
 }
 
-/* Checked in this process with some ops replaced. */
+/* Checks in this process with some ops replaced. */
 static int check_config(const struct config *cfg, const struct ops *ops)
 {
     struct err err = {{0}};
@@ -58,7 +58,7 @@ static void test_families(void **state)
     }
 }
 
-/* A device that pads ranks to multiples of 8, as a GPU does, is right too: r = 4, and q, k and v of different ranks. */
+/* A device that pads ranks to multiples of 8, as a GPU does, also passes: r = 4, and q, k and v of different ranks. */
 static void test_padded_ranks(void **state)
 {
     (void)state;
@@ -73,7 +73,7 @@ static void test_padded_ranks(void **state)
     }
 }
 
-/* ---- ops that are wrong in one way each; models are planned with them before anything is allocated */
+/* ---- ops with one fault each; models are planned with them before anything is allocated */
 
 static void scaled_attention(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
                              struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
@@ -82,7 +82,7 @@ static void scaled_attention(struct device *dev, struct tensor o, struct tensor 
     for (int64_t i = 0; i < tensor_count(o) && !dev->dry_run; i++) ((float *)o.data)[i] *= 1.01f;
 }
 
-/* One token goes where it should go least. */
+/* One token goes to its least likely expert. */
 static void confused_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                             const struct weight *w, struct tensor bias, enum router_kind kind)
 {
@@ -153,7 +153,7 @@ static const char *save_heads(int64_t dim)
 
 static const int64_t head_widths[] = {16, 48, 80, 96, 112, 160, 192, 256};
 
-/* Opens it, without loading, on a backend whose memory is not the host memory, as a GPU is. */
+/* Opens it, without loading, on a backend with memory separate from the host's, as a GPU has. */
 static int open_heads(int64_t dim, struct err *err)
 {
     const struct lora_options lora = {.r = 8, .alpha = 8, .targets = "q_proj,experts", .layers = ""};

@@ -1,4 +1,4 @@
-/* test_checkpoint.c - a run comes back exactly; what is damaged is noticed, named and stepped over. */
+/* test_checkpoint.c - a run resumes exactly; damaged checkpoints are detected, named and skipped. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -152,7 +152,7 @@ static void flip_byte(const char *path, int64_t at, uint8_t bit)
     mem_free(text);
 }
 
-/* One bit anywhere in any file: noticed, and the file named. */
+/* One changed bit anywhere in any file is detected, and the file named. */
 static void every_damaged_file_is_named(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void cut_files_are_noticed(void **state)
         mem_free(text);
     }
     assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), 0);
-    /* A file of a terabyte, most of it a hole, is refused by its size: reading it would take an hour. */
+    /* A sparse file of a terabyte is refused by its size: reading it would take an hour. */
     path_of(path, out, 1, "optimizer.safetensors");
     if (truncate(path, (off_t)1 << 40)) {
         printf("skip: no file of 1 TiB here: %s\n", strerror(errno));
@@ -299,14 +299,14 @@ static void only_the_newest_stay(void **state)
     assert_steps(out, "step-000003 step-000004 step-000005");
     save(&t, out, 6, 0);
     assert_steps(out, "step-000003 step-000004 step-000005 step-000006");
-    save(&t, out, 4, 1); /* resumed from an earlier one: what lies ahead is not touched */
+    save(&t, out, 4, 1); /* resumed from an earlier checkpoint: later ones are unchanged */
     assert_steps(out, "step-000004 step-000005 step-000006");
     save(&t, out, 7, 1);
     assert_steps(out, "step-000007");
     tiny_close(&t);
 }
 
-/* What a save leaves that is killed at any moment: a hidden directory with some of the files. */
+/* A save that is killed leaves a hidden directory with some of the files. */
 static void killed_saves_are_swept_up(void **state)
 {
     (void)state;
@@ -327,7 +327,7 @@ static void killed_saves_are_swept_up(void **state)
         assert_steps(out, "step-000001");
         assert_newest(out, 1);
     }
-    snprintf(path, sizeof(path), "%s/checkpoints/notes", out); /* not ours: stays, and is no checkpoint */
+    snprintf(path, sizeof(path), "%s/checkpoints/notes", out); /* another program's: stays, not a checkpoint */
     assert_int_equal(file_make_dirs(path, &err), 0);
     save(&t, out, 2, 1);
     assert_steps(out, "notes step-000002");
@@ -335,7 +335,7 @@ static void killed_saves_are_swept_up(void **state)
     tiny_close(&t);
 }
 
-/* Saves for ever, for its parent to kill. */
+/* Saves without end, until its parent kills it. */
 static _Noreturn void save_until_killed(const char *out, const char *best)
 {
     struct tiny t;
@@ -380,7 +380,7 @@ static void what_cannot_be_deleted_ends_no_run(void **state)
     assert_steps(out, ".deleting-step-000001 step-000002");
     path_of(path, out, 2, "");
     make_deep(path);
-    save(&t, out, 2, 1); /* what it replaces cannot be deleted */
+    save(&t, out, 2, 1); /* the directory that it replaces cannot be deleted */
     assert_steps(out, ".deleting-step-000001 .deleting-step-000002 step-000002");
     assert_newest(out, 2);
     assert_int_equal(checkpoint_sweep(out, &err), 0);
@@ -419,7 +419,7 @@ static void a_save_may_be_killed_at_any_moment(void **state)
     tiny_close(&t);
 }
 
-/* Every directory with the name of a step is whole, not only the newest. */
+/* Every directory with the name of a step is complete, not only the newest. */
 static void assert_all_whole(const char *out, struct tiny *t)
 {
     char folder[MT_PATH], path[2 * MT_PATH], **names;
@@ -435,7 +435,7 @@ static void assert_all_whole(const char *out, struct tiny *t)
     file_list_free(names, n);
 }
 
-/* A checkpoint that takes long to delete, killed in the middle: what has the name of a step is whole. */
+/* A checkpoint that takes long to delete, killed during deletion: directories with the name of a step are complete. */
 static void a_deletion_may_be_killed_at_any_moment(void **state)
 {
     (void)state;
@@ -472,7 +472,7 @@ static void a_deletion_may_be_killed_at_any_moment(void **state)
     tiny_close(&t);
 }
 
-/* Values that no run comes to. */
+/* Values that no run can have. */
 static void forged_tensors_are_refused(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_cli.c - the executable from outside: exit codes, messages, subcommands, what a run leaves on disk. */
+/* test_cli.c - the executable from outside: exit codes, messages, subcommands, files of a run. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -50,7 +50,7 @@ static void test_usage_errors(void **state)
     assert_false(exists(process_output(config, "")));
 }
 
-/* ---- errors of the user: exit code 1, one line that says what and where */
+/* ---- errors of the user: exit code 1, one line with the error and its place */
 
 static void assert_refused(const char *more, const char *part, const char *hint)
 {
@@ -99,7 +99,7 @@ static void test_input_errors(void **state)
     assert_false(exists(process_output(config, "adapter")));
 }
 
-/* ---- what prints and stops */
+/* ---- commands that print and stop */
 
 static void test_config_keys(void **state)
 {
@@ -118,7 +118,7 @@ static void test_config_keys(void **state)
     }
 }
 
-/* The dump reads back to the same dump; a later --set wins over an earlier one and over the file. */
+/* The dump reads back to the same dump; a later --set overrides an earlier one and the file. */
 static void test_dump_config(void **state)
 {
     (void)state;
@@ -150,7 +150,7 @@ static void test_plan(void **state)
     assert_says(said.out, "recompute = full");
 }
 
-/* A budget between two modes: the least recomputation that fits is taken, and told. */
+/* A budget between two modes: the plan takes and prints the least recomputation that fits. */
 static void test_budget(void **state)
 {
     (void)state;
@@ -235,7 +235,7 @@ static void test_train_and_eval(void **state)
     json_free(doc);
 }
 
-/* Ctrl-C: exit code 130, the state is saved, and the next start goes on from there. */
+/* Ctrl-C: exit code 130, the state is saved, and the next start continues from it. */
 static void test_interrupt(void **state)
 {
     (void)state;

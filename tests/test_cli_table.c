@@ -1,4 +1,4 @@
-/* test_cli_table.c - the table of commands: every row has its help, its parser and its errors. */
+/* test_cli_table.c - the table of commands: help, parser and errors of every row. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static int run_command(const struct command *c, const char *more)
     return second ? RUN(name, second, more) : RUN(name, more);
 }
 
-/* The same text without the line breaks and blanks that it was wrapped with. */
+/* The same text without line breaks and blanks from wrapping. */
 static const char *unwrapped(const char *text)
 {
     static char out[sizeof(said.out)];
@@ -112,7 +112,7 @@ static void test_overview(void **state)
     assert_says(said.out, "moetrain " MT_VERSION);
 }
 
-/* ---- wrong usage: exit code 2, one line, where to read on */
+/* ---- wrong usage: exit code 2, one line, with a pointer to the help */
 
 static void test_unknown_options(void **state)
 {
@@ -170,7 +170,7 @@ static void test_nearest(void **state)
 
 /* ---- values */
 
-/* What the words of a command are refused for; "" when they are accepted. */
+/* The error for the arguments of a command; "" when they are accepted. */
 static const char *refused(const struct command *c, void *args, int n, const char *const *words)
 {
     static struct err err;
@@ -287,7 +287,7 @@ static void test_rules(void **state)
     }
 }
 
-/* ---- what is written out of the table for other programs */
+/* ---- manual page and completion, written from the table */
 
 static char *help_file(const char *option, const char *value, char path[MT_PATH])
 {
@@ -300,7 +300,7 @@ static char *help_file(const char *option, const char *value, char path[MT_PATH]
     return path;
 }
 
-/* The exit code of a line of the shell; its output, cut at cap - 1. */
+/* The exit code of a shell command line; its output, truncated at cap - 1. */
 static int shell(const char *line, char *out, size_t cap)
 {
     FILE *f = popen(line, "r");
@@ -372,7 +372,7 @@ static void test_bash(void **state)
     }
 }
 
-/* Every option stands in the script of every shell, which the shell itself can read. */
+/* The script of every shell contains every option, and the shell can parse it. */
 static void test_completions(void **state)
 {
     (void)state;
@@ -392,7 +392,7 @@ static void test_completions(void **state)
     }
 }
 
-/* cmake --install puts all of it where the system looks for it. */
+/* cmake --install puts the files where the system looks for them. */
 static void test_install(void **state)
 {
     (void)state;
@@ -436,7 +436,7 @@ static void test_config_markdown(void **state)
     }
 }
 
-/* The table of keys in train/README.md is what the program prints. */
+/* The table of keys in train/README.md equals the program's output. */
 static void test_documented_keys(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_comm.c - ranks as processes of this machine: what collectives promise, and how a run ends when a rank does not
- * do its part. */
+/* test_comm.c - ranks as processes of this machine: the contract of the collectives, and how a run ends when a rank
+ * fails. */
 #include <math.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include "kernels/comm/comm.h"
 #include "tests/process.h"
 
-/* Of a rank: a failed check is its exit code 3, with the line on standard error. */
+/* In a rank: a failed check exits with code 3 and prints the line on standard error. */
 #define CHECK(cond)                                                                                                    \
     do {                                                                                                               \
         if (cond) break;                                                                                               \
@@ -87,7 +87,7 @@ static struct ranks start_ranks(body_fn *body, int world)
     return ranks;
 }
 
-/* Its exit code or 1000 + signal; said.err has what it wrote. */
+/* The exit code of a rank, or 1000 + signal; said.err has its output. */
 static int rank_result(const struct ranks *ranks, int r)
 {
     char path[MT_PATH];
@@ -112,7 +112,7 @@ static void run_ranks(body_fn *body, int world)
 
 /* ---- collectives */
 
-/* In [-0.5, 0.5), of 32 bits, so that sums in f32 are rounded; millions are compared. */
+/* In [-0.5, 0.5), of 32 bits, so that sums in f32 are rounded; millions of values are compared. */
 static double value(int rank, int64_t i)
 {
     return (double)((uint32_t)(i + 1) * 2654435761u ^ (uint32_t)(rank + 7) * 2246822519u) * 0x1p-32 - 0.5;
@@ -131,7 +131,7 @@ static void pull(struct device *dev, void *host, struct tensor x)
     device_download(dev, host, x.data, tensor_bytes(x));
 }
 
-/* The sum by rank, as every rank must have it to the bit (of two, any order gives it). */
+/* The sum in rank order, which every rank must have bit for bit (for two ranks, any order gives the same). */
 static void sum_of(struct comm *c, struct device *dev, int64_t n)
 {
     float *x = mem_array(n, sizeof(*x));
@@ -196,9 +196,9 @@ static int64_t n_rows(int p, int q) { return q == 1 ? 0 : 3 * p + 100 * q + (p =
 
 static float row_value(int from, int to, int64_t i) { return (float)(from * 1000000 + to * 10000) + (float)i; }
 
-enum { WIDE = 5, MOST = 4096 }; /* MOST: rows that may land on any rank */
+enum { WIDE = 5, MOST = 4096 }; /* MOST: rows that any rank may receive */
 
-/* Two tensors of unlike widths at once, `turn` after turn; they land at the bottom of the work arena. */
+/* Two tensors of different widths at once, `turn` after turn; they are at the bottom of the work arena. */
 static void rows_of(struct comm *c, struct device *dev, const struct tensor land[2], const int64_t *rows, int turn)
 {
     static const int64_t cols[2] = {WIDE, 1};
@@ -226,7 +226,7 @@ static void rows_of(struct comm *c, struct device *dev, const struct tensor land
     arena_release(&dev->work, mark);
 }
 
-/* By NCCL or sockets, then by copies where there are such; more often than there are tickets. */
+/* With NCCL or sockets, then with copies where supported; more calls than there are tickets. */
 static void all_to_all(struct comm *c, struct device *dev)
 {
     const struct tensor land[2] = {arena_tensor_2d(&dev->work, DT_F32, MOST, WIDE),
@@ -244,7 +244,7 @@ static void all_to_all(struct comm *c, struct device *dev)
     mem_free(rows);
 }
 
-/* A device whose ranks share memory, or not: `left` says which ranks have closed what they had of the others'. */
+/* A device whose ranks may share memory: `left` has the ranks that have closed their view of the others' memory. */
 static volatile int *left; /* [MAX_RANKS] seen by all processes */
 static int own_rank, without_sharing;
 
@@ -275,7 +275,7 @@ static void all_left(struct comm *c)
     comm_barrier(c);
 }
 
-/* No rank gets its memory back while another may write there; all take the same way. */
+/* No rank frees its memory while another may write to it; all use the same transport. */
 static void share_work(struct comm *c, struct device *dev)
 {
     static const struct comm_ops fake = {.offer = fake_offer, .reach = fake_reach, .leave = fake_leave};
@@ -328,7 +328,7 @@ static void test_collectives(void **state)
     for (int world = 1; world <= MAX_RANKS; world += world == 1 ? 1 : 3) run_ranks(every_collective, world);
 }
 
-/* A group of the even and one of the odd ranks, beside each other; and groups of one. */
+/* A group of the even and a group of the odd ranks at the same time; and groups of one. */
 static void groups(struct comm *c, struct device *dev)
 {
     struct comm half, one;
@@ -381,7 +381,7 @@ static void test_gpus(void **state)
     backend = "cpu";
 }
 
-/* ---- faults: the run ends everywhere, within seconds, and rank 0 says whose fault it was */
+/* ---- faults: the run ends on every rank within seconds, and rank 0 names the rank at fault */
 
 static void sleep_s(int s)
 {
@@ -402,12 +402,12 @@ static void reduce_often(struct comm *c, struct device *dev, int times)
 static void killed(struct comm *c, struct device *dev)
 {
     reduce_often(c, dev, 18);
-    sleep_s(1); /* a beat */
+    sleep_s(1); /* a heartbeat */
     if (c->rank == 1) raise(SIGKILL);
     reduce_often(c, dev, 1000000);
 }
 
-/* As a GPU does whose rows went to one that is gone. */
+/* Like a GPU whose rows went to a rank that is gone. */
 static void cut_off(struct comm *c, struct device *dev)
 {
     reduce_often(c, dev, 18);
@@ -423,7 +423,7 @@ static void late(struct comm *c, struct device *dev)
     comm_barrier(c);
 }
 
-/* Slow, but it gets on. */
+/* Slow, but making progress. */
 static void busy(struct comm *c, struct device *dev)
 {
     (void)dev;
@@ -436,7 +436,7 @@ static void busy(struct comm *c, struct device *dev)
     comm_busy(c, NULL);
 }
 
-/* It says that it loads, and hangs; so does rank 0. */
+/* It reports that it loads, and hangs; so does rank 0. */
 static void stuck(struct comm *c, struct device *dev)
 {
     reduce_often(c, dev, 3);
@@ -453,7 +453,7 @@ static void first_stuck(struct comm *c, struct device *dev)
     comm_barrier(c);
 }
 
-/* Nobody waits for anybody. */
+/* No rank waits for another. */
 static void all_stuck(struct comm *c, struct device *dev)
 {
     (void)dev;
@@ -485,10 +485,10 @@ static void stopped(struct comm *c, struct device *dev)
     reduce_often(c, dev, 3);
     sleep_s(1);
     if (c->rank == 1) raise(SIGSTOP);
-    sleep_s(30); /* nobody waits for it yet */
+    sleep_s(30); /* no rank waits for it yet */
 }
 
-/* Three ranks, of which 0 and 2 end with 1; rank 0 says what was wrong. */
+/* Three ranks; 0 and 2 end with 1, and rank 0 prints the cause. */
 static const struct fault {
     body_fn *body;
     const char *who, *says;
@@ -514,7 +514,7 @@ static void assert_ends(const struct fault *f, const struct ranks *ranks)
     assert_int_equal(rank_result(ranks, 2), 1);
 }
 
-/* All runs beside each other, as they wait for most of their time. */
+/* All runs at the same time, as they mostly wait. */
 static void test_faults(void **state)
 {
     (void)state;
@@ -535,7 +535,7 @@ static void slowly(struct comm *c, struct device *dev)
     }
 }
 
-/* All ranks are stopped, as by Ctrl-Z, and go on as if nothing had been. */
+/* All ranks are stopped, as by Ctrl-Z, and continue without an error. */
 static void test_pause(void **state)
 {
     (void)state;
@@ -547,7 +547,7 @@ static void test_pause(void **state)
     assert_all_end_well(&ranks, 3);
 }
 
-/* Ranks in different calls stop with both names. */
+/* Ranks in different calls stop, and the message names both. */
 static void test_astray(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_compare.c - runs side by side: results, settings that differ, the page. */
+/* test_compare.c - comparison of runs: results, settings that differ, the page. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ static const char *make_run(const char *dir, const char *name, double loss, cons
     return run;
 }
 
-/* What compare prints; for mem_free. */
+/* The output of compare; for mem_free. */
 static char *compared(const char *dir, const char *const *dirs, int n, const char *html)
 {
     struct err err;
@@ -106,7 +106,7 @@ static void what_is_missing(void **state)
     mem_free(text);
 }
 
-/* A pipe, or a link to one, stays what it was. */
+/* A pipe, or a link to one, is unchanged. */
 static void page_replaces_files_alone(void **state)
 {
     (void)state;

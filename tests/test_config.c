@@ -1,4 +1,4 @@
-/* test_config.c - the option table through all that is made of it: files, --set, help, dump, checks. */
+/* test_config.c - the option table in all its uses: files, --set, help, dump, checks. */
 #include "tests/test.h"
 
 #include <stdlib.h>
@@ -74,7 +74,7 @@ static void every_key_has_a_default(void **state)
 }
 
 /* Takes the keys from the dump, gives each another value, and reads the result back. */
-/* The choices of an option stand in the order of the enum that reads them. */
+/* The choices of an option are in the order of the enum that reads them. */
 static void choices_are_the_enum(void **state)
 {
     (void)state;
@@ -297,7 +297,7 @@ static void what_is_no_ini_is_told(void **state)
     assert_non_null(strstr(err.msg, "/no/such/file.ini"));
 }
 
-/* inih's own limits (200 bytes a line, 50 a section) would cut in silence. */
+/* inih's limits (200 bytes a line, 50 a section) would truncate silently. */
 static void long_lines_are_not_cut(void **state)
 {
     (void)state;
@@ -413,7 +413,7 @@ static void help_is_a_table_of_every_key(void **state)
     free(help);
 }
 
-/* However a file ends, the parser comes back, and what it accepts dumps and reads back. */
+/* For any end of a file the parser returns, and a file that it accepts dumps and reads back. */
 static void truncation_is_survived(void **state)
 {
     (void)state;

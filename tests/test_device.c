@@ -1,4 +1,4 @@
-/* test_device.c - opening devices, arenas, moving values, and the front doors' refusal of wrong shapes. */
+/* test_device.c - opening devices, arenas, copies of values, and shape checks of the front doors. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -50,7 +50,7 @@ static bool play_driver(const char *name)
     return !access(file, R_OK) && !setenv("LD_LIBRARY_PATH", dir, 1);
 }
 
-/* Where the GPU cannot be used, auto trains on the CPU and says why; cuda is an error with the same words. */
+/* When the GPU is unusable, auto trains on the CPU and gives the reason; cuda is an error with the same reason. */
 static void why_no_gpu(void **state)
 {
     (void)state;
@@ -79,7 +79,7 @@ static void why_no_gpu(void **state)
     }
 }
 
-/* Libraries of CUDA, NCCL and curl are opened when something needs them. As ldd does it. */
+/* Libraries of CUDA, NCCL and curl are opened at first use. Checked as ldd does. */
 static void starts_without_cuda(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_dispatch.c - runs whose experts are divided among ranks (parallel.ep), on the CPU: the same training as one
- * process with all of them, the same files, continued by any layout; ranks without a row, and with too many. */
+/* test_dispatch.c - expert-parallel runs (parallel.ep) on the CPU: the same training and files as one process, resumed
+ * with any layout; ranks without a row, and with too many. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static void train(const char *config, const char *steps, const char *more)
     if (RUN(config, JOB, "--set", steps, "--set", more)) fail_msg("training failed:\n%s", said.err);
 }
 
-/* What all are compared with, made once. */
+/* The run that all others are compared with, made once. */
 static const char *one_rank(void)
 {
     static char path[MT_PATH];
@@ -82,7 +82,7 @@ static void test_same_training(void **state)
     }
 }
 
-/* Saved by one layout, continued by another; and without a step in between the files are the same, byte by byte. */
+/* Saved with one layout, resumed with another; without a step in between the files are equal, byte by byte. */
 static void test_resume(void **state)
 {
     (void)state;
@@ -113,7 +113,7 @@ static void test_resume(void **state)
     }
 }
 
-/* ---- crowded ranks and empty ones */
+/* ---- overloaded ranks and empty ones */
 
 /* The parity case with routers that send every token to the first two experts. */
 static const char *crowded_model(void)
@@ -158,7 +158,8 @@ static void test_crowded(void **state)
     train(config, "train.steps=4", model);
     assert_same_run(config, reference);
 
-    /* Four ranks' rows go to one of them, which has room for its own: in more pieces, down to a token each. */
+    /* Four ranks send all rows to one of them, whose receive buffer has room for its balanced share: more chunks, down
+     * to a token each. */
     static const char *const more[] = {"train.recompute=none", "train.recompute=selective", "parallel.chunks=3"};
     for (int i = 0; i < MT_LEN(more); i++) {
         config = config_of(4, 4);

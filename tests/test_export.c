@@ -1,5 +1,5 @@
-/* test_export.c - every export format of every family: written, read back, the values the adapter's own; what is lost,
- * exchanged or scaled wrongly is found by the verification; a failure leaves nothing. */
+/* test_export.c - every export format of every family: written, read back, with the adapter's values. The verification
+ * detects missing, exchanged and wrongly scaled values; a failed export leaves no files. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,7 +117,7 @@ static void every_format_is_written_and_read_back(void **state)
     (void)state;
     for (int64_t f = 0; f < MT_LEN(families); f++)
         for (int64_t k = 0; k < MT_LEN(formats); k++) {
-            if (k == 4 && families[f].gate) continue; /* refused: below */
+            if (k == 4 && families[f].gate) continue; /* refused: see below */
             const char *out = export_case(families[f].name, formats[k]);
             assert_true(file_is_dir(out));
             for (int i = 0; i < 3; i++) {
@@ -247,7 +247,7 @@ static void gguf_has_llamas_names_and_rows(void **state)
     }
 }
 
-/* ---- adapters that are not everything ---- */
+/* ---- partial adapters */
 
 /* Adapters of a case with these options, every value drawn by name, saved. B: times this. */
 static const char *save_adapter(const char *name, const struct lora_options *opt, float b)
@@ -377,7 +377,7 @@ static void a_dropped_expert_is_named(void **state)
     assert_found("qwen3", "vllm", dir, "mlp.experts.3.up_proj.lora_B");
 }
 
-/* Its B is zero: the file is complete, the expert says nothing. */
+/* Its B is zero: the file is complete, but the expert has no effect. */
 static void a_silenced_expert_is_named_and_shows(void **state)
 {
     (void)state;
@@ -408,7 +408,7 @@ static void exchanged_projections_are_named(void **state)
     assert_found("olmoe", "vllm", dir, "layers.1.gate_up_proj.lora_B of expert 2");
 }
 
-/* A for B and B for A, names alone. */
+/* A and B exchanged, in the names only. */
 static void exchanged_halves_are_found(void **state)
 {
     (void)state;
@@ -436,7 +436,7 @@ static void a_wrong_scale_is_found(void **state)
     assert_found("olmoe", "vllm", dir, "");
 }
 
-/* Bytes of one float of a GGUF, at its tensor's place in the file. */
+/* The bytes of one float of a GGUF, at the tensor's position in the file. */
 static void poke_gguf(const char *path, const char *name, int64_t at, float v)
 {
     struct gguf g;
@@ -462,7 +462,7 @@ static void one_wrong_value_of_a_gguf_is_named(void **state)
     assert_found("case_a", "gguf", dir, "layer 1, expert 0: gate and up have different lora_a");
 }
 
-/* An expert of the source in the merged file: what a merge that skips it gives. */
+/* An expert of the source in the merged file, as from a merge that skips it. */
 static void an_expert_that_was_not_merged_is_named(void **state)
 {
     (void)state;
@@ -528,7 +528,7 @@ static void an_adapter_that_does_nothing_leaves_the_bytes(void **state)
     }
 }
 
-/* bitsandbytes NF4 and stacks of bf16 become what is published; tokenizer and configuration come along. */
+/* bitsandbytes NF4 and stacks of bf16 become the published layout; tokenizer and configuration are copied. */
 static void other_sources_merge(void **state)
 {
     (void)state;
@@ -568,7 +568,7 @@ static void other_sources_merge(void **state)
     }
 }
 
-/* What was trained on packed weights is merged into these, not into the file's. */
+/* An adapter trained on packed weights is merged into those, not into the file's weights. */
 static void packing_while_loading_counts(void **state)
 {
     (void)state;
@@ -668,7 +668,7 @@ static void gguf_is_what_ggml_accepts_and_no_byte_less(void **state)
         assert_int_equal(gguf_open(&other, cut, &err), -1);
     }
     uint8_t bytes[672];
-    for (int64_t at = 0; at < 480; at++) { /* any wrong byte of the head: refused, or another name or value */
+    for (int64_t at = 0; at < 480; at++) { /* any wrong byte of the header: refused, or another name or value */
         memcpy(bytes, g.map.data, sizeof(bytes));
         bytes[at] ^= 0x81;
         write_plain(cut, bytes, sizeof(bytes));
@@ -705,7 +705,7 @@ static void mistakes_are_told_and_leave_nothing(void **state)
     assert_says(err.msg, "of disk space are needed");
 }
 
-/* An adapter too weak for MXFP4's steps: the merge is the base model, and no directory appears. */
+/* An adapter too small for MXFP4's steps: the merge equals the base model, and no directory appears. */
 static void a_verification_that_fails_leaves_nothing(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* test_families.c - what the model families have of their own: rows of the architecture table and what they refuse,
- * tensor names and layouts of experts, dense layers, adapters one per matrix, the auxiliary loss. Their numbers as a
- * whole are compared in test_parity.c. */
+/* test_families.c - the differences between model families: rows of the architecture table and their errors, tensor
+ * names and layouts of experts, dense layers, adapters per matrix, the auxiliary loss. test_parity.c compares complete
+ * results. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -42,7 +42,7 @@ static struct arch load(const char *text)
     return a;
 }
 
-/* text with `more` behind its opening brace. */
+/* text with `more` after its opening brace. */
 static const char *with(const char *text, const char *more)
 {
     static char buf[4096];
@@ -136,7 +136,7 @@ static void test_dense_layers(void **state)
 
 /* ---- checkpoints */
 
-/* Copies of a fixture's tensors, to be changed and written again. */
+/* Copies of a fixture's tensors, to be changed and written. */
 struct copy {
     struct safetensors st;
     struct st_entry entries[512];
@@ -245,7 +245,7 @@ static void test_missing_tensors(void **state)
     }
 }
 
-/* experts.gate_up_proj [E, 2F, D] and down_proj [E, D, F], as transformers 5 holds them, load to the same bytes. */
+/* experts.gate_up_proj [E, 2F, D] and down_proj [E, D, F], as in transformers 5, load to the same bytes. */
 static void test_fused_stacks(void **state)
 {
     (void)state;
@@ -309,7 +309,7 @@ static void encode_nf4(struct copy *c, const char *name, int64_t n_out, int64_t 
     mem_free(x);
 }
 
-/* gate above up in one packed matrix decodes to what each decodes to alone. */
+/* gate and up in one packed matrix decode to the same values as separately. */
 static void test_nf4_experts(void **state)
 {
     (void)state;

@@ -12,7 +12,7 @@
 
 #include "data/file.h"
 
-/* DIR/name of this test's own directory; a static buffer, one per call of four. */
+/* DIR/name in this test's directory; a static buffer, one per call of four. */
 static const char *in(const char *dir, const char *name)
 {
     static char path[4][512];
@@ -224,7 +224,7 @@ static void gzip_lines(void **state)
     const char *dir = scratch_dir();
     struct err err;
     char text[64];
-    write_file(in(dir, "a.txt"), gzip_one, sizeof(gzip_one)); /* told by content, not by name */
+    write_file(in(dir, "a.txt"), gzip_one, sizeof(gzip_one)); /* detected by content, not by name */
     assert_int_equal(read_lines(in(dir, "a.txt"), text, sizeof(text), &err), 3);
     assert_string_equal(text, "one|two|three|");
     write_file(in(dir, "b.gz"), gzip_three, sizeof(gzip_three));
@@ -272,8 +272,8 @@ static void bombs(void **state)
     line_reader_close(r);
 }
 
-/* Every prefix of the gzip file: 0 bytes is an empty file, 1 byte is not gzip yet, all others are cut. Of the file of
- * three members, those that end with a member are whole files. */
+/* Every prefix of the gzip file: 0 bytes is an empty file, 1 byte is not gzip yet, all others are truncated. Of the
+ * file of three members, prefixes that end with a member are complete. */
 static void gzip_cut(void **state)
 {
     (void)state;
@@ -327,7 +327,7 @@ static void atomic_write(void **state)
     assert_non_null(strstr(err.msg, "/taken: a directory, not a file: choose the name of a new file"));
 }
 
-/* The disk full, as far as a process can make it so: a limit on the file size, in a child. */
+/* A full disk, as far as a process can simulate it: a limit on the file size, in a child. */
 static void write_full_disk(void **state)
 {
     (void)state;
@@ -353,7 +353,7 @@ static void write_full_disk(void **state)
     assert_false(file_exists(in(dir, "out.tmp")));
 }
 
-/* A directory that may not be written to; root may write anywhere, so the child is nobody. */
+/* A read-only directory; root may write anywhere, so the child runs as nobody. */
 static void write_refused(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_generate.c - `moetrain generate` from outside: greedy tokens are those of transformers (+ PEFT), in fp32, and
- * what was drawn is drawn again. */
+/* test_generate.c - `moetrain generate` from outside: greedy tokens equal those of transformers (+ PEFT) in fp32, and
+ * sampled tokens are repeatable. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +84,7 @@ static void greedy(void **state)
     json_free(expected);
 }
 
-/* Text that streams is the text of --json, and valid UTF-8 although the tokens of this model are not. */
+/* Streamed text equals that of --json, and is valid UTF-8 although single tokens of this model are not. */
 static void streamed(void **state)
 {
     (void)state;
@@ -123,11 +123,12 @@ static void sampled(void **state)
     assert_string_equal(texts[0], texts[1]);
     assert_string_not_equal(texts[0], texts[2]);
     assert_int_equal(RUN(WORDS), 0);
-    assert_string_equal(texts[3], said.out); /* so small a nucleus is the likeliest token */
+    assert_string_equal(texts[3], said.out); /* with so small a top-p only the likeliest token remains */
 #undef WORDS
 }
 
-/* The prompt is the template's, up to where the answer begins, and the end of the turn ends it. */
+/* The prompt is rendered by the template up to the beginning of the answer, and the end-of-turn token ends
+ * generation. */
 static void conversation(void **state)
 {
     (void)state;
@@ -147,7 +148,7 @@ static void conversation(void **state)
     json_free(ours);
     json_free(same);
 
-    /* Turns of this template end with a token that the model says. */
+    /* Turns of this template end with a token that the model writes. */
     const char *jinja = write_text("t.jinja", "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}"
                                               "<|end|>{% endif %}{% endfor %}");
     snprintf(template, sizeof(template), "data.chat_template=%s", jinja);
@@ -223,7 +224,7 @@ static char *sample_text(const char *config, int n)
 }
 
 /* eval.prompts: before step 1 the texts of `generate --base`, at the end those of `generate` with the adapter; with one
- * rank and with two, whose experts are whole or divided. */
+ * rank and with two, with all experts on each rank or expert parallel. */
 static void samples_at_evaluations(void **state)
 {
     (void)state;
@@ -271,7 +272,7 @@ static void samples_at_evaluations(void **state)
     assert_says(said.err, "/nowhere");
 }
 
-/* Every adapter that a run leaves says what it belongs to, what it was trained on and how it did. */
+/* The model card of every adapter of a run gives its base model, data and results. */
 static void model_cards(void **state)
 {
     (void)state;
@@ -295,7 +296,7 @@ static void model_cards(void **state)
     }
 }
 
-/* Names of files are shown as they are, whatever Markdown makes of their characters. */
+/* File names appear unchanged, whatever Markdown makes of their characters. */
 static void model_card_of_odd_names(void **state)
 {
     (void)state;

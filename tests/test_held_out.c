@@ -1,4 +1,4 @@
-/* test_held_out.c - the share of training documents that is held out: by seed, whole rows, nothing lost. */
+/* test_held_out.c - the share of training documents that is held out: by seed, whole rows, no document lost. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -37,7 +37,8 @@ static int document_number(const struct dataset *ds, int64_t d)
     return (ids[0] - 'A') * 10 + ids[1] - 'a';
 }
 
-/* Splits by seed and writes which of the fifty are held; both parts in order, each document in one of them. */
+/* Splits by seed and writes which of the fifty are held out; both parts keep their order, each document is in one of
+ * them. */
 static void split_fifty(double fraction, uint64_t seed, int64_t want, bool held_out[50])
 {
     struct dataset ds, held;
@@ -89,7 +90,7 @@ static void split_by_document(void **state)
     dataset_free(&ds);
 }
 
-/* What one conversation became is trained on or held out, never both. */
+/* All samples of one conversation are either trained on or held out. */
 static void split_keeps_rows_together(void **state)
 {
     (void)state;

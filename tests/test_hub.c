@@ -1,4 +1,4 @@
-/* test_hub.c - downloads against tests/hub_server.py, a hub on this machine each of whose repositories has a vice. */
+/* test_hub.c - downloads from tests/hub_server.py, a hub on this machine with one fault per repository. */
 #define _GNU_SOURCE /* unshare */
 #include <dirent.h>
 #include <errno.h>
@@ -65,7 +65,7 @@ static void test_hashes(void **state)
     mem_free(text);
 }
 
-/* Without hub: a path is local: what is there is taken, and nobody is asked for what is not. */
+/* Without hub: a path is local: existing files are used, and no request is made for missing ones. */
 static void test_local_paths(void **state)
 {
     (void)state;
@@ -119,7 +119,7 @@ static void test_model(void **state)
     assert_string_equal(text, strrchr(dir, '/') + 1);
     assert_true(file_exists(hub_in_cache("plain", "../CACHEDIR.TAG")));
 
-    assert_int_equal(truncate(hub_server.log, 0), 0); /* again: one look at the list, nothing else; of a commit: none */
+    assert_int_equal(truncate(hub_server.log, 0), 0); /* again: one request for the list; for a commit: none */
     assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
     assert_int_equal(hub_requests("", ""), 1);
     char commit[41];
@@ -152,7 +152,7 @@ static void test_cache_places(void **state)
     assert_refused("plain", "main", "HF_ENDPOINT", "https://");
 }
 
-/* The token goes over https, or stays on this machine; a redirect takes it to no other origin. */
+/* The token is sent over https or to this machine; a redirect to another origin does not get it. */
 static void test_token(void **state)
 {
     (void)state;
@@ -192,7 +192,7 @@ static void test_token(void **state)
     assert_int_equal(hub_env_read(&env, &err), 0);
 }
 
-/* Nothing that a server says steers the terminal: an error, a line of the log. */
+/* A server's text cannot steer the terminal: in an error, in a line of the log. */
 static void test_escapes(void **state)
 {
     (void)state;
@@ -206,7 +206,7 @@ static void test_escapes(void **state)
     }
 }
 
-/* A libcurl that does not know an option: nothing is sent. */
+/* A libcurl that does not know an option: no request is sent. */
 static void test_old_libcurl(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void test_old_libcurl(void **state)
     assert_int_equal(hub_requests("", ""), 0);
 }
 
-/* A list that comes slowly, but never ends, ends by the time it takes. */
+/* A slow list without an end fails at its time limit. */
 static void test_drip(void **state)
 {
     (void)state;
@@ -240,7 +240,7 @@ static void test_breaks(void **state)
     (void)state;
     char line[256];
     assert_downloads("breaks");
-    for (int i = 0; i < HUB_SHARDS; i++) /* 300 KB in pieces of 70000 bytes, each from where the last ended */
+    for (int i = 0; i < HUB_SHARDS; i++) /* 300 KB in pieces of 70000 bytes, each from the end of the last */
         for (int at = 70000; at < 300000; at += 70000) {
             snprintf(line, sizeof(line), "%s bytes=%d- ", hub_shard(i), at);
             assert_int_equal(hub_requests("cdn GET /models/test/breaks/", line), 1);
@@ -329,7 +329,7 @@ static void test_offline(void **state)
     assert_refused("plain", strrchr(here, '/') + 1, hub_shard(1), "HF_HUB_OFFLINE is set");
     assert_int_equal(hub_requests("", ""), 0);
 
-    unsetenv("HF_HUB_OFFLINE"); /* the hub is back: one link is made anew; it is gone: the cache serves */
+    unsetenv("HF_HUB_OFFLINE"); /* the hub is back: one link is made anew; it is gone: the cache is used */
     assert_downloads("plain");
     assert_int_equal(hub_requests("cdn", ""), 0);
     setenv("HF_ENDPOINT", "http://127.0.0.1:1", 1);
@@ -381,7 +381,8 @@ static int64_t part_sizes(int64_t size[8])
     return sum;
 }
 
-/* Killed at fifty random moments: complete and verified in the end, every piece asked for from where the last ended. */
+/* Killed at fifty random moments: complete and verified in the end, every request begins at the end of the last
+ * piece. */
 static void test_killed(void **state)
 {
     (void)state;
@@ -534,7 +535,7 @@ static void test_data(void **state)
     }
 }
 
-/* Of a data set by its viewer: line i is row i, and it is a file of the cache as any other. */
+/* A data set through its viewer: line i is row i, in an ordinary file of the cache. */
 static void assert_rows(const char *spec, const char *split, int64_t n_rows)
 {
     char expected[128], target[MT_PATH], hex[HASH_HEX];
@@ -624,7 +625,7 @@ static void test_rows_refused(void **state)
         assert_says(err.msg, bad[i][1]);
         assert_says(err.msg, bad[i][2]);
     }
-    assert_int_equal(hub_requests("/rows?", "view-shifted"), 3); /* what came before the break stays */
+    assert_int_equal(hub_requests("/rows?", "view-shifted"), 3); /* rows received before the break stay */
 }
 
 static pid_t rows_elsewhere(const char *spec)
@@ -639,7 +640,7 @@ static pid_t rows_elsewhere(const char *spec)
     _exit(1);
 }
 
-/* Killed again and again, and two at once: no page is asked for twice but those under way at a kill. */
+/* Killed again and again, and two processes at once: no page is requested twice except those in flight at a kill. */
 static void test_rows_killed(void **state)
 {
     (void)state;
@@ -698,7 +699,7 @@ static void test_training(void **state)
     assert_says(said.err, "moetrain: error: model.path = hub:test/none: HF_HUB_OFFLINE is set: ");
 }
 
-/* The configuration that the project is named by, as it is shipped but for a smaller step on the CPU. */
+/* configs/gptoss_20b_qlora.ini as shipped, with a smaller step for the CPU. */
 static void test_shipped_configuration(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_hub_cache.c - the cache as versions of the Python library leave it, damaged, attacked, with headers alone. */
+/* test_hub_cache.c - the cache as versions of the Python library write it; damaged, attacked, with headers only. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +34,7 @@ static void put_text(const char *path, const void *text, int64_t size)
     if (file_write_atomic(path, text, size, &err)) fail_msg("%s", err.msg);
 }
 
-/* SHA-256 of each shard, as an earlier download left it. */
+/* SHA-256 of each shard, written by an earlier download. */
 static char known[HUB_SHARDS][HASH_HEX];
 
 static void hash_shard(char hex[HASH_HEX], const char *dir, int i)
@@ -68,9 +68,9 @@ static void download(char dir[MT_PATH])
 /* ---- layouts */
 
 enum layout {
-    V0,       /* 0.36: links to blobs that their hashes name; files that are known not to be there */
+    V0,       /* 0.36: links to blobs named by their hashes; a list of files known to be missing */
     V2,       /* 1.x, 2.x: the same, and the list of the commit's files */
-    MIRROR,   /* any of them behind a mirror: blobs with the mirror's own names */
+    MIRROR,   /* any of them behind a mirror: blobs with the mirror's names */
     COPIES,   /* where the disk has no links: the files themselves in the snapshot */
     ABSOLUTE, /* links by absolute paths, as the first versions made them */
     LAYOUTS
@@ -82,7 +82,7 @@ static void make_folder(const char *path)
     if (file_make_dirs(path, &err)) fail_msg("%s", err.msg);
 }
 
-/* One file of a snapshot that moetrain made, as another program would have left it. */
+/* Changes a file of a snapshot made by moetrain to the form that another program writes. */
 static void relay_file(enum layout layout, const char *dir, const char *name)
 {
     char path[MT_PATH], blob[MT_PATH], target[MT_PATH], other[MT_PATH], hash[128];
@@ -108,7 +108,7 @@ static void relay_file(enum layout layout, const char *dir, const char *name)
     }
 }
 
-/* Rearranges what moetrain downloaded, without its own files. */
+/* Rearranges a download of moetrain, without moetrain's additional files. */
 static void relay(enum layout layout, const char *dir)
 {
     char **names, path[MT_PATH];
@@ -133,7 +133,7 @@ static void relay(enum layout layout, const char *dir)
     }
 }
 
-/* Online and offline, again and again: nothing is downloaded, and what is found is right. */
+/* Online and offline, repeatedly: no downloads, and the files found are right. */
 static void test_layouts(void **state)
 {
     (void)state;
@@ -152,7 +152,7 @@ static void test_layouts(void **state)
             if (hub_requests("cdn", "") + hub_requests("resolve", ""))
                 fail_msg("layout %d is downloaded again", layout);
         }
-        /* of a commit that is there whole nobody is asked */
+        /* for a commit that is complete in the cache, no request */
         struct err err;
         unsetenv("HF_HUB_OFFLINE");
         assert_int_equal(truncate(hub_server.log, 0), 0);
@@ -161,8 +161,8 @@ static void test_layouts(void **state)
     }
 }
 
-/* The Python library finds what is in the cache, and what it put there is found. (0.36 wonders at CACHEDIR.TAG, which
- * 1.0 and later write themselves.) */
+/* The Python library finds the files in the cache, and moetrain finds the library's. (0.36 warns about CACHEDIR.TAG,
+ * which 1.0 and later write themselves.) */
 static void test_library(void **state)
 {
     (void)state;
@@ -202,7 +202,7 @@ static void test_library(void **state)
 
 /* ---- what is verified */
 
-/* Changes a byte in the middle of a blob; quiet: its time of change stays. */
+/* Changes a byte in the middle of a blob; quiet: its modification time stays. */
 static void damage(const char *dir, int i, bool quiet)
 {
     char path[MT_PATH];
@@ -225,7 +225,7 @@ static void test_damage(void **state)
     struct err err;
     download(dir);
     for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
-    damage(dir, 1, true); /* what was hashed is not hashed again: nobody sees it */
+    damage(dir, 1, true); /* a hashed file is not hashed again: the change is not noticed */
     assert_int_equal(truncate(hub_server.log, 0), 0);
     download(dir);
     assert_int_equal(hub_requests("cdn", ""), 0);
@@ -238,14 +238,14 @@ static void test_damage(void **state)
     assert_int_equal(hub_requests("cdn", ""), 1);
     snprintf(path, sizeof(path), "blobs/%s.damaged", known[1]);
     assert_true(file_exists(hub_in_cache("plain", path)));
-    damage(dir, 2, true); /* and what another program left, before this one ever hashed it */
+    damage(dir, 2, true); /* also in a file of another program that moetrain has never hashed */
     assert_int_equal(unlink(hub_in_cache("plain", "moetrain-verified")), 0);
     assert_int_equal(hub_model(dir, "hub:test/plain", strrchr(dir, '/') + 1, &err), 0);
     assert_content(dir);
     assert_int_equal(hub_requests("cdn", ""), 2);
 }
 
-/* ---- what somebody else laid there */
+/* ---- entries made by other users */
 
 static void plant(const char *victim, const char *part, bool hard)
 {
@@ -256,7 +256,7 @@ static void plant(const char *victim, const char *part, bool hard)
     assert_string_equal(text, "precious");
 }
 
-/* Another user of a shared cache lays a link where the partial file will be: its target stays as it is. */
+/* Another user of a shared cache puts a link at the path of the partial file: its target stays unchanged. */
 static void test_planted_links(void **state)
 {
     (void)state;
@@ -283,7 +283,7 @@ static void test_planted_links(void **state)
     }
 }
 
-/* Links that lead to themselves or to a folder above: an error, at once. */
+/* Links to themselves or to a folder above: an error, at once. */
 static void test_link_loops(void **state)
 {
     (void)state;
@@ -303,9 +303,9 @@ static void test_link_loops(void **state)
     assert_int_equal(hub_model(at, "hub:test/plain", "main", &err), 0);
 }
 
-/* ---- headers alone */
+/* ---- headers only */
 
-/* Bytes of bodies that the server sent of a repository called test/head... */
+/* Bytes of bodies that the server sent for a repository test/head... */
 static int64_t logged_bytes(void)
 {
     char line[1024];
@@ -318,7 +318,7 @@ static int64_t logged_bytes(void)
     return sum;
 }
 
-/* The server notes the bytes of an answer when it is over, which may be after the client went away. */
+/* The server logs the bytes of an answer when it ends, maybe after the client has closed the connection. */
 static int64_t sent_bytes(void)
 {
     int64_t sum = -1, now;
@@ -329,8 +329,8 @@ static int64_t sent_bytes(void)
     return sum;
 }
 
-/* A plan of 2.6 MB of weights takes their headers, from a server without ranges, too; it is the plan that the weights
- * themselves give, and leaves no weights that training would take for whole. */
+/* A plan of 2.6 MB of weights downloads their headers, also from a server without ranges. It equals the plan made from
+ * the weights, and leaves no files that training would take for complete weights. */
 static void test_headers(void **state)
 {
     (void)state;
@@ -364,7 +364,7 @@ static void test_headers(void **state)
     assert_int_equal(RUN("inspect", "hub:test/head"), 0);
     assert_says(said.out, "tensors in 2 files");
     assert_true(sent_bytes() < 300000);
-    assert_int_equal(hub_model(dir, "hub:test/head", "main", &err), 0); /* and then the weights, whole */
+    assert_int_equal(hub_model(dir, "hub:test/head", "main", &err), 0); /* then the complete weights */
     assert_int_equal(truncate(hub_server.log, 0), 0);
     assert_int_equal(RUN("plan", config, "--set", repos[0]), 0);
     assert_string_equal(said.out, whole);

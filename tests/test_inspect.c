@@ -136,7 +136,7 @@ static void adapters(void **state)
     }
 }
 
-/* Beside a config.json: how each model.quantize would hold the experts, or why it cannot. */
+/* With a config.json: the size of the experts for each model.quantize, or why it is not possible. */
 static void held(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_install.c - `cmake --install`: what is installed works from any directory; arguments of the scripts. */
+/* test_install.c - `cmake --install`: installed files work from any directory; arguments of the scripts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static void installed_files_work_anywhere(void **state)
     assert_false(file_exists(command));
 }
 
-/* A mistaken or unknown first argument does nothing: no packages are installed, no directory of this name appears. */
+/* A wrong first argument has no effect: no packages are installed, and no directory of this name appears. */
 static void scripts_refuse_unknown_options(void **state)
 {
     (void)state;

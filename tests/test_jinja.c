@@ -1,5 +1,5 @@
-/* test_jinja.c - the Jinja engine and chat templates against Jinja itself (tests/parity/make_jinja_vectors.py), what
- * they refuse and in which words, and that no template runs for ever. */
+/* test_jinja.c - the Jinja engine and chat templates against Jinja (tests/parity/make_jinja_vectors.py), error
+ * messages, and work limits of templates. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ static void json_text(struct json j, const char *key, const char **s, int64_t *s
     if (json_str(json_find(j, key), s, size, &err)) fail_msg("%s", err.msg);
 }
 
-/* Renders with the members of vars; NULL vars: none. -1 as jinja_parse and jinja_render say. */
+/* Renders with the members of vars; NULL vars: none. Returns -1 like jinja_parse and jinja_render. */
 static int render(struct text_buf *out, const char *text, int64_t size, const struct json *vars, struct err *err)
 {
     struct jinja_var list[MAX_VARS] = {{0}};
@@ -118,7 +118,7 @@ static void refusals(void **state)
     text_free(&t);
 }
 
-/* Each ends by itself, soon, and says why. */
+/* Each ends soon with an error. */
 static void endless_templates(void **state)
 {
     (void)state;
@@ -149,7 +149,7 @@ static void endless_templates(void **state)
     text_free(&t);
 }
 
-/* Operations on a text of 1 MiB, or a list that holds it, as often as a loop asks: each is work, and ends. */
+/* Operations on a text of 1 MiB, or a list that contains it, in long loops: each counts as work, so the loop ends. */
 static void work_by_size(void **state)
 {
     (void)state;
@@ -173,7 +173,7 @@ static void work_by_size(void **state)
     text_free(&t);
 }
 
-/* What is small but stays until the end of the rendering, what is long in the template itself, and keys that nest. */
+/* Small values that stay until the end of the rendering, long values in the template, and keys that nest. */
 #define EMPTY "[] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or "
 static void memory_and_nesting(void **state)
 {
@@ -212,7 +212,7 @@ static void memory_and_nesting(void **state)
     text_free(&t);
 }
 
-/* Brackets, blocks, signs and negations, as deep as a file can hold. */
+/* Brackets, blocks, signs and negations, nested as deep as a file allows. */
 static void deep_templates(void **state)
 {
     (void)state;
@@ -241,7 +241,7 @@ static void deep_templates(void **state)
     text_free(&t);
 }
 
-/* However a template ends, the parser comes back. */
+/* For any end of a template the parser returns. */
 static void truncation(void **state)
 {
     (void)state;
@@ -366,7 +366,7 @@ static void chat_case(const struct chat_template *t, const struct tokenizer *tok
     text_free(&text);
 }
 
-/* Text, ids and spans as transformers' apply_chat_template; samples as the prefixes say. */
+/* Text, ids and spans as from transformers' apply_chat_template; samples as from the rendered prefixes. */
 static void chats(void **state)
 {
     (void)state;
@@ -397,7 +397,7 @@ static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\
                                 "\"content\": \"b\"%s}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": "
                                 "\"assistant\", \"content\": \"d\"}]}";
 
-/* The texts under the spans of all samples, each ended by "|", samples by "/". */
+/* The texts of the spans of all samples, each ended by "|", samples by "/". */
 static void assert_trained(const struct chat_template *t, const char *more, enum loss_on loss, bool whole,
                            const char *expected)
 {
@@ -476,7 +476,7 @@ static void assert_rendered(const char *dir, const char *file, const char *row, 
     chat_template_free(t);
 }
 
-/* The file before the key, a given file before both; a text, a list; tokens as strings and objects. */
+/* The file overrides the key, a given file overrides both; a text, a list; tokens as strings and objects. */
 static void where_it_lies(void **state)
 {
     (void)state;

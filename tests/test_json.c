@@ -1,4 +1,5 @@
-/* test_json.c - parse errors, typed getters and their messages, iteration, writing, cut texts, failing allocations. */
+/* test_json.c - parse errors, typed getters and their messages, iteration, writing, truncated texts, failing
+ * allocations. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -352,7 +353,7 @@ static void files(void **state)
     assert_non_null(strstr(err.msg, "c.json: not valid JSON: line 2, byte 4:"));
 }
 
-/* jansson's memory is ours: when there is none left, the process ends with status 1 and a message. */
+/* jansson uses our allocator: when memory runs out, the process ends with status 1 and a message. */
 static void no_memory(void **state)
 {
     (void)state;

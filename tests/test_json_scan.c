@@ -1,4 +1,5 @@
-/* test_json_scan.c - parts of a JSON text cut out and read item by item: the same as jansson reads, or both refuse. */
+/* test_json_scan.c - parts of a JSON text cut out and read item by item: the result equals jansson's, or both
+ * refuse. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@ static struct json_doc *parse_without(const char *text, int64_t size, struct jso
     return json_parse_without(text, size, "f.json", "m", keys, parts, 2, err);
 }
 
-/* What stands under m is a part or stays where it is; everything else stays. */
+/* The value under m becomes a part or stays in the tree; everything else stays. */
 static void cut(void **state)
 {
     (void)state;
@@ -51,7 +52,7 @@ static void cut(void **state)
     assert_string_equal(err.msg, "f.json: not valid JSON: line 2, byte 17: duplicate object key near '\"p\"'");
 }
 
-/* Reads what s is at, and is the same as the tree; an error of the scan is -1. */
+/* Reads the value at s and compares it with the tree; an error of the scan is -1. */
 static int compare(struct json_scan *s, struct json tree, struct err *err)
 {
     int more;
@@ -82,7 +83,7 @@ static int compare(struct json_scan *s, struct json tree, struct err *err)
     return more;
 }
 
-/* Only what the scan has readers for: strings, arrays and small integers; an object outermost. */
+/* Only values that the scan has readers for: strings, arrays and small integers; an object outermost. */
 static bool readable(struct json j, bool outermost)
 {
     int64_t value;
@@ -100,7 +101,7 @@ static bool readable(struct json j, bool outermost)
     return t == JSON_STRING || t == JSON_ARRAY || (t == JSON_OBJECT && outermost);
 }
 
-/* True when the scan takes the part in {"m":{"p":PART}}. */
+/* True when the scan accepts the part in {"m":{"p":PART}}. */
 static bool scan(const char *part, int64_t part_size, struct err *err)
 {
     char text[256];
@@ -172,7 +173,7 @@ static void values(void **state)
     }
 }
 
-/* Texts of such parts with bytes changed, left out and put in. */
+/* Such parts with bytes changed, removed and inserted. */
 static void damaged(void **state)
 {
     (void)state;

@@ -1,10 +1,10 @@
 /* test_large.c - the GPU on tensors of more than 2^31 elements, and more than 2^32 bytes: an index that does not fit 32
  * bits would read or write elsewhere.
  *
- * Every op runs on all the rows and then on the last few alone, which it takes as a view: the results have the same
- * bits where a row depends on itself alone, and are close where cuBLASLt may take another algorithm for another shape.
- * (That the small problem is right is what the other groups show.) Outputs start as NaN. Where both paths of the GPU,
- * Hopper's own and the portable one, have kernels of their own, both run. */
+ * Every op runs on all rows and then on the last few rows, passed as a view. The results have the same bits when a row
+ * depends only on itself. They are close when cuBLASLt may use another algorithm for another shape. (Other groups check
+ * the small problem.) Outputs start as NaN. Where both paths of the GPU, Hopper and portable, have separate kernels,
+ * both run. */
 #include <string.h>
 
 #include "kernels/quant.h"
@@ -18,7 +18,7 @@ void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t 
 enum { LAST = 67, N_TOK = (1 << 20) + 37, DIM = 2112 };
 _Static_assert(1LL * N_TOK * DIM > INT32_MAX, "a [T, D] tensor has more than 2^31 elements");
 
-/* What cuBLASLt leaves between two shapes: each is a sum in f32, rounded once to bf16. */
+/* Difference that cuBLASLt may have between two shapes: each is a sum in f32, rounded once to bf16. */
 #define ROUNDINGS 0x1p-8
 #define F32_SUMS  1e-5 /* between two orders of one sum */
 
@@ -100,7 +100,7 @@ static void embed_large_on_the_gpu(void **state)
     expect_same("rows before them", tensor_rows(y, N_TOK - 2 * LAST, LAST), last(table));
 }
 
-/* dy is zero but for the last rows, so that the adapter's gradients are those of the small problem. */
+/* dy is zero except in the last rows, so that the adapter's gradients are those of the small problem. */
 static void linear_large_on_the_gpu(void **state)
 {
     (void)state;
@@ -135,8 +135,8 @@ static void linear_large_on_the_gpu(void **state)
     expect_near("dB", proj.grad.b, few.grad.b, ROUNDINGS);
 }
 
-/* Which elements are dropped goes by their index in x. The small problem has none dropped, of an x in which they are
- * zeros and the others doubled. */
+/* Dropout depends on the index in x. The small problem has no dropout; in its x the dropped elements are zeros and the
+ * others doubled. */
 static void dropout_large_on_the_gpu(void **state)
 {
     (void)state;
@@ -203,7 +203,8 @@ static void attention_large_on_the_gpu(void **state)
     attention(16, 128);
 }
 
-/* ---- loss: logits [chunk, V]; labelled are the last rows of x, every other of which lies along its label's row ----
+/* ---- loss: logits [chunk, V]; the last rows of x are labelled, and every other one is parallel to its label's row
+ * ----
  */
 
 static void loss_head_large_on_the_gpu(void **state)
@@ -246,7 +247,7 @@ static struct route empty_route(int64_t n_tok, int64_t n_top, int64_t n_exp)
                           .slot_row = gpu_empty(DT_I32, n_tok, n_top, -1)};
 }
 
-/* All of the sort, against one on the host; count [E] is filled. */
+/* The complete sort, compared with one on the host; count [E] is filled. */
 static void check_sort(const struct route *r, int64_t n_exp, int64_t *count)
 {
     const struct tensor idx = gpu_host(r->idx), offs = gpu_host(r->offs), rows = gpu_host(r->row_slot);
@@ -457,8 +458,8 @@ static void moe_down_fwd_and_combine_large_on_the_gpu(void **state)
     for (int portable = 0; portable < 2; portable++) moe_down_fwd(portable);
 }
 
-/* In the backwards the gradient that comes in is zero but for the last tokens: then the adapter's gradients, which are
- * sums over all rows, are those of the small problem. */
+/* In the backward passes the incoming gradient is zero except for the last tokens: then the adapter's gradients, which
+ * are sums over all rows, are those of the small problem. */
 static void moe_down_bwd(bool portable, bool interleaved)
 {
     begin_experts(32, 1, portable);
@@ -637,7 +638,7 @@ static void sum_of_squares(double out[2], struct tensor g)
     device_get(&gpu, out, sum);
 }
 
-/* The sum is that of the parts; what is not finite is counted at the very end. */
+/* The sum is that of the parts; non-finite values are counted at the very end. */
 static void sumsq(enum dtype t)
 {
     gpu_begin(12, 1, false);

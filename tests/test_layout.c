@@ -1,6 +1,6 @@
 /* test_layout.c - one layout of adapters outside the device: a device that pads ranks (as a GPU does, to multiples of
  * 8) and one that does not write the same files and read each other's. A CPU stands in for the GPU, with an op table
- * that asks for multiples of 8. */
+ * that requires multiples of 8. */
 #include <math.h>
 #include <stdio.h>
 
@@ -50,7 +50,7 @@ static void side_open(struct tiny *t, int64_t multiple, struct comm *ep)
     adapters_alloc(&t->ad, &t->dev, &t->arch);
 }
 
-/* A host array of the logical layout with something else than zero in every value; mem_free. */
+/* A host array of the logical layout with a nonzero value everywhere; mem_free. */
 static float *some_values(const struct adapters *whole, uint64_t seed)
 {
     float *x = mem_array(whole->n_flat, sizeof(*x));
@@ -80,7 +80,7 @@ static double absolute_sum(const float *x, int64_t n)
     return sum;
 }
 
-/* The logical layout is the same on every device; what goes in comes out, and the padding on the device is zero. */
+/* The logical layout is the same on every device; values return unchanged, and the padding on the device is zero. */
 static void values_come_back(void **state)
 {
     (void)state;
@@ -113,7 +113,7 @@ static void values_come_back(void **state)
             mem_free(out);
             tiny_close(&t);
         }
-        assert_memory_equal(sum, x, (size_t)want->n_flat * sizeof(*x)); /* both ranks together have all */
+        assert_memory_equal(sum, x, (size_t)want->n_flat * sizeof(*x)); /* the two ranks together have all values */
         mem_free(sum);
     }
     mem_free(x);
@@ -185,7 +185,7 @@ static void any_device_reads_the_others_checkpoint(void **state)
     }
 }
 
-/* ---- checkpoints of earlier versions, which hold the layout of the device */
+/* ---- checkpoints of earlier versions, which have the layout of the device */
 
 static void replace_line(const char *out, const char *file)
 {
@@ -205,8 +205,8 @@ static void replace_line(const char *out, const char *file)
     OK(file_write_atomic(manifest, now, (int64_t)strlen(now), &err));
 }
 
-/* The masters and moments as t's device holds them in place of those of the checkpoint, one value of the padding of
- * layer 0's q_proj.lora_B changed by `spoil`. */
+/* Replaces the masters and moments of the checkpoint by those in the layout of t's device; `spoil` changes one value in
+ * the padding of layer 0's q_proj.lora_B. */
 static void write_padded(struct tiny *t, const char *out, float spoil)
 {
     static const char *const names[] = {"param", "m", "v"};
@@ -341,7 +341,8 @@ static struct loader *run_continue(int64_t multiple, const char *out)
     return l;
 }
 
-/* Stopped where ranks are padded, carried to where they are not and back: the same bytes as never stopped. */
+/* Stopped on a device that pads ranks, continued on one that does not and back: the same bytes as an uninterrupted
+ * run. */
 static void training_continues_to_the_byte(void **state)
 {
     (void)state;
@@ -363,7 +364,7 @@ static void training_continues_to_the_byte(void **state)
     }
 }
 
-/* Ranks of q, k and v that differ, experts and moments divided among ranks; continued by one process. */
+/* Different ranks of q, k and v, experts and moments divided among ranks; continued by one process. */
 static void ranks_share_one_layout(void **state)
 {
     (void)state;

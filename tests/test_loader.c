@@ -1,5 +1,5 @@
-/* test_loader.c - micro-batches of small made-up datasets: labels by hand, coverage, order, resume, packing, closing.
- */
+/* test_loader.c - micro-batches of small artificial data sets: labels by hand, coverage, order, resume, packing,
+ * closing. */
 #include "tests/test.h"
 
 #include <string.h>
@@ -120,7 +120,7 @@ static void labels_by_hand(void **state)
     loader_close(l);
 }
 
-/* Every document exactly once per epoch, whatever the options, and the last batch of an epoch is the only small one. */
+/* Every document exactly once per epoch, for any options, and only the last batch of an epoch is small. */
 static void every_document_once(void **state)
 {
     (void)state;
@@ -165,7 +165,7 @@ static void file_order_without_shuffle(void **state)
     dataset_free(&ds);
 }
 
-/* A loader opened at any position goes on with the very batches of one that ran through. */
+/* A loader opened at any position continues with the same batches as an uninterrupted one. */
 static void resume_anywhere(void **state)
 {
     (void)state;
@@ -198,7 +198,7 @@ static void resume_anywhere(void **state)
     dataset_free(&ds);
 }
 
-/* An index at the end of an epoch is the start of the next. */
+/* An index at the end of an epoch is the start of the next one. */
 static void index_past_the_end(void **state)
 {
     (void)state;
@@ -261,7 +261,7 @@ static double packed_fill(const struct dataset *ds, int64_t seq_len)
     return fill;
 }
 
-/* Packs are nearly full where documents are small against them; far beyond the window too. */
+/* Packs are nearly full when documents are small compared to seq_len, also for many more documents than the window. */
 static void packs_are_full(void **state)
 {
     (void)state;

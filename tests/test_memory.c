@@ -1,5 +1,4 @@
-/* test_memory.c - the host memory and the CPU time that a process may take: control groups of both versions, RLIMIT_AS.
- */
+/* test_memory.c - the host memory and CPU time that a process may use: control groups of both versions, RLIMIT_AS. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -141,7 +140,7 @@ static void test_address_space(void **state)
 #endif
 }
 
-/* A plan is made for what the limit leaves, not for what the machine has. */
+/* A plan uses the memory that the limit leaves, not the machine's total. */
 static void test_plan(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_metrics.c - the step line, metrics.jsonl with its cut on resume, and report.html. */
+/* test_metrics.c - the step line, metrics.jsonl and its truncation on resume, and report.html. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -37,8 +37,8 @@ static int count(const char *text, const char *what)
     return n;
 }
 
-/* Between screen_open and screen_read what goes to standard output and error goes to a file. As each test's teardown,
- * screen_close gives the screen back to cmocka. */
+/* Between screen_open and screen_read, standard output and error go to a file. screen_close, each test's teardown,
+ * restores the screen for cmocka. */
 static int saved[2] = {-1, -1};
 static char screen_path[MT_PATH];
 
@@ -171,7 +171,7 @@ static void numbers_keep_their_digits(void **state)
     mem_free(text);
 }
 
-/* Every key that is written is in the table of train/report/README.md, and so is every event. */
+/* The table of train/report/README.md has every key and every event that is written. */
 static void the_schema_is_documented(void **state)
 {
     (void)state;
@@ -257,7 +257,7 @@ static void resume_cuts_what_came_later(void **state)
     assert_non_null(strstr(text, "\"step\":6"));
     mem_free(text);
 
-    m = opened(dir, 100); /* all of it stays */
+    m = opened(dir, 100); /* all lines stay */
     closed(&m);
     text = read_text(path);
     assert_int_equal(count(text, "\n"), count(upto5, "\n") + 1);
@@ -268,12 +268,12 @@ static void resume_cuts_what_came_later(void **state)
     assert_string_equal(text, "");
     mem_free(text);
     mem_free(upto5);
-    m = opened(in(dir, "new/deep"), 5); /* nothing to cut */
+    m = opened(in(dir, "new/deep"), 5); /* nothing to truncate */
     closed(&m);
     mem_free(screen_read());
 }
 
-/* A killed run may leave the file cut anywhere: what is whole and early enough stays, byte for byte. */
+/* A killed run may leave the file truncated anywhere: complete lines of early enough steps stay, byte for byte. */
 static void truncation_is_survived(void **state)
 {
     (void)state;
@@ -404,7 +404,7 @@ static char *report_of(const char *dir, const char *title, const char *config)
     if (report_write(dir, title, config, &err)) fail_msg("%s", err.msg);
     char *html = read_text(in(dir, "report.html"));
     assert_null(strstr(html, "<script"));
-    assert_null(strstr(html, "http")); /* nothing from elsewhere */
+    assert_null(strstr(html, "http")); /* no external resources */
     assert_null(strstr(html, "url("));
     assert_int_equal(count(html, "<svg"), count(html, "</svg>"));
     return html;

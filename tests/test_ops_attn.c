@@ -1,5 +1,5 @@
-/* test_ops_attn.c - attention: of the CPU backend against plain loops, finite differences, packed against alone, and
- * what holds for every op; of the GPU against the CPU. */
+/* test_ops_attn.c - attention: the CPU backend against plain loops, finite differences, packed against separate
+ * sequences, and the checks of every op; the GPU against the CPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -168,7 +168,7 @@ static void precision_threads_measure(void **state)
     for (int i = 0; i < MT_LEN(large_shapes); i++) op_check_case(run, &large_shapes[i], 2e-6);
 }
 
-/* Each sequence of a packed batch has the bits that it has alone. */
+/* Each sequence of a packed batch has the same bits as without the others. */
 static void packed_is_alone(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void poison(const struct attn *a, const struct shape *s, struct tensor do
     }
 }
 
-/* NaN and infinity stay in their sequence: what the sequences between poisoned ones get has the same bits. */
+/* NaN and infinity stay in their sequence: the results of the sequences between poisoned ones have the same bits. */
 static void run_poisoned(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     const struct shape *s = params;
@@ -261,7 +261,7 @@ static void poison_stays_in_its_sequence(void **state)
     }
 }
 
-/* A NaN in a key reaches lse of the queries that see it, and of no others. */
+/* A NaN in a key reaches lse only of the queries that attend to it. */
 static void nan_stays_visible(void **state)
 {
     (void)state;
@@ -299,7 +299,8 @@ static void flops_are_counted(void **state)
 
 /* ---- attention on the GPU ---- */
 
-/* Lengths about the sizes of blocks (64 and 128 rows); windows that hide nothing, almost all, and whole blocks. */
+/* Lengths about the sizes of blocks (64 and 128 rows); windows that hide nothing, almost everything, and whole
+ * blocks. */
 #define LENGTHS                                                                                                        \
     7, { 1, 2, 63, 64, 65, 129, 300 }
 static const struct gpu_case {
@@ -316,7 +317,7 @@ static const struct gpu_case {
     {{8, 1, 128, 0, false, LENGTHS}, 0},
     {{4, 1, 128, 5, true, LENGTHS}, 16},
     {{2, 2, 128, 1, false, LENGTHS}, 0},
-    {{8, 1, 64, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is taken again */
+    {{8, 1, 64, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is reused */
     {{8, 1, 64, 128, true, 2, {1, 1100}}, 0},
     {{4, 1, 128, 0, false, 1, {700}}, 0},
     {{3, 1, 64, 33, false, 2, {257, 513}}, 0}, /* a group that is no power of two; a window across blocks */

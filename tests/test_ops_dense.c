@@ -1,6 +1,6 @@
 /* test_ops_dense.c - embedding, linear with adapters, rope and the loss head: the CPU backend against plain loops,
- * finite differences, F32 against F64, any number of threads, the measure mode; linear and the loss head of the GPU
- * against the CPU. Attention is in test_ops_attn.c, the norms in test_ops_norm.c. */
+ * finite differences, F32 against F64, any number of threads, dry runs; linear and the loss head of the GPU against the
+ * CPU. test_ops_attn.c has attention, test_ops_norm.c the norms. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -224,7 +224,7 @@ static void linear_gradients(void **state)
             assert_true(gradient_error(linear_loss, &l, l.proj.lora.a, l.proj.grad.a) < 1e-8);
             assert_true(gradient_error(linear_loss, &l, l.proj.lora.b, l.proj.grad.b) < 1e-8);
             struct tensor a = make_copy(l.proj.grad.a), b = make_copy(l.proj.grad.b);
-            linear_fwd(&l); /* the finite differences left another xa */
+            linear_fwd(&l); /* the finite differences changed xa */
             linear_bwd(&l); /* gradients are added to */
             for (int64_t k = 0; k < tensor_count(a); k++)
                 assert_close(value_at(l.proj.grad.a, k), 2 * value_at(a, k), 1e-13);
@@ -258,7 +258,7 @@ static void linear_precision_threads_measure(void **state)
     for (int i = 0; i < MT_LEN(linear_shapes); i++) op_check_case(linear_run, &linear_shapes[i], 1e-6);
 }
 
-/* Every tensor a slice of columns of a wider one: the same bits, and what lies beside them stays. */
+/* Every tensor is a slice of columns of a wider one: the same bits, and the columns beside it are unchanged. */
 static void linear_takes_views(void **state)
 {
     (void)state;
@@ -306,7 +306,7 @@ static const struct linear_shape gpu_linear_shapes[] = {
     {130, 2880, 640, WF_NF4, true, false, true, 32, 3, {0, 512, 576}, {512, 64, 64}, 0},
 };
 
-/* x between eight columns of zeros on each side; what an op writes beside a view would be seen there. */
+/* x between eight columns of zeros on each side, which would reveal a write of an op outside the view. */
 static struct tensor widened(struct tensor x, struct op_outputs *sides)
 {
     if (!x.ndim) return x;
@@ -408,7 +408,7 @@ static void rope(void **state)
     op_check_end(&dev);
 }
 
-/* On the GPU: heads beyond the turned ones and columns around the view stay. */
+/* On the GPU: heads that are not rotated and columns around the view are unchanged. */
 struct gpu_rope {
     int64_t n_tok, n_head, n_more, dim, pad;
 };
@@ -577,7 +577,7 @@ static const struct ce_shape gpu_ce_shapes[] = {
     {80, 64, 1000, 70, 100, WF_NF4, true},  {80, 64, 1001, 70, 16, WF_MXFP4, true},
 };
 
-/* Every other labelled row lies along the weight's row of its label, so that it is a hit. */
+/* Every other labelled row is parallel to the weight row of its label, so that it is a hit. */
 static void ce_run_hits(struct device *dev, const void *params, struct op_outputs *o)
 {
     struct ce c = ce_make(dev, params);

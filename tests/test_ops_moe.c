@@ -1,5 +1,5 @@
 /* test_ops_moe.c - the experts' ops: every gradient against finite differences in f64, every weight format, routings
- * from empty to all tokens on one expert, both precisions, any number of threads, scratch as planned; the GPU's ops
+ * from empty to all tokens on one expert, both precisions, any number of threads, planned scratch; the GPU's ops
  * against the CPU's. */
 #include "tests/packed.h"
 
@@ -14,7 +14,7 @@ static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
 
 /* ---- one MoE layer and its tensors ---- */
 
-/* The last expert idle; every token to experts 1 .. J; three tokens in four first to the expert in the middle. */
+/* The last expert idle; every token to experts 1 .. J; three of four tokens first to the expert in the middle. */
 enum layout { SPREAD, CROWDED, MIXED };
 
 struct setup {
@@ -189,7 +189,7 @@ static void test_clamp_is_reached(void **state)
     (void)state;
 }
 
-/* gate = limit and up = +-limit pass the gradient; the next number above does not. */
+/* gate = limit and up = +-limit pass the gradient; the next larger number does not. */
 static void test_clamp_edge(void **state)
 {
     struct setup s = setups[0];
@@ -210,7 +210,7 @@ static void test_clamp_edge(void **state)
     (void)state;
 }
 
-/* Gradients are added; those of the expert without tokens keep every bit. */
+/* Gradients are added; those of the expert without tokens are unchanged in every bit. */
 static void check_added(struct tensor grad, struct tensor alone, bool idle_last)
 {
     int64_t n = tensor_count(grad) / grad.shape[0], idle = tensor_count(grad) - (idle_last ? n : 0);
@@ -252,7 +252,7 @@ static void test_no_tokens(void **state)
     (void)state;
 }
 
-/* A NaN gate or a NaN up of expert 1 is not swallowed by the clamps, and stays with the tokens of that expert. */
+/* A NaN gate or a NaN up of expert 1 passes through the clamps, and affects only the tokens of that expert. */
 static void test_nan_is_seen(void **state)
 {
     for (int64_t column = 0; column < 2; column++) {
@@ -271,7 +271,7 @@ static void test_nan_is_seen(void **state)
     (void)state;
 }
 
-/* Moves the nibbles before a page that cannot be read, where those of the last expert should be. */
+/* Moves the nibbles before a page that cannot be read, so that a read beyond the last expert faults. */
 static void hide_last_expert(struct weight *w)
 {
     int64_t page = sysconf(_SC_PAGESIZE), bytes = (w->n_exp - 1) * w->n_out * w->n_in / 2;
@@ -327,7 +327,7 @@ static void test_every_run(void **state)
     (void)state;
 }
 
-/* Scratch stays inside what was measured: a work arena of just that size, with a guard behind it. */
+/* Scratch stays inside the measured size: a work arena of exactly that size, followed by a guard. */
 static void test_scratch(void **state)
 {
     enum { GUARD = 65536 };
@@ -375,7 +375,7 @@ static void test_packed_is_unpacked(void **state)
     (void)state;
 }
 
-/* Gradients of adapters that nobody wants: the others keep every bit. */
+/* Adapters whose gradients are not needed: the other outputs keep every bit. */
 static void backward_frozen(struct layer *l)
 {
     struct proj up = l->up, down = l->down;
@@ -420,7 +420,7 @@ static void test_frozen(void **state)
 struct gpu_setup {
     struct setup s;
     int64_t expert_group; /* as in struct device */
-    bool views;           /* rows of x, res, out, dout and dx lie further apart than they are long */
+    bool views;           /* rows of x, res, out, dout and dx have a stride larger than their length */
 };
 
 /* The same values in the middle of longer rows. */
@@ -441,7 +441,7 @@ static void run_gpu_layer(struct device *dev, const void *params, struct op_outp
     run_both_ways(&l, outputs);
 }
 
-/* A limit that few elements reach: rounding moves some of them over it, and their gradient is lost or appears. */
+/* A limit that few elements reach: rounding moves some of them across it, which removes or adds their gradient. */
 static const struct glu gptoss_2 = {GLU_CLAMPED, 1.702f, 2, true};
 static const struct glu gptoss_halves_2 = {GLU_CLAMPED, 1.702f, 2, false};
 
@@ -451,7 +451,7 @@ static void run_gpu_cases(const struct gpu_setup *cases, int64_t n)
     for (int64_t i = 0; i < n; i++) op_check_cuda(run_gpu_layer, &cases[i]);
 }
 
-/* Formats, layouts, adapters and routings, no tokens, one token: as small as to be watched by a sanitizer. */
+/* Formats, layouts, adapters and routings, no tokens, one token: small enough for a sanitizer. */
 static const struct gpu_setup small_cases[] = {
     {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, gptoss_2, true, SPREAD}, 0, true},
     {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
@@ -469,7 +469,7 @@ static void layer_on_the_gpu(void **state)
     run_gpu_cases(small_cases, MT_LEN(small_cases));
 }
 
-/* What `bench step --path` compares with. The last case has more slots than one block selects from. */
+/* The comparison of `bench step --path`. The last case has more slots than one block selects from. */
 static void loops_on_the_gpu_by_cublas(void **state)
 {
     static const struct gpu_setup many = {

@@ -1,6 +1,6 @@
 /* test_ops_norm.c - the norms of the CPU backend, of the residual stream and of queries and keys: against plain loops,
- * finite differences, F32 against F64, any number of threads, the measure mode, and where bf16 is rounded; and those of
- * the GPU against them. */
+ * finite differences, F32 against F64, any number of threads, dry runs, and where bf16 is rounded; and the norms of the
+ * GPU against them. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@ static double rstd_of(struct tensor x, int64_t first, int64_t n)
     return 1 / sqrt(sum / (double)n + (double)once.eps);
 }
 
-/* What a norm that rounds twice (or once) makes of x in bf16, every product a float. */
+/* The result of a norm that rounds twice (or once) for x in bf16, every product a float. */
 static double rounded(double x, double rstd, double w, bool two)
 {
     float xhat = (float)x * (float)rstd;
@@ -84,7 +84,7 @@ static void rmsnorm(void **state)
         }
         op_rmsnorm_bwd(&dev, n.dx, make_probe(n.y, 3), n.x, n.rstd, n.w);
         if (n.x.shape[0] <= 3) assert_true(gradient_error(rms_loss, &n, n.x, n.dx) < 1e-8);
-        rms_loss(&n); /* the finite differences left another rstd */
+        rms_loss(&n); /* the finite differences changed rstd */
         struct tensor again = make_copy(n.dx);
         op_rmsnorm_bwd(&dev, again, make_probe(n.y, 3), n.x, n.rstd, n.w);
         for (int64_t c = 0; c < tensor_count(again); c++)
@@ -93,7 +93,7 @@ static void rmsnorm(void **state)
     }
 }
 
-/* In F32 it does not matter where bf16 would be rounded; in bf16 each way has the bits of its definition. */
+/* In F32 the places of bf16 rounding have no effect; in bf16 each variant has the bits of its definition. */
 static void rmsnorm_rounding(void **state)
 {
     (void)state;
@@ -215,7 +215,7 @@ static void qk_norm_is_the_definition(void **state)
         for (int64_t k = 0; k < tensor_count(n.x); k++) {
             struct place p = place_of(s, &n, k % width);
             double x = value_at(n.x, k);
-            if (p.group < 0) { /* v: neither it nor its gradient is touched */
+            if (p.group < 0) { /* v: value and gradient are unchanged */
                 assert_true(value_at(n.qkv, k) == x);
                 assert_true(value_at(dqkv, k) == test_value(4, (uint64_t)k));
                 continue;
@@ -252,7 +252,7 @@ static void qk_norm_runs(void **state)
     for (int i = 0; i < MT_LEN(qk_shapes); i++) op_check_case(qk_run, &qk_shapes[i], 1e-6);
 }
 
-/* Every tensor a slice of columns of a wider one: the same bits, and what lies beside them stays. */
+/* Every tensor is a slice of columns of a wider one: the same bits, and the columns beside it are unchanged. */
 static void qk_norm_takes_views(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void qk_norm_takes_views(void **state)
     op_check_end(&dev);
 }
 
-/* As for rmsnorm; v, which passes through, is not rounded, and the backward rounds the columns of q and k alone. */
+/* As for rmsnorm; v, which passes through, is not rounded, and the backward rounds only the columns of q and k. */
 static void qk_norm_rounding(void **state)
 {
     (void)state;
@@ -294,7 +294,7 @@ static void qk_norm_rounding(void **state)
         op_check_begin(&dev, false);
         struct qk a = qk_make(&dev, s), b = qk_make(&dev, s);
         int64_t width = a.x.shape[1], n_qk = a.raw.shape[1], differ = 0;
-        for (int64_t k = 0; k < tensor_count(a.x); k++) { /* q and k as a linear would have left them */
+        for (int64_t k = 0; k < tensor_count(a.x); k++) { /* q and k as from a linear */
             if (k % width >= n_qk) continue;
             set_value(a.x, k, round_bf16(value_at(a.x, k)));
             set_value(b.x, k, value_at(a.x, k));
@@ -331,7 +331,7 @@ static struct tensor inner(struct tensor wide, int64_t pad)
     return pad ? tensor_cols(wide, 8, wide.shape[1] - pad) : wide;
 }
 
-/* What an op will write; with columns around it that must stay. */
+/* The output of an op; with columns around it that must not change. */
 static struct tensor make_outer(struct device *dev, int64_t rows, int64_t cols, int64_t pad)
 {
     return pad ? make_zero(dev->act_dtype, rows, cols + pad, -1) : make_empty(dev->act_dtype, rows, cols, -1);

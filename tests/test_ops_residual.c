@@ -1,6 +1,6 @@
-/* test_ops_residual.c - every op that adds to the residual stream or to its gradient rounds it once: with values of
- * thousands in a few channels, as trained checkpoints have them, and contributions of about ten. Of the CPU in bf16 and
- * of the GPU, element by element against F64. */
+/* test_ops_residual.c - every op that adds to the residual stream or to its gradient rounds the sum once. The stream
+ * has values of thousands in a few channels, as in trained checkpoints, and the contributions are about ten. CPU in
+ * bf16 and GPU are compared with F64, element by element. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static struct tensor make_stream(struct device *dev)
     return x;
 }
 
-/* An element of the sum before it is rounded, and how far what is added may be off by its own roundings. */
+/* An element of the sum before rounding, and the error that the roundings of the contribution may cause. */
 struct sum {
     double value, slack;
 };
@@ -31,7 +31,7 @@ static void take(struct sum *s, double v)
     s->slack += fabs(v) / 256;
 }
 
-/* Half of the distance between neighbours of v in bf16. */
+/* Half of the distance between neighbouring bf16 values at v. */
 static double half_ulp(double v) { return ldexp(1, (int)floor(log2(fmax(fabs(v), 1e-30))) - 8); }
 
 /* Does this device round activations to bf16, and did it compute? */

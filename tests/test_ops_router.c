@@ -128,7 +128,7 @@ static void test_nan_logits(void **state)
     (void)state;
 }
 
-/* With every expert chosen the two kinds are one function, forward and backward. */
+/* With every expert chosen the two kinds of router are the same function, forward and backward. */
 static void test_all_experts(void **state)
 {
     struct router s = make_router(&f64, 4, E, E, 0);
@@ -146,7 +146,7 @@ static void test_all_experts(void **state)
     (void)state;
 }
 
-/* Logits far outside the range of exp: probabilities stay finite, and one expert takes all. */
+/* Logits far outside the range of exp: probabilities stay finite, and one expert gets all weight. */
 static void test_large_logits(void **state)
 {
     struct router s = make_router(&f64, 3, E, J, 0);
@@ -305,7 +305,7 @@ static void test_combine(void **state)
     (void)state;
 }
 
-/* Rows out in expert order and home again, as the ranks' dispatch has them; bits stay what they are. */
+/* Dispatch of rows into expert order and combine, as between ranks; bits are unchanged. */
 struct travel {
     int64_t n_tok, n_col;
 };
@@ -427,8 +427,8 @@ static void test_optim_runs(void **state)
 }
 
 /* ---- on the GPU ----
- * The choice must be that of F64. On a grid of eighths every logit is exact in every precision: equal or well apart.
- * Otherwise the inputs are such that no choice hangs on less than CLEAR, a hundred roundings. */
+ * The choice must equal that of F64. On a grid of eighths every logit is exact in every precision: equal or well
+ * separated. Otherwise the inputs are such that every choice is clear by more than CLEAR, a hundred roundings. */
 
 #define CLEAR 1e-4
 
@@ -472,7 +472,7 @@ static void fill(struct tensor x, uint64_t stream, bool grid)
     }
 }
 
-/* Of every token, the least chosen logit is well above the largest of the others. */
+/* For every token, the smallest chosen logit is well above the largest of the others. */
 static void check_clear(const struct router *s)
 {
     int64_t n_exp = s->w.n_out, n_top = s->r.idx.shape[1];
@@ -554,7 +554,7 @@ static void router_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run, &cases[i]);
 }
 
-/* Whatever the logits are: the choice is distinct experts in range. Gates may be NaN, so no output is compared. */
+/* For any logits, the choice is distinct experts in range. Gates may be NaN, so no output is compared. */
 static void gpu_nan_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     const int *step = params;
@@ -585,7 +585,7 @@ static void gpu_sort_run(struct device *dev, const void *params, struct op_outpu
                       .row_slot = make_empty(DT_I32, p->n_tok * p->top_k, -1, -1),
                       .slot_row = make_empty(DT_I32, p->n_tok, p->top_k, -1)};
     for (int64_t i = 0; i < tensor_count(r.idx); i++) {
-        double u = rng_uniform(7, (uint64_t)i); /* squared: the first experts have most of the rows */
+        double u = rng_uniform(7, (uint64_t)i); /* squared: the first experts get most of the rows */
         ((int32_t *)r.idx.data)[i] = (int32_t)(u * u * (double)p->spread) + (int32_t)(p->n_exp - p->spread);
     }
     op_route_sort(dev, &r, p->n_exp);

@@ -1,5 +1,5 @@
-/* test_optim.c - the learning-rate schedules, AdamW with clipping against the formula written out in C, the sums of a
- * step; and the ops behind them on the GPU. */
+/* test_optim.c - the learning-rate schedules, AdamW with clipping against the formula written in C, the sums of a step,
+ * and their ops on the GPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -272,7 +272,7 @@ static void flat_arrays_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(flat_run, &sizes[i]);
 }
 
-/* How many are not finite; the sum itself is not either. */
+/* Counts the non-finite values; the sum is not finite either. */
 static void bad_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     int64_t n = *(const int64_t *)params;

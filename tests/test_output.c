@@ -1,4 +1,4 @@
-/* test_output.c - output.dir belongs to one run at a time; what earlier ones left there is kept or tidied; exports. */
+/* test_output.c - output.dir belongs to one run at a time; files of earlier runs are kept or removed; exports. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,7 +52,7 @@ static void test_lock(void **state)
     assert_int_equal(lock_take_for(&l, dir, inside, &err), -1);
     assert_int_equal(lock_take_for(&l, dir, "elsewhere", &err), 0);
     assert_false(l.held);
-    assert_int_equal(kill(pid, SIGKILL), 0); /* no chance to tidy up */
+    assert_int_equal(kill(pid, SIGKILL), 0); /* no chance to clean up */
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     if (lock_take(&l, dir, &err)) fail_msg("%s", err.msg);
     snprintf(inside, sizeof(inside), "%s/.lock", dir);
@@ -67,7 +67,7 @@ static void test_lock(void **state)
     lock_release(&again);
 }
 
-/* A lock file that is a link would have its target emptied. */
+/* If the lock file is a link, its target would be emptied. */
 static void test_lock_of_a_link(void **state)
 {
     (void)state;
@@ -93,7 +93,7 @@ static void sleep_ms(long ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
-/* The second of two runs is refused and changes nothing; commands that only read, and exports to elsewhere, work. */
+/* The second of two runs is refused and changes nothing; read-only commands, and exports to other folders, work. */
 static void test_two_runs(void **state)
 {
     (void)state;
@@ -117,7 +117,7 @@ static void test_two_runs(void **state)
     assert_int_equal(RUN(config, "--set", "optim.schedule=constant", "--set", "train.resume=never"), 0);
 }
 
-/* ---- directories that processes left behind */
+/* ---- directories left by killed processes */
 
 static void make(const char *parent, const char *name, const char *file)
 {
@@ -185,7 +185,7 @@ static void test_archive(void **state)
     assert_entries(path, "best checkpoints export-peft profile-rank1.txt trace-rank1.json");
     assert_int_equal(archive_run(dir, &err), 0); /* nothing is left to keep */
     assert_entries(dir, "archive-1 cache");
-    make(dir, ".archiving/checkpoints", "b"); /* killed in between: all of it comes back */
+    make(dir, ".archiving/checkpoints", "b"); /* killed in between: all files come back */
     make(dir, ".archiving/adapter", "e");
     make(dir, "best", "f");
     assert_int_equal(archive_recover(dir, &err), 0);
@@ -235,7 +235,7 @@ static void test_archive_killed(void **state)
     }
 }
 
-/* `never` keeps everything of the run before, under one name. */
+/* `never` keeps all files of the run before, under one name. */
 static void test_never(void **state)
 {
     (void)state;

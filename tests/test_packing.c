@@ -1,5 +1,5 @@
-/* test_packing.c - packed documents have the loss that they have alone, and a batch whose documents see each other is
- * noticed. */
+/* test_packing.c - packed documents have the same loss as unpacked ones, and a batch whose documents attend to each
+ * other is detected. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "tests/op_check.h"
 #include "train/packing_check.h"
 
-/* wrong: the batch calls all its documents one. */
+/* wrong: the batch marks all its documents as one. */
 static void prove(const char *model, const char *device, const char *dtype, bool wrong)
 {
     struct config cfg;

@@ -1,7 +1,7 @@
-/* test_parity.c - moetrain beside transformers + PEFT in fp32, on the cases in fixtures/parity of every family
- * (tests/parity/make_case.py made them): hidden states, logits, gradients of the first step, ten steps of training; and
- * the logits of configs/tiny-gptoss. On a GPU, which computes in bf16, every quantity may be twice as far from fp32 as
- * transformers is in bf16 (tests/parity/bf16_case.py measured that). */
+/* test_parity.c - compares moetrain with transformers + PEFT in fp32 on the cases of every family in fixtures/parity
+ * (made by tests/parity/make_case.py): hidden states, logits, gradients of the first step, ten steps of training; and
+ * the logits of configs/tiny-gptoss. On a GPU, which computes in bf16, each error may be at most twice that of
+ * transformers in bf16 (tests/parity/bf16_case.py measured it). */
 #include "tests/op_check.h"
 
 #include <math.h>
@@ -53,8 +53,8 @@ static double number(struct json j, const char *key)
 
 static bool on_gpu(void) { return strcmp(parity_device, "cpu") != 0; }
 
-/* The error allowed to one quantity: `exact` in fp32; on a GPU twice what bf16.json has for it, under the tensor's name
- * or at an index where it has several. */
+/* The allowed error of one quantity: `exact` in fp32; on a GPU twice the value in bf16.json, under the tensor's name or
+ * at an index where it has several. */
 static double allowed(const char *quantity, const char *name, int64_t index, double exact)
 {
     char path[MT_PATH];
@@ -76,7 +76,7 @@ static double allowed(const char *quantity, const char *name, int64_t index, dou
     return 2 * v;
 }
 
-/* What make_case.py trained with: "setup" of expected.json. */
+/* The settings of make_case.py's training: "setup" of expected.json. */
 static void case_config(struct config *cfg, const char *out)
 {
     static const char *const keys[][2] = {
@@ -123,7 +123,7 @@ static double *read_tensor(const struct safetensors *st, const char *name, int64
     return out;
 }
 
-/* Every tensor of the file `theirs` is in `ours`, none besides, each within what is allowed (Frobenius, relative). */
+/* The files `theirs` and `ours` have the same tensors, each within its allowed error (Frobenius, relative). */
 static void compare_files(const char *ours, const char *theirs, const char *quantity)
 {
     struct safetensors a, b;
@@ -151,7 +151,8 @@ static void compare_files(const char *ours, const char *theirs, const char *quan
 
 /* ---- forward */
 
-/* One document through the model, every token but the first a label; the micro-batch stays open for the caller. */
+/* One document through the model, with every token but the first as a label; the micro-batch stays open for the
+ * caller. */
 static void forward(struct model *m, const double *ids, int64_t n)
 {
     int32_t *x = mem_array(4 * n, sizeof(*x)), *tok = x, *pos = x + n, *row = x + 2 * n, *id = x + 3 * n;
@@ -285,7 +286,7 @@ static void test_tiny_logits(void **state)
 
 /* ---- backward */
 
-/* Gradients leave as an adapter does: so names and layouts are compared too. */
+/* Gradients are saved like an adapter, so that names and layouts are compared too. */
 static void save_gradients(struct model *m, const char *dir)
 {
     struct adapters *ad = &m->adapters;
@@ -339,7 +340,7 @@ static void test_gradients(void **state)
 
 /* ---- training */
 
-/* Relative errors of one quantity: in fp32 each is held against the tolerance, on a GPU their root mean square. */
+/* Relative errors of one quantity: in fp32 each is compared with the tolerance, on a GPU their root mean square. */
 struct errors {
     const char *quantity;
     double exact, sum2;
@@ -383,7 +384,7 @@ static void test_base_eval(void **state)
     json_free(doc);
 }
 
-/* metrics.jsonl of the run beside expected.json. */
+/* metrics.jsonl of the run against expected.json. */
 static void compare_metrics(const char *out)
 {
     struct err err;

@@ -1,4 +1,4 @@
-/* test_peft.c - adapters written as PEFT reads them, and read as any version of PEFT wrote them. */
+/* test_peft.c - adapters written in PEFT's form, and read from the files of any PEFT version. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #define LAYER "base_model.model.model.layers."
 
-/* ---- a directory taken apart, to be changed and written again ---- */
+/* ---- an adapter directory in memory, to be changed and written again ---- */
 
 enum { MAX_PARTS = 128 };
 struct parts {
@@ -60,7 +60,7 @@ static void read_parts(struct parts *p, const char *dir)
     safetensors_close(&st);
 }
 
-/* Into a new directory, whose name comes back. */
+/* Into a new directory; returns its name. */
 static const char *write_parts(const struct parts *p)
 {
     struct err err = {.msg = ""};
@@ -146,7 +146,7 @@ static int load_tiny(const struct arch *a, const struct lora_options *opt, const
     return rc;
 }
 
-/* What save_tiny wrote comes back bit by bit. */
+/* Files of save_tiny load bit by bit. */
 static void assert_loads(const struct arch *a, const struct lora_options *opt, const char *dir)
 {
     struct tiny t;
@@ -384,7 +384,7 @@ static void config_tells_peft_everything(void **state)
     mem_free(text);
 }
 
-/* layers_to_transform does not reach target_parameters, so that each layer's experts are named. */
+/* layers_to_transform does not apply to target_parameters, so each layer's experts are named. */
 static void config_restricts_layers(void **state)
 {
     (void)state;
@@ -416,7 +416,7 @@ static void config_restricts_layers(void **state)
 
 static bool is_fused(const char *name) { return strstr(name, ".mlp.experts.") != NULL; }
 
-/* A and B change places, each as its transpose: the form of PEFT 0.19.0. */
+/* A and B exchanged, each transposed: the form of PEFT 0.19.0. */
 static void swap_orientation(struct parts *p)
 {
     const int64_t n_exp = 3, r = 2, rank = n_exp * r;
@@ -669,7 +669,7 @@ static void bad_configs_are_refused(void **state)
     }
 }
 
-/* A small adapter, each of its files cut at every byte: always an error, never a crash. */
+/* A small adapter, each of its files truncated at every byte: always an error, never a crash. */
 static void cut_files_are_refused(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_prof.c - what the front doors count, what the profile records of it, and how it is shown. */
+/* test_prof.c - the counts of the front doors, the records of the profile, and its output. */
 #include "kernels/prof.h"
 
 #include <math.h>
@@ -75,7 +75,7 @@ static void test_rows(void **state)
     op_check_end(&dev);
 }
 
-/* More ops than the pool holds: they run, the rest is timed, the number is told. */
+/* More ops than PROF_RECORDS: they run, the first ones are timed, and the number of the others is reported. */
 static void test_overflow(void **state)
 {
     (void)state;
@@ -140,7 +140,7 @@ static void test_share(void **state)
     op_check_end(&dev);
 }
 
-/* Packed experts are decoded first; experts that cannot have rows are not counted. */
+/* Packed experts are decoded first; experts that cannot have rows do not count. */
 static void test_packed_cost(void **state)
 {
     (void)state;
@@ -294,7 +294,7 @@ static void test_profile_files(void **state)
     op_check_end(&dev);
 }
 
-/* What the arenas hold when an op is issued is a counter in the trace, wherever it changes and at the end. */
+/* The use of the arenas when an op is issued is a counter in the trace, at every change and at the end. */
 static void test_arena_counters(void **state)
 {
     (void)state;
@@ -337,8 +337,7 @@ static void test_arena_counters(void **state)
 
 /* ---- train.profile of whole runs */
 
-/* Of a trace: how many optimizer steps it holds, by their AdamW, and how often it shows the arenas; pid is that of all
- * events. */
+/* Counts in a trace: optimizer steps, by their AdamW, and arena counters; pid is that of all events. */
 static int64_t steps_in(const char *path, int64_t pid)
 {
     static char table[1 << 16];
@@ -372,7 +371,7 @@ static int64_t steps_in(const char *path, int64_t pid)
     return updates;
 }
 
-/* A range that reaches beyond the last step, one that the run never comes to, and two ranks. */
+/* A range that extends beyond the last step, one after the last step, and two ranks. */
 static void test_runs_that_end_early(void **state)
 {
     (void)state;
@@ -394,7 +393,7 @@ static void test_runs_that_end_early(void **state)
     assert_int_equal(steps_in(process_output(config, "trace-rank1.json"), 1), 1);
 }
 
-/* SIGTERM within the range: what was made by then is written. */
+/* SIGTERM within the range: the records so far are written. */
 static void test_interrupted_run(void **state)
 {
     (void)state;

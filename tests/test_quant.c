@@ -1,5 +1,5 @@
-/* test_quant.c - MXFP4, NF4 and FP4: published vectors, bitsandbytes' own bytes, every byte and every bf16 input, and
- * the fast decoders (the CPU's tiles in both precisions, the GPU's bf16) against the definition, element by element. */
+/* test_quant.c - MXFP4, NF4 and FP4: published vectors, bitsandbytes' bytes, every byte and every bf16 input, and the
+ * fast decoders (the CPU's tiles in both precisions, the GPU's bf16) against the definition, element by element. */
 #include "tests/packed.h"
 
 #include <float.h>
@@ -123,7 +123,7 @@ static void same_floats(const float *a, const float *b, int64_t n, const char *w
     for (int64_t i = 0; i < n; i++) assert_same_float(a[i], b[i], what, i);
 }
 
-/* Reads q8, outer and offset of a case and compares them with what we make of absmax; fills w's nested fields. */
+/* Reads q8, outer and offset of a case and compares them with our packing of absmax; fills w's nested fields. */
 static void check_nested(FILE *f, struct weight *w, const float *absmax)
 {
     int64_t n = weight_blocks(w), n_outer = (n + 255) / 256;
@@ -199,7 +199,7 @@ static void test_bitsandbytes(void **state)
 
 /* ---- tiles ---- */
 
-/* Rows x columns of expert e, both precisions, against the definition; what lies beside the tile stays as it was. */
+/* Rows x columns of expert e, both precisions, against the definition; values beside the tile are unchanged. */
 static void check_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col)
 {
     int64_t ld = n_col + 3;
@@ -278,7 +278,7 @@ struct dequant_case {
     bool skips; /* every third expert has no rows */
 };
 
-/* A weight of all there can be: every byte under every scale, or random bits as floats. */
+/* A weight with all values: every byte under every scale, or random bits as floats. */
 static struct weight make_bits(const struct dequant_case *c)
 {
     const int64_t n = c->n_exp * c->n_out * c->n_in;
@@ -292,10 +292,10 @@ static struct weight make_bits(const struct dequant_case *c)
     return w;
 }
 
-/* All NaNs but the one that stands where nothing was written, 0xffff, are the same. */
+/* All NaNs are equal, except 0xffff, the fill value of unwritten elements. */
 static int32_t same_nan(uint16_t bits) { return bits != 0xffff && (bits & 0x7fff) > 0x7f80 ? 0x7fc0 : bits; }
 
-/* Outputs the bits of every bf16, as the GPU decodes them or, elsewhere, as they should be. */
+/* The bits of every bf16 as decoded by the GPU, or as expected. */
 static void dequant_run(struct device *d, const void *params, struct op_outputs *o)
 {
     const struct dequant_case *c = params;
@@ -407,7 +407,8 @@ static uint8_t code_of(enum weight_format f, float v, float absmax)
     return byte & 15;
 }
 
-/* All bf16 values up to absmax: the code is the nearest one, but for values within an ulp of the middle of two. */
+/* All bf16 values up to absmax: the code is the nearest one, except for values within an ulp of the middle of two
+ * codes. */
 static void test_bnb_all_inputs(void **state)
 {
     static const float absmax[] = {1, 0.0123f, 6.5f, 3.0e38f, 1.0e-30f};
@@ -560,7 +561,7 @@ static void test_nested_round_trip(void **state)
     (void)state;
 }
 
-/* Shared out among threads, from every dense format: the bytes of one call, at sizes that end inside a piece. */
+/* Divided among threads, from every dense format: the same bytes as one call, at sizes that end inside a piece. */
 static void test_encode(void **state)
 {
     enum { N = 64 * 64 * 20 + 64 * 3 };

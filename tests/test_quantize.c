@@ -1,6 +1,5 @@
-/* test_quantize.c - model.quantize: what is packed while it loads equals, to the last bit of the loss, what the
- * format's definition makes of it; what cannot be packed is refused; the cache gives the same bytes, or is made anew.
- */
+/* test_quantize.c - model.quantize: experts packed at load equal the format's definition, to the last bit of the loss;
+ * unsupported checkpoints are refused; the cache gives the same bytes, or is rebuilt. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -47,7 +46,7 @@ static void decode(float *x, int64_t n_out, int64_t n_in, const struct quantize 
     mem_free(outer);
 }
 
-/* Matrices of a draft that are packed as one, rows under each other: replaced by what the definition makes of them. */
+/* Matrices of a draft that are packed as one, stacked by rows: replaced by the definition's values. */
 static void decode_joined(struct draft *d, const char *const *names, int n, const struct quantize *q)
 {
     int64_t rows = 0, at = 0, cols = draft_find(d, names[0])->shape[1];
@@ -152,7 +151,7 @@ static void test_gptoss(void **state)
     }
 }
 
-/* What was packed once packs to itself: MXFP4 as published, and bitsandbytes' own tensors. */
+/* Packed values pack to themselves: published MXFP4, and bitsandbytes' tensors. */
 static void test_packed_files(void **state)
 {
     (void)state;
@@ -168,7 +167,7 @@ static void test_packed_files(void **state)
     }
 }
 
-/* gate and up of an expert are two tensors and one packed matrix; w1, w3, w2 are Mixtral's names. */
+/* gate and up of an expert are two tensors and one packed matrix; Mixtral's names are w1, w3, w2. */
 static void test_families(void **state)
 {
     (void)state;
@@ -195,7 +194,7 @@ static void test_families(void **state)
         }
 }
 
-/* Takes the named matrices, one for each expert and part, into a stack [E, sum of rows, cols] of BF16. */
+/* Moves the named matrices, one for each expert and part, into a stack [E, sum of rows, cols] of BF16. */
 static void fuse(struct draft *d, int layer, const char *const *part, int n_part, int n_exp, const char *stack)
 {
     char name[MAX_NAME], fused[MAX_NAME];
@@ -241,7 +240,8 @@ static void test_fused(void **state)
     }
 }
 
-/* The plan's numbers are those of the load (loaded_open_as compares the arena's), and near the packed size. */
+/* The plan's numbers equal those of the load (loaded_open_as compares the arena's), and are close to the packed
+ * size. */
 static void test_sizes(void **state)
 {
     (void)state;
@@ -312,7 +312,7 @@ static void test_block_refusals(void **state)
     draft_free(&d);
 }
 
-/* Packed as asked stays; packed in another way is an error that says what is there. */
+/* Weights packed in the requested format stay; another packed format is an error that names it. */
 static void test_already_packed(void **state)
 {
     (void)state;
@@ -420,7 +420,7 @@ static char *packed_bytes(const struct loaded *l, int64_t *size)
     return all;
 }
 
-/* A checkpoint, how it is packed, and what a first start made of it. */
+/* A checkpoint, its packing options, and the results of a first start. */
 struct started {
     const char *dir;
     char cache[MT_PATH], model[MT_PATH], *bytes, *file;
@@ -454,7 +454,7 @@ static void started_free(struct started *s)
     mem_free(s->file);
 }
 
-/* Another start has the same packed bytes and leaves the same cache file. */
+/* Another start has the same packed bytes and the same cache file. */
 static void assert_same_start(const struct started *s, const char *what, int64_t which)
 {
     int64_t n, n_file;
@@ -467,7 +467,7 @@ static void assert_same_start(const struct started *s, const char *what, int64_t
     mem_free(file);
 }
 
-/* The second start's bytes are the first's; and they come from the cache: the checkpoint's own are overwritten. */
+/* The second start has the bytes of the first, from the cache: the checkpoint's weights are overwritten. */
 static void test_cache_is_read(void **state)
 {
     (void)state;
@@ -493,7 +493,7 @@ static void test_cache_is_read(void **state)
     }
 }
 
-/* The checkpoint changed, seen by its time: the cache follows. */
+/* A changed checkpoint, detected by its time: the cache is rebuilt. */
 static void test_cache_is_outdated(void **state)
 {
     (void)state;
@@ -548,8 +548,8 @@ static void test_cache_is_damaged(void **state)
     started_free(&s);
 }
 
-/* Packed bytes that do not stay on the device are in the cache all the same: whoever writes it, the file is one, and
- * whoever reads it has the weights of the first start. */
+/* Packed bytes of decoded layers are in the cache too: every start writes the same file, and every start has the
+ * weights of the first one. */
 static void test_cache_of_resident_layers(void **state)
 {
     (void)state;
@@ -579,7 +579,7 @@ static void test_cache_of_resident_layers(void **state)
     }
 }
 
-/* Where no cache can be written the start goes on without; of a full disk (here a limit on the file size) nothing
+/* Without a writable cache the start continues; on a full disk (here a limit on the file size) no partial file
  * stays. */
 static void test_cache_is_refused(void **state)
 {
@@ -657,7 +657,7 @@ static void test_program(void **state)
     assert_memory_equal(adapter[0], adapter[1], (size_t)n[0]);
     mem_free(adapter[0]);
     mem_free(adapter[1]);
-    /* to go on with another packing would be to train another model */
+    /* resuming with another packing would train another model */
     assert_int_equal(RUN(config, "--set", path, "--set", "model.quantize=nf4-nested"), 1);
     assert_says(said.err, "other settings, model.quantize: nf4 -> nf4-nested: ");
     assert_int_equal(RUN(config, "--set", path, "--set", "model.quantize=nf4", "--set", "model.quantize_attention=yes"),

@@ -1,5 +1,5 @@
-/* test_rank_pattern.c - lora.rank_pattern: ranks of single targets in the layout, in the ops' views, and in PEFT's
- * files. */
+/* test_rank_pattern.c - lora.rank_pattern: LoRA ranks of single targets in the layout, in the views of the ops, and in
+ * PEFT's files. */
 #include <stdio.h>
 
 #include "data/file.h"
@@ -84,7 +84,7 @@ static void replace_in_config(const char *dir, const char *old, const char *new)
     mem_free(text);
 }
 
-/* Read by what it says itself and written again, the files are the same: also with a key by the module's name. */
+/* Loaded by its settings and saved again, the files are the same; also with a key by the module's name. */
 static void files_come_back(void **state)
 {
     (void)state;

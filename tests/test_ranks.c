@@ -1,5 +1,5 @@
-/* test_ranks.c - runs of several ranks on the CPU: the same training as one process, resumed by any number, ended
- * together, and refused when they do not belong together. */
+/* test_ranks.c - runs of several ranks on the CPU: the same training as one process, resumed by any number of ranks,
+ * stopped together, and refused when their settings differ. */
 #include <math.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -40,7 +40,7 @@ static const char *trained(int ranks, bool zero)
     return config;
 }
 
-/* With a micro-batch each the ranks' gradients are added in the order in which one process adds them. */
+/* With one micro-batch each, the ranks' gradients are added in the same order as in one process. */
 static void test_same_training(void **state)
 {
     (void)state;
@@ -53,7 +53,7 @@ static void test_same_training(void **state)
     assert_same_output(two, shared, "checkpoints/step-000004/optimizer.safetensors");
 }
 
-/* The evaluation is shared, too: the same numbers from any rank count, printed once. */
+/* The evaluation is divided too: the same numbers with any number of ranks, printed once. */
 static void test_eval(void **state)
 {
     (void)state;
@@ -64,7 +64,7 @@ static void test_eval(void **state)
     assert_string_equal(said.out, one);
 }
 
-/* Continued by another number of ranks, with and without shared moments. */
+/* Resumed by another number of ranks, with and without divided moments. */
 static void test_resume(void **state)
 {
     (void)state;
@@ -88,7 +88,7 @@ static void test_resume(void **state)
 
 /* ---- signals and faults */
 
-/* A run of two ranks under way: it has made some steps. */
+/* A running job of two ranks that has made some steps. */
 struct running {
     const char *config, *dir;
     pid_t pid, ranks[2];
@@ -136,7 +136,7 @@ static struct running start_run(const char *steps)
     return r;
 }
 
-/* One rank, or the process that started them, is asked to stop: all save, and the run goes on where it was. */
+/* One rank, or the process that started them, is asked to stop: all save, and the run resumes there. */
 static void test_sigterm(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void test_sigterm(void **state)
     assert_same_output(r.config, reference, ADAPTER);
 }
 
-/* One is killed, one stopped: the run ends soon, says whose fault it was, and what was saved is whole. */
+/* One rank is killed, one stopped: the run ends soon and names it, and the saved files are complete. */
 static void test_lost_ranks(void **state)
 {
     (void)state;
@@ -182,7 +182,7 @@ static void test_lost_ranks(void **state)
     }
 }
 
-/* Rank 0 hangs where it opens a file to write, as with a disk that does not answer: a FIFO that nobody reads. */
+/* Rank 0 hangs when it opens a file to write, as on a disk that does not respond: a FIFO without a reader. */
 static void test_stuck_disk(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void test_stuck_disk(void **state)
 
 /* ---- the plan */
 
-/* It knows what a rank will hold: the same peak as each of them has. */
+/* The plan predicts the peak memory of each rank. */
 static void test_plan(void **state)
 {
     (void)state;
@@ -253,7 +253,7 @@ static void environment(const char *assignments, bool set)
     }
 }
 
-/* Two processes, each with its environment; their exit codes, what rank 0 said in said. */
+/* Two processes with different environments; their exit codes, and rank 0's output in said. */
 static void run_two(const char *config, const char *env0, const char *env1, const char *more1, int codes[2])
 {
     const char *dirs[2] = {scratch_dir(), scratch_dir()}, *const envs[2] = {env0, env1};
@@ -267,7 +267,7 @@ static void run_two(const char *config, const char *env0, const char *env1, cons
     for (int r = 1; r >= 0; r--) codes[r] = process_finish(dirs[r], pids[r]);
 }
 
-/* A free port; below those that the system gives out by itself, so that none of the processes beside gets it. */
+/* A free port below the range that the system assigns, so that no concurrent process gets it. */
 static int port(void)
 {
     static int next;
@@ -307,7 +307,7 @@ static void test_launchers(void **state)
     }
 }
 
-/* One of three dies while another has not come yet: nobody waits for that one. */
+/* One of three ranks dies while another has not connected yet: no rank waits for that one. */
 static void test_start(void **state)
 {
     (void)state;

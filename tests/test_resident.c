@@ -1,5 +1,5 @@
-/* test_resident.c - layers whose experts are decoded once: the values of op_decode, what the plan makes of spare memory
- * and whether the run takes just that, and the same bits of loss and gradient however many layers it are. */
+/* test_resident.c - decoded layers: the values of op_decode, how the plan uses spare memory and whether the run takes
+ * exactly that, and the same bits of loss and gradient for any number of decoded layers. */
 #include <stdio.h>
 #include <string.h>
 
@@ -114,14 +114,14 @@ static void test_loads(void **state)
 
 enum { SEQ = 32, MAX_TOK = 2 * SEQ };
 
-/* A model in memory, what is asked of it, and what came of it. */
+/* A model in memory, its settings, and the results. */
 struct job {
     const char *arch, *quant, *device;
-    bool own_memory; /* a CPU posing as a device with memory of its own */
+    bool own_memory; /* a CPU as a device with separate memory */
     int64_t resident;
     int64_t budget; /* bytes; 0: what is free */
-    int64_t seq;    /* half of a micro-batch; 0: SEQ */
-    int threads;    /* of the CPU, each of which has scratch of its own; 0: all */
+    int64_t seq;    /* half of the micro-batch; 0: SEQ */
+    int threads;    /* of the CPU, each with separate scratch; 0: all */
 
     struct synth_memory memory;
     struct config cfg;
@@ -175,7 +175,7 @@ static int64_t planned(struct job *j, int64_t *n_decoded)
     return peak;
 }
 
-/* The largest micro-batch there can be: every token a document of its own, and labelled. */
+/* The largest possible micro-batch: every token is a document, and labelled. */
 static void pass(struct model *m, int64_t n, struct model_tally *sum)
 {
     int32_t tok[MAX_TOK], pos[MAX_TOK] = {0}, cu[MAX_TOK + 1], row[MAX_TOK];
@@ -204,8 +204,8 @@ static void pass(struct model *m, int64_t n, struct model_tally *sum)
     model_read(m, sum);
 }
 
-/* Loads the model, runs a micro-batch; the arenas are as full as planned. B of the adapters is not zero, so that every
- * gradient depends on the experts. */
+/* Loads the model and runs a micro-batch; the arenas are as full as planned. B of the adapters is nonzero, so that
+ * every gradient depends on the experts. */
 static void job_run(struct job *j)
 {
     struct run *r = &j->run;
@@ -242,7 +242,7 @@ static void assert_same_run(const struct job *a, const struct job *b)
 
 enum { N_LAYER = 4 };
 
-/* To the byte: what is left holds as many layers as fit, and they fit. */
+/* Exact to the byte: the spare memory keeps as many layers as fit. */
 static void test_plan_fills_up(void **state)
 {
     (void)state;
@@ -271,12 +271,12 @@ static void test_plan_fills_up(void **state)
     }
     j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .resident = -1};
     planned(&j, &n);
-    assert_int_equal(n, 0); /* a CPU's memory is everybody's */
+    assert_int_equal(n, 0); /* other processes use a CPU's memory too */
     mem_free(none.grad);
     job_close(&none);
 }
 
-/* A count that is asked for is not given up: the recomputation makes room, or the run is refused. */
+/* A requested number of decoded layers is kept: recomputation makes room, or the run is refused. */
 static void test_asked_for(void **state)
 {
     (void)state;
@@ -297,7 +297,7 @@ static void test_asked_for(void **state)
     job_close(&j);
 }
 
-/* A short pass needs less scratch than a stack of bf16 experts on its way: then that is the peak. */
+/* A short pass needs less scratch than a stack of bf16 experts during loading: then that is the peak. */
 static void test_peak_of_the_load(void **state)
 {
     (void)state;

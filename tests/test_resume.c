@@ -1,4 +1,4 @@
-/* test_resume.c - which checkpoints a run continues: changed settings are named, forged state is refused. */
+/* test_resume.c - which checkpoints a run resumes from: changed settings are named, invalid state is refused. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -142,7 +142,7 @@ static void forged_state_is_refused(void **state)
 
 /* ---- runs */
 
-/* Puts `new` in the place of `old` in the state of a checkpoint, step-NNNNNN, and makes its manifest agree. */
+/* Replaces `old` by `new` in the state of a checkpoint, step-NNNNNN, and updates its manifest. */
 static void forge_in(const char *config, const char *step, const char *old, const char *new)
 {
     char name[64], path[MT_PATH], manifest[MT_PATH], line[128], text[1 << 14], out[1 << 14];

@@ -1,4 +1,5 @@
-/* test_safetensors.c - the container: every refusal of reader and index, cut files, dtypes, lookup, the writer. */
+/* test_safetensors.c - the file format: every error of reader and index, truncated files, dtypes, lookup, the
+ * writer. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -178,7 +179,7 @@ static void refused(void **state)
     }
 }
 
-/* What the first eight bytes say: 100,000,000 bytes are allowed, more are not, nor more than the file has. */
+/* The header length in the first eight bytes: at most 100,000,000, and no more than the file has. */
 static void header_lengths(void **state)
 {
     (void)state;
@@ -408,7 +409,7 @@ static void written(void **state)
     assert_int_equal(safetensors_write("/none/x.safetensors", entries, 1, &err), -1);
 }
 
-/* What PEFT wrote, read and written again, is the same file byte for byte. */
+/* A file of PEFT, read and written again, is the same byte for byte. */
 static void as_the_reference(void **state)
 {
     (void)state;

@@ -80,7 +80,7 @@ static int ignore_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
     return 0;
 }
 
-/* A match first sees a part of the text: whatever the lengths, the pieces are those that the whole text gives. */
+/* A match first sees a part of the text: for any lengths, the pieces equal those of the whole text. */
 static void windows(void **state)
 {
     (void)state;
@@ -109,7 +109,7 @@ static void windows(void **state)
     split_free(s);
 }
 
-/* Patterns that read the whole text at each byte, or try all ways to cut it: an error with file and pattern, soon. */
+/* Patterns that read the whole text at each byte, or try all ways to split it: soon an error with file and pattern. */
 static void hostile_patterns(void **state)
 {
     (void)state;
@@ -144,7 +144,7 @@ static void hostile_patterns(void **state)
     mem_free(text);
 }
 
-/* Texts that make a pattern work most: every tokenizer here takes them. */
+/* Texts that cause the most work: every tokenizer here accepts them. */
 static void adversarial_texts(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_strangers.c - how ranks meet while others connect to them: nothing is told to a stranger, none of them ends or
- * delays the start, and a key of another run is worthless. */
+/* test_strangers.c - the rendezvous of ranks while other programs connect: they receive no data, cannot end or delay
+ * the start, and a key of another run is useless. */
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
@@ -61,7 +61,7 @@ static void put(int fd, const void *data, int64_t bytes)
 
 static bool get(int fd, void *data, int64_t bytes) { return !net_read(fd, data, bytes, clock_ms() + QUICK_MS); }
 
-/* It is closed without a byte more. */
+/* The connection is closed without another byte. */
 static void assert_turned_away(int fd)
 {
     char c;
@@ -83,7 +83,7 @@ static struct comm_place place_of(int rank, int port, int listener)
                                .key = "the key of this test"};
 }
 
-/* A process that meets the other rank, waits for it once and ends; what it says goes to DIR/RANK. */
+/* A process that meets the other rank, waits for it once and ends; its output goes to DIR/RANK. */
 static void start_rank(const struct comm_place *place)
 {
     char path[MT_PATH];
@@ -123,7 +123,7 @@ static void start_first(void)
     close(fd);
 }
 
-/* The other rank comes, and the run starts at once; said.err is what rank 0 said. */
+/* The other rank connects, and the run starts at once; said.err is rank 0's output. */
 static void assert_starts(int port_of_first)
 {
     const struct comm_place place = place_of(1, port_of_first, -1);
@@ -137,7 +137,7 @@ static void assert_starts(int port_of_first)
 
 /* ---- */
 
-/* The hello of earlier versions, which ended the start of all; noise; what a browser says. */
+/* The hello of earlier versions, which ended the start of all; noise; an HTTP request. */
 static void test_garbage(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void test_garbage(void **state)
     close(fds[0]);
 }
 
-/* Connections that say nothing, or stop in the middle, block nobody. */
+/* Connections that are silent, or stop in the middle, block no other. */
 static void test_silence(void **state)
 {
     (void)state;
@@ -195,7 +195,7 @@ static int count_files(pid_t pid)
     return (int)n;
 }
 
-/* More connections at once than rank 0 keeps: the oldest go, and the rank gets in. */
+/* More connections at once than rank 0 keeps: it closes the oldest, and the rank connects. */
 static void test_flood(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void test_flood(void **state)
     for (int i = 0; i < FLOOD; i++) close(fds[i]);
 }
 
-/* A rank with another key is told nothing but a nonce, and says what to do; the right one gets in after it. */
+/* A rank with another key receives only a nonce, and prints what to do; then the right one connects. */
 static void test_wrong_key(void **state)
 {
     (void)state;
@@ -224,8 +224,8 @@ static void test_wrong_key(void **state)
     assert_says(said.err, "it has another key than this run");
 }
 
-/* The other way round: what answers at the master's port does not know the key, and learns nothing that it could use:
- * its answer to the proof is refused. */
+/* The reverse: the process at the master's port does not know the key and learns nothing useful; its answer to the
+ * proof is refused. */
 static void test_false_first(void **state)
 {
     (void)state;
@@ -263,7 +263,7 @@ static void relay(int a, int b)
     }
 }
 
-/* Between the two ranks somebody keeps the right proof of rank 1, and sends it again on a connection of his own. */
+/* An attacker between the two ranks records the proof of rank 1 and sends it again on another connection. */
 static void test_replay(void **state)
 {
     (void)state;
@@ -306,7 +306,7 @@ static void plant(const char *path, const char *bytes, int64_t size, mode_t mode
     assert_true(!fchmod(fileno(f), mode) && !fclose(f));
 }
 
-/* Why rank 1 does not start when such a file is there. */
+/* The error with which rank 1 does not start for such a key file. */
 static void assert_refused(struct comm_place *place, const char *says)
 {
     place->meet_s = 0.3;
@@ -340,7 +340,7 @@ static void test_key_file(void **state)
     assert_refused(&other, "not a regular file");
     assert_true(!unlink(other.key_file) && !rename(old, other.key_file));
 
-    other.meet_s = MEET_S; /* it comes first, with the stale key, and gets the right one from rank 0 */
+    other.meet_s = MEET_S; /* it starts first, with the stale key, and gets the right one from rank 0 */
     start_rank(&other);
     pause_ms(300);
     if (rank_key_open(&first, dir, &err)) fail_msg("%s", err.msg);

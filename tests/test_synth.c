@@ -1,5 +1,5 @@
-/* test_synth.c - synthetic checkpoints: sizes as published, values that a model can work with, the same bytes whoever
- * writes them, refusals, and a run from nothing but the executable. */
+/* test_synth.c - synthetic checkpoints: published sizes, values that a model can work with, the same bytes for any
+ * number of writers, errors, and a run that needs only the executable. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ static const char *made(struct synth_options opt)
 
 /* ---- the random numbers */
 
-/* Made in pieces, a tensor is what it is made at once. */
+/* A tensor generated in pieces equals one generated at once. */
 static void test_pieces(void **state)
 {
     (void)state;
@@ -77,7 +77,7 @@ static struct moments moments_of(const float *x, int64_t n)
     return m;
 }
 
-/* Every kind has the mean and the root mean square that were asked for, whatever the format can say exactly. */
+/* Every kind has the requested mean and root mean square, in any format. */
 static void test_moments(void **state)
 {
     (void)state;
@@ -146,7 +146,8 @@ static void test_special_tokens(void **state)
     assert_int_equal(preset_token(preset_find("mixtral-tiny", &err), "</s>"), 2);
 }
 
-/* A token per byte and per special token, of every architecture: they go back to the text, below the vocabulary. */
+/* A token per byte and per special token, for every architecture: they decode to the text, with ids below the
+ * vocabulary. */
 static void test_tokenizer(void **state)
 {
     (void)state;
@@ -239,7 +240,7 @@ static void test_models(void **state)
         for (int q = i > 0; q < MT_LEN(formats); q++) check_model(tiny[i], formats[q]); /* MXFP4: gpt-oss alone */
 }
 
-/* From nothing but the executable: a checkpoint, its table, a step of training on text, for gpt-oss on messages. */
+/* With only the executable: a checkpoint, its table, a step of training on text, for gpt-oss on messages. */
 static void test_commands(void **state)
 {
     (void)state;
@@ -283,7 +284,7 @@ static void assert_same_files(const char *a, const char *b)
     file_list_free(names, n);
 }
 
-/* How many tensors of `part` have the bytes of the same tensor in `whole`; all must be there. */
+/* Number of tensors of `part` with the same bytes in `whole`, which must have all of them. */
 static int64_t same_tensors(const char *part, const char *whole, int64_t *n)
 {
     struct safetensors a, b;
@@ -382,7 +383,7 @@ static void test_no_space(void **state)
     assert_false(file_exists(dir));
 }
 
-/* A write that fails half-way, by a limit on the size of files, leaves nothing. */
+/* A write that fails half-way, by a limit on the file size, leaves no files. */
 static void test_failed_write(void **state)
 {
     (void)state;

@@ -90,7 +90,7 @@ static void test_hangup(void **state)
     }
 }
 
-/* nohup: the run goes on. */
+/* nohup: the run continues. */
 static void test_nohup(void **state)
 {
     (void)state;
@@ -184,7 +184,7 @@ static void test_cut_file(void **state)
     assert_says(text, "/a?[2Jb: the file was truncated");
 }
 
-/* SIGBUS elsewhere ends a process as ever; a mapping that is gone is forgotten. */
+/* SIGBUS at other addresses ends a process as usual; a closed mapping is forgotten. */
 static void test_other_bus_error(void **state)
 {
     (void)state;
@@ -245,7 +245,7 @@ static void test_no_file(void **state)
 
 /* ---- limits */
 
-/* A file that may not grow is an error with its name, at whichever of them the limit is met. */
+/* A file that cannot grow is an error with its name, at whichever file the limit applies. */
 static void test_file_size(void **state)
 {
     (void)state;
@@ -260,7 +260,7 @@ static void test_file_size(void **state)
     }
 }
 
-/* From a process that can hardly start to one that has all it needs: each ends, with an error or done. */
+/* From a process that can hardly start to one with enough memory: each ends, with an error or successfully. */
 static void test_address_space(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_tokenizer.c - ids against Hugging Face's library, byte ranges, refusals by name, damaged files, long texts,
- * threads. The vectors are made by tests/parity/make_tokenizer_vectors.py. */
+/* test_tokenizer.c - ids against Hugging Face's library, byte ranges, unsupported features, damaged files, long texts,
+ * threads. tests/parity/make_tokenizer_vectors.py writes the vectors. */
 #include "tests/test.h"
 
 #include <pthread.h>
@@ -65,7 +65,7 @@ static struct vector vector_at(struct json cases, int64_t i)
     return v;
 }
 
-/* Byte ranges ascend and cover the text; without a normalizer they are disjoint and hold the bytes of their ids. */
+/* Byte ranges ascend and cover the text; without a normalizer they are disjoint and contain the bytes of their ids. */
 static void check_ranges(const struct tokenizer *tok, const struct token_list *list, const char *text, int64_t size,
                          bool exact)
 {
@@ -317,7 +317,7 @@ static void refused(void **state)
     assert_non_null(strstr(err.msg, "none.json"));
 }
 
-/* Spaces that the normalizer adds and bytes of characters without a token still say where in the text they are from. */
+/* Added spaces of the normalizer and byte tokens of unknown characters still have the right byte range. */
 static void chars_ranges(void **state)
 {
     (void)state;
@@ -338,7 +338,7 @@ static void chars_ranges(void **state)
     tokenizer_free(tok);
 }
 
-/* Options that change nothing here, and a merge written in the other form. */
+/* Options without effect here, and a merge written in the other form. */
 static void accepted(void **state)
 {
     (void)state;
@@ -395,7 +395,7 @@ static void truncated(void **state)
     }
 }
 
-/* A byte that the vocabulary lacks is named with its place, in short pieces and in long ones. */
+/* A byte missing from the vocabulary is reported with its position, in short and in long pieces. */
 static void missing_byte(void **state)
 {
     (void)state;
@@ -414,7 +414,8 @@ static void missing_byte(void **state)
     tokenizer_free(tok);
 }
 
-/* Text that the pattern does not match is no piece of it: the library drops it, here it is an error that says where. */
+/* Text that the pattern does not match belongs to no piece: the library drops it; here it is an error with the
+ * position. */
 static void gaps(void **state)
 {
     (void)state;
@@ -454,7 +455,7 @@ static int64_t put_char(char *out, uint32_t c)
     return n;
 }
 
-/* Characters of all planes among words and special tokens; no surrogate, and not U+2581, which may be a space. */
+/* Characters of all planes among words and special tokens; no surrogate, and no U+2581, which may be a space. */
 static int64_t random_text(char *out, uint64_t key)
 {
     static const uint32_t above[] = {0x80, 0x800, 0x3000, 0x10000, 0x20000, 0x110000};
@@ -475,7 +476,7 @@ static int64_t random_text(char *out, uint64_t key)
     return n;
 }
 
-/* The text of the ids; of characters, U+2581 is a space. */
+/* The text of the ids; in vocabularies of characters, U+2581 is a space. */
 static int64_t decode(const struct tokenizer *tok, const struct token_list *list, bool chars, char *out)
 {
     int64_t n = 0, size;
@@ -495,7 +496,8 @@ static int64_t decode(const struct tokenizer *tok, const struct token_list *list
     return kept;
 }
 
-/* What comes back is the text, or its form C where the file asks for that; of characters, with a space in front. */
+/* Decoding returns the text, or its form C where the file asks for it; in vocabularies of characters, with a leading
+ * space. */
 static void round_trips(void **state)
 {
     (void)state;
@@ -546,7 +548,7 @@ static void long_runs(void **state)
     mem_free(text);
     token_list_free(&list);
     tokenizer_free(tok);
-    tok = load(fixture("tokenizer/nfc.json")); /* canonical ordering is bounded, and says so */
+    tok = load(fixture("tokenizer/nfc.json")); /* the limit of canonical ordering gives an error */
     text = mem_alloc(SIZE + 1);
     for (int64_t i = 0; i < SIZE; i += 2) memcpy(text + i, "\xcc\x81", 2);
     assert_int_equal(tokenizer_encode(tok, text, SIZE, true, &list, &err), -1);
@@ -555,7 +557,7 @@ static void long_runs(void **state)
     tokenizer_free(tok);
 }
 
-/* Form C: what is composed, reordered, left alone, and where its bytes came from. */
+/* Form C: composed, reordered and unchanged characters, and their source bytes. */
 static void normalization(void **state)
 {
     (void)state;

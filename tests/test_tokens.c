@@ -1,5 +1,4 @@
-/* test_tokens.c - `moetrain tokens` from outside: its three forms, and that nothing of the text reaches a page as
- * markup. */
+/* test_tokens.c - `moetrain tokens` from outside: its three forms, and escaping of text in the page. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,7 +84,8 @@ static void batches(void **state)
     assert_says(said.err, "loss_on");
 }
 
-/* What training refuses is shown with the reason; what splitting alone can train has no spans as a whole. */
+/* Conversations that training refuses are shown with the reason; those trained only as split samples have no spans as a
+ * whole. */
 static void refused_conversations(void **state)
 {
     (void)state;

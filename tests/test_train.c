@@ -1,5 +1,5 @@
-/* test_train.c - what a whole run promises: the same gradients however memory is saved and batches are cut, and the
- * same bytes however often it was killed. */
+/* test_train.c - properties of a whole run: the same gradients for any recomputation and any division into batches, and
+ * the same bytes after any number of kills. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 #define ADAPTER   "adapter/adapter_model.safetensors"
 #define MAX_WORDS 24
 
-/* A configuration and the words that run it: `sets` are assignments with blanks between them. */
+/* A configuration and command-line arguments: `sets` are assignments separated by blanks. */
 struct job {
     const char *config, *words[MAX_WORDS + 1];
     char sets[1024];
@@ -39,7 +39,7 @@ static struct job *job_new(const char *sets)
     return j;
 }
 
-/* Runs to the end; the configuration's path, for process_output. */
+/* Runs to the end; returns the configuration's path, for process_output. */
 static const char *trained(const char *sets)
 {
     const struct job *j = job_new(sets);
@@ -124,7 +124,7 @@ static void test_batch_cuts(void **state)
     for (int i = 1; i < 4; i++) assert_same_step(run[i], run[0]);
 }
 
-/* What stands in the data report: copies, what is cut, rows that are skipped, what is held out and trained on. */
+/* The data report: duplicates, truncated documents, skipped rows, held-out and training documents. */
 static void test_data_report(void **state)
 {
     (void)state;
@@ -176,8 +176,8 @@ static void assert_same_run(const char *a, const char *b)
     for (int i = 0; i < MT_LEN(whole); i++) assert_same_output(a, b, whole[i]);
 }
 
-/* Starts the job again and again, ended by `number` at once, then later and later, until it comes to its end; how often
- * it was ended, the first time not counted. */
+/* Starts the job repeatedly, ended by `number` at once, then later and later, until it finishes; returns how often it
+ * was ended, not counting the first time. */
 static int run_in_pieces(const struct job *j, int number, long step_ms)
 {
     const char *dir = scratch_dir();
@@ -206,7 +206,7 @@ static void test_killed_runs(void **state)
     assert_same_run(stopped->config, reference);
 }
 
-/* One flipped bit in the newest checkpoint: it is named, the one before is taken, the end is the same. */
+/* One flipped bit in the newest checkpoint: it is named, the one before is used, the end is the same. */
 static void test_damaged_checkpoint(void **state)
 {
     (void)state;
@@ -257,7 +257,8 @@ static const char *poisoned_model(void)
     return dir;
 }
 
-/* Another model is refused; what changes no number is not; `never` puts the old run aside and keeps it. */
+/* Another model is refused; changes without an effect on numbers are not; `never` moves the old run aside and keeps
+ * it. */
 static void test_other_settings(void **state)
 {
     (void)state;
@@ -271,8 +272,8 @@ static void test_other_settings(void **state)
     assert_int_equal(access(process_output(config, "archive-1/checkpoints/step-000002/state.json"), F_OK), 0);
 }
 
-/* Experts decoded once are the same numbers: the same bytes with any number of such layers, and when the number changes
- * from one start to the next. */
+/* Decoded layers have the same numbers: the same bytes with any number of them, and when the number changes from one
+ * start to the next. */
 static void test_resident(void **state)
 {
     (void)state;
@@ -294,7 +295,7 @@ static void test_resident(void **state)
     assert_same_output(run[0], parts, ADAPTER);
 }
 
-/* Steps without a finite loss are skipped and counted, the place is named, the run stops. */
+/* Steps without a finite loss are skipped and counted, the message names the place, and the run stops. */
 static void test_nonfinite(void **state)
 {
     (void)state;
@@ -308,7 +309,7 @@ static void test_nonfinite(void **state)
     assert_says(said.out, "skipped");
     assert_int_not_equal(access(process_output(j->config, "adapter"), F_OK), 0);
 
-    /* A run that ends before that many steps, none of which changed the adapters, is no success either. */
+    /* A run with fewer steps, none of which changed the adapters, is not a success either. */
     snprintf(sets, sizeof(sets), "model.path=%s train.steps=2 train.max_nonfinite=3", poisoned_model());
     const struct job *brief = job_new(sets);
     assert_int_equal(process_run(brief->words), 1);
@@ -317,7 +318,8 @@ static void test_nonfinite(void **state)
     assert_int_not_equal(access(process_output(brief->config, "adapter"), F_OK), 0);
 }
 
-/* A run killed between its last checkpoint and the report: the next start writes the report, and nothing half stays. */
+/* A run killed between its last checkpoint and the report: the next start writes the report, and no partial file
+ * stays. */
 static void test_killed_at_the_report(void **state)
 {
     static const char *const tmp[] = {"report.html.tmp", "config.ini.tmp", "metrics.jsonl.tmp"};

@@ -1,5 +1,5 @@
-/* test_weights.c - one checkpoint in every layout and format that is read: the same weights and, to the last bit, the
- * same loss; and damaged ones, each refused with the name of the tensor. */
+/* test_weights.c - one checkpoint in every supported layout and format: the same weights and, to the last bit, the same
+ * loss; damaged checkpoints are refused with the name of the tensor. */
 #include <stdio.h>
 #include <string.h>
 
@@ -124,7 +124,8 @@ static void test_dense_dtypes(void **state)
     draft_free(&d);
 }
 
-/* Square matrices (down_proj at F = D, gate_up_proj at 2F = D): shapes do not tell a matrix from its transpose. */
+/* Square matrices (down_proj at F = D, gate_up_proj at 2F = D): the shape does not show whether a matrix is
+ * transposed. */
 static void test_square_experts(void **state)
 {
     (void)state;
@@ -181,7 +182,7 @@ static void test_large_tensor(void **state)
 
 /* ---- damage, done to the headers in memory: a dry run reads no more */
 
-/* Headers that may be changed, over a checkpoint that stays. */
+/* Changeable headers over a checkpoint that stays unchanged. */
 struct damaged {
     struct arch arch;
     struct safetensors file, st;
@@ -214,7 +215,7 @@ static struct st_tensor *damaged_find(struct damaged *d, const char *name)
     return &d->st.tensors[t - d->st.tensors];
 }
 
-/* The text that replaces a tensor's bytes must outlive the test of it. */
+/* The text that replaces a tensor's bytes must outlive its test. */
 static void set_bytes(struct damaged *d, const char *name, const void *data, int64_t bytes)
 {
     struct st_tensor *t = damaged_find(d, name);
@@ -240,7 +241,7 @@ static void assert_refused(const struct damaged *d, const char *what, const char
 
 enum { N_LAYOUTS = 3 };
 
-/* As published, as transformers dequantises it, as bitsandbytes packs it. */
+/* As published, as decoded by transformers, as packed by bitsandbytes. */
 static const char *layout(int i)
 {
     struct draft d;
@@ -331,7 +332,7 @@ static void test_wrong_dtype(void **state)
                 struct st_tensor *t = &d.st.tensors[i];
                 damaged_reset(&d);
                 const int64_t n = t->bytes / dtype_size(t->dtype);
-                /* 4-bit weights are bytes whatever the dtype says: there it is their number that is wrong */
+                /* 4-bit weights are bytes for any dtype; here their number is wrong */
                 t->bytes = other[o].dtype == DT_NONE ? n - 1 : n * dtype_size(other[o].dtype);
                 t->dtype = other[o].dtype;
                 t->st_dtype = other[o].name;
@@ -400,7 +401,7 @@ static void assert_part_bias(struct tensor part, struct tensor whole, int64_t fi
     assert_memory_equal(part.data, tensor_rows(whole, first, 2).data, (size_t)tensor_bytes(part));
 }
 
-/* Each of four ranks has its two experts of the eight, of every form, and all else; all have the same mark. */
+/* Each of four ranks has its two of the eight experts, in every form, and all other weights; all have the same mark. */
 static void test_divided(void **state)
 {
     (void)state;
@@ -437,7 +438,7 @@ static void test_divided(void **state)
     }
 }
 
-/* Damage in a part of another rank is not seen: it is not read. */
+/* Damage in a part of another rank is not noticed, as the part is not read. */
 static void test_divided_reads_its_own(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* tiny_lora.h - what the tests of adapters share: a model of odd sizes and adapters on a CPU device. */
+/* tiny_lora.h - shared by the tests of adapters: a model of odd sizes and adapters on a CPU device. */
 #ifndef MT_TINY_LORA_H
 #define MT_TINY_LORA_H
 
@@ -63,8 +63,7 @@ static inline struct layer_weights tiny_layer(const struct tiny *t, int64_t laye
     return w;
 }
 
-/* Something else than zero in every value of a flat array, a function of the parameter's name alone; padding stays
- * zero. */
+/* Nonzero values for a flat array, as a function of the parameter's name only; padding stays zero. */
 static inline void tiny_fill(struct tiny *t, struct tensor flat, uint64_t seed)
 {
     float *values = mem_array(t->ad.n_flat, sizeof(*values));

@@ -1,5 +1,5 @@
 /* chat_deepseek.h - messages -> text for DeepSeek V4. Its checkpoints have a program, encoding/encoding_dsv4.py,
- * instead of a chat template; this is the same in C. */
+ * instead of a chat template; chat_deepseek.c implements it in C. */
 #ifndef MT_CHAT_DEEPSEEK_H
 #define MT_CHAT_DEEPSEEK_H
 

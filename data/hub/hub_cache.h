@@ -71,8 +71,8 @@ int hub_cache_list(struct hub_repo *repo, struct err *err) MT_CHECK;
 bool hub_cache_has(const struct hub_repo *repo, const struct hub_file *f); /* the complete blob */
 /* *fd: the lock on the blob, released by closing it; -1 when another process holds it. */
 int hub_cache_lock(int *fd, const struct hub_repo *repo, const struct hub_file *f, struct err *err) MT_CHECK;
-/* Creates the folders of blobs and checks the disk space for n files that are missing or incomplete; an error gives
- * both numbers. */
+/* Creates the folders of blobs and checks the disk space for n files that are missing or incomplete; the error gives
+ * both sizes. */
 int hub_cache_reserve(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n,
                       struct err *err) MT_CHECK;
 /* Makes the snapshot's link to an existing blob. */

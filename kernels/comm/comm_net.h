@@ -87,7 +87,7 @@ struct auth_server {
 void auth_open(struct auth_server *a, int rank, int world, const uint8_t key[COMM_KEY]);
 void auth_close(struct auth_server *a); /* and the listeners */
 /* The socket of the next authenticated connection, its hello and its session; other connections are rejected meanwhile.
- * Or AUTH_LATE, or AUTH_RANK_LOST with the rank whose line for the watch was closed meanwhile. */
+ * Or AUTH_LATE, or AUTH_RANK_LOST with the rank whose watch connection was closed meanwhile. */
 enum { AUTH_LATE = -1, AUTH_RANK_LOST = -2 };
 int auth_accept(struct auth_server *a, const struct comm_net *net, double deadline_ms, struct net_hello *hello,
                 struct net_session *session, int *lost) MT_CHECK;

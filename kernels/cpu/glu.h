@@ -1,4 +1,4 @@
-/* glu.h - the gated activation of an expert, one row at a time (architectures: SwiGLU, and gpt-oss's clamped form). */
+/* glu.h - the gated activation of an expert, one row at a time: SwiGLU, and its clamped form in gpt-oss. */
 #ifndef MT_CPU_GLU_H
 #define MT_CPU_GLU_H
 

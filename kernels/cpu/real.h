@@ -1,5 +1,5 @@
-/* real.h - one source, two precisions. Every file of this folder is compiled twice: for F32, the CPU backend, and with
- * MT_F64 for the oracle. CPU(x) is the name of op x in this compilation. */
+/* real.h - the number type of the CPU backend, in two precisions. Every file of this folder is compiled twice: for F32,
+ * the CPU backend, and with MT_F64 for the oracle. CPU(x) is the name of op x in this compilation. */
 #ifndef MT_CPU_REAL_H
 #define MT_CPU_REAL_H
 

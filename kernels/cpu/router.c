@@ -1,4 +1,4 @@
-/* router.c - which experts a token goes to, their weights, and the gradient (architectures 0.7, 0.9). */
+/* router.c - which experts a token goes to, their weights, and the gradient. */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* driver.c - a libcuda.so.1 that answers the first questions, for tests of what moetrain says where no GPU can be used.
- * DRIVER_VERSION, N_GPU and CAPABILITY (10 * major + minor) are set by the build, once per machine that is played. */
+/* driver.c - a libcuda.so.1 that answers the first calls, for tests of the messages when no GPU is usable. The build
+ * sets DRIVER_VERSION, N_GPU and CAPABILITY (10 * major + minor), once per simulated machine. */
 int cuDriverGetVersion(int *version);
 int cuInit(unsigned flags);
 int cuGetErrorString(int error, const char **text);

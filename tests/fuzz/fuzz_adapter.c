@@ -1,8 +1,8 @@
-/* fuzz_adapter.c - adapters of strangers through train/peft.h.
+/* fuzz_adapter.c - fuzzes the adapters that train/peft.h loads.
  *
  * Input: adapter_config.json \0 header \0 data, the latter two of adapter_model.safetensors, whose length field is made
- * to fit. The directory is loaded into adapters of its own settings and into fixed ones; what loads must come back bit
- * by bit from what is saved of it. */
+ * to fit. The directory is loaded into adapters with its settings and with fixed ones. An adapter that loads must be
+ * the same, bit by bit, after it is saved and loaded again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

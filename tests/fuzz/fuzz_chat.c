@@ -1,5 +1,5 @@
-/* fuzz_chat.c - a row of a data set as a conversation, in the formats that are written out in C: text with spans in
- * order, or an error and nothing else. */
+/* fuzz_chat.c - a row of a data set as a conversation, in the formats that are written in C. The result is text with
+ * spans in order, or only an error. */
 #include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_samples.h"
 

@@ -1,5 +1,5 @@
-/* fuzz_ini.c - bytes as a configuration file and, split at line ends, as --set assignments. What is accepted must dump
- * to a text that reads back to the same struct; what is refused must say why. */
+/* fuzz_ini.c - bytes as a configuration file and, split at line ends, as --set assignments. An accepted configuration
+ * must dump to a text that reads back to the same struct; a refused one must have an error message. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ static void parse_file(const uint8_t *data, size_t size)
         check_refused(&err);
     else if (config_validate(&c, &err))
         check_refused(&err);
-    check_round_trip(&c); /* what a refused file had set before is whole too */
+    check_round_trip(&c); /* the settings before the error are valid too */
 }
 
 static void set_lines(const uint8_t *data, size_t size)

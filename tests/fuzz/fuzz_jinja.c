@@ -1,5 +1,5 @@
-/* fuzz_jinja.c - a Jinja template, rendered with a conversation: it comes back, soon, with text and spans in order or
- * with an error that names a line. */
+/* fuzz_jinja.c - a Jinja template, rendered with a conversation: it soon returns text and spans in order, or an
+ * error that names a line. */
 #include <string.h>
 
 #include "data/chat/jinja/jinja.h"

@@ -6,7 +6,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Every getter on the member `key` of j: all must come back, and exactly the right ones with success. */
+/* Every getter on the member `key` of j: all must return, and only those of the right type succeed. */
 static void get_all(struct json j, const char *key, struct json value)
 {
     struct err err;

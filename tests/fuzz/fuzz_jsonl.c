@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What every user of a dataset relies on. */
+/* The invariants of struct dataset. */
 static void check(const struct dataset *ds, const struct dataset_options *opt)
 {
     MT_REQUIRE(ds->n_docs > 0 && ds->doc_off[0] == 0 && ds->doc_off[ds->n_docs] == ds->n_tokens, "offsets");

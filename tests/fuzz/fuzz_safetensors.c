@@ -1,6 +1,9 @@
-/* fuzz_safetensors.c - a safetensors file or the index of a sharded checkpoint: open, then touch every byte of every
- * tensor. The input is  { ...           the index of a directory with the files a.safetensors and b.safetensors H
- * header \0 data   a file whose length field is right anything else   a file as it is */
+/* fuzz_safetensors.c - a safetensors file or the index of a sharded checkpoint: opens it and reads every byte of every
+ * tensor. The first byte of the input selects the form:
+ *
+ *   {...               the index of a directory with the files a.safetensors and b.safetensors
+ *   H header \0 data   a file with a correct length field
+ *   anything else      a file as it is */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,4 @@
-/* fuzz_tokenizer.c - tokenizer.json files of strangers through data/tokenizer/tokenizer.h, and what loads through
- * texts.
+/* fuzz_tokenizer.c - fuzzes data/tokenizer/tokenizer.h: loads a tokenizer.json, then encodes texts with it.
  *
  * Input: tokenizer.json \0 text. The text and a few fixed ones are encoded with special tokens on and off: the byte
  * ranges must cover the text in order, and without a normalizer the tokens' bytes must be the text. */

@@ -3,7 +3,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { OK, UNKNOWN_OPTION = 48, FOLLOWLOCATION = 52 }; /* of curl.h, whose home is data/hub/hub_http.c */
+enum {
+    OK,
+    UNKNOWN_OPTION = 48,
+    FOLLOWLOCATION = 52
+}; /* values of curl.h, which only data/hub/hub_http.c may include */
 
 static int handle;
 
@@ -20,7 +24,7 @@ int curl_multi_add_handle(void *multi, void *easy)
 {
     (void)multi;
     (void)easy;
-    _exit(9); /* a request would go out without the option */
+    _exit(9); /* a request would be sent without the option */
 }
 int curl_multi_remove_handle(void *multi, void *easy) { return (void)multi, (void)easy, OK; }
 int curl_multi_perform(void *multi, int *running) { return (void)multi, *running = 0, OK; }

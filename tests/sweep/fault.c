@@ -7,7 +7,7 @@
  * forms, of every thread and child, on regular files and directories. LOG receives the number of calls and the call
  * that was chosen. The kernel stops these calls by a seccomp filter and asks this process (SECCOMP_RET_USER_NOTIF,
  * Linux 5.5), so that calls inside libc count as well. Exit status: that of the command, 128 + signal; 77: the kernel
- * cannot do it. */
+ * does not support this. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -115,7 +115,7 @@ static _Noreturn void child(int sock, char **command)
     _exit(CANNOT);
 }
 
-/* ---- the judge */
+/* ---- the decision on each call */
 
 static const struct call *find(int nr)
 {
@@ -197,7 +197,7 @@ static void serve(struct plan *p, int listener)
             judge(p, &req, &resp);
             ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &resp);
         } else if (poll_fd.revents) {
-            return; /* nobody is left */
+            return; /* no process is left */
         }
     }
 }
