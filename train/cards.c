@@ -38,7 +38,7 @@ static const struct {
     {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120},
 };
 
-/* The next letter or digit, as a small letter; 0: the end. */
+/* The next letter or digit, in lower case; 0: end of the text. */
 static int next(const char **p)
 {
     while (**p && strchr(" -_", **p)) ++*p;

@@ -1,4 +1,4 @@
-/* packing_check.h - checks at the start of training that packed documents do not attend to each other. */
+/* packing_check.h - at the start of training, checks that packed documents do not attend to each other. */
 #ifndef MT_PACKING_CHECK_H
 #define MT_PACKING_CHECK_H
 

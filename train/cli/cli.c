@@ -231,7 +231,7 @@ static int once(struct parse *p, const struct cli_row *row)
     return 0;
 }
 
-/* "--name value" or "--name=value"; the number of words taken, or -1. */
+/* Parses "--name value" or "--name=value"; returns the number of words taken, or -1. */
 static int take_option(struct parse *p, int left, char **words)
 {
     const char *word = words[0], *equals = strchr(word, '=');

@@ -66,8 +66,8 @@ struct command {
     int64_t n_rules;
     size_t size;     /* of the arguments that `run` gets */
     bool has_config; /* they begin with struct cli_common */
-    /* cfg: the defaults, the file, and what overrides it, in this order. The exit code: -1 and
-     * EXIT_USAGE with err filled. NULL: the first word of several commands. */
+    /* Runs the command; cfg has the defaults, the file and its overrides. Returns the exit code; -1 and EXIT_USAGE fill
+     * err. NULL: the name of a group. */
     int (*run)(const void *args, struct config *cfg, struct err *err);
 };
 extern const struct command commands[];
@@ -81,7 +81,7 @@ struct cli_line {
 };
 /* The same for words that can name a command only; fewer than two words of a group name the group. */
 int cli_find_named(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
-/* -1: no such command, with the nearest one in the error. */
+/* -1: no such command; the error suggests the nearest one. */
 int cli_find(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
 /* Fills args (c->size zeroed bytes) from the words after the command. 1: --help is one of them; -1: wrong usage. */
 int cli_parse(void *args, const struct command *c, int n, char **words, struct err *err) MT_CHECK;
