@@ -22,7 +22,7 @@ STEPS = [  # name, note, options of `bench step`
     ("20b-8192", "", "--arch gpt-oss-20b --seq 8192"),
     ("20b-4x2048", "", "--arch gpt-oss-20b --tokens 8192 --seq 2048"),
     ("20b-4x2048-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --decoded 0"),
-    ("20b-4x2048-17gb", "limit 17.3 GiB", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --memory-gb 17.3"),
+    ("20b-4x2048-19gb", "limit 19 GiB", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --memory-gb 19"),
     ("20b-1x1024", "", "--arch gpt-oss-20b --tokens 1024 --seq 1024"),
     ("20b-1x1024-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 1024 --seq 1024 --decoded 0"),
     ("20b-15gb", "limit 15 GiB", "--arch gpt-oss-20b --tokens 2048 --seq 2048 --rank 8 --memory-gb 15"),
@@ -70,6 +70,9 @@ def measure(binary, folder, names):
     version = dict(line.split(None, 1) for line in output_of(binary, "version").splitlines() if len(line.split()) > 1)
     machine = {"gpu": gpu[0] if gpu else "none", "commit": version.get("commit", "unknown").strip(),
                "date": time.strftime("%Y-%m-%d")}
+    before = load(folder, "machine")  # a folder may hold runs of several commits
+    if before and machine["commit"] not in before["commit"]:
+        machine["commit"] = before["commit"] + ", " + machine["commit"]
     with open(os.path.join(folder, "machine.json"), "w", encoding="utf-8") as f:
         json.dump(machine, f)
     runs = [(n, ["step", *o.split()]) for n, _, o in STEPS]
@@ -147,7 +150,7 @@ def lora_rows(folder):
 def write(folder):
     machine, first = load(folder, "machine"), load(folder, "20b")
     gpu, driver = (machine["gpu"] + ",").split(",")[:2]
-    lines = [f"{gpu}, driver {driver.strip()}, commit {machine['commit']}, {machine['date']}. "
+    lines = [f"{gpu}, driver {driver.strip()}, commit {machine["commit"]}, {machine['date']}. "
              f"A large bf16 product reaches {first['roof_tflops']:.0f} TFLOP/s, a large copy "
              f"{first['roof_gbs'] / 1e3:.2f} TB/s.", "",
              "### A training step", "",

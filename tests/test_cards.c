@@ -36,7 +36,7 @@ static void plans_for_a_card(void **state)
     (void)state;
     const char *config = process_config("");
     assert_int_equal(RUN("plan", config, "--gpu", "h1000"), 1);
-    assert_says(said.err, "--gpu h1000 is not known");
+    assert_says(said.err, "--gpu h1000 is unknown");
 #ifdef MT_CUDA
     assert_int_equal(RUN("plan", config, "--gpu", "h100"), 0);
     assert_says(said.out, "for H100 80 GB: 79.6 GiB of memory, compute capability 9.0");
