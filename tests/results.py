@@ -150,7 +150,7 @@ def lora_rows(folder):
 def write(folder):
     machine, first = load(folder, "machine"), load(folder, "20b")
     gpu, driver = (machine["gpu"] + ",").split(",")[:2]
-    lines = [f"{gpu}, driver {driver.strip()}, commit {machine["commit"]}, {machine['date']}. "
+    lines = [f"{gpu}, driver {driver.strip()}, commit {machine['commit']}, {machine['date']}. "
              f"A large bf16 product reaches {first['roof_tflops']:.0f} TFLOP/s, a large copy "
              f"{first['roof_gbs'] / 1e3:.2f} TB/s.", "",
              "### A training step", "",
