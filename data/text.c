@@ -1,6 +1,7 @@
 /* text.c - text that grows, with marked spans; JSON as Python writes it. */
 #include "data/text.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,17 +59,29 @@ void text_put_quoted(struct text_buf *t, const char *s, int64_t size)
     text_put(t, "\"");
 }
 
+/* Removes the zeros at the end of the digits of "1.2300e+05"; returns how many digits remain. */
+static int shorten(char *text)
+{
+    char *point = strchr(text, '.'), *exponent = strchr(text, 'e'), *end = exponent;
+    while (end[-1] == '0') end--;
+    const int digits = (int)(end - point);
+    if (end == point + 1) end--;
+    memmove(end, exponent, strlen(exponent) + 1);
+    return digits;
+}
+
 /* The shortest digits that read back to the same value; with an exponent outside 1e-4 to 1e16, as in Python. */
 void text_put_float(struct text_buf *t, double v)
 {
     char text[64];
-    int digits = 0;
+    int digits = fabs(v) < DBL_MIN ? 0 : 14; /* subnormal numbers have fewer digits than 15 */
     if (!isfinite(v)) {
         text_put(t, isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
         return;
     }
     do snprintf(text, sizeof(text), "%.*e", digits++, v);
     while (digits < 17 && strtod(text, NULL) != v);
+    if (digits == 15) digits = shorten(text); /* at most 15 digits: these, and zeros after them */
     int exponent = atoi(strchr(text, 'e') + 1);
     if (exponent >= -4 && exponent < 16) snprintf(text, sizeof(text), "%.*f", MT_MAX(digits - 1 - exponent, 1), v);
     text_put(t, text);

@@ -46,6 +46,30 @@ static void assert_refused(const char *key, const char *path, const char *part)
     if (file_exists("out")) fail_msg("%s: output.dir is left behind", set);
 }
 
+/* Something else where a run will write is found before it trains. */
+static void of_the_output(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"checkpoints", "adapter", "best"}, *const folders[] = {"report.html",
+                                                                                               "metrics.jsonl"};
+    char path[MT_PATH];
+    struct err err;
+    for (int i = 0; i < MT_LEN(files) + MT_LEN(folders); i++) {
+        const bool folder = i >= MT_LEN(files);
+        const char *name = folder ? folders[i - MT_LEN(files)] : files[i];
+        const char *config = process_config("");
+        snprintf(path, sizeof(path), "%s", process_output(config, name));
+        *strrchr(path, '/') = 0;
+        if (file_make_dirs(path, &err)) fail_msg("%s", err.msg);
+        path[strlen(path)] = '/';
+        assert_int_equal(folder ? mkdir(path, 0755) : file_write_atomic(path, "x", 1, &err), 0);
+        assert_int_equal(RUN("train", config), 1);
+        assert_says(said.err, name);
+        assert_says(said.err, "move it away");
+        assert_int_equal(folder ? rmdir(path) : unlink(path), 0);
+    }
+}
+
 static void of_the_configuration(void **state)
 {
     (void)state;
@@ -178,6 +202,7 @@ int test_inputs(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(of_the_configuration),
+        cmocka_unit_test(of_the_output),
         cmocka_unit_test(of_the_commands),
     };
     return cmocka_run_group_tests_name("inputs", tests, NULL, NULL);

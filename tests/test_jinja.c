@@ -131,6 +131,12 @@ static void endless_templates(void **state)
         {"{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
          "exceeded its work limit"},
         {"{{ 'x' * 999999999999 }}", "exceeded its work limit"},
+        {"{% for i in range(9999) %}{% for j in range(99) %}{% set x = 1.2345678901234567e-300 ~ '' %}{% endfor %}"
+         "{% endfor %}",
+         "exceeded its work limit"},
+        {"{% set l = [-999999999999999999, -999999999999999999, -999999999999999999] %}"
+         "{% for i in range(99999) %}{% for j in range(9) %}{% set x = l ~ '' %}{% endfor %}{% endfor %}",
+         "exceeded its work limit"},
         {"{{ 'x'|indent(99999999999, true) }}", "exceeded its work limit"},
         {"{{ 2 ** 99999999999 }}", "64 bits"},
         {"{{ 1 ** 99999999999 }}", "exceeded its work limit"},

@@ -110,6 +110,18 @@ static void windows(void **state)
 }
 
 /* Patterns that read the whole text at each byte, or try all ways to split it: soon an error with file and pattern. */
+/* What lies before a match is read without a charge, so it is short. */
+static void lookbehind_is_short(void **state)
+{
+    (void)state;
+    struct err err;
+    struct split *s = split_of("(?<=[\\\\s\\\\S]{16})a", &err);
+    if (!s) fail_msg("%s", err.msg);
+    split_free(s);
+    assert_null(split_of("(?<=[\\\\s\\\\S]{60000}q)[\\\\s\\\\S]|[\\\\s\\\\S]", &err));
+    if (!strstr(err.msg, "looks 60001 characters back, the limit is 16")) fail_msg("%s", err.msg);
+}
+
 static void hostile_patterns(void **state)
 {
     (void)state;
@@ -198,10 +210,8 @@ static void adversarial_texts(void **state)
 int test_split(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(white_space),
-        cmocka_unit_test(windows),
-        cmocka_unit_test(hostile_patterns),
-        cmocka_unit_test(adversarial_texts),
+        cmocka_unit_test(white_space),         cmocka_unit_test(windows),           cmocka_unit_test(hostile_patterns),
+        cmocka_unit_test(lookbehind_is_short), cmocka_unit_test(adversarial_texts),
     };
     return cmocka_run_group_tests_name("split", tests, NULL, NULL);
 }

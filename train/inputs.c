@@ -52,6 +52,25 @@ static int look_at_data(const char *key, const char *list, struct err *err)
     }
 }
 
+/* What a run writes below output.dir must not meet something of another kind after hours of training. */
+static int look_at_output(const char *dir, struct err *err)
+{
+    static const struct {
+        const char *name;
+        bool dir;
+    } outputs[] = {{"checkpoints", true},  {"adapter", true},     {"best", true},
+                   {"report.html", false}, {"config.ini", false}, {"metrics.jsonl", false}};
+    char path[MT_PATH];
+    struct stat st;
+    for (int64_t i = 0; i < MT_LEN(outputs); i++) {
+        if (str_format(path, sizeof(path), err, "output.dir", "%s/%s", dir, outputs[i].name)) return -1;
+        if (!stat(path, &st) && S_ISDIR(st.st_mode) != outputs[i].dir)
+            return err_set(err, "%s is %s, and a run writes a %s there: move it away", path,
+                           outputs[i].dir ? "not a directory" : "a directory", outputs[i].dir ? "directory" : "file");
+    }
+    return 0;
+}
+
 int inputs_check(const struct config *cfg, struct err *err)
 {
     char dir[MT_PATH];
@@ -60,6 +79,7 @@ int inputs_check(const struct config *cfg, struct err *err)
         look("model.path", model, true,
              "correct the path; to download from huggingface.co write model.path = hub:OWNER/NAME", err))
         return -1;
+    if (look_at_output(cfg->output.dir, err)) return -1;
     if (look_at_data("data.train", cfg->data.train, err) || look_at_data("data.eval", cfg->data.eval, err) ||
         look_at_file("data.chat_template", cfg->data.chat_template, err) ||
         look_at_file("eval.prompts", cfg->eval.prompts, err))

@@ -19,11 +19,12 @@
 
 #include "data/tokenizer/unicode.h"
 
-#define MAX_RULES   16
-#define MAX_PATTERN 8192
-#define MAX_NESTING 30          /* of brackets in a pattern */
-#define MAX_CODE    (128 << 10) /* bytes of a compiled pattern; published ones have 1 to 4 thousand */
-#define HEAP_KIB    (32 << 10)  /* of one match without the JIT compiler */
+#define MAX_RULES      16
+#define MAX_PATTERN    8192
+#define MAX_LOOKBEHIND 16          /* characters that a pattern reads before a match: they are not in the budget */
+#define MAX_NESTING    30          /* of brackets in a pattern */
+#define MAX_CODE       (128 << 10) /* bytes of a compiled pattern; published ones have 1 to 4 thousand */
+#define HEAP_KIB       (32 << 10)  /* of one match without the JIT compiler */
 
 /* The work of a text is counted instead of timed, so that the same text and patterns always give the same result. A
  * match first sees WINDOW bytes of the text, may backtrack LIMIT times at each byte, and costs FIRST for each visible
@@ -156,10 +157,13 @@ static int add_rule(struct split *s, struct json where, const char *pattern, int
     if (!(rule->code = compile(text, n, 0, where, err)) ||
         !(rule->counted = compile(text, n, PCRE2_AUTO_CALLOUT, where, err)))
         return -1;
-    uint32_t match_empty = 1;
+    uint32_t match_empty = 1, behind = 0;
     size_t code = 0;
     pcre2_pattern_info(rule->code, PCRE2_INFO_MATCHEMPTY, &match_empty);
     pcre2_pattern_info(rule->counted, PCRE2_INFO_SIZE, &code);
+    pcre2_pattern_info(rule->code, PCRE2_INFO_MAXLOOKBEHIND, &behind);
+    if (behind > MAX_LOOKBEHIND)
+        return json_error(where, err, "the pattern looks %u characters back, the limit is %d", behind, MAX_LOOKBEHIND);
     if (match_empty) return json_error(where, err, "the pattern may match the empty string, which is not supported");
     if (code > MAX_CODE)
         return json_error(where, err, "the pattern compiles to %zu bytes, the limit is %d", code, MAX_CODE);

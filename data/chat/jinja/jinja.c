@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "data/chat/jinja/jinja_lib.h"
 #include "data/chat/jinja/jinja_parse.h"
@@ -316,7 +317,9 @@ static struct value eval_node(struct jinja_state *st, struct scope *scope, const
 static bool enter(struct jinja_state *st, const struct node *n)
 {
     st->line = n->line;
-    if (++st->depth > JINJA_DEPTH) jinja_fail(st, "recursion without an end, or expressions nested too deeply");
+    const int64_t used = st->stack - (const char *)__builtin_frame_address(0);
+    if (++st->depth > JINJA_DEPTH || used > st->stack_room)
+        jinja_fail(st, "recursion without an end, or expressions nested too deeply");
     return jinja_charge(st, 1);
 }
 
@@ -459,11 +462,21 @@ static struct value var_value(struct jinja_state *st, const struct jinja_var *va
     return v;
 }
 
+/* A third of the stack that threads start with (2 MiB where there is no limit); at most 4 MiB. */
+static int64_t stack_room(void)
+{
+    struct rlimit limit;
+    const bool unlimited = getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur == RLIM_INFINITY;
+    return unlimited ? (2 << 20) / 3 : (int64_t)MT_MIN(limit.rlim_cur, 12 << 20) / 3;
+}
+
 int jinja_render(struct text_buf *out, const struct jinja *t, const struct jinja_var *vars, int64_t n_vars,
                  const char *date, struct err *err)
 {
     int64_t size = out->size, spans = out->n_spans;
     struct jinja_state st = {.out = out, .text = out, .name = t->name, .date = date, .line = 1, .err = err};
+    st.stack = __builtin_frame_address(0);
+    st.stack_room = stack_room();
     st.work = JINJA_WORK;
     st.memory = JINJA_MEMORY;
     struct scope *scope = scope_new(&st, NULL);

@@ -378,7 +378,7 @@ int64_t value_length(struct jinja_state *st, struct value v)
 
 static bool may_print(struct jinja_state *st, int depth)
 {
-    if (depth <= JINJA_NEST) return jinja_charge(st, 1);
+    if (depth <= JINJA_NEST) return jinja_charge(st, JINJA_ITEM);
     jinja_fail(st, "lists nest too deeply to be printed");
     return false;
 }
@@ -418,7 +418,9 @@ static void print_at(struct jinja_state *st, struct text_buf *t, struct value v,
     case VALUE_NONE: text_put(t, "None"); return;
     case VALUE_BOOL: text_put(t, v.truth ? "True" : "False"); return;
     case VALUE_INT: put_int(t, v.i); return;
-    case VALUE_FLOAT: text_put_float(t, v.f); return;
+    case VALUE_FLOAT:
+        if (jinja_charge(st, JINJA_FLOAT)) text_put_float(t, v.f);
+        return;
     case VALUE_STRING:
         if (!jinja_charge(st, quoted ? 4 * v.size : v.size)) return; /* an escape has four bytes */
         if (quoted)

@@ -13,6 +13,8 @@
 #define JINJA_WORK   ((int64_t)1 << 26) /* of one rendering: nodes evaluated, items visited, bytes written and read */
 #define JINJA_MEMORY ((int64_t)1 << 28) /* bytes of one rendering's arena */
 #define JINJA_SCAN   2                  /* bytes searched, counted or skipped per unit of work */
+#define JINJA_ITEM   32                 /* units of work to print an item, its separator included */
+#define JINJA_FLOAT  1024               /* units of work to print a float */
 #define JINJA_NEST   200                /* depth of lists in lists when printing or comparing */
 
 struct node;
@@ -83,6 +85,8 @@ struct jinja_state {
     const char *name, *date; /* of the template; "YYYY-MM-DD" of strftime_now */
     int64_t work, memory;    /* remaining: units of work, bytes of the arena */
     int line, depth;
+    const char *stack;  /* a frame of jinja_render */
+    int64_t stack_room; /* bytes that evaluation may use below it */
     bool failed;
     struct err *err;
 };
