@@ -115,7 +115,7 @@ static void files_come_back(void **state)
 static void patterns_that_are_not_read(void **state)
 {
     (void)state;
-    static const char *const rows[][2] = {{"\"rank_pattern\": {\"layers.1.self_attn.q_proj\": 2}", "no whole target"},
+    static const char *const rows[][2] = {{"\"rank_pattern\": {\"layers.1.self_attn.q_proj\": 2}", "is not a target"},
                                           {"\"rank_pattern\": {\"q_proj\": 0}", "rank_pattern.q_proj"},
                                           {"\"rank_pattern\": {\"q_proj\": 4}", "expected is [4, 8]"},
                                           {"\"rank_pattern\": [4]", "rank_pattern"}};

@@ -376,7 +376,8 @@ static void tell_of_patience(const struct training *t)
     char loss[64] = "finite loss";
     if (isfinite(s->best_loss))
         snprintf(loss, sizeof(loss), "lower loss than %.4f of step %lld", s->best_loss, (long long)s->best_step);
-    log_info("eval.patience = %lld: the last %lld evaluations had no %s: stopped after step %lld of %lld",
+    log_info("eval.patience = %lld: the last %lld evaluations had no %s: stopped after step %lld of %lld; raise "
+             "eval.patience to continue",
              (long long)t->run.cfg->eval.patience, (long long)s->n_worse, loss, (long long)s->step,
              (long long)t->schedule.total_steps);
 }
@@ -398,8 +399,13 @@ static void tell_of_best(const struct training *t)
         log_info("%-12s %s (held-out loss %.4f at step %lld)", "best:", out_path(t->run.cfg, "best").s, s->best_loss,
                  (long long)s->best_step);
     else
-        log_info("no %s: no evaluation had a lower held-out loss than step 0 (%.4f)", out_path(t->run.cfg, "best").s,
-                 s->best_loss);
+        log_info(
+            "no %s: no evaluation had a lower held-out loss than step 0 (%.4f), so adapter/ is no better than at the "
+            "start",
+            out_path(t->run.cfg, "best").s, s->best_loss);
+    if (s->best_step && s->best_step < s->step)
+        log_info("             adapter/ is of step %lld; to use the best one, add --adapter %s to the commands below",
+                 (long long)s->step, out_path(t->run.cfg, "best").s);
 }
 
 /* The same command, unless train.resume is never or a directory. */
@@ -439,14 +445,20 @@ static int steps(struct training *t, struct err *err)
 
 /* ---- opening */
 
-static struct schedule make_schedule(const struct config *cfg, const struct loader *l)
+static struct schedule make_schedule(const struct config *cfg, const struct loader *l, bool warn)
 {
+    const int64_t accum = cfg->train.grad_accum;
     int64_t total = cfg->train.steps, batches = 0;
     if (!total) {
         const double whole = floor(cfg->train.epochs);
         for (int64_t e = 0; e < (int64_t)whole; e++) batches += loader_epoch_batches(l, e);
         batches += (int64_t)ceil((cfg->train.epochs - whole) * (double)loader_epoch_batches(l, (int64_t)whole));
-        total = MT_MAX((batches + cfg->train.grad_accum - 1) / cfg->train.grad_accum, 1);
+        total = MT_MAX((batches + accum - 1) / accum, 1);
+        if (warn && 4 * total * accum > 5 * batches)
+            log_warn("train.epochs = %g is %lld micro-batch%s, and a step takes train.grad_accum = %lld: the last step "
+                     "repeats data (%lld micro-batches in all); lower train.grad_accum",
+                     cfg->train.epochs, (long long)batches, batches == 1 ? "" : "es", (long long)accum,
+                     (long long)(total * accum));
     }
     return resume_schedule(cfg, total);
 }
@@ -472,7 +484,7 @@ static int prepare(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     const struct loader_options lo = run_loader_options(cfg, true);
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
-    t->schedule = make_schedule(cfg, counting);
+    t->schedule = make_schedule(cfg, counting, is_first(t));
     t->state = (struct train_state){.smooth_loss = 0,
                                     .best_loss = INFINITY,
                                     .eval_step = -1,
