@@ -436,6 +436,14 @@ static void test_config_markdown(void **state)
     }
 }
 
+/* A paragraph begins at the margin, and no line is blank but for spaces. */
+static void test_paragraphs(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("help", "train"), 0);
+    assert_says(said.out, "is the same command.\n\nThe run writes adapter/");
+}
+
 /* The table of keys in train/README.md equals the program's output. */
 static void test_documented_keys(void **state)
 {
@@ -477,6 +485,7 @@ int test_cli_table(void)
         cmocka_unit_test(test_completions),
         cmocka_unit_test(test_install),
         cmocka_unit_test(test_config_markdown),
+        cmocka_unit_test(test_paragraphs),
         cmocka_unit_test(test_documented_keys),
     };
     return cmocka_run_group_tests_name("cli_table", tests, NULL, NULL);

@@ -112,7 +112,8 @@ char *cli_describe(char buf[512], const struct cli_row *row)
  * brackets. */
 static void wrap(FILE *out, const char *text, int at, int indent, bool whole)
 {
-    for (bool first = true; *text; first = false) {
+    bool first = true; /* word of its line */
+    while (*text) {
         const int size = (int)(whole && strchr("[(", *text) ? strcspn(text, "])") + 1 : strcspn(text, " \n"));
         if (!first && at + 1 + size > COLUMNS) {
             fprintf(out, "\n%*s", indent, "");
@@ -124,6 +125,7 @@ static void wrap(FILE *out, const char *text, int at, int indent, bool whole)
         fprintf(out, "%.*s", size, text);
         at += size;
         text += size;
+        first = false;
         if (*text == '\n') {
             fprintf(out, "\n%*s", text[1] == '\n' ? 0 : indent, "");
             at = indent;
