@@ -48,6 +48,32 @@ static char *compared(const char *dir, const char *const *dirs, int n, const cha
     return text;
 }
 
+/* Writes the held-out hash of the last evaluation of a run. */
+static void evaluate_on(const char *run, const char *hash)
+{
+    char file[MT_PATH + 16];
+    snprintf(file, sizeof(file), "%s/metrics.jsonl", run);
+    FILE *f = fopen(file, "a");
+    assert_non_null(f);
+    fprintf(f, "{\"event\":\"eval\",\"step\":3,\"loss\":2,\"held_out\":\"%s\"}\n", hash);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void other_held_out_data(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    const char *runs[] = {make_run(dir, "one", 2.5, "[optim]\nlr = 1e-4\n"),
+                          make_run(dir, "two", 2.25, "[optim]\nlr = 2e-4\n")};
+    for (int same = 1; same >= 0; same--) {
+        evaluate_on(runs[0], "00000000000000aa");
+        evaluate_on(runs[1], same ? "00000000000000aa" : "00000000000000bb");
+        char *text = compared(dir, runs, 2, NULL);
+        assert_int_equal(strstr(text, "held-out data differ") == NULL, same);
+        mem_free(text);
+    }
+}
+
 static void results_and_settings(void **state)
 {
     (void)state;
@@ -129,7 +155,7 @@ static void page_replaces_files_alone(void **state)
 
 int test_compare(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(what_is_missing),
-                                       cmocka_unit_test(page_replaces_files_alone)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(other_held_out_data),
+                                       cmocka_unit_test(what_is_missing), cmocka_unit_test(page_replaces_files_alone)};
     return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
 }

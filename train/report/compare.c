@@ -147,6 +147,18 @@ static void print_settings(const struct compared *runs, int n, FILE *out)
     if (!any) fprintf(out, "\nsettings: no difference but output.dir\n");
 }
 
+/* The first run whose held-out data are not those of run 0; 0: none is known to differ. */
+static int other_held_out(const struct compared *runs, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (*runs[0].history.held_out && *runs[i].history.held_out &&
+            strcmp(runs[0].history.held_out, runs[i].history.held_out))
+            return i;
+    return 0;
+}
+
+#define OTHER_HELD_OUT "held-out data differ: these losses do not compare"
+
 /* ---- the page ---- */
 
 static const char *const line_css[COMPARE_RUNS] = {"a", "b", "c2", "c3", "c4", "c5", "c6", "c7"};
@@ -186,6 +198,7 @@ static void write_results(FILE *out, const struct compared *runs, int n)
         for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<td>%s", cells[c]);
     }
     fputs("</tr>\n</table></div>\n", out);
+    if (other_held_out(runs, n)) fputs("<p class=\"sub\">" OTHER_HELD_OUT "</p>\n", out);
     for (int i = 0; i < n; i++) {
         if (!*history_stop(&runs[i].history, stop)) continue;
         fputs("<p class=\"sub\">", out);
@@ -241,6 +254,8 @@ int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, st
     for (int i = 0; !rc && i < n; i++) rc = read_run(&runs[i], dirs[i], err);
     if (!rc) {
         print_results(runs, n, out);
+        const int other = other_held_out(runs, n);
+        if (other) fprintf(out, "\n%s and %s: " OTHER_HELD_OUT "\n", runs[0].dir, runs[other].dir);
         print_settings(runs, n, out);
     }
     if (!rc && html) {
