@@ -14,7 +14,7 @@ static int64_t aligned(int64_t n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALI
 int64_t gguf_tensor_count(const struct gguf_tensor *t)
 {
     int64_t n = 1;
-    for (int i = 0; i < t->rank; i++)
+    for (int i = 0; i < t->ndim; i++)
         if (!i64_mul(n, t->shape[i], &n)) return -1;
     return n;
 }
@@ -64,8 +64,8 @@ static int put_tensor(struct text *t, const struct gguf_tensor *g, int64_t *offs
     if (strlen(g->name) >= MAX_NAME) return err_set(err, "tensor name %s is too long for GGUF", g->name);
     if (!i64_mul(gguf_tensor_count(g), 4, &bytes)) return err_set(err, "tensor %s is too large", g->name);
     put_string(t, g->name);
-    put_u32(t, (uint32_t)g->rank);
-    for (int i = g->rank - 1; i >= 0; i--) put_u64(t, g->shape[i]);
+    put_u32(t, (uint32_t)g->ndim);
+    for (int i = g->ndim - 1; i >= 0; i--) put_u64(t, g->shape[i]);
     put_u32(t, TYPE_F32);
     put_u64(t, *offset);
     *offset += aligned(bytes);
@@ -169,13 +169,13 @@ static int take_value(struct cursor *c, struct gguf_value *v)
 static int take_tensor(struct cursor *c, struct gguf_tensor *t, int64_t *offset)
 {
     char *name;
-    uint32_t rank = 0, type = 0;
+    uint32_t ndim = 0, type = 0;
     int64_t begin = 0, bytes;
-    if (take_string(c, &name) || take(c, &rank, sizeof(rank))) return -1;
-    if (strlen(name) >= MAX_NAME || rank < 1 || rank > 4)
-        return err_set(c->err, "%s: tensor %.80s has a name too long or %u axes", c->path, name, rank);
-    *t = (struct gguf_tensor){.name = name, .rank = (int)rank};
-    for (int i = t->rank - 1; i >= 0; i--)
+    if (take_string(c, &name) || take(c, &ndim, sizeof(ndim))) return -1;
+    if (strlen(name) >= MAX_NAME || ndim < 1 || ndim > 4)
+        return err_set(c->err, "%s: tensor %.80s has a name too long or %u axes", c->path, name, ndim);
+    *t = (struct gguf_tensor){.name = name, .ndim = (int)ndim};
+    for (int i = t->ndim - 1; i >= 0; i--)
         if (take_size(c, c->g->map.size, "an axis of a tensor", &t->shape[i])) return -1;
     if (take(c, &type, sizeof(type)) || take(c, &begin, sizeof(begin))) return -1;
     if (type != TYPE_F32) return err_set(c->err, "%s: tensor %s is not F32", c->path, name);

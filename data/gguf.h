@@ -19,7 +19,7 @@ struct gguf_value {
 /* Row-major like every tensor here, shape[0] the slowest; the file stores the axes in reverse order. */
 struct gguf_tensor {
     const char *name; /* at most 63 bytes */
-    int rank;
+    int ndim;
     int64_t shape[4];
     const float *data; /* as read: aligned, mapped */
 };

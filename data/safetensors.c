@@ -50,10 +50,10 @@ static int parse_shape(struct st_tensor *t, struct json info, int64_t bits, stru
 {
     struct json shape;
     if (json_get_array(info, "shape", &shape, err)) return -1;
-    int64_t rank = json_count(shape), n = 1;
-    if (rank > MT_LEN(t->shape)) return json_error(shape, err, "more than %d axes", (int)MT_LEN(t->shape));
-    t->rank = (int)rank;
-    for (int i = 0; i < t->rank; i++) {
+    int64_t ndim = json_count(shape), n = 1;
+    if (ndim > MT_LEN(t->shape)) return json_error(shape, err, "more than %d axes", (int)MT_LEN(t->shape));
+    t->ndim = (int)ndim;
+    for (int i = 0; i < t->ndim; i++) {
         if (json_i64(json_at(shape, i), 0, INT64_MAX, &t->shape[i], err)) return -1;
         if (!i64_mul(n, t->shape[i], &n)) return json_error(shape, err, "more elements than 64 bits can count");
     }
@@ -402,7 +402,7 @@ static int by_rank(const void *a, const void *b)
 int64_t safetensors_entry_bytes(const struct st_entry *e)
 {
     int64_t bytes = dtype_size(e->dtype);
-    for (int i = 0; i < e->rank; i++)
+    for (int i = 0; i < e->ndim; i++)
         if (!i64_mul(bytes, e->shape[i], &bytes)) return -1;
     return bytes;
 }
@@ -415,7 +415,7 @@ static int put_entry(struct json_out *o, const struct st_entry *e, int64_t *at, 
     json_out_open(o, e->name, '{');
     json_out_str(o, "dtype", st_dtypes[rank_of(e->dtype)].name);
     json_out_open(o, "shape", '[');
-    for (int i = 0; i < e->rank; i++) json_out_i64(o, NULL, e->shape[i]);
+    for (int i = 0; i < e->ndim; i++) json_out_i64(o, NULL, e->shape[i]);
     json_out_close(o, ']');
     json_out_open(o, "data_offsets", '[');
     json_out_i64(o, NULL, begin);

@@ -11,7 +11,7 @@ struct st_tensor {
     const char *name;
     const char *st_dtype; /* "BF16", "U8", "F8_E4M3", ... as written in the file */
     enum dtype dtype;
-    int rank;
+    int ndim;
     int64_t shape[8];
     const uint8_t *data; /* mapped; may be unaligned: read with memcpy */
     int64_t bytes;
@@ -53,7 +53,7 @@ const char *safetensors_metadata(const struct safetensors *st, const char *key);
 struct st_entry {
     const char *name;
     enum dtype dtype; /* F32, F64, BF16, F16, U8, I32, I64 */
-    int rank;
+    int ndim;
     int64_t shape[8];
     const void *data;
 };

@@ -50,7 +50,7 @@ static void set_up(struct device *dev)
     struct err err;
     dev->name = dev->ops->name;
     dev->act_dtype = dev->ops->act_dtype;
-    dev->stat = dev->ops->stat;
+    dev->stat_dtype = dev->ops->stat_dtype;
     if (ops_cpu_threads(&dev->n_threads, &err)) MT_REQUIRE(false, "%s", err.msg);
 }
 

@@ -36,7 +36,7 @@ struct device {
     const char *name;
     enum dtype
         act_dtype; /* activations and the adapters' working copies: F32 on the CPU, F64 in its oracle, BF16 on a GPU */
-    enum dtype stat; /* statistics, gates, losses, gradients, moments: F32, or F64 in the oracle */
+    enum dtype stat_dtype; /* statistics, gates, losses, gradients, moments: F32, or F64 in the oracle */
     bool round_bf16; /* CPU with train.dtype = bf16: every activation an op writes is rounded to bf16, held in F32 */
     bool dry_run;    /* computes nothing: model code runs on it to learn peak bytes and FLOPs */
     int n_threads;

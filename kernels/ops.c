@@ -10,22 +10,22 @@
 
 /* ---- checks ---- */
 
-static const char *shape_text(char buf[96], enum dtype t, int rank, const int64_t *shape)
+static const char *shape_text(char buf[96], enum dtype t, int ndim, const int64_t *shape)
 {
     int n = snprintf(buf, 96, "%s [", dtype_name(t));
-    for (int i = 0; i < rank && n < 96; i++)
+    for (int i = 0; i < ndim && n < 96; i++)
         n += snprintf(buf + n, (size_t)(96 - n), "%s%lld", i ? ", " : "", (long long)shape[i]);
     if (n < 95) snprintf(buf + n, (size_t)(96 - n), "]");
     return buf;
 }
 
-static void want(const char *op, const char *name, struct tensor x, enum dtype t, int rank, const int64_t *shape)
+static void want(const char *op, const char *name, struct tensor x, enum dtype t, int ndim, const int64_t *shape)
 {
     char have[96], need[96];
-    bool same = x.ndim == rank && x.dtype == t && (rank < 2 || x.ld >= shape[rank - 1]);
-    for (int i = 0; i < rank; i++) same = same && x.shape[i] == shape[i];
+    bool same = x.ndim == ndim && x.dtype == t && (ndim < 2 || x.ld >= shape[ndim - 1]);
+    for (int i = 0; i < ndim; i++) same = same && x.shape[i] == shape[i];
     MT_REQUIRE(same, "%s: %s is %s (ld %lld), must be %s", op, name, shape_text(have, x.dtype, x.ndim, x.shape),
-               (long long)x.ld, shape_text(need, t, rank, shape));
+               (long long)x.ld, shape_text(need, t, ndim, shape));
 }
 
 #define WANT(x, dtype, ...)                                                                                            \
@@ -77,8 +77,8 @@ static void want_grad(struct device *dev, const struct proj *p)
 {
     const struct lora *l = &p->lora;
     if (!l->r || !p->grad.a.ndim) return;
-    want(__func__, "grad.a", p->grad.a, dev->stat, l->a.ndim, l->a.shape);
-    want(__func__, "grad.b", p->grad.b, dev->stat, l->b.ndim, l->b.shape);
+    want(__func__, "grad.a", p->grad.a, dev->stat_dtype, l->a.ndim, l->a.shape);
+    want(__func__, "grad.b", p->grad.b, dev->stat_dtype, l->b.ndim, l->b.shape);
 }
 
 /* Returns J. */
@@ -86,7 +86,7 @@ static int64_t want_route(struct device *dev, const struct route *r, int64_t n_t
 {
     int64_t n_top = r->idx.ndim == 2 ? r->idx.shape[1] : 0;
     WANT(r->idx, DT_I32, n_tok, n_top);
-    WANT_OPT(r->gate, dev->stat, n_tok, n_top);
+    WANT_OPT(r->gate, dev->stat_dtype, n_tok, n_top);
     WANT(r->offs, DT_I32, n_exp + 1);
     WANT(r->row_slot, DT_I32, n_tok * n_top);
     WANT(r->slot_row, DT_I32, n_tok, n_top);
@@ -107,7 +107,7 @@ static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, st
     want_heads(s);
     WANT(qkv, dev->act_dtype, n_tok, (s->n_head + 2 * s->n_kv) * s->head_dim);
     WANT(o, dev->act_dtype, n_tok, s->n_head * s->head_dim);
-    WANT(lse, dev->stat, n_tok, s->n_head);
+    WANT(lse, dev->stat_dtype, n_tok, s->n_head);
     WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
 }
 
@@ -205,7 +205,7 @@ void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, str
 {
     int64_t n_tok = x.shape[0], dim = w.shape[0];
     WANT(y, dev->act_dtype, n_tok, dim);
-    WANT(rstd, dev->stat, n_tok);
+    WANT(rstd, dev->stat_dtype, n_tok);
     WANT(x, dev->act_dtype, n_tok, dim);
     WANT(w, DT_F32, dim);
     MOVES(dev, y, rstd, x, w);
@@ -220,7 +220,7 @@ void op_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, stru
     WANT(dx, dev->act_dtype, n_tok, dim);
     WANT(dy, dev->act_dtype, n_tok, dim);
     WANT(x, dev->act_dtype, n_tok, dim);
-    WANT(rstd, dev->stat, n_tok);
+    WANT(rstd, dev->stat_dtype, n_tok);
     WANT(w, DT_F32, dim);
     MOVES(dev, dx, dx, dy, x, rstd, w);
     RUN(0, rmsnorm_bwd, dx, dy, x, rstd, w);
@@ -332,7 +332,7 @@ static int64_t want_qk_norm(struct device *dev, struct tensor qkv, struct tensor
     bool whole = wq.shape[0] != dim;
     WANT(qkv, dev->act_dtype, n_tok, (s->n_head + 2 * s->n_kv) * dim);
     WANT(raw, dev->act_dtype, n_tok, (s->n_head + s->n_kv) * dim);
-    WANT(rstd, dev->stat, n_tok, whole ? 2 : s->n_head + s->n_kv);
+    WANT(rstd, dev->stat_dtype, n_tok, whole ? 2 : s->n_head + s->n_kv);
     WANT(wq, DT_F32, whole ? s->n_head * dim : dim);
     WANT(wk, DT_F32, whole ? s->n_kv * dim : dim);
     return (s->n_head + s->n_kv) * dim;
@@ -364,7 +364,7 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
 {
     int64_t n_label = rows.shape[0], n_tok = x.shape[0];
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
-    WANT(nll, dev->stat, n_label);
+    WANT(nll, dev->stat_dtype, n_label);
     WANT(hit, DT_I32, n_label);
     WANT_OPT(dx, dev->act_dtype, n_tok, w->n_in);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
@@ -391,8 +391,8 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
     MT_REQUIRE(n_top >= 1 && n_top <= w->n_out, "%lld experts of %lld per token", (long long)n_top,
                (long long)w->n_out);
-    WANT(r->gate, dev->stat, n_tok, n_top);
-    WANT(logits, dev->stat, n_tok, w->n_out);
+    WANT(r->gate, dev->stat_dtype, n_tok, n_top);
+    WANT(logits, dev->stat_dtype, n_tok, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
     WANT_OPT(bias, DT_F32, w->n_out);
     count_gemm(dev, n_tok, w->n_out, w->n_in);
@@ -410,14 +410,14 @@ void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)
 
 static void want_aux(struct device *dev, const struct aux *aux, int64_t n_exp)
 {
-    WANT(aux->count, dev->stat, n_exp);
-    WANT(aux->prob, dev->stat, n_exp);
+    WANT(aux->count, dev->stat_dtype, n_exp);
+    WANT(aux->prob, dev->stat_dtype, n_exp);
 }
 
 void op_aux_stats(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r)
 {
     int64_t n_tok = logits.shape[0], n_exp = logits.shape[1];
-    WANT(logits, dev->stat, n_tok, n_exp);
+    WANT(logits, dev->stat_dtype, n_tok, n_exp);
     want_aux(dev, aux, n_exp);
     want_route(dev, r, n_tok, n_exp);
     MOVES(dev, logits, r->idx);
@@ -431,9 +431,9 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
     int64_t n_top = want_route(dev, r, n_tok, w->n_out);
     want_weight(__func__, w, 1, w->n_out, dx.shape[1]);
     WANT(dx, dev->act_dtype, n_tok, w->n_in);
-    WANT(r->gate, dev->stat, n_tok, n_top);
-    WANT(dgate, dev->stat, n_tok, n_top);
-    WANT(logits, dev->stat, n_tok, w->n_out);
+    WANT(r->gate, dev->stat_dtype, n_tok, n_top);
+    WANT(dgate, dev->stat_dtype, n_tok, n_top);
+    WANT(logits, dev->stat_dtype, n_tok, w->n_out);
     bool auxiliary = aux->coef > 0 || aux->coef < 0;
     if (auxiliary) want_aux(dev, aux, w->n_out);
     MT_REQUIRE(!auxiliary || aux->pooled || aux->rows == n_tok, "auxiliary loss of one layer: %lld rows of %lld",
@@ -524,8 +524,8 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     int64_t n_tok = dout.shape[0], n_top = want_route(dev, r, n_tok, w->n_exp), n_row = n_tok * n_top;
     want_weight(__func__, w, w->n_exp, dout.shape[1], act.shape[1]);
     WANT(dpre, dev->act_dtype, n_row, 2 * w->n_in);
-    WANT(r->gate, dev->stat, n_tok, n_top);
-    WANT(dgate, dev->stat, n_tok, n_top);
+    WANT(r->gate, dev->stat_dtype, n_tok, n_top);
+    WANT(dgate, dev->stat_dtype, n_tok, n_top);
     WANT(act, dev->act_dtype, n_row, w->n_in);
     WANT(dout, dev->act_dtype, n_tok, w->n_out);
     WANT(pre, dev->act_dtype, n_row, 2 * w->n_in);
@@ -571,8 +571,8 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
 void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
 {
     WANT(out, DT_F64, 2);
-    MT_REQUIRE(g.ndim && contiguous(g) && (g.dtype == dev->stat || g.dtype == dev->act_dtype), "sumsq of %s, rank %d",
-               dtype_name(g.dtype), g.ndim);
+    MT_REQUIRE(g.ndim && contiguous(g) && (g.dtype == dev->stat_dtype || g.dtype == dev->act_dtype),
+               "sumsq of %s with %d dimensions", dtype_name(g.dtype), g.ndim);
     MOVES(dev, g);
     RUN(0, sumsq, out, g);
 }
@@ -581,10 +581,10 @@ void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tenso
               const struct adamw_step *step)
 {
     int64_t n = p.shape[0];
-    WANT(p, dev->stat, n);
-    WANT(m, dev->stat, n);
-    WANT(v, dev->stat, n);
-    WANT(g, dev->stat, n);
+    WANT(p, dev->stat_dtype, n);
+    WANT(m, dev->stat_dtype, n);
+    WANT(v, dev->stat_dtype, n);
+    WANT(g, dev->stat_dtype, n);
     MOVES(dev, p, p, m, m, v, v, g);
     RUN(0, adamw, p, m, v, g, step);
 }
@@ -592,7 +592,7 @@ void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tenso
 void op_cast(struct device *dev, struct tensor dst, struct tensor src)
 {
     MT_REQUIRE(dst.ndim && src.ndim && contiguous(dst) && contiguous(src) && dst.dtype == dev->act_dtype &&
-                   src.dtype == dev->stat && tensor_count(dst) == tensor_count(src),
+                   src.dtype == dev->stat_dtype && tensor_count(dst) == tensor_count(src),
                "cast of %lld %s to %lld %s", (long long)tensor_count(src), dtype_name(src.dtype),
                (long long)tensor_count(dst), dtype_name(dst.dtype));
     MOVES(dev, dst, src);
@@ -618,7 +618,7 @@ void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struc
 {
     int64_t n = nll.shape[0];
     WANT(out, DT_F64, 2);
-    WANT(nll, dev->stat, n);
+    WANT(nll, dev->stat_dtype, n);
     WANT(hit, DT_I32, n);
     MOVES(dev, nll, hit);
     RUN(0, loss_sum, out, nll, hit);
@@ -628,8 +628,8 @@ void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, do
 {
     int64_t n_exp = aux->count.shape[0];
     WANT(out, DT_F64, 1);
-    WANT(aux->count, dev->stat, n_exp);
-    WANT(aux->prob, dev->stat, n_exp);
+    WANT(aux->count, dev->stat_dtype, n_exp);
+    WANT(aux->prob, dev->stat_dtype, n_exp);
     MOVES(dev, aux->count, aux->prob);
     RUN(0, aux_sum, out, aux, factor);
 }

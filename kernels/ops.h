@@ -2,8 +2,8 @@
  *
  * Letters: T packed tokens of a micro-batch, S sequences in it, D hidden, H query heads, K key/value heads, A head dim,
  * E experts, J experts per token, M = T*J routed rows, F expert width, V vocabulary, R LoRA rank, N labelled tokens.
- * Dtypes: "act" is dev->act_dtype, "stat" is dev->stat; small frozen vectors (norms, biases, sinks) are f32; indices
- * are i32.
+ * Dtypes: "act" is dev->act_dtype, "stat" is dev->stat_dtype; small frozen vectors (norms, biases, sinks) are f32;
+ * indices are i32.
  * "=" overwrites, "+=" adds. An op takes scratch from dev->work and gives it back before it returns, allocates nothing,
  * is asynchronous on the device and never reads back. In a dry run it takes its scratch and stops there.
  * Outputs never alias inputs unless the contract says "in place". T, M, N and any expert's row count may be 0.
@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-/* An adapter on one matrix. r == 0: no adapter, and every tensor that belongs to it is absent (rank 0).
+/* An adapter on one matrix. r == 0: no adapter, and every tensor that belongs to it is absent (ndim 0).
  * A dense matrix may carry several adapters side by side, one per segment of its output columns (q | k | v):
  * a [n_seg*R, in], b [sum of seg_cols, R] with the segments' rows stacked in order; xa is then [T, n_seg*R].
  * On experts n_seg is 1 and a [E, R, in], b [E, out, R], xa [M, R]. */
@@ -243,7 +243,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 struct comm_ops;
 struct ops {
     const char *name;
-    enum dtype act_dtype, stat;
+    enum dtype act_dtype, stat_dtype;
     bool own_memory;       /* the device's memory is not the host's */
     int64_t rank_multiple; /* adapters' ranks are multiples of this */
     dev_alloc_fn *alloc, *alloc_host;

@@ -73,7 +73,7 @@ static void *advance(struct tensor x, int64_t elements)
 
 struct tensor tensor_cols(struct tensor x, int64_t first, int64_t count)
 {
-    MT_REQUIRE(x.ndim >= 2, "columns of a tensor of rank %d", x.ndim);
+    MT_REQUIRE(x.ndim >= 2, "columns of a tensor with %d dimensions", x.ndim);
     int64_t cols = x.shape[x.ndim - 1];
     MT_REQUIRE(first >= 0 && count >= 0 && first <= cols - count, "columns %lld + %lld of %lld", (long long)first,
                (long long)count, (long long)cols);

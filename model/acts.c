@@ -20,7 +20,10 @@ struct tensor acts_xa(const struct acts_plan *p, int64_t rows, const struct lora
     return lora->r ? acts_2d(p, rows, lora->n_seg * lora->r) : (struct tensor){0};
 }
 
-static struct tensor rstd(const struct acts_plan *p) { return arena_tensor_1d(&p->dev->work, p->dev->stat, p->n_tok); }
+static struct tensor rstd(const struct acts_plan *p)
+{
+    return arena_tensor_1d(&p->dev->work, p->dev->stat_dtype, p->n_tok);
+}
 
 void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep)
 {

@@ -53,10 +53,10 @@ void acts_push_recv_buf(struct acts *s, struct device *dev, const struct arch *a
     for (int i = 0; i < 2; i++) {
         r->rows[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
         r->back[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
-        r->gate[i] = arena_tensor_2d(&dev->work, dev->stat, n, 1);
-        r->dgate[i] = arena_tensor_2d(&dev->work, dev->stat, n, 1);
+        r->gate[i] = arena_tensor_2d(&dev->work, dev->stat_dtype, n, 1);
+        r->dgate[i] = arena_tensor_2d(&dev->work, dev->stat_dtype, n, 1);
         r->local[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n_local, a->d_model);
-        r->local_gate[i] = arena_tensor_2d(&dev->work, dev->stat, n_local, 1);
+        r->local_gate[i] = arena_tensor_2d(&dev->work, dev->stat_dtype, n_local, 1);
     }
 }
 
@@ -226,7 +226,7 @@ static struct pipeline start(const struct block *b, const struct layer_acts *s, 
     for (int i = 0; i < 2; i++) {
         t.rows[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], b->a->d_model);
         if (backward) t.dout[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], b->a->d_model);
-        if (backward) t.gate[i] = push(b, b->dev->stat, l->local[i].shape[0], 1);
+        if (backward) t.gate[i] = push(b, b->dev->stat_dtype, l->local[i].shape[0], 1);
     }
     t.up = decode(&t, &b->w->up);
     t.down = decode(&t, &b->w->down);

@@ -51,13 +51,13 @@ void moe_plan(const struct acts_plan *p, const struct experts *experts, struct l
     if (group == ACTS_KEPT)
         m->route = (struct route){
             .idx = arena_tensor_2d(work, DT_I32, n_tok, z.top_k),
-            .gate = arena_tensor_2d(work, dev->stat, n_tok, z.top_k),
+            .gate = arena_tensor_2d(work, dev->stat_dtype, n_tok, z.top_k),
             .offs = arena_tensor_1d(work, DT_I32, z.n_exp + 1),
             .row_slot = arena_tensor_1d(work, DT_I32, n_tok * z.top_k),
             .slot_row = arena_tensor_2d(work, DT_I32, n_tok, z.top_k),
         };
     if (group == (p->keep_logits ? ACTS_KEPT : ACTS_SCRATCH))
-        m->logits = arena_tensor_2d(work, dev->stat, n_tok, z.n_exp);
+        m->logits = arena_tensor_2d(work, dev->stat_dtype, n_tok, z.n_exp);
     if (group == ACTS_FFN) {
         m->pre = acts_2d(p, n_row, 2 * z.d_ff);
         m->up_xa = acts_xa(p, n_row, &p->w.up.lora);
@@ -82,7 +82,7 @@ void moe_bwd(const struct block *b, const struct experts *experts, const struct 
     struct device *dev = b->dev;
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat, s->x.shape[0], m->route.idx.shape[1]);
+    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], m->route.idx.shape[1]);
     /* 2 experts */ experts->bwd(b, s, dnorm, dgate, dres);
     /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, b->a->router);
     arena_release(&dev->work, mark);

@@ -371,12 +371,13 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
 static void alloc(struct adapters *ad, struct device *dev, const struct arch *a, bool training)
 {
     struct tensor *flat[] = {&ad->opt.param, &ad->opt.grad, &ad->opt.m, &ad->opt.v, &ad->working};
-    bool copy = dev->act_dtype != dev->stat || dev->round_bf16;
+    bool copy = dev->act_dtype != dev->stat_dtype || dev->round_bf16;
     if (!ad->n_moment) ad->n_moment = ad->n_flat;
     for (int i = 0; i < 4 + copy; i++) {
         if (!training && i > 0 && i < 4) continue;
         const bool moment = i == 2 || i == 3;
-        *flat[i] = arena_tensor_1d(&dev->state, i < 4 ? dev->stat : dev->act_dtype, moment ? ad->n_moment : ad->n_flat);
+        *flat[i] =
+            arena_tensor_1d(&dev->state, i < 4 ? dev->stat_dtype : dev->act_dtype, moment ? ad->n_moment : ad->n_flat);
         if (!dev->dry_run) device_zero(dev, *flat[i]);
     }
     if (!copy) ad->working = ad->opt.param;

@@ -69,11 +69,11 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->qkv_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
     if (a->qk_norm != QK_NORM_NONE) {
         t->qk = acts_2d(p, n_tok, n_head * a->head_dim);
-        t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
+        t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
     }
     t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a));
     t->o = acts_2d(p, n_tok, a->n_head * a->head_dim);
-    t->lse = arena_tensor_2d(&dev->work, dev->stat, n_tok, a->n_head);
+    t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->n_head);
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
 

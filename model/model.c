@@ -145,7 +145,7 @@ static int64_t moe_layers(const struct arch *a)
 
 static struct tensor push_zeros(struct device *dev, int64_t n)
 {
-    struct tensor t = arena_tensor_1d(&dev->work, dev->stat, n);
+    struct tensor t = arena_tensor_1d(&dev->work, dev->stat_dtype, n);
     device_zero(dev, t);
     return t;
 }
@@ -242,11 +242,11 @@ void model_loss(struct model *m)
     const struct tensor x = m->acts.layers[m->arch.n_layer].x;
     const int64_t n_tok = x.shape[0], n_label = m->label_row.shape[0];
     m->final_norm = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, m->arch.d_model);
-    m->final_rstd = arena_tensor_1d(&dev->work, dev->stat, n_tok);
+    m->final_rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_tok);
     m->dfinal =
         m->pass.backward ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, m->arch.d_model) : (struct tensor){0};
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor nll = arena_tensor_1d(&dev->work, dev->stat, n_label);
+    struct tensor nll = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
     struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label);
 
     op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, &m->arch.norm);
@@ -265,7 +265,7 @@ void model_logits(struct model *m, int64_t row, float *logits)
     const struct tensor absent = {0}, x = tensor_rows(m->acts.layers[m->arch.n_layer].x, row, 1);
     const int64_t mark = arena_mark(&dev->work);
     struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.d_model);
-    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat, 1);
+    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, 1);
     struct tensor out = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.vocab);
     op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
     op_linear_fwd(dev, out, absent, norm, &head, absent);

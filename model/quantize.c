@@ -308,7 +308,7 @@ static void add_entry(struct st_entry *e, const char *name, const char *suffix, 
     const size_t size = strlen(name) + strlen(suffix) + 1;
     char *full = mem_alloc((int64_t)size);
     snprintf(full, size, "%s%s", name, suffix);
-    *e = (struct st_entry){.name = full, .dtype = dtype, .rank = 1, .shape = {count}, .data = data};
+    *e = (struct st_entry){.name = full, .dtype = dtype, .ndim = 1, .shape = {count}, .data = data};
 }
 
 static int make_folder(const char *file, struct err *err)

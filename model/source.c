@@ -7,12 +7,12 @@
 
 #include "data/json.h"
 
-static int shape_error(const struct st_tensor *t, const char *what, int rank, const int64_t *shape, struct err *err)
+static int shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
 {
     char want[128] = "", have[128] = "";
-    for (int i = 0; i < rank; i++)
+    for (int i = 0; i < ndim; i++)
         snprintf(want + strlen(want), sizeof(want) - strlen(want), "%s%lld", i ? ", " : "", (long long)shape[i]);
-    for (int i = 0; i < t->rank; i++)
+    for (int i = 0; i < t->ndim; i++)
         snprintf(have + strlen(have), sizeof(have) - strlen(have), "%s%lld", i ? ", " : "", (long long)t->shape[i]);
     return err_set(err, "tensor %s is %s [%s], expected %s [%s]: the checkpoint does not fit its config.json", t->name,
                    t->st_dtype, have, what, want);
@@ -33,16 +33,16 @@ static const struct st_tensor *find(struct checkpoint *ck, const char *name, str
     return NULL;
 }
 
-const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int rank,
+const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err)
 {
     const struct st_tensor *t = find(ck, name, err);
     if (!t) return NULL;
     bool fits = is_u8 ? t->dtype == DT_U8 : source_dense_format(t->dtype) != WF_NONE;
-    fits = fits && t->rank == rank;
-    for (int i = 0; fits && i < rank; i++) fits = t->shape[i] == shape[i];
+    fits = fits && t->ndim == ndim;
+    for (int i = 0; fits && i < ndim; i++) fits = t->shape[i] == shape[i];
     if (fits) return t;
-    shape_error(t, is_u8 ? "U8" : "BF16, F16 or F32", rank, shape, err);
+    shape_error(t, is_u8 ? "U8" : "BF16, F16 or F32", ndim, shape, err);
     return NULL;
 }
 
@@ -160,7 +160,7 @@ static void guess_block(struct source *s)
     for (s->block = 32; s->block < 4096 && (n + s->block - 1) / s->block > n_absmax;) s->block *= 2;
 }
 
-/* name + suffix, of n elements of a dtype, any rank. */
+/* name + suffix, of n elements of a dtype, any ndim. */
 static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *name, const char *suffix, enum dtype dtype,
                                           int64_t n, struct err *err)
 {

@@ -20,8 +20,8 @@ struct source {
     bool transposed; /* dense: stored as [in, out] */
 };
 
-/* A tensor that must be there with this shape (rank dims follow) and one of the float dtypes, or U8 when is_u8. */
-const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int rank,
+/* A tensor that must be there with this shape (ndim sizes) and one of the float dtypes, or U8 when is_u8. */
+const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
 

@@ -24,7 +24,7 @@ static void *copy(const void *data, int64_t bytes) { return memcpy(mem_alloc(MT_
 static int64_t entry_count(const struct st_entry *e)
 {
     int64_t n = 1;
-    for (int i = 0; i < e->rank; i++) n *= e->shape[i];
+    for (int i = 0; i < e->ndim; i++) n *= e->shape[i];
     return n;
 }
 
@@ -42,7 +42,7 @@ void draft_open_case(struct draft *d, const char *name)
     OK(safetensors_open(&st, fixture(name), &err));
     for (int64_t i = 0; i < st.n_tensors; i++) {
         const struct st_tensor *t = &st.tensors[i];
-        draft_put(d, t->name, t->dtype, t->rank, t->shape, copy(t->data, t->bytes));
+        draft_put(d, t->name, t->dtype, t->ndim, t->shape, copy(t->data, t->bytes));
     }
     safetensors_close(&st);
     OK(str_format(path, sizeof(path), &err, "path", "%s/config.json", fixture(name)));
@@ -86,7 +86,7 @@ void draft_remove(struct draft *d, const char *name)
     d->entries[i] = d->entries[--d->n];
 }
 
-void draft_put(struct draft *d, const char *name, enum dtype t, int rank, const int64_t *shape, void *data)
+void draft_put(struct draft *d, const char *name, enum dtype t, int ndim, const int64_t *shape, void *data)
 {
     const int64_t i = place(d, name);
     if (i == d->cap) {
@@ -94,8 +94,8 @@ void draft_put(struct draft *d, const char *name, enum dtype t, int rank, const 
         d->entries = mem_grow(d->entries, d->cap, cap, sizeof(*d->entries));
         d->cap = cap;
     }
-    struct st_entry e = {.name = mem_strdup(name), .dtype = t, .rank = rank, .data = data};
-    memcpy(e.shape, shape, (size_t)rank * sizeof(*shape));
+    struct st_entry e = {.name = mem_strdup(name), .dtype = t, .ndim = ndim, .data = data};
+    memcpy(e.shape, shape, (size_t)ndim * sizeof(*shape));
     if (i < d->n)
         entry_free(&d->entries[i]);
     else
@@ -198,11 +198,11 @@ static void *stored(float *x, int64_t n, enum dtype t)
     return out;
 }
 
-static void put_floats(struct draft *d, const char *name, enum dtype t, int rank, const int64_t *shape, float *x)
+static void put_floats(struct draft *d, const char *name, enum dtype t, int ndim, const int64_t *shape, float *x)
 {
     int64_t n = 1;
-    for (int i = 0; i < rank; i++) n *= shape[i];
-    draft_put(d, name, t, rank, shape, stored(x, n, t));
+    for (int i = 0; i < ndim; i++) n *= shape[i];
+    draft_put(d, name, t, ndim, shape, stored(x, n, t));
 }
 
 void draft_dense(struct draft *d, enum dtype t)
@@ -214,7 +214,7 @@ void draft_dense(struct draft *d, enum dtype t)
         for (int64_t k = 0; k < entry_count(&e); k++) x[k] = f16_to_f32(f32_to_f16(x[k]));
         char name[MAX_NAME];
         snprintf(name, sizeof(name), "%s", e.name);
-        put_floats(d, name, t, e.rank, e.shape, x);
+        put_floats(d, name, t, e.ndim, e.shape, x);
     }
 }
 
@@ -333,7 +333,7 @@ void draft_transposed(struct draft *d, enum dtype t)
 static void rename_tensor(struct draft *d, const char *old, const char *new)
 {
     const struct st_entry e = *draft_find(d, old);
-    draft_put(d, new, e.dtype, e.rank, e.shape, copy(e.data, entry_count(&e) * dtype_size(e.dtype)));
+    draft_put(d, new, e.dtype, e.ndim, e.shape, copy(e.data, entry_count(&e) * dtype_size(e.dtype)));
     draft_remove(d, old);
 }
 

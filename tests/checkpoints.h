@@ -19,7 +19,7 @@ void draft_free(struct draft *d);
 const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is missing */
 void draft_remove(struct draft *d, const char *name);
 /* Adds or replaces; data comes from mem_alloc and is then owned by the draft. */
-void draft_put(struct draft *d, const char *name, enum dtype t, int rank, const int64_t *shape, void *data);
+void draft_put(struct draft *d, const char *name, enum dtype t, int ndim, const int64_t *shape, void *data);
 void draft_config(struct draft *d, const char *old, const char *new); /* replaces text that must exist */
 /* The files in a fresh directory: one, or n_shards with an index and the tensors distributed at random. */
 const char *draft_save(const struct draft *d, int n_shards);

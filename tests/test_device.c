@@ -99,11 +99,12 @@ static void open_cpu(void **state)
     struct device dev;
     struct err err;
     assert_int_equal(device_open(&dev, "cpu", "auto", &err), 0);
-    assert_true(dev.act_dtype == DT_F32 && dev.stat == DT_F32 && !dev.round_bf16 && !dev.dry_run && dev.n_threads >= 1);
+    assert_true(dev.act_dtype == DT_F32 && dev.stat_dtype == DT_F32 && !dev.round_bf16 && !dev.dry_run &&
+                dev.n_threads >= 1);
     assert_int_equal(device_open(&dev, "cpu", "bf16", &err), 0);
     assert_true(dev.act_dtype == DT_F32 && dev.round_bf16);
     device_open_oracle(&dev);
-    assert_true(dev.act_dtype == DT_F64 && dev.stat == DT_F64 && !dev.round_bf16);
+    assert_true(dev.act_dtype == DT_F64 && dev.stat_dtype == DT_F64 && !dev.round_bf16);
 }
 
 static void reserve(void **state)

@@ -138,8 +138,8 @@ static const char *crowded_model(void)
     struct st_entry *entries = mem_array(st.n_tensors, sizeof(*entries));
     for (int64_t i = 0; i < st.n_tensors; i++) {
         const struct st_tensor *t = &st.tensors[i];
-        entries[i] = (struct st_entry){.name = t->name, .dtype = t->dtype, .rank = t->rank, .data = t->data};
-        for (int d = 0; d < t->rank; d++) entries[i].shape[d] = t->shape[d];
+        entries[i] = (struct st_entry){.name = t->name, .dtype = t->dtype, .ndim = t->ndim, .data = t->data};
+        for (int d = 0; d < t->ndim; d++) entries[i].shape[d] = t->shape[d];
         if (strstr(t->name, "router.bias")) entries[i].data = bias;
     }
     assert_int_equal(safetensors_write(to, entries, st.n_tensors, &err), 0);

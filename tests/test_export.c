@@ -184,8 +184,8 @@ static void vllm_has_a_pair_per_expert_and_projection(void **state)
 
 static float gguf_at(const struct gguf_tensor *t, int64_t e, int64_t row, int64_t col)
 {
-    const int64_t *shape = t->shape + t->rank - 2;
-    assert_true(row < shape[0] && col < shape[1] && (t->rank == 2 ? !e : e < t->shape[0]));
+    const int64_t *shape = t->shape + t->ndim - 2;
+    assert_true(row < shape[0] && col < shape[1] && (t->ndim == 2 ? !e : e < t->shape[0]));
     return t->data[(e * shape[0] + row) * shape[1] + col];
 }
 
@@ -197,7 +197,7 @@ static void compare_gguf_experts(const struct family *f, const struct gguf *g, c
         gguf_tensor(g, up ? "blk.1.ffn_up_exps.weight.lora_b" : "blk.1.ffn_gate_exps.weight.lora_b");
     const struct st_tensor *pa = tensor(peft, "mlp.experts.base_layer", 'A'),
                            *pb = tensor(peft, "mlp.experts.base_layer", 'B');
-    assert_true(a && b && a->rank == 3 && b->shape[1] == f->d_ff && b->shape[2] == f->r);
+    assert_true(a && b && a->ndim == 3 && b->shape[1] == f->d_ff && b->shape[2] == f->r);
     for (int64_t e = 0; e < f->n_exp; e++)
         for (int64_t k = 0; k < f->r; k++) {
             for (int64_t i = 0; i < a->shape[2]; i++) assert_true(gguf_at(a, e, k, i) == value(pa, e * f->r + k, i));
@@ -320,7 +320,7 @@ static void parts_read(struct parts *p, const char *path)
         void *copy = mem_alloc(t->bytes);
         memcpy(copy, t->data, (size_t)t->bytes);
         snprintf(p->names[p->n], sizeof(p->names[0]), "%s", t->name);
-        p->entries[p->n] = (struct st_entry){.name = p->names[p->n], .dtype = t->dtype, .rank = t->rank, .data = copy};
+        p->entries[p->n] = (struct st_entry){.name = p->names[p->n], .dtype = t->dtype, .ndim = t->ndim, .data = copy};
         memcpy(p->entries[p->n].shape, t->shape, sizeof(t->shape));
     }
 }
@@ -556,7 +556,7 @@ static void other_sources_merge(void **state)
         struct safetensors st;
         OK(safetensors_open(&st, out, &err));
         const struct st_tensor *t = safetensors_find(&st, "model.layers.1.mlp.experts.gate_up_proj");
-        assert_true(t && t->dtype == DT_BF16 && t->rank == 3 && t->shape[1] == 128 && t->shape[2] == 192);
+        assert_true(t && t->dtype == DT_BF16 && t->ndim == 3 && t->shape[1] == 128 && t->shape[2] == 192);
         assert_non_null(safetensors_find(&st, "model.layers.1.mlp.router.weight"));
         assert_null(safetensors_find(&st, "model.layers.1.mlp.router.linear.weight"));
         safetensors_close(&st);
@@ -646,10 +646,10 @@ static void gguf_is_what_ggml_accepts_and_no_byte_less(void **state)
                                         {.key = "general.type", .type = GGUF_STRING, .text = "adapter"},
                                         {.key = "adapter.type", .type = GGUF_STRING, .text = "lora"},
                                         {.key = "adapter.lora.alpha", .type = GGUF_F32, .f32 = 16}};
-    struct gguf_tensor tensors[] = {{.name = "blk.0.attn_q.weight.lora_a", .rank = 2, .shape = {2, 4}},
-                                    {.name = "blk.0.attn_q.weight.lora_b", .rank = 2, .shape = {3, 2}},
-                                    {.name = "blk.0.ffn_gate_exps.weight.lora_a", .rank = 3, .shape = {2, 2, 4}},
-                                    {.name = "blk.0.ffn_gate_exps.weight.lora_b", .rank = 3, .shape = {2, 3, 2}}};
+    struct gguf_tensor tensors[] = {{.name = "blk.0.attn_q.weight.lora_a", .ndim = 2, .shape = {2, 4}},
+                                    {.name = "blk.0.attn_q.weight.lora_b", .ndim = 2, .shape = {3, 2}},
+                                    {.name = "blk.0.ffn_gate_exps.weight.lora_a", .ndim = 3, .shape = {2, 2, 4}},
+                                    {.name = "blk.0.ffn_gate_exps.weight.lora_b", .ndim = 3, .shape = {2, 3, 2}}};
     struct err err = {.msg = ""};
     struct gguf g;
     uint32_t crc;

@@ -153,7 +153,7 @@ static void open_copy(struct copy *c, const char *name)
     for (int64_t i = 0; i < c->st.n_tensors; i++) {
         const struct st_tensor *t = &c->st.tensors[i];
         struct st_entry *e = &c->entries[c->n++];
-        *e = (struct st_entry){.name = t->name, .dtype = t->dtype, .rank = t->rank, .data = t->data};
+        *e = (struct st_entry){.name = t->name, .dtype = t->dtype, .ndim = t->ndim, .data = t->data};
         memcpy(e->shape, t->shape, sizeof(e->shape));
     }
 }
@@ -170,14 +170,14 @@ static void drop_named(struct copy *c, const char *part)
         if (strstr(c->entries[i].name, part)) c->entries[i] = c->entries[--c->n];
 }
 
-static void *add_made(struct copy *c, const char *name, enum dtype t, int rank, const int64_t *shape)
+static void *add_made(struct copy *c, const char *name, enum dtype t, int ndim, const int64_t *shape)
 {
     int64_t n = dtype_size(t);
     struct st_entry *e = &c->entries[c->n];
     snprintf(c->names[c->n_made], sizeof(c->names[0]), "%s", name);
-    *e = (struct st_entry){.name = c->names[c->n_made], .dtype = t, .rank = rank};
+    *e = (struct st_entry){.name = c->names[c->n_made], .dtype = t, .ndim = ndim};
     c->n++;
-    for (int i = 0; i < rank; i++) n *= e->shape[i] = shape[i];
+    for (int i = 0; i < ndim; i++) n *= e->shape[i] = shape[i];
     e->data = c->made[c->n_made++] = mem_alloc(n);
     return c->made[c->n_made - 1];
 }

@@ -223,7 +223,7 @@ static void write_padded(struct tiny *t, const char *out, float spoil)
         snprintf(text[i], sizeof(*text), "%s.%s", names[i / n], name);
         if (!strcmp(text[i], "m.layers.0.q_proj.lora_B")) values[p->cols - 1] = spoil;
         entries[i] = (struct st_entry){
-            .name = text[i], .dtype = DT_F32, .rank = 3, .shape = {p->n_exp, p->rows, p->cols}, .data = values};
+            .name = text[i], .dtype = DT_F32, .ndim = 3, .shape = {p->n_exp, p->rows, p->cols}, .data = values};
     }
     path_of(path, out, OPTIMIZER);
     OK(safetensors_write(path, entries, 3 * n, &err));

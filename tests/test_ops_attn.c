@@ -52,7 +52,7 @@ static struct attn attn_make(struct device *dev, const struct shape *s)
         .shape = {s->n_head, s->n_kv, s->head_dim, s->window, 1.0f / sqrtf((float)s->head_dim)},
         .qkv = make_random(dev->act_dtype, 1, 2, n_tok, width, -1),
         .o = make_empty(dev->act_dtype, n_tok, s->n_head * s->head_dim, -1),
-        .lse = make_empty(dev->stat, n_tok, s->n_head, -1),
+        .lse = make_empty(dev->stat_dtype, n_tok, s->n_head, -1),
         .dqkv = make_empty(dev->act_dtype, n_tok, width, -1),
     };
     if (s->sink) a.sinks = make_random(DT_F32, 2, 2, s->n_head, -1, -1);

@@ -136,8 +136,8 @@ static struct linear linear_make(struct device *dev, const struct linear_shape *
     l.proj.lora.a = make_random(dev->act_dtype, 5, 1, s->n_seg * s->r, s->n_in, -1);
     l.proj.lora.b = make_random(dev->act_dtype, 6, 1, rows, s->r, -1);
     l.xa = make_empty(dev->act_dtype, s->n_tok, s->n_seg * s->r, -1);
-    l.proj.grad.a = make_zero(dev->stat, s->n_seg * s->r, s->n_in, -1);
-    l.proj.grad.b = make_zero(dev->stat, rows, s->r, -1);
+    l.proj.grad.a = make_zero(dev->stat_dtype, s->n_seg * s->r, s->n_in, -1);
+    l.proj.grad.b = make_zero(dev->stat_dtype, rows, s->r, -1);
     return l;
 }
 
@@ -476,7 +476,7 @@ static struct ce ce_make(struct device *dev, const struct ce_shape *s)
                    .x = make_random(dev->act_dtype, 2, 2, s->n_tok, s->dim, -1),
                    .rows = make_empty(DT_I32, s->n_label, -1, -1),
                    .ids = make_empty(DT_I32, s->n_label, -1, -1),
-                   .nll = make_empty(dev->stat, s->n_label, -1, -1),
+                   .nll = make_empty(dev->stat_dtype, s->n_label, -1, -1),
                    .hit = make_empty(DT_I32, s->n_label, -1, -1)};
     if (s->want_dx) c.dx = make_empty(dev->act_dtype, s->n_tok, s->dim, -1);
     for (int64_t i = 0; i < s->n_label; i++) {
@@ -600,7 +600,7 @@ static void ce_run_extremes(struct device *dev, const void *params, struct op_ou
     static const int32_t rows[] = {0, 1, 2, 3}, ids[] = {800, 4104, 7000, 3};
     struct tensor w = make_zero(DT_F32, 7001, 8, -1), x = make_zero(dev->act_dtype, 4, 8, -1);
     struct tensor dx = make_empty(dev->act_dtype, 4, 8, -1);
-    struct tensor nll = make_empty(dev->stat, 4, -1, -1), hit = make_empty(DT_I32, 4, -1, -1);
+    struct tensor nll = make_empty(dev->stat_dtype, 4, -1, -1), hit = make_empty(DT_I32, 4, -1, -1);
     struct weight head = {.format = WF_F32, .n_exp = 1, .n_out = 7001, .n_in = 8, .data = w.data};
     (void)params;
     for (int i = 0; i < 4; i++) {

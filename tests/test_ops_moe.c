@@ -72,7 +72,7 @@ static struct route make_route(struct device *dev, const struct setup *s)
     int64_t n_tok = s->n_tok, top_k = s->top_k;
     struct route r = {
         .idx = make_empty(DT_I32, n_tok, top_k, -1),
-        .gate = make_random(dev->stat, 11, 1, n_tok, top_k, -1),
+        .gate = make_random(dev->stat_dtype, 11, 1, n_tok, top_k, -1),
         .offs = make_empty(DT_I32, s->n_exp + 1, -1, -1),
         .row_slot = make_empty(DT_I32, n_tok * top_k, -1, -1),
         .slot_row = make_empty(DT_I32, n_tok, top_k, -1),
@@ -89,8 +89,8 @@ static void make_lora(struct device *dev, struct proj *p, uint64_t stream, int64
     if (!r) return;
     p->lora.a = make_random(dev->act_dtype, stream, 0.5, n_exp, r, n_in);
     p->lora.b = make_random(dev->act_dtype, stream + 1, 0.5, n_exp, n_out, r);
-    p->grad.a = make_zero(dev->stat, n_exp, r, n_in);
-    p->grad.b = make_zero(dev->stat, n_exp, n_out, r);
+    p->grad.a = make_zero(dev->stat_dtype, n_exp, r, n_in);
+    p->grad.b = make_zero(dev->stat_dtype, n_exp, n_out, r);
 }
 
 static struct layer make_layer(struct device *dev, const struct setup *s)
@@ -115,7 +115,7 @@ static struct layer make_layer(struct device *dev, const struct setup *s)
     if (s->r_down) l.ha = make_empty(dev->act_dtype, n_row, s->r_down, -1);
     l.dout = make_probe(l.out, 12);
     l.dpre = make_empty(dev->act_dtype, n_row, 2 * width, -1);
-    l.dgate = make_empty(dev->stat, n_tok, s->top_k, -1);
+    l.dgate = make_empty(dev->stat_dtype, n_tok, s->top_k, -1);
     l.dx = make_empty(dev->act_dtype, n_tok, dim, -1);
     return l;
 }
@@ -229,7 +229,7 @@ static void test_idle_experts(void **state)
     struct tensor *grads[] = {&l.up.grad.a, &l.up.grad.b, &l.down.grad.a, &l.down.grad.b}, alone[4];
     for (int g = 0; g < 4; g++) {
         alone[g] = *grads[g];
-        *grads[g] = make_empty(f64.stat, alone[g].shape[0], alone[g].shape[1], alone[g].shape[2]);
+        *grads[g] = make_empty(f64.stat_dtype, alone[g].shape[0], alone[g].shape[1], alone[g].shape[2]);
         for (int64_t i = 0; i < tensor_count(alone[g]); i++) set_value(*grads[g], i, 0.25);
     }
     backward(&l);

@@ -44,7 +44,7 @@ static struct rms rms_make(struct device *dev, const struct rms_shape *s)
                         .x = make_random(dev->act_dtype, 1, 2, s->n_tok, s->dim, -1),
                         .w = make_random(DT_F32, 2, 1, s->dim, -1, -1),
                         .y = make_empty(dev->act_dtype, s->n_tok, s->dim, -1),
-                        .rstd = make_empty(dev->stat, s->n_tok, -1, -1),
+                        .rstd = make_empty(dev->stat_dtype, s->n_tok, -1, -1),
                         .dx = make_zero(dev->act_dtype, s->n_tok, s->dim, -1)};
 }
 
@@ -146,7 +146,7 @@ static struct qk qk_make(struct device *dev, const struct qk_shape *s)
         .x = make_random(dev->act_dtype, 1, 2, s->n_tok, width, -1),
         .qkv = make_empty(dev->act_dtype, s->n_tok, width, -1),
         .raw = make_empty(dev->act_dtype, s->n_tok, width - s->n_kv * s->head_dim, -1),
-        .rstd = make_empty(dev->stat, s->n_tok, n_group, -1),
+        .rstd = make_empty(dev->stat_dtype, s->n_tok, n_group, -1),
         .wq = make_random(DT_F32, 2, 1, (s->whole ? s->n_head : 1) * s->head_dim, -1, -1),
         .wk = make_random(DT_F32, 3, 1, (s->whole ? s->n_kv : 1) * s->head_dim, -1, -1),
     };
@@ -348,7 +348,7 @@ static void gpu_rms_run(struct device *dev, const void *params, struct op_output
     struct norm norm = {.eps = once.eps, .round_twice = p->twice};
     struct tensor x = inner(make_random(dev->act_dtype, 1, 2, p->n_tok, p->dim + p->pad, -1), p->pad);
     struct tensor dy = inner(make_random(dev->act_dtype, 3, 1, p->n_tok, p->dim + p->pad, -1), p->pad);
-    struct tensor w = make_random(DT_F32, 2, 1, p->dim, -1, -1), rstd = make_empty(dev->stat, p->n_tok, -1, -1);
+    struct tensor w = make_random(DT_F32, 2, 1, p->dim, -1, -1), rstd = make_empty(dev->stat_dtype, p->n_tok, -1, -1);
     struct tensor wide_y = make_outer(dev, p->n_tok, p->dim, p->pad), y = inner(wide_y, p->pad);
     struct tensor wide_dx = make_random(dev->act_dtype, 4, 1, p->n_tok, p->dim + p->pad, -1);
     op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
@@ -390,7 +390,7 @@ static void gpu_qk_run(struct device *dev, const void *params, struct op_outputs
     struct tensor wide_raw = make_outer(dev, n_tok, n.raw.shape[1], p->pad);
     n.qkv = inner(wide, p->pad);
     n.raw = inner(wide_raw, p->pad);
-    if (p->pad) n.rstd = tensor_cols(make_zero(dev->stat, n_tok, n_group + 3, -1), 2, n_group);
+    if (p->pad) n.rstd = tensor_cols(make_zero(dev->stat_dtype, n_tok, n_group + 3, -1), 2, n_group);
     qk_fwd(&n, &norm);
     for (int64_t i = 0; dev->act_dtype == DT_BF16 && !dev->dry_run && i < tensor_count(n.x); i++) {
         struct place at = place_of(&p->shape, &n, i % width);

@@ -91,7 +91,7 @@ static void linear_run(struct device *dev, const void *params, struct op_outputs
 static struct route make_route(struct device *dev)
 {
     struct route r = {.idx = make_empty(DT_I32, T, J, -1),
-                      .gate = make_empty(dev->stat, T, J, -1),
+                      .gate = make_empty(dev->stat_dtype, T, J, -1),
                       .offs = make_empty(DT_I32, E + 1, -1, -1),
                       .row_slot = make_empty(DT_I32, T * J, -1, -1),
                       .slot_row = make_empty(DT_I32, T, J, -1)};
@@ -125,8 +125,8 @@ static void router_run(struct device *dev, const void *params, struct op_outputs
     const struct route r = make_route(dev);
     const struct weight w = make_weight(WF_BF16, 1, 2, 1, E, D);
     const struct tensor plain = tensor_2d((void *)(uintptr_t)w.data, DT_BF16, E, D), old = make_stream(dev);
-    const struct tensor logits = make_random(dev->stat, 2, 1, T, E, -1),
-                        dgate = make_random(dev->stat, 3, 60, T, J, -1);
+    const struct tensor logits = make_random(dev->stat_dtype, 2, 1, T, E, -1),
+                        dgate = make_random(dev->stat_dtype, 3, 60, T, J, -1);
     const struct aux none = {0};
     struct tensor dx = make_copy(old);
     op_router_bwd(dev, dx, dgate, &r, logits, &w, &none, ROUTER_CHOSEN);
@@ -152,7 +152,7 @@ static void norm_run(struct device *dev, const void *params, struct op_outputs *
     const struct norm norm = {.eps = 1e-5f};
     const struct tensor x = make_random(dev->act_dtype, 1, 2, T, D, -1), w = make_random(DT_F32, 2, 1, D, -1, -1);
     const struct tensor dy = make_random(dev->act_dtype, 3, 30, T, D, -1), old = make_stream(dev);
-    struct tensor y = make_empty(dev->act_dtype, T, D, -1), rstd = make_empty(dev->stat, T, -1, -1),
+    struct tensor y = make_empty(dev->act_dtype, T, D, -1), rstd = make_empty(dev->stat_dtype, T, -1, -1),
                   dx = make_copy(old);
     op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
     op_rmsnorm_bwd(dev, dx, dy, x, rstd, w);

@@ -25,14 +25,14 @@ static struct router make_router(struct device *dev, int64_t n_tok, int64_t n_ex
     s.aux = (struct aux){.coef = coef, .pooled = true, .rows = n_tok};
     s.x = make_random(dev->act_dtype, 2, 1, n_tok, D, -1);
     s.bias = make_random(DT_F32, 3, 1, n_exp, -1, -1);
-    s.logits = make_empty(dev->stat, n_tok, n_exp, -1);
+    s.logits = make_empty(dev->stat_dtype, n_tok, n_exp, -1);
     s.r.idx = make_empty(DT_I32, n_tok, top_k, -1);
-    s.r.gate = make_empty(dev->stat, n_tok, top_k, -1);
+    s.r.gate = make_empty(dev->stat_dtype, n_tok, top_k, -1);
     s.r.offs = make_empty(DT_I32, n_exp + 1, -1, -1);
     s.r.row_slot = make_empty(DT_I32, n_tok * top_k, -1, -1);
     s.r.slot_row = make_empty(DT_I32, n_tok, top_k, -1);
-    s.aux.count = make_zero(dev->stat, n_exp, -1, -1);
-    s.aux.prob = make_zero(dev->stat, n_exp, -1, -1);
+    s.aux.count = make_zero(dev->stat_dtype, n_exp, -1, -1);
+    s.aux.prob = make_zero(dev->stat_dtype, n_exp, -1, -1);
     return s;
 }
 
@@ -190,8 +190,8 @@ static double router_loss(void *arg)
     op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, s->kind);
     loss = probe(s->r.gate, 5);
     struct aux now = {.coef = s->aux.coef, .rows = s->aux.rows};
-    now.count = make_zero(s->dev->stat, E, -1, -1);
-    now.prob = make_zero(s->dev->stat, E, -1, -1);
+    now.count = make_zero(s->dev->stat_dtype, E, -1, -1);
+    now.prob = make_zero(s->dev->stat_dtype, E, -1, -1);
     op_aux_stats(s->dev, &now, s->logits, &s->r);
     for (int64_t e = 0; e < E; e++) aux += value_at(s->aux.count, e) * value_at(now.prob, e);
     double rows = (double)s->aux.rows, per_slot = s->aux.pooled ? 1 : J;
@@ -314,15 +314,15 @@ static void run_travel(struct device *dev, const void *params, struct op_outputs
     const struct travel *p = params;
     const int64_t n_row = p->n_tok * J;
     struct router s = make_router(dev, p->n_tok, E, J, 0);
-    s.r.gate = make_random(dev->stat, 9, 1, p->n_tok, J, -1);
+    s.r.gate = make_random(dev->stat_dtype, 9, 1, p->n_tok, J, -1);
     for (int64_t i = 0; i < n_row; i++) ((int32_t *)s.r.idx.data)[i] = (int32_t)(rng_u64(7, (uint64_t)i) % E);
     op_route_sort(dev, &s.r, E);
     struct tensor x = make_random(dev->act_dtype, 7, 1, p->n_tok, p->n_col, -1);
     struct tensor rows = make_empty(dev->act_dtype, n_row, p->n_col, -1),
                   sum = make_empty(dev->act_dtype, p->n_tok, p->n_col, -1);
-    struct tensor gates = make_empty(dev->stat, n_row, 1, -1), back = make_empty(dev->stat, n_row, 1, -1);
+    struct tensor gates = make_empty(dev->stat_dtype, n_row, 1, -1), back = make_empty(dev->stat_dtype, n_row, 1, -1);
     op_gather(dev, rows, x, s.r.row_slot, J);
-    op_gather(dev, gates, tensor_2d(s.r.gate.data, dev->stat, n_row, 1), s.r.row_slot, 1);
+    op_gather(dev, gates, tensor_2d(s.r.gate.data, dev->stat_dtype, n_row, 1), s.r.row_slot, 1);
     op_gather(dev, back, gates, tensor_1d(s.r.slot_row.data, DT_I32, n_row), 1);
     struct route plain = s.r;
     plain.gate = (struct tensor){0};
@@ -356,7 +356,7 @@ static void test_sumsq(void **state)
     static const int64_t sizes[] = {0, 1, 7, 16384, 16387, 100000};
     struct tensor out = make_empty(DT_F64, 2, -1, -1);
     for (int i = 0; i < MT_LEN(sizes); i++) {
-        struct tensor g = make_random(f64.stat, 20, 3, sizes[i], -1, -1);
+        struct tensor g = make_random(f64.stat_dtype, 20, 3, sizes[i], -1, -1);
         double sum = 0;
         for (int64_t k = 0; k < sizes[i]; k++) sum += value_at(g, k) * value_at(g, k);
         op_sumsq(&f64, out, g);
@@ -376,12 +376,12 @@ static void test_sumsq(void **state)
 static void test_adamw(void **state)
 {
     enum { N = 1000, STEPS = 5 };
-    struct tensor p = make_random(f64.stat, 30, 1, N, -1, -1), m = make_zero(f64.stat, N, -1, -1);
-    struct tensor v = make_zero(f64.stat, N, -1, -1);
+    struct tensor p = make_random(f64.stat_dtype, 30, 1, N, -1, -1), m = make_zero(f64.stat_dtype, N, -1, -1);
+    struct tensor v = make_zero(f64.stat_dtype, N, -1, -1);
     double ref_p[N], ref_m[N] = {0}, ref_v[N] = {0};
     for (int64_t i = 0; i < N; i++) ref_p[i] = value_at(p, i);
     for (int step = 1; step <= STEPS; step++) {
-        struct tensor g = make_random(f64.stat, 40 + (uint64_t)step, 2, N, -1, -1);
+        struct tensor g = make_random(f64.stat_dtype, 40 + (uint64_t)step, 2, N, -1, -1);
         struct adamw_step s = {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .weight_decay = 0.1f};
         double b1 = (double)s.beta1, b2 = (double)s.beta2, lr = (double)s.lr;
         s.grad_scale = 0.5f;
@@ -407,8 +407,9 @@ static void run_optim(struct device *dev, const void *params, struct op_outputs 
 {
     int64_t n = *(const int64_t *)params;
     struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
-    struct tensor p = make_random(dev->stat, 50, 1, n, -1, -1), g = make_random(dev->stat, 51, 1, n, -1, -1);
-    struct tensor m = make_random(dev->stat, 52, 1, n, -1, -1), v = make_zero(dev->stat, n, -1, -1);
+    struct tensor p = make_random(dev->stat_dtype, 50, 1, n, -1, -1),
+                  g = make_random(dev->stat_dtype, 51, 1, n, -1, -1);
+    struct tensor m = make_random(dev->stat_dtype, 52, 1, n, -1, -1), v = make_zero(dev->stat_dtype, n, -1, -1);
     struct tensor sum = make_empty(DT_F64, 2, -1, -1), copy = make_empty(dev->act_dtype, n, -1, -1);
     op_sumsq(dev, sum, g);
     op_adamw(dev, p, m, v, g, &s);
@@ -499,9 +500,9 @@ static void gpu_router_run(struct device *dev, const void *params, struct op_out
     s.aux.pooled = p->pooled;
     s.w = gpu_router_weight(p);
     s.x = padded(dev->act_dtype, p->n_tok, p->dim, p->pad);
-    s.logits = padded(dev->stat, p->n_tok, p->n_exp, p->pad);
-    s.r.gate = padded(dev->stat, p->n_tok, p->top_k, p->pad);
-    struct tensor dgate = padded(dev->stat, p->n_tok, p->top_k, p->pad);
+    s.logits = padded(dev->stat_dtype, p->n_tok, p->n_exp, p->pad);
+    s.r.gate = padded(dev->stat_dtype, p->n_tok, p->top_k, p->pad);
+    struct tensor dgate = padded(dev->stat_dtype, p->n_tok, p->top_k, p->pad);
     struct tensor dx = padded(dev->act_dtype, p->n_tok, p->dim, p->pad);
     fill(s.x, 2, p->grid);
     fill(dgate, 5, false);
@@ -580,7 +581,7 @@ static void gpu_sort_run(struct device *dev, const void *params, struct op_outpu
 {
     const struct gpu_sort *p = params;
     struct route r = {.idx = make_empty(DT_I32, p->n_tok, p->top_k, -1),
-                      .gate = make_zero(dev->stat, p->n_tok, p->top_k, -1),
+                      .gate = make_zero(dev->stat_dtype, p->n_tok, p->top_k, -1),
                       .offs = make_empty(DT_I32, p->n_exp + 1, -1, -1),
                       .row_slot = make_empty(DT_I32, p->n_tok * p->top_k, -1, -1),
                       .slot_row = make_empty(DT_I32, p->n_tok, p->top_k, -1)};

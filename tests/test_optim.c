@@ -84,7 +84,7 @@ static void check_formula(bool oracle, double tol, double clip_norm)
     open_device(&dev, oracle);
     struct adamw opt = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip_norm = clip_norm};
     struct tensor *flat[] = {&opt.param, &opt.grad, &opt.m, &opt.v};
-    for (int i = 0; i < 4; i++) device_zero(&dev, *flat[i] = arena_tensor_1d(&dev.state, dev.stat, N));
+    for (int i = 0; i < 4; i++) device_zero(&dev, *flat[i] = arena_tensor_1d(&dev.state, dev.stat_dtype, N));
     struct tensor sum2 = arena_tensor_1d(&dev.state, DT_F64, 2);
     for (int i = 0; i < N; i++) {
         p[i] = (double)(float)test_value(1, (uint64_t)i);
@@ -146,7 +146,7 @@ static void the_first_step_moves_by_lr(void **state)
     open_device(&dev, false);
     struct adamw opt = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
     struct tensor *flat[] = {&opt.param, &opt.grad, &opt.m, &opt.v};
-    for (int i = 0; i < 4; i++) device_zero(&dev, *flat[i] = arena_tensor_1d(&dev.state, dev.stat, 3));
+    for (int i = 0; i < 4; i++) device_zero(&dev, *flat[i] = arena_tensor_1d(&dev.state, dev.stat_dtype, 3));
     device_set(&dev, opt.grad, (const double[]){1e-3, -1, 500});
     adamw_update(&dev, &opt, 0.125, 500);
     double p[3];
@@ -162,7 +162,7 @@ static void what_is_not_finite_is_counted(void **state)
     (void)state;
     struct device dev;
     open_device(&dev, false);
-    struct adamw opt = {.grad = arena_tensor_1d(&dev.state, dev.stat, 5)};
+    struct adamw opt = {.grad = arena_tensor_1d(&dev.state, dev.stat_dtype, 5)};
     struct tensor sum2 = arena_tensor_1d(&dev.state, DT_F64, 2);
     double norm;
     int64_t n_bad;
@@ -192,11 +192,11 @@ static struct tensor make_numbers(int64_t n, int below, uint64_t stream)
 static void tally_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     const struct tally *p = params;
-    struct tensor nll = make_random(dev->stat, 1, 3, p->n_label, -1, -1), hit = make_numbers(p->n_label, 2, 2);
+    struct tensor nll = make_random(dev->stat_dtype, 1, 3, p->n_label, -1, -1), hit = make_numbers(p->n_label, 2, 2);
     struct tensor loss = make_random(DT_F64, 3, 100, 2, -1, -1), aux_loss = make_random(DT_F64, 4, 1, 1, -1, -1);
     struct tensor rows = make_random(DT_F64, 5, 100, p->n_exp, -1, -1), offs = make_numbers(p->n_exp + 1, 100, 6);
-    struct aux aux = {.count = make_random(dev->stat, 7, 50, p->n_exp, -1, -1),
-                      .prob = make_random(dev->stat, 8, 9, p->n_exp, -1, -1)};
+    struct aux aux = {.count = make_random(dev->stat_dtype, 7, 50, p->n_exp, -1, -1),
+                      .prob = make_random(dev->stat_dtype, 8, 9, p->n_exp, -1, -1)};
     for (int64_t e = 0; e < p->n_exp; e++) ((int32_t *)offs.data)[e + 1] += ((int32_t *)offs.data)[e];
     op_loss_sum(dev, loss, nll, hit);
     op_aux_sum(dev, aux_loss, &aux, 0.25);
@@ -246,8 +246,10 @@ static void flat_run(struct device *dev, const void *params, struct op_outputs *
 {
     int64_t n = *(const int64_t *)params;
     struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
-    struct tensor p = make_random(dev->stat, 50, 1, n, -1, -1), g = make_random(dev->stat, 51, 1, n + 1, -1, -1);
-    struct tensor m = make_random(dev->stat, 52, 1, n, -1, -1), v = make_random(dev->stat, 53, 0.1, n, -1, -1);
+    struct tensor p = make_random(dev->stat_dtype, 50, 1, n, -1, -1),
+                  g = make_random(dev->stat_dtype, 51, 1, n + 1, -1, -1);
+    struct tensor m = make_random(dev->stat_dtype, 52, 1, n, -1, -1),
+                  v = make_random(dev->stat_dtype, 53, 0.1, n, -1, -1);
     struct tensor act = make_random(dev->act_dtype, 54, 1, n, -1, -1), copy = make_empty(dev->act_dtype, n, -1, -1);
     struct tensor sum = make_empty(DT_F64, 2, -1, -1), of_act = make_empty(DT_F64, 2, -1, -1);
     struct tensor of_odd = make_empty(DT_F64, 2, -1, -1);
@@ -276,7 +278,7 @@ static void flat_arrays_on_the_gpu(void **state)
 static void bad_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     int64_t n = *(const int64_t *)params;
-    struct tensor x[] = {make_random(dev->stat, 60, 1, n, -1, -1), make_random(dev->act_dtype, 61, 1, n, -1, -1)};
+    struct tensor x[] = {make_random(dev->stat_dtype, 60, 1, n, -1, -1), make_random(dev->act_dtype, 61, 1, n, -1, -1)};
     for (int k = 0; k < 2; k++) {
         struct tensor out = make_empty(DT_F64, 2, -1, -1);
         for (int64_t i = 0; i < n; i += 1 + n / 5) set_value(x[k], i, i % 3 ? (double)NAN : -INFINITY);

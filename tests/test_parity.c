@@ -135,7 +135,7 @@ static void compare_files(const char *ours, const char *theirs, const char *quan
     for (int64_t i = 0; i < b.n_tensors; i++) {
         const struct st_tensor *t = &b.tensors[i], *u = safetensors_find(&a, t->name);
         int64_t n, m;
-        if (!u || u->rank != t->rank || memcmp(u->shape, t->shape, (size_t)t->rank * sizeof(t->shape[0])))
+        if (!u || u->ndim != t->ndim || memcmp(u->shape, t->shape, (size_t)t->ndim * sizeof(t->shape[0])))
             fail_msg("%s: missing or of another shape", t->name);
         double *x = read_tensor(&a, t->name, &n), *y = read_tensor(&b, t->name, &m);
         const double error = relative_error(x, y, n), tol = allowed(quantity, t->name, -1, 1e-3);

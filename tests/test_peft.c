@@ -36,7 +36,7 @@ static void add_part(struct parts *p, const char *name, int64_t rows, int64_t co
     p->values[i] = mem_array(rows * cols, sizeof(float));
     if (values) memcpy(p->values[i], values, (size_t)(rows * cols) * sizeof(float));
     p->entries[i] =
-        (struct st_entry){.name = p->names[i], .dtype = DT_F32, .rank = 2, .shape = {rows, cols}, .data = p->values[i]};
+        (struct st_entry){.name = p->names[i], .dtype = DT_F32, .ndim = 2, .shape = {rows, cols}, .data = p->values[i]};
 }
 
 static void read_parts(struct parts *p, const char *dir)
@@ -53,7 +53,7 @@ static void read_parts(struct parts *p, const char *dir)
     assert_int_equal(safetensors_open(&st, path, &err), 0);
     for (int64_t i = 0; i < st.n_tensors; i++) {
         assert_int_equal(st.tensors[i].dtype, DT_F32);
-        assert_int_equal(st.tensors[i].rank, 2);
+        assert_int_equal(st.tensors[i].ndim, 2);
         add_part(p, st.tensors[i].name, st.tensors[i].shape[0], st.tensors[i].shape[1], NULL);
         memcpy(p->values[i], st.tensors[i].data, (size_t)st.tensors[i].bytes);
     }

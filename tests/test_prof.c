@@ -18,7 +18,7 @@ static const struct norm norm = {.eps = 1e-5f};
 static void run_norm(struct device *dev, int64_t rows)
 {
     struct tensor x = make_random(dev->act_dtype, 1, 1, rows, 32, -1), y = make_empty(dev->act_dtype, rows, 32, -1);
-    struct tensor w = make_random(DT_F32, 2, 1, 32, -1, -1), rstd = make_empty(dev->stat, rows, -1, -1);
+    struct tensor w = make_random(DT_F32, 2, 1, 32, -1, -1), rstd = make_empty(dev->stat_dtype, rows, -1, -1);
     op_rmsnorm_fwd(dev, y, rstd, x, w, &norm);
 }
 
@@ -82,7 +82,7 @@ static void test_overflow(void **state)
     struct device dev;
     struct prof p;
     op_check_begin(&dev, false);
-    struct tensor a = make_random(dev.stat, 1, 1, 8, -1, -1), b = make_empty(dev.act_dtype, 8, -1, -1);
+    struct tensor a = make_random(dev.stat_dtype, 1, 1, 8, -1, -1), b = make_empty(dev.act_dtype, 8, -1, -1);
     prof_open(&p, &dev);
     prof_begin(&p);
     for (int i = 0; i < PROF_RECORDS + 3; i++) op_cast(&dev, b, a);
@@ -155,7 +155,7 @@ static void test_packed_cost(void **state)
     for (int i = 0; i < 2; i++) {
         const int64_t t = rows[i];
         struct route r = {.idx = tensor_2d(NULL, DT_I32, t, J),
-                          .gate = tensor_2d(NULL, dev.stat, t, J),
+                          .gate = tensor_2d(NULL, dev.stat_dtype, t, J),
                           .offs = tensor_1d(NULL, DT_I32, E + 1),
                           .row_slot = tensor_1d(NULL, DT_I32, t * J),
                           .slot_row = tensor_2d(NULL, DT_I32, t, J)};

@@ -60,7 +60,7 @@ static void vector(void **state)
     const struct st_tensor *t = safetensors_find(&st, "attn.0");
     assert_non_null(t);
     assert_string_equal(t->st_dtype, "F32");
-    assert_true(t->dtype == DT_F32 && t->rank == 1 && t->shape[0] == 3 && t->bytes == 12 && t->offset == 72);
+    assert_true(t->dtype == DT_F32 && t->ndim == 1 && t->shape[0] == 3 && t->bytes == 12 && t->offset == 72);
     float x[3];
     memcpy(x, t->data, 12);
     assert_true(x[0] == 1 && x[1] == 2 && x[2] == 3);
@@ -382,8 +382,8 @@ static void written(void **state)
         const struct st_tensor *t = safetensors_find(&st, entries[i].name);
         assert_non_null(t);
         assert_int_equal(t->dtype, entries[i].dtype);
-        assert_int_equal(t->rank, entries[i].rank);
-        for (int k = 0; k < t->rank; k++) assert_int_equal(t->shape[k], entries[i].shape[k]);
+        assert_int_equal(t->ndim, entries[i].ndim);
+        for (int k = 0; k < t->ndim; k++) assert_int_equal(t->shape[k], entries[i].shape[k]);
         if (t->bytes) assert_memory_equal(t->data, entries[i].data, (size_t)t->bytes);
         assert_int_equal((uintptr_t)t->data % (uintptr_t)dtype_size(t->dtype),
                          0); /* 8-aligned data, wide types first */
@@ -422,7 +422,7 @@ static void as_the_reference(void **state)
     struct st_entry *entries = mem_array(st.n_tensors, sizeof(*entries));
     for (int64_t i = 0; i < st.n_tensors; i++) {
         const struct st_tensor *t = &st.tensors[st.n_tensors - 1 - i];
-        entries[i] = (struct st_entry){.name = t->name, .dtype = t->dtype, .rank = t->rank, .data = t->data};
+        entries[i] = (struct st_entry){.name = t->name, .dtype = t->dtype, .ndim = t->ndim, .data = t->data};
         memcpy(entries[i].shape, t->shape, sizeof(t->shape));
     }
     assert_int_equal(safetensors_write(copy, entries, st.n_tensors, &err), 0);

@@ -284,7 +284,7 @@ static void test_wrong_size(void **state)
         struct damaged d;
         damaged_open(&d, layout(k));
         for (int64_t i = 0; i < d.file.n_tensors; i++)
-            for (int axis = 0; axis < d.file.tensors[i].rank; axis++) {
+            for (int axis = 0; axis < d.file.tensors[i].ndim; axis++) {
                 struct st_tensor *t = &d.st.tensors[i];
                 damaged_reset(&d);
                 resize(t, axis, t->shape[axis] - 1);
@@ -304,13 +304,13 @@ static void test_wrong_axes(void **state)
         for (int64_t i = 0; i < d.file.n_tensors; i++) {
             struct st_tensor *t = &d.st.tensors[i];
             damaged_reset(&d);
-            const int64_t first = t->shape[0], last = t->shape[t->rank - 1];
+            const int64_t first = t->shape[0], last = t->shape[t->ndim - 1];
             if (last == 1 || strstr(t->name, ".weight.")) continue; /* bitsandbytes: any rank will do */
             t->shape[0] = last;
-            t->shape[t->rank - 1] = first;
+            t->shape[t->ndim - 1] = first;
             if (first != last) assert_refused(&d, t->name, t->name);
             damaged_reset(&d);
-            t->shape[t->rank++] = 1;
+            t->shape[t->ndim++] = 1;
             assert_refused(&d, t->name, t->name);
         }
         damaged_close(&d);

@@ -245,7 +245,7 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
             entry_name(names[n], f, p);
             entries[n] = (struct st_entry){.name = names[n],
                                            .dtype = flat[f].dtype,
-                                           .rank = 3,
+                                           .ndim = 3,
                                            .shape = {p->n_exp, p->rows, p->cols},
                                            .data = host[f] + p->off * width};
         }
@@ -270,7 +270,7 @@ static const struct st_tensor *find_entry(const struct safetensors *st, const ch
     char name[NAME_SIZE];
     entry_name(name, f, p);
     const struct st_tensor *t = safetensors_find(st, name);
-    if (t && t->rank == 3 && t->shape[0] == p->n_exp && t->shape[p->is_b ? 1 : 2] == (p->is_b ? p->rows : p->cols) &&
+    if (t && t->ndim == 3 && t->shape[0] == p->n_exp && t->shape[p->is_b ? 1 : 2] == (p->is_b ? p->rows : p->cols) &&
         rank_fits(whole, p, t->shape[p->is_b ? 2 : 1]) && t->dtype == dtype)
         return t;
     err_set(err, "%s: tensor \"%s\" %s: the checkpoint's adapters do not match the configuration", path, name,

@@ -273,7 +273,7 @@ static int write_weights(const struct adapters *ad, float *flat, const char *dir
         const struct lora_param *p = &ad->params[i];
         places[i] = place_of(ad, (struct layout){0}, p, 0);
         to_file_order(&places[i], p, flat + p->off, scratch);
-        entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .rank = 2, .data = flat + p->off};
+        entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .ndim = 2, .data = flat + p->off};
         memcpy(entries[i].shape, places[i].shape, sizeof(places[i].shape));
     }
     int rc = safetensors_write(path, entries, ad->n_params, err);
@@ -626,7 +626,7 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
 
 static bool shape_fits(const struct st_tensor *t, const struct place *at)
 {
-    return t->rank == 2 && t->shape[0] == at->shape[0] && t->shape[1] == at->shape[1];
+    return t->ndim == 2 && t->shape[0] == at->shape[0] && t->shape[1] == at->shape[1];
 }
 
 /* Does the file have all expert tensors with the shapes of this layout? */
@@ -689,8 +689,8 @@ static const struct st_tensor *find_tensor(const struct source *src, const struc
     }
     if (!shape_fits(t, at)) {
         err_set(err, "%s/%s: tensor \"%s\" has rank %d and begins [%lld, %lld]; expected is [%lld, %lld]", src->dir,
-                WEIGHTS_NAME, at->key, t->rank, t->rank > 0 ? (long long)t->shape[0] : 0,
-                t->rank > 1 ? (long long)t->shape[1] : 0, (long long)at->shape[0], (long long)at->shape[1]);
+                WEIGHTS_NAME, at->key, t->ndim, t->ndim > 0 ? (long long)t->shape[0] : 0,
+                t->ndim > 1 ? (long long)t->shape[1] : 0, (long long)at->shape[0], (long long)at->shape[1]);
         return NULL;
     }
     if (t->dtype != DT_F32 && t->dtype != DT_BF16 && t->dtype != DT_F16) {

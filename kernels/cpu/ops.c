@@ -66,7 +66,7 @@ static const struct ops table = {
 #endif
     .rank_multiple = 1,
     .act_dtype = DT_REAL,
-    .stat = DT_REAL,
+    .stat_dtype = DT_REAL,
     .alloc = host_alloc,
     .alloc_host = host_alloc,
     .free = host_free,

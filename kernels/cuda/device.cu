@@ -111,7 +111,7 @@ static void gpu_zero(void *dst, int64_t bytes)
 static const struct ops table = {
     .name = cuda.name,
     .act_dtype = DT_BF16,
-    .stat = DT_F32,
+    .stat_dtype = DT_F32,
     .own_memory = true,
     .rank_multiple = 8,
     .alloc = gpu_alloc,

@@ -226,7 +226,7 @@ struct route bench_route(struct device *dev, const struct expert_shape *s, int64
     struct arena *work = &dev->work;
     const int64_t n_row = n_tok * s->top_k;
     struct route r = {.idx = arena_tensor_2d(work, DT_I32, n_tok, s->top_k),
-                      .gate = arena_tensor_2d(work, dev->stat, n_tok, s->top_k),
+                      .gate = arena_tensor_2d(work, dev->stat_dtype, n_tok, s->top_k),
                       .offs = arena_tensor_1d(work, DT_I32, s->n_exp + 1),
                       .row_slot = arena_tensor_1d(work, DT_I32, n_row),
                       .slot_row = arena_tensor_2d(work, DT_I32, n_tok, s->top_k)};

@@ -68,8 +68,8 @@ static void push_lora(struct device *dev, struct proj *p, int64_t r)
                             .seg_cols = {w->n_out},
                             .a = arena_tensor_3d(a, dev->act_dtype, w->n_exp, r, w->n_in),
                             .b = arena_tensor_3d(a, dev->act_dtype, w->n_exp, w->n_out, r)};
-    p->grad.a = arena_tensor_3d(a, dev->stat, w->n_exp, r, w->n_in);
-    p->grad.b = arena_tensor_3d(a, dev->stat, w->n_exp, w->n_out, r);
+    p->grad.a = arena_tensor_3d(a, dev->stat_dtype, w->n_exp, r, w->n_in);
+    p->grad.b = arena_tensor_3d(a, dev->stat_dtype, w->n_exp, w->n_out, r);
     bench_uniform(dev, p->lora.a, 0.02, 7);
     bench_uniform(dev, p->lora.b, 0.02, 8);
     device_zero(dev, p->grad.a);
@@ -127,7 +127,7 @@ static void step(struct layer *l, bool grads, int slot)
     arena_release(&dev->work, scratch);
 
     struct tensor dx = push_rows(l, n_tok, dim), dpre = push_rows(l, n_row, 2 * width);
-    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat, n_tok, l->s->top_k);
+    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, l->s->top_k);
     act = push_rows(l, n_row, width);
     mark(l, slot + DOWN_BWD);
     op_moe_down_bwd(dev, dpre, dgate, act, l->dout, pre, ha, &l->route, &down, &l->glu);

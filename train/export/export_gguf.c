@@ -45,8 +45,8 @@ static void add(struct file *f, const struct lora_param *p, const char *matrix, 
     const bool half = p->is_b && rows >= ROWS_EVEN && rows <= ROWS_SECOND;
     const int64_t r = f->x->held.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
     const int64_t n_cols = p->is_b ? r : p->cols; /* r without padding: llama.cpp's scale is alpha / r */
-    *t = p->target < LORA_UP ? (struct gguf_tensor){.name = part->name, .rank = 2, .shape = {n_rows, n_cols}}
-                             : (struct gguf_tensor){.name = part->name, .rank = 3, .shape = {p->n_exp, n_rows, n_cols}};
+    *t = p->target < LORA_UP ? (struct gguf_tensor){.name = part->name, .ndim = 2, .shape = {n_rows, n_cols}}
+                             : (struct gguf_tensor){.name = part->name, .ndim = 3, .shape = {p->n_exp, n_rows, n_cols}};
 }
 
 static void add_param(struct file *f, const struct lora_param *p)
@@ -84,7 +84,7 @@ static void fill(void *arg, int64_t i, float *out)
     const struct part *part = &f->parts[i];
     const struct gguf_tensor *t = &f->tensors[i];
     const struct lora_param *p = part->p;
-    const int64_t n_rows = t->shape[t->rank - 2], n_cols = t->shape[t->rank - 1];
+    const int64_t n_rows = t->shape[t->ndim - 2], n_cols = t->shape[t->ndim - 1];
     for (int64_t e = 0; e < p->n_exp; e++)
         for (int64_t row = 0; row < n_rows; row++, out += n_cols) {
             const int64_t from = p->is_b ? row_of(part->rows, row, p->rows, f->x->run.arch.head_dim) : row;

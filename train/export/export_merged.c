@@ -46,7 +46,7 @@ struct merge {
 
 static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERGED_MXFP4; }
 
-static struct made *add(struct merge *m, const char *name, enum dtype dtype, int rank, const int64_t *shape)
+static struct made *add(struct merge *m, const char *name, enum dtype dtype, int ndim, const int64_t *shape)
 {
     if (m->n == m->cap) {
         const int64_t cap = 2 * m->cap + 256;
@@ -55,14 +55,14 @@ static struct made *add(struct merge *m, const char *name, enum dtype dtype, int
         m->cap = cap;
     }
     struct st_entry *e = &m->entries[m->n];
-    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .rank = rank};
-    memcpy(e->shape, shape, (size_t)rank * sizeof(*shape));
+    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .ndim = ndim};
+    memcpy(e->shape, shape, (size_t)ndim * sizeof(*shape));
     return &m->made[m->n++];
 }
 
 static void add_copy(struct merge *m, const char *name, const struct st_tensor *t)
 {
-    add(m, name, t->dtype, t->rank, t->shape)->copy = t;
+    add(m, name, t->dtype, t->ndim, t->shape)->copy = t;
 }
 
 static void layer_name(char name[256], int64_t layer, const char *rest, const char *suffix)

@@ -54,7 +54,7 @@ static void add(struct list *list, const char *key, int64_t rows, int64_t cols, 
         list->cap = 2 * list->cap + 256;
     }
     list->entries[list->n++] =
-        (struct st_entry){.name = mem_strdup(key), .dtype = DT_F32, .rank = 2, .shape = {rows, cols}, .data = data};
+        (struct st_entry){.name = mem_strdup(key), .dtype = DT_F32, .ndim = 2, .shape = {rows, cols}, .data = data};
 }
 
 /* One projection of one expert: A unchanged, rows of B from `row` on. */

@@ -260,7 +260,7 @@ static int run_head(struct stream *s, struct err *err)
         for (int i = 0; i < SIDES; i++) {
             const bool other = s->sides[i].exported;
             struct tensor y = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
-            struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat, n);
+            struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n);
             logits[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->vocab);
             op_rmsnorm_fwd(dev, y, rstd, tensor_rows(s->sides[i].x, t, n), norm[other], &a->norm);
             const struct proj proj = {.w = head[other]};

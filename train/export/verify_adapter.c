@@ -97,10 +97,10 @@ static int read_tensor(struct held *read, const struct arch *a, const struct ggu
     struct gguf_name n;
     const struct lora_param *p = parse_name(t->name, &n) ? adapters_find(&read->ad, n.layer, n.target, n.is_b) : NULL;
     if (!p) return err_set(err, "tensor %s does not match any trained target", t->name);
-    const int first = t->rank - 2;
+    const int first = t->ndim - 2;
     const int64_t r = read->ad.rank[n.target], n_exp = first ? t->shape[0] : 1;
     const int64_t rows = !n.is_b ? r : n.target == LORA_UP ? p->rows / 2 : p->rows, cols = n.is_b ? r : p->cols;
-    if (t->rank != (p->target < LORA_UP ? 2 : 3) || n_exp != p->n_exp || t->shape[first] != rows ||
+    if (t->ndim != (p->target < LORA_UP ? 2 : 3) || n_exp != p->n_exp || t->shape[first] != rows ||
         t->shape[first + 1] != cols)
         return err_set(err, "tensor %s has a wrong shape", t->name);
     for (int64_t e = 0; e < n_exp; e++)

@@ -49,7 +49,7 @@ struct synth {
 
 /* ---- the tensors */
 
-static void add(struct synth *s, const char *name, enum dtype dtype, int rank, const int64_t *shape,
+static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, const int64_t *shape,
                 struct random_weights draw)
 {
     if (s->n == s->cap) {
@@ -61,8 +61,8 @@ static void add(struct synth *s, const char *name, enum dtype dtype, int rank, c
     struct random_weights *d = mem_alloc(sizeof(*d));
     *d = draw;
     d->key = rng_key(s->seed, name);
-    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .rank = rank, .data = d};
-    memcpy(e->shape, shape, (size_t)rank * sizeof(*shape));
+    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .ndim = ndim, .data = d};
+    memcpy(e->shape, shape, (size_t)ndim * sizeof(*shape));
     s->bytes += safetensors_entry_bytes(e);
 }
 
@@ -455,7 +455,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
         const struct st_entry *e = &s.entries[i];
         struct st_tensor *t = &m->st.tensors[i];
         m->names[i] = mem_strdup(e->name);
-        *t = (struct st_tensor){.name = m->names[i], .dtype = e->dtype, .rank = e->rank};
+        *t = (struct st_tensor){.name = m->names[i], .dtype = e->dtype, .ndim = e->ndim};
         t->st_dtype = dtype_name(e->dtype);
         memcpy(t->shape, e->shape, sizeof(t->shape));
         t->bytes = safetensors_entry_bytes(e);

@@ -80,15 +80,15 @@ static char *collapse(const char *name, size_t n)
     return text;
 }
 
-static void set_shape(struct row *r, const int64_t *shape, int rank)
+static void set_shape(struct row *r, const int64_t *shape, int ndim)
 {
     char text[24];
     r->shape[0] = 0;
-    for (int i = 0; i < rank; i++) {
+    for (int i = 0; i < ndim; i++) {
         snprintf(text, sizeof(text), "%s%" PRId64, i ? " x " : "", shape[i]);
         strncat(r->shape, text, sizeof(r->shape) - strlen(r->shape) - 1);
     }
-    if (!rank) snprintf(r->shape, sizeof(r->shape), "scalar");
+    if (!ndim) snprintf(r->shape, sizeof(r->shape), "scalar");
 }
 
 static void describe(struct row *r, const struct safetensors *st, const struct st_tensor *t)
@@ -96,20 +96,20 @@ static void describe(struct row *r, const struct safetensors *st, const struct s
     size_t n = strlen(t->name);
     *r = (struct row){.count = 1, .params = 1, .bytes = t->bytes};
     snprintf(r->format, sizeof(r->format), "%s", t->st_dtype);
-    for (int i = 0; i < t->rank; i++) r->params *= t->shape[i]; /* no overflow: the reader checked it */
-    bool blocks = n > 7 && !strcmp(t->name + n - 7, "_blocks") && t->dtype == DT_U8 && t->rank >= 2 &&
-                  t->shape[t->rank - 1] == 16 && t->shape[t->rank - 2] <= INT32_MAX;
+    for (int i = 0; i < t->ndim; i++) r->params *= t->shape[i]; /* no overflow: the reader checked it */
+    bool blocks = n > 7 && !strcmp(t->name + n - 7, "_blocks") && t->dtype == DT_U8 && t->ndim >= 2 &&
+                  t->shape[t->ndim - 1] == 16 && t->shape[t->ndim - 2] <= INT32_MAX;
     if (!blocks || !sibling(st, t->name, n - 7, "_scales")) {
         r->name = collapse(t->name, n);
-        set_shape(r, t->shape, t->rank);
+        set_shape(r, t->shape, t->ndim);
         return;
     }
     int64_t shape[8]; /* MXFP4: [..., groups, 16 bytes] holds [..., 32 * groups] elements */
     memcpy(shape, t->shape, sizeof(shape));
-    shape[t->rank - 2] = t->shape[t->rank - 2] * 32;
+    shape[t->ndim - 2] = t->shape[t->ndim - 2] * 32;
     r->name = collapse(t->name, n - 7);
     r->params *= 2;
-    set_shape(r, shape, t->rank - 1);
+    set_shape(r, shape, t->ndim - 1);
     snprintf(r->format, sizeof(r->format), "MXFP4");
 }
 
