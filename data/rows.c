@@ -293,7 +293,7 @@ static int read_text(struct row_reader *r, struct json row, struct err *err)
 /* ---- rows with other keys */
 
 /* The next TO=COLUMN of the list, which moves past it; 0 at the end. */
-static int next_column(const char **list, char to[64], char column[128], struct json row, struct err *err)
+static int next_column(const char **list, char to[64], char column[128], struct err *err)
 {
     const char *p = *list + strspn(*list, ", "), *equals = strchr(p, '=');
     size_t n = strcspn(p, ",");
@@ -302,11 +302,18 @@ static int next_column(const char **list, char to[64], char column[128], struct 
     while (n && p[n - 1] == ' ') n--;
     const size_t left = equals ? (size_t)(equals - p) : n;
     if (left == 0 || left + 1 >= n || left >= 64 || n - left > 128)
-        return json_error(row, err, "data.columns: \"%.*s\" is not TO=COLUMN, as in user=question", (int)MT_MIN(n, 100),
-                          p);
+        return err_set(err, "\"%.*s\" is not TO=COLUMN, as in user=question", (int)MT_MIN(n, 100), p);
     snprintf(to, 64, "%.*s", (int)left, p);
     snprintf(column, 128, "%.*s", (int)(n - left - 1), equals + 1);
     return 1;
+}
+
+int row_columns_check(const char *columns, struct err *err)
+{
+    char to[64], column[128];
+    int status = 1;
+    while (status == 1) status = next_column(&columns, to, column, err);
+    return status;
 }
 
 static int read_row(struct row_reader *r, struct json row, struct err *err);
@@ -320,7 +327,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     char to[64], column[128];
     int status, rc = 0;
     open_row(r);
-    while (!rc && (status = next_column(&list, to, column, row, err)) == 1) {
+    while (!rc && (status = next_column(&list, to, column, err)) == 1) {
         const struct json value = json_find(row, column);
         int64_t role = 0;
         while (role < MT_LEN(roles) && strcmp(roles[role], to)) role++;
@@ -333,7 +340,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
         text_put(&keys, ": ");
         rc = text_put_json(&keys, value, err);
     }
-    if (!rc && status < 0) rc = -1;
+    if (!rc && status < 0) rc = err_prefix(err, "data.columns");
     if (!rc && !keys.size) {
         rc = read_rewritten(r, row, err);
     } else if (!rc) {

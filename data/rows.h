@@ -52,6 +52,8 @@ void row_reader_free(struct row_reader *r);
 /* One row as text: an object, or a list of messages, which becomes an object. Other JSON is unchanged. Messages begin
  * with `name`. */
 struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
+/* Checks the spelling of row_options.columns. */
+int row_columns_check(const char *columns, struct err *err) MT_CHECK;
 /* The tokenizer has harmony's marks; chat.c then renders messages as gpt-oss's template does. */
 bool row_is_harmony(const struct tokenizer *tok);
 

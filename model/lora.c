@@ -106,6 +106,7 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
     return 0;
 }
 
+/* a NULL: any model. */
 static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
 {
     enum lora_target first, last;
@@ -113,7 +114,7 @@ static int parse_targets(struct adapters *ad, const struct arch *a, const char *
     bool any = false;
     for (const char *s = targets; next_word(&s, word, sizeof(word));) {
         if (find_targets("lora.targets", word, &first, &last, err)) return -1;
-        if (last >= LORA_UP && a->n_exp == 0)
+        if (last >= LORA_UP && a && a->n_exp == 0)
             return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no experts", word);
         for (enum lora_target t = first; t <= last; t++) ad->target[t] = any = true;
     }
@@ -187,6 +188,7 @@ static bool parse_range(const char *s, int64_t *first, int64_t *last)
     return *end == '\0';
 }
 
+/* layer_on NULL: any model. */
 static int parse_layers(struct adapters *ad, const char *layers, struct err *err)
 {
     char word[64];
@@ -198,6 +200,7 @@ static int parse_layers(struct adapters *ad, const char *layers, struct err *err
         if (!parse_range(word, &first, &last) || first > last)
             return err_set(err, "lora.layers: \"%s\" is neither a layer nor a range; write \"all\" or like \"0-3,7\"",
                            word);
+        if (!ad->layer_on) continue;
         if (last >= ad->n_layer)
             return err_set(err, "lora.layers: \"%s\": the model has layers 0 to %lld", word,
                            (long long)ad->n_layer - 1);
@@ -248,6 +251,14 @@ static int check_numbers(const struct lora_options *opt, struct err *err)
     if (!(opt->dropout >= 0 && opt->dropout < 1))
         return err_set(err, "lora.dropout = %g: must be at least 0 and below 1", opt->dropout);
     return 0;
+}
+
+int lora_options_check(const struct lora_options *opt, struct err *err)
+{
+    struct adapters any = {.r = opt->r, .alpha = opt->alpha, .rslora = opt->rslora};
+    const bool good = !check_numbers(opt, err) && !parse_targets(&any, NULL, opt->targets, err) &&
+                      !parse_ranks(&any, opt->ranks, err) && !parse_layers(&any, opt->layers, err);
+    return good ? 0 : -1;
 }
 
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)

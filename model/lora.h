@@ -86,6 +86,8 @@ struct adapters {
     int64_t n_common;          /* then: elements at the front that all ranks have; behind them are own experts */
 };
 
+/* Spelling and numbers of the options, for any model: what needs no checkpoint. */
+int lora_options_check(const struct lora_options *opt, struct err *err) MT_CHECK;
 /* The table of parameters, from options alone (no device memory). An unknown target or layer is an error, as is a
  * target that matches nothing. Targets in experts leave dense layers out. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;

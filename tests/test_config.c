@@ -6,6 +6,7 @@
 
 #include "data/file.h"
 #include "train/config.h"
+#include "train/peer_keys.h"
 
 static struct config fresh(void)
 {
@@ -215,8 +216,8 @@ static void unknown_names_are_told(void **state)
     refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, optim, train, parallel, "
                         "eval, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
-    refuse("[optim]\n\nlearning_rate = 1\n",
-           "run.ini:3: unknown key \"learning_rate\" in [optim]; its keys are lr, schedule, warmup_steps, "
+    refuse("[optim]\n\nxyzzy = 1\n",
+           "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are lr, schedule, warmup_steps, "
            "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
     refuse("[optim]\nwarmup_step = 1\n",
            "run.ini:2: unknown key \"warmup_step\" in [optim]: did you mean \"warmup_steps\"?");
@@ -227,6 +228,66 @@ static void unknown_names_are_told(void **state)
     refuse("lr = 1\n", "run.ini:1: \"lr\" is before the first [section]");
     refuse("[optim]\n = 1\n", "run.ini:2: unknown key \"\" in [optim]; its keys are lr, schedule, warmup_steps, "
                               "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
+}
+
+/* Each row of the table names a key that exists, and its name is neither a key here nor twice in the table. */
+static void keys_of_other_trainers_are_known(void **state)
+{
+    (void)state;
+    const struct peer_key *peer, *other;
+    for (int64_t i = 0; (peer = peer_key_at(i)); i++) {
+        bool known = !peer->key;
+        char name[64], text[512], long_row[256];
+        for (int64_t k = 0; config_key(k, name); k++) {
+            known |= peer->key && !strcmp(name, peer->key);
+            if (!strcmp(strchr(name, '.') + 1, peer->name)) fail_msg("%s is a key", peer->name);
+        }
+        if (!known) fail_msg("%s: there is no key %s", peer->name, peer->key);
+        for (int64_t k = 0; k < i && (other = peer_key_at(k)); k++)
+            if (!strcmp(other->name, peer->name)) fail_msg("%s is in the table twice", peer->name);
+        assert_true(strlen(peer_key_advice(long_row, peer)) < 200);
+        assert_true(config_suggest(peer->name, "3", text));
+        assert_ptr_equal(peer_key_find(peer->name), peer);
+    }
+    refuse("[optim]\n\nlearning_rate = 1\n", "run.ini:3: unknown key \"learning_rate\" in [optim]: use optim.lr");
+    refuse("[lora]\nrank = 8\n", "run.ini:2: unknown key \"rank\" in [lora]: use lora.r");
+    refuse("[data]\nmax_seq_len = 8\n", "run.ini:2: unknown key \"max_seq_len\" in [data]: use data.seq_len");
+    refuse("[train]\ngradient_accumulation_steps = 8\n",
+           "run.ini:2: unknown key \"gradient_accumulation_steps\" in [train]: use train.grad_accum (micro-batches of "
+           "all ranks together, so multiply by the number of GPUs)");
+    refuse("[train]\nsave_steps = 8\n",
+           "run.ini:2: unknown key \"save_steps\" in [train]: use output.save_every (a number of steps, not a share)");
+    refuse("[optim]\noptimizer = x\n", "run.ini:2: unknown key \"optimizer\" in [optim]: AdamW is the only optimizer; "
+                                       "its keys are in [optim]");
+    refuse("lora_alpha = 8\n", "run.ini:1: \"lora_alpha\" is before the first [section]: use lora.alpha");
+    refuse_set("learning_rate=1e-4", "--set learning_rate=1e-4: expected --set section.key=value; use optim.lr");
+    refuse_set("train.num_train_epochs=1",
+               "--set train.num_train_epochs=1: unknown key \"num_train_epochs\" in [train]: use train.epochs");
+}
+
+static void keys_as_options_are_suggested(void **state)
+{
+    (void)state;
+    const struct {
+        const char *name, *value, *text;
+    } cases[] = {
+        {"steps", "3", "--set train.steps=3"},
+        {"train.steps", "3", "--set train.steps=3"},
+        {"seq-len", "64", "--set data.seq_len=64"},
+        {"packing", NULL, "--set data.packing=true"},
+        {"dropout", NULL, "--set lora.dropout=VALUE"},
+        {"every", "5", "--set eval.every=5 or --set log.every=5"},
+        {"learning-rate", "1e-4", "--set optim.lr=1e-4"},
+        {"eval_steps", "0.1", "--set eval.every=VALUE (a number of steps, not a share)"},
+        {"use_dora", "1", "moetrain does not train DoRA"},
+    };
+    char text[512];
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        assert_true(config_suggest(cases[i].name, cases[i].value, text));
+        assert_string_equal(text, cases[i].text);
+    }
+    assert_false(config_suggest("xyzzy", "1", text));
+    assert_false(config_suggest("", "1", text));
 }
 
 static void bad_values_are_told(void **state)
@@ -295,6 +356,54 @@ static void what_is_no_ini_is_told(void **state)
     assert_string_equal(err.msg, "run.ini:2: byte 0x00: this is not a text file");
     assert_int_equal(config_load(&c, "/no/such/file.ini", &err), -1);
     assert_non_null(strstr(err.msg, "/no/such/file.ini"));
+}
+
+/* What people give in place of a configuration: the error says what it is and which key it belongs to. */
+static void other_files_are_recognised(void **state)
+{
+    (void)state;
+    const struct {
+        const char *name, *bytes, *what, *key;
+    } cases[] = {
+        {"a.jsonl", "{\"text\": \"a\"}\n", "JSON", "data.train"},
+        {"a.json", " [\n {\"text\": \"a\"}]\n", "JSON", "data.train"},
+        {"config.json", "{\"a\": 1}", "a file of a model or an adapter", "model.path"},
+        {"a", "PAR1\1\2", "a Parquet file", "data.train"},
+        {"b", "GGUF\3", "a GGUF file", "model.path"},
+        {"a.gz", "\x1f\x8b\x08", "a gzip file", "data.train"},
+        {"model.safetensors", "\x60\1", "a safetensors file", "model.path"},
+        {"a.pt", "PK\3\4", "a PyTorch file", "model.path"},
+        {"a.csv", "question,answer\n1,2\n", "a table", "data.train"},
+        {"a.txt", "Once upon a time\n", "text", "data.train"},
+        {"a.yaml", "# comment\nlora_r: 8\n", "YAML or TOML", "moetrain config"},
+        {"run", NULL, "the directory of a run", "run/config.ini"},
+        {"adapter", NULL, "an adapter", "lora.init_from"},
+        {"model", NULL, "a model", "model.path"},
+        {"other", NULL, "a directory", "configs/demo.ini"},
+        {"run/config.ini", "[optim]\nlrr = 1\n", "unknown key", "did you mean \"lr\"?"},
+        {"ini.txt", "[optim]\nlrr = 1\n", "unknown key", "did you mean \"lr\"?"},
+        {"comment.txt", "# mine\n[optim]\nlrr = 1\n", "unknown key", "did you mean \"lr\"?"},
+    };
+    char dir[MT_PATH], path[MT_PATH + 64];
+    struct err err;
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    const char *const entries[] = {"run/config.ini", "adapter/adapter_config.json", "model/config.json", "other/x"};
+    for (int i = 0; i < MT_LEN(entries); i++) {
+        snprintf(path, sizeof(path), "%s/%s", dir, entries[i]);
+        *strrchr(path, '/') = 0;
+        assert_int_equal(file_make_dirs(path, &err), 0);
+        snprintf(path, sizeof(path), "%s/%s", dir, entries[i]);
+        assert_int_equal(file_write_atomic(path, "", 0, &err), 0);
+    }
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        struct config c = fresh();
+        snprintf(path, sizeof(path), "%s/%s", dir, cases[i].name);
+        if (cases[i].bytes)
+            assert_int_equal(file_write_atomic(path, cases[i].bytes, (int64_t)strlen(cases[i].bytes), &err), 0);
+        assert_int_equal(config_load(&c, path, &err), -1);
+        assert_non_null(strstr(err.msg, path));
+        if (!strstr(err.msg, cases[i].what) || !strstr(err.msg, cases[i].key)) fail_msg("%s", err.msg);
+    }
 }
 
 /* inih's limits (200 bytes a line, 50 a section) would truncate silently. */
@@ -371,6 +480,18 @@ static void validation_names_the_key(void **state)
         {"data.train=,,", "data.train = \",,\": expected files separated by commas"},
         {"data.eval=, ,", "data.eval = \", ,\": expected files separated by commas"},
         {"data.columns=,", "data.columns = \",\": expected TO=COLUMN separated by commas"},
+        {"data.columns=user", "data.columns: \"user\" is not TO=COLUMN, as in user=question"},
+        {"data.eval_columns=a=", "data.eval_columns: \"a=\" is not TO=COLUMN, as in user=question"},
+        {"data.chat_kwargs=[1]",
+         "data.chat_kwargs = [1]: chat_template_kwargs: must be an object of at most 12 members, "
+         "as in {\"thinking\": true}"},
+        {"lora.targets=q_prj", "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
+                               "v_proj, o_proj, experts, gate_up_proj, down_proj"},
+        {"lora.targets=", "lora.targets is empty: nothing would be trained"},
+        {"lora.rank_pattern=experts",
+         "lora.rank_pattern: \"experts\": expected TARGET=RANK, like experts=8, the rank 1 "
+         "to 65536"},
+        {"lora.layers=3-1", "lora.layers: \"3-1\" is neither a layer nor a range; write \"all\" or like \"0-3,7\""},
         {"train.epochs=0", "train.steps and train.epochs are both 0: set one of them"},
         {"train.profile=3", "train.profile is \"3\": write first:last, two steps of the run, e.g. 10:12"},
         {"train.steps=3", "optim.warmup_steps = 4 is more than train.steps = 3"},
@@ -473,7 +594,10 @@ int test_config(void)
         cmocka_unit_test(numbers_read_back_exactly),
         cmocka_unit_test(values_are_read),
         cmocka_unit_test(unknown_names_are_told),
+        cmocka_unit_test(keys_of_other_trainers_are_known),
+        cmocka_unit_test(keys_as_options_are_suggested),
         cmocka_unit_test(bad_values_are_told),
+        cmocka_unit_test(other_files_are_recognised),
         cmocka_unit_test(a_key_may_stand_once),
         cmocka_unit_test(comments_never_join_a_value),
         cmocka_unit_test(what_is_no_ini_is_told),

@@ -13,6 +13,9 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "model/lora.h"
+#include "train/mistaken.h"
+#include "train/peer_keys.h"
 #include "train/report/profile.h"
 
 #define MT_CONFIG_BYTES (1 << 20) /* largest file; a path to a checkpoint by mistake fails fast */
@@ -177,7 +180,8 @@ static const struct option *find(const char *section, const char *key, const cha
         if (!strcmp(options[i].section, section)) return &options[i];
         elsewhere = &options[i];
     }
-    char known[512], old[160];
+    char known[512], old[160], advice[256];
+    const struct peer_key *peer = peer_key_find(key);
     snprintf(old, sizeof(old), "%.64s.%.64s", section, key);
     if (config_renamed(old)) {
         err_set(err, "%s: %s is now %s", where, old, config_renamed(old));
@@ -189,6 +193,8 @@ static const struct option *find(const char *section, const char *key, const cha
     join(known, sizeof(known), names, n);
     if (elsewhere)
         err_set(err, "%s: unknown key \"%.64s\" in [%s]: it belongs to [%s]", where, key, section, elsewhere->section);
+    else if (peer)
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]: %s", where, key, section, peer_key_advice(advice, peer));
     else if (near)
         err_set(err, "%s: unknown key \"%.64s\" in [%s]: did you mean \"%s\"?", where, key, section, near);
     else
@@ -349,9 +355,17 @@ static char *next_line(char *dst, int cap, void *user)
     return dst;
 }
 
+static int before_sections(const struct parse *p, const char *key)
+{
+    const struct peer_key *peer = peer_key_find(key);
+    char advice[256] = "";
+    if (peer) peer_key_advice(advice, peer);
+    return err_set(p->err, "%s: \"%.64s\" is before the first [section]%s%s", p->where, key, peer ? ": " : "", advice);
+}
+
 static int set_once(struct parse *p, const char *section, const char *key, const char *value)
 {
-    if (!section[0]) return err_set(p->err, "%s: \"%.64s\" is before the first [section]", p->where, key);
+    if (!section[0]) return before_sections(p, key);
     const struct option *o = find(section, key, p->where, p->err);
     if (!o) return -1;
     int *line = &p->key_line[o - options];
@@ -387,9 +401,9 @@ int config_load(struct config *c, const char *path, struct err *err)
 {
     int64_t size;
     char *text = file_read(path, MT_CONFIG_BYTES, &size, err);
-    if (!text) return -1;
-    int rc = config_parse(c, text, size, path, err);
+    const int rc = text ? config_parse(c, text, size, path, err) : -1;
     mem_free(text);
+    if (rc) (void)mistaken_for_config(path, err);
     return rc;
 }
 
@@ -426,6 +440,9 @@ static int not_an_assignment(char *assignment, const char *where, struct err *er
     if (n == 1)
         return err_set(err, "%s: expected --set section.key=value; did you mean %s.%s?", where, only->section,
                        only->key);
+    const struct peer_key *peer = peer_key_find(trim(assignment));
+    char advice[256];
+    if (peer) return err_set(err, "%s: expected --set section.key=value; %s", where, peer_key_advice(advice, peer));
     return err_set(err, "%s: expected --set section.key=value", where);
 }
 
@@ -462,6 +479,23 @@ int config_set_key(struct config *c, const char *key, const char *value, const c
     return rc;
 }
 
+bool config_suggest(const char *name, const char *value, char text[512])
+{
+    const struct peer_key *peer = peer_key_find(name);
+    int used = 0;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        char full[64];
+        config_key(i, full);
+        if (!peer_key_same(name, full) && !peer_key_same(name, options[i].key)) continue;
+        const char *shown = value ? value : options[i].kind == BOOL ? "true" : "VALUE";
+        used += snprintf(text + used, 512 - (size_t)used, "%s--set %s=%.60s", used ? " or " : "", full, shown);
+    }
+    if (used || !peer) return used > 0;
+    if (peer->key) used = snprintf(text, 512, "--set %s=%.60s", peer->key, value && !peer->note ? value : "VALUE");
+    if (peer->note) snprintf(text + used, 512 - (size_t)used, peer->key ? " (%s)" : "%s", peer->note);
+    return true;
+}
+
 static bool is_date(const char *s)
 {
     int month, day, n = 0;
@@ -480,6 +514,17 @@ static int64_t gpus_of(const char *text)
 
 int64_t config_gpus(const struct config *c) { return gpus_of(c->parallel.gpus); }
 
+struct lora_options config_lora(const struct config *c)
+{
+    return (struct lora_options){.r = c->lora.r,
+                                 .alpha = c->lora.alpha,
+                                 .dropout = c->lora.dropout,
+                                 .rslora = c->lora.rslora,
+                                 .targets = c->lora.targets,
+                                 .ranks = c->lora.rank_pattern,
+                                 .layers = c->lora.layers};
+}
+
 /* Refuses values of only commas and blanks, which later code would treat as empty. */
 static int validate_lists(const struct config *c, struct err *err)
 {
@@ -492,6 +537,18 @@ static int validate_lists(const struct config *c, struct err *err)
         if (lists[i].value[0] && !lists[i].value[strspn(lists[i].value, ", \t")])
             return err_set(err, "%s = \"%.80s\": expected %s", lists[i].name, lists[i].value, lists[i].expected);
     return 0;
+}
+
+/* Spelling of the values that are small languages. */
+static int validate_texts(const struct config *c, struct err *err)
+{
+    const struct lora_options lora = config_lora(c);
+    const char *eval_columns = strcmp(c->data.eval_columns, "same") ? c->data.eval_columns : "";
+    if (row_columns_check(c->data.columns, err)) return err_prefix(err, "data.columns");
+    if (row_columns_check(eval_columns, err)) return err_prefix(err, "data.eval_columns");
+    if (c->data.chat_kwargs[0] && chat_template_check_kwargs(c->data.chat_kwargs, err))
+        return err_prefix(err, "data.chat_kwargs = %.100s", c->data.chat_kwargs);
+    return lora_options_check(&lora, err);
 }
 
 static int validate_parallel(const struct config *c, struct err *err)
@@ -533,7 +590,7 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_lists(c, err) || validate_parallel(c, err)) return -1;
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_parallel(c, err)) return -1;
     struct profile profile;
     if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)

@@ -24,6 +24,8 @@ enum config_effect {
     CONFIG_MATH  /* would have changed the steps already made: refused */
 };
 
+struct lora_options; /* model/lora.h */
+
 /* Every field is a row of the table in config.c, which holds its default, range and help. */
 struct config {
     struct {
@@ -95,10 +97,15 @@ struct config_value {
     enum config_effect effect;
 };
 bool config_value(const struct config *c, int64_t i, struct config_value *v);
+/* What to write for `name`, an option that does not exist: "--set train.steps=3" for "steps", "train.steps" and
+ * "train-steps", and the same for keys of other trainers (peer_keys.h). value NULL: not given. False: no such key. */
+bool config_suggest(const char *name, const char *value, char text[512]);
 /* The new name of a renamed key "section.key"; NULL: it was not renamed. */
 const char *config_renamed(const char *key);
 /* Checks that involve several keys: required keys, pairs that exclude each other. */
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
+/* The [lora] section; its texts are those of c. */
+struct lora_options config_lora(const struct config *c);
 /* parallel.gpus; 0: auto. */
 int64_t config_gpus(const struct config *c);
 /* The resolved configuration as an INI file that reads back to the same struct; mem_free the text. */

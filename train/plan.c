@@ -37,13 +37,7 @@ static struct model_options base_options(const struct config *cfg)
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
                   struct err *err)
 {
-    const struct lora_options opt = {.r = cfg->lora.r,
-                                     .alpha = cfg->lora.alpha,
-                                     .dropout = cfg->lora.dropout,
-                                     .rslora = cfg->lora.rslora,
-                                     .targets = cfg->lora.targets,
-                                     .ranks = cfg->lora.rank_pattern,
-                                     .layers = cfg->lora.layers};
+    const struct lora_options opt = config_lora(cfg);
     return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
 }
 

@@ -136,16 +136,28 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
     return rc;
 }
 
-int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err)
+static struct json_doc *parse_kwargs(const char *kwargs, struct err *err)
 {
     struct json_doc *doc = json_parse(kwargs, (int64_t)strlen(kwargs), "chat_template_kwargs", err);
+    if (!doc || (json_type(json_root(doc)) == JSON_OBJECT && json_count(json_root(doc)) <= MAX_VARS / 4)) return doc;
+    json_error(json_root(doc), err, "must be an object of at most %d members, as in {\"thinking\": true}",
+               MAX_VARS / 4);
+    json_free(doc);
+    return NULL;
+}
+
+int chat_template_check_kwargs(const char *kwargs, struct err *err)
+{
+    struct json_doc *doc = parse_kwargs(kwargs, err);
     if (!doc) return -1;
-    if (json_type(json_root(doc)) != JSON_OBJECT || json_count(json_root(doc)) > MAX_VARS / 4) {
-        json_error(json_root(doc), err, "must be an object of at most %d members, as in {\"thinking\": true}",
-                   MAX_VARS / 4);
-        json_free(doc);
-        return -1;
-    }
+    json_free(doc);
+    return 0;
+}
+
+int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err)
+{
+    struct json_doc *doc = parse_kwargs(kwargs, err);
+    if (!doc) return -1;
     json_free(t->kwargs);
     t->kwargs = doc;
     hash(t, kwargs, (int64_t)strlen(kwargs));

@@ -15,6 +15,8 @@ struct chat_template *chat_template_deepseek(void);
 /* kwargs: a JSON object of variables; it replaces those set before. A row's chat_template_kwargs override them. After
  * this call only one thread at a time may use the template. */
 int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err) MT_CHECK;
+/* The same checks, without a template. */
+int chat_template_check_kwargs(const char *kwargs, struct err *err) MT_CHECK;
 void chat_template_free(struct chat_template *t);           /* NULL is fine */
 uint64_t chat_template_hash(const struct chat_template *t); /* of the text and the special tokens; 0: NULL */
 

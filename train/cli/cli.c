@@ -205,15 +205,18 @@ static const struct cli_row *find_row(const struct command *c, const char *name,
     return NULL;
 }
 
-static int unknown_option(const struct parse *p, const char *word, size_t size)
+/* value: the word that may be its value, or NULL. */
+static int unknown_option(const struct parse *p, const char *word, size_t size, const char *value)
 {
     const char *names[CLI_ROWS + 1], *owner = NULL;
-    char name[64];
+    char name[64], set[512];
     int64_t n = 0;
     snprintf(name, sizeof(name), "%.*s", (int)MT_MIN(size, sizeof(name) - 1), word);
     for (int64_t i = 0; i < p->c->n_rows; i++)
         if (cli_is_option(&p->c->rows[i])) names[n++] = p->c->rows[i].name;
     names[n++] = "--help";
+    if (find_row(p->c, "--set", 5) && config_suggest(name + strspn(name, "-"), value, set))
+        return err_set(p->err, "unknown option %s: write %s", name, set);
     for (int64_t i = 0; i < n_commands && !owner; i++)
         if (find_row(&commands[i], name, strlen(name))) owner = commands[i].name;
     const char *near = owner ? NULL : str_nearest(name, names, n);
@@ -237,7 +240,10 @@ static int take_option(struct parse *p, int left, char **words)
     const char *word = words[0], *equals = strchr(word, '=');
     const size_t size = equals ? (size_t)(equals - word) : strlen(word);
     const struct cli_row *row = find_row(p->c, word, size);
-    if (!row || !cli_is_option(row)) return unknown_option(p, word, size);
+    if (!row || !cli_is_option(row)) {
+        const char *next = left > 1 && words[1][0] != '-' ? words[1] : NULL;
+        return unknown_option(p, word, size, equals ? equals + 1 : next);
+    }
     if (once(p, row)) return -1;
     if (row->kind == CLI_FLAG) {
         *(bool *)((char *)p->args + row->offset) = true;

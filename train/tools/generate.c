@@ -73,7 +73,9 @@ static void set_config(struct config *c)
 {
     c->data.train[0] = c->data.eval[0] = 0;
     c->data.eval_split = 0;
-    c->eval.every = 0;
+    c->data.eval_format = CFG_EVAL_FORMAT_SAME;
+    snprintf(c->data.eval_columns, sizeof(c->data.eval_columns), "same");
+    c->eval.every = c->eval.patience = 0;
     c->train.micro_batch = 1;
 }
 
