@@ -40,7 +40,7 @@ static void pack_bnb(struct weight *w, const float *x, bool nested)
     w->nested_map = map;
 }
 
-struct weight make_packed(struct packing_check p, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
+struct weight make_packed(struct weight_packing p, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
                           int64_t n_in)
 {
     if (p.format < WF_MXFP4) return make_weight(p.format, stream, amplitude, n_exp, n_out, n_in);

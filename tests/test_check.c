@@ -207,7 +207,7 @@ static void check_heads(int64_t dim, enum cfg_device device)
         assert_int_equal(symlink(from, to), 0);
     }
     cfg.lora.r = 8;
-    cfg.train.device = device;
+    cfg.train.device = (int)device;
     if (check_config(&cfg, NULL)) fail_msg("heads of %lld: %s", (long long)dim, text);
     assert_says(text, "verdict: ok");
 }

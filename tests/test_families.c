@@ -476,7 +476,7 @@ static void check_slope(const char *dir_of_model, enum cfg_aux convention, const
     cfg.data.seq_len = 16;
     cfg.train.device = CFG_DEVICE_CPU;
     cfg.train.aux_loss_coef = 3;
-    cfg.train.aux_convention = convention;
+    cfg.train.aux_convention = (int)convention;
     if (mixer) cfg.train.recompute = CFG_RECOMPUTE_FULL;
     if (run_open_headers(&r, &cfg, false, &err)) fail_msg("%s", err.msg);
     if (mixer) r.arch.mixer[0] = mixer;

@@ -51,7 +51,7 @@ static void greedy(void **state)
     assert_non_null(expected);
     const char *config = process_config("");
     for (int64_t i = 0; i < json_count(json_root(expected)); i++) {
-        const char *model, *adapter = NULL, *prompt, *text, *theirs;
+        const char *model, *adapter = NULL, *prompt = NULL, *text = NULL, *theirs;
         struct json want = json_at(json_root(expected), i);
         char set[MT_PATH], dir[MT_PATH], n[16];
         if (json_get_str(want, "model", &model, &err) || json_opt_str(want, "adapter", &adapter, &err) ||

@@ -54,7 +54,7 @@ static void embed_copies_rows(void **state)
 /* On the GPU, every format: the bits of the decoded row, rounded once. */
 struct gpu_embed {
     int64_t n_tok, dim;
-    struct packing_check packing;
+    struct weight_packing packing;
 };
 
 static void gpu_embed_run(struct device *dev, const void *params, struct op_outputs *o)
@@ -118,7 +118,7 @@ struct linear {
 
 static struct linear linear_make(struct device *dev, const struct linear_shape *s)
 {
-    const struct packing_check packing = {s->format, 64, false};
+    const struct weight_packing packing = {s->format, 64, false};
     struct linear l = {.dev = dev, .proj.w = make_packed(packing, 1, 0.3, 1, s->n_out, s->n_in)};
     l.x = make_random(dev->act_dtype, 2, 1, s->n_tok, s->n_in, -1);
     l.y = make_empty(dev->act_dtype, s->n_tok, s->n_out, -1);
@@ -472,7 +472,7 @@ static struct ce ce_make(struct device *dev, const struct ce_shape *s)
 {
     struct ce c = {.dev = dev,
                    .s = s,
-                   .w = make_packed((struct packing_check){s->format, 64, false}, 1, 0.5, 1, s->n_vocab, s->dim),
+                   .w = make_packed((struct weight_packing){s->format, 64, false}, 1, 0.5, 1, s->n_vocab, s->dim),
                    .x = make_random(dev->act_dtype, 2, 2, s->n_tok, s->dim, -1),
                    .rows = make_empty(DT_I32, s->n_label, -1, -1),
                    .ids = make_empty(DT_I32, s->n_label, -1, -1),

@@ -18,7 +18,7 @@ static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
 enum layout { SPREAD, CROWDED, MIXED };
 
 struct setup {
-    struct packing_check packing;
+    struct weight_packing packing;
     int64_t n_tok, n_exp, top_k, dim, width, r_up, r_down;
     struct glu glu;
     bool bias;
@@ -34,22 +34,34 @@ struct layer {
     struct tensor dout, dpre, dgate, dx;
 };
 
-static const struct glu gptoss = {GLU_CLAMPED, 1.702f, 0.5f, true};
-static const struct glu gptoss_halves = {GLU_CLAMPED, 1.702f, 0.5f, false};
-static const struct glu swiglu = {GLU_SWIGLU, 1, 0, false};
-static const struct glu swiglu_pairs = {GLU_SWIGLU, 1, 0, true};
+#define GPTOSS                                                                                                         \
+    {                                                                                                                  \
+        GLU_CLAMPED, 1.702f, 0.5f, true                                                                                \
+    }
+#define GPTOSS_HALVES                                                                                                  \
+    {                                                                                                                  \
+        GLU_CLAMPED, 1.702f, 0.5f, false                                                                               \
+    }
+#define SWIGLU                                                                                                         \
+    {                                                                                                                  \
+        GLU_SWIGLU, 1, 0, false                                                                                        \
+    }
+#define SWIGLU_PAIRS                                                                                                   \
+    {                                                                                                                  \
+        GLU_SWIGLU, 1, 0, true                                                                                         \
+    }
 
 static const struct setup setups[] = {
-    {{WF_MXFP4, 0, false}, 7, 5, 2, 32, 32, 3, 3, gptoss, true, SPREAD},
-    {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 3, 0, swiglu, false, SPREAD},
-    {{WF_NF4, 64, false}, 7, 5, 2, 70, 50, 0, 3, gptoss_halves, true, SPREAD},
-    {{WF_NF4, 32, true}, 7, 5, 2, 64, 32, 3, 3, swiglu_pairs, false, SPREAD},
-    {{WF_FP4, 64, false}, 7, 5, 2, 32, 32, 3, 3, swiglu, true, SPREAD},
-    {{WF_FP4, 64, true}, 7, 5, 2, 34, 30, 0, 0, gptoss, true, SPREAD},
-    {{WF_BF16, 0, false}, 7, 5, 2, 33, 31, 3, 3, gptoss, true, SPREAD},
-    {{WF_F32, 0, false}, 5, 5, 4, 32, 32, 3, 3, swiglu, false, SPREAD},
-    {{WF_MXFP4, 0, false}, 7, 5, 1, 32, 32, 3, 3, gptoss, true, CROWDED},
-    {{WF_MXFP4, 0, false}, 1, 5, 2, 32, 32, 3, 3, gptoss, true, SPREAD},
+    {{WF_MXFP4, 0, false}, 7, 5, 2, 32, 32, 3, 3, GPTOSS, true, SPREAD},
+    {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 3, 0, SWIGLU, false, SPREAD},
+    {{WF_NF4, 64, false}, 7, 5, 2, 70, 50, 0, 3, GPTOSS_HALVES, true, SPREAD},
+    {{WF_NF4, 32, true}, 7, 5, 2, 64, 32, 3, 3, SWIGLU_PAIRS, false, SPREAD},
+    {{WF_FP4, 64, false}, 7, 5, 2, 32, 32, 3, 3, SWIGLU, true, SPREAD},
+    {{WF_FP4, 64, true}, 7, 5, 2, 34, 30, 0, 0, GPTOSS, true, SPREAD},
+    {{WF_BF16, 0, false}, 7, 5, 2, 33, 31, 3, 3, GPTOSS, true, SPREAD},
+    {{WF_F32, 0, false}, 5, 5, 4, 32, 32, 3, 3, SWIGLU, false, SPREAD},
+    {{WF_MXFP4, 0, false}, 7, 5, 1, 32, 32, 3, 3, GPTOSS, true, CROWDED},
+    {{WF_MXFP4, 0, false}, 1, 5, 2, 32, 32, 3, 3, GPTOSS, true, SPREAD},
 };
 
 /* J different experts for token t, ascending, never the last one. */
@@ -318,9 +330,9 @@ static void run_layer(struct device *dev, const void *params, struct op_outputs 
 static void test_every_run(void **state)
 {
     static const struct setup larger[] = {
-        {{WF_MXFP4, 0, false}, 211, 6, 3, 96, 64, 8, 8, gptoss, true, SPREAD},
-        {{WF_MXFP4, 0, false}, 211, 6, 1, 96, 64, 8, 8, gptoss, true, CROWDED},
-        {{WF_NF4, 64, true}, 0, 5, 2, 32, 32, 3, 3, gptoss, true, SPREAD},
+        {{WF_MXFP4, 0, false}, 211, 6, 3, 96, 64, 8, 8, GPTOSS, true, SPREAD},
+        {{WF_MXFP4, 0, false}, 211, 6, 1, 96, 64, 8, 8, GPTOSS, true, CROWDED},
+        {{WF_NF4, 64, true}, 0, 5, 2, 32, 32, 3, 3, GPTOSS, true, SPREAD},
     };
     for (int64_t i = 0; i < MT_LEN(setups); i++) op_check_case(run_layer, &setups[i], 2e-6);
     for (int64_t i = 0; i < MT_LEN(larger); i++) op_check_case(run_layer, &larger[i], 2e-6);
@@ -442,8 +454,14 @@ static void run_gpu_layer(struct device *dev, const void *params, struct op_outp
 }
 
 /* A limit that few elements reach: rounding moves some of them across it, which removes or adds their gradient. */
-static const struct glu gptoss_2 = {GLU_CLAMPED, 1.702f, 2, true};
-static const struct glu gptoss_halves_2 = {GLU_CLAMPED, 1.702f, 2, false};
+#define GPTOSS_2                                                                                                       \
+    {                                                                                                                  \
+        GLU_CLAMPED, 1.702f, 2, true                                                                                   \
+    }
+#define GPTOSS_HALVES_2                                                                                                \
+    {                                                                                                                  \
+        GLU_CLAMPED, 1.702f, 2, false                                                                                  \
+    }
 
 static void run_gpu_cases(const struct gpu_setup *cases, int64_t n)
 {
@@ -453,14 +471,14 @@ static void run_gpu_cases(const struct gpu_setup *cases, int64_t n)
 
 /* Formats, layouts, adapters and routings, no tokens, one token: small enough for a sanitizer. */
 static const struct gpu_setup small_cases[] = {
-    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, gptoss_2, true, SPREAD}, 0, true},
-    {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
-    {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, false},
-    {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, swiglu, true, SPREAD}, 1, true},
-    {{{WF_NF4, 64, true}, 7, 5, 1, 320, 136, 0, 8, swiglu, false, SPREAD}, 0, false},
-    {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
-    {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, swiglu_pairs, true, SPREAD}, 0, false},
-    {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, gptoss_halves_2, false, SPREAD}, 2, false},
+    {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, GPTOSS_2, true, SPREAD}, 0, true},
+    {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, GPTOSS_2, true, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
+    {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, SWIGLU, true, SPREAD}, 1, true},
+    {{{WF_NF4, 64, true}, 7, 5, 1, 320, 136, 0, 8, SWIGLU, false, SPREAD}, 0, false},
+    {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
+    {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, SWIGLU_PAIRS, true, SPREAD}, 0, false},
+    {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, GPTOSS_HALVES_2, false, SPREAD}, 2, false},
 };
 
 static void layer_on_the_gpu(void **state)
@@ -473,7 +491,7 @@ static void layer_on_the_gpu(void **state)
 static void loops_on_the_gpu_by_cublas(void **state)
 {
     static const struct gpu_setup many = {
-        {{WF_MXFP4, 0, false}, 700, 6, 4, 96, 64, 8, 8, gptoss_2, true, SPREAD}, 0, true};
+        {{WF_MXFP4, 0, false}, 700, 6, 4, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, true};
     (void)state;
     op_check_need_gpu();
     for (int64_t i = 0; i < MT_LEN(small_cases); i++) op_check_loops(run_gpu_layer, &small_cases[i]);
@@ -485,19 +503,19 @@ static void loops_on_the_gpu_by_cublas(void **state)
 static void layer_large_on_the_gpu(void **state)
 {
     static const struct gpu_setup cases[] = {
-        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, gptoss_2, true, SPREAD}, 0, false},
-        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, gptoss_2, true, SPREAD}, 2, false},
-        {{{WF_MXFP4, 0, false}, 130, 5, 1, 96, 64, 8, 8, gptoss_2, true, CROWDED}, 1, true},
-        {{{WF_MXFP4, 0, false}, 129, 8, 2, 192, 96, 8, 0, gptoss_halves_2, false, CROWDED}, 3, false},
-        {{{WF_NF4, 64, false}, 130, 8, 2, 256, 128, 64, 64, swiglu, false, SPREAD}, 0, false},
-        {{{WF_NF4, 64, true}, 130, 6, 2, 192, 96, 64, 8, swiglu_pairs, false, SPREAD}, 2, false},
-        {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, gptoss_halves_2, true, SPREAD}, 0, false},
-        {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, swiglu, false, SPREAD}, 0, false},
-        {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, gptoss_2, true, CROWDED}, 0, false},
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, 0, false},
+        {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, 2, false},
+        {{{WF_MXFP4, 0, false}, 130, 5, 1, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
+        {{{WF_MXFP4, 0, false}, 129, 8, 2, 192, 96, 8, 0, GPTOSS_HALVES_2, false, CROWDED}, 3, false},
+        {{{WF_NF4, 64, false}, 130, 8, 2, 256, 128, 64, 64, SWIGLU, false, SPREAD}, 0, false},
+        {{{WF_NF4, 64, true}, 130, 6, 2, 192, 96, 64, 8, SWIGLU_PAIRS, false, SPREAD}, 2, false},
+        {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, GPTOSS_HALVES_2, true, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, SWIGLU, false, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, GPTOSS_2, true, CROWDED}, 0, false},
         /* gradients of adapters from experts in several parts: of all experts; of one, in 25; of one among 50 */
-        {{{WF_MXFP4, 0, false}, 2600, 3, 2, 160, 96, 16, 64, gptoss_2, true, SPREAD}, 0, false},
-        {{{WF_BF16, 0, false}, 6200, 3, 1, 136, 40, 32, 8, swiglu, false, CROWDED}, 0, true},
-        {{{WF_BF16, 0, false}, 1500, 50, 2, 136, 72, 72, 24, swiglu, false, MIXED}, 0, false},
+        {{{WF_MXFP4, 0, false}, 2600, 3, 2, 160, 96, 16, 64, GPTOSS_2, true, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 6200, 3, 1, 136, 40, 32, 8, SWIGLU, false, CROWDED}, 0, true},
+        {{{WF_BF16, 0, false}, 1500, 50, 2, 136, 72, 72, 24, SWIGLU, false, MIXED}, 0, false},
     };
     (void)state;
     run_gpu_cases(cases, MT_LEN(cases));
@@ -506,8 +524,8 @@ static void layer_large_on_the_gpu(void **state)
 static void frozen_on_the_gpu(void **state)
 {
     static const struct setup cases[] = {
-        {{WF_MXFP4, 0, false}, 65, 5, 4, 96, 160, 16, 16, gptoss_2, true, SPREAD},
-        {{WF_NF4, 64, false}, 65, 5, 2, 128, 64, 8, 72, swiglu, false, SPREAD},
+        {{WF_MXFP4, 0, false}, 65, 5, 4, 96, 160, 16, 16, GPTOSS_2, true, SPREAD},
+        {{WF_NF4, 64, false}, 65, 5, 2, 128, 64, 8, 72, SWIGLU, false, SPREAD},
     };
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_frozen, &cases[i]);

@@ -435,7 +435,7 @@ static void test_optim_runs(void **state)
 
 struct gpu_router {
     int64_t n_tok, n_exp, top_k, dim;
-    struct packing_check packing;
+    struct weight_packing packing;
     enum router_kind kind;
     float coef;
     bool pooled, grid, twins; /* twins: odd experts are copies of the one before; off the grid, logits alone are seen */
@@ -526,8 +526,8 @@ static void router_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
-    static const struct packing_check bf16 = {WF_BF16, 0, false}, f32 = {WF_F32, 0, false}, f16 = {WF_F16, 0, false};
-    static const struct packing_check mxfp4 = {WF_MXFP4, 0, false}, nf4 = {WF_NF4, 64, true};
+    static const struct weight_packing bf16 = {WF_BF16, 0, false}, f32 = {WF_F32, 0, false}, f16 = {WF_F16, 0, false};
+    static const struct weight_packing mxfp4 = {WF_MXFP4, 0, false}, nf4 = {WF_NF4, 64, true};
     const enum router_kind some = ROUTER_CHOSEN, all = ROUTER_PROBABILITY;
     const struct gpu_router cases[] = {
         {0, 32, 4, 2880, bf16, some, 0.5f, true, true, false, 0},

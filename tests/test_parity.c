@@ -307,7 +307,7 @@ static void check_gradients(enum cfg_recompute recompute)
     int64_t labels = 0;
     char adapter[MT_PATH], ours[MT_PATH], theirs[MT_PATH];
     case_config(&cfg, scratch_dir());
-    cfg.train.recompute = recompute;
+    cfg.train.recompute = (int)recompute;
     OK(run_open_headers(&r, &cfg, false, &err));
     OK(run_open_data(&r, true, &err));
     OK(run_open_model(&r, path_in(adapter, fixture(parity_case), "adapter_init"), true, &err));

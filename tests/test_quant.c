@@ -219,7 +219,7 @@ static void check_tile(const struct weight *w, int64_t e, int64_t row, int64_t n
 static void test_tiles(void **state)
 {
     static const struct {
-        struct packing_check packing;
+        struct weight_packing packing;
         int64_t n_out, n_in, step;
     } cases[] = {
         {{WF_F32, 0, false}, 7, 10, 2},    {{WF_BF16, 0, false}, 7, 10, 2},   {{WF_F16, 0, false}, 7, 10, 2},
@@ -273,7 +273,7 @@ void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t 
 #endif
 
 struct dequant_case {
-    struct packing_check packing; /* WF_NONE: all bytes of MXFP4, or with block 16 or 32 random bits of F16 or F32 */
+    struct weight_packing packing; /* WF_NONE: all bytes of MXFP4, or with block 16 or 32 random bits of F16 or F32 */
     int64_t n_exp, n_out, n_in, first, count;
     bool skips; /* every third expert has no rows */
 };
@@ -513,7 +513,7 @@ static void test_zero_blocks(void **state)
 /* Packing what was unpacked gives the same values, though not always the same bytes. */
 static void test_idempotent(void **state)
 {
-    static const struct packing_check packings[] = {{WF_MXFP4, 0, false}, {WF_NF4, 64, false}, {WF_FP4, 64, false}};
+    static const struct weight_packing packings[] = {{WF_MXFP4, 0, false}, {WF_NF4, 64, false}, {WF_FP4, 64, false}};
     for (int p = 0; p < 3; p++) {
         struct weight w = make_packed(packings[p], 7, 2, 1, 64, 128), again = w;
         struct weight x = make_unpacked(&w);

@@ -12,7 +12,7 @@
 /* ---- the op ---- */
 
 struct decode_case {
-    struct packing_check packing;
+    struct weight_packing packing;
     int64_t n_exp, n_out, n_in;
 };
 static const struct decode_case decode_cases[] = {

@@ -129,8 +129,12 @@ struct welcome {
 
 static struct net_hello make_hello(const struct comm_place *p, enum net_purpose purpose, int to, int port)
 {
-    struct net_hello h = {
-        .purpose = purpose, .to = to, .rank = p->rank, .world = p->world, .port = port, .pid = (int32_t)getpid()};
+    struct net_hello h = {.purpose = (int32_t)purpose,
+                          .to = to,
+                          .rank = p->rank,
+                          .world = p->world,
+                          .port = port,
+                          .pid = (int32_t)getpid()};
     snprintf(h.version, sizeof(h.version), "%s", MT_VERSION);
     gethostname(h.host, sizeof(h.host) - 1);
     return h;
