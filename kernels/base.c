@@ -16,19 +16,20 @@
 static int shown(const unsigned char *p)
 {
     const int more = p[0] < 0x80 ? 0 : p[0] < 0xc2 ? -1 : p[0] < 0xe0 ? 1 : p[0] < 0xf0 ? 2 : p[0] < 0xf5 ? 3 : -1;
-    if (more < 0 || (p[0] < 32 && p[0] != '\n' && p[0] != '\t') || p[0] == 127) return 0;
+    if (more < 0 || (p[0] < 32 && p[0] != '\t') || p[0] == 127) return 0;
     for (int i = 1; i <= more; i++)
         if ((p[i] & 0xc0) != 0x80) return 0;
     const bool odd = (p[0] == 0xc2 || p[0] == 0xe0) ? p[1] < 0xa0 : p[0] == 0xf0 && p[1] < 0x90; /* C1, overlong */
     return odd ? 0 : more + 1;
 }
 
-/* A message may quote a hostile file or server: control characters that steer a terminal are removed. */
+/* A message may quote a hostile file or server: control characters that steer a terminal become "?". A message is one
+ * line: a line feed becomes a blank. */
 static void make_harmless(char *text)
 {
     for (unsigned char *p = (unsigned char *)text; *p;) {
         const int n = shown(p);
-        if (!n) *p = '?';
+        if (!n) *p = *p == '\n' ? ' ' : '?';
         p += MT_MAX(n, 1);
     }
 }

@@ -47,7 +47,10 @@ static void errors(void **state)
     err_prefix(&e, "%2000d", 7);
     assert_int_equal(strlen(e.msg), sizeof(e.msg) - 1);
     err_set(&e, "a\033[31mb\001\nc\td\177");
-    assert_string_equal(e.msg, "a?[31mb?\nc\td?");
+    assert_string_equal(e.msg, "a?[31mb? c\td?");
+    err_set(&e, "name \"%s\"", "a\nmoetrain: error: b"); /* a line feed in quoted text does not begin a second line */
+    err_prefix(&e, "%s", "c\nd");
+    assert_string_equal(e.msg, "c d: name \"a moetrain: error: b\"");
 }
 
 static void formats(void **state)
