@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/gguf.h"
 #include "data/safetensors.h"
@@ -685,6 +686,7 @@ static void mistakes_are_told_and_leave_nothing(void **state)
     struct config cfg;
     struct err err = {.msg = ""};
     const char *adapter = case_path("qwen3", "adapter_final"), *out = new_path(), *full = scratch_dir();
+    const char *link = new_path();
     make_config(&cfg, "qwen3", NULL);
     assert_int_equal(run(&cfg, adapter, "ggf", out, NULL, &err), -1);
     assert_says(err.msg, "did you mean gguf?");
@@ -696,6 +698,9 @@ static void mistakes_are_told_and_leave_nothing(void **state)
     OK(file_write_atomic(in(full, "mine"), "x", 1, &err));
     assert_int_equal(run(&cfg, adapter, "peft", full, NULL, &err), -1);
     assert_says(err.msg, "is not empty");
+    OK(symlink(scratch_dir(), link)); /* to an empty directory */
+    assert_int_equal(run(&cfg, adapter, "peft", link, NULL, &err), -1);
+    assert_says(err.msg, "is a symbolic link to /");
     cfg.data.eval[0] = 0;
     assert_int_equal(run(&cfg, adapter, "peft", out, NULL, &err), -1);
     assert_says(err.msg, "data.eval");

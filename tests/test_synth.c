@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "data/file.h"
 #include "data/tokenizer/tokenizer.h"
@@ -346,14 +347,18 @@ static void test_refusals(void **state)
 {
     (void)state;
     struct err err;
-    const char *full = scratch_dir(), *file = place("file");
-    char inside[MT_PATH];
+    const char *full = scratch_dir(), *file = place("file"), *link = place("link");
+    char inside[MT_PATH], slash[MT_PATH + 1];
     snprintf(inside, sizeof(inside), "%s/kept", full);
     assert_int_equal(file_write_atomic(inside, "x", 1, &err), 0);
     assert_int_equal(file_write_atomic(file, "x", 1, &err), 0);
     assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = full}, "not empty");
     assert_true(file_exists(inside));
     assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .dir = file}, "not a directory");
+    assert_int_equal(symlink(scratch_dir(), link), 0); /* to an empty directory */
+    snprintf(slash, sizeof(slash), "%s/", link);
+    assert_refused((struct synth_options){.arch = "olmoe-tiny", .dir = link}, "is a symbolic link to /");
+    assert_refused((struct synth_options){.arch = "olmoe-tiny", .dir = slash}, "is a symbolic link to /");
     assert_refused((struct synth_options){.arch = "gpt-os-20b"}, "\"gpt-oss-20b\"");
     assert_refused((struct synth_options){.arch = "llama"}, "moetrain synth");
     assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4 or bf16");

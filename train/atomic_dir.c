@@ -75,9 +75,11 @@ void atomic_dir_remove(const char *dir) { discard(dir, dir, dir); }
 
 int atomic_dir_check_new(const char *dir, const char *advice, struct err *err)
 {
-    char **names;
+    char **names, path[MT_PATH], target[MT_PATH] = "";
     int64_t n;
-    if (file_check_dirs(dir, err)) return -1;
+    if (file_check_dirs(dir, err) || sibling(dir, "", path, err)) return -1;
+    if (readlink(path, target, sizeof(target) - 1) >= 0) /* the renaming of atomic_dir_commit would replace the link */
+        return err_set(err, "%s is a symbolic link to %s: remove the link, or %s", path, target, advice);
     if (!file_exists(dir)) return 0;
     if (file_list(dir, &names, &n, err)) return -1;
     file_list_free(names, n);

@@ -5,8 +5,8 @@
 
 #include "kernels/base.h"
 
-/* Checks before work whose output goes to dir: an error unless dir is an empty directory or can be created. The error
- * ends with advice on how to name another one. */
+/* Checks before work whose output goes to dir: an error unless dir is an empty directory, not a symbolic link, or
+ * can be created. The error ends with advice on how to name another one. */
 int atomic_dir_check_new(const char *dir, const char *advice, struct err *err) MT_CHECK;
 /* Creates the empty directory PARENT/.tmp-NAME for PARENT/NAME = dir and sets tmp to its path. Creates missing parents;
  * deletes an older .tmp-NAME. */
