@@ -121,7 +121,7 @@ check_includes() {
         home("^jansson\\.h$", "^data/json\\.c$")
         home("^pcre2\\.h$", "^data/tokenizer/split\\.c$")
         home("^utf8proc\\.h$", "^data/tokenizer/normalize\\.c$")
-        home("^curl/", "^data/hub/hub_http\\.c$")
+        home("^curl/", "^data/hub/hub_curl\\.h$")
         home("^ini\\.h$", "^train/config\\.c$")
         home("^(cblas|openblas_config)\\.h$|^omp\\.h$", "^kernels/cpu/")
         home("^(cuda|cublas|cupti|cudnn|nccl|nvtx|cooperative_groups|mma)", "^kernels/cuda/|^tests/op_check\\.c$")
@@ -195,7 +195,9 @@ prove() {
         printf '/* ops.c - o */\nvoid op_add(int x) {}\n' > "$tree/kernels/ops.c"
         printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
         printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file.c"
-        printf '/* hub_http.c - h */\n#include <curl/curl.h>\nchar *s = getenv("HF_HUB_CACHE");\n' \
+        printf '/* hub_curl.h - h */\n#ifndef MT_HUB_CURL_H\n#define MT_HUB_CURL_H\n#include <curl/curl.h>\n#endif\n' \
+            > "$tree/data/hub/hub_curl.h"
+        printf '/* hub_http.c - h */\n#include "data/hub/hub_curl.h"\nchar *s = getenv("HF_HUB_CACHE");\n' \
             > "$tree/data/hub/hub_http.c"
     }
     expect() { # PLACE TEXT: lint.sh names it

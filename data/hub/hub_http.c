@@ -4,12 +4,9 @@
  * as they arrive, so after an interruption the next request begins where the file ends. A partial file of an earlier
  * process is hashed once, before its first request. A resolve URL redirects to a signed URL that expires, so every try
  * begins with the resolve URL. This file follows redirects, since older versions of libcurl forward the token. The
- * token is sent only to the origin of the first address, and https is never redirected to http.
- *
- * libcurl is loaded at the first download, so the program also runs where it is not installed. */
+ * token is sent only to the origin of the first address, and https is never redirected to http. */
 #include "data/hub/hub_http.h"
 
-#include <curl/curl.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -21,6 +18,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "data/hub/hub_curl.h"
 #include "data/hub/hub_url.h"
 #include "data/hub/hub_verify.h"
 #include "data/json.h"
@@ -49,65 +47,7 @@
 
 int64_t hub_http_limit_ms = 120000;
 
-/* ---- libcurl */
-
-#define CURL_CALLS(X)                                                                                                  \
-    X(global_init)                                                                                                     \
-    X(easy_init)                                                                                                       \
-    X(easy_setopt)                                                                                                     \
-    X(easy_getinfo)                                                                                                    \
-    X(easy_cleanup)                                                                                                    \
-    X(easy_strerror)                                                                                                   \
-    X(slist_append)                                                                                                    \
-    X(slist_free_all)                                                                                                  \
-    X(multi_init)                                                                                                      \
-    X(multi_add_handle)                                                                                                \
-    X(multi_remove_handle)                                                                                             \
-    X(multi_perform)                                                                                                   \
-    X(multi_poll)                                                                                                      \
-    X(multi_info_read)                                                                                                 \
-    X(multi_cleanup)
-#define X(name) __typeof__(&(curl_##name)) name;
-static struct {
-    CURL_CALLS(X) void *library;
-} curl;
-#undef X
-
-static void *find_curl(void)
-{
-    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
-    return library_open(names, MT_LEN(names));
-}
-
-const char *hub_http_library(char name[64])
-{
-    __typeof__(&curl_version) version = NULL;
-    const struct library_call call = {"curl_version", &version};
-    void *library = find_curl();
-    const bool found = library && !library_find(library, "libcurl", &call, 1, NULL);
-    const char *text = found ? version() : ""; /* "libcurl/7.88.1 OpenSSL/3.0.11 ..." */
-    const size_t slash = strcspn(text, "/");
-    if (text[slash])
-        snprintf(name, 64, "libcurl %.*s", (int)strcspn(text + slash + 1, " "), text + slash + 1);
-    else
-        snprintf(name, 64, "libcurl: not installed");
-    return name;
-}
-
-static int open_curl(struct err *err)
-{
-#define X(name) {"curl_" #name, &curl.name},
-    static const struct library_call calls[] = {CURL_CALLS(X)};
-#undef X
-    void *library;
-    if (curl.library) return 0;
-    library = find_curl();
-    if (!library) return err_set(err, "downloading needs libcurl, which is not installed: apt-get install libcurl4");
-    if (library_find(library, "libcurl", calls, MT_LEN(calls), err)) return -1;
-    if (curl.global_init(CURL_GLOBAL_DEFAULT)) return err_set(err, "cannot initialise libcurl");
-    curl.library = library;
-    return 0;
-}
+const char *hub_http_library(char name[64]) { return hub_curl_version(name); }
 
 /* ---- a transfer */
 
@@ -196,9 +136,9 @@ static void try_again(struct transfer *t, int64_t wait_s, const char *why)
 static void drop_easy(struct transfer *t, CURLM *multi)
 {
     if (!t->easy) return;
-    curl.multi_remove_handle(multi, t->easy);
-    curl.easy_cleanup(t->easy);
-    curl.slist_free_all(t->headers);
+    hub_curl.multi_remove_handle(multi, t->easy);
+    hub_curl.easy_cleanup(t->easy);
+    hub_curl.slist_free_all(t->headers);
     t->easy = NULL;
     t->headers = NULL;
 }
@@ -335,7 +275,7 @@ static int begin_body(struct transfer *t, long status)
         return fail(t, "asked for the bytes from %lld of %lld on, the server sends those from %lld of %lld on", have,
                     size, (long long)r->range_from, (long long)r->range_size);
     }
-    curl.easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+    hub_curl.easy_getinfo(t->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
     if (length >= 0 && length != size)
         return fail(t, "the hub lists %lld bytes, the server has %lld", size, (long long)length);
     return have ? start_over(t, "the server cannot resume in the middle of a file") : 0;
@@ -388,7 +328,7 @@ static size_t on_body(char *data, size_t one, size_t n, void *user)
     struct transfer *t = user;
     long status = 0;
     (void)one;
-    curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+    hub_curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     if (status != 200 && status != 206) { /* an error page */
         t->page += (int64_t)n;
         t->cut = t->page > PAGE_MAX;
@@ -505,8 +445,8 @@ static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
     long status = 0;
     char why[sizeof(r->code) + sizeof(r->message) + 64];
     const char *to = NULL;
-    curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
-    curl.easy_getinfo(t->easy, CURLINFO_REDIRECT_URL, &to);
+    hub_curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
+    hub_curl.easy_getinfo(t->easy, CURLINFO_REDIRECT_URL, &to);
     if (t->cut) rc = CURLE_OK;
     if (!t->failed && rc == CURLE_OK && to) {
         follow(t, to); /* before libcurl frees the address */
@@ -515,7 +455,7 @@ static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
     }
     drop_easy(t, multi);
     if (t->failed) return;
-    const char *words = t->why[0] ? t->why : curl.easy_strerror(rc);
+    const char *words = t->why[0] ? t->why : hub_curl.easy_strerror(rc);
     if (t->viewer && status >= 400) read_error(t);
     snprintf(why, sizeof(why), "HTTP %ld%s%s%s%s%s", status, status == 429 ? " (too many requests)" : "",
              r->code[0] ? " " : "", r->code, r->message[0] ? ": " : "", r->message);
@@ -545,7 +485,7 @@ static void finish(struct transfer *t, CURLM *multi, CURLcode rc)
 
 static void add_header(struct transfer *t, const char *line)
 {
-    t->headers = curl.slist_append(t->headers, line);
+    t->headers = hub_curl.slist_append(t->headers, line);
     MT_REQUIRE(t->headers, "curl_slist_append: out of memory");
 }
 
@@ -554,7 +494,7 @@ static CURLcode set_options(struct transfer *t)
 {
     char range[64];
     CURLcode rc = CURLE_OK;
-#define SET(option, value) rc = rc ? rc : curl.easy_setopt(t->easy, option, value)
+#define SET(option, value) rc = rc ? rc : hub_curl.easy_setopt(t->easy, option, value)
     if (t->header) {
         snprintf(range, sizeof(range), "%lld-%lld", (long long)t->have, (long long)header_end(t) - 1);
         SET(CURLOPT_RANGE, range);
@@ -587,7 +527,7 @@ static void send_request(struct transfer *t, CURLM *multi)
 {
     const struct hub_env *env = t->repo->env;
     char line[sizeof(env->token) + 64];
-    t->easy = curl.easy_init();
+    t->easy = hub_curl.easy_init();
     MT_REQUIRE(t->easy, "curl_easy_init failed");
     t->why[0] = 0;
     t->unreachable = t->cut = false;
@@ -600,10 +540,10 @@ static void send_request(struct transfer *t, CURLM *multi)
     const CURLcode rc = set_options(t);
     if (rc) {
         fail(t, "this machine's libcurl lacks an option that is needed (%s): install a newer one",
-             curl.easy_strerror(rc));
+             hub_curl.easy_strerror(rc));
         return;
     }
-    curl.multi_add_handle(multi, t->easy);
+    hub_curl.multi_add_handle(multi, t->easy);
     t->state = RUNNING;
 }
 
@@ -679,7 +619,7 @@ static void show(struct progress *p, const struct hub_repo *repo, int64_t have, 
 /* Runs all transfers until they end or one fails. */
 static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
 {
-    CURLM *multi = curl.multi_init();
+    CURLM *multi = hub_curl.multi_init();
     MT_REQUIRE(multi, "curl_multi_init failed");
     int64_t unfinished = n;
     bool failed = false;
@@ -701,21 +641,21 @@ static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
         if (p) show(p, t->repo, have, received);
         if (failed || !unfinished) break;
         progress(); /* the stall limit watches a transfer itself */
-        curl.multi_perform(multi, &rest);
-        for (CURLMsg *m; !failed && (m = curl.multi_info_read(multi, &rest));) {
+        hub_curl.multi_perform(multi, &rest);
+        for (CURLMsg *m; !failed && (m = hub_curl.multi_info_read(multi, &rest));) {
             struct transfer *of = NULL;
-            curl.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&of);
+            hub_curl.easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&of);
             finish(of, multi, m->data.result);
             failed = of->failed;
             wait_ms = 0; /* a slot is free */
         }
-        if (!failed) curl.multi_poll(multi, NULL, 0, wait_ms, NULL);
+        if (!failed) hub_curl.multi_poll(multi, NULL, 0, wait_ms, NULL);
     }
     for (int64_t i = 0; i < n; i++) {
         drop_easy(&t[i], multi);
         close_file(&t[i]);
     }
-    curl.multi_cleanup(multi);
+    hub_curl.multi_cleanup(multi);
     return failed ? -1 : 0;
 }
 
@@ -723,7 +663,8 @@ char *hub_http_text(const struct hub_repo *repo, const char *path, int64_t *size
 {
     struct transfer t = {.repo = repo, .err = err, .lock = -1, .fd = -1};
     *unreachable = false;
-    if (open_curl(err) || str_format(t.url, URL_MAX, err, "address", "%s/%s", repo->env->endpoint, path)) return NULL;
+    if (hub_curl_open(err) || str_format(t.url, URL_MAX, err, "address", "%s/%s", repo->env->endpoint, path))
+        return NULL;
     const int rc = run_transfers(&t, 1, NULL);
     *unreachable = t.unreachable;
     *size = t.have;
@@ -737,7 +678,7 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
     static const char https[] = "https://";
     const char *endpoint = repo->env->endpoint;
     const bool own = !strncmp(endpoint, https, strlen(https));
-    if (open_curl(err)) return -1;
+    if (hub_curl_open(err)) return -1;
     struct transfer *t = mem_array(n, sizeof(*t));
     int rc = 0;
     for (int64_t i = 0; i < n && !rc; i++) {
@@ -761,7 +702,7 @@ int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *fi
     struct progress p = {.start_ms = clock_ms()};
     char a[32], b[32];
     int64_t missing = 0;
-    if (open_curl(err) || hub_cache_reserve(repo, files, n, err)) return -1;
+    if (hub_curl_open(err) || hub_cache_reserve(repo, files, n, err)) return -1;
     struct transfer *t = mem_array(MT_MAX(n, 1), sizeof(*t));
     for (int64_t i = 0; i < n; i++) {
         if (hub_cache_has(repo, files[i])) continue;
@@ -784,7 +725,7 @@ int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *fi
 int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, char **text,
                      int64_t *size, struct err *err)
 {
-    if (open_curl(err)) return -1;
+    if (hub_curl_open(err)) return -1;
     struct transfer *t = mem_array(MT_MAX(n, 1), sizeof(*t));
     for (int64_t i = 0; i < n; i++)
         t[i] = (struct transfer){.repo = repo, .file = files[i], .err = err, .lock = -1, .fd = -1, .header = true};

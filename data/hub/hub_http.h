@@ -1,4 +1,4 @@
-/* hub_http.h - GET from the hub: one small answer, or many files at once into the cache. The only user of libcurl. */
+/* hub_http.h - GET from the hub: one small answer, or many files at once into the cache. */
 #ifndef MT_HUB_HTTP_H
 #define MT_HUB_HTTP_H
 
@@ -28,7 +28,6 @@ int hub_http_headers(const struct hub_repo *repo, const struct hub_file *const *
                      int64_t *size, struct err *err) MT_CHECK;
 /* Total milliseconds for a small answer, even when bytes keep arriving. */
 extern int64_t hub_http_limit_ms;
-/* "libcurl 7.88.1": the version on this machine, or that there is none. */
-const char *hub_http_library(char name[64]);
+const char *hub_http_library(char name[64]); /* hub_curl_version */
 
 #endif

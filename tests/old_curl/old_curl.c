@@ -7,7 +7,7 @@ enum {
     OK,
     UNKNOWN_OPTION = 48,
     FOLLOWLOCATION = 52
-}; /* values of curl.h, which only data/hub/hub_http.c may include */
+}; /* values of curl.h, which only data/hub/hub_curl.h may include */
 
 static int handle;
 
