@@ -73,16 +73,19 @@ static int rank_error(struct comm *all, const struct comm_place *place, struct e
     return EXIT_USER;
 }
 
-/* Runs training, or with `eval` an evaluation of `adapter` (NULL: of the base model), on all ranks. */
-static int run_ranks(const struct config *cfg, bool eval, const char *adapter, struct err *err)
+/* Runs training, or with `eval` an evaluation of its adapter, on all ranks. */
+static int run_ranks(const struct config *cfg, const struct eval_args *eval, struct err *err)
 {
     struct comm_place place;
     struct comm all = COMM_ALONE;
+    const bool adapted = eval && !eval->base;
+    char adapter[MT_PATH];
     int code = EXIT_DONE;
+    if (config_validate(cfg, err) || (adapted && adapter_dir_of(adapter, eval->adapter, cfg, "--base", err))) return -1;
     int rc = launch(&place, cfg, &code, err);
     if (rc) return rc < 0 ? -1 : code;
     rc = launch_meet(&all, &place, cfg, err);
-    if (!rc) rc = eval ? commands_eval(cfg, adapter, &all, err) : loop_train(cfg, &all, err);
+    if (!rc) rc = eval ? commands_eval(cfg, adapted ? adapter : NULL, &all, err) : loop_train(cfg, &all, err);
     if (rc < 0) return rank_error(&all, &place, err);
     if (!eval && all.rank == 0) closing_print(cfg, cli_program, stderr);
     comm_close(&all);
@@ -92,18 +95,10 @@ static int run_ranks(const struct config *cfg, bool eval, const char *adapter, s
 static int do_train(const void *args, struct config *cfg, struct err *err)
 {
     (void)args;
-    return run_ranks(cfg, false, NULL, err);
+    return run_ranks(cfg, NULL, err);
 }
 
-static int do_eval(const void *args, struct config *cfg, struct err *err)
-{
-    const struct eval_args *a = args;
-    char adapter[MT_PATH];
-    if (config_validate(cfg, err)) return -1;
-    if (a->base) return run_ranks(cfg, true, NULL, err);
-    if (adapter_dir_of(adapter, a->adapter, cfg, "--base", err)) return -1;
-    return run_ranks(cfg, true, adapter, err);
-}
+static int do_eval(const void *args, struct config *cfg, struct err *err) { return run_ranks(cfg, args, err); }
 
 static int do_generate(const void *args, struct config *cfg, struct err *err) { return generate_run(args, cfg, err); }
 

@@ -270,7 +270,7 @@ int launch(struct comm_place *place, const struct config *cfg, int *code, struct
     struct found f;
     int64_t n;
     *place = (struct comm_place){.world = 1, .listener = -1, .timeout_s = cfg->parallel.timeout_s};
-    if (config_validate(cfg, err) || find_launcher(&f, err)) return -1;
+    if (find_launcher(&f, err)) return -1;
     if (f.world > 1) return from_launcher(place, &f, cfg, err);
     if (count_ranks(cfg, &n, err)) return -1;
     return n > 1 ? start_ranks(place, n, code, err) : 0;
