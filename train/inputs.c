@@ -61,10 +61,9 @@ static int look_at_output(const char *dir, struct err *err)
     } outputs[] = {{"checkpoints", true},  {"adapter", true},     {"best", true},
                    {"report.html", false}, {"config.ini", false}, {"metrics.jsonl", false}};
     char path[MT_PATH];
-    struct stat st;
     for (int64_t i = 0; i < MT_LEN(outputs); i++) {
         if (str_format(path, sizeof(path), err, "output.dir", "%s/%s", dir, outputs[i].name)) return -1;
-        if (!stat(path, &st) && S_ISDIR(st.st_mode) != outputs[i].dir)
+        if (file_exists(path) && file_is_dir(path) != outputs[i].dir)
             return err_set(err, "%s is %s, and a run writes a %s there: move it away", path,
                            outputs[i].dir ? "not a directory" : "a directory", outputs[i].dir ? "directory" : "file");
     }
