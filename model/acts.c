@@ -1,4 +1,4 @@
-/* acts.c - lays out the activations of one micro-batch on the work arena, group by group (acts.h). */
+/* acts.c - allocates the activations of one micro-batch on the work arena, group by group (acts.h). */
 #include "model/acts.h"
 
 #include "model/dispatch.h"
@@ -35,7 +35,7 @@ void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int
     s->layouts = mem_array(n_layer, sizeof(*s->layouts));
 }
 
-/* The tensors of one group, the layer's and those of its kinds. */
+/* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network. */
 static void push_group(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
     if (group == ACTS_MIXER) {
@@ -59,7 +59,7 @@ static void push_groups(struct acts_plan *p, struct layer_acts *s, const struct 
         if (p->saved[g] == saved) push_group(p, s, g);
 }
 
-/* What is not saved: the layers lie on top of each other, as one is under way at a time. */
+/* Groups that are not saved: all layers share one slot, because only one layer is computed at a time. */
 static void push_slot(const struct acts *s, struct acts_plan *p, const struct adapters *ad)
 {
     struct arena *work = &p->dev->work;

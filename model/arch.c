@@ -1,4 +1,4 @@
-/* arch.c - one row per model family, and the reader of config.json in the spellings of transformers 4 and 5. */
+/* arch.c - the table of model families, and the reader of config.json as transformers 4 and 5 write it. */
 #include "model/arch.h"
 
 #include <math.h>
@@ -6,22 +6,22 @@
 
 #include "model/layer.h"
 
-/* What config.json does not say. A family with another formula adds a field here, not a branch elsewhere. */
+/* Facts that config.json does not contain. A family with a new formula adds a field here, not a branch elsewhere. */
 struct family {
     const char *model_type;
-    const struct mixer_kind *mixer;     /* of every layer */
-    const struct ffn_kind *ffn, *dense; /* of layers with experts, and without */
+    const struct mixer_kind *mixer;     /* kind of every layer */
+    const struct ffn_kind *ffn, *dense; /* kinds of layers with and without routed experts */
     struct tensor_names names;
-    const char *width;               /* key of the width of an expert */
-    double theta, eps, alpha, limit; /* class defaults of transformers */
+    const char *width;               /* config.json's key for the width of an expert */
+    double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
     int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
     int64_t max_len, window;
     bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
-    bool rope_named;   /* rope_scaling or rope_parameters must be there: without it the model would not be itself */
-    bool kv_as_heads;  /* num_key_value_heads may be missing: as many as heads */
-    bool norm_topk;    /* norm_topk_prob is read, false when missing: probabilities stay as they are */
+    bool rope_named;   /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
+    bool kv_as_heads;  /* num_key_value_heads may be missing: then K = H */
+    bool norm_topk;    /* norm_topk_prob is read; missing means false: gates are not renormalised */
     bool may_be_dense; /* mlp_only_layers and decoder_sparse_step are read */
-    enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* which layers slide when layer_types is absent */
+    enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* layers with a sliding window when layer_types is absent */
     enum qk_norm qk_norm;
     struct glu glu;
 };
@@ -103,7 +103,7 @@ static int find_family(const struct family **out, struct json root, struct err *
         root, err, "model_type \"%s\" is not supported; this version trains: gpt_oss, qwen3_moe, olmoe, mixtral", type);
 }
 
-/* A count that goes by two names; a file that has both must agree with itself. */
+/* Reads a count that has two names; if the file has both, they must be equal. */
 static int read_count(struct json root, const char *name, const char *other, int64_t *out, struct err *err)
 {
     const bool has = json_has(root, name);
@@ -152,7 +152,7 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* transformers 5 has one rope_parameters, 4 has rope_theta beside rope_scaling; rope_type was once called type. */
+/* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. An older name of rope_type is type. */
 static int read_rope(struct rope_arch *r, struct json root, const struct family *f, struct err *err)
 {
     struct json scaling = json_find(root, "rope_parameters");
@@ -211,7 +211,7 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
         if (!strcmp(name, "sliding_attention") && window)
             a->window[l] = window;
         else if (!strcmp(name, "sliding_attention"))
-            return json_error(item, err, "slides, but sliding_window is not set");
+            return json_error(item, err, "is sliding_attention, but sliding_window is not set");
         else if (!strcmp(name, "full_attention"))
             a->window[l] = 0;
         else
@@ -220,7 +220,8 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     return 0;
 }
 
-/* Layers without experts: architectures of Qwen name them, or every n-th layer alone has experts. */
+/* Finds the dense layers. Qwen's configurations list them (mlp_only_layers), or give experts only to every n-th layer
+ * (decoder_sparse_step). */
 static int read_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     int64_t step = 1, layer;
@@ -238,7 +239,7 @@ static int read_dense(struct arch *a, struct json root, const struct family *f, 
     return any ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
 }
 
-/* Whatever this program has no code for, by the name that switches it on. */
+/* Rejects features that moetrain does not implement. */
 static int refuse_variants(struct json root, struct err *err)
 {
     bool slides = false;
@@ -254,7 +255,7 @@ static int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
-/* Switches whose other setting would change the mathematics without this program noticing. */
+/* Reads the settings that change the mathematics, and rejects unsupported values. */
 static int read_switches(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
@@ -322,9 +323,9 @@ struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
 
-/* RoPE, or YaRN (arXiv 2309.00071): slow channels are stretched by `factor`, fast ones kept, a ramp between.
- * Frequencies and angles are rounded to f32 where transformers rounds them: at position 100,000 the f32 angle is what
- * the model was trained on, not the exact one. */
+/* RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and interpolates
+ * between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was trained with
+ * these rounded angles (they matter at positions near 100,000). */
 static void rope_frequencies(const struct arch *a, float *inv_freq)
 {
     const struct rope_arch *r = &a->rope;

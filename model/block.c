@@ -1,7 +1,7 @@
-/* block.c - one layer, forward and backward, as numbered steps that mirror each other.
+/* block.c - one layer: forward in four numbered steps, backward in the same steps in reverse order.
  *
  *   x [T,D] -> 1 norm -> attn_norm -> 2 mixer -> + x = h [T,D]        mixer: attention                 mixer_*.c
- *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or one network   ffn_*.c */
+ *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or dense   ffn_*.c */
 #include "model/block.h"
 
 void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, const struct lora_layer *lora)

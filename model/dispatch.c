@@ -1,5 +1,5 @@
-/* dispatch.c - rows of experts on other ranks: sent, computed there, sent back. Every rank of ep makes the same calls
- * for every layer, whether or not rows go to it or come from it. */
+/* dispatch.c - expert parallelism (dispatch.h). Every rank of ep makes the same calls for every layer, even if it sends
+ * or receives no rows. */
 #include "model/dispatch.h"
 
 #include <math.h>
@@ -18,22 +18,22 @@ static struct tensor push(const struct block *b, enum dtype t, int64_t rows, int
 
 static const struct tensor absent = {0};
 
-/* The same elements as rows of one: gates [T,J] by slot. */
+/* A view of gates [T,J] as [T*J, 1]. */
 static struct tensor by_slot(struct tensor x) { return tensor_2d(x.data, x.dtype, tensor_count(x), 1); }
 static struct tensor flat(struct tensor x) { return tensor_1d(x.data, x.dtype, tensor_count(x)); }
 static struct tensor cut(struct tensor x, int64_t n) { return x.ndim ? tensor_rows(x, 0, n) : x; }
 
 /* ---- memory */
 
-/* Tokens of the largest chunk: of more than two the first and the last are half as large. */
+/* Tokens of the largest chunk. With more than two chunks the first and the last are half as large. */
 static int64_t chunk_tok(const struct ep_options *o)
 {
     const int64_t n = o->n_chunk > 2 ? o->n_chunk - 1 : o->n_chunk;
     return (o->n_tok + n - 1) / n;
 }
 
-/* Rows that a rank has room for when every rank sends those of n_tok tokens; at least those of one token of each. */
-static int64_t room_for(const struct acts *s, int64_t n_tok, int64_t top_k)
+/* Capacity in rows of one rank, for n_tok tokens of every rank: at least the rows of one token of every rank. */
+static int64_t capacity_for(const struct acts *s, int64_t n_tok, int64_t top_k)
 {
     const int64_t n = s->n_ep;
     return MT_MAX((int64_t)ceil(MT_MIN(s->ep.capacity_factor, (double)n) * (double)n_tok), n) * top_k;
@@ -42,13 +42,13 @@ static int64_t room_for(const struct acts *s, int64_t n_tok, int64_t top_k)
 static int64_t n_row(const struct acts_plan *p, const struct ffn_size *size)
 {
     const struct ep_options *o = &p->acts->ep;
-    return room_for(p->acts, p->saved[ACTS_FFN] ? o->n_tok : chunk_tok(o), size->top_k);
+    return capacity_for(p->acts, p->saved[ACTS_FFN] ? o->n_tok : chunk_tok(o), size->top_k);
 }
 
 void acts_push_recv_buf(struct acts *s, struct device *dev, const struct arch *a)
 {
     if (!s->ep.n_tok) return;
-    const int64_t n = room_for(s, chunk_tok(&s->ep), a->top_k), n_local = chunk_tok(&s->ep) * a->top_k;
+    const int64_t n = capacity_for(s, chunk_tok(&s->ep), a->top_k), n_local = chunk_tok(&s->ep) * a->top_k;
     struct recv_buf *r = &s->recv_buf;
     for (int i = 0; i < 2; i++) {
         r->rows[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
@@ -62,12 +62,12 @@ void acts_push_recv_buf(struct acts *s, struct device *dev, const struct arch *a
 
 /* ---- chunks */
 
-/* Some of this rank's tokens, and the rows of experts that they and the other ranks' tokens make. */
+/* Tokens first .. first+n_tok-1 of this rank, and the rows that it sends and receives for them. */
 struct chunk {
     int64_t first, n_tok;
-    int64_t n_sent, n_here; /* rows from here, and rows that come here */
-    int64_t first_here;     /* in what is kept of the layer; 0: nothing is */
-    const int32_t *offs;    /* [P, E+1] host: of every rank */
+    int64_t n_sent, n_recv; /* rows that this rank sends and receives */
+    int64_t first_saved;    /* first row in the saved activations; 0 when none are saved */
+    const int32_t *offs;    /* [P, E+1] host: route.offs of every rank */
 };
 
 /* Rows that rank `from` sends to rank `to`. */
@@ -87,18 +87,18 @@ static int64_t count_to(const struct block *b, const int32_t *offs, int to)
 
 static int64_t offs_size(const struct block *b) { return b->ep->world * (b->a->n_exp + 1); }
 
-/* Rows of a chunk that a rank has room for. */
-static int64_t room(const struct block *b) { return b->recv_buf->rows[0].shape[0]; }
+/* Capacity of the receive buffer in rows. */
+static int64_t capacity(const struct block *b) { return b->recv_buf->rows[0].shape[0]; }
 
-/* Tokens before chunk i of n. The first and the last chunk are half as large as the others: no compute overlaps with
- * the dispatch of the one and the combine of the other. */
+/* Tokens before chunk i of n. The first and the last chunk are half as large as the others, because no compute overlaps
+ * with the dispatch of the first and the combine of the last. */
 static int64_t tokens_before(int64_t n_tok, int64_t i, int64_t n)
 {
     const int64_t units = 2 * n - 2;
     return i == 0 ? 0 : i == n ? n_tok : n_tok * (2 * i - 1) / units;
 }
 
-/* Rows that come here before those of chunk i. */
+/* Rows that this rank receives in chunks 0 .. i-1. */
 static int64_t rows_before(const struct block *b, const struct layout *d, int64_t i)
 {
     int64_t sum = 0;
@@ -106,7 +106,7 @@ static int64_t rows_before(const struct block *b, const struct layout *d, int64_
     return sum;
 }
 
-/* A dry run takes all that may come. */
+/* Chunk `index`. A dry run assumes a full receive buffer. */
 static struct chunk chunk_of(const struct block *b, const struct layer_acts *s, int64_t index)
 {
     const struct layout *d = s->moe.layout;
@@ -114,17 +114,17 @@ static struct chunk chunk_of(const struct block *b, const struct layer_acts *s, 
     struct chunk p = {.first = tokens_before(n_tok, index, d->n_chunk)};
     p.n_tok = tokens_before(n_tok, index + 1, d->n_chunk) - p.first;
     p.n_sent = p.n_tok * b->a->top_k;
-    p.n_here = room(b);
+    p.n_recv = capacity(b);
     if (b->dev->dry_run) return p;
     p.offs = d->offs + index * offs_size(b);
-    p.n_here = count_to(b, p.offs, b->ep->rank);
-    p.first_here = d->kept ? rows_before(b, d, index) : 0;
+    p.n_recv = count_to(b, p.offs, b->ep->rank);
+    p.first_saved = d->saved ? rows_before(b, d, index) : 0;
     return p;
 }
 
 static struct tensor tokens(struct tensor x, const struct chunk *p) { return tensor_rows(x, p->first, p->n_tok); }
 
-/* The route of a chunk's own tokens: of all experts' rows those for one rank together. offs is the layer's own. */
+/* The route of this rank's tokens in a chunk, sorted by expert within the chunk. offs is unused: the whole layer's. */
 static struct route route_local(const struct layer_acts *s, const struct chunk *p)
 {
     const struct route *r = &s->moe.route;
@@ -138,8 +138,9 @@ static struct route route_local(const struct layer_acts *s, const struct chunk *
 
 /* ---- layout */
 
-/* Sorts chunks first .. first+n-1, each by itself, and shares their counts; one wait for the device. */
-static void count_some(const struct block *b, const struct layer_acts *s, int64_t first, int64_t n)
+/* Sorts each of the chunks first .. first+n-1 by expert and gathers the counts of all ranks. Waits for the device once.
+ */
+static void count_rows(const struct block *b, const struct layer_acts *s, int64_t first, int64_t n)
 {
     struct device *dev = b->dev;
     struct layout *d = s->moe.layout;
@@ -163,47 +164,48 @@ static void count_some(const struct block *b, const struct layer_acts *s, int64_
     arena_release(&dev->work, mark);
 }
 
-/* Is there room for what any rank is to take, of each chunk? */
+/* Whether every chunk fits the receive buffer of every rank. */
 static bool fits(const struct block *b, const struct layer_acts *s)
 {
     const struct layout *d = s->moe.layout;
     for (int64_t i = 0; i < d->n_chunk; i++)
         for (int p = 0; p < b->ep->world; p++)
-            if (count_to(b, d->offs + i * offs_size(b), p) > room(b)) return false;
+            if (count_to(b, d->offs + i * offs_size(b), p) > capacity(b)) return false;
     return true;
 }
 
-/* Into as few chunks as possible, at least n. save: pre is there until the backward. */
-static void lay_out(const struct block *b, const struct layer_acts *s, int64_t n, bool save)
+/* Divides the layer into as few chunks as fit, at least n. save: keep pre until the backward if all rows fit. */
+static void plan_chunks(const struct block *b, const struct layer_acts *s, int64_t n, bool save)
 {
     struct layout *d = s->moe.layout;
-    d->kept = false;
+    d->saved = false;
     for (d->n_chunk = n;; d->n_chunk *= 2) {
         if (d->n_chunk > d->cap) {
             mem_free(d->offs);
             d->cap = d->n_chunk;
             d->offs = mem_array(d->cap * offs_size(b), sizeof(*d->offs));
         }
-        for (int64_t i = 0; i < d->n_chunk; i += n) count_some(b, s, i, n);
+        for (int64_t i = 0; i < d->n_chunk; i += n) count_rows(b, s, i, n);
         if (fits(b, s)) break;
     }
     *b->n_chunk = MT_MAX(*b->n_chunk, d->n_chunk);
-    d->kept = save && rows_before(b, d, d->n_chunk) <= s->moe.pre.shape[0];
+    d->saved = save && rows_before(b, d, d->n_chunk) <= s->moe.pre.shape[0];
 }
 
-/* ---- a layer under way */
+/* ---- pipeline */
 
-/* What is under way in a layer, two chunks in turn. */
+/* Buffers of a layer's chunks: two chunks are processed at a time. */
 struct pipeline {
     const struct block *b;
     const struct layer_acts *s;
     struct proj up, down;
     struct tensor rows[2], dout[2], gate[2]; /* send buffers */
     struct tensor y, dnorm, dgate, dres;
-    int64_t sent[2], returned[2]; /* tickets */
+    int64_t sent[2], returned[2]; /* tickets of the dispatch and the combine, for comm_wait */
 };
 
-/* Experts that every chunk would decode are decoded once for all of them, where the device has room for a layer. */
+/* Decodes the experts once for all chunks. Returns the packed ones for a single chunk, on the CPU, and with
+ * expert_group, where memory has no place for a decoded layer. */
 static struct proj decode(const struct pipeline *t, const struct proj *packed)
 {
     const struct weight *w = &packed->w;
@@ -233,7 +235,7 @@ static struct pipeline start(const struct block *b, const struct layer_acts *s, 
     return t;
 }
 
-/* To the experts, or, back, from them. */
+/* Starts an all-to-all: dispatch, or combine when `back`. Returns its ticket. */
 static int64_t exchange(const struct pipeline *t, const struct chunk *p, const struct comm_rows *rows, int n, bool back)
 {
     struct comm *ep = t->b->ep;
@@ -248,7 +250,7 @@ static int64_t exchange(const struct pipeline *t, const struct chunk *p, const s
     return ticket;
 }
 
-/* x's rows for the experts, of a tensor whose row of slot i is i / share. */
+/* Gathers the rows to send. Slot i reads row i / share of x. */
 static struct tensor gather(const struct pipeline *t, const struct chunk *p, struct tensor to, struct tensor x,
                             int64_t share)
 {
@@ -257,13 +259,13 @@ static struct tensor gather(const struct pipeline *t, const struct chunk *p, str
     return cut(to, p->n_sent);
 }
 
-/* The rows that come here, in the order of arrival, by rank and then by expert, each a token with one expert: idx [n],
- * row_slot [n], slot_row [n], offs, one after the other. */
+/* Fills the route of received rows. They arrive in order of sending rank, then expert, and each counts as a token with
+ * one expert. Layout: idx [n], row_slot [n], slot_row [n], offs. */
 static void fill_route(const struct block *b, const struct chunk *p, int32_t *idx)
 {
     const struct comm *ep = b->ep;
     const struct shard own = dispatch_shard(ep, b->a->n_exp);
-    int32_t *row_slot = idx + p->n_here, *slot_row = row_slot + p->n_here, *first = slot_row + p->n_here;
+    int32_t *row_slot = idx + p->n_recv, *slot_row = row_slot + p->n_recv, *first = slot_row + p->n_recv;
     int32_t row = 0, *arrived = mem_array(ep->world, sizeof(*arrived));
     for (int from = 1; from < ep->world; from++)
         arrived[from] = arrived[from - 1] + (int32_t)count(b, p->offs, from - 1, ep->rank);
@@ -283,11 +285,11 @@ static void fill_route(const struct block *b, const struct chunk *p, int32_t *id
     mem_free(arrived);
 }
 
-/* Their route, of the experts here; on the arena. The host knows it by the counts. */
-static struct route route_here(const struct pipeline *t, const struct chunk *p)
+/* Allocates the route of received rows over this rank's experts. The host computes it from the counts. */
+static struct route route_recv(const struct pipeline *t, const struct chunk *p)
 {
     const struct block *b = t->b;
-    const int64_t n = p->n_here, n_exp = b->a->n_exp / b->ep->world;
+    const int64_t n = p->n_recv, n_exp = b->a->n_exp / b->ep->world;
     struct tensor all = arena_tensor_1d(&b->dev->work, DT_I32, 3 * n + n_exp + 1);
     if (!b->dev->dry_run) {
         int32_t *host = mem_array(tensor_count(all), sizeof(*host));
@@ -301,66 +303,66 @@ static struct route route_here(const struct pipeline *t, const struct chunk *p)
                           .offs = tensor_rows(all, 3 * n, n_exp + 1)};
 }
 
-/* Where what the experts leave for the backward is, of one chunk. */
-struct kept {
+/* Views of one chunk in the saved activations. */
+struct saved {
     struct tensor pre, up_xa, down_ha;
 };
-static struct kept kept(const struct pipeline *t, const struct chunk *p)
+static struct saved saved_of(const struct pipeline *t, const struct chunk *p)
 {
     const struct layer_acts *s = t->s;
-    const int64_t at = p->first_here, n = p->n_here;
-    return (struct kept){.pre = tensor_rows(s->moe.pre, at, n),
-                         .up_xa = s->moe.up_xa.ndim ? tensor_rows(s->moe.up_xa, at, n) : absent,
-                         .down_ha = s->moe.down_ha.ndim ? tensor_rows(s->moe.down_ha, at, n) : absent};
+    const int64_t at = p->first_saved, n = p->n_recv;
+    return (struct saved){.pre = tensor_rows(s->moe.pre, at, n),
+                          .up_xa = s->moe.up_xa.ndim ? tensor_rows(s->moe.up_xa, at, n) : absent,
+                          .down_ha = s->moe.down_ha.ndim ? tensor_rows(s->moe.down_ha, at, n) : absent};
 }
 
-static void up_fwd(const struct pipeline *t, const struct route *here, const struct kept *k, struct tensor rows,
+static void up_fwd(const struct pipeline *t, const struct route *recv, const struct saved *k, struct tensor rows,
                    struct tensor act)
 {
-    op_moe_up_fwd(t->b->dev, act, k->pre, k->up_xa, rows, here, &t->up, &t->b->a->glu);
+    op_moe_up_fwd(t->b->dev, act, k->pre, k->up_xa, rows, recv, &t->up, &t->b->a->glu);
 }
 
-/* y absent: for down_ha alone */
-static void down_fwd(const struct pipeline *t, const struct route *here, const struct kept *k, struct tensor act,
+/* y absent: computes only down_ha */
+static void down_fwd(const struct pipeline *t, const struct route *recv, const struct saved *k, struct tensor act,
                      struct tensor y)
 {
-    op_moe_down_fwd(t->b->dev, y, k->down_ha, act, here, &t->down);
+    op_moe_down_fwd(t->b->dev, y, k->down_ha, act, recv, &t->down);
 }
 
-/* ---- forward, of a chunk */
+/* ---- forward of a chunk */
 
-static void send_fwd(struct pipeline *t, int64_t index)
+static void dispatch_fwd(struct pipeline *t, int64_t index)
 {
     const struct block *b = t->b;
     const struct chunk p = chunk_of(b, t->s, index);
     const int64_t i = index % 2;
-    const struct comm_rows rows = {cut(t->b->recv_buf->rows[i], p.n_here),
+    const struct comm_rows rows = {cut(t->b->recv_buf->rows[i], p.n_recv),
                                    gather(t, &p, t->rows[i], tokens(t->s->ffn_norm, &p), b->a->top_k)};
     t->sent[i] = exchange(t, &p, &rows, 1, false);
 }
 
-static void work_fwd(struct pipeline *t, int64_t index)
+static void compute_fwd(struct pipeline *t, int64_t index)
 {
     const struct block *b = t->b;
     struct device *dev = b->dev;
     const struct recv_buf *l = t->b->recv_buf;
     const struct chunk p = chunk_of(b, t->s, index);
-    const struct kept k = kept(t, &p);
+    const struct saved k = saved_of(t, &p);
     const int64_t i = index % 2;
     const int64_t mark = arena_mark(&dev->work);
-    const struct route here = route_here(t, &p);
-    struct tensor act = push(b, dev->act_dtype, p.n_here, b->a->d_ff),
-                  y = push(b, dev->act_dtype, p.n_here, b->a->d_model);
+    const struct route recv = route_recv(t, &p);
+    struct tensor act = push(b, dev->act_dtype, p.n_recv, b->a->d_ff),
+                  y = push(b, dev->act_dtype, p.n_recv, b->a->d_model);
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");
-    up_fwd(t, &here, &k, cut(l->rows[i], p.n_here), act);
-    down_fwd(t, &here, &k, act, y);
-    op_moe_combine_fwd(dev, cut(l->back[i], p.n_here), absent, y, &here);
+    up_fwd(t, &recv, &k, cut(l->rows[i], p.n_recv), act);
+    down_fwd(t, &recv, &k, act, y);
+    op_moe_combine_fwd(dev, cut(l->back[i], p.n_recv), absent, y, &recv);
     arena_release(&dev->work, mark);
-    const struct comm_rows rows = {cut(l->local[i], p.n_sent), cut(l->back[i], p.n_here)};
+    const struct comm_rows rows = {cut(l->local[i], p.n_sent), cut(l->back[i], p.n_recv)};
     t->returned[i] = exchange(t, &p, &rows, 1, true);
 }
 
-static void take_fwd(struct pipeline *t, int64_t index)
+static void combine_fwd(struct pipeline *t, int64_t index)
 {
     const struct chunk p = chunk_of(t->b, t->s, index);
     const struct route r = route_local(t->s, &p);
@@ -369,54 +371,54 @@ static void take_fwd(struct pipeline *t, int64_t index)
     op_moe_combine_fwd(t->b->dev, tokens(t->y, &p), tokens(t->s->h, &p), cut(t->b->recv_buf->local[i], p.n_sent), &r);
 }
 
-/* ---- backward, of a chunk */
+/* ---- backward of a chunk */
 
-static void send_bwd(struct pipeline *t, int64_t index)
+static void dispatch_bwd(struct pipeline *t, int64_t index)
 {
     const struct recv_buf *l = t->b->recv_buf;
     const struct chunk p = chunk_of(t->b, t->s, index);
     const int64_t i = index % 2;
     const int64_t top_k = t->b->a->top_k;
     const struct comm_rows rows[] = {
-        {cut(l->rows[i], p.n_here), gather(t, &p, t->rows[i], tokens(t->s->ffn_norm, &p), top_k)},
-        {cut(l->back[i], p.n_here), gather(t, &p, t->dout[i], tokens(t->dres, &p), top_k)},
-        {cut(l->gate[i], p.n_here), gather(t, &p, t->gate[i], by_slot(tokens(t->s->moe.route.gate, &p)), 1)}};
+        {cut(l->rows[i], p.n_recv), gather(t, &p, t->rows[i], tokens(t->s->ffn_norm, &p), top_k)},
+        {cut(l->back[i], p.n_recv), gather(t, &p, t->dout[i], tokens(t->dres, &p), top_k)},
+        {cut(l->gate[i], p.n_recv), gather(t, &p, t->gate[i], by_slot(tokens(t->s->moe.route.gate, &p)), 1)}};
     t->sent[i] = exchange(t, &p, rows, MT_LEN(rows), false);
 }
 
-static void work_bwd(struct pipeline *t, int64_t index)
+static void compute_bwd(struct pipeline *t, int64_t index)
 {
     const struct block *b = t->b;
     struct device *dev = b->dev;
     const struct recv_buf *l = t->b->recv_buf;
     const struct chunk p = chunk_of(b, t->s, index);
-    const struct kept k = kept(t, &p);
+    const struct saved k = saved_of(t, &p);
     const int64_t i = index % 2;
-    const int64_t mark = arena_mark(&dev->work), n = p.n_here;
-    struct route here = route_here(t, &p);
+    const int64_t mark = arena_mark(&dev->work), n = p.n_recv;
+    struct route recv = route_recv(t, &p);
     struct tensor act = push(b, dev->act_dtype, n, b->a->d_ff), dpre = push(b, dev->act_dtype, n, 2 * b->a->d_ff);
     struct tensor rows = cut(l->rows[i], n), dout = cut(l->back[i], n), dgate = cut(l->dgate[i], n);
-    here.gate = cut(l->gate[i], n);
+    recv.gate = cut(l->gate[i], n);
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");
-    if (!t->s->moe.layout->kept) {
-        up_fwd(t, &here, &k, rows, act);
-        if (t->down.lora.r) down_fwd(t, &here, &k, act, absent);
+    if (!t->s->moe.layout->saved) {
+        up_fwd(t, &recv, &k, rows, act);
+        if (t->down.lora.r) down_fwd(t, &recv, &k, act, absent);
     }
-    op_moe_down_bwd(dev, dpre, dgate, act, dout, k.pre, k.down_ha, &here, &t->down, &b->a->glu);
-    op_moe_up_bwd(dev, dout, dpre, rows, k.up_xa, &here, &t->up); /* dout becomes dx */
+    op_moe_down_bwd(dev, dpre, dgate, act, dout, k.pre, k.down_ha, &recv, &t->down, &b->a->glu);
+    op_moe_up_bwd(dev, dout, dpre, rows, k.up_xa, &recv, &t->up); /* dx overwrites dout */
     arena_release(&dev->work, mark);
     const struct comm_rows back[] = {{cut(l->local[i], p.n_sent), dout}, {cut(l->local_gate[i], p.n_sent), dgate}};
     t->returned[i] = exchange(t, &p, back, MT_LEN(back), true);
 }
 
-static void take_bwd(struct pipeline *t, int64_t index)
+static void combine_bwd(struct pipeline *t, int64_t index)
 {
     const struct recv_buf *l = t->b->recv_buf;
     struct device *dev = t->b->dev;
     const struct chunk p = chunk_of(t->b, t->s, index);
     const int64_t i = index % 2;
     struct route r = route_local(t->s, &p);
-    r.gate = absent; /* it is in the gradients already */
+    r.gate = absent; /* the gradients already include the gate */
     comm_wait(t->b->ep, dev, t->returned[i], "wait for results");
     op_moe_combine_fwd(dev, tokens(t->dnorm, &p), absent, cut(l->local[i], p.n_sent), &r);
     op_gather(dev, by_slot(tokens(t->dgate, &p)), cut(l->local_gate[i], p.n_sent), flat(r.slot_row), 1);
@@ -426,26 +428,26 @@ static void take_bwd(struct pipeline *t, int64_t index)
 
 typedef void chunk_fn(struct pipeline *t, int64_t index);
 
-/* Chunk i + 1 is sent before chunk i is computed, so that its rows do not wait behind the results of chunk i. */
-static void run_pipeline(struct pipeline *t, chunk_fn *send, chunk_fn *work, chunk_fn *take)
+/* Dispatches chunk i + 1 before it computes chunk i: otherwise its rows would queue behind the combine of chunk i. */
+static void run_pipeline(struct pipeline *t, chunk_fn *dispatch, chunk_fn *compute, chunk_fn *combine)
 {
     const int64_t n = t->s->moe.layout->n_chunk;
-    send(t, 0);
+    dispatch(t, 0);
     for (int64_t i = 0; i < n; i++) {
-        if (i + 1 < n) send(t, i + 1);
-        work(t, i);
-        if (i > 0) take(t, i - 1);
+        if (i + 1 < n) dispatch(t, i + 1);
+        compute(t, i);
+        if (i > 0) combine(t, i - 1);
     }
-    take(t, n - 1);
+    combine(t, n - 1);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const int64_t mark = arena_mark(&b->dev->work);
-    lay_out(b, s, b->ep_options->n_chunk, b->save_ffn);
+    plan_chunks(b, s, b->ep_options->n_chunk, b->save_ffn);
     struct pipeline t = start(b, s, false);
     t.y = y;
-    run_pipeline(&t, send_fwd, work_fwd, take_fwd);
+    run_pipeline(&t, dispatch_fwd, compute_fwd, combine_fwd);
     arena_release(&b->dev->work, mark);
 }
 
@@ -457,11 +459,11 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     t.dnorm = dnorm;
     t.dgate = dgate;
     t.dres = dres;
-    run_pipeline(&t, send_bwd, work_bwd, take_bwd);
+    run_pipeline(&t, dispatch_bwd, compute_bwd, combine_bwd);
     arena_release(&b->dev->work, mark);
 }
 
-/* Its backward does, chunk by chunk. */
+/* Nothing to do: the backward recomputes chunk by chunk. */
 static void recompute(const struct block *b, struct layer_acts *s) { (void)b, (void)s; }
 
 const struct experts experts_parallel = {n_row, ACTS_FFN, fwd, recompute, bwd};

@@ -1,28 +1,28 @@
-/* dispatch.h - expert parallelism: the experts of a layer lie on several ranks, and rows are sent to them and back.
+/* dispatch.h - expert parallelism: the experts of a layer are divided among P ranks, and all-to-alls move their rows.
  *
- * The ranks of ep hold E/P experts each, in order: rank p the experts p*E/P .. (p+1)*E/P - 1. Every rank has its own
- * tokens and its copy of all else. Routing and combination are done where the token is; in between
+ * Rank p of ep holds the experts p*E/P .. (p+1)*E/P - 1. Every rank has its own tokens and a copy of all other weights.
+ * Routing and the sum over a token's experts run on the token's rank:
  *
- *   token's rank    x [T,D] -> rows in expert order, those for one rank together -> all to all
- *   expert's rank   rows by rank of origin, each a token with one expert -> up, activation, down -> order of arrival
- *   token's rank    all to all -> rows in expert order -> combine
+ *   token's rank    x [T,D] -> rows in expert order, so rows for one rank are contiguous -> all-to-all (dispatch)
+ *   expert's rank   rows in order of sending rank -> sort by expert -> up, activation, down -> order of sending rank
+ *   token's rank    all-to-all (combine) -> rows in expert order -> sum over a token's experts
  *
- * and in the backward the rows of x and dout and the gates are sent, those of dx and the gates' gradients come back.
- * Only rows that exist are sent.
+ * The backward dispatches rows of x and dout and the gates; it combines rows of dx and the gates' gradients. Rows are
+ * not padded.
  *
- * All this is done chunk by chunk, a chunk being some of every rank's tokens: the rows of the next one are sent to the
- * experts and those of the last one back while the experts work. Each rank has room for a number of rows of one chunk;
- * where the router sends more to some rank, all cut the layer into smaller chunks, down to a token each if need be: it
- * takes longer, and nothing is dropped. The host learns the counts of all chunks at once, in forward, and keeps them.
+ * A layer is processed in chunks. A chunk holds a part of every rank's tokens. While the experts compute one chunk, the
+ * next chunk is dispatched and the previous one combined. The receive buffer of a rank has a fixed capacity of rows per
+ * chunk. If the router sends more to any rank, all ranks double the number of chunks until every chunk fits; no row is
+ * dropped. Forward reads the row counts of all chunks to the host, and backward uses them again.
  *
- * experts_parallel (model/experts.h) is its interface: fwd sorts the route's rows anew, chunk by chunk, and bwd
- * computes again what fwd did not keep. */
+ * The interface is experts_parallel (model/experts.h). fwd sorts the rows of each chunk separately. bwd recomputes the
+ * activations that fwd did not save. */
 #ifndef MT_DISPATCH_H
 #define MT_DISPATCH_H
 
 #include "model/experts.h"
 
-/* The experts of a layer with n_exp that rank p of `ep` holds. */
+/* The experts that this rank of `ep` holds, of a layer with n_exp. */
 struct shard {
     int64_t first, count;
 };

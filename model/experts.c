@@ -1,4 +1,4 @@
-/* experts.c - the experts of a layer on the rank that has the tokens: all steps are ops in a row. */
+/* experts.c - the experts of a layer on the token's own rank, without communication. */
 #include "model/experts.h"
 
 static struct tensor push(const struct block *b, int64_t rows, int64_t cols)
@@ -41,7 +41,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work), n = routed_rows(s), d_ff = arch_ffn(b->a, b->layer).d_ff;
     struct tensor dpre = push(b, n, 2 * d_ff), act = push(b, n, d_ff);
-    /* 3 combine */ /* s->h gets dres as it is; the rows' share is taken inside step 2 */
+    /* 3 combine */ /* the gradient of s->h is dres unchanged; step 2 applies the gates to the rows */
     /* 2 down    */ op_moe_down_bwd(dev, dpre, dgate, act, dres, m->pre, m->down_ha, &m->route, &b->w->down,
                                     &b->a->glu);
     /* 1 up      */ op_moe_up_bwd(dev, dnorm, dpre, s->ffn_norm, m->up_xa, &m->route, &b->w->up);

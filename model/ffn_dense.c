@@ -1,6 +1,6 @@
-/* ffn_dense.c - one plain feed-forward network: a single expert that every token takes with weight 1, always on the
- * rank that has the token. Its router is one row of zeros, so that its gate is 1 and its gradient 0. No target adapts
- * it. */
+/* ffn_dense.c - a dense feed-forward network, computed as one expert that every token uses with weight 1. It always
+ * runs on the token's rank. Its router is one row of zeros: the gate is 1 and the router's gradient 0. No LoRA target
+ * covers it. */
 #include "model/ffn_moe.h"
 
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)

@@ -1,12 +1,12 @@
 /* lora.c - plans, allocates and initialises the adapters.
  *
- * Flat layout, layer after layer, what is not trained left out; each group begins at a multiple of 64 elements and the
- * padding between groups stays zero, so that ops may read whole cache lines and norms may run over the array as one:
+ * Flat layout of a layer, trained targets only:
  *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
- * Where experts are divided among ranks, first the attention of all layers, then the experts of all.
- * The members of a bracket touch: q, k and v feed one fused product and their adapters are one struct lora.
- * A device's layout has held ranks, the logical one (adapters_whole) the configured ranks and the experts of all ranks.
- * Where the two are the same there is one table, and nothing is copied on the way out. */
+ * - Layers follow each other. With expert parallelism the attention of all layers comes first, then all experts.
+ * - Each bracket begins at a multiple of 64 elements. The padding is zero, so that ops can read logical cache lines and
+ *   the gradient norm can run over the logical array.
+ * - Members of a bracket are contiguous: q, k and v share one fused product, and their adapters are one struct lora.
+ * If the device layout and the logical layout (lora.h) are equal, there is one table and no conversion. */
 #include "model/lora.h"
 
 #include <math.h>
@@ -39,7 +39,7 @@ void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_
     a->ffn[layer]->products(a, layer, p + MIXER_PRODUCTS);
 }
 
-/* The product of a layer that a target adapts, and the rows of it; false: there is none. */
+/* Finds the product that a target adapts, and the number of its rows; false: the layer has none. */
 static bool find_product(const struct arch *a, int64_t layer, enum lora_target t, struct product *out, int64_t *rows)
 {
     struct product p[LAYER_PRODUCTS];
@@ -54,7 +54,7 @@ static bool find_product(const struct arch *a, int64_t layer, enum lora_target t
     return false;
 }
 
-/* Targets of one product are held with one rank. */
+/* Finds the targets that share a product; the device layout gives them one lora rank. */
 static void find_fused(struct adapters *ad, const struct arch *a)
 {
     struct product p[LAYER_PRODUCTS];
@@ -79,7 +79,7 @@ static bool next_word(const char **list, char *word, size_t n)
     return true;
 }
 
-/* What a word names: one target, or both of the experts. */
+/* The targets that a word names: one target, or both of the experts. */
 static int find_targets(const char *key, const char *word, enum lora_target *first, enum lora_target *last,
                         struct err *err)
 {
@@ -122,7 +122,7 @@ static int parse_targets(struct adapters *ad, const struct arch *a, const char *
     return 0;
 }
 
-/* "experts=8,q_proj=32"; a later word wins. */
+/* Parses "experts=8,q_proj=32"; later entries override earlier ones. */
 static int parse_ranks(struct adapters *ad, const char *ranks, struct err *err)
 {
     enum lora_target first, last;
@@ -146,7 +146,7 @@ static int parse_ranks(struct adapters *ad, const char *ranks, struct err *err)
     return 0;
 }
 
-int64_t adapters_held_rank(const struct adapters *ad, enum lora_target t, int64_t multiple)
+int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int64_t multiple)
 {
     const unsigned others = ad->fused[t] & ~(1u << t);
     int64_t r = others ? 0 : ad->rank[t];
@@ -155,9 +155,9 @@ int64_t adapters_held_rank(const struct adapters *ad, enum lora_target t, int64_
     return (r + multiple - 1) / multiple * multiple;
 }
 
-static void hold_ranks(struct adapters *ad, int64_t multiple)
+static void pad_ranks(struct adapters *ad, int64_t multiple)
 {
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) ad->held[t] = adapters_held_rank(ad, t, multiple);
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) ad->padded_rank[t] = adapters_padded_rank(ad, t, multiple);
 }
 
 int64_t adapters_max_rank(const struct adapters *ad)
@@ -178,7 +178,7 @@ void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT])
                           (long long)ad->rank[t]);
 }
 
-/* "3" or "0-5" at s, all of it. */
+/* Parses "3" or "0-5"; s must contain nothing else. */
 static bool parse_range(const char *s, int64_t *first, int64_t *last)
 {
     char *end;
@@ -209,7 +209,7 @@ static int parse_layers(struct adapters *ad, const char *layers, struct err *err
     return 0;
 }
 
-/* Target i of product q. */
+/* Adds A or B of target i of product q. */
 static void add_param(struct adapters *ad, const struct comm *ep, int64_t layer, const struct product *q, int i,
                       bool is_b)
 {
@@ -220,15 +220,15 @@ static void add_param(struct adapters *ad, const struct comm *ep, int64_t layer,
     *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = held};
     p->experts = q->experts;
     p->first_exp = q->experts ? held * ep->rank : 0;
-    p->rows = is_b ? q->rows[i] : ad->held[t];
-    p->cols = is_b ? ad->held[t] : q->n_in;
+    p->rows = is_b ? q->rows[i] : ad->padded_rank[t];
+    p->cols = is_b ? ad->padded_rank[t] : q->n_in;
     ad->n_values += q->n_exp * ad->rank[t] * (is_b ? q->rows[i] : q->n_in);
     ad->n_flat += lora_param_count(p);
 }
 
 static void end_group(struct adapters *ad) { ad->n_flat = (ad->n_flat + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
-/* Products that every rank has, experts, or both. */
+/* Adds the parameters of a layer: replicated ones (common), experts, or both. */
 static void plan_layer(struct adapters *ad, const struct arch *a, const struct comm *ep, int64_t layer, bool common,
                        bool experts)
 {
@@ -267,7 +267,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     find_fused(ad, a);
     if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err) || parse_ranks(ad, opt->ranks, err))
         return -1;
-    hold_ranks(ad, 1);
+    pad_ranks(ad, 1);
     ad->transposed = a->transposed_experts;
     ad->n_layer = ad->lowest_layer = a->n_layer;
     ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));
@@ -284,59 +284,60 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
         ad->layer_on[n] = ad->n_params > before;
         if (ad->layer_on[n]) ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
     }
-    if (ad->n_params) return adapters_hold(ad, a, 1, &parallel_alone), 0;
+    if (ad->n_params) return adapters_layout(ad, a, 1, &parallel_alone), 0;
     adapters_free(ad);
     return err_set(err, "lora.targets: \"%s\" matches nothing: layers %s have no experts", opt->targets,
                    opt->layers[0] ? opt->layers : "all");
 }
 
-/* Layer after layer, or, where experts are divided, first what all ranks have. */
-static void lay_out(struct adapters *ad, const struct arch *a, const struct comm *ep)
+/* Assigns offsets layer by layer. With expert parallelism, replicated parameters of all layers come first. */
+static void assign_offsets(struct adapters *ad, const struct arch *a, const struct comm *ep)
 {
-    const bool apart = ep->world > 1;
+    const bool divided = ep->world > 1;
     ad->n_params = ad->n_values = ad->n_flat = 0;
     for (int64_t n = 0; n < ad->n_layer; n++) {
-        if (ad->layer_on[n]) plan_layer(ad, a, ep, n, true, !apart);
+        if (ad->layer_on[n]) plan_layer(ad, a, ep, n, true, !divided);
     }
     ad->n_common = ad->n_flat;
     for (int64_t n = 0; n < ad->n_layer; n++)
-        if (ad->layer_on[n] && apart) plan_layer(ad, a, ep, n, false, true);
+        if (ad->layer_on[n] && divided) plan_layer(ad, a, ep, n, false, true);
 }
 
-/* The layout outside the device, NULL where it is the device's. */
-static struct adapters *logical(const struct adapters *ad, const struct arch *a)
+/* The logical layout, or NULL if it equals the device layout. */
+static struct adapters *new_logical(const struct adapters *ad, const struct arch *a)
 {
     bool same = !ad->ep;
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) same &= !ad->target[t] || ad->held[t] == ad->rank[t];
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        same &= !ad->target[t] || ad->padded_rank[t] == ad->rank[t];
     if (same) return NULL;
-    struct adapters *whole = mem_alloc(sizeof(*whole));
-    *whole = *ad;
-    whole->whole = NULL;
-    whole->ep = false;
-    memcpy(whole->held, ad->rank, sizeof(whole->held));
-    whole->params = mem_array(ad->n_layer * PARAMS_PER_LAYER, sizeof(*whole->params));
-    lay_out(whole, a, &comm_alone);
-    return whole;
+    struct adapters *logical = mem_alloc(sizeof(*logical));
+    *logical = *ad;
+    logical->logical = NULL;
+    logical->ep = false;
+    memcpy(logical->padded_rank, ad->rank, sizeof(logical->padded_rank));
+    logical->params = mem_array(ad->n_layer * PARAMS_PER_LAYER, sizeof(*logical->params));
+    assign_offsets(logical, a, &comm_alone);
+    return logical;
 }
 
-static void free_whole(struct adapters *ad)
+static void free_logical(struct adapters *ad)
 {
-    if (ad->whole) mem_free(ad->whole->params);
-    mem_free(ad->whole);
-    ad->whole = NULL;
+    if (ad->logical) mem_free(ad->logical->params);
+    mem_free(ad->logical);
+    ad->logical = NULL;
 }
 
-void adapters_hold(struct adapters *ad, const struct arch *a, int64_t multiple, const struct parallel *par)
+void adapters_layout(struct adapters *ad, const struct arch *a, int64_t multiple, const struct parallel *par)
 {
-    free_whole(ad);
+    free_logical(ad);
     ad->par = *par;
     ad->ep = par->ep->world > 1;
-    hold_ranks(ad, multiple);
-    lay_out(ad, a, par->ep);
-    ad->whole = logical(ad, a);
+    pad_ranks(ad, multiple);
+    assign_offsets(ad, a, par->ep);
+    ad->logical = new_logical(ad, a);
 }
 
-/* Elements off.. of a flat array, as rows x cols, or n of those; data stays NULL where nothing is allocated. */
+/* A view of a flat array at off: [rows, cols], or [n, rows, cols] if n > 0; data is NULL in a dry run. */
 static struct tensor view(struct tensor flat, int64_t off, int64_t n, int64_t rows, int64_t cols)
 {
     void *data = flat.data ? (char *)flat.data + off * dtype_size(flat.dtype) : NULL;
@@ -352,7 +353,7 @@ const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer,
     return NULL;
 }
 
-/* The adapter of one product: its targets side by side in the output columns. */
+/* The views of one product's adapter: its targets are consecutive output columns. */
 static struct adapter view_adapter(struct adapters *ad, int64_t layer, const struct product *q)
 {
     const struct lora_param *pa = NULL, *pb = NULL;
@@ -369,7 +370,7 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
         rows += q->rows[i];
     }
     if (!pa) return out;
-    const int64_t r = l->r = ad->held[q->target[0]], n_exp = q->experts ? pa->n_exp : 0;
+    const int64_t r = l->r = ad->padded_rank[q->target[0]], n_exp = q->experts ? pa->n_exp : 0;
     l->dropout = q->experts ? 0 : (float)ad->dropout;
     l->a = view(ad->working, pa->off, n_exp, l->n_seg * r, pa->cols);
     l->b = view(ad->working, pb->off, n_exp, rows, r);
@@ -378,7 +379,7 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
     return out;
 }
 
-/* Masters and working copies; with `training`, gradients and moments between them. */
+/* Allocates masters and working copies; with `training` also gradients and moments. */
 static void alloc(struct adapters *ad, struct device *dev, const struct arch *a, bool training)
 {
     struct tensor *flat[] = {&ad->opt.param, &ad->opt.grad, &ad->opt.m, &ad->opt.v, &ad->working};
@@ -415,10 +416,10 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
         lora_param_name(p, name);
         uint64_t key = rng_key(seed, name);
         double bound = 1 / sqrt((double)p->cols);
-        const int64_t filled = ad->rank[p->target] * p->cols, held = p->rows * p->cols; /* of one expert */
+        const int64_t filled = ad->rank[p->target] * p->cols, padded = p->rows * p->cols; /* per expert */
         for (int64_t j = 0; j < p->n_exp * filled; j++) {
             const double u = rng_uniform(key, (uint64_t)(p->first_exp * filled + j));
-            values[p->off + j / filled * held + j % filled] = (float)(bound * (2 * u - 1));
+            values[p->off + j / filled * padded + j % filled] = (float)(bound * (2 * u - 1));
         }
     }
     device_set_f32(dev, ad->opt.param, values);
@@ -426,16 +427,16 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
     adapters_refresh(ad, dev);
 }
 
-void adapters_share(struct adapters *ad)
+void adapters_shard_moments(struct adapters *ad)
 {
     const struct comm *ranks = ad->par.dp;
-    const int64_t whole = 64 * ranks->world; /* parts begin at multiples of 64 elements */
-    ad->n_flat = (ad->n_flat + whole - 1) / whole * whole;
+    const int64_t multiple = 64 * ranks->world; /* parts begin at multiples of 64 elements */
+    ad->n_flat = (ad->n_flat + multiple - 1) / multiple * multiple;
     ad->n_moment = ad->n_flat / ranks->world;
     ad->first_moment = ad->n_moment * ranks->rank;
 }
 
-/* Gradients of the layer, of what every rank has, of experts, or of both: they lie together. */
+/* All-reduces the gradients of a layer: replicated ones (common), experts, or both. They are contiguous. */
 static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, int64_t layer, bool common,
                    bool experts)
 {
@@ -451,9 +452,9 @@ static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, 
 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
-    const bool apart = ad->ep;
-    reduce(ad, dev, ad->par.all, layer, true, !apart);
-    if (apart) reduce(ad, dev, ad->par.dp, layer, false, true);
+    const bool divided = ad->ep;
+    reduce(ad, dev, ad->par.all, layer, true, !divided);
+    if (divided) reduce(ad, dev, ad->par.dp, layer, false, true);
 }
 
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)
@@ -464,22 +465,22 @@ void adapters_update(struct adapters *ad, struct device *dev, double lr, double 
     adapters_refresh(ad, dev);
 }
 
-const struct adapters *adapters_whole(const struct adapters *ad) { return ad->whole ? ad->whole : ad; }
+const struct adapters *adapters_logical(const struct adapters *ad) { return ad->logical ? ad->logical : ad; }
 
-/* Copies between a host array of the logical layout and part [n_flat], as the rank of par.ep that is `rank` holds it:
- * the padding of ranks is left out on the way there, and not written on the way back. */
-static void copy_part(const struct adapters *ad, int rank, char *whole, char *part, bool into_whole, int64_t width)
+/* Copies between a host array in the logical layout and `part` [n_flat], the device layout of rank `rank` of par.ep.
+ * The padding of lora ranks is neither read nor written. */
+static void copy_part(const struct adapters *ad, int rank, char *logical, char *part, bool to_logical, int64_t width)
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
-        const struct lora_param *p = &ad->params[i], *w = adapters_find(ad->whole, p->layer, p->target, p->is_b);
+        const struct lora_param *p = &ad->params[i], *w = adapters_find(ad->logical, p->layer, p->target, p->is_b);
         const int64_t first = w->n_exp > p->n_exp ? rank * p->n_exp : 0;
-        const bool one_run = p->cols == w->cols; /* of a matrix */
+        const bool one_run = p->cols == w->cols; /* a matrix is contiguous in both layouts */
         const int64_t n = one_run ? 1 : w->rows, run = (one_run ? w->rows : 1) * w->cols * width;
         for (int64_t e = 0; e < p->n_exp; e++)
             for (int64_t row = 0; row < n; row++) {
-                char *in_whole = whole + (w->off + ((first + e) * w->rows + row) * w->cols) * width;
+                char *in_logical = logical + (w->off + ((first + e) * w->rows + row) * w->cols) * width;
                 char *in_part = part + (p->off + (e * p->rows + row) * p->cols) * width;
-                memcpy(into_whole ? in_whole : in_part, into_whole ? in_part : in_whole, (size_t)run);
+                memcpy(to_logical ? in_logical : in_part, to_logical ? in_part : in_logical, (size_t)run);
             }
     }
 }
@@ -492,7 +493,7 @@ static void read_flat(struct device *dev, void *host, struct tensor flat, enum d
         device_get_f32(dev, host, flat);
 }
 
-/* Of shared moments all parts, on the first rank of par.dp. */
+/* Downloads flat to host. With ZeRO-1, rank 0 of par.dp receives all parts of m and v. */
 static void download(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, char *host)
 {
     struct comm *dp = ad->par.dp;
@@ -509,9 +510,9 @@ void adapters_gather(const struct adapters *ad, struct device *dev, struct tenso
 {
     struct comm *ep = ad->par.ep;
     const int64_t width = dtype_size(dtype), bytes = ad->n_flat * width;
-    char *part = host && !ad->whole ? host : mem_alloc(bytes);
+    char *part = host && !ad->logical ? host : mem_alloc(bytes);
     download(ad, dev, flat, dtype, part);
-    for (int r = 0; r < ep->world && ad->whole && ad->par.dp->rank == 0; r++) {
+    for (int r = 0; r < ep->world && ad->logical && ad->par.dp->rank == 0; r++) {
         if (ep->rank == 0 && r > 0) comm_recv(ep, r, part, bytes);
         if (ep->rank == 0) copy_part(ad, r, host, part, true, width);
         if (ep->rank == r && r > 0) comm_send(ep, 0, part, bytes);
@@ -522,8 +523,8 @@ void adapters_gather(const struct adapters *ad, struct device *dev, struct tenso
 void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, const void *host)
 {
     const int64_t width = dtype_size(dtype), first = flat.shape[0] < ad->n_flat ? ad->first_moment : 0;
-    char *from = (char *)(uintptr_t)host, *part = ad->whole ? mem_array(ad->n_flat, width) : from;
-    if (ad->whole) copy_part(ad, ad->par.ep->rank, from, part, false, width);
+    char *from = (char *)(uintptr_t)host, *part = ad->logical ? mem_array(ad->n_flat, width) : from;
+    if (ad->logical) copy_part(ad, ad->par.ep->rank, from, part, false, width);
     const void *at = part + first * width;
     if (dtype == flat.dtype)
         device_upload(dev, flat.data, at, tensor_bytes(flat));
@@ -535,14 +536,14 @@ void adapters_put(const struct adapters *ad, struct device *dev, struct tensor f
 void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host)
 {
     const int64_t width = dtype_size(dtype);
-    char *part = ad->whole ? mem_array(ad->n_flat, width) : host;
+    char *part = ad->logical ? mem_array(ad->n_flat, width) : host;
     read_flat(dev, part, flat, dtype);
-    if (!ad->whole) return;
+    if (!ad->logical) return;
     copy_part(ad, ad->par.ep->rank, host, part, true, width);
     mem_free(part);
 }
 
-void adapters_agree(struct adapters *ad, struct device *dev)
+void adapters_broadcast(struct adapters *ad, struct device *dev)
 {
     comm_broadcast(ad->par.dp, dev, ad->opt.param, 0);
     adapters_refresh(ad, dev);
@@ -555,14 +556,14 @@ void adapters_refresh(struct adapters *ad, struct device *dev)
 
 void adapters_free(struct adapters *ad)
 {
-    free_whole(ad);
+    free_logical(ad);
     mem_free(ad->layer_on);
     mem_free(ad->params);
     mem_free(ad->layers);
     *ad = (struct adapters){0};
 }
 
-/* Parameters of the frozen model, small vectors left out. */
+/* Parameters of the frozen model, without norms and biases. */
 static double base_params(const struct arch *a)
 {
     double sum = 2.0 * (double)a->vocab * (double)a->d_model;

@@ -1,4 +1,4 @@
-/* mixer_attention.c - causal attention with grouped queries: qkv, norm of q and k in some families, RoPE, sinks,
+/* mixer_attention.c - causal grouped-query attention: fused qkv, norm of q and k (some families), RoPE, sinks, sliding
  * windows.
  *
  *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h */

@@ -6,11 +6,12 @@
 
 int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
 {
-    const int64_t fit = logits_bytes / (4 * a->vocab), unit = fit < 512 ? 64 : 512; /* of rows: tiles of products */
+    const int64_t fit = logits_bytes / (4 * a->vocab),
+                  unit = fit < 512 ? 64 : 512; /* multiple of a tile of the product's rows */
     return MT_MIN(MT_MAX(fit / unit * unit, 64), 4096);
 }
 
-/* What cannot be divided, and what the kernels of a GPU cannot take, by name. */
+/* Rejects expert counts that the ranks cannot divide evenly, and sizes that the CUDA kernels do not support. */
 static int check_shapes(const struct device *dev, const struct arch *a, const struct adapters *ad, int n_ep,
                         struct err *err)
 {
@@ -31,7 +32,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
     };
     if (a->n_exp % n_ep)
         return err_set(err,
-                       "parallel.ep = %d ranks cannot have the %lld experts of a layer in equal parts: set it to a "
+                       "parallel.ep = %d ranks cannot divide the %lld experts of a layer evenly: set it to a "
                        "divisor of %lld",
                        n_ep, (long long)a->n_exp, (long long)a->n_exp);
     if (!dev->ops->own_memory) return 0;
@@ -74,13 +75,13 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
-    adapters_hold(&m->adapters, a, dev->ops->rank_multiple, &m->par);
-    if (opt->share_moments) adapters_share(&m->adapters);
+    adapters_layout(&m->adapters, a, dev->ops->rank_multiple, &m->par);
+    if (opt->shard_moments) adapters_shard_moments(&m->adapters);
     (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
     load_tables(m, opt);
     const struct weights_options load = {.quantize = &opt->quantize,
                                          .embed_on_host = opt->embed_on_host,
-                                         .n_resident = opt->n_resident,
+                                         .decoded_layers = opt->decoded_layers,
                                          .ep = m->par.ep};
     if (weights_load(&m->weights, dev, a, st, &load, err)) {
         model_close(m);
@@ -126,7 +127,8 @@ static void set_dropout(struct model *m)
         struct product p[LAYER_PRODUCTS];
         layer_products(&m->arch, l, p);
         for (int i = 0; i < LAYER_PRODUCTS; i++) {
-            const int64_t stream = 2 * l + i % 2 + i / 2 * 2 * MT_MAX_LAYERS; /* one for each product of each layer */
+            const int64_t stream =
+                2 * l + i % 2 + i / 2 * 2 * MT_MAX_LAYERS; /* a separate random stream for each product of each layer */
             struct lora *one = &lora->of[i].lora;
             if (!p[i].n_out || p[i].experts) continue;
             one->dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
@@ -150,7 +152,7 @@ static struct tensor push_zeros(struct device *dev, int64_t n)
     return t;
 }
 
-/* Statistics of the router, in one pair for all layers or one each. */
+/* Allocates the router statistics of the auxiliary loss: one pair for all layers (pooled), or one pair per layer. */
 static void push_aux(struct model *m, int64_t n_tok)
 {
     const struct arch *a = &m->arch;
@@ -175,7 +177,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
 {
     struct device *dev = m->dev;
     const struct arch *a = &m->arch;
-    MT_REQUIRE(dev->work.used == 0, "a micro-batch is under way");
+    MT_REQUIRE(dev->work.used == 0, "model_begin before model_end");
     m->pass = *pass;
     acts_push_recv_buf(&m->acts, dev, a);
     m->tok = push_indices(m, b->tok, b->n_tok);
@@ -221,9 +223,10 @@ void model_fwd(struct model *m)
     }
 }
 
-/* Pooled: E * sum_i F_i p_i, F_i the share of rows that chose expert i, p_i its mean probability, over the rows of all
- * layers, as transformers' load_balancing_loss_func has it; top_k when the experts are used evenly. Otherwise the mean
- * over layers of the same divided by top_k: 1 when even. */
+/* F_i is the share of rows routed to expert i, p_i its mean probability.
+ * Pooled: E * sum_i F_i p_i over the rows of all layers, as in transformers' load_balancing_loss_func. It is top_k when
+ * all experts get equally many rows.
+ * Not pooled: the same per layer, divided by top_k, averaged over layers. It is 1 when all get equally many rows. */
 static void add_aux(struct model *m)
 {
     const double e = (double)m->arch.n_exp, even = (double)m->arch.top_k * (double)moe_layers(&m->arch);
@@ -273,7 +276,7 @@ void model_logits(struct model *m, int64_t row, float *logits)
     arena_release(&dev->work, mark);
 }
 
-/* From here on, or no more: sums of gradients overlap with the layers below. */
+/* Starts or ends the overlap of gradient all-reduces with the backward of lower layers. */
 static void overlap(struct model *m, bool on)
 {
     struct comm *const groups[] = {m->par.all, m->par.dp};
@@ -317,7 +320,7 @@ void model_clear(struct model *m)
 
 void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->tally, 0, 3)); }
 
-/* Each element once: what all ranks have here, the divided experts' on their ranks. */
+/* Counts each gradient element once: replicated ones on this rank, divided experts' on the rank that holds them. */
 void model_norm(struct model *m)
 {
     const struct tensor grad = m->adapters.opt.grad;
@@ -341,7 +344,7 @@ void model_read(struct model *m, struct model_tally *out)
                                 .n_bad_grad = (int64_t)(sum[4] + sum[6])};
 }
 
-void model_take_rows(struct model *m, int64_t *rows)
+void model_read_expert_rows(struct model *m, int64_t *rows)
 {
     const int64_t n = tensor_count(m->row_sum);
     double *sum = mem_array(n, sizeof(*sum));

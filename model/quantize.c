@@ -1,9 +1,9 @@
-/* quantize.c - dense matrices in, packed ones out, one expert at a time; the cache file.
+/* quantize.c - packs dense matrices in 4 bits, one expert at a time; reads and writes the cache file.
  *
- * A packed weight is up to four arrays with an equal share of each expert. The cache is a safetensors file with these
- * arrays (NAME.data, NAME.scale, ..., NAME the checkpoint's first tensor of the weight), beside each weight a checksum,
- * NAME.sum, and one KEY: made from another checkpoint, it is not used. What the checksum refuses is encoded again from
- * the checkpoint, and the file written anew. */
+ * A packed weight is up to four arrays; each expert has an equal part of every array. The cache is a safetensors file
+ * with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the weight), a checksum
+ * per weight (NAME.sum), and one KEY that identifies the checkpoint. A cache with another KEY is not used. Weights with
+ * a wrong checksum are encoded again from the checkpoint, and the file is rewritten. */
 #include "model/quantize.h"
 
 #include <stdio.h>
@@ -11,21 +11,21 @@
 
 #include "kernels/quant.h"
 
-#define VERSION "moetrain packed weights 1" /* of the encoders' bytes and the cache's layout */
+#define VERSION "moetrain packed weights 1" /* changes with the encoders' output or the cache's layout */
 #define KEY     "moetrain.key"
-enum { BLOCK = 64, N_PART = 4, SAY_MS = 10000 };
+enum { BLOCK = 64, N_PART = 4, LOG_MS = 10000 };
 
 /* One array of a packed weight. */
 struct part {
     const char *suffix;
     enum dtype dtype;
-    int64_t count, bytes; /* of one expert */
-    char *dst;            /* on the device */
-    char *copy;           /* the same in host memory, if the cache is still to be written and they do not stay there */
-    const char *kept;     /* where they are in the end, to be written */
+    int64_t count, bytes; /* per expert */
+    char *dst;            /* device memory */
+    char *copy;           /* host copy for the cache file, when the device memory is temporary */
+    const char *src;      /* where write_cache finds the bytes */
 };
 
-struct kept {
+struct packed {
     char *name;
     struct part part[N_PART];
     int n_part;
@@ -56,15 +56,15 @@ static int list_parts(const struct quantize *q, const struct weight *w, struct p
     return n_part;
 }
 
-static bool stays(const struct quantizer *z) { return z->room == &z->dev->weights; }
+static bool is_permanent(const struct quantizer *z) { return z->arena == &z->dev->weights; }
 
-/* Room in the arena for the parts and, with NF4, for its tables; the weight's pointers. */
-static void take_room(struct quantizer *z, struct weight *w, struct part *p, int n_part)
+/* Allocates the parts and, with NF4, its tables; sets the weight's pointers. */
+static void alloc_parts(struct quantizer *z, struct weight *w, struct part *p, int n_part)
 {
-    struct arena *a = z->room;
+    struct arena *a = z->arena;
     float map[256];
     w->format = z->q.format;
-    for (int i = 0; i < n_part; i++) p[i].kept = p[i].dst = arena_push(a, w->n_exp * p[i].bytes);
+    for (int i = 0; i < n_part; i++) p[i].src = p[i].dst = arena_push(a, w->n_exp * p[i].bytes);
     w->data = p[0].dst;
     if (w->format == WF_MXFP4) {
         w->scale = (const uint8_t *)p[1].dst;
@@ -87,7 +87,8 @@ static void take_room(struct quantizer *z, struct weight *w, struct part *p, int
     w->nested_map = nested_map;
 }
 
-/* Four sums side by side, as fast as memory: each word changes its own for certain, as every step can be undone. */
+/* Four independent sums, so that it runs at memory speed. Every step is invertible: a changed word always changes its
+ * sum. */
 static uint64_t checksum(uint64_t before, const char *data, int64_t bytes)
 {
     uint64_t sum[4] = {before, 1, 2, 3}, word[4];
@@ -102,8 +103,9 @@ static uint64_t checksum(uint64_t before, const char *data, int64_t bytes)
     return rng_u64(rng_u64(sum[0], sum[1]), rng_u64(sum[2], sum[3]) ^ (uint64_t)bytes);
 }
 
-/* The parts of expert e to the device; the checksum up to here. */
-static uint64_t place(struct quantizer *z, const struct kept *k, int64_t e, const char *const src[N_PART], uint64_t sum)
+/* Uploads the parts of expert e; returns the checksum so far. */
+static uint64_t upload_parts(struct quantizer *z, const struct packed *k, int64_t e, const char *const src[N_PART],
+                             uint64_t sum)
 {
     for (int i = 0; i < k->n_part; i++) {
         const struct part *p = &k->part[i];
@@ -130,18 +132,19 @@ static void open_cache(struct quantizer *z)
     struct err why;
     uint64_t key = 0;
     if (safetensors_open(&z->cache, z->q.cache, &why)) {
-        log_warn("the cache of packed weights is damaged and made anew: %s", why.msg);
+        log_warn("the cache of packed weights is damaged and will be rewritten: %s", why.msg);
         return;
     }
     const struct st_tensor *t = cached(z, KEY, "", DT_I64, sizeof(key));
     if (t) memcpy(&key, t->data, sizeof(key));
     if (t && key == z->key) return;
-    log_warn("%s was made from %s and is made anew", z->q.cache, t ? "another checkpoint" : "something else");
+    log_warn("%s %s and will be rewritten", z->q.cache,
+             t ? "was made from another checkpoint" : "is not a cache of packed weights");
     safetensors_close(&z->cache);
 }
 
-/* False when the cache lacks the weight or has other bytes than were written. */
-static bool read_cached(struct quantizer *z, struct kept *k)
+/* False when the cache does not have the weight, or its checksum is wrong. */
+static bool read_cached(struct quantizer *z, struct packed *k)
 {
     const struct st_tensor *t[N_PART], *stored = cached(z, k->name, ".sum", DT_I64, sizeof(k->sum));
     uint64_t want = 0;
@@ -153,32 +156,32 @@ static bool read_cached(struct quantizer *z, struct kept *k)
     for (int64_t e = 0; e < k->n_exp && good; e++) {
         const char *src[N_PART];
         for (int i = 0; i < k->n_part; i++) src[i] = (const char *)t[i]->data + e * k->part[i].bytes;
-        k->sum = place(z, k, e, src, k->sum);
+        k->sum = upload_parts(z, k, e, src, k->sum);
         for (int i = 0; i < k->n_part; i++) source_drop(&z->cache, t[i], e * k->part[i].bytes, k->part[i].bytes);
     }
     if (good) memcpy(&want, stored->data, sizeof(want));
     if (good && k->sum == want) {
-        for (int i = 0; i < k->n_part && !stays(z); i++) k->part[i].kept = (const char *)t[i]->data;
+        for (int i = 0; i < k->n_part && !is_permanent(z); i++) k->part[i].src = (const char *)t[i]->data;
         return true;
     }
-    if (!z->warned) log_warn("%s is damaged at %s and is made anew", z->q.cache, k->name);
+    if (!z->warned) log_warn("%s is damaged at %s and will be rewritten", z->q.cache, k->name);
     z->warned = true;
     return false;
 }
 
 /* ---- encoding */
 
-static void say(struct quantizer *z, double done)
+static void log_progress(struct quantizer *z, double done)
 {
     const double now = clock_ms(), left = done > 0 ? (now - z->start_ms) * (1 - done) / done / 1e3 : 0;
     char text[32];
-    if (now - z->said_ms < SAY_MS || done <= 0) return;
-    z->said_ms = now;
+    if (now - z->logged_ms < LOG_MS || done <= 0) return;
+    z->logged_ms = now;
     log_info("quantising to %s: %.0f%%, left %s", quantize_name(&z->q), 100 * done, str_seconds(text, left));
 }
 
-/* One dense expert, host -> out; how many values are not finite. */
-static int64_t encode(const struct quantizer *z, const struct kept *k, char *const out[N_PART], float *absmax,
+/* Packs one dense expert in host memory; returns the number of values that are not finite. */
+static int64_t encode(const struct quantizer *z, const struct packed *k, char *const out[N_PART], float *absmax,
                       const char *dense, enum weight_format format)
 {
     const int64_t n = 2 * k->part[0].count;
@@ -196,7 +199,7 @@ static int64_t encode(const struct quantizer *z, const struct kept *k, char *con
     return bad;
 }
 
-static int encode_all(struct quantizer *z, struct kept *k, const struct source *s, int64_t n, struct err *err)
+static int encode_all(struct quantizer *z, struct packed *k, const struct source *s, int64_t n, struct err *err)
 {
     const int64_t n_row_block = n / k->n_exp, values = 2 * k->part[0].count;
     char *dense = mem_array(values, dtype_size(s->data->dtype)), *out[N_PART] = {0};
@@ -205,7 +208,7 @@ static int encode_all(struct quantizer *z, struct kept *k, const struct source *
     for (int i = 0; i < k->n_part; i++) {
         struct part *p = &k->part[i];
         out[i] = mem_alloc(p->bytes);
-        if (z->q.cache && !stays(z)) p->kept = p->copy = mem_array(k->n_exp, p->bytes);
+        if (z->q.cache && !is_permanent(z)) p->src = p->copy = mem_array(k->n_exp, p->bytes);
     }
     k->sum = 0;
     for (int64_t e = 0; e < k->n_exp && !rc; e++) {
@@ -218,7 +221,7 @@ static int encode_all(struct quantizer *z, struct kept *k, const struct source *
         if (bad)
             rc = err_set(err, "%lld values of tensor %s (expert %lld) are not finite: the checkpoint is damaged",
                          (long long)bad, of->data->name, (long long)e);
-        k->sum = place(z, k, e, (const char *const *)out, k->sum);
+        k->sum = upload_parts(z, k, e, (const char *const *)out, k->sum);
     }
     z->n_encoded++;
     for (int i = 0; i < k->n_part; i++) mem_free(out[i]);
@@ -246,17 +249,17 @@ static int check_blocks(const struct quantizer *z, const struct weight *w, const
 int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, double done,
                     struct err *err)
 {
-    struct kept k = {.n_exp = w->n_exp};
+    struct packed k = {.n_exp = w->n_exp};
     if (check_blocks(z, w, s->data->name, err)) return -1;
     k.n_part = list_parts(&z->q, w, k.part);
-    take_room(z, w, k.part, k.n_part);
+    alloc_parts(z, w, k.part, k.n_part);
     if (z->dev->dry_run) return 0;
-    say(z, done);
+    log_progress(z, done);
     k.name = mem_strdup(s->data->name);
     const bool read = z->cache.n_shards && read_cached(z, &k);
     const int rc = read ? 0 : encode_all(z, &k, s, n, err);
-    z->kept = mem_grow(z->kept, z->n_kept, z->n_kept + 1, sizeof(*z->kept));
-    z->kept[z->n_kept++] = k;
+    z->packed = mem_grow(z->packed, z->n_packed, z->n_packed + 1, sizeof(*z->packed));
+    z->packed[z->n_packed++] = k;
     return rc;
 }
 
@@ -265,7 +268,8 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
 void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, const struct safetensors *st)
 {
     char text[128];
-    *z = (struct quantizer){.dev = dev, .room = &dev->weights, .st = st, .start_ms = clock_ms(), .said_ms = clock_ms()};
+    *z = (struct quantizer){
+        .dev = dev, .arena = &dev->weights, .st = st, .start_ms = clock_ms(), .logged_ms = clock_ms()};
     if (q) z->q = *q;
     if (!z->q.cache || z->q.format == WF_NONE || dev->dry_run) return;
     snprintf(text, sizeof(text), VERSION " %s %d", quantize_name(&z->q), z->q.attention);
@@ -280,12 +284,12 @@ int quantizer_wants(const struct quantizer *z, enum weight_format format, bool n
     if (dense || z->q.format == WF_NONE) return dense && z->q.format != WF_NONE;
     if (format == z->q.format && nested == z->q.nested) return 0;
     return err_set(err,
-                   "tensor %s is packed in the checkpoint as %s%s, model.quantize asks for %s: what is packed stays as "
-                   "it is, so set model.quantize = none, or take a bf16 checkpoint",
+                   "tensor %s is packed in the checkpoint as %s%s, but model.quantize = %s: set model.quantize = none "
+                   "to keep its format, or use a bf16 checkpoint",
                    name, weight_format_name(format), nested ? "-nested" : "", quantize_name(&z->q));
 }
 
-/* The bytes of an entry, on the device or in host memory. */
+/* Writes the bytes of an entry, from the device or from host memory. */
 static int put_entry(struct quantizer *z, struct file_writer *out, const struct st_entry *e, char *host, int64_t cap,
                      struct err *err)
 {
@@ -326,15 +330,15 @@ static int write_cache(struct quantizer *z, struct err *err)
     int64_t n = 0, size;
     char *head = NULL;
     if (make_folder(z->q.cache, err)) return -1;
-    struct st_entry *entries = mem_array(1 + z->n_kept * (N_PART + 1), sizeof(*entries));
+    struct st_entry *entries = mem_array(1 + z->n_packed * (N_PART + 1), sizeof(*entries));
     struct file_writer out;
     add_entry(&entries[n++], KEY, "", DT_I64, 1, &z->key);
-    for (int64_t i = 0; i < z->n_kept; i++) {
-        const struct kept *k = &z->kept[i];
+    for (int64_t i = 0; i < z->n_packed; i++) {
+        const struct packed *k = &z->packed[i];
         add_entry(&entries[n++], k->name, ".sum", DT_I64, 1, &k->sum);
         for (int p = 0; p < k->n_part; p++)
             add_entry(&entries[n++], k->name, k->part[p].suffix, k->part[p].dtype, k->n_exp * k->part[p].count,
-                      k->part[p].kept);
+                      k->part[p].src);
     }
     int rc = safetensors_head(entries, n, &head, &size, err) || file_writer_open(&out, z->q.cache, err) ? -1 : 0;
     if (!rc) {
@@ -354,30 +358,30 @@ void quantizer_finish(struct quantizer *z)
 {
     struct err why;
     if (z->q.format == WF_NONE || z->dev->dry_run) return;
-    if (!z->n_kept) {
-        log_info("model.quantize: everything is packed in the checkpoint and stays as it is");
+    if (!z->n_packed) {
+        log_info("model.quantize: nothing to pack, the checkpoint is already packed in this format");
         return;
     }
     if (!z->n_encoded) {
         log_info("packed weights read from %s", z->q.cache);
         return;
     }
-    log_info("%lld of %lld weights quantised to %s in %.1f s", (long long)z->n_encoded, (long long)z->n_kept,
+    log_info("%lld of %lld weights quantised to %s in %.1f s", (long long)z->n_encoded, (long long)z->n_packed,
              quantize_name(&z->q), (clock_ms() - z->start_ms) / 1e3);
     if (!z->q.cache) return;
     if (write_cache(z, &why))
-        log_warn("%s; the weights are quantised anew at each start", why.msg);
+        log_warn("%s; every start will quantise the weights again", why.msg);
     else
-        log_info("packed weights kept in %s", z->q.cache);
+        log_info("packed weights saved to %s", z->q.cache);
 }
 
 void quantizer_close(struct quantizer *z)
 {
-    for (int64_t i = 0; i < z->n_kept; i++) {
-        for (int p = 0; p < z->kept[i].n_part; p++) mem_free(z->kept[i].part[p].copy);
-        mem_free(z->kept[i].name);
+    for (int64_t i = 0; i < z->n_packed; i++) {
+        for (int p = 0; p < z->packed[i].n_part; p++) mem_free(z->packed[i].part[p].copy);
+        mem_free(z->packed[i].name);
     }
-    mem_free(z->kept);
+    mem_free(z->packed);
     safetensors_close(&z->cache);
     *z = (struct quantizer){0};
 }

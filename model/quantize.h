@@ -5,43 +5,42 @@
 #include "kernels/device.h"
 #include "model/source.h"
 
-/* What model.quantize asks for. Zeroed: matrices stay as the checkpoint has them. */
+/* The format that model.quantize names. Zeroed: matrices keep the checkpoint's format. */
 struct quantize {
     enum weight_format format; /* WF_NONE, WF_NF4 with blocks of 64, WF_MXFP4 */
     bool nested;               /* NF4: absmax in 8 bits */
-    bool attention;            /* q|k|v and out as well as the experts */
-    const char *cache;         /* the file that keeps the packed bytes; NULL: none */
+    bool attention;            /* pack qkv and out as well as the experts */
+    const char *cache;         /* path of the cache file; NULL: none */
 };
 const char *quantize_name(const struct quantize *q); /* "none", "nf4", "nf4-nested", "mxfp4" */
 
-/* One load of a checkpoint. */
+/* State of one load of a checkpoint. */
 struct quantizer {
     struct quantize q;
     struct device *dev;
-    struct arena *room; /* of dev, for packed bytes; where it is not dev->weights they do not stay */
+    struct arena *arena; /* destination of packed bytes. Outside dev->weights they are temporary */
     const struct safetensors *st;
-    struct safetensors cache;  /* as the start before left it; no shards when there is none to use */
-    uint64_t key;              /* of checkpoint, format and version: what a cache must be of */
-    bool warned;               /* that the cache is damaged */
-    struct kept *kept;         /* [n_kept] what the cache file of this start holds */
-    int64_t n_kept, n_encoded; /* matrices, stacks of experts counted once */
-    double start_ms, said_ms;
+    struct safetensors cache;    /* the cache file of an earlier start; no shards when it cannot be used */
+    uint64_t key;                /* hash of checkpoint, format and version; the cache must have the same */
+    bool warned;                 /* a warning has said that the cache is damaged */
+    struct packed *packed;       /* [n_packed] weights packed so far, for the cache file */
+    int64_t n_packed, n_encoded; /* a stack of experts counts once */
+    double start_ms, logged_ms;
 };
 
-/* dev may be measuring: then sources are only checked, and no file is touched. */
+/* In a dry run of dev the sources are only checked, and no file is touched. */
 void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, const struct safetensors *st);
-/* Whether a matrix that model.quantize is about needs packing: 1, or 0 when it is packed as asked. -1: the checkpoint
- * has it packed in another way. */
+/* 1: the matrix must be packed. 0: it already has the wanted format. -1: an error, the checkpoint has it packed in
+ * another format. */
 int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,
                     struct err *err) MT_CHECK;
-/* Packs n sources end to end as the n_exp matrices of w (shape set), n / n_exp row blocks each, into z->room; an error
- * when no whole block divides a matrix, or a value is not finite. done: share of the load that lies behind. In host
- * memory there is one matrix at a time, dense and packed; what does not stay on the device waits there for the cache.
- */
+/* Packs n sources into the w->n_exp matrices of w, n / w->n_exp blocks of rows each, on z->arena. The caller has set
+ * the shape of w. An error when a matrix is not a whole number of blocks, or a value is not finite. done: fraction of
+ * the load that is done. Host memory holds one matrix, dense and packed. If the packed bytes are temporary on the
+ * device, the host also keeps them until the cache is written. */
 int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, double done,
                     struct err *err) MT_CHECK;
-/* Says what was done; writes the cache when something had to be encoded. That it cannot be written is only a warning.
- */
+/* Logs a summary. Writes the cache if any matrix was encoded; a failure to write is only a warning. */
 void quantizer_finish(struct quantizer *z);
 void quantizer_close(struct quantizer *z);
 

@@ -1,4 +1,4 @@
-/* source.c - finds a matrix in a checkpoint. Formats are told by the names that are there, never by shapes. */
+/* source.c - finds a matrix in a checkpoint. Tensor names decide its format, not shapes. */
 #include "model/source.h"
 
 #include <math.h>
@@ -64,7 +64,7 @@ void source_f32(const struct st_tensor *t, int64_t n, float *out)
     }
 }
 
-/* dst [n_out, n_in] = src [n_in, n_out] transposed, elements of `size` 2 or 4; a tile stays in the nearest cache. */
+/* dst [n_out, n_in] = src [n_in, n_out] transposed, elements of `size` 2 or 4 bytes; a tile fits the L1 cache. */
 static void transpose(char *dst, const uint8_t *src, int64_t n_out, int64_t n_in, int64_t size)
 {
     const int64_t tile = 32;
@@ -114,7 +114,7 @@ void source_absmax(const struct source *s, float *out)
     }
 }
 
-/* The JSON blob that bitsandbytes writes beside every 4-bit weight; its name says `type` too. */
+/* Reads the JSON blob that bitsandbytes writes for every 4-bit weight. `type` is the format in the blob's name. */
 static int read_quant_state(struct source *s, const struct st_tensor *blob, const char *type, bool nested,
                             struct err *err)
 {
@@ -153,14 +153,14 @@ out:
     return rc;
 }
 
-/* Without the blob, which is data: as many absmax as there are say how large a block is. */
+/* Derives the block size from the number of absmax values, for when only headers were read and not the blob. */
 static void guess_block(struct source *s)
 {
     const int64_t n = s->n_out * s->n_in, n_absmax = s->absmax->bytes / dtype_size(s->absmax->dtype);
     for (s->block = 32; s->block < 4096 && (n + s->block - 1) / s->block > n_absmax;) s->block *= 2;
 }
 
-/* name + suffix, of n elements of a dtype, any ndim. */
+/* Finds name + suffix and checks that it has n elements of a dtype, in any shape. */
 static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *name, const char *suffix, enum dtype dtype,
                                           int64_t n, struct err *err)
 {
@@ -173,7 +173,7 @@ static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *nam
     return NULL;
 }
 
-/* An absmax of bytes is a nested one. */
+/* A matrix in bitsandbytes' 4-bit format. An absmax of dtype U8 means nested (double quantised) scales. */
 static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, const char *state_name,
                      const char *type, struct err *err)
 {

@@ -1,10 +1,10 @@
-/* source.h - one matrix as a checkpoint stores it: dense, or 4 bits with its scales under other names */
+/* source.h - one matrix of a checkpoint: dense, or 4 bits with scales in separate tensors. */
 #ifndef MT_SOURCE_H
 #define MT_SOURCE_H
 
 #include "data/safetensors.h"
 
-/* A checkpoint and which of its tensors somebody asked for. */
+/* A checkpoint, and which of its tensors were read. */
 struct checkpoint {
     const struct safetensors *st;
     bool *used; /* [st->n_tensors] */
@@ -20,7 +20,7 @@ struct source {
     bool transposed; /* dense: stored as [in, out] */
 };
 
-/* A tensor that must be there with this shape (ndim sizes) and one of the float dtypes, or U8 when is_u8. */
+/* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
@@ -29,15 +29,15 @@ bool checkpoint_has(const struct checkpoint *ck, const char *name);
  * name.quant_state.bitsandbytes__nf4 / __fp4 exists. All shapes and sizes are checked. */
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in,
                 struct err *err) MT_CHECK;
-int64_t source_blocks(const struct source *s); /* absmax values */
-/* absmax of all blocks as f32, nested ones resolved. */
+int64_t source_blocks(const struct source *s); /* number of absmax values */
+/* absmax of all blocks as f32; nested ones are decoded. */
 void source_absmax(const struct source *s, float *out);
-/* n values of a float tensor as f32. */
+/* Converts n values of a float tensor to f32. */
 void source_f32(const struct st_tensor *t, int64_t n, float *out);
 enum weight_format source_dense_format(enum dtype t);
-/* A dense matrix as [out, in], its elements as they are; out may be unaligned. */
+/* Copies a dense matrix as [out, in] in its own dtype; out may be unaligned. */
 void source_copy(const struct source *s, char *out);
-/* Bytes [at, at+n) of a tensor will not be read again. */
+/* Drops the mapped pages of bytes [at, at+n) of a tensor: they will not be read again. */
 void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n);
 
 #endif

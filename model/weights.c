@@ -1,8 +1,7 @@
-/* weights.c - copies a checkpoint into dev->weights, tensor by tensor, dropping each mapped page once it is read, so
- * that resident memory while loading stays near one copy. Experts keep the bytes they have on disk, unless they are
- * dense and model.quantize wants them packed (model/quantize.h), or the layer is resident; what has to be rearranged
- * (bitsandbytes' per-expert matrices into stacks, transposed bf16 stacks, q|k|v into one matrix) is rearranged here,
- * once. */
+/* weights.c - copies a checkpoint into dev->weights, tensor by tensor. It drops each mapped page after reading it, so
+ * that the host needs little more than one copy. Experts keep their bytes from disk, unless model.quantize packs them
+ * (model/quantize.h) or their layer is decoded. Some tensors change their layout here: bitsandbytes' per-expert
+ * matrices become stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
 #include "model/weights.h"
 
 #include <stdio.h>
@@ -13,23 +12,23 @@
 
 struct fill {
     struct device *dev;
-    struct arena *arena; /* where the next weight goes: dev->weights, dev->host or, to be decoded, dev->work */
+    struct arena *arena; /* destination of the next weight: dev->weights, dev->host, or dev->work before decoding */
     const struct arch *a;
     const struct comm *ep;
     struct checkpoint ck;
     struct err *err;
     int64_t layer;
-    struct ffn_size ffn;    /* of this layer */
-    struct shard own;       /* of its experts */
-    int64_t first_resident; /* layer; its experts and those of all later ones are decoded */
+    struct ffn_size ffn;   /* size of this layer's feed-forward network */
+    struct shard own;      /* this rank's experts of the layer */
+    int64_t first_decoded; /* first layer whose experts are decoded; so are those of all later layers */
     struct quantizer quantizer;
     struct weights *w;
 };
 
-/* What op_decode makes. */
+/* The dtype that op_decode writes. */
 static enum dtype decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
 
-/* "model.layers.7." + rest into a buffer of the caller. */
+/* "model.layers.7." + rest + suffix, returned by value. */
 struct name {
     char s[256];
 };
@@ -40,7 +39,7 @@ static struct name layer_name(const struct fill *f, const char *rest, const char
     return n;
 }
 
-/* The same of one expert's matrix: pattern of struct tensor_names, suffix ".weight" or ".bias". */
+/* The name of one expert's tensor: pattern from struct tensor_names, suffix ".weight" or ".bias". */
 static struct name expert_name(const struct fill *f, const char *pattern, int64_t expert, const char *suffix)
 {
     const size_t before = strcspn(pattern, "#");
@@ -60,7 +59,7 @@ static void set_layer(struct fill *f, int64_t layer)
     f->own = f->a->ffn[layer]->routed ? dispatch_shard(f->ep, f->ffn.n_exp) : (struct shard){0, f->ffn.n_exp};
 }
 
-/* Of a tensor of all experts the part of those here. */
+/* The part of a tensor of all experts that this rank holds. */
 static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t)
 {
     struct st_tensor part = *t;
@@ -70,12 +69,12 @@ static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t
     return part;
 }
 
-/* Room for `bytes` of a weight; NULL in a dry run. */
-static char *room(struct fill *f, int64_t bytes) { return arena_push(f->arena, bytes); }
+/* Allocates bytes of a weight; NULL in a dry run. */
+static char *alloc(struct fill *f, int64_t bytes) { return arena_push(f->arena, bytes); }
 
 static void put(struct fill *f, char *dst, const struct st_tensor *t)
 {
-    const int64_t piece = 32 << 20; /* the mapped pages that count beside the copy */
+    const int64_t piece = 32 << 20; /* bytes between drops of mapped pages */
     for (int64_t at = 0; at < t->bytes && !f->dev->dry_run; at += piece) {
         const int64_t n = MT_MIN(piece, t->bytes - at);
         device_upload(f->dev, dst + at, t->data + at, n);
@@ -102,17 +101,18 @@ static int vector(struct fill *f, struct tensor *out, const char *name, int64_t 
     return 0;
 }
 
-/* The tables that all sources of a stack must share, bit for bit. */
+/* Checks that all sources of a stack have the same format and equal code tables. */
 static int same_tables(struct fill *f, const struct source *s, int64_t n)
 {
     for (int64_t i = 1; i < n; i++) {
         bool same =
             s[i].format == s[0].format && s[i].block == s[0].block && !s[i].nested_absmax == !s[0].nested_absmax;
-        const bool tables = !f->ck.st->headers; /* they are data */
+        const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
         if (same && tables && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
         if (same && tables && s[0].nested_map) same = !memcmp(s[i].nested_map->data, s[0].nested_map->data, 1024);
         if (!same)
-            return err_set(f->err, "tensors %s and %s are quantised in different ways; they must agree",
+            return err_set(f->err,
+                           "tensors %s and %s are quantised in different ways: all experts of a layer need one format",
                            s[0].data->name, s[i].data->name);
     }
     return 0;
@@ -125,16 +125,16 @@ static int64_t absmax_room(const struct source *s, int64_t n)
     return blocks;
 }
 
-/* absmax as stored when every source is one expert; resolved to f32 when several sources make one matrix, as a nested
- * one has a single offset. */
+/* Copies absmax as stored when every source is one expert. Several sources that form one matrix get absmax in f32,
+ * because a nested absmax has one offset per matrix. */
 static void put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
 {
     const int64_t f32 = (int64_t)sizeof(float);
-    const bool nested = s[0].nested_absmax && n == w->n_exp, measuring = f->dev->dry_run;
+    const bool nested = s[0].nested_absmax && n == w->n_exp, dry_run = f->dev->dry_run;
     const int64_t blocks = absmax_room(s, n), outer = nested ? s[0].nested_absmax->bytes : 0;
-    char *absmax = room(f, nested ? blocks : blocks * f32);
-    char *outer_scale = nested ? room(f, n * outer) : NULL, *offset = nested ? room(f, n * f32) : NULL;
-    for (int64_t i = 0, at = 0; i < n && !measuring; at += source_blocks(&s[i++])) {
+    char *absmax = alloc(f, nested ? blocks : blocks * f32);
+    char *outer_scale = nested ? alloc(f, n * outer) : NULL, *offset = nested ? alloc(f, n * f32) : NULL;
+    for (int64_t i = 0, at = 0; i < n && !dry_run; at += source_blocks(&s[i++])) {
         if (nested) {
             put(f, absmax + at, s[i].absmax);
             put(f, outer_scale + i * outer, s[i].nested_absmax);
@@ -146,7 +146,7 @@ static void put_absmax(struct fill *f, struct weight *w, const struct source *s,
         device_upload(f->dev, absmax + at * f32, host, source_blocks(&s[i]) * f32);
         mem_free(host);
     }
-    char *code = room(f, s[0].code->bytes), *map = nested ? room(f, s[0].nested_map->bytes) : NULL;
+    char *code = alloc(f, s[0].code->bytes), *map = nested ? alloc(f, s[0].nested_map->bytes) : NULL;
     put(f, code, s[0].code);
     if (nested) put(f, map, s[0].nested_map);
     w->block = s[0].block;
@@ -172,10 +172,10 @@ static void put_source(struct fill *f, char *dst, const struct source *s)
     mem_free(host);
 }
 
-/* What model.quantize may pack. */
+/* What a matrix is for: model.quantize packs experts, model.quantize_attention attention. */
 enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
 
-/* How the first experts are held, in words. */
+/* Writes weights.experts, from the first experts that are loaded. */
 static void describe(struct fill *f, enum weight_format stored, bool nested, bool packed)
 {
     char *text = f->w->experts;
@@ -197,7 +197,7 @@ static void describe_decoded(struct fill *f)
                  weight_format_name(source_dense_format(decoded_dtype(f->dev))));
 }
 
-/* Whether model.quantize is about matrices in this role, and they are not packed yet: 0 or 1; -1 is an error. */
+/* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. */
 static int wants_packing(struct fill *f, const struct source *s, enum role role)
 {
     const bool meant = role == ROLE_EXPERTS || (role == ROLE_ATTENTION && f->quantizer.q.attention);
@@ -207,15 +207,15 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
     return wanted;
 }
 
-/* n sources end to end: the experts of a stack (n == w->n_exp), or n / w->n_exp row blocks of every matrix. The caller
- * set the shape of w. */
+/* Joins n sources into w: one per expert (n == w->n_exp), or n / w->n_exp blocks of rows per matrix. The caller has set
+ * the shape of w. */
 static int stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role)
 {
     int64_t bytes = 0;
     if (same_tables(f, s, n)) return -1;
     const int packing = wants_packing(f, s, role);
     if (packing < 0) return -1;
-    f->quantizer.room = f->arena;
+    f->quantizer.arena = f->arena;
     if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
     w->format = s[0].format;
     for (int64_t i = 0; i < n; i++) {
@@ -224,15 +224,15 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
             return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
                            s[i].data->name, (long long)s[i].block);
     }
-    char *data = room(f, bytes);
+    char *data = alloc(f, bytes);
     w->data = data;
     for (int64_t i = 0, at = 0; i < n; at += s[i++].data->bytes) put_source(f, data ? data + at : NULL, &s[i]);
     if (s[0].block) put_absmax(f, w, s, n);
     return 0;
 }
 
-/* The first bytes of a weight, or of its first expert; those of the experts are seen before they are decoded. */
-static void add_to_mark(struct fill *f, const struct weight *w)
+/* Adds the first bytes of a weight, or of its first expert, to the fingerprint; experts before they are decoded. */
+static void add_to_fingerprint(struct fill *f, const struct weight *w)
 {
     const int64_t nibbles = w->n_out * w->n_in / 2;
     const int64_t bytes = MT_MIN(w->format >= WF_MXFP4 ? nibbles : weight_bytes(w) / w->n_exp, 1 << 16);
@@ -242,7 +242,7 @@ static void add_to_mark(struct fill *f, const struct weight *w)
     device_download(f->dev, host, w->data, bytes);
     for (int64_t at = 0; at < bytes; at += 8) {
         memcpy(&bits, host + at, sizeof(bits));
-        f->w->mark = rng_u64(f->w->mark, bits);
+        f->w->fingerprint = rng_u64(f->w->fingerprint, bits);
     }
     mem_free(host);
 }
@@ -254,7 +254,7 @@ static int matrix(struct fill *f, struct weight *w, const char *name, int64_t n_
     return source_find(&s, &f->ck, name, n_out, n_in, f->err) || stack(f, w, &s, 1, role) ? -1 : 0;
 }
 
-int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool marked)
+int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled)
 {
     struct source s[STORED_PARTS];
     int64_t n_out = 0, at = 0;
@@ -264,7 +264,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
     if (stack(f, &p->w, s, r->n_part, ROLE_ATTENTION)) return -1;
-    if (marked && f->layer == 0) add_to_mark(f, &p->w);
+    if (sampled && f->layer == 0) add_to_fingerprint(f, &p->w);
     if (!biased) return 0;
     p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);
     for (int i = 0; i < r->n_part; at += r->rows[i++]) {
@@ -293,7 +293,7 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     describe(f, WF_MXFP4, false, false);
     const struct st_tensor own_b = own_part(f, b), own_s = own_part(f, s);
     *w = (struct weight){.format = WF_MXFP4, .n_exp = f->own.count, .n_out = n_out, .n_in = n_in};
-    char *data = room(f, own_b.bytes), *scale = room(f, own_s.bytes);
+    char *data = alloc(f, own_b.bytes), *scale = alloc(f, own_s.bytes);
     w->data = data;
     w->scale = (const uint8_t *)scale;
     if (f->dev->dry_run) return 0;
@@ -304,7 +304,7 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     return 0;
 }
 
-/* One tensor for all experts, [E, out, in] or in transformers' dequantised layout [E, in, out]: each is a source. */
+/* One tensor for all experts, [E, out, in] or transformers' [E, in, out]; each expert is a source. */
 static int load_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t e = f->own.count;
@@ -347,7 +347,7 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
     return 0;
 }
 
-/* A Linear, or two, per expert; bitsandbytes has its 4 bits so. All are looked up, those here are read. */
+/* One or two matrices per expert, the layout of bitsandbytes. Checks those of all experts, reads this rank's. */
 static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part;
@@ -370,7 +370,7 @@ static bool has(const struct fill *f, const char *name, const char *suffix)
     return checkpoint_has(&f->ck, full);
 }
 
-/* Whether anything of the first expert is there under a name of its own. */
+/* Whether the checkpoint has a separate tensor for the first expert. */
 static bool has_experts(const struct fill *f, const struct stored_experts *p)
 {
     bool any = false;
@@ -380,7 +380,7 @@ static bool has_experts(const struct fill *f, const struct stored_experts *p)
     return any;
 }
 
-/* The stack of one product, in whichever of the forms the checkpoint has it. */
+/* Loads the stack of one product from any layout: per expert, MXFP4, or one dense tensor. */
 static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     char bias_name[320];
@@ -429,7 +429,7 @@ void weights_zeros(struct fill *f, struct weight *w, int64_t n_out, int64_t n_in
     if (!f->dev->dry_run) device_zero(f->dev, zeros);
 }
 
-/* w, in scratch so far, moves to dev->weights as what the products read. */
+/* Decodes w from dev->work to dev->weights. */
 static void decode(struct fill *f, struct weight *w)
 {
     const enum dtype t = decoded_dtype(f->dev);
@@ -443,20 +443,20 @@ static void decode(struct fill *f, struct weight *w)
     *w = (struct weight){.format = format, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in, .data = y.data};
 }
 
-/* marked: the bytes count for w->mark. */
-static int load_product(struct fill *f, struct proj *proj, const struct stored_experts *p, bool marked)
+/* sampled: its first bytes enter the fingerprint. */
+static int load_product(struct fill *f, struct proj *proj, const struct stored_experts *p, bool sampled)
 {
     struct weight *w = &proj->w;
     struct tensor *bias = &proj->bias;
     struct arena *work = &f->dev->work;
     const int64_t mark = arena_mark(work);
-    const bool resident = f->layer >= f->first_resident;
-    if (resident) f->arena = work;
+    const bool decoded = f->layer >= f->first_decoded;
+    if (decoded) f->arena = work;
     const int rc = p->stack ? load_experts(f, w, bias, p) : load_per_expert(f, w, bias, p);
     f->arena = &f->dev->weights;
     if (rc) return -1;
-    if (marked) add_to_mark(f, w);
-    if (resident) decode(f, w);
+    if (sampled) add_to_fingerprint(f, w);
+    if (decoded) decode(f, w);
     arena_release(work, mark);
     return 0;
 }
@@ -488,7 +488,7 @@ static int load_embed(struct fill *f, struct weight *embed)
 
 static bool has_head(const struct fill *f) { return checkpoint_has(&f->ck, "lm_head.weight"); }
 
-/* The head of its own; a tied one is the embedding. */
+/* Loads lm_head.weight; without it and with tied embeddings the head stays the embedding. */
 static int load_head(struct fill *f, struct weight *head)
 {
     if (has_head(f)) return matrix(f, head, "lm_head.weight", f->a->vocab, f->a->d_model, ROLE_OTHER);
@@ -496,19 +496,19 @@ static int load_head(struct fill *f, struct weight *head)
     return err_set(f->err, "tensor lm_head.weight is not in the checkpoint, and tie_word_embeddings is false");
 }
 
-/* The embedding may lie in the host's memory: a step reads some rows of it. Where it is the head as well, it may not.
- */
+/* Loads the embedding, the head and the final norm. The embedding may be in host memory, because a step reads few of
+ * its rows. An embedding that is also the head stays on the device. */
 static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
 {
     f->arena = embed_on_host && has_head(f) ? &f->dev->host : &f->dev->weights;
     if (load_embed(f, &w->embed)) return -1;
-    add_to_mark(f, &w->embed);
+    add_to_fingerprint(f, &w->embed);
     f->arena = &f->dev->weights;
     w->head = w->embed;
     return load_head(f, &w->head) || vector(f, &w->norm, "model.norm.weight", f->a->d_model) ? -1 : 0;
 }
 
-/* Tensors that nobody asked for: how many, the first by name. */
+/* Counts the tensors that were not read; the first one's name. */
 static void find_unused(const struct fill *f, struct weights *w)
 {
     for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--)
@@ -523,7 +523,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     const int64_t before = dev->weights.used;
     int rc = -1;
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
-    f.first_resident = a->n_layer - opt->n_resident;
+    f.first_decoded = a->n_layer - opt->decoded_layers;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
     quantizer_open(&f.quantizer, opt->quantize, dev, st);
     if (load_ends(&f, w, opt->embed_on_host)) goto out;
@@ -549,7 +549,7 @@ void weights_free(struct weights *w)
     *w = (struct weights){0};
 }
 
-/* ---- part by part ---- */
+/* ---- loading one part ---- */
 
 static void part_open(struct fill *f, struct weights *w, struct device *dev, const struct arch *a,
                       const struct safetensors *st, const struct quantize *q, struct err *err)
@@ -557,7 +557,7 @@ static void part_open(struct fill *f, struct weights *w, struct device *dev, con
     *w = (struct weights){.layers = NULL};
     *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
     f->ep = &comm_alone;
-    f->first_resident = a->n_layer;
+    f->first_decoded = a->n_layer;
     f->ck.used = mem_array(st->n_tensors, sizeof(bool));
     quantizer_open(&f->quantizer, q, dev, st);
 }

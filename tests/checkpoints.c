@@ -474,7 +474,7 @@ void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q)
 
 void loaded_open_resident(struct loaded *l, const char *dir, const struct quantize *q, int64_t n)
 {
-    const struct model_options opt = {.max_len = 64, .quantize = *q, .n_resident = n};
+    const struct model_options opt = {.max_len = 64, .quantize = *q, .decoded_layers = n};
     struct device measure, *dev = &l->dev;
     struct model plan;
     struct err err;

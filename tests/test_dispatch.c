@@ -197,7 +197,7 @@ static void test_refusals(void **state)
     assert_int_equal(RUN(config_of(1, 2), JOB), 1);
     assert_says(said.err, "parallel.ep = 2 does not divide the number of ranks, 1");
     assert_int_equal(RUN(config_of(3, 3), JOB, "--set", "train.grad_accum=3"), 1);
-    assert_says(said.err, "cannot have the 8 experts of a layer in equal parts");
+    assert_says(said.err, "cannot divide the 8 experts of a layer evenly");
 }
 
 int test_dispatch(void)

@@ -43,7 +43,7 @@ static void side_open(struct tiny *t, int64_t multiple, struct comm *ep)
     OK(device_open(&t->dev, "cpu", "fp32", &err));
     const struct parallel par = {ep, ep, &comm_alone};
     OK(adapters_plan(&t->ad, &t->arch, &opt, &err));
-    adapters_hold(&t->ad, &t->arch, multiple, &par);
+    adapters_layout(&t->ad, &t->arch, multiple, &par);
     device_dry_run(&measure, &t->dev);
     adapters_alloc(&t->ad, &measure, &t->arch);
     OK(device_reserve(&t->dev, &t->dev.state, "state", measure.state.peak, &err));
@@ -66,7 +66,7 @@ static void fill_side(struct tiny *t, uint64_t seed)
 {
     const struct tensor flat[] = {t->ad.opt.param, t->ad.opt.m, t->ad.opt.v};
     for (uint64_t f = 0; f < 3; f++) {
-        float *x = some_values(adapters_whole(&t->ad), seed + f);
+        float *x = some_values(adapters_logical(&t->ad), seed + f);
         adapters_put(&t->ad, &t->dev, flat[f], DT_F32, x);
         mem_free(x);
     }
@@ -86,7 +86,7 @@ static void values_come_back(void **state)
     (void)state;
     struct tiny plain;
     side_open(&plain, 1, &comm_alone);
-    const struct adapters *want = adapters_whole(&plain.ad);
+    const struct adapters *want = adapters_logical(&plain.ad);
     float *x = some_values(want, 1);
     for (int64_t multiple = 1; multiple <= 8; multiple += 7) {
         float *sum = mem_array(want->n_flat, sizeof(*sum));
@@ -96,7 +96,7 @@ static void values_come_back(void **state)
             ep.rank = rank;
             ep.world = 2;
             side_open(&t, multiple, &ep);
-            const struct adapters *whole = adapters_whole(&t.ad);
+            const struct adapters *whole = adapters_logical(&t.ad);
             assert_int_equal(whole->n_flat, want->n_flat);
             assert_int_equal(whole->n_params, want->n_params);
             assert_memory_equal(whole->params, want->params, (size_t)want->n_params * sizeof(*want->params));
@@ -174,10 +174,10 @@ static void any_device_reads_the_others_checkpoint(void **state)
         OK(load(&b, first, &err));
         save(&b, again);
         assert_same_checkpoint(first, again);
-        float *want = some_values(adapters_whole(&a.ad), 3),
-              *got = mem_array(adapters_whole(&b.ad)->n_flat, sizeof(*got));
+        float *want = some_values(adapters_logical(&a.ad), 3),
+              *got = mem_array(adapters_logical(&b.ad)->n_flat, sizeof(*got));
         adapters_get(&b.ad, &b.dev, b.ad.opt.v, DT_F32, got);
-        assert_memory_equal(got, want, (size_t)adapters_whole(&b.ad)->n_flat * sizeof(*got));
+        assert_memory_equal(got, want, (size_t)adapters_logical(&b.ad)->n_flat * sizeof(*got));
         mem_free(want);
         mem_free(got);
         tiny_close(&a);

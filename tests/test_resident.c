@@ -78,7 +78,7 @@ static void assert_same_loads(const char *dir, const struct quantize *q, enum we
         assert_int_equal(l.model.weights.n_decoded, MT_MIN(n, 2));
         snprintf(want, sizeof(want), "%s, %d of 2 layers decoded to f32", text, (int)MT_MIN(n, 2));
         assert_string_equal(l.model.weights.experts, want);
-        assert_true(l.model.weights.mark == packed.model.weights.mark);
+        assert_true(l.model.weights.fingerprint == packed.model.weights.fingerprint);
         assert_same_loaded(&l, &packed);
         loaded_close(&l);
     }

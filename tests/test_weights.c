@@ -427,7 +427,7 @@ static void test_divided(void **state)
                 assert_part_bias(part->down.bias, whole->down.bias, 2 * p);
                 assert_int_equal(part->router.n_out, 8);
             }
-            assert_true(p > 0 || w[1].mark == w[0].mark);
+            assert_true(p > 0 || w[1].fingerprint == w[0].fingerprint);
             weights_free(&w[1]);
             device_close(&dev[1]);
         }

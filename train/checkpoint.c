@@ -231,7 +231,7 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
 {
     struct tensor flat[N_FLAT];
     char path[MT_PATH], *host[N_FLAT];
-    const struct adapters *whole = adapters_whole(ad);
+    const struct adapters *whole = adapters_logical(ad);
     int64_t width = dtype_size(ad->opt.param.dtype), n = 0;
     if (join(path, dir, OPTIMIZER, err)) return -1;
     struct st_entry *entries = mem_array(N_FLAT * whole->n_params, sizeof(*entries));
@@ -260,8 +260,8 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
 /* Earlier versions wrote padded ranks: q, k and v with the largest r of the three, on a GPU a multiple of 8. */
 static bool rank_fits(const struct adapters *whole, const struct lora_param *p, int64_t r)
 {
-    return r == whole->rank[p->target] || r == adapters_held_rank(whole, p->target, 1) ||
-           r == adapters_held_rank(whole, p->target, 8);
+    return r == whole->rank[p->target] || r == adapters_padded_rank(whole, p->target, 1) ||
+           r == adapters_padded_rank(whole, p->target, 8);
 }
 
 static const struct st_tensor *find_entry(const struct safetensors *st, const char *path, const struct adapters *whole,
@@ -330,7 +330,7 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
     struct tensor flat[N_FLAT];
     struct safetensors st;
     char path[MT_PATH];
-    const struct adapters *whole = adapters_whole(ad);
+    const struct adapters *whole = adapters_logical(ad);
     int64_t width = dtype_size(ad->opt.param.dtype);
     if (join(path, dir, OPTIMIZER, err) || safetensors_open(&st, path, err)) return -1;
     int rc = 0;

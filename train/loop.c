@@ -340,7 +340,7 @@ static int save(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     struct model *m = &t->run.model;
     int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
-    model_take_rows(m, rows);
+    model_read_expert_rows(m, rows);
     if (is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
     mem_free(rows);
     comm_busy(t->run.par.all, "saving");
@@ -526,7 +526,7 @@ static int restore(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     struct adapters *ad = &t->run.model.adapters;
     struct train_state found;
-    t->state.model_mark = t->run.model.weights.mark;
+    t->state.model_mark = t->run.model.weights.fingerprint;
     if (resume_check_model(&t->from, cfg, t->state.model_mark, err)) return -1;
     if (t->from.found) {
         if (checkpoint_load(t->from.path, ad, &t->run.dev, &found, err)) return -1;
@@ -547,7 +547,7 @@ static int agree_on_start(struct training *t, struct err *err)
     if (comm_agree(ranks, "newest checkpoint in output.dir (all machines must see the same directory)",
                    (uint64_t)t->state.step, err))
         return -1;
-    adapters_agree(&t->run.model.adapters, &t->run.dev);
+    adapters_broadcast(&t->run.model.adapters, &t->run.dev);
     return 0;
 }
 

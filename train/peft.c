@@ -287,7 +287,7 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
               struct err *err)
 {
     char tmp[MT_PATH];
-    const struct adapters *whole = adapters_whole(ad);
+    const struct adapters *whole = adapters_logical(ad);
     if (ad->par.all->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
@@ -743,7 +743,7 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
 
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
 {
-    const struct adapters *whole = adapters_whole(ad);
+    const struct adapters *whole = adapters_logical(ad);
     struct source src;
     struct layout f;
     int rc = -1;

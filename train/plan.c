@@ -28,9 +28,9 @@ static struct model_options base_options(const struct config *cfg)
 {
     return (struct model_options){.max_len = cfg->data.seq_len,
                                   .quantize = plan_quantize(cfg),
-                                  .n_resident = MT_MAX(cfg->train.decoded_layers, 0),
+                                  .decoded_layers = MT_MAX(cfg->train.decoded_layers, 0),
                                   .aux_coef = cfg->train.aux_loss_coef,
-                                  .share_moments = cfg->parallel.zero,
+                                  .shard_moments = cfg->parallel.zero,
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }
 
@@ -184,7 +184,7 @@ static int fill_up(struct plan *p, const struct request *q, struct err *err)
     for (int64_t n = q->a->n_layer; high - low > 1; n = (low + high) / 2) {
         struct model_options opt = p->opt;
         struct plan_memory m;
-        opt.n_resident = n;
+        opt.decoded_layers = n;
         if (measure(&m, &p->trainable, q, &opt, err)) return -1;
         if (!m.n_decoded) return 0; /* they are not packed */
         if (peak(&m, p->fixed, q->train) > p->budget) {
@@ -269,7 +269,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
                    train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
                    recompute_name(p->opt.recompute), str_bytes(have, p->budget), p->limit,
                    p->chosen ? "" : ", or set train.recompute = auto",
-                   p->opt.n_resident ? ", or train.decoded_layers" : "");
+                   p->opt.decoded_layers ? ", or train.decoded_layers" : "");
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,

@@ -290,8 +290,8 @@ static void share_mark(struct run *r)
 {
     struct comm *ep = r->par.ep;
     uint64_t *marks = mem_array(ep->world, sizeof(*marks));
-    comm_host_gather(ep, marks, &r->model.weights.mark, (int64_t)sizeof(*marks));
-    r->model.weights.mark = marks[0];
+    comm_host_gather(ep, marks, &r->model.weights.fingerprint, (int64_t)sizeof(*marks));
+    r->model.weights.fingerprint = marks[0];
     mem_free(marks);
 }
 

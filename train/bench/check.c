@@ -124,7 +124,7 @@ static void forced_router(struct device *dev, struct route *r, struct tensor log
  * that all sides start from the same values. */
 static float *draw_params(const struct adapters *ad, struct device *dev)
 {
-    const struct adapters *whole = adapters_whole(ad);
+    const struct adapters *whole = adapters_logical(ad);
     float *value = mem_array(whole->n_flat, sizeof(float));
     const uint64_t key = rng_key(0, "check");
     adapters_get(ad, dev, ad->opt.param, DT_F32, value);
@@ -157,7 +157,7 @@ static void take(struct model *m, struct capture *c)
     c->x = mem_array((n_layer + 1) * n, sizeof(float));
     c->h = mem_array(n_layer * n, sizeof(float));
     c->norm = mem_array(n, sizeof(float));
-    c->grad = mem_array(adapters_whole(&m->adapters)->n_flat, sizeof(float));
+    c->grad = mem_array(adapters_logical(&m->adapters)->n_flat, sizeof(float));
     for (int64_t l = 0; l <= n_layer; l++) {
         const struct layer_acts *a = &m->acts.layers[l];
         device_get_f32(dev, c->x + l * n, a->x);
@@ -295,7 +295,7 @@ static void print_head(const struct check *k)
 /* A table of layers by quantities; "!" marks errors above the bound. */
 static void print_layers(struct check *k, struct worst *worst, double *allowed_h)
 {
-    const struct adapters *layout = adapters_whole(&k->plan);
+    const struct adapters *layout = adapters_logical(&k->plan);
     const int64_t n = k->batch.n_tok * k->arch.d_model;
     print_head(k);
     for (int64_t l = 0; l < k->arch.n_layer; l++) {
