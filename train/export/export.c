@@ -8,6 +8,7 @@
 
 #include "train/adapter_dir.h"
 #include "train/atomic_dir.h"
+#include "train/export/export_card.h"
 #include "train/export/export_job.h"
 #include "train/export/verify.h"
 #include "train/lock.h"
@@ -60,19 +61,20 @@ static int write_format(struct export *x, struct err *err)
     MT_REQUIRE(false, "format %d", (int)x->format);
 }
 
-/* Adapter formats get the adapter's model card; a merged checkpoint gets none. */
-static int copy_card(const struct export *x, struct err *err)
+/* README.md from the adapter's. */
+static int write_card(const struct export *x, struct err *err)
 {
     char from[MT_PATH], to[MT_PATH];
     int64_t size;
-    if (x->format == EXPORT_MERGED_BF16 || x->format == EXPORT_MERGED_MXFP4) return 0;
     if (str_format(from, sizeof(from), err, "path", "%s/README.md", x->adapter_dir) ||
         str_format(to, sizeof(to), err, "path", "%s/README.md", x->tmp))
         return -1;
-    if (!file_exists(from)) return 0;
-    char *card = file_read(from, 64 << 20, &size, err);
-    const int rc = card ? file_write_atomic(to, card, size, err) : -1;
+    char *adapter = file_exists(from) ? file_read(from, 64 << 20, &size, err) : NULL;
+    if (!adapter && file_exists(from)) return -1;
+    char *card = export_card(adapter, x->format, x->run.model_name, adapters_max_rank(&x->held.ad));
+    const int rc = file_write_atomic(to, card, (int64_t)strlen(card), err);
     mem_free(card);
+    mem_free(adapter);
     return rc;
 }
 
@@ -99,7 +101,7 @@ static int write_and_verify(struct export *x, struct err *err)
     if (bytes_of(x, &bytes, err) || atomic_dir_begin(x->out, x->tmp, err)) return -1;
     log_info("exporting %s as %s to %s: at most %s", x->adapter_dir, export_format_name(x->format), x->out,
              str_bytes(size, bytes));
-    if (!file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !copy_card(x, err) &&
+    if (!file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !write_card(x, err) &&
         !verify_export(x, err) && !atomic_dir_commit(x->tmp, x->out, err))
         return 0;
     (void)!file_remove_tree(x->tmp, NULL);

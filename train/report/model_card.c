@@ -15,8 +15,7 @@ static bool is_hub_name(const struct run *r)
     return strcmp(name, r->model_dir) && slash && slash > name && slash[1] && !strchr(slash + 1, '/') && name[0] != '.';
 }
 
-/* Writes text with a backslash before each character of `special`. */
-static void put_escaped(FILE *out, const char *text, const char *special)
+void model_card_quote(FILE *out, const char *text, const char *special)
 {
     for (; *text; text++) {
         if (strchr(special, *text)) fputc('\\', out);
@@ -25,7 +24,7 @@ static void put_escaped(FILE *out, const char *text, const char *special)
 }
 
 /* Special characters of Markdown in a line or a table cell; file weights such as a*0.5,b*0.5 would become emphasis. */
-static void put_text(FILE *out, const char *text) { put_escaped(out, text, "\\|`*<>[]&~"); }
+static void put_text(FILE *out, const char *text) { model_card_quote(out, text, MODEL_CARD_SPECIAL); }
 
 static void put_front_matter(FILE *out, const struct run *r)
 {
@@ -75,12 +74,12 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
     history_free(&h);
 }
 
-static void put_use(FILE *out, const struct run *r)
+void model_card_use(FILE *out, const char *base_model)
 {
     fprintf(out, "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.\n\n```python\n"
                  "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
                  "model = AutoModelForCausalLM.from_pretrained(\"");
-    put_escaped(out, r->model_name, "\\\"");
+    model_card_quote(out, base_model, "\\\"");
     fprintf(out, "\")\n"
                  "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n"
                  "`moetrain export` converts it for vLLM and llama.cpp or merges it into the base model.\n");
@@ -98,7 +97,7 @@ char *model_card(const struct run *r, const struct train_state *s, int64_t total
     fprintf(out, "\n\n");
     put_facts(out, r, s, total_steps);
     put_losses(out, r, s);
-    put_use(out, r);
+    model_card_use(out, r->model_name);
     fprintf(out, "\n## Settings\n\n```ini\n%s```\n", settings);
     MT_REQUIRE(!fclose(out), "out of memory for the model card");
     copy = mem_strdup(text);

@@ -1,0 +1,79 @@
+/* test_export_card.c - README.md of an export says how to load exactly that export. */
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/process.h"
+#include "train/export/export_card.h"
+
+static const char *const words[EXPORT_FORMATS] = {"PeftModel.from_pretrained(", "vllm serve \"", "llama-server ",
+                                                  "AutoModelForCausalLM.from_pretrained(path",
+                                                  "whose experts are in MXFP4"};
+static const char *const libraries[EXPORT_FORMATS] = {"peft", "vllm", "llama.cpp", "transformers", "transformers"};
+
+/* `card` loads format f, and says nothing of another. */
+static void assert_loads(const char *card, int f)
+{
+    assert_says(card, words[f]);
+    for (int i = 0; i < 3; i++)
+        if (i != f && strstr(card, words[i])) fail_msg("%s in the card of %s:\n%s", words[i], words[f], card);
+    assert_null(strstr(strstr(card, "## Use\n") + 1, "## Use\n"));
+}
+
+static void each_format_has_its_own_use(void **state)
+{
+    (void)state;
+    const char *adapter = "---\nlibrary_name: peft\n---\n\n# LoRA adapter for a/b\n\nFacts.\n\n## Use\n\n"
+                          "PeftModel.from_pretrained(x)\n\n## Settings\n\nr = 9\n";
+    const char *foreign = "# Mine\n\n## Uses\n\nMany.\n";
+    for (int f = 0; f < EXPORT_FORMATS; f++) {
+        char line[64];
+        char *card = export_card(adapter, (enum export_format)f, "a/b", 9);
+        assert_loads(card, f);
+        snprintf(line, sizeof(line), "---\nlibrary_name: %s\n---\n\n# ", libraries[f]);
+        assert_memory_equal(card, line, strlen(line));
+        assert_says(card,
+                    f < EXPORT_MERGED_BF16 ? "\n# LoRA adapter for a/b\n" : "\n# Merged with a LoRA adapter: a/b\n");
+        assert_says(card, "\nFacts.\n\n## Use\n");
+        assert_says(card, "\n\n## Settings\n\nr = 9\n");
+        mem_free(card);
+        card = export_card(foreign, (enum export_format)f, "a/b", 9);
+        assert_loads(card, f);
+        assert_memory_equal(card, foreign, strlen(foreign));
+        mem_free(card);
+        card = export_card(NULL, (enum export_format)f, "a/b", 9);
+        assert_loads(card, f);
+        assert_int_equal(card[0], '#');
+        mem_free(card);
+    }
+    char *card = export_card(NULL, EXPORT_VLLM, "a\"$b", 9);
+    assert_says(card, "vllm serve \"a\\\"\\$b\" --enable-lora --max-lora-rank 16 ");
+    mem_free(card);
+}
+
+static void an_export_has_its_card(void **state)
+{
+    (void)state;
+    static const char *const formats[EXPORT_FORMATS] = {"peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4"};
+    static char card[1 << 16];
+    const char *config = process_config("");
+    char name[64];
+    assert_int_equal(RUN(config, "--set", "train.steps=1"), 0);
+    for (int f = 0; f < EXPORT_FORMATS; f++) {
+        if (RUN("export", config, "--to", formats[f], "--set", "data.eval=", "--force")) fail_msg("%s", said.err);
+        snprintf(name, sizeof(name), "export-%s/README.md", formats[f]);
+        process_read(process_output(config, name), card, sizeof(card));
+        assert_loads(card, f);
+        assert_says(card, " of 1, ");
+    }
+}
+
+int test_export_card(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_format_has_its_own_use),
+        cmocka_unit_test(an_export_has_its_card),
+    };
+    return cmocka_run_group_tests_name("export_card", tests, NULL, NULL);
+}

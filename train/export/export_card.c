@@ -1,0 +1,107 @@
+/* export_card.c - README.md of an export: the adapter's model card with another section "Use". */
+#include "train/export/export_card.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/report/model_card.h"
+
+static const char use[] = "\n## Use\n", title[] = "# LoRA adapter for ", library[] = "\nlibrary_name: peft\n";
+
+/* vLLM accepts these ranks alone. */
+static int64_t vllm_rank(int64_t rank)
+{
+    static const int64_t ranks[] = {8, 16, 32, 64, 128, 256, 320, 512};
+    for (int64_t i = 0; i < MT_LEN(ranks); i++)
+        if (ranks[i] >= rank) return ranks[i];
+    return rank;
+}
+
+static void put_vllm(FILE *out, const char *base_model, int64_t max_rank)
+{
+    fprintf(out,
+            "%s\nThe adapter has the keys of vLLM 0.33 and later; PEFT may not load them.\n\n```bash\nvllm serve \"",
+            use);
+    model_card_quote(out, base_model, "\\\"$`");
+    fprintf(out, "\" --enable-lora --max-lora-rank %lld --lora-modules mine=path/to/this/directory\n```\n\n",
+            (long long)vllm_rank(max_rank));
+    fprintf(out, "Requests name the model `mine`.\n");
+}
+
+static void put_gguf(FILE *out, const char *base_model)
+{
+    fprintf(out, "%s\nMODEL.gguf is the base model, converted by llama.cpp's convert_hf_to_gguf.py from\n`", use);
+    model_card_quote(out, base_model, "`");
+    fprintf(out, "`.\n\n```bash\nllama-server -m MODEL.gguf --lora path/to/this/directory/" EXPORT_GGUF_NAME "\n```\n");
+}
+
+static void put_merged(FILE *out, enum export_format format)
+{
+    fprintf(out,
+            "%s\nThe adapter is merged into the weights%s: no base model and no PEFT are needed.\n\n```python\n"
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            "path = \"path/to/this/directory\"\n"
+            "model = AutoModelForCausalLM.from_pretrained(path, dtype=\"auto\")\n"
+            "tokenizer = AutoTokenizer.from_pretrained(path)\n```\n\n`vllm serve path/to/this/directory` serves it.\n",
+            use, format == EXPORT_MERGED_MXFP4 ? ", whose experts are in MXFP4" : ", which are in bf16");
+}
+
+static void put_use(FILE *out, enum export_format format, const char *base_model, int64_t max_rank)
+{
+    switch (format) {
+    case EXPORT_PEFT: model_card_use(out, base_model); break;
+    case EXPORT_VLLM: put_vllm(out, base_model, max_rank); break;
+    case EXPORT_GGUF: put_gguf(out, base_model); break;
+    case EXPORT_MERGED_BF16:
+    case EXPORT_MERGED_MXFP4: put_merged(out, format); break;
+    case EXPORT_FORMATS: MT_REQUIRE(false, "format %d", (int)format);
+    }
+}
+
+static void put_title(FILE *out, enum export_format format)
+{
+    const bool merged = format == EXPORT_MERGED_BF16 || format == EXPORT_MERGED_MXFP4;
+    fprintf(out, merged ? "# Merged with a LoRA adapter: " : "%s", title);
+}
+
+/* The part of a card before "Use", with the title and library of the format. */
+static void put_front(FILE *out, const char *card, size_t size, enum export_format format)
+{
+    static const char *const libraries[EXPORT_FORMATS] = {"peft", "vllm", "llama.cpp", "transformers", "transformers"};
+    char *front = mem_alloc((int64_t)size + 1), *rest = front, *at;
+    memcpy(front, card, size);
+    if ((at = strstr(rest, library))) {
+        fprintf(out, "%.*s\nlibrary_name: %s\n", (int)(at - rest), rest, libraries[format]);
+        rest = at + sizeof(library) - 1;
+    }
+    if ((at = strstr(rest, title)) && (at == rest || at[-1] == '\n')) {
+        fprintf(out, "%.*s", (int)(at - rest), rest);
+        put_title(out, format);
+        rest = at + sizeof(title) - 1;
+    }
+    fputs(rest, out);
+    mem_free(front);
+}
+
+char *export_card(const char *adapter, enum export_format format, const char *base_model, int64_t max_rank)
+{
+    char *text = NULL, *copy;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    if (adapter) {
+        const char *found = strstr(adapter, use), *next = found ? strstr(found + 1, "\n## ") : NULL;
+        put_front(out, adapter, found ? (size_t)(found - adapter) : strlen(adapter), format);
+        put_use(out, format, base_model, max_rank);
+        if (next) fputs(next, out);
+    } else {
+        put_title(out, format);
+        model_card_quote(out, base_model, MODEL_CARD_SPECIAL);
+        fputc('\n', out);
+        put_use(out, format, base_model, max_rank);
+    }
+    MT_REQUIRE(!fclose(out), "out of memory for the model card");
+    copy = mem_strdup(text);
+    free(text);
+    return copy;
+}
