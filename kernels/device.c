@@ -34,15 +34,18 @@ static int open_cuda(struct device *dev, const char *dtype, bool portable, struc
     return dev->ops ? 0 : err_prefix(err, portable ? "train.device = cuda-portable" : "train.device = cuda");
 }
 
-/* "cuda" where it can be had, else "cpu", and the first time why. */
-static const char *choose(void)
+static struct err why_cpu; /* empty: "auto" has not taken the CPU */
+
+/* "cuda" where it can be had, else "cpu". */
+static const char *choose(void) { return ops_cuda(false, &why_cpu) ? "cuda" : "cpu"; }
+
+const char *device_why_cpu(void) { return why_cpu.msg[0] ? why_cpu.msg : NULL; }
+
+void device_log_choice(void)
 {
     static bool told;
-    struct err missing;
-    if (ops_cuda(false, &missing)) return "cuda";
-    if (!told) log_info("train.device = auto takes the CPU: %s", missing.msg);
+    if (!told && device_why_cpu()) log_info("train.device = auto takes the CPU: %s", device_why_cpu());
     told = true;
-    return "cpu";
 }
 
 static void set_up(struct device *dev)

@@ -72,9 +72,11 @@ int ops_cuda_count(void); /* GPUs that this process sees; after it a process mus
 const struct ops *
 ops_cuda_table(void); /* its ops without a GPU, to measure with only; NULL without CUDA in the build */
 
-/* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had and else logs why it is the CPU;
- * dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
+/* name: "cpu", "cuda", "cuda-portable" or "auto", which is cuda where it can be had, else cpu; dtype: "auto",
+ * "fp32" or "bf16". An error says what this build or machine lacks. */
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
+const char *device_why_cpu(void); /* why "auto" took the CPU; NULL: it did not */
+void device_log_choice(void);     /* logs that, the first time */
 /* The same for a plan: "cuda" need not be in this machine, and the device is only good to measure with. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 /* The same for a GPU of so much memory, whatever this machine has; only a build with CUDA knows what its kernels need.

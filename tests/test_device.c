@@ -79,6 +79,30 @@ static void why_no_gpu(void **state)
     }
 }
 
+/* Training and evaluation say once that they run on the CPU, a plan says what it is for; other commands do not. */
+static void the_cpu_is_named_where_it_matters(void **state)
+{
+    (void)state;
+    const char *config = process_config(""), *automatic = "train.device=auto", *says = "takes the CPU";
+    struct err err;
+    if (ops_cuda(false, &err)) {
+        print_message("skip: this machine has a GPU\n");
+        skip();
+    }
+    assert_int_equal(RUN(config, "--set", automatic, "--set", "train.steps=1"), 0);
+    assert_says(said.err, says);
+    assert_null(strstr(strstr(said.err, says) + 1, says));
+    assert_int_equal(RUN("eval", config, "--set", automatic, "--base"), 0);
+    assert_says(said.err, says);
+    assert_int_equal(RUN("bench", "step", "--steps", "1"), 0);
+    assert_says(said.err, says);
+    assert_int_equal(RUN("plan", config, "--set", automatic), 0);
+    assert_null(strstr(said.err, says));
+    assert_says(said.out, "for the CPU: ");
+    assert_int_equal(RUN("generate", config, "--set", automatic, "--base", "--prompt", "a", "--tokens", "1"), 0);
+    assert_null(strstr(said.err, says));
+}
+
 /* Libraries of CUDA, NCCL and curl are opened at first use. Checked as ldd does. */
 static void starts_without_cuda(void **state)
 {
@@ -216,6 +240,7 @@ int test_device(void)
         cmocka_unit_test(open_says_what_is_wrong),
         cmocka_unit_test(open_cuda_without_cuda),
         cmocka_unit_test(why_no_gpu),
+        cmocka_unit_test(the_cpu_is_named_where_it_matters),
         cmocka_unit_test(starts_without_cuda),
         cmocka_unit_test(open_cpu),
         cmocka_unit_test(reserve),

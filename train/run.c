@@ -143,6 +143,7 @@ static int ranks_beside(struct comm *all)
 int run_join(struct run *r, struct comm *all, struct err *err)
 {
     r->par.all = all;
+    device_log_choice();
     const int beside = ranks_beside(all);
     if (!r->cfg->train.threads) r->dev.n_threads = MT_MAX(r->dev.n_threads / beside, 1);
     return comm_agree(all, "kind of device (train.device = auto takes a GPU where it can)", r->dev.ops->own_memory,

@@ -136,6 +136,7 @@ static int bench_open(struct bench *b, struct err *err)
     struct run *r = &b->run;
     r->par = parallel_alone;
     if (device_open(&r->dev, device_name(&b->cfg), dtype_option(&b->cfg), err)) return -1;
+    device_log_choice();
     if (b->cfg.train.threads) r->dev.n_threads = (int)b->cfg.train.threads;
     if (b->n_paths && !r->dev.ops->own_memory)
         return err_set(err, "--path compares ways to run the experts on a GPU; this device is %s", r->dev.name);

@@ -75,6 +75,7 @@ int bench_experts_open(struct bench_experts *b, const char *name, const struct b
     memcpy(b->ranks, o->ranks.v, sizeof(b->ranks));
     memcpy(b->tokens, o->tokens.v, sizeof(b->tokens));
     if (device_open(&b->dev, o->device, o->dtype, err)) return -1;
+    device_log_choice();
     const bool gpu = b->dev.ops->own_memory, lora = !strcmp(name, "lora");
     if (b->n_thread) b->dev.n_threads = (int)b->n_thread;
     if (choose_shapes(b, gpu ? lora ? "all" : "qwen3.5-35b-a3b" : "gpt-oss-tiny", err) || check_ranks(b, err) ||

@@ -222,6 +222,7 @@ static int device_side(struct check *k, struct err *err)
     const struct loader_options lo = run_loader_options(&k->cfg, false);
     struct run *r = &k->device;
     if (run_open_headers(r, &k->cfg, false, err)) return -1;
+    device_log_choice();
     if (k->ops) r->dev.ops = k->ops;
     if (k->n_layer > r->arch.n_layer)
         return err_set(err, "--layers %lld: the model has %lld", (long long)k->n_layer, (long long)r->arch.n_layer);

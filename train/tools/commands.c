@@ -77,6 +77,8 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
         print_card(&card);
     } else if (run_open_headers(&r, cfg, true, err)) {
         goto out;
+    } else if (device_why_cpu()) {
+        printf("  for the CPU: %s\n", device_why_cpu());
     }
     if (plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
     char *table = adapters_table(&ad, &r.arch);
