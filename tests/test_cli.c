@@ -99,6 +99,20 @@ static void test_input_errors(void **state)
     assert_false(exists(process_output(config, "adapter")));
 }
 
+/* lora.alpha is a constant: with a small or large rank the scale is not what people expect. */
+static void test_unusual_scale(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN(config, "--set", "train.steps=1"), 0); /* r 2, alpha 32 */
+    assert_says(said.err, "warning: lora.alpha = 32 with rank 2 scales the adapter of q_proj by 16; usual is 1 or 2");
+    assert_int_equal(RUN(config, "--set", "train.steps=1", "--set", "train.resume=never", "--set", "lora.alpha=4"), 0);
+    assert_null(strstr(said.err, "lora.alpha = "));
+    assert_int_equal(RUN(config, "--set", "train.steps=1", "--set", "train.resume=never", "--set", "lora.rslora=yes"),
+                     0);
+    assert_null(strstr(said.err, "lora.alpha = "));
+}
+
 /* ---- commands that print and stop */
 
 static void test_config_keys(void **state)
@@ -265,12 +279,13 @@ static void test_interrupt(void **state)
 int test_cli(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_help),           cmocka_unit_test(test_usage_errors),
-        cmocka_unit_test(test_config_errors),  cmocka_unit_test(test_input_errors),
-        cmocka_unit_test(test_config_keys),    cmocka_unit_test(test_dump_config),
-        cmocka_unit_test(test_plan),           cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_eval_alone),     cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_train_and_eval), cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_help),          cmocka_unit_test(test_usage_errors),
+        cmocka_unit_test(test_config_errors), cmocka_unit_test(test_input_errors),
+        cmocka_unit_test(test_unusual_scale), cmocka_unit_test(test_config_keys),
+        cmocka_unit_test(test_dump_config),   cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_budget),        cmocka_unit_test(test_eval_alone),
+        cmocka_unit_test(test_inspect),       cmocka_unit_test(test_train_and_eval),
+        cmocka_unit_test(test_interrupt),
     };
     return cmocka_run_group_tests_name("cli", tests, NULL, NULL);
 }

@@ -64,7 +64,7 @@ static const struct option options[] = {
     ROW(data, chat_kwargs, DATA, "", "JSON", "variables, e.g. {\"thinking\": true}; rows override"),
     ROW(data, chat_date, DATA, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),
     ROW(lora, r, MATH, "16", "[1, 4096]", "rank of the adapters"),
-    ROW(lora, alpha, MATH, "32", "(0, 1e6]", "adapter scale: alpha / r"),
+    ROW(lora, alpha, MATH, "32", "(0, 1e6]", "adapter scale: alpha / r; usual is r or 2 r"),
     ROW(lora, dropout, MATH, "0", "[0, 1)", "dropout on the input of the adapters"),
     ROW(lora, rslora, MATH, "false", YES_NO, "adapter scale: alpha / sqrt(r)"),
     ROW(lora, targets, MATH, "q_proj,k_proj,v_proj,o_proj,experts", "names", "also gate_up_proj or down_proj alone"),

@@ -572,6 +572,19 @@ static int write_config(const struct config *cfg, struct err *err)
     return rc;
 }
 
+/* lora.alpha is a constant of the configuration: with another rank the scale changes unnoticed. */
+static void warn_of_scale(const struct adapters *ad)
+{
+    const double usual[] = {1. / 4, 4};
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS && !ad->rslora; t++) {
+        if (!ad->target[t] || ((double)ad->scale[t] >= usual[0] && (double)ad->scale[t] <= usual[1])) continue;
+        log_warn("lora.alpha = %g with rank %lld scales the adapter of %s by %.3g; usual is 1 or 2: set lora.alpha to "
+                 "the rank or twice the rank, as it does not follow lora.r",
+                 ad->alpha, (long long)ad->rank[t], lora_target_name(t), (double)ad->scale[t]);
+        return;
+    }
+}
+
 static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
@@ -582,6 +595,7 @@ static void print_opening(const struct training *t)
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
     fprintf(stderr, "%s", table);
+    warn_of_scale(&r->model.adapters);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");
     log_info("%lld step%s, %lld micro-batch%s each, at most %lld tokens per micro-batch",
