@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/prof.h"
+#include "kernels/ops.h"
 
 /* ---- open and close ---- */
 
@@ -109,7 +109,7 @@ void device_dry_run(struct device *dev, const struct device *like)
     dev->dry_run = true;
     dev->flops = dev->floor_ms = 0;
     dev->op = (struct cost){0};
-    dev->prof = NULL;
+    dev->recorder = NULL;
     dev->weights = arena_measure("weights");
     dev->state = arena_measure("state");
     dev->work = arena_measure("work");
@@ -144,14 +144,41 @@ void device_close(struct device *dev)
     memset(dev, 0, sizeof(*dev));
 }
 
+/* ---- ops ---- */
+
+void device_op_begin(struct device *dev, const char *name, int64_t part)
+{
+    struct recorder *r = dev->recorder;
+    progress();
+    if (!r) return;
+    r->open = r->n < r->cap;
+    r->n_lost += !r->open;
+    if (!r->open) return;
+    r->calls[r->n] =
+        (struct op_call){.name = name, .part = part, .used = {dev->weights.used, dev->state.used, dev->work.used}};
+    dev->ops->mark((int)(2 * r->n + 2));
+}
+
+void device_op_end(struct device *dev)
+{
+    struct recorder *r = dev->recorder;
+    dev->flops += dev->op.flops;
+    dev->floor_ms += cost_ms(&dev->roofs, &dev->op);
+    if (r && r->open) {
+        r->calls[r->n].cost = dev->op;
+        dev->ops->mark((int)(2 * r->n++ + 3));
+    }
+    dev->op = (struct cost){0};
+}
+
 /* ---- values ---- */
 
 void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes)
 {
     if (dev->dry_run) return;
-    prof_enter(dev, "upload", 0);
+    device_op_begin(dev, "upload", 0);
     dev->ops->upload(dst, src, bytes);
-    prof_leave(dev);
+    device_op_end(dev);
 }
 
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes)
@@ -170,9 +197,9 @@ void device_zero(struct device *dev, struct tensor x)
     int64_t size = dtype_size(x.dtype), n = tensor_count(x), row = contiguous(x) ? n : x.shape[x.ndim - 1];
     int64_t stride = contiguous(x) ? n : x.ld;
     dev->op.bytes += (double)(n * size);
-    prof_enter(dev, "zero", 0);
+    device_op_begin(dev, "zero", 0);
     for (int64_t r = 0; n && r < n / row; r++) dev->ops->zero((char *)x.data + r * stride * size, row * size);
-    prof_leave(dev);
+    device_op_end(dev);
 }
 
 /* Element i of a host buffer in dtype t. */

@@ -8,8 +8,7 @@
 extern "C" {
 #endif
 
-struct ops;  /* kernels/ops.h */
-struct prof; /* kernels/prof.h */
+struct ops; /* kernels/ops.h */
 
 /* What work costs at least: floating-point operations of its products; bytes of every input read once and every output
  * written once; and bytes for decoding 4-bit weights to bf16 before the product reads them. */
@@ -25,6 +24,21 @@ static inline double cost_ms(const struct roofs *r, const struct cost *c)
 {
     return r->flops > 0 ? 1e3 * (MT_MAX(c->flops / r->flops, c->bytes / r->bytes) + c->decode / r->bytes) : 0;
 }
+
+/* A call of an op, between two marks of the device. */
+enum { DEV_ARENAS = 3 };
+struct op_call {
+    const char *name;
+    int64_t part;
+    struct cost cost;
+    int64_t used[DEV_ARENAS]; /* bytes used of weights, state and work when the op was issued */
+};
+/* Where calls are recorded: call i is between the marks 2i + 2 and 2i + 3. */
+struct recorder {
+    struct op_call *calls;  /* [cap] */
+    int64_t n, cap, n_lost; /* n_lost: calls beyond cap, which ran untimed */
+    bool open;              /* between device_op_begin and device_op_end of a recorded call */
+};
 
 /* One compute device. Its first three arenas are the only device memory there is:
  *   weights  the frozen checkpoint, packed as on disk or while it loads; filled once
@@ -45,8 +59,8 @@ struct device {
     double floor_ms;      /* cost_ms of all ops so far */
     struct cost op;       /* of the op at the front door */
     struct roofs roofs;   /* zero until somebody measures them */
-    struct prof *prof;    /* where the ops are timed; NULL: nowhere */
-    int64_t card_bytes;   /* of a plan for a GPU that is not here: its memory; 0: what is free counts */
+    struct recorder *recorder; /* where calls of ops are recorded (prof.h); NULL: nowhere */
+    int64_t card_bytes;        /* of a plan for a GPU that is not here: its memory; 0: what is free counts */
     struct arena weights, state, work;
     struct arena host; /* pinned memory of the host that ops can read: frozen weights that need not be on the device */
 };
@@ -91,6 +105,11 @@ int device_reserve(struct device *dev, struct arena *a, const char *name, int64_
 /* The same for dev->host. */
 int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_CHECK;
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is fine */
+
+/* Around every op, for the front doors. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms. part
+ * distinguishes calls of one op that differ in kind (ops.c); 0: no parts. */
+void device_op_begin(struct device *dev, const char *name, int64_t part);
+void device_op_end(struct device *dev);
 
 void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes); /* host -> device, done on return */
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes); /* device -> host, waits */

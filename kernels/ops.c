@@ -4,7 +4,7 @@
  * FLOPs counted are those of the matrix products, a multiply and an add being two; what each product is stands beside
  * it. Elementwise work and reductions over rows are left out. Bytes counted are the fewest the op must move: inputs
  * once, outputs once, sums ("+=") twice. */
-#include "kernels/prof.h"
+#include "kernels/ops.h"
 
 #include <stdio.h>
 
@@ -171,9 +171,9 @@ static void moves_lora(struct device *dev, const struct lora *l)
  * window of attention. */
 #define RUN(part, fn, ...)                                                                                             \
     do {                                                                                                               \
-        prof_enter(dev, #fn, part);                                                                                    \
+        device_op_begin(dev, #fn, part);                                                                               \
         dev->ops->fn(dev, __VA_ARGS__);                                                                                \
-        prof_leave(dev);                                                                                               \
+        device_op_end(dev);                                                                                            \
     } while (0)
 
 /* train.dtype = bf16 on the CPU: an activation is what bf16 can hold, though kept in f32. */

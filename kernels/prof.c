@@ -1,5 +1,5 @@
-/* prof.c - times ops by marks on the device, and measures the roofs to compare them with. Record i is between marks 2i
- * + 2 and 2i + 3; marks 0 and 1 are begin and end. */
+/* prof.c - times ops by marks on the device, and measures the roofs to compare them with. Marks 0 and 1
+ * are begin and end; those of the calls follow (device.h). */
 #include "kernels/prof.h"
 
 #include <stdlib.h>
@@ -9,49 +9,25 @@
 
 void prof_open(struct prof *p, struct device *dev)
 {
-    *p = (struct prof){.dev = dev, .records = mem_array(PROF_RECORDS, sizeof(struct prof_event))};
+    *p = (struct prof){.dev = dev, .recorder.cap = PROF_RECORDS};
+    p->recorder.calls = mem_array(PROF_RECORDS, sizeof(*p->recorder.calls));
     for (int slot = 0; slot < DEV_MARKS; slot++) dev->ops->mark(slot); /* created before the first step */
     dev->ops->wait();
 }
 
 void prof_close(struct prof *p)
 {
-    mem_free(p->records);
+    mem_free(p->recorder.calls);
     mem_free(p->events);
     *p = (struct prof){0};
 }
 
 void prof_begin(struct prof *p)
 {
-    p->n_records = 0;
+    p->recorder.n = 0;
     p->begin_ms = clock_ms();
-    p->dev->prof = p;
+    p->dev->recorder = &p->recorder;
     p->dev->ops->mark(0);
-}
-
-void prof_enter(struct device *dev, const char *name, int64_t part)
-{
-    progress();
-    struct prof *p = dev->prof;
-    if (!p) return;
-    p->open = p->n_records < PROF_RECORDS;
-    p->n_lost += !p->open;
-    if (!p->open) return;
-    p->records[p->n_records] =
-        (struct prof_event){.name = name, .part = part, .used = {dev->weights.used, dev->state.used, dev->work.used}};
-    dev->ops->mark((int)(2 * p->n_records + 2));
-}
-
-void prof_leave(struct device *dev)
-{
-    struct prof *p = dev->prof;
-    dev->flops += dev->op.flops;
-    dev->floor_ms += cost_ms(&dev->roofs, &dev->op);
-    if (p && p->open) {
-        p->records[p->n_records].cost = dev->op;
-        dev->ops->mark((int)(2 * p->n_records++ + 3));
-    }
-    dev->op = (struct cost){0};
 }
 
 /* ---- reading ---- */
@@ -81,26 +57,31 @@ static void add_event(struct prof *p, const struct prof_event *e)
 void prof_end(struct prof *p)
 {
     const struct ops *ops = p->dev->ops;
-    p->dev->prof = NULL;
+    struct recorder *r = &p->recorder;
+    p->dev->recorder = NULL;
     ops->mark(1);
     ops->wait();
     p->span_ms += ops->mark_ms(0, 1);
     p->n_spans++;
-    p->events = mem_grow(p->events, p->n_events, p->n_events + p->n_records, sizeof(*p->events));
-    for (int i = 0; i < (int)p->n_records; i++) {
-        struct prof_event *e = &p->records[i];
+    p->events = mem_grow(p->events, p->n_events, p->n_events + r->n, sizeof(*p->events));
+    for (int i = 0; i < (int)r->n; i++) {
+        const struct op_call *call = &r->calls[i];
+        struct prof_event *e = &p->events[p->n_events++];
+        *e = (struct prof_event){.name = call->name, .part = call->part, .cost = call->cost};
+        memcpy(e->used, call->used, sizeof(e->used));
         e->start_ms = p->begin_ms + ops->mark_ms(0, 2 * i + 2);
         e->ms = ops->mark_ms(2 * i + 2, 2 * i + 3);
         add_event(p, e);
-        p->events[p->n_events++] = *e;
     }
-    p->n_records = 0;
+    p->n_lost += r->n_lost;
+    r->n = r->n_lost = 0;
 }
 
 void prof_cancel(struct prof *p)
 {
-    if (p->dev && p->dev->prof == p) p->dev->prof = NULL;
-    p->n_records = 0;
+    if (p->dev && p->dev->recorder == &p->recorder) p->dev->recorder = NULL;
+    p->n_lost += p->recorder.n_lost;
+    p->recorder.n = p->recorder.n_lost = 0;
 }
 
 static int by_value(const void *a, const void *b)
@@ -216,7 +197,7 @@ int prof_measure_roofs(struct device *dev, struct err *err)
     push_copy(&t, &own, bytes);
     const int64_t need = own.work.peak;
     own = *dev;
-    own.prof = NULL;
+    own.recorder = NULL;
     if (device_reserve(&own, &own.work, "tensors to measure its speed with", need, err)) return -1;
     push_product(&t, &own, n);
     fill(&own, t.x);

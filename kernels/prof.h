@@ -4,7 +4,7 @@
  *   prof_end     waits, reads the marks, adds them to the rows and the events
  *
  * The records between begin and end are limited to PROF_RECORDS ops; further ops run untimed and are counted. Without a
- * profile (dev->prof NULL) an op costs one comparison. */
+ * profile (dev->recorder NULL) an op costs one comparison. */
 #ifndef MT_PROF_H
 #define MT_PROF_H
 
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128, PROF_ARENAS = 3 };
+enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128 };
 
 /* All calls of one op in one part (kernels/ops.c: the width of a product, the window of attention; 0: no parts). */
 struct prof_row {
@@ -29,7 +29,7 @@ struct prof_event {
     int64_t part;
     double start_ms, ms;
     struct cost cost;
-    int64_t used[PROF_ARENAS]; /* bytes used of weights, state and work when the op was issued */
+    int64_t used[DEV_ARENAS]; /* bytes used of weights, state and work when the op was issued */
 };
 struct prof {
     struct device *dev;
@@ -41,10 +41,8 @@ struct prof {
     double span_ms;          /* from begin to end on the device, summed */
 
     /* since prof_begin */
-    struct prof_event *records; /* [PROF_RECORDS] */
-    int64_t n_records;
+    struct recorder recorder; /* of PROF_RECORDS calls */
     double begin_ms;
-    bool open; /* between prof_enter and prof_leave of a recorded op */
 };
 
 void prof_open(struct prof *p, struct device *dev);
@@ -55,10 +53,6 @@ void prof_cancel(struct prof *p); /* instead of prof_end: discards the records s
  * events are those of the pair; span_ms is the mean. */
 void prof_median(struct prof *p);
 void prof_close(struct prof *p); /* zeroed is valid */
-
-/* For the front doors of ops.c. prof_leave also adds the cost of the op to dev->flops and dev->floor_ms. */
-void prof_enter(struct device *dev, const char *name, int64_t part);
-void prof_leave(struct device *dev);
 
 /* Fills dev->roofs: the rate of a large product and of a large copy (a GPU: median of 15, a CPU: best of 5), in under
  * 0.3 s. Allocates separate memory (on a GPU 0.4 GB) and frees it: call it before the arenas are reserved. It is an

@@ -5,12 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-struct shard dispatch_shard(const struct comm *ep, int64_t n_exp)
-{
-    const int64_t n = n_exp / ep->world;
-    return (struct shard){.first = ep->rank * n, .count = n};
-}
-
 static struct tensor push(const struct block *b, enum dtype t, int64_t rows, int64_t cols)
 {
     return arena_tensor_2d(&b->dev->work, t, rows, cols);
@@ -264,7 +258,7 @@ static struct tensor gather(const struct pipeline *t, const struct chunk *p, str
 static void fill_route(const struct block *b, const struct chunk *p, int32_t *idx)
 {
     const struct comm *ep = b->ep;
-    const struct shard own = dispatch_shard(ep, b->a->n_exp);
+    const struct expert_range own = weights_experts_here(ep, b->a->n_exp);
     int32_t *row_slot = idx + p->n_recv, *slot_row = row_slot + p->n_recv, *first = slot_row + p->n_recv;
     int32_t row = 0, *arrived = mem_array(ep->world, sizeof(*arrived));
     for (int from = 1; from < ep->world; from++)

@@ -22,10 +22,6 @@
 
 #include "model/experts.h"
 
-/* The experts that this rank of `ep` holds, of a layer with n_exp. */
-struct shard {
-    int64_t first, count;
-};
-struct shard dispatch_shard(const struct comm *ep, int64_t n_exp);
+extern const struct experts experts_parallel; /* expert parallel */
 
 #endif

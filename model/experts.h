@@ -17,7 +17,6 @@ struct experts {
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dgate,
                 struct tensor dres);
 };
-extern const struct experts experts_local;    /* experts.c: on the token's rank */
-extern const struct experts experts_parallel; /* dispatch.c: expert parallel */
+extern const struct experts experts_local; /* experts.c: on the token's rank */
 
 #endif

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "kernels/ops.h"
-#include "model/dispatch.h"
+#include "model/layer.h"
 
 struct fill {
     struct device *dev;
@@ -18,12 +18,18 @@ struct fill {
     struct checkpoint ck;
     struct err *err;
     int64_t layer;
-    struct ffn_size ffn;   /* size of this layer's feed-forward network */
-    struct shard own;      /* this rank's experts of the layer */
-    int64_t first_decoded; /* first layer whose experts are decoded; so are those of all later layers */
+    struct ffn_size ffn;     /* size of this layer's feed-forward network */
+    struct expert_range own; /* this rank's experts of the layer */
+    int64_t first_decoded;   /* first layer whose experts are decoded; so are those of all later layers */
     struct quantizer quantizer;
     struct weights *w;
 };
+
+struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp)
+{
+    const int64_t n = n_exp / ep->world;
+    return (struct expert_range){.first = ep->rank * n, .count = n};
+}
 
 /* The dtype that op_decode writes. */
 static enum dtype decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
@@ -56,7 +62,8 @@ static void set_layer(struct fill *f, int64_t layer)
 {
     f->layer = layer;
     f->ffn = arch_ffn(f->a, layer);
-    f->own = f->a->ffn[layer]->routed ? dispatch_shard(f->ep, f->ffn.n_exp) : (struct shard){0, f->ffn.n_exp};
+    f->own =
+        f->a->ffn[layer]->routed ? weights_experts_here(f->ep, f->ffn.n_exp) : (struct expert_range){0, f->ffn.n_exp};
 }
 
 /* The part of a tensor of all experts that this rank holds. */

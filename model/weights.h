@@ -53,6 +53,12 @@ int weights_load_embed(struct weight *embed, struct device *dev, const struct ar
 int weights_load_head(struct weight *head, struct tensor *norm, struct device *dev, const struct arch *a,
                       const struct safetensors *st, struct err *err) MT_CHECK;
 
+/* The experts that this rank of `ep` holds, of a layer with n_exp. */
+struct expert_range {
+    int64_t first, count;
+};
+struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
+
 /* ---- for the load functions of struct mixer_kind and struct ffn_kind (model/layer.h). struct fill is the layer being
  * loaded. `name` is the checkpoint's name after "model.layers.N."; suffix is ".weight" or ".bias". Each call checks the
  * shape, allocates on dev->weights and copies. */

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh - the rules of this house that a machine can check: who includes whom, sizes, layout (also clang-format's),
-# unfinished marks.
+# lint.sh - the rules of this house that a machine can check: who includes whom, circles, sizes, layout (also
+# clang-format's), unfinished marks.
 # Prints "file:line: what is wrong"; exit 1 when anything is. Functions of over 80 lines are only noted.
 #   bash tests/lint.sh          proves on a scratch tree that every rule can fail, then checks this repository
 #   bash tests/lint.sh DIR      checks DIR, without the proof
@@ -129,6 +129,102 @@ check_includes() {
     }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh')
 }
 
+# ---- circles: files (x.c and x.h are one) that include each other, sources that call each other
+# A table is the way out (an op table, the table of kinds): those who call through one may include it, although it
+# includes them. A call through a table names no function of another file.
+check_circles() {
+    # shellcheck disable=SC2046
+    awk '
+    function stem(file) { sub(/\.[a-z]+$/, "", file); return file }
+    function edge(kind, from, to, text) {
+        if (from == to || (kind, from, to) in place) return
+        place[kind, from, to] = text
+        to_of[kind, from] = to_of[kind, from] " " to
+        n_in[kind, to]++
+        nodes[kind, from]; nodes[kind, to]
+    }
+    # Removes the files into which no arrow leads, again and again; arrows between those that are left may be a circle.
+    function peel(kind,    key, part, node, next_of, n, i, again) {
+        do {
+            again = 0
+            for (key in nodes) {
+                split(key, part, SUBSEP); node = part[2]
+                if (part[1] != kind || n_in[kind, node] > 0) continue
+                n = split(to_of[kind, node], next_of, " ")
+                for (i = 1; i <= n; i++) n_in[kind, next_of[i]]--
+                delete nodes[key]
+                again = 1
+            }
+        } while (again)
+    }
+    function reaches(kind, from, to,    next_of, n, i) {
+        if (from == to) return 1
+        if ((from, round) in seen || !((kind, from) in nodes)) return 0
+        seen[from, round]
+        n = split(to_of[kind, from], next_of, " ")
+        for (i = 1; i <= n; i++) if (reaches(kind, next_of[i], to)) return 1
+        return 0
+    }
+    function report(kind,    key, part) {
+        peel(kind)
+        for (key in place) {
+            split(key, part, SUBSEP)
+            if (part[1] != kind || !((kind, part[3]) in nodes)) continue
+            round++
+            if (reaches(kind, part[3], part[2])) print place[key] ", in a circle"
+        }
+    }
+    BEGIN {
+        table["kernels/device", "kernels/ops"] # struct ops
+        table["model/arch", "model/layer"]; table["model/lora", "model/layer"] # the kinds of layers
+        table["model/acts", "model/layer"]; table["model/weights", "model/layer"]
+        table["model/acts", "model/dispatch"] # struct experts
+    }
+    FNR == 1 { comment = 0; head = ""; from = stem(FILENAME); source = FILENAME ~ /\.(c|cu)$/ }
+    /^#include "/ {
+        split($0, quoted, "\""); target = stem(quoted[2])
+        if (!((from, target) in table)) edge("include", from, target, FILENAME ":" FNR ": includes \"" quoted[2] "\"")
+        next
+    }
+    !source || !/\(|^}|;$/ && !comment && !/\/\*|^{/ { next }
+    {   # without comments and strings
+        if (comment && !sub(/^.*\*\//, "")) next
+        comment = 0
+        if (/"/) gsub(/"([^"\\]|\\.)*"/, "\"\"")
+        if (/\/[*\/]/) {
+            gsub(/\/\*([^*]|\*+[^*\/])*\*+\//, ""); sub(/\/\/.*/, "")
+            if (sub(/\/\*.*/, "")) comment = 1
+        }
+    }
+    /^[A-Za-z_].*\(/ && !/^static.*= / {
+        name = substr($0, 1, index($0, "(") - 1); sub(/.*[^A-Za-z0-9_]/, "", name)
+        if (/^static| static |^template|__global__|__device__/) { own[FILENAME, name]; head = "" }
+        else head = name
+    }
+    head != "" && (/^{/ || /\) \{/) { home[head] = home[head] " " FILENAME; head = "" }
+    /;$/ && /^[^ ]/ { head = "" }
+    {
+        rest = $0
+        while (match(rest, /[a-z][A-Za-z0-9_]*\(/)) {
+            name = substr(rest, RSTART, RLENGTH - 1)
+            if (!((FILENAME, name) in called) && (RSTART == 1 || substr(rest, RSTART - 1, 1) !~ /[A-Z_.>]/))
+                called[FILENAME, name] = FNR
+            rest = substr(rest, RSTART + RLENGTH)
+        }
+    }
+    END {
+        report("include")
+        for (key in called) {
+            split(key, part, SUBSEP)
+            if (!(part[2] in home) || key in own || index(home[part[2]] " ", " " part[1] " ")) continue
+            n = split(home[part[2]], homes, " ")
+            for (i = 1; i <= n; i++)
+                edge("call", part[1], homes[i], part[1] ":" called[key] ": calls " part[2] " of " homes[i])
+        }
+        report("call")
+    }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh' | grep -v '^tests/')
+}
+
 # ---- every op that kernels/ops.h declares: typed, in the table, with a front door and a CPU body
 check_ops() {
     [ -e kernels/ops.h ] || return 0
@@ -174,7 +270,8 @@ check_format() {
 }
 
 check() { # prints what is wrong in the current folder, sorted by place
-    { check_lines; check_sources; check_includes; check_ops; check_readmes; check_format; } | sort -t : -k 1,1 -k 2,2n
+    { check_lines; check_sources; check_includes; check_circles; check_ops; check_readmes; check_format; } |
+        sort -t : -k 1,1 -k 2,2n
 }
 
 # ---- proof: a clean tree passes; one violation at a time is found where it is
@@ -192,7 +289,12 @@ prove() {
         printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(int x);\nstruct ops {\n' \
             > "$tree/kernels/ops.h"
         printf '    add_fn *add;\n};\nadd_fn op_add, cpu_add;\n#endif\n' >> "$tree/kernels/ops.h"
-        printf '/* ops.c - o */\nvoid op_add(int x) {}\n' > "$tree/kernels/ops.c"
+        printf '/* ops.c - o */\n#include "kernels/device.h"\nvoid op_add(int x) { device_zero(); }\n' \
+            > "$tree/kernels/ops.c"
+        # no circle: an include of a table, a static function with the name of another, a call in a comment and a string
+        printf '/* device.c - op_add(1) */\n#include "kernels/ops.h"\nstatic void op_add(char *x) {}\n' \
+            > "$tree/kernels/device.c"
+        printf 'void device_zero(void) { op_add("op_add(1)"); }\n' >> "$tree/kernels/device.c"
         printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
         printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file.c"
         printf '/* hub_curl.h - h */\n#ifndef MT_HUB_CURL_H\n#define MT_HUB_CURL_H\n#include <curl/curl.h>\n#endif\n' \
@@ -221,9 +323,18 @@ prove() {
     add data/file.c '#include "kernels/ops.h"'; expect data/file.c:4 "room data may not"
     add data/file.c '#include <curl/curl.h>'; expect data/file.c:4 "<curl/curl.h> has one home"
     add data/file.c '#include <jansson.h>'; expect data/file.c:4 "<jansson.h> has one home"
-    add kernels/ops.c '#include "data/file.h"'; expect kernels/ops.c:3 "room kernels may not"
+    add kernels/ops.c '#include "data/file.h"'; expect kernels/ops.c:4 "room kernels may not"
     add kernels/cpu/add.c '#include "kernels/cuda/x.h"'; expect kernels/cpu/add.c:4 "room kernels/cpu may not"
     add kernels/cpu/add.c '#include <cuda_runtime.h>'; expect kernels/cpu/add.c:4 "<cuda_runtime.h> has one home"
+    add data/file.c '#include "data/json.h"'; add data/json.c '/* json.c - j */\n#include "data/file.h"'
+    expect data/file.c:4 'includes "data/json.h", in a circle'
+    add data/file.c '#include "data/a.h"'; add data/a.c '/* a.c - a */\n#include "data/b.h"'
+    add data/b.h '/* b.h - b */\n#include "data/file.h"'; expect data/a.c:2 'includes "data/b.h", in a circle'
+    sed -i 's/static void op_add/void op_sub/' "$tree/kernels/device.c"
+    expect kernels/ops.c:3 "calls device_zero of kernels/device.c, in a circle"
+    add data/file.c 'int f(void)\n{\n    return g(1);\n}'; add data/a.c '/* a.c - a */\nint g(int x) { return h(x); }'
+    add data/b.c '/* b.c - b */\nint h(int a,\n      int b)\n{\n    /* f */ return f();\n}'
+    expect data/b.c:5 "calls f of data/file.c, in a circle"
     add data/file.c "int f(int a,\n      int b)\n{\n$(yes '    a;' | head -n 99)\n}"
     expect data/file.c:4 "function of 103"
     add data/file.c "$(yes 'int x;' | head -n 800)"; expect data/file.c:803 "file longer"

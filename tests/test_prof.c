@@ -45,7 +45,7 @@ static void test_rows(void **state)
         run_linear(&dev, 7, 128);
         run_norm(&dev, 10);
         prof_end(&p);
-        assert_null(dev.prof);
+        assert_null(dev.recorder);
     }
     run_norm(&dev, 5);
     assert_int_equal(p.n_rows, 3);
@@ -276,7 +276,7 @@ static void test_profile_files(void **state)
         run_norm(&dev, 9);
         assert_int_equal(profile_step_end(&p, step, &err), 0);
         assert_int_equal(access(path, F_OK), step < 3 ? -1 : 0);
-        assert_null(dev.prof);
+        assert_null(dev.recorder);
     }
     struct json events = load(path, &doc);
     assert_int_equal(json_count(events), 7); /* a name, four ops, the arenas before and after */

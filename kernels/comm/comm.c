@@ -8,9 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/comm/comm_net.h"
+#include "kernels/comm/comm_exchange.h"
 #include "kernels/ops.h"
-#include "kernels/prof.h"
 
 enum { PIECE = 1 << 16 }; /* elements that a rank adds at a time */
 
@@ -124,6 +123,14 @@ void comm_close(struct comm *c)
 
 static char *bytes_of(struct tensor x) { return x.data; }
 
+/* Counts the call. */
+static void exchange_in(struct comm *c, const char *op, const struct exchange_part *parts)
+{
+    const struct exchange x = {
+        .net = c->net, .rank = c->rank, .world = c->world, .members = c->members, .op = op, .call = ++c->n_calls};
+    exchange(&x, parts);
+}
+
 static void add_to(void *sum, const void *x, enum dtype t, int64_t n)
 {
 #define ADD(type)                                                                                                      \
@@ -145,14 +152,14 @@ static void exchange_and_add(struct comm *c, const char *op, char *own, const ch
                              int64_t n, enum dtype t, char *scratch)
 {
     const int64_t size = dtype_size(t);
-    struct net_part *parts = mem_array(c->world, sizeof(*parts));
+    struct exchange_part *parts = mem_array(c->world, sizeof(*parts));
     for (int p = 0; p < c->world; p++)
-        parts[p] = (struct net_part){.send = send[p],
-                                     .send_bytes = send_n[p] * size,
-                                     .recv = scratch + p * PIECE * size,
-                                     .recv_bytes = n * size};
+        parts[p] = (struct exchange_part){.send = send[p],
+                                          .send_bytes = send_n[p] * size,
+                                          .recv = scratch + p * PIECE * size,
+                                          .recv_bytes = n * size};
     memcpy(scratch + c->rank * PIECE * size, send[c->rank], (size_t)(n * size));
-    net_exchange(c, op, parts);
+    exchange_in(c, op, parts);
     memcpy(own, scratch, (size_t)(n * size));
     for (int p = 1; p < c->world; p++) add_to(own, scratch + p * PIECE * size, t, n);
     mem_free(parts);
@@ -160,11 +167,11 @@ static void exchange_and_add(struct comm *c, const char *op, char *own, const ch
 
 static void host_all_gather(struct comm *c, const char *op, char *y, const char *x, int64_t bytes)
 {
-    struct net_part *parts = mem_array(c->world, sizeof(*parts));
+    struct exchange_part *parts = mem_array(c->world, sizeof(*parts));
     for (int p = 0; p < c->world; p++)
-        parts[p] = (struct net_part){.send = x, .send_bytes = bytes, .recv = y + p * bytes, .recv_bytes = bytes};
+        parts[p] = (struct exchange_part){.send = x, .send_bytes = bytes, .recv = y + p * bytes, .recv_bytes = bytes};
     if (y + c->rank * bytes != x) memcpy(y + c->rank * bytes, x, (size_t)bytes);
-    net_exchange(c, op, parts);
+    exchange_in(c, op, parts);
     mem_free(parts);
 }
 
@@ -178,17 +185,17 @@ static void host_reduce_piece(struct comm *c, char *x, int64_t n, enum dtype t, 
     const int64_t own_n = part_first(n, c->rank + 1, c->world) - part_first(n, c->rank, c->world);
     const char **send = mem_array(c->world, sizeof(*send));
     int64_t *send_n = mem_array(c->world, sizeof(*send_n));
-    struct net_part *parts = mem_array(c->world, sizeof(*parts));
+    struct exchange_part *parts = mem_array(c->world, sizeof(*parts));
     for (int p = 0; p < c->world; p++) {
         send[p] = x + part_first(n, p, c->world) * size;
         send_n[p] = part_first(n, p + 1, c->world) - part_first(n, p, c->world);
-        parts[p] = (struct net_part){.send = x + own,
-                                     .send_bytes = own_n * size,
-                                     .recv = x + part_first(n, p, c->world) * size,
-                                     .recv_bytes = send_n[p] * size};
+        parts[p] = (struct exchange_part){.send = x + own,
+                                          .send_bytes = own_n * size,
+                                          .recv = x + part_first(n, p, c->world) * size,
+                                          .recv_bytes = send_n[p] * size};
     }
     exchange_and_add(c, "all_reduce", x + own, send, send_n, own_n, t, scratch);
-    net_exchange(c, "all_reduce", parts);
+    exchange_in(c, "all_reduce", parts);
     mem_free(parts);
     mem_free(send_n);
     mem_free(send);
@@ -205,32 +212,32 @@ static void host_all_reduce(struct comm *c, struct tensor x)
 
 static void host_broadcast(struct comm *c, char *x, int64_t bytes, int root)
 {
-    struct net_part *parts = mem_array(c->world, sizeof(*parts));
+    struct exchange_part *parts = mem_array(c->world, sizeof(*parts));
     for (int p = 0; p < c->world; p++)
-        parts[p] = (struct net_part){.send = x,
-                                     .send_bytes = c->rank == root ? bytes : -1,
-                                     .recv = x,
-                                     .recv_bytes = p == root && c->rank != root ? bytes : -1};
-    net_exchange(c, "broadcast", parts);
+        parts[p] = (struct exchange_part){.send = x,
+                                          .send_bytes = c->rank == root ? bytes : -1,
+                                          .recv = x,
+                                          .recv_bytes = p == root && c->rank != root ? bytes : -1};
+    exchange_in(c, "broadcast", parts);
     mem_free(parts);
 }
 
 static void host_all_to_all(struct comm *c, const struct comm_rows *t, const int64_t *rows)
 {
-    struct net_part *parts = mem_array(c->world, sizeof(*parts));
+    struct exchange_part *parts = mem_array(c->world, sizeof(*parts));
     const int64_t row_bytes = comm_row_bytes(t->x);
     char *x = bytes_of(t->x), *y = bytes_of(t->y);
     for (int p = 0; p < c->world; p++) {
-        parts[p] = (struct net_part){.send = x,
-                                     .send_bytes = rows[c->rank * c->world + p] * row_bytes,
-                                     .recv = y,
-                                     .recv_bytes = rows[p * c->world + c->rank] * row_bytes};
+        parts[p] = (struct exchange_part){.send = x,
+                                          .send_bytes = rows[c->rank * c->world + p] * row_bytes,
+                                          .recv = y,
+                                          .recv_bytes = rows[p * c->world + c->rank] * row_bytes};
         x += parts[p].send_bytes;
         y += parts[p].recv_bytes;
     }
-    const struct net_part *own = &parts[c->rank];
+    const struct exchange_part *own = &parts[c->rank];
     memcpy(own->recv, own->send, (size_t)own->send_bytes);
-    net_exchange(c, "all_to_all", parts);
+    exchange_in(c, "all_to_all", parts);
     mem_free(parts);
 }
 
@@ -245,7 +252,7 @@ static void want(struct tensor x, const char *op)
 static void begin(struct comm *c, struct device *dev, const char *op, int64_t bytes)
 {
     dev->op.bytes += (double)bytes;
-    prof_enter(dev, op, 0);
+    device_op_begin(dev, op, 0);
     if (!c->device) return;
     c->n_calls++;
     watch_enter(c->net, op);
@@ -254,7 +261,7 @@ static void begin(struct comm *c, struct device *dev, const char *op, int64_t by
 static void end(struct comm *c, struct device *dev)
 {
     if (c->device) watch_leave(c->net);
-    prof_leave(dev);
+    device_op_end(dev);
 }
 
 static void copy_own(struct device *dev, struct tensor y, struct tensor x, int64_t bytes)
@@ -345,9 +352,9 @@ int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_ro
 void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *name)
 {
     if (!c->device || dev->dry_run) return;
-    prof_enter(dev, name, 0);
+    device_op_begin(dev, name, 0);
     c->ops->wait(ticket);
-    prof_leave(dev);
+    device_op_end(dev);
 }
 
 static bool on_one_machine(const struct comm *c)

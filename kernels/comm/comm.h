@@ -18,6 +18,7 @@
 #ifndef MT_COMM_H
 #define MT_COMM_H
 
+#include "kernels/comm/comm_place.h"
 #include "kernels/device.h"
 
 #ifdef __cplusplus
@@ -26,8 +27,6 @@ extern "C" {
 
 enum {
     COMM_ID = 128,     /* bytes by which the ranks of a group find each other (NCCL's unique id) */
-    COMM_KEY = 32,     /* bytes of the shared key of a run */
-    COMM_MEET_S = 120, /* time limit for all ranks to connect */
     COMM_HANDLE = 256, /* bytes by which another process finds this one's work arena */
     COMM_TICKETS = 32  /* calls of comm_all_to_all that may be in progress */
 };
@@ -55,25 +54,6 @@ struct parallel {
     struct comm *dp;  /* data-parallel group: the ranks with the same experts; all ranks when ep is a group of one */
 };
 extern const struct parallel parallel_alone; /* a run of one process */
-
-/* Identity of this process, from the launcher. */
-struct comm_place {
-    int rank, world;
-    char master[256]; /* host of rank 0 */
-    int port;         /* where rank 0 listens */
-    int listener;     /* rank 0: a socket that already listens there; -1: none */
-    double timeout_s; /* timeout for a rank without progress during a collective */
-    double meet_s;    /* time limit for all ranks to connect; 0: COMM_MEET_S */
-
-    /* Proves that a process is a rank of this run; other connections are rejected. read_key: called before every
-     * attempt to reach rank 0, as the file may still have the key of an earlier run; NULL: `key` is set. */
-    uint8_t key[COMM_KEY];
-    int (*read_key)(const struct comm_place *place, uint8_t key[COMM_KEY], struct err *err);
-    char key_file[MT_PATH]; /* the file of read_key, for messages; "": none */
-    int key_fd;             /* rank 0: key_file, locked until all ranks are connected; 0: none */
-};
-/* Random bytes from the system. */
-int comm_make_key(uint8_t key[COMM_KEY], struct err *err) MT_CHECK;
 
 /* Connects to rank 0 at place->master and then to every other rank; a world of 1 connects to nobody. Errors: a rank is
  * missing after the time limit, no common key, a rank twice, another world size, another version of the program. */

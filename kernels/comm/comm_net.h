@@ -5,8 +5,10 @@
 
 #include <pthread.h>
 
-#include "kernels/comm/comm.h"
+#include "kernels/comm/comm_place.h"
 #include "kernels/hash.h"
+
+struct comm_ops; /* kernels/comm/comm.h */
 
 enum { NET_HOST = 64, NET_OP = 24, NET_TEXT = 1024, NET_NONCE = 32 };
 
@@ -103,16 +105,6 @@ int net_open(struct comm_net *net, const struct comm_place *place, struct err *e
 
 /* ---- comm_net.c */
 void net_close(struct comm_net *net);
-
-/* One message to and one from each of the others at once. bytes < 0: none. */
-struct net_part {
-    const void *send;
-    void *recv;
-    int64_t send_bytes, recv_bytes;
-};
-/* parts [c->world]; this rank's part is ignored. Every message has op and c->n_calls: the run ends when ranks are not
- * in the same call. Counts the call. */
-void net_exchange(struct comm *c, const char *op, const struct net_part *parts);
 /* All bytes, or -1 when the other side is gone or `deadline_ms` (clock_ms) has passed. */
 int net_write(int fd, const void *data, int64_t bytes, double deadline_ms);
 int net_read(int fd, void *data, int64_t bytes, double deadline_ms);

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/comm/comm.h"
+
 #define TICK_MS    250
 #define BEAT_MS    1000
 #define SILENT_MS  20000 /* without a heartbeat; or the timeout if shorter, but at least five heartbeats */

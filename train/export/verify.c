@@ -13,7 +13,6 @@
 #include "train/export/verify.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -310,18 +309,6 @@ static int stream_run(struct stream *s, struct err *err)
 }
 
 /* ---- the verdict ---- */
-
-void losses_add(struct losses *l, const char *fmt, ...)
-{
-    enum { SHOWN = 20 };
-    char text[256];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof(text), fmt, args);
-    va_end(args);
-    if (!l->n) memcpy(l->first, text, sizeof(text));
-    if (l->n++ < SHOWN) fprintf(l->report, "  lost: %s\n", text);
-}
 
 /* The mean KL for merged weights, the largest for adapters. */
 static double allowed_kl(const struct stream *s, int part)

@@ -3,6 +3,7 @@
 #define MT_VERIFY_H
 
 #include "train/export/export_job.h"
+#include "train/export/losses.h"
 
 /* Reads x->tmp and compares twice. First value by value: adapters must be equal, merged weights within rounding. Then
  * as a model: KL(trainer || export) over held-out rows for the whole adapter, attention alone and experts alone, with
@@ -11,16 +12,6 @@
 int verify_export(struct export *x, struct err *err) MT_CHECK;
 
 /* ---- verify_adapter.c and verify_merged.c ---- */
-
-/* Parts of the adapter that differ in the export. */
-struct losses {
-    FILE *report;
-    int64_t n;              /* parts: a matrix of an expert, or of attention */
-    char first[256];        /* in words */
-    double delta2, arrived; /* over the experts' MXFP4 matrices: sum of squares of the trained change, and of its part
-                               that the export keeps */
-};
-void losses_add(struct losses *l, const char *fmt, ...) MT_PRINTF(2, 3);
 
 /* verify_adapter.c: reads an exported adapter into the layout of the trained one; targets that only vLLM requires have
  * B = 0. Errors: a missing file, a missing or an unexpected tensor. */

@@ -123,11 +123,11 @@ static void open_event(struct json_out *o, const char *name, const char *kind, i
 /* Bytes in use of the arenas. */
 static void put_counter(struct json_out *o, const struct prof_event *e, double ms, int rank)
 {
-    static const char *const arenas[PROF_ARENAS] = {"weights", "state", "work"};
+    static const char *const arenas[DEV_ARENAS] = {"weights", "state", "work"};
     open_event(o, "arenas, bytes", "C", rank);
     json_out_f64(o, "ts", 1e3 * ms);
     json_out_open(o, "args", '{');
-    for (int i = 0; i < PROF_ARENAS; i++) json_out_i64(o, arenas[i], e->used[i]);
+    for (int i = 0; i < DEV_ARENAS; i++) json_out_i64(o, arenas[i], e->used[i]);
     json_out_close(o, '}');
     json_out_close(o, '}');
 }

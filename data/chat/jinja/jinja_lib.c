@@ -491,3 +491,10 @@ struct value jinja_function(struct jinja_state *st, const char *name, const stru
 {
     return jinja_call(st, functions, MT_LEN(functions), "the function", name, value_none(), args);
 }
+
+struct value jinja_method(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args)
+{
+    int64_t n;
+    const struct jinja_fn *rows = jinja_methods(self, &n);
+    return jinja_call(st, rows, n, "the method", name, self, args);
+}

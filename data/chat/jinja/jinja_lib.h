@@ -29,8 +29,11 @@ bool jinja_test(struct jinja_state *st, const char *name, struct value self, con
 bool jinja_is_function(const char *name); /* of the global names */
 struct value jinja_function(struct jinja_state *st, const char *name, const struct jinja_args *args);
 
-/* jinja_text.c */
 struct value jinja_method(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
+
+/* jinja_text.c */
+const struct jinja_fn *jinja_methods(struct value self,
+                                     int64_t *n); /* of a string or a dict; others have none: n = 0 */
 bool jinja_is_method(struct value self, const char *name);
 struct value jinja_strip(struct jinja_state *st, struct value self, struct value chars, bool left, bool right);
 /* Replaces every `from` by `to`; with count >= 0 only the first `count`. */

@@ -272,7 +272,7 @@ static const struct jinja_fn of_dicts[] = {
     {"values", method_values, "", NULL},
 };
 
-static const struct jinja_fn *methods(struct value self, int64_t *n)
+const struct jinja_fn *jinja_methods(struct value self, int64_t *n)
 {
     *n = self.kind == VALUE_STRING                             ? MT_LEN(of_strings)
          : self.kind == VALUE_DICT && !self.dict->is_namespace ? MT_LEN(of_dicts)
@@ -283,17 +283,10 @@ static const struct jinja_fn *methods(struct value self, int64_t *n)
 bool jinja_is_method(struct value self, const char *name)
 {
     int64_t n;
-    const struct jinja_fn *rows = methods(self, &n);
+    const struct jinja_fn *rows = jinja_methods(self, &n);
     for (int64_t i = 0; i < n; i++)
         if (!strcmp(rows[i].name, name)) return true;
     return false;
-}
-
-struct value jinja_method(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args)
-{
-    int64_t n;
-    const struct jinja_fn *rows = methods(self, &n);
-    return jinja_call(st, rows, n, "the method", name, self, args);
 }
 
 /* ---- attributes, items, slices ---- */

@@ -1,0 +1,24 @@
+/* comm_exchange.h - messages to and from all other ranks of a group at once. */
+#ifndef MT_COMM_EXCHANGE_H
+#define MT_COMM_EXCHANGE_H
+
+#include "kernels/comm/comm_net.h"
+
+struct exchange {
+    struct comm_net *net;
+    int rank, world;    /* of this process in the group; size of the group */
+    const int *members; /* [world] their ranks in the group of all */
+    const char *op;
+    uint64_t call; /* of the group's calls */
+};
+/* One message to and one from each of the others. bytes < 0: none. */
+struct exchange_part {
+    const void *send;
+    void *recv;
+    int64_t send_bytes, recv_bytes;
+};
+/* parts [world]; this rank's part is ignored. Every message has op and call: the run ends when ranks are not in the
+ * same call. */
+void exchange(const struct exchange *x, const struct exchange_part *parts);
+
+#endif

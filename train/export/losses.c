@@ -1,0 +1,17 @@
+/* losses.c - the parts of an adapter that an export lost or changed. */
+#include "train/export/losses.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+void losses_add(struct losses *l, const char *fmt, ...)
+{
+    enum { SHOWN = 20 };
+    char text[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    if (!l->n) memcpy(l->first, text, sizeof(text));
+    if (l->n++ < SHOWN) fprintf(l->report, "  lost: %s\n", text);
+}

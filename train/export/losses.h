@@ -1,0 +1,20 @@
+/* losses.h - the parts of an adapter that an export lost or changed. */
+#ifndef MT_LOSSES_H
+#define MT_LOSSES_H
+
+#include <stdio.h>
+
+#include "kernels/base.h"
+
+/* Parts of the adapter that differ in the export. */
+struct losses {
+    FILE *report;
+    int64_t n;              /* parts: a matrix of an expert, or of attention */
+    char first[256];        /* in words */
+    double delta2, arrived; /* over the experts' MXFP4 matrices: sum of squares of the trained change, and of its part
+                               that the export keeps */
+};
+/* Counts a part and prints it; after some parts only counts. */
+void losses_add(struct losses *l, const char *fmt, ...) MT_PRINTF(2, 3);
+
+#endif
