@@ -484,6 +484,17 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     }
 }
 
+/* Before the hash of all bytes. */
+static int check_files(const char *files, struct err *err)
+{
+    char path[MT_PATH];
+    double weight;
+    int status;
+    while ((status = dataset_next_path(&files, path, &weight, err)) == 1)
+        if (file_check_holes(path, err)) return -1;
+    return status;
+}
+
 int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                  struct err *err)
 {
@@ -492,6 +503,7 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
     char path[MT_PATH];
     uint64_t key = 0;
     *ds = (struct dataset){0};
+    if (check_files(files, err)) return -1;
     if (opt->cache_dir) {
         if (cache_key(&key, files, tok, opt, err)) return -1;
         if (str_format(path, sizeof(path), err, "the path of the data cache", "%s/%016llx.bin", opt->cache_dir,

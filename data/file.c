@@ -460,6 +460,22 @@ int file_check_space(const char *dir, int64_t bytes, struct err *err)
                    str_bytes(have, (int64_t)free_bytes));
 }
 
+int file_check_holes(const char *path, struct err *err)
+{
+    struct stat st;
+    char at[32], size[32];
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return io_error(err, path, "open");
+    const bool regular = !fstat(fd, &st) && S_ISREG(st.st_mode);
+    const off_t hole = regular ? lseek(fd, 0, SEEK_HOLE) : -1; /* -1: the file system cannot tell */
+    close(fd);
+    if (hole < 0 || hole >= st.st_size) return 0;
+    return err_set(err,
+                   "%s: the file of %s has a hole at %s, where nothing was written: its download or copy is not "
+                   "complete; fetch it again",
+                   path, str_bytes(size, st.st_size), str_bytes(at, hole));
+}
+
 int64_t file_size(const char *path)
 {
     struct stat st;

@@ -65,6 +65,9 @@ int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* succeeds wh
 int file_sync_dir(const char *path, struct err *err) MT_CHECK;
 /* An error with both numbers when the file system of `dir` has less than `bytes` free. */
 int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
+/* An error for a regular file with a hole (bytes that were never written, which read as zeros): text has none, and a
+ * file of terabytes may have no other content. */
+int file_check_holes(const char *path, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
 int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);

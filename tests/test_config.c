@@ -460,7 +460,7 @@ static void set_overrides_in_order(void **state)
     refuse_set("optim.lrr=3", "--set optim.lrr=3: unknown key \"lrr\" in [optim]: did you mean \"lr\"?");
     refuse_set("optm.lr=3", "--set optm.lr=3: unknown section [optm]: did you mean [optim]?");
     refuse_set("optim.lr=3", "--set optim.lr=3: optim.lr = \"3\": expected a number in [0, 1]");
-    refuse_set("output.dir=a\nb", "--set output.dir=a\nb: byte 0x0a in a value");
+    refuse_set("output.dir=a\nb", "--set output.dir=a b: byte 0x0a in a value");
 }
 
 static void validation_names_the_key(void **state)

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include <sys/stat.h>
 
 #include "data/file.h"
@@ -224,6 +225,30 @@ static void truncation_at_every_byte(void **state)
         }
     }
     mem_free(text);
+}
+
+/* Four terabytes of nothing are refused at once, with and without a cache; also where only the end is missing. */
+static void sparse_files_are_refused(void **state)
+{
+    (void)state;
+    struct err err;
+    struct dataset ds;
+    struct dataset_options opt = rows_options();
+    char path[MT_PATH];
+    snprintf(path, sizeof(path), "%s/rows.jsonl", scratch_dir());
+    for (int i = 0; i < 2; i++) {
+        const int64_t sizes[] = {(int64_t)4 << 40, 4 << 20};
+        rows_write_file(path, "{\"text\": \"a b\"}\n", 16);
+        if (truncate(path, sizes[i])) {
+            print_message("skip: a sparse file of %lld bytes cannot be made here\n", (long long)sizes[i]);
+            continue;
+        }
+        opt.cache_dir = i ? NULL : scratch_dir();
+        const double start = clock_ms();
+        assert_int_equal(dataset_load(&ds, path, rows_tok, &opt, &err), -1);
+        if (!strstr(err.msg, "has a hole at ")) fail_msg("%s", err.msg);
+        assert_true(clock_ms() - start < 5000);
+    }
 }
 
 /* ---- what is left out */
@@ -665,6 +690,7 @@ int test_dataset(void)
         cmocka_unit_test(lines_files_and_gzip),
         cmocka_unit_test(unreadable_files),
         cmocka_unit_test(truncation_at_every_byte),
+        cmocka_unit_test(sparse_files_are_refused),
         cmocka_unit_test(bad_rows),
         cmocka_unit_test(one_percent_may_be_bad),
         cmocka_unit_test(overlong_rows),

@@ -34,6 +34,7 @@ struct plan {
     struct plan_memory by_mode[PLAN_MODES]; /* with the chosen scratch and each recompute mode, before the rest
                                                goes to decoded layers */
     int64_t fixed;                          /* bytes of the CUDA context and library workspaces */
+    int64_t process;                        /* resident bytes of the process before it has tensors; GPU: 0 */
     int64_t budget;                         /* memory limit in bytes, `fixed` included */
     const char *limit;                      /* where the budget comes from, in words */
     bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
