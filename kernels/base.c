@@ -13,7 +13,7 @@
 #include <time.h>
 
 /* Bytes of a printable UTF-8 character; 0: a control character or invalid UTF-8. */
-static int shown(const unsigned char *p)
+static int printable_bytes(const unsigned char *p)
 {
     const int more = p[0] < 0x80 ? 0 : p[0] < 0xc2 ? -1 : p[0] < 0xe0 ? 1 : p[0] < 0xf0 ? 2 : p[0] < 0xf5 ? 3 : -1;
     if (more < 0 || (p[0] < 32 && p[0] != '\t') || p[0] == 127) return 0;
@@ -23,12 +23,12 @@ static int shown(const unsigned char *p)
     return odd ? 0 : more + 1;
 }
 
-/* A message may quote a hostile file or server: control characters that steer a terminal become "?". A message is one
- * line: a line feed becomes a blank. */
-static void make_harmless(char *text)
+/* Makes a message one line of printable text: a line feed becomes a blank, other control characters "?". The message
+ * may quote a hostile file or server, and control characters steer a terminal. */
+static void mask_controls(char *text)
 {
     for (unsigned char *p = (unsigned char *)text; *p;) {
-        const int n = shown(p);
+        const int n = printable_bytes(p);
         if (!n) *p = *p == '\n' ? ' ' : '?';
         p += MT_MAX(n, 1);
     }
@@ -42,7 +42,7 @@ int err_set(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    make_harmless(text);
+    mask_controls(text);
     memcpy(e->msg, text, sizeof(text));
     return -1;
 }
@@ -61,7 +61,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
     for (int i = 0; i < 3; i++)
         for (const char *p = parts[i]; *p && n + 1 < sizeof(e->msg); p++) e->msg[n++] = *p;
     e->msg[n] = 0;
-    make_harmless(e->msg);
+    mask_controls(e->msg);
     return -1;
 }
 
@@ -81,7 +81,7 @@ static void log_line(const char *prefix, const char *fmt, va_list ap)
     static char text[4 * MT_PATH]; /* of the thread that holds the lock */
     flockfile(stderr);             /* lines of different threads do not mix */
     vsnprintf(text, sizeof(text), fmt, ap);
-    make_harmless(text);
+    mask_controls(text);
     if (log_of.rank) fprintf(stderr, "rank %d: ", log_of.rank);
     fputs(prefix, stderr);
     fputs(text, stderr);
@@ -107,9 +107,9 @@ void log_warn(const char *fmt, ...)
     va_end(ap);
 }
 
-static void (*before_death)(void);
+static void (*before_abort)(void);
 
-void die_after(void (*wait)(void)) { before_death = wait; }
+void die_after(void (*wait)(void)) { before_abort = wait; }
 
 _Noreturn void die_at(const char *file, int line, const char *what, const char *fmt, ...)
 {
@@ -119,7 +119,7 @@ _Noreturn void die_at(const char *file, int line, const char *what, const char *
     fprintf(stderr, "%s:%d: %s does not hold: ", file, line, what);
     log_line("", fmt, ap);
     va_end(ap);
-    if (before_death) before_death();
+    if (before_abort) before_abort();
     abort();
 }
 

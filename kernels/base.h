@@ -1,4 +1,4 @@
-/* base.h - what every file of moetrain may use: errors, log, clock, memory, small macros.
+/* base.h - errors, log, clock, memory, small macros, for every file of moetrain.
  *
  * There are three kinds of failure. An error that the user can fix (a file, a configuration, the data) returns -1 and
  * fills a struct err. A bug stops the process with file and line (MT_REQUIRE). When host memory for small structures
@@ -46,8 +46,8 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
     } while (0)
 
-/* die_at calls this before it aborts; may be NULL. When another rank is lost the device fails here too: the watch of
- * the ranks knows the cause and ends the process meanwhile. */
+/* die_at calls `wait` before it aborts; may be NULL. When another rank is lost, the device of this rank fails too. The
+ * watch thread (comm.h) knows the cause and ends the process during this wait. */
 void die_after(void (*wait)(void));
 
 double clock_ms(void); /* monotonic */
@@ -80,9 +80,9 @@ char *str_bytes(char buf[32], int64_t bytes);
 char *str_count(char buf[32], int64_t count);
 char *str_seconds(char buf[32], double seconds);
 
-/* Shared libraries, opened at first use, so that the program also runs where they are not installed. library_open: the
- * first of names[n] that opens, or NULL. library_find sets all calls; its error names `what`, the library, and the
- * first function that it lacks. */
+/* Shared libraries, opened at first use, so that the program also runs without them. library_open: the first of
+ * names[n] that opens, or NULL. library_find sets all calls; its error names `what`, the library, and the first missing
+ * function. */
 struct library_call {
     const char *name;
     void *at; /* address of a function pointer */

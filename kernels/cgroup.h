@@ -1,4 +1,4 @@
-/* cgroup.h - the control group (version 1 or 2) of this process and the groups around it. root: "", or in tests a
+/* cgroup.h - the control group (version 1 or 2) of this process and its parents. root: "", or in tests a
  * directory with proc/ and sys/. */
 #ifndef MT_CGROUP_H
 #define MT_CGROUP_H

@@ -1,4 +1,4 @@
-/* device.c - opening a device, its arenas, and moving values between it and the host. */
+/* device.c - opens devices, reserves their arenas, and copies values between device and host. */
 #include "kernels/device.h"
 
 #include <string.h>
@@ -34,18 +34,18 @@ static int open_cuda(struct device *dev, const char *dtype, bool portable, struc
     return dev->ops ? 0 : err_prefix(err, portable ? "train.device = cuda-portable" : "train.device = cuda");
 }
 
-static struct err why_cpu; /* empty: "auto" has not taken the CPU */
+static struct err why_cpu; /* empty: "auto" has not chosen the CPU */
 
-/* "cuda" where it can be had, else "cpu". */
+/* "cuda" if available, else "cpu". */
 static const char *choose(void) { return ops_cuda(false, &why_cpu) ? "cuda" : "cpu"; }
 
 const char *device_why_cpu(void) { return why_cpu.msg[0] ? why_cpu.msg : NULL; }
 
 void device_log_choice(void)
 {
-    static bool told;
-    if (!told && device_why_cpu()) log_info("train.device = auto takes the CPU: %s", device_why_cpu());
-    told = true;
+    static bool logged;
+    if (!logged && device_why_cpu()) log_info("train.device = auto takes the CPU: %s", device_why_cpu());
+    logged = true;
 }
 
 static void set_up(struct device *dev)
@@ -132,7 +132,8 @@ int device_reserve_host(struct device *dev, int64_t bytes, struct err *err)
     char want[32];
     void *base = dev->ops->alloc_host(bytes);
     dev->host = (struct arena){.name = "host", .base = base, .cap = base ? bytes : 0};
-    return base ? 0 : err_set(err, "%s of pinned host memory cannot be had for the embedding", str_bytes(want, bytes));
+    return base ? 0
+                : err_set(err, "the system refused %s of pinned host memory for the embedding", str_bytes(want, bytes));
 }
 
 void device_close(struct device *dev)
@@ -226,7 +227,7 @@ static double get(const void *host, enum dtype t, int64_t i)
 /* `values` are of dtype t on the host; both directions go through a buffer of x's dtype. */
 static void set_values(struct device *dev, struct tensor x, const void *values, enum dtype t)
 {
-    MT_REQUIRE(contiguous(x), "values of a tensor with gaps");
+    MT_REQUIRE(contiguous(x), "values of a tensor that is not contiguous");
     if (dev->dry_run) return;
     if (t == x.dtype) {
         dev->ops->upload(x.data, values, tensor_bytes(x));
@@ -240,7 +241,7 @@ static void set_values(struct device *dev, struct tensor x, const void *values, 
 
 static void get_values(struct device *dev, void *values, enum dtype t, struct tensor x)
 {
-    MT_REQUIRE(contiguous(x), "values of a tensor with gaps");
+    MT_REQUIRE(contiguous(x), "values of a tensor that is not contiguous");
     if (dev->dry_run || t == x.dtype) {
         device_download(dev, values, x.data, tensor_count(x) * dtype_size(t));
         return;

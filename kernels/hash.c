@@ -165,7 +165,7 @@ static void finish(struct hash *h)
 {
     uint8_t tail[72] = {0x80};
     const uint64_t bits = (uint64_t)h->bytes * 8;
-    const int64_t zeros = (119 - h->bytes % 64) % 64; /* 0x80 and these fill a block up to its last 8 bytes */
+    const int64_t zeros = (119 - h->bytes % 64) % 64; /* with 0x80 they fill the block up to its last 8 bytes */
     for (int i = 0; i < 8; i++) tail[zeros + 1 + i] = (uint8_t)(bits >> (56 - 8 * i));
     hash_add(h, tail, zeros + 9);
 }

@@ -25,7 +25,7 @@ void hash_hex(struct hash *h, char hex[HASH_HEX]);
 /* HMAC-SHA256 (RFC 2104): hash_mac_init, hash_add any number of times, hash_mac_end. The key has at most 64 bytes. */
 void hash_mac_init(struct hash *h, const void *key, int64_t key_bytes);
 void hash_mac_end(struct hash *h, const void *key, int64_t key_bytes, uint8_t mac[HASH_MAC]);
-/* Compares in a time that does not depend on the bytes. */
+/* Comparison in constant time. */
 bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC]);
 
 #endif

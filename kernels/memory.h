@@ -4,8 +4,9 @@
 
 #include <stdint.h>
 
-/* Bytes: the machine's available memory without swapping, or the smaller limit of a control group (version 1 or 2, this
- * process's group or one around it) or RLIMIT_AS. root: "", or in tests a directory with proc/ and sys/. */
+/* Bytes: the available memory of the machine without swapping, or the remaining bytes of a smaller limit: of a control
+ * group (version 1 or 2, the group of this process or a parent) or RLIMIT_AS. root: "", or in tests a directory with
+ * proc/ and sys/. */
 int64_t memory_room(const char *root);
 
 #endif

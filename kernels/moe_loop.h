@@ -1,5 +1,5 @@
-/* moe_loop.h - the experts as loops on the host, for `moetrain bench step --path` and its test to compare with; no
- * configuration can choose them. */
+/* moe_loop.h - the experts as a host loop over experts: the baseline of `moetrain bench step --path` and its test. No
+ * configuration can choose it. */
 #ifndef MT_MOE_LOOP_H
 #define MT_MOE_LOOP_H
 
@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* Puts loops that wait for the GPU for every expert or, with presort, once per layer and pass in the place of the
- * experts' ops of `ops`, a copy of the table of ops_cuda (cuda/moe_loop.cu). false without CUDA in the build. */
+/* Replaces the experts' ops in `ops`, a copy of the table of ops_cuda, by loops over experts (cuda/moe_loop.cu). They
+ * wait for the GPU once per expert or, with presort, once per layer and pass. false in a build without CUDA. */
 bool ops_loop_experts(struct ops *ops, bool presort);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
-/* ops.c - the front doors: check every shape and dtype, count the work, call the backend, round where dtype = bf16 on
- * the CPU. A wrong shape is a bug in the caller and stops the process with both shapes in words.
+/* ops.c - the front doors op_*: check every shape and dtype, count FLOPs and bytes, call the backend, round activations
+ * when dtype = bf16 on the CPU. A wrong shape is a bug in the caller and stops the process with both shapes in the
+ * message.
  *
- * FLOPs counted are those of the matrix products, a multiply and an add being two; what each product is stands beside
- * it. Elementwise work and reductions over rows are left out. Bytes counted are the fewest the op must move: inputs
- * once, outputs once, sums ("+=") twice. */
+ * FLOPs: matrix products only, a multiply and an add being two; each count names its product. Element-wise work and
+ * reductions over rows are not counted. Bytes: the minimum traffic, inputs once, outputs once, sums ("+=") twice. */
 #include "kernels/ops.h"
 
 #include <stdio.h>
@@ -44,7 +44,7 @@ static void want_weight(const char *op, const struct weight *w, int64_t n_exp, i
                (long long)n_in);
 }
 
-/* An adapter on a dense [out, in] matrix, and its saved product. */
+/* An adapter on a dense [out, in] matrix, and its saved product xa. */
 static void want_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row, int64_t n_out,
                       int64_t n_in)
 {
@@ -61,7 +61,7 @@ static void want_lora(struct device *dev, const struct lora *l, struct tensor xa
     WANT(xa, dev->act_dtype, n_row, l->n_seg * l->r);
 }
 
-/* An adapter on every expert, and its saved product. */
+/* An adapter on every expert, and its saved product xa. */
 static void want_expert_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row,
                              const struct weight *w)
 {
@@ -130,7 +130,8 @@ static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l
     if (l->r) count_lora(dev, m, l, l->n_seg * l->a.shape[1], l->b.shape[0]);
 }
 
-/* Multiply-adds of one attention product over the visible pairs; a window bounds them by its width per query. */
+/* FLOPs of n_products attention products over the (query, key) pairs of the mask; a window limits a query to its width.
+ */
 static void count_attn(struct device *dev, int n_products, int64_t n_tok, const struct seqs *seqs,
                        const struct attn_shape *s)
 {
@@ -138,7 +139,7 @@ static void count_attn(struct device *dev, int n_products, int64_t n_tok, const 
     dev->op.flops += 2 * n_products * pairs * (double)(s->n_head * s->head_dim);
 }
 
-/* Every element of the tensors read or written once; absent ones are none. */
+/* Counts the bytes of the tensors, each read or written once; absent tensors count 0. */
 #define MOVES(dev, ...) moves(dev, (int)MT_LEN(((struct tensor[]){__VA_ARGS__})), (const struct tensor[]){__VA_ARGS__})
 static void moves(struct device *dev, int n, const struct tensor *x)
 {
@@ -146,7 +147,7 @@ static void moves(struct device *dev, int n, const struct tensor *x)
         if (x[i].ndim) dev->op.bytes += (double)(tensor_count(x[i]) * dtype_size(x[i].dtype));
 }
 
-/* A weight read by a product of n_row rows: of a stack, no more experts than there are rows. */
+/* Counts the bytes of a weight in a product of n_row rows; of a stack at most n_row experts are read. */
 static void moves_weight(struct device *dev, const struct weight *w, int64_t n_row)
 {
     const double share = MT_MIN(1, (double)n_row / (double)w->n_exp), stored = share * (double)weight_bytes(w);
@@ -156,7 +157,7 @@ static void moves_weight(struct device *dev, const struct weight *w, int64_t n_r
     if (packed) dev->op.decode += stored + decoded;
 }
 
-/* An adapter in a backward: read, and its gradients where they are wanted added to. */
+/* Counts the bytes of an adapter in a backward: factors read, gradients read and written. */
 static void moves_grad(struct device *dev, const struct proj *p)
 {
     if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b, p->grad.a, p->grad.a, p->grad.b, p->grad.b);
@@ -167,8 +168,8 @@ static void moves_lora(struct device *dev, const struct lora *l)
     if (l->r) MOVES(dev, l->a, l->b);
 }
 
-/* The backend's turn. `part` tells calls of one op apart that differ in kind: the width of a product's output, the
- * window of attention. */
+/* Calls the backend. `part` distinguishes calls of one op in a profile: the output width of a product, the window of
+ * attention. */
 #define RUN(part, fn, ...)                                                                                             \
     do {                                                                                                               \
         device_op_begin(dev, #fn, part);                                                                               \
@@ -176,7 +177,7 @@ static void moves_lora(struct device *dev, const struct lora *l)
         device_op_end(dev);                                                                                            \
     } while (0)
 
-/* train.dtype = bf16 on the CPU: an activation is what bf16 can hold, though kept in f32. */
+/* train.dtype = bf16 on the CPU: rounds an activation to bf16, stored in f32. */
 static void round_act(struct device *dev, struct tensor x)
 {
     if (!dev->round_bf16 || dev->dry_run || !x.ndim) return;
@@ -323,7 +324,7 @@ void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, str
     round_act(dev, dqkv);
 }
 
-/* Returns the columns of q and k. The width of wq says whether the norm is per head or over all of them. */
+/* Returns the number of columns of q and k. The width of wq decides: per head, or over all heads. */
 static int64_t want_qk_norm(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
                             struct tensor wq, struct tensor wk, const struct attn_shape *s)
 {
@@ -496,8 +497,9 @@ void op_gather(struct device *dev, struct tensor y, struct tensor x, struct tens
     int64_t n_row = rows.shape[0], n_col = x.ndim == 2 ? x.shape[1] : 0;
     WANT(rows, DT_I32, n_row);
     WANT(y, x.dtype, n_row, n_col);
-    MT_REQUIRE(share >= 1 && n_col > 0 && contiguous(x) && contiguous(y), "rows of %lld, %lld of them one",
-               (long long)n_col, (long long)share);
+    MT_REQUIRE(share >= 1 && n_col > 0 && contiguous(x) && contiguous(y),
+               "gather of rows of %lld, share %lld: contiguous rows and share >= 1 are needed", (long long)n_col,
+               (long long)share);
     MOVES(dev, y, y, rows);
     RUN(0, gather, y, x, rows, share);
 }
@@ -600,7 +602,7 @@ void op_cast(struct device *dev, struct tensor dst, struct tensor src)
     round_act(dev, dst);
 }
 
-/* The host does not know who has rows: the work is that of all experts. */
+/* The host does not know which experts have rows: counts all experts. */
 void op_decode(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
 {
     WANT(y, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);

@@ -1,11 +1,11 @@
-/* ops.h - every op's contract, once. Model code calls op_*; op_* checks shapes, counts the work, calls dev->ops->*.
+/* ops.h - the contract of every op. Model code calls op_*, which checks shapes, counts work and calls dev->ops->*.
  *
  * Letters: T packed tokens of a micro-batch, S sequences in it, D hidden, H query heads, K key/value heads, A head dim,
  * E experts, J experts per token, M = T*J routed rows, F expert width, V vocabulary, R LoRA rank, N labelled tokens.
  * Dtypes: "act" is dev->act_dtype, "stat" is dev->stat_dtype; small frozen vectors (norms, biases, sinks) are f32;
  * indices are i32.
- * "=" overwrites, "+=" adds. An op takes scratch from dev->work and gives it back before it returns, allocates nothing,
- * is asynchronous on the device and never reads back. In a dry run it takes its scratch and stops there.
+ * "=" overwrites, "+=" adds. An op takes its scratch from dev->work and releases it before it returns. It allocates
+ * nothing, is asynchronous on the device and never reads back. In a dry run it only takes and releases its scratch.
  * Outputs never alias inputs unless the contract says "in place". T, M, N and any expert's row count may be 0.
  * LoRA everywhere: y += scale * (x A^T) B^T, A [R, in], B [out, R]. */
 #ifndef MT_OPS_H
@@ -27,16 +27,15 @@ struct lora {
     int n_seg;
     float scale[3];                    /* of each segment */
     int64_t seg_first[3], seg_cols[3]; /* output columns of each segment */
-    float dropout;                     /* dense only: x is dropped before A, kept elements scaled by 1/(1-p) */
+    float dropout;                     /* dense only: dropout of x before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
 };
-/* Gradients of an adapter: shaped like a and b, dtype stat, always "+="; absent in the experts' backwards: not wanted.
- */
+/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards skip absent ones. */
 struct lora_grad {
     struct tensor a, b;
 };
 
-/* A projection: a frozen matrix, or a stack of one for each expert, with all that goes along with it. */
+/* A projection: a frozen matrix, or a stack with one per expert, its bias, its adapter and the adapter's gradients. */
 struct proj {
     struct weight w;    /* [out, in]; experts [E, out, in] */
     struct tensor bias; /* [out] f32, experts [E, out]; or absent */
@@ -44,10 +43,9 @@ struct proj {
     struct lora_grad grad;
 };
 
-/* Who goes where; an op that does not read gate takes a route without. Row m of the expert-ordered [M, ...] tensors
- * serves slot row_slot[m] = t*J + j; rows of expert e are
- * offs[e] .. offs[e+1]-1, in token order; slot_row is the inverse map. idx[t] ascends, so that summing over j sums in
- * ascending expert order. */
+/* The routing of tokens to experts. Row m of the expert-ordered [M, ...] tensors belongs to slot row_slot[m] = t*J + j;
+ * slot_row is the inverse map. Expert e has rows offs[e] .. offs[e+1]-1, in token order. idx[t] ascends, so sums over j
+ * are in ascending expert order. Ops that do not read gate accept a route without it. */
 struct route {
     struct tensor idx;      /* [T, J] i32, chosen experts, ascending */
     struct tensor gate;     /* [T, J] stat, combine weights */
@@ -65,11 +63,13 @@ struct glu {
     bool interleaved; /* columns 2i gate, 2i+1 up; otherwise gate [0,F), up [F,2F) */
 };
 
-/* How sequences lie in the T rows. cu [S+1] i32 on the device; the host knows the counts. */
+/* The packed sequences: sequence s has rows cu[s] .. cu[s+1]-1. cu [S+1] i32 is on the device, the counts on the host.
+ */
 struct seqs {
     struct tensor cu;
     int64_t n_seq, max_len;
-    double pairs; /* visible (query, key) pairs summed over sequences for an unwindowed layer, for FLOP counts */
+    double
+        pairs; /* (query, key) pairs under the causal mask without a window, summed over sequences; for FLOP counts */
 };
 struct attn_shape {
     int64_t n_head, n_kv, head_dim, window; /* window 0: full causal; W: keys j with i-W < j <= i */
@@ -78,12 +78,12 @@ struct attn_shape {
 
 /* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. pooled (transformers): F_i and p_i over the rows
  * of all layers, loss E * sum_i F_i p_i. Otherwise (Megatron, NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i
- * f_i p_i, averaged over layers; count and prob are then this layer's own, rows is T, and coef holds the 1 / layers of
- * that average. */
+ * f_i p_i, averaged over layers; count and prob are then of one layer, rows is T, and coef includes the 1 / layers of
+ * the average. */
 struct aux {
     float coef;
     bool pooled;
-    struct tensor count; /* [E] stat, += rows that chose e, over the layers counted */
+    struct tensor count; /* [E] stat, += rows of expert e, over the layers counted */
     struct tensor prob;  /* [E] stat, += softmax(logits) */
     int64_t rows;        /* rows of the layers counted: pooled layers * T, else T */
 };
@@ -91,8 +91,8 @@ struct aux {
 /* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
 typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
 
-/* RMSNorm: eps, and where bf16 is rounded: once at the end (gpt-oss), or x * rstd before the weight as well (Llama).
- * The two are the same function in F32 and F64. */
+/* RMSNorm: eps, and the roundings to bf16: once at the end (gpt-oss), or round_twice: also x * rstd before the weight
+ * (Llama). In F32 and F64 both give the same result. */
 struct norm {
     float eps;
     bool round_twice;
@@ -108,41 +108,42 @@ typedef void rmsnorm_bwd_fn(struct device *dev, struct tensor dx, struct tensor 
  * dropout(x) A^T, saved for the backward */
 typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
                            const struct proj *proj, struct tensor res);
-/* dx = dy W + LoRA; proj->grad +=.  dx [T,in] act = (absent: not wanted), dy [T,out] act */
+/* dx = dy W + LoRA; proj->grad +=.  dx [T,in] act = (absent: not computed), dy [T,out] act */
 typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
                            const struct proj *proj);
 
 /* In place: rotates the first n_head heads of every row, half-split: pairs (i, i + A/2).  qkv [T, >= n_head*A] act; pos
- * [T] i32; table [P, A] f32: row p holds cos [A/2] then sin [A/2], attention factor included.  The backward rotates
- * back. */
+ * [T] i32; table [P, A] f32: row p holds cos [A/2] then sin [A/2], attention factor included. The
+ * backward rotates by the negative angle. */
 typedef void rope_fwd_fn(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head);
 typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table,
                          int64_t n_head);
 
-/* Causal GQA attention inside each sequence, with an optional sink per head: a logit that joins the softmax's
- * denominator and carries no value.
- * o [T,H*A] act =, lse [T,H] stat = (sink included), qkv [T,(H+2K)*A] act: q | k | v, sinks [H] f32 or absent */
+/* Causal GQA attention inside each sequence, with an optional sink per head: a logit in the softmax's denominator
+ * without a value. o [T,H*A] act =, lse [T,H] stat = (sink included), qkv [T,(H+2K)*A] act: q | k | v, sinks [H] f32 or
+ * absent */
 typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                          const struct seqs *seqs, const struct attn_shape *shape);
 /* dqkv [T,(H+2K)*A] act =, dout [T,H*A] act */
 typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                          struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
 
-/* In place, before RoPE: the q and k columns of every row are RMS-normalised, per head (wq, wk [A]) or over all heads
- * of q and of k at once (wq [H*A], wk [K*A]); v stays.  qkv [T,(H+2K)A] act; raw [T,(H+K)A] act =: q | k before, saved;
- * rstd [T,G] stat =, G = H+K per head or 2, saved; wq, wk f32 */
+/* In place, before RoPE: RMSNorm of the q and k columns of every row, per head (wq, wk [A]), or over all heads of q and
+ * over all heads of k (wq [H*A], wk [K*A]); v does not change. qkv [T,(H+2K)A] act; raw [T,(H+K)A] act =: the input q |
+ * k, saved; rstd [T,G] stat =, G = H+K per head or 2, saved; wq, wk f32 */
 typedef void qk_norm_fwd_fn(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
                             struct tensor wq, struct tensor wk, const struct attn_shape *shape,
                             const struct norm *norm);
-/* In place: the q and k columns of dqkv become the gradient before the norm. */
+/* In place: the q and k columns of dqkv become the gradient with respect to the input of the norm. */
 typedef void qk_norm_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
                             struct tensor wq, struct tensor wk, const struct attn_shape *shape);
 
-/* How the J chosen logits become weights: their softmax, which is the softmax over all E renormalised over the chosen
- * (gpt-oss, Qwen3, Mixtral); or their probabilities in the softmax over all E as they are (OLMoE). */
+/* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
+ * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
+ * renormalised (OLMoE). */
 enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY };
 /* logits = x W^T + bias; the J largest (ties: lower id first) -> r->idx ascending, r->gate by kind.
- * logits [T,E] stat = (always written: the auxiliary loss reads them); x [T,D] act; w [E,D]; bias [E] f32 or absent */
+ * logits [T,E] stat = (always written; the auxiliary loss reads them); x [T,D] act; w [E,D]; bias [E] f32 or absent */
 typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                            const struct weight *w, struct tensor bias, enum router_kind kind);
 /* Fills r->offs, row_slot, slot_row from r->idx: a stable counting sort. */
@@ -159,7 +160,7 @@ typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
  * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,2F,D] */
 typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
                            const struct route *r, const struct proj *up, const struct glu *glu);
-/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act = or absent: ha alone is wanted; ha [M,R] act = (saved);
+/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act =, absent: only ha is computed; ha [M,R] act = (saved);
  * down [E,D,F] */
 typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
                              const struct route *r, const struct proj *down);
@@ -169,9 +170,9 @@ typedef void gather_fn(struct device *dev, struct tensor y, struct tensor x, str
  * out, res [T,D] act; out = */
 typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                                 const struct route *r);
-/* Backward of combine, down product and activation at once. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
+/* Backward of combine, down product and activation in one op. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
  * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  down->grad += from gate * dout[t].
- * dpre [M,2F] act =, dgate [T,J] stat =, act [M,F] act: written with h (scratch of the caller), dout [T,D] act,
+ * dpre [M,2F] act =, dgate [T,J] stat =, act [M,F] act = h (scratch of the caller), dout [T,D] act,
  * pre [M,2F], ha [M,R] as saved */
 typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
                              struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
@@ -180,14 +181,14 @@ typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tens
 typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
                            const struct route *r, const struct proj *up);
 
-/* Fused linear cross-entropy over labelled tokens only, `chunk` of them at a time: the [N,V] logits never exist.
+/* Fused linear cross-entropy over labelled tokens only, `chunk` at a time, so the [N,V] logits are never in memory.
  * nll [N] stat = : -log softmax(W x[row])[id];  hit [N] i32 = : 1 when id is the arg max (ties: the lower id)
  * dx [T,D] act = : scale * dnll/dx, zero in rows without label; absent: forward only
  * x [T,D] act, w [V,D], rows [N] i32 (ascending), ids [N] i32 */
 typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
                           const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk);
 
-/* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = how many elements are not finite.
+/* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = number of elements that are not finite.
  * g any shape, contiguous, stat or act; out [2] f64 = */
 typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
 /* AdamW with decoupled decay on n values (optim/adamw.h has the formula); g is multiplied by grad_scale first.
@@ -199,13 +200,13 @@ struct adamw_step {
 typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
                       const struct adamw_step *step);
 
-/* dst = src converted; dst act, src stat, contiguous, equal counts: the adapters' working copies from their masters */
+/* dst = src; dst act, src stat, contiguous, equal counts: the adapters' working copies from their master weights */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
-/* y = w, the values that every product with w decodes for itself; of experts without rows in offs nothing is read or
- * written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32, absent: all experts */
+/* y = w decoded: the values that every product with w otherwise decodes. With offs, experts without rows are neither
+ * read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32, absent: all experts */
 typedef void decode_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs);
 
-/* Sums that stay on the device until the step is over; all f64, "+=", summed in a fixed order.
+/* Sums that stay on the device until the end of the step; all f64, "+=", in a fixed order.
  * out [2]: sum of nll, sum of hit.  nll [N] stat, hit [N] i32 */
 typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit);
 /* out [1] += factor * sum_i count_i prob_i of one auxiliary loss (struct aux) */
@@ -213,11 +214,10 @@ typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux 
 /* out [E] += rows of each expert.  offs [E+1] i32 */
 typedef void row_count_fn(struct device *dev, struct tensor out, struct tensor offs);
 
-/* Memory. alloc returns NULL when there is none; alloc_host is memory of the host that ops can read (on a CPU the
- * same). free_bytes: what alloc could still give, or -1 when the device is not here (device_open_plan); used_bytes:
- * what this process has of the device, its most so far on a CPU; fixed_bytes: what the backend takes for itself, which
- * no plan sees. upload has read src on return and is ordered before the ops that follow; download waits for the ops
- * before it; wait for all of them. */
+/* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU the same).
+ * free_bytes: what alloc can still provide, -1 without a device (device_open_plan). used_bytes: used on the device, on
+ * a CPU the peak of this process. fixed_bytes: used outside the arenas, by the backend and others; plans leave it free.
+ * upload has read src on return and is ordered before later ops; download waits for earlier ops; wait: for all ops. */
 typedef void *dev_alloc_fn(int64_t bytes);
 typedef void dev_free_fn(void *p);
 typedef int64_t dev_bytes_fn(void);
@@ -228,9 +228,9 @@ typedef void dev_wait_fn(void);
 /* dst = src, both on the device; asynchronous. */
 typedef void dev_copy_fn(void *dst, const void *src, int64_t bytes);
 
-/* For kernels/prof.c. mark notes in a slot, 0 .. DEV_MARKS-1, when the device gets there; mark_ms is the time between
- * two of them, once the device was waited for. count_calls(true) starts counting what the host asks of the device,
- * count_calls(false) stops; `missing` says why nothing was counted, or is NULL. */
+/* For kernels/prof.c. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms is the time
+ * between two marks, valid after a wait. count_calls(true) starts counting the host's calls to the device,
+ * count_calls(false) stops; `missing`: why nothing was counted, or NULL. */
 enum { DEV_MARKS = 1 << 15 };
 struct dev_calls {
     int64_t launches, waits; /* kernels; calls in which the host waits for the device */
@@ -244,8 +244,8 @@ struct comm_ops;
 struct ops {
     const char *name;
     enum dtype act_dtype, stat_dtype;
-    bool own_memory;       /* the device's memory is not the host's */
-    int64_t rank_multiple; /* adapters' ranks are multiples of this */
+    bool own_memory;       /* the device has separate memory */
+    int64_t rank_multiple; /* LoRA ranks are padded to a multiple of this */
     dev_alloc_fn *alloc, *alloc_host;
     dev_free_fn *free, *free_host;
     dev_bytes_fn *free_bytes, *used_bytes, *fixed_bytes;
@@ -257,7 +257,7 @@ struct ops {
     dev_mark_fn *mark;
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;
-    const struct comm_ops *comm; /* kernels/comm/comm.h; NULL: collectives take tensors out of the host's memory */
+    const struct comm_ops *comm; /* kernels/comm/comm.h; NULL: collectives on tensors in host memory */
     embed_fwd_fn *embed_fwd;
     rmsnorm_fwd_fn *rmsnorm_fwd;
     rmsnorm_bwd_fn *rmsnorm_bwd;

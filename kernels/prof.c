@@ -1,5 +1,5 @@
-/* prof.c - times ops by marks on the device, and measures the roofs to compare them with. Marks 0 and 1
- * are begin and end; those of the calls follow (device.h). */
+/* prof.c - times ops with marks on the device, and measures the roofs of the device. Marks 0 and 1 are begin and end;
+ * those of the calls follow (device.h). */
 #include "kernels/prof.h"
 
 #include <stdlib.h>
@@ -138,7 +138,7 @@ static void run_product(const struct roof_test *t)
 static void run_copy(const struct roof_test *t) { t->dev->ops->copy(t->to.data, t->from.data, tensor_bytes(t->from)); }
 
 /* On a GPU the median, since its clock varies; on a CPU the best, since other processes only slow it down. */
-static double usual_ms(const struct roof_test *t, void (*run)(const struct roof_test *), bool gpu)
+static double typical_ms(const struct roof_test *t, void (*run)(const struct roof_test *), bool gpu)
 {
     const int repeats = gpu ? ROOF_REPEATS : ROOF_REPEATS_CPU;
     const struct ops *ops = t->dev->ops;
@@ -202,9 +202,9 @@ int prof_measure_roofs(struct device *dev, struct err *err)
     push_product(&t, &own, n);
     fill(&own, t.x);
     fill(&own, t.w);
-    const double product_ms = usual_ms(&t, run_product, gpu);
+    const double product_ms = typical_ms(&t, run_product, gpu);
     push_copy(&t, &own, bytes);
-    const double copy_ms = usual_ms(&t, run_copy, gpu);
+    const double copy_ms = typical_ms(&t, run_copy, gpu);
     own.ops->free(own.work.base);
     dev->roofs.flops = 2e3 * (double)n * (double)n * (double)n / product_ms;
     dev->roofs.bytes = 2e3 * (double)bytes / copy_ms;

@@ -1,4 +1,4 @@
-/* prof.h - a profile: the time of every op between two marks on the device, with its FLOPs and bytes.
+/* prof.h - a profile: the device time of every op, with its FLOPs and bytes.
  *
  *   prof_begin   from here the ops are recorded; nothing waits for the device
  *   prof_end     waits, reads the marks, adds them to the rows and the events
@@ -54,9 +54,9 @@ void prof_cancel(struct prof *p); /* instead of prof_end: discards the records s
 void prof_median(struct prof *p);
 void prof_close(struct prof *p); /* zeroed is valid */
 
-/* Fills dev->roofs: the rate of a large product and of a large copy (a GPU: median of 15, a CPU: best of 5), in under
- * 0.3 s. Allocates separate memory (on a GPU 0.4 GB) and frees it: call it before the arenas are reserved. It is an
- * error when that memory is not available. */
+/* Fills dev->roofs: the rates of a large product and a large copy (GPU: median of 15, CPU: best of 5), in under 0.3 s.
+ * Allocates separate memory (0.4 GB on a GPU) and frees it, so call it before the arenas are reserved. Error: not
+ * enough memory. */
 int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;
 /* floor_ms / ms, at most 1. When ms is below the floor, the roofs were measured too low (other processes were running):
  * both roofs are raised until the share is 1. */

@@ -31,7 +31,8 @@ const float quant_fp4_code[16] = {
 const float quant_e2m1_code[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-/* The code of a normalised value: the number of thresholds below it (NF4), or below its magnitude (FP4, looked up). */
+/* Thresholds between the codes. The code of a normalised value is the number of thresholds below it (NF4), or
+ * fp4_code_at of the number below its magnitude (FP4). */
 static const float nf4_above[15] = {
     -0.8480964004993439f,  -0.6106329262256622f,   -0.4599952697753906f, -0.33967943489551544f, -0.23460740596055984f,
     -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f, 0.1202552504837513f,   0.2035212516784668f,
@@ -39,7 +40,7 @@ static const float nf4_above[15] = {
 };
 static const float fp4_above[7] = {0.00260417f, 0.0859375f, 0.20833333f, 0.29166667f,
                                    0.4166667f,  0.583333f,  0.8333333f};
-static const uint8_t fp4_rank[8] = {0, 1, 6, 7, 4, 5, 2, 3};
+static const uint8_t fp4_code_at[8] = {0, 1, 6, 7, 4, 5, 2, 3};
 
 static int by_value(const void *a, const void *b)
 {
@@ -47,7 +48,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Edge k of the `cells` equal cells of [0.1, 1], counted from the nearer end: the f32 value of torch.linspace. */
+/* Edge k of [0.1, 1] divided into `cells` equal cells. Computed from the nearer end, for the f32 value of
+ * torch.linspace. */
 static float cell_edge(int k, int cells)
 {
     double step = (1.0f - 0.1f) / (float)cells;
@@ -144,7 +146,7 @@ static void e2m1_codes(int32_t *code, const float *v, int64_t n)
 int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n)
 {
     int64_t n_bad = 0;
-    MT_REQUIRE(n % 32 == 0, "%lld values are not blocks of 32", (long long)n);
+    MT_REQUIRE(n % 32 == 0, "MXFP4 has blocks of 32: %lld values are not a multiple", (long long)n);
     for (int64_t b = 0; b < n; b += 32) {
         float largest = block_absmax(x + b, 32, &n_bad), v[32];
         int32_t code[32];
@@ -169,9 +171,9 @@ static void nf4_codes(int32_t *code, const float *v, int64_t n)
 static void fp4_codes(int32_t *code, const float *v, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        int rank = 0;
-        for (int k = 0; k < 7; k++) rank += fabsf(v[i]) > fp4_above[k];
-        code[i] = v[i] < 0 ? fp4_rank[rank] | 8 : fp4_rank[rank];
+        int n_below = 0;
+        for (int k = 0; k < 7; k++) n_below += fabsf(v[i]) > fp4_above[k];
+        code[i] = v[i] < 0 ? fp4_code_at[n_below] | 8 : fp4_code_at[n_below];
     }
 }
 
@@ -282,7 +284,7 @@ void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, 
     }
 }
 
-/* ---- MXFP4 again, for values that had MXFP4 codes before ---- */
+/* ---- MXFP4 for values that replace packed MXFP4 values ---- */
 
 struct mxfp4_block {
     uint8_t scale, code[32];
@@ -330,7 +332,7 @@ int64_t quant_mxfp4_merge(uint8_t *nibbles, uint8_t *scales, const float *x, con
                           const uint8_t *old_scales, int64_t n, int n_threads)
 {
     int64_t n_bad = 0;
-    MT_REQUIRE(n % 32 == 0, "%lld values are not blocks of 32", (long long)n);
+    MT_REQUIRE(n % 32 == 0, "MXFP4 has blocks of 32: %lld values are not a multiple", (long long)n);
 #pragma omp parallel for num_threads(n_threads) reduction(+ : n_bad)
     for (int64_t b = 0; b < n / 32; b++) {
         struct mxfp4_block old;

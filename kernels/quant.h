@@ -1,5 +1,5 @@
-/* quant.h - the 4-bit formats, element by element, on the host. This is their definition: tests compare the fast
- * decoders of the backends with quant_value; packing at load and in tests uses these encoders. */
+/* quant.h - the 4-bit formats, element by element, on the host. quant_value defines them: tests compare the decoders of
+ * the backends with it. Quantising at load and tests use these encoders. */
 #ifndef MT_QUANT_H
 #define MT_QUANT_H
 
@@ -16,10 +16,11 @@ void quant_dynamic_map(float map[256]);
 
 float quant_e8m0(uint8_t scale);                                      /* 2^(scale - 127); NaN for 255 */
 float quant_absmax(const struct weight *w, int64_t e, int64_t block); /* of one block of expert e, nested or plain */
-/* Element i of expert e's flat matrix, any format: each product and sum is rounded to f32, as the publishers do. */
+/* Element i of expert e's flat matrix, any format: each product and sum is rounded to f32, as in the
+ * publishers' implementations. */
 float quant_value(const struct weight *w, int64_t e, int64_t i);
 
-/* Encoders. They return how many of the n inputs are not finite; these are encoded as 0. */
+/* Encoders. They return the number of inputs that are not finite, which are encoded as 0. */
 
 /* nibbles [n/2], scales [n/32], n a multiple of 32. The shared exponent is that of the largest magnitude minus two, so
  * values between 6 and 8 steps saturate; elements round to nearest, ties to the even code. */
@@ -29,8 +30,8 @@ int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, in
  * to zeros. */
 int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
                          int64_t block);
-/* Encodes a dense x, WF_F32, WF_BF16 or WF_F16, in any format (NF4 and FP4 with blocks of 64), with n_threads that take
- * pieces of whole blocks; the bytes do not depend on n_threads. MXFP4 fills scales, the others absmax. */
+/* Encodes a dense x, WF_F32, WF_BF16 or WF_F16, in any format (NF4 and FP4 with blocks of 64), with n_threads threads
+ * on pieces of whole blocks; the bytes do not depend on n_threads. MXFP4 fills scales, the others absmax. */
 int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
                      enum weight_format dense, int64_t n, int n_threads);
 /* Elements [first, first + n) of expert e's flat matrix, with the values of quant_value. */

@@ -59,14 +59,14 @@ struct weight {
 int64_t weight_blocks(const struct weight *w); /* absmax values per expert (NF4/FP4) */
 int64_t weight_bytes(const struct weight *w);  /* packed bytes, scales and tables included */
 
-/* A stack allocator over one block. With base NULL and cap INT64_MAX it only measures: every push returns NULL, and
- * `peak` is the size that a real one needs. Every push is aligned to 256 bytes. */
+/* A stack allocator over one block. In a dry run base is NULL and cap INT64_MAX: every push returns NULL, and `peak` is
+ * the size that the real arena needs. Every push is aligned to 256 bytes. */
 struct arena {
     const char *name;
     char *base;
     int64_t cap, used, peak;
 };
-void *arena_push(struct arena *a, int64_t bytes); /* stops the process when the arena is full: the plan was wrong */
+void *arena_push(struct arena *a, int64_t bytes); /* a full arena is a bug of the plan and stops the process */
 struct tensor arena_tensor_1d(struct arena *a, enum dtype t, int64_t n);
 struct tensor arena_tensor_2d(struct arena *a, enum dtype t, int64_t rows, int64_t cols);
 struct tensor arena_tensor_3d(struct arena *a, enum dtype t, int64_t n, int64_t rows, int64_t cols);

@@ -46,7 +46,7 @@ int ops_cpu_threads(int *n, struct err *err)
     int had = 0, team = 0, rc = 0;
     if (started) return *n = started, 0;
     pthread_t *threads = mem_array(want, sizeof(*threads));
-    pthread_mutex_lock(&lock); /* so that all of them exist at the same time */
+    pthread_mutex_lock(&lock); /* all threads exist at the same time until it is released */
     while (had < want - 1 && !(rc = pthread_create(&threads[had], NULL, wait_here, &lock))) had++;
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < had; i++) pthread_join(threads[i], NULL);

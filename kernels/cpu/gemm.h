@@ -25,8 +25,8 @@ void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, 
 void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col, real *out,
                  int64_t ldo);
 
-/* y[t, :] (ldy) = x[t, :] (ldx) W_0^T for t < n, all threads; scratch from dev->work. Does nothing on a measuring
- * device but take it. */
+/* y[t, :] (ldy) = x[t, :] (ldx) W_0^T for t < n, all threads; scratch from dev->work. In a dry run it only takes
+ * the scratch. */
 void gemm_fwd(struct device *dev, real *y, int64_t ldy, const real *x, int64_t ldx, int64_t n, const struct weight *w);
 /* dx[t, :] (= or += by accumulate) dy[t, :] W_0 */
 void gemm_bwd(struct device *dev, real *dx, int64_t lddx, const real *dy, int64_t lddy, int64_t n,

@@ -1,9 +1,9 @@
 /* moe.c - the experts: products over rows in expert order, adapters, the activation between them, the combine.
  *
- * A task is one tile of output columns of one expert, so that one busy expert still occupies all threads. Its part of
- * the packed weight is decoded once into scratch of the thread and multiplied with all rows of the expert. Every output
- * element is written by one task, and tasks do not depend on the threads: results are bitwise equal for any number of
- * threads. An expert without rows is skipped before decoding, and its gradients are unchanged. */
+ * A task is one tile of output columns of one expert, so an expert with most of the rows still uses all threads. Its
+ * part of the packed weight is decoded once into scratch of the thread and multiplied with all rows of the expert.
+ * Every output element is written by one task, and tasks do not depend on the threads: results are bitwise equal for
+ * any number of threads. An expert without rows is skipped before decoding, and its gradients are unchanged. */
 #include <omp.h>
 #include <string.h>
 
@@ -192,8 +192,8 @@ static real dot(const real *a, const real *b, int64_t n)
     return sum;
 }
 
-/* Row m of the backward between the two products: h, dgate and dpre from g = dLoss/dh without the gate; then the rows
- * of the adapter's thin factors are multiplied by the gate, which dout does not contain either. */
+/* Row m of the backward between the two products: h, dgate and dpre from g = dLoss/dh without the gate. Then multiplies
+ * the rows of the adapter's thin operands by the gate, since dout does not contain it. */
 struct down_rows {
     struct tensor dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, bias;
 };

@@ -55,7 +55,7 @@ static double host_mark_ms(int from, int to) { return marks[to] - marks[from]; }
 static void host_count_calls(bool on, struct dev_calls *calls)
 {
     (void)on;
-    *calls = (struct dev_calls){.missing = "a processor runs the ops itself"};
+    *calls = (struct dev_calls){.missing = "the CPU backend launches no kernels"};
 }
 
 static const struct ops table = {
@@ -133,8 +133,8 @@ const struct ops *ops_cpu(void)
 #endif
 {
     MT_REQUIRE(openblas_get_parallel() != OPENBLAS_SEQUENTIAL,
-               "linked with a serial OpenBLAS, which two threads may not call at once");
-    openblas_set_num_threads(1); /* this backend makes the threads: gemm.h */
+               "linked with a sequential OpenBLAS, which is not thread-safe: link the pthread or OpenMP version");
+    openblas_set_num_threads(1); /* this backend parallelises with OpenMP: gemm.h */
     return can_run() ? &table : NULL;
 }
 

@@ -1,7 +1,7 @@
-/* rope.c - rotary positions, half-split: channels i and i + A/2 of a head turn by the angle of its position. */
+/* rope.c - rotary embedding, half-split: rotates the pair (i, i + A/2) of a head by the angle of its position. */
 #include "kernels/cpu/real.h"
 
-/* direction 1 rotates, -1 rotates back; both multiply by the attention factor that cos and sin carry. */
+/* direction: 1 forward, -1 backward. cos and sin include the attention factor. */
 static void rotate(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
                    real direction)
 {

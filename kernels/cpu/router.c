@@ -1,4 +1,4 @@
-/* router.c - which experts a token goes to, their weights, and the gradient. */
+/* router.c - router: logits, top-k choice, gates, and the gradient. */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static void top_k(int32_t *idx, const real *logits, int64_t n, int64_t k)
     }
 }
 
-/* p = softmax(x) over n values; when ids is given, over x[ids[i]]. In place is fine without ids. */
+/* p = softmax(x) over n values; when ids is given, over x[ids[i]]. p may be x without ids. */
 static void softmax(real *p, const real *x, const int32_t *ids, int64_t n)
 {
     real max = ids ? x[ids[0]] : x[0], sum = 0;

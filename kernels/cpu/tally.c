@@ -1,4 +1,4 @@
-/* tally.c - the sums of a step: loss, hits, auxiliary loss, rows of every expert. */
+/* tally.c - sums of a step: loss, hits, auxiliary loss, rows of every expert. */
 #include "kernels/cpu/real.h"
 
 void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)
