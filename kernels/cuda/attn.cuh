@@ -1,13 +1,13 @@
-/* attn.cuh - what the forward and the backward kernels of attention share: tiles in shared memory, the products of a
- * warp, which queries see which keys, and which rows a block of the grid works on.
+/* attn.cuh - shared by the forward and backward attention kernels: tiles in shared memory, the products of a warp, the
+ * causal and window mask, and the rows of each block of the grid.
  *
- * A tile is some rows of one head, DIM bf16 each, in chunks of 16 bytes: chunk c of row r lies at c ^ (r & 7), so that
- * ldmatrix, which takes the same chunk of 8 rows, meets every bank once. Tiles begin at multiples of 512 bytes; then
- * the step from chunk to chunk is an xor of the address, and the step from 16 rows to 16 rows an addition.
+ * A tile is some rows of one head, DIM bf16 each, in chunks of 16 bytes. Chunk c of row r is stored at c ^ (r & 7), so
+ * that ldmatrix, which reads the same chunk of 8 rows, has no bank conflicts. Tiles are aligned to 512 bytes: the next
+ * chunk is then an xor of the address, the next 16 rows an addition.
  *
  * Layout of a warp's accumulator c[MT][NT][4]: element e of lane 4g + t is row 16 m + g + 8 (e / 2), column
- * 8 n + 2 t + e % 2. Two neighbouring n are, rounded, the A operand of a product that sums over the columns: weights
- * never pass through shared memory. */
+ * 8 n + 2 t + e % 2. Two adjacent n, rounded to bf16, are the A operand of a product that sums over the columns, so
+ * weights never pass through shared memory. */
 #ifndef MT_CUDA_ATTN_H
 #define MT_CUDA_ATTN_H
 
@@ -17,12 +17,12 @@
 enum { ATTN_THREADS = 128, NO_WINDOW = 1 << 29 };
 #define LOG2_E 1.44269504f
 
-/* By value to every kernel. Pointers are at row 0 of the batch. */
+/* Passed by value to every kernel. Pointers are at row 0 of the batch. */
 struct attn_args {
     const int32_t *cu;
     int n_seq, n_tok, n_head, n_kv;
-    int dim;    /* of a head, a multiple of 8: DIM, or less; then the rest of a tile's row is zeros and is not stored */
-    int window; /* keys seen by a query, itself included; NO_WINDOW: all before it */
+    int dim;    /* head width, a multiple of 8, at most DIM; the rest of a tile's row is zeros and is not stored */
+    int window; /* keys that a query attends to, itself included; NO_WINDOW: all before it */
     float scale, scale_log2;
     const bf16 *qkv;
     int64_t ld_qkv;
@@ -31,15 +31,15 @@ struct attn_args {
     int64_t ld_o;
     float *lse;
     int64_t ld_lse;
-    const bf16 *dout; /* from here on: backward only */
+    const bf16 *dout; /* this and the fields below: backward only */
     int64_t ld_dout;
     bf16 *dqkv;
     int64_t ld_dqkv;
-    float2 *stat;   /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; after them one with which p is 0 */
-    int stat_group; /* heads that lie together in stat */
+    float2 *stat;   /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
+    int stat_group; /* number of adjacent heads in stat */
 };
 
-/* 2^x to 2 ulp; 0 for -inf and where the result would not be a normal number. */
+/* 2^x with an error of at most 2 ulp; 0 for -inf and for results below the normal range. */
 __device__ static inline float exp2_fast(float x)
 {
     float y;
@@ -49,8 +49,8 @@ __device__ static inline float exp2_fast(float x)
 
 /* ---- which rows ---- */
 
-/* Slot `slot` of a grid that gives each sequence cu[s+1] / size - cu[s] / size + 1 slots, at least as many as it has
- * blocks of `size` rows: T / size + S slots in all, whatever the lengths. */
+/* Slot `slot` of the grid. Sequence s has cu[s+1] / size - cu[s] / size + 1 slots, which is at least its number of
+ * blocks of `size` rows. So the grid has T / size + S slots for any lengths. */
 struct seq_block {
     int64_t first;           /* row of the batch where the sequence begins */
     int len, block, n_block; /* block >= n_block: an unused slot */
@@ -78,18 +78,20 @@ static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head
     return grid_x(((int64_t)a->n_tok / size + a->n_seq) * n_head);
 }
 
-/* Query i sees key j when 0 <= i - j < window. Of nq queries from q on and nk keys from k on: */
-__device__ static inline bool none_sees(int q, int nq, int k, int nk, int window)
+/* Query i attends to key j when 0 <= i - j < window. For nq queries from q on and nk keys from k on: */
+__device__ static inline bool all_masked(int q, int nq, int k, int nk, int window)
 {
     return q + nq - 1 < k || q - (k + nk - 1) >= window;
 }
-__device__ static inline bool all_see(int q, int nq, int k, int nk, int window)
+__device__ static inline bool none_masked(int q, int nq, int k, int nk, int window)
 {
     return q >= k + nk - 1 && q + nq - 1 - k < window;
 }
 
-/* c = -inf where no one sees: distance is query - key of row 0 and column 0; sign 1: rows are queries, -1: keys. */
-template <int MT, int NT> __device__ static inline void hide(float c[MT][NT][4], int distance, int sign, int window)
+/* c = -inf where the query does not attend to the key. distance: query - key of row 0 and column 0. sign 1: rows are
+ * queries; -1: rows are keys. */
+template <int MT, int NT>
+__device__ static inline void apply_mask(float c[MT][NT][4], int distance, int sign, int window)
 {
     const int lane = threadIdx.x % 32, corner = distance + sign * (lane / 4 - lane % 4 * 2);
 #pragma unroll
@@ -107,18 +109,18 @@ template <int MT, int NT> __device__ static inline void hide(float c[MT][NT][4],
 
 /* ---- tiles ---- */
 
-/* DIM is 64, 128 or 256, the least that holds a head. Queries of a warp, in sixteens: with wide rows fewer, so that the
+/* DIM is 64, 128 or 256, the smallest that holds a head. Query rows of a warp / 16; fewer for wide heads, so that the
  * accumulators stay in registers. */
 template <int DIM> __host__ __device__ constexpr int query_tiles(void) { return DIM == 256 ? 1 : 2; }
 
-/* Rows row .. row+ROWS-1 of a matrix of n_row rows of dim elements, by all threads; zeros beyond its end. */
+/* All threads load rows row .. row+ROWS-1 of a matrix [n_row, dim]; zeros beyond its end. */
 template <int ROWS, int DIM>
 __device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t ld, int row, int n_row, int dim)
 {
     const int chunks = DIM / 8, step = ATTN_THREADS / chunks;
     const int r = threadIdx.x / chunks, c = threadIdx.x % chunks;
     const uint32_t dst = tile + tile_offset<DIM / 8>(r, c);
-    static_assert(step % 8 == 0 || step == 4, "chunk c of rows a step apart: one place, or two in turn");
+    static_assert(step % 8 == 0 || step == 4, "the swizzled position of chunk c repeats after one or two steps");
 #pragma unroll
     for (int i = 0; i < ROWS; i += step) {
         const bool present = row + r + i < n_row && c * 8 < dim;
@@ -127,8 +129,8 @@ __device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t 
     }
 }
 
-/* Where this lane points ldmatrix in a tile: for the A operand, and for B when the sum runs over rows (transposed); and
- * for B when the sum runs over a row's elements. */
+/* ldmatrix address of this lane in a tile. lane_rows: for the A operand, and for B when the sum is over rows
+ * (transposed). lane_cols: for B when the sum is over the elements of a row. */
 template <int DIM> __device__ static inline uint32_t lane_rows(uint32_t tile)
 {
     const int lane = threadIdx.x % 32, r = lane % 16, c = lane / 16;
@@ -140,14 +142,14 @@ template <int DIM> __device__ static inline uint32_t lane_cols(uint32_t tile)
     return tile + tile_offset<DIM / 8>(r, c);
 }
 
-/* A operand: elements 16 step .. of 16 MT rows. */
+/* A operand: elements 16 step .. 16 step + 15 of 16 MT rows. */
 template <int MT, int DIM> __device__ static inline void load_rows(uint32_t a[MT][4], uint32_t rows, int step)
 {
 #pragma unroll
     for (int m = 0; m < MT; m++) load_matrix4(a[m], (rows ^ (step << 5)) + m * 16 * DIM * 2);
 }
 
-/* c += a b^T over 16 elements of a row; b of 8 NT rows, as lane_cols points. */
+/* c += a b^T over 16 elements of a row; b: 8 NT rows, address from lane_cols. */
 template <int MT, int NT, int DIM>
 __device__ static inline void dot_step(float c[MT][NT][4], const uint32_t a[MT][4], uint32_t b, int step)
 {
@@ -163,7 +165,7 @@ __device__ static inline void dot_step(float c[MT][NT][4], const uint32_t a[MT][
     }
 }
 
-/* c += a b^T over all DIM elements; a of 16 MT rows, as lane_rows points. */
+/* c += a b^T over all DIM elements; a: 16 MT rows, address from lane_rows. */
 template <int MT, int NT, int DIM> __device__ static inline void dot_rows(float c[MT][NT][4], uint32_t a, uint32_t b)
 {
 #pragma unroll
@@ -174,15 +176,16 @@ template <int MT, int NT, int DIM> __device__ static inline void dot_rows(float 
     }
 }
 
-/* The same with a in registers: what does not change from tile to tile is read once where there is room (DIM 64). */
+/* The same with a in registers: an operand that is the same for all tiles is read once (DIM 64 only: enough registers).
+ */
 template <int MT, int NT, int DIM>
-__device__ static inline void dot_held(float c[MT][NT][4], const uint32_t a[DIM / 16][MT][4], uint32_t b)
+__device__ static inline void dot_registers(float c[MT][NT][4], const uint32_t a[DIM / 16][MT][4], uint32_t b)
 {
 #pragma unroll
     for (int step = 0; step < DIM / 16; step++) dot_step<MT, NT, DIM>(c, a[step], b, step);
 }
 
-/* acc += p b: p [16 MT, 8 NT] an accumulator, rounded to bf16; b of 8 NT rows, as lane_rows points. */
+/* acc += p b. p [16 MT, 8 NT]: an accumulator, rounded to bf16 here; b: 8 NT rows, address from lane_rows. */
 template <int MT, int NT, int DIM>
 __device__ static inline void add_product(float acc[MT][DIM / 8][4], const float p[MT][NT][4], uint32_t b)
 {
@@ -207,8 +210,8 @@ __device__ static inline void add_product(float acc[MT][DIM / 8][4], const float
     }
 }
 
-/* The first n_row of a warp's 16 MT rows of dim elements, times factor and rounded, to dst. `tile` is shared memory of
- * 16 MT rows that only this warp still uses: through it every store is 16 bytes. */
+/* Stores the first n_row of a warp's 16 MT rows of dim elements, times factor, as bf16. `tile` is shared memory for 16
+ * MT rows that no other warp uses any more; rearranging rows there makes every store 16 bytes wide. */
 template <int MT, int DIM>
 __device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int dim, const float acc[MT][DIM / 8][4],
                                          float factor, char *tile)
@@ -232,8 +235,8 @@ __device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int d
 
 /* ---- host ---- */
 
-/* attn_wgmma_fwd.cu, attn_wgmma_bwd.cu: Hopper's own kernels, heads of 64. The backward takes stat with stat_group the
- * query heads of a kv head. */
+/* attn_wgmma_fwd.cu, attn_wgmma_bwd.cu: the Hopper kernels, heads of 64. The backward needs stat_group = query heads
+ * per kv head. */
 static inline bool attn_wgmma_takes(const struct attn_args *a)
 {
     return cuda.hopper && a->dim == 64 && a->n_head / a->n_kv <= 64;

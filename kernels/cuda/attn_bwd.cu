@@ -2,31 +2,31 @@
  *
  * Math: p_ij = exp(scale <q_i, k_j> - lse_i), ds_ij = p_ij (<dout_i, v_j> - <dout_i, o_i>);
  *   dv_j = sum_i p_ij dout_i, dk_j = scale sum_i ds_ij q_i (both over the heads of the group), dq_i = scale sum_j ds_ij
- *   k_j. The sink is in lse and needs nothing else.
+ *   k_j. lse includes the sink, so it needs no further term.
  * Shapes: dqkv, qkv [T, (H+2K)*A] bf16, dout, o [T, H*A] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0.
  * Needs: A a multiple of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16 bytes; 8*T*H
  *   bytes of scratch.
- * Grid: a head lies in a tile of 64, 128 or 256 elements, zeros after its own. stat: a block per row. dkv: 4 warps per
- *   128 (tile 128, 256: 64) keys of a sequence and kv head, which walk over the heads of the group and the queries that
- *   see them; with tiles of 256 two launches, dk and dv, for a warp's registers hold one of them. dq: 4 warps per 128
- *   (tile 256: 64) queries of a sequence and head, which walk over their keys. Two stages of cp.async of 64 (tile 128:
- *   32, 256: 16) rows; what nobody sees is never loaded. sm_90a, tile 64: dkv 255 registers, 65 KiB; dq 243, 64 KiB.
- *   128: dkv 244, 64.5 KiB; dq 255, 96 KiB. 256: dk 230, dv 231, 96.3 KiB; dq 228, 96 KiB: every GPU since sm_80 has
- *   that. Two blocks per SM; no spills but 8 bytes of dkv, tile 64.
- * Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes, and each block its tiles again, which L2 holds; 14*A*H*pairs FLOP, of them 4
- *   to form p and ds again (tile 256: 16, 6): the price of sums in a fixed order without atomics -> compute bound.
- * Numerics: f32 sums, p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
- *   sequence are zeros, so that NaN and infinity stay in their sequence.
+ * Grid: a head is padded with zeros to a tile width of 64, 128 or 256. stat: one block per row. dkv: 4 warps per 128
+ *   (width 128, 256: 64) keys of a sequence and kv head, which loop over the heads of the group and the queries that
+ *   attend to these keys. Width 256 takes two launches, dk and dv: the registers of a warp hold only one of them. dq: 4
+ *   warps per 128 (width 256: 64) queries of a sequence and head, which loop over their keys. Two cp.async stages of 64
+ *   (width 128: 32, 256: 16) rows; tiles that are masked for the whole block are not loaded. sm_90a: width 64, dkv 255
+ *   registers, 65 KiB, dq 243, 64 KiB; 128, dkv 244, 64.5 KiB, dq 255, 96 KiB; 256, dk 230, dv 231, 96.3 KiB, dq 228,
+ *   96 KiB, available on every GPU since sm_80. Two blocks per SM; spills: 8 bytes of dkv, width 64.
+ * Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2. 14*A*H*pairs FLOP, 4 of the 14 to
+ *   recompute p and ds (width 256: 16, 6): the price of sums in a fixed order without atomics -> compute bound.
+ * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
+ *   sequence are loaded as zeros, so NaN and infinity stay in their sequence.
  * Source: FlashAttention-2, arXiv 2307.08691.
- * Hopper takes attn_wgmma_bwd.cu for heads of 64, after the stat of this file.
+ * On Hopper, attn_wgmma_bwd.cu replaces dkv and dq for heads of 64; it uses the stat kernel of this file.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 5.34 ms, 257 TFLOP/s of 5 products;
  *   S 8192 10.5 ms, 263; window 128 0.80 ms. */
 #include "kernels/cuda/attn.cuh"
 
-enum grads { DK = 1, DV = 2 }; /* what a launch of dkv forms: both, or, where registers hold one only, one */
+enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one when the registers hold only one */
 
-/* Rows of a stage, of which a warp takes in at most 32 at a time; the keys of a block of dk, dv: 32 or 16 for each of 4
- * warps; the queries of a block of dq. */
+/* Rows of a stage; rows of it that a warp processes at a time; keys of a block of dkv, 32 or 16 for each of 4 warps;
+ * queries of a block of dq. */
 template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : DIM == 128 ? 32 : 16; }
 template <int DIM> __host__ __device__ constexpr int sub_rows(void) { return DIM == 256 ? 16 : 32; }
 template <int DIM> __host__ __device__ constexpr int dkv_rows(void) { return DIM == 64 ? 128 : 64; }
@@ -45,7 +45,7 @@ __device__ static inline void copy_async8(uint32_t shared, const void *global, i
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
-/* stat: one block per row; `lanes` lanes per head, the least power of two that is dim / 8 or more. */
+/* stat: one block per row; `lanes` lanes per head: dim / 8 rounded up to a power of two. */
 __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a, int lanes)
 {
     const int64_t t = blockIdx.x;
@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct at
     }
 }
 
-/* dk and dv of a block of keys: queries come by in stages, head after head of the group, and a warp keeps the sums of
- * its keys in registers. Products are transposed, keys by queries, so that weights are at once the A operand. A query
- * beyond the end of its sequence is all zeros, dout too, and adds nothing. */
+/* dk and dv of a block of keys. Queries are loaded in stages, head by head of the group; a warp keeps the sums of its
+ * keys in registers. Products are transposed, [keys, queries]: the weights are then in the layout of the A operand. A
+ * query beyond the end of its sequence is all zeros, dout too, and adds nothing. */
 template <int DIM, int GRADS>
 __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct attn_args a)
 {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
     const int kv = blockIdx.x % a.n_kv, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_kv, K_ROWS);
     if (seq.block >= seq.n_block) return;
-    const int k0 = seq.block * K_ROWS, end = min(seq.len, k0 + K_ROWS - 1 + a.window); /* queries k0 .. end-1 see it */
+    const int k0 = seq.block * K_ROWS, end = min(seq.len, k0 + K_ROWS - 1 + a.window); /* queries k0 .. end-1 */
 
     const bf16 *q = a.qkv + seq.first * a.ld_qkv + kv * group * a.dim;
     const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + kv) * a.dim;
@@ -101,28 +101,28 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
     if (GRADS & DK) load_tile<K_ROWS, DIM>(k_tile + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0, seq.len, a.dim);
     fetch(0, k0, 0);
 
-    const int warp = threadIdx.x / 32, w0 = k0 + warp * MT * 16; /* this warp: keys w0 .. */
+    const int warp = threadIdx.x / 32, w0 = k0 + warp * MT * 16; /* first key of this warp */
     const uint32_t k_rows = lane_rows<DIM>(k_tile + warp * warp_bytes), v_rows = k_rows + k_bytes;
     float dk[MT][DIM / 8][4] = {}, dv[MT][DIM / 8][4] = {};
     for (int g = 0, row = k0, stage = 0; g < group; stage ^= 1) {
         const bool last = row + Q_ROWS >= end;
         const int next_g = g + last, next_row = last ? k0 : row + Q_ROWS;
         copy_wait<0>();
-        __syncthreads(); /* this stage has landed, and everybody is done with the other one */
+        __syncthreads(); /* this stage is loaded, and all warps have finished reading the other */
         if (next_g < group) fetch(next_g, next_row, stage ^ 1);
 #pragma unroll 1
         for (int sub = 0; sub < Q_ROWS; sub += SUB) {
             const int q0 = row + sub;
-            if (none_sees(q0, SUB, w0, MT * 16, a.window)) continue;
+            if (all_masked(q0, SUB, w0, MT * 16, a.window)) continue;
             const uint32_t q_tile = stages + stage * 2 * q_bytes + sub * DIM * 2;
             const char *sub_stat = smem + (stats - k_tile) + (stage * Q_ROWS + sub) * sizeof(float2);
             float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
             dot_rows<MT, SUB / 8, DIM>(p, k_rows, lane_cols<DIM>(q_tile));
             if (GRADS & DK) dot_rows<MT, SUB / 8, DIM>(ds, v_rows, lane_cols<DIM>(q_tile + q_bytes));
-            if (!all_see(q0, SUB, w0, MT * 16, a.window)) hide<MT, SUB / 8>(p, q0 - w0, -1, a.window);
+            if (!none_masked(q0, SUB, w0, MT * 16, a.window)) apply_mask<MT, SUB / 8>(p, q0 - w0, -1, a.window);
 #pragma unroll
             for (int n = 0; n < SUB / 8; n++) {
-                const float4 s = ((const float4 *)sub_stat)[n * 4 + threadIdx.x % 4]; /* of two neighbouring queries */
+                const float4 s = ((const float4 *)sub_stat)[n * 4 + threadIdx.x % 4]; /* of two adjacent queries */
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
 #pragma unroll
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
                             smem + k_bytes + warp * warp_bytes);
 }
 
-/* dq of a block of queries of one head, as the forward goes: keys and values come by in stages. */
+/* dq of a block of queries of one head. As in the forward, keys and values are loaded in stages. */
 template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_kernel(const struct attn_args a)
 {
     extern __shared__ __align__(1024) char smem[];
@@ -155,7 +155,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
     const int q_bytes = DQ_ROWS * DIM * 2, k_bytes = K_ROWS * DIM * 2;
     const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, DQ_ROWS);
-    const int q0 = (seq.n_block - 1 - seq.block) * DQ_ROWS; /* the longest rows first */
+    const int q0 = (seq.n_block - 1 - seq.block) * DQ_ROWS; /* queries with the most keys first */
     if (q0 < 0) return;
 
     const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
@@ -172,7 +172,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
                             a.dim);
     fetch(begin, 0);
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* this warp: w0 .. */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
     const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2), d_rows = q_rows + q_bytes;
     float dq[MT][DIM / 8][4] = {};
     float2 stat[2 * MT]; /* of this thread's rows */
@@ -181,28 +181,28 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
         const int row = w0 + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
         stat[r] = row < seq.len ? a.stat[(int64_t)head * a.n_tok + seq.first + row] : make_float2(0, 0);
     }
-    uint32_t held[DIM / 16][MT][4]; /* the queries, DIM 64 */
+    uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands, DIM 64 only */
     if (DIM == 64) {
         copy_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(held[step], q_rows, step);
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(q_regs[step], q_rows, step);
     }
     for (int k0 = begin, stage = 0; k0 < end; k0 += K_ROWS, stage ^= 1) {
         copy_wait<0>();
-        __syncthreads(); /* this stage has landed, and everybody is done with the other one */
+        __syncthreads(); /* this stage is loaded, and all warps have finished reading the other */
         if (k0 + K_ROWS < end) fetch(k0 + K_ROWS, stage ^ 1);
 #pragma unroll 1
         for (int sub = 0; sub < K_ROWS; sub += SUB) {
-            if (none_sees(w0, ROWS, k0 + sub, SUB, a.window)) continue;
+            if (all_masked(w0, ROWS, k0 + sub, SUB, a.window)) continue;
             const uint32_t k_tile = stages + stage * 2 * k_bytes + sub * DIM * 2;
             float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
             if (DIM == 64)
-                dot_held<MT, SUB / 8, DIM>(p, held, lane_cols<DIM>(k_tile));
+                dot_registers<MT, SUB / 8, DIM>(p, q_regs, lane_cols<DIM>(k_tile));
             else
                 dot_rows<MT, SUB / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
             dot_rows<MT, SUB / 8, DIM>(ds, d_rows, lane_cols<DIM>(k_tile + k_bytes));
-            if (!all_see(w0, ROWS, k0 + sub, SUB, a.window)) hide<MT, SUB / 8>(p, w0 - k0 - sub, 1, a.window);
+            if (!none_masked(w0, ROWS, k0 + sub, SUB, a.window)) apply_mask<MT, SUB / 8>(p, w0 - k0 - sub, 1, a.window);
 #pragma unroll
             for (int m = 0; m < MT; m++) {
 #pragma unroll
@@ -245,7 +245,7 @@ template <int DIM> static void attn_dq(const struct attn_args *a)
     CUDA_CHECK_LAUNCH();
 }
 
-/* After stat. */
+/* The stat kernel must have been launched. */
 static void attn_bwd(const struct attn_args *a)
 {
     if (attn_wgmma_takes(a)) {

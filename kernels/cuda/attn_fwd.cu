@@ -1,32 +1,31 @@
 /* attn_fwd.cu - causal grouped-query attention inside packed sequences, with window and sink: forward.
  *
  * Math: o_i = sum_j p_ij v_j, p_ij = exp(scale <q_i, k_j> - lse_i) over keys 0 <= i - j < window of the same sequence;
- *   lse_i = log(sum_j exp(scale <q_i, k_j>) + exp(sink)). Online: with a running maximum, which the sink begins, a new
- *   tile of keys rescales the sums when it raises the maximum.
- * Shapes: qkv [T, (H+2K)*A] bf16, o [T, H*A] bf16, lse [T, H] f32 saved, cu [S+1] i32; T may be 0.
- * Needs: A a multiple of 8 up to 256, T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes.
- * Grid: a head lies in a tile of 64, 128 or 256 elements, zeros after its own. A block of 4 warps per 128 (tile 256:
- * 64) queries of a sequence and head, 32 (16) a warp; 64 (tile 128, 256: 32) keys and values in each of two stages of
- *   cp.async; what no query sees is never loaded. sm_90a, tile 64: 238 registers, 48 KiB; 128: 249 registers, 64 KiB;
- *   256: 247 registers, 96 KiB, which every GPU since sm_80 has; two blocks per SM; no spills, neither on sm_80.
- * Moves: 2*T*(2*H+2*K)*A + 4*T*H bytes, and each block its keys and values again, which L2 holds; 4*A*H*pairs FLOP ->
- *   compute bound, a narrow window memory bound.
- * Numerics: f32 sums, weights rounded to bf16 before they meet v, 2^x of the special function unit; no atomics, bitwise
- *   repeatable. Keys, values and queries beyond the end of a sequence are zeros, so that NaN and infinity stay in their
- *   sequence.     Source: FlashAttention-2, arXiv 2307.08691.
- * Hopper takes attn_wgmma_fwd.cu for heads of 64.
+ *   lse_i = log(sum_j exp(scale <q_i, k_j>) + exp(sink)). Online softmax: the running maximum starts at the sink; a
+ * tile of keys that raises it rescales the sums. Shapes: qkv [T, (H+2K)*A] bf16, o [T, H*A] bf16, lse [T, H] f32 saved,
+ * cu [S+1] i32; T may be 0. Needs: A a multiple of 8 up to 256, T < 2^29, scale > 0, rows of qkv and o aligned to 16
+ * bytes. Grid: a head is padded with zeros to a tile width of 64, 128 or 256. One block of 4 warps per 128 (width 256:
+ * 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128, 256: 32) keys and values;
+ *   tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238 registers, 48 KiB; 128, 249
+ *   registers, 64 KiB; 256, 247 registers, 96 KiB, available on every GPU since sm_80. Two blocks per SM; no spills, on
+ *   sm_80 neither.
+ * Moves: 2*T*(2*H+2*K)*A + 4*T*H bytes; each block reads its keys and values again, from L2; 4*A*H*pairs FLOP ->
+ *   compute bound; memory bound with a narrow window.
+ * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit; no atomics,
+ *   bitwise repeatable. Keys, values and queries beyond the end of a sequence are loaded as zeros, so NaN and infinity
+ *   stay in their sequence.     Source: FlashAttention-2, arXiv 2307.08691.
+ * On Hopper, attn_wgmma_fwd.cu replaces this kernel for heads of 64.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.76 ms, 312 TFLOP/s; S 8192
  *   3.44 ms, 320; window 128 0.33 ms. */
 #include "kernels/cuda/attn.cuh"
 
-/* Queries of a block, and keys of a stage: for a wide head fewer, so that all accumulators stay in registers. */
+/* Queries of a block, and keys of a stage; fewer for wide heads, so that all accumulators stay in registers. */
 template <int DIM> __host__ __device__ constexpr int query_rows(void) { return 64 * query_tiles<DIM>(); }
 template <int DIM> __host__ __device__ constexpr int key_rows(void) { return DIM == 64 ? 64 : 32; }
 
-/* Scores become weights p = 2^(c (s - max)) against the maximum so far, c = scale / ln 2; max and sum follow (sum: over
- * this thread's columns alone), and what was summed with the old maximum is to be multiplied by `factor`. A row that
- * has seen no key yet has max = -inf, and weights 0. Row r of a thread is row 16 (r / 2) + g + 8 (r % 2) of the warp.
- */
+/* Scores become weights p = 2^(c (s - max)), c = scale / ln 2, with max the maximum so far. Updates max and sum (over
+ * this thread's columns only). The caller multiplies earlier sums by `factor`. A row without a key so far has max =
+ * -inf and weights 0. Row r of a thread is row 16 (r / 2) + g + 8 (r % 2) of the warp. */
 template <int MT, int NT>
 __device__ static inline void online_softmax(float p[MT][NT][4], float max[2 * MT], float sum[2 * MT],
                                              float factor[2 * MT], float c)
@@ -54,7 +53,7 @@ __device__ static inline void online_softmax(float p[MT][NT][4], float max[2 * M
     }
 }
 
-/* What was summed so far follows the new maxima; most blocks change none in the whole warp. */
+/* Rescales the sums to the new maxima. Skipped when no row of the warp has a new maximum, the usual case. */
 template <int MT, int NT> __device__ static inline void rescale(float acc[MT][NT][4], const float factor[2 * MT])
 {
     bool same = true;
@@ -78,7 +77,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
     const int k_bytes = K_ROWS * DIM * 2, stage_bytes = 2 * k_bytes; /* a stage: keys, then values */
     const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, Q_ROWS);
-    const int q0 = (seq.n_block - 1 - seq.block) * Q_ROWS; /* the longest rows first */
+    const int q0 = (seq.n_block - 1 - seq.block) * Q_ROWS; /* queries with the most keys first */
     if (q0 < 0) return;
 
     const bf16 *q = a.qkv + seq.first * a.ld_qkv + head * a.dim;
@@ -90,9 +89,9 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
     load_tile<K_ROWS, DIM>(stages + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, begin, seq.len, a.dim);
     copy_commit();
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* this warp: w0 .. */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
     const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
-    uint32_t held[DIM / 16][MT][4]; /* the queries, DIM 64 */
+    uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands, DIM 64 only */
     float acc[MT][DIM / 8][4] = {}, max[2 * MT], sum[2 * MT] = {};
     const float sink = a.sinks ? a.sinks[head] / a.scale : -INFINITY;
 #pragma unroll
@@ -101,27 +100,27 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
         copy_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(held[step], q_rows, step);
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(q_regs[step], q_rows, step);
     }
 
     for (int k0 = begin, stage = 0; k0 < end; k0 += K_ROWS, stage ^= 1) {
         const uint32_t k_tile = stages + stage * stage_bytes;
         copy_wait<0>();
-        __syncthreads(); /* this stage has landed, and everybody is done with the other one */
+        __syncthreads(); /* this stage is loaded, and all warps have finished reading the other */
         if (k0 + K_ROWS < end) {
             const uint32_t next = stages + (stage ^ 1) * stage_bytes;
             load_tile<K_ROWS, DIM>(next, k, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim);
             load_tile<K_ROWS, DIM>(next + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim);
             copy_commit();
         }
-        if (none_sees(w0, ROWS, k0, K_ROWS, a.window)) continue;
+        if (all_masked(w0, ROWS, k0, K_ROWS, a.window)) continue;
 
         float p[MT][K_ROWS / 8][4] = {}, factor[2 * MT];
         if (DIM == 64)
-            dot_held<MT, K_ROWS / 8, DIM>(p, held, lane_cols<DIM>(k_tile));
+            dot_registers<MT, K_ROWS / 8, DIM>(p, q_regs, lane_cols<DIM>(k_tile));
         else
             dot_rows<MT, K_ROWS / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
-        if (!all_see(w0, ROWS, k0, K_ROWS, a.window)) hide<MT, K_ROWS / 8>(p, w0 - k0, 1, a.window);
+        if (!none_masked(w0, ROWS, k0, K_ROWS, a.window)) apply_mask<MT, K_ROWS / 8>(p, w0 - k0, 1, a.window);
         online_softmax<MT, K_ROWS / 8>(p, max, sum, factor, a.scale_log2);
         rescale<MT, DIM / 8>(acc, factor);
         add_product<MT, K_ROWS / 8, DIM>(acc, p, lane_rows<DIM>(k_tile + k_bytes));

@@ -1,14 +1,16 @@
-/* attn_wgmma.cuh - what Hopper's attention kernels share, forward and backward, heads of 64.
+/* attn_wgmma.cuh - shared by the Hopper attention kernels, forward and backward, for heads of 64.
  *
- * The query heads of one kv head go together: head g of the group at query i is row i * group + g of a tile, and one
- * tile of keys and values serves them all. A tensor map sees a matrix [T, heads * 64] as [T, heads, 64], so that a box
- * of `group` heads and some queries lands in shared memory in just that order, rows of 128 bytes, swizzled. Boxes reach
- * over the end of a sequence into the next one. Such rows may hold NaN or infinity, and 0 times those is NaN. Before a
- * product sums over the rows of a tile, clear_rows therefore sets those beyond the end to zero: values (o), keys and
- * values (dq), queries and dout (dk, dv). Only the last tile of an item can reach over the end. Rows that no product
- * sums over stay as they are and are not stored.
+ * The query heads of one kv head share its tiles of keys and values: row i * group + g of a query tile is head g of the
+ * group at query i. A tensor map describes a matrix [T, heads * 64] as [T, heads, 64], so a TMA box of `group` heads
+ * and some queries has this order in shared memory, in rows of 128 bytes, swizzled.
  *
- * One warpgroup loads, the others multiply. Every warp that is done with a buffer arrives on its `empty` barrier. */
+ * Boxes extend over the end of a sequence into the next one, whose rows may hold NaN or infinity; 0 times those is NaN.
+ * Therefore clear_rows zeroes the rows beyond the end before a product sums over the rows of a tile: values (o), keys
+ * and values (dq), queries and dout (dk, dv). Only the last tile of an item can extend over the end. Rows that no
+ * product sums over are not cleared and not stored.
+ *
+ * One producer warpgroup loads, the others are consumers. Every consumer warp arrives on the `empty` barrier of a stage
+ * when it no longer reads it. */
 #ifndef MT_CUDA_ATTN_WGMMA_H
 #define MT_CUDA_ATTN_WGMMA_H
 
@@ -20,32 +22,32 @@
 enum {
     HEAD = 64, /* elements of a head: one row of the swizzle */
     ROW_BYTES = 128,
-    KEYS = 96, /* keys of a tile that queries walk over */
+    KEYS = 96, /* keys of a tile in a loop over keys */
     KEY_BYTES = KEYS * ROW_BYTES,
-    LOADER = 128 /* threads of the loading warpgroup; it keeps few registers */
+    LOADER = 128 /* threads of the producer warpgroup */
 };
 
 struct attn_wgmma_args {
     CUtensorMap q, dout; /* boxes of n_query queries and the heads of a group */
-    CUtensorMap kv;      /* the same matrix as q: some rows of one head */
+    CUtensorMap kv;      /* the same matrix as q, in boxes of some rows of one head */
     struct attn_args a;
     int group, n_query;
     uint32_t inverse; /* 2^16 / group, rounded up */
     int n_item;
 };
 
-/* Query of a row of a tile, counted from the tile's first; n_query and more for the rows left over. Exact for row *
- * group < 2^16. */
+/* Index in the tile of the query of a row: row / group. n_query or more for unused rows. Exact for row * group < 2^16.
+ */
 __host__ __device__ static inline int query_of(int row, uint32_t inverse) { return (int)(row * inverse >> 16); }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* A buffer of a ring, and the parity of its use. */
-struct place {
+/* A stage of a pipeline, and the parity of its mbarrier phase. */
+struct stage_at {
     int stage;
     uint32_t parity;
 };
-template <int STAGES> __device__ static __forceinline__ struct place next_place(struct place p)
+template <int STAGES> __device__ static __forceinline__ struct stage_at next_stage(struct stage_at p)
 {
     p.stage++;
     if (p.stage == STAGES) {
@@ -55,42 +57,42 @@ template <int STAGES> __device__ static __forceinline__ struct place next_place(
     return p;
 }
 
-/* This warp is done with what `empty` guards. */
-__device__ static __forceinline__ void give_back(uint32_t empty)
+/* This warp no longer reads the stage of barrier `empty`. */
+__device__ static __forceinline__ void release_stage(uint32_t empty)
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
-/* Rows from `live` on of a tile of n rows become zeros. All threads of a warpgroup call; rows_cleared must follow
- * before they multiply by the tile. Warpgroups that share a tile each clear it: they write the same. */
+/* Zeroes rows live .. n-1 of a tile. All threads of a warpgroup call it, then rows_cleared before a product reads the
+ * tile. Warpgroups that share a tile each clear it; they write the same values. */
 __device__ static __forceinline__ void clear_rows(char *tile, int live, int n)
 {
     for (int i = live * 8 + threadIdx.x % 128; i < n * 8; i += 128) ((uint4 *)tile)[i] = make_uint4(0, 0, 0, 0);
 }
 __device__ static __forceinline__ void rows_cleared(int barrier)
 {
-    fence_proxy_async(); /* before wgmma reads there and the copy engine writes there again */
+    fence_proxy_async(); /* before wgmma reads and TMA rewrites the tile */
     warpgroup_barrier(barrier);
 }
 
-/* Before the wait that follows, `never` is known, and with it all that it is made of. Left alone, the compiler puts the
- * wait first and the arithmetic that should run beside the products behind it. */
+/* Keeps the arithmetic that `never` depends on before the wait that follows, so that it overlaps with the products.
+ * Without this the compiler moves the wait before the arithmetic. never: false in practice. */
 __device__ static __forceinline__ void before_wait(bool never)
 {
     if (never) asm volatile("nanosleep.u32 1;" ::: "memory");
 }
 
-/* Which warpgroup this is; the compiler sees that it is one number in a warp. */
+/* Warpgroup of this thread; the shuffle tells the compiler that it is uniform in a warp. */
 __device__ static __forceinline__ int warpgroup_index() { return __shfl_sync(~0u, threadIdx.x / 128, 0); }
 
-/* A tile of n_query queries of all heads of a group, and the keys they see: n_tile tiles from begin on. */
+/* A tile of n_query queries of all heads of a group, and the keys they attend to: n_tile tiles from key `begin` on. */
 struct item {
     int64_t first; /* row of the batch where the sequence begins */
     int len, q0, kv, begin, n_tile;
 };
-/* Block b of a grid takes items b, 2n-1-b, 2n+b, ..: the longest come first, and to and fro all get the same work.
- * False: nothing there. */
+/* Block b of n takes items b, 2n-1-b, 2n+b, ...: items are sorted by decreasing length, and the alternating order
+ * balances the blocks. False: no item. */
 __device__ static __forceinline__ bool item_at(struct item *item, const struct attn_wgmma_args &p, int round)
 {
     const int b = blockIdx.x, i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - b : b);
@@ -109,8 +111,9 @@ __device__ static __forceinline__ int n_round(const struct attn_wgmma_args &p)
     return (p.n_item + gridDim.x - 1) / gridDim.x;
 }
 
-/* Whether the query sees the key of element i of scores; d[h]: query of row 8 h of this thread less its first key. */
-__device__ static __forceinline__ bool sees_key(const int d[2], int i, int window)
+/* Whether the query attends to the key of element i of the scores. d[h]: query of this thread's row 8 h - its first
+ * key. */
+__device__ static __forceinline__ bool attends_to(const int d[2], int i, int window)
 {
     return (unsigned)(d[i / 2 % 2] - 8 * (i / 4) - i % 2) < (unsigned)window;
 }
@@ -123,7 +126,7 @@ template <int N> __device__ static __forceinline__ void dot_heads(float (&s)[N],
     for (int k = 0; k < HEAD / 16; k++) wgmma<false>(s, a_desc + 2 * k, b_desc + 2 * k, k > 0);
 }
 /* The same with a in registers. */
-__device__ static __forceinline__ void dot_held_heads(float (&s)[32], const uint32_t (&a)[HEAD / 16][4], uint32_t b)
+__device__ static __forceinline__ void dot_register_heads(float (&s)[32], const uint32_t (&a)[HEAD / 16][4], uint32_t b)
 {
     const uint64_t b_desc = sm90_descriptor(b, 16, 1024);
 #pragma unroll
@@ -138,7 +141,7 @@ __device__ static __forceinline__ void add_rows(float (&acc)[32], const uint32_t
     for (int k = 0; k < STEPS; k++) wgmma<true>(acc, w[k], b_desc + 128 * k, true);
 }
 
-/* An accumulator, rounded, as a first operand. */
+/* Rounds an accumulator to bf16, in the layout of an A operand. */
 template <int STEPS>
 __device__ static __forceinline__ void pack_rows(uint32_t (&w)[STEPS][4], const float (&s)[8 * STEPS])
 {
@@ -149,8 +152,8 @@ __device__ static __forceinline__ void pack_rows(uint32_t (&w)[STEPS][4], const 
     }
 }
 
-/* For before_wait(): a condition on all of s, hardly ever true. */
-template <int N> __device__ static __forceinline__ bool is_odd_one(const float (&s)[N])
+/* For before_wait: a condition that depends on every element of s and is practically never true. */
+template <int N> __device__ static __forceinline__ bool practically_never(const float (&s)[N])
 {
     uint32_t all = 0;
 #pragma unroll
@@ -158,8 +161,8 @@ template <int N> __device__ static __forceinline__ bool is_odd_one(const float (
     return all == 0x7fc17fc1;
 }
 
-/* A warp's 16 rows of acc, times factor[h] and rounded, into its 16 rows of a swizzled tile; the warp alone uses them.
- */
+/* Writes a warp's 16 rows of acc, times factor[h], as bf16 into its 16 rows of a swizzled tile. No other warp may use
+ * these rows. */
 __device__ static __forceinline__ void stage_rows(char *tile, const float (&acc)[32], const float factor[2])
 {
     const int lane = threadIdx.x % 32;
@@ -172,7 +175,7 @@ __device__ static __forceinline__ void stage_rows(char *tile, const float (&acc)
     }
     __syncwarp();
 }
-/* Those 16 rows, rows row .. of an item's tile, to a matrix whose row 0 is the item's first query and first head. */
+/* Stores those 16 rows, from row `row` of the item's tile on. dst: the item's first query and first head. */
 __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, const char *tile, int row,
                                                      const struct attn_wgmma_args &p, int n_live)
 {

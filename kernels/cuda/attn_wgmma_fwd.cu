@@ -1,36 +1,36 @@
 /* attn_wgmma_fwd.cu - attention forward on Hopper, heads of 64: the function of attn_fwd.cu with wgmma and TMA.
  *
- * Math: as attn_fwd.cu. The maximum that weights are taken against follows the scores only when they outgrow it by a
- *   factor of 2^8, so that the sums are rescaled a few times and not at every tile.
- * Shapes: as attn_fwd.cu.     Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
- * Grid: a block per SM, resident to the end, takes tiles of 192 rows (24 queries of a group of 8): three warpgroups of
- *   64 rows multiply, one loads: keys and values in tiles of 96 by TMA, four stages; the next queries while these are
- *   worked on. 128 registers at launch, then 160 (133 used) and 32; 146 KiB; no spills.
- * Moves: as attn_fwd.cu, but keys and values come once for the whole group: 12 KiB of L2 for 96 x 192 scores.
- * Bound, per SM and 96 keys of 192 rows, in clocks: wgmma 1152, 2^x 1152 (16 a clock), issue 1020 a scheduler: all
- *   three at once, so that what counts is how well a warpgroup's weights hide behind the products of the others.
- * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics, the same bits every time. NaN and infinity stay in their
+ * Math: as attn_fwd.cu, with a lazy maximum: the maximum of the online softmax is only raised when a score exceeds it
+ * by a factor of 2^8. So the sums are rescaled a few times per row, not at every tile. Shapes: as attn_fwd.cu. Needs:
+ * sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes. Grid: persistent, one block per SM,
+ * which processes tiles of 192 rows (24 queries of a group of 8). Three consumer warpgroups of 64 rows each and one
+ * producer warpgroup. TMA loads keys and values in tiles of 96, four stages, and the next tile of queries during the
+ * current one. 128 registers at launch, then 160 for consumers (133 used) and 32 for the producer; 146 KiB; no spills.
+ * Moves: as attn_fwd.cu, but keys and values are read once for the whole group: 12 KiB from L2 for 96 x 192 scores.
+ * Bound, in clocks per SM for 96 keys by 192 rows: wgmma 1152, 2^x 1152 (16 per clock), issue 1020 per scheduler. All
+ *   three are close, so the speed depends on how well a warpgroup's softmax overlaps with the products of the others.
+ * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics, bitwise repeatable. NaN and infinity stay in their
  *   sequence: values beyond its end are cleared.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.13 ms, 485 TFLOP/s (inside a step
  *   1.43 ms, 384); S 8192 2.18 ms, 505; window 128 0.22 ms. The portable kernel: 1.76, 3.44, 0.33 ms.
- *   H200, inside a step, before documents were isolated from NaN (14931fb), and after (0765d1f): 1.50, 1.54 ms;
- *   window 128 0.27, 0.27.
- * Tried and dropped, TFLOP/s at S 4096 and 8192: no turns 466, 426; the arithmetic behind the wait, where the compiler
- *   would put it (before_wait) 463, 423; tiles of 128 keys 485, 460, and window 128 in 0.24 ms.
- * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns, the weights of a tile beside the next scores). */
+ *   H200, inside a step: 1.50 ms at commit 14931fb, before NaN was confined to its document, 1.54 ms after (0765d1f);
+ *   window 128 0.27 ms at both.
+ * Tried and dropped, TFLOP/s at S 4096 and 8192: warpgroups without the order of TURN 466, 426; arithmetic after the
+ *   wait, where the compiler puts it without before_wait, 463, 423; tiles of 128 keys 485, 460, and window 128 0.24 ms.
+ * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns; softmax of a tile overlaps with the next scores). */
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {
-    GROUPS = 3, /* warpgroups that multiply, 64 rows each */
+    GROUPS = 3, /* consumer warpgroups, 64 rows each */
     ROWS = GROUPS * 64,
     THREADS = GROUPS * 128 + LOADER,
     STAGES = 4,
     Q_BYTES = ROWS * ROW_BYTES,
-    BYTES = 2 * Q_BYTES + STAGES * 2 * KEY_BYTES + 1024, /* 1024: to align it */
-    LOADER_REGISTERS = 32,                               /* 32 + 3 * 160 = 4 * 128: all of the SM's */
+    BYTES = 2 * Q_BYTES + STAGES * 2 * KEY_BYTES + 1024, /* 1024: alignment */
+    LOADER_REGISTERS = 32,                               /* 32 + 3 * 160 = 512, the SM's registers per 128 threads */
     REGISTERS = 160,
-    TURN = 1,             /* named barriers: whose turn it is to multiply; */
-    WHOLE = TURN + GROUPS /* a whole warpgroup is here */
+    TURN = 1,             /* named barriers TURN + g: warpgroup g may issue its products */
+    WHOLE = TURN + GROUPS /* WHOLE + g: the threads of warpgroup g */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -38,7 +38,7 @@ enum {
 struct barriers {
     uint64_t q_full[2], q_empty[2], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
-/* Shared addresses. A buffer of the ring is keys, then values. */
+/* Shared-memory addresses. A stage of kv holds keys, then values. */
 struct memory {
     uint32_t q, kv, q_full, q_empty, k_full, k_empty, v_full, v_empty;
     char *q_bytes; /* generic address of q */
@@ -46,7 +46,7 @@ struct memory {
 
 static __device__ __forceinline__ void load(const struct attn_wgmma_args &p, const struct memory &m)
 {
-    struct place q = {0, 0}, kv = {0, 0};
+    struct stage_at q = {0, 0}, kv = {0, 0};
     const int rounds = n_round(p), head = p.a.n_head;
     for (int round = 0; round < rounds; round++) {
         struct item item;
@@ -55,7 +55,7 @@ static __device__ __forceinline__ void load(const struct attn_wgmma_args &p, con
         mbarrier_arrive_expect(m.q_full + 8 * q.stage, p.n_query * p.group * ROW_BYTES);
         tma_load(m.q + q.stage * Q_BYTES, &p.q, m.q_full + 8 * q.stage, 0, item.kv * p.group,
                  (int)item.first + item.q0);
-        q = next_place<2>(q);
+        q = next_stage<2>(q);
         for (int t = 0; t < item.n_tile; t++) {
             const int row = (int)item.first + item.begin + t * KEYS, bar = 8 * kv.stage;
             const uint32_t to = m.kv + kv.stage * 2 * KEY_BYTES;
@@ -65,19 +65,19 @@ static __device__ __forceinline__ void load(const struct attn_wgmma_args &p, con
             mbarrier_wait(m.v_empty + bar, kv.parity ^ 1);
             mbarrier_arrive_expect(m.v_full + bar, KEY_BYTES);
             tma_load(to + KEY_BYTES, &p.kv, m.v_full + bar, 0, head + p.a.n_kv + item.kv, row);
-            kv = next_place<STAGES>(kv);
+            kv = next_stage<STAGES>(kv);
         }
     }
 }
 
-/* Of this thread's two rows: maximum that weights are taken against, and sum over this thread's columns. */
+/* Online softmax of this thread's two rows: maximum, sum over this thread's columns, factor of the last rescaling. */
 struct softmax {
     float max[2], sum[2], factor[2];
 };
 
-/* Scores become weights 2^(c (s - max)), c = scale / ln 2. max follows the scores only when they outgrow it by more
- * than `slack`, which keeps weights below 2^8 and mostly leaves the sums alone; what was summed with the old one is to
- * be multiplied by factor. A row that has seen no key yet has max = -inf, and weights 0. */
+/* Scores become weights 2^(c (s - max)), c = scale / ln 2. max is raised only when a score exceeds it by more than
+ * `slack`: weights stay below 2^8, and sums rarely change. The caller multiplies earlier sums by factor. A row without
+ * a key so far has max = -inf and weights 0. */
 static __device__ __forceinline__ void online_softmax(float (&s)[KEYS / 2], struct softmax *x, float c, float slack)
 {
 #pragma unroll
@@ -104,25 +104,25 @@ static __device__ __forceinline__ void online_softmax(float (&s)[KEYS / 2], stru
     }
 }
 
-/* What an item's row needs to know, for this thread's two rows. */
+/* Query and head of this thread's two rows. */
 struct rows {
-    int query[2], head[2]; /* from the tile's first query, the group's first head */
+    int query[2], head[2]; /* relative to the first query of the tile and the first head of the group */
 };
 
-static __device__ __forceinline__ void hide_tile(float (&s)[KEYS / 2], const struct attn_wgmma_args &p,
+static __device__ __forceinline__ void mask_tile(float (&s)[KEYS / 2], const struct attn_wgmma_args &p,
                                                  const struct item &item, const struct rows &rows, int t, int wg)
 {
     const int first = query_of(wg * 64, p.inverse), n = query_of(wg * 64 + 63, p.inverse) - first + 1;
     const int k0 = item.begin + t * KEYS;
-    if (all_see(item.q0 + first, n, k0, KEYS, p.a.window)) return;
+    if (none_masked(item.q0 + first, n, k0, KEYS, p.a.window)) return;
     const int corner = item.q0 - k0 - threadIdx.x % 4 * 2;
     const int d[2] = {corner + rows.query[0], corner + rows.query[1]};
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++)
-        if (!sees_key(d, i, p.a.window)) s[i] = -INFINITY;
+        if (!attends_to(d, i, p.a.window)) s[i] = -INFINITY;
 }
 
-/* o and lse of an item. The queries' place in shared memory is where o is turned into whole rows. */
+/* Stores o and lse of an item. o is rearranged into whole rows in the shared memory of the queries. */
 static __device__ __forceinline__ void finish(const struct attn_wgmma_args &p, const struct item &item,
                                               const struct rows &rows, struct softmax *x, const float sink[2],
                                               const float (&o)[32], char *q_rows, int wg)
@@ -141,14 +141,14 @@ static __device__ __forceinline__ void finish(const struct attn_wgmma_args &p, c
             p.a.lse[(t0 + rows.query[h]) * p.a.ld_lse + item.kv * p.group + rows.head[h]] =
                 x->max[h] * p.a.scale + logf(total);
     }
-    named_sync(WHOLE + wg, 128); /* nobody multiplies by these queries any more */
+    named_sync(WHOLE + wg, 128); /* the products that read these queries are complete */
     stage_rows(q_rows + row * ROW_BYTES, o, inverse);
     store_queries(p.a.o + t0 * p.a.ld_o + item.kv * p.group * HEAD, p.a.ld_o, q_rows + row * ROW_BYTES, row, p, n_live);
-    fence_proxy_async(); /* before the copy engine writes there again */
+    fence_proxy_async(); /* before TMA writes there again */
 }
 
-/* While a tile's weights are formed, the products of the tile before and those of the other warpgroups run: scores of
- * tile t, then o += weights of t - 1, are given to the tensor cores by one warpgroup after the other, in turns. */
+/* The softmax of a tile overlaps with the products of the previous tile and of the other warpgroups. The warpgroups
+ * take turns (TURN): each issues the scores of tile t, then o += weights of tile t - 1. */
 static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, const struct memory &m)
 {
     const int wg = warpgroup_index(), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, rounds = n_round(p);
@@ -159,7 +159,7 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         rows.query[h] = query_of(row + 8 * h, p.inverse);
         rows.head[h] = row + 8 * h - rows.query[h] * p.group;
     }
-    struct place q = {0, 0}, kv = {0, 0};
+    struct stage_at q = {0, 0}, kv = {0, 0};
     if (wg == 0) named_arrive(TURN, 256);
     for (int round = 0; round < rounds; round++) {
         struct item item;
@@ -181,12 +181,12 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_use(s);
-        give_back(m.k_empty + 8 * kv.stage);
-        hide_tile(s, p, item, rows, 0, wg);
+        release_stage(m.k_empty + 8 * kv.stage);
+        mask_tile(s, p, item, rows, 0, wg);
         online_softmax(s, &x, c, slack);
         pack_rows(w, s);
         for (int t = 1; t < item.n_tile; t++) {
-            const struct place now = next_place<STAGES>(kv);
+            const struct stage_at now = next_stage<STAGES>(kv);
             mbarrier_wait(m.k_full + 8 * now.stage, now.parity);
             mbarrier_wait(m.v_full + 8 * kv.stage, kv.parity);
             named_sync(TURN + wg, 256);
@@ -198,14 +198,14 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
             named_arrive(TURN + (wg + 1) % GROUPS, 256);
             wgmma_wait<1>();
             wgmma_use(s);
-            give_back(m.k_empty + 8 * now.stage);
-            hide_tile(s, p, item, rows, t, wg);
+            release_stage(m.k_empty + 8 * now.stage);
+            mask_tile(s, p, item, rows, t, wg);
             online_softmax(s, &x, c, slack);
             before_wait(x.sum[0] + x.sum[1] < 0.0f);
             wgmma_wait<0>();
             wgmma_use(o);
             wgmma_use(s);
-            give_back(m.v_empty + 8 * kv.stage);
+            release_stage(m.v_empty + 8 * kv.stage);
             if (__any_sync(~0u, x.factor[0] != 1.0f || x.factor[1] != 1.0f)) {
 #pragma unroll
                 for (int i = 0; i < 32; i++) o[i] *= x.factor[i / 2 % 2];
@@ -224,11 +224,11 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_use(o);
-        give_back(m.v_empty + 8 * kv.stage);
-        kv = next_place<STAGES>(kv);
+        release_stage(m.v_empty + 8 * kv.stage);
+        kv = next_stage<STAGES>(kv);
         finish(p, item, rows, &x, sink, o, m.q_bytes + q.stage * Q_BYTES, wg);
-        give_back(m.q_empty + 8 * q.stage);
-        q = next_place<2>(q);
+        release_stage(m.q_empty + 8 * q.stage);
+        q = next_stage<2>(q);
     }
 }
 #endif
@@ -271,7 +271,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         attend(p, m);
     }
 #else
-    __trap(); /* cuda.hopper is true only where this is code of sm_90a */
+    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
 }
 

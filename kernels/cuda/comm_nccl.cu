@@ -1,12 +1,12 @@
-/* comm_nccl.cu - collectives on the GPU's memory, by NCCL.
+/* comm_nccl.cu - collectives on GPU memory, by NCCL.
  *
- * Everything runs on the GPU's stream in the order of the calls, or (comm_overlap_begin, comm_all_to_all) on a second
- * one, each call after what the first had been given before; rows that go by copies (comm_peer.cu) on a third. Sums and
- * rows never run beside each other through NCCL: two groups at a time could wait for each other. libnccl is opened when
- * several ranks start, so that the program runs where it is not installed. A group starts with one small collective, so
- * that the memory NCCL takes is known when a run is planned.
- * Numerics: ring and tree sums, in an order that a run of the same shape on the same machines repeats; the switches'
- * own sums (NVLS) are off unless NCCL_NVLS_ENABLE says otherwise. */
+ * There are three streams. Collectives run on the GPU's stream in the order of the calls. Between comm_overlap_begin
+ * and comm_overlap_end, and for comm_all_to_all, they run on a second stream, each after the work issued to the first
+ * before the call. All-to-all by copies (comm_peer.cu) runs on a third. Reductions and all-to-all never run
+ * concurrently through NCCL, since two communicators at a time could deadlock. libnccl is opened when several ranks
+ * start, so the program runs without it on one GPU. Opening a group runs one small collective, so that NCCL's memory is
+ * allocated before the run is planned. Numerics: ring and tree sums, in an order that is the same in every run of the
+ * same shape on the same machines. Sums by the switches (NVLS) are off unless NCCL_NVLS_ENABLE enables them. */
 #include <cuda.h>
 #include <nccl.h>
 #include <pthread.h>
@@ -38,17 +38,16 @@ static struct {
 #undef X
 
 enum { MAX_GROUPS = 16 };
-enum { ON_STREAM, ASIDE, COPIES, N_STREAMS }; /* where collectives run */
+enum { MAIN, OVERLAP, COPIES, N_STREAMS }; /* the streams of collectives */
 
-/* Of state.groups: a group is closed by whoever takes it out, so that the watch thread never asks for one that is gone.
- */
+/* Protects state.groups. The thread that removes a group closes it, so the watch thread never uses a closed one. */
 static pthread_mutex_t groups_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct {
-    ncclComm_t groups[MAX_GROUPS]; /* those that are open; NULL: free */
-    cudaStream_t aside, copies;
-    cudaEvent_t before, after; /* the stream's work before a call aside; the last call aside */
-    /* Collectives that were issued; those that the GPU has come to, and has left, as it writes them to the host. */
+    ncclComm_t groups[MAX_GROUPS]; /* open communicators; NULL: a free entry */
+    cudaStream_t overlap, copies;
+    cudaEvent_t before, after; /* the GPU stream's work before an overlapped call; the last overlapped call */
+    /* Number of collectives issued per stream; and those begun and ended, which the GPU writes to host memory. */
     uint32_t issued[N_STREAMS];
     volatile uint32_t *begun, *ended;
     CUdeviceptr begun_at, ended_at;
@@ -105,10 +104,10 @@ static void open_marks(void)
 static void open_streams(void)
 {
     int least, greatest;
-    if (state.aside) return;
+    if (state.overlap) return;
     open_marks();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&state.aside, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&state.overlap, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&state.copies, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&state.before, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&state.after, cudaEventDisableTiming));
@@ -128,7 +127,7 @@ static int gpu_id(char id[64], struct err *err)
 static int make_id(char id[COMM_ID], struct err *err)
 {
     ncclUniqueId made;
-    static_assert(sizeof(made) == COMM_ID, "the id travels as COMM_ID bytes");
+    static_assert(sizeof(made) == COMM_ID, "the id is sent as COMM_ID bytes");
     if (open_library(err)) return -1;
     const ncclResult_t rc = nccl.GetUniqueId(&made);
     if (rc != ncclSuccess) return err_set(err, "NCCL does not start: %s", nccl.GetLastError(NULL));
@@ -136,7 +135,7 @@ static int make_id(char id[COMM_ID], struct err *err)
     return 0;
 }
 
-/* Makes NCCL connect now, and take its memory. */
+/* Makes NCCL connect and allocate its memory now. */
 static void warm_up(struct comm *c)
 {
     char *x;
@@ -148,7 +147,7 @@ static void warm_up(struct comm *c)
     cuda_note_fixed();
 }
 
-/* Puts `next` into the first place that holds `old`; false: none does. */
+/* Replaces the first entry `old` by `next`; false: there is none. */
 static bool replace_group(ncclComm_t old, ncclComm_t next)
 {
     int i = 0;
@@ -196,7 +195,7 @@ static ncclDataType_t type_of(struct tensor x)
     return ncclInt8;
 }
 
-/* s, which waits for what the GPU's stream has been given so far. */
+/* Makes s wait for the work issued to the GPU's stream so far; returns s. */
 static cudaStream_t after_stream(cudaStream_t s)
 {
     CUDA_CHECK(cudaEventRecord(state.before, cuda.stream));
@@ -204,7 +203,7 @@ static cudaStream_t after_stream(cudaStream_t s)
     return s;
 }
 
-/* The GPU tells the host when it comes to this place of s. */
+/* When s gets here, the GPU writes the number of the collective to the host. */
 static void mark(cudaStream_t s, CUdeviceptr marks, int stream)
 {
     const CUresult rc =
@@ -223,14 +222,14 @@ static void leave(cudaStream_t s, int stream) { mark(s, state.ended_at, stream);
 /* The stream of a call. */
 static cudaStream_t begin(const struct comm *c)
 {
-    const cudaStream_t s = c->overlaps ? after_stream(state.aside) : cuda.stream;
-    enter(s, c->overlaps ? ASIDE : ON_STREAM);
+    const cudaStream_t s = c->overlaps ? after_stream(state.overlap) : cuda.stream;
+    enter(s, c->overlaps ? OVERLAP : MAIN);
     return s;
 }
 
 static void end(const struct comm *c)
 {
-    leave(c->overlaps ? state.aside : cuda.stream, c->overlaps ? ASIDE : ON_STREAM);
+    leave(c->overlaps ? state.overlap : cuda.stream, c->overlaps ? OVERLAP : MAIN);
 }
 
 static void all_reduce_sum(struct comm *c, struct tensor x)
@@ -254,7 +253,7 @@ static void all_gather(struct comm *c, struct tensor y, struct tensor x)
     end(c);
 }
 
-/* Rows of one tensor, to and from all. */
+/* Sends and receives the rows of one tensor to and from all ranks. */
 static void send_rows(struct comm *c, const struct comm_rows *t, const int64_t *rows, cudaStream_t s)
 {
     const int64_t row_bytes = comm_row_bytes(t->x);
@@ -276,8 +275,8 @@ static void send_rows(struct comm *c, const struct comm_rows *t, const int64_t *
 
 static int64_t all_to_all(struct comm *c, const struct comm_rows *t, int n, const int64_t *rows)
 {
-    const int stream = c->shared ? COPIES : ASIDE;
-    const cudaStream_t s = after_stream(c->shared ? state.copies : state.aside);
+    const int stream = c->shared ? COPIES : OVERLAP;
+    const cudaStream_t s = after_stream(c->shared ? state.copies : state.overlap);
     enter(s, stream);
     if (c->shared) {
         cuda_peers_exchange(c, t, n, rows, s);
@@ -302,7 +301,7 @@ static void wait(int64_t ticket)
 static void join(struct comm *c)
 {
     (void)c;
-    CUDA_CHECK(cudaEventRecord(state.after, state.aside));
+    CUDA_CHECK(cudaEventRecord(state.after, state.overlap));
     CUDA_CHECK(cudaStreamWaitEvent(cuda.stream, state.after, 0));
 }
 
@@ -311,7 +310,7 @@ static void join(struct comm *c)
 static double waiting_s(void)
 {
     static uint32_t seen[N_STREAMS];
-    static double since_ms[N_STREAMS]; /* the GPU left a collective, or was in none */
+    static double since_ms[N_STREAMS]; /* the last time that a collective ended or none was running */
     double longest = -1;
     for (int i = 0; i < N_STREAMS && state.begun; i++) {
         const uint32_t ended = state.ended[i];
@@ -337,7 +336,8 @@ static bool failed(char text[256])
     return found;
 }
 
-/* NCCL waits for the device, which waits for ever in a copy to a rank that is lost: then the process just ends. */
+/* ncclCommAbort waits for the device. A copy to a lost rank never ends; then nothing is aborted and the process exits.
+ */
 static void abort_all(void)
 {
     if (state.begun && state.begun[COPIES] != state.ended[COPIES]) return;

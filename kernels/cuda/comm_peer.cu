@@ -1,22 +1,21 @@
-/* comm_peer.cu - rows copied straight into the memory of the other ranks' GPUs, where all are in one machine.
+/* comm_peer.cu - all-to-all by copies into the memory of the other ranks' GPUs, when all are in one machine.
  *
- * Every rank opens the others' work arenas (CUDA IPC). The copies are made by the GPU's copy engines and waits by its
- * front end, so that neither takes a multiprocessor from the products that run beside them. Exchange k of a rank, all
- * in one stream:
+ * Every rank maps the work arenas of the others (CUDA IPC). The GPU's copy engines copy and stream memory operations
+ * wait, so the exchange takes no SM from concurrent products. Exchange k of a rank, all in one stream:
  *
- *   ready[own] of every other rank = k      where its rows go, here, is free
- *   for the rank behind, the one after that, ... : wait for its ready, copy, done[own] there = k
- *   wait for done of all others: their rows are here
+ *   ready[own] of every other rank = k      its receive buffers here are free
+ *   for rank + 1, rank + 2, ... : wait for its ready, copy, done[own] there = k
+ *   wait for done of all others: their rows have arrived here
  *
- * All ranks make the same exchanges in the same order, so that nobody waits for a rank that waits for it; at any time
- * each sends to another one.
+ * All ranks make the same exchanges in the same order, so there is no circular wait. At any time each rank sends to a
+ * different one.
  *
- * Order: the write of `done` comes after a fence of the whole system, so the rows before it have arrived. A wait alone
- * does not order later reads after it. Where the GPU can flush remote writes (CAN_FLUSH_REMOTE_WRITES: few platforms),
- * the last wait does; elsewhere the stream that reads the rows first runs one thread that loads `done` with acquire at
- * system scope (cuda_peers_acquire), which makes all that was written before `done` visible to the kernels behind it.
- * Measured: two H200, a program of these calls alone, before 07c32d2: 378 GB/s out of each GPU for 188 MiB, 339 for 47;
- *   13 us for an exchange of 1 MiB; beside kernels that fill the GPU 324. In a step: tests/RESULTS.md. */
+ * Memory order: `done` is written after a system-wide fence, so the rows before it have arrived. A wait alone does not
+ * order later reads. If the GPU can flush remote writes (CAN_FLUSH_REMOTE_WRITES, few platforms), the last wait does.
+ * Otherwise the stream that reads the rows first runs one warp that loads `done` with acquire at system scope
+ * (cuda_peers_acquire); this makes everything written before `done` visible to later kernels.
+ * Measured: two H200, a program with only these calls, before 07c32d2: 378 GB/s out of each GPU for 188 MiB, 339 for
+ * 47; 13 us for an exchange of 1 MiB; beside kernels that fill the GPU 324. In a step: tests/RESULTS.md. */
 #include <cuda.h>
 #include <string.h>
 
@@ -25,13 +24,13 @@
 enum { MAX_RANKS = 64 };
 
 struct handle {
-    cudaIpcMemHandle_t work, flags; /* of the allocations that hold them */
-    int64_t work_at, flags_at;      /* where in those */
+    cudaIpcMemHandle_t work, flags; /* of the allocations that contain them */
+    int64_t work_at, flags_at;      /* offsets in these allocations */
 };
 
 static struct {
     char *work;      /* own */
-    uint64_t *flags; /* own, [2, MAX_RANKS]: ready and done, by rank */
+    uint64_t *flags; /* own, [2, MAX_RANKS]: ready and done of each rank */
     int world;
     struct {
         char *work_block, *flags_block, *work;
@@ -65,8 +64,8 @@ static int find_driver(struct err *err)
     return 0;
 }
 
-/* Errors here are answers: they must not be found by the next check of a launch. */
-static bool did(cudaError_t rc)
+/* Clears an error: the caller handles it, and the next launch check must not see it. */
+static bool succeeded(cudaError_t rc)
 {
     if (rc != cudaSuccess) cudaGetLastError();
     return rc == cudaSuccess;
@@ -76,7 +75,8 @@ static int offer_block(cudaIpcMemHandle_t *handle, int64_t *at, void *p, struct 
 {
     CUdeviceptr base;
     size_t bytes;
-    if (driver.address_range(&base, &bytes, (CUdeviceptr)p) != CUDA_SUCCESS || !did(cudaIpcGetMemHandle(handle, p)))
+    if (driver.address_range(&base, &bytes, (CUdeviceptr)p) != CUDA_SUCCESS ||
+        !succeeded(cudaIpcGetMemHandle(handle, p)))
         return err_set(err, "this GPU's memory cannot be shared with other processes");
     *at = (int64_t)((CUdeviceptr)p - base);
     return 0;
@@ -85,8 +85,8 @@ static int offer_block(cudaIpcMemHandle_t *handle, int64_t *at, void *p, struct 
 int cuda_peers_offer(void *work, char out[COMM_HANDLE], struct err *err)
 {
     struct handle h;
-    static_assert(sizeof(h) <= COMM_HANDLE, "a handle travels as COMM_HANDLE bytes");
-    MT_REQUIRE(!peers.work, "two groups that share their work arenas");
+    static_assert(sizeof(h) <= COMM_HANDLE, "a handle is sent as COMM_HANDLE bytes");
+    MT_REQUIRE(!peers.work, "the work arena is already shared with another group");
     memset(&h, 0, sizeof(h));
     if (find_driver(err)) return -1;
     if (!peers.flags) CUDA_CHECK(cudaMalloc((void **)&peers.flags, 2 * MAX_RANKS * sizeof(*peers.flags)));
@@ -101,7 +101,7 @@ int cuda_peers_offer(void *work, char out[COMM_HANDLE], struct err *err)
 
 static bool open_block(char **block, cudaIpcMemHandle_t handle)
 {
-    return did(cudaIpcOpenMemHandle((void **)block, handle, cudaIpcMemLazyEnablePeerAccess));
+    return succeeded(cudaIpcOpenMemHandle((void **)block, handle, cudaIpcMemLazyEnablePeerAccess));
 }
 
 int cuda_peers_reach(const struct comm *c, const char *handles, struct err *err)
@@ -113,7 +113,7 @@ int cuda_peers_reach(const struct comm *c, const char *handles, struct err *err)
         memcpy(&h, handles + p * COMM_HANDLE, sizeof(h));
         if (p == c->rank) continue;
         if (!open_block(&peers.of[p].work_block, h.work) || !open_block(&peers.of[p].flags_block, h.flags))
-            return err_set(err, "rank %d's memory cannot be reached", p);
+            return err_set(err, "the memory of rank %d cannot be mapped", p);
         peers.of[p].work = peers.of[p].work_block + h.work_at;
         peers.of[p].flags = (uint64_t *)(peers.of[p].flags_block + h.flags_at);
     }
@@ -157,7 +157,7 @@ static void run_ops(cudaStream_t s, CUstreamBatchMemOpParams *ops, int n)
     MT_REQUIRE(rc == CUDA_SUCCESS, "cuStreamBatchMemOp: error %d", (int)rc);
 }
 
-/* Rows that come before those of rank `to`, in the order of x, or before those of `from`, in the order of y at `to`. */
+/* Row offset of the rows that rank `from` sends to rank `to`: in x of `from`, or (in_x false) in y of `to`. */
 static int64_t before(const int64_t *rows, int world, int from, int to, bool in_x)
 {
     int64_t sum = 0;
@@ -165,7 +165,7 @@ static int64_t before(const int64_t *rows, int world, int from, int to, bool in_
     return sum;
 }
 
-/* Rows for rank p; the own ones stay on this GPU. */
+/* Copies the rows for rank p; for the own rank within this GPU. */
 static void copy_to(int own, int p, int world, const struct comm_rows *t, const int64_t *rows, cudaStream_t s)
 {
     const int64_t row_bytes = comm_row_bytes(t->x), bytes = rows[own * world + p] * row_bytes;
@@ -199,7 +199,7 @@ void cuda_peers_exchange(const struct comm *c, const struct comm_rows *t, int n,
     run_ops(s, ops, world - 1);
 }
 
-/* One warp. The values are not looked at: the stream is behind the waits for them. */
+/* One warp. The loaded values are not used: the stream has already waited for them. */
 static __global__ void acquire_kernel(const uint64_t *done, int world)
 {
     for (int p = threadIdx.x; p < world; p += 32)

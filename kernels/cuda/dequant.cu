@@ -1,37 +1,37 @@
-/* dequant.cu - frozen weights of every format as bf16: the experts of a run, one dense matrix, a whole weight.
+/* dequant.cu - decodes frozen weights of every format to bf16: a range of experts, one dense matrix, or a whole weight.
  *
- * Math:     out[e, i] = bf16(code[nibble(e, i)] * absmax(e, i / block)), products and sums rounded to f32 one by one,
- *           then to the nearest bf16: the bits of a rounded quant_value. MXFP4: block 32, absmax 2^(s - 127).
+ * Math:     out[e, i] = bf16(code[nibble(e, i)] * absmax(e, i / block)). Each product and sum is rounded to f32, the
+ *           result to the nearest bf16: the bits of a rounded quant_value. MXFP4: block 32, absmax 2^(s - 127).
  * Shapes:   out [count, n_out, n_in] bf16; w as struct weight says.
- * Needs:    MXFP4: n_in a multiple of 32. Matrices whose size and block are multiples of 8, in 16-byte aligned memory,
- *           take decode_kernel, others a thread per element.
- * Grid:     decode_kernel: 256 threads, 8192 values of one expert; a thread has 8 values in flight 4 times, so that
- *           the loads and the 16-byte stores of a warp are contiguous. The sixteen codes lie in sixteen banks of
- *           shared memory: no look-up conflicts. Experts without rows: their blocks exit at once.
- *           32 registers, 64 bytes of shared memory, no spills (decode_any_kernel: 20 registers).
+ * Needs:    MXFP4: n_in a multiple of 32. decode_kernel needs matrices whose size and block are multiples of 8, in
+ *           16-byte aligned memory; others use decode_any_kernel, one thread per element.
+ * Grid:     decode_kernel: 256 threads, 8192 values of one expert; a thread decodes 4 x 8 values, so that the loads and
+ *           16-byte stores of a warp are contiguous. The sixteen codes are in sixteen banks of shared memory: no bank
+ *           conflicts. Blocks of experts without rows return at once. 32 registers, 64 bytes of shared memory, no
+ *           spills (decode_any_kernel: 20 registers).
  * Moves:    per value 2 bytes out and 0.53 (MXFP4), 0.56 (NF4 of 64), 2 or 4 (dense) in -> memory bound.
- * Numerics: exact in the sense above; a NaN is some NaN.
- * Measured: H100 80GB HBM3, kernel of commit 1d28d06, by itself, MXFP4, 32 matrices [5760, 2880]:
- *   0.461 ms, 2.9 TB/s, 98 % of copy;
- *   [2880, 2880] 0.231 ms. bench dequant, kernels of commit cfa73e2: all experts of five models, every format,
- *   93 .. 98 % of copy. Of 256 experts [1024, 2048], MXFP4, 0.471 ms: the 8 of one token, 33.6 MB instead of 1074,
- *   0.0465 ms (31 % of copy; the blocks of the 248 others are two thirds of it, 0.5 ns each); the 101 of 16 tokens
- *   0.191 ms; the 221 of 64 tokens 0.408 ms; 512 tokens reach all of them.
- * Tried and dropped: 64 blocks per SM that loop over an expert, so that fewer are idle: 0.0237 ms for those 8 experts,
- *   but 2 .. 6 % more for all of them. */
+ * Numerics: exact in the sense above; NaN gives NaN, with any payload.
+ * Measured: H100 80GB HBM3, kernel of commit 1d28d06, kernel alone, MXFP4, 32 matrices [5760, 2880]: 0.461 ms,
+ *   2.9 TB/s, 98 % of copy; [2880, 2880] 0.231 ms. bench dequant, kernels of commit cfa73e2: all experts of five
+ *   models, every format, 93 .. 98 % of copy. 256 experts [1024, 2048], MXFP4, 0.471 ms; only the 8 experts of one
+ *   token, 33.6 MB instead of 1074, 0.0465 ms (31 % of copy; two thirds of the time are the empty blocks of the 248
+ *   others, 0.5 ns each); the 101 experts of 16 tokens 0.191 ms; the 221 of 64 tokens 0.408 ms; 512 tokens use all.
+ * Tried and dropped: 64 blocks per SM that loop over an expert, which leaves fewer empty blocks: 0.0237 ms for those 8
+ *   experts, but 2 .. 6 % more for all experts. */
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/cuda.h"
 
 enum { THREADS = 256, VECTOR = 8, UNROLL = 4 };
 
-/* A weight with what follows from its sizes. For MXFP4 block is 32 as well. */
+/* A weight and sizes derived from it. For MXFP4 w.block is 32. */
 struct source {
     struct weight w;
     int64_t n, n_block, n_outer; /* per expert: values, absmax values, nested absmax values */
 };
 
-/* Code c of e2m1 (sign, two bits of exponent, one of mantissa): put where f32 has these bits, it is 2^126 too small. */
+/* Code c of e2m1 (sign, two bits of exponent, one of mantissa): its bits at the same places of an f32 give the value
+ * times 2^-126. */
 static __device__ __forceinline__ float e2m1(uint32_t c)
 {
     return __uint_as_float((c & 8) << 28 | (c & 7) << 22) * 0x1p126f;
@@ -83,7 +83,7 @@ static __device__ __forceinline__ uint4 decode8(const struct source &s, const fl
         const float absmax = absmax_value(s, FORMAT, e, block);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
-            const int place = FORMAT == WF_MXFP4 ? j : j ^ 1; /* the others have the first value in the high nibble */
+            const int place = FORMAT == WF_MXFP4 ? j : j ^ 1; /* NF4, FP4: the high nibble comes first */
             x[j] = __fmul_rn(code[nibbles >> 4 * place & 15], absmax);
         }
     }
@@ -95,7 +95,7 @@ static __device__ __forceinline__ bool has_rows(const int32_t *offs, int64_t e)
     return !offs || offs[e] < offs[e + 1];
 }
 
-/* FORMAT WF_NF4 stands for WF_FP4 too. */
+/* FORMAT WF_NF4 also handles WF_FP4. */
 template <enum weight_format FORMAT>
 static __global__ void __launch_bounds__(THREADS)
     decode_kernel(bf16 *__restrict__ out, const struct source s, int64_t first, const int32_t *__restrict__ offs)
@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (v + u * THREADS < n_vector) to[v + u * THREADS] = x[u];
 }
 
-/* Element i of expert e, as quant_value has it. */
+/* Element i of expert e: the same value as quant_value. */
 static __device__ float value(const struct source &s, int64_t e, int64_t i)
 {
     const int64_t at = e * s.n + i;
@@ -144,7 +144,7 @@ extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, i
     MT_REQUIRE(first >= 0 && count >= 0 && first + count <= w->n_exp && count <= 65535, "experts %lld + %lld of %lld",
                (long long)first, (long long)count, (long long)w->n_exp);
     if (w->format == WF_MXFP4) {
-        MT_REQUIRE(w->n_in % 32 == 0, "MXFP4 rows of %lld", (long long)w->n_in);
+        MT_REQUIRE(w->n_in % 32 == 0, "MXFP4 rows have %lld values: a multiple of 32 is needed", (long long)w->n_in);
         s.w.block = 32;
     }
     if (packed) {
@@ -178,7 +178,7 @@ extern "C" void cuda_decode(struct device *dev, struct tensor y, const struct we
 
 struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w)
 {
-    MT_REQUIRE(w->n_exp == 1, "a dense matrix of %lld experts", (long long)w->n_exp);
+    MT_REQUIRE(w->n_exp == 1, "a dense matrix has one expert, not %lld", (long long)w->n_exp);
     if (w->format == WF_BF16) return tensor_2d((void *)w->data, DT_BF16, w->n_out, w->n_in);
     const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, w->n_out, w->n_in);
     if (!dev->dry_run) cuda_dequant(bf16_ptr(out), w, 0, 1, NULL);

@@ -1,8 +1,8 @@
-/* device.cu - the GPU: opening it, its memory, moving bytes through pinned staging, and the table of its ops.
+/* device.cu - opens the GPU; its memory, transfers through pinned staging buffers, and the table of its ops.
  *
- * Staging: two halves of pinned memory. Uploads fill one half from its start, each copied on the stream at once; when
- * a half is full the other one is taken, after the copies out of it are done. So a large load runs at the speed of the
- * link, and the few KiB of a micro-batch never wait. */
+ * Staging: two pinned buffers. An upload is copied to the current buffer and from there asynchronously to the device.
+ * When a buffer is full, uploads continue in the other one, after its copies are complete. So a large upload runs at
+ * the speed of the link, and the few KiB of a micro-batch never wait. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,19 +10,20 @@
 
 enum { STAGING_HALF = 32 << 20 };
 
-struct cuda cuda = {.n_sm = 132, .hopper = true, .name = "a GPU that is not here"}; /* until open: for plans */
+struct cuda cuda = {
+    .n_sm = 132, .hopper = true, .name = "a GPU that is not here"}; /* before a GPU is open: for plans */
 
 static struct {
-    char *base; /* 2 * STAGING_HALF bytes, pinned */
+    char *base; /* two buffers of STAGING_HALF bytes, pinned */
     int half;
     int64_t used;
-    cudaEvent_t done[2]; /* copies out of each half */
+    cudaEvent_t done[2]; /* completion of the copies from each buffer */
 } staging;
 
 /* ---- memory ---- */
 
-/* Taken once the GPU was open (context, libraries, whatever others had on it by then), and what the driver takes later
- * for kernels as they are first launched. Before that: as on an H100. */
+/* Bytes that plans must leave free: memory in use after opening the GPU (context, libraries, other processes), plus
+ * what the driver allocates at the first launches of kernels. The initial value is that of an H100. */
 enum { LAUNCHED_LATER = 72 << 20 };
 static int64_t fixed = (561 << 20) + LAUNCHED_LATER;
 
@@ -30,7 +31,7 @@ static void *gpu_alloc(int64_t bytes)
 {
     void *p = NULL;
     if (cudaMalloc(&p, (size_t)MT_MAX(bytes, 1)) == cudaSuccess) return p;
-    cudaGetLastError(); /* out of memory is an answer, not a fault to be found by the next check */
+    cudaGetLastError(); /* clears the error: the caller handles out of memory */
     return NULL;
 }
 
@@ -165,7 +166,7 @@ static const struct ops table = {
 
 static __global__ void probe_kernel() {}
 
-/* Error: this program has no code for this GPU, or the GPU is not to be had. */
+/* Error: this program has no code for this GPU, or the GPU is not available. */
 static int probe(struct err *err)
 {
     probe_kernel<<<1, 1, 0, cuda.stream>>>();
@@ -187,7 +188,7 @@ static int open_gpu(struct err *err)
     if (rc == cudaSuccess) rc = cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking);
     if (rc != cudaSuccess) err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));
     if (rc != cudaSuccess || probe(err)) {
-        cudaDeviceReset(); /* whoever has the GPU, or may use it, shall have all of its memory */
+        cudaDeviceReset(); /* frees the memory of this process on the GPU */
         cudaGetLastError();
         cuda.stream = NULL;
         return -1;
@@ -212,7 +213,7 @@ extern "C" const struct ops *ops_cuda_table(void) { return &table; }
 
 extern "C" const struct ops *ops_cuda(bool portable, struct err *err)
 {
-    static bool capable; /* of Hopper's own kernels */
+    static bool capable; /* the GPU and the build support the Hopper kernels */
     static size_t name_len;
     if (!cuda.stream) {
         if (cuda_find(err) || cuda_gemm_find(err) || open_gpu(err)) return NULL;

@@ -1,7 +1,7 @@
-/* find.cu - the GPU that this process takes, or why it takes none.
+/* find.cu - finds the GPU of this process, or reports why it cannot use one.
  *
- * Asked of the driver itself, whose libcuda.so.1 is opened by name: the CUDA runtime reports one error for a machine
- * without a driver and for a driver that is too old. A program of CUDA N.x runs with every driver of CUDA N. */
+ * It asks the driver, whose libcuda.so.1 is opened by name, since the CUDA runtime reports the same error for a missing
+ * driver and for one that is too old. A program of CUDA N.x runs with every driver of CUDA N. */
 #include <cuda.h>
 #include <stdio.h>
 
@@ -23,7 +23,7 @@ static struct {
 } driver;
 #undef X
 
-/* The first driver of that CUDA version, as its releases are numbered. */
+/* The first driver release of that CUDA version. */
 static const char *first_driver(void)
 {
     return CUDA_MAJOR == 12 ? " (525 or later)" : CUDA_MAJOR == 13 ? " (580 or later)" : "";
@@ -69,12 +69,12 @@ int cuda_find(struct err *err)
         driver.GetErrorString(rc, &text);
         return err_set(err, "no NVIDIA GPU can be used: the driver does not start: %s", text);
     }
-    if (cuda.index > 0 && n == 1) cuda.index = 0; /* the launcher gave each rank a GPU to see */
+    if (cuda.index > 0 && n == 1) cuda.index = 0; /* the launcher makes one GPU visible to each rank */
     if (cuda.index >= n)
         return err_set(err, "this is rank %d of this machine, which has %d GPUs: start one rank per GPU", cuda.index,
                        n);
     if (driver.DeviceGet(&device, cuda.index) != CUDA_SUCCESS)
-        return err_set(err, "no NVIDIA GPU can be used: the driver does not give GPU %d", cuda.index);
+        return err_set(err, "no NVIDIA GPU can be used: the driver cannot open GPU %d", cuda.index);
     driver.DeviceGetName(name, sizeof(name), device);
     cuda.capability = 10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) +
                       attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);

@@ -1,14 +1,14 @@
 /* gemm.cu - dense matrix products by cuBLASLt.
  *
- * cuBLASLt thinks in columns: a row-major matrix is to it the transposed one, so c = op(a) op(b) is asked for as
- * c^T = op(b)^T op(a)^T, with b as its first operand.
+ * cuBLASLt is column-major: it sees a row-major matrix as its transpose. So c = op(a) op(b) is passed as
+ * c^T = op(b)^T op(a)^T, with b as the first operand.
  *
- * Which algorithm serves a shape is asked once and kept, as a function of the shape alone (pointers count by their
- * alignment up to 16 bytes), so a product has the same bits every time. Sums that are split over the inner dimension
- * meet in f32 in the workspace, in a fixed order.
+ * The cuBLASLt heuristic chooses the algorithm of a shape once; a table keeps it. The choice depends only on the shape
+ * and the alignment of the pointers up to 16 bytes, so a product has the same bits every time. Split-K sums are added
+ * in f32 in the workspace, in a fixed order.
  *
- * Numbers of rows differ from one micro-batch, and from one expert, to the next, and to ask costs the host 0.2 ms and
- * more (H100, cuBLASLt 13), twenty times what the product itself does. So it is asked for the next round number. */
+ * The number of rows changes with every micro-batch and expert. A heuristic call costs the host 0.2 ms or more (H100,
+ * cuBLASLt 13), twenty times the launch of a product. So the heuristic is called for the number of rows rounded up. */
 #include <cublasLt.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ enum { TABLE = 1024, PROBES = 8, ALIGN = 16, WORKSPACE = 32 << 20 };
 static struct {
     LT_CALLS(X) void *library;
     cublasLtHandle_t handle;
-    void *workspace; /* device, WORKSPACE bytes; of the products that run on cuda.stream */
+    void *workspace; /* device, WORKSPACE bytes; for products on cuda.stream */
 } lt;
 #undef X
 
@@ -43,7 +43,7 @@ static struct {
             die_at(__FILE__, __LINE__, #call, "cuBLASLt: %s", lt.GetStatusString(cublas_rc));                          \
     } while (0)
 
-/* The major version this file was compiled with: another one has other structures. */
+/* The major version of the headers of this build; other versions have different structures. */
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
 #define MAJOR      TEXT(CUBLAS_VER_MAJOR)
@@ -75,7 +75,7 @@ void cuda_gemm_open(void)
 
 /* ---- products ---- */
 
-/* Compared as bytes: without padding. */
+/* No padding: compared as bytes. */
 struct shape {
     int64_t m, n, k, lda, ldb, ldc;
     int32_t ta, tb, c_f32, align;
@@ -83,7 +83,7 @@ struct shape {
 
 struct product {
     cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t a, b, c; /* as cuBLASLt sees them: a is the memory of our b, b that of our a */
+    cublasLtMatrixLayoutOpaque_t a, b, c; /* operands of cuBLASLt: its a is our b, its b our a */
 };
 
 static struct choice {
@@ -92,7 +92,7 @@ static struct choice {
     cublasLtMatmulAlgo_t algo;
 } table[TABLE];
 
-/* The best algorithm whose reduction is repeatable. */
+/* The first choice of the heuristic among algorithms with a deterministic reduction. */
 static cublasLtMatmulAlgo_t best_algorithm(struct product *p, const struct shape *s)
 {
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = (uint32_t)s->align;
@@ -129,7 +129,7 @@ static void describe(struct product *p, const struct shape *s)
     CUBLAS_CHECK(lt.MatrixLayoutInit_internal(&p->c, sizeof(p->c), s->c_f32 ? CUDA_R_32F : CUDA_R_16BF, n, m, s->ldc));
 }
 
-/* The one in the table, or a new one, which takes an old one's place when all are taken. */
+/* The algorithm from the table; a new one replaces an old one when all probed entries are used. */
 static const cublasLtMatmulAlgo_t *algorithm_of(const struct shape *s)
 {
     uint64_t words[sizeof(*s) / 8], hash = 0;
@@ -149,8 +149,8 @@ static const cublasLtMatmulAlgo_t *algorithm_of(const struct shape *s)
     return &c->algo;
 }
 
-/* With the next round number of rows: m, or in a^T b the inner dimension. They are no operand's contiguous dimension,
- * so the distances between rows stay what they are. */
+/* s with the number of rows rounded up: m, or the inner dimension of a^T b. It is not the contiguous dimension of an
+ * operand, so the leading dimensions remain valid. */
 static struct shape round_rows(struct shape s)
 {
     int64_t *rows = s.ta ? &s.k : &s.m;
@@ -158,11 +158,12 @@ static struct shape round_rows(struct shape s)
     return s;
 }
 
-/* c = beta c, for a product without terms. */
+/* c = beta c, for an inner dimension of 0. */
 static void product_of_nothing(struct tensor c, float beta)
 {
     const size_t size = (size_t)dtype_size(c.dtype);
-    MT_REQUIRE(beta == 0 || beta == 1, "a product over nothing, and %g times what was there", (double)beta);
+    MT_REQUIRE(beta == 0 || beta == 1, "a product with inner dimension 0 and beta %g: beta must be 0 or 1",
+               (double)beta);
     if (beta == 0)
         CUDA_CHECK(cudaMemset2DAsync(c.data, (size_t)c.ld * size, 0, (size_t)c.shape[1] * size, (size_t)c.shape[0],
                                      cuda.stream));
@@ -188,7 +189,8 @@ void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool 
         c.shape[0], c.shape[1], k, a.ld, b.ld, c.ld, ta, tb, c.dtype == DT_F32, (int32_t)(places & (~places + 1))};
     struct product p;
     describe(&p, &s);
-    const struct shape choices[] = {round_rows(s), s}; /* s: should the algorithm refuse what it was not asked for */
+    const struct shape choices[] = {round_rows(s),
+                                    s}; /* s: when the algorithm of the rounded shape does not support s */
     cublasStatus_t rc = CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < 2 && (rc == CUBLAS_STATUS_NOT_SUPPORTED || rc == CUBLAS_STATUS_INVALID_VALUE); i++)
         rc = lt.Matmul(lt.handle, &p.desc, &alpha, b.data, &p.a, a.data, &p.b, &beta, c.data, &p.c, c.data, &p.c,

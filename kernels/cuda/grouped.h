@@ -1,13 +1,13 @@
-/* grouped.h - the products over experts: the rows of each expert times that expert's matrix, for a run of experts in
- * one launch. How many rows an expert has is read from device memory (offs); the host never knows.
+/* grouped.h - grouped GEMM over experts: one launch multiplies the rows of each expert with its matrix, for a range of
+ * experts. The kernels read the number of rows of each expert from device memory (offs); the host never knows it.
  *
  * For expert e of first .. first+count-1 and every row m of offs[e] .. offs[e+1]-1, with a_row(m) = slot ? slot[m] /
  * top_k : m and all sums in f32:
  *
  *     v[m, :] = scale * (la[m, :] lb_e) + a[a_row(m), :] b_e + bias_e
  *
- * b_e is stored [n_out, n_in] (b_e^T is meant: forward), or with `kn` as [n_in, n_out] (the same bytes in a backward:
- * a row vector times the stored matrix). lb_e [n_out, r] or, with kn, [r, n_out]. What becomes of v is the epilogue. */
+ * Without `kn` b_e is stored transposed, [n_out, n_in] (forward); with `kn` it is stored as [n_in, n_out] (backward,
+ * with the same bytes). lb_e is [n_out, r] or, with kn, [r, n_out]. The epilogue says what is stored from v. */
 #ifndef MT_CUDA_GROUPED_H
 #define MT_CUDA_GROUPED_H
 
@@ -16,10 +16,11 @@
 enum grouped_epilogue {
     GROUPED_STORE,   /* out[m] = v */
     GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved */
-    GROUPED_GLU_BWD, /* v = g: of the n_out = F columns of act.  With h = glu(pre[m]): act[m] = h,
+    GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
-    GROUPED_GATED    /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. With kn; not cuda_grouped_wgmma */
+    GROUPED_GATED /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in cuda_grouped_wgmma
+                   */
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
@@ -29,7 +30,7 @@ struct grouped {
     const int32_t *offs;         /* [n_exp+1] device */
     const bf16 *a;               /* rows of n_in, lda apart */
     int64_t lda;
-    const int32_t *slot; /* [M] or NULL: rows are in expert order already */
+    const int32_t *slot; /* [M]: a is in token order, gather it; NULL: a is in expert order */
     int64_t top_k;
     const bf16 *b; /* [count, n_out, n_in], with kn [count, n_in, n_out] */
     bool kn;
@@ -44,13 +45,13 @@ struct grouped {
     bf16 *act;         /* [M, F]; GROUPED_GATED: [M, n_out] */
     struct glu glu;
     const bf16 *pre;         /* [M, 2F] */
-    const int32_t *row_slot; /* [M]: where gate has the weight of row m */
+    const int32_t *row_slot; /* [M]: index in gate of row m */
     const float *gate;       /* [T*J] */
     float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
 };
 
 static inline bool grouped_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
-/* What every kernel for these products needs; anything else is a bug of the caller. */
+/* Requirements of all kernels of this header. */
 static inline void grouped_require(const struct grouped *g)
 {
     MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
@@ -64,21 +65,21 @@ static inline void grouped_require(const struct grouped *g)
                "grouped product: a tensor is not 16-byte aligned");
 }
 
-/* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Every row of the experts of the run is written, nothing
- * else. Deterministic. grouped_mma.cu: mma.sync and cp.async, any GPU since sm_80; grouped_wgmma.cu: wgmma and TMA,
- * sm_90a, for n_out >= 64. */
+/* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Writes all rows of experts first .. first+count-1 and
+ * nothing else. Deterministic. grouped_mma.cu: mma.sync and cp.async, any GPU since sm_80. grouped_wgmma.cu: wgmma and
+ * TMA, sm_90a, n_out >= 64. */
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
-/* The same for n_out <= 64 without adapter and bias, GROUPED_STORE or GROUPED_GATED: grouped_thin.cu. */
+/* The same for n_out <= 64, without adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
 void cuda_grouped_thin(const struct grouped *g);
 
-/* Sums over the rows of each expert, for the gradients of its adapter: out_e += scale * sum over its rows m of
+/* Weight gradients of the adapters, a sum over the rows of each expert: out_e += scale * sum over its rows m of
  *
  *     wide[w_row(m), :]^T thin[m, :]    [n_wide, r], or with thin_first its transpose [r, n_wide]
  *
- * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. The order of summation depends on n_row, n_wide, r
- * and offs alone; experts without rows: untouched. Needs n_wide, ld_wide and r multiples of 8, r at most 256, 16-byte
- * aligned rows. */
+ * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. The order of summation depends only on n_row,
+ * n_wide, r and offs. out of experts without rows does not change. Needs n_wide, ld_wide and r multiples of 8, r at
+ * most 256, 16-byte aligned rows. */
 struct grouped_wgrad {
     int64_t n_row, n_exp, n_wide, r;
     const int32_t *offs;

@@ -1,9 +1,9 @@
-/* grouped_epilogue.cuh - what becomes of v = the sums of a grouped product: bias, rounding, GLU and its backward, and
- * their stores (struct grouped says which).
+/* grouped_epilogue.cuh - epilogues of the grouped products: bias, rounding, GLU and its backward, and the stores, as
+ * struct grouped specifies.
  *
- * mma.sync and wgmma leave a row of an 8-column tile with the four lanes of a quad (lanes 4i .. 4i+3): lane q holds
- * columns 2q, 2q+1. Of four tiles side by side, a 4x4 transpose inside the quad gives lane q all 8 columns of tile q:
- * every load and store is then 16 bytes wide, and a quad covers 32 columns of its row. */
+ * In an accumulator of mma.sync and wgmma, a row of an 8-column tile is held by the four lanes of a quad (lanes
+ * 4i .. 4i+3): lane q has columns 2q, 2q+1. For four adjacent tiles, a 4x4 transpose inside the quad moves all 8
+ * columns of tile q to lane q. Every load and store is then 16 bytes wide, and a quad covers 32 columns of its row. */
 #ifndef MT_CUDA_GROUPED_EPILOGUE_H
 #define MT_CUDA_GROUPED_EPILOGUE_H
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint4 bf16_pack8(const float x[8])
     return make_uint4(bf16_pack(x[0], x[1]), bf16_pack(x[2], x[3]), bf16_pack(x[4], x[5]), bf16_pack(x[6], x[7]));
 }
 
-/* Stores in one instruction: the compiler is free to take one of a uint4 apart, and does. */
+/* In assembly: the compiler splits a plain uint4 store into smaller ones. */
 __device__ __forceinline__ void store16(bf16 *to, uint4 v)
 {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
@@ -42,7 +42,7 @@ __device__ __forceinline__ void store8(bf16 *to, uint2 v)
     asm volatile("st.global.v2.b32 [%0], {%1, %2};\n" ::"l"(to), "r"(v.x), "r"(v.y));
 }
 
-/* ---- the activation, as kernels/cpu/glu.c has it ----
+/* ---- the activation, the same function as kernels/cpu/glu.c ----
  * Both kinds are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha 1,
  * offset 0 and no limit. A NaN passes through the clamps. */
 
@@ -67,7 +67,7 @@ __device__ __forceinline__ float max_nan(float a, float b)
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
-/* 1 / (1 + 2^(-x / ln 2)) by the units for 2^x and 1/x: two units in the last place of f32 each. */
+/* 1 / (1 + 2^(-x / ln 2)) by the special function units for 2^x and 1/x; each has an error of at most 2 ulp. */
 __device__ __forceinline__ float fast_sigmoid(float x)
 {
     float y;
@@ -76,7 +76,7 @@ __device__ __forceinline__ float fast_sigmoid(float x)
     return y;
 }
 
-/* h of one pair; with dh, its gradient as well. */
+/* Returns h of one pair; glu_gradient also sets its gradients, given dh. */
 __device__ __forceinline__ float glu_value(const struct glu_form &f, float gate, float up)
 {
     const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
@@ -92,7 +92,7 @@ __device__ __forceinline__ float glu_gradient(const struct glu_form &f, float ga
     return uo * gs;
 }
 
-/* ---- a quad's 4x4 transpose: lane q gives x[i] and gets lane i's x[q]. The whole warp takes part. ---- */
+/* ---- 4x4 transpose in a quad: x[i] of lane q and x[q] of lane i are exchanged. All lanes of the warp call it. ---- */
 
 __device__ __forceinline__ void quad_swap(uint32_t *low, uint32_t *high, bool upper, int lanes)
 {
@@ -110,16 +110,16 @@ __device__ __forceinline__ void quad_transpose(uint32_t x[4])
     quad_swap(&x[0], &x[2], second, 2);
     quad_swap(&x[1], &x[3], second, 2);
 }
-/* The sum of the four lanes of a quad, in a fixed order, for all of them. */
+/* The sum over the four lanes of a quad, in a fixed order; all four get it. */
 __device__ __forceinline__ float quad_sum(float x)
 {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/* ---- 32 columns n .. n+31 of a row; n is a multiple of 8, columns from n_out on are left out ---- */
+/* ---- 32 columns n .. n+31 of a row; n is a multiple of 8, columns from n_out on are skipped ---- */
 
-/* The bias of this lane's pairs of columns, for all rows: 0 without one. */
+/* The bias of this lane's pairs of columns, the same for all rows; 0 without a bias. */
 __device__ __forceinline__ void grouped_bias(float b[4][2], const struct grouped &g, int64_t e, int64_t n)
 {
     const int64_t first = n + 2 * (threadIdx.x & 3);
@@ -132,8 +132,8 @@ __device__ __forceinline__ void grouped_bias(float b[4][2], const struct grouped
     }
 }
 
-/* pre of columns n .. n+7 of act's row m: gate, up, gate, up, ... or eight gates and eight ups; zeros where there are
- * none. Loaded ahead of what uses it: no store to out or act may have to come first. */
+/* pre for columns n .. n+7 of row m of act: gate, up, gate, up, ... or eight gates and eight ups; zeros out of bounds.
+ * A caller may load it ahead of use: pre must not overlap out or act. */
 struct pre8 {
     uint4 x, y;
 };
@@ -165,7 +165,7 @@ __device__ __forceinline__ void pre_unpack(float gate[8], float up[8], const str
     }
 }
 
-/* GROUPED_GLU_BWD of columns n .. n+7 of row m, where v = g: returns their sum of h * g. */
+/* GROUPED_GLU_BWD for columns n .. n+7 of row m, v = g. Returns the sum of h * g over them. */
 __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8],
                                                   float weight, const struct pre8 &pre)
 {
@@ -176,7 +176,8 @@ __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64
     pre_unpack(gate, up, g, pre);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        h[i] = glu_gradient(form, gate[i], up[i], weight * v[i], &gate[i], &up[i]); /* which become dgate and dup */
+        h[i] = glu_gradient(form, gate[i], up[i], weight * v[i], &gate[i],
+                            &up[i]); /* gate and up become their gradients */
         sum += h[i] * v[i];
     }
     store16(g.act + m * g.n_out + n, bf16_pack8(h));
@@ -193,9 +194,9 @@ __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64
     return sum;
 }
 
-/* Finishes row m: v[i] is this lane's pair of columns n + 8i + 2q. All lanes of the warp call it together, with live =
- * false for a row that is not there; weight is the row's gate, pre that of columns n + 8q .. n + 8q + 7. Returns this
- * lane's part of the sum over the 32 columns of h * g, for quad_sum to add up. */
+/* GROUPED_GLU_BWD for 32 columns of row m. v[i]: this lane's pair of columns n + 8i + 2q; weight: the gate of the row;
+ * pre: of columns n + 8q .. n + 8q + 7. All lanes of the warp call it; live: the row is in bounds. Returns this lane's
+ * part of the sum of h * g, which quad_sum completes. */
 __device__ __forceinline__ float grouped_finish_glu_bwd(const struct grouped &g, int64_t m, int64_t n, bool live,
                                                         const float v[4][2], float weight, const struct pre8 &pre)
 {
@@ -211,7 +212,7 @@ __device__ __forceinline__ float grouped_finish_glu_bwd(const struct grouped &g,
     return live && mine < g.n_out ? grouped_glu_bwd8(g, m, mine, x, weight, pre) : 0.0f;
 }
 
-/* The same for the other epilogues, with the bias of the lane's columns; GROUPED_GATED takes none. */
+/* The same for the other epilogues. bias: of this lane's pairs of columns; GROUPED_GATED has none. */
 template <int EPILOGUE>
 __device__ __forceinline__ void grouped_finish(const struct grouped &g, int64_t m, int64_t n, bool live,
                                                const float v[4][2], const float bias[4][2])

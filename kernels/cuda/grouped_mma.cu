@@ -1,46 +1,47 @@
 /* grouped_mma.cu - grouped products on any GPU since sm_80: mma.sync fed by ldmatrix and cp.async.
  *
- * Math, shapes: grouped.h. First la lb_e is summed and multiplied by scale, then the sum over a b_e goes on in the
- *   same accumulators: the adapter costs ceil(r / 32) more steps of the loop and no pass over the output.
+ * Math, shapes: grouped.h. The loop first sums la lb_e, multiplies the accumulators by scale, then continues with a b_e
+ *   in the same accumulators. The adapter costs ceil(r / 32) more steps and no separate pass over the output.
  * Needs: n_in, n_out, lda, r multiples of 8; r <= 256; a, b, la, lb, out, act, pre, bias 16-byte aligned.
- * Tiles: 128 rows x 256 columns, eight warps of 64 x 64; where n_out <= 64, 128 x 64, eight warps of 16 rows. Depth 32,
- * four buffers, three of them on their way. A warp whose rows or columns all lie beyond the end computes nothing. Grid:
- * 256 threads, as many blocks as fit the GPU. Wide: 1 block per SM, 228 .. 255 registers, 98 KiB of shared memory, so
- * that cards with 99 KiB can run it too; thin: 2 or more, 82 .. 120 registers, 40 or 48 KiB; no spills. Block i takes
- * tiles i, i + grid, ... in the order of find_tile, and starts the loads of its next tile before it stores the one at
- * hand. No block knows how many tiles there are until it has read offs to the end. Moves: a tile reads (128 + 256) * 2
- * bytes per 2*128*256 FLOP of depth, from L2 mostly: bands of 16 row tiles share their rows of a, and the tiles of a
- * column share b. A thin product is memory bound: 2 * M * n_in bytes. Numerics: f32 sums in one order that depends on
- * the shape alone; one rounding to bf16 at the end. Measured: H100 80GB HBM3, commit 5a37c46, 32 experts, 32768 rows, D
- * = F = 2880, r 16: up forward with GLU and gather 3.96 ms, 275 TFLOP/s; down forward 2.64, 206; up backward 4.59, 237.
- */
+ * Tiles: 128 rows x 256 columns, eight warps of 64 x 64; for n_out <= 64, 128 x 64, eight warps of 16 rows. Depth 32
+ * per step, four pipeline stages, three of them loading. A warp whose rows or columns are all out of bounds skips its
+ *   products.
+ * Grid: persistent, 256 threads, as many blocks as the GPU holds. Wide tiles: 1 block per SM, 228 .. 255 registers,
+ *   98 KiB of shared memory, which fits GPUs with 99 KiB per block. Thin tiles: 2 or more, 82 .. 120 registers, 40 or
+ *   48 KiB; no spills. Block i processes tiles i, i + grid, ... in the order of find_tile; it starts the loads of its
+ *   next tile before it stores the current one. The number of tiles is only known after reading all of offs.
+ * Moves: a tile reads (128 + 256) * 2 bytes per 2*128*256 FLOP of depth, mostly from L2: the tiles of a band of 16 row
+ *   tiles share rows of a, and the tiles of a column share b. A thin product is memory bound: 2 * M * n_in bytes.
+ * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end.
+ * Measured: H100 80GB HBM3, commit 5a37c46, 32 experts, 32768 rows, D = F = 2880, r 16: up forward with GLU and gather
+ *   3.96 ms, 275 TFLOP/s; down forward 2.64, 206; up backward 4.59, 237. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 
 enum { BM = 128, BK = 32, STAGES = 4, THREADS = 256, WARPS = THREADS / 32, BAND = 16 };
 
-/* How a tile of BN columns is cut into the parts of eight warps, and into shared memory. */
+/* How a tile of BN columns is divided among eight warps; its copies and shared memory. */
 template <int BN> struct tile {
     static constexpr int WARPS_N = BN == 256 ? 4 : 1, WARPS_M = WARPS / WARPS_N;
     static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
-    static constexpr int B_COPIES = (BN * BK / 8 + THREADS - 1) / THREADS; /* of 16 bytes by a thread, each step */
+    static constexpr int B_COPIES = (BN * BK / 8 + THREADS - 1) / THREADS; /* 16-byte copies of a thread per step */
     static constexpr int A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
     static constexpr int BYTES = STAGES * STAGE_BYTES;
 };
 
 /* ---- which tile ---- */
 
-struct place {
+struct tile_at {
     int64_t expert, row, col; /* of the first element */
-    int n_row;                /* rows of the tile that are there: 1 .. BM */
+    int n_row;                /* valid rows of the tile: 1 .. BM */
 };
-struct walk {
+struct scan {
     int expert, before; /* tiles of the experts before this one */
 };
 
-/* Tile t >= that of the last call. Tiles go expert by expert, in bands of BAND row tiles, down the band's columns: the
- * blocks at work at one time share a few row tiles and a few column tiles. */
-template <int BN> static __device__ bool find_tile(const struct grouped &g, struct walk *w, int t, struct place *p)
+/* Finds tile t; t must not decrease between calls with the same scan. Order: expert by expert, bands of BAND row tiles,
+ * column by column in a band. Concurrent blocks thus share few row tiles and few column tiles. */
+template <int BN> static __device__ bool find_tile(const struct grouped &g, struct scan *w, int t, struct tile_at *p)
 {
     const int n_col = (int)((g.n_out + BN - 1) / BN);
     for (; w->expert < g.first + g.count; w->expert++) {
@@ -59,18 +60,18 @@ template <int BN> static __device__ bool find_tile(const struct grouped &g, stru
 
 /* ---- loads ---- */
 
-/* What this thread copies in the next depth step of a tile: 16 bytes of each of two rows of a, 64 rows apart, and of
- * rows of b's tile ([BN, BK], with kn [BK, BN]) as far apart as 256 threads reach. */
+/* The copies of this thread in the next depth step of a tile: 16 bytes from each of two rows of a, 64 rows apart, and
+ * from B_COPIES rows of b's tile ([BN, BK], with kn [BK, BN]). */
 struct cursor {
     const bf16 *a[2], *b;
-    int64_t b_apart, step_b; /* elements between its rows of b; from one step to the next */
-    int left;                /* depth that is still to come */
-    uint32_t live;           /* bits 0, 1: the rows of a are there; 2 + i: row (with kn: column) i of b is */
+    int64_t b_apart, step_b; /* in elements: between its rows of b; between steps */
+    int left;                /* remaining depth */
+    uint32_t live;           /* bits 0, 1: the rows of a are in bounds; 2 + i: row (with kn: column) i of b is */
 };
 
-/* At the start of the adapter's product (la, lb) or of the main one (a, b). */
+/* The cursor at the start of the adapter's product (la, lb) or of the main one (a, b). */
 template <int BN, bool KN>
-static __device__ struct cursor aim(const struct grouped &g, const struct place &p, bool adapter)
+static __device__ struct cursor cursor_start(const struct grouped &g, const struct tile_at &p, bool adapter)
 {
     constexpr int ROW = KN ? BN / 8 : BK / 8; /* chunks of a row of b's tile */
     const int tid = threadIdx.x;
@@ -97,7 +98,7 @@ static __device__ struct cursor aim(const struct grouped &g, const struct place 
     return c;
 }
 
-/* Starts the copies of one depth step and moves on. What is not there is 0: no bytes are read for it. */
+/* Starts the copies of one depth step and advances the cursor. Out of bounds nothing is read and zeros are written. */
 template <int BN, bool KN> static __device__ __forceinline__ void load_step(struct cursor *c, uint32_t stage)
 {
     constexpr int ROW = KN ? BN / 8 : BK / 8, COPY = THREADS * 16;
@@ -113,20 +114,20 @@ template <int BN, bool KN> static __device__ __forceinline__ void load_step(stru
 #pragma unroll
     for (int i = 0; i < tile<BN>::B_COPIES; i++) {
         const bool deep = KN && tid / ROW + i * (THREADS / ROW) < c->left;
-        const bool there = KN ? deep && c->live & 4 : live >> (2 + i) & 1;
-        if (tid + i * THREADS < BN * BK / 8) copy_async16(to_b + i * COPY, c->b + i * c->b_apart, there ? 16 : 0);
+        const bool in_bounds = KN ? deep && c->live & 4 : live >> (2 + i) & 1;
+        if (tid + i * THREADS < BN * BK / 8) copy_async16(to_b + i * COPY, c->b + i * c->b_apart, in_bounds ? 16 : 0);
     }
     c->b += c->step_b;
     c->left -= BK;
 }
 
 template <int BN, bool KN>
-static __device__ void start_tile(struct cursor *c, const struct grouped &g, const struct place &p, int n_thin,
+static __device__ void start_tile(struct cursor *c, const struct grouped &g, const struct tile_at &p, int n_thin,
                                   int n_step, uint32_t shared)
 {
-    *c = aim<BN, KN>(g, p, n_thin > 0);
+    *c = cursor_start<BN, KN>(g, p, n_thin > 0);
     for (int step = 0; step < STAGES - 1; step++) {
-        if (step == n_thin && step > 0) *c = aim<BN, KN>(g, p, false);
+        if (step == n_thin && step > 0) *c = cursor_start<BN, KN>(g, p, false);
         if (step < n_step) load_step<BN, KN>(c, shared + step * tile<BN>::STAGE_BYTES);
         copy_commit();
     }
@@ -139,8 +140,8 @@ template <int BN> struct fragments {
     uint32_t a[tile<BN>::WM / 16][4], b[tile<BN>::WN / 8][2];
 };
 
-/* a and b are the warp's first row and column in the stage, lane_a and lane_b what ldmatrix wants of this lane there:
- * 16 rows or columns on, only the upper bits of an offset change; two chunks on, only the XOR-ed ones. */
+/* a, b: the warp's first row and column in the stage; lane_a, lane_b: ldmatrix offsets of this lane from in_bounds. The
+ * next 16 rows or columns change only the upper bits of an offset, the next two chunks only the bits of the xor. */
 template <int BN, bool KN>
 static __device__ __forceinline__ void fetch(struct fragments<BN> *f, uint32_t a, uint32_t b, uint32_t lane_a,
                                              uint32_t lane_b, int k)
@@ -165,12 +166,12 @@ static __device__ __forceinline__ void multiply(float c[][tile<BN>::WN / 8][4], 
         for (int j = 0; j < tile<BN>::WN / 8; j++) mma_bf16(c[i][j], f.a[i], f.b[j]);
 }
 
-/* Stores the warp's part: its 64 columns of a wide tile are one partial sum of dgate. */
+/* Stores the warp's part of the tile. Its 64 columns of a wide tile give one partial sum of dgate per row. */
 template <int BN, int EPILOGUE>
-static __device__ void store_tile(const struct grouped &g, const struct place &p, float c[][tile<BN>::WN / 8][4],
+static __device__ void store_tile(const struct grouped &g, const struct tile_at &p, float c[][tile<BN>::WN / 8][4],
                                   int warp_m, int warp_n)
 {
-    constexpr int HALVES = tile<BN>::WM / 8; /* of the 16 rows of an instruction: a lane has one row of each */
+    constexpr int HALVES = tile<BN>::WM / 8; /* groups of 8 rows; a lane has one row of each */
     const int lane = threadIdx.x & 31, first = warp_m * tile<BN>::WM + lane / 4;
     const int64_t col = p.col + warp_n * tile<BN>::WN;
     float sum[HALVES] = {};
@@ -195,7 +196,7 @@ static __device__ void store_tile(const struct grouped &g, const struct place &p
         }
     }
     if (EPILOGUE == GROUPED_GLU_BWD) {
-        static_assert(BN != 256 || tile<BN>::WN == GROUPED_PART, "a part of dgate is what one warp has of a row");
+        static_assert(BN != 256 || tile<BN>::WN == GROUPED_PART, "the columns of a warp are one partial sum of dgate");
 #pragma unroll
         for (int i = 0; i < HALVES; i++) {
             sum[i] = quad_sum(sum[i]);
@@ -213,7 +214,8 @@ static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
     extern __shared__ __align__(128) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    /* Four schedulers take warps in turn: half of the rows, or a quarter of the columns, is spread over all, or two. */
+    /* Scheduler s of an SM runs warps s and s + 4. With this mapping the warps of one half of the rows are on all four
+     * schedulers, and those of one quarter of the columns on two, when the rest of a tile is out of bounds. */
     const int warp_n = BN == 256 ? warp / 2 : 0, warp_m = BN == 256 ? (warp ^ warp / 4) & 1 : warp;
     const uint32_t first_a = warp_m * T::WM * BK * 2;
     const uint32_t first_b = T::A_BYTES + (KN ? warp_n * T::WN * 2 : warp_n * T::WN * BK * 2);
@@ -222,10 +224,10 @@ static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
         KN ? tile_offset<BN / 8>(lane & 15, lane >> 4) : tile_offset<4>((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
     const int n_thin = (int)((g.r + BK - 1) / BK), n_step = n_thin + (int)((g.n_in + BK - 1) / BK);
 
-    struct walk walk = {(int)g.first, 0};
-    struct place p, next;
+    struct scan scan = {(int)g.first, 0};
+    struct tile_at p, next;
     int t = blockIdx.x;
-    if (!find_tile<BN>(g, &walk, t, &next)) return;
+    if (!find_tile<BN>(g, &scan, t, &next)) return;
     struct cursor cursor;
     start_tile<BN, KN>(&cursor, g, next, n_thin, n_step, shared);
     for (bool more = true; more;) {
@@ -234,7 +236,8 @@ static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
         const bool busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
         for (int step = 0; step < n_step; step++) {
             copy_wait<STAGES - 2>();
-            __syncthreads(); /* this step has arrived for all; all are done with the buffer loaded next */
+            __syncthreads(); /* this step is loaded for all threads; all have finished reading the stage that is loaded
+                                next */
             const uint32_t stage = shared + step % STAGES * T::STAGE_BYTES;
             struct fragments<BN> f[2];
             if (busy) {
@@ -243,7 +246,7 @@ static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
                 multiply<BN>(c, f[0]);
             }
             const int ahead = step + STAGES - 1;
-            if (ahead == n_thin) cursor = aim<BN, KN>(g, p, false);
+            if (ahead == n_thin) cursor = cursor_start<BN, KN>(g, p, false);
             if (ahead < n_step) load_step<BN, KN>(&cursor, shared + ahead % STAGES * T::STAGE_BYTES);
             copy_commit();
             if (busy) multiply<BN>(c, f[1]);
@@ -253,7 +256,7 @@ static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
             }
         }
         __syncthreads();
-        more = find_tile<BN>(g, &walk, t += gridDim.x, &next);
+        more = find_tile<BN>(g, &scan, t += gridDim.x, &next);
         if (more) start_tile<BN, KN>(&cursor, g, next, n_thin, n_step, shared);
         store_tile<BN, EPILOGUE>(g, p, c, warp_m, warp_n);
     }

@@ -1,50 +1,52 @@
-/* grouped_thin.cu - grouped products of few columns, one side of an adapter: x A^T, or dy B as it is stored.
+/* grouped_thin.cu - grouped products with few output columns: one factor of an adapter, x A^T or dy B.
  *
- * Math, shapes: grouped.h, without an adapter of its own and without bias; n_out <= 64, GROUPED_STORE or GROUPED_GATED.
+ * Math, shapes: grouped.h, without la, lb and bias; n_out <= 64, GROUPED_STORE or GROUPED_GATED.
  * Needs: n_in, n_out, lda multiples of 8, 16-byte aligned rows. Any GPU since sm_80.
- * Tiles: 64 rows x BN columns, BN 16, 32 or 64, a block of four warps each; depth 128: 256 bytes of a row at a time,
- *   so that pages of memory are read in large pieces. Three buffers, two of them on their way.
- * Grid: at most ceil(n_row / 64) + count blocks. The first row tiles of all experts come first, then the second ones:
- *   rows of an expert are in token order, so where they are gathered the blocks at work share tokens, in L2.
+ * Tiles: 64 rows x BN columns, BN 16, 32 or 64, one block of four warps each. Depth 128 per step: 256 contiguous bytes
+ *   of each row, so that DRAM pages are read in large pieces. Three pipeline stages, two of them loading.
+ * Grid: at most ceil(n_row / 64) + count blocks. Order: the first row tile of every expert, then the second of every
+ *   expert, and so on. The rows of an expert are in token order, so concurrent blocks gather the same tokens, from L2.
  *   BN 16: 64 or 72 registers and 60 KiB of shared memory (72 with kn), so 3 blocks per SM; BN 64: at most 130 and
- *   96 KiB, so that cards with 99 KiB can run it too; no spills.
- * Moves: 2 * M * n_in bytes of rows, gathered ones once from memory if L2 does its part: memory bound.
+ *   96 KiB, which fits GPUs with 99 KiB per block; no spills.
+ * Moves: 2 * M * n_in bytes of rows; gathered rows are read once from DRAM as far as L2 holds them: memory bound.
  * Numerics: f32 sums in the order of the depth, one rounding to bf16.
- * Measured: H100 80GB HBM3, kernel of commit 1d28d06, by itself, 32 experts, 65536 rows, r 16:
- *   n_in 2880 gathered 0.09 ms,
- *   contiguous 0.15; n_in 5760 0.28 ms, 2.7 TB/s. */
+ * Measured: H100 80GB HBM3, kernel of commit 1d28d06, kernel alone, 32 experts, 65536 rows, r 16: n_in 2880 gathered
+ *   0.09 ms, contiguous 0.15; n_in 5760 0.28 ms, 2.7 TB/s. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 
 enum { ROWS = 64, DEPTH = 128, STAGES = 3, THREADS = 128, CHUNKS = DEPTH / 8, PASSES = ROWS * CHUNKS / THREADS };
 
 template <int BN, bool KN> struct tile {
-    static constexpr int B_CHUNKS = !KN ? CHUNKS : BN < 32 ? 4 : BN / 8; /* of a row of b; half of 4 is unused for 16 */
+    static constexpr int B_CHUNKS = !KN ? CHUNKS
+                                    : BN < 32
+                                        ? 4
+                                        : BN / 8; /* chunks of a row of b in shared memory; BN 16 uses half of its 4 */
     static constexpr int A_BYTES = ROWS * DEPTH * 2;
     static constexpr int STAGE_BYTES = A_BYTES + (KN ? DEPTH : BN) * B_CHUNKS * 16, BYTES = STAGES * STAGE_BYTES;
 };
 
 /* ---- which tile ---- */
 
-struct place {
-    int expert, row, n_row; /* n_row 0: there is none */
+struct tile_at {
+    int expert, row, n_row; /* n_row 0: no tile */
 };
 
-/* Row tiles of expert i of the run, none from its end on. */
+/* Row tiles of the i-th expert of this launch; 0 for i >= count. */
 static __device__ __forceinline__ int row_tiles(const struct grouped &g, int i)
 {
     const int32_t *offs = g.offs + g.first + i;
     return i < g.count ? (__ldg(offs + 1) - __ldg(offs) + ROWS - 1) / ROWS : 0;
 }
-/* How many tiles are among the first `level` of their experts. The whole warp. */
+/* The number of tiles that are among the first `level` of their expert. All lanes of the warp call it. */
 static __device__ __forceinline__ int tiles_below(const struct grouped &g, int level)
 {
     int sum = 0;
     for (int i = threadIdx.x % 32; i < g.count; i += 32) sum += min(row_tiles(g, i), level);
     return __reduce_add_sync(~0u, sum);
 }
-/* Tile t in the order (number in its expert, expert), by bisection of the number. */
-static __device__ struct place find_tile(const struct grouped &g, int t)
+/* Tile t in the order (index in its expert, expert); binary search for the index. */
+static __device__ struct tile_at find_tile(const struct grouped &g, int t)
 {
     int level = 0;
     for (int step = 1 << (31 - __clz((int)((g.n_row + ROWS - 1) / ROWS))); step > 0; step /= 2)
@@ -65,9 +67,9 @@ static __device__ struct place find_tile(const struct grouped &g, int t)
 
 /* The rows whose chunks this thread copies, 8 rows apart: 16 threads a row. */
 struct rows {
-    const bf16 *at[PASSES]; /* with the thread's chunk added; NULL: not there */
+    const bf16 *at[PASSES]; /* the first chunk of this thread in the row; NULL: no row */
 };
-static __device__ __forceinline__ struct rows find_rows(const struct grouped &g, const struct place &p)
+static __device__ __forceinline__ struct rows find_rows(const struct grouped &g, const struct tile_at &p)
 {
     struct rows rows;
 #pragma unroll
@@ -80,7 +82,7 @@ static __device__ __forceinline__ struct rows find_rows(const struct grouped &g,
     return rows;
 }
 
-/* Starts the copies of depth k .. k+127; what is not there is 0. */
+/* Starts the copies of depth k .. k+127; zeros out of bounds. */
 template <int BN, bool KN>
 static __device__ __forceinline__ void load_step(const struct grouped &g, const struct rows &rows, const bf16 *b, int k,
                                                  uint32_t stage)
@@ -89,17 +91,17 @@ static __device__ __forceinline__ void load_step(const struct grouped &g, const 
     const bool deep = k + chunk * 8 < n_in;
 #pragma unroll
     for (int i = 0; i < PASSES; i++) {
-        const bool there = deep && rows.at[i];
+        const bool in_bounds = deep && rows.at[i];
         copy_async16(stage + tile_offset<CHUNKS>(tid / CHUNKS + i * (THREADS / CHUNKS), chunk),
-                     there ? rows.at[i] + k : g.a, there ? 16 : 0);
+                     in_bounds ? rows.at[i] + k : g.a, in_bounds ? 16 : 0);
     }
 #pragma unroll
     for (int i = 0; i < BN / 8; i++) {
         const int at = tid + i * THREADS, row = at / (KN ? BN / 8 : CHUNKS), c = at % (KN ? BN / 8 : CHUNKS);
-        const bool there = KN ? k + row < n_in && c * 8 < n_out : deep && row < n_out;
+        const bool in_bounds = KN ? k + row < n_in && c * 8 < n_out : deep && row < n_out;
         const bf16 *from = KN ? b + (int64_t)(k + row) * n_out + c * 8 : b + (int64_t)row * n_in + k + c * 8;
-        copy_async16(stage + tile<BN, KN>::A_BYTES + tile_offset<tile<BN, KN>::B_CHUNKS>(row, c), there ? from : g.b,
-                     there ? 16 : 0);
+        copy_async16(stage + tile<BN, KN>::A_BYTES + tile_offset<tile<BN, KN>::B_CHUNKS>(row, c),
+                     in_bounds ? from : g.b, in_bounds ? 16 : 0);
     }
 }
 
@@ -133,7 +135,7 @@ static __global__ void __launch_bounds__(THREADS) thin_kernel(const __grid_const
 {
     extern __shared__ __align__(128) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
-    const struct place p = find_tile(g, blockIdx.x);
+    const struct tile_at p = find_tile(g, blockIdx.x);
     if (p.n_row == 0) return;
     const struct rows rows = find_rows(g, p);
     const bf16 *b = g.b + (p.expert - g.first) * g.n_out * g.n_in;
@@ -145,7 +147,8 @@ static __global__ void __launch_bounds__(THREADS) thin_kernel(const __grid_const
     }
     for (int step = 0; step < n_step; step++) {
         copy_wait<STAGES - 2>();
-        __syncthreads(); /* this step has arrived for all; all are done with the buffer loaded next */
+        __syncthreads(); /* this step is loaded for all threads; all have finished reading the stage that is loaded next
+                          */
         const int ahead = step + STAGES - 1;
         if (ahead < n_step)
             load_step<BN, KN>(g, rows, b, ahead * DEPTH, shared + ahead % STAGES * tile<BN, KN>::STAGE_BYTES);
@@ -196,7 +199,8 @@ void cuda_grouped_thin(const struct grouped *g)
     MT_REQUIRE(g->n_out <= 64 && g->r == 0 && !g->bias &&
                    (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED) &&
                    (g->kn || g->epilogue == GROUPED_STORE),
-               "a thin product with more than rows and a matrix");
+               "a thin product takes no adapter and no bias, at most 64 columns, and only GROUPED_STORE or "
+               "GROUPED_GATED with kn");
     if (g->n_row == 0 || g->count == 0) return;
     if (g->n_out <= 16)
         launch<16>(g);

@@ -1,36 +1,37 @@
-/* grouped_wgmma.cu - the grouped expert product of grouped.h on Hopper: wgmma fed by TMA.
+/* grouped_wgmma.cu - the grouped GEMM of grouped.h on Hopper: wgmma fed by TMA.
  *
- * Math: v = scale * la lb_e + a b_e + bias_e per expert, then the epilogue of grouped_epilogue.cuh. The adapter is
- *   more depth in front of the same sums: blocks of la and lb, a multiplication of the sums by scale, then a and b.
- * Shapes: grouped.h. Tiles of 128 rows x COLS columns (256, or 192 where that divides better), 64 of depth at a time.
- * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts a run.
- * Grid: one block per SM, resident to the end: a warpgroup that loads and two that multiply, 64 rows each, with a ring
- *   of 4 (COLS 192: 5) stages between them: 197 KiB (205). 168 registers at launch, then 56 and 224; no spills.
+ * Math: v = scale * la lb_e + a b_e + bias_e per expert, then the epilogue of grouped_epilogue.cuh. The adapter extends
+ *   the depth of the same accumulators: steps of la and lb, a multiplication by scale, then steps of a and b.
+ * Shapes: grouped.h. Tiles of 128 rows x COLS columns (256, or 192 where that divides better), 64 of depth per step.
+ * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
+ * Grid: persistent, one block per SM: a producer warpgroup and two consumer warpgroups of 64 rows each, with 4 (COLS
+ *   192: 5) pipeline stages between them: 197 KiB (205). 168 registers at launch, then 56 and 224; no spills.
  * Moves: a is read once per COLS columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
- * Numerics: f32 sums in one fixed order, no atomics: the same bits every time.
+ * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
- * b comes by TMA, and a too where its rows lie in order: rows of the next expert at the end of a tile are summed but
- * not stored. Gathered rows come by cp.async of all 128 loading threads, into the same swizzle. Beyond the edges of
- * every matrix (depth that is no multiple of 64, columns, ranks) are zeros.
+ * TMA loads b, and a when its rows are contiguous; rows of the next expert at the end of a tile are computed but not
+ * stored. Gathered rows are loaded by cp.async of all 128 producer threads, into the same swizzle. Out-of-bounds
+ * elements are zeros: depth that is no multiple of 64, columns, LoRA ranks.
  *
- * Measured: H100 80GB HBM3, kernels of commit cfa73e2, by themselves, means of 20 in five runs, 32 experts,
- *   65536 rows, D = F = 2880, r 16; the card's power limit keeps the SMs at 1.2 .. 1.5 GHz of 1.98:
+ * Measured: H100 80GB HBM3, kernels of commit cfa73e2, kernels alone, means of 20 in five runs, 32 experts,
+ *   65536 rows, D = F = 2880, r 16; the power limit keeps the SM clock at 1.2 .. 1.5 of 1.98 GHz:
  *     up forward with GLU and gather   3.7 .. 3.9 ms, 560 .. 595 TFLOP/s     half the rows 1.89 .. 2.26
  *     down forward                     1.6 .. 1.7     640 .. 680                            0.77 .. 0.89
- *     down backward with the GLU's     2.4 .. 2.6     415 .. 455                            1.22 .. 1.28
+ *     down backward with GLU backward  2.4 .. 2.6     415 .. 455                            1.22 .. 1.28
  *     up backward                      3.2 .. 3.4     635 .. 675                            1.60 .. 1.79
- *   Cycles of a tile: up forward 59.7 k, of them products 49.8 (45.7 with rows in order; the tensor cores need 46.1),
- *   drain 0.9, GLU 7.4; down backward (192 columns) 58.6 k, products 39.6, GLU 14.9.
+ *   Clocks per tile: up forward 59.7 k, of which products 49.8 (45.7 with contiguous rows; the tensor cores alone need
+ *   46.1), pipeline drain 0.9, GLU 7.4; down backward (192 columns) 58.6 k, products 39.6, GLU 14.9.
  * Tried and dropped, ms of the four ops up forward, down forward, down backward, up backward:
- *   - a warpgroup that finishes a tile, handed over in bf16 through shared memory, while the next one is multiplied
- *     (192 columns, a stage less, tokens' rows spread into expert order before). gpt-oss-20b 4.48 2.15 3.39 4.92 ->
+ *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory and overlaps with the next tile
+ *     (192 columns, one stage less, tokens copied into expert order before). gpt-oss-20b 4.48 2.15 3.39 4.92 ->
  *     4.32 2.13 3.12 4.76, its step 620 -> 605; but qwen3-30b-a3b 2.18 1.01 2.02 2.51 -> 2.29 1.07 2.69 2.64.
- *     The epilogue disappears (1.4 k cycles are left) and the clock falls.
- *   - that with clusters of two that share b by multicast: 3 k cycles a tile more, products no faster
- *   - that with a lead held by a barrier at each tile: up to 1.7 k more
- *   - with these kernels, of the gather's 5.6 k: zeros instead of reads save nothing, no arrivals 0.5 k, no copies all;
- *     what costs is cp.async writing to shared memory. One arrival a warp: 1.3 k more.
- *   - here: epilogues without stores 0.4 .. 1.8 k less, without reading pre 2.7 k less; no lead 0.2 .. 0.5 k more. */
+ *     The epilogue overlaps (1.4 k clocks remain) and the SM clock falls.
+ *   - that, with clusters of two blocks that share b by multicast: 3 k clocks per tile more, products no faster
+ *   - that, with the lead of a warpgroup enforced by a barrier at each tile: up to 1.7 k clocks more
+ *   - in that variant, the gather costs 5.6 k clocks: zeros instead of reads save nothing, no arrivals 0.5 k, no copies
+ *     all of it. The cost is cp.async writing to shared memory. One arrival per warp: 1.3 k more.
+ *   - in this kernel: epilogues without stores 0.4 .. 1.8 k less, without reading pre 2.7 k less; LEAD 0: 0.2 .. 0.5 k
+ *     more. */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"
@@ -40,45 +41,45 @@ enum {
     ROWS = 128,
     DEPTH = 64, /* 128 bytes of bf16: one row of the swizzle */
     A_BYTES = ROWS * DEPTH * 2,
-    CHUNK_BYTES = DEPTH * 128, /* b with kn: 64 columns of all of a block's depth */
-    BAND = 16,                 /* row tiles that run through the columns together */
+    CHUNK_BYTES = DEPTH * 128, /* b with kn: 64 columns of one depth step */
+    BAND = 16,                 /* row tiles per band (tile_at) */
     MAX_EXPERTS = 512,
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,
-    LEAD = 2,              /* stages that the first multiplying warpgroup is ahead of the second */
+    LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224
 };
-template <int COLS> struct shape { /* of the ring */
+template <int COLS> struct shape { /* of the pipeline */
     enum {
         B_BYTES = COLS * DEPTH * 2,
         STAGE_BYTES = A_BYTES + B_BYTES,
         STAGES = COLS == 256 ? 4 : 5,
-        RING_BYTES = STAGES * STAGE_BYTES + 1024 /* to align it */
+        RING_BYTES = STAGES * STAGE_BYTES + 1024 /* 1024: alignment */
     };
 };
 
 struct wgmma_args {
-    CUtensorMap a, b, la, lb; /* boxes of one tile's rows or columns by 64 of depth; unused ones are zero */
+    CUtensorMap a, b, la, lb; /* boxes: rows or columns of one tile by 64 of depth; zeroed when unused */
     struct grouped g;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* ---- which tile is next ---- */
+/* ---- tile scheduler ---- */
 
 struct tiles {
-    int32_t first[MAX_EXPERTS + 1]; /* row tiles before expert i of the run */
-    int32_t row[MAX_EXPERTS + 1];   /* offs of the run */
-    int32_t n_exp, n_col;           /* experts; tiles side by side */
+    int32_t first[MAX_EXPERTS + 1]; /* row tiles before the i-th expert of the launch */
+    int32_t row[MAX_EXPERTS + 1];   /* offs of the experts of the launch */
+    int32_t n_exp, n_col;           /* experts; column tiles */
 };
 struct tile {
-    int32_t e, m, n, n_row; /* expert of the run, first row and column, rows */
+    int32_t e, m, n, n_row; /* index of the expert in the launch, first row and column, rows */
 };
 
-/* Tile `at` of all; *e is the expert of an earlier one (0 at first). An expert's tiles go by bands of BAND row tiles,
- * in a band column by column: what runs at one time is about as many rows as columns. */
+/* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
+ * column by column in a band. Concurrent tiles thus cover about as many rows as columns. */
 static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int cols, int *e)
 {
     while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
@@ -93,7 +94,7 @@ static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles,
     return t;
 }
 
-/* One warp: the sums over the row tiles of the experts before. */
+/* One warp fills `tiles`: a prefix sum of the row tiles of the experts. */
 static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g, int cols)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.count;
@@ -118,11 +119,12 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
     }
 }
 
-/* ---- the ring ---- */
+/* ---- the pipeline ---- */
 
-/* A side's place in the ring. A stage is full when its bytes are there, empty when all 8 consumer warps are done. */
+/* Position of a producer or consumer in the pipeline. A stage is full when its bytes have arrived, empty when all 8
+ * consumer warps have released it. */
 struct ring {
-    uint32_t data, full, empty; /* shared addresses of stage 0 and of its barriers */
+    uint32_t data, full, empty; /* shared-memory addresses of stage 0 and its barriers */
     int stage;
     uint32_t parity;
 };
@@ -136,8 +138,8 @@ template <int COLS> static __device__ __forceinline__ void ring_advance(struct r
 
 /* ---- loading ---- */
 
-/* The rows whose chunks this thread copies: 8 threads per row, 16 rows apart. Rows after the expert's last are copies
- * of it, never stored. */
+/* The rows whose chunks this thread copies: 8 threads per row, 16 rows apart. Rows beyond the expert's last repeat it
+ * and are not stored. */
 static __device__ __forceinline__ void gather_rows(const bf16 *row[8], const struct grouped &g, const struct tile &t,
                                                    int thread)
 {
@@ -192,7 +194,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     }
 }
 
-/* ---- multiplying ---- */
+/* ---- products ---- */
 
 /* One arrival per warp. */
 static __device__ __forceinline__ void release(const struct ring &ring, int stage)
@@ -201,7 +203,7 @@ static __device__ __forceinline__ void release(const struct ring &ring, int stag
     if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + 8 * stage);
 }
 
-/* The operands of this warpgroup's 64 rows in the stage the ring is at. */
+/* Descriptors of the current stage's operands for this warpgroup's 64 rows. */
 template <int COLS, bool KN>
 static __device__ __forceinline__ void operands(const struct ring &ring, uint64_t *a, uint64_t *b)
 {
@@ -209,11 +211,11 @@ static __device__ __forceinline__ void operands(const struct ring &ring, uint64_
     *a = sm90_descriptor(data + threadIdx.x / 128 * (A_BYTES / 2), 16, 1024);
     *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
 }
-/* Their steps to depth k: 2 bytes of each row, or with kn a row of 128 bytes. In units of 16 bytes. */
+/* Descriptor offsets of depth k, in units of 16 bytes: 2 bytes per k in a row, or with kn a row of 128 bytes per k. */
 static __device__ __forceinline__ uint64_t k_major(int k) { return (uint64_t)(k * 2 / 16); }
 template <bool KN> static __device__ __forceinline__ uint64_t b_step(int k) { return KN ? k * 128 / 16 : k_major(k); }
 
-/* sums = la lb_e; of the last block only what has columns below r, rounded up to 16, the rest being zeros. */
+/* sums = la lb_e. Depth from r on, rounded up to 16, is zeros and is skipped. */
 template <int COLS, bool KN>
 static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], struct ring *ring, int r)
 {
@@ -233,8 +235,8 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], st
     wgmma_use(sums);
 }
 
-/* sums (+)= a b_e. A block is given back when its products are done, which is seen after those of the next one are
- * under way; returns the stage of the last one, whose products still run. */
+/* sums (+)= a b_e. A stage is released one step later, when the products of the next stage have been issued and its own
+ * are complete. Returns the last stage, whose products may still run. */
 template <int COLS, bool KN>
 static __device__ __forceinline__ int multiply(float (&sums)[COLS / 2], struct ring *ring, int n_in, bool accumulate,
                                                bool gathered)
@@ -258,8 +260,8 @@ static __device__ __forceinline__ int multiply(float (&sums)[COLS / 2], struct r
     return before;
 }
 
-/* What a warpgroup without rows in this tile does. */
-template <int COLS> static __device__ __forceinline__ void pass_by(struct ring *ring, int n_block)
+/* Waits for and releases all stages of a tile in which this warpgroup has no rows. */
+template <int COLS> static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
 {
     for (int i = 0; i < n_block; i++) {
         mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
@@ -268,22 +270,21 @@ template <int COLS> static __device__ __forceinline__ void pass_by(struct ring *
     }
 }
 
-/* ---- what becomes of the sums ----
- *
- * The tensor cores idle while both warpgroups are here, so whatever is read has been asked for before: the bias goes
- * through shared memory, pre to L2 while the products run and from there to registers one step ahead. The steps of 64
- * columns are a loop over sums that move down to where it works: as straight code it would not fit the instruction
- * cache. The two warpgroups are LEAD stages apart, so that the products of one cover some of this of the other. */
+/* ---- epilogue ----
+ * The tensor cores are idle while both warpgroups are in the epilogue. So its inputs are prefetched: the bias through
+ * shared memory; pre into L2 during the products, and from there into registers one step ahead. Steps of 64 columns are
+ * a loop that shifts the sums down, since unrolled code would not fit the instruction cache. The two warpgroups are
+ * LEAD stages apart, so that the products of one overlap with part of the epilogue of the other. */
 
 /* A thread's rows of the tile are row and row + 8. */
 static __device__ __forceinline__ int row_of_thread(void) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
 
-template <int COLS> static __device__ __forceinline__ void move_down(float (&sums)[COLS / 2])
+template <int COLS> static __device__ __forceinline__ void shift_down(float (&sums)[COLS / 2])
 {
 #pragma unroll
     for (int j = 0; j + 32 < COLS / 2; j++) sums[j] = sums[j + 32];
 }
-/* Row `half` of this thread in 32 columns from column 2 * first of the sums on. */
+/* v: row `half` of this thread, 32 columns of the sums from column 2 * first on. */
 template <int COLS>
 static __device__ __forceinline__ void row_of_sums(float v[4][2], const float (&sums)[COLS / 2], int first, int half)
 {
@@ -294,7 +295,7 @@ static __device__ __forceinline__ void row_of_sums(float v[4][2], const float (&
     }
 }
 
-/* Two columns of the tile's bias for each of the first COLS / 2 threads of a warpgroup. */
+/* Two columns of the tile's bias; the first COLS / 2 threads of a warpgroup cover the tile. */
 template <int COLS> static __device__ __forceinline__ float2 load_bias(const struct grouped &g, const struct tile &t)
 {
     const int64_t n = t.n + threadIdx.x % 128 * 2;
@@ -326,12 +327,12 @@ static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const str
                 grouped_finish<EPILOGUE>(g, t.m + row + 8 * half, t.n + i + c, row + 8 * half < t.n_row, v, b);
             }
         }
-        if (!straight) move_down<COLS>(sums);
+        if (!straight) shift_down<COLS>(sums);
     }
 }
 
-/* GROUPED_GLU_BWD: the tile's part of pre on its way to L2, each row by one thread, or by two where gates and ups lie
- * apart. */
+/* GROUPED_GLU_BWD: prefetches the tile's part of pre into L2; one thread per row, or two when gates and ups are in
+ * separate halves. */
 template <int COLS> static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, const struct tile &t)
 {
     const bool pairs = g.glu.interleaved;
@@ -341,7 +342,7 @@ template <int COLS> static __device__ __forceinline__ void prefetch_pre(const st
     prefetch_l2(g.pre + pre_start(g, t.m + row, t.n) + second * g.n_out, bytes);
 }
 
-/* What GROUPED_GLU_BWD has loaded of this thread's two rows: their slots, later their gates and pre of 32 columns. */
+/* GROUPED_GLU_BWD: prefetched values of this thread's two rows: slots, then gates and pre of 32 columns. */
 struct two_rows {
     int slot[2];
     float weight[2];
@@ -358,7 +359,7 @@ static __device__ __forceinline__ void load_weights(struct two_rows *rows, const
 #pragma unroll
     for (int half = 0; half < 2; half++) rows->weight[half] = __ldg(g.gate + rows->slot[half]);
 }
-/* pre of columns i .. i+31 of the tile. */
+/* Loads pre of columns i .. i+31 of the tile. */
 static __device__ __forceinline__ void load_pre(struct two_rows *rows, const struct grouped &g, const struct tile &t,
                                                 int i)
 {
@@ -396,12 +397,13 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
             if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
                 g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = sum;
         }
-        move_down<COLS>(sums);
+        shift_down<COLS>(sums);
     }
 }
 
-/* bias: [2 * 2 * COLS] f32 of shared memory, the warpgroups' tiles in turn. A warp may write its next tile's while
- * another still reads this one's, but it passes the barrier after that only together with the other. */
+/* bias: [2, 2, COLS] f32 of shared memory, two buffers for each warpgroup, used alternately. A warp may write the bias
+ * of the next tile while another warp still reads that of this tile; the barrier before the next read prevents a lead
+ * of two tiles. */
 template <int COLS, int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p, const struct tiles *tiles,
                                                       struct ring ring, float *bias)
@@ -409,7 +411,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
     const struct grouped &g = p.g;
     const int r = (int)g.r, n_in = (int)g.n_in, n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
     const int n_block = (r + DEPTH - 1) / DEPTH + (n_in + DEPTH - 1) / DEPTH;
-    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* shuffled: the compiler sees no divergence */
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the shuffle tells the compiler that it is uniform */
     float sums[COLS / 2] = {0.0f};
     bias += group * COLS;
     if (group && (int)blockIdx.x < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
@@ -417,7 +419,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
         const struct tile t = tile_at(tiles, at, COLS, &e);
         if (EPILOGUE == GROUPED_GLU_BWD) prefetch_pre<COLS>(g, t);
         if (group * 64 >= t.n_row) {
-            pass_by<COLS>(&ring, n_block);
+            skip_tile<COLS>(&ring, n_block);
             continue;
         }
         struct two_rows rows = {};
@@ -478,13 +480,13 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
         multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring, bias);
     }
 #else
-    __trap(); /* cuda.hopper is true only where this is code of sm_90a */
+    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
 }
 
 /* ---- host ---- */
 
-/* n_mat matrices [n_row, n_col] bf16, rows ld apart, taken in boxes of box_rows x 64. */
+/* n_mat matrices [n_row, n_col] bf16, rows ld apart, in boxes of box_rows x 64. */
 static CUtensorMap tensor_map(const bf16 *base, int64_t n_mat, int64_t n_row, int64_t n_col, int64_t ld, int box_rows)
 {
     const int64_t size[3] = {n_col, n_row, n_mat}, stride[2] = {ld * 2, n_row * ld * 2}, box[3] = {64, box_rows, 1};
@@ -513,7 +515,7 @@ template <int COLS, int EPILOGUE, bool KN> static void launch(const struct group
     CUDA_CHECK_LAUNCH();
 }
 
-/* Narrower tiles where wide ones would multiply over 4 % more columns that are not there. */
+/* Whether tiles of 256 columns would compute over 4 % more columns, out of bounds, than tiles of 192. */
 static bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > ceil_div(n_out, 192) * 192 * 26; }
 
 void cuda_grouped_wgmma(const struct grouped *g)
@@ -524,10 +526,10 @@ void cuda_grouped_wgmma(const struct grouped *g)
                (long long)g->count, (long long)n_tile);
     if (g->n_row == 0 || g->count == 0) return;
     if (g->epilogue == GROUPED_GLU_BWD) {
-        MT_REQUIRE(g->kn, "the backward of the activation takes b as stored");
+        MT_REQUIRE(g->kn, "GROUPED_GLU_BWD needs kn");
         narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD, true>(g) : launch<256, GROUPED_GLU_BWD, true>(g);
     } else if (g->epilogue == GROUPED_GLU) {
-        MT_REQUIRE(!g->kn && g->glu.interleaved, "gates and ups in columns side by side");
+        MT_REQUIRE(!g->kn && g->glu.interleaved, "GROUPED_GLU needs interleaved gates and ups, without kn");
         narrow(g->n_out) ? launch<192, GROUPED_GLU, false>(g) : launch<256, GROUPED_GLU, false>(g);
     } else if (g->kn) {
         narrow(g->n_out) ? launch<192, GROUPED_STORE, true>(g) : launch<256, GROUPED_STORE, true>(g);

@@ -1,35 +1,35 @@
-/* grouped_wgrad.cu - gradients of the experts' adapters: sums over an expert's rows of a wide row times a thin one.
+/* grouped_wgrad.cu - weight gradients of the experts' adapters: outer products of wide and thin rows, summed per
+ * expert.
  *
- * Math, shapes: grouped.h. A block makes 128 x RT elements of out_e from a part of the rows of expert e, in steps of
- * 32: both operands as they lie in memory, [rows, 128] and [rows, RT]; ldmatrix.trans turns them into fragments whose
- *   depth is the rows. Eight warps, 16 columns of the wide operand each. An expert with more rows than `share` is
- *   cut into equal parts; each puts its sums into scratch, and the block that completes a tile adds them up. So the
- *   time depends on the number of rows and hardly on how the router spreads them.
+ * Math, shapes: grouped.h. A block computes 128 x RT elements of out_e from some rows of expert e, 32 rows per step.
+ * Both operands stay as stored, [rows, 128] and [rows, RT]; ldmatrix.trans makes fragments whose depth is the rows.
+ * Eight warps, 16 columns of the wide operand each. Split-K: an expert with more rows than `share` is divided into
+ * equal parts. Each part writes its sums to scratch, and the last block of a tile adds them. So the time depends on the
+ *   number of rows and hardly on the routing.
  * Needs: n_wide, ld_wide, r multiples of 8, r <= 256, 16-byte aligned rows.
- * Grid: (ceil(n_wide / 128), n_row / share + n_exp, ceil(r / RT)) blocks of 256 threads; those beyond the last part
+ * Grid: (ceil(n_wide / 128), n_row / share + n_exp, ceil(r / RT)) blocks of 256 threads; blocks beyond the last part
  *   return at once. RT 16, 32 or 64: 60, 64 and 64 registers, 40, 40 and 48 KiB of shared memory; no spills.
- * Moves: 2 * M * n_wide bytes (again for every 64 of r) and 2 * M * r * ceil(n_wide / 128), at 2 * r FLOP for 2
- *   bytes: memory bound for the ranks in use. Partial sums: at most 16 tiles of 512 * RT bytes per multiprocessor.
- * Numerics: f32 sums over the rows of a part in their order, then over the parts in theirs, one addition to out;
- *   nothing depends on which block runs when.
+ * Moves: 2 * M * n_wide bytes (again for every 64 of r) and 2 * M * r * ceil(n_wide / 128), with 2 * r FLOP per 2
+ *   bytes: memory bound for the usual r. Partial sums: at most 16 tiles of 512 * RT bytes per SM.
+ * Numerics: f32 sums over the rows of a part in order, then over the parts in order, then one addition to out. The
+ *   result does not depend on the order in which blocks run.
  * Measured: H200, commit ce5f92c, dA and dB of both projections of a layer, 16,384 tokens, r 16 and 64, in ms (bench
- *   lora, --routing):
- *   gpt-oss-20b 0.58, 0.99 with uniform routing, 0.59, 0.92 with every token on the same 4 of 32 experts;
- *   qwen3-30b-a3b 0.61, 0.97 and, on the same 8 of 128 experts, 0.65, 0.93.
- * Tried and dropped: clusters of up to 8 blocks that share an expert's rows by the mean row count, adding through
- *   shared memory: 0.66, 1.12 and 0.64, 1.15 with uniform routing in the same run, and 5 to 15 times that when few
- *   experts have all rows. */
+ *   lora, --routing): gpt-oss-20b 0.58, 0.99 with uniform routing, 0.59, 0.92 with every token on the same 4 of 32
+ *   experts; qwen3-30b-a3b 0.61, 0.97 and, on the same 8 of 128 experts, 0.65, 0.93.
+ * Tried and dropped: clusters of up to 8 blocks that divide an expert's rows by the mean row count and add through
+ *   distributed shared memory: 0.66, 1.12 and 0.64, 1.15 with uniform routing in the same run, and 5 to 15 times that
+ *   when few experts have all rows. */
 #include "kernels/cuda/grouped.h"
 #include "kernels/cuda/mma.cuh"
 
 enum { WIDE = 128, ROWS = 32, STAGES = 4, THREADS = 256, WIDE_BYTES = ROWS * WIDE * 2 };
 
 template <int RT> struct thin_tile {
-    static constexpr int CHUNKS = RT < 32 ? 4 : RT / 8; /* of a row in shared memory: RT = 16 leaves half unused */
+    static constexpr int CHUNKS = RT < 32 ? 4 : RT / 8; /* chunks of a row in shared memory; RT 16 uses half of its 4 */
     static constexpr int STAGE_BYTES = WIDE_BYTES + ROWS * CHUNKS * 16;
 };
 
-/* Rows of the wide operand that this thread copies in the step that begins at row m: two. */
+/* The two rows of the wide operand that this thread copies in the step that begins at row m. */
 struct two_rows {
     int64_t at[2];
 };
@@ -44,7 +44,7 @@ static __device__ struct two_rows find_rows(const struct grouped_wgrad &g, int m
     return rows;
 }
 
-/* Starts the copies of rows m .. m+31; rows from end on and columns beyond the operands' are 0. */
+/* Starts the copies of rows m .. m+31; zeros for rows from `end` on and columns out of bounds. */
 template <int RT>
 static __device__ void load_rows(const struct grouped_wgrad &g, const struct two_rows &rows, int m, int end,
                                  uint32_t stage)
@@ -84,7 +84,7 @@ template <int RT> static __device__ __forceinline__ void multiply(float c[][4], 
     }
 }
 
-/* This block's rows of c, to `tile` as they lie in out: [RT, 128] with thin_first, else [128, RT]. */
+/* Writes this thread's part of c to `tile`, in the layout of out: [RT, 128] with thin_first, else [128, RT]. */
 template <int RT> static __device__ void store_tile(float *tile, float c[][4], bool thin_first)
 {
     const int lane = threadIdx.x & 31, wide = threadIdx.x / 32 * 16 + lane / 4;
@@ -111,21 +111,21 @@ template <int RT> static __device__ void add_tile(const struct grouped_wgrad &g,
     }
 }
 
-/* ---- experts cut into parts ---- */
+/* ---- split-K: experts divided into parts ---- */
 
-/* Part `part` of `parts` of an expert, rows first .. end-1. slot: of its first part, among the parts of all experts
- * that have more than one. parts 0: there is no such unit. */
+/* Part `part` of `parts` of an expert: rows first .. end-1. slot: index of the expert's first part among the parts of
+ * all experts that have more than one. parts 0: no unit. */
 struct unit {
     int expert, part, parts, slot, first, end;
 };
 
 static __device__ __forceinline__ int parts_of(int n_row, int share) { return (n_row + share - 1) / share; }
 
-/* Unit u in the order (expert, part). The whole warp; n_exp + n_row / share < 2^16. */
+/* Unit u in the order (expert, part). All lanes of the warp call it; n_exp + n_row / share < 2^16. */
 static __device__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share)
 {
     const int lane = threadIdx.x & 31;
-    uint32_t before = 0; /* of earlier experts: units, and << 16 those of experts with more than one */
+    uint32_t before = 0; /* earlier experts: their units; << 16: those of experts with more than one part */
     for (int base = 0; base < (int)g.n_exp; base += 32) {
         const int e = base + lane, from = e < (int)g.n_exp ? g.offs[e] : 0, past = e < (int)g.n_exp ? g.offs[e + 1] : 0;
         const int parts = parts_of(past - from, share);
@@ -153,12 +153,12 @@ static __device__ struct unit find_unit(const struct grouped_wgrad &g, int u, in
     return {};
 }
 
-/* How many parts of an expert's tile are in g.partial; the block that completes them sets it back to 0. */
+/* Number of parts of a tile that are in g.partial; the last block resets it to 0. */
 enum { MAX_TILES = 1 << 14 };
 static __device__ int arrived[MAX_TILES];
 
-/* Puts this part's sums beside those of the expert's other parts. True for the last block to do so: its c has become
- * the sum of all of them, in the order of the parts. */
+/* Writes this part's sums to scratch. Returns true in the block that is last to do so; its c then has the sum of all
+ * parts, added in the order of the parts. */
 template <int RT> static __device__ bool sum_parts(const struct grouped_wgrad &g, float c[][4], const struct unit &u)
 {
     const int64_t tiles = gridDim.x * gridDim.z, tile = blockIdx.z * gridDim.x + blockIdx.x;
@@ -193,14 +193,15 @@ static __global__ void __launch_bounds__(THREADS, 4)
 {
     constexpr int STAGE_BYTES = thin_tile<RT>::STAGE_BYTES;
     __shared__ __align__(128) unsigned char memory[STAGES * STAGE_BYTES];
-    static_assert(sizeof(memory) >= WIDE * RT * sizeof(float), "the tile takes the place of the stages");
+    static_assert(sizeof(memory) >= WIDE * RT * sizeof(float), "the tile reuses the memory of the stages");
     const uint32_t shared = shared_address(memory);
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const struct unit u = find_unit(g, blockIdx.y, share);
     if (u.parts == 0) return;
     const int n_step = (u.end - u.first + ROWS - 1) / ROWS;
 
-    struct two_rows rows = find_rows(g, u.first, u.end); /* of the next load: their latency passes during a product */
+    struct two_rows rows =
+        find_rows(g, u.first, u.end); /* of the next load: fetched during a product, to hide the latency */
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < n_step) load_rows<RT>(g, rows, u.first + step * ROWS, u.end, shared + step * STAGE_BYTES);
         copy_commit();
@@ -209,7 +210,8 @@ static __global__ void __launch_bounds__(THREADS, 4)
     float c[RT / 8][4] = {};
     for (int step = 0; step < n_step; step++) {
         copy_wait<STAGES - 2>();
-        __syncthreads(); /* this step has arrived for all; all are done with the buffer loaded next */
+        __syncthreads(); /* this step is loaded for all threads; all have finished reading the stage that is loaded next
+                          */
         const int ahead = step + STAGES - 1;
         if (ahead < n_step)
             load_rows<RT>(g, rows, u.first + ahead * ROWS, u.end, shared + ahead % STAGES * STAGE_BYTES);
@@ -231,14 +233,14 @@ enum { MIN_SHARE = 256 };
 static int thin_width(int64_t r) { return r <= 16 ? 16 : r <= 32 ? 32 : 64; }
 static int64_t tiles_of(int64_t n_wide, int64_t r) { return ceil_div(n_wide, WIDE) * ceil_div(r, thin_width(r)); }
 
-/* Rows of a part: if all parts were full there would be blocks to fill the GPU twice, four to a multiprocessor. */
+/* Rows of a part: such that full parts give 8 blocks per SM, two waves of four resident blocks. */
 static int64_t share_of(int64_t n_row, int64_t tiles)
 {
     return MT_MAX(ceil_div(ceil_div(n_row * tiles, 8 * cuda.n_sm), ROWS) * ROWS, (int64_t)MIN_SHARE);
 }
 
-/* Tiles of the parts of experts with more than one: those have less than 2 * n_row / share parts together. Never less
- * for more rows. */
+/* Scratch tiles for experts with more than one part, which have fewer than 2 * n_row / share parts in total. Monotonic
+ * in n_row. */
 static int64_t partial_tiles(int64_t n_row, int64_t tiles)
 {
     return MT_MIN(2 * n_row * tiles / MIN_SHARE, (int64_t)16 * cuda.n_sm);

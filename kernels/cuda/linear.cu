@@ -1,41 +1,42 @@
 /* linear.cu - a frozen dense projection with bias, residual and an adapter of up to three segments.
  *
  * Math:     y = x W^T + res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
- *           dA += dxa^T drop(x), dB += scale * dy^T xa. The products are cuBLASLt's, but for the adapter's with B: one
- *           pass over y adds that and all else. Without a residual the pass comes first and the product with W is
- *           added to what it wrote. With a residual the product with W comes first: the residual may be thousands of
- *           times larger than the rest, and is added last. A residual alone is copied, and the product added to it.
+ *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes all products but the adapter's product with
+ *           B. One kernel, addend_kernel, adds that product, bias and residual in one pass over y. Order: without a
+ *           residual, addend_kernel writes y and the product with W is added. With a residual, the product with W comes
+ *           first, since the residual may be thousands of times larger than the rest and is added last. A residual
+ *           without bias and adapter is copied, and the product added.
  * Shapes:   x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
  * Needs:    in, out, r and the segments' bounds multiples of 8, segments in ascending order, rows 16-byte aligned;
- *           T may be 0. W in any format: unless bf16, it is decoded into scratch first.
- * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r, operands straight from global memory
+ *           T may be 0. W in any format; any but bf16 is first decoded into scratch.
+ * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r with operands loaded from global memory
  *           (xa and B are small and stay in the caches): 74 registers, no shared memory, no spills.
- *           drop_kernel: a thread for 8 columns; 32 registers.
- * Moves:    addend: 2*T*out written; twice as many read where there is a residual; xa and B once per block that needs
- *           them -> memory bound. drop: 4*T*in.
+ *           drop_kernel: one thread per 8 columns; 32 registers.
+ * Moves:    addend: 2*T*out bytes written, twice as many read with a residual; each block reads its xa and B -> memory
+ *           bound. drop: 4*T*in.
  * Numerics: f32 sums. Rounded to bf16: xa; without a residual bias + adapter, then y; with one x W^T, then y, so that
- *           nothing is rounded twice at the residual's magnitude; dxa, drop(dxa A), dx. Dropout keeps or clears
- *           elements, exactly; its factor 1 / (1 - p) and scale stay in f32. Bitwise repeatable.
- * Measured: H100 80GB HBM3, commit 5a37c46 (where the pass came first with a residual too), T 16384, r 16: qkv 2880 ->
- * 5120 forward 792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 -> 2880 forward 656 us, 594,
- * 73 %, backward 728 us, 541, 66 %. H200, inside a step of gpt-oss-20b, out forward with the residual: 695 us at commit
- * 14931fb, 744 us with it added last (0765d1f). */
+ *           only one rounding has the magnitude of the residual; dxa, drop(dxa A), dx. Dropout keeps or clears
+ *           elements exactly; its factor 1 / (1 - p) and scale are applied in f32. Bitwise repeatable.
+ * Measured: H100 80GB HBM3, commit 5a37c46 (where addend_kernel also came first with a residual), T 16384, r 16:
+ *           qkv 2880 -> 5120 forward 792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 ->
+ *           2880 forward 656 us, 594, 73 %, backward 728 us, 541, 66 %. H200, inside a step of gpt-oss-20b, out forward
+ *           with the residual: 695 us at commit 14931fb, 744 us with the residual added last (0765d1f). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rng.cuh"
 
 enum { VECTOR = 8, THREADS = 256, ROWS = 128, COLS = 64, GROUP = 32, MAX_PARTS = 7 };
 
-/* Columns first .. end-1 of y that belong to one segment, or, with seg < 0, to none. */
+/* Columns first .. end-1 of y: one segment, or a range without adapter (seg < 0). */
 struct part {
     int first, end, n_tile;
-    int seg, b_row; /* row of b that serves column first */
+    int seg, b_row; /* row of b for column `first` */
     float scale;
 };
 
 struct addend {
     bf16 *y;
-    bool to_y;                /* y holds a part of the sum already */
+    bool to_y;                /* add to y instead of overwriting it */
     const bf16 *res, *xa, *b; /* res and xa, b: or NULL */
     const float *bias;        /* or NULL */
     int64_t ld_y, ld_res, ld_xa, n_row;
@@ -43,10 +44,9 @@ struct addend {
     struct part part[MAX_PARTS];
 };
 
-/* The products of one warp, rows row and row+8 (of the lane) times two groups of 32 columns from col. The order of the
- * summed index and of the columns is chosen so that a lane's operands, and its results, lie side by side: lane 4i+q has
- * values 4q .. 4q+3 of 16 along r, and columns 8q .. 8q+7 of a group, the pairs of which are its columns of four tiles.
- */
+/* The adapter's product for one warp: rows row and row+8 of the lane times two groups of 32 columns from col. The order
+ * of the summed index and of the columns is permuted so that the operands and results of a lane are contiguous: lane
+ * 4i+q has values 4q .. 4q+3 of 16 along r, and columns 8q .. 8q+7 of a group, one pair from each of four tiles. */
 static __device__ __forceinline__ void adapter_product(float acc[8][4], const struct addend &p, const struct part &part,
                                                        int64_t row, int col)
 {
@@ -101,8 +101,8 @@ static __device__ __forceinline__ uint4 round_bf16x8(const float v[8])
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* Eight columns of one row of y, from the adapter's product. The residual, which may be the largest by far, comes last.
- */
+/* Stores eight columns of one row of y; v: the adapter's product. The residual may be by far the largest term, so it is
+ * added last. */
 static __device__ __forceinline__ void store_addend(const struct addend &p, float scale, int64_t row, int col,
                                                     float v[8])
 {
@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_con
     }
 }
 
-/* dst = src where kept, else 0; dst may be src. Element (t, i) counts t * n_in + i. */
+/* dst = src where kept, else 0; dst may be src. The random counter of element (t, i) is t * n_in + i. */
 static __global__ void __launch_bounds__(THREADS)
     drop_kernel(bf16 *dst, int64_t ld_dst, const bf16 *src, int64_t ld_src, int64_t n_row, int64_t n_in, uint64_t key,
                 uint64_t threshold)
@@ -172,7 +172,7 @@ static void drop(struct tensor dst, struct tensor src, const struct lora *lora)
     CUDA_CHECK_LAUNCH();
 }
 
-/* x as the adapter sees it: a copy with elements cleared, or x itself. The copy is not filled in a dry run. */
+/* The input of the adapter: x, or with dropout a copy with elements cleared, which a dry run does not fill. */
 static struct tensor adapter_input(struct device *dev, struct tensor x, const struct lora *lora)
 {
     if (lora->dropout <= 0) return x;
@@ -210,7 +210,7 @@ static void want_shapes(const struct weight *w, const struct lora *lora)
                (long long)w->n_out, (long long)w->n_in, (long long)lora->r);
 }
 
-/* Cuts the columns of y by segment; returns the number of tiles. */
+/* Divides the columns of y at the segments; returns the number of tiles. */
 static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const struct lora *lora)
 {
     int64_t n = 0, n_tile = 0, b_row = 0, at = 0;
@@ -229,7 +229,7 @@ static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const str
     return n_tile;
 }
 
-/* y = or += res + bias + adapter */
+/* y = (to_y: +=) res + bias + adapter */
 static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct tensor bias, struct tensor res,
                          const struct lora *lora)
 {
@@ -268,7 +268,7 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     arena_release(&dev->work, mark);
 }
 
-/* dx = dy W + what the adapter adds */
+/* dx = dy W + drop(dxa A) */
 static void input_gradient(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
                            const struct lora *lora)
 {

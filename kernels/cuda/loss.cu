@@ -1,23 +1,23 @@
-/* loss.cu - fused linear cross-entropy over the labelled rows, a chunk of them at a time.
+/* loss.cu - fused linear cross-entropy over the labelled rows, in chunks.
  *
- * Math:     logits = x[rows] W^T; nll = log(sum exp(logit - max)) + (max - logit[id]); hit = id is the arg max, of
- *           equals the lowest; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0.
- * Shapes:   x, dx [T,D] bf16; W [V,D] any format (unless bf16, decoded once per call); rows, ids, hit [N] i32; nll [N]
- *           f32. Scratch: logits [chunk, V] f32, x and then dx of the chunk [chunk, D] bf16.
+ * Math:     logits = x[rows] W^T; nll = log(sum exp(logit - max)) + (max - logit[id]); hit = id is the arg max, ties to
+ *           the lowest id; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0.
+ * Shapes:   x, dx [T,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); rows, ids, hit [N] i32; nll
+ *           [N] f32. Scratch: logits [chunk, V] f32, x and then dx of the chunk [chunk, D] bf16.
  * Needs:    D a multiple of 8, rows of x and dx 16-byte aligned; any V; N may be 0. A label outside the vocabulary
- *           gives a loss that is not a number.
- * Grid:     loss_kernel: 512 threads for a row; one pass for maximum, arg max and sum, one for the gradient, which
- *           takes the place of the logits, as bf16 from the start of the same row: 32 registers, 192 bytes of shared
- *           memory, no spills. move_kernel: 128 threads copy a row; 38 registers.
- * Moves:    loss_kernel: 4*N*V read for the loss, 4*N*V read and 2*N*V written for the gradient -> memory bound.
- * Numerics: f32 logits, f32 sums in a fixed order (a thread's every 512th group of 8 columns, then a tree); dlogits
+ *           gives a NaN loss.
+ * Grid:     loss_kernel: 512 threads per row; one pass for maximum, arg max and sum, one for the gradient, which
+ *           overwrites the logits as bf16 from the start of the same row: 32 registers, 192 bytes of shared memory, no
+ *           spills. move_kernel: 128 threads copy a row; 38 registers.
+ * Moves:    loss_kernel: 4*N*V bytes read for the loss, 4*N*V read and 2*N*V written for the gradient -> memory bound.
+ * Numerics: f32 logits, f32 sums in a fixed order (each thread every 512th group of 8 columns, then a tree); dlogits
  *           rounded to bf16. Bitwise repeatable. A NaN stays in its row.
- * Measured: H100 80GB HBM3, commit cfa73e2, this op by itself, T = N = 16384, V 201088, D 2880, forward and dX, 34 ms
- *   of it the forward: chunks of 512 67 ms, 565 TFLOP/s (0.38 GiB of logits); of 640 70; of 1024 66; of 1280
- *   68; of 1536 65 (1.15 GiB). Inside a step 70 (b8e3659): the card is at its power limit.
- * Tried and dropped: a row by a cluster of eight blocks that hold it in shared memory, so that logits are read once:
- *   65.6 ms for 67.1, forward alone 35.8 for 34.3; the same, persistent and a row ahead: 68. Not tried: logits in bf16,
- *   which by their bytes would save some 5 ms, for an error of 0.06 in a logit of 16. */
+ * Measured: H100 80GB HBM3, commit cfa73e2, op alone, T = N = 16384, V 201088, D 2880, forward and dX, of which the
+ *   forward takes 34 ms: chunks of 512 67 ms, 565 TFLOP/s (0.38 GiB of logits); of 640 70; of 1024 66; of 1280 68; of
+ *   1536 65 (1.15 GiB). Inside a step 70 ms (b8e3659), where the GPU is at its power limit.
+ * Tried and dropped: a cluster of eight blocks per row that holds it in shared memory, to read the logits once: 65.6 ms
+ *   instead of 67.1, forward alone 35.8 instead of 34.3; the same, persistent, prefetching the next row: 68. Not tried:
+ *   bf16 logits, which by their bytes would save about 5 ms, with an error of 0.06 for a logit of 16. */
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"
@@ -26,7 +26,7 @@ enum { THREADS = 512, WARPS = THREADS / 32, VECTOR = 8, MOVE_THREADS = 128 };
 
 #define LOG2_E 1.44269504f
 
-/* Of some logits: the largest, where it first stands, and the sum of exp(logit - max). */
+/* Of some logits: maximum, its first index, and the sum of exp(logit - max). */
 struct tally {
     float max, sum;
     int id;
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void load_group(float v[VECTOR], const float *
     for (int j = 0; j < VECTOR; j++) v[j] = g * VECTOR + j < n ? x[j] : -INFINITY;
 }
 
-/* The tally of a whole row, known to every thread. */
+/* The tally of a row; every thread of the block gets it. */
 static __device__ __forceinline__ struct tally tally_row(const float *row, int n)
 {
     __shared__ struct tally part[WARPS];
@@ -80,8 +80,8 @@ static __device__ __forceinline__ struct tally tally_row(const float *row, int n
     return all;
 }
 
-/* In place: n logits become scale * (softmax - onehot) in bf16, at the start of their row. A step reads its groups, all
- * threads wait, and it writes them to the first half of where groups up to its own lay, which have been read. */
+/* In place: n logits become scale * (softmax - onehot) in bf16, at the start of their row. Each step reads its groups,
+ * synchronises, then writes. It only overwrites groups that have been read, since bf16 takes half the space. */
 static __device__ __forceinline__ void write_gradient(float *row, int n, int id, const struct tally *all, float scale)
 {
     const float factor = scale / all->sum;
@@ -124,7 +124,7 @@ static __global__ void __launch_bounds__(THREADS) loss_kernel(float *nll, int32_
     if (gradient) write_gradient(row, n, id, &all, scale);
 }
 
-/* Row i of dst = row i of src, i < gridDim.x; rows, where not NULL, says which row i is there. */
+/* dst[dst_rows[i]] = src[src_rows[i]] for i < gridDim.x; NULL rows: row i. */
 static __global__ void __launch_bounds__(MOVE_THREADS)
     move_kernel(bf16 *__restrict__ dst, int64_t ld_dst, const int32_t *__restrict__ dst_rows,
                 const bf16 *__restrict__ src, int64_t ld_src, const int32_t *__restrict__ src_rows, int64_t n_col)
@@ -150,7 +150,7 @@ static void zero_rows(struct tensor x)
                                      (size_t)x.shape[0], cuda.stream));
 }
 
-/* Loss of n rows, from first on; logits [chunk, V padded] f32 and part [chunk, D] bf16 are scratch. */
+/* Loss and dx of one chunk; logits [chunk, V padded] f32 and part [chunk, D] bf16 are scratch. */
 static void loss_of_chunk(struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x, struct tensor w,
                           struct tensor rows, struct tensor ids, float scale, struct tensor logits, struct tensor part)
 {

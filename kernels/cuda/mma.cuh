@@ -1,34 +1,34 @@
-/* mma.cuh - the instructions behind the portable products (sm_80 and later), and how tiles lie in shared memory.
+/* mma.cuh - instructions of the portable products (sm_80 and later), and the layout of their tiles in shared memory.
  *
- * A tile is rows of CHUNKS 16-byte chunks (8 bf16). ldmatrix reads one chunk of eight rows at a time, so chunk c of
- * row r is kept at place c ^ f(r), with f such that those eight fall into the eight 16-byte columns of a line. */
+ * A tile is rows of CHUNKS 16-byte chunks (8 bf16). ldmatrix reads one chunk of eight rows at a time. Chunk c of row r
+ * is stored at position c ^ f(r), so that those eight chunks are in different banks. */
 #ifndef MT_CUDA_MMA_H
 #define MT_CUDA_MMA_H
 
 #include <stdint.h>
 
-/* Byte offset of a chunk in a tile; CHUNKS is 4 (two rows share a line) or a multiple of 8. */
+/* Byte offset of a chunk in a tile; CHUNKS is 4 (two rows per 128 bytes) or a multiple of 8. */
 template <int CHUNKS> __device__ __forceinline__ uint32_t tile_offset(uint32_t row, uint32_t chunk)
 {
-    static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "rows of 64 bytes, or of whole lines");
+    static_assert(CHUNKS == 4 || CHUNKS % 8 == 0, "rows of 64 bytes, or of a multiple of 128");
     return row * (CHUNKS * 16) + ((chunk ^ (CHUNKS == 4 ? row >> 1 & 3 : row & 7)) << 4);
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* Asynchronous copy of 16 bytes, of which the first `bytes` (0 or 16) are read and the rest is zero. */
+/* Asynchronous copy of 16 bytes; bytes is 16, or 0 to write zeros without reading. */
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void *global, int bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void copy_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/* All but the last PENDING groups of this thread have arrived. */
+/* Waits until all but the last PENDING groups of this thread are complete. */
 template <int PENDING> __device__ __forceinline__ void copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Four 8x8 matrices; lanes 8i .. 8i+7 give the addresses of the rows of matrix i. The second form transposes each. */
+/* Loads four 8x8 matrices; lanes 8i .. 8i+7 have the addresses of the rows of matrix i. _trans transposes each. */
 __device__ __forceinline__ void load_matrix4(uint32_t x[4], uint32_t shared)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

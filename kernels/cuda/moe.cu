@@ -1,25 +1,25 @@
-/* moe.cu - the experts' ops: which grouped products they are made of, and the small kernels between those.
+/* moe.cu - the experts' ops, made of grouped products, and the small kernels between them.
  *
- * Math: kernels/ops.h; kernels/cpu/moe.c does the same in plain loops. The matrices of expert_group experts at a time
- *   are decoded to bf16 and multiplied with the rows of those experts; BF16 ones are taken where they lie.
- * Adapters: forward xa = x A^T (thin), then the main product takes scale * xa B^T along; backward db = dy B (thin),
- *   dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product lack the
- *   gate, so the thin operands of its gradients, db and ha, are multiplied by it in f32 and rounded once; the
- *   activation's gradient takes it in its epilogue.
- * Needs: D, F, the adapters' rank and the distances between rows multiples of 8; rank <= 256; contiguous tensors,
- *   but for x, dx, dout, out, res and the y of combine; all 16-byte aligned.
- * Grid: the small kernels are 256 threads, each for 8 columns of a row or (dgate) each warp for a row; 17 .. 40
+ * Math: kernels/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group experts
+ *   are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place.
+ * Adapters: forward xa = x A^T (thin); the main product then adds scale * xa B^T in its accumulators. Backward db = dy
+ * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
+ *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
+ *   rounded once, and the epilogue of the activation's gradient multiplies by the gate.
+ * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y of
+ *   combine; all 16-byte aligned.
+ * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
  *   registers, no shared memory, no spills.
  * Moves: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves 6*M*F: memory bound.
- * Numerics: f32 sums in an order that depends on the shapes alone.
- * Measured: H100 80GB HBM3, commit b8e3659, gpt-oss-20b, T 16384, r 16, inside a step, experts resident in bf16, the
- *   roof being 814 TFLOP/s: up forward 4.11 ms, 66 %; down forward 1.93, 70 %; down backward 3.37, 41 %; up backward
- *   4.53, 60 %. Decoding MXFP4 first, of a roof that decodes too (5876eac): 4.51, 2.13, 3.55, 4.94; 71, 75, 45, 65 %.
- *   bench lora, kernels of commit cfa73e2, the experts of one layer both ways, without adapters and what r 16, 32, 64
- *   add: gpt-oss-20b, MXFP4, T 2048 3.34 ms, 8, 10, 15 %, T 16384 13.1 ms, 11, 13, 15 %; 256 experts
+ * Numerics: f32 sums in an order that depends only on the shapes.
+ * Measured: H100 80GB HBM3, commit b8e3659, gpt-oss-20b, T 16384, r 16, inside a step, experts resident in bf16, roof
+ *   814 TFLOP/s: up forward 4.11 ms, 66 %; down forward 1.93, 70 %; down backward 3.37, 41 %; up backward 4.53, 60 %.
+ *   With MXFP4 decoded first, and a roof that includes decoding (5876eac): 4.51, 2.13, 3.55, 4.94; 71, 75, 45, 65 %.
+ *   bench lora, kernels of commit cfa73e2, the experts of one layer, forward and backward: time without adapters, and
+ *   what r 16, 32, 64 add. gpt-oss-20b, MXFP4, T 2048 3.34 ms, 8, 10, 15 %, T 16384 13.1 ms, 11, 13, 15 %; 256 experts
  *   [1024, 2048] and [2048, 512], top 8, NF4, T 2048 2.88 ms, 10, 16, 31 %, T 16384 5.65 ms, 22, 26, 41 %. Of the
- *   1.44 ms that r 16 adds to gpt-oss at T 16384 the forward has 0.28, dX 0.46, dA and dB 0.73. NF4 experts take 1.73
- *   times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16). */
+ *   1.44 ms that r 16 adds to gpt-oss at T 16384, the forward takes 0.28, dX 0.46, dA and dB 0.73. NF4 experts take
+ *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16). */
 #include "kernels/cuda/grouped_epilogue.cuh"
 
 enum { THREADS = 256, WARP = 32 };
@@ -31,12 +31,14 @@ static const struct tensor absent = {};
 /* A contiguous tensor's data; NULL when it is absent. */
 static void *whole(struct tensor x)
 {
-    MT_REQUIRE(!x.ndim || x.ld == x.shape[x.ndim - 1], "a tensor of the experts has rows of %lld, %lld apart",
-               (long long)x.shape[x.ndim - 1], (long long)x.ld);
+    MT_REQUIRE(!x.ndim || x.ld == x.shape[x.ndim - 1],
+               "a tensor of the experts is not contiguous: rows of %lld, %lld apart", (long long)x.shape[x.ndim - 1],
+               (long long)x.ld);
     return x.data;
 }
 
-/* Rows of every expert: `a` is in expert order already, or its rows are tokens. */
+/* A product over the rows of all experts. tokens: `a` has one row per token and is gathered; else it is in expert
+ * order. */
 static struct grouped rows_of(struct tensor a, bool tokens, const struct route *r)
 {
     struct grouped g = {};
@@ -51,8 +53,8 @@ static struct grouped rows_of(struct tensor a, bool tokens, const struct route *
     return g;
 }
 
-/* out = a A_e^T (forward) or a B_e (backward): out [M, r], factor [E, r, in] or [E, out, r]. The backward can give its
- * rows times their gates as well: gated [M, r], or absent. */
+/* out = a A_e^T (forward) or a B_e (backward): out [M, r], factor [E, r, in] or [E, out, r]. Backward only: gated [M,
+ * r] = out times the gate of each row, or absent. */
 static void thin_product(struct tensor out, struct tensor gated, struct tensor a, bool tokens, struct tensor factor,
                          bool backward, const struct route *r)
 {
@@ -83,9 +85,9 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
     g->lb = (const bf16 *)whole(lb);
 }
 
-/* Scratch for the decoded matrices of as many experts as one product takes. */
+/* Scratch for the decoded matrices of `count` experts, those of one launch. */
 struct decoded {
-    bf16 *data; /* unused for BF16 */
+    bf16 *data; /* NULL for bf16 weights */
     int64_t count;
 };
 static struct decoded push_decoded(struct device *dev, const struct weight *w)
@@ -97,7 +99,7 @@ static struct decoded push_decoded(struct device *dev, const struct weight *w)
     return d;
 }
 
-/* The main product with w, run by run of experts; g lacks n_out, n_in, first, count and b. */
+/* The main product with w, in launches of d.count experts. Sets n_out, n_in, first, count and b of g. */
 static void product(struct grouped *g, const struct weight *w, struct decoded d)
 {
     g->n_out = g->kn ? w->n_in : w->n_out;
@@ -114,7 +116,7 @@ static void product(struct grouped *g, const struct weight *w, struct decoded d)
     }
 }
 
-/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. In a dry run only the scratch is taken. */
+/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. In a dry run it only takes its scratch. */
 static void adapter_grad(struct device *dev, const struct proj *proj, struct tensor db, struct tensor x, bool x_tokens,
                          struct tensor dy, bool dy_tokens, struct tensor xa, const struct route *r)
 {
@@ -147,7 +149,7 @@ static void adapter_grad(struct device *dev, const struct proj *proj, struct ten
 
 /* ---- small kernels ---- */
 
-/* Where this thread's 8 columns of a row of n_col are; false beyond the last row. */
+/* The row and first column of this thread's 8 columns; false beyond the last row. */
 struct octet {
     int64_t row, col;
 };
@@ -165,7 +167,7 @@ static unsigned octet_grid(int64_t n_row, int64_t n_col)
     return grid_x(ceil_div(n, THREADS));
 }
 
-/* act = glu(pre) of rows whose gates come before their ups. */
+/* act = glu(pre), with gates in the first half of a row and ups in the second. */
 static __global__ void __launch_bounds__(THREADS)
     glu_kernel(bf16 *act, const bf16 *pre, int64_t n_row, int64_t width, struct glu glu)
 {
@@ -239,8 +241,8 @@ static void gate_rows(struct tensor gated, struct tensor ha, const struct route 
     CUDA_CHECK_LAUNCH();
 }
 
-/* dgate[t, j] = sum of part[:, m] + <bias of its expert, dout[t]>, m = slot_row[t, j]; a warp for each token, which
- * reads its row of dout once for four j. */
+/* dgate[t, j] = sum of part[:, m] + <bias of its expert, dout[t]>, m = slot_row[t, j]; one warp per token, which
+ * reads its row of dout once for every four j. */
 static __global__ void __launch_bounds__(THREADS)
     dgate_kernel(float *dgate, const float *part, int64_t n_part, const float *bias, const bf16 *dout, int64_t ld_dout,
                  int64_t n_col, const int32_t *slot_row, const int32_t *idx, int top_k, int64_t n_tok)
@@ -320,7 +322,7 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
     arena_release(&dev->work, mark);
 }
 
-/* y[i] = x[rows[i] / share], a warp for each row. */
+/* y[i] = x[rows[i] / share], one warp per row. */
 template <typename word>
 static __global__ void __launch_bounds__(THREADS)
     gather_kernel(word *y, const word *x, const int32_t *rows, int64_t n_row, int n_word, int share)

@@ -1,24 +1,23 @@
-/* moe_loop.cu - the experts as a loop on the host runs them, for `moetrain bench step --path` to compare with: every
- * expert is a dense layer of its own (linear.cu): its rows are gathered, its matrix is decoded in each pass, its
- * products are cuBLASLt's, its results are added to those of the other experts.
+/* moe_loop.cu - the experts as a host loop over experts, the baseline of `moetrain bench step --path`. Every expert
+ * runs as a dense layer (linear.cu): each pass gathers its rows, decodes its matrix, computes the products with
+ * cuBLASLt and adds the results to those of the other experts.
  *
- *   loop     selects the rows of each expert among all slots when its turn comes; the host has to read how many they
- *            are, and so waits for the GPU once per expert, layer and pass. An expert without rows is decoded too.
- *   presort  reads where the experts' rows are in the sorted order, and waits once per layer and pass. Experts without
- *            rows are left out.
+ *   loop     selects the rows of each expert among all slots. The host reads their number, so it waits for the GPU once
+ *            per expert, layer and pass. Experts without rows are decoded too.
+ *   presort  reads the row offsets of all experts in the sorted order, and waits once per layer and pass. Experts
+ *            without rows are skipped.
  *
- * Both then compute the same in the same order: their results have the same bits. These ops wait and read back, so
- * they stand outside the contract of kernels/ops.h, which they keep in all else; no configuration can choose them.
- * In the loop's favour, what was found of a layer's rows serves all ops until another layer's turn, the rows of an
- * expert lie together between the ops, and there is no interpreter.
+ * Both compute the same products in the same order, so their results are bitwise equal. These ops wait and read back,
+ * which kernels/ops.h forbids; they follow the rest of its contract. No configuration can choose them.
+ * Three properties favour the loop: the selected rows of a layer serve all its ops until another layer runs, the rows
+ * of an expert stay contiguous between ops, and there is no interpreter.
  *
- * Math: kernels/ops.h. With dy = dout of an expert's rows, not gated: g = dy W + LoRA; the adapter's gradients take
+ * Math: kernels/ops.h. dy = dout of an expert's rows, without the gate; g = dy W + LoRA. The adapter's gradients use
  *   gate * h and gate * ha where linear.cu has x and xa.
- * Needs: what linear.cu needs; E <= 512.
- * Grid: a warp for each row, 8 per block; select_kernel: 1024 threads, a slot each, which count the slots before.
- *   Registers on sm_90a, no spills: 27 .. 62; shared memory: 256 bytes of select_kernel.
- * Numerics: as linear.cu, but that g stays in f32; sums over a token's experts in f32, in ascending order, as moe.cu
- *   has them.
+ * Needs: as linear.cu; E <= 512.
+ * Grid: one warp per row, 8 per block; select_kernel: 1024 threads, one slot each, which count the earlier slots of the
+ *   expert. Registers on sm_90a, no spills: 27 .. 62; shared memory: 256 bytes in select_kernel.
+ * Numerics: as linear.cu, but g stays in f32; sums over a token's experts in f32, in ascending order, as in moe.cu.
  * Measured: H100 80GB HBM3, commit 81dcd77, gpt-oss-20b, 4096 tokens, r 16: a step of 340 ms (loop) and 313
  *   (presort), grouped 191. */
 #include "kernels/cuda/grouped_epilogue.cuh"
@@ -42,11 +41,11 @@ template <typename T> static __device__ __forceinline__ T warp_sum(T v)
     return v;
 }
 
-/* The slots whose expert is e, in order; *count of them. */
+/* slots = the slots whose expert is e, ascending; *count = their number. */
 static __global__ void __launch_bounds__(SELECT)
     select_kernel(int32_t *slots, int32_t *count, const int32_t *idx, int64_t n_slot, int32_t e)
 {
-    __shared__ int own[WARP], before[WARP]; /* slots of e: of each warp; its share of those before the block */
+    __shared__ int own[WARP], before[WARP]; /* slots of e in each warp; in earlier blocks, a partial count per warp */
     const int64_t first = (int64_t)blockIdx.x * SELECT, slot = first + threadIdx.x;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const bool mine = slot < n_slot && idx[slot] == e;
@@ -118,7 +117,8 @@ static __global__ void __launch_bounds__(THREADS) glu_bwd_kernel(const __grid_co
     if (threadIdx.x % WARP == 0) dgate[slot] = sum;
 }
 
-/* sum[slot[i] / top_k] += gate[slot[i]] y[i]; without gate 1. A token has an expert once: no two rows meet. */
+/* sum[slot[i] / top_k] += gate[slot[i]] y[i]; without gate 1. A token has an expert at most once, so no two rows of an
+ * expert add to the same row. */
 static __global__ void __launch_bounds__(THREADS) add_kernel(float *sum, const bf16 *y, int64_t n_row, int64_t n_col,
                                                              const int32_t *slot, int top_k, const float *gate)
 {
@@ -158,34 +158,34 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- the loop over the experts ---- */
 
-/* What the host knows of the rows of one layer: those of expert e are offs[e] .. offs[e+1]-1. */
+/* Row offsets of one layer on the host: expert e has rows offs[e] .. offs[e+1]-1. */
 static struct {
     bool presort;
-    const void *layer; /* its r->offs */
+    const void *layer; /* identified by its r->offs */
     int32_t offs[MAX_EXP + 1];
-} known;
+} routing;
 
-/* The turn of expert e, with its rows first .. first+n-1. */
-struct turn {
+/* Iterator over the experts: expert e has rows first .. first+n-1. */
+struct expert_iter {
     struct device *dev;
     const struct route *r;
-    bool find; /* the host does not know the rows yet */
+    bool find; /* the row offsets are not on the host yet */
     int64_t e, first, n;
 };
 
-/* fresh: the routing is a new one. In a dry run one expert takes a turn, with as many rows as there can be. */
-static struct turn first_turn(struct device *dev, const struct route *r, bool fresh)
+/* fresh: the routing has changed. A dry run visits one expert, with the largest possible number of rows. */
+static struct expert_iter begin_experts(struct device *dev, const struct route *r, bool fresh)
 {
     MT_REQUIRE(r->offs.shape[0] <= MAX_EXP + 1, "%lld experts", (long long)r->offs.shape[0] - 1);
-    const struct turn t = {dev, r, fresh || known.layer != r->offs.data, -1, 0, 0};
+    const struct expert_iter t = {dev, r, fresh || routing.layer != r->offs.data, -1, 0, 0};
     if (dev->dry_run) return t;
-    if (t.find && known.presort) dev->ops->download(known.offs, r->offs.data, tensor_bytes(r->offs));
-    known.layer = r->offs.data;
+    if (t.find && routing.presort) dev->ops->download(routing.offs, r->offs.data, tensor_bytes(r->offs));
+    routing.layer = r->offs.data;
     return t;
 }
 
-/* Rows of expert t->e from t->first on go to row_slot, where route_sort has put the same. */
-static void select_rows(struct turn *t)
+/* Writes the slots of expert t->e to row_slot from t->first on: the values that route_sort has written there. */
+static void select_rows(struct expert_iter *t)
 {
     struct device *dev = t->dev;
     const int64_t mark = arena_mark(&dev->work), n_slot = tensor_count(t->r->idx);
@@ -196,26 +196,29 @@ static void select_rows(struct turn *t)
         CUDA_CHECK_LAUNCH();
         dev->ops->download(&n, count, sizeof(n));
     }
-    if (!dev->dry_run) known.offs[t->e] = (int32_t)t->first, known.offs[t->e + 1] = (int32_t)t->first + n;
+    if (!dev->dry_run) routing.offs[t->e] = (int32_t)t->first, routing.offs[t->e + 1] = (int32_t)t->first + n;
     arena_release(&dev->work, mark);
 }
 
-static bool next_turn(struct turn *t)
+static bool next_expert(struct expert_iter *t)
 {
     const int64_t n_exp = t->dev->dry_run ? 1 : t->r->offs.shape[0] - 1;
     do {
         if (++t->e == n_exp) return false;
         t->first += t->n;
-        if (t->find && !known.presort) select_rows(t);
-        t->n = t->dev->dry_run ? t->r->idx.shape[0] : known.offs[t->e + 1] - t->first;
-    } while (known.presort && t->n == 0);
+        if (t->find && !routing.presort) select_rows(t);
+        t->n = t->dev->dry_run ? t->r->idx.shape[0] : routing.offs[t->e + 1] - t->first;
+    } while (routing.presort && t->n == 0);
     return true;
 }
 
-static const int32_t *slots(const struct turn *t) { return i32_ptr(t->r->row_slot) + t->first; }
+static const int32_t *slots(const struct expert_iter *t) { return i32_ptr(t->r->row_slot) + t->first; }
 
-/* The rows of the expert in a tensor that is in the order of the experts. */
-static struct tensor part(struct tensor x, const struct turn *t) { return x.ndim ? tensor_rows(x, t->first, t->n) : x; }
+/* The rows of the current expert in a tensor in expert order. */
+static struct tensor part(struct tensor x, const struct expert_iter *t)
+{
+    return x.ndim ? tensor_rows(x, t->first, t->n) : x;
+}
 
 static struct tensor matrix(struct tensor x, int64_t e)
 {
@@ -238,7 +241,7 @@ static struct weight weight_of(const struct weight *w, int64_t e)
     return one;
 }
 
-/* The dense layer that expert e is. */
+/* Expert e as a dense projection. */
 static struct proj expert(const struct proj *all, int64_t e)
 {
     const int64_t n_out = all->w.n_out;
@@ -250,7 +253,7 @@ static struct proj expert(const struct proj *all, int64_t e)
     return one;
 }
 
-static void linear_fwd(const struct turn *t, struct tensor y, struct tensor xa, struct tensor x,
+static void linear_fwd(const struct expert_iter *t, struct tensor y, struct tensor xa, struct tensor x,
                        const struct proj *experts)
 {
     const struct proj one = expert(experts, t->e);
@@ -267,9 +270,10 @@ static void want_rows(struct tensor x)
                "rows of %lld, %lld apart", (long long)x.shape[1], (long long)x.ld);
 }
 
-/* The expert's rows, taken from tokens x or from x in the order of the experts; with gates, times these. They are put
- * at the start of `out`. */
-static struct tensor take(const struct turn *t, struct tensor out, struct tensor x, bool tokens, bool gated)
+/* Copies the expert's rows of x to the start of `out`. tokens: x has one row per token, else it is in expert order.
+ * gated: times the gates. */
+static struct tensor gather_rows(const struct expert_iter *t, struct tensor out, struct tensor x, bool tokens,
+                                 bool gated)
 {
     const struct tensor from = tokens ? x : part(x, t);
     out = tensor_rows(out, 0, t->n);
@@ -282,8 +286,8 @@ static struct tensor take(const struct turn *t, struct tensor out, struct tensor
     return out;
 }
 
-/* The expert's rows for the kernels of the activation; dpre is absent in a forward. */
-static struct grouped glu_rows(const struct turn *t, struct tensor act, struct tensor pre, struct tensor dpre,
+/* Arguments of the activation kernels for the expert's rows; dpre is absent in the forward. */
+static struct grouped glu_rows(const struct expert_iter *t, struct tensor act, struct tensor pre, struct tensor dpre,
                                const struct glu *glu)
 {
     struct grouped p = {};
@@ -298,14 +302,14 @@ static struct grouped glu_rows(const struct turn *t, struct tensor act, struct t
     return p;
 }
 
-static void glu_fwd(const struct turn *t, struct tensor act, struct tensor pre, const struct glu *glu)
+static void glu_fwd(const struct expert_iter *t, struct tensor act, struct tensor pre, const struct glu *glu)
 {
     if (t->dev->dry_run || !t->n) return;
     glu_kernel<<<rows_grid(t->n), THREADS, 0, cuda.stream>>>(glu_rows(t, act, pre, absent, glu));
     CUDA_CHECK_LAUNCH();
 }
 
-/* Sums over the experts of a token: begun, added to, rounded. */
+/* Sums over the experts of a token: begin_sum, add_rows per expert, end_sum, which rounds. */
 static struct tensor begin_sum(struct device *dev, struct tensor out)
 {
     const struct tensor sum = arena_tensor_2d(&dev->work, DT_F32, out.shape[0], out.shape[1]);
@@ -313,7 +317,7 @@ static struct tensor begin_sum(struct device *dev, struct tensor out)
     return sum;
 }
 
-static void add_rows(const struct turn *t, struct tensor sum, struct tensor y, bool gated)
+static void add_rows(const struct expert_iter *t, struct tensor sum, struct tensor y, bool gated)
 {
     if (t->dev->dry_run || !t->n) return;
     want_rows(y);
@@ -339,8 +343,8 @@ static void up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
 {
     const int64_t mark = arena_mark(&dev->work);
     const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], x.shape[1]);
-    for (struct turn t = first_turn(dev, r, true); next_turn(&t);) {
-        linear_fwd(&t, pre, xa, take(&t, rows, x, true, false), up);
+    for (struct expert_iter t = begin_experts(dev, r, true); next_expert(&t);) {
+        linear_fwd(&t, pre, xa, gather_rows(&t, rows, x, true, false), up);
         glu_fwd(&t, act, pre, glu);
     }
     arena_release(&dev->work, mark);
@@ -349,8 +353,9 @@ static void up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
 static void down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
                      const struct proj *down)
 {
-    MT_REQUIRE(y.ndim, "%s", "ha alone");
-    for (struct turn t = first_turn(dev, r, false); next_turn(&t);) linear_fwd(&t, y, ha, part(act, &t), down);
+    MT_REQUIRE(y.ndim, "%s", "the loop over experts cannot compute ha without y");
+    for (struct expert_iter t = begin_experts(dev, r, false); next_expert(&t);)
+        linear_fwd(&t, y, ha, part(act, &t), down);
 }
 
 static void combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
@@ -358,7 +363,7 @@ static void combine_fwd(struct device *dev, struct tensor out, struct tensor res
 {
     const int64_t mark = arena_mark(&dev->work);
     const struct tensor sum = begin_sum(dev, out);
-    for (struct turn t = first_turn(dev, r, false); next_turn(&t);) add_rows(&t, sum, part(y, &t), true);
+    for (struct expert_iter t = begin_experts(dev, r, false); next_expert(&t);) add_rows(&t, sum, part(y, &t), true);
     end_sum(dev, out, sum, res);
     arena_release(&dev->work, mark);
 }
@@ -374,13 +379,13 @@ static void down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     const struct tensor g_rows = arena_tensor_2d(&dev->work, DT_F32, n_tok, w->n_in);
     const struct tensor h_rows = arena_tensor_2d(&dev->work, DT_BF16, n_tok, w->n_in);
     const struct tensor ha_rows = arena_tensor_2d(&dev->work, DT_BF16, n_tok, lora->r);
-    for (struct turn t = first_turn(dev, r, false); next_turn(&t);) {
-        const struct tensor dy = take(&t, dy_rows, dout, true, false), g = tensor_rows(g_rows, 0, t.n);
+    for (struct expert_iter t = begin_experts(dev, r, false); next_expert(&t);) {
+        const struct tensor dy = gather_rows(&t, dy_rows, dout, true, false), g = tensor_rows(g_rows, 0, t.n);
         struct tensor h = absent, ha_gated = absent;
         if (lora->r) {
             glu_fwd(&t, act, pre, glu);
-            h = take(&t, h_rows, act, false, true);
-            ha_gated = take(&t, ha_rows, ha, false, true);
+            h = gather_rows(&t, h_rows, act, false, true);
+            ha_gated = gather_rows(&t, ha_rows, ha, false, true);
         }
         const struct proj one = expert(down, t.e);
         cuda_linear_bwd(dev, g, dy, h, ha_gated, &one);
@@ -401,8 +406,8 @@ static void up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
     const struct tensor x_rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], up->w.n_in);
     const struct tensor dx_rows = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], up->w.n_in);
     const struct tensor sum = begin_sum(dev, dx);
-    for (struct turn t = first_turn(dev, r, false); next_turn(&t);) {
-        const struct tensor rows = up->lora.r ? take(&t, x_rows, x, true, false) : absent;
+    for (struct expert_iter t = begin_experts(dev, r, false); next_expert(&t);) {
+        const struct tensor rows = up->lora.r ? gather_rows(&t, x_rows, x, true, false) : absent;
         const struct tensor part_dx = tensor_rows(dx_rows, 0, t.n);
         const struct proj one = expert(up, t.e);
         cuda_linear_bwd(dev, part_dx, part(dpre, &t), rows, part(xa, &t), &one);
@@ -419,7 +424,7 @@ extern "C" bool ops_loop_experts(struct ops *ops, bool presort)
     ops->moe_combine_fwd = combine_fwd;
     ops->moe_down_bwd = down_bwd;
     ops->moe_up_bwd = up_bwd;
-    known.presort = presort;
-    known.layer = NULL;
+    routing.presort = presort;
+    routing.layer = NULL;
     return true;
 }

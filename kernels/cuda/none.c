@@ -1,4 +1,4 @@
-/* none.c - stands in for the CUDA backend in a build without it. */
+/* none.c - replaces the CUDA backend in a build without CUDA. */
 #include "kernels/moe_loop.h"
 
 const struct ops *ops_cuda(bool portable, struct err *err)

@@ -1,15 +1,13 @@
-/* norm.cu - RMSNorm of the residual stream's rows, and of queries and keys in place in the q | k | v rows.
+/* norm.cu - RMSNorm: of the rows of the residual stream, and of queries and keys in place in the q | k | v rows.
  * Math: y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps); dx (+)= rstd * (g - xhat * mean(g * xhat)), g = dy * w.
- * Shapes: x, y, dx [T, D] bf16 (views), w [D] f32, rstd [T] f32. Queries and keys: a row falls into groups, every head
- *   of q and of k, or all of q and all of k; rstd is [T, groups].
- * Needs: the width of every group a multiple of 8 and at most 16384; 16-byte aligned rows. T may be 0.
- * Grid: a team of 16, 32 or 256 threads per group, blocks of 256. The group stays in registers between its sum and its
- *   second use, so it is read once. Registers on sm_90a by width: fwd 37 to 120, bwd 40 to 198; 32 bytes of shared
- *   memory; no spills.
- * Moves: fwd 4 T D bytes, bwd 8 T D, qk forward 6 and backward 6 per value: bound by memory.
- * Numerics: f32 sums in a fixed order; one rounding at the end, or with round_twice also before the weight.
- * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880: forward 73 us,
- *   2591 GB/s, 87 % of copy; backward 162 us, 2327 GB/s, 78 %. */
+ * Shapes: x, y, dx [T, D] bf16 (views), w [D] f32, rstd [T] f32. Queries and keys: a row consists of groups, each head
+ * of q and of k, or all of q and all of k; rstd is [T, groups]. Needs: the width of every group a multiple of 8 and at
+ * most 16384; 16-byte aligned rows. T may be 0. Grid: a team of 16, 32 or 256 threads per group, blocks of 256. The
+ * group is read once and stays in registers. Registers on sm_90a by width: fwd 37 to 120, bwd 40 to 198; 32 bytes of
+ * shared memory; no spills. Moves: fwd 4 T D bytes, bwd 8 T D; queries and keys 6 bytes per value forward, 6 backward:
+ * memory bound. Numerics: f32 sums in a fixed order; one rounding at the end, with round_twice another before the
+ * weight. Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880: forward 73 us, 2591 GB/s, 87 % of copy; backward
+ * 162 us, 2327 GB/s, 78 %. */
 #include "kernels/cuda/rows.cuh"
 
 enum { BLOCK = 256, MAX_DIM = 16384 };
@@ -38,7 +36,7 @@ struct norm_job {
     bool accumulate;
 };
 
-/* What a team works on: group g of row t, `dim` columns from `col` on. A team past the end has dim 0. */
+/* The work of a team: group g of row t, `dim` columns from `col` on. dim 0: beyond the last row. */
 struct group {
     int64_t t;
     int g, col, dim;
@@ -57,7 +55,7 @@ static __device__ inline struct group find_group(const struct norm_job *job, int
     return p;
 }
 
-/* The same bits for every thread of the team. */
+/* Sum over the team; every thread gets the same bits. */
 template <int TEAM> static __device__ inline float team_sum(float v)
 {
     if (TEAM <= 32) return warp_sum(v, TEAM);
@@ -152,7 +150,7 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const 
     }
 }
 
-/* The kernel whose teams hold `dim` values in the fewest registers. */
+/* The instance that holds `dim` values in the fewest registers per thread. */
 #define KERNEL_FOR(kernel, dim)                                                                                        \
     ((dim) <= 128    ? kernel<1, 16>                                                                                   \
      : (dim) <= 1024 ? kernel<4, 32>                                                                                   \
@@ -164,8 +162,8 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const 
 static void launch(const struct norm_job *job, bool forward)
 {
     const int dim = MT_MAX(job->dim_q, job->dim_k), team = dim <= 128 ? 16 : dim <= 4096 ? 32 : 256;
-    MT_REQUIRE(job->dim_q % 8 == 0 && job->dim_k % 8 == 0 && dim <= MAX_DIM, "a norm of %d and %d values", job->dim_q,
-               job->dim_k);
+    MT_REQUIRE(job->dim_q % 8 == 0 && job->dim_k % 8 == 0 && dim <= MAX_DIM,
+               "a norm of %d and %d values: multiples of 8 up to 16384 are needed", job->dim_q, job->dim_k);
     if (job->n_tok == 0) return;
     const unsigned grid = grid_x(ceil_div(job->n_tok * job->n_group, BLOCK / team));
     if (forward)
@@ -181,7 +179,7 @@ static void require_aligned(struct tensor a, struct tensor b, struct tensor c, s
 {
     MT_REQUIRE(rows_aligned(a) && rows_aligned(b) && rows_aligned(c) && (uintptr_t)wq.data % 16 == 0 &&
                    (uintptr_t)wk.data % 16 == 0,
-               "a norm of rows that are not 16-byte aligned");
+               "the rows of a norm are not 16-byte aligned");
 }
 
 static struct norm_job rows_job(struct tensor x, struct tensor rstd, struct tensor w)

@@ -1,9 +1,9 @@
-/* prof.cu - what kernels/prof.c asks of a GPU: marks on the stream, a plain copy, and how often the host called on it.
+/* prof.cu - the GPU part of kernels/prof.c: marks on the stream, a plain copy, counts of launches and host waits.
  *
- * Marks are CUDA events, made at their first use and never freed. Calls are counted by CUPTI, CUDA's own profiling
- * interface, which reports every entry into the runtime and the driver, those of libraries included; the driver calls
- * that a runtime call makes are part of it and not counted again. libcupti.so comes with the CUDA Toolkit and is looked
- * for when counting starts: without it the program runs and says so. */
+ * Marks are CUDA events, created at first use and never freed. Calls are counted by CUPTI, CUDA's profiling interface,
+ * which reports every call of the runtime and the driver, those of libraries included. A driver call inside a runtime
+ * call is not counted again. libcupti.so comes with the CUDA Toolkit and is opened when counting starts; without it,
+ * `missing` says so and the program runs on. */
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
@@ -48,11 +48,11 @@ static struct {
     CUpti_SubscriberHandle subscriber;
     struct dev_calls calls;
 } cupti;
-static thread_local int depth; /* of calls within calls */
+static thread_local int depth; /* nesting of calls */
 
 static bool has(const char *text, const char *part) { return strstr(text, part) != NULL; }
 
-/* By the names of the functions: cudaLaunchKernelExC, cuLaunchKernelEx, cudaGraphLaunch, ...; waiting are
+/* Classifies calls by function name. Launches: cudaLaunchKernelExC, cuLaunchKernelEx, cudaGraphLaunch, ... Waits:
  * cuda*Synchronize and copies that are not asynchronous. */
 static void CUPTIAPI on_call(void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *data)
 {

@@ -1,17 +1,16 @@
-/* route_sort.cu - a stable counting sort of the routed slots by expert, wholly on the device.
+/* route_sort.cu - a stable counting sort of the routed slots by expert, entirely on the device.
  * Shapes: idx [T, J] i32 in; offs [E+1], row_slot [M], slot_row [T, J] i32 out, M = T J.
  * Needs: E <= 512, M below 2^31. M may be 0: then offs is zeros.
- * Grid: a warp takes 512 slots in order. (1) counts of every (expert, warp); (2) a warp per expert turns its counts
- *   into exclusive sums over the warps before; (3) the warps again: a slot's row is where its expert starts, plus the
- *   rows of the warps before, plus its rank within the warp.
- *   Registers on sm_90a, no spills: 26, 24, 32; shared memory 8, 0, 8 KiB.
- * Moves: idx twice, 8 M bytes of maps, 4 E M / 512 bytes of counts four times.     Numerics: integers alone.
- * Measured: H100 80GB HBM3, commit 5a37c46, M 65536, E 32: 23 us, three launches. */
+ * Grid: each warp handles 512 consecutive slots. (1) counts per (expert, warp); (2) one warp per expert turns its
+ * counts into exclusive prefix sums over the warps; (3) the warps of (1) again: the row of a slot is the start of its
+ * expert + the expert's slots in earlier warps + those earlier in this warp. Registers on sm_90a, no spills: 26, 24,
+ * 32; shared memory 8, 0, 8 KiB. Moves: idx twice, 8 M bytes of maps, 4 E M / 512 bytes of counts four times. Numerics:
+ * integers only. Measured: H100 80GB HBM3, commit 5a37c46, M 65536, E 32: 23 us, three launches. */
 #include "kernels/cuda/cuda.h"
 
 enum { WARPS = 4, SLOTS = 512, MAX_EXP = 512, ALL = -1 };
 
-/* Sum over the lanes up to and with this one. */
+/* Inclusive prefix sum over the lanes. */
 static __device__ inline int warp_scan(int v)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -23,7 +22,7 @@ static __device__ inline int warp_scan(int v)
     return v;
 }
 
-/* Exclusive sums of in[n] into out, by one warp; returns the total. in may be out. */
+/* out = exclusive prefix sums of in[n], by one warp; returns the total. in may be out. */
 static __device__ inline int warp_prefix(int *out, const int *in, int n)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -36,7 +35,7 @@ static __device__ inline int warp_prefix(int *out, const int *in, int n)
     return before;
 }
 
-/* count [E, n_part]: slots of expert e among the 512 of each part. */
+/* count [E, n_part]: slots of expert e in each part of 512. */
 static __global__ void __launch_bounds__(32 * WARPS)
     count_slots(int *count, const int32_t *idx, int64_t n_slot, int n_exp, int n_part)
 {
@@ -51,7 +50,7 @@ static __global__ void __launch_bounds__(32 * WARPS)
     for (int e = lane; e < n_exp; e += 32) count[(int64_t)e * n_part + part] = own[warp][e];
 }
 
-/* Each expert's counts become exclusive sums over the parts; total [E]. */
+/* The counts of each expert become exclusive prefix sums over the parts; total [E]. */
 static __global__ void __launch_bounds__(32 * WARPS) scan_parts(int *total, int *count, int n_exp, int n_part)
 {
     const int e = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
@@ -65,12 +64,12 @@ static __global__ void __launch_bounds__(32 * WARPS)
     place_slots(int32_t *offs, int32_t *row_slot, int32_t *slot_row, const int32_t *idx, const int *total,
                 const int *count, int64_t n_slot, int n_exp, int n_part)
 {
-    __shared__ int next[WARPS][MAX_EXP]; /* where the next row of each expert goes */
+    __shared__ int next[WARPS][MAX_EXP]; /* the next row of each expert */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, part = (int)blockIdx.x * WARPS + warp;
     const int64_t first = (int64_t)part * SLOTS;
     const int n_row = warp_prefix(next[warp], total, n_exp);
     __syncwarp();
-    if (part == 0) { /* the starts of the experts, before anything is added to them */
+    if (part == 0) { /* the first row of each expert, before the counts are added */
         for (int e = lane; e < n_exp; e += 32) offs[e] = next[warp][e];
         if (lane == 0) offs[n_exp] = n_row;
     }
@@ -96,7 +95,8 @@ static __global__ void __launch_bounds__(32 * WARPS)
 extern "C" void cuda_route_sort(struct device *dev, struct route *r, int64_t n_exp)
 {
     const int64_t mark = arena_mark(&dev->work), n_slot = tensor_count(r->idx);
-    const int64_t n_part = MT_MAX(ceil_div(n_slot, SLOTS), 1); /* one even of no slots: it writes offs */
+    const int64_t n_part =
+        MT_MAX(ceil_div(n_slot, SLOTS), 1); /* at least one: part 0 writes offs, also without slots */
     MT_REQUIRE(n_exp >= 1 && n_exp <= MAX_EXP && n_slot <= INT32_MAX, "a sort of %lld slots by %lld experts",
                (long long)n_slot, (long long)n_exp);
     int *count = (int *)arena_push(&dev->work, n_exp * n_part * (int64_t)sizeof(*count));

@@ -1,25 +1,25 @@
-/* router.cu - which experts a token goes to, with what weight, the statistics of that, and its gradient.
+/* router.cu - router: logits, top-k choice, gates, statistics of the auxiliary loss, and the gradient.
  * Math: logits = x W^T + bias; the J largest, ties to the lower id; gates by kind. dx += dl W, dl by kind and auxiliary
  *   loss (ops.h has the formulas).
  * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
  * Needs: E <= 512; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
- * Grid: products in tiles of 64 tokens by 64 columns (32 for few experts), 128 threads, 40 (30) KiB of shared memory;
- *   everything else a warp per token. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161,
- *   choose 20 to 64, gates 38 to 71, statistics 32 to 80; no spills.
- * Moves: fwd 2 T D bytes per 64 experts, bwd 4 T D: bound by memory.
- * Numerics: the products run as TF32 on tensor cores and are exact, or as good as f32's: x and BF16 weights have 8
- *   significant bits, TF32 has 11; everything finer is taken as the sum of two such numbers. Sums in f32, in one order
- *   for all columns, so that equal rows of W tie; 64 products at a time, added with one rounding.
- * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us,
- *   1165 GB/s, 39 % of copy; backward 142 us, 1336 GB/s, 45 %. */
+ * Grid: products in tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory; all
+ *   else one warp per token. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161, choose 20 to 64,
+ *   gates 38 to 71, statistics 32 to 80; no spills.
+ * Moves: fwd 2 T D bytes per 64 experts, bwd 4 T D: memory bound.
+ * Numerics: products in TF32 on tensor cores, exact for x and bf16 weights, which have 8 significant bits (TF32: 11).
+ *   Operands with more bits are split into two TF32 numbers, which is as accurate as f32. Sums in f32, in the same
+ * order for all columns, so that equal rows of W give equal logits; 64 products are summed, then added with one
+ * rounding. Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us, 1165 GB/s, 39 % of copy;
+ * backward 142 us, 1336 GB/s, 45 %. */
 #include "kernels/cuda/rows.cuh"
 
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
 
-/* ---- tile products. A tile has DEPTH floats of the summed index in a row; rows lie STRIDE apart, so that the 16-byte
- * reads of eight lanes (two rows, four pieces of each) meet all 32 banks once. */
+/* ---- tile products. A row of a tile has DEPTH floats of the summed index. Rows are STRIDE floats apart, so that
+ * 16-byte reads of eight lanes (two rows, four pieces of each) have no bank conflicts. */
 
-/* The 11 leading bits of v, and what they leave. */
+/* The 11 leading bits of v; minus(v, leading(v)) is the rest. */
 static __device__ inline float4 leading(float4 v)
 {
     return make_float4(
@@ -40,17 +40,17 @@ static __device__ inline void mma_tf32(float c[4], float a0, float a1, float a2,
                    "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-/* c += a b^T over 16 of the summed index: a lane's four neighbours stand for columns t, t+4 of two steps of 8, alike in
- * a (rows g and g+8) and b. */
+/* c += a b^T over 16 of the summed index. The four values of a lane serve as columns t, t+4 of two steps of 8; the
+ * order is the same in a (rows g and g+8) and b. */
 static __device__ inline void mma_16(float c[4], const float4 a[2], float4 b)
 {
     mma_tf32(c, a[0].x, a[1].x, a[0].y, a[1].y, b.x, b.y);
     mma_tf32(c, a[0].z, a[1].z, a[0].w, a[1].w, b.z, b.w);
 }
 
-/* sum += a b^T over the first `depth` columns of tiles a [64] and b [COLS]; each of the four warps has 32 rows and
- * COLS/2 columns of it. Lane 4g + t: sum[i][j] holds rows 16i + g and +8, columns 8j + 2t and +1. */
-template <int COLS, bool FINE_A, bool FINE_B>
+/* sum += a b^T over the first `depth` columns of tiles a [64] and b [COLS]; each of the four warps computes 32 rows and
+ * COLS/2 columns. Lane 4g + t: sum[i][j] holds rows 16i + g and +8, columns 8j + 2t and +1. */
+template <int COLS, bool SPLIT_A, bool SPLIT_B>
 static __device__ inline void tile_product(float sum[2][COLS / 16][4], const float *a, const float *b, int depth)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -63,16 +63,16 @@ static __device__ inline void tile_product(float sum[2][COLS / 16][4], const flo
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float4 v = *(const float4 *)(a + 8 * i * STRIDE + k);
-            of_a[i / 2][i % 2] = FINE_A ? leading(v) : v;
-            if (FINE_A) rest_a[i / 2][i % 2] = minus(v, leading(v));
+            of_a[i / 2][i % 2] = SPLIT_A ? leading(v) : v;
+            if (SPLIT_A) rest_a[i / 2][i % 2] = minus(v, leading(v));
         }
 #pragma unroll
         for (int j = 0; j < COLS / 16; j++) {
-            const float4 v = *(const float4 *)(b + 8 * j * STRIDE + k), of_b = FINE_B ? leading(v) : v;
+            const float4 v = *(const float4 *)(b + 8 * j * STRIDE + k), of_b = SPLIT_B ? leading(v) : v;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                if (FINE_A) mma_16(part[i][j], rest_a[i], of_b);
-                if (FINE_B) mma_16(part[i][j], of_a[i], minus(v, of_b));
+                if (SPLIT_A) mma_16(part[i][j], rest_a[i], of_b);
+                if (SPLIT_B) mma_16(part[i][j], of_a[i], minus(v, of_b));
                 mma_16(part[i][j], of_a[i], of_b);
             }
         }
@@ -97,13 +97,13 @@ static __device__ inline int sum_col(int cols, int j, int k)
     return (int)threadIdx.x / 64 * (cols / 2) + 8 * j + (int)threadIdx.x % 4 * 2 + k % 2;
 }
 
-/* Tiles are filled in pieces of eight columns; piece i of a thread is here. */
+/* Threads fill tiles in pieces of eight columns: row and column of a thread's piece i. */
 static __device__ inline int piece_row(int i) { return ((int)threadIdx.x + THREADS * i) / (DEPTH / 8); }
 static __device__ inline int piece_col() { return (int)threadIdx.x % (DEPTH / 8) * 8; }
 
 /* ---- forward */
 
-/* The thread's pieces of a tile: rows from `first` on, columns from `col` on; zeros outside of [n_row, dim]. */
+/* Loads the thread's pieces of a tile: rows from `first` on, columns from `col` on; zeros outside [n_row, dim]. */
 template <int N>
 static __device__ inline void fetch(uint4 piece[N], const bf16 *p, int64_t ld, int64_t first, int64_t n_row,
                                     int64_t col, int64_t dim)
@@ -116,8 +116,8 @@ static __device__ inline void fetch(uint4 piece[N], const bf16 *p, int64_t ld, i
     }
 }
 
-/* logits of 64 tokens and COLS experts. BF16: of the weight, which then is fetched as x is; other formats are decoded
- * when they are needed, and taken as fine. */
+/* logits of 64 tokens and COLS experts. BF16: the weight is bf16 and is prefetched like x. Other formats are decoded at
+ * use and split into two TF32 numbers. */
 template <int COLS, bool BF16>
 static __global__ void __launch_bounds__(THREADS) logits_tile(float *logits, int64_t ld, const bf16 *x, int64_t ldx,
                                                               const struct weight w, const float *bias, int64_t n_tok)
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(THREADS) logits_tile(float *logits, int
             unpack8(v, of_x[i]);
             store_f32x8(a + piece_row(i) * STRIDE + piece_col(), v);
         }
-        __syncthreads(); /* what comes next is in flight during the product */
+        __syncthreads(); /* the loads of the next step overlap with the product */
         fetch<4>(of_x, x, ldx, first, n_tok, col + DEPTH, w.n_in);
         if (BF16) fetch<COLS / 16>(of_w, (const bf16 *)w.data, w.n_in, first_exp, w.n_out, col + DEPTH, w.n_in);
         tile_product<COLS, false, !BF16>(sum, a, b, DEPTH);
@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(THREADS) logits_tile(float *logits, int
     }
 }
 
-/* Grows with v; 0 is kept for "not to be chosen". NaN comes last, -0 equals 0. */
+/* A key in the order of v; 0 is reserved for excluded experts. NaN is below all numbers, -0 equals 0. */
 static __device__ inline unsigned sort_key(float v)
 {
     if (isnan(v)) return 1;
@@ -172,7 +172,7 @@ static __device__ inline unsigned sort_key(float v)
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-/* A warp per token; lane l holds experts l, l + 32, ... */
+/* One warp per token; lane l holds experts l, l + 32, ... */
 template <int N>
 static __global__ void __launch_bounds__(WARP_THREADS)
     choose(int32_t *idx, float *gate, int64_t ld_gate, const float *logits, int64_t ld, int64_t n_tok, int n_exp,
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(WARP_THREADS)
     }
 }
 
-/* The kernel with a lane's share of n_exp experts. */
+/* The kernel instance for n_exp experts: 1, 4 or 16 per lane. */
 #define KERNEL_FOR(kernel, n_exp) ((n_exp) <= 32 ? kernel<1> : (n_exp) <= 128 ? kernel<4> : kernel<16>)
 
 static unsigned warp_grid(int64_t n_tok) { return grid_x(ceil_div(n_tok, WARP_THREADS / 32)); }
@@ -258,9 +258,9 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
 
 /* ---- statistics of the auxiliary loss */
 
-enum { STAT_TOKENS = 128 }; /* of a block: its sums are parts of the whole */
+enum { STAT_TOKENS = 128 }; /* tokens of a block, which writes partial sums */
 
-/* A warp's softmax over one row; lanes hold experts as in choose. */
+/* Softmax over one row by a warp; lanes hold experts as in choose. */
 template <int N> static __device__ inline void softmax(float p[N], const float *logits, int n_exp)
 {
     float largest = -INFINITY, sum = 0;
@@ -312,7 +312,7 @@ static __global__ void __launch_bounds__(WARP_THREADS)
     }
 }
 
-/* A thread per expert adds the parts in their order. */
+/* One thread per expert adds the partial sums in order. */
 static __global__ void stats_total(float *prob, float *count, const float *part_prob, const int *part_count,
                                    int64_t n_part, int n_exp)
 {
@@ -356,18 +356,18 @@ struct gates_job {
     int64_t ld_dl, ld_gate, ld_dgate, ld_logits, n_tok;
     int n_exp, n_top;
     bool probability;
-    const float *count; /* of the auxiliary loss; NULL: there is none */
+    const float *count; /* of the auxiliary loss; NULL: off */
     float rows, scale;  /* dl += scale p_i (F_i - sum_j F_j p_j), F = count / rows */
 };
 
-/* dl of one token per warp. */
+/* dl; one warp per token. */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bwd(const struct gates_job job)
 {
     const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
     const int lane = (int)threadIdx.x % 32;
     if (t >= job.n_tok) return;
     const float *gate = job.gate + t * job.ld_gate, *dgate = job.dgate + t * job.ld_dgate;
-    float p[N] = {}, d[N], mean = 0, pull = 0;
+    float p[N] = {}, d[N], mean = 0, aux_mean = 0;
     if (job.probability || job.count) softmax<N>(p, job.logits + t * job.ld_logits, job.n_exp);
     for (int j = 0; j < job.n_top; j++) mean += gate[j] * dgate[j];
 #pragma unroll
@@ -382,18 +382,18 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
 #pragma unroll
         for (int i = 0; i < N; i++) {
             share[i] = lane + 32 * i < job.n_exp ? job.count[lane + 32 * i] / job.rows : 0;
-            pull += share[i] * p[i];
+            aux_mean += share[i] * p[i];
         }
-        pull = warp_sum(pull);
+        aux_mean = warp_sum(aux_mean);
 #pragma unroll
-        for (int i = 0; i < N; i++) d[i] += job.scale * p[i] * (share[i] - pull);
+        for (int i = 0; i < N; i++) d[i] += job.scale * p[i] * (share[i] - aux_mean);
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (lane + 32 * i < job.ld_dl) job.dl[t * job.ld_dl + lane + 32 * i] = d[i];
 }
 
-/* dx += dl W for 64 tokens and 64 columns. BF16: of the weight. */
+/* dx += dl W for 64 tokens and 64 columns. BF16: the weight is bf16. */
 template <bool BF16>
 static __global__ void __launch_bounds__(THREADS)
     dx_tile(bf16 *dx, int64_t lddx, const float *dl, int64_t ld_dl, const struct weight w, int64_t n_tok)
@@ -419,7 +419,7 @@ static __global__ void __launch_bounds__(THREADS)
             store_f32x8(a + piece_row(i) * STRIDE + piece_col(), v);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* transposed: a lane's eight columns of one expert go to eight rows */
+        for (int i = 0; i < 4; i++) { /* transposed: eight columns of one expert become eight rows */
             const int k = (int)threadIdx.x % 64, row = ((int)threadIdx.x / 64 + 2 * i) * 8;
             const int64_t at = (e + k) * w.n_in + first_col + row;
             const bool in = e + k < n_exp && first_col + row < w.n_in;

@@ -1,4 +1,4 @@
-/* rows.cuh - device helpers that kernels working on rows share: eight values at a time, sums over a warp, and eight
+/* rows.cuh - device helpers of the row-wise kernels: loads and stores of eight values, sums over a warp, and eight
  * elements of a weight in any format. Addresses of eight values are 16-byte aligned. */
 #ifndef MT_CUDA_ROWS_H
 #define MT_CUDA_ROWS_H
@@ -7,14 +7,14 @@
 
 #include "kernels/cuda/cuda.h"
 
-/* Whether every row begins at a multiple of 16 bytes. */
+/* Whether every row is 16-byte aligned. */
 static inline bool rows_aligned(struct tensor x)
 {
     return (uintptr_t)x.data % 16 == 0 && x.ld * dtype_size(x.dtype) % 16 == 0;
 }
 
 static __device__ inline uint4 load16(const void *p) { return *(const uint4 *)p; }
-/* To global memory. In assembly, for the compiler may split the plain store into four. */
+/* To global memory. In assembly, since the compiler may split a plain store into four. */
 static __device__ inline void store16(void *p, uint4 u)
 {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(p)), "r"(u.x), "r"(u.y),
@@ -22,7 +22,7 @@ static __device__ inline void store16(void *p, uint4 u)
                  : "memory");
 }
 
-/* Eight bf16 as loaded <-> floats, rounded to nearest even. The lower half of a word comes first. */
+/* Eight bf16 of a 16-byte load <-> floats, rounded to nearest even; the low half of a word comes first. */
 static __device__ inline void unpack8(float v[8], uint4 u)
 {
     const uint32_t word[4] = {u.x, u.y, u.z, u.w};
@@ -54,7 +54,8 @@ static __device__ inline void store_f32x8(float *p, const float v[8])
     ((float4 *)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* Over groups of `width` neighbouring lanes (a power of two); every lane gets the same bits. All 32 lanes call. */
+/* Sum over groups of `width` adjacent lanes (a power of two); every lane gets the same bits. All 32 lanes must call it.
+ */
 template <typename T> static __device__ inline T warp_sum(T v, int width = 32)
 {
     for (int step = width / 2; step; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
@@ -81,7 +82,7 @@ static __device__ inline float e2m1_value(uint32_t code)
     return code & 8 ? -v : v;
 }
 
-/* The scale of one block of a bitsandbytes matrix; the sum is not fused, as quant_absmax has it. */
+/* The absmax of one block of a bitsandbytes matrix; no fused multiply-add, as in quant_absmax. */
 static __device__ inline float block_absmax(const struct weight *w, int64_t block)
 {
     if (!w->scale) return w->absmax[block];
@@ -109,7 +110,7 @@ static __device__ inline void weight_load8(float v[8], const struct weight *w, i
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = e2m1_value(*nibbles >> 4 * k & 15) * scale;
         return;
-    case WF_NF4: /* high nibble first: of each byte, so nibble k ^ 1 of the word */
+    case WF_NF4: /* high nibble first in each byte, so nibble k ^ 1 of the word */
     case WF_FP4:
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = w->code[*nibbles >> 4 * (k ^ 1) & 15] * block_absmax(w, (i + k) / w->block);
@@ -117,7 +118,7 @@ static __device__ inline void weight_load8(float v[8], const struct weight *w, i
     }
 }
 
-/* What weight_load8 asks of w. */
+/* Whether w meets the requirements of weight_load8. */
 static inline bool weight_loads8(const struct weight *w)
 {
     return w->n_in % (w->format == WF_MXFP4 ? 32 : 8) == 0 && (uintptr_t)w->data % 16 == 0;

@@ -1,7 +1,7 @@
-/* sm90.cu - whether Hopper's own kernels are in this program, in the form that the driver takes for this GPU.
+/* sm90.cu - whether this program contains sm_90a code that the driver loads on this GPU.
  *
- * Built for the same architectures as the kernels that include sm90.cuh, so that what is true of this kernel is true of
- * those: what the GPU is called says nothing of what the program was built for. */
+ * CMake compiles this file for the same architectures as the kernels that include sm90.cuh, so the probe kernel answers
+ * for them. The name of the GPU does not say what the program was compiled for. */
 #include "kernels/cuda/cuda.h"
 
 static __global__ void sm90_kernel(int *is_sm90a)

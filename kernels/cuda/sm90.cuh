@@ -1,8 +1,8 @@
-/* sm90.cuh - Hopper's own instructions, one function each: mbarrier, bulk tensor copies (TMA), wgmma, setmaxnreg. The
- * names are those of the PTX ISA. Shared memory is addressed by 32-bit shared-window addresses (sm90_shared).
+/* sm90.cuh - Hopper instructions, one function each: mbarrier, bulk tensor copies (TMA), wgmma, setmaxnreg. The names
+ * are those of the PTX ISA. Shared memory is addressed by 32-bit addresses of the shared window (sm90_shared).
  *
- * Tiles in shared memory are rows of 128 bytes (64 bf16), 1024-byte aligned, in the 128-byte swizzle that TMA writes
- * and wgmma reads: 16-byte chunk c of row i lies at i * 128 + ((c ^ (i & 7)) * 16). */
+ * Tiles in shared memory are rows of 128 bytes (64 bf16), 1024-byte aligned, in the 128-byte swizzle of TMA and wgmma:
+ * 16-byte chunk c of row i is at byte i * 128 + ((c ^ (i & 7)) * 16). */
 #ifndef MT_CUDA_SM90_H
 #define MT_CUDA_SM90_H
 
@@ -17,9 +17,9 @@ __host__ __device__ __forceinline__ uint32_t sm90_swizzle(uint32_t i, uint32_t c
     return i * 128 + ((c ^ (i & 7)) << 4);
 }
 
-/* A wgmma matrix descriptor of a swizzled tile. K-major (rows are m or n, 64 of k each): `stride` is from 8 rows to the
- * next 8, `lead` is unused and 16. MN-major (rows are k, 64 of n each): `stride` is from 8 rows to the next 8, `lead`
- * from 64 columns to the next 64. All in bytes. */
+/* A wgmma matrix descriptor of a swizzled tile; distances in bytes. K-major (a row is one m or n with 64 of k):
+ * `stride` is the distance between groups of 8 rows, `lead` is unused and 16. MN-major (a row is one k with 64 of n):
+ * `stride` is the same, `lead` the distance between groups of 64 columns. */
 __host__ __device__ __forceinline__ uint64_t sm90_descriptor(uint32_t address, uint32_t lead, uint32_t stride)
 {
     const uint64_t swizzle_128 = 1ull << 62;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(bar), "r"(count) : "memory");
 }
-/* After the inits and before __syncthreads(): the copy engine sees them too. */
+/* After the inits and before __syncthreads(): makes them visible to TMA too. */
 __device__ __forceinline__ void mbarrier_init_fence()
 {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
@@ -54,7 +54,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t bar)
 {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}\n" ::"r"(bar) : "memory");
 }
-/* Arrives, and makes the phase wait for so many bytes of bulk copies as well. */
+/* Arrives, and adds `bytes` of bulk copies to what the phase waits for. */
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t bar, uint32_t bytes)
 {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}\n" ::"r"(bar),
@@ -81,7 +81,7 @@ __device__ __forceinline__ void named_sync(int id, int count)
 {
     asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(count) : "memory");
 }
-/* Counts as being there, and goes on. */
+/* Arrives without waiting. */
 __device__ __forceinline__ void named_arrive(int id, int count)
 {
     asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(count) : "memory");
@@ -98,20 +98,20 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, ui
         "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
-/* 16 bytes; when !there, zeros and nothing is read. */
-__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool there)
+/* Copies 16 bytes; writes zeros and reads nothing when !in_bounds. */
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void *from, bool in_bounds)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(in_bounds ? 16 : 0)
                  : "memory");
 }
-/* This thread's arrival on bar, once all its cp.async so far are done. */
+/* Arrives on bar when all earlier cp.async of this thread are complete. */
 __device__ __forceinline__ void cp_async_arrive(uint32_t bar)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(bar) : "memory");
 }
-/* Orders shared memory seen written by threads (cp.async too) before what wgmma and the copy engine read of it. */
+/* Orders writes of threads to shared memory (cp.async included) before later accesses by wgmma and TMA. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
-/* Brings memory to L2; address and size are multiples of 16. */
+/* Prefetches into L2; address and size are multiples of 16. */
 __device__ __forceinline__ void prefetch_l2(const void *p, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(p), "r"(bytes) : "memory");
@@ -124,12 +124,12 @@ __device__ __forceinline__ void warpgroup_barrier(int barrier)
 
 /* ---- wgmma: d [64, N] f32 += a [64, 16] b [16, N], a K-major; b K-major, or MN-major when TRANS_B ----
  *
- * Thread t of the warpgroup holds, for each 8 columns j, d[4j], d[4j+1] of row 16 (t / 32) + t % 32 / 4 and columns
- * 8j + 2 (t % 4), +1; d[4j+2], d[4j+3] lie 8 rows below. */
+ * Thread t of the warpgroup holds, for each 8 columns j, d[4j], d[4j+1] of row 16 (t / 32) + t % 32 / 4 and columns 8j
+ * + 2 (t % 4), +1; d[4j+2], d[4j+3] are 8 rows below. */
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
-/* Until at most PENDING of the committed groups are unfinished. */
+/* Waits until at most PENDING committed groups are incomplete. */
 template <int PENDING> __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
@@ -184,8 +184,8 @@ template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[48], ui
                  : MT_WGMMA_32(0), MT_WGMMA_8(32), MT_WGMMA_8(40)
                  : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
 }
-/* a in registers, as mma_bf16 of mma.cuh takes it: two neighbouring blocks of 8 columns of an accumulator, rounded. It
- * must not change before the product is waited for. */
+/* a in registers, in the layout of mma_bf16 (mma.cuh): two adjacent blocks of 8 columns of an accumulator, rounded to
+ * bf16. It must not change before wgmma_wait has returned for this product. */
 template <bool TRANS_B>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate)
 {
@@ -217,7 +217,7 @@ static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3
         MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     }
     MT_REQUIRE((uintptr_t)base % 16 == 0 && stride[0] % 16 == 0 && stride[1] % 16 == 0,
-               "rows that are not 16-byte aligned");
+               "a tensor map needs a base and strides that are multiples of 16 bytes");
     CUtensorMap map;
     const cuuint64_t sizes[3] = {(cuuint64_t)size[0], (cuuint64_t)size[1], (cuuint64_t)size[2]};
     const cuuint64_t strides[2] = {(cuuint64_t)stride[0], (cuuint64_t)stride[1]};

@@ -1,16 +1,16 @@
-/* tally.cu - the sums of a step, kept on the device: loss, hits, auxiliary loss, rows of every expert.
+/* tally.cu - sums of a step, kept on the device: loss, hits, auxiliary loss, rows of every expert.
  * Shapes: nll, hit [N]; count, prob [E]; offs [E+1]; all outputs f64, "+=".
- * Grid: one block of 1024 threads; row_count a thread per expert.     Numerics: f64 sums in a fixed order. */
+ * Grid: one block of 1024 threads; row_count one thread per expert.     Numerics: f64 sums in a fixed order. */
 #include "kernels/cuda/rows.cuh"
 
 enum { BLOCK = 1024 };
 
-/* Over the block; every thread has the result. All threads call, any number of times. */
+/* Sum over the block; every thread gets it. All threads must call it; repeated calls are allowed. */
 static __device__ inline double block_sum(double v)
 {
     __shared__ double part[BLOCK / 32];
     v = warp_sum(v);
-    __syncthreads(); /* the last call's parts have been read */
+    __syncthreads(); /* the partial sums of the previous call have been read */
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
     return warp_sum(part[threadIdx.x % 32]);

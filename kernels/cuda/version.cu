@@ -1,12 +1,12 @@
-/* version.cu - which machine code this program holds, and which driver and libraries this machine has. */
+/* version.cu - which GPU architectures this program was built for, and which driver and libraries this machine has. */
 #include <stdio.h>
 
 #include <cuda_runtime.h>
 
 #include "kernels/device.h"
 
-/* sm_80: machine code; compute_80: PTX, which the driver compiles for newer GPUs. As CMake names them where its user
- * chose: "80 90a-real", and without -real they are both. */
+/* sm_80: machine code; compute_80: PTX, which the driver compiles for newer GPUs. A list that the user gave to CMake is
+ * printed in CMake's names: "80 90a-real"; a name without -real means both. */
 extern "C" const char *ops_cuda_built(void) { return "architectures " MT_CUDA_ARCHITECTURES; }
 
 static int nccl_version(void)
