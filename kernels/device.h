@@ -84,7 +84,7 @@ void ops_cuda_choose(int n);
 int ops_cuda_count(void); /* number of GPUs that this process sees; the process must not fork afterwards */
 const struct ops *ops_cuda_table(void); /* its ops without a GPU, for dry runs only; NULL in a build without CUDA */
 
-/* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU, with a log line that says why.
+/* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU (device_why_cpu).
  * dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 const char *device_why_cpu(void); /* why "auto" chose the CPU; NULL: it did not */
