@@ -28,7 +28,7 @@ static int64_t entry_count(const struct st_entry *e)
     return n;
 }
 
-/* ---- the list */
+/* ---- the tensors of a draft */
 
 void draft_open(struct draft *d) { draft_open_case(d, CASE); }
 
@@ -178,7 +178,7 @@ static float *entry_values(const struct st_entry *e)
 
 float *draft_values(const struct draft *d, const char *name) { return entry_values(draft_find(d, name)); }
 
-/* Exact for a BF16 value that is normal in F16; any other value becomes a zero of its sign. */
+/* A BF16 value that is normal in F16 is exact; any other becomes zero with its sign. */
 static uint16_t f32_to_f16(float x)
 {
     uint32_t bits;
@@ -188,7 +188,7 @@ static uint16_t f32_to_f16(float x)
     return (uint16_t)(sign | exponent << 10 | (bits >> 13 & 0x3ffu));
 }
 
-/* x as the bytes of a tensor; frees x. */
+/* The bytes of x in the tensor's dtype; frees x. */
 static void *stored(float *x, int64_t n, enum dtype t)
 {
     if (t == DT_F32) return x;
@@ -297,7 +297,7 @@ static const char *expert_name(char name[MAX_NAME], int64_t layer, int product, 
     return name;
 }
 
-/* The MXFP4 experts of one product as [E, out, in], removed from the draft. */
+/* Decodes the MXFP4 experts of one product to [E, out, in] and removes them from the draft. */
 static float *take_experts(struct draft *d, int64_t layer, int product, int64_t *n_out, int64_t *n_in)
 {
     char name[MAX_NAME];
@@ -416,7 +416,7 @@ void draft_head_width(struct draft *d, int64_t dim)
     snprintf(name, sizeof(name), "\"head_dim\": %lld", (long long)dim);
     draft_config(d, "\"head_dim\": 32", name);
     for (int64_t i = 0; i < 4 * N_LAYER; i++) {
-        const int64_t cols = (i % 4 == 0 || i % 4 == 3 ? 4 : 2) * dim; /* of 4 heads, or 2 of k and v */
+        const int64_t cols = (i % 4 == 0 || i % 4 == 3 ? 4 : 2) * dim; /* 4 query heads; 2 heads for k and v */
         const int64_t n_out = i % 4 == 3 ? d_model : cols, n_in = i % 4 == 3 ? cols : d_model;
         float *x = mem_array(n_out * n_in, sizeof(*x)), *bias = mem_array(n_out, sizeof(*bias));
         for (int64_t k = 0; k < n_out * n_in; k++) x[k] = (float)test_value((uint64_t)i, (uint64_t)k) / 8;
@@ -430,7 +430,7 @@ void draft_head_width(struct draft *d, int64_t dim)
 
 /* ---- loading */
 
-/* Two documents of 13 and 18 tokens, longer than the window of 8; every second token a label. */
+/* Two documents of 13 and 18 tokens, longer than the window of 8; every second token is labelled. */
 static void forward(struct model *m, struct model_tally *loss)
 {
     enum { N = 31, CUT = 13, N_LABEL = N / 2 };
@@ -470,9 +470,9 @@ static void open_model(struct loaded *l, struct model *m, struct device *dev, co
 
 void loaded_open(struct loaded *l, const char *dir) { loaded_open_as(l, dir, &(struct quantize){.cache = NULL}); }
 
-void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q) { loaded_open_resident(l, dir, q, 0); }
+void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q) { loaded_open_decoded(l, dir, q, 0); }
 
-void loaded_open_resident(struct loaded *l, const char *dir, const struct quantize *q, int64_t n)
+void loaded_open_decoded(struct loaded *l, const char *dir, const struct quantize *q, int64_t n)
 {
     const struct model_options opt = {.max_len = 64, .quantize = *q, .decoded_layers = n};
     struct device measure, *dev = &l->dev;

@@ -1,5 +1,5 @@
-/* checkpoints.h - variants of the parity checkpoint for the tests of loading: read into memory, changed there, saved in
- * a new directory, loaded on a CPU device and run. */
+/* checkpoints.h - variants of the parity checkpoint, for the tests of loading. A test reads the checkpoint into memory,
+ * changes it, saves it in a new directory, loads that on a CPU device and runs it. */
 #ifndef MT_TEST_CHECKPOINTS_H
 #define MT_TEST_CHECKPOINTS_H
 
@@ -18,10 +18,11 @@ void draft_open_case(struct draft *d, const char *name); /* any fixture, "parity
 void draft_free(struct draft *d);
 const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is missing */
 void draft_remove(struct draft *d, const char *name);
-/* Adds or replaces; data comes from mem_alloc and is then owned by the draft. */
+/* Adds or replaces a tensor. The draft takes ownership of data, which comes from mem_alloc. */
 void draft_put(struct draft *d, const char *name, enum dtype t, int ndim, const int64_t *shape, void *data);
 void draft_config(struct draft *d, const char *old, const char *new); /* replaces text that must exist */
-/* The files in a fresh directory: one, or n_shards with an index and the tensors distributed at random. */
+/* Writes the checkpoint to a new directory: one file, or n_shards files with an index and tensors distributed at
+ * random. */
 const char *draft_save(const struct draft *d, int n_shards);
 
 /* How a Linear is stored. Zeroed but for format: dense, or plain bitsandbytes in U8. */
@@ -30,21 +31,23 @@ struct linear_form {
     int64_t block;
     bool nested;
     enum dtype storage; /* of the nibbles; DT_NONE: U8 */
-    bool decoded;       /* rounded as in the format, but stored as F32: the packed one must equal it */
+    bool decoded;       /* values rounded as in the format, but stored as F32, for comparison with the packed weight */
 };
-/* name.weight's tensors from x [n_out, n_in]. */
+/* Writes the tensors of name.weight from x [n_out, n_in]. */
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
                   const struct linear_form *form);
 
 float *draft_values(const struct draft *d, const char *name); /* of a float tensor; mem_free them */
 
-/* Every float tensor as t. Values that F16 lacks become 0 for any t, so that all three dtypes have the same values. */
+/* Stores every float tensor as t. Values that F16 cannot hold become 0 for any t, so the three dtypes have equal
+ * values. */
 void draft_dense(struct draft *d, enum dtype t);
-void draft_transposed(struct draft *d, enum dtype t);                   /* transformers' dequantised experts */
-void draft_per_expert(struct draft *d, const struct linear_form *form); /* a Linear each, the router wrapped */
-void draft_attention(struct draft *d, const struct linear_form *form);  /* q, k, v and o */
-void draft_expert_width(struct draft *d, int64_t d_ff);                 /* new random experts, MXFP4 */
-void draft_head_width(struct draft *d, int64_t dim);                    /* new random q, k, v and o, BF16 */
+void draft_transposed(struct draft *d, enum dtype t); /* transformers' dequantised experts */
+void draft_per_expert(struct draft *d,
+                      const struct linear_form *form); /* a Linear per expert; the router is a Linear too */
+void draft_attention(struct draft *d, const struct linear_form *form); /* q, k, v and o */
+void draft_expert_width(struct draft *d, int64_t d_ff);                /* new random experts, MXFP4 */
+void draft_head_width(struct draft *d, int64_t dim);                   /* new random q, k, v and o, BF16 */
 
 /* A checkpoint on a CPU device in f32, after a forward pass over two short documents. */
 struct loaded {
@@ -55,12 +58,13 @@ struct loaded {
     struct model_tally loss;
 };
 void loaded_open(struct loaded *l, const char *dir);
-void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q);                  /* packed at load */
-void loaded_open_resident(struct loaded *l, const char *dir, const struct quantize *q, int64_t n); /* and decoded */
+void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q); /* packs at load */
+void loaded_open_decoded(struct loaded *l, const char *dir, const struct quantize *q,
+                         int64_t n); /* and decodes n layers */
 void loaded_close(struct loaded *l);
-void assert_same_weights(const struct loaded *a, const struct loaded *b); /* each decoded value, bit by bit */
-void assert_same_loaded(const struct loaded *a, const struct loaded *b);  /* and, bit by bit, the same loss */
-/* Loads and closes both: the same weights and, bit by bit, the same loss. */
+void assert_same_weights(const struct loaded *a, const struct loaded *b); /* compares every decoded value, bit by bit */
+void assert_same_loaded(const struct loaded *a, const struct loaded *b);  /* also compares the loss, bit by bit */
+/* Loads both directories, compares weights and loss bit by bit, and closes them. */
 void assert_same_model(const char *dir_a, const char *dir_b);
 
 #endif

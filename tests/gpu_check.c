@@ -27,7 +27,7 @@ void *gpu_bytes(const void *src, int64_t bytes)
     return p;
 }
 
-/* Made on the host once, and uploaded by every test that uses them. */
+/* Patterns: the host computes them once, and every test that uses one uploads it. */
 static void make_patterns(void)
 {
     static float f32[PERIOD];
@@ -131,7 +131,7 @@ struct tensor gpu_host(struct tensor x)
 void expect_near(const char *what, struct tensor got, struct tensor want, double bound)
 {
     struct tensor a = gpu_host(got), b = gpu_host(want);
-    const double error = tensor_error(a, b); /* a NaN is never near */
+    const double error = tensor_error(a, b); /* NaN fails the comparison */
     const bool same = !memcmp(a.data, b.data, (size_t)tensor_bytes(a));
     if (!(error <= bound) || (bound <= 0 && !same)) fail_msg("%s: %g apart, allowed %g", what, error, bound);
     mem_free(a.data);

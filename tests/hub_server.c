@@ -1,4 +1,4 @@
-/* hub_server.c - starts tests/hub_server.py, and checks its requests and the cache. */
+/* hub_server.c - starts tests/hub_server.py and checks the requests that it logged, and the cache. */
 #include "tests/hub_server.h"
 
 #include <fcntl.h>
@@ -98,7 +98,7 @@ const char *hub_in_cache(const char *repo, const char *below)
     return p;
 }
 
-/* Every link leads to a blob whose name is the hash of its content, and no other files remain. */
+/* Fails unless every link leads to a blob whose name is the hash of its content, and there are no other files. */
 void assert_verified(const char *dir)
 {
     char **names, path[MT_PATH], target[MT_PATH], hex[HASH_HEX];
@@ -150,7 +150,7 @@ void assert_refused(const char *repo, const char *revision, const char *a, const
     assert_says(err.msg, b);
 }
 
-/* False, with a message: what this machine lacks. */
+/* False after a message that names what this machine lacks. */
 bool hub_can_run(void)
 {
     char dir[MT_PATH];

@@ -1,7 +1,7 @@
 /* main.c - runs the test groups named on the command line, or all:
  *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [--skip PATTERN] [NAME ...]
- * The options give the places of fixtures and executable when they are elsewhere. Of each group it runs the tests that
- * match the first PATTERN and do not match the second. */
+ * --fixtures and --binary override the paths of the build. Of each group, the tests run that match the PATTERN of
+ * --only and do not match that of --skip. */
 #include "tests/test.h"
 
 #include <limits.h>
@@ -33,7 +33,7 @@ static char scratch[64];
 static pid_t scratch_owner;
 
 /* Runs before libgomp's constructor: its threads, and those of the executables that tests start, sleep at barriers.
- * With the small shapes of the tests, spinning took five times the CPU time while other processes ran. */
+ * With the small shapes of the tests and other processes running, spinning took five times the CPU time. */
 __attribute__((constructor(101))) static void sleep_at_barriers(void) { setenv("OMP_WAIT_POLICY", "passive", 0); }
 
 const char *fixture(const char *name)
@@ -93,7 +93,8 @@ double test_value(uint64_t stream, uint64_t i)
     return s / 1.5;
 }
 
-/* In a separate process: one that has used OpenMP's threads or a GPU must not fork ranks (test_comm.c). */
+/* Each group runs in a separate process: test_comm.c forks ranks, which a process with OpenMP threads or a GPU must not
+ * do. */
 static int run_alone(int (*run)(void))
 {
     int status;
@@ -117,7 +118,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[first], "--only")) cmocka_set_test_filter(argv[first + 1]);
         if (!strcmp(argv[first], "--skip")) cmocka_set_skip_filter(argv[first + 1]);
     }
-    if (realpath(fixtures, whole)) fixtures = whole; /* tests make links to them */
+    if (realpath(fixtures, whole)) fixtures = whole; /* tests create symbolic links to fixtures */
     for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
         bool wanted = first >= argc;
         for (int i = first; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);

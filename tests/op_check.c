@@ -129,7 +129,7 @@ struct tensor make_copy(struct tensor x)
     return y;
 }
 
-/* f16 bits of a value that f16 holds exactly (a normal number with at most 10 bits after the leading one). */
+/* The f16 bits of a normal number that f16 represents exactly (at most 10 bits after the leading one). */
 static uint16_t exact_f16(float f)
 {
     uint32_t bits;
@@ -272,7 +272,7 @@ double slope_error(double (*loss)(void *arg), void *arg, struct tensor x, struct
     return fabs(numeric - analytic) / fmax(fabs(numeric), 1e-30);
 }
 
-/* Runs the case on one device after another; its outputs outlive the device only until op_check_end. */
+/* Runs the case on each device in turn. Its outputs are valid until op_check_end. */
 void op_check_case(op_case_fn *run, const void *params, double bound)
 {
     struct device exact, dev, measure;
@@ -298,7 +298,7 @@ void op_check_case(op_case_fn *run, const void *params, double bound)
     again.n = 0;
     run(&measure, params, &again);
     assert_int_equal(measure.work.peak, dev.work.peak);
-    assert_close(3 * measure.flops, dev.flops, 1e-15); /* counted alike */
+    assert_close(3 * measure.flops, dev.flops, 1e-15); /* a dry run counts the same FLOPs */
     assert_int_equal(dev.work.used, 0);
     device_close(&dev);
     op_check_end(&exact);
@@ -315,7 +315,7 @@ void op_check_need_gpu(void)
 
 enum gpu_kind { GPU_HOPPER, GPU_PORTABLE, GPU_LOOP, GPU_PRESORT };
 
-/* loop: the table of a device whose experts are loops. */
+/* loop: the op table of a device that computes the experts in a loop on the host. */
 static void open_cuda(struct device *dev, enum gpu_kind kind, struct ops *loop)
 {
     struct err err = {{0}};
@@ -339,7 +339,7 @@ static void compare_gpu(const struct op_outputs *want, const struct op_outputs *
     }
 }
 
-/* The peak of the work arena equals that of a dry run; the peak of a loop is not above it. */
+/* Checks that the peak of the work arena equals that of a dry run; with experts in a loop it may be lower. */
 static void check_measured(op_case_fn *run, const void *params, const struct device *dev, bool loop)
 {
     struct device measure;

@@ -1,4 +1,4 @@
-/* op_check.h - shared by the tests of the ops: tensors with guards around them, random inputs, finite differences.
+/* op_check.h - for the tests of the ops: tensors with guard bytes around them, random inputs, finite differences.
  *
  * Tensors and weights made here live on the host until op_check_end, which fails the test when a guard byte has
  * changed. Outputs start as NaN (integers as -1), which reveals elements that an op does not write. */
@@ -13,7 +13,7 @@ void op_check_begin(struct device *dev, bool oracle);
 /* Checks and frees every tensor, closes the device; the work arena must be empty. */
 void op_check_end(struct device *dev);
 
-/* A new tensor of NaN; unused trailing sizes are -1: make_empty(DT_F32, 5, -1, -1) is a vector. */
+/* A new tensor filled with NaN. Unused trailing sizes are -1: make_empty(DT_F32, 5, -1, -1) is a vector. */
 struct tensor make_empty(enum dtype t, int64_t n0, int64_t n1, int64_t n2);
 struct tensor make_zero(enum dtype t, int64_t n0, int64_t n1, int64_t n2);
 /* amplitude * test_value(stream, i); the same numbers, rounded, for every float dtype. */
@@ -33,12 +33,12 @@ void assert_same_bits(struct tensor a, struct tensor b); /* equal dtype, shape a
 double tensor_error(struct tensor a,
                     struct tensor b); /* relative_error of two tensors of one shape, any float dtypes */
 
-/* A scalar function of a tensor with a known gradient: sum_i test_value(stream, i) * y_i, and that gradient. */
+/* A scalar loss of a tensor, sum_i test_value(stream, i) * y_i, and its gradient (make_probe). */
 double probe(struct tensor y, uint64_t stream);
 struct tensor make_probe(struct tensor y, uint64_t stream); /* shaped like y, and of its dtype */
 
-/* Relative error of dx against central differences of loss(arg) in every element of x (F64). The loss must read x at
- * every call. */
+/* Relative error of dx against central differences of loss(arg) in every element of x (F64). Every call of
+ * loss must read x. */
 double gradient_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx);
 
 /* The same along one random direction, for tensors with too many elements: |derivative - <dx, direction>| /
@@ -53,16 +53,16 @@ struct op_outputs {
 };
 typedef void op_case_fn(struct device *dev, const void *params, struct op_outputs *outputs);
 
-/* Checks for every op: all outputs are finite; f32 is within bound of f64; 1, 2 and 3 threads give the same bits; a dry
- * run gives the same peak of the work arena as a real run. */
+/* Checks that every test of an op makes: all outputs are finite; f32 is within bound of f64; 1, 2 and 3 threads give
+ * the same bits; a dry run gives the same peak of the work arena as a real run. */
 void op_check_case(op_case_fn *run, const void *params, double bound);
 
 /* Skips the test with a reason on a machine without a GPU or in a build without CUDA. */
 void op_check_need_gpu(void);
-/* Checks for every op on the GPU, with the kernels for Hopper if it is one and with the portable kernels. Inputs are
- * exact in bf16. Each output is finite and, against F64, has at most twice the error of the CPU in bf16 plus one
- * rounding (2^-8, that of bf16). Integers are equal; a second run gives the same bits; guards are unchanged; the work
- * arena's peak equals that of a dry run. */
+/* Checks that every test of an op makes on the GPU, with the portable kernels and, on Hopper, with its own kernels.
+ * Inputs are exact in bf16. Each output is finite and, against F64, has at most twice the error of the CPU in bf16 plus
+ * one rounding (2^-8, that of bf16). Integers are equal; a second run gives the same bits; guards are unchanged; the
+ * work arena's peak equals that of a dry run. */
 enum { OP_GPU_WORK = 1 << 30 };
 void op_check_cuda(op_case_fn *run, const void *params);
 /* The same for the experts as loops on the host (kernels/moe_loop.h), whose scratch depends on the routing and is at

@@ -1,4 +1,4 @@
-/* packed.c - weights in every format for the tests. */
+/* packed.c - test weights in every format. */
 #include "tests/packed.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* packed.h - weights in every format for the tests, made by the encoders of kernels/quant.h from known values. */
+/* packed.h - test weights in every format, encoded by kernels/quant.h from known values. */
 #ifndef MT_PACKED_H
 #define MT_PACKED_H
 
@@ -11,7 +11,7 @@ struct weight_packing {
     int64_t block;
     bool nested;
 };
-/* Values of make_random in that format; valid until op_check_end. */
+/* The values of make_random, encoded in that format; valid until op_check_end. */
 struct weight make_packed(struct weight_packing p, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
                           int64_t n_in);
 /* The same weight, decoded by quant_value to f32. */

@@ -30,8 +30,8 @@ static void make_empty(const char *path)
     assert_int_equal(fclose(f), 0);
 }
 
-/* first: the words before those, NULL at the end. The files are made by the parent, as the child may be killed
- * first. */
+/* first: words before the arguments, NULL at the end. The parent creates the output files, as the child may be killed
+ * before it could. */
 static pid_t start(const char *dir, const char *const *first, const char *const *words)
 {
     char *argv[MAX_ARGS + 2] = {NULL}, out[MT_PATH], err[MT_PATH];

@@ -1,4 +1,4 @@
-/* process.h - for tests that run the executable: start it, stop it, read its output. */
+/* process.h - starts and stops the executable for tests, and reads its output. */
 #ifndef MT_TEST_PROCESS_H
 #define MT_TEST_PROCESS_H
 
@@ -6,7 +6,7 @@
 
 #include "tests/test.h"
 
-/* Output of the process that ended last, at most 64 KiB each. */
+/* Standard output and error of the last process that ended, at most 64 KiB each. */
 struct said {
     char out[1 << 16], err[1 << 16];
 };
@@ -26,17 +26,17 @@ int process_run(const char *const *words);
         if (!strstr(text, part)) fail_msg("\"%s\" is not in:\n%s", part, text);                                        \
     } while (0)
 
-/* An INI file in a fresh directory: the parity case as model and data, output in out/ in the same directory, then the
- * lines `more`. The path, in one of eight static buffers. */
+/* Writes an INI file in a new directory and returns its path (in one of eight static buffers). Model and data are the
+ * parity case, output.dir is out/ in that directory; the lines `more` follow. */
 const char *process_config(const char *more);
-/* DIR/out/NAME in the directory of that INI file; likewise. */
+/* The path of NAME in the output.dir of that INI file, in one of eight static buffers. */
 const char *process_output(const char *config, const char *name);
-/* Two files, or an output of two runs, have the same bytes. */
+/* Fail unless two files, or the same output of two runs, have equal bytes. */
 void assert_same_file(const char *a, const char *b);
 void assert_same_output(const char *a, const char *b, const char *name);
-/* The final adapters of two runs: the largest relative error of a tensor. */
+/* The largest relative error of a tensor between the final adapters of two runs. */
 #define ADAPTER "adapter/adapter_model.safetensors"
 double adapter_error(const char *a, const char *b);
-void process_read(const char *path, char *text, int64_t cap); /* a text file, NUL-terminated, truncated at cap - 1 */
+void process_read(const char *path, char *text, int64_t cap); /* reads a text file; adds a NUL, truncates at cap - 1 */
 
 #endif

@@ -1,4 +1,4 @@
-/* rows.c - rows from text, for tests of data sets. */
+/* rows.c - data sets from text, for tests. */
 #include "tests/rows.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* rows.h - for tests of data sets: rows from text, with a tokenizer of bytes
+/* rows.h - data sets from text, for tests. The tokenizer has a token per byte
  * (tests/fixtures/data/bytes.tokenizer.json). */
 #ifndef MT_TEST_ROWS_H
 #define MT_TEST_ROWS_H
@@ -13,9 +13,9 @@ int rows_load_tokenizer(void **state); /* set-up and tear-down of a group */
 int rows_free_tokenizer(void **state);
 
 struct dataset_options rows_options(void);
-/* Without the fsync of file_write_atomic: some tests write hundreds of files. */
+/* Writes a file without the fsync of file_write_atomic, as some tests write hundreds of files. */
 void rows_write_file(const char *path, const char *text, int64_t size);
-/* A separate file with this text; its path in a static buffer, one per call of eight. */
+/* Writes the text to a new file; returns its path in one of eight static buffers. */
 const char *rows_write_text(const char *text, int64_t size);
 const char *rows_write(const char *text);
 void rows_load(struct dataset *ds, const char *files, const struct dataset_options *opt);

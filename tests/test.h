@@ -12,8 +12,7 @@
 
 #include "kernels/base.h"
 
-/* Path of a file under tests/fixtures (or of the folder given with --fixtures); a static buffer, one per call of eight.
- */
+/* Path of a file under tests/fixtures, or under the folder given with --fixtures; in one of eight static buffers. */
 const char *fixture(const char *name);
 /* The moetrain executable, for tests that run it. */
 const char *moetrain_binary(void);
@@ -25,7 +24,7 @@ void assert_close(double a, double b, double tol);
 /* Frobenius error |a-b| / max(|b|, tiny) of n values. */
 double relative_error(const double *a, const double *b, int64_t n);
 
-/* Deterministic values in [-1, 1), normal-ish; for inputs. */
+/* Deterministic pseudo-random values in [-1, 1), for inputs. */
 double test_value(uint64_t stream, uint64_t i);
 
 #endif

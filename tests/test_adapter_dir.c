@@ -7,7 +7,7 @@
 #include "data/json.h"
 #include "tests/process.h"
 
-/* A finished run of two steps; its configuration. */
+/* Trains two steps; returns the configuration. */
 static const char *finished(const char *more)
 {
     const char *config = process_config(more);
@@ -15,7 +15,7 @@ static const char *finished(const char *more)
     return config;
 }
 
-/* The loss in the JSON of `eval`, whose adapter must be this one; NULL: none. */
+/* The loss in the JSON of `eval`. Fails unless its "adapter" is this one; NULL: the base model. */
 static double eval_loss(const char *adapter)
 {
     struct err err;
@@ -54,11 +54,11 @@ static void test_eval(void **state)
     for (int i = 0; i < MT_LEN(cases); i++) {
         char given[MT_PATH], found[MT_PATH + 16];
         snprintf(given, sizeof(given), "%s", process_output(config, cases[i].given));
-        if (!*cases[i].given) given[strlen(given) - 1] = 0; /* the slash */
+        if (!*cases[i].given) given[strlen(given) - 1] = 0; /* no trailing slash */
         snprintf(found, sizeof(found), "%s%s", given, cases[i].found);
         if (RUN("eval", config, "--adapter", given)) fail_msg("%s", said.err);
         const double loss = eval_loss(found);
-        if (i != 2) assert_true((loss == last) == (i < 2)); /* the best may be the last or not */
+        if (i != 2) assert_true((loss == last) == (i < 2)); /* the best evaluation may be the last one */
     }
 }
 
@@ -99,7 +99,7 @@ static void test_missing(void **state)
     assert_int_equal(RUN("eval", config, "--base", "--adapter", dir), 2);
 }
 
-/* The last lines of a run name its files; their commands work unchanged, for any name of the directory. */
+/* The last lines of a run name its files. The commands in them work as printed, for any directory name. */
 static void test_closing(void **state)
 {
     (void)state;

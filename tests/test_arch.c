@@ -1,4 +1,5 @@
-/* test_arch.c - config.json of gpt-oss-20b in both spellings, its RoPE table against known numbers, and bad values. */
+/* test_arch.c - reads config.json of gpt-oss-20b in the spellings of transformers 4 and 5; compares its RoPE table with
+ * known numbers; rejects bad values. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +19,7 @@
     "\"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"original_max_position_embeddings\": 4096, "          \
     "\"truncate\": false"
 
-/* As published (transformers 4), and as transformers 5 saves it. */
+/* config.json as published (transformers 4) and as transformers 5 saves it. */
 static const char v4[] = "{" SIZES "\"num_experts_per_tok\": 4, \"experts_per_token\": 4, \"rope_theta\": 150000, "
                          "\"rope_scaling\": {\"rope_type\": \"yarn\", " YARN "}, \"torch_dtype\": \"bfloat16\"}";
 static const char v5[] = "{" SIZES "\"num_experts_per_tok\": 4, \"dtype\": \"bfloat16\", "
@@ -95,7 +96,7 @@ static void assert_same_arch(const struct arch *a, const struct arch *b)
     assert_true(r->yarn == q->yarn && r->truncate == q->truncate);
 }
 
-/* The spelling on the right of each arrow reads as the left one. */
+/* Replacing `old` by `new` gives the same architecture. */
 static void test_spellings(void **state)
 {
     (void)state;
@@ -113,7 +114,7 @@ static void test_spellings(void **state)
         {v4, "\"rope_scaling\"", "\"rope_parameters\": null, \"rope_scaling\""},
         {v5, "\"rope_parameters\"", "\"rope_scaling\": null, \"rope_parameters\""},
         {v5, "\"truncate\": false", "\"truncate\": false, \"attention_factor\": null"},
-        /* the defaults of the class */
+        /* defaults of transformers' configuration class */
         {v4, "\"head_dim\": 64, ", ""},
         {v4, "\"sliding_window\": 128, ", ""},
         {v4, "\"rms_norm_eps\": 1e-05, ", ""},
@@ -148,7 +149,7 @@ static void test_variants(void **state)
     assert_true(a.tied);
     a = loaded(edit(v4, "\"truncate\": false", "\"truncate\": false, \"attention_factor\": 1.5"));
     assert_true(a.rope.attention_factor == 1.5);
-    a = loaded(edit(v4, ", \"truncate\": false", "")); /* transformers rounds unless told otherwise */
+    a = loaded(edit(v4, ", \"truncate\": false", "")); /* transformers rounds by default */
     assert_true(a.rope.truncate);
     a = loaded(edit(v5, "\"yarn\"", "\"default\""));
     assert_true(!a.rope.yarn && a.rope.attention_factor == 1 && a.rope.theta == 150000);
@@ -156,7 +157,7 @@ static void test_variants(void **state)
 
 /* ---- RoPE */
 
-/* The table's first two positions give frequency and attention factor back. */
+/* Computes frequency and attention factor from the table's first two positions. */
 static void frequencies(const struct arch *a, double inv_freq[32], double *factor)
 {
     float table[2 * 64];
@@ -223,7 +224,7 @@ static void test_plain_rope(void **state)
     for (int i = 0; i < 32; i++) assert_frequency("plain", f, i, pow(150000, -i / 32.0));
 }
 
-/* Far away the angle is the f32 product, as transformers computes it, not the exact one. */
+/* At large positions the angle is the f32 product, as in transformers, not the exact one. */
 static void test_far_position(void **state)
 {
     (void)state;
@@ -313,7 +314,7 @@ static void test_bad_values(void **state)
     };
     for (int i = 0; i < MT_LEN(rows); i++) assert_refused(edit(v4, rows[i].old, rows[i].new), rows[i].word);
     assert_refused("[]", "model_type");
-    for (size_t n = 0; n < sizeof(v4) - 1; n += 7) { /* cut short */
+    for (size_t n = 0; n < sizeof(v4) - 1; n += 7) { /* truncated */
         char text[sizeof(v4)] = "";
         memcpy(text, v4, n);
         assert_refused(text, "JSON");

@@ -1,4 +1,4 @@
-/* test_bad_rows.c - when bad rows end the reading of data, files that are one array, and limits of a row. */
+/* test_bad_rows.c - how many bad rows stop the loading of data; files that are one JSON array; size limits of a row. */
 #include "tests/rows.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@ static const char *rows_in_order(int64_t bad, int64_t good, int64_t tail)
     return path;
 }
 
-/* Reading ends as soon as too many rows are known to be bad, and not before. */
+/* Loading stops as soon as too many rows are bad, and not before. */
 static void bad_rows_end_the_reading(void **state)
 {
     (void)state;
@@ -28,7 +28,7 @@ static void bad_rows_end_the_reading(void **state)
     rows_refused(rows_in_order(0, 100, 200000), &opt, " of the first 2");
     rows_refused(rows_in_order(0, 100, 200000), &opt, "rows.jsonl:101: ");
     opt.seq_len = 8;
-    rows_load(&ds, rows_in_order(999, 99000, 0), &opt); /* at the start all are bad, in the end 1 % */
+    rows_load(&ds, rows_in_order(999, 99000, 0), &opt); /* all of the first rows are bad, 1 % of all rows */
     assert_int_equal(ds.n_bad, 999);
     assert_int_equal(ds.n_docs, 99000);
     dataset_free(&ds);
@@ -37,7 +37,7 @@ static void bad_rows_end_the_reading(void **state)
     dataset_free(&ds);
 }
 
-/* An array is read row by row: the limits apply to a row, not to the array. */
+/* The loader reads an array row by row: the limits apply to each row, not to the array. */
 static void arrays(void **state)
 {
     (void)state;
@@ -65,7 +65,8 @@ static void arrays(void **state)
     rows_refused(rows_write_text(text, n), &opt, "rows.jsonl[0]: 2097158 JSON values, more than the 1048576");
     rows_refused(rows_write_text(text + 1, n - 2), &opt, "rows.jsonl:1: 2097158 JSON values");
     text[n = 0] = '[';
-    for (n = 1; n < 3 << 20; n += 3) memcpy(text + n, "[],", 3); /* rows that are no objects: the first 1000 say so */
+    for (n = 1; n < 3 << 20; n += 3)
+        memcpy(text + n, "[],", 3); /* rows that are not objects: the first 1000 stop the loading */
     rows_refused(rows_write_text(text, n), &opt, "1000 of the first 1000 rows are bad");
     mem_free(text);
 }

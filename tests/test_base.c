@@ -12,7 +12,7 @@
 #include "kernels/hash.h"
 #include "kernels/tensor.h"
 
-/* Whether f stops the process with abort(); its message is hidden. */
+/* Whether f ends the process with abort(), run in a child with its message hidden. */
 static bool aborts(void (*f)(void))
 {
     fflush(stdout);
@@ -159,7 +159,7 @@ static void memory(void **state)
     assert_false(i64_add(1, -1, &out));
 }
 
-/* Fixed values: a run must be repeatable with later versions of the program. */
+/* Fixed values: later versions of the program must repeat a run. */
 static void random_values(void **state)
 {
     (void)state;
@@ -174,8 +174,8 @@ static void random_values(void **state)
 
 static int bits(uint64_t x) { return __builtin_popcountll(x); }
 
-/* Every bit of key and counter must flip each half of the time about half of the output; neighbours in either must be
- * uncorrelated; uniform values must have the moments of the uniform distribution. */
+/* A flipped bit of key or counter flips each output bit with probability 1/2. Outputs of neighbouring keys and counters
+ * are uncorrelated. Uniform values have the moments of the uniform distribution. */
 static void random_quality(void **state)
 {
     (void)state;
@@ -210,7 +210,7 @@ static void random_quality(void **state)
     assert_true(fabs(square / nd - 1.0 / 3) < 5 * sqrt(4.0 / 45 / nd));
     assert_true(fabs(serial / nd) < 5 / 12.0 / sqrt(nd));
     assert_true(fabs(cross / nd) < 5 / 12.0 / sqrt(nd));
-    assert_true(chi2 > 160 && chi2 < 370); /* 255 degrees of freedom: 255 +- 5 * 22.6, and not too even either */
+    assert_true(chi2 > 160 && chi2 < 370); /* 255 degrees of freedom: 255 +- 5 * 22.6; too small a value is wrong too */
 }
 
 static void narrow_floats(void **state)
@@ -268,7 +268,7 @@ static void views(void **state)
     r = tensor_rows(tensor_1d(values, DT_F32, 48), 40, 8);
     assert_ptr_equal(r.data, values + 40);
     assert_int_equal(r.ld, 8);
-    assert_null(tensor_rows(tensor_2d(NULL, DT_BF16, 6, 8), 3, 2).data); /* measuring */
+    assert_null(tensor_rows(tensor_2d(NULL, DT_BF16, 6, 8), 3, 2).data); /* as in a dry run */
     assert_int_equal(tensor_count((struct tensor){0}), 0);
     assert_int_equal(tensor_count(tensor_2d(NULL, DT_F32, 0, 8)), 0);
     assert_true(aborts(too_many_columns));
@@ -304,7 +304,7 @@ static void weights(void **state)
         assert_true(strlen(weight_format_name(w.format)) > 2);
     }
     w = (struct weight){.format = WF_NF4, .n_exp = 1, .n_out = 5, .n_in = 13, .block = 64, .absmax = absmax};
-    assert_int_equal(weight_blocks(&w), 2); /* 65 elements: the last block and the last byte are cut */
+    assert_int_equal(weight_blocks(&w), 2); /* 65 elements: the last block and the last byte are partial */
     assert_int_equal(weight_bytes(&w), 33 + 8 + 64);
     assert_int_equal(weight_bytes(&(struct weight){0}), 0);
 }
@@ -345,7 +345,7 @@ static void arenas(void **state)
     assert_true(aborts(full_arena));
 }
 
-/* Cases 1 and 2 of RFC 4231, and equality that looks at every byte. */
+/* Cases 1 and 2 of RFC 4231; the comparison of MACs reads every byte. */
 static void hmac(void **state)
 {
     static const struct {

@@ -1,4 +1,5 @@
-/* test_bench.c - `moetrain bench` on the CPU: both tables, JSON, sizes and errors; the checkpoint in memory. */
+/* test_bench.c - `moetrain bench` on the CPU: the tables of `step` and `ops`, JSON, sizes, errors; the checkpoint in
+ * memory. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static double number(struct json j, const char *key)
     return v;
 }
 
-/* Calls of an op, all parts together; every row is sound. */
+/* Number of calls of an op, summed over its rows; checks every row. */
 static double calls(struct json root, const char *op)
 {
     const struct json rows = json_find(root, "ops");
@@ -70,7 +71,7 @@ static void test_step(void **state)
         assert_true(ms >= number(root, "step_ms_min") && ms <= number(root, "step_ms_max") && floor_ms > 0);
         assert_close(number(root, "tok_s"), 64e3 / ms, 1e-9);
         assert_close(number(root, "roof_pct"), 100 * floor_ms / ms, 1e-9);
-        assert_close(calls(root, "attn_fwd"), 8, 0); /* again in the backward */
+        assert_close(calls(root, "attn_fwd"), 8, 0); /* recomputed in the backward pass */
         assert_close(calls(root, "attn_bwd"), 4, 0);
         assert_true(json_has(root, "not_counted"));
         double floor_us = 0;
@@ -155,7 +156,7 @@ static void check_text(struct json j, const char *key, const char *want)
     assert_string_equal(have, want);
 }
 
-/* Derived numbers of a row agree with the measured ones. */
+/* Checks the derived numbers of a row against the measured ones. */
 static void check_split(struct json row, const char *name, bool projection)
 {
     const struct json s = json_find(row, name);
@@ -170,7 +171,7 @@ static void check_split(struct json row, const char *name, bool projection)
     if (projection) assert_close(base, fwd_base + dx_base, 1e-9);
 }
 
-/* Of the sizes of qwen3-tiny: D 256, F 128, 16 experts, 8 for a token. */
+/* Checks a row for the sizes of qwen3-tiny: D 256, F 128, 16 experts, top-8. */
 static void check_lora_row(struct json row, int64_t n_tok, int64_t r)
 {
     const int64_t n_row = 8 * n_tok, params = 16 * r * (256 + 256 + 128 + 256);
@@ -270,7 +271,7 @@ static void test_expert_errors(void **state)
     assert_says(said.out, "qwen3.5-35b-a3b");
 }
 
-/* Layers share their bytes; names are found; the model is as large as ever. */
+/* The checkpoint in memory: layers share their bytes, every name is found, and the sizes are those of the model. */
 static void test_memory(void **state)
 {
     (void)state;
@@ -288,7 +289,7 @@ static void test_memory(void **state)
     int64_t n = 0;
     while (n < m.n && m.buffers[n]) n++;
     assert_true(n < m.n / 3);
-    safetensors_drop(&m.st, first); /* nothing to drop, nothing happens */
+    safetensors_drop(&m.st, first); /* a second drop has no effect */
     synth_memory_close(&m);
     synth_memory_close(&m);
 }

@@ -1,4 +1,4 @@
-/* test_best.c - best/ and eval.patience; held-out rows of another form. */
+/* test_best.c - best/ and eval.patience; held-out rows of another format than the training rows. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "tests/process.h"
 #include "train/report/history.h"
 
-/* With a rate of 0 nothing is learned: no evaluation has a lower loss than that of step 0. */
+/* With a learning rate of 0, no evaluation has a lower loss than that of step 0. */
 #define NOTHING "--set", "optim.lr=0", "--set", "eval.every=1"
 
 static void best_is_never_worse_than_the_start(void **state)
@@ -28,7 +28,7 @@ static void patience_ends_a_run(void **state)
     (void)state;
     const char *config = process_config("");
     assert_int_equal(RUN(config, NOTHING, "--set", "train.steps=1"), 0);
-    /* one evaluation of two is counted in the checkpoint */
+    /* the checkpoint has one evaluation without improvement; patience is two */
     assert_int_equal(RUN(config, NOTHING, "--set", "train.steps=6", "--set", "eval.patience=2"), 0);
     assert_says(said.err, "eval.patience = 2: the last 2 evaluations had no lower loss than ");
     assert_says(said.err, "stopped after step 2 of 6");
@@ -80,9 +80,9 @@ static void held_out_rows_of_another_form(void **state)
     assert_says(said.err, "need data.eval: set it");
 }
 
-/* Without an evaluation of step 0, or after the held-out data changed, the first evaluation has nothing to be compared
- * with, and losses of other data do not count. */
-static void what_best_is_compared_with(void **state)
+/* best/ ignores losses of other held-out data. Without an evaluation of step 0, or after the held-out data changed, the
+ * first evaluation is the best. */
+static void best_ignores_losses_of_other_data(void **state)
 {
     (void)state;
     const char *config = process_config("");
@@ -134,7 +134,7 @@ int test_best(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(best_is_never_worse_than_the_start), cmocka_unit_test(patience_ends_a_run),
-        cmocka_unit_test(what_best_is_compared_with),         cmocka_unit_test(a_loss_that_is_not_finite),
+        cmocka_unit_test(best_ignores_losses_of_other_data),  cmocka_unit_test(a_loss_that_is_not_finite),
         cmocka_unit_test(held_out_rows_of_another_form),
     };
     return cmocka_run_group_tests_name("best", tests, NULL, NULL);

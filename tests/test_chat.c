@@ -1,5 +1,5 @@
-/* test_chat.c - harmony and DeepSeek V4's format against the output of the published template and encoder, loss spans,
- * errors, and the ids of marks. tests/parity/make_{chat,deepseek}_vectors.py write the vectors. */
+/* test_chat.c - compares harmony and DeepSeek V4's format with the published template and encoder; loss spans, errors,
+ * ids of special tokens. tests/parity/make_{chat,deepseek}_vectors.py write the expected texts. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -71,7 +71,7 @@ static void vectors(void **state)
     json_free(doc);
 }
 
-/* Earlier text in the buffer stays before the new text, and alone after an error. */
+/* Rendering appends to the buffer; after an error the buffer has the earlier text only. */
 static void appends(void **state)
 {
     (void)state;
@@ -190,7 +190,8 @@ static void refused(void **state)
     text_free(&t);
 }
 
-/* The span edges of real chats are token edges: every mark is one token, and no token crosses an edge. */
+/* Loss spans begin and end at token boundaries: each special token is one token, and no token crosses the end of a
+ * span. */
 static void edges_are_token_edges(void **state)
 {
     (void)state;
@@ -278,7 +279,7 @@ static void deepseek_refusals(void **state)
     chat_template_free(t);
 }
 
-/* The spans' texts of all samples, "|" after each, "/" after a sample. */
+/* The texts of all loss spans, each followed by "|", each sample by "/". */
 static void assert_trained(const char *kwargs, bool whole, int64_t unshown, const char *expected)
 {
     char row[512], got[512] = "";
@@ -307,7 +308,7 @@ static void assert_trained(const char *kwargs, bool whole, int64_t unshown, cons
     json_free(doc);
 }
 
-/* Earlier turns are shown without reasoning: each answer is trained with the prompt of inference. */
+/* Each answer is trained after the prompt of inference, which has no reasoning of earlier turns. */
 static void deepseek_samples(void **state)
 {
     (void)state;
@@ -318,7 +319,7 @@ static void deepseek_samples(void **state)
                    "why a</think>a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
 }
 
-/* Variables of the configuration; those of a row override them. */
+/* Template variables from the configuration; those of a row override them. */
 static void kwargs(void **state)
 {
     (void)state;
@@ -351,8 +352,8 @@ static void kwargs(void **state)
     chat_template_free(t);
 }
 
-/* A checkpoint without a template, whose tokenizer has V4's marks, is rendered by V4's rules; a template overrides
- * them. */
+/* A checkpoint without a template, whose tokenizer has V4's special tokens, uses V4's format; a template overrides it.
+ */
 static void deepseek_is_recognised(void **state)
 {
     (void)state;

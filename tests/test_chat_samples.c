@@ -1,4 +1,4 @@
-/* test_chat_samples.c - where an answer begins when the generation prompt differs from the rendered answer. */
+/* test_chat_samples.c - the start of an answer's loss when the generation prompt differs from the rendered answer. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -8,18 +8,18 @@
 #include "data/file.h"
 #include "data/text.h"
 
-/* As Nemotron 3: the prompt opens reasoning, and an answer without reasoning has an empty block; only the last answer
- * shows its reasoning. */
+/* Like Nemotron 3: the prompt opens a reasoning block, and an answer without reasoning has an empty block. Only the
+ * last answer keeps its reasoning. */
 #define EMPTY_BLOCK                                                                                                    \
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% if loop.last and "              \
     "m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% else %}<think></think>{% endif %}"         \
     "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n" \
     "{% endif %}"
-/* As DeepSeek: the prompt opens reasoning, and answers are written without it. */
+/* Like DeepSeek: the prompt opens a reasoning block, which answers do not have. */
 #define NO_BLOCK                                                                                                       \
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}"        \
     "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
-/* The prompt names another role than the answer. */
+/* The prompt has another role than the answer. */
 #define OTHER_ROLE(asked, written)                                                                                     \
     "{% for m in messages %}{{ '" written "' if m.role == 'assistant' else '<|user|>' }}{{ m.content }}<|im_end|>"     \
     "{% endfor %}{% if add_generation_prompt %}" asked "{% endif %}"
@@ -39,7 +39,7 @@ static struct chat_template *load(const char *text)
     return t;
 }
 
-/* The samples of a conversation, each ended by "/", with loss spans in [[ ]]; an error unchanged. */
+/* The samples of a conversation, each followed by "/", with loss spans in [[ ]]; or the error message. */
 static void make(struct text_buf *out, const char *template, const char *answers[2], const char *more, bool whole)
 {
     struct chat_template *t = load(template);
@@ -98,7 +98,7 @@ static void parted_headers(void **state)
          "<|im_end|>\n<|im_start|>assistant\n<think>\n[[r\n</think>\nd<|im_end|>]]\n"},
         {NO_BLOCK, {"b", "d"}, "", false, "<|user|>a<|assistant|>[[b<|im_end|>]]<|user|>c<|assistant|>[[d<|im_end|>]]"},
         {NO_BLOCK, {"b", "d"}, "", true, "<|user|>a<|assistant|>[[b<|im_end|>]]<|user|>c<|assistant|>[[d<|im_end|>]]"},
-        {NO_BLOCK, /* the answers begin as the rest of the prompt does */
+        {NO_BLOCK, /* the answers begin with characters of the prompt's <think> */
          {"<thin", "<"},
          "",
          false,

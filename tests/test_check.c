@@ -12,7 +12,7 @@
 
 static char text[1 << 16];
 
-/* The parity case `name` as configuration, on a CPU. */
+/* A configuration of the parity case `name`, on a CPU. */
 static struct config case_config(const char *name, const char *dtype)
 {
     struct config cfg;
@@ -28,7 +28,7 @@ static struct config case_config(const char *name, const char *dtype)
     return cfg;
 }
 
-/* Checks in this process with some ops replaced. */
+/* Runs the check in this process with some ops replaced. */
 static int check_config(const struct config *cfg, const struct ops *ops)
 {
     struct err err = {{0}};
@@ -73,7 +73,7 @@ static void test_padded_ranks(void **state)
     }
 }
 
-/* ---- ops with one fault each; models are planned with them before anything is allocated */
+/* ---- ops with one fault each (a dry run calls them too, without memory) */
 
 static void scaled_attention(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
                              struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
@@ -82,7 +82,7 @@ static void scaled_attention(struct device *dev, struct tensor o, struct tensor 
     for (int64_t i = 0; i < tensor_count(o) && !dev->dry_run; i++) ((float *)o.data)[i] *= 1.01f;
 }
 
-/* One token goes to its least likely expert. */
+/* Sends one token to its least likely expert. */
 static void confused_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                             const struct weight *w, struct tensor bias, enum router_kind kind)
 {
@@ -138,9 +138,9 @@ static void test_wrong_ops(void **state)
     assert_noticed(&ops, "fp32", "nan");
 }
 
-/* ---- heads of other widths than the fixtures have */
+/* ---- head widths that the fixtures do not have */
 
-/* The parity case with heads of `dim`, saved; its directory. */
+/* Saves the parity case with heads of width `dim`; returns the directory. */
 static const char *save_heads(int64_t dim)
 {
     struct draft d;
@@ -153,7 +153,7 @@ static const char *save_heads(int64_t dim)
 
 static const int64_t head_widths[] = {16, 48, 80, 96, 112, 160, 192, 256};
 
-/* Opens it, without loading, on a backend with memory separate from the host's, as a GPU has. */
+/* Plans the model on a backend whose memory is separate from the host's, like a GPU. */
 static int open_heads(int64_t dim, struct err *err)
 {
     const struct lora_options lora = {.r = 8, .alpha = 8, .targets = "q_proj,experts", .layers = ""};

@@ -40,7 +40,7 @@ static const struct config *settings(void)
     return &c;
 }
 
-/* Second moments: no value is below zero. */
+/* Second moments are not negative. */
 static void fill_moments(struct tiny *t, uint64_t seed)
 {
     const struct tensor v = t->ad.opt.v;
@@ -89,7 +89,7 @@ static void assert_equal_arrays(struct tiny *a, struct tiny *b)
     }
 }
 
-static void a_run_comes_back_exactly(void **state)
+static void a_checkpoint_restores_the_exact_state(void **state)
 {
     (void)state;
     static const char *const dtypes[] = {"fp32", "bf16", "oracle"};
@@ -108,7 +108,7 @@ static void a_run_comes_back_exactly(void **state)
         tiny_fill(&b, b.ad.opt.param, 9);
         fill_moments(&b, 9);
         b.ad.opt.step = 0;
-        if (!strcmp(dtypes[i], "oracle")) { /* more digits than F32 has */
+        if (!strcmp(dtypes[i], "oracle")) { /* F64 values that F32 cannot represent */
             double *m = a.ad.opt.m.data;
             m[0] = 1.0 / 3;
         }
@@ -123,7 +123,7 @@ static void a_run_comes_back_exactly(void **state)
     }
 }
 
-static void the_adapter_inside_is_whole(void **state)
+static void a_checkpoint_contains_the_adapter(void **state)
 {
     (void)state;
     struct tiny a, b;
@@ -152,7 +152,7 @@ static void flip_byte(const char *path, int64_t at, uint8_t bit)
     mem_free(text);
 }
 
-/* One changed bit anywhere in any file is detected, and the file named. */
+/* One flipped bit anywhere in any file is detected, and the error names the file. */
 static void every_damaged_file_is_named(void **state)
 {
     (void)state;
@@ -197,7 +197,7 @@ static void every_damaged_file_is_named(void **state)
     tiny_close(&t);
 }
 
-static void cut_files_are_noticed(void **state)
+static void truncated_files_are_errors(void **state)
 {
     (void)state;
     struct tiny t;
@@ -223,7 +223,7 @@ static void cut_files_are_noticed(void **state)
         mem_free(text);
     }
     assert_int_equal(checkpoint_load(dir, &t.ad, &t.dev, &got, &err), 0);
-    /* A sparse file of a terabyte is refused by its size: reading it would take an hour. */
+    /* The size of a sparse file of one terabyte is an error; reading it would take an hour. */
     path_of(path, out, 1, "optimizer.safetensors");
     if (truncate(path, (off_t)1 << 40)) {
         printf("skip: no file of 1 TiB here: %s\n", strerror(errno));
@@ -243,7 +243,7 @@ static void assert_newest(const char *out, int64_t step)
     assert_string_equal(path, want);
 }
 
-static void the_one_before_a_damaged_one_is_used(void **state)
+static void damaged_checkpoints_are_skipped(void **state)
 {
     (void)state;
     struct tiny t;
@@ -289,7 +289,7 @@ static void assert_steps(const char *out, const char *want)
     assert_string_equal(text, want);
 }
 
-static void only_the_newest_stay(void **state)
+static void only_the_newest_are_kept(void **state)
 {
     (void)state;
     struct tiny t;
@@ -306,8 +306,8 @@ static void only_the_newest_stay(void **state)
     tiny_close(&t);
 }
 
-/* A save that is killed leaves a hidden directory with some of the files. */
-static void killed_saves_are_swept_up(void **state)
+/* A killed save leaves a hidden directory with some of the files, which the next save deletes. */
+static void leftovers_of_killed_saves_are_deleted(void **state)
 {
     (void)state;
     static const char *const stages[] = {".tmp-step-000002", ".tmp-step-000002/adapter",
@@ -327,7 +327,7 @@ static void killed_saves_are_swept_up(void **state)
         assert_steps(out, "step-000001");
         assert_newest(out, 1);
     }
-    snprintf(path, sizeof(path), "%s/checkpoints/notes", out); /* another program's: stays, not a checkpoint */
+    snprintf(path, sizeof(path), "%s/checkpoints/notes", out); /* not a checkpoint: stays */
     assert_int_equal(file_make_dirs(path, &err), 0);
     save(&t, out, 2, 1);
     assert_steps(out, "notes step-000002");
@@ -335,7 +335,7 @@ static void killed_saves_are_swept_up(void **state)
     tiny_close(&t);
 }
 
-/* Saves without end, until its parent kills it. */
+/* A child that saves in a loop until it is killed. */
 static _Noreturn void save_until_killed(const char *out, const char *best)
 {
     struct tiny t;
@@ -349,7 +349,7 @@ static _Noreturn void save_until_killed(const char *out, const char *best)
     }
 }
 
-/* A directory too deep for any path: it can be renamed, but not deleted. */
+/* Creates a directory so deep that it can be renamed, but not deleted: its paths are too long. */
 static void make_deep(const char *dir)
 {
     char name[201] = "";
@@ -365,7 +365,7 @@ static void make_deep(const char *dir)
     close(at);
 }
 
-static void what_cannot_be_deleted_ends_no_run(void **state)
+static void failed_deletions_are_warnings(void **state)
 {
     (void)state;
     struct tiny t;
@@ -419,7 +419,7 @@ static void a_save_may_be_killed_at_any_moment(void **state)
     tiny_close(&t);
 }
 
-/* Every directory with the name of a step is complete, not only the newest. */
+/* Fails unless every directory with the name of a step is a complete checkpoint. */
 static void assert_all_whole(const char *out, struct tiny *t)
 {
     char folder[MT_PATH], path[2 * MT_PATH], **names;
@@ -435,7 +435,7 @@ static void assert_all_whole(const char *out, struct tiny *t)
     file_list_free(names, n);
 }
 
-/* A checkpoint that takes long to delete, killed during deletion: directories with the name of a step are complete. */
+/* A process killed while it deletes a large checkpoint: directories with the name of a step are complete. */
 static void a_deletion_may_be_killed_at_any_moment(void **state)
 {
     (void)state;
@@ -472,7 +472,7 @@ static void a_deletion_may_be_killed_at_any_moment(void **state)
     tiny_close(&t);
 }
 
-/* Values that no run can have. */
+/* Values that training cannot produce. */
 static void forged_tensors_are_refused(void **state)
 {
     (void)state;
@@ -532,16 +532,16 @@ static void other_adapters_are_refused(void **state)
 int test_checkpoint(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_run_comes_back_exactly),
-        cmocka_unit_test(the_adapter_inside_is_whole),
+        cmocka_unit_test(a_checkpoint_restores_the_exact_state),
+        cmocka_unit_test(a_checkpoint_contains_the_adapter),
         cmocka_unit_test(every_damaged_file_is_named),
-        cmocka_unit_test(cut_files_are_noticed),
-        cmocka_unit_test(the_one_before_a_damaged_one_is_used),
-        cmocka_unit_test(only_the_newest_stay),
-        cmocka_unit_test(killed_saves_are_swept_up),
+        cmocka_unit_test(truncated_files_are_errors),
+        cmocka_unit_test(damaged_checkpoints_are_skipped),
+        cmocka_unit_test(only_the_newest_are_kept),
+        cmocka_unit_test(leftovers_of_killed_saves_are_deleted),
         cmocka_unit_test(a_save_may_be_killed_at_any_moment),
         cmocka_unit_test(a_deletion_may_be_killed_at_any_moment),
-        cmocka_unit_test(what_cannot_be_deleted_ends_no_run),
+        cmocka_unit_test(failed_deletions_are_warnings),
         cmocka_unit_test(forged_tensors_are_refused),
         cmocka_unit_test(other_adapters_are_refused),
     };

@@ -1,4 +1,4 @@
-/* test_cli.c - the executable from outside: exit codes, messages, subcommands, files of a run. */
+/* test_cli.c - runs the executable: exit codes, messages, subcommands, files of a run. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -160,7 +160,7 @@ static void test_plan(void **state)
     assert_says(said.out, "gradients");
     assert_says(said.out, "recompute = none");
     assert_says(said.out, "FLOP");
-    assert_false(exists(process_output(config, ""))); /* nothing is loaded, nothing is written */
+    assert_false(exists(process_output(config, ""))); /* a plan creates no output.dir */
     assert_int_equal(RUN("plan", config, "--set", "train.recompute=full"), 0);
     assert_says(said.out, "recompute = full");
 }
@@ -190,7 +190,7 @@ static void test_budget(void **state)
     assert_false(exists(process_output(config, "adapter")));
 }
 
-/* An evaluation fits into what the plan says of it, which has no room for gradients and moments. */
+/* `eval` runs within the memory that the plan gives for an evaluation, which has no gradients and moments. */
 static void test_eval_alone(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static void test_train_and_eval(void **state)
     struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "eval", &err);
     assert_non_null(doc);
     assert_int_equal(json_get_f64(json_root(doc), "loss", &loss, &err), 0);
-    assert_true(loss > 13 && loss < 15); /* random weights over 4096 tokens; not the uniform 8.3 */
+    assert_true(loss > 13 && loss < 15); /* random weights, vocabulary of 4096; uniform predictions would give 8.3 */
     json_free(doc);
 }
 

@@ -8,7 +8,7 @@
 #include "tests/process.h"
 #include "train/cli/cli.h"
 
-/* The command's words, then `more`. */
+/* Runs moetrain with the command's words, then `more`. */
 static int run_command(const struct command *c, const char *more)
 {
     char name[64], *second;
@@ -17,7 +17,7 @@ static int run_command(const struct command *c, const char *more)
     return second ? RUN(name, second, more) : RUN(name, more);
 }
 
-/* The same text without line breaks and blanks from wrapping. */
+/* The text without the line breaks and blanks of wrapping. */
 static const char *unwrapped(const char *text)
 {
     static char out[sizeof(said.out)];
@@ -305,7 +305,7 @@ static char *help_file(const char *option, const char *value, char path[MT_PATH]
     return path;
 }
 
-/* The exit code of a shell command line; its output, truncated at cap - 1. */
+/* Runs a shell command line; returns its exit code and sets its output, truncated at cap - 1. */
 static int shell(const char *line, char *out, size_t cap)
 {
     FILE *f = popen(line, "r");

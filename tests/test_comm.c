@@ -1,5 +1,5 @@
-/* test_comm.c - ranks as processes of this machine: the contract of the collectives, and how a run ends when a rank
- * fails. */
+/* test_comm.c - ranks as processes on this machine: the contract of the collectives, and the end of a run in which a
+ * rank fails. */
 #include <math.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include "kernels/comm/comm.h"
 #include "tests/process.h"
 
-/* In a rank: a failed check exits with code 3 and prints the line on standard error. */
+/* For ranks: a failed check exits with code 3 and prints its line number on standard error. */
 #define CHECK(cond)                                                                                                    \
     do {                                                                                                               \
         if (cond) break;                                                                                               \
@@ -28,7 +28,7 @@ static const char *backend = "cpu";
 
 enum { MAX_RANKS = 5, TIMEOUT_S = 2 };
 
-/* Processes that were started together. */
+/* The processes of one run. */
 struct ranks {
     pid_t pids[MAX_RANKS];
     char dir[128]; /* standard error of each, by its rank */
@@ -112,13 +112,13 @@ static void run_ranks(body_fn *body, int world)
 
 /* ---- collectives */
 
-/* In [-0.5, 0.5), of 32 bits, so that sums in f32 are rounded; millions of values are compared. */
+/* A value in [-0.5, 0.5) with 32 bits, so f32 rounds sums; cheap, as tests compare millions of values. */
 static double value(int rank, int64_t i)
 {
     return (double)((uint32_t)(i + 1) * 2654435761u ^ (uint32_t)(rank + 7) * 2246822519u) * 0x1p-32 - 0.5;
 }
 
-/* Values of the host on the device, and back. */
+/* Copy values from the host to the device, and back. */
 static struct tensor push(struct device *dev, const void *host, enum dtype t, int64_t rows, int64_t cols)
 {
     const struct tensor x = cols ? arena_tensor_2d(&dev->work, t, rows, cols) : arena_tensor_1d(&dev->work, t, rows);
@@ -131,7 +131,7 @@ static void pull(struct device *dev, void *host, struct tensor x)
     device_download(dev, host, x.data, tensor_bytes(x));
 }
 
-/* The sum in rank order, which every rank must have bit for bit (for two ranks, any order gives the same). */
+/* The sum in rank order. Every rank must have it bit for bit. (For two ranks, the order does not matter.) */
 static void sum_of(struct comm *c, struct device *dev, int64_t n)
 {
     float *x = mem_array(n, sizeof(*x));
@@ -191,14 +191,14 @@ static void host_values(struct comm *c)
     }
 }
 
-/* Rows from rank p to rank q; rank 1 gets none. */
+/* Number of rows that rank p sends to rank q; rank 1 receives none. */
 static int64_t n_rows(int p, int q) { return q == 1 ? 0 : 3 * p + 100 * q + (p == q); }
 
 static float row_value(int from, int to, int64_t i) { return (float)(from * 1000000 + to * 10000) + (float)i; }
 
 enum { WIDE = 5, MOST = 4096 }; /* MOST: rows that any rank may receive */
 
-/* Two tensors of different widths at once, `turn` after turn; they are at the bottom of the work arena. */
+/* Exchanges two tensors of different widths in one call, repeatedly; they are at the bottom of the work arena. */
 static void rows_of(struct comm *c, struct device *dev, const struct tensor land[2], const int64_t *rows, int turn)
 {
     static const int64_t cols[2] = {WIDE, 1};
@@ -226,7 +226,7 @@ static void rows_of(struct comm *c, struct device *dev, const struct tensor land
     arena_release(&dev->work, mark);
 }
 
-/* With NCCL or sockets, then with copies where supported; more calls than there are tickets. */
+/* Exchanges rows by NCCL or sockets, then by direct copies where supported; makes more calls than there are tickets. */
 static void all_to_all(struct comm *c, struct device *dev)
 {
     const struct tensor land[2] = {arena_tensor_2d(&dev->work, DT_F32, MOST, WIDE),
@@ -244,7 +244,7 @@ static void all_to_all(struct comm *c, struct device *dev)
     mem_free(rows);
 }
 
-/* A device whose ranks may share memory: `left` has the ranks that have closed their view of the others' memory. */
+/* A device whose ranks share memory. left[r] is set when rank r has closed its view of the others' memory. */
 static volatile int *left; /* [MAX_RANKS] seen by all processes */
 static int own_rank, without_sharing;
 
@@ -296,7 +296,7 @@ static void share_work(struct comm *c, struct device *dev)
     all_left(c);
     without_sharing = -1;
     comm_share_work(c, dev);
-    comm_abandon_work(c, dev); /* waits for nobody */
+    comm_abandon_work(c, dev); /* must return without the other ranks */
     CHECK(!dev->work.base && work.base && !left[c->rank]);
     c->shared = false;
     c->device = NULL;
@@ -315,7 +315,7 @@ static void test_share_work(void **state)
 
 static void every_collective(struct comm *c, struct device *dev)
 {
-    static const int64_t sizes[] = {0, 1, 3, 1000, 65536, 400001}; /* up to several pieces */
+    static const int64_t sizes[] = {0, 1, 3, 1000, 65536, 400001}; /* up to several messages */
     for (int i = 0; i < MT_LEN(sizes); i++) sum_of(c, dev, sizes[i]);
     copies(c, dev);
     host_values(c);
@@ -328,7 +328,7 @@ static void test_collectives(void **state)
     for (int world = 1; world <= MAX_RANKS; world += world == 1 ? 1 : 3) run_ranks(every_collective, world);
 }
 
-/* A group of the even and a group of the odd ranks at the same time; and groups of one. */
+/* Groups of the even and of the odd ranks, used at the same time; groups of one rank. */
 static void groups(struct comm *c, struct device *dev)
 {
     struct comm half, one;
@@ -360,13 +360,13 @@ static void test_groups(void **state)
 static int count_gpus(void)
 {
     int status;
-    const pid_t pid = fork(); /* a process that has asked CUDA must not fork ranks */
+    const pid_t pid = fork(); /* a process that has called CUDA must not fork ranks */
     if (pid == 0) _exit(ops_cuda_count());
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
-/* The same between two GPUs. */
+/* The collectives between two GPUs. */
 static void test_gpus(void **state)
 {
     (void)state;
@@ -376,7 +376,7 @@ static void test_gpus(void **state)
     }
     backend = "cuda";
     run_ranks(every_collective, 2);
-    print_message("%s\n", said.err); /* copies, or NCCL alone: that depends on the machine */
+    print_message("%s\n", said.err); /* direct copies or only NCCL, depending on the machine */
     run_ranks(groups, 2);
     backend = "cpu";
 }
@@ -407,7 +407,7 @@ static void killed(struct comm *c, struct device *dev)
     reduce_often(c, dev, 1000000);
 }
 
-/* Like a GPU whose rows went to a rank that is gone. */
+/* Rank 1 dies; the others abort, like a GPU that accesses the memory of a dead rank. */
 static void cut_off(struct comm *c, struct device *dev)
 {
     reduce_often(c, dev, 18);
@@ -436,7 +436,7 @@ static void busy(struct comm *c, struct device *dev)
     comm_busy(c, NULL);
 }
 
-/* It reports that it loads, and hangs; so does rank 0. */
+/* Ranks 0 and 1 report that they are loading, and hang. */
 static void stuck(struct comm *c, struct device *dev)
 {
     reduce_often(c, dev, 3);
@@ -453,7 +453,7 @@ static void first_stuck(struct comm *c, struct device *dev)
     comm_barrier(c);
 }
 
-/* No rank waits for another. */
+/* All ranks hang, and none waits for another. */
 static void all_stuck(struct comm *c, struct device *dev)
 {
     (void)dev;
@@ -488,7 +488,7 @@ static void stopped(struct comm *c, struct device *dev)
     sleep_s(30); /* no rank waits for it yet */
 }
 
-/* Three ranks; 0 and 2 end with 1, and rank 0 prints the cause. */
+/* Faults among three ranks: ranks 0 and 2 exit with 1, and rank 0 prints the cause. */
 static const struct fault {
     body_fn *body;
     const char *who, *says;
@@ -514,7 +514,7 @@ static void assert_ends(const struct fault *f, const struct ranks *ranks)
     assert_int_equal(rank_result(ranks, 2), 1);
 }
 
-/* All runs at the same time, as they mostly wait. */
+/* All cases run at the same time, as they mostly wait. */
 static void test_faults(void **state)
 {
     (void)state;
@@ -535,7 +535,7 @@ static void slowly(struct comm *c, struct device *dev)
     }
 }
 
-/* All ranks are stopped, as by Ctrl-Z, and continue without an error. */
+/* All ranks are stopped, as by Ctrl-Z, and resume without an error. */
 static void test_pause(void **state)
 {
     (void)state;
@@ -547,7 +547,7 @@ static void test_pause(void **state)
     assert_all_end_well(&ranks, 3);
 }
 
-/* Ranks in different calls stop, and the message names both. */
+/* Ranks that make different collective calls stop, and the message names both calls. */
 static void test_astray(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_compare.c - comparison of runs: results, settings that differ, the page. */
+/* test_compare.c - `moetrain compare`: results, settings that differ, the HTML page. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "data/file.h"
 #include "train/report/compare.h"
 
-/* A run directory DIR/NAME with 3 steps, two evaluations and the given settings. */
+/* Writes a run directory DIR/NAME with 3 steps, two evaluations and the given settings. */
 static const char *make_run(const char *dir, const char *name, double loss, const char *settings)
 {
     static char path[4][MT_PATH];
@@ -32,7 +32,7 @@ static const char *make_run(const char *dir, const char *name, double loss, cons
     return run;
 }
 
-/* The output of compare; for mem_free. */
+/* The output of compare; the caller frees it with mem_free. */
 static char *compared(const char *dir, const char *const *dirs, int n, const char *html)
 {
     struct err err;
@@ -94,7 +94,7 @@ static void results_and_settings(void **state)
     assert_non_null(strstr(second, "data.train            (empty) | <a>.jsonl\n"));
     assert_null(strstr(second, "output.dir"));
     assert_null(strstr(second, "lora.r"));
-    assert_non_null(strstr(text, html_path)); /* where the page is */
+    assert_non_null(strstr(text, html_path)); /* the output names the page */
     char *html = file_read(html_path, 1 << 20, &size, &err);
     assert_non_null(html);
     assert_non_null(strstr(html, "<td>&lt;a&gt;.jsonl"));
@@ -132,8 +132,8 @@ static void what_is_missing(void **state)
     mem_free(text);
 }
 
-/* A pipe, or a link to one, is unchanged. */
-static void page_replaces_files_alone(void **state)
+/* --html does not replace a FIFO or a link to one. */
+static void page_replaces_only_files(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -156,6 +156,6 @@ static void page_replaces_files_alone(void **state)
 int test_compare(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(other_held_out_data),
-                                       cmocka_unit_test(what_is_missing), cmocka_unit_test(page_replaces_files_alone)};
+                                       cmocka_unit_test(what_is_missing), cmocka_unit_test(page_replaces_only_files)};
     return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_config.c - the option table in all its uses: files, --set, help, dump, checks. */
+/* test_config.c - the option table: files, --set, help, dump, validation. */
 #include "tests/test.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static int parse(struct config *c, const char *text, struct err *err)
     return config_parse(c, text, (int64_t)strlen(text), "run.ini", err);
 }
 
-/* The text must be refused with exactly this message. */
+/* Fails unless the text is refused with exactly this message. */
 static void refuse(const char *text, const char *message)
 {
     struct config c = fresh();
@@ -74,9 +74,8 @@ static void every_key_has_a_default(void **state)
     check_round_trip(&c);
 }
 
-/* Takes the keys from the dump, gives each another value, and reads the result back. */
-/* The choices of an option are in the order of the enum that reads them. */
-static void choices_are_the_enum(void **state)
+/* The choices of an option are in the order of its enum. */
+static void choices_match_their_enum(void **state)
 {
     (void)state;
     static const struct {
@@ -125,6 +124,7 @@ static void choices_are_the_enum(void **state)
 #undef CHOICE
 }
 
+/* Takes the keys from the dump, sets each to another value, and reads the result back. */
 static void every_key_reads_back(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void values_are_read(void **state)
     }
 }
 
-static void unknown_names_are_told(void **state)
+static void unknown_names_are_errors(void **state)
 {
     (void)state;
     refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
@@ -290,7 +290,7 @@ static void keys_as_options_are_suggested(void **state)
     assert_false(config_suggest("", "1", text));
 }
 
-static void bad_values_are_told(void **state)
+static void bad_values_are_errors(void **state)
 {
     (void)state;
     refuse("[optim]\nlr = fast\n", "run.ini:2: optim.lr = \"fast\": expected a number in [0, 1]");
@@ -313,7 +313,7 @@ static void bad_values_are_told(void **state)
            "run.ini:2: train.device = \"gpu\": expected one of auto|cpu|cuda|cuda-portable; did you mean \"cuda\"?");
 }
 
-static void a_key_may_stand_once(void **state)
+static void duplicate_keys_are_errors(void **state)
 {
     (void)state;
     refuse("[optim]\nlr = 1e-4\neps = 1e-6\nlr = 1e-4\n", "run.ini:4: optim.lr is set twice, first on line 2");
@@ -344,7 +344,7 @@ static void comments_never_join_a_value(void **state)
     assert_string_equal(c.output.dir, "/data/run#3;b");
 }
 
-static void what_is_no_ini_is_told(void **state)
+static void malformed_lines_are_errors(void **state)
 {
     (void)state;
     struct config c = fresh();
@@ -407,7 +407,7 @@ static void other_files_are_recognised(void **state)
 }
 
 /* inih's limits (200 bytes a line, 50 a section) would truncate silently. */
-static void long_lines_are_not_cut(void **state)
+static void long_lines_are_not_truncated(void **state)
 {
     (void)state;
     enum { LONG = MT_PATH + 10000 };
@@ -455,7 +455,7 @@ static void set_overrides_in_order(void **state)
     refuse_set("optim.lr", "--set optim.lr: expected --set section.key=value");
     refuse_set("lr=3", "--set lr=3: expected --set section.key=value; did you mean optim.lr?");
     refuse_set(" lr = 3.5", "--set  lr = 3.5: expected --set section.key=value; did you mean optim.lr?");
-    refuse_set("every=10", "--set every=10: expected --set section.key=value"); /* of [eval] and of [log] */
+    refuse_set("every=10", "--set every=10: expected --set section.key=value"); /* both [eval] and [log] have `every` */
     refuse_set("xyzzy=1", "--set xyzzy=1: expected --set section.key=value");
     refuse_set("optim.lrr=3", "--set optim.lrr=3: unknown key \"lrr\" in [optim]: did you mean \"lr\"?");
     refuse_set("optm.lr=3", "--set optm.lr=3: unknown section [optm]: did you mean [optim]?");
@@ -534,15 +534,15 @@ static void help_is_a_table_of_every_key(void **state)
     free(help);
 }
 
-/* For any end of a file the parser returns, and a file that it accepts dumps and reads back. */
-static void truncation_is_survived(void **state)
+/* The parser returns for a file truncated at any byte. The dump of an accepted file reads back. */
+static void truncated_files_are_parsed(void **state)
 {
     (void)state;
     const char *text = "\xef\xbb\xbf; demo\r\n[model]\npath = models/a b\n\n[data]\ntrain = x.jsonl,y.jsonl.gz\n"
                        "packing = on\nformat = messages\n[optim]\nlr = 2.5e-4\nschedule = linear\n[train]\nseed=7\n";
     int n_ok = 0;
     for (size_t n = 0; n <= strlen(text); n++) {
-        char *part = mem_alloc((int64_t)n); /* exactly n bytes, so that a tool sees a read past them */
+        char *part = mem_alloc((int64_t)n); /* exactly n bytes, so that a sanitizer detects a read past them */
         memcpy(part, text, n);
         struct config c = fresh();
         struct err err = {""};
@@ -581,7 +581,7 @@ static void configs_of_the_repository_are_valid(void **state)
         check_round_trip(&c);
         const char *card = strstr(names[i], "gb"); /* a card sold with N GB has 0.95 N GiB for a program at most */
         if (card && c.train.memory_gb > 0.95 * atof(card - 2)) fail_msg("%s takes %g GiB", names[i], c.train.memory_gb);
-        if (i == 0) continue; /* the demo brings its own */
+        if (i == 0) continue; /* the demo's model and data are in the repository */
         if (strncmp(c.model.path, "hub:", 4) || strncmp(c.data.train, "hub:", 4))
             fail_msg("%s needs what a fresh machine has not: %s, %s", names[i], c.model.path, c.data.train);
     }
@@ -592,22 +592,22 @@ int test_config(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_key_has_a_default),
         cmocka_unit_test(every_key_reads_back),
-        cmocka_unit_test(choices_are_the_enum),
+        cmocka_unit_test(choices_match_their_enum),
         cmocka_unit_test(numbers_read_back_exactly),
         cmocka_unit_test(values_are_read),
-        cmocka_unit_test(unknown_names_are_told),
+        cmocka_unit_test(unknown_names_are_errors),
         cmocka_unit_test(keys_of_other_trainers_are_known),
         cmocka_unit_test(keys_as_options_are_suggested),
-        cmocka_unit_test(bad_values_are_told),
+        cmocka_unit_test(bad_values_are_errors),
         cmocka_unit_test(other_files_are_recognised),
-        cmocka_unit_test(a_key_may_stand_once),
+        cmocka_unit_test(duplicate_keys_are_errors),
         cmocka_unit_test(comments_never_join_a_value),
-        cmocka_unit_test(what_is_no_ini_is_told),
-        cmocka_unit_test(long_lines_are_not_cut),
+        cmocka_unit_test(malformed_lines_are_errors),
+        cmocka_unit_test(long_lines_are_not_truncated),
         cmocka_unit_test(set_overrides_in_order),
         cmocka_unit_test(validation_names_the_key),
         cmocka_unit_test(help_is_a_table_of_every_key),
-        cmocka_unit_test(truncation_is_survived),
+        cmocka_unit_test(truncated_files_are_parsed),
         cmocka_unit_test(configs_of_the_repository_are_valid),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);

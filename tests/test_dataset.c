@@ -1,5 +1,5 @@
-/* test_dataset.c - rows -> ids and mask by hand with a tokenizer of bytes (id = byte, merges "10" and "ok"), what
- * counts as a bad row, cutting, gzip, the cache. */
+/* test_dataset.c - ids and loss mask of rows, worked out by hand for a byte tokenizer (id = byte, merges "10" and
+ * "ok"); bad rows, truncation, gzip, the cache. */
 #include "tests/rows.h"
 
 #include <stdio.h>
@@ -47,7 +47,7 @@ static void text_rows(void **state)
     (void)state;
     struct dataset ds;
     struct dataset_options opt = rows_options();
-    opt.loss_on = LOSS_ASSISTANT; /* means nothing here */
+    opt.loss_on = LOSS_ASSISTANT; /* has no effect on text */
     rows_load(&ds, rows_write("{\"text\": \"a10\"}\n{\"text\": \"\\u00e9\\u0000\"}\n"), &opt);
     assert_int_equal(ds.n_docs, 2);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', TEN, RETURN), LIST(0, 1, 1));
@@ -60,10 +60,11 @@ static void text_rows(void **state)
 static void prompt_completion_rows(void **state)
 {
     (void)state;
-    static const char *rows = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n"
-                              "{\"prompt\": \"x1\", \"completion\": \"0y\"}\n" /* one token over the edge: a target */
-                              "{\"prompt\": \"\", \"completion\": \"ok\"}\n"
-                              "{\"prompt\": \"ok\", \"completion\": \"\"}\n";
+    static const char *rows =
+        "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n"
+        "{\"prompt\": \"x1\", \"completion\": \"0y\"}\n" /* a token across the boundary carries loss */
+        "{\"prompt\": \"\", \"completion\": \"ok\"}\n"
+        "{\"prompt\": \"ok\", \"completion\": \"\"}\n";
     struct dataset ds;
     struct dataset_options opt = rows_options();
     rows_load(&ds, rows_write(rows), &opt);
@@ -101,7 +102,7 @@ static void messages_rows(void **state)
         assert_int_equal(ds.ids[i], learned[n++]);
     }
     assert_int_equal(n, MT_LEN(learned));
-    assert_int_equal(ds.ids[ds.n_tokens - 1], RETURN); /* no second end */
+    assert_int_equal(ds.ids[ds.n_tokens - 1], RETURN); /* not a second end token */
     int64_t n_tokens = ds.n_tokens;
     dataset_free(&ds);
     opt.loss_on = LOSS_ALL;
@@ -112,7 +113,7 @@ static void messages_rows(void **state)
     dataset_free(&ds);
 }
 
-/* An earlier answer as it is asked for ends in <|return|>, as history in <|end|>: a sample for each. */
+/* An answer ends in <|return|> when it is the last message, and in <|end|> as history. So each answer is a sample. */
 static void messages_are_split(void **state)
 {
     (void)state;
@@ -199,7 +200,7 @@ static void unreadable_files(void **state)
     mem_free(gz);
 }
 
-/* Cut anywhere, the file is loaded or refused with words, and never more than its whole rows are read. */
+/* Truncated at any byte, the file loads or gives an error, and only complete rows are read. */
 static void truncation_at_every_byte(void **state)
 {
     (void)state;
@@ -227,7 +228,7 @@ static void truncation_at_every_byte(void **state)
     mem_free(text);
 }
 
-/* Four terabytes of nothing are refused at once, with and without a cache; also where only the end is missing. */
+/* Sparse files are refused at once, with and without a cache: 4 TiB, and a hole at the end of a file of 4 MiB. */
 static void sparse_files_are_refused(void **state)
 {
     (void)state;
@@ -251,7 +252,7 @@ static void sparse_files_are_refused(void **state)
     }
 }
 
-/* ---- what is left out */
+/* ---- rows that are dropped or truncated */
 
 static void bad_rows(void **state)
 {
@@ -284,7 +285,7 @@ static void bad_rows(void **state)
     }
 }
 
-/* n rows, of which the k-th is not JSON. */
+/* n rows; row k is not JSON. */
 static const char *rows_with_bad(int n, int k)
 {
     char text[4096] = "";
@@ -335,7 +336,7 @@ static void rows_without_target(void **state)
     (void)state;
     struct dataset ds;
     struct dataset_options opt = rows_options();
-    /* Only eos; nothing but a question; targets all behind the cut. None of them is bad. */
+    /* Only eos; only a question; all labelled tokens truncated. None of them counts as bad. */
     const char *path = rows_write("{\"text\": \"\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n"
                                   "{\"prompt\": \"abcdefgh\", \"completion\": \"i\"}\n{\"text\": \"ab\"}\n");
     opt.seq_len = 8;
@@ -387,7 +388,7 @@ static void cache_hit_equals_fresh(void **state)
     assert_int_equal(stat(path, &before), 0);
     rows_load(&second, fixture("data/rows.jsonl"), &opt);
     assert_int_equal(stat(path, &after), 0);
-    assert_true(before.st_ino == after.st_ino); /* not written again */
+    assert_true(before.st_ino == after.st_ino); /* not rewritten */
     assert_same(&fresh, &first);
     assert_same(&fresh, &second);
     dataset_free(&first);
@@ -395,7 +396,7 @@ static void cache_hit_equals_fresh(void **state)
     dataset_free(&fresh);
 }
 
-/* Another tokenizer or template: one character of its file is another. */
+/* Another tokenizer or template: one character of the file differs. */
 static struct tokenizer *changed_tokenizer(void)
 {
     struct err err;
@@ -433,9 +434,9 @@ static void assert_caches(const char *dir, int64_t want)
     file_list_free(names, n);
 }
 
-/* Every option, the tokenizer, the template, the files' bytes, order and weights are part of the key: no setting meets
- * another's cache. Names and times are not. */
-static void cache_is_keyed_by_all(void **state)
+/* The cache key covers every option, the tokenizer, the template, and the files' bytes, order and weights. It does not
+ * cover file names and times. */
+static void cache_key_covers_every_option(void **state)
 {
     (void)state;
     const char *dir = scratch_dir(), *path = fixture("data/rows.jsonl");
@@ -445,7 +446,8 @@ static void cache_is_keyed_by_all(void **state)
     snprintf(files[0], sizeof(files[0]), "%s,%s", rows[0], rows[1]);
     snprintf(files[1], sizeof(files[1]), "%s,%s", rows[1], rows[0]);
     snprintf(files[2], sizeof(files[2]), "%s*2,%s", rows[0], rows[1]);
-    snprintf(files[3], sizeof(files[3]), "%s , %s", rows[2], rows[1]); /* as the first */
+    snprintf(files[3], sizeof(files[3]), "%s , %s", rows[2],
+             rows[1]); /* the same files, order and weights as the first */
     struct chat_template *templates[] = {template_of("{{ messages[0].content }}"),
                                          template_of("{{ messages[0].content }}.")};
     struct tokenizer *own = rows_tok, *other = changed_tokenizer();
@@ -480,7 +482,7 @@ static void cache_is_keyed_by_all(void **state)
 static void damaged_cache_is_rebuilt(void **state)
 {
     (void)state;
-    enum { STEP = 5 }; /* bytes between two damages: each costs an atomic write */
+    enum { STEP = 5 }; /* every STEP-th byte, as each case costs an atomic write */
     struct dataset fresh, ds;
     struct dataset_options opt = rows_options();
     struct err err;
@@ -492,7 +494,7 @@ static void damaged_cache_is_rebuilt(void **state)
     cache_path(path, opt.cache_dir);
     char *good = file_read(path, 1 << 20, &size, &err);
     assert_non_null(good);
-    /* First cut at byte i, then changed there. */
+    /* The cache is truncated at byte i, then changed there. */
     for (int64_t i = 0; i < 2 * size; i += STEP) {
         char *bad = mem_alloc(size);
         memcpy(bad, good, (size_t)size);
@@ -512,8 +514,8 @@ static void damaged_cache_is_rebuilt(void **state)
     dataset_free(&fresh);
 }
 
-/* A cache that cannot be written costs a warning. */
-static void cache_is_no_condition(void **state)
+/* A cache that cannot be written is a warning. */
+static void unwritable_cache_is_a_warning(void **state)
 {
     (void)state;
     struct dataset ds;
@@ -526,8 +528,7 @@ static void cache_is_no_condition(void **state)
 
 /* ---- split */
 
-/* 50 documents of different ids. */
-/* The same ids, from rows that say them in every form. */
+/* Every supported form of a conversation gives the same ids. */
 static void forms_of_conversations(void **state)
 {
     (void)state;
@@ -562,7 +563,7 @@ static void forms_of_conversations(void **state)
     rows_refused(rows_write("[{\"text\": \"ab\"}"), &opt, "rows.jsonl");
 }
 
-/* In the prompt of a list of messages and under "train": false nothing is learned. */
+/* Messages in a prompt, and messages with "train": false, carry no loss. */
 static void untrained_answers(void **state)
 {
     (void)state;
@@ -583,7 +584,7 @@ static void untrained_answers(void **state)
     dataset_free(&ds);
 }
 
-/* Rows of other keys are what the rows of the known ones are. */
+/* Rows with renamed columns give the same documents as rows with the default keys. */
 static void columns(void **state)
 {
     (void)state;
@@ -638,13 +639,13 @@ static void weighted_files(void **state)
     assert_int_equal(ds.hash, again.hash);
     assert_int_equal(ds.ids[ds.doc_off[4]], 'a');
     assert_int_equal(ds.ids[ds.doc_off[10]], 'x');
-    assert_int_equal(dataset_duplicates(&ds), 0); /* a weight's copies are meant */
+    assert_int_equal(dataset_duplicates(&ds), 0); /* copies made by a weight do not count */
     dataset_free(&again);
     snprintf(files, sizeof(files), "%s*0.5", a);
     rows_load(&again, files, &opt);
     assert_int_equal(again.n_docs, 2);
     assert_int_equal(dataset_shared(&again, &ds), 2);
-    assert_int_equal(dataset_shared(&ds, &again), 6); /* the half is always the same one */
+    assert_int_equal(dataset_shared(&ds, &again), 6); /* a weight of 0.5 always selects the same half */
     dataset_free(&again);
     dataset_free(&ds);
     rows_refused("*0.5", &opt, "*0.5: * must follow the path of a file");
@@ -654,7 +655,7 @@ static void weighted_files(void **state)
     rows_refused(files, &opt, "* must be followed by a weight");
 }
 
-/* A tokenizer without one of harmony's marks: no conversation is read as ordinary text. */
+/* Without one of harmony's special tokens in the tokenizer, conversations are an error, not ordinary text. */
 static void messages_need_the_marks(void **state)
 {
     (void)state;
@@ -697,9 +698,9 @@ int test_dataset(void)
         cmocka_unit_test(rows_without_target),
         cmocka_unit_test(ids_must_fit_the_model),
         cmocka_unit_test(cache_hit_equals_fresh),
-        cmocka_unit_test(cache_is_keyed_by_all),
+        cmocka_unit_test(cache_key_covers_every_option),
         cmocka_unit_test(damaged_cache_is_rebuilt),
-        cmocka_unit_test(cache_is_no_condition),
+        cmocka_unit_test(unwritable_cache_is_a_warning),
         cmocka_unit_test(forms_of_conversations),
         cmocka_unit_test(untrained_answers),
         cmocka_unit_test(columns),

@@ -1,4 +1,4 @@
-/* test_device.c - opening devices, arenas, copies of values, and shape checks of the front doors. */
+/* test_device.c - opens devices; arenas, copies between host and device, shape checks of the op front doors. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static void open_says_what_is_wrong(void **state)
     assert_non_null(strstr(err.msg, "\"gpu\": choose auto, cpu, cuda or cuda-portable"));
     assert_int_equal(device_open(&dev, "cpu", "fp16", &err), -1);
     assert_non_null(strstr(err.msg, "\"fp16\": choose auto, fp32 or bf16"));
-    device_close(&dev); /* after a failure, and twice */
+    device_close(&dev); /* valid after a failure, and a second time */
     device_close(&dev);
 }
 
@@ -40,7 +40,7 @@ static void open_cuda_without_cuda(void **state)
     assert_ptr_equal(dev.ops, ops_cpu());
 }
 
-/* Like LD_LIBRARY_PATH=BUILD/fake_driver/NAME moetrain ...; false: this build has no such driver. */
+/* Runs LD_LIBRARY_PATH=BUILD/fake_driver/NAME moetrain ...; false: the build has no fake drivers. */
 static bool play_driver(const char *name)
 {
     char dir[MT_PATH], file[MT_PATH + 32];
@@ -103,7 +103,8 @@ static void the_cpu_is_named_where_it_matters(void **state)
     assert_null(strstr(said.err, says));
 }
 
-/* Libraries of CUDA, NCCL and curl are opened at first use. Checked as ldd does. */
+/* The executable is not linked with CUDA, NCCL or curl, which it opens at first use. Checked with the loader, like ldd.
+ */
 static void starts_without_cuda(void **state)
 {
     (void)state;
@@ -151,7 +152,7 @@ static void reserve(void **state)
     assert_null(dev.work.base);
 }
 
-static void values_go_there_and_back(void **state)
+static void values_are_copied_both_ways(void **state)
 {
     (void)state;
     static const enum dtype dtypes[] = {DT_F32, DT_F64, DT_BF16};
@@ -180,7 +181,7 @@ static void values_go_there_and_back(void **state)
     op_check_end(&dev);
 }
 
-static void zero_leaves_gaps_alone(void **state)
+static void zero_does_not_write_gaps(void **state)
 {
     (void)state;
     struct device dev;
@@ -244,8 +245,8 @@ int test_device(void)
         cmocka_unit_test(starts_without_cuda),
         cmocka_unit_test(open_cpu),
         cmocka_unit_test(reserve),
-        cmocka_unit_test(values_go_there_and_back),
-        cmocka_unit_test(zero_leaves_gaps_alone),
+        cmocka_unit_test(values_are_copied_both_ways),
+        cmocka_unit_test(zero_does_not_write_gaps),
         cmocka_unit_test(wrong_shapes_stop),
     };
     return cmocka_run_group_tests_name("device", tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* test_dispatch.c - expert-parallel runs (parallel.ep) on the CPU: the same training and files as one process, resumed
- * with any layout; ranks without a row, and with too many. */
+/* test_dispatch.c - expert-parallel runs (parallel.ep) on the CPU give the same training and files as one process, and
+ * resume with any layout; ranks without a row, ranks whose receive buffer is too small. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 #include "data/safetensors.h"
 #include "tests/process.h"
 
-/* Dropout and auxiliary loss depend on which micro-batch it is; of the three that are evaluated not every rank has one.
- */
+/* Dropout and auxiliary loss differ between micro-batches. There are three held-out micro-batches, so a rank may have
+ * none. */
 static const char settings[] =
     "[parallel]\ncpu_ranks = %d\nep = %d\n[optim]\nschedule = constant\nwarmup_ratio = 0\n[eval]\nevery = 2\n"
     "max_batches = 3\n";
@@ -25,13 +25,13 @@ static const char *config_of(int ranks, int ep)
     return process_config(more);
 }
 
-/* more: a further setting. */
+/* more: an additional setting, or NULL. */
 static void train(const char *config, const char *steps, const char *more)
 {
     if (RUN(config, JOB, "--set", steps, "--set", more)) fail_msg("training failed:\n%s", said.err);
 }
 
-/* The run that all others are compared with, made once. */
+/* The reference run on one process, made once. */
 static const char *one_rank(void)
 {
     static char path[MT_PATH];
@@ -41,7 +41,7 @@ static const char *one_rank(void)
     return path;
 }
 
-/* Every loss in metrics.jsonl, of steps and evaluations. */
+/* Reads every loss in metrics.jsonl, of steps and evaluations. */
 static int losses(const char *config, double out[32])
 {
     static char text[1 << 16];
@@ -82,7 +82,8 @@ static void test_same_training(void **state)
     }
 }
 
-/* Saved with one layout, resumed with another; without a step in between the files are equal, byte by byte. */
+/* A checkpoint saved with one layout resumes with another. Without a step in between the files are equal, byte by byte.
+ */
 static void test_resume(void **state)
 {
     (void)state;
@@ -115,7 +116,7 @@ static void test_resume(void **state)
 
 /* ---- overloaded ranks and empty ones */
 
-/* The parity case with routers that send every token to the first two experts. */
+/* Writes the parity case with routers that send every token to the first two experts. */
 static const char *crowded_model(void)
 {
     static const char *const names[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
@@ -158,8 +159,8 @@ static void test_crowded(void **state)
     train(config, "train.steps=4", model);
     assert_same_run(config, reference);
 
-    /* Four ranks send all rows to one of them, whose receive buffer has room for its balanced share: more chunks, down
-     * to a token each. */
+    /* Four ranks send all rows to one of them, whose receive buffer is for balanced routing: the exchange takes more
+     * chunks, down to one token each. */
     static const char *const more[] = {"train.recompute=none", "train.recompute=selective", "parallel.chunks=3"};
     for (int i = 0; i < MT_LEN(more); i++) {
         config = config_of(4, 4);
@@ -173,7 +174,7 @@ static void test_crowded(void **state)
         fail_msg("%s", said.err);
 }
 
-/* ---- what is planned, what is refused */
+/* ---- the plan; invalid settings */
 
 static void test_plan(void **state)
 {

@@ -1,5 +1,5 @@
-/* test_export.c - every export format of every family: written, read back, with the adapter's values. The verification
- * detects missing, exchanged and wrongly scaled values; a failed export leaves no files. */
+/* test_export.c - writes every export format of every family, reads it back and compares the values with the adapter's.
+ * The verification detects missing, exchanged and wrongly scaled values; a failed export leaves no files. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@
         if (rc) fail_msg("line %d: %s", __LINE__, err.msg);                                                            \
     } while (0)
 
-/* One of fixtures/parity. */
+/* A family and its case in fixtures/parity. */
 struct family {
     const char *name;
     const char *gate, *up, *down; /* vLLM's names of an expert's matrices; NULL: fused */
@@ -47,7 +47,7 @@ static const char *case_path(const char *name, const char *file)
     return fixture(path);
 }
 
-/* The case's rows over a checkpoint (NULL: the case's own). */
+/* A configuration with the case's rows and a checkpoint (NULL: the case's own). */
 static void make_config(struct config *cfg, const char *name, const char *checkpoint)
 {
     char text[4 * MT_PATH];
@@ -59,7 +59,7 @@ static void make_config(struct config *cfg, const char *name, const char *checkp
     OK(config_parse(cfg, text, n, "case", &err));
 }
 
-/* Runs with `dir` to verify, or NULL to write `out`; the report goes to `report`. */
+/* Verifies the export in `dir`, or writes `out` when dir is NULL; `report` receives the output. */
 static int run(const struct config *cfg, const char *adapter, const char *format, const char *out, const char *dir,
                struct err *err)
 {
@@ -73,7 +73,7 @@ static int run(const struct config *cfg, const char *adapter, const char *format
     return rc;
 }
 
-/* DIR/out of a fresh directory. */
+/* The path `out` in a new directory. */
 static const char *new_path(void)
 {
     static char path[8][MT_PATH];
@@ -102,7 +102,7 @@ static const char *in(const char *dir, const char *name)
     return p;
 }
 
-/* The mean KL of a part's row, "experts only". */
+/* The mean KL in the report's row of a part, such as "experts only". */
 static double kl_of(const char *part)
 {
     double max = NAN, mean = NAN;
@@ -118,7 +118,7 @@ static void every_format_is_written_and_read_back(void **state)
     (void)state;
     for (int64_t f = 0; f < MT_LEN(families); f++)
         for (int64_t k = 0; k < MT_LEN(formats); k++) {
-            if (k == 4 && families[f].gate) continue; /* refused: see below */
+            if (k == 4 && families[f].gate) continue; /* merged-mxfp4 is for gpt-oss only */
             const char *out = export_case(families[f].name, formats[k]);
             assert_true(file_is_dir(out));
             for (int i = 0; i < 3; i++) {
@@ -146,7 +146,7 @@ static const struct st_tensor *tensor(const struct safetensors *st, const char *
     return t;
 }
 
-/* One expert's pair in a vLLM file against PEFT's fused tensors: A row e*r + k, B column k*E + e. */
+/* Compares one expert's A and B in a vLLM file with PEFT's fused tensors: A row e*r + k, B column k*E + e. */
 static void compare_pair(const struct family *f, const struct safetensors *got, const struct safetensors *peft,
                          const char *pattern, const char *fused, int e, int64_t row)
 {
@@ -209,7 +209,7 @@ static void compare_gguf_experts(const struct family *f, const struct gguf *g, c
         }
 }
 
-/* Rows of q as llama.cpp's converter has them: reshape(heads, 2, half, in), swapaxes(1, 2). */
+/* Rows of q in the order of llama.cpp's converter: reshape(heads, 2, half, in), swapaxes(1, 2). */
 static void compare_gguf_q(const struct family *f, const struct gguf *g, const struct safetensors *peft)
 {
     const struct gguf_tensor *b = gguf_tensor(g, "blk.1.attn_q.weight.lora_b");
@@ -250,7 +250,8 @@ static void gguf_has_llamas_names_and_rows(void **state)
 
 /* ---- partial adapters */
 
-/* Adapters of a case with these options, every value drawn by name, saved. B: times this. */
+/* Saves adapters of a case with these options; every value depends on the parameter's name, and B is scaled by this
+ * factor. */
 static const char *save_adapter(const char *name, const struct lora_options *opt, float b)
 {
     struct held h = {.ad = {0}};
@@ -274,7 +275,7 @@ static const char *save_adapter(const char *name, const struct lora_options *opt
     return dir;
 }
 
-static void parts_ranks_and_rslora_arrive(void **state)
+static void partial_adapters_ranks_and_rslora_are_exported(void **state)
 {
     (void)state;
     static const struct lora_options options[] = {
@@ -296,13 +297,13 @@ static void parts_ranks_and_rslora_arrive(void **state)
                 struct err err = {.msg = ""};
                 make_config(&cfg, cases[c], NULL);
                 OK(run(&cfg, save_adapter(cases[c], &options[o], 0.1f), formats[k], new_path(), NULL, &err));
-                /* alpha * sqrt(r) / r is alpha / sqrt(r) but for rounding; ranks go into vLLM's B */
+                /* alpha * sqrt(r) / r is alpha / sqrt(r) except for rounding; for vLLM, different ranks scale B */
                 const bool rounds = options[o].rslora || (options[o].ranks && k == 1);
                 if (k < 3) assert_true(kl_of("whole adapter") <= (rounds ? 1e-9 : 0));
             }
 }
 
-/* ---- sabotage ---- */
+/* ---- damaged exports, which the verification must detect ---- */
 
 struct parts {
     struct safetensors st;
@@ -378,8 +379,8 @@ static void a_dropped_expert_is_named(void **state)
     assert_found("qwen3", "vllm", dir, "mlp.experts.3.up_proj.lora_B");
 }
 
-/* Its B is zero: the file is complete, but the expert has no effect. */
-static void a_silenced_expert_is_named_and_shows(void **state)
+/* An expert's B is zero: the file is complete, but the expert has no effect. */
+static void a_zeroed_expert_is_named(void **state)
 {
     (void)state;
     struct parts p;
@@ -409,8 +410,8 @@ static void exchanged_projections_are_named(void **state)
     assert_found("olmoe", "vllm", dir, "layers.1.gate_up_proj.lora_B of expert 2");
 }
 
-/* A and B exchanged, in the names only. */
-static void exchanged_halves_are_found(void **state)
+/* The names of A and B are exchanged. */
+static void exchanged_a_and_b_are_detected(void **state)
 {
     (void)state;
     struct parts p;
@@ -425,7 +426,7 @@ static void exchanged_halves_are_found(void **state)
     assert_found("mixtral", "vllm", dir, "self_attn.o_proj.lora_A");
 }
 
-static void a_wrong_scale_is_found(void **state)
+static void a_wrong_scale_is_detected(void **state)
 {
     (void)state;
     const char *dir = export_case("case_b", "vllm");
@@ -437,7 +438,7 @@ static void a_wrong_scale_is_found(void **state)
     assert_found("olmoe", "vllm", dir, "");
 }
 
-/* The bytes of one float of a GGUF, at the tensor's position in the file. */
+/* Changes one float of a GGUF tensor in the file. */
 static void poke_gguf(const char *path, const char *name, int64_t at, float v)
 {
     struct gguf g;
@@ -463,7 +464,7 @@ static void one_wrong_value_of_a_gguf_is_named(void **state)
     assert_found("case_a", "gguf", dir, "layer 1, expert 0: gate and up have different lora_a");
 }
 
-/* An expert of the source in the merged file, as from a merge that skips it. */
+/* The merged file has an expert of the base model, as if the merge had skipped it. */
 static void an_expert_that_was_not_merged_is_named(void **state)
 {
     (void)state;
@@ -529,7 +530,8 @@ static void an_adapter_that_does_nothing_leaves_the_bytes(void **state)
     }
 }
 
-/* bitsandbytes NF4 and stacks of bf16 become the published layout; tokenizer and configuration are copied. */
+/* Checkpoints in bitsandbytes NF4 and with stacked bf16 experts are merged to the published layout, with tokenizer and
+ * configuration. */
 static void other_sources_merge(void **state)
 {
     (void)state;
@@ -569,8 +571,9 @@ static void other_sources_merge(void **state)
     }
 }
 
-/* An adapter trained on packed weights is merged into those, not into the file's weights. */
-static void packing_while_loading_counts(void **state)
+/* An adapter that was trained on weights packed at load is merged into the packed values, not into those of the file.
+ */
+static void weights_packed_at_load_are_merged(void **state)
 {
     (void)state;
     struct config cfg;
@@ -585,15 +588,15 @@ static void packing_while_loading_counts(void **state)
 
 /* ---- the encoder ---- */
 
-static void mxfp4_keeps_what_it_can(void **state)
+static void mxfp4_encodes_decoded_values_exactly(void **state)
 {
     (void)state;
     enum { N = 64 * 32 };
     uint8_t old[N / 2], old_scale[N / 32], got[N / 2], scale[N / 32];
     float x[N];
-    for (int i = 0; i < N / 2; i++) old[i] = (uint8_t)rng_u64(1, (uint64_t)i); /* every code, -0 among them */
+    for (int i = 0; i < N / 2; i++) old[i] = (uint8_t)rng_u64(1, (uint64_t)i); /* every code, including -0 */
     for (int i = 0; i < N / 32; i++) old_scale[i] = (uint8_t)(110 + rng_u64(2, (uint64_t)i) % 20);
-    old_scale[0] = 0, old_scale[1] = 251; /* a step more, and 6 of them are infinite */
+    old_scale[0] = 0, old_scale[1] = 251; /* one exponent more, and a value of 6 is infinite */
     const struct weight w = {.format = WF_MXFP4, .n_exp = 1, .n_out = 64, .n_in = 32, .data = old, .scale = old_scale};
     quant_decode(x, &w, 0, 0, N, 2);
     assert_int_equal(quant_mxfp4_merge(got, scale, x, old, old_scale, N, 2), 0);
@@ -640,7 +643,7 @@ static void write_plain(const char *path, const void *bytes, int64_t n)
     fclose(f);
 }
 
-static void gguf_is_what_ggml_accepts_and_no_byte_less(void **state)
+static void gguf_header_is_what_ggml_accepts(void **state)
 {
     (void)state;
     const struct gguf_value values[] = {{.key = "general.architecture", .type = GGUF_STRING, .text = "gpt-oss"},
@@ -658,7 +661,7 @@ static void gguf_is_what_ggml_accepts_and_no_byte_less(void **state)
     const char *path = in(scratch_dir(), "vector.gguf"), *cut = in(scratch_dir(), "cut.gguf");
     OK(gguf_write(path, values, 4, tensors, 4, fill_vector, tensors, &err));
     OK(file_crc32(path, &crc, &size, &err));
-    assert_int_equal(size, 672); /* accepted by ggml's reader; data from byte 480 on */
+    assert_int_equal(size, 672); /* ggml's reader accepted this file; its data begin at byte 480 */
     OK(gguf_open(&g, path, &err));
     assert_int_equal((const uint8_t *)g.tensors[0].data - g.map.data, 480);
     assert_true(gguf_tensor(&g, "blk.0.attn_q.weight.lora_b")->data[5] == 15);
@@ -669,7 +672,7 @@ static void gguf_is_what_ggml_accepts_and_no_byte_less(void **state)
         assert_int_equal(gguf_open(&other, cut, &err), -1);
     }
     uint8_t bytes[672];
-    for (int64_t at = 0; at < 480; at++) { /* any wrong byte of the header: refused, or another name or value */
+    for (int64_t at = 0; at < 480; at++) { /* a wrong byte of the header is refused or changes a name or value */
         memcpy(bytes, g.map.data, sizeof(bytes));
         bytes[at] ^= 0x81;
         write_plain(cut, bytes, sizeof(bytes));
@@ -680,7 +683,7 @@ static void gguf_is_what_ggml_accepts_and_no_byte_less(void **state)
 
 /* ---- the command ---- */
 
-static void mistakes_are_told_and_leave_nothing(void **state)
+static void errors_leave_no_files(void **state)
 {
     (void)state;
     struct config cfg;
@@ -710,8 +713,8 @@ static void mistakes_are_told_and_leave_nothing(void **state)
     assert_says(err.msg, "of disk space are needed");
 }
 
-/* An adapter too small for MXFP4's steps: the merge equals the base model, and no directory appears. */
-static void a_verification_that_fails_leaves_nothing(void **state)
+/* MXFP4 rounds away a small adapter: the merge equals the base model, and the export is not written. */
+static void a_failed_verification_leaves_no_files(void **state)
 {
     (void)state;
     struct config cfg;
@@ -730,10 +733,10 @@ static void a_verification_that_fails_leaves_nothing(void **state)
     if (rc) assert_says(err.msg, "verification: merged-mxfp4");
 }
 
-static void rounding_that_swallows_the_adapter_is_a_warning(void **state)
+static void rounding_away_the_adapter_is_a_warning(void **state)
 {
     (void)state;
-    static const float sizes[] = {0.01f, 8}; /* of B */
+    static const float sizes[] = {0.01f, 8}; /* factors of B */
     const struct lora_options opt = {.r = 2, .alpha = 2, .targets = "experts", .layers = ""};
     for (int i = 0; i < MT_LEN(sizes); i++) {
         const char *adapter = save_adapter("case_a", &opt, sizes[i]);
@@ -771,23 +774,23 @@ int test_export(void)
         cmocka_unit_test(every_format_is_written_and_read_back),
         cmocka_unit_test(vllm_has_a_pair_per_expert_and_projection),
         cmocka_unit_test(gguf_has_llamas_names_and_rows),
-        cmocka_unit_test(parts_ranks_and_rslora_arrive),
+        cmocka_unit_test(partial_adapters_ranks_and_rslora_are_exported),
         cmocka_unit_test(a_dropped_expert_is_named),
-        cmocka_unit_test(a_silenced_expert_is_named_and_shows),
+        cmocka_unit_test(a_zeroed_expert_is_named),
         cmocka_unit_test(exchanged_projections_are_named),
-        cmocka_unit_test(exchanged_halves_are_found),
-        cmocka_unit_test(a_wrong_scale_is_found),
+        cmocka_unit_test(exchanged_a_and_b_are_detected),
+        cmocka_unit_test(a_wrong_scale_is_detected),
         cmocka_unit_test(one_wrong_value_of_a_gguf_is_named),
         cmocka_unit_test(an_expert_that_was_not_merged_is_named),
         cmocka_unit_test(an_expert_that_was_not_encoded_again_is_named),
         cmocka_unit_test(an_adapter_that_does_nothing_leaves_the_bytes),
         cmocka_unit_test(other_sources_merge),
-        cmocka_unit_test(packing_while_loading_counts),
-        cmocka_unit_test(mxfp4_keeps_what_it_can),
-        cmocka_unit_test(rounding_that_swallows_the_adapter_is_a_warning),
-        cmocka_unit_test(gguf_is_what_ggml_accepts_and_no_byte_less),
-        cmocka_unit_test(mistakes_are_told_and_leave_nothing),
-        cmocka_unit_test(a_verification_that_fails_leaves_nothing),
+        cmocka_unit_test(weights_packed_at_load_are_merged),
+        cmocka_unit_test(mxfp4_encodes_decoded_values_exactly),
+        cmocka_unit_test(rounding_away_the_adapter_is_a_warning),
+        cmocka_unit_test(gguf_header_is_what_ggml_accepts),
+        cmocka_unit_test(errors_leave_no_files),
+        cmocka_unit_test(a_failed_verification_leaves_no_files),
         cmocka_unit_test(the_command_line_exports_and_verifies),
     };
     return cmocka_run_group_tests_name("export", tests, NULL, NULL);

@@ -42,7 +42,7 @@ static struct arch load(const char *text)
     return a;
 }
 
-/* text with `more` after its opening brace. */
+/* The JSON text with `more` after its opening brace. */
 static const char *with(const char *text, const char *more)
 {
     static char buf[4096];
@@ -98,7 +98,7 @@ static void test_refusals(void **state)
         struct err err = {.msg = ""};
         struct arch a;
         char text[1024], *old = NULL, key[64];
-        snprintf(text, sizeof(text), "%s", rows[i].config); /* the same key once: rename the one that is there */
+        snprintf(text, sizeof(text), "%s", rows[i].config); /* rename the existing key, so that it appears once */
         if (sscanf(rows[i].more, "\"%60[a-z_]", key) == 1 && (old = strstr(text, key))) old[0] = '_';
         if (!arch_load(&a, write_config(with(text, rows[i].more)), &err)) fail_msg("%s: accepted", rows[i].more);
         if (!strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].more, err.msg);
@@ -136,11 +136,11 @@ static void test_dense_layers(void **state)
 
 /* ---- checkpoints */
 
-/* Copies of a fixture's tensors, to be changed and written. */
+/* Copies of a fixture's tensors, which tests change and write. */
 struct copy {
     struct safetensors st;
     struct st_entry entries[512];
-    char names[512][160]; /* of what was made */
+    char names[512][160]; /* names of added tensors */
     void *made[512];
     int64_t n, n_made;
 };
@@ -363,7 +363,7 @@ static const float *made_named(const struct copy *c, const char *name)
     return NULL;
 }
 
-/* scale * (B A)[o][i] of expert e. */
+/* scale * (B A)[o][i] for expert e. */
 static double delta(const float *a, const float *b, int64_t r, int64_t in, int64_t o, int64_t i)
 {
     double sum = 0;
@@ -435,7 +435,7 @@ static void test_split_adapters(void **state)
 
 /* ---- the auxiliary loss */
 
-/* Loss of twelve tokens and, when grad is not NULL, its gradient. */
+/* The loss of twelve tokens and, unless grad is NULL, its gradient. */
 static double total_loss(struct model *m, double *grad)
 {
     int32_t tok[12], pos[12], row[11], id[11], cu[] = {0, 5, 12};
@@ -462,8 +462,9 @@ static double total_loss(struct model *m, double *grad)
     return 0.1 * loss.nll + m->aux_coef * loss.aux;
 }
 
-/* Along a random direction the loss in F64 changes as the gradient says: the counts do not change on the way. mixer: of
- * the first layer, which then is computed again in the backward; NULL: as the family has it. */
+/* Compares the F64 loss along a random direction with the gradient; the step is so small that the experts' token counts
+ * stay equal. mixer: replaces that of the first layer, which is then recomputed in the backward pass; NULL: the
+ * family's. */
 static void check_slope(const char *dir_of_model, enum cfg_aux convention, const struct mixer_kind *mixer,
                         double *value)
 {
@@ -517,11 +518,11 @@ static void test_aux(void **state)
         double pooled, per_layer;
         check_slope(fixture(names[i]), CFG_AUX_TRANSFORMERS, NULL, &pooled);
         check_slope(fixture(names[i]), CFG_AUX_MEGATRON, NULL, &per_layer);
-        assert_true(pooled > per_layer); /* about top_k and 1 */
+        assert_true(pooled > per_layer); /* the values are near top_k and 1 */
     }
 }
 
-/* The first layer of a fixture made dense, then the same. */
+/* The same comparison with a dense first layer. */
 static void test_dense_gradient(void **state)
 {
     (void)state;
@@ -556,8 +557,8 @@ static void test_dense_gradient(void **state)
     check_slope(dir, CFG_AUX_MEGATRON, NULL, &value);
 }
 
-/* ---- a kind of mixer that the program does not have: h = x + O Q attn_norm, with one target per product and its saved
- * activation in another group than attention's */
+/* ---- a mixer that exists only in this test: h = x + O Q attn_norm, one LoRA target per product, its saved activation
+ * in another group than attention's */
 
 static void linear_products(const struct arch *a, int64_t layer, struct product *p)
 {

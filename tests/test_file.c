@@ -1,4 +1,4 @@
-/* test_file.c - maps, lines of plain and gzip text, atomic writes, directories, checksums. */
+/* test_file.c - mapped files, lines of plain and gzip text, atomic writes, directories, checksums. */
 #include "tests/test.h"
 
 #include <signal.h>
@@ -12,7 +12,7 @@
 
 #include "data/file.h"
 
-/* DIR/name in this test's directory; a static buffer, one per call of four. */
+/* DIR/name; in one of four static buffers. */
 static const char *in(const char *dir, const char *name)
 {
     static char path[4][512];
@@ -51,9 +51,9 @@ static void maps(void **state)
     assert_int_equal(file_map_open(&map, in(dir, "a"), &err), 0);
     assert_int_equal(map.size, 5);
     file_map_drop(&map, 0, 5);
-    file_map_drop(&map, 3, 3); /* outside: nothing happens */
+    file_map_drop(&map, 3, 3); /* outside the file: no effect */
     file_map_drop(&map, INT64_MAX, 1);
-    assert_memory_equal(map.data, "hello", 5); /* dropped pages come back */
+    assert_memory_equal(map.data, "hello", 5); /* dropped pages are read again */
     file_map_close(&map);
     file_map_close(&map);
     write_file(in(dir, "empty"), "", 0);
@@ -93,7 +93,7 @@ static void whole_files(void **state)
     uint32_t crc;
     write_file(in(dir, "check"), "123456789", 9);
     assert_int_equal(file_crc32(in(dir, "check"), &crc, &size, &err), 0);
-    assert_int_equal(crc, 0xcbf43926); /* the check value of CRC-32 */
+    assert_int_equal(crc, 0xcbf43926); /* CRC-32 of "123456789", its standard check value */
     assert_int_equal(size, 9);
     assert_int_equal(file_crc32(in(dir, "empty"), &crc, &size, &err), 0);
     assert_true(crc == 0 && size == 0);
@@ -103,7 +103,7 @@ static void whole_files(void **state)
 
 /* ---- lines ---- */
 
-/* All lines of the file, each ended by '|', in text; the number of lines, or -1 with err. */
+/* Sets text to all lines of the file, each followed by '|'; returns their number, or -1 with err. */
 static int64_t read_lines(const char *path, char *text, size_t cap, struct err *err)
 {
     struct line_reader *r = line_reader_open(path, err);
@@ -122,7 +122,7 @@ static int64_t read_lines(const char *path, char *text, size_t cap, struct err *
         text[used++] = '|';
     }
     text[used] = 0;
-    if (rc == 0) assert_int_equal(line_reader_next(r, &line, &size, err), 0); /* the end stays the end */
+    if (rc == 0) assert_int_equal(line_reader_next(r, &line, &size, err), 0); /* a call after the end returns 0 again */
     line_reader_close(r);
     return rc < 0 ? -1 : n;
 }
@@ -178,7 +178,7 @@ static void lines(void **state)
     line_reader_close(NULL);
 }
 
-/* Lines around the reader's chunk of 256 KiB and far above it. */
+/* Lines of about 256 KiB, the size of the reader's buffer, and much longer ones. */
 static void long_lines(void **state)
 {
     (void)state;
@@ -224,7 +224,7 @@ static void gzip_lines(void **state)
     const char *dir = scratch_dir();
     struct err err;
     char text[64];
-    write_file(in(dir, "a.txt"), gzip_one, sizeof(gzip_one)); /* detected by content, not by name */
+    write_file(in(dir, "a.txt"), gzip_one, sizeof(gzip_one)); /* gzip is detected by content, not by name */
     assert_int_equal(read_lines(in(dir, "a.txt"), text, sizeof(text), &err), 3);
     assert_string_equal(text, "one|two|three|");
     write_file(in(dir, "b.gz"), gzip_three, sizeof(gzip_three));
@@ -235,7 +235,7 @@ static void gzip_lines(void **state)
 
     uint8_t bad[sizeof(gzip_one) + 4] = {0};
     memcpy(bad, gzip_one, sizeof(gzip_one));
-    write_file(in(dir, "d.gz"), bad, sizeof(bad)); /* something follows the member */
+    write_file(in(dir, "d.gz"), bad, sizeof(bad)); /* garbage after the member */
     assert_int_equal(read_lines(in(dir, "d.gz"), text, sizeof(text), &err), -1);
     assert_non_null(strstr(err.msg, "/d.gz: damaged gzip data: incorrect header check"));
     bad[sizeof(gzip_one) - 6] ^= 1; /* the CRC of the content */
@@ -244,7 +244,7 @@ static void gzip_lines(void **state)
     assert_non_null(strstr(err.msg, "incorrect data check"));
 }
 
-/* 65 MiB without a line break, and 288 MiB of gzip that come from 288 KiB. */
+/* A line of 65 MiB, and 288 KiB of gzip that decompress to 288 MiB. */
 static void bombs(void **state)
 {
     (void)state;
@@ -313,11 +313,12 @@ static void atomic_write(void **state)
 
     assert_int_equal(file_write_atomic(in(dir, "none/out"), "x", 1, &err), -1);
     assert_non_null(strstr(err.msg, "/none/out.tmp: cannot create: No such file"));
-    assert_int_equal(mkdir(in(dir, "out.tmp"), 0777), 0); /* the temporary name is taken: the old file stays */
+    assert_int_equal(mkdir(in(dir, "out.tmp"), 0777),
+                     0); /* the temporary name exists as a directory: the old file stays */
     assert_int_equal(file_write_atomic(path, "third", 5, &err), -1);
     assert_content(path, "second");
     assert_int_equal(rmdir(in(dir, "out.tmp")), 0);
-    struct file_writer w; /* the name becomes a directory: no temporary file stays */
+    struct file_writer w; /* the final name becomes a directory: the temporary file is deleted */
     assert_int_equal(file_writer_open(&w, in(dir, "taken"), &err), 0);
     assert_int_equal(mkdir(in(dir, "taken"), 0777), 0);
     assert_int_equal(file_writer_close(&w, true, &err), -1);
@@ -327,7 +328,7 @@ static void atomic_write(void **state)
     assert_non_null(strstr(err.msg, "/taken: a directory, not a file: choose the name of a new file"));
 }
 
-/* A full disk, as far as a process can simulate it: a limit on the file size, in a child. */
+/* A child with a limit on the file size simulates a full disk. */
 static void write_full_disk(void **state)
 {
     (void)state;
@@ -410,7 +411,7 @@ static void directories(void **state)
 
     assert_int_equal(file_sync_dir(dir, &err), 0);
     assert_int_equal(file_sync_dir(in(dir, "none"), &err), -1);
-    assert_int_equal(file_remove_tree(in(dir, "a"), &err), 0); /* the link to / goes, not what it points to */
+    assert_int_equal(file_remove_tree(in(dir, "a"), &err), 0); /* deletes the link to /, not its target */
     assert_false(file_exists(in(dir, "a")));
     assert_true(file_is_dir("/"));
     assert_int_equal(file_remove_tree(in(dir, "a"), &err), 0);

@@ -1,5 +1,5 @@
-/* test_generate.c - `moetrain generate` from outside: greedy tokens equal those of transformers (+ PEFT) in fp32, and
- * sampled tokens are repeatable. */
+/* test_generate.c - runs `moetrain generate`: greedy tokens equal those of transformers (+ PEFT) in fp32, and sampled
+ * tokens are repeatable. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -123,7 +123,7 @@ static void sampled(void **state)
     assert_string_equal(texts[0], texts[1]);
     assert_string_not_equal(texts[0], texts[2]);
     assert_int_equal(RUN(WORDS), 0);
-    assert_string_equal(texts[3], said.out); /* with so small a top-p only the likeliest token remains */
+    assert_string_equal(texts[3], said.out); /* this top-p leaves only the most likely token */
 #undef WORDS
 }
 
@@ -150,7 +150,7 @@ static void conversation(void **state)
     json_free(ours);
     json_free(same);
 
-    /* Turns of this template end with a token that the model writes. */
+    /* In this template, the model writes the token that ends a turn. */
     const char *jinja = write_text("t.jinja", "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}"
                                               "<|end|>{% endif %}{% endfor %}");
     snprintf(template, sizeof(template), "data.chat_template=%s", jinja);
@@ -162,7 +162,7 @@ static void conversation(void **state)
     assert_says(said.out, "\"text\": \"ftct\xef\xbf\xbd expend seie\", \"stop\": \"<|end|>\"}");
 }
 
-static void wrong_words(void **state)
+static void wrong_arguments(void **state)
 {
     (void)state;
     const char *config = process_config("");
@@ -177,7 +177,7 @@ static void wrong_words(void **state)
     assert_says(said.err, "--prompt is empty");
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--tokens", "100000000"), 1);
     assert_says(said.err, "lower --tokens");
-    /* Memory ends before the model's length does: what --tokens may be is said, and is right. */
+    /* --tokens exceeds the memory, though not the model's context: the error gives the largest value that fits. */
     long long fits = 0;
 #define TIGHT "generate", config, "--prompt", "a", "--base", "--set", "train.memory_gb=0.01", "--tokens"
     assert_int_equal(RUN(TIGHT, "2000"), 1);
@@ -206,7 +206,7 @@ static void wrong_words(void **state)
     assert_int_equal(RUN("generate", config, "--messages", file, "--base"), 1);
 }
 
-/* The text of sample `n` in the run's metrics.jsonl, NULL when there is none; for mem_free. */
+/* The text of sample `n` in the run's metrics.jsonl, or NULL; the caller frees it with mem_free. */
 static char *sample_text(const char *config, int n)
 {
     static char text[1 << 16];
@@ -225,8 +225,8 @@ static char *sample_text(const char *config, int n)
     return NULL;
 }
 
-/* eval.prompts: before step 1 the texts of `generate --base`, at the end those of `generate` with the adapter; with one
- * rank and with two, with all experts on each rank or expert parallel. */
+/* eval.prompts gives the texts of `generate --base` before step 1, and those of `generate` with the adapter at the end:
+ * on one rank, on two data parallel ranks, and on two expert parallel ranks. */
 static void samples_at_evaluations(void **state)
 {
     (void)state;
@@ -286,7 +286,7 @@ static void model_cards(void **state)
         char name[64];
         snprintf(name, sizeof(name), "%s/README.md", dirs[i]);
         process_read(process_output(config, name), card, sizeof(card));
-        assert_memory_equal(card, "---\nlibrary_name: peft\n", 23); /* no hub name, so no base_model */
+        assert_memory_equal(card, "---\nlibrary_name: peft\n", 23); /* a local model has no base_model */
         assert_says(card, "/train.jsonl: ");
         assert_says(card, " documents, ");
         assert_says(card, "content hash ");
@@ -298,7 +298,7 @@ static void model_cards(void **state)
     }
 }
 
-/* File names appear unchanged, whatever Markdown makes of their characters. */
+/* The model card shows file names unchanged, also with characters that Markdown interprets. */
 static void model_card_of_odd_names(void **state)
 {
     (void)state;
@@ -320,10 +320,10 @@ static void model_card_of_odd_names(void **state)
 int test_generate(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy),      cmocka_unit_test(streamed),
-        cmocka_unit_test(sampled),     cmocka_unit_test(conversation),
-        cmocka_unit_test(wrong_words), cmocka_unit_test(samples_at_evaluations),
-        cmocka_unit_test(model_cards), cmocka_unit_test(model_card_of_odd_names),
+        cmocka_unit_test(greedy),          cmocka_unit_test(streamed),
+        cmocka_unit_test(sampled),         cmocka_unit_test(conversation),
+        cmocka_unit_test(wrong_arguments), cmocka_unit_test(samples_at_evaluations),
+        cmocka_unit_test(model_cards),     cmocka_unit_test(model_card_of_odd_names),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

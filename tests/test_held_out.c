@@ -1,4 +1,4 @@
-/* test_held_out.c - the share of training documents that is held out: by seed, whole rows, no document lost. */
+/* test_held_out.c - data.eval_split holds out training documents: by seed, whole rows, no document lost. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -37,8 +37,8 @@ static int document_number(const struct dataset *ds, int64_t d)
     return (ids[0] - 'A') * 10 + ids[1] - 'a';
 }
 
-/* Splits by seed and writes which of the fifty are held out; both parts keep their order, each document is in one of
- * them. */
+/* Splits fifty documents by seed and sets which are held out. Checks that both parts keep their order and that each
+ * document is in one of them. */
 static void split_fifty(double fraction, uint64_t seed, int64_t want, bool held_out[50])
 {
     struct dataset ds, held;

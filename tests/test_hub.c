@@ -1,4 +1,4 @@
-/* test_hub.c - downloads from tests/hub_server.py, a hub on this machine with one fault per repository. */
+/* test_hub.c - downloads from tests/hub_server.py, a local server on which each repository has one fault. */
 #define _GNU_SOURCE /* unshare */
 #include <dirent.h>
 #include <errno.h>
@@ -65,7 +65,7 @@ static void test_hashes(void **state)
     mem_free(text);
 }
 
-/* Without hub: a path is local: existing files are used, and no request is made for missing ones. */
+/* A path without hub: is local. No request is made, also for missing files. */
 static void test_local_paths(void **state)
 {
     (void)state;
@@ -119,7 +119,8 @@ static void test_model(void **state)
     assert_string_equal(text, strrchr(dir, '/') + 1);
     assert_true(file_exists(hub_in_cache("plain", "../CACHEDIR.TAG")));
 
-    assert_int_equal(truncate(hub_server.log, 0), 0); /* again: one request for the list; for a commit: none */
+    assert_int_equal(truncate(hub_server.log, 0),
+                     0); /* a second download makes one request for the list, or none when the revision is a commit */
     assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
     assert_int_equal(hub_requests("", ""), 1);
     char commit[41];
@@ -140,7 +141,7 @@ static void test_cache_places(void **state)
     struct err err;
     snprintf(cache, sizeof(cache), "%s/elsewhere", hub_home);
     setenv("HF_HUB_CACHE", cache, 1);
-    assert_int_equal(hub_model(dir, "hub:test/empty", "main", &err), 0); /* it has an empty file */
+    assert_int_equal(hub_model(dir, "hub:test/empty", "main", &err), 0); /* this repository has an empty file */
     assert_int_equal(strncmp(dir, cache, strlen(cache)), 0);
     assert_verified(dir);
     unsetenv("HF_HUB_CACHE");
@@ -152,7 +153,8 @@ static void test_cache_places(void **state)
     assert_refused("plain", "main", "HF_ENDPOINT", "https://");
 }
 
-/* The token is sent over https or to this machine; a redirect to another origin does not get it. */
+/* moetrain sends the token only over https or to this machine, and not to the target of a redirect to another origin.
+ */
 static void test_token(void **state)
 {
     (void)state;
@@ -192,7 +194,7 @@ static void test_token(void **state)
     assert_int_equal(hub_env_read(&env, &err), 0);
 }
 
-/* A server's text cannot steer the terminal: in an error, in a line of the log. */
+/* Control characters in a server's text do not reach the terminal, neither in errors nor in log lines. */
 static void test_escapes(void **state)
 {
     (void)state;
@@ -206,7 +208,7 @@ static void test_escapes(void **state)
     }
 }
 
-/* A libcurl that does not know an option: no request is sent. */
+/* With a libcurl that lacks an option, no request is sent. */
 static void test_old_libcurl(void **state)
 {
     (void)state;
@@ -223,8 +225,8 @@ static void test_old_libcurl(void **state)
     assert_int_equal(hub_requests("", ""), 0);
 }
 
-/* A slow list without an end fails at its time limit. */
-static void test_drip(void **state)
+/* A list of files that the server sends slowly and without end fails at the time limit. */
+static void test_slow_list(void **state)
 {
     (void)state;
     const double start = clock_ms();
@@ -235,12 +237,12 @@ static void test_drip(void **state)
     assert_true(clock_ms() - start < 8000);
 }
 
-static void test_breaks(void **state)
+static void test_broken_connections(void **state)
 {
     (void)state;
     char line[256];
     assert_downloads("breaks");
-    for (int i = 0; i < HUB_SHARDS; i++) /* 300 KB in pieces of 70000 bytes, each from the end of the last */
+    for (int i = 0; i < HUB_SHARDS; i++) /* 300 KB; the connection breaks every 70000 bytes */
         for (int at = 70000; at < 300000; at += 70000) {
             snprintf(line, sizeof(line), "%s bytes=%d- ", hub_shard(i), at);
             assert_int_equal(hub_requests("cdn GET /models/test/breaks/", line), 1);
@@ -248,17 +250,18 @@ static void test_breaks(void **state)
     assert_downloads("no-range");
     assert_downloads("damaged-once");
     assert_downloads("expired");
-    assert_int_equal(hub_requests("hub GET /test/expired/resolve", hub_shard(0)), 2); /* not the old address again */
+    assert_int_equal(hub_requests("hub GET /test/expired/resolve", hub_shard(0)),
+                     2); /* the expired address is not requested again */
     assert_refused("no-range-breaks", "main", "cannot resume in the middle", "3 times");
     assert_refused("lying-range", "main", "asked for the bytes from 70000", "from 70001");
 }
 
-static void test_waits(void **state)
+static void test_retry_delays(void **state)
 {
     (void)state;
     double start = clock_ms();
     assert_downloads("throttled");
-    assert_true(clock_ms() - start >= 2000); /* Retry-After and RateLimit: 0 s, and a second more, each */
+    assert_true(clock_ms() - start >= 2000); /* Retry-After: 0 and RateLimit: 0, each plus one second */
     assert_int_equal(hub_requests("cdn GET /models/test/throttled", hub_shard(2)), 2);
     assert_downloads("flaky");
     start = clock_ms();
@@ -266,7 +269,7 @@ static void test_waits(void **state)
     assert_true(clock_ms() - start >= 1000);
 }
 
-static void test_lies(void **state)
+static void test_wrong_bytes(void **state)
 {
     (void)state;
     assert_refused("wrong-size", "main", "the hub lists 300010 bytes, the server has 300000", hub_shard(0));
@@ -301,11 +304,11 @@ static void test_refusals(void **state)
     assert_refused("gated", "main", "HF_TOKEN", "letters");
     setenv("HF_TOKEN", " hf_good\n", 1);
     assert_downloads("gated");
-    unsetenv("HF_TOKEN"); /* the file that `hf auth login` writes */
+    unsetenv("HF_TOKEN"); /* now the token is in the file that `hf auth login` writes */
     snprintf(path, sizeof(path), "%s/token", hub_home);
     assert_int_equal(file_write_atomic(path, "hf_good\n", 8, &err), 0);
     assert_downloads("private");
-    assert_int_equal(hub_requests("cdn", "hf_"), 0); /* the token stays with the hub */
+    assert_int_equal(hub_requests("cdn", "hf_"), 0); /* the token is not sent to the other host */
     assert_true(hub_requests("hub", "hf_good") > 0);
 }
 
@@ -329,7 +332,7 @@ static void test_offline(void **state)
     assert_refused("plain", strrchr(here, '/') + 1, hub_shard(1), "HF_HUB_OFFLINE is set");
     assert_int_equal(hub_requests("", ""), 0);
 
-    unsetenv("HF_HUB_OFFLINE"); /* the hub is back: one link is made anew; it is gone: the cache is used */
+    unsetenv("HF_HUB_OFFLINE"); /* online, moetrain restores the deleted link; without the hub it uses the cache */
     assert_downloads("plain");
     assert_int_equal(hub_requests("cdn", ""), 0);
     setenv("HF_ENDPOINT", "http://127.0.0.1:1", 1);
@@ -363,7 +366,7 @@ static void test_two_processes(void **state)
     assert_downloads("slow");
 }
 
-/* Bytes of every partial file of a hub_shard, of which there are less than eight; their sum. */
+/* Sets the size of each partial file of a hub_shard (fewer than eight); returns their sum. */
 static int64_t part_sizes(int64_t size[8])
 {
     char path[MT_PATH];
@@ -381,8 +384,8 @@ static int64_t part_sizes(int64_t size[8])
     return sum;
 }
 
-/* Killed at fifty random moments: complete and verified in the end, every request begins at the end of the last
- * piece. */
+/* A download killed at fifty random moments completes and is verified. Every request begins where the partial file
+ * ended. */
 static void test_killed(void **state)
 {
     (void)state;
@@ -390,7 +393,7 @@ static void test_killed(void **state)
     static int64_t size[KILLS][8];
     int64_t had = 0, have;
     int ranges = 0, status;
-    double least_ms = 15; /* more where it does not suffice to get on */
+    double least_ms = 15; /* grows when a start made no progress */
     for (int k = 0; k < KILLS; k++) {
         const double ms = least_ms + 40 * rng_uniform(1, (uint64_t)k);
         const struct timespec pause = {.tv_sec = (long)ms / 1000, .tv_nsec = (long)(1e6 * ms) % 1000000000};
@@ -408,15 +411,15 @@ static void test_killed(void **state)
         char range[64];
         const long long at = size[i / 8][i % 8];
         snprintf(range, sizeof(range), " bytes=%lld- ", at);
-        if (at < 1000 || at >= 700000) continue; /* nothing came; a small file; all of it */
-        if (!hub_requests("cdn", range)) fail_msg("nobody asked from byte %lld on", at);
+        if (at < 1000 || at >= 700000) continue; /* no bytes, a small file, or complete */
+        if (!hub_requests("cdn", range)) fail_msg("no request from byte %lld on", at);
         ranges++;
     }
-    print_message("killed %d times, gone on in the middle %d times\n", KILLS, ranges);
+    print_message("killed %d times, resumed within a file %d times\n", KILLS, ranges);
     assert_true(ranges >= 20);
 }
 
-/* Fills the disk as soon as a shard has begun to come. */
+/* Starts a process that fills the disk as soon as a shard has a partial file. */
 static pid_t fill_disk(const char *path)
 {
     static char zeros[1 << 16];
@@ -438,7 +441,8 @@ static const char *in_blobs(const char *name)
     return hub_in_cache("slow", below);
 }
 
-/* In a process of its own, whose HF_HOME is a disk of 4 MiB. The exit code says what went wrong. */
+/* Downloads to a disk of 4 MiB, mounted at HF_HOME for this process alone. Returns 0, or the number of the check that
+ * failed, as exit code. */
 static int use_small_disk(void)
 {
     char dir[MT_PATH], filler[MT_PATH], **names;
@@ -458,7 +462,7 @@ static int use_small_disk(void)
     if (!strstr(err.msg, "No space left on device, 0 B is free: make room, or set HF_HOME")) return 2;
     part_sizes(size);
     if (file_list(hub_in_cache("slow", "blobs"), &names, &n, &err)) return 3;
-    for (int64_t i = 0; i < n; i++) /* a shard has its final name only when it is whole */
+    for (int64_t i = 0; i < n; i++) /* a file with its final name is complete */
         if (strlen(names[i]) == 64 && file_size(in_blobs(names[i])) < 300000) return 4;
     file_list_free(names, n);
     if (file_exists(hub_in_cache("slow", "refs/main")) || unlink(filler)) return 5;
@@ -472,7 +476,7 @@ static int use_small_disk(void)
     return ranges ? 0 : 7;
 }
 
-/* The error names the free space, nothing half-written has a final name, and the next start continues. */
+/* On a full disk the error gives the free space, no partial file has a final name, and the next start resumes. */
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -535,7 +539,7 @@ static void test_data(void **state)
     }
 }
 
-/* A data set through its viewer: line i is row i, in an ordinary file of the cache. */
+/* Rows downloaded from the data set viewer are an ordinary file of the cache: line i is row i. */
 static void assert_rows(const char *spec, const char *split, int64_t n_rows)
 {
     char expected[128], target[MT_PATH], hex[HASH_HEX];
@@ -571,7 +575,8 @@ static void test_rows(void **state)
     struct err err;
     assert_rows("hub:test/view-plain", "default/train", 950);
     assert_int_equal(hub_requests("/rows?", "view-plain"), 10);
-    assert_int_equal(truncate(hub_server.log, 0), 0); /* again: the list of files and that of splits */
+    assert_int_equal(truncate(hub_server.log, 0),
+                     0); /* a second download requests only the lists of files and of splits */
     assert_rows("hub:test/view-plain:train", "default/train", 950);
     assert_int_equal(hub_requests("/rows?", ""), 0);
     assert_int_equal(hub_requests("", ""), 2);
@@ -583,7 +588,8 @@ static void test_rows(void **state)
     assert_says(weighted, "/snapshots/");
     assert_says(weighted, "/moetrain-rows/c/train.jsonl*2.5,/x.jsonl");
     mem_free(weighted);
-    assert_rows("hub:test/view-breaks", "default/train", 950); /* 429, 502, a page broken off, a short page */
+    assert_rows("hub:test/view-breaks", "default/train",
+                950); /* 429, 502, a truncated page, a page with too few rows */
     assert_int_equal(hub_requests("view-breaks", "offset=460&"), 1);
     assert_rows("hub:test/view-changing", "default/train", 1000);
     assert_rows("hub:test/view-shrunk", "default/train", 250);
@@ -625,7 +631,7 @@ static void test_rows_refused(void **state)
         assert_says(err.msg, bad[i][1]);
         assert_says(err.msg, bad[i][2]);
     }
-    assert_int_equal(hub_requests("/rows?", "view-shifted"), 3); /* rows received before the break stay */
+    assert_int_equal(hub_requests("/rows?", "view-shifted"), 3); /* rows received before the error are kept */
 }
 
 static pid_t rows_elsewhere(const char *spec)
@@ -640,7 +646,7 @@ static pid_t rows_elsewhere(const char *spec)
     _exit(1);
 }
 
-/* Killed again and again, and two processes at once: no page is requested twice except those in flight at a kill. */
+/* After repeated kills, and with two processes, no page is requested twice except those in flight at a kill. */
 static void test_rows_killed(void **state)
 {
     (void)state;
@@ -669,7 +675,7 @@ static void test_rows_killed(void **state)
     assert_true(killed == KILLS && asked <= PAGES + KILLS * AT_ONCE);
 }
 
-/* The executable: model and data by name, then the same without the hub, with the same loss. */
+/* Trains with model and data from the hub, then offline from the cache, with the same loss. */
 static void test_training(void **state)
 {
     (void)state;
@@ -729,10 +735,10 @@ int test_hub(void)
         cmocka_unit_test_setup(test_token, hub_fresh),
         cmocka_unit_test_setup(test_escapes, hub_fresh),
         cmocka_unit_test_setup(test_old_libcurl, hub_fresh),
-        cmocka_unit_test_setup(test_drip, hub_fresh),
-        cmocka_unit_test_setup(test_breaks, hub_fresh),
-        cmocka_unit_test_setup(test_waits, hub_fresh),
-        cmocka_unit_test_setup(test_lies, hub_fresh),
+        cmocka_unit_test_setup(test_slow_list, hub_fresh),
+        cmocka_unit_test_setup(test_broken_connections, hub_fresh),
+        cmocka_unit_test_setup(test_retry_delays, hub_fresh),
+        cmocka_unit_test_setup(test_wrong_bytes, hub_fresh),
         cmocka_unit_test_setup(test_refusals, hub_fresh),
         cmocka_unit_test_setup(test_offline, hub_fresh),
         cmocka_unit_test_setup(test_two_processes, hub_fresh),

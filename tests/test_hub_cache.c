@@ -1,4 +1,5 @@
-/* test_hub_cache.c - the cache as versions of the Python library write it; damaged, attacked, with headers only. */
+/* test_hub_cache.c - caches written by versions of the Python library; damage, malicious links, downloads of headers
+ * only. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +35,7 @@ static void put_text(const char *path, const void *text, int64_t size)
     if (file_write_atomic(path, text, size, &err)) fail_msg("%s", err.msg);
 }
 
-/* SHA-256 of each shard, written by an earlier download. */
+/* SHA-256 of each shard. */
 static char known[HUB_SHARDS][HASH_HEX];
 
 static void hash_shard(char hex[HASH_HEX], const char *dir, int i)
@@ -70,9 +71,9 @@ static void download(char dir[MT_PATH])
 enum layout {
     V0,       /* 0.36: links to blobs named by their hashes; a list of files known to be missing */
     V2,       /* 1.x, 2.x: the same, and the list of the commit's files */
-    MIRROR,   /* any of them behind a mirror: blobs with the mirror's names */
-    COPIES,   /* where the disk has no links: the files themselves in the snapshot */
-    ABSOLUTE, /* links by absolute paths, as the first versions made them */
+    MIRROR,   /* a download from a mirror: blobs have the mirror's ETags as names */
+    COPIES,   /* file system without links: the snapshot has the files themselves */
+    ABSOLUTE, /* links with absolute paths, as in the first versions */
     LAYOUTS
 };
 
@@ -82,7 +83,7 @@ static void make_folder(const char *path)
     if (file_make_dirs(path, &err)) fail_msg("%s", err.msg);
 }
 
-/* Changes a file of a snapshot made by moetrain to the form that another program writes. */
+/* Changes a snapshot file that moetrain wrote to the layout of another program. */
 static void relay_file(enum layout layout, const char *dir, const char *name)
 {
     char path[MT_PATH], blob[MT_PATH], target[MT_PATH], other[MT_PATH], hash[128];
@@ -108,7 +109,7 @@ static void relay_file(enum layout layout, const char *dir, const char *name)
     }
 }
 
-/* Rearranges a download of moetrain, without moetrain's additional files. */
+/* Changes a download of moetrain to a layout and deletes moetrain's additional files. */
 static void relay(enum layout layout, const char *dir)
 {
     char **names, path[MT_PATH];
@@ -133,7 +134,7 @@ static void relay(enum layout layout, const char *dir)
     }
 }
 
-/* Online and offline, repeatedly: no downloads, and the files found are right. */
+/* With every layout, online and offline: no downloads, and the files have the right content. */
 static void test_layouts(void **state)
 {
     (void)state;
@@ -200,9 +201,9 @@ static void test_library(void **state)
     }
 }
 
-/* ---- what is verified */
+/* ---- verification of files */
 
-/* Changes a byte in the middle of a blob; quiet: its modification time stays. */
+/* Changes a byte in the middle of a blob; quiet: restores its modification time. */
 static void damage(const char *dir, int i, bool quiet)
 {
     char path[MT_PATH];
@@ -225,11 +226,11 @@ static void test_damage(void **state)
     struct err err;
     download(dir);
     for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
-    damage(dir, 1, true); /* a hashed file is not hashed again: the change is not noticed */
+    damage(dir, 1, true); /* the modification time is equal, so the file is not hashed again */
     assert_int_equal(truncate(hub_server.log, 0), 0);
     download(dir);
     assert_int_equal(hub_requests("cdn", ""), 0);
-    damage(dir, 1, false); /* now it was changed */
+    damage(dir, 1, false); /* the modification time differs */
     setenv("HF_HUB_OFFLINE", "1", 1);
     assert_refused("plain", "main", "is damaged or was changed", known[1]);
     unsetenv("HF_HUB_OFFLINE");
@@ -238,7 +239,7 @@ static void test_damage(void **state)
     assert_int_equal(hub_requests("cdn", ""), 1);
     snprintf(path, sizeof(path), "blobs/%s.damaged", known[1]);
     assert_true(file_exists(hub_in_cache("plain", path)));
-    damage(dir, 2, true); /* also in a file of another program that moetrain has never hashed */
+    damage(dir, 2, true); /* a file of another program, not hashed before */
     assert_int_equal(unlink(hub_in_cache("plain", "moetrain-verified")), 0);
     assert_int_equal(hub_model(dir, "hub:test/plain", strrchr(dir, '/') + 1, &err), 0);
     assert_content(dir);
@@ -256,7 +257,7 @@ static void plant(const char *victim, const char *part, bool hard)
     assert_string_equal(text, "precious");
 }
 
-/* Another user of a shared cache puts a link at the path of the partial file: its target stays unchanged. */
+/* Another user of a shared cache has put a link at the path of the partial file. Its target stays unchanged. */
 static void test_planted_links(void **state)
 {
     (void)state;
@@ -283,7 +284,7 @@ static void test_planted_links(void **state)
     }
 }
 
-/* Links to themselves or to a folder above: an error, at once. */
+/* Links to themselves or to a parent folder are an error. */
 static void test_link_loops(void **state)
 {
     (void)state;
@@ -305,7 +306,7 @@ static void test_link_loops(void **state)
 
 /* ---- headers only */
 
-/* Bytes of bodies that the server sent for a repository test/head... */
+/* Bytes of the bodies that the server sent for a repository test/head... */
 static int64_t logged_bytes(void)
 {
     char line[1024];
@@ -318,7 +319,7 @@ static int64_t logged_bytes(void)
     return sum;
 }
 
-/* The server logs the bytes of an answer when it ends, maybe after the client has closed the connection. */
+/* Waits for the log: the server logs an answer's bytes at its end, which may be after the client disconnects. */
 static int64_t sent_bytes(void)
 {
     int64_t sum = -1, now;
@@ -329,8 +330,8 @@ static int64_t sent_bytes(void)
     return sum;
 }
 
-/* A plan of 2.6 MB of weights downloads their headers, also from a server without ranges. It equals the plan made from
- * the weights, and leaves no files that training would take for complete weights. */
+/* A plan of 2.6 MB of weights downloads their headers, also from a server without ranges. The plan
+ * equals that from the complete weights, and training does not take the headers for complete weights. */
 static void test_headers(void **state)
 {
     (void)state;
@@ -350,7 +351,7 @@ static void test_headers(void **state)
         print_message("%s: %lld bytes\n", repos[i], (long long)sent_bytes());
         assert_true(sent_bytes() > 1000 && sent_bytes() < 300000);
         assert_int_equal(hub_requests("tokenizer.json", ""), 0);
-        assert_int_equal(truncate(hub_server.log, 0), 0); /* again: the list, nothing else; without the hub: nothing */
+        assert_int_equal(truncate(hub_server.log, 0), 0); /* a second plan requests only the list; offline, nothing */
         assert_int_equal(RUN("plan", config, "--set", repos[i]), 0);
         assert_string_equal(said.out, whole);
         assert_int_equal(hub_requests("", ""), 1);

@@ -1,5 +1,5 @@
-/* test_inputs.c - files that a configuration or a command names: missing, of the wrong kind, unreadable, damaged. One
- * line names key and path, and a start that fails leaves nothing behind. */
+/* test_inputs.c - files that a configuration or a command names: missing, of the wrong kind, unreadable, damaged. The
+ * error is one line with key and path, and no files are left. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include "data/file.h"
 #include "tests/process.h"
 
-/* A path of each kind in a fresh directory. */
+/* Creates one path of each kind in a new directory. */
 static char dir[MT_PATH], path_of[8][MT_PATH];
 enum { MISSING, BROKEN, FOLDER, EMPTY, SECRET, TEXT, TABLE, PARQUET };
 
@@ -30,7 +30,7 @@ static void make_paths(void)
     assert_int_equal(file_write_atomic(path_of[PARQUET], "PAR1", 4, &err), 0);
 }
 
-/* Trains with key = path: exit 1, one line with both and with `part`, no output.dir. */
+/* Trains with key = path. Expects exit code 1, one line with key, path and `part`, and no output.dir. */
 static void assert_refused(const char *key, const char *path, const char *part)
 {
     char set[MT_PATH + 64], named[MT_PATH + 64];
@@ -46,7 +46,7 @@ static void assert_refused(const char *key, const char *path, const char *part)
     if (file_exists("out")) fail_msg("%s: output.dir is left behind", set);
 }
 
-/* Something else where a run will write is found before it trains. */
+/* A run finds a file of the wrong kind at the path of an output before it trains. */
 static void of_the_output(void **state)
 {
     (void)state;
@@ -98,7 +98,7 @@ static void of_the_configuration(void **state)
     assert_refused("lora.init_from", path_of[MISSING], "no such directory");
     assert_refused("lora.init_from", path_of[TEXT], "not a directory");
     assert_refused("lora.init_from", path_of[FOLDER], "no adapter");
-    /* what is there, but wrong */
+    /* existing files with wrong content */
     assert_refused("data.train", path_of[EMPTY], "empty: no rows: expected JSONL or JSON");
     assert_refused("data.train", path_of[TABLE], ".csv files are not read: convert it to JSONL or JSON, plain or .gz");
     assert_refused("data.eval", path_of[PARQUET], ".parquet files are not read: convert it to JSONL or JSON");
@@ -110,12 +110,12 @@ static void of_the_configuration(void **state)
     assert_int_equal(chdir(home), 0);
 }
 
-/* A command whose word @ is one of the paths, $ a configuration, # a checkpoint: exit 1, and one line names the path
- * and says `part`. */
+/* A command that must end with exit code 1 and one line with the path and `part`. In words, @ is the path, $ a
+ * configuration, # a checkpoint. */
 struct wrong {
     const char *words[7];
     int path;
-    const char *below; /* of the path */
+    const char *below; /* appended to the path */
     const char *part;
 };
 #define LINK      ": a symbolic link to nowhere, which is missing"
@@ -151,7 +151,7 @@ static void of_the_commands(void **state)
         {{"inspect", "@"}, FOLDER, NULL, "no model.safetensors.index.json and no model.safetensors"},
         {{"inspect", "@"}, EMPTY, NULL, ": expected a checkpoint"},
         {{"train", "@"}, BROKEN, NULL, LINK},
-        {{"train", "@"}, FOLDER, NULL, FOLDER_IS},
+        {{"train", "@"}, FOLDER, NULL, " is a directory, not a configuration"},
         {{"tokens", "@"}, BROKEN, NULL, LINK},
         {{"tokens", "$", "--set", "model.path="}, BROKEN, NULL, LINK},
         {{"tokens", "$", "--set", "model.path="}, TEXT, NULL, ": not a directory"},
@@ -173,10 +173,10 @@ static void of_the_commands(void **state)
         {{"generate", "$", "--base", "--messages", "@"}, FOLDER, NULL, FOLDER_IS},
         {{"check", "$", "--set", "model.path="}, BROKEN, NULL, LINK},
         {{"check", "$", "--set", "model.path="}, TEXT, NULL, ": not a directory"},
-        {{"check", "@"}, FOLDER, NULL, FOLDER_IS},
+        {{"check", "@"}, FOLDER, NULL, " is a directory, not a configuration"},
         {{"export", "$", "--to", "peft", "--verify", "@"}, BROKEN, NULL, LINK},
         {{"export", "$", "--to", "peft", "--verify", "@"}, TEXT, NULL, ": not a directory"},
-        /* what is to be written */
+        /* outputs */
         {{"export", "$", "--to", "peft", "--out", "@"}, BROKEN, NULL, LINK},
         {{"export", "$", "--to", "peft", "--out", "@"}, BROKEN, "/below/it", LINK},
         {{"export", "$", "--to", "peft", "--out", "@"}, TEXT, "/below", ": not a directory"},
@@ -193,7 +193,7 @@ static void of_the_commands(void **state)
     struct err err;
     make_paths();
     for (int i = 0; i < MT_LEN(rows); i++) assert_wrong(&rows[i], process_config(""));
-    assert_int_equal(file_list(dir, &names, &n, &err), 0); /* nothing was written beside them */
+    assert_int_equal(file_list(dir, &names, &n, &err), 0); /* the commands created no files */
     assert_int_equal(n, MT_LEN(path_of) - 1);
     file_list_free(names, n);
 }

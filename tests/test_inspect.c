@@ -8,7 +8,7 @@
 #include "data/safetensors.h"
 #include "train/tools/inspect.h"
 
-/* What inspect_run prints for path; mem_free (free) it. NULL: it failed, with err. */
+/* The output of inspect_run for path; the caller frees it. NULL with err: inspect_run failed. */
 static char *inspect(const char *path, struct err *err)
 {
     char *text = NULL;
@@ -41,7 +41,7 @@ static int write_checkpoint(const char *path, const char *state0, struct err *er
         {"layers.1.up.weight", DT_U8, 2, {12, 1}, zero},
         {"layers.1.up.weight.absmax", DT_U8, 1, {1}, zero},
         {"layers.1.up.weight.nested_absmax", DT_F32, 1, {1}, zero},
-        {"layers.1.up.weight.nested_quant_map", DT_F32, 1, {2}, zero}, /* 256 in earnest */
+        {"layers.1.up.weight.nested_quant_map", DT_F32, 1, {2}, zero}, /* a real one has 256 values */
         {"layers.1.up.weight.quant_map", DT_F32, 1, {16}, zero},
         {"layers.1.up.weight.quant_state.bitsandbytes__nf4", DT_U8, 1, {sizeof(state1) - 1}, state1},
         {"layers.0.experts.down_proj_blocks", DT_U8, 4, {2, 3, 2, 16}, zero},
@@ -136,7 +136,7 @@ static void adapters(void **state)
     }
 }
 
-/* With a config.json: the size of the experts for each model.quantize, or why it is not possible. */
+/* With a config.json, `inspect` prints the size of the experts for each model.quantize, or why it is impossible. */
 static void held(void **state)
 {
     (void)state;

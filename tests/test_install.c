@@ -1,4 +1,4 @@
-/* test_install.c - `cmake --install`: installed files work from any directory; arguments of the scripts. */
+/* test_install.c - `cmake --install`: installed files work from any directory; the scripts check their arguments. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "data/file.h"
 #include "tests/process.h"
 
-/* The demo, from the root of the file system, where an ordinary user cannot write and root should not. */
+/* Runs the demo from /, where an ordinary user cannot write and root should not. */
 static void run_there(const char *prefix, const char *what)
 {
     char command[4 * MT_PATH];
@@ -42,7 +42,7 @@ static void installed_files_work_anywhere(void **state)
     assert_false(file_exists(command));
 }
 
-/* A wrong first argument has no effect: no packages are installed, and no directory of this name appears. */
+/* With a wrong first argument the scripts install no packages and create no directory of this name. */
 static void scripts_refuse_unknown_options(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_jinja.c - the Jinja engine and chat templates against Jinja (tests/parity/make_jinja_vectors.py), error
- * messages, and work limits of templates. */
+/* test_jinja.c - compares the Jinja engine and chat templates with Jinja (tests/parity/make_jinja_vectors.py); error
+ * messages and work limits of templates. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ static void json_text(struct json j, const char *key, const char **s, int64_t *s
     if (json_str(json_find(j, key), s, size, &err)) fail_msg("%s", err.msg);
 }
 
-/* Renders with the members of vars; NULL vars: none. Returns -1 like jinja_parse and jinja_render. */
+/* Renders the template with the members of vars (NULL: none). Returns -1 when jinja_parse or jinja_render does. */
 static int render(struct text_buf *out, const char *text, int64_t size, const struct json *vars, struct err *err)
 {
     struct jinja_var list[MAX_VARS] = {{0}};
@@ -118,7 +118,7 @@ static void refusals(void **state)
     text_free(&t);
 }
 
-/* Each ends soon with an error. */
+/* Each template reaches the work limit and ends with an error. */
 static void endless_templates(void **state)
 {
     (void)state;
@@ -155,7 +155,8 @@ static void endless_templates(void **state)
     text_free(&t);
 }
 
-/* Operations on a text of 1 MiB, or a list that contains it, in long loops: each counts as work, so the loop ends. */
+/* Long loops with operations on a text of 1 MiB, or on a list with it. Work counts by size, so the loops reach the
+ * limit. */
 static void work_by_size(void **state)
 {
     (void)state;
@@ -179,7 +180,7 @@ static void work_by_size(void **state)
     text_free(&t);
 }
 
-/* Small values that stay until the end of the rendering, long values in the template, and keys that nest. */
+/* Limits of memory and nesting: many small values, long values in the template, nested keys. */
 #define EMPTY "[] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or "
 static void memory_and_nesting(void **state)
 {
@@ -218,7 +219,7 @@ static void memory_and_nesting(void **state)
     text_free(&t);
 }
 
-/* Brackets, blocks, signs and negations, nested as deep as a file allows. */
+/* Brackets, blocks, signs and negations, nested to the limit of a file's size. */
 static void deep_templates(void **state)
 {
     (void)state;
@@ -247,7 +248,7 @@ static void deep_templates(void **state)
     text_free(&t);
 }
 
-/* For any end of a template the parser returns. */
+/* The parser returns for a template truncated at any byte. */
 static void truncation(void **state)
 {
     (void)state;
@@ -329,7 +330,7 @@ static void check_samples(const struct chat_template *t, struct json c)
     int rc = chat_samples_make(&found, t, row, LOSS_ASSISTANT, false, &opt, &err);
     if (json_has(c, "samples_error")) {
         assert_int_equal(rc, -1);
-    } else if (json_type(marked) == JSON_ARRAY) { /* all blocks: whose row asks for less is another test's */
+    } else if (json_type(marked) == JSON_ARRAY) { /* all answers carry loss; other settings are in what_carries_loss */
         if (rc) fail_msg("%s", err.msg);
         if (json_count(marked) == found.items[0].n_spans) assert_spans(&found.items[0], marked, found.items[0].text);
     } else {
@@ -372,7 +373,7 @@ static void chat_case(const struct chat_template *t, const struct tokenizer *tok
     text_free(&text);
 }
 
-/* Text, ids and spans as from transformers' apply_chat_template; samples as from the rendered prefixes. */
+/* Text, ids and spans equal those of transformers' apply_chat_template; samples equal rendered prefixes. */
 static void chats(void **state)
 {
     (void)state;
@@ -403,7 +404,7 @@ static const char two_turns[] = "{\"messages\": [{\"role\": \"user\", \"content\
                                 "\"content\": \"b\"%s}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": "
                                 "\"assistant\", \"content\": \"d\"}]}";
 
-/* The texts of the spans of all samples, each ended by "|", samples by "/". */
+/* The texts of all loss spans, each followed by "|", each sample by "/". */
 static void assert_trained(const struct chat_template *t, const char *more, enum loss_on loss, bool whole,
                            const char *expected)
 {
@@ -482,8 +483,9 @@ static void assert_rendered(const char *dir, const char *file, const char *row, 
     chat_template_free(t);
 }
 
-/* The file overrides the key, a given file overrides both; a text, a list; tokens as strings and objects. */
-static void where_it_lies(void **state)
+/* chat_template.jinja overrides the key of tokenizer_config.json, data.chat_template overrides both. The key holds a
+ * text or a list; special tokens are strings or objects. */
+static void places_of_the_template(void **state)
 {
     (void)state;
     static const char row[] = "{\"messages\": [], \"tools\": null, \"chat_template_kwargs\": {\"k\": 7}}",
@@ -516,10 +518,11 @@ static void where_it_lies(void **state)
 int test_jinja(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(constructs),         cmocka_unit_test(refusals),      cmocka_unit_test(endless_templates),
-        cmocka_unit_test(deep_templates),     cmocka_unit_test(truncation),    cmocka_unit_test(chats),
-        cmocka_unit_test(what_carries_loss),  cmocka_unit_test(where_it_lies), cmocka_unit_test(work_by_size),
-        cmocka_unit_test(memory_and_nesting),
+        cmocka_unit_test(constructs),        cmocka_unit_test(refusals),
+        cmocka_unit_test(endless_templates), cmocka_unit_test(deep_templates),
+        cmocka_unit_test(truncation),        cmocka_unit_test(chats),
+        cmocka_unit_test(what_carries_loss), cmocka_unit_test(places_of_the_template),
+        cmocka_unit_test(work_by_size),      cmocka_unit_test(memory_and_nesting),
     };
     return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 #include "data/file.h"
 #include "data/json.h"
 
-/* jansson's; its header is json.c's alone */
+/* of jansson, whose header only json.c includes */
 void json_get_alloc_funcs(void *(**alloc)(size_t), void (**release)(void *));
 
 static struct json_doc *parse(const char *text, struct err *err)
@@ -50,7 +50,7 @@ static void refused(void **state)
     }
 }
 
-/* Values count, not bytes: a tree takes up to 100 times the text. */
+/* The limit counts values, not bytes, as the tree takes up to 100 times the memory of the text. */
 static void values(void **state)
 {
     (void)state;
@@ -63,7 +63,8 @@ static void values(void **state)
     assert_null(json_parse(text, 2 * n + 1, "f.json", &err));
     if (!strstr(err.msg, "f.json: 4194305 JSON values, more than the 4194304")) fail_msg("%s", err.msg);
     mem_free(text);
-    static const char row[] = "{\"a\": [1, {\"b\": \"[,:,]\"}]}"; /* seven, punctuation of strings not counted */
+    static const char row[] =
+        "{\"a\": [1, {\"b\": \"[,:,]\"}]}"; /* seven values; the punctuation in the string does not count */
     struct json_doc *doc = json_parse_within(row, sizeof(row) - 1, 7, "row", &err);
     assert_non_null(doc);
     json_free(doc);
@@ -85,7 +86,7 @@ static void depth(void **state)
         json_free(doc);
     }
     strcpy(text, "[\"\\\"");
-    memset(text + 4, '[', 1000); /* brackets in a string are text, also behind an escaped quote */
+    memset(text + 4, '[', 1000); /* brackets in a string do not count as depth, also after an escaped quote */
     strcpy(text + 1004, "\",[],{}]");
     struct json_doc *doc = parse(text, &err);
     assert_non_null(doc);
@@ -189,7 +190,7 @@ static void messages(void **state)
     assert_int_equal(i, 0);
     json_free(doc);
 
-    char text[700]; /* a key longer than the path of a message */
+    char text[700]; /* a key that is too long for the path in a message */
     snprintf(text, sizeof(text), "{\"%0500d\":{\"x\":1}}", 0);
     doc = parse(text, &err);
     const char *key;
@@ -199,7 +200,7 @@ static void messages(void **state)
     json_free(doc);
 }
 
-/* Members come in the order of the file; nested iteration and jumps back work. */
+/* Members have the order of the file. Nested iteration and access to an earlier member work. */
 static void members(void **state)
 {
     (void)state;
@@ -233,7 +234,7 @@ static void members(void **state)
     }
     assert_false(json_member(root, 300, &name, &inner));
     assert_false(json_member(root, -1, &name, &inner));
-    assert_true(json_member(root, 17, &name, &inner)); /* back */
+    assert_true(json_member(root, 17, &name, &inner)); /* an earlier member */
     assert_string_equal(name, "k119");
     assert_false(json_member(value, 0, &name, &inner)); /* no object */
     assert_int_equal(json_count(value), 0);
@@ -290,7 +291,7 @@ static void writing(void **state)
     json_out_close(&o, '}');
     assert_string_equal(o.text, "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": []\n}"); /* as json.dumps(indent=2) */
     json_out_free(&o);
-    for (int i = 0; i < 2; i++) { /* several roots, as the lines of a JSONL file */
+    for (int i = 0; i < 2; i++) { /* several roots, like the lines of a JSONL file */
         json_out_open(&o, NULL, '[');
         json_out_close(&o, ']');
     }
@@ -326,7 +327,7 @@ static void cut(void **state)
     (void)state;
     struct err err;
     for (int64_t n = 0; n < (int64_t)strlen(sample); n++) {
-        char *text = mem_alloc(n); /* exactly, so that a sanitizer sees the byte behind the end read */
+        char *text = mem_alloc(n); /* exactly n bytes, so that a sanitizer detects a read past them */
         memcpy(text, sample, (size_t)n);
         assert_null(json_parse(text, n, "f.json", &err));
         assert_non_null(strstr(err.msg, "f.json: not valid JSON: line 1"));

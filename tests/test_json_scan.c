@@ -1,5 +1,5 @@
-/* test_json_scan.c - parts of a JSON text cut out and read item by item: the result equals jansson's, or both
- * refuse. */
+/* test_json_scan.c - values of a JSON text that are extracted and read item by item: the result equals jansson's, or
+ * both refuse the text. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ static struct json_doc *parse_without(const char *text, int64_t size, struct jso
     return json_parse_without(text, size, "f.json", "m", keys, parts, 2, err);
 }
 
-/* The value under m becomes a part or stays in the tree; everything else stays. */
+/* The value under m is extracted or stays in the tree; all other values stay. */
 static void cut(void **state)
 {
     (void)state;
@@ -52,7 +52,7 @@ static void cut(void **state)
     assert_string_equal(err.msg, "f.json: not valid JSON: line 2, byte 17: duplicate object key near '\"p\"'");
 }
 
-/* Reads the value at s and compares it with the tree; an error of the scan is -1. */
+/* Reads the value at s and compares it with the tree; -1: the scan refuses it. */
 static int compare(struct json_scan *s, struct json tree, struct err *err)
 {
     int more;
@@ -83,7 +83,7 @@ static int compare(struct json_scan *s, struct json tree, struct err *err)
     return more;
 }
 
-/* Only values that the scan has readers for: strings, arrays and small integers; an object outermost. */
+/* Whether the scan can read the value: strings, arrays and small integers, in an outermost object. */
 static bool readable(struct json j, bool outermost)
 {
     int64_t value;
@@ -101,7 +101,7 @@ static bool readable(struct json j, bool outermost)
     return t == JSON_STRING || t == JSON_ARRAY || (t == JSON_OBJECT && outermost);
 }
 
-/* True when the scan accepts the part in {"m":{"p":PART}}. */
+/* Whether the scan accepts the value in {"m":{"p":PART}}. */
 static bool scan(const char *part, int64_t part_size, struct err *err)
 {
     char text[256];
@@ -132,7 +132,7 @@ static void values(void **state)
 {
     (void)state;
     static const struct {
-        const char *part, *error; /* NULL: it is taken */
+        const char *part, *error; /* NULL: accepted */
     } rows[] = {
         {"[]", NULL},
         {"[ \"a\" ,\n\t\"b c\", [\"d\", [] , [1]],-7,0]", NULL},
@@ -173,7 +173,7 @@ static void values(void **state)
     }
 }
 
-/* Such parts with bytes changed, removed and inserted. */
+/* The values with bytes changed, removed and inserted. */
 static void damaged(void **state)
 {
     (void)state;

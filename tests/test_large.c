@@ -1,10 +1,9 @@
-/* test_large.c - the GPU on tensors of more than 2^31 elements, and more than 2^32 bytes: an index that does not fit 32
- * bits would read or write elsewhere.
+/* test_large.c - GPU ops on tensors of more than 2^31 elements and 2^32 bytes. An op with 32-bit indices would read or
+ * write at wrong addresses.
  *
  * Every op runs on all rows and then on the last few rows, passed as a view. The results have the same bits when a row
  * depends only on itself. They are close when cuBLASLt may use another algorithm for another shape. (Other groups check
- * the small problem.) Outputs start as NaN. Where both paths of the GPU, Hopper and portable, have separate kernels,
- * both run. */
+ * the small problem.) Outputs start as NaN. Where an op has Hopper and portable kernels, both run. */
 #include <string.h>
 
 #include "kernels/quant.h"
@@ -18,7 +17,7 @@ void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t 
 enum { LAST = 67, N_TOK = (1 << 20) + 37, DIM = 2112 };
 _Static_assert(1LL * N_TOK * DIM > INT32_MAX, "a [T, D] tensor has more than 2^31 elements");
 
-/* Difference that cuBLASLt may have between two shapes: each is a sum in f32, rounded once to bf16. */
+/* Allowed difference between cuBLASLt's results for two shapes: each is a sum in f32, rounded once to bf16. */
 #define ROUNDINGS 0x1p-8
 #define F32_SUMS  1e-5 /* between two orders of one sum */
 
@@ -247,7 +246,7 @@ static struct route empty_route(int64_t n_tok, int64_t n_top, int64_t n_exp)
                           .slot_row = gpu_empty(DT_I32, n_tok, n_top, -1)};
 }
 
-/* The complete sort, compared with one on the host; count [E] is filled. */
+/* Compares the complete sort with one on the host; sets count [E]. */
 static void check_sort(const struct route *r, int64_t n_exp, int64_t *count)
 {
     const struct tensor idx = gpu_host(r->idx), offs = gpu_host(r->offs), rows = gpu_host(r->row_slot);
@@ -282,7 +281,7 @@ static struct aux empty_aux(int64_t n_exp, int64_t rows)
     return (struct aux){.coef = 0.1f, .pooled = true, .count = count, .prob = prob, .rows = rows};
 }
 
-/* The statistics of all rows are those of two parts, and the counts are the sort's. */
+/* The statistics of all rows equal the sums of two parts; the counts equal those of the sort. */
 static void check_stats(const struct aux *aux, struct tensor logits, const struct route *r, const int64_t *count)
 {
     const int64_t n_exp = aux->count.shape[0], n_tok = logits.shape[0], half = n_tok / 2;
@@ -333,13 +332,13 @@ static void router_large_on_the_gpu(void **state)
 
 /* ---- the experts ----
  * Rows in expert order are [M, ...]; those of the last tokens are the last rows of every expert. The small problem is
- * these tokens with a route of their own; slot by slot, its rows correspond to rows of the large one. */
+ * these tokens with a separate route; slot by slot, its rows correspond to rows of the large problem. */
 
 enum { N_EXP = 8, TOP = 2, N_ROW = TOP * N_TOK, FEW_ROW = TOP * LAST, WIDTH = 1056, RANK = 8 };
 _Static_assert(1LL * N_ROW * WIDTH > INT32_MAX, "an [M, F] tensor has more than 2^31 elements");
 
 static struct route all_rows, few_rows;
-static int32_t all_row[FEW_ROW], few_row[FEW_ROW]; /* of each slot of the last tokens */
+static int32_t all_row[FEW_ROW], few_row[FEW_ROW]; /* row of each slot of the last tokens in the two problems */
 
 static struct route sorted_route(int64_t first, int64_t n_tok)
 {
@@ -369,7 +368,7 @@ static void begin_experts(int64_t gib, int64_t work_gib, bool portable)
     assert_true(reached);
 }
 
-/* Rows of the last tokens, from `all` [M, n] to `few` [m, n] or back. */
+/* Copies rows of the last tokens from `all` [M, n] to `few` [m, n] or back. */
 static void move_rows(struct tensor all, struct tensor few, bool back)
 {
     const int64_t bytes = all.shape[1] * dtype_size(all.dtype);
@@ -546,7 +545,7 @@ static struct weight make_stack(const struct stack *s)
     return w;
 }
 
-/* Entry e of an array of `bytes` each, on the host; NULL of NULL. */
+/* Entry e of an array with entries of `bytes`, copied to the host; NULL for NULL. */
 static void *fetch(const void *array, int64_t e, int64_t bytes)
 {
     if (!array) return NULL;
@@ -591,7 +590,7 @@ static void dequant_large_on_the_gpu(void **state)
         {WF_MXFP4, false, 131, 5760, 2880},
         {WF_NF4, false, 131, 5760, 2880},
         {WF_NF4, true, 131, 5760, 2880},
-        {WF_F32, false, 131, 5761, 2879}, /* value by value: nothing is aligned */
+        {WF_F32, false, 131, 5761, 2879}, /* odd sizes: no vector access is aligned */
     };
     (void)state;
     for (int i = 0; i < MT_LEN(stacks); i++) dequant(&stacks[i]);
@@ -638,7 +637,7 @@ static void sum_of_squares(double out[2], struct tensor g)
     device_get(&gpu, out, sum);
 }
 
-/* The sum is that of the parts; non-finite values are counted at the very end. */
+/* The sum equals that of the parts; non-finite values in the last elements are counted. */
 static void sumsq(enum dtype t)
 {
     gpu_begin(12, 1, false);

@@ -1,6 +1,6 @@
-/* test_layout.c - one layout of adapters outside the device: a device that pads ranks (as a GPU does, to multiples of
- * 8) and one that does not write the same files and read each other's. A CPU stands in for the GPU, with an op table
- * that requires multiples of 8. */
+/* test_layout.c - files have one layout of adapters. A device that pads lora ranks (a GPU, to multiples of 8) and one
+ * that does not write the same files and read each other's. A CPU with an op table that requires multiples of 8 takes
+ * the place of the GPU. */
 #include <math.h>
 #include <stdio.h>
 
@@ -15,7 +15,7 @@
 #define OK(rc)    assert_int_equal(check_rc(rc, &err, __LINE__), 0)
 
 static struct run run;
-static struct config cfg; /* the defaults, until a run is begun */
+static struct config cfg; /* default values until a run begins */
 
 static int check_rc(int rc, const struct err *err, int line)
 {
@@ -32,7 +32,7 @@ static struct lora_options mixed_ranks(void)
     return opt;
 }
 
-/* tiny_open for a device that takes ranks of `multiple`, and experts divided among `ep`. */
+/* tiny_open for a device that pads lora ranks to `multiple`, with experts divided among `ep` ranks. */
 static void side_open(struct tiny *t, int64_t multiple, struct comm *ep)
 {
     const struct lora_options opt = mixed_ranks();
@@ -50,7 +50,7 @@ static void side_open(struct tiny *t, int64_t multiple, struct comm *ep)
     adapters_alloc(&t->ad, &t->dev, &t->arch);
 }
 
-/* A host array of the logical layout with a nonzero value everywhere; mem_free. */
+/* A host array in the logical layout without zeros; the caller frees it with mem_free. */
 static float *some_values(const struct adapters *whole, uint64_t seed)
 {
     float *x = mem_array(whole->n_flat, sizeof(*x));
@@ -81,7 +81,7 @@ static double absolute_sum(const float *x, int64_t n)
 }
 
 /* The logical layout is the same on every device; values return unchanged, and the padding on the device is zero. */
-static void values_come_back(void **state)
+static void values_are_restored(void **state)
 {
     (void)state;
     struct tiny plain;
@@ -113,7 +113,7 @@ static void values_come_back(void **state)
             mem_free(out);
             tiny_close(&t);
         }
-        assert_memory_equal(sum, x, (size_t)want->n_flat * sizeof(*x)); /* the two ranks together have all values */
+        assert_memory_equal(sum, x, (size_t)want->n_flat * sizeof(*x)); /* the two ranks together hold all values */
         mem_free(sum);
     }
     mem_free(x);
@@ -144,7 +144,7 @@ static int load(struct tiny *t, const char *out, struct err *err)
     return checkpoint_load(dir, &t->ad, &t->dev, &now, err);
 }
 
-/* Parameters and moments of a checkpoint, each file of it. */
+/* Compares parameters and moments of two checkpoints, file by file. */
 static void assert_same_checkpoint(const char *a, const char *b)
 {
     static const char *const files[] = {OPTIMIZER, "adapter/adapter_model.safetensors", "state.json"};
@@ -156,7 +156,7 @@ static void assert_same_checkpoint(const char *a, const char *b)
     }
 }
 
-static void any_device_reads_the_others_checkpoint(void **state)
+static void devices_read_each_others_checkpoints(void **state)
 {
     (void)state;
     static const int64_t rows[][2] = {{8, 1}, {1, 8}, {8, 8}, {1, 1}};
@@ -185,7 +185,7 @@ static void any_device_reads_the_others_checkpoint(void **state)
     }
 }
 
-/* ---- checkpoints of earlier versions, which have the layout of the device */
+/* ---- checkpoints of earlier versions, in the device's layout */
 
 static void replace_line(const char *out, const char *file)
 {
@@ -205,8 +205,8 @@ static void replace_line(const char *out, const char *file)
     OK(file_write_atomic(manifest, now, (int64_t)strlen(now), &err));
 }
 
-/* Replaces the masters and moments of the checkpoint by those in the layout of t's device; `spoil` changes one value in
- * the padding of layer 0's q_proj.lora_B. */
+/* Rewrites masters and moments of the checkpoint in the layout of t's device. `spoil` is written into the padding of
+ * layer 0's q_proj.lora_B. */
 static void write_padded(struct tiny *t, const char *out, float spoil)
 {
     static const char *const names[] = {"param", "m", "v"};
@@ -253,12 +253,12 @@ static void padded_checkpoints_are_read(void **state)
             save(&b, again);
             assert_same_checkpoint(want, again);
 
-            write_padded(&a, out, 1e-30f); /* ranks that are no padding */
+            write_padded(&a, out, 1e-30f); /* nonzero padding */
             assert_int_equal(load(&b, out, &err), -1);
             assert_says(err.msg, old == 8 ? "\"m.layers.0.q_proj.lora_B\" has rank 8, but 3 is configured"
                                           : "\"m.layers.0.q_proj.lora_B\" has rank 5, but 3 is configured");
             tiny_close(&a);
-            side_open(&a, 7, &comm_alone); /* ranks that no version wrote */
+            side_open(&a, 7, &comm_alone); /* a multiple that no version wrote */
             fill_side(&a, 1);
             write_padded(&a, out, 0);
             assert_int_equal(load(&b, out, &err), -1);
@@ -270,7 +270,7 @@ static void padded_checkpoints_are_read(void **state)
 
 /* ---- training */
 
-/* The parity case on a CPU that takes ranks of `multiple`. */
+/* The parity case on a CPU that pads lora ranks to `multiple`. */
 static struct loader *run_begin(int64_t multiple)
 {
     static struct ops table;
@@ -297,7 +297,7 @@ static struct loader *run_begin(int64_t multiple)
     return loader_open(&run.train, &lo, (struct loader_pos){0, 0});
 }
 
-/* Steps from..to - 1. */
+/* Trains steps from .. to - 1. */
 static void run_steps(struct loader *l, uint64_t from, uint64_t to)
 {
     struct model *m = &run.model;
@@ -341,9 +341,9 @@ static struct loader *run_continue(int64_t multiple, const char *out)
     return l;
 }
 
-/* Stopped on a device that pads ranks, continued on one that does not and back: the same bytes as an uninterrupted
+/* A run that stops on a device with padding, continues on one without, and returns, gives the bytes of an uninterrupted
  * run. */
-static void training_continues_to_the_byte(void **state)
+static void resuming_elsewhere_gives_the_same_bytes(void **state)
 {
     (void)state;
     static const int64_t rows[][2] = {{8, 1}, {1, 8}};
@@ -364,8 +364,8 @@ static void training_continues_to_the_byte(void **state)
     }
 }
 
-/* Different ranks of q, k and v, experts and moments divided among ranks; continued by one process. */
-static void ranks_share_one_layout(void **state)
+/* Different lora ranks of q, k and v; experts and moments divided among processes; one process continues the run. */
+static void processes_share_one_layout(void **state)
 {
     (void)state;
     static const char common[] = "[parallel]\ncpu_ranks = %d\nep = %d\nzero = yes\n[optim]\nschedule = constant\n"
@@ -388,11 +388,9 @@ static void ranks_share_one_layout(void **state)
 int test_layout(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_come_back),
-        cmocka_unit_test(any_device_reads_the_others_checkpoint),
-        cmocka_unit_test(padded_checkpoints_are_read),
-        cmocka_unit_test(training_continues_to_the_byte),
-        cmocka_unit_test(ranks_share_one_layout),
+        cmocka_unit_test(values_are_restored),         cmocka_unit_test(devices_read_each_others_checkpoints),
+        cmocka_unit_test(padded_checkpoints_are_read), cmocka_unit_test(resuming_elsewhere_gives_the_same_bytes),
+        cmocka_unit_test(processes_share_one_layout),
     };
     return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_loader.c - micro-batches of small artificial data sets: labels by hand, coverage, order, resume, packing,
- * closing. */
+/* test_loader.c - micro-batches of small artificial data sets: labels compared with hand-written ones, coverage, order,
+ * resume, packing, closing. */
 #include "tests/test.h"
 
 #include <string.h>
@@ -36,7 +36,7 @@ static struct loader_options options(bool packing, bool shuffle, int64_t micro_b
         .seq_len = SEQ_LEN, .micro_batch = micro_batch, .packing = packing, .shuffle = shuffle, .seed = 3};
 }
 
-/* Document that begins with token id `first` (ids are positions in the dataset), or -1. */
+/* The document that begins with token id `first`, or -1 (ids are positions in the dataset). */
 static int64_t find_doc(const struct dataset *ds, int32_t first)
 {
     for (int64_t d = 0; d < ds->n_docs; d++) {
@@ -45,7 +45,7 @@ static int64_t find_doc(const struct dataset *ds, int32_t first)
     return -1;
 }
 
-/* Every invariant of one batch against the dataset; counts its documents in seen. */
+/* Checks every invariant of a batch against the dataset; counts its documents in seen. */
 static void check_batch(const struct batch *b, const struct dataset *ds, const struct loader_options *opt,
                         int64_t *seen)
 {
@@ -120,7 +120,7 @@ static void labels_by_hand(void **state)
     loader_close(l);
 }
 
-/* Every document exactly once per epoch, for any options, and only the last batch of an epoch is small. */
+/* For any options, every document appears once per epoch, and only the last batch of an epoch is small. */
 static void every_document_once(void **state)
 {
     (void)state;
@@ -198,7 +198,7 @@ static void resume_anywhere(void **state)
     dataset_free(&ds);
 }
 
-/* An index at the end of an epoch is the start of the next one. */
+/* A position at the end of an epoch is the start of the next one. */
 static void index_past_the_end(void **state)
 {
     (void)state;
@@ -261,7 +261,7 @@ static double packed_fill(const struct dataset *ds, int64_t seq_len)
     return fill;
 }
 
-/* Packs are nearly full when documents are small compared to seq_len, also for many more documents than the window. */
+/* Sequences are nearly full when documents are short, also with many more documents than the packing window. */
 static void packs_are_full(void **state)
 {
     (void)state;
@@ -269,11 +269,11 @@ static void packs_are_full(void **state)
     make_dataset(&ds, 5000); /* 2 .. 64 tokens, 33 on average */
     assert_true(packed_fill(&ds, 64) > 0.95);
     assert_true(packed_fill(&ds, 256) > 0.99);
-    assert_true(packed_fill(&ds, 16384) > 0.90); /* 11 packs for 10.1 packs of tokens */
+    assert_true(packed_fill(&ds, 16384) > 0.90); /* 11 sequences for tokens of 10.1 */
     dataset_free(&ds);
 }
 
-/* Packing does not sort: the mean size of the documents is the same early and late in an epoch. */
+/* Packing does not sort: documents early and late in an epoch have the same mean length. */
 static void packs_stay_shuffled(void **state)
 {
     (void)state;
@@ -295,7 +295,7 @@ static void packs_stay_shuffled(void **state)
     dataset_free(&ds);
 }
 
-/* Closing at once, after some batches, with the ring full or not. */
+/* Closes the loader at once, after some batches, with a full ring buffer and a partly filled one. */
 static void close_at_any_time(void **state)
 {
     (void)state;

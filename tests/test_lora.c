@@ -1,4 +1,4 @@
-/* test_lora.c - the adapters' table, layout, views and first values. */
+/* test_lora.c - adapters: the printed table, layout, views, initial values. */
 #include <math.h>
 #include <stdio.h>
 
@@ -15,7 +15,7 @@ static void plan_fails(const char *targets, const char *layers, const char *word
     if (!strstr(err.msg, word)) fail_msg("\"%s\" does not say \"%s\"", err.msg, word);
 }
 
-static void unknown_words_are_named(void **state)
+static void unknown_targets_are_errors(void **state)
 {
     (void)state;
     plan_fails("q_proj,k_prj", "", "did you mean k_proj?");
@@ -58,7 +58,7 @@ static void bad_numbers_are_refused(void **state)
     assert_non_null(strstr(err.msg, "matches nothing"));
 }
 
-static void layout_is_as_written(void **state)
+static void parameter_layout(void **state)
 {
     (void)state;
     /* r 2: a [2, in], b [out, 2]; groups from multiples of 64. */
@@ -146,11 +146,11 @@ static void views_show_the_arrays(void **state)
     assert_close(l->down.lora.scale[0], 6 / sqrt(2.0), 1e-6);
     assert_close(l->qkv.lora.dropout, 0.25, 0);
     assert_close(l->out.lora.dropout, 0.25, 0);
-    assert_close(l->down.lora.dropout, 0, 0); /* PEFT's experts take none */
+    assert_close(l->down.lora.dropout, 0, 0); /* PEFT supports no dropout on experts */
     tiny_close(&t);
 }
 
-static void measuring_takes_what_is_taken(void **state)
+static void dry_run_counts_the_exact_bytes(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -170,7 +170,7 @@ static void measuring_takes_what_is_taken(void **state)
     tiny_close(&t);
 }
 
-/* The masters after adapters_init with a seed; mem_free. */
+/* The masters after adapters_init with a seed; the caller frees them with mem_free. */
 static float *first_values(const char *targets, uint64_t seed, const char *dtype, struct tiny *t)
 {
     struct arch a = tiny_arch();
@@ -185,7 +185,7 @@ static float *first_values(const char *targets, uint64_t seed, const char *dtype
     return values;
 }
 
-static void first_values_are_uniform(void **state)
+static void initial_values_are_uniform(void **state)
 {
     (void)state;
     struct tiny t;
@@ -207,18 +207,18 @@ static void first_values_are_uniform(void **state)
             assert_true(most == 0);
             continue;
         }
-        if (p->cols < 300) continue; /* o_proj's input is narrow here: too few values for statistics */
+        if (p->cols < 300) continue; /* o_proj's input is narrow: too few values for statistics */
         assert_true(most <= bound * (1 + 1e-6));
         assert_true(most > bound * 0.98);
         assert_true(fabs(mean) < bound * 5 / sqrt(3.0 * (double)n));
         assert_close(square / (bound * bound / 3), 1, 0.12);
     }
-    assert_close(sum, all, 1e-12); /* nothing between the parameters */
+    assert_close(sum, all, 1e-12); /* zeros between the parameters */
     mem_free(values);
     tiny_close(&t);
 }
 
-static void first_values_depend_on_name_and_seed_alone(void **state)
+static void initial_values_depend_only_on_name_and_seed(void **state)
 {
     (void)state;
     static const char *const subsets[] = {"v_proj", "gate_up_proj", "q_proj,down_proj", ALL_TARGETS};
@@ -264,7 +264,7 @@ static void working_copies_are_rounded(void **state)
     tiny_close(&t);
 }
 
-static void table_tells_what_is_trained(void **state)
+static void table_lists_the_trained_targets(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -296,15 +296,15 @@ static void table_tells_what_is_trained(void **state)
 int test_lora(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unknown_words_are_named),
+        cmocka_unit_test(unknown_targets_are_errors),
         cmocka_unit_test(bad_numbers_are_refused),
-        cmocka_unit_test(layout_is_as_written),
+        cmocka_unit_test(parameter_layout),
         cmocka_unit_test(views_show_the_arrays),
-        cmocka_unit_test(measuring_takes_what_is_taken),
-        cmocka_unit_test(first_values_are_uniform),
-        cmocka_unit_test(first_values_depend_on_name_and_seed_alone),
+        cmocka_unit_test(dry_run_counts_the_exact_bytes),
+        cmocka_unit_test(initial_values_are_uniform),
+        cmocka_unit_test(initial_values_depend_only_on_name_and_seed),
         cmocka_unit_test(working_copies_are_rounded),
-        cmocka_unit_test(table_tells_what_is_trained),
+        cmocka_unit_test(table_lists_the_trained_targets),
     };
     return cmocka_run_group_tests_name("lora", tests, NULL, NULL);
 }

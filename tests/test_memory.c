@@ -1,4 +1,4 @@
-/* test_memory.c - the host memory and CPU time that a process may use: control groups of both versions, RLIMIT_AS. */
+/* test_memory.c - limits of host memory and CPU time: control groups v1 and v2, RLIMIT_AS. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 #define MIB (1ll << 20)
 
-/* A machine of 64 GiB as a directory; its files are added by put. */
+/* A directory with the /proc and /sys files of a machine with 64 GiB; put adds files. */
 static const char *machine(void)
 {
     static char root[256];
@@ -117,7 +117,7 @@ static void test_cpu_quota_1(void **state)
     assert_int_equal(cgroup_cpus(root), 3);
 }
 
-/* In a child: the limit stays. */
+/* Runs in a child, as a limit cannot be raised again. */
 static void test_address_space(void **state)
 {
     (void)state;

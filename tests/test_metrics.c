@@ -37,8 +37,8 @@ static int count(const char *text, const char *what)
     return n;
 }
 
-/* Between screen_open and screen_read, standard output and error go to a file. screen_close, each test's teardown,
- * restores the screen for cmocka. */
+/* Between screen_open and screen_read, standard output and error go to a file. screen_close, the teardown of each test,
+ * restores them for cmocka. */
 static int saved[2] = {-1, -1};
 static char screen_path[MT_PATH];
 
@@ -111,7 +111,7 @@ static struct eval_metrics eval_of(int64_t step)
                                  .ms = 1000};
 }
 
-static void lines_for_a_person(void **state)
+static void step_lines(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -140,7 +140,7 @@ static void lines_for_a_person(void **state)
     mem_free(screen);
 }
 
-static void numbers_keep_their_digits(void **state)
+static void numbers_keep_all_digits(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -171,7 +171,7 @@ static void numbers_keep_their_digits(void **state)
     mem_free(text);
 }
 
-/* The table of train/report/README.md has every key and every event that is written. */
+/* The table of train/report/README.md has every key and every event of metrics.jsonl. */
 static void the_schema_is_documented(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void the_schema_is_documented(void **state)
     mem_free(readme);
 }
 
-static void resume_cuts_what_came_later(void **state)
+static void resume_truncates_later_lines(void **state)
 {
     (void)state;
     const char *dir = scratch_dir(), *path = in(dir, "metrics.jsonl");
@@ -240,7 +240,7 @@ static void resume_cuts_what_came_later(void **state)
         if (step == 5) upto5 = read_text(path);
     }
     closed(&m);
-    FILE *f = fopen(path, "a"); /* killed while it wrote */
+    FILE *f = fopen(path, "a"); /* the writer was killed within a line */
     fputs("{\"event\":\"step\",\"step\":3,\"lo", f);
     fclose(f);
 
@@ -273,8 +273,8 @@ static void resume_cuts_what_came_later(void **state)
     mem_free(screen_read());
 }
 
-/* A killed run may leave the file truncated anywhere: complete lines of early enough steps stay, byte for byte. */
-static void truncation_is_survived(void **state)
+/* A killed run may leave the file truncated anywhere. Complete lines up to the resumed step stay, byte for byte. */
+static void truncated_metrics_are_resumed(void **state)
 {
     (void)state;
     const char *dir = scratch_dir(), *path = in(dir, "metrics.jsonl");
@@ -298,7 +298,7 @@ static void truncation_is_survived(void **state)
 
 /* ---- TensorBoard */
 
-/* CRC-32C of the definition, one bit at a time from the top of the reflected polynomial's mirror image. */
+/* CRC-32C by its definition, bit by bit. */
 static uint32_t crc32c(const uint8_t *bytes, int64_t n)
 {
     uint32_t crc = ~0u, mirrored = 0;
@@ -312,7 +312,7 @@ static uint32_t crc32c(const uint8_t *bytes, int64_t n)
 
 static uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; }
 
-/* Checks the records of the only file in dir/tensorboard; returns how many there are. *last: the last one's bytes. */
+/* Checks the records of the only file in dir/tensorboard; returns their number and sets *last to the last one. */
 static int read_events(const char *dir, uint8_t last[512], int64_t *n_last)
 {
     struct err err;
@@ -345,9 +345,9 @@ static int read_events(const char *dir, uint8_t last[512], int64_t *n_last)
     return n;
 }
 
-static void tensorboard_reads_it(void **state)
+static void tensorboard_records(void **state)
 {
-    /* Event.step = 300; of the summary: tag "eval/loss", simple_value 0.5 */
+    /* Event.step = 300; summary: tag "eval/loss", simple_value 0.5 */
     static const uint8_t step_300[] = {0x10, 0xac, 0x02}, loss[] = "\x0a\x09"
                                                                    "eval/loss\x15\0\0\0\x3f";
     const char *dir = scratch_dir();
@@ -373,7 +373,7 @@ static void tensorboard_reads_it(void **state)
     assert_memory_equal(last + 16, loss, sizeof(loss) - 1);
 }
 
-static void a_full_disk_is_noticed(void **state)
+static void a_full_disk_is_an_error(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -410,7 +410,7 @@ static char *report_of(const char *dir, const char *title, const char *config)
     return html;
 }
 
-/* The path data of the n-th line (from 0) of the page, NUL-terminated, for mem_free. */
+/* The path data of line n (from 0) of a plot, NUL-terminated; the caller frees it with mem_free. */
 static char *line_path(const char *html, int n)
 {
     const char *at = html;
@@ -424,7 +424,7 @@ static char *line_path(const char *html, int n)
     return path;
 }
 
-static void report_shows_everything(void **state)
+static void report_has_every_plot(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -449,11 +449,11 @@ static void report_shows_everything(void **state)
     assert_null(strstr(html, "<b>\"R"));
     assert_int_equal(count(html, "<svg viewBox=\"0 0 1120 380\""), 1);
     assert_int_equal(count(html, "<svg viewBox=\"0 0 360 250\""), 3);
-    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 260\""), 1); /* the loss again, for a phone */
+    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 260\""), 1); /* the loss plot for narrow screens */
     assert_int_equal(count(html, "<circle class=\"b\""), 10);
     assert_non_null(strstr(html, "<title>step 20: 3.1000</title>"));
     assert_int_equal(count(html, "<title>layer "), 12);
-    assert_non_null(strstr(html, "<title>layer 0, expert 2: 14 tokens</title>")); /* events are summed */
+    assert_non_null(strstr(html, "<title>layer 0, expert 2: 14 tokens</title>")); /* the sum of all events */
     assert_non_null(strstr(html, "1 of 6 experts without tokens"));
     assert_non_null(strstr(html, ">1.75</text>")); /* layer 0: 14 / (24 / 3) */
     assert_non_null(strstr(html, "4.100 &rarr; 2.100"));
@@ -508,7 +508,7 @@ static void report_names_the_run(void **state)
     mem_free(html);
 }
 
-static void report_leaves_out_what_is_not_there(void **state)
+static void report_without_optional_data(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -543,7 +543,7 @@ static void report_leaves_out_what_is_not_there(void **state)
     assert_non_null(strstr(err.msg, "none/metrics.jsonl"));
 }
 
-static void report_thins_long_runs(void **state)
+static void report_downsamples_long_runs(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -564,7 +564,7 @@ static void report_thins_long_runs(void **state)
     mem_free(html);
 }
 
-static void report_survives_foreign_lines(void **state)
+static void report_skips_invalid_lines(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
@@ -610,19 +610,19 @@ static void a_fifo_does_not_hang(void **state)
 int test_metrics(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(lines_for_a_person, screen_close),
-        cmocka_unit_test_teardown(numbers_keep_their_digits, screen_close),
+        cmocka_unit_test_teardown(step_lines, screen_close),
+        cmocka_unit_test_teardown(numbers_keep_all_digits, screen_close),
         cmocka_unit_test_teardown(the_schema_is_documented, screen_close),
-        cmocka_unit_test_teardown(resume_cuts_what_came_later, screen_close),
-        cmocka_unit_test_teardown(truncation_is_survived, screen_close),
-        cmocka_unit_test_teardown(tensorboard_reads_it, screen_close),
+        cmocka_unit_test_teardown(resume_truncates_later_lines, screen_close),
+        cmocka_unit_test_teardown(truncated_metrics_are_resumed, screen_close),
+        cmocka_unit_test_teardown(tensorboard_records, screen_close),
         cmocka_unit_test_teardown(report_names_the_run, screen_close),
-        cmocka_unit_test_teardown(a_full_disk_is_noticed, screen_close),
+        cmocka_unit_test_teardown(a_full_disk_is_an_error, screen_close),
         cmocka_unit_test(a_fifo_does_not_hang),
-        cmocka_unit_test_teardown(report_shows_everything, screen_close),
-        cmocka_unit_test_teardown(report_leaves_out_what_is_not_there, screen_close),
-        cmocka_unit_test_teardown(report_thins_long_runs, screen_close),
-        cmocka_unit_test_teardown(report_survives_foreign_lines, screen_close),
+        cmocka_unit_test_teardown(report_has_every_plot, screen_close),
+        cmocka_unit_test_teardown(report_without_optional_data, screen_close),
+        cmocka_unit_test_teardown(report_downsamples_long_runs, screen_close),
+        cmocka_unit_test_teardown(report_skips_invalid_lines, screen_close),
     };
     return cmocka_run_group_tests_name("metrics", tests, NULL, NULL);
 }

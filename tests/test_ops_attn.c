@@ -1,5 +1,5 @@
-/* test_ops_attn.c - attention: the CPU backend against plain loops, finite differences, packed against separate
- * sequences, and the checks of every op; the GPU against the CPU. */
+/* test_ops_attn.c - attention: compares the CPU backend with plain loops and finite differences, packed with separate
+ * sequences, the GPU with the CPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -16,7 +16,8 @@ struct shape {
     int64_t len[MAX_SEQ];
 };
 
-/* Windows 0, 1, 5 and longer than the sequence; groups of 1, 2, 4; lengths across the blocks of queries and keys. */
+/* Windows 0 (none), 1, 5 and longer than the sequence; 1, 2 or 4 query heads per kv head; lengths around block sizes.
+ */
 static const struct shape shapes[] = {
     {2, 2, 4, 0, false, 1, {1}},       {2, 1, 4, 0, true, 2, {0, 5}},  {4, 1, 2, 1, true, 3, {3, 1, 4}},
     {4, 2, 6, 5, false, 3, {7, 2, 9}}, {4, 4, 3, 5, true, 2, {12, 6}}, {4, 1, 5, 100, true, 2, {6, 11}},
@@ -168,8 +169,8 @@ static void precision_threads_measure(void **state)
     for (int i = 0; i < MT_LEN(large_shapes); i++) op_check_case(run, &large_shapes[i], 2e-6);
 }
 
-/* Each sequence of a packed batch has the same bits as without the others. */
-static void packed_is_alone(void **state)
+/* Each sequence of a packed batch gives the same bits as alone. */
+static void packed_equals_separate(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(large_shapes); i++) {
@@ -209,7 +210,7 @@ static void poison(const struct attn *a, const struct shape *s, struct tensor do
     }
 }
 
-/* NaN and infinity stay in their sequence: the results of the sequences between poisoned ones have the same bits. */
+/* NaN and infinity in one sequence do not change a bit of the sequences beside it. */
 static void run_poisoned(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     const struct shape *s = params;
@@ -299,8 +300,7 @@ static void flops_are_counted(void **state)
 
 /* ---- attention on the GPU ---- */
 
-/* Lengths about the sizes of blocks (64 and 128 rows); windows that hide nothing, almost everything, and whole
- * blocks. */
+/* Lengths near the block sizes (64 and 128 rows); windows that mask nothing, almost everything, and whole blocks. */
 #define LENGTHS                                                                                                        \
     7, { 1, 2, 63, 64, 65, 129, 300 }
 static const struct gpu_case {
@@ -320,15 +320,15 @@ static const struct gpu_case {
     {{8, 1, 64, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is reused */
     {{8, 1, 64, 128, true, 2, {1, 1100}}, 0},
     {{4, 1, 128, 0, false, 1, {700}}, 0},
-    {{3, 1, 64, 33, false, 2, {257, 513}}, 0}, /* a group that is no power of two; a window across blocks */
+    {{3, 1, 64, 33, false, 2, {257, 513}}, 0}, /* a group size that is not a power of two; a window across blocks */
     {{6, 2, 64, 0, true, LENGTHS}, 16},        /* groups that leave rows of a tile empty */
     {{5, 1, 64, 128, false, LENGTHS}, 0},
     {{16, 1, 64, 33, true, 3, {200, 95, 97}}, 0},
-    {{70, 1, 64, 0, false, 2, {9, 40}}, 0}, /* a group larger than a tile of Hopper's */
+    {{70, 1, 64, 0, false, 2, {9, 40}}, 0}, /* a group larger than a tile of the Hopper kernel */
     {{6, 3, 16, 21, true, LENGTHS}, 16},    /* narrower than a tile */
     {{8, 2, 32, 64, true, LENGTHS}, 0},
     {{4, 1, 8, 0, false, LENGTHS}, 16},
-    {{4, 2, 24, 0, true, LENGTHS}, 16}, /* widths that are no power of two */
+    {{4, 2, 24, 0, true, LENGTHS}, 16}, /* widths that are not powers of two */
     {{3, 3, 56, 64, false, LENGTHS}, 0},
     {{6, 2, 80, 0, true, LENGTHS}, 16},
     {{8, 2, 96, 128, true, LENGTHS}, 0},
@@ -386,7 +386,7 @@ int test_ops_attn(void)
         cmocka_unit_test(gradients),
         cmocka_unit_test(gradients_of_large_shapes),
         cmocka_unit_test(precision_threads_measure),
-        cmocka_unit_test(packed_is_alone),
+        cmocka_unit_test(packed_equals_separate),
         cmocka_unit_test(nan_stays_visible),
         cmocka_unit_test(flops_are_counted),
         cmocka_unit_test(poison_stays_in_its_sequence),

@@ -1,6 +1,5 @@
-/* test_ops_dense.c - embedding, linear with adapters, rope and the loss head: the CPU backend against plain loops,
- * finite differences, F32 against F64, any number of threads, dry runs; linear and the loss head of the GPU against the
- * CPU. test_ops_attn.c has attention, test_ops_norm.c the norms. */
+/* test_ops_dense.c - embedding, linear with adapters, rope, loss head. The CPU backend is compared with plain loops and
+ * finite differences, F32 with F64, 1 to 3 threads with each other, dry runs with real ones; the GPU with the CPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -51,7 +50,7 @@ static void embed_copies_rows(void **state)
     }
 }
 
-/* On the GPU, every format: the bits of the decoded row, rounded once. */
+/* On the GPU, a row of every format has the bits of the decoded row, rounded once. */
 struct gpu_embed {
     int64_t n_tok, dim;
     struct weight_packing packing;
@@ -258,7 +257,7 @@ static void linear_precision_threads_measure(void **state)
     for (int i = 0; i < MT_LEN(linear_shapes); i++) op_check_case(linear_run, &linear_shapes[i], 1e-6);
 }
 
-/* Every tensor is a slice of columns of a wider one: the same bits, and the columns beside it are unchanged. */
+/* Tensors that are columns of wider ones give the same bits, and the columns beside them stay unchanged. */
 static void linear_takes_views(void **state)
 {
     (void)state;
@@ -544,7 +543,7 @@ static void loss_head(void **state)
     }
 }
 
-/* Logits of up to 1e4 neither overflow nor lose the loss; of equal largest logits the lower id is the hit. */
+/* Logits of up to 1e4 do not overflow, and the loss stays exact. Of equal largest logits the lower id is predicted. */
 static void loss_head_extremes(void **state)
 {
     (void)state;
@@ -562,7 +561,7 @@ static void loss_head_extremes(void **state)
     assert_close(value_at(nll, 2), 2e4 + log(2), 1e-7);
     assert_true(value_at(hit, 0) == 1 && value_at(hit, 1) == 0 && value_at(hit, 2) == 0);
     assert_finite(dx);
-    set_value(x, 1, NAN); /* is seen, and stays in its row */
+    set_value(x, 1, NAN); /* affects its row only, and is visible */
     op_linear_ce(&dev, nll, hit, dx, x, &w, make_i32(rows, 3), make_i32(ids, 3), 1, 2);
     assert_true(isnan(value_at(nll, 1)) && isnan(value_at(dx, 1)) && value_at(hit, 1) == 0);
     assert_true(isfinite(value_at(nll, 0)) && isfinite(value_at(dx, 2)));
@@ -577,7 +576,7 @@ static const struct ce_shape gpu_ce_shapes[] = {
     {80, 64, 1000, 70, 100, WF_NF4, true},  {80, 64, 1001, 70, 16, WF_MXFP4, true},
 };
 
-/* Every other labelled row is parallel to the weight row of its label, so that it is a hit. */
+/* Every other labelled row is parallel to the weight row of its label, so its prediction is correct. */
 static void ce_run_hits(struct device *dev, const void *params, struct op_outputs *o)
 {
     struct ce c = ce_make(dev, params);
@@ -594,7 +593,7 @@ static void ce_run_hits(struct device *dev, const void *params, struct op_output
     put(o, c.hit);
 }
 
-/* Large logits, and three equal ones far apart, of which the lowest is the hit. */
+/* Large logits, and three equal ones far apart, of which the lowest id is predicted. */
 static void ce_run_extremes(struct device *dev, const void *params, struct op_outputs *o)
 {
     static const int32_t rows[] = {0, 1, 2, 3}, ids[] = {800, 4104, 7000, 3};

@@ -1,6 +1,5 @@
-/* test_ops_moe.c - the experts' ops: every gradient against finite differences in f64, every weight format, routings
- * from empty to all tokens on one expert, both precisions, any number of threads, planned scratch; the GPU's ops
- * against the CPU's. */
+/* test_ops_moe.c - the experts' ops: gradients against finite differences in f64, every weight format, routings from no
+ * tokens to all tokens on one expert, f32 and f64, 1 to 3 threads, planned scratch; the GPU against the CPU. */
 #include "tests/packed.h"
 
 #include <math.h>
@@ -14,7 +13,8 @@ static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
 
 /* ---- one MoE layer and its tensors ---- */
 
-/* The last expert idle; every token to experts 1 .. J; three of four tokens first to the expert in the middle. */
+/* SPREAD: all experts but the last. CROWDED: every token goes to experts 1 .. J. MIXED: three of four tokens choose the
+ * middle expert first. */
 enum layout { SPREAD, CROWDED, MIXED };
 
 struct setup {
@@ -167,7 +167,7 @@ static void test_gradients(void **state)
     for (int64_t i = 0; i < MT_LEN(setups); i++) {
         struct layer l = make_layer(&f64, &setups[i]);
         forward(&l);
-        memset(l.act.data, 0xff, (size_t)tensor_bytes(l.act)); /* the backward makes its own */
+        memset(l.act.data, 0xff, (size_t)tensor_bytes(l.act)); /* the backward recomputes act */
         backward(&l);
         struct layer probe_layer = l;
         probe_layer.act = make_copy(l.act);
@@ -180,7 +180,7 @@ static void test_gradients(void **state)
         forward(&l);
         struct tensor act = make_copy(l.act);
         backward(&l);
-        assert_same_bits(l.act, act); /* h again, to the bit */
+        assert_same_bits(l.act, act); /* the recomputed act has the same bits */
     }
     (void)state;
 }
@@ -210,7 +210,7 @@ static void test_clamp_edge(void **state)
     double limit = (double)l.glu.limit;
     for (int64_t edge = 0; edge < 2; edge++) {
         for (int64_t i = 0; i < tensor_count(l.pre); i++) {
-            double sign = i % 4 == 3 ? -1 : 1; /* odd elements are ups: every other at the lower edge */
+            double sign = i % 4 == 3 ? -1 : 1; /* odd elements are `up`; every other one is at the lower limit */
             set_value(l.pre, i, sign * (edge ? nextafter(limit, 1) : limit));
         }
         backward(&l);
@@ -222,7 +222,7 @@ static void test_clamp_edge(void **state)
     (void)state;
 }
 
-/* Gradients are added; those of the expert without tokens are unchanged in every bit. */
+/* Gradients are accumulated; those of an expert without tokens keep every bit. */
 static void check_added(struct tensor grad, struct tensor alone, bool idle_last)
 {
     int64_t n = tensor_count(grad) / grad.shape[0], idle = tensor_count(grad) - (idle_last ? n : 0);
@@ -265,7 +265,7 @@ static void test_no_tokens(void **state)
 }
 
 /* A NaN gate or a NaN up of expert 1 passes through the clamps, and affects only the tokens of that expert. */
-static void test_nan_is_seen(void **state)
+static void test_nan_is_visible(void **state)
 {
     for (int64_t column = 0; column < 2; column++) {
         struct layer l = make_layer(&f64, &setups[0]);
@@ -366,7 +366,7 @@ static void test_scratch(void **state)
 }
 
 /* A packed weight and the same one decoded give the same bits, in both precisions. */
-static void test_packed_is_unpacked(void **state)
+static void test_packed_equals_decoded(void **state)
 {
     for (int64_t i = 0; i < 2 * MT_LEN(setups); i++) {
         struct device dev;
@@ -396,7 +396,7 @@ static void backward_frozen(struct layer *l)
     op_moe_up_bwd(l->dev, l->dx, l->dpre, l->x, l->xa, &l->route, &up);
 }
 
-/* dx, dpre, dgate of both ways are equal, and out. */
+/* out, dx, dpre and dgate of both computations are equal. */
 static void run_frozen(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     struct layer l = make_layer(dev, params);
@@ -420,7 +420,7 @@ static void test_frozen(void **state)
     struct layer l = make_layer(&f64, &setups[0]);
     forward(&l);
     const double forward_flops = f64.flops - flops;
-    backward_frozen(&l); /* the same products the other way, and no more */
+    backward_frozen(&l); /* only the products for dx */
     assert_close(f64.flops - flops, 2 * forward_flops, 1e-12);
     for (int64_t i = 0; i < tensor_count(l.up.grad.a); i++) assert_true(fabs(value_at(l.up.grad.a, i)) <= 0);
     for (int64_t i = 0; i < MT_LEN(setups); i++) op_check_case(run_frozen, &setups[i], 2e-6);
@@ -453,7 +453,7 @@ static void run_gpu_layer(struct device *dev, const void *params, struct op_outp
     run_both_ways(&l, outputs);
 }
 
-/* A limit that few elements reach: rounding moves some of them across it, which removes or adds their gradient. */
+/* Few elements reach this clamp limit. Rounding moves some of them across it, which removes or adds their gradient. */
 #define GPTOSS_2                                                                                                       \
     {                                                                                                                  \
         GLU_CLAMPED, 1.702f, 2, true                                                                                   \
@@ -487,7 +487,7 @@ static void layer_on_the_gpu(void **state)
     run_gpu_cases(small_cases, MT_LEN(small_cases));
 }
 
-/* The comparison of `bench step --path`. The last case has more slots than one block selects from. */
+/* The loops of `bench step --path`. The last case has more slots than one block selects from. */
 static void loops_on_the_gpu_by_cublas(void **state)
 {
     static const struct gpu_setup many = {
@@ -498,8 +498,8 @@ static void loops_on_the_gpu_by_cublas(void **state)
     op_check_loops(run_gpu_layer, &many);
 }
 
-/* Tiles with one row, with one row too many, more row tiles than a band has (2048 rows), columns that end inside every
- * part of a tile, ranks of every thin product. */
+/* Tiles with one row, with one row too many; more row tiles than a band has (2048 rows); columns that end inside every
+ * part of a tile; every lora rank with a separate kernel. */
 static void layer_large_on_the_gpu(void **state)
 {
     static const struct gpu_setup cases[] = {
@@ -512,7 +512,7 @@ static void layer_large_on_the_gpu(void **state)
         {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, GPTOSS_HALVES_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, SWIGLU, false, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, GPTOSS_2, true, CROWDED}, 0, false},
-        /* gradients of adapters from experts in several parts: of all experts; of one, in 25; of one among 50 */
+        /* adapter gradients summed in several parts: for all experts; for one in 25 parts; for one expert of 50 */
         {{{WF_MXFP4, 0, false}, 2600, 3, 2, 160, 96, 16, 64, GPTOSS_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 6200, 3, 1, 136, 40, 32, 8, SWIGLU, false, CROWDED}, 0, true},
         {{{WF_BF16, 0, false}, 1500, 50, 2, 136, 72, 72, 24, SWIGLU, false, MIXED}, 0, false},
@@ -540,11 +540,11 @@ int test_ops_moe(void)
         cmocka_unit_test_setup_teardown(test_clamp_edge, begin, end),
         cmocka_unit_test_setup_teardown(test_idle_experts, begin, end),
         cmocka_unit_test_setup_teardown(test_no_tokens, begin, end),
-        cmocka_unit_test_setup_teardown(test_nan_is_seen, begin, end),
+        cmocka_unit_test_setup_teardown(test_nan_is_visible, begin, end),
         cmocka_unit_test_setup_teardown(test_idle_is_not_read, begin, end),
         cmocka_unit_test(test_every_run),
         cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_packed_is_unpacked),
+        cmocka_unit_test(test_packed_equals_decoded),
         cmocka_unit_test_setup_teardown(test_frozen, begin, end),
         cmocka_unit_test(layer_on_the_gpu),
         cmocka_unit_test(frozen_on_the_gpu),

@@ -1,6 +1,6 @@
-/* test_ops_norm.c - the norms of the CPU backend, of the residual stream and of queries and keys: against plain loops,
- * finite differences, F32 against F64, any number of threads, dry runs, and where bf16 is rounded; and the norms of the
- * GPU against them. */
+/* test_ops_norm.c - rmsnorm and the norm of queries and keys. The CPU backend is compared with plain loops and finite
+ * differences, F32 with F64, 1 to 3 threads with each other, dry runs with real ones; places of bf16 rounding; the GPU
+ * with the CPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@ static double rstd_of(struct tensor x, int64_t first, int64_t n)
     return 1 / sqrt(sum / (double)n + (double)once.eps);
 }
 
-/* The result of a norm that rounds twice (or once) for x in bf16, every product a float. */
+/* The result of a norm of x in bf16 that rounds twice (or once), with every product in f32. */
 static double rounded(double x, double rstd, double w, bool two)
 {
     float xhat = (float)x * (float)rstd;
@@ -252,7 +252,7 @@ static void qk_norm_runs(void **state)
     for (int i = 0; i < MT_LEN(qk_shapes); i++) op_check_case(qk_run, &qk_shapes[i], 1e-6);
 }
 
-/* Every tensor is a slice of columns of a wider one: the same bits, and the columns beside it are unchanged. */
+/* Tensors that are columns of wider ones give the same bits, and the columns beside them stay unchanged. */
 static void qk_norm_takes_views(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void qk_norm_takes_views(void **state)
     op_check_end(&dev);
 }
 
-/* As for rmsnorm; v, which passes through, is not rounded, and the backward rounds only the columns of q and k. */
+/* As for rmsnorm. The op copies v without rounding, and the backward rounds only the columns of q and k. */
 static void qk_norm_rounding(void **state)
 {
     (void)state;
@@ -331,7 +331,7 @@ static struct tensor inner(struct tensor wide, int64_t pad)
     return pad ? tensor_cols(wide, 8, wide.shape[1] - pad) : wide;
 }
 
-/* The output of an op; with columns around it that must not change. */
+/* An output tensor, with columns around it that must not change. */
 static struct tensor make_outer(struct device *dev, int64_t rows, int64_t cols, int64_t pad)
 {
     return pad ? make_zero(dev->act_dtype, rows, cols + pad, -1) : make_empty(dev->act_dtype, rows, cols, -1);

@@ -34,7 +34,7 @@ static void take(struct sum *s, double v)
 /* Half of the distance between neighbouring bf16 values at v. */
 static double half_ulp(double v) { return ldexp(1, (int)floor(log2(fmax(fabs(v), 1e-30))) - 8); }
 
-/* Does this device round activations to bf16, and did it compute? */
+/* Whether this device rounds activations to bf16, and is not a dry run. */
 static bool rounds(const struct device *dev)
 {
     if (dev->dry_run) return false;
@@ -171,7 +171,7 @@ static void norm_run(struct device *dev, const void *params, struct op_outputs *
     }
 }
 
-/* ---- where */
+/* ---- devices */
 
 static void on_the_cpu(op_case_fn *run, const void *params)
 {

@@ -1,4 +1,5 @@
-/* test_ops_router.c - routing (choice, ties, order, gradients, the auxiliary loss) and the ops of the optimizer. */
+/* test_ops_router.c - routing: top-k choice, ties, order, gradients, auxiliary loss, dispatch and combine; the ops of
+ * the optimizer. */
 #include "tests/packed.h"
 
 #include <math.h>
@@ -47,7 +48,7 @@ static int64_t chosen(const struct router *s, int64_t t, int64_t j)
     return (int64_t)value_at(s->r.idx, t * s->r.idx.shape[1] + j);
 }
 
-/* Experts in range, ascending, and as many as asked for. */
+/* Checks that the chosen experts are in range, ascending, and top_k in number. */
 static void check_choice(const struct router *s)
 {
     for (int64_t t = 0; t < s->x.shape[0]; t++) {
@@ -128,7 +129,7 @@ static void test_nan_logits(void **state)
     (void)state;
 }
 
-/* With every expert chosen the two kinds of router are the same function, forward and backward. */
+/* When top-k is the number of experts, both kinds of router are the same function, forward and backward. */
 static void test_all_experts(void **state)
 {
     struct router s = make_router(&f64, 4, E, E, 0);
@@ -181,8 +182,8 @@ static void test_sort(void **state)
 
 /* ---- gradients ---- */
 
-/* probe(gate), plus the auxiliary loss over the rows of this layer, F held at what aux says: coef * E * sum_i F_i p_i,
- * or per layer coef * sum_i f_i p_i with f_i = E / (J T) * rows of i. */
+/* probe(gate) plus the auxiliary loss of this layer's rows: coef * E * sum_i F_i p_i with F fixed by aux, or per layer
+ * coef * sum_i f_i p_i with f_i = E / (J T) * rows of i. */
 static double router_loss(void *arg)
 {
     struct router *s = arg;
@@ -305,7 +306,7 @@ static void test_combine(void **state)
     (void)state;
 }
 
-/* Dispatch of rows into expert order and combine, as between ranks; bits are unchanged. */
+/* Dispatch of rows to expert order, and combine, as between ranks; values keep every bit. */
 struct travel {
     int64_t n_tok, n_col;
 };
@@ -333,7 +334,7 @@ static void run_travel(struct device *dev, const void *params, struct op_outputs
 }
 static const struct travel travels[] = {{0, 24}, {1, 8}, {31, 24}, {500, 40}};
 
-static void test_travel(void **state)
+static void test_dispatch_and_combine(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(travels); i++) op_check_case(run_travel, &travels[i], 2e-6);
@@ -344,7 +345,7 @@ static void test_travel(void **state)
     for (int64_t i = 0; i < tensor_count(gate); i++) assert_true(value_at(back, i) == value_at(gate, i));
 }
 
-static void travel_on_the_gpu(void **state)
+static void dispatch_and_combine_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
@@ -438,13 +439,13 @@ struct gpu_router {
     struct weight_packing packing;
     enum router_kind kind;
     float coef;
-    bool pooled, grid, twins; /* twins: odd experts are copies of the one before; off the grid, logits alone are seen */
+    bool pooled, grid, twins; /* twins: odd experts copy the one before; without grid, only logits are compared */
     int64_t pad;              /* x, dx, logits, gate and dgate are columns of wider tensors */
 };
 
 static double eighths(double v) { return round(8 * v) / 8; }
 
-/* W in the case's format; of the dense ones on the grid, with twins. */
+/* W in the case's format; dense W is on the grid and may have twins. */
 static struct weight gpu_router_weight(const struct gpu_router *p)
 {
     struct weight w = make_packed(p->packing, 1, 1, 1, p->n_exp, p->dim);
@@ -574,7 +575,7 @@ static void nan_logits_on_the_gpu(void **state)
 }
 
 struct gpu_sort {
-    int64_t n_tok, n_exp, top_k, spread; /* only experts below `spread` are chosen; 1: all rows are one's */
+    int64_t n_tok, n_exp, top_k, spread; /* experts below `spread` are chosen; 1: all rows go to one expert */
 };
 
 static void gpu_sort_run(struct device *dev, const void *params, struct op_outputs *o)
@@ -620,14 +621,14 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_aux_stats, begin, end),
         cmocka_unit_test(test_router_runs),
         cmocka_unit_test_setup_teardown(test_combine, begin, end),
-        cmocka_unit_test_setup_teardown(test_travel, begin, end),
+        cmocka_unit_test_setup_teardown(test_dispatch_and_combine, begin, end),
         cmocka_unit_test_setup_teardown(test_sumsq, begin, end),
         cmocka_unit_test_setup_teardown(test_adamw, begin, end),
         cmocka_unit_test(test_optim_runs),
         cmocka_unit_test(router_on_the_gpu),
         cmocka_unit_test(nan_logits_on_the_gpu),
         cmocka_unit_test(sort_on_the_gpu),
-        cmocka_unit_test(travel_on_the_gpu),
+        cmocka_unit_test(dispatch_and_combine_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_router", tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static void warmup_rises_to_the_full_rate(void **state)
     assert_true(schedule_lr(&s, 100) == 2e-4);
 }
 
-static void decay_ends_at_the_least_rate(void **state)
+static void decay_ends_at_the_minimum_rate(void **state)
 {
     (void)state;
     struct schedule s = {SCHEDULE_COSINE, 1, 0.1, 10, 110};
@@ -133,12 +133,12 @@ static void adamw_follows_the_formula(void **state)
 static void clipping_follows_the_formula(void **state)
 {
     (void)state;
-    check_formula(true, 1e-13, 1);   /* the norm is about 10: clips */
-    check_formula(true, 1e-13, 1e3); /* does not */
+    check_formula(true, 1e-13, 1);   /* the norm is about 10: clipped */
+    check_formula(true, 1e-13, 1e3); /* not clipped */
     check_formula(false, 1e-6, 1);
 }
 
-/* ... whatever the size of the gradients: the corrections are right. */
+/* With the bias corrections, the first step has size lr for gradients of any size. */
 static void the_first_step_moves_by_lr(void **state)
 {
     (void)state;
@@ -157,7 +157,7 @@ static void the_first_step_moves_by_lr(void **state)
     device_close(&dev);
 }
 
-static void what_is_not_finite_is_counted(void **state)
+static void non_finite_values_are_counted(void **state)
 {
     (void)state;
     struct device dev;
@@ -289,7 +289,7 @@ static void bad_run(struct device *dev, const void *params, struct op_outputs *o
     }
 }
 
-static void what_is_not_finite_is_counted_on_the_gpu(void **state)
+static void non_finite_values_are_counted_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
@@ -301,16 +301,16 @@ int test_optim(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warmup_rises_to_the_full_rate),
-        cmocka_unit_test(decay_ends_at_the_least_rate),
+        cmocka_unit_test(decay_ends_at_the_minimum_rate),
         cmocka_unit_test(a_run_of_one_step_learns),
         cmocka_unit_test(adamw_follows_the_formula),
         cmocka_unit_test(clipping_follows_the_formula),
         cmocka_unit_test(the_first_step_moves_by_lr),
-        cmocka_unit_test(what_is_not_finite_is_counted),
+        cmocka_unit_test(non_finite_values_are_counted),
         cmocka_unit_test(the_sums_of_a_step),
         cmocka_unit_test(sums_on_the_gpu),
         cmocka_unit_test(flat_arrays_on_the_gpu),
-        cmocka_unit_test(what_is_not_finite_is_counted_on_the_gpu),
+        cmocka_unit_test(non_finite_values_are_counted_on_the_gpu),
     };
     return cmocka_run_group_tests_name("optim", tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* test_output.c - output.dir belongs to one run at a time; files of earlier runs are kept or removed; exports. */
+/* test_output.c - the lock of output.dir; leftovers of killed runs; the archive of earlier runs; exports without rows.
+ */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,11 +53,11 @@ static void test_lock(void **state)
     assert_int_equal(lock_take_for(&l, dir, inside, &err), -1);
     assert_int_equal(lock_take_for(&l, dir, "elsewhere", &err), 0);
     assert_false(l.held);
-    assert_int_equal(kill(pid, SIGKILL), 0); /* no chance to clean up */
+    assert_int_equal(kill(pid, SIGKILL), 0); /* the process cannot delete the lock file */
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     if (lock_take(&l, dir, &err)) fail_msg("%s", err.msg);
     snprintf(inside, sizeof(inside), "%s/.lock", dir);
-    char *text = file_read(inside, 1 << 10, &(int64_t){0}, &err); /* opened and closed: the lock holds */
+    char *text = file_read(inside, 1 << 10, &(int64_t){0}, &err); /* reading the lock file does not release the lock */
     snprintf(who, sizeof(who), "process %ld on ", (long)getpid());
     assert_says(text, who);
     mem_free(text);
@@ -67,7 +68,7 @@ static void test_lock(void **state)
     lock_release(&again);
 }
 
-/* If the lock file is a link, its target would be emptied. */
+/* A lock file that is a link is refused: truncating it would empty the link's target. */
 static void test_lock_of_a_link(void **state)
 {
     (void)state;
@@ -183,9 +184,9 @@ static void test_archive(void **state)
     assert_entries(dir, "archive-1 cache");
     snprintf(path, sizeof(path), "%s/archive-1", dir);
     assert_entries(path, "best checkpoints export-peft profile-rank1.txt trace-rank1.json");
-    assert_int_equal(archive_run(dir, &err), 0); /* nothing is left to keep */
+    assert_int_equal(archive_run(dir, &err), 0); /* a second archive_run has nothing to move */
     assert_entries(dir, "archive-1 cache");
-    make(dir, ".archiving/checkpoints", "b"); /* killed in between: all files come back */
+    make(dir, ".archiving/checkpoints", "b"); /* killed within archive_run: all files are moved back */
     make(dir, ".archiving/adapter", "e");
     make(dir, "best", "f");
     assert_int_equal(archive_recover(dir, &err), 0);
@@ -194,8 +195,8 @@ static void test_archive(void **state)
     assert_entries(dir, "archive-1 archive-2 cache");
 }
 
-/* A start with train.resume = never was killed while it moved; then an export made a directory that one of those moved
- * had been named like. */
+/* A start with train.resume = never was killed while it moved files. Then an export created a directory with the name
+ * of a moved one. */
 static void test_archive_taken(void **state)
 {
     (void)state;
@@ -218,7 +219,7 @@ static void test_archive_taken(void **state)
     assert_entries(dir, "adapter archive-1 archive-2 checkpoints export-peft metrics.jsonl");
 }
 
-/* What an archiving start has moved when it is killed after any number of its moves comes back. */
+/* A start that is killed after any number of its moves: the next one moves the files back. */
 static void test_archive_killed(void **state)
 {
     (void)state;
@@ -286,7 +287,7 @@ static void test_export_by_force(void **state)
         assert_says(said.err, "parts of the adapter that differ: ");
     }
     assert_int_equal(RUN("export", config, "--adapter", adapter, "--to", "peft", "--force"), 0);
-    assert_says(said.out, "whole adapter"); /* where there are rows they count */
+    assert_says(said.out, "whole adapter"); /* with rows, the verification uses them */
 }
 
 int test_output(void)

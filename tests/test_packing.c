@@ -7,7 +7,7 @@
 #include "tests/op_check.h"
 #include "train/packing_check.h"
 
-/* wrong: the batch marks all its documents as one. */
+/* wrong: the batch has one sequence for all documents, so they attend to each other. */
 static void prove(const char *model, const char *device, const char *dtype, bool wrong)
 {
     struct config cfg;
@@ -34,7 +34,7 @@ static void prove(const char *model, const char *device, const char *dtype, bool
     struct loader *l = loader_open(&r.train, &lo, (struct loader_pos){0, 0});
     loader_next(l, &b, NULL);
     assert_true(b.n_seq > 1);
-    if (wrong) b.cu[1] = b.cu[b.n_seq], b.n_seq = 1; /* one document, all of it */
+    if (wrong) b.cu[1] = b.cu[b.n_seq], b.n_seq = 1; /* one sequence */
     packing_check_measure(&r, &b, &p);
     print_message("%s, %s %s%s: %lld documents, loss %.9g packed, %.9g alone\n", model, device, dtype,
                   wrong ? ", seams forgotten" : "", (long long)p.n_seq, p.packed, p.alone);
@@ -68,7 +68,7 @@ static void on_gpu(void **state)
             prove("../../configs/tiny-gptoss", portable ? "cuda-portable" : "cuda", "auto", wrong);
 }
 
-static void no_seam(void **state)
+static void a_single_document(void **state)
 {
     (void)state;
     int32_t pos[] = {0, 1, 2};
@@ -80,6 +80,7 @@ static void no_seam(void **state)
 
 int test_packing(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(on_cpu), cmocka_unit_test(on_gpu), cmocka_unit_test(no_seam)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(on_cpu), cmocka_unit_test(on_gpu),
+                                       cmocka_unit_test(a_single_document)};
     return cmocka_run_group_tests_name("packing", tests, NULL, NULL);
 }

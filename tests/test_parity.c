@@ -1,7 +1,7 @@
-/* test_parity.c - compares moetrain with transformers + PEFT in fp32 on the cases of every family in fixtures/parity
- * (made by tests/parity/make_case.py): hidden states, logits, gradients of the first step, ten steps of training; and
- * the logits of configs/tiny-gptoss. On a GPU, which computes in bf16, each error may be at most twice that of
- * transformers in bf16 (tests/parity/bf16_case.py measured it). */
+/* test_parity.c - compares moetrain with transformers + PEFT in fp32: hidden states, logits, gradients of the first
+ * step, ten steps of training. The cases are in fixtures/parity, one or two per family, made by
+ * tests/parity/make_case.py; configs/tiny-gptoss has expected logits too. A GPU computes in bf16: each error may be at
+ * most twice that of transformers in bf16, measured by tests/parity/bf16_case.py. */
 #include "tests/op_check.h"
 
 #include <math.h>
@@ -123,7 +123,7 @@ static double *read_tensor(const struct safetensors *st, const char *name, int64
     return out;
 }
 
-/* The files `theirs` and `ours` have the same tensors, each within its allowed error (Frobenius, relative). */
+/* Fails unless both files have the same tensors, each within its allowed relative error (Frobenius norm). */
 static void compare_files(const char *ours, const char *theirs, const char *quantity)
 {
     struct safetensors a, b;
@@ -151,8 +151,7 @@ static void compare_files(const char *ours, const char *theirs, const char *quan
 
 /* ---- forward */
 
-/* One document through the model, with every token but the first as a label; the micro-batch stays open for the
- * caller. */
+/* Runs the forward pass of one document, with every token but the first as a label. The caller ends the micro-batch. */
 static void forward(struct model *m, const double *ids, int64_t n)
 {
     int32_t *x = mem_array(4 * n, sizeof(*x)), *tok = x, *pos = x + n, *row = x + 2 * n, *id = x + 3 * n;
@@ -179,7 +178,7 @@ static void forward(struct model *m, const double *ids, int64_t n)
     mem_free(x);
 }
 
-/* [T, V] from the final norm and the head; the model itself never holds them all. */
+/* Computes the logits [T, V] from the final norm and the head; the model computes them in chunks only. */
 static double *logits(struct model *m, int64_t n)
 {
     const int64_t d = m->arch.d_model, v = m->arch.vocab;
@@ -286,7 +285,7 @@ static void test_tiny_logits(void **state)
 
 /* ---- backward */
 
-/* Gradients are saved like an adapter, so that names and layouts are compared too. */
+/* Saves gradients as an adapter, so names and layouts are compared too. */
 static void save_gradients(struct model *m, const char *dir)
 {
     struct adapters *ad = &m->adapters;

@@ -1,4 +1,4 @@
-/* test_peft.c - adapters written in PEFT's form, and read from the files of any PEFT version. */
+/* test_peft.c - adapters in PEFT's format: saved and restored; read from files of any PEFT version. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #define LAYER "base_model.model.model.layers."
 
-/* ---- an adapter directory in memory, to be changed and written again ---- */
+/* ---- an adapter directory in memory, which tests change and write ---- */
 
 enum { MAX_PARTS = 128 };
 struct parts {
@@ -60,7 +60,7 @@ static void read_parts(struct parts *p, const char *dir)
     safetensors_close(&st);
 }
 
-/* Into a new directory; returns its name. */
+/* Writes the files to a new directory; returns its name. */
 static const char *write_parts(const struct parts *p)
 {
     struct err err = {.msg = ""};
@@ -124,7 +124,7 @@ static float *masters(struct tiny *t)
     return values;
 }
 
-/* A new directory with adapters of a tiny model, filled by parameter name. */
+/* Saves adapters of a tiny model, with values that depend on the parameter name, to a new directory. */
 static const char *save_tiny(const struct arch *a, const struct lora_options *opt)
 {
     struct tiny t;
@@ -146,7 +146,7 @@ static int load_tiny(const struct arch *a, const struct lora_options *opt, const
     return rc;
 }
 
-/* Files of save_tiny load bit by bit. */
+/* Loads files of save_tiny and compares every bit. */
 static void assert_loads(const struct arch *a, const struct lora_options *opt, const char *dir)
 {
     struct tiny t;
@@ -169,7 +169,7 @@ static void assert_refused(const struct arch *a, const struct lora_options *opt,
     if (!strstr(err.msg, word)) fail_msg("\"%s\" does not say \"%s\"", err.msg, word);
 }
 
-static void every_subset_comes_back(void **state)
+static void every_subset_is_restored(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -188,7 +188,7 @@ static void every_subset_comes_back(void **state)
     }
 }
 
-static void oracle_loads_what_was_saved(void **state)
+static void f64_adapters_are_restored(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -206,7 +206,7 @@ static void oracle_loads_what_was_saved(void **state)
     tiny_close(&t);
 }
 
-static void working_copies_follow(void **state)
+static void working_copies_are_updated(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -254,7 +254,7 @@ static void check_fused(const struct parts *p, const struct adapters *ad, const 
         }
 }
 
-static void experts_lie_where_peft_looks(void **state)
+static void expert_tensors_have_pefts_layout(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -276,7 +276,7 @@ static void experts_lie_where_peft_looks(void **state)
     assert_int_equal(p.entries[q_b].shape[1], 2);
     assert_true(p.values[q_b][2 * 7 + 1] == master_at(&t.ad, values, 2, LORA_Q, true, 0, 7, 1));
     free_parts(&p);
-    read_parts(&p, save_tiny(&a, &down)); /* alone: not nested */
+    read_parts(&p, save_tiny(&a, &down)); /* a single expert target is not nested */
     check_fused(&p, &t.ad, values, LORA_DOWN, LAYER "1.mlp.experts.lora_A.weight", LAYER "1.mlp.experts.lora_B.weight",
                 5, 8);
     free_parts(&p);
@@ -288,7 +288,7 @@ static void experts_lie_where_peft_looks(void **state)
     tiny_close(&t);
 }
 
-/* adapter_init was written by PEFT itself (0.21); the deltas below are what its ParamWrapper.get_delta_weight gives. */
+/* PEFT 0.21 wrote adapter_init; the deltas below are from its ParamWrapper.get_delta_weight. */
 static void file_of_peft_loads(void **state)
 {
     (void)state;
@@ -351,7 +351,7 @@ static void assert_says(const char *text, const char *word)
     if (!strstr(text, word)) fail_msg("\"%s\" is not in\n%s", word, text);
 }
 
-static void config_tells_peft_everything(void **state)
+static void config_has_every_setting(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -412,11 +412,11 @@ static void config_restricts_layers(void **state)
     mem_free(text);
 }
 
-/* ---- other forms ---- */
+/* ---- formats of other PEFT versions ---- */
 
 static bool is_fused(const char *name) { return strstr(name, ".mlp.experts.") != NULL; }
 
-/* A and B exchanged, each transposed: the form of PEFT 0.19.0. */
+/* Exchanges and transposes A and B: the format of PEFT 0.19.0. */
 static void swap_orientation(struct parts *p)
 {
     const int64_t n_exp = 3, r = 2, rank = n_exp * r;
@@ -439,7 +439,7 @@ static void swap_orientation(struct parts *p)
     }
 }
 
-static void swapped_orientation_is_seen_in_shapes(void **state)
+static void swapped_orientation_is_detected_from_shapes(void **state)
 {
     (void)state;
     static const char *const targets[] = {ALL_TARGETS, "gate_up_proj,k_proj", "down_proj"};
@@ -453,7 +453,7 @@ static void swapped_orientation_is_seen_in_shapes(void **state)
         assert_loads(&a, &opt, write_parts(&p));
         free_parts(&p);
     }
-    a.d_ff = a.d_model; /* as in gpt-oss: down_proj is square, gate_up_proj tells */
+    a.d_ff = a.d_model; /* as in gpt-oss: down_proj is square, the shape of gate_up_proj shows the format */
     struct lora_options opt = tiny_options(ALL_TARGETS);
     struct parts p;
     read_parts(&p, save_tiny(&a, &opt));
@@ -464,7 +464,7 @@ static void swapped_orientation_is_seen_in_shapes(void **state)
     free_parts(&p);
 }
 
-static void square_experts_go_by_version(void **state)
+static void square_experts_depend_on_the_version(void **state)
 {
     (void)state;
     static const struct {
@@ -493,7 +493,7 @@ static void square_experts_go_by_version(void **state)
     }
 }
 
-static void other_nesting_is_seen_in_shapes(void **state)
+static void other_nesting_is_detected_from_shapes(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -512,7 +512,7 @@ static void other_nesting_is_seen_in_shapes(void **state)
     free_parts(&p);
 }
 
-/* mlp.experts.gate_up_projs.{e}.lora_A [r, in] and so on. */
+/* Splits the tensors by expert: mlp.experts.gate_up_projs.{e}.lora_A [r, in] and so on. */
 static void split_experts(struct parts *p)
 {
     const int64_t n_exp = 3, r = 2;
@@ -669,8 +669,8 @@ static void bad_configs_are_refused(void **state)
     }
 }
 
-/* A small adapter, each of its files truncated at every byte: always an error, never a crash. */
-static void cut_files_are_refused(void **state)
+/* Each file of a small adapter truncated at any byte is an error. */
+static void truncated_files_are_refused(void **state)
 {
     (void)state;
     static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
@@ -721,7 +721,7 @@ static void save_replaces_whole_directories(void **state)
     assert_int_equal(peft_save(&t.ad, &t.dev, slashes, "old", NULL, &err), 0);
     in(path, dir, "of_the_old_one");
     assert_int_equal(file_write_atomic(path, "x", 1, &err), 0);
-    in(path, parent, ".tmp-adapter/left"); /* by a save that was killed */
+    in(path, parent, ".tmp-adapter/left"); /* left by a killed save */
     assert_int_equal(file_make_dirs(path, &err), 0);
     in(path, parent, ".old-adapter");
     assert_int_equal(file_make_dirs(path, &err), 0);
@@ -734,14 +734,14 @@ static void save_replaces_whole_directories(void **state)
     assert_int_equal(file_list(parent, &names, &n, &err), 0);
     assert_int_equal(n, 1);
     file_list_free(names, n);
-    in(path, dir, "adapter_config.json"); /* a file where the directory would go */
+    in(path, dir, "adapter_config.json"); /* a file at the path of the directory */
     assert_int_equal(peft_save(&t.ad, &t.dev, path, "new", NULL, &err), -1);
     assert_non_null(strstr(err.msg, "in the way"));
     assert_int_equal(peft_save(&t.ad, &t.dev, "/", "new", NULL, &err), -1);
     tiny_close(&t);
 }
 
-static void plan_comes_from_the_directory(void **state)
+static void settings_come_from_the_directory(void **state)
 {
     (void)state;
     static const char *const targets[] = {ALL_TARGETS, "down_proj", "k_proj,gate_up_proj", "o_proj"};
@@ -777,24 +777,24 @@ static void plan_comes_from_the_directory(void **state)
 int test_peft(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_subset_comes_back),
-        cmocka_unit_test(oracle_loads_what_was_saved),
-        cmocka_unit_test(working_copies_follow),
-        cmocka_unit_test(experts_lie_where_peft_looks),
+        cmocka_unit_test(every_subset_is_restored),
+        cmocka_unit_test(f64_adapters_are_restored),
+        cmocka_unit_test(working_copies_are_updated),
+        cmocka_unit_test(expert_tensors_have_pefts_layout),
         cmocka_unit_test(file_of_peft_loads),
-        cmocka_unit_test(config_tells_peft_everything),
+        cmocka_unit_test(config_has_every_setting),
         cmocka_unit_test(config_restricts_layers),
-        cmocka_unit_test(swapped_orientation_is_seen_in_shapes),
-        cmocka_unit_test(square_experts_go_by_version),
-        cmocka_unit_test(other_nesting_is_seen_in_shapes),
+        cmocka_unit_test(swapped_orientation_is_detected_from_shapes),
+        cmocka_unit_test(square_experts_depend_on_the_version),
+        cmocka_unit_test(other_nesting_is_detected_from_shapes),
         cmocka_unit_test(experts_one_by_one_load),
         cmocka_unit_test(half_precision_loads),
         cmocka_unit_test(other_settings_are_refused),
         cmocka_unit_test(bad_tensors_are_named),
         cmocka_unit_test(bad_configs_are_refused),
-        cmocka_unit_test(cut_files_are_refused),
+        cmocka_unit_test(truncated_files_are_refused),
         cmocka_unit_test(save_replaces_whole_directories),
-        cmocka_unit_test(plan_comes_from_the_directory),
+        cmocka_unit_test(settings_come_from_the_directory),
     };
     return cmocka_run_group_tests_name("peft", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_prof.c - the counts of the front doors, the records of the profile, and its output. */
+/* test_prof.c - FLOPs and bytes counted by the op front doors; records and output of a profile. */
 #include "kernels/prof.h"
 
 #include <math.h>
@@ -37,7 +37,7 @@ static void test_rows(void **state)
     struct prof p;
     op_check_begin(&dev, false);
     prof_open(&p, &dev);
-    run_norm(&dev, 5); /* before: not recorded */
+    run_norm(&dev, 5); /* before the profile: not recorded */
     for (int span = 0; span < 2; span++) {
         prof_begin(&p);
         run_norm(&dev, 10);
@@ -75,7 +75,7 @@ static void test_rows(void **state)
     op_check_end(&dev);
 }
 
-/* More ops than PROF_RECORDS: they run, the first ones are timed, and the number of the others is reported. */
+/* With more ops than PROF_RECORDS, the first ones are timed, and the number of the others is reported. */
 static void test_overflow(void **state)
 {
     (void)state;
@@ -117,7 +117,7 @@ static void test_floor(void **state)
     op_check_end(&dev);
 }
 
-/* A step that is faster than its floor raises the roofs: no share is above 1, and later steps count from there. */
+/* A step faster than its floor raises the roofs, for itself and for later steps: no share of the roof exceeds 1. */
 static void test_share(void **state)
 {
     (void)state;
@@ -229,7 +229,7 @@ static void test_gpu(void **state)
     device_close(&dev);
 }
 
-/* ---- how it is shown */
+/* ---- output */
 
 static struct json load(const char *path, struct json_doc **doc)
 {
@@ -279,7 +279,7 @@ static void test_profile_files(void **state)
         assert_null(dev.recorder);
     }
     struct json events = load(path, &doc);
-    assert_int_equal(json_count(events), 7); /* a name, four ops, the arenas before and after */
+    assert_int_equal(json_count(events), 7); /* a process name, four ops, two arena counters */
     for (int64_t i = 2; i < 6; i++) {
         assert_int_equal(json_get_str(json_at(events, i), "name", &name, &err), 0);
         assert_string_equal(name, i % 2 ? "rmsnorm_fwd" : "linear_fwd 96");

@@ -1,5 +1,5 @@
-/* test_quant.c - MXFP4, NF4 and FP4: published vectors, bitsandbytes' bytes, every byte and every bf16 input, and the
- * fast decoders (the CPU's tiles in both precisions, the GPU's bf16) against the definition, element by element. */
+/* test_quant.c - MXFP4, NF4 and FP4: published vectors, bitsandbytes' bytes, every byte and every bf16 input. The fast
+ * decoders (tiles on the CPU in f32 and f64, bf16 on the GPU) are compared with the definition, element by element. */
 #include "tests/packed.h"
 
 #include <float.h>
@@ -10,7 +10,7 @@
 
 #include "kernels/cpu/gemm.h"
 
-/* The same decoder, compiled for the oracle. */
+/* The decoder compiled for f64. */
 void cpu64_weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col,
                        double *out, int64_t ldo);
 
@@ -123,7 +123,7 @@ static void same_floats(const float *a, const float *b, int64_t n, const char *w
     for (int64_t i = 0; i < n; i++) assert_same_float(a[i], b[i], what, i);
 }
 
-/* Reads q8, outer and offset of a case and compares them with our packing of absmax; fills w's nested fields. */
+/* Reads q8, outer and offset of a case, compares them with moetrain's packing of absmax, and sets w's nested fields. */
 static void check_nested(FILE *f, struct weight *w, const float *absmax)
 {
     int64_t n = weight_blocks(w), n_outer = (n + 255) / 256;
@@ -132,7 +132,8 @@ static void check_nested(FILE *f, struct weight *w, const float *absmax)
     float *offset = read_floats(f, "offset", 1), our_offset, *map = mem_array(256, sizeof(*map));
     quant_dynamic_map(map);
     quant_nested_encode(our_q8, our_outer, &our_offset, absmax, n, map);
-    for (int64_t i = 0; i < n; i++) { /* bitsandbytes' CPU code searches with 16 bits and misses the nearest at times */
+    for (int64_t i = 0; i < n;
+         i++) { /* bitsandbytes' CPU code searches with 16 bits, so its value is not always the nearest */
         double t = (double)((absmax[i] - *offset) / outer[i / 256]);
         double our_error = fabs(t - (double)map[our_q8[i]]), error = fabs(t - (double)map[q8[i]]);
         if (our_q8[i] != q8[i]) assert_true(our_error < error && error < our_error + 1e-4);
@@ -199,7 +200,7 @@ static void test_bitsandbytes(void **state)
 
 /* ---- tiles ---- */
 
-/* Rows x columns of expert e, both precisions, against the definition; values beside the tile are unchanged. */
+/* Compares a tile of expert e, in f32 and f64, with the definition; values beside the tile stay unchanged. */
 static void check_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col)
 {
     int64_t ld = n_col + 3;
@@ -268,7 +269,7 @@ static void test_mxfp4_all(void **state)
 /* ---- the GPU's decoder ---- */
 
 #ifdef MT_CUDA
-/* kernels/cuda/cuda.h: experts first .. first+count-1 as bf16; offs NULL, or says which experts have rows. */
+/* kernels/cuda/cuda.h: experts first .. first+count-1 as bf16; offs: NULL, or the experts' row offsets. */
 void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs);
 #endif
 
@@ -295,7 +296,7 @@ static struct weight make_bits(const struct dequant_case *c)
 /* All NaNs are equal, except 0xffff, the fill value of unwritten elements. */
 static int32_t same_nan(uint16_t bits) { return bits != 0xffff && (bits & 0x7fff) > 0x7f80 ? 0x7fc0 : bits; }
 
-/* The bits of every bf16 as decoded by the GPU, or as expected. */
+/* The bf16 bits of all values, decoded by the GPU or by the definition. */
 static void dequant_run(struct device *d, const void *params, struct op_outputs *o)
 {
     const struct dequant_case *c = params;
@@ -344,7 +345,7 @@ static void test_dequant_on_the_gpu(void **state)
 
 /* ---- op_decode ---- */
 
-/* Every third expert has no rows when c->skips: its matrix stays as it was, 0. */
+/* With c->skips, every third expert has no rows, and its matrix stays 0. */
 static struct weight decode_into(struct tensor *out, struct device *d, const struct dequant_case *c)
 {
     struct weight w = make_packed(c->packing, 5, 3, c->n_exp, c->n_out, c->n_in);
@@ -440,7 +441,7 @@ static void test_bnb_thresholds(void **state)
     static const float fp4[7] = {0.00260417f, 0.0859375f, 0.20833333f, 0.29166667f, 0.4166667f, 0.583333f, 0.8333333f};
     static const uint8_t fp4_codes[8] = {0, 1, 6, 7, 4, 5, 2, 3};
     for (int k = 0; k < 15; k++) {
-        assert_int_equal(code_of(WF_NF4, nf4[k], 1), k); /* a tie goes down */
+        assert_int_equal(code_of(WF_NF4, nf4[k], 1), k); /* a tie rounds down */
         assert_int_equal(code_of(WF_NF4, nextafterf(nf4[k], -2), 1), k);
         assert_int_equal(code_of(WF_NF4, nextafterf(nf4[k], 2), 1), k + 1);
     }
@@ -510,7 +511,7 @@ static void test_zero_blocks(void **state)
     (void)state;
 }
 
-/* Packing what was unpacked gives the same values, though not always the same bytes. */
+/* Encoding decoded values gives the same values, though not always the same bytes. */
 static void test_idempotent(void **state)
 {
     static const struct weight_packing packings[] = {{WF_MXFP4, 0, false}, {WF_NF4, 64, false}, {WF_FP4, 64, false}};
@@ -536,7 +537,7 @@ static void test_idempotent(void **state)
     (void)state;
 }
 
-/* The nested absmax is within half a step of the map, whatever the block; a constant absmax survives exactly. */
+/* A nested absmax is within half a quantization step for any block; a constant absmax is exact. */
 static void test_nested_round_trip(void **state)
 {
     enum { N = 700 };
@@ -561,7 +562,8 @@ static void test_nested_round_trip(void **state)
     (void)state;
 }
 
-/* Divided among threads, from every dense format: the same bytes as one call, at sizes that end inside a piece. */
+/* Encoding in several threads, from every dense format, gives the same bytes as one call, also for sizes that end
+ * inside a thread's part. */
 static void test_encode(void **state)
 {
     enum { N = 64 * 64 * 20 + 64 * 3 };

@@ -1,5 +1,5 @@
-/* test_quantize.c - model.quantize: experts packed at load equal the format's definition, to the last bit of the loss;
- * unsupported checkpoints are refused; the cache gives the same bytes, or is rebuilt. */
+/* test_quantize.c - model.quantize: packing experts at load gives the same loss, bit by bit, as values rounded by the
+ * format's definition; unsupported checkpoints are refused; the cache gives the same bytes or is rebuilt. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -46,7 +46,7 @@ static void decode(float *x, int64_t n_out, int64_t n_in, const struct quantize 
     mem_free(outer);
 }
 
-/* Matrices of a draft that are packed as one, stacked by rows: replaced by the definition's values. */
+/* Replaces matrices of a draft that are packed as one (stacked by rows) by values rounded by the definition. */
 static void decode_joined(struct draft *d, const char *const *names, int n, const struct quantize *q)
 {
     int64_t rows = 0, at = 0, cols = draft_find(d, names[0])->shape[1];
@@ -81,7 +81,7 @@ static void decode_attention(struct draft *d, const struct quantize *q)
     }
 }
 
-/* pattern: of an expert's matrix, with the layer, the number of the expert and its part[i]. */
+/* pattern: tensor name with the layer, the expert's number and part[i]. */
 static void decode_experts(struct draft *d, const char *folder, const char *const *part, int n_part, int n_exp,
                            const struct quantize *q)
 {
@@ -112,7 +112,7 @@ static void assert_packs_to(const char *dir, const struct quantize *q, const cha
 
 /* ---- layouts and families */
 
-/* gpt-oss, as a Linear per expert and as transformers' transposed stacks. */
+/* gpt-oss with a Linear per expert, and with transformers' transposed stacks. */
 static const char *gptoss(bool stacks)
 {
     struct draft d;
@@ -151,7 +151,7 @@ static void test_gptoss(void **state)
     }
 }
 
-/* Packed values pack to themselves: published MXFP4, and bitsandbytes' tensors. */
+/* Checkpoints that are packed already, published MXFP4 and bitsandbytes, keep their values. */
 static void test_packed_files(void **state)
 {
     (void)state;
@@ -240,8 +240,7 @@ static void test_fused(void **state)
     }
 }
 
-/* The plan's numbers equal those of the load (loaded_open_as compares the arena's), and are close to the packed
- * size. */
+/* The planned memory equals that of the load (loaded_open_as compares the arena) and is close to the packed size. */
 static void test_sizes(void **state)
 {
     (void)state;
@@ -261,7 +260,7 @@ static void test_sizes(void **state)
     }
 }
 
-/* ---- refusals, all of them in a dry run */
+/* ---- refusals, each in a dry run */
 
 static int measure(const char *dir, const struct quantize *q, struct err *err)
 {
@@ -312,7 +311,7 @@ static void test_block_refusals(void **state)
     draft_free(&d);
 }
 
-/* Weights packed in the requested format stay; another packed format is an error that names it. */
+/* Weights already packed in the requested format stay. Another packed format is an error that names it. */
 static void test_already_packed(void **state)
 {
     (void)state;
@@ -383,7 +382,7 @@ static char *read_all(const char *path, int64_t *size)
     return text;
 }
 
-/* The bytes of a file, but neither its size nor its times. */
+/* Overwrites a file's bytes; keeps its size and times. */
 static void overwrite(const char *path, int64_t at, const void *data, int64_t n)
 {
     struct stat st;
@@ -394,7 +393,7 @@ static void overwrite(const char *path, int64_t at, const void *data, int64_t n)
     close(fd);
 }
 
-/* Every packed byte, the arrays end to end. */
+/* All packed bytes, array after array. */
 static char *packed_bytes(const struct loaded *l, int64_t *size)
 {
     char *all = NULL;
@@ -421,7 +420,7 @@ static char *packed_bytes(const struct loaded *l, int64_t *size)
     return all;
 }
 
-/* A checkpoint, its packing options, and the results of a first start. */
+/* A checkpoint, its packing options, and the packed bytes of a first start. */
 struct started {
     const char *dir;
     char cache[MT_PATH], model[MT_PATH], *bytes, *file;
@@ -455,7 +454,7 @@ static void started_free(struct started *s)
     mem_free(s->file);
 }
 
-/* Another start has the same packed bytes and the same cache file. */
+/* Fails unless another start gives the same packed bytes and the same cache file. */
 static void assert_same_start(const struct started *s, const char *what, int64_t which)
 {
     int64_t n, n_file;
@@ -468,7 +467,7 @@ static void assert_same_start(const struct started *s, const char *what, int64_t
     mem_free(file);
 }
 
-/* The second start has the bytes of the first, from the cache: the checkpoint's weights are overwritten. */
+/* The second start reads the bytes of the first from the cache, as the checkpoint's weights are overwritten. */
 static void test_cache_is_read(void **state)
 {
     (void)state;
@@ -489,7 +488,7 @@ static void test_cache_is_read(void **state)
         safetensors_close(&st);
         assert_same_start(&s, "second start", i);
         assert_int_equal(stat(s.cache, &after), 0);
-        assert_int_equal(before.st_ino, after.st_ino); /* not written again */
+        assert_int_equal(before.st_ino, after.st_ino); /* not rewritten */
         started_free(&s);
     }
 }
@@ -523,7 +522,7 @@ static void test_cache_is_damaged(void **state)
     struct started s, other;
     struct err err;
     start(&s, &packings[1]);
-    for (int64_t i = 0; i <= 8; i++) { /* cut, from nothing to one byte less */
+    for (int64_t i = 0; i <= 8; i++) { /* truncated to 0 bytes .. one byte less */
         assert_int_equal(truncate(s.cache, i < 8 ? s.n_file * i / 8 : s.n_file - 1), 0);
         assert_same_start(&s, "cut", i);
     }
@@ -538,7 +537,7 @@ static void test_cache_is_damaged(void **state)
     assert_same_start(&s, "another packing's cache", 0);
     started_free(&other);
     start(&other, &packings[1]);
-    ((char *)other.file)[other.n_file - 1] ^= 1; /* of another checkpoint: by its key alone */
+    ((char *)other.file)[other.n_file - 1] ^= 1; /* a cache of another checkpoint: only the key differs */
     assert_int_equal(file_write_atomic(s.cache, other.file, other.n_file, &err), 0);
     assert_same_start(&s, "another checkpoint's cache", 0);
     char *model = read_all(s.model, &other.n_file);
@@ -551,7 +550,7 @@ static void test_cache_is_damaged(void **state)
 
 /* Packed bytes of decoded layers are in the cache too: every start writes the same file, and every start has the
  * weights of the first one. */
-static void test_cache_of_resident_layers(void **state)
+static void test_cache_of_decoded_layers(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(packings); i++) {
@@ -559,13 +558,13 @@ static void test_cache_of_resident_layers(void **state)
         struct loaded first, l;
         start(&s, &packings[i]);
         loaded_open_as(&first, s.dir, &s.q);
-        for (int k = 0; k < 4; k++) { /* from the cache, without one, with one damaged in the last layer or the first */
+        for (int k = 0; k < 4; k++) { /* a valid cache, none, one damaged in the last or in the first layer */
             const char bit = s.file[k == 2 ? s.n_file - 1 : s.n_file / 2] ^ 1;
             if (k == 1) assert_int_equal(unlink(s.cache), 0);
             if (k >= 2) overwrite(s.cache, k == 2 ? s.n_file - 1 : s.n_file / 2, &bit, 1);
             for (int again = 0; again < 2; again++) {
                 int64_t n;
-                loaded_open_resident(&l, s.dir, &s.q, 1 + again);
+                loaded_open_decoded(&l, s.dir, &s.q, 1 + again);
                 assert_int_equal(l.model.weights.layers[1].up.w.format, WF_F32);
                 assert_same_loaded(&first, &l);
                 loaded_close(&l);
@@ -580,8 +579,8 @@ static void test_cache_of_resident_layers(void **state)
     }
 }
 
-/* Without a writable cache the start continues; on a full disk (here a limit on the file size) no partial file
- * stays. */
+/* Without a writable cache the start continues. On a full disk (simulated by a limit on the file size) no partial file
+ * is left. */
 static void test_cache_is_refused(void **state)
 {
     (void)state;
@@ -606,16 +605,16 @@ static void test_cache_is_refused(void **state)
     assert_false(file_exists(s.cache) || file_exists(tmp));
     assert_same_start(&s, "disk free again", 0);
     assert_int_equal(file_remove_tree(folder, &err), 0);
-    assert_int_equal(file_write_atomic(folder, "x", 1, &err), 0); /* a file where the folder should be */
+    assert_int_equal(file_write_atomic(folder, "x", 1, &err), 0); /* a file at the path of the folder */
     bytes = start_again(&s, &n);
     assert_memory_equal(bytes, s.bytes, (size_t)n);
     mem_free(bytes);
     started_free(&s);
 }
 
-/* ---- the program */
+/* ---- the executable */
 
-/* The draft's checkpoint with the fixture's tokenizer beside it, and a configuration for it. */
+/* Saves the draft with the fixture's tokenizer; returns a configuration for it. */
 static const char *program_config(const struct draft *d, const char **model)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json"};
@@ -690,7 +689,7 @@ int test_quantize(void)
         cmocka_unit_test(test_cache_is_outdated),
         cmocka_unit_test(test_cache_is_damaged),
         cmocka_unit_test(test_cache_is_refused),
-        cmocka_unit_test(test_cache_of_resident_layers),
+        cmocka_unit_test(test_cache_of_decoded_layers),
         cmocka_unit_test(test_program),
     };
     return cmocka_run_group_tests_name("quantize", tests, NULL, NULL);

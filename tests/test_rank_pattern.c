@@ -1,5 +1,4 @@
-/* test_rank_pattern.c - lora.rank_pattern: LoRA ranks of single targets in the layout, in the views of the ops, and in
- * PEFT's files. */
+/* test_rank_pattern.c - lora.rank_pattern sets lora ranks per target: layout, views for the ops, PEFT's files. */
 #include <stdio.h>
 
 #include "data/file.h"
@@ -8,7 +7,7 @@
 #include "train/export/held.h"
 #include "train/peft.h"
 
-static void words_and_views(void **state)
+static void targets_and_views(void **state)
 {
     (void)state;
     static const char *const wrong[][2] = {
@@ -36,7 +35,7 @@ static void words_and_views(void **state)
     assert_int_equal(adapters_max_rank(&t.ad), 4);
     const struct layer_weights w = tiny_layer(&t, 1), *l = &w;
     const int64_t held[] = {l->qkv.lora.r, l->out.lora.r, l->up.lora.r, l->down.lora.r},
-                  want[] = {3, 2, 4, 1}; /* q, k and v alike */
+                  want[] = {3, 2, 4, 1}; /* q, k and v share the largest r */
     assert_memory_equal(held, want, sizeof(want));
     assert_close(l->qkv.lora.scale[0], 6 / 2.0, 1e-6);
     assert_close(l->qkv.lora.scale[2], 6 / 3.0, 1e-6);
@@ -44,7 +43,7 @@ static void words_and_views(void **state)
     assert_close(l->up.lora.scale[0], 6 / 4.0, 1e-6);
     assert_close(l->down.lora.scale[0], 6 / 1.0, 1e-6);
     adapters_init(&t.ad, &t.dev, 1);
-    const float *q = l->qkv.lora.a.data; /* [3 * 3, 8]: of q two ranks are trained, of v all three */
+    const float *q = l->qkv.lora.a.data; /* [3 * 3, 8]: q has r = 2 and one padding row, v has r = 3 */
     for (int64_t i = 0; i < 8; i++) assert_true(q[8 + i] != 0 && q[16 + i] == 0 && q[64 + i] != 0);
     tiny_close(&t);
 }
@@ -84,8 +83,9 @@ static void replace_in_config(const char *dir, const char *old, const char *new)
     mem_free(text);
 }
 
-/* Loaded by its settings and saved again, the files are the same; also with a key by the module's name. */
-static void files_come_back(void **state)
+/* Files that are loaded with their own settings and saved again are equal, also when a key of rank_pattern is a module
+ * name. */
+static void files_are_restored(void **state)
 {
     (void)state;
     struct arch a = tiny_arch();
@@ -112,7 +112,7 @@ static void files_come_back(void **state)
     }
 }
 
-static void patterns_that_are_not_read(void **state)
+static void unsupported_patterns_are_errors(void **state)
 {
     (void)state;
     static const char *const rows[][2] = {{"\"rank_pattern\": {\"layers.1.self_attn.q_proj\": 2}", "is not a target"},
@@ -137,7 +137,7 @@ static void patterns_that_are_not_read(void **state)
 
 int test_rank_pattern(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(words_and_views), cmocka_unit_test(files_come_back),
-                                       cmocka_unit_test(patterns_that_are_not_read)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(targets_and_views), cmocka_unit_test(files_are_restored),
+                                       cmocka_unit_test(unsupported_patterns_are_errors)};
     return cmocka_run_group_tests_name("rank_pattern", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_ranks.c - runs of several ranks on the CPU: the same training as one process, resumed by any number of ranks,
- * stopped together, and refused when their settings differ. */
+/* test_ranks.c - runs of several ranks on the CPU: they train like one process, resume with any number of ranks, stop
+ * together, and refuse different settings. */
 #include <math.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -14,7 +14,7 @@
 #include "data/file.h"
 #include "tests/process.h"
 
-/* Every step has four micro-batches; dropout and auxiliary loss depend on which one it is. */
+/* Every step has four micro-batches; dropout and auxiliary loss differ between them. */
 static const char settings[] = "[parallel]\ncpu_ranks = %d\nzero = %s\n[optim]\nschedule = constant\nwarmup_ratio = 0\n"
                                "[eval]\nevery = 2\n";
 #define JOB                                                                                                            \
@@ -64,7 +64,7 @@ static void test_eval(void **state)
     assert_string_equal(said.out, one);
 }
 
-/* Resumed by another number of ranks, with and without divided moments. */
+/* Resumes with another number of ranks, with and without parallel.zero. */
 static void test_resume(void **state)
 {
     (void)state;
@@ -117,7 +117,7 @@ static void wait_for_steps(const char *config, int n)
     assert_true(steps_made(config) >= n);
 }
 
-/* The ranks, in the order in which they were started. */
+/* The processes of the ranks, in the order of their start. */
 static void find_ranks(struct running *r)
 {
     char path[64], text[256];
@@ -136,7 +136,8 @@ static struct running start_run(const char *steps)
     return r;
 }
 
-/* One rank, or the process that started them, is asked to stop: all save, and the run resumes there. */
+/* SIGTERM to one rank, or to the process that started them: all ranks stop, the state is saved, and the run resumes
+ * there. */
 static void test_sigterm(void **state)
 {
     (void)state;
@@ -160,7 +161,7 @@ static void test_sigterm(void **state)
     assert_same_output(r.config, reference, ADAPTER);
 }
 
-/* One rank is killed, one stopped: the run ends soon and names it, and the saved files are complete. */
+/* When a rank is killed or stopped, the run ends with an error that names it, and its checkpoints are complete. */
 static void test_lost_ranks(void **state)
 {
     (void)state;
@@ -190,7 +191,7 @@ static void test_stuck_disk(void **state)
     struct err err;
     char **caches, name[128];
     int64_t n;
-    assert_int_equal(RUN(other, "--set", "train.steps=1"), 0); /* names of the caches: those of the content */
+    assert_int_equal(RUN(other, "--set", "train.steps=1"), 0); /* cache names depend on the content */
     assert_int_equal(file_list(process_output(other, "cache"), &caches, &n, &err), 0);
     assert_true(n > 0);
     assert_int_equal(file_make_dirs(process_output(config, "cache"), &err), 0);
@@ -241,7 +242,7 @@ static void test_plan(void **state)
 
 /* ---- launchers */
 
-/* "A=1 B=2" into the environment, or out of it. */
+/* Adds the assignments "A=1 B=2" to the environment, or removes them. */
 static void environment(const char *assignments, bool set)
 {
     char text[512], *save = NULL;
@@ -253,7 +254,7 @@ static void environment(const char *assignments, bool set)
     }
 }
 
-/* Two processes with different environments; their exit codes, and rank 0's output in said. */
+/* Runs two processes with different environments; checks their exit codes; `said` has rank 0's output. */
 static void run_two(const char *config, const char *env0, const char *env1, const char *more1, int codes[2])
 {
     const char *dirs[2] = {scratch_dir(), scratch_dir()}, *const envs[2] = {env0, env1};
@@ -307,7 +308,7 @@ static void test_launchers(void **state)
     }
 }
 
-/* One of three ranks dies while another has not connected yet: no rank waits for that one. */
+/* One of three ranks dies before another has connected: the others end without waiting for it. */
 static void test_start(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_resume.c - which checkpoints a run resumes from: changed settings are named, invalid state is refused. */
+/* test_resume.c - checkpoints that a run resumes from: errors name changed settings; invalid state is refused. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "tests/process.h"
 #include "train/resume.h"
 
-/* ---- the state of a checkpoint against a run: 7 documents, packs of one, 2 micro-batches a step, 10 steps */
+/* ---- the state of a checkpoint of a run with 7 documents, one per sequence, 2 micro-batches a step, 10 steps */
 
 struct small {
     struct dataset ds;
@@ -129,7 +129,7 @@ static void forged_state_is_refused(void **state)
     r.state.n_worse = 7;
     refused("n_worse", &r, &s.run);
     r = s.from;
-    r.state.step = 3; /* 6 micro-batches lie in the first epoch */
+    r.state.step = 3; /* its 6 micro-batches are in the first epoch */
     r.state.best_step = r.state.eval_step = 0;
     r.n_update = 1;
     r.state.tokens = 10;
@@ -181,7 +181,7 @@ static void forged_runs_are_refused(void **state)
     assert_says(said.err, "step = -1");
     assert_null(strstr(said.err, "loaded "));
     forge(config, "\"step\": -1", "\"step\": 2");
-    forge(config, "\"lora.dropout\": \"0\",", ""); /* an option that the build of the checkpoint did not have */
+    forge(config, "\"lora.dropout\": \"0\",", ""); /* as in a checkpoint of an earlier version, without this option */
     assert_int_equal(RUN(config), 0);
     forge(config, "\"lora.r\"", "\"lora.unheard\": \"x\",\n\"lora.r\"");
     assert_int_equal(RUN(config), 1);
@@ -210,7 +210,7 @@ static void steps_and_rates_may_change(void **state)
     assert_says(said.err, "is past the end of this run, which has 3 steps");
 }
 
-static void what_made_the_steps_is_named(void **state)
+static void changed_mathematics_is_refused(void **state)
 {
     (void)state;
     static const char *const rows[][2] = {
@@ -234,7 +234,7 @@ static void what_made_the_steps_is_named(void **state)
     assert_int_equal(RUN(config, "--set", "data.format=text"), 0); /* the same rows */
 }
 
-/* The same adapters in other words. */
+/* The same adapters, written differently. */
 static void lists_are_compared_by_meaning(void **state)
 {
     (void)state;
@@ -251,8 +251,8 @@ static void lists_are_compared_by_meaning(void **state)
     assert_says(said.err, "other settings, train.seed: 0 -> 1: ");
 }
 
-/* The rule compares with the first steps' loss, which a checkpoint carries on. */
-static void divergence_is_said(void **state)
+/* The warning compares with the loss of the first steps, which the checkpoint stores. */
+static void divergence_is_a_warning(void **state)
 {
     (void)state;
     const char *config = process_config("[eval]\nat_start = false\nat_end = false\n");
@@ -267,9 +267,9 @@ static void divergence_is_said(void **state)
 int test_resume(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forged_state_is_refused),      cmocka_unit_test(forged_runs_are_refused),
-        cmocka_unit_test(steps_and_rates_may_change),   cmocka_unit_test(divergence_is_said),
-        cmocka_unit_test(what_made_the_steps_is_named), cmocka_unit_test(lists_are_compared_by_meaning),
+        cmocka_unit_test(forged_state_is_refused),        cmocka_unit_test(forged_runs_are_refused),
+        cmocka_unit_test(steps_and_rates_may_change),     cmocka_unit_test(divergence_is_a_warning),
+        cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_safetensors.c - the file format: every error of reader and index, truncated files, dtypes, lookup, the
- * writer. */
+/* test_safetensors.c - the safetensors format: every error of reader and index, truncated files, dtypes, lookup,
+ * writing. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #include "data/safetensors.h"
 
-/* A file of a header (its length put before it) and n_data bytes of data. */
+/* Writes a file: header length, header, n_data bytes of data. */
 static void put_file(const char *path, const char *header, int64_t n_data)
 {
     size_t n = strlen(header);
@@ -179,7 +179,7 @@ static void refused(void **state)
     }
 }
 
-/* The header length in the first eight bytes: at most 100,000,000, and no more than the file has. */
+/* The header length in the first eight bytes is at most 100,000,000 and at most the rest of the file. */
 static void header_lengths(void **state)
 {
     (void)state;
@@ -244,7 +244,8 @@ static void dtypes(void **state)
 #define INDEX(map)     "{\"metadata\":{\"total_size\":4},\"weight_map\":{" map "}}"
 #define IN(name, file) "\"" name "\":\"" file "\""
 
-/* Tensor b in M0, c and a in M1, and a file that no index lists; index: path of the index, for the caller to write. */
+/* Writes tensor b to M0, c and a to M1, and a file that no index lists. index: set to the path of the index, which the
+ * caller writes. */
 static void put_shards(char dir[128], char index[256])
 {
     char path[256];
@@ -351,7 +352,8 @@ static void directories(void **state)
     assert_int_equal(safetensors_open(&st, dir, &err), 0);
     assert_string_equal(st.shard_names[0], "model.safetensors");
     safetensors_close(&st);
-    assert_int_equal(safetensors_open(&st, "none.safetensors", &err), -1); /* a bare name: the current directory */
+    assert_int_equal(safetensors_open(&st, "none.safetensors", &err),
+                     -1); /* a name without directory is in the current one */
     assert_non_null(strstr(err.msg, "none.safetensors: cannot open"));
     assert_int_equal(safetensors_open(&st, "/", &err), -1);
 }
@@ -409,7 +411,7 @@ static void written(void **state)
     assert_int_equal(safetensors_write("/none/x.safetensors", entries, 1, &err), -1);
 }
 
-/* A file of PEFT, read and written again, is the same byte for byte. */
+/* Reading and rewriting a file of PEFT gives the same bytes. */
 static void as_the_reference(void **state)
 {
     (void)state;

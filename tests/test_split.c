@@ -35,7 +35,7 @@ static void white_space(void **state)
         {"\xc2\x85", 4},     {"\xc2\xa0", 4},     {"\xe1\x9a\x80", 4}, {"\xe2\x80\x80", 4},
         {"\xe2\x80\x8a", 4}, {"\xe2\x80\xa8", 4}, {"\xe2\x80\xa9", 4}, {"\xe2\x80\xaf", 4},
         {"\xe2\x81\x9f", 4}, {"\xe3\x80\x80", 4}, {"\xe1\xa0\x8e", 3}, {"\xe2\x80\x8b", 3},
-        {"\xef\xbb\xbf", 3}, {"\x1c", 3},         {"\n", 3}, /* of a rule of its own */
+        {"\xef\xbb\xbf", 3}, {"\x1c", 3},         {"\n", 3}, /* matched by a separate alternative */
     };
     struct err err;
     struct json_doc *doc = json_load(fixture(SHIPPED), 1 << 24, &err);
@@ -80,7 +80,7 @@ static int ignore_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
     return 0;
 }
 
-/* A match first sees a part of the text: for any lengths, the pieces equal those of the whole text. */
+/* Matching runs on windows of the text: for any window length, the pieces equal those of the whole text. */
 static void windows(void **state)
 {
     (void)state;
@@ -109,8 +109,7 @@ static void windows(void **state)
     split_free(s);
 }
 
-/* Patterns that read the whole text at each byte, or try all ways to split it: soon an error with file and pattern. */
-/* What lies before a match is read without a charge, so it is short. */
+/* The work budget does not count lookbehind, so its length is limited. */
 static void lookbehind_is_short(void **state)
 {
     (void)state;
@@ -122,6 +121,7 @@ static void lookbehind_is_short(void **state)
     if (!strstr(err.msg, "looks 60001 characters back, the limit is 16")) fail_msg("%s", err.msg);
 }
 
+/* Patterns with quadratic or exponential work: an error that names file and pattern. */
 static void hostile_patterns(void **state)
 {
     (void)state;
@@ -156,7 +156,7 @@ static void hostile_patterns(void **state)
     mem_free(text);
 }
 
-/* Texts that cause the most work: every tokenizer here accepts them. */
+/* Texts that cause the most work for the tokenizers of the fixtures are within the budget. */
 static void adversarial_texts(void **state)
 {
     (void)state;

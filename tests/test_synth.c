@@ -1,5 +1,5 @@
-/* test_synth.c - synthetic checkpoints: published sizes, values that a model can work with, the same bytes for any
- * number of writers, errors, and a run that needs only the executable. */
+/* test_synth.c - `moetrain synth`: published sizes, weights of a realistic scale, the same bytes for any number of
+ * writers, errors; trains on a synthetic checkpoint with the executable alone. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "train/synth/synth.h"
 #include "train/synth/synth_tokenizer.h"
 
-/* scratch/NAME; one of eight static buffers. */
+/* NAME in a scratch directory; in one of eight static buffers. */
 static const char *place(const char *name)
 {
     static char path[8][MT_PATH];
@@ -55,7 +55,7 @@ static void test_pieces(void **state)
     for (int k = 0; k < MT_LEN(draws); k++)
         for (int64_t piece = 8; piece < N; piece += 504) {
             memset(parts, 0xee, N);
-            random_weights_bytes(&draws[k], whole, 0, N - 4); /* not of whole words */
+            random_weights_bytes(&draws[k], whole, 0, N - 4); /* not a multiple of 8 bytes */
             for (int64_t at = 0; at < N - 4; at += piece)
                 random_weights_bytes(&draws[k], parts + at, at, MT_MIN(piece, N - 4 - at));
             assert_memory_equal(whole, parts, N - 4);
@@ -114,7 +114,7 @@ static void test_moments(void **state)
     }
 }
 
-/* ---- as published */
+/* ---- published sizes */
 
 static void test_sizes(void **state)
 {
@@ -147,8 +147,8 @@ static void test_special_tokens(void **state)
     assert_int_equal(preset_token(preset_find("mixtral-tiny", &err), "</s>"), 2);
 }
 
-/* A token per byte and per special token, for every architecture: they decode to the text, with ids below the
- * vocabulary. */
+/* For every architecture, the tokenizer has a token per byte and per special token. Ids decode to the text and are
+ * below the vocabulary size. */
 static void test_tokenizer(void **state)
 {
     (void)state;
@@ -181,12 +181,13 @@ static void test_tokenizer(void **state)
     }
 }
 
-/* ---- a model that works */
+/* ---- activations of the model */
 
 static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny", "olmoe-tiny", "mixtral-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16"};
 
-/* Forward over two documents: the residual stream's RMS after each layer, rows of each expert of layer 0. */
+/* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each
+ * expert of layer 0. */
 static void forward(struct model *m, double *rms, int32_t *offs)
 {
     enum { N = 31, CUT = 13 };
@@ -238,10 +239,11 @@ static void test_models(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(tiny); i++)
-        for (int q = i > 0; q < MT_LEN(formats); q++) check_model(tiny[i], formats[q]); /* MXFP4: gpt-oss alone */
+        for (int q = i > 0; q < MT_LEN(formats); q++) check_model(tiny[i], formats[q]); /* MXFP4 is for gpt-oss only */
 }
 
-/* With only the executable: a checkpoint, its table, a step of training on text, for gpt-oss on messages. */
+/* Runs only the executable: writes a checkpoint, prints its table, trains a step on text and, for gpt-oss, on messages.
+ */
 static void test_commands(void **state)
 {
     (void)state;
@@ -285,7 +287,7 @@ static void assert_same_files(const char *a, const char *b)
     file_list_free(names, n);
 }
 
-/* Number of tensors of `part` with the same bytes in `whole`, which must have all of them. */
+/* The number of tensors of `part` that have the same bytes in `whole`; fails when one is missing there. */
 static int64_t same_tensors(const char *part, const char *whole, int64_t *n)
 {
     struct safetensors a, b;
@@ -315,7 +317,7 @@ static void test_same_bytes(void **state)
         assert_same_files(first, made(opt));
         opt.n_layer = 2;
         int64_t same = same_tensors(made(opt), first, &n);
-        assert_int_equal(same, n); /* the first layers, not other ones */
+        assert_int_equal(same, n); /* --layers writes the first layers */
         opt.n_layer = 0;
         opt.shard_bytes = 1 << 20;
         const char *shards = made(opt);
@@ -364,7 +366,7 @@ static void test_refusals(void **state)
     assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4 or bf16");
     assert_refused((struct synth_options){.arch = "olmoe-tiny", .quant = "mxfp4"}, "nf4 or bf16");
     assert_refused((struct synth_options){.arch = "olmoe-tiny", .n_layer = 5}, "has 4");
-    made((struct synth_options){.arch = "olmoe-tiny", .n_layer = 1}); /* and nothing was wrong with the rest */
+    made((struct synth_options){.arch = "olmoe-tiny", .n_layer = 1}); /* the other arguments are valid */
     assert_int_equal(RUN("synth", "olmoe-tiny"), 2);
     assert_int_equal(RUN("synth", "olmoe-tiny", place("model"), "--layers", "0"), 2);
     assert_int_equal(RUN("synth", "olmoe-tiny", place("model"), "--seed", "1x"), 2);
@@ -388,7 +390,7 @@ static void test_no_space(void **state)
     assert_false(file_exists(dir));
 }
 
-/* A write that fails half-way, by a limit on the file size, leaves no files. */
+/* A write that fails at a limit on the file size leaves no files. */
 static void test_failed_write(void **state)
 {
     (void)state;

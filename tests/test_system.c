@@ -1,5 +1,5 @@
-/* test_system.c - what the system does to a process: hangups and closed pipes, closed descriptors, files that are cut
- * while they are mapped or are none, limits of file size and address space. */
+/* test_system.c - hangups, closed pipes and descriptors; files that are truncated while mapped, or are not regular
+ * files; limits of file size, address space and stack. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "tests/process.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 }; /* its shadow memory is larger than any limit */
+enum { SANITIZED = 1 }; /* AddressSanitizer's shadow memory exceeds any limit */
 #else
 enum { SANITIZED = 0 };
 #endif
@@ -51,7 +51,7 @@ static void wait_for_steps(const char *config)
     assert_true(st.st_size >= 500);
 }
 
-/* A checkpoint is there that the next run continues from. */
+/* Fails unless the next run resumes from a checkpoint. */
 static void assert_saved(const char *config)
 {
     char **names, steps[64];
@@ -67,7 +67,7 @@ static void assert_saved(const char *config)
 
 /* ---- hangup, closed pipes */
 
-/* To the whole group, as when a terminal is closed, and more than once. */
+/* SIGHUP to the process group, as when a terminal closes, several times. */
 static void test_hangup(void **state)
 {
     (void)state;
@@ -105,7 +105,7 @@ static void test_nohup(void **state)
     assert_int_equal(process_finish(dir, pid), 130);
 }
 
-/* `| head`: of standard output alone, and of both. */
+/* `| head` closes the pipe of standard output, or of both streams. */
 static void test_closed_pipe(void **state)
 {
     (void)state;
@@ -184,7 +184,7 @@ static void test_cut_file(void **state)
     assert_says(text, "/a?[2Jb: the file was truncated");
 }
 
-/* SIGBUS at other addresses ends a process as usual; a closed mapping is forgotten. */
+/* SIGBUS at other addresses, and in a closed mapping, ends the process as usual. */
 static void test_other_bus_error(void **state)
 {
     (void)state;
@@ -205,7 +205,7 @@ static void test_other_bus_error(void **state)
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
 
-/* What is no file is refused at once, whoever reads it. */
+/* Every reader refuses a FIFO without waiting. */
 static void test_no_file(void **state)
 {
     (void)state;
@@ -225,7 +225,7 @@ static void test_no_file(void **state)
         assert_says(said.err, "not a regular file");
         assert_true(clock_ms() - start < 10e3);
     }
-    /* of a model: its configuration, its tokenizer, its weights */
+    /* files of a model: configuration, tokenizer, weights */
     static const char *const names[] = {"config.json", "tokenizer.json", "model.safetensors"};
     for (int i = 0; i < MT_LEN(names); i++) {
         const char *model = scratch_dir();
@@ -239,19 +239,19 @@ static void test_no_file(void **state)
         assert_says(said.err, names[i]);
         assert_says(said.err, "not a regular file");
     }
-    /* a pipe from a shell is a configuration */
+    /* a configuration may be a pipe of the shell */
     assert_int_equal(SHELL("cat \"$3\" | \"$1\" \"$2\" /dev/stdin", "plan", process_config("")), 0);
 }
 
 /* ---- limits */
 
-/* A file that cannot grow is an error with its name, at whichever file the limit applies. */
+/* When a file reaches the size limit, the error names it. */
 static void test_file_size(void **state)
 {
     (void)state;
     static const char *const blocks[] = {"0", "8", "64"};
     for (int i = 0; i < MT_LEN(blocks); i++) {
-        char script[128]; /* by a pipe, as what this test reads is a file, too */
+        char script[128]; /* through a pipe: the limit would also apply to this test's output file */
         snprintf(script, sizeof(script), "(ulimit -f %s; \"$@\"; echo code $?) 2>&1 | cat", blocks[i]);
         assert_int_equal(SHELL(script, process_config("")), 0);
         assert_says(said.out, "moetrain: error: ");
@@ -260,7 +260,7 @@ static void test_file_size(void **state)
     }
 }
 
-/* From a process that can hardly start to one with enough memory: each ends, with an error or successfully. */
+/* Address space limits from too small to start up to sufficient: each run succeeds or ends with an error. */
 static void test_address_space(void **state)
 {
     (void)state;
@@ -282,7 +282,7 @@ static void test_address_space(void **state)
     assert_true(done < MT_LEN(mib));
 }
 
-/* Every command works in a stack of 256 KiB; below that one line says so. */
+/* Every command works with a stack of 256 KiB; with less, the error is one line. */
 static void test_stack(void **state)
 {
     (void)state;

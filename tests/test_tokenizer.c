@@ -1,5 +1,5 @@
-/* test_tokenizer.c - ids against Hugging Face's library, byte ranges, unsupported features, damaged files, long texts,
- * threads. tests/parity/make_tokenizer_vectors.py writes the vectors. */
+/* test_tokenizer.c - ids equal those of Hugging Face's library (tests/parity/make_tokenizer_vectors.py writes them);
+ * byte ranges, unsupported features, damaged files, long texts, threads. */
 #include "tests/test.h"
 
 #include <pthread.h>
@@ -16,7 +16,7 @@
 
 static const struct {
     const char *name;
-    bool exact; /* no normalizer: the bytes of the ids are the text */
+    bool exact; /* no normalizer: ids decode to the exact text */
     bool all;   /* any text can be encoded */
 } tokenizers[] = {
     {"tiny-gptoss", true, true}, {"deepseek", true, true}, {"qwen35", false, true},
@@ -338,7 +338,7 @@ static void chars_ranges(void **state)
     tokenizer_free(tok);
 }
 
-/* Options without effect here, and a merge written in the other form. */
+/* Options without effect on encoding, and a merge in the other format. */
 static void accepted(void **state)
 {
     (void)state;
@@ -414,8 +414,7 @@ static void missing_byte(void **state)
     tokenizer_free(tok);
 }
 
-/* Text that the pattern does not match belongs to no piece: the library drops it; here it is an error with the
- * position. */
+/* Text that the pattern does not match: the library drops it; moetrain gives an error with the position. */
 static void gaps(void **state)
 {
     (void)state;
@@ -455,7 +454,7 @@ static int64_t put_char(char *out, uint32_t c)
     return n;
 }
 
-/* Characters of all planes among words and special tokens; no surrogate, and no U+2581, which may be a space. */
+/* Random text: characters of all planes, words, special tokens; no surrogates, and no U+2581, which may be a space. */
 static int64_t random_text(char *out, uint64_t key)
 {
     static const uint32_t above[] = {0x80, 0x800, 0x3000, 0x10000, 0x20000, 0x110000};
@@ -496,8 +495,8 @@ static int64_t decode(const struct tokenizer *tok, const struct token_list *list
     return kept;
 }
 
-/* Decoding returns the text, or its form C where the file asks for it; in vocabularies of characters, with a leading
- * space. */
+/* Decoding returns the text, or its form NFC where the tokenizer normalizes; in vocabularies of characters, with a
+ * leading space. */
 static void round_trips(void **state)
 {
     (void)state;
@@ -528,7 +527,7 @@ static void round_trips(void **state)
     }
 }
 
-/* A megabyte in one piece: quadratic work would take hours. */
+/* One piece of a megabyte, which would take hours with a quadratic algorithm. */
 static void long_runs(void **state)
 {
     (void)state;
@@ -548,7 +547,7 @@ static void long_runs(void **state)
     mem_free(text);
     token_list_free(&list);
     tokenizer_free(tok);
-    tok = load(fixture("tokenizer/nfc.json")); /* the limit of canonical ordering gives an error */
+    tok = load(fixture("tokenizer/nfc.json")); /* too many combining marks in a row are an error */
     text = mem_alloc(SIZE + 1);
     for (int64_t i = 0; i < SIZE; i += 2) memcpy(text + i, "\xcc\x81", 2);
     assert_int_equal(tokenizer_encode(tok, text, SIZE, true, &list, &err), -1);
@@ -557,12 +556,12 @@ static void long_runs(void **state)
     tokenizer_free(tok);
 }
 
-/* Form C: composed, reordered and unchanged characters, and their source bytes. */
+/* NFC: composed, reordered and unchanged characters, and the byte ranges of their sources. */
 static void normalization(void **state)
 {
     (void)state;
     static const struct {
-        const char *in, *out; /* out NULL: in form C already */
+        const char *in, *out; /* out NULL: equal to in */
     } rows[] = {
         {"", NULL},
         {"plain \xc3\xa9", NULL},

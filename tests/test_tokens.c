@@ -1,4 +1,4 @@
-/* test_tokens.c - `moetrain tokens` from outside: its three forms, and escaping of text in the page. */
+/* test_tokens.c - runs `moetrain tokens`: conversations, batches, raw text; escaping of text in the page. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,8 +38,9 @@ static void messages(void **state)
     assert_int_equal(json_count(spans), 1);
     assert_int_equal(json_i64(json_at(json_at(spans, 0), 0), 0, 1000, &begin, &err), 0);
     assert_int_equal(json_i64(json_at(json_at(spans, 0), 1), 0, 1000, &end, &err), 0);
-    assert_string_equal(text + begin + 1,
-                        "<|channel|>final<|message|>a<|return|>"); /* in characters, and one has two bytes */
+    assert_string_equal(
+        text + begin + 1,
+        "<|channel|>final<|message|>a<|return|>"); /* columns count characters, one of which has two bytes */
     assert_int_equal(end + 1, (int64_t)strlen(text));
     assert_false(json_has(root, "samples"));
     json_free(doc);
@@ -76,7 +77,7 @@ static void batches(void **state)
     assert_int_equal(RUN("tokens", config, "--row", "99999"), 1);
     assert_says(said.err, "the first epoch has ");
     char dir[MT_PATH + 32];
-    snprintf(dir, sizeof(dir), "output.dir=%s/below", config); /* a file: nothing can be created below it */
+    snprintf(dir, sizeof(dir), "output.dir=%s/below", config); /* a path below a file, which cannot be created */
     assert_int_equal(RUN("tokens", config, "--set", dir), 0);
     assert_says(said.out, "micro-batch 0 of ");
     assert_says(said.err, ": not a directory");
@@ -84,8 +85,8 @@ static void batches(void **state)
     assert_says(said.err, "loss_on");
 }
 
-/* Conversations that training refuses are shown with the reason; those trained only as split samples have no spans as a
- * whole. */
+/* The page shows conversations that training refuses, with the reason. A conversation that is trained only as split
+ * samples has no loss spans as a whole. */
 static void refused_conversations(void **state)
 {
     (void)state;
@@ -114,7 +115,7 @@ static void refused_conversations(void **state)
     assert_null(strstr(said.out, "\"error\""));
 }
 
-/* Documents that are held out are in no micro-batch. */
+/* Held-out documents are in no micro-batch. */
 static void held_out(void **state)
 {
     (void)state;
@@ -131,7 +132,7 @@ static void held_out(void **state)
     }
 }
 
-static void text_is_no_markup(void **state)
+static void text_is_escaped(void **state)
 {
     (void)state;
     const char *rows = write_text(scratch_dir(), "rows.jsonl", "{\"text\": \"<b>&\\u001b[31m\\u0000\\u0085\"}\n");
@@ -164,7 +165,7 @@ static void raw_text(void **state)
     }
 }
 
-static void wrong_words(void **state)
+static void wrong_arguments(void **state)
 {
     (void)state;
     assert_int_equal(RUN("tokens", "--help"), 0);
@@ -180,8 +181,8 @@ static void wrong_words(void **state)
 int test_tokens(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages), cmocka_unit_test(batches),     cmocka_unit_test(text_is_no_markup),
-        cmocka_unit_test(raw_text), cmocka_unit_test(wrong_words), cmocka_unit_test(refused_conversations),
+        cmocka_unit_test(messages), cmocka_unit_test(batches),         cmocka_unit_test(text_is_escaped),
+        cmocka_unit_test(raw_text), cmocka_unit_test(wrong_arguments), cmocka_unit_test(refused_conversations),
         cmocka_unit_test(held_out),
     };
     return cmocka_run_group_tests_name("tokens", tests, NULL, NULL);

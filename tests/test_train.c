@@ -1,5 +1,5 @@
-/* test_train.c - properties of a whole run: the same gradients for any recomputation and any division into batches, and
- * the same bytes after any number of kills. */
+/* test_train.c - whole runs: the same gradients for any recomputation and division into batches; the same bytes after
+ * any number of kills. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -75,7 +75,7 @@ static void assert_same_step(const char *a, const char *b)
 static void test_recompute(void **state)
 {
     (void)state;
-    /* dropout must drop the same elements again, the auxiliary loss must see the same statistics */
+    /* recomputation must drop the same elements and give the auxiliary loss the same statistics */
     static const char *const more[] = {"", "train.aux_loss_coef=0.5 lora.dropout=0.1"};
     static const char *const mode[] = {"none", "selective", "full"};
     for (int i = 0; i < 2; i++) {
@@ -107,8 +107,8 @@ static const char *four_documents(void)
     return path;
 }
 
-/* One pack of four documents, the four as a micro-batch, two by two, one by one: one optimizer step each. */
-static void test_batch_cuts(void **state)
+/* One optimizer step on four documents: packed in one sequence, as one micro-batch of four, two of two, four of one. */
+static void test_batch_divisions(void **state)
 {
     (void)state;
     static const char *const cuts[] = {"data.packing=yes train.micro_batch=4 train.grad_accum=1",
@@ -176,8 +176,8 @@ static void assert_same_run(const char *a, const char *b)
     for (int i = 0; i < MT_LEN(whole); i++) assert_same_output(a, b, whole[i]);
 }
 
-/* Starts the job repeatedly, ended by `number` at once, then later and later, until it finishes; returns how often it
- * was ended, not counting the first time. */
+/* Starts the job until it finishes and sends it the signal `number`, at first at once, then later and later. Returns
+ * how often a start after the first was ended. */
 static int run_in_pieces(const struct job *j, int number, long step_ms)
 {
     const char *dir = scratch_dir();
@@ -194,7 +194,7 @@ static int run_in_pieces(const struct job *j, int number, long step_ms)
     return ended;
 }
 
-/* SIGKILL: in loading, in steps, in evaluations, in saves. SIGTERM: each start keeps the steps it made. */
+/* SIGKILL interrupts loading, steps, evaluations and saves. SIGTERM: each start saves the steps that it made. */
 static void test_killed_runs(void **state)
 {
     (void)state;
@@ -206,7 +206,8 @@ static void test_killed_runs(void **state)
     assert_same_run(stopped->config, reference);
 }
 
-/* One flipped bit in the newest checkpoint: it is named, the one before is used, the end is the same. */
+/* With a flipped bit in the newest checkpoint, a warning names it, the run resumes from the one before and ends in the
+ * same bytes. */
 static void test_damaged_checkpoint(void **state)
 {
     (void)state;
@@ -228,7 +229,8 @@ static void test_damaged_checkpoint(void **state)
     assert_same_run(j->config, reference);
 }
 
-/* The parity case with a NaN in the output bias of layer 1 and one bit of the embedding changed; the directory. */
+/* Writes the parity case with a NaN in the output bias of layer 1 and a flipped bit in the embedding; returns the
+ * directory. */
 static const char *poisoned_model(void)
 {
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
@@ -257,8 +259,8 @@ static const char *poisoned_model(void)
     return dir;
 }
 
-/* Another model is refused; changes without an effect on numbers are not; `never` moves the old run aside and keeps
- * it. */
+/* A resumed run refuses another model and accepts changes without effect on the numbers. `never` archives the old run.
+ */
 static void test_other_settings(void **state)
 {
     (void)state;
@@ -272,9 +274,8 @@ static void test_other_settings(void **state)
     assert_int_equal(access(process_output(config, "archive-1/checkpoints/step-000002/state.json"), F_OK), 0);
 }
 
-/* Decoded layers have the same numbers: the same bytes with any number of them, and when the number changes from one
- * start to the next. */
-static void test_resident(void **state)
+/* A run gives the same bytes with any number of decoded layers, also when the number changes between starts. */
+static void test_decoded_layers(void **state)
 {
     (void)state;
     static const char *const same[] = {"optim.schedule=constant", "optim.schedule=constant train.decoded_layers=1",
@@ -295,7 +296,7 @@ static void test_resident(void **state)
     assert_same_output(run[0], parts, ADAPTER);
 }
 
-/* Steps without a finite loss are skipped and counted, the message names the place, and the run stops. */
+/* Steps with a non-finite loss are skipped and counted. The message names the first such value, and the run stops. */
 static void test_nonfinite(void **state)
 {
     (void)state;
@@ -309,7 +310,7 @@ static void test_nonfinite(void **state)
     assert_says(said.out, "skipped");
     assert_int_not_equal(access(process_output(j->config, "adapter"), F_OK), 0);
 
-    /* A run with fewer steps, none of which changed the adapters, is not a success either. */
+    /* A run that skips all of its few steps is an error too. */
     snprintf(sets, sizeof(sets), "model.path=%s train.steps=2 train.max_nonfinite=3", poisoned_model());
     const struct job *brief = job_new(sets);
     assert_int_equal(process_run(brief->words), 1);
@@ -318,8 +319,8 @@ static void test_nonfinite(void **state)
     assert_int_not_equal(access(process_output(brief->config, "adapter"), F_OK), 0);
 }
 
-/* A run killed between its last checkpoint and the report: the next start writes the report, and no partial file
- * stays. */
+/* A run is killed between its last checkpoint and the report. The next start writes the report and deletes partial
+ * files. */
 static void test_killed_at_the_report(void **state)
 {
     static const char *const tmp[] = {"report.html.tmp", "config.ini.tmp", "metrics.jsonl.tmp"};
@@ -342,14 +343,14 @@ int test_train(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_batch_cuts),
+        cmocka_unit_test(test_batch_divisions),
         cmocka_unit_test(test_data_report),
         cmocka_unit_test(test_killed_runs),
         cmocka_unit_test(test_damaged_checkpoint),
         cmocka_unit_test(test_other_settings),
         cmocka_unit_test(test_killed_at_the_report),
         cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_resident),
+        cmocka_unit_test(test_decoded_layers),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_weights.c - one checkpoint in every supported layout and format: the same weights and, to the last bit, the same
- * loss; damaged checkpoints are refused with the name of the tensor. */
+/* test_weights.c - a checkpoint in every supported layout and format gives the same weights and the same loss, bit by
+ * bit. Errors for damaged checkpoints name the tensor. */
 #include <stdio.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ static struct linear_form decoded(struct linear_form form)
     return form;
 }
 
-/* ---- the same model in another form */
+/* ---- the same model in other layouts */
 
 static void test_transposed(void **state)
 {
@@ -85,7 +85,7 @@ static void test_quant_storage(void **state)
     }
 }
 
-/* q, k and v become one matrix: their absmax are joined, nested ones resolved first. */
+/* q, k and v become one matrix: the loader joins their absmax and decodes nested ones first. */
 static void test_packed_attention(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void test_tied(void **state)
     draft_free(&d);
 }
 
-/* Big tensors are copied in pieces; this one has two. */
+/* The loader copies large tensors in parts; this one has two. */
 static void test_large_tensor(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void test_large_tensor(void **state)
     uint16_t *x = mem_alloc(bytes);
     struct draft d;
     struct loaded l;
-    for (int64_t i = 0; i < bytes / 2; i++) x[i] = (uint16_t)(0x3c00 + i % 251); /* 251: no period of the pieces */
+    for (int64_t i = 0; i < bytes / 2; i++) x[i] = (uint16_t)(0x3c00 + i % 251); /* 251 does not divide a part */
     draft_open(&d);
     draft_config(&d, "\"vocab_size\": 4096", "\"vocab_size\": 140000");
     draft_config(&d, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
@@ -180,9 +180,9 @@ static void test_large_tensor(void **state)
     draft_free(&d);
 }
 
-/* ---- damage, done to the headers in memory: a dry run reads no more */
+/* ---- damaged headers, changed in memory; a dry run reads only headers */
 
-/* Changeable headers over a checkpoint that stays unchanged. */
+/* Headers that tests change; the files stay unchanged. */
 struct damaged {
     struct arch arch;
     struct safetensors file, st;
@@ -241,7 +241,7 @@ static void assert_refused(const struct damaged *d, const char *what, const char
 
 enum { N_LAYOUTS = 3 };
 
-/* As published, as decoded by transformers, as packed by bitsandbytes. */
+/* The layouts: as published, decoded by transformers, packed by bitsandbytes. */
 static const char *layout(int i)
 {
     struct draft d;
@@ -294,7 +294,7 @@ static void test_wrong_size(void **state)
     }
 }
 
-/* The right number of elements with axes exchanged, or with one axis more. */
+/* Shapes with the right number of elements, but exchanged axes or an additional one. */
 static void test_wrong_axes(void **state)
 {
     (void)state;
@@ -305,7 +305,7 @@ static void test_wrong_axes(void **state)
             struct st_tensor *t = &d.st.tensors[i];
             damaged_reset(&d);
             const int64_t first = t->shape[0], last = t->shape[t->ndim - 1];
-            if (last == 1 || strstr(t->name, ".weight.")) continue; /* bitsandbytes: any rank will do */
+            if (last == 1 || strstr(t->name, ".weight.")) continue; /* packed bitsandbytes tensors may have any shape */
             t->shape[0] = last;
             t->shape[t->ndim - 1] = first;
             if (first != last) assert_refused(&d, t->name, t->name);
@@ -370,7 +370,7 @@ static void test_scale_255(void **state)
 
 /* ---- experts divided among ranks */
 
-/* The weights as rank p of n loads them; device_close the device, weights_free the rest. */
+/* Loads the weights as rank p of n; the caller calls device_close and weights_free. */
 static int load_part(struct weights *w, struct device *dev, const struct damaged *c, struct comm *ep, int p, int n,
                      struct err *err)
 {
@@ -401,7 +401,8 @@ static void assert_part_bias(struct tensor part, struct tensor whole, int64_t fi
     assert_memory_equal(part.data, tensor_rows(whole, first, 2).data, (size_t)tensor_bytes(part));
 }
 
-/* Each of four ranks has its two of the eight experts, in every form, and all other weights; all have the same mark. */
+/* In every layout, each of four ranks loads two of the eight experts and all other weights; all ranks have the same
+ * weights.mark. */
 static void test_divided(void **state)
 {
     (void)state;
@@ -438,7 +439,7 @@ static void test_divided(void **state)
     }
 }
 
-/* Damage in a part of another rank is not noticed, as the part is not read. */
+/* A rank does not read other ranks' experts, so it does not detect damage there. */
 static void test_divided_reads_its_own(void **state)
 {
     (void)state;
@@ -446,7 +447,7 @@ static void test_divided_reads_its_own(void **state)
     struct damaged c;
     draft_open(&d);
     const struct st_entry *e = draft_find(&d, "model.layers.1.mlp.experts.down_proj_scales");
-    ((uint8_t *)(uintptr_t)e->data)[1234] = 255; /* of expert 3 */
+    ((uint8_t *)(uintptr_t)e->data)[1234] = 255; /* in expert 3 */
     damaged_open(&c, draft_save(&d, 1));
     for (int p = 0; p < 4; p++) {
         struct device dev;
@@ -526,7 +527,7 @@ static float *random_values(int64_t n)
     return x;
 }
 
-/* One stack on the device has one format, block size and table. */
+/* Experts of a layer must share format, block size and table. */
 static void test_mixed_experts(void **state)
 {
     (void)state;
@@ -559,7 +560,7 @@ static void test_mixed_experts(void **state)
     mem_free(x);
 }
 
-/* k of 48 rows ends in the middle of its second block of 4096, where v would have to go on. */
+/* k of 48 rows ends inside its second block of 4096, where v would have to begin. */
 static void test_partial_blocks(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* tiny_lora.h - shared by the tests of adapters: a model of odd sizes and adapters on a CPU device. */
+/* tiny_lora.h - for the tests of adapters: a model with odd sizes, and its adapters on a CPU device. */
 #ifndef MT_TINY_LORA_H
 #define MT_TINY_LORA_H
 
@@ -9,7 +9,8 @@
 
 #define ALL_TARGETS "q_proj,k_proj,v_proj,o_proj,experts"
 
-/* D 8, q 12 columns, k and v 6, 3 experts of width 5, 3 layers: no two sizes of an adapter are equal by accident. */
+/* D 8, q 12 columns, k and v 6 each, 3 experts of width 5, 3 layers. The sizes differ, so exchanged axes are detected.
+ */
 static inline struct arch tiny_arch(void)
 {
     struct arch a = (struct arch){.family = "gpt_oss",
@@ -55,7 +56,7 @@ static inline void tiny_open(struct tiny *t, const struct arch *a, const struct 
     adapters_alloc(&t->ad, &t->dev, a);
 }
 
-/* The projections of a layer: adapters alone. */
+/* The projections of a layer, with adapters and without weights. */
 static inline struct layer_weights tiny_layer(const struct tiny *t, int64_t layer)
 {
     struct layer_weights w = {.attn_norm = {0}};
@@ -63,7 +64,7 @@ static inline struct layer_weights tiny_layer(const struct tiny *t, int64_t laye
     return w;
 }
 
-/* Nonzero values for a flat array, as a function of the parameter's name only; padding stays zero. */
+/* Fills a flat array with nonzero values that depend only on the parameter's name; padding stays zero. */
 static inline void tiny_fill(struct tiny *t, struct tensor flat, uint64_t seed)
 {
     float *values = mem_array(t->ad.n_flat, sizeof(*values));

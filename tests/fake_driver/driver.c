@@ -1,5 +1,5 @@
-/* driver.c - a libcuda.so.1 that answers the first calls, for tests of the messages when no GPU is usable. The build
- * sets DRIVER_VERSION, N_GPU and CAPABILITY (10 * major + minor), once per simulated machine. */
+/* driver.c - a libcuda.so.1 with only the calls that moetrain makes first. Tests of the messages for unusable GPUs load
+ * it. The build sets DRIVER_VERSION, N_GPU and CAPABILITY (10 * major + minor), once per simulated machine. */
 int cuDriverGetVersion(int *version);
 int cuInit(unsigned flags);
 int cuGetErrorString(int error, const char **text);

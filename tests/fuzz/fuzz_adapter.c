@@ -1,8 +1,8 @@
 /* fuzz_adapter.c - fuzzes the adapters that train/peft.h loads.
  *
- * Input: adapter_config.json \0 header \0 data, the latter two of adapter_model.safetensors, whose length field is made
- * to fit. The directory is loaded into adapters with its settings and with fixed ones. An adapter that loads must be
- * the same, bit by bit, after it is saved and loaded again. */
+ * Input: adapter_config.json \0 header \0 data. Header and data become adapter_model.safetensors, with the correct
+ * length field. The target loads the directory twice, with its own settings and with fixed ones. An adapter that loads
+ * must be the same, bit by bit, after it is saved and loaded again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static void remove_root(void)
     if (file_remove_tree(root, &err)) fprintf(stderr, "%s\n", err.msg);
 }
 
-/* A file of the input directory: head, then data. */
+/* Writes a file of the input directory: head, then data. */
 static void put(const char *name, const void *head, size_t head_size, const void *data, size_t size)
 {
     char path[128];

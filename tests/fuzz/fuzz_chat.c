@@ -1,5 +1,5 @@
-/* fuzz_chat.c - a row of a data set as a conversation, in the formats that are written in C. The result is text with
- * spans in order, or only an error. */
+/* fuzz_chat.c - fuzzes the chat formats written in C: renders a row of a data set as a conversation. The result is
+ * either text with ordered spans or an error. */
 #include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_samples.h"
 

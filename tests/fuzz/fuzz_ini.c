@@ -1,5 +1,5 @@
-/* fuzz_ini.c - bytes as a configuration file and, split at line ends, as --set assignments. An accepted configuration
- * must dump to a text that reads back to the same struct; a refused one must have an error message. */
+/* fuzz_ini.c - fuzzes train/config.h: reads the input as a configuration file and, line by line, as --set assignments.
+ * The dump of an accepted configuration must read back to the same struct; a refused one must have an error message. */
 #include <stdlib.h>
 #include <string.h>
 

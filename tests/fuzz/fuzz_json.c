@@ -1,4 +1,5 @@
-/* fuzz_json.c - JSON through data/json.h: parse, walk everything with every getter, write it again, parse that. */
+/* fuzz_json.c - fuzzes data/json.h: parses the input, calls every getter on every value, writes it, parses the output.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +33,7 @@ static void get_all(struct json j, const char *key, struct json value)
     if (json_opt_str(j, key, &s, &err)) MT_REQUIRE(t != JSON_NULL && err.msg[0], "string or null");
 }
 
-/* Writes j under key (NULL in arrays); returns the number of nodes. A string stops at its first NUL. */
+/* Writes j under key (NULL in arrays); returns the number of nodes. Strings are truncated at their first NUL. */
 static int64_t walk(struct json_out *o, const char *key, struct json j)
 {
     struct err err;

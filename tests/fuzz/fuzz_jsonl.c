@@ -1,5 +1,5 @@
-/* fuzz_jsonl.c - bytes as a JSONL (or gzip) file through dataset_load, the split and the loader. The first byte chooses
- * format, loss_on, overlong and a short or long seq_len. Run from the repository's root. */
+/* fuzz_jsonl.c - fuzzes dataset_load, the held-out split and the loader with a JSONL or gzip file. The first byte
+ * selects format, loss_on, overlong and a short or long seq_len. Run it from the repository's root. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,9 +1,9 @@
-/* fuzz_safetensors.c - a safetensors file or the index of a sharded checkpoint: opens it and reads every byte of every
- * tensor. The first byte of the input selects the form:
+/* fuzz_safetensors.c - fuzzes data/safetensors.h: opens a safetensors file or the index of a sharded checkpoint and
+ * reads every byte of every tensor. The beginning of the input selects the form:
  *
  *   {...               the index of a directory with the files a.safetensors and b.safetensors
  *   H header \0 data   a file with a correct length field
- *   anything else      a file as it is */
+ *   anything else      a whole file */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static char dir[64];
 
-/* The file dir/name: when `length`, the 8 bytes that hold it; head; data. */
+/* Writes dir/name: the 8 bytes of the header length (if `length`), head, data. */
 static void write_file(const char *name, bool length, const void *head, size_t head_size, const void *data, size_t size)
 {
     char path[128];

@@ -1,7 +1,7 @@
 /* fuzz_tokenizer.c - fuzzes data/tokenizer/tokenizer.h: loads a tokenizer.json, then encodes texts with it.
  *
- * Input: tokenizer.json \0 text. The text and a few fixed ones are encoded with special tokens on and off: the byte
- * ranges must cover the text in order, and without a normalizer the tokens' bytes must be the text. */
+ * Input: tokenizer.json \0 text. The target encodes this text and a few fixed ones, with special tokens on and off. The
+ * byte ranges must cover the text in order. Without a normalizer the tokens' bytes must equal the text. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t json = nul ? (size_t)(nul - data) : size, rest = nul ? size - json - 1 : 0;
     char *file = mem_alloc((int64_t)json); /* of exactly this size, for the sanitizer */
     memcpy(file, data, json);
-    bool exact = !contains(file, json, "\\u00"); /* an escape could spell one of these */
+    bool exact = !contains(file, json, "\\u00"); /* an escape could be a normalizer's name */
     static const char *const change[] = {"NFC", "Prepend", "Replace", "Metaspace"};
     for (int i = 0; i < MT_LEN(change); i++) exact = exact && !contains(file, json, change[i]);
     struct tokenizer *tok = tokenizer_parse(file, (int64_t)json, "t.json", &err);

@@ -1,13 +1,13 @@
-/* fault.c - runs a command and makes its n-th change of the file system fail, or kills the process there.
+/* fault.c - runs a command and makes its n-th file system call fail, or kills the process at that call.
  *
  *   moetrain_fault LOG N ERRNO COMMAND...   call N returns -ERRNO; with N+ every call from N on; N = 0 only counts
- *   moetrain_fault LOG N kill COMMAND...    SIGKILL in place of call N
+ *   moetrain_fault LOG N kill COMMAND...    call N is not made; the process gets SIGKILL
  *
- * Counted are write, fsync, rename, unlink, mkdir, link, ftruncate, open with O_CREAT and mmap of a file, in all their
- * forms, of every thread and child, on regular files and directories. LOG receives the number of calls and the call
- * that was chosen. The kernel stops these calls by a seccomp filter and asks this process (SECCOMP_RET_USER_NOTIF,
- * Linux 5.5), so that calls inside libc count as well. Exit status: that of the command, 128 + signal; 77: the kernel
- * does not support this. */
+ * The program counts write, fsync, rename, unlink, mkdir, link, ftruncate, open with O_CREAT and mmap of a file, with
+ * their variants, on regular files and directories, of every thread and child. It writes the number of calls and call N
+ * to LOG. A seccomp filter stops each call, and the kernel asks this process for a decision (SECCOMP_RET_USER_NOTIF,
+ * Linux 5.5); calls inside libc are therefore counted too. Exit status: that of the command; 128 + signal; 77: the
+ * kernel does not support this. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -90,7 +90,7 @@ static int install_filter(void)
     return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
 }
 
-/* A descriptor over a socket: send (fd >= 0) or receive. */
+/* Sends a descriptor over a socket (fd >= 0) or receives one. */
 static int pass_fd(int sock, int fd)
 {
     char byte = 0, control[CMSG_SPACE(sizeof(int))] = {0};
@@ -135,14 +135,14 @@ static void path_of_fd(char path[256], uint32_t pid, uint64_t fd)
 static void path_at(char path[256], uint32_t pid, uint64_t address)
 {
     path[0] = path[255] = 0;
-    /* up to the end of a page only: the next one may not exist */
+    /* reads at most to the end of the page: the next page may not be mapped */
     const size_t room = 4096 - address % 4096;
     struct iovec to = {path, room < 255 ? room : 255}, from = {(void *)(uintptr_t)address, to.iov_len};
     const ssize_t n = process_vm_readv((pid_t)pid, &to, 1, &from, 1, 0);
     path[n > 0 ? n : 0] = 0;
 }
 
-/* Whether the call changes or maps a file that is not a library or a terminal; its path. */
+/* Whether the call changes or maps a regular file or directory that is not a library; sets its path. */
 static bool counts(const struct seccomp_notif *req, const struct call *call, char path[256])
 {
     const uint64_t *arg = (const uint64_t *)req->data.args;

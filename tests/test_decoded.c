@@ -1,5 +1,5 @@
-/* test_resident.c - decoded layers: the values of op_decode, how the plan uses spare memory and whether the run takes
- * exactly that, and the same bits of loss and gradient for any number of decoded layers. */
+/* test_decoded.c - decoded layers: the values of op_decode; the plan uses free memory for them, and the run takes
+ * exactly what was planned; loss and gradient have the same bits for any number of decoded layers. */
 #include <stdio.h>
 #include <string.h>
 
@@ -66,10 +66,10 @@ static void assert_same_loads(const char *dir, const struct quantize *q, enum we
     loaded_open_as(&packed, dir, q);
     assert_string_equal(packed.model.weights.experts, text);
     assert_true(packed.model.weights.n_decoded == 0 && packed.model.weights.decoded_bytes == 0);
-    for (int64_t n = 1; n <= 3; n++) { /* there are two layers */
+    for (int64_t n = 1; n <= 3; n++) { /* the model has two layers */
         const struct layer_weights *lw;
         char want[128];
-        loaded_open_resident(&l, dir, q, n);
+        loaded_open_decoded(&l, dir, q, n);
         lw = l.model.weights.layers;
         assert_int_equal(lw[0].up.w.format, n > 1 ? WF_F32 : stored);
         assert_int_equal(lw[0].down.w.format, n > 1 ? WF_F32 : stored);
@@ -114,14 +114,14 @@ static void test_loads(void **state)
 
 enum { SEQ = 32, MAX_TOK = 2 * SEQ };
 
-/* A model in memory, its settings, and the results. */
+/* A model in memory, settings, results. */
 struct job {
     const char *arch, *quant, *device;
     bool own_memory; /* a CPU as a device with separate memory */
-    int64_t resident;
+    int64_t decoded;
     int64_t budget; /* bytes; 0: what is free */
     int64_t seq;    /* half of the micro-batch; 0: SEQ */
-    int threads;    /* of the CPU, each with separate scratch; 0: all */
+    int threads;    /* CPU threads, each with separate scratch; 0: all */
 
     struct synth_memory memory;
     struct config cfg;
@@ -141,7 +141,7 @@ static void job_open(struct job *j)
     j->cfg.data.seq_len = j->seq ? j->seq : SEQ;
     j->cfg.train.micro_batch = 2;
     j->cfg.train.recompute = CFG_RECOMPUTE_NONE;
-    j->cfg.train.decoded_layers = j->resident;
+    j->cfg.train.decoded_layers = j->decoded;
     j->cfg.train.memory_gb = (double)j->budget / (1 << 30);
     *r = (struct run){.cfg = &j->cfg, .par = parallel_alone};
     if (synth_memory_open(&j->memory, &opt, &err) || device_open(&r->dev, j->device, "auto", &err))
@@ -161,7 +161,7 @@ static void job_close(struct job *j)
     synth_memory_close(&j->memory);
 }
 
-/* The plan alone: its peak. */
+/* Plans without loading; returns the peak. */
 static int64_t planned(struct job *j, int64_t *n_decoded)
 {
     struct err err;
@@ -242,7 +242,7 @@ static void assert_same_run(const struct job *a, const struct job *b)
 
 enum { N_LAYER = 4 };
 
-/* Exact to the byte: the spare memory keeps as many layers as fit. */
+/* The free memory holds as many decoded layers as fit, exact to the byte. */
 static void test_plan_fills_up(void **state)
 {
     (void)state;
@@ -252,14 +252,14 @@ static void test_plan_fills_up(void **state)
     job_run(&none);
     assert_int_equal(none.run.arch.n_layer, N_LAYER);
     for (int64_t l = 0; l <= N_LAYER; l++) {
-        j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .own_memory = true, .resident = l};
+        j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .own_memory = true, .decoded = l};
         peak[l] = planned(&j, &n);
         assert_int_equal(n, l);
         assert_true(l == 0 || peak[l] > peak[l - 1]);
     }
     for (int64_t l = 0; l <= N_LAYER; l++) {
         for (int less = 0; less < 2 && less <= l; less++) {
-            j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .own_memory = true, .resident = -1};
+            j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .own_memory = true, .decoded = -1};
             j.budget = peak[l] - less;
             assert_int_equal(planned(&j, &n), peak[l - less]);
             assert_int_equal(n, l - less);
@@ -269,21 +269,21 @@ static void test_plan_fills_up(void **state)
         mem_free(j.grad);
         job_close(&j);
     }
-    j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .resident = -1};
+    j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .decoded = -1};
     planned(&j, &n);
-    assert_int_equal(n, 0); /* other processes use a CPU's memory too */
+    assert_int_equal(n, 0); /* on a CPU the default is none, as other processes use the memory too */
     mem_free(none.grad);
     job_close(&none);
 }
 
-/* A requested number of decoded layers is kept: recomputation makes room, or the run is refused. */
+/* A requested number of decoded layers is not reduced: the plan recomputes more, or refuses the run. */
 static void test_asked_for(void **state)
 {
     (void)state;
     static struct job j;
     struct err err;
     int64_t n;
-    j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .own_memory = true, .resident = 3};
+    j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .own_memory = true, .decoded = 3};
     const int64_t none = planned(&j, &n);
     j.budget = none - 1;
     job_open(&j);
@@ -297,12 +297,12 @@ static void test_asked_for(void **state)
     job_close(&j);
 }
 
-/* A short pass needs less scratch than a stack of bf16 experts during loading: then that is the peak. */
+/* With short sequences, the peak is a stack of bf16 experts during loading. */
 static void test_peak_of_the_load(void **state)
 {
     (void)state;
     static struct job j;
-    j = (struct job){.arch = "gpt-oss-tiny", .quant = "bf16", .device = "cpu", .resident = 9, .seq = 2, .threads = 1};
+    j = (struct job){.arch = "gpt-oss-tiny", .quant = "bf16", .device = "cpu", .decoded = 9, .seq = 2, .threads = 1};
     job_run(&j);
     assert_int_equal(j.run.plan.memory.n_decoded, N_LAYER);
     assert_true(j.run.plan.memory.work_load > j.run.plan.memory.work);
@@ -323,7 +323,7 @@ static void test_runs_on_the_gpu(void **state)
         none = (struct job){.arch = model[0], .quant = model[1], .device = device};
         job_run(&none);
         for (int n = 1; n >= -1; n -= 2) {
-            j = (struct job){.arch = model[0], .quant = model[1], .device = device, .resident = n};
+            j = (struct job){.arch = model[0], .quant = model[1], .device = device, .decoded = n};
             job_run(&j);
             assert_int_equal(j.run.plan.memory.n_decoded, n > 0 ? n : j.run.arch.n_layer);
             assert_int_equal(j.run.model.weights.layers[j.run.arch.n_layer - 1].down.w.format, WF_BF16);
@@ -336,7 +336,7 @@ static void test_runs_on_the_gpu(void **state)
     }
 }
 
-int test_resident(void)
+int test_decoded(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decode),          cmocka_unit_test(test_decode_on_the_gpu),
@@ -344,5 +344,5 @@ int test_resident(void)
         cmocka_unit_test(test_asked_for),       cmocka_unit_test(test_peak_of_the_load),
         cmocka_unit_test(test_runs_on_the_gpu),
     };
-    return cmocka_run_group_tests_name("resident", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("decoded", tests, NULL, NULL);
 }

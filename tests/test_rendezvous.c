@@ -1,5 +1,5 @@
-/* test_strangers.c - the rendezvous of ranks while other programs connect: they receive no data, cannot end or delay
- * the start, and a key of another run is useless. */
+/* test_rendezvous.c - other programs connect while ranks meet. They receive no data and cannot end or delay the start;
+ * the key of another run does not work. */
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
@@ -61,7 +61,7 @@ static void put(int fd, const void *data, int64_t bytes)
 
 static bool get(int fd, void *data, int64_t bytes) { return !net_read(fd, data, bytes, clock_ms() + QUICK_MS); }
 
-/* The connection is closed without another byte. */
+/* Fails unless the peer closes the connection without another byte. */
 static void assert_turned_away(int fd)
 {
     char c;
@@ -83,7 +83,7 @@ static struct comm_place place_of(int rank, int port, int listener)
                                .key = "the key of this test"};
 }
 
-/* A process that meets the other rank, waits for it once and ends; its output goes to DIR/RANK. */
+/* Starts a process that meets the other rank, makes one barrier and ends; its output goes to DIR/RANK. */
 static void start_rank(const struct comm_place *place)
 {
     char path[MT_PATH];
@@ -123,7 +123,7 @@ static void start_first(void)
     close(fd);
 }
 
-/* The other rank connects, and the run starts at once; said.err is rank 0's output. */
+/* Starts the other rank; fails unless the run starts without delay. said.err has rank 0's output. */
 static void assert_starts(int port_of_first)
 {
     const struct comm_place place = place_of(1, port_of_first, -1);
@@ -137,7 +137,7 @@ static void assert_starts(int port_of_first)
 
 /* ---- */
 
-/* The hello of earlier versions, which ended the start of all; noise; an HTTP request. */
+/* The hello of earlier versions (which once ended every rank's start), random bytes, an HTTP request. */
 static void test_garbage(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void test_garbage(void **state)
     close(fds[4]);
     assert_turned_away(fds[1]);
     assert_turned_away(fds[3]);
-    char answer[GREETING]; /* the first 40 bytes of the old hello are a greeting: a nonce, and no more */
+    char answer[GREETING]; /* rank 0 reads the first 40 bytes as a greeting and answers with a nonce only */
     assert_true(get(fds[0], answer, sizeof(answer)));
     assert_starts(first_port);
     assert_says(said.err, "rejected a connection from 127.0.0.1: ");
@@ -168,7 +168,7 @@ static void test_garbage(void **state)
     close(fds[0]);
 }
 
-/* Connections that are silent, or stop in the middle, block no other. */
+/* Connections that send nothing, or stop within a message, do not block others. */
 static void test_silence(void **state)
 {
     (void)state;
@@ -195,7 +195,7 @@ static int count_files(pid_t pid)
     return (int)n;
 }
 
-/* More connections at once than rank 0 keeps: it closes the oldest, and the rank connects. */
+/* With more connections than rank 0 keeps, it closes the oldest, and the rank connects. */
 static void test_flood(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void test_flood(void **state)
     for (int i = 0; i < FLOOD; i++) close(fds[i]);
 }
 
-/* A rank with another key receives only a nonce, and prints what to do; then the right one connects. */
+/* A rank with another key receives only a nonce, and its error says what to do. Then the right rank connects. */
 static void test_wrong_key(void **state)
 {
     (void)state;
@@ -224,9 +224,9 @@ static void test_wrong_key(void **state)
     assert_says(said.err, "it has another key than this run");
 }
 
-/* The reverse: the process at the master's port does not know the key and learns nothing useful; its answer to the
- * proof is refused. */
-static void test_false_first(void **state)
+/* A process without the key listens on the master's port. It receives only the nonce and a proof, and rank 1 refuses
+ * its answer. */
+static void test_impostor_of_rank_0(void **state)
 {
     (void)state;
     int port;
@@ -238,7 +238,7 @@ static void test_false_first(void **state)
     start_rank(&place);
     const int fd = accept(listener, NULL, NULL);
     assert_true(fd >= 0 && get(fd, bytes, GREETING));
-    put(fd, bytes, GREETING); /* its own nonce back */
+    put(fd, bytes, GREETING); /* echoes rank 1's nonce */
     assert_true(get(fd, proof, PROOF));
     put(fd, proof + PROOF - HASH_MAC, HASH_MAC);
     assert_int_equal(rank_result(1), 4);
@@ -247,7 +247,7 @@ static void test_false_first(void **state)
     close(listener);
 }
 
-/* Bytes both ways until one side ends. */
+/* Forwards bytes in both directions until one side closes. */
 static void relay(int a, int b)
 {
     struct pollfd p[2] = {{.fd = a, .events = POLLIN}, {.fd = b, .events = POLLIN}};
@@ -263,7 +263,7 @@ static void relay(int a, int b)
     }
 }
 
-/* An attacker between the two ranks records the proof of rank 1 and sends it again on another connection. */
+/* A proxy between the two ranks records the proof of rank 1 and replays it on another connection. */
 static void test_replay(void **state)
 {
     (void)state;
@@ -286,7 +286,7 @@ static void test_replay(void **state)
     put(server, proof, PROOF);
     assert_turned_away(server);
     close(client);
-    client = accept(listener, NULL, NULL); /* it tries again, and now its bytes go through */
+    client = accept(listener, NULL, NULL); /* rank 1 retries; the proxy now forwards its bytes */
     server = connect_to(first_port);
     relay(client, server);
     close(client);
@@ -306,7 +306,7 @@ static void plant(const char *path, const char *bytes, int64_t size, mode_t mode
     assert_true(!fchmod(fileno(f), mode) && !fclose(f));
 }
 
-/* The error with which rank 1 does not start for such a key file. */
+/* The error of rank 1 for a key file with these properties. */
 static void assert_refused(struct comm_place *place, const char *says)
 {
     place->meet_s = 0.3;
@@ -340,7 +340,7 @@ static void test_key_file(void **state)
     assert_refused(&other, "not a regular file");
     assert_true(!unlink(other.key_file) && !rename(old, other.key_file));
 
-    other.meet_s = MEET_S; /* it starts first, with the stale key, and gets the right one from rank 0 */
+    other.meet_s = MEET_S; /* starts first, reads the stale key, and rereads the file that rank 0 writes */
     start_rank(&other);
     pause_ms(300);
     if (rank_key_open(&first, dir, &err)) fail_msg("%s", err.msg);
@@ -353,7 +353,8 @@ static void test_key_file(void **state)
     assert_int_equal(stat(first.key_file, &st), -1);
 }
 
-/* While a launch meets, a second one with the same port and output.dir is refused and leaves its file alone. */
+/* While ranks of a launch meet, a second launch with the same port and output.dir is refused. It does not change the
+ * key file. */
 static void test_second_launch(void **state)
 {
     (void)state;
@@ -375,7 +376,7 @@ static void test_second_launch(void **state)
     start_rank(&first);
     start_rank(&other);
     if (rank_result(0) || rank_result(1)) fail_msg("%s", said.err);
-    assert_true(!unlink(first.key_file)); /* somebody deleted it, and another launch began */
+    assert_true(!unlink(first.key_file)); /* another launch deleted the file and wrote a new one */
     if (rank_key_open(&second, dir, &err)) fail_msg("%s", err.msg);
     rank_key_close(&first);
     assert_true(file_exists(second.key_file));
@@ -387,12 +388,17 @@ static void test_second_launch(void **state)
     file_list_free(names, n);
 }
 
-int test_strangers(void)
+int test_rendezvous(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_garbage),   cmocka_unit_test(test_silence),       cmocka_unit_test(test_flood),
-        cmocka_unit_test(test_wrong_key), cmocka_unit_test(test_false_first),   cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_key_file),  cmocka_unit_test(test_second_launch),
+        cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_wrong_key),
+        cmocka_unit_test(test_impostor_of_rank_0),
+        cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_key_file),
+        cmocka_unit_test(test_second_launch),
     };
-    return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("rendezvous", tests, NULL, NULL);
 }
