@@ -3,7 +3,7 @@
 #define _GNU_SOURCE /* sync_file_range */
 #include "data/file.h"
 
-#include "data/cut.h"
+#include "data/sigbus.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -106,7 +106,7 @@ int file_map_open(struct file_map *map, const char *path, struct err *err)
         }
         map->data = p;
         map->size = st.st_size;
-        cut_watch(p, map->size, path);
+        sigbus_watch(p, map->size, path);
     }
     rc = 0;
 out:
@@ -117,7 +117,7 @@ out:
 void file_map_close(struct file_map *map)
 {
     if (map->data) {
-        cut_forget(map->data);
+        sigbus_forget(map->data);
         munmap((void *)(uintptr_t)map->data, (size_t)map->size);
     }
     *map = (struct file_map){0};

@@ -254,7 +254,7 @@ static void gguf_has_llamas_names_and_rows(void **state)
  * factor. */
 static const char *save_adapter(const char *name, const struct lora_options *opt, float b)
 {
-    struct held h = {.ad = {0}};
+    struct cpu_adapter h = {.ad = {0}};
     struct arch a;
     struct err err = {.msg = ""};
     const char *dir = new_path();
@@ -262,16 +262,16 @@ static const char *save_adapter(const char *name, const struct lora_options *opt
     struct adapters ad;
     OK(adapters_plan(&ad, &a, opt, &err));
     const struct shape shape = shape_of(&ad);
-    OK(held_open(&h, &a, &shape, &err));
+    OK(cpu_adapter_open(&h, &a, &shape, &err));
     for (int64_t i = 0; i < h.ad.n_params; i++) {
         const struct lora_param *p = &h.ad.params[i];
-        float *v = held_at(&h, p, 0, 0, 0);
+        float *v = cpu_adapter_at(&h, p, 0, 0, 0);
         for (int64_t k = 0; k < lora_param_count(p); k++)
             v[k] = (p->is_b ? b : 0.1f) * (float)test_value((uint64_t)i, (uint64_t)k);
     }
     OK(peft_save(&h.ad, &h.dev, dir, NULL, NULL, &err));
     adapters_free(&ad);
-    held_close(&h);
+    cpu_adapter_close(&h);
     return dir;
 }
 

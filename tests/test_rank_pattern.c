@@ -4,7 +4,7 @@
 #include "data/file.h"
 #include "tests/tiny_lora.h"
 #include "train/export/export.h"
-#include "train/export/held.h"
+#include "train/export/cpu_adapter.h"
 #include "train/peft.h"
 
 static void targets_and_views(void **state)
@@ -92,7 +92,7 @@ static void files_are_restored(void **state)
     struct lora_options opt = tiny_options(ALL_TARGETS);
     struct err err = {.msg = ""};
     struct tiny t;
-    struct held h;
+    struct cpu_adapter h;
     char first[MT_PATH], again[MT_PATH];
     snprintf(first, sizeof(first), "%s", scratch_dir());
     snprintf(again, sizeof(again), "%s", scratch_dir());
@@ -102,9 +102,9 @@ static void files_are_restored(void **state)
     if (peft_save(&t.ad, &t.dev, first, "org/base", NULL, &err)) fail_msg("%s", err.msg);
     tiny_close(&t);
     for (int full = 0; full < 2; full++) {
-        if (held_load(&h, &a, first, &err)) fail_msg("%s", err.msg);
+        if (cpu_adapter_load(&h, &a, first, &err)) fail_msg("%s", err.msg);
         if (peft_save(&h.ad, &h.dev, again, "org/base", NULL, &err)) fail_msg("%s", err.msg);
-        held_close(&h);
+        cpu_adapter_close(&h);
         assert_same_file(first, again, "adapter_model.safetensors");
         if (!full) assert_same_file(first, again, "adapter_config.json");
 
@@ -123,14 +123,14 @@ static void unsupported_patterns_are_errors(void **state)
     const struct lora_options opt = tiny_options("q_proj");
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         struct tiny t;
-        struct held h;
+        struct cpu_adapter h;
         struct err err = {.msg = ""};
         const char *dir = scratch_dir();
         tiny_open(&t, &a, &opt, "fp32");
         assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, NULL, &err), 0);
         tiny_close(&t);
         replace_in_config(dir, "\"rank_pattern\": {}", rows[i][0]);
-        assert_int_equal(held_load(&h, &a, dir, &err), -1);
+        assert_int_equal(cpu_adapter_load(&h, &a, dir, &err), -1);
         if (!strstr(err.msg, rows[i][1])) fail_msg("%s: %s", rows[i][0], err.msg);
     }
 }

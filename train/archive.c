@@ -1,7 +1,7 @@
 /* archive.c - keeps the outputs of an earlier run when a new run starts in the same output.dir.
  *
- * Several names cannot be renamed at once. They are moved one by one to a hidden directory, which is renamed to
- * archive-N when it has them all. After a kill before this rename, the next start moves the contents back. When
+ * One rename cannot move several names. The outputs are moved one by one to a hidden directory, which is then renamed
+ * to archive-N. After a kill before this rename, the next start moves the contents back. When
  * output.dir has a newer entry of the same name (an export that ran in between), both are kept: the older one goes to
  * an archive. The caller holds the lock of output.dir. */
 #include "train/archive.h"

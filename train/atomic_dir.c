@@ -132,7 +132,7 @@ static bool is_one_of(const char *name, const char *const *names, int64_t n)
     return found;
 }
 
-static int sweep_entry(const char *parent, const char *entry, bool tell, struct err *err)
+static int sweep_entry(const char *parent, const char *entry, bool warn, struct err *err)
 {
     char path[MT_PATH], dir[MT_PATH];
     struct err why;
@@ -140,12 +140,12 @@ static int sweep_entry(const char *parent, const char *entry, bool tell, struct 
         str_format(dir, sizeof(dir), err, "path", "%s/%s", parent, hidden_name(entry)))
         return -1;
     if (!strncmp(entry, OLD, strlen(OLD)) && !is_there(dir)) return move(path, dir, err);
-    if (file_remove_tree(path, &why) && tell)
+    if (file_remove_tree(path, &why) && warn)
         log_warn("%s was left by an earlier run and cannot be deleted: %s", path, why.msg);
     return 0;
 }
 
-int atomic_dir_sweep(const char *parent, const char *const *names, int64_t n, bool tell, struct err *err)
+int atomic_dir_sweep(const char *parent, const char *const *names, int64_t n, bool warn, struct err *err)
 {
     char **entries;
     int64_t n_entries;
@@ -154,7 +154,7 @@ int atomic_dir_sweep(const char *parent, const char *const *names, int64_t n, bo
     int rc = 0;
     for (int64_t i = 0; i < n_entries && !rc; i++)
         if (hidden_name(entries[i]) && is_one_of(hidden_name(entries[i]), names, n))
-            rc = sweep_entry(parent, entries[i], tell, err);
+            rc = sweep_entry(parent, entries[i], warn, err);
     file_list_free(entries, n_entries);
     return rc;
 }

@@ -19,9 +19,9 @@ int atomic_dir_commit(const char *tmp, const char *dir, struct err *err) MT_CHEC
  * deletion is a warning; the rest keeps the hidden name. */
 void atomic_dir_remove(const char *dir);
 /* Completes or undoes the operations of killed processes in the directory `parent`, for these n names (names NULL:
- * all): renames PARENT/.old-NAME to NAME where NAME is missing, deletes .tmp-NAME and .deleting-NAME. `tell`: warn
+ * all): renames PARENT/.old-NAME to NAME where NAME is missing, deletes .tmp-NAME and .deleting-NAME. `warn`: warn
  * about what cannot be deleted.
  */
-int atomic_dir_sweep(const char *parent, const char *const *names, int64_t n, bool tell, struct err *err) MT_CHECK;
+int atomic_dir_sweep(const char *parent, const char *const *names, int64_t n, bool warn, struct err *err) MT_CHECK;
 
 #endif

@@ -27,7 +27,7 @@
 #define STATE       "state.json"
 #define SETTINGS    "settings"
 #define MAX_TEXT    (1 << 20)
-#define LATER       "eval_from" /* a field that older checkpoints lack */
+#define LATER       "eval_from" /* older checkpoints do not have this field */
 
 static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", OPTIMIZER,
                                     STATE};
@@ -75,7 +75,7 @@ static int file_damaged(const char *dir, const char *file, struct err *err)
     return err_set(err, "%s/%s is damaged: size or checksum is not that of %s", dir, file, MANIFEST);
 }
 
-/* Sizes are compared before any file is read completely: a damaged file may have any size. */
+/* Compares sizes before any file is read completely, because a damaged file may have any size. */
 static int check_sizes(const char *dir, const char *stored, struct err *err)
 {
     char path[MT_PATH], before[128];
@@ -402,8 +402,8 @@ int checkpoint_sweep(const char *out_dir, struct err *err)
     return join(folder, out_dir, FOLDER, err) || atomic_dir_sweep(folder, NULL, 0, true, err) ? -1 : 0;
 }
 
-/* The part of ranks other than 0 in a save. */
-static int give_parts(const struct adapters *ad, struct device *dev, struct err *err)
+/* What ranks other than 0 do in a save: they send their parts. */
+static int send_parts(const struct adapters *ad, struct device *dev, struct err *err)
 {
     struct tensor flat[N_FLAT];
     flat_arrays(ad, flat);
@@ -416,7 +416,7 @@ int checkpoint_save(const char *out_dir, const struct adapters *ad, struct devic
                     const struct config *cfg, const char *base_model, const char *card, int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
-    if (ad->par.all->rank != 0) return give_parts(ad, dev, err);
+    if (ad->par.all->rank != 0) return send_parts(ad, dev, err);
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
     if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || atomic_dir_begin(dir, tmp, err) ||
         join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, card, err) ||

@@ -13,14 +13,14 @@ struct train_state {
     int64_t step;          /* optimizer steps done, skipped ones included */
     struct loader_pos pos; /* next micro-batch */
     int64_t n_nonfinite;   /* skipped steps */
-    int64_t tokens;        /* trained on so far */
+    int64_t tokens;        /* tokens trained on so far */
     int64_t total_steps;   /* total steps of the run when this was saved: the length of the schedule */
-    double smooth_loss;    /* of the step line */
-    double first_loss;     /* mean of the first three steps with a finite loss; divergence is judged against it */
+    double smooth_loss;    /* as in the step line */
+    double first_loss;     /* mean of the first three steps with a finite loss; reference for the divergence warning */
     double best_loss;      /* lowest held-out loss; infinity: none yet */
     int64_t best_step;
     int64_t n_worse;   /* evaluations since best_step without a lower loss */
-    int64_t eval_step; /* last one evaluated; -1: none */
+    int64_t eval_step; /* last evaluated step; -1: none */
     int64_t eval_from; /* first step evaluated on the data of eval_hash; best_loss is the lowest loss since then; -1:
                           none */
     uint64_t seed;

@@ -11,7 +11,7 @@
 #include "train/export/export.h"
 #include "train/launch.h"
 #include "train/loop.h"
-#include "train/report/closing.h"
+#include "train/report/run_summary.h"
 #include "train/report/compare.h"
 #include "train/synth/synth.h"
 #include "train/tools/commands.h"
@@ -87,7 +87,7 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     rc = launch_meet(&all, &place, cfg, err);
     if (!rc) rc = eval ? commands_eval(cfg, adapted ? adapter : NULL, &all, err) : loop_train(cfg, &all, err);
     if (rc < 0) return rank_error(&all, &place, err);
-    if (!eval && all.rank == 0) closing_print(cfg, cli_program, stderr);
+    if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, stderr);
     comm_close(&all);
     return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : EXIT_DONE;
 }

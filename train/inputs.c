@@ -52,7 +52,7 @@ static int look_at_data(const char *key, const char *list, struct err *err)
     }
 }
 
-/* What a run writes below output.dir must not meet something of another kind after hours of training. */
+/* Checks output.dir now, so that an entry of the wrong kind is not found after hours of training. */
 static int look_at_output(const char *dir, struct err *err)
 {
     static const struct {

@@ -20,13 +20,13 @@
 #include "train/rank_key.h"
 
 #define TORCH_PORT 29500 /* default of MASTER_PORT, as in torch */
-#define GRACE_MS   15000 /* after a rank failed, for the others to end through their hang detector */
-#define EXIT_SAVED 130   /* of a rank that was interrupted */
+#define GRACE_MS   15000 /* time for the other ranks to end by their hang detector after one failed */
+#define EXIT_SAVED 130   /* exit code of a rank that was interrupted */
 
 /* ---- from the environment */
 
 /* The variables of one launcher; rank or world NULL: it did not start this process. */
-struct said {
+struct launcher_vars {
     const char *launcher, *rank, *world, *local_world;
 };
 struct found {
@@ -43,7 +43,7 @@ static int number(const char *what, const char *text, int64_t *out, struct err *
     return err_set(err, "%s = \"%.40s\" in the environment is not a number of ranks", what, text);
 }
 
-static int read_said(struct found *f, const struct said *s, struct err *err)
+static int read_said(struct found *f, const struct launcher_vars *s, struct err *err)
 {
     *f = (struct found){.launcher = s->launcher};
     if (number("the rank", s->rank, &f->rank, err) || number("the number of ranks", s->world, &f->world, err) ||
@@ -59,7 +59,7 @@ static int read_said(struct found *f, const struct said *s, struct err *err)
 static int find_launcher(struct found *f, struct err *err)
 {
     const bool torch = getenv("TORCHELASTIC_RUN_ID") != NULL;
-    const struct said rows[] = {
+    const struct launcher_vars rows[] = {
         {torch ? "torchrun" : "RANK and WORLD_SIZE", getenv("RANK"), getenv("WORLD_SIZE"), getenv("LOCAL_WORLD_SIZE")},
         {"mpirun", getenv("OMPI_COMM_WORLD_RANK"), getenv("OMPI_COMM_WORLD_SIZE"),
          getenv("OMPI_COMM_WORLD_LOCAL_SIZE")},
@@ -178,7 +178,7 @@ static void signal_all(int number)
 /* The first signal asks the ranks to save and stop. They may have got it from the terminal too, so the parent forwards
  * SIGUSR1, which is harmless when repeated. The second signal ends the ranks; SIGHUP, which a closing terminal sends
  * more than once, is not counted. */
-static void hand_on(int number)
+static void forward_signal(int number)
 {
     if (number == SIGHUP)
         signal_all(SIGUSR1);
@@ -229,7 +229,7 @@ static int wait_for_all(void)
 
 static int start_ranks(struct comm_place *p, int64_t n, int *code, struct err *err)
 {
-    const struct sigaction handler = {.sa_handler = hand_on};
+    const struct sigaction handler = {.sa_handler = forward_signal};
     const pid_t parent = getpid();
     if (comm_make_key(p->key, err)) return -1; /* the ranks inherit it */
     const int listener = open_listener(&p->port, err);
@@ -258,8 +258,8 @@ static int start_ranks(struct comm_place *p, int64_t n, int *code, struct err *e
     close(listener);
     sigaction(SIGTERM, &handler, NULL);
     sigaction(SIGINT, &handler, NULL);
-    if (signal(SIGHUP, hand_on) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
-    signal(SIGPIPE, SIG_IGN);                                        /* rank 0 saves when standard output is closed */
+    if (signal(SIGHUP, forward_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
+    signal(SIGPIPE, SIG_IGN); /* rank 0 saves when standard output is closed */
     *code = wait_for_all();
     mem_free(children.pids);
     return 1;

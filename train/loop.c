@@ -23,7 +23,7 @@
 #include "train/report/profile.h"
 #include "train/resume.h"
 #include "train/run.h"
-#include "train/samples.h"
+#include "train/eval_prompts.h"
 
 static volatile sig_atomic_t stop_signal;
 
@@ -45,12 +45,12 @@ struct training {
     struct schedule schedule;
     struct train_state state;
     struct profile profile;
-    struct samples samples;
+    struct eval_prompts samples;
     struct resume from;
     struct lock lock; /* of output.dir, held by rank 0 */
-    bool warned;      /* of memory */
-    bool told;        /* of pieces */
-    bool diverged;    /* warned */
+    bool warned;      /* a warning about memory was printed */
+    bool told_chunks; /* a warning about more chunks was printed */
+    bool diverged;    /* a warning about divergence was printed */
     bool stopping;    /* all ranks know that one of them got a signal to stop */
 };
 
@@ -179,13 +179,13 @@ static void warn_of_memory(struct training *t, int64_t used)
              str_bytes(a, used), str_bytes(b, p->budget));
 }
 
-/* Warns when unbalanced routing makes a rank cut a layer into more chunks, which only takes time. */
-static void tell_of_pieces(struct training *t)
+/* Warns once when unbalanced routing makes the ranks use more chunks per layer, which is slower. */
+static void warn_of_chunks(struct training *t)
 {
     const struct model *m = &t->run.model;
     const int64_t planned = m->acts.ep.n_chunk;
-    if (t->told || !planned || m->n_chunk <= planned) return;
-    t->told = true;
+    if (t->told_chunks || !planned || m->n_chunk <= planned) return;
+    t->told_chunks = true;
     log_info("routing is unbalanced: a layer is cut into %lld chunks instead of %lld; raise parallel.capacity_factor "
              "(%g) to avoid that",
              (long long)m->n_chunk, (long long)planned, m->acts.ep.capacity_factor);
@@ -217,7 +217,7 @@ static double smoothed(double before, double loss, int64_t n)
     return n > 1 ? before + w * (loss - before) : loss;
 }
 
-/* 0 done, LOOP_INTERRUPTED nothing changed, -1 too many steps without a finite gradient. */
+/* One optimizer step. 0: done. LOOP_INTERRUPTED: nothing changed. -1: too many steps without a finite gradient. */
 static int step(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -248,7 +248,7 @@ static int step(struct training *t, struct err *err)
     m.roof = prof_share(&t->run.dev, t->run.dev.floor_ms - floor_ms, m.ms);
     m.mem_bytes = t->run.dev.ops->used_bytes();
     warn_of_memory(t, m.mem_bytes);
-    tell_of_pieces(t);
+    warn_of_chunks(t);
     m.bad = bad;
     if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
     warn_of_loss(t, m.skipped);
@@ -287,7 +287,7 @@ static int save_adapter(struct training *t, const char *name, struct err *err)
 /* An interruption skips the remaining prompts; the next step handles it. */
 static void samples(struct training *t)
 {
-    samples_write(&t->samples, is_first(t) ? &t->metrics : NULL, t->state.step, stop_asked);
+    eval_prompts_write(&t->samples, is_first(t) ? &t->metrics : NULL, t->state.step, stop_asked);
 }
 
 static void warn_of_evaluation(int64_t step)
@@ -357,7 +357,7 @@ static bool evaluation_due(const struct training *t)
 {
     const struct config *cfg = t->run.cfg;
     const int64_t s = t->state.step;
-    if (s == t->state.eval_step) return false; /* done before the run was stopped here */
+    if (s == t->state.eval_step) return false; /* the evaluation was made before the run stopped at this step */
     if (s == 0) return cfg->eval.at_start;
     if (s == t->schedule.total_steps) return cfg->eval.at_end;
     return cfg->eval.every && s % cfg->eval.every == 0;
@@ -417,7 +417,7 @@ static void tell_how_to_continue(const struct training *t)
 }
 
 /* Makes steps until the end or an interruption. The state alone decides whether an evaluation or a checkpoint follows a
- * step. A run that was killed before it makes it up when it continues. */
+ * step. If the run was killed before that, it does so when it continues. */
 static int steps(struct training *t, struct err *err)
 {
     const int64_t every = t->run.cfg->output.save_every, start = t->state.step;
@@ -433,11 +433,12 @@ static int steps(struct training *t, struct err *err)
             last = true;
             if (is_first(t)) metrics_stop(&t->metrics, s, t->state.n_worse);
         }
-        /* At the step that the run continued from a checkpoint exists; write it again only if an evaluation was made
-         * up. */
+        /* The step that the run continued from has a checkpoint. It is written again only after an evaluation that the
+         * stopped run did not make. */
         const bool saving = (s > start || (due && s > 0)) && (last || (every && s % every == 0));
         if (saving && save(t, err)) return -1;
-        if (last) return saving ? 0 : report(t, err); /* a run killed after its last checkpoint may lack it */
+        if (last)
+            return saving ? 0 : report(t, err); /* a run that was killed after its last checkpoint may have no report */
         if ((rc = step(t, err))) return rc;
         if (t->stopping && t->state.step < t->schedule.total_steps) return LOOP_INTERRUPTED;
     }
@@ -504,7 +505,7 @@ static int prepare(struct training *t, struct err *err)
     return rc;
 }
 
-/* The state of the checkpoint, without fields that no longer apply. */
+/* Takes over the checkpoint's state, without fields that do not apply to this run. */
 static void take_state(struct training *t, const struct train_state *found)
 {
     const struct train_state fresh = t->state;
@@ -551,8 +552,8 @@ static int agree_on_start(struct training *t, struct err *err)
     return 0;
 }
 
-/* Always with train.resume = auto: with `never`, training with this file again would archive the run; with a path it
- * would return to that checkpoint. */
+/* Writes config.ini, always with train.resume = auto: a run with this file then continues. With `never` it would
+ * archive the run; with a path it would return to that checkpoint. */
 static int write_config(const struct config *cfg, struct err *err)
 {
     struct config *again = mem_alloc(sizeof(*again));
@@ -667,7 +668,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     *t = (struct training){0};
     if (check_ranks(all, cfg, err) || inputs_check(cfg, err) || run_open_headers(&t->run, cfg, false, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
-        run_open_data(&t->run, true, err) || prepare(t, err) || samples_open(&t->samples, &t->run, err) ||
+        run_open_data(&t->run, true, err) || prepare(t, err) || eval_prompts_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
         (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
         return -1;
@@ -685,7 +686,7 @@ static void training_close(struct training *t)
 {
     if (t->loader) loader_close(t->loader);
     profile_close(&t->profile);
-    samples_close(&t->samples);
+    eval_prompts_close(&t->samples);
     run_close(&t->run);
     resume_free(&t->from);
     lock_release(&t->lock);
@@ -715,7 +716,8 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     struct err close_err;
     stop_signal = 0;
     comm_busy(all, "loading");
-    int rc = training_open(t, cfg, all, err); /* nothing to save until it is done: a signal ends the process at once */
+    int rc = training_open(t, cfg, all,
+                           err); /* until it returns there is nothing to save, so a signal ends the process at once */
     if (rc) undo_start(t, cfg);
     take_signals();
     comm_busy(all, NULL);

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-/* Tokens before the first document boundary, tokens in all, most documents; micro-batches that are searched for a
- * boundary. */
+/* Limits: tokens before the first document boundary, tokens in total, documents; micro-batches searched for a boundary.
+ */
 enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8 };
 
 /* Adds the loss of n tokens of b from `from` on to the tally, except the first of a document. cu [n_seq+1] separates
@@ -34,7 +34,7 @@ static double mean_loss(struct run *r)
     return sum.nll / (double)MT_MAX(sum.n_label, 1);
 }
 
-/* Document boundaries of b between from and from + n, as offsets from `from`. */
+/* Loss of tokens from .. from + n, packed: boundaries are those of b, as offsets from `from`. */
 static double packed_loss(struct run *r, const struct batch *b, int64_t from, int64_t n)
 {
     int32_t *cu = mem_array(b->n_seq + 2, sizeof(*cu));
@@ -48,7 +48,7 @@ static double packed_loss(struct run *r, const struct batch *b, int64_t from, in
     return mean_loss(r);
 }
 
-/* The next token from `at` on where a document begins, or the end. */
+/* The next position >= at where a document begins, or the end. */
 static int64_t next_start(const struct batch *b, int64_t at)
 {
     while (at < b->n_tok && b->pos[at]) at++;

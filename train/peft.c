@@ -308,9 +308,9 @@ struct source {
     double alpha;               /* gives the scale of the file */
     bool rslora;
     struct layout layout;                               /* of per-expert tensors */
-    bool param_up, param_down;                          /* named in target_parameters */
+    bool param_up, param_down;                          /* target_parameters names them */
     int64_t version;                                    /* VERSION() of peft_version; -1: not given */
-    bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* of the tensors there are */
+    bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* found among the tensors */
 };
 
 static int64_t parse_version(const char *s)
@@ -482,7 +482,7 @@ static unsigned parse_key(const char *key, int64_t *layer)
 }
 
 /* Finds the per-expert form of the tensors, and the r and alpha that it requires. */
-static void see_layout(struct source *src, unsigned targets)
+static void detect_layout(struct source *src, unsigned targets)
 {
     for (int64_t i = 0; i < src->st.n_tensors; i++)
         if (strstr(src->st.tensors[i].name, "_projs.")) src->layout.form = FORM_LISTS;
@@ -520,7 +520,7 @@ static int scan_tensors(struct source *src, struct err *err)
             return err_set(err, "%s/%s: key `rank_pattern` is not read together with a tensor per expert", src->dir,
                            CONFIG_NAME);
     }
-    see_layout(src, targets);
+    detect_layout(src, targets);
     return 0;
 }
 

@@ -1,4 +1,5 @@
-/* plan.c - measures a run in a dry run of the same code, and chooses the fastest options that fit the budget. */
+/* plan.c - counts memory and FLOPs of a run in a dry run of its code, and chooses the fastest options that fit the
+ * budget. */
 #include "train/plan.h"
 
 #include <math.h>
@@ -7,14 +8,15 @@
 #include "data/loader.h"
 #include "train/peft.h"
 
-/* Scratch sizes. More is faster: the head's matrix is read once per chunk of labelled tokens, and one launch covers a
- * group of decoded experts. */
+/* Scratch sizes. Larger ones are faster: the head's matrix is read once per chunk of labelled tokens, and one launch
+ * covers a group of decoded experts. */
 struct scratch {
     int64_t logits_bytes;
-    int64_t expert_group; /* 0: all of a layer */
+    int64_t expert_group; /* experts decoded at a time; 0: all of a layer */
 };
 static const struct scratch gpu_scratch[] = {{512 << 20, 0}, {256 << 20, 8}, {64 << 20, 1}};
-static const struct scratch cpu_scratch[] = {{128 << 20, 0}}; /* decodes tile by tile inside the products */
+static const struct scratch cpu_scratch[] = {
+    {128 << 20, 0}}; /* the CPU's products decode tile by tile, so they need no group */
 
 struct quantize plan_quantize(const struct config *cfg)
 {
@@ -51,13 +53,12 @@ struct request {
     const struct safetensors *st;
     const struct config *cfg;
     const char *adapter_dir;
-    bool train; /* else forward alone */
+    bool train; /* false: forward only */
     int64_t n_tok;
     int64_t seq_len;
 };
 
-/* One micro-batch on a model in a dry run. fwd: peak of the work arena after forward and loss; returns that of it all.
- */
+/* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: its peak after forward and loss. */
 static int64_t measure_pass(struct model *m, const struct model_batch *b, bool backward, int64_t *fwd, double *flops)
 {
     const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1};
@@ -74,7 +75,7 @@ static int64_t measure_pass(struct model *m, const struct model_batch *b, bool b
     return m->dev->work.peak;
 }
 
-/* The largest micro-batch: every sequence full, every token a separate document with a label. */
+/* Measures the largest micro-batch: every sequence is full, and every token is a separate document with a label. */
 static int measure(struct plan_memory *p, int64_t *trainable, const struct request *q, const struct model_options *opt,
                    struct err *err)
 {
@@ -98,7 +99,7 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
                               .n_decoded = m.weights.n_decoded,
                               .n_unused = m.weights.n_unused,
                               .unused = m.weights.unused};
-    memcpy(p->held, m.weights.experts, sizeof(p->held));
+    memcpy(p->format, m.weights.experts, sizeof(p->format));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
     if (!opt->frozen) p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
     if (q->par->ep->world > 1) { /* the receive buffer is larger than a rank's average rows */
@@ -126,15 +127,15 @@ static int64_t peak(const struct plan_memory *p, int64_t fixed, bool train)
 
 /* ---- choosing ---- */
 
-/* The options, fastest first. In each recompute mode the scratch shrinks before the next mode is tried. For each
- * scratch size the embedding, of which a step reads few rows, may be in host memory. */
+/* Number of option sets, in order of speed: for each recompute mode all scratch sizes, from large to small; for each
+ * scratch size first the embedding on the device, then in host memory. */
 static int n_ways(const struct device *dev)
 {
     return dev->ops->own_memory ? PLAN_MODES * 2 * (int)MT_LEN(gpu_scratch) : PLAN_MODES;
 }
 
-/* Chunks of a micro-batch for the all-to-all: few, so that products stay large. */
-static int64_t pieces(const struct config *cfg, int64_t n_tok)
+/* Number of all-to-all chunks of a micro-batch: few, so that matrix products stay large. */
+static int64_t n_chunk(const struct config *cfg, int64_t n_tok)
 {
     return cfg->parallel.chunks ? MT_MIN(cfg->parallel.chunks, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
 }
@@ -155,11 +156,11 @@ static struct model_options way(const struct request *q, int i)
     if (q->par->ep->world > 1)
         opt.ep = (struct ep_options){.n_tok = q->n_tok,
                                      .capacity_factor = q->cfg->parallel.capacity_factor,
-                                     .n_chunk = pieces(q->cfg, q->n_tok)};
+                                     .n_chunk = n_chunk(q->cfg, q->n_tok)};
     return opt;
 }
 
-/* The first options that fit, otherwise the last allowed ones. */
+/* Chooses the first options that fit the budget, otherwise the last allowed ones. */
 static int choose(struct plan *p, const struct request *q, struct err *err)
 {
     _Static_assert(CFG_RECOMPUTE_NONE == RECOMPUTE_NONE + 1 && CFG_RECOMPUTE_FULL == RECOMPUTE_FULL + 1, "enum order");
@@ -176,17 +177,17 @@ static int choose(struct plan *p, const struct request *q, struct err *err)
     return 0;
 }
 
-/* Uses the GPU memory that is left for decoded layers, as many as fit, whose experts no step has to decode. */
+/* Uses the remaining GPU memory for decoded layers, as many as fit: their experts are not decoded in every step. */
 static int fill_up(struct plan *p, const struct request *q, struct err *err)
 {
-    int64_t low = 0, high = q->a->n_layer + 1; /* low fits, high does not */
+    int64_t low = 0, high = q->a->n_layer + 1; /* binary search: low fits, high does not */
     if (q->cfg->train.decoded_layers >= 0 || !q->dev->ops->own_memory || p->budget == INT64_MAX) return 0;
     for (int64_t n = q->a->n_layer; high - low > 1; n = (low + high) / 2) {
         struct model_options opt = p->opt;
         struct plan_memory m;
         opt.decoded_layers = n;
         if (measure(&m, &p->trainable, q, &opt, err)) return -1;
-        if (!m.n_decoded) return 0; /* they are not packed */
+        if (!m.n_decoded) return 0; /* the experts are not packed, so there is nothing to decode */
         if (peak(&m, p->fixed, q->train) > p->budget) {
             high = n;
             continue;
@@ -214,11 +215,11 @@ static struct request request_of(const struct device *dev, const struct parallel
                             .seq_len = cfg->data.seq_len};
 }
 
-/* Memory that the GPU driver takes for each rank whose memory it maps (comm_share_work), measured on H200, commit
- * 07c32d2. */
+/* Memory that the GPU driver allocates for each mapped peer rank (comm_share_work), measured on H200, commit 07c32d2.
+ */
 enum { PER_PEER = 96 << 20 };
 
-/* Without a limit, a share of the CPU's free memory is left to other processes; a GPU is used alone. */
+/* Sets the budget. Without train.memory_gb the CPU's budget is a fraction of the free memory, the GPU's all of it. */
 static void set_budget(struct plan *p, const struct device *dev, const struct parallel *par, const struct config *cfg)
 {
     p->fixed = dev->ops->fixed_bytes() + (dev->ops->own_memory ? (par->ep->world - 1) * PER_PEER : 0);
@@ -228,7 +229,7 @@ static void set_budget(struct plan *p, const struct device *dev, const struct pa
     if (!p->capped && dev->card_bytes)
         p->budget = dev->card_bytes / 100 * 99;
     else if (!p->capped && dev->ops->free_bytes() < 0)
-        p->budget = INT64_MAX; /* this machine lacks the device */
+        p->budget = INT64_MAX; /* the device is not in this machine */
     else if (p->capped)
         p->budget = (int64_t)(cfg->train.memory_gb * (1 << 30));
     else if (dev->ops->own_memory)
@@ -285,7 +286,7 @@ int plan_longest(struct plan *p, const struct device *dev, const struct parallel
     if (measure(&m, &p->trainable, &q, &alone, err)) return -1;
     p->eval_alone = peak(&m, p->fixed, false);
     if (p->budget == INT64_MAX) return 0;
-    int64_t low = 0, high = a->max_len / unit + 1; /* in units: low fits, high does not */
+    int64_t low = 0, high = a->max_len / unit + 1; /* in units; binary search: low fits, high does not */
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         struct plan probe = {.fixed = p->fixed, .budget = p->budget};
@@ -318,7 +319,7 @@ static void row(FILE *out, const char *name, const int64_t bytes[N_PHASES])
     fprintf(out, "\n");
 }
 
-/* The same in every phase. */
+/* A row with the same bytes in every phase. */
 static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total[N_PHASES])
 {
     int64_t all[N_PHASES];
@@ -329,7 +330,7 @@ static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total
 static void print_choices(const struct plan *p, FILE *out)
 {
     char b[32], c[32];
-    fprintf(out, "\n  experts: %s", p->memory.held);
+    fprintf(out, "\n  experts: %s", p->memory.format);
     if (p->memory.n_decoded) fprintf(out, " (%s more)", str_bytes(b, MT_MAX(p->memory.decoded, 0)));
     fprintf(out, "\n");
     fprintf(out, "  recompute = %s%s:", recompute_name(p->opt.recompute), p->chosen ? " (chosen)" : "");

@@ -9,42 +9,42 @@
 
 enum { PLAN_MODES = RECOMPUTE_FULL + 1 };
 
-/* Bytes that one choice of recompute mode, scratch and decoded layers takes. */
+/* Bytes of a run with one choice of recompute mode, scratch and decoded layers. */
 struct plan_memory {
-    int64_t experts, dense;  /* frozen weights on the device: experts with biases; the rest */
+    int64_t experts, dense;  /* frozen weights on the device: experts with their biases; all others */
     int64_t host;            /* frozen weights in pinned host memory: the embedding or 0 */
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
-    int64_t gradients;       /* of that */
-    int64_t moments;         /* likewise */
+    int64_t gradients;       /* part of state */
+    int64_t moments;         /* part of state */
     int64_t work_load;       /* packed experts of a decoded layer, before they are decoded */
     int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
-    int64_t work;            /* the same with the backward */
+    int64_t work;            /* the same with the backward pass */
     int64_t work_eval;       /* peak of a forward pass with loss that saves nothing for a backward pass */
-    char held[96];           /* how the experts are held, in words */
+    char format[96];         /* format of the experts in memory, as weights.experts */
     int64_t decoded;         /* bytes of decoded layers beyond their packed bytes */
-    int64_t n_decoded;       /* layers of that kind */
+    int64_t n_decoded;       /* number of decoded layers */
     int64_t n_unused;        /* tensors of the checkpoint that are not used */
-    const char *unused;      /* the first of them; the checkpoint's */
-    double flops_fwd, flops; /* per token: forward; training with its recomputation */
+    const char *unused;      /* name of the first of them; owned by the checkpoint */
+    double flops_fwd, flops; /* per token: forward; training step with recomputation */
 };
 
 struct plan {
     struct model_options opt;               /* the chosen options that affect memory */
-    struct plan_memory memory;              /* of that choice */
-    struct plan_memory by_mode[PLAN_MODES]; /* with the chosen scratch and each recompute mode, before the rest
-                                               goes to decoded layers */
+    struct plan_memory memory;              /* memory with these options */
+    struct plan_memory by_mode[PLAN_MODES]; /* memory with the chosen scratch, for each recompute mode,
+                                               without decoded layers */
     int64_t fixed;                          /* bytes of the CUDA context and library workspaces */
     int64_t process;                        /* resident bytes of the process before it has tensors; GPU: 0 */
     int64_t budget;                         /* memory limit in bytes, `fixed` included */
-    const char *limit;                      /* where the budget comes from, in words */
+    const char *limit;                      /* source of the budget, for messages */
     bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
     bool chosen;                            /* the plan chose the recompute mode (recompute = auto) */
     int64_t n_tok;                          /* largest micro-batch */
-    int64_t trainable;                      /* parameters */
+    int64_t trainable;                      /* trainable parameters */
     int n_rank, n_ep, n_dp; /* ranks; ranks of an expert-parallel group; ranks that divide the moments */
     int64_t longest;        /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
     int64_t eval_alone;     /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
-    bool too_large;         /* nothing fits the budget: why plan_make failed */
+    bool too_large;         /* plan_make failed because no options fit the budget */
 };
 
 /* Shapes of the adapters: from the [lora] section, or from adapter_dir (a PEFT directory) when it is given.

@@ -33,7 +33,7 @@ static int in_use(int fd, const struct comm_place *p, struct err *err)
                    text[0] ? text : "a process that has not written its name yet", p->port);
 }
 
-/* Does the name still refer to the open file? */
+/* Whether the path still refers to the open file. */
 static bool is_current(int fd, const char *path)
 {
     struct stat a, b;

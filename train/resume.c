@@ -54,7 +54,7 @@ static const char *changes_text(struct changes *c)
     return c->text;
 }
 
-/* Keys whose texts may differ where they adapt the same matrices with the same ranks. */
+/* Keys whose texts may differ if they select the same matrices with the same lora ranks. */
 static bool is_adapter_list(const char *name)
 {
     return !strcmp(name, "lora.targets") || !strcmp(name, "lora.rank_pattern") || !strcmp(name, "lora.layers");
@@ -70,7 +70,7 @@ static bool same_tables(const struct adapters *a, const struct adapters *b)
     return same;
 }
 
-/* Do the settings of the checkpoint adapt what cfg adapts? */
+/* Whether the checkpoint's settings adapt the same matrices as cfg. */
 static bool same_adapters(const struct resume *r, const struct config *cfg, const struct arch *a)
 {
     struct config *saved = mem_alloc(sizeof(*saved));
@@ -92,8 +92,8 @@ static bool same_adapters(const struct resume *r, const struct config *cfg, cons
     return good;
 }
 
-/* The options of one effect whose values differ, of sections that begin with `section`. same_lists: those of
- * is_adapter_list are left out. */
+/* Lists the options of one effect whose values differ, in sections that begin with `section`. same_lists: skips the
+ * keys of is_adapter_list. */
 static struct changes compare(const struct resume *r, const struct config *cfg, enum config_effect effect,
                               const char *section, bool same_lists)
 {
@@ -119,7 +119,7 @@ static struct changes compare(const struct resume *r, const struct config *cfg, 
     return c;
 }
 
-/* Settings of a newer build are an error. */
+/* An unknown setting, from a newer build, is an error. */
 static int check_known(const struct resume *r, const struct config *cfg, struct err *err)
 {
     const struct json settings = json_find(json_root(r->doc), "settings");
@@ -205,8 +205,8 @@ static int check_bounds(const struct resume *r, const struct bound *b, int64_t n
     return 0;
 }
 
-/* The largest product that fits. */
-static int64_t times(int64_t a, int64_t b)
+/* a * b, limited to INT64_MAX. */
+static int64_t mul_limited(int64_t a, int64_t b)
 {
     int64_t product;
     return i64_mul(a, b, &product) ? product : INT64_MAX;
@@ -260,7 +260,7 @@ static int check_state(const struct resume *r, const struct resume_run *run, str
     const struct bound bounds[] = {
         {"n_nonfinite", s->n_nonfinite, 0, s->step},
         {"updates", r->n_update, 0, s->step - MT_MIN(MT_MAX(s->n_nonfinite, 0), s->step)},
-        {"tokens", s->tokens, 0, times(n_batch, cfg->train.micro_batch * cfg->data.seq_len)},
+        {"tokens", s->tokens, 0, mul_limited(n_batch, cfg->train.micro_batch * cfg->data.seq_len)},
         {"total_steps", s->total_steps, MT_MAX(s->step, 1), most},
         {"eval_from", s->eval_from, isfinite(s->best_loss) ? 0 : -1, s->step},
         {"best_step", s->best_step, isfinite(s->best_loss) ? s->eval_from : 0, isfinite(s->best_loss) ? s->step : 0},
@@ -290,9 +290,9 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
     return check_state(r, run, err) || saved_schedule(r, run->cfg, &unused, err) ? -1 : 0;
 }
 
-int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t mark, struct err *err)
+int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint, struct err *err)
 {
-    if (!r->found || r->state.model_mark == mark) return 0;
+    if (!r->found || r->state.model_mark == fingerprint) return 0;
     struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
     return err_set(err, "%s was made with another base model%s%s: " WHAT_TO_DO, r->path,
                    c.n ? ", " : ": the weights in model.path are not the same", c.n ? changes_text(&c) : "");

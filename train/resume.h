@@ -29,7 +29,8 @@ int resume_find(struct resume *r, const struct config *cfg, const struct arch *a
  * run cannot reach. */
 int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;
 /* Call after the model is read: an error when its weights are not the checkpoint's. */
-int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t mark, struct err *err) MT_CHECK;
+int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
+                       struct err *err) MT_CHECK;
 /* Logs the step that the run continues from and the changed settings. */
 void resume_tell(const struct resume *r, const struct resume_run *run);
 void resume_free(struct resume *r);

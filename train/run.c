@@ -13,7 +13,7 @@
 
 #define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
 
-/* Before the model, so that a wrong data name is reported before the large download. */
+/* Finds the data before the model, so that a wrong name of a data set is reported before the large download. */
 static int find_data(struct run *r, struct err *err)
 {
     if (!(r->train_files = hub_data(r->cfg->data.train, err))) return err_prefix(err, "data.train");
@@ -41,7 +41,7 @@ static int plan_world(const struct run *r)
     return (int)MT_MAX(n, r->cfg->parallel.ep);
 }
 
-/* The plan is for the first rank; the others hold as much. */
+/* Makes the plan of rank 0; all ranks need the same memory. */
 static int plan_ranks(struct run *r, struct err *err)
 {
     const int n = plan_world(r), ep = (int)r->cfg->parallel.ep;
@@ -104,7 +104,7 @@ int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, s
     return open_headers(r, cfg, true, card_bytes, err);
 }
 
-/* Neighbours, between which the way is shortest, share out the experts. */
+/* Expert-parallel groups are consecutive ranks, which have the fastest links. */
 static int split_ranks(struct run *r, struct comm *all, struct err *err)
 {
     const int ep = (int)r->cfg->parallel.ep;
@@ -286,14 +286,14 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
-/* With expert parallelism one rank has the first experts. */
-static void share_mark(struct run *r)
+/* The fingerprint includes the first expert, which with expert parallelism only the first rank of a group has. */
+static void share_fingerprint(struct run *r)
 {
     struct comm *ep = r->par.ep;
-    uint64_t *marks = mem_array(ep->world, sizeof(*marks));
-    comm_host_gather(ep, marks, &r->model.weights.fingerprint, (int64_t)sizeof(*marks));
-    r->model.weights.fingerprint = marks[0];
-    mem_free(marks);
+    uint64_t *prints = mem_array(ep->world, sizeof(*prints));
+    comm_host_gather(ep, prints, &r->model.weights.fingerprint, (int64_t)sizeof(*prints));
+    r->model.weights.fingerprint = prints[0];
+    mem_free(prints);
 }
 
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
@@ -324,7 +324,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         return -1;
     }
     if (packs) pass_turn(r->par.all);
-    share_mark(r);
+    share_fingerprint(r);
     if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
     dev->ops->wait();
@@ -383,8 +383,9 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
     if (pass->backward) model_bwd(&r->model);
 }
 
-/* A forward pass without data, for ranks that still have a micro-batch: their rows may need the experts here. */
-static void run_nothing(struct run *r, const struct model_pass *pass)
+/* A forward pass without tokens. Other ranks of the group still have a micro-batch, whose rows may need this rank's
+ * experts. */
+static void run_empty(struct run *r, const struct model_pass *pass)
 {
     int32_t zero[1] = {0};
     const struct batch b = {.tok = zero, .pos = zero, .cu = zero, .label_row = zero, .label_id = zero};
@@ -413,7 +414,7 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
             model_end(&r->model);
         }
         batch_free(&b);
-        if (i + 1 == n && r->par.ep->world > 1 && ranks->rank > i % ranks->world) run_nothing(r, &pass);
+        if (i + 1 == n && r->par.ep->world > 1 && ranks->rank > i % ranks->world) run_empty(r, &pass);
         /* All ranks stop after the same micro-batch; several ranks exchange the stop flag at intervals. */
         if (stop && (i + 1) % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0)
             stopped = comm_host_max(ranks, stop()) > 0;

@@ -14,13 +14,13 @@ struct run {
     char model_name[MT_PATH];       /* model.path without hub:, as other programs know the model */
     char *train_files, *eval_files; /* data.train and data.eval with downloaded files as local paths */
     struct device dev;
-    struct parallel par; /* alone until run_join */
-    struct comm ep, dp;  /* par.ep and par.dp where they are separate groups */
+    struct parallel par; /* one rank until run_join */
+    struct comm ep, dp;  /* storage of par.ep and par.dp when they are not par.all */
     struct comm planned; /* par.all of a plan */
     struct arch arch;
     struct safetensors st;
     struct tokenizer *tok;
-    int32_t eos;                /* eos_token of tokenizer_config.json */
+    int32_t eos;                /* id of eos_token in tokenizer_config.json */
     struct chat_template *chat; /* NULL: harmony, or none */
     struct dataset train, eval;
     struct plan plan;
@@ -34,28 +34,27 @@ struct run {
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
 /* The same with plan_only, for a GPU with card_bytes of memory instead of this machine's device. */
 int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, struct err *err) MT_CHECK;
-/* model_dir and arch alone; headers, of a plan: whether of the hub's model only the headers are here. */
+/* Sets only model_dir and arch. *headers: only the headers of the hub's model were downloaded (plans). */
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;
-/* Tokenizer and chat template of the checkpoint, and what of the configuration the data depend on. gpt-oss's own
- * template is replaced by chat.c, which says the same. cache: the buffer for the path of the data cache; NULL: no
- * cache. */
+/* Opens tokenizer and chat template, and fills opt from the configuration. chat.c replaces gpt-oss's own template and
+ * renders the same text. cache: buffer for the path of the data cache; NULL: no cache. */
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
 /* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
-/* Plan, arenas, weights, adapters: fresh ones, or (adapter_dir not NULL) shaped as that PEFT directory says and loaded
- * from it. Prints the time. */
+/* Makes the plan, allocates the arenas, loads weights and adapters. adapter_dir: a PEFT directory with the adapters;
+ * NULL: new ones. Prints the time. */
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
-/* After the headers: this process is a rank of `all`, which stays with the caller and must outlive the run. Divides the
- * machine's cores, and connects the devices. */
+/* Call after run_open_headers: makes this process a rank of `all`, which the caller owns and which must outlive the
+ * run. Divides the machine's cores among its ranks and connects the devices. */
 int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
 void run_close(struct run *r); /* r may be zeroed */
 
 struct loader_options run_loader_options(const struct config *cfg, bool train);
-/* b -> the model, forward and loss (and backward); the caller calls model_end. */
+/* Forward and loss of b (run_micro_batch: and backward). After run_forward the caller calls model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);
 void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass);
 /* Held-out loss, perplexity and next-token accuracy; the ranks divide the micro-batches, and all get the result. False
- * when stop() became true on one of them in between (stop may be NULL). */
+ * when stop() returned true on any rank before the end (stop may be NULL). */
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
 
 #endif

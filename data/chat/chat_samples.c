@@ -14,7 +14,7 @@
 
 #define MAX_ANSWERS 1000 /* the work grows with the square of the number of turns */
 
-struct samples {
+struct eval_prompts {
     struct chat_samples *out;
     const struct chat_template *template;
     struct json row, messages;
@@ -66,7 +66,7 @@ static int is_trained(struct json message, bool *yes, struct err *err)
     return 0;
 }
 
-static int find_answers(struct samples *s, enum loss_on loss, struct err *err)
+static int find_answers(struct eval_prompts *s, enum loss_on loss, struct err *err)
 {
     int64_t last = -1;
     for (int64_t i = 0; i < s->n; i++) {
@@ -90,7 +90,7 @@ static int find_answers(struct samples *s, enum loss_on loss, struct err *err)
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 /* Counts an answer whose reasoning is missing from its text. */
-static void note_reasoning(struct samples *s, int64_t message, const char *answer, int64_t size)
+static void note_reasoning(struct eval_prompts *s, int64_t message, const char *answer, int64_t size)
 {
     static const char *const keys[] = {"thinking", "reasoning_content"};
     const char *text = "";
@@ -106,7 +106,7 @@ static void note_reasoning(struct samples *s, int64_t message, const char *answe
 }
 
 /* Renders the first n messages. */
-static int render(struct samples *s, struct text_buf *t, int64_t n, bool prompt, struct err *err)
+static int render(struct eval_prompts *s, struct text_buf *t, int64_t n, bool prompt, struct err *err)
 {
     struct chat_options opt = s->opt;
     opt.leave_out = s->n - n;
@@ -122,7 +122,7 @@ static bool begins_with(const struct text_buf *t, const struct text_buf *with)
 }
 
 /* End of the answer at the end of t: white space after its last token belongs to the template, not to the model. */
-static int64_t answer_end(const struct samples *s, const struct text_buf *t)
+static int64_t answer_end(const struct eval_prompts *s, const struct text_buf *t)
 {
     const char *eos = chat_template_eos(s->template);
     int64_t end = t->size, n = eos ? (int64_t)strlen(eos) : 0;
@@ -131,7 +131,7 @@ static int64_t answer_end(const struct samples *s, const struct text_buf *t)
 }
 
 /* In a text that continues after the answer, which begins at `begin`: up to the next end of turn, or -1. */
-static int64_t next_end(const struct samples *s, const struct text_buf *t, int64_t begin)
+static int64_t next_end(const struct eval_prompts *s, const struct text_buf *t, int64_t begin)
 {
     const char *eos = chat_template_eos(s->template);
     int64_t n = eos ? (int64_t)strlen(eos) : 0;
@@ -154,7 +154,7 @@ static void reverse_spans(struct text_buf *t)
 /* ---- three ways to find the spans ---- */
 
 /* The spans come from {% generation %} blocks or from DeepSeek's rules; one block is one answer. */
-static int by_generation(struct samples *s, struct err *err)
+static int by_generation(struct eval_prompts *s, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
@@ -236,7 +236,7 @@ static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, c
  * may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls). Then it begins after
  * the common prefix and the end of the prompt, if that contains the whole header; else see begin_in_header, and prompt
  * is cut to that length. -1: unknown. */
-static int64_t begin_of(struct samples *s, int64_t i, struct text_buf *prompt, const struct text_buf *full)
+static int64_t begin_of(struct eval_prompts *s, int64_t i, struct text_buf *prompt, const struct text_buf *full)
 {
     struct text_buf history = {0};
     int64_t same = common(prompt, full), header = -1;
@@ -250,8 +250,8 @@ static int64_t begin_of(struct samples *s, int64_t i, struct text_buf *prompt, c
 }
 
 /* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. */
-static int render_answer(struct samples *s, int64_t i, struct text_buf *prompt, struct text_buf *full, int64_t *begin,
-                         struct err *err)
+static int render_answer(struct eval_prompts *s, int64_t i, struct text_buf *prompt, struct text_buf *full,
+                         int64_t *begin, struct err *err)
 {
     if (render(s, prompt, i, true, err) || render(s, full, i + 1, false, err))
         return err_prefix(err, "finding the answer in message %lld", (long long)i);
@@ -263,7 +263,7 @@ static int render_answer(struct samples *s, int64_t i, struct text_buf *prompt, 
 }
 
 /* One sample for each run of answers of which each text is a prefix of the next. */
-static int by_prefixes(struct samples *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
+static int by_prefixes(struct eval_prompts *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *sample = NULL;
     int64_t begin;
@@ -290,7 +290,7 @@ static int by_prefixes(struct samples *s, struct text_buf *prompt, struct text_b
 }
 
 /* One text, with spans over all answers in it. */
-static int in_whole(struct samples *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
+static int in_whole(struct eval_prompts *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
@@ -309,7 +309,7 @@ static int in_whole(struct samples *s, struct text_buf *prompt, struct text_buf 
     return 0;
 }
 
-static int make(struct samples *s, enum loss_on loss, bool whole, struct err *err)
+static int make(struct eval_prompts *s, enum loss_on loss, bool whole, struct err *err)
 {
     struct text_buf prompt = {0}, full = {0};
     if (find_answers(s, loss, err)) return -1;
@@ -324,7 +324,7 @@ static int make(struct samples *s, enum loss_on loss, bool whole, struct err *er
 int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
                       bool whole, const struct chat_options *opt, struct err *err)
 {
-    struct samples s = {.out = out, .template = t, .row = row, .opt = *opt};
+    struct eval_prompts s = {.out = out, .template = t, .row = row, .opt = *opt};
     out->count = out->n_unshown = 0;
     if (json_get_array(row, "messages", &s.messages, err)) return -1;
     s.n = json_count(s.messages);

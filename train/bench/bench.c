@@ -2,9 +2,10 @@
  * part.
  *
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
- *                --path: the same model with other implementations of the experts, one after the other; no layer is
- * decoded unless --decoded says so, as common loops decode per use bench ops    two layers (gpt-oss: one with a window,
- * one without), embedding, head and optimizer: its ops alone
+ *                --path: the same model with several implementations of the experts, one after the other; without
+ *                --decoded no layer is decoded, because common loops decode at each use
+ *   bench ops    two layers (gpt-oss: one with a sliding window, one without), embedding, head and optimizer: only the
+ *                time of each op
  *
  * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
  *
@@ -35,7 +36,7 @@ struct bench {
     int64_t n_layer, n_tok, n_step;
     struct config cfg;
     struct run run;
-    struct ops loop; /* the device's table with loops in it */
+    struct ops loop; /* the device's ops, with the experts as loops */
     struct synth_memory memory;
     struct prof prof;
 

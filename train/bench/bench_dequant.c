@@ -13,14 +13,14 @@ struct stack {
     const struct expert_quant *q;
     const char *name;
     struct weight w;
-    struct tensor out; /* [E, out, in], as op_decode makes it */
+    struct tensor out; /* [E, out, in], output of op_decode */
 };
 /* n_tok 0: all experts, without a routing. */
 struct result {
     const struct stack *stack;
     int64_t n_tok, n_active;
     double expected, ms, all_ms;
-    double out_bytes, bytes; /* decoded; read and written */
+    double out_bytes, bytes; /* decoded bytes; bytes read and written */
 };
 
 static struct stack push_stack(struct device *dev, const struct expert_shape *s, const struct expert_quant *q, bool up)

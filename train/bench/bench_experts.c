@@ -1,5 +1,5 @@
-/* bench_experts.c - shared by the benchmarks of the expert kernels. Only the first part of a weight is drawn, then
- * repeated: the speed of a GPU depends on the randomness of nearby values only. */
+/* bench_experts.c - shared by the benchmarks of the expert kernels. Only the first part of a weight is random,
+ * and it is repeated: a GPU's speed depends on how random nearby values are, not on distant ones. */
 #include "train/bench/bench_experts.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
 
-enum { PIECE = 4 << 20 }; /* most bytes that are drawn */
+enum { PIECE = 4 << 20 }; /* largest random part in bytes */
 
 /* Models that have no preset in train/synth. */
 static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 512, false}};

@@ -7,7 +7,7 @@
 #include "train/report/profile.h"
 
 enum part { SORT, UP_FWD, DOWN_FWD, COMBINE, DOWN_BWD, UP_BWD, N_PART };
-enum { N_MARK = N_PART + 1 }; /* of a step */
+enum { N_MARK = N_PART + 1 }; /* device events of a step */
 
 struct layer {
     struct device *dev;
@@ -281,7 +281,7 @@ static void put_result(struct json_out *o, const struct result *r)
 
 /* ---- the bench ---- */
 
-/* All ranks on n_tok tokens. */
+/* Measures n_tok tokens with each lora rank. */
 static void run_tokens(struct bench_experts *b, struct layer *l, struct layer *planned, const struct expert_quant *q,
                        int64_t n_tok)
 {

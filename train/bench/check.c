@@ -1,15 +1,15 @@
-/* check.c - one batch, three times: on the configured device, on the CPU in bf16, on the CPU in F64.
+/* check.c - runs one batch three times: on the configured device, on the CPU in bf16, on the CPU in f64.
  *
- * Compared are the residual stream after the embedding, every attention and every layer, the final norm, the loss, and
+ * It compares the residual stream after the embedding, every attention and every layer, the final norm, the loss, and
  * the gradient of every adapter. The error is |device - f64| / |f64|.
  *
  * Bound in bf16: twice the error of a CPU that rounds every activation to bf16, plus one rounding. Bound in f32:
  * F32_BOUND.
  *
  * Routing is discontinuous: when the logits of two experts nearly tie, rounding decides, and all later values differ.
- * Both CPU sides therefore use the device's experts, with their own gates. Check counts the tokens for which f64 would
- * have chosen other experts, and takes the largest difference of the logits concerned, in standard deviations of the
- * token's logits. That difference may be at most MARGIN times the bound of the router's input. */
+ * Both CPU sides therefore use the device's experts, with their own gates. `check` counts the tokens for which f64
+ * would choose other experts. Of these it takes the largest logit difference between a chosen and a better expert, in
+ * standard deviations of the token's logits. It may be at most MARGIN times the bound of the router's input. */
 #include "train/bench/check.h"
 
 #include <math.h>
@@ -33,13 +33,13 @@ struct capture {
 };
 
 struct error {
-    double device, near, allowed; /* near: of the CPU in bf16; NaN: it was not asked */
+    double device, near, allowed; /* errors of the device and of the CPU in bf16 (near; NaN: not run); the bound */
 };
 
 struct check {
     struct config cfg;
-    int64_t n_layer;       /* as asked for */
-    const struct ops *ops; /* likewise */
+    int64_t n_layer;       /* of check_run */
+    const struct ops *ops; /* of check_run */
     FILE *out;
     struct run device;
     struct batch batch;
@@ -47,18 +47,18 @@ struct check {
     struct capture got, near, want;
     bool bf16;
     struct arch arch;
-    struct adapters plan; /* its logical layout: parameters and their places */
+    struct adapters plan; /* its logical layout: parameters and offsets */
     int64_t n_bad;
 };
 
-/* ---- the device's routing, for the others ---- */
+/* ---- the device's routing, for the CPU runs ---- */
 
 static struct {
     router_fwd_fn *real;
-    const int32_t *idx; /* of the next layer */
+    const int32_t *idx; /* routing of the next layer */
     int64_t layer;
     int64_t differ[MT_MAX_LAYERS]; /* tokens for which f64 would choose other experts */
-    double margin[MT_MAX_LAYERS];  /* the largest */
+    double margin[MT_MAX_LAYERS];  /* largest logit difference of these tokens */
 } forced;
 
 static bool holds(const int32_t *set, int64_t n, int32_t id)
@@ -339,7 +339,7 @@ static void print_single(struct check *k, const char *name, const float *got, co
     print_worst(k->out, name, &w);
 }
 
-/* Tokens that f64 would have routed to other experts, and whether rounding explains it. */
+/* Prints the number of tokens that f64 would route to other experts, and whether rounding explains it. */
 static void print_routing(struct check *k, const double *allowed_h)
 {
     int64_t tokens = 0, rows = 0, bad = 0;
@@ -403,7 +403,7 @@ static void check_free(struct check *k)
     capture_free(&k->want);
 }
 
-/* One side after the other, each closed before the next is opened. */
+/* Runs one side after the other, and closes each before it opens the next. */
 static int run_sides(struct check *k, struct err *err)
 {
     const int rc = device_side(k, err);

@@ -77,7 +77,7 @@ extern const char *cli_program; /* argv[0] */
 /* Finds the command of `words`, the command line without the program's name. */
 struct cli_line {
     const struct command *command; /* NULL: help on everything; without `run`: help on the group */
-    int first;                     /* words that the command's name takes */
+    int first;                     /* number of words in the command's name */
 };
 /* The same for words that can name a command only; fewer than two words of a group name the group. */
 int cli_find_named(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;

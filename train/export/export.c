@@ -27,7 +27,7 @@ static int find_format(struct export *x, const char *format, struct err *err)
                    near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
-/* Of what is written or (verify) compared. */
+/* Checks the output directory: it must be new, or with `verify` exist. */
 static int check_dir(const char *dir, bool verify, struct err *err)
 {
     struct err why;
@@ -38,7 +38,7 @@ static int check_dir(const char *dir, bool verify, struct err *err)
 static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
 {
     switch (x->format) {
-    case EXPORT_PEFT: *bytes = 4 * x->held.ad.n_flat + (1 << 20); return 0;
+    case EXPORT_PEFT: *bytes = 4 * x->adapter.ad.n_flat + (1 << 20); return 0;
     case EXPORT_VLLM: *bytes = export_vllm_bytes(x); return 0;
     case EXPORT_GGUF: *bytes = export_gguf_bytes(x); return 0;
     case EXPORT_MERGED_BF16:
@@ -51,7 +51,7 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
 static int write_format(struct export *x, struct err *err)
 {
     switch (x->format) {
-    case EXPORT_PEFT: return peft_save(&x->held.ad, &x->held.dev, x->tmp, x->run.model_name, NULL, err);
+    case EXPORT_PEFT: return peft_save(&x->adapter.ad, &x->adapter.dev, x->tmp, x->run.model_name, NULL, err);
     case EXPORT_VLLM: return export_vllm(x, err);
     case EXPORT_GGUF: return export_gguf(x, err);
     case EXPORT_MERGED_BF16:
@@ -71,18 +71,18 @@ static int write_card(const struct export *x, struct err *err)
         return -1;
     char *adapter = file_exists(from) ? file_read(from, 64 << 20, &size, err) : NULL;
     if (!adapter && file_exists(from)) return -1;
-    char *card = export_card(adapter, x->format, x->run.model_name, adapters_max_rank(&x->held.ad));
+    char *card = export_card(adapter, x->format, x->run.model_name, adapters_max_rank(&x->adapter.ad));
     const int rc = file_write_atomic(to, card, (int64_t)strlen(card), err);
     mem_free(card);
     mem_free(adapter);
     return rc;
 }
 
-/* Cheap checks first. */
+/* Opens everything that the export needs; cheap checks first. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
     if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
-        held_load(&x->held, &x->run.arch, x->adapter_dir, err) || run_open_data(&x->run, false, err))
+        cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) || run_open_data(&x->run, false, err))
         return -1;
     x->quantize = plan_quantize(x->cfg);
     if (x->run.eval.n_docs) return 0;
@@ -126,7 +126,7 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     if (!rc) rc = open_all(&x, format, err);
     if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
     if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
-    held_close(&x.held);
+    cpu_adapter_close(&x.adapter);
     run_close(&x.run);
     lock_release(&lock);
     return rc;

@@ -43,7 +43,7 @@ static void add(struct file *f, const struct lora_param *p, const char *matrix, 
     snprintf(part->name, sizeof(part->name), "blk.%lld.%s.weight.lora_%c", (long long)p->layer, matrix,
              p->is_b ? 'b' : 'a');
     const bool half = p->is_b && rows >= ROWS_EVEN && rows <= ROWS_SECOND;
-    const int64_t r = f->x->held.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
+    const int64_t r = f->x->adapter.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
     const int64_t n_cols = p->is_b ? r : p->cols; /* r without padding: llama.cpp's scale is alpha / r */
     *t = p->target < LORA_UP ? (struct gguf_tensor){.name = part->name, .ndim = 2, .shape = {n_rows, n_cols}}
                              : (struct gguf_tensor){.name = part->name, .ndim = 3, .shape = {p->n_exp, n_rows, n_cols}};
@@ -88,15 +88,15 @@ static void fill(void *arg, int64_t i, float *out)
     for (int64_t e = 0; e < p->n_exp; e++)
         for (int64_t row = 0; row < n_rows; row++, out += n_cols) {
             const int64_t from = p->is_b ? row_of(part->rows, row, p->rows, f->x->run.arch.head_dim) : row;
-            memcpy(out, held_at(&f->x->held, p, e, from, 0), (size_t)n_cols * sizeof(*out));
+            memcpy(out, cpu_adapter_at(&f->x->adapter, p, e, from, 0), (size_t)n_cols * sizeof(*out));
         }
 }
 
 int64_t export_gguf_bytes(const struct export *x)
 {
     int64_t n = 1 << 20;
-    for (int64_t i = 0; i < x->held.ad.n_params; i++) {
-        const struct lora_param *p = &x->held.ad.params[i];
+    for (int64_t i = 0; i < x->adapter.ad.n_params; i++) {
+        const struct lora_param *p = &x->adapter.ad.params[i];
         n += 4 * lora_param_count(p) * (p->target == LORA_UP && !p->is_b ? 2 : 1);
     }
     return n;
@@ -104,7 +104,7 @@ int64_t export_gguf_bytes(const struct export *x)
 
 int export_gguf(struct export *x, struct err *err)
 {
-    const struct adapters *ad = &x->held.ad;
+    const struct adapters *ad = &x->adapter.ad;
     const char *arch = architecture(&x->run.arch);
     struct file f = {.x = x};
     char path[MT_PATH], ranks[LORA_RANKS_TEXT];

@@ -7,7 +7,7 @@
 #ifndef MT_EXPORT_JOB_H
 #define MT_EXPORT_JOB_H
 
-#include "train/export/held.h"
+#include "train/export/cpu_adapter.h"
 #include "train/run.h"
 
 enum export_format { EXPORT_PEFT, EXPORT_VLLM, EXPORT_GGUF, EXPORT_MERGED_BF16, EXPORT_MERGED_MXFP4, EXPORT_FORMATS };
@@ -19,10 +19,10 @@ struct export
     const struct config *cfg;
     enum export_format format;
     const char *adapter_dir, *out;
-    char tmp[MT_PATH];        /* the hidden directory that becomes `out` */
-    struct run run;           /* headers and held-out rows; its device is the CPU in f32 */
-    struct held held;         /* the trained adapter */
-    struct quantize quantize; /* the trainer's model.quantize */
+    char tmp[MT_PATH];          /* the hidden directory that becomes `out` */
+    struct run run;             /* headers and held-out rows; its device is the CPU in f32 */
+    struct cpu_adapter adapter; /* the trained adapter */
+    struct quantize quantize;   /* the trainer's model.quantize */
     FILE *report;
     bool force; /* --force: verification needs no held-out rows */
 };

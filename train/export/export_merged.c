@@ -19,7 +19,7 @@
 enum which { COPY, QKV, OUT, ROUTER, UP, DOWN, UP_BIAS, DOWN_BIAS };
 enum form { DENSE, TRANSPOSED, BLOCKS }; /* TRANSPOSED: [E, in, out]; BLOCKS: MXFP4, whose scales are the next tensor */
 
-/* How a tensor is made. */
+/* The source of one tensor of the output. */
 struct made {
     enum which which;
     enum form form;
@@ -70,7 +70,9 @@ static void layer_name(char name[256], int64_t layer, const char *rest, const ch
     snprintf(name, 256, "model.layers.%lld.%s%s", (long long)layer, rest, suffix);
 }
 
-/* The source's tensor of this name if it can be copied unchanged. w: the trainer's form of it. */
+/* The source's tensor of this name if it can be copied unchanged, else NULL. w: the same weight as the trainer loads
+ * it.
+ */
 static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w, bool packed)
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
@@ -83,7 +85,7 @@ static void add_matrix(struct merge *m, const char *rest, const struct weight *w
                        struct made how)
 {
     const int64_t e = how.n_exp;
-    const struct adapters *ad = &m->x->held.ad;
+    const struct adapters *ad = &m->x->adapter.ad;
     char name[256], scales[256];
     layer_name(name, how.layer, rest, how.form == BLOCKS ? "_blocks" : "");
     layer_name(scales, how.layer, rest, "_scales");
@@ -190,7 +192,7 @@ static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw
     add_ffn(m, l, lw);
 }
 
-/* Does the tensor belong to a matrix of add_layer, in any form? */
+/* Whether the tensor is part of a matrix that add_layer lists, in any format. */
 static bool is_matrix(const struct arch *a, const char *name)
 {
     static const char *const parts[] = {"self_attn.q_proj.weight",
@@ -271,10 +273,10 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         rc = load(m, &lw, &measure, l, err);
         if (!rc) {
             add_layer(m, l, &lw);
-            measure_product(&measure, lw.up.w.n_out, lw.up.w.n_in, adapters_max_rank(&x->held.ad));
-            measure_product(&measure, lw.down.w.n_out, lw.down.w.n_in, adapters_max_rank(&x->held.ad));
-            measure_product(&measure, lw.qkv.w.n_out, lw.qkv.w.n_in, adapters_max_rank(&x->held.ad));
-            measure_product(&measure, lw.out.w.n_out, lw.out.w.n_in, adapters_max_rank(&x->held.ad));
+            measure_product(&measure, lw.up.w.n_out, lw.up.w.n_in, adapters_max_rank(&x->adapter.ad));
+            measure_product(&measure, lw.down.w.n_out, lw.down.w.n_in, adapters_max_rank(&x->adapter.ad));
+            measure_product(&measure, lw.qkv.w.n_out, lw.qkv.w.n_in, adapters_max_rank(&x->adapter.ad));
+            measure_product(&measure, lw.out.w.n_out, lw.out.w.n_in, adapters_max_rank(&x->adapter.ad));
         }
         arena_release(&measure.weights, mark);
     }
@@ -323,14 +325,14 @@ static const struct weight *weight_of(const struct layer_weights *lw, enum which
 /* w [n_row, n_in] += scale * B A of one expert, computed with the transpose of A. */
 static void add_delta(struct merge *m, const struct made *how, int64_t e, float *w, int64_t n_in)
 {
-    const struct held *h = &m->x->held;
+    const struct cpu_adapter *h = &m->x->adapter;
     const int64_t r = h->ad.rank[how->b->target], n = how->n_row;
     float *b = mem_array(n * r, sizeof(*b)), *at = mem_array(n_in * r, sizeof(*at)), *sum = mem_array(n * n_in, 4);
     for (int64_t o = 0; o < n; o++)
         for (int64_t k = 0; k < r; k++)
-            b[o * r + k] = h->ad.scale[how->b->target] * *held_at(h, how->b, e, how->b_row + o, k);
+            b[o * r + k] = h->ad.scale[how->b->target] * *cpu_adapter_at(h, how->b, e, how->b_row + o, k);
     for (int64_t k = 0; k < r; k++)
-        for (int64_t j = 0; j < n_in; j++) at[j * r + k] = *held_at(h, how->a, e, k, j);
+        for (int64_t j = 0; j < n_in; j++) at[j * r + k] = *cpu_adapter_at(h, how->a, e, k, j);
     const struct proj a = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = at}};
     op_linear_fwd(&m->dev, tensor_2d(sum, DT_F32, n, n_in), (struct tensor){0}, tensor_2d(b, DT_F32, n, r), &a,
                   tensor_2d(w, DT_F32, n, n_in));
@@ -537,7 +539,7 @@ static int copy_file(const struct merge *m, const char *name, const struct file_
     return file_write_atomic(path, map->data, map->size, err);
 }
 
-/* ---- the two that export.c calls ---- */
+/* ---- called by export.c ---- */
 
 int export_merged_bytes(struct export *x, int64_t *bytes, struct err *err)
 {

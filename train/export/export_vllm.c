@@ -25,16 +25,16 @@ struct list {
 static bool trains(const struct adapters *ad, enum lora_target t) { return ad->target[t]; }
 
 /* Converts the adapter: both expert projections if it has one, a single r, no rsLoRA. */
-static int complete(struct held *full, const struct export *x, struct err *err)
+static int complete(struct cpu_adapter *full, const struct export *x, struct err *err)
 {
-    const struct adapters *ad = &x->held.ad;
+    const struct adapters *ad = &x->adapter.ad;
     struct shape shape = shape_of(ad);
     shape.r = adapters_max_rank(ad);
     shape.ranks[0] = '\0';
     shape.alpha = ad->rslora ? ad->alpha * sqrt((double)shape.r) : ad->alpha;
     shape.rslora = false;
     shape.target[LORA_UP] = shape.target[LORA_DOWN] = ad->target[LORA_UP] || ad->target[LORA_DOWN];
-    if (held_open(full, &x->run.arch, &shape, err)) return -1;
+    if (cpu_adapter_open(full, &x->run.arch, &shape, err)) return -1;
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *from = &ad->params[i];
         const struct lora_param *to = adapters_find(&full->ad, from->layer, from->target, from->is_b);
@@ -42,7 +42,7 @@ static int complete(struct held *full, const struct export *x, struct err *err)
         for (int64_t e = 0; e < from->n_exp; e++)
             for (int64_t row = 0; row < MT_MIN(from->rows, to->rows); row++)
                 for (int64_t col = 0; col < MT_MIN(from->cols, to->cols); col++)
-                    *held_at(full, to, e, row, col) = factor * *held_at(&x->held, from, e, row, col);
+                    *cpu_adapter_at(full, to, e, row, col) = factor * *cpu_adapter_at(&x->adapter, from, e, row, col);
     }
     return 0;
 }
@@ -58,20 +58,21 @@ static void add(struct list *list, const char *key, int64_t rows, int64_t cols, 
 }
 
 /* One projection of one expert: A unchanged, rows of B from `row` on. */
-static void add_pair(struct list *list, const struct held *h, const struct lora_param *a, const struct lora_param *b,
-                     const char *pattern, int64_t e, int64_t row, int64_t rows)
+static void add_pair(struct list *list, const struct cpu_adapter *h, const struct lora_param *a,
+                     const struct lora_param *b, const char *pattern, int64_t e, int64_t row, int64_t rows)
 {
     const size_t before = strcspn(pattern, "#");
     char key[KEY_SIZE], module[96];
     snprintf(module, sizeof(module), "layers.%lld.%.*s%lld%s", (long long)a->layer, (int)before, pattern, (long long)e,
              pattern + before + 1);
     snprintf(key, sizeof(key), "base_model.model.model.%s.lora_A.weight", module);
-    add(list, key, a->rows, a->cols, held_at(h, a, e, 0, 0));
+    add(list, key, a->rows, a->cols, cpu_adapter_at(h, a, e, 0, 0));
     snprintf(key, sizeof(key), "base_model.model.model.%s.lora_B.weight", module);
-    add(list, key, rows, b->cols, held_at(h, b, e, row, 0));
+    add(list, key, rows, b->cols, cpu_adapter_at(h, b, e, row, 0));
 }
 
-static void add_experts(struct list *list, const struct held *h, const struct lora_param *a, const struct lora_param *b)
+static void add_experts(struct list *list, const struct cpu_adapter *h, const struct lora_param *a,
+                        const struct lora_param *b)
 {
     const struct tensor_names *names = list->arch->names;
     const int64_t half = b->rows / 2;
@@ -85,15 +86,15 @@ static void add_experts(struct list *list, const struct held *h, const struct lo
     }
 }
 
-static void add_attention(struct list *list, const struct held *h, const struct lora_param *p)
+static void add_attention(struct list *list, const struct cpu_adapter *h, const struct lora_param *p)
 {
     char key[KEY_SIZE];
     snprintf(key, sizeof(key), "base_model.model.model.layers.%lld.self_attn.%s.lora_%c.weight", (long long)p->layer,
              lora_target_name(p->target), p->is_b ? 'B' : 'A');
-    add(list, key, p->rows, p->cols, held_at(h, p, 0, 0, 0));
+    add(list, key, p->rows, p->cols, cpu_adapter_at(h, p, 0, 0, 0));
 }
 
-static int write_tensors(const struct held *full, const struct arch *arch, const char *dir, struct err *err)
+static int write_tensors(const struct cpu_adapter *full, const struct arch *arch, const char *dir, struct err *err)
 {
     struct list list = {.arch = arch};
     char path[MT_PATH];
@@ -157,7 +158,7 @@ static int write_config(const struct adapters *ad, const struct arch *a, const c
 int64_t export_vllm_bytes(const struct export *x)
 {
     const struct arch *a = &x->run.arch;
-    const struct adapters *ad = &x->held.ad;
+    const struct adapters *ad = &x->adapter.ad;
     const bool experts = trains(ad, LORA_UP) || trains(ad, LORA_DOWN);
     const int64_t attention = 4 * a->d_model + 2 * (a->n_head + a->n_kv) * a->head_dim;
     const int64_t all = attention + (experts ? a->n_exp * (3 * a->d_model + 3 * a->d_ff) : 0);
@@ -166,7 +167,7 @@ int64_t export_vllm_bytes(const struct export *x)
 
 int export_vllm(struct export *x, struct err *err)
 {
-    struct held full = {.dev = {0}};
+    struct cpu_adapter full = {.dev = {0}};
     const struct arch *a = &x->run.arch;
     const char *base_model = x->run.model_name;
     int rc = complete(&full, x, err);
@@ -174,6 +175,6 @@ int export_vllm(struct export *x, struct err *err)
         rc = a->transposed_experts
                  ? peft_save(&full.ad, &full.dev, x->tmp, base_model, NULL, err)
                  : write_tensors(&full, a, x->tmp, err) || write_config(&full.ad, a, x->tmp, base_model, err);
-    held_close(&full);
+    cpu_adapter_close(&full);
     return rc ? -1 : 0;
 }

@@ -10,7 +10,7 @@
 struct losses {
     FILE *report;
     int64_t n;              /* parts: a matrix of an expert, or of attention */
-    char first[256];        /* in words */
+    char first[256];        /* description of the first one */
     double delta2, arrived; /* over the experts' MXFP4 matrices: sum of squares of the trained change, and of its part
                                that the export keeps */
 };

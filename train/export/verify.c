@@ -23,10 +23,10 @@ enum { SIDES = 1 + 2 * PARTS }; /* base; trainer's parts; export's parts */
 
 static const char *const part_names[PARTS] = {"whole adapter", "attention only", "experts only"};
 
-/* One model of the seven. */
+/* One of the seven models. */
 struct side {
     bool exported, attention, experts;
-    struct lora_layer *layers; /* [L] of `on`; parts that are off have r == 0 */
+    struct lora_layer *layers; /* [L] owned by `on`; switched-off parts have r == 0 */
     struct adapters on;        /* the other fields are borrowed */
     struct tensor x;           /* [T, D] */
 };
@@ -37,8 +37,8 @@ struct kl {
 
 struct stream {
     struct export *x;
-    const struct held *read; /* adapter formats */
-    struct merged *merged;   /* the others; NULL */
+    const struct cpu_adapter *read; /* adapter formats */
+    struct merged *merged;          /* the others; NULL */
     struct losses *losses;
     struct device dev;
     struct side sides[SIDES];
@@ -53,8 +53,8 @@ struct stream {
 
 static bool has_rows(const struct export *x) { return x->run.eval.n_docs > 0; }
 
-/* The first documents, up to MAX_TOKENS. Without documents: one token, so that the weights are compared layer by layer;
- * its output is not compared. */
+/* Takes the first documents, up to MAX_TOKENS. Without documents it takes one token, so that the weights are still
+ * compared layer by layer; the output of that token is not compared. */
 static void take_rows(struct stream *s)
 {
     const struct dataset *ds = &s->x->run.eval;
@@ -77,7 +77,7 @@ static void take_rows(struct stream *s)
 static void open_side(struct side *side, const struct stream *s, bool exported, bool attention, bool experts)
 {
     const bool own_weights = exported && s->merged;
-    const struct adapters *ad = exported && s->read ? &s->read->ad : &s->x->held.ad;
+    const struct adapters *ad = exported && s->read ? &s->read->ad : &s->x->adapter.ad;
     *side = (struct side){.exported = exported, .attention = attention, .experts = experts, .on = *ad};
     side->layers = side->on.layers = mem_array(ad->n_layer, sizeof(*side->layers));
     for (int64_t l = 0; l < ad->n_layer && !own_weights; l++) {
@@ -115,7 +115,7 @@ static void push_state(struct stream *s)
 
 /* ---- forward pass ---- */
 
-/* The export's weights for the part that is on, the source's for the other. */
+/* The weights of a side: the export's for its active part (attention or experts), the source's for the other. */
 static struct layer_weights weights_of(const struct side *side, const struct layer_weights *source,
                                        const struct layer_weights *exported)
 {
@@ -313,7 +313,8 @@ static int stream_run(struct stream *s, struct err *err)
 /* The mean KL for merged weights, the largest for adapters. */
 static double allowed_kl(const struct stream *s, int part)
 {
-    const bool trained = s->effect[part].sum > 0; /* the other part may be rounded as well */
+    const bool trained =
+        s->effect[part].sum > 0; /* if false, only the other part was trained, but this one may be rounded too */
     const double effect = s->effect[trained ? part : PART_ALL].sum / (double)s->n_tok;
     switch (s->x->format) {
     case EXPORT_MERGED_BF16: return fmax(1e-3, 0.25 * effect);
@@ -367,18 +368,18 @@ static int judge(const struct stream *s, struct err *err)
 
 static int verify_adapter(struct export *x, struct losses *losses, struct err *err)
 {
-    struct held read;
+    struct cpu_adapter read;
     if (verify_read(&read, x, err)) return err_prefix(err, "verification");
     struct stream s = {.x = x, .read = &read, .losses = losses};
-    verify_values(losses, &x->held, &read);
+    verify_values(losses, &x->adapter, &read);
     int rc = has_rows(x) ? stream_run(&s, err) : 0;
     if (!rc) rc = judge(&s, err);
-    held_close(&read);
+    cpu_adapter_close(&read);
     return rc;
 }
 
-/* Share of the adapter's change to the experts that MXFP4 rounding lost, measured along the change. Also in the report,
- * which users may keep without the log. */
+/* Warns when MXFP4 rounding removes much of the change to the experts: 1 - (exported change *
+ * trained change) / |trained change|^2. Also prints to the report, because users may keep it without the log. */
 static void warn_of_rounding(const struct losses *l)
 {
     const double lost = l->delta2 > 0 ? 1 - l->arrived / l->delta2 : 0;

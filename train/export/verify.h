@@ -15,9 +15,9 @@ int verify_export(struct export *x, struct err *err) MT_CHECK;
 
 /* verify_adapter.c: reads an exported adapter into the layout of the trained one; targets that only vLLM requires have
  * B = 0. Errors: a missing file, a missing or an unexpected tensor. */
-int verify_read(struct held *read, const struct export *x, struct err *err) MT_CHECK;
+int verify_read(struct cpu_adapter *read, const struct export *x, struct err *err) MT_CHECK;
 /* Compares bit by bit, and compares the scales. */
-void verify_values(struct losses *l, const struct held *trained, const struct held *read);
+void verify_values(struct losses *l, const struct cpu_adapter *trained, const struct cpu_adapter *read);
 
 /* verify_merged.c: a merged checkpoint, read by the loader. */
 struct merged {

@@ -11,13 +11,13 @@
 /* ---- per-expert PEFT: gate and up separate ---- */
 
 /* Converts rank 2r, A = [A_gate; A_up], B = [B_gate 0; 0 B_up] back to rank r; both A must be equal. */
-static int fold(struct held *out, const struct held *wide, const struct arch *a, struct err *err)
+static int fold(struct cpu_adapter *out, const struct cpu_adapter *wide, const struct arch *a, struct err *err)
 {
     struct shape shape = shape_of(&wide->ad);
     const int64_t r = shape.r / 2;
     shape.r = r;
     shape.alpha /= 2;
-    if (held_open(out, a, &shape, err)) return -1;
+    if (cpu_adapter_open(out, a, &shape, err)) return -1;
     for (int64_t i = 0; i < out->ad.n_params; i++) {
         const struct lora_param *p = &out->ad.params[i];
         const struct lora_param *w = adapters_find(&wide->ad, p->layer, p->target, p->is_b);
@@ -25,9 +25,9 @@ static int fold(struct held *out, const struct held *wide, const struct arch *a,
         for (int64_t e = 0; e < p->n_exp; e++)
             for (int64_t k = 0; k < p->rows; k++) {
                 const bool second = p->is_b && p->target == LORA_UP && k >= p->rows / 2;
-                memcpy(held_at(out, p, e, k, 0), held_at(wide, w, e, k, second ? r : 0), row);
+                memcpy(cpu_adapter_at(out, p, e, k, 0), cpu_adapter_at(wide, w, e, k, second ? r : 0), row);
                 if (p->is_b || p->target != LORA_UP) continue;
-                if (memcmp(held_at(wide, w, e, k, 0), held_at(wide, w, e, k + r, 0), row))
+                if (memcmp(cpu_adapter_at(wide, w, e, k, 0), cpu_adapter_at(wide, w, e, k + r, 0), row))
                     return err_set(err, "layer %lld, expert %lld: gate and up have different lora_A",
                                    (long long)p->layer, (long long)e);
             }
@@ -35,14 +35,14 @@ static int fold(struct held *out, const struct held *wide, const struct arch *a,
     return 0;
 }
 
-static int read_peft(struct held *read, const struct export *x, struct err *err)
+static int read_peft(struct cpu_adapter *read, const struct export *x, struct err *err)
 {
-    struct held wide;
-    if (held_load(read, &x->run.arch, x->tmp, err)) return -1;
-    if (read->ad.r != 2 * adapters_max_rank(&x->held.ad)) return 0;
+    struct cpu_adapter wide;
+    if (cpu_adapter_load(read, &x->run.arch, x->tmp, err)) return -1;
+    if (read->ad.r != 2 * adapters_max_rank(&x->adapter.ad)) return 0;
     wide = *read;
     const int rc = fold(read, &wide, &x->run.arch, err);
-    held_close(&wide);
+    cpu_adapter_close(&wide);
     return rc;
 }
 
@@ -82,7 +82,7 @@ static bool parse_name(const char *name, struct gguf_name *out)
 
 /* The row of a parameter with `rows` rows for row `row` of a tensor. gpt-oss interleaves gate and up, other models
  * stack them; llama's q and k interleave the two halves of every head. */
-static int64_t home(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
+static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
 {
     const int64_t half = a->head_dim / 2, in_head = row % a->head_dim;
     if (!n->is_b) return row;
@@ -92,7 +92,7 @@ static int64_t home(const struct arch *a, const struct gguf_name *n, int64_t row
 }
 
 /* Copies one tensor to its parameter; values not read yet are NaN. */
-static int read_tensor(struct held *read, const struct arch *a, const struct gguf_tensor *t, struct err *err)
+static int read_tensor(struct cpu_adapter *read, const struct arch *a, const struct gguf_tensor *t, struct err *err)
 {
     struct gguf_name n;
     const struct lora_param *p = parse_name(t->name, &n) ? adapters_find(&read->ad, n.layer, n.target, n.is_b) : NULL;
@@ -105,7 +105,7 @@ static int read_tensor(struct held *read, const struct arch *a, const struct ggu
         return err_set(err, "tensor %s has a wrong shape", t->name);
     for (int64_t e = 0; e < n_exp; e++)
         for (int64_t row = 0; row < rows; row++) {
-            float *to = held_at(read, p, e, home(a, &n, row, p->rows), 0);
+            float *to = cpu_adapter_at(read, p, e, param_row(a, &n, row, p->rows), 0);
             const float *from = t->data + (e * rows + row) * cols;
             const size_t size = (size_t)cols * sizeof(float);
             if (!isnan(*to) && memcmp(to, from, size))
@@ -129,20 +129,20 @@ static int check_header(const struct gguf *g, struct err *err)
     return 0;
 }
 
-static int fill_from(struct held *read, const struct gguf *g, const struct arch *a, struct err *err)
+static int fill_from(struct cpu_adapter *read, const struct gguf *g, const struct arch *a, struct err *err)
 {
     for (int64_t i = 0; i < read->ad.n_params; i++) {
         const struct lora_param *p = &read->ad.params[i];
         const int64_t r = read->ad.rank[p->target], n_row = p->is_b ? p->rows : r, n_col = p->is_b ? r : p->cols;
         for (int64_t row = 0; row < p->n_exp * n_row; row++)
-            for (int64_t col = 0; col < n_col; col++) *held_at(read, p, row / n_row, row % n_row, col) = NAN;
+            for (int64_t col = 0; col < n_col; col++) *cpu_adapter_at(read, p, row / n_row, row % n_row, col) = NAN;
     }
     for (int64_t i = 0; i < g->n_tensors; i++)
         if (read_tensor(read, a, &g->tensors[i], err)) return -1;
     return 0;
 }
 
-static int read_gguf(struct held *read, const struct export *x, struct err *err)
+static int read_gguf(struct cpu_adapter *read, const struct export *x, struct err *err)
 {
     struct gguf g;
     char path[MT_PATH];
@@ -150,20 +150,20 @@ static int read_gguf(struct held *read, const struct export *x, struct err *err)
         return -1;
     int rc = check_header(&g, err);
     if (!rc) {
-        struct shape shape = shape_of(&x->held.ad);
+        struct shape shape = shape_of(&x->adapter.ad);
         shape.rslora = false;
         shape.alpha = (double)gguf_value(&g, "adapter.lora.alpha")->f32;
-        rc = held_open(read, &x->run.arch, &shape, err) || fill_from(read, &g, &x->run.arch, err) ? -1 : 0;
+        rc = cpu_adapter_open(read, &x->run.arch, &shape, err) || fill_from(read, &g, &x->run.arch, err) ? -1 : 0;
     }
     gguf_close(&g);
     return rc ? err_prefix(err, "%s", path) : 0;
 }
 
-int verify_read(struct held *read, const struct export *x, struct err *err)
+int verify_read(struct cpu_adapter *read, const struct export *x, struct err *err)
 {
-    *read = (struct held){.ad = {0}};
+    *read = (struct cpu_adapter){.ad = {0}};
     const int rc = x->format == EXPORT_GGUF ? read_gguf(read, x, err) : read_peft(read, x, err);
-    if (rc) held_close(read);
+    if (rc) cpu_adapter_close(read);
     return rc;
 }
 
@@ -171,8 +171,8 @@ int verify_read(struct held *read, const struct export *x, struct err *err)
 
 /* Number of values of expert e that differ, and the first of them. `want` NULL: all must be 0, as in untrained ranks.
  */
-static int64_t count_wrong(const struct held *trained, const struct lora_param *want, const struct held *read,
-                           const struct lora_param *p, int64_t e, float pair[2])
+static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_param *want,
+                           const struct cpu_adapter *read, const struct lora_param *p, int64_t e, float pair[2])
 {
     int64_t wrong = 0;
     const int64_t r = read->ad.rank[p->target];
@@ -182,15 +182,15 @@ static int64_t count_wrong(const struct held *trained, const struct lora_param *
     for (int64_t row = 0; row < n_row; row++)
         for (int64_t col = 0; col < n_col; col++) {
             const bool there = want && row < want->rows && col < want->cols;
-            const float target = there ? factor * *held_at(trained, want, e, row, col) : 0;
-            const float got = *held_at(read, p, e, row, col);
+            const float target = there ? factor * *cpu_adapter_at(trained, want, e, row, col) : 0;
+            const float got = *cpu_adapter_at(read, p, e, row, col);
             if (got == target) continue;
             if (!wrong++) pair[0] = target, pair[1] = got;
         }
     return wrong;
 }
 
-static void compare_param(struct losses *l, const struct held *trained, const struct held *read,
+static void compare_param(struct losses *l, const struct cpu_adapter *trained, const struct cpu_adapter *read,
                           const struct lora_param *p)
 {
     const struct lora_param *want = adapters_find(&trained->ad, p->layer, p->target, p->is_b);
@@ -215,7 +215,7 @@ static void compare_param(struct losses *l, const struct held *trained, const st
     }
 }
 
-void verify_values(struct losses *l, const struct held *trained, const struct held *read)
+void verify_values(struct losses *l, const struct cpu_adapter *trained, const struct cpu_adapter *read)
 {
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         const double scale = (double)trained->ad.scale[t];

@@ -12,12 +12,12 @@
 #include "train/export/verify.h"
 
 #define SLACK 1e-5
-enum { ROWS = 32 }; /* decoded at once */
+enum { ROWS = 32 }; /* rows decoded at a time */
 
 /* One matrix of every expert in the trainer and in the export: rows from `row` on. */
 struct matrix {
     const struct weight *source, *exported;
-    const struct held *held;
+    const struct cpu_adapter *adapter;
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t row, n_row;
 };
@@ -51,9 +51,9 @@ static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n
     memset(out, 0, (size_t)(n_row * n_in) * sizeof(*out));
     if (!m->a) return;
     for (int64_t o = 0; o < n_row; o++)
-        for (int64_t k = 0; k < m->held->ad.rank[m->b->target]; k++) {
-            const float b = m->held->ad.scale[m->b->target] * *held_at(m->held, m->b, e, row + o, k);
-            const float *a = held_at(m->held, m->a, e, k, 0);
+        for (int64_t k = 0; k < m->adapter->ad.rank[m->b->target]; k++) {
+            const float b = m->adapter->ad.scale[m->b->target] * *cpu_adapter_at(m->adapter, m->b, e, row + o, k);
+            const float *a = cpu_adapter_at(m->adapter, m->a, e, k, 0);
             for (int64_t i = 0; i < n_in; i++) out[o * n_in + i] += b * a[i];
         }
 }
@@ -131,8 +131,9 @@ static void compare_matrix(const struct matrix *m, struct tally *tally, int n_th
     mem_free(threads);
 }
 
-/* Prints the layer's line for one target; adds the lost part to the totals. */
-static void tell(const struct matrix *m, const struct tally *tally, struct losses *l, int64_t layer, const char *name)
+/* Prints the layer's line for one target; adds to the totals of struct losses. */
+static void print_layer(const struct matrix *m, const struct tally *tally, struct losses *l, int64_t layer,
+                        const char *name)
 {
     struct tally all = {.wrong = 0};
     const double n = (double)(m->source->n_exp * m->n_row * m->source->n_in);
@@ -159,14 +160,14 @@ static void compare(const struct export *x, struct losses *l, int64_t layer, enu
 {
     const struct matrix m = {.source = source,
                              .exported = exported,
-                             .held = &x->held,
-                             .a = adapters_find(&x->held.ad, layer, t, false),
-                             .b = adapters_find(&x->held.ad, layer, t, true),
+                             .adapter = &x->adapter,
+                             .a = adapters_find(&x->adapter.ad, layer, t, false),
+                             .b = adapters_find(&x->adapter.ad, layer, t, true),
                              .row = row,
                              .n_row = n_row};
     struct tally *tally = mem_array(source->n_exp, sizeof(*tally));
     compare_matrix(&m, tally, x->run.dev.n_threads);
-    tell(&m, tally, l, layer, lora_target_name(t));
+    print_layer(&m, tally, l, layer, lora_target_name(t));
     mem_free(tally);
 }
 

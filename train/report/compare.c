@@ -147,7 +147,7 @@ static void print_settings(const struct compared *runs, int n, FILE *out)
     if (!any) fprintf(out, "\nsettings: no difference but output.dir\n");
 }
 
-/* The first run whose held-out data are not those of run 0; 0: none is known to differ. */
+/* The first run with other held-out data than run 0; 0: none is known to differ. */
 static int other_held_out(const struct compared *runs, int n)
 {
     for (int i = 1; i < n; i++)

@@ -20,7 +20,7 @@
 
 /* ---- the file */
 
-/* Is the line [line, line + n) an event of a step <= last? */
+/* Whether the line [line, line + n) is an event of a step <= last. */
 static bool keep_line(const char *line, int64_t n, const char *name, int64_t last)
 {
     struct err err;
@@ -110,7 +110,7 @@ static void event_close(struct metrics *m, struct json_out *o)
     json_out_free(o);
 }
 
-/* Was something not written? */
+/* True when a write failed. */
 static bool close_lines(FILE *f)
 {
     const bool failed = f && ferror(f);
@@ -236,8 +236,8 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     event_close(m, &o);
 }
 
-/* What the evaluation is to those before it on the same held-out data. */
-static const char *standing(const struct eval_metrics *e, char text[64])
+/* ", best" and the like, by comparison with earlier evaluations on the same held-out data; "" if it is not the best. */
+static const char *best_text(const struct eval_metrics *e, char text[64])
 {
     text[0] = 0;
     if (e->step > 0 && e->from == e->step)
@@ -255,7 +255,7 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     if (m->run_steps > 0) m->run_ms += e->ms;
     metrics_end_line(m);
     printf("eval at step %lld: loss %.4f  perplexity %.4g  accuracy %.1f%%  (%s tokens%s)\n", (long long)e->step,
-           e->loss, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens), standing(e, text));
+           e->loss, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens), best_text(e, text));
     fflush(stdout);
 
     struct json_out o = {0};

@@ -130,7 +130,7 @@ static void write_evals(FILE *out, const struct history *h)
     fputs("</table></div>\n", out);
 }
 
-/* What the model wrote at the last evaluation that has samples, and how many earlier ones metrics.jsonl holds. */
+/* The answers of the last evaluation that has some, and the number of earlier ones in metrics.jsonl. */
 static void write_samples(FILE *out, const struct history *h)
 {
     const double last = h->samples[h->n_samples - 1].step;

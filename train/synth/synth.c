@@ -272,7 +272,7 @@ static int synth_open(struct synth *s, const struct synth_options *opt, struct e
 struct writer {
     struct synth *s;
     struct shards shards;
-    pthread_mutex_t lock; /* of everything below */
+    pthread_mutex_t lock; /* protects all fields below */
     struct err *err;
     bool failed;
     int64_t entry, done; /* the cursor: this entry, from byte `done` on */
@@ -297,7 +297,7 @@ static bool next_piece(struct writer *w, struct piece *piece)
 }
 
 /* Prints a line every 2 seconds. */
-static void tell(struct writer *w, int64_t n)
+static void print_progress(struct writer *w, int64_t n)
 {
     char done[32], all[32], left[32], speed[32];
     const double now = clock_ms(), seconds = (now - w->start) / 1e3;
@@ -321,7 +321,7 @@ static void *work(void *arg)
         random_weights_bytes(w->s->entries[piece.entry].data, bytes, piece.at, piece.n);
         const int rc = shards_put(&w->shards, piece.entry, piece.at, bytes, piece.n, &err);
         pthread_mutex_lock(&w->lock);
-        tell(w, piece.n);
+        print_progress(w, piece.n);
         if (rc && !w->failed) w->failed = err_set(w->err, "%s", err.msg);
     }
     pthread_mutex_unlock(&w->lock);
@@ -410,7 +410,7 @@ int synth_size(const struct synth_options *opt, int64_t *n_params, int64_t *byte
 
 /* ---- in memory ---- */
 
-static bool alike(const struct st_entry *a, const struct st_entry *b)
+static bool same_content(const struct st_entry *a, const struct st_entry *b)
 {
     const struct random_weights *x = a->data, *y = b->data;
     return x->kind == y->kind && x->mean == y->mean && x->std == y->std && x->row == y->row && x->bytes == y->bytes &&
@@ -422,7 +422,7 @@ static const uint8_t *memory_bytes(struct synth_memory *m, const struct synth *s
 {
     const struct st_entry *e = &s->entries[i];
     for (int64_t k = 0; k < i; k++)
-        if (alike(&s->entries[k], e)) return m->st.tensors[k].data;
+        if (same_content(&s->entries[k], e)) return m->st.tensors[k].data;
     const int64_t bytes = safetensors_entry_bytes(e), drawn = MT_MIN(bytes, (int64_t)64 << 20);
     uint8_t *data = mem_alloc(bytes);
     random_weights_bytes(e->data, data, 0, drawn);

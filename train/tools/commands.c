@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "data/json.h"
-#include "train/cards.h"
+#include "train/gpu_table.h"
 #include "train/run.h"
 
 /* adapter NULL: the base model. */
@@ -52,7 +52,7 @@ out:
     return rc;
 }
 
-static void print_card(const struct card *c)
+static void print_card(const struct gpu_model *c)
 {
     char bytes[32];
     printf("  for %s: %s of memory", c->title, str_bytes(bytes, c->bytes));
@@ -65,11 +65,11 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
     static struct config own;
     const struct config *cfg = of;
     struct run r = {0};
-    struct card card;
+    struct gpu_model card;
     struct adapters ad = {0};
     int rc = -1;
     if (gpu) { /* independent of train.device */
-        if (card_find(&card, gpu, err)) return -1;
+        if (gpu_table_find(&card, gpu, err)) return -1;
         own = *of;
         own.train.device = CFG_DEVICE_CUDA;
         cfg = &own;

@@ -9,7 +9,7 @@
  * JSON object on standard output, a text line on standard error. Only the first rank prints. */
 int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err) MT_CHECK;
 /* Prints the memory plan on standard output; reads headers only. gpu: the name or size of the GPU to plan for
- * (cards.h); NULL: train.device. */
+ * (gpu_table.h); NULL: train.device. */
 int commands_plan(const struct config *cfg, const char *gpu, struct err *err) MT_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
-/* closing.c - the last lines of a run. */
-#include "train/report/closing.h"
+/* run_summary.c - the last lines of a run. */
+#include "train/report/run_summary.h"
 
 #include <string.h>
 
@@ -40,7 +40,7 @@ static void put_place(FILE *out, const char *what, const struct config *cfg, con
         fprintf(out, "%-12s %s\n", what, path);
 }
 
-void closing_print(const struct config *cfg, const char *program, FILE *out)
+void run_summary_print(const struct config *cfg, const char *program, FILE *out)
 {
     const bool held_out = cfg->data.eval[0] || cfg->data.eval_split > 0;
     const char *set = held_out ? NULL : "--set", *data = held_out ? NULL : "data.eval=FILE";

@@ -1,5 +1,5 @@
-/* held.c - adapters on the CPU in f32. */
-#include "train/export/held.h"
+/* cpu_adapter.c - adapters on the CPU in f32. */
+#include "train/export/cpu_adapter.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r)
 }
 
 /* Allocates h->ad, which is planned. */
-static int alloc(struct held *h, const struct arch *a, struct err *err)
+static int alloc(struct cpu_adapter *h, const struct arch *a, struct err *err)
 {
     struct device measure;
     if (device_open(&h->dev, "cpu", "fp32", err)) return -1;
@@ -33,7 +33,7 @@ static int alloc(struct held *h, const struct arch *a, struct err *err)
     return 0;
 }
 
-int held_open(struct held *h, const struct arch *a, const struct shape *shape, struct err *err)
+int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct shape *shape, struct err *err)
 {
     char targets[128] = "", layers[8 * MT_MAX_LAYERS] = "";
     size_t n = 0;
@@ -50,23 +50,23 @@ int held_open(struct held *h, const struct arch *a, const struct shape *shape, s
                                      .targets = targets,
                                      .ranks = shape->ranks,
                                      .layers = layers};
-    *h = (struct held){.ad = {0}};
+    *h = (struct cpu_adapter){.ad = {0}};
     if (!adapters_plan(&h->ad, a, &opt, err) && !alloc(h, a, err)) return 0;
-    held_close(h);
+    cpu_adapter_close(h);
     return -1;
 }
 
-int held_load(struct held *h, const struct arch *a, const char *dir, struct err *err)
+int cpu_adapter_load(struct cpu_adapter *h, const struct arch *a, const char *dir, struct err *err)
 {
-    *h = (struct held){.ad = {0}};
+    *h = (struct cpu_adapter){.ad = {0}};
     if (!peft_plan(&h->ad, a, dir, err) && !alloc(h, a, err) && !peft_load(&h->ad, &h->dev, dir, err)) return 0;
-    held_close(h);
+    cpu_adapter_close(h);
     return -1;
 }
 
-void held_close(struct held *h)
+void cpu_adapter_close(struct cpu_adapter *h)
 {
     adapters_free(&h->ad);
     device_close(&h->dev);
-    *h = (struct held){.ad = {0}};
+    *h = (struct cpu_adapter){.ad = {0}};
 }

@@ -1,9 +1,9 @@
-/* test_cards.c - GPUs by name or size, and a plan for a GPU that is not installed. */
+/* test_gpu_table.c - GPUs by name or size, and a plan for a GPU that is not installed. */
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/process.h"
-#include "train/cards.h"
+#include "train/gpu_table.h"
 
 static void names_and_sizes(void **state)
 {
@@ -15,15 +15,15 @@ static void names_and_sizes(void **state)
     } rows[] = {{"h100", 81559, 90},      {"RTX 4090", 24564, 89}, {"rtx-4090", 24564, 89},
                 {"A100_40GB", 40960, 80}, {"24gb", 24576, 0},      {"12.5 GiB", 12800, 0}};
     static const char *const bad[] = {"", "h", "h1000", "rtx", "24", "gb", "0gb", "-4gb", "nangb", "1e9gb", "24gbx"};
-    struct card card;
+    struct gpu_model card;
     struct err err;
     for (int i = 0; i < MT_LEN(rows); i++) {
-        assert_int_equal(card_find(&card, rows[i].name, &err), 0);
+        assert_int_equal(gpu_table_find(&card, rows[i].name, &err), 0);
         assert_int_equal(card.bytes >> 20, rows[i].mib);
         assert_int_equal(card.capability, rows[i].capability);
     }
     for (int i = 0; i < MT_LEN(bad); i++) {
-        if (!card_find(&card, bad[i], &err)) fail_msg("%s is taken", bad[i]);
+        if (!gpu_table_find(&card, bad[i], &err)) fail_msg("%s is taken", bad[i]);
         assert_says(err.msg, "24gb");
         assert_says(err.msg, "a100, a100-40gb, ");
         assert_says(err.msg, "rtx5090, rtxpro6000");
@@ -52,8 +52,8 @@ static void plans_for_a_card(void **state)
 #endif
 }
 
-int test_cards(void)
+int test_gpu_table(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(names_and_sizes), cmocka_unit_test(plans_for_a_card)};
-    return cmocka_run_group_tests_name("cards", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("gpu_table", tests, NULL, NULL);
 }

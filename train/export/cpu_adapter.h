@@ -1,11 +1,11 @@
-/* held.h - adapters on the CPU in f32, for the writers and the verification of an export. */
-#ifndef MT_HELD_H
-#define MT_HELD_H
+/* cpu_adapter.h - adapters on the CPU in f32, for the writers and the verification of an export. */
+#ifndef MT_CPU_ADAPTER_H
+#define MT_CPU_ADAPTER_H
 
 #include "model/lora.h"
 
 /* Adapters on the CPU in f32, not trained. */
-struct held {
+struct cpu_adapter {
     struct device dev;
     struct adapters ad;
 };
@@ -21,12 +21,13 @@ struct shape shape_of(const struct adapters *ad);
 /* Factor for a target's B when a format stores it with rank r and the same alpha; 1 when r is the target's rank. */
 float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r);
 /* All values 0. */
-int held_open(struct held *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
+int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
 /* Reads the adapters of a PEFT directory. */
-int held_load(struct held *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
-void held_close(struct held *h); /* zeroed is fine */
+int cpu_adapter_load(struct cpu_adapter *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
+void cpu_adapter_close(struct cpu_adapter *h); /* zeroed is fine */
 /* Element [row, col] of expert e of a parameter. */
-static inline float *held_at(const struct held *h, const struct lora_param *p, int64_t e, int64_t row, int64_t col)
+static inline float *cpu_adapter_at(const struct cpu_adapter *h, const struct lora_param *p, int64_t e, int64_t row,
+                                    int64_t col)
 {
     return (float *)h->ad.opt.param.data + p->off + (e * p->rows + row) * p->cols + col;
 }

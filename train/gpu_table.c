@@ -1,5 +1,5 @@
-/* cards.c - the table of GPUs. */
-#include "train/cards.h"
+/* gpu_table.c - the table of GPUs. */
+#include "train/gpu_table.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ static bool same(const char *a, const char *b)
 }
 
 /* "24gb", "24 GiB": a card sold with n GB; n gibibytes. */
-static bool read_size(struct card *card, const char *name)
+static bool read_size(struct gpu_model *card, const char *name)
 {
     char *end;
     const bool digit = isdigit((unsigned char)name[0]);
@@ -68,7 +68,7 @@ static bool read_size(struct card *card, const char *name)
     return true;
 }
 
-int card_find(struct card *card, const char *name, struct err *err)
+int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
 {
     char names[512] = "";
     size_t used = 0;

@@ -1,8 +1,8 @@
-/* cut.c - a table of the mapped files, and a SIGBUS handler that looks up the address in it. The handler takes no lock
- * and allocates nothing. An entry is valid once its begin is not 0. SIGBUS at any other address goes to the previous
- * handler. */
+/* sigbus.c - a table of the mapped files, and a SIGBUS handler that looks up the address in it. The handler takes no
+ * lock and allocates nothing. An entry is valid once its begin is not 0. SIGBUS at any other address goes to the
+ * previous handler. */
 #define _GNU_SOURCE /* sigaction */
-#include "data/cut.h"
+#include "data/sigbus.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -54,7 +54,7 @@ static void install(void)
     sigaction(SIGBUS, &action, &before);
 }
 
-void cut_watch(const void *begin, int64_t bytes, const char *path)
+void sigbus_watch(const void *begin, int64_t bytes, const char *path)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install);
@@ -69,7 +69,7 @@ void cut_watch(const void *begin, int64_t bytes, const char *path)
     pthread_mutex_unlock(&lock);
 }
 
-void cut_forget(const void *begin)
+void sigbus_forget(const void *begin)
 {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < ENTRIES; i++) {

@@ -1,12 +1,12 @@
-/* samples.h - eval.prompts: answers of the model to a few prompts at every evaluation. */
-#ifndef MT_SAMPLES_H
-#define MT_SAMPLES_H
+/* eval_prompts.h - eval.prompts: answers of the model to a few prompts at every evaluation. */
+#ifndef MT_EVAL_PROMPTS_H
+#define MT_EVAL_PROMPTS_H
 
 #include "train/sampler.h"
 
 enum { SAMPLES_MAX = 64 };
 
-struct samples {
+struct eval_prompts {
     struct sampler *of; /* [n] */
     char **prompts;     /* [n] text to show: the prompt, or the last message */
     int64_t n;
@@ -14,10 +14,10 @@ struct samples {
 
 /* Reads cfg->eval.prompts, JSONL of {"prompt"} or {"messages"} rows; an empty name: no prompts. Call after
  * run_open_data. It is an error when a prompt and eval.prompt_tokens exceed data.seq_len. */
-int samples_open(struct samples *s, struct run *r, struct err *err) MT_CHECK;
+int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err) MT_CHECK;
 /* Generates greedy answers; all ranks call it. The first rank writes them to m (NULL on others). Logits that are not
  * finite give a warning. When stop() is true on any rank, the remaining prompts are skipped. */
-void samples_write(struct samples *s, struct metrics *m, int64_t step, bool (*stop)(void));
-void samples_close(struct samples *s);
+void eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void));
+void eval_prompts_close(struct eval_prompts *s);
 
 #endif

@@ -1,16 +1,16 @@
-/* cards.h - memory of GPUs by name, for `plan --gpu` on machines without that GPU. */
-#ifndef MT_CARDS_H
-#define MT_CARDS_H
+/* gpu_table.h - memory of GPUs by name, for `plan --gpu` on machines without that GPU. */
+#ifndef MT_GPU_TABLE_H
+#define MT_GPU_TABLE_H
 
 #include "kernels/base.h"
 
-struct card {
+struct gpu_model {
     char title[48]; /* "RTX 4090" */
     int64_t bytes;  /* total memory as the driver reports it */
     int capability; /* 89: compute capability 8.9; 0: not known */
 };
 /* name: h100, rtx4090, "RTX 4090", ... or a size, 24gb. Ignores case, blanks, - and _. An unknown name is an error that
  * lists the known ones. */
-int card_find(struct card *card, const char *name, struct err *err) MT_CHECK;
+int gpu_table_find(struct gpu_model *card, const char *name, struct err *err) MT_CHECK;
 
 #endif

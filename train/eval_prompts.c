@@ -1,5 +1,5 @@
-/* samples.c - eval.prompts. */
-#include "train/samples.h"
+/* eval_prompts.c - eval.prompts. */
+#include "train/eval_prompts.h"
 
 #include <string.h>
 
@@ -14,7 +14,7 @@ static char *shown_prompt(struct json row)
     return mem_strdup(text);
 }
 
-static int add(struct samples *s, struct run *r, struct json row, const char *name, struct err *err)
+static int add(struct eval_prompts *s, struct run *r, struct json row, const char *name, struct err *err)
 {
     const char *text;
     const int64_t room = r->cfg->data.seq_len - r->cfg->eval.prompt_tokens;
@@ -35,7 +35,7 @@ static int add(struct samples *s, struct run *r, struct json row, const char *na
                    (long long)r->cfg->data.seq_len);
 }
 
-static int open_all(struct samples *s, struct run *r, const char *path, struct err *err)
+static int open_all(struct eval_prompts *s, struct run *r, const char *path, struct err *err)
 {
     char *line, name[MT_PATH + 32];
     int64_t size;
@@ -57,14 +57,14 @@ static int open_all(struct samples *s, struct run *r, const char *path, struct e
     return rc || s->n ? rc : err_set(err, "%s has no rows", path);
 }
 
-int samples_open(struct samples *s, struct run *r, struct err *err)
+int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err)
 {
     const char *path = r->cfg->eval.prompts;
-    *s = (struct samples){.n = 0};
+    *s = (struct eval_prompts){.n = 0};
     return path[0] && open_all(s, r, path, err) ? err_prefix(err, "eval.prompts") : 0;
 }
 
-void samples_write(struct samples *s, struct metrics *m, int64_t step, bool (*stop)(void))
+void eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void))
 {
     struct err err;
     for (int64_t i = 0; i < s->n; i++) {
@@ -83,7 +83,7 @@ void samples_write(struct samples *s, struct metrics *m, int64_t step, bool (*st
     }
 }
 
-void samples_close(struct samples *s)
+void eval_prompts_close(struct eval_prompts *s)
 {
     for (int64_t i = 0; i < s->n; i++) {
         sampler_free(&s->of[i]);
@@ -91,5 +91,5 @@ void samples_close(struct samples *s)
     }
     mem_free(s->of);
     mem_free(s->prompts);
-    *s = (struct samples){.n = 0};
+    *s = (struct eval_prompts){.n = 0};
 }
