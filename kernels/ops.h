@@ -206,6 +206,25 @@ typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
  * read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32, absent: all experts */
 typedef void decode_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs);
 
+struct fakequant; /* kernels/fakequant.h */
+/* Quantised formats. x [E, out, in], contiguous: BF16, F16 or F32 on every device.
+ * amax [E] f32, or [1]: one for all experts; absent for formats that do not read it. Values are finite. */
+
+/* amax = max |x| of each expert or of all, NaN and infinities left out; n_bad = how many these are.
+ * amax [E] or [1] f32 =, n_bad the same f64 = */
+typedef void amax_fn(struct device *dev, struct tensor amax, struct tensor n_bad, struct tensor x);
+/* y = Q(x), rounded to the dtype of x.  y like x, =, in place allowed */
+typedef void fake_quant_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor amax,
+                           const struct fakequant *f);
+/* Straight through, where amax is fixed: dx = dy where |x| <= amax, else 0.  dx, dy like x, dx =, in place allowed */
+typedef void fake_quant_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
+                               struct tensor amax);
+/* What y decodes from. codes [.., in] u8, 4-bit formats [.., in/2], the low half first =; scales [.., in/block]: u8
+ * e4m3 (NVFP4), u8 e8m0 (MXFP4), f32 factors of the codes (integers); absent without blocks; top [E] f32 =: factor of
+ * the codes (integers, FP8) or of the scales (NVFP4); else absent. */
+typedef void quant_pack_fn(struct device *dev, struct tensor codes, struct tensor scales, struct tensor top,
+                           struct tensor x, struct tensor amax, const struct fakequant *f);
+
 /* Sums that stay on the device until the end of the step; all f64, "+=", in a fixed order.
  * out [2]: sum of nll, sum of hit.  nll [N] stat, hit [N] i32 */
 typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit);
@@ -287,6 +306,10 @@ struct ops {
     aux_sum_fn *aux_sum;
     row_count_fn *row_count;
     gather_fn *gather;
+    amax_fn *amax;
+    fake_quant_fn *fake_quant;
+    fake_quant_bwd_fn *fake_quant_bwd;
+    quant_pack_fn *quant_pack;
 };
 
 embed_fwd_fn op_embed_fwd, cpu_embed_fwd, cpu64_embed_fwd, cuda_embed_fwd;
@@ -318,6 +341,10 @@ decode_fn op_decode, cpu_decode, cpu64_decode, cuda_decode;
 loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
 aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;
 row_count_fn op_row_count, cpu_row_count, cpu64_row_count, cuda_row_count;
+amax_fn op_amax, cpu_amax, cpu64_amax, cuda_amax;
+fake_quant_fn op_fake_quant, cpu_fake_quant, cpu64_fake_quant, cuda_fake_quant;
+fake_quant_bwd_fn op_fake_quant_bwd, cpu_fake_quant_bwd, cpu64_fake_quant_bwd, cuda_fake_quant_bwd;
+quant_pack_fn op_quant_pack, cpu_quant_pack, cpu64_quant_pack, cuda_quant_pack;
 
 #ifdef __cplusplus
 }

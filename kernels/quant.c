@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/minifloat.h"
+
 const float quant_nf4_code[16] = {
     -1.0f,
     -0.6961928009986877f,
@@ -134,13 +136,9 @@ static void scaled(float *v, const float *x, int64_t n, float factor)
     for (int64_t i = 0; i < n; i++) v[i] = x[i] != 0 && fabsf(x[i]) <= FLT_MAX ? x[i] * factor : 0;
 }
 
-/* The nearest code; a tie goes to the even code: >= into an even code, > into an odd one. */
 static void e2m1_codes(int32_t *code, const float *v, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
-        float a = fabsf(v[i]);
-        code[i] = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
-    }
+    for (int64_t i = 0; i < n; i++) code[i] = (int32_t)e2m1_code(e2m1_round(fabsf(v[i])));
 }
 
 int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n)

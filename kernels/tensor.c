@@ -42,6 +42,19 @@ float f16_to_f32(uint16_t h)
     return sign * ldexpf((float)(mantissa + 1024), exponent - 25);
 }
 
+uint16_t f32_to_f16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const float a = fabsf(f);
+    if (f != f) return sign | 0x7e00;
+    if (a >= 65520) return sign | 0x7c00;
+    if (a < 0x1p-14f) return (uint16_t)(sign | (uint32_t)rintf(a * 0x1p24f)); /* denormal; 1024 is 2^-14 */
+    bits = (bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1);
+    return (uint16_t)(sign | (bits - (112u << 23)) >> 13);
+}
+
 /* ---- views ---- */
 
 static int64_t product(int64_t a, int64_t b)

@@ -178,16 +178,6 @@ static float *entry_values(const struct st_entry *e)
 
 float *draft_values(const struct draft *d, const char *name) { return entry_values(draft_find(d, name)); }
 
-/* A BF16 value that is normal in F16 is exact; any other becomes zero with its sign. */
-static uint16_t f32_to_f16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    const uint32_t sign = bits >> 16 & 0x8000u, exponent = (bits >> 23 & 255) - 127 + 15;
-    if (exponent < 1 || exponent > 30) return (uint16_t)sign; /* below 1 wraps around */
-    return (uint16_t)(sign | exponent << 10 | (bits >> 13 & 0x3ffu));
-}
-
 /* The bytes of x in the tensor's dtype; frees x. */
 static void *stored(float *x, int64_t n, enum dtype t)
 {

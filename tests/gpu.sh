@@ -73,13 +73,15 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     done
     return $status
 }
-stage_memcheck() { sanitize memcheck -- ops_attn ops_dense ops_moe ops_norm ops_residual ops_router optim prof quant; }
+stage_memcheck() {
+    sanitize memcheck -- fakequant ops_attn ops_dense ops_moe ops_norm ops_residual ops_router optim prof quant
+}
 # racecheck does not follow the order that TMA and mbarriers make, and reports hazards where kernels are built on them.
 # Left out are therefore our own kernels with wgmma in their name, whose tests run the portable kernels as well, and the
 # groups and tests that call cuBLASLt, whose products for Hopper are of that kind.
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
-        ops_attn ops_moe ops_norm ops_router optim quant
+        fakequant ops_attn ops_moe ops_norm ops_router optim quant
 }
 
 # Builds for one architecture alone, and a run of the demo's model, its log in $work/ARCH.log.

@@ -111,6 +111,10 @@ static const struct ops table = {
     .loss_sum = CPU(loss_sum),
     .aux_sum = CPU(aux_sum),
     .row_count = CPU(row_count),
+    .amax = CPU(amax),
+    .fake_quant = CPU(fake_quant),
+    .fake_quant_bwd = CPU(fake_quant_bwd),
+    .quant_pack = CPU(quant_pack),
 };
 
 /* Whether this processor supports the instructions that this file was compiled for. */

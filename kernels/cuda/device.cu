@@ -160,6 +160,10 @@ static const struct ops table = {
     .aux_sum = cuda_aux_sum,
     .row_count = cuda_row_count,
     .gather = cuda_gather,
+    .amax = cuda_amax,
+    .fake_quant = cuda_fake_quant,
+    .fake_quant_bwd = cuda_fake_quant_bwd,
+    .quant_pack = cuda_quant_pack,
 };
 
 /* ---- opening ---- */

@@ -1,0 +1,116 @@
+/* minifloat.h - floats of 4 and 8 bits as their fp32 values and as codes: e2m1, e4m3, e8m0; for the host and for GPUs.
+ *
+ * The products and quotients of the quantisers are fl_mul, fl_div, fl_by: one rounding each, to nearest even, never
+ * fused with another operation. A magnitude is at least 0 and not NaN. */
+#ifndef MT_MINIFLOAT_H
+#define MT_MINIFLOAT_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define MT_BOTH static __host__ __device__ __forceinline__
+#else
+#define MT_BOTH static inline
+#endif
+
+MT_BOTH uint32_t float_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+MT_BOTH float bits_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+MT_BOTH float fl_mul(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+MT_BOTH float fl_add(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fadd_rn(a, b);
+#else
+    return a + b;
+#endif
+}
+
+MT_BOTH float fl_div(float a, float b)
+{
+#ifdef __CUDA_ARCH__
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+}
+
+/* For fl_by: 1 / b, or 0 where b > 0 is too small or too large for it. */
+MT_BOTH float fl_inverse(float b) { return b >= 0x1p-60f && b <= 0x1p60f ? fl_div(1, b) : 0; }
+
+/* a / b, correctly rounded, in five operations: one product and two corrections of it, each by an exact remainder
+ * (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). inverse is above 0.
+ * |a| and |a / b| are at most 2^90; where one of them is below 2^-90, the result is only below 2^-29. */
+MT_BOTH float fl_by_inverse(float a, float b, float inverse)
+{
+    float q = fl_mul(a, inverse);
+    q = fmaf(fmaf(-q, b, a), inverse, q);
+    return fmaf(fmaf(-q, b, a), inverse, q);
+}
+
+/* The same quotient for many a: a GPU divides in twice as many operations. On a host it is a division. */
+MT_BOTH float fl_by(float a, float b, float inverse)
+{
+#ifdef __CUDA_ARCH__
+    return inverse > 0 ? fl_by_inverse(a, b, inverse) : fl_div(a, b);
+#else
+    (void)inverse;
+    return a / b;
+#endif
+}
+
+/* Magnitude a on a grid of 2^-digits of its power of two, which counts as 2^lowest at least: nearest, ties to even.
+ * Adding a power of two whose ulp is the grid's step rounds; subtracting it is exact. */
+MT_BOTH float minifloat_round(float a, int digits, int lowest)
+{
+    const uint32_t own = float_bits(a) & 0x7f800000u, least = (uint32_t)(lowest + 127) << 23;
+    const float shift = bits_float((own > least ? own : least) + ((uint32_t)(23 - digits) << 23));
+    return fl_add(fl_add(a, shift), -shift);
+}
+
+/* The nearest value of e2m1, ties to the even code; 6 at most. */
+MT_BOTH float e2m1_round(float a) { return minifloat_round(a < 6 ? a : 6, 1, 0); }
+/* The code of such a value: 0, 0.5, 1, 1.5, 2, 3, 4, 6. */
+MT_BOTH uint32_t e2m1_code(float a) { return a < 1 ? a > 0 : (float_bits(a) >> 22) - 252; }
+/* The nearest value of e4m3 ("fn", no infinity), ties to the even code; 448 at most, steps of 2^-9 below 2^-6. */
+MT_BOTH float e4m3_round(float a) { return minifloat_round(a < 448 ? a : 448, 3, -6); }
+MT_BOTH uint32_t e4m3_code(float a) { return a < 0x1p-6f ? (uint32_t)(a * 512) : (float_bits(a) >> 20) - 960; }
+
+/* 2^(byte - 127), byte < 255, and its inverse. 2^-127 is denormal. */
+MT_BOTH float e8m0_value(uint32_t byte) { return bits_float(byte ? byte << 23 : 0x00400000u); }
+MT_BOTH float e8m0_inverse(uint32_t byte) { return e8m0_value(254 - byte); }
+/* The byte of the largest power of two that is at most a, less 2^drop; of the smallest that is at least a. Not below
+ * byte 0. */
+MT_BOTH uint32_t e8m0_floor(float a, uint32_t drop)
+{
+    const uint32_t byte = float_bits(a) >> 23;
+    return byte > drop ? byte - drop : 0;
+}
+MT_BOTH uint32_t e8m0_ceil(float a)
+{
+    const uint32_t bits = float_bits(a);
+    return bits < 0x00800000u ? bits > 0x00400000u : (bits >> 23) + ((bits & 0x007fffffu) != 0);
+}
+
+#endif
