@@ -65,7 +65,7 @@ void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size);
 char *mem_strdup(const char *s);
 void mem_free(void *p);
 
-/* v, but without the sign of a NaN, which printf would show as "-nan". */
+/* v with the sign of a NaN cleared: printf prints "-nan" for a negative one. */
 double f64_unsigned_nan(double v);
 /* a * b (or a + b) in *out; false when it does not fit or an operand is negative. */
 bool i64_mul(int64_t a, int64_t b, int64_t *out);

@@ -10,7 +10,8 @@
 typedef void cgroup_visit(void *user, const char *root, const char *dir, int version);
 void cgroup_each(const char *root, const char *controller, cgroup_visit *visit, void *user);
 
-/* FILE in the directory dir below root: NULL when it cannot be opened; its first number: false without one ("max"). */
+/* Opens FILE in directory dir below root; NULL when it cannot be opened. cgroup_number reads its first number; false
+ * when it has none ("max"). */
 FILE *cgroup_open(const char *root, const char *dir, const char *file);
 bool cgroup_number(const char *root, const char *dir, const char *file, long long *value);
 

@@ -72,7 +72,8 @@ struct device {
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
 const struct ops *ops_cuda(bool portable, struct err *err);
-/* For --version: "OpenBLAS 0.3.21 ..."; what CUDA code is built in, and what this machine has of CUDA and NCCL. */
+/* For --version: ops_cpu_library "OpenBLAS 0.3.21 ...", ops_cuda_built the GPU architectures in this program,
+ * ops_cuda_found the CUDA and NCCL versions of this machine. */
 const char *ops_cpu_library(void);
 /* *n = the number of threads that OpenMP starts by default, limited by the CPU quota of the control group. An error
  * when the system refuses that many; OpenMP would end the process without a message. */

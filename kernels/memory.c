@@ -10,7 +10,7 @@
 #include "kernels/base.h"
 #include "kernels/cgroup.h"
 
-/* The files of a group in both versions of the interface. */
+/* File names of a group in each version of the interface. */
 struct version {
     const char *limit, *used, *inactive, *active;
 };
@@ -18,7 +18,7 @@ static const struct version v1 = {"memory.limit_in_bytes", "memory.usage_in_byte
                                   "total_active_file"};
 static const struct version v2 = {"memory.max", "memory.current", "inactive_file", "active_file"};
 
-/* The sum of the lines "KEY NUMBER" of a file whose keys are a or b. */
+/* The sum of NUMBER over the lines "KEY NUMBER" of a file with key a or b. */
 static int64_t read_keys(const char *root, const char *dir, const char *file, const char *a, const char *b)
 {
     char key[64];

@@ -132,7 +132,7 @@ static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l
     if (l->r) count_lora(dev, m, l, l->n_seg * l->a.shape[1], l->b.shape[0]);
 }
 
-/* FLOPs of n_products attention products over the (query, key) pairs of the mask; a window limits a query to its width.
+/* FLOPs of n_products attention products over the (query, key) pairs of the mask; a window limits the keys per query.
  */
 static void count_attn(struct device *dev, int n_products, int64_t n_tok, const struct seqs *seqs,
                        const struct attn_shape *s)
@@ -326,7 +326,7 @@ void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, str
     round_act(dev, dqkv);
 }
 
-/* Returns the number of columns of q and k. The width of wq decides: per head, or over all heads. */
+/* Returns the number of columns of q and k. The width of wq selects the norm: per head or over all heads. */
 static int64_t want_qk_norm(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
                             struct tensor wq, struct tensor wk, const struct attn_shape *s)
 {

@@ -1,7 +1,7 @@
-/* comm.c - groups of ranks and their collectives: front doors, and the transport through the host's memory.
+/* comm.c - groups of ranks and their collectives: front doors, and the transport through host memory and sockets.
  *
- * Through the host a sum is computed in pieces. Each rank receives its part of a piece from all others, adds in the
- * order of ranks, and sends the result to all. So every element is added once, in one order, with scratch of a fixed
+ * All-reduce on the host processes the tensor in pieces. Each rank receives its part of a piece from all others, adds
+ * in the order of ranks, and sends the sum to all. So the order of additions is fixed, and the scratch has a fixed
  * size. */
 #include "kernels/comm/comm.h"
 
@@ -42,7 +42,7 @@ int comm_open(struct comm *c, const struct comm_place *place, struct err *err)
 
 static bool is_all(const struct comm *c) { return c->net && c->world == c->net->world; }
 
-/* Rank 0 of the group makes the id or fails; all ranks learn which. */
+/* Rank 0 of the group makes the id and sends it, or its error, to all ranks. */
 static int open_device(struct comm *c, struct err *err)
 {
     struct {
@@ -119,7 +119,7 @@ void comm_close(struct comm *c)
     *c = COMM_ALONE;
 }
 
-/* ---- through the host's memory */
+/* ---- transport through host memory and sockets */
 
 static char *bytes_of(struct tensor x) { return x.data; }
 
@@ -146,8 +146,8 @@ static void add_to(void *sum, const void *x, enum dtype t, int64_t n)
 #undef ADD
 }
 
-/* own [n] = sum in rank order of every rank's `from` for this one; send[p] is the buffer for rank p, of send_n[p]
- * elements. */
+/* Reduce-scatter: own [n] = sum, in rank order, of the parts that all ranks send to this one. send[p]: this rank's part
+ * for rank p, of send_n[p] elements. */
 static void exchange_and_add(struct comm *c, const char *op, char *own, const char *const *send, const int64_t *send_n,
                              int64_t n, enum dtype t, char *scratch)
 {
@@ -245,10 +245,10 @@ static void host_all_to_all(struct comm *c, const struct comm_rows *t, const int
 
 static void want(struct tensor x, const char *op)
 {
-    MT_REQUIRE(x.ndim && (x.ndim == 1 || x.ld == x.shape[x.ndim - 1]), "%s of a tensor with gaps", op);
+    MT_REQUIRE(x.ndim && (x.ndim == 1 || x.ld == x.shape[x.ndim - 1]), "%s of a tensor that is not contiguous", op);
 }
 
-/* Bytes that leave this rank, for the profile. The watch observes device collectives through ops->waiting_s. */
+/* bytes: sent by this rank, for the profile. The watch observes device collectives through ops->waiting_s. */
 static void begin(struct comm *c, struct device *dev, const char *op, int64_t bytes)
 {
     dev->op.bytes += (double)bytes;
@@ -312,7 +312,7 @@ void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct
     end(c, dev);
 }
 
-/* Bytes that leave this rank. */
+/* Returns the bytes that this rank sends. */
 static int64_t check_rows(const struct comm *c, const struct comm_rows *t, const int64_t *rows)
 {
     int64_t n_send = 0, n_recv = 0;
@@ -371,7 +371,7 @@ const char *comm_share_work(struct comm *c, struct device *dev)
     if (!c->device) return "sockets";
     if (!on_one_machine(c)) return "NCCL";
     char own[COMM_HANDLE] = {0}, *all = mem_array(c->world, COMM_HANDLE);
-    err_set(&err, "another rank's GPU cannot take part");
+    err_set(&err, "another rank's GPU cannot share its memory");
     const int offered = c->ops->offer(dev->work.base, own, &err);
     comm_host_gather(c, all, own, COMM_HANDLE);
     c->shared = comm_host_min(c, offered) == 0 && comm_host_min(c, c->ops->reach(c, all, &err)) == 0;

@@ -27,7 +27,7 @@ extern "C" {
 
 enum {
     COMM_ID = 128,     /* bytes by which the ranks of a group find each other (NCCL's unique id) */
-    COMM_HANDLE = 256, /* bytes by which another process finds this one's work arena */
+    COMM_HANDLE = 256, /* bytes of the handle by which another process maps this one's work arena */
     COMM_TICKETS = 32  /* calls of comm_all_to_all that may be in progress */
 };
 
@@ -36,7 +36,7 @@ struct comm_net; /* kernels/comm/comm_net.h: connections and watch thread, share
 struct comm {
     int rank, world;             /* of this process in the group; size of the group */
     int local_rank, local_world; /* group of all ranks: index and number among the ranks of this machine */
-    int *members;                /* [world] their ranks in the group of all, ascending */
+    int *members;                /* [world] ranks of the members in the group of all ranks, ascending */
     struct comm_net *net;        /* NULL: the only rank of the run */
     const struct comm_ops *ops;  /* of the device, from comm_attach; NULL: tensors are in host memory */
     void *device;                /* the device's communicator */
@@ -58,8 +58,8 @@ extern const struct parallel parallel_alone; /* a run of one process */
 /* Connects to rank 0 at place->master and then to every other rank; a world of 1 connects to nobody. Errors: a rank is
  * missing after the time limit, no common key, a rank twice, another world size, another version of the program. */
 int comm_open(struct comm *c, const struct comm_place *place, struct err *err) MT_CHECK;
-/* Enables collectives on tensors of dev: NCCL on a GPU, no set-up on the CPU. Two ranks on one GPU are an error. All
- * ranks call it; it also applies to groups split off afterwards. */
+/* Enables collectives on tensors of dev: opens NCCL on a GPU, nothing on the CPU. Two ranks on one GPU are an error.
+ * All ranks call it; it also applies to groups split off afterwards. */
 int comm_attach(struct comm *c, struct device *dev, struct err *err) MT_CHECK;
 /* The ranks of c that give the same color (>= 0), in the same order, as a new group. All ranks of c call it. */
 int comm_split(struct comm *out, struct comm *c, int color, struct err *err) MT_CHECK;
@@ -85,10 +85,10 @@ struct comm_rows {
     struct tensor y, x;
 };
 static inline int64_t comm_row_bytes(struct tensor x) { return dtype_size(x.dtype) * x.ld; }
-/* All-to-all of n tensors at once. rows [P*P] on the host, equal on all ranks: at [from*P + to] the number of rows to
- * send; it may be 0, and ranks without rows still call it. Runs beside the device's stream, after the work already
- * issued there; several run in the order of the calls. y and x must not be used until comm_wait with the returned
- * ticket. On a device, y has the same address in dev->work on all ranks. */
+/* All-to-all of n tensors at once. rows [P*P] on the host, equal on all ranks: rows[from*P + to] is the number of rows
+ * to send. It may be 0; ranks without rows still call it. Runs concurrently with the device's stream, after the work
+ * already issued there; calls run in order. y and x must not be used until comm_wait with the returned ticket. On a
+ * device, y has the same address in dev->work on all ranks. */
 int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_rows *t, int n, const int64_t *rows);
 /* The device's stream waits for that call and the earlier ones; the ticket must be one of the last COMM_TICKETS. name:
  * of the waiting time, in a profile. */

@@ -147,54 +147,54 @@ void auth_close(struct auth_server *a)
     for (int i = 0; i < a->n_listeners; i++) close(a->listeners[i]);
     for (int i = 0; i < a->n_guests; i++)
         if (a->guests[i].fd >= 0) close(a->guests[i].fd);
-    if (a->n_strangers > SHOWN)
-        log_warn("rejected %lld connections that did not come from ranks of this run", (long long)a->n_strangers);
+    if (a->n_rejected > SHOWN)
+        log_warn("rejected %lld connections that did not come from ranks of this run", (long long)a->n_rejected);
     mem_free(a->guests);
     *a = (struct auth_server){0};
 }
 
 /* The message shows none of the bytes received. */
-static void turn_away(struct auth_server *a, struct guest *g, const char *why)
+static void reject(struct auth_server *a, struct guest *g, const char *why)
 {
     struct sockaddr_storage from;
     socklen_t size = sizeof(from);
     char host[64] = "?";
     if (!getpeername(g->fd, (struct sockaddr *)&from, &size))
         getnameinfo((struct sockaddr *)&from, size, host, sizeof(host), NULL, 0, NI_NUMERICHOST);
-    if (a->n_strangers++ < SHOWN) log_warn("rejected a connection from %s: %s", host, why);
+    if (a->n_rejected++ < SHOWN) log_warn("rejected a connection from %s: %s", host, why);
     close(g->fd);
     g->fd = -1;
 }
 
 /* A free slot; when all are used, the oldest connection is closed: ranks answer at once, other programs may not. */
-static struct guest *place_for_guest(struct auth_server *a)
+static struct guest *free_slot(struct auth_server *a)
 {
     struct guest *oldest = &a->guests[0];
     for (int i = 0; i < a->n_guests; i++) {
         if (a->guests[i].fd < 0) return &a->guests[i];
         if (a->guests[i].since_ms < oldest->since_ms) oldest = &a->guests[i];
     }
-    turn_away(a, oldest, "too many silent connections at once");
+    reject(a, oldest, "too many silent connections at once");
     return oldest;
 }
 
-static void let_in(struct auth_server *a, int listener)
+static void accept_connection(struct auth_server *a, int listener)
 {
     const struct timespec moment = {.tv_nsec = 10000000};
     const int fd = accept(listener, NULL, NULL);
     if (fd >= 0) {
         net_set_up(fd);
-        *place_for_guest(a) = (struct guest){.fd = fd, .since_ms = clock_ms()};
+        *free_slot(a) = (struct guest){.fd = fd, .since_ms = clock_ms()};
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         struct guest *oldest = NULL;
         for (int i = 0; i < a->n_guests; i++)
             if (a->guests[i].fd >= 0 && (!oldest || a->guests[i].since_ms < oldest->since_ms)) oldest = &a->guests[i];
-        if (oldest) turn_away(a, oldest, "the system allows no more connections");
+        if (oldest) reject(a, oldest, "the system allows no more connections");
         nanosleep(&moment, NULL);
     }
 }
 
-/* Its greeting has arrived: sends ours. */
+/* Answers a complete greeting; returns why the connection is rejected, or NULL. */
 static const char *greet(struct guest *g)
 {
     struct greeting own;
@@ -222,8 +222,8 @@ static const char *check_proof(struct auth_server *a, const struct guest *g)
     return send(g->fd, mac, sizeof(mac), MSG_NOSIGNAL) == sizeof(mac) ? NULL : "it closed the connection";
 }
 
-/* Receives what has arrived; true: its proof is complete and right. It reads no byte beyond a message. */
-static bool hear(struct auth_server *a, struct guest *g)
+/* Receives available bytes, never beyond a message; true: the proof is complete and valid. */
+static bool receive_message(struct auth_server *a, struct guest *g)
 {
     const int64_t want = g->greeted ? (int64_t)sizeof(struct proof) : (int64_t)sizeof(struct greeting);
     const ssize_t n = recv(g->fd, (char *)&g->in + g->got, (size_t)(want - g->got), 0);
@@ -231,13 +231,13 @@ static bool hear(struct auth_server *a, struct guest *g)
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n <= 0) why = "it closed the connection before it was authenticated";
     g->got += MT_MAX(n, 0);
-    const bool complete = !why && g->got == want, proves = complete && g->greeted;
-    if (complete) why = proves ? check_proof(a, g) : greet(g);
-    if (why) turn_away(a, g, why);
-    return proves && !why;
+    const bool complete = !why && g->got == want, authenticated = complete && g->greeted;
+    if (complete) why = authenticated ? check_proof(a, g) : greet(g);
+    if (why) reject(a, g, why);
+    return authenticated && !why;
 }
 
-/* Order of polls[]: lines of the watch, listeners, guests. */
+/* Order of polls[]: sockets of the watch, listeners, unauthenticated connections. */
 static int fill_polls(const struct auth_server *a, const struct comm_net *net, struct pollfd *polls)
 {
     int n = 0;
@@ -256,17 +256,17 @@ static int serve(struct auth_server *a, const struct comm_net *net, const struct
     for (int i = 0; i < a->n_guests; i++) {
         struct guest *g = &a->guests[i];
         if (g->fd < 0 || guests[i].fd != g->fd) continue;
-        if (guests[i].revents && hear(a, g)) {
+        if (guests[i].revents && receive_message(a, g)) {
             const int fd = g->fd;
             *hello = g->in.proof.hello;
             *session = g->session;
             g->fd = -1;
             return fd;
         }
-        if (g->fd >= 0 && clock_ms() > g->since_ms + HANDSHAKE_MS) turn_away(a, g, "it did not authenticate in time");
+        if (g->fd >= 0 && clock_ms() > g->since_ms + HANDSHAKE_MS) reject(a, g, "it did not authenticate in time");
     }
     for (int i = 0; i < a->n_listeners; i++)
-        if (listeners[i].revents) let_in(a, a->listeners[i]);
+        if (listeners[i].revents) accept_connection(a, a->listeners[i]);
     return AUTH_LATE;
 }
 

@@ -75,14 +75,14 @@ static bool is_loopback(const struct sockaddr_storage *a)
     return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
-/* A listener for the other ranks on the local address of `fd` (connected or listening); its port. `abroad`: some ranks
+/* A listener for the other ranks on the local address of `fd` (connected or listening); its port. `remote`: some ranks
  * may be on other machines; it then listens on all addresses when that of `fd` is not reachable from them. */
-static int listen_beside(int fd, bool abroad, int backlog, int *port)
+static int listen_beside(int fd, bool remote, int backlog, int *port)
 {
     struct sockaddr_storage a;
     socklen_t size = sizeof(a);
     if (getsockname(fd, (struct sockaddr *)&a, &size)) return -1;
-    if (abroad && is_loopback(&a)) a = (struct sockaddr_storage){.ss_family = a.ss_family}; /* any address */
+    if (remote && is_loopback(&a)) a = (struct sockaddr_storage){.ss_family = a.ss_family}; /* any address */
     set_port(&a, 0);
     const int own = listen_at((struct sockaddr *)&a, size, backlog, false);
     size = sizeof(a);
@@ -168,7 +168,7 @@ static void enter_peer(struct net_peer *p, const struct net_hello *h, int fd)
 }
 
 /* "; 3 connections had another key than that of PATH: ..." */
-static void tell_of_key(const struct comm_place *p, const struct auth_server *a, struct err *err)
+static void append_key_hint(const struct comm_place *p, const struct auth_server *a, struct err *err)
 {
     struct err before = *err;
     if (!p->key_file[0]) return;
@@ -190,11 +190,11 @@ static int missing_ranks(const struct comm_net *net, const struct comm_place *p,
     for (int r = 1; r < net->world && used < sizeof(list) - 16; r++)
         if (net->line[r] < 0) used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%d", used ? ", " : "", r);
     err_set(err, "after %.0f s these of %d ranks are missing: %s", meet_s(p), net->world, list);
-    tell_of_key(p, a, err);
+    append_key_hint(p, a, err);
     return -1;
 }
 
-/* Rank 0: accepts the others. A rank that does not match ends the start of all. */
+/* Rank 0: accepts the other ranks. One invalid hello makes the start of all ranks fail. */
 static int gather_hellos(struct comm_net *net, const struct comm_place *place, struct auth_server *a,
                          struct net_session *sessions, double deadline_ms, struct err *err)
 {
@@ -209,7 +209,7 @@ static int gather_hellos(struct comm_net *net, const struct comm_place *place, s
             struct welcome w = {0};
             memcpy(w.text, err->msg, MT_MIN(sizeof(w.text), sizeof(err->msg)));
             if (auth_write(fd, a->key, "welcome", &s, &w, sizeof(w), clock_ms() + 1000))
-                err_prefix(err, "rank %d was not told", h.rank);
+                err_prefix(err, "rank %d did not receive this error", h.rank);
             close(fd);
             return -1;
         }
@@ -221,7 +221,7 @@ static int gather_hellos(struct comm_net *net, const struct comm_place *place, s
 }
 
 /* All ranks are on this machine. */
-static bool all_here(const struct comm_place *p)
+static bool one_machine(const struct comm_place *p)
 {
     struct sockaddr_storage a = {.ss_family = AF_INET}, b = {.ss_family = AF_INET6};
     if (!strcmp(p->master, "localhost")) return true;
@@ -229,9 +229,9 @@ static bool all_here(const struct comm_place *p)
     return inet_pton(AF_INET6, p->master, &((struct sockaddr_in6 *)(void *)&b)->sin6_addr) == 1 && is_loopback(&b);
 }
 
-/* Listens at every address of the list that belongs to this machine: 0, or the errno when there is none. EADDRNOTAVAIL
- * also when one is a loopback address under a name that means another address on other machines (!loopback), such as
- * Debian's 127.0.1.1 for a machine's own name. */
+/* Listens at every address of the list that belongs to this machine. Returns 0, or the errno when there is none.
+ * Without `loopback`, a loopback address is EADDRNOTAVAIL too: other machines resolve the name to another address. An
+ * example is Debian's 127.0.1.1 for a machine's own name. */
 static int listen_at_all(struct auth_server *a, const struct addrinfo *list, bool loopback, int backlog)
 {
     int error = EADDRNOTAVAIL;
@@ -250,7 +250,7 @@ static int listen_at_all(struct auth_server *a, const struct addrinfo *list, boo
 
 /* Rank 0: listens at the addresses of the master's name. It listens at all addresses of this machine when none of them
  * is both local and reachable from others: the name is a loopback here, or belongs to a router or load balancer. */
-static int listen_as_first(struct auth_server *a, const struct comm_place *p, struct err *err)
+static int listen_as_rank0(struct auth_server *a, const struct comm_place *p, struct err *err)
 {
     struct addrinfo *list;
     struct err unknown;
@@ -261,7 +261,7 @@ static int listen_as_first(struct auth_server *a, const struct comm_place *p, st
     }
     int error = EADDRNOTAVAIL;
     if (!resolve(p->master, p->port, &list, &unknown)) {
-        error = listen_at_all(a, list, all_here(p), backlog);
+        error = listen_at_all(a, list, one_machine(p), backlog);
         freeaddrinfo(list);
     }
     if (error == EADDRNOTAVAIL) {
@@ -279,12 +279,12 @@ static int listen_as_first(struct auth_server *a, const struct comm_place *p, st
                    strerror(error));
 }
 
-static int meet_as_first(struct comm_net *net, const struct comm_place *place, struct auth_server *a, struct err *err)
+static int meet_as_rank0(struct comm_net *net, const struct comm_place *place, struct auth_server *a, struct err *err)
 {
     const double deadline = clock_ms() + 1e3 * meet_s(place);
     const struct net_hello h = make_hello(place, NET_FOR_WATCH, 0, place->port);
     struct welcome w = {.ok = 1};
-    if (listen_as_first(a, place, err)) return -1;
+    if (listen_as_rank0(a, place, err)) return -1;
     struct net_session *sessions = mem_array(net->world, sizeof(*sessions));
     enter_peer(&net->peers[0], &h, -1);
     if (gather_hellos(net, place, a, sessions, deadline, err)) {
@@ -305,7 +305,7 @@ static int meet_as_first(struct comm_net *net, const struct comm_place *place, s
 }
 
 /* The error for a rank that could not reach rank 0. */
-static int not_met(const struct comm_place *p, bool wrong, const struct err *key_err, struct err *err)
+static int unreachable_error(const struct comm_place *p, bool wrong, const struct err *key_err, struct err *err)
 {
     if (key_err->msg[0]) return err_set(err, "%s", key_err->msg);
     if (!wrong)
@@ -317,8 +317,8 @@ static int not_met(const struct comm_place *p, bool wrong, const struct err *key
 }
 
 /* The authenticated connection to rank 0, and the listener for data; -1 on failure. */
-static int reach_first(struct auth_server *a, const struct comm_place *place, double deadline_ms,
-                       struct net_session *session, struct err *err)
+static int connect_rank0(struct auth_server *a, const struct comm_place *place, double deadline_ms,
+                         struct net_session *session, struct err *err)
 {
     struct addrinfo *list;
     enum auth_result rc = AUTH_CLOSED;
@@ -331,7 +331,7 @@ static int reach_first(struct auth_server *a, const struct comm_place *place, do
         const bool have = !place->read_key || !place->read_key(place, a->key, &key_err);
         if (have && (fd = connect_any(list, deadline_ms)) >= 0) {
             if (!a->n_listeners) {
-                const int own = listen_beside(fd, !all_here(place), place->world, &port);
+                const int own = listen_beside(fd, !one_machine(place), place->world, &port);
                 if (own < 0) break;
                 a->listeners[a->n_listeners++] = own;
             }
@@ -347,7 +347,7 @@ static int reach_first(struct auth_server *a, const struct comm_place *place, do
     }
     freeaddrinfo(list);
     if (fd >= 0 && !rc) return fd;
-    if (fd < 0) return not_met(place, wrong, &key_err, err);
+    if (fd < 0) return unreachable_error(place, wrong, &key_err, err);
     close(fd);
     return err_set(err, "rank %d cannot open a port for data: %s", place->rank, strerror(errno));
 }
@@ -357,7 +357,7 @@ static int meet_as_other(struct comm_net *net, const struct comm_place *place, s
     const double deadline = clock_ms() + 1e3 * meet_s(place);
     struct net_session s;
     struct welcome w;
-    const int fd = reach_first(a, place, deadline, &s, err);
+    const int fd = connect_rank0(a, place, deadline, &s, err);
     if (fd < 0) return -1;
     net->line[0] = fd;
     if (auth_read(fd, a->key, "welcome", &s, &w, sizeof(w), deadline + 1e4))
@@ -436,7 +436,7 @@ int net_open(struct comm_net *net, const struct comm_place *place, struct err *e
     for (int r = 0; r < n; r++) net->data[r] = net->line[r] = -1;
     auth_open(&a, place->rank, n, place->key);
     a.purpose = NET_FOR_WATCH;
-    int rc = place->rank ? meet_as_other(net, place, &a, err) : meet_as_first(net, place, &a, err);
+    int rc = place->rank ? meet_as_other(net, place, &a, err) : meet_as_rank0(net, place, &a, err);
     if (!rc) rc = connect_all(net, place, &a, err);
     auth_close(&a);
     return rc;

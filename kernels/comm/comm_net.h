@@ -44,10 +44,10 @@ struct comm_net {
     struct net_beat now;    /* own heartbeat; waiting_s is kept in since_ms */
     double since_ms;        /* start of the current op; 0: none */
     bool stop, ended;       /* the thread should end; the cause is known and the process is about to exit */
-    bool *gone;             /* [world] said goodbye */
+    bool *gone;             /* [world] sent NET_BYE, or is lost */
     struct net_beat *last;  /* [world] rank 0: last heartbeat of each */
     double *last_ms;        /* [world], others [1]: time of the last heartbeat */
-    double *moved_ms;       /* [world] rank 0: last time it waited in a collective or reported progress */
+    double *progress_ms;    /* [world] rank 0: last time it waited in a collective or reported progress */
     struct net_beat failed; /* the first NET_FAIL, kind set */
     double failed_ms;
     const struct comm_ops *ops;
@@ -83,8 +83,8 @@ struct auth_server {
     int rank, n_listeners, n_guests, listeners[LISTENERS];
     int32_t purpose; /* enum net_purpose: of the connections expected now */
     uint8_t key[COMM_KEY];
-    struct guest *guests;             /* [n_guests] */
-    int64_t n_strangers, n_wrong_key; /* rejected connections; those with another key */
+    struct guest *guests;            /* [n_guests] */
+    int64_t n_rejected, n_wrong_key; /* rejected connections; those with another key */
 };
 void auth_open(struct auth_server *a, int rank, int world, const uint8_t key[COMM_KEY]);
 void auth_close(struct auth_server *a); /* and the listeners */
@@ -113,9 +113,10 @@ void net_set_up(int fd);                                /* non-blocking, no dela
 
 /* ---- comm_watch.c */
 void watch_start(struct comm_net *net);
-void watch_stop(struct comm_net *net);                  /* all ranks have finished their last collective */
-void watch_enter(struct comm_net *net, const char *op); /* a collective begins on the host, or is issued */
-void watch_leave(struct comm_net *net);                 /* it has ended on the host */
+void watch_stop(struct comm_net *net); /* all ranks have finished their last collective */
+void watch_enter(struct comm_net *net,
+                 const char *op);       /* a collective begins on the host, or is issued to the device */
+void watch_leave(struct comm_net *net); /* it has ended on the host */
 /* A peer is gone: waits for the watch, which knows the cause, to end the process; ends it when the watch does not. */
 void watch_lost(struct comm_net *net, int peer, const char *what) __attribute__((noreturn));
 

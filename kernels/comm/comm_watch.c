@@ -18,14 +18,14 @@
 
 #include "kernels/comm/comm.h"
 
-#define TICK_MS    250
-#define BEAT_MS    1000
-#define SILENT_MS  20000 /* without a heartbeat; or the timeout if shorter, but at least five heartbeats */
-#define VERDICT_MS 5000  /* time for the watch, which knows the cause, to end a process that lost a peer */
-#define GRACE_MS   500   /* after an error of another rank: rank 0 may find the same one */
-#define EXIT_S     10    /* for the device to end its work */
-#define PAUSE_MS   5000  /* a gap this long between two checks: this process itself was stopped */
-#define NOBODY     4     /* timeouts without progress of any rank, though no rank waits */
+#define TICK_MS        250
+#define BEAT_MS        1000
+#define SILENT_MS      20000 /* without a heartbeat; or the timeout if shorter, but at least five heartbeats */
+#define CAUSE_MS       5000  /* time for the watch, which knows the cause, to end a process that lost a peer */
+#define GRACE_MS       500   /* after an error of another rank: rank 0 may find the same one */
+#define EXIT_S         10    /* for the device to end its work */
+#define PAUSE_MS       5000  /* a gap this long between two checks: this process itself was stopped */
+#define STALL_TIMEOUTS 4     /* number of timeouts without progress of any rank, while no rank waits in a collective */
 
 enum { WRITE_MS = 2000, READ_MS = 2000 };
 
@@ -38,7 +38,7 @@ static void sleep_ms(long ms)
 }
 
 /* Call with the lock held. */
-static void tell_all(struct comm_net *net, const char *text)
+static void send_abort(struct comm_net *net, const char *text)
 {
     struct net_beat b = {.kind = NET_ABORT, .rank = net->rank};
     snprintf(b.text, sizeof(b.text), "%s", text);
@@ -65,7 +65,7 @@ static void end_run(struct comm_net *net, const char *text, bool print)
     if (first && print && net->rank == 0)
         fprintf(stderr, "%smoetrain: error: %s\n", isatty(STDOUT_FILENO) ? "\n" : "", text);
     if (first && print && net->rank != 0) fprintf(stderr, "moetrain: rank %d: error: %s\n", net->rank, text);
-    if (first && net->rank == 0) tell_all(net, text);
+    if (first && net->rank == 0) send_abort(net, text);
     pthread_mutex_unlock(&net->lock);
     if (first) end_process(net);
 }
@@ -93,7 +93,7 @@ static double silent_ms(const struct comm_net *net)
     return MT_MIN(SILENT_MS, MT_MAX(net->timeout_s * 1e3, 5 * BEAT_MS));
 }
 
-static void judge_silence(struct comm_net *net, int r, bool closed)
+static void end_for_silence(struct comm_net *net, int r, bool closed)
 {
     char text[NET_TEXT], who[128], at[128];
     where(&net->last[r], at);
@@ -106,8 +106,8 @@ static void judge_silence(struct comm_net *net, int r, bool closed)
     net->gone[r] = true; /* this run has already ended */
 }
 
-/* From the last heartbeats of all ranks: does one wait for longer than allowed, and for which rank? */
-static void judge_waiting(struct comm_net *net)
+/* Checks the last heartbeats of all ranks: has one waited longer than the timeout, and for which rank? */
+static void check_waiting(struct comm_net *net)
 {
     const struct net_beat *last = net->last;
     int waits = 0, least = 0, idle = 0, moved = 0; /* longest, shortest wait; longest, shortest time without progress */
@@ -115,10 +115,11 @@ static void judge_waiting(struct comm_net *net)
     for (int r = 1; r < net->world; r++) {
         if (last[r].waiting_s > last[waits].waiting_s) waits = r;
         if (last[r].waiting_s < last[least].waiting_s) least = r;
-        if (net->moved_ms[r] < net->moved_ms[idle]) idle = r;
-        if (net->moved_ms[r] > net->moved_ms[moved]) moved = r;
+        if (net->progress_ms[r] < net->progress_ms[idle]) idle = r;
+        if (net->progress_ms[r] > net->progress_ms[moved]) moved = r;
     }
-    const double idle_s = (clock_ms() - net->moved_ms[idle]) / 1e3, all_s = (clock_ms() - net->moved_ms[moved]) / 1e3;
+    const double idle_s = (clock_ms() - net->progress_ms[idle]) / 1e3,
+                 all_s = (clock_ms() - net->progress_ms[moved]) / 1e3;
     name(net, idle, who);
     where(&last[idle], at);
     if (last[waits].waiting_s >= net->timeout_s && idle_s >= net->timeout_s)
@@ -130,15 +131,15 @@ static void judge_waiting(struct comm_net *net)
             "all ranks have waited for %.0f s (parallel.timeout_s) in %.23s, at step %lld: the network or a GPU does "
             "not answer",
             last[least].waiting_s, last[least].op, (long long)last[least].step);
-    else if (all_s >= NOBODY * net->timeout_s)
+    else if (all_s >= STALL_TIMEOUTS * net->timeout_s)
         snprintf(text, sizeof(text), "no rank has made progress for %.0f s (%d x parallel.timeout_s), the first: %s%s",
-                 all_s, NOBODY, who, at);
+                 all_s, STALL_TIMEOUTS, who, at);
     else
         return;
     end_run(net, text, true);
 }
 
-static void judge_failure(struct comm_net *net)
+static void check_failure(struct comm_net *net)
 {
     char text[NET_TEXT + 32];
     if (net->failed.kind != NET_FAIL || clock_ms() < net->failed_ms + GRACE_MS) return;
@@ -162,12 +163,12 @@ static struct net_beat own_beat(struct comm_net *net)
 }
 
 /* Records the message; a failure only the first time. */
-static void take(struct comm_net *net, int r, const struct net_beat *b)
+static void record_message(struct comm_net *net, int r, const struct net_beat *b)
 {
     net->last_ms[r] = clock_ms();
     switch (b->kind) {
     case NET_BEAT:
-        if (b->waiting_s >= 0 || b->progress != net->last[r].progress) net->moved_ms[r] = clock_ms();
+        if (b->waiting_s >= 0 || b->progress != net->last[r].progress) net->progress_ms[r] = clock_ms();
         net->last[r] = *b;
         break;
     case NET_BYE: net->gone[r] = true; break;
@@ -194,19 +195,19 @@ static void send_beats(struct comm_net *net, double *next_ms)
         net_write(net->line[0], &b, sizeof(b), clock_ms() + WRITE_MS);
     }
     pthread_mutex_unlock(&net->lock);
-    if (net->rank == 0) take(net, 0, &b);
+    if (net->rank == 0) record_message(net, 0, &b);
 }
 
 static void read_line(struct comm_net *net, int r)
 {
     struct net_beat b;
     if (net_read(net->line[r], &b, sizeof(b), clock_ms() + READ_MS)) {
-        judge_silence(net, r, true);
+        end_for_silence(net, r, true);
         return;
     }
     b.op[NET_OP - 1] = b.busy[NET_OP - 1] = b.text[NET_TEXT - 1] = 0;
     b.rank = r;
-    take(net, r, &b);
+    record_message(net, r, &b);
 }
 
 static bool all_gone(const struct comm_net *net)
@@ -216,8 +217,8 @@ static bool all_gone(const struct comm_net *net)
     return true;
 }
 
-/* Rank 0 waits until all others have said goodbye. */
-static bool over(struct comm_net *net)
+/* The thread may end. Rank 0 first waits for NET_BYE of all others. */
+static bool may_end(struct comm_net *net)
 {
     pthread_mutex_lock(&net->lock);
     const bool stop = net->stop;
@@ -225,15 +226,15 @@ static bool over(struct comm_net *net)
     return stop && (net->rank != 0 || all_gone(net));
 }
 
-/* This process was stopped for this time and now continues: the time does not count. */
-static void forgive(struct comm_net *net, double ms)
+/* This process was stopped for ms: excludes that time from all timeouts. */
+static void exclude_pause(struct comm_net *net, double ms)
 {
     pthread_mutex_lock(&net->lock);
     net->since_ms += ms;
     pthread_mutex_unlock(&net->lock);
     for (int r = 0; r < net->world; r++) {
         net->last_ms[r] += ms;
-        net->moved_ms[r] += ms;
+        net->progress_ms[r] += ms;
     }
 }
 
@@ -242,13 +243,13 @@ static void *watch(void *arg)
     struct comm_net *net = arg;
     struct pollfd *polls = mem_array(net->world + 1, sizeof(*polls));
     double next_ms = 0;
-    while (!over(net)) {
+    while (!may_end(net)) {
         for (int r = 0; r < net->world; r++)
             polls[r] = (struct pollfd){.fd = net->gone[r] ? -1 : net->line[r], .events = POLLIN};
         polls[net->world] = (struct pollfd){.fd = net->wake[0], .events = POLLIN};
         const double before = clock_ms();
         const int n = poll(polls, (nfds_t)net->world + 1, TICK_MS);
-        if (clock_ms() > before + PAUSE_MS) forgive(net, clock_ms() - before);
+        if (clock_ms() > before + PAUSE_MS) exclude_pause(net, clock_ms() - before);
         if (n < 0) continue;
         if (polls[net->world].revents) break;
         for (int r = 0; r < net->world; r++)
@@ -256,9 +257,9 @@ static void *watch(void *arg)
         send_beats(net, &next_ms);
         for (int r = 0; r < net->world; r++)
             if (net->line[r] >= 0 && !net->gone[r] && clock_ms() > net->last_ms[r] + silent_ms(net))
-                judge_silence(net, r, false);
-        if (net->rank == 0) judge_failure(net);
-        if (net->rank == 0) judge_waiting(net);
+                end_for_silence(net, r, false);
+        if (net->rank == 0) check_failure(net);
+        if (net->rank == 0) check_waiting(net);
     }
     mem_free(polls);
     return NULL;
@@ -266,9 +267,9 @@ static void *watch(void *arg)
 
 static pthread_t watcher;
 
-static void wait_for_verdict(void)
+static void wait_for_watch(void)
 {
-    if (!pthread_equal(pthread_self(), watcher)) sleep_ms(VERDICT_MS);
+    if (!pthread_equal(pthread_self(), watcher)) sleep_ms(CAUSE_MS);
 }
 
 void watch_start(struct comm_net *net)
@@ -277,9 +278,9 @@ void watch_start(struct comm_net *net)
     net->gone = mem_array(net->world, sizeof(*net->gone));
     net->last = mem_array(net->world, sizeof(*net->last));
     net->last_ms = mem_array(net->world, sizeof(*net->last_ms));
-    net->moved_ms = mem_array(net->world, sizeof(*net->moved_ms));
+    net->progress_ms = mem_array(net->world, sizeof(*net->progress_ms));
     net->now.waiting_s = -1;
-    for (int r = 0; r < net->world; r++) net->last_ms[r] = net->moved_ms[r] = clock_ms();
+    for (int r = 0; r < net->world; r++) net->last_ms[r] = net->progress_ms[r] = clock_ms();
     for (int r = 0; r < net->world; r++) net->last[r].waiting_s = -1;
     MT_REQUIRE(!pthread_mutex_init(&net->lock, NULL) && !pipe(net->wake), "no lock or pipe");
     sigfillset(&all); /* signals are handled by the main thread */
@@ -287,7 +288,7 @@ void watch_start(struct comm_net *net)
     MT_REQUIRE(!pthread_create(&net->thread, NULL, watch, net), "the system cannot start another thread");
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     watcher = net->thread;
-    die_after(wait_for_verdict);
+    die_after(wait_for_watch);
 }
 
 void watch_stop(struct comm_net *net)
@@ -307,7 +308,7 @@ void watch_stop(struct comm_net *net)
     mem_free(net->gone);
     mem_free(net->last);
     mem_free(net->last_ms);
-    mem_free(net->moved_ms);
+    mem_free(net->progress_ms);
     net->last = NULL;
 }
 
@@ -332,7 +333,7 @@ void watch_leave(struct comm_net *net)
 void watch_lost(struct comm_net *net, int peer, const char *what)
 {
     char text[NET_TEXT], who[128];
-    sleep_ms(VERDICT_MS);
+    sleep_ms(CAUSE_MS);
     snprintf(text, sizeof(text), "%s closed its connection in %s", name(net, peer, who), what);
     end_run(net, text, true);
     end_process(net);
@@ -349,7 +350,7 @@ void comm_fail(struct comm *c, const char *message)
         net_write(net->line[0], &b, sizeof(b), clock_ms() + WRITE_MS);
     } else {
         net->ended = true; /* the caller prints */
-        tell_all(net, message);
+        send_abort(net, message);
     }
     pthread_mutex_unlock(&net->lock);
     if (net->rank != 0) sleep_ms(READ_MS + 6 * GRACE_MS); /* the watch receives the end and exits */

@@ -236,8 +236,7 @@ static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
         const bool busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
         for (int step = 0; step < n_step; step++) {
             copy_wait<STAGES - 2>();
-            __syncthreads(); /* this step is loaded for all threads; all have finished reading the stage that is loaded
-                                next */
+            __syncthreads(); /* this step is loaded for all threads, and the stage loaded next is free */
             const uint32_t stage = shared + step % STAGES * T::STAGE_BYTES;
             struct fragments<BN> f[2];
             if (busy) {

@@ -147,8 +147,7 @@ static __global__ void __launch_bounds__(THREADS) thin_kernel(const __grid_const
     }
     for (int step = 0; step < n_step; step++) {
         copy_wait<STAGES - 2>();
-        __syncthreads(); /* this step is loaded for all threads; all have finished reading the stage that is loaded next
-                          */
+        __syncthreads(); /* this step is loaded for all threads, and the stage loaded next is free */
         const int ahead = step + STAGES - 1;
         if (ahead < n_step)
             load_step<BN, KN>(g, rows, b, ahead * DEPTH, shared + ahead % STAGES * tile<BN, KN>::STAGE_BYTES);

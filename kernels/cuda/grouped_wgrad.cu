@@ -210,8 +210,7 @@ static __global__ void __launch_bounds__(THREADS, 4)
     float c[RT / 8][4] = {};
     for (int step = 0; step < n_step; step++) {
         copy_wait<STAGES - 2>();
-        __syncthreads(); /* this step is loaded for all threads; all have finished reading the stage that is loaded next
-                          */
+        __syncthreads(); /* this step is loaded for all threads, and the stage loaded next is free */
         const int ahead = step + STAGES - 1;
         if (ahead < n_step)
             load_rows<RT>(g, rows, u.first + ahead * ROWS, u.end, shared + ahead % STAGES * STAGE_BYTES);

@@ -89,7 +89,7 @@ __device__ __forceinline__ void named_arrive(int id, int count)
 
 /* ---- copies ---- */
 
-/* The box of `map` at (x, y, z) into swizzled shared memory; completes on bar by its bytes, zeros beyond the edges. */
+/* Loads the box of `map` at (x, y, z) into swizzled shared memory; zeros out of bounds. Signals its bytes on bar. */
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int y, int z)
 {
     asm volatile(
