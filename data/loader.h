@@ -12,6 +12,8 @@ struct batch {
     int32_t *cu;                            /* [n_seq+1] */
     int32_t *label_row;                     /* [n_label] ascending rows t with a labelled next token */
     int32_t *label_id;                      /* [n_label] that next token: tok[t+1] */
+    int32_t *topk_id;                       /* [n_label, dataset.n_top] its likeliest tokens by a teacher; or NULL */
+    float *topk_logprob;                    /* [n_label, dataset.n_top] */
 };
 
 struct loader_options {

@@ -188,6 +188,29 @@ typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
 typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
                           const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk);
 
+/* What a student learns from besides the labels: for each labelled token the teacher's distribution q over the
+ * vocabulary, as its final hidden state, whose logits the same head makes, or as K ids and log q of each (id -1: no
+ * entry). q is at `temperature` T. The rest of the probability, q_r = max(0, 1 - sum q_k), is one bucket of all other
+ * ids; KL_REVERSE needs hidden states. */
+enum kl_kind { KL_FORWARD, KL_REVERSE };
+struct teacher {
+    enum kl_kind kind;
+    float alpha, temperature;  /* share of the cross-entropy in the loss, [0, 1]; T > 0 */
+    struct tensor hidden;      /* [N, D] act, after the final norm; or absent */
+    struct tensor id, logprob; /* [N, K] i32, stat: distinct ids, log softmax(z / T); or absent */
+};
+/* linear_ce with a teacher. p = softmax(W x[row] / T). FORWARD: kl = sum_v q (log q - log p), where the bucket is one
+ * more v. REVERSE: kl = sum_v p (log p - log q).
+ * kl [N] stat =; dx [T,D] act = : scale * d(alpha * nll + (1 - alpha) * T^2 * kl)/dx; all else as linear_ce. Teacher
+ * and student of equal hidden states have kl = 0, and with alpha = 0 dx = 0, exactly. */
+typedef void linear_kl_fn(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
+                          struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                          const struct teacher *teacher, float scale, int64_t chunk);
+/* The K largest logits of each row (ties: lower id first) as log softmax(W x[row] / T), ids ascending.
+ * id [N,K] i32 =, logprob [N,K] stat =; K <= V; x, w, rows, chunk as linear_ce */
+typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
+                            const struct weight *w, struct tensor rows, float temperature, int64_t chunk);
+
 /* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = number of elements that are not finite.
  * g any shape, contiguous, stat or act; out [2] f64 = */
 typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
@@ -226,8 +249,8 @@ typedef void quant_pack_fn(struct device *dev, struct tensor codes, struct tenso
                            struct tensor x, struct tensor amax, const struct fakequant *f);
 
 /* Sums that stay on the device until the end of the step; all f64, "+=", in a fixed order.
- * out [2]: sum of nll, sum of hit.  nll [N] stat, hit [N] i32 */
-typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit);
+ * out [3]: sum of nll, of hit, of kl.  nll [N] stat, hit [N] i32, kl [N] stat or absent */
+typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl);
 /* out [1] += factor * sum_i count_i prob_i of one auxiliary loss (struct aux) */
 typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux *aux, double factor);
 /* out [E] += rows of each expert.  offs [E+1] i32 */
@@ -298,6 +321,8 @@ struct ops {
     moe_down_bwd_fn *moe_down_bwd;
     moe_up_bwd_fn *moe_up_bwd;
     linear_ce_fn *linear_ce;
+    linear_kl_fn *linear_kl;
+    linear_topk_fn *linear_topk;
     sumsq_fn *sumsq;
     adamw_fn *adamw;
     cast_fn *cast;
@@ -334,6 +359,8 @@ moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fw
 moe_down_bwd_fn op_moe_down_bwd, cpu_moe_down_bwd, cpu64_moe_down_bwd, cuda_moe_down_bwd;
 moe_up_bwd_fn op_moe_up_bwd, cpu_moe_up_bwd, cpu64_moe_up_bwd, cuda_moe_up_bwd;
 linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce, cuda_linear_ce;
+linear_kl_fn op_linear_kl, cpu_linear_kl, cpu64_linear_kl, cuda_linear_kl;
+linear_topk_fn op_linear_topk, cpu_linear_topk, cpu64_linear_topk, cuda_linear_topk;
 sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
 adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
 cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;

@@ -47,7 +47,7 @@ static void load_tables(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
     m->rope = arena_tensor_2d(&m->dev->state, DT_F32, opt->max_len, a->head_dim);
-    m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 7);
+    m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 8);
     m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
     device_zero(m->dev, m->tally);
     device_zero(m->dev, m->row_sum);
@@ -56,6 +56,22 @@ static void load_tables(struct model *m, const struct model_options *opt)
     arch_rope_table(a, opt->max_len, host);
     device_upload(m->dev, m->rope.data, host, tensor_bytes(m->rope));
     mem_free(host);
+}
+
+/* The teacher's adapters, or none. */
+static void open_teacher(struct model *m, struct adapters *planned)
+{
+    const struct arch *a = &m->arch;
+    if (m->distill.from != DISTILL_MODEL) return;
+    if (!planned) {
+        m->teacher.layers = mem_array(a->n_layer, sizeof(*m->teacher.layers));
+        return;
+    }
+    m->teacher = *planned;
+    *planned = (struct adapters){0};
+    m->teacher.dropout = 0;
+    adapters_layout(&m->teacher, a, m->dev->ops->rank_multiple, &m->par);
+    adapters_alloc_frozen(&m->teacher, m->dev, a);
 }
 
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -67,7 +83,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .adapters = *ad,
                         .recompute = opt->recompute,
                         .aux_coef = opt->aux_coef,
-                        .aux_pooled = opt->aux_pooled};
+                        .aux_pooled = opt->aux_pooled,
+                        .distill = opt->distill};
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(a, 128 << 20);
     dev->expert_group = opt->expert_group;
@@ -78,6 +95,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     adapters_layout(&m->adapters, a, dev->ops->rank_multiple, &m->par);
     if (opt->shard_moments) adapters_shard_moments(&m->adapters);
     (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
+    open_teacher(m, opt->teacher);
     load_tables(m, opt);
     const struct weights_options load = {.quantize = &opt->quantize,
                                          .embed_on_host = opt->embed_on_host,
@@ -98,6 +116,7 @@ void model_close(struct model *m)
     acts_free(&m->acts);
     weights_free(&m->weights);
     adapters_free(&m->adapters);
+    adapters_free(&m->teacher);
     mem_free(m->aux);
     *m = (struct model){0};
 }
@@ -173,25 +192,6 @@ static void push_aux(struct model *m, int64_t n_tok)
 
 static bool has_aux(const struct model *m) { return m->aux_coef * m->pass.aux_share != 0; }
 
-void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass)
-{
-    struct device *dev = m->dev;
-    const struct arch *a = &m->arch;
-    MT_REQUIRE(dev->work.used == 0, "model_begin before model_end");
-    m->pass = *pass;
-    acts_push_recv_buf(&m->acts, dev, a);
-    m->tok = push_indices(m, b->tok, b->n_tok);
-    m->pos = push_indices(m, b->pos, b->n_tok);
-    m->label_row = push_indices(m, b->label_row, b->n_label);
-    m->label_id = push_indices(m, b->label_id, b->n_label);
-    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b)};
-    m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
-    push_aux(m, b->n_tok);
-    set_dropout(m);
-    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,
-              has_aux(m) || a->router == ROUTER_PROBABILITY);
-}
-
 static struct block layer(struct model *m, int64_t l)
 {
     const struct arch *a = &m->arch;
@@ -223,6 +223,72 @@ void model_fwd(struct model *m)
     }
 }
 
+static bool distils(const struct model *m) { return m->pass.distill && m->distill.from != DISTILL_NONE; }
+
+/* The teacher's forward pass, and of it the final hidden states of the labelled rows. It takes no more work memory than
+ * an evaluation. */
+static void teach(struct model *m, int64_t n_tok)
+{
+    struct device *dev = m->dev;
+    const struct arch *a = &m->arch;
+    const struct model_pass pass = m->pass;
+    const int64_t n_label = m->label_row.shape[0];
+    m->kl.hidden = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
+    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
+    m->teaching = true;
+    m->pass = (struct model_pass){.backward = false};
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        m->aux[l] = (struct aux){0};
+        layer_adapt(&m->weights.layers[l], a, l, &m->teacher.layers[l]);
+    }
+    acts_push(&m->acts, dev, a, &m->teacher, n_tok, false, m->recompute, false);
+    model_fwd(m);
+    op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
+    op_rmsnorm_fwd(dev, m->kl.hidden, rstd, rows, m->weights.norm, &a->norm);
+    m->teaching = false;
+    m->pass = pass;
+    arena_release(&dev->work, mark);
+}
+
+/* What the student learns from, for the labelled rows of the micro-batch. */
+static void push_teacher(struct model *m, const struct model_batch *b)
+{
+    const struct distill *d = &m->distill;
+    m->kl = (struct teacher){.kind = d->kl, .alpha = (float)d->alpha, .temperature = (float)d->temperature};
+    if (!distils(m)) return;
+    if (d->from == DISTILL_MODEL) {
+        teach(m, b->n_tok);
+        return;
+    }
+    m->kl.id = arena_tensor_2d(&m->dev->work, DT_I32, b->n_label, d->n_top);
+    m->kl.logprob = arena_tensor_2d(&m->dev->work, m->dev->stat_dtype, b->n_label, d->n_top);
+    if (m->dev->dry_run) return;
+    device_upload(m->dev, m->kl.id.data, b->topk_id, tensor_bytes(m->kl.id));
+    device_set_f32(m->dev, m->kl.logprob, b->topk_logprob);
+}
+
+void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass)
+{
+    struct device *dev = m->dev;
+    const struct arch *a = &m->arch;
+    MT_REQUIRE(dev->work.used == 0, "model_begin before model_end");
+    m->pass = *pass;
+    acts_push_recv_buf(&m->acts, dev, a);
+    m->tok = push_indices(m, b->tok, b->n_tok);
+    m->pos = push_indices(m, b->pos, b->n_tok);
+    m->label_row = push_indices(m, b->label_row, b->n_label);
+    m->label_id = push_indices(m, b->label_id, b->n_label);
+    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b)};
+    m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
+    push_teacher(m, b);
+    push_aux(m, b->n_tok);
+    set_dropout(m);
+    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,
+              has_aux(m) || a->router == ROUTER_PROBABILITY);
+}
+
 /* F_i is the share of rows routed to expert i, p_i its mean probability.
  * Pooled: E * sum_i F_i p_i over the rows of all layers, as in transformers' load_balancing_loss_func. It is top_k when
  * all experts get equally many rows.
@@ -234,7 +300,7 @@ static void add_aux(struct model *m)
         const struct aux *aux = &m->aux[l];
         const double rows = (double)aux->rows;
         if (aux->coef == 0) continue;
-        op_aux_sum(m->dev, tensor_rows(m->tally, 2, 1), aux, e / (rows * rows) / (aux->pooled ? 1 : even));
+        op_aux_sum(m->dev, tensor_rows(m->tally, 3, 1), aux, e / (rows * rows) / (aux->pooled ? 1 : even));
         if (aux->pooled) return;
     }
 }
@@ -251,11 +317,17 @@ void model_loss(struct model *m)
     const int64_t mark = arena_mark(&dev->work);
     struct tensor nll = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
     struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label);
+    struct tensor kl = distils(m) ? arena_tensor_1d(&dev->work, dev->stat_dtype, n_label) : (struct tensor){0};
+    const float scale = (float)m->pass.loss_scale;
 
     op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, &m->arch.norm);
-    op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id,
-                 (float)m->pass.loss_scale, m->ce_chunk);
-    op_loss_sum(dev, tensor_rows(m->tally, 0, 2), nll, hit);
+    if (distils(m))
+        op_linear_kl(dev, nll, kl, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id, &m->kl,
+                     scale, m->ce_chunk);
+    else
+        op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id, scale,
+                     m->ce_chunk);
+    op_loss_sum(dev, tensor_rows(m->tally, 0, 3), nll, hit, kl);
     if (has_aux(m)) add_aux(m);
     m->n_label += n_label;
     arena_release(&dev->work, mark);
@@ -273,6 +345,22 @@ void model_logits(struct model *m, int64_t row, float *logits)
     op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
     op_linear_fwd(dev, out, absent, norm, &head, absent);
     device_get_f32(dev, logits, out);
+    arena_release(&dev->work, mark);
+}
+
+void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob)
+{
+    struct device *dev = m->dev;
+    const struct tensor x = m->acts.layers[m->arch.n_layer].x;
+    const int64_t n_label = m->label_row.shape[0], mark = arena_mark(&dev->work);
+    struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], x.shape[1]);
+    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, x.shape[0]);
+    struct tensor ids = arena_tensor_2d(&dev->work, DT_I32, n_label, k);
+    struct tensor values = arena_tensor_2d(&dev->work, dev->stat_dtype, n_label, k);
+    op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
+    op_linear_topk(dev, ids, values, norm, &m->weights.head, m->label_row, (float)temperature, m->ce_chunk);
+    device_download(dev, id, ids.data, tensor_bytes(ids));
+    device_get_f32(dev, logprob, values);
     arena_release(&dev->work, mark);
 }
 
@@ -318,7 +406,7 @@ void model_clear(struct model *m)
     m->n_label = 0;
 }
 
-void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->tally, 0, 3)); }
+void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->tally, 0, 4)); }
 
 /* Counts each gradient element once: replicated ones on this rank, divided experts' on the rank that holds them. */
 void model_norm(struct model *m)
@@ -326,22 +414,30 @@ void model_norm(struct model *m)
     const struct tensor grad = m->adapters.opt.grad;
     const bool ep = m->adapters.ep;
     const int64_t n = ep ? m->adapters.n_common : grad.shape[0];
-    op_sumsq(m->dev, tensor_rows(m->tally, 3, 2), tensor_rows(grad, 0, n));
+    op_sumsq(m->dev, tensor_rows(m->tally, 4, 2), tensor_rows(grad, 0, n));
     if (!ep) return;
-    op_sumsq(m->dev, tensor_rows(m->tally, 5, 2), tensor_rows(grad, n, grad.shape[0] - n));
-    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->tally, 5, 2));
+    op_sumsq(m->dev, tensor_rows(m->tally, 6, 2), tensor_rows(grad, n, grad.shape[0] - n));
+    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->tally, 6, 2));
 }
 
 void model_read(struct model *m, struct model_tally *out)
 {
-    double sum[7];
+    double sum[8];
     device_get(m->dev, sum, m->tally);
     *out = (struct model_tally){.nll = f64_unsigned_nan(sum[0]),
-                                .aux = sum[2],
+                                .kl = f64_unsigned_nan(sum[2]),
+                                .aux = sum[3],
                                 .n_label = m->n_label,
                                 .n_hit = (int64_t)sum[1],
-                                .grad_norm = f64_unsigned_nan(sqrt(sum[3] + sum[5])),
-                                .n_bad_grad = (int64_t)(sum[4] + sum[6])};
+                                .grad_norm = f64_unsigned_nan(sqrt(sum[4] + sum[6])),
+                                .n_bad_grad = (int64_t)(sum[5] + sum[7])};
+}
+
+double model_objective(const struct model *m, const struct model_tally *t)
+{
+    const struct distill *d = &m->distill;
+    if (d->from == DISTILL_NONE) return t->nll;
+    return d->alpha * t->nll + (1 - d->alpha) * d->temperature * d->temperature * t->kl;
 }
 
 void model_read_expert_rows(struct model *m, int64_t *rows)
@@ -368,6 +464,10 @@ static bool is_finite(struct device *dev, struct tensor x)
 
 void model_first_bad(struct model *m, char name[64])
 {
+    if (m->kl.hidden.ndim && !is_finite(m->dev, m->kl.hidden)) {
+        snprintf(name, 64, "output of the teacher");
+        return;
+    }
     for (int64_t l = 0; l <= m->arch.n_layer; l++) {
         if (is_finite(m->dev, m->acts.layers[l].x)) continue;
         if (l == 0)

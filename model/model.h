@@ -1,11 +1,15 @@
 /* model.h - the whole model: embedding, layers, chunked loss head; one micro-batch at a time.
  *
  *   model_begin   allocates work memory, uploads the batch
- *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l; the last x is the input of the final
- * norm model_loss    final norm, head, cross-entropy over the labelled tokens, added to the tally model_bwd gradients
- * of every adapter, added to the flat gradient model_end     frees the work memory
+ *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x that of the final norm
+ *   model_loss    final norm, head, cross-entropy over the labelled tokens (and KL to a teacher), added to the tally
+ *   model_bwd     gradients of every adapter, added to the flat gradient
+ *   model_end     frees the work memory
  *
- * For generation, model_logits replaces model_loss.
+ * For generation, model_logits replaces model_loss; model_topk does so to write the likeliest tokens of a teacher.
+ *
+ * In a distillation from a model (pass.distill), model_begin first runs the forward pass of the teacher: the same
+ * weights with other adapters or none, without dropout. It keeps the final hidden states of the labelled rows.
  *
  * None of these waits for the device. Losses and counts of a step accumulate in the tally, in device memory. The host
  * reads it once, at the end of the step:
@@ -19,6 +23,16 @@
 
 #include "data/safetensors.h"
 #include "model/block.h"
+
+/* What the student learns from besides the labels. MODEL: the same weights with other adapters; ROWS: the data have the
+ * likeliest tokens of a teacher. The loss of a labelled token is alpha CE + (1 - alpha) temperature^2 KL. */
+enum distill_from { DISTILL_NONE, DISTILL_MODEL, DISTILL_ROWS };
+struct distill {
+    enum distill_from from;
+    enum kl_kind kl;
+    double alpha, temperature;
+    int64_t n_top; /* ROWS: ids per token */
+};
 
 struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
@@ -34,6 +48,8 @@ struct model_options {
     bool shard_moments;         /* over the ranks of par->dp (ZeRO-1) */
     bool frozen;                /* forward only: no gradients, no moments */
     struct ep_options ep;       /* n_tok 0 when par->ep has one rank */
+    struct distill distill;
+    struct adapters *teacher; /* planned, for DISTILL_MODEL: become the model's own; NULL: the base model */
 };
 
 /* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. */
@@ -41,6 +57,8 @@ struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len;
     const int32_t *tok, *pos, *cu;       /* [n_tok], [n_tok], [n_seq+1] */
     const int32_t *label_row, *label_id; /* [n_label] */
+    const int32_t *topk_id;              /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
+    const float *topk_logprob;
 };
 
 struct model_pass {
@@ -48,12 +66,14 @@ struct model_pass {
     double loss_scale;    /* multiplies dnll: 1 / labelled tokens of the optimizer step */
     double aux_share;     /* weight of this micro-batch in the step's auxiliary loss */
     uint64_t dropout_key; /* differs for every micro-batch */
+    bool distill;         /* the loss is that of struct distill, when there is a teacher; otherwise cross-entropy */
     bool reduce; /* last micro-batch of a step: backward all-reduces each layer's gradients when the layer is done */
 };
 
 /* Sums over the micro-batches since model_clear. */
 struct model_tally {
     double nll;      /* sum over labelled tokens, natural log */
+    double kl;       /* sum over labelled tokens of the passes with pass.distill, without factors */
     double aux;      /* auxiliary losses, before coef; 0 when off */
     int64_t n_label; /* on this rank; after model_sum the other members are sums over all ranks */
     int64_t n_hit;
@@ -68,7 +88,7 @@ struct model {
     struct weights weights;
     struct adapters adapters;
     struct tensor rope;    /* [max_len, A] f32 */
-    struct tensor tally;   /* [7] f64: nll, hits, aux; sum of squares and number of non-finite elements of the
+    struct tensor tally;   /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
                               gradient; the same two of expert-parallel gradients */
     struct tensor row_sum; /* [L*E] f64: rows of every expert in training micro-batches since model_read_expert_rows */
     enum recompute recompute;
@@ -77,6 +97,9 @@ struct model {
     bool aux_pooled;
     int64_t n_label; /* labelled tokens since model_clear, on this rank */
     int64_t n_chunk; /* largest number of chunks of any layer so far, with expert parallelism */
+    struct distill distill;
+    struct adapters teacher; /* of DISTILL_MODEL, frozen; without parameters when the teacher is the base model */
+    bool teaching;           /* inside the forward pass of the teacher */
 
     /* the current micro-batch, all on dev->work */
     struct model_pass pass;
@@ -85,6 +108,7 @@ struct model {
     struct seqs seqs;
     struct tensor tok, pos, label_row, label_id;
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
+    struct teacher kl;                            /* of a pass with pass.distill; else without tensors */
 };
 
 /* Loads the weights and initialises the adapters (A random from seed, B zero) in dev's arenas; a dry run only counts
@@ -101,12 +125,17 @@ void model_bwd(struct model *m);
 /* Logits of the token after row `row` of the micro-batch: [V] on the host, rounded to act. Needs less work memory than
  * model_loss with two labelled tokens. Waits for the device. */
 void model_logits(struct model *m, int64_t row, float *logits);
+/* The k likeliest tokens after each labelled row, ids ascending: id, logprob [n_label, k] host, the log of
+ * softmax(logits / temperature). Instead of model_loss, of a pass without backward. Waits for the device. */
+void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob);
 void model_end(struct model *m);
 
 void model_clear(struct model *m);
 void model_sum(struct model *m);
 void model_norm(struct model *m);
 void model_read(struct model *m, struct model_tally *out); /* waits for the device */
+/* Sum over labelled tokens of the loss that is trained: nll, or alpha * nll + (1 - alpha) * temperature^2 * kl. */
+double model_objective(const struct model *m, const struct model_tally *t);
 /* rows [L*E] host: rows of every expert since the last call, summed over all ranks; 0 in dense layers. Resets the
  * counts. Waits for the device. */
 void model_read_expert_rows(struct model *m, int64_t *rows);

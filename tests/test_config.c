@@ -140,6 +140,7 @@ static void every_key_reads_back(void **state)
                                          "fp32",
                                          "full",
                                          "megatron",
+                                         "reverse",
                                          "0.3",
                                          "77",
                                          "2"};
@@ -160,7 +161,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 74);
+    assert_int_equal(n_keys, 79);
     check_round_trip(&all);
 }
 
@@ -213,8 +214,9 @@ static void unknown_names_are_errors(void **state)
 {
     (void)state;
     refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
-    refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, optim, train, parallel, "
-                        "eval, output, log");
+    refuse("\n[gpu]\n",
+           "run.ini:2: unknown section [gpu]; the sections are model, data, lora, distill, optim, train, parallel, "
+           "eval, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nxyzzy = 1\n",
            "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are lr, schedule, warmup_steps, "
@@ -439,7 +441,7 @@ static void long_lines_are_not_truncated(void **state)
     /* a section longer than inih's 50 */
     refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",
            "run.ini:1: unknown section [optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]; the sections "
-           "are model, data, lora, optim, train, parallel, eval, output, log");
+           "are model, data, lora, distill, optim, train, parallel, eval, output, log");
 }
 
 static void set_overrides_in_order(void **state)

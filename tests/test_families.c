@@ -445,7 +445,7 @@ static double total_loss(struct model *m, double *grad)
         pos[t] = t < 5 ? t : t - 5;
         if (t != 4 && t != 11) row[n] = t, id[n++] = (5 * t + 1) % (int32_t)m->arch.vocab;
     }
-    const struct model_batch b = {12, 2, n, 7, tok, pos, cu, row, id};
+    const struct model_batch b = {12, 2, n, 7, tok, pos, cu, row, id, NULL, NULL};
     const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
     struct model_tally loss;
     model_clear(m);

@@ -193,12 +193,14 @@ static void tally_run(struct device *dev, const void *params, struct op_outputs 
 {
     const struct tally *p = params;
     struct tensor nll = make_random(dev->stat_dtype, 1, 3, p->n_label, -1, -1), hit = make_numbers(p->n_label, 2, 2);
-    struct tensor loss = make_random(DT_F64, 3, 100, 2, -1, -1), aux_loss = make_random(DT_F64, 4, 1, 1, -1, -1);
+    struct tensor kl = {0}, loss = make_random(DT_F64, 3, 100, 3, -1, -1),
+                  aux_loss = make_random(DT_F64, 4, 1, 1, -1, -1);
     struct tensor rows = make_random(DT_F64, 5, 100, p->n_exp, -1, -1), offs = make_numbers(p->n_exp + 1, 100, 6);
     struct aux aux = {.count = make_random(dev->stat_dtype, 7, 50, p->n_exp, -1, -1),
                       .prob = make_random(dev->stat_dtype, 8, 9, p->n_exp, -1, -1)};
     for (int64_t e = 0; e < p->n_exp; e++) ((int32_t *)offs.data)[e + 1] += ((int32_t *)offs.data)[e];
-    op_loss_sum(dev, loss, nll, hit);
+    if (p->n_exp % 20) kl = make_random(dev->stat_dtype, 9, 2, p->n_label, -1, -1); /* else absent */
+    op_loss_sum(dev, loss, nll, hit, kl);
     op_aux_sum(dev, aux_loss, &aux, 0.25);
     op_row_count(dev, rows, offs);
     struct tensor all[] = {loss, aux_loss, rows};
@@ -215,17 +217,19 @@ static void the_sums_of_a_step(void **state)
     struct device dev;
     op_check_begin(&dev, true);
     struct tensor nll = make_random(DT_F64, 1, 3, 3, -1, -1), hit = make_i32((const int32_t[]){1, 0, 1}, 3);
-    struct tensor loss = make_zero(DT_F64, 2, -1, -1), rows = make_zero(DT_F64, 3, -1, -1);
+    struct tensor kl = make_random(DT_F64, 4, 1, 3, -1, -1);
+    struct tensor loss = make_zero(DT_F64, 3, -1, -1), rows = make_zero(DT_F64, 3, -1, -1);
     struct tensor aux_loss = make_zero(DT_F64, 1, -1, -1), offs = make_i32((const int32_t[]){0, 4, 4, 9}, 4);
     struct aux aux = {.count = make_random(DT_F64, 2, 9, 2, -1, -1), .prob = make_random(DT_F64, 3, 1, 2, -1, -1)};
     double nll_sum = value_at(nll, 0) + value_at(nll, 1) + value_at(nll, 2), aux_now = 0;
     for (int64_t i = 0; i < 2; i++) aux_now += value_at(aux.count, i) * value_at(aux.prob, i);
     for (int step = 1; step <= 2; step++) {
-        op_loss_sum(&dev, loss, nll, hit);
+        op_loss_sum(&dev, loss, nll, hit, kl);
         op_aux_sum(&dev, aux_loss, &aux, 0.5);
         op_row_count(&dev, rows, offs);
         assert_close(value_at(loss, 0), step * nll_sum, 1e-14);
         assert_close(value_at(loss, 1), step * 2, 0);
+        assert_close(value_at(loss, 2), step * (value_at(kl, 0) + value_at(kl, 1) + value_at(kl, 2)), 1e-14);
         assert_close(value_at(aux_loss, 0), step * 0.5 * aux_now, 1e-14);
         for (int64_t e = 0; e < 3; e++) assert_close(value_at(rows, e), step * (double[]){4, 0, 5}[e], 0);
     }

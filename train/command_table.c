@@ -100,11 +100,16 @@ static int do_train(const void *args, struct config *cfg, struct err *err)
 
 static int do_eval(const void *args, struct config *cfg, struct err *err) { return run_ranks(cfg, args, err); }
 
-static int do_generate(const void *args, struct config *cfg, struct err *err) { return generate_run(args, cfg, err); }
+static int do_generate(const void *args, struct config *cfg, struct err *err)
+{
+    config_without_teacher(cfg);
+    return generate_run(args, cfg, err);
+}
 
 static int do_export(const void *args, struct config *cfg, struct err *err)
 {
     const struct export_args *a = args;
+    config_without_teacher(cfg);
     if (a->verify) return export_check(cfg, a->adapter, a->to, a->verify, a->force, stdout, err);
     return export_run(cfg, a->adapter, a->to, a->out, a->force, stdout, err);
 }
@@ -116,6 +121,7 @@ static int do_plan(const void *args, struct config *cfg, struct err *err)
 
 static int do_check(const void *args, struct config *cfg, struct err *err)
 {
+    config_without_teacher(cfg);
     return check_run(cfg, ((const struct check_args *)args)->layers, NULL, stdout, err);
 }
 

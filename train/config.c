@@ -71,6 +71,11 @@ static const struct option options[] = {
     ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
     ROW(lora, layers, MATH, "all", "all|ranges", "adapted layers, e.g. 0-3,7"),
     ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
+    ROW(distill, teacher, MATH, "none", "none|base|rows|adapter:DIR", "base: the model without adapters; rows: data"),
+    ROW(distill, alpha, MATH, "0", "[0, 1]", "share of the cross-entropy; the rest is the KL times T^2"),
+    ROW(distill, temperature, MATH, "1", "(0, 1e3]", "T, which divides the logits of teacher and student"),
+    ROW(distill, kl, MATH, "forward", "forward|reverse", "KL(teacher, student), or KL(student, teacher)"),
+    ROW(distill, topk, DATA, "64", "[1, 4096]", "ids per token, at most, in rows of a teacher"),
     ROW(optim, lr, NEXT, "2e-4", "[0, 1]", "peak learning rate"),
     ROW(optim, schedule, NEXT, "cosine", "cosine|linear|constant", "learning rate after warm-up"),
     ROW(optim, warmup_steps, NEXT, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),
@@ -259,8 +264,8 @@ static int set_bool(struct config *c, const struct option *o, const char *value,
 
 static int set_enum(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
 {
-    char names[8][32];
-    const char *list[8];
+    char names[12][32];
+    const char *list[12];
     int n = 0;
     for (; config_choice(o->allowed, n, names[n]); n++) {
         list[n] = names[n];
@@ -563,6 +568,43 @@ static int validate_parallel(const struct config *c, struct err *err)
     return 0;
 }
 
+enum config_teacher config_teacher(const struct config *c, const char **dir)
+{
+    const char *text = c->distill.teacher, *colon = strchr(text, ':');
+    *dir = colon ? colon + 1 : "";
+    return !strcmp(text, "base")   ? TEACHER_BASE
+           : !strcmp(text, "rows") ? TEACHER_ROWS
+           : colon                 ? TEACHER_ADAPTER
+                                   : TEACHER_NONE;
+}
+
+void config_without_teacher(struct config *c)
+{
+    struct config *defaults = mem_alloc(sizeof(*defaults));
+    config_defaults(defaults);
+    c->distill = defaults->distill;
+    mem_free(defaults);
+}
+
+static int validate_distill(const struct config *c, struct err *err)
+{
+    const char *text = c->distill.teacher, *dir, *set = NULL;
+    const enum config_teacher teacher = config_teacher(c, &dir);
+    if (teacher == TEACHER_ADAPTER ? strncmp(text, "adapter:", 8) || !*dir
+                                   : teacher == TEACHER_NONE && strcmp(text, "none"))
+        return err_set(err, "distill.teacher = \"%.80s\": expected none, base, rows or adapter:DIR", text);
+    if (c->distill.kl == CFG_KL_REVERSE) set = "distill.kl = reverse";
+    if (c->distill.temperature < 1 || c->distill.temperature > 1) set = "distill.temperature";
+    if (c->distill.alpha > 0) set = "distill.alpha";
+    if (teacher == TEACHER_NONE && set)
+        return err_set(err, "%s needs a teacher: set distill.teacher to base, rows or adapter:DIR", set);
+    if (teacher == TEACHER_ROWS && c->distill.kl == CFG_KL_REVERSE)
+        return err_set(err,
+                       "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "
+                       "the likeliest tokens alone: set forward, or a teacher of base or adapter:DIR");
+    return 0;
+}
+
 int config_validate(const struct config *c, struct err *err)
 {
     bool held_out = c->data.eval[0] || c->data.eval_split > 0;
@@ -590,7 +632,8 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_lists(c, err) || validate_texts(c, err) || validate_parallel(c, err)) return -1;
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_distill(c, err) || validate_parallel(c, err))
+        return -1;
     struct profile profile;
     if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)

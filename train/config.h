@@ -15,6 +15,7 @@ enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_C
 enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
+enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 
 /* Effect of a changed option on a run that continues from a checkpoint. */
 enum config_effect {
@@ -48,6 +49,12 @@ struct config {
         bool rslora;
         char targets[256], rank_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
+    struct {
+        char teacher[MT_PATH]; /* config_teacher */
+        double alpha, temperature;
+        int kl;
+        int64_t topk;
+    } distill;
     struct {
         double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;
         int schedule; /* enum schedule_kind */
@@ -106,6 +113,11 @@ const char *config_renamed(const char *key);
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* The [lora] section; its texts are those of c. */
 struct lora_options config_lora(const struct config *c);
+/* distill.teacher: none, the base model, the adapter in *dir (points into c), or rows of data.train. */
+enum config_teacher { TEACHER_NONE, TEACHER_BASE, TEACHER_ROWS, TEACHER_ADAPTER };
+enum config_teacher config_teacher(const struct config *c, const char **dir);
+/* For commands that do not train or evaluate: the [distill] section as if it were not there. */
+void config_without_teacher(struct config *c);
 /* parallel.gpus; 0: auto. */
 int64_t config_gpus(const struct config *c);
 /* The resolved configuration as an INI file that reads back to the same struct; mem_free the text. */

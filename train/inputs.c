@@ -1,5 +1,5 @@
 /* inputs.c - checks that the files and directories of model.path, data.train, data.eval, data.chat_template,
- * eval.prompts and lora.init_from exist, have the right kind and are readable. */
+ * eval.prompts, lora.init_from and distill.teacher exist, have the right kind and are readable. */
 #include "train/inputs.h"
 
 #include <errno.h>
@@ -83,5 +83,7 @@ int inputs_check(const struct config *cfg, struct err *err)
         look_at_file("data.chat_template", cfg->data.chat_template, err) ||
         look_at_file("eval.prompts", cfg->eval.prompts, err))
         return -1;
-    return adapter[0] ? adapter_dir_find(dir, "lora.init_from =", adapter, err) : 0;
+    if (adapter[0] && adapter_dir_find(dir, "lora.init_from =", adapter, err)) return -1;
+    return config_teacher(cfg, &adapter) == TEACHER_ADAPTER ? adapter_dir_find(dir, "distill.teacher =", adapter, err)
+                                                            : 0;
 }

@@ -89,6 +89,7 @@ static struct model_pass pass_of(const struct training *t, int64_t i, int64_t la
 {
     const uint64_t key = rng_u64(rng_key((uint64_t)t->run.cfg->train.seed, "dropout"), (uint64_t)t->state.step);
     return (struct model_pass){.backward = true,
+                               .distill = true,
                                .loss_scale = 1 / (double)MT_MAX(labels, 1),
                                .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
                                .dropout_key = rng_u64(key, (uint64_t)i),
@@ -145,7 +146,7 @@ static void find_bad(struct training *t, const struct batch *b, int64_t n, int64
         model_clear(m);
         run_forward(&t->run, &b[i], &pass);
         model_read(m, &sum);
-        const bool found = at == n && !isfinite(sum.nll);
+        const bool found = at == n && !isfinite(model_objective(m, &sum));
         if (found) model_first_bad(m, bad);
         model_end(m);
         if (found) at = i;
@@ -160,9 +161,13 @@ static void update(struct training *t, const struct batch *b, struct step_metric
     struct model *model = &t->run.model;
     struct model_tally sum;
     model_read(model, &sum);
-    m->loss = sum.nll / (double)MT_MAX(m->labels, 1);
+    const double labels = (double)MT_MAX(m->labels, 1);
+    m->loss = model_objective(model, &sum) / labels;
+    m->distill = model->distill.from != DISTILL_NONE;
+    m->ce = sum.nll / labels;
+    m->kl = sum.kl / labels;
     m->grad_norm = sum.grad_norm;
-    m->skipped = !isfinite(sum.nll) || sum.n_bad_grad || !isfinite(sum.grad_norm);
+    m->skipped = !isfinite(m->loss) || sum.n_bad_grad || !isfinite(sum.grad_norm);
     if (m->skipped) find_bad(t, b, t->run.cfg->train.grad_accum, m->labels, bad);
     if (m->skipped || !m->labels) return;
     adapters_update(&model->adapters, &t->run.dev, m->lr, m->grad_norm);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "data/loader.h"
+#include "train/adapter_dir.h"
 #include "train/peft.h"
 
 /* Scratch sizes. Larger ones are faster: the head's matrix is read once per chunk of labelled tokens, and one launch
@@ -26,13 +27,25 @@ struct quantize plan_quantize(const struct config *cfg)
                              .attention = cfg->model.quantize_attention};
 }
 
-static struct model_options base_options(const struct config *cfg)
+static struct distill distill_of(const struct config *cfg, const struct arch *a)
+{
+    static const enum distill_from from[] = {DISTILL_NONE, DISTILL_MODEL, DISTILL_ROWS, DISTILL_MODEL};
+    const char *dir;
+    return (struct distill){.from = from[config_teacher(cfg, &dir)],
+                            .kl = cfg->distill.kl == CFG_KL_REVERSE ? KL_REVERSE : KL_FORWARD,
+                            .alpha = cfg->distill.alpha,
+                            .temperature = cfg->distill.temperature,
+                            .n_top = MT_MIN(cfg->distill.topk, a->vocab)};
+}
+
+static struct model_options base_options(const struct config *cfg, const struct arch *a)
 {
     return (struct model_options){.max_len = cfg->data.seq_len,
                                   .quantize = plan_quantize(cfg),
                                   .decoded_layers = MT_MAX(cfg->train.decoded_layers, 0),
                                   .aux_coef = cfg->train.aux_loss_coef,
                                   .shard_moments = cfg->parallel.zero,
+                                  .distill = distill_of(cfg, a),
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
 }
 
@@ -41,6 +54,18 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
 {
     const struct lora_options opt = config_lora(cfg);
     return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
+}
+
+int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                 struct err *err)
+{
+    char found[MT_PATH];
+    const char *dir;
+    *planned = NULL;
+    if (config_teacher(cfg, &dir) != TEACHER_ADAPTER) return 0;
+    if (adapter_dir_find(found, "distill.teacher =", dir, err) || peft_plan(ad, a, found, err)) return -1;
+    *planned = ad;
+    return 0;
 }
 
 /* ---- measuring ---- */
@@ -61,7 +86,7 @@ struct request {
 /* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: its peak after forward and loss. */
 static int64_t measure_pass(struct model *m, const struct model_batch *b, bool backward, int64_t *fwd, double *flops)
 {
-    const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1};
+    const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1, .distill = true};
     m->dev->work = arena_measure("work");
     m->dev->flops = 0;
     model_begin(m, b, &pass);
@@ -76,18 +101,25 @@ static int64_t measure_pass(struct model *m, const struct model_batch *b, bool b
 }
 
 /* Measures the largest micro-batch: every sequence is full, and every token is a separate document with a label. */
-static int measure(struct plan_memory *p, int64_t *trainable, const struct request *q, const struct model_options *opt,
+static int measure(struct plan_memory *p, int64_t *trainable, const struct request *q, const struct model_options *way,
                    struct err *err)
 {
+    struct model_options opt = *way;
     const struct model_batch b = {
         .n_tok = q->n_tok, .n_seq = q->n_tok, .n_label = q->n_tok, .max_len = MT_MIN(q->seq_len, q->n_tok)};
     struct device dev;
-    struct adapters ad;
+    struct adapters ad, teacher = {0};
     struct model m;
     int64_t fwd;
     device_dry_run(&dev, q->dev);
-    if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err) || model_open(&m, &dev, q->a, q->st, &ad, opt, 0, err))
+    if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err)) return -1;
+    if (plan_teacher(&teacher, &opt.teacher, q->a, q->cfg, err)) {
+        adapters_free(&ad);
         return -1;
+    }
+    const int rc = model_open(&m, &dev, q->a, q->st, &ad, &opt, 0, err);
+    adapters_free(&teacher); /* empty where the model has taken them */
+    if (rc) return -1;
     *p = (struct plan_memory){.experts = m.weights.expert_bytes,
                               .dense = dev.weights.peak - m.weights.expert_bytes,
                               .host = dev.host.peak,
@@ -101,13 +133,13 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
                               .unused = m.weights.unused};
     memcpy(p->format, m.weights.experts, sizeof(p->format));
     p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
-    if (!opt->frozen) p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
+    if (!opt.frozen) p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
     if (q->par->ep->world > 1) { /* the receive buffer is larger than a rank's average rows */
         int64_t unused;
         m.acts.ep.capacity_factor = 1;
         m.acts.ep.n_chunk = 1;
         measure_pass(&m, &b, false, &unused, &p->flops_fwd);
-        if (!opt->frozen) measure_pass(&m, &b, true, &unused, &p->flops);
+        if (!opt.frozen) measure_pass(&m, &b, true, &unused, &p->flops);
     }
     *trainable = m.adapters.n_values;
     model_close(&m);
@@ -145,7 +177,7 @@ static struct model_options way(const struct request *q, int i)
     const bool gpu = q->dev->ops->own_memory;
     const int per_mode = n_ways(q->dev) / PLAN_MODES;
     const struct scratch *s = gpu ? &gpu_scratch[i % per_mode / 2] : &cpu_scratch[0];
-    struct model_options opt = base_options(q->cfg);
+    struct model_options opt = base_options(q->cfg, q->a);
     opt.max_len = q->seq_len;
     opt.frozen = !q->train;
     opt.recompute = (enum recompute)(i / per_mode);

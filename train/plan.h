@@ -51,6 +51,10 @@ struct plan {
  */
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
                   struct err *err) MT_CHECK;
+/* The same for a teacher of distill.teacher = adapter:DIR: *planned is ad, which model_options.teacher takes; with any
+ * other teacher NULL. */
+int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                 struct err *err) MT_CHECK;
 /* The quantisation of the [model] section; the cache is not set. */
 struct quantize plan_quantize(const struct config *cfg);
 /* Fills p for the device's kind; train = false plans an evaluation. When nothing fits the budget, the error has the

@@ -294,8 +294,11 @@ int resume_check_model(const struct resume *r, const struct config *cfg, uint64_
 {
     if (!r->found || r->state.model_mark == fingerprint) return 0;
     struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
-    return err_set(err, "%s was made with another base model%s%s: " WHAT_TO_DO, r->path,
-                   c.n ? ", " : ": the weights in model.path are not the same", c.n ? changes_text(&c) : "");
+    const char *dir, *where = config_teacher(cfg, &dir) == TEACHER_ADAPTER
+                                  ? " or teacher: the weights in model.path or distill.teacher are not the same"
+                                  : ": the weights in model.path are not the same";
+    return err_set(err, "%s was made with another base model%s%s: " WHAT_TO_DO, r->path, c.n ? ", " : where,
+                   c.n ? changes_text(&c) : "");
 }
 
 /* ---- log lines ---- */

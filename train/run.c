@@ -9,6 +9,7 @@
 
 #include "data/hub/hub.h"
 #include "data/json.h"
+#include "train/adapter_dir.h"
 #include "train/peft.h"
 
 #define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
@@ -296,41 +297,75 @@ static void share_fingerprint(struct run *r)
     mem_free(prints);
 }
 
-int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
+/* Arenas, weights and adapters by the plan; a teacher's adapters without their values. */
+static int fill_model(struct run *r, struct adapters *ad, struct adapters *teacher, bool train, struct err *err)
 {
     struct device *dev = &r->dev;
-    struct adapters ad;
-    char a[32];
-    const double start = clock_ms();
-    if (plan_make(&r->plan, dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
-        plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
-        return -1;
     const struct plan_memory *memory = &r->plan.memory;
     const bool packs = r->cfg->model.quantize != CFG_QUANTIZE_NONE;
+    struct model_options opt;
     r->plan.opt.quantize.cache = r->packed;
     if (find_packed(r, &r->plan.opt.quantize, err) ||
         device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
         (memory->host && device_reserve_host(dev, memory->host, err)) ||
         device_reserve(dev, &dev->state, "state", memory->state, err) ||
-        device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err)) {
-        adapters_free(&ad);
+        device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err))
         return -1;
-    }
     const char *way = comm_share_work(r->par.ep, dev);
     if (r->par.ep->world > 1) log_info("all-to-all of the experts' rows: %s", way);
     if (packs) wait_for_turn(r->par.all);
-    if (model_open(&r->model, dev, &r->arch, &r->st, &ad, &r->plan.opt, (uint64_t)r->cfg->train.seed, err)) {
-        adapters_free(&ad);
-        return -1;
-    }
+    opt = r->plan.opt;
+    opt.teacher = teacher;
+    if (model_open(&r->model, dev, &r->arch, &r->st, ad, &opt, (uint64_t)r->cfg->train.seed, err)) return -1;
     if (packs) pass_turn(r->par.all);
     share_fingerprint(r);
-    if (adapter_dir && peft_load(&r->model.adapters, dev, adapter_dir, err)) return -1;
+    return 0;
+}
+
+/* The values of a teacher's adapters; their hash becomes part of the model's fingerprint, so that a run continues with
+ * the same teacher alone. */
+static int load_teacher(struct run *r, struct err *err)
+{
+    struct adapters *ad = &r->model.teacher;
+    const char *given;
+    char dir[MT_PATH];
+    if (config_teacher(r->cfg, &given) != TEACHER_ADAPTER) return 0;
+    if (adapter_dir_find(dir, "distill.teacher =", given, err) || peft_load(ad, &r->dev, dir, err)) return -1;
+    const int64_t n = adapters_logical(ad)->n_flat;
+    float *values = mem_array(n, sizeof(*values));
+    uint64_t hash = r->model.weights.fingerprint;
+    adapters_get(ad, &r->dev, ad->opt.param, DT_F32, values);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof(bits));
+        hash = rng_u64(hash, bits);
+    }
+    mem_free(values);
+    r->model.weights.fingerprint = hash;
+    share_fingerprint(r);
+    log_info("teacher: the same weights with the adapter %s", dir);
+    return 0;
+}
+
+int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
+{
+    struct adapters ad = {0}, teacher = {0}, *planned = NULL;
+    char a[32];
+    const double start = clock_ms();
+    if (plan_make(&r->plan, &r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
+        plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
+        return -1;
+    const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, train, err);
+    adapters_free(&ad); /* empty where the model has taken them */
+    adapters_free(&teacher);
+    if (rc || load_teacher(r, err) || (adapter_dir && peft_load(&r->model.adapters, &r->dev, adapter_dir, err)))
+        return -1;
+    const struct plan_memory *memory = &r->plan.memory;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
-    dev->ops->wait();
+    r->dev.ops->wait();
     const double s = (clock_ms() - start) / 1e3;
     log_info("loaded %s of weights in %.1f s (%.1f GB/s) on device %s", str_bytes(a, bytes), s, (double)bytes / s / 1e9,
-             dev->name);
+             r->dev.name);
     safetensors_close(&r->st);
     return 0;
 }
@@ -371,7 +406,9 @@ void run_forward(struct run *r, const struct batch *b, const struct model_pass *
                                    .pos = b->pos,
                                    .cu = b->cu,
                                    .label_row = b->label_row,
-                                   .label_id = b->label_id};
+                                   .label_id = b->label_id,
+                                   .topk_id = b->topk_id,
+                                   .topk_logprob = b->topk_logprob};
     model_begin(&r->model, &mb, pass);
     model_fwd(&r->model);
     model_loss(&r->model);
@@ -396,7 +433,7 @@ static void run_empty(struct run *r, const struct model_pass *pass)
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
 {
     const struct loader_options opt = run_loader_options(r->cfg, false);
-    const struct model_pass pass = {.backward = false};
+    const struct model_pass pass = {.distill = true};
     struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
     struct comm *ranks = r->par.all;
     int64_t n = loader_epoch_batches(l, 0), n_label = 0;
@@ -423,8 +460,11 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     model_sum(&r->model);
     model_read(&r->model, &sum);
     out->tokens = n_label;
-    out->loss = sum.nll / (double)MT_MAX(n_label, 1);
-    out->perplexity = exp(out->loss);
+    out->loss = model_objective(&r->model, &sum) / (double)MT_MAX(n_label, 1);
+    out->distill = r->model.distill.from != DISTILL_NONE;
+    out->ce = sum.nll / (double)MT_MAX(n_label, 1);
+    out->kl = sum.kl / (double)MT_MAX(n_label, 1);
+    out->perplexity = exp(out->ce);
     out->accuracy = (double)sum.n_hit / (double)MT_MAX(n_label, 1);
     out->ms = clock_ms() - start;
     return !stopped;

@@ -1,6 +1,45 @@
 /* loss.c - fused linear cross-entropy. Only one chunk of labelled rows has logits at a time; the softmax replaces them
  * in place by their gradient. */
+#include "kernels/cpu/loss.h"
+
 #include "kernels/cpu/gemm.h"
+
+void loss_move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
+                    bool scatter)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i++) {
+        int64_t n_tok = scatter ? dst.shape[0] : src.shape[0];
+        MT_REQUIRE(rows[i] >= 0 && rows[i] < n_tok, "row %d of %lld", rows[i], (long long)n_tok);
+        const real *from = real_row(src, scatter ? i : rows[i]);
+        real *to = real_row(dst, scatter ? rows[i] : i);
+        for (int64_t c = 0; c < src.shape[1]; c++) to[c] = from[c];
+    }
+}
+
+void loss_zero_rows(struct device *dev, struct tensor x)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++)
+        for (int64_t c = 0; c < x.shape[1]; c++) real_row(x, t)[c] = 0;
+}
+
+real loss_max(const real *logits, int64_t n)
+{
+    real max = logits[0];
+#pragma omp simd reduction(max : max)
+    for (int64_t i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
+    return max;
+}
+
+int64_t loss_first(const real *logits, int64_t n, real value)
+{
+    int64_t first = 0;
+    while (first < n && logits[first] != value) first++;
+    return first;
+}
 
 /* logits become exp(logit - max); returns the log of their sum, which is *total. Sums in blocks, in double: a
  * vocabulary has up to 2^18 entries. */
@@ -24,40 +63,13 @@ static real softmax_row(real *logits, int64_t n, real max, double *total)
 static void loss_row(real *logits, int64_t n, int64_t id, real scale, real *nll, int32_t *hit)
 {
     MT_REQUIRE(id >= 0 && id < n, "label %lld of a vocabulary of %lld", (long long)id, (long long)n);
-    real max = logits[0], own = logits[id];
-#pragma omp simd reduction(max : max)
-    for (int64_t i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
-    int64_t first = 0; /* position of the first largest logit */
-    while (first < n && logits[first] != max) first++;
-    *hit = first == id;
+    const real max = loss_max(logits, n), own = logits[id];
+    *hit = loss_first(logits, n, max) == id;
     double sum;
     *nll = softmax_row(logits, n, max, &sum) + (max - own); /* max - label's logit first: both may be large */
     real factor = (real)((double)scale / sum);
     for (int64_t i = 0; i < n; i++) logits[i] *= factor;
     logits[id] -= scale;
-}
-
-/* Copies row rows[i] of src to row i of dst, or back (scatter), for i < n. */
-static void move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
-                      bool scatter)
-{
-    if (dev->dry_run) return;
-#pragma omp parallel for num_threads(dev->n_threads)
-    for (int64_t i = 0; i < n; i++) {
-        int64_t n_tok = scatter ? dst.shape[0] : src.shape[0];
-        MT_REQUIRE(rows[i] >= 0 && rows[i] < n_tok, "row %d of %lld", rows[i], (long long)n_tok);
-        const real *from = real_row(src, scatter ? i : rows[i]);
-        real *to = real_row(dst, scatter ? rows[i] : i);
-        for (int64_t c = 0; c < src.shape[1]; c++) to[c] = from[c];
-    }
-}
-
-static void zero_rows(struct device *dev, struct tensor x)
-{
-    if (dev->dry_run) return;
-#pragma omp parallel for num_threads(dev->n_threads)
-    for (int64_t t = 0; t < x.shape[0]; t++)
-        for (int64_t c = 0; c < x.shape[1]; c++) real_row(x, t)[c] = 0;
 }
 
 /* The n rows of logits against ids. */
@@ -76,17 +88,17 @@ void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, st
     int64_t mark = arena_mark(&dev->work);
     struct tensor logits = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_out);
     struct tensor part = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_in); /* rows of x, then of dx */
-    if (dx.ndim) zero_rows(dev, dx);
+    if (dx.ndim) loss_zero_rows(dev, dx);
     for (int64_t first = 0; first < n_label; first += chunk) {
         int64_t n = MT_MIN(chunk, n_label - first);
         const int32_t *row = tensor_rows(rows, first, n).data;
-        move_rows(dev, part, x, row, n, false);
+        loss_move_rows(dev, part, x, row, n, false);
         gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);
         loss_rows(dev, tensor_rows(nll, first, n).data, tensor_rows(hit, first, n).data, logits,
                   tensor_rows(ids, first, n).data, n, (real)scale);
         if (!dx.ndim) continue;
         gemm_bwd(dev, part.data, w->n_in, logits.data, w->n_out, n, w, false);
-        move_rows(dev, dx, part, row, n, true);
+        loss_move_rows(dev, dx, part, row, n, true);
     }
     arena_release(&dev->work, mark);
 }

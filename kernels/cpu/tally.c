@@ -1,13 +1,14 @@
-/* tally.c - sums of a step: loss, hits, auxiliary loss, rows of every expert. */
+/* tally.c - sums of a step: loss, hits, KL, auxiliary loss, rows of every expert. */
 #include "kernels/cpu/real.h"
 
-void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)
+void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl)
 {
     if (dev->dry_run) return;
     double *sum = out.data;
     for (int64_t i = 0; i < nll.shape[0]; i++) {
         sum[0] += (double)((const real *)nll.data)[i];
         sum[1] += ((const int32_t *)hit.data)[i];
+        if (kl.ndim) sum[2] += (double)((const real *)kl.data)[i];
     }
 }
 

@@ -18,13 +18,7 @@
  * Tried and dropped: a cluster of eight blocks per row that holds it in shared memory, to read the logits once: 65.6 ms
  *   instead of 67.1, forward alone 35.8 instead of 34.3; the same, persistent, prefetching the next row: 68. Not tried:
  *   bf16 logits, which by their bytes would save about 5 ms, with an error of 0.06 for a logit of 16. */
-#include <float.h>
-
-#include "kernels/cuda/cuda.h"
-
-enum { THREADS = 512, WARPS = THREADS / 32, VECTOR = 8, MOVE_THREADS = 128 };
-
-#define LOG2_E 1.44269504f
+#include "kernels/cuda/loss.cuh"
 
 /* Of some logits: maximum, its first index, and the sum of exp(logit - max). */
 struct tally {
@@ -39,15 +33,6 @@ static __device__ __forceinline__ struct tally merge(struct tally a, struct tall
     c.sum = a.sum * exp2f((a.max - c.max) * LOG2_E) + b.sum * exp2f((b.max - c.max) * LOG2_E);
     c.id = a.max > b.max ? a.id : b.max > a.max ? b.id : min(a.id, b.id);
     return c;
-}
-
-/* Columns 8g .. 8g+7 of a row of n logits; -inf beyond its end. The row is padded to whole groups. */
-static __device__ __forceinline__ void load_group(float v[VECTOR], const float *row, int g, int n)
-{
-    const float4 a = *(const float4 *)(row + g * VECTOR), b = *(const float4 *)(row + g * VECTOR + 4);
-    const float x[VECTOR] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++) v[j] = g * VECTOR + j < n ? x[j] : -INFINITY;
 }
 
 /* The tally of a row; every thread of the block gets it. */
@@ -124,31 +109,7 @@ static __global__ void __launch_bounds__(THREADS) loss_kernel(float *nll, int32_
     if (gradient) write_gradient(row, n, id, &all, scale);
 }
 
-/* dst[dst_rows[i]] = src[src_rows[i]] for i < gridDim.x; NULL rows: row i. */
-static __global__ void __launch_bounds__(MOVE_THREADS)
-    move_kernel(bf16 *__restrict__ dst, int64_t ld_dst, const int32_t *__restrict__ dst_rows,
-                const bf16 *__restrict__ src, int64_t ld_src, const int32_t *__restrict__ src_rows, int64_t n_col)
-{
-    const int64_t i = blockIdx.x, to = dst_rows ? dst_rows[i] : i, from = src_rows ? src_rows[i] : i;
-    for (int64_t c = threadIdx.x * VECTOR; c < n_col; c += MOVE_THREADS * VECTOR)
-        *(uint4 *)(dst + to * ld_dst + c) = *(const uint4 *)(src + from * ld_src + c);
-}
-
 /* ---- host ---- */
-
-static void move_rows(struct tensor dst, const int32_t *dst_rows, struct tensor src, const int32_t *src_rows, int64_t n)
-{
-    move_kernel<<<grid_x(n), MOVE_THREADS, 0, cuda.stream>>>(bf16_ptr(dst), dst.ld, dst_rows, bf16_ptr(src), src.ld,
-                                                             src_rows, dst.shape[1]);
-    CUDA_CHECK_LAUNCH();
-}
-
-static void zero_rows(struct tensor x)
-{
-    if (tensor_count(x))
-        CUDA_CHECK(cudaMemset2DAsync(x.data, (size_t)x.ld * sizeof(bf16), 0, (size_t)x.shape[1] * sizeof(bf16),
-                                     (size_t)x.shape[0], cuda.stream));
-}
 
 /* Loss and dx of one chunk; logits [chunk, V padded] f32 and part [chunk, D] bf16 are scratch. */
 static void loss_of_chunk(struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x, struct tensor w,
@@ -175,9 +136,8 @@ extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct ten
                                float scale, int64_t chunk)
 {
     const int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label), mark = arena_mark(&dev->work);
-    MT_REQUIRE(w->n_in % VECTOR == 0 && w->n_out <= INT32_MAX - VECTOR * THREADS && x.ld % VECTOR == 0 &&
-                   (uintptr_t)x.data % 16 == 0 && (!dx.ndim || (dx.ld % VECTOR == 0 && (uintptr_t)dx.data % 16 == 0)),
-               "a head of %lld rows of %lld: not 16-byte aligned", (long long)w->n_out, (long long)w->n_in);
+    check_head(w, x);
+    if (dx.ndim) check_head(w, dx);
     const struct tensor dense = cuda_dense_bf16(dev, w);
     struct tensor logits = arena_tensor_2d(&dev->work, DT_F32, most, ceil_div(w->n_out, VECTOR) * VECTOR);
     struct tensor part = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_in);

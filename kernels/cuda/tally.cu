@@ -1,5 +1,5 @@
-/* tally.cu - sums of a step, kept on the device: loss, hits, auxiliary loss, rows of every expert.
- * Shapes: nll, hit [N]; count, prob [E]; offs [E+1]; all outputs f64, "+=".
+/* tally.cu - sums of a step, kept on the device: loss, hits, KL, auxiliary loss, rows of every expert.
+ * Shapes: nll, hit, kl [N]; count, prob [E]; offs [E+1]; all outputs f64, "+=".
  * Grid: one block of 1024 threads; row_count one thread per expert.     Numerics: f64 sums in a fixed order. */
 #include "kernels/cuda/rows.cuh"
 
@@ -16,20 +16,24 @@ static __device__ inline double block_sum(double v)
     return warp_sum(part[threadIdx.x % 32]);
 }
 
-static __global__ void __launch_bounds__(BLOCK) loss_sum(double *out, const float *nll, const int32_t *hit, int64_t n)
+static __global__ void __launch_bounds__(BLOCK)
+    loss_sum(double *out, const float *nll, const int32_t *hit, const float *kl, int64_t n)
 {
-    double loss = 0;
+    double loss = 0, divergence = 0;
     int64_t n_hit = 0;
 #pragma unroll 8
     for (int64_t i = threadIdx.x; i < n; i += BLOCK) {
         loss += (double)nll[i];
         n_hit += hit[i];
+        if (kl) divergence += (double)kl[i];
     }
     loss = block_sum(loss);
     const double hits = block_sum((double)n_hit);
+    divergence = block_sum(divergence);
     if (threadIdx.x) return;
     out[0] += loss;
     out[1] += hits;
+    out[2] += divergence;
 }
 
 static __global__ void __launch_bounds__(BLOCK)
@@ -47,10 +51,12 @@ static __global__ void __launch_bounds__(BLOCK) row_count(double *out, const int
     if (e < n_exp) out[e] += (double)(offs[e + 1] - offs[e]);
 }
 
-extern "C" void cuda_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit)
+extern "C" void cuda_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit,
+                              struct tensor kl)
 {
     if (dev->dry_run || nll.shape[0] == 0) return;
-    loss_sum<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, f32_ptr(nll), i32_ptr(hit), nll.shape[0]);
+    loss_sum<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, f32_ptr(nll), i32_ptr(hit), kl.ndim ? f32_ptr(kl) : NULL,
+                                           nll.shape[0]);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -16,11 +16,15 @@ struct step_metrics {
     int64_t mem_bytes; /* peak resident (CPU) or device memory */
     bool skipped;      /* non-finite: no update */
     const char *bad;   /* first bad tensor, when skipped; NULL or "": the loss */
+    bool distill;      /* there is a teacher: loss is alpha * ce + (1 - alpha) * temperature^2 * kl */
+    double ce, kl;     /* means over labelled tokens, without factors */
 };
 struct eval_metrics {
     int64_t step, tokens;
-    double loss, perplexity, accuracy; /* accuracy in [0, 1] */
-    bool best;                         /* saved as best/ */
+    double loss, perplexity, accuracy; /* perplexity of the cross-entropy; accuracy in [0, 1] */
+    bool distill;                      /* as in step_metrics */
+    double ce, kl;
+    bool best;         /* saved as best/ */
     uint64_t held_out; /* hash of the held-out data and their number of micro-batches; only losses with the same hash
                           are compared */
     int64_t from;      /* step of the first evaluation on these data */

@@ -16,6 +16,8 @@ static void print_eval(const struct eval_metrics *e, const char *adapter)
     json_out_str(&o, "event", "eval");
     json_out_str(&o, "adapter", adapter);
     json_out_f64(&o, "loss", e->loss);
+    if (e->distill) json_out_f64(&o, "ce", e->ce);
+    if (e->distill) json_out_f64(&o, "kl", e->kl);
     json_out_f64(&o, "perplexity", e->perplexity);
     json_out_f64(&o, "accuracy", e->accuracy);
     json_out_i64(&o, "tokens", e->tokens);

@@ -1,0 +1,20 @@
+/* loss.h - what the two loss heads, cross-entropy and distillation, share. */
+#ifndef MT_CPU_LOSS_H
+#define MT_CPU_LOSS_H
+
+#include "kernels/cpu/real.h"
+
+#define loss_move_rows CPU(loss_move_rows)
+#define loss_zero_rows CPU(loss_zero_rows)
+#define loss_max       CPU(loss_max)
+#define loss_first     CPU(loss_first)
+
+/* Copies row rows[i] of src to row i of dst, or back (scatter), for i < n. */
+void loss_move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
+                    bool scatter);
+void loss_zero_rows(struct device *dev, struct tensor x);
+/* The largest of n logits, n > 0; a NaN is passed over. */
+real loss_max(const real *logits, int64_t n);
+int64_t loss_first(const real *logits, int64_t n, real value); /* index of the first equal to value; n: none is */
+
+#endif

@@ -1,0 +1,235 @@
+/* test_distill.c - training runs with a teacher: what the loss is, that it does not depend on how a step is divided,
+ * and that a run continues with the same teacher alone. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "tests/process.h"
+
+/* Lines of [distill], then others; [optim] is constant, so that a longer run makes the same steps. */
+static const char *config_of(const char *distill, const char *more)
+{
+    char text[4 * MT_PATH];
+    snprintf(text, sizeof(text), "[distill]\n%s\n[optim]\nschedule = constant\nwarmup_ratio = 0\nlr = 5e-3\n%s",
+             distill, more);
+    return process_config(text);
+}
+
+/* lora.init_from or a teacher of the parity case. */
+static const char *case_adapter(const char *name)
+{
+    static char path[2][MT_PATH];
+    static int next;
+    char *p = path[next++ % 2];
+    snprintf(p, MT_PATH, "%s/%s", fixture("parity/case_a"), name);
+    return p;
+}
+
+static void trained(const char *config, const char *a, const char *b)
+{
+    if (RUN(config, "--set", a, "--set", b)) fail_msg("training failed:\n%s", said.err);
+}
+
+/* A number of the n-th event of a kind in metrics.jsonl, n from 0. */
+static double metric(const char *config, const char *event, int n, const char *key)
+{
+    static char text[1 << 16];
+    char mark[64];
+    struct err err;
+    double value = NAN;
+    snprintf(mark, sizeof(mark), "\"event\":\"%s\"", event);
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (!strstr(line, mark) || n--) continue;
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "metrics", &err);
+        assert_non_null(doc);
+        if (json_get_f64(json_root(doc), key, &value, &err)) fail_msg("%s", err.msg);
+        json_free(doc);
+        return value;
+    }
+    fail_msg("no %s of %s", key, event);
+    return value;
+}
+
+/* B of a new adapter is zero: the student is the base model, and nothing moves it. */
+static void a_new_adapter_is_the_base(void **state)
+{
+    (void)state;
+    const char *config = config_of("teacher = base", "");
+    trained(config, "train.steps=2", "lora.dropout=0");
+    for (int i = 0; i < 2; i++) {
+        assert_close(metric(config, "step", i, "kl"), 0, 0);
+        assert_close(metric(config, "step", i, "loss"), 0, 0);
+        assert_close(metric(config, "step", i, "grad_norm"), 0, 0);
+        assert_close(metric(config, "eval", i, "kl"), 0, 0);
+        assert_true(metric(config, "step", i, "ce") > 1);
+    }
+    assert_says(said.out, "kl 0");
+    assert_says(said.out, "eval at step 2: loss 0.0000  ce ");
+}
+
+/* An adapter that is its own teacher; a student's dropout is none of the teacher's. */
+static void an_adapter_is_its_teacher(void **state)
+{
+    (void)state;
+    char teacher[MT_PATH + 64], init[MT_PATH + 64];
+    snprintf(teacher, sizeof(teacher), "teacher = adapter:%s", case_adapter("adapter_init"));
+    snprintf(init, sizeof(init), "lora.init_from=%s", case_adapter("adapter_init"));
+    const char *config = config_of(teacher, "[lora]\nalpha = 16\n");
+    trained(config, "lora.r=8", init);
+    assert_close(metric(config, "step", 0, "kl"), 0, 0);
+    assert_close(metric(config, "step", 0, "grad_norm"), 0, 0);
+    const char *dropped = config_of(teacher, "[lora]\nalpha = 16\ndropout = 0.5\n");
+    trained(dropped, "lora.r=8", init);
+    assert_true(metric(dropped, "step", 0, "kl") > 1e-6);
+    assert_close(metric(dropped, "eval", 0, "kl"), 0, 0);
+}
+
+static const char mixed[] = "teacher = base\nalpha = 0.25\ntemperature = 2\nkl = reverse";
+
+/* A student that starts away from its teacher, r = 8 of the parity case. */
+static const char *student(const char *distill, const char *more)
+{
+    char text[2 * MT_PATH];
+    snprintf(text, sizeof(text), "[lora]\nalpha = 16\ninit_from = %s\n%s", case_adapter("adapter_init"), more);
+    return config_of(distill, text);
+}
+
+static void the_loss_is_the_sum_of_its_parts(void **state)
+{
+    (void)state;
+    const char *config = student(mixed, ""), *plain = student("teacher = none", "");
+    trained(config, "lora.r=8", "train.steps=4");
+    trained(plain, "lora.r=8", "train.steps=4");
+    for (int i = 0; i < 4; i++) {
+        const double ce = metric(config, "step", i, "ce"), kl = metric(config, "step", i, "kl");
+        assert_close(metric(config, "step", i, "loss"), 0.25 * ce + 0.75 * 4 * kl, 1e-12);
+        assert_true(kl > 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        const double ce = metric(config, "eval", i, "ce"), kl = metric(config, "eval", i, "kl");
+        assert_close(metric(config, "eval", i, "loss"), 0.25 * ce + 0.75 * 4 * kl, 1e-12);
+        assert_close(metric(config, "eval", i, "perplexity"), exp(ce), 1e-9);
+    }
+    assert_close(metric(config, "eval", 0, "ce"), metric(plain, "eval", 0, "loss"), 1e-6);
+    assert_true(metric(config, "eval", 1, "kl") < metric(config, "eval", 0, "kl")); /* it learns */
+}
+
+/* One step, however its micro-batches and its recomputation are chosen, and however many ranks there are. */
+static void a_step_may_be_divided(void **state)
+{
+    (void)state;
+    static const char *const cuts[] = {"[data]\npacking = no\nshuffle = no\n[train]\nmicro_batch = 4\n",
+                                       "[data]\npacking = no\nshuffle = no\n[train]\nmicro_batch = 2\ngrad_accum = 2\n",
+                                       "[data]\npacking = no\nshuffle = no\n[train]\ngrad_accum = 4\n"};
+    const char *run[3];
+    for (int i = 0; i < 3; i++) {
+        run[i] = student(mixed, cuts[i]);
+        trained(run[i], "lora.r=8", "train.steps=1");
+        assert_close(metric(run[i], "step", 0, "loss") / metric(run[0], "step", 0, "loss"), 1, 1e-6);
+        assert_close(metric(run[i], "step", 0, "kl") / metric(run[0], "step", 0, "kl"), 1, 1e-6);
+        assert_close(metric(run[i], "step", 0, "grad_norm") / metric(run[0], "step", 0, "grad_norm"), 1, 1e-5);
+    }
+    char more[512];
+    for (int i = 0; i < 2; i++) {
+        snprintf(more, sizeof(more), "%s[parallel]\ncpu_ranks = 4\nep = %d\n", cuts[2], i ? 2 : 1);
+        const char *ranks = student(mixed, more);
+        trained(ranks, "lora.r=8", "train.steps=1");
+        if (!i) assert_same_output(run[2], ranks, ADAPTER);
+        assert_true(adapter_error(run[2], ranks) < 1e-4);
+        assert_close(metric(ranks, "eval", 0, "kl") / metric(run[2], "eval", 0, "kl"), 1, 1e-6);
+    }
+    snprintf(more, sizeof(more), "%srecompute = full\n", cuts[0]);
+    const char *again = student(mixed, more);
+    trained(again, "lora.r=8", "train.steps=1");
+    assert_same_output(run[0], again, ADAPTER);
+}
+
+/* Four steps, and two that continue for two more. */
+static void a_run_continues_with_its_teacher(void **state)
+{
+    (void)state;
+    char distill[MT_PATH + 128], set[MT_PATH + 64];
+    const char *teacher = scratch_dir();
+    char copy[2 * MT_PATH + 64];
+    snprintf(copy, sizeof(copy), "cp -r %s %s/t", case_adapter("adapter_final"), teacher);
+    assert_int_equal(system(copy), 0);
+    snprintf(distill, sizeof(distill), "teacher = adapter:%s/t\nalpha = 0.5", teacher);
+    const char *whole = student(distill, "dropout = 0.1\n"), *halves = student(distill, "dropout = 0.1\n");
+    trained(whole, "lora.r=8", "train.steps=4");
+    trained(halves, "lora.r=8", "train.steps=2");
+    trained(halves, "lora.r=8", "train.steps=4");
+    assert_says(said.err, "continuing after step 2 of 4");
+    assert_same_output(whole, halves, ADAPTER);
+    assert_same_output(whole, halves, "checkpoints/step-000004/optimizer.safetensors");
+
+    assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", "train.steps=6", "--set", "distill.alpha=0.4"), 1);
+    assert_says(said.err, "distill.alpha: 0.5 -> 0.4");
+    snprintf(copy, sizeof(copy), "rm -r %s/t && cp -r %s %s/t", teacher, case_adapter("adapter_init"), teacher);
+    assert_int_equal(system(copy), 0);
+    snprintf(set, sizeof(set), "train.steps=6");
+    assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", set), 1);
+    assert_says(said.err, "the weights in model.path or distill.teacher are not the same");
+    /* what neither trains nor evaluates needs no teacher */
+    snprintf(copy, sizeof(copy), "rm -r %s/t", teacher);
+    assert_int_equal(system(copy), 0);
+    if (RUN("generate", halves, "--prompt", "the", "--tokens", "2", "--set", "lora.r=8")) fail_msg("%s", said.err);
+    assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", set), 1);
+    assert_says(said.err, "distill.teacher =");
+}
+
+static void eval_prints_the_parts(void **state)
+{
+    (void)state;
+    const char *config = student(mixed, "");
+    trained(config, "lora.r=8", "train.steps=2");
+    if (RUN("eval", config, "--set", "lora.r=8")) fail_msg("%s", said.err);
+    struct err err;
+    double kl = NAN, loss = NAN;
+    struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "eval", &err);
+    assert_non_null(doc);
+    assert_int_equal(json_get_f64(json_root(doc), "kl", &kl, &err), 0);
+    assert_int_equal(json_get_f64(json_root(doc), "loss", &loss, &err), 0);
+    assert_close(kl, metric(config, "eval", 1, "kl"), 1e-9);
+    assert_close(loss, metric(config, "eval", 1, "loss"), 1e-9);
+    json_free(doc);
+}
+
+static void settings_are_checked(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"teacher = bas", "distill.teacher = \"bas\": expected none, base, rows or adapter:DIR"},
+        {"teacher = adapter:", "distill.teacher = \"adapter:\": expected none, base, rows or adapter:DIR"},
+        {"teacher = adaptor:x", "distill.teacher = \"adaptor:x\": expected none, base, rows or adapter:DIR"},
+        {"alpha = 0.5", "distill.alpha needs a teacher: set distill.teacher to base, rows or adapter:DIR"},
+        {"temperature = 2", "distill.temperature needs a teacher"},
+        {"kl = reverse", "distill.kl = reverse needs a teacher"},
+        {"teacher = base\nalpha = 1.5", "distill.alpha = \"1.5\": expected a number in [0, 1]"},
+        {"teacher = base\ntemperature = 0", "distill.temperature = \"0\": expected a number in (0, 1e3]"},
+        {"teacher = rows\nkl = reverse", "distill.kl = reverse needs the teacher's whole distribution"},
+        {"teacher = adapter:nowhere", "distill.teacher = nowhere"},
+    };
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        assert_int_equal(RUN(config_of(bad[i][0], "")), 1);
+        assert_says(said.err, bad[i][1]);
+    }
+}
+
+int test_distill(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_new_adapter_is_the_base),
+        cmocka_unit_test(an_adapter_is_its_teacher),
+        cmocka_unit_test(the_loss_is_the_sum_of_its_parts),
+        cmocka_unit_test(a_step_may_be_divided),
+        cmocka_unit_test(a_run_continues_with_its_teacher),
+        cmocka_unit_test(eval_prints_the_parts),
+        cmocka_unit_test(settings_are_checked),
+    };
+    return cmocka_run_group_tests_name("distill", tests, NULL, NULL);
+}
