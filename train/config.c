@@ -598,6 +598,8 @@ static int validate_distill(const struct config *c, struct err *err)
     if (c->distill.alpha > 0) set = "distill.alpha";
     if (teacher == TEACHER_NONE && set)
         return err_set(err, "%s needs a teacher: set distill.teacher to base, rows or adapter:DIR", set);
+    if (teacher == TEACHER_ROWS)
+        return err_set(err, "distill.teacher = rows: this version reads no rows of a teacher: set base or adapter:DIR");
     if (teacher == TEACHER_ROWS && c->distill.kl == CFG_KL_REVERSE)
         return err_set(err,
                        "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "
