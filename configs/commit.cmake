@@ -1,4 +1,4 @@
-# commit.cmake - writes the commit of SOURCE into the C file OUT, if it has changed since the last build.
+# commit.cmake - writes the commit of SOURCE to the C file OUT; does not touch OUT when the commit is the same.
 #   cmake -DSOURCE=DIR -DOUT=FILE -P commit.cmake
 set(text "none recorded (built from a source archive)")
 if(EXISTS "${SOURCE}/.git")

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# gpu.sh - everything that only a machine with an NVIDIA GPU can show, in one go; the exit status tells.
+# gpu.sh - runs every test that needs an NVIDIA GPU; exit status 1 when a stage fails.
 #   bash tests/gpu.sh [-b BIN_DIR] [STAGE ...]
-# BIN_DIR holds moetrain and moetrain_test built elsewhere (no compiler is needed here); without it build/ is made.
-# Stages, all unless named:
-#   tests      every test of the program, those of the kernels among them; on more than 2^31 elements where 40 GiB of
-#              device memory are free
-#   memcheck   the kernels' tests under compute-sanitizer: out of bounds, misaligned
-#   racecheck  the same: hazards in shared memory
-#   builds     programs built for other GPUs only (needs nvcc): for sm_80 alone, on Hopper the portable kernels pass
-#              their tests; without code for this GPU, auto trains on the CPU and says why, cuda is an error
-#   check      `moetrain check` on the demo's model, on Hopper's kernels and on the portable ones
-#   demo       the demo trained on the GPU: held-out loss within 1 % of the CPU's
-#   repeat     ... twice: the same adapter, bit for bit
-#   ranks      ... on several GPUs, data parallel, with zero, with the experts divided, begun so and ended on one: the
-#              losses of 50 steps within 3e-3 of one GPU's, in bf16; on two GPUs the same bytes, but with divided ones
-#   skew       adapters' gradients and the whole layer when every token goes to the same experts: at most 1.5 times as
-#              long as with uniform routing
-#   bench      how fast this GPU is
+# BIN_DIR: moetrain and moetrain_test, built on another machine; without it the script builds build/ with CUDA.
+# Stages (default: all):
+#   tests      every test group; those with more than 2^31 elements need 40 GiB of free device memory
+#   memcheck   the kernels' tests under compute-sanitizer: accesses out of bounds or misaligned
+#   racecheck  the kernels' tests under compute-sanitizer: hazards in shared memory
+#   builds     builds for other GPUs only (needs nvcc). Built for sm_80, a Hopper GPU runs the portable kernels. Built
+#              without code for this GPU, `auto` trains on the CPU and says why, `cuda` is an error
+#   check      `moetrain check` on the demo's model, with the Hopper kernels and the portable ones
+#   demo       trains the demo on the GPU: held-out loss within 1 % of the CPU's
+#   repeat     trains the demo twice: the same adapter, bit by bit
+#   ranks      trains the demo on several GPUs: data parallel, with parallel.zero, expert parallel, and resumed on one
+#              GPU. The losses of 50 steps are within 3e-3 of one GPU's. On two GPUs the adapter has the same bytes,
+#              except with expert parallelism
+#   skew       time of adapter gradients and of a whole layer when all tokens go to the same experts: at most 1.5 times
+#              that of uniform routing
+#   bench      speed of this GPU
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 bin=""
@@ -56,7 +56,7 @@ run_tests_of() { # BIN_DIR [ARGUMENT ...]
 
 stage_tests() { run_tests -- ; }
 
-# The small cases of the kernels of some groups; tests *_large_on_the_gpu take too long under a sanitizer.
+# Runs the small GPU tests of some groups; tests *_large_on_the_gpu take too long under a sanitizer.
 sanitize() { # TOOL [OPTION ...] -- GROUP ...
     if ! command -v "$sanitizer" > /dev/null; then
         echo "skip: $1: compute-sanitizer was not found (it comes with the CUDA Toolkit)"
@@ -67,7 +67,7 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     while [ "$1" != -- ]; do options+=("$1"); shift; done
     shift
     local group status=0
-    for group in "$@"; do # each in a process that the tool watches from its start
+    for group in "$@"; do # one process per group, as the tool must start it
         run_tests "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
             --only "$only" --skip '*_large_on_the_gpu' "$group" || status=1
     done
@@ -76,15 +76,15 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
 stage_memcheck() {
     sanitize memcheck -- fakequant ops_attn ops_dense ops_moe ops_norm ops_residual ops_router optim prof quant
 }
-# racecheck does not follow the order that TMA and mbarriers make, and reports hazards where kernels are built on them.
-# Left out are therefore our own kernels with wgmma in their name, whose tests run the portable kernels as well, and the
-# groups and tests that call cuBLASLt, whose products for Hopper are of that kind.
+# racecheck does not know the ordering by TMA and mbarriers and reports false hazards in kernels that use them. The
+# stage therefore excludes kernels with wgmma in their name (their tests also run the portable kernels), and tests that
+# call cuBLASLt, whose Hopper kernels use TMA too.
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
         fakequant ops_attn ops_moe ops_norm ops_router optim quant
 }
 
-# Builds for one architecture alone, and a run of the demo's model, its log in $work/ARCH.log.
+# build_for builds for one architecture; train_built_for runs the demo's model, with the log in $work/ARCH.log.
 build_for() { # ARCH
     local log=$work/build-$1.log
     bash configs/setup.sh "$work/build-$1" -DMOETRAIN_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$1" > "$log" 2>&1 && return
@@ -97,7 +97,7 @@ train_built_for() { # ARCH DEVICE
 }
 wants() { # ARCH TEXT
     grep -F "$2" "$work/$1.log" && return
-    echo "built for $1: not said: $2"
+    echo "built for $1: the log lacks: $2"
     cat "$work/$1.log"
     return 1
 }
@@ -159,7 +159,7 @@ stage_repeat() {
     echo "two runs: the same $(wc -c < "$work/first/adapter/adapter_model.safetensors") bytes of adapter"
 }
 
-# NAME STEPS KEY=VALUE ...: the demo on some ranks; every micro-batch goes to one of them.
+# NAME STEPS KEY=VALUE ...: trains the demo on $ranks ranks, with one micro-batch per rank and step.
 train_ranks() {
     local name=$1 steps=$2 options=() key
     shift 2
@@ -176,7 +176,7 @@ compare_ranks() { # NAME
         END { printf "%-10s %d steps, losses within %.1e of one rank'"'"'s, 3e-3 allowed\n", name, NR, most
               exit !(NR == 50 && most <= 3e-3) }'
 }
-several_ranks() { # DEVICE RANKS KEY: what sets the number of ranks
+several_ranks() { # DEVICE RANKS KEY; KEY sets the number of ranks
     local device=$1 ranks=$2 key=$3 name status=0
     train_ranks one 50 && train_ranks data 50 "$key=$ranks" && train_ranks zero 50 "$key=$ranks" parallel.zero=yes &&
         train_ranks experts 50 "$key=$ranks" parallel.ep="$ranks" parallel.chunks=3 &&
@@ -199,7 +199,7 @@ stage_ranks() {
     several_ranks cuda $ranks parallel.gpus
 }
 
-# Of each routing the JSON has dab_ms and ms of gate_up, of down and of the layer.
+# For each routing the JSON has dab_ms and ms of gate_up, down and the whole layer.
 stage_skew() {
     local arch status=0
     for arch in gpt-oss-20b qwen3-30b-a3b; do

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""hub_server.py - a hub of small repositories on this machine, each with a vice of its own, for tests/test_hub.c.
+"""hub_server.py - a local server that imitates huggingface.co for tests/test_hub.c; each repository has one fault.
 
-    hub_server.py LOG DIR      prints its port; ends when standard input does
+    hub_server.py LOG DIR      prints its port; ends when standard input closes
 
-It answers as huggingface.co does: a list with hashes, small files behind a relative redirect, large ones behind a
-redirect to another host (a second port). Every request is a line of LOG: host, method, path, Range, Authorization.
-DIR is a checkpoint with train.jsonl and eval.jsonl: the model test/tiny and the data set test/rows. Data sets called
-view-VICE have parquet alone, and rows in pages as the hub's viewer shows them; theirs are logged with the query."""
+The server answers like huggingface.co: a list of files with hashes, small files by a relative redirect, large files by
+a redirect to another host (a second port). It logs each request as a line of LOG: host, method, path, Range,
+Authorization. DIR is a checkpoint with train.jsonl and eval.jsonl: the model test/tiny and the data set test/rows.
+The data sets view-FAULT have only parquet files, and rows in pages like those of the hub's viewer; their requests are
+logged with the query."""
 import hashlib
 import http.server
 import json
@@ -23,8 +24,8 @@ VIEWS = {"view-" + name: rows for name, rows in {
     "plain": 950, "splits": 5, "breaks": 950, "changing": 950, "ever-changing": 950, "cut": 5, "partial": 5,
     "huge": 5000000, "unready": 5, "gated": 5, "old": 5, "shifted": 250, "hole": 250, "big": 5, "slow": 40000,
     "empty": 0, "odd": 3, "bare": 3, "shrunk": 950}.items()}
-VIEWS["Multilingual-Thinking"] = 60  # what the shipped configurations of gpt-oss name
-STEERING = "\x1b]0;owned\x07\x9b31m"  # what sets a terminal's title and colour
+VIEWS["Multilingual-Thinking"] = 60  # data set of the configurations for gpt-oss
+STEERING = "\x1b]0;owned\x07\x9b31m"  # escape sequences that set a terminal's title and colour
 log = open(sys.argv[1], "a", buffering=1)
 lock = threading.Lock()
 seen = {}  # (host, address): requests so far
@@ -223,7 +224,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(200, {}, listing(name, REPOS[kind, repo]))
 
     def drip(self):
-        """A good answer that never ends, faster than what counts as a stall."""
+        """A valid answer without end, sent faster than the client's stall limit."""
         self.close_connection = True
         self.send_response(200)
         self.end_headers()
@@ -268,7 +269,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             pages[name] = pages.get(name, 0) + 1
             if name == "view-ever-changing" or (name == "view-changing" and pages[name] > 4):
                 total += pages[name] if name == "view-ever-changing" else 50
-            if name == "view-shrunk" and pages[name] > 4:  # the first four pages stay with who asked for them
+            if name == "view-shrunk" and pages[name] > 4:  # the client keeps the first four pages
                 total = 250
         end = min(total, offset + length)
         if name == "view-breaks" and offset == 400:
@@ -358,7 +359,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if wanted and ranges:
             self.send_header("Content-Range", "bytes %d-%d/%d" % (first + shift, len(data) - 1, size))
         self.send_header("Content-Length", str(len(data) - first))
-        # The large files' host has ETags of its own.
+        # The host of the large files sends different ETags.
         self.send_header("ETag", '"%s"' % (xet if self.server is cdn else name))
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# lint.sh - the rules of this house that a machine can check: who includes whom, circles, sizes, layout (also
-# clang-format's), unfinished marks.
-# Prints "file:line: what is wrong"; exit 1 when anything is. Functions of over 80 lines are only noted.
-#   bash tests/lint.sh          proves on a scratch tree that every rule can fail, then checks this repository
-#   bash tests/lint.sh DIR      checks DIR, without the proof
+# lint.sh - checks the rules of CONTRIBUTING.md that a script can check: includes between rooms, circles, sizes, layout
+# (with clang-format), unfinished marks.
+# Prints "file:line: what is wrong"; exit 1 when a line breaks a rule. Functions of over 80 lines are only noted.
+#   bash tests/lint.sh          checks on a scratch tree that every rule can fail, then checks this repository
+#   bash tests/lint.sh DIR      checks only DIR
 set -euo pipefail
 export LC_ALL=C
 self=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "${BASH_SOURCE[0]}")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """results.py - measures the speed of a GPU and writes the tables of tests/RESULTS.md.
 
-  python3 tests/results.py measure BINARY DIR [NAME ...]   runs `BINARY bench ... --json`, one file per run, into DIR
-  python3 tests/results.py write DIR                       replaces the measured part of tests/RESULTS.md by DIR's
+  python3 tests/results.py measure BINARY DIR [NAME ...]   runs `BINARY bench ... --json`; writes a file per run to DIR
+  python3 tests/results.py write DIR                       writes the tables of tests/RESULTS.md from DIR
 
-Python 3 and its standard library. A run whose file is in DIR already is not repeated."""
+Python 3 and its standard library. `measure` skips runs whose file is in DIR already."""
 import json
 import os
 import subprocess

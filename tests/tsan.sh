@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tsan.sh - the threads of moetrain under ThreadSanitizer: prefetching loaders, data sets, the watch over ranks, ranks.
-# Loops of OpenMP run in one thread there (CMakeLists.txt).
+# tsan.sh - runs groups with threads under ThreadSanitizer: loaders, data sets, the hang detector, ranks. OpenMP loops
+# run in one thread in this build (CMakeLists.txt).
 #   bash tests/tsan.sh [BUILD_DIR]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run.sh - builds each tests/fuzz/fuzz_NAME.c with libFuzzer, AddressSanitizer and UBSan, and runs it from its corpus.
-#   bash tests/fuzz/run.sh [SECONDS [NAME ...]]     60 seconds of each target unless told otherwise; 0: the corpus only
-# Everything is written under build-fuzz: inputs that reach new code to corpus/NAME, one that fails to NAME-crash-*.
+# run.sh - builds each tests/fuzz/fuzz_NAME.c with libFuzzer, AddressSanitizer and UBSan, and fuzzes from its corpus.
+#   bash tests/fuzz/run.sh [SECONDS [NAME ...]]     seconds per target, default 60; 0 runs only the corpus
+# Writes only under build-fuzz: inputs that reach new code to corpus/NAME, a failing input to NAME-crash-*.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 seconds=${1:-60}

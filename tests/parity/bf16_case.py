@@ -1,12 +1,12 @@
-"""bf16_case.py - how far transformers + PEFT in bf16 are from themselves in fp32, on a case of make_case.py: the
-measure for a backend that computes in bf16. The base model is bf16, the adapter stays in fp32 as PEFT keeps it.
+"""bf16_case.py - measures the difference between transformers + PEFT in bf16 and in fp32, on a case of make_case.py.
+tests/test_parity.c derives the bounds for a GPU from it. The base model is bf16; the adapter is fp32, as in PEFT.
 
   python bf16_case.py CASE
 
 Writes CASE/bf16.json, relative errors: "loss" and "grad_norm" (root mean square over the steps; the held-out losses
 count as steps), "hidden" (each layer's input, then the final norm), "gradients" and "adapter" (each tensor, Frobenius).
-Steps amplify what a rounding did in the first, so one run is one draw: each error is the worst of transformers' three
-ways to compute the experts.
+Training amplifies rounding differences at random. Each error is therefore the largest of three runs, with
+transformers' three implementations of the experts.
 """
 import json
 import sys
@@ -61,13 +61,13 @@ def rms(pairs):
 
 
 def measure(case, expected, experts):
-    """The errors of one way to compute the case."""
+    """The errors with one implementation of the experts."""
     setup = expected["setup"]
     tokenizer = peer.load_tokenizer(case)
     rows, held_out = ([peer.encode(tokenizer, row, setup["seq_len"]) for row in peer.read_rows(f"{case}/{name}.jsonl")]
                       for name in ("train", "eval"))
     base = peer.load_model(case, experts)
-    for p in base.parameters():  # not the buffers: transformers keeps RoPE's frequencies in fp32
+    for p in base.parameters():  # buffers stay fp32, as transformers keeps RoPE's frequencies so
         p.data = p.data.bfloat16()
     losses = [(peer.held_out_loss(base, held_out), expected["eval_base"])]
     model = PeftModel.from_pretrained(base, f"{case}/adapter_init", is_trainable=True)

@@ -1,10 +1,10 @@
-"""compare.py - trains with the moetrain executable on a case of make_case.py and compares what comes out with what
-transformers + PEFT computed: every step's loss and gradient norm, the held-out losses, the final adapter. (The
-gradients of the first step and the hidden states are compared inside the library, by tests/test_parity.c.)
+"""compare.py - trains with the moetrain executable on a case of make_case.py and compares the results with those of
+transformers + PEFT: the loss and gradient norm of every step, held-out losses, final adapter. (tests/test_parity.c
+compares the gradients of the first step and the hidden states, inside the library.)
 
   python compare.py CASE [--moetrain build/moetrain] [--out DIR] [--set section.key=value ...]
 
-Needs numpy and safetensors. Exit 1 when anything is beyond its tolerance; the worst of each kind is printed anyway.
+Needs numpy and safetensors. Prints the largest error of each kind. Exit 1 when one exceeds its tolerance.
 """
 import argparse
 import json
@@ -69,7 +69,7 @@ class Comparison:
         self.worst = {}
 
     def add(self, kind, what, error):
-        if kind not in self.worst or not error <= self.worst[kind][0]:  # a NaN is worse than anything
+        if kind not in self.worst or not error <= self.worst[kind][0]:  # NaN counts as the largest error
             self.worst[kind] = (error, what)
 
     def number(self, kind, what, ours, theirs):

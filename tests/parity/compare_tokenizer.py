@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`moetrain tokens --tokenizer FILE --json` beside Hugging Face's tokenizers: ids of whole files, of every character.
+"""compare_tokenizer.py - compares ids of `moetrain tokens --tokenizer FILE --json` with those of Hugging Face's
+tokenizers, for whole files and for every character.
 
 Needs `pip install tokenizers`. Exit 1 when an id differs.
 
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer
 def main():
     binary, path, *files = sys.argv[1:]
     tok = Tokenizer.from_file(path)
-    every = map(chr, (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200)))  # the others are not assigned
+    every = map(chr, (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200)))  # the others are unassigned
     texts = {"every character": "".join(f"{c}{c} {c}1 a{c}b !{c}\n" for c in every)}
     texts |= {name: Path(name).read_bytes().decode(errors="replace") for name in files}
     failed = False

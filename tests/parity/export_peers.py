@@ -1,5 +1,5 @@
-"""export_peers.py - do the exports of `moetrain export` mean elsewhere what the adapter means here? Everything is
-compared with transformers + PEFT holding the adapter itself, whose losses tests/test_parity.c compares with moetrain's.
+"""export_peers.py - checks that other programs read the exports of `moetrain export` correctly. The reference is
+transformers + PEFT with the original adapter, whose losses tests/test_parity.c compares with moetrain's.
 
   python export_peers.py CASE --moetrain build/moetrain [--out DIR]      CASE: a directory of make_case.py
 
@@ -8,7 +8,7 @@ gguf          every tensor read back with the gguf package, dW of every matrix a
               "llama" and of gate and up as llama.cpp's converters lay out the base model
 merged-*      loaded by transformers.from_pretrained: logits; MXFP4 also by decoding it from its definition
 
-Exit 1 when a tolerance does not hold. Needs torch, transformers >= 5, peft >= 0.19.1, gguf.
+Exit 1 when an error exceeds its tolerance. Needs torch, transformers >= 5, peft >= 0.19.1, gguf.
 """
 import argparse
 import json
@@ -129,7 +129,7 @@ def check_gguf(case, out, settings):
     check(f"gguf {gguf.__name__} package: {len(tensors)} tensors, worst |dW - dW of PEFT| / |dW|", worst, 1e-6)
 
 
-# ---- all of it
+# ---- main
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

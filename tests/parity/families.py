@@ -1,5 +1,5 @@
-"""families.py - what differs between the model families of make_case.py: transformers' configuration, the scale of the
-random weights, and how the weights stand in a published file."""
+"""families.py - the model families of make_case.py: transformers' configuration, the scale of the random weights, the
+names and layout of weights in published files."""
 import torch
 from transformers import GptOssConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 
@@ -76,8 +76,8 @@ def mixtral_tensors(state):
     return per_expert_tensors(state, "block_sparse_moe", "w1", "w3", "w2")
 
 
-# Configuration; tensors as published; standard deviation of the experts' weights. gpt-oss's are large enough that its
-# clamp at 7 acts.
+# Configuration; tensors as published; standard deviation of the experts' weights. gpt-oss's are so large that
+# activations reach its clamp at 7.
 FAMILIES = {
     "gpt_oss": (gpt_oss_config, mxfp4_tensors, 0.25),
     "qwen3": (qwen3_config, per_expert_tensors, 0.15),

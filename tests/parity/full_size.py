@@ -1,22 +1,23 @@
-"""full_size.py - a random gpt-oss-20b of `moetrain synth` at its full size, in moetrain and in transformers + PEFT on
-one GPU: held-out losses on the same rows, the LoRA gradients of the first step, the losses of some training steps.
+"""full_size.py - compares moetrain with transformers + PEFT on one GPU, on a random gpt-oss-20b of full size (`moetrain
+synth`): held-out losses of the same rows, LoRA gradients of the first step, losses of some training steps.
 
   python full_size.py --moetrain BIN [--arch gpt-oss-20b] [--layers N] [--work DIR] [--rows 16] [--steps 20]
                       [--batch 4] [--seq-len 512] [--device cuda|cpu] [--reference auto|fp32|bf16]
 
-How far may a bf16 computation be off? As far as twice what transformers in bf16 is off. A reference and a second way of
-transformers measure that, routing that flips near a tie included:
+moetrain's error in bf16 may be twice that of transformers in bf16. A reference and a second computation by
+transformers measure the latter; it includes routing that changes near a tie:
   fp32  The reference is transformers in fp32 (every weight of the checkpoint is exact in bf16, so in fp32 too); the
-        second way is transformers as it is used, in bf16. Needs 4 bytes a parameter: 110 GiB for gpt-oss-20b.
-  bf16  For an 80 GB card. The reference is transformers in bf16 as it is used, the second way bf16 too, but with scores
-        and softmax of the attention in fp32, and the experts one by one.
-  auto  fp32 where the memory is there.
+        second computation is transformers with its defaults, in bf16. Needs 4 bytes a parameter: 110 GiB for
+        gpt-oss-20b.
+  bf16  For an 80 GB card. The reference is transformers in bf16 with its defaults. The second computation is bf16
+        too, but with attention scores and softmax in fp32, and expert by expert.
+  auto  fp32 if the memory suffices, else bf16.
 Required, with FLOOR stated below and everything relative to the reference:
   losses     of every step, |moetrain - reference| <= 2 * |second - reference| + FLOOR (the worst step of each)
   gradients  per kind of matrix over all layers: the Frobenius norm of the difference, with no floor; and, since noise
              cancels in it, the factor <gradient, reference> / <reference, reference> less 1, with one
   held out   |moetrain - transformers in bf16 as used| <= EVAL, of the base model and of the adapter
-Prints every number whatever the verdict; exit 1 when one is beyond. DIR takes 20 GB and is kept.
+Prints every number; exit 1 when one exceeds its bound. DIR takes 20 GB and is not deleted.
 """
 import argparse
 import glob
@@ -47,7 +48,7 @@ import peer
 
 EVAL = 5e-3
 FLOOR = {"loss": 1e-3, "gradient norm": 1e-2, "gradient": 0, "factor": 1e-2}
-RECOVERED = 1e-4  # of the gradient read out of moetrain: its norm against the one that moetrain logs
+RECOVERED = 1e-4  # tolerance of the norm of the recovered gradient against the one that moetrain logs
 R, ALPHA, LR, CLIP_NORM, SEED = 16, 32, 2e-4, 1.0, 7
 RESERVE_GIB = 24  # beside the weights: one layer's merged experts and their gradients, adapter, moments, logits
 
@@ -126,7 +127,7 @@ def part(what):
     print(f"    {time.perf_counter() - start:.1f} s", flush=True)
 
 
-# ---- what both sides read
+# ---- inputs of both programs
 
 
 def write_rows(a):
@@ -171,7 +172,7 @@ def write_adapter(a):
 
 
 def moetrain(a, name, command, **settings):
-    """Runs it with its messages in WORK/NAME.log; the standard output."""
+    """Runs moetrain with its messages in WORK/NAME.log; returns the standard output."""
     defaults = dict(lr=LR, beta1=0.9, beta2=0.999, eps=1e-8, clip_norm=CLIP_NORM, steps=a.steps)
     out = f"{a.work}/{name}"
     shutil.rmtree(out, ignore_errors=True)
@@ -267,7 +268,7 @@ def load_model(a, dtype):
 
 
 def with_adapter(a, model):
-    """Real PEFT's reading of the same files, in fp32; each value is compared."""
+    """The model with PEFT's adapter from the same files, in fp32; compares each value."""
     model = PeftModel.from_pretrained(model, f"{a.work}/adapter", is_trainable=True)
     trained = {n.replace(".default", ""): p for n, p in model.named_parameters() if p.requires_grad}
     init = load_file(f"{a.work}/adapter/adapter_model.safetensors")
@@ -322,7 +323,7 @@ def train(model, trained, batches, result):
 
 
 def run_way(a, way, model, trained, init, held_out, steps):
-    """Everything that moetrain computed too, from the same adapter."""
+    """Computes the same quantities as moetrain, from the same adapter."""
     result = {}
     on_gpu = a.torch_device.type == "cuda"
     for p in model.parameters():
@@ -349,7 +350,7 @@ def run_way(a, way, model, trained, init, held_out, steps):
 
 
 def choose_ways(a):
-    """The reference, then the second way."""
+    """The settings of the reference, then of the second computation."""
     if a.reference == "auto":
         have = torch.cuda.get_device_properties(0).total_memory if a.torch_device.type == "cuda" else math.inf
         with torch.device("meta"):
@@ -370,7 +371,7 @@ def run_transformers(a):
     return ways, results, sum(len(ids) - 1 for ids in held_out)
 
 
-# ---- the verdict
+# ---- comparison
 
 
 def relative(x, reference):
@@ -408,7 +409,7 @@ def print_steps(ours, ways, results):
 
 
 def verdict(a, ours, ways, results, tokens):
-    """Prints the table: what, moetrain's error, the second way's, what is allowed."""
+    """Prints the table: quantity, moetrain's error, that of the second computation, the bound."""
     reference, second = results
     used = results[ways.index(BF16)]
     rows = [("held-out tokens", relative(ours["tokens"], tokens), None, 0.0)]
@@ -431,7 +432,7 @@ def verdict(a, ours, ways, results, tokens):
     print(f"\nreference: {ways[0].name}; second: {ways[1].name}\n{'':5s}{'':58s}  moetrain    second   allowed")
     good = True
     for what, error, spread, allowed in rows:
-        ok = error <= allowed  # false for a NaN
+        ok = error <= allowed  # false for NaN
         good &= ok
         second_text = f"{spread:9.2e}" if spread is not None else " " * 9
         print(f"{'ok  ' if ok else 'FAIL'} {what:58s} {error:9.2e} {second_text} {allowed:9.2e}")

@@ -1,6 +1,6 @@
-"""llama_load.py - does the GGUF adapter of `moetrain export --to gguf` mean in llama.cpp what it means here? The base
-model is written as a GGUF in F32, in llama.cpp's names and order of rows; llama.cpp loads both, and its logits over the
-held-out rows are compared with those of transformers + PEFT, for the base model and for base + adapter.
+"""llama_load.py - checks that llama.cpp reads the GGUF adapter of `moetrain export --to gguf` correctly. It writes
+the base model as a GGUF in F32, with llama.cpp's names and order of rows. llama.cpp loads both files, and the script
+compares its logits of the held-out rows with those of transformers + PEFT, for base and base + adapter.
 
   python llama_load.py CHECKPOINT ADAPTER ROWS.jsonl --moetrain build/moetrain [--out DIR]
 
@@ -158,7 +158,7 @@ class Llama:
         return torch.tensor(np.concatenate(rows)).log_softmax(-1)
 
 
-# ---- all of it
+# ---- main
 
 def load_peer(path):
     """With YaRN's bounds rounded, as llama.cpp has them."""

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Harmony texts by the published Jinja template, for tests/test_chat.c.
+"""make_chat_vectors.py - renders conversations with the published harmony template, for tests/test_chat.c.
 
-Writes tests/fixtures/chat/harmony.json: rows, what the template makes of them, and the byte spans that carry loss,
-found by reading the text. The template is chat_template.jinja of openai/gpt-oss-20b; needs `pip install jinja2`.
+Writes tests/fixtures/chat/harmony.json: rows, the rendered texts, and the byte spans that carry loss, which the script
+finds in the text. The template is chat_template.jinja of openai/gpt-oss-20b; needs `pip install jinja2`.
 
     python tests/parity/make_chat_vectors.py chat_template.jinja
 """
@@ -140,7 +140,7 @@ def template(path):
 
 
 def spans(text):
-    """What the model writes: all of an assistant's message but the header that the prompt ends with."""
+    """The loss spans: each assistant message without the header at the end of the prompt."""
     out, position, answering = [], 0, False
     for message in re.finditer(r"<\|start\|>(.*?)<\|message\|>.*?(<\|end\|>|<\|call\|>|<\|return\|>)", text, re.S):
         begin, end = message.span()

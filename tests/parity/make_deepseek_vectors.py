@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What DeepSeek V4's own encoder makes of conversations, for tests/test_chat.c.
+"""make_deepseek_vectors.py - encodes conversations with DeepSeek V4's own encoder, for tests/test_chat.c.
 
 Writes tests/fixtures/chat/deepseek.json: rows, the encoder's text, and the byte spans of its answers. The encoder is
-encoding/encoding_dsv4.py of deepseek-ai/DeepSeek-V4-Flash; with a number, so many random rows go to standard output
-instead, for a longer comparison.
+encoding/encoding_dsv4.py of deepseek-ai/DeepSeek-V4-Flash; with COUNT, the script
+prints that many random rows instead, for a longer comparison.
 
     python tests/parity/make_deepseek_vectors.py encoding_dsv4.py [COUNT]
 """
@@ -17,7 +17,7 @@ OUT = Path(__file__).resolve().parents[2] / "tests/fixtures/chat/deepseek.json"
 spec = importlib.util.spec_from_file_location("encoder", sys.argv[1])
 encoder = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(encoder)
-BEGIN, END = "\x01", "\x02"  # around what the encoder writes for a message of the assistant
+BEGIN, END = "\x01", "\x02"  # marks around the text that the encoder writes for an assistant message
 original = encoder.render_message
 
 

@@ -1,8 +1,8 @@
-"""make_greedy.py - what transformers (+ PEFT) says next in fp32, token by token, for tests/test_generate.c.
+"""make_greedy.py - generates greedy tokens with transformers (+ PEFT) in fp32, for tests/test_generate.c.
 
   python make_greedy.py > tests/fixtures/generate/greedy.json
 
-The likeliest token each time; a row where the second one is nearer than 1e-3 is refused: rounding would decide.
+The script refuses a row where the two most likely logits differ by less than 1e-3, as rounding would decide.
 """
 import json
 import os

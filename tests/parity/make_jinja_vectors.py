@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What Jinja itself makes of templates, as transformers sets it up, for tests/test_jinja.c.
+"""make_jinja_vectors.py - renders templates with Jinja, configured as in transformers, for tests/test_jinja.c.
 
-Writes tests/fixtures/jinja/expressions.json: small templates, one construct each, and their text or that they fail; and
-tests/fixtures/jinja/chats.json: whole chat templates (written for this), conversations, and of each the text, the spans
-of {% generation %} and the ids by apply_chat_template, and the samples that chat_samples.h promises, found here by
-rendering prefixes. Needs `pip install transformers jinja2`.
+Writes tests/fixtures/jinja/expressions.json: small templates with one construct each, and their text or an error.
+Writes tests/fixtures/jinja/chats.json: whole chat templates (written for the tests) and conversations. Each has the
+text, the spans of {% generation %} and the ids from apply_chat_template, and the samples that chat_samples.h defines.
+The script computes the samples by rendering prefixes. Needs `pip install transformers jinja2`.
 
     python tests/parity/make_jinja_vectors.py
 """
@@ -23,7 +23,7 @@ VARS = {"n": 7, "f": 2.5, "t": True, "no": None, "s": "Hé llo wörld", "e": "",
             {"role": "user", "content": " hi\n"}, {"role": "assistant", "content": "yo", "n": {"k": 5}},
             {"role": "user", "content": "a|b|c"}], "q": "it's \"quoted\"\t\\", "tags": "<think>\n why \n</think>\n\nso"}
 
-# Each is printed by a template of its own.
+# Each expression becomes a template that prints it.
 EXPRESSIONS = """
 n + 1 ;; n - 10 ;; n * 3 ;; n / 2 ;; n // 2 ;; -n // 2 ;; n % 3 ;; -n % 3 ;; n % -3 ;; 2 ** 10 ;; 2 ** -1 ;; f * 2
 1e999 ;; -1e999 ;; 1e999 - 1e999 ;; [1e999]|tojson ;; -1e999|tojson ;; 1e999 > 1
@@ -125,7 +125,7 @@ STATEMENTS = [
     "{% if messages is defined and messages[0] %}a{% else %}b{% endif %}",
 ]
 
-# Written for these tests; together they take the paths that published templates of the three families take.
+# Written for these tests; together they use the features of the published templates of three families.
 CHATML = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
     {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
@@ -253,7 +253,7 @@ def run(template, values):
         compiled = _compile_jinja_template(template)
         compiled.globals["strftime_now"] = lambda form: datetime(2025, 6, 28).strftime(form)
         return compiled.render(**values)
-    except Exception:  # any failure of a template is one to the user
+    except Exception:  # any exception in a template is an error
         return None
 
 
@@ -299,13 +299,13 @@ def chat_case(tok, name, template, eos, row):
         return case
     try:
         case["samples"] = samples_of(tok, row, eos)
-    except Exception:  # a beginning that the template refuses
+    except Exception:  # the template refuses this prefix
         case["samples_error"] = True
     return case
 
 
 class Tokenizer(PreTrainedTokenizerFast):
-    """The template's tokens are variables only: as tokens of the vocabulary they would get ids of their own."""
+    """Special tokens are template variables only; tokens of the vocabulary would have separate ids."""
     def apply_chat_template(self, *args, **kwargs):
         return super().apply_chat_template(*args, **{**self.words, **kwargs})
 

@@ -1,10 +1,10 @@
-"""make_quant_vectors.py - what bitsandbytes makes of a known signal, for tests/test_quant.c.
+"""make_quant_vectors.py - quantizes a known signal with bitsandbytes, for tests/test_quant.c.
 
     python make_quant_vectors.py OUT_FILE        (needs torch and bitsandbytes; the CPU is enough)
 
 A case is "case FORMAT BLOCK N NESTED", then lines "packed", "absmax" (f32 bits, what decoding uses), for a nested
-case "q8", "outer" (f32 bits) and "offset", and "decoded" (f32 bits of the first values). The signal is not stored: its
-values are exact in f32 and both sides compute them.
+case "q8", "outer" (f32 bits) and "offset", and "decoded" (f32 bits of the first values). The file does not have the
+signal: its values are exact in f32, and the test computes them again.
 """
 import struct
 import sys

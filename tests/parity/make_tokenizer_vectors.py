@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Token ids by Hugging Face's tokenizers, for tests/test_tokenizer.c.
+"""make_tokenizer_vectors.py - encodes texts with Hugging Face's tokenizers, for tests/test_tokenizer.c.
 
-Writes tests/fixtures/tokenizer: small tokenizers, each for what the large one lacks, and for each of them and the large
-one *.ids.json with texts and ids. Three have the pre-tokenizers of published models, and merges that go over every
-border, so that a wrong one shows. Needs `pip install tokenizers`; random characters are those of Unicode 14.
+Writes tests/fixtures/tokenizer: small tokenizers with features that the large one lacks, and *.ids.json with texts and
+ids for each tokenizer. Three have the pre-tokenizers of published models, with merges across every boundary of pieces,
+so that a wrong boundary changes the ids. Needs `pip install tokenizers`; random characters are those of Unicode 14.
 
     python tests/parity/make_tokenizer_vectors.py
 """
@@ -126,7 +126,7 @@ DEEPSEEK = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
 
 
 def published(name, normalizer, rules, specials, post, texts, **how):
-    """All bytes, and merges of the texts that no pre-tokenizer kept within words."""
+    """All bytes, and merges learned from the texts without a pre-tokenizer, so they cross words."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tok.train_from_iterator([t.replace("<|", "") for t in texts], trainers.BpeTrainer(

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The rows of data/tokenizer/unicode.c: characters that Hugging Face's tokenizers know and Unicode 14 does not, with
-stand-ins.
+"""make_unicode.py - prints the rows of data/tokenizer/unicode.c: characters that Hugging Face's tokenizers know and
+Unicode 14 does not, each with a replacement of the same properties.
 
 Needs `pip install tokenizers` and a Python whose unicodedata is Unicode 14 (3.11).
 
@@ -14,7 +14,7 @@ CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So"
 
 
 def stand_in(category, c):
-    """The first one that Unicode 14 has, in as many bytes, away from the scripts that patterns name."""
+    """An equivalent character of Unicode 14 with as many bytes, outside the scripts that patterns name."""
     for other in range(0x1000, 0x10000) if c < 0x10000 else range(0x10000, 0x110000):
         if unicodedata.category(chr(other)) == category:
             return other

@@ -1,8 +1,8 @@
-"""peer.py - the peer that moetrain is compared with: transformers' model in fp32 with PEFT's LoRA, on the CPU.
+"""peer.py - the reference for moetrain: transformers' model in fp32 with PEFT's LoRA, on the CPU.
 
-transformers decodes MXFP4 only where a GPU's kernels are, so a gpt-oss checkpoint is decoded here, from the format's
-definition, and loaded as a dense model; every MXFP4 value is exact in fp32. The other families go through transformers'
-own loader. Sinks need transformers' "eager" attention on a CPU.
+transformers decodes MXFP4 only on a GPU. This module therefore decodes a gpt-oss checkpoint by the format's
+definition and loads it as a dense model; every MXFP4 value is exact in fp32. transformers' own loader loads the other
+families. Sinks need transformers' "eager" attention on a CPU.
 """
 import json
 import os
@@ -56,7 +56,7 @@ def load_model(path, experts="eager"):
             state[name[:-7]] = decode_mxfp4(value, tensors[name[:-7] + "_scales"])
         elif not name.endswith("_scales"):
             state[name] = value.float()
-    model.load_state_dict(state)  # strict: a tensor too many or too few is an error
+    model.load_state_dict(state)  # strict: an additional or missing tensor is an error
     return model
 
 

@@ -1,13 +1,13 @@
-"""peer_speed.py - tokens per second of moetrain and of transformers + PEFT on one machine: the same model, the same
-batches (rows of exactly seq_len tokens, so that the peer has no padding), the same adapters, fp32, CPU, threads.
+"""peer_speed.py - measures tokens per second of moetrain and of transformers + PEFT on one machine, in fp32 on the CPU,
+with the same model, adapters, threads and batches. Rows have exactly seq_len tokens, so the peer has no padding.
 
   python peer_speed.py [CHECKPOINT] [--moetrain build/moetrain] [--seq-len 256] [--batch 4] [--steps 8] [--turns 3]
                        [--threads 2]
 
-The peer runs in its best reasonable setting: eager attention (the only one with sinks on a CPU), no gradient
+The peer runs with its fastest settings: eager attention (the only one with sinks on a CPU), no gradient
 checkpointing, the faster of transformers' implementations of the experts. ("batched_mm" is left out: it copies a whole
-expert for every routed row, forty times slower here.) The two take turns; of each the fastest turn counts, by the
-median of its steps after the first two.
+expert for every routed row, forty times slower here.) The two programs alternate. The
+result of each is its fastest turn, by the median of the steps after the first two.
 """
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""peft_reload.py - does an adapter that moetrain exported mean the same to real PEFT? Loads checkpoint and adapter
-with transformers + PEFT, recomputes the loss on the held-out `text` rows, and compares it with the last evaluation of
-the run.
+"""peft_reload.py - checks that PEFT reads an adapter of moetrain correctly. Loads checkpoint and adapter with
+transformers + PEFT, recomputes the loss of the held-out `text` rows, and compares it with the last evaluation of the
+run.
 
   python peft_reload.py CHECKPOINT RUN ROWS.jsonl --seq-len N      RUN: the run's output.dir (adapter/, metrics.jsonl)
 

@@ -1,10 +1,10 @@
-"""vllm_keys.py - does vLLM's own adapter code take what `moetrain export --to vllm` wrote, and is it the same adapter?
+"""vllm_keys.py - checks that vLLM's adapter code reads the output of `moetrain export --to vllm` correctly.
 
   python vllm_keys.py CASE EXPORT_DIR --vllm DIR      DIR: an unpacked vLLM wheel (its Python files are enough)
 
 Runs vLLM's PEFTHelper, LoRAModel.from_local_checkpoint, PackedLoRALayerWeights.pack_moe and _stack_moe_lora_weights on
-the CPU, without a model or an engine; third-party modules that are not installed are replaced by mocks. Compared with
-scale * B A of the adapter's own file, expert by expert. Exit 1 when a value differs.
+the CPU, without a model or an engine; third-party modules that are not installed are replaced by mocks. The script
+compares the result with scale * B A of the adapter's file, expert by expert. Exit 1 when a value differs.
 """
 import argparse
 import importlib.abc
@@ -21,7 +21,7 @@ import export_peers
 
 
 class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The last finder: what vLLM's own files import and nobody has. Its probes for hardware must find nothing."""
+    """An import finder for modules that are not installed. vLLM's hardware detection must find nothing."""
 
     def find_spec(self, name, path=None, target=None):
         frame = sys._getframe(1)
@@ -62,7 +62,7 @@ def main():
     from vllm.lora.model_manager import LoRAModelManager
     from vllm.lora.peft_helper import PEFTHelper
 
-    vllm.lora.lora_model.PIN_MEMORY = False  # there is no GPU to copy to
+    vllm.lora.lora_model.PIN_MEMORY = False  # no GPU
     names = ("w1", "w2", "w3") if family == "mixtral" else ("gate_proj", "down_proj", "up_proj")
     block = "block_sparse_moe" if family == "mixtral" else "mlp"
     expected = {"q_proj", "k_proj", "v_proj", "o_proj", "experts"}

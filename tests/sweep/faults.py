@@ -1,7 +1,7 @@
-"""faults.py - each call that changes files fails once, fails for good, or is the last one of a killed process.
+"""faults.py - makes each file call of a command fail once, fail from there on, or kill the process.
 
-After each fault the run warns and goes on, or ends with one error; what is visible is whole; the same command without
-faults then ends in the same bytes as a run that nothing disturbed, and leaves nothing else behind."""
+After each fault the run warns and continues, or ends with one error. All files with final names are complete. The same
+command without faults then gives the bytes of an undisturbed run and leaves no other files."""
 import errno
 import filecmp
 import os
@@ -36,7 +36,7 @@ def different(a, b, skip=()):
 
 
 def broken_checkpoint(folder):
-    """A visible checkpoint that its manifest does not describe, or None."""
+    """What is wrong with a checkpoint compared with its manifest, or None."""
     for step in os.listdir(folder) if os.path.isdir(folder) else ():
         if step.startswith("."):
             continue
@@ -56,7 +56,7 @@ def broken_checkpoint(folder):
 
 
 class Scenario:
-    """A command, what it needs in its folder, and the folder that it writes there."""
+    """A command, the files it needs in its folder, and its output folder."""
     def __init__(self, name, words, out, copies=()):
         self.name, self.words, self.out, self.copies = name, words, out, copies
 
@@ -67,7 +67,7 @@ class Scenario:
                 (shutil.copytree if os.path.isdir(source) else shutil.copy)(source, to)
 
     def whole(self, folder, reference):
-        """What is wrong with what a fault left visible: a result has all its bytes, or is not there."""
+        """What is wrong with the output after a fault, or None: the output is complete or absent."""
         out = os.path.join(folder, self.out)
         return different(out, reference) if os.path.exists(out) else None
 
@@ -76,7 +76,7 @@ class Scenario:
         return self.whole(folder, reference) or missing
 
     def finished(self, folder):
-        """The command refuses to write what is there already."""
+        """Whether the output exists; then the command refuses to write it again."""
         return os.path.exists(os.path.join(folder, self.out))
 
     def leftovers(self, folder, reference_folder):
@@ -84,7 +84,7 @@ class Scenario:
 
 
 class Training(Scenario):
-    # A file for each start; checkpoints that could not be deleted; a run that ended before its first checkpoint.
+    # Allowed besides: an event file per start, checkpoints that could not be deleted, archives of stopped runs.
     TIMES = (r"^out/tensorboard/", r"^out/checkpoints/step-", r"^out/archive-")
 
     def whole(self, folder, reference):
@@ -111,7 +111,7 @@ class Training(Scenario):
 
 
 class Page(Scenario):
-    """A file that is replaced as a whole."""
+    """A command that replaces one file, the page of `compare`."""
     def whole(self, folder, reference):
         out = os.path.join(folder, self.out)
         return "the page differs" if os.path.exists(out) and not filecmp.cmp(out, reference, shallow=False) else None

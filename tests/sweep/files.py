@@ -36,7 +36,7 @@ COMPARE = ["compare", "run", "run2", "--html", "page.html"]
 WEIGHTS = ["model", "nf4", "sharded", "checkpoint", "finite", "verification"]
 STEP = "run/checkpoints/step-000001/"
 
-# file, kind (of mutate.py), the commands that read it, words of which an error names one besides the file's name
+# file, kind (of mutate.py), commands that read it, words (an error contains the file's name or one of these)
 TARGETS = [
     ("model/config.json", "json", [PLAN, TRAIN, ["inspect", "model"], MERGE], WEIGHTS),
     ("model/model.safetensors", "safetensors", [TRAIN, ["inspect", "model"], PLAN, MERGE], WEIGHTS),
@@ -145,7 +145,7 @@ def target_file(home, name):
 
 
 def link_tree(source, to):
-    """Copies folders and small files, links the large ones: what a command writes over is its own."""
+    """Copies folders and small files and links large ones, so that a command cannot change the originals."""
     for at, _, names in os.walk(source):
         folder = os.path.join(to, os.path.relpath(at, source))
         os.makedirs(folder, exist_ok=True)
@@ -155,7 +155,7 @@ def link_tree(source, to):
 
 
 def renew_manifest(step):
-    """The manifest that the changed files would have, so that what lies behind it is read."""
+    """Writes the manifest of the changed files, so that the command reads them."""
     path = os.path.join(step, "manifest.json")
     with open(path) as f:
         text = f.read()
@@ -204,7 +204,7 @@ def sweep(s):
             shutil.copyfile(how, path)
         elif how != "unchanged":
             special(how, path)
-        stop = how == "sparse" and kind in ("lines", "gzip")  # a terabyte of rows is read to its end
+        stop = how == "sparse" and kind in ("lines", "gzip")  # moetrain reads a terabyte of rows to its end
         r = s.run(words, folder, timeout=10 if stop else None)
         wrong = s.judge(r, [os.path.basename(file), *also[name]], stop, (0,) if how == "unchanged" else (0, 1))
         metrics = os.path.join(folder, "out", "metrics.jsonl")

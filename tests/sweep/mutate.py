@@ -1,5 +1,4 @@
-"""mutate.py - hostile versions of a file: damaged bytes, values and structure that nobody would write, special
-files."""
+"""mutate.py - hostile versions of a file: damaged bytes, extreme values, unusual structure, special files."""
 import copy
 import gzip
 import json
@@ -7,7 +6,7 @@ import os
 import random
 import struct
 
-# Text that takes a value's place in JSON; "@" marks it until the text is made.
+# Texts that replace a JSON value; "@" stands for them until the JSON text is written.
 RAW = ["1e400", "-1e400", "NaN", "Infinity", "1" + "0" * 400, "9223372036854775808", "-9223372036854775809", "1e-400",
        "0." + "0" * 500 + "1", '"\\ud800"', '"\\u0000"', '"\\u0000a"', "01", "'a'", "tru", "", ",", "}", '"', "/**/1",
        "[" * 100000, '{"a":' * 50000, "[" * 900 + "]" * 900]
@@ -34,11 +33,11 @@ def at(value, path):
 
 
 def change_json(rng, value, few=400):
-    """One or two nodes of a copy of the value are changed; returns text."""
+    """Changes one or two nodes in a copy of the value; returns the text."""
     root = [copy.deepcopy(value)]
     raw = []
     for _ in range(rng.choice((1, 1, 1, 2))):
-        # the upper levels hold what is read one by one, so they are picked as often as the many leaves
+        # upper levels have the keys that moetrain reads by name, so they are chosen as often as the many leaves
         paths = nodes(root)
         depth = rng.randint(1, max(len(p) for p in paths))
         path = rng.choice([p for p in paths if len(p) == depth][:few])
@@ -166,7 +165,7 @@ def change_gzip(rng, data):
 
 
 def change_text(rng, data):
-    """A template, or an INI file: pieces are repeated, moved, or replaced by what is costly or cannot be."""
+    """Changes a template or an INI file: repeats, moves or replaces parts by costly or invalid ones."""
     text = data.decode("utf-8", "replace")
     how = rng.randrange(6)
     a = rng.randrange(len(text) + 1)
@@ -200,7 +199,7 @@ def hostile(kind, seed, data):
 
 
 def special(how, path):
-    """Puts no ordinary file at the path."""
+    """Creates a special file at the path: FIFO, link, directory and the like."""
     if how == "missing":
         return
     if how == "empty":

@@ -1,6 +1,5 @@
 """options.py - every configuration key, by --set and in a file, and every option and argument of every command, at
-extreme values. A refused value ends the run at once. An accepted one is trained with for a step; from a file it is only
-read."""
+extreme values. With an accepted value the run trains a step; values from a file are only read."""
 import os
 import re
 
@@ -20,7 +19,7 @@ VALUES = [
 # These may run for ever: they count steps, passes or tokens.
 ENDLESS = {"train.steps", "train.epochs", "train.grad_accum", "--steps", "--tokens", "--repeats", "--seq"}
 
-# Each command with words that make it do a little; {x} is a fixture.
+# A short run of each command; {x} is a fixture.
 COMMANDS = {
     "train": ["{config}"],
     "eval": ["{config}"],
@@ -57,7 +56,7 @@ def keys_of(s):
 
 
 def options_of(s):
-    """(command, option or None for an argument) out of --help, so that a new row of the table is swept too."""
+    """(command, option or None for an argument), read from --help, so that new options are included."""
     found = []
     for command in COMMANDS:
         text = s.run([*command.split(), "--help"], s.root).out.decode()
@@ -77,7 +76,7 @@ class Fixtures:
         os.mkdir(s.path("folder"))
         open(s.path("empty"), "w").close()
         os.mkfifo(s.path("fifo"))
-        os.symlink("/dev/zero", s.path("zero"))  # as root, a program that replaces files would replace the device
+        os.symlink("/dev/zero", s.path("zero"))  # run as root, a program that replaces files would replace the device
         with open(s.path("messages.json"), "w") as f:
             f.write('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]')
         sections = {
@@ -97,7 +96,7 @@ class Fixtures:
         return re.sub(r"\{(\w+)\}", lambda m: self.words.get(m.group(1), m.group(0)), text)
 
     def file_with(self, folder, key, value):
-        """The base configuration with one value, as bytes: what a user might have written."""
+        """The base configuration with one changed value, as bytes."""
         section, name = key.split(".")
         all_keys = {s: dict(keys) for s, keys in self.sections.items()}
         all_keys.setdefault(section, {})[name] = value
@@ -108,7 +107,7 @@ class Fixtures:
 
 
 def needs_more(key):
-    """Settings without which the value would not be looked at."""
+    """Settings that make moetrain read the value."""
     return {"data.eval": ["data.eval_split=0"], "eval.every": [], "train.epochs": ["train.steps=0"],
             "optim.warmup_steps": ["train.steps=0", "train.epochs=0.1"],
             "model.quantize_attention": ["model.quantize=nf4"]}.get(key, [])
@@ -132,7 +131,7 @@ def sweep(s):
         value = fix.put(value)
         inner = os.path.join(folder, "a", "b")  # ../.. stays in the scratch folder
         os.makedirs(inner)
-        printed = re.sub("[^ -~]", "?", value)  # what is no plain text is shown as ?
+        printed = re.sub("[^ -~]", "?", value)  # errors show control characters as ?
         names = [name, value[:30], value.split(",")[0], printed[:20], re.sub(r"\?+", "??", printed)]
         timeout = 10 if name in ENDLESS else None
         names += ["train.grad_accum"] if name.startswith("parallel.") else []  # micro-batches are shared by the ranks
@@ -155,7 +154,7 @@ def sweep(s):
                 words[at:at + 1] = [value]
             words = [*way.split(), *words]
             names.append("--" if value.startswith("--") else way)
-            # An empty file has no model; tokens and memory are weighed by the plan.
+            # An empty file has no model.path; the plan rejects too many tokens or too little memory.
             names.append({"CONFIG.ini": "model.path", "--tokens": "train.memory_gb", "--prompt": "UTF-8"}.get(name, ""))
         judge_all(case, s.run(words, inner, timeout=timeout), names, folder)
 

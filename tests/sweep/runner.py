@@ -1,7 +1,7 @@
-"""runner.py - runs the program under limits, and judges how it ended.
+"""runner.py - runs the executable under limits of time and memory, and checks how it ends.
 
-A run is good when it ends by itself with a documented exit code, without a sanitizer's report, within the limits of
-time and memory; when an error is exactly one line that names what is wrong; when a success reports finite losses."""
+A run passes when it ends with a documented exit code, within the limits and without a sanitizer report. An error must
+be exactly one line that names the option or file. A successful run must report finite losses."""
 import json
 import os
 import re
@@ -13,7 +13,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-FILE_BYTES = 1 << 30  # of a file that a run may write
+FILE_BYTES = 1 << 30  # limit of the size of a file that a run writes
 ERROR = re.compile(rb"^moetrain(: error| [a-z ]*|): .*", re.M)
 SANITIZER = re.compile(rb"^.*(AddressSanitizer|LeakSanitizer|ThreadSanitizer|runtime error:).*$", re.M)
 
@@ -27,7 +27,7 @@ def limits():
 class Result:
     def __init__(self, code, out, err, stopped, bytes_max, seconds):
         self.code, self.out, self.err = code, out, err
-        self.stopped = stopped  # it was told to stop (SIGTERM), or killed
+        self.stopped = stopped  # the signal that ended it: SIGTERM, SIGKILL or None
         self.bytes_max, self.seconds = bytes_max, seconds
 
     def errors(self):
@@ -56,7 +56,7 @@ class Sweep:
         return os.path.join(self.root, *parts)
 
     def run(self, words, cwd, stdin=None, before=(), timeout=None):
-        """before: words in front of the program, such as the one that injects faults."""
+        """before: words before the executable, such as moetrain_fault."""
         timeout = timeout or self.args.timeout
         outputs = [tempfile.TemporaryFile(dir=self.root) for _ in range(2)]
         started = time.monotonic()
@@ -78,7 +78,7 @@ class Sweep:
             os.killpg(p.pid, sig)
         p.returncode = os.waitstatus_to_exitcode(status)
         try:
-            os.killpg(p.pid, signal.SIGKILL)  # what it left behind
+            os.killpg(p.pid, signal.SIGKILL)  # child processes that it left
         except ProcessLookupError:
             pass
         texts = []
@@ -89,7 +89,7 @@ class Sweep:
         return Result(p.returncode, texts[0], texts[1], stopped, usage.ru_maxrss * 1024, time.monotonic() - started)
 
     def judge(self, r, names=(), stop=False, codes=(0, 1, 2)):
-        """What is wrong with the run, or None. names: of these an error names one. stop: it may run until stopped."""
+        """What is wrong with the run, or None. names: an error must contain one. stop: it may run until stopped."""
         report = SANITIZER.search(r.err)
         if report:
             return "sanitizer: " + report.group(0).decode(errors="replace")[:300]
@@ -127,7 +127,7 @@ class Sweep:
             print(f"FAIL {self.name} {name}: {wrong}\n     {last[:400]!a}", flush=True)
 
     def all(self, cases, do):
-        """do(case, folder) for each case of the slice, on so many threads; folder is empty and goes away afterwards."""
+        """Calls do(case, folder) for each case of the slice, on several threads; deletes the folders afterwards."""
         first, every = self.args.first, self.args.every
         picked = [(i, c) for i, c in enumerate(cases) if i >= first and (i - first) % every == 0]
         if self.args.only:
@@ -139,7 +139,7 @@ class Sweep:
             os.makedirs(folder)
             try:
                 do(case, folder)
-            except Exception as e:  # a defect of the sweep must not pass as a good run
+            except Exception as e:  # an exception in the sweep is a failure too
                 self.failed.append(str(case))
                 print(f"FAIL {self.name} {case!a:.200}: the sweep itself: {e!r}", flush=True)
             finally:
@@ -159,7 +159,7 @@ class Sweep:
         if not self.args.keep:
             shutil.rmtree(self.root, ignore_errors=True)
 
-    # ---- what the sweeps train on
+    # ---- model and data of the sweeps
 
     def synth(self, arch, folder, *more):
         r = self.run(["synth", arch, folder, "--layers", "1", *more], self.root)

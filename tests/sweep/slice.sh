@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# slice.sh - the slice of the sweeps that ctest runs: bash tests/sweep/slice.sh BINARY
+# slice.sh - runs a small part of each sweep, for ctest: bash tests/sweep/slice.sh BINARY
 set -euo pipefail
 if ! command -v python3 > /dev/null; then
     echo "skip: no python3: no sweeps of options, faults and hostile files"
