@@ -46,7 +46,7 @@ static int64_t put_utf8(char *out, int c)
     return n;
 }
 
-/* The escape at s->at, which is moved past it; returns the bytes written (at most 4), or -1. */
+/* Decodes the escape at s->at into out and moves s->at past it; returns the bytes written (at most 4), or -1. */
 static int64_t unescape(struct json_scan *s, char *out)
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";

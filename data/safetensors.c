@@ -63,7 +63,8 @@ static int parse_shape(struct st_tensor *t, struct json info, int64_t bits, stru
     return 0;
 }
 
-/* begin: relative to the data, as is t->offset until place_tensors changes it. */
+/* Reads the begin of data_offsets into t->offset, which counts from the start of the data until place_tensors changes
+ * it. Checks that data_offsets has t->bytes bytes. */
 static int parse_offsets(struct st_tensor *t, struct json info, struct err *err)
 {
     struct json offsets;
@@ -349,7 +350,7 @@ int64_t safetensors_bytes(const struct safetensors *st)
 {
     int64_t sum = 0;
     for (int i = 0; i < st->n_shards; i++) sum += st->maps[i].size;
-    for (int64_t i = 0; i < st->n_tensors && st->headers; i++) { /* of shards that end after their header */
+    for (int64_t i = 0; i < st->n_tensors && st->headers; i++) { /* only the headers of the shards were downloaded */
         const struct st_tensor *t = &st->tensors[i];
         if (t->offset >= st->maps[t->shard].size) sum += t->bytes;
     }

@@ -74,7 +74,7 @@ struct adapters {
     bool *layer_on;       /* [n_layer] host: the layer has trained parameters */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */
     int64_t n_params;
-    struct lora_param *params;      /* [n_params] host, ascending off */
+    struct lora_param *params;      /* [n_params] host, sorted by off */
     int64_t n_values;               /* trainable values, over all ranks */
     int64_t n_flat;                 /* length of the flat arrays, padding included */
     int64_t n_moment, first_moment; /* elements that this rank updates (ZeRO-1: its part), and the first of them */

@@ -30,8 +30,6 @@ struct weights {
     const char *unused;   /* name of the first of them; valid until st is closed */
 };
 
-/* Allocates every tensor on dev->weights and copies it there; a dry run only counts the bytes. Each name, shape and
- * format is checked before its tensor is copied; the error names the tensor and the expected shape. */
 struct weights_options {
     const struct quantize *quantize; /* format to pack to while loading, dense feed-forward networks too; NULL: none */
     bool embed_on_host;              /* keep the embedding in dev->host, unless it is also the head */
@@ -39,6 +37,8 @@ struct weights_options {
                                are temporary, in dev->work */
     const struct comm *ep;  /* expert-parallel group: only this rank's experts are read; NULL: one rank */
 };
+/* Allocates every tensor on dev->weights and copies it there; a dry run only counts the bytes. Each name, shape and
+ * format is checked before its tensor is copied; the error names the tensor and the expected shape. */
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct weights_options *opt, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* frees the host table only */

@@ -9,12 +9,13 @@
 
 struct adamw {
     struct tensor param, grad; /* flat [n] stat, in the state arena, owned by the caller */
-    struct tensor m, v;        /* the same, or the k elements from `first` on [k]: this process updates only these */
+    struct tensor m,
+        v; /* [k] stat; moments of param[first .. first+k-1], the part that this process updates. k < n: ZeRO-1 */
     int64_t first;
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step; /* number of updates done */
 };
-/* One update; norm: of the gradient, from op_sumsq. Counts the step. */
+/* Makes one update and counts the step. norm: of the whole gradient (op_sumsq). */
 void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm);
 
 #endif

@@ -388,7 +388,7 @@ static void tell_of_patience(const struct training *t)
 }
 
 /* At the end of a run: prints the path of the best adapter. */
-static void tell_of_best(const struct training *t)
+static void print_best(const struct training *t)
 {
     const struct train_state *s = &t->state;
     if (s->step < t->schedule.total_steps && out_of_patience(t)) tell_of_patience(t);
@@ -630,7 +630,7 @@ static int check_ranks(const struct comm *all, const struct config *cfg, struct 
                    (long long)cfg->train.grad_accum, all->world, all->world);
 }
 
-/* Temporary files that a killed run left. */
+/* Deletes temporary files of a killed run. */
 static void remove_unfinished(const struct config *cfg)
 {
     static const char *const names[] = {"config.ini.tmp", "metrics.jsonl.tmp", "report.html.tmp"};
@@ -742,7 +742,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     comm_busy(all, "saving");
     if (rc >= 0 && save_adapter(t, "adapter", err)) rc = -1; /* the last state, also after an interruption */
     if (t->metrics.jsonl && metrics_close(&t->metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
-    if (rc >= 0 && is_first(t)) tell_of_best(t);
+    if (rc >= 0 && is_first(t)) print_best(t);
     if (rc >= 0) comm_unshare_work(t->run.par.ep);
     training_close(t);
     mem_free(t);

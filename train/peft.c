@@ -61,7 +61,7 @@ static bool is_split(struct layout f, const struct lora_param *p)
     return f.form == FORM_SPLIT && p->target == LORA_UP;
 }
 
-/* Tensors of the file that make a parameter. */
+/* Number of tensors in the file that together hold one parameter. */
 static int64_t place_count(struct layout f, const struct lora_param *p)
 {
     return !is_expert(p) || f.form == FORM_FUSED ? 1 : is_split(f, p) ? 2 * p->n_exp : p->n_exp;
@@ -210,7 +210,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
         json_out_f64(o, "lora_alpha", ad->alpha);
     json_out_bool(o, "lora_bias", false);
     json_out_f64(o, "lora_dropout",
-                 experts ? 0.0 : ad->dropout); /* the only value that PEFT accepts with target_parameters */
+                 experts ? 0.0 : ad->dropout); /* PEFT accepts only dropout 0 with target_parameters */
     json_out_str(o, "lora_ga_config", NULL);
     json_out_str(o, "megatron_config", NULL);
     json_out_str(o, "megatron_core", "megatron.core");
@@ -298,14 +298,14 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
     return rc ? err_prefix(err, "saving the adapter %s", dir) : 0;
 }
 
-/* ---- reading: what the directory says ---- */
+/* ---- reading: adapter_config.json ---- */
 
 struct source {
     const char *dir;
     struct safetensors st;
     int64_t r;                  /* required r of the adapters: twice the file's when gate and up are separate */
     int64_t rank[LORA_TARGETS]; /* of rank_pattern; 0: r */
-    double alpha;               /* gives the scale of the file */
+    double alpha;               /* alpha that gives the file's scale with r and rsLoRA */
     bool rslora;
     struct layout layout;                               /* of per-expert tensors */
     bool param_up, param_down;                          /* target_parameters names them */

@@ -81,7 +81,7 @@ static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct
     return plan_only ? device_open_plan(&r->dev, device, dtype, err) : device_open(&r->dev, device, dtype, err);
 }
 
-/* card_bytes: memory of the GPU to plan for; 0: plan for train.device. */
+/* Opens configuration and checkpoint headers. card_bytes: memory of the GPU to plan for; 0: plan for train.device. */
 static int open_headers(struct run *r, const struct config *cfg, bool plan_only, int64_t card_bytes, struct err *err)
 {
     bool headers = false;

@@ -315,7 +315,7 @@ static void find_last_user(struct chat *c)
         c->last_user--;
 }
 
-/* When the reasoning of earlier turns is dropped, their developer messages are dropped too. */
+/* Drops the developer messages of earlier turns. Called when the reasoning of these turns is dropped too. */
 static void drop_developers(struct chat *c)
 {
     int64_t kept = 0;

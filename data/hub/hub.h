@@ -11,7 +11,8 @@
 
 /* dir: the directory of the model `path`. That is path itself, or for hub:OWNER/NAME[@REVISION] the snapshot of that
  * model at a branch, tag or commit, with the files that training reads: configuration, tokenizer, chat template,
- * safetensors. A revision in the path must equal a separate one other than "main". Errors name the hub's answer and
+ * safetensors. It is an error when the path has another revision than `revision`,
+ * unless `revision` is "main". Errors name the hub's answer and
  * what to do; for a missing path that looks like an id, the error gives the hub: form. */
 int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err) MT_CHECK;
 /* For a plan: only configuration, index and the headers of the safetensors, which are kilobytes. *headers: the shards

@@ -59,7 +59,8 @@ int hub_snapshot_path(char path[MT_PATH], const struct hub_repo *repo, const cha
 int hub_blob_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *etag, struct err *err) MT_CHECK;
 
-/* By errno, why the cache cannot be written, in text->msg; of a full disk also the free space and what to do. */
+/* Describes in text->msg why the cache cannot be written, from errno. For a full disk it adds the free space and what
+ * to do. */
 const char *hub_why_unwritten(const struct hub_env *env, struct err *text);
 
 /* Opens or creates a partial file for reading and writing; it must belong to this user and have one name. */

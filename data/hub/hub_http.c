@@ -28,7 +28,7 @@
 #define FIRST_MS     200
 #define TEXT_TRIES   3                    /* the same for a small answer, which the cache may replace */
 #define NOT_READY    "ResponseNotReady"   /* the viewer has not converted the data set yet, which takes minutes */
-#define RESTARTS     2                    /* times that a file may be downloaded anew */
+#define RESTARTS     2                    /* times that a file may be downloaded again */
 #define WAIT_MAX     3600                 /* longest delay in seconds that the hub may ask for */
 #define TEXT_MAX     ((int64_t)256 << 20) /* largest small answer in bytes */
 #define ERROR_MAX    4096                 /* bytes kept of an error page */

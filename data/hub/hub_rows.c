@@ -24,7 +24,7 @@
 #define PAGE     100     /* rows: the viewer's limit */
 #define AT_ONCE  4       /* concurrent pages */
 #define MAX_ROWS 1000000 /* 10,000 pages: an hour at the hub's rate limit */
-#define RESTARTS 2       /* times that the rows may be downloaded anew */
+#define RESTARTS 2       /* times that the rows may be downloaded again */
 #define WAIT_MS  300     /* delay while another process holds the lock */
 #define SHOW_TTY 250     /* ms between progress lines on a terminal */
 #define SHOW_LOG 30000   /* elsewhere */
@@ -296,7 +296,7 @@ static int download(struct download *d, struct err *err)
     return d->have ? 0 : err_set(err, "%s: %s/%s has no rows", d->repo->id, d->config, d->split);
 }
 
-/* The complete partial file becomes a blob, and the snapshot gets a link to it. */
+/* Renames the complete download to its blob and links it in the snapshot. */
 static int put_in_place(struct download *d, struct err *err)
 {
     struct hub_file done = d->file;

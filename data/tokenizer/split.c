@@ -21,7 +21,7 @@
 
 #define MAX_RULES      16
 #define MAX_PATTERN    8192
-#define MAX_LOOKBEHIND 16          /* characters that a pattern reads before a match: they are not in the budget */
+#define MAX_LOOKBEHIND 16          /* characters that a pattern reads before a match: not counted in the work limit */
 #define MAX_NESTING    30          /* of brackets in a pattern */
 #define MAX_CODE       (128 << 10) /* bytes of a compiled pattern; published ones have 1 to 4 thousand */
 #define HEAP_KIB       (32 << 10)  /* of one match without the JIT compiler */

@@ -8,7 +8,7 @@
 
 static const char use[] = "\n## Use\n", title[] = "# LoRA adapter for ", library[] = "\nlibrary_name: peft\n";
 
-/* vLLM accepts these ranks alone. */
+/* vLLM accepts only these lora ranks. */
 static int64_t vllm_rank(int64_t rank)
 {
     static const int64_t ranks[] = {8, 16, 32, 64, 128, 256, 320, 512};

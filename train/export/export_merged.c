@@ -422,7 +422,7 @@ static int write_tensors(struct merge *m, struct err *err)
     return shards_finish(&m->shards, err);
 }
 
-/* ---- the files beside the tensors ---- */
+/* ---- files other than tensors ---- */
 
 static void copy_json(struct json_out *o, const char *key, struct json j)
 {

@@ -27,7 +27,7 @@ static const char *const part_names[PARTS] = {"whole adapter", "attention only",
 struct side {
     bool exported, attention, experts;
     struct lora_layer *layers; /* [L] owned by `on`; switched-off parts have r == 0 */
-    struct adapters on;        /* the other fields are borrowed */
+    struct adapters on;        /* only `layers` is owned; the other members belong to the compared adapter */
     struct tensor x;           /* [T, D] */
 };
 
@@ -217,7 +217,7 @@ static void add_kl(struct kl *kl, double value)
     if (!(value <= kl->max)) kl->max = value; /* NaN too */
 }
 
-/* One token: sum p (log p - log q) of each part of the trainer, q the export's and the base's. */
+/* Adds one token to the KL sums: sum p (log p - log q), p of a part of the trainer, q of the export and of the base. */
 static void compare_token(struct stream *s, const float *const row[SIDES], int64_t n)
 {
     double norm[SIDES];

@@ -16,7 +16,7 @@ int verify_export(struct export *x, struct err *err) MT_CHECK;
 /* verify_adapter.c: reads an exported adapter into the layout of the trained one; targets that only vLLM requires have
  * B = 0. Errors: a missing file, a missing or an unexpected tensor. */
 int verify_read(struct cpu_adapter *read, const struct export *x, struct err *err) MT_CHECK;
-/* Compares bit by bit, and compares the scales. */
+/* Compares all values bit by bit, and the scales of all targets. */
 void verify_values(struct losses *l, const struct cpu_adapter *trained, const struct cpu_adapter *read);
 
 /* verify_merged.c: a merged checkpoint, read by the loader. */

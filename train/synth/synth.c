@@ -26,7 +26,7 @@
 #define NF4_BLOCK   64
 #define GAIN        4.0
 
-/* One matrix of every expert. */
+/* A matrix that every expert has: its names in the checkpoint and its shape. */
 struct product {
     const char *pattern; /* struct tensor_names */
     const char *stack;   /* all experts in one tensor */

@@ -462,7 +462,7 @@ static struct value var_value(struct jinja_state *st, const struct jinja_var *va
     return v;
 }
 
-/* A third of the stack that threads start with (2 MiB where there is no limit); at most 4 MiB. */
+/* Stack bytes that a template may use: a third of a thread's stack (2 MiB if it is unlimited), at most 4 MiB. */
 static int64_t stack_room(void)
 {
     struct rlimit limit;

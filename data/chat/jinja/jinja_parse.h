@@ -20,7 +20,7 @@ enum node_kind {
     NODE_NAME,    /* name */
     NODE_LIST,    /* a: items */
     NODE_TUPLE,   /* a: items */
-    NODE_DICT,    /* a: keys and values in turn */
+    NODE_DICT,    /* a: keys and values, alternating */
     NODE_ATTR,    /* a . name */
     NODE_ITEM,    /* a [ b ] */
     NODE_SLICE,   /* a [ b : c : body ], each may be NULL */

@@ -85,7 +85,7 @@ struct value jinja_dict_items(struct jinja_state *st, struct value self)
 
 /* ---- methods ---- */
 
-/* self begins or ends with a, or with one of the tuple a. */
+/* Whether self begins (`end`: ends) with a, or with an element of the tuple a. */
 static struct value edge(struct jinja_state *st, struct value self, struct value a, bool end)
 {
     const struct list one = {.items = &a, .count = 1}, *l = a.kind == VALUE_LIST ? a.list : &one;
