@@ -59,7 +59,7 @@ check_sources() {
     rest ~ /(^|[^A-Za-z0-9_])getenv *\(/ {
         bad(file, FNR, "environment variable: settings are configuration keys")
     }
-    # A function: a line at column 0 with "(", which neither declares, calls nor initialises, up to the next "}" there.
+    # A function begins with a line at column 0 that has "(" but no ";" or "=", and ends with the next "}" at column 0.
     !start && /^[A-Za-z_].*\(/ && !/[;=]/ && !/^#/ { start = FNR; head = $0 }
     start && FNR > start && /^[^ {}]/ && !/\(/ { start = 0 }
     /^}/ {

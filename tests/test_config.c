@@ -232,7 +232,8 @@ static void unknown_names_are_errors(void **state)
                               "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
 }
 
-/* Each row of the table names a key that exists, and its name is neither a key here nor twice in the table. */
+/* Each row of the table of other trainers' keys refers to an existing key. Its own name appears once and is not a key
+ * of moetrain. */
 static void keys_of_other_trainers_are_known(void **state)
 {
     (void)state;
@@ -360,7 +361,7 @@ static void malformed_lines_are_errors(void **state)
     assert_non_null(strstr(err.msg, "/no/such/file.ini"));
 }
 
-/* What people give in place of a configuration: the error says what it is and which key it belongs to. */
+/* Files that users pass instead of a configuration. The error says what the file is and which key it belongs to. */
 static void other_files_are_recognised(void **state)
 {
     (void)state;

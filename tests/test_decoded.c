@@ -120,7 +120,7 @@ struct job {
     bool own_memory; /* a CPU as a device with separate memory */
     int64_t decoded;
     int64_t budget; /* bytes; 0: what is free */
-    int64_t seq;    /* half of the micro-batch; 0: SEQ */
+    int64_t seq;    /* tokens of each of the two sequences; 0: SEQ */
     int threads;    /* CPU threads, each with separate scratch; 0: all */
 
     struct synth_memory memory;

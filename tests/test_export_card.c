@@ -12,7 +12,7 @@ static const char *const words[EXPORT_FORMATS] = {"PeftModel.from_pretrained(", 
                                                   "whose experts are in MXFP4"};
 static const char *const libraries[EXPORT_FORMATS] = {"peft", "vllm", "llama.cpp", "transformers", "transformers"};
 
-/* `card` loads format f, and says nothing of another. */
+/* Fails unless `card` has the commands for format f and for no other format. */
 static void assert_loads(const char *card, int f)
 {
     assert_says(card, words[f]);

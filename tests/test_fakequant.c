@@ -499,7 +499,7 @@ static void test_names(void **state)
 
 enum { GUARD = 256 };
 
-/* A copy of x on the device, between guards and `shift` bytes from an address of 16 bytes. */
+/* Copies x to the device, between guard bytes and `shift` bytes after a 16-byte aligned address. */
 static struct tensor to_gpu(struct device *dev, struct tensor x, int shift)
 {
     const int64_t bytes = x.ndim ? tensor_bytes(x) : 0;
@@ -513,7 +513,7 @@ static struct tensor to_gpu(struct device *dev, struct tensor x, int shift)
     return x;
 }
 
-/* The device's bytes are those of `want`, the guards unchanged; frees the device's. */
+/* Fails unless `got`, on the device, has the bytes of `want` and unchanged guards; frees it. */
 static void expect_gpu(struct device *dev, const char *name, const char *what, struct tensor got, struct tensor want,
                        int shift)
 {

@@ -330,8 +330,8 @@ static int64_t sent_bytes(void)
     return sum;
 }
 
-/* A plan of 2.6 MB of weights downloads their headers, also from a server without ranges. The plan
- * equals that from the complete weights, and training does not take the headers for complete weights. */
+/* For a plan, moetrain downloads only the headers of 2.6 MB of weights, also from a server without range requests. The
+ * plan equals that from the complete weights, and training does not take the headers for complete weights. */
 static void test_headers(void **state)
 {
     (void)state;

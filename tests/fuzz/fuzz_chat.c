@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct json_doc *doc = json_parse((const char *)data, (int64_t)size, "row", &err);
     if (!doc) return 0;
     struct chat_template *deepseek = chat_template_deepseek();
-    for (int way = 0; way < 4; way++) { /* harmony or DeepSeek; the text, or its samples */
+    for (int way = 0; way < 4; way++) { /* harmony or DeepSeek, each as one text and as samples */
         const struct chat_template *t = way & 1 ? deepseek : NULL;
         const struct chat_options opt = {.generation_prompt = size & 1};
         struct chat_samples samples = {0};
