@@ -65,8 +65,8 @@ void op_check_need_gpu(void);
  * work arena's peak equals that of a dry run. */
 enum { OP_GPU_WORK = 1 << 30 };
 void op_check_cuda(op_case_fn *run, const void *params);
-/* The same for the experts as loops on the host (kernels/moe_loop.h), whose scratch depends on the routing and is at
- * most what a dry run says; both loops give the same bits. */
+/* The same checks for the experts computed in a loop on the host (kernels/moe_loop.h). Its scratch depends on the
+ * routing and is at most that of a dry run. Both kinds of loop give the same bits. */
 void op_check_loops(op_case_fn *run, const void *params);
 
 #endif
