@@ -385,27 +385,29 @@ const char *safetensors_metadata(const struct safetensors *st, const char *key)
 
 /* ---- writing ---- */
 
-static int64_t rank_of(enum dtype t)
+static int64_t rank_of(const struct st_entry *e)
 {
     for (int64_t i = 0; i < MT_LEN(st_dtypes); i++)
-        if (st_dtypes[i].dtype == t && t != DT_NONE) return i;
-    MT_REQUIRE(false, "safetensors_write: no name for dtype %d", (int)t);
+        if (e->st_dtype ? !strcmp(st_dtypes[i].name, e->st_dtype)
+                        : st_dtypes[i].dtype == e->dtype && e->dtype != DT_NONE)
+            return i;
+    MT_REQUIRE(false, "safetensors_write: no name for dtype %d", (int)e->dtype);
 }
 
 static int by_rank(const void *a, const void *b)
 {
     const struct st_entry *x = a, *y = b;
-    int64_t rx = rank_of(x->dtype), ry = rank_of(y->dtype);
+    int64_t rx = rank_of(x), ry = rank_of(y);
     if (rx != ry) return rx > ry ? -1 : 1;
     return strcmp(x->name, y->name);
 }
 
 int64_t safetensors_entry_bytes(const struct st_entry *e)
 {
-    int64_t bytes = dtype_size(e->dtype);
+    int64_t bits = st_dtypes[rank_of(e)].bits;
     for (int i = 0; i < e->ndim; i++)
-        if (!i64_mul(bytes, e->shape[i], &bytes)) return -1;
-    return bytes;
+        if (!i64_mul(bits, e->shape[i], &bits)) return -1;
+    return bits / 8;
 }
 
 /* Appends the entry to the header and advances *at by its bytes. */
@@ -414,7 +416,7 @@ static int put_entry(struct json_out *o, const struct st_entry *e, int64_t *at, 
     const int64_t begin = *at, bytes = safetensors_entry_bytes(e);
     if (!i64_add(begin, bytes, at)) return err_set(err, "tensor `%s` is too large", e->name);
     json_out_open(o, e->name, '{');
-    json_out_str(o, "dtype", st_dtypes[rank_of(e->dtype)].name);
+    json_out_str(o, "dtype", st_dtypes[rank_of(e)].name);
     json_out_open(o, "shape", '[');
     for (int i = 0; i < e->ndim; i++) json_out_i64(o, NULL, e->shape[i]);
     json_out_close(o, ']');
@@ -426,16 +428,39 @@ static int put_entry(struct json_out *o, const struct st_entry *e, int64_t *at, 
     return 0;
 }
 
+static void put_metadata(struct json_out *o, const struct safetensors *like)
+{
+    const char *key, *text;
+    int64_t length;
+    struct json value;
+    const struct json metadata = json_find(json_root(like->docs[0]), "__metadata__");
+    if (!json_count(metadata)) return;
+    json_out_open(o, "__metadata__", '{');
+    for (int64_t i = 0; json_member(metadata, i, &key, &value); i++)
+        if (!json_str(value, &text, &length, NULL)) json_out_str(o, key, text);
+    json_out_close(o, '}');
+}
+
 int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err)
+{
+    return safetensors_head_like(NULL, entries, n, head, size, err);
+}
+
+int safetensors_head_like(const struct safetensors *like, struct st_entry *entries, int64_t n, char **head,
+                          int64_t *size, struct err *err)
 {
     int rc = 0;
     struct json_out o = {0};
     *head = NULL;
     if (n) qsort(entries, (size_t)n, sizeof(*entries), by_rank);
     json_out_open(&o, NULL, '{');
-    json_out_open(&o, "__metadata__", '{');
-    json_out_str(&o, "format", "pt");
-    json_out_close(&o, '}');
+    if (like) {
+        put_metadata(&o, like);
+    } else {
+        json_out_open(&o, "__metadata__", '{');
+        json_out_str(&o, "format", "pt");
+        json_out_close(&o, '}');
+    }
     for (int64_t i = 0, at = 0; i < n && !rc; i++) rc = put_entry(&o, &entries[i], &at, err);
     json_out_close(&o, '}');
     if (!rc) {

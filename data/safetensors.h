@@ -56,11 +56,15 @@ struct st_entry {
     int ndim;
     int64_t shape[8];
     const void *data;
+    const char *st_dtype; /* instead of dtype: any of the format, as in struct st_tensor */
 };
 int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err) MT_CHECK;
 /* For callers that write the tensors themselves: sorts the entries into the file's order, in which their bytes follow
  * *head without gaps. *head has *size bytes; free it with mem_free. `data` is not used. */
 int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err) MT_CHECK;
+/* The same with the metadata of `like`, a file that was read; without metadata when it has none. */
+int safetensors_head_like(const struct safetensors *like, struct st_entry *entries, int64_t n, char **head,
+                          int64_t *size, struct err *err) MT_CHECK;
 int64_t safetensors_entry_bytes(const struct st_entry *e); /* -1: does not fit 64 bits */
 
 #endif

@@ -34,23 +34,23 @@ static int write_checkpoint(const char *path, const char *state0, struct err *er
     static const uint8_t zero[256];
     static const char state1[] = "{\"quant_type\": \"nf4\", \"shape\": [6, 4]}";
     const struct st_entry e[] = {
-        {"layers.0.up.weight", DT_U8, 2, {12, 1}, zero},
-        {"layers.0.up.weight.absmax", DT_F32, 1, {1}, zero},
-        {"layers.0.up.weight.quant_map", DT_F32, 1, {16}, zero},
-        {"layers.0.up.weight.quant_state.bitsandbytes__fp4", DT_U8, 1, {(int64_t)strlen(state0)}, state0},
-        {"layers.1.up.weight", DT_U8, 2, {12, 1}, zero},
-        {"layers.1.up.weight.absmax", DT_U8, 1, {1}, zero},
-        {"layers.1.up.weight.nested_absmax", DT_F32, 1, {1}, zero},
-        {"layers.1.up.weight.nested_quant_map", DT_F32, 1, {2}, zero}, /* a real one has 256 values */
-        {"layers.1.up.weight.quant_map", DT_F32, 1, {16}, zero},
-        {"layers.1.up.weight.quant_state.bitsandbytes__nf4", DT_U8, 1, {sizeof(state1) - 1}, state1},
-        {"layers.0.experts.down_proj_blocks", DT_U8, 4, {2, 3, 2, 16}, zero},
-        {"layers.0.experts.down_proj_scales", DT_U8, 3, {2, 3, 2}, zero},
-        {"layers.0.norm.weight", DT_BF16, 1, {5}, zero},
-        {"layers.1.norm.weight", DT_BF16, 1, {5}, zero},
-        {"layers.12.x.7.y.3a", DT_F32, 0, {0}, zero},
-        {"lonely_scales", DT_U8, 1, {3}, zero},
-        {"nasty\033[2J", DT_U8, 1, {0}, zero},
+        {"layers.0.up.weight", DT_U8, 2, {12, 1}, zero, NULL},
+        {"layers.0.up.weight.absmax", DT_F32, 1, {1}, zero, NULL},
+        {"layers.0.up.weight.quant_map", DT_F32, 1, {16}, zero, NULL},
+        {"layers.0.up.weight.quant_state.bitsandbytes__fp4", DT_U8, 1, {(int64_t)strlen(state0)}, state0, NULL},
+        {"layers.1.up.weight", DT_U8, 2, {12, 1}, zero, NULL},
+        {"layers.1.up.weight.absmax", DT_U8, 1, {1}, zero, NULL},
+        {"layers.1.up.weight.nested_absmax", DT_F32, 1, {1}, zero, NULL},
+        {"layers.1.up.weight.nested_quant_map", DT_F32, 1, {2}, zero, NULL}, /* a real one has 256 values */
+        {"layers.1.up.weight.quant_map", DT_F32, 1, {16}, zero, NULL},
+        {"layers.1.up.weight.quant_state.bitsandbytes__nf4", DT_U8, 1, {sizeof(state1) - 1}, state1, NULL},
+        {"layers.0.experts.down_proj_blocks", DT_U8, 4, {2, 3, 2, 16}, zero, NULL},
+        {"layers.0.experts.down_proj_scales", DT_U8, 3, {2, 3, 2}, zero, NULL},
+        {"layers.0.norm.weight", DT_BF16, 1, {5}, zero, NULL},
+        {"layers.1.norm.weight", DT_BF16, 1, {5}, zero, NULL},
+        {"layers.12.x.7.y.3a", DT_F32, 0, {0}, zero, NULL},
+        {"lonely_scales", DT_U8, 1, {3}, zero, NULL},
+        {"nasty\033[2J", DT_U8, 1, {0}, zero, NULL},
     };
     return safetensors_write(path, e, MT_LEN(e), err);
 }

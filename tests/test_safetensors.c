@@ -368,9 +368,9 @@ static void written(void **state)
     static const uint8_t u[4] = {8, 9, 10, 11};
     static const int64_t l[2] = {-1, 1};
     const struct st_entry entries[] = {
-        {"z", DT_U8, 1, {3}, u},  {"b", DT_F32, 2, {2, 3}, f},        {"scalar", DT_F64, 0, {0}, d},
-        {"a", DT_F32, 1, {1}, f}, {"none", DT_BF16, 2, {0, 5}, NULL}, {"h", DT_F16, 1, {2}, u},
-        {"i", DT_I32, 1, {1}, f}, {"l", DT_I64, 1, {2}, l},
+        {"z", DT_U8, 1, {3}, u, NULL},  {"b", DT_F32, 2, {2, 3}, f, NULL},        {"scalar", DT_F64, 0, {0}, d, NULL},
+        {"a", DT_F32, 1, {1}, f, NULL}, {"none", DT_BF16, 2, {0, 5}, NULL, NULL}, {"h", DT_F16, 1, {2}, u, NULL},
+        {"i", DT_I32, 1, {1}, f, NULL}, {"l", DT_I64, 1, {2}, l, NULL},
     };
     char path[256];
     snprintf(path, sizeof(path), "%s", scratch("out.safetensors"));
@@ -403,7 +403,7 @@ static void written(void **state)
     assert_null(safetensors_find(&st, "a"));
     assert_null(safetensors_nearest(&st, "a"));
     safetensors_close(&st);
-    const struct st_entry huge = {"huge", DT_F32, 2, {1LL << 40, 1LL << 40}, f};
+    const struct st_entry huge = {"huge", DT_F32, 2, {1LL << 40, 1LL << 40}, f, NULL};
     assert_int_equal(safetensors_write(path, &huge, 1, &err), -1);
     assert_string_equal(err.msg, "tensor `huge` is too large");
     assert_int_equal(safetensors_open(&st, path, &err), 0); /* the old file is still there */

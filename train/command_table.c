@@ -17,6 +17,7 @@
 #include "train/tools/commands.h"
 #include "train/tools/generate.h"
 #include "train/tools/inspect.h"
+#include "train/tools/quant.h"
 #include "train/tools/tokens.h"
 #include "train/version.h"
 
@@ -131,6 +132,12 @@ static int do_inspect(const void *args, struct config *cfg, struct err *err)
 {
     (void)cfg;
     return inspect_run(((const struct inspect_args *)args)->path, stdout, err);
+}
+
+static int do_quant(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return quant_run(args, stdout, err);
 }
 
 static int do_compare(const void *args, struct config *cfg, struct err *err)
@@ -313,6 +320,15 @@ static const struct cli_rule tokens_rules[] = {
     {CLI_NEEDS, {"--dump-config", "CONFIG.ini"}},
 };
 
+static const struct cli_row quant_rows[] = {
+    NEEDED(quant_options, format, "FORMAT", "int8, int4-128, fp8, nvfp4, mxfp4, ...; another word lists all of them"),
+    NEEDED(quant_options, in, "IN.safetensors", "a safetensors file, or a directory with one or with shards"),
+    NEEDED(quant_options, out, "OUT.safetensors", "the file to write; it must not exist"),
+    OPTION(quant_options, amax, "--amax", "WHAT", "expert|tensor", "expert",
+           "one largest magnitude for each expert, or for all of a tensor"),
+    FLAG(quant_options, pack, "--pack", "write codes and scales instead of the values that they decode to"),
+};
+
 static const struct cli_row inspect_rows[] = {
     NEEDED(inspect_args, path, "PATH",
            "a checkpoint (directory or .safetensors file), a PEFT adapter directory, or a run's directory with one"),
@@ -430,6 +446,10 @@ const struct command commands[] = {
      ROWS(tokens_rows), ROWS(tokens_rules), ARGS(tokens_options), true, do_tokens},
     {"inspect", "list the tensors of a checkpoint or an adapter", NULL,
      ROWS(inspect_rows), NONE, ARGS(inspect_args), false, do_inspect},
+    {"quant", "quantise the tensors of a safetensors file",
+     "Every BF16, F16 and F32 tensor of two or more dimensions, [..., out, in], gets the values that its quantised "
+     "form decodes to, under the same name and in the same dtype. Other tensors are copied.",
+     ROWS(quant_rows), NONE, ARGS(quant_options), false, do_quant},
     {"compare", "compare runs: losses, speed, and the settings that differ", NULL,
      ROWS(compare_rows), NONE, ARGS(compare_args), false, do_compare},
     {"synth", "write a checkpoint of a published architecture with random weights", NULL,

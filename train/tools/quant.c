@@ -1,0 +1,360 @@
+/* quant.c - quantises the tensors of a safetensors file, as values under the same names or as codes and scales.
+ *
+ * Two passes over the file, in chunks of rows: the first finds the largest magnitude of every expert and values that
+ * are not finite, the second writes. The file's order is that of dtypes, so the codes and the scales of one tensor lie
+ * apart: the second pass computes each for itself. */
+#include "train/tools/quant.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/safetensors.h"
+#include "kernels/fakequant.h"
+#include "kernels/ops.h"
+
+enum { CHUNK = 4 << 20 }; /* elements; a longer row is a chunk */
+
+enum part { PART_COPY, PART_VALUES, PART_CODES, PART_SCALES, PART_TOP, PART_SHAPE };
+
+/* A tensor of the input. */
+struct item {
+    const struct st_tensor *t;
+    int64_t n_exp, n_row, n_in; /* n_exp 0 and amax NULL: copied */
+    float *amax;                /* [n_exp] */
+};
+/* A tensor of the output. */
+struct piece {
+    struct item *item;
+    enum part part;
+};
+
+struct quant {
+    const struct quant_options *opt;
+    struct fakequant f;
+    struct safetensors st;
+    struct device dev;
+    struct item *items; /* [st.n_tensors] */
+    struct st_entry *entries;
+    struct piece *pieces; /* of the entries, which point to them */
+    int64_t n_entry, n_quantised;
+    char *x, *codes, *scales; /* of one chunk */
+    struct file_writer out;
+};
+
+/* ---- which tensors, and their shape as experts of matrices */
+
+static int add_item(struct quant *q, struct item *item, const struct st_tensor *t, struct err *err)
+{
+    const int64_t unit = q->f.block ? q->f.block : q->opt->pack && q->f.bits == 4 ? 8 : 1;
+    *item = (struct item){.t = t};
+    if (t->ndim < 2 || t->dtype == DT_NONE || t->dtype == DT_U8 || t->dtype == DT_I32 || t->dtype == DT_I64) return 0;
+    if (t->dtype == DT_F64) return err_set(err, "tensor `%s` is F64: quant takes BF16, F16 and F32", t->name);
+    item->n_in = t->shape[t->ndim - 1];
+    item->n_row = t->shape[t->ndim - 2];
+    item->n_exp = 1;
+    for (int i = 0; i < t->ndim - 2; i++) item->n_exp *= t->shape[i]; /* no overflow: the reader checked it */
+    if (item->n_in % unit)
+        return err_set(err, "tensor `%s` has rows of %" PRId64 " elements, which are not blocks of %" PRId64 " (%s)",
+                       t->name, item->n_in, unit, q->opt->format);
+    item->amax = mem_array(item->n_exp, sizeof(*item->amax));
+    q->n_quantised++;
+    return 0;
+}
+
+static int find_items(struct quant *q, struct err *err)
+{
+    q->items = mem_array(q->st.n_tensors, sizeof(*q->items));
+    for (int64_t i = 0; i < q->st.n_tensors; i++)
+        if (add_item(q, &q->items[i], &q->st.tensors[i], err)) return err_prefix(err, "%s", q->opt->in);
+    return 0;
+}
+
+/* ---- chunks */
+
+/* Rows first .. of expert e, as [1, rows, in]. */
+struct chunk {
+    int64_t e, first, n_row;
+};
+
+static int64_t chunk_rows(const struct item *item)
+{
+    return MT_MAX(1, MT_MIN(item->n_row, CHUNK / MT_MAX(item->n_in, 1)));
+}
+
+static bool chunk_next(const struct item *item, struct chunk *c)
+{
+    c->first += c->n_row;
+    if (c->first >= item->n_row) {
+        c->first = 0;
+        c->e++;
+    }
+    if (!item->n_row || !item->n_in || c->e >= item->n_exp) return false;
+    c->n_row = MT_MIN(chunk_rows(item), item->n_row - c->first);
+    return true;
+}
+/* The state before the first. */
+static struct chunk chunk_start(const struct item *item) { return (struct chunk){-1, item->n_row, 0}; }
+
+static struct tensor chunk_load(struct quant *q, const struct item *item, const struct chunk *c)
+{
+    const int64_t size = dtype_size(item->t->dtype), row = item->n_in * size;
+    memcpy(q->x, item->t->data + (c->e * item->n_row + c->first) * row, (size_t)(c->n_row * row));
+    return tensor_3d(q->x, item->t->dtype, 1, c->n_row, item->n_in);
+}
+
+/* Buffers for the largest chunk, and the scratch of op_amax for it. */
+static int reserve(struct quant *q, struct err *err)
+{
+    struct device plan;
+    int64_t most = 0;
+    for (int64_t i = 0; i < q->st.n_tensors; i++)
+        if (q->items[i].amax) most = MT_MAX(most, chunk_rows(&q->items[i]) * q->items[i].n_in);
+    device_dry_run(&plan, &q->dev);
+    op_amax(&plan, tensor_1d(NULL, DT_F32, 1), tensor_1d(NULL, DT_F64, 1), tensor_3d(NULL, DT_F32, 1, 1, most));
+    q->x = mem_array(most, sizeof(float));
+    q->codes = mem_alloc(most);
+    q->scales = mem_array(q->f.block ? most / q->f.block : 0, sizeof(float));
+    return device_reserve(&q->dev, &q->dev.work, "work", plan.work.peak, err);
+}
+
+/* ---- first pass */
+
+static int measure(struct quant *q, struct item *item, struct err *err)
+{
+    float amax;
+    double n_bad, sum = 0;
+    int64_t bad_expert = -1;
+    for (struct chunk c = chunk_start(item); chunk_next(item, &c);) {
+        op_amax(&q->dev, tensor_1d(&amax, DT_F32, 1), tensor_1d(&n_bad, DT_F64, 1), chunk_load(q, item, &c));
+        item->amax[c.e] = MT_MAX(item->amax[c.e], amax);
+        if (n_bad > 0 && (bad_expert < 0 || bad_expert == c.e)) {
+            bad_expert = c.e;
+            sum += n_bad;
+        }
+    }
+    safetensors_drop(&q->st, item->t);
+    if (bad_expert >= 0 && item->t->ndim > 2)
+        return err_set(err, "%s: tensor `%s`, expert %" PRId64 ": %.0f values are NaN or infinite", q->opt->in,
+                       item->t->name, bad_expert, sum);
+    if (bad_expert >= 0)
+        return err_set(err, "%s: tensor `%s`: %.0f values are NaN or infinite", q->opt->in, item->t->name, sum);
+    if (!strcmp(q->opt->amax, "expert")) return 0;
+    for (int64_t e = 1; e < item->n_exp; e++) item->amax[0] = MT_MAX(item->amax[0], item->amax[e]);
+    for (int64_t e = 1; e < item->n_exp; e++) item->amax[e] = item->amax[0];
+    return 0;
+}
+
+/* ---- tensors of the output */
+
+/* "a.weight", "weight_scale" -> "a.weight_scale"; "a.up_proj" -> "a.up_proj_weight_scale". */
+static char *name_of(const char *base, const char *suffix)
+{
+    static const char weight[] = ".weight";
+    const size_t n = strlen(base), n_weight = sizeof(weight) - 1;
+    const bool ends =
+        n > n_weight && !strcmp(base + n - n_weight, weight) && !strncmp(suffix, weight + 1, n_weight - 1);
+    const size_t kept = ends ? n - n_weight : n, size = n + strlen(suffix) + 2;
+    char *name = mem_alloc((int64_t)size);
+    snprintf(name, size, "%.*s%s%s", (int)kept, base, ends ? "." : *suffix ? "_" : "", suffix);
+    return name;
+}
+
+/* An entry with the first n_lead sizes of the item's tensor; the caller adds others. */
+static struct st_entry *add_entry(struct quant *q, struct item *item, enum part part, const char *suffix,
+                                  const char *st_dtype, int n_lead)
+{
+    struct piece *p = &q->pieces[q->n_entry];
+    struct st_entry *e = &q->entries[q->n_entry++];
+    *p = (struct piece){item, part};
+    *e = (struct st_entry){.name = name_of(item->t->name, suffix), .st_dtype = st_dtype, .ndim = n_lead, .data = p};
+    memcpy(e->shape, item->t->shape, sizeof(e->shape[0]) * (size_t)n_lead);
+    return e;
+}
+
+static void add_size(struct st_entry *e, int64_t n) { e->shape[e->ndim++] = n; }
+
+/* The names and dtypes that readers of each format know: train/tools/README.md. */
+static void add_packed(struct quant *q, struct item *item)
+{
+    const struct fakequant *f = &q->f;
+    const int n = item->t->ndim, lead = n - 2;
+    const bool four_bit_int = f->kind == FQ_INT && f->bits == 4;
+    struct st_entry *e;
+    if (f->kind == FQ_MXFP4) {
+        e = add_entry(q, item, PART_CODES, "blocks", "U8", n - 1);
+        add_size(e, item->n_in / 32);
+        add_size(e, 16);
+        add_size(add_entry(q, item, PART_SCALES, "scales", "U8", n - 1), item->n_in / 32);
+        return;
+    }
+    if (four_bit_int) {
+        add_size(add_entry(q, item, PART_CODES, "weight_packed", "I32", n - 1), item->n_in / 8);
+        add_size(add_entry(q, item, PART_SHAPE, "weight_shape", "I64", 0), n);
+    } else {
+        const char *dtype = f->kind == FQ_INT ? "I8" : f->kind == FQ_NVFP4 ? "U8" : "F8_E4M3";
+        add_size(add_entry(q, item, PART_CODES, "", dtype, n - 1), item->n_in * f->bits / 8);
+    }
+    if (f->block)
+        add_size(add_entry(q, item, PART_SCALES, "weight_scale", f->kind == FQ_INT ? "F32" : "F8_E4M3", n - 1),
+                 item->n_in / f->block);
+    if (!fakequant_reads_amax(f)) return;
+    e = add_entry(q, item, PART_TOP, f->kind == FQ_NVFP4 ? "weight_scale_2" : "weight_scale", "F32", lead);
+    if (!lead && f->kind == FQ_INT) add_size(e, 1); /* compressed-tensors has no scalars */
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct st_entry *)a)->name, ((const struct st_entry *)b)->name);
+}
+
+static int list_entries(struct quant *q, struct err *err)
+{
+    q->entries = mem_array(3 * q->st.n_tensors, sizeof(*q->entries));
+    q->pieces = mem_array(3 * q->st.n_tensors, sizeof(*q->pieces));
+    for (int64_t i = 0; i < q->st.n_tensors; i++) {
+        struct item *item = &q->items[i];
+        if (item->amax && q->opt->pack && q->f.kind == FQ_MXFP4 && item->t->ndim == 8)
+            return err_set(err, "tensor `%s` has 8 dimensions: its blocks would have 9", item->t->name);
+        if (item->amax && q->opt->pack)
+            add_packed(q, item);
+        else
+            add_entry(q, item, item->amax ? PART_VALUES : PART_COPY, "", item->t->st_dtype, item->t->ndim);
+    }
+    if (q->n_entry) qsort(q->entries, (size_t)q->n_entry, sizeof(*q->entries), by_name);
+    for (int64_t i = 1; i < q->n_entry; i++)
+        if (!strcmp(q->entries[i].name, q->entries[i - 1].name))
+            return err_set(err, "%s: two tensors would have the name `%s`: the file has quantised tensors already",
+                           q->opt->in, q->entries[i].name);
+    return 0;
+}
+
+/* ---- second pass */
+
+static int put_values(struct quant *q, const struct item *item, struct err *err)
+{
+    for (struct chunk c = chunk_start(item); chunk_next(item, &c);) {
+        const struct tensor x = chunk_load(q, item, &c);
+        op_fake_quant(&q->dev, x, x, tensor_1d(&item->amax[c.e], DT_F32, 1), &q->f);
+        if (file_writer_put(&q->out, x.data, tensor_bytes(x), err)) return -1;
+    }
+    return 0;
+}
+
+static int put_packed(struct quant *q, const struct item *item, enum part part, struct err *err)
+{
+    const struct fakequant *f = &q->f;
+    float top;
+    for (struct chunk c = chunk_start(item); chunk_next(item, &c);) {
+        const struct tensor x = chunk_load(q, item, &c);
+        const struct tensor codes = tensor_3d(q->codes, DT_U8, 1, c.n_row, item->n_in * f->bits / 8);
+        struct tensor scales = {0};
+        if (f->block)
+            scales = tensor_3d(q->scales, f->kind == FQ_INT ? DT_F32 : DT_U8, 1, c.n_row, item->n_in / f->block);
+        op_quant_pack(&q->dev, codes, scales, tensor_1d(&top, DT_F32, 1), x, tensor_1d(&item->amax[c.e], DT_F32, 1), f);
+        if (f->kind == FQ_INT && f->bits == 4) /* q + 8 instead of two's complement */
+            for (int64_t i = 0; i < tensor_count(codes); i++) q->codes[i] ^= (char)0x88;
+        const struct tensor part_of = part == PART_CODES ? codes : scales;
+        if (file_writer_put(&q->out, part_of.data, tensor_bytes(part_of), err)) return -1;
+    }
+    return 0;
+}
+
+static int put_top(struct quant *q, const struct item *item, struct err *err)
+{
+    for (int64_t e = 0; e < item->n_exp; e++) {
+        const struct fakequant_scale s = fakequant_scale(&q->f, item->amax[e], 0);
+        const float top =
+            q->f.kind == FQ_NVFP4 ? fakequant_global(&q->f, item->amax[e]) : fakequant_multiplier(&q->f, &s);
+        if (file_writer_put(&q->out, &top, sizeof(top), err)) return -1;
+    }
+    return 0;
+}
+
+static int put_piece(struct quant *q, const struct piece *p, struct err *err)
+{
+    const struct st_tensor *t = p->item->t;
+    int rc = -1;
+    switch (p->part) {
+    case PART_COPY: rc = file_writer_put(&q->out, t->data, t->bytes, err); break;
+    case PART_VALUES: rc = put_values(q, p->item, err); break;
+    case PART_CODES:
+    case PART_SCALES: rc = put_packed(q, p->item, p->part, err); break;
+    case PART_TOP: return put_top(q, p->item, err);
+    case PART_SHAPE: return file_writer_put(&q->out, t->shape, (int64_t)sizeof(t->shape[0]) * t->ndim, err);
+    }
+    safetensors_drop(&q->st, t);
+    return rc;
+}
+
+static int write_all(struct quant *q, struct err *err)
+{
+    char *head = NULL;
+    int64_t size;
+    if (safetensors_head_like(&q->st, q->entries, q->n_entry, &head, &size, err)) return -1;
+    int rc = file_writer_open(&q->out, q->opt->out, err);
+    if (!rc) {
+        rc = file_writer_put(&q->out, head, size, err);
+        for (int64_t i = 0; i < q->n_entry && !rc; i++) rc = put_piece(q, q->entries[i].data, err);
+        if (file_writer_close(&q->out, !rc, rc ? NULL : err)) rc = -1;
+    }
+    mem_free(head);
+    return rc;
+}
+
+/* ---- the command */
+
+/* An error when the directory of the output is missing, or has too little room. */
+static int check_space(const struct quant *q, struct err *err)
+{
+    char dir[MT_PATH];
+    int64_t bytes = 0;
+    const char *slash = strrchr(q->opt->out, '/');
+    for (int64_t i = 0; i < q->n_entry; i++)
+        if (!i64_add(bytes, safetensors_entry_bytes(&q->entries[i]), &bytes)) return 0; /* safetensors_head refuses */
+    if (!slash) return file_check_space(".", bytes, err);
+    if (str_format(dir, sizeof(dir), err, "path of the output", "%.*s", (int)(slash - q->opt->out + 1), q->opt->out))
+        return -1;
+    return file_check_space(dir, bytes, err);
+}
+
+static int prepare(struct quant *q, struct err *err)
+{
+    const struct quant_options *o = q->opt;
+    if (fakequant_parse(&q->f, o->format, err)) return -1;
+    if (o->pack && q->f.rule == FQ_KERNEL)
+        return err_set(err, "%s has no codes and scales that a reader would decode to its values: leave out --pack",
+                       o->format);
+    if (file_exists(o->out)) return err_set(err, "%s exists: delete it, or choose another name", o->out);
+    if (safetensors_open(&q->st, o->in, err) || device_open(&q->dev, "cpu", "fp32", err)) return -1;
+    return find_items(q, err) || list_entries(q, err) || check_space(q, err) || reserve(q, err) ? -1 : 0;
+}
+
+static void quant_close(struct quant *q)
+{
+    for (int64_t i = 0; q->items && i < q->st.n_tensors; i++) mem_free(q->items[i].amax);
+    for (int64_t i = 0; i < q->n_entry; i++) mem_free((char *)(uintptr_t)q->entries[i].name);
+    mem_free(q->items);
+    mem_free(q->entries);
+    mem_free(q->pieces);
+    mem_free(q->x);
+    mem_free(q->codes);
+    mem_free(q->scales);
+    device_close(&q->dev);
+    safetensors_close(&q->st);
+}
+
+int quant_run(const struct quant_options *o, FILE *log, struct err *err)
+{
+    struct quant q = {.opt = o};
+    char bytes[32];
+    int rc = prepare(&q, err);
+    for (int64_t i = 0; i < q.st.n_tensors && !rc; i++)
+        if (q.items[i].amax) rc = measure(&q, &q.items[i], err);
+    if (!rc) rc = write_all(&q, err);
+    if (!rc)
+        fprintf(log, "%s: %" PRId64 " tensors in %s%s, %" PRId64 " copied, %s\n", o->out, q.n_quantised, o->format,
+                o->pack ? ", packed" : "", q.st.n_tensors - q.n_quantised, str_bytes(bytes, file_size(o->out)));
+    quant_close(&q);
+    return rc;
+}
