@@ -213,6 +213,29 @@ static void test_lora(void **state)
     assert_says(said.out, "by difference");
 }
 
+static void test_quant(void **state)
+{
+    (void)state;
+    static const char *const ops[] = {"amax", "int8", "int4-32", "int4-128", "fp8", "nvfp4", "mxfp4"};
+    assert_int_equal(RUN("bench", "quant", "--device", "cpu", "--experts", "1,3", "--repeats", "2", "--json"), 0);
+    struct json_doc *doc = said_json();
+    const struct json rows = json_find(json_root(doc), "rows");
+    assert_int_equal(json_count(rows), 2 * MT_LEN(ops));
+    for (int64_t i = 0; i < json_count(rows); i++) {
+        const struct json row = json_at(rows, i);
+        const double n_exp = i < MT_LEN(ops) ? 1 : 3, bytes = number(row, "bytes");
+        check_text(row, "op", ops[i % MT_LEN(ops)]);
+        assert_close(number(row, "experts"), n_exp, 0);
+        assert_close(bytes, n_exp * 256 * 384 * (i % MT_LEN(ops) ? 4 : 2), 0); /* bf16, read and written */
+        assert_close(number(row, "gbs"), bytes / number(row, "ms") / 1e6, 1e-9);
+        assert_close(number(row, "copy_pct"), 100 * number(row, "gbs") / number(json_root(doc), "roof_gbs"), 1e-9);
+        assert_close(number(row, "loop_ratio"), number(row, "loop_ms") / number(row, "ms"), 1e-9);
+    }
+    json_free(doc);
+    assert_int_equal(RUN("bench", "quant", "--device", "cpu", "--repeats", "1"), 0);
+    assert_says(said.out, "loop: one call per expert");
+}
+
 static void test_dequant(void **state)
 {
     (void)state;
@@ -299,7 +322,7 @@ int test_bench(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ops),     cmocka_unit_test(test_step),          cmocka_unit_test(test_text),
         cmocka_unit_test(test_errors),  cmocka_unit_test(test_memory),        cmocka_unit_test(test_lora),
-        cmocka_unit_test(test_dequant), cmocka_unit_test(test_expert_errors),
+        cmocka_unit_test(test_dequant), cmocka_unit_test(test_expert_errors), cmocka_unit_test(test_quant),
     };
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "train/adapter_dir.h"
 #include "train/bench/bench.h"
 #include "train/bench/bench_experts.h"
+#include "train/bench/bench_quant.h"
 #include "train/bench/check.h"
 #include "train/export/export.h"
 #include "train/launch.h"
@@ -179,6 +180,12 @@ static int do_bench_dequant(const void *args, struct config *cfg, struct err *er
 {
     (void)cfg;
     return bench_dequant(args, err);
+}
+
+static int do_bench_quant(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return bench_quant_run(args, err);
 }
 
 static int do_config(const void *args, struct config *cfg, struct err *err)
@@ -400,6 +407,13 @@ static const struct cli_row bench_lora_rows[] = {
 };
 static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all three", "1,4,16,64,128,512")};
 
+static const struct cli_row bench_quant_rows[] = {
+    USUALLY(bench_quant_options, experts, "--experts", "N,...", "[1, 4096]", "4,8,32,128; on a CPU 4", "experts"),
+    OPTION(bench_quant_options, repeats, "--repeats", "N", "[1, 1000]", "20", "timed runs; the median is shown"),
+    OPTION(bench_quant_options, device, "--device", "NAME", "auto|cpu|cuda|cuda-portable", "auto", "device"),
+    JSON(bench_quant_options),
+};
+
 static const struct cli_row help_rows[] = {
     ARGUMENT(help_args, command, "COMMAND", "the command to explain"),
     ARGUMENT(help_args, second, "SUBCOMMAND", "the second word, as in `bench step`"),
@@ -465,6 +479,8 @@ const struct command commands[] = {
      ROWS(bench_lora_rows), NONE, ARGS(bench_experts_options), false, do_bench_lora},
     {"bench dequant", "time the decoding of 4-bit experts to bf16: all, or only those with tokens", NULL,
      ROWS(bench_dequant_rows), NONE, ARGS(bench_experts_options), false, do_bench_dequant},
+    {"bench quant", "time fake quantisation of bf16 experts: all in one call, and in one call per expert", NULL,
+     ROWS(bench_quant_rows), NONE, ARGS(bench_quant_options), false, do_bench_quant},
     {"config", "list every key of a configuration file: type, default, range, meaning", NULL,
      ROWS(config_rows), NONE, ARGS(config_args), false, do_config},
     {"help", "explain a command", NULL, ROWS(help_rows), ROWS(help_rules), ARGS(help_args), false, do_help},
