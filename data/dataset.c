@@ -50,6 +50,7 @@ static uint64_t dataset_hash(const struct dataset *ds)
     const int64_t counts[] = {ds->n_docs, ds->n_tokens, ds->n_rows, ds->n_bad, ds->n_overlong, ds->n_unlabelled};
     uint64_t h = hash_bytes(FNV_START, counts, sizeof(counts));
     if (ds->n_unshown) h = hash_i64(h, ds->n_unshown);
+    if (ds->topk.n_top) h = hash_i64(h, (int64_t)topk_hash(&ds->topk));
     if (!ds->n_docs) return h;
     h = hash_bytes(h, ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off));
     h = hash_bytes(h, ds->doc_row, ds->n_docs * (int64_t)sizeof(*ds->doc_row));
@@ -85,19 +86,15 @@ static void mark_targets(uint8_t *mask, const struct token_list *list, const str
     }
 }
 
-static int document_add(struct builder *b, const struct row_sample *s, struct err *err)
+/* Ids and mask of a text, at the end of the data set; their number, or -1. */
+static int64_t add_text(struct builder *b, const struct row_sample *s, struct err *err)
 {
     struct dataset *ds = b->ds;
     struct token_list *list = &b->list;
     if (s->eos && b->opt->eos < 0) return err_set(err, "eos must follow, but the tokenizer names no such token");
     list->count = 0;
-    progress();
     if (tokenizer_encode(b->tok, s->text, s->size, true, list, err)) return -1;
-
-    int64_t n = list->count + s->eos, kept = MT_MIN(n, b->opt->seq_len), targets = 0;
-    if (kept < n) ds->n_overlong++;
-    if (kept < n && b->opt->overlong == OVERLONG_DROP) return 0;
-
+    const int64_t n = list->count + s->eos;
     dataset_reserve(ds, ds->n_docs + 1, ds->n_tokens + n + 1);
     int32_t *ids = ds->ids + ds->n_tokens;
     uint8_t *mask = ds->mask + ds->n_tokens;
@@ -108,12 +105,34 @@ static int document_add(struct builder *b, const struct row_sample *s, struct er
         mask[n - 1] = 1;
     }
     mask[0] = 0; /* no token precedes the first one to predict it */
+    return n;
+}
 
-    for (int64_t i = 0; i < kept; i++) targets += mask[i];
+static int64_t add_tokens(struct builder *b, const struct token_row *t)
+{
+    struct dataset *ds = b->ds;
+    dataset_reserve(ds, ds->n_docs + 1, ds->n_tokens + t->n + 1);
+    memcpy(ds->ids + ds->n_tokens, t->ids, (size_t)t->n * sizeof(*ds->ids));
+    memcpy(ds->mask + ds->n_tokens, t->mask, (size_t)t->n);
+    return t->n;
+}
+
+static int document_add(struct builder *b, const struct row_sample *s, struct err *err)
+{
+    struct dataset *ds = b->ds;
+    progress();
+    const int64_t n = s->tokens ? add_tokens(b, s->tokens) : add_text(b, s, err);
+    if (n < 0) return -1;
+    const int64_t kept = MT_MIN(n, b->opt->seq_len);
+    int64_t targets = 0;
+    if (kept < n) ds->n_overlong++;
+    if (kept < n && b->opt->overlong == OVERLONG_DROP) return 0;
+    for (int64_t i = 0; i < kept; i++) targets += ds->mask[ds->n_tokens + i];
     if (!targets) {
         ds->n_unlabelled++;
         return 0;
     }
+    if (s->tokens) topk_add(&ds->topk, s->tokens->topk_id, s->tokens->topk_logprob, targets);
     ds->n_tokens += kept;
     ds->doc_row[ds->n_docs] = ds->n_rows - 1;
     ds->doc_off[++ds->n_docs] = ds->n_tokens;
@@ -160,6 +179,7 @@ static bool is_blank(const char *line, int64_t size)
 static int row_done(struct builder *b, const char *where, bool good, const struct err *why, int64_t before,
                     struct err *err)
 {
+    if (!good && (b->rows.fatal || b->opt->tokens.n_top)) return err_set(err, "%s", why->msg);
     if (!good) row_bad(b, why);
     int64_t bad = first_outside(b->ds, before, b->opt->vocab);
     if (bad < 0) return 0;
@@ -167,12 +187,18 @@ static int row_done(struct builder *b, const char *where, bool good, const struc
                    where, b->ds->ids[bad], (long long)b->opt->vocab);
 }
 
+/* A row of a teacher has a list of n_top entries per token, twice. */
+static int64_t row_values(const struct builder *b)
+{
+    return b->opt->tokens.n_top ? 64 * JSON_ROW_VALUES : JSON_ROW_VALUES;
+}
+
 static int add_line(struct builder *b, const char *line, int64_t size, const char *where, struct err *err)
 {
     struct err why;
     int64_t before = b->ds->n_tokens;
     b->ds->n_rows++;
-    struct json_doc *doc = json_parse_within(line, size, JSON_ROW_VALUES, where, &why);
+    struct json_doc *doc = json_parse_within(line, size, row_values(b), where, &why);
     bool good = doc && !row_add(b, json_root(doc), where, &why);
     json_free(doc);
     return row_done(b, where, good, &why, before, err);
@@ -206,7 +232,7 @@ static int read_array(struct builder *b, struct line_reader *reader, struct err 
         struct err why;
         int64_t before = b->ds->n_tokens;
         snprintf(where, sizeof(where), "%s[%lld]", line_reader_path(reader), (long long)array.index - 1);
-        struct json_doc *doc = json_parse_within(text, size, JSON_ROW_VALUES, where, err);
+        struct json_doc *doc = json_parse_within(text, size, row_values(b), where, err);
         status = doc ? 0 : -1;
         b->ds->n_rows++;
         bool good = doc && !row_add(b, json_root(doc), where, &why);
@@ -287,6 +313,7 @@ static void copy_document(struct dataset *to, const struct dataset *from, int64_
     dataset_reserve(to, to->n_docs + 1, to->n_tokens + n);
     memcpy(to->ids + to->n_tokens, from->ids + begin, (size_t)n * sizeof(*to->ids));
     memcpy(to->mask + to->n_tokens, from->mask + begin, (size_t)n);
+    topk_copy(&to->topk, &from->topk, d);
     to->n_tokens += n;
     to->doc_row[to->n_docs] = from->doc_row[d];
     to->doc_off[++to->n_docs] = to->n_tokens;
@@ -305,7 +332,7 @@ static void weigh(struct dataset *ds, int64_t first, double weight)
     int64_t wanted = (int64_t)((weight - (double)whole) * (double)n + 0.5);
     uint64_t key = rng_key(0, "documents of a weighted file");
     if (weight == 1) return;
-    struct dataset kept = {0};
+    struct dataset kept = {.topk.n_top = ds->topk.n_top};
     for (int64_t d = 0; d < first; d++) copy_document(&kept, ds, d);
     for (int64_t round = 0; round < whole; round++)
         for (int64_t d = 0; d < n; d++) copy_document(&kept, ds, first + d);
@@ -348,7 +375,8 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
                                      .loss_on = opt->loss_on,
                                      .chat = opt->chat,
                                      .whole = opt->whole,
-                                     .chat_date = opt->chat_date};
+                                     .chat_date = opt->chat_date,
+                                     .tokens = {opt->tokens.n_top, opt->vocab, opt->tokens.temperature}};
     struct builder b = {.ds = ds, .tok = tok, .opt = opt, .rows = {.opt = &rows, .tok = tok}};
     char path[MT_PATH];
     const char *rest = files;
@@ -502,22 +530,23 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
                (long long)opt->vocab);
     char path[MT_PATH];
     uint64_t key = 0;
-    *ds = (struct dataset){0};
+    const bool cached = opt->cache_dir && !opt->tokens.n_top;
+    *ds = (struct dataset){.topk.n_top = opt->tokens.n_top};
     if (check_files(files, err)) return -1;
-    if (opt->cache_dir) {
+    if (cached) {
         if (cache_key(&key, files, tok, opt, err)) return -1;
         if (str_format(path, sizeof(path), err, "the path of the data cache", "%s/%016llx.bin", opt->cache_dir,
                        (unsigned long long)key))
             return -1;
     }
-    if (!opt->cache_dir || !cache_read(ds, path, key, opt)) {
+    if (!cached || !cache_read(ds, path, key, opt)) {
         struct err why;
         if (read_files(ds, files, tok, opt, err)) {
             dataset_free(ds);
             return -1;
         }
         ds->hash = dataset_hash(ds);
-        if (opt->cache_dir && cache_write(ds, opt->cache_dir, path, key, &why)) {
+        if (cached && cache_write(ds, opt->cache_dir, path, key, &why)) {
             log_warn("%s; each run tokenises the data again", why.msg);
         }
     }
@@ -633,5 +662,6 @@ void dataset_free(struct dataset *ds)
     mem_free(ds->doc_row);
     mem_free(ds->ids);
     mem_free(ds->mask);
+    topk_free(&ds->topk);
     *ds = (struct dataset){0};
 }

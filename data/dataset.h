@@ -3,6 +3,7 @@
 #define MT_DATASET_H
 
 #include "data/rows.h"
+#include "data/topk.h"
 
 enum overlong { OVERLONG_CUT, OVERLONG_DROP };
 
@@ -17,7 +18,8 @@ struct dataset_options {
     const struct chat_template *chat; /* of messages; NULL: harmony */
     bool whole;                       /* never split a conversation */
     const char *columns;              /* for rows with other keys (rows.h); NULL or "": none */
-    const char *cache_dir;            /* NULL: no cache */
+    const char *cache_dir;            /* NULL: no cache; rows of a teacher are not cached */
+    struct token_row_options tokens;  /* rows of a teacher (rows.h); vocab is set by dataset_load */
 };
 
 /* Concatenated documents: document d is ids[doc_off[d] .. doc_off[d+1]), mask 1 where the token may be a target (never
@@ -28,6 +30,7 @@ struct dataset {
     int64_t *doc_row;                 /* [n_docs] the row that the document comes from */
     int32_t *ids;                     /* [n_tokens] */
     uint8_t *mask;                    /* [n_tokens] */
+    struct topk topk;                 /* a row for each token with mask 1; or none */
     int64_t n_rows, n_bad;            /* rows read; rows skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */
     int64_t n_unshown;                /* answers whose reasoning the chat template omits */

@@ -165,7 +165,7 @@ static void batch_add(struct batch *b, const struct dataset *ds, int64_t d)
 {
     const int32_t *ids = ds->ids + ds->doc_off[d];
     const uint8_t *mask = ds->mask + ds->doc_off[d];
-    int64_t n = doc_size(ds, d), row = b->n_tok;
+    int64_t n = doc_size(ds, d), row = b->n_tok, first = b->n_label;
     memcpy(b->tok + row, ids, (size_t)n * sizeof(*ids));
     for (int64_t t = 0; t < n; t++) {
         b->pos[row + t] = (int32_t)t;
@@ -173,24 +173,42 @@ static void batch_add(struct batch *b, const struct dataset *ds, int64_t d)
         b->label_row[b->n_label] = (int32_t)(row + t);
         b->label_id[b->n_label++] = ids[t + 1];
     }
+    if (ds->topk.n_top) {
+        const int64_t k = ds->topk.n_top, from = ds->topk.doc[d] * k, count = (b->n_label - first) * k;
+        memcpy(b->topk_id + first * k, ds->topk.id + from, (size_t)count * sizeof(*b->topk_id));
+        memcpy(b->topk_logprob + first * k, ds->topk.logprob + from, (size_t)count * sizeof(*b->topk_logprob));
+    }
     b->n_tok += n;
     b->cu[++b->n_seq] = (int32_t)b->n_tok;
     b->max_len = MT_MAX(b->max_len, n);
 }
 
-static void batch_make(struct batch *b, const struct loader *l, const struct plan *plan, int64_t index)
+void batch_open(struct batch *b, const struct dataset *ds, const int64_t *docs, int64_t n)
 {
-    int64_t first = index * l->opt.micro_batch, last = first + MT_MIN(l->opt.micro_batch, plan->n_packs - first);
-    int64_t begin = plan->pack_off[first], end = plan->pack_off[last], n_tok = 0;
-    for (int64_t i = begin; i < end; i++) n_tok += doc_size(l->ds, plan->docs[i]);
+    const struct topk *t = &ds->topk;
+    int64_t n_tok = 0, n_label = 0;
+    for (int64_t i = 0; i < n; i++) {
+        n_tok += doc_size(ds, docs[i]);
+        if (t->n_top) n_label += (docs[i] + 1 < t->n_docs ? t->doc[docs[i] + 1] : t->n_rows) - t->doc[docs[i]];
+    }
     *b = (struct batch){
         .tok = mem_array(n_tok, sizeof(*b->tok)),
         .pos = mem_array(n_tok, sizeof(*b->pos)),
-        .cu = mem_array(end - begin + 1, sizeof(*b->cu)),
+        .cu = mem_array(n + 1, sizeof(*b->cu)),
         .label_row = mem_array(n_tok, sizeof(*b->label_row)),
         .label_id = mem_array(n_tok, sizeof(*b->label_id)),
     };
-    for (int64_t i = begin; i < end; i++) batch_add(b, l->ds, plan->docs[i]);
+    if (t->n_top) {
+        b->topk_id = mem_array(n_label * t->n_top, sizeof(*b->topk_id));
+        b->topk_logprob = mem_array(n_label * t->n_top, sizeof(*b->topk_logprob));
+    }
+    for (int64_t i = 0; i < n; i++) batch_add(b, ds, docs[i]);
+}
+
+static void batch_make(struct batch *b, const struct loader *l, const struct plan *plan, int64_t index)
+{
+    int64_t first = index * l->opt.micro_batch, last = first + MT_MIN(l->opt.micro_batch, plan->n_packs - first);
+    batch_open(b, l->ds, plan->docs + plan->pack_off[first], plan->pack_off[last] - plan->pack_off[first]);
 }
 
 /* The thread: makes batches from l->start on until stop. */
@@ -272,6 +290,8 @@ void batch_free(struct batch *b)
     mem_free(b->cu);
     mem_free(b->label_row);
     mem_free(b->label_id);
+    mem_free(b->topk_id);
+    mem_free(b->topk_logprob);
     *b = (struct batch){0};
 }
 

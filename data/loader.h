@@ -12,8 +12,8 @@ struct batch {
     int32_t *cu;                            /* [n_seq+1] */
     int32_t *label_row;                     /* [n_label] ascending rows t with a labelled next token */
     int32_t *label_id;                      /* [n_label] that next token: tok[t+1] */
-    int32_t *topk_id;                       /* [n_label, dataset.n_top] its likeliest tokens by a teacher; or NULL */
-    float *topk_logprob;                    /* [n_label, dataset.n_top] */
+    int32_t *topk_id;    /* [n_label, dataset.topk.n_top] its likeliest tokens by a teacher; or NULL */
+    float *topk_logprob; /* [n_label, dataset.topk.n_top] */
 };
 
 struct loader_options {
@@ -37,6 +37,8 @@ int64_t loader_epoch_batches(const struct loader *l, int64_t epoch);
 /* Fills b with the next micro-batch; the caller frees it with batch_free. The last one of an epoch may be smaller; the
  * next epoch follows, without end. *pos (may be NULL) is the position after this batch. */
 void loader_next(struct loader *l, struct batch *b, struct loader_pos *pos);
+/* A batch of n documents, in this order, for callers that walk through a data set themselves. */
+void batch_open(struct batch *b, const struct dataset *ds, const int64_t *docs, int64_t n);
 void batch_free(struct batch *b);    /* the caller of loader_next owns the arrays */
 void loader_close(struct loader *l); /* stops the thread; NULL is fine */
 /* Upper bound of a micro-batch's tokens, for the memory plan. */

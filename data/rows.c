@@ -12,6 +12,7 @@ void row_reader_free(struct row_reader *r)
     chat_samples_free(&r->chat);
     text_free(&r->joined);
     json_free(r->rewritten);
+    token_row_free(&r->tokens);
     *r = (struct row_reader){0};
 }
 
@@ -353,8 +354,18 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     return rc;
 }
 
+static int read_tokens(struct row_reader *r, struct json row, struct err *err)
+{
+    r->fatal = true;
+    if (token_row_read(&r->tokens, row, &r->opt->tokens, err)) return -1;
+    r->fatal = false;
+    add(r, NULL, 0)->tokens = &r->tokens;
+    return 0;
+}
+
 static enum data_format format_of(struct json row)
 {
+    if (json_has(row, "input_ids")) return DATA_TOKENS;
     if (json_has(row, "messages")) return DATA_MESSAGES;
     if (json_has(row, "conversations")) return DATA_SHAREGPT;
     if (json_has(row, "prompt") && json_has(row, "completion")) return DATA_PROMPT_COMPLETION;
@@ -364,13 +375,20 @@ static enum data_format format_of(struct json row)
 
 static int read_row(struct row_reader *r, struct json row, struct err *err)
 {
-    const enum data_format format = r->opt->format;
-    switch (format == DATA_AUTO ? format_of(row) : format) {
+    const enum data_format format = r->opt->format == DATA_AUTO ? format_of(row) : r->opt->format;
+    if (r->opt->tokens.n_top && format != DATA_TOKENS) {
+        r->fatal = true;
+        return json_error(row, err,
+                          "distill.teacher = rows needs rows with `input_ids`, `loss_mask`, `topk_ids` and "
+                          "`topk_logprobs`: write them with `moetrain teach`");
+    }
+    switch (format) {
     case DATA_TEXT: return read_text(r, row, err);
     case DATA_MESSAGES: return read_messages(r, row, err);
     case DATA_PROMPT_COMPLETION: return read_prompt_completion(r, row, err);
     case DATA_SHAREGPT: return read_sharegpt(r, row, err);
     case DATA_ALPACA: return read_alpaca(r, row, err);
+    case DATA_TOKENS: return read_tokens(r, row, err);
     case DATA_AUTO: break;
     }
     return json_error(
@@ -383,6 +401,7 @@ int row_read(struct row_reader *r, struct json row, struct err *err)
 {
     const bool renamed = r->opt->columns && r->opt->columns[0];
     r->n = r->chat.n_unshown = 0;
+    r->fatal = false;
     if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
     return renamed ? read_columns(r, row, err) : read_row(r, row, err);
 }

@@ -3,6 +3,7 @@
 #define MT_ROWS_H
 
 #include "data/chat/chat_samples.h"
+#include "data/token_rows.h"
 #include "data/tokenizer/tokenizer.h"
 
 /* AUTO: detected by the keys of each row.
@@ -10,12 +11,21 @@
  * - messages: {messages: [{role, content, ...}], tools?}
  * - prompt_completion: {prompt, completion}, both text, or both lists of messages; only the completion carries loss
  * - sharegpt: {conversations: [{from, value}], system?, tools?}; function_call's value is JSON, {name, arguments}
+ * - tokens: {input_ids, loss_mask}, and topk_ids, topk_logprobs of a teacher (token_rows.h)
  * - alpaca: {instruction, input?, output, system?, history?: [[question, answer], ...]}
  * sharegpt, alpaca and lists of messages are rewritten as messages.
  *
  * Rows with other keys: columns "user=question, assistant=answer" make messages of these roles (also system, which may
  * be empty), in that order; otherwise TO is one of the keys above. */
-enum data_format { DATA_AUTO, DATA_TEXT, DATA_MESSAGES, DATA_PROMPT_COMPLETION, DATA_SHAREGPT, DATA_ALPACA };
+enum data_format {
+    DATA_AUTO,
+    DATA_TEXT,
+    DATA_MESSAGES,
+    DATA_PROMPT_COMPLETION,
+    DATA_SHAREGPT,
+    DATA_ALPACA,
+    DATA_TOKENS
+};
 
 struct row_options {
     enum data_format format;
@@ -24,6 +34,7 @@ struct row_options {
     bool whole;                       /* never split a conversation, see chat_samples.h */
     const char *columns;              /* "TO=COLUMN, ...": COLUMN of the row becomes TO; NULL or "": no change */
     const char *chat_date;            /* NULL: CHAT_DATE */
+    struct token_row_options tokens;  /* n_top above 0: rows of a teacher alone are taken */
 };
 
 /* One text to tokenise as a whole; owned by the row, or by the reader until its next row. */
@@ -32,7 +43,8 @@ struct row_sample {
     int64_t size;
     const int64_t (*spans)[2]; /* [n_spans] bytes [begin, end) with loss, ascending */
     int64_t n_spans;
-    bool eos; /* append eos, with loss */
+    bool eos;                       /* append eos, with loss */
+    const struct token_row *tokens; /* instead of all above; or NULL */
 };
 
 /* Zeroed is valid once the first two are set. */
@@ -45,6 +57,8 @@ struct row_reader {
     struct text_buf joined; /* prompt and completion, or a row rewritten as messages */
     struct json_doc *rewritten;
     int64_t span[2];
+    struct token_row tokens;
+    bool fatal; /* the error of the last row ends the reading: a row of tokens is what a program wrote */
 };
 /* Fills samples; none when a conversation has no answer that carries loss. */
 int row_read(struct row_reader *r, struct json row, struct err *err) MT_CHECK;

@@ -83,7 +83,8 @@ static void choices_match_their_enum(void **state)
         int value;
     } format[] = {{"auto", DATA_AUTO},         {"text", DATA_TEXT},
                   {"messages", DATA_MESSAGES}, {"prompt_completion", DATA_PROMPT_COMPLETION},
-                  {"sharegpt", DATA_SHAREGPT}, {"alpaca", DATA_ALPACA}};
+                  {"sharegpt", DATA_SHAREGPT}, {"alpaca", DATA_ALPACA},
+                  {"tokens", DATA_TOKENS}};
     struct config c = fresh();
     char line[128];
     for (int i = 0; i < MT_LEN(format); i++) {

@@ -34,6 +34,17 @@ static void trained(const char *config, const char *a, const char *b)
     if (RUN(config, "--set", a, "--set", b)) fail_msg("training failed:\n%s", said.err);
 }
 
+/* r = 8 on other data; held out: files, or a share. */
+static void trained_on(const char *config, const char *train, const char *eval, const char *steps)
+{
+    char a[MT_PATH + 64], b[MT_PATH + 64];
+    const bool share = eval[0] == '0';
+    snprintf(a, sizeof(a), "data.train=%s", train);
+    snprintf(b, sizeof(b), share ? "data.eval_split=%s" : "data.eval=%s", eval);
+    if (RUN(config, "--set", a, "--set", "data.eval=", "--set", b, "--set", "lora.r=8", "--set", steps))
+        fail_msg("training failed:\n%s", said.err);
+}
+
 /* A number of the n-th event of a kind in metrics.jsonl, n from 0. */
 static double metric(const char *config, const char *event, int n, const char *key)
 {
@@ -211,11 +222,125 @@ static void settings_are_checked(void **state)
         {"kl = reverse", "distill.kl = reverse needs a teacher"},
         {"teacher = base\nalpha = 1.5", "distill.alpha = \"1.5\": expected a number in [0, 1]"},
         {"teacher = base\ntemperature = 0", "distill.temperature = \"0\": expected a number in (0, 1e3]"},
-        {"teacher = rows\nkl = reverse", "distill.teacher = rows"},
+        {"teacher = rows\nkl = reverse", "distill.kl = reverse needs the teacher's whole distribution"},
         {"teacher = adapter:nowhere", "distill.teacher = nowhere"},
     };
     for (int i = 0; i < MT_LEN(bad); i++) {
         assert_int_equal(RUN(config_of(bad[i][0], "")), 1);
+        assert_says(said.err, bad[i][1]);
+    }
+}
+
+/* ---- rows of a teacher */
+
+/* Three short documents of text. */
+static const char *three_documents(void)
+{
+    static char path[MT_PATH];
+    snprintf(path, sizeof(path), "%s/three.jsonl", scratch_dir());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int d = 0; d < 3; d++) fprintf(f, "{\"text\": \"the king %d of the house %d\"}\n", 7 * d, d);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+/* Rows of the base model for all of the vocabulary are the base model. */
+static void whole_rows_are_the_base(void **state)
+{
+    (void)state;
+    char text[MT_PATH + 64], eval[MT_PATH + 64], out[MT_PATH], held[MT_PATH];
+    const char *dir = scratch_dir(), *files = three_documents();
+    snprintf(text, sizeof(text), "data.train=%s", files);
+    snprintf(eval, sizeof(eval), "data.eval=%s", files);
+    snprintf(out, sizeof(out), "%s/t.jsonl", dir);
+    snprintf(held, sizeof(held), "%s/e.jsonl", dir);
+    const char *config = config_of("temperature = 2\nteacher = base", "");
+    if (RUN("teach", config, "--base", "--topk", "4096", "--out", out, "--set", text)) fail_msg("%s", said.err);
+    assert_says(said.err, "the 4096 likeliest tokens");
+    if (RUN("teach", config, "--base", "--topk", "4096", "--out", held, "--eval", "--set", eval))
+        fail_msg("%s", said.err);
+    const char *rows = student("teacher = rows\nalpha = 0.25\ntemperature = 2\ntopk = 4096", "");
+    const char *base = student("teacher = base\nalpha = 0.25\ntemperature = 2", "");
+    trained_on(rows, out, held, "train.steps=3");
+    trained_on(base, files, files, "train.steps=3");
+    for (int i = 0; i < 3; i++) {
+        assert_close(metric(rows, "step", i, "kl") / metric(base, "step", i, "kl"), 1, 1e-5);
+        assert_close(metric(rows, "step", i, "ce") / metric(base, "step", i, "ce"), 1, 1e-6);
+    }
+    assert_close(metric(rows, "eval", 1, "kl") / metric(base, "eval", 1, "kl"), 1, 1e-5);
+    assert_true(adapter_error(rows, base) < 1e-4);
+}
+
+/* Few tokens, many documents: shuffled, packed and continued as any other data. */
+static void rows_continue(void **state)
+{
+    (void)state;
+    const char *config = config_of("topk = 5", "");
+    trained(config, "train.steps=1", "lora.r=8");
+    if (RUN("teach", config, "--topk", "5", "--set", "lora.r=8")) fail_msg("%s", said.err); /* the run's adapter */
+    const char *data = process_output(config, "teacher.jsonl");
+    const char *distill = "teacher = rows\ntopk = 8\nalpha = 0.5"; /* more than the rows have */
+    const char *whole = student(distill, "dropout = 0.1\n"), *halves = student(distill, "dropout = 0.1\n");
+    trained_on(whole, data, "0.2", "train.steps=4");
+    trained_on(halves, data, "0.2", "train.steps=2");
+    trained_on(halves, data, "0.2", "train.steps=4");
+    assert_same_output(whole, halves, ADAPTER);
+    assert_same_output(whole, halves, "checkpoints/step-000004/optimizer.safetensors");
+    assert_true(metric(whole, "eval", 1, "kl") > 0);
+}
+
+static void rows_are_checked(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"{\"text\": \"a\"}", "rows.jsonl:2: distill.teacher = rows needs rows with `input_ids`"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1]}", "topk_ids"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0], \"topk_ids\": [null, [1]], \"topk_logprobs\": [null, [-1]]}",
+         "has 1 entries, and `input_ids` 2"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [[1]], \"topk_logprobs\": [null, [-1]]}",
+         "has 1 entries, and `input_ids` 2"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [1]], \"topk_logprobs\": [null, [-1, "
+         "-2]]}",
+         "has 2 entries, and `topk_ids` 1"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, null], \"topk_logprobs\": [null, null]}",
+         "the token has loss, and no list"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [4096]], \"topk_logprobs\": [null, "
+         "[-1]]}",
+         "4096"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3, 3]], \"topk_logprobs\": [null, [-1, "
+         "-2]]}",
+         "has the id 3 twice"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3, 4]], \"topk_logprobs\": [null, "
+         "[-0.1, -0.1]]}",
+         "whose sum is 1.80967, above 1"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3]], \"topk_logprobs\": [null, [null]]}",
+         "topk_logprobs"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3]], \"topk_logprobs\": [null, "
+         "[-1e999]]}",
+         "rows.jsonl:2"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3, 4, 5]], \"topk_logprobs\": [null, "
+         "[-2, -2, -2]]}",
+         "has 3 ids, and distill.topk = 2: raise it"},
+        {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"temperature\": 2, \"topk_ids\": [null, [3]], "
+         "\"topk_logprobs\": [null, [-2]]}",
+         "has the temperature 2, and the run distill.temperature = 1"},
+        {"{\"input_ids\": [1, 4096], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3]], \"topk_logprobs\": [null, "
+         "[-2]]}",
+         "token id 4096 is outside the model's vocabulary"},
+    };
+    static const char good[] = "{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3]], "
+                               "\"topk_logprobs\": [null, [-1]]}";
+    char path[MT_PATH], data[MT_PATH + 64];
+    snprintf(path, sizeof(path), "%s/rows.jsonl", scratch_dir());
+    snprintf(data, sizeof(data), "data.train=%s", path);
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        for (int line = 0; line < 300; line++) fprintf(f, "%s\n", line == 1 ? bad[i][0] : good); /* below 1 % */
+        assert_int_equal(fclose(f), 0);
+        assert_int_equal(RUN(config_of("teacher = rows\ntopk = 2", ""), "--set", data, "--set", "data.eval="), 1);
+        assert_says(said.err, "rows.jsonl:2");
         assert_says(said.err, bad[i][1]);
     }
 }
@@ -230,6 +355,9 @@ int test_distill(void)
         cmocka_unit_test(a_run_continues_with_its_teacher),
         cmocka_unit_test(eval_prints_the_parts),
         cmocka_unit_test(settings_are_checked),
+        cmocka_unit_test(whole_rows_are_the_base),
+        cmocka_unit_test(rows_continue),
+        cmocka_unit_test(rows_are_checked),
     };
     return cmocka_run_group_tests_name("distill", tests, NULL, NULL);
 }

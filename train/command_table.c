@@ -19,6 +19,7 @@
 #include "train/tools/generate.h"
 #include "train/tools/inspect.h"
 #include "train/tools/quant.h"
+#include "train/tools/teach.h"
 #include "train/tools/tokens.h"
 #include "train/version.h"
 
@@ -107,6 +108,8 @@ static int do_generate(const void *args, struct config *cfg, struct err *err)
     config_without_teacher(cfg);
     return generate_run(args, cfg, err);
 }
+
+static int do_teach(const void *args, struct config *cfg, struct err *err) { return teach_run(args, cfg, err); }
 
 static int do_export(const void *args, struct config *cfg, struct err *err)
 {
@@ -283,6 +286,17 @@ static const struct cli_rule generate_rules[] = {
     {CLI_NOT_BOTH, {"--adapter", "--base"}},
 };
 
+static const struct cli_row teach_rows[] = {
+    CONFIG(teach_options),
+    KEY(teach_options, "--topk", "K", "distill.topk", "likeliest ids per labelled token"),
+    USUALLY(teach_options, out, "--out", "FILE", NULL, "output.dir/teacher.jsonl", "write the rows to FILE"),
+    FLAG(teach_options, eval, "--eval", "the held-out data instead of the training data"),
+    ADAPTER(teach_options),
+    BASE(teach_options),
+    OVERRIDES(teach_options),
+};
+static const struct cli_rule teach_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
+
 static const struct cli_row export_rows[] = {
     CONFIG(export_args),
     {"--to", "FORMAT", FIELD(export_args, to), "peft|vllm|gguf|merged-bf16|merged-mxfp4", NULL, NULL,
@@ -444,6 +458,11 @@ const struct command commands[] = {
      "Special tokens are printed, except the one that ends the text. There is no KV cache: each token costs a forward "
      "pass over all tokens before it.",
      ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
+    {"teach", "write the likeliest tokens of the adapter or the base model, to train another model on them",
+     "Writes a JSONL row per document: input_ids, loss_mask, temperature, and for each labelled token topk_ids with "
+     "topk_logprobs at distill.temperature. Train on it with distill.teacher = rows, in any model with the same "
+     "tokenizer.",
+     ROWS(teach_rows), ROWS(teach_rules), ARGS(teach_options), true, do_teach},
     {"export", "convert the adapter for other programs and verify the result",
      "peft: transformers and PEFT; vllm: vLLM; gguf: llama.cpp; merged-bf16 and merged-mxfp4: a whole checkpoint with "
      "the adapter added to its weights. The directory appears only after verification.",

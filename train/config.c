@@ -50,9 +50,11 @@ static const struct option options[] = {
     ROW(data, train, DATA, "", "files", "JSONL, JSON, .gz, hub:OWNER/NAME/FILE (or :SPLIT); a*0.5"),
     ROW(data, eval, FREE, "", "files", "held-out data, same forms as data.train"),
     ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents to hold out, without eval"),
-    ROW(data, format, DATA, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca", "auto: by a row's keys"),
+    ROW(data, format, DATA, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca|tokens",
+        "auto: by a row's keys"),
     ROW(data, columns, DATA, "", "TO=COLUMN,...", "names for other keys, e.g. user=question,assistant=answer"),
-    ROW(data, eval_format, FREE, "same", "same|auto|text|messages|prompt_completion|sharegpt|alpaca", "of data.eval"),
+    ROW(data, eval_format, FREE, "same", "same|auto|text|messages|prompt_completion|sharegpt|alpaca|tokens",
+        "of data.eval"),
     ROW(data, eval_columns, FREE, "same", "same|TO=COLUMN,...", "columns of data.eval; same: data.columns"),
     ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "tokens per sequence, at most"),
     ROW(data, packing, MATH, "true", YES_NO, "several documents per sequence, separate attention"),
@@ -598,8 +600,6 @@ static int validate_distill(const struct config *c, struct err *err)
     if (c->distill.alpha > 0) set = "distill.alpha";
     if (teacher == TEACHER_NONE && set)
         return err_set(err, "%s needs a teacher: set distill.teacher to base, rows or adapter:DIR", set);
-    if (teacher == TEACHER_ROWS)
-        return err_set(err, "distill.teacher = rows: this version reads no rows of a teacher: set base or adapter:DIR");
     if (teacher == TEACHER_ROWS && c->distill.kl == CFG_KL_REVERSE)
         return err_set(err,
                        "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "

@@ -208,22 +208,26 @@ static void print_dataset(const char *what, const struct dataset *ds, bool rows,
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err)
 {
     const struct config *cfg = r->cfg;
+    const char *dir;
+    const bool rows = config_teacher(cfg, &dir) == TEACHER_ROWS;
     char path[MT_PATH];
     if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir) ||
         !(r->tok = tokenizer_load(path, err)))
         return -1;
     if (row_template_with(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, cfg->data.chat_kwargs, err))
         return cfg->data.chat_template[0] ? err_prefix(err, "data.chat_template") : -1;
-    *opt = (struct dataset_options){.format = (enum data_format)cfg->data.format,
-                                    .loss_on = (enum loss_on)cfg->data.loss_on,
-                                    .overlong = (enum overlong)cfg->data.overlong,
-                                    .seq_len = cfg->data.seq_len,
-                                    .vocab = r->arch.vocab,
-                                    .chat_date = cfg->data.chat_date,
-                                    .chat = r->chat,
-                                    .whole = !cfg->data.split_turns,
-                                    .columns = cfg->data.columns,
-                                    .cache_dir = cache};
+    *opt = (struct dataset_options){
+        .format = (enum data_format)cfg->data.format,
+        .loss_on = (enum loss_on)cfg->data.loss_on,
+        .overlong = (enum overlong)cfg->data.overlong,
+        .seq_len = cfg->data.seq_len,
+        .vocab = r->arch.vocab,
+        .chat_date = cfg->data.chat_date,
+        .chat = r->chat,
+        .whole = !cfg->data.split_turns,
+        .tokens = {rows ? MT_MIN(cfg->distill.topk, r->arch.vocab) : 0, r->arch.vocab, cfg->distill.temperature},
+        .columns = cfg->data.columns,
+        .cache_dir = cache};
     if (cache && str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir)) return -1;
     if (find_eos(r, &r->eos, err)) return -1;
     opt->eos = r->eos;

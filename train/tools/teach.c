@@ -1,0 +1,171 @@
+/* teach.c - the command teach: forward passes over all documents in their order, and a row of JSONL for each:
+ * input_ids, loss_mask, temperature, and per labelled token topk_ids with topk_logprobs (null elsewhere). */
+#include "train/tools/teach.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/text.h"
+#include "train/adapter_dir.h"
+#include "train/run.h"
+
+struct teach {
+    struct run run;
+    struct file_writer out;
+    struct text_buf row;
+    int64_t n_top;
+    double temperature;
+    int32_t *id;    /* [labels of a micro-batch, n_top] */
+    float *logprob; /* likewise */
+    double start, told;
+    int64_t tokens;
+};
+
+static void put_number(struct text_buf *t, const char *format, double v)
+{
+    char text[64];
+    snprintf(text, sizeof(text), format, v);
+    text_put(t, text);
+}
+
+/* "null" for tokens without loss, else a list; the labels of the document are at `label`. */
+static void put_top(struct teach *t, const char *key, const uint8_t *mask, int64_t n, int64_t label, bool ids)
+{
+    struct text_buf *row = &t->row;
+    text_put(row, key);
+    for (int64_t i = 0; i < n; i++) {
+        if (i) text_put(row, ", ");
+        if (!mask[i]) text_put(row, "null");
+        for (int64_t k = label * t->n_top; mask[i] && k < (label + 1) * t->n_top; k++) {
+            text_put(row, k % t->n_top ? ", " : "[");
+            put_number(row, ids ? "%.0f" : "%.9g", ids ? (double)t->id[k] : (double)t->logprob[k]);
+        }
+        if (mask[i]) text_put(row, "]");
+        label += mask[i];
+    }
+    text_put(row, "]");
+}
+
+static int put_document(struct teach *t, const struct dataset *ds, int64_t d, int64_t label, struct err *err)
+{
+    const int64_t first = ds->doc_off[d], n = ds->doc_off[d + 1] - first;
+    struct text_buf *row = &t->row;
+    row->size = 0;
+    text_put(row, "{\"input_ids\": [");
+    for (int64_t i = 0; i < n; i++) put_number(row, i ? ", %.0f" : "%.0f", (double)ds->ids[first + i]);
+    text_put(row, "], \"loss_mask\": [");
+    for (int64_t i = 0; i < n; i++) text_put(row, ds->mask[first + i] ? (i ? ", 1" : "1") : i ? ", 0" : "0");
+    put_number(row, "], \"temperature\": %.17g", t->temperature);
+    put_top(t, ", \"topk_ids\": [", ds->mask + first, n, label, true);
+    put_top(t, ", \"topk_logprobs\": [", ds->mask + first, n, label, false);
+    text_put(row, "}\n");
+    return file_writer_put(&t->out, row->text, row->size, err);
+}
+
+/* A line every ten seconds. */
+static void tell(struct teach *t, const struct dataset *ds, int64_t done)
+{
+    char speed[32], left[32];
+    const double now = clock_ms(), s = (now - t->start) / 1e3;
+    if (done < ds->n_docs && now - t->told < 1e4) return;
+    t->told = now;
+    log_info("%lld of %lld documents, %s tokens/s, left %s", (long long)done, (long long)ds->n_docs,
+             str_count(speed, (int64_t)((double)t->tokens / s)),
+             str_seconds(left, s * (double)(ds->n_tokens - t->tokens) / (double)MT_MAX(t->tokens, 1)));
+}
+
+/* Documents first .. first+n-1 as a micro-batch. */
+static int teach_batch(struct teach *t, const struct dataset *ds, int64_t first, int64_t n, struct err *err)
+{
+    const struct model_pass pass = {.backward = false};
+    struct model *m = &t->run.model;
+    struct batch b;
+    int64_t *docs = mem_array(n, sizeof(*docs)), label = 0;
+    int rc = 0;
+    for (int64_t i = 0; i < n; i++) docs[i] = first + i;
+    batch_open(&b, ds, docs, n);
+    mem_free(docs);
+    const struct model_batch mb = {.n_tok = b.n_tok,
+                                   .n_seq = b.n_seq,
+                                   .n_label = b.n_label,
+                                   .max_len = b.max_len,
+                                   .tok = b.tok,
+                                   .pos = b.pos,
+                                   .cu = b.cu,
+                                   .label_row = b.label_row,
+                                   .label_id = b.label_id};
+    model_begin(m, &mb, &pass);
+    model_fwd(m);
+    model_topk(m, t->n_top, t->temperature, t->id, t->logprob);
+    model_end(m);
+    t->tokens += b.n_tok;
+    for (int64_t d = first; d < first + n && !rc; d++) {
+        rc = put_document(t, ds, d, label, err);
+        for (int64_t i = ds->doc_off[d]; i < ds->doc_off[d + 1]; i++) label += ds->mask[i];
+    }
+    for (int64_t i = 0; i < b.n_label * t->n_top && !rc; i++)
+        if (t->id[i] < 0 || !(t->logprob[i] < 1))
+            rc = err_set(err, "the model's logits are not finite: check its weights, and the adapter");
+    batch_free(&b);
+    return rc;
+}
+
+static int teach_all(struct teach *t, const struct dataset *ds, struct err *err)
+{
+    const int64_t most = t->run.plan.n_tok;
+    t->id = mem_array(most * t->n_top, sizeof(*t->id));
+    t->logprob = mem_array(most * t->n_top, sizeof(*t->logprob));
+    t->start = t->told = clock_ms();
+    for (int64_t first = 0, n; first < ds->n_docs; first += n) {
+        for (n = 1; first + n < ds->n_docs && ds->doc_off[first + n + 1] - ds->doc_off[first] <= most;) n++;
+        if (teach_batch(t, ds, first, n, err)) return -1;
+        tell(t, ds, first + n);
+    }
+    return 0;
+}
+
+/* The model is planned with rows of a teacher, whose memory is that of the likeliest tokens; the data have none yet. */
+static int teach(struct teach *t, const struct teach_options *o, struct config *cfg, struct err *err)
+{
+    struct run *r = &t->run;
+    char adapter[MT_PATH], usual[MT_PATH];
+    const char *out = o->out ? o->out : usual;
+    t->temperature = cfg->distill.temperature;
+    const int64_t topk = cfg->distill.topk;
+    config_without_teacher(cfg);
+    if (!o->base && adapter_dir_of(adapter, o->adapter, cfg, "--base", err)) return -1;
+    if (str_format(usual, sizeof(usual), err, "output.dir", "%s/%s.jsonl", cfg->output.dir,
+                   o->eval ? "teacher-eval" : "teacher"))
+        return -1;
+    if (run_open_headers(r, cfg, false, err) || run_open_data(r, !o->eval, err)) return -1;
+    const struct dataset *ds = o->eval ? &r->eval : &r->train;
+    if (!ds->n_docs) return err_set(err, "--eval: nothing is held out: set data.eval, or data.eval_split");
+    t->n_top = MT_MIN(topk, r->arch.vocab);
+    snprintf(cfg->distill.teacher, sizeof(cfg->distill.teacher), "rows");
+    cfg->distill.topk = t->n_top;
+    if (run_open_model(r, o->base ? NULL : adapter, false, err)) return -1;
+    if (!o->out && file_make_dirs(cfg->output.dir, err)) return -1;
+    if (file_writer_open(&t->out, out, err)) return -1;
+    struct err unused;
+    const int rc = teach_all(t, ds, err);
+    if (file_writer_close(&t->out, !rc, rc ? &unused : err)) return -1;
+    if (!rc)
+        log_info("%s: the %lld likeliest tokens for %lld labelled tokens, of %s; train on it with distill.teacher = "
+                 "rows, distill.topk = %lld, data.%s = %s",
+                 out, (long long)t->n_top, (long long)dataset_targets(ds), o->base ? "the base model" : adapter,
+                 (long long)t->n_top, o->eval ? "eval" : "train", out);
+    return rc;
+}
+
+int teach_run(const struct teach_options *o, struct config *cfg, struct err *err)
+{
+    struct teach *t = mem_alloc(sizeof(*t));
+    const int rc = teach(t, o, cfg, err);
+    run_close(&t->run);
+    text_free(&t->row);
+    mem_free(t->id);
+    mem_free(t->logprob);
+    mem_free(t);
+    return rc;
+}
