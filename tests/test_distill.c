@@ -128,6 +128,13 @@ static void the_loss_is_the_sum_of_its_parts(void **state)
     }
     assert_close(metric(config, "eval", 0, "ce"), metric(plain, "eval", 0, "loss"), 1e-6);
     assert_true(metric(config, "eval", 1, "kl") < metric(config, "eval", 0, "kl")); /* it learns */
+    static const char *const shown[] = {"<h2>KL to the teacher</h2>", "<th>cross-entropy<th>KL",
+                                        "<h2>Cross-entropy</h2>"};
+    static char page[1 << 20];
+    for (int i = 0; i < 2; i++) {
+        process_read(process_output(i ? plain : config, "report.html"), page, sizeof(page));
+        for (int k = 0; k < MT_LEN(shown); k++) assert_true(!strstr(page, shown[k]) == i);
+    }
 }
 
 /* One step, however its micro-batches and its recomputation are chosen, and however many ranks there are. */

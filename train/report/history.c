@@ -22,8 +22,9 @@ static void push(struct series *s, double v)
 
 void history_free(struct history *h)
 {
-    struct series *all[] = {&h->step,      &h->loss,      &h->smooth,     &h->grad,     &h->lr,      &h->tok_s,
-                            &h->eval_step, &h->eval_loss, &h->perplexity, &h->accuracy, &h->eval_tok};
+    struct series *all[] = {&h->step,     &h->loss,      &h->smooth,    &h->grad,       &h->lr,
+                            &h->tok_s,    &h->eval_step, &h->eval_loss, &h->perplexity, &h->accuracy,
+                            &h->eval_tok, &h->ce,        &h->kl,        &h->eval_ce,    &h->eval_kl};
     for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
     mem_free(h->experts);
     for (int64_t i = 0; i < h->n_samples; i++) {
@@ -125,6 +126,8 @@ static int add_event(struct history *h, struct json event, struct err *err)
     if (!strcmp(kind, "step")) {
         push(&h->step, step);
         push(&h->loss, number(event, "loss"));
+        push(&h->ce, number(event, "ce"));
+        push(&h->kl, number(event, "kl"));
         push(&h->smooth, number(event, "smooth_loss"));
         push(&h->grad, number(event, "grad_norm"));
         push(&h->lr, number(event, "lr"));
@@ -142,6 +145,8 @@ static int add_event(struct history *h, struct json event, struct err *err)
         memcpy(h->held_out, held_out, sizeof(held_out));
         push(&h->eval_step, step);
         push(&h->eval_loss, number(event, "loss"));
+        push(&h->eval_ce, number(event, "ce"));
+        push(&h->eval_kl, number(event, "kl"));
         push(&h->perplexity, number(event, "perplexity"));
         push(&h->accuracy, number(event, "accuracy"));
         push(&h->eval_tok, number(event, "tokens"));

@@ -95,6 +95,31 @@ static void write_plots(FILE *out, const struct history *h)
     fputs("</div>\n", out);
 }
 
+static bool has_teacher(const struct history *h)
+{
+    return isfinite(series_last(&h->kl)) || isfinite(series_last(&h->eval_kl));
+}
+
+/* The two parts of a distillation's loss. */
+static void write_distillation(FILE *out, const struct history *h)
+{
+    const struct {
+        const char *title;
+        const struct series *train, *held_out;
+    } parts[] = {{"Cross-entropy", &h->ce, &h->eval_ce}, {"KL to the teacher", &h->kl, &h->eval_kl}};
+    fputs("<div class=\"three\">\n", out);
+    for (int i = 0; i < MT_LEN(parts); i++) {
+        const int64_t first = h->first_eval, n = parts[i].held_out->n - first;
+        fprintf(out, "<section><h2>%s</h2>\n", parts[i].title);
+        struct svg_plot plot = {"step", "nats per token", 360, 250, .n_lines = 2};
+        plot.lines[0] = (struct svg_line){"a thin", h->step.v, parts[i].train->v, h->step.n, false};
+        plot.lines[1] = (struct svg_line){"b", h->eval_step.v + first, parts[i].held_out->v + first, n, true};
+        svg_plot(out, &plot);
+        fputs("</section>\n", out);
+    }
+    fputs("</div>\n", out);
+}
+
 static void write_experts(FILE *out, const struct history *h)
 {
     int64_t idle = 0, cells = h->n_layer * h->n_exp;
@@ -117,16 +142,21 @@ static void write_evals(FILE *out, const struct history *h)
 {
     char text[32];
     int64_t best = history_best(h);
-    fputs("<h2>Evaluations</h2>\n<div "
-          "class=\"table\"><table><tr><th>step<th>loss<th>perplexity<th>accuracy<th>tokens<th></tr>\n",
-          out);
-    for (int64_t i = 0; i < h->eval_loss.n; i++)
-        fprintf(out, "<tr%s><td>%.0f<td>%.4f<td>%.4g<td>%.2f %%<td>%s<td>%s</tr>\n", i == best ? " class=\"best\"" : "",
-                h->eval_step.v[i], h->eval_loss.v[i], h->perplexity.v[i], 100 * h->accuracy.v[i],
+    const bool teacher = has_teacher(h);
+    fprintf(out,
+            "<h2>Evaluations</h2>\n<div "
+            "class=\"table\"><table><tr><th>step<th>loss%s<th>perplexity<th>accuracy<th>tokens<th></tr>\n",
+            teacher ? "<th>cross-entropy<th>KL" : "");
+    for (int64_t i = 0; i < h->eval_loss.n; i++) {
+        fprintf(out, "<tr%s><td>%.0f<td>%.4f", i == best ? " class=\"best\"" : "", h->eval_step.v[i],
+                h->eval_loss.v[i]);
+        if (teacher) fprintf(out, "<td>%.4f<td>%.4g", h->eval_ce.v[i], h->eval_kl.v[i]);
+        fprintf(out, "<td>%.4g<td>%.2f %%<td>%s<td>%s</tr>\n", h->perplexity.v[i], 100 * h->accuracy.v[i],
                 svg_number(text, isfinite(h->eval_tok.v[i]) ? h->eval_tok.v[i] : 0),
                 i == best           ? "best"
                 : i < h->first_eval ? "other held-out data"
                                     : "");
+    }
     fputs("</table></div>\n", out);
 }
 
@@ -171,6 +201,7 @@ static void write_page(FILE *out, const struct history *h, const char *title, co
     write_facts(out, &h->start);
     write_cards(out, h);
     if (h->step.n || h->eval_loss.n) write_plots(out, h);
+    if (has_teacher(h)) write_distillation(out, h);
     if (h->experts) write_experts(out, h);
     if (h->eval_loss.n) write_evals(out, h);
     if (h->n_samples) write_samples(out, h);
