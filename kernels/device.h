@@ -107,7 +107,7 @@ int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_C
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is valid */
 
 /* Around every op, for the front doors. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms. part
- * distinguishes calls of one op that differ in kind (ops.c); 0: no parts. */
+ * distinguishes calls of one op that differ in kind (ops_layer.c); 0: no parts. */
 void device_op_begin(struct device *dev, const char *name, int64_t part);
 void device_op_end(struct device *dev);
 

@@ -12,6 +12,7 @@
 #define MT_OPS_H
 
 #include "kernels/device.h"
+#include "kernels/fakequant.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,10 +30,22 @@ struct lora {
     int64_t seg_first[3], seg_cols[3]; /* output columns of each segment */
     float dropout;                     /* dense only: dropout of x before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
+    bool merged; /* the matrix that products read contains scale B A: they add nothing; xa and gradients stay */
+    struct tensor master_a, master_b; /* merged: stat, shaped like a and b; the trained values, which a and b round */
 };
 /* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards skip absent ones. */
 struct lora_grad {
     struct tensor a, b;
+};
+
+/* Fake quantisation of a projection (quantisation-aware training): in place of W_e its products read Q(W_e), or, with
+ * lora.merged, Q(M_e), M_e = W_e + scale B_e A_e. M is f32: the sum over the rank in ascending order by fused
+ * multiply-adds, times scale, plus W, one rounding each. The gradient passes straight through Q. */
+struct proj_quant {
+    struct fakequant format; /* bits 0: off */
+    int n_part;              /* parts of the rows, each quantised as a matrix by itself: q | k | v; experts: 1 */
+    int64_t part_rows[3];
+    struct tensor amax; /* [E * n_part] f32, as op_proj_amax writes it; absent where the format reads none */
 };
 
 /* A projection: a frozen matrix, or a stack with one per expert, its bias, its adapter and the adapter's gradients. */
@@ -41,6 +54,7 @@ struct proj {
     struct tensor bias; /* [out] f32, experts [E, out]; or absent */
     struct lora lora;
     struct lora_grad grad;
+    struct proj_quant quant;
 };
 
 /* The routing of tokens to experts. Row m of the expert-ordered [M, ...] tensors belongs to slot row_slot[m] = t*J + j;
@@ -225,9 +239,13 @@ typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, stru
 
 /* dst = src; dst act, src stat, contiguous, equal counts: the adapters' working copies from their master weights */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
-/* y = w decoded: the values that every product with w otherwise decodes. With offs, experts without rows are neither
- * read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32, absent: all experts */
-typedef void decode_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs);
+/* y = the matrices that products with proj read: its weight decoded, and fake-quantised with proj->quant. With offs,
+ * experts without rows are neither read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32,
+ * absent: all experts */
+typedef void decode_fn(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs);
+/* amax [E*n_part] f32 = largest magnitude of each part of W_e, or of M_e when the adapter is merged; NaN when an
+ * element is NaN */
+typedef void proj_amax_fn(struct device *dev, struct tensor amax, const struct proj *proj);
 
 struct fakequant; /* kernels/fakequant.h */
 /* Quantised formats. x [E, out, in], contiguous: BF16, F16 or F32 on every device.
@@ -327,6 +345,7 @@ struct ops {
     adamw_fn *adamw;
     cast_fn *cast;
     decode_fn *decode;
+    proj_amax_fn *proj_amax;
     loss_sum_fn *loss_sum;
     aux_sum_fn *aux_sum;
     row_count_fn *row_count;
@@ -365,6 +384,7 @@ sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
 adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
 cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;
 decode_fn op_decode, cpu_decode, cpu64_decode, cuda_decode;
+proj_amax_fn op_proj_amax, cpu_proj_amax, cpu64_proj_amax, cuda_proj_amax;
 loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
 aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;
 row_count_fn op_row_count, cpu_row_count, cpu64_row_count, cuda_row_count;

@@ -16,7 +16,7 @@ extern "C" {
 
 enum { PROF_RECORDS = DEV_MARKS / 2 - 1, PROF_ROWS = 128 };
 
-/* All calls of one op in one part (kernels/ops.c: the width of a product, the window of attention; 0: no parts). */
+/* All calls of one op in one part: the width of a product, the window of attention; 0: no parts. */
 struct prof_row {
     const char *name;
     int64_t part, calls;

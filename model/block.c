@@ -9,10 +9,11 @@ void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, c
     struct product p[LAYER_PRODUCTS];
     layer_products(a, layer, p);
     for (int i = 0; i < LAYER_PRODUCTS; i++) {
-        struct proj *proj = (struct proj *)(void *)((char *)w + p[i].proj);
+        struct proj *proj = layer_proj(w, &p[i]);
         if (!p[i].n_out) continue;
         proj->lora = lora->of[i].lora;
         proj->grad = lora->of[i].grad;
+        proj->quant = lora->of[i].quant;
     }
 }
 

@@ -206,12 +206,13 @@ static struct proj decode(const struct pipeline *t, const struct proj *packed)
     struct proj decoded = *packed;
     struct device *dev = t->b->dev;
     struct weight bf16 = {.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in};
-    if (w->format == WF_BF16 || !dev->ops->own_memory || dev->expert_group || t->s->moe.layout->n_chunk == 1)
-        return *packed;
+    const bool as_stored = w->format == WF_BF16 && !packed->quant.format.bits;
+    if (as_stored || !dev->ops->own_memory || dev->expert_group || t->s->moe.layout->n_chunk == 1) return *packed;
     const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
-    op_decode(dev, y, w, absent);
+    op_decode(dev, y, packed, absent);
     bf16.data = y.data;
     decoded.w = bf16;
+    decoded.quant.format.bits = 0;
     return decoded;
 }
 

@@ -27,6 +27,11 @@ struct block {
     int64_t *n_chunk; /* = max(*n_chunk, chunks of this layer) */
 };
 
+/* A product's place in the weights of its layer. */
+static inline struct proj *layer_proj(struct layer_weights *w, const struct product *p)
+{
+    return (struct proj *)(void *)((char *)w + p->proj);
+}
 /* Copies the adapters' views into the layer's projections. Called again whenever a view changes (its dropout key). */
 void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, const struct lora_layer *lora);
 

@@ -374,6 +374,8 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
     l->dropout = q->experts ? 0 : (float)ad->dropout;
     l->a = view(ad->working, pa->off, n_exp, l->n_seg * r, pa->cols);
     l->b = view(ad->working, pb->off, n_exp, rows, r);
+    l->master_a = view(ad->opt.param, pa->off, n_exp, l->n_seg * r, pa->cols);
+    l->master_b = view(ad->opt.param, pb->off, n_exp, rows, r);
     out.grad.a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * r, pa->cols);
     out.grad.b = view(ad->opt.grad, pb->off, n_exp, rows, r);
     return out;
@@ -551,6 +553,7 @@ void adapters_broadcast(struct adapters *ad, struct device *dev)
 
 void adapters_refresh(struct adapters *ad, struct device *dev)
 {
+    ad->version++;
     if (ad->working.data != ad->opt.param.data) op_cast(dev, ad->working, ad->opt.param);
 }
 

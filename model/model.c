@@ -95,6 +95,10 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     adapters_layout(&m->adapters, a, dev->ops->rank_multiple, &m->par);
     if (opt->shard_moments) adapters_shard_moments(&m->adapters);
     (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
+    if (qat_open(&m->qat, dev, a, &m->adapters, &opt->qat, err)) {
+        model_close(m);
+        return -1;
+    }
     open_teacher(m, opt->teacher);
     load_tables(m, opt);
     const struct weights_options load = {.quantize = &opt->quantize,
@@ -155,6 +159,13 @@ static void set_dropout(struct model *m)
         }
         layer_adapt(&m->weights.layers[l], &m->arch, l, lora);
     }
+}
+
+int model_check_quant(struct model *m, struct err *err)
+{
+    set_dropout(m);
+    qat_refresh(&m->qat, m->dev, &m->arch, &m->adapters, m->weights.layers);
+    return qat_check(&m->qat, m->dev, &m->arch, &m->adapters, err);
 }
 
 static int64_t moe_layers(const struct arch *a)
@@ -285,6 +296,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     push_teacher(m, b);
     push_aux(m, b->n_tok);
     set_dropout(m);
+    qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
     acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,
               has_aux(m) || a->router == ROUTER_PROBABILITY);
 }

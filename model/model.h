@@ -23,6 +23,7 @@
 
 #include "data/safetensors.h"
 #include "model/block.h"
+#include "model/qat.h"
 
 /* What the student learns from besides the labels. MODEL: the same weights with other adapters; ROWS: the data have the
  * likeliest tokens of a teacher. The loss of a labelled token is alpha CE + (1 - alpha) temperature^2 KL. */
@@ -47,7 +48,8 @@ struct model_options {
     const struct parallel *par; /* NULL: one rank */
     bool shard_moments;         /* over the ranks of par->dp (ZeRO-1) */
     bool frozen;                /* forward only: no gradients, no moments */
-    struct ep_options ep;       /* n_tok 0 when par->ep has one rank */
+    struct qat_options qat;
+    struct ep_options ep; /* n_tok 0 when par->ep has one rank */
     struct distill distill;
     struct adapters *teacher; /* planned, for DISTILL_MODEL: become the model's own; NULL: the base model */
 };
@@ -87,6 +89,7 @@ struct model {
     struct arch arch;
     struct weights weights;
     struct adapters adapters;
+    struct qat qat;
     struct tensor rope;    /* [max_len, A] f32 */
     struct tensor tally;   /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
                               gradient; the same two of expert-parallel gradients */
@@ -117,6 +120,8 @@ struct model {
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err) MT_CHECK;
 void model_close(struct model *m);
+/* With quantisation-aware training: computes the largest magnitudes of the weights. Error: one is not finite. Waits. */
+int model_check_quant(struct model *m, struct err *err) MT_CHECK;
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
 void model_fwd(struct model *m);

@@ -442,7 +442,7 @@ static void decode(struct fill *f, struct weight *w)
     const enum dtype t = decoded_dtype(f->dev);
     const enum weight_format format = source_dense_format(t);
     const struct tensor y = arena_tensor_3d(&f->dev->weights, t, w->n_exp, w->n_out, w->n_in);
-    op_decode(f->dev, y, w, (struct tensor){0});
+    op_decode(f->dev, y, &(struct proj){.w = *w}, (struct tensor){0});
     if (w->format != format) {
         f->w->n_decoded++;
         f->w->decoded_bytes += tensor_bytes(y) - weight_bytes(w);

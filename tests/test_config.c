@@ -122,6 +122,13 @@ static void choices_match_their_enum(void **state)
     CHOICE(train, recompute, "full", CFG_RECOMPUTE_FULL);
     CHOICE(train, aux_convention, "transformers", CFG_AUX_TRANSFORMERS);
     CHOICE(train, aux_convention, "megatron", CFG_AUX_MEGATRON);
+    CHOICE(quant, weights, "none", CFG_QUANT_NONE);
+    CHOICE(quant, mode, "merged", CFG_QUANT_MERGED);
+    CHOICE(quant, mode, "base", CFG_QUANT_BASE);
+    CHOICE(quant, targets, "experts", CFG_QUANT_EXPERTS);
+    CHOICE(quant, targets, "all", CFG_QUANT_ALL);
+    CHOICE(quant, amax, "current", CFG_QUANT_CURRENT);
+    CHOICE(quant, amax, "static", CFG_QUANT_STATIC);
 #undef CHOICE
 }
 
@@ -142,6 +149,9 @@ static void every_key_reads_back(void **state)
                                          "full",
                                          "megatron",
                                          "reverse",
+                                         "nvfp4",
+                                         "base",
+                                         "static",
                                          "0.3",
                                          "77",
                                          "2"};
@@ -162,7 +172,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 79);
+    assert_int_equal(n_keys, 83);
     check_round_trip(&all);
 }
 
@@ -215,9 +225,10 @@ static void unknown_names_are_errors(void **state)
 {
     (void)state;
     refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
-    refuse("\n[gpu]\n",
-           "run.ini:2: unknown section [gpu]; the sections are model, data, lora, distill, optim, train, parallel, "
-           "eval, output, log");
+    refuse(
+        "\n[gpu]\n",
+        "run.ini:2: unknown section [gpu]; the sections are model, data, lora, distill, quant, optim, train, parallel, "
+        "eval, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nxyzzy = 1\n",
            "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are lr, schedule, warmup_steps, "
@@ -443,7 +454,7 @@ static void long_lines_are_not_truncated(void **state)
     /* a section longer than inih's 50 */
     refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",
            "run.ini:1: unknown section [optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]; the sections "
-           "are model, data, lora, distill, optim, train, parallel, eval, output, log");
+           "are model, data, lora, distill, quant, optim, train, parallel, eval, output, log");
 }
 
 static void set_overrides_in_order(void **state)

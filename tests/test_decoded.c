@@ -32,7 +32,7 @@ static void decode_run(struct device *dev, const void *params, struct op_outputs
     const struct weight w = case_weight(c);
     const struct tensor y = make_empty(dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, c->n_exp, c->n_out, c->n_in);
     o->out[o->n++] = y;
-    op_decode(dev, y, &w, (struct tensor){0});
+    op_decode(dev, y, &(struct proj){.w = w}, (struct tensor){0});
 }
 
 static void test_decode(void **state)
@@ -45,7 +45,7 @@ static void test_decode(void **state)
         op_check_begin(&dev, false);
         const struct weight w = case_weight(c);
         const struct tensor y = make_empty(DT_F32, c->n_exp, c->n_out, c->n_in);
-        op_decode(&dev, y, &w, (struct tensor){0});
+        op_decode(&dev, y, &(struct proj){.w = w}, (struct tensor){0});
         assert_same_bits(y, tensor_3d((void *)(uintptr_t)make_unpacked(&w).data, DT_F32, c->n_exp, c->n_out, c->n_in));
         op_check_end(&dev);
     }

@@ -355,7 +355,7 @@ static struct weight decode_into(struct tensor *out, struct device *d, const str
         for (int64_t e = 0; e < c->n_exp; e++) set_value(offs, e + 1, value_at(offs, e) + (e % 3 == 1 ? 0 : 2));
     }
     *out = make_zero(d->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, c->n_exp, c->n_out, c->n_in);
-    op_decode(d, *out, &w, offs);
+    op_decode(d, *out, &(struct proj){.w = w}, offs);
     return w;
 }
 

@@ -17,6 +17,13 @@ enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELEC
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 
+/* quant.weights: names of kernels/fakequant.h. */
+#define QUANT_FORMATS "none|mxfp4|mxfp4-ceil|nvfp4|nvfp4-fake|fp8|int8|int4|int4-32|int4-128"
+enum { CFG_QUANT_NONE };
+enum cfg_quant_mode { CFG_QUANT_MERGED, CFG_QUANT_BASE };
+enum cfg_quant_targets { CFG_QUANT_EXPERTS, CFG_QUANT_ALL };
+enum cfg_quant_amax { CFG_QUANT_CURRENT, CFG_QUANT_STATIC };
+
 /* Effect of a changed option on a run that continues from a checkpoint. */
 enum config_effect {
     CONFIG_FREE, /* none */
@@ -55,6 +62,10 @@ struct config {
         int kl;
         int64_t topk;
     } distill;
+    struct {
+        int weights; /* by QUANT_FORMATS */
+        int mode, targets, amax;
+    } quant;
     struct {
         double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;
         int schedule; /* enum schedule_kind */

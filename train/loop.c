@@ -591,6 +591,15 @@ static void warn_of_scale(const struct adapters *ad)
     }
 }
 
+static void print_quant(const struct config *cfg)
+{
+    char format[32];
+    config_choice(QUANT_FORMATS, cfg->quant.weights, format);
+    log_info("quantisation-aware training: %s read weights quantised to %s, %s",
+             cfg->quant.targets == CFG_QUANT_ALL ? "all projections" : "experts", format,
+             cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards");
+}
+
 static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
@@ -601,6 +610,7 @@ static void print_opening(const struct training *t)
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
     fprintf(stderr, "%s", table);
+    if (r->cfg->quant.weights != CFG_QUANT_NONE) print_quant(r->cfg);
     warn_of_scale(&r->model.adapters);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");

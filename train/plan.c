@@ -38,12 +38,27 @@ static struct distill distill_of(const struct config *cfg, const struct arch *a)
                             .n_top = MT_MIN(cfg->distill.topk, a->vocab)};
 }
 
+static struct qat_options plan_qat(const struct config *cfg)
+{
+    struct qat_options q = {.merged = cfg->quant.mode == CFG_QUANT_MERGED,
+                            .all = cfg->quant.targets == CFG_QUANT_ALL,
+                            .fixed = cfg->quant.amax == CFG_QUANT_STATIC};
+    char name[32];
+    struct err err = {.msg = ""};
+    if (cfg->quant.weights == CFG_QUANT_NONE) return q;
+    const bool chosen = config_choice(QUANT_FORMATS, cfg->quant.weights, name);
+    MT_REQUIRE(chosen && !fakequant_parse(&q.weights, name, &err), "quant.weights: choice %d: %s", cfg->quant.weights,
+               err.msg);
+    return q;
+}
+
 static struct model_options base_options(const struct config *cfg, const struct arch *a)
 {
     return (struct model_options){.max_len = cfg->data.seq_len,
                                   .quantize = plan_quantize(cfg),
                                   .decoded_layers = MT_MAX(cfg->train.decoded_layers, 0),
                                   .aux_coef = cfg->train.aux_loss_coef,
+                                  .qat = plan_qat(cfg),
                                   .shard_moments = cfg->parallel.zero,
                                   .distill = distill_of(cfg, a),
                                   .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};

@@ -364,6 +364,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     adapters_free(&teacher);
     if (rc || load_teacher(r, err) || (adapter_dir && peft_load(&r->model.adapters, &r->dev, adapter_dir, err)))
         return -1;
+    if (model_check_quant(&r->model, err)) return -1;
     const struct plan_memory *memory = &r->plan.memory;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
     r->dev.ops->wait();

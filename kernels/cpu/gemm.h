@@ -10,6 +10,7 @@
 #define weight_tile CPU(weight_tile)
 #define gemm_fwd    CPU(gemm_fwd)
 #define gemm_bwd    CPU(gemm_bwd)
+#define proj_weight CPU(proj_weight)
 
 /* Call before a thread uses OpenBLAS: ends the process with an error when the system has no room for the buffers of
  * this team's threads (blas.c). */
@@ -24,6 +25,12 @@ void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, 
  * col and n_col are even, and multiples of 32 for MXFP4 (the last tile of a row may end at n_in). */
 void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col, int64_t n_col, real *out,
                  int64_t ldo);
+
+/* The matrices that products with proj read: its weight, or the fake-quantised one in scratch from dev->work, without
+ * the experts that have no rows in offs [E+1] (absent: all have). */
+struct weight proj_weight(struct device *dev, const struct proj *proj, struct tensor offs);
+/* Whether a product adds the adapter: there is one, and the matrix does not contain it. */
+static inline bool lora_added(const struct lora *lora) { return lora->r > 0 && !lora->merged; }
 
 /* y[t, :] (ldy) = x[t, :] (ldx) W_0^T for t < n, all threads; scratch from dev->work. In a dry run it only takes
  * the scratch. */

@@ -53,7 +53,7 @@ static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct 
         ldi = n_in;
     }
     gemm_serial(false, true, n, xa.shape[1], n_in, 1, in, ldi, data_of(lora->a), lora->a.ld, 0, real_row(xa, t), xa.ld);
-    for (int s = 0; s < lora->n_seg; s++) {
+    for (int s = 0; s < lora->n_seg && lora_added(lora); s++) {
         gemm_serial(false, true, n, lora->seg_cols[s], lora->r, (real)lora->scale[s], real_row(xa, t) + s * lora->r,
                     xa.ld, b, lora->b.ld, 1, real_row(y, t) + lora->seg_first[s], y.ld);
         b += lora->seg_cols[s] * lora->b.ld;
@@ -63,11 +63,11 @@ static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct 
 void CPU(linear_fwd)(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj,
                      struct tensor res)
 {
-    const struct weight *w = &proj->w;
     const struct lora *lora = &proj->lora;
     int64_t n_row = x.shape[0], mark = arena_mark(&dev->work);
-    gemm_fwd(dev, y.data, y.ld, x.data, x.ld, n_row, w);
-    struct tensor dropped = drop_scratch(dev, lora, w->n_in);
+    const struct weight w = proj_weight(dev, proj, (struct tensor){0});
+    gemm_fwd(dev, y.data, y.ld, x.data, x.ld, n_row, &w);
+    struct tensor dropped = drop_scratch(dev, lora, w.n_in);
     if (!dev->dry_run) {
 #pragma omp parallel for num_threads(dev->n_threads)
         for (int64_t t = 0; t < n_row; t += ROWS) {
@@ -89,7 +89,7 @@ static void bwd_rows(struct tensor dx, struct tensor dxa, struct tensor dy, cons
                     dxa.ld);
         b += lora->seg_cols[s] * lora->b.ld;
     }
-    if (!dx.ndim) return;
+    if (!dx.ndim || !lora_added(lora)) return;
     int64_t n_in = dx.shape[1];
     real *out = dropped ? dropped : real_row(dx, t);
     int64_t ldo = dropped ? n_in : dx.ld;
@@ -136,13 +136,14 @@ static void grad_b(const struct lora_grad *grad, struct tensor dy, struct tensor
 void CPU(linear_bwd)(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
                      const struct proj *proj)
 {
-    const struct weight *w = &proj->w;
     const struct lora *lora = &proj->lora;
     int64_t n_row = dy.shape[0], mark = arena_mark(&dev->work);
-    if (dx.ndim) gemm_bwd(dev, dx.data, dx.ld, dy.data, dy.ld, n_row, w, false);
+    const struct weight w = dx.ndim ? proj_weight(dev, proj, (struct tensor){0}) : proj->w;
+    if (dx.ndim) gemm_bwd(dev, dx.data, dx.ld, dy.data, dy.ld, n_row, &w, false);
+    arena_release(&dev->work, mark);
     if (!lora->r) return;
     struct tensor dxa = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->n_seg * lora->r);
-    struct tensor dropped = drop_scratch(dev, lora, MT_MAX(w->n_in, COLS));
+    struct tensor dropped = drop_scratch(dev, lora, MT_MAX(w.n_in, COLS));
     if (!dev->dry_run && n_row) {
 #pragma omp parallel num_threads(dev->n_threads)
         {
@@ -150,7 +151,7 @@ void CPU(linear_bwd)(struct device *dev, struct tensor dx, struct tensor dy, str
 #pragma omp for
             for (int64_t t = 0; t < n_row; t += ROWS) bwd_rows(dx, dxa, dy, lora, t, MT_MIN(ROWS, n_row - t), buf);
 #pragma omp for nowait
-            for (int64_t col = 0; col < w->n_in; col += COLS) grad_a(&proj->grad, dxa, x, lora, col, buf);
+            for (int64_t col = 0; col < w.n_in; col += COLS) grad_a(&proj->grad, dxa, x, lora, col, buf);
 #pragma omp for
             for (int64_t row = 0; row < lora->b.shape[0]; row += COLS) grad_b(&proj->grad, dy, xa, lora, row);
         }

@@ -75,9 +75,8 @@ static void lora_thin(struct device *dev, struct tensor out, struct tensor x, st
 
 /* y[m] = W_e x[m] + bias_e + scale B_e xa[m].  y [M,out], x [M,in], xa [M,R] */
 static void experts_fwd(struct device *dev, struct tensor y, struct tensor buffers, struct tensor x, struct tensor xa,
-                        const struct route *r, const struct proj *proj)
+                        const struct route *r, const struct proj *proj, const struct weight *w)
 {
-    const struct weight *w = &proj->w;
     const struct lora *lora = &proj->lora;
     const struct tensor bias = proj->bias;
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
@@ -92,7 +91,7 @@ static void experts_fwd(struct device *dev, struct tensor y, struct tensor buffe
             }
             weight_tile(w, e, col, n_col, 0, w->n_in, tile, w->n_in);
             gemm_serial(false, true, n, n_col, w->n_in, 1, real_row(x, first), x.ld, tile, w->n_in, 1, out, y.ld);
-            if (lora->r > 0)
+            if (lora_added(lora))
                 gemm_serial(false, true, n, n_col, lora->r, lora->scale[0], real_row(xa, first), xa.ld,
                             expert(lora->b, e) + col * lora->b.ld, lora->b.ld, 1, out, y.ld);
         }
@@ -111,7 +110,7 @@ static void experts_bwd(struct device *dev, struct tensor dx, struct tensor buff
             real *tile = real_row(buffers, omp_get_thread_num()), *out = real_row(dx, first) + col;
             weight_tile(w, e, 0, w->n_out, col, n_col, tile, TILE);
             gemm_serial(false, false, n, n_col, w->n_out, 1, real_row(dy, first), dy.ld, tile, TILE, 0, out, dx.ld);
-            if (lora->r > 0)
+            if (lora_added(lora))
                 gemm_serial(false, false, n, n_col, lora->r, lora->scale[0], real_row(dyb, first), dyb.ld,
                             expert(lora->a, e) + col, lora->a.ld, 1, out, dx.ld);
         }
@@ -139,14 +138,14 @@ static void lora_grad_acc(struct device *dev, struct tensor grad, struct tensor 
 void CPU(moe_up_fwd)(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
                      const struct route *r, const struct proj *up, const struct glu *glu)
 {
-    const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
     int64_t mark = arena_mark(&dev->work), n_row = act.shape[0];
-    struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_in), buffers = tile_buffers(dev, w->n_in);
+    const struct weight w = proj_weight(dev, up, r->offs);
+    struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w.n_in), buffers = tile_buffers(dev, w.n_in);
     if (!dev->dry_run) {
         gather(dev, rows, x, r);
         if (lora->r > 0) lora_thin(dev, xa, rows, lora->a, false, r);
-        experts_fwd(dev, pre, buffers, rows, xa, r, up);
+        experts_fwd(dev, pre, buffers, rows, xa, r, up, &w);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) glu_row_fwd(real_row(act, m), real_row(pre, m), act.shape[1], glu);
     }
@@ -157,10 +156,11 @@ void CPU(moe_down_fwd)(struct device *dev, struct tensor y, struct tensor ha, st
                        const struct proj *down)
 {
     int64_t mark = arena_mark(&dev->work);
-    struct tensor buffers = tile_buffers(dev, down->w.n_in);
+    const struct weight w = y.ndim ? proj_weight(dev, down, r->offs) : down->w;
+    struct tensor buffers = tile_buffers(dev, w.n_in);
     if (!dev->dry_run) {
         if (down->lora.r > 0) lora_thin(dev, ha, act, down->lora.a, false, r);
-        if (y.ndim) experts_fwd(dev, y, buffers, act, ha, r, down);
+        if (y.ndim) experts_fwd(dev, y, buffers, act, ha, r, down, &w);
     }
     arena_release(&dev->work, mark);
 }
@@ -225,19 +225,19 @@ void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dga
                        struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
                        const struct proj *down, const struct glu *glu)
 {
-    const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
     int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
-    struct tensor dy = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_out);
-    struct tensor g = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_in);
+    const struct weight w = proj_weight(dev, down, r->offs);
+    struct tensor dy = arena_tensor_2d(&dev->work, DT_REAL, n_row, w.n_out);
+    struct tensor g = arena_tensor_2d(&dev->work, DT_REAL, n_row, w.n_in);
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
-    struct tensor buffers = tile_buffers(dev, w->n_out);
+    struct tensor buffers = tile_buffers(dev, w.n_out);
     if (!dev->dry_run) {
         struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, down->bias};
         gather(dev, dy, dout, r);
         if (lora->r > 0) lora_thin(dev, dyb, dy, lora->b, true, r);
-        experts_bwd(dev, g, buffers, dy, dyb, r, w, lora);
+        experts_bwd(dev, g, buffers, dy, dyb, r, &w, lora);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) down_row_bwd(&rows, r, glu, m);
         if (lora->r > 0 && down->grad.a.ndim) {
@@ -251,12 +251,12 @@ void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dga
 void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
                      const struct route *r, const struct proj *up)
 {
-    const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
     int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
-    struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w->n_in); /* of x, then of dx */
+    const struct weight w = proj_weight(dev, up, r->offs);
+    struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w.n_in); /* of x, then of dx */
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
-    struct tensor buffers = tile_buffers(dev, w->n_out), none = {0};
+    struct tensor buffers = tile_buffers(dev, w.n_out), none = {0};
     if (!dev->dry_run) {
         if (lora->r > 0) lora_thin(dev, dyb, dpre, lora->b, true, r);
         if (lora->r > 0 && up->grad.a.ndim) {
@@ -264,7 +264,7 @@ void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, struct tensor dpre, s
             lora_grad_acc(dev, up->grad.a, dyb, rows, lora->scale[0], r);
             lora_grad_acc(dev, up->grad.b, dpre, xa, lora->scale[0], r);
         }
-        experts_bwd(dev, rows, buffers, dpre, dyb, r, w, lora);
+        experts_bwd(dev, rows, buffers, dpre, dyb, r, &w, lora);
         sum_slots(dev, dx, none, none, rows, r);
     }
     arena_release(&dev->work, mark);

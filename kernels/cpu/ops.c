@@ -110,6 +110,7 @@ static const struct ops table = {
     .adamw = CPU(adamw),
     .cast = CPU(cast),
     .decode = CPU(decode),
+    .proj_amax = CPU(proj_amax),
     .loss_sum = CPU(loss_sum),
     .aux_sum = CPU(aux_sum),
     .row_count = CPU(row_count),

@@ -91,12 +91,3 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
         }
     }
 }
-
-void CPU(decode)(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
-{
-    const int64_t n = w->n_out * w->n_in;
-    const int32_t *at = offs.data;
-    if (dev->dry_run) return;
-    for (int64_t e = 0; e < w->n_exp; e++)
-        if (!at || at[e] < at[e + 1]) quant_decode((float *)y.data + e * n, w, e, 0, n, dev->n_threads);
-}

@@ -86,6 +86,12 @@ extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, i
  * the caller releases. A dry run only takes the scratch. */
 struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
 
+/* ---- proj.cu */
+
+/* The same for what products with proj read, fake-quantised where it asks. */
+void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *offs);
+struct tensor cuda_dense_proj(struct device *dev, const struct proj *proj);
+
 /* ---- gemm.cu: cuBLASLt */
 
 /* Opens the library. Error: it is not installed. */

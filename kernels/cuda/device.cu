@@ -158,6 +158,7 @@ static const struct ops table = {
     .adamw = cuda_adamw,
     .cast = cuda_cast,
     .decode = cuda_decode,
+    .proj_amax = cuda_proj_amax,
     .loss_sum = cuda_loss_sum,
     .aux_sum = cuda_aux_sum,
     .row_count = cuda_row_count,

@@ -181,6 +181,13 @@ static struct tensor adapter_input(struct device *dev, struct tensor x, const st
     return kept;
 }
 
+/* The adapter that products add: none where it is merged into the matrix. */
+static const struct lora *added_adapter(const struct lora *lora)
+{
+    static const struct lora none = {};
+    return lora->merged ? &none : lora;
+}
+
 static float keep_factor(const struct lora *lora) { return lora->dropout > 0 ? 1 / (1 - lora->dropout) : 1; }
 
 /* Rows of b, and of its gradient, that belong to segment s. */
@@ -254,16 +261,17 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     const struct tensor bias = proj->bias;
     const int64_t mark = arena_mark(&dev->work);
     want_shapes(w, lora);
-    const struct tensor dense = cuda_dense_bf16(dev, w);
+    const struct tensor dense = cuda_dense_proj(dev, proj);
     const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
+    const struct lora *added = added_adapter(lora);
     if (!dev->dry_run && tensor_count(y)) {
-        const bool small = lora->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
+        const bool small = added->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
         want_aligned("y", y), want_aligned("res", res), want_aligned("bias", bias);
         if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
         if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
-        if (first) write_addend(y, false, xa, bias, res, lora);
+        if (first) write_addend(y, false, xa, bias, res, added);
         cuda_gemm(y, x, false, dense, true, 1, first);
-        if (last) write_addend(y, true, xa, bias, res, lora);
+        if (last) write_addend(y, true, xa, bias, res, added);
     }
     arena_release(&dev->work, mark);
 }
@@ -285,7 +293,7 @@ extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct ten
     const int64_t n_row = dy.shape[0], r = lora->r, mark = arena_mark(&dev->work);
     struct tensor dense = {}, dxa = {}, kept = x;
     want_shapes(w, lora);
-    if (dx.ndim) dense = cuda_dense_bf16(dev, w);
+    if (dx.ndim) dense = cuda_dense_proj(dev, proj);
     if (r) {
         dxa = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->n_seg * r);
         kept = adapter_input(dev, x, lora);
@@ -295,7 +303,7 @@ extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct ten
         for (int s = 0; r && s < lora->n_seg; s++)
             cuda_gemm(tensor_cols(dxa, s * r, r), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), false,
                       segment_rows(lora->b, lora, s), false, lora->scale[s], 0);
-        if (dx.ndim) input_gradient(dx, dy, dxa, dense, lora);
+        if (dx.ndim) input_gradient(dx, dy, dxa, dense, added_adapter(lora));
         if (r) cuda_gemm(proj->grad.a, dxa, true, kept, false, keep_factor(lora), 1);
         for (int s = 0; r && s < lora->n_seg; s++)
             cuda_gemm(segment_rows(proj->grad.b, lora, s), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), true,

@@ -76,9 +76,10 @@ static void thin_product(struct tensor out, struct tensor gated, struct tensor a
         cuda_grouped_mma(&g);
 }
 
+/* A merged adapter is part of the matrix. */
 static void take_adapter(struct grouped *g, const struct lora *lora, struct tensor la, struct tensor lb)
 {
-    if (!lora->r) return;
+    if (!lora->r || lora->merged) return;
     g->r = lora->r;
     g->scale = lora->scale[0];
     g->la = (const bf16 *)whole(la);
@@ -87,28 +88,30 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
 
 /* Scratch for the decoded matrices of `count` experts, those of one launch. */
 struct decoded {
-    bf16 *data; /* NULL for bf16 weights */
+    bf16 *data; /* NULL: the products read w itself, which is bf16 */
     int64_t count;
 };
-static struct decoded push_decoded(struct device *dev, const struct weight *w)
+static struct decoded push_decoded(struct device *dev, const struct proj *proj)
 {
+    const struct weight *w = &proj->w;
     struct decoded d = {NULL, w->n_exp};
-    if (w->format == WF_BF16) return d;
+    if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
     if (dev->expert_group) d.count = MT_MIN(dev->expert_group, w->n_exp);
     d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
     return d;
 }
 
-/* The main product with w, in launches of d.count experts. Sets n_out, n_in, first, count and b of g. */
-static void product(struct grouped *g, const struct weight *w, struct decoded d)
+/* The main product with proj, in launches of d.count experts. Sets n_out, n_in, first, count and b of g. */
+static void product(struct grouped *g, const struct proj *proj, struct decoded d)
 {
+    const struct weight *w = &proj->w;
     g->n_out = g->kn ? w->n_in : w->n_out;
     g->n_in = g->kn ? w->n_out : w->n_in;
     for (int64_t e = 0; e < w->n_exp && g->n_row; e += d.count) {
         g->first = e;
         g->count = MT_MIN(d.count, w->n_exp - e);
         g->b = d.data ? d.data : (const bf16 *)w->data + e * w->n_out * w->n_in;
-        if (d.data) cuda_dequant(d.data, w, e, g->count, g->offs);
+        if (d.data) cuda_decode_proj(d.data, proj, e, g->count, g->offs);
         if (cuda.hopper && g->n_out >= 64)
             cuda_grouped_wgmma(g);
         else
@@ -282,10 +285,9 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa,
                                 struct tensor x, const struct route *r, const struct proj *up, const struct glu *glu)
 {
-    const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
-    const struct decoded matrices = push_decoded(dev, w);
+    const struct decoded matrices = push_decoded(dev, up);
     if (!dev->dry_run) {
         if (lora->r) thin_product(xa, absent, x, true, lora->a, false, r);
         struct grouped g = rows_of(x, true, r);
@@ -295,7 +297,7 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
         g.out = (bf16 *)whole(pre);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
-        product(&g, w, matrices);
+        product(&g, up, matrices);
         if (!glu->interleaved && n_row) {
             glu_kernel<<<octet_grid(n_row, width), THREADS, 0, cuda.stream>>>(g.act, g.out, n_row, width, *glu);
             CUDA_CHECK_LAUNCH();
@@ -307,17 +309,16 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
 extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
                                   const struct route *r, const struct proj *down)
 {
-    const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
     const int64_t mark = arena_mark(&dev->work);
-    const struct decoded matrices = push_decoded(dev, w);
+    const struct decoded matrices = push_decoded(dev, down);
     if (!dev->dry_run) {
         if (lora->r) thin_product(ha, absent, act, false, lora->a, false, r);
         struct grouped g = rows_of(act, false, r);
         take_adapter(&g, lora, ha, lora->b);
         g.bias = (const float *)whole(down->bias);
         g.out = (bf16 *)whole(y);
-        if (y.ndim) product(&g, w, matrices);
+        if (y.ndim) product(&g, down, matrices);
     }
     arena_release(&dev->work, mark);
 }
@@ -381,7 +382,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
     const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const int64_t product_mark = arena_mark(&dev->work);
     const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
-    const struct decoded matrices = push_decoded(dev, w);
+    const struct decoded matrices = push_decoded(dev, down);
     if (!dev->dry_run && n_row) {
         if (lora->r) thin_product(db, db_gated, dout, true, lora->b, true, r);
         struct grouped g = rows_of(dout, true, r);
@@ -395,7 +396,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         g.row_slot = i32_ptr(r->row_slot);
         g.gate = (const float *)whole(r->gate);
         g.dgate_part = f32_ptr(part);
-        product(&g, w, matrices);
+        product(&g, down, matrices);
         dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
             (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), g.a, g.lda, w->n_out,
             i32_ptr(r->slot_row), i32_ptr(r->idx), (int)g.top_k, dout.shape[0]);
@@ -419,13 +420,13 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
     if (lora->r && !dev->dry_run) thin_product(db, absent, dpre, false, lora->b, true, r);
     if (lora->r && up->grad.a.ndim) adapter_grad(dev, up, db, x, true, dpre, false, xa, r);
     const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
-    const struct decoded matrices = push_decoded(dev, w);
+    const struct decoded matrices = push_decoded(dev, up);
     if (!dev->dry_run) {
         struct grouped g = rows_of(dpre, false, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;
         g.out = bf16_ptr(rows);
-        product(&g, w, matrices);
+        product(&g, up, matrices);
         sum_slots(dx, absent, NULL, rows, r);
     }
     arena_release(&dev->work, mark);

@@ -47,7 +47,7 @@ static double time_decode(struct bench_experts *b, const struct stack *k, struct
         const int slot = 2 * MT_MAX(i, 0);
         sweep(&b->dev, k->out);
         b->dev.ops->mark(slot);
-        op_decode(&b->dev, k->out, &k->w, offs);
+        op_decode(&b->dev, k->out, &(struct proj){.w = k->w}, offs);
         b->dev.ops->mark(slot + 1);
     }
     b->dev.ops->wait();

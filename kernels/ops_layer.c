@@ -1,42 +1,12 @@
-/* ops.c - the front doors op_*: check every shape and dtype, count FLOPs and bytes, call the backend, round activations
- * when dtype = bf16 on the CPU. A wrong shape is a bug in the caller and stops the process with both shapes in the
- * message.
+/* ops_layer.c - the front doors op_* of the layers: check every shape and dtype, count FLOPs and bytes, call the
+ * backend, round activations when dtype = bf16 on the CPU. A wrong shape is a bug in the caller and stops the process
+ * with both shapes in the message.
  *
  * FLOPs: matrix products only, a multiply and an add being two; each count names its product. Element-wise work and
  * reductions over rows are not counted. Bytes: the minimum traffic, inputs once, outputs once, sums ("+=") twice. */
-#include "kernels/ops.h"
-
-#include <stdio.h>
-
-#include "kernels/fakequant.h"
+#include "kernels/ops_front.h"
 
 /* ---- checks ---- */
-
-static const char *shape_text(char buf[96], enum dtype t, int ndim, const int64_t *shape)
-{
-    int n = snprintf(buf, 96, "%s [", dtype_name(t));
-    for (int i = 0; i < ndim && n < 96; i++)
-        n += snprintf(buf + n, (size_t)(96 - n), "%s%lld", i ? ", " : "", (long long)shape[i]);
-    if (n < 95) snprintf(buf + n, (size_t)(96 - n), "]");
-    return buf;
-}
-
-static void want(const char *op, const char *name, struct tensor x, enum dtype t, int ndim, const int64_t *shape)
-{
-    char have[96], need[96];
-    bool same = x.ndim == ndim && x.dtype == t && (ndim < 2 || x.ld >= shape[ndim - 1]);
-    for (int i = 0; i < ndim; i++) same = same && x.shape[i] == shape[i];
-    MT_REQUIRE(same, "%s: %s is %s (ld %lld), must be %s", op, name, shape_text(have, x.dtype, x.ndim, x.shape),
-               (long long)x.ld, shape_text(need, t, ndim, shape));
-}
-
-#define WANT(x, dtype, ...)                                                                                            \
-    want(__func__, #x, x, dtype, (int)MT_LEN(((int64_t[]){__VA_ARGS__})), (int64_t[]){__VA_ARGS__})
-/* The same for a tensor that may be absent. */
-#define WANT_OPT(x, dtype, ...)                                                                                        \
-    do {                                                                                                               \
-        if ((x).ndim) WANT(x, dtype, __VA_ARGS__);                                                                     \
-    } while (0)
 
 static void want_weight(const char *op, const struct weight *w, int64_t n_exp, int64_t n_out, int64_t n_in)
 {
@@ -73,6 +43,26 @@ static void want_expert_lora(struct device *dev, const struct lora *l, struct te
     WANT(l->a, dev->act_dtype, w->n_exp, l->r, w->n_in);
     WANT(l->b, dev->act_dtype, w->n_exp, w->n_out, l->r);
     WANT(xa, dev->act_dtype, n_row, l->r);
+}
+
+/* Fake quantisation: parts that cover the rows, blocks that divide them, and what a merged adapter is read from. */
+static void want_quant(struct device *dev, const struct proj *p)
+{
+    const struct proj_quant *q = &p->quant;
+    const struct lora *l = &p->lora;
+    if (!q->format.bits) return;
+    int64_t rows = 0;
+    MT_REQUIRE(q->n_part >= 1 && q->n_part <= 3 && (q->n_part == 1 || p->w.n_exp == 1), "%d parts of %lld matrices",
+               q->n_part, (long long)p->w.n_exp);
+    for (int i = 0; i < q->n_part; i++) rows += q->part_rows[i];
+    MT_REQUIRE(rows == p->w.n_out && (!q->format.block || p->w.n_in % q->format.block == 0),
+               "fake quantisation of [%lld, %lld] in %lld rows, blocks of %d", (long long)p->w.n_out,
+               (long long)p->w.n_in, (long long)rows, q->format.block);
+    if (fakequant_reads_amax(&q->format)) WANT(q->amax, DT_F32, p->w.n_exp * q->n_part);
+    if (!l->r || !l->merged) return;
+    MT_REQUIRE(l->dropout <= 0, "a merged adapter with dropout %g", (double)l->dropout);
+    want(__func__, "master_a", l->master_a, dev->stat_dtype, l->a.ndim, l->a.shape);
+    want(__func__, "master_b", l->master_b, dev->stat_dtype, l->b.ndim, l->b.shape);
 }
 
 static void want_grad(struct device *dev, const struct proj *p)
@@ -127,9 +117,10 @@ static void count_lora(struct device *dev, int64_t m, const struct lora *l, int6
     if (l->r) count_gemm(dev, m, l->r, n_in + n_out);
 }
 
-static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l)
+/* The same for a dense matrix: the products with A, with B, or both. */
+static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l, bool a, bool b)
 {
-    if (l->r) count_lora(dev, m, l, l->n_seg * l->a.shape[1], l->b.shape[0]);
+    if (l->r) count_lora(dev, m, l, a ? l->n_seg * l->a.shape[1] : 0, b ? l->b.shape[0] : 0);
 }
 
 /* FLOPs of n_products attention products over the (query, key) pairs of the mask; a window limits the keys per query.
@@ -139,14 +130,6 @@ static void count_attn(struct device *dev, int n_products, int64_t n_tok, const 
 {
     double pairs = s->window ? MT_MIN(seqs->pairs, (double)n_tok * (double)s->window) : seqs->pairs;
     dev->op.flops += 2 * n_products * pairs * (double)(s->n_head * s->head_dim);
-}
-
-/* Counts the bytes of the tensors, each read or written once; absent tensors count 0. */
-#define MOVES(dev, ...) moves(dev, (int)MT_LEN(((struct tensor[]){__VA_ARGS__})), (const struct tensor[]){__VA_ARGS__})
-static void moves(struct device *dev, int n, const struct tensor *x)
-{
-    for (int i = 0; i < n; i++)
-        if (x[i].ndim) dev->op.bytes += (double)(tensor_count(x[i]) * dtype_size(x[i].dtype));
 }
 
 /* Counts the bytes of a weight in a product of n_row rows; of a stack at most n_row experts are read. */
@@ -159,6 +142,19 @@ static void moves_weight(struct device *dev, const struct weight *w, int64_t n_r
     if (packed) dev->op.decode += stored + decoded;
 }
 
+/* The matrix of a projection: as moves_weight; fake-quantised, it is written first, and the product B A computed. */
+static void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row)
+{
+    const struct weight *w = &p->w;
+    const double decode = dev->op.decode, share = MT_MIN(1, (double)n_row / (double)w->n_exp);
+    moves_weight(dev, w, n_row);
+    if (!p->quant.format.bits || n_row == 0) return;
+    if (dev->op.decode <= decode)
+        dev->op.decode += share * (double)(weight_bytes(w) + 2 * w->n_exp * w->n_out * w->n_in);
+    if (p->lora.r && p->lora.merged)
+        dev->op.flops += 2 * share * (double)(w->n_exp * w->n_out * w->n_in) * (double)p->lora.r;
+}
+
 /* Counts the bytes of an adapter in a backward: factors read, gradients read and written. */
 static void moves_grad(struct device *dev, const struct proj *p)
 {
@@ -168,27 +164,6 @@ static void moves_grad(struct device *dev, const struct proj *p)
 static void moves_lora(struct device *dev, const struct lora *l)
 {
     if (l->r) MOVES(dev, l->a, l->b);
-}
-
-/* Calls the backend. `part` distinguishes calls of one op in a profile: the output width of a product, the window of
- * attention. */
-#define RUN(part, fn, ...)                                                                                             \
-    do {                                                                                                               \
-        device_op_begin(dev, #fn, part);                                                                               \
-        dev->ops->fn(dev, __VA_ARGS__);                                                                                \
-        device_op_end(dev);                                                                                            \
-    } while (0)
-
-/* train.dtype = bf16 on the CPU: rounds an activation to bf16, stored in f32. */
-static void round_act(struct device *dev, struct tensor x)
-{
-    if (!dev->round_bf16 || dev->dry_run || !x.ndim) return;
-    int64_t cols = x.shape[x.ndim - 1], rows = cols ? tensor_count(x) / cols : 0;
-#pragma omp parallel for num_threads(dev->n_threads)
-    for (int64_t t = 0; t < rows; t++) {
-        float *row = (float *)x.data + t * x.ld;
-        for (int64_t i = 0; i < cols; i++) row[i] = bf16_to_f32(f32_to_bf16(row[i]));
-    }
 }
 
 /* ---- dense ops ---- */
@@ -242,10 +217,11 @@ void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct
     WANT_OPT(proj->bias, DT_F32, w->n_out);
     WANT_OPT(res, dev->act_dtype, n_tok, w->n_out);
     want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
-    count_gemm(dev, n_tok, w->n_out, w->n_in); /* x W^T */
-    count_dense_lora(dev, n_tok, lora);        /* x A^T; (x A^T) B^T */
+    want_quant(dev, proj);
+    count_gemm(dev, n_tok, w->n_out, w->n_in);               /* x W^T */
+    count_dense_lora(dev, n_tok, lora, true, !lora->merged); /* x A^T; (x A^T) B^T */
     MOVES(dev, y, xa, x, proj->bias, res);
-    moves_weight(dev, w, n_tok);
+    moves_matrix(dev, proj, n_tok);
     moves_lora(dev, lora);
     RUN(w->n_out, linear_fwd, y, xa, x, proj, res);
     round_act(dev, y);
@@ -264,12 +240,13 @@ void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struc
     WANT(x, dev->act_dtype, n_tok, w->n_in);
     want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
     want_grad(dev, proj);
-    if (dx.ndim) count_gemm(dev, n_tok, w->n_out, w->n_in); /* dy W */
-    count_dense_lora(dev, n_tok, lora);                     /* dy B; (dy B) A */
-    count_dense_lora(dev, n_tok, lora);                     /* dy^T xa; (dy B)^T x */
+    want_quant(dev, proj);
+    if (dx.ndim) count_gemm(dev, n_tok, w->n_out, w->n_in);  /* dy W */
+    count_dense_lora(dev, n_tok, lora, !lora->merged, true); /* dy B; (dy B) A */
+    count_dense_lora(dev, n_tok, lora, true, true);          /* dy^T xa; (dy B)^T x */
     MOVES(dev, dx, dy, xa);
     if (lora->r) MOVES(dev, x);
-    if (dx.ndim) moves_weight(dev, w, n_tok);
+    if (dx.ndim) moves_matrix(dev, proj, n_tok);
     moves_grad(dev, proj);
     RUN(w->n_out, linear_bwd, dx, dy, x, xa, proj);
     round_act(dev, dx);
@@ -438,8 +415,6 @@ void op_linear_topk(struct device *dev, struct tensor id, struct tensor logprob,
 
 /* ---- experts ---- */
 
-static bool contiguous(struct tensor x) { return x.ndim == 1 || x.ld == x.shape[x.ndim - 1]; }
-
 void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
                    struct tensor bias, enum router_kind kind)
 {
@@ -517,9 +492,10 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     WANT_OPT(up->bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, xa, n_row, w);
     count_gemm(dev, n_row, w->n_out, w->n_in); /* x W_e^T */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out);
+    want_quant(dev, up);
+    count_lora(dev, n_row, lora, w->n_in, lora->merged ? 0 : w->n_out);
     MOVES(dev, act, pre, xa, x, r->row_slot);
-    moves_weight(dev, w, n_row);
+    moves_matrix(dev, up, n_row);
     moves_lora(dev, lora);
     RUN(0, moe_up_fwd, act, pre, xa, x, r, up, glu);
     round_act(dev, act);
@@ -539,9 +515,10 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     WANT_OPT(down->bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, ha, n_row, w);
     if (y.ndim) count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
-    count_lora(dev, n_row, lora, w->n_in, y.ndim ? w->n_out : 0);
+    want_quant(dev, down);
+    count_lora(dev, n_row, lora, w->n_in, y.ndim && !lora->merged ? w->n_out : 0);
     MOVES(dev, y, ha, act);
-    if (y.ndim) moves_weight(dev, w, n_row);
+    if (y.ndim) moves_matrix(dev, down, n_row);
     moves_lora(dev, lora);
     RUN(0, moe_down_fwd, y, ha, act, r, down);
     round_act(dev, y);
@@ -590,11 +567,12 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     WANT_OPT(down->bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, ha, n_row, w);
     want_grad(dev, down);
+    want_quant(dev, down);
     count_gemm(dev, n_row, w->n_out, w->n_in);                              /* dout W_e */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out);                        /* dout B; (dout B) A */
+    count_lora(dev, n_row, lora, lora->merged ? 0 : w->n_in, w->n_out);     /* dout B; (dout B) A */
     if (down->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
     MOVES(dev, dpre, dgate, act, dout, pre, ha, r->gate, r->row_slot);
-    moves_weight(dev, w, n_row);
+    moves_matrix(dev, down, n_row);
     moves_grad(dev, down);
     RUN(0, moe_down_bwd, dpre, dgate, act, dout, pre, ha, r, down, glu);
     round_act(dev, dpre);
@@ -613,159 +591,38 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
     WANT(x, dev->act_dtype, n_tok, w->n_in);
     want_expert_lora(dev, lora, xa, n_row, w);
     want_grad(dev, up);
+    want_quant(dev, up);
     count_gemm(dev, n_row, w->n_out, w->n_in);                            /* dpre W_e */
-    count_lora(dev, n_row, lora, w->n_in, w->n_out);                      /* dpre B; (dpre B) A */
+    count_lora(dev, n_row, lora, lora->merged ? 0 : w->n_in, w->n_out);   /* dpre B; (dpre B) A */
     if (up->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
     MOVES(dev, dx, dpre, xa, r->row_slot);
     if (lora->r) MOVES(dev, x);
-    moves_weight(dev, w, n_row);
+    moves_matrix(dev, up, n_row);
     moves_grad(dev, up);
     RUN(0, moe_up_bwd, dx, dpre, x, xa, r, up);
     round_act(dev, dx);
 }
 
-/* ---- parameters ---- */
-
-void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
-{
-    WANT(out, DT_F64, 2);
-    MT_REQUIRE(g.ndim && contiguous(g) && (g.dtype == dev->stat_dtype || g.dtype == dev->act_dtype),
-               "sumsq of %s with %d dimensions", dtype_name(g.dtype), g.ndim);
-    MOVES(dev, g);
-    RUN(0, sumsq, out, g);
-}
-
-void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
-              const struct adamw_step *step)
-{
-    int64_t n = p.shape[0];
-    WANT(p, dev->stat_dtype, n);
-    WANT(m, dev->stat_dtype, n);
-    WANT(v, dev->stat_dtype, n);
-    WANT(g, dev->stat_dtype, n);
-    MOVES(dev, p, p, m, m, v, v, g);
-    RUN(0, adamw, p, m, v, g, step);
-}
-
-void op_cast(struct device *dev, struct tensor dst, struct tensor src)
-{
-    MT_REQUIRE(dst.ndim && src.ndim && contiguous(dst) && contiguous(src) && dst.dtype == dev->act_dtype &&
-                   src.dtype == dev->stat_dtype && tensor_count(dst) == tensor_count(src),
-               "cast of %lld %s to %lld %s", (long long)tensor_count(src), dtype_name(src.dtype),
-               (long long)tensor_count(dst), dtype_name(dst.dtype));
-    MOVES(dev, dst, src);
-    RUN(0, cast, dst, src);
-    round_act(dev, dst);
-}
-
 /* The host does not know which experts have rows: counts all experts. */
-void op_decode(struct device *dev, struct tensor y, const struct weight *w, struct tensor offs)
+void op_decode(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs)
 {
+    const struct weight *w = &proj->w;
     WANT(y, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);
     WANT_OPT(offs, DT_I32, w->n_exp + 1);
     MT_REQUIRE(w->format != WF_NONE && contiguous(y), "decoding %s into rows %lld apart", weight_format_name(w->format),
                (long long)y.ld);
+    want_quant(dev, proj);
     dev->op.bytes += (double)weight_bytes(w);
     MOVES(dev, y);
-    RUN(0, decode, y, w, offs);
+    RUN(0, decode, y, proj, offs);
 }
 
-/* ---- quantised formats ---- */
-
-/* x [E, out, in] of a 16- or 32-bit float. */
-static void want_values(const char *op, struct tensor x)
+void op_proj_amax(struct device *dev, struct tensor amax, const struct proj *proj)
 {
-    MT_REQUIRE(x.ndim == 3 && contiguous(x) && (x.dtype == DT_F32 || x.dtype == DT_BF16 || x.dtype == DT_F16),
-               "%s: x is %s, %d dimensions, ld %lld", op, dtype_name(x.dtype), x.ndim, (long long)x.ld);
-}
-
-/* One for each expert, or one for all. */
-static void want_amax(const char *op, const char *name, struct tensor amax, enum dtype t, struct tensor x)
-{
-    const int64_t n = amax.ndim == 1 && amax.shape[0] == 1 ? 1 : x.shape[0];
-    want(op, name, amax, t, 1, &n);
-}
-
-/* Rows of whole blocks, and of whole bytes of codes. */
-static void want_blocks(const char *op, struct tensor x, struct tensor amax, const struct fakequant *f)
-{
-    const int64_t unit = f->block ? f->block : 8 / f->bits;
-    want_values(op, x);
-    MT_REQUIRE(x.shape[2] % unit == 0, "%s: rows of %lld are not blocks of %lld", op, (long long)x.shape[2],
-               (long long)unit);
-    if (fakequant_reads_amax(f)) want_amax(op, "amax", amax, DT_F32, x);
-}
-
-void op_amax(struct device *dev, struct tensor amax, struct tensor n_bad, struct tensor x)
-{
-    want_values(__func__, x);
-    want_amax(__func__, "amax", amax, DT_F32, x);
-    want(__func__, "n_bad", n_bad, DT_F64, 1, amax.shape);
-    MOVES(dev, x, amax, n_bad);
-    RUN(0, amax, amax, n_bad, x);
-}
-
-void op_fake_quant(struct device *dev, struct tensor y, struct tensor x, struct tensor amax, const struct fakequant *f)
-{
-    want_blocks(__func__, x, amax, f);
-    want(__func__, "y", y, x.dtype, 3, x.shape);
-    MT_REQUIRE(contiguous(y), "y has rows %lld apart", (long long)y.ld);
-    MOVES(dev, y, x, amax);
-    RUN(0, fake_quant, y, x, amax, f);
-}
-
-void op_fake_quant_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor amax)
-{
-    want_values(__func__, x);
-    want_amax(__func__, "amax", amax, DT_F32, x);
-    want(__func__, "dx", dx, x.dtype, 3, x.shape);
-    want(__func__, "dy", dy, x.dtype, 3, x.shape);
-    MT_REQUIRE(contiguous(dx) && contiguous(dy), "rows %lld and %lld apart", (long long)dx.ld, (long long)dy.ld);
-    MOVES(dev, dx, dy, x, amax);
-    RUN(0, fake_quant_bwd, dx, dy, x, amax);
-}
-
-void op_quant_pack(struct device *dev, struct tensor codes, struct tensor scales, struct tensor top, struct tensor x,
-                   struct tensor amax, const struct fakequant *f)
-{
-    const int64_t n_exp = x.shape[0], n_row = x.shape[1], n_in = x.shape[2];
-    want_blocks(__func__, x, amax, f);
-    WANT(codes, DT_U8, n_exp, n_row, n_in * f->bits / 8);
-    if (f->block) WANT(scales, f->kind == FQ_INT ? DT_F32 : DT_U8, n_exp, n_row, n_in / f->block);
-    if (fakequant_reads_amax(f)) WANT(top, DT_F32, n_exp);
-    MT_REQUIRE(contiguous(codes) && (!f->block || contiguous(scales)), "rows %lld and %lld apart", (long long)codes.ld,
-               (long long)scales.ld);
-    MOVES(dev, codes, scales, top, x, amax);
-    RUN(0, quant_pack, codes, scales, top, x, amax, f);
-}
-
-/* ---- sums of a step ---- */
-
-void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl)
-{
-    int64_t n = nll.shape[0];
-    WANT(out, DT_F64, 3);
-    WANT(nll, dev->stat_dtype, n);
-    WANT(hit, DT_I32, n);
-    WANT_OPT(kl, dev->stat_dtype, n);
-    MOVES(dev, nll, hit, kl);
-    RUN(0, loss_sum, out, nll, hit, kl);
-}
-
-void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
-{
-    int64_t n_exp = aux->count.shape[0];
-    WANT(out, DT_F64, 1);
-    WANT(aux->count, dev->stat_dtype, n_exp);
-    WANT(aux->prob, dev->stat_dtype, n_exp);
-    MOVES(dev, aux->count, aux->prob);
-    RUN(0, aux_sum, out, aux, factor);
-}
-
-void op_row_count(struct device *dev, struct tensor out, struct tensor offs)
-{
-    WANT(out, DT_F64, offs.shape[0] - 1);
-    WANT(offs, DT_I32, out.shape[0] + 1);
-    MOVES(dev, out, out, offs);
-    RUN(0, row_count, out, offs);
+    MT_REQUIRE(proj->quant.format.bits, "the largest magnitudes of a projection that is not quantised");
+    want_quant(dev, proj);
+    WANT(amax, DT_F32, proj->w.n_exp * proj->quant.n_part);
+    dev->op.bytes += (double)weight_bytes(&proj->w);
+    if (proj->lora.merged) moves_lora(dev, &proj->lora);
+    RUN(proj->w.n_out, proj_amax, amax, proj);
 }

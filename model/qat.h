@@ -1,0 +1,34 @@
+/* qat.h - quantisation-aware training: which projections read fake-quantised matrices (struct proj_quant), and the
+ * largest magnitudes that their scales come from. */
+#ifndef MT_QAT_H
+#define MT_QAT_H
+
+#include "model/lora.h"
+#include "model/weights.h"
+
+struct qat_options {
+    struct fakequant weights; /* bits 0: nothing is quantised */
+    bool merged;              /* Q(W + s B A); else Q(W), the adapter added to the product */
+    bool all;                 /* attention and dense feed-forward networks too; else the routed experts alone */
+    bool fixed;               /* the largest magnitudes are those of the first micro-batch; else always the current */
+};
+
+struct qat {
+    struct qat_options opt;
+    struct tensor amax; /* [n_amax] f32 on the device: of every quantised product, layer after layer */
+    int64_t n_amax;
+    int64_t version; /* of the adapters that amax is of (adapters.version); 0: not computed yet */
+};
+
+/* Takes amax from dev->state and makes fake quantisation part of the adapters' products (layer_adapt applies it);
+ * after adapters_alloc. Error: a matrix whose width the format's blocks do not divide, dropout on a merged adapter. */
+int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
+             const struct qat_options *opt, struct err *err) MT_CHECK;
+/* amax of the current weights where they changed; after layer_adapt of all layers. */
+void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad,
+                 struct layer_weights *layers);
+/* After qat_refresh; waits for the device. Error: a weight that is not finite, by layer, product and expert. */
+int qat_check(const struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad,
+              struct err *err) MT_CHECK;
+
+#endif

@@ -1,0 +1,149 @@
+/* config_validate.c - checks of a configuration that involve several keys, or the text of one; no file is read. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/chat/chat_template.h"
+#include "model/lora.h"
+#include "train/config.h"
+#include "train/report/profile.h"
+
+static bool is_date(const char *s)
+{
+    int month, day, n = 0;
+    if (strlen(s) != 10 || strspn(s, "0123456789-") != 10) return false;
+    return sscanf(s, "%*4d-%2d-%2d%n", &month, &day, &n) == 2 && n == 10 && month >= 1 && month <= 12 && day >= 1 &&
+           day <= 31;
+}
+
+/* "auto": 0; a number above 0: that number; otherwise -1. */
+static int64_t gpus_of(const char *text)
+{
+    const size_t digits = strspn(text, "0123456789");
+    if (!strcmp(text, "auto")) return 0;
+    return digits && digits <= 4 && !text[digits] && text[0] != '0' ? strtoll(text, NULL, 10) : -1;
+}
+
+int64_t config_gpus(const struct config *c) { return gpus_of(c->parallel.gpus); }
+
+struct lora_options config_lora(const struct config *c)
+{
+    return (struct lora_options){.r = c->lora.r,
+                                 .alpha = c->lora.alpha,
+                                 .dropout = c->lora.dropout,
+                                 .rslora = c->lora.rslora,
+                                 .targets = c->lora.targets,
+                                 .ranks = c->lora.rank_pattern,
+                                 .layers = c->lora.layers};
+}
+
+/* Refuses values of only commas and blanks, which later code would treat as empty. */
+static int validate_lists(const struct config *c, struct err *err)
+{
+    const struct {
+        const char *name, *value, *expected;
+    } lists[] = {{"data.train", c->data.train, "files separated by commas"},
+                 {"data.eval", c->data.eval, "files separated by commas"},
+                 {"data.columns", c->data.columns, "TO=COLUMN separated by commas"}};
+    for (int64_t i = 0; i < MT_LEN(lists); i++)
+        if (lists[i].value[0] && !lists[i].value[strspn(lists[i].value, ", \t")])
+            return err_set(err, "%s = \"%.80s\": expected %s", lists[i].name, lists[i].value, lists[i].expected);
+    return 0;
+}
+
+/* Spelling of the values that are small languages. */
+static int validate_texts(const struct config *c, struct err *err)
+{
+    const struct lora_options lora = config_lora(c);
+    const char *eval_columns = strcmp(c->data.eval_columns, "same") ? c->data.eval_columns : "";
+    if (row_columns_check(c->data.columns, err)) return err_prefix(err, "data.columns");
+    if (row_columns_check(eval_columns, err)) return err_prefix(err, "data.eval_columns");
+    if (c->data.chat_kwargs[0] && chat_template_check_kwargs(c->data.chat_kwargs, err))
+        return err_prefix(err, "data.chat_kwargs = %.100s", c->data.chat_kwargs);
+    return lora_options_check(&lora, err);
+}
+
+static int validate_parallel(const struct config *c, struct err *err)
+{
+    if (config_gpus(c) < 0)
+        return err_set(err, "parallel.gpus = \"%s\": expected auto or a number from 1 on", c->parallel.gpus);
+    if (config_gpus(c) > 1 && c->train.device == CFG_DEVICE_CPU)
+        return err_set(err, "parallel.gpus = %s with train.device = cpu: set parallel.cpu_ranks instead",
+                       c->parallel.gpus);
+    if (c->parallel.cpu_ranks > 1 && c->train.device != CFG_DEVICE_CPU)
+        return err_set(err, "parallel.cpu_ranks = %lld needs train.device = cpu", (long long)c->parallel.cpu_ranks);
+    return 0;
+}
+
+enum config_teacher config_teacher(const struct config *c, const char **dir)
+{
+    const char *text = c->distill.teacher, *colon = strchr(text, ':');
+    *dir = colon ? colon + 1 : "";
+    return !strcmp(text, "base")   ? TEACHER_BASE
+           : !strcmp(text, "rows") ? TEACHER_ROWS
+           : colon                 ? TEACHER_ADAPTER
+                                   : TEACHER_NONE;
+}
+
+void config_without_teacher(struct config *c)
+{
+    struct config *defaults = mem_alloc(sizeof(*defaults));
+    config_defaults(defaults);
+    c->distill = defaults->distill;
+    mem_free(defaults);
+}
+
+static int validate_distill(const struct config *c, struct err *err)
+{
+    const char *text = c->distill.teacher, *dir, *set = NULL;
+    const enum config_teacher teacher = config_teacher(c, &dir);
+    if (teacher == TEACHER_ADAPTER ? strncmp(text, "adapter:", 8) || !*dir
+                                   : teacher == TEACHER_NONE && strcmp(text, "none"))
+        return err_set(err, "distill.teacher = \"%.80s\": expected none, base, rows or adapter:DIR", text);
+    if (c->distill.kl == CFG_KL_REVERSE) set = "distill.kl = reverse";
+    if (c->distill.temperature < 1 || c->distill.temperature > 1) set = "distill.temperature";
+    if (c->distill.alpha > 0) set = "distill.alpha";
+    if (teacher == TEACHER_NONE && set)
+        return err_set(err, "%s needs a teacher: set distill.teacher to base, rows or adapter:DIR", set);
+    if (teacher == TEACHER_ROWS && c->distill.kl == CFG_KL_REVERSE)
+        return err_set(err,
+                       "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "
+                       "the likeliest tokens alone: set forward, or a teacher of base or adapter:DIR");
+    return 0;
+}
+
+int config_validate(const struct config *c, struct err *err)
+{
+    bool held_out = c->data.eval[0] || c->data.eval_split > 0;
+    if (!c->model.path[0])
+        return err_set(err, "model.path is not set: the directory of the base model, or hub:OWNER/NAME");
+    if (c->model.quantize_attention && c->model.quantize == CFG_QUANTIZE_NONE)
+        return err_set(err, "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4");
+    if (!c->output.dir[0]) return err_set(err, "output.dir is empty: set the directory for the files of the run");
+    if (!c->train.resume[0])
+        return err_set(err, "train.resume is empty: expected auto, never or a checkpoint directory");
+    if (!is_date(c->data.chat_date))
+        return err_set(err, "data.chat_date = \"%s\": expected a date, YYYY-MM-DD", c->data.chat_date);
+    if (c->data.eval[0] && c->data.eval_split > 0)
+        return err_set(err, "data.eval and data.eval_split exclude each other: leave one of them out");
+    if (c->eval.every > 0 && !held_out && !c->eval.prompts[0])
+        return err_set(err,
+                       "eval.every = %lld, but nothing is held out: set data.eval, data.eval_split or eval.prompts",
+                       (long long)c->eval.every);
+    if (c->eval.patience > 0 && c->eval.every == 0)
+        return err_set(err, "eval.patience = %lld needs evaluations: set eval.every", (long long)c->eval.patience);
+    if (!c->data.eval[0] && (c->data.eval_format != CFG_EVAL_FORMAT_SAME || strcmp(c->data.eval_columns, "same")))
+        return err_set(err, "data.eval_format and data.eval_columns need data.eval: set it, or leave them out");
+    if (c->train.steps == 0 && c->train.epochs == 0)
+        return err_set(err, "train.steps and train.epochs are both 0: set one of them");
+    if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
+        return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
+                       (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_distill(c, err) || validate_parallel(c, err))
+        return -1;
+    struct profile profile;
+    if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
+    if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
+        return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",
+                       (long long)c->optim.warmup_steps, (long long)c->train.steps);
+    return 0;
+}
