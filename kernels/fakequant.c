@@ -1,6 +1,7 @@
-/* fakequant.c - the table of the formats of fake quantisation. */
+/* fakequant.c - the table of the formats of fake quantisation, and the merged matrix that training quantises. */
 #include "kernels/fakequant.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -43,4 +44,24 @@ int fakequant_parse(struct fakequant *f, const char *name, struct err *err)
         used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%s", i ? ", " : "", formats[i].name);
     }
     return err_set(err, "unknown format %s: must be one of %s; int8* and int4* also with -narrow", name, list);
+}
+
+enum { COLS = 256 };
+
+static void merge_row(float *w, const float *b, const float *a, int64_t r, float scale, int64_t n_in)
+{
+    for (int64_t first = 0; first < n_in; first += COLS) {
+        float sum[COLS] = {0};
+        const int64_t n = MT_MIN(COLS, n_in - first);
+        for (int64_t k = 0; k < r; k++)
+            for (int64_t i = 0; i < n; i++) sum[i] = fmaf(b[k], a[k * n_in + first + i], sum[i]);
+        for (int64_t i = 0; i < n; i++) w[first + i] = fl_add(w[first + i], fl_mul(scale, sum[i]));
+    }
+}
+
+void fakequant_merge(float *w, const float *b, const float *a, int64_t r, float scale, int64_t n_row, int64_t n_in,
+                     int n_threads)
+{
+#pragma omp parallel for num_threads(n_threads)
+    for (int64_t o = 0; o < n_row; o++) merge_row(w + o * n_in, b + o * r, a, r, scale, n_in);
 }

@@ -34,6 +34,11 @@ int fakequant_parse(struct fakequant *f, const char *name, struct err *err) MT_C
 /* The i-th name, or NULL after the last. Integer formats also take the suffix -narrow: codes from -qmax. */
 const char *fakequant_name(int i);
 
+/* M of struct proj_quant (ops.h): w [n_row, in] += scale * b a, with the roundings that are stated there.
+ * b [n_row, r], a [r, in] */
+void fakequant_merge(float *w, const float *b, const float *a, int64_t r, float scale, int64_t n_row, int64_t n_in,
+                     int n_threads);
+
 /* Whether the format reads amax; otherwise bmax alone decides. */
 MT_BOTH bool fakequant_reads_amax(const struct fakequant *f)
 {

@@ -38,7 +38,7 @@ static struct distill distill_of(const struct config *cfg, const struct arch *a)
                             .n_top = MT_MIN(cfg->distill.topk, a->vocab)};
 }
 
-static struct qat_options plan_qat(const struct config *cfg)
+struct qat_options plan_qat(const struct config *cfg)
 {
     struct qat_options q = {.merged = cfg->quant.mode == CFG_QUANT_MERGED,
                             .all = cfg->quant.targets == CFG_QUANT_ALL,

@@ -57,6 +57,8 @@ int plan_teacher(struct adapters *ad, struct adapters **planned, const struct ar
                  struct err *err) MT_CHECK;
 /* The quantisation of the [model] section; the cache is not set. */
 struct quantize plan_quantize(const struct config *cfg);
+/* The [quant] section; weights.bits 0: none. */
+struct qat_options plan_qat(const struct config *cfg);
 /* Fills p for the device's kind; train = false plans an evaluation. When nothing fits the budget, the error has the
  * numbers and what to change. */
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,

@@ -10,6 +10,7 @@
 #include "train/atomic_dir.h"
 #include "train/export/export_card.h"
 #include "train/export/export_job.h"
+#include "train/export/export_quant.h"
 #include "train/export/verify.h"
 #include "train/lock.h"
 #include "train/peft.h"
@@ -82,7 +83,8 @@ static int write_card(const struct export *x, struct err *err)
 static int open_all(struct export *x, const char *format, struct err *err)
 {
     if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
-        cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) || run_open_data(&x->run, false, err))
+        cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) || export_quant_open(x, err) ||
+        run_open_data(&x->run, false, err))
         return -1;
     x->quantize = plan_quantize(x->cfg);
     if (x->run.eval.n_docs) return 0;
@@ -126,6 +128,7 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     if (!rc) rc = open_all(&x, format, err);
     if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
     if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
+    export_quant_close(&x);
     cpu_adapter_close(&x.adapter);
     run_close(&x.run);
     lock_release(&lock);

@@ -7,6 +7,7 @@
 #ifndef MT_EXPORT_JOB_H
 #define MT_EXPORT_JOB_H
 
+#include "model/qat.h"
 #include "train/export/cpu_adapter.h"
 #include "train/run.h"
 
@@ -23,6 +24,9 @@ struct export
     struct run run;             /* headers and held-out rows; its device is the CPU in f32 */
     struct cpu_adapter adapter; /* the trained adapter */
     struct quantize quantize;   /* the trainer's model.quantize */
+    struct qat qat;             /* quantisation of the merged weights; weights.bits 0: none, or another encoder */
+    struct device quant_dev;    /* has its largest magnitudes */
+    bool trained;               /* training read exactly the weights that the export has */
     FILE *report;
     bool force; /* --force: verification needs no held-out rows */
 };

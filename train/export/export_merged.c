@@ -3,7 +3,8 @@
  * A tensor without adapter and with the same layout in source and export is copied byte by byte. All others are
  * computed from the weights that the trainer loads (model/weights.h), so every checkpoint format can be merged. One
  * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights; merged-mxfp4 keeps
- * gpt-oss' experts in MXFP4 (kernels/quant.h, quant_mxfp4_merge). */
+ * gpt-oss' experts in MXFP4: after quantisation-aware training the codes that training read (export_quant.h), else the
+ * nearest ones (kernels/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "data/shards.h"
 #include "kernels/quant.h"
 #include "train/export/export_job.h"
+#include "train/export/export_quant.h"
 
 #define SHARD_BYTES 4500000000
 #define COPY_BYTES  (32 << 20)
@@ -29,6 +31,8 @@ struct made {
     int64_t exp, n_exp;             /* experts that this tensor has */
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t b_row;
+    bool quantised; /* as struct proj_quant of its product has it */
+    int part;       /* of that product */
 };
 
 struct merge {
@@ -80,20 +84,23 @@ static const struct st_tensor *as_it_is(const struct merge *m, const char *name,
     return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8) ? t : NULL;
 }
 
-/* Adds a tensor computed from w: `how` has the rows and experts; target LORA_TARGETS: never adapted. */
-static void add_matrix(struct merge *m, const char *rest, const struct weight *w, enum lora_target target,
+/* Adds a tensor computed from p: `how` has the rows and experts; target LORA_TARGETS: never adapted. */
+static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
                        struct made how)
 {
+    const struct weight *w = &p->w;
     const int64_t e = how.n_exp;
     const struct adapters *ad = &m->x->adapter.ad;
     char name[256], scales[256];
     layer_name(name, how.layer, rest, how.form == BLOCKS ? "_blocks" : "");
     layer_name(scales, how.layer, rest, "_scales");
+    how.quantised = p->quant.format.bits;
+    how.part = p->quant.n_part > 1 ? (int)target : 0;
     if (target < LORA_TARGETS) {
         how.a = adapters_find(ad, how.layer, target, false);
         how.b = adapters_find(ad, how.layer, target, true);
     }
-    const struct st_tensor *t = how.a ? NULL : as_it_is(m, name, w, how.form == BLOCKS);
+    const struct st_tensor *t = how.a || how.quantised ? NULL : as_it_is(m, name, w, how.form == BLOCKS);
     if (t) {
         add_copy(m, name, t);
         if (how.form == BLOCKS) add_copy(m, scales, safetensors_find(&m->x->run.st, scales));
@@ -108,13 +115,14 @@ static void add_matrix(struct merge *m, const char *rest, const struct weight *w
 }
 
 /* gpt-oss: all experts in one tensor, with biases. */
-static void add_stack(struct merge *m, int64_t l, const char *rest, const struct weight *w, enum lora_target target)
+static void add_stack(struct merge *m, int64_t l, const char *rest, const struct proj *p, enum lora_target target)
 {
+    const struct weight *w = &p->w;
     const enum which which = target == LORA_UP ? UP : DOWN;
     const struct made how = {
         .which = which, .form = is_mxfp4(m) ? BLOCKS : TRANSPOSED, .layer = l, .n_row = w->n_out, .n_exp = w->n_exp};
     char name[256];
-    add_matrix(m, rest, w, target, how);
+    add_matrix(m, rest, p, target, how);
     layer_name(name, l, rest, "_bias");
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     if (t)
@@ -125,12 +133,12 @@ static void add_stack(struct merge *m, int64_t l, const char *rest, const struct
 }
 
 /* A tensor per expert, or one tensor for a dense layer, whose pattern has no #. */
-static void add_each(struct merge *m, int64_t l, const char *pattern, const struct weight *w, enum lora_target target,
+static void add_each(struct merge *m, int64_t l, const char *pattern, const struct proj *p, enum lora_target target,
                      int64_t row, int64_t n_row)
 {
     const size_t before = strcspn(pattern, "#");
     char rest[192];
-    for (int64_t e = 0; e < w->n_exp; e++) {
+    for (int64_t e = 0; e < p->w.n_exp; e++) {
         if (pattern[before])
             snprintf(rest, sizeof(rest), "%.*s%lld%s.weight", (int)before, pattern, (long long)e, pattern + before + 1);
         else
@@ -142,7 +150,7 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
                                  .n_row = n_row,
                                  .exp = e,
                                  .n_exp = 1};
-        add_matrix(m, rest, w, target, how);
+        add_matrix(m, rest, p, target, how);
     }
 }
 
@@ -153,13 +161,13 @@ static void add_ffn(struct merge *m, int64_t l, const struct layer_weights *lw)
     const struct tensor_names *n = a->dense[l] ? &dense : a->names;
     const int64_t f = lw->down.w.n_in;
     if (!n->up) {
-        add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up.w, LORA_UP);
-        add_stack(m, l, "mlp.experts.down_proj", &lw->down.w, LORA_DOWN);
+        add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up, LORA_UP);
+        add_stack(m, l, "mlp.experts.down_proj", &lw->down, LORA_DOWN);
         return;
     }
-    add_each(m, l, n->gate, &lw->up.w, LORA_UP, 0, f);
-    add_each(m, l, n->up, &lw->up.w, LORA_UP, f, f);
-    add_each(m, l, n->down, &lw->down.w, LORA_DOWN, 0, a->d_model);
+    add_each(m, l, n->gate, &lw->up, LORA_UP, 0, f);
+    add_each(m, l, n->up, &lw->up, LORA_UP, f, f);
+    add_each(m, l, n->down, &lw->down, LORA_DOWN, 0, a->d_model);
 }
 
 static void add_router(struct merge *m, int64_t l, const struct layer_weights *lw)
@@ -167,7 +175,8 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
     const struct tensor_names *n = m->x->run.arch.names;
     char name[256], other[256], rest[128];
     snprintf(rest, sizeof(rest), "%s.weight", n->router[0]);
-    add_matrix(m, rest, &lw->router, LORA_TARGETS,
+    const struct proj router = {.w = lw->router};
+    add_matrix(m, rest, &router, LORA_TARGETS,
                (struct made){.which = ROUTER, .layer = l, .n_row = lw->router.n_out, .n_exp = 1});
     if (!lw->router_bias.ndim) return;
     layer_name(name, l, n->router[0], ".bias");
@@ -184,9 +193,9 @@ static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw
     static const char *const names[] = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
                                         "self_attn.v_proj.weight"};
     for (enum lora_target t = LORA_Q; t <= LORA_V; t++)
-        add_matrix(m, names[t], &lw->qkv.w, t,
+        add_matrix(m, names[t], &lw->qkv, t,
                    (struct made){.which = QKV, .layer = l, .row = first[t], .n_row = rows[t], .n_exp = 1});
-    add_matrix(m, "self_attn.o_proj.weight", &lw->out.w, LORA_O,
+    add_matrix(m, "self_attn.o_proj.weight", &lw->out, LORA_O,
                (struct made){.which = OUT, .layer = l, .n_row = a->d_model, .n_exp = 1});
     if (!a->dense[l]) add_router(m, l, lw);
     add_ffn(m, l, lw);
@@ -272,6 +281,7 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         const int64_t mark = arena_mark(&measure.weights);
         rc = load(m, &lw, &measure, l, err);
         if (!rc) {
+            export_quant_layer(x, &measure, &lw, l);
             add_layer(m, l, &lw);
             measure_product(&measure, lw.up.w.n_out, lw.up.w.n_in, adapters_max_rank(&x->adapter.ad));
             measure_product(&measure, lw.down.w.n_out, lw.down.w.n_in, adapters_max_rank(&x->adapter.ad));
@@ -307,19 +317,19 @@ static int put_copy(struct merge *m, int64_t i, struct err *err)
     return rc;
 }
 
-static const struct weight *weight_of(const struct layer_weights *lw, enum which which)
+static const struct proj *proj_of(const struct layer_weights *lw, enum which which)
 {
     switch (which) {
-    case QKV: return &lw->qkv.w;
-    case OUT: return &lw->out.w;
-    case ROUTER: return &lw->router;
-    case UP: return &lw->up.w;
-    case DOWN: return &lw->down.w;
+    case QKV: return &lw->qkv;
+    case OUT: return &lw->out;
+    case UP: return &lw->up;
+    case DOWN: return &lw->down;
+    case ROUTER:
     case COPY:
     case UP_BIAS:
     case DOWN_BIAS: break;
     }
-    MT_REQUIRE(false, "%d is no matrix", (int)which);
+    MT_REQUIRE(false, "%d is no product", (int)which);
 }
 
 /* w [n_row, n_in] += scale * B A of one expert, computed with the transpose of A. */
@@ -373,15 +383,46 @@ static int put_blocks(struct merge *m, int64_t i, int64_t nth, const float *valu
     return rc;
 }
 
+/* The codes, or for a dense tensor their values, of the matrix that training read; w is W. */
+static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, const struct proj *p, struct err *err)
+{
+    const struct made *how = &m->made[i];
+    const struct cpu_adapter *h = &m->x->adapter;
+    const struct fakequant *f = &p->quant.format;
+    const int64_t n_in = p->w.n_in, n = how->n_row * n_in, e = how->exp + nth;
+    const struct tensor x = tensor_3d(w, DT_F32, 1, how->n_row, n_in);
+    const struct tensor amax = tensor_1d((float *)p->quant.amax.data + e * p->quant.n_part + how->part, DT_F32, 1);
+    if (how->a)
+        fakequant_merge(w, cpu_adapter_at(h, how->b, e, how->b_row, 0), cpu_adapter_at(h, how->a, e, 0, 0),
+                        how->b->cols, h->ad.scale[how->b->target], how->n_row, n_in, m->dev.n_threads);
+    for (int64_t k = 0; k < n; k++)
+        if (!isfinite(w[k])) return err_set(err, "%s: a merged weight is not finite", m->entries[i].name);
+    if (how->form != BLOCKS) {
+        op_fake_quant(&m->dev, x, x, amax, f);
+        return put_dense(m, i, nth, w, n_in, err);
+    }
+    uint8_t *codes = mem_alloc(n / 2 + n / 32), *scales = codes + n / 2;
+    op_quant_pack(&m->dev, tensor_3d(codes, DT_U8, 1, how->n_row, n_in / 2),
+                  tensor_3d(scales, DT_U8, 1, how->n_row, n_in / 32), (struct tensor){0}, x, amax, f);
+    const int rc =
+        put(m, i, nth * n / 2, codes, n / 2, err) || put(m, i + 1, nth * n / 32, scales, n / 32, err) ? -1 : 0;
+    mem_free(codes);
+    return rc;
+}
+
 static int put_matrix(struct merge *m, int64_t i, const struct layer_weights *lw, struct err *err)
 {
     const struct made *how = &m->made[i];
-    const struct weight *w = weight_of(lw, how->which);
+    const struct weight *w = how->which == ROUTER ? &lw->router : &proj_of(lw, how->which)->w;
     const int64_t n = how->n_row * w->n_in;
     float *values = mem_array(n, sizeof(*values));
     int rc = 0;
     for (int64_t e = 0; e < how->n_exp && !rc; e++) {
         quant_decode(values, w, how->exp + e, how->row * w->n_in, n, m->dev.n_threads);
+        if (how->quantised) {
+            rc = put_quantised(m, i, e, values, proj_of(lw, how->which), err);
+            continue;
+        }
         if (how->a) add_delta(m, how, how->exp + e, values, w->n_in);
         rc = how->form == BLOCKS ? put_blocks(m, i, e, values, w, err) : put_dense(m, i, e, values, w->n_in, err);
     }
@@ -414,6 +455,7 @@ static int write_tensors(struct merge *m, struct err *err)
             layer = how->layer;
             arena_release(&m->dev.weights, 0);
             if (load(m, &lw, &m->dev, layer, err)) return -1;
+            export_quant_layer(m->x, &m->dev, &lw, layer);
         }
         const bool bias = how->which == UP_BIAS || how->which == DOWN_BIAS;
         if (bias ? put_bias(m, i, how->which == UP_BIAS ? lw.up.bias : lw.down.bias, err) : put_matrix(m, i, &lw, err))

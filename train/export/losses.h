@@ -11,6 +11,7 @@ struct losses {
     FILE *report;
     int64_t n;              /* parts: a matrix of an expert, or of attention */
     char first[256];        /* description of the first one */
+    int64_t n_exact;        /* quantised weights that were compared bit by bit */
     double delta2, arrived; /* over the experts' MXFP4 matrices: sum of squares of the trained change, and of its part
                                that the export keeps */
 };

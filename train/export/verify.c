@@ -9,12 +9,15 @@
  *   adapter formats  largest KL 1e-6, and every value must be the trained one
  *   merged-bf16      mean KL 1e-3, or 25 % of the part's effect (mean KL of the trainer's part from the base)
  *   merged-mxfp4     mean KL 1e-3, or 100 %: a merge further from the trainer than the base model has lost the adapter
+ *                    after training in this format: mean KL 1e-5 for the quantised parts, the others as merged-bf16
  * Each merged weight must also be base + adapter within the format's rounding (verify_merged.c). */
 #include "train/export/verify.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "train/export/export_quant.h"
 
 enum { MAX_TOKENS = 256, HEAD_ROWS = 64 };
 #define MOST_LOST 0.5 /* warn when MXFP4 rounding loses more of the change to the experts */
@@ -188,7 +191,9 @@ static int run_layers(struct stream *s, struct err *err)
         if (s->merged) {
             const struct quantize as_it_is = {.format = WF_NONE};
             if (weights_load_layer(&other, dev, &s->merged->arch, &s->merged->st, &as_it_is, l, err)) return -1;
-            if (!dev->dry_run) merged_compare(s->merged, s->x, s->losses, l, &source, &other);
+            struct layer_weights adapted = source;
+            export_quant_layer(s->x, dev, &adapted, l);
+            merged_compare(s->merged, dev, s->x, s->losses, l, &adapted, &other);
         }
         for (int i = 0; i < SIDES; i++) {
             struct layer_weights w = weights_of(&s->sides[i], &source, s->merged ? &other : NULL);
@@ -317,8 +322,11 @@ static double allowed_kl(const struct stream *s, int part)
         s->effect[part].sum > 0; /* if false, only the other part was trained, but this one may be rounded too */
     const double effect = s->effect[trained ? part : PART_ALL].sum / (double)s->n_tok;
     switch (s->x->format) {
+    case EXPORT_MERGED_MXFP4:
+        if (!s->x->trained) return fmax(1e-3, effect);
+        if (part == PART_EXPERTS || s->x->qat.opt.all) return 1e-5;
+        return fmax(1e-3, 0.25 * effect);
     case EXPORT_MERGED_BF16: return fmax(1e-3, 0.25 * effect);
-    case EXPORT_MERGED_MXFP4: return fmax(1e-3, effect);
     default: return 1e-6;
     }
 }
@@ -351,6 +359,9 @@ static void print_table(const struct stream *s)
 
 static int judge(const struct stream *s, struct err *err)
 {
+    if (s->losses->n_exact && !s->losses->n)
+        fprintf(s->x->report, "  %lld quantised weights are bit for bit those that training read\n",
+                (long long)s->losses->n_exact);
     const int bad = has_rows(s->x) ? find_bad(s) : PARTS;
     if (has_rows(s->x))
         print_table(s);

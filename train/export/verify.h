@@ -26,9 +26,10 @@ struct merged {
 };
 int merged_open(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_close(struct merged *m);
-/* Checks that every weight of a layer is base + adapter within rounding; prints a line for the layer to the report.
- */
-void merged_compare(struct merged *m, const struct export *x, struct losses *l, int64_t layer,
+/* Checks that every weight of a layer is base + adapter within rounding, and that quantised products are bit by bit
+ * what op_decode gives on dev; prints a line for the layer to the report. `source` has the adapters
+ * (export_quant_layer). A dry run only counts the memory. */
+void merged_compare(struct merged *m, struct device *dev, const struct export *x, struct losses *l, int64_t layer,
                     const struct layer_weights *source, const struct layer_weights *exported);
 
 #endif

@@ -2,7 +2,8 @@
  *
  * The loader reads the exported layer. base + adapter is computed here by plain sums, not by the writer's product. A
  * bf16 weight may differ by half a bf16 step; an MXFP4 weight must be a nearest code for its block's exponent. Both may
- * differ by SLACK times the matrix's largest delta more, because sums have another order. */
+ * differ by SLACK times the matrix's largest delta more, because sums have another order. A weight of a product that
+ * is quantised (struct proj_quant) must have the bits that products of the training read: those of op_decode. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@ struct matrix {
     const struct cpu_adapter *adapter;
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t row, n_row;
+    const float *quantised; /* [n_exp, n_out, n_in], the required values; NULL: base + adapter within rounding */
 };
 
 /* Sums over an expert's matrix. delta: the trained change; step: the change in the export. */
@@ -89,6 +91,10 @@ static void compare_rows(const struct matrix *m, struct tally *sum, int64_t e, i
         sum->dot += step * (double)delta[i];
         sum->step2 += step * step;
         sum->delta2 += (double)delta[i] * (double)delta[i];
+        if (m->quantised) {
+            sum->wrong += float_bits(got[i]) != float_bits(m->quantised[e * m->source->n_out * n_in + first + i]);
+            continue;
+        }
         if (error <= slack) continue;
         sum->wrong += !(error <= allowed_error(m->exported, e, first + i, target) * (1 + SLACK) + slack);
     }
@@ -143,11 +149,12 @@ static void print_layer(const struct matrix *m, const struct tally *tally, struc
         all.moved += t->moved, all.dot += t->dot, all.delta2 += t->delta2, all.step2 += t->step2;
         if (!t->wrong) continue;
         if (m->source->n_exp > 1) snprintf(expert, sizeof(expert), " of expert %lld", (long long)e);
-        losses_add(l, "layers.%lld.%s%s: %lld weights are not base + adapter", (long long)layer, name, expert,
-                   (long long)t->wrong);
+        losses_add(l, "layers.%lld.%s%s: %lld weights are not %s", (long long)layer, name, expert, (long long)t->wrong,
+                   m->quantised ? "those that training read" : "base + adapter");
     }
+    if (m->quantised) l->n_exact += (int64_t)n;
     if (!m->a) return;
-    if (m->exported->format == WF_MXFP4) l->delta2 += all.delta2, l->arrived += all.dot;
+    if (m->exported->format == WF_MXFP4 && !m->quantised) l->delta2 += all.delta2, l->arrived += all.dot;
     const double product = sqrt(all.delta2) * sqrt(all.step2);
     fprintf(l->report,
             "  layer %3lld  %-13s %6.2f %% of the weights changed; remaining delta: cosine %.4f, norm %.4f\n",
@@ -155,31 +162,53 @@ static void print_layer(const struct matrix *m, const struct tally *tally, struc
             all.delta2 > 0 ? sqrt(all.step2 / all.delta2) : 0);
 }
 
-static void compare(const struct export *x, struct losses *l, int64_t layer, enum lora_target t,
-                    const struct weight *source, const struct weight *exported, int64_t row, int64_t n_row)
+/* One product of a layer, with its counterpart in the export. */
+struct pair {
+    const struct proj *source;
+    const struct weight *exported;
+    const float *quantised; /* NULL: not quantised */
+};
+
+static void compare(const struct export *x, struct losses *l, int64_t layer, enum lora_target t, const struct pair *p,
+                    int64_t row, int64_t n_row)
 {
-    const struct matrix m = {.source = source,
-                             .exported = exported,
+    const struct matrix m = {.source = &p->source->w,
+                             .exported = p->exported,
                              .adapter = &x->adapter,
                              .a = adapters_find(&x->adapter.ad, layer, t, false),
                              .b = adapters_find(&x->adapter.ad, layer, t, true),
                              .row = row,
-                             .n_row = n_row};
-    struct tally *tally = mem_array(source->n_exp, sizeof(*tally));
+                             .n_row = n_row,
+                             .quantised = p->quantised};
+    struct tally *tally = mem_array(m.source->n_exp, sizeof(*tally));
     compare_matrix(&m, tally, x->run.dev.n_threads);
     print_layer(&m, tally, l, layer, lora_target_name(t));
     mem_free(tally);
 }
 
-void merged_compare(struct merged *merged, const struct export *x, struct losses *l, int64_t layer,
+void merged_compare(struct merged *merged, struct device *dev, const struct export *x, struct losses *l, int64_t layer,
                     const struct layer_weights *source, const struct layer_weights *exported)
 {
     const struct arch *a = &merged->arch;
     const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
-    compare(x, l, layer, LORA_Q, &source->qkv.w, &exported->qkv.w, 0, q);
-    compare(x, l, layer, LORA_K, &source->qkv.w, &exported->qkv.w, q, kv);
-    compare(x, l, layer, LORA_V, &source->qkv.w, &exported->qkv.w, q + kv, kv);
-    compare(x, l, layer, LORA_O, &source->out.w, &exported->out.w, 0, a->d_model);
-    compare(x, l, layer, LORA_UP, &source->up.w, &exported->up.w, 0, source->up.w.n_out);
-    compare(x, l, layer, LORA_DOWN, &source->down.w, &exported->down.w, 0, source->down.w.n_out);
+    const struct proj *const from[] = {&source->qkv, &source->out, &source->up, &source->down};
+    const struct proj *const to[] = {&exported->qkv, &exported->out, &exported->up, &exported->down};
+    for (int i = 0; i < MT_LEN(from); i++) {
+        const struct weight *w = &from[i]->w;
+        const int64_t mark = arena_mark(&dev->work);
+        struct pair p = {.source = from[i], .exported = &to[i]->w};
+        if (from[i]->quant.format.bits) {
+            const struct tensor y = arena_tensor_3d(&dev->work, DT_F32, w->n_exp, w->n_out, w->n_in);
+            op_decode(dev, y, from[i], (struct tensor){0});
+            p.quantised = y.data;
+        }
+        if (!dev->dry_run && i == 0) {
+            compare(x, l, layer, LORA_Q, &p, 0, q);
+            compare(x, l, layer, LORA_K, &p, q, kv);
+            compare(x, l, layer, LORA_V, &p, q + kv, kv);
+        } else if (!dev->dry_run) {
+            compare(x, l, layer, i == 1 ? LORA_O : i == 2 ? LORA_UP : LORA_DOWN, &p, 0, w->n_out);
+        }
+        arena_release(&dev->work, mark);
+    }
 }

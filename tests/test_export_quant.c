@@ -1,0 +1,240 @@
+/* test_export_quant.c - merged checkpoints after quantisation-aware training have the bits that training read; other
+ * runs get a warning, or the nearest codes. */
+#include <stdio.h>
+#include <string.h>
+
+#include "data/safetensors.h"
+#include "kernels/quant.h"
+#include "tests/process.h"
+#include "train/export/export.h"
+#include "train/export/export_job.h"
+
+#define OK(rc)                                                                                                         \
+    do {                                                                                                               \
+        if (rc) fail_msg("line %d: %s", __LINE__, err.msg);                                                            \
+    } while (0)
+
+static char report[1 << 16];
+
+static const char *case_path(const char *name, const char *file)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "parity/%s%s%s", name, *file ? "/" : "", file);
+    return fixture(path);
+}
+
+/* Exports the final adapter of a case to a new directory, or verifies `dir`; sets: "section.key=value ...". */
+static int run(struct config *cfg, const char *name, const char *sets, const char *format, const char *dir, char *out)
+{
+    char text[4 * MT_PATH];
+    struct err err = {.msg = ""};
+    const int n = snprintf(text, sizeof(text),
+                           "[model]\npath = %s\n[data]\neval = %s\nformat = text\nseq_len = 24\n[output]\ndir = %s\n",
+                           case_path(name, ""), case_path(name, "eval.jsonl"), scratch_dir());
+    config_defaults(cfg);
+    OK(config_parse(cfg, text, n, "case", &err));
+    snprintf(text, sizeof(text), "%s", sets);
+    for (char *set = strtok(text, " "); set; set = strtok(NULL, " ")) OK(config_set(cfg, set, &err));
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    if (!dir) snprintf(out, MT_PATH, "%s/out", scratch_dir());
+    const char *adapter = case_path(name, "adapter_final");
+    const int rc = dir ? export_check(cfg, adapter, format, dir, false, f, &err)
+                       : export_run(cfg, adapter, format, out, false, f, &err);
+    rewind(f);
+    report[fread(report, 1, sizeof(report) - 1, f)] = 0;
+    fclose(f);
+    if (rc) snprintf(report, sizeof(report), "%s", err.msg);
+    return rc;
+}
+
+/* The mean KL of the trainer from the export in the report's row of a part. */
+static double kl_of(const char *part)
+{
+    double max = NAN, mean = NAN;
+    const char *at = strstr(report, part);
+    if (!at || sscanf(at + strlen(part), "%lf %lf", &max, &mean) != 2) fail_msg("no \"%s\" in\n%s", part, report);
+    return mean;
+}
+
+/* ---- what products of a training read ---- */
+
+/* A layer of the source with its merged, quantised adapters. */
+struct trained {
+    struct arch arch;
+    struct safetensors st;
+    struct device dev;
+    struct cpu_adapter adapter;
+    struct layer_weights lw;
+};
+
+static void trained_open(struct trained *t, const char *name, int64_t layer)
+{
+    struct err err = {.msg = ""};
+    const struct quantize as_it_is = {.format = WF_NONE};
+    OK(arch_load(&t->arch, case_path(name, ""), &err));
+    OK(safetensors_open(&t->st, case_path(name, ""), &err));
+    OK(device_open(&t->dev, "cpu", "fp32", &err));
+    OK(device_reserve(&t->dev, &t->dev.weights, "weights", 16 << 20, &err));
+    OK(device_reserve(&t->dev, &t->dev.work, "work", 64 << 20, &err));
+    OK(cpu_adapter_load(&t->adapter, &t->arch, case_path(name, "adapter_final"), &err));
+    OK(weights_load_layer(&t->lw, &t->dev, &t->arch, &t->st, &as_it_is, layer, &err));
+    layer_adapt(&t->lw, &t->arch, layer, &t->adapter.ad.layers[layer]);
+}
+
+static void trained_close(struct trained *t)
+{
+    cpu_adapter_close(&t->adapter);
+    safetensors_close(&t->st);
+    device_close(&t->dev);
+}
+
+/* [E, out, in] f32 in dev->work: op_decode. n_part 3: q, k and v. */
+static const float *trained_matrices(struct trained *t, const struct proj *product, const char *format)
+{
+    struct err err;
+    struct proj p = *product;
+    const bool qkv = product == &t->lw.qkv;
+    const int64_t kv = t->arch.n_kv * t->arch.head_dim;
+    p.lora.merged = true;
+    p.quant.n_part = qkv ? 3 : 1;
+    p.quant.part_rows[0] = p.w.n_out - (qkv ? 2 * kv : 0);
+    p.quant.part_rows[1] = p.quant.part_rows[2] = kv;
+    p.quant.amax = arena_tensor_1d(&t->dev.work, DT_F32, p.w.n_exp * p.quant.n_part);
+    const struct tensor y = arena_tensor_3d(&t->dev.work, DT_F32, p.w.n_exp, p.w.n_out, p.w.n_in);
+    OK(fakequant_parse(&p.quant.format, format, &err));
+    op_proj_amax(&t->dev, p.quant.amax, &p);
+    op_decode(&t->dev, y, &p, (struct tensor){0});
+    return y.data;
+}
+
+static const struct st_tensor *find(const struct safetensors *st, const char *name)
+{
+    const struct st_tensor *t = safetensors_find(st, name);
+    if (!t) fail_msg("no tensor %s", name);
+    return t;
+}
+
+static void same_bits(const char *name, const float *got, const float *want, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (memcmp(&got[i], &want[i], sizeof(*got)))
+            fail_msg("%s, value %d: %g instead of %g", name, (int)i, (double)got[i], (double)want[i]);
+}
+
+/* ---- MXFP4 ---- */
+
+static void compare_blocks(const struct safetensors *st, int64_t layer, const char *rest, const float *want)
+{
+    char name[128];
+    snprintf(name, sizeof(name), "model.layers.%d.%s_blocks", (int)layer, rest);
+    const struct st_tensor *codes = find(st, name);
+    snprintf(name, sizeof(name), "model.layers.%d.%s_scales", (int)layer, rest);
+    const struct st_tensor *scales = find(st, name);
+    const int64_t n = 2 * codes->bytes;
+    float *got = mem_array(n, sizeof(*got));
+    for (int64_t i = 0; i < n; i++)
+        got[i] = quant_e2m1_code[i % 2 ? codes->data[i / 2] >> 4 : codes->data[i / 2] & 15] *
+                 quant_e8m0(scales->data[i / 32]);
+    same_bits(name, got, want, n);
+    mem_free(got);
+}
+
+static void compare_bf16(const struct safetensors *st, int64_t layer, const char *rest, const float *want)
+{
+    char name[128];
+    snprintf(name, sizeof(name), "model.layers.%d.%s", (int)layer, rest);
+    const struct st_tensor *t = find(st, name);
+    for (int64_t i = 0; i < t->bytes / 2; i++) {
+        uint16_t half;
+        memcpy(&half, t->data + 2 * i, 2);
+        const float got = bf16_to_f32(half);
+        same_bits(name, &got, &want[i], 1);
+    }
+}
+
+static void mxfp4_has_the_codes_of_the_training(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"quant.weights=mxfp4", "quant.weights=mxfp4-ceil quant.targets=all"};
+    static const char *const formats[] = {"mxfp4", "mxfp4-ceil"};
+    for (int i = 0; i < MT_LEN(sets); i++) {
+        struct config cfg;
+        struct safetensors st;
+        struct err err = {.msg = ""};
+        char out[MT_PATH];
+        if (run(&cfg, "case_a", sets[i], "merged-mxfp4", NULL, out)) fail_msg("%s", report);
+        assert_says(report, "589824 quantised weights are bit for bit" + (i ? 6 : 0));
+        assert_true(kl_of("experts only") <= 1e-5 && strstr(report, "1e-05"));
+        assert_true(!i || kl_of("whole adapter") <= 1e-5);
+        assert_null(strstr(report, "rounding to MXFP4"));
+        OK(safetensors_open(&st, out, &err));
+        for (int64_t layer = 0; layer < 2; layer++) {
+            struct trained t;
+            trained_open(&t, "case_a", layer);
+            compare_blocks(&st, layer, "mlp.experts.gate_up_proj", trained_matrices(&t, &t.lw.up, formats[i]));
+            compare_blocks(&st, layer, "mlp.experts.down_proj", trained_matrices(&t, &t.lw.down, formats[i]));
+            if (i) compare_bf16(&st, layer, "self_attn.o_proj.weight", trained_matrices(&t, &t.lw.out, formats[i]));
+            if (i) compare_bf16(&st, layer, "self_attn.q_proj.weight", trained_matrices(&t, &t.lw.qkv, formats[i]));
+            trained_close(&t);
+        }
+        safetensors_close(&st);
+    }
+}
+
+/* Without quantisation-aware training the nearest codes are searched, as before; they are not those of a training. */
+static void other_runs_get_the_nearest_codes(void **state)
+{
+    (void)state;
+    struct config cfg;
+    char plain[MT_PATH], base[MT_PATH], other[MT_PATH], a[MT_PATH + 32], b[MT_PATH + 32];
+    if (run(&cfg, "case_a", "", "merged-mxfp4", NULL, plain)) fail_msg("%s", report);
+    assert_says(report, "rounding to MXFP4 removes");
+    if (run(&cfg, "case_a", "quant.weights=mxfp4 quant.mode=base", "merged-mxfp4", NULL, base)) fail_msg("%s", report);
+    if (run(&cfg, "case_a", "quant.weights=fp8", "merged-mxfp4", NULL, other)) fail_msg("%s", report);
+    snprintf(a, sizeof(a), "%s/model.safetensors", plain);
+    snprintf(b, sizeof(b), "%s/model.safetensors", base);
+    assert_same_file(a, b);
+    snprintf(b, sizeof(b), "%s/model.safetensors", other);
+    assert_same_file(a, b);
+    assert_int_equal(run(&cfg, "case_a", "quant.weights=mxfp4", "merged-mxfp4", plain, NULL), -1);
+    assert_says(report, "weights are not those that training read");
+}
+
+/* ---- messages ---- */
+
+static void a_run_for_another_format_is_a_warning(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *weights, *mode, *to, *says;
+    } rows[] = {
+        {"quant.weights=mxfp4", "quant.mode=base", "merged-mxfp4", "quant.mode = base trained the adapter beside"},
+        {"quant.weights=fp8", "quant.mode=merged", "merged-mxfp4", "quantised to fp8, and merged-mxfp4 does not"},
+        {"quant.weights=mxfp4", "quant.mode=merged", "peft", "from the trained one. Export merged-mxfp4"},
+        {"quant.weights=mxfp4", "quant.mode=base", "peft", NULL},
+        {"quant.weights=mxfp4", "quant.mode=merged", "merged-mxfp4", NULL},
+        {"quant.weights=none", "quant.mode=merged", "merged-mxfp4", NULL},
+    };
+    const char *config = process_config("");
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char out[MT_PATH];
+        snprintf(out, sizeof(out), "%s/out", scratch_dir());
+        if (RUN("export", config, "--to", rows[i].to, "--adapter", case_path("case_a", "adapter_final"), "--set",
+                "data.format=text", "--set", rows[i].weights, "--set", rows[i].mode, "--out", out))
+            fail_msg("row %d: %s", i, said.err);
+        if (rows[i].says) assert_says(said.err, rows[i].says);
+        if (!rows[i].says && (strstr(said.err, "quantised to") || strstr(said.err, "quant.")))
+            fail_msg("row %d: %s", i, said.err);
+    }
+}
+
+int test_export_quant(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mxfp4_has_the_codes_of_the_training),
+        cmocka_unit_test(other_runs_get_the_nearest_codes),
+        cmocka_unit_test(a_run_for_another_format_is_a_warning),
+    };
+    return cmocka_run_group_tests_name("export_quant", tests, NULL, NULL);
+}

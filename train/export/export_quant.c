@@ -1,0 +1,86 @@
+/* export_quant.c - the quantisation of merged weights: the format, the matrices, their largest magnitudes.
+ *
+ * After quantisation-aware training in the format of the export, the export has Q(W + scale B A) of training, code by
+ * code. merged-mxfp4 of any other run looks for the nearest codes instead (kernels/quant.h, quant_mxfp4_merge). */
+#include "train/export/export_quant.h"
+
+#include "model/layer.h"
+
+static bool has_format(enum export_format to, const struct fakequant *f)
+{
+    return to == EXPORT_MERGED_MXFP4 && f->kind == FQ_MXFP4;
+}
+
+/* The export with the weights of this format, or NULL. */
+static const char *export_of(const struct fakequant *f)
+{
+    for (int i = EXPORT_MERGED_BF16; i < EXPORT_FORMATS; i++)
+        if (has_format((enum export_format)i, f)) return export_format_name((enum export_format)i);
+    return NULL;
+}
+
+static void warn_of_training(const struct export *x, const struct qat_options *run)
+{
+    char format[32];
+    const char *to = export_format_name(x->format), *other = export_of(&run->weights);
+    config_choice(QUANT_FORMATS, x->cfg->quant.weights, format);
+    if (!run->merged && x->format > EXPORT_MERGED_BF16)
+        log_warn("quant.mode = base trained the adapter beside the weights quantised to %s: %s rounds their sum, which "
+                 "training did not read. Train with quant.mode = merged, or export peft for the quantised base",
+                 format, to);
+    else if (run->merged)
+        log_warn(
+            "training read the merged weights quantised to %s, and %s does not contain them: the model will differ "
+            "from the trained one%s%s",
+            format, to, other ? ". Export " : "", other ? other : "");
+}
+
+/* Largest magnitudes of the start are those of W alone when B was 0. */
+static int check_start(const struct export *x, const struct qat_options *run, struct err *err)
+{
+    if (!run->fixed || !fakequant_reads_amax(&run->weights) || !x->cfg->lora.init_from[0]) return 0;
+    return err_set(err,
+                   "quant.amax = static with lora.init_from: the scales of training are those of its first adapter, "
+                   "which %s cannot know; export merged-bf16",
+                   export_format_name(x->format));
+}
+
+static int open_qat(struct export *x, const struct qat_options *opt, struct err *err)
+{
+    struct device dry;
+    if (device_open(&x->quant_dev, "cpu", "fp32", err)) return -1;
+    device_dry_run(&dry, &x->quant_dev);
+    if (qat_open(&x->qat, &dry, &x->run.arch, &x->adapter.ad, opt, err) ||
+        device_reserve(&x->quant_dev, &x->quant_dev.state, "largest magnitudes", dry.state.peak, err))
+        return -1;
+    return qat_open(&x->qat, &x->quant_dev, &x->run.arch, &x->adapter.ad, opt, err);
+}
+
+int export_quant_open(struct export *x, struct err *err)
+{
+    const struct qat_options run = plan_qat(x->cfg);
+    if (!run.weights.bits) return 0;
+    x->trained = run.merged && has_format(x->format, &run.weights);
+    if (!x->trained) {
+        warn_of_training(x, &run);
+        return 0;
+    }
+    return check_start(x, &run, err) ? -1 : open_qat(x, &run, err);
+}
+
+void export_quant_close(struct export *x) { device_close(&x->quant_dev); }
+
+void export_quant_layer(struct export *x, struct device *dev, struct layer_weights *lw, int64_t layer)
+{
+    struct product p[LAYER_PRODUCTS];
+    const struct qat_options *opt = &x->qat.opt;
+    layer_adapt(lw, &x->run.arch, layer, &x->adapter.ad.layers[layer]);
+    if (!opt->weights.bits || !fakequant_reads_amax(&opt->weights)) return;
+    layer_products(&x->run.arch, layer, p);
+    for (int i = 0; i < LAYER_PRODUCTS; i++) {
+        struct proj proj = *layer_proj(lw, &p[i]);
+        if (!p[i].n_out || !proj.quant.format.bits) continue;
+        proj.lora.merged = opt->merged && !opt->fixed;
+        op_proj_amax(dev, proj.quant.amax, &proj);
+    }
+}

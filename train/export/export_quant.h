@@ -1,0 +1,15 @@
+/* export_quant.h - the quantisation of merged weights, and whether training read exactly these weights. */
+#ifndef MT_EXPORT_QUANT_H
+#define MT_EXPORT_QUANT_H
+
+#include "train/export/export_job.h"
+
+/* Fills x->qat, x->trained and the quantisation of x->adapter's products; after the adapter was loaded. Warns when the
+ * run was trained for another format than that of the export. Error: a matrix that the format's blocks do not divide,
+ * or largest magnitudes that only the training knew. */
+int export_quant_open(struct export *x, struct err *err) MT_CHECK;
+void export_quant_close(struct export *x); /* zeroed is valid */
+/* Gives a layer that was loaded on dev the adapters with their quantisation, and computes the largest magnitudes. */
+void export_quant_layer(struct export *x, struct device *dev, struct layer_weights *lw, int64_t layer);
+
+#endif
