@@ -155,7 +155,7 @@ static void test_plan(void **state)
     (void)state;
     const char *config = process_config("");
     assert_int_equal(RUN("plan", config), 0);
-    assert_says(said.out, "\n  counts tensors; the process (");
+    assert_says(said.out, "\n  counts tensors; the program with");
     assert_says(said.out, "gate_up_proj");
     assert_says(said.out, "gradients");
     assert_says(said.out, "recompute = none");

@@ -222,7 +222,7 @@ static void test_no_file(void **state)
             assert_says(said.err, "not a regular file");
         }
         assert_int_equal(RUN("plan", kinds[i]), 1);
-        assert_says(said.err, "not a regular file");
+        assert_says(said.err, kinds[i] == dir ? "is a directory, not a configuration" : "not a regular file");
         assert_true(clock_ms() - start < 10e3);
     }
     /* files of a model: configuration, tokenizer, weights */

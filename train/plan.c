@@ -300,7 +300,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
     set_budget(p, dev, par, cfg);
-    p->process = dev->ops->own_memory ? 0 : dev->ops->used_bytes();
+    p->in_host_memory = !dev->ops->own_memory;
     if (choose(p, &q, err)) return -1;
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
@@ -392,11 +392,11 @@ static void print_choices(const struct plan *p, FILE *out)
             (long long)p->n_tok, (long long)p->opt.ce_chunk);
     if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
-    if (p->process)
-        fprintf(out,
-                "  counts tensors; the process (%s at its start), token ids (5 bytes each) and buffers of BLAS and "
-                "threads come on top\n",
-                str_bytes(b, p->process));
+    if (p->in_host_memory)
+        fprintf(
+            out,
+            "  counts tensors; the program with buffers of BLAS and threads (tens of MiB) and token ids (5 bytes each) "
+            "come on top\n");
     if (p->n_rank > 1) fprintf(out, "  per rank, on each of %d ranks\n", p->n_rank);
     if (p->n_ep > 1)
         fprintf(out,

@@ -34,7 +34,7 @@ struct plan {
     struct plan_memory by_mode[PLAN_MODES]; /* memory with the chosen scratch, for each recompute mode,
                                                without decoded layers */
     int64_t fixed;                          /* bytes of the CUDA context and library workspaces */
-    int64_t process;                        /* resident bytes of the process before it has tensors; GPU: 0 */
+    bool in_host_memory;                    /* the program, token ids and buffers of BLAS share the budget */
     int64_t budget;                         /* memory limit in bytes, `fixed` included */
     const char *limit;                      /* source of the budget, for messages */
     bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
