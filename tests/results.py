@@ -19,6 +19,9 @@ STEPS = [  # name, note, options of `bench step`
     ("20b-packed", "no decoded layers", "--arch gpt-oss-20b --decoded 0"),
     ("20b-portable", "portable kernels", "--arch gpt-oss-20b --device cuda-portable"),
     ("20b-nf4", "", "--arch gpt-oss-20b --quant nf4"),
+    ("20b-qat-mxfp4", "QAT in mxfp4", "--arch gpt-oss-20b --qat mxfp4"),
+    ("20b-qat-nvfp4", "QAT in nvfp4", "--arch gpt-oss-20b --qat nvfp4"),
+    ("20b-qat-int8", "QAT in int8", "--arch gpt-oss-20b --qat int8"),
     ("20b-8192", "", "--arch gpt-oss-20b --seq 8192"),
     ("20b-4x2048", "", "--arch gpt-oss-20b --tokens 8192 --seq 2048"),
     ("20b-4x2048-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --decoded 0"),
@@ -38,7 +41,7 @@ PATHS = [
     ("path-olmoe", "--arch olmoe-1b-7b --tokens 4096"),
     ("path-qwen3", "--arch qwen3-30b-a3b --tokens 4096 --quant nf4"),
 ]
-LORA = "lora"
+LORA, QUANT = "lora", "quant"
 
 
 def output_of(*command):
@@ -77,7 +80,7 @@ def measure(binary, folder, names):
         json.dump(machine, f)
     runs = [(n, ["step", *o.split()]) for n, _, o in STEPS]
     runs += [(n, ["step", "--path", "loop,presort,grouped", *o.split()]) for n, o in PATHS]
-    runs += [(LORA, ["lora", "--arch", "all", "--rank", "16"])]
+    runs += [(LORA, ["lora", "--arch", "all", "--rank", "16"]), (QUANT, ["quant"])]
     fine = [run(binary, folder, n, words) for n, words in runs if not names or n in names]
     return 0 if all(fine) else 1
 
@@ -147,6 +150,15 @@ def lora_rows(folder):
                f"{x['fwd_ms'] - x['fwd_base_ms']:.2f} + {x['dx_lora_ms']:.2f} + {x['dab_ms']:.2f} ms |")
 
 
+def quant_rows(folder):
+    b = load(folder, QUANT)
+    yield "| op | experts | GB/s | of a copy | one call per expert takes | launches |"
+    yield "|---|---|---|---|---|---|"
+    for row in b["rows"] if b else []:
+        yield (f"| {row['op']} | {row['experts']} x [{row['out']}, {row['in']}] | {row['gbs']:,.0f} | "
+               f"{row['copy_pct']:.0f} % | {row['loop_ratio']:.1f} times as long | {row.get('launches', '')} |")
+
+
 def write(folder):
     machine, first = load(folder, "machine"), load(folder, "20b")
     gpu, driver = (machine["gpu"] + ",").split(",")[:2]
@@ -158,7 +170,8 @@ def write(folder):
              "",
              *step_rows(folder), "", *share_rows(folder), "",
              "### Grouped experts against loops over experts, in this program", "", *path_rows(folder), "",
-             "### What adapters cost on the experts of one layer, forward and backward", "", *lora_rows(folder), ""]
+             "### What adapters cost on the experts of one layer, forward and backward", "", *lora_rows(folder), "",
+             "### Fake quantisation of bf16 experts, all in one call", "", *quant_rows(folder), ""]
     with open(RESULTS, encoding="utf-8") as f:
         text = f.read()
     head, rest = text.split(BEGIN)
