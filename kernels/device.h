@@ -55,9 +55,9 @@ struct device {
     bool dry_run;    /* made by device_dry_run */
     int n_threads;
     int64_t expert_group;      /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
-    double flops;              /* FLOPs of all ops so far, counted by the front doors */
+    double flops;              /* FLOPs of all ops so far, counted by the wrappers */
     double floor_ms;           /* cost_ms of all ops so far */
-    struct cost op;            /* of the op at the front door */
+    struct cost op;            /* of the op in the wrapper */
     struct roofs roofs;        /* zero until prof_measure_roofs */
     struct recorder *recorder; /* records the calls of ops (prof.h); NULL: no profile */
     int64_t card_bytes;        /* device_open_card: the memory of the planned GPU; 0: use the free memory */
@@ -106,7 +106,7 @@ int device_reserve(struct device *dev, struct arena *a, const char *name, int64_
 int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_CHECK;
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is valid */
 
-/* Around every op, for the front doors. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms. part
+/* Around every op, for the wrappers. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms. part
  * distinguishes calls of one op that differ in kind (ops_layer.c); 0: no parts. */
 void device_op_begin(struct device *dev, const char *name, int64_t part);
 void device_op_end(struct device *dev);

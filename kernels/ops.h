@@ -30,8 +30,8 @@ struct lora {
     int64_t seg_first[3], seg_cols[3]; /* output columns of each segment */
     float dropout;                     /* dense only: dropout of x before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
-    bool merged; /* the matrix that products read contains scale B A: they add nothing; xa and gradients stay */
-    struct tensor master_a, master_b; /* merged: stat, shaped like a and b; the trained values, which a and b round */
+    bool merged; /* the matrix contains scale B A: products do not add the adapter, but still write xa and gradients */
+    struct tensor master_a, master_b; /* if merged: the trained values, shaped like a and b, dtype stat */
 };
 /* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards skip absent ones. */
 struct lora_grad {
@@ -82,8 +82,7 @@ struct glu {
 struct seqs {
     struct tensor cu;
     int64_t n_seq, max_len;
-    double
-        pairs; /* (query, key) pairs under the causal mask without a window, summed over sequences; for FLOP counts */
+    double pairs; /* (query, key) pairs under the causal mask, without a window, of all sequences; for FLOP counts */
 };
 struct attn_shape {
     int64_t n_head, n_kv, head_dim, window; /* window 0: full causal; W: keys j with i-W < j <= i */

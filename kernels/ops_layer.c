@@ -1,10 +1,10 @@
-/* ops_layer.c - the front doors op_* of the layers: check every shape and dtype, count FLOPs and bytes, call the
+/* ops_layer.c - the wrappers op_* of the layers: check every shape and dtype, count FLOPs and bytes, call the
  * backend, round activations when dtype = bf16 on the CPU. A wrong shape is a bug in the caller and stops the process
  * with both shapes in the message.
  *
  * FLOPs: matrix products only, a multiply and an add being two; each count names its product. Element-wise work and
  * reductions over rows are not counted. Bytes: the minimum traffic, inputs once, outputs once, sums ("+=") twice. */
-#include "kernels/ops_front.h"
+#include "kernels/ops_check.h"
 
 /* ---- checks ---- */
 

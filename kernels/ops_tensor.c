@@ -1,7 +1,7 @@
-/* ops_tensor.c - the front doors op_* of whole tensors, without layers: the optimizer, quantised formats, the sums of a
+/* ops_tensor.c - the wrappers op_* of whole tensors, without layers: the optimizer, quantised formats, the sums of a
  * step. */
 #include "kernels/fakequant.h"
-#include "kernels/ops_front.h"
+#include "kernels/ops_check.h"
 
 /* ---- parameters ---- */
 

@@ -10,12 +10,12 @@ struct qat_options {
     struct fakequant weights; /* bits 0: nothing is quantised */
     bool merged;              /* Q(W + s B A); else Q(W), the adapter added to the product */
     bool all;                 /* attention and dense feed-forward networks too; else the routed experts alone */
-    bool fixed;               /* the largest magnitudes are those of the first micro-batch; else always the current */
+    bool fixed;               /* largest magnitudes of the weights at step 0; else of the current weights */
 };
 
 struct qat {
     struct qat_options opt;
-    struct tensor amax; /* [n_amax] f32 on the device: of every quantised product, layer after layer */
+    struct tensor amax; /* [n_amax] f32 on the device: one per expert and product (gate and up share one), by layer */
     int64_t n_amax;
     int64_t version; /* of the adapters that amax is of (adapters.version); 0: not computed yet */
 };

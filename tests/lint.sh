@@ -225,7 +225,7 @@ check_circles() {
     }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh' | grep -v '^tests/')
 }
 
-# ---- every op that kernels/ops.h declares: typed, in the table, with a front door and a CPU body
+# ---- every op that kernels/ops.h declares: typed, in the table, with a wrapper and a CPU body
 check_ops() {
     [ -e kernels/ops.h ] || return 0
     local n fn op
@@ -233,7 +233,7 @@ check_ops() {
         [ "$fn" = "${op}_fn" ] || echo "kernels/ops.h:$n: op_$op is declared with $fn"
         grep -q "^typedef void ${op}_fn(" kernels/ops.h || echo "kernels/ops.h:$n: no contract for op_$op"
         grep -q "^ *${op}_fn \*${op};" kernels/ops.h || echo "kernels/ops.h:$n: struct ops has no slot for $op"
-        grep -Eq "^void op_${op}\(" kernels/*.c || echo "kernels/ops.h:$n: no front door op_$op in kernels/"
+        grep -Eq "^void op_${op}\(" kernels/*.c || echo "kernels/ops.h:$n: no wrapper op_$op in kernels/"
         grep -Eq "^void CPU\(${op}\)\(" kernels/cpu/*.c || echo "kernels/ops.h:$n: no CPU($op) in kernels/cpu/"
         grep -Eq "\.${op} = |CPU_OP\($op\)" kernels/cpu/*.c || echo "kernels/ops.h:$n: $op is not in the CPU table"
     done < <(sed -n 's/^\([a-z0-9_]*_fn\) op_\([a-z0-9_]*\),.*/\1 \2/p' kernels/ops.h | while read -r fn op; do
@@ -343,7 +343,7 @@ prove() {
     add kernels/base.h 'int f(int *restrict a);'; expect kernels/base.h:5 "header that nvcc"
     sed -i 's/add_fn \*add;//' "$tree/kernels/ops.h"; expect kernels/ops.h:8 "struct ops has no slot for add"
     sed -i 's/\.add/.sub/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "add is not in the CPU table"
-    sed -i 's/op_add/op_sub/' "$tree/kernels/ops.c"; expect kernels/ops.h:8 "no front door op_add"
+    sed -i 's/op_add/op_sub/' "$tree/kernels/ops.c"; expect kernels/ops.h:8 "no wrapper op_add"
     sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "no CPU(add)"
     rm "$tree/data/README.md"; expect data:1 "no README.md"
     if [ -n "$(find_format)" ]; then

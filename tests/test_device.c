@@ -1,4 +1,4 @@
-/* test_device.c - opens devices; arenas, copies between host and device, shape checks of the op front doors. */
+/* test_device.c - opens devices; arenas, copies between host and device, shape checks of the op wrappers. */
 #include "tests/test.h"
 
 #include <math.h>

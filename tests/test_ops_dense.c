@@ -620,7 +620,7 @@ static void loss_head_on_the_gpu(void **state)
     op_check_cuda(ce_run_extremes, NULL);
 }
 
-/* ---- the front doors ---- */
+/* ---- the wrappers ---- */
 
 static void bf16_rounds_outputs_only(void **state)
 {

@@ -1,4 +1,4 @@
-/* test_prof.c - FLOPs and bytes counted by the op front doors; records and output of a profile. */
+/* test_prof.c - FLOPs and bytes counted by the op wrappers; records and output of a profile. */
 #include "kernels/prof.h"
 
 #include <math.h>

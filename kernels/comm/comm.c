@@ -1,4 +1,4 @@
-/* comm.c - groups of ranks and their collectives: front doors, and the transport through host memory and sockets.
+/* comm.c - groups of ranks and their collectives: wrappers, and the transport through host memory and sockets.
  *
  * All-reduce on the host processes the tensor in pieces. Each rank receives its part of a piece from all others, adds
  * in the order of ranks, and sends the sum to all. So the order of additions is fixed, and the scratch has a fixed
@@ -241,7 +241,7 @@ static void host_all_to_all(struct comm *c, const struct comm_rows *t, const int
     mem_free(parts);
 }
 
-/* ---- front doors */
+/* ---- wrappers */
 
 static void want(struct tensor x, const char *op)
 {

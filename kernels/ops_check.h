@@ -1,7 +1,7 @@
-/* ops_front.h - what the front doors op_* of ops_layer.c and ops_tensor.c share: checks of shapes, counts of bytes, the
+/* ops_check.h - what the wrappers op_* of ops_layer.c and ops_tensor.c share: checks of shapes, counts of bytes, the
  * call of the backend, rounding. */
-#ifndef MT_OPS_FRONT_H
-#define MT_OPS_FRONT_H
+#ifndef MT_OPS_CHECK_H
+#define MT_OPS_CHECK_H
 
 #include <stdio.h>
 
