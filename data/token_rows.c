@@ -2,6 +2,7 @@
  * is an error. */
 #include "data/token_rows.h"
 
+#include <float.h>
 #include <math.h>
 
 /* Logs of probabilities are rounded to float, or less: their sum may exceed 1 by so much. */
@@ -58,7 +59,7 @@ static int read_top(struct token_row *t, struct json ids, struct json values, co
         if (!isfinite(value)) return json_error(json_at(values, k), err, "is not a finite number");
         sum += k < n ? exp(value) : 0;
         id[k] = (int32_t)one;
-        logprob[k] = (float)value;
+        logprob[k] = (float)fmax(value, (double)-FLT_MAX); /* a probability of 0 either way */
     }
     if (sum <= 1 + SUM_TOLERANCE) return 0;
     return json_error(values, err, "are logs of probabilities whose sum is %g, above 1", sum);

@@ -297,6 +297,30 @@ static void rows_continue(void **state)
     assert_true(metric(whole, "eval", 1, "kl") > 0);
 }
 
+/* Probabilities that are 0 in double, as `teach` writes them, and one whose logarithm is beyond float. */
+static void far_rows_train(void **state)
+{
+    (void)state;
+    static const char far[] = "{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3, 4]], "
+                              "\"topk_logprobs\": [null, [0, -1e300]]}\n";
+    char text[MT_PATH + 64], out[MT_PATH];
+    snprintf(text, sizeof(text), "data.train=%s", three_documents());
+    snprintf(out, sizeof(out), "%s/far.jsonl", scratch_dir());
+    const char *distill = "temperature = 0.001\nteacher = rows\ntopk = 512\nalpha = 0.5";
+    const char *config = config_of(distill, "");
+    if (RUN("teach", config, "--base", "--topk", "512", "--out", out, "--set", text)) fail_msg("%s", said.err);
+    FILE *f = fopen(out, "a");
+    assert_non_null(f);
+    fputs(far, f);
+    assert_int_equal(fclose(f), 0);
+    const char *rows = student(distill, "");
+    trained_on(rows, out, out, "train.steps=2");
+    for (int i = 0; i < 2; i++) {
+        assert_true(isfinite(metric(rows, "step", i, "kl")) && metric(rows, "step", i, "kl") > 0);
+        assert_true(isfinite(metric(rows, "step", i, "grad_norm")));
+    }
+}
+
 static void rows_are_checked(void **state)
 {
     (void)state;
@@ -364,6 +388,7 @@ int test_distill(void)
         cmocka_unit_test(settings_are_checked),
         cmocka_unit_test(whole_rows_are_the_base),
         cmocka_unit_test(rows_continue),
+        cmocka_unit_test(far_rows_train),
         cmocka_unit_test(rows_are_checked),
     };
     return cmocka_run_group_tests_name("distill", tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* test_ops_kl.c - the loss head of a distillation, and the likeliest tokens of a teacher, against their definitions. */
 #include "tests/op_check.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -281,6 +282,34 @@ static void kl_extremes(void **state)
     op_check_end(&dev);
 }
 
+/* A teacher of rows gives tokens probabilities that are 0 in double, or nearly: they add nothing to kl. */
+static void far_tokens_of_rows(void **state)
+{
+    (void)state;
+    static const float weights[] = {0, 0, 0, -3}, far[] = {-700, -715, -740, -1e5f, -FLT_MAX};
+    static const int32_t zero = 0, top[] = {0, 1, 2};
+    for (int i = 0; i < 2 * MT_LEN(far); i++) {
+        struct device dev;
+        op_check_begin(&dev, i % 2);
+        struct weight w = {.format = WF_F32, .n_exp = 1, .n_out = 4, .n_in = 1, .data = weights};
+        struct tensor x = make_empty(dev.act_dtype, 1, 1, -1), dx = make_empty(dev.act_dtype, 1, 1, -1);
+        struct tensor nll = make_empty(dev.stat_dtype, 1, -1, -1), kl = make_empty(dev.stat_dtype, 1, -1, -1);
+        struct teacher t = {.temperature = 1, .logprob = make_empty(dev.stat_dtype, 1, 3, -1)};
+        t.id = make_empty(DT_I32, 1, 3, -1);
+        for (int k = 0; k < 3; k++) {
+            set_value(t.id, k, top[k]);
+            set_value(t.logprob, k, k ? far[i / 2] : 0);
+        }
+        set_value(x, 0, 1);
+        op_linear_kl(&dev, nll, kl, make_empty(DT_I32, 1, -1, -1), dx, x, &w, make_i32(&zero, 1), make_i32(&zero, 1),
+                     &t, 1, 1);
+        const double p = 1 / (3 + exp(-3)); /* of the first token, which the teacher has alone */
+        assert_close(value_at(kl, 0), -log(p), 1e-6);
+        assert_close(value_at(dx, 0), p * -3 * exp(-3), 1e-6);
+        op_check_end(&dev);
+    }
+}
+
 /* ---- the likeliest tokens ---- */
 
 static void topk_run(struct device *dev, const void *params, struct op_outputs *o)
@@ -371,7 +400,8 @@ static void kl_run_gpu(struct device *dev, const void *params, struct op_outputs
         c.t.logprob = make_empty(dev->stat_dtype, s.n_label, n_top, -1);
         for (int64_t i = 0; i < s.n_label * n_top; i++) { /* distinct, not ascending; they leave a tenth */
             set_value(c.t.id, i, (double)((i % n_top * 3 + i / n_top) % s.n_vocab));
-            set_value(c.t.logprob, i, (double)(float)log(0.9 / (double)n_top * (i % 2 ? 0.5 : 1)));
+            set_value(c.t.logprob, i,
+                      i % 17 == 16 ? -1e4 : (double)(float)log(0.9 / (double)n_top * (i % 2 ? 0.5 : 1)));
         }
     }
     kl_op(&c);
@@ -426,6 +456,7 @@ int test_ops_kl(void)
         cmocka_unit_test(temperature_divides_logits),
         cmocka_unit_test(chunks_do_not_matter),
         cmocka_unit_test(kl_extremes),
+        cmocka_unit_test(far_tokens_of_rows),
         cmocka_unit_test(topk_is_the_definition),
         cmocka_unit_test(ties_take_the_lower_id),
         cmocka_unit_test(kl_on_the_gpu),

@@ -53,8 +53,7 @@ static struct student student_open(real *z, int64_t n, int64_t id, const struct 
 static inline real divergence_of(real a, real b, real d)
 {
 #ifdef MT_F64
-    (void)b;
-    return a * (d + expm1(-d));
+    return d < -600 ? a * (d - 1) + b : a * (d + expm1(-d)); /* expm1 overflows from 710 on */
 #else
     const float series =
         d * d * (0.5f - d * (1 / 6.0f - d * (1 / 24.0f - d * (1 / 120.0f - d * (1 / 720.0f - d / 5040)))));
@@ -99,8 +98,13 @@ static void kl_row(struct student *s, const real *y, bool reverse, real *kl)
     z[s->id] -= ce;
 }
 
-/* q (log q - log p) - q + p, as divergence_of. */
-static double bucket_divergence(double lq, double lp) { return exp(lq) * ((lq - lp) + expm1(lp - lq)); }
+/* q (log q - log p) - q + p, as divergence_of; p where q is 0 in double. */
+static double bucket_divergence(double lq, double lp)
+{
+    const double q = exp(lq), d = lq - lp;
+    if (d < -600) return (q > 0 ? q * (d - 1) : 0) + exp(lp); /* expm1 overflows from 710 on */
+    return q * (d + expm1(-d));
+}
 
 /* The distribution is ids[k] with log q lq[k], and the rest as one bucket: the logits of ids move to own [n_top], and
  * -inf takes their place, so that what remains in the row is the bucket. */

@@ -111,9 +111,12 @@ static __device__ __forceinline__ float divergence_of(float a, float b, float d)
     return fabsf(d) < 0.25f ? a * series : a * (d - 1) + b;
 }
 
+/* p where q is 0 in double. */
 static __device__ __forceinline__ double bucket_divergence(double lq, double lp)
 {
-    return exp(lq) * ((lq - lp) + expm1(lp - lq));
+    const double q = exp(lq), d = lq - lp;
+    if (d < -600) return (q > 0 ? q * (d - 1) : 0) + exp(lp); /* expm1 overflows from 710 on */
+    return q * (d + expm1(-d));
 }
 
 /* Nats below the largest logit of a row, and the log of its sum: log p = (logit - max) * inv_t - log_sum. */
