@@ -66,6 +66,8 @@ static double metric(const char *config, const char *event, int n, const char *k
     return value;
 }
 
+#define EQUAL_TEACHER "a new adapter is the base model, so nothing is learnt: set distill.alpha above 0"
+
 /* B of a new adapter is zero: the student is the base model, and nothing moves it. */
 static void a_new_adapter_is_the_base(void **state)
 {
@@ -81,6 +83,17 @@ static void a_new_adapter_is_the_base(void **state)
     }
     assert_says(said.out, "kl 0");
     assert_says(said.out, "eval at step 2: loss 0.0000  ce ");
+    assert_says(said.err, EQUAL_TEACHER);
+    const char *dropped = config_of("teacher = base", "");
+    trained(dropped, "train.steps=1", "lora.dropout=0.5"); /* of an input that B multiplies by zero */
+    assert_close(metric(dropped, "step", 0, "grad_norm"), 0, 0);
+    assert_says(said.err, EQUAL_TEACHER);
+    trained(config_of("teacher = base\nalpha = 0.5", ""), "train.steps=1", "lora.dropout=0");
+    assert_null(strstr(said.err, "nothing is learnt"));
+    const char *quantised = config_of("teacher = base", "[quant]\nweights = int8\n");
+    trained(quantised, "train.steps=1", "lora.dropout=0");
+    assert_null(strstr(said.err, "nothing is learnt"));
+    assert_true(metric(quantised, "step", 0, "grad_norm") > 0);
 }
 
 /* An adapter that is its own teacher; a student's dropout is none of the teacher's. */
@@ -215,6 +228,36 @@ static void eval_prints_the_parts(void **state)
     assert_close(kl, metric(config, "eval", 1, "kl"), 1e-9);
     assert_close(loss, metric(config, "eval", 1, "loss"), 1e-9);
     json_free(doc);
+    if (RUN("eval", config, "--set", "lora.r=8", "--set", "distill.teacher=none")) fail_msg("%s", said.err);
+    assert_says(said.err, "no effect: distill.alpha, distill.temperature, distill.kl");
+    assert_null(strstr(said.out, "\"kl\""));
+}
+
+/* Without a teacher or quantised weights, the other keys of their sections have no effect; one line names them. */
+static void unused_keys_are_named(void **state)
+{
+    (void)state;
+    static const char unused[] = "no effect: distill.alpha, distill.temperature, distill.kl, quant.mode, quant.amax; "
+                                 "[distill] needs a distill.teacher, and [quant] needs quant.weights";
+    const char *config =
+        config_of("alpha = 0.25\ntemperature = 2\nkl = reverse", "[quant]\nmode = base\namax = static\n");
+    const char *plain = config_of("", "");
+    trained(config, "lora.r=8", "train.steps=1");
+    assert_says(said.err, unused);
+    trained(plain, "lora.r=8", "train.steps=1");
+    assert_null(strstr(said.err, "no effect"));
+    assert_same_output(config, plain, ADAPTER);
+    /* they do not end a run that continues, but a teacher does */
+    if (RUN(config, "--set", "lora.r=8", "--set", "train.steps=2", "--set", "distill.alpha=0.5", "--set",
+            "quant.targets=all"))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "continuing after step 1 of 2");
+    assert_int_equal(RUN(config, "--set", "lora.r=8", "--set", "train.steps=3", "--set", "distill.teacher=base"), 1);
+    assert_says(said.err, "distill.teacher: none -> base");
+    assert_int_equal(RUN(config, "--set", "lora.r=8", "--set", "train.steps=3", "--set", "quant.weights=int8", "--set",
+                         "quant.mode=merged"),
+                     1);
+    assert_says(said.err, "quant.weights: none -> int8, quant.mode: base -> merged");
 }
 
 static void settings_are_checked(void **state)
@@ -224,13 +267,10 @@ static void settings_are_checked(void **state)
         {"teacher = bas", "distill.teacher = \"bas\": expected none, base, rows or adapter:DIR"},
         {"teacher = adapter:", "distill.teacher = \"adapter:\": expected none, base, rows or adapter:DIR"},
         {"teacher = adaptor:x", "distill.teacher = \"adaptor:x\": expected none, base, rows or adapter:DIR"},
-        {"alpha = 0.5", "distill.alpha needs a teacher: set distill.teacher to base, rows or adapter:DIR"},
-        {"temperature = 2", "distill.temperature needs a teacher"},
-        {"kl = reverse", "distill.kl = reverse needs a teacher"},
         {"teacher = base\nalpha = 1.5", "distill.alpha = \"1.5\": expected a number in [0, 1]"},
         {"teacher = base\ntemperature = 0", "distill.temperature = \"0\": expected a number in (0, 1e3]"},
         {"teacher = rows\nkl = reverse", "distill.kl = reverse needs the teacher's whole distribution"},
-        {"teacher = adapter:nowhere", "distill.teacher = nowhere"},
+        {"teacher = adapter:nowhere", "distill.teacher = adapter:nowhere: no such directory"},
     };
     for (int i = 0; i < MT_LEN(bad); i++) {
         assert_int_equal(RUN(config_of(bad[i][0], "")), 1);
@@ -385,6 +425,7 @@ int test_distill(void)
         cmocka_unit_test(a_step_may_be_divided),
         cmocka_unit_test(a_run_continues_with_its_teacher),
         cmocka_unit_test(eval_prints_the_parts),
+        cmocka_unit_test(unused_keys_are_named),
         cmocka_unit_test(settings_are_checked),
         cmocka_unit_test(whole_rows_are_the_base),
         cmocka_unit_test(rows_continue),

@@ -483,6 +483,12 @@ static void test_modes(void **state)
     assert_true(adapter_error(config, trained("quant.weights=fp8 quant.mode=base train.steps=2")) > 1e-6);
     assert_int_not_equal(run(config, "quant.weights=fp8 quant.mode=base train.steps=4"), 0);
     assert_says(said.err, "quant.mode");
+    if (RUN("eval", config, "--set", "quant.weights=fp8", "--set", "quant.targets=all")) fail_msg("%s", said.err);
+    assert_says(said.err, "adapter: all projections read weights quantised to fp8, with the adapter merged");
+    assert_says(said.out, "\"weights\":\"fp8\"");
+    if (RUN("eval", config)) fail_msg("%s", said.err);
+    assert_null(strstr(said.out, "weights"));
+    assert_null(strstr(said.err, "quantised"));
     (void)state;
 }
 

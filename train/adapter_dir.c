@@ -1,6 +1,8 @@
 /* adapter_dir.c - finds the PEFT directory that a path names. */
 #include "train/adapter_dir.h"
 
+#include <string.h>
+
 #include "data/file.h"
 
 static bool is_adapter(const char *dir)
@@ -19,12 +21,13 @@ int adapter_dir_find(char dir[MT_PATH], const char *option, const char *path, st
 {
     char checkpoints[MT_PATH];
     struct err why;
+    const char *gap = option[0] && option[strlen(option) - 1] == ':' ? "" : " ";
     if (adapter_dir_inside(dir, path)) return 0;
-    if (file_check_kind(path, true, &why)) return err_set(err, "%s %s", option, why.msg);
+    if (file_check_kind(path, true, &why)) return err_set(err, "%s%s%s", option, gap, why.msg);
     const bool run =
         !str_format(checkpoints, sizeof(checkpoints), NULL, "path", "%s/checkpoints", path) && file_is_dir(checkpoints);
-    return err_set(err, "%s %s: no adapter: found neither adapter_config.json nor adapter/adapter_config.json%s%s",
-                   option, path, run ? "; name a checkpoint below " : "", run ? checkpoints : "");
+    return err_set(err, "%s%s%s: no adapter: found neither adapter_config.json nor adapter/adapter_config.json%s%s",
+                   option, gap, path, run ? "; name a checkpoint below " : "", run ? checkpoints : "");
 }
 
 int adapter_dir_of(char dir[MT_PATH], const char *given, const struct config *cfg, const char *or_else, struct err *err)

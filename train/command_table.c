@@ -88,6 +88,7 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     int rc = launch(&place, cfg, &code, err);
     if (rc) return rc < 0 ? -1 : code;
     rc = launch_meet(&all, &place, cfg, err);
+    if (!rc && all.rank == 0) config_warn_unused(cfg);
     if (!rc) rc = eval ? commands_eval(cfg, adapted ? adapter : NULL, &all, err) : loop_train(cfg, &all, err);
     if (rc < 0) return rank_error(&all, &place, err);
     if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, stderr);
@@ -453,7 +454,8 @@ const struct command commands[] = {
      "and report.html below output.dir. Ctrl-C or SIGTERM saves a checkpoint; the same command continues.",
      ROWS(plain_rows), NONE, ARGS(plain_args), true, do_train},
     {"eval", "compute held-out loss, perplexity and accuracy of the adapter or the base model",
-     "Prints one JSON object; its \"adapter\" is the directory that was evaluated, or null for the base model.",
+     "Prints one JSON object; its \"adapter\" is the directory that was evaluated, or null for the base model. "
+     "With quant.weights, \"weights\" is its format.",
      ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval},
     {"generate", "write text with the adapter or the base model",
      "Special tokens are printed, except the one that ends the text. There is no KV cache: each token costs a forward "

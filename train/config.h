@@ -129,6 +129,10 @@ enum config_teacher { TEACHER_NONE, TEACHER_BASE, TEACHER_ROWS, TEACHER_ADAPTER 
 enum config_teacher config_teacher(const struct config *c, const char **dir);
 /* For commands that do not train or evaluate: the [distill] section as if it were not there. */
 void config_without_teacher(struct config *c);
+/* Whether option `name` has no effect: a key of [distill] without a teacher, or of [quant] without weights. */
+bool config_unused(const struct config *c, const char *name);
+/* A warning that names the unused keys whose values are not the defaults. */
+void config_warn_unused(const struct config *c);
 /* parallel.gpus; 0: auto. */
 int64_t config_gpus(const struct config *c);
 /* The resolved configuration as an INI file that reads back to the same struct; mem_free the text. */

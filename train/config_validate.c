@@ -92,18 +92,38 @@ void config_without_teacher(struct config *c)
     mem_free(defaults);
 }
 
+bool config_unused(const struct config *c, const char *name)
+{
+    const char *dir;
+    if (!strncmp(name, "distill.", 8))
+        return strcmp(name, "distill.teacher") && config_teacher(c, &dir) == TEACHER_NONE;
+    return !strncmp(name, "quant.", 6) && strcmp(name, "quant.weights") && c->quant.weights == CFG_QUANT_NONE;
+}
+
+void config_warn_unused(const struct config *c)
+{
+    struct config *defaults = mem_alloc(sizeof(*defaults));
+    struct config_value *now = mem_alloc(2 * (int64_t)sizeof(*now)), *usual = now + 1;
+    char names[512] = "";
+    size_t used = 0;
+    config_defaults(defaults);
+    for (int64_t i = 0; config_value(c, i, now); i++) {
+        config_value(defaults, i, usual);
+        if (config_unused(c, now->name) && strcmp(now->text, usual->text))
+            used += (size_t)snprintf(names + used, sizeof(names) - used, used ? ", %s" : "%s", now->name);
+    }
+    if (used) log_warn("no effect: %s; [distill] needs a distill.teacher, and [quant] needs quant.weights", names);
+    mem_free(now);
+    mem_free(defaults);
+}
+
 static int validate_distill(const struct config *c, struct err *err)
 {
-    const char *text = c->distill.teacher, *dir, *set = NULL;
+    const char *text = c->distill.teacher, *dir;
     const enum config_teacher teacher = config_teacher(c, &dir);
     if (teacher == TEACHER_ADAPTER ? strncmp(text, "adapter:", 8) || !*dir
                                    : teacher == TEACHER_NONE && strcmp(text, "none"))
         return err_set(err, "distill.teacher = \"%.80s\": expected none, base, rows or adapter:DIR", text);
-    if (c->distill.kl == CFG_KL_REVERSE) set = "distill.kl = reverse";
-    if (c->distill.temperature < 1 || c->distill.temperature > 1) set = "distill.temperature";
-    if (c->distill.alpha > 0) set = "distill.alpha";
-    if (teacher == TEACHER_NONE && set)
-        return err_set(err, "%s needs a teacher: set distill.teacher to base, rows or adapter:DIR", set);
     if (teacher == TEACHER_ROWS && c->distill.kl == CFG_KL_REVERSE)
         return err_set(err,
                        "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "

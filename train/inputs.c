@@ -84,6 +84,6 @@ int inputs_check(const struct config *cfg, struct err *err)
         look_at_file("eval.prompts", cfg->eval.prompts, err))
         return -1;
     if (adapter[0] && adapter_dir_find(dir, "lora.init_from =", adapter, err)) return -1;
-    return config_teacher(cfg, &adapter) == TEACHER_ADAPTER ? adapter_dir_find(dir, "distill.teacher =", adapter, err)
-                                                            : 0;
+    if (config_teacher(cfg, &adapter) != TEACHER_ADAPTER) return 0;
+    return adapter_dir_find(dir, "distill.teacher = adapter:", adapter, err);
 }

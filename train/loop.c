@@ -591,27 +591,32 @@ static void warn_of_scale(const struct adapters *ad)
     }
 }
 
-static void print_quant(const struct config *cfg)
+/* B of a new adapter is zero, so the student is the base model whatever A and the dropout are: no gradient. */
+static void warn_of_equal_teacher(const struct config *cfg)
 {
-    char format[32];
-    config_choice(QUANT_FORMATS, cfg->quant.weights, format);
-    log_info("quantisation-aware training: %s read weights quantised to %s, %s",
-             cfg->quant.targets == CFG_QUANT_ALL ? "all projections" : "experts", format,
-             cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards");
+    const char *dir;
+    if (config_teacher(cfg, &dir) != TEACHER_BASE || cfg->distill.alpha > 0 || cfg->lora.init_from[0] ||
+        cfg->quant.weights != CFG_QUANT_NONE || cfg->train.aux_loss_coef > 0)
+        return;
+    log_warn(
+        "distill.teacher = base with distill.alpha = 0: a new adapter is the base model, so nothing is learnt: set "
+        "distill.alpha above 0, lora.init_from or quant.weights");
 }
 
 static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
     const struct arch *a = &r->arch;
-    char *table = adapters_table(&r->model.adapters, a), peak[32], roofs[256];
+    char *table = adapters_table(&r->model.adapters, a), peak[32], roofs[256], quant[160];
     log_info("%s", profile_roofs(roofs, &r->dev));
     log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
     fprintf(stderr, "%s", table);
-    if (r->cfg->quant.weights != CFG_QUANT_NONE) print_quant(r->cfg);
+    if (r->cfg->quant.weights != CFG_QUANT_NONE)
+        log_info("quantisation-aware training: %s", run_quant_text(quant, r->cfg));
     warn_of_scale(&r->model.adapters);
+    warn_of_equal_teacher(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");
     log_info("%lld step%s, %lld micro-batch%s each, at most %lld tokens per micro-batch",

@@ -78,7 +78,7 @@ int plan_teacher(struct adapters *ad, struct adapters **planned, const struct ar
     const char *dir;
     *planned = NULL;
     if (config_teacher(cfg, &dir) != TEACHER_ADAPTER) return 0;
-    if (adapter_dir_find(found, "distill.teacher =", dir, err) || peft_plan(ad, a, found, err)) return -1;
+    if (adapter_dir_find(found, "distill.teacher = adapter:", dir, err) || peft_plan(ad, a, found, err)) return -1;
     *planned = ad;
     return 0;
 }

@@ -70,6 +70,24 @@ static bool same_tables(const struct adapters *a, const struct adapters *b)
     return same;
 }
 
+/* Option i of the checkpoint's settings; the default if they lack it. */
+static const char *saved_text(struct json settings, const struct config *defaults, int64_t i, struct config_value *v)
+{
+    const char *text;
+    struct err err;
+    config_value(defaults, i, v);
+    if (!json_has(settings, v->name)) return v->text;
+    return json_get_str(settings, v->name, &text, &err) ? "?" : text;
+}
+
+/* Whether the checkpoint's settings have no teacher (distill.*) or no quantised weights (quant.*). */
+static bool was_unused(struct json settings, const char *name)
+{
+    const char *key = !strncmp(name, "distill.", 8) ? "distill.teacher" : "quant.weights", *text;
+    struct err err;
+    return !json_has(settings, key) || (!json_get_str(settings, key, &text, &err) && !strcmp(text, "none"));
+}
+
 /* Whether the checkpoint's settings adapt the same matrices as cfg. */
 static bool same_adapters(const struct resume *r, const struct config *cfg, const struct arch *a)
 {
@@ -99,19 +117,14 @@ static struct changes compare(const struct resume *r, const struct config *cfg, 
 {
     struct config *defaults = mem_alloc(sizeof(*defaults));
     struct config_value *now = mem_alloc(2 * (int64_t)sizeof(*now)), *unset = now + 1;
-    struct err err;
     struct changes c = {.n = 0};
     const struct json settings = json_find(json_root(r->doc), "settings");
     config_defaults(defaults);
     for (int64_t i = 0; config_value(cfg, i, now); i++) {
-        const char *old = NULL;
         if (now->effect != effect || strncmp(now->name, section, strlen(section))) continue;
-        config_value(defaults, i, unset);
-        if (!json_has(settings, now->name))
-            old = unset->text;
-        else if (json_get_str(settings, now->name, &old, &err))
-            old = "?";
         if (same_lists && is_adapter_list(now->name)) continue;
+        if (config_unused(cfg, now->name) && was_unused(settings, now->name)) continue;
+        const char *old = saved_text(settings, defaults, i, unset);
         if (strcmp(old, now->text)) changes_add(&c, now->name, old, now->text);
     }
     mem_free(now);

@@ -334,7 +334,7 @@ static int load_teacher(struct run *r, struct err *err)
     const char *given;
     char dir[MT_PATH];
     if (config_teacher(r->cfg, &given) != TEACHER_ADAPTER) return 0;
-    if (adapter_dir_find(dir, "distill.teacher =", given, err) || peft_load(ad, &r->dev, dir, err)) return -1;
+    if (adapter_dir_find(dir, "distill.teacher = adapter:", given, err) || peft_load(ad, &r->dev, dir, err)) return -1;
     const int64_t n = adapters_logical(ad)->n_flat;
     float *values = mem_array(n, sizeof(*values));
     uint64_t hash = r->model.weights.fingerprint;
@@ -373,6 +373,16 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
              r->dev.name);
     safetensors_close(&r->st);
     return 0;
+}
+
+const char *run_quant_text(char text[160], const struct config *cfg)
+{
+    char format[32];
+    config_choice(QUANT_FORMATS, cfg->quant.weights, format);
+    snprintf(text, 160, "%s read weights quantised to %s, %s",
+             cfg->quant.targets == CFG_QUANT_ALL ? "all projections" : "experts", format,
+             cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards");
+    return text;
 }
 
 void run_close(struct run *r)

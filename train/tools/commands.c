@@ -9,12 +9,15 @@
 #include "train/run.h"
 
 /* adapter NULL: the base model. */
-static void print_eval(const struct eval_metrics *e, const char *adapter)
+static void print_eval(const struct config *cfg, const struct eval_metrics *e, const char *adapter)
 {
+    char format[32];
     struct json_out o = {0};
     json_out_open(&o, NULL, '{');
     json_out_str(&o, "event", "eval");
     json_out_str(&o, "adapter", adapter);
+    if (cfg->quant.weights != CFG_QUANT_NONE && config_choice(QUANT_FORMATS, cfg->quant.weights, format))
+        json_out_str(&o, "weights", format);
     json_out_f64(&o, "loss", e->loss);
     if (e->distill) json_out_f64(&o, "ce", e->ce);
     if (e->distill) json_out_f64(&o, "kl", e->kl);
@@ -30,6 +33,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
 {
     struct run r;
     struct eval_metrics e = {0};
+    char text[160];
     int rc = -1;
     comm_busy(all, "loading");
     if (run_open_headers(&r, cfg, false, err) || run_join(&r, all, err) || run_open_data(&r, false, err)) goto out;
@@ -39,14 +43,16 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     }
     if (run_open_model(&r, adapter_dir, false, err)) goto out;
     comm_busy(all, NULL);
-    log_info("evaluating %s", adapter_dir ? adapter_dir : "the base model");
+    const bool quant = cfg->quant.weights != CFG_QUANT_NONE;
+    log_info("evaluating %s%s%s", adapter_dir ? adapter_dir : "the base model", quant ? ": " : "",
+             quant ? run_quant_text(text, cfg) : "");
     run_evaluate(&r, &e, NULL);
     log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
              100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
     if (!isfinite(e.loss))
         log_warn("the loss is not finite: %s", adapter_dir ? "the adapter has diverged, or the base model is broken"
                                                            : "look at the base model's weights and the held-out data");
-    if (all->rank == 0) print_eval(&e, adapter_dir);
+    if (all->rank == 0) print_eval(cfg, &e, adapter_dir);
     comm_unshare_work(r.par.ep);
     rc = 0;
 out:
