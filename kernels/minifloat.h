@@ -6,6 +6,7 @@
 #define MT_MINIFLOAT_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -96,6 +97,18 @@ MT_BOTH uint32_t e2m1_code(float a) { return a < 1 ? a > 0 : (float_bits(a) >> 2
 /* The nearest value of e4m3 ("fn", no infinity), ties to the even code; 448 at most, steps of 2^-9 below 2^-6. */
 MT_BOTH float e4m3_round(float a) { return minifloat_round(a < 448 ? a : 448, 3, -6); }
 MT_BOTH uint32_t e4m3_code(float a) { return a < 0x1p-6f ? (uint32_t)(a * 512) : (float_bits(a) >> 20) - 960; }
+
+/* The value of a byte of e4m3 with its sign: its bits at the same places of an f32 give the value times 2^-120. */
+MT_BOTH float e4m3_value(uint32_t byte)
+{
+    const uint32_t bits = (byte & 0x7f) == 0x7f ? 0x7fc00000u : (byte & 0x7f) << 20;
+    return fl_mul(bits_float(bits | (byte & 0x80) << 24), 0x1p120f);
+}
+/* What the codes of a block of NVFP4 are multiplied with; see struct weight. */
+MT_BOTH float nvfp4_step(uint32_t byte, float scale2, bool divides)
+{
+    return divides ? fl_div(e4m3_value(byte), scale2) : fl_mul(e4m3_value(byte), scale2);
+}
 
 /* 2^(byte - 127), byte < 255, and its inverse. 2^-127 is denormal. */
 MT_BOTH float e8m0_value(uint32_t byte) { return bits_float(byte ? byte << 23 : 0x00400000u); }

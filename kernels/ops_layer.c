@@ -137,7 +137,7 @@ static void moves_weight(struct device *dev, const struct weight *w, int64_t n_r
 {
     const double share = MT_MIN(1, (double)n_row / (double)w->n_exp), stored = share * (double)weight_bytes(w);
     const double decoded = 2 * share * (double)w->n_exp * (double)w->n_out * (double)w->n_in;
-    const bool packed = w->format == WF_MXFP4 || w->format == WF_NF4 || w->format == WF_FP4;
+    const bool packed = w->format >= WF_MXFP4;
     dev->op.bytes += packed ? decoded : stored;
     if (packed) dev->op.decode += stored + decoded;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/minifloat.h"
+#include "kernels/fakequant.h"
 
 const float quant_nf4_code[16] = {
     -1.0f,
@@ -85,6 +85,12 @@ float quant_absmax(const struct weight *w, int64_t e, int64_t block)
     return centred + w->nested_offset[e];
 }
 
+/* Of element `flat` of the whole stack. */
+static float nvfp4_step_at(const struct weight *w, int64_t flat)
+{
+    return nvfp4_step(w->scale[flat / 16], w->scale2[flat / w->n_in], w->scale2_divides);
+}
+
 float quant_value(const struct weight *w, int64_t e, int64_t i)
 {
     int64_t n = w->n_out * w->n_in, flat = e * n + i;
@@ -98,6 +104,9 @@ float quant_value(const struct weight *w, int64_t e, int64_t i)
     case WF_MXFP4:
         byte = nibbles[flat / 2];
         return quant_e2m1_code[i & 1 ? byte >> 4 : byte & 15] * quant_e8m0(w->scale[flat / 32]);
+    case WF_NVFP4:
+        byte = nibbles[flat / 2];
+        return quant_e2m1_code[i & 1 ? byte >> 4 : byte & 15] * nvfp4_step_at(w, flat);
     case WF_NF4:
     case WF_FP4:
         byte = nibbles[e * ((n + 1) / 2) + i / 2];
@@ -197,6 +206,8 @@ int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *abs
     return n_bad;
 }
 
+static const struct fakequant nvfp4 = {.kind = FQ_NVFP4, .block = 16, .bits = 4};
+
 /* Elements [at, at+n) of dense values. */
 static void dense_values(float *out, const void *x, enum weight_format dense, int64_t at, int64_t n)
 {
@@ -209,20 +220,60 @@ static void dense_values(float *out, const void *x, enum weight_format dense, in
         for (int64_t i = 0; i < n; i++) out[i] = f16_to_f32(half[i]);
 }
 
+/* The global scale of a matrix from its largest finite magnitude. */
+static float nvfp4_scale2(const void *x, enum weight_format dense, int64_t n, int n_threads)
+{
+    enum { PIECE = 4096 };
+    float amax = 0;
+#pragma omp parallel for if (n > 16 * PIECE) num_threads(n_threads) reduction(max : amax)
+    for (int64_t at = 0; at < n; at += PIECE) {
+        float piece[PIECE];
+        int64_t n_bad = 0;
+        const int64_t count = MT_MIN(PIECE, n - at);
+        progress();
+        dense_values(piece, x, dense, at, count);
+        amax = fmaxf(amax, block_absmax(piece, count, &n_bad));
+    }
+    return fakequant_global(&nvfp4, amax);
+}
+
+static int64_t nvfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n, float scale2)
+{
+    int64_t n_bad = 0;
+    for (int64_t b = 0; b < n; b += 16) {
+        const struct fakequant_scale s = fakequant_scale_nvfp4(&nvfp4, scale2, block_absmax(x + b, 16, &n_bad));
+        uint32_t code[16];
+        for (int i = 0; i < 16; i++) {
+            const float v = fabsf(x[b + i]) <= FLT_MAX ? x[b + i] : 0;
+            code[i] = fakequant_code(&nvfp4, fakequant_round(&nvfp4, &s, v));
+        }
+        scales[b / 16] = (uint8_t)s.byte;
+        for (int i = 0; i < 16; i += 2) nibbles[(b + i) / 2] = (uint8_t)(code[i] | code[i + 1] << 4);
+    }
+    return n_bad;
+}
+
 int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
                      enum weight_format dense, int64_t n, int n_threads)
 {
     enum { BLOCK = 64, PIECE = 64 * BLOCK }; /* whole blocks of every format */
     int64_t n_bad = 0;
+    if (format == WF_NVFP4) {
+        MT_REQUIRE(n % 16 == 0, "NVFP4 has blocks of 16: %lld values are not a multiple", (long long)n);
+        *absmax = nvfp4_scale2(x, dense, n, n_threads);
+    }
 #pragma omp parallel for if (n > 16 * PIECE) num_threads(n_threads) reduction(+ : n_bad)
     for (int64_t at = 0; at < n; at += PIECE) {
         float piece[PIECE];
         const int64_t count = MT_MIN(PIECE, n - at);
         progress();
         dense_values(piece, x, dense, at, count);
-        n_bad += format == WF_MXFP4
-                     ? quant_mxfp4_encode(nibbles + at / 2, scales + at / 32, piece, count)
-                     : quant_bnb_encode(format, nibbles + at / 2, absmax + at / BLOCK, piece, count, BLOCK);
+        if (format == WF_MXFP4)
+            n_bad += quant_mxfp4_encode(nibbles + at / 2, scales + at / 32, piece, count);
+        else if (format == WF_NVFP4)
+            n_bad += nvfp4_encode(nibbles + at / 2, scales + at / 16, piece, count, *absmax);
+        else
+            n_bad += quant_bnb_encode(format, nibbles + at / 2, absmax + at / BLOCK, piece, count, BLOCK);
     }
     return n_bad;
 }
@@ -254,15 +305,16 @@ void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const
     }
 }
 
-/* Whole blocks of MXFP4, a byte at a time. */
-static void mxfp4_decode(float *out, const uint8_t *nibbles, const uint8_t *scales, int64_t n)
+/* Whole blocks of MXFP4 or NVFP4 from element `flat` of the whole stack, a byte at a time. */
+static void blocks_decode(float *out, const struct weight *w, int64_t flat, int64_t n)
 {
-    for (int64_t b = 0; b < n / 32; b++) {
-        const float step = quant_e8m0(scales[b]);
-        for (int i = 0; i < 16; i++) {
-            const uint8_t byte = nibbles[16 * b + i];
-            out[32 * b + 2 * i] = quant_e2m1_code[byte & 15] * step;
-            out[32 * b + 2 * i + 1] = quant_e2m1_code[byte >> 4] * step;
+    const int64_t block = weight_scale_block(w->format);
+    for (int64_t at = flat; at < flat + n; at += block) {
+        const float step = w->format == WF_MXFP4 ? quant_e8m0(w->scale[at / 32]) : nvfp4_step_at(w, at);
+        const uint8_t *nibbles = (const uint8_t *)w->data + at / 2;
+        for (int64_t i = 0; i < block / 2; i++, out += 2) {
+            out[0] = quant_e2m1_code[nibbles[i] & 15] * step;
+            out[1] = quant_e2m1_code[nibbles[i] >> 4] * step;
         }
     }
 }
@@ -270,13 +322,13 @@ static void mxfp4_decode(float *out, const uint8_t *nibbles, const uint8_t *scal
 void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads)
 {
     enum { PIECE = 4096 };
-    const int64_t flat = e * w->n_out * w->n_in + first;
-    const bool blocks = w->format == WF_MXFP4 && flat % 32 == 0 && n % 32 == 0;
+    const int64_t flat = e * w->n_out * w->n_in + first, block = weight_scale_block(w->format);
+    const bool blocks = block && flat % block == 0 && n % block == 0;
 #pragma omp parallel for if (n > 16 * PIECE) num_threads(n_threads)
     for (int64_t at = 0; at < n; at += PIECE) {
         const int64_t count = MT_MIN(PIECE, n - at);
         if (blocks)
-            mxfp4_decode(out + at, (const uint8_t *)w->data + (flat + at) / 2, w->scale + (flat + at) / 32, count);
+            blocks_decode(out + at, w, flat + at, count);
         else
             for (int64_t i = at; i < at + count; i++) out[i] = quant_value(w, e, first + i);
     }

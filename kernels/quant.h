@@ -31,7 +31,8 @@ int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, in
 int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
                          int64_t block);
 /* Encodes a dense x, WF_F32, WF_BF16 or WF_F16, in any format (NF4 and FP4 with blocks of 64), with n_threads threads
- * on pieces of whole blocks; the bytes do not depend on n_threads. MXFP4 fills scales, the others absmax. */
+ * on pieces of whole blocks; the bytes do not depend on n_threads. MXFP4 fills scales, NF4 and FP4 absmax. NVFP4 takes
+ * x as one matrix: it fills scales, and *absmax with the global scale, a factor (kernels/fakequant.h has the rule). */
 int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
                      enum weight_format dense, int64_t n, int n_threads);
 /* Elements [first, first + n) of expert e's flat matrix, with the values of quant_value. */

@@ -120,10 +120,13 @@ int64_t tensor_bytes(struct tensor x) { return product(tensor_count(x), dtype_si
 
 const char *weight_format_name(enum weight_format f)
 {
-    static const char *const names[] = {[WF_NONE] = "none",   [WF_F32] = "f32", [WF_BF16] = "bf16", [WF_F16] = "f16",
-                                        [WF_MXFP4] = "mxfp4", [WF_NF4] = "nf4", [WF_FP4] = "fp4"};
+    static const char *const names[] = {
+        [WF_NONE] = "none",   [WF_F32] = "f32", [WF_BF16] = "bf16", [WF_F16] = "f16",
+        [WF_MXFP4] = "mxfp4", [WF_NF4] = "nf4", [WF_FP4] = "fp4",   [WF_NVFP4] = "nvfp4"};
     return names[f];
 }
+
+int64_t weight_scale_block(enum weight_format f) { return f == WF_MXFP4 ? 32 : f == WF_NVFP4 ? 16 : 0; }
 
 int64_t weight_blocks(const struct weight *w)
 {
@@ -141,6 +144,7 @@ int64_t weight_bytes(const struct weight *w)
     case WF_BF16:
     case WF_F16: return product(w->n_exp, product(n, 2));
     case WF_MXFP4: return product(w->n_exp, n / 2 + n / 32);
+    case WF_NVFP4: return product(w->n_exp, n / 2 + n / 16 + w->n_out * 4);
     case WF_NF4:
     case WF_FP4: break;
     }

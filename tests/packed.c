@@ -15,6 +15,25 @@ static void pack_mxfp4(struct weight *w, const float *x)
     w->scale = scales;
 }
 
+/* Each third of the rows has its own global scale. With `nested` a scale is divided by it. */
+static void pack_nvfp4(struct weight *w, const float *x, bool divides)
+{
+    const int64_t n = w->n_out * w->n_in, third = (w->n_out + 2) / 3;
+    uint8_t *nibbles = bytes(w->n_exp * n / 2), *scales = bytes(w->n_exp * n / 16);
+    float *scale2 = floats(w->n_exp * w->n_out), g;
+    for (int64_t e = 0; e < w->n_exp; e++)
+        for (int64_t row = 0; row < w->n_out; row += third) {
+            const int64_t n_row = MT_MIN(third, w->n_out - row), at = e * n + row * w->n_in;
+            assert_int_equal(
+                quant_encode(WF_NVFP4, nibbles + at / 2, scales + at / 16, &g, x + at, WF_F32, n_row * w->n_in, 1), 0);
+            for (int64_t i = 0; i < n_row; i++) scale2[e * w->n_out + row + i] = divides ? 1 / g : g;
+        }
+    w->data = nibbles;
+    w->scale = scales;
+    w->scale2 = scale2;
+    w->scale2_divides = divides;
+}
+
 static void pack_bnb(struct weight *w, const float *x, bool nested)
 {
     int64_t n = w->n_out * w->n_in, n_block = weight_blocks(w), n_outer = (n_block + 255) / 256;
@@ -48,6 +67,8 @@ struct weight make_packed(struct weight_packing p, uint64_t stream, double ampli
     struct tensor x = make_random(DT_F32, stream, amplitude, n_exp, n_out, n_in);
     if (p.format == WF_MXFP4)
         pack_mxfp4(&w, x.data);
+    else if (p.format == WF_NVFP4)
+        pack_nvfp4(&w, x.data, p.nested);
     else
         pack_bnb(&w, x.data, p.nested);
     return w;

@@ -5,7 +5,8 @@
 #include "kernels/quant.h"
 #include "tests/op_check.h"
 
-/* How a weight is stored. `block` (values per absmax) and `nested` (absmax is quantised too) apply to NF4 and FP4. */
+/* How a weight is stored. `block` (values per absmax) and `nested` (absmax is quantised too) apply to NF4 and FP4;
+ * with NVFP4 `nested` means that global scales divide. */
 struct weight_packing {
     enum weight_format format;
     int64_t block;

@@ -292,6 +292,7 @@ static void weights(void **state)
         {WF_BF16, false, 0, 32LL * 5760 * 2880 * 2},
         {WF_F16, false, 0, 32LL * 5760 * 2880 * 2},
         {WF_MXFP4, false, 0, 32LL * 5760 * 90 * 17},
+        {WF_NVFP4, false, 0, 32LL * 5760 * (180 * 9 + 4)},
         {WF_NF4, false, 259200, 32LL * (8294400 + 259200 * 4) + 64},
         {WF_FP4, true, 259200, 32LL * (8294400 + 259200 + 1013 * 4 + 4) + 64 + 1024},
     };

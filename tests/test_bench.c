@@ -244,11 +244,12 @@ static void test_dequant(void **state)
     struct json_doc *doc = said_json();
     const struct json rows = json_find(json_root(doc), "rows");
     double roof = number(json_root(doc), "roof_gbs"), all_ms = 0;
-    assert_int_equal(json_count(rows), 3 * 2 * 4);
+    assert_int_equal(json_count(rows), 4 * 2 * 4);
     for (int64_t i = 0; i < json_count(rows); i++) {
         const struct json row = json_at(rows, i);
         const double n_tok = number(row, "tokens"), active = number(row, "active_experts"), ms = number(row, "ms");
         const double values = active * (i / 4 % 2 ? 256 * 128 : 2 * 128 * 256), moved = number(row, "moved_bytes");
+        const double n_in = i / 4 % 2 ? 128 : 256;
         const char *quant;
         assert_int_equal(json_get_str(row, "quant", &quant, &err), 0);
         check_text(row, "stack", i / 4 % 2 ? "down" : "gate_up");
@@ -258,7 +259,10 @@ static void test_dequant(void **state)
         assert_close(number(row, "expected_active"), n_tok > 0 ? 16 * (1 - pow(0.5, n_tok)) : 16, 1e-12);
         assert_close(number(row, "active_pct"), 100 * active / 16, 1e-12);
         assert_close(number(row, "decoded_bytes"), 4 * values, 0); /* f32 */
-        const double bits = !strcmp(quant, "mxfp4") ? 4.25 : !strcmp(quant, "nf4") ? 4.5 : 4.127;
+        const double bits = !strcmp(quant, "mxfp4")   ? 4.25
+                            : !strcmp(quant, "nf4")   ? 4.5
+                            : !strcmp(quant, "nvfp4") ? 4.5 + 32.0 / n_in
+                                                      : 4.127;
         assert_close(moved - 4 * values, values * bits / 8, 2e-2); /* 1 KiB of tables count here */
         assert_close(number(row, "gbs"), moved / ms / 1e6, 1e-9);
         assert_close(number(row, "copy_pct"), 100 * number(row, "gbs") / roof, 1e-9);

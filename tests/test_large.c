@@ -527,10 +527,12 @@ static int64_t data_bytes(const struct weight *w) { return w->n_out * w->n_in * 
 static struct weight make_stack(const struct stack *s)
 {
     struct weight w = {.format = s->format, .n_exp = s->n_exp, .n_out = s->n_out, .n_in = s->n_in, .block = 64};
-    const int64_t n_block = w.format == WF_MXFP4 ? w.n_out * w.n_in / 32 : weight_blocks(&w);
+    const int64_t block = weight_scale_block(w.format), n_block = block ? w.n_out * w.n_in / block : weight_blocks(&w);
     float map[256];
     w.data = gpu_repeat(w.format == WF_F32 ? OF_F32 : OF_BYTES, 1, w.n_exp * data_bytes(&w));
     if (w.format == WF_MXFP4) w.scale = gpu_repeat(OF_SCALES, 2, w.n_exp * n_block);
+    if (w.format == WF_NVFP4) w.scale = gpu_repeat(OF_SCALES, 2, w.n_exp * n_block);
+    if (w.format == WF_NVFP4) w.scale2 = gpu_repeat(OF_F32, 3, 4 * w.n_exp * w.n_out);
     if (w.format != WF_NF4) return w;
     w.code = gpu_bytes(quant_nf4_code, sizeof(quant_nf4_code));
     if (!s->nested) {
@@ -560,6 +562,7 @@ static void dequant(const struct stack *s)
     gpu_begin(16, 1, false);
     const struct weight w = make_stack(s);
     const int64_t n = w.n_out * w.n_in, e = w.n_exp - 1, n_block = weight_blocks(&w);
+    const int64_t block = weight_scale_block(w.format);
     struct tensor out = gpu_empty(DT_BF16, w.n_exp * n, -1, -1);
     assert_true(tensor_count(out) > INT32_MAX);
     cuda_dequant(out.data, &w, 0, w.n_exp, NULL);
@@ -568,7 +571,8 @@ static void dequant(const struct stack *s)
                                 .n_out = w.n_out,
                                 .n_in = w.n_in,
                                 .data = fetch(w.data, e, data_bytes(&w)),
-                                .scale = fetch(w.scale, e, w.format == WF_MXFP4 ? n / 32 : n_block),
+                                .scale = fetch(w.scale, e, block ? n / block : n_block),
+                                .scale2 = fetch(w.scale2, e, 4 * w.n_out),
                                 .absmax = fetch(w.absmax, e, 4 * n_block),
                                 .nested_absmax = fetch(w.nested_absmax, e, 4 * ((n_block + 255) / 256)),
                                 .nested_offset = fetch(w.nested_offset, e, 4),
@@ -578,8 +582,8 @@ static void dequant(const struct stack *s)
     const struct tensor got = gpu_host(tensor_rows(out, w.n_exp * n - COMPARED, COMPARED));
     for (int64_t i = 0; i < COMPARED; i++)
         assert_int_equal(((uint16_t *)got.data)[i], f32_to_bf16(quant_value(&host, 0, n - COMPARED + i)));
-    const void *const parts[] = {host.data,          host.scale,      host.absmax, host.nested_absmax,
-                                 host.nested_offset, host.nested_map, host.code,   got.data};
+    const void *const parts[] = {host.data,          host.scale2,     host.scale, host.absmax, host.nested_absmax,
+                                 host.nested_offset, host.nested_map, host.code,  got.data};
     for (int i = 0; i < MT_LEN(parts); i++) mem_free((void *)parts[i]);
     gpu_end(NULL);
 }
@@ -587,10 +591,9 @@ static void dequant(const struct stack *s)
 static void dequant_large_on_the_gpu(void **state)
 {
     static const struct stack stacks[] = {
-        {WF_MXFP4, false, 131, 5760, 2880},
-        {WF_NF4, false, 131, 5760, 2880},
-        {WF_NF4, true, 131, 5760, 2880},
-        {WF_F32, false, 131, 5761, 2879}, /* odd sizes: no vector access is aligned */
+        {WF_MXFP4, false, 131, 5760, 2880}, {WF_NVFP4, false, 131, 5760, 2880}, {WF_NF4, false, 131, 5760, 2880},
+        {WF_NF4, true, 131, 5760, 2880},    {WF_F32, false, 131, 5761, 2879}, /* odd sizes: no vector access is aligned
+                                                                               */
     };
     (void)state;
     for (int i = 0; i < MT_LEN(stacks); i++) dequant(&stacks[i]);

@@ -1,5 +1,6 @@
-/* test_quant.c - MXFP4, NF4 and FP4: published vectors, bitsandbytes' bytes, every byte and every bf16 input. The fast
- * decoders (tiles on the CPU in f32 and f64, bf16 on the GPU) are compared with the definition, element by element. */
+/* test_quant.c - MXFP4, NVFP4, NF4 and FP4: published vectors, bitsandbytes' bytes, every byte and every bf16 input.
+ * The fast decoders (tiles on the CPU in f32 and f64, bf16 on the GPU) are compared with the definition, element by
+ * element. */
 #include "tests/packed.h"
 
 #include <float.h>
@@ -226,7 +227,8 @@ static void test_tiles(void **state)
         {{WF_F32, 0, false}, 7, 10, 2},    {{WF_BF16, 0, false}, 7, 10, 2},   {{WF_F16, 0, false}, 7, 10, 2},
         {{WF_MXFP4, 0, false}, 9, 96, 32}, {{WF_NF4, 64, false}, 13, 40, 2},  {{WF_NF4, 64, true}, 13, 40, 2},
         {{WF_NF4, 32, true}, 131, 70, 2},  {{WF_FP4, 64, false}, 13, 40, 2},  {{WF_FP4, 128, true}, 13, 50, 2},
-        {{WF_NF4, 4096, false}, 3, 20, 2}, {{WF_NF4, 64, false}, 4, 128, 64},
+        {{WF_NF4, 4096, false}, 3, 20, 2}, {{WF_NF4, 64, false}, 4, 128, 64}, {{WF_NVFP4, 0, false}, 9, 96, 16},
+        {{WF_NVFP4, 0, true}, 7, 48, 16},
     };
     for (int c = 0; c < MT_LEN(cases); c++) {
         int64_t n_out = cases[c].n_out, n_in = cases[c].n_in, step = cases[c].step;
@@ -266,6 +268,87 @@ static void test_mxfp4_all(void **state)
     (void)state;
 }
 
+/* Every byte with every scale, under factors and divisors: as ModelOpt and compressed-tensors read them. */
+static void test_nvfp4_all(void **state)
+{
+    enum { N = 512 };
+    static const float scale2[] = {1, 0x1.234568p-9f, 0x1.fffffep-20f, 3e-38f};
+    static const double magnitude[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    uint8_t *bytes = mem_alloc(256 * N / 2), *scales = mem_alloc(256 * N / 16);
+    float rows[256];
+    for (int s = 0; s < 256; s++) {
+        for (int b = 0; b < N / 2; b++) bytes[N / 2 * s + b] = (uint8_t)b;
+        memset(scales + N / 16 * s, s, N / 16);
+    }
+    for (int k = 0; k < 2 * MT_LEN(scale2); k++) {
+        for (int s = 0; s < 256; s++) rows[s] = scale2[k / 2];
+        const struct weight w = {.format = WF_NVFP4,
+                                 .n_exp = 1,
+                                 .n_out = 256,
+                                 .n_in = N,
+                                 .data = bytes,
+                                 .scale = scales,
+                                 .scale2 = rows,
+                                 .scale2_divides = k % 2};
+        for (int64_t i = 0; i < 256 * N; i++) {
+            const int s = (int)(i / N), byte = (int)(i % N / 2), code = i % 2 ? byte >> 4 : byte & 15;
+            const int exponent = s >> 3 & 15, mantissa = s & 7;
+            double e4m3 = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+            if ((s & 127) == 127) e4m3 = NAN;
+            if (s & 128) e4m3 = -e4m3;
+            const double g = (double)scale2[k / 2];
+            const float step = (float)(k % 2 ? e4m3 / g : e4m3 * g);
+            const double value = (double)step * magnitude[code & 7];
+            assert_same_float(quant_value(&w, 0, i), (float)(code & 8 ? -value : value), "nvfp4", i);
+        }
+        check_tile(&w, 0, 0, 256, 0, N);
+        float *all = mem_array(256 * N, sizeof(*all));
+        quant_decode(all, &w, 0, 0, 256 * N, 2);
+        for (int64_t i = 0; i < 256 * N; i++) assert_same_float(all[i], quant_value(&w, 0, i), "quant_decode", i);
+        mem_free(all);
+    }
+    mem_free(bytes);
+    mem_free(scales);
+    (void)state;
+}
+
+/* The packed bytes decode to what fake quantisation gives, with one scale per matrix. */
+static void test_nvfp4_encode(void **state)
+{
+    enum { N = 16 * 4096 + 48 };
+    struct fakequant f;
+    struct err err;
+    assert_int_equal(fakequant_parse(&f, "nvfp4", &err), 0);
+    float *x = mem_array(N, sizeof(*x)), g, other;
+    uint8_t *nibbles[2] = {mem_alloc(N / 2), mem_alloc(N / 2)}, *scales[2] = {mem_alloc(N / 16), mem_alloc(N / 16)};
+    for (int64_t i = 0; i < N; i++)
+        x[i] = (float)test_value(3, (uint64_t)i) * (i / 16 % 5 ? 1 : 1e-4f) * (i / 16 % 7 > 0);
+    x[5] = INFINITY, x[N - 1] = NAN, x[77] = -0.0f;
+    assert_int_equal(quant_encode(WF_NVFP4, nibbles[0], scales[0], &g, x, WF_F32, N, 1), 2);
+    assert_int_equal(quant_encode(WF_NVFP4, nibbles[1], scales[1], &other, x, WF_F32, N, 3), 2);
+    assert_memory_equal(nibbles[0], nibbles[1], N / 2);
+    assert_memory_equal(scales[0], scales[1], N / 16);
+    assert_memory_equal(&g, &other, sizeof(g));
+    x[5] = x[N - 1] = 0;
+    float amax = 0, bmax = 0;
+    for (int64_t i = 0; i < N; i++) amax = fmaxf(amax, fabsf(x[i]));
+    assert_true(g == amax / 2688);
+    const struct weight w = {
+        .format = WF_NVFP4, .n_exp = 1, .n_out = 1, .n_in = N, .data = nibbles[0], .scale = scales[0], .scale2 = &g};
+    for (int64_t i = 0; i < N; i++) {
+        if (i % 16 == 0) bmax = 0;
+        for (int64_t k = i; i % 16 == 0 && k < i + 16; k++) bmax = fmaxf(bmax, fabsf(x[k]));
+        const struct fakequant_scale s = fakequant_scale(&f, fakequant_global(&f, amax), bmax);
+        assert_same_float(quant_value(&w, 0, i), fakequant_value(&f, &s, fakequant_round(&f, &s, x[i])), "nvfp4", i);
+    }
+    memset(x, 0, N * sizeof(*x));
+    assert_int_equal(quant_encode(WF_NVFP4, nibbles[0], scales[0], &g, x, WF_F32, N, 1), 0);
+    for (int64_t i = 0; i < N; i++) assert_true(quant_value(&w, 0, i) == 0);
+    for (int i = 0; i < 2; i++) mem_free(nibbles[i]), mem_free(scales[i]);
+    mem_free(x);
+    (void)state;
+}
+
 /* ---- the GPU's decoder ---- */
 
 #ifdef MT_CUDA
@@ -274,7 +357,8 @@ void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t 
 #endif
 
 struct dequant_case {
-    struct weight_packing packing; /* WF_NONE: all bytes of MXFP4, or with block 16 or 32 random bits of F16 or F32 */
+    struct weight_packing
+        packing; /* WF_NONE: all bytes of MXFP4; with block 4 of NVFP4, 16 or 32 random bits of F16 or F32 */
     int64_t n_exp, n_out, n_in, first, count;
     bool skips; /* every third expert has no rows */
 };
@@ -284,12 +368,18 @@ static struct weight make_bits(const struct dequant_case *c)
 {
     const int64_t n = c->n_exp * c->n_out * c->n_in;
     struct weight w = {.n_exp = c->n_exp, .n_out = c->n_out, .n_in = c->n_in};
-    uint8_t *data = make_empty(DT_U8, 4 * n, -1, -1).data, *scale = make_empty(DT_U8, n / 32 + 1, -1, -1).data;
-    w.format = c->packing.block == 32 ? WF_F32 : c->packing.block == 16 ? WF_F16 : WF_MXFP4;
-    for (int64_t i = 0; i < 4 * n; i++) data[i] = w.format == WF_MXFP4 ? (uint8_t)i : (uint8_t)rng_u64(7, (uint64_t)i);
-    for (int64_t i = 0; i < n / 32; i++) scale[i] = (uint8_t)(i / 16);
+    const int64_t bits = c->packing.block;
+    w.format = bits == 32 ? WF_F32 : bits == 16 ? WF_F16 : bits == 4 ? WF_NVFP4 : WF_MXFP4;
+    const int64_t block = weight_scale_block(w.format), n_scale = block ? n / block : 0;
+    uint8_t *data = make_empty(DT_U8, 4 * n, -1, -1).data, *scale = make_empty(DT_U8, n_scale + 1, -1, -1).data;
+    struct tensor scale2 = make_empty(DT_F32, c->n_exp * c->n_out, -1, -1);
+    for (int64_t i = 0; i < 4 * n; i++) data[i] = block ? (uint8_t)i : (uint8_t)rng_u64(7, (uint64_t)i);
+    for (int64_t i = 0; i < n_scale; i++) scale[i] = (uint8_t)(i * block / c->n_in);
+    for (int64_t i = 0; i < c->n_exp * c->n_out; i++) set_value(scale2, i, test_value(8, (uint64_t)i));
     w.data = data;
-    w.scale = w.format == WF_MXFP4 ? scale : NULL;
+    w.scale = block ? scale : NULL;
+    w.scale2 = w.format == WF_NVFP4 ? scale2.data : NULL;
+    w.scale2_divides = c->packing.nested;
     return w;
 }
 
@@ -326,17 +416,20 @@ static void dequant_run(struct device *d, const void *params, struct op_outputs 
 static void test_dequant_on_the_gpu(void **state)
 {
     static const struct dequant_case cases[] = {
-        {{WF_NONE, 0, false}, 1, 256, 512, 0, 1, false},  {{WF_NONE, 16, false}, 1, 64, 1024, 0, 1, false},
-        {{WF_NONE, 32, false}, 1, 64, 1024, 0, 1, false}, {{WF_NONE, 32, false}, 2, 7, 11, 0, 2, false},
-        {{WF_F32, 0, false}, 4, 40, 24, 1, 3, true},      {{WF_F16, 0, false}, 4, 40, 24, 0, 4, true},
-        {{WF_F16, 0, false}, 3, 7, 11, 0, 3, true},       {{WF_BF16, 0, false}, 4, 40, 24, 1, 2, true},
-        {{WF_BF16, 0, false}, 3, 5, 9, 1, 2, false},      {{WF_MXFP4, 0, false}, 5, 90, 96, 0, 5, true},
-        {{WF_MXFP4, 0, false}, 5, 3, 32, 2, 3, false},    {{WF_NF4, 64, false}, 4, 72, 200, 0, 4, true},
-        {{WF_NF4, 64, true}, 4, 144, 200, 1, 3, true},    {{WF_FP4, 64, false}, 4, 72, 200, 3, 1, false},
-        {{WF_FP4, 128, true}, 2, 72, 200, 0, 2, false},   {{WF_NF4, 4096, true}, 2, 72, 200, 0, 2, false},
-        {{WF_NF4, 64, false}, 3, 13, 10, 0, 3, true},     {{WF_NF4, 32, true}, 3, 131, 70, 0, 3, false},
-        {{WF_FP4, 64, true}, 3, 13, 50, 1, 2, true},      {{WF_NF4, 36, false}, 2, 16, 24, 0, 2, false},
-        {{WF_NF4, 64, false}, 1, 2880, 640, 0, 1, false}, {{WF_NF4, 64, true}, 3, 16, 8, 0, 0, false},
+        {{WF_NONE, 0, false}, 1, 256, 512, 0, 1, false},   {{WF_NONE, 16, false}, 1, 64, 1024, 0, 1, false},
+        {{WF_NONE, 32, false}, 1, 64, 1024, 0, 1, false},  {{WF_NONE, 32, false}, 2, 7, 11, 0, 2, false},
+        {{WF_F32, 0, false}, 4, 40, 24, 1, 3, true},       {{WF_F16, 0, false}, 4, 40, 24, 0, 4, true},
+        {{WF_F16, 0, false}, 3, 7, 11, 0, 3, true},        {{WF_BF16, 0, false}, 4, 40, 24, 1, 2, true},
+        {{WF_BF16, 0, false}, 3, 5, 9, 1, 2, false},       {{WF_MXFP4, 0, false}, 5, 90, 96, 0, 5, true},
+        {{WF_MXFP4, 0, false}, 5, 3, 32, 2, 3, false},     {{WF_NF4, 64, false}, 4, 72, 200, 0, 4, true},
+        {{WF_NF4, 64, true}, 4, 144, 200, 1, 3, true},     {{WF_FP4, 64, false}, 4, 72, 200, 3, 1, false},
+        {{WF_FP4, 128, true}, 2, 72, 200, 0, 2, false},    {{WF_NF4, 4096, true}, 2, 72, 200, 0, 2, false},
+        {{WF_NF4, 64, false}, 3, 13, 10, 0, 3, true},      {{WF_NF4, 32, true}, 3, 131, 70, 0, 3, false},
+        {{WF_FP4, 64, true}, 3, 13, 50, 1, 2, true},       {{WF_NF4, 36, false}, 2, 16, 24, 0, 2, false},
+        {{WF_NF4, 64, false}, 1, 2880, 640, 0, 1, false},  {{WF_NF4, 64, true}, 3, 16, 8, 0, 0, false},
+        {{WF_NONE, 4, false}, 1, 256, 512, 0, 1, false},   {{WF_NONE, 4, true}, 1, 256, 512, 0, 1, false},
+        {{WF_NVFP4, 0, false}, 5, 90, 96, 0, 5, true},     {{WF_NVFP4, 0, true}, 5, 90, 48, 1, 3, true},
+        {{WF_NVFP4, 0, false}, 1, 2880, 640, 0, 1, false}, {{WF_NVFP4, 0, true}, 3, 3, 16, 2, 1, false},
     };
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(dequant_run, &cases[i]);
@@ -369,7 +462,8 @@ static const struct dequant_case decodes[] = {
     {{WF_BF16, 0, false}, 3, 5, 9, 0, 3, true},     {{WF_MXFP4, 0, false}, 5, 90, 96, 0, 5, true},
     {{WF_MXFP4, 0, false}, 1, 3, 32, 0, 1, false},  {{WF_NF4, 64, false}, 4, 72, 200, 0, 4, true},
     {{WF_NF4, 64, true}, 4, 144, 200, 0, 4, false}, {{WF_FP4, 128, true}, 2, 72, 200, 0, 2, true},
-    {{WF_NF4, 64, true}, 3, 13, 10, 0, 3, true},
+    {{WF_NF4, 64, true}, 3, 13, 10, 0, 3, true},    {{WF_NVFP4, 0, false}, 5, 90, 48, 0, 5, true},
+    {{WF_NVFP4, 0, true}, 4, 7, 96, 0, 4, false},
 };
 
 static void test_decode(void **state)
@@ -603,6 +697,8 @@ int test_quant(void)
         cmocka_unit_test(test_bitsandbytes),
         cmocka_unit_test_setup_teardown(test_tiles, begin, end),
         cmocka_unit_test_setup_teardown(test_mxfp4_all, begin, end),
+        cmocka_unit_test_setup_teardown(test_nvfp4_all, begin, end),
+        cmocka_unit_test(test_nvfp4_encode),
         cmocka_unit_test(test_dequant_on_the_gpu),
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_decode_on_the_gpu),

@@ -421,7 +421,7 @@ static const struct cli_row bench_lora_rows[] = {
     OPTION(bench_experts_options, routings, "--routing", "NAME,...", BENCH_ROUTINGS, "uniform",
            "one: every token goes to the same experts"),
 };
-static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all three", "1,4,16,64,128,512")};
+static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all four", "1,4,16,64,128,512")};
 
 static const struct cli_row bench_quant_rows[] = {
     USUALLY(bench_quant_options, experts, "--experts", "N,...", "[1, 4096]", "4,8,32,128; on a CPU 4", "experts"),

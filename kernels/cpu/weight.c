@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "kernels/minifloat.h"
 #include "kernels/quant.h"
 
 /* The values of each byte of two nibbles before scaling. */
@@ -28,12 +29,20 @@ static void scale_pairs(real *out, const struct pairs *p, const uint8_t *bytes, 
     }
 }
 
-/* first: flat index in expert e; it and n are multiples of 32. */
+/* first: flat index in expert e, n values of one row; both are multiples of the block. */
 static void decode_mxfp4(real *out, const struct weight *w, const struct pairs *p, int64_t e, int64_t first, int64_t n)
 {
     int64_t at = e * w->n_out * w->n_in + first;
     const uint8_t *bytes = (const uint8_t *)w->data + at / 2, *scale = w->scale + at / 32;
     for (int64_t b = 0; b < n / 32; b++) scale_pairs(out + 32 * b, p, bytes + 16 * b, 16, quant_e8m0(scale[b]));
+}
+
+static void decode_nvfp4(real *out, const struct weight *w, const struct pairs *p, int64_t e, int64_t first, int64_t n)
+{
+    const int64_t row = e * w->n_out + first / w->n_in, at = e * w->n_out * w->n_in + first;
+    const uint8_t *bytes = (const uint8_t *)w->data + at / 2, *scale = w->scale + at / 16;
+    for (int64_t b = 0; b < n / 16; b++)
+        scale_pairs(out + 16 * b, p, bytes + 8 * b, 8, nvfp4_step(scale[b], w->scale2[row], w->scale2_divides));
 }
 
 /* Blocks run over the flat matrix, so a row may begin and end inside a block. first and n are even. */
@@ -71,12 +80,12 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
                  int64_t ldo)
 {
     struct pairs pairs;
-    bool mxfp4 = w->format == WF_MXFP4, bnb = w->format == WF_NF4 || w->format == WF_FP4;
-    int64_t step = mxfp4 ? 32 : bnb ? 2 : 1;
+    const bool bnb = w->format == WF_NF4 || w->format == WF_FP4;
+    const int64_t block = weight_scale_block(w->format), step = block ? block : bnb ? 2 : 1;
     MT_REQUIRE(w->format != WF_NONE && w->n_in % step == 0 && col % step == 0 && n_col % step == 0,
                "columns %lld + %lld of %lld in %s", (long long)col, (long long)n_col, (long long)w->n_in,
                weight_format_name(w->format));
-    if (mxfp4) pairs_init(&pairs, quant_e2m1_code, true);
+    if (block) pairs_init(&pairs, quant_e2m1_code, true);
     if (bnb) pairs_init(&pairs, w->code, false);
     for (int64_t r = row; r < row + n_row; r++, out += ldo) {
         int64_t first = r * w->n_in + col, flat = e * w->n_out * w->n_in + first;
@@ -86,6 +95,7 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
         case WF_BF16: decode_bf16(out, (const uint16_t *)w->data + flat, n_col); break;
         case WF_F16: decode_f16(out, (const uint16_t *)w->data + flat, n_col); break;
         case WF_MXFP4: decode_mxfp4(out, w, &pairs, e, first, n_col); break;
+        case WF_NVFP4: decode_nvfp4(out, w, &pairs, e, first, n_col); break;
         case WF_NF4:
         case WF_FP4: decode_bnb(out, w, &pairs, e, first, n_col); break;
         }

@@ -2,14 +2,15 @@
  *
  * Math:     out[e, i] = bf16(code[nibble(e, i)] * absmax(e, i / block)). Each product and sum is rounded to f32, the
  *           result to the nearest bf16: the bits of a rounded quant_value. MXFP4: block 32, absmax 2^(s - 127).
+ *           NVFP4: block 16, absmax = e4m3 scale * (or /) the row's global scale.
  * Shapes:   out [count, n_out, n_in] bf16; w as struct weight says.
- * Needs:    MXFP4: n_in a multiple of 32. decode_kernel needs matrices whose size and block are multiples of 8, in
- *           16-byte aligned memory; others use decode_any_kernel, one thread per element.
+ * Needs:    MXFP4: n_in a multiple of 32; NVFP4: of 16. decode_kernel needs matrices whose size and block are
+ *           multiples of 8, in 16-byte aligned memory; others use decode_any_kernel, one thread per element.
  * Grid:     decode_kernel: 256 threads, 8192 values of one expert; a thread decodes 4 x 8 values, so that the loads and
  *           16-byte stores of a warp are contiguous. The sixteen codes are in sixteen banks of shared memory: no bank
  *           conflicts. Blocks of experts without rows return at once. 32 registers, 64 bytes of shared memory, no
  *           spills (decode_any_kernel: 20 registers).
- * Moves:    per value 2 bytes out and 0.53 (MXFP4), 0.56 (NF4 of 64), 2 or 4 (dense) in -> memory bound.
+ * Moves:    per value 2 bytes out and 0.53 (MXFP4), 0.56 (NF4 of 64, NVFP4), 2 or 4 (dense) in -> memory bound.
  * Numerics: exact in the sense above; NaN gives NaN, with any payload.
  * Measured: H100 80GB HBM3, kernel of commit 1d28d06, kernel alone, MXFP4, 32 matrices [5760, 2880]: 0.461 ms,
  *   2.9 TB/s, 98 % of copy; [2880, 2880] 0.231 ms. bench dequant, kernels of commit cfa73e2: all experts of five
@@ -51,9 +52,8 @@ static __device__ float value(const struct source &s, int64_t e, int64_t i)
     if (s.w.format == WF_F32) return ((const float *)s.w.data)[at];
     if (s.w.format == WF_BF16) return __bfloat162float(((const bf16 *)s.w.data)[at]);
     if (s.w.format == WF_F16) return __half2float(((const __half *)s.w.data)[at]);
-    const bool low_first = s.w.format == WF_MXFP4;
     const uint8_t byte = ((const uint8_t *)s.w.data)[e * ((s.n + 1) / 2) + i / 2];
-    const bool low = low_first == !(i & 1);
+    const bool low = is_e2m1(s.w.format) == !(i & 1);
     return __fmul_rn(code_value(s, low ? byte & 15 : byte >> 4), absmax_value(s, s.w.format, e, i / s.w.block));
 }
 
@@ -84,6 +84,8 @@ extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, i
         decode_kernel<WF_F16><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
     else if (w->format == WF_MXFP4)
         decode_kernel<WF_MXFP4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+    else if (w->format == WF_NVFP4)
+        decode_kernel<WF_NVFP4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
     else
         decode_kernel<WF_NF4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
     CUDA_CHECK_LAUNCH();

@@ -5,12 +5,14 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/minifloat.h"
 
 enum { VECTOR = 8 };
 
-/* A weight and sizes derived from it. For MXFP4 w.block is 32. */
+/* A weight and sizes derived from it. For MXFP4 w.block is 32, for NVFP4 16. */
 struct source {
     struct weight w;
+    uint32_t row_blocks;         /* NVFP4: scale bytes per row */
     int64_t n, n_block, n_outer; /* per expert: values, absmax values, nested absmax values */
 };
 
@@ -21,9 +23,11 @@ static __device__ __forceinline__ float e2m1(uint32_t c)
     return __uint_as_float((c & 8) << 28 | (c & 7) << 22) * 0x1p126f;
 }
 
+static __host__ __device__ __forceinline__ bool is_e2m1(enum weight_format f) { return f == WF_MXFP4 || f == WF_NVFP4; }
+
 static __device__ __forceinline__ float code_value(const struct source &s, uint32_t c)
 {
-    return s.w.format == WF_MXFP4 ? e2m1(c) : s.w.code[c];
+    return is_e2m1(s.w.format) ? e2m1(c) : s.w.code[c];
 }
 
 static __device__ __forceinline__ float absmax_value(const struct source &s, enum weight_format f, int64_t e, int64_t b)
@@ -33,6 +37,8 @@ static __device__ __forceinline__ float absmax_value(const struct source &s, enu
         const uint32_t x = s.w.scale[at];
         return __uint_as_float(x == 0 ? 0x00400000 : x == 255 ? 0x7fc00000 : x << 23);
     }
+    if (f == WF_NVFP4)
+        return nvfp4_step(s.w.scale[at], s.w.scale2[e * s.w.n_out + (uint32_t)b / s.row_blocks], s.w.scale2_divides);
     if (!s.w.scale) return s.w.absmax[at];
     const float outer = s.w.nested_absmax[e * s.n_outer + b / 256];
     return __fadd_rn(__fmul_rn(s.w.nested_map[s.w.scale[at]], outer), s.w.nested_offset[e]);
@@ -72,11 +78,13 @@ static __device__ __forceinline__ void values8(float x[VECTOR], const struct sou
         for (int j = 0; j < VECTOR; j++) x[j] = __half2float(h[j]);
     } else {
         const uint32_t nibbles = *(const uint32_t *)((const uint8_t *)s.w.data + at / 2);
-        const uint32_t block = FORMAT == WF_MXFP4 ? v / 4 : v / (uint32_t)(s.w.block / VECTOR);
+        const uint32_t block = FORMAT == WF_MXFP4   ? v / 4
+                               : FORMAT == WF_NVFP4 ? v / 2
+                                                    : v / (uint32_t)(s.w.block / VECTOR);
         const float absmax = absmax_value(s, FORMAT, e, block);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
-            const int place = FORMAT == WF_MXFP4 ? j : j ^ 1; /* the others have the first value in the high nibble */
+            const int place = is_e2m1(FORMAT) ? j : j ^ 1; /* the others have the first value in the high nibble */
             x[j] = __fmul_rn(code[nibbles >> 4 * place & 15], absmax);
         }
     }
@@ -97,17 +105,16 @@ static __device__ __forceinline__ bool has_rows(const int32_t *offs, int64_t e)
     return !offs || offs[e] < offs[e + 1];
 }
 
-static __host__ __device__ __forceinline__ bool is_packed(enum weight_format f)
-{
-    return f == WF_MXFP4 || f == WF_NF4 || f == WF_FP4;
-}
+static __host__ __device__ __forceinline__ bool is_packed(enum weight_format f) { return f >= WF_MXFP4; }
 
 static inline struct source source_of(const struct weight *w)
 {
-    struct source s = {*w, w->n_out * w->n_in, 0, 0};
-    if (w->format == WF_MXFP4) {
-        MT_REQUIRE(w->n_in % 32 == 0, "MXFP4 rows of %lld", (long long)w->n_in);
-        s.w.block = 32;
+    struct source s = {*w, 0, w->n_out * w->n_in, 0, 0};
+    const int64_t block = weight_scale_block(w->format);
+    if (block) {
+        MT_REQUIRE(w->n_in % block == 0, "%s rows of %lld", weight_format_name(w->format), (long long)w->n_in);
+        s.w.block = block;
+        s.row_blocks = (uint32_t)(w->n_in / block);
     }
     if (is_packed(w->format)) {
         s.n_block = ceil_div(s.n, s.w.block);

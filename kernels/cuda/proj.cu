@@ -157,6 +157,7 @@ static void launch(bf16 *out, const struct proj *proj, const struct part &p, int
     case WF_BF16: proj_kernel<WF_BF16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     case WF_F16: proj_kernel<WF_F16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     case WF_MXFP4: proj_kernel<WF_MXFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
+    case WF_NVFP4: proj_kernel<WF_NVFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     case WF_NF4:
     case WF_FP4: proj_kernel<WF_NF4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     }

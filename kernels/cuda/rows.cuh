@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/minifloat.h"
 
 /* Whether every row is 16-byte aligned. */
 static inline bool rows_aligned(struct tensor x)
@@ -110,6 +111,10 @@ static __device__ inline void weight_load8(float v[8], const struct weight *w, i
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = e2m1_value(*nibbles >> 4 * k & 15) * scale;
         return;
+    case WF_NVFP4: scale = nvfp4_step(w->scale[i / 16], w->scale2[i / w->n_in], w->scale2_divides);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = e2m1_value(*nibbles >> 4 * k & 15) * scale;
+        return;
     case WF_NF4: /* high nibble first in each byte, so nibble k ^ 1 of the word */
     case WF_FP4:
 #pragma unroll
@@ -121,7 +126,8 @@ static __device__ inline void weight_load8(float v[8], const struct weight *w, i
 /* Whether w meets the requirements of weight_load8. */
 static inline bool weight_loads8(const struct weight *w)
 {
-    return w->n_in % (w->format == WF_MXFP4 ? 32 : 8) == 0 && (uintptr_t)w->data % 16 == 0;
+    const int64_t block = weight_scale_block(w->format);
+    return w->n_in % (block ? block : 8) == 0 && (uintptr_t)w->data % 16 == 0;
 }
 
 #endif

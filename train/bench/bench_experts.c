@@ -21,6 +21,7 @@ static const struct expert_quant all_quants[] = {/* as BENCH_QUANTS */
                                                  {"mxfp4", WF_MXFP4, false},
                                                  {"nf4", WF_NF4, false},
                                                  {"nf4-nested", WF_NF4, true},
+                                                 {"nvfp4", WF_NVFP4, false},
                                                  {"bf16", WF_BF16, false}};
 
 const char *const routing_names[N_ROUTING] = {"uniform", "one"}; /* as BENCH_ROUTINGS */
@@ -195,6 +196,10 @@ struct weight bench_weight(struct device *dev, const struct expert_quant *q, int
     } else if (q->format == WF_MXFP4) {
         w.data = push_drawn(dev, RANDOM_NIBBLES, n / 2, key);
         w.scale = push_drawn(dev, RANDOM_E8M0, n / 32, key + 1);
+    } else if (q->format == WF_NVFP4) {
+        w.data = push_drawn(dev, RANDOM_NIBBLES, n / 2, key);
+        w.scale = push_drawn(dev, RANDOM_E4M3, n / 16, key + 1);
+        w.scale2 = push_constant(dev, 1e-4f, n_exp * n_out);
     } else {
         w.data = push_drawn(dev, RANDOM_NF4, n / 2, key);
         w.code = push_floats(dev, quant_nf4_code, 16);

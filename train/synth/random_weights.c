@@ -96,6 +96,12 @@ static void draw_e8m0(const struct random_weights *d, uint8_t *dst, int64_t at, 
     }
 }
 
+static void draw_e4m3(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    draw_nibbles(d, dst, at, n);
+    for (int64_t i = 0; i < n; i++) dst[i] = (uint8_t)(0x38 + (dst[i] & 15));
+}
+
 static void draw_absmax(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     const double spread = 1 + 0.25 / 12; /* mean square of a uniform value in [0.75, 1.25) */
@@ -116,6 +122,7 @@ void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t 
     case RANDOM_NIBBLES: draw_nibbles(d, dst, at, n); break;
     case RANDOM_NF4: draw_nf4(d, dst, at, n); break;
     case RANDOM_E8M0: draw_e8m0(d, dst, at, n); break;
+    case RANDOM_E4M3: draw_e4m3(d, dst, at, n); break;
     case RANDOM_ABSMAX: draw_absmax(d, dst, at, n); break;
     case RANDOM_BYTES: memcpy(dst, (const char *)d->bytes + at, (size_t)n); break;
     }

@@ -13,6 +13,7 @@ enum random_kind {
     RANDOM_NF4,     /* nearly uniform NF4 codes, chosen so that the mean is 0 */
     RANDOM_E8M0, /* exponents of MXFP4 blocks so that the values have root mean square std; three neighbouring exponents
                   */
+    RANDOM_E4M3, /* scale bytes of NVFP4 blocks, uniform over the 16 codes from 1 to 3.75 */
     RANDOM_ABSMAX, /* f32, absmax of NF4 blocks, likewise; within 25 % of their mean */
     RANDOM_BYTES   /* a copy of `bytes` */
 };
