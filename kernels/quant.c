@@ -334,6 +334,23 @@ void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, 
     }
 }
 
+void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64_t n_out, int64_t n_in, int64_t rows,
+                      int64_t cols, int n_threads)
+{
+    const int64_t per_row = (n_in + cols - 1) / cols;
+    float value[256];
+    for (int i = 0; i < 256; i++) value[i] = e4m3_value((uint32_t)i);
+#pragma omp parallel for num_threads(n_threads)
+    for (int64_t o = 0; o < n_out; o++)
+        for (int64_t first = 0; first < n_in; first += cols) {
+            const float step = scale[o / rows * per_row + first / cols];
+            for (int64_t i = o * n_in + first; i < o * n_in + MT_MIN(first + cols, n_in); i++) {
+                const uint16_t h = f32_to_bf16(fl_mul(value[codes[i]], step));
+                memcpy(out + 2 * i, &h, sizeof(h));
+            }
+        }
+}
+
 /* ---- MXFP4 for values that replace packed MXFP4 values ---- */
 
 struct mxfp4_block {

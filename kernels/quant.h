@@ -37,6 +37,10 @@ int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scale
                      enum weight_format dense, int64_t n, int n_threads);
 /* Elements [first, first + n) of expert e's flat matrix, with the values of quant_value. */
 void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads);
+/* FP8 codes (e4m3) [n_out, n_in] as bf16, in out, which may be unaligned: code * scale, rounded to f32 and then to
+ * bf16. There is one scale per `rows` rows and `cols` columns; blocks at the edges may be smaller. */
+void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64_t n_out, int64_t n_in, int64_t rows,
+                      int64_t cols, int n_threads);
 /* MXFP4 for x that replaces packed values (old_*; NULL: none). A block takes its old shared exponent or that of
  * quant_mxfp4_encode, whichever gives the smaller sum of squared errors; on a tie the old one. An element whose nearest
  * value is its old value keeps its exact code. So x = the old values gives the old bytes. Returns the number of inputs

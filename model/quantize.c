@@ -43,11 +43,12 @@ static int list_parts(const struct quantize *q, const struct weight *w, struct p
     const int64_t n = w->n_out * w->n_in, blocks = n / BLOCK;
     int n_part = 0;
     p[n_part++] = (struct part){.suffix = ".data", .dtype = DT_U8, .count = n / 2};
-    if (q->format == WF_MXFP4)
-        p[n_part++] = (struct part){.suffix = ".scale", .dtype = DT_U8, .count = n / 32};
-    else if (!q->nested)
+    if (weight_scale_block(q->format))
+        p[n_part++] = (struct part){.suffix = ".scale", .dtype = DT_U8, .count = n / weight_scale_block(q->format)};
+    if (q->format == WF_NVFP4) p[n_part++] = (struct part){.suffix = ".scale2", .dtype = DT_F32, .count = w->n_out};
+    if (q->format == WF_NF4 && !q->nested)
         p[n_part++] = (struct part){.suffix = ".absmax", .dtype = DT_F32, .count = blocks};
-    else {
+    if (q->format == WF_NF4 && q->nested) {
         p[n_part++] = (struct part){.suffix = ".scale", .dtype = DT_U8, .count = blocks};
         p[n_part++] = (struct part){.suffix = ".nested_absmax", .dtype = DT_F32, .count = (blocks + 255) / 256};
         p[n_part++] = (struct part){.suffix = ".nested_offset", .dtype = DT_F32, .count = 1};
@@ -66,8 +67,9 @@ static void alloc_parts(struct quantizer *z, struct weight *w, struct part *p, i
     w->format = z->q.format;
     for (int i = 0; i < n_part; i++) p[i].src = p[i].dst = arena_push(a, w->n_exp * p[i].bytes);
     w->data = p[0].dst;
-    if (w->format == WF_MXFP4) {
+    if (weight_scale_block(w->format)) {
         w->scale = (const uint8_t *)p[1].dst;
+        if (w->format == WF_NVFP4) w->scale2 = (const float *)(void *)p[2].dst;
         return;
     }
     float *code = arena_push(a, sizeof(quant_nf4_code));
@@ -188,6 +190,13 @@ static int64_t encode(const struct quantizer *z, const struct packed *k, char *c
     uint8_t *nibbles = (uint8_t *)out[0];
     if (z->q.format == WF_MXFP4)
         return quant_encode(WF_MXFP4, nibbles, (uint8_t *)out[1], NULL, dense, format, n, z->dev->n_threads);
+    if (z->q.format == WF_NVFP4) { /* one global scale for the expert's matrix, written to each row */
+        float *rows = (float *)(void *)out[2];
+        const int64_t bad =
+            quant_encode(WF_NVFP4, nibbles, (uint8_t *)out[1], rows, dense, format, n, z->dev->n_threads);
+        for (int64_t r = 1; r < k->part[2].count; r++) rows[r] = rows[0];
+        return bad;
+    }
     const int64_t bad = quant_encode(WF_NF4, nibbles, NULL, absmax, dense, format, n, z->dev->n_threads);
     if (z->q.nested) {
         float map[256];
@@ -202,7 +211,7 @@ static int64_t encode(const struct quantizer *z, const struct packed *k, char *c
 static int encode_all(struct quantizer *z, struct packed *k, const struct source *s, int64_t n, struct err *err)
 {
     const int64_t n_row_block = n / k->n_exp, values = 2 * k->part[0].count;
-    char *dense = mem_array(values, dtype_size(s->data->dtype)), *out[N_PART] = {0};
+    char *dense = mem_array(values, s->format == WF_F32 ? 4 : 2), *out[N_PART] = {0};
     float *absmax = mem_array(values / BLOCK + 1, sizeof(float));
     int rc = 0;
     for (int i = 0; i < k->n_part; i++) {
@@ -213,8 +222,8 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct source
     k->sum = 0;
     for (int64_t e = 0; e < k->n_exp && !rc; e++) {
         const struct source *of = s + e * n_row_block;
-        for (int64_t i = 0, at = 0; i < n_row_block; at += of[i++].data->bytes) {
-            source_copy(&of[i], dense + at);
+        for (int64_t i = 0, at = 0; i < n_row_block; at += source_bytes(&of[i++])) {
+            source_copy(&of[i], dense + at, z->dev->n_threads);
             source_drop(z->st, of[i].data, 0, of[i].data->bytes);
         }
         const int64_t bad = encode(z, k, out, absmax, dense, s->format);
@@ -233,11 +242,12 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct source
 static int check_blocks(const struct quantizer *z, const struct weight *w, const char *name, struct err *err)
 {
     const long long out = w->n_out, in = w->n_in;
-    if (z->q.format == WF_MXFP4 && in % 32)
+    const long long block = weight_scale_block(z->q.format);
+    if (block && in % block)
         return err_set(err,
-                       "tensor %s cannot be packed: model.quantize = mxfp4 takes blocks of 32 inputs, which do not "
+                       "tensor %s cannot be packed: model.quantize = %s takes blocks of %lld inputs, which do not "
                        "divide its %lld (a matrix of %lld x %lld); choose nf4 or none",
-                       name, in, out, in);
+                       name, quantize_name(&z->q), block, in, out, in);
     if (z->q.format == WF_NF4 && w->n_out * w->n_in % BLOCK)
         return err_set(err,
                        "tensor %s cannot be packed: model.quantize = %s takes blocks of %d values, which do not divide "

@@ -7,12 +7,12 @@
 
 /* The format that model.quantize names. Zeroed: matrices keep the checkpoint's format. */
 struct quantize {
-    enum weight_format format; /* WF_NONE, WF_NF4 with blocks of 64, WF_MXFP4 */
+    enum weight_format format; /* WF_NONE, WF_NF4 with blocks of 64, WF_MXFP4, WF_NVFP4 */
     bool nested;               /* NF4: absmax in 8 bits */
     bool attention;            /* pack qkv and out as well as the experts */
     const char *cache;         /* path of the cache file; NULL: none */
 };
-const char *quantize_name(const struct quantize *q); /* "none", "nf4", "nf4-nested", "mxfp4" */
+const char *quantize_name(const struct quantize *q); /* "none", "nf4", "nf4-nested", "mxfp4", "nvfp4" */
 
 /* State of one load of a checkpoint. */
 struct quantizer {

@@ -1,4 +1,4 @@
-/* source.c - finds a matrix in a checkpoint. Tensor names decide its format, not shapes. */
+/* source.c - finds a matrix in a checkpoint, and copies it. Tensor names and dtypes decide its format, not shapes. */
 #include "model/source.h"
 
 #include <math.h>
@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "data/json.h"
+#include "kernels/quant.h"
 
 static int shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
 {
@@ -64,7 +65,7 @@ void source_f32(const struct st_tensor *t, int64_t n, float *out)
     }
 }
 
-/* dst [n_out, n_in] = src [n_in, n_out] transposed, elements of `size` 2 or 4 bytes; a tile fits the L1 cache. */
+/* dst [n_out, n_in] = src [n_in, n_out] transposed, elements of `size` 1, 2 or 4 bytes; a tile fits the L1 cache. */
 static void transpose(char *dst, const uint8_t *src, int64_t n_out, int64_t n_in, int64_t size)
 {
     const int64_t tile = 32;
@@ -74,17 +75,60 @@ static void transpose(char *dst, const uint8_t *src, int64_t n_out, int64_t n_in
                 for (int64_t i = i0; i < MT_MIN(i0 + tile, n_in); i++) {
                     char *to = dst + (o * n_in + i) * size;
                     const uint8_t *from = src + (i * n_out + o) * size;
-                    if (size == 2)
+                    if (size == 1)
+                        *to = (char)*from;
+                    else if (size == 2)
                         memcpy(to, from, 2);
                     else
                         memcpy(to, from, 4);
                 }
 }
 
-void source_copy(const struct source *s, char *out)
+static float scalar(const struct st_tensor *t)
 {
+    float x;
+    source_f32(t, 1, &x);
+    return x;
+}
+
+static bool is_fp8(const struct source *s) { return s->scale_rows > 0; }
+
+static void decode_fp8(const struct source *s, char *out, int n_threads)
+{
+    const int64_t per_row = (s->n_in + s->scale_cols - 1) / s->scale_cols;
+    const int64_t n_scale = (s->n_out + s->scale_rows - 1) / s->scale_rows * per_row;
+    float *scale = mem_array(n_scale, sizeof(*scale));
+    source_f32(s->scale, n_scale, scale);
+    quant_fp8_decode(out, s->data->data, scale, s->n_out, s->n_in, s->scale_rows, s->scale_cols, n_threads);
+    mem_free(scale);
+}
+
+int64_t source_bytes(const struct source *s) { return is_fp8(s) ? 2 * s->n_out * s->n_in : s->data->bytes; }
+
+int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err)
+{
+    const float g = scalar(s->scale2);
+    *scale2 = g;
+    if (!isfinite(g) || g < 0 || (s->scale2_divides && !(g > 0)))
+        return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged", s->scale2->name,
+                       (double)g);
+    if (memchr(s->scale->data, 0x7f, (size_t)s->scale->bytes) || memchr(s->scale->data, 0xff, (size_t)s->scale->bytes))
+        return err_set(err, "tensor %s has a scale that is NaN: the checkpoint is damaged", s->scale->name);
     if (s->transposed)
-        transpose(out, s->data->data, s->n_out, s->n_in, dtype_size(s->data->dtype));
+        transpose((char *)scale, s->scale->data, s->n_out, s->n_in / 16, 1);
+    else
+        memcpy(scale, s->scale->data, (size_t)s->scale->bytes);
+    return 0;
+}
+
+void source_copy(const struct source *s, char *out, int n_threads)
+{
+    const bool nibbles = s->format == WF_NVFP4;
+    if (is_fp8(s))
+        decode_fp8(s, out, n_threads);
+    else if (s->transposed)
+        transpose(out, s->data->data, s->n_out, nibbles ? s->n_in / 2 : s->n_in,
+                  nibbles ? 1 : dtype_size(s->data->dtype));
     else
         memcpy(out, s->data->data, (size_t)s->data->bytes);
 }
@@ -205,6 +249,148 @@ static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, 
     return 0;
 }
 
+/* ---- NVFP4 and FP8 ---- */
+
+static bool is_e4m3(const struct st_tensor *t) { return !strcmp(t->st_dtype, "F8_E4M3"); }
+
+/* name + suffix, or NULL when the checkpoint does not have it. */
+static const struct st_tensor *find_beside(struct checkpoint *ck, const char *name, const char *suffix)
+{
+    char full[512];
+    if (str_format(full, sizeof(full), NULL, "tensor name", "%s%s", name, suffix) || !checkpoint_has(ck, full))
+        return NULL;
+    return find(ck, full, NULL);
+}
+
+static bool has_shape(const struct st_tensor *t, int64_t rows, int64_t cols)
+{
+    return t->ndim == 2 && t->shape[0] == rows && t->shape[1] == cols;
+}
+
+/* A float scale for the whole matrix: [] or [1]. */
+static bool is_scalar(const struct st_tensor *t)
+{
+    return source_dense_format(t->dtype) != WF_NONE && t->bytes == dtype_size(t->dtype);
+}
+
+static int unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err)
+{
+    return err_set(err,
+                   "tensor %s is %s with scales in %s (%s), which is no supported quantisation: use NVFP4, FP8, "
+                   "bitsandbytes or bf16",
+                   data->name, data->st_dtype, scale->name, scale->st_dtype);
+}
+
+/* scale2 of compressed-tensors is a divisor. */
+static int find_nvfp4(struct source *s, const struct st_tensor *data, const struct st_tensor *scale,
+                      const struct st_tensor *scale2, bool divides, struct err *err)
+{
+    const int64_t out = s->n_out, in = s->n_in;
+    if (data->dtype != DT_U8 || !is_e4m3(scale)) return unsupported(data, scale, err);
+    if (in % 16)
+        return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", data->name,
+                       (long long)in);
+    if (!has_shape(data, out, in / 2)) return shape_error(data, "U8", 2, (int64_t[]){out, in / 2}, err);
+    if (!has_shape(scale, out, in / 16)) return shape_error(scale, "F8_E4M3", 2, (int64_t[]){out, in / 16}, err);
+    if (!is_scalar(scale2)) return shape_error(scale2, "F32", 0, NULL, err);
+    s->format = WF_NVFP4;
+    s->data = data;
+    s->scale = scale;
+    s->scale2 = scale2;
+    s->scale2_divides = divides;
+    return 0;
+}
+
+/* ModelOpt: name, name_scale, name_scale_2. compressed-tensors: name_packed, name_scale, name_global_scale. */
+static int find_packed(struct source *s, struct checkpoint *ck, const char *name, const char *suffix, struct err *err)
+{
+    const bool divides = *suffix != 0;
+    const struct st_tensor *data = find_beside(ck, name, suffix), *scale = find_beside(ck, name, "_scale");
+    const struct st_tensor *scale2 = find_beside(ck, name, divides ? "_global_scale" : "_scale_2");
+    if (!scale || (is_e4m3(scale) && !scale2))
+        return err_set(err, "tensor %s is packed, but %s%s is not in the checkpoint", data->name, name,
+                       !scale    ? "_scale"
+                       : divides ? "_global_scale"
+                                 : "_scale_2");
+    if (!scale2) return unsupported(data, scale, err);
+    return find_nvfp4(s, data, scale, scale2, divides, err);
+}
+
+static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
+{
+    enum { BLOCK = 128 };
+    const int64_t out = s->n_out, in = s->n_in, rows = (out + BLOCK - 1) / BLOCK, cols = (in + BLOCK - 1) / BLOCK;
+    const struct st_tensor *inverse = find_beside(ck, name, "_scale_inv"), *t = inverse;
+    if (!t) t = find_beside(ck, name, "_scale");
+    s->data = find(ck, name, err);
+    if (!s->data) return -1;
+    if (!has_shape(s->data, out, in)) return shape_error(s->data, "F8_E4M3", 2, (int64_t[]){out, in}, err);
+    if (!t)
+        return err_set(err, "tensor %s is FP8, but neither %s_scale nor %s_scale_inv is in the checkpoint", name, name,
+                       name);
+    if (source_dense_format(t->dtype) == WF_NONE) return unsupported(s->data, t, err);
+    s->format = WF_BF16;
+    s->scale = t;
+    const bool per_row = t->ndim == 1 ? t->shape[0] == out : has_shape(t, out, 1);
+    const bool blocks = has_shape(t, rows, cols) || (t->ndim == 4 && t->shape[0] == rows && t->shape[1] == 1 &&
+                                                     t->shape[2] == cols && t->shape[3] == 1);
+    if (blocks)
+        s->scale_rows = s->scale_cols = BLOCK;
+    else if (!inverse && is_scalar(t))
+        s->scale_rows = out, s->scale_cols = in;
+    else if (!inverse && per_row)
+        s->scale_rows = 1, s->scale_cols = in;
+    else
+        return shape_error(t, inverse ? "one scale per 128 x 128 block," : "one scale, one per row, or blocks", 2,
+                           (int64_t[]){rows, cols}, err);
+    return 0;
+}
+
+/* AWQ and SVDQuant scale or correct the product outside the matrix. */
+static int refuse_products(const struct checkpoint *ck, const char *name, struct err *err)
+{
+    static const char *const parts[] = {".pre_quant_scale", ".svdquant_lora_a", ".weight_zero_point"};
+    const size_t n = strlen(name), tail = strlen(".weight");
+    char full[512];
+    if (n < tail || strcmp(name + n - tail, ".weight")) return 0;
+    for (int i = 0; i < MT_LEN(parts); i++) {
+        if (str_format(full, sizeof(full), err, "tensor name", "%.*s%s", (int)(n - tail), name, parts[i])) return -1;
+        if (checkpoint_has(ck, full))
+            return err_set(err, "tensor %s: this quantisation is not supported; use a checkpoint without it", full);
+    }
+    return 0;
+}
+
+static bool has_shape_3d(const struct st_tensor *t, const int64_t shape[3])
+{
+    return t->ndim == 3 && !memcmp(t->shape, shape, 3 * sizeof(*shape));
+}
+
+int source_find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err)
+{
+    const int64_t out = s->n_out, in = s->n_in;
+    const int64_t half[] = {n_exp, s->transposed ? in / 2 : out, s->transposed ? out : in / 2};
+    const int64_t blocks[] = {n_exp, s->transposed ? in / 16 : out, s->transposed ? out : in / 16};
+    char full[3][512];
+    for (int i = 0; i < 3; i++)
+        if (str_format(full[i], sizeof(full[i]), err, "tensor name", "%s%s", name,
+                       i == 0   ? ""
+                       : i == 1 ? "_weight_scale"
+                                : "_weight_scale_2"))
+            return -1;
+    if (!(s->data = find(ck, full[0], err)) || !(s->scale = find(ck, full[1], err))) return -1;
+    if (s->data->dtype != DT_U8 || !is_e4m3(s->scale)) return unsupported(s->data, s->scale, err);
+    if (!(s->scale2 = find(ck, full[2], err))) return -1;
+    if (in % 16)
+        return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", name, (long long)in);
+    if (!has_shape_3d(s->data, half)) return shape_error(s->data, "U8", 3, half, err);
+    if (!has_shape_3d(s->scale, blocks)) return shape_error(s->scale, "F8_E4M3", 3, blocks, err);
+    if (!is_scalar(s->scale2) && (s->scale2->dtype != DT_F32 || s->scale2->bytes != n_exp * (int64_t)sizeof(float)))
+        return shape_error(s->scale2, "F32", 1, &n_exp, err);
+    s->format = WF_NVFP4;
+    return 0;
+}
+
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in, struct err *err)
 {
     static const char *const types[] = {"nf4", "fp4"};
@@ -222,6 +408,11 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
     if (has[0] || has[1]) return find_4bit(s, ck, name, state[has[1]], types[has[1]], err);
     if (checkpoint_has(ck, absmax))
         return err_set(err, "tensor %s is not in the checkpoint, but %s is", state[0], absmax);
+    if (refuse_products(ck, name, err)) return -1;
+    const struct st_tensor *t = safetensors_find(ck->st, name);
+    if (find_beside(ck, name, "_packed")) return find_packed(s, ck, name, "_packed", err);
+    if (t && t->dtype == DT_U8 && find_beside(ck, name, "_scale")) return find_packed(s, ck, name, "", err);
+    if (t && is_e4m3(t)) return find_fp8(s, ck, name, err);
     s->data = checkpoint_take(ck, name, false, 2, (int64_t[]){n_out, n_in}, err);
     if (!s->data) return -1;
     s->format = source_dense_format(s->data->dtype);

@@ -1,4 +1,4 @@
-/* source.h - one matrix of a checkpoint: dense, or 4 bits with scales in separate tensors. */
+/* source.h - one matrix of a checkpoint: dense, or 4 or 8 bits with scales in separate tensors. */
 #ifndef MT_SOURCE_H
 #define MT_SOURCE_H
 
@@ -17,7 +17,10 @@ struct source {
     const struct st_tensor *absmax, *code;              /* bitsandbytes */
     const struct st_tensor *nested_absmax, *nested_map; /* NULL: absmax is f32 */
     float nested_offset;
-    bool transposed; /* dense: stored as [in, out] */
+    bool transposed;                        /* dense and NVFP4: stored as [in, out] */
+    const struct st_tensor *scale, *scale2; /* NVFP4: e4m3 bytes, global scale; FP8: float scales, NULL */
+    bool scale2_divides;                    /* as in struct weight */
+    int64_t scale_rows, scale_cols;         /* FP8: rows and columns per scale, not 0. The format is WF_BF16 */
 };
 
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
@@ -25,18 +28,29 @@ const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name,
                                         const int64_t *shape, struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
 
-/* The matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight"): dense, or bitsandbytes 4-bit when
- * name.quant_state.bitsandbytes__nf4 / __fp4 exists. All shapes and sizes are checked. */
+/* The matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight"), with all shapes and sizes checked:
+ *   bitsandbytes 4-bit when name.quant_state.bitsandbytes__nf4 / __fp4 exists;
+ *   NVFP4 of ModelOpt when it is U8 beside name_scale in F8_E4M3, of compressed-tensors when name_packed exists;
+ *   FP8 when it is F8_E4M3 beside name_scale (one, or one per row, or per 128 x 128 block) or name_scale_inv;
+ *   dense otherwise. */
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in,
                 struct err *err) MT_CHECK;
+/* ModelOpt's NVFP4 of n_exp experts in one tensor: name, name_weight_scale, name_weight_scale_2 (one value, or one per
+ * expert). The caller has set n_out, n_in and transposed of s; its tensors hold all experts. */
+int source_find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp,
+                      struct err *err) MT_CHECK;
 int64_t source_blocks(const struct source *s); /* number of absmax values */
 /* absmax of all blocks as f32; nested ones are decoded. */
 void source_absmax(const struct source *s, float *out);
 /* Converts n values of a float tensor to f32. */
 void source_f32(const struct st_tensor *t, int64_t n, float *out);
 enum weight_format source_dense_format(enum dtype t);
-/* Copies a dense matrix as [out, in] in its own dtype; out may be unaligned. */
-void source_copy(const struct source *s, char *out);
+int64_t source_bytes(const struct source *s); /* of what source_copy writes */
+/* Copies a dense matrix as [out, in] in its own dtype, or the nibbles of NVFP4; out may be unaligned. FP8 is decoded to
+ * bf16: the product of code and scale, rounded to f32 and then to bf16. */
+void source_copy(const struct source *s, char *out, int n_threads);
+/* NVFP4: the scale bytes as [out, in/16]; the global scale. An error for values that no quantiser writes. */
+int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err) MT_CHECK;
 /* Drops the mapped pages of bytes [at, at+n) of a tensor: they will not be read again. */
 void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n);
 

@@ -1,7 +1,8 @@
 /* weights.c - copies a checkpoint into dev->weights, tensor by tensor. It drops each mapped page after reading it, so
- * that the host needs little more than one copy. Experts keep their bytes from disk, unless model.quantize packs them
- * (model/quantize.h) or their layer is decoded. Some tensors change their layout here: bitsandbytes' per-expert
- * matrices become stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
+ * that the host needs little more than one copy. Experts keep their bytes from disk, unless they are FP8,
+ * model.quantize packs them (model/quantize.h) or their layer is decoded. Some tensors change their layout here:
+ * bitsandbytes' per-expert matrices become stacks, transposed bf16 stacks become [out, in], and q, k, v become one
+ * matrix. */
 #include "model/weights.h"
 
 #include <stdio.h>
@@ -112,8 +113,8 @@ static int vector(struct fill *f, struct tensor *out, const char *name, int64_t 
 static int same_tables(struct fill *f, const struct source *s, int64_t n)
 {
     for (int64_t i = 1; i < n; i++) {
-        bool same =
-            s[i].format == s[0].format && s[i].block == s[0].block && !s[i].nested_absmax == !s[0].nested_absmax;
+        bool same = s[i].format == s[0].format && s[i].block == s[0].block &&
+                    !s[i].nested_absmax == !s[0].nested_absmax && s[i].scale2_divides == s[0].scale2_divides;
         const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
         if (same && tables && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
         if (same && tables && s[0].nested_map) same = !memcmp(s[i].nested_map->data, s[0].nested_map->data, 1024);
@@ -165,16 +166,40 @@ static void put_absmax(struct fill *f, struct weight *w, const struct source *s,
     w->nested_map = (const float *)(void *)map;
 }
 
+/* The rows of every source get its global scale. */
+static int put_nvfp4(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+{
+    const int64_t f32 = (int64_t)sizeof(float);
+    char *scale = alloc(f, w->n_exp * w->n_out * w->n_in / 16), *scale2 = alloc(f, w->n_exp * w->n_out * f32);
+    w->scale = (const uint8_t *)scale;
+    w->scale2 = (const float *)(void *)scale2;
+    w->scale2_divides = s[0].scale2_divides;
+    int rc = 0;
+    for (int64_t i = 0, at = 0; i < n && !rc && !f->dev->dry_run; at += s[i++].n_out) {
+        uint8_t *host = mem_alloc(s[i].scale->bytes);
+        float *rows = mem_array(s[i].n_out, f32);
+        rc = source_scales(&s[i], host, rows, f->err);
+        for (int64_t r = 1; r < s[i].n_out; r++) rows[r] = rows[0];
+        device_upload(f->dev, scale + at * w->n_in / 16, host, s[i].scale->bytes);
+        device_upload(f->dev, scale2 + at * f32, rows, s[i].n_out * f32);
+        source_drop(f->ck.st, s[i].scale, 0, s[i].scale->bytes);
+        mem_free(host);
+        mem_free(rows);
+    }
+    return rc;
+}
+
 static void put_source(struct fill *f, char *dst, const struct source *s)
 {
-    if (!s->transposed) {
+    const int64_t bytes = source_bytes(s);
+    if (!s->transposed && bytes == s->data->bytes) {
         put(f, dst, s->data);
         return;
     }
     if (f->dev->dry_run) return;
-    char *host = mem_alloc(s->data->bytes);
-    source_copy(s, host);
-    device_upload(f->dev, dst, host, s->data->bytes);
+    char *host = mem_alloc(bytes);
+    source_copy(s, host, f->dev->n_threads);
+    device_upload(f->dev, dst, host, bytes);
     source_drop(f->ck.st, s->data, 0, s->data->bytes);
     mem_free(host);
 }
@@ -183,16 +208,17 @@ static void put_source(struct fill *f, char *dst, const struct source *s)
 enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
 
 /* Writes weights.experts, from the first experts that are loaded. */
-static void describe(struct fill *f, enum weight_format stored, bool nested, bool packed)
+static void describe(struct fill *f, enum weight_format stored, bool nested, bool fp8, bool packed)
 {
     char *text = f->w->experts;
-    const char *name = weight_format_name(stored), *tail = nested ? "-nested" : "";
+    const char *name = fp8 && packed ? "fp8" : weight_format_name(stored);
+    const char *tail = nested ? "-nested" : fp8 ? ", decoded from fp8" : "";
     if (text[0]) return;
     if (packed)
         snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q), name);
     else
         snprintf(text, sizeof(f->w->experts), "%s%s%s", name, tail,
-                 f->quantizer.q.format == WF_NONE ? "" : ", as in the checkpoint");
+                 f->quantizer.q.format == WF_NONE || fp8 ? "" : ", as in the checkpoint");
 }
 
 static void describe_decoded(struct fill *f)
@@ -210,7 +236,7 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
     const bool meant = role == ROLE_EXPERTS || (role == ROLE_ATTENTION && f->quantizer.q.attention);
     const bool nested = s->nested_absmax != NULL;
     const int wanted = meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
-    if (role == ROLE_EXPERTS && wanted >= 0) describe(f, s->format, nested, wanted);
+    if (role == ROLE_EXPERTS && wanted >= 0) describe(f, s->format, nested, s->scale_rows > 0, wanted);
     return wanted;
 }
 
@@ -226,16 +252,16 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
     if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
     w->format = s[0].format;
     for (int64_t i = 0; i < n; i++) {
-        bytes += s[i].data->bytes;
+        bytes += source_bytes(&s[i]);
         if (s[i].block && n != w->n_exp && s[i].n_out * s[i].n_in % s[i].block)
             return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
                            s[i].data->name, (long long)s[i].block);
     }
     char *data = alloc(f, bytes);
     w->data = data;
-    for (int64_t i = 0, at = 0; i < n; at += s[i++].data->bytes) put_source(f, data ? data + at : NULL, &s[i]);
+    for (int64_t i = 0, at = 0; i < n; at += source_bytes(&s[i++])) put_source(f, data ? data + at : NULL, &s[i]);
     if (s[0].block) put_absmax(f, w, s, n);
-    return 0;
+    return w->format == WF_NVFP4 ? put_nvfp4(f, w, s, n) : 0;
 }
 
 /* Adds the first bytes of a weight, or of its first expert, to the fingerprint; experts before they are decoded. */
@@ -297,7 +323,7 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     const struct st_tensor *s = checkpoint_take(&f->ck, scales, true, 3, (int64_t[]){e, n_out, n_in / 32}, f->err);
     if (!s) return -1;
     if (quantizer_wants(&f->quantizer, WF_MXFP4, false, blocks, f->err) < 0) return -1;
-    describe(f, WF_MXFP4, false, false);
+    describe(f, WF_MXFP4, false, false, false);
     const struct st_tensor own_b = own_part(f, b), own_s = own_part(f, s);
     *w = (struct weight){.format = WF_MXFP4, .n_exp = f->own.count, .n_out = n_out, .n_in = n_in};
     char *data = alloc(f, own_b.bytes), *scale = alloc(f, own_s.bytes);
@@ -309,6 +335,44 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     put(f, data, &own_b);
     put(f, scale, &own_s);
     return 0;
+}
+
+/* The part of expert i of n. */
+static struct st_tensor expert_part(const struct st_tensor *t, int64_t i, int64_t n)
+{
+    struct st_tensor part = *t;
+    part.bytes = t->bytes / n;
+    part.data += i * part.bytes;
+    part.offset += i * part.bytes;
+    return part;
+}
+
+/* ModelOpt's NVFP4 of all experts: bytes [E, out, in/2], scales [E, out, in/16], one global scale for all or each; the
+ * last two axes change places where transformers has [E, in, out]. */
+static int load_nvfp4(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+{
+    const int64_t e = f->ffn.n_exp, count = f->own.count;
+    const bool turned = f->a->transposed_experts;
+    struct source all = {.n_out = n_out, .n_in = n_in, .transposed = turned};
+    if (source_find_stack(&all, &f->ck, name, e, f->err)) return -1;
+    struct st_tensor *part = mem_array(3 * count, sizeof(*part));
+    struct source *s = mem_array(count, sizeof(*s));
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t x = f->own.first + i;
+        s[i] = all;
+        part[3 * i] = expert_part(all.data, x, e);
+        part[3 * i + 1] = expert_part(all.scale, x, e);
+        part[3 * i + 2] =
+            all.scale2->bytes == dtype_size(all.scale2->dtype) ? *all.scale2 : expert_part(all.scale2, x, e);
+        s[i].data = &part[3 * i];
+        s[i].scale = &part[3 * i + 1];
+        s[i].scale2 = &part[3 * i + 2];
+    }
+    *w = (struct weight){.n_exp = count, .n_out = n_out, .n_in = n_in};
+    const int rc = stack(f, w, s, count, ROLE_EXPERTS);
+    mem_free(part);
+    mem_free(s);
+    return rc;
 }
 
 /* One tensor for all experts, [E, out, in] or transformers' [E, in, out]; each expert is a source. */
@@ -323,10 +387,7 @@ static int load_stack(struct fill *f, struct weight *w, const char *name, int64_
     struct st_tensor *slice = mem_array(e, sizeof(*slice));
     struct source *s = mem_array(e, sizeof(*s));
     for (int64_t i = 0; i < e; i++) {
-        slice[i] = own;
-        slice[i].bytes = own.bytes / e;
-        slice[i].data += i * slice[i].bytes;
-        slice[i].offset += i * slice[i].bytes;
+        slice[i] = expert_part(&own, i, e);
         s[i] = (struct source){.format = source_dense_format(t->dtype),
                                .n_out = n_out,
                                .n_in = n_in,
@@ -383,11 +444,12 @@ static bool has_experts(const struct fill *f, const struct stored_experts *p)
     bool any = false;
     for (int i = 0; i < 2 && p->part[i]; i++)
         any = any || checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".weight").s) ||
+              checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".weight_packed").s) ||
               checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".bias").s);
     return any;
 }
 
-/* Loads the stack of one product from any layout: per expert, MXFP4, or one dense tensor. */
+/* Loads the stack of one product from any layout: per expert, MXFP4, NVFP4, or one dense tensor. */
 static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     char bias_name[320];
@@ -396,6 +458,8 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
     if (has_experts(f, p)) return load_per_expert(f, w, bias, p);
     if (has(f, name.s, "_blocks") || has(f, name.s, "_scales"))
         rc = load_mxfp4(f, w, name.s, p->n_out, p->n_in);
+    else if (has(f, name.s, "_weight_scale"))
+        rc = load_nvfp4(f, w, name.s, p->n_out, p->n_in);
     else if (has(f, name.s, ""))
         rc = load_stack(f, w, name.s, p->n_out, p->n_in);
     else
@@ -493,7 +557,10 @@ static int load_embed(struct fill *f, struct weight *embed)
     return matrix(f, embed, "model.embed_tokens.weight", f->a->vocab, f->a->d_model, ROLE_OTHER);
 }
 
-static bool has_head(const struct fill *f) { return checkpoint_has(&f->ck, "lm_head.weight"); }
+static bool has_head(const struct fill *f)
+{
+    return checkpoint_has(&f->ck, "lm_head.weight") || checkpoint_has(&f->ck, "lm_head.weight_packed");
+}
 
 /* Loads lm_head.weight; without it and with tied embeddings the head stays the embedding. */
 static int load_head(struct fill *f, struct weight *head)
@@ -515,11 +582,33 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
     return load_head(f, &w->head) || vector(f, &w->norm, "model.norm.weight", f->a->d_model) ? -1 : 0;
 }
 
+/* Whether a tensor is the scale of quantised activations or of a quantised KV cache. */
+static bool is_activation_scale(const char *name)
+{
+    static const char *const suffixes[] = {"input_scale", "input_global_scale", ".output_scale",
+                                           ".k_scale",    ".v_scale",           ".q_scale"};
+    const size_t n = strlen(name);
+    for (int i = 0; i < MT_LEN(suffixes); i++) {
+        const size_t tail = strlen(suffixes[i]);
+        if (n > tail && !strcmp(name + n - tail, suffixes[i])) return true;
+    }
+    return false;
+}
+
 /* Counts the tensors that were not read; the first one's name. */
 static void find_unused(const struct fill *f, struct weights *w)
 {
-    for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--)
-        if (!f->ck.used[i]) w->n_unused++, w->unused = f->ck.st->tensors[i].name;
+    int64_t n_scale = 0;
+    for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--) {
+        if (f->ck.used[i]) continue;
+        if (is_activation_scale(f->ck.st->tensors[i].name))
+            n_scale++;
+        else
+            w->n_unused++, w->unused = f->ck.st->tensors[i].name;
+    }
+    if (n_scale && !f->dev->dry_run)
+        log_info("%lld scales of activations in the checkpoint are not used: only its weights are quantised",
+                 (long long)n_scale);
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "kernels/minifloat.h"
 #include "kernels/quant.h"
 
 #define CASE     "parity/case_a"
@@ -101,6 +102,12 @@ void draft_put(struct draft *d, const char *name, enum dtype t, int ndim, const 
     else
         d->n++;
     d->entries[i] = e;
+}
+
+void draft_put_as(struct draft *d, const char *name, const char *st_dtype, int ndim, const int64_t *shape, void *data)
+{
+    draft_put(d, name, DT_NONE, ndim, shape, data);
+    d->entries[place(d, name)].st_dtype = st_dtype;
 }
 
 void draft_config(struct draft *d, const char *old, const char *new)
@@ -246,6 +253,88 @@ static void put_4bit(struct draft *d, const char *name, const struct weight *w, 
     put_part(d, name, ".nested_quant_map", DT_F32, 256, copy(w->nested_map, 1024));
 }
 
+/* Packs n values as one matrix. Returns what they decode to. */
+static float *pack_nvfp4(uint8_t *nibbles, uint8_t *scales, float *scale2, bool divides, const float *x, int64_t n)
+{
+    assert_int_equal(quant_encode(WF_NVFP4, nibbles, scales, scale2, x, WF_F32, n, 1), 0);
+    if (divides) *scale2 = 1 / *scale2;
+    const struct weight w = {.format = WF_NVFP4,
+                             .n_exp = 1,
+                             .n_out = 1,
+                             .n_in = n,
+                             .data = nibbles,
+                             .scale = scales,
+                             .scale2 = scale2,
+                             .scale2_divides = divides};
+    float *y = mem_array(n, sizeof(*y));
+    for (int64_t i = 0; i < n; i++) y[i] = quant_value(&w, 0, i);
+    return y;
+}
+
+static void put_nvfp4(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
+                      const struct linear_form *form)
+{
+    const int64_t n = n_out * n_in;
+    uint8_t *nibbles = mem_alloc(n / 2), *scales = mem_alloc(n / 16);
+    float *scale2 = mem_alloc(4), *y = pack_nvfp4(nibbles, scales, scale2, form->nested, x, n);
+    char full[MAX_NAME];
+    if (form->decoded) {
+        put_floats(d, name, DT_F32, 2, (int64_t[]){n_out, n_in}, y);
+        mem_free(nibbles);
+        mem_free(scales);
+        mem_free(scale2);
+        return;
+    }
+    mem_free(y);
+    if (place(d, name) < d->n) draft_remove(d, name);
+    snprintf(full, sizeof(full), "%s%s", name, form->nested ? "_packed" : "");
+    draft_put(d, full, DT_U8, 2, (int64_t[]){n_out, n_in / 2}, nibbles);
+    snprintf(full, sizeof(full), "%s_scale", name);
+    draft_put_as(d, full, "F8_E4M3", 2, (int64_t[]){n_out, n_in / 16}, scales);
+    snprintf(full, sizeof(full), "%s%s", name, form->nested ? "_global_scale" : "_scale_2");
+    draft_put(d, full, DT_F32, form->nested, (int64_t[]){1}, scale2);
+    snprintf(full, sizeof(full), "%.*s%s", (int)(strlen(name) - strlen("weight")), name,
+             form->nested ? "input_global_scale" : "input_scale");
+    draft_put(d, full, DT_F32, 0, (int64_t[]){1}, mem_array(1, 4));
+}
+
+/* Rows and columns per scale. */
+static void fp8_sizes(enum fp8_scales kind, int64_t n_out, int64_t n_in, int64_t size[2])
+{
+    const bool blocks = kind >= FP8_BLOCKS;
+    size[0] = blocks ? 128 : kind == FP8_TENSOR ? n_out : 1;
+    size[1] = blocks ? 128 : n_in;
+}
+
+static void put_fp8(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
+                    const struct linear_form *form)
+{
+    int64_t size[2];
+    fp8_sizes(form->fp8, n_out, n_in, size);
+    const int64_t rows = (n_out + size[0] - 1) / size[0], cols = (n_in + size[1] - 1) / size[1];
+    uint8_t *codes = mem_alloc(n_out * n_in);
+    float *scale = mem_array(rows * cols, 4), *y = mem_array(n_out * n_in, 4);
+    for (int64_t i = 0; i < rows * cols; i++)
+        scale[i] = bf16_to_f32(f32_to_bf16((float)(1 + test_value(31, (uint64_t)i) / 2) / 256));
+    for (int64_t i = 0; i < n_out * n_in; i++) {
+        const float g = scale[i / n_in / size[0] * cols + i % n_in / size[1]], q = e4m3_round(fabsf(x[i]) / g);
+        codes[i] = (uint8_t)(e4m3_code(q) | (x[i] < 0 ? 128 : 0));
+        y[i] = bf16_to_f32(f32_to_bf16((x[i] < 0 ? -q : q) * g));
+    }
+    char full[MAX_NAME];
+    snprintf(full, sizeof(full), "%s%s", name, form->fp8 == FP8_BLOCKS_INV ? "_scale_inv" : "_scale");
+    if (form->decoded) {
+        put_floats(d, name, DT_BF16, 2, (int64_t[]){n_out, n_in}, y);
+        mem_free(codes);
+        mem_free(scale);
+        return;
+    }
+    mem_free(y);
+    draft_put_as(d, name, "F8_E4M3", 2, (int64_t[]){n_out, n_in}, codes);
+    const int ndim = form->fp8 == FP8_TENSOR ? 0 : form->fp8 == FP8_ROWS ? 1 : 2;
+    put_floats(d, full, form->fp8 == FP8_BLOCKS ? DT_BF16 : DT_F32, ndim, (int64_t[]){rows, cols}, scale);
+}
+
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
                   const struct linear_form *form)
 {
@@ -254,6 +343,10 @@ void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_o
     if (form->format == WF_F32 || form->format == WF_BF16) {
         const enum dtype t = form->format == WF_F32 ? DT_F32 : DT_BF16;
         put_floats(d, name, t, 2, (int64_t[]){n_out, n_in}, copy(x, 4 * n));
+        return;
+    }
+    if (form->fp8 || form->format == WF_NVFP4) {
+        (form->fp8 ? put_fp8 : put_nvfp4)(d, name, x, n_out, n_in, form);
         return;
     }
     const int64_t blocks = weight_blocks(&w);
@@ -317,6 +410,46 @@ void draft_transposed(struct draft *d, enum dtype t)
                     for (int64_t i = 0; i < n_in; i++) y[(e * n_in + i) * n_out + o] = x[(e * n_out + o) * n_in + i];
             put_floats(d, expert_name(name, layer, p, ""), t, 3, (int64_t[]){N_EXP, n_in, n_out}, y);
             mem_free(x);
+        }
+}
+
+void draft_nvfp4_stacks(struct draft *d, bool each, bool decoded)
+{
+    for (int64_t layer = 0; layer < N_LAYER; layer++)
+        for (int p = 0; p < 2; p++) {
+            char name[MAX_NAME];
+            int64_t n_out, n_in;
+            float *x = take_experts(d, layer, p, &n_out, &n_in), *t = mem_array(N_EXP * n_out * n_in, sizeof(*t));
+            const int64_t n = n_out * n_in;
+            uint8_t *bytes = mem_alloc(N_EXP * n / 2), *scales = mem_alloc(N_EXP * n / 16), one[2][1 << 16];
+            float *scale2 = mem_array(N_EXP, 4), g;
+            for (int64_t e = 0; e < N_EXP; e++) {
+                float *y = pack_nvfp4(one[0], one[1], &g, false, x + e * n, n);
+                const float used = each || !e ? g : scale2[0];
+                scale2[e] = used;
+                for (int64_t i = 0; i < n; i++) {
+                    const int64_t o = i / n_in, c = i % n_in;
+                    bytes[(e * n_in / 2 + c / 2) * n_out + o] = one[0][i / 2];
+                    scales[(e * n_in / 16 + c / 16) * n_out + o] = one[1][i / 16];
+                    t[(e * n_in + c) * n_out + o] =
+                        quant_e2m1_code[one[0][i / 2] >> 4 * (i % 2) & 15] * nvfp4_step(one[1][i / 16], used, false);
+                }
+                mem_free(y);
+            }
+            mem_free(x);
+            if (decoded) {
+                put_floats(d, expert_name(name, layer, p, ""), DT_F32, 3, (int64_t[]){N_EXP, n_in, n_out}, t);
+                mem_free(bytes);
+                mem_free(scales);
+                mem_free(scale2);
+                continue;
+            }
+            mem_free(t);
+            draft_put(d, expert_name(name, layer, p, ""), DT_U8, 3, (int64_t[]){N_EXP, n_in / 2, n_out}, bytes);
+            draft_put_as(d, expert_name(name, layer, p, "_weight_scale"), "F8_E4M3", 3,
+                         (int64_t[]){N_EXP, n_in / 16, n_out}, scales);
+            draft_put(d, expert_name(name, layer, p, "_weight_scale_2"), DT_F32, each, (int64_t[]){N_EXP}, scale2);
+            draft_put(d, expert_name(name, layer, p, "_input_scale"), DT_F32, 0, (int64_t[]){1}, mem_array(1, 4));
         }
 }
 

@@ -25,17 +25,26 @@ void draft_config(struct draft *d, const char *old, const char *new); /* replace
  * random. */
 const char *draft_save(const struct draft *d, int n_shards);
 
+enum fp8_scales { FP8_NONE, FP8_TENSOR, FP8_ROWS, FP8_COLUMN, FP8_BLOCKS, FP8_BLOCKS_INV, FP8_SCALES };
+
 /* How a Linear is stored. Zeroed but for format: dense, or plain bitsandbytes in U8. */
 struct linear_form {
-    enum weight_format format; /* WF_F32, WF_BF16, WF_NF4, WF_FP4 */
+    enum weight_format format; /* WF_F32, WF_BF16, WF_NF4, WF_FP4, WF_NVFP4 */
     int64_t block;
-    bool nested;
-    enum dtype storage; /* of the nibbles; DT_NONE: U8 */
-    bool decoded;       /* values rounded as in the format, but stored as F32, for comparison with the packed weight */
+    bool nested;         /* NVFP4: the tensors of compressed-tensors, not of ModelOpt */
+    enum fp8_scales fp8; /* FP8 instead of a format: one scale, [out], [out, 1], [blocks, blocks], weight_scale_inv */
+    enum dtype storage;  /* of the nibbles; DT_NONE: U8 */
+    bool decoded;        /* values rounded as in the format, but stored as F32, for comparison with the packed weight */
 };
 /* Writes the tensors of name.weight from x [n_out, n_in]. */
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
                   const struct linear_form *form);
+
+/* The same with any dtype of safetensors, "F8_E4M3". */
+void draft_put_as(struct draft *d, const char *name, const char *st_dtype, int ndim, const int64_t *shape, void *data);
+/* ModelOpt's NVFP4 of gpt-oss: all experts of a product in one tensor, input axis before output axis, one global scale
+ * for each expert or for all. decoded: the values, as draft_transposed has them, in F32. */
+void draft_nvfp4_stacks(struct draft *d, bool each, bool decoded);
 
 float *draft_values(const struct draft *d, const char *name); /* of a float tensor; mem_free them */
 

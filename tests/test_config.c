@@ -109,6 +109,7 @@ static void choices_match_their_enum(void **state)
     CHOICE(model, quantize, "nf4", CFG_QUANTIZE_NF4);
     CHOICE(model, quantize, "nf4-nested", CFG_QUANTIZE_NF4_NESTED);
     CHOICE(model, quantize, "mxfp4", CFG_QUANTIZE_MXFP4);
+    CHOICE(model, quantize, "nvfp4", CFG_QUANTIZE_NVFP4);
     CHOICE(train, device, "auto", CFG_DEVICE_AUTO);
     CHOICE(train, device, "cpu", CFG_DEVICE_CPU);
     CHOICE(train, device, "cuda", CFG_DEVICE_CUDA);
@@ -485,7 +486,8 @@ static void validation_names_the_key(void **state)
         const char *set, *message;
     } cases[] = {
         {"model.path=", "model.path is not set: the directory of the base model, or hub:OWNER/NAME"},
-        {"model.quantize_attention=yes", "model.quantize_attention needs a model.quantize: nf4, nf4-nested or mxfp4"},
+        {"model.quantize_attention=yes",
+         "model.quantize_attention needs a model.quantize: nf4, nf4-nested, mxfp4 or nvfp4"},
         {"output.dir=", "output.dir is empty: set the directory for the files of the run"},
         {"train.resume=", "train.resume is empty: expected auto, never or a checkpoint directory"},
         {"data.chat_date=28.6.2025", "data.chat_date = \"28.6.2025\": expected a date, YYYY-MM-DD"},

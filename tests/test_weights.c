@@ -406,7 +406,7 @@ static void assert_part_bias(struct tensor part, struct tensor whole, int64_t fi
 static void test_divided(void **state)
 {
     (void)state;
-    for (int form = 0; form < 4; form++) {
+    for (int form = 0; form < 5; form++) {
         struct draft d;
         struct damaged c;
         struct device dev[2];
@@ -415,7 +415,8 @@ static void test_divided(void **state)
         struct err err;
         draft_open(&d);
         if (form == 1) draft_transposed(&d, DT_BF16);
-        if (form >= 2) draft_per_expert(&d, form == 2 ? &nf4 : &dense);
+        if (form == 4) draft_nvfp4_stacks(&d, true, false);
+        if (form == 2 || form == 3) draft_per_expert(&d, form == 2 ? &nf4 : &dense);
         damaged_open(&c, draft_save(&d, 1));
         assert_int_equal(load_part(&w[0], &dev[0], &c, &ep[0], 0, 1, &err), 0);
         for (int p = 0; p < 4; p++) {

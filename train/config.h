@@ -8,7 +8,13 @@
 #include "optim/schedule.h"
 
 /* Values of ENUM options, in the order of the choices in config.c. Other options use the enum of a lower room. */
-enum cfg_quantize { CFG_QUANTIZE_NONE, CFG_QUANTIZE_NF4, CFG_QUANTIZE_NF4_NESTED, CFG_QUANTIZE_MXFP4 };
+enum cfg_quantize {
+    CFG_QUANTIZE_NONE,
+    CFG_QUANTIZE_NF4,
+    CFG_QUANTIZE_NF4_NESTED,
+    CFG_QUANTIZE_MXFP4,
+    CFG_QUANTIZE_NVFP4
+};
 /* data.eval_format: 0 means the same as data.format; other values are enum data_format + 1. */
 enum { CFG_EVAL_FORMAT_SAME };
 enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_CUDA_PORTABLE };

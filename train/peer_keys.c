@@ -9,7 +9,7 @@
 #define PACKED  "a number of packed sequences of data.seq_len tokens"
 #define GLOBAL  "micro-batches of all ranks together, so multiply by the number of GPUs"
 #define STEPS   "a number of steps, not a share"
-#define FORMAT  "none, nf4, nf4-nested or mxfp4"
+#define FORMAT  "none, nf4, nf4-nested, mxfp4 or nvfp4"
 #define TYPE    "auto, fp32 or bf16"
 #define METHOD  "full is gradient checkpointing, auto recomputes the least that fits"
 #define TARGETS "q_proj, k_proj, v_proj, o_proj, experts"

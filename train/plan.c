@@ -21,7 +21,7 @@ static const struct scratch cpu_scratch[] = {
 
 struct quantize plan_quantize(const struct config *cfg)
 {
-    static const enum weight_format formats[] = {WF_NONE, WF_NF4, WF_NF4, WF_MXFP4};
+    static const enum weight_format formats[] = {WF_NONE, WF_NF4, WF_NF4, WF_MXFP4, WF_NVFP4};
     return (struct quantize){.format = formats[cfg->model.quantize],
                              .nested = cfg->model.quantize == CFG_QUANTIZE_NF4_NESTED,
                              .attention = cfg->model.quantize_attention};

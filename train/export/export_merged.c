@@ -81,7 +81,7 @@ static const struct st_tensor *as_it_is(const struct merge *m, const char *name,
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     const bool dense = w->format == WF_F32 || w->format == WF_BF16 || w->format == WF_F16;
-    return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8) ? t : NULL;
+    return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8 && t->dtype != DT_NONE) ? t : NULL;
 }
 
 /* Adds a tensor computed from p: `how` has the rows and experts; target LORA_TARGETS: never adapted. */

@@ -1,8 +1,8 @@
 /* inspect.c - prints a summary of the tensors of a checkpoint or adapter.
  *
  * A packed weight is several tensors in the file: MXFP4 is X_blocks and X_scales, bitsandbytes is X and X.absmax,
- * X.quant_map, ... . inspect prints one row per weight with its logical shape; bytes of the helper tensors count as
- * bytes of their weight. */
+ * X.quant_map, ..., NVFP4 and FP8 are X with X_scale, X_scale_2, X_scale_inv, or X_packed. inspect prints one row per
+ * weight with its logical shape; bytes of the helper tensors count as bytes of their weight. */
 #include "train/tools/inspect.h"
 
 #include <ctype.h>
@@ -48,12 +48,20 @@ static const struct st_tensor *owner(const struct safetensors *st, const struct 
                    {".nested_absmax", ""},
                    {".nested_quant_map", ""},
                    {".quant_state.bitsandbytes__nf4", ""},
-                   {".quant_state.bitsandbytes__fp4", ""}};
+                   {".quant_state.bitsandbytes__fp4", ""},
+                   {"weight_scale", "weight"},
+                   {"weight_scale_2", "weight"},
+                   {"weight_scale_inv", "weight"},
+                   {"weight_scale", "weight_packed"},
+                   {"weight_global_scale", "weight_packed"},
+                   {"_weight_scale", ""},
+                   {"_weight_scale_2", ""}};
     size_t n = strlen(t->name);
     for (int64_t i = 0; i < MT_LEN(helpers); i++) {
         size_t len = strlen(helpers[i].suffix);
-        if (n > len && !strcmp(t->name + n - len, helpers[i].suffix))
-            return sibling(st, t->name, n - len, helpers[i].owner);
+        const bool fits = n > len && !strcmp(t->name + n - len, helpers[i].suffix);
+        const struct st_tensor *of = fits ? sibling(st, t->name, n - len, helpers[i].owner) : NULL;
+        if (of) return of;
     }
     return NULL;
 }
@@ -91,6 +99,36 @@ static void set_shape(struct row *r, const int64_t *shape, int ndim)
     if (!ndim) snprintf(r->shape, sizeof(r->shape), "scalar");
 }
 
+/* The scales of an NVFP4 or FP8 weight; *stem: length of its name without compressed-tensors' _packed. */
+static const struct st_tensor *scales_of(const struct safetensors *st, const struct st_tensor *t, size_t *stem)
+{
+    static const char *const suffixes[] = {"_scale", "_scale_inv", "_weight_scale"};
+    const size_t n = strlen(t->name), tail = strlen("_packed");
+    const struct st_tensor *s = NULL;
+    *stem = n > tail && !strcmp(t->name + n - tail, "_packed") ? n - tail : n;
+    for (int i = 0; i < MT_LEN(suffixes) && !s; i++) s = sibling(st, t->name, *stem, suffixes[i]);
+    return s;
+}
+
+/* Fills in the format and, for NVFP4, the logical shape: its scales have an eighth of the bytes of one axis. */
+static void describe_scaled(struct row *r, const struct safetensors *st, const struct st_tensor *t)
+{
+    size_t stem;
+    const struct st_tensor *s = scales_of(st, t, &stem);
+    int64_t shape[8];
+    if (!s) return;
+    if (!strcmp(t->st_dtype, "F8_E4M3")) snprintf(r->format, sizeof(r->format), "FP8");
+    if (t->dtype != DT_U8 || strcmp(s->st_dtype, "F8_E4M3") || s->ndim != t->ndim) return;
+    memcpy(shape, t->shape, sizeof(shape));
+    for (int i = 0; i < t->ndim; i++)
+        if (t->shape[i] != s->shape[i] && shape[i] <= INT64_MAX / 2) shape[i] *= 2;
+    mem_free(r->name);
+    r->name = collapse(t->name, stem);
+    r->params = 2 * t->bytes;
+    set_shape(r, shape, t->ndim);
+    snprintf(r->format, sizeof(r->format), "NVFP4");
+}
+
 static void describe(struct row *r, const struct safetensors *st, const struct st_tensor *t)
 {
     size_t n = strlen(t->name);
@@ -102,6 +140,7 @@ static void describe(struct row *r, const struct safetensors *st, const struct s
     if (!blocks || !sibling(st, t->name, n - 7, "_scales")) {
         r->name = collapse(t->name, n);
         set_shape(r, t->shape, t->ndim);
+        describe_scaled(r, st, t);
         return;
     }
     int64_t shape[8]; /* MXFP4: [..., groups, 16 bytes] holds [..., 32 * groups] elements */
@@ -329,8 +368,11 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
 /* Prints nothing for a directory without a model. */
 static void print_all_held(const char *path, const struct safetensors *st, FILE *out)
 {
-    static const struct quantize ways[] = {
-        {.format = WF_NONE}, {.format = WF_NF4}, {.format = WF_NF4, .nested = true}, {.format = WF_MXFP4}};
+    static const struct quantize ways[] = {{.format = WF_NONE},
+                                           {.format = WF_NF4},
+                                           {.format = WF_NF4, .nested = true},
+                                           {.format = WF_MXFP4},
+                                           {.format = WF_NVFP4}};
     struct arch a;
     struct err why;
     char config[MT_PATH];
