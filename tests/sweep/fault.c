@@ -134,12 +134,14 @@ static void path_of_fd(char path[256], uint32_t pid, uint64_t fd)
 
 static void path_at(char path[256], uint32_t pid, uint64_t address)
 {
-    path[0] = path[255] = 0;
-    /* reads at most to the end of the page: the next page may not be mapped */
-    const size_t room = 4096 - address % 4096;
-    struct iovec to = {path, room < 255 ? room : 255}, from = {(void *)(uintptr_t)address, to.iov_len};
-    const ssize_t n = process_vm_readv((pid_t)pid, &to, 1, &from, 1, 0);
-    path[n > 0 ? n : 0] = 0;
+    memset(path, 0, 256);
+    for (size_t at = 0; at < 255 && strlen(path) == at;) { /* page by page: the next one may not be mapped */
+        const size_t room = 4096 - (address + at) % 4096;
+        struct iovec to = {path + at, room < 255 - at ? room : 255 - at};
+        struct iovec from = {(void *)(uintptr_t)(address + at), to.iov_len};
+        if (process_vm_readv((pid_t)pid, &to, 1, &from, 1, 0) <= 0) return;
+        at += to.iov_len;
+    }
 }
 
 /* Whether the call changes or maps a regular file or directory that is not a library; sets its path. */
@@ -174,7 +176,7 @@ static void judge(struct plan *p, const struct seccomp_notif *req, struct seccom
     const struct call *call = find(req->data.nr);
     resp->id = req->id;
     resp->flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
-    if (!call || !counts(req, call, path)) return;
+    if (!call || !counts(req, call, path) || strstr(path, ".gcda")) return; /* .gcda: counts of executed lines */
     p->seen++;
     if (!p->n || p->seen < p->n || (p->seen > p->n && !p->from)) return;
     if (p->seen == p->n) fprintf(p->log, "chosen %ld %s %s\n", p->seen, call->name, path);
