@@ -53,10 +53,10 @@ static void want_amax(const char *op, const char *name, struct tensor amax, enum
     want(op, name, amax, t, 1, &n);
 }
 
-/* Rows of whole blocks, and of whole bytes of codes. */
-static void want_blocks(const char *op, struct tensor x, struct tensor amax, const struct fakequant *f)
+/* Rows of whole blocks; without blocks, of `least` elements. */
+static void want_blocks(const char *op, struct tensor x, struct tensor amax, const struct fakequant *f, int64_t least)
 {
-    const int64_t unit = f->block ? f->block : 8 / f->bits;
+    const int64_t unit = f->block ? f->block : least;
     want_values(op, x);
     MT_REQUIRE(x.shape[2] % unit == 0, "%s: rows of %lld are not blocks of %lld", op, (long long)x.shape[2],
                (long long)unit);
@@ -74,7 +74,7 @@ void op_amax(struct device *dev, struct tensor amax, struct tensor n_bad, struct
 
 void op_fake_quant(struct device *dev, struct tensor y, struct tensor x, struct tensor amax, const struct fakequant *f)
 {
-    want_blocks(__func__, x, amax, f);
+    want_blocks(__func__, x, amax, f, 1);
     want(__func__, "y", y, x.dtype, 3, x.shape);
     MT_REQUIRE(contiguous(y), "y has rows %lld apart", (long long)y.ld);
     MOVES(dev, y, x, amax);
@@ -96,7 +96,7 @@ void op_quant_pack(struct device *dev, struct tensor codes, struct tensor scales
                    struct tensor amax, const struct fakequant *f)
 {
     const int64_t n_exp = x.shape[0], n_row = x.shape[1], n_in = x.shape[2];
-    want_blocks(__func__, x, amax, f);
+    want_blocks(__func__, x, amax, f, 8 / f->bits); /* whole bytes of codes */
     WANT(codes, DT_U8, n_exp, n_row, n_in * f->bits / 8);
     if (f->block) WANT(scales, f->kind == FQ_INT ? DT_F32 : DT_U8, n_exp, n_row, n_in / f->block);
     if (fakequant_reads_amax(f)) WANT(top, DT_F32, n_exp);

@@ -221,6 +221,93 @@ static void expect_error(const char *dir, const char *format, const char *in, co
     assert_false(file_exists(path_of(dir, "out.safetensors.tmp")));
 }
 
+/* Values need no whole bytes of codes. */
+static void test_odd_widths(void **state)
+{
+    (void)state;
+    float x[3 * 2 * 33], y[3 * 2 * 33], amax[3] = {0};
+    const char *dir = scratch_dir(), *out = path_of(dir, "odd.safetensors");
+    struct fakequant f;
+    struct safetensors st;
+    struct err err;
+    assert_int_equal(fakequant_parse(&f, "int4", &err), 0);
+    for (int i = 0; i < MT_LEN(x); i++) x[i] = (float)test_value(4, (uint64_t)i);
+    for (int i = 0; i < MT_LEN(x); i++) amax[i / 66] = fmaxf(amax[i / 66], fabsf(x[i]));
+    for (int i = 0; i < MT_LEN(x); i++) {
+        const struct fakequant_scale s = fakequant_scale(&f, amax[i / 66], 0);
+        y[i] = fakequant_value(&f, &s, fakequant_round(&f, &s, x[i]));
+    }
+    assert_int_equal(RUN("quant", "int4", one_tensor(dir, "a.b", DT_F32, 3, 33, x), out), 0);
+    if (safetensors_open(&st, out, &err)) fail_msg("%s", err.msg);
+    expect_bytes(find(&st, "a.b", "F32", 3), y, sizeof(y));
+    safetensors_close(&st);
+    expect_error(dir, "int4", one_tensor(dir, "a.b", DT_F32, 3, 33, x), "--pack", "which are not blocks of 8 (int4)");
+}
+
+/* A file whose only tensor `a` has these dimensions, one of them 0. */
+static const char *empty_tensor(const char *dir, const char *shape)
+{
+    static char path[MT_PATH];
+    char head[256], file[264] = {0};
+    struct err err;
+    const int n =
+        snprintf(head, sizeof(head), "{\"a\":{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[0,0]}}", shape);
+    file[0] = (char)n;
+    memcpy(file + 8, head, (size_t)n);
+    snprintf(path, sizeof(path), "%s/empty.safetensors", dir);
+    assert_int_equal(file_write_atomic(path, file, 8 + n, &err), 0);
+    return path;
+}
+
+static void test_empty(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *shape;
+        bool writes; /* the head of a file holds the sizes */
+    } cases[] = {{"[4611686018427387904,0,4]", false},
+                 {"[1099511627776,0,32]", true},
+                 {"[1000000000,0,32]", true},
+                 {"[0,1099511627776]", true}};
+    const char *dir = scratch_dir();
+    struct safetensors st;
+    struct err err;
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        const char *in = empty_tensor(dir, cases[i].shape);
+        char out[MT_PATH];
+        snprintf(out, sizeof(out), "%s/empty-%d.safetensors", dir, i);
+        assert_int_equal(RUN("quant", "int8", in, out), cases[i].writes ? 0 : 1);
+        if (cases[i].writes) {
+            if (safetensors_open(&st, out, &err)) fail_msg("%s", err.msg);
+            assert_int_equal(safetensors_find(&st, "a")->bytes, 0);
+            safetensors_close(&st);
+        } else {
+            assert_says(said.err, "tensor `a` is too large");
+        }
+        expect_error(dir, "int8", in, "--pack",
+                     "tensor `a` has no elements, and more than 1048576 experts, rows or columns: leave out --pack");
+    }
+    assert_int_equal(RUN("quant", "int8", empty_tensor(dir, "[3,0,32]"), path_of(dir, "few.safetensors"), "--pack"), 0);
+    if (safetensors_open(&st, path_of(dir, "few.safetensors"), &err)) fail_msg("%s", err.msg);
+    assert_int_equal(find(&st, "a_weight_scale", "F32", 1)->shape[0], 3);
+    safetensors_close(&st);
+}
+
+/* A user's file of the temporary name stays, also where it is the input. */
+static void test_temporary_name(void **state)
+{
+    (void)state;
+    char tmp[MT_PATH];
+    const char *dir = scratch_dir(), *in = make_file(dir), *out = path_of(dir, "o.safetensors");
+    struct err err;
+    snprintf(tmp, sizeof(tmp), "%s.tmp", out);
+    assert_int_equal(file_write_atomic(tmp, "mine", 4, &err), 0);
+    assert_int_equal(RUN("quant", "int8", in, out), 1);
+    assert_says(said.err, "o.safetensors.tmp exists");
+    assert_int_equal(file_size(tmp), 4);
+    assert_false(file_exists(out));
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -249,9 +336,8 @@ static void test_errors(void **state)
 int test_quant_tool(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_values), cmocka_unit_test(test_packed),         cmocka_unit_test(test_odd_widths),
+        cmocka_unit_test(test_empty),  cmocka_unit_test(test_temporary_name), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests_name("quant_tool", tests, NULL, NULL);
 }

@@ -13,15 +13,18 @@
 #include "kernels/fakequant.h"
 #include "kernels/ops.h"
 
-enum { CHUNK = 4 << 20 }; /* elements; a longer row is a chunk */
+enum {
+    CHUNK = 4 << 20, /* elements; a longer row is a chunk */
+    EMPTY = 1 << 20  /* the most experts, rows and columns of a packed tensor without elements */
+};
 
 enum part { PART_COPY, PART_VALUES, PART_CODES, PART_SCALES, PART_TOP, PART_SHAPE };
 
 /* A tensor of the input. */
 struct item {
     const struct st_tensor *t;
-    int64_t n_exp, n_row, n_in; /* n_exp 0 and amax NULL: copied */
-    float *amax;                /* [n_exp] */
+    int64_t n_exp, n_row, n_in;
+    float *amax; /* [n_exp]; NULL: copied */
 };
 /* A tensor of the output. */
 struct piece {
@@ -44,6 +47,19 @@ struct quant {
 
 /* ---- which tensors, and their shape as experts of matrices */
 
+/* The sizes of a tensor with elements fit: the reader checked it. Without elements, the others may have any size. */
+static int count_experts(const struct quant *q, struct item *item, struct err *err)
+{
+    const struct st_tensor *t = item->t;
+    bool fits = t->bytes || (item->n_row <= EMPTY && item->n_in <= EMPTY);
+    item->n_exp = 1;
+    for (int i = 0; i < t->ndim - 2; i++)
+        fits = fits && i64_mul(item->n_exp, t->shape[i], &item->n_exp) && (t->bytes || item->n_exp <= EMPTY);
+    if (fits || !q->opt->pack) return 0;
+    return err_set(err, "tensor `%s` has no elements, and more than %d experts, rows or columns: leave out --pack",
+                   t->name, EMPTY);
+}
+
 static int add_item(struct quant *q, struct item *item, const struct st_tensor *t, struct err *err)
 {
     const int64_t unit = q->f.block ? q->f.block : q->opt->pack && q->f.bits == 4 ? 8 : 1;
@@ -52,12 +68,11 @@ static int add_item(struct quant *q, struct item *item, const struct st_tensor *
     if (t->dtype == DT_F64) return err_set(err, "tensor `%s` is F64: quant takes BF16, F16 and F32", t->name);
     item->n_in = t->shape[t->ndim - 1];
     item->n_row = t->shape[t->ndim - 2];
-    item->n_exp = 1;
-    for (int i = 0; i < t->ndim - 2; i++) item->n_exp *= t->shape[i]; /* no overflow: the reader checked it */
     if (item->n_in % unit)
         return err_set(err, "tensor `%s` has rows of %" PRId64 " elements, which are not blocks of %" PRId64 " (%s)",
                        t->name, item->n_in, unit, q->opt->format);
-    item->amax = mem_array(item->n_exp, sizeof(*item->amax));
+    if (count_experts(q, item, err)) return -1;
+    if (t->bytes || q->opt->pack) item->amax = mem_array(item->n_exp, sizeof(*item->amax));
     q->n_quantised++;
     return 0;
 }
@@ -89,7 +104,7 @@ static bool chunk_next(const struct item *item, struct chunk *c)
         c->first = 0;
         c->e++;
     }
-    if (!item->n_row || !item->n_in || c->e >= item->n_exp) return false;
+    if (!item->t->bytes || c->e >= item->n_exp) return false;
     c->n_row = MT_MIN(chunk_rows(item), item->n_row - c->first);
     return true;
 }
@@ -109,7 +124,7 @@ static int reserve(struct quant *q, struct err *err)
     struct device plan;
     int64_t most = 0;
     for (int64_t i = 0; i < q->st.n_tensors; i++)
-        if (q->items[i].amax) most = MT_MAX(most, chunk_rows(&q->items[i]) * q->items[i].n_in);
+        if (q->items[i].amax && q->items[i].t->bytes) most = MT_MAX(most, chunk_rows(&q->items[i]) * q->items[i].n_in);
     device_dry_run(&plan, &q->dev);
     op_amax(&plan, tensor_1d(NULL, DT_F32, 1), tensor_1d(NULL, DT_F64, 1), tensor_3d(NULL, DT_F32, 1, 1, most));
     q->x = mem_array(most, sizeof(float));
@@ -318,6 +333,17 @@ static int check_space(const struct quant *q, struct err *err)
     return file_check_space(dir, bytes, err);
 }
 
+/* The writer's temporary file would replace one that the user has. */
+static int check_names(const struct quant_options *o, struct err *err)
+{
+    char tmp[MT_PATH];
+    if (str_format(tmp, sizeof(tmp), err, "path of the output", "%s.tmp", o->out)) return -1;
+    if (file_exists(o->out)) return err_set(err, "%s exists: delete it, or choose another name", o->out);
+    if (!file_exists(tmp)) return 0;
+    return err_set(err, "%s exists: quant writes a temporary file of this name; rename it, or choose another output",
+                   tmp);
+}
+
 static int prepare(struct quant *q, struct err *err)
 {
     const struct quant_options *o = q->opt;
@@ -325,7 +351,7 @@ static int prepare(struct quant *q, struct err *err)
     if (o->pack && q->f.rule == FQ_KERNEL)
         return err_set(err, "%s has no codes and scales that a reader would decode to its values: leave out --pack",
                        o->format);
-    if (file_exists(o->out)) return err_set(err, "%s exists: delete it, or choose another name", o->out);
+    if (check_names(o, err)) return -1;
     if (safetensors_open(&q->st, o->in, err) || device_open(&q->dev, "cpu", "fp32", err)) return -1;
     return find_items(q, err) || list_entries(q, err) || check_space(q, err) || reserve(q, err) ? -1 : 0;
 }
