@@ -563,6 +563,7 @@ void adapters_free(struct adapters *ad)
     mem_free(ad->layer_on);
     mem_free(ad->params);
     mem_free(ad->layers);
+    mem_free(ad->amax.rows);
     *ad = (struct adapters){0};
 }
 

@@ -50,6 +50,20 @@ struct lora_layer {
     struct adapter of[LAYER_PRODUCTS];
 };
 
+/* The largest magnitudes that scales of quantisation-aware training come from, where quant.amax = static keeps those of
+ * the start: part of the state of a run, saved with every adapter (train/amax_file.h). A row is a matrix or a stack. */
+struct amax_row {
+    char name[48];         /* "layers.3.gate_up_proj" */
+    int64_t n_held, n_exp; /* matrices on this rank, and of the model */
+    int64_t off, stride;   /* matrix e of this rank is element off + e * stride of flat */
+};
+struct amax_table {
+    bool known;         /* computed or loaded: not computed again */
+    struct tensor flat; /* f32 on the device: struct qat's; ndim 0: nothing is kept */
+    int64_t n_rows;
+    struct amax_row *rows; /* [n_rows] host */
+};
+
 struct lora_options {
     int64_t r;
     double alpha, dropout;
@@ -86,6 +100,7 @@ struct adapters {
     struct adapters *logical;       /* parameters in the logical layout; NULL: same as the device layout */
     struct parallel par;            /* the ranks that train these adapters */
     bool ep;                        /* expert parallel: this rank holds a part of the experts */
+    struct amax_table amax;         /* filled by qat_open */
     int64_t n_common; /* if ep: the first n_common elements are replicated on all ranks; this rank's experts follow */
 };
 

@@ -2,6 +2,7 @@
 #include "model/qat.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #include "model/layer.h"
 
@@ -53,12 +54,35 @@ static struct proj_quant describe(struct qat *q, const struct adapters *ad, cons
     return out;
 }
 
+/* Whether a run saves its amax: those that follow from the adapters or the weights alone are computed again. */
+static bool keeps(const struct qat_options *opt)
+{
+    return opt->fixed && opt->merged && fakequant_reads_amax(&opt->weights);
+}
+
+/* Adds the rows of product i of a layer, whose amax end at q->n_amax. A dense feed-forward network has no targets; its
+ * rows have the names of the experts' targets. */
+static void keep(const struct qat *q, struct adapters *ad, const struct product *p, int64_t layer, int i)
+{
+    struct amax_table *t = &ad->amax;
+    const int64_t n_part = MT_MAX(p->n_target, 1);
+    for (int k = 0; k < n_part; k++) {
+        struct amax_row *row = &t->rows[t->n_rows++];
+        const enum lora_target target = p->n_target ? p->target[k] : i == MIXER_PRODUCTS ? LORA_UP : LORA_DOWN;
+        *row = (struct amax_row){
+            .n_held = n_held(ad, p), .n_exp = p->n_exp, .off = q->n_amax - n_amax(ad, p) + k, .stride = n_part};
+        snprintf(row->name, sizeof(row->name), "layers.%lld.%s", (long long)layer, lora_target_name(target));
+    }
+}
+
 int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
              const struct qat_options *opt, struct err *err)
 {
     struct product p[LAYER_PRODUCTS];
     int64_t n = 0;
     *q = (struct qat){.opt = *opt};
+    mem_free(ad->amax.rows); /* of an earlier call, which measured the memory */
+    ad->amax = (struct amax_table){0};
     for (int64_t l = 0; l < a->n_layer && opt->weights.bits; l++) {
         layer_products(a, l, p);
         for (int i = 0; i < LAYER_PRODUCTS; i++) {
@@ -69,24 +93,28 @@ int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct ada
     }
     if (!n) return 0;
     q->amax = arena_tensor_1d(&dev->state, DT_F32, n);
+    if (keeps(opt)) {
+        ad->amax.flat = q->amax;
+        ad->amax.rows = mem_array(a->n_layer * LAYER_PRODUCTS * PRODUCT_TARGETS, sizeof(*ad->amax.rows));
+    }
     for (int64_t l = 0; l < a->n_layer; l++) {
         layer_products(a, l, p);
         for (int i = 0; i < LAYER_PRODUCTS; i++) {
             struct adapter *one = &ad->layers[l].of[i];
             if (!is_quantised(opt, &p[i])) continue;
             one->quant = describe(q, ad, &p[i]);
+            if (ad->amax.rows) keep(q, ad, &p[i], l, i);
             one->lora.merged = opt->merged;
         }
     }
     return 0;
 }
 
-void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad,
+void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
                  struct layer_weights *layers)
 {
-    const bool moves = q->opt.merged && !q->opt.fixed;
     if (!q->amax.ndim || !fakequant_reads_amax(&q->opt.weights)) return;
-    if (q->version && (!moves || q->version == ad->version)) return;
+    if (ad->amax.rows ? ad->amax.known : q->version && (!q->opt.merged || q->version == ad->version)) return;
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct product p[LAYER_PRODUCTS];
         layer_products(a, l, p);
@@ -96,6 +124,7 @@ void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, const 
         }
     }
     q->version = ad->version;
+    ad->amax.known = true;
 }
 
 int qat_check(const struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad, struct err *err)
@@ -120,4 +149,55 @@ int qat_check(const struct qat *q, struct device *dev, const struct arch *a, con
     }
     mem_free(amax);
     return status;
+}
+
+/* ---- amax that a run keeps ---- */
+
+int64_t qat_n_kept(const struct adapters *ad)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < ad->amax.n_rows; i++) n += ad->amax.rows[i].n_exp;
+    return n;
+}
+
+/* Copies between a host array of all experts and `part`, the layout of flat on rank `rank` of par.ep. */
+static void copy_part(const struct amax_table *t, int rank, float *whole, float *part, bool to_whole)
+{
+    for (int64_t i = 0; i < t->n_rows; whole += t->rows[i++].n_exp) {
+        const struct amax_row *row = &t->rows[i];
+        float *own = whole + (row->n_held < row->n_exp ? rank * row->n_held : 0);
+        for (int64_t e = 0; e < row->n_held; e++) {
+            float *at = part + row->off + e * row->stride;
+            if (to_whole)
+                own[e] = *at;
+            else
+                *at = own[e];
+        }
+    }
+}
+
+float *qat_gather(const struct adapters *ad, struct device *dev)
+{
+    struct comm *ep = ad->par.ep;
+    if (!ad->amax.rows || ad->par.dp->rank != 0) return NULL;
+    const int64_t n = tensor_count(ad->amax.flat), bytes = n * (int64_t)sizeof(float);
+    float *host = ad->par.all->rank == 0 ? mem_array(qat_n_kept(ad), sizeof(*host)) : NULL;
+    float *part = mem_array(n, sizeof(*part));
+    device_get_f32(dev, part, ad->amax.flat);
+    for (int r = 0; r < ep->world; r++) {
+        if (ep->rank == 0 && r > 0) comm_recv(ep, r, part, bytes);
+        if (ep->rank == 0) copy_part(&ad->amax, r, host, part, true);
+        if (ep->rank == r && r > 0) comm_send(ep, 0, part, bytes);
+    }
+    mem_free(part);
+    return host;
+}
+
+void qat_put(struct adapters *ad, struct device *dev, const float *host)
+{
+    float *part = mem_array(tensor_count(ad->amax.flat), sizeof(*part));
+    copy_part(&ad->amax, ad->par.ep->rank, (float *)(uintptr_t)host, part, false);
+    device_set_f32(dev, ad->amax.flat, part);
+    ad->amax.known = true;
+    mem_free(part);
 }

@@ -4,7 +4,8 @@
 #define MT_QAT_H
 
 #include "model/lora.h"
-#include "model/weights.h"
+
+struct layer_weights;
 
 struct qat_options {
     struct fakequant weights; /* bits 0: nothing is quantised */
@@ -24,11 +25,18 @@ struct qat {
  * after adapters_alloc. Error: a matrix whose width the format's blocks do not divide, dropout on a merged adapter. */
 int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
              const struct qat_options *opt, struct err *err) MT_CHECK;
-/* amax of the current weights where they changed; after layer_adapt of all layers. */
-void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad,
+/* amax of the current weights where they changed; those that are kept (ad->amax) only when not known. After layer_adapt
+ * of all layers. */
+void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
                  struct layer_weights *layers);
 /* After qat_refresh; waits for the device. Error: a weight that is not finite, by layer, product and expert. */
 int qat_check(const struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad,
               struct err *err) MT_CHECK;
+
+/* The kept amax of all ranks, row after row: [qat_n_kept] on rank 0, to be freed with mem_free; NULL on other ranks,
+ * and where none are kept. All ranks call it. qat_put takes this rank's part of such an array. */
+int64_t qat_n_kept(const struct adapters *ad);
+float *qat_gather(const struct adapters *ad, struct device *dev);
+void qat_put(struct adapters *ad, struct device *dev, const float *host);
 
 #endif

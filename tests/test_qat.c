@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "train/config.h"
@@ -504,11 +505,99 @@ static void test_divided(void **state)
     (void)state;
 }
 
+/* ---- quant.amax = static ---- */
+
+#define AMAX "adapter/quant_amax.safetensors"
+
+/* Assignments for a run from the parity case's adapter, whose B is not zero: its magnitudes are not those of the base.
+ */
+static const char *fixed(const char *more)
+{
+    static char sets[4][512];
+    static int next;
+    char *at = sets[next++ % 4];
+    snprintf(
+        at, sizeof(sets[0]),
+        "optim.schedule=constant lora.r=8 lora.alpha=16 quant.weights=int4 quant.amax=static lora.init_from=%s/%s %s",
+        fixture("parity"), "case_a/adapter_init", more);
+    return at;
+}
+
+static double number_after(const char *text, const char *key)
+{
+    const char *at = strstr(text, key);
+    if (!at) fail_msg("no %s in:\n%s", key, text);
+    return strtod(at + strlen(key), NULL);
+}
+
+/* The magnitudes are those of the first adapter: the current ones of a run without updates. An interruption changes no
+ * bit, and an evaluation of the written adapter reads the same matrices as the run's last. */
+static void test_static(void **state)
+{
+    char line[2][256], sets[512];
+    first_eval(trained(fixed("train.steps=1")), line[0]);
+    first_eval(trained(fixed("train.steps=1 quant.amax=current")), line[1]);
+    assert_string_equal(line[0], line[1]);
+    const char *all = trained(fixed("quant.targets=all train.steps=4")), *config = process_config("");
+    assert_int_equal(run(config, fixed("quant.targets=all train.steps=2")), 0);
+    assert_int_equal(run(config, fixed("quant.targets=all train.steps=4")), 0);
+    assert_same_output(all, config, ADAPTER);
+    assert_same_output(all, config, AMAX);
+    assert_same_file(process_output(config, AMAX), process_output(config, "checkpoints/step-000002/" AMAX));
+    static char text[1 << 16];
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    const char *last = text;
+    for (const char *at; (at = strstr(last + 1, "\"event\":\"eval\""));) last = at;
+    const double loss = number_after(last, "\"loss\":");
+    snprintf(sets, sizeof(sets), "%s", process_output(config, "config.ini"));
+    assert_int_equal(RUN("eval", sets), 0);
+    assert_close(number_after(said.out, "\"loss\":"), loss, 1e-6);
+    assert_int_equal(RUN("eval", sets, "--set", "quant.amax=current"), 0);
+    assert_true(fabs(number_after(said.out, "\"loss\":") - loss) > 1e-4);
+    (void)state;
+}
+
+/* A checkpoint of two ranks with half of the experts each continues on one rank and on four. */
+static void test_static_divided(void **state)
+{
+    const char *one = trained(fixed("train.grad_accum=4 train.steps=1"));
+    for (int ranks = 1; ranks <= 4; ranks += 3) {
+        const char *config = trained(fixed("train.grad_accum=4 train.steps=1 parallel.cpu_ranks=2 parallel.ep=2"));
+        char more[128];
+        assert_same_output(one, config, AMAX);
+        snprintf(more, sizeof(more), "train.grad_accum=4 train.steps=2 parallel.cpu_ranks=%d parallel.ep=%d", ranks,
+                 ranks);
+        assert_int_equal(run(config, fixed(more)), 0);
+        assert_same_output(one, config, AMAX);
+    }
+    (void)state;
+}
+
+/* A damaged or missing file is an error that names it. */
+static void test_static_files(void **state)
+{
+    const char *config = trained(fixed("train.steps=1")),
+               *path = process_output(config, "checkpoints/step-000001/" AMAX);
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    fseek(f, -1, SEEK_END);
+    fputc(7, f);
+    fclose(f);
+    assert_int_not_equal(run(config, fixed("train.steps=2")), 0);
+    assert_says(said.err, AMAX " is damaged");
+    assert_int_equal(remove(process_output(config, AMAX)), 0);
+    assert_int_not_equal(RUN("eval", process_output(config, "config.ini")), 0);
+    assert_says(said.err, "has no quant_amax.safetensors");
+    (void)state;
+}
+
 static void test_errors(void **state)
 {
     const char *config = process_config("");
     assert_int_not_equal(run(config, "quant.weights=int4-128"), 0);
     assert_says(said.err, "which blocks of 128 do not divide");
+    assert_int_not_equal(run(config, "quant.weights=fp8 quant.narrow=yes"), 0);
+    assert_says(said.err, "quant.narrow = true with quant.weights = fp8: only int8 and int4");
     assert_int_not_equal(run(config, "quant.weights=int3"), 0);
     assert_says(said.err, "int4-32");
     assert_int_not_equal(run(config, "quant.weights=int8 quant.targets=all lora.dropout=0.1"), 0);
@@ -535,7 +624,8 @@ int test_qat(void)
         cmocka_unit_test(matrices_on_the_gpu), cmocka_unit_test(test_first_loss),
         cmocka_unit_test(test_same_adapter),   cmocka_unit_test(test_modes),
         cmocka_unit_test(test_divided),        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_choices),        cmocka_unit_test(test_static),
+        cmocka_unit_test(test_static_divided), cmocka_unit_test(test_static_files),
     };
     return cmocka_run_group_tests_name("qat", tests, NULL, NULL);
 }

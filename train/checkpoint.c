@@ -1,8 +1,9 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for other programs; not read back
+ *     adapter/quant_amax.safetensors   with quant.amax = static (train/amax_file.h)
  *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
  * (model/lora.h), without padding, in the precision of training state.json: counters, position, hashes, and the
- * settings that a continued run must match manifest.json: size and CRC-32 of the four files above, one per line;
+ * settings that a continued run must match manifest.json: size and CRC-32 of the files above, one per line;
  * written last
  *
  * A directory named step-NNNNNN is complete: it was written under a hidden name, every file synced, then renamed
@@ -17,6 +18,7 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "train/amax_file.h"
 #include "train/atomic_dir.h"
 #include "train/peft.h"
 
@@ -29,8 +31,10 @@
 #define MAX_TEXT    (1 << 20)
 #define LATER       "eval_from" /* older checkpoints do not have this field */
 
+#define AMAX "adapter/" AMAX_FILE
+
 static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", OPTIMIZER,
-                                    STATE};
+                                    STATE, AMAX}; /* the last is not in every checkpoint */
 
 static int join(char path[MT_PATH], const char *dir, const char *name, struct err *err)
 {
@@ -39,12 +43,12 @@ static int join(char path[MT_PATH], const char *dir, const char *name, struct er
 
 /* ---- manifest.json ---- */
 
-/* The manifest of the files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
-static char *manifest_text(const char *dir, struct err *err)
+/* The manifest of the first n files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
+static char *manifest_text(const char *dir, int64_t n, struct err *err)
 {
-    int64_t size = 256 * (MT_LEN(files) + 2), len = 0;
+    int64_t size = 256 * (n + 2), len = 0;
     char *text = mem_alloc(size), path[MT_PATH];
-    for (int64_t i = 0; i < MT_LEN(files); i++) {
+    for (int64_t i = 0; i < n; i++) {
         uint32_t crc;
         int64_t bytes;
         if (join(path, dir, files[i], err) || file_crc32(path, &crc, &bytes, err)) {
@@ -53,7 +57,7 @@ static char *manifest_text(const char *dir, struct err *err)
         }
         len += snprintf(text + len, (size_t)(size - len),
                         "%s\"%s\": {\"size\": %" PRId64 ", \"crc32\": \"%08" PRIx32 "\"}%s\n", i ? "" : "{\n", files[i],
-                        bytes, crc, i + 1 < MT_LEN(files) ? "," : "");
+                        bytes, crc, i + 1 < n ? "," : "");
     }
     snprintf(text + len, (size_t)(size - len), "}\n");
     return text;
@@ -62,7 +66,8 @@ static char *manifest_text(const char *dir, struct err *err)
 static int manifest_write(const char *dir, struct err *err)
 {
     char path[MT_PATH];
-    char *text = manifest_text(dir, err);
+    if (join(path, dir, AMAX, err)) return -1;
+    char *text = manifest_text(dir, MT_LEN(files) - !file_exists(path), err);
     if (!text) return -1;
     int rc = join(path, dir, MANIFEST, err);
     if (!rc) rc = file_write_atomic(path, text, (int64_t)strlen(text), err);
@@ -97,12 +102,13 @@ static int manifest_check(const char *dir, struct err *err)
     if (join(path, dir, MANIFEST, err)) return -1;
     char *stored = file_read(path, MAX_TEXT, &size, err);
     if (!stored) return -1;
-    char *actual = check_sizes(dir, stored, err) ? NULL : manifest_text(dir, err);
+    const int64_t n = MT_LEN(files) - !strstr(stored, "\"" AMAX "\"");
+    char *actual = check_sizes(dir, stored, err) ? NULL : manifest_text(dir, n, err);
     int rc = actual ? 0 : -1;
     if (actual && ((size_t)size != strlen(actual) || memcmp(stored, actual, (size_t)size))) {
         int64_t line = 0;
         for (int64_t i = 0; i < size && stored[i] == actual[i]; i++) line += stored[i] == '\n';
-        if (line >= 1 && line <= MT_LEN(files))
+        if (line >= 1 && line <= n)
             rc = file_damaged(dir, files[line - 1], err);
         else
             rc = err_set(err, "%s is damaged", path);
@@ -353,6 +359,13 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
     return rc;
 }
 
+static int amax_read(const char *dir, struct adapters *ad, struct device *dev, struct err *err)
+{
+    char adapter[MT_PATH];
+    if (!ad->amax.rows) return 0;
+    return join(adapter, dir, "adapter", err) || amax_load(ad, dev, adapter, err) ? -1 : 0;
+}
+
 /* ---- the folder of checkpoints ---- */
 
 /* Step of a directory name, or -1. */
@@ -435,7 +448,7 @@ int checkpoint_load(const char *dir, struct adapters *ad, struct device *dev, st
     int64_t n_update;
     if (manifest_check(dir, err) || checkpoint_peek(dir, &read, &n_update, &doc, err)) return -1;
     json_free(doc);
-    if (optimizer_read(dir, ad, dev, err)) return -1;
+    if (optimizer_read(dir, ad, dev, err) || amax_read(dir, ad, dev, err)) return -1;
     *state = read;
     ad->opt.step = n_update;
     adapters_refresh(ad, dev);

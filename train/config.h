@@ -71,6 +71,7 @@ struct config {
     struct {
         int weights; /* by QUANT_FORMATS */
         int mode, targets, amax;
+        bool narrow;
     } quant;
     struct {
         double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;

@@ -131,6 +131,14 @@ static int validate_distill(const struct config *c, struct err *err)
     return 0;
 }
 
+static int validate_quant(const struct config *c, struct err *err)
+{
+    char name[32];
+    config_choice(QUANT_FORMATS, c->quant.weights, name);
+    if (!c->quant.narrow || c->quant.weights == CFG_QUANT_NONE || !strncmp(name, "int", 3)) return 0;
+    return err_set(err, "quant.narrow = true with quant.weights = %s: only int8 and int4 have narrow codes", name);
+}
+
 int config_validate(const struct config *c, struct err *err)
 {
     bool held_out = c->data.eval[0] || c->data.eval_split > 0;
@@ -158,7 +166,8 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_lists(c, err) || validate_texts(c, err) || validate_distill(c, err) || validate_parallel(c, err))
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_distill(c, err) || validate_quant(c, err) ||
+        validate_parallel(c, err))
         return -1;
     struct profile profile;
     if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;

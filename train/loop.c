@@ -541,8 +541,10 @@ static int restore(struct training *t, struct err *err)
     }
     if (!cfg->lora.init_from[0]) return 0;
     char dir[MT_PATH];
-    const bool bad = adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) != 0;
-    return bad ? -1 : peft_load(ad, &t->run.dev, dir, err);
+    if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || peft_load(ad, &t->run.dev, dir, err))
+        return -1;
+    ad->amax.known = false; /* those of a run's start are of its first adapter */
+    return 0;
 }
 
 /* All ranks must have the same state and adapters. */
@@ -554,7 +556,7 @@ static int agree_on_start(struct training *t, struct err *err)
                    (uint64_t)t->state.step, err))
         return -1;
     adapters_broadcast(&t->run.model.adapters, &t->run.dev);
-    return 0;
+    return model_check_quant(&t->run.model, err);
 }
 
 /* Writes config.ini, always with train.resume = auto: a run with this file then continues. With `never` it would

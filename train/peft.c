@@ -21,6 +21,8 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "model/qat.h"
+#include "train/amax_file.h"
 #include "train/atomic_dir.h"
 
 #define CONFIG_NAME                  "adapter_config.json"
@@ -288,13 +290,15 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 {
     char tmp[MT_PATH];
     const struct adapters *whole = adapters_logical(ad);
+    float *amax = qat_gather(ad, dev);
     if (ad->par.all->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
     const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
-                   write_config(whole, tmp, base_model, err) || write_card(tmp, card, err) ||
-                   atomic_dir_commit(tmp, dir, err);
+                   amax_write(ad, amax, tmp, err) || write_config(whole, tmp, base_model, err) ||
+                   write_card(tmp, card, err) || atomic_dir_commit(tmp, dir, err);
     mem_free(flat);
+    mem_free(amax);
     return rc ? err_prefix(err, "saving the adapter %s", dir) : 0;
 }
 

@@ -6,7 +6,8 @@
 
 /* Writes dir as PEFT >= 0.19.1 reads it: F32, experts by target_parameters. Replaces an existing dir in one step
  * (train/atomic_dir.h). base_model: base_model_name_or_path or NULL. card: the text of README.md; NULL: no README.md.
- * Rank 0 writes; the other ranks call it to send their parts. */
+ * With amax that ad keeps (model/qat.h) also their file (train/amax_file.h). Rank 0 writes; the other ranks call it to
+ * send their parts. */
 int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, const char *card,
               struct err *err) MT_CHECK;
 /* Reads weights (F32, BF16 or F16) into ad's masters and refreshes the working copies. r, alpha, rsLoRA, targets and

@@ -49,6 +49,7 @@ struct qat_options plan_qat(const struct config *cfg)
     const bool chosen = config_choice(QUANT_FORMATS, cfg->quant.weights, name);
     MT_REQUIRE(chosen && !fakequant_parse(&q.weights, name, &err), "quant.weights: choice %d: %s", cfg->quant.weights,
                err.msg);
+    if (cfg->quant.narrow) q.weights.qmin = -q.weights.qmax;
     return q;
 }
 

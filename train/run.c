@@ -10,6 +10,7 @@
 #include "data/hub/hub.h"
 #include "data/json.h"
 #include "train/adapter_dir.h"
+#include "train/amax_file.h"
 #include "train/peft.h"
 
 #define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
@@ -363,6 +364,8 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     adapters_free(&ad); /* empty where the model has taken them */
     adapters_free(&teacher);
     if (rc || load_teacher(r, err) || (adapter_dir && peft_load(&r->model.adapters, &r->dev, adapter_dir, err)))
+        return -1;
+    if (adapter_dir && r->model.adapters.amax.rows && amax_load(&r->model.adapters, &r->dev, adapter_dir, err))
         return -1;
     if (model_check_quant(&r->model, err)) return -1;
     const struct plan_memory *memory = &r->plan.memory;

@@ -1,0 +1,16 @@
+/* amax_file.h - the largest magnitudes that quant.amax = static keeps, beside an adapter: quant_amax.safetensors has
+ * "layers.3.gate_up_proj.amax" [E] f32 for every quantised matrix or stack, in the order of the model's experts. */
+#ifndef MT_AMAX_FILE_H
+#define MT_AMAX_FILE_H
+
+#include "model/lora.h"
+
+#define AMAX_FILE "quant_amax.safetensors"
+
+/* Writes values, of qat_gather, into dir; NULL: nothing. */
+int amax_write(const struct adapters *ad, const float *values, const char *dir, struct err *err) MT_CHECK;
+/* Reads the file into ad->amax, which must keep its amax. Error: no such file; other tensors than those of ad; a value
+ * that is not a finite magnitude. */
+int amax_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
+
+#endif
