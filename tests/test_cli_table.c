@@ -357,7 +357,7 @@ static void test_bash(void **state)
         {"bench ''", "step\n", "eval"},
         {"bench step --pa", "--path\n", "--quant"},
         {"bench lora --rou", "--routing\n", "--path"},
-        {"export a.ini --to merged", "merged-bf16\nmerged-mxfp4\n", "gguf"},
+        {"export a.ini --to merged", "merged-bf16\nmerged-mxfp4\nmerged-nvfp4\nmerged-fp8\n", "gguf"},
         {"my.ini --s", "--set\n", "--to"},
         {"eval a.ini --set train.dev", "train.device=\n", "optim"},
         {"eval a.ini --adapter ou", "none\n", "out"},

@@ -1,5 +1,6 @@
 /* test_export_quant.c - merged checkpoints after quantisation-aware training have the bits that training read; other
  * runs get a warning, or the nearest codes. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -68,16 +69,16 @@ struct trained {
     struct layer_weights lw;
 };
 
-static void trained_open(struct trained *t, const char *name, int64_t layer)
+static void trained_open(struct trained *t, const char *model, const char *adapter, int64_t layer)
 {
     struct err err = {.msg = ""};
     const struct quantize as_it_is = {.format = WF_NONE};
-    OK(arch_load(&t->arch, case_path(name, ""), &err));
-    OK(safetensors_open(&t->st, case_path(name, ""), &err));
+    OK(arch_load(&t->arch, model, &err));
+    OK(safetensors_open(&t->st, model, &err));
     OK(device_open(&t->dev, "cpu", "fp32", &err));
     OK(device_reserve(&t->dev, &t->dev.weights, "weights", 16 << 20, &err));
     OK(device_reserve(&t->dev, &t->dev.work, "work", 64 << 20, &err));
-    OK(cpu_adapter_load(&t->adapter, &t->arch, case_path(name, "adapter_final"), &err));
+    OK(cpu_adapter_load(&t->adapter, &t->arch, adapter, &err));
     OK(weights_load_layer(&t->lw, &t->dev, &t->arch, &t->st, &as_it_is, layer, &err));
     layer_adapt(&t->lw, &t->arch, layer, &t->adapter.ad.layers[layer]);
 }
@@ -171,7 +172,7 @@ static void mxfp4_has_the_codes_of_the_training(void **state)
         OK(safetensors_open(&st, out, &err));
         for (int64_t layer = 0; layer < 2; layer++) {
             struct trained t;
-            trained_open(&t, "case_a", layer);
+            trained_open(&t, case_path("case_a", ""), case_path("case_a", "adapter_final"), layer);
             compare_blocks(&st, layer, "mlp.experts.gate_up_proj", trained_matrices(&t, &t.lw.up, formats[i]));
             compare_blocks(&st, layer, "mlp.experts.down_proj", trained_matrices(&t, &t.lw.down, formats[i]));
             if (i) compare_bf16(&st, layer, "self_attn.o_proj.weight", trained_matrices(&t, &t.lw.out, formats[i]));
@@ -199,6 +200,153 @@ static void other_runs_get_the_nearest_codes(void **state)
     assert_same_file(a, b);
     assert_int_equal(run(&cfg, "case_a", "quant.weights=mxfp4", "merged-mxfp4", plain, NULL), -1);
     assert_says(report, "weights are not those that training read");
+}
+
+/* ---- NVFP4 and FP8 ---- */
+
+/* The value of an e4m3 code: a sign, 4 bits of exponent, 3 of mantissa. */
+static float e4m3(uint8_t code)
+{
+    const int exponent = code >> 3 & 15;
+    const float a = ldexpf((float)((exponent ? 8 : 0) + (code & 7)), (exponent ? exponent : 1) - 10);
+    return code & 128 ? -a : a;
+}
+
+static float scalar(const struct safetensors *st, const char *name)
+{
+    float v;
+    const struct st_tensor *t = find(st, name);
+    assert_true(t->dtype == DT_F32 && t->bytes == 4);
+    memcpy(&v, t->data, 4);
+    return v;
+}
+
+/* Compares a matrix with the rows of `want` that start there. */
+static void compare_codes(const struct safetensors *st, const char *rest, bool nvfp4, const float *want)
+{
+    char name[128], scale[140], global[140];
+    snprintf(name, sizeof(name), "model.layers.0.%s.weight", rest);
+    snprintf(scale, sizeof(scale), "%s_scale", name);
+    snprintf(global, sizeof(global), "%s_scale_2", name);
+    const struct st_tensor *codes = find(st, name), *scales = find(st, scale);
+    const int64_t n = nvfp4 ? 2 * codes->bytes : codes->bytes;
+    assert_string_equal(codes->st_dtype, nvfp4 ? "U8" : "F8_E4M3");
+    assert_string_equal(scales->st_dtype, nvfp4 ? "F8_E4M3" : "F32");
+    const float top = scalar(st, nvfp4 ? global : scale);
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t byte = codes->data[nvfp4 ? i / 2 : i];
+        const volatile float step = nvfp4 ? e4m3(scales->data[i / 16]) * top : top;
+        const float got = (nvfp4 ? quant_e2m1_code[i % 2 ? byte >> 4 : byte & 15] : e4m3(byte)) * step;
+        same_bits(name, &got, &want[i], 1);
+    }
+}
+
+static void compare_experts(const struct safetensors *st, struct trained *t, const char *format)
+{
+    const struct weight *up = &t->lw.up.w, *down = &t->lw.down.w;
+    const bool nvfp4 = format[0] == 'n';
+    const float *u = trained_matrices(t, &t->lw.up, format), *d = trained_matrices(t, &t->lw.down, format);
+    char name[64];
+    for (int e = 0; e < up->n_exp; e++) {
+        const int64_t half = up->n_out / 2 * up->n_in;
+        snprintf(name, sizeof(name), "mlp.experts.%d.gate_proj", e);
+        compare_codes(st, name, nvfp4, u + 2 * e * half);
+        snprintf(name, sizeof(name), "mlp.experts.%d.up_proj", e);
+        compare_codes(st, name, nvfp4, u + (2 * e + 1) * half);
+        snprintf(name, sizeof(name), "mlp.experts.%d.down_proj", e);
+        compare_codes(st, name, nvfp4, d + e * down->n_out * down->n_in);
+    }
+}
+
+/* A small Qwen3-MoE with widths that blocks of 16 divide, and an adapter that was trained in NVFP4. */
+static const char *train_qwen3(char model[MT_PATH])
+{
+    static char ini[MT_PATH];
+    char path[2 * MT_PATH], text[4 * MT_PATH];
+    struct err err = {.msg = ""};
+    const char *dir = scratch_dir();
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    snprintf(model, MT_PATH, "%s/model", dir);
+    snprintf(ini, sizeof(ini), "%s/run.ini", dir);
+    if (RUN("synth", "qwen3-tiny", model, "--layers", "1")) fail_msg("%s", said.err);
+    for (int i = 0; i < MT_LEN(files); i++) {
+        struct file_map map;
+        OK(file_map_open(&map, case_path("qwen3", files[i]), &err));
+        snprintf(path, sizeof(path), "%s/%s", model, files[i]);
+        OK(file_write_atomic(path, map.data, map.size, &err));
+        file_map_close(&map);
+    }
+    const int n = snprintf(text, sizeof(text),
+                           "[model]\npath = %s\n[data]\ntrain = %s\neval = %s\nformat = text\nseq_len = 24\n"
+                           "[lora]\nr = 2\n[optim]\nlr = 0.02\n[train]\ndevice = cpu\nsteps = 2\n[output]\n"
+                           "dir = %s/out\n",
+                           model, case_path("qwen3", "eval.jsonl"), case_path("qwen3", "eval.jsonl"), dir);
+    OK(file_write_atomic(ini, text, n, &err));
+    if (RUN(ini, "--set", "quant.weights=nvfp4", "--set", "optim.schedule=constant")) fail_msg("%s", said.err);
+    return ini;
+}
+
+static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
+{
+    (void)state;
+    static const char *const rows[][3] = {
+        {"nvfp4", "quant.weights=nvfp4", "quant.targets=experts"},
+        {"fp8", "quant.weights=fp8", "quant.targets=all"},
+        {"nvfp4", "quant.weights=none", "quant.targets=experts"}, /* not trained: rounded afterwards */
+    };
+    char model[MT_PATH], out[MT_PATH], to[32], adapter[MT_PATH], file[MT_PATH + 64], text[1 << 14];
+    const char *ini = train_qwen3(model);
+    snprintf(adapter, sizeof(adapter), "%s", process_output(ini, "adapter"));
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct safetensors st;
+        struct err err = {.msg = ""};
+        snprintf(to, sizeof(to), "merged-%s", rows[i][0]);
+        snprintf(out, sizeof(out), "%s/out", scratch_dir());
+        if (RUN("export", ini, "--to", to, "--set", rows[i][1], "--set", rows[i][2], "--out", out))
+            fail_msg("%s%s", said.out, said.err);
+        snprintf(report, sizeof(report), "%s", said.out);
+        assert_says(report, i < 2 ? "are bit for bit those that training read" : "rounding to NVFP4 removes ");
+        assert_true(i == 2 || kl_of("experts only") <= 1e-5);
+        assert_true(i != 1 || kl_of("whole adapter") <= 1e-5);
+        OK(safetensors_open(&st, out, &err));
+        struct trained t;
+        trained_open(&t, model, adapter, 0);
+        compare_experts(&st, &t, rows[i][0]);
+        if (i == 1) compare_codes(&st, "self_attn.q_proj", false, trained_matrices(&t, &t.lw.qkv, rows[i][0]));
+        trained_close(&t);
+        safetensors_close(&st);
+        snprintf(file, sizeof(file), "%s/config.json", out);
+        process_read(file, text, sizeof(text));
+        assert_says(text, i == 1 ? "\"compressed-tensors\"" : "\"W4A16_NVFP4\"");
+        assert_true(!strstr(text, "\"model.layers.0.self_attn.q_proj\"") == (i == 1));
+        assert_says(text, "\"model.layers.0.mlp.gate\"");
+        snprintf(file, sizeof(file), "%s/hf_quant_config.json", out);
+        assert_int_equal(file_exists(file), i != 1);
+        if (i) continue; /* a changed scale is found */
+        snprintf(text, sizeof(text), "%s/model.safetensors", out);
+        OK(safetensors_open(&st, text, &err));
+        const struct st_tensor *changed = find(&st, "model.layers.0.mlp.experts.3.up_proj.weight_scale");
+        FILE *f = fopen(text, "r+b");
+        assert_true(f && !fseek(f, changed->offset, SEEK_SET) && fputc(changed->data[0] ^ 1, f) >= 0 && !fclose(f));
+        safetensors_close(&st);
+        assert_int_equal(RUN("export", ini, "--to", to, "--set", rows[i][1], "--verify", out), 1);
+        assert_says(said.err, "layers.0.gate_up_proj of expert 3: ");
+    }
+}
+
+static void stacks_and_other_widths_are_refused(void **state)
+{
+    (void)state;
+    struct config cfg;
+    char out[MT_PATH];
+    assert_int_equal(run(&cfg, "case_a", "", "merged-nvfp4", NULL, out), -1);
+    assert_says(report, "stacks of experts: use merged-mxfp4");
+    assert_int_equal(run(&cfg, "qwen3", "", "merged-nvfp4", NULL, out), -1);
+    assert_says(report, "which blocks of 16 do not divide");
+    assert_int_equal(
+        run(&cfg, "qwen3", "quant.weights=fp8 quant.amax=static lora.init_from=x", "merged-fp8", NULL, out), -1);
+    assert_says(report, "quant.amax = static with lora.init_from");
+    if (run(&cfg, "mixtral", "quant.weights=fp8 quant.amax=static", "merged-fp8", NULL, out)) fail_msg("%s", report);
 }
 
 /* ---- messages ---- */
@@ -234,6 +382,8 @@ int test_export_quant(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mxfp4_has_the_codes_of_the_training),
         cmocka_unit_test(other_runs_get_the_nearest_codes),
+        cmocka_unit_test(nvfp4_and_fp8_have_the_codes_of_the_training),
+        cmocka_unit_test(stacks_and_other_widths_are_refused),
         cmocka_unit_test(a_run_for_another_format_is_a_warning),
     };
     return cmocka_run_group_tests_name("export_quant", tests, NULL, NULL);

@@ -298,9 +298,10 @@ static const struct cli_row teach_rows[] = {
 };
 static const struct cli_rule teach_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
 
+#define EXPORT_FORMAT_NAMES "peft|vllm|gguf|merged-bf16|merged-mxfp4|merged-nvfp4|merged-fp8"
 static const struct cli_row export_rows[] = {
     CONFIG(export_args),
-    {"--to", "FORMAT", FIELD(export_args, to), "peft|vllm|gguf|merged-bf16|merged-mxfp4", NULL, NULL,
+    {"--to", "FORMAT", FIELD(export_args, to), EXPORT_FORMAT_NAMES, NULL, NULL,
      "format of the export", true},
     ADAPTER(export_args),
     USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
@@ -467,7 +468,7 @@ const struct command commands[] = {
      "tokenizer.",
      ROWS(teach_rows), ROWS(teach_rules), ARGS(teach_options), true, do_teach},
     {"export", "convert the adapter for other programs and verify the result",
-     "peft: transformers and PEFT; vllm: vLLM; gguf: llama.cpp; merged-bf16 and merged-mxfp4: a whole checkpoint with "
+     "peft: transformers and PEFT; vllm: vLLM; gguf: llama.cpp; merged-*: a whole checkpoint with "
      "the adapter added to its weights. The directory appears only after verification.",
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
     {"plan", "print memory, FLOPs and trainable parameters; loads no weights",

@@ -108,13 +108,23 @@ char *cli_describe(char buf[512], const struct cli_row *row)
     return buf;
 }
 
+/* Bytes of a word that go on a line of `room` columns: all, or of a longer list up to its last fitting |. */
+static int fitting(const char *word, int size, int room)
+{
+    int n = size > room ? room : size;
+    if (n == size) return size;
+    while (n > 0 && word[n - 1] != '|') n--;
+    return n > 0 ? n : size;
+}
+
 /* Wraps text at COLUMNS. The first line starts at column `at`, the others at `indent`. whole: does not break inside
  * brackets. */
 static void wrap(FILE *out, const char *text, int at, int indent, bool whole)
 {
     bool first = true; /* word of its line */
     while (*text) {
-        const int size = (int)(whole && strchr("[(", *text) ? strcspn(text, "])") + 1 : strcspn(text, " \n"));
+        const int word = (int)(whole && strchr("[(", *text) ? strcspn(text, "])") + 1 : strcspn(text, " \n"));
+        const int size = whole ? word : fitting(text, word, COLUMNS - indent);
         if (!first && at + 1 + size > COLUMNS) {
             fprintf(out, "\n%*s", indent, "");
             at = indent;
@@ -126,6 +136,12 @@ static void wrap(FILE *out, const char *text, int at, int indent, bool whole)
         at += size;
         text += size;
         first = false;
+        if (size < word) {
+            fprintf(out, "\n%*s", indent, "");
+            at = indent;
+            first = true;
+            continue;
+        }
         if (*text == '\n') {
             fprintf(out, "\n%*s", text[1] == '\n' ? 0 : indent, "");
             at = indent;

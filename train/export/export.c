@@ -24,8 +24,9 @@ static int find_format(struct export *x, const char *format, struct err *err)
     x->format = (enum export_format)f;
     if (f < EXPORT_FORMATS) return 0;
     const char *near = str_nearest(format, names, EXPORT_FORMATS);
-    return err_set(err, "--to \"%.64s\" is none of peft, vllm, gguf, merged-bf16, merged-mxfp4%s%s%s", format,
-                   near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+    return err_set(
+        err, "--to \"%.64s\" is none of peft, vllm, gguf, merged-bf16, merged-mxfp4, merged-nvfp4, merged-fp8%s%s%s",
+        format, near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
 }
 
 /* Checks the output directory: it must be new, or with `verify` exist. */
@@ -43,7 +44,9 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
     case EXPORT_VLLM: *bytes = export_vllm_bytes(x); return 0;
     case EXPORT_GGUF: *bytes = export_gguf_bytes(x); return 0;
     case EXPORT_MERGED_BF16:
-    case EXPORT_MERGED_MXFP4: return export_merged_bytes(x, bytes, err);
+    case EXPORT_MERGED_MXFP4:
+    case EXPORT_MERGED_NVFP4:
+    case EXPORT_MERGED_FP8: return export_merged_bytes(x, bytes, err);
     case EXPORT_FORMATS: break;
     }
     MT_REQUIRE(false, "format %d", (int)x->format);
@@ -56,7 +59,9 @@ static int write_format(struct export *x, struct err *err)
     case EXPORT_VLLM: return export_vllm(x, err);
     case EXPORT_GGUF: return export_gguf(x, err);
     case EXPORT_MERGED_BF16:
-    case EXPORT_MERGED_MXFP4: return export_merged(x, err);
+    case EXPORT_MERGED_MXFP4:
+    case EXPORT_MERGED_NVFP4:
+    case EXPORT_MERGED_FP8: return export_merged(x, err);
     case EXPORT_FORMATS: break;
     }
     MT_REQUIRE(false, "format %d", (int)x->format);

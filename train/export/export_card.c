@@ -46,6 +46,17 @@ static void put_merged(FILE *out, enum export_format format)
             use, format == EXPORT_MERGED_MXFP4 ? ", whose experts are in MXFP4" : ", which are in bf16");
 }
 
+static void put_packed(FILE *out, enum export_format format)
+{
+    fprintf(out,
+            "%s\nThe adapter is merged into the weights, whose experts are in %s: no base model and no PEFT are "
+            "needed.\n`vllm serve path/to/this/directory` serves it. transformers 5.23 does not apply the scales of "
+            "these experts:\nits outputs would be wrong.\n",
+            use,
+            format == EXPORT_MERGED_NVFP4 ? "NVFP4 (Model-Optimizer's layout, weights only)"
+                                          : "FP8 (compressed-tensors)");
+}
+
 static void put_use(FILE *out, enum export_format format, const char *base_model, int64_t max_rank)
 {
     switch (format) {
@@ -54,20 +65,22 @@ static void put_use(FILE *out, enum export_format format, const char *base_model
     case EXPORT_GGUF: put_gguf(out, base_model); break;
     case EXPORT_MERGED_BF16:
     case EXPORT_MERGED_MXFP4: put_merged(out, format); break;
+    case EXPORT_MERGED_NVFP4:
+    case EXPORT_MERGED_FP8: put_packed(out, format); break;
     case EXPORT_FORMATS: MT_REQUIRE(false, "format %d", (int)format);
     }
 }
 
 static void put_title(FILE *out, enum export_format format)
 {
-    const bool merged = format == EXPORT_MERGED_BF16 || format == EXPORT_MERGED_MXFP4;
-    fprintf(out, merged ? "# Merged with a LoRA adapter: " : "%s", title);
+    fprintf(out, format >= EXPORT_MERGED_BF16 ? "# Merged with a LoRA adapter: " : "%s", title);
 }
 
 /* The part of a card before "Use", with the title and library of the format. */
 static void put_front(FILE *out, const char *card, size_t size, enum export_format format)
 {
-    static const char *const libraries[EXPORT_FORMATS] = {"peft", "vllm", "llama.cpp", "transformers", "transformers"};
+    static const char *const libraries[EXPORT_FORMATS] = {"peft",         "vllm",         "llama.cpp",   "transformers",
+                                                          "transformers", "transformers", "transformers"};
     char *front = mem_alloc((int64_t)size + 1), *rest = front, *at;
     memcpy(front, card, size);
     if ((at = strstr(rest, library))) {

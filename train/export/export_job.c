@@ -1,7 +1,8 @@
 /* export_job.c - names of the formats, and progress. */
 #include "train/export/export_job.h"
 
-static const char *const names[EXPORT_FORMATS] = {"peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4"};
+static const char *const names[EXPORT_FORMATS] = {"peft",         "vllm",         "gguf",      "merged-bf16",
+                                                  "merged-mxfp4", "merged-nvfp4", "merged-fp8"};
 
 const char *export_format_name(enum export_format f) { return names[f]; }
 

@@ -11,8 +11,17 @@
 #include "train/export/cpu_adapter.h"
 #include "train/run.h"
 
-enum export_format { EXPORT_PEFT, EXPORT_VLLM, EXPORT_GGUF, EXPORT_MERGED_BF16, EXPORT_MERGED_MXFP4, EXPORT_FORMATS };
-const char *export_format_name(enum export_format f); /* "peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4" */
+enum export_format {
+    EXPORT_PEFT,
+    EXPORT_VLLM,
+    EXPORT_GGUF,
+    EXPORT_MERGED_BF16,
+    EXPORT_MERGED_MXFP4,
+    EXPORT_MERGED_NVFP4,
+    EXPORT_MERGED_FP8,
+    EXPORT_FORMATS
+};
+const char *export_format_name(enum export_format f); /* "peft", ..., "merged-fp8" */
 
 /* One export. */
 struct export

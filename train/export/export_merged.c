@@ -12,6 +12,7 @@
 #include "data/shards.h"
 #include "kernels/quant.h"
 #include "train/export/export_job.h"
+#include "train/export/export_packed.h"
 #include "train/export/export_quant.h"
 
 #define SHARD_BYTES 4500000000
@@ -19,7 +20,9 @@
 #define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
 
 enum which { COPY, QKV, OUT, ROUTER, UP, DOWN, UP_BIAS, DOWN_BIAS };
-enum form { DENSE, TRANSPOSED, BLOCKS }; /* TRANSPOSED: [E, in, out]; BLOCKS: MXFP4, whose scales are the next tensor */
+/* TRANSPOSED: [E, in, out]. BLOCKS: MXFP4, and CODES: NVFP4 or FP8 (export_packed.c), whose scales are the next
+ * tensors. */
+enum form { DENSE, TRANSPOSED, BLOCKS, CODES };
 
 /* The source of one tensor of the output. */
 struct made {
@@ -84,6 +87,22 @@ static const struct st_tensor *as_it_is(const struct merge *m, const char *name,
     return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8 && t->dtype != DT_NONE) ? t : NULL;
 }
 
+static void add_codes(struct merge *m, const char *name, int64_t n_in, const struct fakequant *f, struct made how)
+{
+    char scale[300];
+    const struct made next = {.layer = -1};
+    how.form = CODES;
+    *add(m, name, DT_U8, 2, (int64_t[]){how.n_row, n_in * f->bits / 8}) = how;
+    if (f->bits == 8) m->entries[m->n - 1].st_dtype = "F8_E4M3";
+    snprintf(scale, sizeof(scale), "%s_scale", name);
+    if (f->block) {
+        *add(m, scale, DT_U8, 2, (int64_t[]){how.n_row, n_in / f->block}) = next;
+        m->entries[m->n - 1].st_dtype = "F8_E4M3";
+        snprintf(scale, sizeof(scale), "%s_scale_2", name);
+    }
+    *add(m, scale, DT_F32, f->block ? 0 : 1, (int64_t[]){1}) = next;
+}
+
 /* Adds a tensor computed from p: `how` has the rows and experts; target LORA_TARGETS: never adapted. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
                        struct made how)
@@ -107,6 +126,8 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     } else if (how.form == BLOCKS) {
         *add(m, name, DT_U8, 4, (int64_t[]){e, how.n_row, w->n_in / 32, 16}) = how;
         *add(m, scales, DT_U8, 3, (int64_t[]){e, how.n_row, w->n_in / 32}) = (struct made){.layer = -1};
+    } else if (how.quantised && p->quant.format.kind != FQ_MXFP4) {
+        add_codes(m, name, w->n_in, &p->quant.format, how);
     } else if (how.form == TRANSPOSED) {
         *add(m, name, DT_BF16, 3, (int64_t[]){e, w->n_in, how.n_row}) = how;
     } else {
@@ -274,6 +295,9 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         return err_set(
             err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
             a->family);
+    if (x->format > EXPORT_MERGED_MXFP4 && a->transposed_experts)
+        return err_set(err, "%s has a matrix per expert, but %s has stacks of experts: use merged-mxfp4",
+                       export_format_name(x->format), a->family);
     device_dry_run(&measure, &x->run.dev);
     int rc = add_rest(m, err);
     for (int64_t l = 0; l < a->n_layer && !rc; l++) {
@@ -397,15 +421,20 @@ static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, cons
                         how->b->cols, h->ad.scale[how->b->target], how->n_row, n_in, m->dev.n_threads);
     for (int64_t k = 0; k < n; k++)
         if (!isfinite(w[k])) return err_set(err, "%s: a merged weight is not finite", m->entries[i].name);
-    if (how->form != BLOCKS) {
+    if (how->form == DENSE) {
         op_fake_quant(&m->dev, x, x, amax, f);
         return put_dense(m, i, nth, w, n_in, err);
     }
-    uint8_t *codes = mem_alloc(n / 2 + n / 32), *scales = codes + n / 2;
-    op_quant_pack(&m->dev, tensor_3d(codes, DT_U8, 1, how->n_row, n_in / 2),
-                  tensor_3d(scales, DT_U8, 1, how->n_row, n_in / 32), (struct tensor){0}, x, amax, f);
-    const int rc =
-        put(m, i, nth * n / 2, codes, n / 2, err) || put(m, i + 1, nth * n / 32, scales, n / 32, err) ? -1 : 0;
+    float top;
+    const int64_t size = n * f->bits / 8, n_scale = f->block ? n / f->block : 0;
+    uint8_t *codes = mem_alloc(size + n_scale);
+    struct tensor scales = {0};
+    if (f->block) scales = tensor_3d(codes + size, DT_U8, 1, how->n_row, n_in / f->block);
+    op_quant_pack(&m->dev, tensor_3d(codes, DT_U8, 1, how->n_row, n_in * f->bits / 8), scales,
+                  tensor_1d(&top, DT_F32, 1), x, amax, f);
+    int rc = put(m, i, nth * size, codes, size, err);
+    if (!rc && f->block) rc = put(m, i + 1, nth * n_scale, codes + size, n_scale, err);
+    if (!rc && how->form == CODES) rc = put(m, f->block ? i + 2 : i + 1, 0, &top, sizeof(top), err);
     mem_free(codes);
     return rc;
 }
@@ -505,6 +534,52 @@ static void write_mxfp4_config(struct json_out *o)
     json_out_close(o, '}');
 }
 
+static bool ends(const char *s, const char *end)
+{
+    const size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
+/* The modules with matrices that are not quantised; the caller frees all. */
+static char **dense_modules(const struct merge *m, int64_t *n)
+{
+    static const char end[] = ".weight";
+    char **names = mem_array(m->n + 1, sizeof(*names));
+    *n = 0;
+    for (int64_t i = 0; i < m->n; i++) {
+        const char *name = m->entries[i].name;
+        if (m->entries[i].ndim != 2 || m->made[i].form == CODES || !ends(name, end) ||
+            !is_matrix(&m->x->run.arch, name))
+            continue;
+        names[*n] = mem_strdup(name);
+        names[(*n)++][strlen(name) - (sizeof(end) - 1)] = 0;
+    }
+    names[(*n)++] = mem_strdup("lm_head");
+    return names;
+}
+
+static int put_json(const struct merge *m, const char *name, struct json_out *o, struct err *err)
+{
+    char path[MT_PATH];
+    int rc = str_format(path, sizeof(path), err, "path", "%s/%s", m->x->tmp, name);
+    if (!rc) rc = file_write_atomic(path, o->text, o->size, err);
+    json_out_free(o);
+    return rc;
+}
+
+static int write_packed_config(const struct merge *m, struct json_out *config, struct err *err)
+{
+    const bool nvfp4 = m->x->format == EXPORT_MERGED_NVFP4;
+    struct json_out o = {.indent = true};
+    int64_t n;
+    char **names = dense_modules(m, &n);
+    packed_config(config, nvfp4, (const char *const *)names, n);
+    if (nvfp4) packed_hf_config(&o, (const char *const *)names, n);
+    for (int64_t i = 0; i < n; i++) mem_free(names[i]);
+    mem_free(names);
+    return nvfp4 ? put_json(m, "hf_quant_config.json", &o, err) : 0;
+}
+
 /* The source's config.json with another quantisation entry. */
 static int write_config(const struct merge *m, struct err *err)
 {
@@ -512,6 +587,7 @@ static int write_config(const struct merge *m, struct err *err)
     const char *key;
     struct json value;
     struct json_out o = {.indent = true};
+    int rc = 0;
     if (str_format(path, sizeof(path), err, "path", "%s/config.json", m->x->run.model_dir)) return -1;
     struct json_doc *doc = json_load(path, 64 << 20, err);
     if (!doc) return -1;
@@ -519,18 +595,12 @@ static int write_config(const struct merge *m, struct err *err)
     for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++)
         if (strcmp(key, "quantization_config")) copy_json(&o, key, value);
     if (is_mxfp4(m)) write_mxfp4_config(&o);
+    if (m->x->format > EXPORT_MERGED_MXFP4) rc = write_packed_config(m, &o, err);
     json_out_close(&o, '}');
     json_free(doc);
-    int rc = str_format(path, sizeof(path), err, "path", "%s/config.json", m->x->tmp);
-    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    if (!rc) return put_json(m, "config.json", &o, err);
     json_out_free(&o);
     return rc;
-}
-
-static bool ends(const char *s, const char *end)
-{
-    const size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
 }
 
 /* Files other than weights and those that this file writes. */

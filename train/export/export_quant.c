@@ -8,7 +8,17 @@
 
 static bool has_format(enum export_format to, const struct fakequant *f)
 {
-    return to == EXPORT_MERGED_MXFP4 && f->kind == FQ_MXFP4;
+    switch (to) {
+    case EXPORT_MERGED_MXFP4: return f->kind == FQ_MXFP4;
+    case EXPORT_MERGED_NVFP4: return f->kind == FQ_NVFP4 && f->rule != FQ_KERNEL; /* whose values no file decodes to */
+    case EXPORT_MERGED_FP8: return f->kind == FQ_FP8 || f->kind == FQ_FP8_STORED;
+    case EXPORT_PEFT:
+    case EXPORT_VLLM:
+    case EXPORT_GGUF:
+    case EXPORT_MERGED_BF16:
+    case EXPORT_FORMATS: break;
+    }
+    return false;
 }
 
 /* The export with the weights of this format, or NULL. */
@@ -59,13 +69,13 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
 int export_quant_open(struct export *x, struct err *err)
 {
     const struct qat_options run = plan_qat(x->cfg);
-    if (!run.weights.bits) return 0;
-    x->trained = run.merged && has_format(x->format, &run.weights);
-    if (!x->trained) {
-        warn_of_training(x, &run);
-        return 0;
-    }
-    return check_start(x, &run, err) ? -1 : open_qat(x, &run, err);
+    struct qat_options plain = {.merged = true};
+    x->trained = run.weights.bits && run.merged && has_format(x->format, &run.weights);
+    if (x->trained) return check_start(x, &run, err) ? -1 : open_qat(x, &run, err);
+    if (run.weights.bits) warn_of_training(x, &run);
+    if (x->format != EXPORT_MERGED_NVFP4 && x->format != EXPORT_MERGED_FP8) return 0;
+    if (fakequant_parse(&plain.weights, x->format == EXPORT_MERGED_FP8 ? "fp8" : "nvfp4", err)) return -1;
+    return open_qat(x, &plain, err) ? err_prefix(err, "%s", export_format_name(x->format)) : 0;
 }
 
 void export_quant_close(struct export *x) { device_close(&x->quant_dev); }

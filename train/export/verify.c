@@ -9,6 +9,7 @@
  *   adapter formats  largest KL 1e-6, and every value must be the trained one
  *   merged-bf16      mean KL 1e-3, or 25 % of the part's effect (mean KL of the trainer's part from the base)
  *   merged-mxfp4     mean KL 1e-3, or 100 %: a merge further from the trainer than the base model has lost the adapter
+ *   merged-nvfp4, merged-fp8   as merged-mxfp4
  *                    after training in this format: mean KL 1e-5 for the quantised parts, the others as merged-bf16
  * Each merged weight must also be base + adapter within the format's rounding (verify_merged.c). */
 #include "train/export/verify.h"
@@ -17,10 +18,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/export/export_packed.h"
 #include "train/export/export_quant.h"
 
 enum { MAX_TOKENS = 256, HEAD_ROWS = 64 };
-#define MOST_LOST 0.5 /* warn when MXFP4 rounding loses more of the change to the experts */
+#define MOST_LOST 0.5 /* warn when rounding loses more of the change to the experts */
 enum part { PART_ALL, PART_ATTENTION, PART_EXPERTS, PARTS };
 enum { SIDES = 1 + 2 * PARTS }; /* base; trainer's parts; export's parts */
 
@@ -84,8 +86,14 @@ static void open_side(struct side *side, const struct stream *s, bool exported, 
     *side = (struct side){.exported = exported, .attention = attention, .experts = experts, .on = *ad};
     side->layers = side->on.layers = mem_array(ad->n_layer, sizeof(*side->layers));
     for (int64_t l = 0; l < ad->n_layer && !own_weights; l++) {
-        for (int i = 0; i < LAYER_PRODUCTS; i++)
-            if (i < MIXER_PRODUCTS ? attention : experts) side->layers[l].of[i] = ad->layers[l].of[i];
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            struct adapter *of = &side->layers[l].of[i];
+            if (!(i < MIXER_PRODUCTS ? attention : experts)) continue;
+            *of = ad->layers[l].of[i];
+            if (s->x->trained) continue; /* otherwise the trainer's products read W */
+            of->quant = (struct proj_quant){.n_part = 0};
+            of->lora.merged = false;
+        }
     }
 }
 
@@ -179,6 +187,19 @@ static int run_embed(struct stream *s, struct err *err)
     return 0;
 }
 
+/* A layer of the export; NVFP4 and FP8 as F32. */
+static int load_merged(struct layer_weights *lw, struct stream *s, int64_t l, struct err *err)
+{
+    const struct quantize as_it_is = {.format = WF_NONE};
+    struct packed_view v;
+    if (s->x->format <= EXPORT_MERGED_MXFP4)
+        return weights_load_layer(lw, &s->dev, &s->merged->arch, &s->merged->st, &as_it_is, l, err);
+    if (packed_view_open(&v, &s->merged->st, l, !s->dev.dry_run, err)) return -1;
+    const int rc = weights_load_layer(lw, &s->dev, &s->merged->arch, &v.st, &as_it_is, l, err);
+    packed_view_close(&v);
+    return rc;
+}
+
 static int run_layers(struct stream *s, struct err *err)
 {
     struct device *dev = &s->dev;
@@ -189,8 +210,7 @@ static int run_layers(struct stream *s, struct err *err)
         struct layer_weights source, other;
         if (weights_load_layer(&source, dev, a, &s->x->run.st, &s->x->quantize, l, err)) return -1;
         if (s->merged) {
-            const struct quantize as_it_is = {.format = WF_NONE};
-            if (weights_load_layer(&other, dev, &s->merged->arch, &s->merged->st, &as_it_is, l, err)) return -1;
+            if (load_merged(&other, s, l, err)) return -1;
             struct layer_weights adapted = source;
             export_quant_layer(s->x, dev, &adapted, l);
             merged_compare(s->merged, dev, s->x, s->losses, l, &adapted, &other);
@@ -323,6 +343,8 @@ static double allowed_kl(const struct stream *s, int part)
     const double effect = s->effect[trained ? part : PART_ALL].sum / (double)s->n_tok;
     switch (s->x->format) {
     case EXPORT_MERGED_MXFP4:
+    case EXPORT_MERGED_NVFP4:
+    case EXPORT_MERGED_FP8:
         if (!s->x->trained) return fmax(1e-3, effect);
         if (part == PART_EXPERTS || s->x->qat.opt.all) return 1e-5;
         return fmax(1e-3, 0.25 * effect);
@@ -360,8 +382,8 @@ static void print_table(const struct stream *s)
 static int judge(const struct stream *s, struct err *err)
 {
     if (s->losses->n_exact && !s->losses->n)
-        fprintf(s->x->report, "  %lld quantised weights are bit for bit those that training read\n",
-                (long long)s->losses->n_exact);
+        fprintf(s->x->report, "  %lld quantised weights are bit for bit %s\n", (long long)s->losses->n_exact,
+                s->x->trained ? "those that training read" : "base + adapter, quantised");
     const int bad = has_rows(s->x) ? find_bad(s) : PARTS;
     if (has_rows(s->x))
         print_table(s);
@@ -389,18 +411,20 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
     return rc;
 }
 
-/* Warns when MXFP4 rounding removes much of the change to the experts: 1 - (exported change *
+/* Warns when rounding to the format removes much of the change to the experts: 1 - (exported change *
  * trained change) / |trained change|^2. Also prints to the report, because users may keep it without the log. */
-static void warn_of_rounding(const struct losses *l)
+static void warn_of_rounding(const struct export *x, const struct losses *l)
 {
+    static const char *const names[EXPORT_FORMATS] = {
+        [EXPORT_MERGED_MXFP4] = "MXFP4", [EXPORT_MERGED_NVFP4] = "NVFP4", [EXPORT_MERGED_FP8] = "FP8"};
     const double lost = l->delta2 > 0 ? 1 - l->arrived / l->delta2 : 0;
     if (l->delta2 > 0)
-        fprintf(l->report, "rounding to MXFP4 removes %.0f %% of the adapter's change to the experts%s\n", 100 * lost,
-                lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");
+        fprintf(l->report, "rounding to %s removes %.0f %% of the adapter's change to the experts%s\n",
+                names[x->format], 100 * lost, lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");
     if (lost <= MOST_LOST) return;
-    log_warn("the 4-bit rounding of merged-mxfp4 loses %.0f %% of the adapter's change to the experts (limit of this "
-             "warning: %.0f %%): export merged-bf16, or peft to keep a separate adapter",
-             100 * lost, 100 * MOST_LOST);
+    log_warn("the rounding of %s loses %.0f %% of the adapter's change to the experts (limit of this warning: %.0f "
+             "%%): export merged-bf16, or peft to keep a separate adapter",
+             export_format_name(x->format), 100 * lost, 100 * MOST_LOST);
 }
 
 static int verify_merged(struct export *x, struct losses *losses, struct err *err)
@@ -409,7 +433,7 @@ static int verify_merged(struct export *x, struct losses *losses, struct err *er
     if (merged_open(&merged, x, err)) return err_prefix(err, "verification");
     struct stream s = {.x = x, .merged = &merged, .losses = losses};
     int rc = stream_run(&s, err);
-    if (!rc) warn_of_rounding(losses);
+    if (!rc) warn_of_rounding(x, losses);
     if (!rc) rc = judge(&s, err);
     merged_close(&merged);
     return rc;

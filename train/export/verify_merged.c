@@ -21,6 +21,7 @@ struct matrix {
     const struct cpu_adapter *adapter;
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t row, n_row;
+    bool trained;           /* training read them */
     const float *quantised; /* [n_exp, n_out, n_in], the required values; NULL: base + adapter within rounding */
 };
 
@@ -150,11 +151,13 @@ static void print_layer(const struct matrix *m, const struct tally *tally, struc
         if (!t->wrong) continue;
         if (m->source->n_exp > 1) snprintf(expert, sizeof(expert), " of expert %lld", (long long)e);
         losses_add(l, "layers.%lld.%s%s: %lld weights are not %s", (long long)layer, name, expert, (long long)t->wrong,
-                   m->quantised ? "those that training read" : "base + adapter");
+                   m->trained     ? "those that training read"
+                   : m->quantised ? "base + adapter, quantised"
+                                  : "base + adapter");
     }
     if (m->quantised) l->n_exact += (int64_t)n;
     if (!m->a) return;
-    if (m->exported->format == WF_MXFP4 && !m->quantised) l->delta2 += all.delta2, l->arrived += all.dot;
+    if (m->quantised ? !m->trained : m->exported->format == WF_MXFP4) l->delta2 += all.delta2, l->arrived += all.dot;
     const double product = sqrt(all.delta2) * sqrt(all.step2);
     fprintf(l->report,
             "  layer %3lld  %-13s %6.2f %% of the weights changed; remaining delta: cosine %.4f, norm %.4f\n",
@@ -179,6 +182,7 @@ static void compare(const struct export *x, struct losses *l, int64_t layer, enu
                              .b = adapters_find(&x->adapter.ad, layer, t, true),
                              .row = row,
                              .n_row = n_row,
+                             .trained = p->quantised && x->trained,
                              .quantised = p->quantised};
     struct tally *tally = mem_array(m.source->n_exp, sizeof(*tally));
     compare_matrix(&m, tally, x->run.dev.n_threads);

@@ -1,0 +1,25 @@
+/* export_packed.h - NVFP4 and FP8 checkpoints: their configuration, and reading their weights back. */
+#ifndef MT_EXPORT_PACKED_H
+#define MT_EXPORT_PACKED_H
+
+#include "data/json.h"
+#include "data/safetensors.h"
+
+/* Adds quantization_config to config.json: NVFP4 as Model-Optimizer writes it, or FP8 as compressed-tensors does.
+ * ignore [n]: modules that are not quantised. */
+void packed_config(struct json_out *o, bool nvfp4, const char *const *ignore, int64_t n);
+/* The text of Model-Optimizer's hf_quant_config.json for NVFP4. */
+void packed_hf_config(struct json_out *o, const char *const *ignore, int64_t n);
+
+/* A checkpoint whose quantised matrices of one layer are decoded to F32, under their names. */
+struct packed_view {
+    struct safetensors st; /* in memory: tensors alone */
+    void **decoded;
+    int64_t n_decoded;
+};
+/* decode false: the values are not computed. Error: codes and scales whose shapes do not fit. */
+int packed_view_open(struct packed_view *v, const struct safetensors *st, int64_t layer, bool decode,
+                     struct err *err) MT_CHECK;
+void packed_view_close(struct packed_view *v); /* zeroed is valid */
+
+#endif
