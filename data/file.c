@@ -449,6 +449,20 @@ int file_write_atomic(const char *path, const void *data, int64_t size, struct e
 
 /* ---- directories ---- */
 
+int file_check_new(const char *path, struct err *err)
+{
+    char dir[MT_PATH];
+    struct err why;
+    const char *slash = strrchr(path, '/');
+    if (file_is_dir(path) || !path[0]) return err_set(err, "%s: a directory: add the name of a file", path);
+    if (file_exists(path)) return err_set(err, "%s exists: delete it, or choose another name", path);
+    if (str_format(dir, sizeof(dir), err, "path of the output", "%.*s",
+                   slash ? (int)(slash - path) + (slash == path) : 1, slash ? path : "."))
+        return -1;
+    if (file_check_kind(dir, true, &why)) return err_set(err, "cannot write %s: %s", path, why.msg);
+    return access(dir, W_OK | X_OK) ? io_error(err, dir, "write to the directory") : 0;
+}
+
 int file_check_space(const char *dir, int64_t bytes, struct err *err)
 {
     struct statvfs fs;

@@ -63,6 +63,8 @@ int file_writer_close(struct file_writer *w, bool keep, struct err *err);
 int file_make_dirs(const char *path, struct err *err) MT_CHECK;   /* mkdir -p */
 int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* succeeds when it does not exist */
 int file_sync_dir(const char *path, struct err *err) MT_CHECK;
+/* An error when a new file cannot get the name `path`: it exists, or its directory is missing or not writable. */
+int file_check_new(const char *path, struct err *err) MT_CHECK;
 /* An error with both numbers when the file system of `dir` has less than `bytes` free. */
 int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
 /* An error for a regular file with a hole (bytes that were never written, which read as zeros): text has none, and a

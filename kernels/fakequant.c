@@ -33,9 +33,11 @@ int fakequant_parse(struct fakequant *f, const char *name, struct err *err)
     const bool is_narrow = n > n_narrow && !strcmp(name + n - n_narrow, narrow);
     const size_t n_base = is_narrow ? n - n_narrow : n;
     char list[512];
+    const char *names[MT_LEN(formats)];
     int used = 0;
     for (int i = 0; i < MT_LEN(formats); i++) {
         *f = formats[i].format;
+        names[i] = formats[i].name;
         if (strlen(formats[i].name) == n_base && !memcmp(formats[i].name, name, n_base) &&
             (!is_narrow || f->kind == FQ_INT)) {
             if (is_narrow) f->qmin = -f->qmax;
@@ -43,7 +45,9 @@ int fakequant_parse(struct fakequant *f, const char *name, struct err *err)
         }
         used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%s", i ? ", " : "", formats[i].name);
     }
-    return err_set(err, "unknown format %s: must be one of %s; int8* and int4* also with -narrow", name, list);
+    const char *near = str_nearest(name, names, MT_LEN(formats));
+    return err_set(err, "unknown format %s: %s%s%smust be one of %s; int8* and int4* also with -narrow", name,
+                   near ? "did you mean " : "", near ? near : "", near ? "? It " : "", list);
 }
 
 enum { COLS = 256 };

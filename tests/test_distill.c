@@ -305,6 +305,12 @@ static void whole_rows_are_the_base(void **state)
     const char *config = config_of("temperature = 2\nteacher = base", "");
     if (RUN("teach", config, "--base", "--topk", "4096", "--out", out, "--set", text)) fail_msg("%s", said.err);
     assert_says(said.err, "the 4096 likeliest tokens");
+    assert_says(said.err, "distill.teacher = rows, distill.temperature = 2, distill.topk = 4096, data.train = ");
+    assert_int_equal(RUN("teach", config, "--base", "--out", out, "--set", text), 1);
+    assert_says(said.err, "t.jsonl exists: delete it, or choose another name");
+    assert_int_equal(RUN("teach", config, "--base", "--out", "nowhere/t.jsonl", "--set", text), 1);
+    assert_says(said.err, "cannot write nowhere/t.jsonl: nowhere: no such directory");
+    assert_null(strstr(said.err, "loaded"));
     if (RUN("teach", config, "--base", "--topk", "4096", "--out", held, "--eval", "--set", eval))
         fail_msg("%s", said.err);
     const char *rows = student("teacher = rows\nalpha = 0.25\ntemperature = 2\ntopk = 4096", "");
@@ -327,6 +333,10 @@ static void rows_continue(void **state)
     trained(config, "train.steps=1", "lora.r=8");
     if (RUN("teach", config, "--topk", "5", "--set", "lora.r=8")) fail_msg("%s", said.err); /* the run's adapter */
     const char *data = process_output(config, "teacher.jsonl");
+    assert_null(strstr(said.err, "distill.temperature"));
+    assert_int_equal(RUN("teach", config, "--topk", "5", "--set", "lora.r=8"), 1);
+    assert_says(said.err, "teacher.jsonl exists: delete it, or name another file with --out");
+    data = process_output(config, "teacher.jsonl");
     const char *distill = "teacher = rows\ntopk = 8\nalpha = 0.5"; /* more than the rows have */
     const char *whole = student(distill, "dropout = 0.1\n"), *halves = student(distill, "dropout = 0.1\n");
     trained_on(whole, data, "0.2", "train.steps=4");

@@ -130,7 +130,7 @@ static void test_values(void **state)
         snprintf(out, sizeof(out), "%s/%s-%s.safetensors", dir, format, amax);
         assert_int_equal(RUN("quant", format, in, out, "--amax", amax), 0);
         assert_says(said.out, "3 tensors in ");
-        assert_says(said.out, "3 copied");
+        assert_says(said.out, "3 copied (1 of them quantised already, the first is codes), ");
         open_file(&st, out);
         op_check_begin(&dev, false);
         const struct made e = make(&dev, format, tensor_3d(experts, DT_BF16, N_EXP, N_ROW, N_IN), i % 2);
@@ -215,7 +215,7 @@ static const char *one_tensor(const char *dir, const char *name, enum dtype t, i
 static void expect_error(const char *dir, const char *format, const char *in, const char *pack, const char *text)
 {
     const char *out = path_of(dir, "out.safetensors");
-    assert_int_equal(RUN("quant", format, in, out, pack), 1);
+    assert_int_equal(RUN("quant", format, in, out, pack), strstr(text, "unknown format") ? 2 : 1);
     assert_says(said.err, text);
     assert_false(file_exists(out));
     assert_false(file_exists(path_of(dir, "out.safetensors.tmp")));
@@ -315,7 +315,11 @@ static void test_errors(void **state)
     float x[3 * 2 * 40];
     double wide[64] = {0};
     for (int i = 0; i < MT_LEN(x); i++) x[i] = (float)i;
-    expect_error(dir, "fp5", in, NULL, "unknown format fp5: must be one of int8, int8-32");
+    expect_error(dir, "fp5", in, NULL, "unknown format fp5: did you mean fp8? It must be one of int8, int8-32");
+    expect_error(dir, "help", in, NULL, "unknown format help: must be one of int8, int8-32");
+    expect_error(dir, "int4-64", in, NULL, "unknown format int4-64: did you mean int4-32? It must be one of int8");
+    expect_error(dir, "int8", fixture("parity/case_a/adapter_init"), NULL, "adapter_init is an adapter: quant takes a");
+    expect_error(dir, "int8", process_config(""), NULL, "is a configuration: quant takes a safetensors file");
     expect_error(dir, "nvfp4-fake", in, "--pack", "leave out --pack");
     expect_error(dir, "mxfp4", path_of(dir, "no.safetensors"), NULL, "no.safetensors");
     expect_error(dir, "mxfp4", one_tensor(dir, "a.b", DT_F32, 3, 40, x), NULL,
@@ -328,7 +332,10 @@ static void test_errors(void **state)
     assert_int_equal(RUN("quant", "int8", in, in), 1);
     assert_says(said.err, "in.safetensors exists");
     assert_int_equal(RUN("quant", "int8", in, path_of(dir, "no/out.safetensors")), 1);
-    assert_says(said.err, "/no");
+    assert_says(said.err, "no/out.safetensors: ");
+    assert_says(said.err, "/no: no such directory");
+    assert_int_equal(RUN("quant", "int8", in, dir), 1);
+    assert_says(said.err, ": a directory: add the name of a file");
     assert_int_equal(RUN("quant", "int8", in), 2);
     assert_says(said.err, "missing argument: OUT.safetensors");
 }

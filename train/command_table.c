@@ -4,6 +4,7 @@
  * completion of shells read the row. */
 #include <string.h>
 
+#include "kernels/fakequant.h"
 #include "train/adapter_dir.h"
 #include "train/bench/bench.h"
 #include "train/bench/bench_experts.h"
@@ -141,7 +142,9 @@ static int do_inspect(const void *args, struct config *cfg, struct err *err)
 
 static int do_quant(const void *args, struct config *cfg, struct err *err)
 {
+    struct fakequant format;
     (void)cfg;
+    if (fakequant_parse(&format, ((const struct quant_options *)args)->format, err)) return EXIT_USAGE;
     return quant_run(args, stdout, err);
 }
 
@@ -290,7 +293,7 @@ static const struct cli_rule generate_rules[] = {
 static const struct cli_row teach_rows[] = {
     CONFIG(teach_options),
     KEY(teach_options, "--topk", "K", "distill.topk", "likeliest ids per labelled token"),
-    USUALLY(teach_options, out, "--out", "FILE", NULL, "output.dir/teacher.jsonl", "write the rows to FILE"),
+    USUALLY(teach_options, out, "--out", "FILE", NULL, "output.dir/teacher.jsonl", "a new file for the rows"),
     FLAG(teach_options, eval, "--eval", "the held-out data instead of the training data"),
     ADAPTER(teach_options),
     BASE(teach_options),

@@ -12,6 +12,8 @@
 #include "data/safetensors.h"
 #include "kernels/fakequant.h"
 #include "kernels/ops.h"
+#include "train/adapter_dir.h"
+#include "train/config.h"
 
 enum {
     CHUNK = 4 << 20, /* elements; a longer row is a chunk */
@@ -39,9 +41,10 @@ struct quant {
     struct device dev;
     struct item *items; /* [st.n_tensors] */
     struct st_entry *entries;
-    struct piece *pieces; /* of the entries, which point to them */
-    int64_t n_entry, n_quantised;
-    char *x, *codes, *scales; /* of one chunk */
+    struct piece *pieces;                   /* of the entries, which point to them */
+    int64_t n_entry, n_quantised, n_before; /* tensors that are quantised by this command, and in the input */
+    const char *before;                     /* the first of these */
+    char *x, *codes, *scales;               /* of one chunk */
     struct file_writer out;
 };
 
@@ -60,10 +63,20 @@ static int count_experts(const struct quant *q, struct item *item, struct err *e
                    t->name, EMPTY);
 }
 
+/* A matrix of codes: integers of up to 32 bits (packed), or floats of up to 8 bits. */
+static bool is_codes(const struct st_tensor *t)
+{
+    static const char *const dtypes[] = {"U8", "I8", "I32", "F8", "F6", "F4"};
+    for (int i = 0; i < MT_LEN(dtypes) && t->ndim >= 2; i++)
+        if (!strncmp(t->st_dtype, dtypes[i], strlen(dtypes[i]))) return true;
+    return false;
+}
+
 static int add_item(struct quant *q, struct item *item, const struct st_tensor *t, struct err *err)
 {
     const int64_t unit = q->f.block ? q->f.block : q->opt->pack && q->f.bits == 4 ? 8 : 1;
     *item = (struct item){.t = t};
+    if (is_codes(t) && !q->n_before++) q->before = t->name;
     if (t->ndim < 2 || t->dtype == DT_NONE || t->dtype == DT_U8 || t->dtype == DT_I32 || t->dtype == DT_I64) return 0;
     if (t->dtype == DT_F64) return err_set(err, "tensor `%s` is F64: quant takes BF16, F16 and F32", t->name);
     item->n_in = t->shape[t->ndim - 1];
@@ -319,7 +332,7 @@ static int write_all(struct quant *q, struct err *err)
 
 /* ---- the command */
 
-/* An error when the directory of the output is missing, or has too little room. */
+/* An error when the directory of the output has too little room. */
 static int check_space(const struct quant *q, struct err *err)
 {
     char dir[MT_PATH];
@@ -338,10 +351,30 @@ static int check_names(const struct quant_options *o, struct err *err)
 {
     char tmp[MT_PATH];
     if (str_format(tmp, sizeof(tmp), err, "path of the output", "%s.tmp", o->out)) return -1;
-    if (file_exists(o->out)) return err_set(err, "%s exists: delete it, or choose another name", o->out);
     if (!file_exists(tmp)) return 0;
     return err_set(err, "%s exists: quant writes a temporary file of this name; rename it, or choose another output",
                    tmp);
+}
+
+/* safetensors_open, with an error that names configurations and adapters, which are not models. */
+static int open_input(struct quant *q, struct err *err)
+{
+    const char *in = q->opt->in;
+    char found[MT_PATH];
+    struct err why;
+    if (file_is_dir(in) && adapter_dir_inside(found, in))
+        return err_set(err, "%s is %s: quant takes a model. Merge the adapter first (moetrain export), or name a model",
+                       in, strcmp(found, in) ? "a run with an adapter" : "an adapter");
+    if (!safetensors_open(&q->st, in, err)) return 0;
+    struct config *cfg = mem_alloc(sizeof(*cfg));
+    config_defaults(cfg);
+    if (file_exists(in) && !file_is_dir(in) && file_size(in) > 0 && !config_load(cfg, in, &why))
+        err_set(err,
+                "%s is a configuration: quant takes a safetensors file or a model's directory, such as model.path "
+                "(%s)",
+                in, cfg->model.path);
+    mem_free(cfg);
+    return -1;
 }
 
 static int prepare(struct quant *q, struct err *err)
@@ -351,8 +384,8 @@ static int prepare(struct quant *q, struct err *err)
     if (o->pack && q->f.rule == FQ_KERNEL)
         return err_set(err, "%s has no codes and scales that a reader would decode to its values: leave out --pack",
                        o->format);
-    if (check_names(o, err)) return -1;
-    if (safetensors_open(&q->st, o->in, err) || device_open(&q->dev, "cpu", "fp32", err)) return -1;
+    if (file_check_new(o->out, err) || check_names(o, err) || open_input(q, err)) return -1;
+    if (device_open(&q->dev, "cpu", "fp32", err)) return -1;
     return find_items(q, err) || list_entries(q, err) || check_space(q, err) || reserve(q, err) ? -1 : 0;
 }
 
@@ -373,14 +406,17 @@ static void quant_close(struct quant *q)
 int quant_run(const struct quant_options *o, FILE *log, struct err *err)
 {
     struct quant q = {.opt = o};
-    char bytes[32];
+    char bytes[32], before[256] = "";
     int rc = prepare(&q, err);
     for (int64_t i = 0; i < q.st.n_tensors && !rc; i++)
         if (q.items[i].amax) rc = measure(&q, &q.items[i], err);
     if (!rc) rc = write_all(&q, err);
+    if (q.n_before)
+        snprintf(before, sizeof(before), " (%" PRId64 " of them quantised already, the first is %.150s)", q.n_before,
+                 q.before);
     if (!rc)
-        fprintf(log, "%s: %" PRId64 " tensors in %s%s, %" PRId64 " copied, %s\n", o->out, q.n_quantised, o->format,
-                o->pack ? ", packed" : "", q.st.n_tensors - q.n_quantised, str_bytes(bytes, file_size(o->out)));
+        fprintf(log, "%s: %" PRId64 " tensors in %s%s, %" PRId64 " copied%s, %s\n", o->out, q.n_quantised, o->format,
+                o->pack ? ", packed" : "", q.st.n_tensors - q.n_quantised, before, str_bytes(bytes, file_size(o->out)));
     quant_close(&q);
     return rc;
 }

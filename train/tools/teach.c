@@ -125,6 +125,25 @@ static int teach_all(struct teach *t, const struct dataset *ds, struct err *err)
     return 0;
 }
 
+/* The directory of the usual file is made later. */
+static int check_usual(const char *out, struct err *err)
+{
+    return file_exists(out) ? err_set(err, "%s exists: delete it, or name another file with --out", out) : 0;
+}
+
+/* The keys that a run on the rows needs. */
+static void tell_how_to_train(const struct teach *t, const struct dataset *ds, const char *out, const char *of,
+                              bool eval)
+{
+    char temperature[64] = "";
+    if (t->temperature < 1 || t->temperature > 1)
+        snprintf(temperature, sizeof(temperature), "distill.temperature = %.17g, ", t->temperature);
+    log_info("%s: the %lld likeliest tokens for %lld labelled tokens, of %s; train on it with distill.teacher = rows, "
+             "%sdistill.topk = %lld, data.%s = %s",
+             out, (long long)t->n_top, (long long)dataset_targets(ds), of, temperature, (long long)t->n_top,
+             eval ? "eval" : "train", out);
+}
+
 /* The model is planned with rows of a teacher, whose memory is that of the likeliest tokens; the data have none yet. */
 static int teach(struct teach *t, const struct teach_options *o, struct config *cfg, struct err *err)
 {
@@ -138,6 +157,7 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
     if (str_format(usual, sizeof(usual), err, "output.dir", "%s/%s.jsonl", cfg->output.dir,
                    o->eval ? "teacher-eval" : "teacher"))
         return -1;
+    if (o->out ? file_check_new(out, err) : check_usual(out, err)) return -1;
     if (run_open_headers(r, cfg, false, err) || run_open_data(r, !o->eval, err)) return -1;
     const struct dataset *ds = o->eval ? &r->eval : &r->train;
     if (!ds->n_docs) return err_set(err, "--eval: nothing is held out: set data.eval, or data.eval_split");
@@ -150,11 +170,7 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
     struct err unused;
     const int rc = teach_all(t, ds, err);
     if (file_writer_close(&t->out, !rc, rc ? &unused : err)) return -1;
-    if (!rc)
-        log_info("%s: the %lld likeliest tokens for %lld labelled tokens, of %s; train on it with distill.teacher = "
-                 "rows, distill.topk = %lld, data.%s = %s",
-                 out, (long long)t->n_top, (long long)dataset_targets(ds), o->base ? "the base model" : adapter,
-                 (long long)t->n_top, o->eval ? "eval" : "train", out);
+    if (!rc) tell_how_to_train(t, ds, out, o->base ? "the base model" : adapter, o->eval);
     return rc;
 }
 
