@@ -240,6 +240,13 @@ static void unknown_names_are_errors(void **state)
     refuse("[parallel]\npieces = 2\n", "run.ini:2: parallel.pieces is now parallel.chunks");
     refuse_set("train.resident_layers=0", "--set train.resident_layers=0: train.resident_layers is now "
                                           "train.decoded_layers");
+    refuse("[qat]\n", "run.ini:1: unknown section [qat]: did you mean [quant]?");
+    refuse("[distillation]\n", "run.ini:1: unknown section [distillation]: did you mean [distill]?");
+    refuse_set("qat.weights=int8", "--set qat.weights=int8: unknown section [qat]: did you mean [quant]?");
+    refuse_set("distill.temp=2",
+               "--set distill.temp=2: unknown key \"temp\" in [distill]: did you mean \"temperature\"?");
+    refuse("[quant]\nformat = int8\n", "run.ini:2: unknown key \"format\" in [quant]: did you mean \"weights\"?");
+    refuse("[quant]\nlr = 1\n", "run.ini:2: unknown key \"lr\" in [quant]: it belongs to [optim]");
     refuse("lr = 1\n", "run.ini:1: \"lr\" is before the first [section]");
     refuse("[optim]\n = 1\n", "run.ini:2: unknown key \"\" in [optim]; its keys are lr, schedule, warmup_steps, "
                               "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");

@@ -156,13 +156,42 @@ static void join(char *dst, size_t cap, const char *const *names, int64_t n)
         used += (size_t)snprintf(dst + used, cap - used, i ? ", %s" : "%s", names[i]);
 }
 
+/* Other words for sections and keys, whose letters are not near. */
+static const char *const synonyms[][2] = {
+    {"qat", "quant"},          {"kd", "distill"},          {"quant.format", "weights"},
+    {"quant.type", "weights"}, {"quant.dtype", "weights"},
+};
+
+static const char *synonym(const char *section, const char *word)
+{
+    char full[160];
+    snprintf(full, sizeof(full), "%.64s%s%.64s", section ? section : "", section ? "." : "", word);
+    for (int64_t i = 0; i < MT_LEN(synonyms); i++)
+        if (!strcmp(full, synonyms[i][0])) return synonyms[i][1];
+    return NULL;
+}
+
+/* The name for `word`: a synonym, the nearest, or one that begins with it or is the beginning of it, from three letters on
+ * and at least half of them; NULL: none. section NULL: names are sections. */
+static const char *meant(const char *section, const char *word, const char *const *names, int64_t n)
+{
+    const size_t len = strlen(word);
+    const char *near = synonym(section, word);
+    if (!near) near = str_nearest(word, names, n);
+    for (int64_t i = 0; i < n && !near; i++)
+        if (len >= 3 && len <= 2 * strlen(names[i]) && strlen(names[i]) >= 3 &&
+            !strncmp(word, names[i], MT_MIN(len, strlen(names[i]))))
+            near = names[i];
+    return near;
+}
+
 static int check_section(const char *section, const char *where, struct err *err)
 {
     const char *names[N_OPTIONS];
     int64_t n = list_names(names, NULL);
     for (int64_t i = 0; i < n; i++)
         if (!strcmp(names[i], section)) return 0;
-    const char *near = str_nearest(section, names, n);
+    const char *near = meant(NULL, section, names, n);
     if (near) return err_set(err, "%s: unknown section [%.64s]: did you mean [%s]?", where, section, near);
     char known[512];
     join(known, sizeof(known), names, n);
@@ -202,9 +231,9 @@ static const struct option *find(const char *section, const char *key, const cha
     }
     const char *names[N_OPTIONS];
     int64_t n = list_names(names, section);
-    const char *near = str_nearest(key, names, n);
+    const char *near = meant(section, key, names, n);
     join(known, sizeof(known), names, n);
-    if (elsewhere)
+    if (elsewhere && !synonym(section, key))
         err_set(err, "%s: unknown key \"%.64s\" in [%s]: it belongs to [%s]", where, key, section, elsewhere->section);
     else if (peer)
         err_set(err, "%s: unknown key \"%.64s\" in [%s]: %s", where, key, section, peer_key_advice(advice, peer));
