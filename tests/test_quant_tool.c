@@ -221,6 +221,80 @@ static void expect_error(const char *dir, const char *format, const char *in, co
     assert_false(file_exists(path_of(dir, "out.safetensors.tmp")));
 }
 
+enum { D = 64, F = 32 };
+
+/* Elements of x [n_exp, rows, cols] as [n_exp, cols, rows]. */
+static void swap(uint16_t *to, const uint16_t *x, int n_exp, int rows, int cols)
+{
+    for (int e = 0; e < n_exp; e++)
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < cols; c++) to[(e * cols + c) * rows + r] = x[(e * rows + r) * cols + c];
+}
+
+static const char *write_entries(const char *dir, const struct st_entry *e, int n)
+{
+    static char path[MT_PATH];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/order.safetensors", dir);
+    if (safetensors_write(path, e, n, &err)) fail_msg("%s", err.msg);
+    return path;
+}
+
+/* Experts of gpt-oss in bf16 are [E, in, out]: blocks run along `in`, the packed form is [E, out, in]. */
+static void test_gpt_oss_order(void **state)
+{
+    (void)state;
+    static uint16_t up[2 * D * 2 * F], up_swapped[2 * D * 2 * F], down[2 * F * D], down_swapped[2 * F * D],
+        want[MT_LEN(up)];
+    const char *dir = scratch_dir(), *names[] = {"l.experts.gate_up_proj", "l.experts.down_proj"};
+    struct st_entry e[] = {
+        {.name = names[0], .dtype = DT_BF16, .ndim = 3, .shape = {2, D, 2 * F}, .data = up},
+        {.name = names[1], .dtype = DT_BF16, .ndim = 3, .shape = {2, F, D}, .data = down},
+        {.name = "l.experts.gate_up_proj_bias", .dtype = DT_BF16, .ndim = 2, .shape = {2, D}, .data = up},
+        {.name = "l.router.weight", .dtype = DT_BF16, .ndim = 2, .shape = {2, D}, .data = up}};
+    struct safetensors st;
+    struct device dev;
+    struct err err;
+    for (int i = 0; i < MT_LEN(up); i++) up[i] = f32_to_bf16((float)ldexp(test_value(5, (uint64_t)i), i / 64 % 7));
+    for (int i = 0; i < MT_LEN(down); i++) down[i] = f32_to_bf16((float)ldexp(test_value(6, (uint64_t)i), i / 64 % 7));
+    swap(up_swapped, up, 2, D, 2 * F);
+    swap(down_swapped, down, 2, F, D);
+    for (int i = 0; i < 4; i++) { /* the pair; the pair, packed; config.json alone; the order of other models */
+        char out[MT_PATH];
+        const bool usual = i == 3, alone = i == 2;
+        snprintf(out, sizeof(out), "%s/order-%d.safetensors", dir, i);
+        if (alone)
+            assert_int_equal(file_write_atomic(path_of(dir, "config.json"), "{\"model_type\": \"gpt_oss\"}", 25, &err),
+                             0);
+        if (usual) {
+            e[0].shape[1] = 2 * F, e[0].shape[2] = D, e[0].data = up_swapped;
+            e[1].shape[1] = D, e[1].shape[2] = F, e[1].data = down_swapped;
+        }
+        if (RUN("quant", "mxfp4", write_entries(dir, e, alone ? 1 : 4), out, i == 1 ? "--pack" : NULL))
+            fail_msg("%s", said.err);
+        if (safetensors_open(&st, out, &err)) fail_msg("%s", err.msg);
+        op_check_begin(&dev, false);
+        const struct made m = make(&dev, "mxfp4", tensor_3d(up_swapped, DT_BF16, 2, 2 * F, D), false);
+        const struct made n = make(&dev, "mxfp4", tensor_3d(down_swapped, DT_BF16, 2, D, F), false);
+        if (i == 1) {
+            expect_bytes(find(&st, "l.experts.gate_up_proj_blocks", "U8", 4), m.codes.data, tensor_bytes(m.codes));
+            expect_bytes(find(&st, "l.experts.down_proj_scales", "U8", 3), n.scales.data, tensor_bytes(n.scales));
+            assert_int_equal(find(&st, "l.experts.down_proj_scales", "U8", 3)->shape[1], D);
+        } else {
+            if (usual)
+                memcpy(want, m.y.data, sizeof(want));
+            else
+                swap(want, m.y.data, 2, 2 * F, D);
+            expect_bytes(find(&st, names[0], "BF16", 3), want, sizeof(want));
+            assert_int_equal(find(&st, names[0], "BF16", 3)->shape[1], e[0].shape[1]);
+        }
+        if (!alone) expect_bytes(find(&st, "l.experts.gate_up_proj_bias", "BF16", 2), up, 4 * D);
+        if (!alone) expect_bytes(find(&st, "l.router.weight", "BF16", 2), up, 4 * D);
+        op_check_end(&dev);
+        safetensors_close(&st);
+    }
+}
+
 /* Values need no whole bytes of codes. */
 static void test_odd_widths(void **state)
 {
@@ -343,8 +417,9 @@ static void test_errors(void **state)
 int test_quant_tool(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values), cmocka_unit_test(test_packed),         cmocka_unit_test(test_odd_widths),
-        cmocka_unit_test(test_empty),  cmocka_unit_test(test_temporary_name), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_values),     cmocka_unit_test(test_packed), cmocka_unit_test(test_gpt_oss_order),
+        cmocka_unit_test(test_odd_widths), cmocka_unit_test(test_empty),  cmocka_unit_test(test_temporary_name),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests_name("quant_tool", tests, NULL, NULL);
 }

@@ -488,7 +488,8 @@ const struct command commands[] = {
      ROWS(inspect_rows), NONE, ARGS(inspect_args), false, do_inspect},
     {"quant", "quantise the tensors of a safetensors file",
      "Every BF16, F16 and F32 tensor of two or more dimensions, [..., out, in], gets the values that its quantised "
-     "form decodes to, under the same name and in the same dtype. Other tensors are copied.",
+     "form decodes to, under the same name and in the same dtype. Other tensors, biases and router weights are copied. "
+     "Experts of gpt-oss in bf16, [E, in, out], are recognised by their shapes, or by config.json beside IN.",
      ROWS(quant_rows), NONE, ARGS(quant_options), false, do_quant},
     {"compare", "compare runs: losses, speed, and the settings that differ", NULL,
      ROWS(compare_rows), NONE, ARGS(compare_args), false, do_compare},

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/json.h"
 #include "data/safetensors.h"
 #include "kernels/fakequant.h"
 #include "kernels/ops.h"
@@ -26,7 +27,8 @@ enum part { PART_COPY, PART_VALUES, PART_CODES, PART_SCALES, PART_TOP, PART_SHAP
 struct item {
     const struct st_tensor *t;
     int64_t n_exp, n_row, n_in;
-    float *amax; /* [n_exp]; NULL: copied */
+    bool swapped; /* the file has [E, in, out] */
+    float *amax;  /* [n_exp]; NULL: copied */
 };
 /* A tensor of the output. */
 struct piece {
@@ -45,10 +47,66 @@ struct quant {
     int64_t n_entry, n_quantised, n_before; /* tensors that are quantised by this command, and in the input */
     const char *before;                     /* the first of these */
     char *x, *codes, *scales;               /* of one chunk */
+    char *y;                                /* x as [in, out]; NULL: not needed */
     struct file_writer out;
 };
 
 /* ---- which tensors, and their shape as experts of matrices */
+
+static bool ends_with(const char *s, const char *end)
+{
+    const size_t n = strlen(s), n_end = strlen(end);
+    return n >= n_end && !strcmp(s + n - n_end, end);
+}
+
+/* Biases, of experts too, and the weights that choose experts. */
+static bool is_copied(const char *name)
+{
+    static const char *const ends[] = {
+        ".bias",        "_bias",       ".router.weight", ".router.layer.weight", ".router.linear.weight",
+        ".gate.weight", "_gate.weight"};
+    for (int i = 0; i < MT_LEN(ends); i++)
+        if (ends_with(name, ends[i])) return true;
+    return false;
+}
+
+/* Whether config.json beside the input is that of gpt-oss. */
+static int read_model_type(const struct quant *q, bool *gpt_oss, struct err *err)
+{
+    char path[MT_PATH];
+    const char *in = q->opt->in, *slash = strrchr(in, '/'), *type = NULL;
+    const int n = slash ? (int)(slash - in + 1) : 0;
+    *gpt_oss = false;
+    if (file_is_dir(in) ? str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", in)
+                        : str_format(path, sizeof(path), err, "path of config.json", "%.*sconfig.json", n, in))
+        return -1;
+    if (!file_exists(path)) return 0;
+    struct json_doc *doc = json_load(path, (int64_t)16 << 20, err);
+    if (!doc) return -1;
+    const int rc = json_opt_str(json_root(doc), "model_type", &type, err);
+    *gpt_oss = !rc && type && !strcmp(type, "gpt_oss");
+    json_free(doc);
+    return rc;
+}
+
+/* gpt-oss in bf16 has experts [E, in, out]: a gate_up_proj [E, D, 2F] with a down_proj [E, F, D], or its config.json.
+ * Other models have [E, 2F, D] and [E, D, F] under the same names. */
+static int find_order(const struct quant *q, struct item *item, struct err *err)
+{
+    static const char *const ends[] = {".experts.gate_up_proj", ".experts.down_proj"};
+    const struct st_tensor *t = item->t;
+    const bool down = ends_with(t->name, ends[1]);
+    if (t->ndim != 3 || (!down && !ends_with(t->name, ends[0]))) return 0;
+    const size_t n = strlen(t->name) - strlen(ends[down]), size = n + strlen(ends[!down]) + 1;
+    char *name = mem_alloc((int64_t)size);
+    snprintf(name, size, "%.*s%s", (int)n, t->name, ends[!down]);
+    const struct st_tensor *other = safetensors_find(&q->st, name);
+    mem_free(name);
+    if (!other || other->ndim != 3) return read_model_type(q, &item->swapped, err);
+    const int64_t *g = (down ? other : t)->shape, *d = (down ? t : other)->shape;
+    item->swapped = g[1] == d[2] && g[2] / 2 == d[1] && g[2] % 2 == 0;
+    return 0;
+}
 
 /* The sizes of a tensor with elements fit: the reader checked it. Without elements, the others may have any size. */
 static int count_experts(const struct quant *q, struct item *item, struct err *err)
@@ -77,10 +135,13 @@ static int add_item(struct quant *q, struct item *item, const struct st_tensor *
     const int64_t unit = q->f.block ? q->f.block : q->opt->pack && q->f.bits == 4 ? 8 : 1;
     *item = (struct item){.t = t};
     if (is_codes(t) && !q->n_before++) q->before = t->name;
-    if (t->ndim < 2 || t->dtype == DT_NONE || t->dtype == DT_U8 || t->dtype == DT_I32 || t->dtype == DT_I64) return 0;
+    if (t->ndim < 2 || is_copied(t->name) || t->dtype == DT_NONE || t->dtype == DT_U8 || t->dtype == DT_I32 ||
+        t->dtype == DT_I64)
+        return 0;
     if (t->dtype == DT_F64) return err_set(err, "tensor `%s` is F64: quant takes BF16, F16 and F32", t->name);
-    item->n_in = t->shape[t->ndim - 1];
-    item->n_row = t->shape[t->ndim - 2];
+    if (find_order(q, item, err)) return -1;
+    item->n_in = t->shape[t->ndim - (item->swapped ? 2 : 1)];
+    item->n_row = t->shape[t->ndim - (item->swapped ? 1 : 2)];
     if (item->n_in % unit)
         return err_set(err, "tensor `%s` has rows of %" PRId64 " elements, which are not blocks of %" PRId64 " (%s)",
                        t->name, item->n_in, unit, q->opt->format);
@@ -100,13 +161,14 @@ static int find_items(struct quant *q, struct err *err)
 
 /* ---- chunks */
 
-/* Rows first .. of expert e, as [1, rows, in]. */
+/* Rows first .. of expert e, as [1, rows, in]; all of them where the file has [in, out]. */
 struct chunk {
     int64_t e, first, n_row;
 };
 
 static int64_t chunk_rows(const struct item *item)
 {
+    if (item->swapped) return item->n_row;
     return MT_MAX(1, MT_MIN(item->n_row, CHUNK / MT_MAX(item->n_in, 1)));
 }
 
@@ -124,10 +186,29 @@ static bool chunk_next(const struct item *item, struct chunk *c)
 /* The state before the first. */
 static struct chunk chunk_start(const struct item *item) { return (struct chunk){-1, item->n_row, 0}; }
 
+/* to [n_col, n_row] of from [n_row, n_col], elements of 2 or 4 bytes, in tiles for the cache. */
+static void transpose(char *to, const void *from, int64_t n_row, int64_t n_col, int64_t size)
+{
+    enum { TILE = 32 };
+    const char *x = from;
+    for (int64_t r = 0; r < n_row; r += TILE)
+        for (int64_t c = 0; c < n_col; c += TILE)
+            for (int64_t i = r; i < MT_MIN(r + TILE, n_row); i++)
+                for (int64_t j = c; j < MT_MIN(c + TILE, n_col); j++)
+                    if (size == 2)
+                        memcpy(to + 2 * (j * n_row + i), x + 2 * (i * n_col + j), 2);
+                    else
+                        memcpy(to + 4 * (j * n_row + i), x + 4 * (i * n_col + j), 4);
+}
+
 static struct tensor chunk_load(struct quant *q, const struct item *item, const struct chunk *c)
 {
     const int64_t size = dtype_size(item->t->dtype), row = item->n_in * size;
-    memcpy(q->x, item->t->data + (c->e * item->n_row + c->first) * row, (size_t)(c->n_row * row));
+    const uint8_t *from = item->t->data + (c->e * item->n_row + c->first) * row;
+    if (item->swapped)
+        transpose(q->x, from, item->n_in, item->n_row, size);
+    else
+        memcpy(q->x, from, (size_t)(c->n_row * row));
     return tensor_3d(q->x, item->t->dtype, 1, c->n_row, item->n_in);
 }
 
@@ -136,11 +217,14 @@ static int reserve(struct quant *q, struct err *err)
 {
     struct device plan;
     int64_t most = 0;
+    bool swapped = false;
     for (int64_t i = 0; i < q->st.n_tensors; i++)
         if (q->items[i].amax && q->items[i].t->bytes) most = MT_MAX(most, chunk_rows(&q->items[i]) * q->items[i].n_in);
+    for (int64_t i = 0; i < q->st.n_tensors; i++) swapped |= q->items[i].swapped;
     device_dry_run(&plan, &q->dev);
     op_amax(&plan, tensor_1d(NULL, DT_F32, 1), tensor_1d(NULL, DT_F64, 1), tensor_3d(NULL, DT_F32, 1, 1, most));
     q->x = mem_array(most, sizeof(float));
+    if (swapped && !q->opt->pack) q->y = mem_array(most, sizeof(float));
     q->codes = mem_alloc(most);
     q->scales = mem_array(q->f.block ? most / q->f.block : 0, sizeof(float));
     return device_reserve(&q->dev, &q->dev.work, "work", plan.work.peak, err);
@@ -197,6 +281,7 @@ static struct st_entry *add_entry(struct quant *q, struct item *item, enum part 
     *p = (struct piece){item, part};
     *e = (struct st_entry){.name = name_of(item->t->name, suffix), .st_dtype = st_dtype, .ndim = n_lead, .data = p};
     memcpy(e->shape, item->t->shape, sizeof(e->shape[0]) * (size_t)n_lead);
+    if (item->swapped && n_lead == item->t->ndim - 1) e->shape[n_lead - 1] = item->n_row; /* packed: [E, out, ..] */
     return e;
 }
 
@@ -264,7 +349,8 @@ static int put_values(struct quant *q, const struct item *item, struct err *err)
     for (struct chunk c = chunk_start(item); chunk_next(item, &c);) {
         const struct tensor x = chunk_load(q, item, &c);
         op_fake_quant(&q->dev, x, x, tensor_1d(&item->amax[c.e], DT_F32, 1), &q->f);
-        if (file_writer_put(&q->out, x.data, tensor_bytes(x), err)) return -1;
+        if (item->swapped) transpose(q->y, x.data, item->n_row, item->n_in, dtype_size(x.dtype));
+        if (file_writer_put(&q->out, item->swapped ? q->y : x.data, tensor_bytes(x), err)) return -1;
     }
     return 0;
 }
@@ -299,6 +385,17 @@ static int put_top(struct quant *q, const struct item *item, struct err *err)
     return 0;
 }
 
+/* [.., out, in] of the codes. */
+static int put_shape(struct quant *q, const struct item *item, struct err *err)
+{
+    int64_t shape[8];
+    const int n = item->t->ndim;
+    memcpy(shape, item->t->shape, sizeof(shape));
+    shape[n - 2] = item->n_row;
+    shape[n - 1] = item->n_in;
+    return file_writer_put(&q->out, shape, (int64_t)sizeof(shape[0]) * n, err);
+}
+
 static int put_piece(struct quant *q, const struct piece *p, struct err *err)
 {
     const struct st_tensor *t = p->item->t;
@@ -309,7 +406,7 @@ static int put_piece(struct quant *q, const struct piece *p, struct err *err)
     case PART_CODES:
     case PART_SCALES: rc = put_packed(q, p->item, p->part, err); break;
     case PART_TOP: return put_top(q, p->item, err);
-    case PART_SHAPE: return file_writer_put(&q->out, t->shape, (int64_t)sizeof(t->shape[0]) * t->ndim, err);
+    case PART_SHAPE: return put_shape(q, p->item, err);
     }
     safetensors_drop(&q->st, t);
     return rc;
@@ -397,6 +494,7 @@ static void quant_close(struct quant *q)
     mem_free(q->entries);
     mem_free(q->pieces);
     mem_free(q->x);
+    mem_free(q->y);
     mem_free(q->codes);
     mem_free(q->scales);
     device_close(&q->dev);

@@ -12,9 +12,10 @@ struct quant_options {
     const char *amax; /* "expert", or "tensor": one for all experts of a tensor */
     bool pack;        /* codes and scales instead of values */
 };
-/* Quantises every BF16, F16 and F32 tensor of 2 or more dimensions, [..., out, in]; copies the others. A tensor is
- * never in memory as a whole. Errors: the file cannot be read; a value is not finite, or a row does not consist of
- * blocks (the tensor is named); the output exists. Nothing is left behind after an error. */
+/* Quantises every BF16, F16 and F32 tensor of 2 or more dimensions, [..., out, in] or gpt-oss's
+ * [E, in, out]; copies the others, biases and routers. At most one expert of a tensor is in memory. Errors: the file
+ * cannot be read; a value is not finite, or a row does not consist of blocks (the tensor is named); the output exists.
+ * Nothing is left behind after an error. */
 int quant_run(const struct quant_options *o, FILE *log, struct err *err) MT_CHECK;
 
 #endif
