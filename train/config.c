@@ -171,8 +171,8 @@ static const char *synonym(const char *section, const char *word)
     return NULL;
 }
 
-/* The name for `word`: a synonym, the nearest, or one that begins with it or is the beginning of it, from three letters on
- * and at least half of them; NULL: none. section NULL: names are sections. */
+/* The name for `word`: a synonym, the nearest, or one that begins with it or is the beginning of it, from three letters
+ * on and at least half of them; NULL: none. section NULL: names are sections. */
 static const char *meant(const char *section, const char *word, const char *const *names, int64_t n)
 {
     const size_t len = strlen(word);
