@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "kernels/memory.h"
+
 #define AHEAD  4  /* batches prepared in advance */
 #define WINDOW 64 /* documents that packing chooses from; index + 1 fits a byte */
 
@@ -259,7 +261,7 @@ struct loader *loader_open(const struct dataset *ds, const struct loader_options
     l->opt = *opt;
     l->start = start;
     MT_REQUIRE(!pthread_mutex_init(&l->lock, NULL) && !pthread_cond_init(&l->changed, NULL), "no lock");
-    MT_REQUIRE(!pthread_create(&l->thread, NULL, produce, l), "the system cannot start another thread");
+    thread_start(&l->thread, produce, l);
     return l;
 }
 

@@ -3,6 +3,8 @@
  * Page cache is also charged to a control group, but the kernel can reclaim it: it does not count as used. */
 #include "kernels/memory.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -59,4 +61,13 @@ int64_t memory_room(const char *root)
     if (kib > 0) room = kib * 1024;
     cgroup_each(root, "memory", take_room, &room);
     return MT_MIN(room, address_room(root));
+}
+
+void thread_start(pthread_t *thread, void *(*run)(void *), void *arg)
+{
+    const int rc = pthread_create(thread, NULL, run, arg);
+    if (!rc) return;
+    fprintf(stderr, "error: the system refused another thread (%s): raise its limits of memory and processes\n",
+            strerror(rc));
+    exit(1);
 }

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "kernels/comm/comm.h"
+#include "kernels/memory.h"
 
 #define TICK_MS        250
 #define BEAT_MS        1000
@@ -285,7 +286,7 @@ void watch_start(struct comm_net *net)
     MT_REQUIRE(!pthread_mutex_init(&net->lock, NULL) && !pipe(net->wake), "no lock or pipe");
     sigfillset(&all); /* signals are handled by the main thread */
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    MT_REQUIRE(!pthread_create(&net->thread, NULL, watch, net), "the system cannot start another thread");
+    thread_start(&net->thread, watch, net);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     watcher = net->thread;
     die_after(wait_for_watch);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/memory.h"
 #include "kernels/quant.h"
 #include "train/export/verify.h"
 
@@ -131,8 +132,7 @@ static void compare_matrix(const struct matrix *m, struct tally *tally, int n_th
     struct work w = {.m = m, .tally = tally};
     pthread_t *threads = mem_array(n_threads, sizeof(*threads));
     MT_REQUIRE(!pthread_mutex_init(&w.lock, NULL), "no lock");
-    for (int i = 0; i < n_threads; i++)
-        MT_REQUIRE(!pthread_create(&threads[i], NULL, compare_experts, &w), "the system gives no further thread");
+    for (int i = 0; i < n_threads; i++) thread_start(&threads[i], compare_experts, &w);
     for (int i = 0; i < n_threads; i++) pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&w.lock);
     mem_free(threads);

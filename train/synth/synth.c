@@ -15,6 +15,7 @@
 #include "data/file.h"
 #include "data/shards.h"
 #include "kernels/cgroup.h"
+#include "kernels/memory.h"
 #include "kernels/quant.h"
 #include "train/atomic_dir.h"
 #include "train/synth/presets.h"
@@ -339,8 +340,7 @@ static int write_tensors(struct synth *s, const char *dir, const struct synth_op
     if (shards_open(&w.shards, dir, s->entries, s->n, most, err)) return -1;
     pthread_t *threads = mem_array(n, sizeof(*threads));
     MT_REQUIRE(!pthread_mutex_init(&w.lock, NULL), "no lock");
-    for (int i = 0; i < n; i++)
-        MT_REQUIRE(!pthread_create(&threads[i], NULL, work, &w), "the system gives no further thread");
+    for (int i = 0; i < n; i++) thread_start(&threads[i], work, &w);
     for (int i = 0; i < n; i++) pthread_join(threads[i], NULL);
     pthread_mutex_destroy(&w.lock);
     mem_free(threads);
