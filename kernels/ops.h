@@ -87,7 +87,9 @@ struct seqs {
 struct attn_shape {
     int64_t n_head, n_kv, head_dim, window; /* window 0: full causal; W: keys j with i-W < j <= i */
     float scale;
+    int64_t value_dim; /* width of a value and of a head's output; 0: head_dim, the width of queries and keys */
 };
+static inline int64_t attn_value_dim(const struct attn_shape *s) { return s->value_dim ? s->value_dim : s->head_dim; }
 
 /* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. pooled (transformers): F_i and p_i over the rows
  * of all layers, loss E * sum_i F_i p_i. Otherwise (Megatron, NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i
@@ -133,11 +135,11 @@ typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor p
                          int64_t n_head);
 
 /* Causal GQA attention inside each sequence, with an optional sink per head: a logit in the softmax's denominator
- * without a value. o [T,H*A] act =, lse [T,H] stat = (sink included), qkv [T,(H+2K)*A] act: q | k | v, sinks [H] f32 or
- * absent */
+ * without a value. o [T,H*B] act =, lse [T,H] stat = (sink included), qkv [T,(H+K)*A+K*B] act: q | k | v, B the width
+ * of values (attn_value_dim), sinks [H] f32 or absent */
 typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                          const struct seqs *seqs, const struct attn_shape *shape);
-/* dqkv [T,(H+2K)*A] act =, dout [T,H*A] act */
+/* dqkv [T,(H+K)*A+K*B] act =, dout [T,H*B] act */
 typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                          struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
 
@@ -150,6 +152,22 @@ typedef void qk_norm_fwd_fn(struct device *dev, struct tensor qkv, struct tensor
 /* In place: the q and k columns of dqkv become the gradient with respect to the input of the norm. */
 typedef void qk_norm_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
                             struct tensor wq, struct tensor wk, const struct attn_shape *shape);
+
+/* Latent attention (MLA). A head's queries and keys have N columns without position, then G rotated ones; the rotated
+ * key is one for all heads. Values have B columns. interleaved: pair i of the rotated inputs is columns 2i and 2i+1,
+ * otherwise i and i + G/2; in q | k | v it is always i and i + G/2. */
+struct mla_shape {
+    int64_t n_head, nope, rope, value; /* H, N, G, B */
+    bool interleaved;
+};
+/* The packed q | k | v of attention: copies and RoPE.  qkv [T,H(2(N+G)+B)] act =; q [T,H(N+G)] act; kv [T,H(N+B)] act:
+ * per head key | value; k_rope [T,G] act; pos [T] i32; table [P,G] f32 as in rope_fwd */
+typedef void mla_qkv_fwd_fn(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv,
+                            struct tensor k_rope, struct tensor pos, struct tensor table,
+                            const struct mla_shape *shape);
+/* dq, dkv, dk_rope =, shaped as in the forward; dk_rope is the sum over the heads */
+typedef void mla_qkv_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dk_rope,
+                            struct tensor dqkv, struct tensor pos, struct tensor table, const struct mla_shape *shape);
 
 /* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
  * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
@@ -328,6 +346,8 @@ struct ops {
     attn_bwd_fn *attn_bwd;
     qk_norm_fwd_fn *qk_norm_fwd;
     qk_norm_bwd_fn *qk_norm_bwd;
+    mla_qkv_fwd_fn *mla_qkv_fwd;
+    mla_qkv_bwd_fn *mla_qkv_bwd;
     router_fwd_fn *router_fwd;
     route_sort_fn *route_sort;
     aux_stats_fn *aux_stats;
@@ -366,6 +386,8 @@ attn_fwd_fn op_attn_fwd, cpu_attn_fwd, cpu64_attn_fwd, cuda_attn_fwd;
 attn_bwd_fn op_attn_bwd, cpu_attn_bwd, cpu64_attn_bwd, cuda_attn_bwd;
 qk_norm_fwd_fn op_qk_norm_fwd, cpu_qk_norm_fwd, cpu64_qk_norm_fwd, cuda_qk_norm_fwd;
 qk_norm_bwd_fn op_qk_norm_bwd, cpu_qk_norm_bwd, cpu64_qk_norm_bwd, cuda_qk_norm_bwd;
+mla_qkv_fwd_fn op_mla_qkv_fwd, cpu_mla_qkv_fwd, cpu64_mla_qkv_fwd, cuda_mla_qkv_fwd;
+mla_qkv_bwd_fn op_mla_qkv_bwd, cpu_mla_qkv_bwd, cpu64_mla_qkv_bwd, cuda_mla_qkv_bwd;
 router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd, cuda_router_fwd;
 route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort, cuda_route_sort;
 aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;

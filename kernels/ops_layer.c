@@ -87,18 +87,19 @@ static int64_t want_route(struct device *dev, const struct route *r, int64_t n_t
 
 static void want_heads(const struct attn_shape *s)
 {
-    MT_REQUIRE(s->n_kv > 0 && s->n_head > 0 && s->n_head % s->n_kv == 0 && s->head_dim > 0 && s->window >= 0,
-               "%lld heads, %lld kv heads of %lld, window %lld", (long long)s->n_head, (long long)s->n_kv,
-               (long long)s->head_dim, (long long)s->window);
+    MT_REQUIRE(s->n_kv > 0 && s->n_head > 0 && s->n_head % s->n_kv == 0 && s->head_dim > 0 && s->value_dim >= 0 &&
+                   s->window >= 0,
+               "%lld heads, %lld kv heads of %lld, values of %lld, window %lld", (long long)s->n_head,
+               (long long)s->n_kv, (long long)s->head_dim, (long long)attn_value_dim(s), (long long)s->window);
 }
 
 static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, struct tensor lse,
                       const struct seqs *seqs, const struct attn_shape *s)
 {
-    int64_t n_tok = qkv.shape[0];
+    int64_t n_tok = qkv.shape[0], value_dim = attn_value_dim(s);
     want_heads(s);
-    WANT(qkv, dev->act_dtype, n_tok, (s->n_head + 2 * s->n_kv) * s->head_dim);
-    WANT(o, dev->act_dtype, n_tok, s->n_head * s->head_dim);
+    WANT(qkv, dev->act_dtype, n_tok, (s->n_head + s->n_kv) * s->head_dim + s->n_kv * value_dim);
+    WANT(o, dev->act_dtype, n_tok, s->n_head * value_dim);
     WANT(lse, dev->stat_dtype, n_tok, s->n_head);
     WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
 }
@@ -123,13 +124,13 @@ static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l
     if (l->r) count_lora(dev, m, l, a ? l->n_seg * l->a.shape[1] : 0, b ? l->b.shape[0] : 0);
 }
 
-/* FLOPs of n_products attention products over the (query, key) pairs of the mask; a window limits the keys per query.
- */
-static void count_attn(struct device *dev, int n_products, int64_t n_tok, const struct seqs *seqs,
+/* FLOPs of attention products over the (query, key) pairs of the mask: n_key of the width of keys, n_value of that of
+ * values. A window limits the keys per query. */
+static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok, const struct seqs *seqs,
                        const struct attn_shape *s)
 {
     double pairs = s->window ? MT_MIN(seqs->pairs, (double)n_tok * (double)s->window) : seqs->pairs;
-    dev->op.flops += 2 * n_products * pairs * (double)(s->n_head * s->head_dim);
+    dev->op.flops += 2 * pairs * (double)(s->n_head * (n_key * s->head_dim + n_value * attn_value_dim(s)));
 }
 
 /* Counts the bytes of a weight in a product of n_row rows; of a stack at most n_row experts are read. */
@@ -286,7 +287,7 @@ void op_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct 
 {
     want_attn(dev, qkv, o, lse, seqs, shape);
     WANT_OPT(sinks, DT_F32, shape->n_head);
-    count_attn(dev, 2, qkv.shape[0], seqs, shape); /* Q K^T; P V */
+    count_attn(dev, 1, 1, qkv.shape[0], seqs, shape); /* Q K^T; P V */
     MOVES(dev, o, lse, qkv);
     RUN(shape->window, attn_fwd, o, lse, qkv, sinks, seqs, shape);
     round_act(dev, o);
@@ -297,7 +298,7 @@ void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, str
 {
     want_attn(dev, qkv, o, lse, seqs, shape);
     want_attn(dev, dqkv, dout, lse, seqs, shape);
-    count_attn(dev, 5, qkv.shape[0], seqs, shape); /* Q K^T again; dO V^T; P^T dO; dS^T Q; dS K */
+    count_attn(dev, 3, 2, qkv.shape[0], seqs, shape); /* Q K^T again, dS^T Q, dS K; dO V^T, P^T dO */
     MOVES(dev, dqkv, dout, o, lse, qkv);
     RUN(shape->window, attn_bwd, dqkv, dout, o, lse, qkv, seqs, shape);
     round_act(dev, dqkv);
@@ -337,6 +338,41 @@ void op_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, s
     MOVES(dev, heads, heads, raw, rstd);
     RUN(0, qk_norm_bwd, dqkv, raw, rstd, wq, wk, shape);
     round_act(dev, heads);
+}
+
+static void want_mla(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv, struct tensor k_rope,
+                     struct tensor pos, struct tensor table, const struct mla_shape *s)
+{
+    const int64_t n_tok = qkv.shape[0], dim = s->nope + s->rope;
+    MT_REQUIRE(s->n_head > 0 && s->nope >= 0 && s->rope > 0 && s->rope % 2 == 0 && s->value > 0,
+               "%lld heads of %lld + %lld, values of %lld", (long long)s->n_head, (long long)s->nope,
+               (long long)s->rope, (long long)s->value);
+    WANT(qkv, dev->act_dtype, n_tok, s->n_head * (2 * dim + s->value));
+    WANT(q, dev->act_dtype, n_tok, s->n_head * dim);
+    WANT(kv, dev->act_dtype, n_tok, s->n_head * (s->nope + s->value));
+    WANT(k_rope, dev->act_dtype, n_tok, s->rope);
+    WANT(pos, DT_I32, n_tok);
+    WANT(table, DT_F32, table.shape[0], s->rope);
+}
+
+void op_mla_qkv_fwd(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv, struct tensor k_rope,
+                    struct tensor pos, struct tensor table, const struct mla_shape *shape)
+{
+    want_mla(dev, qkv, q, kv, k_rope, pos, table, shape);
+    MOVES(dev, qkv, q, kv, k_rope, pos);
+    RUN(0, mla_qkv_fwd, qkv, q, kv, k_rope, pos, table, shape);
+    round_act(dev, qkv);
+}
+
+void op_mla_qkv_bwd(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dk_rope, struct tensor dqkv,
+                    struct tensor pos, struct tensor table, const struct mla_shape *shape)
+{
+    want_mla(dev, dqkv, dq, dkv, dk_rope, pos, table, shape);
+    MOVES(dev, dqkv, dq, dkv, dk_rope, pos);
+    RUN(0, mla_qkv_bwd, dq, dkv, dk_rope, dqkv, pos, table, shape);
+    round_act(dev, dq);
+    round_act(dev, dkv);
+    round_act(dev, dk_rope);
 }
 
 void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,

@@ -11,7 +11,7 @@ static const struct tensor absent = {0};
 static struct attn_shape shape_of(const struct block *b)
 {
     const struct arch *a = b->a;
-    return (struct attn_shape){a->n_head, a->n_kv, a->head_dim, a->window[b->layer], a->attn_scale};
+    return (struct attn_shape){a->n_head, a->n_kv, a->head_dim, a->window[b->layer], a->attn_scale, 0};
 }
 
 static void products(const struct arch *a, int64_t layer, struct product *p)

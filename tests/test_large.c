@@ -173,7 +173,7 @@ static void attention(int64_t n_head, int64_t head_dim)
 {
     enum { LEN = 41, N_SEQ = (N_TOK + LEN - 1) / LEN };
     gpu_begin(22, 1, false);
-    const struct attn_shape shape = {n_head, 1, head_dim, 0, head_dim == 64 ? 0.125f : 0.0884f};
+    const struct attn_shape shape = {n_head, 1, head_dim, 0, head_dim == 64 ? 0.125f : 0.0884f, 0};
     const int64_t width = (n_head + 2) * head_dim, first = (N_SEQ - 3) * LEN, n = N_TOK - first;
     const int32_t few_cu[] = {0, LEN, 2 * LEN, (int32_t)n};
     int32_t *cu = mem_array(N_SEQ + 1, sizeof(*cu));

@@ -10,23 +10,24 @@
 enum { MAX_SEQ = 16 };
 
 struct shape {
-    int64_t n_head, n_kv, head_dim, window;
+    int64_t n_head, n_kv, head_dim, value_dim, window; /* value_dim 0: head_dim */
     bool sink;
     int n_seq;
     int64_t len[MAX_SEQ];
 };
 
-/* Windows 0 (none), 1, 5 and longer than the sequence; 1, 2 or 4 query heads per kv head; lengths around block sizes.
- */
+/* Windows 0 (none), 1, 5 and longer than the sequence; 1, 2 or 4 query heads per kv head; lengths around block sizes;
+ * values narrower and wider than keys. */
 static const struct shape shapes[] = {
-    {2, 2, 4, 0, false, 1, {1}},       {2, 1, 4, 0, true, 2, {0, 5}},  {4, 1, 2, 1, true, 3, {3, 1, 4}},
-    {4, 2, 6, 5, false, 3, {7, 2, 9}}, {4, 4, 3, 5, true, 2, {12, 6}}, {4, 1, 5, 100, true, 2, {6, 11}},
-    {2, 2, 4, 0, true, 0, {0}},
+    {2, 2, 4, 0, 0, false, 1, {1}},       {2, 1, 4, 0, 0, true, 2, {0, 5}},  {4, 1, 2, 0, 1, true, 3, {3, 1, 4}},
+    {4, 2, 6, 0, 5, false, 3, {7, 2, 9}}, {4, 4, 3, 0, 5, true, 2, {12, 6}}, {4, 1, 5, 0, 100, true, 2, {6, 11}},
+    {2, 2, 4, 0, 0, true, 0, {0}},        {4, 2, 6, 4, 0, true, 2, {9, 5}},  {3, 3, 2, 5, 4, false, 2, {6, 7}},
 };
 static const struct shape large_shapes[] = {
-    {4, 1, 32, 0, true, 3, {300, 1, 77}},    {8, 2, 32, 64, true, 4, {64, 65, 300, 31}},
-    {4, 4, 16, 5, false, 2, {129, 128}},     {2, 1, 64, 0, false, 2, {257, 513}},
-    {4, 2, 8, 300, true, 3, {600, 40, 299}},
+    {4, 1, 32, 0, 0, true, 3, {300, 1, 77}},    {8, 2, 32, 0, 64, true, 4, {64, 65, 300, 31}},
+    {4, 4, 16, 0, 5, false, 2, {129, 128}},     {2, 1, 64, 0, 0, false, 2, {257, 513}},
+    {4, 2, 8, 0, 300, true, 3, {600, 40, 299}}, {4, 4, 24, 16, 0, false, 2, {300, 129}},
+    {4, 2, 16, 32, 64, true, 2, {131, 260}},
 };
 
 struct attn {
@@ -46,13 +47,14 @@ static struct attn attn_make(struct device *dev, const struct shape *s)
         max_len = MT_MAX(max_len, s->len[i]);
         pairs += (double)s->len[i] * (double)(s->len[i] + 1) / 2;
     }
-    int64_t n_tok = cu[s->n_seq], width = (s->n_head + 2 * s->n_kv) * s->head_dim;
+    int64_t n_tok = cu[s->n_seq], value_dim = s->value_dim ? s->value_dim : s->head_dim,
+            width = (s->n_head + s->n_kv) * s->head_dim + s->n_kv * value_dim;
     struct attn a = {
         .dev = dev,
         .seqs = {.cu = make_i32(cu, s->n_seq + 1), .n_seq = s->n_seq, .max_len = max_len, .pairs = pairs},
-        .shape = {s->n_head, s->n_kv, s->head_dim, s->window, 1.0f / sqrtf((float)s->head_dim)},
+        .shape = {s->n_head, s->n_kv, s->head_dim, s->window, 1.0f / sqrtf((float)s->head_dim), s->value_dim},
         .qkv = make_random(dev->act_dtype, 1, 2, n_tok, width, -1),
-        .o = make_empty(dev->act_dtype, n_tok, s->n_head * s->head_dim, -1),
+        .o = make_empty(dev->act_dtype, n_tok, s->n_head * value_dim, -1),
         .lse = make_empty(dev->stat_dtype, n_tok, s->n_head, -1),
         .dqkv = make_empty(dev->act_dtype, n_tok, width, -1),
     };
@@ -86,20 +88,22 @@ static double loss(void *arg)
 /* Output channel c and lse of head h at position i of the sequence that begins at row `first`, by the definition. */
 static void reference(const struct attn *a, int64_t first, int64_t i, int64_t h, double *out, double *lse)
 {
-    int64_t dim = a->shape.head_dim, width = a->qkv.shape[1], group = a->shape.n_head / a->shape.n_kv;
-    int64_t q = (first + i) * width + h * dim, k = (a->shape.n_head + h / group) * dim, v = k + a->shape.n_kv * dim;
+    const struct attn_shape *s = &a->shape;
+    int64_t dim = s->head_dim, value_dim = attn_value_dim(s), width = a->qkv.shape[1], kv = h / (s->n_head / s->n_kv);
+    int64_t q = (first + i) * width + h * dim, k = (s->n_head + kv) * dim;
+    int64_t v = (s->n_head + s->n_kv) * dim + kv * value_dim;
     double total = a->sinks.ndim ? exp(value_at(a->sinks, h)) : 0;
-    for (int64_t c = 0; c < dim; c++) out[c] = 0;
+    for (int64_t c = 0; c < value_dim; c++) out[c] = 0;
     for (int64_t j = 0; j <= i; j++) {
-        if (a->shape.window && j <= i - a->shape.window) continue;
+        if (s->window && j <= i - s->window) continue;
         double score = 0;
         for (int64_t c = 0; c < dim; c++)
             score += value_at(a->qkv, q + c) * value_at(a->qkv, (first + j) * width + k + c);
-        double e = exp((double)a->shape.scale * score);
+        double e = exp((double)s->scale * score);
         total += e;
-        for (int64_t c = 0; c < dim; c++) out[c] += e * value_at(a->qkv, (first + j) * width + v + c);
+        for (int64_t c = 0; c < value_dim; c++) out[c] += e * value_at(a->qkv, (first + j) * width + v + c);
     }
-    for (int64_t c = 0; c < dim; c++) out[c] /= total;
+    for (int64_t c = 0; c < value_dim; c++) out[c] /= total;
     *lse = log(total);
 }
 
@@ -107,7 +111,7 @@ static void forward_is_the_definition(struct device *dev, const struct shape *s)
 {
     struct attn a = attn_make(dev, s);
     fwd(&a);
-    int64_t dim = s->head_dim, first = 0;
+    int64_t dim = attn_value_dim(&a.shape), first = 0;
     for (int seq = 0; seq < s->n_seq; first += s->len[seq++]) {
         for (int64_t i = 0; i < s->len[seq]; i++) {
             for (int64_t h = 0; h < s->n_head; h++) {
@@ -244,10 +248,12 @@ static void run_poisoned(struct device *dev, const void *params, struct op_outpu
 #define NEIGHBOURS                                                                                                     \
     9, { 37, 1, 63, 64, 65, 130, 96, 2, 47 }
 static const struct shape poisoned_shapes[] = {
-    {8, 1, 64, 0, true, NEIGHBOURS},   {8, 2, 64, 128, true, NEIGHBOURS},      {4, 4, 64, 5, false, NEIGHBOURS},
-    {3, 1, 64, 33, false, NEIGHBOURS}, {5, 1, 64, 0, false, NEIGHBOURS},       {2, 2, 64, 1, true, NEIGHBOURS},
-    {4, 1, 16, 0, true, NEIGHBOURS},   {4, 2, 96, 0, false, NEIGHBOURS},       {4, 1, 128, 20, true, NEIGHBOURS},
-    {2, 1, 256, 0, true, NEIGHBOURS},  {16, 1, 64, 0, true, 3, {301, 1, 500}},
+    {8, 1, 64, 0, 0, true, NEIGHBOURS},        {8, 2, 64, 0, 128, true, NEIGHBOURS},
+    {4, 4, 64, 0, 5, false, NEIGHBOURS},       {3, 1, 64, 0, 33, false, NEIGHBOURS},
+    {5, 1, 64, 0, 0, false, NEIGHBOURS},       {2, 2, 64, 0, 1, true, NEIGHBOURS},
+    {4, 1, 16, 0, 0, true, NEIGHBOURS},        {4, 2, 96, 0, 0, false, NEIGHBOURS},
+    {4, 1, 128, 0, 20, true, NEIGHBOURS},      {2, 1, 256, 0, 0, true, NEIGHBOURS},
+    {16, 1, 64, 0, 0, true, 3, {301, 1, 500}}, {2, 2, 192, 128, 0, false, NEIGHBOURS},
 };
 
 static void poison_stays_in_its_sequence(void **state)
@@ -266,7 +272,7 @@ static void poison_stays_in_its_sequence(void **state)
 static void nan_stays_visible(void **state)
 {
     (void)state;
-    static const struct shape s = {2, 2, 4, 3, true, 1, {8}};
+    static const struct shape s = {2, 2, 4, 0, 3, true, 1, {8}};
     struct device dev;
     op_check_begin(&dev, false);
     struct attn a = attn_make(&dev, &s);
@@ -282,7 +288,8 @@ static void nan_stays_visible(void **state)
 static void flops_are_counted(void **state)
 {
     (void)state;
-    static const struct shape full = {4, 2, 8, 0, false, 2, {10, 20}}, window = {4, 2, 8, 5, false, 2, {10, 20}};
+    static const struct shape full = {4, 2, 8, 0, 0, false, 2, {10, 20}}, window = {4, 2, 8, 0, 5, false, 2, {10, 20}},
+                              narrow = {4, 2, 8, 6, 0, false, 2, {10, 20}};
     struct device dev;
     op_check_begin(&dev, false);
     struct attn a = attn_make(&dev, &full);
@@ -295,6 +302,11 @@ static void flops_are_counted(void **state)
     a = attn_make(&dev, &window);
     fwd(&a);
     assert_close(dev.flops, 4.0 * 32 * (30 * 5), 1e-15);
+    dev.flops = 0;
+    a = attn_make(&dev, &narrow);
+    fwd(&a);
+    bwd(&a);
+    assert_close(dev.flops, 2.0 * 4 * (4 * 8 + 3 * 6) * (55 + 210), 1e-15);
     op_check_end(&dev);
 }
 
@@ -307,43 +319,48 @@ static const struct gpu_case {
     struct shape shape;
     int64_t pad; /* columns around qkv, o and dqkv, a multiple of 16 */
 } gpu_cases[] = {
-    {{4, 4, 64, 0, false, LENGTHS}, 0},
-    {{8, 2, 64, 0, true, LENGTHS}, 16},
-    {{8, 1, 64, 128, true, LENGTHS}, 0},
-    {{4, 1, 64, 5, false, LENGTHS}, 16},
-    {{2, 2, 64, 1, true, LENGTHS}, 0},
-    {{4, 4, 128, 0, true, LENGTHS}, 16},
-    {{8, 2, 128, 128, false, LENGTHS}, 0},
-    {{8, 1, 128, 0, false, LENGTHS}, 0},
-    {{4, 1, 128, 5, true, LENGTHS}, 16},
-    {{2, 2, 128, 1, false, LENGTHS}, 0},
-    {{8, 1, 64, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is reused */
-    {{8, 1, 64, 128, true, 2, {1, 1100}}, 0},
-    {{4, 1, 128, 0, false, 1, {700}}, 0},
-    {{3, 1, 64, 33, false, 2, {257, 513}}, 0}, /* a group size that is not a power of two; a window across blocks */
-    {{6, 2, 64, 0, true, LENGTHS}, 16},        /* groups that leave rows of a tile empty */
-    {{5, 1, 64, 128, false, LENGTHS}, 0},
-    {{16, 1, 64, 33, true, 3, {200, 95, 97}}, 0},
-    {{70, 1, 64, 0, false, 2, {9, 40}}, 0}, /* a group larger than a tile of the Hopper kernel */
-    {{6, 3, 16, 21, true, LENGTHS}, 16},    /* narrower than a tile */
-    {{8, 2, 32, 64, true, LENGTHS}, 0},
-    {{4, 1, 8, 0, false, LENGTHS}, 16},
-    {{4, 2, 24, 0, true, LENGTHS}, 16}, /* widths that are not powers of two */
-    {{3, 3, 56, 64, false, LENGTHS}, 0},
-    {{6, 2, 80, 0, true, LENGTHS}, 16},
-    {{8, 2, 96, 128, true, LENGTHS}, 0},
-    {{4, 4, 112, 5, false, LENGTHS}, 16},
-    {{4, 1, 136, 0, true, LENGTHS}, 0}, /* wider than a tile of 128 */
-    {{3, 1, 160, 33, true, 2, {257, 513}}, 16},
-    {{4, 2, 192, 0, false, LENGTHS}, 16},
-    {{8, 2, 256, 128, true, LENGTHS}, 0},
-    {{4, 4, 256, 1, false, LENGTHS}, 16},
-    {{8, 1, 256, 0, false, 1, {700}}, 0},
-    {{2, 1, 248, 0, true, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
-    {{2, 1, 64, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
-    {{2, 1, 128, 0, false, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
-    {{1, 1, 64, 0, false, 1, {1}}, 0},
-    {{4, 2, 64, 0, true, 0, {0}}, 0}, /* no rows */
+    {{4, 4, 64, 0, 0, false, LENGTHS}, 0},
+    {{8, 2, 64, 0, 0, true, LENGTHS}, 16},
+    {{8, 1, 64, 0, 128, true, LENGTHS}, 0},
+    {{4, 1, 64, 0, 5, false, LENGTHS}, 16},
+    {{2, 2, 64, 0, 1, true, LENGTHS}, 0},
+    {{4, 4, 128, 0, 0, true, LENGTHS}, 16},
+    {{8, 2, 128, 0, 128, false, LENGTHS}, 0},
+    {{8, 1, 128, 0, 0, false, LENGTHS}, 0},
+    {{4, 1, 128, 0, 5, true, LENGTHS}, 16},
+    {{2, 2, 128, 0, 1, false, LENGTHS}, 0},
+    {{8, 1, 64, 0, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is reused */
+    {{8, 1, 64, 0, 128, true, 2, {1, 1100}}, 0},
+    {{4, 1, 128, 0, 0, false, 1, {700}}, 0},
+    {{3, 1, 64, 0, 33, false, 2, {257, 513}}, 0}, /* a group size that is not a power of two; a window across blocks */
+    {{6, 2, 64, 0, 0, true, LENGTHS}, 16},        /* groups that leave rows of a tile empty */
+    {{5, 1, 64, 0, 128, false, LENGTHS}, 0},
+    {{16, 1, 64, 0, 33, true, 3, {200, 95, 97}}, 0},
+    {{70, 1, 64, 0, 0, false, 2, {9, 40}}, 0}, /* a group larger than a tile of the Hopper kernel */
+    {{6, 3, 16, 0, 21, true, LENGTHS}, 16},    /* narrower than a tile */
+    {{8, 2, 32, 0, 64, true, LENGTHS}, 0},
+    {{4, 1, 8, 0, 0, false, LENGTHS}, 16},
+    {{4, 2, 24, 0, 0, true, LENGTHS}, 16}, /* widths that are not powers of two */
+    {{3, 3, 56, 0, 64, false, LENGTHS}, 0},
+    {{6, 2, 80, 0, 0, true, LENGTHS}, 16},
+    {{8, 2, 96, 0, 128, true, LENGTHS}, 0},
+    {{4, 4, 112, 0, 5, false, LENGTHS}, 16},
+    {{4, 1, 136, 0, 0, true, LENGTHS}, 0}, /* wider than a tile of 128 */
+    {{3, 1, 160, 0, 33, true, 2, {257, 513}}, 16},
+    {{4, 2, 192, 0, 0, false, LENGTHS}, 16},
+    {{8, 2, 256, 0, 128, true, LENGTHS}, 0},
+    {{4, 4, 256, 0, 1, false, LENGTHS}, 16},
+    {{4, 4, 192, 128, 0, false, LENGTHS}, 16}, /* latent attention: values narrower than keys */
+    {{3, 3, 128, 64, 0, true, LENGTHS}, 0},
+    {{4, 2, 64, 40, 33, true, LENGTHS}, 16},
+    {{2, 1, 64, 128, 0, false, 2, {257, 513}}, 0}, /* and wider */
+    {{4, 4, 192, 256, 0, false, LENGTHS}, 0},
+    {{8, 1, 256, 0, 0, false, 1, {700}}, 0},
+    {{2, 1, 248, 0, 0, true, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
+    {{2, 1, 64, 0, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    {{2, 1, 128, 0, 0, false, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
+    {{1, 1, 64, 0, 0, false, 1, {1}}, 0},
+    {{4, 2, 64, 0, 0, true, 0, {0}}, 0}, /* no rows */
 };
 
 static struct tensor make_view(struct tensor wide, int64_t pad)

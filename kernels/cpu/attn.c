@@ -18,6 +18,7 @@ struct head {
     int64_t first, len;          /* rows of the sequence */
     int64_t kv, group;           /* the kv head; query heads kv * group .. */
     int64_t q_col, k_col, v_col; /* its columns in a row of qkv */
+    int64_t o_col, value_dim;    /* its columns in a row of o; width of a value */
     int64_t n_query;             /* queries in a block */
 };
 
@@ -36,7 +37,7 @@ static int64_t block_queries(const struct attn_shape *s) { return MT_MAX(1, ROWS
 static struct head head_of(const struct seqs *seqs, const struct attn_shape *s, int64_t seq, int64_t kv)
 {
     const int32_t *cu = seqs->cu.data;
-    int64_t g = group_of(s);
+    int64_t g = group_of(s), value_dim = attn_value_dim(s);
     return (struct head){.s = s,
                          .first = cu[seq],
                          .len = cu[seq + 1] - cu[seq],
@@ -44,18 +45,19 @@ static struct head head_of(const struct seqs *seqs, const struct attn_shape *s, 
                          .group = g,
                          .q_col = kv * g * s->head_dim,
                          .k_col = (s->n_head + kv) * s->head_dim,
-                         .v_col = (s->n_head + s->n_kv + kv) * s->head_dim,
+                         .v_col = (s->n_head + s->n_kv) * s->head_dim + kv * value_dim,
+                         .o_col = kv * g * value_dim,
+                         .value_dim = value_dim,
                          .n_query = block_queries(s)};
 }
 
 /* The first key that query i attends to; the last is i itself. */
 static int64_t first_key(const struct head *h, int64_t i) { return h->s->window ? MT_MAX(0, i - h->s->window + 1) : 0; }
 
-/* Columns of n queries from i0 on, times factor, as a dense [n * group, A]. */
-static void load_rows(const struct head *h, real *dst, struct tensor src, int64_t col, int64_t i0, int64_t n,
-                      real factor)
+/* Columns of n queries from i0 on, times factor, as a dense [n * group, width / group]. */
+static void load_rows(const struct head *h, real *dst, struct tensor src, int64_t col, int64_t width, int64_t i0,
+                      int64_t n, real factor)
 {
-    int64_t width = h->group * h->s->head_dim;
     for (int64_t i = 0; i < n; i++) {
         const real *row = real_row(src, h->first + i0 + i) + col;
         for (int64_t c = 0; c < width; c++) dst[i * width + c] = factor * row[c];
@@ -83,23 +85,23 @@ static void softmax_row(real *p, int64_t n_key, int64_t lo, int64_t hi, real *m,
     for (int64_t c = 0; c < dim; c++) acc[c] *= factor;
 }
 
-/* Reals of scratch per thread and query row: three of A, two of KEYS, two scalars. */
+/* Reals of scratch per thread and query row: three of the wider of A and B, two of KEYS, two scalars. */
 static int64_t scratch_reals(const struct attn_shape *s)
 {
-    return block_queries(s) * group_of(s) * (3 * s->head_dim + 2 * KEYS + 2);
+    return block_queries(s) * group_of(s) * (3 * MT_MAX(s->head_dim, attn_value_dim(s)) + 2 * KEYS + 2);
 }
 
 static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                       int64_t i0, real *scratch)
 {
-    int64_t dim = h->s->head_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group;
-    real *q = scratch, *acc = q + n_row * dim, *p = acc + n_row * dim, *m = p + n_row * KEYS, *l = m + n_row;
-    load_rows(h, q, qkv, h->q_col, i0, n, (real)h->s->scale);
+    int64_t dim = h->s->head_dim, value_dim = h->value_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group;
+    real *q = scratch, *acc = q + n_row * dim, *p = acc + n_row * value_dim, *m = p + n_row * KEYS, *l = m + n_row;
+    load_rows(h, q, qkv, h->q_col, h->group * dim, i0, n, (real)h->s->scale);
     for (int64_t r = 0; r < n_row; r++) {
         m[r] = sinks.ndim ? (real)((const float *)sinks.data)[h->kv * h->group + r % h->group] : -INFINITY;
         l[r] = sinks.ndim ? 1 : 0;
     }
-    for (int64_t c = 0; c < n_row * dim; c++) acc[c] = 0;
+    for (int64_t c = 0; c < n_row * value_dim; c++) acc[c] = 0;
     for (int64_t k0 = first_key(h, i0); k0 < i0 + n; k0 += KEYS) {
         int64_t n_key = MT_MIN(KEYS, i0 + n - k0);
         const real *row = real_row(qkv, h->first + k0);
@@ -107,14 +109,14 @@ static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, 
         for (int64_t r = 0; r < n_row; r++) {
             int64_t i = i0 + r / h->group;
             softmax_row(p + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0), MT_MIN(i + 1 - k0, n_key), &m[r], &l[r],
-                        acc + r * dim, dim);
+                        acc + r * value_dim, value_dim);
         }
-        gemm_serial(false, false, n_row, dim, n_key, 1, p, KEYS, row + h->v_col, qkv.ld, 1, acc, dim);
+        gemm_serial(false, false, n_row, value_dim, n_key, 1, p, KEYS, row + h->v_col, qkv.ld, 1, acc, value_dim);
     }
     for (int64_t r = 0; r < n_row; r++) {
         int64_t t = h->first + i0 + r / h->group, head = h->kv * h->group + r % h->group;
-        real *out = real_row(o, t) + head * dim, inverse = 1 / l[r];
-        for (int64_t c = 0; c < dim; c++) out[c] = acc[r * dim + c] * inverse;
+        real *out = real_row(o, t) + head * value_dim, inverse = 1 / l[r];
+        for (int64_t c = 0; c < value_dim; c++) out[c] = acc[r * value_dim + c] * inverse;
         real_row(lse, t)[head] = m[r] + (real)log((double)l[r]);
     }
 }
@@ -157,15 +159,16 @@ static void grad_row(real *p, real *dp, int64_t n_key, int64_t lo, int64_t hi, r
 static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                       struct tensor qkv, int64_t i0, real *scratch)
 {
-    int64_t dim = h->s->head_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group, width = h->group * dim;
-    real *q = scratch, *d = q + n_row * dim, *dq = d + n_row * dim, *p = dq + n_row * dim, *dp = p + n_row * KEYS,
-         *delta = dp + n_row * KEYS, scale = (real)h->s->scale;
-    load_rows(h, q, qkv, h->q_col, i0, n, scale);
-    load_rows(h, d, dout, h->q_col, i0, n, 1);
-    load_rows(h, dq, o, h->q_col, i0, n, 1); /* only for delta */
+    int64_t dim = h->s->head_dim, value_dim = h->value_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group,
+            width = h->group * dim;
+    real *q = scratch, *d = q + n_row * dim, *dq = d + n_row * value_dim, *p = dq + n_row * MT_MAX(dim, value_dim),
+         *dp = p + n_row * KEYS, *delta = dp + n_row * KEYS, scale = (real)h->s->scale;
+    load_rows(h, q, qkv, h->q_col, width, i0, n, scale);
+    load_rows(h, d, dout, h->o_col, h->group * value_dim, i0, n, 1);
+    load_rows(h, dq, o, h->o_col, h->group * value_dim, i0, n, 1); /* only for delta */
     for (int64_t r = 0; r < n_row; r++) {
         delta[r] = 0;
-        for (int64_t c = 0; c < dim; c++) delta[r] += d[r * dim + c] * dq[r * dim + c];
+        for (int64_t c = 0; c < value_dim; c++) delta[r] += d[r * value_dim + c] * dq[r * value_dim + c];
     }
     for (int64_t c = 0; c < n_row * dim; c++) dq[c] = 0;
     for (int64_t k0 = first_key(h, i0); k0 < i0 + n; k0 += KEYS) {
@@ -173,13 +176,13 @@ static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor do
         const real *row = real_row(qkv, h->first + k0);
         real *drow = real_row(dqkv, h->first + k0);
         gemm_serial(false, true, n_row, n_key, dim, 1, q, dim, row + h->k_col, qkv.ld, 0, p, KEYS);
-        gemm_serial(false, true, n_row, n_key, dim, 1, d, dim, row + h->v_col, qkv.ld, 0, dp, KEYS);
+        gemm_serial(false, true, n_row, n_key, value_dim, 1, d, value_dim, row + h->v_col, qkv.ld, 0, dp, KEYS);
         for (int64_t r = 0; r < n_row; r++) {
             int64_t i = i0 + r / h->group;
             grad_row(p + r * KEYS, dp + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0), MT_MIN(i + 1 - k0, n_key),
                      real_row(lse, h->first + i)[h->kv * h->group + r % h->group], delta[r]);
         }
-        gemm_serial(true, false, n_key, dim, n_row, 1, p, KEYS, d, dim, 1, drow + h->v_col, dqkv.ld);
+        gemm_serial(true, false, n_key, value_dim, n_row, 1, p, KEYS, d, value_dim, 1, drow + h->v_col, dqkv.ld);
         gemm_serial(true, false, n_key, dim, n_row, 1, dp, KEYS, q, dim, 1, drow + h->k_col, dqkv.ld);
         gemm_serial(false, false, n_row, dim, n_key, scale, dp, KEYS, row + h->k_col, qkv.ld, 1, dq, dim);
     }
@@ -200,7 +203,8 @@ void CPU(attn_bwd)(struct device *dev, struct tensor dqkv, struct tensor dout, s
                 struct head h = head_of(seqs, shape, seq, kv);
                 for (int64_t i = 0; i < h.len; i++) {
                     real *row = real_row(dqkv, h.first + i);
-                    for (int64_t c = 0; c < dim; c++) row[h.k_col + c] = row[h.v_col + c] = 0;
+                    for (int64_t c = 0; c < dim; c++) row[h.k_col + c] = 0;
+                    for (int64_t c = 0; c < h.value_dim; c++) row[h.v_col + c] = 0;
                 }
                 for (int64_t i0 = 0; i0 < h.len; i0 += h.n_query)
                     bwd_block(&h, dqkv, dout, o, lse, qkv, i0, real_row(scratch, omp_get_thread_num()));

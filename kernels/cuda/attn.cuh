@@ -22,6 +22,7 @@ struct attn_args {
     const int32_t *cu;
     int n_seq, n_tok, n_head, n_kv;
     int dim;    /* head width, a multiple of 8, at most DIM; the rest of a tile's row is zeros and is not stored */
+    int dim_v;  /* the same of values and outputs */
     int window; /* keys that a query attends to, itself included; NO_WINDOW: all before it */
     float scale, scale_log2;
     const bf16 *qkv;
@@ -233,13 +234,19 @@ __device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int d
         *(uint4 *)(dst + r * ld + c * 8) = *(const uint4 *)(tile + tile_offset<DIM / 8>(r, c));
 }
 
+/* Values of kv head `kv` of a row of q | k | v: the column where they begin. */
+__device__ static inline int64_t value_col(const struct attn_args &a, int kv)
+{
+    return (int64_t)(a.n_head + a.n_kv) * a.dim + kv * a.dim_v;
+}
+
 /* ---- host ---- */
 
 /* attn_wgmma_fwd.cu, attn_wgmma_bwd.cu: the Hopper kernels, heads of 64. The backward needs stat_group = query heads
  * per kv head. */
 static inline bool attn_wgmma_takes(const struct attn_args *a)
 {
-    return cuda.hopper && a->dim == 64 && a->n_head / a->n_kv <= 64;
+    return cuda.hopper && a->dim == 64 && a->dim_v == 64 && a->n_head / a->n_kv <= 64;
 }
 void attn_fwd_wgmma(const struct attn_args *a);
 void attn_bwd_wgmma(const struct attn_args *a);
@@ -247,10 +254,12 @@ void attn_bwd_wgmma(const struct attn_args *a);
 static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
                                             const struct seqs *seqs, const struct attn_shape *s)
 {
-    const int64_t n_tok = qkv.shape[0];
+    const int64_t n_tok = qkv.shape[0], dim_v = attn_value_dim(s);
     struct attn_args a = {};
-    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 256 && s->head_dim % 8 == 0,
-               "head_dim %lld: the CUDA kernels take multiples of 8 up to 256", (long long)s->head_dim);
+    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 256 && s->head_dim % 8 == 0 && dim_v >= 8 && dim_v <= 256 &&
+                   dim_v % 8 == 0,
+               "head_dim %lld, values of %lld: the CUDA kernels take multiples of 8 up to 256", (long long)s->head_dim,
+               (long long)dim_v);
     MT_REQUIRE(n_tok < NO_WINDOW && seqs->n_seq <= NO_WINDOW && s->scale > 0, "%lld rows, %lld sequences, scale %g",
                (long long)n_tok, (long long)seqs->n_seq, (double)s->scale);
     MT_REQUIRE(rows_aligned(qkv) && rows_aligned(o), "rows of qkv and o must be aligned to 16 bytes");
@@ -260,6 +269,7 @@ static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, 
     a.n_head = (int)s->n_head;
     a.n_kv = (int)s->n_kv;
     a.dim = (int)s->head_dim;
+    a.dim_v = (int)dim_v;
     a.window = s->window && s->window < NO_WINDOW ? (int)s->window : (int)NO_WINDOW;
     a.scale = s->scale;
     a.scale_log2 = s->scale * LOG2_E;

@@ -3,16 +3,18 @@
  * Math: p_ij = exp(scale <q_i, k_j> - lse_i), ds_ij = p_ij (<dout_i, v_j> - <dout_i, o_i>);
  *   dv_j = sum_i p_ij dout_i, dk_j = scale sum_i ds_ij q_i (both over the heads of the group), dq_i = scale sum_j ds_ij
  *   k_j. lse includes the sink, so it needs no further term.
- * Shapes: dqkv, qkv [T, (H+2K)*A] bf16, dout, o [T, H*A] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0.
- * Needs: A a multiple of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16 bytes; 8*T*H
- *   bytes of scratch.
- * Grid: a head is padded with zeros to a tile width of 64, 128 or 256. stat: one block per row. dkv: 4 warps per 128
- *   (width 128, 256: 64) keys of a sequence and kv head, which loop over the heads of the group and the queries that
- *   attend to these keys. Width 256 takes two launches, dk and dv: the registers of a warp hold only one of them. dq: 4
- *   warps per 128 (width 256: 64) queries of a sequence and head, which loop over their keys. Two cp.async stages of 64
- *   (width 128: 32, 256: 16) rows; tiles that are masked for the whole block are not loaded. sm_90a: width 64, dkv 255
- *   registers, 65 KiB, dq 243, 64 KiB; 128, dkv 244, 64.5 KiB, dq 255, 96 KiB; 256, dk 230, dv 231, 96.3 KiB, dq 228,
- *   96 KiB, available on every GPU since sm_80. Two blocks per SM; spills: 8 bytes of dkv, width 64.
+ * Shapes: dqkv, qkv [T, (H+K)*A+K*B] bf16, dout, o [T, H*B] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0. B, the
+ *   width of values, is A in most models.
+ * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16
+ *   bytes; 8*T*H bytes of scratch.
+ * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. stat: one block per
+ *   row. dkv: 4 warps per 128 (width 128, 256: 64) keys of a sequence and kv head, which loop over the heads of the
+ *   group and the queries that attend to these keys. Width 256 takes two launches, dk and dv: the registers of a warp
+ *   hold only one of them. dq: 4 warps per 128 (width 256: 64) queries of a sequence and head, which loop over their
+ *   keys. Two cp.async stages of 64 (width 128: 32, 256: 16) rows; tiles that are masked for the whole block are not
+ *   loaded. sm_90a: width 64, dkv 255 registers, 65 KiB, dq 243, 64 KiB; 128, dkv 244, 64.5 KiB, dq 255, 96 KiB; 256,
+ *   dk 230, dv 231, 96.3 KiB, dq 228, 96 KiB, available on every GPU since sm_80. Two blocks per SM; spills: 8 bytes of
+ *   dkv, width 64.
  * Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2. 14*A*H*pairs FLOP, 4 of the 14 to
  *   recompute p and ds (width 256: 16, 6): the price of sums in a fixed order without atomics -> compute bound.
  * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
@@ -45,7 +47,7 @@ __device__ static inline void copy_async8(uint32_t shared, const void *global, i
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
-/* stat: one block per row; `lanes` lanes per head: dim / 8 rounded up to a power of two. */
+/* stat: one block per row; `lanes` lanes per head: dim_v / 8 rounded up to a power of two. */
 __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a, int lanes)
 {
     const int64_t t = blockIdx.x;
@@ -54,9 +56,9 @@ __global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct at
     for (int i = threadIdx.x; i - (int)threadIdx.x < n; i += ATTN_THREADS) {
         const int head = i / lanes, col = i % lanes * 8;
         float o[8], d[8], sum = 0;
-        if (i < n && col < a.dim) {
-            unpack8(o, load16(a.o + t * a.ld_o + head * a.dim + col));
-            unpack8(d, load16(a.dout + t * a.ld_dout + head * a.dim + col));
+        if (i < n && col < a.dim_v) {
+            unpack8(o, load16(a.o + t * a.ld_o + head * a.dim_v + col));
+            unpack8(d, load16(a.dout + t * a.ld_dout + head * a.dim_v + col));
 #pragma unroll
             for (int e = 0; e < 8; e++) sum += o[e] * d[e];
         }
@@ -83,13 +85,14 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
 
     const bf16 *q = a.qkv + seq.first * a.ld_qkv + kv * group * a.dim;
     const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + kv) * a.dim;
-    const bf16 *dout = a.dout + seq.first * a.ld_dout + kv * group * a.dim;
+    const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, kv);
+    const bf16 *dout = a.dout + seq.first * a.ld_dout + kv * group * a.dim_v;
     const float2 *stat = a.stat + (int64_t)kv * group * a.n_tok + seq.first;
     const uint32_t k_tile = shared_address(smem), stages = k_tile + 2 * k_bytes, stats = stages + 4 * q_bytes;
     const auto fetch = [&](int g, int row, int stage) {
         const uint32_t tile = stages + stage * 2 * q_bytes;
         load_tile<Q_ROWS, DIM>(tile, q + g * a.dim, a.ld_qkv, row, seq.len, a.dim);
-        load_tile<Q_ROWS, DIM>(tile + q_bytes, dout + g * a.dim, a.ld_dout, row, seq.len, a.dim);
+        load_tile<Q_ROWS, DIM>(tile + q_bytes, dout + g * a.dim_v, a.ld_dout, row, seq.len, a.dim_v);
         if (threadIdx.x < Q_ROWS) {
             const int i = row + threadIdx.x;
             copy_async8(stats + (stage * Q_ROWS + threadIdx.x) * sizeof(float2),
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
         copy_commit();
     };
     load_tile<K_ROWS, DIM>(k_tile, k, a.ld_qkv, k0, seq.len, a.dim);
-    if (GRADS & DK) load_tile<K_ROWS, DIM>(k_tile + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0, seq.len, a.dim);
+    if (GRADS & DK) load_tile<K_ROWS, DIM>(k_tile + k_bytes, v, a.ld_qkv, k0, seq.len, a.dim_v);
     fetch(0, k0, 0);
 
     const int warp = threadIdx.x / 32, w0 = k0 + warp * MT * 16; /* first key of this warp */
@@ -139,10 +142,12 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
         row = next_row;
     }
 
-    bf16 *out = a.dqkv + (seq.first + w0) * a.ld_dqkv + (a.n_head + kv) * a.dim;
-    if (GRADS & DK) store_rows<MT, DIM>(out, a.ld_dqkv, seq.len - w0, a.dim, dk, a.scale, smem + warp * warp_bytes);
+    bf16 *out = a.dqkv + (seq.first + w0) * a.ld_dqkv;
+    if (GRADS & DK)
+        store_rows<MT, DIM>(out + (a.n_head + kv) * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dk, a.scale,
+                            smem + warp * warp_bytes);
     if (GRADS & DV)
-        store_rows<MT, DIM>(out + a.n_kv * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dv, 1,
+        store_rows<MT, DIM>(out + value_col(a, kv), a.ld_dqkv, seq.len - w0, a.dim_v, dv, 1,
                             smem + k_bytes + warp * warp_bytes);
 }
 
@@ -159,17 +164,18 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
     if (q0 < 0) return;
 
     const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
+    const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, head / group);
     const uint32_t q_tile = shared_address(smem), stages = q_tile + 2 * q_bytes;
     const int end = min(q0 + DQ_ROWS, seq.len), begin = max(0, q0 - a.window + 1) / K_ROWS * K_ROWS;
     const auto fetch = [&](int row, int stage) {
         const uint32_t tile = stages + stage * 2 * k_bytes;
         load_tile<K_ROWS, DIM>(tile, k, a.ld_qkv, row, seq.len, a.dim);
-        load_tile<K_ROWS, DIM>(tile + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, row, seq.len, a.dim);
+        load_tile<K_ROWS, DIM>(tile + k_bytes, v, a.ld_qkv, row, seq.len, a.dim_v);
         copy_commit();
     };
     load_tile<DQ_ROWS, DIM>(q_tile, a.qkv + seq.first * a.ld_qkv + head * a.dim, a.ld_qkv, q0, seq.len, a.dim);
-    load_tile<DQ_ROWS, DIM>(q_tile + q_bytes, a.dout + seq.first * a.ld_dout + head * a.dim, a.ld_dout, q0, seq.len,
-                            a.dim);
+    load_tile<DQ_ROWS, DIM>(q_tile + q_bytes, a.dout + seq.first * a.ld_dout + head * a.dim_v, a.ld_dout, q0, seq.len,
+                            a.dim_v);
     fetch(begin, 0);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
@@ -248,12 +254,13 @@ template <int DIM> static void attn_dq(const struct attn_args *a)
 /* The stat kernel must have been launched. */
 static void attn_bwd(const struct attn_args *a)
 {
+    const int widest = MT_MAX(a->dim, a->dim_v);
     if (attn_wgmma_takes(a)) {
         attn_bwd_wgmma(a);
-    } else if (a->dim <= 64) {
+    } else if (widest <= 64) {
         attn_dkv<64, DK | DV>(a);
         attn_dq<64>(a);
-    } else if (a->dim <= 128) {
+    } else if (widest <= 128) {
         attn_dkv<128, DK | DV>(a);
         attn_dq<128>(a);
     } else {
@@ -279,7 +286,7 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
         a.stat = (float2 *)stat.data;
         a.stat_group = attn_wgmma_takes(&a) ? a.n_head / a.n_kv : 1;
         int lanes = 1;
-        while (lanes * 8 < a.dim) lanes *= 2;
+        while (lanes * 8 < a.dim_v) lanes *= 2;
         attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
         CUDA_CHECK_LAUNCH();
         attn_bwd(&a);

@@ -2,13 +2,15 @@
  *
  * Math: o_i = sum_j p_ij v_j, p_ij = exp(scale <q_i, k_j> - lse_i) over keys 0 <= i - j < window of the same sequence;
  *   lse_i = log(sum_j exp(scale <q_i, k_j>) + exp(sink)). Online softmax: the running maximum starts at the sink; a
- * tile of keys that raises it rescales the sums. Shapes: qkv [T, (H+2K)*A] bf16, o [T, H*A] bf16, lse [T, H] f32 saved,
- * cu [S+1] i32; T may be 0. Needs: A a multiple of 8 up to 256, T < 2^29, scale > 0, rows of qkv and o aligned to 16
- * bytes. Grid: a head is padded with zeros to a tile width of 64, 128 or 256. One block of 4 warps per 128 (width 256:
- * 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128, 256: 32) keys and values;
- *   tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238 registers, 48 KiB; 128, 249
- *   registers, 64 KiB; 256, 247 registers, 96 KiB, available on every GPU since sm_80. Two blocks per SM; no spills, on
- *   sm_80 neither.
+ *   tile of keys that raises it rescales the sums.
+ * Shapes: qkv [T, (H+K)*A+K*B] bf16, o [T, H*B] bf16, lse [T, H] f32 saved, cu [S+1] i32; T may be 0. B, the width of
+ *   values, is A in most models.
+ * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes.
+ * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. One block of 4 warps
+ *   per 128 (width 256: 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128,
+ *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238
+ *   registers, 48 KiB; 128, 249 registers, 64 KiB; 256, 247 registers, 96 KiB, available on every GPU since sm_80. Two
+ *   blocks per SM; no spills, on sm_80 neither.
  * Moves: 2*T*(2*H+2*K)*A + 4*T*H bytes; each block reads its keys and values again, from L2; 4*A*H*pairs FLOP ->
  *   compute bound; memory bound with a narrow window.
  * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit; no atomics,
@@ -82,11 +84,12 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
 
     const bf16 *q = a.qkv + seq.first * a.ld_qkv + head * a.dim;
     const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
+    const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, head / group);
     const uint32_t q_tile = shared_address(smem), stages = q_tile + Q_ROWS * DIM * 2;
     const int end = min(q0 + Q_ROWS, seq.len), begin = max(0, q0 - a.window + 1) / K_ROWS * K_ROWS;
     load_tile<Q_ROWS, DIM>(q_tile, q, a.ld_qkv, q0, seq.len, a.dim);
     load_tile<K_ROWS, DIM>(stages, k, a.ld_qkv, begin, seq.len, a.dim);
-    load_tile<K_ROWS, DIM>(stages + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, begin, seq.len, a.dim);
+    load_tile<K_ROWS, DIM>(stages + k_bytes, v, a.ld_qkv, begin, seq.len, a.dim_v);
     copy_commit();
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
@@ -110,7 +113,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
         if (k0 + K_ROWS < end) {
             const uint32_t next = stages + (stage ^ 1) * stage_bytes;
             load_tile<K_ROWS, DIM>(next, k, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim);
-            load_tile<K_ROWS, DIM>(next + k_bytes, k + a.n_kv * a.dim, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim);
+            load_tile<K_ROWS, DIM>(next + k_bytes, v, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim_v);
             copy_commit();
         }
         if (all_masked(w0, ROWS, k0, K_ROWS, a.window)) continue;
@@ -141,7 +144,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
         }
         if (row < seq.len && lane % 4 == 0) a.lse[(seq.first + row) * a.ld_lse + head] = max[r] * a.scale + logf(total);
     }
-    store_rows<MT, DIM>(a.o + (seq.first + w0) * a.ld_o + head * a.dim, a.ld_o, seq.len - w0, a.dim, acc, 1,
+    store_rows<MT, DIM>(a.o + (seq.first + w0) * a.ld_o + head * a.dim_v, a.ld_o, seq.len - w0, a.dim_v, acc, 1,
                         smem + warp * ROWS * DIM * 2);
 }
 
@@ -164,9 +167,9 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
     a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
     if (attn_wgmma_takes(&a))
         attn_fwd_wgmma(&a);
-    else if (shape->head_dim <= 64)
+    else if (MT_MAX(a.dim, a.dim_v) <= 64)
         attn_fwd<64>(&a);
-    else if (shape->head_dim <= 128)
+    else if (MT_MAX(a.dim, a.dim_v) <= 128)
         attn_fwd<128>(&a);
     else
         attn_fwd<256>(&a);
