@@ -1,9 +1,11 @@
 /* test_distill.c - training runs with a teacher: what the loss is, that it does not depend on how a step is divided,
  * and that a run continues with the same teacher alone. */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "data/file.h"
@@ -325,6 +327,49 @@ static void whole_rows_are_the_base(void **state)
     assert_true(adapter_error(rows, base) < 1e-4);
 }
 
+/* The rows are those of the weights as they are loaded, whatever a run is trained for. */
+static void a_teacher_is_not_quantised(void **state)
+{
+    (void)state;
+    char text[MT_PATH + 64], out[2][MT_PATH];
+    const char *config = config_of("topk = 5", "[quant]\nweights = int4\n");
+    snprintf(text, sizeof(text), "data.train=%s", three_documents());
+    for (int i = 0; i < 2; i++) {
+        snprintf(out[i], MT_PATH, "%s/t.jsonl", scratch_dir());
+        if (RUN("teach", config, "--adapter", case_adapter("adapter_init"), "--out", out[i], "--set", text, "--set",
+                i ? "quant.weights=none" : "quant.narrow=no"))
+            fail_msg("%s", said.err);
+        assert_int_equal(!strstr(said.err, "quant.weights = int4 does not apply to teach"), i);
+    }
+    assert_same_file(out[0], out[1]);
+}
+
+/* A signal ends the command at once, and leaves no file. */
+static void a_signal_leaves_no_rows(void **state)
+{
+    (void)state;
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    const char *config = config_of("topk = 5", ""), *dir = scratch_dir();
+    char data[MT_PATH], text[MT_PATH + 64], out[MT_PATH], tmp[MT_PATH + 8];
+    snprintf(data, sizeof(data), "%s/many.jsonl", dir);
+    FILE *f = fopen(data, "w");
+    assert_non_null(f);
+    for (int d = 0; d < 20000; d++) fprintf(f, "{\"text\": \"the king %d of the house %d\"}\n", 7 * d, d);
+    assert_int_equal(fclose(f), 0);
+    snprintf(text, sizeof(text), "data.train=%s", data);
+    for (int i = 0; i < MT_LEN(signals); i++) {
+        snprintf(out, sizeof(out), "%s/rows%d.jsonl", dir, i);
+        snprintf(tmp, sizeof(tmp), "%s.tmp", out);
+        const char *const words[] = {"teach", config, "--base", "--out", out, "--set", text, NULL};
+        const pid_t pid = process_start(dir, words);
+        for (int k = 0; k < 6000 && file_size(tmp) == 0; k++) nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        assert_true(file_size(tmp) > 0);
+        assert_int_equal(kill(pid, signals[i]), 0);
+        assert_int_equal(process_finish(dir, pid), 1000 + signals[i]);
+        assert_false(file_exists(tmp) || file_exists(out));
+    }
+}
+
 /* Few tokens, many documents: shuffled, packed and continued as any other data. */
 static void rows_continue(void **state)
 {
@@ -438,6 +483,8 @@ int test_distill(void)
         cmocka_unit_test(unused_keys_are_named),
         cmocka_unit_test(settings_are_checked),
         cmocka_unit_test(whole_rows_are_the_base),
+        cmocka_unit_test(a_teacher_is_not_quantised),
+        cmocka_unit_test(a_signal_leaves_no_rows),
         cmocka_unit_test(rows_continue),
         cmocka_unit_test(far_rows_train),
         cmocka_unit_test(rows_are_checked),

@@ -15,6 +15,7 @@
 #include "kernels/ops.h"
 #include "train/adapter_dir.h"
 #include "train/config.h"
+#include "train/process.h"
 
 enum {
     CHUNK = 4 << 20, /* elements; a longer row is a chunk */
@@ -419,9 +420,11 @@ static int write_all(struct quant *q, struct err *err)
     if (safetensors_head_like(&q->st, q->entries, q->n_entry, &head, &size, err)) return -1;
     int rc = file_writer_open(&q->out, q->opt->out, err);
     if (!rc) {
+        process_delete_on_signal(q->out.tmp);
         rc = file_writer_put(&q->out, head, size, err);
         for (int64_t i = 0; i < q->n_entry && !rc; i++) rc = put_piece(q, q->entries[i].data, err);
         if (file_writer_close(&q->out, !rc, rc ? NULL : err)) rc = -1;
+        process_delete_on_signal(NULL);
     }
     mem_free(head);
     return rc;

@@ -8,6 +8,7 @@
 #include "data/file.h"
 #include "data/text.h"
 #include "train/adapter_dir.h"
+#include "train/process.h"
 #include "train/run.h"
 
 struct teach {
@@ -144,6 +145,29 @@ static void tell_how_to_train(const struct teach *t, const struct dataset *ds, c
              eval ? "eval" : "train", out);
 }
 
+/* A teacher reads the weights as they are loaded, as the teachers `base` and `adapter` of a training do. */
+static void without_quantisation(struct config *cfg)
+{
+    char format[32];
+    if (cfg->quant.weights == CFG_QUANT_NONE) return;
+    config_choice(QUANT_FORMATS, cfg->quant.weights, format);
+    log_warn("quant.weights = %s does not apply to teach: the rows are those of weights that are not quantised",
+             format);
+    cfg->quant.weights = CFG_QUANT_NONE;
+}
+
+/* Rows of all documents; a failure or a signal leaves no file. */
+static int write_rows(struct teach *t, const struct dataset *ds, const char *out, struct err *err)
+{
+    struct err unused;
+    if (file_writer_open(&t->out, out, err)) return -1;
+    process_delete_on_signal(t->out.tmp);
+    const int rc = teach_all(t, ds, err);
+    const int closed = file_writer_close(&t->out, !rc, rc ? &unused : err);
+    process_delete_on_signal(NULL);
+    return rc || closed ? -1 : 0;
+}
+
 /* The model is planned with rows of a teacher, whose memory is that of the likeliest tokens; the data have none yet. */
 static int teach(struct teach *t, const struct teach_options *o, struct config *cfg, struct err *err)
 {
@@ -153,6 +177,7 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
     t->temperature = cfg->distill.temperature;
     const int64_t topk = cfg->distill.topk;
     config_without_teacher(cfg);
+    without_quantisation(cfg);
     if (!o->base && adapter_dir_of(adapter, o->adapter, cfg, "--base", err)) return -1;
     if (str_format(usual, sizeof(usual), err, "output.dir", "%s/%s.jsonl", cfg->output.dir,
                    o->eval ? "teacher-eval" : "teacher"))
@@ -166,12 +191,9 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
     cfg->distill.topk = t->n_top;
     if (run_open_model(r, o->base ? NULL : adapter, false, err)) return -1;
     if (!o->out && file_make_dirs(cfg->output.dir, err)) return -1;
-    if (file_writer_open(&t->out, out, err)) return -1;
-    struct err unused;
-    const int rc = teach_all(t, ds, err);
-    if (file_writer_close(&t->out, !rc, rc ? &unused : err)) return -1;
-    if (!rc) tell_how_to_train(t, ds, out, o->base ? "the base model" : adapter, o->eval);
-    return rc;
+    if (write_rows(t, ds, out, err)) return -1;
+    tell_how_to_train(t, ds, out, o->base ? "the base model" : adapter, o->eval);
+    return 0;
 }
 
 int teach_run(const struct teach_options *o, struct config *cfg, struct err *err)
