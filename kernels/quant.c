@@ -1,4 +1,4 @@
-/* quant.c - MXFP4, NF4 and FP4 as defined by their publishers: tables, decoding of one element, encoding of blocks. */
+/* quant.c - the formats as defined by their publishers: tables, decoding of one element, encoding of blocks. */
 #include "kernels/quant.h"
 
 #include <float.h>
@@ -91,6 +91,12 @@ static float nvfp4_step_at(const struct weight *w, int64_t flat)
     return nvfp4_step(w->scale[flat / 16], w->scale2[flat / w->n_in], w->scale2_divides);
 }
 
+/* Of element i of expert e. */
+static float fp8_step_at(const struct weight *w, int64_t e, int64_t i)
+{
+    return w->scale2[(e * w->n_out + i / w->n_in) * weight_row_scales(w) + i % w->n_in / w->block];
+}
+
 float quant_value(const struct weight *w, int64_t e, int64_t i)
 {
     int64_t n = w->n_out * w->n_in, flat = e * n + i;
@@ -107,6 +113,7 @@ float quant_value(const struct weight *w, int64_t e, int64_t i)
     case WF_NVFP4:
         byte = nibbles[flat / 2];
         return quant_e2m1_code[i & 1 ? byte >> 4 : byte & 15] * nvfp4_step_at(w, flat);
+    case WF_FP8: return fl_mul(e4m3_value(((const uint8_t *)w->data)[flat]), fp8_step_at(w, e, i));
     case WF_NF4:
     case WF_FP4:
         byte = nibbles[e * ((n + 1) / 2) + i / 2];
@@ -319,16 +326,37 @@ static void blocks_decode(float *out, const struct weight *w, int64_t flat, int6
     }
 }
 
+void quant_fp8_values(float value[256])
+{
+    for (int i = 0; i < 256; i++) value[i] = e4m3_value((uint32_t)i);
+}
+
+/* Elements [first, first + n) of expert e, a run with one scale at a time. */
+static void fp8_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, const float value[256])
+{
+    const uint8_t *codes = (const uint8_t *)w->data + e * w->n_out * w->n_in;
+    for (int64_t i = first, end; i < first + n; i = end) {
+        const int64_t col = i % w->n_in, row_end = i - col + w->n_in;
+        const float step = fp8_step_at(w, e, i);
+        end = MT_MIN(MT_MIN(i - col + (col / w->block + 1) * w->block, row_end), first + n);
+        for (int64_t j = i; j < end; j++) *out++ = fl_mul(value[codes[j]], step);
+    }
+}
+
 void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads)
 {
     enum { PIECE = 4096 };
     const int64_t flat = e * w->n_out * w->n_in + first, block = weight_scale_block(w->format);
     const bool blocks = block && flat % block == 0 && n % block == 0;
+    float fp8[256];
+    if (w->format == WF_FP8) quant_fp8_values(fp8);
 #pragma omp parallel for if (n > 16 * PIECE) num_threads(n_threads)
     for (int64_t at = 0; at < n; at += PIECE) {
         const int64_t count = MT_MIN(PIECE, n - at);
         if (blocks)
             blocks_decode(out + at, w, flat + at, count);
+        else if (w->format == WF_FP8)
+            fp8_decode(out + at, w, e, first + at, count, fp8);
         else
             for (int64_t i = at; i < at + count; i++) out[i] = quant_value(w, e, first + i);
     }
@@ -339,7 +367,7 @@ void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64
 {
     const int64_t per_row = (n_in + cols - 1) / cols;
     float value[256];
-    for (int i = 0; i < 256; i++) value[i] = e4m3_value((uint32_t)i);
+    quant_fp8_values(value);
 #pragma omp parallel for num_threads(n_threads)
     for (int64_t o = 0; o < n_out; o++)
         for (int64_t first = 0; first < n_in; first += cols) {

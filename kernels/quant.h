@@ -1,5 +1,5 @@
-/* quant.h - the 4-bit formats, element by element, on the host. quant_value defines them: tests compare the decoders of
- * the backends with it. Quantising at load and tests use these encoders. */
+/* quant.h - the 4-bit formats and FP8, element by element, on the host. quant_value defines them: tests compare the
+ * decoders of the backends with it. Quantising at load and tests use these encoders. */
 #ifndef MT_QUANT_H
 #define MT_QUANT_H
 
@@ -37,6 +37,7 @@ int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scale
                      enum weight_format dense, int64_t n, int n_threads);
 /* Elements [first, first + n) of expert e's flat matrix, with the values of quant_value. */
 void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads);
+void quant_fp8_values(float value[256]); /* of every FP8 byte */
 /* FP8 codes (e4m3) [n_out, n_in] as bf16, in out, which may be unaligned: code * scale, rounded to f32 and then to
  * bf16. There is one scale per `rows` rows and `cols` columns; blocks at the edges may be smaller. */
 void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64_t n_out, int64_t n_in, int64_t rows,

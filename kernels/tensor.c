@@ -121,8 +121,8 @@ int64_t tensor_bytes(struct tensor x) { return product(tensor_count(x), dtype_si
 const char *weight_format_name(enum weight_format f)
 {
     static const char *const names[] = {
-        [WF_NONE] = "none",   [WF_F32] = "f32", [WF_BF16] = "bf16", [WF_F16] = "f16",
-        [WF_MXFP4] = "mxfp4", [WF_NF4] = "nf4", [WF_FP4] = "fp4",   [WF_NVFP4] = "nvfp4"};
+        [WF_NONE] = "none", [WF_F32] = "f32", [WF_BF16] = "bf16",   [WF_F16] = "f16", [WF_MXFP4] = "mxfp4",
+        [WF_NF4] = "nf4",   [WF_FP4] = "fp4", [WF_NVFP4] = "nvfp4", [WF_FP8] = "fp8"};
     return names[f];
 }
 
@@ -132,6 +132,11 @@ int64_t weight_blocks(const struct weight *w)
 {
     if (w->format != WF_NF4 && w->format != WF_FP4) return 0;
     return (product(w->n_out, w->n_in) + w->block - 1) / w->block;
+}
+
+int64_t weight_row_scales(const struct weight *w)
+{
+    return w->format == WF_NVFP4 ? 1 : w->format == WF_FP8 ? (w->n_in + w->block - 1) / w->block : 0;
 }
 
 int64_t weight_bytes(const struct weight *w)
@@ -145,6 +150,7 @@ int64_t weight_bytes(const struct weight *w)
     case WF_F16: return product(w->n_exp, product(n, 2));
     case WF_MXFP4: return product(w->n_exp, n / 2 + n / 32);
     case WF_NVFP4: return product(w->n_exp, n / 2 + n / 16 + w->n_out * 4);
+    case WF_FP8: return product(w->n_exp, n + product(w->n_out, weight_row_scales(w)) * 4);
     case WF_NF4:
     case WF_FP4: break;
     }

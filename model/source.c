@@ -93,12 +93,34 @@ static float scalar(const struct st_tensor *t)
 
 static bool is_fp8(const struct source *s) { return s->scale_rows > 0; }
 
+static int64_t fp8_row_scales(const struct source *s) { return (s->n_in + s->scale_cols - 1) / s->scale_cols; }
+
+/* The scales as stored, one per scale_rows rows; mem_free them. */
+static float *fp8_scales(const struct source *s)
+{
+    const int64_t n = (s->n_out + s->scale_rows - 1) / s->scale_rows * fp8_row_scales(s);
+    float *scale = mem_array(n, sizeof(*scale));
+    source_f32(s->scale, n, scale);
+    return scale;
+}
+
+int source_fp8_scales(const struct source *s, float *out, struct err *err)
+{
+    const int64_t n = fp8_row_scales(s);
+    float *scale = fp8_scales(s);
+    int rc = 0;
+    for (int64_t i = 0; i < s->n_out * n && !rc; i++) {
+        out[i] = scale[i / n / s->scale_rows * n + i % n];
+        if (!isfinite(out[i]))
+            rc = err_set(err, "tensor %s has a scale that is not finite: the checkpoint is damaged", s->scale->name);
+    }
+    mem_free(scale);
+    return rc;
+}
+
 static void decode_fp8(const struct source *s, char *out, int n_threads)
 {
-    const int64_t per_row = (s->n_in + s->scale_cols - 1) / s->scale_cols;
-    const int64_t n_scale = (s->n_out + s->scale_rows - 1) / s->scale_rows * per_row;
-    float *scale = mem_array(n_scale, sizeof(*scale));
-    source_f32(s->scale, n_scale, scale);
+    float *scale = fp8_scales(s);
     quant_fp8_decode(out, s->data->data, scale, s->n_out, s->n_in, s->scale_rows, s->scale_cols, n_threads);
     mem_free(scale);
 }

@@ -20,7 +20,8 @@ struct source {
     bool transposed;                        /* dense and NVFP4: stored as [in, out] */
     const struct st_tensor *scale, *scale2; /* NVFP4: e4m3 bytes, global scale; FP8: float scales, NULL */
     bool scale2_divides;                    /* as in struct weight */
-    int64_t scale_rows, scale_cols;         /* FP8: rows and columns per scale, not 0. The format is WF_BF16 */
+    int64_t scale_rows, scale_cols;         /* FP8: rows and columns per scale, not 0. The format is WF_BF16, which
+                                               source_copy writes; the data are the bytes of WF_FP8 */
 };
 
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
@@ -51,6 +52,8 @@ int64_t source_bytes(const struct source *s); /* of what source_copy writes */
 void source_copy(const struct source *s, char *out, int n_threads);
 /* NVFP4: the scale bytes as [out, in/16]; the global scale. An error for values that no quantiser writes. */
 int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err) MT_CHECK;
+/* FP8: the scales as WF_FP8 has them, [out, ceil(in / scale_cols)]. An error for one that is not finite. */
+int source_fp8_scales(const struct source *s, float *out, struct err *err) MT_CHECK;
 /* Drops the mapped pages of bytes [at, at+n) of a tensor: they will not be read again. */
 void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n);
 

@@ -1,6 +1,6 @@
 /* weights.c - copies a checkpoint into dev->weights, tensor by tensor. It drops each mapped page after reading it, so
- * that the host needs little more than one copy. Experts keep their bytes from disk, unless they are FP8,
- * model.quantize packs them (model/quantize.h) or their layer is decoded. Some tensors change their layout here:
+ * that the host needs little more than one copy. Experts keep their bytes from disk, unless model.quantize packs them
+ * (model/quantize.h) or their layer is decoded. Some tensors change their layout here:
  * bitsandbytes' per-expert matrices become stacks, transposed bf16 stacks become [out, in], and q, k, v become one
  * matrix. */
 #include "model/weights.h"
@@ -189,6 +189,22 @@ static int put_nvfp4(struct fill *f, struct weight *w, const struct source *s, i
     return rc;
 }
 
+/* The rows of every source get its scales. */
+static int put_fp8_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+{
+    const int64_t row = weight_row_scales(w) * (int64_t)sizeof(float);
+    char *scale2 = alloc(f, w->n_exp * w->n_out * row);
+    w->scale2 = (const float *)(void *)scale2;
+    int rc = 0;
+    for (int64_t i = 0, at = 0; i < n && !rc && !f->dev->dry_run; at += s[i++].n_out) {
+        float *host = mem_alloc(s[i].n_out * row);
+        rc = source_fp8_scales(&s[i], host, f->err);
+        device_upload(f->dev, scale2 + at * row, host, s[i].n_out * row);
+        mem_free(host);
+    }
+    return rc;
+}
+
 static void put_source(struct fill *f, char *dst, const struct source *s)
 {
     const int64_t bytes = source_bytes(s);
@@ -207,12 +223,13 @@ static void put_source(struct fill *f, char *dst, const struct source *s)
 /* What a matrix is for: model.quantize packs experts, model.quantize_attention attention. */
 enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
 
-/* Writes weights.experts, from the first experts that are loaded. */
-static void describe(struct fill *f, enum weight_format stored, bool nested, bool fp8, bool packed)
+/* Writes weights.experts, from the first experts that are loaded. held: the format in memory, unless they are packed.
+ */
+static void describe(struct fill *f, enum weight_format held, bool nested, bool fp8, bool packed)
 {
     char *text = f->w->experts;
-    const char *name = fp8 && packed ? "fp8" : weight_format_name(stored);
-    const char *tail = nested ? "-nested" : fp8 ? ", decoded from fp8" : "";
+    const char *name = fp8 && packed ? "fp8" : weight_format_name(held);
+    const char *tail = nested ? "-nested" : fp8 && held != WF_FP8 ? ", decoded from fp8" : "";
     if (text[0]) return;
     if (packed)
         snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q), name);
@@ -235,9 +252,16 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
 {
     const bool meant = role == ROLE_EXPERTS || (role == ROLE_ATTENTION && f->quantizer.q.attention);
     const bool nested = s->nested_absmax != NULL;
-    const int wanted = meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
-    if (role == ROLE_EXPERTS && wanted >= 0) describe(f, s->format, nested, s->scale_rows > 0, wanted);
-    return wanted;
+    return meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
+}
+
+/* Whether sources stay FP8 in memory: all have scales for as many columns. Others, and embedding, head and router,
+ * are decoded to bf16. */
+static bool stays_fp8(const struct source *s, int64_t n, enum role role)
+{
+    bool same = role != ROLE_OTHER;
+    for (int64_t i = 0; i < n; i++) same = same && s[i].scale_rows && s[i].scale_cols == s[0].scale_cols;
+    return same;
 }
 
 /* Joins n sources into w: one per expert (n == w->n_exp), or n / w->n_exp blocks of rows per matrix. The caller has set
@@ -248,20 +272,31 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
     if (same_tables(f, s, n)) return -1;
     const int packing = wants_packing(f, s, role);
     if (packing < 0) return -1;
+    const bool fp8 = !packing && stays_fp8(s, n, role);
+    const enum weight_format held = fp8 ? WF_FP8 : s[0].format;
+    if (role == ROLE_EXPERTS) describe(f, held, s->nested_absmax, s->scale_rows > 0, packing);
     f->quantizer.arena = f->arena;
     if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
-    w->format = s[0].format;
+    w->format = held;
+    if (fp8) w->block = s[0].scale_cols;
     for (int64_t i = 0; i < n; i++) {
-        bytes += source_bytes(&s[i]);
+        bytes += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
         if (s[i].block && n != w->n_exp && s[i].n_out * s[i].n_in % s[i].block)
             return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
                            s[i].data->name, (long long)s[i].block);
     }
     char *data = alloc(f, bytes);
     w->data = data;
-    for (int64_t i = 0, at = 0; i < n; at += source_bytes(&s[i++])) put_source(f, data ? data + at : NULL, &s[i]);
+    for (int64_t i = 0, at = 0; i < n; i++) {
+        char *dst = data ? data + at : NULL;
+        if (fp8)
+            put(f, dst, s[i].data);
+        else
+            put_source(f, dst, &s[i]);
+        at += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
+    }
     if (s[0].block) put_absmax(f, w, s, n);
-    return w->format == WF_NVFP4 ? put_nvfp4(f, w, s, n) : 0;
+    return fp8 ? put_fp8_scales(f, w, s, n) : held == WF_NVFP4 ? put_nvfp4(f, w, s, n) : 0;
 }
 
 /* Adds the first bytes of a weight, or of its first expert, to the fingerprint; experts before they are decoded. */
@@ -582,8 +617,7 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
     return load_head(f, &w->head) || vector(f, &w->norm, "model.norm.weight", f->a->d_model) ? -1 : 0;
 }
 
-/* Whether a tensor is the scale of quantised activations or of a quantised KV cache. */
-static bool is_activation_scale(const char *name)
+bool weights_is_activation_scale(const char *name)
 {
     static const char *const suffixes[] = {"input_scale", "input_global_scale", ".output_scale",
                                            ".k_scale",    ".v_scale",           ".q_scale"};
@@ -601,7 +635,7 @@ static void find_unused(const struct fill *f, struct weights *w)
     int64_t n_scale = 0;
     for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--) {
         if (f->ck.used[i]) continue;
-        if (is_activation_scale(f->ck.st->tensors[i].name))
+        if (weights_is_activation_scale(f->ck.st->tensors[i].name))
             n_scale++;
         else
             w->n_unused++, w->unused = f->ck.st->tensors[i].name;

@@ -319,12 +319,12 @@ static void put_fp8(struct draft *d, const char *name, const float *x, int64_t n
     for (int64_t i = 0; i < n_out * n_in; i++) {
         const float g = scale[i / n_in / size[0] * cols + i % n_in / size[1]], q = e4m3_round(fabsf(x[i]) / g);
         codes[i] = (uint8_t)(e4m3_code(q) | (x[i] < 0 ? 128 : 0));
-        y[i] = bf16_to_f32(f32_to_bf16((x[i] < 0 ? -q : q) * g));
+        y[i] = (x[i] < 0 ? -q : q) * g;
     }
     char full[MAX_NAME];
     snprintf(full, sizeof(full), "%s%s", name, form->fp8 == FP8_BLOCKS_INV ? "_scale_inv" : "_scale");
     if (form->decoded) {
-        put_floats(d, name, DT_BF16, 2, (int64_t[]){n_out, n_in}, y);
+        put_floats(d, name, form->format == WF_BF16 ? DT_BF16 : DT_F32, 2, (int64_t[]){n_out, n_in}, y);
         mem_free(codes);
         mem_free(scale);
         return;
@@ -340,7 +340,7 @@ void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_o
 {
     const int64_t n = n_out * n_in;
     struct weight w = {.format = form->format, .n_exp = 1, .n_out = n_out, .n_in = n_in, .block = form->block};
-    if (form->format == WF_F32 || form->format == WF_BF16) {
+    if (!form->fp8 && (form->format == WF_F32 || form->format == WF_BF16)) {
         const enum dtype t = form->format == WF_F32 ? DT_F32 : DT_BF16;
         put_floats(d, name, t, 2, (int64_t[]){n_out, n_in}, copy(x, 4 * n));
         return;

@@ -34,7 +34,8 @@ struct linear_form {
     bool nested;         /* NVFP4: the tensors of compressed-tensors, not of ModelOpt */
     enum fp8_scales fp8; /* FP8 instead of a format: one scale, [out], [out, 1], [blocks, blocks], weight_scale_inv */
     enum dtype storage;  /* of the nibbles; DT_NONE: U8 */
-    bool decoded;        /* values rounded as in the format, but stored as F32, for comparison with the packed weight */
+    bool decoded;        /* values rounded as in the format, but stored as F32, for comparison with the packed weight;
+                            FP8 with format WF_BF16: rounded to BF16 */
 };
 /* Writes the tensors of name.weight from x [n_out, n_in]. */
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,

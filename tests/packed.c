@@ -1,7 +1,10 @@
 /* packed.c - test weights in every format. */
 #include "tests/packed.h"
 
+#include <math.h>
 #include <string.h>
+
+#include "kernels/minifloat.h"
 
 static void *bytes(int64_t n) { return make_empty(DT_U8, n, -1, -1).data; }
 static float *floats(int64_t n) { return make_empty(DT_F32, n, -1, -1).data; }
@@ -32,6 +35,22 @@ static void pack_nvfp4(struct weight *w, const float *x, bool divides)
     w->scale = scales;
     w->scale2 = scale2;
     w->scale2_divides = divides;
+}
+
+/* Every row and block of columns has another scale; block 0: one per row. */
+static void pack_fp8(struct weight *w, const float *x)
+{
+    if (!w->block) w->block = w->n_in;
+    const int64_t per_row = weight_row_scales(w), n_row = w->n_exp * w->n_out;
+    uint8_t *codes = bytes(n_row * w->n_in);
+    float *scale = floats(n_row * per_row);
+    for (int64_t i = 0; i < n_row * per_row; i++) scale[i] = (float)(1 + test_value(31, (uint64_t)i) / 2) / 64;
+    for (int64_t i = 0; i < n_row * w->n_in; i++) {
+        const float a = fabsf(x[i]) / scale[i / w->n_in * per_row + i % w->n_in / w->block];
+        codes[i] = (uint8_t)(e4m3_code(e4m3_round(a)) | (x[i] < 0 ? 128 : 0));
+    }
+    w->data = codes;
+    w->scale2 = scale;
 }
 
 static void pack_bnb(struct weight *w, const float *x, bool nested)
@@ -69,6 +88,8 @@ struct weight make_packed(struct weight_packing p, uint64_t stream, double ampli
         pack_mxfp4(&w, x.data);
     else if (p.format == WF_NVFP4)
         pack_nvfp4(&w, x.data, p.nested);
+    else if (p.format == WF_FP8)
+        pack_fp8(&w, x.data);
     else
         pack_bnb(&w, x.data, p.nested);
     return w;

@@ -6,7 +6,7 @@
 #include "tests/op_check.h"
 
 /* How a weight is stored. `block` (values per absmax) and `nested` (absmax is quantised too) apply to NF4 and FP4;
- * with NVFP4 `nested` means that global scales divide. */
+ * with NVFP4 `nested` means that global scales divide. FP8: columns per scale in `block`, 0: all of a row. */
 struct weight_packing {
     enum weight_format format;
     int64_t block;

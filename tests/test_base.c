@@ -293,6 +293,7 @@ static void weights(void **state)
         {WF_F16, false, 0, 32LL * 5760 * 2880 * 2},
         {WF_MXFP4, false, 0, 32LL * 5760 * 90 * 17},
         {WF_NVFP4, false, 0, 32LL * 5760 * (180 * 9 + 4)},
+        {WF_FP8, false, 0, 32LL * 5760 * (2880 + 45 * 4)}, /* 45 blocks of 64 columns */
         {WF_NF4, false, 259200, 32LL * (8294400 + 259200 * 4) + 64},
         {WF_FP4, true, 259200, 32LL * (8294400 + 259200 + 1013 * 4 + 4) + 64 + 1024},
     };

@@ -19,7 +19,8 @@ static const struct decode_case decode_cases[] = {
     {{WF_MXFP4, 0, false}, 3, 20, 64}, {{WF_NF4, 64, false}, 3, 24, 40}, {{WF_NF4, 64, true}, 2, 16, 40},
     {{WF_NVFP4, 0, false}, 2, 13, 48}, {{WF_NVFP4, 0, true}, 2, 5, 96},  {{WF_FP4, 64, true}, 2, 13, 50},
     {{WF_BF16, 0, false}, 2, 5, 9},    {{WF_F16, 0, false}, 1, 8, 16},   {{WF_F32, 0, false}, 2, 8, 16},
-    {{WF_MXFP4, 0, false}, 1, 1, 32},
+    {{WF_MXFP4, 0, false}, 1, 1, 32},  {{WF_FP8, 0, false}, 3, 7, 40},   {{WF_FP8, 128, false}, 2, 9, 264},
+    {{WF_FP8, 128, false}, 2, 5, 131},
 };
 
 static struct weight case_weight(const struct decode_case *c)

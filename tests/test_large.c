@@ -523,7 +523,10 @@ struct stack {
 };
 
 /* Bytes of one expert's data. */
-static int64_t data_bytes(const struct weight *w) { return w->n_out * w->n_in * (w->format == WF_F32 ? 8 : 1) / 2; }
+static int64_t data_bytes(const struct weight *w)
+{
+    return w->n_out * w->n_in * (w->format == WF_F32 ? 8 : w->format == WF_FP8 ? 2 : 1) / 2;
+}
 
 static struct weight make_stack(const struct stack *s)
 {
@@ -533,7 +536,7 @@ static struct weight make_stack(const struct stack *s)
     w.data = gpu_repeat(w.format == WF_F32 ? OF_F32 : OF_BYTES, 1, w.n_exp * data_bytes(&w));
     if (w.format == WF_MXFP4) w.scale = gpu_repeat(OF_SCALES, 2, w.n_exp * n_block);
     if (w.format == WF_NVFP4) w.scale = gpu_repeat(OF_SCALES, 2, w.n_exp * n_block);
-    if (w.format == WF_NVFP4) w.scale2 = gpu_repeat(OF_F32, 3, 4 * w.n_exp * w.n_out);
+    if (weight_row_scales(&w)) w.scale2 = gpu_repeat(OF_F32, 3, 4 * w.n_exp * w.n_out * weight_row_scales(&w));
     if (w.format != WF_NF4) return w;
     w.code = gpu_bytes(quant_nf4_code, sizeof(quant_nf4_code));
     if (!s->nested) {
@@ -573,7 +576,7 @@ static void dequant(const struct stack *s)
                                 .n_in = w.n_in,
                                 .data = fetch(w.data, e, data_bytes(&w)),
                                 .scale = fetch(w.scale, e, block ? n / block : n_block),
-                                .scale2 = fetch(w.scale2, e, 4 * w.n_out),
+                                .scale2 = fetch(w.scale2, e, 4 * w.n_out * weight_row_scales(&w)),
                                 .absmax = fetch(w.absmax, e, 4 * n_block),
                                 .nested_absmax = fetch(w.nested_absmax, e, 4 * ((n_block + 255) / 256)),
                                 .nested_offset = fetch(w.nested_offset, e, 4),
@@ -598,9 +601,12 @@ static void dequant(const struct stack *s)
 static void dequant_large_on_the_gpu(void **state)
 {
     static const struct stack stacks[] = {
-        {WF_MXFP4, false, 131, 5760, 2880}, {WF_NVFP4, false, 131, 5760, 2880}, {WF_NF4, false, 131, 5760, 2880},
-        {WF_NF4, true, 131, 5760, 2880},    {WF_F32, false, 131, 5761, 2879}, /* odd sizes: no vector access is aligned
-                                                                               */
+        {WF_MXFP4, false, 131, 5760, 2880},
+        {WF_NVFP4, false, 131, 5760, 2880},
+        {WF_NF4, false, 131, 5760, 2880},
+        {WF_NF4, true, 131, 5760, 2880},
+        {WF_FP8, false, 131, 5760, 2880},
+        {WF_F32, false, 131, 5761, 2879}, /* odd sizes: no vector access is aligned */
     };
     (void)state;
     for (int i = 0; i < MT_LEN(stacks); i++) dequant(&stacks[i]);

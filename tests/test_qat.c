@@ -26,6 +26,7 @@ static const struct setup setups[] = {
     {"nvfp4", {WF_MXFP4, 0, false}, 32, 96, 16, true},   {"fp8", {WF_BF16, 0, false}, 40, 24, 8, true},
     {"int8", {WF_FP4, 64, false}, 64, 32, 8, true},      {"int4", {WF_F32, 0, false}, 32, 64, 8, true},
     {"nvfp4", {WF_NVFP4, 0, false}, 48, 96, 16, true},   {"mxfp4", {WF_NVFP4, 0, true}, 64, 96, 16, false},
+    {"fp8", {WF_FP8, 0, false}, 64, 32, 8, true},        {"nvfp4", {WF_FP8, 128, false}, 256, 48, 16, false},
     {"int4-128", {WF_NF4, 64, true}, 256, 128, 8, true}, {"int4-32", {WF_F16, 0, false}, 64, 320, 40, true},
 };
 

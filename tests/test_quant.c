@@ -228,7 +228,7 @@ static void test_tiles(void **state)
         {{WF_MXFP4, 0, false}, 9, 96, 32}, {{WF_NF4, 64, false}, 13, 40, 2},  {{WF_NF4, 64, true}, 13, 40, 2},
         {{WF_NF4, 32, true}, 131, 70, 2},  {{WF_FP4, 64, false}, 13, 40, 2},  {{WF_FP4, 128, true}, 13, 50, 2},
         {{WF_NF4, 4096, false}, 3, 20, 2}, {{WF_NF4, 64, false}, 4, 128, 64}, {{WF_NVFP4, 0, false}, 9, 96, 16},
-        {{WF_NVFP4, 0, true}, 7, 48, 16},
+        {{WF_NVFP4, 0, true}, 7, 48, 16},  {{WF_FP8, 0, false}, 7, 41, 1},    {{WF_FP8, 128, false}, 5, 300, 1},
     };
     for (int c = 0; c < MT_LEN(cases); c++) {
         int64_t n_out = cases[c].n_out, n_in = cases[c].n_in, step = cases[c].step;
@@ -358,7 +358,7 @@ void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t 
 
 struct dequant_case {
     struct weight_packing
-        packing; /* WF_NONE: all bytes of MXFP4; with block 4 of NVFP4, 16 or 32 random bits of F16 or F32 */
+        packing; /* WF_NONE: all bytes of MXFP4; with block 4 of NVFP4, 8 of FP8, 16 or 32 random bits of F16 or F32 */
     int64_t n_exp, n_out, n_in, first, count;
     bool skips; /* every third expert has no rows */
 };
@@ -369,7 +369,8 @@ static struct weight make_bits(const struct dequant_case *c)
     const int64_t n = c->n_exp * c->n_out * c->n_in;
     struct weight w = {.n_exp = c->n_exp, .n_out = c->n_out, .n_in = c->n_in};
     const int64_t bits = c->packing.block;
-    w.format = bits == 32 ? WF_F32 : bits == 16 ? WF_F16 : bits == 4 ? WF_NVFP4 : WF_MXFP4;
+    w.format = bits == 32 ? WF_F32 : bits == 16 ? WF_F16 : bits == 8 ? WF_FP8 : bits == 4 ? WF_NVFP4 : WF_MXFP4;
+    if (w.format == WF_FP8) w.block = c->n_in;
     const int64_t block = weight_scale_block(w.format), n_scale = block ? n / block : 0;
     uint8_t *data = make_empty(DT_U8, 4 * n, -1, -1).data, *scale = make_empty(DT_U8, n_scale + 1, -1, -1).data;
     struct tensor scale2 = make_empty(DT_F32, c->n_exp * c->n_out, -1, -1);
@@ -378,7 +379,7 @@ static struct weight make_bits(const struct dequant_case *c)
     for (int64_t i = 0; i < c->n_exp * c->n_out; i++) set_value(scale2, i, test_value(8, (uint64_t)i));
     w.data = data;
     w.scale = block ? scale : NULL;
-    w.scale2 = w.format == WF_NVFP4 ? scale2.data : NULL;
+    w.scale2 = w.format == WF_NVFP4 || w.format == WF_FP8 ? scale2.data : NULL;
     w.scale2_divides = c->packing.nested;
     return w;
 }
@@ -430,6 +431,9 @@ static void test_dequant_on_the_gpu(void **state)
         {{WF_NONE, 4, false}, 1, 256, 512, 0, 1, false},   {{WF_NONE, 4, true}, 1, 256, 512, 0, 1, false},
         {{WF_NVFP4, 0, false}, 5, 90, 96, 0, 5, true},     {{WF_NVFP4, 0, true}, 5, 90, 48, 1, 3, true},
         {{WF_NVFP4, 0, false}, 1, 2880, 640, 0, 1, false}, {{WF_NVFP4, 0, true}, 3, 3, 16, 2, 1, false},
+        {{WF_NONE, 8, false}, 1, 256, 512, 0, 1, false},   {{WF_FP8, 0, false}, 5, 90, 48, 0, 5, true},
+        {{WF_FP8, 128, false}, 3, 20, 264, 1, 2, false},   {{WF_FP8, 128, false}, 2, 7, 131, 0, 2, true},
+        {{WF_FP8, 128, false}, 1, 2880, 640, 0, 1, false}, {{WF_FP8, 0, false}, 3, 7, 11, 0, 3, false},
     };
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(dequant_run, &cases[i]);
@@ -463,7 +467,8 @@ static const struct dequant_case decodes[] = {
     {{WF_MXFP4, 0, false}, 1, 3, 32, 0, 1, false},  {{WF_NF4, 64, false}, 4, 72, 200, 0, 4, true},
     {{WF_NF4, 64, true}, 4, 144, 200, 0, 4, false}, {{WF_FP4, 128, true}, 2, 72, 200, 0, 2, true},
     {{WF_NF4, 64, true}, 3, 13, 10, 0, 3, true},    {{WF_NVFP4, 0, false}, 5, 90, 48, 0, 5, true},
-    {{WF_NVFP4, 0, true}, 4, 7, 96, 0, 4, false},
+    {{WF_NVFP4, 0, true}, 4, 7, 96, 0, 4, false},   {{WF_FP8, 0, false}, 5, 90, 48, 0, 5, true},
+    {{WF_FP8, 128, false}, 4, 7, 300, 0, 4, false},
 };
 
 static void test_decode(void **state)

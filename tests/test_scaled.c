@@ -136,7 +136,7 @@ static void test_fp8(void **state)
         assert_same_model(saved(form, form, false), saved(form, form, true));
     }
     const struct linear_form blocks = {.fp8 = FP8_BLOCKS_INV};
-    assert_loads_as(saved(blocks, dense, false), &none, WF_BF16, "bf16, decoded from fp8");
+    assert_loads_as(saved(blocks, dense, false), &none, WF_FP8, "fp8");
     assert_loads_as(saved(blocks, dense, false), &nf4, WF_NF4, "nf4, packed from fp8");
 }
 
@@ -158,7 +158,7 @@ static void assert_packs(const char *from, const char *packed)
 static void test_packs(void **state)
 {
     (void)state;
-    const struct linear_form fp8 = {.fp8 = FP8_BLOCKS_INV};
+    const struct linear_form fp8 = {.format = WF_BF16, .fp8 = FP8_BLOCKS_INV};
     assert_packs(saved(dense, dense, false), saved(modelopt, dense, false));
     struct loaded a, b;
     const struct quantize nvfp4 = {.format = WF_NVFP4};

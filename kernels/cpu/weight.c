@@ -1,6 +1,6 @@
 /* weight.c - decodes a tile of a frozen weight into reals, or a whole one into floats. In a tile each byte of nibbles
- * is looked up as a pair of values and scaled. Values are rounded to f32 exactly as quant_value defines, in both
- * precisions. */
+ * is looked up as a pair of values and scaled, a byte of FP8 as one. Values are rounded to f32 exactly as quant_value
+ * defines, in both precisions. */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>
@@ -56,6 +56,19 @@ static void decode_bnb(real *out, const struct weight *w, const struct pairs *p,
     }
 }
 
+/* col: first column in the row, n values of it. */
+static void decode_fp8(real *out, const struct weight *w, const float value[256], int64_t e, int64_t row, int64_t col,
+                       int64_t n)
+{
+    const int64_t at = e * w->n_out + row;
+    const uint8_t *codes = (const uint8_t *)w->data + at * w->n_in;
+    const float *step = w->scale2 + at * weight_row_scales(w);
+    for (int64_t i = col; i < col + n;) {
+        const int64_t block = i / w->block, end = MT_MIN(col + n, (block + 1) * w->block);
+        for (; i < end; i++) *out++ = value[codes[i]] * step[block];
+    }
+}
+
 static void decode_bf16(real *out, const uint16_t *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -80,6 +93,7 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
                  int64_t ldo)
 {
     struct pairs pairs;
+    float fp8[256];
     const bool bnb = w->format == WF_NF4 || w->format == WF_FP4;
     const int64_t block = weight_scale_block(w->format), step = block ? block : bnb ? 2 : 1;
     MT_REQUIRE(w->format != WF_NONE && w->n_in % step == 0 && col % step == 0 && n_col % step == 0,
@@ -87,6 +101,7 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
                weight_format_name(w->format));
     if (block) pairs_init(&pairs, quant_e2m1_code, true);
     if (bnb) pairs_init(&pairs, w->code, false);
+    if (w->format == WF_FP8) quant_fp8_values(fp8);
     for (int64_t r = row; r < row + n_row; r++, out += ldo) {
         int64_t first = r * w->n_in + col, flat = e * w->n_out * w->n_in + first;
         switch (w->format) {
@@ -96,6 +111,7 @@ void weight_tile(const struct weight *w, int64_t e, int64_t row, int64_t n_row, 
         case WF_F16: decode_f16(out, (const uint16_t *)w->data + flat, n_col); break;
         case WF_MXFP4: decode_mxfp4(out, w, &pairs, e, first, n_col); break;
         case WF_NVFP4: decode_nvfp4(out, w, &pairs, e, first, n_col); break;
+        case WF_FP8: decode_fp8(out, w, fp8, e, r, col, n_col); break;
         case WF_NF4:
         case WF_FP4: decode_bnb(out, w, &pairs, e, first, n_col); break;
         }

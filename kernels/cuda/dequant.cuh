@@ -12,7 +12,7 @@ enum { VECTOR = 8 };
 /* A weight and sizes derived from it. For MXFP4 w.block is 32, for NVFP4 16. */
 struct source {
     struct weight w;
-    uint32_t row_blocks;         /* NVFP4: scale bytes per row */
+    uint32_t row_blocks;         /* NVFP4: scale bytes per row; FP8: scales per row */
     int64_t n, n_block, n_outer; /* per expert: values, absmax values, nested absmax values */
 };
 
@@ -24,6 +24,9 @@ static __device__ __forceinline__ float e2m1(uint32_t c)
 }
 
 static __host__ __device__ __forceinline__ bool is_e2m1(enum weight_format f) { return f == WF_MXFP4 || f == WF_NVFP4; }
+
+/* Whether a value is one of a table of sixteen, times a scale. */
+static __host__ __device__ __forceinline__ bool has_codes(enum weight_format f) { return f >= WF_MXFP4 && f != WF_FP8; }
 
 static __device__ __forceinline__ float code_value(const struct source &s, uint32_t c)
 {
@@ -76,6 +79,14 @@ static __device__ __forceinline__ void values8(float x[VECTOR], const struct sou
         const __half *h = (const __half *)&raw;
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) x[j] = __half2float(h[j]);
+    } else if (FORMAT == WF_FP8) {
+        const uint2 raw = *(const uint2 *)((const uint8_t *)s.w.data + at);
+        const uint32_t in = (uint32_t)s.w.n_in / VECTOR, row = v / in,
+                       block = (v - row * in) * VECTOR / (uint32_t)s.w.block;
+        const float step = s.w.scale2[(e * s.w.n_out + row) * s.row_blocks + block];
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            x[j] = __fmul_rn(e4m3_value((j < 4 ? raw.x : raw.y) >> 8 * (j % 4) & 255), step);
     } else {
         const uint32_t nibbles = *(const uint32_t *)((const uint8_t *)s.w.data + at / 2);
         const uint32_t block = FORMAT == WF_MXFP4   ? v / 4
@@ -120,6 +131,7 @@ static inline struct source source_of(const struct weight *w)
         s.n_block = ceil_div(s.n, s.w.block);
         s.n_outer = ceil_div(s.n_block, 256);
     }
+    if (w->format == WF_FP8) s.row_blocks = (uint32_t)weight_row_scales(w);
     return s;
 }
 

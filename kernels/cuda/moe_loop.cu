@@ -231,12 +231,15 @@ static struct weight weight_of(const struct weight *w, int64_t e)
 {
     const int64_t n = w->n_out * w->n_in, block = weight_scale_block(w->format);
     const int64_t n_block = block ? n / block : weight_blocks(w);
-    const int bits = w->format == WF_F32 ? 32 : w->format == WF_BF16 || w->format == WF_F16 ? 16 : 4;
+    const int bits = w->format == WF_F32                           ? 32
+                     : w->format == WF_BF16 || w->format == WF_F16 ? 16
+                     : w->format == WF_FP8                         ? 8
+                                                                   : 4;
     struct weight one = *w;
     one.n_exp = 1;
     one.data = (const char *)w->data + e * ((n * bits + 7) / 8);
     if (w->scale) one.scale += e * n_block;
-    if (w->scale2) one.scale2 += e * w->n_out;
+    if (w->scale2) one.scale2 += e * w->n_out * weight_row_scales(w);
     if (w->absmax) one.absmax += e * n_block;
     if (w->nested_absmax) one.nested_absmax += e * ceil_div(n_block, 256);
     if (w->nested_offset) one.nested_offset += e;

@@ -72,7 +72,7 @@ static __device__ __forceinline__ void adapter_product(float acc[ROWS][VECTOR], 
 /* Starts moving this lane's values of the stored matrix to L2 while the adapter's product is computed. */
 static __device__ __forceinline__ void prefetch(const struct source &s, enum weight_format format, int64_t at)
 {
-    const int64_t byte = is_packed(format) ? at / 2 : at * (format == WF_F32 ? 4 : 2);
+    const int64_t byte = has_codes(format) ? at / 2 : format == WF_FP8 ? at : at * (format == WF_F32 ? 4 : 2);
     asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)s.w.data + byte));
 }
 
@@ -110,7 +110,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int64_t e = first + blockIdx.z, n_in = s.w.n_in, row = (int64_t)blockIdx.y * BAND;
     const int64_t col = (int64_t)blockIdx.x * COLS, c = col + threadIdx.x % 32 * VECTOR;
     if (!has_rows(offs, e)) return;
-    if (threadIdx.x < 16 && is_packed(FORMAT)) code[threadIdx.x] = code_value(s, threadIdx.x);
+    if (threadIdx.x < 16 && has_codes(FORMAT)) code[threadIdx.x] = code_value(s, threadIdx.x);
     for (int i = 0; i < ROWS; i++) {
         const int64_t r = row + threadIdx.x / 32 * ROWS + i;
         if (r < p.n_row && c < n_in) prefetch(s, FORMAT, e * s.n + (p.row + r) * n_in + c);
@@ -158,6 +158,7 @@ static void launch(bf16 *out, const struct proj *proj, const struct part &p, int
     case WF_F16: proj_kernel<WF_F16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     case WF_MXFP4: proj_kernel<WF_MXFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     case WF_NVFP4: proj_kernel<WF_NVFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
+    case WF_FP8: proj_kernel<WF_FP8, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     case WF_NF4:
     case WF_FP4: proj_kernel<WF_NF4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
     }

@@ -115,6 +115,10 @@ static __device__ inline void weight_load8(float v[8], const struct weight *w, i
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = e2m1_value(*nibbles >> 4 * k & 15) * scale;
         return;
+    case WF_FP8: scale = w->scale2[i / w->n_in * ((w->n_in + w->block - 1) / w->block) + i % w->n_in / w->block];
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = e4m3_value(((const uint8_t *)w->data)[i + k]) * scale;
+        return;
     case WF_NF4: /* high nibble first in each byte, so nibble k ^ 1 of the word */
     case WF_FP4:
 #pragma unroll
@@ -127,7 +131,8 @@ static __device__ inline void weight_load8(float v[8], const struct weight *w, i
 static inline bool weight_loads8(const struct weight *w)
 {
     const int64_t block = weight_scale_block(w->format);
-    return w->n_in % (block ? block : 8) == 0 && (uintptr_t)w->data % 16 == 0;
+    return w->n_in % (block ? block : 8) == 0 && (w->format != WF_FP8 || w->block % 8 == 0) &&
+           (uintptr_t)w->data % 16 == 0;
 }
 
 #endif

@@ -343,7 +343,7 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
 }
 
 /* Prints the bytes of the weights with one model.quantize, from a dry run of the loader. 1: all experts are packed
- * already.
+ * in 4 bits already.
  */
 static bool print_held(const struct arch *a, const struct safetensors *st, const struct quantize *q, FILE *out)
 {
@@ -362,7 +362,7 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
     fprintf(out, "%-28s  %10s  %12s\n", w.experts, str_bytes(experts, w.expert_bytes),
             str_bytes(all, w.expert_bytes + w.dense_bytes));
     weights_free(&w);
-    return q->format == WF_NONE && f >= WF_MXFP4;
+    return q->format == WF_NONE && f >= WF_MXFP4 && f != WF_FP8;
 }
 
 /* Prints nothing for a directory without a model. */
