@@ -244,7 +244,7 @@ static void test_dequant(void **state)
     struct json_doc *doc = said_json();
     const struct json rows = json_find(json_root(doc), "rows");
     double roof = number(json_root(doc), "roof_gbs"), all_ms = 0;
-    assert_int_equal(json_count(rows), 4 * 2 * 4);
+    assert_int_equal(json_count(rows), 5 * 2 * 4);
     for (int64_t i = 0; i < json_count(rows); i++) {
         const struct json row = json_at(rows, i);
         const double n_tok = number(row, "tokens"), active = number(row, "active_experts"), ms = number(row, "ms");
@@ -262,6 +262,7 @@ static void test_dequant(void **state)
         const double bits = !strcmp(quant, "mxfp4")   ? 4.25
                             : !strcmp(quant, "nf4")   ? 4.5
                             : !strcmp(quant, "nvfp4") ? 4.5 + 32.0 / n_in
+                            : !strcmp(quant, "fp8")   ? 8 + 32.0 / n_in
                                                       : 4.127;
         assert_close(moved - 4 * values, values * bits / 8, 2e-2); /* 1 KiB of tables count here */
         assert_close(number(row, "gbs"), moved / ms / 1e6, 1e-9);

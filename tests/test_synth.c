@@ -51,6 +51,8 @@ static void test_pieces(void **state)
                                            {.kind = RANDOM_NF4},
                                            {.kind = RANDOM_E8M0, .std = 0.1},
                                            {.kind = RANDOM_ABSMAX, .std = 1},
+                                           {.kind = RANDOM_E4M3},
+                                           {.kind = RANDOM_FP8},
                                            {.kind = RANDOM_BYTES, .bytes = text}};
     for (int k = 0; k < MT_LEN(draws); k++)
         for (int64_t piece = 8; piece < N; piece += 504) {
@@ -83,7 +85,7 @@ static void test_moments(void **state)
 {
     (void)state;
     enum { N = 1 << 18 };
-    static uint8_t data[2 * N], scale[N / 32];
+    static uint8_t data[2 * N], scale[N / 16];
     static float x[N], absmax[N / 64];
     for (double std = 0.01; std < 2; std *= 1.37) {
         const struct random_weights normal = {.kind = RANDOM_NORMAL, .key = 1, .mean = 2 * std, .std = std};
@@ -96,8 +98,7 @@ static void test_moments(void **state)
         struct moments m = moments_of(x, N);
         assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02 && m.most < 4.4 * std);
         random_weights_bytes(&(struct random_weights){.kind = RANDOM_NIBBLES, .key = 2}, data, 0, N / 2);
-        random_weights_bytes(&(struct random_weights){.kind = RANDOM_E8M0, .key = 3, .std = std}, scale, 0,
-                             sizeof(scale));
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_E8M0, .key = 3, .std = std}, scale, 0, N / 32);
         random_weights_bytes(&(struct random_weights){.kind = RANDOM_ABSMAX, .key = 4, .std = std}, (uint8_t *)absmax,
                              0, sizeof(absmax));
         struct weight w = {.format = WF_MXFP4, .n_exp = 1, .n_out = 1, .n_in = N, .data = data, .scale = scale};
@@ -111,6 +112,21 @@ static void test_moments(void **state)
         for (int64_t i = 0; i < N; i++) x[i] = quant_value(&w, 0, i);
         m = moments_of(x, N);
         assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02);
+        float scale2 = random_weights_scale(WF_NVFP4, std);
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_NIBBLES, .key = 6}, data, 0, N / 2);
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_E4M3, .key = 7}, scale, 0, N / 16);
+        w = (struct weight){.format = WF_NVFP4, .n_exp = 1, .n_out = 1, .n_in = N, .data = data, .scale = scale};
+        w.scale2 = &scale2;
+        for (int64_t i = 0; i < N; i++) x[i] = quant_value(&w, 0, i);
+        m = moments_of(x, N);
+        assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02);
+        scale2 = random_weights_scale(WF_FP8, std);
+        random_weights_bytes(&(struct random_weights){.kind = RANDOM_FP8, .key = 8}, data, 0, N);
+        w.format = WF_FP8;
+        w.block = N;
+        for (int64_t i = 0; i < N; i++) x[i] = quant_value(&w, 0, i);
+        m = moments_of(x, N);
+        assert_true(fabs(m.mean) < 0.01 * std && fabs(m.rms / std - 1) < 0.02 && m.most < 4.4 * std);
     }
 }
 
@@ -184,7 +200,7 @@ static void test_tokenizer(void **state)
 /* ---- activations of the model */
 
 static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny", "olmoe-tiny", "mixtral-tiny"};
-static const char *const formats[] = {"mxfp4", "nf4", "bf16"};
+static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each
  * expert of layer 0. */
@@ -240,6 +256,7 @@ static void test_models(void **state)
     (void)state;
     for (int i = 0; i < MT_LEN(tiny); i++)
         for (int q = i > 0; q < MT_LEN(formats); q++) check_model(tiny[i], formats[q]); /* MXFP4 is for gpt-oss only */
+    for (int i = 1; i < MT_LEN(tiny); i++) check_model(tiny[i], "fp8");
 }
 
 /* Runs only the executable: writes a checkpoint, prints its table, trains a step on text and, for gpt-oss, on messages.
@@ -331,7 +348,7 @@ static void test_same_bytes(void **state)
         opt.shard_bytes = 0;
         opt.seed = 2;
         same = same_tensors(made(opt), first, &n);
-        assert_true(q == 1 ? same == 4 * 16 * 2 * 2 : same == 0); /* the tables of NF4 */
+        assert_true(same == (q == 1 ? 4 * 16 * 2 * 2 : q == 3 ? 4 * 2 : 0)); /* tables of NF4, global scales of NVFP4 */
     }
 }
 
@@ -363,8 +380,9 @@ static void test_refusals(void **state)
     assert_refused((struct synth_options){.arch = "olmoe-tiny", .dir = slash}, "is a symbolic link to /");
     assert_refused((struct synth_options){.arch = "gpt-os-20b"}, "\"gpt-oss-20b\"");
     assert_refused((struct synth_options){.arch = "llama"}, "moetrain synth");
-    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4 or bf16");
-    assert_refused((struct synth_options){.arch = "olmoe-tiny", .quant = "mxfp4"}, "nf4 or bf16");
+    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "int8"}, "mxfp4, nf4, bf16, nvfp4 or fp8");
+    assert_refused((struct synth_options){.arch = "olmoe-tiny", .quant = "mxfp4"}, "nf4, bf16, nvfp4 or fp8");
+    assert_refused((struct synth_options){.arch = "gpt-oss-tiny", .quant = "fp8"}, "no layout with experts in FP8");
     assert_refused((struct synth_options){.arch = "olmoe-tiny", .n_layer = 5}, "has 4");
     made((struct synth_options){.arch = "olmoe-tiny", .n_layer = 1}); /* the other arguments are valid */
     assert_int_equal(RUN("synth", "olmoe-tiny"), 2);

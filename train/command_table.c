@@ -247,7 +247,7 @@ static int do_version(const void *args, struct config *cfg, struct err *err)
 #define LAYERS(type, usual) \
     USUALLY(type, layers, "--layers", "N", "[1, 1e9]", usual, "only the first N layers")
 #define QUANT(type) \
-    USUALLY(type, quant, "--quant", "FORMAT", "mxfp4|nf4|bf16", "as published", "format of the experts")
+    USUALLY(type, quant, "--quant", "FORMAT", "mxfp4|nf4|bf16|nvfp4|fp8", "as published", "format of the experts")
 
 static const struct cli_row plain_rows[] = {CONFIG(plain_args), OVERRIDES(plain_args)};
 
@@ -425,7 +425,7 @@ static const struct cli_row bench_lora_rows[] = {
     OPTION(bench_experts_options, routings, "--routing", "NAME,...", BENCH_ROUTINGS, "uniform",
            "one: every token goes to the same experts"),
 };
-static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all four", "1,4,16,64,128,512")};
+static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all", "1,4,16,64,128,512")};
 
 static const struct cli_row bench_quant_rows[] = {
     USUALLY(bench_quant_options, experts, "--experts", "N,...", "[1, 4096]", "4,8,32,128; on a CPU 4", "experts"),

@@ -159,7 +159,7 @@ int bench_dequant(const struct bench_experts_options *o, struct err *err)
     static struct bench_experts b;
     int rc = bench_experts_open(&b, "dequant", o, err);
     if (!b.n_quant)
-        for (; b.n_quant < 4; b.n_quant++) b.quants[b.n_quant] = bench_quant(b.n_quant); /* all of BENCH_PACKED */
+        for (; b.n_quant < 5; b.n_quant++) b.quants[b.n_quant] = bench_quant(b.n_quant); /* all of BENCH_PACKED */
     if (!rc && !b.json) print_legend(&b);
     for (int64_t i = 0; !rc && i < b.n_shape; i++)
         for (int64_t q = 0; !rc && q < 2 * b.n_quant; q++)

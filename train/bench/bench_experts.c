@@ -18,11 +18,9 @@ static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 5
 static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b",
                                         "gpt-oss-20b"};
 static const struct expert_quant all_quants[] = {/* as BENCH_QUANTS */
-                                                 {"mxfp4", WF_MXFP4, false},
-                                                 {"nf4", WF_NF4, false},
-                                                 {"nf4-nested", WF_NF4, true},
-                                                 {"nvfp4", WF_NVFP4, false},
-                                                 {"bf16", WF_BF16, false}};
+                                                 {"mxfp4", WF_MXFP4, false},   {"nf4", WF_NF4, false},
+                                                 {"nf4-nested", WF_NF4, true}, {"nvfp4", WF_NVFP4, false},
+                                                 {"fp8", WF_FP8, false},       {"bf16", WF_BF16, false}};
 
 const char *const routing_names[N_ROUTING] = {"uniform", "one"}; /* as BENCH_ROUTINGS */
 
@@ -200,6 +198,10 @@ struct weight bench_weight(struct device *dev, const struct expert_quant *q, int
         w.data = push_drawn(dev, RANDOM_NIBBLES, n / 2, key);
         w.scale = push_drawn(dev, RANDOM_E4M3, n / 16, key + 1);
         w.scale2 = push_constant(dev, 1e-4f, n_exp * n_out);
+    } else if (q->format == WF_FP8) {
+        w.block = n_in;
+        w.data = push_drawn(dev, RANDOM_FP8, n, key);
+        w.scale2 = push_constant(dev, 0.01f, n_exp * n_out);
     } else {
         w.data = push_drawn(dev, RANDOM_NF4, n / 2, key);
         w.code = push_floats(dev, quant_nf4_code, 16);

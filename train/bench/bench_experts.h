@@ -15,7 +15,7 @@ struct bench_experts_options {
     int64_t repeats, threads;
     bool json;
 };
-#define BENCH_PACKED   "mxfp4|nf4|nf4-nested|nvfp4"
+#define BENCH_PACKED   "mxfp4|nf4|nf4-nested|nvfp4|fp8"
 #define BENCH_QUANTS   BENCH_PACKED "|bf16"
 #define BENCH_ROUTINGS "uniform|one"
 /* Both print to standard output. */

@@ -163,9 +163,55 @@ static void put_family(struct json_out *o, const struct preset *p, int64_t n_lay
     }
 }
 
+/* NVFP4 of ModelOpt, weights alone. */
+static void put_modelopt(struct json_out *o)
+{
+    static const char *const kept[] = {"*self_attn*", "*router*", "*mlp.gate", "*block_sparse_moe.gate",
+                                       "lm_head",     NULL};
+    json_out_open(o, "quantization_config", '{');
+    json_out_str(o, "quant_method", "modelopt");
+    json_out_str(o, "quant_algo", "W4A16_NVFP4");
+    json_out_i64(o, "group_size", 16);
+    put_names(o, "ignore", kept);
+    json_out_close(o, '}');
+}
+
+static void put_numbers(struct json_out *o, const char *key, bool dynamic)
+{
+    json_out_open(o, key, '{');
+    json_out_i64(o, "num_bits", 8);
+    json_out_str(o, "type", "float");
+    json_out_bool(o, "dynamic", dynamic);
+    json_out_bool(o, "symmetric", true);
+    json_out_str(o, "strategy", "tensor");
+    json_out_close(o, '}');
+}
+
+/* FP8 of compressed-tensors. */
+static void put_compressed(struct json_out *o)
+{
+    static const char *const kept[] = {"re:.*self_attn.*", "re:.*gate$", "lm_head", NULL};
+    json_out_open(o, "quantization_config", '{');
+    json_out_str(o, "quant_method", "compressed-tensors");
+    json_out_str(o, "format", "float-quantized");
+    json_out_str(o, "quantization_status", "compressed");
+    json_out_open(o, "config_groups", '{');
+    json_out_open(o, "group_0", '{');
+    put_names(o, "targets", (const char *const[]){"Linear", NULL});
+    put_numbers(o, "weights", false);
+    put_numbers(o, "input_activations", true);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+    put_names(o, "ignore", kept);
+    json_out_close(o, '}');
+}
+
 static void put_quantization(struct json_out *o, enum weight_format experts)
 {
     if (experts == WF_BF16) return;
+    if (experts == WF_NVFP4) put_modelopt(o);
+    if (experts == WF_FP8) put_compressed(o);
+    if (experts == WF_NVFP4 || experts == WF_FP8) return;
     json_out_open(o, "quantization_config", '{');
     if (experts == WF_MXFP4) {
         static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",

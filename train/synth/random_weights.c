@@ -5,8 +5,10 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "kernels/minifloat.h"
 #include "kernels/quant.h"
 
+#define FP8_STD    104   /* of RANDOM_FP8: the largest of 65536 quantiles, 4.3, becomes 448 */
 #define N_QUANTILE 65536 /* a normal value takes 16 random bits */
 
 static float quantile[N_QUANTILE]; /* of the standard normal distribution, in the middle of each of the intervals */
@@ -102,6 +104,30 @@ static void draw_e4m3(const struct random_weights *d, uint8_t *dst, int64_t at, 
     for (int64_t i = 0; i < n; i++) dst[i] = (uint8_t)(0x38 + (dst[i] & 15));
 }
 
+/* As draw_normal, with four values of a number. */
+static void draw_fp8(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    const struct random_weights codes = {.std = FP8_STD};
+    uint8_t *table = mem_alloc(N_QUANTILE), four[4];
+    for (uint64_t i = 0; i < N_QUANTILE; i++) {
+        const float x = normal(&codes, i);
+        table[i] = (uint8_t)(e4m3_code(e4m3_round(fabsf(x))) | (x < 0 ? 128 : 0));
+    }
+    for (int64_t i = 0; i < n; i += 4) {
+        const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 4);
+        for (int k = 0; k < 4; k++) four[k] = table[bits >> 16 * k & (N_QUANTILE - 1)];
+        memcpy(dst + i, four, (size_t)MT_MIN(4, n - i));
+    }
+    mem_free(table);
+}
+
+float random_weights_scale(enum weight_format format, double std)
+{
+    double square = 0; /* of a scale byte */
+    for (uint32_t i = 0; i < 16; i++) square += pow((double)e4m3_value(0x38 + i), 2) / 16;
+    return (float)(format == WF_FP8 ? std / FP8_STD : std / sqrt(square * mean_square(quant_e2m1_code)));
+}
+
 static void draw_absmax(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     const double spread = 1 + 0.25 / 12; /* mean square of a uniform value in [0.75, 1.25) */
@@ -123,6 +149,7 @@ void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t 
     case RANDOM_NF4: draw_nf4(d, dst, at, n); break;
     case RANDOM_E8M0: draw_e8m0(d, dst, at, n); break;
     case RANDOM_E4M3: draw_e4m3(d, dst, at, n); break;
+    case RANDOM_FP8: draw_fp8(d, dst, at, n); break;
     case RANDOM_ABSMAX: draw_absmax(d, dst, at, n); break;
     case RANDOM_BYTES: memcpy(dst, (const char *)d->bytes + at, (size_t)n); break;
     }

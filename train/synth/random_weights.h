@@ -4,7 +4,7 @@
 #ifndef MT_RANDOM_WEIGHTS_H
 #define MT_RANDOM_WEIGHTS_H
 
-#include "kernels/base.h"
+#include "kernels/tensor.h"
 
 enum random_kind {
     RANDOM_NORMAL,  /* bf16, normal: mean, std */
@@ -14,6 +14,7 @@ enum random_kind {
     RANDOM_E8M0, /* exponents of MXFP4 blocks so that the values have root mean square std; three neighbouring exponents
                   */
     RANDOM_E4M3, /* scale bytes of NVFP4 blocks, uniform over the 16 codes from 1 to 3.75 */
+    RANDOM_FP8,  /* e4m3 bytes of a normal distribution whose largest magnitudes are near 448 */
     RANDOM_ABSMAX, /* f32, absmax of NF4 blocks, likewise; within 25 % of their mean */
     RANDOM_BYTES   /* a copy of `bytes` */
 };
@@ -26,6 +27,9 @@ struct random_weights {
     const void *bytes;
 };
 
+/* The scale of a matrix for which its values have root mean square std: with WF_NVFP4 the global scale of
+ * RANDOM_NIBBLES under RANDOM_E4M3, with WF_FP8 the scale of RANDOM_FP8. */
+float random_weights_scale(enum weight_format format, double std);
 /* Bytes [at, at+n) of the tensor into dst; `at` is a multiple of 8. */
 void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n);
 

@@ -33,6 +33,7 @@ struct product {
     const char *stack;   /* all experts in one tensor */
     int64_t n_out, n_in;
     double std;
+    float scale;     /* of the whole matrix, NVFP4 and FP8 */
     char state[128]; /* bitsandbytes' quant_state */
 };
 
@@ -50,8 +51,8 @@ struct synth {
 
 /* ---- the tensors */
 
-static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, const int64_t *shape,
-                struct random_weights draw)
+static void add_as(struct synth *s, const char *name, enum dtype dtype, const char *st_dtype, int ndim,
+                   const int64_t *shape, struct random_weights draw)
 {
     if (s->n == s->cap) {
         const int64_t cap = 2 * s->cap + 64;
@@ -62,9 +63,15 @@ static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, c
     struct random_weights *d = mem_alloc(sizeof(*d));
     *d = draw;
     d->key = rng_key(s->seed, name);
-    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .ndim = ndim, .data = d};
+    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .st_dtype = st_dtype, .ndim = ndim, .data = d};
     memcpy(e->shape, shape, (size_t)ndim * sizeof(*shape));
     s->bytes += safetensors_entry_bytes(e);
+}
+
+static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, const int64_t *shape,
+                struct random_weights draw)
+{
+    add_as(s, name, dtype, NULL, ndim, shape, draw);
 }
 
 /* bf16 values, n_out of them, or [n_out, n_in] unless n_in is 0. */
@@ -135,7 +142,30 @@ static void add_nf4(struct synth *s, struct name name, const struct product *p)
     s->n_params += n;
 }
 
-/* A Linear per expert, NF4 or bf16. */
+/* One expert's matrix as ModelOpt stores NVFP4. */
+static void add_nvfp4(struct synth *s, struct name name, const struct product *p)
+{
+    const struct name weight = with(name, ".weight");
+    add(s, weight.s, DT_U8, 2, (int64_t[]){p->n_out, p->n_in / 2}, (struct random_weights){.kind = RANDOM_NIBBLES});
+    add_as(s, with(weight, "_scale").s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in / 16},
+           (struct random_weights){.kind = RANDOM_E4M3});
+    add(s, with(weight, "_scale_2").s, DT_F32, 0, (int64_t[]){1},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
+    s->n_params += p->n_out * p->n_in;
+}
+
+/* One expert's matrix as compressed-tensors stores FP8 with one scale. */
+static void add_fp8(struct synth *s, struct name name, const struct product *p)
+{
+    const struct name weight = with(name, ".weight");
+    add_as(s, weight.s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in},
+           (struct random_weights){.kind = RANDOM_FP8});
+    add(s, with(weight, "_scale").s, DT_F32, 1, (int64_t[]){1},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
+    s->n_params += p->n_out * p->n_in;
+}
+
+/* A Linear per expert, in any format but MXFP4. */
 static void add_per_expert(struct synth *s, int64_t layer, const struct product *p)
 {
     const size_t before = strcspn(p->pattern, "#");
@@ -147,12 +177,12 @@ static void add_per_expert(struct synth *s, int64_t layer, const struct product 
             add_linear(s, name, p->n_out, p->n_in, p->std, s->a.expert_bias);
             continue;
         }
-        add_nf4(s, name, p);
+        (s->experts == WF_NF4 ? add_nf4 : s->experts == WF_FP8 ? add_fp8 : add_nvfp4)(s, name, p);
         if (s->a.expert_bias) add_values(s, with(name, ".bias").s, p->n_out, 0, normal(0, 0.1));
     }
 }
 
-/* gpt-oss: one tensor of all experts, as MXFP4 or in the [E, in, out] of transformers. */
+/* gpt-oss: one tensor of all experts, as MXFP4, or in the [E, in, out] of transformers as bf16 or ModelOpt's NVFP4. */
 static void add_stack(struct synth *s, int64_t layer, const struct product *p)
 {
     const int64_t e = s->a.n_exp, groups = p->n_in / 32;
@@ -162,6 +192,13 @@ static void add_stack(struct synth *s, int64_t layer, const struct product *p)
             (struct random_weights){.kind = RANDOM_NIBBLES});
         add(s, with(name, "_scales").s, DT_U8, 3, (int64_t[]){e, p->n_out, groups},
             (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
+    } else if (s->experts == WF_NVFP4) {
+        add(s, name.s, DT_U8, 3, (int64_t[]){e, p->n_in / 2, p->n_out},
+            (struct random_weights){.kind = RANDOM_NIBBLES});
+        add_as(s, with(name, "_weight_scale").s, DT_U8, "F8_E4M3", 3, (int64_t[]){e, p->n_in / 16, p->n_out},
+               (struct random_weights){.kind = RANDOM_E4M3});
+        add(s, with(name, "_weight_scale_2").s, DT_F32, 0, (int64_t[]){1},
+            (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
     } else {
         add(s, name.s, DT_BF16, 3, (int64_t[]){e, p->n_in, p->n_out}, normal(0, p->std));
     }
@@ -191,6 +228,7 @@ static void add_product(struct synth *s, const char *pattern, const char *stack,
 {
     struct product *p = &s->products[s->n_products++];
     *p = (struct product){.pattern = pattern, .stack = stack, .n_out = n_out, .n_in = n_in, .std = std};
+    p->scale = random_weights_scale(s->experts, std);
     snprintf(p->state, sizeof(p->state),
              "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%lld, %lld]}",
              NF4_BLOCK, (long long)n_out, (long long)n_in);
@@ -220,16 +258,19 @@ static void add_all(struct synth *s)
 
 static int find_format(struct synth *s, const char *quant, struct err *err)
 {
-    static const char *const names[] = {"mxfp4", "nf4", "bf16"};
-    static const enum weight_format formats[] = {WF_MXFP4, WF_NF4, WF_BF16};
+    static const char *const names[] = {"mxfp4", "nf4", "bf16", "nvfp4", "fp8"};
+    static const enum weight_format formats[] = {WF_MXFP4, WF_NF4, WF_BF16, WF_NVFP4, WF_FP8};
     int i = 0;
     s->experts = s->p->family->experts;
     if (!quant) return 0;
     while (i < MT_LEN(names) && strcmp(names[i], quant)) i++;
-    if (i == MT_LEN(names)) return err_set(err, "--quant \"%.64s\": expected mxfp4, nf4 or bf16", quant);
+    if (i == MT_LEN(names)) return err_set(err, "--quant \"%.64s\": expected mxfp4, nf4, bf16, nvfp4 or fp8", quant);
     s->experts = formats[i];
     if (s->experts == WF_MXFP4 && s->p->family->experts != WF_MXFP4)
-        return err_set(err, "%s has no published layout with experts in MXFP4: use nf4 or bf16", s->p->name);
+        return err_set(err, "%s has no published layout with experts in MXFP4: use nf4, bf16, nvfp4 or fp8",
+                       s->p->name);
+    if (s->experts == WF_FP8 && s->p->family->experts == WF_MXFP4)
+        return err_set(err, "%s has no layout with experts in FP8: use mxfp4, nf4, bf16 or nvfp4", s->p->name);
     return 0;
 }
 
@@ -456,7 +497,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
         struct st_tensor *t = &m->st.tensors[i];
         m->names[i] = mem_strdup(e->name);
         *t = (struct st_tensor){.name = m->names[i], .dtype = e->dtype, .ndim = e->ndim};
-        t->st_dtype = dtype_name(e->dtype);
+        t->st_dtype = e->st_dtype ? e->st_dtype : dtype_name(e->dtype);
         memcpy(t->shape, e->shape, sizeof(t->shape));
         t->bytes = safetensors_entry_bytes(e);
         t->data = memory_bytes(m, &s, i, &n_drawn);
@@ -480,13 +521,14 @@ void synth_memory_close(struct synth_memory *m)
 
 void synth_list(FILE *out)
 {
-    static const char *const formats[] = {"mxfp4", "nf4", "bf16"};
+    static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4", "fp8"};
     const struct preset *p;
-    fprintf(out, "%-14s  %6s  %10s  %10s  %10s  %10s\n", "architecture", "layers", "parameters", "mxfp4", "nf4",
-            "bf16");
+    fprintf(out, "%-14s  %6s  %10s", "architecture", "layers", "parameters");
+    for (int k = 0; k < MT_LEN(formats); k++) fprintf(out, "  %10s", formats[k]);
+    fputc('\n', out);
     for (int64_t i = 0; (p = preset_row(i)) != NULL; i++) {
-        char text[3][32] = {"", "", ""}, params[32] = "";
-        for (int k = 0; k < 3; k++) {
+        char text[MT_LEN(formats)][32], params[32] = "";
+        for (int k = 0; k < MT_LEN(formats); k++) {
             struct err err;
             int64_t n, bytes;
             const struct synth_options opt = {.arch = p->name, .quant = formats[k]};
@@ -495,7 +537,8 @@ void synth_list(FILE *out)
             else
                 str_bytes(text[k], bytes), str_count(params, n);
         }
-        fprintf(out, "%-14s  %6lld  %10s  %10s  %10s  %10s\n", p->name, (long long)p->n_layer, params, text[0], text[1],
-                text[2]);
+        fprintf(out, "%-14s  %6lld  %10s", p->name, (long long)p->n_layer, params);
+        for (int k = 0; k < MT_LEN(formats); k++) fprintf(out, "  %10s", text[k]);
+        fputc('\n', out);
     }
 }

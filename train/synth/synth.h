@@ -11,7 +11,7 @@
 /* Zeroed is valid, except arch and dir. */
 struct synth_options {
     const char *arch, *dir; /* dir: new, or an empty directory */
-    const char *quant;      /* of the experts: "mxfp4", "nf4" or "bf16"; NULL: as published */
+    const char *quant;      /* of the experts: "mxfp4", "nf4", "bf16", "nvfp4", "fp8"; NULL: as published */
     uint64_t seed;
     int64_t n_layer;     /* only the first n_layer layers; 0: all */
     int n_threads;       /* 0: all cores; does not change the bytes */
