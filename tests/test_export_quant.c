@@ -340,13 +340,46 @@ static void stacks_and_other_widths_are_refused(void **state)
     struct config cfg;
     char out[MT_PATH];
     assert_int_equal(run(&cfg, "case_a", "", "merged-nvfp4", NULL, out), -1);
-    assert_says(report, "stacks of experts: use merged-mxfp4");
+    assert_says(report,
+                "has biases of experts, which the programs that read merged-nvfp4 do not support: use merged-mxfp4");
     assert_int_equal(run(&cfg, "qwen3", "", "merged-nvfp4", NULL, out), -1);
     assert_says(report, "which blocks of 16 do not divide");
-    assert_int_equal(
-        run(&cfg, "qwen3", "quant.weights=fp8 quant.amax=static lora.init_from=x", "merged-fp8", NULL, out), -1);
-    assert_says(report, "quant.amax = static with lora.init_from");
-    if (run(&cfg, "mixtral", "quant.weights=fp8 quant.amax=static", "merged-fp8", NULL, out)) fail_msg("%s", report);
+    assert_int_equal(run(&cfg, "mixtral", "quant.weights=fp8 quant.amax=static", "merged-fp8", NULL, out), -1);
+    assert_says(report, "adapter_final has no quant_amax.safetensors");
+}
+
+/* Magnitudes of the start, which here are those of W + s B A of another adapter: beside the adapter of the run. */
+static void static_magnitudes_are_those_of_the_adapter(void **state)
+{
+    (void)state;
+    char model[MT_PATH], init[2 * MT_PATH], dir[2 * MT_PATH], out[MT_PATH + 64], peft[MT_PATH], a[MT_PATH + 64];
+    struct err err = {.msg = ""};
+    struct safetensors st, kept;
+    const char *ini = train_qwen3(model);
+    snprintf(init, sizeof(init), "lora.init_from=%s", process_output(ini, "adapter"));
+    snprintf(dir, sizeof(dir), "output.dir=%s", scratch_dir());
+    const char *const sets[] = {"quant.weights=fp8", "quant.amax=static", "optim.schedule=constant"};
+#define STATIC "--set", init, "--set", dir, "--set", sets[0], "--set", sets[1], "--set", sets[2]
+    if (RUN(ini, STATIC)) fail_msg("%s", said.err);
+    snprintf(out, sizeof(out), "%s/out", scratch_dir());
+    if (RUN("export", ini, "--to", "merged-fp8", "--out", out, STATIC)) fail_msg("%s%s", said.out, said.err);
+    assert_says(said.out, "are bit for bit those that training read");
+    snprintf(report, sizeof(report), "%s", said.out);
+    assert_true(kl_of("experts only") <= 1e-5);
+    snprintf(a, sizeof(a), "%s/adapter/quant_amax.safetensors", strchr(dir, '=') + 1);
+    OK(safetensors_open(&st, out, &err));
+    OK(safetensors_open(&kept, a, &err));
+    float amax;
+    memcpy(&amax, find(&kept, "layers.0.down_proj.amax")->data + 4 * 3, 4);
+    assert_close(scalar(&st, "model.layers.0.mlp.experts.3.down_proj.weight_scale"), (double)amax / 448, 1e-6);
+    safetensors_close(&st);
+    safetensors_close(&kept);
+    snprintf(peft, sizeof(peft), "%s/out", scratch_dir());
+    if (RUN("export", ini, "--to", "peft", "--out", peft, STATIC)) fail_msg("%s", said.err);
+    snprintf(out, sizeof(out), "%s/quant_amax.safetensors", peft);
+    assert_same_file(a, out);
+    if (RUN("eval", ini, "--adapter", peft, STATIC)) fail_msg("%s", said.err);
+#undef STATIC
 }
 
 /* ---- messages ---- */
@@ -384,6 +417,7 @@ int test_export_quant(void)
         cmocka_unit_test(other_runs_get_the_nearest_codes),
         cmocka_unit_test(nvfp4_and_fp8_have_the_codes_of_the_training),
         cmocka_unit_test(stacks_and_other_widths_are_refused),
+        cmocka_unit_test(static_magnitudes_are_those_of_the_adapter),
         cmocka_unit_test(a_run_for_another_format_is_a_warning),
     };
     return cmocka_run_group_tests_name("export_quant", tests, NULL, NULL);

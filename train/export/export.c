@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "train/adapter_dir.h"
+#include "train/amax_file.h"
 #include "train/atomic_dir.h"
 #include "train/export/export_card.h"
 #include "train/export/export_job.h"
@@ -52,10 +53,26 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
     MT_REQUIRE(false, "format %d", (int)x->format);
 }
 
+/* The adapter with the magnitudes of quant.amax = static, if it has any. */
+static int write_peft(struct export *x, struct err *err)
+{
+    char from[MT_PATH], to[MT_PATH];
+    int64_t size;
+    if (peft_save(&x->adapter.ad, &x->adapter.dev, x->tmp, x->run.model_name, NULL, err) ||
+        str_format(from, sizeof(from), err, "path", "%s/" AMAX_FILE, x->adapter_dir) ||
+        str_format(to, sizeof(to), err, "path", "%s/" AMAX_FILE, x->tmp))
+        return -1;
+    if (!file_exists(from)) return 0;
+    char *amax = file_read(from, 64 << 20, &size, err);
+    const int rc = amax ? file_write_atomic(to, amax, size, err) : -1;
+    mem_free(amax);
+    return rc;
+}
+
 static int write_format(struct export *x, struct err *err)
 {
     switch (x->format) {
-    case EXPORT_PEFT: return peft_save(&x->adapter.ad, &x->adapter.dev, x->tmp, x->run.model_name, NULL, err);
+    case EXPORT_PEFT: return write_peft(x, err);
     case EXPORT_VLLM: return export_vllm(x, err);
     case EXPORT_GGUF: return export_gguf(x, err);
     case EXPORT_MERGED_BF16:

@@ -251,7 +251,7 @@ static int add_rest(struct merge *m, struct err *err)
     const struct safetensors *st = &m->x->run.st;
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
-        if (is_matrix(&m->x->run.arch, t->name)) continue;
+        if (is_matrix(&m->x->run.arch, t->name) || weights_is_activation_scale(t->name)) continue;
         if (t->dtype == DT_NONE || t->dtype == DT_U8)
             return err_set(
                 err, "tensor %s is %s: in a checkpoint to merge, only attention, router and experts may be packed",
@@ -296,8 +296,10 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
             err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
             a->family);
     if (x->format > EXPORT_MERGED_MXFP4 && a->transposed_experts)
-        return err_set(err, "%s has a matrix per expert, but %s has stacks of experts: use merged-mxfp4",
-                       export_format_name(x->format), a->family);
+        return err_set(err,
+                       "%s has biases of experts, which the programs that read %s do not support: use merged-mxfp4 or "
+                       "merged-bf16",
+                       a->family, export_format_name(x->format));
     device_dry_run(&measure, &x->run.dev);
     int rc = add_rest(m, err);
     for (int64_t l = 0; l < a->n_layer && !rc; l++) {
@@ -580,6 +582,12 @@ static int write_packed_config(const struct merge *m, struct json_out *config, s
     return nvfp4 ? put_json(m, "hf_quant_config.json", &o, err) : 0;
 }
 
+/* Keys of config.json that say how the source is quantised. */
+static bool is_quantisation(const char *key)
+{
+    return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config");
+}
+
 /* The source's config.json with another quantisation entry. */
 static int write_config(const struct merge *m, struct err *err)
 {
@@ -593,7 +601,7 @@ static int write_config(const struct merge *m, struct err *err)
     if (!doc) return -1;
     json_out_open(&o, NULL, '{');
     for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++)
-        if (strcmp(key, "quantization_config")) copy_json(&o, key, value);
+        if (!is_quantisation(key)) copy_json(&o, key, value);
     if (is_mxfp4(m)) write_mxfp4_config(&o);
     if (m->x->format > EXPORT_MERGED_MXFP4) rc = write_packed_config(m, &o, err);
     json_out_close(&o, '}');
@@ -603,11 +611,21 @@ static int write_config(const struct merge *m, struct err *err)
     return rc;
 }
 
-/* Files other than weights and those that this file writes. */
+/* Files other than weights, descriptions of the source's quantisation, and those that this file writes. */
 static bool is_beside(const char *name)
 {
-    static const char *const others[] = {".safetensors", ".bin",     ".pt",   ".pth", ".gguf",
-                                         ".h5",          ".msgpack", ".onnx", ".tmp", ".incomplete"};
+    static const char *const others[] = {"hf_quant_config.json",
+                                         "recipe.yaml",
+                                         ".safetensors",
+                                         ".bin",
+                                         ".pt",
+                                         ".pth",
+                                         ".gguf",
+                                         ".h5",
+                                         ".msgpack",
+                                         ".onnx",
+                                         ".tmp",
+                                         ".incomplete"};
     for (int64_t i = 0; i < MT_LEN(others); i++)
         if (ends(name, others[i])) return false;
     return strcmp(name, "config.json") && !ends(name, ".index.json") && name[0] != '.';

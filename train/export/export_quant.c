@@ -5,6 +5,7 @@
 #include "train/export/export_quant.h"
 
 #include "model/layer.h"
+#include "train/amax_file.h"
 
 static bool has_format(enum export_format to, const struct fakequant *f)
 {
@@ -45,16 +46,7 @@ static void warn_of_training(const struct export *x, const struct qat_options *r
             format, to, other ? ". Export " : "", other ? other : "");
 }
 
-/* Largest magnitudes of the start are those of W alone when B was 0. */
-static int check_start(const struct export *x, const struct qat_options *run, struct err *err)
-{
-    if (!run->fixed || !fakequant_reads_amax(&run->weights) || !x->cfg->lora.init_from[0]) return 0;
-    return err_set(err,
-                   "quant.amax = static with lora.init_from: the scales of training are those of its first adapter, "
-                   "which %s cannot know; export merged-bf16",
-                   export_format_name(x->format));
-}
-
+/* quant.amax = static: the magnitudes are those beside the adapter. */
 static int open_qat(struct export *x, const struct qat_options *opt, struct err *err)
 {
     struct device dry;
@@ -63,7 +55,8 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
     if (qat_open(&x->qat, &dry, &x->run.arch, &x->adapter.ad, opt, err) ||
         device_reserve(&x->quant_dev, &x->quant_dev.state, "largest magnitudes", dry.state.peak, err))
         return -1;
-    return qat_open(&x->qat, &x->quant_dev, &x->run.arch, &x->adapter.ad, opt, err);
+    if (qat_open(&x->qat, &x->quant_dev, &x->run.arch, &x->adapter.ad, opt, err)) return -1;
+    return x->adapter.ad.amax.rows ? amax_load(&x->adapter.ad, &x->quant_dev, x->adapter_dir, err) : 0;
 }
 
 int export_quant_open(struct export *x, struct err *err)
@@ -71,7 +64,7 @@ int export_quant_open(struct export *x, struct err *err)
     const struct qat_options run = plan_qat(x->cfg);
     struct qat_options plain = {.merged = true};
     x->trained = run.weights.bits && run.merged && has_format(x->format, &run.weights);
-    if (x->trained) return check_start(x, &run, err) ? -1 : open_qat(x, &run, err);
+    if (x->trained) return open_qat(x, &run, err);
     if (run.weights.bits) warn_of_training(x, &run);
     if (x->format != EXPORT_MERGED_NVFP4 && x->format != EXPORT_MERGED_FP8) return 0;
     if (fakequant_parse(&plain.weights, x->format == EXPORT_MERGED_FP8 ? "fp8" : "nvfp4", err)) return -1;
@@ -85,12 +78,12 @@ void export_quant_layer(struct export *x, struct device *dev, struct layer_weigh
     struct product p[LAYER_PRODUCTS];
     const struct qat_options *opt = &x->qat.opt;
     layer_adapt(lw, &x->run.arch, layer, &x->adapter.ad.layers[layer]);
-    if (!opt->weights.bits || !fakequant_reads_amax(&opt->weights)) return;
+    if (!opt->weights.bits || !fakequant_reads_amax(&opt->weights) || x->adapter.ad.amax.rows) return;
     layer_products(&x->run.arch, layer, p);
     for (int i = 0; i < LAYER_PRODUCTS; i++) {
         struct proj proj = *layer_proj(lw, &p[i]);
         if (!p[i].n_out || !proj.quant.format.bits) continue;
-        proj.lora.merged = opt->merged && !opt->fixed;
+        proj.lora.merged = opt->merged;
         op_proj_amax(dev, proj.quant.amax, &proj);
     }
 }

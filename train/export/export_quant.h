@@ -6,7 +6,7 @@
 
 /* Fills x->qat, x->trained and the quantisation of x->adapter's products; after the adapter was loaded. Warns when the
  * run was trained for another format than that of the export. Error: a matrix that the format's blocks do not divide,
- * or largest magnitudes that only the training knew. */
+ * or an adapter of quant.amax = static without its magnitudes. */
 int export_quant_open(struct export *x, struct err *err) MT_CHECK;
 void export_quant_close(struct export *x); /* zeroed is valid */
 /* Gives a layer that was loaded on dev the adapters with their quantisation, and computes the largest magnitudes. */
