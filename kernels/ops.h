@@ -169,6 +169,52 @@ typedef void mla_qkv_fwd_fn(struct device *dev, struct tensor qkv, struct tensor
 typedef void mla_qkv_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dk_rope,
                             struct tensor dqkv, struct tensor pos, struct tensor table, const struct mla_shape *shape);
 
+/* ---- gated DeltaNet (Qwen3.5, Qwen3-Next): G key heads of width A, N value heads of width B; N/G value heads share a
+ * key head. Rows q | k | v have C = 2 G A + N B columns. */
+enum { MT_MAX_TAPS = 8, MT_DELTA_CHUNK = 64 };
+struct delta_shape {
+    int64_t n_key, n_value, key_dim, value_dim;
+};
+/* y[t,c] = silu(u), u = sum_j w[c,j] x[t - (J-1) + j, c]; rows before the sequence are 0. x, y [T,C] act, y =;
+ * w [C,J] f32, J <= MT_MAX_TAPS */
+typedef void conv_silu_fwd_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
+                              const struct seqs *seqs);
+/* dx [T,C] act =, dy [T,C] act */
+typedef void conv_silu_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
+                              const struct seqs *seqs);
+/* Gated delta rule: for every value head a state S [A,B], 0 before the first token of a sequence, then per token
+ *   S' = e^g S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q
+ * of q = A^-1/2 q / |q| and k = k / |k|, |x| = sqrt(sum x^2 + 1e-6). beta = sigmoid(b), g = -exp(a_log) softplus(a +
+ * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32 */
+typedef void delta_fwd_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                          struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape);
+/* dqkv [T,C] act =, dba [T,2N] act =, dout [T,N*B] act */
+typedef void delta_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                          struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                          const struct seqs *seqs, const struct delta_shape *shape);
+/* RMSNorm of every head, times a gate: y = x * rstd * w * silu(z). x, z, y [T,N*B] act, y =; rstd [T,N] stat =; w [B]
+ * f32 */
+typedef void gated_norm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
+                               struct tensor z, struct tensor w, const struct norm *norm);
+/* dx, dz, dy [T,N*B] act, dx and dz =; dx may be dy */
+typedef void gated_norm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy,
+                               struct tensor x, struct tensor rstd, struct tensor z, struct tensor w);
+
+/* ---- attention with an output gate (Qwen3.5, Qwen3-Next). wide [T,(2H+2K)*A] act: of every query head A columns of q
+ * and A of the gate, then k | v. */
+/* qkv [T,(H+2K)*A] act = q | k | v of wide */
+typedef void attn_split_fwd_fn(struct device *dev, struct tensor qkv, struct tensor wide,
+                               const struct attn_shape *shape);
+/* The columns q, k and v of dwide = dqkv; those of the gate do not change. */
+typedef void attn_split_bwd_fn(struct device *dev, struct tensor dwide, struct tensor dqkv,
+                               const struct attn_shape *shape);
+/* y = o * sigmoid(gate).  y, o [T,H*A] act, y = */
+typedef void attn_gate_fwd_fn(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
+                              const struct attn_shape *shape);
+/* dout, dy [T,H*A] act, dout =, in place allowed; the columns of the gate of dwide =, others do not change */
+typedef void attn_gate_bwd_fn(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy,
+                              struct tensor o, struct tensor wide, const struct attn_shape *shape);
+
 /* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
  * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
  * renormalised (OLMoE). */
@@ -348,6 +394,16 @@ struct ops {
     qk_norm_bwd_fn *qk_norm_bwd;
     mla_qkv_fwd_fn *mla_qkv_fwd;
     mla_qkv_bwd_fn *mla_qkv_bwd;
+    conv_silu_fwd_fn *conv_silu_fwd;
+    conv_silu_bwd_fn *conv_silu_bwd;
+    delta_fwd_fn *delta_fwd;
+    delta_bwd_fn *delta_bwd;
+    gated_norm_fwd_fn *gated_norm_fwd;
+    gated_norm_bwd_fn *gated_norm_bwd;
+    attn_split_fwd_fn *attn_split_fwd;
+    attn_split_bwd_fn *attn_split_bwd;
+    attn_gate_fwd_fn *attn_gate_fwd;
+    attn_gate_bwd_fn *attn_gate_bwd;
     router_fwd_fn *router_fwd;
     route_sort_fn *route_sort;
     aux_stats_fn *aux_stats;
@@ -388,6 +444,16 @@ qk_norm_fwd_fn op_qk_norm_fwd, cpu_qk_norm_fwd, cpu64_qk_norm_fwd, cuda_qk_norm_
 qk_norm_bwd_fn op_qk_norm_bwd, cpu_qk_norm_bwd, cpu64_qk_norm_bwd, cuda_qk_norm_bwd;
 mla_qkv_fwd_fn op_mla_qkv_fwd, cpu_mla_qkv_fwd, cpu64_mla_qkv_fwd, cuda_mla_qkv_fwd;
 mla_qkv_bwd_fn op_mla_qkv_bwd, cpu_mla_qkv_bwd, cpu64_mla_qkv_bwd, cuda_mla_qkv_bwd;
+conv_silu_fwd_fn op_conv_silu_fwd, cpu_conv_silu_fwd, cpu64_conv_silu_fwd, cuda_conv_silu_fwd;
+conv_silu_bwd_fn op_conv_silu_bwd, cpu_conv_silu_bwd, cpu64_conv_silu_bwd, cuda_conv_silu_bwd;
+delta_fwd_fn op_delta_fwd, cpu_delta_fwd, cpu64_delta_fwd, cuda_delta_fwd;
+delta_bwd_fn op_delta_bwd, cpu_delta_bwd, cpu64_delta_bwd, cuda_delta_bwd;
+gated_norm_fwd_fn op_gated_norm_fwd, cpu_gated_norm_fwd, cpu64_gated_norm_fwd, cuda_gated_norm_fwd;
+gated_norm_bwd_fn op_gated_norm_bwd, cpu_gated_norm_bwd, cpu64_gated_norm_bwd, cuda_gated_norm_bwd;
+attn_split_fwd_fn op_attn_split_fwd, cpu_attn_split_fwd, cpu64_attn_split_fwd, cuda_attn_split_fwd;
+attn_split_bwd_fn op_attn_split_bwd, cpu_attn_split_bwd, cpu64_attn_split_bwd, cuda_attn_split_bwd;
+attn_gate_fwd_fn op_attn_gate_fwd, cpu_attn_gate_fwd, cpu64_attn_gate_fwd, cuda_attn_gate_fwd;
+attn_gate_bwd_fn op_attn_gate_bwd, cpu_attn_gate_bwd, cpu64_attn_gate_bwd, cuda_attn_gate_bwd;
 router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd, cuda_router_fwd;
 route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort, cuda_route_sort;
 aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;

@@ -10,6 +10,8 @@
 
 #include <omp.h>
 
+#include "kernels/cpu/seqs.h"
+
 enum { ROWS = 128, KEYS = 256 };
 
 /* One sequence and kv head, and the sizes. */
@@ -21,15 +23,6 @@ struct head {
     int64_t o_col, value_dim;    /* its columns in a row of o; width of a value */
     int64_t n_query;             /* queries in a block */
 };
-
-/* The host packed cu; a wrong value would index outside the tensors. */
-static void check_seqs(const struct seqs *seqs, int64_t n_tok)
-{
-    const int32_t *cu = seqs->cu.data;
-    bool right = cu[0] == 0 && cu[seqs->n_seq] == n_tok;
-    for (int64_t s = 0; s < seqs->n_seq; s++) right = right && cu[s] <= cu[s + 1];
-    MT_REQUIRE(right, "%lld sequences do not cover %lld rows", (long long)seqs->n_seq, (long long)n_tok);
-}
 
 static int64_t group_of(const struct attn_shape *s) { return s->n_head / s->n_kv; }
 static int64_t block_queries(const struct attn_shape *s) { return MT_MAX(1, ROWS / group_of(s)); }

@@ -1,0 +1,87 @@
+/* conv.c - short causal convolution of every column, then SiLU. A thread computes a few columns of one sequence. */
+#include "kernels/cpu/seqs.h"
+
+enum { COLS = 64 };
+
+/* Columns first .. first+n-1 of one sequence, with their taps as rows. */
+struct block {
+    int64_t row, len, first, n, n_tap;
+    real tap[MT_MAX_TAPS][COLS];
+};
+
+static struct block block_of(const struct seqs *seqs, struct tensor w, int64_t seq, int64_t first, int64_t n_col)
+{
+    const int32_t *cu = seqs->cu.data;
+    struct block b = {.row = cu[seq], .len = cu[seq + 1] - cu[seq], .first = first, .n_tap = w.shape[1]};
+    b.n = MT_MIN(COLS, n_col - first);
+    for (int64_t j = 0; j < b.n_tap; j++)
+        for (int64_t c = 0; c < b.n; c++) b.tap[j][c] = (real)((const float *)w.data)[(first + c) * w.ld + j];
+    return b;
+}
+
+/* u = the sum over the taps of row t; rows before the sequence are 0. */
+static void convolve(const struct block *b, real *u, struct tensor x, int64_t t)
+{
+    for (int64_t c = 0; c < b->n; c++) u[c] = 0;
+    for (int64_t j = MT_MAX(0, b->n_tap - 1 - t); j < b->n_tap; j++) {
+        const real *row = real_row(x, b->row + t - (b->n_tap - 1) + j) + b->first;
+        for (int64_t c = 0; c < b->n; c++) u[c] += b->tap[j][c] * row[c];
+    }
+}
+
+static void block_fwd(const struct block *b, struct tensor y, struct tensor x)
+{
+    real u[COLS];
+    for (int64_t t = 0; t < b->len; t++) {
+        real *out = real_row(y, b->row + t) + b->first;
+        convolve(b, u, x, t);
+        for (int64_t c = 0; c < b->n; c++) out[c] = u[c] / (1 + real_exp(-u[c]));
+    }
+}
+
+/* Row t adds to the gradients of the rows that it reads; its own is the first addition to row t. */
+static void block_bwd(const struct block *b, struct tensor dx, struct tensor dy, struct tensor x)
+{
+    real u[COLS];
+    for (int64_t t = 0; t < b->len; t++) {
+        const real *d = real_row(dy, b->row + t) + b->first;
+        real *own = real_row(dx, b->row + t) + b->first;
+        convolve(b, u, x, t);
+        for (int64_t c = 0; c < b->n; c++) {
+            const real s = 1 / (1 + real_exp(-u[c]));
+            u[c] = d[c] * s * (1 + u[c] * (1 - s));
+            own[c] = 0;
+        }
+        for (int64_t j = MT_MAX(0, b->n_tap - 1 - t); j < b->n_tap; j++) {
+            real *row = real_row(dx, b->row + t - (b->n_tap - 1) + j) + b->first;
+            for (int64_t c = 0; c < b->n; c++) row[c] += b->tap[j][c] * u[c];
+        }
+    }
+}
+
+void CPU(conv_silu_fwd)(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct seqs *seqs)
+{
+    if (dev->dry_run) return;
+    check_seqs(seqs, x.shape[0]);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+        for (int64_t c = 0; c < x.shape[1]; c += COLS) {
+            const struct block b = block_of(seqs, w, s, c, x.shape[1]);
+            block_fwd(&b, y, x);
+        }
+    }
+}
+
+void CPU(conv_silu_bwd)(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
+                        const struct seqs *seqs)
+{
+    if (dev->dry_run) return;
+    check_seqs(seqs, x.shape[0]);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+        for (int64_t c = 0; c < x.shape[1]; c += COLS) {
+            const struct block b = block_of(seqs, w, s, c, x.shape[1]);
+            block_bwd(&b, dx, dy, x);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+/* gated.c - outputs with a gate: RMSNorm of every head times silu(z), and attention times sigmoid(gate) with the split
+ * of its projection. One thread computes a row. */
+#include "kernels/cpu/norm.h"
+
+#include <string.h>
+
+static inline real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
+
+void CPU(gated_norm_fwd)(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor z,
+                         struct tensor w, const struct norm *norm)
+{
+    if (dev->dry_run) return;
+    const int64_t n_head = rstd.shape[1], dim = w.shape[0];
+    const bool round = norm_rounds(dev, norm);
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++) {
+        real *out = real_row(y, t);
+        const real *gate = real_row(z, t);
+        for (int64_t h = 0; h < n_head; h++)
+            real_row(rstd, t)[h] = norm_row_fwd(out + h * dim, real_row(x, t) + h * dim, w.data, dim, norm->eps, round);
+        for (int64_t i = 0; i < n_head * dim; i++) out[i] *= gate[i] * sigmoid(gate[i]);
+    }
+}
+
+void CPU(gated_norm_bwd)(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy, struct tensor x,
+                         struct tensor rstd, struct tensor z, struct tensor w)
+{
+    if (dev->dry_run) return;
+    const int64_t n_head = rstd.shape[1], dim = w.shape[0];
+    const float *weight = w.data;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++) {
+        for (int64_t h = 0; h < n_head; h++) {
+            const real *in = real_row(x, t) + h * dim, *d = real_row(dy, t) + h * dim, *gate = real_row(z, t) + h * dim;
+            real *g = real_row(dx, t) + h * dim, *dgate = real_row(dz, t) + h * dim, r = real_row(rstd, t)[h];
+            for (int64_t i = 0; i < dim; i++) {
+                const real s = sigmoid(gate[i]);
+                dgate[i] = d[i] * in[i] * r * (real)weight[i] * s * (1 + gate[i] * (1 - s));
+                g[i] = d[i] * gate[i] * s;
+            }
+            norm_row_bwd(g, g, in, r, weight, dim, false);
+        }
+    }
+}
+
+/* Copies q, k and v between a row of `wide` and one of `qkv`. */
+static void copy_row(real *qkv, real *wide, const struct attn_shape *s, bool to_qkv)
+{
+    const int64_t dim = s->head_dim;
+    for (int64_t h = 0; h <= s->n_head; h++) { /* after the queries: k and v, which are contiguous in both */
+        const size_t bytes = (size_t)(h < s->n_head ? dim : 2 * s->n_kv * dim) * sizeof(real);
+        real *a = qkv + h * dim, *b = wide + h * 2 * dim;
+        memcpy(to_qkv ? a : b, to_qkv ? b : a, bytes);
+    }
+}
+
+void CPU(attn_split_fwd)(struct device *dev, struct tensor qkv, struct tensor wide, const struct attn_shape *shape)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < wide.shape[0]; t++) copy_row(real_row(qkv, t), real_row(wide, t), shape, true);
+}
+
+void CPU(attn_split_bwd)(struct device *dev, struct tensor dwide, struct tensor dqkv, const struct attn_shape *shape)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < dwide.shape[0]; t++) copy_row(real_row(dqkv, t), real_row(dwide, t), shape, false);
+}
+
+void CPU(attn_gate_fwd)(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
+                        const struct attn_shape *shape)
+{
+    if (dev->dry_run) return;
+    const int64_t dim = shape->head_dim;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < o.shape[0]; t++)
+        for (int64_t h = 0; h < shape->n_head; h++) {
+            const real *gate = real_row(wide, t) + (2 * h + 1) * dim, *in = real_row(o, t) + h * dim;
+            real *out = real_row(y, t) + h * dim;
+            for (int64_t i = 0; i < dim; i++) out[i] = in[i] * sigmoid(gate[i]);
+        }
+}
+
+void CPU(attn_gate_bwd)(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy, struct tensor o,
+                        struct tensor wide, const struct attn_shape *shape)
+{
+    if (dev->dry_run) return;
+    const int64_t dim = shape->head_dim;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < o.shape[0]; t++)
+        for (int64_t h = 0; h < shape->n_head; h++) {
+            const real *gate = real_row(wide, t) + (2 * h + 1) * dim, *in = real_row(o, t) + h * dim,
+                       *d = real_row(dy, t) + h * dim;
+            real *dgate = real_row(dwide, t) + (2 * h + 1) * dim, *g = real_row(dout, t) + h * dim;
+            for (int64_t i = 0; i < dim; i++) {
+                const real s = sigmoid(gate[i]);
+                dgate[i] = d[i] * in[i] * s * (1 - s);
+                g[i] = d[i] * s;
+            }
+        }
+}
