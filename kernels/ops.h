@@ -127,12 +127,14 @@ typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa
 typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
                            const struct proj *proj);
 
-/* In place: rotates the first n_head heads of every row, half-split: pairs (i, i + A/2).  qkv [T, >= n_head*A] act; pos
- * [T] i32; table [P, A] f32: row p holds cos [A/2] then sin [A/2], attention factor included. The
- * backward rotates by the negative angle. */
-typedef void rope_fwd_fn(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head);
-typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table,
-                         int64_t n_head);
+/* In place: rotates the first W channels of the first n_head heads of every row, half-split: pairs (i, i + W/2). Head h
+ * begins at column h * head_dim; its channels from W on do not change. A view of columns rotates other channels: then
+ * the last head may end after W channels.  qkv [T, >= (n_head-1)*head_dim + W] act; pos [T] i32; table [P, W] f32: row
+ * p holds cos [W/2] then sin [W/2], attention factor included. The backward rotates by the negative angle. */
+typedef void rope_fwd_fn(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
+                         int64_t head_dim);
+typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head,
+                         int64_t head_dim);
 
 /* Causal GQA attention inside each sequence, with an optional sink per head: a logit in the softmax's denominator
  * without a value. o [T,H*B] act =, lse [T,H] stat = (sink included), qkv [T,(H+K)*A+K*B] act: q | k | v, B the width
@@ -217,21 +219,48 @@ typedef void attn_gate_bwd_fn(struct device *dev, struct tensor dout, struct ten
 
 /* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
  * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
- * renormalised (OLMoE). */
-enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY };
-/* logits = x W^T + bias; the J largest (ties: lower id first) -> r->idx ascending, r->gate by kind.
- * logits [T,E] stat = (always written; the auxiliary loss reads them); x [T,D] act; w [E,D]; bias [E] f32 or absent */
+ * renormalised (OLMoE). ROUTER_SIGMOID: scale * s, s = sigmoid(logits); ROUTER_SIGMOID_CHOSEN: scale * s / (sum of the
+ * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). */
+enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN };
+/* scale and groups belong to the sigmoid kinds. Groups are the n_group equal ranges of experts. A token chooses in the
+ * top_group groups with the largest sum of their two best choice values (ties: lower group first). */
+struct router {
+    enum router_kind kind;
+    float scale;
+    int n_group, top_group; /* n_group 0 or 1: no groups; top_group * E / n_group >= J */
+};
+static inline bool router_is_sigmoid(const struct router *r) { return r->kind >= ROUTER_SIGMOID; }
+/* logits = x W^T; the J experts with the largest choice values (ties: lower id first) -> r->idx ascending, r->gate by
+ * kind. The softmax kinds add the bias to the logits, which are the choice values. The choice values of the sigmoid
+ * kinds are sigmoid(logits) + bias; their logits and gates are without bias.
+ * logits [T,E] stat = (always written; the backward and the auxiliary loss read them); x [T,D] act; w [E,D]; bias [E]
+ * f32 or absent */
 typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
-                           const struct weight *w, struct tensor bias, enum router_kind kind);
+                           const struct weight *w, struct tensor bias, const struct router *router);
 /* Fills r->offs, row_slot, slot_row from r->idx: a stable counting sort. */
 typedef void route_sort_fn(struct device *dev, struct route *r, int64_t n_exp);
 /* aux->count and aux->prob += over the T rows of one layer */
 typedef void aux_stats_fn(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r);
 /* ROUTER_CHOSEN: dl_i = gate_i (dgate_i - sum_j gate_j dgate_j) for chosen i. ROUTER_PROBABILITY, dense over E:
- * dl_i = P_i ([i chosen] dgate_i - sum_j gate_j dgate_j), P = softmax(logits). Plus the auxiliary gradient when
- * aux->coef != 0; dx += dl W.  dx [T,D] act; dgate [T,J] stat; logits as saved, read by ROUTER_PROBABILITY and aux */
+ * dl_i = P_i ([i chosen] dgate_i - sum_j gate_j dgate_j), P = softmax(logits). Sigmoid, for chosen i, with z = sum of
+ * the chosen s + 1e-20: ROUTER_SIGMOID_CHOSEN: dl_i = scale / z (dgate_i - sum_j s_j / z dgate_j) s_i (1 - s_i),
+ * ROUTER_SIGMOID: dl_i = scale dgate_i s_i (1 - s_i). Plus the auxiliary gradient when aux->coef != 0 (softmax kinds
+ * only); dx += dl W.  dx [T,D] act; dgate [T,J] stat; logits as saved, read by aux and by all kinds but ROUTER_CHOSEN
+ */
 typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
-                           struct tensor logits, const struct weight *w, const struct aux *aux, enum router_kind kind);
+                           struct tensor logits, const struct weight *w, const struct aux *aux,
+                           const struct router *router);
+
+/* The activation of a dense feed-forward network, which a gate may scale per token: act[t] = gate[t] glu(pre[t]).
+ * act [T,F] act =, pre [T,2F] act, gate [T,1] stat or absent: 1 */
+typedef void glu_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate,
+                        const struct glu *glu);
+/* dpre[t] = glu'(pre[t]) gate[t] dact[t]; dgate[t] = <glu(pre[t]), dact[t]>.  dpre [T,2F] act =, dgate [T,1] stat = or
+ * absent as gate, dact [T,F] act */
+typedef void glu_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor dact,
+                        struct tensor pre, struct tensor gate, const struct glu *glu);
+/* y += x.  y, x [T,D] act */
+typedef void add_fn(struct device *dev, struct tensor y, struct tensor x);
 
 /* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
  * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,2F,D] */
@@ -408,6 +437,9 @@ struct ops {
     route_sort_fn *route_sort;
     aux_stats_fn *aux_stats;
     router_bwd_fn *router_bwd;
+    glu_fwd_fn *glu_fwd;
+    glu_bwd_fn *glu_bwd;
+    add_fn *add;
     moe_up_fwd_fn *moe_up_fwd;
     moe_down_fwd_fn *moe_down_fwd;
     moe_combine_fwd_fn *moe_combine_fwd;
@@ -458,6 +490,9 @@ router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd, cuda_router_fwd;
 route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort, cuda_route_sort;
 aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;
 router_bwd_fn op_router_bwd, cpu_router_bwd, cpu64_router_bwd, cuda_router_bwd;
+glu_fwd_fn op_glu_fwd, cpu_glu_fwd, cpu64_glu_fwd, cuda_glu_fwd;
+glu_bwd_fn op_glu_bwd, cpu_glu_bwd, cpu64_glu_bwd, cuda_glu_bwd;
+add_fn op_add, cpu_add, cpu64_add, cuda_add;
 moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd, cuda_moe_up_fwd;
 moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd, cuda_moe_down_fwd;
 gather_fn op_gather, cpu_gather, cpu64_gather, cuda_gather;

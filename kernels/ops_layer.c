@@ -253,32 +253,35 @@ void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struc
     round_act(dev, dx);
 }
 
-static void want_rope(struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head)
+/* Checks the arguments, counts the bytes; returns the columns from the first to the last that is rotated. */
+static struct tensor want_rope(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table,
+                               int64_t n_head, int64_t head_dim)
 {
+    const int64_t width = table.shape[1], n_col = (n_head - 1) * head_dim + width;
+    WANT(qkv, dev->act_dtype, qkv.shape[0], qkv.shape[1]);
     WANT(pos, DT_I32, qkv.shape[0]);
-    WANT(table, DT_F32, table.shape[0], table.shape[1]);
-    MT_REQUIRE(table.shape[1] % 2 == 0 && qkv.ndim == 2 && qkv.shape[1] >= n_head * table.shape[1],
-               "%lld heads of %lld in rows of %lld", (long long)n_head, (long long)table.shape[1],
-               (long long)qkv.shape[1]);
+    WANT(table, DT_F32, table.shape[0], width);
+    MT_REQUIRE(width % 2 == 0 && width <= head_dim && n_head >= 1 && qkv.ndim == 2 && qkv.shape[1] >= n_col,
+               "%lld of the %lld channels of %lld heads in rows of %lld", (long long)width, (long long)head_dim,
+               (long long)n_head, (long long)qkv.shape[1]);
+    const struct tensor rotated = tensor_cols(qkv, 0, n_head * width); /* as many columns; only their size counts */
+    MOVES(dev, rotated, rotated, pos);
+    return tensor_cols(qkv, 0, n_col);
 }
 
-void op_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head)
+void op_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
+                 int64_t head_dim)
 {
-    WANT(qkv, dev->act_dtype, qkv.shape[0], qkv.shape[1]);
-    want_rope(qkv, pos, table, n_head);
-    const struct tensor heads = tensor_cols(qkv, 0, n_head * table.shape[1]);
-    MOVES(dev, heads, heads, pos);
-    RUN(0, rope_fwd, qkv, pos, table, n_head);
+    const struct tensor heads = want_rope(dev, qkv, pos, table, n_head, head_dim);
+    RUN(0, rope_fwd, qkv, pos, table, n_head, head_dim);
     round_act(dev, heads);
 }
 
-void op_rope_bwd(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head)
+void op_rope_bwd(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head,
+                 int64_t head_dim)
 {
-    WANT(dqkv, dev->act_dtype, dqkv.shape[0], dqkv.shape[1]);
-    want_rope(dqkv, pos, table, n_head);
-    const struct tensor heads = tensor_cols(dqkv, 0, n_head * table.shape[1]);
-    MOVES(dev, heads, heads, pos);
-    RUN(0, rope_bwd, dqkv, pos, table, n_head);
+    const struct tensor heads = want_rope(dev, dqkv, pos, table, n_head, head_dim);
+    RUN(0, rope_bwd, dqkv, pos, table, n_head, head_dim);
     round_act(dev, heads);
 }
 
@@ -451,14 +454,23 @@ void op_linear_topk(struct device *dev, struct tensor id, struct tensor logprob,
 
 /* ---- experts ---- */
 
+static void want_groups(const struct router *r, int64_t n_exp, int64_t n_top)
+{
+    if (r->n_group <= 1) return;
+    MT_REQUIRE(router_is_sigmoid(r) && n_exp % r->n_group == 0 && n_exp / r->n_group >= 2 && r->top_group >= 1 &&
+                   r->top_group <= r->n_group && r->top_group * (n_exp / r->n_group) >= n_top,
+               "%lld of %lld experts in %d of %d groups", (long long)n_top, (long long)n_exp, r->top_group, r->n_group);
+}
+
 void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
-                   struct tensor bias, enum router_kind kind)
+                   struct tensor bias, const struct router *router)
 {
     int64_t n_tok = x.shape[0];
     int64_t n_top = want_route(dev, r, n_tok, w->n_out);
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
     MT_REQUIRE(n_top >= 1 && n_top <= w->n_out, "%lld experts of %lld per token", (long long)n_top,
                (long long)w->n_out);
+    want_groups(router, w->n_out, n_top);
     WANT(r->gate, dev->stat_dtype, n_tok, n_top);
     WANT(logits, dev->stat_dtype, n_tok, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
@@ -466,7 +478,7 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     count_gemm(dev, n_tok, w->n_out, w->n_in);
     MOVES(dev, logits, x, r->idx, r->gate);
     moves_weight(dev, w, n_tok);
-    RUN(0, router_fwd, r, logits, x, w, bias, kind);
+    RUN(0, router_fwd, r, logits, x, w, bias, router);
 }
 
 void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)
@@ -493,7 +505,7 @@ void op_aux_stats(struct device *dev, struct aux *aux, struct tensor logits, con
 }
 
 void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
-                   struct tensor logits, const struct weight *w, const struct aux *aux, enum router_kind kind)
+                   struct tensor logits, const struct weight *w, const struct aux *aux, const struct router *router)
 {
     int64_t n_tok = dx.shape[0];
     int64_t n_top = want_route(dev, r, n_tok, w->n_out);
@@ -506,13 +518,49 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
     if (auxiliary) want_aux(dev, aux, w->n_out);
     MT_REQUIRE(!auxiliary || aux->pooled || aux->rows == n_tok, "auxiliary loss of one layer: %lld rows of %lld",
                (long long)aux->rows, (long long)n_tok);
-    bool dense = auxiliary || kind == ROUTER_PROBABILITY;
+    bool dense = auxiliary || router->kind == ROUTER_PROBABILITY;
+    MT_REQUIRE(!auxiliary || !router_is_sigmoid(router), "an auxiliary loss of a sigmoid router");
     count_gemm(dev, n_tok, dense ? w->n_out : n_top, w->n_in); /* dl W: only chosen rows of W, or all */
     MOVES(dev, dx, dx, dgate, r->gate, r->idx);
-    if (dense) MOVES(dev, logits);
+    if (dense || router_is_sigmoid(router)) MOVES(dev, logits);
     moves_weight(dev, w, n_tok);
-    RUN(0, router_bwd, dx, dgate, r, logits, w, aux, kind);
+    RUN(0, router_bwd, dx, dgate, r, logits, w, aux, router);
     round_act(dev, dx);
+}
+
+void op_glu_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate, const struct glu *glu)
+{
+    const int64_t n_tok = act.shape[0], width = act.shape[1];
+    WANT(act, dev->act_dtype, n_tok, width);
+    WANT(pre, dev->act_dtype, n_tok, 2 * width);
+    WANT_OPT(gate, dev->stat_dtype, n_tok, 1);
+    MOVES(dev, act, pre, gate);
+    RUN(0, glu_fwd, act, pre, gate, glu);
+    round_act(dev, act);
+}
+
+void op_glu_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor dact, struct tensor pre,
+                struct tensor gate, const struct glu *glu)
+{
+    const int64_t n_tok = dact.shape[0], width = dact.shape[1];
+    WANT(dpre, dev->act_dtype, n_tok, 2 * width);
+    WANT(dact, dev->act_dtype, n_tok, width);
+    WANT(pre, dev->act_dtype, n_tok, 2 * width);
+    WANT_OPT(gate, dev->stat_dtype, n_tok, 1);
+    WANT_OPT(dgate, dev->stat_dtype, n_tok, 1);
+    MT_REQUIRE(!gate.ndim == !dgate.ndim, "a gate and its gradient");
+    MOVES(dev, dpre, dact, pre, gate, dgate);
+    RUN(0, glu_bwd, dpre, dgate, dact, pre, gate, glu);
+    round_act(dev, dpre);
+}
+
+void op_add(struct device *dev, struct tensor y, struct tensor x)
+{
+    WANT(y, dev->act_dtype, x.shape[0], x.shape[1]);
+    WANT(x, dev->act_dtype, y.shape[0], y.shape[1]);
+    MOVES(dev, y, y, x);
+    RUN(0, add, y, x);
+    round_act(dev, y);
 }
 
 void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,

@@ -66,6 +66,14 @@ struct moe_acts {
     struct layout *layout;        /* NULL without expert parallelism */
 };
 
+/* Activations of the shared experts of ffn_shared.c. */
+struct shared_acts {
+    struct route gate;            /* of the gate, as the route of one expert: gate.gate [T, 1]; absent without gate */
+    struct tensor logits;         /* [T, 1] stat, of the gate */
+    struct tensor pre;            /* [T, 2G] act */
+    struct tensor up_xa, down_xa; /* [T, 2R], [T, R] act */
+};
+
 /* Activations of one layer. Each kind of mixer and feed-forward network has a member; a layer uses those of its kinds.
  */
 struct layer_acts {
@@ -75,6 +83,7 @@ struct layer_acts {
     struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: input of the feed-forward network */
     struct attention_acts attention;
     struct moe_acts moe;
+    struct shared_acts shared;
 };
 
 /* The arguments of a kind's plan function. */

@@ -15,6 +15,7 @@ struct family {
     const char *width;               /* config.json's key for the width of an expert */
     double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
     int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
+    double rotated; /* default of partial_rotary_factor; 0: all channels, no other value is supported */
     int64_t max_len, window;
     bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
     bool rope_named;   /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
@@ -22,6 +23,8 @@ struct family {
     bool norm_topk;    /* norm_topk_prob is read; missing means false: gates are not renormalised */
     bool may_be_dense; /* mlp_only_layers and decoder_sparse_step are read */
     enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* layers with a sliding window when layer_types is absent */
+    bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
+    bool out_unbiased;  /* attention_bias does not concern the output projection */
     enum qk_norm qk_norm;
     struct glu glu;
 };
@@ -153,15 +156,17 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
 }
 
 /* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. An older name of rope_type is type. */
-static int read_rope(struct rope_arch *r, struct json root, const struct family *f, struct err *err)
+static int read_rope(struct rope_arch *r, struct json root, const struct family *f, int64_t head_dim, struct err *err)
 {
     struct json scaling = json_find(root, "rope_parameters");
     const char *type = "default";
-    double rotated = 1;
+    double rotated = f->rotated > 0 ? f->rotated : 1;
     *r = (struct rope_arch){
         .theta = f->theta, .factor = 1, .beta_fast = 32, .beta_slow = 1, .attention_factor = 1, .truncate = true};
     if (json_type(scaling) == JSON_ABSENT || json_type(scaling) == JSON_NULL) scaling = json_find(root, "rope_scaling");
-    if (json_opt_f64(root, "rope_theta", &r->theta, err)) return -1;
+    if (json_opt_f64(root, "rope_theta", &r->theta, err) ||
+        (f->rotated > 0 && json_opt_f64(root, "partial_rotary_factor", &rotated, err)))
+        return -1;
     const bool named = json_type(scaling) != JSON_ABSENT && json_type(scaling) != JSON_NULL;
     if (!named && f->rope_named) return json_error(root, err, "rope_parameters and rope_scaling are both missing");
     if (named && json_type(scaling) != JSON_OBJECT) return json_error(scaling, err, "is not an object");
@@ -169,7 +174,14 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
         json_opt_str(scaling, "rope_type", &type, err) || json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
         return -1;
     if (!(r->theta > 1)) return json_error(root, err, "rope_theta %g is not above 1", r->theta);
-    if (rotated != 1) return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);
+    if (rotated != 1 && !(f->rotated > 0))
+        return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);
+    if (!(rotated > 0 && rotated <= 1))
+        return json_error(root, err, "partial_rotary_factor %g is not above 0 and at most 1", rotated);
+    r->width = (int64_t)((double)head_dim * rotated); /* truncated as in transformers */
+    if (r->width < 2 || r->width % 2)
+        return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
+                          rotated, (long long)r->width, (long long)head_dim);
     if (!strcmp(type, "default")) return 0;
     if (strcmp(type, "yarn"))
         return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
@@ -259,11 +271,12 @@ static int refuse_variants(struct json root, struct err *err)
 static int read_switches(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
-    bool bias = f->attn_bias, renormalise = !f->norm_topk;
+    bool bias = f->attn_bias, renormalise = !f->norm_topk, qk_norm = !f->qk_norm_named;
     const char *act = "silu";
     if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
         json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
         json_opt_bool(root, "attention_bias", &bias, err) ||
+        (f->qk_norm_named && json_opt_bool(root, "use_qk_norm", &qk_norm, err)) ||
         (f->norm_topk && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) ||
         json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
         return -1;
@@ -273,10 +286,11 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     if (f->glu.kind == GLU_CLAMPED && !(limit > 0))
         return json_error(root, err, "swiglu_limit %g is not positive", limit);
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
-    a->qk_norm = f->qk_norm;
-    a->router = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY;
+    a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
+    a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
     a->transposed_experts = f->transposed_experts;
     a->attn_bias = bias;
+    a->out_bias = bias && !f->out_unbiased;
     a->expert_bias = f->expert_bias;
     a->router_bias = f->router_bias;
     a->sinks = f->sinks;
@@ -291,7 +305,7 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
 {
     const struct family *f = NULL;
     *a = (struct arch){0};
-    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_rope(&a->rope, root, f, err) ||
+    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_rope(&a->rope, root, f, a->head_dim, err) ||
         read_windows(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
         read_switches(a, root, f, err))
         return -1;
@@ -329,7 +343,7 @@ int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) *
 static void rope_frequencies(const struct arch *a, float *inv_freq)
 {
     const struct rope_arch *r = &a->rope;
-    const double d = (double)a->head_dim, ln_base = log(r->theta), pi = 3.14159265358979323846;
+    const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;
     double low = 0, high = 0;
     if (r->yarn) {
         low = d * log((double)r->original_len / (2 * pi * r->beta_fast)) / (2 * ln_base);
@@ -339,7 +353,7 @@ static void rope_frequencies(const struct arch *a, float *inv_freq)
         high = fmin(high, d - 1);
         if (low == high) high += 0.001;
     }
-    for (int64_t i = 0; i < a->head_dim / 2; i++) {
+    for (int64_t i = 0; i < r->width / 2; i++) {
         double pos = pow(r->theta, 2 * (double)i / d);
         double ramp = r->yarn ? fmin(fmax(((double)i - low) / (high - low), 0), 1) : 0;
         inv_freq[i] = (float)(ramp / (r->factor * pos) + (1 - ramp) / pos);
@@ -348,14 +362,14 @@ static void rope_frequencies(const struct arch *a, float *inv_freq)
 
 void arch_rope_table(const struct arch *a, int64_t n, float *table)
 {
-    const int64_t half = a->head_dim / 2;
+    const int64_t width = a->rope.width, half = width / 2;
     float *inv_freq = mem_array(half, sizeof(float));
     rope_frequencies(a, inv_freq);
     for (int64_t p = 0; p < n; p++)
         for (int64_t i = 0; i < half; i++) {
             float angle = (float)p * inv_freq[i];
-            table[p * a->head_dim + i] = (float)(cos((double)angle) * a->rope.attention_factor);
-            table[p * a->head_dim + half + i] = (float)(sin((double)angle) * a->rope.attention_factor);
+            table[p * width + i] = (float)(cos((double)angle) * a->rope.attention_factor);
+            table[p * width + half + i] = (float)(sin((double)angle) * a->rope.attention_factor);
         }
     mem_free(inv_freq);
 }

@@ -10,6 +10,7 @@
 struct rope_arch {
     double theta, factor, beta_fast, beta_slow, attention_factor; /* factor 1: plain RoPE */
     int64_t original_len;
+    int64_t width; /* rotated channels of a head, from the first on */
     bool yarn, truncate;
 };
 
@@ -21,6 +22,9 @@ enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE };
 struct tensor_names {
     const char *router[2];        /* the second: an alternative name, or NULL */
     const char *gate, *up, *down; /* up NULL: the tensor `gate` holds the rows of both */
+    const char *router_bias;      /* suffix of the router's bias; NULL: ".bias" */
+    const char *shared;           /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
+    const char *shared_gate;      /* the gate of the shared experts; NULL: none */
 };
 
 struct mixer_kind;
@@ -31,13 +35,16 @@ struct arch {
     int64_t n_layer, d_model, n_head, n_kv, head_dim;
     int64_t n_exp, top_k, d_ff; /* of a layer with routed experts; d_ff: width of one expert */
     int64_t d_dense;            /* width of a dense layer */
+    int64_t d_shared;           /* width of all shared experts of a layer together; 0: none */
     int64_t vocab, max_len;
     struct norm norm;
     float attn_scale;
-    bool attn_bias, expert_bias, router_bias, sinks, tied;
+    bool attn_bias, out_bias; /* of q, k and v; of the output projection */
+    bool expert_bias, router_bias, sinks, tied;
+    bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
     bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
     enum qk_norm qk_norm;
-    enum router_kind router;
+    struct router router;
     struct glu glu;
     struct rope_arch rope;
     int64_t window[MT_MAX_LAYERS];                 /* 0: full causal */
@@ -56,7 +63,7 @@ int arch_load(struct arch *a, const char *dir, struct err *err) MT_CHECK;
 int arch_parse(struct arch *a, struct json root, struct err *err) MT_CHECK; /* the same, from parsed JSON */
 struct ffn_size arch_ffn(const struct arch *a, int64_t layer);
 int64_t arch_qkv_cols(const struct arch *a); /* (H + 2K) * A */
-/* cos | sin of positions 0..n-1, attention factor included; table [n, head_dim] f32 on the host */
+/* cos | sin of positions 0..n-1, attention factor included; table [n, rope.width] f32 on the host */
 void arch_rope_table(const struct arch *a, int64_t n, float *table);
 
 #endif

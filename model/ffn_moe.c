@@ -32,10 +32,11 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const struct tensor_names *n = a->names;
     const char *other = n->router[1] ? n->router[1] : n->router[0];
     const char *router = weights_has(f, other, ".weight") || weights_has(f, other, ".bias") ? other : n->router[0];
+    const char *bias = n->router_bias ? n->router_bias : ".bias";
     const struct stored_experts up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
     const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
     return weights_matrix(f, &lw->router, router, z.n_exp, a->d_model) ||
-                   (a->router_bias && weights_vector(f, &lw->router_bias, router, ".bias", z.n_exp)) ||
+                   (a->router_bias && weights_vector(f, &lw->router_bias, router, bias, z.n_exp)) ||
                    weights_experts(f, &lw->up, &up, &lw->down, &down)
                ? -1
                : 0;
@@ -70,7 +71,7 @@ void moe_fwd(const struct block *b, const struct experts *experts, struct layer_
     struct device *dev = b->dev;
     struct moe_acts *m = &s->moe;
     /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias,
-                                  b->a->router);
+                                  &b->a->router);
     op_route_sort(dev, &m->route, m->logits.shape[1]);
     if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
     /* 2 experts */ experts->fwd(b, s, y);
@@ -84,7 +85,7 @@ void moe_bwd(const struct block *b, const struct experts *experts, const struct 
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], m->route.idx.shape[1]);
     /* 2 experts */ experts->bwd(b, s, dnorm, dgate, dres);
-    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, b->a->router);
+    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, &b->a->router);
     arena_release(&dev->work, mark);
 }
 

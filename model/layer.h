@@ -15,7 +15,7 @@ struct block {
     int64_t layer;
     const struct layer_weights *w;
     const struct seqs *seqs;
-    struct tensor pos, rope; /* [T] i32, [P, A] f32 */
+    struct tensor pos, rope; /* [T] i32, [P, arch.rope.width] f32 */
     struct aux *aux;         /* auxiliary loss of this layer; coef 0: off */
     const struct experts *experts;
     bool save_ffn; /* forward saves the group FFN (acts.h) for the backward */
@@ -65,6 +65,6 @@ struct ffn_kind {
 };
 
 extern const struct mixer_kind mixer_attention;
-extern const struct ffn_kind ffn_moe, ffn_dense;
+extern const struct ffn_kind ffn_moe, ffn_shared, ffn_dense;
 
 #endif

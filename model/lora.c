@@ -20,16 +20,42 @@
 #define MAX_RANK         65536
 #define PARAMS_PER_LAYER (2 * LORA_TARGETS)
 
-static const char *const target_names[LORA_TARGETS] = {"q_proj", "k_proj",       "v_proj",
-                                                       "o_proj", "gate_up_proj", "down_proj"};
+/* The module of a Linear, in which # stands for the shared experts' name; NULL: a stack of experts. */
+static const struct {
+    const char *name, *module;
+} target_rows[LORA_TARGETS] = {
+    [LORA_Q] = {"q_proj", "self_attn.q_proj"},
+    [LORA_K] = {"k_proj", "self_attn.k_proj"},
+    [LORA_V] = {"v_proj", "self_attn.v_proj"},
+    [LORA_O] = {"o_proj", "self_attn.o_proj"},
+    [LORA_UP] = {"gate_up_proj", NULL},
+    [LORA_DOWN] = {"down_proj", NULL},
+    [LORA_SHARED_GATE] = {"shared_gate_proj", "#.gate_proj"},
+    [LORA_SHARED_UP] = {"shared_up_proj", "#.up_proj"},
+    [LORA_SHARED_DOWN] = {"shared_down_proj", "#.down_proj"},
+};
 
-const char *lora_target_name(enum lora_target t) { return target_names[t]; }
+/* Words for several targets. */
+static const struct {
+    const char *name;
+    enum lora_target first, last;
+} groups[] = {{"experts", LORA_UP, LORA_DOWN}, {"shared_experts", LORA_SHARED_GATE, LORA_SHARED_DOWN}};
+
+const char *lora_target_name(enum lora_target t) { return target_rows[t].name; }
+
+bool lora_target_is_stack(enum lora_target t) { return !target_rows[t].module; }
+
+void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT])
+{
+    const bool shared = target_rows[t].module[0] == '#';
+    snprintf(module, LORA_MODULE_TEXT, "%s%s", shared ? names->shared : "", target_rows[t].module + shared);
+}
 
 int64_t lora_param_count(const struct lora_param *p) { return p->n_exp * p->rows * p->cols; }
 
 void lora_param_name(const struct lora_param *p, char name[64])
 {
-    snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, target_names[p->target], p->is_b ? 'B' : 'A');
+    snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, target_rows[p->target].name, p->is_b ? 'B' : 'A');
 }
 
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS])
@@ -79,13 +105,25 @@ static bool next_word(const char **list, char *word, size_t n)
     return true;
 }
 
-/* The targets that a word names: one target, or both of the experts. */
+static int unknown_target(const char *key, const char *word, struct err *err)
+{
+    enum { WORDS = LORA_TARGETS + (int)MT_LEN(groups) };
+    const char *words[WORDS], *near;
+    char known[2 * LORA_NAMES_TEXT] = "";
+    for (int i = 0; i < WORDS; i++) {
+        words[i] = i < LORA_TARGETS ? target_rows[i].name : groups[i - LORA_TARGETS].name;
+        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", words[i]);
+    }
+    near = str_nearest(word, words, WORDS);
+    return err_set(err, "%s: unknown target \"%s\"%s%s%s; known: %s", key, word, near ? " (did you mean " : "",
+                   near ? near : "", near ? "?)" : "", known);
+}
+
+/* The targets that a word names: one target, or a group. */
 static int find_targets(const char *key, const char *word, enum lora_target *first, enum lora_target *last,
                         struct err *err)
 {
-    static const char *const words[] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "experts"};
     static const char *const routers[] = {"router", "gate", "mlp.router", "mlp.gate"};
-    int64_t w = 0;
     for (int64_t i = 0; i < MT_LEN(routers); i++)
         if (!strcmp(word, routers[i]))
             return err_set(err,
@@ -93,29 +131,35 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
                            "experts do and not which are asked; train.aux_loss_coef balances them through the layers "
                            "below",
                            key, word);
-    while (w < MT_LEN(words) && strcmp(word, words[w])) w++;
-    if (w == MT_LEN(words)) {
-        const char *near = str_nearest(word, words, MT_LEN(words));
-        return err_set(err,
-                       "%s: unknown target \"%s\"%s%s%s; known: q_proj, k_proj, v_proj, o_proj, experts, gate_up_proj, "
-                       "down_proj",
-                       key, word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
-    }
-    *first = w < LORA_TARGETS ? (enum lora_target)w : LORA_UP;
-    *last = w < LORA_TARGETS ? *first : LORA_DOWN;
-    return 0;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (!strcmp(word, target_rows[t].name)) return *first = *last = t, 0;
+    for (int64_t i = 0; i < MT_LEN(groups); i++)
+        if (!strcmp(word, groups[i].name)) return *first = groups[i].first, *last = groups[i].last, 0;
+    return unknown_target(key, word, err);
+}
+
+static bool any_layer_has(const struct arch *a, enum lora_target t)
+{
+    struct product q;
+    int64_t n;
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (find_product(a, l, t, &q, &n) && q.n_exp > 0) return true;
+    return false;
 }
 
 /* a NULL: any model. */
 static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
 {
-    enum lora_target first, last;
+    enum lora_target first = LORA_Q, last = LORA_Q;
     char word[64];
     bool any = false;
     for (const char *s = targets; next_word(&s, word, sizeof(word));) {
         if (find_targets("lora.targets", word, &first, &last, err)) return -1;
-        if (last >= LORA_UP && a && a->n_exp == 0)
-            return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no experts", word);
+        if (a && !any_layer_has(a, first))
+            return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no %s", word,
+                           first == LORA_SHARED_GATE ? "shared experts"
+                           : last >= LORA_UP         ? "experts"
+                                                     : "such matrix");
         for (enum lora_target t = first; t <= last; t++) ad->target[t] = any = true;
     }
     if (!any) return err_set(err, "lora.targets is empty: nothing would be trained");
@@ -125,7 +169,7 @@ static int parse_targets(struct adapters *ad, const struct arch *a, const char *
 /* Parses "experts=8,q_proj=32"; later entries override earlier ones. */
 static int parse_ranks(struct adapters *ad, const char *ranks, struct err *err)
 {
-    enum lora_target first, last;
+    enum lora_target first = LORA_Q, last = LORA_Q;
     char word[64];
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) ad->rank[t] = ad->r;
     for (const char *s = ranks ? ranks : ""; next_word(&s, word, sizeof(word));) {
@@ -174,7 +218,7 @@ void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT])
     text[0] = '\0';
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (ad->target[t] && ad->rank[t] != ad->r)
-            n += snprintf(text + n, (size_t)(LORA_RANKS_TEXT - n), "%s%s=%lld", n ? "," : "", target_names[t],
+            n += snprintf(text + n, (size_t)(LORA_RANKS_TEXT - n), "%s%s=%lld", n ? "," : "", target_rows[t].name,
                           (long long)ad->rank[t]);
 }
 
@@ -269,6 +313,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
         return -1;
     pad_ranks(ad, 1);
     ad->transposed = a->transposed_experts;
+    ad->names = a->names;
     ad->n_layer = ad->lowest_layer = a->n_layer;
     ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));
     ad->params = mem_array(a->n_layer * PARAMS_PER_LAYER, sizeof(*ad->params));
@@ -601,7 +646,10 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
         snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
     s += snprintf(s, 2 * LINE, "LoRA r %lld%s%s%s, alpha %g, scale %s%s, dropout %g%s\n", (long long)ad->r,
                   ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, scale, ad->rslora ? " (rsLoRA)" : "",
-                  ad->dropout, ad->dropout > 0 ? " on attention (PEFT has none for experts)" : "");
+                  ad->dropout,
+                  !(ad->dropout > 0)             ? ""
+                  : ad->target[LORA_SHARED_GATE] ? " on attention and shared experts (PEFT has none for routed experts)"
+                                                 : " on attention (PEFT has none for experts)");
     s += snprintf(s, LINE, "%-14s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         struct product q = {.n_exp = 0}, other;
@@ -612,8 +660,8 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
             if (find_product(a, n, t, &other, &rows)) q = other, out = rows, n_here += ad->layer_on[n];
         shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
         shape_text(b_text, q.n_exp, out, ad->rank[t]);
-        s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_names[t], (long long)n_here, a_text, b_text,
-                      (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
+        s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_rows[t].name, (long long)n_here, a_text,
+                      b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
     }
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
         s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);

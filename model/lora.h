@@ -14,7 +14,18 @@
 #include "model/arch.h"
 #include "optim/adamw.h"
 
-enum lora_target { LORA_Q, LORA_K, LORA_V, LORA_O, LORA_UP, LORA_DOWN, LORA_TARGETS };
+enum lora_target {
+    LORA_Q,
+    LORA_K,
+    LORA_V,
+    LORA_O,
+    LORA_UP, /* of the routed experts: stacks */
+    LORA_DOWN,
+    LORA_SHARED_GATE, /* of the shared experts */
+    LORA_SHARED_UP,
+    LORA_SHARED_DOWN,
+    LORA_TARGETS
+};
 
 struct lora_param {
     enum lora_target target;
@@ -68,7 +79,7 @@ struct lora_options {
     int64_t r;
     double alpha, dropout;
     bool rslora;
-    const char *targets; /* comma-separated: q_proj k_proj v_proj o_proj experts gate_up_proj down_proj */
+    const char *targets; /* comma-separated names of targets or of groups: experts, shared_experts */
     const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
     const char *layers;  /* "" or "all": every layer; else "0-3,7" */
 };
@@ -83,8 +94,9 @@ struct adapters {
     bool rslora;
     float scale[LORA_TARGETS]; /* alpha/rank, or alpha/sqrt(rank) with rslora */
     bool target[LORA_TARGETS];
-    unsigned fused[LORA_TARGETS]; /* bits of the targets that share a product with this one */
-    bool transposed;              /* transformers stores the experts as [E, in, out]; used for PEFT files only */
+    unsigned fused[LORA_TARGETS];     /* bits of the targets that share a product with this one */
+    bool transposed;                  /* transformers stores the experts as [E, in, out]; used for PEFT files only */
+    const struct tensor_names *names; /* the architecture's */
     int64_t n_layer;
     bool *layer_on;       /* [n_layer] host: the layer has trained parameters */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */
@@ -107,7 +119,7 @@ struct adapters {
 /* Checks spelling and numbers of the options; it needs no checkpoint. */
 int lora_options_check(const struct lora_options *opt, struct err *err) MT_CHECK;
 /* Plans the parameters from the options, without device memory. An unknown target or layer is an error, and so is a
- * target that matches nothing. Expert targets skip dense layers. */
+ * target that matches nothing. Targets skip layers without their matrix. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
 /* Computes the device layout: lora ranks rounded up to `multiple`, experts divided among the ranks of par->ep. Call it
  * before adapters_alloc. adapters_plan leaves a layout with multiple 1 and one rank. */
@@ -148,9 +160,15 @@ int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int6
 /* The largest lora rank of the trained targets. */
 int64_t adapters_max_rank(const struct adapters *ad);
 /* The lora ranks in the form of lora_options.ranks; "" when all are r. */
-#define LORA_RANKS_TEXT 160
+#define LORA_RANKS_TEXT 320
+#define LORA_NAMES_TEXT 256 /* the names of all targets, separated by commas */
 void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
 const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
+/* Whether the target is a stack of the routed experts. The others are Linears, whose place in a layer of transformers'
+ * model is "self_attn.q_proj", "mlp.shared_experts.gate_proj", ... */
+bool lora_target_is_stack(enum lora_target t);
+#define LORA_MODULE_TEXT 64
+void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
 /* NULL: the layer has no such trained target. */
 const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b);
 int64_t lora_param_count(const struct lora_param *p);

@@ -49,11 +49,10 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
 {
     const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
     const struct stored_rows qkv = {
-        {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, {q, kv, kv}, a->d_model, 3};
-    const struct stored_rows out = {{"self_attn.o_proj"}, {a->d_model}, q, 1};
+        {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, {q, kv, kv}, a->d_model, 3, false};
+    const struct stored_rows out = {{"self_attn.o_proj"}, {a->d_model}, q, 1, false};
     (void)layer;
-    return weights_rows(f, &lw->qkv, &qkv, a->attn_bias, true) ||
-                   weights_rows(f, &lw->out, &out, a->attn_bias, false) ||
+    return weights_rows(f, &lw->qkv, &qkv, a->attn_bias, true) || weights_rows(f, &lw->out, &out, a->out_bias, false) ||
                    (a->sinks && weights_vector(f, &lw->sinks, "self_attn.sinks", "", a->n_head)) || load_norms(f, a, lw)
                ? -1
                : 0;
@@ -88,7 +87,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 1 qkv  */ op_linear_fwd(dev, t->qkv, t->qkv_xa, s->attn_norm, &w->qkv, absent);
     if (a->qk_norm != QK_NORM_NONE)
         /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
-    /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv);
+    /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
     /* 4 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
     /* 5 out  */ op_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->x);
 }
@@ -106,7 +105,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
 
     /* 5 out  */ op_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
     /* 4 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &shape);
-    /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv);
+    /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
     if (a->qk_norm != QK_NORM_NONE)
         /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
     /* 1 qkv  */ op_linear_bwd(dev, dnorm, dqkv, s->attn_norm, t->qkv_xa, &w->qkv);

@@ -25,6 +25,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
          "a multiple of 16 from 16 to 256"},
         {"hidden_size", a->d_model, a->d_model % 8 == 0 && a->d_model <= 16384, "a multiple of 8, at most 16384"},
         {"the experts' width", a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
+        {"the shared experts' width", a->d_shared, a->d_shared % 8 == 0, "a multiple of 8"},
         {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
@@ -46,13 +47,13 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
 static void load_tables(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
-    m->rope = arena_tensor_2d(&m->dev->state, DT_F32, opt->max_len, a->head_dim);
+    m->rope = arena_tensor_2d(&m->dev->state, DT_F32, opt->max_len, a->rope.width);
     m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 8);
     m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
     device_zero(m->dev, m->tally);
     device_zero(m->dev, m->row_sum);
     if (m->dev->dry_run) return;
-    float *host = mem_array(opt->max_len * a->head_dim, sizeof(float));
+    float *host = mem_array(opt->max_len * a->rope.width, sizeof(float));
     arch_rope_table(a, opt->max_len, host);
     device_upload(m->dev, m->rope.data, host, tensor_bytes(m->rope));
     mem_free(host);
@@ -298,7 +299,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     set_dropout(m);
     qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
     acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,
-              has_aux(m) || a->router == ROUTER_PROBABILITY);
+              has_aux(m) || a->router.kind != ROUTER_CHOSEN);
 }
 
 /* F_i is the share of rows routed to expert i, p_i its mean probability.

@@ -331,7 +331,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
-    if (stack(f, &p->w, s, r->n_part, ROLE_ATTENTION)) return -1;
+    if (stack(f, &p->w, s, r->n_part, r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION)) return -1;
     if (sampled && f->layer == 0) add_to_fingerprint(f, &p->w);
     if (!biased) return 0;
     p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);

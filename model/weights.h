@@ -9,13 +9,15 @@
 #include "model/quantize.h"
 
 struct layer_weights {
-    struct tensor attn_norm, ffn_norm; /* [D] f32 */
-    struct proj qkv, out;              /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
-    struct tensor q_norm, k_norm;      /* f32: both [A], or [HA] and [KA]; absent without such norms */
-    struct tensor sinks;               /* [H] f32 */
-    struct weight router;              /* [E, D]; one row of zeros in a dense layer */
-    struct tensor router_bias;         /* [E] f32 */
-    struct proj up, down;              /* [E, 2F, D], [E, D, F]; with expert parallelism only this rank's E/P experts */
+    struct tensor attn_norm, ffn_norm;  /* [D] f32 */
+    struct proj qkv, out;               /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct tensor q_norm, k_norm;       /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    struct tensor sinks;                /* [H] f32 */
+    struct weight router;               /* [E, D]; one row of zeros in a dense layer */
+    struct tensor router_bias;          /* [E] f32 */
+    struct proj shared_up, shared_down; /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
+    struct weight shared_gate;          /* [1, D] */
+    struct proj up, down; /* [E, 2F, D], [E, D, F]; with expert parallelism only this rank's E/P experts */
 };
 
 struct weights {
@@ -72,13 +74,15 @@ int weights_vector(struct fill *f, struct tensor *out, const char *name, const c
 /* A matrix that model.quantize does not pack. weights_zeros: a matrix of zeros that is not in the checkpoint. */
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
 void weights_zeros(struct fill *f, struct weight *w, int64_t n_out, int64_t n_in);
-/* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them. sampled: in the
- * first layer, its first bytes enter weights.fingerprint. */
+/* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them, or
+ * model.quantize those of a feed-forward network. sampled: in the first layer, its first bytes enter
+ * weights.fingerprint. */
 enum { STORED_PARTS = 3 };
 struct stored_rows {
     const char *part[STORED_PARTS];
     int64_t rows[STORED_PARTS], n_in;
     int n_part;
+    bool ffn; /* of a feed-forward network */
 };
 int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled) MT_CHECK;
 /* The two matrices of every expert that this rank holds, in any layout that a checkpoint may have; packed or decoded as

@@ -75,7 +75,7 @@ static void test_published(void **state)
         {a.n_exp, 32},      {a.top_k, 4},      {a.d_ff, 2880},     {a.vocab, 201088}, {a.max_len, 131072},
         {a.window[0], 128}, {a.window[1], 0},  {a.window[2], 128}, {a.window[3], 0},  {arch_qkv_cols(&a), 5120}};
     for (int i = 0; i < MT_LEN(sizes); i++) assert_int_equal(sizes[i][0], sizes[i][1]);
-    assert_true(a.attn_bias && a.expert_bias && a.router_bias && a.sinks && !a.tied);
+    assert_true(a.attn_bias && a.out_bias && a.expert_bias && a.router_bias && a.sinks && !a.tied);
     assert_true(a.norm.eps == 1e-5f && a.attn_scale == 0.125f);
     assert_true(a.glu.kind == GLU_CLAMPED && a.glu.interleaved && a.glu.alpha == 1.702f && a.glu.limit == 7);
     assert_true(a.rope.yarn && !a.rope.truncate && a.rope.theta == 150000 && a.rope.factor == 32);
@@ -89,6 +89,7 @@ static void assert_same_arch(const struct arch *a, const struct arch *b)
     assert_memory_equal(&a->n_layer, &b->n_layer, offsetof(struct arch, attn_bias) - offsetof(struct arch, n_layer));
     assert_memory_equal(a->window, b->window, sizeof(a->window));
     assert_true(a->attn_bias == b->attn_bias && a->expert_bias == b->expert_bias && a->router_bias == b->router_bias);
+    assert_int_equal(a->out_bias, b->out_bias);
     assert_true(a->sinks == b->sinks && a->tied == b->tied && a->glu.kind == b->glu.kind);
     assert_true(a->glu.interleaved == b->glu.interleaved && a->glu.alpha == b->glu.alpha &&
                 a->glu.limit == b->glu.limit);

@@ -84,9 +84,9 @@ static void scaled_attention(struct device *dev, struct tensor o, struct tensor 
 
 /* Sends one token to its least likely expert. */
 static void confused_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
-                            const struct weight *w, struct tensor bias, enum router_kind kind)
+                            const struct weight *w, struct tensor bias, const struct router *router)
 {
-    cpu_router_fwd(dev, r, logits, x, w, bias, kind);
+    cpu_router_fwd(dev, r, logits, x, w, bias, router);
     if (dev->dry_run) return;
     const float *row = logits.data;
     int32_t *idx = r->idx.data, least = 0;

@@ -55,24 +55,26 @@ static void test_rows(void **state)
     (void)state;
     struct arch q = load(QWEN), o = load(OLMOE), m = load(MIXTRAL);
     assert_true(q.head_dim == 16 && q.n_kv == 2 && q.n_exp == 8 && q.top_k == 2 && q.d_ff == 24);
-    assert_true(q.qk_norm == QK_NORM_HEAD && q.router == ROUTER_CHOSEN && q.norm.eps == 1e-6f && q.window[0] == 0);
+    assert_true(q.qk_norm == QK_NORM_HEAD && q.router.kind == ROUTER_CHOSEN && q.norm.eps == 1e-6f && q.window[0] == 0);
     assert_true(o.head_dim == 8 && o.n_kv == 4 && o.d_ff == 48 && o.rope.theta == 10000 && o.norm.eps == 1e-5f);
-    assert_true(o.qk_norm == QK_NORM_WHOLE && o.router == ROUTER_PROBABILITY);
+    assert_true(o.qk_norm == QK_NORM_WHOLE && o.router.kind == ROUTER_PROBABILITY);
     assert_true(m.head_dim == 8 && m.n_kv == 2 && m.d_ff == 48 && m.rope.theta == 1000000 && m.window[2] == 0);
-    assert_true(m.qk_norm == QK_NORM_NONE && m.router == ROUTER_CHOSEN);
+    assert_true(m.qk_norm == QK_NORM_NONE && m.router.kind == ROUTER_CHOSEN);
     const struct arch *all[] = {&q, &o, &m};
     for (int i = 0; i < 3; i++) {
         const struct arch *a = all[i];
         assert_true(a->norm.round_twice && a->glu.kind == GLU_SWIGLU && !a->glu.interleaved);
-        assert_false(a->sinks || a->attn_bias || a->expert_bias || a->router_bias || a->transposed_experts);
+        assert_false(a->sinks || a->attn_bias || a->out_bias || a->expert_bias || a->router_bias ||
+                     a->transposed_experts);
         assert_true(a->rope.factor == 1 && a->rope.attention_factor == 1 && !a->dense[0]);
+        assert_int_equal(a->rope.width, a->head_dim);
     }
     char text[1024];
     snprintf(text, sizeof(text), "%s", QWEN);
     memcpy(strstr(text, "norm_topk_prob"), "norm_topk_else", 14);
-    assert_int_equal(load(text).router, ROUTER_PROBABILITY); /* a missing key means false */
-    assert_int_equal(load(with(OLMOE, "\"norm_topk_prob\": true")).router, ROUTER_CHOSEN);
-    assert_true(load(with(QWEN, "\"attention_bias\": true")).attn_bias);
+    assert_int_equal(load(text).router.kind, ROUTER_PROBABILITY); /* a missing key means false */
+    assert_int_equal(load(with(OLMOE, "\"norm_topk_prob\": true")).router.kind, ROUTER_CHOSEN);
+    assert_true(load(with(QWEN, "\"attention_bias\": true")).out_bias);
     assert_int_equal(load(with(MIXTRAL, "\"sliding_window\": 64")).window[1], 64);
     assert_true(load(with(MIXTRAL, "\"rope_parameters\": {\"rope_theta\": 5e5}")).rope.theta == 5e5);
 }
@@ -571,8 +573,8 @@ static void linear_products(const struct arch *a, int64_t layer, struct product 
 static int linear_load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const int64_t q = a->n_head * a->head_dim;
-    const struct stored_rows first = {{"self_attn.q_proj"}, {q}, a->d_model, 1};
-    const struct stored_rows second = {{"self_attn.o_proj"}, {a->d_model}, q, 1};
+    const struct stored_rows first = {{"self_attn.q_proj"}, {q}, a->d_model, 1, false};
+    const struct stored_rows second = {{"self_attn.o_proj"}, {a->d_model}, q, 1, false};
     (void)layer;
     return weights_rows(f, &lw->qkv, &first, false, true) || weights_rows(f, &lw->out, &second, false, false) ? -1 : 0;
 }

@@ -76,11 +76,11 @@ static void rope_large_on_the_gpu(void **state)
     struct tensor pos = gpu_i32(at, N_TOK), table = gpu_random(DT_F32, 2, POSITIONS, HEAD, -1);
     struct tensor qkv = gpu_random(DT_BF16, 1, N_TOK, DIM, -1), few = gpu_copy(last(qkv));
     mem_free(at);
-    op_rope_fwd(&gpu, qkv, pos, table, HEADS);
-    op_rope_fwd(&gpu, few, last(pos), table, HEADS);
+    op_rope_fwd(&gpu, qkv, pos, table, HEADS, HEAD);
+    op_rope_fwd(&gpu, few, last(pos), table, HEADS, HEAD);
     expect_same("forward", last(qkv), few);
-    op_rope_bwd(&gpu, qkv, pos, table, HEADS);
-    op_rope_bwd(&gpu, few, last(pos), table, HEADS);
+    op_rope_bwd(&gpu, qkv, pos, table, HEADS, HEAD);
+    op_rope_bwd(&gpu, few, last(pos), table, HEADS, HEAD);
     expect_same("backward", last(qkv), few);
 }
 
@@ -312,8 +312,9 @@ static void router_large_on_the_gpu(void **state)
     struct tensor x = gpu_random(DT_BF16, 2, TOKENS, WIDTH, -1), bias = gpu_random(DT_F32, 3, N_EXP, -1, -1);
     struct tensor logits = gpu_empty(DT_F32, TOKENS, N_EXP, -1), few_logits = gpu_empty(DT_F32, LAST, N_EXP, -1);
     struct route r = empty_route(TOKENS, TOP, N_EXP), few = empty_route(LAST, TOP, N_EXP);
-    op_router_fwd(&gpu, &r, logits, x, &w, bias, ROUTER_PROBABILITY);
-    op_router_fwd(&gpu, &few, few_logits, last(x), &w, bias, ROUTER_PROBABILITY);
+    const struct router how = {.kind = ROUTER_PROBABILITY};
+    op_router_fwd(&gpu, &r, logits, x, &w, bias, &how);
+    op_router_fwd(&gpu, &few, few_logits, last(x), &w, bias, &how);
     expect_same("logits", last(logits), few_logits);
     expect_same("idx", last(r.idx), few.idx);
     expect_same("gate", last(r.gate), few.gate);
@@ -326,8 +327,8 @@ static void router_large_on_the_gpu(void **state)
 
     struct tensor dgate = gpu_random(DT_F32, 4, TOKENS, TOP, -1), dx = gpu_random(DT_BF16, 5, TOKENS, WIDTH, -1);
     struct tensor few_dx = gpu_copy(last(dx));
-    op_router_bwd(&gpu, dx, dgate, &r, logits, &w, &aux, ROUTER_PROBABILITY);
-    op_router_bwd(&gpu, few_dx, last(dgate), &few, few_logits, &w, &aux, ROUTER_PROBABILITY);
+    op_router_bwd(&gpu, dx, dgate, &r, logits, &w, &aux, &how);
+    op_router_bwd(&gpu, few_dx, last(dgate), &few, few_logits, &w, &aux, &how);
     expect_same("dx", last(dx), few_dx);
 }
 

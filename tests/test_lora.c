@@ -56,6 +56,46 @@ static void bad_numbers_are_refused(void **state)
     a.n_exp = 0;
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
     assert_non_null(strstr(err.msg, "matches nothing"));
+    opt.targets = "q_proj,shared_experts";
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+    assert_non_null(strstr(err.msg, "has no shared experts"));
+}
+
+/* The shared experts of a layer are three Linears; gate and up share a product. */
+static void shared_experts_have_three_targets(void **state)
+{
+    (void)state;
+    static const struct tensor_names names = {.shared = "mlp.shared_experts"};
+    struct arch a = tiny_arch();
+    struct lora_options opt = tiny_options("shared_experts");
+    struct tiny t;
+    char module[LORA_MODULE_TEXT];
+    a.names = &names;
+    a.d_shared = 7;
+    for (int64_t l = 1; l < a.n_layer; l++) a.ffn[l] = &ffn_shared;
+    opt.ranks = "shared_up_proj=1";
+    tiny_open(&t, &a, &opt, "fp32");
+    assert_int_equal(t.ad.n_params, 2 * 6);
+    assert_true(!t.ad.layer_on[0] && t.ad.layer_on[1] && t.ad.lowest_layer == 1);
+    static const struct {
+        enum lora_target target;
+        int64_t rank, n_in, n_out;
+        const char *module;
+    } rows[] = {{LORA_SHARED_GATE, 2, 8, 7, "mlp.shared_experts.gate_proj"},
+                {LORA_SHARED_UP, 1, 8, 7, "mlp.shared_experts.up_proj"},
+                {LORA_SHARED_DOWN, 2, 7, 8, "mlp.shared_experts.down_proj"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const struct lora_param *pa = adapters_find(adapters_logical(&t.ad), 1, rows[i].target, false);
+        const struct lora_param *pb = adapters_find(adapters_logical(&t.ad), 1, rows[i].target, true);
+        assert_true(pa && pb && pa->n_exp == 1 && !pa->experts && pa->rows == rows[i].rank && pa->cols == rows[i].n_in);
+        assert_true(pb->rows == rows[i].n_out && pb->cols == rows[i].rank);
+        lora_target_module(t.ad.names, rows[i].target, module);
+        assert_string_equal(module, rows[i].module);
+        assert_false(lora_target_is_stack(rows[i].target));
+    }
+    const struct lora *up = &t.ad.layers[1].of[MIXER_PRODUCTS + 2].lora;
+    assert_true(up->n_seg == 2 && up->seg_first[1] == 7 && up->seg_cols[1] == 7);
+    tiny_close(&t);
 }
 
 static void parameter_layout(void **state)
@@ -296,15 +336,11 @@ static void table_lists_the_trained_targets(void **state)
 int test_lora(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unknown_targets_are_errors),
-        cmocka_unit_test(bad_numbers_are_refused),
-        cmocka_unit_test(parameter_layout),
-        cmocka_unit_test(views_show_the_arrays),
-        cmocka_unit_test(dry_run_counts_the_exact_bytes),
-        cmocka_unit_test(initial_values_are_uniform),
-        cmocka_unit_test(initial_values_depend_only_on_name_and_seed),
-        cmocka_unit_test(working_copies_are_rounded),
-        cmocka_unit_test(table_lists_the_trained_targets),
+        cmocka_unit_test(unknown_targets_are_errors), cmocka_unit_test(shared_experts_have_three_targets),
+        cmocka_unit_test(bad_numbers_are_refused),    cmocka_unit_test(parameter_layout),
+        cmocka_unit_test(views_show_the_arrays),      cmocka_unit_test(dry_run_counts_the_exact_bytes),
+        cmocka_unit_test(initial_values_are_uniform), cmocka_unit_test(initial_values_depend_only_on_name_and_seed),
+        cmocka_unit_test(working_copies_are_rounded), cmocka_unit_test(table_lists_the_trained_targets),
     };
     return cmocka_run_group_tests_name("lora", tests, NULL, NULL);
 }

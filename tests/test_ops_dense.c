@@ -343,16 +343,24 @@ static void linear_on_the_gpu(void **state)
 struct rope {
     struct device *dev;
     struct tensor x, pos, table, y;
+    int64_t head_dim, first; /* columns from one head to the next; the first rotated column */
+};
+
+/* Three heads of head_dim columns, of which 6 are rotated, from column `first` of each head on. */
+struct rope_case {
+    int64_t n_tok, head_dim, first;
 };
 
 static const int32_t rope_pos[] = {0, 3, 4, 0, 1, 2, 9};
 
-static struct rope rope_make(struct device *dev, int64_t n_tok)
+static struct rope rope_make(struct device *dev, const struct rope_case *c)
 {
     struct rope r = {.dev = dev,
-                     .x = make_random(dev->act_dtype, 1, 1, n_tok, 3 * 6 + 2, -1),
-                     .pos = make_i32(rope_pos, n_tok),
-                     .table = make_empty(DT_F32, 10, 6, -1)};
+                     .x = make_random(dev->act_dtype, 1, 1, c->n_tok, 3 * c->head_dim + 2, -1),
+                     .pos = make_i32(rope_pos, c->n_tok),
+                     .table = make_empty(DT_F32, 10, 6, -1),
+                     .head_dim = c->head_dim,
+                     .first = c->first};
     for (int64_t p = 0; p < 10; p++) {
         for (int64_t i = 0; i < 3; i++) { /* with an attention factor of 1.25 */
             set_value(r.table, p * 6 + i, 1.25 * cos((double)p / pow(10, (double)i)));
@@ -362,13 +370,19 @@ static struct rope rope_make(struct device *dev, int64_t n_tok)
     return r;
 }
 
+/* The columns from the first rotated one to the last head's last. */
+static struct tensor rope_view(const struct rope *r, struct tensor x)
+{
+    return tensor_cols(x, r->first, 3 * r->head_dim - r->first);
+}
+
 static void rope_run(struct device *dev, const void *params, struct op_outputs *o)
 {
-    struct rope r = rope_make(dev, *(const int64_t *)params);
+    struct rope r = rope_make(dev, params);
     r.y = make_copy(r.x);
-    op_rope_fwd(dev, r.y, r.pos, r.table, 3);
+    op_rope_fwd(dev, rope_view(&r, r.y), r.pos, r.table, 3, r.head_dim);
     struct tensor dx = make_probe(r.x, 2);
-    op_rope_bwd(dev, dx, r.pos, r.table, 3);
+    op_rope_bwd(dev, rope_view(&r, dx), r.pos, r.table, 3, r.head_dim);
     put(o, r.y);
     put(o, dx);
 }
@@ -377,46 +391,59 @@ static double rope_loss(void *arg)
 {
     struct rope *r = arg;
     r->y = make_copy(r->x);
-    op_rope_fwd(r->dev, r->y, r->pos, r->table, 3);
+    op_rope_fwd(r->dev, rope_view(r, r->y), r->pos, r->table, 3, r->head_dim);
     return probe(r->y, 2);
+}
+
+/* Every element of y and, by finite differences, the gradient. */
+static void rope_values(struct device *dev, const struct rope_case *c)
+{
+    struct rope r = rope_make(dev, c);
+    const int64_t n_col = r.x.shape[1];
+    rope_loss(&r);
+    for (int64_t t = 0; t < c->n_tok; t++) {
+        for (int64_t col = 0; col < n_col; col++) {
+            const int64_t in_head = col % c->head_dim - c->first, i = in_head % 3;
+            const bool rotated = col < 3 * c->head_dim && in_head >= 0 && in_head < 6;
+            const double x = value_at(r.x, t * n_col + col);
+            double y = x;
+            if (rotated) {
+                const double cosine = value_at(r.table, rope_pos[t] * 6 + i);
+                const double sine = value_at(r.table, rope_pos[t] * 6 + 3 + i);
+                const double other = value_at(r.x, t * n_col + col + (in_head < 3 ? 3 : -3));
+                y = x * cosine + (in_head < 3 ? -other : other) * sine;
+            }
+            assert_close(value_at(r.y, t * n_col + col), y, 1e-15);
+        }
+    }
+    struct tensor dx = make_probe(r.x, 2);
+    op_rope_bwd(dev, rope_view(&r, dx), r.pos, r.table, 3, r.head_dim);
+    assert_true(gradient_error(rope_loss, &r, r.x, dx) < 1e-9);
 }
 
 static void rope(void **state)
 {
     (void)state;
-    static const int64_t counts[] = {0, 1, 7};
-    for (int i = 0; i < MT_LEN(counts); i++) op_check_case(rope_run, &counts[i], 1e-6);
+    static const struct rope_case cases[] = {{0, 6, 0}, {1, 6, 0}, {7, 6, 0}, {7, 12, 0}, {1, 24, 0}, {7, 10, 4}};
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_case(rope_run, &cases[i], 1e-6);
     struct device dev;
     op_check_begin(&dev, true);
     dev.n_threads = 1; /* hundreds of tiny calls */
-    struct rope r = rope_make(&dev, 7);
-    rope_loss(&r);
-    for (int64_t t = 0; t < 7; t++) {
-        for (int64_t c = 0; c < 20; c++) {
-            int64_t head = c / 6, i = c % 6 % 3;
-            double cosine = value_at(r.table, rope_pos[t] * 6 + i), sine = value_at(r.table, rope_pos[t] * 6 + 3 + i);
-            double lo = value_at(r.x, t * 20 + head * 6 + i),
-                   hi = head < 3 ? value_at(r.x, t * 20 + head * 6 + 3 + i) : 0;
-            double y = c % 6 < 3 ? lo * cosine - hi * sine : hi * cosine + lo * sine;
-            assert_close(value_at(r.y, t * 20 + c), head < 3 ? y : value_at(r.x, t * 20 + c), 1e-15);
-        }
-    }
-    struct tensor dx = make_probe(r.x, 2);
-    op_rope_bwd(&dev, dx, r.pos, r.table, 3);
-    assert_true(gradient_error(rope_loss, &r, r.x, dx) < 1e-9);
+    for (int i = 2; i < MT_LEN(cases); i++) rope_values(&dev, &cases[i]);
     op_check_end(&dev);
 }
 
 /* On the GPU: heads that are not rotated and columns around the view are unchanged. */
 struct gpu_rope {
     int64_t n_tok, n_head, n_more, dim, pad;
+    int64_t rest; /* columns of a head after the rotated ones */
 };
 
 static void gpu_rope_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     enum { POSITIONS = 50 };
     const struct gpu_rope *p = params;
-    int64_t width = (p->n_head + p->n_more) * p->dim, half = p->dim / 2;
+    int64_t head_dim = p->dim + p->rest, width = (p->n_head + p->n_more) * head_dim, half = p->dim / 2;
     struct tensor table = make_empty(DT_F32, POSITIONS, p->dim, -1), pos = make_empty(DT_I32, p->n_tok, -1, -1);
     for (int64_t k = 0; k < POSITIONS * half; k++) {
         double angle = (double)(k / half) / pow(1e4, (double)(k % half) / (double)half);
@@ -428,9 +455,9 @@ static void gpu_rope_run(struct device *dev, const void *params, struct op_outpu
         struct tensor wide = make_random(dev->act_dtype, 1, 1, p->n_tok, width + p->pad, -1);
         struct tensor qkv = p->pad ? tensor_cols(wide, 8, width) : wide;
         if (back)
-            op_rope_bwd(dev, qkv, pos, table, p->n_head);
+            op_rope_bwd(dev, qkv, pos, table, p->n_head, head_dim);
         else
-            op_rope_fwd(dev, qkv, pos, table, p->n_head);
+            op_rope_fwd(dev, qkv, pos, table, p->n_head, head_dim);
         put(o, wide);
     }
 }
@@ -440,9 +467,10 @@ static void rope_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     static const struct gpu_rope cases[] = {
-        {0, 4, 2, 64, 0},     {1, 1, 0, 16, 0},   {7, 3, 1, 48, 16},  {33, 72, 8, 64, 0}, {33, 36, 4, 128, 0},
-        {5, 32, 16, 128, 24}, {65, 10, 2, 64, 8}, {3, 5, 1, 256, 0},  {9, 6, 2, 80, 16},  {5, 12, 1, 96, 0},
-        {5, 4, 2, 112, 24},   {7, 9, 3, 192, 0},  {2, 1, 1, 144, 16},
+        {0, 4, 2, 64, 0, 0},    {1, 1, 0, 16, 0, 0},     {7, 3, 1, 48, 16, 0},    {33, 72, 8, 64, 0, 0},
+        {33, 36, 4, 128, 0, 0}, {5, 32, 16, 128, 24, 0}, {65, 10, 2, 64, 8, 0},   {3, 5, 1, 256, 0, 0},
+        {9, 6, 2, 80, 16, 0},   {5, 12, 1, 96, 0, 0},    {5, 4, 2, 112, 24, 0},   {7, 9, 3, 192, 0, 0},
+        {2, 1, 1, 144, 16, 0},  {33, 104, 8, 64, 0, 64}, {5, 18, 2, 64, 16, 192}, {3, 2, 1, 16, 8, 8},
     };
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_rope_run, &cases[i]);
 }

@@ -128,8 +128,9 @@ static void router_run(struct device *dev, const void *params, struct op_outputs
     const struct tensor logits = make_random(dev->stat_dtype, 2, 1, T, E, -1),
                         dgate = make_random(dev->stat_dtype, 3, 60, T, J, -1);
     const struct aux none = {0};
+    const struct router how = {.kind = ROUTER_CHOSEN};
     struct tensor dx = make_copy(old);
-    op_router_bwd(dev, dx, dgate, &r, logits, &w, &none, ROUTER_CHOSEN);
+    op_router_bwd(dev, dx, dgate, &r, logits, &w, &none, &how);
     o->out[o->n++] = dx;
     for (int64_t i = 0; rounds(dev) && i < tensor_count(dx); i++) {
         struct sum s = {value_at(old, i), 0};

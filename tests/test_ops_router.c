@@ -11,18 +11,18 @@ static int end(void **state) { return *state = NULL, op_check_end(&f64), 0; }
 
 enum { D = 16, E = 9, J = 3 };
 
-struct router {
+struct routing {
     struct device *dev;
     struct weight w;
     struct tensor x, bias, logits;
     struct route r;
     struct aux aux;
-    enum router_kind kind;
+    struct router how;
 };
 
-static struct router make_router(struct device *dev, int64_t n_tok, int64_t n_exp, int64_t top_k, float coef)
+static struct routing make_router(struct device *dev, int64_t n_tok, int64_t n_exp, int64_t top_k, float coef)
 {
-    struct router s = {.dev = dev, .w = make_weight(WF_BF16, 1, 1, 1, n_exp, D)};
+    struct routing s = {.dev = dev, .w = make_weight(WF_BF16, 1, 1, 1, n_exp, D)};
     s.aux = (struct aux){.coef = coef, .pooled = true, .rows = n_tok};
     s.x = make_random(dev->act_dtype, 2, 1, n_tok, D, -1);
     s.bias = make_random(DT_F32, 3, 1, n_exp, -1, -1);
@@ -37,19 +37,19 @@ static struct router make_router(struct device *dev, int64_t n_tok, int64_t n_ex
     return s;
 }
 
-static void route(struct router *s)
+static void route(struct routing *s)
 {
-    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, s->kind);
+    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, &s->how);
     op_route_sort(s->dev, &s->r, s->w.n_out);
 }
 
-static int64_t chosen(const struct router *s, int64_t t, int64_t j)
+static int64_t chosen(const struct routing *s, int64_t t, int64_t j)
 {
     return (int64_t)value_at(s->r.idx, t * s->r.idx.shape[1] + j);
 }
 
 /* Checks that the chosen experts are in range, ascending, and top_k in number. */
-static void check_choice(const struct router *s)
+static void check_choice(const struct routing *s)
 {
     for (int64_t t = 0; t < s->x.shape[0]; t++) {
         for (int64_t j = 0; j < s->r.idx.shape[1]; j++) {
@@ -61,8 +61,8 @@ static void check_choice(const struct router *s)
 
 static void check_gates(enum router_kind kind)
 {
-    struct router s = make_router(&f64, 50, E, J, 0);
-    s.kind = kind;
+    struct routing s = make_router(&f64, 50, E, J, 0);
+    s.how.kind = kind;
     route(&s);
     check_choice(&s);
     for (int64_t t = 0; t < 50; t++) {
@@ -98,7 +98,7 @@ static void test_choice(void **state)
 /* With a weight of zeros the logits are the bias. */
 static void check_bias(const float bias[E], const int64_t want[J])
 {
-    struct router s = make_router(&f64, 2, E, J, 0);
+    struct routing s = make_router(&f64, 2, E, J, 0);
     s.w = (struct weight){
         .format = WF_BF16, .n_exp = 1, .n_out = E, .n_in = D, .data = make_zero(DT_BF16, E, D, -1).data};
     memcpy(s.bias.data, bias, E * sizeof(*bias));
@@ -120,7 +120,7 @@ static void test_ties(void **state)
 
 static void test_nan_logits(void **state)
 {
-    struct router s = make_router(&f64, 1, E, J, 0);
+    struct routing s = make_router(&f64, 1, E, J, 0);
     for (int mask = 0; mask < 1 << E; mask++) {
         for (int e = 0; e < E; e++) set_value(s.bias, e, mask >> e & 1 ? (double)NAN : e * 5 % E);
         route(&s);
@@ -132,15 +132,15 @@ static void test_nan_logits(void **state)
 /* When top-k is the number of experts, both kinds of router are the same function, forward and backward. */
 static void test_all_experts(void **state)
 {
-    struct router s = make_router(&f64, 4, E, E, 0);
+    struct routing s = make_router(&f64, 4, E, E, 0);
     struct tensor dx[2], gate[2];
     for (int kind = 0; kind < 2; kind++) {
-        s.kind = kind ? ROUTER_PROBABILITY : ROUTER_CHOSEN;
+        s.how.kind = kind ? ROUTER_PROBABILITY : ROUTER_CHOSEN;
         route(&s);
         for (int64_t i = 0; i < 4 * E; i++) assert_int_equal(value_at(s.r.idx, i), i % E);
         gate[kind] = make_copy(s.r.gate);
         dx[kind] = make_zero(f64.act_dtype, 4, D, -1);
-        op_router_bwd(&f64, dx[kind], make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
+        op_router_bwd(&f64, dx[kind], make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, &s.how);
     }
     assert_true(tensor_error(gate[1], gate[0]) < 1e-15);
     assert_true(tensor_error(dx[1], dx[0]) < 1e-14);
@@ -150,9 +150,9 @@ static void test_all_experts(void **state)
 /* Logits far outside the range of exp: probabilities stay finite, and one expert gets all weight. */
 static void test_large_logits(void **state)
 {
-    struct router s = make_router(&f64, 3, E, J, 0);
+    struct routing s = make_router(&f64, 3, E, J, 0);
     for (int64_t e = 0; e < E; e++) set_value(s.bias, e, e == 4 ? 1e5 : -1e5);
-    s.kind = ROUTER_PROBABILITY;
+    s.how.kind = ROUTER_PROBABILITY;
     route(&s);
     check_choice(&s);
     for (int64_t i = 0; i < 3 * J; i++) assert_close(value_at(s.r.gate, i), value_at(s.r.idx, i) == 4, 0);
@@ -163,7 +163,7 @@ static void test_sort(void **state)
 {
     static const int64_t n_tok[] = {0, 1, 101};
     for (int c = 0; c < MT_LEN(n_tok); c++) {
-        struct router s = make_router(&f64, n_tok[c], E, J, 0);
+        struct routing s = make_router(&f64, n_tok[c], E, J, 0);
         route(&s);
         assert_int_equal(value_at(s.r.offs, 0), 0);
         assert_int_equal(value_at(s.r.offs, E), n_tok[c] * J);
@@ -186,9 +186,9 @@ static void test_sort(void **state)
  * coef * sum_i f_i p_i with f_i = E / (J T) * rows of i. */
 static double router_loss(void *arg)
 {
-    struct router *s = arg;
+    struct routing *s = arg;
     double loss, aux = 0;
-    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, s->kind);
+    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, &s->how);
     loss = probe(s->r.gate, 5);
     struct aux now = {.coef = s->aux.coef, .rows = s->aux.rows};
     now.count = make_zero(s->dev->stat_dtype, E, -1, -1);
@@ -212,10 +212,10 @@ static const struct router_case {
     {700, ROUTER_CHOSEN, 0.5f, true}, {700, ROUTER_PROBABILITY, 0, true},  {700, ROUTER_PROBABILITY, 0.5f, false},
 };
 
-static struct router make_case(struct device *dev, const struct router_case *c)
+static struct routing make_case(struct device *dev, const struct router_case *c)
 {
-    struct router s = make_router(dev, c->n_tok, E, J, c->coef);
-    s.kind = c->kind;
+    struct routing s = make_router(dev, c->n_tok, E, J, c->coef);
+    s.how.kind = c->kind;
     s.aux.pooled = c->pooled;
     return s;
 }
@@ -225,7 +225,7 @@ static void test_gradient(void **state)
     for (int c = 0; c < MT_LEN(router_cases); c++) {
         const struct router_case *rc = &router_cases[c];
         if (rc->n_tok != 7) continue;
-        struct router s = make_case(&f64, rc);
+        struct routing s = make_case(&f64, rc);
         route(&s);
         op_aux_stats(&f64, &s.aux, s.logits, &s.r);
         if (rc->pooled) { /* as if another layer had the same statistics */
@@ -234,14 +234,14 @@ static void test_gradient(void **state)
         }
         struct tensor dx = make_zero(f64.act_dtype, 7, D, -1);
         f64.flops = 0;
-        op_router_bwd(&f64, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
+        op_router_bwd(&f64, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, &s.how);
         bool dense = rc->kind == ROUTER_PROBABILITY || rc->coef > 0;
         assert_close(f64.flops, 2.0 * 7 * D * (dense ? E : J), 0);
         double error = gradient_error(router_loss, &s, s.x, dx);
         if (!(error <= 1e-6)) fail_msg("case %d: off by %g", c, error);
         struct tensor twice = make_copy(dx);
         route(&s);
-        op_router_bwd(&f64, twice, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
+        op_router_bwd(&f64, twice, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, &s.how);
         for (int64_t i = 0; i < 7 * D; i++) assert_close(value_at(twice, i), 2 * value_at(dx, i), 1e-14);
     }
     (void)state;
@@ -249,7 +249,7 @@ static void test_gradient(void **state)
 
 static void test_aux_stats(void **state)
 {
-    struct router s = make_router(&f64, 31, E, J, 1);
+    struct routing s = make_router(&f64, 31, E, J, 1);
     route(&s);
     double count = 0, prob = 0;
     for (int layer = 0; layer < 2; layer++) op_aux_stats(&f64, &s.aux, s.logits, &s.r);
@@ -266,11 +266,11 @@ static void test_aux_stats(void **state)
 
 static void run_router(struct device *dev, const void *params, struct op_outputs *o)
 {
-    struct router s = make_case(dev, params);
+    struct routing s = make_case(dev, params);
     route(&s);
     op_aux_stats(dev, &s.aux, s.logits, &s.r);
     struct tensor dx = make_random(dev->act_dtype, 6, 1, s.x.shape[0], D, -1);
-    op_router_bwd(dev, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, s.kind);
+    op_router_bwd(dev, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, &s.how);
     struct tensor all[] = {s.logits,     s.r.idx,     s.r.gate,   s.r.offs, s.r.row_slot,
                            s.r.slot_row, s.aux.count, s.aux.prob, dx};
     memcpy(o->out, all, sizeof(all));
@@ -287,7 +287,7 @@ static void test_router_runs(void **state)
 
 static void test_combine(void **state)
 {
-    struct router s = make_router(&f64, 13, E, J, 0);
+    struct routing s = make_router(&f64, 13, E, J, 0);
     route(&s);
     struct tensor y = make_random(f64.act_dtype, 7, 1, 13 * J, D, -1),
                   res = make_random(f64.act_dtype, 8, 1, 13, D, -1);
@@ -314,7 +314,7 @@ static void run_travel(struct device *dev, const void *params, struct op_outputs
 {
     const struct travel *p = params;
     const int64_t n_row = p->n_tok * J;
-    struct router s = make_router(dev, p->n_tok, E, J, 0);
+    struct routing s = make_router(dev, p->n_tok, E, J, 0);
     s.r.gate = make_random(dev->stat_dtype, 9, 1, p->n_tok, J, -1);
     for (int64_t i = 0; i < n_row; i++) ((int32_t *)s.r.idx.data)[i] = (int32_t)(rng_u64(7, (uint64_t)i) % E);
     op_route_sort(dev, &s.r, E);
@@ -475,7 +475,7 @@ static void fill(struct tensor x, uint64_t stream, bool grid)
 }
 
 /* For every token, the smallest chosen logit is well above the largest of the others. */
-static void check_clear(const struct router *s)
+static void check_clear(const struct routing *s)
 {
     int64_t n_exp = s->w.n_out, n_top = s->r.idx.shape[1];
     for (int64_t t = 0; t < s->x.shape[0]; t++) {
@@ -496,8 +496,8 @@ static void check_clear(const struct router *s)
 static void gpu_router_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     const struct gpu_router *p = params;
-    struct router s = make_router(dev, p->n_tok, p->n_exp, p->top_k, p->coef);
-    s.kind = p->kind;
+    struct routing s = make_router(dev, p->n_tok, p->n_exp, p->top_k, p->coef);
+    s.how.kind = p->kind;
     s.aux.pooled = p->pooled;
     s.w = gpu_router_weight(p);
     s.x = padded(dev->act_dtype, p->n_tok, p->dim, p->pad);
@@ -511,7 +511,7 @@ static void gpu_router_run(struct device *dev, const void *params, struct op_out
     for (int64_t e = 0; e < p->n_exp; e++) set_value(s.bias, e, eighths(value_at(s.bias, p->twins ? e - e % 2 : e)));
     route(&s);
     for (int layer = 0; layer < 2; layer++) op_aux_stats(dev, &s.aux, s.logits, &s.r);
-    op_router_bwd(dev, dx, dgate, &s.r, s.logits, &s.w, &s.aux, s.kind);
+    op_router_bwd(dev, dx, dgate, &s.r, s.logits, &s.w, &s.aux, &s.how);
     bool alone = p->twins && !p->grid;
     if (!dev->dry_run) check_choice(&s);
     if (dev->act_dtype == DT_F64 && !p->grid && !p->twins) check_clear(&s);
@@ -560,7 +560,7 @@ static void router_on_the_gpu(void **state)
 static void gpu_nan_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     const int *step = params;
-    struct router s = make_router(dev, 3, 40, 4, 0);
+    struct routing s = make_router(dev, 3, 40, 4, 0);
     for (int64_t e = 0; e < 40; e++) set_value(s.bias, e, e % *step ? (double)NAN : e % 3 ? -INFINITY : INFINITY);
     route(&s);
     if (!dev->dry_run) check_choice(&s);

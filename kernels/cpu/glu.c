@@ -1,4 +1,5 @@
-/* glu.c - SwiGLU and its clamped form in gpt-oss, with s = sigmoid(alpha gate), and alpha = 1 in the plain form:
+/* glu.c - SwiGLU and its clamped form in gpt-oss, of a row and as the op of dense networks; the sum y += x. With s =
+ * sigmoid(alpha gate), and alpha = 1 in the plain form:
  *   plain    h = gate s up                     dgate = dh up s (1 + gate (1 - s))          dup = dh gate s
  *   clamped  h = (up + 1) gate s, of gate = min(gate, limit) and up = clamp(up, -limit, limit); dgate and dup are those
  * of the product where the clamp has no effect, equality included, and 0 elsewhere. A NaN passes through the clamps.
@@ -46,21 +47,27 @@ static inline real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
 static inline real clamp_high(real x, real limit) { return x > limit ? limit : x; }
 static inline real clamp_both(real x, real limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 
+/* h = glu of n pairs */
+static void glu_pairs(real *h, const struct pair *p, int64_t n, const struct glu *glu)
+{
+    const real alpha = glu->alpha, limit = glu->limit;
+    if (glu->kind == GLU_SWIGLU) {
+        for (int64_t i = 0; i < n; i++) h[i] = p->gate[i] * sigmoid(p->gate[i]) * p->up[i];
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            real gate = clamp_high(p->gate[i], limit), up = clamp_both(p->up[i], limit);
+            h[i] = (up + 1) * gate * sigmoid(alpha * gate);
+        }
+    }
+}
+
 void glu_row_fwd(real *h, const real *pre, int64_t n, const struct glu *glu)
 {
     struct pair p;
-    real alpha = glu->alpha, limit = glu->limit;
     for (int64_t first = 0; first < n; first += CHUNK) {
         int64_t count = MT_MIN(CHUNK, n - first);
         split(&p, pre, first, count, n, glu->interleaved);
-        if (glu->kind == GLU_SWIGLU) {
-            for (int64_t i = 0; i < count; i++) h[first + i] = p.gate[i] * sigmoid(p.gate[i]) * p.up[i];
-        } else {
-            for (int64_t i = 0; i < count; i++) {
-                real gate = clamp_high(p.gate[i], limit), up = clamp_both(p.up[i], limit);
-                h[first + i] = (up + 1) * gate * sigmoid(alpha * gate);
-            }
-        }
+        glu_pairs(h + first, &p, count, glu);
     }
 }
 
@@ -87,5 +94,53 @@ void glu_row_bwd(real *dpre, const real *pre, const real *g, real scale, int64_t
             }
         }
         join(dpre, &d, first, count, n, glu->interleaved);
+    }
+}
+
+void CPU(glu_fwd)(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate, const struct glu *glu)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < act.shape[0]; t++) {
+        real *h = real_row(act, t);
+        glu_row_fwd(h, real_row(pre, t), act.shape[1], glu);
+        for (int64_t i = 0; gate.ndim && i < act.shape[1]; i++) h[i] *= *real_row(gate, t);
+    }
+}
+
+/* One row of the backward; returns <glu(pre), dact>. */
+static real row_bwd(real *dpre, const real *dact, const real *pre, real gate, int64_t n, const struct glu *glu)
+{
+    real h[CHUNK], sum = 0;
+    glu_row_bwd(dpre, pre, dact, gate, n, glu);
+    for (int64_t first = 0; first < n; first += CHUNK) {
+        const int64_t count = MT_MIN(CHUNK, n - first);
+        struct pair p;
+        split(&p, pre, first, count, n, glu->interleaved);
+        glu_pairs(h, &p, count, glu);
+        for (int64_t i = 0; i < count; i++) sum += h[i] * dact[first + i];
+    }
+    return sum;
+}
+
+void CPU(glu_bwd)(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor dact, struct tensor pre,
+                  struct tensor gate, const struct glu *glu)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < dact.shape[0]; t++) {
+        const real sum = row_bwd(real_row(dpre, t), real_row(dact, t), real_row(pre, t),
+                                 gate.ndim ? *real_row(gate, t) : 1, dact.shape[1], glu);
+        if (dgate.ndim) *real_row(dgate, t) = sum;
+    }
+}
+
+void CPU(add)(struct device *dev, struct tensor y, struct tensor x)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < y.shape[0]; t++) {
+        real *to = real_row(y, t);
+        for (int64_t i = 0; i < y.shape[1]; i++) to[i] += real_row(x, t)[i];
     }
 }

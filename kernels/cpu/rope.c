@@ -1,9 +1,9 @@
-/* rope.c - rotary embedding, half-split: rotates the pair (i, i + A/2) of a head by the angle of its position. */
+/* rope.c - rotary embedding, half-split: rotates the pair (i, i + W/2) of a head by the angle of its position. */
 #include "kernels/cpu/real.h"
 
 /* direction: 1 forward, -1 backward. cos and sin include the attention factor. */
 static void rotate(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
-                   real direction)
+                   int64_t head_dim, real direction)
 {
     if (dev->dry_run) return;
     int64_t n_row = qkv.shape[0], dim = table.shape[1], half = dim / 2;
@@ -14,7 +14,7 @@ static void rotate(struct device *dev, struct tensor qkv, struct tensor pos, str
                    (long long)table.shape[0]);
         const float *cosine = (const float *)table.data + p * table.ld, *sine = cosine + half;
         for (int64_t h = 0; h < n_head; h++) {
-            real *lo = real_row(qkv, t) + h * dim, *hi = lo + half;
+            real *lo = real_row(qkv, t) + h * head_dim, *hi = lo + half;
 #pragma omp simd
             for (int64_t i = 0; i < half; i++) {
                 real c = (real)cosine[i], s = direction * (real)sine[i], a = lo[i], b = hi[i];
@@ -25,12 +25,14 @@ static void rotate(struct device *dev, struct tensor qkv, struct tensor pos, str
     }
 }
 
-void CPU(rope_fwd)(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head)
+void CPU(rope_fwd)(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
+                   int64_t head_dim)
 {
-    rotate(dev, qkv, pos, table, n_head, 1);
+    rotate(dev, qkv, pos, table, n_head, head_dim, 1);
 }
 
-void CPU(rope_bwd)(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head)
+void CPU(rope_bwd)(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head,
+                   int64_t head_dim)
 {
-    rotate(dev, dqkv, pos, table, n_head, -1);
+    rotate(dev, dqkv, pos, table, n_head, head_dim, -1);
 }

@@ -1,6 +1,7 @@
 /* router.c - router: logits, top-k choice, gates, and the gradient. */
 #include "kernels/cpu/gemm.h"
 
+#include <omp.h>
 #include <string.h>
 
 #define I32(t) ((int32_t *)(t).data)
@@ -49,21 +50,73 @@ static void softmax_at(real *p, const real *x, const int32_t *ids, int64_t k, in
     for (int64_t j = 0; j < k; j++) p[j] = real_exp(x[ids[j]] - max) / sum;
 }
 
-void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
-                     struct tensor bias, enum router_kind kind)
+static real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
+
+/* The sum of the two largest of n >= 2 values. */
+static real best_two(const real *v, int64_t n)
 {
-    gemm_fwd(dev, logits.data, logits.ld, x.data, x.ld, x.shape[0], w);
-    if (dev->dry_run) return;
-    int64_t n_exp = logits.shape[1], k = r->idx.shape[1];
-#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
-    for (int64_t t = 0; t < x.shape[0]; t++) {
-        real *l = real_row(logits, t);
-        int32_t *idx = I32(r->idx) + t * k;
-        for (int64_t e = 0; bias.ndim && e < n_exp; e++) l[e] += ((const float *)bias.data)[e];
-        top_k(idx, l, n_exp, k);
-        if (kind == ROUTER_CHOSEN) softmax(real_row(r->gate, t), l, idx, k);
-        if (kind == ROUTER_PROBABILITY) softmax_at(real_row(r->gate, t), l, idx, k, n_exp);
+    real first = v[0], second = v[1];
+    if (second > first) first = v[1], second = v[0];
+    for (int64_t i = 2; i < n; i++) {
+        if (v[i] > first)
+            second = first, first = v[i];
+        else if (v[i] > second)
+            second = v[i];
     }
+    return first + second;
+}
+
+/* Sets the choice values of groups to -inf, except those of the top_group best. of_group [n_group] is scratch. */
+static void limit_groups(real *value, real *of_group, int64_t n_exp, const struct router *router)
+{
+    const int64_t n_group = router->n_group, size = n_exp / n_group;
+    for (int64_t g = 0; g < n_group; g++) of_group[g] = best_two(value + g * size, size);
+    for (int64_t g = 0; g < n_group; g++) {
+        int64_t better = 0;
+        for (int64_t h = 0; h < n_group; h++)
+            better += of_group[h] > of_group[g] || (h < g && of_group[h] >= of_group[g]);
+        for (int64_t e = g * size; better >= router->top_group && e < (g + 1) * size; e++) value[e] = -(real)INFINITY;
+    }
+}
+
+/* One token of a sigmoid router; value [2 E] is scratch. */
+static void choose_sigmoid(int32_t *idx, real *gate, const real *l, const float *bias, real *value, int64_t n_exp,
+                           int64_t k, const struct router *router)
+{
+    real sum = 0;
+    for (int64_t e = 0; e < n_exp; e++) value[e] = sigmoid(l[e]) + (bias ? (real)bias[e] : 0);
+    if (router->n_group > 1) limit_groups(value, value + n_exp, n_exp, router);
+    top_k(idx, value, n_exp, k);
+    for (int64_t j = 0; j < k; j++) sum += gate[j] = sigmoid(l[idx[j]]);
+    const real scale = router->kind == ROUTER_SIGMOID_CHOSEN ? router->scale / (sum + (real)1e-20) : router->scale;
+    for (int64_t j = 0; j < k; j++) gate[j] *= scale;
+}
+
+void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
+                     struct tensor bias, const struct router *router)
+{
+    const int64_t n_exp = logits.shape[1], k = r->idx.shape[1], mark = arena_mark(&dev->work);
+    const bool is_sigmoid = router_is_sigmoid(router);
+    const float *of_expert = bias.ndim ? bias.data : NULL;
+    gemm_fwd(dev, logits.data, logits.ld, x.data, x.ld, x.shape[0], w);
+    struct tensor values = arena_tensor_2d(&dev->work, DT_REAL, is_sigmoid ? dev->n_threads : 0, 2 * n_exp);
+    if (!dev->dry_run) {
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+        for (int64_t t = 0; t < x.shape[0]; t++) {
+            real *l = real_row(logits, t), *gate = real_row(r->gate, t);
+            int32_t *idx = I32(r->idx) + t * k;
+            if (is_sigmoid) {
+                real *value = real_row(values, omp_get_thread_num());
+                choose_sigmoid(idx, gate, l, of_expert, value, n_exp, k, router);
+                continue;
+            }
+            for (int64_t e = 0; of_expert && e < n_exp; e++) l[e] += of_expert[e];
+            top_k(idx, l, n_exp, k);
+            if (router->kind == ROUTER_CHOSEN) softmax(gate, l, idx, k);
+            if (router->kind == ROUTER_PROBABILITY) softmax_at(gate, l, idx, k, n_exp);
+        }
+    }
+    arena_release(&dev->work, mark);
 }
 
 void CPU(route_sort)(struct device *dev, struct route *r, int64_t n_exp)
@@ -112,6 +165,21 @@ static void gate_bwd(real *dl, const real *gate, const real *dgate, const int32_
     for (int64_t j = 0; j < k; j++) dl[idx[j]] = gate[j] * (dgate[j] - mean);
 }
 
+/* The same for a sigmoid router, from the logits of the token. */
+static void sigmoid_bwd(real *dl, const real *l, const real *dgate, const int32_t *idx, int64_t k, int64_t n_exp,
+                        const struct router *router)
+{
+    const bool divided = router->kind == ROUTER_SIGMOID_CHOSEN;
+    real sum = (real)1e-20, mean = 0;
+    for (int64_t j = 0; j < k; j++) sum += sigmoid(l[idx[j]]);
+    for (int64_t j = 0; j < k; j++) mean += sigmoid(l[idx[j]]) / sum * dgate[j];
+    for (int64_t e = 0; e < n_exp; e++) dl[e] = 0;
+    for (int64_t j = 0; j < k; j++) {
+        const real s = sigmoid(l[idx[j]]);
+        dl[idx[j]] = router->scale * (divided ? (dgate[j] - mean) / sum : dgate[j]) * s * (1 - s);
+    }
+}
+
 /* dl += coef E / rows p_i (F_i - sum_j F_j p_j), F = count / rows held constant; per layer F is also divided by J. */
 static void aux_bwd(real *dl, const real *p, const struct aux *aux, int64_t k, int64_t n_exp)
 {
@@ -123,19 +191,23 @@ static void aux_bwd(real *dl, const real *p, const struct aux *aux, int64_t k, i
 }
 
 void CPU(router_bwd)(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
-                     struct tensor logits, const struct weight *w, const struct aux *aux, enum router_kind kind)
+                     struct tensor logits, const struct weight *w, const struct aux *aux, const struct router *router)
 {
     int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1], k = dgate.shape[1];
-    bool dense = kind == ROUTER_PROBABILITY || aux->coef != 0; /* the probabilities of all experts are needed */
+    bool dense = router->kind == ROUTER_PROBABILITY || aux->coef != 0; /* the probabilities of all experts are needed */
     struct tensor dl = arena_tensor_2d(&dev->work, DT_REAL, n_tok, n_exp);
     struct tensor prob = arena_tensor_2d(&dev->work, DT_REAL, dense ? n_tok : 0, n_exp);
     if (!dev->dry_run) {
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t t = 0; t < n_tok; t++) {
             real *d = real_row(dl, t), *p = dense ? real_row(prob, t) : NULL;
+            const int32_t *idx = I32(r->idx) + t * k;
             if (dense) softmax(p, real_row(logits, t), NULL, n_exp);
-            gate_bwd(d, real_row(r->gate, t), real_row(dgate, t), I32(r->idx) + t * k, k,
-                     kind == ROUTER_PROBABILITY ? p : NULL, n_exp);
+            if (router_is_sigmoid(router))
+                sigmoid_bwd(d, real_row(logits, t), real_row(dgate, t), idx, k, n_exp, router);
+            else
+                gate_bwd(d, real_row(r->gate, t), real_row(dgate, t), idx, k,
+                         router->kind == ROUTER_PROBABILITY ? p : NULL, n_exp);
             if (aux->coef != 0) aux_bwd(d, p, aux, k, n_exp);
         }
     }

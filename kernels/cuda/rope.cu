@@ -1,9 +1,10 @@
-/* rope.cu - rotary embedding, half-split, in place: rotates the pair (i, i + A/2) of a head by the angle of its
+/* rope.cu - rotary embedding, half-split, in place: rotates the pair (i, i + W/2) of a head by the angle of its
  * position. Math: lo' = lo c - hi s, hi' = hi c + lo s; the backward uses -s. The table's cos and sin include the
- * attention factor. Shapes: qkv [T, >= heads*A] bf16 (view), pos [T] i32, table [P, A] f32: cos [A/2], then sin [A/2].
- * Needs: A a multiple of 16, 16-byte aligned rows, 0 <= pos < P (an invalid position traps). T may be 0.
+ * attention factor. Shapes: qkv [T, >= (heads-1)*A + W] bf16 (view), pos [T] i32, table [P, W] f32: cos [W/2], then
+ * sin [W/2]. A: columns from one head to the next.
+ * Needs: W a multiple of 16, A of 8, 16-byte aligned rows, 0 <= pos < P (an invalid position traps). T may be 0.
  * Grid: one block per token, one thread per eight pairs.
- * Moves: 4 T heads A bytes: memory bound.     Numerics: f32, one rounding at the end.
+ * Moves: 4 T heads W bytes: memory bound.     Numerics: f32, one rounding at the end.
  * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, 72 heads of 64: 103 us,
  *   2921 GB/s, 98 % of copy. */
 #include <stdio.h>
@@ -11,7 +12,7 @@
 #include "kernels/cuda/rows.cuh"
 
 static __global__ void rotate(bf16 *qkv, int64_t ld, const int32_t *pos, const float *table, int64_t ld_table,
-                              int64_t n_pos, int n_head, int half, float direction)
+                              int64_t n_pos, int n_head, int head_dim, int half, float direction)
 {
     const int64_t p = pos[blockIdx.x];
     if (p < 0 || p >= n_pos) {
@@ -22,7 +23,7 @@ static __global__ void rotate(bf16 *qkv, int64_t ld, const int32_t *pos, const f
     bf16 *row = qkv + (int64_t)blockIdx.x * ld;
     for (int i = (int)threadIdx.x; i < n_head * (half / 8); i += (int)blockDim.x) {
         const int head = i / (half / 8), at = 8 * (i % (half / 8));
-        bf16 *lo = row + head * 2 * half + at, *hi = lo + half;
+        bf16 *lo = row + head * head_dim + at, *hi = lo + half;
         float a[8], b[8], c[8], s[8], rotated[8];
         unpack8(a, load16(lo));
         unpack8(b, load16(hi));
@@ -40,26 +41,28 @@ static __global__ void rotate(bf16 *qkv, int64_t ld, const int32_t *pos, const f
 }
 
 static void launch(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
-                   float direction)
+                   int64_t head_dim, float direction)
 {
     const int64_t n_tok = qkv.shape[0], dim = table.shape[1], work = n_head * dim / 16;
     if (dev->dry_run || n_tok == 0 || work == 0) return;
-    MT_REQUIRE(dim % 16 == 0 && rows_aligned(qkv) && rows_aligned(table),
-               "rotary embedding of heads of %lld: a multiple of 16 and aligned rows are needed", (long long)dim);
+    MT_REQUIRE(dim % 16 == 0 && head_dim % 8 == 0 && rows_aligned(qkv) && rows_aligned(table),
+               "rotary embedding of %lld channels of heads of %lld: multiples of 16 and 8 and aligned rows are needed",
+               (long long)dim, (long long)head_dim);
     const int threads = (int)MT_MIN(ceil_div(work, 32) * 32, 512);
     rotate<<<grid_x(n_tok), threads, 0, cuda.stream>>>(bf16_ptr(qkv), qkv.ld, i32_ptr(pos), f32_ptr(table), table.ld,
-                                                       table.shape[0], (int)n_head, (int)(dim / 2), direction);
+                                                       table.shape[0], (int)n_head, (int)head_dim, (int)(dim / 2),
+                                                       direction);
     CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table,
-                              int64_t n_head)
+                              int64_t n_head, int64_t head_dim)
 {
-    launch(dev, qkv, pos, table, n_head, 1);
+    launch(dev, qkv, pos, table, n_head, head_dim, 1);
 }
 
 extern "C" void cuda_rope_bwd(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table,
-                              int64_t n_head)
+                              int64_t n_head, int64_t head_dim)
 {
-    launch(dev, dqkv, pos, table, n_head, -1);
+    launch(dev, dqkv, pos, table, n_head, head_dim, -1);
 }

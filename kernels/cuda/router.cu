@@ -1,8 +1,8 @@
 /* router.cu - router: logits, top-k choice, gates, statistics of the auxiliary loss, and the gradient.
- * Math: logits = x W^T + bias; the J largest, ties to the lower id; gates by kind. dx += dl W, dl by kind and auxiliary
- *   loss (ops.h has the formulas).
+ * Math: logits = x W^T + bias; the J largest, ties to the lower id; gates by kind. Sigmoid kinds choose by sigmoid +
+ *   bias, in the best groups. dx += dl W, dl by kind and auxiliary loss (ops.h has the formulas).
  * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
- * Needs: E <= 512; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
+ * Needs: E <= 512; at most 32 groups; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
  * Grid: products in tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory; all
  *   else one warp per token. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161, choose 20 to 64,
  *   gates 38 to 71, statistics 32 to 80; no spills.
@@ -224,6 +224,97 @@ static __global__ void __launch_bounds__(WARP_THREADS)
     }
 }
 
+static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+/* The value of a key, NaN for that of NaN. */
+static __device__ inline float key_value(unsigned key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+/* Takes the largest key of a warp's experts away (sets it to 0), of equal ones that of the lowest id; returns it. */
+template <int N> static __device__ inline unsigned take_largest(unsigned key[N], unsigned *chosen)
+{
+    const unsigned all = 0xffffffffu, lane = threadIdx.x % 32;
+    unsigned top = 0, id = all;
+#pragma unroll
+    for (int i = 0; i < N; i++) top = max(top, key[i]);
+    top = __reduce_max_sync(all, top);
+#pragma unroll
+    for (int i = N - 1; i >= 0; i--) id = key[i] == top ? lane + 32 * i : id;
+    id = __reduce_min_sync(all, id);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (id != lane + 32 * i) continue;
+        key[i] = 0;
+        *chosen |= 1u << i;
+    }
+    return top;
+}
+
+/* Sets the keys of all groups to 0 but those of the top_group best. Lane g holds the value of group g. */
+template <int N> static __device__ inline void limit_groups(unsigned key[N], int n_exp, int n_group, int top_group)
+{
+    const int lane = (int)threadIdx.x % 32, size = n_exp / n_group;
+    float mine = 0;
+    int better = 0;
+    for (int g = 0; g < n_group; g++) {
+        unsigned in_group[N], ignored = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) in_group[i] = (lane + 32 * i) / size == g ? key[i] : 0;
+        const float first = key_value(take_largest<N>(in_group, &ignored));
+        const float sum = first + key_value(take_largest<N>(in_group, &ignored));
+        if (lane == g) mine = sum;
+    }
+    for (int g = 0; g < n_group; g++) {
+        const float other = __shfl_sync(0xffffffffu, mine, g);
+        better += other > mine || (g < lane && other >= mine);
+    }
+    const unsigned kept = __ballot_sync(0xffffffffu, lane < n_group && better < top_group);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int group = (lane + 32 * i) / size;
+        if (group >= n_group || !(kept >> group & 1)) key[i] = 0;
+    }
+}
+
+struct choice_job {
+    int32_t *idx;
+    float *gate;
+    const float *logits, *bias; /* bias NULL: none */
+    int64_t ld_gate, ld_logits, n_tok;
+    int n_exp, n_top;
+    struct router router;
+};
+
+/* The same as choose for sigmoid routers. */
+template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_sigmoid(const struct choice_job job)
+{
+    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const unsigned lane = threadIdx.x % 32;
+    if (t >= job.n_tok) return;
+    float s[N], sum = 0;
+    unsigned key[N], chosen = 0; /* bit i: expert lane + 32 i */
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int e = (int)lane + 32 * i;
+        s[i] = e < job.n_exp ? sigmoid(job.logits[t * job.ld_logits + e]) : 0;
+        key[i] = e < job.n_exp ? sort_key(s[i] + (job.bias ? job.bias[e] : 0)) : 0;
+    }
+    if (job.router.n_group > 1) limit_groups<N>(key, job.n_exp, job.router.n_group, job.router.top_group);
+    for (int j = 0; j < job.n_top; j++) take_largest<N>(key, &chosen);
+#pragma unroll
+    for (int i = 0; i < N; i++) sum += chosen >> i & 1 ? s[i] : 0;
+    sum = warp_sum(sum);
+    const float divisor = job.router.kind == ROUTER_SIGMOID_CHOSEN ? sum + 1e-20f : 1;
+    for (int i = 0, before = 0; i < N; i++) {
+        const bool mine = chosen >> i & 1;
+        const unsigned with = __ballot_sync(0xffffffffu, mine);
+        const int64_t j = before + __popc(with & ((1u << lane) - 1));
+        before += __popc(with);
+        if (!mine) continue;
+        job.idx[t * job.n_top + j] = (int32_t)(lane + 32 * i);
+        job.gate[t * job.ld_gate + j] = s[i] / divisor * job.router.scale;
+    }
+}
+
 /* The kernel instance for n_exp experts: 1, 4 or 16 per lane. */
 #define KERNEL_FOR(kernel, n_exp) ((n_exp) <= 32 ? kernel<1> : (n_exp) <= 128 ? kernel<4> : kernel<16>)
 
@@ -237,22 +328,33 @@ static void require_router(struct tensor x, const struct weight *w)
 }
 
 extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
-                                const struct weight *w, struct tensor bias, enum router_kind kind)
+                                const struct weight *w, struct tensor bias, const struct router *router)
 {
     const int64_t n_tok = x.shape[0];
+    const bool is_sigmoid = router_is_sigmoid(router);
+    const float *of_expert = bias.ndim ? f32_ptr(bias) : NULL;
     if (dev->dry_run || n_tok == 0) return;
     require_router(x, w);
+    MT_REQUIRE(router->n_group <= 32, "a router of %d groups", router->n_group);
     const int cols = w->n_out <= 32 ? 32 : 64;
     const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_out, cols));
     const bool plain = w->format == WF_BF16;
     const auto product = cols == 32 ? (plain ? logits_tile<32, true> : logits_tile<32, false>)
                                     : (plain ? logits_tile<64, true> : logits_tile<64, false>);
     product<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w,
-                                               bias.ndim ? f32_ptr(bias) : NULL, n_tok);
+                                               is_sigmoid ? NULL : of_expert, n_tok);
     CUDA_CHECK_LAUNCH();
+    if (is_sigmoid) {
+        const struct choice_job job = {i32_ptr(r->idx),      f32_ptr(r->gate), f32_ptr(logits), of_expert,
+                                       r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
+                                       (int)r->idx.shape[1], *router};
+        KERNEL_FOR(choose_sigmoid, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
+        CUDA_CHECK_LAUNCH();
+        return;
+    }
     KERNEL_FOR(choose, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(
         i32_ptr(r->idx), f32_ptr(r->gate), r->gate.ld, f32_ptr(logits), logits.ld, n_tok, (int)w->n_out,
-        (int)r->idx.shape[1], kind == ROUTER_PROBABILITY);
+        (int)r->idx.shape[1], router->kind == ROUTER_PROBABILITY);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -355,7 +457,7 @@ struct gates_job {
     const int32_t *idx;
     int64_t ld_dl, ld_gate, ld_dgate, ld_logits, n_tok;
     int n_exp, n_top;
-    bool probability;
+    struct router router;
     const float *count; /* of the auxiliary loss; NULL: off */
     float rows, scale;  /* dl += scale p_i (F_i - sum_j F_j p_j), F = count / rows */
 };
@@ -368,10 +470,10 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
     if (t >= job.n_tok) return;
     const float *gate = job.gate + t * job.ld_gate, *dgate = job.dgate + t * job.ld_dgate;
     float p[N] = {}, d[N], mean = 0, aux_mean = 0;
-    if (job.probability || job.count) softmax<N>(p, job.logits + t * job.ld_logits, job.n_exp);
+    if (job.router.kind == ROUTER_PROBABILITY || job.count) softmax<N>(p, job.logits + t * job.ld_logits, job.n_exp);
     for (int j = 0; j < job.n_top; j++) mean += gate[j] * dgate[j];
 #pragma unroll
-    for (int i = 0; i < N; i++) d[i] = job.probability ? -p[i] * mean : 0;
+    for (int i = 0; i < N; i++) d[i] = job.router.kind == ROUTER_PROBABILITY ? -p[i] * mean : 0;
     for (int j = 0; j < job.n_top; j++) {
         const int e = job.idx[t * job.n_top + j];
 #pragma unroll
@@ -387,6 +489,28 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
         aux_mean = warp_sum(aux_mean);
 #pragma unroll
         for (int i = 0; i < N; i++) d[i] += job.scale * p[i] * (share[i] - aux_mean);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (lane + 32 * i < job.ld_dl) job.dl[t * job.ld_dl + lane + 32 * i] = d[i];
+}
+
+/* The same for sigmoid routers, which have no auxiliary loss. */
+template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_bwd(const struct gates_job job)
+{
+    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32;
+    const bool divided = job.router.kind == ROUTER_SIGMOID_CHOSEN;
+    if (t >= job.n_tok) return;
+    const float *dgate = job.dgate + t * job.ld_dgate, *logits = job.logits + t * job.ld_logits;
+    const int32_t *idx = job.idx + t * job.n_top;
+    float d[N] = {}, sum = 1e-20f, mean = 0;
+    for (int j = 0; j < job.n_top; j++) sum += sigmoid(logits[idx[j]]);
+    for (int j = 0; j < job.n_top; j++) mean += sigmoid(logits[idx[j]]) / sum * dgate[j];
+    for (int j = 0; j < job.n_top; j++) {
+        const float s = sigmoid(logits[idx[j]]), g = divided ? (dgate[j] - mean) / sum : dgate[j];
+#pragma unroll
+        for (int i = 0; i < N; i++) d[i] = idx[j] == lane + 32 * i ? job.router.scale * g * s * (1 - s) : d[i];
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -459,7 +583,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
                                 struct tensor logits, const struct weight *w, const struct aux *aux,
-                                enum router_kind kind)
+                                const struct router *router)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
     const struct tensor dl = arena_tensor_2d(&dev->work, DT_F32, n_tok, ceil_div(n_exp, 8) * 8);
@@ -475,13 +599,14 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
     job.n_tok = n_tok;
     job.n_exp = (int)n_exp;
     job.n_top = (int)dgate.shape[1];
-    job.probability = kind == ROUTER_PROBABILITY;
+    job.router = *router;
     if (aux->coef != 0) {
         job.count = f32_ptr(aux->count);
         job.rows = (float)aux->rows;
         job.scale = aux->coef * (float)n_exp / job.rows / (aux->pooled ? 1 : (float)job.n_top);
     }
-    KERNEL_FOR(gates_bwd, n_exp)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
+    const auto gates = router_is_sigmoid(router) ? KERNEL_FOR(sigmoid_bwd, n_exp) : KERNEL_FOR(gates_bwd, n_exp);
+    gates<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
     const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_in, 64));
     const auto product = w->format == WF_BF16 ? dx_tile<true> : dx_tile<false>;

@@ -98,18 +98,18 @@ static void weigh(double *gate, const double *logits, const int32_t *idx, int64_
 
 /* Replaces the CPU's router: its logits, the device's experts. */
 static void forced_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
-                          const struct weight *w, struct tensor bias, enum router_kind kind)
+                          const struct weight *w, struct tensor bias, const struct router *router)
 {
     const int64_t n_tok = r->idx.shape[0], n_top = r->idx.shape[1], n_exp = w->n_out, l = forced.layer++;
     double *value = mem_array(n_tok * n_exp, sizeof(double)), *gate = mem_array(n_tok * n_top, sizeof(double));
-    forced.real(dev, r, logits, x, w, bias, kind);
+    forced.real(dev, r, logits, x, w, bias, router);
     device_get(dev, value, logits);
     for (int64_t t = 0; t < n_tok; t++) {
         const int32_t *own = (const int32_t *)r->idx.data + t * n_top, *taken = forced.idx + t * n_top;
         const double *row = value + t * n_exp, apart = distance(row, own, taken, n_top);
         forced.differ[l] += memcmp(own, taken, (size_t)n_top * sizeof(*own)) != 0;
         if (apart > 0) forced.margin[l] = fmax(forced.margin[l], apart / spread(row, n_exp));
-        weigh(gate + t * n_top, row, taken, n_top, n_exp, kind == ROUTER_CHOSEN);
+        weigh(gate + t * n_top, row, taken, n_top, n_exp, router->kind == ROUTER_CHOSEN);
     }
     device_set(dev, r->gate, gate);
     device_upload(dev, r->idx.data, forced.idx, tensor_bytes(r->idx));

@@ -120,7 +120,7 @@ static void add_attention(struct synth *s, int64_t layer)
     add_linear(s, layer_name(layer, "self_attn.q_proj"), q, d, spread(d), a->attn_bias);
     add_linear(s, layer_name(layer, "self_attn.k_proj"), kv, d, spread(d), a->attn_bias);
     add_linear(s, layer_name(layer, "self_attn.v_proj"), kv, d, spread(d), a->attn_bias);
-    add_linear(s, layer_name(layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->attn_bias);
+    add_linear(s, layer_name(layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->out_bias);
     if (a->sinks) add_values(s, layer_name(layer, "self_attn.sinks").s, a->n_head, 0, normal(0, 0.5));
     if (a->qk_norm == QK_NORM_NONE) return;
     add_values(s, layer_name(layer, "self_attn.q_norm.weight").s, whole ? q : a->head_dim, 0, normal(1, 0.1));
