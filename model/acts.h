@@ -56,6 +56,17 @@ struct attention_acts {
     struct tensor out_xa;      /* [T, R] act */
 };
 
+/* Activations of mixer_mla.c. Lq, Lkv: widths of the latents; N, G, B: head columns without position, rotated ones,
+ * value columns. */
+struct mla_acts {
+    struct tensor a, a_xa;                 /* [T, Lq+Lkv+G] act: q_a | kv_a | rotated key; [T, n_seg*R] act */
+    struct tensor q_norm, q_rstd, q_xa;    /* [T, Lq] act, [T] stat, [T, R] act; absent without q_lora_rank */
+    struct tensor kv_norm, kv_rstd, kv_xa; /* [T, Lkv] act, [T] stat, [T, R] act */
+    struct tensor qkv;                     /* [T, H(2(N+G)+B)] act, after RoPE */
+    struct tensor o, lse;                  /* [T, HB] act, [T, H] stat */
+    struct tensor out_xa;                  /* [T, R] act */
+};
+
 /* Activations of ffn_moe.c. With expert parallelism M is a capacity: rows of one chunk, or of all chunks where saved.
  */
 struct moe_acts {
@@ -82,6 +93,7 @@ struct layer_acts {
     struct tensor h;                    /* [T, D] act: x + mixer */
     struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: input of the feed-forward network */
     struct attention_acts attention;
+    struct mla_acts mla;
     struct moe_acts moe;
     struct shared_acts shared;
 };

@@ -155,14 +155,40 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
+/* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
+static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
+
+/* DeepSeek's mscale: cos and sin have the ratio of two gains, the softmax scale the square of one. Without latent
+ * attention the keys are refused. */
+static int read_mscale(struct rope_arch *r, struct json scaling, const struct family *f, struct err *err)
+{
+    double mscale = 0, all = 0;
+    r->attention_factor = yarn_gain(r->factor, 1);
+    if (f->mixer != &mixer_mla) {
+        if (json_has(scaling, "mscale") || json_has(scaling, "mscale_all_dim"))
+            return json_error(scaling, err, "mscale and mscale_all_dim are not supported");
+        return 0;
+    }
+    if (json_opt_f64(scaling, "mscale", &mscale, err) || json_opt_f64(scaling, "mscale_all_dim", &all, err)) return -1;
+    if (!(mscale >= 0 && all >= 0)) return json_error(scaling, err, "mscale and mscale_all_dim must not be negative");
+    if (mscale > 0 && all > 0) r->attention_factor = yarn_gain(r->factor, mscale) / yarn_gain(r->factor, all);
+    if (all > 0) r->softmax_gain = yarn_gain(r->factor, all) * yarn_gain(r->factor, all);
+    return 0;
+}
+
 /* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. An older name of rope_type is type. */
 static int read_rope(struct rope_arch *r, struct json root, const struct family *f, int64_t head_dim, struct err *err)
 {
     struct json scaling = json_find(root, "rope_parameters");
     const char *type = "default";
     double rotated = f->rotated > 0 ? f->rotated : 1;
-    *r = (struct rope_arch){
-        .theta = f->theta, .factor = 1, .beta_fast = 32, .beta_slow = 1, .attention_factor = 1, .truncate = true};
+    *r = (struct rope_arch){.theta = f->theta,
+                            .factor = 1,
+                            .beta_fast = 32,
+                            .beta_slow = 1,
+                            .attention_factor = 1,
+                            .softmax_gain = 1,
+                            .truncate = true};
     if (json_type(scaling) == JSON_ABSENT || json_type(scaling) == JSON_NULL) scaling = json_find(root, "rope_scaling");
     if (json_opt_f64(root, "rope_theta", &r->theta, err) ||
         (f->rotated > 0 && json_opt_f64(root, "partial_rotary_factor", &rotated, err)))
@@ -186,8 +212,6 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
     if (strcmp(type, "yarn"))
         return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
     r->yarn = true;
-    if (json_has(scaling, "mscale") || json_has(scaling, "mscale_all_dim"))
-        return json_error(scaling, err, "mscale and mscale_all_dim are not supported");
     if (json_get_f64(scaling, "factor", &r->factor, err) ||
         json_get_i64(scaling, "original_max_position_embeddings", 1, 1 << 24, &r->original_len, err) ||
         json_opt_f64(scaling, "beta_fast", &r->beta_fast, err) ||
@@ -197,9 +221,35 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
     if (!(r->beta_slow > 0) || !(r->beta_fast >= r->beta_slow))
         return json_error(scaling, err, "beta_slow %g must be positive and beta_fast %g not below it", r->beta_slow,
                           r->beta_fast);
-    r->attention_factor = 0.1 * log(r->factor) + 1;
-    if (json_opt_f64(scaling, "attention_factor", &r->attention_factor, err)) return -1;
+    if (read_mscale(r, scaling, f, err) || json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
+        return -1;
     if (!(r->attention_factor > 0)) return json_error(scaling, err, "attention_factor must be positive");
+    return 0;
+}
+
+/* Sizes of latent attention. Its queries and keys have a head each, whatever num_key_value_heads says in other
+ * families. */
+static int read_mla(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    struct mla_arch *m = &a->mla;
+    const int64_t big = 1 << 20;
+    if (f->mixer != &mixer_mla) return 0;
+    m->interleaved = true;
+    if ((json_type(json_find(root, "q_lora_rank")) != JSON_NULL &&
+         json_get_i64(root, "q_lora_rank", 1, big, &m->q_lora, err)) ||
+        json_get_i64(root, "kv_lora_rank", 1, big, &m->kv_lora, err) ||
+        json_get_i64(root, "qk_nope_head_dim", 1, 4096, &m->nope, err) ||
+        json_get_i64(root, "qk_rope_head_dim", 2, 4096, &m->rope, err) ||
+        json_get_i64(root, "v_head_dim", 1, 4096, &m->value, err) ||
+        json_opt_bool(root, "rope_interleave", &m->interleaved, err))
+        return -1;
+    if (m->rope % 2) return json_error(root, err, "qk_rope_head_dim %lld is odd", (long long)m->rope);
+    if (a->n_kv != a->n_head)
+        return json_error(root, err,
+                          "num_key_value_heads %lld is not supported: latent attention has a key for each of "
+                          "the %lld heads",
+                          (long long)a->n_kv, (long long)a->n_head);
+    a->head_dim = m->nope + m->rope;
     return 0;
 }
 
@@ -294,7 +344,9 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     a->expert_bias = f->expert_bias;
     a->router_bias = f->router_bias;
     a->sinks = f->sinks;
-    a->attn_scale = (float)(1 / sqrt((double)a->head_dim));
+    a->attn_scale = (float)(a->rope.softmax_gain / sqrt((double)a->head_dim));
+    if (a->mla.kv_lora && !a->mla.q_lora && bias)
+        return json_error(root, err, "attention_bias without q_lora_rank is not supported");
     a->glu = f->glu;
     a->glu.alpha = (float)alpha;
     a->glu.limit = (float)limit;
@@ -305,7 +357,8 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
 {
     const struct family *f = NULL;
     *a = (struct arch){0};
-    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_rope(&a->rope, root, f, a->head_dim, err) ||
+    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_mla(a, root, f, err) ||
+        read_rope(&a->rope, root, f, a->mla.kv_lora ? a->mla.rope : a->head_dim, err) ||
         read_windows(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
         read_switches(a, root, f, err))
         return -1;

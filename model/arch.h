@@ -9,6 +9,7 @@
 
 struct rope_arch {
     double theta, factor, beta_fast, beta_slow, attention_factor; /* factor 1: plain RoPE */
+    double softmax_gain; /* factor of the softmax scale: mscale_all_dim of latent attention's YaRN; else 1 */
     int64_t original_len;
     int64_t width; /* rotated channels of a head, from the first on */
     bool yarn, truncate;
@@ -27,15 +28,22 @@ struct tensor_names {
     const char *shared_gate;      /* the gate of the shared experts; NULL: none */
 };
 
+/* Sizes of latent attention (mixer_mla.c). */
+struct mla_arch {
+    int64_t q_lora, kv_lora;   /* widths of the projections; q_lora 0: queries have none. kv_lora 0: another mixer */
+    int64_t nope, rope, value; /* of a head: columns of queries and keys without position, rotated ones; of values */
+    bool interleaved;          /* rotated pairs are adjacent columns */
+};
+
 struct mixer_kind;
 struct ffn_kind;
 struct arch {
     const char *family; /* "gpt_oss": model_type of config.json */
     const struct tensor_names *names;
-    int64_t n_layer, d_model, n_head, n_kv, head_dim;
-    int64_t n_exp, top_k, d_ff; /* of a layer with routed experts; d_ff: width of one expert */
-    int64_t d_dense;            /* width of a dense layer */
-    int64_t d_shared;           /* width of all shared experts of a layer together; 0: none */
+    int64_t n_layer, d_model, n_head, n_kv, head_dim; /* head_dim: of queries and keys */
+    int64_t n_exp, top_k, d_ff;                       /* of a layer with routed experts; d_ff: width of one expert */
+    int64_t d_dense;                                  /* width of a dense layer */
+    int64_t d_shared;                                 /* width of all shared experts of a layer together; 0: none */
     int64_t vocab, max_len;
     struct norm norm;
     float attn_scale;
@@ -44,6 +52,7 @@ struct arch {
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
     bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
     enum qk_norm qk_norm;
+    struct mla_arch mla;
     struct router router;
     struct glu glu;
     struct rope_arch rope;

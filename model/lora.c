@@ -2,6 +2,7 @@
  *
  * Flat layout of a layer, trained targets only:
  *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
+ * Latent attention has [q_a.a kv_a.a] [q_a.b kv_a.b] [o.a] [o.b] [kv_b.a] [kv_b.b] [q_b.a] [q_b.b] before the experts.
  * - Layers follow each other. With expert parallelism the attention of all layers comes first, then all experts.
  * - Each bracket begins at a multiple of 64 elements. The padding is zero, so that ops can read logical cache lines and
  *   the gradient norm can run over the logical array.
@@ -28,6 +29,10 @@ static const struct {
     [LORA_K] = {"k_proj", "self_attn.k_proj"},
     [LORA_V] = {"v_proj", "self_attn.v_proj"},
     [LORA_O] = {"o_proj", "self_attn.o_proj"},
+    [LORA_Q_A] = {"q_a_proj", "self_attn.q_a_proj"},
+    [LORA_Q_B] = {"q_b_proj", "self_attn.q_b_proj"},
+    [LORA_KV_A] = {"kv_a_proj_with_mqa", "self_attn.kv_a_proj_with_mqa"},
+    [LORA_KV_B] = {"kv_b_proj", "self_attn.kv_b_proj"},
     [LORA_UP] = {"gate_up_proj", NULL},
     [LORA_DOWN] = {"down_proj", NULL},
     [LORA_SHARED_GATE] = {"shared_gate_proj", "#.gate_proj"},
@@ -147,6 +152,20 @@ static bool any_layer_has(const struct arch *a, enum lora_target t)
     return false;
 }
 
+/* No matrix has target t, which `word` names. */
+static int refuse_target(const struct arch *a, const char *word, enum lora_target t, struct err *err)
+{
+    char names[LORA_NAMES_TEXT] = "";
+    if (t >= LORA_UP)
+        return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no %s", word,
+                       t == LORA_SHARED_GATE ? "shared experts" : "experts");
+    for (t = LORA_Q; t < LORA_TARGETS; t++)
+        if (any_layer_has(a, t))
+            snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",
+                     target_rows[t].name);
+    return err_set(err, "lora.targets: \"%s\" matches nothing: the targets of %s are %s", word, a->family, names);
+}
+
 /* a NULL: any model. */
 static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
 {
@@ -155,11 +174,7 @@ static int parse_targets(struct adapters *ad, const struct arch *a, const char *
     bool any = false;
     for (const char *s = targets; next_word(&s, word, sizeof(word));) {
         if (find_targets("lora.targets", word, &first, &last, err)) return -1;
-        if (a && !any_layer_has(a, first))
-            return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no %s", word,
-                           first == LORA_SHARED_GATE ? "shared experts"
-                           : last >= LORA_UP         ? "experts"
-                                                     : "such matrix");
+        if (a && !any_layer_has(a, first)) return refuse_target(a, word, first, err);
         for (enum lora_target t = first; t <= last; t++) ad->target[t] = any = true;
     }
     if (!any) return err_set(err, "lora.targets is empty: nothing would be trained");

@@ -19,6 +19,10 @@ enum lora_target {
     LORA_K,
     LORA_V,
     LORA_O,
+    LORA_Q_A, /* of latent attention */
+    LORA_Q_B,
+    LORA_KV_A,
+    LORA_KV_B,
     LORA_UP, /* of the routed experts: stacks */
     LORA_DOWN,
     LORA_SHARED_GATE, /* of the shared experts */

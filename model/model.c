@@ -23,6 +23,10 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
     } rows[] = {
         {"head_dim", a->head_dim, a->head_dim >= 16 && a->head_dim <= 256 && a->head_dim % 16 == 0,
          "a multiple of 16 from 16 to 256"},
+        {"v_head_dim", a->mla.value, a->mla.value % 8 == 0 && a->mla.value <= 256, "a multiple of 8, at most 256"},
+        {"qk_rope_head_dim", a->mla.rope, a->mla.rope % 16 == 0, "a multiple of 16"},
+        {"q_lora_rank", a->mla.q_lora, a->mla.q_lora % 8 == 0, "a multiple of 8"},
+        {"kv_lora_rank", a->mla.kv_lora, a->mla.kv_lora % 8 == 0, "a multiple of 8"},
         {"hidden_size", a->d_model, a->d_model % 8 == 0 && a->d_model <= 16384, "a multiple of 8, at most 16384"},
         {"the experts' width", a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
         {"the shared experts' width", a->d_shared, a->d_shared % 8 == 0, "a multiple of 8"},

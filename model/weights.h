@@ -9,9 +9,12 @@
 #include "model/quantize.h"
 
 struct layer_weights {
-    struct tensor attn_norm, ffn_norm;  /* [D] f32 */
-    struct proj qkv, out;               /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
-    struct tensor q_norm, k_norm;       /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    struct tensor attn_norm, ffn_norm; /* [D] f32 */
+    struct proj qkv, out;              /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct tensor q_norm, k_norm;      /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    /* Latent attention: qkv is [Lq+Lkv+G, D], q_a (or all of q), then kv_a; out [D, HB] */
+    struct proj q_b, kv_b;              /* [H(N+G), Lq], absent without q_lora_rank; [H(N+B), Lkv] */
+    struct tensor q_a_norm, kv_a_norm;  /* [Lq], [Lkv] f32 */
     struct tensor sinks;                /* [H] f32 */
     struct weight router;               /* [E, D]; one row of zeros in a dense layer */
     struct tensor router_bias;          /* [E] f32 */

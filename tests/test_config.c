@@ -510,8 +510,9 @@ static void validation_names_the_key(void **state)
          "data.chat_kwargs = [1]: chat_template_kwargs: must be an object of at most 12 members, "
          "as in {\"thinking\": true}"},
         {"lora.targets=q_prj", "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
-                               "v_proj, o_proj, gate_up_proj, down_proj, shared_gate_proj, shared_up_proj, "
-                               "shared_down_proj, experts, shared_experts"},
+                               "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_up_proj, "
+                               "down_proj, shared_gate_proj, shared_up_proj, shared_down_proj, experts, "
+                               "shared_experts"},
         {"lora.targets=", "lora.targets is empty: nothing would be trained"},
         {"lora.rank_pattern=experts",
          "lora.rank_pattern: \"experts\": expected TARGET=RANK, like experts=8, the rank 1 "

@@ -138,7 +138,7 @@ static void write_targets(struct json_out *o, const struct adapters *ad)
 {
     char(*items)[KEY_SIZE] = mem_array(LORA_TARGETS * ad->n_layer, KEY_SIZE);
     int64_t n = 0;
-    for (enum lora_target t = LORA_Q; t <= LORA_O; t++)
+    for (enum lora_target t = LORA_Q; t < LORA_UP; t++)
         if (ad->target[t]) snprintf(items[n++], KEY_SIZE, "%s", lora_target_name(t));
     write_string_list(o, "target_modules", items, n);
     n = 0;
@@ -173,7 +173,8 @@ static void write_ranks(struct json_out *o, const struct adapters *ad)
 
 static void write_layers(struct json_out *o, const struct adapters *ad)
 {
-    bool attention = ad->target[LORA_Q] || ad->target[LORA_K] || ad->target[LORA_V] || ad->target[LORA_O];
+    bool attention = false;
+    for (enum lora_target t = LORA_Q; t < LORA_UP; t++) attention = attention || ad->target[t];
     if (all_layers(ad) || !attention) {
         json_out_str(o, "layers_to_transform", NULL);
         return;
@@ -409,7 +410,7 @@ static int read_ranks(struct source *src, struct json root, struct err *err)
         }
         if (t == LORA_TARGETS)
             return json_error(value, err,
-                              "is not a target; expected q_proj, k_proj, v_proj, o_proj, gate_up_proj or down_proj");
+                              "is not a target; expected a projection of attention, gate_up_proj or down_proj");
         if (json_i64(value, 1, INT32_MAX, &src->rank[t], err)) return -1;
     }
     return 0;
@@ -465,6 +466,10 @@ static unsigned parse_key(const char *key, int64_t *layer)
         {".self_attn.k_proj.lora_", 1u << LORA_K},
         {".self_attn.v_proj.lora_", 1u << LORA_V},
         {".self_attn.o_proj.lora_", 1u << LORA_O},
+        {".self_attn.q_a_proj.lora_", 1u << LORA_Q_A},
+        {".self_attn.q_b_proj.lora_", 1u << LORA_Q_B},
+        {".self_attn.kv_a_proj_with_mqa.lora_", 1u << LORA_KV_A},
+        {".self_attn.kv_b_proj.lora_", 1u << LORA_KV_B},
         {".mlp.experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
         {".mlp.experts.lora_", FUSED},
         {".mlp.experts.gate_up_projs.", 1u << LORA_UP},
@@ -505,9 +510,9 @@ static int scan_tensors(struct source *src, struct err *err)
         const char *key = src->st.tensors[i].name;
         unsigned found = parse_key(key, &layer);
         if (!found || layer >= MT_MAX_LAYERS)
-            return err_set(
-                err, "%s/%s: tensor \"%.200s\" is not an adapter of q_proj, k_proj, v_proj, o_proj or the experts",
-                src->dir, WEIGHTS_NAME, key);
+            return err_set(err,
+                           "%s/%s: tensor \"%.200s\" is not an adapter of a projection of attention or of the experts",
+                           src->dir, WEIGHTS_NAME, key);
         targets |= found;
         src->layer_on[layer] = true;
     }
@@ -543,12 +548,12 @@ static int source_open(struct source *src, const char *dir, struct err *err)
 }
 
 /* "q_proj,o_proj" and "0-3,7", as [lora] targets and layers are written. */
-static void targets_text(const bool target[LORA_TARGETS], char text[96])
+static void targets_text(const bool target[LORA_TARGETS], char text[LORA_NAMES_TEXT])
 {
     int n = 0;
     text[0] = '\0';
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
-        if (target[t]) n += snprintf(text + n, 96 - (size_t)n, "%s%s", n ? "," : "", lora_target_name(t));
+        if (target[t]) n += snprintf(text + n, LORA_NAMES_TEXT - (size_t)n, "%s%s", n ? "," : "", lora_target_name(t));
 }
 
 static void ranks_text(const struct source *src, char text[LORA_RANKS_TEXT])
@@ -577,7 +582,7 @@ static void layers_text(const bool *on, int64_t n_layer, char text[LAYERS_TEXT])
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err)
 {
     struct source src;
-    char targets[96], ranks[LORA_RANKS_TEXT], layers[LAYERS_TEXT];
+    char targets[LORA_NAMES_TEXT], ranks[LORA_RANKS_TEXT], layers[LAYERS_TEXT];
     if (source_open(&src, dir, err)) return -1;
     targets_text(src.target, targets);
     layers_text(src.layer_on, MT_MAX_LAYERS, layers);

@@ -283,7 +283,21 @@ static void print_cell(FILE *out, const struct error *e) { fprintf(out, " %7.1e%
 
 static void print_head(const struct check *k)
 {
-    static const char *const target[] = {"q", "k", "v", "o", "up", "down"};
+    static const char *const target[LORA_TARGETS] = {
+        [LORA_Q] = "q",
+        [LORA_K] = "k",
+        [LORA_V] = "v",
+        [LORA_O] = "o",
+        [LORA_Q_A] = "q_a",
+        [LORA_Q_B] = "q_b",
+        [LORA_KV_A] = "kv_a",
+        [LORA_KV_B] = "kv_b",
+        [LORA_UP] = "up",
+        [LORA_DOWN] = "down",
+        [LORA_SHARED_GATE] = "s_gate",
+        [LORA_SHARED_UP] = "s_up",
+        [LORA_SHARED_DOWN] = "s_down",
+    };
     fprintf(k->out, "\n  layer  rerouted  %-9s%-9s", "attn", "out");
     for (int kind = 0; kind < KINDS; kind++) {
         char name[16];
@@ -361,7 +375,6 @@ static void print_routing(struct check *k, const double *allowed_h)
 
 static void report(struct check *k)
 {
-    static const char *const target[] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"};
     const int64_t n = k->batch.n_tok * k->arch.d_model;
     struct worst worst[2 + KINDS] = {{.any = false}};
     double *allowed_h = mem_array(k->arch.n_layer, sizeof(double));
@@ -375,7 +388,8 @@ static void report(struct check *k)
     print_single(k, "loss", loss, k->bf16 ? loss + 1 : NULL, loss + 2, 1);
     for (int kind = 0; kind < KINDS; kind++) {
         char name[64];
-        snprintf(name, sizeof(name), "gradient of %s.lora_%c", target[kind / 2], kind % 2 ? 'B' : 'A');
+        snprintf(name, sizeof(name), "gradient of %s.lora_%c", lora_target_name((enum lora_target)(kind / 2)),
+                 kind % 2 ? 'B' : 'A');
         print_worst(k->out, name, &worst[2 + kind]);
     }
     print_routing(k, allowed_h);

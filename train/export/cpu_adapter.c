@@ -35,7 +35,7 @@ static int alloc(struct cpu_adapter *h, const struct arch *a, struct err *err)
 
 int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct shape *shape, struct err *err)
 {
-    char targets[128] = "", layers[8 * MT_MAX_LAYERS] = "";
+    char targets[LORA_NAMES_TEXT] = "", layers[8 * MT_MAX_LAYERS] = "";
     size_t n = 0;
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (shape->target[t])

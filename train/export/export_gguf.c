@@ -112,6 +112,11 @@ int export_gguf(struct export *x, struct err *err)
     if (ad->rslora && ranks[0])
         return err_set(err, "a LoRA GGUF has one alpha and cannot express rsLoRA with several ranks "
                             "(lora.rank_pattern): export merged-bf16");
+    if (x->run.arch.mla.kv_lora)
+        return err_set(err,
+                       "llama.cpp splits kv_b_proj of %s into matrices of its own, so a LoRA GGUF cannot hold this "
+                       "adapter: export merged-bf16 and convert that",
+                       x->run.arch.family);
     if (!arch) return err_set(err, "llama.cpp's name for the architecture %s is not known", x->run.arch.family);
     const struct gguf_value values[] = {
         {.key = "general.architecture", .type = GGUF_STRING, .text = arch},

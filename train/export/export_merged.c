@@ -6,7 +6,9 @@
  * gpt-oss' experts in MXFP4: after quantisation-aware training the codes that training read (export_quant.h), else the
  * nearest ones (kernels/quant.h, quant_mxfp4_merge). */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/shards.h"
@@ -19,7 +21,7 @@
 #define COPY_BYTES  (32 << 20)
 #define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
 
-enum which { COPY, QKV, OUT, ROUTER, UP, DOWN, UP_BIAS, DOWN_BIAS };
+enum which { COPY, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS };
 /* TRANSPOSED: [E, in, out]. BLOCKS: MXFP4, and CODES: NVFP4 or FP8 (export_packed.c), whose scales are the next
  * tensors. */
 enum form { DENSE, TRANSPOSED, BLOCKS, CODES };
@@ -29,6 +31,7 @@ struct made {
     enum which which;
     enum form form;
     int64_t layer;
+    size_t proj; /* MATRIX: offset of its struct proj in struct layer_weights */
     const struct st_tensor *copy;
     int64_t row, n_row;             /* rows of each matrix that this tensor has */
     int64_t exp, n_exp;             /* experts that this tensor has */
@@ -48,6 +51,11 @@ struct merge {
     struct progress progress;
     int64_t done;
 };
+
+static const struct proj *proj_in(const struct layer_weights *lw, size_t proj)
+{
+    return (const struct proj *)(const void *)((const char *)lw + proj);
+}
 
 /* ---- the list of tensors ---- */
 
@@ -103,7 +111,8 @@ static void add_codes(struct merge *m, const char *name, int64_t n_in, const str
     *add(m, scale, DT_F32, f->block ? 0 : 1, (int64_t[]){1}) = next;
 }
 
-/* Adds a tensor computed from p: `how` has the rows and experts; target LORA_TARGETS: never adapted. */
+/* Adds a tensor computed from p: `how` has the rows, the part of the product and the experts; target LORA_TARGETS:
+ * never adapted. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
                        struct made how)
 {
@@ -114,7 +123,7 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     layer_name(name, how.layer, rest, how.form == BLOCKS ? "_blocks" : "");
     layer_name(scales, how.layer, rest, "_scales");
     how.quantised = p->quant.format.bits;
-    how.part = p->quant.n_part > 1 ? (int)target : 0;
+    if (p->quant.n_part <= 1) how.part = 0;
     if (target < LORA_TARGETS) {
         how.a = adapters_find(ad, how.layer, target, false);
         how.b = adapters_find(ad, how.layer, target, true);
@@ -135,13 +144,22 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     }
 }
 
+/* The experts' products. */
+static size_t proj_at(enum lora_target t)
+{
+    return t == LORA_UP ? offsetof(struct layer_weights, up) : offsetof(struct layer_weights, down);
+}
+
 /* gpt-oss: all experts in one tensor, with biases. */
 static void add_stack(struct merge *m, int64_t l, const char *rest, const struct proj *p, enum lora_target target)
 {
     const struct weight *w = &p->w;
-    const enum which which = target == LORA_UP ? UP : DOWN;
-    const struct made how = {
-        .which = which, .form = is_mxfp4(m) ? BLOCKS : TRANSPOSED, .layer = l, .n_row = w->n_out, .n_exp = w->n_exp};
+    const struct made how = {.which = MATRIX,
+                             .form = is_mxfp4(m) ? BLOCKS : TRANSPOSED,
+                             .layer = l,
+                             .proj = proj_at(target),
+                             .n_row = w->n_out,
+                             .n_exp = w->n_exp};
     char name[256];
     add_matrix(m, rest, p, target, how);
     layer_name(name, l, rest, "_bias");
@@ -150,7 +168,7 @@ static void add_stack(struct merge *m, int64_t l, const char *rest, const struct
         add_copy(m, name, t);
     else
         *add(m, name, DT_BF16, 2, (int64_t[]){w->n_exp, w->n_out}) =
-            (struct made){.which = which == UP ? UP_BIAS : DOWN_BIAS, .layer = l};
+            (struct made){.which = target == LORA_UP ? UP_BIAS : DOWN_BIAS, .layer = l};
 }
 
 /* A tensor per expert, or one tensor for a dense layer, whose pattern has no #. */
@@ -164,8 +182,9 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
             snprintf(rest, sizeof(rest), "%.*s%lld%s.weight", (int)before, pattern, (long long)e, pattern + before + 1);
         else
             snprintf(rest, sizeof(rest), "%s.weight", pattern);
-        const struct made how = {.which = target == LORA_UP ? UP : DOWN,
+        const struct made how = {.which = MATRIX,
                                  .layer = l,
+                                 .proj = proj_at(target),
                                  .row = row,
                                  .b_row = row,
                                  .n_row = n_row,
@@ -206,39 +225,62 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
     add_copy(m, name, t ? t : safetensors_find(&m->x->run.st, other));
 }
 
+/* The Linears of a product: each target is a matrix of its own in files. */
+static void add_linears(struct merge *m, int64_t l, const struct layer_weights *lw, const struct product *p)
+{
+    char module[LORA_MODULE_TEXT], rest[LORA_MODULE_TEXT + 8];
+    for (int64_t k = 0, row = 0; k < p->n_target; row += p->rows[k++]) {
+        lora_target_module(m->x->run.arch.names, p->target[k], module);
+        snprintf(rest, sizeof(rest), "%s.weight", module);
+        add_matrix(m, rest, proj_in(lw, p->proj), p->target[k],
+                   (struct made){.which = MATRIX,
+                                 .layer = l,
+                                 .proj = p->proj,
+                                 .row = row,
+                                 .n_row = p->rows[k],
+                                 .n_exp = 1,
+                                 .part = (int)k});
+    }
+}
+
 static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw)
 {
     const struct arch *a = &m->x->run.arch;
-    const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
-    const int64_t first[] = {0, q, q + kv}, rows[] = {q, kv, kv};
-    static const char *const names[] = {"self_attn.q_proj.weight", "self_attn.k_proj.weight",
-                                        "self_attn.v_proj.weight"};
-    for (enum lora_target t = LORA_Q; t <= LORA_V; t++)
-        add_matrix(m, names[t], &lw->qkv, t,
-                   (struct made){.which = QKV, .layer = l, .row = first[t], .n_row = rows[t], .n_exp = 1});
-    add_matrix(m, "self_attn.o_proj.weight", &lw->out, LORA_O,
-               (struct made){.which = OUT, .layer = l, .n_row = a->d_model, .n_exp = 1});
+    struct product p[LAYER_PRODUCTS];
+    layer_products(a, l, p);
+    for (int i = 0; i < LAYER_PRODUCTS; i++)
+        if (!p[i].experts) add_linears(m, l, lw, &p[i]);
     if (!a->dense[l]) add_router(m, l, lw);
     add_ffn(m, l, lw);
+}
+
+/* Whether `rest` begins with the weight of a Linear that add_linears lists. */
+static bool is_linear(const struct arch *a, int64_t l, const char *rest)
+{
+    struct product p[LAYER_PRODUCTS];
+    char module[LORA_MODULE_TEXT];
+    if (l >= a->n_layer) return false;
+    layer_products(a, l, p);
+    for (int i = 0; i < LAYER_PRODUCTS; i++)
+        for (int k = 0; k < p[i].n_target && !p[i].experts; k++) {
+            lora_target_module(a->names, p[i].target[k], module);
+            const size_t n = strlen(module);
+            if (!strncmp(rest, module, n) && !strncmp(rest + n, ".weight", 7)) return true;
+        }
+    return false;
 }
 
 /* Whether the tensor is part of a matrix that add_layer lists, in any format. */
 static bool is_matrix(const struct arch *a, const char *name)
 {
-    static const char *const parts[] = {"self_attn.q_proj.weight",
-                                        "self_attn.k_proj.weight",
-                                        "self_attn.v_proj.weight",
-                                        "self_attn.o_proj.weight",
-                                        "mlp.experts.",
-                                        "block_sparse_moe.experts.",
-                                        "mlp.gate_proj.",
-                                        "mlp.up_proj.",
+    static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts.", "mlp.gate_proj.", "mlp.up_proj.",
                                         "mlp.down_proj."};
     const char *rest = strncmp(name, "model.layers.", 13) ? NULL : strchr(name + 13, '.');
     if (!rest) return false;
     rest++;
     for (int64_t i = 0; i < MT_LEN(parts); i++)
         if (!strncmp(rest, parts[i], strlen(parts[i]))) return true;
+    if (is_linear(a, strtoll(name + 13, NULL, 10), rest)) return true;
     for (int i = 0; i < 2 && a->names->router[i]; i++) {
         const size_t n = strlen(a->names->router[i]);
         if (!strncmp(rest, a->names->router[i], n) && rest[n] == '.') return true;
@@ -309,10 +351,10 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         if (!rc) {
             export_quant_layer(x, &measure, &lw, l);
             add_layer(m, l, &lw);
-            measure_product(&measure, lw.up.w.n_out, lw.up.w.n_in, adapters_max_rank(&x->adapter.ad));
-            measure_product(&measure, lw.down.w.n_out, lw.down.w.n_in, adapters_max_rank(&x->adapter.ad));
-            measure_product(&measure, lw.qkv.w.n_out, lw.qkv.w.n_in, adapters_max_rank(&x->adapter.ad));
-            measure_product(&measure, lw.out.w.n_out, lw.out.w.n_in, adapters_max_rank(&x->adapter.ad));
+            struct product p[LAYER_PRODUCTS];
+            layer_products(a, l, p);
+            for (int i = 0; i < LAYER_PRODUCTS; i++)
+                if (p[i].n_out) measure_product(&measure, p[i].n_out, p[i].n_in, adapters_max_rank(&x->adapter.ad));
         }
         arena_release(&measure.weights, mark);
     }
@@ -341,21 +383,6 @@ static int put_copy(struct merge *m, int64_t i, struct err *err)
         rc = put(m, i, at, t->data + at, MT_MIN(COPY_BYTES, t->bytes - at), err);
     safetensors_drop(&m->x->run.st, t);
     return rc;
-}
-
-static const struct proj *proj_of(const struct layer_weights *lw, enum which which)
-{
-    switch (which) {
-    case QKV: return &lw->qkv;
-    case OUT: return &lw->out;
-    case UP: return &lw->up;
-    case DOWN: return &lw->down;
-    case ROUTER:
-    case COPY:
-    case UP_BIAS:
-    case DOWN_BIAS: break;
-    }
-    MT_REQUIRE(false, "%d is no product", (int)which);
 }
 
 /* w [n_row, n_in] += scale * B A of one expert, computed with the transpose of A. */
@@ -444,14 +471,14 @@ static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, cons
 static int put_matrix(struct merge *m, int64_t i, const struct layer_weights *lw, struct err *err)
 {
     const struct made *how = &m->made[i];
-    const struct weight *w = how->which == ROUTER ? &lw->router : &proj_of(lw, how->which)->w;
+    const struct weight *w = how->which == ROUTER ? &lw->router : &proj_in(lw, how->proj)->w;
     const int64_t n = how->n_row * w->n_in;
     float *values = mem_array(n, sizeof(*values));
     int rc = 0;
     for (int64_t e = 0; e < how->n_exp && !rc; e++) {
         quant_decode(values, w, how->exp + e, how->row * w->n_in, n, m->dev.n_threads);
         if (how->quantised) {
-            rc = put_quantised(m, i, e, values, proj_of(lw, how->which), err);
+            rc = put_quantised(m, i, e, values, proj_in(lw, how->proj), err);
             continue;
         }
         if (how->a) add_delta(m, how, how->exp + e, values, w->n_in);

@@ -160,9 +160,17 @@ int64_t export_vllm_bytes(const struct export *x)
     const struct arch *a = &x->run.arch;
     const struct adapters *ad = &x->adapter.ad;
     const bool experts = trains(ad, LORA_UP) || trains(ad, LORA_DOWN);
-    const int64_t attention = 4 * a->d_model + 2 * (a->n_head + a->n_kv) * a->head_dim;
-    const int64_t all = attention + (experts ? a->n_exp * (3 * a->d_model + 3 * a->d_ff) : 0);
-    return 4 * a->n_layer * adapters_max_rank(ad) * all + (1 << 20);
+    int64_t values = 0; /* per lora rank */
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        struct product p[LAYER_PRODUCTS];
+        layer_products(a, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS; i++)
+            if (!p[i].experts)
+                values += p[i].n_target * p[i].n_in + p[i].n_out;
+            else if (experts) /* gate and up have an A each */
+                values += p[i].n_exp * ((i == MIXER_PRODUCTS ? 2 : 1) * p[i].n_in + p[i].n_out);
+    }
+    return 4 * adapters_max_rank(ad) * values + (1 << 20);
 }
 
 int export_vllm(struct export *x, struct err *err)

@@ -143,6 +143,8 @@ static struct layer_weights weights_of(const struct side *side, const struct lay
     w.attn_norm = exported->attn_norm;
     w.qkv = exported->qkv;
     w.out = exported->out;
+    w.q_b = exported->q_b, w.kv_b = exported->kv_b;
+    w.q_a_norm = exported->q_a_norm, w.kv_a_norm = exported->kv_a_norm;
     w.q_norm = exported->q_norm, w.k_norm = exported->k_norm;
     w.sinks = exported->sinks;
     return w;

@@ -190,29 +190,32 @@ static void compare(const struct export *x, struct losses *l, int64_t layer, enu
     mem_free(tally);
 }
 
+static const struct proj *proj_in(const struct layer_weights *lw, const struct product *p)
+{
+    return (const struct proj *)(const void *)((const char *)lw + p->proj);
+}
+
 void merged_compare(struct merged *merged, struct device *dev, const struct export *x, struct losses *l, int64_t layer,
                     const struct layer_weights *source, const struct layer_weights *exported)
 {
-    const struct arch *a = &merged->arch;
-    const int64_t q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
-    const struct proj *const from[] = {&source->qkv, &source->out, &source->up, &source->down};
-    const struct proj *const to[] = {&exported->qkv, &exported->out, &exported->up, &exported->down};
-    for (int i = 0; i < MT_LEN(from); i++) {
-        const struct weight *w = &from[i]->w;
+    struct product products[LAYER_PRODUCTS];
+    layer_products(&merged->arch, layer, products);
+    for (int i = 0; i < LAYER_PRODUCTS; i++) {
+        const struct product *one = &products[i];
+        if (!one->n_out) continue;
+        const struct proj *from = proj_in(source, one), *to = proj_in(exported, one);
+        const struct weight *w = &from->w;
         const int64_t mark = arena_mark(&dev->work);
-        struct pair p = {.source = from[i], .exported = &to[i]->w};
-        if (from[i]->quant.format.bits) {
+        struct pair p = {.source = from, .exported = &to->w};
+        if (from->quant.format.bits) {
             const struct tensor y = arena_tensor_3d(&dev->work, DT_F32, w->n_exp, w->n_out, w->n_in);
-            op_decode(dev, y, from[i], (struct tensor){0});
+            op_decode(dev, y, from, (struct tensor){0});
             p.quantised = y.data;
         }
-        if (!dev->dry_run && i == 0) {
-            compare(x, l, layer, LORA_Q, &p, 0, q);
-            compare(x, l, layer, LORA_K, &p, q, kv);
-            compare(x, l, layer, LORA_V, &p, q + kv, kv);
-        } else if (!dev->dry_run) {
-            compare(x, l, layer, i == 1 ? LORA_O : i == 2 ? LORA_UP : LORA_DOWN, &p, 0, w->n_out);
-        }
+        if (!dev->dry_run && !one->n_target) /* a dense network: no adapter */
+            compare(x, l, layer, i == MIXER_PRODUCTS ? LORA_UP : LORA_DOWN, &p, 0, w->n_out);
+        for (int64_t k = 0, row = 0; k < one->n_target && !dev->dry_run; row += one->rows[k++])
+            compare(x, l, layer, one->target[k], &p, row, one->rows[k]);
         arena_release(&dev->work, mark);
     }
 }
