@@ -198,8 +198,9 @@ struct pipeline {
     int64_t sent[2], returned[2]; /* tickets of the dispatch and the combine, for comm_wait */
 };
 
-/* Decodes the experts once for all chunks. Returns the packed ones for a single chunk, on the CPU, and with
- * expert_group, where memory has no place for a decoded layer. */
+/* Decodes the experts once for all chunks. Returns the packed ones for a single chunk, on the CPU, with expert_group,
+ * where memory has no place for a decoded layer, and when a chunk has fewer rows than this rank has experts: its
+ * products then decode only the experts that have rows. */
 static struct proj decode(const struct pipeline *t, const struct proj *packed)
 {
     const struct weight *w = &packed->w;
@@ -207,7 +208,8 @@ static struct proj decode(const struct pipeline *t, const struct proj *packed)
     struct device *dev = t->b->dev;
     struct weight bf16 = {.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in};
     const bool as_stored = w->format == WF_BF16 && !packed->quant.format.bits;
-    if (as_stored || !dev->ops->own_memory || dev->expert_group || t->s->moe.layout->n_chunk == 1) return *packed;
+    const bool few = t->s->moe.layout->n_chunk == 1 || capacity(t->b) < w->n_exp;
+    if (as_stored || !dev->ops->own_memory || dev->expert_group || few) return *packed;
     const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
     op_decode(dev, y, packed, absent);
     bf16.data = y.data;

@@ -41,7 +41,8 @@ PATHS = [
     ("path-olmoe", "--arch olmoe-1b-7b --tokens 4096"),
     ("path-qwen3", "--arch qwen3-30b-a3b --tokens 4096 --quant nf4"),
 ]
-LORA, QUANT = "lora", "quant"
+LORA, SPLIT, QUANT = "lora", "split", "quant"
+PUBLISHED = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b")
 
 
 def output_of(*command):
@@ -81,6 +82,7 @@ def measure(binary, folder, names):
     runs = [(n, ["step", *o.split()]) for n, _, o in STEPS]
     runs += [(n, ["step", "--path", "loop,presort,grouped", *o.split()]) for n, o in PATHS]
     runs += [(LORA, ["lora", "--arch", "all", "--rank", "16"]), (QUANT, ["quant"])]
+    runs += [(SPLIT, ["lora", "--split", "--arch", "all", "--rank", "16,64"])]
     fine = [run(binary, folder, n, words) for n, words in runs if not names or n in names]
     return 0 if all(fine) else 1
 
@@ -150,6 +152,36 @@ def lora_rows(folder):
                f"{x['fwd_ms'] - x['fwd_base_ms']:.2f} + {x['dx_lora_ms']:.2f} + {x['dab_ms']:.2f} ms |")
 
 
+def split_rows(folder):
+    b = load(folder, SPLIT)
+    rows = [r for r in b["rows"] if r["arch"] in PUBLISHED] if b else []
+    if rows:
+        yield split_verdict(rows)
+        yield ""
+    yield ("| experts | tokens | r | product | without adapter | hybrid | split | split, third launch at copy speed | "
+           "gradient |")
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        for p in row["products"]:
+            name, ms = ("dB", p["db_ms"]) if "db_ms" in p else ("dA", p["da_ms"])
+            yield (f"| {row['arch']} | {row['tokens']:,} | {row['rank']} | {p['product']} | {p['base_ms']:.3f} ms | "
+                   f"{p['hybrid_ms']:.3f} ms | {p['split_ms']:.3f} ms, {p['split_ms'] / p['hybrid_ms']:.2f} times | "
+                   f"{p['split_at_copy_ms']:.3f} ms, {p['split_at_copy_ms'] / p['hybrid_ms']:.2f} times | "
+                   f"{name} {ms:.3f} ms |")
+
+
+def split_verdict(rows):
+    products = [(p, f"{r['arch']}, {r['tokens']:,} tokens, r = {r['rank']}, {p['product']}")
+                for r in rows for p in r["products"]]
+    text = []
+    for key, form in (("split_ms", "as measured"), ("split_at_copy_ms", "with a third launch at copy speed")):
+        ratio, where = min((p[key] / p["hybrid_ms"], w) for p, w in products)
+        text.append(f"{form} at least {ratio:.2f} times ({where})")
+    slower = sum(p["split_at_copy_ms"] < p["hybrid_ms"] for p, _ in products)
+    return (f"In {len(products)} products of the five published models, the split form takes, relative to the hybrid: "
+            f"{text[0]}; {text[1]}. The hybrid is slower than this bound in {slower} of them.")
+
+
 def quant_rows(folder):
     b = load(folder, QUANT)
     yield "| op | experts | GB/s | of a copy | one call per expert takes | launches |"
@@ -171,6 +203,10 @@ def write(folder):
              *step_rows(folder), "", *share_rows(folder), "",
              "### Grouped experts against loops over experts, in this program", "", *path_rows(folder), "",
              "### What adapters cost on the experts of one layer, forward and backward", "", *lora_rows(folder), "",
+             "### Adapters in the product (hybrid) or in a third launch (split)", "",
+             "`bench lora --split`, bf16 experts of one layer. Hybrid, as training runs it: x A^T, then one product",
+             "with the adapter. Split: x A^T, the product without adapter, y += s xa B^T. No activation is applied;",
+             "the split form of a layer could apply it only after its third launch.", "", *split_rows(folder), "",
              "### Fake quantisation of bf16 experts, all in one call", "", *quant_rows(folder), ""]
     with open(RESULTS, encoding="utf-8") as f:
         text = f.read()

@@ -236,6 +236,44 @@ static void test_quant(void **state)
     assert_says(said.out, "loop: one call per expert");
 }
 
+static void test_split_needs_a_gpu(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("bench", "lora", "--split", "--device", "cpu", "--threads", "1"), 1);
+    assert_says(said.err, "--split times products of a GPU; this device is cpu");
+}
+
+/* 20 training steps with a host loop over the experts and with the grouped kernels. */
+static void check_paths(const char *arch)
+{
+    const double most = 0.0022;
+    const int rc = RUN("bench", "step", "--path", "loop,grouped", "--arch", arch, "--tokens", "512", "--seq", "128",
+                       "--rank", "8", "--json");
+    if (rc && strstr(said.err, "on a GPU; this device is")) {
+        print_message("skip: losses of loop and grouped experts: no GPU\n");
+        skip();
+    }
+    if (rc) fail_msg("exit %d: %s", rc, said.err);
+    struct json_doc *doc = said_json();
+    const struct json grouped = json_at(json_find(json_root(doc), "paths"), 1);
+    const double apart = number(grouped, "loss_apart");
+    check_text(grouped, "path", "grouped");
+    assert_int_equal(json_count(json_find(grouped, "losses")), 20);
+    print_message("%s: losses of 20 steps with loop and grouped experts are at most %.2g apart, allowed %g\n", arch,
+                  apart, most);
+    assert_true(apart > 0 && apart <= most);
+    json_free(doc);
+}
+
+static void loop_and_grouped_train_alike_on_the_gpu(void **state)
+{
+    (void)state;
+    check_paths("gpt-oss-tiny");
+    check_paths("qwen3-tiny");
+    check_paths("olmoe-tiny");
+    check_paths("mixtral-tiny");
+}
+
 static void test_dequant(void **state)
 {
     (void)state;
@@ -325,9 +363,17 @@ static void test_memory(void **state)
 int test_bench(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),     cmocka_unit_test(test_step),          cmocka_unit_test(test_text),
-        cmocka_unit_test(test_errors),  cmocka_unit_test(test_memory),        cmocka_unit_test(test_lora),
-        cmocka_unit_test(test_dequant), cmocka_unit_test(test_expert_errors), cmocka_unit_test(test_quant),
+        cmocka_unit_test(test_ops),
+        cmocka_unit_test(test_step),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_lora),
+        cmocka_unit_test(test_dequant),
+        cmocka_unit_test(test_expert_errors),
+        cmocka_unit_test(test_quant),
+        cmocka_unit_test(test_split_needs_a_gpu),
+        cmocka_unit_test(loop_and_grouped_train_alike_on_the_gpu),
     };
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

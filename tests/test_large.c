@@ -12,7 +12,8 @@
 
 #ifdef MT_CUDA
 /* kernels/cuda/cuda.h */
-void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs);
+void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
+                  const int32_t *offs);
 #endif
 
 enum { LAST = 67, N_TOK = (1 << 20) + 37, DIM = 2112 };
@@ -570,7 +571,7 @@ static void dequant(const struct stack *s)
     const int64_t block = weight_scale_block(w.format);
     struct tensor out = gpu_empty(DT_BF16, w.n_exp * n, -1, -1);
     assert_true(tensor_count(out) > INT32_MAX);
-    cuda_dequant(out.data, &w, 0, w.n_exp, NULL);
+    cuda_dequant(out.data, &w, 0, w.n_exp, NULL, NULL);
     const struct weight host = {.format = w.format,
                                 .n_exp = 1,
                                 .n_out = w.n_out,

@@ -353,7 +353,8 @@ static void test_nvfp4_encode(void **state)
 
 #ifdef MT_CUDA
 /* kernels/cuda/cuda.h: experts first .. first+count-1 as bf16; offs: NULL, or the experts' row offsets. */
-void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs);
+void cuda_dequant(uint16_t *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
+                  const int32_t *offs);
 #endif
 
 struct dequant_case {
@@ -400,7 +401,7 @@ static void dequant_run(struct device *d, const void *params, struct op_outputs 
 #ifdef MT_CUDA
     if (d->act_dtype == DT_BF16) {
         if (d->dry_run) return;
-        cuda_dequant(out.data, &w, c->first, c->count, c->skips ? offs.data : NULL);
+        cuda_dequant(out.data, &w, c->first, c->count, NULL, c->skips ? offs.data : NULL);
         d->ops->wait();
     }
 #endif

@@ -180,7 +180,8 @@ static int do_bench_ops(const void *args, struct config *cfg, struct err *err)
 static int do_bench_lora(const void *args, struct config *cfg, struct err *err)
 {
     (void)cfg;
-    return bench_lora(args, err);
+    const struct bench_experts_options *o = args;
+    return o->split ? bench_split(o, err) : bench_lora(o, err);
 }
 
 static int do_bench_dequant(const void *args, struct config *cfg, struct err *err)
@@ -410,7 +411,7 @@ static const struct cli_row bench_step_rows[] = {
 
 #define BENCH_EXPERTS(formats, usual_formats, usual_tokens) \
     USUALLY(bench_experts_options, arch, "--arch", "NAME", NULL, "by bench and device", \
-            "an architecture of `moetrain synth`, qwen3.5-35b-a3b, or all: five published ones"), \
+            "an architecture of `moetrain synth`, qwen3.5-35b-a3b, or all: six published ones"), \
     USUALLY(bench_experts_options, tokens, "--tokens", "N,...", "[1, 1048576]", usual_tokens, "tokens"), \
     USUALLY(bench_experts_options, quants, "--quant", "FORMAT,...", formats, usual_formats, "formats of the experts"), \
     OPTION(bench_experts_options, repeats, "--repeats", "N", "[1, 1000]", "20", "timed runs; the median is shown"), \
@@ -420,10 +421,12 @@ static const struct cli_row bench_step_rows[] = {
     JSON(bench_experts_options)
 
 static const struct cli_row bench_lora_rows[] = {
-    BENCH_EXPERTS(BENCH_QUANTS, "as published", "2048,16384; on a CPU 64,256"),
+    BENCH_EXPERTS(BENCH_QUANTS, "as published; with --split bf16", "2048,16384; on a CPU 64,256"),
     OPTION(bench_experts_options, ranks, "--rank", "R,...", "[1, 256]", "16,32,64", "LoRA ranks"),
     OPTION(bench_experts_options, routings, "--routing", "NAME,...", BENCH_ROUTINGS, "uniform",
            "one: every token goes to the same experts"),
+    FLAG(bench_experts_options, split, "--split",
+         "on a GPU: compare each product with its adapter, as training runs it, with three launches"),
 };
 static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all", "1,4,16,64,128,512")};
 

@@ -79,9 +79,11 @@ void cuda_peers_acquire(cudaStream_t s);
 
 /* ---- dequant.cu */
 
-/* Decodes experts first .. first+count-1 of w into out: [count, n_out, n_in] bf16 contiguous, row-major. offs [E+1] i32
- * on the device, or NULL. With offs, experts without rows are skipped: their part of `out` is not written. */
-extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs);
+/* Decodes matrices of w into out: [count, n_out, n_in] bf16 contiguous, row-major. Place first + i is out[i]. ids: the
+ * expert of each place, i32 on the device; NULL: place e is expert e. offs: the rows of each place, [places + 1] i32 on
+ * the device, or NULL. With offs, places without rows are skipped: their part of `out` is not written. */
+extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
+                             const int32_t *offs);
 /* w (n_exp = 1) as a bf16 matrix [n_out, n_in]: w itself if it is bf16, else decoded into scratch on dev->work, which
  * the caller releases. A dry run only takes the scratch. */
 struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
@@ -89,7 +91,8 @@ struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
 /* ---- proj.cu */
 
 /* The same for what products with proj read, fake-quantised where it asks. */
-void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *offs);
+void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *ids,
+                      const int32_t *offs);
 struct tensor cuda_dense_proj(struct device *dev, const struct proj *proj);
 
 /* ---- gemm.cu: cuBLASLt */

@@ -26,15 +26,17 @@ enum { THREADS = 256, UNROLL = 4 };
 /* FORMAT WF_NF4 also handles WF_FP4. */
 template <enum weight_format FORMAT>
 static __global__ void __launch_bounds__(THREADS)
-    decode_kernel(bf16 *__restrict__ out, const struct source s, int64_t first, const int32_t *__restrict__ offs)
+    decode_kernel(bf16 *__restrict__ out, const struct source s, int64_t first, const int32_t *__restrict__ ids,
+                  const int32_t *__restrict__ offs)
 {
     __shared__ float code[16];
-    const int64_t e = first + blockIdx.y;
-    if (!has_rows(offs, e)) return;
-    if (has_codes(FORMAT)) {
-        if (threadIdx.x < 16) code[threadIdx.x] = code_value(s, threadIdx.x);
-        __syncthreads();
-    }
+    __shared__ int64_t expert; /* in shared memory, as MXFP4 would otherwise take 40 registers instead of 32 */
+    const int64_t place = first + blockIdx.y;
+    if (!has_rows(offs, place)) return;
+    if (threadIdx.x == 0) expert = expert_at(ids, place);
+    if (has_codes(FORMAT) && threadIdx.x < 16) code[threadIdx.x] = code_value(s, threadIdx.x);
+    __syncthreads();
+    const int64_t e = expert;
     const uint32_t n_vector = (uint32_t)(s.n / VECTOR), v = blockIdx.x * (THREADS * UNROLL) + threadIdx.x;
     uint4 x[UNROLL];
 #pragma unroll
@@ -63,13 +65,16 @@ static __device__ float value(const struct source &s, int64_t e, int64_t i)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    decode_any_kernel(bf16 *__restrict__ out, const struct source s, int64_t first, const int32_t *__restrict__ offs)
+    decode_any_kernel(bf16 *__restrict__ out, const struct source s, int64_t first, const int32_t *__restrict__ ids,
+                      const int32_t *__restrict__ offs)
 {
-    const int64_t e = first + blockIdx.y, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (has_rows(offs, e) && i < s.n) out[blockIdx.y * s.n + i] = __float2bfloat16_rn(value(s, e, i));
+    const int64_t place = first + blockIdx.y, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= s.n || !has_rows(offs, place)) return;
+    out[blockIdx.y * s.n + i] = __float2bfloat16_rn(value(s, expert_at(ids, place), i));
 }
 
-extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *offs)
+extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
+                             const int32_t *offs)
 {
     const struct source s = source_of(w);
     MT_REQUIRE(first >= 0 && count >= 0 && first + count <= w->n_exp && count <= 65535, "experts %lld + %lld of %lld",
@@ -82,21 +87,21 @@ extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, i
     const int64_t per_block = THREADS * (vectors ? VECTOR * UNROLL : 1);
     const dim3 grid(grid_x(ceil_div(s.n, per_block)), (unsigned)count);
     if (!vectors)
-        decode_any_kernel<<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_any_kernel<<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     else if (w->format == WF_F32)
-        decode_kernel<WF_F32><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_kernel<WF_F32><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     else if (w->format == WF_BF16)
-        decode_kernel<WF_BF16><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_kernel<WF_BF16><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     else if (w->format == WF_F16)
-        decode_kernel<WF_F16><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_kernel<WF_F16><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     else if (w->format == WF_MXFP4)
-        decode_kernel<WF_MXFP4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_kernel<WF_MXFP4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     else if (w->format == WF_NVFP4)
-        decode_kernel<WF_NVFP4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_kernel<WF_NVFP4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     else if (w->format == WF_FP8)
-        decode_kernel<WF_FP8><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_kernel<WF_FP8><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     else
-        decode_kernel<WF_NF4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, offs);
+        decode_kernel<WF_NF4><<<grid, THREADS, 0, cuda.stream>>>(out, s, first, ids, offs);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -105,6 +110,6 @@ struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w)
     MT_REQUIRE(w->n_exp == 1, "a dense matrix has one expert, not %lld", (long long)w->n_exp);
     if (w->format == WF_BF16) return tensor_2d((void *)w->data, DT_BF16, w->n_out, w->n_in);
     const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, w->n_out, w->n_in);
-    if (!dev->dry_run) cuda_dequant(bf16_ptr(out), w, 0, 1, NULL);
+    if (!dev->dry_run) cuda_dequant(bf16_ptr(out), w, 0, 1, NULL, NULL);
     return out;
 }

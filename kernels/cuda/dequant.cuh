@@ -111,9 +111,13 @@ static __device__ __forceinline__ uint4 decode8(const struct source &s, const fl
     return pack8(x);
 }
 
-static __device__ __forceinline__ bool has_rows(const int32_t *offs, int64_t e)
+static __device__ __forceinline__ bool has_rows(const int32_t *offs, int64_t place)
 {
-    return !offs || offs[e] < offs[e + 1];
+    return !offs || offs[place] < offs[place + 1];
+}
+static __device__ __forceinline__ int64_t expert_at(const int32_t *ids, int64_t place)
+{
+    return ids ? ids[place] : place;
 }
 
 static __host__ __device__ __forceinline__ bool is_packed(enum weight_format f) { return f >= WF_MXFP4; }

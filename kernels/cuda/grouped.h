@@ -1,8 +1,9 @@
 /* grouped.h - grouped GEMM over experts: one launch multiplies the rows of each expert with its matrix, for a range of
- * experts. The kernels read the number of rows of each expert from device memory (offs); the host never knows it.
+ * experts, or of a list of the experts that have rows. The kernels read the number of rows of each expert from device
+ * memory (offs); the host never knows it.
  *
- * For expert e of first .. first+count-1 and every row m of offs[e] .. offs[e+1]-1, with a_row(m) = slot ? slot[m] /
- * top_k : m and all sums in f32:
+ * For every place i of first .. first+count-1, its expert e = ids ? ids[i] : i, and every row m of offs[i] ..
+ * offs[i+1]-1, with a_row(m) = slot ? slot[m] / top_k : m and all sums in f32:
  *
  *     v[m, :] = scale * (la[m, :] lb_e) + a[a_row(m), :] b_e + bias_e
  *
@@ -19,15 +20,17 @@ enum grouped_epilogue {
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
-    GROUPED_GATED /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in cuda_grouped_wgmma
-                   */
+    GROUPED_GATED,   /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
+                      * cuda_grouped_wgmma */
+    GROUPED_ADD      /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
 struct grouped {
     int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, length of the sums */
-    int64_t n_exp, first, count; /* b holds experts first .. first+count-1; all other per-expert arrays hold n_exp */
-    const int32_t *offs;         /* [n_exp+1] device */
+    int64_t n_exp, first, count; /* b holds places first .. first+count-1; all other per-expert arrays hold n_exp */
+    const int32_t *ids;          /* expert of each place, device; NULL: place i is expert i, of n_exp */
+    const int32_t *offs;         /* rows of each place: [places + 1] device */
     const bf16 *a;               /* rows of n_in, lda apart */
     int64_t lda;
     const int32_t *slot; /* [M]: a is in token order, gather it; NULL: a is in expert order */
@@ -50,6 +53,11 @@ struct grouped {
     float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
 };
 
+__device__ __forceinline__ int64_t grouped_expert(const struct grouped &g, int64_t place)
+{
+    return g.ids ? __ldg(g.ids + place) : place;
+}
+
 static inline bool grouped_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 /* Requirements of all kernels of this header. */
 static inline void grouped_require(const struct grouped *g)
@@ -65,12 +73,12 @@ static inline void grouped_require(const struct grouped *g)
                "grouped product: a tensor is not 16-byte aligned");
 }
 
-/* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Writes all rows of experts first .. first+count-1 and
+/* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Writes all rows of places first .. first+count-1 and
  * nothing else. Deterministic. grouped_mma.cu: mma.sync and cp.async, any GPU since sm_80. grouped_wgmma.cu: wgmma and
  * TMA, sm_90a, n_out >= 64. */
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
-/* The same for n_out <= 64, without adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
+/* The same for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
 void cuda_grouped_thin(const struct grouped *g);
 
 /* Weight gradients of the adapters, a sum over the rows of each expert: out_e += scale * sum over its rows m of

@@ -194,6 +194,18 @@ __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64
     return sum;
 }
 
+/* x = columns 8q .. 8q + 7 in lane q. v[i]: this lane's pair of columns 8i + 2q. All lanes of the warp call it. */
+__device__ __forceinline__ void quad_columns(float x[8], const float v[4][2])
+{
+    uint32_t even[4], odd[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) even[i] = __float_as_uint(v[i][0]), odd[i] = __float_as_uint(v[i][1]);
+    quad_transpose(even);
+    quad_transpose(odd);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[2 * i] = __uint_as_float(even[i]), x[2 * i + 1] = __uint_as_float(odd[i]);
+}
+
 /* GROUPED_GLU_BWD for 32 columns of row m. v[i]: this lane's pair of columns n + 8i + 2q; weight: the gate of the row;
  * pre: of columns n + 8q .. n + 8q + 7. All lanes of the warp call it; live: the row is in bounds. Returns this lane's
  * part of the sum of h * g, which quad_sum completes. */
@@ -201,15 +213,24 @@ __device__ __forceinline__ float grouped_finish_glu_bwd(const struct grouped &g,
                                                         const float v[4][2], float weight, const struct pre8 &pre)
 {
     const int64_t mine = n + 8 * (threadIdx.x & 3);
-    uint32_t even[4], odd[4];
     float x[8];
-#pragma unroll
-    for (int i = 0; i < 4; i++) even[i] = __float_as_uint(v[i][0]), odd[i] = __float_as_uint(v[i][1]);
-    quad_transpose(even);
-    quad_transpose(odd);
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[2 * i] = __uint_as_float(even[i]), x[2 * i + 1] = __uint_as_float(odd[i]);
+    quad_columns(x, v);
     return live && mine < g.n_out ? grouped_glu_bwd8(g, m, mine, x, weight, pre) : 0.0f;
+}
+
+/* GROUPED_ADD for 32 columns of row m. */
+__device__ __forceinline__ void grouped_finish_add(const struct grouped &g, int64_t m, int64_t n, bool live,
+                                                   const float v[4][2])
+{
+    const int64_t mine = n + 8 * (threadIdx.x & 3);
+    float x[8], y[8];
+    quad_columns(x, v);
+    if (!live || mine >= g.n_out) return;
+    bf16 *out = g.out + m * g.n_out + mine;
+    bf16_unpack8(y, *(const uint4 *)out);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] += g.scale * x[i];
+    store16(out, bf16_pack8(y));
 }
 
 /* The same for the other epilogues. bias: of this lane's pairs of columns; GROUPED_GATED has none. */

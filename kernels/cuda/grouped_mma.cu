@@ -7,7 +7,7 @@
  * per step, four pipeline stages, three of them loading. A warp whose rows or columns are all out of bounds skips its
  *   products.
  * Grid: persistent, 256 threads, as many blocks as the GPU holds. Wide tiles: 1 block per SM, 228 .. 255 registers,
- *   98 KiB of shared memory, which fits GPUs with 99 KiB per block. Thin tiles: 2 or more, 82 .. 120 registers, 40 or
+ *   98 KiB of shared memory, which fits GPUs with 99 KiB per block. Thin tiles: 2 or more, 82 .. 121 registers, 40 or
  *   48 KiB; no spills. Block i processes tiles i, i + grid, ... in the order of find_tile; it starts the loads of its
  *   next tile before it stores the current one. The number of tiles is only known after reading all of offs.
  * Moves: a tile reads (128 + 256) * 2 bytes per 2*128*256 FLOP of depth, mostly from L2: the tiles of a band of 16 row
@@ -32,11 +32,11 @@ template <int BN> struct tile {
 /* ---- which tile ---- */
 
 struct tile_at {
-    int64_t expert, row, col; /* of the first element */
-    int n_row;                /* valid rows of the tile: 1 .. BM */
+    int64_t place, row, col; /* place of the expert; first element */
+    int n_row;               /* valid rows of the tile: 1 .. BM */
 };
 struct scan {
-    int expert, before; /* tiles of the experts before this one */
+    int place, before; /* tiles of the experts before this one */
 };
 
 /* Finds tile t; t must not decrease between calls with the same scan. Order: expert by expert, bands of BAND row tiles,
@@ -44,13 +44,13 @@ struct scan {
 template <int BN> static __device__ bool find_tile(const struct grouped &g, struct scan *w, int t, struct tile_at *p)
 {
     const int n_col = (int)((g.n_out + BN - 1) / BN);
-    for (; w->expert < g.first + g.count; w->expert++) {
-        const int start = g.offs[w->expert], rows = g.offs[w->expert + 1] - start, n_row = (rows + BM - 1) / BM;
+    for (; w->place < g.first + g.count; w->place++) {
+        const int start = g.offs[w->place], rows = g.offs[w->place + 1] - start, n_row = (rows + BM - 1) / BM;
         const int at = t - w->before;
         if (at < n_row * n_col) {
             const int band = at / (BAND * n_col), height = min((int)BAND, n_row - band * BAND);
             const int in_band = at % (BAND * n_col), row = band * BAND + in_band % height;
-            *p = {w->expert, start + row * BM, (int64_t)(in_band / height) * BN, min((int)BM, rows - row * BM)};
+            *p = {w->place, start + row * BM, (int64_t)(in_band / height) * BN, min((int)BM, rows - row * BM)};
             return true;
         }
         w->before += n_row * n_col;
@@ -87,7 +87,7 @@ static __device__ struct cursor cursor_start(const struct grouped &g, const stru
         c.a[i] = adapter ? g.la + m * g.r : g.a + (g.slot ? g.slot[m] / (int)g.top_k : m) * g.lda;
         c.a[i] += tid % 4 * 8;
     }
-    c.b = adapter ? g.lb + p.expert * g.n_out * g.r : g.b + (p.expert - g.first) * g.n_out * g.n_in;
+    c.b = adapter ? g.lb + grouped_expert(g, p.place) * g.n_out * g.r : g.b + (p.place - g.first) * g.n_out * g.n_in;
     c.b += tid / ROW * b_ld + tid % ROW * 8 + p.col * (KN ? 1 : depth);
     c.b_apart = THREADS / ROW * b_ld;
     c.step_b = BK * (KN ? g.n_out : 1);
@@ -179,7 +179,7 @@ static __device__ void store_tile(const struct grouped &g, const struct tile_at 
     for (int j = 0; j < tile<BN>::WN / 8; j += 4) {
         const int64_t n = col + j * 8;
         float bias[4][2] = {};
-        if (EPILOGUE == GROUPED_STORE || EPILOGUE == GROUPED_GLU) grouped_bias(bias, g, p.expert, n);
+        if (EPILOGUE == GROUPED_STORE || EPILOGUE == GROUPED_GLU) grouped_bias(bias, g, grouped_expert(g, p.place), n);
 #pragma unroll
         for (int i = 0; i < HALVES; i++) {
             const bool live = first + i * 8 < p.n_row;
@@ -190,6 +190,8 @@ static __device__ void store_tile(const struct grouped &g, const struct tile_at 
             if constexpr (EPILOGUE == GROUPED_GLU_BWD) {
                 const struct pre8 pre = grouped_pre(g, m, n + lane % 4 * 8, live);
                 sum[i] += grouped_finish_glu_bwd(g, m, n, live, v, live ? g.gate[g.row_slot[m]] : 0.0f, pre);
+            } else if constexpr (EPILOGUE == GROUPED_ADD) {
+                grouped_finish_add(g, m, n, live, v);
             } else {
                 grouped_finish<EPILOGUE>(g, m, n, live, v, bias);
             }
@@ -292,13 +294,16 @@ void cuda_grouped_mma(const struct grouped *g)
 {
     grouped_require(g);
     MT_REQUIRE(g->kn == (g->epilogue == GROUPED_GLU_BWD || g->epilogue == GROUPED_GATED) ||
-                   g->epilogue == GROUPED_STORE,
+                   g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_ADD,
                "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
+    MT_REQUIRE(g->epilogue != GROUPED_ADD || (!g->r && !g->bias), "%s", "GROUPED_ADD takes no adapter and no bias");
     if (g->n_row == 0 || g->count == 0) return;
     if (g->epilogue == GROUPED_GLU) {
         launch<256, false, GROUPED_GLU>(g);
     } else if (g->epilogue == GROUPED_GLU_BWD) {
         launch<256, true, GROUPED_GLU_BWD>(g);
+    } else if (g->epilogue == GROUPED_ADD) { /* memory bound: small tiles, more blocks per SM */
+        g->kn ? launch<64, true, GROUPED_ADD>(g) : launch<64, false, GROUPED_ADD>(g);
     } else if (g->n_out <= 64) { /* GROUPED_STORE, GROUPED_GATED */
         launch_store<64>(g);
     } else {

@@ -195,10 +195,10 @@ template <int BN> static void launch(const struct grouped *g)
 void cuda_grouped_thin(const struct grouped *g)
 {
     grouped_require(g);
-    MT_REQUIRE(g->n_out <= 64 && g->r == 0 && !g->bias &&
+    MT_REQUIRE(g->n_out <= 64 && g->r == 0 && !g->bias && !g->ids &&
                    (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED) &&
                    (g->kn || g->epilogue == GROUPED_STORE),
-               "a thin product takes no adapter and no bias, at most 64 columns, and only GROUPED_STORE or "
+               "a thin product takes no ids, adapter or bias, at most 64 columns, and only GROUPED_STORE or "
                "GROUPED_GATED with kn");
     if (g->n_row == 0 || g->count == 0) return;
     if (g->n_out <= 16)

@@ -75,7 +75,7 @@ struct tiles {
     int32_t n_exp, n_col;           /* experts; column tiles */
 };
 struct tile {
-    int32_t e, m, n, n_row; /* index of the expert in the launch, first row and column, rows */
+    int32_t e, m, n, n_row; /* place of the expert in the launch, first row and column, rows */
 };
 
 /* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
@@ -182,7 +182,8 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
             if (thread == 0) {
                 mbarrier_arrive_expect(full, shape<COLS>::B_BYTES + (a_by_tma ? A_BYTES : 0));
                 if (a_by_tma) tma_load(to, thin ? &p.la : &p.a, full, k, t.m, 0);
-                load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n, thin ? (int)g.first + t.e : t.e);
+                load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n,
+                                 thin ? (int)grouped_expert(g, g.first + t.e) : t.e);
             }
             if (gathered) {
 #pragma unroll
@@ -300,7 +301,7 @@ template <int COLS> static __device__ __forceinline__ float2 load_bias(const str
 {
     const int64_t n = t.n + threadIdx.x % 128 * 2;
     if (!g.bias || n >= g.n_out) return make_float2(0.0f, 0.0f);
-    return __ldg((const float2 *)(g.bias + (g.first + t.e) * g.n_out + n));
+    return __ldg((const float2 *)(g.bias + grouped_expert(g, g.first + t.e) * g.n_out + n));
 }
 
 template <int COLS, int EPILOGUE>

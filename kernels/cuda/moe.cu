@@ -1,7 +1,9 @@
 /* moe.cu - the experts' ops, made of grouped products, and the small kernels between them.
  *
  * Math: kernels/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group experts
- *   are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place.
+ *   are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place. With fewer rows
+ *   than experts (M < E), the experts that have rows are listed on the device first, and only they have a place in the
+ *   buffer, which has min(E, M) of them. With M >= E there is no list and no further launch.
  * Adapters: forward xa = x A^T (thin); the main product then adds scale * xa B^T in its accumulators. Backward db = dy
  * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
  *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
@@ -21,8 +23,9 @@
  *   1.44 ms that r 16 adds to gpt-oss at T 16384, the forward takes 0.28, dX 0.46, dA and dB 0.73. NF4 experts take
  *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16). */
 #include "kernels/cuda/grouped_epilogue.cuh"
+#include "kernels/moe_part.h"
 
-enum { THREADS = 256, WARP = 32 };
+enum { THREADS = 256, WARP = 32, MAX_EXP = 512 };
 
 static const struct tensor absent = {};
 
@@ -86,32 +89,71 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
     g->lb = (const bf16 *)whole(lb);
 }
 
-/* Scratch for the decoded matrices of `count` experts, those of one launch. */
+/* The experts that a product reads, and scratch for decoded matrices. */
 struct decoded {
-    bf16 *data; /* NULL: the products read w itself, which is bf16 */
-    int64_t count;
+    bf16 *data;      /* `count` matrices; NULL: the products read w itself, which is bf16 */
+    int64_t n_place; /* experts, or min(E, M) places of a list of those that have rows */
+    int64_t count;   /* places of one launch */
+    int32_t *ids;    /* [n_place]; NULL: no list */
+    int32_t *offs;   /* [n_place + 1] rows of each place */
 };
-static struct decoded push_decoded(struct device *dev, const struct proj *proj)
+static struct decoded push_decoded(struct device *dev, const struct proj *proj, const struct route *r)
 {
     const struct weight *w = &proj->w;
-    struct decoded d = {NULL, w->n_exp};
+    const int64_t n_row = r->row_slot.shape[0];
+    struct decoded d = {NULL, w->n_exp, w->n_exp, NULL, NULL};
     if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
-    if (dev->expert_group) d.count = MT_MIN(dev->expert_group, w->n_exp);
+    d.n_place = MT_MIN(w->n_exp, n_row);
+    d.count = dev->expert_group ? MT_MIN(dev->expert_group, d.n_place) : d.n_place;
     d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
+    /* always as large as for E experts, so that the scratch of a larger M is never smaller */
+    int32_t *list = (int32_t *)arena_push(&dev->work, (2 * w->n_exp + 1) * (int64_t)sizeof(*list));
+    if (n_row >= w->n_exp || dev->dry_run) return d;
+    d.ids = list;
+    d.offs = list + w->n_exp;
     return d;
 }
 
-/* The main product with proj, in launches of d.count experts. Sets n_out, n_in, first, count and b of g. */
+/* ids = the experts that have rows, ascending; to = their row offsets. Later places have no rows, and their ids are not
+ * written. One block. */
+static __global__ void __launch_bounds__(MAX_EXP)
+    list_kernel(int32_t *ids, int32_t *to, int n_place, const int32_t *offs, int n_exp)
+{
+    __shared__ int own[MAX_EXP / WARP]; /* experts with rows in each warp */
+    const int e = (int)threadIdx.x, lane = e % WARP, warp = e / WARP;
+    const int32_t first = offs[min(e, n_exp)];
+    const bool has = e < n_exp && first < offs[e + 1];
+    const unsigned same = __ballot_sync(~0u, has);
+    if (lane == 0) own[warp] = __popc(same);
+    __syncthreads();
+    int before = 0, all = 0;
+    for (int w = 0; w < MAX_EXP / WARP; w++) {
+        if (w < warp) before += own[w];
+        all += own[w];
+    }
+    const int place = before + __popc(same & ((1u << lane) - 1));
+    if (has) ids[place] = e, to[place] = first;
+    if (e >= all && e <= n_place) to[e] = offs[n_exp];
+}
+
+/* The main product with proj, in launches of d.count experts. Sets ids, offs, n_out, n_in, first, count and b of g. */
 static void product(struct grouped *g, const struct proj *proj, struct decoded d)
 {
     const struct weight *w = &proj->w;
     g->n_out = g->kn ? w->n_in : w->n_out;
     g->n_in = g->kn ? w->n_out : w->n_in;
-    for (int64_t e = 0; e < w->n_exp && g->n_row; e += d.count) {
-        g->first = e;
-        g->count = MT_MIN(d.count, w->n_exp - e);
-        g->b = d.data ? d.data : (const bf16 *)w->data + e * w->n_out * w->n_in;
-        if (d.data) cuda_decode_proj(d.data, proj, e, g->count, g->offs);
+    if (d.ids && g->n_row) {
+        MT_REQUIRE(w->n_exp <= MAX_EXP, "%lld experts", (long long)w->n_exp);
+        list_kernel<<<1, MAX_EXP, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);
+        CUDA_CHECK_LAUNCH();
+        g->ids = d.ids;
+        g->offs = d.offs;
+    }
+    for (int64_t i = 0; i < d.n_place && g->n_row; i += d.count) {
+        g->first = i;
+        g->count = MT_MIN(d.count, d.n_place - i);
+        g->b = d.data ? d.data : (const bf16 *)w->data + i * w->n_out * w->n_in;
+        if (d.data) cuda_decode_proj(d.data, proj, i, g->count, g->ids, g->offs);
         if (cuda.hopper && g->n_out >= 64)
             cuda_grouped_wgmma(g);
         else
@@ -119,35 +161,38 @@ static void product(struct grouped *g, const struct proj *proj, struct decoded d
     }
 }
 
-/* Gradients of an adapter: dA += scale db^T x, dB += scale dy^T xa. In a dry run it only takes its scratch. */
+/* One factor's gradient: dA += scale db^T x with of_a, wide = x and thin = db; dB += scale dy^T xa with wide = dy and
+ * thin = xa. In a dry run it only takes its scratch. */
+static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, struct tensor wide, bool tokens,
+                        struct tensor thin, const struct route *r)
+{
+    const struct lora *lora = &proj->lora;
+    const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
+    struct grouped_wgrad g = {};
+    g.n_row = n_row;
+    g.n_exp = r->offs.shape[0] - 1;
+    g.n_wide = wide.shape[1];
+    g.r = lora->r;
+    g.offs = i32_ptr(r->offs);
+    g.wide = bf16_ptr(wide);
+    g.ld_wide = wide.ld;
+    g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
+    g.top_k = r->idx.shape[1];
+    g.thin = (const bf16 *)whole(thin);
+    g.scale = lora->scale[0];
+    g.thin_first = of_a;
+    g.out = (float *)whole(of_a ? proj->grad.a : proj->grad.b);
+    g.partial = arena_push(&dev->work, cuda_grouped_wgrad_bytes(n_row, wide.shape[1], lora->r));
+    if (!dev->dry_run) cuda_grouped_wgrad(&g);
+    arena_release(&dev->work, mark);
+}
+
+/* Gradients of an adapter. */
 static void adapter_grad(struct device *dev, const struct proj *proj, struct tensor db, struct tensor x, bool x_tokens,
                          struct tensor dy, bool dy_tokens, struct tensor xa, const struct route *r)
 {
-    const struct lora *lora = &proj->lora;
-    const struct tensor wide[] = {x, dy}, thin[] = {db, xa}, out[] = {proj->grad.a, proj->grad.b};
-    const bool tokens[] = {x_tokens, dy_tokens};
-    const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
-    void *partial = arena_push(&dev->work, MT_MAX(cuda_grouped_wgrad_bytes(n_row, x.shape[1], lora->r),
-                                                  cuda_grouped_wgrad_bytes(n_row, dy.shape[1], lora->r)));
-    for (int i = 0; i < 2 && !dev->dry_run; i++) {
-        struct grouped_wgrad g = {};
-        g.n_row = n_row;
-        g.n_exp = r->offs.shape[0] - 1;
-        g.n_wide = wide[i].shape[1];
-        g.r = lora->r;
-        g.offs = i32_ptr(r->offs);
-        g.wide = bf16_ptr(wide[i]);
-        g.ld_wide = wide[i].ld;
-        g.slot = tokens[i] ? i32_ptr(r->row_slot) : NULL;
-        g.top_k = r->idx.shape[1];
-        g.thin = (const bf16 *)whole(thin[i]);
-        g.scale = lora->scale[0];
-        g.thin_first = i == 0;
-        g.out = (float *)whole(out[i]);
-        g.partial = partial;
-        cuda_grouped_wgrad(&g);
-    }
-    arena_release(&dev->work, mark);
+    factor_grad(dev, proj, true, x, x_tokens, db, r);
+    factor_grad(dev, proj, false, dy, dy_tokens, xa, r);
 }
 
 /* ---- small kernels ---- */
@@ -287,7 +332,7 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
 {
     const struct lora *lora = &up->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
-    const struct decoded matrices = push_decoded(dev, up);
+    const struct decoded matrices = push_decoded(dev, up, r);
     if (!dev->dry_run) {
         if (lora->r) thin_product(xa, absent, x, true, lora->a, false, r);
         struct grouped g = rows_of(x, true, r);
@@ -311,7 +356,7 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
 {
     const struct lora *lora = &down->lora;
     const int64_t mark = arena_mark(&dev->work);
-    const struct decoded matrices = push_decoded(dev, down);
+    const struct decoded matrices = push_decoded(dev, down, r);
     if (!dev->dry_run) {
         if (lora->r) thin_product(ha, absent, act, false, lora->a, false, r);
         struct grouped g = rows_of(act, false, r);
@@ -382,7 +427,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
     const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const int64_t product_mark = arena_mark(&dev->work);
     const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
-    const struct decoded matrices = push_decoded(dev, down);
+    const struct decoded matrices = push_decoded(dev, down, r);
     if (!dev->dry_run && n_row) {
         if (lora->r) thin_product(db, db_gated, dout, true, lora->b, true, r);
         struct grouped g = rows_of(dout, true, r);
@@ -420,7 +465,7 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
     if (lora->r && !dev->dry_run) thin_product(db, absent, dpre, false, lora->b, true, r);
     if (lora->r && up->grad.a.ndim) adapter_grad(dev, up, db, x, true, dpre, false, xa, r);
     const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
-    const struct decoded matrices = push_decoded(dev, up);
+    const struct decoded matrices = push_decoded(dev, up, r);
     if (!dev->dry_run) {
         struct grouped g = rows_of(dpre, false, r);
         take_adapter(&g, lora, db, lora->a);
@@ -430,4 +475,54 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
         sum_slots(dx, absent, NULL, rows, r);
     }
     arena_release(&dev->work, mark);
+}
+
+/* ---- the products one by one, for a benchmark ---- */
+
+static void base_or_hybrid(struct device *dev, const struct moe_part *p, const struct route *r)
+{
+    const struct decoded matrices = push_decoded(dev, p->proj, r);
+    if (dev->dry_run) return;
+    struct grouped g = rows_of(p->in, p->tokens, r);
+    if (p->kind == MOE_HYBRID)
+        take_adapter(&g, &p->proj->lora, p->thin, p->backward ? p->proj->lora.a : p->proj->lora.b);
+    g.kn = p->backward;
+    g.bias = p->backward ? NULL : (const float *)whole(p->proj->bias);
+    g.out = (bf16 *)whole(p->out);
+    product(&g, p->proj, matrices);
+}
+
+/* out += scale * thin times a factor of the adapter, as a product with a depth of r. */
+static void add_adapter(const struct moe_part *p, const struct route *r)
+{
+    const struct lora *lora = &p->proj->lora;
+    struct grouped g = rows_of(p->thin, false, r);
+    g.n_in = lora->r;
+    g.n_out = p->out.shape[1];
+    g.b = (const bf16 *)whole(p->backward ? lora->a : lora->b);
+    g.kn = p->backward;
+    g.scale = lora->scale[0];
+    g.epilogue = GROUPED_ADD;
+    g.out = (bf16 *)whole(p->out);
+    cuda_grouped_mma(&g);
+}
+
+extern "C" bool ops_moe_part(struct device *dev, const struct moe_part *p, const struct route *r)
+{
+    const struct lora *lora = &p->proj->lora;
+    const int64_t mark = arena_mark(&dev->work);
+    switch (p->kind) {
+    case MOE_THIN:
+        if (!dev->dry_run)
+            thin_product(p->thin, absent, p->in, p->tokens, p->backward ? lora->b : lora->a, p->backward, r);
+        break;
+    case MOE_BASE:
+    case MOE_HYBRID: base_or_hybrid(dev, p, r); break;
+    case MOE_ADD:
+        if (!dev->dry_run) add_adapter(p, r);
+        break;
+    case MOE_GRAD: factor_grad(dev, p->proj, !p->backward, p->in, p->tokens, p->thin, r); break;
+    }
+    arena_release(&dev->work, mark);
+    return true;
 }

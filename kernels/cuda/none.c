@@ -1,5 +1,6 @@
 /* none.c - replaces the CUDA backend in a build without CUDA. */
 #include "kernels/moe_loop.h"
+#include "kernels/moe_part.h"
 
 const struct ops *ops_cuda(bool portable, struct err *err)
 {
@@ -18,6 +19,14 @@ bool ops_loop_experts(struct ops *ops, bool presort)
 {
     (void)ops;
     (void)presort;
+    return false;
+}
+
+bool ops_moe_part(struct device *dev, const struct moe_part *p, const struct route *r)
+{
+    (void)dev;
+    (void)p;
+    (void)r;
     return false;
 }
 

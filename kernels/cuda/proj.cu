@@ -98,18 +98,18 @@ static __device__ __forceinline__ void quantise(float x[VECTOR], const struct fa
     for (int j = 0; j < VECTOR; j++) x[j] = fakequant_value(&f, &s, fakequant_round(&f, &s, x[j]));
 }
 
-/* AMAX: the largest magnitude into p.amax; otherwise the fake-quantised values into out, whose first expert is
- * `first`. FORMAT WF_NF4 stands for WF_FP4 too. */
+/* AMAX: the largest magnitude into p.amax; otherwise the fake-quantised values into out, whose first place is `first`.
+ * FORMAT WF_NF4 stands for WF_FP4 too. */
 template <enum weight_format FORMAT, bool AMAX>
 static __global__ void __launch_bounds__(THREADS, 2)
     proj_kernel(bf16 *__restrict__ out, const struct source s, const struct fakequant f, const struct part p,
-                int64_t first, const int32_t *__restrict__ offs)
+                int64_t first, const int32_t *__restrict__ ids, const int32_t *__restrict__ offs)
 {
     __shared__ struct adapter_tile tile;
     __shared__ float code[16];
-    const int64_t e = first + blockIdx.z, n_in = s.w.n_in, row = (int64_t)blockIdx.y * BAND;
+    if (!has_rows(offs, first + blockIdx.z)) return;
+    const int64_t e = expert_at(ids, first + blockIdx.z), n_in = s.w.n_in, row = (int64_t)blockIdx.y * BAND;
     const int64_t col = (int64_t)blockIdx.x * COLS, c = col + threadIdx.x % 32 * VECTOR;
-    if (!has_rows(offs, e)) return;
     if (threadIdx.x < 16 && has_codes(FORMAT)) code[threadIdx.x] = code_value(s, threadIdx.x);
     for (int i = 0; i < ROWS; i++) {
         const int64_t r = row + threadIdx.x / 32 * ROWS + i;
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 template <bool AMAX>
 static void launch(bf16 *out, const struct proj *proj, const struct part &p, int64_t first, int64_t count,
-                   const int32_t *offs)
+                   const int32_t *ids, const int32_t *offs)
 {
     const struct source s = source_of(&proj->w);
     const struct fakequant f = proj->quant.format;
@@ -153,14 +153,18 @@ static void launch(bf16 *out, const struct proj *proj, const struct part &p, int
     MT_REQUIRE(grid.y <= 65535 && grid.z <= 65535, "%lld rows of %lld experts", (long long)p.n_row, (long long)count);
     switch (s.w.format) {
     case WF_NONE: break;
-    case WF_F32: proj_kernel<WF_F32, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
-    case WF_BF16: proj_kernel<WF_BF16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
-    case WF_F16: proj_kernel<WF_F16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
-    case WF_MXFP4: proj_kernel<WF_MXFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
-    case WF_NVFP4: proj_kernel<WF_NVFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
-    case WF_FP8: proj_kernel<WF_FP8, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
+    case WF_F32: proj_kernel<WF_F32, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
+    case WF_BF16: proj_kernel<WF_BF16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
+    case WF_F16: proj_kernel<WF_F16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
+    case WF_MXFP4:
+        proj_kernel<WF_MXFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs);
+        break;
+    case WF_NVFP4:
+        proj_kernel<WF_NVFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs);
+        break;
+    case WF_FP8: proj_kernel<WF_FP8, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
     case WF_NF4:
-    case WF_FP4: proj_kernel<WF_NF4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, offs); break;
+    case WF_FP4: proj_kernel<WF_NF4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
     }
     CUDA_CHECK_LAUNCH();
 }
@@ -199,20 +203,22 @@ static void want_vectors(const struct proj *proj)
                "fake quantisation of rows of %lld %s", (long long)w->n_in, weight_format_name(w->format));
 }
 
-void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *offs)
+void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *ids,
+                      const int32_t *offs)
 {
     if (!proj->quant.format.bits) {
-        cuda_dequant(out, &proj->w, first, count, offs);
+        cuda_dequant(out, &proj->w, first, count, ids, offs);
         return;
     }
     want_vectors(proj);
     if (count)
-        for (int i = 0; i < proj->quant.n_part; i++) launch<false>(out, proj, part_of(proj, i), first, count, offs);
+        for (int i = 0; i < proj->quant.n_part; i++)
+            launch<false>(out, proj, part_of(proj, i), first, count, ids, offs);
 }
 
 extern "C" void cuda_decode(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs)
 {
-    if (!dev->dry_run) cuda_decode_proj(bf16_ptr(y), proj, 0, proj->w.n_exp, i32_ptr(offs));
+    if (!dev->dry_run) cuda_decode_proj(bf16_ptr(y), proj, 0, proj->w.n_exp, NULL, i32_ptr(offs));
 }
 
 extern "C" void cuda_proj_amax(struct device *dev, struct tensor amax, const struct proj *proj)
@@ -223,7 +229,7 @@ extern "C" void cuda_proj_amax(struct device *dev, struct tensor amax, const str
     for (int i = 0; i < proj->quant.n_part; i++) {
         struct part p = part_of(proj, i);
         p.amax = f32_ptr(amax) + i;
-        launch<true>(NULL, proj, p, 0, proj->w.n_exp, NULL);
+        launch<true>(NULL, proj, p, 0, proj->w.n_exp, NULL, NULL);
     }
 }
 
@@ -232,6 +238,6 @@ struct tensor cuda_dense_proj(struct device *dev, const struct proj *proj)
     const struct weight *w = &proj->w;
     if (!proj->quant.format.bits) return cuda_dense_bf16(dev, w);
     const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, w->n_out, w->n_in);
-    if (!dev->dry_run) cuda_decode_proj(bf16_ptr(out), proj, 0, 1, NULL);
+    if (!dev->dry_run) cuda_decode_proj(bf16_ptr(out), proj, 0, 1, NULL, NULL);
     return out;
 }

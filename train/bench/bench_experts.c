@@ -15,8 +15,8 @@ enum { PIECE = 4 << 20 }; /* largest random part in bytes */
 /* Models that have no preset in train/synth. */
 static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 512, false}};
 /* The architectures of --arch all. */
-static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b",
-                                        "gpt-oss-20b"};
+static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b",
+                                        "mixtral-8x7b",    "gpt-oss-20b",   "gpt-oss-120b"};
 static const struct expert_quant all_quants[] = {/* as BENCH_QUANTS */
                                                  {"mxfp4", WF_MXFP4, false},   {"nf4", WF_NF4, false},
                                                  {"nf4-nested", WF_NF4, true}, {"nvfp4", WF_NVFP4, false},
@@ -211,6 +211,37 @@ struct weight bench_weight(struct device *dev, const struct expert_quant *q, int
             w.absmax = push_drawn(dev, RANDOM_ABSMAX, n_exp * weight_blocks(&w) * 4, key + 1);
     }
     return w;
+}
+
+struct proj bench_proj(struct device *dev, const struct expert_shape *s, const struct expert_quant *q, bool down)
+{
+    const int64_t n_out = down ? s->dim : 2 * s->width, n_in = down ? s->width : s->dim;
+    struct proj p = {.w = bench_weight(dev, q, s->n_exp, n_out, n_in, down ? 3 : 1)};
+    if (!s->gpt_oss) return p;
+    p.bias = arena_tensor_2d(&dev->weights, DT_F32, s->n_exp, n_out);
+    bench_uniform(dev, p.bias, 0.1, down ? 6 : 5);
+    return p;
+}
+
+void bench_adapter(struct device *dev, struct proj *p, int64_t r)
+{
+    struct arena *a = &dev->state;
+    const struct weight *w = &p->w;
+    p->lora = (struct lora){.r = 0};
+    p->grad = (struct lora_grad){.a = {0}};
+    if (!r) return;
+    p->lora = (struct lora){.r = r,
+                            .scale = {2},
+                            .n_seg = 1,
+                            .seg_cols = {w->n_out},
+                            .a = arena_tensor_3d(a, dev->act_dtype, w->n_exp, r, w->n_in),
+                            .b = arena_tensor_3d(a, dev->act_dtype, w->n_exp, w->n_out, r)};
+    p->grad.a = arena_tensor_3d(a, dev->stat_dtype, w->n_exp, r, w->n_in);
+    p->grad.b = arena_tensor_3d(a, dev->stat_dtype, w->n_exp, w->n_out, r);
+    bench_uniform(dev, p->lora.a, 0.02, 7);
+    bench_uniform(dev, p->lora.b, 0.02, 8);
+    device_zero(dev, p->grad.a);
+    device_zero(dev, p->grad.b);
 }
 
 /* Draws J experts of a token, ascending; taken [E] must be all false and is left so. */

@@ -13,13 +13,15 @@ struct bench_experts_options {
         quants;               /* quants: indices into BENCH_QUANTS; empty tokens or quants: the bench's default */
     struct cli_list routings; /* by BENCH_ROUTINGS; of `bench lora` */
     int64_t repeats, threads;
+    bool split; /* of `bench lora` */
     bool json;
 };
 #define BENCH_PACKED   "mxfp4|nf4|nf4-nested|nvfp4|fp8"
 #define BENCH_QUANTS   BENCH_PACKED "|bf16"
 #define BENCH_ROUTINGS "uniform|one"
-/* Both print to standard output. */
+/* They print to standard output. */
 int bench_lora(const struct bench_experts_options *o, struct err *err) MT_CHECK;
+int bench_split(const struct bench_experts_options *o, struct err *err) MT_CHECK; /* bench lora --split */
 int bench_dequant(const struct bench_experts_options *o, struct err *err) MT_CHECK;
 
 /* The experts of one layer: E experts, top J, width F, rows of D. gpt_oss: with biases, interleaved gate and up, and
@@ -68,6 +70,10 @@ int bench_reserve(struct bench_experts *b, const struct device *plan, struct err
  * below. */
 struct weight bench_weight(struct device *dev, const struct expert_quant *q, int64_t n_exp, int64_t n_out, int64_t n_in,
                            uint64_t key);
+/* gate_up or down of a layer, with its bias, from dev->weights; without an adapter. */
+struct proj bench_proj(struct device *dev, const struct expert_shape *s, const struct expert_quant *q, bool down);
+/* Gives p an adapter and gradients of zeros from dev->state; r 0: takes its adapter away. */
+void bench_adapter(struct device *dev, struct proj *p, int64_t r);
 /* Uniform in +-amplitude; a large tensor repeats its first part. */
 void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key);
 /* Allocates from dev->work: every token goes to J different experts with equal gates, not sorted yet. n_active: number

@@ -46,34 +46,8 @@ static void push_weights(struct layer *l, struct device *dev, const struct exper
 {
     *l = (struct layer){.dev = dev, .s = s};
     l->glu = s->gpt_oss ? (struct glu){GLU_CLAMPED, 1.702f, 7, true} : (struct glu){.kind = GLU_SWIGLU};
-    l->up.w = bench_weight(dev, q, s->n_exp, 2 * s->width, s->dim, 1);
-    l->down.w = bench_weight(dev, q, s->n_exp, s->dim, s->width, 3);
-    if (!s->gpt_oss) return;
-    l->up.bias = arena_tensor_2d(&dev->weights, DT_F32, s->n_exp, 2 * s->width);
-    l->down.bias = arena_tensor_2d(&dev->weights, DT_F32, s->n_exp, s->dim);
-    bench_uniform(dev, l->up.bias, 0.1, 5);
-    bench_uniform(dev, l->down.bias, 0.1, 6);
-}
-
-static void push_lora(struct device *dev, struct proj *p, int64_t r)
-{
-    struct arena *a = &dev->state;
-    const struct weight *w = &p->w;
-    p->lora = (struct lora){.r = 0};
-    p->grad = (struct lora_grad){.a = {0}};
-    if (!r) return;
-    p->lora = (struct lora){.r = r,
-                            .scale = {2},
-                            .n_seg = 1,
-                            .seg_cols = {w->n_out},
-                            .a = arena_tensor_3d(a, dev->act_dtype, w->n_exp, r, w->n_in),
-                            .b = arena_tensor_3d(a, dev->act_dtype, w->n_exp, w->n_out, r)};
-    p->grad.a = arena_tensor_3d(a, dev->stat_dtype, w->n_exp, r, w->n_in);
-    p->grad.b = arena_tensor_3d(a, dev->stat_dtype, w->n_exp, w->n_out, r);
-    bench_uniform(dev, p->lora.a, 0.02, 7);
-    bench_uniform(dev, p->lora.b, 0.02, 8);
-    device_zero(dev, p->grad.a);
-    device_zero(dev, p->grad.b);
+    l->up = bench_proj(dev, s, q, false);
+    l->down = bench_proj(dev, s, q, true);
 }
 
 /* Allocates adapters and inputs; frees the earlier ones. */
@@ -83,8 +57,8 @@ static int64_t push_case(struct layer *l, int64_t n_tok, int64_t r)
     int64_t n_active;
     arena_release(&dev->state, 0);
     arena_release(&dev->work, 0);
-    push_lora(dev, &l->up, r);
-    push_lora(dev, &l->down, r);
+    bench_adapter(dev, &l->up, r);
+    bench_adapter(dev, &l->down, r);
     l->route = bench_route(dev, l->s, n_tok, l->routing, &n_active);
     l->x = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, l->s->dim);
     l->dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, l->s->dim);
