@@ -132,13 +132,15 @@ def share_rows(folder):
 
 
 def path_rows(folder):
-    yield "| model, 1 x 4096 tokens per step | loop: a wait per expert | one wait per layer | grouped, as training |"
-    yield "|---|---|---|---|"
+    yield ("| model, 1 x 4096 tokens per step | loop: a wait per expert | one wait per layer | grouped, as training | "
+           "losses of 20 steps, loop and grouped |")
+    yield "|---|---|---|---|---|"
     for name, _ in PATHS:
         b = load(folder, name)
         if b:
             cells = [f"{p['tok_s']:,.0f} tokens/s, waits: {p['waits']:,}" for p in b["paths"]]
-            yield f"| {b['arch']}, {b['experts']} | " + " | ".join(cells) + " |"
+            apart = max(p["loss_apart"] for p in b["paths"])
+            yield f"| {b['arch']}, {b['experts']} | " + " | ".join(cells) + f" | at most {apart:.2g} apart |"
 
 
 def lora_rows(folder):
