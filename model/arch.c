@@ -2,6 +2,8 @@
 #include "model/arch.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "model/layer.h"
@@ -13,6 +15,8 @@ struct family {
     const struct ffn_kind *ffn, *dense; /* kinds of layers with and without routed experts */
     struct tensor_names names;
     const char *width;               /* config.json's key for the width of an expert */
+    const char *n_exp;               /* key of the number of experts; NULL: num_local_experts or num_experts */
+    const char *d_shared;            /* key of the width of the shared experts; NULL: n_shared_experts times width */
     double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
     int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
     double rotated; /* default of partial_rotary_factor; 0: all channels, no other value is supported */
@@ -22,6 +26,9 @@ struct family {
     bool kv_as_heads;  /* num_key_value_heads may be missing: then K = H */
     bool norm_topk;    /* norm_topk_prob is read; missing means false: gates are not renormalised */
     bool may_be_dense; /* mlp_only_layers and decoder_sparse_step are read */
+    bool sigmoid;  /* sigmoid router; routed_scaling_factor, n_group, topk_group and norm_topk_prob (true) are read */
+    bool predicts; /* num_nextn_predict_layers is read */
+    int64_t first_dense; /* default of first_k_dense_replace; 0: the family has no such key */
     enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* layers with a sliding window when layer_types is absent */
     bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
     bool out_unbiased;  /* attention_bias does not concern the output projection */
@@ -91,6 +98,31 @@ static const struct family families[] = {
      .max_len = 131072,
      .round_twice = true,
      .slide = SLIDE_ALL},
+    {.model_type = "glm4_moe",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {{"mlp.gate"},
+               "mlp.experts.#.gate_proj",
+               "mlp.experts.#.up_proj",
+               "mlp.experts.#.down_proj",
+               .router_bias = ".e_score_correction_bias",
+               .shared = "mlp.shared_experts",
+               .shared_by_weight = true},
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .theta = 10000,
+     .eps = 1e-5,
+     .rotated = 0.5,
+     .max_len = 131072,
+     .router_bias = true,
+     .round_twice = true,
+     .sigmoid = true,
+     .predicts = true,
+     .first_dense = 1,
+     .qk_norm_named = true,
+     .out_unbiased = true,
+     .qk_norm = QK_NORM_HEAD},
 };
 
 static int find_family(const struct family **out, struct json root, struct err *err)
@@ -102,8 +134,10 @@ static int find_family(const struct family **out, struct json root, struct err *
             *out = &families[i];
             return 0;
         }
-    return json_error(
-        root, err, "model_type \"%s\" is not supported; this version trains: gpt_oss, qwen3_moe, olmoe, mixtral", type);
+    char known[32 * MT_LEN(families)] = "";
+    for (int64_t i = 0; i < MT_LEN(families); i++)
+        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].model_type);
+    return json_error(root, err, "model_type \"%s\" is not supported; this version trains: %s", type, known);
 }
 
 /* Reads a count that has two names; if the file has both, they must be equal. */
@@ -135,7 +169,8 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
         json_get_i64(root, "hidden_size", 1, big, &a->d_model, err) ||
         json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) || read_kv_heads(a, root, f, err) ||
         json_opt_i64(root, "head_dim", 2, 4096, &head_dim, err) ||
-        read_count(root, "num_local_experts", "num_experts", &a->n_exp, err) ||
+        (f->n_exp ? json_get_i64(root, f->n_exp, 1, 65536, &a->n_exp, err)
+                  : read_count(root, "num_local_experts", "num_experts", &a->n_exp, err)) ||
         read_count(root, "num_experts_per_tok", "experts_per_token", &a->top_k, err) ||
         json_get_i64(root, f->width, 1, big, &a->d_ff, err) ||
         json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||
@@ -282,14 +317,27 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     return 0;
 }
 
+/* The width of the shared experts of a layer. */
+static int read_shared(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    int64_t n = 1;
+    if (!f->names.shared) return 0;
+    if (f->d_shared) return json_get_i64(root, f->d_shared, 1, 1 << 24, &a->d_shared, err);
+    if (json_opt_i64(root, "n_shared_experts", 0, 1024, &n, err)) return -1;
+    a->d_shared = n * a->d_ff;
+    return 0;
+}
+
 /* Finds the dense layers. Qwen's configurations list them (mlp_only_layers), or give experts only to every n-th layer
- * (decoder_sparse_step). */
+ * (decoder_sparse_step). Others begin with some dense layers (first_k_dense_replace). */
 static int read_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
-    int64_t step = 1, layer;
+    int64_t step = 1, layer, first = f->first_dense;
     bool any = false;
     struct json only = json_find(root, "mlp_only_layers");
-    if (!f->may_be_dense) return 0;
+    if (f->first_dense && json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
+    for (int64_t l = 0; l < MT_MIN(first, a->n_layer); l++) a->dense[l] = true;
+    if (!f->may_be_dense) return first ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
     if (json_opt_i64(root, "decoder_sparse_step", 1, MT_MAX_LAYERS, &step, err)) return -1;
     if (json_type(only) != JSON_ABSENT && json_type(only) != JSON_NULL && json_type(only) != JSON_ARRAY)
         return json_error(only, err, "is not a list of layers");
@@ -317,17 +365,43 @@ static int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
+static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    bool renormalise = f->sigmoid || !f->norm_topk;
+    double scale = 1;
+    int64_t n_group = 1, top_group = 1;
+    if ((f->sigmoid || f->norm_topk) && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) return -1;
+    a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
+    if (!f->sigmoid) return 0;
+    if (json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+        json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
+        json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
+        return -1;
+    if (!(scale > 0)) return json_error(root, err, "routed_scaling_factor %g is not positive", scale);
+    if (n_group > 1 && (a->n_exp % n_group || a->n_exp / n_group < 2))
+        return json_error(root, err, "n_group %lld: %lld experts are not that many groups of two or more",
+                          (long long)n_group, (long long)a->n_exp);
+    if (top_group > n_group || top_group * (a->n_exp / n_group) < a->top_k)
+        return json_error(root, err, "topk_group %lld of n_group %lld: too few or too many for %lld experts per token",
+                          (long long)top_group, (long long)n_group, (long long)a->top_k);
+    a->router = (struct router){.kind = renormalise ? ROUTER_SIGMOID_CHOSEN : ROUTER_SIGMOID,
+                                .scale = (float)scale,
+                                .n_group = (int)n_group,
+                                .top_group = (int)top_group};
+    return 0;
+}
+
 /* Reads the settings that change the mathematics, and rejects unsupported values. */
 static int read_switches(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
-    bool bias = f->attn_bias, renormalise = !f->norm_topk, qk_norm = !f->qk_norm_named;
+    bool bias = f->attn_bias, qk_norm = !f->qk_norm_named;
     const char *act = "silu";
     if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
         json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
         json_opt_bool(root, "attention_bias", &bias, err) ||
         (f->qk_norm_named && json_opt_bool(root, "use_qk_norm", &qk_norm, err)) ||
-        (f->norm_topk && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) ||
+        (f->predicts && json_opt_i64(root, "num_nextn_predict_layers", 0, MT_MAX_LAYERS, &a->n_mtp, err)) ||
         json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
         return -1;
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
@@ -337,7 +411,6 @@ static int read_switches(struct arch *a, struct json root, const struct family *
         return json_error(root, err, "swiglu_limit %g is not positive", limit);
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
     a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
-    a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
     a->transposed_experts = f->transposed_experts;
     a->attn_bias = bias;
     a->out_bias = bias && !f->out_unbiased;
@@ -359,12 +432,12 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     *a = (struct arch){0};
     if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_mla(a, root, f, err) ||
         read_rope(&a->rope, root, f, a->mla.kv_lora ? a->mla.rope : a->head_dim, err) ||
-        read_windows(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
-        read_switches(a, root, f, err))
+        read_windows(a, root, f, err) || read_shared(a, root, f, err) || read_dense(a, root, f, err) ||
+        refuse_variants(root, err) || read_router(a, root, f, err) || read_switches(a, root, f, err))
         return -1;
     for (int64_t l = 0; l < a->n_layer; l++) {
         a->mixer[l] = f->mixer;
-        a->ffn[l] = a->dense[l] ? f->dense : f->ffn;
+        a->ffn[l] = a->dense[l] ? f->dense : a->d_shared ? &ffn_shared : f->ffn;
     }
     a->family = f->model_type;
     a->names = &f->names;
@@ -386,6 +459,12 @@ int arch_load(struct arch *a, const char *dir, struct err *err)
 struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
 {
     return a->dense[layer] ? (struct ffn_size){1, 1, a->d_dense} : (struct ffn_size){a->n_exp, a->top_k, a->d_ff};
+}
+
+bool arch_is_prediction(const struct arch *a, const char *name)
+{
+    const int64_t layer = !strncmp(name, "model.layers.", 13) ? strtoll(name + 13, NULL, 10) : 0;
+    return layer >= a->n_layer && layer < a->n_layer + a->n_mtp;
 }
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }

@@ -26,6 +26,8 @@ struct tensor_names {
     const char *router_bias;      /* suffix of the router's bias; NULL: ".bias" */
     const char *shared;           /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
     const char *shared_gate;      /* the gate of the shared experts; NULL: none */
+    bool shared_by_weight; /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
+                              parameters */
 };
 
 /* Sizes of latent attention (mixer_mla.c). */
@@ -45,6 +47,7 @@ struct arch {
     int64_t d_dense;                                  /* width of a dense layer */
     int64_t d_shared;                                 /* width of all shared experts of a layer together; 0: none */
     int64_t vocab, max_len;
+    int64_t n_mtp; /* layers of multi-token prediction after the last layer in the checkpoint, which are not read */
     struct norm norm;
     float attn_scale;
     bool attn_bias, out_bias; /* of q, k and v; of the output projection */
@@ -71,6 +74,8 @@ struct ffn_size {
 int arch_load(struct arch *a, const char *dir, struct err *err) MT_CHECK;
 int arch_parse(struct arch *a, struct json root, struct err *err) MT_CHECK; /* the same, from parsed JSON */
 struct ffn_size arch_ffn(const struct arch *a, int64_t layer);
+/* Whether a tensor belongs to the layers of multi-token prediction, which follow the last layer. */
+bool arch_is_prediction(const struct arch *a, const char *name);
 int64_t arch_qkv_cols(const struct arch *a); /* (H + 2K) * A */
 /* cos | sin of positions 0..n-1, attention factor included; table [n, rope.width] f32 on the host */
 void arch_rope_table(const struct arch *a, int64_t n, float *table);

@@ -3,6 +3,8 @@
  * covers it. */
 #include "model/ffn_moe.h"
 
+static const struct router always = {.kind = ROUTER_CHOSEN};
+
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct ffn_size z = arch_ffn(a, layer);
@@ -17,13 +19,16 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     moe_plan(p, &experts_local, s, g);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s, struct tensor y) { moe_fwd(b, &experts_local, s, y); }
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    moe_fwd(b, &experts_local, &always, s, y);
+}
 
 static void recompute(const struct block *b, struct layer_acts *s) { experts_local.recompute(b, s); }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
-    moe_bwd(b, &experts_local, s, dnorm, dres);
+    moe_bwd(b, &experts_local, &always, s, dnorm, dres);
 }
 
 const struct ffn_kind ffn_dense = {false, moe_products, load, plan, fwd, recompute, bwd};

@@ -66,35 +66,38 @@ void moe_plan(const struct acts_plan *p, const struct experts *experts, struct l
     if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->w.down.lora);
 }
 
-void moe_fwd(const struct block *b, const struct experts *experts, struct layer_acts *s, struct tensor y)
+void moe_fwd(const struct block *b, const struct experts *experts, const struct router *router, struct layer_acts *s,
+             struct tensor y)
 {
     struct device *dev = b->dev;
     struct moe_acts *m = &s->moe;
-    /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias,
-                                  &b->a->router);
+    /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, router);
     op_route_sort(dev, &m->route, m->logits.shape[1]);
     if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
     /* 2 experts */ experts->fwd(b, s, y);
 }
 
-void moe_bwd(const struct block *b, const struct experts *experts, const struct layer_acts *s, struct tensor dnorm,
-             struct tensor dres)
+void moe_bwd(const struct block *b, const struct experts *experts, const struct router *router,
+             const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
     struct device *dev = b->dev;
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], m->route.idx.shape[1]);
     /* 2 experts */ experts->bwd(b, s, dnorm, dgate, dres);
-    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, &b->a->router);
+    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, router);
     arena_release(&dev->work, mark);
 }
 
 static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group g) { moe_plan(p, p->experts, s, g); }
-static void fwd(const struct block *b, struct layer_acts *s, struct tensor y) { moe_fwd(b, b->experts, s, y); }
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    moe_fwd(b, b->experts, &b->a->router, s, y);
+}
 static void recompute(const struct block *b, struct layer_acts *s) { b->experts->recompute(b, s); }
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
-    moe_bwd(b, b->experts, s, dnorm, dres);
+    moe_bwd(b, b->experts, &b->a->router, s, dnorm, dres);
 }
 
 const struct ffn_kind ffn_moe = {true, products, load, plan, fwd, recompute, bwd};

@@ -7,8 +7,9 @@
 
 void moe_products(const struct arch *a, int64_t layer, struct product *p); /* without LoRA targets */
 void moe_plan(const struct acts_plan *p, const struct experts *experts, struct layer_acts *s, enum acts_group group);
-void moe_fwd(const struct block *b, const struct experts *experts, struct layer_acts *s, struct tensor y);
-void moe_bwd(const struct block *b, const struct experts *experts, const struct layer_acts *s, struct tensor dnorm,
-             struct tensor dres);
+void moe_fwd(const struct block *b, const struct experts *experts, const struct router *router, struct layer_acts *s,
+             struct tensor y);
+void moe_bwd(const struct block *b, const struct experts *experts, const struct router *router,
+             const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
 
 #endif

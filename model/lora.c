@@ -50,6 +50,8 @@ const char *lora_target_name(enum lora_target t) { return target_rows[t].name; }
 
 bool lora_target_is_stack(enum lora_target t) { return !target_rows[t].module; }
 
+bool lora_target_is_shared(enum lora_target t) { return t >= LORA_SHARED_GATE && t <= LORA_SHARED_DOWN; }
+
 void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT])
 {
     const bool shared = target_rows[t].module[0] == '#';

@@ -171,6 +171,7 @@ const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj"
 /* Whether the target is a stack of the routed experts. The others are Linears, whose place in a layer of transformers'
  * model is "self_attn.q_proj", "mlp.shared_experts.gate_proj", ... */
 bool lora_target_is_stack(enum lora_target t);
+bool lora_target_is_shared(enum lora_target t);
 #define LORA_MODULE_TEXT 64
 void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
 /* NULL: the layer has no such trained target. */

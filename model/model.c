@@ -32,6 +32,7 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"the shared experts' width", a->d_shared, a->d_shared % 8 == 0, "a multiple of 8"},
         {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
+        {"n_group", a->router.n_group, a->router.n_group <= 32, "at most 32"},
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},
         {"lora.r", adapters_max_rank(ad), adapters_max_rank(ad) <= 256, "at most 256"},
     };
@@ -46,6 +47,17 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
             return err_set(err, "%s is %lld; the CUDA kernels need %s: choose train.device = cpu", rows[i].what,
                            (long long)rows[i].value, rows[i].need);
     return 0;
+}
+
+/* transformers has no auxiliary loss for these families. */
+static int check_aux(const struct arch *a, double coef, struct err *err)
+{
+    if (coef == 0 || !router_is_sigmoid(&a->router)) return 0;
+    return err_set(
+        err,
+        "train.aux_loss_coef = %g: %s has a sigmoid router, which a correction bias balances and no auxiliary "
+        "loss: set it to 0",
+        coef, a->family);
 }
 
 static void load_tables(struct model *m, const struct model_options *opt)
@@ -93,7 +105,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(a, 128 << 20);
     dev->expert_group = opt->expert_group;
-    if (check_shapes(dev, a, &m->adapters, m->par.ep->world, err)) {
+    if (check_shapes(dev, a, &m->adapters, m->par.ep->world, err) || check_aux(a, opt->aux_coef, err)) {
         model_close(m);
         return -1;
     }

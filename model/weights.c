@@ -632,17 +632,23 @@ bool weights_is_activation_scale(const char *name)
 /* Counts the tensors that were not read; the first one's name. */
 static void find_unused(const struct fill *f, struct weights *w)
 {
-    int64_t n_scale = 0;
+    int64_t n_scale = 0, n_mtp = 0;
     for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--) {
         if (f->ck.used[i]) continue;
         if (weights_is_activation_scale(f->ck.st->tensors[i].name))
             n_scale++;
+        else if (arch_is_prediction(f->a, f->ck.st->tensors[i].name))
+            n_mtp++;
         else
             w->n_unused++, w->unused = f->ck.st->tensors[i].name;
     }
     if (n_scale && !f->dev->dry_run)
         log_info("%lld scales of activations in the checkpoint are not used: only its weights are quantised",
                  (long long)n_scale);
+    if (n_mtp && !f->dev->dry_run)
+        log_info(
+            "%lld tensors of multi-token prediction (model.layers.%lld.*) are not read: the adapter does not train it",
+            (long long)n_mtp, (long long)f->a->n_layer);
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,

@@ -21,7 +21,12 @@
     "{\"model_type\": \"qwen3_moe\", \"num_experts\": 8, \"num_key_value_heads\": 2, \"head_dim\": 16, "               \
     "\"moe_intermediate_size\": 24, \"use_sliding_window\": false, \"sliding_window\": 4096, "                         \
     "\"norm_topk_prob\": true, " ENDS
-#define OLMOE   "{\"model_type\": \"olmoe\", \"num_experts\": 8, \"clip_qkv\": null, " ENDS
+#define OLMOE "{\"model_type\": \"olmoe\", \"num_experts\": 8, \"clip_qkv\": null, " ENDS
+#define GLM                                                                                                            \
+    "{\"model_type\": \"glm4_moe\", \"n_routed_experts\": 8, \"num_key_value_heads\": 2, \"head_dim\": 16, "           \
+    "\"moe_intermediate_size\": 24, \"n_shared_experts\": 2, \"attention_bias\": true, \"rope_scaling\": null, "       \
+    "\"partial_rotary_factor\": 0.5, \"n_group\": 4, \"topk_group\": 2, \"routed_scaling_factor\": 2.5, "              \
+    "\"num_nextn_predict_layers\": 1, " ENDS
 #define MIXTRAL "{\"model_type\": \"mixtral\", \"num_local_experts\": 8, \"num_key_value_heads\": 2, " ENDS
 
 static const char *write_config(const char *text)
@@ -79,6 +84,24 @@ static void test_rows(void **state)
     assert_true(load(with(MIXTRAL, "\"rope_parameters\": {\"rope_theta\": 5e5}")).rope.theta == 5e5);
 }
 
+static void test_glm(void **state)
+{
+    (void)state;
+    const struct arch a = load(GLM);
+    assert_true(a.n_exp == 8 && a.top_k == 2 && a.d_ff == 24 && a.d_shared == 48 && !a.shared_gate && a.d_dense == 48);
+    assert_true(a.dense[0] && !a.dense[1] && !a.dense[2] && a.n_mtp == 1);
+    assert_true(a.router.kind == ROUTER_SIGMOID_CHOSEN && a.router.scale == 2.5f && a.router.n_group == 4 &&
+                a.router.top_group == 2 && a.router_bias);
+    assert_true(a.rope.width == 8 && a.attn_bias && !a.out_bias && a.qk_norm == QK_NORM_NONE && a.norm.eps == 1e-5f);
+    assert_int_equal(load(with(GLM, "\"use_qk_norm\": true")).qk_norm, QK_NORM_HEAD);
+    assert_int_equal(load(with(GLM, "\"norm_topk_prob\": false")).router.kind, ROUTER_SIGMOID);
+    assert_true(load(with(GLM, "\"first_k_dense_replace\": 2")).dense[1]);
+    assert_false(load(with(GLM, "\"first_k_dense_replace\": 0")).dense[0]);
+    assert_int_equal(
+        load(with(GLM, "\"rope_parameters\": {\"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}")).rope.width, 4);
+    assert_int_equal(load(with(MIXTRAL, "\"n_shared_experts\": 1, \"partial_rotary_factor\": 0.5")).d_shared, 0);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -95,6 +118,13 @@ static void test_refusals(void **state)
         {MIXTRAL, "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "linear"},
         {MIXTRAL, "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}", "partial_rotary_factor"},
         {MIXTRAL, "\"num_experts\": 4", "num_experts"},
+        {GLM, "\"n_group\": 3", "n_group 3"},
+        {GLM, "\"n_group\": 8", "n_group 8"},
+        {GLM, "\"topk_group\": 5", "topk_group 5"},
+        {GLM, "\"routed_scaling_factor\": 0", "routed_scaling_factor"},
+        {GLM, "\"partial_rotary_factor\": 1.5", "partial_rotary_factor"},
+        {GLM, "\"partial_rotary_factor\": 0.2", "which are no pairs"},
+        {GLM, "\"n_routed_experts\": 1", "experts per token"},
     };
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
@@ -232,6 +262,11 @@ static void test_missing_tensors(void **state)
         {"parity/mixtral", "model.layers.0.block_sparse_moe.gate.weight"},
         {"parity/mixtral", "model.layers.1.block_sparse_moe.experts.1.w3.weight"},
         {"parity/mixtral", "model.layers.0.block_sparse_moe.experts.0.w2.weight"},
+        {"parity/glm4", "model.layers.1.mlp.gate.e_score_correction_bias"},
+        {"parity/glm4", "model.layers.2.mlp.shared_experts.up_proj.weight"},
+        {"parity/glm4", "model.layers.1.mlp.shared_experts.down_proj.weight"},
+        {"parity/glm4", "model.layers.0.mlp.gate_proj.weight"},
+        {"parity/glm4", "model.layers.1.self_attn.k_proj.bias"},
     };
     for (int i = 0; i < MT_LEN(rows); i++) {
         static struct copy c;
@@ -617,11 +652,17 @@ static void test_other_mixer(void **state)
 int test_families(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dense_layers),   cmocka_unit_test(test_missing_tensors),
-        cmocka_unit_test(test_fused_stacks),   cmocka_unit_test(test_nf4_experts),
-        cmocka_unit_test(test_split_adapters), cmocka_unit_test(test_aux),
-        cmocka_unit_test(test_dense_gradient), cmocka_unit_test(test_other_mixer),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_glm),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dense_layers),
+        cmocka_unit_test(test_missing_tensors),
+        cmocka_unit_test(test_fused_stacks),
+        cmocka_unit_test(test_nf4_experts),
+        cmocka_unit_test(test_split_adapters),
+        cmocka_unit_test(test_aux),
+        cmocka_unit_test(test_dense_gradient),
+        cmocka_unit_test(test_other_mixer),
     };
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }

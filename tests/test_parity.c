@@ -99,6 +99,9 @@ static void case_config(struct config *cfg, const char *out)
     for (int i = 0; i < MT_LEN(keys); i++)
         size += snprintf(text + size, sizeof(text) - (size_t)size, "[%s]\n%s = %.17g\n", keys[i][0], keys[i][1],
                          number(json_find(json_root(doc), "setup"), keys[i][1]));
+    const char *targets = "q_proj,k_proj,v_proj,o_proj,experts";
+    OK(json_opt_str(json_find(json_root(doc), "setup"), "targets", &targets, &err));
+    size += snprintf(text + size, sizeof(text) - (size_t)size, "[lora]\ntargets = %s\n", targets);
     json_free(doc);
     config_defaults(cfg);
     OK(config_parse(cfg, text, size, "case", &err));
@@ -264,6 +267,7 @@ static void test_tiny_logits(void **state)
     int64_t n_tok, n;
     case_config(&cfg, scratch_dir());
     snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", fixture(TINY));
+    snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), "experts");
     cfg.data.seq_len = 128;
     OK(run_open_headers(&r, &cfg, false, &err));
     OK(run_open_model(&r, NULL, true, &err));
@@ -449,8 +453,8 @@ static void gpu_is_here(void **state)
 
 int test_parity(void)
 {
-    static const char *const cases[] = {"parity/case_a", "parity/case_b", "parity/qwen3", "parity/olmoe",
-                                        "parity/mixtral"};
+    static const char *const cases[] = {"parity/case_a", "parity/case_b",  "parity/qwen3",
+                                        "parity/olmoe",  "parity/mixtral", "parity/glm4"};
     static const char *const gpus[] = {"cuda", "cuda-portable"};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),

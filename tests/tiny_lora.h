@@ -13,7 +13,9 @@
  */
 static inline struct arch tiny_arch(void)
 {
+    static const struct tensor_names names = {.shared = NULL};
     struct arch a = (struct arch){.family = "gpt_oss",
+                                  .names = &names,
                                   .n_layer = 3,
                                   .d_model = 8,
                                   .n_head = 4,

@@ -24,8 +24,8 @@
 #include "model/qat.h"
 #include "train/amax_file.h"
 #include "train/atomic_dir.h"
+#include "train/peft_config.h"
 
-#define CONFIG_NAME                  "adapter_config.json"
 #define WEIGHTS_NAME                 "adapter_model.safetensors"
 #define KEY_PREFIX                   "base_model.model.model.layers."
 #define KEY_SIZE                     160
@@ -56,8 +56,6 @@ struct place {
     int64_t first, n_exp, n, at0, r, rank0;
 };
 
-static bool is_expert(const struct lora_param *p) { return p->target >= LORA_UP; }
-
 static bool is_split(struct layout f, const struct lora_param *p)
 {
     return f.form == FORM_SPLIT && p->target == LORA_UP;
@@ -66,7 +64,7 @@ static bool is_split(struct layout f, const struct lora_param *p)
 /* Number of tensors in the file that together hold one parameter. */
 static int64_t place_count(struct layout f, const struct lora_param *p)
 {
-    return !is_expert(p) || f.form == FORM_FUSED ? 1 : is_split(f, p) ? 2 * p->n_exp : p->n_exp;
+    return !p->experts || f.form == FORM_FUSED ? 1 : is_split(f, p) ? 2 * p->n_exp : p->n_exp;
 }
 
 static void expert_module(char module[96], struct layout f, const struct lora_param *p, int64_t expert, bool up)
@@ -87,8 +85,8 @@ static struct place place_of(const struct adapters *ad, struct layout f, const s
     char module[96];
     if (split && p->is_b) at.n /= 2;
     if (up) at.rank0 = at.r, at.at0 = p->is_b ? at.n : 0;
-    if (!is_expert(p)) {
-        snprintf(module, sizeof(module), "self_attn.%s", lora_target_name(p->target));
+    if (!p->experts) {
+        lora_target_module(ad->names, p->target, module);
     } else if (f.form != FORM_FUSED) {
         at.first = split ? i / 2 : i;
         at.n_exp = 1;
@@ -117,133 +115,6 @@ static int64_t param_index(const struct lora_param *p, const struct place *at, i
 }
 
 /* ---- writing ---- */
-
-static void write_string_list(struct json_out *o, const char *key, char (*items)[KEY_SIZE], int64_t n)
-{
-    json_out_open(o, key, '[');
-    for (int64_t i = 0; i < n; i++) json_out_str(o, NULL, items[i]);
-    json_out_close(o, ']');
-}
-
-static bool all_layers(const struct adapters *ad)
-{
-    bool all = true;
-    for (int64_t n = 0; n < ad->n_layer; n++) all = all && ad->layer_on[n];
-    return all;
-}
-
-/* layers_to_transform restricts only target_modules. target_parameters match suffixes of full paths, so the experts of
- * selected layers are listed one by one. */
-static void write_targets(struct json_out *o, const struct adapters *ad)
-{
-    char(*items)[KEY_SIZE] = mem_array(LORA_TARGETS * ad->n_layer, KEY_SIZE);
-    int64_t n = 0;
-    for (enum lora_target t = LORA_Q; t < LORA_UP; t++)
-        if (ad->target[t]) snprintf(items[n++], KEY_SIZE, "%s", lora_target_name(t));
-    write_string_list(o, "target_modules", items, n);
-    n = 0;
-    for (int64_t layer = 0; layer < ad->n_layer; layer++)
-        for (enum lora_target t = LORA_UP; t <= LORA_DOWN; t++) {
-            if (all_layers(ad) && !layer && ad->target[t])
-                snprintf(items[n++], KEY_SIZE, "mlp.experts.%s", lora_target_name(t));
-            else if (!all_layers(ad) && adapters_find(ad, layer, t, false))
-                snprintf(items[n++], KEY_SIZE, "layers.%lld.mlp.experts.%s", (long long)layer, lora_target_name(t));
-        }
-    if (n)
-        write_string_list(o, "target_parameters", items, n);
-    else
-        json_out_str(o, "target_parameters", NULL);
-    mem_free(items);
-}
-
-static void write_empty(struct json_out *o, const char *key)
-{
-    json_out_open(o, key, '{');
-    json_out_close(o, '}');
-}
-
-/* PEFT compares a key with the end of the name of a module or parameter. */
-static void write_ranks(struct json_out *o, const struct adapters *ad)
-{
-    json_out_open(o, "rank_pattern", '{');
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
-        if (ad->target[t] && ad->rank[t] != ad->r) json_out_i64(o, lora_target_name(t), ad->rank[t]);
-    json_out_close(o, '}');
-}
-
-static void write_layers(struct json_out *o, const struct adapters *ad)
-{
-    bool attention = false;
-    for (enum lora_target t = LORA_Q; t < LORA_UP; t++) attention = attention || ad->target[t];
-    if (all_layers(ad) || !attention) {
-        json_out_str(o, "layers_to_transform", NULL);
-        return;
-    }
-    json_out_open(o, "layers_to_transform", '[');
-    for (int64_t n = 0; n < ad->n_layer; n++)
-        if (ad->layer_on[n]) json_out_i64(o, NULL, n);
-    json_out_close(o, ']');
-}
-
-/* Every field of PEFT 0.19.1's LoraConfig, sorted as PEFT itself writes them. */
-static void config_text(struct json_out *o, const struct adapters *ad, const char *base_model)
-{
-    bool experts = ad->target[LORA_UP] || ad->target[LORA_DOWN];
-    json_out_open(o, NULL, '{');
-    json_out_str(o, "alora_invocation_tokens", NULL);
-    write_empty(o, "alpha_pattern");
-    json_out_str(o, "arrow_config", NULL);
-    json_out_str(o, "auto_mapping", NULL);
-    json_out_str(o, "base_model_name_or_path", base_model);
-    json_out_str(o, "bias", "none");
-    json_out_str(o, "corda_config", NULL);
-    json_out_bool(o, "ensure_weight_tying", false);
-    json_out_str(o, "eva_config", NULL);
-    json_out_str(o, "exclude_modules", NULL);
-    json_out_bool(o, "fan_in_fan_out", false);
-    json_out_bool(o, "inference_mode", true);
-    json_out_bool(o, "init_lora_weights", true);
-    json_out_str(o, "layer_replication", NULL);
-    json_out_str(o, "layers_pattern", NULL);
-    write_layers(o, ad);
-    write_empty(o, "loftq_config");
-    if (ad->alpha == floor(ad->alpha) && ad->alpha < 1e15)
-        json_out_i64(o, "lora_alpha", (int64_t)ad->alpha);
-    else
-        json_out_f64(o, "lora_alpha", ad->alpha);
-    json_out_bool(o, "lora_bias", false);
-    json_out_f64(o, "lora_dropout",
-                 experts ? 0.0 : ad->dropout); /* PEFT accepts only dropout 0 with target_parameters */
-    json_out_str(o, "lora_ga_config", NULL);
-    json_out_str(o, "megatron_config", NULL);
-    json_out_str(o, "megatron_core", "megatron.core");
-    json_out_str(o, "modules_to_save", NULL);
-    json_out_str(o, "peft_type", "LORA");
-    json_out_str(o, "peft_version", "0.19.1");
-    json_out_i64(o, "qalora_group_size", 16);
-    json_out_i64(o, "r", ad->r);
-    write_ranks(o, ad);
-    json_out_str(o, "revision", NULL);
-    write_targets(o, ad);
-    json_out_str(o, "task_type", "CAUSAL_LM");
-    json_out_str(o, "trainable_token_indices", NULL);
-    json_out_str(o, "use_bdlora", NULL);
-    json_out_bool(o, "use_dora", false);
-    json_out_bool(o, "use_qalora", false);
-    json_out_bool(o, "use_rslora", ad->rslora);
-    json_out_close(o, '}');
-}
-
-static int write_config(const struct adapters *ad, const char *dir, const char *base_model, struct err *err)
-{
-    struct json_out o = {.indent = true};
-    char path[MT_PATH];
-    config_text(&o, ad, base_model);
-    int rc = str_format(path, sizeof(path), err, "path", "%s/%s", dir, CONFIG_NAME);
-    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
-    json_out_free(&o);
-    return rc;
-}
 
 static int write_card(const char *dir, const char *card, struct err *err)
 {
@@ -296,7 +167,7 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
     const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
-                   amax_write(ad, amax, tmp, err) || write_config(whole, tmp, base_model, err) ||
+                   amax_write(ad, amax, tmp, err) || peft_write_config(whole, tmp, base_model, err) ||
                    write_card(tmp, card, err) || atomic_dir_commit(tmp, dir, err);
     mem_free(flat);
     mem_free(amax);
@@ -393,6 +264,20 @@ static int read_target_parameters(struct source *src, struct json root, struct e
     return 0;
 }
 
+/* Whether a key is the module of a Linear, from `self_attn` or `mlp` on, or its weight. */
+static bool names_linear(const char *key, enum lora_target t)
+{
+    static const char *const shared[] = {"mlp.shared_experts", "mlp.shared_expert"};
+    char module[LORA_MODULE_TEXT], weight[LORA_MODULE_TEXT + 8];
+    bool same = false;
+    for (int i = 0; i < MT_LEN(shared) && !lora_target_is_stack(t); i++) {
+        lora_target_module(&(struct tensor_names){.shared = shared[i]}, t, module);
+        snprintf(weight, sizeof(weight), "%s.weight", module);
+        same = same || !strcmp(key, module) || !strcmp(key, weight);
+    }
+    return same;
+}
+
 /* Reads rank_pattern: names of targets, or ends of module names. Patterns for single layers and regular expressions are
  * refused. */
 static int read_ranks(struct source *src, struct json root, struct err *err)
@@ -405,12 +290,14 @@ static int read_ranks(struct source *src, struct json root, struct err *err)
         enum lora_target t = LORA_Q;
         for (; t < LORA_TARGETS; t++) {
             char full[64];
-            snprintf(full, sizeof(full), "%s.%s", t < LORA_UP ? "self_attn" : "mlp.experts", lora_target_name(t));
-            if (!strcmp(key, full) || !strcmp(key, lora_target_name(t))) break;
+            snprintf(full, sizeof(full), "mlp.experts.%s", lora_target_name(t));
+            if ((lora_target_is_stack(t) && !strcmp(key, full)) || names_linear(key, t)) break;
+            if (!lora_target_is_shared(t) && !strcmp(key, lora_target_name(t))) break;
         }
         if (t == LORA_TARGETS)
             return json_error(value, err,
-                              "is not a target; expected a projection of attention, gate_up_proj or down_proj");
+                              "is not a target; expected q_proj, k_proj, v_proj, o_proj, gate_up_proj, down_proj or a "
+                              "module like mlp.shared_experts.up_proj");
         if (json_i64(value, 1, INT32_MAX, &src->rank[t], err)) return -1;
     }
     return 0;
@@ -420,7 +307,7 @@ static int read_config(struct source *src, struct err *err)
 {
     char path[MT_PATH];
     const char *version = "";
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", src->dir, CONFIG_NAME)) return -1;
+    if (str_format(path, sizeof(path), err, "path", "%s/%s", src->dir, PEFT_CONFIG_NAME)) return -1;
     struct json_doc *doc = json_load(path, MAX_CONFIG, err);
     if (!doc) return -1;
     struct json root = json_root(doc);
@@ -462,14 +349,6 @@ static unsigned parse_key(const char *key, int64_t *layer)
         const char *part;
         unsigned targets;
     } parts[] = {
-        {".self_attn.q_proj.lora_", 1u << LORA_Q},
-        {".self_attn.k_proj.lora_", 1u << LORA_K},
-        {".self_attn.v_proj.lora_", 1u << LORA_V},
-        {".self_attn.o_proj.lora_", 1u << LORA_O},
-        {".self_attn.q_a_proj.lora_", 1u << LORA_Q_A},
-        {".self_attn.q_b_proj.lora_", 1u << LORA_Q_B},
-        {".self_attn.kv_a_proj_with_mqa.lora_", 1u << LORA_KV_A},
-        {".self_attn.kv_b_proj.lora_", 1u << LORA_KV_B},
         {".mlp.experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
         {".mlp.experts.lora_", FUSED},
         {".mlp.experts.gate_up_projs.", 1u << LORA_UP},
@@ -485,6 +364,13 @@ static unsigned parse_key(const char *key, int64_t *layer)
     char *rest;
     if (strncmp(key, KEY_PREFIX, prefix) || key[prefix] < '0' || key[prefix] > '9') return 0;
     *layer = strtoll(key + prefix, &rest, 10);
+    const char *lora = strstr(rest, ".lora_");
+    char module[LORA_MODULE_TEXT];
+    if (lora && lora - rest > 1 && lora - rest < LORA_MODULE_TEXT) {
+        snprintf(module, sizeof(module), "%.*s", (int)(lora - rest - 1), rest + 1);
+        for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+            if (names_linear(module, t)) return 1u << t;
+    }
     for (int64_t i = 0; i < MT_LEN(parts); i++)
         if (begins(rest, parts[i].part)) return parts[i].targets;
     return 0;
@@ -520,14 +406,14 @@ static int scan_tensors(struct source *src, struct err *err)
         if (!src->param_up && !src->param_down)
             return err_set(
                 err, "%s/%s: key `target_parameters` must name gate_up_proj or down_proj for the experts' tensors",
-                src->dir, CONFIG_NAME);
+                src->dir, PEFT_CONFIG_NAME);
         targets |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
     }
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         src->target[t] = targets >> t & 1;
         if ((targets & SPLIT) && src->rank[t])
             return err_set(err, "%s/%s: key `rank_pattern` is not read together with a tensor per expert", src->dir,
-                           CONFIG_NAME);
+                           PEFT_CONFIG_NAME);
     }
     detect_layout(src, targets);
     return 0;
@@ -642,7 +528,7 @@ static bool shape_fits(const struct st_tensor *t, const struct place *at)
 static bool layout_fits(const struct source *src, const struct adapters *ad, struct layout f)
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
-        if (!is_expert(&ad->params[i])) continue;
+        if (!ad->params[i].experts) continue;
         struct place at = place_of(ad, f, &ad->params[i], 0);
         const struct st_tensor *t = safetensors_find(&src->st, at.key);
         if (!t || !shape_fits(t, &at)) return false;
@@ -670,7 +556,7 @@ static int choose_layout(const struct source *src, const struct adapters *ad, st
             return err_set(err,
                            "%s/%s: key `peft_version` is missing and the experts' A and B are square, so their order "
                            "is unknown; add the version of PEFT that wrote it",
-                           src->dir, CONFIG_NAME);
+                           src->dir, PEFT_CONFIG_NAME);
         swapped = src->version == VERSION(0, 19, 0) || (!ad->transposed && src->version < VERSION(0, 19, 0));
     }
     *f = found[swapped];

@@ -31,7 +31,7 @@ shuffle = false
 [lora]
 r = {r}
 alpha = {alpha}
-targets = q_proj,k_proj,v_proj,o_proj,experts
+targets = {targets}
 init_from = {case}/adapter_init
 [optim]
 lr = {lr}
@@ -109,7 +109,8 @@ def main():
         out = os.path.abspath(a.out) if a.out else os.path.join(scratch, "out")
         config = os.path.join(scratch, "case.ini")
         with open(config, "w") as f:
-            f.write(CONFIG.format(case=case, out=out, **expected["setup"]))
+            setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", **expected["setup"]}
+            f.write(CONFIG.format(case=case, out=out, **setup))
         command = [a.moetrain, config] + [word for s in a.set for word in ("--set", s)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 

@@ -60,6 +60,11 @@ def adapter_model(case, adapter):
     return PeftModel.from_pretrained(peer.load_model(case), adapter)
 
 
+def adapts_shared(case):
+    with open(os.path.join(case, "adapter_final", "adapter_config.json")) as f:
+        return "shared_experts" in f.read()
+
+
 # ---- GGUF
 
 def deltas_of_peft(case, settings):
@@ -68,14 +73,16 @@ def deltas_of_peft(case, settings):
     with open(os.path.join(case, "adapter_final", "adapter_config.json")) as f:
         config = json.load(f)
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
-    n_exp = settings.get("num_local_experts") or settings.get("num_experts")
+    n_exp = next(settings[k] for k in ("num_local_experts", "num_experts", "n_routed_experts") if k in settings)
     out = {}
     for name, a in tensors.items():
         if not name.endswith("lora_A.weight"):
             continue
         b = tensors[name.replace("lora_A", "lora_B")]
         layer, _, module = name.split("layers.")[1].removesuffix(".lora_A.weight").partition(".")
-        if "experts" in module:
+        if "shared_expert" in module:
+            module = module.replace(".", "_")
+        elif "experts" in module:
             a = a.reshape(n_exp, -1, a.shape[1])
             b = b.reshape(b.shape[0], -1, n_exp).permute(2, 0, 1)
             module = "gate_up" if module.endswith("base_layer") else "down"
@@ -91,7 +98,8 @@ def llama_rows(w, n_head):
 def wanted_of_gguf(deltas, settings):
     """The same under GGUF names, rows as llama.cpp's converters lay out the base weights."""
     family = settings["model_type"]
-    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    shared = {f"mlp_shared_experts_{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+    names = {**shared, "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
     heads = {"q_proj": settings["num_attention_heads"],
              "k_proj": settings.get("num_key_value_heads") or settings["num_attention_heads"]}
     out = {}
@@ -110,7 +118,8 @@ def wanted_of_gguf(deltas, settings):
 def check_gguf(case, out, settings):
     reader = gguf.GGUFReader(os.path.join(out, "adapter.gguf"))
     value = {name: field.contents() for name, field in reader.fields.items()}
-    arch = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama"}
+    arch = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
+            "glm4_moe": "glm4moe"}
     assert value["general.architecture"] == arch[settings["model_type"]], value
     assert value["general.type"] == "adapter" and value["adapter.type"] == "lora", value
     tensors = {t.name: torch.tensor(t.data) for t in reader.tensors}
@@ -155,7 +164,9 @@ def main():
             if fmt != "merged-mxfp4" or settings["model_type"] == "gpt_oss":
                 failed.append(fmt)
             continue
-        if fmt == "gguf":
+        if fmt == "vllm" and adapts_shared(case):
+            print("  vllm: not loaded, PEFT takes the names of the shared experts for the routed ones")
+        elif fmt == "gguf":
             check_gguf(case, out, settings)
         elif fmt in ("peft", "vllm"):
             got = log_probs(adapter_model(case, out), documents)

@@ -1,7 +1,7 @@
 """families.py - the model families of make_case.py: transformers' configuration, the scale of the random weights, the
 names and layout of weights in published files."""
 import torch
-from transformers import GptOssConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+from transformers import Glm4MoeConfig, GptOssConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 
 import peer
 
@@ -36,6 +36,15 @@ def mixtral_config(a, common):
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **common)
 
 
+def glm4_config(a, common):
+    return Glm4MoeConfig(
+        intermediate_size=DENSE_TIMES * a.inter, moe_intermediate_size=a.inter, n_routed_experts=a.experts,
+        head_dim=a.head_dim, attention_bias=a.attention_bias, use_qk_norm=a.qk_norm, n_group=a.groups,
+        topk_group=a.topk_groups, n_shared_experts=a.shared_experts, routed_scaling_factor=a.routed_scale,
+        norm_topk_prob=a.norm_topk_prob != "false", first_k_dense_replace=len(a.dense_layers), num_mtp_layers=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": a.rotated}, **common)
+
+
 def encode_mxfp4(w):
     """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
     groups = w.reshape(*w.shape[:-1], -1, 32)
@@ -64,7 +73,8 @@ def per_expert_tensors(state, block="mlp", gate="gate_proj", up="up_proj", down=
         name = name.replace(".mlp.", f".{block}.")
         stem, _, last = name.rpartition(".")
         if not stem.endswith(".experts"):
-            tensors[name] = value.bfloat16().contiguous()
+            keep = name.endswith("e_score_correction_bias")  # float32, as published
+            tensors[name] = value.float() if keep else value.bfloat16().contiguous()
             continue
         for e, w in enumerate(value.bfloat16()):
             parts = zip((gate, up), w.chunk(2)) if last == "gate_up_proj" else [(down, w)]
@@ -83,7 +93,12 @@ FAMILIES = {
     "qwen3": (qwen3_config, per_expert_tensors, 0.15),
     "olmoe": (olmoe_config, per_expert_tensors, 0.15),
     "mixtral": (mixtral_config, mixtral_tensors, 0.15),
+    "glm4": (glm4_config, per_expert_tensors, 0.15),
 }
+
+# The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
+# for the fused experts of these families: its target_parameters name the weights.
+SHARED = {"glm4": "mlp.shared_experts"}
 
 
 def as_transformers_4(config):
@@ -94,5 +109,7 @@ def as_transformers_4(config):
     config["torch_dtype"] = config.pop("dtype")
     if config["model_type"] == "qwen3_moe":
         config["num_experts"] = config.pop("num_local_experts")
+    if config["model_type"] == "glm4_moe":
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     config["transformers_version"] = "4.51.0"
     return config

@@ -36,8 +36,15 @@ def arguments():
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--family", choices=families.FAMILIES, default="gpt_oss")
     parser.add_argument("--norm-topk-prob", choices=("true", "false"), help="qwen3, olmoe; default: as published")
-    parser.add_argument("--attention-bias", action="store_true", help="qwen3, olmoe")
-    parser.add_argument("--dense-layers", type=int, nargs="*", default=[], help="qwen3: mlp_only_layers")
+    parser.add_argument("--attention-bias", action="store_true", help="qwen3, olmoe, glm4")
+    parser.add_argument("--dense-layers", type=int, nargs="*", default=[], help="qwen3: mlp_only_layers; glm4: 0 1 ..")
+    parser.add_argument("--groups", type=int, default=1, help="glm4: groups of experts")
+    parser.add_argument("--topk-groups", type=int, default=1, help="glm4: of them, a token chooses in so many")
+    parser.add_argument("--shared-experts", type=int, default=1, help="glm4")
+    parser.add_argument("--adapt-shared", action="store_true", help="adapters on the shared experts too")
+    parser.add_argument("--routed-scale", type=float, default=1.0, help="glm4: routed_scaling_factor")
+    parser.add_argument("--rotated", type=float, default=0.5, help="glm4: partial_rotary_factor")
+    parser.add_argument("--qk-norm", action="store_true", help="glm4: use_qk_norm")
     parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
     parser.add_argument("--logit-rows", type=int, help="keep the logits of so many first positions only")
     for name, default in SIZES.items():
@@ -82,6 +89,9 @@ def random_model(a, tokenizer):
                 p.copy_(1 + 0.2 * torch.randn_like(p))
             else:
                 p.normal_(0, next((d for part, d in deviation.items() if part in name), 1.5 / a.hidden ** 0.5))
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                b.normal_(0, 0.2)
     return model
 
 
@@ -133,9 +143,12 @@ def write_rows(a):
 
 
 def random_adapter(a, model):
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    if a.adapt_shared:
+        parameters += [f"{families.SHARED[a.family]}.{part}_proj.weight" for part in ("gate", "up", "down")]
     adapted = get_peft_model(model, LoraConfig(
         r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])).float()
+        target_parameters=parameters)).float()
     with torch.no_grad():
         for name, p in adapted.named_parameters():
             if "lora_A" in name:
@@ -202,7 +215,8 @@ def main():
     model.save_pretrained(f"{a.out}/adapter_final")
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,
-                             shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha)
+                             shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,
+                             targets="q_proj,k_proj,v_proj,o_proj,experts" + ",shared_experts" * a.adapt_shared)
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

@@ -28,7 +28,7 @@ struct capture {
     float *x, *h; /* [(L+1), T, D] input of every layer and of the final norm; [L, T, D] after attention */
     float *norm;  /* [T, D] */
     float *grad;  /* [n_flat] in the logical layout (model/lora.h), whatever the side pads */
-    int32_t *idx; /* [L, T, J] the chosen experts, J that of the layer */
+    int32_t *idx; /* [L, T, J] the chosen experts of the layers with several */
     double loss;
 };
 
@@ -55,8 +55,9 @@ struct check {
 
 static struct {
     router_fwd_fn *real;
-    const int32_t *idx; /* routing of the next layer */
-    int64_t layer;
+    const struct arch *arch;
+    const int32_t *idx;            /* routing of the next layer with several experts */
+    int64_t layer;                 /* the next layer */
     int64_t differ[MT_MAX_LAYERS]; /* tokens for which f64 would choose other experts */
     double margin[MT_MAX_LAYERS];  /* largest logit difference of these tokens */
 } forced;
@@ -88,32 +89,102 @@ static double distance(const double *logits, const int32_t *own, const int32_t *
     return best > least ? best - least : 0;
 }
 
-static void weigh(double *gate, const double *logits, const int32_t *idx, int64_t n_top, int64_t n_exp, bool chosen)
+static double sum_of_best_two(const double *value, int64_t n)
 {
+    double first = -INFINITY, second = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        if (value[i] > first)
+            second = first, first = value[i];
+        else
+            second = fmax(second, value[i]);
+    }
+    return first + second;
+}
+
+/* The same for a choice in groups, where a small difference of two groups may exchange experts that are far apart: the
+ * largest difference of groups that the two choices do not share; infinite when they share all. */
+static double group_distance(const double *value, const int32_t *own, const int32_t *taken, int64_t n, int64_t n_exp,
+                             const struct router *router)
+{
+    const int64_t n_group = router->n_group, size = n_exp / n_group;
+    double worst = 0, *sum = mem_array(n_group, sizeof(*sum));
+    double least = INFINITY, best = -INFINITY; /* of the groups that F64 chooses in, of the others */
+    bool any = false;
+    for (int64_t g = 0; g < n_group; g++) sum[g] = sum_of_best_two(value + g * size, size);
+    for (int side = 0; side < 3; side++)
+        for (int64_t g = 0; g < n_group; g++) {
+            int64_t better = 0;
+            bool in_own = false, in_taken = false;
+            for (int64_t h = 0; h < n_group; h++) better += sum[h] > sum[g] || (h < g && sum[h] >= sum[g]);
+            const bool kept = better < router->top_group;
+            for (int64_t j = 0; j < n; j++) in_own |= own[j] / size == g, in_taken |= taken[j] / size == g;
+            if (side == 0 && kept) least = fmin(least, sum[g]);
+            if (side == 1 && !kept) best = fmax(best, sum[g]);
+            if (side < 2 || in_own == in_taken) continue;
+            any |= kept ? best > -INFINITY && in_own : in_taken;
+            if (!kept) worst = fmax(worst, least - sum[g]);
+            if (kept && in_own && best > -INFINITY) worst = fmax(worst, sum[g] - best);
+        }
+    mem_free(sum);
+    return any ? worst : INFINITY;
+}
+
+static void weigh_sigmoid(double *gate, const double *logits, const int32_t *idx, int64_t n_top,
+                          const struct router *router)
+{
+    double sum = 1e-20;
+    for (int64_t j = 0; j < n_top; j++) sum += gate[j] = 1 / (1 + exp(-logits[idx[j]]));
+    for (int64_t j = 0; j < n_top; j++)
+        gate[j] *= (double)router->scale / (router->kind == ROUTER_SIGMOID_CHOSEN ? sum : 1);
+}
+
+static void weigh(double *gate, const double *logits, const int32_t *idx, int64_t n_top, int64_t n_exp,
+                  const struct router *router)
+{
+    const bool chosen = router->kind == ROUTER_CHOSEN;
     double most = -INFINITY, sum = 0;
+    if (router_is_sigmoid(router)) {
+        weigh_sigmoid(gate, logits, idx, n_top, router);
+        return;
+    }
     for (int64_t e = 0; e < n_exp; e++) most = fmax(most, logits[e]);
     for (int64_t e = 0; e < (chosen ? n_top : n_exp); e++) sum += exp(logits[chosen ? idx[e] : e] - most);
     for (int64_t j = 0; j < n_top; j++) gate[j] = exp(logits[idx[j]] - most) / sum;
 }
 
-/* Replaces the CPU's router: its logits, the device's experts. */
+/* Replaces the CPU's router: its logits, the device's experts. A network of one expert and a gate have no choice. */
 static void forced_router(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                           const struct weight *w, struct tensor bias, const struct router *router)
 {
-    const int64_t n_tok = r->idx.shape[0], n_top = r->idx.shape[1], n_exp = w->n_out, l = forced.layer++;
+    const int64_t n_tok = r->idx.shape[0], n_top = r->idx.shape[1], n_exp = w->n_out;
+    if (n_exp == 1) {
+        forced.real(dev, r, logits, x, w, bias, router);
+        return;
+    }
+    while (arch_ffn(forced.arch, forced.layer).n_exp == 1) forced.layer++;
+    const int64_t l = forced.layer++;
+    double *choice = mem_array(n_exp, sizeof(double));
     double *value = mem_array(n_tok * n_exp, sizeof(double)), *gate = mem_array(n_tok * n_top, sizeof(double));
     forced.real(dev, r, logits, x, w, bias, router);
     device_get(dev, value, logits);
     for (int64_t t = 0; t < n_tok; t++) {
         const int32_t *own = (const int32_t *)r->idx.data + t * n_top, *taken = forced.idx + t * n_top;
-        const double *row = value + t * n_exp, apart = distance(row, own, taken, n_top);
+        const double *row = value + t * n_exp;
+        for (int64_t e = 0; e < n_exp; e++)
+            choice[e] = router_is_sigmoid(router)
+                            ? 1 / (1 + exp(-row[e])) + (bias.ndim ? (double)((const float *)bias.data)[e] : 0)
+                            : row[e];
+        double apart = distance(choice, own, taken, n_top);
+        if (router->n_group > 1 && apart > 0)
+            apart = fmin(apart, group_distance(choice, own, taken, n_top, n_exp, router));
         forced.differ[l] += memcmp(own, taken, (size_t)n_top * sizeof(*own)) != 0;
-        if (apart > 0) forced.margin[l] = fmax(forced.margin[l], apart / spread(row, n_exp));
-        weigh(gate + t * n_top, row, taken, n_top, n_exp, router->kind == ROUTER_CHOSEN);
+        if (apart > 0) forced.margin[l] = fmax(forced.margin[l], apart / spread(choice, n_exp));
+        weigh(gate + t * n_top, row, taken, n_top, n_exp, router);
     }
     device_set(dev, r->gate, gate);
     device_upload(dev, r->idx.data, forced.idx, tensor_bytes(r->idx));
     forced.idx += n_tok * n_top;
+    mem_free(choice);
     mem_free(value);
     mem_free(gate);
 }
@@ -163,6 +234,7 @@ static void take(struct model *m, struct capture *c)
         device_get_f32(dev, c->x + l * n, a->x);
         if (l == n_layer) break;
         device_get_f32(dev, c->h + l * n, a->h);
+        if (arch_ffn(&m->arch, l).n_exp == 1) continue;
         device_download(dev, idx, a->moe.route.idx.data, tensor_bytes(a->moe.route.idx));
         idx += tensor_count(a->moe.route.idx);
     }
@@ -208,6 +280,7 @@ static int cpu_side(struct check *k, bool oracle, struct capture *c, struct err 
     }
     memset(&forced, 0, sizeof(forced));
     forced.real = r.dev.ops->router_fwd;
+    forced.arch = &k->arch;
     forced.idx = k->got.idx;
     table = *r.dev.ops;
     table.router_fwd = forced_router;

@@ -28,8 +28,11 @@ struct file {
 
 static const char *architecture(const struct arch *a)
 {
-    static const char *const names[][2] = {
-        {"gpt_oss", "gpt-oss"}, {"qwen3_moe", "qwen3moe"}, {"olmoe", "olmoe"}, {"mixtral", "llama"}};
+    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},
+                                           {"qwen3_moe", "qwen3moe"},
+                                           {"olmoe", "olmoe"},
+                                           {"mixtral", "llama"},
+                                           {"glm4_moe", "glm4moe"}};
     for (int64_t i = 0; i < MT_LEN(names); i++)
         if (!strcmp(names[i][0], a->family)) return names[i][1];
     return NULL;
@@ -45,13 +48,19 @@ static void add(struct file *f, const struct lora_param *p, const char *matrix, 
     const bool half = p->is_b && rows >= ROWS_EVEN && rows <= ROWS_SECOND;
     const int64_t r = f->x->adapter.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
     const int64_t n_cols = p->is_b ? r : p->cols; /* r without padding: llama.cpp's scale is alpha / r */
-    *t = p->target < LORA_UP ? (struct gguf_tensor){.name = part->name, .ndim = 2, .shape = {n_rows, n_cols}}
-                             : (struct gguf_tensor){.name = part->name, .ndim = 3, .shape = {p->n_exp, n_rows, n_cols}};
+    *t = !p->experts ? (struct gguf_tensor){.name = part->name, .ndim = 2, .shape = {n_rows, n_cols}}
+                     : (struct gguf_tensor){.name = part->name, .ndim = 3, .shape = {p->n_exp, n_rows, n_cols}};
 }
 
 static void add_param(struct file *f, const struct lora_param *p)
 {
-    static const char *const names[] = {"attn_q", "attn_k", "attn_v", "attn_output"};
+    static const char *const names[LORA_TARGETS] = {[LORA_Q] = "attn_q",
+                                                    [LORA_K] = "attn_k",
+                                                    [LORA_V] = "attn_v",
+                                                    [LORA_O] = "attn_output",
+                                                    [LORA_SHARED_GATE] = "ffn_gate_shexp",
+                                                    [LORA_SHARED_UP] = "ffn_up_shexp",
+                                                    [LORA_SHARED_DOWN] = "ffn_down_shexp"};
     const struct arch *a = &f->x->run.arch;
     const bool rotated = !strcmp(a->family, "mixtral") && (p->target == LORA_Q || p->target == LORA_K);
     if (p->target == LORA_UP) {

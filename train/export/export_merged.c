@@ -13,6 +13,7 @@
 
 #include "data/shards.h"
 #include "kernels/quant.h"
+#include "model/layer.h"
 #include "train/export/export_job.h"
 #include "train/export/export_packed.h"
 #include "train/export/export_quant.h"
@@ -219,8 +220,9 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
     add_matrix(m, rest, &router, LORA_TARGETS,
                (struct made){.which = ROUTER, .layer = l, .n_row = lw->router.n_out, .n_exp = 1});
     if (!lw->router_bias.ndim) return;
-    layer_name(name, l, n->router[0], ".bias");
-    layer_name(other, l, n->router[1] ? n->router[1] : n->router[0], ".bias");
+    const char *bias = n->router_bias ? n->router_bias : ".bias";
+    layer_name(name, l, n->router[0], bias);
+    layer_name(other, l, n->router[1] ? n->router[1] : n->router[0], bias);
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     add_copy(m, name, t ? t : safetensors_find(&m->x->run.st, other));
 }
@@ -276,7 +278,7 @@ static bool is_matrix(const struct arch *a, const char *name)
     static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts.", "mlp.gate_proj.", "mlp.up_proj.",
                                         "mlp.down_proj."};
     const char *rest = strncmp(name, "model.layers.", 13) ? NULL : strchr(name + 13, '.');
-    if (!rest) return false;
+    if (!rest || arch_is_prediction(a, name)) return false;
     rest++;
     for (int64_t i = 0; i < MT_LEN(parts); i++)
         if (!strncmp(rest, parts[i], strlen(parts[i]))) return true;

@@ -86,11 +86,13 @@ static void add_experts(struct list *list, const struct cpu_adapter *h, const st
     }
 }
 
-static void add_attention(struct list *list, const struct cpu_adapter *h, const struct lora_param *p)
+/* A Linear of attention or of the shared experts. */
+static void add_linear(struct list *list, const struct cpu_adapter *h, const struct lora_param *p)
 {
-    char key[KEY_SIZE];
-    snprintf(key, sizeof(key), "base_model.model.model.layers.%lld.self_attn.%s.lora_%c.weight", (long long)p->layer,
-             lora_target_name(p->target), p->is_b ? 'B' : 'A');
+    char key[KEY_SIZE], module[LORA_MODULE_TEXT];
+    lora_target_module(list->arch->names, p->target, module);
+    snprintf(key, sizeof(key), "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)p->layer, module,
+             p->is_b ? 'B' : 'A');
     add(list, key, p->rows, p->cols, cpu_adapter_at(h, p, 0, 0, 0));
 }
 
@@ -100,8 +102,8 @@ static int write_tensors(const struct cpu_adapter *full, const struct arch *arch
     char path[MT_PATH];
     for (int64_t i = 0; i < full->ad.n_params; i++) {
         const struct lora_param *p = &full->ad.params[i];
-        if (p->target < LORA_UP)
-            add_attention(&list, full, p);
+        if (!p->experts)
+            add_linear(&list, full, p);
         else if (!p->is_b)
             add_experts(&list, full, p, adapters_find(&full->ad, p->layer, p->target, true));
     }
@@ -114,6 +116,17 @@ static int write_tensors(const struct cpu_adapter *full, const struct arch *arch
 
 /* "gate_proj" of "mlp.experts.#.gate_proj" */
 static void write_module(struct json_out *o, const char *pattern) { json_out_str(o, NULL, strrchr(pattern, '.') + 1); }
+
+/* Routed experts have the names of the shared ones. */
+static void write_linears(struct json_out *o, const struct adapters *ad, const struct arch *a)
+{
+    char module[LORA_MODULE_TEXT];
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        if (!trains(ad, t) || lora_target_is_stack(t) || (lora_target_is_shared(t) && trains(ad, LORA_UP))) continue;
+        lora_target_module(a->names, t, module);
+        write_module(o, module);
+    }
+}
 
 static void config_text(struct json_out *o, const struct adapters *ad, const struct arch *a, const char *base_model)
 {
@@ -128,8 +141,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const str
     json_out_str(o, "peft_version", "0.19.1");
     json_out_i64(o, "r", ad->r);
     json_out_open(o, "target_modules", '[');
-    for (enum lora_target t = LORA_Q; t < LORA_UP; t++)
-        if (trains(ad, t)) json_out_str(o, NULL, lora_target_name(t));
+    write_linears(o, ad, a);
     if (trains(ad, LORA_UP)) {
         write_module(o, a->names->gate);
         write_module(o, a->names->up);

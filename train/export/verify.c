@@ -138,6 +138,8 @@ static struct layer_weights weights_of(const struct side *side, const struct lay
         w.router = exported->router, w.router_bias = exported->router_bias;
         w.up = exported->up;
         w.down = exported->down;
+        w.shared_up = exported->shared_up, w.shared_down = exported->shared_down;
+        w.shared_gate = exported->shared_gate;
         return w;
     }
     w.attn_norm = exported->attn_norm;

@@ -62,9 +62,16 @@ static bool parse_name(const char *name, struct gguf_name *out)
         const char *matrix;
         enum lora_target target;
         bool up;
-    } rows[] = {{"attn_q", LORA_Q, false},          {"attn_k", LORA_K, false},         {"attn_v", LORA_V, false},
-                {"attn_output", LORA_O, false},     {"ffn_gate_exps", LORA_UP, false}, {"ffn_up_exps", LORA_UP, true},
-                {"ffn_down_exps", LORA_DOWN, false}};
+    } rows[] = {{"attn_q", LORA_Q, false},
+                {"attn_k", LORA_K, false},
+                {"attn_v", LORA_V, false},
+                {"attn_output", LORA_O, false},
+                {"ffn_gate_exps", LORA_UP, false},
+                {"ffn_up_exps", LORA_UP, true},
+                {"ffn_down_exps", LORA_DOWN, false},
+                {"ffn_gate_shexp", LORA_SHARED_GATE, false},
+                {"ffn_up_shexp", LORA_SHARED_UP, false},
+                {"ffn_down_shexp", LORA_SHARED_DOWN, false}};
     char *rest;
     if (strncmp(name, "blk.", 4)) return false;
     *out = (struct gguf_name){.layer = strtoll(name + 4, &rest, 10)};
@@ -100,8 +107,7 @@ static int read_tensor(struct cpu_adapter *read, const struct arch *a, const str
     const int first = t->ndim - 2;
     const int64_t r = read->ad.rank[n.target], n_exp = first ? t->shape[0] : 1;
     const int64_t rows = !n.is_b ? r : n.target == LORA_UP ? p->rows / 2 : p->rows, cols = n.is_b ? r : p->cols;
-    if (t->ndim != (p->target < LORA_UP ? 2 : 3) || n_exp != p->n_exp || t->shape[first] != rows ||
-        t->shape[first + 1] != cols)
+    if (t->ndim != (p->experts ? 3 : 2) || n_exp != p->n_exp || t->shape[first] != rows || t->shape[first + 1] != cols)
         return err_set(err, "tensor %s has a wrong shape", t->name);
     for (int64_t e = 0; e < n_exp; e++)
         for (int64_t row = 0; row < rows; row++) {

@@ -11,6 +11,7 @@
 
 #include "kernels/memory.h"
 #include "kernels/quant.h"
+#include "model/layer.h"
 #include "train/export/verify.h"
 
 #define SLACK 1e-5

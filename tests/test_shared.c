@@ -1,0 +1,238 @@
+/* test_shared.c - models with shared experts, sigmoid routers and partial RoPE as wholes: the gradient, with a gate per
+ * token and without; their adapters in PEFT's files; exports; tensors of multi-token prediction. test_parity.c compares
+ * with transformers. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "tests/process.h"
+#include "tests/test.h"
+#include "train/peft.h"
+#include "train/run.h"
+
+#define TARGETS "q_proj,k_proj,v_proj,o_proj,experts,shared_experts"
+
+static struct config case_config(const char *model, const char *targets)
+{
+    struct config cfg;
+    config_defaults(&cfg);
+    snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", model);
+    snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), "%s", targets);
+    cfg.data.seq_len = 16;
+    cfg.train.device = CFG_DEVICE_CPU;
+    return cfg;
+}
+
+/* ---- the gradient */
+
+/* Writes the fixture with a gate of the shared experts and tensors of a layer of multi-token prediction. */
+static const char *gated_model(bool config_says)
+{
+    static struct st_entry entries[600];
+    static char names[16][96];
+    static float values[16][64];
+    struct safetensors st;
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    int64_t n = 0, size;
+    int n_names = 0;
+    if (safetensors_open(&st, fixture("parity/glm4"), &err)) fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < st.n_tensors; i++) {
+        const struct st_tensor *t = &st.tensors[i];
+        entries[n] = (struct st_entry){.name = t->name, .dtype = t->dtype, .ndim = t->ndim, .data = t->data};
+        memcpy(entries[n++].shape, t->shape, sizeof(t->shape));
+    }
+    for (int l = 1; l <= 3; l++) {
+        for (int i = 0; i < 40; i++) values[l][i] = (float)test_value(40 + (uint64_t)l, (uint64_t)i);
+        snprintf(names[n_names], 96, "model.layers.%d.%s", l, l == 3 ? "eh_proj.weight" : "mlp.shared_gate.weight");
+        entries[n++] = (struct st_entry){
+            .name = names[n_names++], .dtype = DT_F32, .ndim = 2, .shape = {1, 40}, .data = values[l]};
+    }
+    const char *dir = scratch_dir();
+    snprintf(path, sizeof(path), "%s/config.json", fixture("parity/glm4"));
+    char *text = file_read(path, 1 << 20, &size, &err), *key = strstr(text, "\"num_nextn_predict_layers\": 0");
+    assert_non_null(key);
+    if (config_says) key[strlen("\"num_nextn_predict_layers\": ")] = '1';
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    if (safetensors_write(path, entries, n, &err)) fail_msg("%s", err.msg);
+    mem_free(text);
+    safetensors_close(&st);
+    return dir;
+}
+
+/* The loss of twelve tokens in two documents and, unless grad is NULL, its gradient. */
+static double total_loss(struct model *m, double *grad)
+{
+    int32_t tok[12], pos[12], row[11], id[11], cu[] = {0, 5, 12};
+    int64_t n = 0;
+    for (int32_t t = 0; t < 12; t++) {
+        tok[t] = (7 * t + 3) % (int32_t)m->arch.vocab;
+        pos[t] = t < 5 ? t : t - 5;
+        if (t != 4 && t != 11) row[n] = t, id[n++] = (5 * t + 1) % (int32_t)m->arch.vocab;
+    }
+    const struct model_batch b = {12, 2, n, 7, tok, pos, cu, row, id, NULL, NULL};
+    const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
+    struct model_tally loss;
+    model_clear(m);
+    model_begin(m, &b, &pass);
+    model_fwd(m);
+    model_loss(m);
+    model_read(m, &loss);
+    if (grad) {
+        device_zero(m->dev, m->adapters.opt.grad);
+        model_bwd(m);
+        device_get(m->dev, grad, m->adapters.opt.grad);
+    }
+    model_end(m);
+    return 0.1 * loss.nll;
+}
+
+/* Compares the F64 loss along a random direction with the gradient; the step keeps the choice of experts. */
+static double check_slope(struct config *cfg, bool gated)
+{
+    struct tensor_names names;
+    struct run r;
+    struct err err = {.msg = ""};
+    if (run_open_headers(&r, cfg, false, &err)) fail_msg("%s", err.msg);
+    names = *r.arch.names;
+    names.shared_gate = "mlp.shared_gate";
+    if (gated) r.arch.names = &names, r.arch.shared_gate = true;
+    device_open_oracle(&r.dev);
+    if (run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+    struct adapters *ad = &r.model.adapters;
+    const int64_t n = ad->n_flat;
+    double *x = mem_array(4 * n, sizeof(*x)), *g = x + n, *dir = x + 2 * n, *at = x + 3 * n, slope = 0, loss[2];
+    device_get(&r.dev, x, ad->opt.param);
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        for (int64_t j = p->off; j < p->off + lora_param_count(p); j++) {
+            x[j] += 0.1 * test_value(31, (uint64_t)j);
+            dir[j] = test_value(32, (uint64_t)j);
+        }
+    }
+    device_set(&r.dev, ad->opt.param, x);
+    adapters_refresh(ad, &r.dev);
+    const double value = total_loss(&r.model, g);
+    for (int64_t i = 0; i < n; i++) slope += g[i] * dir[i];
+    for (int s = 0; s < 2; s++) {
+        for (int64_t i = 0; i < n; i++) at[i] = x[i] + (s ? 1e-6 : -1e-6) * dir[i];
+        device_set(&r.dev, ad->opt.param, at);
+        adapters_refresh(ad, &r.dev);
+        loss[s] = total_loss(&r.model, NULL);
+    }
+    const double numeric = (loss[1] - loss[0]) / 2e-6;
+    if (!(fabs(slope - numeric) <= 1e-6 * fabs(numeric))) fail_msg("slope %.9g, not %.9g", slope, numeric);
+    mem_free(x);
+    run_close(&r);
+    return value;
+}
+
+/* Recomputation gives the same loss; the gate changes it. */
+static void test_gradient(void **state)
+{
+    (void)state;
+    struct config cfg = case_config(gated_model(true), TARGETS);
+    double value[2];
+    for (int gated = 0; gated < 2; gated++) {
+        cfg.train.recompute = CFG_RECOMPUTE_NONE;
+        value[gated] = check_slope(&cfg, gated);
+        cfg.train.recompute = CFG_RECOMPUTE_FULL;
+        assert_close(check_slope(&cfg, gated), value[gated], 0);
+        cfg.train.recompute = CFG_RECOMPUTE_SELECTIVE;
+        assert_close(check_slope(&cfg, gated), value[gated], 0);
+    }
+    assert_true(value[0] != value[1]);
+}
+
+static void test_aux_is_refused(void **state)
+{
+    (void)state;
+    struct config cfg = case_config(fixture("parity/glm4"), TARGETS);
+    struct run r;
+    struct err err = {.msg = ""};
+    cfg.train.aux_loss_coef = 0.01;
+    if (run_open_headers(&r, &cfg, false, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(run_open_model(&r, NULL, true, &err), -1);
+    assert_non_null(strstr(err.msg, "train.aux_loss_coef = 0.01: glm4_moe has a sigmoid router"));
+    run_close(&r);
+}
+
+/* ---- tensors of multi-token prediction */
+
+static void test_prediction_is_ignored(void **state)
+{
+    (void)state;
+    for (int says = 0; says < 2; says++) {
+        struct config cfg = case_config(gated_model(says), "q_proj");
+        struct run r;
+        struct err err = {.msg = ""};
+        if (run_open_headers(&r, &cfg, false, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(r.model.weights.n_unused, says ? 2 : 3); /* the two gates, which this family does not have */
+        assert_int_equal(arch_is_prediction(&r.arch, "model.layers.3.eh_proj.weight"), says);
+        assert_false(arch_is_prediction(&r.arch, "model.layers.2.mlp.gate.weight"));
+        assert_false(arch_is_prediction(&r.arch, "model.norm.weight"));
+        run_close(&r);
+    }
+}
+
+/* ---- files */
+
+static void expect_tensor(const struct safetensors *st, const char *name, int64_t rows, int64_t cols)
+{
+    const struct st_tensor *t = safetensors_find(st, name);
+    if (!t) fail_msg("%s is missing", name);
+    assert_true(t->ndim == 2 && t->shape[0] == rows && t->shape[1] == cols);
+}
+
+/* Trains two steps from the adapter of PEFT, and exports; every export is read back and compared by `export`. */
+static void test_files(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"peft", "vllm", "gguf", "merged-bf16", "merged-fp8"};
+    const char *dir = scratch_dir(), *model = fixture("parity/glm4");
+    char path[MT_PATH], run[MT_PATH], out[MT_PATH], text[4 * MT_PATH];
+    struct safetensors st;
+    struct err err = {.msg = ""};
+    snprintf(run, sizeof(run), "%s/run", dir);
+    snprintf(path, sizeof(path), "%s/case.ini", dir);
+    snprintf(text, sizeof(text),
+             "[model]\npath = %s\n[data]\ntrain = %s/train.jsonl\neval = %s/eval.jsonl\nformat = text\nseq_len = 48\n"
+             "[lora]\nr = 4\nalpha = 16\ntargets = " TARGETS "\ninit_from = %s/adapter_init\n"
+             "rank_pattern =\n[train]\ndevice = cpu\ndtype = fp32\nsteps = 2\n[log]\nreport = false\n"
+             "[output]\ndir = %s\n",
+             model, model, model, model, run);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    if (RUN(path)) fail_msg("%s", said.err);
+    for (int i = 0; i < MT_LEN(formats); i++) {
+        snprintf(out, sizeof(out), "%s/%s", dir, formats[i]);
+        if (RUN("export", path, "--to", formats[i], "--out", out)) fail_msg("%s: %s", formats[i], said.err);
+    }
+    snprintf(out, sizeof(out), "%s/peft", dir);
+    static char config[1 << 14];
+    assert_int_equal(str_format(path, sizeof(path), &err, "path", "%s/adapter_config.json", out), 0);
+    process_read(path, config, sizeof(config));
+    assert_non_null(strstr(config, "\"mlp.shared_experts.gate_proj.weight\""));
+    assert_non_null(strstr(config, "\"mlp.experts.down_proj\""));
+    snprintf(out, sizeof(out), "%s/peft/adapter_model.safetensors", dir);
+    if (safetensors_open(&st, out, &err)) fail_msg("%s", err.msg);
+#define KEY "base_model.model.model.layers.1.mlp.shared_experts."
+    expect_tensor(&st, KEY "gate_proj.lora_A.weight", 4, 40);
+    expect_tensor(&st, KEY "up_proj.lora_B.weight", 24, 4);
+    expect_tensor(&st, KEY "down_proj.lora_A.weight", 4, 24);
+    assert_null(safetensors_find(&st, "base_model.model.model.layers.0.mlp.shared_experts.gate_proj.lora_A.weight"));
+    safetensors_close(&st);
+}
+
+int test_shared(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradient),
+        cmocka_unit_test(test_aux_is_refused),
+        cmocka_unit_test(test_prediction_is_ignored),
+        cmocka_unit_test(test_files),
+    };
+    return cmocka_run_group_tests_name("shared", tests, NULL, NULL);
+}

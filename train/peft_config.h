@@ -1,0 +1,10 @@
+/* peft_config.h - adapter_config.json of PEFT, for train/peft.c. */
+#ifndef MT_PEFT_CONFIG_H
+#define MT_PEFT_CONFIG_H
+
+#include "model/lora.h"
+
+#define PEFT_CONFIG_NAME "adapter_config.json"
+int peft_write_config(const struct adapters *ad, const char *dir, const char *base_model, struct err *err) MT_CHECK;
+
+#endif
