@@ -22,6 +22,7 @@ STEPS = [  # name, note, options of `bench step`
     ("20b-qat-mxfp4", "QAT in mxfp4", "--arch gpt-oss-20b --qat mxfp4"),
     ("20b-qat-nvfp4", "QAT in nvfp4", "--arch gpt-oss-20b --qat nvfp4"),
     ("20b-qat-int8", "QAT in int8", "--arch gpt-oss-20b --qat int8"),
+    ("20b-qad-mxfp4", "QAT in mxfp4, teacher: base", "--arch gpt-oss-20b --qat mxfp4 --teacher base"),
     ("20b-8192", "", "--arch gpt-oss-20b --seq 8192"),
     ("20b-4x2048", "", "--arch gpt-oss-20b --tokens 8192 --seq 2048"),
     ("20b-4x2048-packed", "no decoded layers", "--arch gpt-oss-20b --tokens 8192 --seq 2048 --decoded 0"),

@@ -181,8 +181,11 @@ static void bench_close(struct bench *b)
 static int step(struct bench *b, double *loss, struct err *err)
 {
     struct model *m = &b->run.model;
-    const struct model_pass pass = {
-        .backward = true, .loss_scale = 1 / (double)b->batch.n_label, .aux_share = 1, .dropout_key = 1};
+    const struct model_pass pass = {.backward = true,
+                                    .loss_scale = 1 / (double)b->batch.n_label,
+                                    .aux_share = 1,
+                                    .dropout_key = 1,
+                                    .distill = m->distill.from != DISTILL_NONE};
     struct model_tally sum;
     device_zero(m->dev, m->adapters.opt.grad);
     model_clear(m);
@@ -464,6 +467,7 @@ int bench_run(const struct bench_options *o, const struct config *cfg, bool ops,
                        .n_step = o->steps,
                        .cfg = *cfg};
     for (int i = 0; i < b.n_paths; i++) b.paths[i] = (enum path)o->paths.v[i];
+    snprintf(b.cfg.distill.teacher, sizeof(b.cfg.distill.teacher), "%s", o->teacher);
     b.cfg.data.seq_len = o->seq; /* 0: the device's default */
     if (b.n_paths) return compare_paths(&b, err);
     int rc = bench_open(&b, err) || measure_steps(&b, err) || measure_ops(&b, err) ? -1 : 0;
