@@ -160,10 +160,19 @@ static double visible_pairs(const struct model_batch *b)
     return pairs;
 }
 
-static void set_dropout(struct model *m)
+static void without_quantisation(struct lora_layer *lora)
+{
+    for (int i = 0; i < LAYER_PRODUCTS; i++) {
+        lora->of[i].quant = (struct proj_quant){0};
+        lora->of[i].lora.merged = false;
+    }
+}
+
+/* The adapters as the pass needs them. */
+static void adapt_layers(struct model *m)
 {
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
-        struct lora_layer *lora = &m->adapters.layers[l];
+        struct lora_layer of_pass = m->adapters.layers[l], *lora = &of_pass;
         struct product p[LAYER_PRODUCTS];
         layer_products(&m->arch, l, p);
         for (int i = 0; i < LAYER_PRODUCTS; i++) {
@@ -174,13 +183,14 @@ static void set_dropout(struct model *m)
             one->dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
             one->dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)stream);
         }
+        if (m->pass.unquantised) without_quantisation(lora);
         layer_adapt(&m->weights.layers[l], &m->arch, l, lora);
     }
 }
 
 int model_check_quant(struct model *m, struct err *err)
 {
-    set_dropout(m);
+    adapt_layers(m);
     qat_refresh(&m->qat, m->dev, &m->arch, &m->adapters, m->weights.layers);
     return qat_check(&m->qat, m->dev, &m->arch, &m->adapters, err);
 }
@@ -312,8 +322,8 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
     push_teacher(m, b);
     push_aux(m, b->n_tok);
-    set_dropout(m);
-    qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
+    adapt_layers(m);
+    if (!pass->unquantised) qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
     acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,
               has_aux(m) || a->router.kind != ROUTER_CHOSEN);
 }

@@ -69,6 +69,7 @@ struct model_pass {
     double aux_share;     /* weight of this micro-batch in the step's auxiliary loss */
     uint64_t dropout_key; /* differs for every micro-batch */
     bool distill;         /* the loss is that of struct distill, when there is a teacher; otherwise cross-entropy */
+    bool unquantised;     /* without the fake quantisation of struct qat */
     bool reduce; /* last micro-batch of a step: backward all-reduces each layer's gradients when the layer is done */
 };
 

@@ -114,7 +114,8 @@ void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct
                  struct layer_weights *layers)
 {
     if (!q->amax.ndim || !fakequant_reads_amax(&q->opt.weights)) return;
-    if (ad->amax.rows ? ad->amax.known : q->version && (!q->opt.merged || q->version == ad->version)) return;
+    const bool kept = ad->amax.rows && !q->waiting;
+    if (kept ? ad->amax.known : q->version && (!q->opt.merged || q->version == ad->version)) return;
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct product p[LAYER_PRODUCTS];
         layer_products(a, l, p);

@@ -19,6 +19,7 @@ struct qat {
     struct tensor amax; /* [n_amax] f32 on the device: one per expert and product (gate and up share one), by layer */
     int64_t n_amax;
     int64_t version; /* of the adapters that amax is of (adapters.version); 0: not computed yet */
+    bool waiting;    /* training is not quantised yet: no amax is kept */
 };
 
 /* Takes amax from dev->state and makes fake quantisation part of the adapters' products (layer_adapt applies it);

@@ -592,6 +592,30 @@ static void test_static_files(void **state)
     (void)state;
 }
 
+/* The steps before quant.start are those of a run without quantisation, the later ones are not; from a checkpoint at,
+ * before or after it the run continues with the same bits. */
+static void test_start(void **state)
+{
+#define LATE(steps) "train.steps=" #steps " quant.start=2 output.save_every=1 output.keep=0"
+    const char *plain = trained("optim.schedule=constant train.steps=2");
+    const char *all = trained("optim.schedule=constant quant.weights=int8 " LATE(3));
+    assert_same_file(process_output(plain, ADAPTER), process_output(all, "checkpoints/step-000002/" ADAPTER));
+    assert_true(adapter_error(all, trained("optim.schedule=constant train.steps=3")) > 1e-6);
+    all = trained(fixed(LATE(4)));
+    for (int at = 1; at <= 3; at++) {
+        const char *config = trained(fixed(LATE(3)));
+        char more[256], from[64];
+        snprintf(from, sizeof(from), "checkpoints/step-00000%d", at);
+        snprintf(more, sizeof(more), LATE(4) " train.resume=%s", process_output(config, from));
+        if (run(config, fixed(more))) fail_msg("resuming failed:\n%s", said.err);
+        assert_same_output(all, config, ADAPTER);
+        assert_same_output(all, config, AMAX);
+    }
+    assert_int_not_equal(run(process_config(""), "quant.weights=int8 train.steps=2 quant.start=2"), 0);
+    assert_says(said.err, "quant.start = 2: no step of the run's 2 would be quantised");
+    (void)state;
+}
+
 static void test_errors(void **state)
 {
     const char *config = process_config("");
@@ -627,6 +651,7 @@ int test_qat(void)
         cmocka_unit_test(test_divided),        cmocka_unit_test(test_errors),
         cmocka_unit_test(test_choices),        cmocka_unit_test(test_static),
         cmocka_unit_test(test_static_divided), cmocka_unit_test(test_static_files),
+        cmocka_unit_test(test_start),
     };
     return cmocka_run_group_tests_name("qat", tests, NULL, NULL);
 }

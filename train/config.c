@@ -80,6 +80,7 @@ static const struct option options[] = {
     ROW(distill, kl, MATH, "forward", "forward|reverse", "KL(teacher, student), or KL(student, teacher)"),
     ROW(distill, topk, DATA, "64", "[1, 4096]", "ids per token, at most, in rows of a teacher"),
     ROW(quant, weights, MATH, "none", QUANT_FORMATS, "train for this format"),
+    ROW(quant, start, MATH, "0", "[0, 1e9]", "training steps before the first quantised one"),
     ROW(quant, narrow, MATH, "false", YES_NO, "int8, int4: codes from -127, -7 instead of -128, -8"),
     ROW(quant, mode, MATH, "merged", "merged|base", "quantise W + adapter, or W alone"),
     ROW(quant, targets, MATH, "experts", "experts|all", "all: attention and dense layers too"),

@@ -71,6 +71,7 @@ struct config {
     struct {
         int weights; /* by QUANT_FORMATS */
         int mode, targets, amax;
+        int64_t start;
         bool narrow;
     } quant;
     struct {

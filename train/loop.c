@@ -90,6 +90,7 @@ static struct model_pass pass_of(const struct training *t, int64_t i, int64_t la
     const uint64_t key = rng_u64(rng_key((uint64_t)t->run.cfg->train.seed, "dropout"), (uint64_t)t->state.step);
     return (struct model_pass){.backward = true,
                                .distill = true,
+                               .unquantised = t->run.model.qat.waiting,
                                .loss_scale = 1 / (double)MT_MAX(labels, 1),
                                .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
                                .dropout_key = rng_u64(key, (uint64_t)i),
@@ -223,6 +224,15 @@ static double smoothed(double before, double loss, int64_t n)
 }
 
 /* One optimizer step. 0: done. LOOP_INTERRUPTED: nothing changed. -1: too many steps without a finite gradient. */
+/* Before a step: the first quant.start steps are not quantised. With quant.amax = static the scales that the run keeps
+ * are of the first step that is, whether it was loaded from a checkpoint or reached. */
+static void begin_quantisation(struct training *t)
+{
+    const int64_t start = t->run.cfg->quant.start;
+    t->run.model.qat.waiting = t->state.step < start;
+    if (start && t->state.step == start) t->run.model.adapters.amax.known = false;
+}
+
 static int step(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -231,6 +241,7 @@ static int step(struct training *t, struct err *err)
     struct loader_pos pos;
     char bad[64] = "";
     const double start = clock_ms(), floor_ms = t->run.dev.floor_ms;
+    begin_quantisation(t);
     comm_step(t->run.par.all, m.step);
     profile_step_begin(&t->profile, &t->run.dev, m.step);
     struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
@@ -491,6 +502,11 @@ static int prepare(struct training *t, struct err *err)
     const struct loader_options lo = run_loader_options(cfg, true);
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = make_schedule(cfg, counting, is_first(t));
+    if (cfg->quant.weights != CFG_QUANT_NONE && cfg->quant.start >= t->schedule.total_steps) {
+        loader_close(counting);
+        return err_set(err, "quant.start = %lld: no step of the run's %lld would be quantised: lower it",
+                       (long long)cfg->quant.start, (long long)t->schedule.total_steps);
+    }
     t->state = (struct train_state){.smooth_loss = 0,
                                     .best_loss = INFINITY,
                                     .eval_step = -1,

@@ -100,9 +100,11 @@ struct request {
 };
 
 /* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: its peak after forward and loss. */
-static int64_t measure_pass(struct model *m, const struct model_batch *b, bool backward, int64_t *fwd, double *flops)
+static int64_t measure_pass(struct model *m, const struct model_batch *b, bool backward, bool quantised, int64_t *fwd,
+                            double *flops)
 {
-    const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1, .distill = true};
+    const struct model_pass pass = {
+        .backward = backward, .loss_scale = 1, .aux_share = 1, .distill = true, .unquantised = !quantised};
     m->dev->work = arena_measure("work");
     m->dev->flops = 0;
     model_begin(m, b, &pass);
@@ -148,14 +150,19 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
                               .n_unused = m.weights.n_unused,
                               .unused = m.weights.unused};
     memcpy(p->format, m.weights.experts, sizeof(p->format));
-    p->work_eval = measure_pass(&m, &b, false, &fwd, &p->flops_fwd);
-    if (!opt.frozen) p->work = measure_pass(&m, &b, true, &p->work_fwd, &p->flops);
+    p->work_eval = measure_pass(&m, &b, false, true, &fwd, &p->flops_fwd);
+    if (!opt.frozen) p->work = measure_pass(&m, &b, true, true, &p->work_fwd, &p->flops);
+    if (!opt.frozen && q->cfg->quant.start) {
+        double flops;
+        p->work = MT_MAX(p->work, measure_pass(&m, &b, true, false, &fwd, &flops));
+        p->work_fwd = MT_MAX(p->work_fwd, fwd);
+    }
     if (q->par->ep->world > 1) { /* the receive buffer is larger than a rank's average rows */
         int64_t unused;
         m.acts.ep.capacity_factor = 1;
         m.acts.ep.n_chunk = 1;
-        measure_pass(&m, &b, false, &unused, &p->flops_fwd);
-        if (!opt.frozen) measure_pass(&m, &b, true, &unused, &p->flops);
+        measure_pass(&m, &b, false, true, &unused, &p->flops_fwd);
+        if (!opt.frozen) measure_pass(&m, &b, true, true, &unused, &p->flops);
     }
     *trainable = m.adapters.n_values;
     model_close(&m);

@@ -380,11 +380,13 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 
 const char *run_quant_text(char text[160], const struct config *cfg)
 {
-    char format[32];
+    char format[32], start[64] = "";
     config_choice(QUANT_FORMATS, cfg->quant.weights, format);
-    snprintf(text, 160, "%s read weights quantised to %s, %s",
+    if (cfg->quant.start)
+        snprintf(start, sizeof(start), "; training steps after step %lld", (long long)cfg->quant.start);
+    snprintf(text, 160, "%s read weights quantised to %s, %s%s",
              cfg->quant.targets == CFG_QUANT_ALL ? "all projections" : "experts", format,
-             cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards");
+             cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards", start);
     return text;
 }
 
