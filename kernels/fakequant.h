@@ -49,7 +49,7 @@ MT_BOTH bool fakequant_reads_amax(const struct fakequant *f)
  * `down` are values. */
 struct fakequant_scale {
     float up, down;
-    float inverse; /* fl_inverse of the divisor */
+    float inverse; /* fl_inverse of the divisor; FQ_NVFP4: e2m1_inverse */
     uint32_t byte; /* FQ_NVFP4: e4m3; FQ_MXFP4: e8m0 */
 };
 
@@ -98,7 +98,7 @@ MT_BOTH struct fakequant_scale fakequant_scale_nvfp4(const struct fakequant *f, 
     s.up = fl_mul(r, g);
     if (f->rule == FQ_KERNEL && s.up < 1e-5f) s.up = 1;
     s.down = s.up;
-    s.inverse = fl_inverse(s.up);
+    s.inverse = e2m1_inverse(s.up);
     return s;
 }
 
@@ -124,6 +124,16 @@ MT_BOTH struct fakequant_scale fakequant_scale(const struct fakequant *f, float 
     return fakequant_scale_mxfp4(f, bmax);
 }
 
+/* For e2m1_round; on a host a division is faster. */
+MT_BOTH float fakequant_quotient(float a, const struct fakequant_scale *s)
+{
+#ifdef __CUDA_ARCH__
+    return e2m1_quotient(a, s->up, s->inverse);
+#else
+    return a / s->up;
+#endif
+}
+
 /* x in units of the codes, rounded: the value of its code. Integers have no -0. */
 MT_BOTH float fakequant_round(const struct fakequant *f, const struct fakequant_scale *s, float x)
 {
@@ -133,14 +143,15 @@ MT_BOTH float fakequant_round(const struct fakequant *f, const struct fakequant_
         float q = fl_mul(x, s->up);
         q = q > (float)f->qmin ? q : (float)f->qmin;
         q = q < (float)f->qmax ? q : (float)f->qmax;
-        return fl_add(rintf(q), 0);
+        return round_even(q);
     }
     if (f->kind == FQ_MXFP4) return bits_float(float_bits(e2m1_round(fl_mul(a, s->up))) | sign);
     if (f->kind == FQ_FP8) return bits_float(float_bits(e4m3_round(fl_mul(a, s->up))) | sign);
-    /* A quotient. fl_by must not overflow: what is clipped anyhow is limited first. */
-    const float most = s->inverse > 0 ? fl_mul(s->up, 512) : INFINITY;
-    a = fl_by(a < most ? a : most, s->up, s->inverse);
-    if (!(a > 0)) a = 0; /* 0 / 0 */
+    /* A quotient. Where it overflows it may be NaN, which rounds to the largest value as infinity does. */
+    if (!(s->inverse > 0))
+        a = a > 0 ? fl_div(a, s->up) : 0;
+    else
+        a = f->kind == FQ_NVFP4 ? fakequant_quotient(a, s) : fl_by(a, s->up, s->inverse);
     return bits_float(float_bits(f->kind == FQ_NVFP4 ? e2m1_round(a) : e4m3_round(a)) | sign);
 }
 

@@ -81,6 +81,26 @@ MT_BOTH float fl_by(float a, float b, float inverse)
 #endif
 }
 
+/* A quotient for e2m1_round in three operations. Before its last rounding it is within 2^-22 ulp of a / b. So that
+ * rounding differs only if a / b is that near to the middle w of two floats, and e2m1_round sees it only if one of them
+ * is a midpoint m of two values of e2m1. With b = B 2^p, B of 24 bits, and m = M 2^k, M of 1 to 3 bits: a and b m are
+ * multiples of 2^(p+k), and b (w - m) is B 2^(p-24) or half of it, times 2^k and the power of two below M. It is within
+ * 2^-22 of such a multiple only if B is within 8 of 2^23, 1.5 * 2^23 or 2^24. There e2m1_inverse is 0, but for powers
+ * of two, whose quotients are exact. */
+MT_BOTH float e2m1_inverse(float b)
+{
+    const uint32_t mantissa = float_bits(b) & 0x007fffffu;
+    return mantissa && ((mantissa + 8) & 0x003fffffu) <= 16 ? 0 : fl_inverse(b);
+}
+MT_BOTH float e2m1_quotient(float a, float b, float inverse)
+{
+    const float q = fl_mul(a, inverse);
+    return fmaf(fmaf(-q, b, a), inverse, q);
+}
+
+/* The nearest integer, ties to even, never -0; |x| is at most 2^22. */
+MT_BOTH float round_even(float x) { return fl_add(fl_add(x, 0x1.8p23f), -0x1.8p23f); }
+
 /* Magnitude a on a grid of 2^-digits of its power of two, which counts as 2^lowest at least: nearest, ties to even.
  * Adding a power of two whose ulp is the grid's step rounds; subtracting it is exact. */
 MT_BOTH float minifloat_round(float a, int digits, int lowest)

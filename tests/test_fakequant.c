@@ -335,6 +335,32 @@ static void test_division(void **state)
     }
 }
 
+/* e2m1_quotient: dividends around every midpoint of two values, a few units in the last place away from it and from
+ * the middle of the floats beside it; divisors of all kinds, those included that e2m1_inverse leaves out. */
+static void test_e2m1_quotient(void **state)
+{
+    (void)state;
+    static const float midpoints[] = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5};
+    static const uint32_t edges[] = {0, 0x400000, 0x800000};
+    int64_t left_out = 0;
+    for (uint64_t i = 0; i < 400000; i++) {
+        const uint64_t r = rng_u64(5, i);
+        uint32_t mantissa = r & 0x7fffff;
+        if (i & 1) mantissa = (edges[r >> 40 & 1 ? 1 : (r >> 41 & 1) * 2] + (uint32_t)(r >> 48 & 63) - 32) & 0x7fffff;
+        const float b = bits_float((uint32_t)(67 + i % 120) << 23 | mantissa), inverse = e2m1_inverse(b);
+        left_out += !(inverse > 0);
+        for (int k = 0; k < MT_LEN(midpoints) && inverse > 0; k++) {
+            for (int step = -3; step <= 3; step++) {
+                const float a = bits_float(float_bits(b * midpoints[k]) + (uint32_t)step);
+                const float by = e2m1_quotient(a, b, inverse);
+                if (float_bits(e2m1_round(by)) != float_bits(e2m1_round(a / b)))
+                    fail_msg("%a / %a is %a, by its inverse %a", (double)a, (double)b, (double)(a / b), (double)by);
+            }
+        }
+    }
+    assert_in_range(left_out, 1, 100000);
+}
+
 static void test_amax(void **state)
 {
     (void)state;
@@ -649,6 +675,7 @@ int test_fakequant(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_pattern),
         cmocka_unit_test(test_division),
+        cmocka_unit_test(test_e2m1_quotient),
         cmocka_unit_test(test_amax),
         cmocka_unit_test(test_grouped),
         cmocka_unit_test(test_nothing),

@@ -10,7 +10,7 @@
  *           block of 16, 32 or 128 values are neighbours and find its largest magnitude by shuffles.
  * Moves:    fake_quant: each value read and written once; pack: read once, codes and scales written; amax: read once
  *           -> memory bound. At 4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4
- *           has some 20, as fl_by divides by a block's scale in five operations.
+ *           has some 20, as a quotient takes three (e2m1_quotient), and its block's scale two divisions.
  * Numerics: fp32, nearest even, no fused operation but in fl_by, which is exact; denormals are kept. amax: maximum of
  *           integers and sum of whole numbers, so the order of the blocks does not matter.
  * Measured: `moetrain bench quant`; tests/RESULTS.md. */
@@ -123,14 +123,45 @@ static __device__ __forceinline__ void put_scale(const struct fakequant &f, cons
 
 /* ---- eight values per thread */
 
-/* The largest magnitude of the `lanes` neighbouring lanes that share a block. All lanes of the warp call. */
-static __device__ __forceinline__ float block_max(const float v[VECTOR], int lanes)
+static __device__ __forceinline__ float larger_of_lanes(float keep, float send, int step)
+{
+    return fmaxf(keep, __shfl_xor_sync(0xffffffffu, send, step));
+}
+
+static __device__ __forceinline__ float largest(const float v[VECTOR])
 {
     float most = fabsf(v[0]);
 #pragma unroll
     for (int i = 1; i < VECTOR; i++) most = fmaxf(most, fabsf(v[i]));
-    for (int step = lanes / 2; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
     return most;
+}
+
+/* The largest magnitude of the `lanes` neighbouring lanes that share a block. All lanes of the warp call. */
+static __device__ __forceinline__ float block_max(const float v[VECTOR], int lanes)
+{
+    float most = largest(v);
+    for (int step = lanes / 2; step; step /= 2) most = larger_of_lanes(most, most, step);
+    return most;
+}
+
+/* FQ_INT: scales of four blocks that 4 or 16 neighbouring lanes share; most: of this lane's values. Each lane computes
+ * one scale, which takes two divisions, and four lanes exchange them. All lanes of the warp call. */
+static __device__ __forceinline__ void integer_scales(struct fakequant_scale s[UNROLL], const struct fakequant &f,
+                                                      const float most[UNROLL], int lanes)
+{
+    static_assert(UNROLL == 4, "a lane keeps one of four blocks");
+    const bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
+    const float a = larger_of_lanes(high ? most[2] : most[0], high ? most[0] : most[2], 2);
+    const float b = larger_of_lanes(high ? most[3] : most[1], high ? most[1] : most[3], 2);
+    float bmax = larger_of_lanes(odd ? b : a, odd ? a : b, 1); /* of block threadIdx.x % 4 */
+    for (int step = 4; step < lanes; step *= 2) bmax = larger_of_lanes(bmax, bmax, step);
+    const struct fakequant_scale mine = fakequant_scale(&f, 0, bmax);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        s[u].up = __shfl_sync(0xffffffffu, mine.up, u, 4);
+        s[u].inverse = __shfl_sync(0xffffffffu, mine.inverse, u, 4);
+        s[u].down = s[u].up > 0 ? s[u].up : 1;
+    }
 }
 
 static __device__ __forceinline__ void put_codes8(const struct fakequant &f, uint8_t *codes, int64_t at,
@@ -182,16 +213,24 @@ static __global__ void __launch_bounds__(THREADS) quantise8(const T *x, const st
     const int lanes = f.block / VECTOR;
     const float top = top_of(f, j, e);
     const struct fakequant_scale whole = fakequant_scale(&f, top, 0); /* without blocks */
+    struct fakequant_scale of_block[UNROLL];
     struct eight<T> in[UNROLL];
+    float q[VECTOR], most[UNROLL];
     if (PACK) put_top(f, j, e, top);
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) in[u].load(x + first + min(start + u * THREADS, n_vector - 1) * VECTOR);
+    if (KIND == FQ_INT && lanes) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) in[u].get(q), most[u] = largest(q);
+        integer_scales(of_block, f, most, lanes);
+    }
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         const int64_t v = start + u * THREADS, at = first + v * VECTOR;
-        float q[VECTOR];
         in[u].get(q);
-        const struct fakequant_scale s = lanes ? fakequant_scale(&f, top, block_max(q, lanes)) : whole;
+        const struct fakequant_scale s = !lanes           ? whole
+                                         : KIND == FQ_INT ? of_block[u]
+                                                          : fakequant_scale(&f, top, block_max(q, lanes));
         round8(f, s, q);
         if (v >= n_vector) continue;
         if (PACK) {
