@@ -247,8 +247,8 @@ static void test_split_needs_a_gpu(void **state)
 static void check_paths(const char *arch)
 {
     const double most = 0.0022;
-    const int rc = RUN("bench", "step", "--path", "loop,grouped", "--arch", arch, "--tokens", "512", "--seq", "128",
-                       "--rank", "8", "--json");
+    const int rc = RUN("bench", "step", "--path", "loop,grouped", "--arch", arch, "--tokens", "16384", "--seq", "512",
+                       "--rank", "8", "--json"); /* the more tokens, the less one router's tie moves the mean */
     if (rc && strstr(said.err, "on a GPU; this device is")) {
         print_message("skip: losses of loop and grouped experts: no GPU\n");
         skip();
