@@ -122,6 +122,38 @@ static void quantised_sources_are_merged(void **state)
     }
 }
 
+/* Quantising the values of codes again would round them again. */
+static void experts_without_adapters_keep_their_codes(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"nvfp4", "fp8"};
+    for (int k = 0; k < MT_LEN(formats); k++) {
+        char to[32], model[MT_PATH];
+        struct safetensors a, b;
+        struct err err;
+        const char *ini = two_steps(formats[k]), *sets = "lora.targets=q_proj,v_proj";
+        if (run(COMMAND(ini), sets)) fail_msg("%s", said.err);
+        snprintf(to, sizeof(to), "merged-%s", formats[k]);
+        snprintf(model, sizeof(model), "%.*smodel", (int)(strrchr(ini, '/') + 1 - ini), ini);
+        assert_int_equal(safetensors_open(&a, model, &err), 0);
+        assert_int_equal(safetensors_open(&b, exported(ini, to, sets), &err), 0);
+        assert_true(number_after(said.out, "experts only") <= 0);
+        int64_t n = 0;
+        for (int64_t i = 0; i < a.n_tensors; i++) {
+            const struct st_tensor *t = &a.tensors[i], *u = safetensors_find(&b, t->name);
+            assert_non_null(u);
+            if (!strstr(t->name, ".experts.")) continue;
+            assert_string_equal(t->st_dtype, u->st_dtype);
+            assert_int_equal(t->bytes, u->bytes);
+            assert_memory_equal(t->data, u->data, (size_t)t->bytes);
+            n++;
+        }
+        assert_int_equal(n, 16 * 3 * (k ? 2 : 3));
+        safetensors_close(&a);
+        safetensors_close(&b);
+    }
+}
+
 /* ---- what belongs to the quantisation of the source */
 
 static void config_has(const char *dir, const char *word, bool has)
@@ -188,6 +220,7 @@ int test_quant_bases(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exports_are_bases),
         cmocka_unit_test(quantised_sources_are_merged),
+        cmocka_unit_test(experts_without_adapters_keep_their_codes),
         cmocka_unit_test(nothing_of_the_source_s_quantisation_stays),
     };
     return cmocka_run_group_tests_name("quant_bases", tests, NULL, NULL);

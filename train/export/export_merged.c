@@ -78,7 +78,8 @@ static struct made *add(struct merge *m, const char *name, enum dtype dtype, int
 
 static void add_copy(struct merge *m, const char *name, const struct st_tensor *t)
 {
-    add(m, name, t->dtype, t->ndim, t->shape)->copy = t;
+    add(m, name, t->dtype == DT_NONE ? DT_U8 : t->dtype, t->ndim, t->shape)->copy = t;
+    m->entries[m->n - 1].st_dtype = t->st_dtype;
 }
 
 static void layer_name(char name[256], int64_t layer, const char *rest, const char *suffix)
@@ -112,6 +113,28 @@ static void add_codes(struct merge *m, const char *name, int64_t n_in, const str
     *add(m, scale, DT_F32, f->block ? 0 : 1, (int64_t[]){1}) = next;
 }
 
+/* A matrix without adapter whose source has the layout of the export: its tensors are copied, because quantising the
+ * values again would round them again. False: it is another one, or training read it quantised. */
+static bool add_same_codes(struct merge *m, const char *name, const struct proj *p, const struct made *how)
+{
+    const struct safetensors *st = &m->x->run.st;
+    const bool nvfp4 = p->w.format == WF_NVFP4 && p->quant.format.kind == FQ_NVFP4;
+    const bool fp8 = p->w.format == WF_FP8 && p->quant.format.bits == 8;
+    char scale[300], global[300];
+    snprintf(scale, sizeof(scale), "%s_scale", name);
+    snprintf(global, sizeof(global), "%s_scale_2", name);
+    const struct st_tensor *t = safetensors_find(st, name), *s = safetensors_find(st, scale);
+    const struct st_tensor *top = nvfp4 ? safetensors_find(st, global) : s;
+    if (m->x->trained || how->a || !(nvfp4 || fp8) || !t || !s || !top || top->dtype != DT_F32 || top->bytes != 4 ||
+        t->dtype != (nvfp4 ? DT_U8 : DT_NONE))
+        return false;
+    add_copy(m, name, t);
+    m->made[m->n - 1].form = CODES; /* quantised in the configuration */
+    add_copy(m, scale, s);
+    if (nvfp4) add_copy(m, global, top);
+    return true;
+}
+
 /* Adds a tensor computed from p: `how` has the rows, the part of the product and the experts; target LORA_TARGETS:
  * never adapted. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
@@ -137,7 +160,7 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
         *add(m, name, DT_U8, 4, (int64_t[]){e, how.n_row, w->n_in / 32, 16}) = how;
         *add(m, scales, DT_U8, 3, (int64_t[]){e, how.n_row, w->n_in / 32}) = (struct made){.layer = -1};
     } else if (how.quantised && p->quant.format.kind != FQ_MXFP4) {
-        add_codes(m, name, w->n_in, &p->quant.format, how);
+        if (!add_same_codes(m, name, p, &how)) add_codes(m, name, w->n_in, &p->quant.format, how);
     } else if (how.form == TRANSPOSED) {
         *add(m, name, DT_BF16, 3, (int64_t[]){e, w->n_in, how.n_row}) = how;
     } else {

@@ -3,7 +3,8 @@
  * The loader reads the exported layer. base + adapter is computed here by plain sums, not by the writer's product. A
  * bf16 weight may differ by half a bf16 step; an MXFP4 weight must be a nearest code for its block's exponent. Both may
  * differ by SLACK times the matrix's largest delta more, because sums have another order. A weight of a product that
- * is quantised (struct proj_quant) must have the bits that products of the training read: those of op_decode. */
+ * is quantised (struct proj_quant) must have the bits that products of the training read: those of op_decode. Without
+ * adapter and without quantised training it may have those of the base. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -95,7 +96,9 @@ static void compare_rows(const struct matrix *m, struct tally *sum, int64_t e, i
         sum->step2 += step * step;
         sum->delta2 += (double)delta[i] * (double)delta[i];
         if (m->quantised) {
-            sum->wrong += float_bits(got[i]) != float_bits(m->quantised[e * m->source->n_out * n_in + first + i]);
+            const float want = m->quantised[e * m->source->n_out * n_in + first + i];
+            const bool kept = !m->a && !m->trained && float_bits(got[i]) == float_bits(base[i]);
+            sum->wrong += !kept && float_bits(got[i]) != float_bits(want);
             continue;
         }
         if (error <= slack) continue;
