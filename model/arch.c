@@ -36,6 +36,13 @@ struct family {
     struct glu glu;
 };
 
+/* DeepSeek-V3 and the families that follow it. */
+#define DEEPSEEK_NAMES                                                                                                 \
+    {                                                                                                                  \
+        {"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj",                   \
+            .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true        \
+    }
+
 static const struct family families[] = {
     {.model_type = "gpt_oss",
      .mixer = &mixer_attention,
@@ -102,13 +109,7 @@ static const struct family families[] = {
      .mixer = &mixer_attention,
      .ffn = &ffn_moe,
      .dense = &ffn_dense,
-     .names = {{"mlp.gate"},
-               "mlp.experts.#.gate_proj",
-               "mlp.experts.#.up_proj",
-               "mlp.experts.#.down_proj",
-               .router_bias = ".e_score_correction_bias",
-               .shared = "mlp.shared_experts",
-               .shared_by_weight = true},
+     .names = DEEPSEEK_NAMES,
      .width = "moe_intermediate_size",
      .n_exp = "n_routed_experts",
      .theta = 10000,
@@ -123,6 +124,38 @@ static const struct family families[] = {
      .qk_norm_named = true,
      .out_unbiased = true,
      .qk_norm = QK_NORM_HEAD},
+    {.model_type = "glm4_moe_lite",
+     .mixer = &mixer_mla,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = DEEPSEEK_NAMES,
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .theta = 10000,
+     .eps = 1e-5,
+     .max_len = 202752,
+     .router_bias = true,
+     .round_twice = true,
+     .kv_as_heads = true,
+     .sigmoid = true,
+     .predicts = true,
+     .first_dense = 1},
+    {.model_type = "deepseek_v3",
+     .mixer = &mixer_mla,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = DEEPSEEK_NAMES,
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .theta = 10000,
+     .eps = 1e-6,
+     .max_len = 4096,
+     .router_bias = true,
+     .round_twice = true,
+     .kv_as_heads = true,
+     .sigmoid = true,
+     .predicts = true,
+     .first_dense = 3},
 };
 
 static int find_family(const struct family **out, struct json root, struct err *err)
@@ -328,16 +361,37 @@ static int read_shared(struct arch *a, struct json root, const struct family *f,
     return 0;
 }
 
+/* Families whose first layers are dense: first_k_dense_replace, or mlp_layer_types with a kind for each layer. */
+static int read_first_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    const struct json kinds = json_find(root, "mlp_layer_types");
+    int64_t first = f->first_dense, size;
+    if (!f->first_dense) return 0;
+    if (json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
+    for (int64_t l = 0; l < a->n_layer; l++) a->dense[l] = l < first;
+    if (json_type(kinds) == JSON_ABSENT || json_type(kinds) == JSON_NULL) return 0;
+    if (json_type(kinds) != JSON_ARRAY || json_count(kinds) != a->n_layer)
+        return json_error(kinds, err, "is not a list of %lld names", (long long)a->n_layer);
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        const char *kind;
+        if (json_str(json_at(kinds, l), &kind, &size, err)) return -1;
+        a->dense[l] = !strcmp(kind, "dense");
+        if (!a->dense[l] && strcmp(kind, "sparse"))
+            return json_error(json_at(kinds, l), err, "\"%s\" is not supported (dense, sparse)", kind);
+    }
+    return 0;
+}
+
 /* Finds the dense layers. Qwen's configurations list them (mlp_only_layers), or give experts only to every n-th layer
  * (decoder_sparse_step). Others begin with some dense layers (first_k_dense_replace). */
 static int read_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
-    int64_t step = 1, layer, first = f->first_dense;
+    int64_t step = 1, layer;
     bool any = false;
     struct json only = json_find(root, "mlp_only_layers");
-    if (f->first_dense && json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
-    for (int64_t l = 0; l < MT_MIN(first, a->n_layer); l++) a->dense[l] = true;
-    if (!f->may_be_dense) return first ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
+    if (read_first_dense(a, root, f, err)) return -1;
+    for (int64_t l = 0; l < a->n_layer; l++) any |= a->dense[l];
+    if (!f->may_be_dense) return any ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
     if (json_opt_i64(root, "decoder_sparse_step", 1, MT_MAX_LAYERS, &step, err)) return -1;
     if (json_type(only) != JSON_ABSENT && json_type(only) != JSON_NULL && json_type(only) != JSON_ARRAY)
         return json_error(only, err, "is not a list of layers");

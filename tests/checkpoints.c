@@ -583,7 +583,7 @@ static void forward(struct model *m, struct model_tally *loss)
 
 static void open_model(struct loaded *l, struct model *m, struct device *dev, const struct model_options *opt)
 {
-    const struct lora_options lora = {.r = 2, .alpha = 2, .targets = "q_proj", .layers = ""};
+    const struct lora_options lora = {.r = 2, .alpha = 2, .targets = "o_proj", .layers = ""};
     struct adapters ad;
     struct err err;
     OK(adapters_plan(&ad, &l->arch, &lora, &err));

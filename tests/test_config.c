@@ -593,7 +593,8 @@ static void configs_of_the_repository_are_valid(void **state)
                                  "gptoss_120b_qlora.ini",
                                  "qwen3_30b_a3b_qlora.ini",
                                  "olmoe_1b_7b_lora.ini",
-                                 "mixtral_8x7b_qlora.ini"};
+                                 "mixtral_8x7b_qlora.ini",
+                                 "glm47_flash_qlora.ini"};
     for (int i = 0; i < MT_LEN(names); i++) {
         char path[MT_PATH + 64];
         snprintf(path, sizeof(path), "%s/../../configs/%s", fixture(""), names[i]);

@@ -161,7 +161,8 @@ def main():
         done = export(a, case, fmt, out)
         if done.returncode:
             print(f"  {fmt}: {done.stderr.strip().splitlines()[-1]}")
-            if fmt != "merged-mxfp4" or settings["model_type"] == "gpt_oss":
+            refused = settings["model_type"] != "gpt_oss" if fmt == "merged-mxfp4" else "kv_lora_rank" in settings
+            if fmt not in ("gguf", "merged-mxfp4") or not refused:
                 failed.append(fmt)
             continue
         if fmt == "vllm" and adapts_shared(case):

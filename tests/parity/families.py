@@ -1,7 +1,8 @@
 """families.py - the model families of make_case.py: transformers' configuration, the scale of the random weights, the
 names and layout of weights in published files."""
 import torch
-from transformers import Glm4MoeConfig, GptOssConfig, MixtralConfig, OlmoeConfig, Qwen3MoeConfig
+from transformers import (DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig, MixtralConfig, OlmoeConfig,
+                          Qwen3MoeConfig)
 
 import peer
 
@@ -43,6 +44,29 @@ def glm4_config(a, common):
         topk_group=a.topk_groups, n_shared_experts=a.shared_experts, routed_scaling_factor=a.routed_scale,
         norm_topk_prob=a.norm_topk_prob != "false", first_k_dense_replace=len(a.dense_layers), num_mtp_layers=0,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": a.rotated}, **common)
+
+
+def latent_sizes(a, common):
+    return dict(common, num_key_value_heads=a.heads, intermediate_size=DENSE_TIMES * a.inter,
+                moe_intermediate_size=a.inter, n_routed_experts=a.experts, n_shared_experts=a.shared_experts,
+                n_group=a.groups, topk_group=a.topk_groups, routed_scaling_factor=a.routed_scale,
+                norm_topk_prob=a.norm_topk_prob != "false", attention_bias=a.attention_bias,
+                q_lora_rank=a.q_lora or None, kv_lora_rank=a.kv_lora, qk_nope_head_dim=a.head_dim,
+                qk_rope_head_dim=a.rope_dim, v_head_dim=a.value_dim)
+
+
+def glm4_lite_config(a, common):
+    kinds = ["dense" if i in a.dense_layers else "sparse" for i in range(a.layers)]
+    return Glm4MoeLiteConfig(mlp_layer_types=kinds, rope_interleave=not a.half_split,
+                             rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **latent_sizes(a, common))
+
+
+def deepseek_v3_config(a, common):
+    return DeepseekV3Config(
+        first_k_dense_replace=len(a.dense_layers), num_mtp_layers=0, rope_interleave=not a.half_split,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                         "mscale": a.mscale, "mscale_all_dim": 1.0, "original_max_position_embeddings": 256},
+        **latent_sizes(a, common))
 
 
 def encode_mxfp4(w):
@@ -94,11 +118,19 @@ FAMILIES = {
     "olmoe": (olmoe_config, per_expert_tensors, 0.15),
     "mixtral": (mixtral_config, mixtral_tensors, 0.15),
     "glm4": (glm4_config, per_expert_tensors, 0.15),
+    "glm4_lite": (glm4_lite_config, per_expert_tensors, 0.15),
+    "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
 }
 
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
 # for the fused experts of these families: its target_parameters name the weights.
-SHARED = {"glm4": "mlp.shared_experts"}
+SHARED = dict.fromkeys(("glm4", "glm4_lite", "deepseek_v3"), "mlp.shared_experts")
+
+
+def attention_targets(a):
+    if a.family not in ("glm4_lite", "deepseek_v3"):
+        return ["q_proj", "k_proj", "v_proj", "o_proj"]
+    return (["q_a_proj", "q_b_proj"] if a.q_lora else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 
 
 def as_transformers_4(config):
@@ -111,5 +143,7 @@ def as_transformers_4(config):
         config["num_experts"] = config.pop("num_local_experts")
     if config["model_type"] == "glm4_moe":
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "glm4_moe_lite":
+        config["first_k_dense_replace"] = config.pop("mlp_layer_types").count("dense")
     config["transformers_version"] = "4.51.0"
     return config

@@ -45,6 +45,12 @@ def arguments():
     parser.add_argument("--routed-scale", type=float, default=1.0, help="glm4: routed_scaling_factor")
     parser.add_argument("--rotated", type=float, default=0.5, help="glm4: partial_rotary_factor")
     parser.add_argument("--qk-norm", action="store_true", help="glm4: use_qk_norm")
+    parser.add_argument("--q-lora", type=int, default=48, help="latent attention: q_lora_rank; 0: null")
+    parser.add_argument("--kv-lora", type=int, default=40, help="latent attention: kv_lora_rank")
+    parser.add_argument("--rope-dim", type=int, default=16, help="latent attention: qk_rope_head_dim")
+    parser.add_argument("--value-dim", type=int, default=24, help="latent attention: v_head_dim")
+    parser.add_argument("--half-split", action="store_true", help="latent attention: rope_interleave = false")
+    parser.add_argument("--mscale", type=float, default=1.0, help="deepseek_v3: mscale; mscale_all_dim is 1")
     parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
     parser.add_argument("--logit-rows", type=int, help="keep the logits of so many first positions only")
     for name, default in SIZES.items():
@@ -147,7 +153,7 @@ def random_adapter(a, model):
     if a.adapt_shared:
         parameters += [f"{families.SHARED[a.family]}.{part}_proj.weight" for part in ("gate", "up", "down")]
     adapted = get_peft_model(model, LoraConfig(
-        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=families.attention_targets(a),
         target_parameters=parameters)).float()
     with torch.no_grad():
         for name, p in adapted.named_parameters():
@@ -213,10 +219,11 @@ def main():
     expected["steps"] = train(a, model, documents)
     expected["eval_final"] = peer.held_out_loss(model, held_out)
     model.save_pretrained(f"{a.out}/adapter_final")
+    targets = families.attention_targets(a) + ["experts"] + ["shared_experts"] * a.adapt_shared
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,
                              shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,
-                             targets="q_proj,k_proj,v_proj,o_proj,experts" + ",shared_experts" * a.adapt_shared)
+                             targets=",".join(targets))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

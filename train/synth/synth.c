@@ -112,6 +112,25 @@ static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t
     if (bias) add_values(s, with(name, ".bias").s, n_out, 0, normal(0, 0.1));
 }
 
+static void add_latent(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const struct mla_arch *m = &a->mla;
+    const int64_t d = a->d_model, q = a->n_head * a->head_dim, o = a->n_head * m->value;
+    if (m->q_lora) {
+        add_linear(s, layer_name(layer, "self_attn.q_a_proj"), m->q_lora, d, spread(d), a->attn_bias);
+        add_values(s, layer_name(layer, "self_attn.q_a_layernorm.weight").s, m->q_lora, 0, normal(1, 0.1));
+        add_linear(s, layer_name(layer, "self_attn.q_b_proj"), q, m->q_lora, spread(m->q_lora), false);
+    } else {
+        add_linear(s, layer_name(layer, "self_attn.q_proj"), q, d, spread(d), false);
+    }
+    add_linear(s, layer_name(layer, "self_attn.kv_a_proj_with_mqa"), m->kv_lora + m->rope, d, spread(d), a->attn_bias);
+    add_values(s, layer_name(layer, "self_attn.kv_a_layernorm.weight").s, m->kv_lora, 0, normal(1, 0.1));
+    add_linear(s, layer_name(layer, "self_attn.kv_b_proj"), a->n_head * (m->nope + m->value), m->kv_lora,
+               spread(m->kv_lora), false);
+    add_linear(s, layer_name(layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
+}
+
 static void add_attention(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
@@ -212,7 +231,7 @@ static void add_layer(struct synth *s, int64_t layer)
     const struct name router = layer_name(layer, a->names->router[0]);
     const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
     add_values(s, layer_name(layer, "input_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
-    add_attention(s, layer);
+    (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
     add_values(s, layer_name(layer, "post_attention_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
     add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
     if (a->router_bias) add_values(s, with(router, ".bias").s, a->n_exp, 0, normal(0, 0.1));

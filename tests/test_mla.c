@@ -1,0 +1,400 @@
+/* test_mla.c - latent attention: gradients of a model against finite differences, recomputation, packed documents, its
+ * keys of config.json. The parity with transformers is in test_parity.c. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/safetensors.h"
+#include "tests/checkpoints.h"
+#include "train/run.h"
+
+enum { LAYERS = 2, HIDDEN = 24, HEADS = 3, VOCAB = 40, DENSE = 32, N_TOK = 12, FIRST = 5 };
+
+struct sizes {
+    int64_t q_lora, kv_lora, nope, rope, value; /* q_lora 0: null */
+    const char *keys;                           /* of config.json, after a comma */
+    const char *targets;
+};
+#define Q_A "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"
+#define YARN(more)                                                                                                     \
+    "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 4" more "}"
+static const struct sizes sizes[] = {
+    {10, 8, 4, 6, 5, "\"rope_theta\": 100", Q_A},
+    {10, 8, 4, 6, 12, "\"rope_interleave\": false", Q_A},
+    {0, 6, 5, 4, 3, YARN(", \"mscale\": 1.0, \"mscale_all_dim\": 1.0"), "q_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"},
+    {7, 9, 3, 2, 4, "\"attention_bias\": true", "q_b_proj,kv_a_proj_with_mqa"},
+};
+
+static const char *config_text(const struct sizes *s)
+{
+    static char text[1024];
+    char q[32] = "null";
+    if (s->q_lora) snprintf(q, sizeof(q), "%d", (int)s->q_lora);
+    snprintf(text, sizeof(text),
+             "{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": %d, \"hidden_size\": %d, "
+             "\"num_attention_heads\": %d, \"vocab_size\": %d, \"intermediate_size\": %d, "
+             "\"moe_intermediate_size\": 8, \"n_routed_experts\": 4, \"n_shared_experts\": 1, "
+             "\"num_experts_per_tok\": 2, \"n_group\": 1, \"topk_group\": 1, "
+             "\"q_lora_rank\": %s, \"kv_lora_rank\": %d, \"qk_nope_head_dim\": %d, \"qk_rope_head_dim\": %d, "
+             "\"v_head_dim\": %d, %s}",
+             LAYERS, HIDDEN, HEADS, VOCAB, DENSE, q, (int)s->kv_lora, (int)s->nope, (int)s->rope, (int)s->value,
+             s->keys);
+    return text;
+}
+
+static const char *write_config(const char *text)
+{
+    struct err err;
+    char path[MT_PATH];
+    const char *dir = scratch_dir();
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    return dir;
+}
+
+/* ---- a random checkpoint whose layers are all dense: the default of first_k_dense_replace is 3 */
+
+struct made {
+    struct st_entry entries[64];
+    char names[64][96];
+    int64_t n;
+};
+
+static void add(struct made *m, int64_t layer, const char *name, int64_t n_out, int64_t n_in)
+{
+    struct st_entry *e = &m->entries[m->n];
+    const int64_t n = n_out * MT_MAX(n_in, 1);
+    float *x = mem_array(n, sizeof(*x));
+    char *text = m->names[m->n++];
+    if (layer < 0)
+        snprintf(text, 96, "%s", name);
+    else
+        snprintf(text, 96, "model.layers.%lld.%s", (long long)layer, name);
+    const double mean = strstr(name, "norm") ? 1 : 0, std = strstr(name, "embed") ? 1 : 0.4;
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(mean + std * test_value(rng_key(1, text), (uint64_t)i));
+    *e = (struct st_entry){.name = text, .dtype = DT_F32, .ndim = n_in ? 2 : 1, .shape = {n_out, n_in}, .data = x};
+}
+
+static void add_layer(struct made *m, int64_t l, const struct sizes *s)
+{
+    const int64_t q = HEADS * (s->nope + s->rope), kv = s->kv_lora + s->rope;
+    add(m, l, "input_layernorm.weight", HIDDEN, 0);
+    add(m, l, "post_attention_layernorm.weight", HIDDEN, 0);
+    if (s->q_lora) {
+        add(m, l, "self_attn.q_a_proj.weight", s->q_lora, HIDDEN);
+        add(m, l, "self_attn.q_a_layernorm.weight", s->q_lora, 0);
+    }
+    add(m, l, s->q_lora ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight", q, s->q_lora ? s->q_lora : HIDDEN);
+    add(m, l, "self_attn.kv_a_proj_with_mqa.weight", kv, HIDDEN);
+    add(m, l, "self_attn.kv_a_layernorm.weight", s->kv_lora, 0);
+    add(m, l, "self_attn.kv_b_proj.weight", HEADS * (s->nope + s->value), s->kv_lora);
+    add(m, l, "self_attn.o_proj.weight", HIDDEN, HEADS * s->value);
+    if (strstr(s->keys, "attention_bias")) {
+        add(m, l, "self_attn.q_a_proj.bias", s->q_lora, 0);
+        add(m, l, "self_attn.kv_a_proj_with_mqa.bias", kv, 0);
+        add(m, l, "self_attn.o_proj.bias", HIDDEN, 0);
+    }
+    add(m, l, "mlp.gate_proj.weight", DENSE, HIDDEN);
+    add(m, l, "mlp.up_proj.weight", DENSE, HIDDEN);
+    add(m, l, "mlp.down_proj.weight", HIDDEN, DENSE);
+}
+
+static const char *write_model(const struct sizes *s)
+{
+    struct made *m = mem_alloc(sizeof(*m));
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    const char *dir = write_config(config_text(s));
+    m->n = 0;
+    add(m, -1, "model.embed_tokens.weight", VOCAB, HIDDEN);
+    add(m, -1, "lm_head.weight", VOCAB, HIDDEN);
+    add(m, -1, "model.norm.weight", HIDDEN, 0);
+    for (int64_t l = 0; l < LAYERS; l++) add_layer(m, l, s);
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    assert_int_equal(safetensors_write(path, m->entries, m->n, &err), 0);
+    for (int64_t i = 0; i < m->n; i++) mem_free((void *)(uintptr_t)m->entries[i].data);
+    mem_free(m);
+    return dir;
+}
+
+/* ---- a run in F64 with random adapters */
+
+static void open_run(struct run *r, struct config *cfg, const char *dir, const char *targets, enum cfg_recompute mode)
+{
+    struct err err = {.msg = ""};
+    config_defaults(cfg);
+    snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", dir);
+    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", targets);
+    cfg->lora.r = 3;
+    cfg->data.seq_len = 16;
+    cfg->train.device = CFG_DEVICE_CPU;
+    cfg->train.recompute = (int)mode;
+    if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
+    device_open_oracle(&r->dev);
+    if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
+    const struct adapters *ad = &r->model.adapters;
+    double *x = mem_array(ad->n_flat, sizeof(*x));
+    device_get(&r->dev, x, ad->opt.param);
+    for (int64_t i = 0; i < ad->n_params; i++)
+        for (int64_t j = ad->params[i].off; j < ad->params[i].off + lora_param_count(&ad->params[i]); j++)
+            x[j] += 0.1 * test_value(31, (uint64_t)j);
+    device_set(&r->dev, ad->opt.param, x);
+    adapters_refresh(&r->model.adapters, &r->dev);
+    mem_free(x);
+}
+
+/* The loss of tokens first .. last-1 of two documents of 5 and 7, every token but a document's last labelled, and
+ * unless grad is NULL its gradient. */
+static double part_loss(struct model *m, int32_t first, int32_t last, double *grad)
+{
+    int32_t tok[N_TOK], pos[N_TOK], row[N_TOK], id[N_TOK], cu[3] = {0};
+    int64_t n = 0, n_seq = 0;
+    for (int32_t t = first; t < last; t++) {
+        const bool ends = t == FIRST - 1 || t == N_TOK - 1;
+        tok[t - first] = (7 * t + 3) % VOCAB;
+        pos[t - first] = t < FIRST ? t : t - FIRST;
+        if (!ends) row[n] = t - first, id[n++] = (5 * t + 1) % VOCAB;
+        if (ends) cu[++n_seq] = t + 1 - first;
+    }
+    const struct model_batch b = {last - first, n_seq, n, N_TOK - FIRST, tok, pos, cu, row, id, NULL, NULL};
+    const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
+    struct model_tally loss;
+    model_clear(m);
+    model_begin(m, &b, &pass);
+    model_fwd(m);
+    model_loss(m);
+    model_read(m, &loss);
+    if (grad) {
+        device_zero(m->dev, m->adapters.opt.grad);
+        model_bwd(m);
+        device_get(m->dev, grad, m->adapters.opt.grad);
+    }
+    model_end(m);
+    return 0.1 * loss.nll;
+}
+
+static double norm_of(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+/* Every adapter separately: the slope of the loss along its gradient. */
+static void check_slopes(struct run *r)
+{
+    struct adapters *ad = &r->model.adapters;
+    const int64_t n = ad->n_flat;
+    double *x = mem_array(3 * n, sizeof(*x)), *g = x + n, *at = x + 2 * n;
+    device_get(&r->dev, x, ad->opt.param);
+    part_loss(&r->model, 0, N_TOK, g);
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        const double norm = norm_of(g + p->off, lora_param_count(p)), step = 1e-5;
+        double loss[2];
+        char name[64];
+        lora_param_name(p, name);
+        if (!(norm > 1e-6)) fail_msg("%s: no gradient (%g)", name, norm);
+        for (int s = 0; s < 2; s++) {
+            memcpy(at, x, (size_t)n * sizeof(*x));
+            for (int64_t j = p->off; j < p->off + lora_param_count(p); j++) at[j] += (s ? step : -step) * g[j] / norm;
+            device_set(&r->dev, ad->opt.param, at);
+            adapters_refresh(ad, &r->dev);
+            loss[s] = part_loss(&r->model, 0, N_TOK, NULL);
+        }
+        const double slope = (loss[1] - loss[0]) / (2 * step);
+        if (!(fabs(slope - norm) <= 1e-6 * norm)) fail_msg("%s: slope %.9g, not %.9g", name, slope, norm);
+    }
+    device_set(&r->dev, ad->opt.param, x);
+    adapters_refresh(ad, &r->dev);
+    mem_free(x);
+}
+
+static void gradients(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(sizes); i++) {
+        struct config cfg;
+        struct run r;
+        open_run(&r, &cfg, write_model(&sizes[i]), sizes[i].targets, CFG_RECOMPUTE_NONE);
+        check_slopes(&r);
+        run_close(&r);
+    }
+}
+
+/* Recomputed activations give the same bits. */
+static void recomputation(void **state)
+{
+    (void)state;
+    static const enum cfg_recompute modes[] = {CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL};
+    const char *dir = write_model(&sizes[0]);
+    double *g[3], loss[3];
+    int64_t n = 0;
+    for (int i = 0; i < 3; i++) {
+        struct config cfg;
+        struct run r;
+        open_run(&r, &cfg, dir, sizes[0].targets, modes[i]);
+        n = r.model.adapters.n_flat;
+        g[i] = mem_array(n, sizeof(double));
+        loss[i] = part_loss(&r.model, 0, N_TOK, g[i]);
+        run_close(&r);
+    }
+    for (int i = 1; i < 3; i++) {
+        assert_true(loss[i] == loss[0]);
+        assert_memory_equal(g[i], g[0], (size_t)n * sizeof(double));
+    }
+    for (int i = 0; i < 3; i++) mem_free(g[i]);
+}
+
+static void packed_equals_separate(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(sizes); i++) {
+        struct config cfg;
+        struct run r;
+        open_run(&r, &cfg, write_model(&sizes[i]), sizes[i].targets, CFG_RECOMPUTE_NONE);
+        const int64_t n = r.model.adapters.n_flat;
+        double *g = mem_array(3 * n, sizeof(*g));
+        const double both = part_loss(&r.model, 0, N_TOK, g);
+        const double sum = part_loss(&r.model, 0, FIRST, g + n) + part_loss(&r.model, FIRST, N_TOK, g + 2 * n);
+        assert_close(both, sum, 1e-13);
+        for (int64_t k = 0; k < n; k++) g[n + k] += g[2 * n + k];
+        assert_true(relative_error(g, g + n, n) < 1e-12);
+        mem_free(g);
+        run_close(&r);
+    }
+}
+
+/* ---- checkpoints */
+
+/* Stores every Linear but router, embedding and head in FP8 with a scale per 128 x 128 block, as DeepSeek publishes, or
+ * the same values in F32. q_b_proj has 160 rows: its second block is smaller. */
+static const char *save_fp8(bool decoded)
+{
+    struct draft d;
+    const struct linear_form form = {.fp8 = FP8_BLOCKS_INV, .decoded = decoded};
+    char names[256][96];
+    int64_t n = 0;
+    draft_open_case(&d, "parity/glm4_lite");
+    for (int64_t i = 0; i < d.n; i++)
+        if (strstr(d.entries[i].name, "_proj")) snprintf(names[n++], sizeof(names[0]), "%s", d.entries[i].name);
+    for (int64_t i = 0; i < n; i++) {
+        const struct st_entry e = *draft_find(&d, names[i]);
+        float *x = draft_values(&d, names[i]);
+        draft_linear(&d, names[i], x, e.shape[0], e.shape[1], &form);
+        mem_free(x);
+    }
+    const char *dir = draft_save(&d, decoded ? 1 : 3);
+    draft_free(&d);
+    return dir;
+}
+
+static void fp8_blocks_are_read(void **state)
+{
+    (void)state;
+    assert_same_model(save_fp8(false), save_fp8(true));
+}
+
+/* ---- config.json */
+
+static void sizes_are_read(void **state)
+{
+    (void)state;
+    struct arch a;
+    struct err err = {.msg = ""};
+    if (arch_load(&a, write_config(config_text(&sizes[0])), &err)) fail_msg("%s", err.msg);
+    assert_true(a.head_dim == 10 && a.rope.width == 6 && a.mla.interleaved && a.mla.q_lora == 10);
+    assert_true(a.attn_scale == (float)(1 / sqrt(10)));
+    if (arch_load(&a, write_config(config_text(&sizes[2])), &err)) fail_msg("%s", err.msg);
+    const double gain = 0.1 * log(4) + 1;
+    assert_true(a.mla.q_lora == 0 && a.rope.attention_factor == 1);
+    assert_close((double)a.attn_scale, gain * gain / 3, 1e-7);
+    struct sizes s = sizes[2];
+    s.keys = YARN(", \"mscale\": 0.5, \"mscale_all_dim\": 1.0");
+    if (arch_load(&a, write_config(config_text(&s)), &err)) fail_msg("%s", err.msg);
+    assert_close(a.rope.attention_factor, (0.05 * log(4) + 1) / gain, 1e-15);
+    s.keys = YARN("");
+    if (arch_load(&a, write_config(config_text(&s)), &err)) fail_msg("%s", err.msg);
+    assert_close(a.rope.attention_factor, gain, 1e-15);
+    assert_close((double)a.attn_scale, 1.0 / 3, 1e-7);
+}
+
+/* The kinds of feed-forward networks: a number of dense layers, or a list. */
+static void layer_kinds_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *keys;
+        bool dense[LAYERS];
+    } rows[] = {
+        {"\"first_k_dense_replace\": 1", {true, false}},
+        {"\"mlp_layer_types\": [\"sparse\", \"dense\"]", {false, true}},
+        {"\"first_k_dense_replace\": 0, \"mlp_layer_types\": null", {false, false}},
+    };
+    struct err err = {.msg = ""};
+    struct arch a;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct sizes s = sizes[0];
+        s.keys = rows[i].keys;
+        if (arch_load(&a, write_config(config_text(&s)), &err)) fail_msg("%s", err.msg);
+        for (int l = 0; l < LAYERS; l++) assert_int_equal(a.dense[l], rows[i].dense[l]);
+    }
+    struct sizes s = sizes[0];
+    s.keys = "\"mlp_layer_types\": [\"dense\", \"moe\"]";
+    assert_int_equal(arch_load(&a, write_config(config_text(&s)), &err), -1);
+    assert_non_null(strstr(err.msg, "\"moe\" is not supported (dense, sparse)"));
+}
+
+static void bad_sizes_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        struct sizes s;
+        const char *says;
+    } rows[] = {
+        {{10, 8, 4, 5, 5, "\"rope_theta\": 100", Q_A}, "qk_rope_head_dim 5 is odd"},
+        {{10, 0, 4, 6, 5, "\"rope_theta\": 100", Q_A}, "kv_lora_rank"},
+        {{10, 8, 4, 6, 0, "\"rope_theta\": 100", Q_A}, "v_head_dim"},
+        {{10, 8, 4, 6, 5, "\"num_key_value_heads\": 1", Q_A}, "num_key_value_heads 1 is not supported"},
+        {{0, 8, 4, 6, 5, "\"attention_bias\": true", Q_A}, "attention_bias without q_lora_rank"},
+        {{10, 8, 4, 6, 5, YARN(", \"mscale_all_dim\": -1.0"), Q_A}, "must not be negative"},
+    };
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct arch a;
+        struct err err = {.msg = ""};
+        assert_int_equal(arch_load(&a, write_config(config_text(&rows[i].s)), &err), -1);
+        if (!strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].says, err.msg);
+    }
+}
+
+/* A target that this model does not have is an error that names those it has. */
+static void other_targets_are_refused(void **state)
+{
+    (void)state;
+    struct arch a;
+    struct adapters ad;
+    struct err err = {.msg = ""};
+    const struct lora_options opt = {.r = 2, .alpha = 4, .targets = "q_proj,o_proj", .layers = ""};
+    if (arch_load(&a, write_config(config_text(&sizes[0])), &err)) fail_msg("%s", err.msg);
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+    assert_string_equal(err.msg, "lora.targets: \"q_proj\" matches nothing: the targets of deepseek_v3 are "
+                                 "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj");
+}
+
+int test_mla(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients),
+        cmocka_unit_test(recomputation),
+        cmocka_unit_test(packed_equals_separate),
+        cmocka_unit_test(fp8_blocks_are_read),
+        cmocka_unit_test(sizes_are_read),
+        cmocka_unit_test(layer_kinds_are_read),
+        cmocka_unit_test(bad_sizes_are_refused),
+        cmocka_unit_test(other_targets_are_refused),
+    };
+    return cmocka_run_group_tests_name("mla", tests, NULL, NULL);
+}
