@@ -48,6 +48,15 @@ struct proj_quant {
     struct tensor amax; /* [E * n_part] f32, as op_proj_amax writes it; absent where the format reads none */
 };
 
+/* Fake quantisation of a projection's input: its products and its adapter read Q(x) in place of x. One amax for all
+ * rows, calibrated before training and fixed: the gradient passes straight through Q where |x| <= amax, and is 0
+ * elsewhere. The caller quantises the input, except in glu_quant_fwd and moe_down_bwd (model/input_quant.h). */
+struct input_quant {
+    struct fakequant format;  /* bits 0: off */
+    struct tensor amax;       /* [1] f32 */
+    struct input_range *seen; /* host, while calibrating; not read by ops */
+};
+
 /* A projection: a frozen matrix, or a stack with one per expert, its bias, its adapter and the adapter's gradients. */
 struct proj {
     struct weight w;    /* [out, in]; experts [E, out, in] */
@@ -55,6 +64,7 @@ struct proj {
     struct lora lora;
     struct lora_grad grad;
     struct proj_quant quant;
+    struct input_quant in;
 };
 
 /* The routing of tokens to experts. Row m of the expert-ordered [M, ...] tensors belongs to slot row_slot[m] = t*J + j;
@@ -266,6 +276,10 @@ typedef void add_fn(struct device *dev, struct tensor y, struct tensor x);
  * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,2F,D] */
 typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
                            const struct route *r, const struct proj *up, const struct glu *glu);
+/* act[m] = Q(h) with `in`, h = glu(pre[m]) rounded to act: the input of a down product. It follows from pre alone, so a
+ * backward has the bits of the forward.  act [M,F] act =, pre [M,2F] act, F a multiple of the format's block */
+typedef void glu_quant_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, const struct glu *glu,
+                              const struct input_quant *in);
 /* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act =, absent: only ha is computed; ha [M,R] act = (saved);
  * down [E,D,F] */
 typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
@@ -278,6 +292,7 @@ typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct te
                                 const struct route *r);
 /* Backward of combine, down product and activation in one op. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
  * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  down->grad += from gate * dout[t].
+ * With down->in, act is an input, Q(h) of glu_quant_fwd, and takes the place of h; g is 0 in dpre where |h| > amax.
  * dpre [M,2F] act =, dgate [T,J] stat =, act [M,F] act = h (scratch of the caller), dout [T,D] act,
  * pre [M,2F], ha [M,R] as saved */
 typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
@@ -340,7 +355,7 @@ typedef void decode_fn(struct device *dev, struct tensor y, const struct proj *p
 typedef void proj_amax_fn(struct device *dev, struct tensor amax, const struct proj *proj);
 
 struct fakequant; /* kernels/fakequant.h */
-/* Quantised formats. x [E, out, in], contiguous: BF16, F16 or F32 on every device.
+/* Quantised formats. x [E, out, in], contiguous: BF16, F16 or F32 on every device; F64, read as F32, where act is F64.
  * amax [E] f32, or [1]: one for all experts; absent for formats that do not read it. Values are finite. */
 
 /* amax = max |x| of each expert or of all, NaN and infinities left out; n_bad = how many these are.
@@ -441,6 +456,7 @@ struct ops {
     glu_bwd_fn *glu_bwd;
     add_fn *add;
     moe_up_fwd_fn *moe_up_fwd;
+    glu_quant_fwd_fn *glu_quant_fwd;
     moe_down_fwd_fn *moe_down_fwd;
     moe_combine_fwd_fn *moe_combine_fwd;
     moe_down_bwd_fn *moe_down_bwd;
@@ -494,6 +510,7 @@ glu_fwd_fn op_glu_fwd, cpu_glu_fwd, cpu64_glu_fwd, cuda_glu_fwd;
 glu_bwd_fn op_glu_bwd, cpu_glu_bwd, cpu64_glu_bwd, cuda_glu_bwd;
 add_fn op_add, cpu_add, cpu64_add, cuda_add;
 moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd, cuda_moe_up_fwd;
+glu_quant_fwd_fn op_glu_quant_fwd, cpu_glu_quant_fwd, cpu64_glu_quant_fwd, cuda_glu_quant_fwd;
 moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd, cuda_moe_down_fwd;
 gather_fn op_gather, cpu_gather, cpu64_gather, cuda_gather;
 moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fwd, cuda_moe_combine_fwd;

@@ -65,6 +65,16 @@ static void want_quant(struct device *dev, const struct proj *p)
     want(__func__, "master_b", l->master_b, dev->stat_dtype, l->b.ndim, l->b.shape);
 }
 
+/* A quantised input of rows of n_in. */
+static void want_input(const struct input_quant *in, int64_t n_in)
+{
+    const struct fakequant *f = &in->format;
+    if (!f->bits) return;
+    MT_REQUIRE(!f->block || n_in % f->block == 0, "a quantised input of %lld columns, blocks of %d", (long long)n_in,
+               f->block);
+    WANT(in->amax, DT_F32, 1);
+}
+
 static void want_grad(struct device *dev, const struct proj *p)
 {
     const struct lora *l = &p->lora;
@@ -587,6 +597,19 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     if (lora->r) round_act(dev, xa);
 }
 
+void op_glu_quant_fwd(struct device *dev, struct tensor act, struct tensor pre, const struct glu *glu,
+                      const struct input_quant *in)
+{
+    const int64_t n_row = pre.shape[0], width = act.shape[1];
+    WANT(act, dev->act_dtype, n_row, width);
+    WANT(pre, dev->act_dtype, n_row, 2 * width);
+    MT_REQUIRE(in->format.bits && contiguous(act) && contiguous(pre), "an input that is not quantised, or rows apart");
+    want_input(in, width);
+    MOVES(dev, act, pre);
+    RUN(0, glu_quant_fwd, act, pre, glu, in);
+    round_act(dev, act);
+}
+
 void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
                      const struct proj *down)
 {
@@ -652,6 +675,7 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     want_expert_lora(dev, lora, ha, n_row, w);
     want_grad(dev, down);
     want_quant(dev, down);
+    want_input(&down->in, w->n_in);
     count_gemm(dev, n_row, w->n_out, w->n_in);                              /* dout W_e */
     count_lora(dev, n_row, lora, lora->merged ? 0 : w->n_in, w->n_out);     /* dout B; (dout B) A */
     if (down->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dout^T ha; (dout B)^T act */
@@ -660,7 +684,7 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     moves_grad(dev, down);
     RUN(0, moe_down_bwd, dpre, dgate, act, dout, pre, ha, r, down, glu);
     round_act(dev, dpre);
-    round_act(dev, act);
+    if (!down->in.format.bits) round_act(dev, act);
 }
 
 void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,

@@ -39,11 +39,12 @@ void op_cast(struct device *dev, struct tensor dst, struct tensor src)
 
 /* ---- quantised formats ---- */
 
-/* x [E, out, in] of a 16- or 32-bit float. */
-static void want_values(const char *op, struct tensor x)
+/* x [E, out, in] of a 16- or 32-bit float, or an activation. */
+static void want_values(const struct device *dev, const char *op, struct tensor x)
 {
-    MT_REQUIRE(x.ndim == 3 && contiguous(x) && (x.dtype == DT_F32 || x.dtype == DT_BF16 || x.dtype == DT_F16),
-               "%s: x is %s, %d dimensions, ld %lld", op, dtype_name(x.dtype), x.ndim, (long long)x.ld);
+    const bool known = x.dtype == DT_F32 || x.dtype == DT_BF16 || x.dtype == DT_F16 || x.dtype == dev->act_dtype;
+    MT_REQUIRE(x.ndim == 3 && contiguous(x) && known, "%s: x is %s, %d dimensions, ld %lld", op, dtype_name(x.dtype),
+               x.ndim, (long long)x.ld);
 }
 
 /* One for each expert, or one for all. */
@@ -54,10 +55,11 @@ static void want_amax(const char *op, const char *name, struct tensor amax, enum
 }
 
 /* Rows of whole blocks; without blocks, of `least` elements. */
-static void want_blocks(const char *op, struct tensor x, struct tensor amax, const struct fakequant *f, int64_t least)
+static void want_blocks(const struct device *dev, const char *op, struct tensor x, struct tensor amax,
+                        const struct fakequant *f, int64_t least)
 {
     const int64_t unit = f->block ? f->block : least;
-    want_values(op, x);
+    want_values(dev, op, x);
     MT_REQUIRE(x.shape[2] % unit == 0, "%s: rows of %lld are not blocks of %lld", op, (long long)x.shape[2],
                (long long)unit);
     if (fakequant_reads_amax(f)) want_amax(op, "amax", amax, DT_F32, x);
@@ -65,7 +67,7 @@ static void want_blocks(const char *op, struct tensor x, struct tensor amax, con
 
 void op_amax(struct device *dev, struct tensor amax, struct tensor n_bad, struct tensor x)
 {
-    want_values(__func__, x);
+    want_values(dev, __func__, x);
     want_amax(__func__, "amax", amax, DT_F32, x);
     want(__func__, "n_bad", n_bad, DT_F64, 1, amax.shape);
     MOVES(dev, x, amax, n_bad);
@@ -74,16 +76,17 @@ void op_amax(struct device *dev, struct tensor amax, struct tensor n_bad, struct
 
 void op_fake_quant(struct device *dev, struct tensor y, struct tensor x, struct tensor amax, const struct fakequant *f)
 {
-    want_blocks(__func__, x, amax, f, 1);
+    want_blocks(dev, __func__, x, amax, f, 1);
     want(__func__, "y", y, x.dtype, 3, x.shape);
     MT_REQUIRE(contiguous(y), "y has rows %lld apart", (long long)y.ld);
     MOVES(dev, y, x, amax);
     RUN(0, fake_quant, y, x, amax, f);
+    if (y.dtype == dev->act_dtype) round_act(dev, y);
 }
 
 void op_fake_quant_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor amax)
 {
-    want_values(__func__, x);
+    want_values(dev, __func__, x);
     want_amax(__func__, "amax", amax, DT_F32, x);
     want(__func__, "dx", dx, x.dtype, 3, x.shape);
     want(__func__, "dy", dy, x.dtype, 3, x.shape);
@@ -96,7 +99,7 @@ void op_quant_pack(struct device *dev, struct tensor codes, struct tensor scales
                    struct tensor amax, const struct fakequant *f)
 {
     const int64_t n_exp = x.shape[0], n_row = x.shape[1], n_in = x.shape[2];
-    want_blocks(__func__, x, amax, f, 8 / f->bits); /* whole bytes of codes */
+    want_blocks(dev, __func__, x, amax, f, 8 / f->bits); /* whole bytes of codes */
     WANT(codes, DT_U8, n_exp, n_row, n_in * f->bits / 8);
     if (f->block) WANT(scales, f->kind == FQ_INT ? DT_F32 : DT_U8, n_exp, n_row, n_in / f->block);
     if (fakequant_reads_amax(f)) WANT(top, DT_F32, n_exp);

@@ -14,6 +14,7 @@ void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, c
         proj->lora = lora->of[i].lora;
         proj->grad = lora->of[i].grad;
         proj->quant = lora->of[i].quant;
+        proj->in = lora->of[i].in;
     }
 }
 

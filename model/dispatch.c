@@ -5,6 +5,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/input_quant.h"
+
 static struct tensor push(const struct block *b, enum dtype t, int64_t rows, int64_t cols)
 {
     return arena_tensor_2d(&b->dev->work, t, rows, cols);
@@ -193,6 +195,7 @@ struct pipeline {
     const struct block *b;
     const struct layer_acts *s;
     struct proj up, down;
+    struct tensor x;                         /* [T, D] act: the experts' input, which the sender quantises */
     struct tensor rows[2], dout[2], gate[2]; /* send buffers */
     struct tensor y, dnorm, dgate, dres;
     int64_t sent[2], returned[2]; /* tickets of the dispatch and the combine, for comm_wait */
@@ -227,6 +230,7 @@ static struct pipeline start(const struct block *b, const struct layer_acts *s, 
         if (backward) t.dout[i] = push(b, b->dev->act_dtype, l->local[i].shape[0], b->a->d_model);
         if (backward) t.gate[i] = push(b, b->dev->stat_dtype, l->local[i].shape[0], 1);
     }
+    t.x = input_quant_fwd(b->dev, &b->w->up, s->ffn_norm);
     t.up = decode(&t, &b->w->up);
     t.down = decode(&t, &b->w->down);
     return t;
@@ -334,7 +338,7 @@ static void dispatch_fwd(struct pipeline *t, int64_t index)
     const struct chunk p = chunk_of(b, t->s, index);
     const int64_t i = index % 2;
     const struct comm_rows rows = {cut(t->b->recv_buf->rows[i], p.n_recv),
-                                   gather(t, &p, t->rows[i], tokens(t->s->ffn_norm, &p), b->a->top_k)};
+                                   gather(t, &p, t->rows[i], tokens(t->x, &p), b->a->top_k)};
     t->sent[i] = exchange(t, &p, &rows, 1, false);
 }
 
@@ -352,6 +356,7 @@ static void compute_fwd(struct pipeline *t, int64_t index)
                   y = push(b, dev->act_dtype, p.n_recv, b->a->d_model);
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");
     up_fwd(t, &recv, &k, cut(l->rows[i], p.n_recv), act);
+    input_quant_act(dev, &t->down, act, k.pre, &b->a->glu);
     down_fwd(t, &recv, &k, act, y);
     op_moe_combine_fwd(dev, cut(l->back[i], p.n_recv), absent, y, &recv);
     arena_release(&dev->work, mark);
@@ -377,7 +382,7 @@ static void dispatch_bwd(struct pipeline *t, int64_t index)
     const int64_t i = index % 2;
     const int64_t top_k = t->b->a->top_k;
     const struct comm_rows rows[] = {
-        {cut(l->rows[i], p.n_recv), gather(t, &p, t->rows[i], tokens(t->s->ffn_norm, &p), top_k)},
+        {cut(l->rows[i], p.n_recv), gather(t, &p, t->rows[i], tokens(t->x, &p), top_k)},
         {cut(l->back[i], p.n_recv), gather(t, &p, t->dout[i], tokens(t->dres, &p), top_k)},
         {cut(l->gate[i], p.n_recv), gather(t, &p, t->gate[i], by_slot(tokens(t->s->moe.route.gate, &p)), 1)}};
     t->sent[i] = exchange(t, &p, rows, MT_LEN(rows), false);
@@ -397,10 +402,10 @@ static void compute_bwd(struct pipeline *t, int64_t index)
     struct tensor rows = cut(l->rows[i], n), dout = cut(l->back[i], n), dgate = cut(l->dgate[i], n);
     recv.gate = cut(l->gate[i], n);
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");
-    if (!t->s->moe.layout->saved) {
-        up_fwd(t, &recv, &k, rows, act);
-        if (t->down.lora.r) down_fwd(t, &recv, &k, act, absent);
-    }
+    const bool again = !t->s->moe.layout->saved;
+    if (again) up_fwd(t, &recv, &k, rows, act);
+    input_quant_act(dev, &t->down, act, k.pre, &b->a->glu);
+    if (again && t->down.lora.r) down_fwd(t, &recv, &k, act, absent);
     op_moe_down_bwd(dev, dpre, dgate, act, dout, k.pre, k.down_ha, &recv, &t->down, &b->a->glu);
     op_moe_up_bwd(dev, dout, dpre, rows, k.up_xa, &recv, &t->up); /* dx overwrites dout */
     arena_release(&dev->work, mark);
@@ -457,6 +462,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     t.dgate = dgate;
     t.dres = dres;
     run_pipeline(&t, dispatch_bwd, compute_bwd, combine_bwd);
+    input_quant_bwd(b->dev, &b->w->up, dnorm, s->ffn_norm);
     arena_release(&b->dev->work, mark);
 }
 

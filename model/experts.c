@@ -1,6 +1,8 @@
 /* experts.c - the experts of a layer on the token's own rank, without communication. */
 #include "model/experts.h"
 
+#include "model/input_quant.h"
+
 static struct tensor push(const struct block *b, int64_t rows, int64_t cols)
 {
     return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, rows, cols);
@@ -13,7 +15,10 @@ static int64_t n_row(const struct acts_plan *p, const struct ffn_size *size) { r
 static void up_fwd(const struct block *b, struct layer_acts *s, struct tensor act)
 {
     struct moe_acts *m = &s->moe;
-    op_moe_up_fwd(b->dev, act, m->pre, m->up_xa, s->ffn_norm, &m->route, &b->w->up, &b->a->glu);
+    const int64_t mark = arena_mark(&b->dev->work);
+    const struct tensor x = input_quant_fwd(b->dev, &b->w->up, s->ffn_norm);
+    op_moe_up_fwd(b->dev, act, m->pre, m->up_xa, x, &m->route, &b->w->up, &b->a->glu);
+    arena_release(&b->dev->work, mark);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -22,6 +27,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     const int64_t mark = arena_mark(&b->dev->work), n = routed_rows(s);
     struct tensor act = push(b, n, size.d_ff), e = push(b, n, b->a->d_model);
     /* 1 up      */ up_fwd(b, s, act);
+    input_quant_act(b->dev, &b->w->down, act, s->moe.pre, &b->a->glu);
     /* 2 down    */ op_moe_down_fwd(b->dev, e, s->moe.down_ha, act, &s->moe.route, &b->w->down);
     /* 3 combine */ op_moe_combine_fwd(b->dev, y, s->h, e, &s->moe.route);
     arena_release(&b->dev->work, mark);
@@ -42,9 +48,12 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const int64_t mark = arena_mark(&dev->work), n = routed_rows(s), d_ff = arch_ffn(b->a, b->layer).d_ff;
     struct tensor dpre = push(b, n, 2 * d_ff), act = push(b, n, d_ff);
     /* 3 combine */ /* the gradient of s->h is dres unchanged; step 2 applies the gates to the rows */
+    input_quant_act(dev, &b->w->down, act, m->pre, &b->a->glu);
     /* 2 down    */ op_moe_down_bwd(dev, dpre, dgate, act, dres, m->pre, m->down_ha, &m->route, &b->w->down,
                                     &b->a->glu);
-    /* 1 up      */ op_moe_up_bwd(dev, dnorm, dpre, s->ffn_norm, m->up_xa, &m->route, &b->w->up);
+    const struct tensor x = input_quant_fwd(dev, &b->w->up, s->ffn_norm);
+    /* 1 up      */ op_moe_up_bwd(dev, dnorm, dpre, x, m->up_xa, &m->route, &b->w->up);
+    input_quant_bwd(dev, &b->w->up, dnorm, s->ffn_norm);
     arena_release(&dev->work, mark);
 }
 

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include "model/ffn_moe.h"
+#include "model/input_quant.h"
 
 static const struct tensor absent = {0};
 static const struct router gate_kind = {.kind = ROUTER_SIGMOID, .scale = 1};
@@ -82,7 +83,7 @@ static struct tensor push(const struct block *b, const struct layer_acts *s, int
 
 static void up_fwd(const struct block *b, const struct layer_acts *s)
 {
-    op_linear_fwd(b->dev, s->shared.pre, s->shared.up_xa, s->ffn_norm, &b->w->shared_up, absent);
+    input_quant_linear_fwd(b->dev, s->shared.pre, s->shared.up_xa, s->ffn_norm, &b->w->shared_up, absent);
 }
 
 /* y = s->h + shared(s->ffn_norm) */
@@ -97,7 +98,7 @@ static void shared_fwd(const struct block *b, struct layer_acts *s, struct tenso
         /* 1 gate */ op_router_fwd(dev, &h->gate, h->logits, s->ffn_norm, &w->shared_gate, absent, &gate_kind);
     /* 2 up   */ up_fwd(b, s);
     /* 3 act  */ op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
-    /* 4 down */ op_linear_fwd(dev, y, h->down_xa, act, &w->shared_down, s->h);
+    /* 4 down */ input_quant_linear_fwd(dev, y, h->down_xa, act, &w->shared_down, s->h);
     arena_release(&dev->work, mark);
 }
 
@@ -129,9 +130,9 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor act = push(b, s, width), dgate = absent;
     if (b->a->shared_gate) dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], 1);
     op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
-    /* 4 down */ op_linear_bwd(dev, dact, dres, act, h->down_xa, &w->shared_down);
+    /* 4 down */ input_quant_linear_bwd(dev, dact, dres, act, h->down_xa, &w->shared_down);
     /* 3 act  */ op_glu_bwd(dev, dpre, dgate, dact, h->pre, h->gate.gate, &b->a->glu);
-    /* 2 up   */ op_linear_bwd(dev, dx, dpre, s->ffn_norm, h->up_xa, &w->shared_up);
+    /* 2 up   */ input_quant_linear_bwd(dev, dx, dpre, s->ffn_norm, h->up_xa, &w->shared_up);
     if (b->a->shared_gate)
         /* 1 gate */ op_router_bwd(dev, dx, dgate, &h->gate, h->logits, &w->shared_gate, &none, &gate_kind);
     op_add(dev, dnorm, dx);

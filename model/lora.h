@@ -60,20 +60,25 @@ struct adapter {
     struct lora lora;
     struct lora_grad grad;
     struct proj_quant quant; /* model/qat.h */
+    struct input_quant in;
 };
 struct lora_layer {
     struct adapter of[LAYER_PRODUCTS];
 };
 
-/* The largest magnitudes that scales of quantisation-aware training come from, where quant.amax = static keeps those of
- * the start: part of the state of a run, saved with every adapter (train/amax_file.h). A row is a matrix or a stack. */
+/* The largest magnitudes that scales of quantisation-aware training come from and that a run keeps: of the inputs, by
+ * calibration, and with quant.amax = static of the weights at the start. They are part of the state of a run, saved
+ * with every adapter (train/amax_file.h). A row is a matrix or a stack, or its input. */
 struct amax_row {
-    char name[48];         /* "layers.3.gate_up_proj" */
+    char name[64];         /* "layers.3.gate_up_proj.amax"; of an input "layers.3.gate_up_proj.input_amax" */
+    bool input;            /* stride is 0: the matrices share one value */
     int64_t n_held, n_exp; /* matrices on this rank, and of the model */
     int64_t off, stride;   /* matrix e of this rank is element off + e * stride of flat */
 };
 struct amax_table {
-    bool known;         /* computed or loaded: not computed again */
+    bool weights;       /* those of the weights are kept */
+    bool known;         /* those of the weights are computed or loaded: not computed again */
+    bool calibrated;    /* those of the inputs are */
     struct tensor flat; /* f32 on the device: struct qat's; ndim 0: nothing is kept */
     int64_t n_rows;
     struct amax_row *rows; /* [n_rows] host */

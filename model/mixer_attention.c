@@ -4,6 +4,7 @@
  *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h */
 #include <stddef.h>
 
+#include "model/input_quant.h"
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -84,12 +85,12 @@ static void fwd(const struct block *b, struct layer_acts *s)
     const struct attn_shape shape = shape_of(b);
     struct attention_acts *t = &s->attention;
 
-    /* 1 qkv  */ op_linear_fwd(dev, t->qkv, t->qkv_xa, s->attn_norm, &w->qkv, absent);
+    /* 1 qkv  */ input_quant_linear_fwd(dev, t->qkv, t->qkv_xa, s->attn_norm, &w->qkv, absent);
     if (a->qk_norm != QK_NORM_NONE)
         /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
     /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
     /* 4 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
-    /* 5 out  */ op_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->x);
+    /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->x);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
@@ -103,12 +104,12 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dqkv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, arch_qkv_cols(a));
     struct tensor dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, a->n_head * a->head_dim);
 
-    /* 5 out  */ op_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
+    /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
     /* 4 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &shape);
     /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
     if (a->qk_norm != QK_NORM_NONE)
         /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
-    /* 1 qkv  */ op_linear_bwd(dev, dnorm, dqkv, s->attn_norm, t->qkv_xa, &w->qkv);
+    /* 1 qkv  */ input_quant_linear_bwd(dev, dnorm, dqkv, s->attn_norm, t->qkv_xa, &w->qkv);
     arena_release(&dev->work, mark);
 }
 

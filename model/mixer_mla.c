@@ -7,6 +7,7 @@
  *   Without q_lora_rank, q [T,H(N+G)] takes the place of q_a and q_b. */
 #include <stddef.h>
 
+#include "model/input_quant.h"
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -139,17 +140,17 @@ static void fwd(const struct block *b, struct layer_acts *s)
     const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
     struct tensor q = part.q, kv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, key_value_cols(a));
 
-    /* 1 a    */ op_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->qkv, absent);
+    /* 1 a    */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->qkv, absent);
     if (a->mla.q_lora) {
         q = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, query_cols(a));
         /* 2 q    */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, part.q, w->q_a_norm, &norm);
-        op_linear_fwd(dev, q, t->q_xa, t->q_norm, &w->q_b, absent);
+        input_quant_linear_fwd(dev, q, t->q_xa, t->q_norm, &w->q_b, absent);
     }
     /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->kv_a_norm, &norm);
-    op_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
+    input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
     /* 5 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
-    /* 6 out  */ op_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->x);
+    /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->x);
     arena_release(&dev->work, mark);
 }
 
@@ -173,17 +174,17 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dq = a->mla.q_lora ? arena_tensor_2d(work, act, n_tok, query_cols(a)) : dpart.q;
 
     device_zero(dev, da); /* the norms add to it */
-    /* 6 out  */ op_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
+    /* 6 out  */ input_quant_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
     /* 5 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &attention);
     /* 4 rope */ op_mla_qkv_bwd(dev, dq, dkv, dpart.rope, dqkv, b->pos, b->rope, &shape);
-    /* 3 kv   */ op_linear_bwd(dev, dkv_norm, dkv, t->kv_norm, t->kv_xa, &w->kv_b);
+    /* 3 kv   */ input_quant_linear_bwd(dev, dkv_norm, dkv, t->kv_norm, t->kv_xa, &w->kv_b);
     op_rmsnorm_bwd(dev, dpart.kv, dkv_norm, part.kv, t->kv_rstd, w->kv_a_norm);
     if (a->mla.q_lora) {
         struct tensor dq_norm = arena_tensor_2d(work, act, n_tok, a->mla.q_lora);
-        /* 2 q    */ op_linear_bwd(dev, dq_norm, dq, t->q_norm, t->q_xa, &w->q_b);
+        /* 2 q    */ input_quant_linear_bwd(dev, dq_norm, dq, t->q_norm, t->q_xa, &w->q_b);
         op_rmsnorm_bwd(dev, dpart.q, dq_norm, part.q, t->q_rstd, w->q_a_norm);
     }
-    /* 1 a    */ op_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->qkv);
+    /* 1 a    */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->qkv);
     arena_release(work, mark);
 }
 

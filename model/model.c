@@ -135,6 +135,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
 void model_close(struct model *m)
 {
     acts_free(&m->acts);
+    qat_free(&m->qat);
     weights_free(&m->weights);
     adapters_free(&m->adapters);
     adapters_free(&m->teacher);
@@ -187,6 +188,8 @@ static void adapt_layers(struct model *m)
         layer_adapt(&m->weights.layers[l], &m->arch, l, lora);
     }
 }
+
+bool model_calibrated(const struct model *m) { return !m->qat.n_input || m->adapters.amax.calibrated; }
 
 int model_check_quant(struct model *m, struct err *err)
 {
@@ -322,6 +325,9 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
     push_teacher(m, b);
     push_aux(m, b->n_tok);
+    const enum qat_inputs inputs = pass->unquantised ? QAT_INPUTS_PLAIN : pass->inputs;
+    MT_REQUIRE(inputs != QAT_INPUTS_QUANTISED || model_calibrated(m) || dev->dry_run, "inputs without amax");
+    qat_use_inputs(&m->qat, a, &m->adapters, inputs);
     adapt_layers(m);
     if (!pass->unquantised) qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
     acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,

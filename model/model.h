@@ -65,11 +65,12 @@ struct model_batch {
 
 struct model_pass {
     bool backward;
-    double loss_scale;    /* multiplies dnll: 1 / labelled tokens of the optimizer step */
-    double aux_share;     /* weight of this micro-batch in the step's auxiliary loss */
-    uint64_t dropout_key; /* differs for every micro-batch */
-    bool distill;         /* the loss is that of struct distill, when there is a teacher; otherwise cross-entropy */
-    bool unquantised;     /* without the fake quantisation of struct qat */
+    double loss_scale;      /* multiplies dnll: 1 / labelled tokens of the optimizer step */
+    double aux_share;       /* weight of this micro-batch in the step's auxiliary loss */
+    uint64_t dropout_key;   /* differs for every micro-batch */
+    bool distill;           /* the loss is that of struct distill, when there is a teacher; otherwise cross-entropy */
+    bool unquantised;       /* without the fake quantisation of struct qat */
+    enum qat_inputs inputs; /* of quant.activations */
     bool reduce; /* last micro-batch of a step: backward all-reduces each layer's gradients when the layer is done */
 };
 
@@ -121,6 +122,8 @@ struct model {
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err) MT_CHECK;
 void model_close(struct model *m);
+/* With quant.activations: the largest magnitudes of the inputs are known, and passes may quantise them. */
+bool model_calibrated(const struct model *m);
 /* With quantisation-aware training: computes the largest magnitudes of the weights. Error: one is not finite. Waits. */
 int model_check_quant(struct model *m, struct err *err) MT_CHECK;
 

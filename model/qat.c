@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "model/input_quant.h"
 #include "model/layer.h"
 
 /* Matrices of a product on this rank, and the values of amax that belong to them. */
@@ -16,9 +17,17 @@ static int64_t n_amax(const struct adapters *ad, const struct product *p)
     return n_held(ad, p) * MT_MAX(p->n_target, 1);
 }
 
+static bool is_chosen(const struct qat_options *opt, const struct product *p)
+{
+    return p->n_out && (p->experts || opt->all);
+}
 static bool is_quantised(const struct qat_options *opt, const struct product *p)
 {
-    return opt->weights.bits && p->n_out && (p->experts || opt->all);
+    return opt->weights.bits && is_chosen(opt, p);
+}
+static bool has_input(const struct qat_options *opt, const struct product *p)
+{
+    return opt->inputs.bits && is_chosen(opt, p);
 }
 
 static const char *product_name(const struct product *p)
@@ -29,12 +38,15 @@ static const char *product_name(const struct product *p)
 static int check(const struct qat_options *opt, const struct adapters *ad, const struct product *p, int64_t layer,
                  struct err *err)
 {
-    if (opt->weights.block && p->n_in % opt->weights.block)
-        return err_set(err,
-                       "quant.weights: %s of layer %lld has rows of %lld elements, which blocks of %d do not divide: "
-                       "choose a format with other blocks",
-                       product_name(p), (long long)layer, (long long)p->n_in, opt->weights.block);
-    if (opt->merged && !p->experts && ad->dropout > 0)
+    const struct fakequant *const formats[] = {&opt->weights, &opt->inputs};
+    for (int i = 0; i < MT_LEN(formats); i++)
+        if (formats[i]->block && p->n_in % formats[i]->block)
+            return err_set(err,
+                           "quant.%s: %s of layer %lld has rows of %lld elements, which blocks of %d do not divide: "
+                           "choose a format with other blocks",
+                           i ? "activations" : "weights", product_name(p), (long long)layer, (long long)p->n_in,
+                           formats[i]->block);
+    if (opt->weights.bits && opt->merged && !p->experts && ad->dropout > 0)
         return err_set(err,
                        "lora.dropout = %g with quant.targets = all: a merged adapter has no input of its own to drop; "
                        "set lora.dropout = 0 or quant.mode = base",
@@ -42,79 +54,101 @@ static int check(const struct qat_options *opt, const struct adapters *ad, const
     return 0;
 }
 
-/* The quantisation of one product; its amax are the next of q->amax. */
-static struct proj_quant describe(struct qat *q, const struct adapters *ad, const struct product *p)
-{
-    struct proj_quant out = {.format = q->opt.weights, .n_part = MT_MAX(p->n_target, 1)};
-    for (int i = 0; i < out.n_part; i++) out.part_rows[i] = p->n_target ? p->rows[i] : p->n_out;
-    const int64_t n = n_amax(ad, p);
-    float *data = q->amax.data;
-    out.amax = tensor_1d(data ? data + q->n_amax : NULL, DT_F32, n);
-    q->n_amax += n;
-    return out;
-}
-
-/* Whether a run saves its amax: those that follow from the adapters or the weights alone are computed again. */
+/* Whether a run keeps the weights' amax: those that follow from the adapters or the weights alone are computed again.
+ */
 static bool keeps(const struct qat_options *opt)
 {
-    return opt->fixed && opt->merged && fakequant_reads_amax(&opt->weights);
+    return opt->fixed && opt->merged && opt->weights.bits && fakequant_reads_amax(&opt->weights);
 }
 
-/* Adds the rows of product i of a layer, whose amax end at q->n_amax. A dense feed-forward network has no targets; its
- * rows have the names of the experts' targets. */
-static void keep(const struct qat *q, struct adapters *ad, const struct product *p, int64_t layer, int i)
+/* Adds the rows of product i of a layer, whose first amax is element `off`. Targets of one product share the amax of
+ * their input. A dense feed-forward network has no targets; its rows have the names of the experts' targets. */
+static void keep(const struct adapters *ad, struct amax_table *t, const struct product *p, int64_t layer, int i,
+                 int64_t off, bool input)
 {
-    struct amax_table *t = &ad->amax;
     const int64_t n_part = MT_MAX(p->n_target, 1);
     for (int k = 0; k < n_part; k++) {
         struct amax_row *row = &t->rows[t->n_rows++];
         const enum lora_target target = p->n_target ? p->target[k] : i == MIXER_PRODUCTS ? LORA_UP : LORA_DOWN;
-        *row = (struct amax_row){
-            .n_held = n_held(ad, p), .n_exp = p->n_exp, .off = q->n_amax - n_amax(ad, p) + k, .stride = n_part};
-        snprintf(row->name, sizeof(row->name), "layers.%lld.%s", (long long)layer, lora_target_name(target));
+        *row = (struct amax_row){.input = input,
+                                 .n_held = n_held(ad, p),
+                                 .n_exp = p->n_exp,
+                                 .off = input ? off : off + k,
+                                 .stride = input ? 0 : n_part};
+        snprintf(row->name, sizeof(row->name), "layers.%lld.%s.%s", (long long)layer, lora_target_name(target),
+                 input ? "input_amax" : "amax");
     }
+}
+
+/* Counts the amax, and checks the products. */
+static int count(struct qat *q, const struct arch *a, const struct adapters *ad, struct err *err)
+{
+    struct product p[LAYER_PRODUCTS];
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        layer_products(a, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            if (!is_quantised(&q->opt, &p[i]) && !has_input(&q->opt, &p[i])) continue;
+            if (check(&q->opt, ad, &p[i], l, err)) return -1;
+            if (is_quantised(&q->opt, &p[i])) q->n_amax += n_amax(ad, &p[i]);
+            q->n_input += has_input(&q->opt, &p[i]);
+        }
+    }
+    return 0;
+}
+
+/* The quantisation of one product, whose amax begins at element `at`. */
+static struct proj_quant describe(const struct qat *q, const struct adapters *ad, const struct product *p, int64_t at)
+{
+    struct proj_quant out = {.format = q->opt.weights, .n_part = MT_MAX(p->n_target, 1)};
+    for (int i = 0; i < out.n_part; i++) out.part_rows[i] = p->n_target ? p->rows[i] : p->n_out;
+    out.amax = tensor_rows(q->amax, at, n_amax(ad, p));
+    return out;
 }
 
 int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
              const struct qat_options *opt, struct err *err)
 {
     struct product p[LAYER_PRODUCTS];
-    int64_t n = 0;
     *q = (struct qat){.opt = *opt};
     mem_free(ad->amax.rows); /* of an earlier call, which measured the memory */
     ad->amax = (struct amax_table){0};
-    for (int64_t l = 0; l < a->n_layer && opt->weights.bits; l++) {
-        layer_products(a, l, p);
-        for (int i = 0; i < LAYER_PRODUCTS; i++) {
-            if (!is_quantised(opt, &p[i])) continue;
-            if (check(opt, ad, &p[i], l, err)) return -1;
-            n += n_amax(ad, &p[i]);
-        }
-    }
-    if (!n) return 0;
-    q->amax = arena_tensor_1d(&dev->state, DT_F32, n);
-    if (keeps(opt)) {
+    if (count(q, a, ad, err)) return -1;
+    if (!q->n_amax && !q->n_input) return 0;
+    q->amax = arena_tensor_1d(&dev->state, DT_F32, q->n_amax + q->n_input);
+    if (keeps(opt) || q->n_input) {
         ad->amax.flat = q->amax;
-        ad->amax.rows = mem_array(a->n_layer * LAYER_PRODUCTS * PRODUCT_TARGETS, sizeof(*ad->amax.rows));
+        ad->amax.weights = keeps(opt);
+        ad->amax.rows = mem_array(2 * a->n_layer * LAYER_PRODUCTS * PRODUCT_TARGETS, sizeof(*ad->amax.rows));
     }
+    int64_t at = 0, input = q->n_amax;
     for (int64_t l = 0; l < a->n_layer; l++) {
         layer_products(a, l, p);
         for (int i = 0; i < LAYER_PRODUCTS; i++) {
             struct adapter *one = &ad->layers[l].of[i];
-            if (!is_quantised(opt, &p[i])) continue;
-            one->quant = describe(q, ad, &p[i]);
-            if (ad->amax.rows) keep(q, ad, &p[i], l, i);
-            one->lora.merged = opt->merged;
+            if (is_quantised(opt, &p[i])) {
+                one->quant = describe(q, ad, &p[i], at);
+                one->lora.merged = opt->merged;
+                if (keeps(opt)) keep(ad, &ad->amax, &p[i], l, i, at, false);
+                at += n_amax(ad, &p[i]);
+            }
+            if (has_input(opt, &p[i])) keep(ad, &ad->amax, &p[i], l, i, input++, true);
         }
     }
+    qat_use_inputs(q, a, ad, QAT_INPUTS_QUANTISED);
     return 0;
+}
+
+void qat_free(struct qat *q)
+{
+    mem_free(q->seen);
+    q->seen = NULL;
 }
 
 void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
                  struct layer_weights *layers)
 {
-    if (!q->amax.ndim || !fakequant_reads_amax(&q->opt.weights)) return;
-    const bool kept = ad->amax.rows && !q->waiting;
+    if (!q->n_amax || !fakequant_reads_amax(&q->opt.weights)) return;
+    const bool kept = ad->amax.weights && !q->waiting;
     if (kept ? ad->amax.known : q->version && (!q->opt.merged || q->version == ad->version)) return;
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct product p[LAYER_PRODUCTS];
@@ -133,7 +167,7 @@ int qat_check(const struct qat *q, struct device *dev, const struct arch *a, con
     if (!q->version || dev->dry_run) return 0;
     float *amax = mem_array(q->n_amax, sizeof(*amax)), *at = amax;
     int status = 0;
-    device_get_f32(dev, amax, q->amax);
+    device_get_f32(dev, amax, tensor_rows(q->amax, 0, q->n_amax));
     for (int64_t l = 0; l < a->n_layer && !status; l++) {
         struct product p[LAYER_PRODUCTS];
         layer_products(a, l, p);
@@ -150,6 +184,85 @@ int qat_check(const struct qat *q, struct device *dev, const struct arch *a, con
     }
     mem_free(amax);
     return status;
+}
+
+/* ---- inputs ---- */
+
+void qat_use_inputs(struct qat *q, const struct arch *a, struct adapters *ad, enum qat_inputs use)
+{
+    struct product p[LAYER_PRODUCTS];
+    int64_t n = 0;
+    for (int64_t l = 0; l < a->n_layer && q->n_input; l++) {
+        layer_products(a, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            if (!has_input(&q->opt, &p[i])) continue;
+            struct input_quant in = {.amax = tensor_rows(q->amax, q->n_amax + n, 1)};
+            if (use == QAT_INPUTS_QUANTISED) in.format = q->opt.inputs;
+            if (use == QAT_INPUTS_SEEN) in.seen = &q->seen[n];
+            ad->layers[l].of[i].in = in;
+            n++;
+        }
+    }
+}
+
+void qat_calibrate_begin(struct qat *q) { q->seen = mem_array(q->n_input, sizeof(*q->seen)); }
+
+/* The largest magnitudes over all ranks: with expert parallelism an input may have rows on one rank alone. */
+static void share_seen(struct qat *q, struct comm *all)
+{
+    struct input_range *of = mem_array(q->n_input * all->world, sizeof(*of));
+    comm_host_gather(all, of, q->seen, q->n_input * (int64_t)sizeof(*of));
+    for (int64_t i = 0; i < q->n_input; i++) {
+        q->seen[i] = of[i];
+        for (int r = 1; r < all->world; r++) {
+            const struct input_range *other = &of[r * q->n_input + i];
+            q->seen[i].amax = MT_MAX(q->seen[i].amax, other->amax);
+            q->seen[i].n_bad += other->n_bad;
+        }
+    }
+    mem_free(of);
+}
+
+static int check_seen(const struct input_range *seen, const struct product *p, int64_t layer, int64_t n_batch,
+                      struct err *err)
+{
+    if (seen->n_bad > 0)
+        return err_set(err,
+                       "quant.activations: %.0f inputs of %s in layer %lld are NaN or infinite in the calibration of "
+                       "%lld micro-batches: check the base model's weights, the data and lora.init_from",
+                       seen->n_bad, product_name(p), (long long)layer, (long long)n_batch);
+    if (!(seen->amax > 0))
+        return err_set(err,
+                       "quant.activations: the inputs of %s in layer %lld had no rows, or zeros alone, in the "
+                       "calibration of %lld micro-batches: raise quant.calibration, or check the model's "
+                       "weights",
+                       product_name(p), (long long)layer, (long long)n_batch);
+    return 0;
+}
+
+int qat_calibrate_end(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad, int64_t n_batch,
+                      struct err *err)
+{
+    struct product p[LAYER_PRODUCTS];
+    float *amax = mem_array(q->n_input, sizeof(*amax));
+    int64_t n = 0;
+    int rc = 0;
+    share_seen(q, ad->par.all);
+    for (int64_t l = 0; l < a->n_layer && !rc; l++) {
+        layer_products(a, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS && !rc; i++) {
+            if (!has_input(&q->opt, &p[i])) continue;
+            rc = check_seen(&q->seen[n], &p[i], l, n_batch, err);
+            amax[n] = q->seen[n].amax;
+            n++;
+        }
+    }
+    if (!rc) device_set_f32(dev, tensor_rows(q->amax, q->n_amax, q->n_input), amax);
+    ad->amax.calibrated = !rc;
+    mem_free(amax);
+    qat_use_inputs(q, a, ad, QAT_INPUTS_QUANTISED);
+    qat_free(q);
+    return rc;
 }
 
 /* ---- amax that a run keeps ---- */
@@ -197,8 +310,9 @@ float *qat_gather(const struct adapters *ad, struct device *dev)
 void qat_put(struct adapters *ad, struct device *dev, const float *host)
 {
     float *part = mem_array(tensor_count(ad->amax.flat), sizeof(*part));
+    device_get_f32(dev, part, ad->amax.flat);
     copy_part(&ad->amax, ad->par.ep->rank, (float *)(uintptr_t)host, part, false);
     device_set_f32(dev, ad->amax.flat, part);
-    ad->amax.known = true;
+    ad->amax.known = ad->amax.calibrated = true;
     mem_free(part);
 }

@@ -1,5 +1,5 @@
-/* qat.h - quantisation-aware training: which projections read fake-quantised matrices (struct proj_quant), and the
- * largest magnitudes that their scales come from. */
+/* qat.h - quantisation-aware training: which projections read fake-quantised matrices (struct proj_quant) and inputs
+ * (struct input_quant), and the largest magnitudes that their scales come from. */
 #ifndef MT_QAT_H
 #define MT_QAT_H
 
@@ -8,7 +8,8 @@
 struct layer_weights;
 
 struct qat_options {
-    struct fakequant weights; /* bits 0: nothing is quantised */
+    struct fakequant weights; /* bits 0: matrices are not quantised */
+    struct fakequant inputs;  /* bits 0: inputs are not quantised */
     bool merged;              /* Q(W + s B A); else Q(W), the adapter added to the product */
     bool all;                 /* attention and dense feed-forward networks too; else the routed experts alone */
     bool fixed;               /* largest magnitudes of the weights at step 0; else of the current weights */
@@ -16,14 +17,16 @@ struct qat_options {
 
 struct qat {
     struct qat_options opt;
-    struct tensor amax; /* [n_amax] f32 on the device: one per expert and product (gate and up share one), by layer */
-    int64_t n_amax;
-    int64_t version; /* of the adapters that amax is of (adapters.version); 0: not computed yet */
+    struct tensor amax; /* [n_amax + n_input] f32 on the device: of the weights, one per expert and product (gate and up
+                         * share one), by layer; then of the inputs, one per product, by layer */
+    int64_t n_amax, n_input;
+    struct input_range *seen; /* [n_input] host, while calibrating */
+    int64_t version; /* of the adapters that the weights' amax are of (adapters.version); 0: not computed yet */
     bool waiting;    /* training is not quantised yet: no amax is kept */
 };
 
 /* Takes amax from dev->state and makes fake quantisation part of the adapters' products (layer_adapt applies it);
- * after adapters_alloc. Error: a matrix whose width the format's blocks do not divide, dropout on a merged adapter. */
+ * after adapters_alloc. Error: a matrix whose width the formats' blocks do not divide, dropout on a merged adapter. */
 int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
              const struct qat_options *opt, struct err *err) MT_CHECK;
 /* amax of the current weights where they changed; those that are kept (ad->amax) only when not known. After layer_adapt
@@ -33,6 +36,18 @@ void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct
 /* After qat_refresh; waits for the device. Error: a weight that is not finite, by layer, product and expert. */
 int qat_check(const struct qat *q, struct device *dev, const struct arch *a, const struct adapters *ad,
               struct err *err) MT_CHECK;
+
+/* How the products read their inputs from the next layer_adapt on: quantised; as they are; or as they are, and seen
+ * by the calibration. */
+enum qat_inputs { QAT_INPUTS_QUANTISED, QAT_INPUTS_PLAIN, QAT_INPUTS_SEEN };
+void qat_use_inputs(struct qat *q, const struct arch *a, struct adapters *ad, enum qat_inputs use);
+/* Calibration: begin, passes with QAT_INPUTS_SEEN, end. The end, which all ranks call, takes the largest magnitudes
+ * over the ranks. Error, the same on all ranks: values that are not finite, an input without rows or of zeros alone;
+ * n_batch is for the message. */
+void qat_calibrate_begin(struct qat *q);
+int qat_calibrate_end(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad, int64_t n_batch,
+                      struct err *err) MT_CHECK;
+void qat_free(struct qat *q);
 
 /* The kept amax of all ranks, row after row: [qat_n_kept] on rank 0, to be freed with mem_free; NULL on other ranks,
  * and where none are kept. All ranks call it. qat_put takes this rank's part of such an array. */

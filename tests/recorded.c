@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "train/calibrate.h"
 #include "train/loop.h"
 #include "train/peft.h"
 #include "train/run.h"
@@ -149,6 +150,7 @@ void recorded_gradients(const struct config *cfg, const char *path, int64_t stri
     OK(run_open_model(&r, NULL, true, &err));
     OK(peft_load(&r.model.adapters, &r.dev, cfg->lora.init_from, &err));
     r.model.adapters.amax.known = false;
+    OK(calibrate_run(&r, &err));
     first_step(&r);
     struct adapters *ad = &r.model.adapters;
     double *g = mem_array(ad->n_flat, sizeof(*g));

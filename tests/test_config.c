@@ -173,7 +173,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 85);
+    assert_int_equal(n_keys, 87);
     check_round_trip(&all);
 }
 

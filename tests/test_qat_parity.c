@@ -9,12 +9,13 @@ enum { STRIDE = 7 }; /* EVERY in make_qat.py */
 /* A case: fixtures/qat/NAME, on parity/case_a. */
 static struct json_doc *config_of(struct config *cfg, const char *name)
 {
-    static const char *const keys[] = {"weights", "narrow", "mode", "targets", "amax"};
+    static const char *const keys[] = {"weights", "narrow", "mode", "targets", "activations", "calibration", "amax"};
     char key[32];
     struct json_doc *doc = recorded_open("qat", name);
     const struct json quant = json_find(json_root(doc), "quant");
     recorded_config(cfg, json_find(json_root(doc), "setup"), fixture("parity/case_a"), scratch_dir());
     for (int i = 0; i < MT_LEN(keys); i++) {
+        if (!json_has(quant, keys[i])) continue;
         snprintf(key, sizeof(key), "quant.%s", keys[i]);
         recorded_set(cfg, key, recorded_word(quant, keys[i]));
     }
@@ -44,7 +45,8 @@ static void test_training(void **state)
 
 int test_qat_parity(void)
 {
-    static char names[][8] = {"mxfp4", "nvfp4", "fp8", "int8", "int4", "base", "all", "static"};
+    static char names[][8] = {"mxfp4", "nvfp4",  "fp8",    "int8",    "int4",  "base",
+                              "all",   "static", "in_fp8", "in_int8", "in_nv4"};
     int failed = 0;
     for (int i = 0; i < MT_LEN(names); i++) {
         const struct CMUnitTest tests[] = {

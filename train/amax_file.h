@@ -1,5 +1,6 @@
-/* amax_file.h - the largest magnitudes that quant.amax = static keeps, beside an adapter: quant_amax.safetensors has
- * "layers.3.gate_up_proj.amax" [E] f32 for every quantised matrix or stack, in the order of the model's experts. */
+/* amax_file.h - the largest magnitudes that a run keeps (struct amax_table), beside an adapter: quant_amax.safetensors
+ * has, in the order of the model's experts, with quant.amax = static "layers.3.gate_up_proj.amax" [E] f32 for every
+ * quantised matrix or stack, and with quant.activations "layers.3.gate_up_proj.input_amax" [E] f32, E equal values. */
 #ifndef MT_AMAX_FILE_H
 #define MT_AMAX_FILE_H
 

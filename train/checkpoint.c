@@ -1,6 +1,6 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for other programs; not read back
- *     adapter/quant_amax.safetensors   with quant.amax = static (train/amax_file.h)
+ *     adapter/quant_amax.safetensors   with quant.amax = static or quant.activations (train/amax_file.h)
  *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
  * (model/lora.h), without padding, in the precision of training state.json: counters, position, hashes, and the
  * settings that a continued run must match manifest.json: size and CRC-32 of the files above, one per line;

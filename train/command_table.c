@@ -464,7 +464,7 @@ const struct command commands[] = {
      ROWS(plain_rows), NONE, ARGS(plain_args), true, do_train},
     {"eval", "compute held-out loss, perplexity and accuracy of the adapter or the base model",
      "Prints one JSON object; its \"adapter\" is the directory that was evaluated, or null for the base model. "
-     "With quant.weights, \"weights\" is its format.",
+     "\"weights\" and \"activations\" are the formats of quant.weights and quant.activations.",
      ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval},
     {"generate", "write text with the adapter or the base model",
      "Special tokens are printed, except the one that ends the text. There is no KV cache: each token costs a forward "

@@ -23,8 +23,9 @@ enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELEC
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 
-/* quant.weights: names of kernels/fakequant.h. */
+/* quant.weights, quant.activations: names of kernels/fakequant.h. */
 #define QUANT_FORMATS "none|mxfp4|mxfp4-ceil|nvfp4|nvfp4-fake|fp8|int8|int4|int4-32|int4-128"
+#define QUANT_INPUTS  "none|fp8|int8|nvfp4" /* quant.activations */
 enum { CFG_QUANT_NONE };
 enum cfg_quant_mode { CFG_QUANT_MERGED, CFG_QUANT_BASE };
 enum cfg_quant_targets { CFG_QUANT_EXPERTS, CFG_QUANT_ALL };
@@ -69,10 +70,12 @@ struct config {
         int64_t topk;
     } distill;
     struct {
-        int weights; /* by QUANT_FORMATS */
+        int weights;     /* by QUANT_FORMATS */
+        int activations; /* by QUANT_INPUTS */
         int mode, targets, amax;
         int64_t start;
         bool narrow;
+        int64_t calibration;
     } quant;
     struct {
         double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;
@@ -137,8 +140,13 @@ enum config_teacher { TEACHER_NONE, TEACHER_BASE, TEACHER_ROWS, TEACHER_ADAPTER 
 enum config_teacher config_teacher(const struct config *c, const char **dir);
 /* For commands that do not train or evaluate: the [distill] section as if it were not there. */
 void config_without_teacher(struct config *c);
-/* Whether option `name` has no effect: a key of [distill] without a teacher, or of [quant] without weights. */
+/* The keys of which one must not be "none" for option `name` to have an effect, ended by NULL: keys of [distill] need a
+ * teacher, keys of [quant] a format. No keys: it always has an effect. */
+const char *const *config_needs(const char *name);
+/* Whether option `name` has no effect. */
 bool config_unused(const struct config *c, const char *name);
+/* quant.weights or quant.activations is set. */
+bool config_quantises(const struct config *c);
 /* A warning that names the unused keys whose values are not the defaults. */
 void config_warn_unused(const struct config *c);
 /* parallel.gpus; 0: auto. */

@@ -92,12 +92,36 @@ void config_without_teacher(struct config *c)
     mem_free(defaults);
 }
 
+bool config_quantises(const struct config *c)
+{
+    return c->quant.weights != CFG_QUANT_NONE || c->quant.activations != CFG_QUANT_NONE;
+}
+
+const char *const *config_needs(const char *name)
+{
+    static const char *const none[] = {NULL}, *const teacher[] = {"distill.teacher", NULL},
+                             *const weights[] = {"quant.weights", NULL},
+                             *const activations[] = {"quant.activations", NULL},
+                             *const either[] = {"quant.weights", "quant.activations", NULL};
+    if (!strncmp(name, "distill.", 8)) return strcmp(name, "distill.teacher") ? teacher : none;
+    if (!strcmp(name, "quant.mode") || !strcmp(name, "quant.amax")) return weights;
+    if (!strcmp(name, "quant.calibration")) return activations;
+    const char *const of_either[] = {"quant.start", "quant.narrow", "quant.targets"};
+    for (int i = 0; i < MT_LEN(of_either); i++)
+        if (!strcmp(name, of_either[i])) return either;
+    return none;
+}
+
 bool config_unused(const struct config *c, const char *name)
 {
     const char *dir;
-    if (!strncmp(name, "distill.", 8))
-        return strcmp(name, "distill.teacher") && config_teacher(c, &dir) == TEACHER_NONE;
-    return !strncmp(name, "quant.", 6) && strcmp(name, "quant.weights") && c->quant.weights == CFG_QUANT_NONE;
+    const char *const *needs = config_needs(name);
+    for (int i = 0; needs[i]; i++)
+        if (!strcmp(needs[i], "distill.teacher")     ? config_teacher(c, &dir) != TEACHER_NONE
+            : !strcmp(needs[i], "quant.activations") ? c->quant.activations != CFG_QUANT_NONE
+                                                     : c->quant.weights != CFG_QUANT_NONE)
+            return false;
+    return needs[0] != NULL;
 }
 
 void config_warn_unused(const struct config *c)
@@ -112,7 +136,10 @@ void config_warn_unused(const struct config *c)
         if (config_unused(c, now->name) && strcmp(now->text, usual->text))
             used += (size_t)snprintf(names + used, sizeof(names) - used, used ? ", %s" : "%s", now->name);
     }
-    if (used) log_warn("no effect: %s; [distill] needs a distill.teacher, and [quant] needs quant.weights", names);
+    if (used)
+        log_warn("no effect: %s; [distill] needs a distill.teacher, and [quant] needs quant.weights; "
+                 "quant.calibration needs quant.activations",
+                 names);
     mem_free(now);
     mem_free(defaults);
 }
@@ -133,10 +160,13 @@ static int validate_distill(const struct config *c, struct err *err)
 
 static int validate_quant(const struct config *c, struct err *err)
 {
-    char name[32];
-    config_choice(QUANT_FORMATS, c->quant.weights, name);
-    if (!c->quant.narrow || c->quant.weights == CFG_QUANT_NONE || !strncmp(name, "int", 3)) return 0;
-    return err_set(err, "quant.narrow = true with quant.weights = %s: only int8 and int4 have narrow codes", name);
+    char weights[32], inputs[32];
+    config_choice(QUANT_FORMATS, c->quant.weights, weights);
+    config_choice(QUANT_INPUTS, c->quant.activations, inputs);
+    if (!c->quant.narrow || !config_quantises(c) || !strncmp(weights, "int", 3) || !strcmp(inputs, "int8")) return 0;
+    const bool of_inputs = c->quant.weights == CFG_QUANT_NONE;
+    return err_set(err, "quant.narrow = true with quant.%s = %s: only int8 and int4 have narrow codes",
+                   of_inputs ? "activations" : "weights", of_inputs ? inputs : weights);
 }
 
 int config_validate(const struct config *c, struct err *err)

@@ -15,6 +15,7 @@
 #include "train/adapter_dir.h"
 #include "train/archive.h"
 #include "train/atomic_dir.h"
+#include "train/calibrate.h"
 #include "train/inputs.h"
 #include "train/lock.h"
 #include "train/packing_check.h"
@@ -502,7 +503,7 @@ static int prepare(struct training *t, struct err *err)
     const struct loader_options lo = run_loader_options(cfg, true);
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = make_schedule(cfg, counting, is_first(t));
-    if (cfg->quant.weights != CFG_QUANT_NONE && cfg->quant.start >= t->schedule.total_steps) {
+    if (config_quantises(cfg) && cfg->quant.start >= t->schedule.total_steps) {
         loader_close(counting);
         return err_set(err, "quant.start = %lld: no step of the run's %lld would be quantised: lower it",
                        (long long)cfg->quant.start, (long long)t->schedule.total_steps);
@@ -559,7 +560,7 @@ static int restore(struct training *t, struct err *err)
     char dir[MT_PATH];
     if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || peft_load(ad, &t->run.dev, dir, err))
         return -1;
-    ad->amax.known = false; /* those of a run's start are of its first adapter */
+    ad->amax.known = ad->amax.calibrated = false; /* those of a run's start are of its first adapter */
     return 0;
 }
 
@@ -572,7 +573,7 @@ static int agree_on_start(struct training *t, struct err *err)
                    (uint64_t)t->state.step, err))
         return -1;
     adapters_broadcast(&t->run.model.adapters, &t->run.dev);
-    return model_check_quant(&t->run.model, err);
+    return model_check_quant(&t->run.model, err) || calibrate_run(&t->run, err) ? -1 : 0;
 }
 
 /* Writes config.ini, always with train.resume = auto: a run with this file then continues. With `never` it would
@@ -614,25 +615,24 @@ static void warn_of_equal_teacher(const struct config *cfg)
 {
     const char *dir;
     if (config_teacher(cfg, &dir) != TEACHER_BASE || cfg->distill.alpha > 0 || cfg->lora.init_from[0] ||
-        cfg->quant.weights != CFG_QUANT_NONE || cfg->train.aux_loss_coef > 0)
+        config_quantises(cfg) || cfg->train.aux_loss_coef > 0)
         return;
     log_warn(
         "distill.teacher = base with distill.alpha = 0: a new adapter is the base model, so nothing is learnt: set "
-        "distill.alpha above 0, lora.init_from or quant.weights");
+        "distill.alpha above 0, lora.init_from, quant.weights or quant.activations");
 }
 
 static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
     const struct arch *a = &r->arch;
-    char *table = adapters_table(&r->model.adapters, a), peak[32], roofs[256], quant[160];
+    char *table = adapters_table(&r->model.adapters, a), peak[32], roofs[256], quant[200];
     log_info("%s", profile_roofs(roofs, &r->dev));
     log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
     fprintf(stderr, "%s", table);
-    if (r->cfg->quant.weights != CFG_QUANT_NONE)
-        log_info("quantisation-aware training: %s", run_quant_text(quant, r->cfg));
+    if (config_quantises(r->cfg)) log_info("quantisation-aware training: %s", run_quant_text(quant, r->cfg));
     warn_of_scale(&r->model.adapters);
     warn_of_equal_teacher(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),

@@ -38,18 +38,26 @@ static struct distill distill_of(const struct config *cfg, const struct arch *a)
                             .n_top = MT_MIN(cfg->distill.topk, a->vocab)};
 }
 
+/* Choice `choice` of a list of formats; bits 0: none. */
+static struct fakequant quant_format(const char *list, int choice, bool narrow)
+{
+    struct fakequant f = {.bits = 0};
+    char name[32];
+    struct err err = {.msg = ""};
+    if (choice == CFG_QUANT_NONE) return f;
+    const bool chosen = config_choice(list, choice, name);
+    MT_REQUIRE(chosen && !fakequant_parse(&f, name, &err), "choice %d of %s: %s", choice, list, err.msg);
+    if (narrow && f.kind == FQ_INT) f.qmin = -f.qmax;
+    return f;
+}
+
 struct qat_options plan_qat(const struct config *cfg)
 {
     struct qat_options q = {.merged = cfg->quant.mode == CFG_QUANT_MERGED,
                             .all = cfg->quant.targets == CFG_QUANT_ALL,
                             .fixed = cfg->quant.amax == CFG_QUANT_STATIC};
-    char name[32];
-    struct err err = {.msg = ""};
-    if (cfg->quant.weights == CFG_QUANT_NONE) return q;
-    const bool chosen = config_choice(QUANT_FORMATS, cfg->quant.weights, name);
-    MT_REQUIRE(chosen && !fakequant_parse(&q.weights, name, &err), "quant.weights: choice %d: %s", cfg->quant.weights,
-               err.msg);
-    if (cfg->quant.narrow) q.weights.qmin = -q.weights.qmax;
+    q.weights = quant_format(QUANT_FORMATS, cfg->quant.weights, cfg->quant.narrow);
+    q.inputs = quant_format(QUANT_INPUTS, cfg->quant.activations, cfg->quant.narrow);
     return q;
 }
 
@@ -118,6 +126,21 @@ static int64_t measure_pass(struct model *m, const struct model_batch *b, bool b
     return m->dev->work.peak;
 }
 
+/* The peak of a pass that calibrates the inputs. */
+static int64_t measure_calibration(struct model *m, const struct model_batch *b)
+{
+    const struct model_pass pass = {.inputs = QAT_INPUTS_SEEN};
+    if (!m->qat.n_input) return 0;
+    m->dev->work = arena_measure("work");
+    qat_calibrate_begin(&m->qat);
+    model_begin(m, b, &pass);
+    model_fwd(m);
+    model_loss(m);
+    model_end(m);
+    qat_free(&m->qat);
+    return m->dev->work.peak;
+}
+
 /* Measures the largest micro-batch: every sequence is full, and every token is a separate document with a label. */
 static int measure(struct plan_memory *p, int64_t *trainable, const struct request *q, const struct model_options *way,
                    struct err *err)
@@ -151,6 +174,7 @@ static int measure(struct plan_memory *p, int64_t *trainable, const struct reque
                               .unused = m.weights.unused};
     memcpy(p->format, m.weights.experts, sizeof(p->format));
     p->work_eval = measure_pass(&m, &b, false, true, &fwd, &p->flops_fwd);
+    if (!opt.frozen) p->work_eval = MT_MAX(p->work_eval, measure_calibration(&m, &b));
     if (!opt.frozen) p->work = measure_pass(&m, &b, true, true, &p->work_fwd, &p->flops);
     if (!opt.frozen && q->cfg->quant.start) {
         double flops;

@@ -80,12 +80,15 @@ static const char *saved_text(struct json settings, const struct config *default
     return json_get_str(settings, v->name, &text, &err) ? "?" : text;
 }
 
-/* Whether the checkpoint's settings have no teacher (distill.*) or no quantised weights (quant.*). */
+/* Whether option `name` had no effect with the checkpoint's settings. */
 static bool was_unused(struct json settings, const char *name)
 {
-    const char *key = !strncmp(name, "distill.", 8) ? "distill.teacher" : "quant.weights", *text;
+    const char *const *needs = config_needs(name), *text;
     struct err err;
-    return !json_has(settings, key) || (!json_get_str(settings, key, &text, &err) && !strcmp(text, "none"));
+    for (int i = 0; needs[i]; i++)
+        if (json_has(settings, needs[i]) && (json_get_str(settings, needs[i], &text, &err) || strcmp(text, "none")))
+            return false;
+    return needs[0] != NULL;
 }
 
 /* Whether the checkpoint's settings adapt the same matrices as cfg. */

@@ -367,6 +367,10 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
         return -1;
     if (adapter_dir && r->model.adapters.amax.rows && amax_load(&r->model.adapters, &r->dev, adapter_dir, err))
         return -1;
+    if (!train && !model_calibrated(&r->model))
+        return err_set(err,
+                       "quant.activations needs the magnitudes of a run's calibration: name the adapter of a run that "
+                       "had it, or set quant.activations = none");
     if (model_check_quant(&r->model, err)) return -1;
     const struct plan_memory *memory = &r->plan.memory;
     const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
@@ -378,15 +382,20 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     return 0;
 }
 
-const char *run_quant_text(char text[160], const struct config *cfg)
+const char *run_quant_text(char text[200], const struct config *cfg)
 {
-    char format[32], start[64] = "";
+    const bool weights = cfg->quant.weights != CFG_QUANT_NONE, inputs = cfg->quant.activations != CFG_QUANT_NONE;
+    char format[32], of_inputs[32];
     config_choice(QUANT_FORMATS, cfg->quant.weights, format);
+    config_choice(QUANT_INPUTS, cfg->quant.activations, of_inputs);
+    int n = snprintf(text, 200, "%s read ", cfg->quant.targets == CFG_QUANT_ALL ? "all projections" : "experts");
+    if (weights)
+        n += snprintf(text + n, (size_t)(200 - n), "weights quantised to %s, %s", format,
+                      cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards");
+    if (inputs)
+        n += snprintf(text + n, (size_t)(200 - n), "%sinputs quantised to %s", weights ? ", and " : "", of_inputs);
     if (cfg->quant.start)
-        snprintf(start, sizeof(start), "; training steps after step %lld", (long long)cfg->quant.start);
-    snprintf(text, 160, "%s read weights quantised to %s, %s%s",
-             cfg->quant.targets == CFG_QUANT_ALL ? "all projections" : "experts", format,
-             cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards", start);
+        snprintf(text + n, (size_t)(200 - n), "; training steps after step %lld", (long long)cfg->quant.start);
     return text;
 }
 

@@ -13,6 +13,8 @@ static void load(float *v, struct tensor x, int64_t at, int64_t n)
     const uint16_t *half = (const uint16_t *)x.data + at;
     if (x.dtype == DT_F32)
         memcpy(v, (const float *)x.data + at, (size_t)n * sizeof(*v));
+    else if (x.dtype == DT_F64)
+        for (int64_t i = 0; i < n; i++) v[i] = (float)((const double *)x.data)[at + i];
     else if (x.dtype == DT_F16)
         for (int64_t i = 0; i < n; i++) v[i] = f16_to_f32(half[i]);
     else
@@ -24,6 +26,8 @@ static void store(struct tensor y, const float *v, int64_t at, int64_t n)
     uint16_t *half = (uint16_t *)y.data + at;
     if (y.dtype == DT_F32)
         memcpy((float *)y.data + at, v, (size_t)n * sizeof(*v));
+    else if (y.dtype == DT_F64)
+        for (int64_t i = 0; i < n; i++) ((double *)y.data)[at + i] = (double)v[i];
     else if (y.dtype == DT_F16)
         for (int64_t i = 0; i < n; i++) half[i] = f32_to_f16(v[i]);
     else
@@ -124,6 +128,14 @@ void CPU(fake_quant)(struct device *dev, struct tensor y, struct tensor x, struc
     }
 }
 
+/* F64 gradients are not rounded; only x is, as its quantiser reads it. */
+static void pass_f64(struct tensor dx, struct tensor dy, const float *x, float most, int64_t at, int64_t n)
+{
+    const double *from = (const double *)dy.data + at;
+    double *to = (double *)dx.data + at;
+    for (int64_t i = 0; i < n; i++) to[i] = fakequant_passes(x[i], most) ? from[i] : 0;
+}
+
 void CPU(fake_quant_bwd)(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor amax)
 {
     const struct walk w = walk_of(x);
@@ -135,6 +147,10 @@ void CPU(fake_quant_bwd)(struct device *dev, struct tensor dx, struct tensor dy,
         const int64_t n = walk_at(&w, p, &e, &at);
         const float most = amax_at(amax, e);
         load(v, x, at, n);
+        if (dx.dtype == DT_F64) {
+            pass_f64(dx, dy, v, most, at, n);
+            continue;
+        }
         load(d, dy, at, n);
         for (int64_t i = 0; i < n; i++) d[i] = fakequant_passes(v[i], most) ? d[i] : 0;
         store(dx, d, at, n);

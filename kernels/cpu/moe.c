@@ -152,6 +152,23 @@ void CPU(moe_up_fwd)(struct device *dev, struct tensor act, struct tensor pre, s
     arena_release(&dev->work, mark);
 }
 
+/* h of one row as its quantiser reads it: an activation. */
+static void act_row(const struct device *dev, real *h, const real *pre, int64_t n, const struct glu *glu)
+{
+    glu_row_fwd(h, pre, n, glu);
+    for (int64_t i = 0; dev->round_bf16 && i < n; i++) h[i] = (real)bf16_to_f32(f32_to_bf16((float)h[i]));
+}
+
+void CPU(glu_quant_fwd)(struct device *dev, struct tensor act, struct tensor pre, const struct glu *glu,
+                        const struct input_quant *in)
+{
+    const struct tensor rows = tensor_3d(act.data, act.dtype, 1, act.shape[0], act.shape[1]);
+    if (dev->dry_run) return;
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t m = 0; m < act.shape[0]; m++) act_row(dev, real_row(act, m), real_row(pre, m), act.shape[1], glu);
+    CPU(fake_quant)(dev, rows, rows, in->amax, &in->format);
+}
+
 void CPU(moe_down_fwd)(struct device *dev, struct tensor y, struct tensor ha, struct tensor act, const struct route *r,
                        const struct proj *down)
 {
@@ -196,15 +213,19 @@ static real dot(const real *a, const real *b, int64_t n)
  * the rows of the adapter's thin operands by the gate, since dout does not contain it. */
 struct down_rows {
     struct tensor dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, bias;
+    const struct input_quant *in;
 };
-static void down_row_bwd(const struct down_rows *a, const struct route *r, const struct glu *glu, int64_t m)
+static void down_row_bwd(const struct device *dev, const struct down_rows *a, const struct route *r,
+                         const struct glu *glu, int64_t m)
 {
+    const bool quantised = a->in->format.bits;
     int64_t slot = I32(r->row_slot)[m], top_k = r->idx.shape[1], width = a->act.shape[1];
     real gate = real_row(r->gate, slot / top_k)[slot % top_k];
     real *h = real_row(a->act, m), *dpre = real_row(a->dpre, m);
-    const real *pre = real_row(a->pre, m), *g = real_row(a->g, m), *dy = real_row(a->dy, m);
+    real *g = real_row(a->g, m);
+    const real *pre = real_row(a->pre, m), *dy = real_row(a->dy, m);
 
-    glu_row_fwd(h, pre, width, glu);
+    if (!quantised) glu_row_fwd(h, pre, width, glu);
     real dgate = dot(h, g, width);
     if (a->bias.ndim) {
         const float *b = (const float *)a->bias.data + I32(r->idx)[slot] * a->bias.ld;
@@ -214,6 +235,12 @@ static void down_row_bwd(const struct down_rows *a, const struct route *r, const
     }
     real_row(a->dgate, slot / top_k)[slot % top_k] = dgate;
 
+    if (quantised) {
+        const float most = *(const float *)a->in->amax.data;
+        act_row(dev, dpre, pre, width, glu); /* scratch: h */
+        for (int64_t i = 0; i < width; i++)
+            if (!fakequant_passes((float)dpre[i], most)) g[i] = 0;
+    }
     glu_row_bwd(dpre, pre, g, gate, width, glu);
     for (int64_t i = 0; i < a->dyb.shape[1]; i++) {
         real_row(a->dyb, m)[i] *= gate;
@@ -234,12 +261,12 @@ void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dga
     struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor buffers = tile_buffers(dev, w.n_out);
     if (!dev->dry_run) {
-        struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, down->bias};
+        struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, down->bias, &down->in};
         gather(dev, dy, dout, r);
         if (lora->r > 0) lora_thin(dev, dyb, dy, lora->b, true, r);
         experts_bwd(dev, g, buffers, dy, dyb, r, &w, lora);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
-        for (int64_t m = 0; m < n_row; m++) down_row_bwd(&rows, r, glu, m);
+        for (int64_t m = 0; m < n_row; m++) down_row_bwd(dev, &rows, r, glu, m);
         if (lora->r > 0 && down->grad.a.ndim) {
             lora_grad_acc(dev, down->grad.a, dyb, act, lora->scale[0], r);
             lora_grad_acc(dev, down->grad.b, dy, ha_gated, lora->scale[0], r);

@@ -113,6 +113,7 @@ static const struct ops table = {
     .glu_bwd = CPU(glu_bwd),
     .add = CPU(add),
     .moe_up_fwd = CPU(moe_up_fwd),
+    .glu_quant_fwd = CPU(glu_quant_fwd),
     .moe_down_fwd = CPU(moe_down_fwd),
     .moe_combine_fwd = CPU(moe_combine_fwd),
     .gather = CPU(gather),

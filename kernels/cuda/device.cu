@@ -162,6 +162,7 @@ static const struct ops table = {
     .glu_bwd = cuda_glu_bwd,
     .add = cuda_add,
     .moe_up_fwd = cuda_moe_up_fwd,
+    .glu_quant_fwd = cuda_glu_quant_fwd,
     .moe_down_fwd = cuda_moe_down_fwd,
     .moe_combine_fwd = cuda_moe_combine_fwd,
     .moe_down_bwd = cuda_moe_down_bwd,

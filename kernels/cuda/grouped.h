@@ -20,9 +20,11 @@ enum grouped_epilogue {
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
-    GROUPED_GATED,   /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
-                      * cuda_grouped_wgmma */
-    GROUPED_ADD      /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
+    GROUPED_GLU_BWD_QUANT, /* the same where the product read Q(h), which act has: it takes the place of h in
+                            * dgate_part, and g is 0 in out where |h|, rounded to bf16, is above *in_amax */
+    GROUPED_GATED,         /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
+                            * cuda_grouped_wgmma */
+    GROUPED_ADD /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
@@ -51,6 +53,7 @@ struct grouped {
     const int32_t *row_slot; /* [M]: index in gate of row m */
     const float *gate;       /* [T*J] */
     float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
+    const float *in_amax;    /* GROUPED_GLU_BWD_QUANT: [1] */
 };
 
 __device__ __forceinline__ int64_t grouped_expert(const struct grouped &g, int64_t place)

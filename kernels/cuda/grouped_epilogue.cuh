@@ -165,7 +165,25 @@ __device__ __forceinline__ void pre_unpack(float gate[8], float up[8], const str
     }
 }
 
-/* GROUPED_GLU_BWD for columns n .. n+7 of row m, v = g. Returns the sum of h * g over them. */
+__host__ __device__ constexpr bool grouped_is_glu_bwd(int epilogue)
+{
+    return epilogue == GROUPED_GLU_BWD || epilogue == GROUPED_GLU_BWD_QUANT;
+}
+
+/* GROUPED_GLU_BWD_QUANT for eight columns of row m: h becomes Q(h), and gradients of values that Q clips become 0. */
+__device__ __forceinline__ void grouped_read_quant8(const struct grouped &g, const bf16 *act, float h[8], float gate[8],
+                                                    float up[8])
+{
+    const float most = __ldg(g.in_amax);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (!(fabsf(__bfloat162float(__float2bfloat16_rn(h[i]))) <= most)) gate[i] = up[i] = 0.0f;
+    bf16_unpack8(h, *(const uint4 *)act);
+}
+
+/* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for columns n .. n+7 of row m, v = g. Returns the sum of h * g
+ * over them. */
+template <bool QUANT>
 __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8],
                                                   float weight, const struct pre8 &pre)
 {
@@ -209,13 +227,14 @@ __device__ __forceinline__ void quad_columns(float x[8], const float v[4][2])
 /* GROUPED_GLU_BWD for 32 columns of row m. v[i]: this lane's pair of columns n + 8i + 2q; weight: the gate of the row;
  * pre: of columns n + 8q .. n + 8q + 7. All lanes of the warp call it; live: the row is in bounds. Returns this lane's
  * part of the sum of h * g, which quad_sum completes. */
+template <bool QUANT>
 __device__ __forceinline__ float grouped_finish_glu_bwd(const struct grouped &g, int64_t m, int64_t n, bool live,
                                                         const float v[4][2], float weight, const struct pre8 &pre)
 {
     const int64_t mine = n + 8 * (threadIdx.x & 3);
     float x[8];
     quad_columns(x, v);
-    return live && mine < g.n_out ? grouped_glu_bwd8(g, m, mine, x, weight, pre) : 0.0f;
+    return live && mine < g.n_out ? grouped_glu_bwd8<QUANT>(g, m, mine, x, weight, pre) : 0.0f;
 }
 
 /* GROUPED_ADD for 32 columns of row m. */

@@ -187,9 +187,10 @@ static __device__ void store_tile(const struct grouped &g, const struct tile_at 
             float v[4][2];
 #pragma unroll
             for (int k = 0; k < 4; k++) v[k][0] = c[i / 2][j + k][i % 2 * 2], v[k][1] = c[i / 2][j + k][i % 2 * 2 + 1];
-            if constexpr (EPILOGUE == GROUPED_GLU_BWD) {
+            if constexpr (grouped_is_glu_bwd(EPILOGUE)) {
+                constexpr bool quant = EPILOGUE == GROUPED_GLU_BWD_QUANT;
                 const struct pre8 pre = grouped_pre(g, m, n + lane % 4 * 8, live);
-                sum[i] += grouped_finish_glu_bwd(g, m, n, live, v, live ? g.gate[g.row_slot[m]] : 0.0f, pre);
+                sum[i] += grouped_finish_glu_bwd<quant>(g, m, n, live, v, live ? g.gate[g.row_slot[m]] : 0.0f, pre);
             } else if constexpr (EPILOGUE == GROUPED_ADD) {
                 grouped_finish_add(g, m, n, live, v);
             } else {
@@ -197,7 +198,7 @@ static __device__ void store_tile(const struct grouped &g, const struct tile_at 
             }
         }
     }
-    if (EPILOGUE == GROUPED_GLU_BWD) {
+    if (grouped_is_glu_bwd(EPILOGUE)) {
         static_assert(BN != 256 || tile<BN>::WN == GROUPED_PART, "the columns of a warp are one partial sum of dgate");
 #pragma unroll
         for (int i = 0; i < HALVES; i++) {
@@ -293,7 +294,7 @@ template <int BN> static void launch_store(const struct grouped *g)
 void cuda_grouped_mma(const struct grouped *g)
 {
     grouped_require(g);
-    MT_REQUIRE(g->kn == (g->epilogue == GROUPED_GLU_BWD || g->epilogue == GROUPED_GATED) ||
+    MT_REQUIRE(g->kn == (grouped_is_glu_bwd(g->epilogue) || g->epilogue == GROUPED_GATED) ||
                    g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_ADD,
                "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
     MT_REQUIRE(g->epilogue != GROUPED_ADD || (!g->r && !g->bias), "%s", "GROUPED_ADD takes no adapter and no bias");
@@ -302,6 +303,8 @@ void cuda_grouped_mma(const struct grouped *g)
         launch<256, false, GROUPED_GLU>(g);
     } else if (g->epilogue == GROUPED_GLU_BWD) {
         launch<256, true, GROUPED_GLU_BWD>(g);
+    } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
+        launch<256, true, GROUPED_GLU_BWD_QUANT>(g);
     } else if (g->epilogue == GROUPED_ADD) { /* memory bound: small tiles, more blocks per SM */
         g->kn ? launch<64, true, GROUPED_ADD>(g) : launch<64, false, GROUPED_ADD>(g);
     } else if (g->n_out <= 64) { /* GROUPED_STORE, GROUPED_GATED */

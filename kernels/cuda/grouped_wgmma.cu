@@ -371,7 +371,7 @@ static __device__ __forceinline__ void load_pre(struct two_rows *rows, const str
     }
 }
 
-template <int COLS>
+template <int COLS, bool QUANT>
 static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
                                                       const struct tile &t, struct two_rows *rows)
 {
@@ -388,8 +388,8 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
             for (int half = 0; half < 2; half++) {
                 float v[4][2];
                 row_of_sums<COLS>(v, sums, c / 2, half);
-                part[half] += grouped_finish_glu_bwd(g, t.m + row + 8 * half, t.n + i + c, row + 8 * half < t.n_row, v,
-                                                     rows->weight[half], pre[half]);
+                part[half] += grouped_finish_glu_bwd<QUANT>(g, t.m + row + 8 * half, t.n + i + c,
+                                                            row + 8 * half < t.n_row, v, rows->weight[half], pre[half]);
             }
         }
 #pragma unroll
@@ -418,14 +418,14 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
     if (group && (int)blockIdx.x < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
     for (int at = blockIdx.x, e = 0, odd = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
-        if (EPILOGUE == GROUPED_GLU_BWD) prefetch_pre<COLS>(g, t);
+        if (grouped_is_glu_bwd(EPILOGUE)) prefetch_pre<COLS>(g, t);
         if (group * 64 >= t.n_row) {
             skip_tile<COLS>(&ring, n_block);
             continue;
         }
         struct two_rows rows = {};
         float2 columns;
-        if (EPILOGUE == GROUPED_GLU_BWD)
+        if (grouped_is_glu_bwd(EPILOGUE))
             load_slots(&rows, g, t);
         else
             columns = load_bias<COLS>(g, t);
@@ -435,15 +435,15 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
             for (int i = 0; i < COLS / 2; i++) sums[i] *= g.scale;
         }
         const int last = multiply<COLS, KN>(sums, &ring, n_in, r > 0, g.slot != NULL);
-        if (EPILOGUE == GROUPED_GLU_BWD) {
+        if (grouped_is_glu_bwd(EPILOGUE)) {
             load_weights(&rows, g);
             load_pre(&rows, g, t, 0);
         }
         wgmma_wait<0>();
         wgmma_use(sums);
         release(ring, last);
-        if constexpr (EPILOGUE == GROUPED_GLU_BWD) {
-            finish_glu_bwd<COLS>(sums, g, t, &rows);
+        if constexpr (grouped_is_glu_bwd(EPILOGUE)) {
+            finish_glu_bwd<COLS, EPILOGUE == GROUPED_GLU_BWD_QUANT>(sums, g, t, &rows);
         } else {
             float *own = bias + odd * 2 * COLS;
             if (threadIdx.x % 128 < COLS / 2) *(float2 *)(own + threadIdx.x % 128 * 2) = columns;
@@ -526,9 +526,11 @@ void cuda_grouped_wgmma(const struct grouped *g)
     MT_REQUIRE(g->count <= MAX_EXPERTS && n_tile + cuda.n_sm <= INT32_MAX, "%lld experts, %lld tiles",
                (long long)g->count, (long long)n_tile);
     if (g->n_row == 0 || g->count == 0) return;
+    MT_REQUIRE(g->kn || !grouped_is_glu_bwd(g->epilogue), "GROUPED_GLU_BWD needs kn");
     if (g->epilogue == GROUPED_GLU_BWD) {
-        MT_REQUIRE(g->kn, "GROUPED_GLU_BWD needs kn");
         narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD, true>(g) : launch<256, GROUPED_GLU_BWD, true>(g);
+    } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
+        narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD_QUANT, true>(g) : launch<256, GROUPED_GLU_BWD_QUANT, true>(g);
     } else if (g->epilogue == GROUPED_GLU) {
         MT_REQUIRE(!g->kn && g->glu.interleaved, "GROUPED_GLU needs interleaved gates and ups, without kn");
         narrow(g->n_out) ? launch<192, GROUPED_GLU, false>(g) : launch<256, GROUPED_GLU, false>(g);

@@ -433,7 +433,8 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         struct grouped g = rows_of(dout, true, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;
-        g.epilogue = GROUPED_GLU_BWD;
+        g.epilogue = down->in.format.bits ? GROUPED_GLU_BWD_QUANT : GROUPED_GLU_BWD;
+        g.in_amax = f32_ptr(down->in.amax);
         g.out = (bf16 *)whole(dpre);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;

@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(THREADS) glu_bwd_kernel(const __grid_co
         const float4 low = *(const float4 *)(g + m * p.n_out + n), high = *(const float4 *)(g + m * p.n_out + n + 4);
         x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
         x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-        sum += grouped_glu_bwd8(p, m, n, x, p.gate[slot], grouped_pre(p, m, n, true));
+        sum += grouped_glu_bwd8<false>(p, m, n, x, p.gate[slot], grouped_pre(p, m, n, true));
     }
     for (int64_t n = lane_col(); p.bias && n < n_dim; n += WIDE) {
         bf16_unpack8(x, *(const uint4 *)(dy + m * n_dim + n));
@@ -380,6 +380,7 @@ static void down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
     const int64_t mark = arena_mark(&dev->work), n_tok = dout.shape[0];
+    MT_REQUIRE(!down->in.format.bits, "the loop over experts quantises no inputs");
     const struct tensor dy_rows = arena_tensor_2d(&dev->work, DT_BF16, n_tok, w->n_out);
     const struct tensor g_rows = arena_tensor_2d(&dev->work, DT_F32, n_tok, w->n_in);
     const struct tensor h_rows = arena_tensor_2d(&dev->work, DT_BF16, n_tok, w->n_in);

@@ -1,12 +1,14 @@
 """make_qat.py - what plain PyTorch computes in fp32 for quantisation-aware training on a gpt-oss parity case: losses
 and gradient norms of every step, held-out losses, and the gradients of the first step.
 
-  python make_qat.py CASE OUT --format mxfp4|nvfp4|fp8|int8|int4 [--mode base] [--targets all] [--amax static]
-                     [--noise SEED]
+  python make_qat.py CASE OUT [--format mxfp4|nvfp4|fp8|int8|int4] [--mode base] [--targets all] [--amax static]
+                     [--activations fp8|int8|nvfp4] [--calibration N] [--seq N] [--lr X] [--noise SEED]
 
 The quantisers are written from the formulas of kernels/README.md, int8 and int4 with narrow codes. The model reads
 Q(W + scale B A), or Q(W) + scale B A with --mode base; Q has gradient 1. With --amax static the largest magnitudes stay
-those of the start. OUT/gradients.safetensors has every seventh element of each flattened gradient.
+those of the start. With --activations the products read their inputs x as Q(x) too, with one amax per product for all
+rows: the largest of the first N training documents, which run without quantised inputs. The gradient of x is that of
+Q(x) where |x| <= amax, and 0 elsewhere. OUT/gradients.safetensors has every seventh element of each flattened gradient.
 
 A difference in the last bit moves a value to the next code, so no two programs agree better than the noise of a run.
 --noise multiplies every initial value by 1 + 1e-7 N(0, 1). Three seeds change the loss of the first step of every
@@ -19,6 +21,11 @@ case in fixtures/qat by at most 2.3e-7; later losses and gradient norms by at mo
   base    losses 2.9e-07, gradient norms 1.1e-05
   all     losses 3.6e-03, gradient norms 3.6e-02
   static  losses 2.2e-07, gradient norms 4.0e-06
+With --activations a difference in the last bit of any value in the network may move a code. in_fp8, in_int8 and in_nv4
+have few tokens and a small learning rate, so that their noise stays below the tests' bounds:
+  in_fp8  losses 5.1e-04, gradient norms 1.8e-02
+  in_int8 losses 6.0e-04, gradient norms 1.3e-02
+  in_nv4  losses 1.4e-04, gradient norms 2.3e-05
 Needs torch, transformers >= 5.
 """
 import argparse
@@ -39,10 +46,14 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case")
     parser.add_argument("out")
-    parser.add_argument("--format", choices=sorted(QUANTISERS), required=True)
+    parser.add_argument("--format", choices=["none"] + sorted(QUANTISERS), default="none")
+    parser.add_argument("--activations", choices=("none", "fp8", "int8", "nvfp4"), default="none")
+    parser.add_argument("--calibration", type=int, default=16)
     parser.add_argument("--mode", choices=("merged", "base"), default="merged")
     parser.add_argument("--targets", choices=("experts", "all"), default="experts")
     parser.add_argument("--amax", choices=("current", "static"), default="current")
+    parser.add_argument("--seq", type=int, help="tokens of a document, at most; default: the case's")
+    parser.add_argument("--lr", type=float, help="default: the case's")
     parser.add_argument("--noise", type=int)
     return parser.parse_args()
 
@@ -109,7 +120,56 @@ class StraightThrough(torch.autograd.Function):
         return grad, None, None
 
 
+class ClippedStraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, quantise, amax):
+        ctx.save_for_backward(x.abs() <= amax)
+        return quantise(x, amax)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None, None
+
+
 # ---- the adapted model
+
+
+class Inputs:
+    """The inputs of one product: seen while calibrating, then quantised."""
+
+    def __init__(self, form):
+        self.quantise, self.amax, self.calibrating = QUANTISERS[form], torch.zeros(()), True
+
+    def __call__(self, x):
+        if self.calibrating:
+            self.amax = torch.maximum(self.amax, x.detach().abs().max())
+            return x
+        return ClippedStraightThrough.apply(x, self.quantise, self.amax)
+
+
+def read_inputs(model, form, targets):
+    """Makes the experts of the model, or all projections, read quantised inputs."""
+    inputs = []
+
+    def add():
+        inputs.append(Inputs(form))
+        return inputs[-1]
+
+    def before(module, of):
+        module.register_forward_pre_hook(lambda _, args: (of(args[0]), *args[1:]))
+
+    for layer in model.model.layers:
+        experts, attention = layer.mlp.experts, layer.self_attn
+        gate, of_down = experts._apply_gate, add()
+        experts._apply_gate = lambda x, gate=gate, of=of_down: of(gate(x))
+        before(experts, add())
+        if targets == "all":
+            of_qkv = add()
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+                before(projection, of_qkv)
+            before(attention.o_proj, add())
+    return inputs
+
 
 
 class Matrix:
@@ -129,6 +189,9 @@ class Matrix:
         return self.scale * (b @ a)
 
     def effective(self, a):
+        if a.format == "none":
+            m = self.weight + self.delta()
+            return m.transpose(1, 2) if self.experts else m
         m = self.weight + self.delta() if a.mode == "merged" else self.weight
         if self.experts or a.targets == "all":
             if self.amax is None or a.amax == "current":
@@ -146,6 +209,7 @@ class Model:
         self.a = a
         self.model = peer.load_model(a.case).eval()
         self.model.requires_grad_(False)
+        self.inputs = [] if a.activations == "none" else read_inputs(self.model, a.activations, a.targets)
         weights = dict(self.model.named_parameters())
         start = load_file(f"{a.case}/adapter_init/adapter_model.safetensors")
         if a.noise is not None:
@@ -171,6 +235,13 @@ class Model:
         x = torch.tensor([ids])
         logits = torch.func.functional_call(self.model, weights, kwargs={"input_ids": x}).logits[0].float()
         return torch.nn.functional.cross_entropy(logits[:-1], x[0, 1:], reduction="sum")
+
+    @torch.no_grad()
+    def calibrate(self, documents):
+        for ids in documents:
+            self.loss(ids)
+        for x in self.inputs:
+            x.calibrating = False
 
     @torch.no_grad()
     def held_out(self, documents):
@@ -205,17 +276,22 @@ def main():
     os.makedirs(a.out, exist_ok=True)
     with open(f"{a.case}/expected.json") as f:
         setup = json.load(f)["setup"]
+    setup["seq_len"], setup["lr"] = a.seq or setup["seq_len"], a.lr or setup["lr"]
     tokenizer = peer.load_tokenizer(a.case)
     documents, held_out = [
         [peer.encode(tokenizer, row, setup["seq_len"]) for row in peer.read_rows(f"{a.case}/{name}.jsonl")]
         for name in ("train", "eval")]
     model = Model(a, setup)
+    if model.inputs:
+        model.calibrate(documents[:a.calibration])
     expected = {"eval_start": {"loss": model.held_out(held_out)}}
     expected["steps"] = train(a, setup, model, documents)
     expected["eval_end"] = {"loss": model.held_out(held_out)}
     expected["setup"] = setup
-    narrow = "true" if a.format.startswith("int") else "false"
+    narrow = "true" if a.format.startswith("int") or a.activations == "int8" else "false"
     expected["quant"] = dict(weights=a.format, narrow=narrow, mode=a.mode, targets=a.targets, amax=a.amax)
+    if a.activations != "none":
+        expected["quant"].update(activations=a.activations, calibration=str(a.calibration))
     with open(f"{a.out}/expected.json", "w") as f:
         json.dump(expected, f, indent=1)
         f.write("\n")

@@ -510,6 +510,9 @@ int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, 
     k.cfg.data.overlong = OVERLONG_CUT;
     k.cfg.data.loss_on = LOSS_ALL; /* the start of a conversation may have no answer */
     k.cfg.train.recompute = CFG_RECOMPUTE_NONE;
+    k.cfg.quant.activations = CFG_QUANT_NONE;
+    if (cfg->quant.activations != CFG_QUANT_NONE)
+        log_info("check: inputs are not quantised here, as rounding differences would move codes (quant.activations)");
     int rc = run_sides(&k, err);
     if (!rc) {
         report(&k);

@@ -78,7 +78,7 @@ void export_quant_layer(struct export *x, struct device *dev, struct layer_weigh
     struct product p[LAYER_PRODUCTS];
     const struct qat_options *opt = &x->qat.opt;
     layer_adapt(lw, &x->run.arch, layer, &x->adapter.ad.layers[layer]);
-    if (!opt->weights.bits || !fakequant_reads_amax(&opt->weights) || x->adapter.ad.amax.rows) return;
+    if (!opt->weights.bits || !fakequant_reads_amax(&opt->weights) || x->adapter.ad.amax.weights) return;
     layer_products(&x->run.arch, layer, p);
     for (int i = 0; i < LAYER_PRODUCTS; i++) {
         struct proj proj = *layer_proj(lw, &p[i]);

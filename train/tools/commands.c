@@ -18,6 +18,8 @@ static void print_eval(const struct config *cfg, const struct eval_metrics *e, c
     json_out_str(&o, "adapter", adapter);
     if (cfg->quant.weights != CFG_QUANT_NONE && config_choice(QUANT_FORMATS, cfg->quant.weights, format))
         json_out_str(&o, "weights", format);
+    if (cfg->quant.activations != CFG_QUANT_NONE && config_choice(QUANT_INPUTS, cfg->quant.activations, format))
+        json_out_str(&o, "activations", format);
     json_out_f64(&o, "loss", e->loss);
     if (e->distill) json_out_f64(&o, "ce", e->ce);
     if (e->distill) json_out_f64(&o, "kl", e->kl);
@@ -33,7 +35,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
 {
     struct run r;
     struct eval_metrics e = {0};
-    char text[160];
+    char text[200];
     int rc = -1;
     comm_busy(all, "loading");
     if (run_open_headers(&r, cfg, false, err) || run_join(&r, all, err) || run_open_data(&r, false, err)) goto out;
@@ -43,7 +45,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     }
     if (run_open_model(&r, adapter_dir, false, err)) goto out;
     comm_busy(all, NULL);
-    const bool quant = cfg->quant.weights != CFG_QUANT_NONE;
+    const bool quant = config_quantises(cfg);
     log_info("evaluating %s%s%s", adapter_dir ? adapter_dir : "the base model", quant ? ": " : "",
              quant ? run_quant_text(text, cfg) : "");
     run_evaluate(&r, &e, NULL);
