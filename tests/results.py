@@ -5,6 +5,7 @@
   python3 tests/results.py write DIR                       writes the tables of tests/RESULTS.md from DIR
 
 Python 3 and its standard library. `measure` skips runs whose file is in DIR already."""
+import importlib.util
 import json
 import os
 import subprocess
@@ -42,7 +43,7 @@ PATHS = [
     ("path-olmoe", "--arch olmoe-1b-7b --tokens 4096"),
     ("path-qwen3", "--arch qwen3-30b-a3b --tokens 4096 --quant nf4"),
 ]
-LORA, SPLIT, QUANT = "lora", "split", "quant"
+LORA, SPLIT, QUANT, TORCH = "lora", "split", "quant", "quant-torch"
 PUBLISHED = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b")
 
 
@@ -53,12 +54,12 @@ def output_of(*command):
         return ""
 
 
-def run(binary, folder, name, words):
+def run(folder, name, command):
     path = os.path.join(folder, name + ".json")
     if os.path.exists(path):
         return True
     start = time.monotonic()
-    done = subprocess.run([binary, "bench", *words, "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - start
     if done.returncode:
         print(f"{name}: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
@@ -84,7 +85,10 @@ def measure(binary, folder, names):
     runs += [(n, ["step", "--path", "loop,presort,grouped", *o.split()]) for n, o in PATHS]
     runs += [(LORA, ["lora", "--arch", "all", "--rank", "16"]), (QUANT, ["quant"])]
     runs += [(SPLIT, ["lora", "--split", "--arch", "all", "--rank", "16,64"])]
-    fine = [run(binary, folder, n, words) for n, words in runs if not names or n in names]
+    commands = [(n, [binary, "bench", *words, "--json"]) for n, words in runs]
+    if importlib.util.find_spec("torch"):
+        commands.append((TORCH, [sys.executable, os.path.join(os.path.dirname(RESULTS), "parity", "quant_speed.py")]))
+    fine = [run(folder, n, command) for n, command in commands if not names or n in names]
     return 0 if all(fine) else 1
 
 
@@ -196,11 +200,17 @@ def quant_lines(folder):
     if not b:
         return
     yield from ("### Fake quantisation of bf16 experts, all in one call", "")
-    yield "| op | experts | GB/s | of a copy | one call per expert takes | launches |"
-    yield "|---|---|---|---|---|---|"
+    yield ("| op | experts | GB/s | of a copy | one call per expert takes | a loop of PyTorch operations takes | "
+           "launches |")
+    yield "|---|---|---|---|---|---|---|"
+    peer = load(folder, TORCH)
+    loops = {(r["op"], r["experts"], r["out"]): r["ms"] for r in peer["rows"]} if peer else {}
     for row in b["rows"]:
+        loop = loops.get((row["op"], row["experts"], row["out"]))
+        times = f"{loop / row['ms']:.0f} times as long" if loop else ""
         yield (f"| {row['op']} | {row['experts']} x [{row['out']}, {row['in']}] | {row['gbs']:,.0f} | "
-               f"{row['copy_pct']:.0f} % | {row['loop_ratio']:.1f} times as long | {row.get('launches', '')} |")
+               f"{row['copy_pct']:.0f} % | {row['loop_ratio']:.1f} times as long | {times} | "
+               f"{row.get('launches', '')} |")
     yield ""
 
 
