@@ -667,7 +667,7 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
                   !(ad->dropout > 0)             ? ""
                   : ad->target[LORA_SHARED_GATE] ? " on attention and shared experts (PEFT has none for routed experts)"
                                                  : " on attention (PEFT has none for experts)");
-    s += snprintf(s, LINE, "%-14s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
+    s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         struct product q = {.n_exp = 0}, other;
         int64_t n_here = 0, out = 0, rows;
@@ -677,12 +677,12 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
             if (find_product(a, n, t, &other, &rows)) q = other, out = rows, n_here += ad->layer_on[n];
         shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
         shape_text(b_text, q.n_exp, out, ad->rank[t]);
-        s += snprintf(s, LINE, "%-14s %6lld  %-22s %-22s %12lld\n", target_rows[t].name, (long long)n_here, a_text,
+        s += snprintf(s, LINE, "%-18s %6lld  %-22s %-22s %12lld\n", target_rows[t].name, (long long)n_here, a_text,
                       b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
     }
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
         s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);
-    snprintf(s, (size_t)(end - s), "%-14s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
+    snprintf(s, (size_t)(end - s), "%-18s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
              "trained", (long long)n_on, (long long)ad->n_layer, (long long)ad->n_values,
              100.0 * (double)ad->n_values / base_params(a), str_count(base, (int64_t)base_params(a)),
              str_count(buf, ad->n_values));

@@ -59,6 +59,14 @@ static const char *gated_model(bool config_says)
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     if (safetensors_write(path, entries, n, &err)) fail_msg("%s", err.msg);
     mem_free(text);
+    for (int i = 0; i < 2; i++) {
+        const char *file = i ? "tokenizer_config.json" : "tokenizer.json";
+        snprintf(path, sizeof(path), "%s/%s", fixture("parity/glm4"), file);
+        text = file_read(path, 1 << 20, &size, &err);
+        snprintf(path, sizeof(path), "%s/%s", dir, file);
+        assert_int_equal(file_write_atomic(path, text, size, &err), 0);
+        mem_free(text);
+    }
     safetensors_close(&st);
     return dir;
 }
@@ -178,6 +186,47 @@ static void test_prediction_is_ignored(void **state)
     }
 }
 
+/* model.quantize packs the shared experts, the dense layer and the routed experts. */
+static void test_packing(void **state)
+{
+    (void)state;
+    struct config cfg = case_config(gated_model(true), TARGETS);
+    struct run r;
+    struct err err = {.msg = ""};
+    cfg.model.quantize = CFG_QUANTIZE_NF4;
+    if (run_open_headers(&r, &cfg, false, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+    const struct layer_weights *dense = &r.model.weights.layers[0], *shared = &r.model.weights.layers[1];
+    assert_true(dense->up.w.format == WF_NF4 && dense->down.w.format == WF_NF4 && !dense->shared_up.w.n_out);
+    assert_true(shared->up.w.format == WF_NF4 && shared->shared_up.w.format == WF_NF4);
+    assert_true(shared->shared_down.w.format == WF_NF4 && shared->shared_up.w.n_out == 48);
+    assert_true(shared->qkv.w.format == WF_BF16 && shared->router.format == WF_BF16);
+    assert_true(shared->qkv.bias.ndim == 1 && !shared->out.bias.ndim && shared->router_bias.ndim == 1);
+    run_close(&r);
+}
+
+/* ---- ranks */
+
+static const char *train(const char *parallel)
+{
+    const char *config = process_config(parallel);
+    char model[MT_PATH], data[MT_PATH], held_out[MT_PATH];
+    snprintf(model, sizeof(model), "model.path=%s", fixture("parity/glm4"));
+    snprintf(data, sizeof(data), "data.train=%s/train.jsonl", fixture("parity/glm4"));
+    snprintf(held_out, sizeof(held_out), "data.eval=%s/eval.jsonl", fixture("parity/glm4"));
+    if (RUN(config, "--set", model, "--set", data, "--set", held_out, "--set", "lora.targets=" TARGETS, "--set",
+            "train.steps=2", "--set", "train.grad_accum=2", "--set", "lora.dropout=0.1", "--set", "train.threads=1"))
+        fail_msg("%s", said.err);
+    return config;
+}
+
+/* Shared experts are computed on the token's rank, routed ones on any. */
+static void test_ranks(void **state)
+{
+    (void)state;
+    const char *one = train("[parallel]\ncpu_ranks = 1\n");
+    assert_true(adapter_error(train("[parallel]\ncpu_ranks = 2\nep = 2\n"), one) < 1e-4);
+}
+
 /* ---- files */
 
 static void expect_tensor(const struct safetensors *st, const char *name, int64_t rows, int64_t cols)
@@ -192,7 +241,7 @@ static void test_files(void **state)
 {
     (void)state;
     static const char *const formats[] = {"peft", "vllm", "gguf", "merged-bf16", "merged-fp8"};
-    const char *dir = scratch_dir(), *model = fixture("parity/glm4");
+    const char *model = gated_model(true), *of = fixture("parity/glm4"), *dir = scratch_dir();
     char path[MT_PATH], run[MT_PATH], out[MT_PATH], text[4 * MT_PATH];
     struct safetensors st;
     struct err err = {.msg = ""};
@@ -203,7 +252,7 @@ static void test_files(void **state)
              "[lora]\nr = 4\nalpha = 16\ntargets = " TARGETS "\ninit_from = %s/adapter_init\n"
              "rank_pattern =\n[train]\ndevice = cpu\ndtype = fp32\nsteps = 2\n[log]\nreport = false\n"
              "[output]\ndir = %s\n",
-             model, model, model, model, run);
+             model, of, of, of, run);
     assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
     if (RUN(path)) fail_msg("%s", said.err);
     for (int i = 0; i < MT_LEN(formats); i++) {
@@ -224,6 +273,11 @@ static void test_files(void **state)
     expect_tensor(&st, KEY "down_proj.lora_A.weight", 4, 24);
     assert_null(safetensors_find(&st, "base_model.model.model.layers.0.mlp.shared_experts.gate_proj.lora_A.weight"));
     safetensors_close(&st);
+    snprintf(out, sizeof(out), "%s/merged-bf16", dir);
+    if (safetensors_open(&st, out, &err)) fail_msg("%s", err.msg);
+    expect_tensor(&st, "model.layers.3.eh_proj.weight", 1, 40); /* copied */
+    expect_tensor(&st, "model.layers.2.mlp.shared_experts.up_proj.weight", 24, 40);
+    safetensors_close(&st);
 }
 
 int test_shared(void)
@@ -232,6 +286,8 @@ int test_shared(void)
         cmocka_unit_test(test_gradient),
         cmocka_unit_test(test_aux_is_refused),
         cmocka_unit_test(test_prediction_is_ignored),
+        cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests_name("shared", tests, NULL, NULL);

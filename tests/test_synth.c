@@ -138,11 +138,9 @@ static void test_sizes(void **state)
     static const struct {
         const char *arch;
         int64_t n_params, bytes; /* 0: bf16, 2 bytes a parameter */
-    } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768},
-                {"gpt-oss-120b", 116829156672, 65248815744},
-                {"qwen3-30b-a3b", 30532122624, 0},
-                {"olmoe-1b-7b", 6919161856, 0},
-                {"mixtral-8x7b", 46702792704, 0}};
+    } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768}, {"gpt-oss-120b", 116829156672, 65248815744},
+                {"qwen3-30b-a3b", 30532122624, 0},         {"olmoe-1b-7b", 6919161856, 0},
+                {"mixtral-8x7b", 46702792704, 0},          {"glm-4.5-air", 106852251264, 0}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
         int64_t n = 0, bytes = 0;
@@ -199,11 +197,11 @@ static void test_tokenizer(void **state)
 
 /* ---- activations of the model */
 
-static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny", "olmoe-tiny", "mixtral-tiny"};
+static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny", "olmoe-tiny", "mixtral-tiny", "glm-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each
- * expert of layer 0. */
+ * expert of the first layer that has several. */
 static void forward(struct model *m, double *rms, int32_t *offs)
 {
     enum { N = 31, CUT = 13 };
@@ -222,7 +220,10 @@ static void forward(struct model *m, double *rms, int32_t *offs)
     float *x = mem_array(n, sizeof(*x));
     model_begin(m, &b, &(struct model_pass){.loss_scale = 1});
     model_fwd(m);
-    device_download(m->dev, offs, m->acts.layers[0].moe.route.offs.data, (m->arch.n_exp + 1) * (int64_t)sizeof(*offs));
+    int64_t first = 0;
+    while (m->arch.dense[first]) first++;
+    device_download(m->dev, offs, m->acts.layers[first].moe.route.offs.data,
+                    (m->arch.n_exp + 1) * (int64_t)sizeof(*offs));
     device_get_f32(m->dev, x, m->acts.layers[m->arch.n_layer].x);
     *rms = moments_of(x, n).rms;
     model_end(m);

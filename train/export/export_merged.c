@@ -313,13 +313,32 @@ static bool is_matrix(const struct arch *a, const char *name)
     return false;
 }
 
+static bool is_packed(const struct st_tensor *t) { return t->dtype == DT_NONE || t->dtype == DT_U8; }
+
+/* How many tensors of multi-token prediction are left out: all of them when some are quantised, as an export without
+ * quantised weights cannot hold them; else none. */
+static int64_t predictions_left_out(const struct merge *m)
+{
+    const struct safetensors *st = &m->x->run.st;
+    int64_t n = 0;
+    bool packed = false;
+    for (int64_t i = 0; i < st->n_tensors; i++) {
+        if (!arch_is_prediction(&m->x->run.arch, st->tensors[i].name)) continue;
+        packed = packed || is_packed(&st->tensors[i]);
+        n++;
+    }
+    return packed ? n : 0;
+}
+
 static int add_rest(struct merge *m, struct err *err)
 {
     const struct safetensors *st = &m->x->run.st;
+    const int64_t left_out = predictions_left_out(m);
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
         if (is_matrix(&m->x->run.arch, t->name) || weights_is_activation_scale(t->name)) continue;
-        if (t->dtype == DT_NONE || t->dtype == DT_U8)
+        if (left_out && arch_is_prediction(&m->x->run.arch, t->name)) continue;
+        if (is_packed(t))
             return err_set(
                 err, "tensor %s is %s: in a checkpoint to merge, only attention, router and experts may be packed",
                 t->name, t->st_dtype);
@@ -738,6 +757,10 @@ int export_merged(struct export *x, struct err *err)
 {
     struct merge m;
     if (merge_open(&m, x, err)) return -1;
+    const int64_t left_out = predictions_left_out(&m);
+    if (left_out)
+        log_info("the layer of multi-token prediction is quantised: the export leaves out its %lld tensors",
+                 (long long)left_out);
     int rc = shards_open(&m.shards, x->tmp, m.entries, m.n, SHARD_BYTES, err);
     m.progress = progress_start("merging", m.shards.bytes);
     if (!rc) rc = write_tensors(&m, err) || each_beside(&m, copy_file, NULL, err) || write_config(&m, err) ? -1 : 0;

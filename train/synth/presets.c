@@ -27,6 +27,7 @@ static const struct preset_family gpt_oss = {
                {"<|endofprompt|>", 200018}},
     .head_dim_named = true,
     .experts = WF_MXFP4,
+    .attn_bias = true,
 };
 
 static const struct preset_family qwen3_moe = {
@@ -73,6 +74,20 @@ static const struct preset_family mixtral = {
     .experts = WF_BF16,
 };
 
+#define GLM4                                                                                                           \
+    .model_type = "glm4_moe", .class_name = "Glm4MoeForCausalLM", .experts_key = "n_routed_experts",                   \
+    .width_key = "moe_intermediate_size", .eps = 1e-5, .vocab = 151552, .eos = "<|endoftext|>",                        \
+    .pad = "<|endoftext|>",                                                                                            \
+    .tokens = {{"<|endoftext|>", 151329}, {"[MASK]", 151330},         {"[gMASK]", 151331},    {"[sMASK]", 151332},     \
+               {"<sop>", 151333},         {"<eop>", 151334},          {"<|system|>", 151335}, {"<|user|>", 151336},    \
+               {"<|assistant|>", 151337}, {"<|observation|>", 151338}},                                                \
+    .head_dim_named = true, .experts = WF_BF16, .attn_bias = true
+
+static const struct preset_family glm4_air = {GLM4, .d_dense = 10944, .n_dense = 1, .routed_scale = 1};
+static const struct preset_family glm4 = {GLM4, .d_dense = 12288, .n_dense = 3, .routed_scale = 2.5, .qk_norm = true};
+static const struct preset_family glm4_tiny = {GLM4, .d_dense = 384, .n_dense = 1, .routed_scale = 2.5,
+                                               .qk_norm = true};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -80,10 +95,13 @@ static const struct preset rows[] = {
     {"qwen3-30b-a3b", &qwen3_moe, 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1000000},
     {"olmoe-1b-7b", &olmoe, 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 10000},
     {"mixtral-8x7b", &mixtral, 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1000000},
+    {"glm-4.5-air", &glm4_air, 46, 4096, 96, 8, 128, 128, 8, 1408, 151552, 131072, 1000000},
+    {"glm-4.7", &glm4, 92, 5120, 96, 8, 128, 160, 8, 1536, 151552, 202752, 1000000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
     {"mixtral-tiny", &mixtral, 4, 256, 2, 1, 128, 8, 2, 256, 2048, 32768, 1000000},
+    {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
 };
 
 const struct preset *preset_row(int64_t i) { return i < MT_LEN(rows) ? &rows[i] : NULL; }
@@ -138,12 +156,30 @@ static void put_gpt_oss(struct json_out *o, const struct preset *p, int64_t n_la
     json_out_close(o, '}');
 }
 
+static void put_glm4(struct json_out *o, const struct preset *p)
+{
+    const struct preset_family *f = p->family;
+    json_out_i64(o, "intermediate_size", f->d_dense);
+    json_out_i64(o, "first_k_dense_replace", f->n_dense);
+    json_out_i64(o, "n_shared_experts", 1);
+    json_out_i64(o, "n_group", 1);
+    json_out_i64(o, "topk_group", 1);
+    json_out_bool(o, "norm_topk_prob", true);
+    json_out_real(o, "routed_scaling_factor", f->routed_scale);
+    json_out_bool(o, "use_qk_norm", f->qk_norm);
+    json_out_real(o, "partial_rotary_factor", 0.5);
+    json_out_str(o, "rope_scaling", NULL);
+    json_out_i64(o, "num_nextn_predict_layers", 0); /* 1 as published, but that layer is not written */
+}
+
 /* Keys that only one family has. */
 static void put_family(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
     const struct preset_family *f = p->family;
     if (f == &gpt_oss) {
         put_gpt_oss(o, p, n_layer);
+    } else if (f->routed_scale > 0) {
+        put_glm4(o, p);
     } else if (f == &qwen3_moe) {
         json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers; there are none */
         json_out_i64(o, "decoder_sparse_step", 1);
@@ -260,13 +296,13 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_i64(o, "max_position_embeddings", p->max_len);
     json_out_i64(o, "rope_theta", p->theta);
     json_out_real(o, "rms_norm_eps", f->eps);
-    json_out_bool(o, "attention_bias", f == &gpt_oss);
+    json_out_bool(o, "attention_bias", f->attn_bias);
     json_out_real(o, "attention_dropout", 0);
     json_out_str(o, "hidden_act", "silu");
     json_out_real(o, "initializer_range", 0.02);
     json_out_bool(o, "tie_word_embeddings", false);
     json_out_bool(o, "output_router_logits", false);
-    json_out_real(o, "router_aux_loss_coef", f->aux_coef);
+    if (f->aux_coef > 0) json_out_real(o, "router_aux_loss_coef", f->aux_coef);
     json_out_bool(o, "use_cache", true);
     put_family(o, p, n_layer);
     put_tokens(o, p);

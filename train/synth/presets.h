@@ -20,6 +20,9 @@ struct preset_family {
     struct special_token tokens[12]; /* up to text NULL */
     bool head_dim_named;             /* config.json has the key head_dim */
     enum weight_format experts;      /* as published */
+    int64_t d_dense, n_dense;        /* width and number of the dense layers, which are the first; 0: none */
+    double routed_scale;             /* routed_scaling_factor of a sigmoid router; 0: another router */
+    bool attn_bias, qk_norm;         /* attention_bias; use_qk_norm where config.json has the key */
 };
 
 struct preset {

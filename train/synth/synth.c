@@ -17,6 +17,7 @@
 #include "kernels/cgroup.h"
 #include "kernels/memory.h"
 #include "kernels/quant.h"
+#include "model/lora.h"
 #include "train/atomic_dir.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
@@ -28,7 +29,7 @@
 #define GAIN        4.0
 
 /* A matrix that every expert has: its names in the checkpoint and its shape. */
-struct product {
+struct matrix {
     const char *pattern; /* struct tensor_names */
     const char *stack;   /* all experts in one tensor */
     int64_t n_out, n_in;
@@ -43,7 +44,7 @@ struct synth {
     int64_t n_layer;
     enum weight_format experts;
     uint64_t seed;
-    struct product products[3];
+    struct matrix products[3];
     int n_products;
     struct st_entry *entries; /* data: a struct random_weights */
     int64_t n, cap, n_params, bytes;
@@ -147,7 +148,7 @@ static void add_attention(struct synth *s, int64_t layer)
 }
 
 /* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and not counted as parameters. */
-static void add_nf4(struct synth *s, struct name name, const struct product *p)
+static void add_nf4(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
     const int64_t n = p->n_out * p->n_in, state = (int64_t)strlen(p->state);
@@ -162,7 +163,7 @@ static void add_nf4(struct synth *s, struct name name, const struct product *p)
 }
 
 /* One expert's matrix as ModelOpt stores NVFP4. */
-static void add_nvfp4(struct synth *s, struct name name, const struct product *p)
+static void add_nvfp4(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
     add(s, weight.s, DT_U8, 2, (int64_t[]){p->n_out, p->n_in / 2}, (struct random_weights){.kind = RANDOM_NIBBLES});
@@ -174,7 +175,7 @@ static void add_nvfp4(struct synth *s, struct name name, const struct product *p
 }
 
 /* One expert's matrix as compressed-tensors stores FP8 with one scale. */
-static void add_fp8(struct synth *s, struct name name, const struct product *p)
+static void add_fp8(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
     add_as(s, weight.s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in},
@@ -185,7 +186,7 @@ static void add_fp8(struct synth *s, struct name name, const struct product *p)
 }
 
 /* A Linear per expert, in any format but MXFP4. */
-static void add_per_expert(struct synth *s, int64_t layer, const struct product *p)
+static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const size_t before = strcspn(p->pattern, "#");
     char rest[192];
@@ -202,7 +203,7 @@ static void add_per_expert(struct synth *s, int64_t layer, const struct product 
 }
 
 /* gpt-oss: one tensor of all experts, as MXFP4, or in the [E, in, out] of transformers as bf16 or ModelOpt's NVFP4. */
-static void add_stack(struct synth *s, int64_t layer, const struct product *p)
+static void add_stack(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const int64_t e = s->a.n_exp, groups = p->n_in / 32;
     const struct name name = layer_name(layer, p->stack);
@@ -225,28 +226,60 @@ static void add_stack(struct synth *s, int64_t layer, const struct product *p)
     add_values(s, with(name, "_bias").s, e, p->n_out, normal(0, 0.1));
 }
 
-static void add_layer(struct synth *s, int64_t layer)
+static void add_shared(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
+    for (enum lora_target t = LORA_SHARED_GATE; t <= LORA_SHARED_DOWN; t++) {
+        const bool down = t == LORA_SHARED_DOWN;
+        const int64_t n_out = down ? a->d_model : a->d_shared, n_in = down ? a->d_shared : a->d_model;
+        char module[LORA_MODULE_TEXT];
+        lora_target_module(a->names, t, module);
+        add_linear(s, layer_name(layer, module), n_out, n_in, spread(n_in) * (down ? residual_gain(a) : 1), false);
+    }
+    if (a->shared_gate)
+        add_values(s, with(layer_name(layer, a->names->shared_gate), ".weight").s, 1, a->d_model,
+                   normal(0, spread(a->d_model)));
+}
+
+static void add_dense(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const int64_t d = a->d_model, f = a->d_dense;
+    add_linear(s, layer_name(layer, "mlp.gate_proj"), f, d, spread(d), false);
+    add_linear(s, layer_name(layer, "mlp.up_proj"), f, d, spread(d), false);
+    add_linear(s, layer_name(layer, "mlp.down_proj"), d, f, spread(f) * residual_gain(a), false);
+}
+
+static void add_experts(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const char *bias = a->names->router_bias ? a->names->router_bias : ".bias";
     const struct name router = layer_name(layer, a->names->router[0]);
     const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
-    add_values(s, layer_name(layer, "input_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
-    (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
-    add_values(s, layer_name(layer, "post_attention_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
     add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
-    if (a->router_bias) add_values(s, with(router, ".bias").s, a->n_exp, 0, normal(0, 0.1));
+    if (a->router_bias) add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
     for (int i = 0; i < s->n_products; i++)
         if (a->transposed_experts && s->experts != WF_NF4)
             add_stack(s, layer, &s->products[i]);
         else
             add_per_expert(s, layer, &s->products[i]);
+    if (a->d_shared) add_shared(s, layer);
+}
+
+static void add_layer(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    add_values(s, layer_name(layer, "input_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
+    (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
+    add_values(s, layer_name(layer, "post_attention_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
+    (a->dense[layer] ? add_dense : add_experts)(s, layer);
 }
 
 static void add_product(struct synth *s, const char *pattern, const char *stack, int64_t n_out, int64_t n_in,
                         double std)
 {
-    struct product *p = &s->products[s->n_products++];
-    *p = (struct product){.pattern = pattern, .stack = stack, .n_out = n_out, .n_in = n_in, .std = std};
+    struct matrix *p = &s->products[s->n_products++];
+    *p = (struct matrix){.pattern = pattern, .stack = stack, .n_out = n_out, .n_in = n_in, .std = std};
     p->scale = random_weights_scale(s->experts, std);
     snprintf(p->state, sizeof(p->state),
              "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%lld, %lld]}",
