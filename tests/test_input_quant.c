@@ -393,7 +393,7 @@ static void values_on_the_gpu(void **state)
 static int run(const char *config, const char *sets)
 {
     const char *words[32] = {config};
-    char text[512];
+    char text[2048];
     int n = 1;
     snprintf(text, sizeof(text), "%s", sets);
     for (char *set = strtok(text, " "); set && n + 2 < MT_LEN(words); set = strtok(NULL, " ")) {
@@ -626,6 +626,115 @@ static void test_configuration(void **state)
     (void)state;
 }
 
+/* ---- exports ---- */
+
+/* A small Qwen3-MoE with widths that blocks of 16 divide. */
+static const char *small_qwen3(void)
+{
+    static char model[MT_PATH];
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    char path[2 * MT_PATH];
+    struct err err;
+    snprintf(model, sizeof(model), "%s/model", scratch_dir());
+    if (RUN("synth", "qwen3-tiny", model, "--layers", "2")) fail_msg("%s", said.err);
+    for (int i = 0; i < MT_LEN(files); i++) {
+        struct file_map map;
+        snprintf(path, sizeof(path), "parity/qwen3/%s", files[i]);
+        OK(file_map_open(&map, fixture(path), &err));
+        snprintf(path, sizeof(path), "%s/%s", model, files[i]);
+        OK(file_write_atomic(path, map.data, map.size, &err));
+        file_map_close(&map);
+    }
+    return model;
+}
+
+/* Trains a model on a parity case's rows, with weights and inputs in `format`, and exports it; returns the
+ * configuration. */
+static const char *exported(const char *model, const char *rows, const char *format, const char *to, const char *more)
+{
+    char sets[2048];
+    const char *config = process_config(""), *base = fixture("parity");
+    const int n = snprintf(sets, sizeof(sets),
+                           "model.path=%s data.train=%s/%s/train.jsonl data.eval=%s/%s/eval.jsonl train.steps=2 "
+                           "data.seq_len=24 quant.weights=%s quant.activations=%s quant.calibration=2 %s",
+                           model, base, rows, base, rows, format, format, more);
+    assert_true(n < (int)sizeof(sets));
+    if (run(config, sets)) fail_msg("training failed:\n%s", said.err);
+    if (RUN("export", process_output(config, "config.ini"), "--to", to)) fail_msg("%s\n%s", said.out, said.err);
+    return config;
+}
+
+static float f32_of(const struct safetensors *st, const char *name)
+{
+    const struct st_tensor *t = safetensors_find(st, name);
+    float v;
+    if (!t || t->dtype != DT_F32) fail_msg("no f32 %s", name);
+    memcpy(&v, t->data, sizeof(v));
+    return v;
+}
+
+/* Scales of a layer's experts in the export against the magnitudes of training. */
+static void expect_scales(const char *config, const char *dir, const char *up, const char *down, double divisor)
+{
+    struct safetensors amax, st;
+    struct err err;
+    char name[128];
+    OK(safetensors_open(&amax, process_output(config, AMAX), &err));
+    OK(safetensors_open(&st, process_output(config, dir), &err));
+    for (int i = 0; i < 2; i++) {
+        const char *target = i ? "layers.1.down_proj.input_amax" : "layers.1.gate_up_proj.input_amax";
+        snprintf(name, sizeof(name), "model.layers.1.%s.input_scale", i ? down : up);
+        assert_close((double)f32_of(&st, name) * divisor, (double)f32_of(&amax, target), 1e-6);
+    }
+    safetensors_close(&amax);
+    safetensors_close(&st);
+}
+
+static void test_export_nvfp4(void **state)
+{
+    static char text[1 << 16];
+    const char *config = exported(small_qwen3(), "qwen3", "nvfp4", "merged-nvfp4", "");
+    assert_says(said.out, "scales of inputs are bit for bit those that training read");
+    expect_scales(config, "export-merged-nvfp4", "mlp.experts.3.gate_proj", "mlp.experts.0.down_proj", 2688);
+    process_read(process_output(config, "export-merged-nvfp4/hf_quant_config.json"), text, sizeof(text));
+    assert_says(text, "\"quant_algo\": \"NVFP4\"");
+    process_read(process_output(config, "export-merged-nvfp4/config.json"), text, sizeof(text));
+    assert_says(text, "input_activations");
+    if (RUN("export", process_output(config, "config.ini"), "--to", "merged-fp8")) fail_msg("%s", said.err);
+    assert_says(said.err, "training read inputs quantised to nvfp4, and merged-fp8 has no scales for them");
+    assert_null(strstr(said.out, "scales of inputs"));
+    (void)state;
+}
+
+/* Another scale in the export is found. */
+static void test_export_fp8(void **state)
+{
+    const char *config = exported(fixture("parity/mixtral"), "mixtral", "fp8", "merged-fp8", "quant.targets=all");
+    const char *dir = process_output(config, "export-merged-fp8"), *own = process_output(config, "config.ini");
+    static char text[1 << 16];
+    struct safetensors st;
+    struct err err;
+    float *scale;
+    assert_says(said.out, "scales of inputs are bit for bit those that training read");
+    expect_scales(config, "export-merged-fp8", "block_sparse_moe.experts.1.w3", "block_sparse_moe.experts.2.w2", 448);
+    process_read(process_output(config, "export-merged-fp8/config.json"), text, sizeof(text));
+    assert_says(strstr(text, "input_activations"), "\"dynamic\": false");
+    OK(safetensors_open(&st, dir, &err));
+    const struct st_tensor *t = safetensors_find(&st, "model.layers.0.self_attn.v_proj.input_scale");
+    assert_non_null(t);
+    const int64_t at = t->data - (const uint8_t *)st.maps[0].data;
+    safetensors_close(&st);
+    FILE *f = fopen(process_output(config, "export-merged-fp8/model.safetensors"), "r+b");
+    assert_non_null(f);
+    scale = &(float){0.5f};
+    fseek(f, at, SEEK_SET);
+    fwrite(scale, sizeof(*scale), 1, f);
+    fclose(f);
+    assert_int_not_equal(RUN("export", own, "--to", "merged-fp8", "--verify", dir), 0);
+    assert_says(said.err, "self_attn.v_proj.input_scale: not the scale that training read");
+    (void)state;
+}
+
 int test_input_quant(void)
 {
     const struct CMUnitTest tests[] = {
@@ -643,6 +752,8 @@ int test_input_quant(void)
         cmocka_unit_test(test_same_adapter),
         cmocka_unit_test(test_evaluation),
         cmocka_unit_test(test_configuration),
+        cmocka_unit_test(test_export_nvfp4),
+        cmocka_unit_test(test_export_fp8),
     };
     return cmocka_run_group_tests_name("input_quant", tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@
 #define COPY_BYTES  (32 << 20)
 #define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
 
-enum which { COPY, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS };
+enum which { COPY, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS, INPUT_SCALE };
 /* TRANSPOSED: [E, in, out]. BLOCKS: MXFP4, and CODES: NVFP4 or FP8 (export_packed.c), whose scales are the next
  * tensors. */
 enum form { DENSE, TRANSPOSED, BLOCKS, CODES };
@@ -40,6 +40,7 @@ struct made {
     int64_t b_row;
     bool quantised; /* as struct proj_quant of its product has it */
     int part;       /* of that product */
+    float value;    /* INPUT_SCALE */
 };
 
 struct merge {
@@ -135,6 +136,17 @@ static bool add_same_codes(struct merge *m, const char *name, const struct proj 
     return true;
 }
 
+/* X.input_scale of X.weight, where training quantised the inputs of p. */
+static void add_input_scale(struct merge *m, const char *weight, const struct proj *p)
+{
+    const struct fakequant *f = &m->x->qat.opt.inputs;
+    char name[300];
+    if (!f->bits || !p->in.amax.ndim) return;
+    snprintf(name, sizeof(name), "%.*s.input_scale", (int)(strlen(weight) - strlen(".weight")), weight);
+    *add(m, name, DT_F32, f->block ? 0 : 1, (int64_t[]){1}) = (struct made){
+        .which = INPUT_SCALE, .layer = -1, .value = export_quant_input_scale(f, *(const float *)p->in.amax.data)};
+}
+
 /* Adds a tensor computed from p: `how` has the rows, the part of the product and the experts; target LORA_TARGETS:
  * never adapted. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
@@ -161,6 +173,7 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
         *add(m, scales, DT_U8, 3, (int64_t[]){e, how.n_row, w->n_in / 32}) = (struct made){.layer = -1};
     } else if (how.quantised && p->quant.format.kind != FQ_MXFP4) {
         if (!add_same_codes(m, name, p, &how)) add_codes(m, name, w->n_in, &p->quant.format, how);
+        add_input_scale(m, name, p);
     } else if (how.form == TRANSPOSED) {
         *add(m, name, DT_BF16, 3, (int64_t[]){e, w->n_in, how.n_row}) = how;
     } else {
@@ -552,7 +565,8 @@ static int write_tensors(struct merge *m, struct err *err)
             if (put_copy(m, i, err)) return -1;
             continue;
         }
-        if (how->layer < 0) continue; /* scales, written with their blocks */
+        if (how->which == INPUT_SCALE && put(m, i, 0, &how->value, sizeof(how->value), err)) return -1;
+        if (how->layer < 0) continue; /* scales of weights, written with their blocks */
         if (how->layer != layer) {
             layer = how->layer;
             arena_release(&m->dev.weights, 0);
@@ -646,8 +660,9 @@ static int write_packed_config(const struct merge *m, struct json_out *config, s
     struct json_out o = {.indent = true};
     int64_t n;
     char **names = dense_modules(m, &n);
-    packed_config(config, nvfp4, (const char *const *)names, n);
-    if (nvfp4) packed_hf_config(&o, (const char *const *)names, n);
+    const bool inputs = m->x->qat.opt.inputs.bits;
+    packed_config(config, nvfp4, inputs, (const char *const *)names, n);
+    if (nvfp4) packed_hf_config(&o, inputs, (const char *const *)names, n);
     for (int64_t i = 0; i < n; i++) mem_free(names[i]);
     mem_free(names);
     return nvfp4 ? put_json(m, "hf_quant_config.json", &o, err) : 0;

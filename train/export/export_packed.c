@@ -2,7 +2,9 @@
  *
  *   NVFP4, Model-Optimizer       X.weight U8 [out, in/2], the even element in the low half; X.weight_scale F8_E4M3
  *                                [out, in/16]; X.weight_scale_2 F32 []: value = code * (scale * scale_2)
- *   FP8, compressed-tensors      X.weight F8_E4M3 [out, in]; X.weight_scale F32 [1]: value = code * scale */
+ *   FP8, compressed-tensors      X.weight F8_E4M3 [out, in]; X.weight_scale F32 [1]: value = code * scale
+ *   inputs, both                 X.input_scale F32, after training with quant.activations: of the codes of FP8, or of
+ * the scales of NVFP4's blocks */
 #include "train/export/export_packed.h"
 
 #include <stdio.h>
@@ -44,12 +46,15 @@ static void put_numbers(struct json_out *o, const char *key, int bits, const cha
     json_out_close(o, '}');
 }
 
-void packed_config(struct json_out *o, bool nvfp4, const char *const *ignore, int64_t n)
+/* Model-Optimizer's name: inputs of 4 or of 16 bits. */
+static const char *algorithm(bool inputs) { return inputs ? "NVFP4" : "W4A16_NVFP4"; }
+
+void packed_config(struct json_out *o, bool nvfp4, bool inputs, const char *const *ignore, int64_t n)
 {
     json_out_open(o, "quantization_config", '{');
     json_out_str(o, "quant_method", nvfp4 ? "modelopt" : "compressed-tensors");
     if (nvfp4) {
-        json_out_str(o, "quant_algo", "W4A16_NVFP4");
+        json_out_str(o, "quant_algo", algorithm(inputs));
         json_out_i64(o, "group_size", 16);
         put_producer(o);
     } else {
@@ -60,19 +65,20 @@ void packed_config(struct json_out *o, bool nvfp4, const char *const *ignore, in
     json_out_open(o, "group_0", '{');
     put_names(o, "targets", (const char *const[]){"Linear"}, 1);
     put_numbers(o, "weights", nvfp4 ? 4 : 8, nvfp4 ? NULL : "tensor", false);
-    if (!nvfp4) put_numbers(o, "input_activations", 8, "tensor", true); /* vLLM has no FP8 experts without */
+    if (nvfp4 && inputs) put_numbers(o, "input_activations", 4, NULL, false);
+    if (!nvfp4) put_numbers(o, "input_activations", 8, "tensor", !inputs); /* vLLM has no FP8 experts without */
     json_out_close(o, '}');
     json_out_close(o, '}');
     put_names(o, "ignore", ignore, n);
     json_out_close(o, '}');
 }
 
-void packed_hf_config(struct json_out *o, const char *const *ignore, int64_t n)
+void packed_hf_config(struct json_out *o, bool inputs, const char *const *ignore, int64_t n)
 {
     json_out_open(o, NULL, '{');
     put_producer(o);
     json_out_open(o, "quantization", '{');
-    json_out_str(o, "quant_algo", "W4A16_NVFP4");
+    json_out_str(o, "quant_algo", algorithm(inputs));
     json_out_str(o, "kv_cache_quant_algo", NULL);
     json_out_i64(o, "group_size", 16);
     put_names(o, "exclude_modules", ignore, n);

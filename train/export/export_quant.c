@@ -9,6 +9,7 @@
 
 static bool has_format(enum export_format to, const struct fakequant *f)
 {
+    if (!f->bits) return false;
     switch (to) {
     case EXPORT_MERGED_MXFP4: return f->kind == FQ_MXFP4;
     case EXPORT_MERGED_NVFP4: return f->kind == FQ_NVFP4 && f->rule != FQ_KERNEL; /* whose values no file decodes to */
@@ -46,7 +47,20 @@ static void warn_of_training(const struct export *x, const struct qat_options *r
             format, to, other ? ". Export " : "", other ? other : "");
 }
 
-/* quant.amax = static: the magnitudes are those beside the adapter. */
+/* Warns when training read quantised inputs whose scales the export does not have. */
+static void warn_of_inputs(const struct export *x, const struct qat_options *run)
+{
+    char format[32];
+    const char *other = export_of(&run->inputs);
+    config_choice(QUANT_INPUTS, x->cfg->quant.activations, format);
+    if (!run->inputs.bits || x->format < EXPORT_MERGED_BF16 || has_format(x->format, &run->inputs)) return;
+    log_warn("training read inputs quantised to %s, and %s has no scales for them: a reader will compute with other "
+             "inputs%s%s",
+             format, export_format_name(x->format), other ? ". Export " : "", other ? other : "");
+}
+
+/* quant.amax = static and quant.activations: the magnitudes are those beside the adapter. Inputs are not quantised
+ * here: the verification compares weights. */
 static int open_qat(struct export *x, const struct qat_options *opt, struct err *err)
 {
     struct device dry;
@@ -56,13 +70,16 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
         device_reserve(&x->quant_dev, &x->quant_dev.state, "largest magnitudes", dry.state.peak, err))
         return -1;
     if (qat_open(&x->qat, &x->quant_dev, &x->run.arch, &x->adapter.ad, opt, err)) return -1;
+    qat_use_inputs(&x->qat, &x->run.arch, &x->adapter.ad, QAT_INPUTS_PLAIN);
     return x->adapter.ad.amax.rows ? amax_load(&x->adapter.ad, &x->quant_dev, x->adapter_dir, err) : 0;
 }
 
 int export_quant_open(struct export *x, struct err *err)
 {
-    const struct qat_options run = plan_qat(x->cfg);
-    struct qat_options plain = {.merged = true};
+    struct qat_options run = plan_qat(x->cfg);
+    warn_of_inputs(x, &run);
+    if (!has_format(x->format, &run.inputs)) run.inputs.bits = 0;
+    struct qat_options plain = {.merged = true, .inputs = run.inputs};
     x->trained = run.weights.bits && run.merged && has_format(x->format, &run.weights);
     if (x->trained) return open_qat(x, &run, err);
     if (run.weights.bits) warn_of_training(x, &run);
@@ -72,6 +89,12 @@ int export_quant_open(struct export *x, struct err *err)
 }
 
 void export_quant_close(struct export *x) { device_close(&x->quant_dev); }
+
+float export_quant_input_scale(const struct fakequant *f, float amax)
+{
+    const struct fakequant_scale s = fakequant_scale(f, amax, 0);
+    return f->kind == FQ_NVFP4 ? fakequant_global(f, amax) : fakequant_multiplier(f, &s);
+}
 
 void export_quant_layer(struct export *x, struct device *dev, struct layer_weights *lw, int64_t layer)
 {

@@ -6,9 +6,11 @@
 
 /* Fills x->qat, x->trained and the quantisation of x->adapter's products; after the adapter was loaded. Warns when the
  * run was trained for another format than that of the export. Error: a matrix that the format's blocks do not divide,
- * or an adapter of quant.amax = static without its magnitudes. */
+ * or an adapter of quant.amax = static or quant.activations without its magnitudes. */
 int export_quant_open(struct export *x, struct err *err) MT_CHECK;
 void export_quant_close(struct export *x); /* zeroed is valid */
+/* The scale of an input that a file has: a reader multiplies FP8 codes with it, or the scales of NVFP4's blocks. */
+float export_quant_input_scale(const struct fakequant *f, float amax);
 /* Gives a layer that was loaded on dev the adapters with their quantisation, and computes the largest magnitudes. */
 void export_quant_layer(struct export *x, struct device *dev, struct layer_weights *lw, int64_t layer);
 

@@ -437,6 +437,7 @@ static int verify_merged(struct export *x, struct losses *losses, struct err *er
     if (merged_open(&merged, x, err)) return err_prefix(err, "verification");
     struct stream s = {.x = x, .merged = &merged, .losses = losses};
     int rc = stream_run(&s, err);
+    if (!rc) rc = verify_inputs(x, &merged.st, losses, err);
     if (!rc) warn_of_rounding(x, losses);
     if (!rc) rc = judge(&s, err);
     merged_close(&merged);

@@ -26,6 +26,8 @@ struct merged {
 };
 int merged_open(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_close(struct merged *m);
+/* verify_inputs.c: checks the scales of quantised inputs in `st`, where training had any. Error: no magnitudes. */
+int verify_inputs(const struct export *x, const struct safetensors *st, struct losses *l, struct err *err) MT_CHECK;
 /* Checks that every weight of a layer is base + adapter within rounding, and that quantised products are bit by bit
  * what op_decode gives on dev; prints a line for the layer to the report. `source` has the adapters
  * (export_quant_layer). A dry run only counts the memory. */
