@@ -215,6 +215,7 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     if (a->top_k > a->n_exp)
         return json_error(root, err, "%lld experts per token, but there are %lld experts", (long long)a->top_k,
                           (long long)a->n_exp);
+    if (f->mixer == &mixer_mla) return 0; /* read_mla reads the width of a head */
     if (!head_dim && a->d_model % a->n_head)
         return json_error(root, err, "head_dim is missing and hidden_size %lld is no multiple of num_attention_heads",
                           (long long)a->d_model);

@@ -44,7 +44,9 @@ static const struct {
 static const struct {
     const char *name;
     enum lora_target first, last;
-} groups[] = {{"experts", LORA_UP, LORA_DOWN}, {"shared_experts", LORA_SHARED_GATE, LORA_SHARED_DOWN}};
+} groups[] = {{"experts", LORA_UP, LORA_DOWN},
+              {"shared_experts", LORA_SHARED_GATE, LORA_SHARED_DOWN},
+              {"all-linear", LORA_Q, LORA_TARGETS - 1}};
 
 const char *lora_target_name(enum lora_target t) { return target_rows[t].name; }
 
@@ -168,7 +170,7 @@ static int refuse_target(const struct arch *a, const char *word, enum lora_targe
     return err_set(err, "lora.targets: \"%s\" matches nothing: the targets of %s are %s", word, a->family, names);
 }
 
-/* a NULL: any model. */
+/* a NULL: any model. A group stands for those of its targets that the model has. */
 static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
 {
     enum lora_target first = LORA_Q, last = LORA_Q;
@@ -176,8 +178,10 @@ static int parse_targets(struct adapters *ad, const struct arch *a, const char *
     bool any = false;
     for (const char *s = targets; next_word(&s, word, sizeof(word));) {
         if (find_targets("lora.targets", word, &first, &last, err)) return -1;
-        if (a && !any_layer_has(a, first)) return refuse_target(a, word, first, err);
-        for (enum lora_target t = first; t <= last; t++) ad->target[t] = any = true;
+        bool found = false;
+        for (enum lora_target t = first; t <= last; t++)
+            if (!a || any_layer_has(a, t)) ad->target[t] = found = any = true;
+        if (!found) return refuse_target(a, word, first, err);
     }
     if (!any) return err_set(err, "lora.targets is empty: nothing would be trained");
     return 0;

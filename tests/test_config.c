@@ -512,7 +512,7 @@ static void validation_names_the_key(void **state)
         {"lora.targets=q_prj", "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
                                "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_up_proj, "
                                "down_proj, shared_gate_proj, shared_up_proj, shared_down_proj, experts, "
-                               "shared_experts"},
+                               "shared_experts, all-linear"},
         {"lora.targets=", "lora.targets is empty: nothing would be trained"},
         {"lora.rank_pattern=experts",
          "lora.rank_pattern: \"experts\": expected TARGET=RANK, like experts=8, the rank 1 "

@@ -85,6 +85,31 @@ static void rope_large_on_the_gpu(void **state)
     expect_same("backward", last(qkv), few);
 }
 
+static void mla_qkv_large_on_the_gpu(void **state)
+{
+    (void)state;
+    enum { POSITIONS = 4096, HEADS = 5, NOPE = 128, ROPE = 64, VALUE = 128 };
+    enum { Q = HEADS * (NOPE + ROPE), KV = HEADS * (NOPE + VALUE), QKV = 2 * Q + HEADS * VALUE };
+    const struct mla_shape shape = {HEADS, NOPE, ROPE, VALUE, true};
+    gpu_begin(18, 1, false);
+    int32_t *at = mem_array(N_TOK, sizeof(*at));
+    for (int32_t t = 0; t < N_TOK; t++) at[t] = t % POSITIONS;
+    struct tensor pos = gpu_i32(at, N_TOK), table = gpu_random(DT_F32, 4, POSITIONS, ROPE, -1);
+    struct tensor q = gpu_random(DT_BF16, 1, N_TOK, Q, -1), kv = gpu_random(DT_BF16, 2, N_TOK, KV, -1);
+    struct tensor rope = gpu_random(DT_BF16, 3, N_TOK, ROPE, -1), qkv = gpu_empty(DT_BF16, N_TOK, QKV, -1);
+    struct tensor few = gpu_empty(DT_BF16, LAST, QKV, -1), few_q = gpu_empty(DT_BF16, LAST, Q, -1);
+    struct tensor few_kv = gpu_empty(DT_BF16, LAST, KV, -1), few_rope = gpu_empty(DT_BF16, LAST, ROPE, -1);
+    mem_free(at);
+    op_mla_qkv_fwd(&gpu, qkv, q, kv, rope, pos, table, &shape);
+    op_mla_qkv_fwd(&gpu, few, last(q), last(kv), last(rope), last(pos), table, &shape);
+    expect_same("q | k | v", last(qkv), few);
+    op_mla_qkv_bwd(&gpu, q, kv, rope, qkv, pos, table, &shape);
+    op_mla_qkv_bwd(&gpu, few_q, few_kv, few_rope, few, last(pos), table, &shape);
+    expect_same("dq", last(q), few_q);
+    expect_same("dkv", last(kv), few_kv);
+    expect_same("dk_rope", last(rope), few_rope);
+}
+
 /* y[t] = w[(t + LAST) % V]: the last rows of the table, then the first ones, are the last rows of y. */
 static void embed_large_on_the_gpu(void **state)
 {
@@ -687,25 +712,14 @@ static void sumsq_large_on_the_gpu(void **state)
 int test_large(void)
 {
     const struct CMUnitTest tests[] = {
-        LARGE(rmsnorm),
-        LARGE(qk_norm),
-        LARGE(rope),
-        LARGE(embed),
-        LARGE(linear),
-        LARGE(dropout),
-        LARGE(attention),
-        LARGE(loss_head),
-        LARGE(router),
-        LARGE(moe_up_fwd),
-        LARGE(moe_down_fwd_and_combine),
-        LARGE(moe_down_bwd),
-        LARGE(moe_up_bwd),
+        LARGE(rmsnorm),      LARGE(qk_norm),    LARGE(rope),       LARGE(mla_qkv),
+        LARGE(embed),        LARGE(linear),     LARGE(dropout),    LARGE(attention),
+        LARGE(loss_head),    LARGE(router),     LARGE(moe_up_fwd), LARGE(moe_down_fwd_and_combine),
+        LARGE(moe_down_bwd), LARGE(moe_up_bwd),
 #ifdef MT_CUDA
         LARGE(dequant),
 #endif
-        LARGE(cast),
-        LARGE(adamw),
-        LARGE(sumsq),
+        LARGE(cast),         LARGE(adamw),      LARGE(sumsq),
     };
     return cmocka_run_group_tests_name("large", tests, NULL, NULL);
 }

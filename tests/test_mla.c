@@ -11,7 +11,7 @@
 #include "tests/checkpoints.h"
 #include "train/run.h"
 
-enum { LAYERS = 2, HIDDEN = 24, HEADS = 3, VOCAB = 40, DENSE = 32, N_TOK = 12, FIRST = 5 };
+enum { LAYERS = 2, HIDDEN = 26, HEADS = 3, VOCAB = 40, DENSE = 32, N_TOK = 12, FIRST = 5 };
 
 struct sizes {
     int64_t q_lora, kv_lora, nope, rope, value; /* q_lora 0: null */
@@ -384,6 +384,24 @@ static void other_targets_are_refused(void **state)
                                  "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj");
 }
 
+static void all_linear_is_every_target(void **state)
+{
+    (void)state;
+    struct arch a;
+    struct adapters ad;
+    struct err err = {.msg = ""};
+    const struct lora_options opt = {
+        .r = 2, .alpha = 4, .targets = "all-linear", .ranks = "all-linear=3", .layers = ""};
+    if (arch_load(&a, fixture("parity/glm4_lite"), &err)) fail_msg("%s", err.msg);
+    if (adapters_plan(&ad, &a, &opt, &err)) fail_msg("%s", err.msg);
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        const bool has = (t >= LORA_O && t <= LORA_KV_B) || t == LORA_UP || t == LORA_DOWN || lora_target_is_shared(t);
+        if (ad.target[t] != has) fail_msg("%s", lora_target_name(t));
+        assert_int_equal(ad.rank[t], has ? 3 : 2);
+    }
+    adapters_free(&ad);
+}
+
 int test_mla(void)
 {
     const struct CMUnitTest tests[] = {
@@ -395,6 +413,7 @@ int test_mla(void)
         cmocka_unit_test(layer_kinds_are_read),
         cmocka_unit_test(bad_sizes_are_refused),
         cmocka_unit_test(other_targets_are_refused),
+        cmocka_unit_test(all_linear_is_every_target),
     };
     return cmocka_run_group_tests_name("mla", tests, NULL, NULL);
 }

@@ -88,6 +88,61 @@ static const struct preset_family glm4 = {GLM4, .d_dense = 12288, .n_dense = 3, 
 static const struct preset_family glm4_tiny = {GLM4, .d_dense = 384, .n_dense = 1, .routed_scale = 2.5,
                                                .qk_norm = true};
 
+#define GLM4_LITE                                                                                                      \
+    .model_type = "glm4_moe_lite", .class_name = "Glm4MoeLiteForCausalLM", .experts_key = "n_routed_experts",          \
+    .width_key = "moe_intermediate_size", .eps = 1e-5, .vocab = 154880, .eos = "<|endoftext|>",                        \
+    .pad = "<|endoftext|>",                                                                                            \
+    .tokens = {{"<|endoftext|>", 154820}, {"[MASK]", 154821},         {"[gMASK]", 154822},    {"[sMASK]", 154823},     \
+               {"<sop>", 154824},         {"<eop>", 154825},          {"<|system|>", 154826}, {"<|user|>", 154827},    \
+               {"<|assistant|>", 154828}, {"<|observation|>", 154829}},                                                \
+    .experts = WF_BF16
+
+static const struct mla_arch glm47_mla = {768, 512, 192, 64, 256, true}, tiny_mla = {128, 64, 48, 16, 64, true};
+static const struct preset_family glm4_lite = {GLM4_LITE, .d_dense = 10240, .n_dense = 1, .routed_scale = 1.8,
+                                               .mla = &glm47_mla};
+static const struct preset_family glm4_lite_tiny = {GLM4_LITE, .d_dense = 384, .n_dense = 1, .routed_scale = 1.8,
+                                                    .mla = &tiny_mla};
+
+#define DEEPSEEK                                                                                                       \
+    .model_type = "deepseek_v3", .class_name = "DeepseekV3ForCausalLM", .experts_key = "n_routed_experts",             \
+    .width_key = "moe_intermediate_size", .experts = WF_BF16
+#define DEEPSEEK_TOKENS                                                                                                \
+    .eps = 1e-6, .vocab = 129280, .bos = "<｜begin▁of▁sentence｜>", .eos = "<｜end▁of▁sentence｜>",                    \
+    .pad = "<｜▁pad▁｜>",                                                                                              \
+    .tokens = {{"<｜begin▁of▁sentence｜>", 0},                                                                         \
+               {"<｜end▁of▁sentence｜>", 1},                                                                           \
+               {"<｜▁pad▁｜>", 2},                                                                                     \
+               {"<｜User｜>", 128803},                                                                                 \
+               {"<｜Assistant｜>", 128804}}
+
+static const struct mla_arch v3_mla = {1536, 512, 128, 64, 128, true}, moonlight_mla = {0, 512, 128, 64, 128, true};
+static const struct mla_arch v3_tiny_mla = {128, 64, 32, 16, 32, true};
+static const struct preset_family deepseek_v3 = {DEEPSEEK,        DEEPSEEK_TOKENS,     .d_dense = 18432,
+                                                 .n_dense = 3,    .routed_scale = 2.5, .n_group = 8,
+                                                 .topk_group = 4, .mla = &v3_mla,      .yarn = 40};
+static const struct preset_family deepseek_tiny = {
+    DEEPSEEK,      DEEPSEEK_TOKENS, .d_dense = 384,  .n_dense = 1,        .routed_scale = 2.5,
+    .n_shared = 2, .n_group = 4,    .topk_group = 2, .mla = &v3_tiny_mla, .yarn = 40};
+static const struct preset_family moonlight = {DEEPSEEK,
+                                               .eps = 1e-5,
+                                               .vocab = 163840,
+                                               .bos = "[BOS]",
+                                               .eos = "[EOS]",
+                                               .pad = "[PAD]",
+                                               .tokens = {{"[BOS]", 163584},
+                                                          {"[EOS]", 163585},
+                                                          {"<|im_end|>", 163586},
+                                                          {"<|im_user|>", 163587},
+                                                          {"<|im_assistant|>", 163588},
+                                                          {"<|im_system|>", 163594},
+                                                          {"<|im_middle|>", 163601},
+                                                          {"[PAD]", 163839}},
+                                               .d_dense = 11264,
+                                               .n_dense = 1,
+                                               .routed_scale = 2.446,
+                                               .n_shared = 2,
+                                               .mla = &moonlight_mla};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -97,11 +152,16 @@ static const struct preset rows[] = {
     {"mixtral-8x7b", &mixtral, 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1000000},
     {"glm-4.5-air", &glm4_air, 46, 4096, 96, 8, 128, 128, 8, 1408, 151552, 131072, 1000000},
     {"glm-4.7", &glm4, 92, 5120, 96, 8, 128, 160, 8, 1536, 151552, 202752, 1000000},
+    {"glm-4.7-flash", &glm4_lite, 47, 2048, 20, 20, 256, 64, 4, 1536, 154880, 202752, 1000000},
+    {"moonlight-16b-a3b", &moonlight, 27, 2048, 16, 16, 192, 64, 6, 1408, 163840, 8192, 50000},
+    {"deepseek-v3", &deepseek_v3, 61, 7168, 128, 128, 192, 256, 8, 2048, 129280, 163840, 10000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
     {"mixtral-tiny", &mixtral, 4, 256, 2, 1, 128, 8, 2, 256, 2048, 32768, 1000000},
     {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
+    {"glm-flash-tiny", &glm4_lite_tiny, 4, 256, 4, 4, 64, 16, 4, 128, 2048, 202752, 1000000},
+    {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
 };
 
 const struct preset *preset_row(int64_t i) { return i < MT_LEN(rows) ? &rows[i] : NULL; }
@@ -156,20 +216,51 @@ static void put_gpt_oss(struct json_out *o, const struct preset *p, int64_t n_la
     json_out_close(o, '}');
 }
 
-static void put_glm4(struct json_out *o, const struct preset *p)
+static void put_latent(struct json_out *o, const struct preset_family *f)
+{
+    const struct mla_arch *m = f->mla;
+    if (m->q_lora)
+        json_out_i64(o, "q_lora_rank", m->q_lora);
+    else
+        json_out_str(o, "q_lora_rank", NULL);
+    json_out_i64(o, "kv_lora_rank", m->kv_lora);
+    json_out_i64(o, "qk_nope_head_dim", m->nope);
+    json_out_i64(o, "qk_rope_head_dim", m->rope);
+    json_out_i64(o, "v_head_dim", m->value);
+    if (!(f->yarn > 0)) {
+        json_out_str(o, "rope_scaling", NULL);
+        return;
+    }
+    json_out_open(o, "rope_scaling", '{');
+    json_out_str(o, "type", "yarn");
+    json_out_real(o, "factor", f->yarn);
+    json_out_real(o, "beta_fast", 32);
+    json_out_real(o, "beta_slow", 1);
+    json_out_real(o, "mscale", 1);
+    json_out_real(o, "mscale_all_dim", 1);
+    json_out_i64(o, "original_max_position_embeddings", 4096);
+    json_out_close(o, '}');
+}
+
+/* The families with a sigmoid router: GLM-4.5 and DeepSeek-V3. */
+static void put_sigmoid(struct json_out *o, const struct preset *p)
 {
     const struct preset_family *f = p->family;
     json_out_i64(o, "intermediate_size", f->d_dense);
     json_out_i64(o, "first_k_dense_replace", f->n_dense);
-    json_out_i64(o, "n_shared_experts", 1);
-    json_out_i64(o, "n_group", 1);
-    json_out_i64(o, "topk_group", 1);
+    json_out_i64(o, "n_shared_experts", MT_MAX(f->n_shared, 1));
+    json_out_i64(o, "n_group", MT_MAX(f->n_group, 1));
+    json_out_i64(o, "topk_group", MT_MAX(f->topk_group, 1));
     json_out_bool(o, "norm_topk_prob", true);
     json_out_real(o, "routed_scaling_factor", f->routed_scale);
+    json_out_i64(o, "num_nextn_predict_layers", 0); /* 1 as published, but that layer is not written */
+    if (f->mla) {
+        put_latent(o, f);
+        return;
+    }
     json_out_bool(o, "use_qk_norm", f->qk_norm);
     json_out_real(o, "partial_rotary_factor", 0.5);
     json_out_str(o, "rope_scaling", NULL);
-    json_out_i64(o, "num_nextn_predict_layers", 0); /* 1 as published, but that layer is not written */
 }
 
 /* Keys that only one family has. */
@@ -179,7 +270,7 @@ static void put_family(struct json_out *o, const struct preset *p, int64_t n_lay
     if (f == &gpt_oss) {
         put_gpt_oss(o, p, n_layer);
     } else if (f->routed_scale > 0) {
-        put_glm4(o, p);
+        put_sigmoid(o, p);
     } else if (f == &qwen3_moe) {
         json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers; there are none */
         json_out_i64(o, "decoder_sparse_step", 1);

@@ -22,6 +22,10 @@ struct preset_family {
     enum weight_format experts;      /* as published */
     int64_t d_dense, n_dense;        /* width and number of the dense layers, which are the first; 0: none */
     double routed_scale;             /* routed_scaling_factor of a sigmoid router; 0: another router */
+    int64_t n_shared;                /* shared experts of such a router; 0: one */
+    int64_t n_group, topk_group;     /* groups of such a router; 0: one */
+    const struct mla_arch *mla;      /* latent attention; NULL: another mixer */
+    double yarn;                     /* its factor of YaRN over 4096 positions; 0: none */
     bool attn_bias, qk_norm;         /* attention_bias; use_qk_norm where config.json has the key */
 };
 
