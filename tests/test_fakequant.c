@@ -639,6 +639,69 @@ static void test_as_the_cpu_on_the_gpu(void **state)
     device_close(&gpu);
 }
 
+/* Fails unless n bytes at a and b, on the device, are equal; `host` has room for 2 n. */
+static void same_on_the_gpu(struct device *gpu, const char *name, const void *a, const void *b, int64_t n, char *host)
+{
+    gpu->ops->download(host, a, n);
+    gpu->ops->download(host + n, b, n);
+    if (memcmp(host, host + n, (size_t)n)) fail_msg("%s: grouped is not one call per expert", name);
+}
+
+/* Stacks as large as those of published models: grouped is one call per expert, and the last expert the CPU's. */
+static void published_size(struct device *gpu, const char *name, int64_t n_exp, int64_t n_out, int64_t n_in)
+{
+    const struct fakequant q = parsed(name);
+    const int64_t n = n_out * n_in, bytes = n * 2;
+    struct device cpu;
+    op_check_begin(&cpu, false);
+    const struct tensor one = make_random(DT_BF16, 7, 1, 1, n_out, n_in), want = make_copy(one);
+    const struct tensor amax = make_empty(DT_F32, n_exp, -1, -1), bad = make_empty(DT_F64, n_exp, -1, -1);
+    char *host = mem_alloc(2 * bytes), *mem = gpu->ops->alloc(3 * n_exp * bytes);
+    if (!mem) {
+        print_message("skip: %s of %lld experts: too little device memory\n", name, (long long)n_exp);
+    } else {
+        struct tensor x = tensor_3d(mem, DT_BF16, n_exp, n_out, n_in), y = x, z = x;
+        struct tensor top = to_gpu(gpu, amax, 0), rest = to_gpu(gpu, bad, 0);
+        y.data = mem + n_exp * bytes;
+        z.data = mem + 2 * n_exp * bytes;
+        for (int64_t e = 0; e < n_exp; e++) /* rotated, so that no two experts are equal */
+            for (int64_t k = 0, at = e * 64 * n_in % n; k < 2; k++, at = 0) {
+                const int64_t to = k ? n - e * 64 * n_in % n : 0, len = k ? n - to : n - at;
+                gpu->ops->upload((char *)x.data + e * bytes + 2 * to, (char *)one.data + 2 * at, 2 * len);
+            }
+        op_amax(gpu, top, rest, x);
+        op_fake_quant(gpu, y, x, top, &q);
+        for (int64_t e = 0; e < n_exp; e++)
+            op_fake_quant(gpu, tensor_rows(z, e, 1), tensor_rows(x, e, 1), tensor_rows(top, e, 1), &q);
+        for (int64_t e = 0; e < n_exp; e++)
+            same_on_the_gpu(gpu, name, tensor_rows(y, e, 1).data, tensor_rows(z, e, 1).data, bytes, host);
+        gpu->ops->download(one.data, tensor_rows(x, n_exp - 1, 1).data, bytes);
+        op_amax(&cpu, tensor_rows(amax, 0, 1), tensor_rows(bad, 0, 1), one);
+        op_fake_quant(&cpu, want, one, tensor_rows(amax, 0, 1), &q);
+        gpu->ops->download(host, tensor_rows(y, n_exp - 1, 1).data, bytes);
+        if (memcmp(host, want.data, (size_t)bytes)) fail_msg("%s: the last expert is not the CPU's", name);
+        gpu->ops->free((char *)top.data - GUARD);
+        gpu->ops->free((char *)rest.data - GUARD);
+        gpu->ops->free(mem);
+    }
+    mem_free(host);
+    op_check_end(&cpu);
+}
+
+static void test_published_sizes_on_the_gpu(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][2] = {{5120, 8192}, {3712, 2688}, {2688, 1856}}, counts[] = {4, 8, 32, 128};
+    static const char *const names[] = {"int8", "nvfp4", "int4", "mxfp4", "fp8"};
+    struct device gpu;
+    struct err err;
+    op_check_need_gpu();
+    if (device_open(&gpu, "cuda", "auto", &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < 12; i++)
+        published_size(&gpu, names[i % MT_LEN(names)], counts[i % 4], sizes[i / 4][0], sizes[i / 4][1]);
+    device_close(&gpu);
+}
+
 static void test_one_launch_on_the_gpu(void **state)
 {
     (void)state;
@@ -683,6 +746,7 @@ int test_fakequant(void)
         cmocka_unit_test(test_as_every_op),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_as_the_cpu_on_the_gpu),
+        cmocka_unit_test(test_published_sizes_on_the_gpu),
         cmocka_unit_test(test_one_launch_on_the_gpu),
     };
     make_tables();
