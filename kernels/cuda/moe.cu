@@ -21,7 +21,10 @@
  *   what r 16, 32, 64 add. gpt-oss-20b, MXFP4, T 2048 3.34 ms, 8, 10, 15 %, T 16384 13.1 ms, 11, 13, 15 %; 256 experts
  *   [1024, 2048] and [2048, 512], top 8, NF4, T 2048 2.88 ms, 10, 16, 31 %, T 16384 5.65 ms, 22, 26, 41 %. Of the
  *   1.44 ms that r 16 adds to gpt-oss at T 16384, the forward takes 0.28, dX 0.46, dA and dB 0.73. NF4 experts take
- *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16). */
+ *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16).
+ * Tried and dropped: the product without adapter, then y += scale xa B^T in a third launch (bench lora --split,
+ *   tests/RESULTS.md): 1.02 .. 1.86 times as long over the products of five models, and longer for a layer even if the
+ *   third launch ran at the speed of a copy. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/moe_part.h"
 
