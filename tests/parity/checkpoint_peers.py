@@ -3,10 +3,10 @@
     python checkpoint_peers.py OUT --moetrain PATH [--only NAME ...]
         (needs torch, transformers, nvidia-modelopt, compressed-tensors, llmcompressor)
 
-A small random Qwen3-MoE is quantised and exported by the library itself. The reference is transformers in fp32 with the
-weights that the library's own code decodes from the exported tensors. moetrain loads the export (`teach --base`), and
-the log-probabilities of the likeliest tokens are compared. Quantised activations are no part of either. The exit
-status is 1 when a difference is above LIMIT.
+A small random Qwen3-MoE, or gpt-oss, is quantised and exported by the library itself. The reference is transformers in
+fp32 with the weights that the library's own code decodes from the exported tensors. moetrain loads the export
+(`teach --base`), and the log-probabilities of the likeliest tokens are compared. Quantised activations are no part of
+either. The exit status is 1 when a difference is above LIMIT.
 """
 import argparse
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import peer
 
@@ -26,17 +26,26 @@ LIMIT = 1e-4  # of a log-probability: sums in fp32 in another order
 TOPK = 32
 
 
-def make_model():
+def make_model(gpt_oss=False):
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=1024, hidden_size=128, intermediate_size=192, moe_intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=6, num_experts_per_tok=3,
-        norm_topk_prob=True, tie_word_embeddings=False, bos_token_id=1015, eos_token_id=1017, pad_token_id=1016,
-        max_position_embeddings=2048, architectures=["Qwen3MoeForCausalLM"])
-    model = Qwen3MoeForCausalLM(config).to(torch.bfloat16).eval()
+    common = dict(
+        vocab_size=1024, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, num_experts_per_tok=3, tie_word_embeddings=False, bos_token_id=1015, eos_token_id=1017,
+        pad_token_id=1016, max_position_embeddings=2048)
+    if gpt_oss:
+        rope = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "truncate": False, "original_max_position_embeddings": 256}
+        model = GptOssForCausalLM._from_config(
+            GptOssConfig(intermediate_size=96, num_local_experts=6, sliding_window=16, rope_parameters=rope,
+                         architectures=["GptOssForCausalLM"], **common), attn_implementation="eager")
+    else:
+        model = Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(intermediate_size=192, moe_intermediate_size=64, num_experts=6, norm_topk_prob=True,
+                           architectures=["Qwen3MoeForCausalLM"], **common))
+    model = model.to(torch.bfloat16).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.ndim > 1:
+            if p.ndim > 1 or "bias" in name or "sinks" in name:
                 p.normal_(0, 1 if "embed" in name else 0.1)
     return model
 
@@ -60,14 +69,18 @@ def copy_tokenizer(folder):
 # ---- exporters
 
 
-def modelopt(out, config):
+def modelopt(out, config, gpt_oss=False):
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
-    model = make_model()
+    model = make_model(gpt_oss)
     mtq.quantize(model, getattr(mtq, config), calibrate)
     with torch.inference_mode():
         export_hf_checkpoint(model, dtype=torch.bfloat16, export_dir=str(out))
+
+
+def modelopt_gpt_oss(out, config):
+    modelopt(out, config, gpt_oss=True)
 
 
 def llmcompressor(out, scheme):
@@ -88,6 +101,7 @@ def llmcompressor(out, scheme):
 
 EXPORTERS = {
     "modelopt-nvfp4": (modelopt, "NVFP4_DEFAULT_CFG"),
+    "modelopt-nvfp4-gpt-oss": (modelopt_gpt_oss, "NVFP4_DEFAULT_CFG"),
     "modelopt-fp8": (modelopt, "FP8_DEFAULT_CFG"),
     "llmcompressor-nvfp4": (llmcompressor, "NVFP4A16"),
     "llmcompressor-fp8": (llmcompressor, "FP8_DYNAMIC"),
@@ -116,6 +130,20 @@ def decode_modelopt(tensors, stem):
         dtype=torch.float32, scale=scale, double_scale=tensors[stem + ".weight_scale_2"], block_sizes={-1: 16})
 
 
+def decode_stack(tensors, name):
+    """gpt-oss: all experts in one tensor, input axis before output axis."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    decoded = []
+    for codes, scale in zip(tensors[name], tensors[name + "_weight_scale"]):
+        codes = codes.T.contiguous()
+        w = NVFP4QTensor(torch.Size([codes.shape[0], 2 * codes.shape[1]]), torch.float32, codes).dequantize(
+            dtype=torch.float32, scale=scale.T.contiguous(), double_scale=tensors[name + "_weight_scale_2"],
+            block_sizes={-1: 16})
+        decoded.append(w.T)
+    return torch.stack(decoded).contiguous()
+
+
 def decode_compressed(tensors, stem, config):
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.lifecycle.forward import dequantize
@@ -142,13 +170,15 @@ def write_decoded(folder, out):
         compressed = how.get("quant_method") == "compressed-tensors"
         w = decode_compressed(tensors, stem, how) if compressed else decode_modelopt(tensors, stem)
         plain[stem + ".weight"] = w.float().contiguous()
+    stacks = [n[: -len("_weight_scale")] for n in tensors if n.endswith("_proj_weight_scale")]
+    plain.update({n: decode_stack(tensors, n) for n in stacks})
     for name, t in tensors.items():
-        if name.endswith(".weight") and name not in plain:
+        if "scale" not in name and name not in plain and t.is_floating_point():
             plain[name] = t.float()
     out.mkdir()
     (out / "config.json").write_text(json.dumps(config))
     save_file(plain, out / "model.safetensors", {"format": "pt"})
-    return len(stems)
+    return len(stems) + len(stacks)
 
 
 # ---- moetrain
