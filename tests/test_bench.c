@@ -98,6 +98,8 @@ static void test_text(void **state)
     assert_says(said.out, "gpt-oss-tiny, 2 layers, experts nf4, 1 of 2 layers decoded to f32, LoRA r 4");
     assert_int_equal(RUN("bench", "step", "--help"), 0);
     assert_says(said.out, "--memory-gb");
+    assert_int_equal(RUN("bench", "step", "--layers", "1", "--qat", "nvfp4", "--qat-inputs", "nvfp4", SMALL), 0);
+    assert_says(said.out, "glu_quant_fwd");
 }
 
 static void test_errors(void **state)

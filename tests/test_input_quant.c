@@ -608,6 +608,32 @@ static void test_evaluation(void **state)
     (void)state;
 }
 
+/* The loss of a step, as metrics.jsonl has it. */
+static double step_loss(const char *config, int step)
+{
+    static char text[1 << 16];
+    char key[64];
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    snprintf(key, sizeof(key), "\"event\":\"step\",\"step\":%d,", step);
+    const char *at = strstr(text, key);
+    if (!at) fail_msg("no step %d in:\n%s", step, text);
+    return number_after(at, "\"loss\":");
+}
+
+/* quant.start: the first steps read inputs as they are, evaluations do not. */
+static void test_start(void **state)
+{
+#define CONSTANT "optim.schedule=constant optim.lr=0 train.steps=2 "
+    const char *plain = trained(CONSTANT), *late = trained(CONSTANT "quant.activations=nvfp4 quant.start=1");
+    const char *all = trained(CONSTANT "quant.activations=nvfp4");
+    assert_true(step_loss(late, 1) == step_loss(plain, 1));
+    assert_true(fabs(step_loss(all, 1) - step_loss(plain, 1)) > 1e-4);
+    assert_true(step_loss(late, 2) == step_loss(all, 2));
+    assert_true(fabs(step_loss(late, 2) - step_loss(plain, 2)) > 1e-3);
+    assert_same_output(late, all, AMAX);
+    (void)state;
+}
+
 static void test_configuration(void **state)
 {
     const char *config = trained("quant.activations=fp8 train.steps=1 quant.mode=base quant.calibration=2");
@@ -752,6 +778,7 @@ int test_input_quant(void)
         cmocka_unit_test(test_same_adapter),
         cmocka_unit_test(test_evaluation),
         cmocka_unit_test(test_configuration),
+        cmocka_unit_test(test_start),
         cmocka_unit_test(test_export_nvfp4),
         cmocka_unit_test(test_export_fp8),
     };

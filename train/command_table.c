@@ -393,6 +393,7 @@ static const struct cli_rule synth_rules[] = {
     KEY(bench_options, "--rank", "R", "lora.r", "LoRA rank"), \
     KEY(bench_options, "--targets", "NAMES", "lora.targets", "projections with adapters"), \
     KEY(bench_options, "--qat", "FORMAT", "quant.weights", "quantisation-aware training in this format"), \
+    KEY(bench_options, "--qat-inputs", "FORMAT", "quant.activations", "training with inputs in this format"), \
     OPTION(bench_options, teacher, "--teacher", "NAME", "none|base", "none", \
            "base: distillation from the unquantised model"), \
     KEY(bench_options, "--recompute", "MODE", "train.recompute", "auto, none, selective or full"), \

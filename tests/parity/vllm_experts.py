@@ -4,8 +4,8 @@
 
 Runs vLLM's RoutedExperts.load_weights with the parameters of its ModelOpt NVFP4 and compressed-tensors FP8 methods on
 the CPU, without a model or an engine; modules that are not installed are replaced by mocks (pydantic, msgspec, openai
-and openai_harmony must be installed). Every parameter of the
-weights must be filled, decode to code * scale of the file, and every module that is not quantised must be excluded by
+and openai_harmony must be installed). Every parameter of the weights must be filled, and with quantised inputs their
+scales. The weights must decode to code * scale of the file, and every module that is not quantised must be excluded by
 the configuration. Exit 1 when one is not.
 """
 import argparse
@@ -101,7 +101,8 @@ def check_layer(name, weights, settings, n_exp, width, dim):
     for p in layer.parameters():
         p.data.view(torch.uint8).fill_(0xff)  # NaN where it is a float
     loaded = set(layer.load_weights((n[len(name) + 1:], t) for n, t in weights.items()))
-    needed = {n for n, _ in layer.named_parameters() if "input_scale" not in n}
+    inputs = any(n.endswith(".input_scale") for n in weights)
+    needed = {n for n, _ in layer.named_parameters() if inputs or "input_scale" not in n}
     if not needed <= loaded:
         sys.exit(f"{name}: vLLM did not load {sorted(needed - loaded)}")
 
@@ -115,6 +116,9 @@ def check_layer(name, weights, settings, n_exp, width, dim):
         want = torch.cat((plain(e, "gate_proj"), plain(e, "up_proj")))
         bad += int((w13[e] != want).sum()) + int((w2[e] != plain(e, "down_proj")).sum())
         values += w13[e].numel() + w2[e].numel()
+        for part, scale in ("gate_proj", layer.w13_input_scale), ("down_proj", layer.w2_input_scale):
+            if inputs and not (scale[e] == weights[f"{name}.{e}.{part}.input_scale"]).all():
+                sys.exit(f"{name}.{e}.{part}: vLLM has another input scale")
     return bad, values, config
 
 

@@ -110,6 +110,20 @@ static void make_batch(struct bench *b)
     fill_batch(b, 0);
 }
 
+/* --qat-inputs: scales from the first batch. */
+static int calibrate(struct bench *b, struct err *err)
+{
+    struct model *m = &b->run.model;
+    const struct model_pass seen = {.inputs = QAT_INPUTS_SEEN};
+    if (model_calibrated(m)) return 0;
+    if (b->n_paths) return err_set(err, "--path and --qat-inputs: the loops over experts do not quantise inputs");
+    qat_calibrate_begin(&m->qat);
+    model_begin(m, &b->batch, &seen);
+    model_fwd(m);
+    model_end(m);
+    return qat_calibrate_end(&m->qat, m->dev, &m->arch, &m->adapters, 1, err);
+}
+
 static void set_optimizer(struct adamw *opt, const struct config *cfg)
 {
     opt->beta1 = cfg->optim.beta1;
@@ -156,6 +170,7 @@ static int bench_open(struct bench *b, struct err *err)
     if (run_open_model(r, NULL, true, err)) return in_options(b, err);
     set_optimizer(&r->model.adapters.opt, &b->cfg);
     make_batch(b);
+    if (calibrate(b, err)) return -1;
     b->step_ms = mem_array(b->n_step, sizeof(double));
     b->loss = mem_array(WARM_UP + b->n_step, sizeof(double));
     return 0;
