@@ -52,6 +52,7 @@ struct attention_acts {
     struct tensor qkv_xa;      /* [T, n_seg*R] act */
     struct tensor qk, rstd_qk; /* [T, (H+K)A] act, [T, H+K or 2] stat: q and k before their norm; absent without it */
     struct tensor qkv;         /* [T, (H+2K)A] act, after RoPE */
+    struct tensor wide, gated; /* [T, (2H+2K)A], [T, HA] act: with an output gate, the product; o with its gate */
     struct tensor o, lse;      /* [T, HA] act, [T, H] stat */
     struct tensor out_xa;      /* [T, R] act */
 };
@@ -65,6 +66,15 @@ struct mla_acts {
     struct tensor qkv;                     /* [T, H(2(N+G)+B)] act, after RoPE */
     struct tensor o, lse;                  /* [T, HB] act, [T, H] stat */
     struct tensor out_xa;                  /* [T, R] act */
+};
+
+/* Activations of mixer_deltanet.c. C: columns q | k | v, V: value columns, N: value heads. */
+struct deltanet_acts {
+    struct tensor in, in_xa;  /* [T, C+V] act: q | k | v before the convolution, z; [T, n_seg*R] act */
+    struct tensor ba, ba_xa;  /* [T, 2N] act: b | a */
+    struct tensor qkv;        /* [T, C] act, after the convolution */
+    struct tensor o, y, rstd; /* [T, V] act: output of the delta rule, after its norm; [T, N] stat */
+    struct tensor out_xa;     /* [T, R] act */
 };
 
 /* Activations of ffn_moe.c. With expert parallelism M is a capacity: rows of one chunk, or of all chunks where saved.
@@ -94,6 +104,7 @@ struct layer_acts {
     struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: input of the feed-forward network */
     struct attention_acts attention;
     struct mla_acts mla;
+    struct deltanet_acts deltanet;
     struct moe_acts moe;
     struct shared_acts shared;
 };

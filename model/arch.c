@@ -11,7 +11,9 @@
 /* Facts that config.json does not contain. A family with a new formula adds a field here, not a branch elsewhere. */
 struct family {
     const char *model_type;
+    const char *text_type;              /* model_type of its text part by itself, or NULL */
     const struct mixer_kind *mixer;     /* kind of every layer */
+    const struct mixer_kind *linear;    /* kind of the layers that layer_types calls linear_attention, or NULL */
     const struct ffn_kind *ffn, *dense; /* kinds of layers with and without routed experts */
     struct tensor_names names;
     const char *width;               /* config.json's key for the width of an expert */
@@ -32,6 +34,7 @@ struct family {
     enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* layers with a sliding window when layer_types is absent */
     bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
     bool out_unbiased;  /* attention_bias does not concern the output projection */
+    bool attn_gate, norm_plus_one;
     enum qk_norm qk_norm;
     struct glu glu;
 };
@@ -156,21 +159,64 @@ static const struct family families[] = {
      .sigmoid = true,
      .predicts = true,
      .first_dense = 3},
+    {.model_type = "qwen3_5_moe",
+     .text_type = "qwen3_5_moe_text",
+     .mixer = &mixer_attention,
+     .linear = &mixer_deltanet,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {.router = {"mlp.gate"},
+               .gate = "mlp.experts.#.gate_proj",
+               .up = "mlp.experts.#.up_proj",
+               .down = "mlp.experts.#.down_proj",
+               .shared = "mlp.shared_expert",
+               .shared_gate = "mlp.shared_expert_gate"},
+     .width = "moe_intermediate_size",
+     .d_shared = "shared_expert_intermediate_size",
+     .theta = 10000,
+     .eps = 1e-6,
+     .head_dim = 256,
+     .rotated = 0.25,
+     .max_len = 32768,
+     .attn_gate = true,
+     .norm_plus_one = true,
+     .qk_norm = QK_NORM_HEAD},
 };
 
 static int find_family(const struct family **out, struct json root, struct err *err)
 {
     const char *type;
-    if (json_get_str(root, "model_type", &type, err)) return -1;
-    for (int64_t i = 0; i < MT_LEN(families); i++)
-        if (!strcmp(families[i].model_type, type)) {
-            *out = &families[i];
-            return 0;
-        }
     char known[32 * MT_LEN(families)] = "";
-    for (int64_t i = 0; i < MT_LEN(families); i++)
-        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].model_type);
+    if (json_get_str(root, "model_type", &type, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(families); i++) {
+        const struct family *f = &families[i];
+        *out = f;
+        if (!strcmp(f->model_type, type) || (f->text_type && !strcmp(f->text_type, type))) return 0;
+        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", f->model_type);
+    }
     return json_error(root, err, "model_type \"%s\" is not supported; this version trains: %s", type, known);
+}
+
+/* Sizes of the layers with gated DeltaNet; the defaults are those of transformers' configuration class. */
+static int read_delta(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    struct delta_shape *s = &a->delta.shape;
+    bool gated = true;
+    if (!f->linear) return 0;
+    *s = (struct delta_shape){.n_key = 16, .n_value = 32, .key_dim = 128, .value_dim = 128};
+    a->delta.n_tap = 4;
+    if (json_opt_i64(root, "linear_num_key_heads", 1, 4096, &s->n_key, err) ||
+        json_opt_i64(root, "linear_num_value_heads", 1, 4096, &s->n_value, err) ||
+        json_opt_i64(root, "linear_key_head_dim", 1, 4096, &s->key_dim, err) ||
+        json_opt_i64(root, "linear_value_head_dim", 1, 4096, &s->value_dim, err) ||
+        json_opt_i64(root, "linear_conv_kernel_dim", 1, MT_MAX_TAPS, &a->delta.n_tap, err) ||
+        json_opt_bool(root, "attn_output_gate", &gated, err))
+        return -1;
+    if (s->n_value % s->n_key)
+        return json_error(root, err, "linear_num_value_heads %lld is no multiple of linear_num_key_heads %lld",
+                          (long long)s->n_value, (long long)s->n_key);
+    if (!gated) return json_error(root, err, "attn_output_gate = false is not supported (true)");
+    return 0;
 }
 
 /* Reads a count that has two names; if the file has both, they must be equal. */
@@ -322,14 +368,19 @@ static int read_mla(struct arch *a, struct json root, const struct family *f, st
     return 0;
 }
 
+/* The kinds of the layers: windows of attention, and the layers with another mixer. */
 static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     int64_t window = f->window;
     struct json types = json_find(root, "layer_types");
     if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err)) return -1;
     if (json_type(types) == JSON_ABSENT || json_type(types) == JSON_NULL) {
-        for (int64_t l = 0; l < a->n_layer; l++)
+        int64_t interval = 4; /* every interval-th layer is no linear one */
+        if (f->linear && json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)) return -1;
+        for (int64_t l = 0; l < a->n_layer; l++) {
             a->window[l] = f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0) ? window : 0;
+            if (f->linear && (l + 1) % interval) a->mixer[l] = f->linear;
+        }
         return 0;
     }
     if (json_type(types) != JSON_ARRAY || json_count(types) != a->n_layer)
@@ -345,8 +396,11 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
             return json_error(item, err, "is sliding_attention, but sliding_window is not set");
         else if (!strcmp(name, "full_attention"))
             a->window[l] = 0;
+        else if (!strcmp(name, "linear_attention") && f->linear)
+            a->mixer[l] = f->linear;
         else
-            return json_error(item, err, "\"%s\" is not supported (sliding_attention, full_attention)", name);
+            return json_error(item, err, "\"%s\" is not supported (%s, full_attention)", name,
+                              f->linear ? "linear_attention" : "sliding_attention");
     }
     return 0;
 }
@@ -467,6 +521,9 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
     a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
     a->transposed_experts = f->transposed_experts;
+    a->attn_gate = f->attn_gate;
+    a->norm_plus_one = f->norm_plus_one;
+    a->shared_gate = f->names.shared_gate;
     a->attn_bias = bias;
     a->out_bias = bias && !f->out_unbiased;
     a->expert_bias = f->expert_bias;
@@ -485,13 +542,16 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
 {
     const struct family *f = NULL;
     *a = (struct arch){0};
-    if (find_family(&f, root, err) || read_sizes(a, root, f, err) || read_mla(a, root, f, err) ||
+    if (find_family(&f, root, err)) return -1;
+    a->nested = f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT;
+    if (a->nested) root = json_find(root, "text_config");
+    if (read_sizes(a, root, f, err) || read_mla(a, root, f, err) || read_delta(a, root, f, err) ||
         read_rope(&a->rope, root, f, a->mla.kv_lora ? a->mla.rope : a->head_dim, err) ||
         read_windows(a, root, f, err) || read_shared(a, root, f, err) || read_dense(a, root, f, err) ||
         refuse_variants(root, err) || read_router(a, root, f, err) || read_switches(a, root, f, err))
         return -1;
     for (int64_t l = 0; l < a->n_layer; l++) {
-        a->mixer[l] = f->mixer;
+        if (!a->mixer[l]) a->mixer[l] = f->mixer;
         a->ffn[l] = a->dense[l] ? f->dense : a->d_shared ? &ffn_shared : f->ffn;
     }
     a->family = f->model_type;
@@ -516,6 +576,14 @@ struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
     return a->dense[layer] ? (struct ffn_size){1, 1, a->d_dense} : (struct ffn_size){a->n_exp, a->top_k, a->d_ff};
 }
 
+bool arch_is_other_part(const char *name)
+{
+    static const char *const parts[] = {"model.visual.", "visual.", "mtp."};
+    for (int i = 0; i < MT_LEN(parts); i++)
+        if (!strncmp(name, parts[i], strlen(parts[i]))) return true;
+    return false;
+}
+
 bool arch_is_prediction(const struct arch *a, const char *name)
 {
     const int64_t layer = !strncmp(name, "model.layers.", 13) ? strtoll(name + 13, NULL, 10) : 0;
@@ -523,6 +591,8 @@ bool arch_is_prediction(const struct arch *a, const char *name)
 }
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
+
+int64_t arch_q_rows(const struct arch *a) { return (a->attn_gate ? 2 : 1) * a->n_head * a->head_dim; }
 
 /* RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and interpolates
  * between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was trained with

@@ -37,6 +37,12 @@ struct mla_arch {
     bool interleaved;          /* rotated pairs are adjacent columns */
 };
 
+/* Sizes of gated DeltaNet (mixer_deltanet.c); n_tap: width of its convolution. */
+struct delta_arch {
+    struct delta_shape shape;
+    int64_t n_tap;
+};
+
 struct mixer_kind;
 struct ffn_kind;
 struct arch {
@@ -54,8 +60,12 @@ struct arch {
     bool expert_bias, router_bias, sinks, tied;
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
     bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
+    bool attn_gate;          /* the rows of q_proj are, of every head, those of q, then those of an output gate */
+    bool norm_plus_one;      /* norms multiply by 1 + weight, except the gated one of DeltaNet */
+    bool nested;             /* config.json has these settings in text_config: the class has other parts too */
     enum qk_norm qk_norm;
     struct mla_arch mla;
+    struct delta_arch delta;
     struct router router;
     struct glu glu;
     struct rope_arch rope;
@@ -76,7 +86,10 @@ int arch_parse(struct arch *a, struct json root, struct err *err) MT_CHECK; /* t
 struct ffn_size arch_ffn(const struct arch *a, int64_t layer);
 /* Whether a tensor belongs to the layers of multi-token prediction, which follow the last layer. */
 bool arch_is_prediction(const struct arch *a, const char *name);
+/* Whether a tensor belongs to a vision tower, or to multi-token prediction outside the layers. */
+bool arch_is_other_part(const char *name);
 int64_t arch_qkv_cols(const struct arch *a); /* (H + 2K) * A */
+int64_t arch_q_rows(const struct arch *a);   /* of q_proj: H * A, with an output gate 2 * H * A */
 /* cos | sin of positions 0..n-1, attention factor included; table [n, rope.width] f32 on the host */
 void arch_rope_table(const struct arch *a, int64_t n, float *table);
 

@@ -64,7 +64,7 @@ struct ffn_kind {
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
 };
 
-extern const struct mixer_kind mixer_attention, mixer_mla;
+extern const struct mixer_kind mixer_attention, mixer_deltanet, mixer_mla;
 extern const struct ffn_kind ffn_moe, ffn_shared, ffn_dense;
 
 #endif

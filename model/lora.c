@@ -3,6 +3,8 @@
  * Flat layout of a layer, trained targets only:
  *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
  * Latent attention has [q_a.a kv_a.a] [q_a.b kv_a.b] [o.a] [o.b] [kv_b.a] [kv_b.b] [q_b.a] [q_b.b] before the experts.
+ * Gated DeltaNet has [in_qkv.a in_z.a] [in_qkv.b in_z.b] [in_b.a in_a.a] [in_b.b in_a.b] [out.a] [out.b] before the
+ * experts.
  * - Layers follow each other. With expert parallelism the attention of all layers comes first, then all experts.
  * - Each bracket begins at a multiple of 64 elements. The padding is zero, so that ops can read logical cache lines and
  *   the gradient norm can run over the logical array.
@@ -33,6 +35,11 @@ static const struct {
     [LORA_Q_B] = {"q_b_proj", "self_attn.q_b_proj"},
     [LORA_KV_A] = {"kv_a_proj_with_mqa", "self_attn.kv_a_proj_with_mqa"},
     [LORA_KV_B] = {"kv_b_proj", "self_attn.kv_b_proj"},
+    [LORA_IN_QKV] = {"in_proj_qkv", "linear_attn.in_proj_qkv"},
+    [LORA_IN_Z] = {"in_proj_z", "linear_attn.in_proj_z"},
+    [LORA_IN_B] = {"in_proj_b", "linear_attn.in_proj_b"},
+    [LORA_IN_A] = {"in_proj_a", "linear_attn.in_proj_a"},
+    [LORA_OUT] = {"out_proj", "linear_attn.out_proj"},
     [LORA_UP] = {"gate_up_proj", NULL},
     [LORA_DOWN] = {"down_proj", NULL},
     [LORA_SHARED_GATE] = {"shared_gate_proj", "#.gate_proj"},
@@ -334,6 +341,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
         return -1;
     pad_ranks(ad, 1);
     ad->transposed = a->transposed_experts;
+    ad->nested = a->nested;
     ad->names = a->names;
     ad->n_layer = ad->lowest_layer = a->n_layer;
     ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));

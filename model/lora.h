@@ -23,6 +23,11 @@ enum lora_target {
     LORA_Q_B,
     LORA_KV_A,
     LORA_KV_B,
+    LORA_IN_QKV, /* of gated DeltaNet */
+    LORA_IN_Z,
+    LORA_IN_B,
+    LORA_IN_A,
+    LORA_OUT,
     LORA_UP, /* of the routed experts: stacks */
     LORA_DOWN,
     LORA_SHARED_GATE, /* of the shared experts */
@@ -106,6 +111,7 @@ struct adapters {
     unsigned fused[LORA_TARGETS];     /* bits of the targets that share a product with this one */
     bool transposed;                  /* transformers stores the experts as [E, in, out]; used for PEFT files only */
     const struct tensor_names *names; /* the architecture's */
+    bool nested;                      /* names of files have language_model before layers: arch.nested */
     int64_t n_layer;
     bool *layer_on;       /* [n_layer] host: the layer has trained parameters */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */
@@ -169,7 +175,7 @@ int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int6
 /* The largest lora rank of the trained targets. */
 int64_t adapters_max_rank(const struct adapters *ad);
 /* The lora ranks in the form of lora_options.ranks; "" when all are r. */
-#define LORA_RANKS_TEXT 320
+#define LORA_RANKS_TEXT 512
 #define LORA_NAMES_TEXT 256 /* the names of all targets, separated by commas */
 void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
 const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */

@@ -73,10 +73,11 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
         {q_cols(a), kv_cols(a)},
         a->d_model,
         2,
+        false,
         false};
-    const struct stored_rows q_b = {{"self_attn.q_b_proj"}, {query_cols(a)}, m->q_lora, 1, false};
-    const struct stored_rows kv_b = {{"self_attn.kv_b_proj"}, {key_value_cols(a)}, m->kv_lora, 1, false};
-    const struct stored_rows out = {{"self_attn.o_proj"}, {a->d_model}, out_cols(a), 1, false};
+    const struct stored_rows q_b = {{"self_attn.q_b_proj"}, {query_cols(a)}, m->q_lora, 1, false, false};
+    const struct stored_rows kv_b = {{"self_attn.kv_b_proj"}, {key_value_cols(a)}, m->kv_lora, 1, false, false};
+    const struct stored_rows out = {{"self_attn.o_proj"}, {a->d_model}, out_cols(a), 1, false, false};
     (void)layer;
     if (m->q_lora && (weights_vector(f, &lw->q_a_norm, "self_attn.q_a_layernorm", ".weight", m->q_lora) ||
                       weights_rows(f, &lw->q_b, &q_b, false, false)))

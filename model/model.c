@@ -15,6 +15,7 @@ int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
 static int check_shapes(const struct device *dev, const struct arch *a, const struct adapters *ad, int n_ep,
                         struct err *err)
 {
+    const struct delta_shape *d = &a->delta.shape;
     const struct {
         const char *what;
         int64_t value;
@@ -31,6 +32,10 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"the experts' width", a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
         {"the shared experts' width", a->d_shared, a->d_shared % 8 == 0, "a multiple of 8"},
         {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
+        {"linear_key_head_dim", d->key_dim, d->key_dim % 8 == 0 && d->key_dim <= 128, "a multiple of 8, at most 128"},
+        {"linear_value_head_dim", d->value_dim, d->value_dim % 8 == 0 && d->value_dim <= 128,
+         "a multiple of 8, at most 128"},
+        {"linear_num_value_heads", d->n_value, d->n_value % 4 == 0, "a multiple of 4"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
         {"n_group", a->router.n_group, a->router.n_group <= 32, "at most 32"},
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},

@@ -17,6 +17,7 @@ struct fill {
     const struct arch *a;
     const struct comm *ep;
     struct checkpoint ck;
+    const char *prefix; /* of all names but the head's: "model.", or "model.language_model." */
     struct err *err;
     int64_t layer;
     struct ffn_size ffn;     /* size of this layer's feed-forward network */
@@ -35,6 +36,13 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp)
 /* The dtype that op_decode writes. */
 static enum dtype decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
 
+/* Classes with other parts than text store the text part under this prefix. */
+static const char *prefix_of(const struct checkpoint *ck)
+{
+    static const char nested[] = "model.language_model.embed_tokens.weight";
+    return checkpoint_has(ck, nested) ? "model.language_model." : "model.";
+}
+
 /* "model.layers.7." + rest + suffix, returned by value. */
 struct name {
     char s[256];
@@ -42,7 +50,15 @@ struct name {
 static struct name layer_name(const struct fill *f, const char *rest, const char *suffix)
 {
     struct name n;
-    snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s%s", (long long)f->layer, rest, suffix);
+    snprintf(n.s, sizeof(n.s), "%slayers.%lld.%s%s", f->prefix, (long long)f->layer, rest, suffix);
+    return n;
+}
+
+/* A name outside the layers. */
+static struct name end_name(const struct fill *f, const char *rest)
+{
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "%s%s", f->prefix, rest);
     return n;
 }
 
@@ -52,10 +68,10 @@ static struct name expert_name(const struct fill *f, const char *pattern, int64_
     const size_t before = strcspn(pattern, "#");
     struct name n;
     if (pattern[before])
-        snprintf(n.s, sizeof(n.s), "model.layers.%lld.%.*s%lld%s%s", (long long)f->layer, (int)before, pattern,
+        snprintf(n.s, sizeof(n.s), "%slayers.%lld.%.*s%lld%s%s", f->prefix, (long long)f->layer, (int)before, pattern,
                  (long long)expert, pattern + before + 1, suffix);
     else
-        snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s%s", (long long)f->layer, pattern, suffix);
+        snprintf(n.s, sizeof(n.s), "%slayers.%lld.%s%s", f->prefix, (long long)f->layer, pattern, suffix);
     return n;
 }
 
@@ -90,23 +106,29 @@ static void put(struct fill *f, char *dst, const struct st_tensor *t)
     }
 }
 
-static void put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n)
+static void put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
 {
     if (f->dev->dry_run) return;
     float *host = mem_array(n, sizeof(float));
     source_f32(t, n, host);
+    for (int64_t i = 0; plus > 0 && i < n; i++) host[i] += plus;
     device_upload(f->dev, dst, host, n * (int64_t)sizeof(float));
     mem_free(host);
     safetensors_drop(f->ck.st, t);
 }
 
-static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n)
+static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus)
 {
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);
     if (!t) return -1;
     *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
-    put_f32(f, out->data, t, n);
+    put_f32(f, out->data, t, n, plus);
     return 0;
+}
+
+static int norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
+{
+    return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0);
 }
 
 /* Checks that all sources of a stack have the same format and equal code tables. */
@@ -331,7 +353,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
-    if (stack(f, &p->w, s, r->n_part, r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION)) return -1;
+    if (stack(f, &p->w, s, r->n_part, r->plain ? ROLE_OTHER : r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION)) return -1;
     if (sampled && f->layer == 0) add_to_fingerprint(f, &p->w);
     if (!biased) return 0;
     p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);
@@ -339,7 +361,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
         const struct name name = layer_name(f, r->part[i], ".bias");
         const struct st_tensor *t = checkpoint_take(&f->ck, name.s, false, 1, &r->rows[i], f->err);
         if (!t) return -1;
-        put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i]);
+        put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i], 0);
     }
     return 0;
 }
@@ -445,7 +467,7 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
         const int64_t at = x - f->own.first;
         if (!t) return -1;
         if (at < 0 || at >= f->own.count) continue;
-        put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out);
+        put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out, 0);
     }
     return 0;
 }
@@ -509,7 +531,7 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
     if (!t) return -1;
     const struct st_tensor own = own_part(f, t);
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
-    put_f32(f, bias->data, &own, f->own.count * p->n_out);
+    put_f32(f, bias->data, &own, f->own.count * p->n_out, 0);
     return 0;
 }
 
@@ -520,7 +542,22 @@ bool weights_has(const struct fill *f, const char *name, const char *suffix)
 
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
 {
-    return vector(f, out, layer_name(f, name, suffix).s, n);
+    return vector(f, out, layer_name(f, name, suffix).s, n, 0);
+}
+
+int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
+{
+    return norm(f, out, layer_name(f, name, ".weight").s, n);
+}
+
+int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap)
+{
+    const struct st_tensor *t =
+        checkpoint_take(&f->ck, layer_name(f, name, ".weight").s, false, 3, (int64_t[]){n_col, 1, n_tap}, f->err);
+    if (!t) return -1;
+    *out = arena_tensor_2d(&f->dev->weights, DT_F32, n_col, n_tap);
+    put_f32(f, out->data, t, n_col * n_tap, 0);
+    return 0;
 }
 
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
@@ -580,8 +617,8 @@ int weights_experts(struct fill *f, struct proj *up, const struct stored_experts
 static int load_layer(struct fill *f, struct layer_weights *lw)
 {
     const struct arch *a = f->a;
-    return weights_vector(f, &lw->attn_norm, "input_layernorm", ".weight", a->d_model) ||
-                   weights_vector(f, &lw->ffn_norm, "post_attention_layernorm", ".weight", a->d_model) ||
+    return weights_norm(f, &lw->attn_norm, "input_layernorm", a->d_model) ||
+                   weights_norm(f, &lw->ffn_norm, "post_attention_layernorm", a->d_model) ||
                    a->mixer[f->layer]->load(f, a, f->layer, lw) || a->ffn[f->layer]->load(f, a, f->layer, lw)
                ? -1
                : 0;
@@ -589,7 +626,7 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
 
 static int load_embed(struct fill *f, struct weight *embed)
 {
-    return matrix(f, embed, "model.embed_tokens.weight", f->a->vocab, f->a->d_model, ROLE_OTHER);
+    return matrix(f, embed, end_name(f, "embed_tokens.weight").s, f->a->vocab, f->a->d_model, ROLE_OTHER);
 }
 
 static bool has_head(const struct fill *f)
@@ -614,7 +651,7 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
     add_to_fingerprint(f, &w->embed);
     f->arena = &f->dev->weights;
     w->head = w->embed;
-    return load_head(f, &w->head) || vector(f, &w->norm, "model.norm.weight", f->a->d_model) ? -1 : 0;
+    return load_head(f, &w->head) || norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ? -1 : 0;
 }
 
 bool weights_is_activation_scale(const char *name)
@@ -632,13 +669,15 @@ bool weights_is_activation_scale(const char *name)
 /* Counts the tensors that were not read; the first one's name. */
 static void find_unused(const struct fill *f, struct weights *w)
 {
-    int64_t n_scale = 0, n_mtp = 0;
+    int64_t n_scale = 0, n_mtp = 0, n_other = 0;
     for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--) {
         if (f->ck.used[i]) continue;
         if (weights_is_activation_scale(f->ck.st->tensors[i].name))
             n_scale++;
         else if (arch_is_prediction(f->a, f->ck.st->tensors[i].name))
             n_mtp++;
+        else if (arch_is_other_part(f->ck.st->tensors[i].name))
+            n_other++;
         else
             w->n_unused++, w->unused = f->ck.st->tensors[i].name;
     }
@@ -649,6 +688,10 @@ static void find_unused(const struct fill *f, struct weights *w)
         log_info(
             "%lld tensors of multi-token prediction (model.layers.%lld.*) are not read: the adapter does not train it",
             (long long)n_mtp, (long long)f->a->n_layer);
+    if (n_other && !f->dev->dry_run)
+        log_info("%lld tensors of the vision tower and of multi-token prediction are not used: only the text part is "
+                 "trained",
+                 (long long)n_other);
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -661,6 +704,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
     f.first_decoded = a->n_layer - opt->decoded_layers;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
+    f.prefix = prefix_of(&f.ck);
     quantizer_open(&f.quantizer, opt->quantize, dev, st);
     if (load_ends(&f, w, opt->embed_on_host)) goto out;
     for (int64_t l = 0; l < a->n_layer; l++) {
@@ -695,6 +739,7 @@ static void part_open(struct fill *f, struct weights *w, struct device *dev, con
     f->ep = &comm_alone;
     f->first_decoded = a->n_layer;
     f->ck.used = mem_array(st->n_tensors, sizeof(bool));
+    f->prefix = prefix_of(&f->ck);
     quantizer_open(&f->quantizer, q, dev, st);
 }
 
@@ -730,7 +775,7 @@ int weights_load_embed(struct weight *embed, struct device *dev, const struct ar
     return rc;
 }
 
-int weights_load_head(struct weight *head, struct tensor *norm, struct device *dev, const struct arch *a,
+int weights_load_head(struct weight *head, struct tensor *out, struct device *dev, const struct arch *a,
                       const struct safetensors *st, struct err *err)
 {
     struct weights w;
@@ -738,7 +783,7 @@ int weights_load_head(struct weight *head, struct tensor *norm, struct device *d
     part_open(&f, &w, dev, a, st, NULL, err);
     int rc = load_head(&f, head);
     if (!rc && !has_head(&f)) rc = load_embed(&f, head);
-    if (!rc) rc = vector(&f, norm, "model.norm.weight", a->d_model);
+    if (!rc) rc = norm(&f, out, end_name(&f, "norm.weight").s, a->d_model);
     part_close(&f);
     return rc;
 }

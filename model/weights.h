@@ -13,13 +13,16 @@ struct layer_weights {
     struct proj qkv, out;              /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
     struct tensor q_norm, k_norm;      /* f32: both [A], or [HA] and [KA]; absent without such norms */
     /* Latent attention: qkv is [Lq+Lkv+G, D], q_a (or all of q), then kv_a; out [D, HB] */
-    struct proj q_b, kv_b;              /* [H(N+G), Lq], absent without q_lora_rank; [H(N+B), Lkv] */
-    struct tensor q_a_norm, kv_a_norm;  /* [Lq], [Lkv] f32 */
-    struct tensor sinks;                /* [H] f32 */
-    struct weight router;               /* [E, D]; one row of zeros in a dense layer */
-    struct tensor router_bias;          /* [E] f32 */
-    struct proj shared_up, shared_down; /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
-    struct weight shared_gate;          /* [1, D] */
+    struct proj q_b, kv_b;             /* [H(N+G), Lq], absent without q_lora_rank; [H(N+B), Lkv] */
+    struct tensor q_a_norm, kv_a_norm; /* [Lq], [Lkv] f32 */
+    /* Gated DeltaNet: C rows q | k | v and V rows z; N rows b, N rows a; out is [D, V] */
+    struct proj delta_in, delta_ba;
+    struct tensor conv, a_log, dt_bias, delta_norm; /* [C, taps], [N], [N], [V/N] f32 */
+    struct tensor sinks;                            /* [H] f32 */
+    struct weight router;                           /* [E, D]; one row of zeros in a dense layer */
+    struct tensor router_bias;                      /* [E] f32 */
+    struct proj shared_up, shared_down;             /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
+    struct weight shared_gate;                      /* [1, D] */
     struct proj up, down; /* [E, 2F, D], [E, D, F]; with expert parallelism only this rank's E/P experts */
 };
 
@@ -74,6 +77,10 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
 struct fill;
 bool weights_has(const struct fill *f, const char *name, const char *suffix);
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n) MT_CHECK;
+/* The weight of a norm; arch.norm_plus_one adds 1. */
+int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
+/* The weight [C, 1, taps] of a depthwise convolution, as [C, taps]. */
+int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
 /* A matrix that model.quantize does not pack. weights_zeros: a matrix of zeros that is not in the checkpoint. */
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
 void weights_zeros(struct fill *f, struct weight *w, int64_t n_out, int64_t n_in);
@@ -85,7 +92,8 @@ struct stored_rows {
     const char *part[STORED_PARTS];
     int64_t rows[STORED_PARTS], n_in;
     int n_part;
-    bool ffn; /* of a feed-forward network */
+    bool ffn;   /* of a feed-forward network */
+    bool plain; /* model.quantize_attention does not pack it */
 };
 int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled) MT_CHECK;
 /* The two matrices of every expert that this rank holds, in any layout that a checkpoint may have; packed or decoded as

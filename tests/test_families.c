@@ -608,8 +608,8 @@ static void linear_products(const struct arch *a, int64_t layer, struct product 
 static int linear_load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const int64_t q = a->n_head * a->head_dim;
-    const struct stored_rows first = {{"self_attn.q_proj"}, {q}, a->d_model, 1, false};
-    const struct stored_rows second = {{"self_attn.o_proj"}, {a->d_model}, q, 1, false};
+    const struct stored_rows first = {{"self_attn.q_proj"}, {q}, a->d_model, 1, false, false};
+    const struct stored_rows second = {{"self_attn.o_proj"}, {a->d_model}, q, 1, false, false};
     (void)layer;
     return weights_rows(f, &lw->qkv, &first, false, true) || weights_rows(f, &lw->out, &second, false, false) ? -1 : 0;
 }

@@ -11,7 +11,11 @@
  * Adapters of transformers 4 have a plain pair per expert's Linear. When gate and up are two Linears with rank r each,
  * moetrain's gate_up has rank 2r, as in PEFT's own conversion: A = [A_gate; A_up], B = [B_gate 0; 0 B_up]. All ranks
  * are then 2r, and alpha is adjusted to keep the scale. The ranks from r on of other targets keep their A and have B =
- * 0. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py (_inject_parameters). */
+ * 0.
+ *
+ * Classes with other parts than text (Qwen3_5MoeForConditionalGeneration) have model.language_model.layers in place of
+ * model.layers. Both are read. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py
+ * (_inject_parameters). */
 #include "train/peft.h"
 
 #include <math.h>
@@ -28,6 +32,7 @@
 
 #define WEIGHTS_NAME                 "adapter_model.safetensors"
 #define KEY_PREFIX                   "base_model.model.model.layers."
+#define NESTED_PREFIX                "base_model.model.model.language_model.layers."
 #define KEY_SIZE                     160
 #define MAX_CONFIG                   (1 << 20)
 #define VERSION(major, minor, patch) ((major)*1000000LL + (minor)*1000LL + (patch))
@@ -98,7 +103,8 @@ static struct place place_of(const struct adapters *ad, struct layout f, const s
     }
     at.shape[at.is_b] = at.r * at.n_exp;
     at.shape[!at.is_b] = at.n;
-    snprintf(at.key, KEY_SIZE, KEY_PREFIX "%lld.%s.lora_%c.weight", (long long)p->layer, module, at.is_b ? 'B' : 'A');
+    snprintf(at.key, KEY_SIZE, "%s%lld.%s.lora_%c.weight", ad->nested ? NESTED_PREFIX : KEY_PREFIX, (long long)p->layer,
+             module, at.is_b ? 'B' : 'A');
     return at;
 }
 
@@ -185,6 +191,7 @@ struct source {
     bool rslora;
     struct layout layout;                               /* of per-expert tensors */
     bool param_up, param_down;                          /* target_parameters names them */
+    bool nested;                                        /* names have language_model before layers */
     int64_t version;                                    /* VERSION() of peft_version; -1: not given */
     bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* found among the tensors */
 };
@@ -338,6 +345,8 @@ static bool begins(const char *s, const char *pattern)
     return true;
 }
 
+static bool is_nested(const char *key) { return !strncmp(key, NESTED_PREFIX, strlen(NESTED_PREFIX)); }
+
 /* Parses a tensor name: the layer, and a bit per target. FUSED: the outer or only tensor of the experts. SPLIT: a
  * tensor of one matrix of one expert. MIXTRAL: the same with Mixtral's names. */
 #define FUSED   (1u << LORA_TARGETS)
@@ -360,9 +369,10 @@ static unsigned parse_key(const char *key, int64_t *layer)
         {".block_sparse_moe.experts.#.w3.lora_", MIXTRAL | SPLIT | 1u << LORA_UP},
         {".block_sparse_moe.experts.#.w2.lora_", MIXTRAL | SPLIT | 1u << LORA_DOWN},
     };
-    size_t prefix = strlen(KEY_PREFIX);
+    const bool nested = is_nested(key);
+    const size_t prefix = strlen(nested ? NESTED_PREFIX : KEY_PREFIX);
     char *rest;
-    if (strncmp(key, KEY_PREFIX, prefix) || key[prefix] < '0' || key[prefix] > '9') return 0;
+    if ((!nested && strncmp(key, KEY_PREFIX, prefix)) || key[prefix] < '0' || key[prefix] > '9') return 0;
     *layer = strtoll(key + prefix, &rest, 10);
     const char *lora = strstr(rest, ".lora_");
     char module[LORA_MODULE_TEXT];
@@ -400,6 +410,10 @@ static int scan_tensors(struct source *src, struct err *err)
                            "%s/%s: tensor \"%.200s\" is not an adapter of a projection of attention or of the experts",
                            src->dir, WEIGHTS_NAME, key);
         targets |= found;
+        if (i && is_nested(key) != src->nested)
+            return err_set(err, "%s/%s: some tensors have language_model in their names and others have not", src->dir,
+                           WEIGHTS_NAME);
+        src->nested = is_nested(key);
         src->layer_on[layer] = true;
     }
     if ((targets & FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN))) {
@@ -643,6 +657,8 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
     struct layout f;
     int rc = -1;
     if (source_open(&src, dir, err)) return -1;
+    ad->nested = src.nested; /* peft_save keeps the names of this file */
+    if (ad->logical) ad->logical->nested = src.nested;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_get(ad, dev, ad->opt.param, DT_F32, flat);
     for (int64_t i = 0; i < whole->n_params; i++) {

@@ -2,7 +2,7 @@
 names and layout of weights in published files."""
 import torch
 from transformers import (DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig, MixtralConfig, OlmoeConfig,
-                          Qwen3MoeConfig)
+                          Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig)
 
 import peer
 
@@ -69,6 +69,23 @@ def deepseek_v3_config(a, common):
         **latent_sizes(a, common))
 
 
+def qwen3_5_config(a, common):
+    """Three layers of gated DeltaNet, then one of attention; key heads are half of the value heads."""
+    return Qwen3_5MoeTextConfig(
+        moe_intermediate_size=a.inter, shared_expert_intermediate_size=a.inter + 8, num_experts=a.experts,
+        head_dim=a.head_dim, linear_num_value_heads=a.heads, linear_num_key_heads=a.heads // 2,
+        linear_key_head_dim=a.head_dim, linear_value_head_dim=a.head_dim // 4 * 3,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                         "mrope_section": [1, 1, 0], "mrope_interleaved": True}, **common)
+
+
+def qwen3_5_nested_config(a, common):
+    """The conditional-generation class, which has a vision tower."""
+    return Qwen3_5MoeConfig(text_config=qwen3_5_config(a, common).to_dict(), vision_config=dict(
+        depth=1, hidden_size=16, intermediate_size=16, num_heads=2, num_position_embeddings=16, patch_size=4,
+        out_hidden_size=a.hidden))
+
+
 def encode_mxfp4(w):
     """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
     groups = w.reshape(*w.shape[:-1], -1, 32)
@@ -110,6 +127,18 @@ def mixtral_tensors(state):
     return per_expert_tensors(state, "block_sparse_moe", "w1", "w3", "w2")
 
 
+def qwen3_5_tensors(state):
+    """bf16, experts stacked; A_log and the norm of gated DeltaNet in fp32; a tensor of multi-token prediction."""
+    tensors = {"mtp.fc.weight": torch.zeros(4, 4)}
+    for name, value in state.items():
+        exact = name.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))
+        tensors[name] = (value if exact else value.bfloat16()).contiguous()
+    return tensors
+
+
+ZERO_CENTRED = ("qwen3_5", "qwen3_5_text")  # their norms multiply by 1 + weight, except that of linear attention
+
+
 # Configuration; tensors as published; standard deviation of the experts' weights. gpt-oss's are so large that
 # activations reach its clamp at 7.
 FAMILIES = {
@@ -120,14 +149,19 @@ FAMILIES = {
     "glm4": (glm4_config, per_expert_tensors, 0.15),
     "glm4_lite": (glm4_lite_config, per_expert_tensors, 0.15),
     "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
+    "qwen3_5": (qwen3_5_nested_config, qwen3_5_tensors, 0.15),
+    "qwen3_5_text": (qwen3_5_config, per_expert_tensors, 0.15),
 }
 
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
-# for the fused experts of these families: its target_parameters name the weights.
-SHARED = dict.fromkeys(("glm4", "glm4_lite", "deepseek_v3"), "mlp.shared_experts")
+# for the fused experts of the families in SHARED_BY_WEIGHT: its target_parameters name the weights.
+SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3")
+SHARED = dict.fromkeys(SHARED_BY_WEIGHT, "mlp.shared_experts") | dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert")
 
 
 def attention_targets(a):
+    if a.family in ZERO_CENTRED:
+        return "q_proj k_proj v_proj o_proj in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split()
     if a.family not in ("glm4_lite", "deepseek_v3"):
         return ["q_proj", "k_proj", "v_proj", "o_proj"]
     return (["q_a_proj", "q_b_proj"] if a.q_lora else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]

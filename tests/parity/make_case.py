@@ -16,7 +16,6 @@ import shutil
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 import families
 import peer
@@ -85,14 +84,15 @@ def random_model(a, tokenizer):
         num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, max_position_embeddings=2048,
         tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager",
-                                             experts_implementation="eager").float()
+    model = peer.model_class(config.model_type).from_config(config, attn_implementation="eager",
+                                                            experts_implementation="eager").float()
     deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, "mlp.gate.weight": 0.3, "experts": experts,
-                 "lm_head": 0.3, "embed": 1.0}
+                 "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "A_log": 1.5}
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
-                p.copy_(1 + 0.2 * torch.randn_like(p))
+                zero_centred = a.family in families.ZERO_CENTRED and "linear_attn" not in name
+                p.copy_((0 if zero_centred else 1) + 0.2 * torch.randn_like(p))
             else:
                 p.normal_(0, next((d for part, d in deviation.items() if part in name), 1.5 / a.hidden ** 0.5))
         for name, b in model.named_buffers():
@@ -150,10 +150,15 @@ def write_rows(a):
 
 def random_adapter(a, model):
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    modules = families.attention_targets(a)
     if a.adapt_shared:
-        parameters += [f"{families.SHARED[a.family]}.{part}_proj.weight" for part in ("gate", "up", "down")]
+        shared = [f"{families.SHARED[a.family]}.{part}_proj" for part in ("gate", "up", "down")]
+        if a.family in families.SHARED_BY_WEIGHT:
+            parameters += [name + ".weight" for name in shared]
+        else:
+            modules += shared
     adapted = get_peft_model(model, LoraConfig(
-        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=families.attention_targets(a),
+        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=modules,
         target_parameters=parameters)).float()
     with torch.no_grad():
         for name, p in adapted.named_parameters():

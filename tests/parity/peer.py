@@ -9,7 +9,8 @@ import os
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, GptOssConfig, GptOssForCausalLM,
+                          PreTrainedTokenizerFast)
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # e2m1, by code
 
@@ -34,12 +35,17 @@ def decode_mxfp4(blocks, scales):
     return values.flatten(-2).transpose(1, 2).contiguous()
 
 
+def model_class(model_type):
+    """Classes with a vision tower have other names of adapters than their text part."""
+    return AutoModelForImageTextToText if model_type == "qwen3_5_moe" else AutoModelForCausalLM
+
+
 def load_model(path, experts="eager"):
     """The model of a checkpoint directory, fp32; experts: transformers' experts_implementation."""
     with open(os.path.join(path, "config.json")) as f:
         settings = json.load(f)
     if settings["model_type"] != "gpt_oss":
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = model_class(settings["model_type"]).from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager", experts_implementation=experts,
             output_loading_info=True)
         wrong = {kind: keys for kind, keys in info.items() if keys}

@@ -101,10 +101,19 @@ static int write_card(const struct export *x, struct err *err)
     return rc;
 }
 
+/* Other formats than PEFT's know no layers with gated DeltaNet. */
+static int check_family(const struct export *x, struct err *err)
+{
+    const struct arch *a = &x->run.arch;
+    if (x->format == EXPORT_PEFT || !a->delta.n_tap) return 0;
+    return err_set(err, "--to %s: adapters of %s are exported as peft only; PEFT's merge_and_unload merges them",
+                   export_format_name(x->format), a->family);
+}
+
 /* Opens everything that the export needs; cheap checks first. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
-    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
+    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) || check_family(x, err) ||
         cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) || export_quant_open(x, err) ||
         run_open_data(&x->run, false, err))
         return -1;

@@ -143,6 +143,19 @@ static const struct preset_family moonlight = {DEEPSEEK,
                                                .n_shared = 2,
                                                .mla = &moonlight_mla};
 
+#define QWEN3_5                                                                                                        \
+    .model_type = "qwen3_5_moe", .text_type = "qwen3_5_moe_text", .class_name = "Qwen3_5MoeForConditionalGeneration",  \
+    .experts_key = "num_experts", .width_key = "moe_intermediate_size", .eps = 1e-6, .aux_coef = 0.001,                \
+    .vocab = 248320, .eos = "<|im_end|>", .pad = "<|endoftext|>",                                                      \
+    .tokens = {{"<|endoftext|>", 248044}, {"<|im_start|>", 248045}, {"<|im_end|>", 248046}}, .head_dim_named = true,   \
+    .experts = WF_BF16, .stacked = true
+
+static const struct delta_shape delta_35b = {16, 32, 128, 128}, delta_122b = {16, 64, 128, 128};
+static const struct delta_shape delta_tiny = {2, 4, 32, 32};
+static const struct preset_family qwen3_5_35b = {QWEN3_5, .delta = &delta_35b};
+static const struct preset_family qwen3_5_122b = {QWEN3_5, .delta = &delta_122b};
+static const struct preset_family qwen3_5_tiny = {QWEN3_5, .delta = &delta_tiny};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -155,6 +168,8 @@ static const struct preset rows[] = {
     {"glm-4.7-flash", &glm4_lite, 47, 2048, 20, 20, 256, 64, 4, 1536, 154880, 202752, 1000000},
     {"moonlight-16b-a3b", &moonlight, 27, 2048, 16, 16, 192, 64, 6, 1408, 163840, 8192, 50000},
     {"deepseek-v3", &deepseek_v3, 61, 7168, 128, 128, 192, 256, 8, 2048, 129280, 163840, 10000},
+    {"qwen3.5-35b-a3b", &qwen3_5_35b, 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 10000000},
+    {"qwen3.5-122b-a10b", &qwen3_5_122b, 48, 3072, 32, 2, 256, 256, 8, 1024, 248320, 262144, 10000000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
@@ -162,6 +177,7 @@ static const struct preset rows[] = {
     {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
     {"glm-flash-tiny", &glm4_lite_tiny, 4, 256, 4, 4, 64, 16, 4, 128, 2048, 202752, 1000000},
     {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
+    {"qwen3.5-tiny", &qwen3_5_tiny, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 32768, 10000000},
 };
 
 const struct preset *preset_row(int64_t i) { return i < MT_LEN(rows) ? &rows[i] : NULL; }
@@ -263,6 +279,31 @@ static void put_sigmoid(struct json_out *o, const struct preset *p)
     json_out_str(o, "rope_scaling", NULL);
 }
 
+static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    const int64_t n_pair = p->head_dim / 8; /* a quarter of a head is rotated; the sections are those of images */
+    json_out_bool(o, "attn_output_gate", true);
+    json_out_i64(o, "shared_expert_intermediate_size", p->d_ff);
+    json_out_i64(o, "linear_num_key_heads", p->family->delta->n_key);
+    json_out_i64(o, "linear_num_value_heads", p->family->delta->n_value);
+    json_out_i64(o, "linear_key_head_dim", p->family->delta->key_dim);
+    json_out_i64(o, "linear_value_head_dim", p->family->delta->value_dim);
+    json_out_i64(o, "linear_conv_kernel_dim", 4);
+    json_out_str(o, "mamba_ssm_dtype", "float32");
+    json_out_open(o, "layer_types", '[');
+    for (int64_t l = 0; l < n_layer; l++) json_out_str(o, NULL, (l + 1) % 4 ? "linear_attention" : "full_attention");
+    json_out_close(o, ']');
+    json_out_open(o, "rope_parameters", '{');
+    json_out_str(o, "rope_type", "default");
+    json_out_i64(o, "rope_theta", p->theta);
+    json_out_real(o, "partial_rotary_factor", 0.25);
+    json_out_bool(o, "mrope_interleaved", true);
+    json_out_open(o, "mrope_section", '[');
+    for (int64_t i = 2; i >= 0; i--) json_out_i64(o, NULL, (n_pair + i) / 3);
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
 /* Keys that only one family has. */
 static void put_family(struct json_out *o, const struct preset *p, int64_t n_layer)
 {
@@ -271,6 +312,8 @@ static void put_family(struct json_out *o, const struct preset *p, int64_t n_lay
         put_gpt_oss(o, p, n_layer);
     } else if (f->routed_scale > 0) {
         put_sigmoid(o, p);
+    } else if (f->delta) {
+        put_qwen3_5(o, p, n_layer);
     } else if (f == &qwen3_moe) {
         json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers; there are none */
         json_out_i64(o, "decoder_sparse_step", 1);
@@ -293,8 +336,8 @@ static void put_family(struct json_out *o, const struct preset *p, int64_t n_lay
 /* NVFP4 of ModelOpt, weights alone. */
 static void put_modelopt(struct json_out *o)
 {
-    static const char *const kept[] = {"*self_attn*", "*router*", "*mlp.gate", "*block_sparse_moe.gate",
-                                       "lm_head",     NULL};
+    static const char *const kept[] = {
+        "*self_attn*", "*linear_attn*", "*router*", "*mlp.gate", "*block_sparse_moe.gate", "lm_head", NULL};
     json_out_open(o, "quantization_config", '{');
     json_out_str(o, "quant_method", "modelopt");
     json_out_str(o, "quant_algo", "W4A16_NVFP4");
@@ -317,7 +360,7 @@ static void put_numbers(struct json_out *o, const char *key, bool dynamic)
 /* FP8 of compressed-tensors. */
 static void put_compressed(struct json_out *o)
 {
-    static const char *const kept[] = {"re:.*self_attn.*", "re:.*gate$", "lm_head", NULL};
+    static const char *const kept[] = {"re:.*self_attn.*", "re:.*linear_attn.*", "re:.*gate$", "lm_head", NULL};
     json_out_open(o, "quantization_config", '{');
     json_out_str(o, "quant_method", "compressed-tensors");
     json_out_str(o, "format", "float-quantized");
@@ -346,7 +389,8 @@ static void put_quantization(struct json_out *o, enum weight_format experts)
         json_out_str(o, "quant_method", "mxfp4");
         put_names(o, "modules_to_not_convert", kept);
     } else {
-        static const char *const kept[] = {"self_attn", "router", "gate", "embed_tokens", "lm_head", NULL};
+        static const char *const kept[] = {"self_attn",    "linear_attn", "router", "gate",
+                                           "embed_tokens", "lm_head",     NULL};
         json_out_str(o, "quant_method", "bitsandbytes");
         json_out_bool(o, "load_in_4bit", true);
         json_out_bool(o, "load_in_8bit", false);
@@ -374,6 +418,10 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_open(o, NULL, '{');
     put_names(o, "architectures", (const char *const[]){f->class_name, NULL});
     json_out_str(o, "model_type", f->model_type);
+    if (f->text_type) {
+        json_out_open(o, "text_config", '{');
+        json_out_str(o, "model_type", f->text_type);
+    }
     json_out_str(o, "torch_dtype", "bfloat16");
     json_out_i64(o, "num_hidden_layers", n_layer);
     json_out_i64(o, "hidden_size", p->d_model);
@@ -385,7 +433,7 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_i64(o, f->width_key, p->d_ff);
     json_out_i64(o, "vocab_size", p->vocab);
     json_out_i64(o, "max_position_embeddings", p->max_len);
-    json_out_i64(o, "rope_theta", p->theta);
+    if (!f->text_type) json_out_i64(o, "rope_theta", p->theta);
     json_out_real(o, "rms_norm_eps", f->eps);
     json_out_bool(o, "attention_bias", f->attn_bias);
     json_out_real(o, "attention_dropout", 0);
@@ -397,6 +445,7 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_bool(o, "use_cache", true);
     put_family(o, p, n_layer);
     put_tokens(o, p);
+    if (f->text_type) json_out_close(o, '}');
     put_quantization(o, experts);
     json_out_close(o, '}');
 }

@@ -27,6 +27,11 @@ struct preset_family {
     const struct mla_arch *mla;      /* latent attention; NULL: another mixer */
     double yarn;                     /* its factor of YaRN over 4096 positions; 0: none */
     bool attn_bias, qk_norm;         /* attention_bias; use_qk_norm where config.json has the key */
+    bool stacked;                    /* in bf16 all experts of a layer are one tensor [E, out, in] */
+    const char *text_type;           /* model_type of the text part: its settings are in text_config, its tensors below
+                                        model.language_model; NULL: the whole model is text */
+    const struct delta_shape *delta; /* gated DeltaNet in three of four layers, a shared expert as wide as the routed
+                                        ones; NULL: another family */
 };
 
 struct preset {

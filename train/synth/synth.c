@@ -17,7 +17,7 @@
 #include "kernels/cgroup.h"
 #include "kernels/memory.h"
 #include "kernels/quant.h"
-#include "model/lora.h"
+#include "model/layer.h"
 #include "train/atomic_dir.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
@@ -87,14 +87,20 @@ static struct random_weights normal(double mean, double std)
     return (struct random_weights){.kind = RANDOM_NORMAL, .mean = mean, .std = std};
 }
 
+/* Of all tensors but the head. */
+static const char *prefix(const struct synth *s)
+{
+    return s->p->family->text_type ? "model.language_model." : "model.";
+}
+
 /* "model.layers.7." + rest */
 struct name {
     char s[256];
 };
-static struct name layer_name(int64_t layer, const char *rest)
+static struct name layer_name(const struct synth *s, int64_t layer, const char *rest)
 {
     struct name n;
-    snprintf(n.s, sizeof(n.s), "model.layers.%lld.%s", (long long)layer, rest);
+    snprintf(n.s, sizeof(n.s), "%slayers.%lld.%s", prefix(s), (long long)layer, rest);
     return n;
 }
 
@@ -119,17 +125,43 @@ static void add_latent(struct synth *s, int64_t layer)
     const struct mla_arch *m = &a->mla;
     const int64_t d = a->d_model, q = a->n_head * a->head_dim, o = a->n_head * m->value;
     if (m->q_lora) {
-        add_linear(s, layer_name(layer, "self_attn.q_a_proj"), m->q_lora, d, spread(d), a->attn_bias);
-        add_values(s, layer_name(layer, "self_attn.q_a_layernorm.weight").s, m->q_lora, 0, normal(1, 0.1));
-        add_linear(s, layer_name(layer, "self_attn.q_b_proj"), q, m->q_lora, spread(m->q_lora), false);
+        add_linear(s, layer_name(s, layer, "self_attn.q_a_proj"), m->q_lora, d, spread(d), a->attn_bias);
+        add_values(s, layer_name(s, layer, "self_attn.q_a_layernorm.weight").s, m->q_lora, 0, normal(1, 0.1));
+        add_linear(s, layer_name(s, layer, "self_attn.q_b_proj"), q, m->q_lora, spread(m->q_lora), false);
     } else {
-        add_linear(s, layer_name(layer, "self_attn.q_proj"), q, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "self_attn.q_proj"), q, d, spread(d), false);
     }
-    add_linear(s, layer_name(layer, "self_attn.kv_a_proj_with_mqa"), m->kv_lora + m->rope, d, spread(d), a->attn_bias);
-    add_values(s, layer_name(layer, "self_attn.kv_a_layernorm.weight").s, m->kv_lora, 0, normal(1, 0.1));
-    add_linear(s, layer_name(layer, "self_attn.kv_b_proj"), a->n_head * (m->nope + m->value), m->kv_lora,
+    add_linear(s, layer_name(s, layer, "self_attn.kv_a_proj_with_mqa"), m->kv_lora + m->rope, d, spread(d),
+               a->attn_bias);
+    add_values(s, layer_name(s, layer, "self_attn.kv_a_layernorm.weight").s, m->kv_lora, 0, normal(1, 0.1));
+    add_linear(s, layer_name(s, layer, "self_attn.kv_b_proj"), a->n_head * (m->nope + m->value), m->kv_lora,
                spread(m->kv_lora), false);
-    add_linear(s, layer_name(layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
+}
+
+/* The weight of a norm. */
+static void add_norm(struct synth *s, struct name name, int64_t n)
+{
+    add_values(s, with(name, ".weight").s, n, 0, normal(s->a.norm_plus_one ? 0 : 1, 0.1));
+}
+
+/* Gated DeltaNet. A_log around -3: a state keeps about 0.95 of itself per token. */
+static void add_delta(struct synth *s, int64_t layer)
+{
+    const struct delta_shape *h = &s->a.delta.shape;
+    const int64_t d = s->a.d_model, v = h->n_value * h->value_dim, c = 2 * h->n_key * h->key_dim + v;
+    const int64_t taps = s->a.delta.n_tap;
+    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_qkv"), c, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_z"), v, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_b"), h->n_value, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_a"), h->n_value, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "linear_attn.out_proj"), d, v, spread(v) * residual_gain(&s->a), false);
+    add(s, layer_name(s, layer, "linear_attn.conv1d.weight").s, DT_BF16, 3, (int64_t[]){c, 1, taps},
+        normal(0, spread(taps)));
+    s->n_params += c * taps;
+    add_values(s, layer_name(s, layer, "linear_attn.A_log").s, h->n_value, 0, normal(-3, 1));
+    add_values(s, layer_name(s, layer, "linear_attn.dt_bias").s, h->n_value, 0, normal(0, 0.5));
+    add_values(s, layer_name(s, layer, "linear_attn.norm.weight").s, h->value_dim, 0, normal(1, 0.1));
 }
 
 static void add_attention(struct synth *s, int64_t layer)
@@ -137,14 +169,14 @@ static void add_attention(struct synth *s, int64_t layer)
     const struct arch *a = &s->a;
     const int64_t d = a->d_model, q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
-    add_linear(s, layer_name(layer, "self_attn.q_proj"), q, d, spread(d), a->attn_bias);
-    add_linear(s, layer_name(layer, "self_attn.k_proj"), kv, d, spread(d), a->attn_bias);
-    add_linear(s, layer_name(layer, "self_attn.v_proj"), kv, d, spread(d), a->attn_bias);
-    add_linear(s, layer_name(layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->out_bias);
-    if (a->sinks) add_values(s, layer_name(layer, "self_attn.sinks").s, a->n_head, 0, normal(0, 0.5));
+    add_linear(s, layer_name(s, layer, "self_attn.q_proj"), arch_q_rows(a), d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.k_proj"), kv, d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.v_proj"), kv, d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->out_bias);
+    if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, a->n_head, 0, normal(0, 0.5));
     if (a->qk_norm == QK_NORM_NONE) return;
-    add_values(s, layer_name(layer, "self_attn.q_norm.weight").s, whole ? q : a->head_dim, 0, normal(1, 0.1));
-    add_values(s, layer_name(layer, "self_attn.k_norm.weight").s, whole ? kv : a->head_dim, 0, normal(1, 0.1));
+    add_norm(s, layer_name(s, layer, "self_attn.q_norm"), whole ? q : a->head_dim);
+    add_norm(s, layer_name(s, layer, "self_attn.k_norm"), whole ? kv : a->head_dim);
 }
 
 /* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and not counted as parameters. */
@@ -192,7 +224,7 @@ static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *
     char rest[192];
     for (int64_t x = 0; x < s->a.n_exp; x++) {
         snprintf(rest, sizeof(rest), "%.*s%lld%s", (int)before, p->pattern, (long long)x, p->pattern + before + 1);
-        const struct name name = layer_name(layer, rest);
+        const struct name name = layer_name(s, layer, rest);
         if (s->experts == WF_BF16) {
             add_linear(s, name, p->n_out, p->n_in, p->std, s->a.expert_bias);
             continue;
@@ -206,7 +238,7 @@ static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *
 static void add_stack(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const int64_t e = s->a.n_exp, groups = p->n_in / 32;
-    const struct name name = layer_name(layer, p->stack);
+    const struct name name = layer_name(s, layer, p->stack);
     if (s->experts == WF_MXFP4) {
         add(s, with(name, "_blocks").s, DT_U8, 4, (int64_t[]){e, p->n_out, groups, 16},
             (struct random_weights){.kind = RANDOM_NIBBLES});
@@ -226,6 +258,16 @@ static void add_stack(struct synth *s, int64_t layer, const struct matrix *p)
     add_values(s, with(name, "_bias").s, e, p->n_out, normal(0, 0.1));
 }
 
+/* The layout of struct preset_family.stacked, which has gate and up in one tensor. */
+static bool is_stacked(const struct synth *s) { return s->p->family->stacked && s->experts == WF_BF16; }
+
+static void add_rows(struct synth *s, int64_t layer, const struct matrix *p)
+{
+    const int64_t e = s->a.n_exp;
+    add(s, layer_name(s, layer, p->stack).s, DT_BF16, 3, (int64_t[]){e, p->n_out, p->n_in}, normal(0, p->std));
+    s->n_params += e * p->n_out * p->n_in;
+}
+
 static void add_shared(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
@@ -234,10 +276,10 @@ static void add_shared(struct synth *s, int64_t layer)
         const int64_t n_out = down ? a->d_model : a->d_shared, n_in = down ? a->d_shared : a->d_model;
         char module[LORA_MODULE_TEXT];
         lora_target_module(a->names, t, module);
-        add_linear(s, layer_name(layer, module), n_out, n_in, spread(n_in) * (down ? residual_gain(a) : 1), false);
+        add_linear(s, layer_name(s, layer, module), n_out, n_in, spread(n_in) * (down ? residual_gain(a) : 1), false);
     }
     if (a->shared_gate)
-        add_values(s, with(layer_name(layer, a->names->shared_gate), ".weight").s, 1, a->d_model,
+        add_values(s, with(layer_name(s, layer, a->names->shared_gate), ".weight").s, 1, a->d_model,
                    normal(0, spread(a->d_model)));
 }
 
@@ -245,22 +287,24 @@ static void add_dense(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     const int64_t d = a->d_model, f = a->d_dense;
-    add_linear(s, layer_name(layer, "mlp.gate_proj"), f, d, spread(d), false);
-    add_linear(s, layer_name(layer, "mlp.up_proj"), f, d, spread(d), false);
-    add_linear(s, layer_name(layer, "mlp.down_proj"), d, f, spread(f) * residual_gain(a), false);
+    add_linear(s, layer_name(s, layer, "mlp.gate_proj"), f, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "mlp.up_proj"), f, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "mlp.down_proj"), d, f, spread(f) * residual_gain(a), false);
 }
 
 static void add_experts(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     const char *bias = a->names->router_bias ? a->names->router_bias : ".bias";
-    const struct name router = layer_name(layer, a->names->router[0]);
+    const struct name router = layer_name(s, layer, a->names->router[0]);
     const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
     add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
     if (a->router_bias) add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
     for (int i = 0; i < s->n_products; i++)
         if (a->transposed_experts && s->experts != WF_NF4)
             add_stack(s, layer, &s->products[i]);
+        else if (is_stacked(s))
+            add_rows(s, layer, &s->products[i]);
         else
             add_per_expert(s, layer, &s->products[i]);
     if (a->d_shared) add_shared(s, layer);
@@ -269,9 +313,12 @@ static void add_experts(struct synth *s, int64_t layer)
 static void add_layer(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
-    add_values(s, layer_name(layer, "input_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
-    (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
-    add_values(s, layer_name(layer, "post_attention_layernorm.weight").s, a->d_model, 0, normal(1, 0.1));
+    add_norm(s, layer_name(s, layer, "input_layernorm"), a->d_model);
+    if (a->mixer[layer] == &mixer_deltanet)
+        add_delta(s, layer);
+    else
+        (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
+    add_norm(s, layer_name(s, layer, "post_attention_layernorm"), a->d_model);
     (a->dense[layer] ? add_dense : add_experts)(s, layer);
 }
 
@@ -291,8 +338,9 @@ static void add_products(struct synth *s)
     const struct arch *a = &s->a;
     const int64_t d = a->d_model, f = a->d_ff;
     const struct tensor_names *n = a->names;
-    add_product(s, n->gate, "mlp.experts.gate_up_proj", n->up ? f : 2 * f, d, spread(d));
-    if (n->up) add_product(s, n->up, NULL, f, d, spread(d));
+    const bool both = !n->up || is_stacked(s);
+    add_product(s, n->gate, "mlp.experts.gate_up_proj", both ? 2 * f : f, d, spread(d));
+    if (!both) add_product(s, n->up, NULL, f, d, spread(d));
     add_product(s, n->down, "mlp.experts.down_proj", d, f, spread(f) * residual_gain(a));
 }
 
@@ -300,9 +348,12 @@ static void add_all(struct synth *s)
 {
     const struct arch *a = &s->a;
     add_products(s);
-    add_values(s, "model.embed_tokens.weight", a->vocab, a->d_model, normal(0, 1));
+    struct name embed, norm;
+    snprintf(embed.s, sizeof(embed.s), "%sembed_tokens.weight", prefix(s));
+    snprintf(norm.s, sizeof(norm.s), "%snorm", prefix(s));
+    add_values(s, embed.s, a->vocab, a->d_model, normal(0, 1));
     for (int64_t l = 0; l < s->n_layer; l++) add_layer(s, l);
-    add_values(s, "model.norm.weight", a->d_model, 0, normal(1, 0.1));
+    add_norm(s, norm, a->d_model);
     add_values(s, "lm_head.weight", a->vocab, a->d_model, normal(0, spread(a->d_model)));
 }
 
@@ -575,7 +626,7 @@ void synth_list(FILE *out)
 {
     static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4", "fp8"};
     const struct preset *p;
-    fprintf(out, "%-14s  %6s  %10s", "architecture", "layers", "parameters");
+    fprintf(out, "%-18s  %6s  %10s", "architecture", "layers", "parameters");
     for (int k = 0; k < MT_LEN(formats); k++) fprintf(out, "  %10s", formats[k]);
     fputc('\n', out);
     for (int64_t i = 0; (p = preset_row(i)) != NULL; i++) {
@@ -589,7 +640,7 @@ void synth_list(FILE *out)
             else
                 str_bytes(text[k], bytes), str_count(params, n);
         }
-        fprintf(out, "%-14s  %6lld  %10s", p->name, (long long)p->n_layer, params);
+        fprintf(out, "%-18s  %6lld  %10s", p->name, (long long)p->n_layer, params);
         for (int k = 0; k < MT_LEN(formats); k++) fprintf(out, "  %10s", text[k]);
         fputc('\n', out);
     }
