@@ -196,9 +196,15 @@ __device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64
     for (int i = 0; i < 8; i++) {
         h[i] = glu_gradient(form, gate[i], up[i], weight * v[i], &gate[i],
                             &up[i]); /* gate and up become their gradients */
-        sum += h[i] * v[i];
+        if (!QUANT) sum += h[i] * v[i];
     }
-    store16(g.act + m * g.n_out + n, bf16_pack8(h));
+    if (QUANT) {
+        grouped_read_quant8(g, g.act + m * g.n_out + n, h, gate, up);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += h[i] * v[i];
+    } else {
+        store16(g.act + m * g.n_out + n, bf16_pack8(h));
+    }
     if (pairs) {
         uint32_t w[8];
 #pragma unroll
