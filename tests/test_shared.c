@@ -26,8 +26,9 @@ static struct config case_config(const char *model, const char *targets)
 
 /* ---- the gradient */
 
-/* Writes the fixture with a gate of the shared experts and tensors of a layer of multi-token prediction. */
-static const char *gated_model(bool config_says)
+/* Writes the fixture with a gate of the shared experts and a tensor of a layer of multi-token prediction, packed or
+ * not. */
+static const char *gated_model(bool config_says, bool packed)
 {
     static struct st_entry entries[600];
     static char names[16][96];
@@ -46,8 +47,11 @@ static const char *gated_model(bool config_says)
     for (int l = 1; l <= 3; l++) {
         for (int i = 0; i < 40; i++) values[l][i] = (float)test_value(40 + (uint64_t)l, (uint64_t)i);
         snprintf(names[n_names], 96, "model.layers.%d.%s", l, l == 3 ? "eh_proj.weight" : "mlp.shared_gate.weight");
-        entries[n++] = (struct st_entry){
-            .name = names[n_names++], .dtype = DT_F32, .ndim = 2, .shape = {1, 40}, .data = values[l]};
+        entries[n++] = (struct st_entry){.name = names[n_names++],
+                                         .dtype = l == 3 && packed ? DT_U8 : DT_F32,
+                                         .ndim = 2,
+                                         .shape = {1, 40},
+                                         .data = values[l]};
     }
     const char *dir = scratch_dir();
     snprintf(path, sizeof(path), "%s/config.json", fixture("parity/glm4"));
@@ -142,7 +146,7 @@ static double check_slope(struct config *cfg, bool gated)
 static void test_gradient(void **state)
 {
     (void)state;
-    struct config cfg = case_config(gated_model(true), TARGETS);
+    struct config cfg = case_config(gated_model(true, false), TARGETS);
     double value[2];
     for (int gated = 0; gated < 2; gated++) {
         cfg.train.recompute = CFG_RECOMPUTE_NONE;
@@ -174,7 +178,7 @@ static void test_prediction_is_ignored(void **state)
 {
     (void)state;
     for (int says = 0; says < 2; says++) {
-        struct config cfg = case_config(gated_model(says), "q_proj");
+        struct config cfg = case_config(gated_model(says, false), "q_proj");
         struct run r;
         struct err err = {.msg = ""};
         if (run_open_headers(&r, &cfg, false, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
@@ -190,7 +194,7 @@ static void test_prediction_is_ignored(void **state)
 static void test_packing(void **state)
 {
     (void)state;
-    struct config cfg = case_config(gated_model(true), TARGETS);
+    struct config cfg = case_config(gated_model(true, false), TARGETS);
     struct run r;
     struct err err = {.msg = ""};
     cfg.model.quantize = CFG_QUANTIZE_NF4;
@@ -241,7 +245,7 @@ static void test_files(void **state)
 {
     (void)state;
     static const char *const formats[] = {"peft", "vllm", "gguf", "merged-bf16", "merged-fp8"};
-    const char *model = gated_model(true), *of = fixture("parity/glm4"), *dir = scratch_dir();
+    const char *model = gated_model(true, false), *of = fixture("parity/glm4"), *dir = scratch_dir();
     char path[MT_PATH], run[MT_PATH], out[MT_PATH], text[4 * MT_PATH];
     struct safetensors st;
     struct err err = {.msg = ""};
@@ -277,6 +281,14 @@ static void test_files(void **state)
     if (safetensors_open(&st, out, &err)) fail_msg("%s", err.msg);
     expect_tensor(&st, "model.layers.3.eh_proj.weight", 1, 40); /* copied */
     expect_tensor(&st, "model.layers.2.mlp.shared_experts.up_proj.weight", 24, 40);
+    safetensors_close(&st);
+    snprintf(path, sizeof(path), "%s/case.ini", dir);
+    snprintf(text, sizeof(text), "model.path=%s", gated_model(true, true));
+    snprintf(out, sizeof(out), "%s/without", dir);
+    if (RUN("export", path, "--set", text, "--to", "merged-bf16", "--out", out)) fail_msg("%s", said.err);
+    assert_says(said.err, "multi-token prediction is quantised: the export leaves out its 1 tensors");
+    if (safetensors_open(&st, out, &err)) fail_msg("%s", err.msg);
+    assert_null(safetensors_find(&st, "model.layers.3.eh_proj.weight"));
     safetensors_close(&st);
 }
 
