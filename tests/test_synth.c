@@ -357,6 +357,32 @@ static void test_same_bytes(void **state)
     }
 }
 
+/* ---- in memory */
+
+/* As a file's reader gives them: the loader decides by dtypes. */
+static void test_memory(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {{"qwen3-tiny", "fp8"}, {"mixtral-tiny", "nvfp4"}, {"gpt-oss-tiny", "nvfp4"}};
+    for (int k = 0; k < MT_LEN(rows); k++) {
+        const struct synth_options opt = {.arch = rows[k][0], .quant = rows[k][1], .n_layer = 1};
+        struct synth_memory m;
+        struct safetensors st;
+        struct err err = {.msg = ""};
+        if (synth_memory_open(&m, &opt, &err) || safetensors_open(&st, made(opt), &err)) fail_msg("%s", err.msg);
+        assert_int_equal(m.st.n_tensors, st.n_tensors);
+        for (int64_t i = 0; i < st.n_tensors; i++) {
+            const struct st_tensor *a = &m.st.tensors[i], *b = safetensors_find(&st, a->name);
+            assert_non_null(b);
+            assert_int_equal(a->dtype, b->dtype);
+            if (a->dtype == DT_NONE) assert_string_equal(a->st_dtype, b->st_dtype);
+            assert_int_equal(a->bytes, b->bytes);
+        }
+        safetensors_close(&st);
+        synth_memory_close(&m);
+    }
+}
+
 /* ---- refusals */
 
 static void assert_refused(struct synth_options opt, const char *says)
@@ -442,10 +468,10 @@ static void test_failed_write(void **state)
 int test_synth(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces),         cmocka_unit_test(test_moments),      cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_tokenizer),    cmocka_unit_test(test_models),
-        cmocka_unit_test(test_commands),       cmocka_unit_test(test_same_bytes),   cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_no_space),       cmocka_unit_test(test_failed_write),
+        cmocka_unit_test(test_pieces),         cmocka_unit_test(test_moments),    cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_tokenizer),  cmocka_unit_test(test_models),
+        cmocka_unit_test(test_commands),       cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_no_space),   cmocka_unit_test(test_failed_write),
     };
     return cmocka_run_group_tests_name("synth", tests, NULL, NULL);
 }

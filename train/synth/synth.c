@@ -599,7 +599,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
         const struct st_entry *e = &s.entries[i];
         struct st_tensor *t = &m->st.tensors[i];
         m->names[i] = mem_strdup(e->name);
-        *t = (struct st_tensor){.name = m->names[i], .dtype = e->dtype, .ndim = e->ndim};
+        *t = (struct st_tensor){.name = m->names[i], .dtype = e->st_dtype ? DT_NONE : e->dtype, .ndim = e->ndim};
         t->st_dtype = e->st_dtype ? e->st_dtype : dtype_name(e->dtype);
         memcpy(t->shape, e->shape, sizeof(t->shape));
         t->bytes = safetensors_entry_bytes(e);
