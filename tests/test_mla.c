@@ -11,7 +11,7 @@
 #include "tests/checkpoints.h"
 #include "train/run.h"
 
-enum { LAYERS = 2, HIDDEN = 26, HEADS = 3, VOCAB = 40, DENSE = 32, N_TOK = 12, FIRST = 5 };
+enum { LAYERS = 2, HIDDEN = 40, HEADS = 3, VOCAB = 40, DENSE = 32, N_TOK = 12, FIRST = 5 };
 
 struct sizes {
     int64_t q_lora, kv_lora, nope, rope, value; /* q_lora 0: null */
@@ -384,6 +384,55 @@ static void other_targets_are_refused(void **state)
                                  "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj");
 }
 
+/* Plans the model on a backend whose memory is separate from the host's, like a GPU. */
+static int plan_like_a_gpu(const struct sizes *s, struct err *err)
+{
+    const struct lora_options lora = {.r = 8, .alpha = 8, .targets = "all-linear", .layers = ""};
+    const struct model_options opt = {.max_len = 64};
+    const char *dir = write_model(s);
+    struct ops gpu = *ops_cpu();
+    struct device dev, measure;
+    struct safetensors st;
+    struct adapters ad;
+    struct arch a;
+    struct model m;
+    gpu.own_memory = true;
+    if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err) || device_open(&dev, "cpu", "bf16", err) ||
+        adapters_plan(&ad, &a, &lora, err))
+        fail_msg("%s", err->msg);
+    dev.ops = &gpu;
+    device_dry_run(&measure, &dev);
+    const int rc = model_open(&m, &measure, &a, &st, &ad, &opt, 1, err);
+    model_close(&m);
+    device_close(&dev);
+    safetensors_close(&st);
+    return rc;
+}
+
+/* Sizes that the CUDA kernels do not support are errors when the model is opened. */
+static void sizes_for_a_gpu(void **state)
+{
+    (void)state;
+    static const struct {
+        struct sizes s;
+        const char *says; /* NULL: supported */
+    } rows[] = {
+        {{8, 16, 16, 16, 24, "\"rope_theta\": 100", ""}, NULL},
+        {{8, 16, 16, 16, 12, "\"rope_theta\": 100", ""}, "v_head_dim is 12; the CUDA kernels need a multiple of 8"},
+        {{8, 16, 16, 16, 264, "\"rope_theta\": 100", ""}, "v_head_dim is 264"},
+        {{8, 16, 10, 6, 16, "\"rope_theta\": 100", ""},
+         "qk_rope_head_dim is 6; the CUDA kernels need a multiple of 16"},
+        {{10, 16, 16, 16, 16, "\"rope_theta\": 100", ""}, "q_lora_rank is 10; the CUDA kernels need a multiple of 8"},
+        {{8, 12, 16, 16, 16, "\"rope_theta\": 100", ""}, "kv_lora_rank is 12; the CUDA kernels need a multiple of 8"},
+    };
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct err err = {.msg = ""};
+        const int rc = plan_like_a_gpu(&rows[i].s, &err);
+        if (rc != (rows[i].says ? -1 : 0) || (rc && !strstr(err.msg, rows[i].says)))
+            fail_msg("row %d: %s", (int)i, err.msg);
+    }
+}
+
 static void all_linear_is_every_target(void **state)
 {
     (void)state;
@@ -414,6 +463,7 @@ int test_mla(void)
         cmocka_unit_test(bad_sizes_are_refused),
         cmocka_unit_test(other_targets_are_refused),
         cmocka_unit_test(all_linear_is_every_target),
+        cmocka_unit_test(sizes_for_a_gpu),
     };
     return cmocka_run_group_tests_name("mla", tests, NULL, NULL);
 }
