@@ -655,15 +655,15 @@ static void test_configuration(void **state)
 
 /* ---- exports ---- */
 
-/* A small Qwen3-MoE with widths that blocks of 16 divide. */
-static const char *small_qwen3(void)
+/* A small model with widths that blocks of 16 divide. */
+static const char *small_model(const char *arch)
 {
     static char model[MT_PATH];
     static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
     char path[2 * MT_PATH];
     struct err err;
     snprintf(model, sizeof(model), "%s/model", scratch_dir());
-    if (RUN("synth", "qwen3-tiny", model, "--layers", "2")) fail_msg("%s", said.err);
+    if (RUN("synth", arch, model, "--layers", "2")) fail_msg("%s", said.err);
     for (int i = 0; i < MT_LEN(files); i++) {
         struct file_map map;
         snprintf(path, sizeof(path), "parity/qwen3/%s", files[i]);
@@ -720,7 +720,7 @@ static void expect_scales(const char *config, const char *dir, const char *up, c
 static void test_export_nvfp4(void **state)
 {
     static char text[1 << 16];
-    const char *config = exported(small_qwen3(), "qwen3", "nvfp4", "merged-nvfp4", "");
+    const char *config = exported(small_model("qwen3-tiny"), "qwen3", "nvfp4", "merged-nvfp4", "");
     assert_says(said.out, "scales of inputs are bit for bit those that training read");
     expect_scales(config, "export-merged-nvfp4", "mlp.experts.3.gate_proj", "mlp.experts.0.down_proj", 2688);
     process_read(process_output(config, "export-merged-nvfp4/hf_quant_config.json"), text, sizeof(text));
@@ -762,6 +762,16 @@ static void test_export_fp8(void **state)
     (void)state;
 }
 
+/* Every product reads its input through the calibration: a dense layer, shared experts, latent attention. */
+static void test_export_all_kinds(void **state)
+{
+    const char *config = exported(small_model("glm-flash-tiny"), "qwen3", "fp8", "merged-fp8",
+                                  "quant.targets=all lora.targets=o_proj,experts lora.r=4");
+    assert_says(said.out, "scales of inputs are bit for bit those that training read");
+    expect_scales(config, "export-merged-fp8", "mlp.experts.3.up_proj", "mlp.experts.0.down_proj", 448);
+    (void)state;
+}
+
 int test_input_quant(void)
 {
     const struct CMUnitTest tests[] = {
@@ -782,6 +792,7 @@ int test_input_quant(void)
         cmocka_unit_test(test_start),
         cmocka_unit_test(test_export_nvfp4),
         cmocka_unit_test(test_export_fp8),
+        cmocka_unit_test(test_export_all_kinds),
     };
     return cmocka_run_group_tests_name("input_quant", tests, NULL, NULL);
 }

@@ -9,17 +9,22 @@
 
 static const char suffix[] = ".input_scale";
 
-/* The target whose input the module X of X.input_scale reads; NULL: it is none. */
-static const char *target_of(const char *name, size_t n)
+/* The target whose input a module of a layer reads, "mlp.experts.3.up_proj"; NULL: it is none. */
+static const char *target_of(const struct arch *a, const char *module)
 {
-    static const char *const modules[][2] = {
-        {"gate_proj", "gate_up_proj"}, {"up_proj", "gate_up_proj"}, {"down_proj", "down_proj"}, {"w1", "gate_up_proj"},
-        {"w3", "gate_up_proj"},        {"w2", "down_proj"},         {"q_proj", "q_proj"},       {"k_proj", "k_proj"},
-        {"v_proj", "v_proj"},          {"o_proj", "o_proj"}};
-    for (int64_t i = 0; i < MT_LEN(modules); i++) {
-        const size_t k = strlen(modules[i][0]);
-        if (n > k && name[n - k - 1] == '.' && !strncmp(name + n - k, modules[i][0], k)) return modules[i][1];
+    static const char *const of_up[] = {".gate_proj", ".up_proj", ".w1", ".w3"}, *const of_down[] = {".down_proj",
+                                                                                                     ".w2"};
+    const char *last = strrchr(module, '.');
+    for (enum lora_target t = 0; t < LORA_TARGETS; t++) {
+        char own[LORA_MODULE_TEXT];
+        if (t == LORA_UP || t == LORA_DOWN) continue;
+        lora_target_module(a->names, t, own);
+        if (*own && !strcmp(module, own)) return lora_target_name(t);
     }
+    for (int64_t i = 0; last && i < MT_LEN(of_up); i++)
+        if (!strcmp(last, of_up[i])) return lora_target_name(LORA_UP);
+    for (int64_t i = 0; last && i < MT_LEN(of_down); i++)
+        if (!strcmp(last, of_down[i])) return lora_target_name(LORA_DOWN);
     return NULL;
 }
 
@@ -27,12 +32,14 @@ static const char *target_of(const char *name, size_t n)
 static bool is_right(const struct export *x, const struct safetensors *amax, const struct st_tensor *t)
 {
     long long layer;
-    char name[128];
+    char name[128], module[256];
+    int at = 0;
     float most, got;
-    const size_t n = strlen(t->name) - (sizeof(suffix) - 1);
-    const char *target = target_of(t->name, n);
-    if (!target || sscanf(t->name, "model.layers.%lld.", &layer) != 1 || t->dtype != DT_F32 || t->bytes != 4)
+    if (sscanf(t->name, "model.layers.%lld.%n", &layer, &at) != 1 || !at || t->dtype != DT_F32 || t->bytes != 4)
         return false;
+    snprintf(module, sizeof(module), "%.*s", (int)(strlen(t->name + at) - (sizeof(suffix) - 1)), t->name + at);
+    const char *target = target_of(&x->run.arch, module);
+    if (!target) return false;
     snprintf(name, sizeof(name), "layers.%lld.%s.input_amax", layer, target);
     const struct st_tensor *from = safetensors_find(amax, name);
     if (!from || from->dtype != DT_F32 || !from->bytes) return false;
