@@ -105,6 +105,10 @@ static void test_loads(void **state)
     assert_same_loads(draft_save(&d, 1), &nested, WF_NF4, "nf4-nested, as in the checkpoint");
     draft_free(&d);
     draft_open(&d);
+    draft_per_expert(&d, &(struct linear_form){.fp8 = FP8_BLOCKS});
+    assert_same_loads(draft_save(&d, 1), &none, WF_FP8, "fp8");
+    draft_free(&d);
+    draft_open(&d);
     draft_dense(&d, DT_BF16);
     draft_transposed(&d, DT_BF16);
     assert_same_loads(draft_save(&d, 1), &none, WF_BF16, "bf16");
@@ -316,7 +320,8 @@ static void test_peak_of_the_load(void **state)
 static void test_runs_on_the_gpu(void **state)
 {
     (void)state;
-    static const char *const models[][2] = {{"gpt-oss-tiny", "mxfp4"}, {"gpt-oss-tiny", "nf4"}, {"qwen3-tiny", "nf4"}};
+    static const char *const models[][2] = {
+        {"gpt-oss-tiny", "mxfp4"}, {"gpt-oss-tiny", "nf4"}, {"qwen3-tiny", "nf4"}, {"qwen3-tiny", "fp8"}};
     static const char *const devices[] = {"cuda", "cuda-portable"};
     static struct job none, j;
     op_check_need_gpu();

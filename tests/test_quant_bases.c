@@ -94,6 +94,7 @@ static void exports_are_bases(void **state)
         assert_says(said.out, "are bit for bit those that training read");
         snprintf(base, sizeof(base), "model.path=%s", model);
         assert_close(eval_loss(COMMAND("eval", ini, "--base"), base), trained, 1e-6);
+        if (i > 1) continue;
         snprintf(next, sizeof(next), "%s output.dir=%s train.steps=1", base, scratch_dir());
         if (run(COMMAND("plan", ini), next)) fail_msg("row %d: %s", i, said.err);
         assert_says(said.out, rows[i].held);
