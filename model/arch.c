@@ -474,6 +474,21 @@ static int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
+/* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores them. */
+static int refuse_routers(struct json root, struct err *err)
+{
+    const char *score = "sigmoid", *method = "noaux_tc";
+    int64_t every = 1;
+    if (json_opt_str(root, "scoring_func", &score, err) || json_opt_str(root, "topk_method", &method, err) ||
+        json_opt_i64(root, "moe_layer_freq", 1, MT_MAX_LAYERS, &every, err))
+        return -1;
+    if (strcmp(score, "sigmoid")) return json_error(root, err, "scoring_func \"%s\" is not supported (sigmoid)", score);
+    if (strcmp(method, "noaux_tc"))
+        return json_error(root, err, "topk_method \"%s\" is not supported (noaux_tc)", method);
+    if (every != 1) return json_error(root, err, "moe_layer_freq %lld is not supported (1)", (long long)every);
+    return 0;
+}
+
 static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     bool renormalise = f->sigmoid || !f->norm_topk;
@@ -482,7 +497,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
     if ((f->sigmoid || f->norm_topk) && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) return -1;
     a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
     if (!f->sigmoid) return 0;
-    if (json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+    if (refuse_routers(root, err) || json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
         return -1;

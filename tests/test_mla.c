@@ -361,6 +361,9 @@ static void bad_sizes_are_refused(void **state)
         {{10, 8, 4, 6, 5, "\"num_key_value_heads\": 1", Q_A}, "num_key_value_heads 1 is not supported"},
         {{0, 8, 4, 6, 5, "\"attention_bias\": true", Q_A}, "attention_bias without q_lora_rank"},
         {{10, 8, 4, 6, 5, YARN(", \"mscale_all_dim\": -1.0"), Q_A}, "must not be negative"},
+        {{10, 8, 4, 6, 5, "\"scoring_func\": \"softmax\"", Q_A}, "scoring_func \"softmax\" is not supported"},
+        {{10, 8, 4, 6, 5, "\"topk_method\": \"greedy\"", Q_A}, "topk_method \"greedy\" is not supported"},
+        {{10, 8, 4, 6, 5, "\"moe_layer_freq\": 2", Q_A}, "moe_layer_freq 2 is not supported"},
     };
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         struct arch a;
