@@ -32,10 +32,11 @@ struct head {
 /* One chunk: n rows from `row` on. Matrices [CHUNK, A], [CHUNK, B] or [CHUNK, CHUNK]. */
 struct chunk {
     int64_t row, n;
-    real *q, *k, *v;             /* normalised, q scaled; v */
-    real *kk, *m, *u, *w, *x;    /* as above */
-    real *tmp;                   /* [CHUNK, A] */
-    real beta[CHUNK], g[CHUNK];  /* g: G */
+    real *q, *k, *v;          /* normalised, q scaled; v */
+    real *kk, *m, *u, *w, *x; /* as above */
+    real *tmp;                /* [CHUNK, A] */
+    real beta[CHUNK];
+    double g[CHUNK];             /* G, in f64: where states decay fast, differences are small beside it */
     real up[CHUNK], tail[CHUNK]; /* e^G, e^(G_C - G) */
     real rq[CHUNK], rk[CHUNK];   /* 1 / norm of q and k */
     real slope[CHUNK];           /* dg/da of every token */
@@ -43,10 +44,10 @@ struct chunk {
 
 /* The backward's matrices of one chunk. */
 struct grads {
-    real *x, *w, *q, *k; /* [CHUNK, B], [CHUNK, A] */
-    real *m, *kk;        /* [CHUNK, CHUNK] */
-    real *qg, *kg;       /* [CHUNK, A]: gradients of e^G Q and e^(G_C - G) K */
-    real beta[CHUNK], g[CHUNK];
+    real *x, *w, *q, *k;          /* [CHUNK, B], [CHUNK, A] */
+    real *m, *kk;                 /* [CHUNK, CHUNK] */
+    real *qg, *kg;                /* [CHUNK, A]: gradients of e^G Q and e^(G_C - G) K */
+    double beta[CHUNK], g[CHUNK]; /* g: of G; sums of terms that cancel */
 };
 
 static struct head head_of(const struct seqs *seqs, const struct delta_shape *s, struct tensor a_log,
@@ -136,11 +137,11 @@ static void gates(const struct head *h, struct chunk *c, struct tensor ba)
         const double a = (double)row[h->a_col] + h->dt;
         c->beta[i] = (real)(1 / (1 + exp(-(double)row[h->b_col])));
         sum -= h->decay * (fmax(a, 0) + log1p(exp(-fabs(a))));
-        c->g[i] = (real)sum;
+        c->g[i] = sum;
         c->up[i] = (real)exp(sum);
         c->slope[i] = (real)(-h->decay / (1 + exp(-a)));
     }
-    for (int64_t i = 0; i < c->n; i++) c->tail[i] = real_exp(c->g[c->n - 1] - c->g[i]);
+    for (int64_t i = 0; i < c->n; i++) c->tail[i] = real_exp((real)(c->g[c->n - 1] - c->g[i]));
 }
 
 /* rows[i] *= factor[i] */
@@ -156,7 +157,7 @@ static void decay_lower(real *a, const struct chunk *c, bool diagonal)
     for (int64_t i = 0; i < c->n; i++)
         for (int64_t j = 0; j < c->n; j++) {
             real *v = &a[i * CHUNK + j];
-            *v = j < i || (diagonal && j == i) ? *v * real_exp(c->g[i] - c->g[j]) : 0;
+            *v = j < i || (diagonal && j == i) ? *v * real_exp((real)(c->g[i] - c->g[j])) : 0;
         }
 }
 
@@ -296,16 +297,17 @@ static void gate_grads(const struct head *h, struct chunk *c, struct grads *d, r
 {
     const int64_t a = h->s->key_dim, b = h->s->value_dim, n = c->n;
     for (int64_t i = 0; i < n; i++) d->g[i] = 0;
-    d->g[n - 1] = through;
+    d->g[n - 1] = (double)through;
     for (int64_t i = 0; i < n; i++) {
-        const real of_k = c->up[i] * dot(d->w + i * a, c->k + i * a, a);
-        const real tail = c->tail[i] * dot(d->kg + i * a, c->k + i * a, a);
-        d->beta[i] = dot(d->x + i * b, c->v + i * b, b) + of_k;
-        d->g[i] += c->beta[i] * of_k + c->up[i] * dot(d->qg + i * a, c->q + i * a, a) - tail;
+        const double of_k = (double)c->up[i] * (double)dot(d->w + i * a, c->k + i * a, a);
+        const double tail = (double)c->tail[i] * (double)dot(d->kg + i * a, c->k + i * a, a);
+        d->beta[i] = (double)dot(d->x + i * b, c->v + i * b, b) + of_k;
+        d->g[i] += (double)c->beta[i] * of_k + (double)(c->up[i] * dot(d->qg + i * a, c->q + i * a, a)) - tail;
         d->g[n - 1] += tail;
         for (int64_t j = 0; j <= i; j++) {
-            const real of_l = j < i ? d->kk[i * CHUNK + j] * c->kk[i * CHUNK + j] : 0;
-            const real both = d->m[i * CHUNK + j] * c->m[i * CHUNK + j] + c->beta[i] * of_l;
+            const double of_l = j < i ? (double)d->kk[i * CHUNK + j] * (double)c->kk[i * CHUNK + j] : 0;
+            const double of_m = (double)d->m[i * CHUNK + j] * (double)c->m[i * CHUNK + j];
+            const double both = of_m + (double)c->beta[i] * of_l;
             d->beta[i] += of_l;
             d->g[i] += both;
             d->g[j] -= both;
@@ -349,8 +351,8 @@ static void write_grads(const struct head *h, const struct chunk *c, const struc
         l2norm_bwd(out + h->q_col, d->q + i * a, in + h->q_col, c->rq[i], a, 1 / real_sqrt((real)a), accumulate);
         l2norm_bwd(out + h->k_col, d->k + i * a, in + h->k_col, c->rk[i], a, 1, accumulate);
         for (int64_t e = 0; e < b; e++) out[h->v_col + e] = beta * d->x[i * b + e];
-        gate[h->b_col] = d->beta[i] * beta * (1 - beta);
-        gate[h->a_col] = d->g[i] * c->slope[i];
+        gate[h->b_col] = (real)d->beta[i] * beta * (1 - beta);
+        gate[h->a_col] = (real)d->g[i] * c->slope[i];
     }
 }
 
