@@ -73,8 +73,10 @@ static int read_tops(struct token_row *t, struct json row, const struct token_ro
         json_opt_f64(row, "temperature", &temperature, err))
         return -1;
     if (temperature < opt->temperature || temperature > opt->temperature)
-        return json_error(row, err, "has the temperature %g, and the run distill.temperature = %g", temperature,
-                          opt->temperature);
+        return json_error(row, err,
+                          "has the temperature %g, and the run distill.temperature = %g: set it to that of the rows, "
+                          "or write rows with `moetrain teach --set distill.temperature=%g`",
+                          temperature, opt->temperature, opt->temperature);
     for (int64_t i = 0, label = 0; i < t->n; i++)
         if (t->mask[i] && read_top(t, json_at(ids, i), json_at(values, i), opt, label++, err)) return -1;
     return 0;

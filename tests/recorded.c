@@ -184,7 +184,7 @@ void recorded_training(const struct config *cfg, struct json_doc *doc, const str
     char path[MT_PATH + 32], *line;
     int64_t size, n_steps = 0, n_evals = 0;
     double first = 0, later = 0, of_norm = 0;
-    OK(loop_train(cfg, &comm_alone, &err));
+    OK(loop_train(cfg, &comm_alone, NULL, &err));
     OK(json_get_array(json_root(doc), "steps", &steps, &err));
     snprintf(path, sizeof(path), "%s/metrics.jsonl", cfg->output.dir);
     struct line_reader *lines = line_reader_open(path, &err);

@@ -132,13 +132,25 @@ static void test_closing(void **state)
     assert_says(said.err, "--set data.eval=FILE\n");
 }
 
+/* The suggested export is the one with the weights that training read, if the family has it. */
+static void test_closing_of_qat(void **state)
+{
+    (void)state;
+    static const char *const rows[][3] = {{"quant.weights=mxfp4", "quant.mode=merged", "--to merged-mxfp4\n"},
+                                          {"quant.weights=mxfp4", "quant.mode=base", "--to vllm\n"},
+                                          {"quant.weights=nvfp4", "quant.mode=merged", "--to vllm\n"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        if (RUN(process_config(""), "--set", rows[i][0], "--set", rows[i][1], "--set", "train.steps=1"))
+            fail_msg("%s", said.err);
+        assert_says(said.err, rows[i][2]);
+    }
+}
+
 int test_adapter_dir(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_others),
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_closing),
+        cmocka_unit_test(test_eval),    cmocka_unit_test(test_others),         cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_closing), cmocka_unit_test(test_closing_of_qat),
     };
     return cmocka_run_group_tests_name("adapter_dir", tests, NULL, NULL);
 }

@@ -228,6 +228,8 @@ static void eval_prints_the_parts(void **state)
     assert_int_equal(json_get_f64(json_root(doc), "kl", &kl, &err), 0);
     assert_int_equal(json_get_f64(json_root(doc), "loss", &loss, &err), 0);
     assert_close(kl, metric(config, "eval", 1, "kl"), 1e-9);
+    assert_says(said.err, ", ce ");
+    assert_says(said.err, ", kl ");
     assert_close(loss, metric(config, "eval", 1, "loss"), 1e-9);
     json_free(doc);
     if (RUN("eval", config, "--set", "lora.r=8", "--set", "distill.teacher=none")) fail_msg("%s", said.err);
@@ -239,8 +241,8 @@ static void eval_prints_the_parts(void **state)
 static void unused_keys_are_named(void **state)
 {
     (void)state;
-    static const char unused[] = "no effect: distill.alpha, distill.temperature, distill.kl, quant.mode, quant.amax; "
-                                 "[distill] needs a distill.teacher, and [quant] needs quant.weights";
+    static const char unused[] = "no effect: distill.alpha, distill.temperature, distill.kl without distill.teacher; "
+                                 "quant.mode, quant.amax without quant.weights\n";
     const char *config =
         config_of("alpha = 0.25\ntemperature = 2\nkl = reverse", "[quant]\nmode = base\namax = static\n");
     const char *plain = config_of("", "");
@@ -450,7 +452,8 @@ static void rows_are_checked(void **state)
          "has 3 ids, and distill.topk = 2: raise it"},
         {"{\"input_ids\": [1, 2], \"loss_mask\": [0, 1], \"temperature\": 2, \"topk_ids\": [null, [3]], "
          "\"topk_logprobs\": [null, [-2]]}",
-         "has the temperature 2, and the run distill.temperature = 1"},
+         "has the temperature 2, and the run distill.temperature = 1: set it to that of the rows, or write rows with "
+         "`moetrain teach --set distill.temperature=1`"},
         {"{\"input_ids\": [1, 4096], \"loss_mask\": [0, 1], \"topk_ids\": [null, [3]], \"topk_logprobs\": [null, "
          "[-2]]}",
          "token id 4096 is outside the model's vocabulary"},

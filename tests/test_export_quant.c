@@ -322,7 +322,11 @@ static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
         assert_says(text, "\"model.layers.0.mlp.gate\"");
         snprintf(file, sizeof(file), "%s/hf_quant_config.json", out);
         assert_int_equal(file_exists(file), i != 1);
-        if (i) continue; /* a changed scale is found */
+        if (i) continue;
+        if (RUN("export", ini, "--to", to, "--set", rows[i][1], "--verify", out)) fail_msg("%s", said.err);
+        snprintf(text, sizeof(text), "%s: verified in ", out);
+        assert_says(said.err, text);
+        /* a changed scale is found */
         snprintf(text, sizeof(text), "%s/model.safetensors", out);
         OK(safetensors_open(&st, text, &err));
         const struct st_tensor *changed = find(&st, "model.layers.0.mlp.experts.3.up_proj.weight_scale");
@@ -408,6 +412,13 @@ static void a_run_for_another_format_is_a_warning(void **state)
         if (!rows[i].says && (strstr(said.err, "quantised to") || strstr(said.err, "quant.")))
             fail_msg("row %d: %s", i, said.err);
     }
+    /* a format that the family does not have is refused at once, without advice on other formats */
+    assert_int_equal(RUN("export", config, "--to", "merged-nvfp4", "--adapter", case_path("case_a", "adapter_final"),
+                         "--set", "data.format=text", "--set", "quant.weights=mxfp4"),
+                     1);
+    assert_says(said.err, "has biases of experts");
+    assert_null(strstr(said.err, "warning"));
+    assert_null(strstr(said.err, "held out"));
 }
 
 int test_export_quant(void)

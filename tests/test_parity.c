@@ -432,7 +432,7 @@ static void test_training(void **state)
     char ours[MT_PATH], theirs[MT_PATH];
     case_config(&cfg, scratch_dir());
     path_in(cfg.lora.init_from, fixture(parity_case), "adapter_init");
-    OK(loop_train(&cfg, &comm_alone, &err));
+    OK(loop_train(&cfg, &comm_alone, NULL, &err));
     compare_metrics(cfg.output.dir);
     compare_files(path_in(ours, cfg.output.dir, "adapter/adapter_model.safetensors"),
                   path_in(theirs, fixture(parity_case), "adapter_final/adapter_model.safetensors"), "adapter");

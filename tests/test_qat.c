@@ -599,7 +599,12 @@ static void test_start(void **state)
 #define LATE(steps) "train.steps=" #steps " quant.start=2 output.save_every=1 output.keep=0"
     const char *plain = trained("optim.schedule=constant train.steps=2");
     const char *all = trained("optim.schedule=constant quant.weights=int8 " LATE(3));
+    assert_says(said.err, "with the adapter merged; training steps after step 2\n");
     assert_same_file(process_output(plain, ADAPTER), process_output(all, "checkpoints/step-000002/" ADAPTER));
+    if (RUN("eval", process_output(all, "config.ini"))) fail_msg("%s", said.err);
+    assert_says(said.err, "/adapter: experts read weights quantised to int8, with the adapter merged\n");
+    if (RUN("eval", process_output(all, "config.ini"), "--base")) fail_msg("%s", said.err);
+    assert_says(said.err, "evaluating the base model: experts read weights quantised to int8\n");
     assert_true(adapter_error(all, trained("optim.schedule=constant train.steps=3")) > 1e-6);
     all = trained(fixed(LATE(4)));
     for (int at = 1; at <= 3; at++) {

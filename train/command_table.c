@@ -84,15 +84,17 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     struct comm all = COMM_ALONE;
     const bool adapted = eval && !eval->base;
     char adapter[MT_PATH];
+    struct arch arch = {0};
     int code = EXIT_DONE;
     if (config_validate(cfg, err) || (adapted && adapter_dir_of(adapter, eval->adapter, cfg, "--base", err))) return -1;
     int rc = launch(&place, cfg, &code, err);
     if (rc) return rc < 0 ? -1 : code;
     rc = launch_meet(&all, &place, cfg, err);
     if (!rc && all.rank == 0) config_warn_unused(cfg);
-    if (!rc) rc = eval ? commands_eval(cfg, adapted ? adapter : NULL, &all, err) : loop_train(cfg, &all, err);
+    if (!rc && eval) rc = commands_eval(cfg, adapted ? adapter : NULL, &all, err);
+    if (!rc && !eval) rc = loop_train(cfg, &all, &arch, err);
     if (rc < 0) return rank_error(&all, &place, err);
-    if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, stderr);
+    if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, export_usual(cfg, &arch), stderr);
     comm_close(&all);
     return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : EXIT_DONE;
 }
@@ -510,7 +512,7 @@ const struct command commands[] = {
      ROWS(bench_ops_rows), NONE, ARGS(bench_options), true, do_bench_ops},
     {"bench lora", "time the experts of one layer with adapters of each rank and without", NULL,
      ROWS(bench_lora_rows), NONE, ARGS(bench_experts_options), false, do_bench_lora},
-    {"bench dequant", "time the decoding of 4-bit experts to bf16: all, or only those with tokens", NULL,
+    {"bench dequant", "time the decoding of packed experts to bf16: all, or only those with tokens", NULL,
      ROWS(bench_dequant_rows), NONE, ARGS(bench_experts_options), false, do_bench_dequant},
     {"bench quant", "time fake quantisation of bf16 experts: all in one call, and in one call per expert", NULL,
      ROWS(bench_quant_rows), NONE, ARGS(bench_quant_options), false, do_bench_quant},

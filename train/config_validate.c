@@ -124,24 +124,36 @@ bool config_unused(const struct config *c, const char *name)
     return needs[0] != NULL;
 }
 
-void config_warn_unused(const struct config *c)
+/* Adds to text the keys that differ from the defaults and have no effect without `needs`. */
+static void put_unused(struct text_buf *text, const struct config *c, const char *const *needs)
 {
     struct config *defaults = mem_alloc(sizeof(*defaults));
     struct config_value *now = mem_alloc(2 * (int64_t)sizeof(*now)), *usual = now + 1;
-    char names[512] = "";
-    size_t used = 0;
+    bool any = false;
     config_defaults(defaults);
     for (int64_t i = 0; config_value(c, i, now); i++) {
         config_value(defaults, i, usual);
-        if (config_unused(c, now->name) && strcmp(now->text, usual->text))
-            used += (size_t)snprintf(names + used, sizeof(names) - used, used ? ", %s" : "%s", now->name);
+        if (config_needs(now->name) != needs || !config_unused(c, now->name) || !strcmp(now->text, usual->text))
+            continue;
+        text_put(text, any ? ", " : text->size ? "; " : "");
+        text_put(text, now->name);
+        any = true;
     }
-    if (used)
-        log_warn("no effect: %s; [distill] needs a distill.teacher, and [quant] needs quant.weights; "
-                 "quant.calibration needs quant.activations",
-                 names);
+    for (int i = 0; any && needs[i]; i++) {
+        text_put(text, i ? " or " : " without ");
+        text_put(text, needs[i]);
+    }
     mem_free(now);
     mem_free(defaults);
+}
+
+void config_warn_unused(const struct config *c)
+{
+    static const char *const groups[] = {"distill.alpha", "quant.start", "quant.mode", "quant.calibration"};
+    struct text_buf text = {0};
+    for (int i = 0; i < MT_LEN(groups); i++) put_unused(&text, c, config_needs(groups[i]));
+    if (text.size) log_warn("no effect: %.*s", (int)text.size, text.text);
+    text_free(&text);
 }
 
 static int validate_distill(const struct config *c, struct err *err)

@@ -632,7 +632,10 @@ static void print_opening(const struct training *t)
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
     fprintf(stderr, "%s", table);
-    if (config_quantises(r->cfg)) log_info("quantisation-aware training: %s", run_quant_text(quant, r->cfg));
+    if (config_quantises(r->cfg))
+        log_info(r->cfg->quant.start ? "quantisation-aware training: %s; training steps after step %lld"
+                                     : "quantisation-aware training: %s",
+                 run_quant_text(quant, r->cfg, true), (long long)r->cfg->quant.start);
     warn_of_scale(&r->model.adapters);
     warn_of_equal_teacher(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
@@ -748,7 +751,7 @@ static void undo_start(struct training *t, const struct config *cfg)
     lock_undo(&t->lock, dir);
 }
 
-int loop_train(const struct config *cfg, struct comm *all, struct err *err)
+int loop_train(const struct config *cfg, struct comm *all, struct arch *arch, struct err *err)
 {
     struct training *t = mem_alloc(sizeof(*t)); /* 70 KiB: too much for a small stack */
     struct err close_err;
@@ -776,6 +779,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct err *err)
     if (rc >= 0 && save_adapter(t, "adapter", err)) rc = -1; /* the last state, also after an interruption */
     if (t->metrics.jsonl && metrics_close(&t->metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (rc >= 0 && is_first(t)) print_best(t);
+    if (rc >= 0 && arch) *arch = t->run.arch;
     if (rc >= 0) comm_unshare_work(t->run.par.ep);
     training_close(t);
     mem_free(t);

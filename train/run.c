@@ -382,7 +382,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     return 0;
 }
 
-const char *run_quant_text(char text[200], const struct config *cfg)
+const char *run_quant_text(char text[200], const struct config *cfg, bool adapted)
 {
     const bool weights = cfg->quant.weights != CFG_QUANT_NONE, inputs = cfg->quant.activations != CFG_QUANT_NONE;
     char format[32], of_inputs[32];
@@ -390,12 +390,11 @@ const char *run_quant_text(char text[200], const struct config *cfg)
     config_choice(QUANT_INPUTS, cfg->quant.activations, of_inputs);
     int n = snprintf(text, 200, "%s read ", cfg->quant.targets == CFG_QUANT_ALL ? "all projections" : "experts");
     if (weights)
-        n += snprintf(text + n, (size_t)(200 - n), "weights quantised to %s, %s", format,
-                      cfg->quant.mode == CFG_QUANT_MERGED ? "with the adapter merged" : "the adapter added afterwards");
-    if (inputs)
-        n += snprintf(text + n, (size_t)(200 - n), "%sinputs quantised to %s", weights ? ", and " : "", of_inputs);
-    if (cfg->quant.start)
-        snprintf(text + n, (size_t)(200 - n), "; training steps after step %lld", (long long)cfg->quant.start);
+        n += snprintf(text + n, (size_t)(200 - n), "weights quantised to %s%s", format,
+                      !adapted                              ? ""
+                      : cfg->quant.mode == CFG_QUANT_MERGED ? ", with the adapter merged"
+                                                            : ", the adapter added afterwards");
+    if (inputs) snprintf(text + n, (size_t)(200 - n), "%sinputs quantised to %s", weights ? ", and " : "", of_inputs);
     return text;
 }
 

@@ -47,8 +47,9 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 /* Call after run_open_headers: makes this process a rank of `all`, which the caller owns and which must outlive the
  * run. Divides the machine's cores among its ranks and connects the devices. */
 int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
-/* "experts read weights quantised to mxfp4, with the adapter merged, and inputs quantised to fp8". */
-const char *run_quant_text(char text[200], const struct config *cfg);
+/* "experts read weights quantised to mxfp4, with the adapter merged, and inputs quantised to fp8". adapted: false for
+ * the base model. */
+const char *run_quant_text(char text[200], const struct config *cfg, bool adapted);
 void run_close(struct run *r); /* r may be zeroed */
 
 struct loader_options run_loader_options(const struct config *cfg, bool train);

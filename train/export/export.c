@@ -101,19 +101,41 @@ static int write_card(const struct export *x, struct err *err)
     return rc;
 }
 
-/* Other formats than PEFT's know no layers with gated DeltaNet. */
-static int check_family(const struct export *x, struct err *err)
+/* Error: no program reads a model of this family in this format. */
+static int check_family(enum export_format to, const struct arch *a, struct err *err)
 {
-    const struct arch *a = &x->run.arch;
-    if (x->format == EXPORT_PEFT || !a->delta.n_tap) return 0;
-    return err_set(err, "--to %s: adapters of %s are exported as peft only; PEFT's merge_and_unload merges them",
-                   export_format_name(x->format), a->family);
+    const char *name = export_format_name(to);
+    if (to != EXPORT_PEFT && a->delta.n_tap)
+        return err_set(err, "--to %s: adapters of %s are exported as peft only; PEFT's merge_and_unload merges them",
+                       name, a->family);
+    if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
+        return err_set(
+            err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
+            a->family);
+    if (to > EXPORT_MERGED_MXFP4 && a->transposed_experts)
+        return err_set(err,
+                       "%s has biases of experts, which the programs that read %s do not support: use merged-mxfp4 or "
+                       "merged-bf16",
+                       a->family, name);
+    return 0;
+}
+
+const char *export_usual(const struct config *cfg, const struct arch *a)
+{
+    const struct qat_options run = plan_qat(cfg);
+    struct err why;
+    for (int i = EXPORT_MERGED_BF16; run.merged && i < EXPORT_FORMATS; i++) {
+        const enum export_format f = (enum export_format)i;
+        if (export_quant_has(f, &run.weights) && !check_family(f, a, &why)) return export_format_name(f);
+    }
+    return export_format_name(check_family(EXPORT_VLLM, a, &why) ? EXPORT_PEFT : EXPORT_VLLM);
 }
 
 /* Opens everything that the export needs; cheap checks first. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
-    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) || check_family(x, err) ||
+    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
+        check_family(x->format, &x->run.arch, err) ||
         cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) || export_quant_open(x, err) ||
         run_open_data(&x->run, false, err))
         return -1;
@@ -166,20 +188,26 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     return rc;
 }
 
+static const char *how_verified(const struct config *cfg)
+{
+    const bool rows = cfg->data.eval[0] || cfg->data.eval_split > 0;
+    return rows ? "verified" : "compared value by value, not verified on data,";
+}
+
 int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
                FILE *report, struct err *err)
 {
     const double start = clock_ms();
     const int rc = run(cfg, adapter_dir, format, out, NULL, force, report, err);
-    const bool rows = cfg->data.eval[0] || cfg->data.eval_split > 0;
-    if (!rc)
-        log_info("written and %s in %.1f s", rows ? "verified" : "compared value by value, not verified on data,",
-                 (clock_ms() - start) / 1e3);
+    if (!rc) log_info("written and %s in %.1f s", how_verified(cfg), (clock_ms() - start) / 1e3);
     return rc;
 }
 
 int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
                  FILE *report, struct err *err)
 {
-    return run(cfg, adapter_dir, format, NULL, dir, force, report, err);
+    const double start = clock_ms();
+    const int rc = run(cfg, adapter_dir, format, NULL, dir, force, report, err);
+    if (!rc) log_info("%s: %s in %.1f s", dir, how_verified(cfg), (clock_ms() - start) / 1e3);
+    return rc;
 }

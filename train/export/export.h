@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "model/arch.h"
 #include "train/config.h"
 
 /* Writes the adapter of the PEFT directory adapter_dir (NULL: output.dir/adapter) to the directory `out` (NULL:
@@ -15,6 +16,9 @@
  * the model's outputs, and warns. */
 int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
                FILE *report, struct err *err) MT_CHECK;
+/* The format that suits a run: the one with the weights that training read, if the family has it; otherwise vllm, or
+ * peft for a family without it. */
+const char *export_usual(const struct config *cfg, const struct arch *a);
 /* Verifies an existing export in dir. */
 int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
                  FILE *report, struct err *err) MT_CHECK;

@@ -390,15 +390,6 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
     struct device measure;
     const struct arch *a = &x->run.arch;
     *m = (struct merge){.x = x};
-    if (x->format == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
-        return err_set(
-            err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
-            a->family);
-    if (x->format > EXPORT_MERGED_MXFP4 && a->transposed_experts)
-        return err_set(err,
-                       "%s has biases of experts, which the programs that read %s do not support: use merged-mxfp4 or "
-                       "merged-bf16",
-                       a->family, export_format_name(x->format));
     device_dry_run(&measure, &x->run.dev);
     int rc = add_rest(m, err);
     for (int64_t l = 0; l < a->n_layer && !rc; l++) {

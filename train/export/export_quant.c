@@ -7,7 +7,7 @@
 #include "model/layer.h"
 #include "train/amax_file.h"
 
-static bool has_format(enum export_format to, const struct fakequant *f)
+bool export_quant_has(enum export_format to, const struct fakequant *f)
 {
     if (!f->bits) return false;
     switch (to) {
@@ -27,7 +27,7 @@ static bool has_format(enum export_format to, const struct fakequant *f)
 static const char *export_of(const struct fakequant *f)
 {
     for (int i = EXPORT_MERGED_BF16; i < EXPORT_FORMATS; i++)
-        if (has_format((enum export_format)i, f)) return export_format_name((enum export_format)i);
+        if (export_quant_has((enum export_format)i, f)) return export_format_name((enum export_format)i);
     return NULL;
 }
 
@@ -53,7 +53,7 @@ static void warn_of_inputs(const struct export *x, const struct qat_options *run
     char format[32];
     const char *other = export_of(&run->inputs);
     config_choice(QUANT_INPUTS, x->cfg->quant.activations, format);
-    if (!run->inputs.bits || x->format < EXPORT_MERGED_BF16 || has_format(x->format, &run->inputs)) return;
+    if (!run->inputs.bits || x->format < EXPORT_MERGED_BF16 || export_quant_has(x->format, &run->inputs)) return;
     log_warn("training read inputs quantised to %s, and %s has no scales for them: a reader will compute with other "
              "inputs%s%s",
              format, export_format_name(x->format), other ? ". Export " : "", other ? other : "");
@@ -78,9 +78,9 @@ int export_quant_open(struct export *x, struct err *err)
 {
     struct qat_options run = plan_qat(x->cfg);
     warn_of_inputs(x, &run);
-    if (!has_format(x->format, &run.inputs)) run.inputs.bits = 0;
+    if (!export_quant_has(x->format, &run.inputs)) run.inputs.bits = 0;
     struct qat_options plain = {.merged = true, .inputs = run.inputs};
-    x->trained = run.weights.bits && run.merged && has_format(x->format, &run.weights);
+    x->trained = run.weights.bits && run.merged && export_quant_has(x->format, &run.weights);
     if (x->trained) return open_qat(x, &run, err);
     if (run.weights.bits) warn_of_training(x, &run);
     if (x->format != EXPORT_MERGED_NVFP4 && x->format != EXPORT_MERGED_FP8) return 0;

@@ -8,6 +8,8 @@
  * run was trained for another format than that of the export. Error: a matrix that the format's blocks do not divide,
  * or an adapter of quant.amax = static or quant.activations without its magnitudes. */
 int export_quant_open(struct export *x, struct err *err) MT_CHECK;
+/* Whether a merged export in this format has the values of f. */
+bool export_quant_has(enum export_format to, const struct fakequant *f);
 void export_quant_close(struct export *x); /* zeroed is valid */
 /* The scale of an input that a file has: a reader multiplies FP8 codes with it, or the scales of NVFP4's blocks. */
 float export_quant_input_scale(const struct fakequant *f, float amax);

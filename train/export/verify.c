@@ -399,8 +399,11 @@ static int judge(const struct stream *s, struct err *err)
         return err_set(err, "verification: parts of the adapter that differ: %lld, in %s, the first: %s",
                        (long long)s->losses->n, export_format_name(s->x->format), s->losses->first);
     if (bad == PARTS) return 0;
-    return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g",
-                   export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad));
+    return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g%s",
+                   export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad),
+                   s->x->format > EXPORT_MERGED_BF16 && !s->x->trained
+                       ? "; rounding to this format changes the model too much: export merged-bf16 or peft"
+                       : "");
 }
 
 static int verify_adapter(struct export *x, struct losses *losses, struct err *err)
@@ -421,7 +424,7 @@ static void warn_of_rounding(const struct export *x, const struct losses *l)
 {
     static const char *const names[EXPORT_FORMATS] = {
         [EXPORT_MERGED_MXFP4] = "MXFP4", [EXPORT_MERGED_NVFP4] = "NVFP4", [EXPORT_MERGED_FP8] = "FP8"};
-    const double lost = l->delta2 > 0 ? 1 - l->arrived / l->delta2 : 0;
+    const double lost = l->delta2 > 0 ? fmax(0, 1 - l->arrived / l->delta2) : 0;
     if (l->delta2 > 0)
         fprintf(l->report, "rounding to %s removes %.0f %% of the adapter's change to the experts%s\n",
                 names[x->format], 100 * lost, lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");

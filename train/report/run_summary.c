@@ -40,7 +40,7 @@ static void put_place(FILE *out, const char *what, const struct config *cfg, con
         fprintf(out, "%-12s %s\n", what, path);
 }
 
-void run_summary_print(const struct config *cfg, const char *program, FILE *out)
+void run_summary_print(const struct config *cfg, const char *program, const char *export_to, FILE *out)
 {
     const bool held_out = cfg->data.eval[0] || cfg->data.eval_split > 0;
     const char *set = held_out ? NULL : "--set", *data = held_out ? NULL : "data.eval=FILE";
@@ -52,5 +52,5 @@ void run_summary_print(const struct config *cfg, const char *program, FILE *out)
     fprintf(out, "next:\n");
     put_command(out, (const char *const[]){program, "eval", config, set, data, NULL});
     put_command(out, (const char *const[]){program, "generate", config, "--prompt", "TEXT", NULL});
-    put_command(out, (const char *const[]){program, "export", config, "--to", "vllm", set, data, NULL});
+    put_command(out, (const char *const[]){program, "export", config, "--to", export_to, set, data, NULL});
 }

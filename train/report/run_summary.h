@@ -7,7 +7,7 @@
 #include "train/config.h"
 
 /* Prints the files below output.dir (train/loop.c prints best/) and shell commands for eval, generate and export.
- * program: argv[0]. */
-void run_summary_print(const struct config *cfg, const char *program, FILE *out);
+ * program: argv[0]; export_to: format of the export. */
+void run_summary_print(const struct config *cfg, const char *program, const char *export_to, FILE *out);
 
 #endif

@@ -47,10 +47,11 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     comm_busy(all, NULL);
     const bool quant = config_quantises(cfg);
     log_info("evaluating %s%s%s", adapter_dir ? adapter_dir : "the base model", quant ? ": " : "",
-             quant ? run_quant_text(text, cfg) : "");
+             quant ? run_quant_text(text, cfg, adapter_dir != NULL) : "");
     run_evaluate(&r, &e, NULL);
-    log_info("loss %.4f, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.perplexity,
-             100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
+    if (e.distill) snprintf(text, sizeof(text), ", ce %.4f, kl %.4g", e.ce, e.kl);
+    log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.distill ? text : "",
+             e.perplexity, 100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
     if (!isfinite(e.loss))
         log_warn("the loss is not finite: %s", adapter_dir ? "the adapter has diverged, or the base model is broken"
                                                            : "look at the base model's weights and the held-out data");
