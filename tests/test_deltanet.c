@@ -1,0 +1,113 @@
+/* test_deltanet.c - Qwen3.5-MoE: config.json with and without text_config, kinds of layers that layer_types does not
+ * name, refused values; a text-only checkpoint computes what the text part of the larger class computes. */
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "model/layer.h"
+#include "tests/checkpoints.h"
+
+#define CASE "parity/qwen3_5"
+/* The sizes of the case; the types of the layers are derived. */
+#define TEXT                                                                                                           \
+    "\"num_hidden_layers\": 4, \"hidden_size\": 40, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "          \
+    "\"head_dim\": 16, \"num_experts\": 6, \"num_experts_per_tok\": 3, \"moe_intermediate_size\": 16, "                \
+    "\"shared_expert_intermediate_size\": 24, \"vocab_size\": 1024, \"linear_num_key_heads\": 2, "                     \
+    "\"linear_num_value_heads\": 4, \"linear_key_head_dim\": 16, \"linear_value_head_dim\": 12, "                      \
+    "\"rope_theta\": 10000000"
+
+static int parse(struct arch *a, const char *text, struct err *err)
+{
+    struct json_doc *doc = json_parse(text, (int64_t)strlen(text), "config.json", err);
+    const int rc = doc ? arch_parse(a, json_root(doc), err) : -1;
+    json_free(doc);
+    return rc;
+}
+
+static void config_is_read(void **state)
+{
+    (void)state;
+    struct arch a;
+    struct err err = {.msg = ""};
+    const char *nested =
+        "{\"model_type\": \"qwen3_5_moe\", \"text_config\": {\"model_type\": \"qwen3_5_moe_text\", " TEXT "}}";
+    const char *text = "{\"model_type\": \"qwen3_5_moe_text\", " TEXT ", \"full_attention_interval\": 2}";
+    if (parse(&a, nested, &err)) fail_msg("%s", err.msg);
+    assert_true(a.nested && a.attn_gate && a.norm_plus_one && a.shared_gate && a.d_shared == 24 && a.rope.width == 4);
+    assert_true(a.delta.n_tap == 4 && a.delta.shape.n_value == 4 && arch_q_rows(&a) == 128);
+    for (int l = 0; l < 4; l++) assert_ptr_equal(a.mixer[l], l == 3 ? &mixer_attention : &mixer_deltanet);
+    if (parse(&a, text, &err)) fail_msg("%s", err.msg);
+    assert_false(a.nested);
+    for (int l = 0; l < 4; l++) assert_ptr_equal(a.mixer[l], l % 2 ? &mixer_attention : &mixer_deltanet);
+}
+
+static void bad_values_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *more, *says;
+        int n_key; /* of linear_num_key_heads */
+    } rows[] = {{"\"tie_word_embeddings\": false", "linear_num_value_heads 4", 3},
+                {"\"linear_conv_kernel_dim\": 9", "linear_conv_kernel_dim", 2},
+                {"\"attn_output_gate\": false", "attn_output_gate", 2},
+                {"\"layer_types\": [\"mamba\", \"a\", \"b\", \"c\"]", "linear_attention", 2}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char text[2048];
+        struct arch a;
+        struct err err = {.msg = ""};
+        snprintf(text, sizeof(text), "{\"model_type\": \"qwen3_5_moe_text\", %s, %s}", TEXT, rows[i].more);
+        strstr(text, "key_heads\": 2")[12] = (char)('0' + rows[i].n_key);
+        assert_int_equal(parse(&a, text, &err), -1);
+        if (!strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].more, err.msg);
+    }
+}
+
+/* The case as a text-only checkpoint: names without language_model, no other parts. */
+static void text_only_is_the_text_part(void **state)
+{
+    (void)state;
+    static const char nested[] = "model.language_model.";
+    const char *text = "{\"model_type\": \"qwen3_5_moe_text\", " TEXT "}", *dir = scratch_dir();
+    char path[MT_PATH];
+    struct safetensors st;
+    struct err err = {.msg = ""};
+    int64_t n = 0;
+    assert_int_equal(safetensors_open(&st, fixture(CASE), &err), 0);
+    struct st_entry *entries = mem_array(st.n_tensors, sizeof(*entries));
+    char(*names)[256] = mem_array(st.n_tensors, sizeof(*names));
+    for (int64_t i = 0; i < st.n_tensors; i++) {
+        const struct st_tensor *t = &st.tensors[i];
+        const bool inside = !strncmp(t->name, nested, strlen(nested));
+        if (!inside && strcmp(t->name, "lm_head.weight")) continue;
+        snprintf(names[n], sizeof(names[n]), "%s%s", inside ? "model." : "", t->name + (inside ? strlen(nested) : 0));
+        entries[n] = (struct st_entry){.name = names[n], .dtype = t->dtype, .ndim = t->ndim, .data = t->data};
+        memcpy(entries[n++].shape, t->shape, (size_t)t->ndim * sizeof(t->shape[0]));
+    }
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    assert_int_equal(safetensors_write(path, entries, n, &err), 0);
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    safetensors_close(&st);
+    mem_free(entries);
+    mem_free(names);
+    struct loaded a, b;
+    loaded_open(&a, fixture(CASE));
+    loaded_open(&b, dir);
+    assert_int_equal(a.model.weights.n_unused, 0); /* the vision tower is known */
+    assert_int_equal(b.model.weights.n_unused, 0);
+    assert_true(a.loss.n_label > 0 && a.loss.nll == b.loss.nll);
+    loaded_close(&a);
+    loaded_close(&b);
+}
+
+int test_deltanet(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(config_is_read),
+        cmocka_unit_test(bad_values_are_refused),
+        cmocka_unit_test(text_only_is_the_text_part),
+    };
+    return cmocka_run_group_tests_name("deltanet", tests, NULL, NULL);
+}
