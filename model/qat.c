@@ -147,9 +147,10 @@ void qat_free(struct qat *q)
 void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
                  struct layer_weights *layers)
 {
-    if (!q->n_amax || !fakequant_reads_amax(&q->opt.weights)) return;
+    if (!q->n_amax) return;
     const bool kept = ad->amax.weights && !q->waiting;
-    if (kept ? ad->amax.known : q->version && (!q->opt.merged || q->version == ad->version)) return;
+    const bool once = !q->opt.merged || !fakequant_reads_amax(&q->opt.weights); /* blocks: for qat_check alone */
+    if (kept ? ad->amax.known : q->version && (once || q->version == ad->version)) return;
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct product p[LAYER_PRODUCTS];
         layer_products(a, l, p);

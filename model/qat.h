@@ -29,8 +29,8 @@ struct qat {
  * after adapters_alloc. Error: a matrix whose width the formats' blocks do not divide, dropout on a merged adapter. */
 int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
              const struct qat_options *opt, struct err *err) MT_CHECK;
-/* amax of the current weights where they changed; those that are kept (ad->amax) only when not known. After layer_adapt
- * of all layers. */
+/* amax of the current weights where they changed; those that are kept (ad->amax) only when not known. Formats with a
+ * scale per block alone read none: theirs are computed once, for qat_check. After layer_adapt of all layers. */
 void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
                  struct layer_weights *layers);
 /* After qat_refresh; waits for the device. Error: a weight that is not finite, by layer, product and expert. */

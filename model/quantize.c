@@ -222,10 +222,11 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct source
     k->sum = 0;
     for (int64_t e = 0; e < k->n_exp && !rc; e++) {
         const struct source *of = s + e * n_row_block;
-        for (int64_t i = 0, at = 0; i < n_row_block; at += source_bytes(&of[i++])) {
-            source_copy(&of[i], dense + at, z->dev->n_threads);
+        for (int64_t i = 0, at = 0; i < n_row_block && !rc; at += source_bytes(&of[i++])) {
+            rc = source_copy(&of[i], dense + at, z->dev->n_threads, err);
             source_drop(z->st, of[i].data, 0, of[i].data->bytes);
         }
+        if (rc) break;
         const int64_t bad = encode(z, k, out, absmax, dense, s->format);
         if (bad)
             rc = err_set(err, "%lld values of tensor %s (expert %lld) are not finite: the checkpoint is damaged",

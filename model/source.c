@@ -95,34 +95,39 @@ static bool is_fp8(const struct source *s) { return s->scale_rows > 0; }
 
 static int64_t fp8_row_scales(const struct source *s) { return (s->n_in + s->scale_cols - 1) / s->scale_cols; }
 
-/* The scales as stored, one per scale_rows rows; mem_free them. */
-static float *fp8_scales(const struct source *s)
+/* The scales as stored, one per scale_rows rows; mem_free them. NULL: an error, one is no scale. */
+static float *fp8_scales(const struct source *s, struct err *err)
 {
     const int64_t n = (s->n_out + s->scale_rows - 1) / s->scale_rows * fp8_row_scales(s);
     float *scale = mem_array(n, sizeof(*scale));
     source_f32(s->scale, n, scale);
+    for (int64_t i = 0; i < n; i++) {
+        if (isfinite(scale[i]) && scale[i] >= 0) continue;
+        err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged", s->scale->name,
+                (double)scale[i]);
+        mem_free(scale);
+        return NULL;
+    }
     return scale;
 }
 
 int source_fp8_scales(const struct source *s, float *out, struct err *err)
 {
     const int64_t n = fp8_row_scales(s);
-    float *scale = fp8_scales(s);
-    int rc = 0;
-    for (int64_t i = 0; i < s->n_out * n && !rc; i++) {
-        out[i] = scale[i / n / s->scale_rows * n + i % n];
-        if (!isfinite(out[i]))
-            rc = err_set(err, "tensor %s has a scale that is not finite: the checkpoint is damaged", s->scale->name);
-    }
+    float *scale = fp8_scales(s, err);
+    if (!scale) return -1;
+    for (int64_t i = 0; i < s->n_out * n; i++) out[i] = scale[i / n / s->scale_rows * n + i % n];
     mem_free(scale);
-    return rc;
+    return 0;
 }
 
-static void decode_fp8(const struct source *s, char *out, int n_threads)
+static int decode_fp8(const struct source *s, char *out, int n_threads, struct err *err)
 {
-    float *scale = fp8_scales(s);
+    float *scale = fp8_scales(s, err);
+    if (!scale) return -1;
     quant_fp8_decode(out, s->data->data, scale, s->n_out, s->n_in, s->scale_rows, s->scale_cols, n_threads);
     mem_free(scale);
+    return 0;
 }
 
 int64_t source_bytes(const struct source *s) { return is_fp8(s) ? 2 * s->n_out * s->n_in : s->data->bytes; }
@@ -134,8 +139,10 @@ int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct 
     if (!isfinite(g) || g < 0 || (s->scale2_divides && !(g > 0)))
         return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged", s->scale2->name,
                        (double)g);
-    if (memchr(s->scale->data, 0x7f, (size_t)s->scale->bytes) || memchr(s->scale->data, 0xff, (size_t)s->scale->bytes))
-        return err_set(err, "tensor %s has a scale that is NaN: the checkpoint is damaged", s->scale->name);
+    for (int64_t i = 0; i < s->scale->bytes; i++)
+        if ((s->scale->data[i] & 0x7f) == 0x7f || s->scale->data[i] > 0x80)
+            return err_set(err, "tensor %s has a scale that is NaN or negative: the checkpoint is damaged",
+                           s->scale->name);
     if (s->transposed)
         transpose((char *)scale, s->scale->data, s->n_out, s->n_in / 16, 1);
     else
@@ -143,16 +150,16 @@ int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct 
     return 0;
 }
 
-void source_copy(const struct source *s, char *out, int n_threads)
+int source_copy(const struct source *s, char *out, int n_threads, struct err *err)
 {
     const bool nibbles = s->format == WF_NVFP4;
-    if (is_fp8(s))
-        decode_fp8(s, out, n_threads);
-    else if (s->transposed)
+    if (is_fp8(s)) return decode_fp8(s, out, n_threads, err);
+    if (s->transposed)
         transpose(out, s->data->data, s->n_out, nibbles ? s->n_in / 2 : s->n_in,
                   nibbles ? 1 : dtype_size(s->data->dtype));
     else
         memcpy(out, s->data->data, (size_t)s->data->bytes);
+    return 0;
 }
 
 void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n)

@@ -48,11 +48,11 @@ void source_f32(const struct st_tensor *t, int64_t n, float *out);
 enum weight_format source_dense_format(enum dtype t);
 int64_t source_bytes(const struct source *s); /* of what source_copy writes */
 /* Copies a dense matrix as [out, in] in its own dtype, or the nibbles of NVFP4; out may be unaligned. FP8 is decoded to
- * bf16: the product of code and scale, rounded to f32 and then to bf16. */
-void source_copy(const struct source *s, char *out, int n_threads);
+ * bf16: the product of code and scale, rounded to f32 and then to bf16. An error as in source_fp8_scales. */
+int source_copy(const struct source *s, char *out, int n_threads, struct err *err) MT_CHECK;
 /* NVFP4: the scale bytes as [out, in/16]; the global scale. An error for values that no quantiser writes. */
 int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err) MT_CHECK;
-/* FP8: the scales as WF_FP8 has them, [out, ceil(in / scale_cols)]. An error for one that is not finite. */
+/* FP8: the scales as WF_FP8 has them, [out, ceil(in / scale_cols)]. An error for one that is negative or not finite. */
 int source_fp8_scales(const struct source *s, float *out, struct err *err) MT_CHECK;
 /* Drops the mapped pages of bytes [at, at+n) of a tensor: they will not be read again. */
 void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n);

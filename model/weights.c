@@ -227,19 +227,20 @@ static int put_fp8_scales(struct fill *f, struct weight *w, const struct source 
     return rc;
 }
 
-static void put_source(struct fill *f, char *dst, const struct source *s)
+static int put_source(struct fill *f, char *dst, const struct source *s)
 {
     const int64_t bytes = source_bytes(s);
     if (!s->transposed && bytes == s->data->bytes) {
         put(f, dst, s->data);
-        return;
+        return 0;
     }
-    if (f->dev->dry_run) return;
+    if (f->dev->dry_run) return 0;
     char *host = mem_alloc(bytes);
-    source_copy(s, host, f->dev->n_threads);
-    device_upload(f->dev, dst, host, bytes);
+    const int rc = source_copy(s, host, f->dev->n_threads, f->err);
+    if (!rc) device_upload(f->dev, dst, host, bytes);
     source_drop(f->ck.st, s->data, 0, s->data->bytes);
     mem_free(host);
+    return rc;
 }
 
 /* What a matrix is for: model.quantize packs experts, model.quantize_attention attention. */
@@ -313,8 +314,8 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
         char *dst = data ? data + at : NULL;
         if (fp8)
             put(f, dst, s[i].data);
-        else
-            put_source(f, dst, &s[i]);
+        else if (put_source(f, dst, &s[i]))
+            return -1;
         at += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
     }
     if (s[0].block) put_absmax(f, w, s, n);

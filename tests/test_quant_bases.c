@@ -1,5 +1,6 @@
 /* test_quant_bases.c - quantised checkpoints as sources of merged exports, and such exports as the base of a new run:
  * from NVFP4, FP8 and model.quantize = nvfp4 to merged-bf16, merged-nvfp4 and merged-fp8. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,8 @@
 #include "data/safetensors.h"
 #include "tests/checkpoints.h"
 #include "tests/process.h"
+
+#define EXPERTS "model.layers.0.mlp.experts."
 
 /* Runs a command with assignments that spaces separate. */
 static int run(const char *const *command, const char *sets)
@@ -216,6 +219,73 @@ static void nothing_of_the_source_s_quantisation_stays(void **state)
     }
 }
 
+/* ---- damaged weights */
+
+/* Overwrites the first bytes of a tensor of the configuration's model. */
+static void damage(const char *ini, const char *tensor, const void *bytes, size_t n)
+{
+    char dir[MT_PATH], path[MT_PATH + 32];
+    struct safetensors st;
+    struct err err;
+    snprintf(dir, sizeof(dir), "%.*smodel", (int)(strrchr(ini, '/') + 1 - ini), ini);
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    assert_int_equal(safetensors_open(&st, dir, &err), 0);
+    const struct st_tensor *t = safetensors_find(&st, tensor);
+    assert_non_null(t);
+    int64_t size;
+    char *file = file_read(path, (int64_t)1 << 30, &size, &err);
+    assert_non_null(file);
+    assert_true(t->offset >= 0 && t->offset + t->bytes <= size);
+    memcpy(file + t->offset, bytes, n);
+    safetensors_close(&st);
+    assert_int_equal(file_write_atomic(path, file, size, &err), 0);
+    mem_free(file);
+}
+
+/* Formats with a scale per block do not need the largest magnitude of a matrix, and NaN has no code. */
+static void weights_that_are_not_finite(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"mxfp4", "int4-32", "nvfp4"};
+    const char *ini = two_steps("bf16");
+    damage(ini, EXPERTS "13.gate_proj.weight", "\xc0\x7f", 2);
+    for (int i = 0; i < MT_LEN(formats) * 2; i++) {
+        char sets[64];
+        snprintf(sets, sizeof(sets), "quant.weights=%s quant.mode=%s", formats[i / 2], i % 2 ? "base" : "merged");
+        assert_int_equal(run(COMMAND(ini), sets), 1);
+        assert_says(said.err, "gate_up_proj of layer 0 has a weight that is not finite (matrix 13)");
+    }
+}
+
+/* No quantiser writes scales below 0, and readers differ in what they make of them. */
+static void scales_that_are_none(void **state)
+{
+    (void)state;
+    static const float negative = -1, nan = NAN;
+    static const struct {
+        const char *source, *quantise, *tensor;
+        const void *bytes;
+        size_t n;
+        const char *says;
+    } rows[] = {
+        {"fp8", "none", "down_proj.weight_scale", &negative, 4, "has the value -1, which is not a scale"},
+        {"fp8", "nf4", "down_proj.weight_scale", &negative, 4, "has the value -1, which is not a scale"},
+        {"fp8", "nf4", "down_proj.weight_scale", &nan, 4, "nan, which is not a scale"},
+        {"nvfp4", "none", "down_proj.weight_scale", "\xb8", 1, "has a scale that is NaN or negative"},
+        {"nvfp4", "none", "down_proj.weight_scale", "\x7f", 1, "has a scale that is NaN or negative"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char tensor[256], set[64];
+        const char *ini = two_steps(rows[i].source);
+        snprintf(tensor, sizeof(tensor), EXPERTS "3.%s", rows[i].tensor);
+        snprintf(set, sizeof(set), "model.quantize=%s", rows[i].quantise);
+        damage(ini, tensor, rows[i].bytes, rows[i].n);
+        assert_int_equal(run(COMMAND(ini), set), 1);
+        assert_says(said.err, rows[i].says);
+        assert_says(said.err, tensor);
+    }
+}
+
 int test_quant_bases(void)
 {
     const struct CMUnitTest tests[] = {
@@ -223,6 +293,8 @@ int test_quant_bases(void)
         cmocka_unit_test(quantised_sources_are_merged),
         cmocka_unit_test(experts_without_adapters_keep_their_codes),
         cmocka_unit_test(nothing_of_the_source_s_quantisation_stays),
+        cmocka_unit_test(weights_that_are_not_finite),
+        cmocka_unit_test(scales_that_are_none),
     };
     return cmocka_run_group_tests_name("quant_bases", tests, NULL, NULL);
 }

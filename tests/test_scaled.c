@@ -70,7 +70,7 @@ static void test_published(void **state)
         if (source_find(&s, &ck, name, rows[k].n_out, 144, &err)) fail_msg("%s", err.msg);
         assert_int_equal(s.format, rows[k].format);
         char *copied = mem_alloc(source_bytes(&s));
-        source_copy(&s, copied, 2);
+        assert_int_equal(source_copy(&s, copied, 2, &err), 0);
         snprintf(name, sizeof(name), "%s.decoded", rows[k].name);
         const struct st_tensor *want = safetensors_find(&st, name);
         for (int64_t i = 0; i < rows[k].n_out * 144; i++) {
