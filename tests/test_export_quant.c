@@ -258,8 +258,8 @@ static void compare_experts(const struct safetensors *st, struct trained *t, con
     }
 }
 
-/* A small Qwen3-MoE with widths that blocks of 16 divide, and an adapter that was trained in NVFP4. */
-static const char *train_qwen3(char model[MT_PATH])
+/* A small model with widths that blocks of 16 divide, and an adapter that was trained in NVFP4. */
+static const char *train_small(char model[MT_PATH], const char *arch, const char *layers, const char *targets)
 {
     static char ini[MT_PATH];
     char path[2 * MT_PATH], text[4 * MT_PATH];
@@ -268,7 +268,7 @@ static const char *train_qwen3(char model[MT_PATH])
     static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
     snprintf(model, MT_PATH, "%s/model", dir);
     snprintf(ini, sizeof(ini), "%s/run.ini", dir);
-    if (RUN("synth", "qwen3-tiny", model, "--layers", "1")) fail_msg("%s", said.err);
+    if (RUN("synth", arch, model, "--layers", layers)) fail_msg("%s", said.err);
     for (int i = 0; i < MT_LEN(files); i++) {
         struct file_map map;
         OK(file_map_open(&map, case_path("qwen3", files[i]), &err));
@@ -276,14 +276,37 @@ static const char *train_qwen3(char model[MT_PATH])
         OK(file_write_atomic(path, map.data, map.size, &err));
         file_map_close(&map);
     }
-    const int n = snprintf(text, sizeof(text),
-                           "[model]\npath = %s\n[data]\ntrain = %s\neval = %s\nformat = text\nseq_len = 24\n"
-                           "[lora]\nr = 2\n[optim]\nlr = 0.02\n[train]\ndevice = cpu\nsteps = 2\n[output]\n"
-                           "dir = %s/out\n",
-                           model, case_path("qwen3", "eval.jsonl"), case_path("qwen3", "eval.jsonl"), dir);
+    const int n =
+        snprintf(text, sizeof(text),
+                 "[model]\npath = %s\n[data]\ntrain = %s\neval = %s\nformat = text\nseq_len = 24\n"
+                 "[lora]\nr = 2\ntargets = %s\n[optim]\nlr = 0.02\n[train]\ndevice = cpu\nsteps = 2\n[output]\n"
+                 "dir = %s/out\n",
+                 model, case_path("qwen3", "eval.jsonl"), case_path("qwen3", "eval.jsonl"), targets, dir);
     OK(file_write_atomic(ini, text, n, &err));
     if (RUN(ini, "--set", "quant.weights=nvfp4", "--set", "optim.schedule=constant")) fail_msg("%s", said.err);
     return ini;
+}
+
+static const char *train_qwen3(char model[MT_PATH])
+{
+    return train_small(model, "qwen3-tiny", "1", "q_proj,k_proj,v_proj,o_proj,experts");
+}
+
+/* Adapters on shared experts and dense layers, which training does not read quantised, are rounded to bf16. The experts
+ * must still have the bits of training. */
+static void shared_experts_are_rounded_to_bf16(void **state)
+{
+    (void)state;
+    char model[MT_PATH], out[MT_PATH];
+    const char *ini = train_small(model, "deepseek-tiny", "2", "all-linear");
+    snprintf(out, sizeof(out), "%s/out", scratch_dir());
+    if (RUN("export", ini, "--to", "merged-nvfp4", "--set", "quant.weights=nvfp4", "--out", out))
+        fail_msg("%s%s", said.out, said.err);
+    assert_says(said.out, "are bit for bit those that training read");
+    double max, mean, allowed;
+    const char *part = strstr(said.out, "experts only");
+    assert_true(part && sscanf(part, "experts only %lf %lf %lf", &max, &mean, &allowed) == 3);
+    assert_true(mean <= allowed && allowed >= 1e-3);
 }
 
 static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
@@ -427,6 +450,7 @@ int test_export_quant(void)
         cmocka_unit_test(mxfp4_has_the_codes_of_the_training),
         cmocka_unit_test(other_runs_get_the_nearest_codes),
         cmocka_unit_test(nvfp4_and_fp8_have_the_codes_of_the_training),
+        cmocka_unit_test(shared_experts_are_rounded_to_bf16),
         cmocka_unit_test(stacks_and_other_widths_are_refused),
         cmocka_unit_test(static_magnitudes_are_those_of_the_adapter),
         cmocka_unit_test(a_run_for_another_format_is_a_warning),

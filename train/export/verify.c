@@ -339,6 +339,18 @@ static int stream_run(struct stream *s, struct err *err)
 
 /* ---- the verdict ---- */
 
+/* Whether training read all adapted weights of the part quantised. With quant.targets = experts it reads shared experts
+ * and dense layers unquantised, and the export rounds their merged weights to bf16. */
+static bool is_quantised(const struct stream *s, int part)
+{
+    const struct adapters *ad = &s->x->adapter.ad;
+    if (s->x->qat.opt.all || part != PART_EXPERTS) return s->x->qat.opt.all;
+    for (int64_t l = 0; l < ad->n_layer; l++)
+        for (int i = MIXER_PRODUCTS; i < LAYER_PRODUCTS; i++)
+            if (ad->layers[l].of[i].lora.r && !ad->layers[l].of[i].quant.format.bits) return false;
+    return true;
+}
+
 /* The mean KL for merged weights, the largest for adapters. */
 static double allowed_kl(const struct stream *s, int part)
 {
@@ -350,7 +362,7 @@ static double allowed_kl(const struct stream *s, int part)
     case EXPORT_MERGED_NVFP4:
     case EXPORT_MERGED_FP8:
         if (!s->x->trained) return fmax(1e-3, effect);
-        if (part == PART_EXPERTS || s->x->qat.opt.all) return 1e-5;
+        if (is_quantised(s, part)) return 1e-5;
         return fmax(1e-3, 0.25 * effect);
     case EXPORT_MERGED_BF16: return fmax(1e-3, 0.25 * effect);
     default: return 1e-6;
