@@ -574,6 +574,19 @@ static void test_static_divided(void **state)
     (void)state;
 }
 
+/* Not a magnitude: the scales of nvfp4 would be negative zeros, and their quotients NaN. */
+static void check_negative_zero(const char *config)
+{
+    const char *path = process_output(config, AMAX);
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    fseek(f, -4, SEEK_END);
+    fwrite("\0\0\0\x80", 1, 4, f);
+    fclose(f);
+    assert_int_not_equal(RUN("eval", process_output(config, "config.ini")), 0);
+    assert_says(said.err, "is -0, not a magnitude: the file is damaged");
+}
+
 /* A damaged or missing file is an error that names it. */
 static void test_static_files(void **state)
 {
@@ -586,6 +599,7 @@ static void test_static_files(void **state)
     fclose(f);
     assert_int_not_equal(run(config, fixed("train.steps=2")), 0);
     assert_says(said.err, AMAX " is damaged");
+    check_negative_zero(config);
     assert_int_equal(remove(process_output(config, AMAX)), 0);
     assert_int_not_equal(RUN("eval", process_output(config, "config.ini")), 0);
     assert_says(said.err, "has no quant_amax.safetensors");

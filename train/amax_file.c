@@ -35,7 +35,7 @@ static int read_row(const struct safetensors *st, const char *path, const struct
                        path, name, x ? "has a different shape or dtype" : "is missing");
     memcpy(values, x->data, (size_t)x->bytes);
     for (int64_t e = 0; e < row->n_exp; e++)
-        if (!isfinite(values[e]) || values[e] < 0)
+        if (!isfinite(values[e]) || signbit(values[e])) /* -0 would be the sign of scales */
             return err_set(err, "%s: tensor \"%s\": value %lld is %g, not a magnitude: the file is damaged", path, name,
                            (long long)e, (double)values[e]);
     for (int64_t e = 0; e < row->n_exp && row->input; e++)
