@@ -272,7 +272,7 @@ static void settings_are_checked(void **state)
         {"teacher = adapter:", "distill.teacher = \"adapter:\": expected none, base, rows or adapter:DIR"},
         {"teacher = adaptor:x", "distill.teacher = \"adaptor:x\": expected none, base, rows or adapter:DIR"},
         {"teacher = base\nalpha = 1.5", "distill.alpha = \"1.5\": expected a number in [0, 1]"},
-        {"teacher = base\ntemperature = 0", "distill.temperature = \"0\": expected a number in (0, 1e3]"},
+        {"teacher = base\ntemperature = 0", "distill.temperature = \"0\": expected a number in [1e-3, 1e3]"},
         {"teacher = rows\nkl = reverse", "distill.kl = reverse needs the teacher's whole distribution"},
         {"teacher = adapter:nowhere", "distill.teacher = adapter:nowhere: no such directory"},
     };

@@ -76,7 +76,7 @@ static const struct option options[] = {
     ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
     ROW(distill, teacher, MATH, "none", "none|base|rows|adapter:DIR", "base: the model without adapters; rows: data"),
     ROW(distill, alpha, MATH, "0", "[0, 1]", "share of the cross-entropy; the rest is the KL times T^2"),
-    ROW(distill, temperature, MATH, "1", "(0, 1e3]", "T, which divides the logits of teacher and student"),
+    ROW(distill, temperature, MATH, "1", "[1e-3, 1e3]", "T, which divides the logits of teacher and student"),
     ROW(distill, kl, MATH, "forward", "forward|reverse", "KL(teacher, student), or KL(student, teacher)"),
     ROW(distill, topk, DATA, "64", "[1, 4096]", "ids per token, at most, in rows of a teacher"),
     ROW(quant, weights, MATH, "none", QUANT_FORMATS, "train for this format"),
