@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/eos_ids.h"
 #include "data/text.h"
 
 void row_reader_free(struct row_reader *r)
@@ -82,6 +83,20 @@ static bool is_deepseek_v4(const struct tokenizer *tok)
     return has_marks(tok, marks, MT_LEN(marks));
 }
 
+/* Gives the template the special tokens that end generation. */
+static int add_stops(struct chat_template *t, const struct tokenizer *tok, const char *dir, struct err *err)
+{
+    struct eos_ids eos = {0};
+    if (eos_ids_load(&eos, dir, "generation_config.json", err)) return -1;
+    if (!eos.n && eos_ids_load(&eos, dir, "config.json", err)) return -1;
+    for (int64_t i = 0; i < eos.n; i++) {
+        int64_t size;
+        const char *text = tokenizer_bytes(tok, eos.ids[i], &size);
+        if (text && tokenizer_is_special(tok, eos.ids[i])) chat_template_add_stop(t, text, size);
+    }
+    return 0;
+}
+
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err)
 {
@@ -93,9 +108,10 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
 {
     int rc = 0;
     if (chat_template_load(out, dir, file, err)) return -1;
+    if (*out) rc = add_stops(*out, tok, dir, err);
     if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
-    if (*kwargs && !*out) return err_set(err, "data.chat_kwargs = %s, but there is no chat template", kwargs);
-    if (*kwargs) rc = chat_template_set_kwargs(*out, kwargs, err);
+    if (!rc && *kwargs && !*out) return err_set(err, "data.chat_kwargs = %s, but there is no chat template", kwargs);
+    if (!rc && *kwargs) rc = chat_template_set_kwargs(*out, kwargs, err);
     if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out))) return 0;
     chat_template_free(*out);
     *out = NULL;

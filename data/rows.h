@@ -73,7 +73,8 @@ bool row_is_harmony(const struct tokenizer *tok);
 
 /* The template for this tokenizer's messages: `file` when given (not NULL or empty), else that of the checkpoint in
  * dir, else the rules of DeepSeek V4's encoder when the tokenizer has its marks. NULL, without an error: harmony or
- * none. chat.c renders gpt-oss's template faster, so that template is loaded only when it has {% generation %}. */
+ * none. chat.c renders gpt-oss's template faster, so that template is loaded only when it has {% generation %}.
+ * dir's generation_config.json, else config.json, lists the tokens that end generation (chat_template_add_stop). */
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err) MT_CHECK;
 /* The same with variables (chat_template_set_kwargs; "" for none); then chat.c does not replace gpt-oss's template. */

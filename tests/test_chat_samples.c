@@ -6,6 +6,7 @@
 
 #include "data/chat/chat_samples.h"
 #include "data/file.h"
+#include "data/rows.h"
 #include "data/text.h"
 
 /* Like Nemotron 3: the prompt opens a reasoning block, and an answer without reasoning has an empty block. Only the
@@ -39,27 +40,11 @@ static struct chat_template *load(const char *text)
     return t;
 }
 
-/* The samples of a conversation, each followed by "/", with loss spans in [[ ]]; or the error message. */
-static void make(struct text_buf *out, const char *template, const char *answers[2], const char *more, bool whole)
+/* The samples, each followed by "/", with loss spans in [[ ]]. */
+static void put_samples(struct text_buf *out, const struct chat_samples *s)
 {
-    struct chat_template *t = load(template);
-    struct chat_samples s = {0};
-    const struct chat_options opt = {0};
-    char row[1024];
-    struct err err = {""};
-    snprintf(
-        row, sizeof(row),
-        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"%s\"%s}, "
-        "{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"%s\"%s}]}",
-        answers[0], more, answers[1], more);
-    struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
-    assert_non_null(doc);
-    out->size = 0;
-    text_put(out, "");
-    const int rc = chat_samples_make(&s, t, json_root(doc), LOSS_ASSISTANT, whole, &opt, &err);
-    if (rc) text_put(out, err.msg);
-    for (int64_t i = 0; !rc && i < s.count; i++) {
-        const struct text_buf *one = &s.items[i];
+    for (int64_t i = 0; i < s->count; i++) {
+        const struct text_buf *one = &s->items[i];
         int64_t at = 0;
         for (int64_t k = 0; k < one->n_spans; at = one->spans[k++][1]) {
             text_put_bytes(out, one->text + at, one->spans[k][0] - at);
@@ -68,11 +53,39 @@ static void make(struct text_buf *out, const char *template, const char *answers
             text_put(out, "]]");
         }
         text_put_bytes(out, one->text + at, one->size - at);
-        if (i + 1 < s.count) text_put(out, "/");
+        if (i + 1 < s->count) text_put(out, "/");
     }
+}
+
+/* The samples of a conversation (put_samples); or the error message. */
+static void make_row(struct text_buf *out, const struct chat_template *t, const char *row, bool whole)
+{
+    struct chat_samples s = {0};
+    const struct chat_options opt = {0};
+    struct err err = {""};
+    struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+    assert_non_null(doc);
+    out->size = 0;
+    text_put(out, "");
+    if (chat_samples_make(&s, t, json_root(doc), LOSS_ASSISTANT, whole, &opt, &err))
+        text_put(out, err.msg);
+    else
+        put_samples(out, &s);
     chat_samples_free(&s);
-    chat_template_free(t);
     json_free(doc);
+}
+
+static void make(struct text_buf *out, const char *template, const char *answers[2], const char *more, bool whole)
+{
+    struct chat_template *t = load(template);
+    char row[1024];
+    snprintf(
+        row, sizeof(row),
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"%s\"%s}, "
+        "{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"%s\"%s}]}",
+        answers[0], more, answers[1], more);
+    make_row(out, t, row, whole);
+    chat_template_free(t);
 }
 
 static void parted_headers(void **state)
@@ -124,8 +137,124 @@ static void parted_headers(void **state)
     text_free(&got);
 }
 
+/* Like GLM-4.5: no token ends a turn, and answers before the last question have no reasoning. */
+#define GLM                                                                                                            \
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"  \
+    "{% endif %}{% endfor %}<sop>{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>\n<think>"          \
+    "{% if loop.index0 > ns.last %}{{ m.reasoning_content }}{% endif %}</think>\n{{ m.content }}{% else %}"            \
+    "{{ '<|observation|>' if m.role == 'tool' else '<|' + m.role + '|>' }}\n{{ m.content }}{% endif %}{% endfor %}"    \
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+#define LINES                                                                                                          \
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ '<|im_end|>\n' if m.role == 'assistant' }}{% endfor %}"  \
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+#define U(text)       "{\"role\": \"user\", \"content\": \"" text "\"}"
+#define SYSTEM        "{\"role\": \"system\", \"content\": \"s\"}"
+#define TOOL          "{\"role\": \"tool\", \"content\": \"t\"}"
+#define A(text, more) "{\"role\": \"assistant\", \"content\": \"" text "\"" more "}"
+#define R             ", \"reasoning_content\": \"r\""
+
+static void write_in(const char *dir, const char *name, const char *text)
+{
+    char path[MT_PATH];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+}
+
+#define ADDED(id, text, special)                                                                                       \
+    "{\"id\":" id ",\"content\":\"" text "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"                 \
+    "\"normalized\":false,\"special\":" special "}"
+
+/* The checkpoint's template. `file`, config.json or generation_config.json, holds eos_token_id. */
+static struct chat_template *load_glm(const char *template, const char *file, const char *ids)
+{
+    const char *dir = scratch_dir();
+    char path[MT_PATH], config[256];
+    struct err err;
+    struct chat_template *t;
+    write_in(dir, "tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\"}");
+    write_in(dir, "chat_template.jinja", template);
+    write_in(dir, "tokenizer.json",
+             "{\"version\":\"1.0\",\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":null,"
+             "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true},"
+             "\"added_tokens\":[" ADDED("1", "<|endoftext|>", "true") "," ADDED("2", "<|user|>", "true") "," ADDED(
+                 "3", "<|observation|>", "true") "," ADDED("4", "<|assistant|>", "false") "," ADDED("5", "<|im_end|>",
+                                                                                                    "true") "]}");
+    snprintf(config, sizeof(config), "{\"eos_token_id\": %s}", ids);
+    write_in(dir, "config.json", "{\"eos_token_id\": 1}");
+    write_in(dir, file, config);
+    snprintf(path, sizeof(path), "%s/tokenizer.json", dir);
+    struct tokenizer *tok = tokenizer_load(path, &err);
+    if (!tok || row_template(&t, tok, dir, NULL, &err)) fail_msg("%s", err.msg);
+    tokenizer_free(tok);
+    return t;
+}
+
+/* The next role's token carries loss when eos_token_id lists it and the template has no other end of turn. */
+static void role_token_ends_turn(void **state)
+{
+    (void)state;
+    static const char list[] = "[1, 2, 3, 4]", generation[] = "generation_config.json";
+    static const char two[] = U("a") "," A("b", "") "," U("c") "," A("d", "");
+    static const struct {
+        const char *template, *file, *ids, *messages;
+        bool whole;
+        const char *expected;
+    } rows[] = {
+        {GLM, generation, list, two, false,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think></think>\nd]]"},
+        {GLM, "config.json", list, two, true,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think></think>\nd]]"},
+        {GLM, generation, "1", two, false,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|user|>\nc<|assistant|>[[\n<think></think>\nd]]"},
+        {GLM, generation, "[1, 3, 99]", two, false,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|user|>\nc<|assistant|>[[\n<think></think>\nd]]"},
+        {GLM, generation, list, U("a") "," A("b", R) "," TOOL "," A("d", R), false,
+         "<sop><|user|>\na<|assistant|>[[\n<think>r</think>\nb<|observation|>]]\nt<|assistant|>[[\n<think>r</"
+         "think>\nd]]"},
+        {GLM, generation, list, U("a") "," A("b", ", \"train\": false") "," U("c") "," A("d", ""), false,
+         "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think></think>\nd]]"},
+        {GLM, generation, list, U("a") "," A("b", "") "," A("d", ""), false, /* not special: no end */
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|assistant|>[[\n<think></think>\nd]]"},
+        {GLM, generation, list, U("a") "," A("b", R) "," U("c") "," A("d", R), false,
+         "<sop><|user|>\na<|assistant|>[[\n<think>r</think>\nb]]/"
+         "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think>r</think>\nd]]"},
+        {GLM, generation, list, U("a") "," A("b", R) "," U("c") "," A("d", R), true,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think>r</think>\nd]]"},
+        {GLM, generation, list, U("a") "," A("b", R) "," SYSTEM "," U("c") "," A("d", R), true,
+         "messages[1]`: the answer cannot be found"},
+        {NO_BLOCK, generation, "[1, 2, 5]", two, false, /* a listed token already ends the turn */
+         "<|user|>a<|assistant|>[[b<|im_end|>]]<|user|>c<|assistant|>[[d<|im_end|>]]"},
+        {LINES, generation, "[1, 2, 5]", two, false,
+         "<|user|>a<|assistant|>[[b<|im_end|>\n]]<|user|>c<|assistant|>[[d<|im_end|>\n]]"},
+    };
+    struct text_buf got = {0};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        char row[1024];
+        struct chat_template *t = load_glm(rows[i].template, rows[i].file, rows[i].ids);
+        snprintf(row, sizeof(row), "{\"messages\": [%s]}", rows[i].messages);
+        make_row(&got, t, row, rows[i].whole);
+        const bool error = !strncmp(rows[i].expected, "messages", 8);
+        if (error ? !strstr(got.text, rows[i].expected) : strcmp(got.text, rows[i].expected) != 0)
+            fail_msg("row %lld\ngives %s\nnot   %s", (long long)i, got.text, rows[i].expected);
+        chat_template_free(t);
+    }
+    text_free(&got);
+}
+
+/* Caches of ids and loss masks depend on these tokens. */
+static void hash_covers_role_tokens(void **state)
+{
+    (void)state;
+    struct chat_template *one = load_glm(GLM, "config.json", "1"), *more = load_glm(GLM, "config.json", "[1, 2]");
+    assert_true(chat_template_hash(one) != chat_template_hash(more));
+    chat_template_free(one);
+    chat_template_free(more);
+}
+
 int test_chat_samples(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(parted_headers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(parted_headers), cmocka_unit_test(role_token_ends_turn),
+                                       cmocka_unit_test(hash_covers_role_tokens)};
     return cmocka_run_group_tests_name("chat_samples", tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/eos_ids.h"
 #include "data/text.h"
 #include "data/tokenizer/normalize.h"
 
@@ -15,20 +16,11 @@ static void add_stop(struct sampler *s, int64_t id)
     if (id >= 0 && id < s->run->arch.vocab && s->n_stops < SAMPLER_STOPS) s->stops[s->n_stops++] = (int32_t)id;
 }
 
-/* eos_token_id of generation_config.json, a number or a list. */
 static int add_published_stops(struct sampler *s, struct err *err)
 {
-    char path[MT_PATH];
-    int64_t id;
-    if (str_format(path, sizeof(path), err, "path", "%s/generation_config.json", s->run->model_dir)) return -1;
-    if (!file_exists(path)) return 0;
-    struct json_doc *doc = json_load(path, 1 << 20, err);
-    if (!doc) return -1;
-    struct json eos = json_find(json_root(doc), "eos_token_id");
-    if (json_type(eos) == JSON_INT && !json_i64(eos, 0, INT32_MAX, &id, NULL)) add_stop(s, id);
-    for (int64_t i = 0; json_type(eos) == JSON_ARRAY && i < json_count(eos); i++)
-        if (!json_i64(json_at(eos, i), 0, INT32_MAX, &id, NULL)) add_stop(s, id);
-    json_free(doc);
+    struct eos_ids eos = {0};
+    if (eos_ids_load(&eos, s->run->model_dir, "generation_config.json", err)) return -1;
+    for (int64_t i = 0; i < eos.n; i++) add_stop(s, eos.ids[i]);
     return 0;
 }
 

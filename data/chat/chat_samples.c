@@ -46,11 +46,13 @@ static struct text_buf *add_sample(struct chat_samples *s)
 
 /* ---- which messages ---- */
 
-static bool is_assistant(struct json message)
+static bool has_role(struct json message, const char *want)
 {
     const char *role;
-    return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "assistant");
+    return !json_get_str(message, "role", &role, NULL) && !strcmp(role, want);
 }
+
+static bool is_assistant(struct json message) { return has_role(message, "assistant"); }
 
 static int is_trained(struct json message, bool *yes, struct err *err)
 {
@@ -130,13 +132,31 @@ static int64_t answer_end(const struct eval_prompts *s, const struct text_buf *t
     return n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n) ? end : t->size;
 }
 
-/* In a text that continues after the answer, which begins at `begin`: up to the next end of turn, or -1. */
-static int64_t next_end(const struct eval_prompts *s, const struct text_buf *t, int64_t begin)
+/* The end `end` of an answer whose turn ends at `turn` in t, moved after the next role's token when only that token
+ * ends generation (GLM-4.5: "<|user|>"). */
+static int64_t with_role_token(const struct eval_prompts *s, const struct text_buf *t, int64_t end, int64_t turn)
 {
     const char *eos = chat_template_eos(s->template);
+    const int64_t n = eos ? (int64_t)strlen(eos) : 0;
+    int64_t last = end;
+    while (last > 0 && is_space(t->text[last - 1])) last--;
+    if (end < turn || (n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n))) return end;
+    if (chat_template_stop_before(s->template, t->text, last)) return end;
+    return end + chat_template_stop_at(s->template, t->text + end, t->size - end);
+}
+
+/* In a text that continues after the answer of message i, which begins at `begin`: up to the next end of turn, or -1.
+ */
+static int64_t next_end(const struct eval_prompts *s, const struct text_buf *t, int64_t begin, int64_t message)
+{
+    const char *eos = chat_template_eos(s->template);
+    const struct json next = json_at(s->messages, message + 1);
     int64_t n = eos ? (int64_t)strlen(eos) : 0;
     for (int64_t i = begin; n && i + n <= t->size; i++)
         if (!memcmp(t->text + i, eos, (size_t)n)) return i + n;
+    if (!has_role(next, "user") && !has_role(next, "tool")) return -1; /* the first token may end a later turn */
+    for (int64_t i = begin; i < t->size; i++)
+        if ((n = chat_template_stop_at(s->template, t->text + i, t->size - i))) return i + n;
     return -1;
 }
 
@@ -278,7 +298,7 @@ static int by_prefixes(struct eval_prompts *s, struct text_buf *prompt, struct t
             sample = add_sample(s->out);
             text_put_bytes(sample, prompt->text, prompt->size);
         }
-        if (size > 0) text_span(sample, answer, answer + size);
+        if (size > 0) text_span(sample, answer, with_role_token(s, sample, answer + size, prompt->size));
     }
     for (int64_t i = 0, k = s->out->count - 1; i < k; i++, k--) { /* found from the last to the first */
         struct text_buf swap = s->out->items[i];
@@ -300,7 +320,8 @@ static int in_whole(struct eval_prompts *s, struct text_buf *prompt, struct text
         int64_t begin;
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) return -1;
-        int64_t end = begins_with(t, full) ? answer_end(s, full) : next_end(s, t, begin);
+        int64_t end =
+            begins_with(t, full) ? with_role_token(s, t, answer_end(s, full), full->size) : next_end(s, t, begin, i);
         if (common(t, full) < begin || end < 0)
             return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
         if (begin < end) text_span(t, begin, end);

@@ -15,7 +15,8 @@ struct chat_samples {
 void chat_samples_free(struct chat_samples *s);
 
 /* The texts to train on from one conversation; out is emptied first. An answer's span begins where its prompt ends and
- * includes the token that ends the turn.
+ * includes the token that ends the turn. This may be the next role's token (chat_template_add_stop), when the text
+ * has it.
  *
  * Many templates write an earlier answer differently from the last one: without its reasoning, or with another end. One
  * text then cannot hold both what the model sees and what it should write. The conversation becomes several samples, in

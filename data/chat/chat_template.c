@@ -18,6 +18,7 @@ static const char *const token_names[] = {"bos_token", "eos_token", "unk_token",
 struct chat_template {
     struct jinja *main, *tools;        /* tools NULL: main also serves tools; both NULL: DeepSeek V4's rules */
     char *tokens[MT_LEN(token_names)]; /* NULL: the tokenizer has none, and the template no such variable */
+    struct text_buf stops;             /* a span for each token of chat_template_add_stop */
     struct json_doc *kwargs;           /* NULL: none */
     uint64_t hash;
 };
@@ -28,6 +29,7 @@ void chat_template_free(struct chat_template *t)
     jinja_free(t->main);
     jinja_free(t->tools);
     for (int64_t i = 0; i < MT_LEN(token_names); i++) mem_free(t->tokens[i]);
+    text_free(&t->stops);
     json_free(t->kwargs);
     mem_free(t);
 }
@@ -45,6 +47,36 @@ static void hash(struct chat_template *t, const char *s, int64_t size)
 {
     for (int64_t i = 0; i < size; i++) t->hash = (t->hash ^ (uint8_t)s[i]) * 1099511628211u;
     t->hash = (t->hash ^ 0xff) * 1099511628211u;
+}
+
+/* ---- tokens that end generation ---- */
+
+void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size)
+{
+    const char *eos = chat_template_eos(t);
+    if (size <= 0 || (eos && (int64_t)strlen(eos) == size && !memcmp(eos, token, (size_t)size))) return;
+    hash(t, token, size);
+    text_put_bytes(&t->stops, token, size);
+    text_span(&t->stops, t->stops.size - size, t->stops.size);
+}
+
+bool chat_template_stop_before(const struct chat_template *t, const char *text, int64_t size)
+{
+    for (int64_t i = 0; t && i < t->stops.n_spans; i++) {
+        const int64_t *span = t->stops.spans[i], n = span[1] - span[0];
+        if (n <= size && !memcmp(text + size - n, t->stops.text + span[0], (size_t)n)) return true;
+    }
+    return false;
+}
+
+int64_t chat_template_stop_at(const struct chat_template *t, const char *text, int64_t size)
+{
+    int64_t longest = 0;
+    for (int64_t i = 0; t && i < t->stops.n_spans; i++) {
+        const int64_t *span = t->stops.spans[i], n = span[1] - span[0];
+        if (n > longest && n <= size && !memcmp(text, t->stops.text + span[0], (size_t)n)) longest = n;
+    }
+    return longest;
 }
 
 /* ---- loading ---- */

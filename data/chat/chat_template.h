@@ -23,6 +23,12 @@ uint64_t chat_template_hash(const struct chat_template *t); /* of the text and t
 bool chat_template_has_generation(const struct chat_template *t); /* the template has {% generation %}; false: NULL */
 bool chat_template_is_deepseek(const struct chat_template *t);    /* false: NULL */
 const char *chat_template_eos(const struct chat_template *t);     /* eos_token, or NULL */
+/* Another token that ends generation: the checkpoint lists it in eos_token_id. eos_token itself is ignored. */
+void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size);
+/* One of the added tokens ends text[0..size). */
+bool chat_template_stop_before(const struct chat_template *t, const char *text, int64_t size);
+/* Size of the added token at the start of text[0..size); 0: none. */
+int64_t chat_template_stop_at(const struct chat_template *t, const char *text, int64_t size);
 
 /* Appends the row's text, as transformers' apply_chat_template, and the spans of {% generation %}. t NULL: harmony,
  * with its spans. DeepSeek V4's rules: a span for each answer. The template finds a message's `thinking` also as
