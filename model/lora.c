@@ -174,7 +174,8 @@ static int refuse_target(const struct arch *a, const char *word, enum lora_targe
         if (any_layer_has(a, t))
             snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",
                      target_rows[t].name);
-    return err_set(err, "lora.targets: \"%s\" matches nothing: the targets of %s are %s", word, a->family, names);
+    return err_set(err, "lora.targets: \"%s\" matches nothing: the targets of %s are %s; all-linear names all of them",
+                   word, a->family, names);
 }
 
 /* a NULL: any model. A group stands for those of its targets that the model has. */
@@ -360,8 +361,9 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     }
     if (ad->n_params) return adapters_layout(ad, a, 1, &parallel_alone), 0;
     adapters_free(ad);
-    return err_set(err, "lora.targets: \"%s\" matches nothing: layers %s have no experts", opt->targets,
-                   opt->layers[0] ? opt->layers : "all");
+    return err_set(err,
+                   "lora.targets: \"%s\" matches nothing in layers %s: set lora.layers, or lora.targets = all-linear",
+                   opt->targets, opt->layers[0] ? opt->layers : "all");
 }
 
 /* Assigns offsets layer by layer. With expert parallelism, replicated parameters of all layers come first. */
@@ -662,10 +664,51 @@ static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
         snprintf(text, 64, "[%lld, %lld]", (long long)rows, (long long)cols);
 }
 
+/* Kinds of layers, for the share of their parameters that adapters cover. */
+enum kind { KIND_DELTANET, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
+
+static enum kind product_kind(const struct arch *a, int64_t layer, int i, const struct product *q)
+{
+    if (i < MIXER_PRODUCTS) return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET : KIND_ATTENTION;
+    if (q->n_target && lora_target_is_shared(q->target[0])) return KIND_SHARED;
+    return a->ffn[layer]->routed ? KIND_ROUTED : KIND_DENSE;
+}
+
+/* Writes a line per kind of layer that the model has, at most KINDS lines of `line` bytes; returns the characters. The
+ * share counts parameters of matrices, without routers and gates. */
+static int kinds_text(const struct adapters *ad, const struct arch *a, char *text, size_t line)
+{
+    static const char *const names[KINDS] = {"gated DeltaNet", "attention", "routed experts", "shared experts",
+                                             "dense layers"};
+    double all[KINDS] = {0}, adapted[KINDS] = {0};
+    int64_t n_layer[KINDS] = {0}, last[KINDS];
+    int n = 0;
+    for (int k = 0; k < KINDS; k++) last[k] = -1;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        struct product q[LAYER_PRODUCTS];
+        layer_products(a, l, q);
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            if (!q[i].n_out) continue;
+            const enum kind k = product_kind(a, l, i, &q[i]);
+            const double row = (double)q[i].n_exp * (double)q[i].n_in;
+            n_layer[k] += last[k] != l;
+            last[k] = l;
+            all[k] += row * (double)q[i].n_out;
+            for (int t = 0; t < q[i].n_target; t++)
+                if (ad->layer_on[l] && ad->target[q[i].target[t]]) adapted[k] += row * (double)q[i].rows[t];
+        }
+    }
+    for (int k = 0; k < KINDS; k++)
+        if (all[k] > 0)
+            n += snprintf(text + n, line, "%-18s %6lld  adapters cover %.3g %% of the parameters\n", names[k],
+                          (long long)n_layer[k], 100 * adapted[k] / all[k]);
+    return n;
+}
+
 char *adapters_table(const struct adapters *ad, const struct arch *a)
 {
     enum { LINE = 256 };
-    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + 6);
+    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + KINDS + 7);
     char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
     for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && !a->ffn[n]->routed;
     adapters_ranks_text(ad, ranks);
@@ -694,6 +737,8 @@ char *adapters_table(const struct adapters *ad, const struct arch *a)
     }
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
         s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);
+    s += snprintf(s, LINE, "%-18s %6s\n", "kind of layer", "layers");
+    s += kinds_text(ad, a, s, LINE);
     snprintf(s, (size_t)(end - s), "%-18s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
              "trained", (long long)n_on, (long long)ad->n_layer, (long long)ad->n_values,
              100.0 * (double)ad->n_values / base_params(a), str_count(base, (int64_t)base_params(a)),

@@ -190,7 +190,8 @@ const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer,
 int64_t lora_param_count(const struct lora_param *p);
 /* "layers.3.gate_up_proj.lora_B", for messages and checkpoints */
 void lora_param_name(const struct lora_param *p, char name[64]);
-/* The table printed before step 1: layers, shapes and parameters per target. Free the text with mem_free. */
+/* The table printed before step 1: layers, shapes and parameters per target, then, per kind of layer, the share of the
+ * parameters that adapters cover. Free the text with mem_free. */
 char *adapters_table(const struct adapters *ad, const struct arch *a);
 
 #endif

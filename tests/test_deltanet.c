@@ -1,5 +1,6 @@
 /* test_deltanet.c - Qwen3.5-MoE: config.json with and without text_config, kinds of layers that layer_types does not
- * name, refused values; a text-only checkpoint computes what the text part of the larger class computes. */
+ * name, refused values; the table of its adapters; a text-only checkpoint computes what the text part of the larger
+ * class computes. */
 #include "tests/test.h"
 
 #include <stdio.h>
@@ -64,6 +65,46 @@ static void bad_values_are_refused(void **state)
     }
 }
 
+/* A mixer without adapters is seen in the table, and so are a part of the targets and a part of the layers. */
+static void table_shows_the_share_of_each_kind(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *targets, *layers;
+        int delta, attention, routed, shared; /* percent */
+    } rows[] = {{"all-linear", "", 100, 100, 100, 100},
+                {"q_proj,k_proj,v_proj,o_proj", "", 0, 100, 0, 0},
+                {"q_proj,k_proj,v_proj,o_proj,experts", "", 0, 100, 100, 0},
+                {"q_proj,o_proj", "", 0, 75, 0, 0}, /* q with its gate 128 rows, k and v 32 each, o 64 columns */
+                {"in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj", "", 100, 0, 0, 0},
+                {"shared_experts,experts", "0,3", 0, 0, 50, 50}};
+    const char *text = "{\"model_type\": \"qwen3_5_moe_text\", " TEXT "}";
+    struct arch a;
+    struct err err = {.msg = ""};
+    if (parse(&a, text, &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct lora_options opt = {.r = 2, .alpha = 4, .targets = rows[i].targets, .layers = rows[i].layers};
+        struct adapters ad;
+        char says[512];
+        if (adapters_plan(&ad, &a, &opt, &err)) fail_msg("%s", err.msg);
+        char *table = adapters_table(&ad, &a);
+        snprintf(says, sizeof(says),
+                 "gated DeltaNet          3  adapters cover %d %% of the parameters\n"
+                 "attention               1  adapters cover %d %% of the parameters\n"
+                 "routed experts          4  adapters cover %d %% of the parameters\n"
+                 "shared experts          4  adapters cover %d %% of the parameters\n",
+                 rows[i].delta, rows[i].attention, rows[i].routed, rows[i].shared);
+        if (!strstr(table, says)) fail_msg("not\n%s in\n%s", says, table);
+        mem_free(table);
+        adapters_free(&ad);
+    }
+    struct lora_options opt = {.r = 2, .alpha = 4, .targets = "q_proj", .layers = "0-2"};
+    struct adapters ad;
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+    assert_string_equal(err.msg, "lora.targets: \"q_proj\" matches nothing in layers 0-2: set lora.layers, or "
+                                 "lora.targets = all-linear");
+}
+
 /* The case as a text-only checkpoint: names without language_model, no other parts. */
 static void text_only_is_the_text_part(void **state)
 {
@@ -107,6 +148,7 @@ int test_deltanet(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(config_is_read),
         cmocka_unit_test(bad_values_are_refused),
+        cmocka_unit_test(table_shows_the_share_of_each_kind),
         cmocka_unit_test(text_only_is_the_text_part),
     };
     return cmocka_run_group_tests_name("deltanet", tests, NULL, NULL);

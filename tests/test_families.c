@@ -154,12 +154,14 @@ static void test_dense_layers(void **state)
     adapters_free(&ad);
     opt.layers = "2";
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
-    assert_non_null(strstr(err.msg, "no experts"));
+    assert_non_null(strstr(err.msg, "in layers 2"));
     opt = tiny_options(ALL_TARGETS);
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), 0);
     assert_true(ad.n_params == 3 * 8 + 2 * 4 && ad.layer_on[2] && !adapters_find(&ad, 2, LORA_UP, false));
     char *table = adapters_table(&ad, &a);
     assert_non_null(strstr(table, "1 of these layers are dense"));
+    assert_non_null(strstr(table, "routed experts          2  adapters cover 100 % of the parameters"));
+    assert_non_null(strstr(table, "dense layers            1  adapters cover 0 % of the parameters"));
     mem_free(table);
     adapters_free(&ad);
     a = load(with(QWEN, "\"decoder_sparse_step\": 2"));

@@ -383,8 +383,9 @@ static void other_targets_are_refused(void **state)
     const struct lora_options opt = {.r = 2, .alpha = 4, .targets = "q_proj,o_proj", .layers = ""};
     if (arch_load(&a, write_config(config_text(&sizes[0])), &err)) fail_msg("%s", err.msg);
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
-    assert_string_equal(err.msg, "lora.targets: \"q_proj\" matches nothing: the targets of deepseek_v3 are "
-                                 "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj");
+    assert_string_equal(err.msg,
+                        "lora.targets: \"q_proj\" matches nothing: the targets of deepseek_v3 are "
+                        "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj; all-linear names all of them");
 }
 
 /* Plans the model on a backend whose memory is separate from the host's, like a GPU. */
