@@ -46,6 +46,12 @@ struct family {
             .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true        \
     }
 
+/* What the families with latent attention have in common. */
+#define LATENT_FAMILY                                                                                                  \
+    .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = DEEPSEEK_NAMES,                                \
+    .width = "moe_intermediate_size", .n_exp = "n_routed_experts", .theta = 10000, .router_bias = true,                \
+    .round_twice = true, .kv_as_heads = true, .sigmoid = true, .predicts = true
+
 static const struct family families[] = {
     {.model_type = "gpt_oss",
      .mixer = &mixer_attention,
@@ -127,38 +133,8 @@ static const struct family families[] = {
      .qk_norm_named = true,
      .out_unbiased = true,
      .qk_norm = QK_NORM_HEAD},
-    {.model_type = "glm4_moe_lite",
-     .mixer = &mixer_mla,
-     .ffn = &ffn_moe,
-     .dense = &ffn_dense,
-     .names = DEEPSEEK_NAMES,
-     .width = "moe_intermediate_size",
-     .n_exp = "n_routed_experts",
-     .theta = 10000,
-     .eps = 1e-5,
-     .max_len = 202752,
-     .router_bias = true,
-     .round_twice = true,
-     .kv_as_heads = true,
-     .sigmoid = true,
-     .predicts = true,
-     .first_dense = 1},
-    {.model_type = "deepseek_v3",
-     .mixer = &mixer_mla,
-     .ffn = &ffn_moe,
-     .dense = &ffn_dense,
-     .names = DEEPSEEK_NAMES,
-     .width = "moe_intermediate_size",
-     .n_exp = "n_routed_experts",
-     .theta = 10000,
-     .eps = 1e-6,
-     .max_len = 4096,
-     .router_bias = true,
-     .round_twice = true,
-     .kv_as_heads = true,
-     .sigmoid = true,
-     .predicts = true,
-     .first_dense = 3},
+    {.model_type = "glm4_moe_lite", LATENT_FAMILY, .eps = 1e-5, .max_len = 202752, .first_dense = 1},
+    {.model_type = "deepseek_v3", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 3},
     {.model_type = "qwen3_5_moe",
      .text_type = "qwen3_5_moe_text",
      .mixer = &mixer_attention,

@@ -48,7 +48,7 @@ static int check(const struct qat_options *opt, const struct adapters *ad, const
                            formats[i]->block);
     if (opt->weights.bits && opt->merged && !p->experts && ad->dropout > 0)
         return err_set(err,
-                       "lora.dropout = %g with quant.targets = all: a merged adapter has no input of its own to drop; "
+                       "lora.dropout = %g with quant.targets = all: a merged adapter has no separate input to drop; "
                        "set lora.dropout = 0 or quant.mode = base",
                        ad->dropout);
     return 0;

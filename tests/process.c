@@ -147,3 +147,24 @@ double adapter_error(const char *a, const char *b)
     safetensors_close(&y);
     return most;
 }
+
+int process_run_sets(const char *config, const char *sets)
+{
+    const char *words[32] = {config};
+    char text[2048];
+    int n = 1;
+    snprintf(text, sizeof(text), "%s", sets);
+    for (char *set = strtok(text, " "); set; set = strtok(NULL, " ")) {
+        assert_true(n + 2 < MT_LEN(words)); /* the last stays NULL */
+        words[n++] = "--set";
+        words[n++] = set;
+    }
+    return process_run(words);
+}
+
+const char *process_trained(const char *sets)
+{
+    const char *config = process_config("");
+    if (process_run_sets(config, sets)) fail_msg("training failed:\n%s", said.err);
+    return config;
+}

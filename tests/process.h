@@ -29,6 +29,10 @@ int process_run(const char *const *words);
 /* Writes an INI file in a new directory and returns its path (in one of eight static buffers). Model and data are the
  * parity case, output.dir is out/ in that directory; the lines `more` follow. */
 const char *process_config(const char *more);
+/* Runs an INI file with assignments, separated by blanks; returns the exit code. */
+int process_run_sets(const char *config, const char *sets);
+/* Trains the parity case with them, and returns its INI file; fails the test if that fails. */
+const char *process_trained(const char *sets);
 /* The path of NAME in the output.dir of that INI file, in one of eight static buffers. */
 const char *process_output(const char *config, const char *name);
 /* Fail unless two files, or the same output of two runs, have equal bytes. */

@@ -9,6 +9,7 @@
 #include "tests/checkpoints.h"
 #include "tests/op_check.h"
 #include "tests/process.h"
+#include "tests/whole_model.h"
 
 static char text[1 << 16];
 
@@ -153,43 +154,18 @@ static const char *save_heads(int64_t dim)
 
 static const int64_t head_widths[] = {16, 48, 80, 96, 112, 160, 192, 256};
 
-/* Plans the model on a backend whose memory is separate from the host's, like a GPU. */
-static int open_heads(int64_t dim, struct err *err)
-{
-    const struct lora_options lora = {.r = 8, .alpha = 8, .targets = "q_proj,experts", .layers = ""};
-    const struct model_options opt = {.max_len = 64};
-    const char *dir = save_heads(dim);
-    struct ops gpu = *ops_cpu();
-    struct device dev, measure;
-    struct safetensors st;
-    struct adapters ad;
-    struct arch a;
-    struct model m;
-    gpu.own_memory = true;
-    if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err) || device_open(&dev, "cpu", "bf16", err) ||
-        adapters_plan(&ad, &a, &lora, err))
-        fail_msg("%s", err->msg);
-    dev.ops = &gpu;
-    device_dry_run(&measure, &dev);
-    const int rc = model_open(&m, &measure, &a, &st, &ad, &opt, 1, err);
-    model_close(&m);
-    device_close(&dev);
-    safetensors_close(&st);
-    return rc;
-}
-
 static void test_head_widths(void **state)
 {
     (void)state;
     static const int64_t refused[] = {8, 12, 40, 264, 512};
     struct err err = {{0}};
     for (int i = 0; i < MT_LEN(head_widths); i++)
-        if (open_heads(head_widths[i], &err)) fail_msg("%s", err.msg);
+        if (whole_model_open_gpu(save_heads(head_widths[i]), "q_proj,experts", &err)) fail_msg("%s", err.msg);
     for (int i = 0; i < MT_LEN(refused); i++) {
         char says[128];
         snprintf(says, sizeof(says), "head_dim is %lld; the CUDA kernels need a multiple of 16 from 16 to 256",
                  (long long)refused[i]);
-        assert_int_equal(open_heads(refused[i], &err), -1);
+        assert_int_equal(whole_model_open_gpu(save_heads(refused[i]), "q_proj,experts", &err), -1);
         assert_says(err.msg, says);
     }
 }

@@ -390,27 +390,6 @@ static void values_on_the_gpu(void **state)
 
 #define AMAX "adapter/quant_amax.safetensors"
 
-/* Runs a configuration with assignments, separated by blanks; returns the exit code. */
-static int run(const char *config, const char *sets)
-{
-    const char *words[32] = {config};
-    char text[2048];
-    int n = 1;
-    snprintf(text, sizeof(text), "%s", sets);
-    for (char *set = strtok(text, " "); set && n + 2 < MT_LEN(words); set = strtok(NULL, " ")) {
-        words[n++] = "--set";
-        words[n++] = set;
-    }
-    return process_run(words);
-}
-
-static const char *trained(const char *sets)
-{
-    const char *config = process_config("");
-    if (run(config, sets)) fail_msg("training failed:\n%s", said.err);
-    return config;
-}
-
 /* Opens a run with quant.activations = int8 on one of the parity cases; the caller closes it. */
 static void open_run(struct run *r, struct config *cfg, const char *name)
 {
@@ -518,9 +497,9 @@ static double amax_error(const char *a, const char *b)
 static void test_ranks(void **state)
 {
 #define FP8 "quant.activations=fp8 train.steps=1 train.grad_accum=2 quant.calibration=5 "
-    const char *one = trained(FP8);
-    assert_same_output(one, trained(FP8 "parallel.cpu_ranks=2"), AMAX);
-    const double error = amax_error(one, trained(FP8 "parallel.cpu_ranks=2 parallel.ep=2"));
+    const char *one = process_trained(FP8);
+    assert_same_output(one, process_trained(FP8 "parallel.cpu_ranks=2"), AMAX);
+    const double error = amax_error(one, process_trained(FP8 "parallel.cpu_ranks=2 parallel.ep=2"));
     if (error > 1e-6) fail_msg("the magnitudes are %g apart", error);
     (void)state;
 }
@@ -530,11 +509,11 @@ static void test_divided(void **state)
 {
 #define NVFP4 "optim.schedule=constant quant.activations=nvfp4 quant.weights=int4 quant.amax=static train.grad_accum=4 "
     for (int ranks = 1; ranks <= 4; ranks += 3) {
-        const char *config = trained(NVFP4 "train.steps=1 parallel.cpu_ranks=2 parallel.ep=2");
+        const char *config = process_trained(NVFP4 "train.steps=1 parallel.cpu_ranks=2 parallel.ep=2");
         const char *before = process_output(config, "checkpoints/step-000001/" AMAX);
         char more[256];
         snprintf(more, sizeof(more), NVFP4 "train.steps=2 parallel.cpu_ranks=%d parallel.ep=%d", ranks, ranks);
-        if (run(config, more)) fail_msg("%s", said.err);
+        if (process_run_sets(config, more)) fail_msg("%s", said.err);
         assert_null(strstr(said.err, "calibrated"));
         assert_same_file(before, process_output(config, AMAX));
     }
@@ -545,12 +524,12 @@ static void test_divided(void **state)
 static void test_divided_training(void **state)
 {
 #define INT8 "quant.activations=int8 train.steps=2 train.grad_accum=2 "
-    const char *one = trained(INT8);
+    const char *one = process_trained(INT8);
     static const char *const modes[] = {"none", "full"};
     for (int i = 0; i < 2; i++) {
         char more[256];
         snprintf(more, sizeof(more), INT8 "parallel.cpu_ranks=2 parallel.ep=2 train.recompute=%s", modes[i]);
-        const double error = adapter_error(one, trained(more));
+        const double error = adapter_error(one, process_trained(more));
         if (error > 1e-3) fail_msg("recompute = %s: the adapters are %g apart", modes[i], error);
     }
     (void)state;
@@ -562,10 +541,11 @@ static void test_divided_training(void **state)
 static void test_same_adapter(void **state)
 {
 #define ALL "optim.schedule=constant quant.activations=nvfp4 quant.weights=int8 quant.targets=all "
-    const char *all = trained(ALL "train.steps=4 train.recompute=none train.threads=1"), *config = process_config("");
-    assert_same_output(all, trained(ALL "train.steps=4 train.recompute=full train.threads=3"), ADAPTER);
-    assert_int_equal(run(config, ALL "train.steps=2"), 0);
-    assert_int_equal(run(config, ALL "train.steps=4"), 0);
+    const char *all = process_trained(ALL "train.steps=4 train.recompute=none train.threads=1"),
+               *config = process_config("");
+    assert_same_output(all, process_trained(ALL "train.steps=4 train.recompute=full train.threads=3"), ADAPTER);
+    assert_int_equal(process_run_sets(config, ALL "train.steps=2"), 0);
+    assert_int_equal(process_run_sets(config, ALL "train.steps=4"), 0);
     assert_same_output(all, config, ADAPTER);
     assert_same_output(all, config, AMAX);
     assert_same_file(process_output(config, AMAX), process_output(config, "checkpoints/step-000002/" AMAX));
@@ -583,7 +563,7 @@ static double number_after(const char *text, const char *key)
 static void test_evaluation(void **state)
 {
     static char text[1 << 16];
-    const char *config = trained("quant.activations=fp8 quant.calibration=1 train.steps=2");
+    const char *config = process_trained("quant.activations=fp8 quant.calibration=1 train.steps=2");
     const char *own = process_output(config, "config.ini"), *path = process_output(config, AMAX), *last;
     process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
     last = text;
@@ -625,8 +605,9 @@ static double step_loss(const char *config, int step)
 static void test_start(void **state)
 {
 #define CONSTANT "optim.schedule=constant optim.lr=0 train.steps=2 "
-    const char *plain = trained(CONSTANT), *late = trained(CONSTANT "quant.activations=nvfp4 quant.start=1");
-    const char *all = trained(CONSTANT "quant.activations=nvfp4");
+    const char *plain = process_trained(CONSTANT),
+               *late = process_trained(CONSTANT "quant.activations=nvfp4 quant.start=1");
+    const char *all = process_trained(CONSTANT "quant.activations=nvfp4");
     assert_true(step_loss(late, 1) == step_loss(plain, 1));
     assert_true(fabs(step_loss(all, 1) - step_loss(plain, 1)) > 1e-4);
     assert_true(step_loss(late, 2) == step_loss(all, 2));
@@ -637,18 +618,18 @@ static void test_start(void **state)
 
 static void test_configuration(void **state)
 {
-    const char *config = trained("quant.activations=fp8 train.steps=1 quant.mode=base quant.calibration=2");
+    const char *config = process_trained("quant.activations=fp8 train.steps=1 quant.mode=base quant.calibration=2");
     assert_says(said.err, "calibrated the inputs of 4 products on 2 micro-batches");
     assert_says(said.err, "no effect: quant.mode");
-    assert_int_not_equal(run(config, "quant.activations=fp8 quant.calibration=3 train.steps=2"), 0);
+    assert_int_not_equal(process_run_sets(config, "quant.activations=fp8 quant.calibration=3 train.steps=2"), 0);
     assert_says(said.err, "quant.calibration: 2 -> 3");
-    assert_int_not_equal(run(config, "train.steps=2"), 0);
+    assert_int_not_equal(process_run_sets(config, "train.steps=2"), 0);
     assert_says(said.err, "quant.activations: fp8 -> none");
-    assert_int_not_equal(run(config, "quant.activations=fp8 quant.narrow=yes"), 0);
+    assert_int_not_equal(process_run_sets(config, "quant.activations=fp8 quant.narrow=yes"), 0);
     assert_says(said.err, "quant.narrow = true with quant.activations = fp8: only int8 and int4");
-    assert_int_not_equal(run(config, "quant.activations=mxfp4"), 0);
+    assert_int_not_equal(process_run_sets(config, "quant.activations=mxfp4"), 0);
     assert_says(said.err, "fp8");
-    trained("quant.weights=mxfp4 quant.calibration=2 train.steps=1");
+    process_trained("quant.weights=mxfp4 quant.calibration=2 train.steps=1");
     assert_says(said.err, "no effect: quant.calibration");
     (void)state;
 }
@@ -686,7 +667,7 @@ static const char *exported(const char *model, const char *rows, const char *for
                            "data.seq_len=24 quant.weights=%s quant.activations=%s quant.calibration=2 %s",
                            model, base, rows, base, rows, format, format, more);
     assert_true(n < (int)sizeof(sets));
-    if (run(config, sets)) fail_msg("training failed:\n%s", said.err);
+    if (process_run_sets(config, sets)) fail_msg("training failed:\n%s", said.err);
     if (RUN("export", process_output(config, "config.ini"), "--to", to)) fail_msg("%s\n%s", said.out, said.err);
     return config;
 }

@@ -9,6 +9,7 @@
 #include "data/file.h"
 #include "data/safetensors.h"
 #include "tests/checkpoints.h"
+#include "tests/whole_model.h"
 #include "train/run.h"
 
 enum { LAYERS = 2, HIDDEN = 40, HEADS = 3, VOCAB = 40, DENSE = 32, N_TOK = 12, FIRST = 5 };
@@ -160,20 +161,7 @@ static double part_loss(struct model *m, int32_t first, int32_t last, double *gr
         if (ends) cu[++n_seq] = t + 1 - first;
     }
     const struct model_batch b = {last - first, n_seq, n, N_TOK - FIRST, tok, pos, cu, row, id, NULL, NULL};
-    const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
-    struct model_tally loss;
-    model_clear(m);
-    model_begin(m, &b, &pass);
-    model_fwd(m);
-    model_loss(m);
-    model_read(m, &loss);
-    if (grad) {
-        device_zero(m->dev, m->adapters.opt.grad);
-        model_bwd(m);
-        device_get(m->dev, grad, m->adapters.opt.grad);
-    }
-    model_end(m);
-    return 0.1 * loss.nll;
+    return whole_model_loss(m, &b, grad);
 }
 
 static double norm_of(const double *x, int64_t n)
@@ -388,31 +376,6 @@ static void other_targets_are_refused(void **state)
                         "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj; all-linear names all of them");
 }
 
-/* Plans the model on a backend whose memory is separate from the host's, like a GPU. */
-static int plan_like_a_gpu(const struct sizes *s, struct err *err)
-{
-    const struct lora_options lora = {.r = 8, .alpha = 8, .targets = "all-linear", .layers = ""};
-    const struct model_options opt = {.max_len = 64};
-    const char *dir = write_model(s);
-    struct ops gpu = *ops_cpu();
-    struct device dev, measure;
-    struct safetensors st;
-    struct adapters ad;
-    struct arch a;
-    struct model m;
-    gpu.own_memory = true;
-    if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err) || device_open(&dev, "cpu", "bf16", err) ||
-        adapters_plan(&ad, &a, &lora, err))
-        fail_msg("%s", err->msg);
-    dev.ops = &gpu;
-    device_dry_run(&measure, &dev);
-    const int rc = model_open(&m, &measure, &a, &st, &ad, &opt, 1, err);
-    model_close(&m);
-    device_close(&dev);
-    safetensors_close(&st);
-    return rc;
-}
-
 /* Sizes that the CUDA kernels do not support are errors when the model is opened. */
 static void sizes_for_a_gpu(void **state)
 {
@@ -431,7 +394,7 @@ static void sizes_for_a_gpu(void **state)
     };
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
-        const int rc = plan_like_a_gpu(&rows[i].s, &err);
+        const int rc = whole_model_open_gpu(write_model(&rows[i].s), "all-linear", &err);
         if (rc != (rows[i].says ? -1 : 0) || (rc && !strstr(err.msg, rows[i].says)))
             fail_msg("row %d: %s", (int)i, err.msg);
     }

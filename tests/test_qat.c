@@ -422,28 +422,6 @@ static void matrices_on_the_gpu(void **state)
 
 /* ---- whole runs ---- */
 
-/* Runs a configuration with assignments, separated by blanks; returns the exit code. */
-static int run(const char *config, const char *sets)
-{
-    const char *words[24] = {config};
-    char text[512];
-    int n = 1;
-    snprintf(text, sizeof(text), "%s", sets);
-    for (char *set = strtok(text, " "); set && n + 2 < MT_LEN(words); set = strtok(NULL, " ")) {
-        words[n++] = "--set";
-        words[n++] = set;
-    }
-    return process_run(words);
-}
-
-/* Trains the parity case; returns the configuration's path. */
-static const char *trained(const char *sets)
-{
-    const char *config = process_config("");
-    if (run(config, sets)) fail_msg("training failed:\n%s", said.err);
-    return config;
-}
-
 /* The line of the evaluation before step 1. */
 static void first_eval(const char *config, char line[256])
 {
@@ -459,9 +437,9 @@ static void first_eval(const char *config, char line[256])
 static void test_first_loss(void **state)
 {
     char line[3][256];
-    first_eval(trained("train.steps=1"), line[0]);
-    first_eval(trained("train.steps=1 quant.weights=mxfp4"), line[1]);
-    first_eval(trained("train.steps=1 quant.weights=nvfp4"), line[2]);
+    first_eval(process_trained("train.steps=1"), line[0]);
+    first_eval(process_trained("train.steps=1 quant.weights=mxfp4"), line[1]);
+    first_eval(process_trained("train.steps=1 quant.weights=nvfp4"), line[2]);
     assert_string_equal(line[0], line[1]);
     assert_string_not_equal(line[0], line[2]);
     (void)state;
@@ -471,10 +449,11 @@ static void test_first_loss(void **state)
 static void test_same_adapter(void **state)
 {
 #define INT8 "optim.schedule=constant quant.weights=int8 quant.targets=all "
-    const char *all = trained(INT8 "train.steps=4 train.recompute=none train.threads=1"), *config = process_config("");
-    assert_same_output(all, trained(INT8 "train.steps=4 train.recompute=full train.threads=3"), ADAPTER);
-    assert_int_equal(run(config, INT8 "train.steps=2"), 0);
-    assert_int_equal(run(config, INT8 "train.steps=4"), 0);
+    const char *all = process_trained(INT8 "train.steps=4 train.recompute=none train.threads=1"),
+               *config = process_config("");
+    assert_same_output(all, process_trained(INT8 "train.steps=4 train.recompute=full train.threads=3"), ADAPTER);
+    assert_int_equal(process_run_sets(config, INT8 "train.steps=2"), 0);
+    assert_int_equal(process_run_sets(config, INT8 "train.steps=4"), 0);
     assert_same_output(all, config, ADAPTER);
     (void)state;
 }
@@ -482,9 +461,9 @@ static void test_same_adapter(void **state)
 /* The modes differ, and a checkpoint of one is not continued with the other. */
 static void test_modes(void **state)
 {
-    const char *config = trained("quant.weights=fp8 train.steps=2");
-    assert_true(adapter_error(config, trained("quant.weights=fp8 quant.mode=base train.steps=2")) > 1e-6);
-    assert_int_not_equal(run(config, "quant.weights=fp8 quant.mode=base train.steps=4"), 0);
+    const char *config = process_trained("quant.weights=fp8 train.steps=2");
+    assert_true(adapter_error(config, process_trained("quant.weights=fp8 quant.mode=base train.steps=2")) > 1e-6);
+    assert_int_not_equal(process_run_sets(config, "quant.weights=fp8 quant.mode=base train.steps=4"), 0);
     assert_says(said.err, "quant.mode");
     if (RUN("eval", config, "--set", "quant.weights=fp8", "--set", "quant.targets=all")) fail_msg("%s", said.err);
     assert_says(said.err, "adapter: all projections read weights quantised to fp8, with the adapter merged");
@@ -498,9 +477,9 @@ static void test_modes(void **state)
 /* Experts divided between two ranks read the same matrices. */
 static void test_divided(void **state)
 {
-    const char *one = trained("quant.weights=nvfp4 train.steps=2 train.grad_accum=2");
+    const char *one = process_trained("quant.weights=nvfp4 train.steps=2 train.grad_accum=2");
     const char *two =
-        trained("quant.weights=nvfp4 train.steps=2 train.grad_accum=2 parallel.cpu_ranks=2 parallel.ep=2");
+        process_trained("quant.weights=nvfp4 train.steps=2 train.grad_accum=2 parallel.cpu_ranks=2 parallel.ep=2");
     const double error = adapter_error(one, two);
     if (error > 1e-3) fail_msg("the adapters are %g apart", error);
     (void)state;
@@ -536,12 +515,12 @@ static double number_after(const char *text, const char *key)
 static void test_static(void **state)
 {
     char line[2][256], sets[512];
-    first_eval(trained(fixed("train.steps=1")), line[0]);
-    first_eval(trained(fixed("train.steps=1 quant.amax=current")), line[1]);
+    first_eval(process_trained(fixed("train.steps=1")), line[0]);
+    first_eval(process_trained(fixed("train.steps=1 quant.amax=current")), line[1]);
     assert_string_equal(line[0], line[1]);
-    const char *all = trained(fixed("quant.targets=all train.steps=4")), *config = process_config("");
-    assert_int_equal(run(config, fixed("quant.targets=all train.steps=2")), 0);
-    assert_int_equal(run(config, fixed("quant.targets=all train.steps=4")), 0);
+    const char *all = process_trained(fixed("quant.targets=all train.steps=4")), *config = process_config("");
+    assert_int_equal(process_run_sets(config, fixed("quant.targets=all train.steps=2")), 0);
+    assert_int_equal(process_run_sets(config, fixed("quant.targets=all train.steps=4")), 0);
     assert_same_output(all, config, ADAPTER);
     assert_same_output(all, config, AMAX);
     assert_same_file(process_output(config, AMAX), process_output(config, "checkpoints/step-000002/" AMAX));
@@ -561,14 +540,15 @@ static void test_static(void **state)
 /* A checkpoint of two ranks with half of the experts each continues on one rank and on four. */
 static void test_static_divided(void **state)
 {
-    const char *one = trained(fixed("train.grad_accum=4 train.steps=1"));
+    const char *one = process_trained(fixed("train.grad_accum=4 train.steps=1"));
     for (int ranks = 1; ranks <= 4; ranks += 3) {
-        const char *config = trained(fixed("train.grad_accum=4 train.steps=1 parallel.cpu_ranks=2 parallel.ep=2"));
+        const char *config =
+            process_trained(fixed("train.grad_accum=4 train.steps=1 parallel.cpu_ranks=2 parallel.ep=2"));
         char more[128];
         assert_same_output(one, config, AMAX);
         snprintf(more, sizeof(more), "train.grad_accum=4 train.steps=2 parallel.cpu_ranks=%d parallel.ep=%d", ranks,
                  ranks);
-        assert_int_equal(run(config, fixed(more)), 0);
+        assert_int_equal(process_run_sets(config, fixed(more)), 0);
         assert_same_output(one, config, AMAX);
     }
     (void)state;
@@ -590,14 +570,14 @@ static void check_negative_zero(const char *config)
 /* A damaged or missing file is an error that names it. */
 static void test_static_files(void **state)
 {
-    const char *config = trained(fixed("train.steps=1")),
+    const char *config = process_trained(fixed("train.steps=1")),
                *path = process_output(config, "checkpoints/step-000001/" AMAX);
     FILE *f = fopen(path, "r+b");
     assert_non_null(f);
     fseek(f, -1, SEEK_END);
     fputc(7, f);
     fclose(f);
-    assert_int_not_equal(run(config, fixed("train.steps=2")), 0);
+    assert_int_not_equal(process_run_sets(config, fixed("train.steps=2")), 0);
     assert_says(said.err, AMAX " is damaged");
     check_negative_zero(config);
     assert_int_equal(remove(process_output(config, AMAX)), 0);
@@ -611,26 +591,26 @@ static void test_static_files(void **state)
 static void test_start(void **state)
 {
 #define LATE(steps) "train.steps=" #steps " quant.start=2 output.save_every=1 output.keep=0"
-    const char *plain = trained("optim.schedule=constant train.steps=2");
-    const char *all = trained("optim.schedule=constant quant.weights=int8 " LATE(3));
+    const char *plain = process_trained("optim.schedule=constant train.steps=2");
+    const char *all = process_trained("optim.schedule=constant quant.weights=int8 " LATE(3));
     assert_says(said.err, "with the adapter merged; training steps after step 2\n");
     assert_same_file(process_output(plain, ADAPTER), process_output(all, "checkpoints/step-000002/" ADAPTER));
     if (RUN("eval", process_output(all, "config.ini"))) fail_msg("%s", said.err);
     assert_says(said.err, "/adapter: experts read weights quantised to int8, with the adapter merged\n");
     if (RUN("eval", process_output(all, "config.ini"), "--base")) fail_msg("%s", said.err);
     assert_says(said.err, "evaluating the base model: experts read weights quantised to int8\n");
-    assert_true(adapter_error(all, trained("optim.schedule=constant train.steps=3")) > 1e-6);
-    all = trained(fixed(LATE(4)));
+    assert_true(adapter_error(all, process_trained("optim.schedule=constant train.steps=3")) > 1e-6);
+    all = process_trained(fixed(LATE(4)));
     for (int at = 1; at <= 3; at++) {
-        const char *config = trained(fixed(LATE(3)));
+        const char *config = process_trained(fixed(LATE(3)));
         char more[256], from[64];
         snprintf(from, sizeof(from), "checkpoints/step-00000%d", at);
         snprintf(more, sizeof(more), LATE(4) " train.resume=%s", process_output(config, from));
-        if (run(config, fixed(more))) fail_msg("resuming failed:\n%s", said.err);
+        if (process_run_sets(config, fixed(more))) fail_msg("resuming failed:\n%s", said.err);
         assert_same_output(all, config, ADAPTER);
         assert_same_output(all, config, AMAX);
     }
-    assert_int_not_equal(run(process_config(""), "quant.weights=int8 train.steps=2 quant.start=2"), 0);
+    assert_int_not_equal(process_run_sets(process_config(""), "quant.weights=int8 train.steps=2 quant.start=2"), 0);
     assert_says(said.err, "quant.start = 2: no step of the run's 2 would be quantised");
     (void)state;
 }
@@ -638,13 +618,13 @@ static void test_start(void **state)
 static void test_errors(void **state)
 {
     const char *config = process_config("");
-    assert_int_not_equal(run(config, "quant.weights=int4-128"), 0);
+    assert_int_not_equal(process_run_sets(config, "quant.weights=int4-128"), 0);
     assert_says(said.err, "which blocks of 128 do not divide");
-    assert_int_not_equal(run(config, "quant.weights=fp8 quant.narrow=yes"), 0);
+    assert_int_not_equal(process_run_sets(config, "quant.weights=fp8 quant.narrow=yes"), 0);
     assert_says(said.err, "quant.narrow = true with quant.weights = fp8: only int8 and int4");
-    assert_int_not_equal(run(config, "quant.weights=int3"), 0);
+    assert_int_not_equal(process_run_sets(config, "quant.weights=int3"), 0);
     assert_says(said.err, "int4-32");
-    assert_int_not_equal(run(config, "quant.weights=int8 quant.targets=all lora.dropout=0.1"), 0);
+    assert_int_not_equal(process_run_sets(config, "quant.weights=int8 quant.targets=all lora.dropout=0.1"), 0);
     assert_says(said.err, "lora.dropout = 0.1 with quant.targets = all");
     (void)state;
 }

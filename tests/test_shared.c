@@ -8,6 +8,7 @@
 #include "data/file.h"
 #include "tests/process.h"
 #include "tests/test.h"
+#include "tests/whole_model.h"
 #include "train/peft.h"
 #include "train/run.h"
 
@@ -75,33 +76,6 @@ static const char *gated_model(bool config_says, bool packed)
     return dir;
 }
 
-/* The loss of twelve tokens in two documents and, unless grad is NULL, its gradient. */
-static double total_loss(struct model *m, double *grad)
-{
-    int32_t tok[12], pos[12], row[11], id[11], cu[] = {0, 5, 12};
-    int64_t n = 0;
-    for (int32_t t = 0; t < 12; t++) {
-        tok[t] = (7 * t + 3) % (int32_t)m->arch.vocab;
-        pos[t] = t < 5 ? t : t - 5;
-        if (t != 4 && t != 11) row[n] = t, id[n++] = (5 * t + 1) % (int32_t)m->arch.vocab;
-    }
-    const struct model_batch b = {12, 2, n, 7, tok, pos, cu, row, id, NULL, NULL};
-    const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
-    struct model_tally loss;
-    model_clear(m);
-    model_begin(m, &b, &pass);
-    model_fwd(m);
-    model_loss(m);
-    model_read(m, &loss);
-    if (grad) {
-        device_zero(m->dev, m->adapters.opt.grad);
-        model_bwd(m);
-        device_get(m->dev, grad, m->adapters.opt.grad);
-    }
-    model_end(m);
-    return 0.1 * loss.nll;
-}
-
 /* Compares the F64 loss along a random direction with the gradient; the step keeps the choice of experts. */
 static double check_slope(struct config *cfg, bool gated)
 {
@@ -127,13 +101,13 @@ static double check_slope(struct config *cfg, bool gated)
     }
     device_set(&r.dev, ad->opt.param, x);
     adapters_refresh(ad, &r.dev);
-    const double value = total_loss(&r.model, g);
+    const double value = whole_model_loss_of_12(&r.model, g);
     for (int64_t i = 0; i < n; i++) slope += g[i] * dir[i];
     for (int s = 0; s < 2; s++) {
         for (int64_t i = 0; i < n; i++) at[i] = x[i] + (s ? 1e-6 : -1e-6) * dir[i];
         device_set(&r.dev, ad->opt.param, at);
         adapters_refresh(ad, &r.dev);
-        loss[s] = total_loss(&r.model, NULL);
+        loss[s] = whole_model_loss_of_12(&r.model, NULL);
     }
     const double numeric = (loss[1] - loss[0]) / 2e-6;
     if (!(fabs(slope - numeric) <= 1e-6 * fabs(numeric))) fail_msg("slope %.9g, not %.9g", slope, numeric);

@@ -224,6 +224,8 @@ def main():
     expected["steps"] = train(a, model, documents)
     expected["eval_final"] = peer.held_out_loss(model, held_out)
     model.save_pretrained(f"{a.out}/adapter_final")
+    for folder in ("adapter_init", "adapter_final"):  # PEFT's empty model card
+        os.remove(f"{a.out}/{folder}/README.md")
     targets = families.attention_targets(a) + ["experts"] + ["shared_experts"] * a.adapt_shared
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,

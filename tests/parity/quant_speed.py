@@ -3,7 +3,7 @@
 
   python3 tests/parity/quant_speed.py > torch.json     for the shapes and formats of `moetrain bench quant`
 
-Per expert the operations that a quantiser without a kernel of its own runs: amax is given; scale, round, clamp, scale
+Per expert the operations that a quantiser without its own kernel runs: amax is given; scale, round, clamp, scale
 back, in fp32, result in bf16. A copy of 256 MiB evicts the caches before each timed run; median of 9 runs."""
 import json
 import sys

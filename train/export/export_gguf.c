@@ -123,7 +123,7 @@ int export_gguf(struct export *x, struct err *err)
                             "(lora.rank_pattern): export merged-bf16");
     if (x->run.arch.mla.kv_lora)
         return err_set(err,
-                       "llama.cpp splits kv_b_proj of %s into matrices of its own, so a LoRA GGUF cannot hold this "
+                       "llama.cpp stores kv_b_proj of %s as two other matrices, so a LoRA GGUF cannot hold this "
                        "adapter: export merged-bf16 and convert that",
                        x->run.arch.family);
     if (!arch) return err_set(err, "llama.cpp's name for the architecture %s is not known", x->run.arch.family);

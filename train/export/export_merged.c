@@ -263,7 +263,7 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
     add_copy(m, name, t ? t : safetensors_find(&m->x->run.st, other));
 }
 
-/* The Linears of a product: each target is a matrix of its own in files. */
+/* The Linears of a product: each target is a separate matrix in files. */
 static void add_linears(struct merge *m, int64_t l, const struct layer_weights *lw, const struct product *p)
 {
     char module[LORA_MODULE_TEXT], rest[LORA_MODULE_TEXT + 8];
