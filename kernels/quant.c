@@ -379,6 +379,18 @@ void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64
         }
 }
 
+void quant_int4_decode(char *out, const uint8_t *nibbles, const float *scale, int64_t n_group, int64_t group,
+                       int n_threads)
+{
+#pragma omp parallel for num_threads(n_threads)
+    for (int64_t g = 0; g < n_group; g++)
+        for (int64_t i = g * group; i < (g + 1) * group; i++) {
+            const int code = (nibbles[i / 2] >> (i % 2 * 4) & 15) - 8;
+            const uint16_t h = f32_to_bf16(fl_mul((float)code, scale[g]));
+            memcpy(out + 2 * i, &h, sizeof(h));
+        }
+}
+
 /* ---- MXFP4 for values that replace packed MXFP4 values ---- */
 
 struct mxfp4_block {

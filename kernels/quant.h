@@ -42,6 +42,9 @@ void quant_fp8_values(float value[256]); /* of every FP8 byte */
  * bf16. There is one scale per `rows` rows and `cols` columns; blocks at the edges may be smaller. */
 void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64_t n_out, int64_t n_in, int64_t rows,
                       int64_t cols, int n_threads);
+/* Groups of 4-bit integers as bf16, in out, which may be unaligned: (nibble - 8) * scale, the low nibble first. */
+void quant_int4_decode(char *out, const uint8_t *nibbles, const float *scale, int64_t n_group, int64_t group,
+                       int n_threads);
 /* MXFP4 for x that replaces packed values (old_*; NULL: none). A block takes its old shared exponent or that of
  * quant_mxfp4_encode, whichever gives the smaller sum of squared errors; on a tie the old one. An element whose nearest
  * value is its old value keeps its exact code. So x = the old values gives the old bytes. Returns the number of inputs

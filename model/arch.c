@@ -135,6 +135,7 @@ static const struct family families[] = {
      .qk_norm = QK_NORM_HEAD},
     {.model_type = "glm4_moe_lite", LATENT_FAMILY, .eps = 1e-5, .max_len = 202752, .first_dense = 1},
     {.model_type = "deepseek_v3", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 3},
+    {.model_type = "kimi_k2", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 1},
     {.model_type = "qwen3_5_moe",
      .text_type = "qwen3_5_moe_text",
      .mixer = &mixer_attention,
@@ -158,6 +159,17 @@ static const struct family families[] = {
      .norm_plus_one = true,
      .qk_norm = QK_NORM_HEAD},
 };
+
+/* Classes with a vision tower, of any family: model_type of their text_config names it. */
+static bool is_wrapper(struct json root)
+{
+    static const char *const types[] = {"kimi_k25"};
+    const char *type = "";
+    if (json_get_str(root, "model_type", &type, NULL)) return false;
+    for (int i = 0; i < MT_LEN(types); i++)
+        if (!strcmp(type, types[i])) return json_type(json_find(root, "text_config")) == JSON_OBJECT;
+    return false;
+}
 
 static int find_family(const struct family **out, struct json root, struct err *err)
 {
@@ -533,9 +545,11 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
 {
     const struct family *f = NULL;
     *a = (struct arch){0};
+    const bool wrapped = is_wrapper(root);
+    if (wrapped) root = json_find(root, "text_config");
     if (find_family(&f, root, err)) return -1;
-    a->nested = f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT;
-    if (a->nested) root = json_find(root, "text_config");
+    a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
+    if (a->nested && !wrapped) root = json_find(root, "text_config");
     if (read_sizes(a, root, f, err) || read_mla(a, root, f, err) || read_delta(a, root, f, err) ||
         read_rope(&a->rope, root, f, a->mla.kv_lora ? a->mla.rope : a->head_dim, err) ||
         read_windows(a, root, f, err) || read_shared(a, root, f, err) || read_dense(a, root, f, err) ||
@@ -569,7 +583,7 @@ struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
 
 bool arch_is_other_part(const char *name)
 {
-    static const char *const parts[] = {"model.visual.", "visual.", "mtp."};
+    static const char *const parts[] = {"model.visual.", "visual.", "mtp.", "vision_tower.", "mm_projector."};
     for (int i = 0; i < MT_LEN(parts); i++)
         if (!strncmp(name, parts[i], strlen(parts[i]))) return true;
     return false;

@@ -130,7 +130,24 @@ static int decode_fp8(const struct source *s, char *out, int n_threads, struct e
     return 0;
 }
 
-int64_t source_bytes(const struct source *s) { return is_fp8(s) ? 2 * s->n_out * s->n_in : s->data->bytes; }
+static int decode_int4(const struct source *s, char *out, int n_threads, struct err *err)
+{
+    const int64_t n = s->n_out * s->n_in / s->group;
+    float *scale = mem_array(n, sizeof(*scale));
+    int rc = 0;
+    source_f32(s->scale, n, scale);
+    for (int64_t i = 0; i < n && !rc; i++)
+        if (!isfinite(scale[i]))
+            rc = err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
+                         s->scale->name, (double)scale[i]);
+    if (!rc) quant_int4_decode(out, s->data->data, scale, n, s->group, n_threads);
+    mem_free(scale);
+    return rc;
+}
+
+const char *source_decoded(const struct source *s) { return is_fp8(s) ? "fp8" : s->group ? "int4" : NULL; }
+
+int64_t source_bytes(const struct source *s) { return source_decoded(s) ? 2 * s->n_out * s->n_in : s->data->bytes; }
 
 int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err)
 {
@@ -154,6 +171,7 @@ int source_copy(const struct source *s, char *out, int n_threads, struct err *er
 {
     const bool nibbles = s->format == WF_NVFP4;
     if (is_fp8(s)) return decode_fp8(s, out, n_threads, err);
+    if (s->group) return decode_int4(s, out, n_threads, err);
     if (s->transposed)
         transpose(out, s->data->data, s->n_out, nibbles ? s->n_in / 2 : s->n_in,
                   nibbles ? 1 : dtype_size(s->data->dtype));
@@ -330,12 +348,37 @@ static int find_nvfp4(struct source *s, const struct st_tensor *data, const stru
     return 0;
 }
 
+/* compressed-tensors' pack-quantized: name_packed I32 [out, in / 8], name_scale [out, groups], name_shape. */
+static int find_int4(struct source *s, struct checkpoint *ck, const char *name, const struct st_tensor *data,
+                     const struct st_tensor *scale, struct err *err)
+{
+    const int64_t out = s->n_out, in = s->n_in, n_group = scale->ndim == 2 ? scale->shape[1] : 0;
+    const struct st_tensor *order = find_beside(ck, name, "_g_idx");
+    if (order)
+        return err_set(err,
+                       "tensor %s: integer codes with reordered groups are not supported; use bf16, FP8 or INT4 "
+                       "without them",
+                       order->name);
+    if (in % 8 || !has_shape(data, out, in / 8))
+        return shape_error(data, "I32 with 8 codes of 4 bits each,", 2, (int64_t[]){out, in / 8}, err);
+    if (source_dense_format(scale->dtype) == WF_NONE) return unsupported(data, scale, err);
+    if (n_group < 1 || in % n_group || in / n_group % 2 || !has_shape(scale, out, n_group))
+        return shape_error(scale, "a scale per group of columns,", 2, (int64_t[]){out, MT_MAX(in / 32, 1)}, err);
+    find_beside(ck, name, "_shape"); /* read: the sizes follow from config.json */
+    s->format = WF_BF16;
+    s->data = data;
+    s->scale = scale;
+    s->group = in / n_group;
+    return 0;
+}
+
 /* ModelOpt: name, name_scale, name_scale_2. compressed-tensors: name_packed, name_scale, name_global_scale. */
 static int find_packed(struct source *s, struct checkpoint *ck, const char *name, const char *suffix, struct err *err)
 {
     const bool divides = *suffix != 0;
     const struct st_tensor *data = find_beside(ck, name, suffix), *scale = find_beside(ck, name, "_scale");
     const struct st_tensor *scale2 = find_beside(ck, name, divides ? "_global_scale" : "_scale_2");
+    if (data->dtype == DT_I32 && scale) return find_int4(s, ck, name, data, scale, err);
     if (!scale || (is_e4m3(scale) && !scale2))
         return err_set(err, "tensor %s is packed, but %s%s is not in the checkpoint", data->name, name,
                        !scale    ? "_scale"
@@ -446,4 +489,16 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
     if (!s->data) return -1;
     s->format = source_dense_format(s->data->dtype);
     return 0;
+}
+
+bool source_is_activation_scale(const char *name)
+{
+    static const char *const suffixes[] = {"input_scale", "input_global_scale", ".output_scale",
+                                           ".k_scale",    ".v_scale",           ".q_scale"};
+    const size_t n = strlen(name);
+    for (int i = 0; i < MT_LEN(suffixes); i++) {
+        const size_t tail = strlen(suffixes[i]);
+        if (n > tail && !strcmp(name + n - tail, suffixes[i])) return true;
+    }
+    return false;
 }

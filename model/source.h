@@ -22,6 +22,8 @@ struct source {
     bool scale2_divides;                    /* as in struct weight */
     int64_t scale_rows, scale_cols;         /* FP8: rows and columns per scale, not 0. The format is WF_BF16, which
                                                source_copy writes; the data are the bytes of WF_FP8 */
+    int64_t group;                          /* INT4: columns per scale, not 0. The format is WF_BF16, as of FP8; the
+                                               data are nibbles, code + 8 */
 };
 
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
@@ -32,6 +34,7 @@ bool checkpoint_has(const struct checkpoint *ck, const char *name);
 /* The matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight"), with all shapes and sizes checked:
  *   bitsandbytes 4-bit when name.quant_state.bitsandbytes__nf4 / __fp4 exists;
  *   NVFP4 of ModelOpt when it is U8 beside name_scale in F8_E4M3, of compressed-tensors when name_packed exists;
+ *   INT4 of compressed-tensors (symmetric, a scale per group of columns) when name_packed is I32;
  *   FP8 when it is F8_E4M3 beside name_scale (one, or one per row, or per 128 x 128 block) or name_scale_inv;
  *   dense otherwise. */
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in,
@@ -46,14 +49,19 @@ void source_absmax(const struct source *s, float *out);
 /* Converts n values of a float tensor to f32. */
 void source_f32(const struct st_tensor *t, int64_t n, float *out);
 enum weight_format source_dense_format(enum dtype t);
-int64_t source_bytes(const struct source *s); /* of what source_copy writes */
-/* Copies a dense matrix as [out, in] in its own dtype, or the nibbles of NVFP4; out may be unaligned. FP8 is decoded to
- * bf16: the product of code and scale, rounded to f32 and then to bf16. An error as in source_fp8_scales. */
+const char *source_decoded(const struct source *s); /* "fp8" or "int4", whose format is WF_BF16; else NULL */
+int64_t source_bytes(const struct source *s);       /* of what source_copy writes */
+/* Copies a dense matrix as [out, in] in its own dtype, or the nibbles of NVFP4; out may be unaligned. FP8 and INT4
+ * are decoded to bf16: the product of code and scale, rounded to f32 and then to bf16. An error as in
+ * source_fp8_scales. */
 int source_copy(const struct source *s, char *out, int n_threads, struct err *err) MT_CHECK;
 /* NVFP4: the scale bytes as [out, in/16]; the global scale. An error for values that no quantiser writes. */
 int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err) MT_CHECK;
 /* FP8: the scales as WF_FP8 has them, [out, ceil(in / scale_cols)]. An error for one that is negative or not finite. */
 int source_fp8_scales(const struct source *s, float *out, struct err *err) MT_CHECK;
+/* Whether a tensor has this name because it is the scale of quantised activations or of a quantised KV cache, which
+ * moetrain does not read. */
+bool source_is_activation_scale(const char *name);
 /* Drops the mapped pages of bytes [at, at+n) of a tensor: they will not be read again. */
 void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n);
 

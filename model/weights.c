@@ -11,19 +11,22 @@
 #include "kernels/ops.h"
 #include "model/layer.h"
 
+#define TEXT_FIRST "language_model.model." /* the prefix beside language_model.lm_head */
+
 struct fill {
     struct device *dev;
     struct arena *arena; /* destination of the next weight: dev->weights, dev->host, or dev->work before decoding */
     const struct arch *a;
     const struct comm *ep;
     struct checkpoint ck;
-    const char *prefix; /* of all names but the head's: "model.", or "model.language_model." */
+    const char *prefix; /* of all names but the head's: weights_prefix */
     struct err *err;
     int64_t layer;
     struct ffn_size ffn;     /* size of this layer's feed-forward network */
     struct expert_range own; /* this rank's experts of the layer */
     int64_t first_decoded;   /* first layer whose experts are decoded; so are those of all later layers */
     struct quantizer quantizer;
+    bool described; /* weights.experts describes routed experts */
     struct weights *w;
 };
 
@@ -36,11 +39,15 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp)
 /* The dtype that op_decode writes. */
 static enum dtype decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
 
-/* Classes with other parts than text store the text part under this prefix. */
-static const char *prefix_of(const struct checkpoint *ck)
+const char *weights_prefix(const struct safetensors *st)
 {
-    static const char nested[] = "model.language_model.embed_tokens.weight";
-    return checkpoint_has(ck, nested) ? "model.language_model." : "model.";
+    static const char *const prefixes[] = {"model.language_model.", TEXT_FIRST};
+    char name[64];
+    for (int i = 0; i < MT_LEN(prefixes); i++) {
+        snprintf(name, sizeof(name), "%sembed_tokens.weight", prefixes[i]);
+        if (safetensors_find(st, name)) return prefixes[i];
+    }
+    return "model.";
 }
 
 /* "model.layers.7." + rest + suffix, returned by value. */
@@ -135,7 +142,7 @@ static int norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
 static int same_tables(struct fill *f, const struct source *s, int64_t n)
 {
     for (int64_t i = 1; i < n; i++) {
-        bool same = s[i].format == s[0].format && s[i].block == s[0].block &&
+        bool same = s[i].format == s[0].format && s[i].block == s[0].block && s[i].group == s[0].group &&
                     !s[i].nested_absmax == !s[0].nested_absmax && s[i].scale2_divides == s[0].scale2_divides;
         const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
         if (same && tables && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
@@ -246,19 +253,23 @@ static int put_source(struct fill *f, char *dst, const struct source *s)
 /* What a matrix is for: model.quantize packs experts, model.quantize_attention attention. */
 enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
 
-/* Writes weights.experts, from the first experts that are loaded. held: the format in memory, unless they are packed.
- */
-static void describe(struct fill *f, enum weight_format held, bool nested, bool fp8, bool packed)
+/* Writes weights.experts, from the first routed experts, or from dense layers where there are none. held: the format in
+ * memory, unless they are packed; stored: that of a source which is decoded while it is loaded, else NULL. */
+static void describe(struct fill *f, enum weight_format held, bool nested, const char *stored, bool packed)
 {
     char *text = f->w->experts;
-    const char *name = fp8 && packed ? "fp8" : weight_format_name(held);
-    const char *tail = nested ? "-nested" : fp8 && held != WF_FP8 ? ", decoded from fp8" : "";
-    if (text[0]) return;
+    const char *name = weight_format_name(held);
+    const bool routed = f->a->ffn[f->layer]->routed;
+    if (text[0] && (!routed || f->described)) return;
+    f->described = routed;
     if (packed)
-        snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q), name);
+        snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q),
+                 stored ? stored : name);
+    else if (stored && held != WF_FP8)
+        snprintf(text, sizeof(f->w->experts), "%s, decoded from %s", name, stored);
     else
-        snprintf(text, sizeof(f->w->experts), "%s%s%s", name, tail,
-                 f->quantizer.q.format == WF_NONE || fp8 ? "" : ", as in the checkpoint");
+        snprintf(text, sizeof(f->w->experts), "%s%s%s", name, nested ? "-nested" : "",
+                 f->quantizer.q.format == WF_NONE || stored ? "" : ", as in the checkpoint");
 }
 
 static void describe_decoded(struct fill *f)
@@ -297,7 +308,7 @@ static int stack(struct fill *f, struct weight *w, const struct source *s, int64
     if (packing < 0) return -1;
     const bool fp8 = !packing && stays_fp8(s, n, role);
     const enum weight_format held = fp8 ? WF_FP8 : s[0].format;
-    if (role == ROLE_EXPERTS) describe(f, held, s->nested_absmax, s->scale_rows > 0, packing);
+    if (role == ROLE_EXPERTS) describe(f, held, s->nested_absmax, source_decoded(s), packing);
     f->quantizer.arena = f->arena;
     if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
     w->format = held;
@@ -381,7 +392,7 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     const struct st_tensor *s = checkpoint_take(&f->ck, scales, true, 3, (int64_t[]){e, n_out, n_in / 32}, f->err);
     if (!s) return -1;
     if (quantizer_wants(&f->quantizer, WF_MXFP4, false, blocks, f->err) < 0) return -1;
-    describe(f, WF_MXFP4, false, false, false);
+    describe(f, WF_MXFP4, false, NULL, false);
     const struct st_tensor own_b = own_part(f, b), own_s = own_part(f, s);
     *w = (struct weight){.format = WF_MXFP4, .n_exp = f->own.count, .n_out = n_out, .n_in = n_in};
     char *data = alloc(f, own_b.bytes), *scale = alloc(f, own_s.bytes);
@@ -630,17 +641,26 @@ static int load_embed(struct fill *f, struct weight *embed)
     return matrix(f, embed, end_name(f, "embed_tokens.weight").s, f->a->vocab, f->a->d_model, ROLE_OTHER);
 }
 
-static bool has_head(const struct fill *f)
+static struct name head_name(const struct fill *f, const char *suffix)
 {
-    return checkpoint_has(&f->ck, "lm_head.weight") || checkpoint_has(&f->ck, "lm_head.weight_packed");
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "%slm_head%s", strcmp(f->prefix, TEXT_FIRST) ? "" : "language_model.", suffix);
+    return n;
 }
 
-/* Loads lm_head.weight; without it and with tied embeddings the head stays the embedding. */
+static bool has_head(const struct fill *f)
+{
+    return checkpoint_has(&f->ck, head_name(f, ".weight").s) ||
+           checkpoint_has(&f->ck, head_name(f, ".weight_packed").s);
+}
+
+/* Loads the head; without it and with tied embeddings it stays the embedding. */
 static int load_head(struct fill *f, struct weight *head)
 {
-    if (has_head(f)) return matrix(f, head, "lm_head.weight", f->a->vocab, f->a->d_model, ROLE_OTHER);
+    const struct name name = head_name(f, ".weight");
+    if (has_head(f)) return matrix(f, head, name.s, f->a->vocab, f->a->d_model, ROLE_OTHER);
     if (f->a->tied) return 0;
-    return err_set(f->err, "tensor lm_head.weight is not in the checkpoint, and tie_word_embeddings is false");
+    return err_set(f->err, "tensor %s is not in the checkpoint, and tie_word_embeddings is false", name.s);
 }
 
 /* Loads the embedding, the head and the final norm. The embedding may be in host memory, because a step reads few of
@@ -655,25 +675,13 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
     return load_head(f, &w->head) || norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ? -1 : 0;
 }
 
-bool weights_is_activation_scale(const char *name)
-{
-    static const char *const suffixes[] = {"input_scale", "input_global_scale", ".output_scale",
-                                           ".k_scale",    ".v_scale",           ".q_scale"};
-    const size_t n = strlen(name);
-    for (int i = 0; i < MT_LEN(suffixes); i++) {
-        const size_t tail = strlen(suffixes[i]);
-        if (n > tail && !strcmp(name + n - tail, suffixes[i])) return true;
-    }
-    return false;
-}
-
 /* Counts the tensors that were not read; the first one's name. */
 static void find_unused(const struct fill *f, struct weights *w)
 {
     int64_t n_scale = 0, n_mtp = 0, n_other = 0;
     for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--) {
         if (f->ck.used[i]) continue;
-        if (weights_is_activation_scale(f->ck.st->tensors[i].name))
+        if (source_is_activation_scale(f->ck.st->tensors[i].name))
             n_scale++;
         else if (arch_is_prediction(f->a, f->ck.st->tensors[i].name))
             n_mtp++;
@@ -705,7 +713,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
     f.first_decoded = a->n_layer - opt->decoded_layers;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
-    f.prefix = prefix_of(&f.ck);
+    f.prefix = weights_prefix(st);
     quantizer_open(&f.quantizer, opt->quantize, dev, st);
     if (load_ends(&f, w, opt->embed_on_host)) goto out;
     for (int64_t l = 0; l < a->n_layer; l++) {
@@ -740,7 +748,7 @@ static void part_open(struct fill *f, struct weights *w, struct device *dev, con
     f->ep = &comm_alone;
     f->first_decoded = a->n_layer;
     f->ck.used = mem_array(st->n_tensors, sizeof(bool));
-    f->prefix = prefix_of(&f->ck);
+    f->prefix = weights_prefix(st);
     quantizer_open(&f->quantizer, q, dev, st);
 }
 

@@ -51,9 +51,9 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
                  const struct weights_options *opt, struct err *err) MT_CHECK;
 void weights_free(struct weights *w); /* frees the host table only */
 
-/* Whether a tensor has this name because it is the scale of quantised activations or of a quantised KV cache, which
- * moetrain does not read. */
-bool weights_is_activation_scale(const char *name);
+/* The prefix of all names but the head's: "model."; "model.language_model." or "language_model.model." where the
+ * checkpoint has other parts than text. With the latter the head is language_model.lm_head. */
+const char *weights_prefix(const struct safetensors *st);
 
 /* Load one part of a model that does not fit memory as a whole: one layer (packed by q as in weights_load, but without
  * the cache), the embedding, or the head with the final norm. Each allocates on dev->weights; the caller releases it.

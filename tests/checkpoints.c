@@ -33,20 +33,22 @@ static int64_t entry_count(const struct st_entry *e)
 
 void draft_open(struct draft *d) { draft_open_case(d, CASE); }
 
-void draft_open_case(struct draft *d, const char *name)
+void draft_open_case(struct draft *d, const char *name) { draft_open_dir(d, fixture(name)); }
+
+void draft_open_dir(struct draft *d, const char *dir)
 {
     struct err err;
     struct safetensors st;
     int64_t size;
     char path[MT_PATH];
     *d = (struct draft){0};
-    OK(safetensors_open(&st, fixture(name), &err));
+    OK(safetensors_open(&st, dir, &err));
     for (int64_t i = 0; i < st.n_tensors; i++) {
         const struct st_tensor *t = &st.tensors[i];
         draft_put(d, t->name, t->dtype, t->ndim, t->shape, copy(t->data, t->bytes));
     }
     safetensors_close(&st);
-    OK(str_format(path, sizeof(path), &err, "path", "%s/config.json", fixture(name)));
+    OK(str_format(path, sizeof(path), &err, "path", "%s/config.json", dir));
     d->config = file_read(path, 1 << 20, &size, &err);
     OK(d->config ? 0 : -1);
 }
@@ -655,6 +657,7 @@ void assert_same_weights(const struct loaded *a, const struct loaded *b)
 #define SAME_TENSOR(field) same_tensor(#field, i, x->layers[i].field, y->layers[i].field)
     for (int64_t i = 0; i < a->arch.n_layer; i++) {
         SAME_WEIGHT(qkv.w), SAME_WEIGHT(out.w), SAME_WEIGHT(router), SAME_WEIGHT(up.w), SAME_WEIGHT(down.w);
+        SAME_WEIGHT(shared_up.w), SAME_WEIGHT(shared_down.w), SAME_WEIGHT(q_b.w), SAME_WEIGHT(kv_b.w);
         SAME_TENSOR(attn_norm), SAME_TENSOR(ffn_norm), SAME_TENSOR(qkv.bias), SAME_TENSOR(out.bias), SAME_TENSOR(sinks);
         SAME_TENSOR(router_bias), SAME_TENSOR(up.bias), SAME_TENSOR(down.bias);
     }

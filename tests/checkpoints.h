@@ -15,6 +15,7 @@ struct draft {
 };
 void draft_open(struct draft *d); /* fixtures/parity/case_a: 2 layers, D 128, F 96, 8 experts, MXFP4 */
 void draft_open_case(struct draft *d, const char *name); /* any fixture, "parity/qwen3" */
+void draft_open_dir(struct draft *d, const char *dir);
 void draft_free(struct draft *d);
 const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is missing */
 void draft_remove(struct draft *d, const char *name);

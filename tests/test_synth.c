@@ -138,11 +138,17 @@ static void test_sizes(void **state)
     static const struct {
         const char *arch;
         int64_t n_params, bytes; /* 0: bf16, 2 bytes a parameter */
-    } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768}, {"gpt-oss-120b", 116829156672, 65248815744},
-                {"qwen3-30b-a3b", 30532122624, 0},         {"olmoe-1b-7b", 6919161856, 0},
-                {"mixtral-8x7b", 46702792704, 0},          {"glm-4.5-air", 106852251264, 0},
-                {"glm-4.7-flash", 29943393920, 0},         {"deepseek-v3", 671026419200, 0},
-                {"moonlight-16b-a3b", 15960110208, 0},     {"qwen3.5-35b-a3b", 34660610688, 0}};
+    } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768},
+                {"gpt-oss-120b", 116829156672, 65248815744},
+                {"qwen3-30b-a3b", 30532122624, 0},
+                {"olmoe-1b-7b", 6919161856, 0},
+                {"mixtral-8x7b", 46702792704, 0},
+                {"glm-4.5-air", 106852251264, 0},
+                {"glm-4.7-flash", 29943393920, 0},
+                {"deepseek-v3", 671026419200, 0},
+                {"moonlight-16b-a3b", 15960110208, 0},
+                {"qwen3.5-35b-a3b", 34660610688, 0},
+                {"kimi-k2", 1026408232448, 0}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
         int64_t n = 0, bytes = 0;
@@ -199,8 +205,8 @@ static void test_tokenizer(void **state)
 
 /* ---- activations of the model */
 
-static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny",     "olmoe-tiny",    "mixtral-tiny",
-                                   "glm-tiny",     "glm-flash-tiny", "deepseek-tiny", "qwen3.5-tiny"};
+static const char *const tiny[] = {"gpt-oss-tiny",   "qwen3-tiny",    "olmoe-tiny",   "mixtral-tiny", "glm-tiny",
+                                   "glm-flash-tiny", "deepseek-tiny", "qwen3.5-tiny", "kimi-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each

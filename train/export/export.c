@@ -105,7 +105,7 @@ static int write_card(const struct export *x, struct err *err)
 static int check_family(enum export_format to, const struct arch *a, struct err *err)
 {
     const char *name = export_format_name(to);
-    if (to != EXPORT_PEFT && a->delta.n_tap)
+    if (to != EXPORT_PEFT && (a->delta.n_tap || a->nested))
         return err_set(err, "--to %s: adapters of %s are exported as peft only; PEFT's merge_and_unload merges them",
                        name, a->family);
     if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts)

@@ -349,7 +349,7 @@ static int add_rest(struct merge *m, struct err *err)
     const int64_t left_out = predictions_left_out(m);
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
-        if (is_matrix(&m->x->run.arch, t->name) || weights_is_activation_scale(t->name)) continue;
+        if (is_matrix(&m->x->run.arch, t->name) || source_is_activation_scale(t->name)) continue;
         if (left_out && arch_is_prediction(&m->x->run.arch, t->name)) continue;
         if (is_packed(t))
             return err_set(

@@ -123,25 +123,27 @@ static const struct preset_family deepseek_v3 = {DEEPSEEK,        DEEPSEEK_TOKEN
 static const struct preset_family deepseek_tiny = {
     DEEPSEEK,      DEEPSEEK_TOKENS, .d_dense = 384,  .n_dense = 1,        .routed_scale = 2.5,
     .n_shared = 2, .n_group = 4,    .topk_group = 2, .mla = &v3_tiny_mla, .yarn = 40};
-static const struct preset_family moonlight = {DEEPSEEK,
-                                               .eps = 1e-5,
-                                               .vocab = 163840,
-                                               .bos = "[BOS]",
-                                               .eos = "[EOS]",
-                                               .pad = "[PAD]",
-                                               .tokens = {{"[BOS]", 163584},
-                                                          {"[EOS]", 163585},
-                                                          {"<|im_end|>", 163586},
-                                                          {"<|im_user|>", 163587},
-                                                          {"<|im_assistant|>", 163588},
-                                                          {"<|im_system|>", 163594},
-                                                          {"<|im_middle|>", 163601},
-                                                          {"[PAD]", 163839}},
-                                               .d_dense = 11264,
-                                               .n_dense = 1,
-                                               .routed_scale = 2.446,
-                                               .n_shared = 2,
-                                               .mla = &moonlight_mla};
+
+#define MOONSHOT_TOKENS                                                                                                \
+    .vocab = 163840, .bos = "[BOS]", .eos = "[EOS]", .pad = "[PAD]",                                                   \
+    .tokens = {{"[BOS]", 163584},                                                                                      \
+               {"[EOS]", 163585},                                                                                      \
+               {"<|im_end|>", 163586},                                                                                 \
+               {"<|im_user|>", 163587},                                                                                \
+               {"<|im_assistant|>", 163588},                                                                           \
+               {"<|im_system|>", 163594},                                                                              \
+               {"<|im_middle|>", 163601},                                                                              \
+               {"[PAD]", 163839}}
+
+static const struct preset_family moonlight = {DEEPSEEK,         MOONSHOT_TOKENS,      .eps = 1e-5,
+                                               .d_dense = 11264, .n_dense = 1,         .routed_scale = 2.446,
+                                               .n_shared = 2,    .mla = &moonlight_mla};
+#define KIMI_K2                                                                                                        \
+    .model_type = "kimi_k2", .class_name = "DeepseekV3ForCausalLM", .experts_key = "n_routed_experts",                 \
+    .width_key = "moe_intermediate_size", .experts = WF_BF16, MOONSHOT_TOKENS, .eps = 1e-6, .n_dense = 1,              \
+    .routed_scale = 2.827, .yarn = 64, .beta_fast = 1
+static const struct preset_family kimi_k2 = {KIMI_K2, .d_dense = 18432, .mla = &v3_mla};
+static const struct preset_family kimi_tiny = {KIMI_K2, .d_dense = 384, .mla = &v3_tiny_mla};
 
 #define QWEN3_5                                                                                                        \
     .model_type = "qwen3_5_moe", .text_type = "qwen3_5_moe_text", .class_name = "Qwen3_5MoeForConditionalGeneration",  \
@@ -168,6 +170,7 @@ static const struct preset rows[] = {
     {"glm-4.7-flash", &glm4_lite, 47, 2048, 20, 20, 256, 64, 4, 1536, 154880, 202752, 1000000},
     {"moonlight-16b-a3b", &moonlight, 27, 2048, 16, 16, 192, 64, 6, 1408, 163840, 8192, 50000},
     {"deepseek-v3", &deepseek_v3, 61, 7168, 128, 128, 192, 256, 8, 2048, 129280, 163840, 10000},
+    {"kimi-k2", &kimi_k2, 61, 7168, 64, 64, 192, 384, 8, 2048, 163840, 262144, 50000},
     {"qwen3.5-35b-a3b", &qwen3_5_35b, 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 10000000},
     {"qwen3.5-122b-a10b", &qwen3_5_122b, 48, 3072, 32, 2, 256, 256, 8, 1024, 248320, 262144, 10000000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
@@ -177,6 +180,7 @@ static const struct preset rows[] = {
     {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
     {"glm-flash-tiny", &glm4_lite_tiny, 4, 256, 4, 4, 64, 16, 4, 128, 2048, 202752, 1000000},
     {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
+    {"kimi-tiny", &kimi_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 262144, 50000},
     {"qwen3.5-tiny", &qwen3_5_tiny, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 32768, 10000000},
 };
 
@@ -250,7 +254,7 @@ static void put_latent(struct json_out *o, const struct preset_family *f)
     json_out_open(o, "rope_scaling", '{');
     json_out_str(o, "type", "yarn");
     json_out_real(o, "factor", f->yarn);
-    json_out_real(o, "beta_fast", 32);
+    json_out_real(o, "beta_fast", f->beta_fast > 0 ? f->beta_fast : 32);
     json_out_real(o, "beta_slow", 1);
     json_out_real(o, "mscale", 1);
     json_out_real(o, "mscale_all_dim", 1);

@@ -25,7 +25,7 @@ struct preset_family {
     int64_t n_shared;                /* shared experts of such a router; 0: one */
     int64_t n_group, topk_group;     /* groups of such a router; 0: one */
     const struct mla_arch *mla;      /* latent attention; NULL: another mixer */
-    double yarn;                     /* its factor of YaRN over 4096 positions; 0: none */
+    double yarn, beta_fast;          /* its YaRN over 4096 positions: factor, 0: none; beta_fast, 0: 32 */
     bool attn_bias, qk_norm;         /* attention_bias; use_qk_norm where config.json has the key */
     bool stacked;                    /* in bf16 all experts of a layer are one tensor [E, out, in] */
     const char *text_type;           /* model_type of the text part: its settings are in text_config, its tensors below
