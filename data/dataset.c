@@ -21,7 +21,7 @@
 #define BAD_JUDGED  1000 /* bad rows at which reading may stop early */
 #define FNV_START   14695981039346656037u
 #define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA04" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC "MTDATA05" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -50,6 +50,8 @@ static uint64_t dataset_hash(const struct dataset *ds)
     const int64_t counts[] = {ds->n_docs, ds->n_tokens, ds->n_rows, ds->n_bad, ds->n_overlong, ds->n_unlabelled};
     uint64_t h = hash_bytes(FNV_START, counts, sizeof(counts));
     if (ds->n_unshown) h = hash_i64(h, ds->n_unshown);
+    if (ds->n_appended) h = hash_i64(h, ds->n_appended);
+    if (ds->n_unended) h = hash_i64(h, ds->n_unended);
     if (ds->topk.n_top) h = hash_i64(h, (int64_t)topk_hash(&ds->topk));
     if (!ds->n_docs) return h;
     h = hash_bytes(h, ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off));
@@ -155,6 +157,8 @@ static int row_add(struct builder *b, struct json row, const char *where, struct
     if (row_read(&b->rows, row, err)) return -1;
     if (!b->rows.n) b->ds->n_unlabelled++;
     b->ds->n_unshown += b->rows.chat.n_unshown;
+    b->ds->n_appended += b->rows.chat.n_appended;
+    b->ds->n_unended += b->rows.chat.n_unended;
     for (int64_t i = 0; i < b->rows.n; i++)
         if (document_add(b, &b->rows.samples[i], err)) return err_prefix(err, "%s", where);
     return 0;
@@ -346,6 +350,8 @@ static void weigh(struct dataset *ds, int64_t first, double weight)
     kept.n_overlong = ds->n_overlong;
     kept.n_unlabelled = ds->n_unlabelled;
     kept.n_unshown = ds->n_unshown;
+    kept.n_appended = ds->n_appended;
+    kept.n_unended = ds->n_unended;
     dataset_free(ds);
     *ds = kept;
 }
@@ -399,7 +405,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
 struct cache_header {
     char magic[8];
     uint64_t key, hash;
-    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown;
+    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown, n_appended, n_unended;
 };
 
 /* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
@@ -461,6 +467,8 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     ds->n_overlong = h.n_overlong;
     ds->n_unlabelled = h.n_unlabelled;
     ds->n_unshown = h.n_unshown;
+    ds->n_appended = h.n_appended;
+    ds->n_unended = h.n_unended;
     ds->hash = h.hash;
     return cache_valid(ds, opt);
 }
@@ -478,8 +486,9 @@ static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const
 
 static int cache_write(const struct dataset *ds, const char *dir, const char *path, uint64_t key, struct err *err)
 {
-    const struct cache_header h = {CACHE_MAGIC, key,       ds->hash,       ds->n_docs,       ds->n_tokens,
-                                   ds->n_rows,  ds->n_bad, ds->n_overlong, ds->n_unlabelled, ds->n_unshown};
+    const struct cache_header h = {CACHE_MAGIC,      key,           ds->hash,       ds->n_docs,
+                                   ds->n_tokens,     ds->n_rows,    ds->n_bad,      ds->n_overlong,
+                                   ds->n_unlabelled, ds->n_unshown, ds->n_appended, ds->n_unended};
     const struct file_part parts[] = {
         {&h, sizeof(h)},
         {ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off)},
@@ -509,6 +518,26 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
         log_warn("%s: the chat template omits the reasoning of %lld answers, which is then not trained; if "
                  "the template has an option for it, set data.chat_kwargs = {\"thinking\": true}",
                  files, (long long)ds->n_unshown);
+    }
+}
+
+/* How the last answers of texts end, where the chat template writes no token after them. */
+static void tell_turn_ends(const struct dataset *ds, const char *files, const struct dataset_options *opt)
+{
+    int64_t user_size = 0, tool_size = 0;
+    const char *user = chat_template_next_role(opt->chat, false, &user_size);
+    const char *tool = chat_template_next_role(opt->chat, true, &tool_size);
+    if (ds->n_appended) {
+        log_info("%s: the next role's token ends an answer, so moetrain appends it, with loss, to the last answer of "
+                 "%lld texts: %.*s%s%.*s",
+                 files, (long long)ds->n_appended, (int)user_size, user ? user : "",
+                 user && tool ? ", after a tool call " : "", (int)tool_size, tool ? tool : "");
+    }
+    if (ds->n_unended) {
+        log_warn("%s: the chat template writes no token after the last answer of %lld texts, so the model does not "
+                 "learn where to stop; list the next role's token in eos_token_id of generation_config.json, or write "
+                 "eos_token after answers in data.chat_template",
+                 files, (long long)ds->n_unended);
     }
 }
 
@@ -551,6 +580,7 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
         }
     }
     warn_left_out(ds, files, opt);
+    tell_turn_ends(ds, files, opt);
     return 0;
 }
 

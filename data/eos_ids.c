@@ -11,7 +11,7 @@ static void add(struct eos_ids *e, struct json j)
         e->ids[e->n++] = (int32_t)id;
 }
 
-int eos_ids_load(struct eos_ids *out, const char *dir, const char *file, struct err *err)
+static int load(struct eos_ids *out, const char *dir, const char *file, struct err *err)
 {
     char path[MT_PATH];
     if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, file)) return -1;
@@ -23,4 +23,11 @@ int eos_ids_load(struct eos_ids *out, const char *dir, const char *file, struct 
     for (int64_t i = 0; json_type(eos) == JSON_ARRAY && i < json_count(eos); i++) add(out, json_at(eos, i));
     json_free(doc);
     return 0;
+}
+
+int eos_ids_load(struct eos_ids *out, const char *dir, struct err *err)
+{
+    *out = (struct eos_ids){0};
+    if (load(out, dir, "generation_config.json", err)) return -1;
+    return out->n ? 0 : load(out, dir, "config.json", err);
 }

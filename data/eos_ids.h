@@ -9,7 +9,8 @@ struct eos_ids {
     int64_t n;
 };
 
-/* Adds eos_token_id of dir/file, a number or a list. Nothing when there is no such file or key. */
-int eos_ids_load(struct eos_ids *out, const char *dir, const char *file, struct err *err) MT_CHECK;
+/* eos_token_id, a number or a list, of dir/generation_config.json, else of dir/config.json. Empty when neither has it.
+ */
+int eos_ids_load(struct eos_ids *out, const char *dir, struct err *err) MT_CHECK;
 
 #endif

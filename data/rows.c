@@ -86,9 +86,8 @@ static bool is_deepseek_v4(const struct tokenizer *tok)
 /* Gives the template the special tokens that end generation. */
 static int add_stops(struct chat_template *t, const struct tokenizer *tok, const char *dir, struct err *err)
 {
-    struct eos_ids eos = {0};
-    if (eos_ids_load(&eos, dir, "generation_config.json", err)) return -1;
-    if (!eos.n && eos_ids_load(&eos, dir, "config.json", err)) return -1;
+    struct eos_ids eos;
+    if (eos_ids_load(&eos, dir, err)) return -1;
     for (int64_t i = 0; i < eos.n; i++) {
         int64_t size;
         const char *text = tokenizer_bytes(tok, eos.ids[i], &size);
@@ -112,6 +111,7 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
     if (!rc && *kwargs && !*out) return err_set(err, "data.chat_kwargs = %s, but there is no chat template", kwargs);
     if (!rc && *kwargs) rc = chat_template_set_kwargs(*out, kwargs, err);
+    if (!rc) chat_template_find_turn_ends(*out);
     if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out))) return 0;
     chat_template_free(*out);
     *out = NULL;
@@ -416,7 +416,7 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
 int row_read(struct row_reader *r, struct json row, struct err *err)
 {
     const bool renamed = r->opt->columns && r->opt->columns[0];
-    r->n = r->chat.n_unshown = 0;
+    r->n = r->chat.n_unshown = r->chat.n_appended = r->chat.n_unended = 0;
     r->fatal = false;
     if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
     return renamed ? read_columns(r, row, err) : read_row(r, row, err);

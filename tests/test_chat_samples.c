@@ -202,25 +202,36 @@ static void role_token_ends_turn(void **state)
         const char *expected;
     } rows[] = {
         {GLM, generation, list, two, false,
-         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think></think>\nd]]"},
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think></"
+         "think>\nd<|user|>]]"},
         {GLM, "config.json", list, two, true,
-         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think></think>\nd]]"},
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think></"
+         "think>\nd<|user|>]]"},
         {GLM, generation, "1", two, false,
          "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|user|>\nc<|assistant|>[[\n<think></think>\nd]]"},
         {GLM, generation, "[1, 3, 99]", two, false,
          "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|user|>\nc<|assistant|>[[\n<think></think>\nd]]"},
         {GLM, generation, list, U("a") "," A("b", R) "," TOOL "," A("d", R), false,
          "<sop><|user|>\na<|assistant|>[[\n<think>r</think>\nb<|observation|>]]\nt<|assistant|>[[\n<think>r</"
-         "think>\nd]]"},
+         "think>\nd<|user|>]]"},
+        {GLM, generation, list, U("a") "," A("b", ", \"tool_calls\": [{}]"), false,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|observation|>]]"},
+        {GLM, generation, "[1, 2]", U("a") "," A("b", ", \"tool_calls\": [{}]"), true,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]"},
+        {GLM, generation, list, U("a") "," A("b", "") "," U("c"), false,
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]"},
+        {GLM, generation, list, U("a") "," A("b", ", \"train\": false"), true,
+         "<sop><|user|>\na<|assistant|>\n<think></think>\nb"},
         {GLM, generation, list, U("a") "," A("b", ", \"train\": false") "," U("c") "," A("d", ""), false,
-         "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think></think>\nd]]"},
+         "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think></think>\nd<|user|>]]"},
         {GLM, generation, list, U("a") "," A("b", "") "," A("d", ""), false, /* not special: no end */
-         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|assistant|>[[\n<think></think>\nd]]"},
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]<|assistant|>[[\n<think></think>\nd<|user|>]]"},
         {GLM, generation, list, U("a") "," A("b", R) "," U("c") "," A("d", R), false,
-         "<sop><|user|>\na<|assistant|>[[\n<think>r</think>\nb]]/"
-         "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think>r</think>\nd]]"},
+         "<sop><|user|>\na<|assistant|>[[\n<think>r</think>\nb<|user|>]]/"
+         "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think>r</think>\nd<|user|>]]"},
         {GLM, generation, list, U("a") "," A("b", R) "," U("c") "," A("d", R), true,
-         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think>r</think>\nd]]"},
+         "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]\nc<|assistant|>[[\n<think>r</"
+         "think>\nd<|user|>]]"},
         {GLM, generation, list, U("a") "," A("b", R) "," SYSTEM "," U("c") "," A("d", R), true,
          "messages[1]`: the answer cannot be found"},
         {NO_BLOCK, generation, "[1, 2, 5]", two, false, /* a listed token already ends the turn */
@@ -242,6 +253,73 @@ static void role_token_ends_turn(void **state)
     text_free(&got);
 }
 
+/* With loss on everything or on the last answer, the token is appended too. */
+static void role_token_with_other_losses(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"messages\": [" U("a") "," A("b", "") "," U("c") "," A("d", "") "]}";
+    static const struct {
+        enum loss_on loss;
+        const char *expected;
+    } rows[] = {
+        {LOSS_ALL, "[[<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>\n<think></think>\n"
+                   "d<|user|>]]"},
+        {LOSS_LAST, "<sop><|user|>\na<|assistant|>\n<think></think>\nb<|user|>\nc<|assistant|>[[\n<think></think>\n"
+                    "d<|user|>]]"},
+    };
+    struct text_buf got = {0};
+    struct err err;
+    struct chat_template *t = load_glm(GLM, "config.json", "[1, 2, 3]");
+    struct json_doc *doc = json_parse(row, sizeof(row) - 1, "row", &err);
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct chat_samples s = {0};
+        const struct chat_options opt = {0};
+        if (chat_samples_make(&s, t, json_root(doc), rows[i].loss, true, &opt, &err)) fail_msg("%s", err.msg);
+        got.size = 0;
+        put_samples(&got, &s);
+        assert_string_equal(got.text, rows[i].expected);
+        assert_int_equal(s.n_appended, 1);
+        chat_samples_free(&s);
+    }
+    json_free(doc);
+    chat_template_free(t);
+    text_free(&got);
+}
+
+/* Like GLM-4.7 and Qwen3.5: the prompt opens a block that earlier answers lack. One text holds both answers. */
+#define OPEN_BLOCK(last)                                                                                               \
+    "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' and " last                                   \
+    " %}<think>\n{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"                                          \
+    "{{ '<|im_end|>' if m.role == 'assistant' }}{% endfor %}"                                                          \
+    "{% if add_generation_prompt %}<|assistant|>\n<think>\n{% endif %}"
+/* Only the last answer has an end of turn. */
+#define END_OF_TEXT                                                                                                    \
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"                                               \
+    "{% if add_generation_prompt %}<|assistant|>{% else %}<|im_end|>{% endif %}"
+
+static void whole_conversations(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *expected;
+    } rows[] = {
+        {OPEN_BLOCK("loop.last"),
+         "<|user|>\na<|assistant|>\n[[b<|im_end|>]]<|user|>\nc<|assistant|>\n<think>\n[[r</think>d<|im_end|>]]"},
+        {OPEN_BLOCK("true"), "<|user|>\na<|assistant|>\n<think>\n[[r</think>b<|im_end|>]]<|user|>\nc<|assistant|>\n"
+                             "<think>\n[[r</think>d<|im_end|>]]"},
+        {END_OF_TEXT, "messages[3]`: the answer cannot be found in the whole conversation"},
+    };
+    static const char *const answers[2] = {"b", "d"};
+    struct text_buf got = {0};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        make(&got, rows[i].template, (const char *[2]){answers[0], answers[1]}, R, true);
+        const bool error = !strncmp(rows[i].expected, "messages", 8);
+        if (error ? !strstr(got.text, rows[i].expected) : strcmp(got.text, rows[i].expected) != 0)
+            fail_msg("%s\ngives %s\nnot   %s", rows[i].template, got.text, rows[i].expected);
+    }
+    text_free(&got);
+}
+
 /* Caches of ids and loss masks depend on these tokens. */
 static void hash_covers_role_tokens(void **state)
 {
@@ -255,6 +333,8 @@ static void hash_covers_role_tokens(void **state)
 int test_chat_samples(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(parted_headers), cmocka_unit_test(role_token_ends_turn),
+                                       cmocka_unit_test(role_token_with_other_losses),
+                                       cmocka_unit_test(whole_conversations),
                                        cmocka_unit_test(hash_covers_role_tokens)};
     return cmocka_run_group_tests_name("chat_samples", tests, NULL, NULL);
 }

@@ -162,6 +162,42 @@ static void conversation(void **state)
     assert_says(said.out, "\"text\": \"ftct\xef\xbf\xbd expend seie\", \"stop\": \"<|end|>\"}");
 }
 
+/* Without a generation_config.json, eos_token_id of config.json ends the text. */
+static void eos_of_config(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "model-00001-of-00002.safetensors",
+                                        "model-00002-of-00002.safetensors", "model.safetensors.index.json"};
+    const char *dir = scratch_dir(), *config = process_config("");
+    char from[MT_PATH + 64], to[MT_PATH + 64], set[MT_PATH + 32], text[8192];
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(from, sizeof(from), "%s/%s", fixture("parity/mixtral"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    snprintf(from, sizeof(from), "%s/config.json", fixture("parity/mixtral"));
+    process_read(from, text, sizeof(text));
+    char *key = strstr(text, "\"eos_token_id\": "), edited[sizeof(text) + 64];
+    assert_non_null(key);
+    snprintf(set, sizeof(set), "model.path=%s", fixture("parity/mixtral"));
+    assert_int_equal(RUN("generate", config, "--set", set, "--base", "--prompt", "The", "--tokens", "4", "--json"), 0);
+    struct json_doc *doc = parse_said();
+    int64_t id;
+    struct err err;
+    assert_int_equal(json_i64(json_at(json_find(json_root(doc), "ids"), 1), 0, 1023, &id, &err), 0);
+    json_free(doc);
+    *key = 0;
+    snprintf(edited, sizeof(edited), "%s\"eos_token_id\": [1017, %lld]%s", text, (long long)id, strchr(key + 1, ','));
+    snprintf(to, sizeof(to), "%s/config.json", dir);
+    assert_int_equal(file_write_atomic(to, edited, (int64_t)strlen(edited), &err), 0);
+    snprintf(set, sizeof(set), "model.path=%s", dir);
+    assert_int_equal(RUN("generate", config, "--set", set, "--base", "--prompt", "The", "--tokens", "4", "--json"), 0);
+    doc = parse_said();
+    assert_true(json_count(json_find(json_root(doc), "ids")) < 4);
+    assert_int_equal(json_type(json_find(json_root(doc), "stop")), JSON_STRING);
+    json_free(doc);
+}
+
 static void wrong_arguments(void **state)
 {
     (void)state;
@@ -320,10 +356,15 @@ static void model_card_of_odd_names(void **state)
 int test_generate(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy),          cmocka_unit_test(streamed),
-        cmocka_unit_test(sampled),         cmocka_unit_test(conversation),
-        cmocka_unit_test(wrong_arguments), cmocka_unit_test(samples_at_evaluations),
-        cmocka_unit_test(model_cards),     cmocka_unit_test(model_card_of_odd_names),
+        cmocka_unit_test(greedy),
+        cmocka_unit_test(streamed),
+        cmocka_unit_test(sampled),
+        cmocka_unit_test(conversation),
+        cmocka_unit_test(eos_of_config),
+        cmocka_unit_test(wrong_arguments),
+        cmocka_unit_test(samples_at_evaluations),
+        cmocka_unit_test(model_cards),
+        cmocka_unit_test(model_card_of_odd_names),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/file.h"
 #include "data/json.h"
@@ -132,6 +133,59 @@ static void held_out(void **state)
     }
 }
 
+/* A checkpoint without weights: a parity case with this list of eos_token_id. Returns "model.path=DIR". */
+static const char *checkpoint_with_eos(const char *ids)
+{
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
+    static char set[MT_PATH + 32];
+    const char *dir = scratch_dir();
+    char text[128];
+    for (int i = 0; i < MT_LEN(files); i++) {
+        char from[MT_PATH + 32], to[MT_PATH + 32];
+        snprintf(from, sizeof(from), "%s/%s", fixture("parity/glm4"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    snprintf(text, sizeof(text), "{\"eos_token_id\": %s}", ids);
+    write_text(dir, "generation_config.json", text);
+    snprintf(set, sizeof(set), "model.path=%s", dir);
+    return set;
+}
+
+/* With a template whose answers only the next role's token ends, that token is appended, and moetrain says so. When
+ * eos_token_id does not list it, moetrain warns. */
+static void appended_ends(void **state)
+{
+    (void)state;
+    char template[MT_PATH + 32], rows[MT_PATH + 32];
+    const char *dir = scratch_dir(), *config = process_config("");
+    snprintf(template, sizeof(template), "data.chat_template=%s",
+             write_text(dir, "t.jinja",
+                        "{% set of = {'user': '<|start|>', 'tool': '<|call|>', 'assistant': '<|message|>'} %}"
+                        "{% for m in messages %}{{ of[m.role] }}{{ m.content }}{% endfor %}"
+                        "{% if add_generation_prompt %}<|message|>{% endif %}"));
+    snprintf(rows, sizeof(rows), "data.train=%s",
+             write_text(dir, "rows.jsonl",
+                        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                        "{\"role\": \"assistant\", \"content\": \"b\"}]}\n"
+                        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+                        "\"content\": \"c\", \"tool_calls\": [{}]}]}\n"));
+#define TOKENS(ids)                                                                                                    \
+    RUN("tokens", config, "--set", checkpoint_with_eos(ids), "--set", template, "--set", rows, "--set",                \
+        "data.eval=", "--set", "data.packing=false", "--set", "train.micro_batch=2", "--set", "train.grad_accum=1")
+    assert_int_equal(TOKENS("[1020, 1023]"), 0);
+    assert_says(said.err, "rows.jsonl: the next role's token ends an answer, so moetrain appends it, with loss, to the "
+                          "last answer of 2 texts: <|start|>, after a tool call <|call|>");
+    assert_says(said.out, "<|start|>|a|<|message|>|[[b|<|start|>|]]");
+    assert_says(said.out, "<|start|>|a|<|message|>|[[c|<|call|>|]]");
+    assert_int_equal(TOKENS("[1020]"), 0); /* a tool call stays without an end */
+    assert_says(said.err, "the last answer of 1 texts: <|start|>\n");
+    assert_int_equal(TOKENS("1017"), 0);
+    assert_says(said.err, "the chat template writes no token after the last answer of 2 texts");
+    assert_null(strstr(said.err, "appends"));
+#undef TOKENS
+}
+
 static void text_is_escaped(void **state)
 {
     (void)state;
@@ -183,7 +237,7 @@ int test_tokens(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages), cmocka_unit_test(batches),         cmocka_unit_test(text_is_escaped),
         cmocka_unit_test(raw_text), cmocka_unit_test(wrong_arguments), cmocka_unit_test(refused_conversations),
-        cmocka_unit_test(held_out),
+        cmocka_unit_test(held_out), cmocka_unit_test(appended_ends),
     };
     return cmocka_run_group_tests_name("tokens", tests, NULL, NULL);
 }

@@ -18,8 +18,8 @@ static void add_stop(struct sampler *s, int64_t id)
 
 static int add_published_stops(struct sampler *s, struct err *err)
 {
-    struct eos_ids eos = {0};
-    if (eos_ids_load(&eos, s->run->model_dir, "generation_config.json", err)) return -1;
+    struct eos_ids eos;
+    if (eos_ids_load(&eos, s->run->model_dir, err)) return -1;
     for (int64_t i = 0; i < eos.n; i++) add_stop(s, eos.ids[i]);
     return 0;
 }

@@ -132,16 +132,30 @@ static int64_t answer_end(const struct eval_prompts *s, const struct text_buf *t
     return n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n) ? end : t->size;
 }
 
-/* The end `end` of an answer whose turn ends at `turn` in t, moved after the next role's token when only that token
- * ends generation (GLM-4.5: "<|user|>"). */
-static int64_t with_role_token(const struct eval_prompts *s, const struct text_buf *t, int64_t end, int64_t turn)
+/* The model ends the answer of this message with a call: a tool result follows. */
+static bool ends_with_call(const struct eval_prompts *s, int64_t message)
 {
-    const char *eos = chat_template_eos(s->template);
-    const int64_t n = eos ? (int64_t)strlen(eos) : 0;
-    int64_t last = end;
+    const struct json calls = json_find(json_at(s->messages, message), "tool_calls");
+    return (json_type(calls) == JSON_ARRAY && json_count(calls) > 0) ||
+           (message + 1 < s->n && has_role(json_at(s->messages, message + 1), "tool"));
+}
+
+/* The end `end` of the message's answer, whose turn ends at `turn` in t, moved after the next role's token when only
+ * that token ends generation (GLM-4.5: "<|user|>"). At the end of the text the token is appended. */
+static int64_t with_role_token(const struct eval_prompts *s, struct text_buf *t, int64_t end, int64_t turn,
+                               int64_t message)
+{
+    const char *eos = chat_template_eos(s->template), *next;
+    int64_t n = eos ? (int64_t)strlen(eos) : 0, last = end;
     while (last > 0 && is_space(t->text[last - 1])) last--;
     if (end < turn || (n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n))) return end;
     if (chat_template_stop_before(s->template, t->text, last)) return end;
+    if (end == t->size && (next = chat_template_next_role(s->template, ends_with_call(s, message), &n))) {
+        text_put_bytes(t, next, n);
+        s->out->n_appended++;
+    } else if (end == t->size) {
+        s->out->n_unended += chat_template_never_ends(s->template);
+    }
     return end + chat_template_stop_at(s->template, t->text + end, t->size - end);
 }
 
@@ -298,7 +312,7 @@ static int by_prefixes(struct eval_prompts *s, struct text_buf *prompt, struct t
             sample = add_sample(s->out);
             text_put_bytes(sample, prompt->text, prompt->size);
         }
-        if (size > 0) text_span(sample, answer, with_role_token(s, sample, answer + size, prompt->size));
+        if (size > 0) text_span(sample, answer, with_role_token(s, sample, answer + size, prompt->size, i));
     }
     for (int64_t i = 0, k = s->out->count - 1; i < k; i++, k--) { /* found from the last to the first */
         struct text_buf swap = s->out->items[i];
@@ -309,6 +323,19 @@ static int by_prefixes(struct eval_prompts *s, struct text_buf *prompt, struct t
     return 0;
 }
 
+/* Where the answer of message i begins in the whole conversation t, when t lacks the end of its prompt: an earlier
+ * answer may have no reasoning block, which the prompt opens ("<think>\n"). -1: unknown. */
+static int64_t begin_in_whole(struct eval_prompts *s, int64_t i, const struct text_buf *prompt,
+                              const struct text_buf *t)
+{
+    struct text_buf history = {0};
+    int64_t begin = -1;
+    if (!render(s, &history, i, false, NULL) && begins_with(prompt, &history))
+        begin = begin_in_header(prompt, history.size, t);
+    text_free(&history);
+    return begin;
+}
+
 /* One text, with spans over all answers in it. */
 static int in_whole(struct eval_prompts *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
@@ -316,14 +343,18 @@ static int in_whole(struct eval_prompts *s, struct text_buf *prompt, struct text
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
     if (!s->template && s->n_want == s->n_answers) return 0; /* harmony has set the spans */
     t->n_spans = 0;
-    for (int64_t i = 0; i < s->n; i++) {
+    for (int64_t i = 0, last = 0; i < s->n; i++) {
         int64_t begin;
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) return -1;
-        int64_t end =
-            begins_with(t, full) ? with_role_token(s, t, answer_end(s, full), full->size) : next_end(s, t, begin, i);
-        if (common(t, full) < begin || end < 0)
+        if (common(t, full) < begin) begin = begin_in_whole(s, i, prompt, t);
+        const bool known = begin >= last, same = known && begins_with(t, full);
+        const int64_t end = same    ? with_role_token(s, t, answer_end(s, full), full->size, i)
+                            : known ? next_end(s, t, begin, i)
+                                    : -1;
+        if (end < 0)
             return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
+        last = MT_MAX(end, begin);
         if (begin < end) text_span(t, begin, end);
         note_reasoning(s, i, t->text + begin, MT_MAX(end - begin, 0));
     }
@@ -346,7 +377,7 @@ int chat_samples_make(struct chat_samples *out, const struct chat_template *t, s
                       bool whole, const struct chat_options *opt, struct err *err)
 {
     struct eval_prompts s = {.out = out, .template = t, .row = row, .opt = *opt};
-    out->count = out->n_unshown = 0;
+    out->count = out->n_unshown = out->n_appended = out->n_unended = 0;
     if (json_get_array(row, "messages", &s.messages, err)) return -1;
     s.n = json_count(s.messages);
     if (!s.n) return json_error(s.messages, err, "is empty");
@@ -354,6 +385,7 @@ int chat_samples_make(struct chat_samples *out, const struct chat_template *t, s
         struct text_buf *text = add_sample(out);
         if (render(&s, text, s.n, opt->generation_prompt, err)) return -1;
         text->n_spans = 0;
+        if (is_assistant(json_at(s.messages, s.n - 1))) with_role_token(&s, text, text->size, text->size, s.n - 1);
         text_span(text, 0, text->size);
         return 0;
     }

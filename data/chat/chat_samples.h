@@ -10,13 +10,15 @@ enum loss_on { LOSS_ASSISTANT, LOSS_LAST, LOSS_ALL };
 struct chat_samples {
     struct text_buf *items;
     int64_t count, cap;
-    int64_t n_unshown; /* answers with loss whose reasoning the template omits */
+    int64_t n_unshown;  /* answers with loss whose reasoning the template omits */
+    int64_t n_appended; /* texts to whose last answer the next role's token was appended */
+    int64_t n_unended;  /* texts whose last answer no token ends */
 };
 void chat_samples_free(struct chat_samples *s);
 
 /* The texts to train on from one conversation; out is emptied first. An answer's span begins where its prompt ends and
- * includes the token that ends the turn. This may be the next role's token (chat_template_add_stop), when the text
- * has it.
+ * includes the token that ends the turn. This may be the next role's token (chat_template_next_role), which is
+ * appended to a text that ends with the answer.
  *
  * Many templates write an earlier answer differently from the last one: without its reasoning, or with another end. One
  * text then cannot hold both what the model sees and what it should write. The conversation becomes several samples, in

@@ -1,6 +1,7 @@
 /* chat_template.c - finds a checkpoint's chat template and sets its variables. */
 #include "data/chat/chat_template.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "data/chat/chat_deepseek.h"
@@ -19,7 +20,9 @@ struct chat_template {
     struct jinja *main, *tools;        /* tools NULL: main also serves tools; both NULL: DeepSeek V4's rules */
     char *tokens[MT_LEN(token_names)]; /* NULL: the tokenizer has none, and the template no such variable */
     struct text_buf stops;             /* a span for each token of chat_template_add_stop */
-    struct json_doc *kwargs;           /* NULL: none */
+    int64_t next_role[2][2];           /* spans of stops: before a user's message, before a tool result; empty: none */
+    bool never_ends;
+    struct json_doc *kwargs; /* NULL: none */
     uint64_t hash;
 };
 
@@ -69,15 +72,33 @@ bool chat_template_stop_before(const struct chat_template *t, const char *text, 
     return false;
 }
 
-int64_t chat_template_stop_at(const struct chat_template *t, const char *text, int64_t size)
+/* The longest added token at the start of text[0..size), or NULL. */
+static const int64_t *stop_span(const struct chat_template *t, const char *text, int64_t size)
 {
-    int64_t longest = 0;
-    for (int64_t i = 0; t && i < t->stops.n_spans; i++) {
+    const int64_t *longest = NULL;
+    for (int64_t i = 0; i < t->stops.n_spans; i++) {
         const int64_t *span = t->stops.spans[i], n = span[1] - span[0];
-        if (n > longest && n <= size && !memcmp(text, t->stops.text + span[0], (size_t)n)) longest = n;
+        if (n > size || memcmp(text, t->stops.text + span[0], (size_t)n) != 0) continue;
+        if (!longest || n > longest[1] - longest[0]) longest = span;
     }
     return longest;
 }
+
+int64_t chat_template_stop_at(const struct chat_template *t, const char *text, int64_t size)
+{
+    const int64_t *span = t ? stop_span(t, text, size) : NULL;
+    return span ? span[1] - span[0] : 0;
+}
+
+const char *chat_template_next_role(const struct chat_template *t, bool tool, int64_t *size)
+{
+    if (!t) return NULL;
+    const int64_t *span = t->next_role[tool];
+    *size = span[1] - span[0];
+    return *size ? t->stops.text + span[0] : NULL;
+}
+
+bool chat_template_never_ends(const struct chat_template *t) { return t && t->never_ends; }
 
 /* ---- loading ---- */
 
@@ -283,4 +304,47 @@ int chat_template_render(struct text_buf *out, const struct chat_template *t, st
     int rc = render(out, t, row, json_root(doc), opt, err);
     json_free(doc);
     return rc;
+}
+
+/* ---- what follows an answer ---- */
+
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+/* Renders a question, the answer "Yes" and a message of `role`, without the last leave_out of them. */
+static int render_turn(struct text_buf *out, const struct chat_template *t, const char *role, int64_t leave_out)
+{
+    const struct chat_options opt = {.leave_out = leave_out};
+    char row[256];
+    struct err err;
+    snprintf(row, sizeof(row),
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"Ready?\"}, {\"role\": \"assistant\", "
+             "\"content\": \"Yes\"}, {\"role\": \"%s\", \"content\": \"Go\"}]}",
+             role);
+    struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "an answer", &err);
+    out->size = out->n_spans = 0;
+    int rc = doc ? chat_template_render(out, t, json_root(doc), &opt, &err) : -1;
+    json_free(doc);
+    return rc;
+}
+
+void chat_template_find_turn_ends(struct chat_template *t)
+{
+    static const char *const roles[] = {"user", "tool"};
+    struct text_buf last = {0}, more = {0};
+    if (!t || !t->main || chat_template_has_generation(t) || render_turn(&last, t, "user", 1)) goto out;
+    int64_t end = last.size;
+    while (end && is_space(last.text[end - 1])) end--;
+    if (end < 3 || memcmp(last.text + end - 3, "Yes", 3) != 0) goto out; /* a token ends the answer */
+    t->never_ends = true;
+    for (int64_t i = 0; i < MT_LEN(roles); i++) {
+        if (render_turn(&more, t, roles[i], 0) || more.size < last.size) continue;
+        const int64_t *span = stop_span(t, more.text + last.size, more.size - last.size);
+        if (!span || memcmp(more.text, last.text, (size_t)last.size) != 0) continue;
+        memcpy(t->next_role[i], span, sizeof(t->next_role[i]));
+        hash(t, t->stops.text + span[0], span[1] - span[0]);
+        t->never_ends = false;
+    }
+out:
+    text_free(&last);
+    text_free(&more);
 }
