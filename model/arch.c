@@ -24,17 +24,19 @@ struct family {
     double rotated; /* default of partial_rotary_factor; 0: all channels, no other value is supported */
     int64_t max_len, window;
     bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
-    bool rope_named;   /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
-    bool kv_as_heads;  /* num_key_value_heads may be missing: then K = H */
-    bool norm_topk;    /* norm_topk_prob is read; missing means false: gates are not renormalised */
-    bool may_be_dense; /* mlp_only_layers and decoder_sparse_step are read */
-    bool sigmoid;  /* sigmoid router; routed_scaling_factor, n_group, topk_group and norm_topk_prob (true) are read */
-    bool predicts; /* num_nextn_predict_layers is read */
+    bool rope_named;     /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
+    bool kv_as_heads;    /* num_key_value_heads may be missing: then K = H */
+    bool norm_topk;      /* norm_topk_prob is read; missing means false: gates are not renormalised */
+    bool renormalises;   /* norm_topk_prob is read; missing means true */
+    bool may_be_dense;   /* mlp_only_layers and decoder_sparse_step are read */
+    bool sigmoid;        /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
+    bool predicts;       /* num_nextn_predict_layers is read */
     int64_t first_dense; /* default of first_k_dense_replace; 0: the family has no such key */
     enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* layers with a sliding window when layer_types is absent */
     bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
     bool out_unbiased;  /* attention_bias does not concern the output projection */
     bool attn_gate, norm_plus_one;
+    bool delta_fused; /* delta_arch.fused */
     enum qk_norm qk_norm;
     struct glu glu;
 };
@@ -50,7 +52,7 @@ struct family {
 #define LATENT_FAMILY                                                                                                  \
     .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = DEEPSEEK_NAMES,                                \
     .width = "moe_intermediate_size", .n_exp = "n_routed_experts", .theta = 10000, .router_bias = true,                \
-    .round_twice = true, .kv_as_heads = true, .sigmoid = true, .predicts = true
+    .round_twice = true, .kv_as_heads = true, .sigmoid = true, .renormalises = true, .predicts = true
 
 static const struct family families[] = {
     {.model_type = "gpt_oss",
@@ -128,6 +130,7 @@ static const struct family families[] = {
      .router_bias = true,
      .round_twice = true,
      .sigmoid = true,
+     .renormalises = true,
      .predicts = true,
      .first_dense = 1,
      .qk_norm_named = true,
@@ -157,6 +160,31 @@ static const struct family families[] = {
      .max_len = 32768,
      .attn_gate = true,
      .norm_plus_one = true,
+     .qk_norm = QK_NORM_HEAD},
+    {.model_type = "qwen3_next",
+     .mixer = &mixer_attention,
+     .linear = &mixer_deltanet,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {.router = {"mlp.gate"},
+               .gate = "mlp.experts.#.gate_proj",
+               .up = "mlp.experts.#.up_proj",
+               .down = "mlp.experts.#.down_proj",
+               .shared = "mlp.shared_expert",
+               .shared_gate = "mlp.shared_expert_gate",
+               .shared_by_weight = true},
+     .width = "moe_intermediate_size",
+     .d_shared = "shared_expert_intermediate_size",
+     .theta = 10000,
+     .eps = 1e-6,
+     .head_dim = 256,
+     .rotated = 0.25,
+     .max_len = 32768,
+     .renormalises = true,
+     .may_be_dense = true,
+     .attn_gate = true,
+     .norm_plus_one = true,
+     .delta_fused = true,
      .qk_norm = QK_NORM_HEAD},
 };
 
@@ -193,6 +221,7 @@ static int read_delta(struct arch *a, struct json root, const struct family *f, 
     if (!f->linear) return 0;
     *s = (struct delta_shape){.n_key = 16, .n_value = 32, .key_dim = 128, .value_dim = 128};
     a->delta.n_tap = 4;
+    a->delta.fused = f->delta_fused;
     if (json_opt_i64(root, "linear_num_key_heads", 1, 4096, &s->n_key, err) ||
         json_opt_i64(root, "linear_num_value_heads", 1, 4096, &s->n_value, err) ||
         json_opt_i64(root, "linear_key_head_dim", 1, 4096, &s->key_dim, err) ||
@@ -479,10 +508,10 @@ static int refuse_routers(struct json root, struct err *err)
 
 static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
-    bool renormalise = f->sigmoid || !f->norm_topk;
+    bool renormalise = f->renormalises || !f->norm_topk;
     double scale = 1;
     int64_t n_group = 1, top_group = 1;
-    if ((f->sigmoid || f->norm_topk) && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) return -1;
+    if ((f->renormalises || f->norm_topk) && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) return -1;
     a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
     if (!f->sigmoid) return 0;
     if (refuse_routers(root, err) || json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
@@ -593,6 +622,32 @@ bool arch_is_prediction(const struct arch *a, const char *name)
 {
     const int64_t layer = !strncmp(name, "model.layers.", 13) ? strtoll(name + 13, NULL, 10) : 0;
     return layer >= a->n_layer && layer < a->n_layer + a->n_mtp;
+}
+
+int64_t arch_stored_row(const struct row_order *o, int64_t row)
+{
+    int64_t group = 0, before = 0;
+    if (!o->n_group) return row;
+    for (int i = 0; i < ROW_PARTS; i++) group += o->part[i];
+    for (int i = 0; i < ROW_PARTS; before += o->part[i++]) {
+        const int64_t n = o->n_group * o->part[i];
+        if (row < n) return row / o->part[i] * group + before + row % o->part[i];
+        row -= n;
+    }
+    MT_REQUIRE(false, "row %lld is past the parts", (long long)row);
+}
+
+int64_t arch_row_in_memory(const struct row_order *o, int64_t row)
+{
+    int64_t group = 0, first = 0;
+    if (!o->n_group) return row;
+    for (int i = 0; i < ROW_PARTS; i++) group += o->part[i];
+    int64_t in_group = row % group;
+    for (int i = 0; i < ROW_PARTS; first += o->n_group * o->part[i++]) {
+        if (in_group < o->part[i]) return first + row / group * o->part[i] + in_group;
+        in_group -= o->part[i];
+    }
+    MT_REQUIRE(false, "row %lld is past the parts", (long long)row);
 }
 
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }

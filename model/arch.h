@@ -41,6 +41,15 @@ struct mla_arch {
 struct delta_arch {
     struct delta_shape shape;
     int64_t n_tap;
+    bool fused; /* checkpoints have in_proj_qkvz and in_proj_ba, whose rows are grouped by key head */
+};
+
+/* The order of the rows of a matrix in a checkpoint, when it is another than in memory. The checkpoint has n_group
+ * groups; each has part[0] rows of part 0, then part[1] rows of part 1, and so on. In memory all rows of part 0 come
+ * first, then all rows of part 1, each in the order of the checkpoint. n_group 0: both orders are the same. */
+enum { ROW_PARTS = 4 };
+struct row_order {
+    int64_t n_group, part[ROW_PARTS]; /* unused parts are 0 */
 };
 
 struct mixer_kind;
@@ -88,8 +97,10 @@ struct ffn_size arch_ffn(const struct arch *a, int64_t layer);
 bool arch_is_prediction(const struct arch *a, const char *name);
 /* Whether a tensor belongs to a vision tower, or to multi-token prediction outside the layers. */
 bool arch_is_other_part(const char *name);
-int64_t arch_qkv_cols(const struct arch *a); /* (H + 2K) * A */
-int64_t arch_q_rows(const struct arch *a);   /* of q_proj: H * A, with an output gate 2 * H * A */
+int64_t arch_stored_row(const struct row_order *o, int64_t row);    /* row of memory -> row of the checkpoint */
+int64_t arch_row_in_memory(const struct row_order *o, int64_t row); /* row of the checkpoint -> row of memory */
+int64_t arch_qkv_cols(const struct arch *a);                        /* (H + 2K) * A */
+int64_t arch_q_rows(const struct arch *a); /* of q_proj: H * A, with an output gate 2 * H * A */
 /* cos | sin of positions 0..n-1, attention factor included; table [n, rope.width] f32 on the host */
 void arch_rope_table(const struct arch *a, int64_t n, float *table);
 

@@ -4,7 +4,7 @@
  *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
  * Latent attention has [q_a.a kv_a.a] [q_a.b kv_a.b] [o.a] [o.b] [kv_b.a] [kv_b.b] [q_b.a] [q_b.b] before the experts.
  * Gated DeltaNet has [in_qkv.a in_z.a] [in_qkv.b in_z.b] [in_b.a in_a.a] [in_b.b in_a.b] [out.a] [out.b] before the
- * experts.
+ * experts; with fused matrices [in_qkvz.a] [in_qkvz.b] [in_ba.a] [in_ba.b] [out.a] [out.b].
  * - Layers follow each other. With expert parallelism the attention of all layers comes first, then all experts.
  * - Each bracket begins at a multiple of 64 elements. The padding is zero, so that ops can read logical cache lines and
  *   the gradient norm can run over the logical array.
@@ -39,6 +39,8 @@ static const struct {
     [LORA_IN_Z] = {"in_proj_z", "linear_attn.in_proj_z"},
     [LORA_IN_B] = {"in_proj_b", "linear_attn.in_proj_b"},
     [LORA_IN_A] = {"in_proj_a", "linear_attn.in_proj_a"},
+    [LORA_IN_QKVZ] = {"in_proj_qkvz", "linear_attn.in_proj_qkvz"},
+    [LORA_IN_BA] = {"in_proj_ba", "linear_attn.in_proj_ba"},
     [LORA_OUT] = {"out_proj", "linear_attn.out_proj"},
     [LORA_UP] = {"gate_up_proj", NULL},
     [LORA_DOWN] = {"down_proj", NULL},
@@ -295,6 +297,7 @@ static void add_param(struct adapters *ad, const struct comm *ep, int64_t layer,
     p->first_exp = q->experts ? held * ep->rank : 0;
     p->rows = is_b ? q->rows[i] : ad->padded_rank[t];
     p->cols = is_b ? ad->padded_rank[t] : q->n_in;
+    if (is_b) p->order = q->order;
     ad->n_values += q->n_exp * ad->rank[t] * (is_b ? q->rows[i] : q->n_in);
     ad->n_flat += lora_param_count(p);
 }
@@ -383,6 +386,7 @@ static void assign_offsets(struct adapters *ad, const struct arch *a, const stru
 static struct adapters *new_logical(const struct adapters *ad, const struct arch *a)
 {
     bool same = !ad->ep;
+    for (int64_t i = 0; i < ad->n_params; i++) same &= !ad->params[i].order.n_group;
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         same &= !ad->target[t] || ad->padded_rank[t] == ad->rank[t];
     if (same) return NULL;
@@ -393,6 +397,7 @@ static struct adapters *new_logical(const struct adapters *ad, const struct arch
     memcpy(logical->padded_rank, ad->rank, sizeof(logical->padded_rank));
     logical->params = mem_array(ad->n_layer * PARAMS_PER_LAYER, sizeof(*logical->params));
     assign_offsets(logical, a, &comm_alone);
+    for (int64_t i = 0; i < logical->n_params; i++) logical->params[i].order = (struct row_order){.n_group = 0};
     return logical;
 }
 
@@ -552,11 +557,12 @@ static void copy_part(const struct adapters *ad, int rank, char *logical, char *
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i], *w = adapters_find(ad->logical, p->layer, p->target, p->is_b);
         const int64_t first = w->n_exp > p->n_exp ? rank * p->n_exp : 0;
-        const bool one_run = p->cols == w->cols; /* a matrix is contiguous in both layouts */
+        const bool one_run = p->cols == w->cols && !p->order.n_group; /* a matrix is contiguous in both layouts */
         const int64_t n = one_run ? 1 : w->rows, run = (one_run ? w->rows : 1) * w->cols * width;
         for (int64_t e = 0; e < p->n_exp; e++)
             for (int64_t row = 0; row < n; row++) {
-                char *in_logical = logical + (w->off + ((first + e) * w->rows + row) * w->cols) * width;
+                const int64_t stored = (first + e) * w->rows + (one_run ? 0 : arch_stored_row(&p->order, row));
+                char *in_logical = logical + (w->off + stored * w->cols) * width;
                 char *in_part = part + (p->off + (e * p->rows + row) * p->cols) * width;
                 memcpy(to_logical ? in_logical : in_part, to_logical ? in_part : in_logical, (size_t)run);
             }

@@ -3,8 +3,9 @@
  * One flat array of dtype stat holds all parameters (the masters). Gradients, m and v are three arrays of the same
  * layout. Ops read working copies of dtype act: a fifth array, or the masters themselves when both dtypes are equal.
  *
- * There are two layouts. The device layout may pad lora ranks, and with expert parallelism it has only the experts of
- * this rank. The logical layout has the configured lora ranks and all experts; host arrays and files use it.
+ * There are two layouts. The device layout may pad lora ranks, it orders the rows of B as the weight in memory, and
+ * with expert parallelism it has only the experts of this rank. The logical layout has the configured lora ranks, the
+ * rows in the order of the checkpoint, and all experts; host arrays and files use it.
  * adapters_gather, adapters_get and adapters_put convert between them. One struct lora_param is one PEFT tensor, e.g.
  * q_proj's A of layer 3, or B of all experts' gate_up_proj of layer 3. */
 #ifndef MT_LORA_H
@@ -27,6 +28,8 @@ enum lora_target {
     LORA_IN_Z,
     LORA_IN_B,
     LORA_IN_A,
+    LORA_IN_QKVZ, /* of gated DeltaNet with fused matrices */
+    LORA_IN_BA,
     LORA_OUT,
     LORA_UP, /* of the routed experts: stacks */
     LORA_DOWN,
@@ -44,6 +47,7 @@ struct lora_param {
     int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R]; n_exp 1 for attention. R is padded_rank[target]
                                 * in the device layout, rank[target] in the logical layout */
     int64_t first_exp;         /* number of the first expert that this rank holds */
+    struct row_order order;    /* of a B in the device layout; the logical layout has the order of the checkpoint */
 };
 
 /* A matrix of a layer, or a stack of one per expert, described for the adapters by its kind (model/layer.h). Its rows
@@ -56,6 +60,7 @@ struct product {
     int n_target; /* 0: it has no adapter */
     enum lora_target target[PRODUCT_TARGETS];
     int64_t rows[PRODUCT_TARGETS];
+    struct row_order order; /* of the matrix, which has one target, in the checkpoint */
 };
 /* The products of a layer: the mixer's at 0, the feed-forward network's at MIXER_PRODUCTS. n_out 0: empty entry. */
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS]);

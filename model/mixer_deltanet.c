@@ -5,7 +5,8 @@
  * h
  *
  * C = 2GA + NB columns of G key heads and N value heads, V = NB. The convolution and the state begin again at every
- * document. */
+ * document. Where the checkpoint has fused matrices, their rows are grouped by key head: A of q, A of k, NB/G of v,
+ * NB/G of z; N/G of b, N/G of a. In memory they have the order above. */
 #include <stddef.h>
 
 #include "model/input_quant.h"
@@ -19,6 +20,28 @@ static int64_t qkv_cols(const struct arch *a) { return 2 * key_cols(a) + value_c
 
 /* The norm of the output rounds before its weight, other than those of the residual stream. */
 static struct norm norm_of(const struct arch *a) { return (struct norm){.eps = a->norm.eps, .round_twice = true}; }
+
+static struct row_order order_in(const struct arch *a)
+{
+    const struct delta_shape *s = &a->delta.shape;
+    const int64_t v = s->n_value / s->n_key * s->value_dim;
+    return (struct row_order){.n_group = a->delta.fused ? s->n_key : 0, .part = {s->key_dim, s->key_dim, v, v}};
+}
+
+static struct row_order order_ba(const struct arch *a)
+{
+    const int64_t n = a->delta.shape.n_value / a->delta.shape.n_key;
+    return (struct row_order){.n_group = a->delta.fused ? a->delta.shape.n_key : 0, .part = {n, n}};
+}
+
+/* One LoRA target in place of two. */
+static void fuse(struct product *p, enum lora_target t, struct row_order order)
+{
+    p->n_target = 1;
+    p->target[0] = t;
+    p->rows[0] = p->n_out;
+    p->order = order;
+}
 
 static void products(const struct arch *a, int64_t layer, struct product *p)
 {
@@ -38,6 +61,10 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                             .n_target = 2,
                             .target = {LORA_IN_B, LORA_IN_A},
                             .rows = {n, n}};
+    if (a->delta.fused) {
+        fuse(&p[0], LORA_IN_QKVZ, order_in(a));
+        fuse(&p[1], LORA_IN_BA, order_ba(a));
+    }
     p[2] = (struct product){.proj = offsetof(struct layer_weights, out),
                             .n_exp = 1,
                             .n_out = a->d_model,
@@ -50,18 +77,26 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct delta_shape *s = &a->delta.shape;
-    const struct stored_rows in = {.part = {"linear_attn.in_proj_qkv", "linear_attn.in_proj_z"},
-                                   .rows = {qkv_cols(a), value_cols(a)},
-                                   .n_in = a->d_model,
-                                   .n_part = 2};
-    const struct stored_rows ba = {.part = {"linear_attn.in_proj_b", "linear_attn.in_proj_a"},
-                                   .rows = {s->n_value, s->n_value},
-                                   .n_in = a->d_model,
-                                   .n_part = 2,
-                                   .plain = true};
+    struct stored_rows in = {.part = {"linear_attn.in_proj_qkv", "linear_attn.in_proj_z"},
+                             .rows = {qkv_cols(a), value_cols(a)},
+                             .n_in = a->d_model,
+                             .n_part = 2};
+    struct stored_rows ba = {.part = {"linear_attn.in_proj_b", "linear_attn.in_proj_a"},
+                             .rows = {s->n_value, s->n_value},
+                             .n_in = a->d_model,
+                             .n_part = 2,
+                             .plain = true};
     const struct stored_rows out = {
         .part = {"linear_attn.out_proj"}, .rows = {a->d_model}, .n_in = value_cols(a), .n_part = 1};
     (void)layer;
+    if (a->delta.fused) {
+        in = (struct stored_rows){.part = {"linear_attn.in_proj_qkvz"}, .rows = {qkv_cols(a) + value_cols(a)}};
+        ba = (struct stored_rows){.part = {"linear_attn.in_proj_ba"}, .rows = {2 * s->n_value}, .plain = true};
+        in.n_part = ba.n_part = 1;
+        in.n_in = ba.n_in = a->d_model;
+        in.order = order_in(a);
+        ba.order = order_ba(a);
+    }
     return weights_rows(f, &lw->delta_in, &in, false, true) || weights_rows(f, &lw->delta_ba, &ba, false, false) ||
                    weights_conv(f, &lw->conv, "linear_attn.conv1d", qkv_cols(a), a->delta.n_tap) ||
                    weights_vector(f, &lw->a_log, "linear_attn.A_log", "", s->n_value) ||

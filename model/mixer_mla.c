@@ -69,15 +69,16 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
 {
     const struct mla_arch *m = &a->mla;
     const struct stored_rows first = {
-        {m->q_lora ? "self_attn.q_a_proj" : "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"},
-        {q_cols(a), kv_cols(a)},
-        a->d_model,
-        2,
-        false,
-        false};
-    const struct stored_rows q_b = {{"self_attn.q_b_proj"}, {query_cols(a)}, m->q_lora, 1, false, false};
-    const struct stored_rows kv_b = {{"self_attn.kv_b_proj"}, {key_value_cols(a)}, m->kv_lora, 1, false, false};
-    const struct stored_rows out = {{"self_attn.o_proj"}, {a->d_model}, out_cols(a), 1, false, false};
+        .part = {m->q_lora ? "self_attn.q_a_proj" : "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"},
+        .rows = {q_cols(a), kv_cols(a)},
+        .n_in = a->d_model,
+        .n_part = 2};
+    const struct stored_rows q_b = {
+        .part = {"self_attn.q_b_proj"}, .rows = {query_cols(a)}, .n_in = m->q_lora, .n_part = 1};
+    const struct stored_rows kv_b = {
+        .part = {"self_attn.kv_b_proj"}, .rows = {key_value_cols(a)}, .n_in = m->kv_lora, .n_part = 1};
+    const struct stored_rows out = {
+        .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = out_cols(a), .n_part = 1};
     (void)layer;
     if (m->q_lora && (weights_vector(f, &lw->q_a_norm, "self_attn.q_a_layernorm", ".weight", m->q_lora) ||
                       weights_rows(f, &lw->q_b, &q_b, false, false)))

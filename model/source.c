@@ -95,10 +95,11 @@ static bool is_fp8(const struct source *s) { return s->scale_rows > 0; }
 
 static int64_t fp8_row_scales(const struct source *s) { return (s->n_in + s->scale_cols - 1) / s->scale_cols; }
 
-/* The scales as stored, one per scale_rows rows; mem_free them. NULL: an error, one is no scale. */
+/* The scales as stored, one per scale_rows rows, up to those of the last row; mem_free them. NULL: an error, one is no
+ * scale. */
 static float *fp8_scales(const struct source *s, struct err *err)
 {
-    const int64_t n = (s->n_out + s->scale_rows - 1) / s->scale_rows * fp8_row_scales(s);
+    const int64_t n = (s->first_row + s->n_out + s->scale_rows - 1) / s->scale_rows * fp8_row_scales(s);
     float *scale = mem_array(n, sizeof(*scale));
     source_f32(s->scale, n, scale);
     for (int64_t i = 0; i < n; i++) {
@@ -116,18 +117,18 @@ int source_fp8_scales(const struct source *s, float *out, struct err *err)
     const int64_t n = fp8_row_scales(s);
     float *scale = fp8_scales(s, err);
     if (!scale) return -1;
-    for (int64_t i = 0; i < s->n_out * n; i++) out[i] = scale[i / n / s->scale_rows * n + i % n];
+    for (int64_t i = 0; i < s->n_out * n; i++) out[i] = scale[(s->first_row + i / n) / s->scale_rows * n + i % n];
     mem_free(scale);
     return 0;
 }
 
 static int decode_fp8(const struct source *s, char *out, int n_threads, struct err *err)
 {
-    float *scale = fp8_scales(s, err);
-    if (!scale) return -1;
-    quant_fp8_decode(out, s->data->data, scale, s->n_out, s->n_in, s->scale_rows, s->scale_cols, n_threads);
+    float *scale = mem_array(s->n_out * fp8_row_scales(s), sizeof(*scale)); /* of every row */
+    const int rc = source_fp8_scales(s, scale, err);
+    if (!rc) quant_fp8_decode(out, s->data->data, scale, s->n_out, s->n_in, 1, s->scale_cols, n_threads);
     mem_free(scale);
-    return 0;
+    return rc;
 }
 
 static int decode_int4(const struct source *s, char *out, int n_threads, struct err *err)
@@ -180,6 +181,37 @@ int source_copy(const struct source *s, char *out, int n_threads, struct err *er
     return 0;
 }
 
+static struct st_tensor rows_of(const struct st_tensor *t, int64_t n_out, int64_t first, int64_t n)
+{
+    struct st_tensor part = *t;
+    part.bytes = t->bytes / n_out * n;
+    part.data += t->bytes / n_out * first;
+    part.offset += t->bytes / n_out * first;
+    return part;
+}
+
+struct source *source_runs(const struct source *s, const struct row_order *o, int64_t *n)
+{
+    int n_part = 0;
+    while (n_part < ROW_PARTS && o->part[n_part]) n_part++;
+    *n = n_part * o->n_group;
+    struct source *runs = mem_array(*n, sizeof(*runs) + 2 * sizeof(struct st_tensor));
+    struct st_tensor *tensors = (struct st_tensor *)(void *)(runs + *n);
+    int64_t row = 0;
+    for (int64_t i = 0; i < *n; row += runs[i++].n_out) {
+        const int64_t rows = o->part[i / o->n_group], first = arch_stored_row(o, row);
+        runs[i] = *s;
+        runs[i].n_out = rows;
+        runs[i].first_row = first;
+        tensors[2 * i] = rows_of(s->data, s->n_out, first, rows);
+        runs[i].data = &tensors[2 * i];
+        if (s->format != WF_NVFP4 && !s->group) continue;
+        tensors[2 * i + 1] = rows_of(s->scale, s->n_out, first, rows);
+        runs[i].scale = &tensors[2 * i + 1];
+    }
+    return runs;
+}
+
 void source_drop(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n)
 {
     struct st_tensor part = *t;
@@ -192,15 +224,17 @@ int64_t source_blocks(const struct source *s) { return (s->n_out * s->n_in + s->
 
 void source_absmax(const struct source *s, float *out)
 {
-    const int64_t n = source_blocks(s);
+    const int64_t n = source_blocks(s), first = s->first_row * s->n_in / s->block;
+    struct st_tensor part = *s->absmax;
+    part.data += first * dtype_size(part.dtype);
     if (!s->nested_absmax) {
-        source_f32(s->absmax, n, out);
+        source_f32(&part, n, out);
         return;
     }
     for (int64_t i = 0; i < n; i++) {
         float map, scale;
-        memcpy(&map, s->nested_map->data + 4 * s->absmax->data[i], 4);
-        memcpy(&scale, s->nested_absmax->data + 4 * (i / 256), 4);
+        memcpy(&map, s->nested_map->data + 4 * part.data[i], 4);
+        memcpy(&scale, s->nested_absmax->data + 4 * ((first + i) / 256), 4);
         out[i] = map * scale + s->nested_offset;
     }
 }

@@ -3,6 +3,7 @@
 #define MT_SOURCE_H
 
 #include "data/safetensors.h"
+#include "model/arch.h"
 
 /* A checkpoint, and which of its tensors were read. */
 struct checkpoint {
@@ -17,6 +18,7 @@ struct source {
     const struct st_tensor *absmax, *code;              /* bitsandbytes */
     const struct st_tensor *nested_absmax, *nested_map; /* NULL: absmax is f32 */
     float nested_offset;
+    int64_t first_row;                      /* of the rows that scales of FP8 and absmax are for; source_runs sets it */
     bool transposed;                        /* dense and NVFP4: stored as [in, out] */
     const struct st_tensor *scale, *scale2; /* NVFP4: e4m3 bytes, global scale; FP8: float scales, NULL */
     bool scale2_divides;                    /* as in struct weight */
@@ -43,6 +45,9 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
  * expert). The caller has set n_out, n_in and transposed of s; its tensors hold all experts. */
 int source_find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp,
                       struct err *err) MT_CHECK;
+/* Splits a matrix whose rows the checkpoint has in another order than memory. Joined, the n sources have the rows in
+ * the order of memory. mem_free the result. */
+struct source *source_runs(const struct source *s, const struct row_order *o, int64_t *n);
 int64_t source_blocks(const struct source *s); /* number of absmax values */
 /* absmax of all blocks as f32; nested ones are decoded. */
 void source_absmax(const struct source *s, float *out);

@@ -10,6 +10,7 @@
 
 #include "kernels/ops.h"
 #include "model/layer.h"
+#include "model/unused.h"
 
 #define TEXT_FIRST "language_model.model." /* the prefix beside language_model.lm_head */
 
@@ -356,6 +357,17 @@ static int matrix(struct fill *f, struct weight *w, const char *name, int64_t n_
     return source_find(&s, &f->ck, name, n_out, n_in, f->err) || stack(f, w, &s, 1, role) ? -1 : 0;
 }
 
+/* Puts the rows of one source in the order of memory. */
+static int stack_in_order(struct fill *f, struct weight *w, const struct source *s, const struct row_order *o,
+                          enum role role)
+{
+    int64_t n;
+    struct source *runs = source_runs(s, o, &n);
+    const int rc = stack(f, w, runs, n, role);
+    mem_free(runs);
+    return rc;
+}
+
 int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled)
 {
     struct source s[STORED_PARTS];
@@ -365,7 +377,9 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
-    if (stack(f, &p->w, s, r->n_part, r->plain ? ROLE_OTHER : r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION)) return -1;
+    const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION;
+    if (r->order.n_group ? stack_in_order(f, &p->w, s, &r->order, role) : stack(f, &p->w, s, r->n_part, role))
+        return -1;
     if (sampled && f->layer == 0) add_to_fingerprint(f, &p->w);
     if (!biased) return 0;
     p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);
@@ -675,34 +689,6 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
     return load_head(f, &w->head) || norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ? -1 : 0;
 }
 
-/* Counts the tensors that were not read; the first one's name. */
-static void find_unused(const struct fill *f, struct weights *w)
-{
-    int64_t n_scale = 0, n_mtp = 0, n_other = 0;
-    for (int64_t i = f->ck.st->n_tensors - 1; i >= 0; i--) {
-        if (f->ck.used[i]) continue;
-        if (source_is_activation_scale(f->ck.st->tensors[i].name))
-            n_scale++;
-        else if (arch_is_prediction(f->a, f->ck.st->tensors[i].name))
-            n_mtp++;
-        else if (arch_is_other_part(f->ck.st->tensors[i].name))
-            n_other++;
-        else
-            w->n_unused++, w->unused = f->ck.st->tensors[i].name;
-    }
-    if (n_scale && !f->dev->dry_run)
-        log_info("%lld scales of activations in the checkpoint are not used: only its weights are quantised",
-                 (long long)n_scale);
-    if (n_mtp && !f->dev->dry_run)
-        log_info(
-            "%lld tensors of multi-token prediction (model.layers.%lld.*) are not read: the adapter does not train it",
-            (long long)n_mtp, (long long)f->a->n_layer);
-    if (n_other && !f->dev->dry_run)
-        log_info("%lld tensors of the vision tower and of multi-token prediction are not used: only the text part is "
-                 "trained",
-                 (long long)n_other);
-}
-
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct weights_options *opt, struct err *err)
 {
@@ -722,7 +708,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     }
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
     describe_decoded(&f);
-    find_unused(&f, w);
+    w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
     rc = 0;
 out:

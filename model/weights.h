@@ -92,8 +92,9 @@ struct stored_rows {
     const char *part[STORED_PARTS];
     int64_t rows[STORED_PARTS], n_in;
     int n_part;
-    bool ffn;   /* of a feed-forward network */
-    bool plain; /* model.quantize_attention does not pack it */
+    bool ffn;               /* of a feed-forward network */
+    bool plain;             /* model.quantize_attention does not pack it */
+    struct row_order order; /* of the one part, which has no bias */
 };
 int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled) MT_CHECK;
 /* The two matrices of every expert that this rank holds, in any layout that a checkpoint may have; packed or decoded as

@@ -509,11 +509,12 @@ static void validation_names_the_key(void **state)
         {"data.chat_kwargs=[1]",
          "data.chat_kwargs = [1]: chat_template_kwargs: must be an object of at most 12 members, "
          "as in {\"thinking\": true}"},
-        {"lora.targets=q_prj", "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
-                               "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, in_proj_qkv, "
-                               "in_proj_z, in_proj_b, in_proj_a, out_proj, gate_up_proj, down_proj, "
-                               "shared_gate_proj, shared_up_proj, shared_down_proj, experts, shared_experts, "
-                               "all-linear"},
+        {"lora.targets=q_prj",
+         "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
+         "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, in_proj_qkv, "
+         "in_proj_z, in_proj_b, in_proj_a, in_proj_qkvz, in_proj_ba, out_proj, gate_up_proj, down_proj, "
+         "shared_gate_proj, shared_up_proj, shared_down_proj, experts, shared_experts, "
+         "all-linear"},
         {"lora.targets=", "lora.targets is empty: nothing would be trained"},
         {"lora.rank_pattern=experts",
          "lora.rank_pattern: \"experts\": expected TARGET=RANK, like experts=8, the rank 1 "
@@ -594,6 +595,7 @@ static void configs_of_the_repository_are_valid(void **state)
                                  "gptoss_120b_qlora.ini",
                                  "qwen3_30b_a3b_qlora.ini",
                                  "qwen35_35b_a3b_qlora.ini",
+                                 "qwen3next_80b_a3b_qlora.ini",
                                  "olmoe_1b_7b_lora.ini",
                                  "mixtral_8x7b_qlora.ini",
                                  "glm47_flash_qlora.ini"};

@@ -577,15 +577,27 @@ static void linear_products(const struct arch *a, int64_t layer, struct product 
 {
     const int64_t q = a->n_head * a->head_dim;
     (void)layer;
-    p[0] = (struct product){offsetof(struct layer_weights, qkv), 1, q, a->d_model, false, 1, {LORA_Q}, {q}};
-    p[1] = (struct product){offsetof(struct layer_weights, out), 1, a->d_model, q, false, 1, {LORA_O}, {a->d_model}};
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+                            .n_exp = 1,
+                            .n_out = q,
+                            .n_in = a->d_model,
+                            .n_target = 1,
+                            .target = {LORA_Q},
+                            .rows = {q}};
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, out),
+                            .n_exp = 1,
+                            .n_out = a->d_model,
+                            .n_in = q,
+                            .n_target = 1,
+                            .target = {LORA_O},
+                            .rows = {a->d_model}};
 }
 
 static int linear_load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const int64_t q = a->n_head * a->head_dim;
-    const struct stored_rows first = {{"self_attn.q_proj"}, {q}, a->d_model, 1, false, false};
-    const struct stored_rows second = {{"self_attn.o_proj"}, {a->d_model}, q, 1, false, false};
+    const struct stored_rows first = {.part = {"self_attn.q_proj"}, .rows = {q}, .n_in = a->d_model, .n_part = 1};
+    const struct stored_rows second = {.part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = q, .n_part = 1};
     (void)layer;
     return weights_rows(f, &lw->qkv, &first, false, true) || weights_rows(f, &lw->out, &second, false, false) ? -1 : 0;
 }

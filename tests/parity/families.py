@@ -2,7 +2,7 @@
 names and layout of weights in published files."""
 import torch
 from transformers import (DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig, MixtralConfig, OlmoeConfig,
-                          Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig)
+                          Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
 
 import peer
 
@@ -86,6 +86,18 @@ def qwen3_5_nested_config(a, common):
         out_hidden_size=a.hidden))
 
 
+def qwen3_next_config(a, common):
+    """Gated DeltaNet with fused matrices; attention in every --interval-th layer."""
+    kinds = ["full_attention" if (i + 1) % a.interval == 0 else "linear_attention" for i in range(a.layers)]
+    return Qwen3NextConfig(
+        intermediate_size=DENSE_TIMES * a.inter, moe_intermediate_size=a.inter, num_experts=a.experts,
+        shared_expert_intermediate_size=a.inter + 8, head_dim=a.head_dim, norm_topk_prob=a.norm_topk_prob != "false",
+        attention_bias=a.attention_bias, mlp_only_layers=a.dense_layers, decoder_sparse_step=a.sparse_step,
+        linear_num_key_heads=a.key_heads, linear_num_value_heads=a.value_heads, linear_key_head_dim=a.head_dim,
+        linear_value_head_dim=a.head_dim // 4 * 3, linear_conv_kernel_dim=a.taps, layer_types=kinds,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": a.rotated}, **common)
+
+
 def encode_mxfp4(w):
     """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
     groups = w.reshape(*w.shape[:-1], -1, 32)
@@ -136,7 +148,16 @@ def qwen3_5_tensors(state):
     return tensors
 
 
-ZERO_CENTRED = ("qwen3_5", "qwen3_5_text")  # their norms multiply by 1 + weight, except that of linear attention
+def qwen3_next_tensors(state):
+    """bf16, a matrix per expert; two tensors of multi-token prediction; without the head if it is the embedding."""
+    tensors = per_expert_tensors(state)
+    if torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+        del tensors["lm_head.weight"]
+    return tensors | {"mtp.fc.weight": torch.zeros(4, 4), "mtp.norm.weight": torch.zeros(4)}
+
+
+# Their norms multiply by 1 + weight, except that of linear attention.
+ZERO_CENTRED = ("qwen3_5", "qwen3_5_text", "qwen3_next")
 
 
 # Configuration; tensors as published; standard deviation of the experts' weights. gpt-oss's are so large that
@@ -151,15 +172,18 @@ FAMILIES = {
     "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
     "qwen3_5": (qwen3_5_nested_config, qwen3_5_tensors, 0.15),
     "qwen3_5_text": (qwen3_5_config, per_expert_tensors, 0.15),
+    "qwen3_next": (qwen3_next_config, qwen3_next_tensors, 0.15),
 }
 
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
 # for the fused experts of the families in SHARED_BY_WEIGHT: its target_parameters name the weights.
-SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3")
+SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3", "qwen3_next")
 SHARED = dict.fromkeys(SHARED_BY_WEIGHT, "mlp.shared_experts") | dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert")
 
 
 def attention_targets(a):
+    if a.family == "qwen3_next":
+        return "q_proj k_proj v_proj o_proj in_proj_qkvz in_proj_ba out_proj".split()
     if a.family in ZERO_CENTRED:
         return "q_proj k_proj v_proj o_proj in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split()
     if a.family not in ("glm4_lite", "deepseek_v3"):
@@ -175,7 +199,9 @@ def as_transformers_4(config):
     config["torch_dtype"] = config.pop("dtype")
     if config["model_type"] == "qwen3_moe":
         config["num_experts"] = config.pop("num_local_experts")
-    if config["model_type"] == "glm4_moe":
+    if config["model_type"] == "qwen3_next":
+        config["full_attention_interval"] = config.pop("layer_types").index("full_attention") + 1
+    if config["model_type"] in ("glm4_moe", "qwen3_next"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     if config["model_type"] == "glm4_moe_lite":
         config["first_k_dense_replace"] = config.pop("mlp_layer_types").count("dense")

@@ -50,6 +50,12 @@ def arguments():
     parser.add_argument("--value-dim", type=int, default=24, help="latent attention: v_head_dim")
     parser.add_argument("--half-split", action="store_true", help="latent attention: rope_interleave = false")
     parser.add_argument("--mscale", type=float, default=1.0, help="deepseek_v3: mscale; mscale_all_dim is 1")
+    parser.add_argument("--key-heads", type=int, default=2, help="qwen3_next: linear_num_key_heads")
+    parser.add_argument("--value-heads", type=int, default=4, help="qwen3_next: linear_num_value_heads")
+    parser.add_argument("--taps", type=int, default=4, help="qwen3_next: linear_conv_kernel_dim")
+    parser.add_argument("--interval", type=int, default=4, help="qwen3_next: attention in every so many layers")
+    parser.add_argument("--sparse-step", type=int, default=1, help="qwen3_next: decoder_sparse_step")
+    parser.add_argument("--tied", action="store_true", help="qwen3_next: tie_word_embeddings")
     parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
     parser.add_argument("--logit-rows", type=int, help="keep the logits of so many first positions only")
     for name, default in SIZES.items():
@@ -82,7 +88,7 @@ def random_model(a, tokenizer):
     config = make_config(a, dict(
         vocab_size=a.vocab, hidden_size=a.hidden, num_hidden_layers=a.layers, num_experts_per_tok=a.topk,
         num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, max_position_embeddings=2048,
-        tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=a.tied, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id))
     model = peer.model_class(config.model_type).from_config(config, attn_implementation="eager",
                                                             experts_implementation="eager").float()

@@ -25,10 +25,12 @@ int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct s
 /* Reads the adapters of a PEFT directory. */
 int cpu_adapter_load(struct cpu_adapter *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 void cpu_adapter_close(struct cpu_adapter *h); /* zeroed is fine */
-/* Element [row, col] of expert e of a parameter. */
+/* Element [row, col] of expert e of a parameter. Rows of a B are those of the checkpoint; where p->order is set, they
+ * do not follow each other in memory. */
 static inline float *cpu_adapter_at(const struct cpu_adapter *h, const struct lora_param *p, int64_t e, int64_t row,
                                     int64_t col)
 {
+    row = arch_row_in_memory(&p->order, row);
     return (float *)h->ad.opt.param.data + p->off + (e * p->rows + row) * p->cols + col;
 }
 

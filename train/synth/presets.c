@@ -158,6 +158,16 @@ static const struct preset_family qwen3_5_35b = {QWEN3_5, .delta = &delta_35b};
 static const struct preset_family qwen3_5_122b = {QWEN3_5, .delta = &delta_122b};
 static const struct preset_family qwen3_5_tiny = {QWEN3_5, .delta = &delta_tiny};
 
+#define QWEN3_NEXT                                                                                                     \
+    .model_type = "qwen3_next", .class_name = "Qwen3NextForCausalLM", .experts_key = "num_experts",                    \
+    .width_key = "moe_intermediate_size", .eps = 1e-6, .aux_coef = 0.001, .vocab = 151936, .bos = "<|endoftext|>",     \
+    .eos = "<|im_end|>", .pad = "<|endoftext|>",                                                                       \
+    .tokens = {{"<|endoftext|>", 151643}, {"<|im_start|>", 151644}, {"<|im_end|>", 151645}}, .head_dim_named = true,   \
+    .experts = WF_BF16
+
+static const struct preset_family qwen3_next = {QWEN3_NEXT, .delta = &delta_35b};
+static const struct preset_family qwen3_next_tiny = {QWEN3_NEXT, .delta = &delta_tiny};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -173,6 +183,7 @@ static const struct preset rows[] = {
     {"kimi-k2", &kimi_k2, 61, 7168, 64, 64, 192, 384, 8, 2048, 163840, 262144, 50000},
     {"qwen3.5-35b-a3b", &qwen3_5_35b, 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 10000000},
     {"qwen3.5-122b-a10b", &qwen3_5_122b, 48, 3072, 32, 2, 256, 256, 8, 1024, 248320, 262144, 10000000},
+    {"qwen3-next-80b-a3b", &qwen3_next, 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 10000000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
@@ -182,6 +193,7 @@ static const struct preset rows[] = {
     {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
     {"kimi-tiny", &kimi_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 262144, 50000},
     {"qwen3.5-tiny", &qwen3_5_tiny, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 32768, 10000000},
+    {"qwen3-next-tiny", &qwen3_next_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 32768, 10000000},
 };
 
 const struct preset *preset_row(int64_t i) { return i < MT_LEN(rows) ? &rows[i] : NULL; }
@@ -283,16 +295,35 @@ static void put_sigmoid(struct json_out *o, const struct preset *p)
     json_out_str(o, "rope_scaling", NULL);
 }
 
-static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_layer)
+/* Sizes of gated DeltaNet and of the shared expert. */
+static void put_delta(struct json_out *o, const struct preset *p)
 {
-    const int64_t n_pair = p->head_dim / 8; /* a quarter of a head is rotated; the sections are those of images */
-    json_out_bool(o, "attn_output_gate", true);
     json_out_i64(o, "shared_expert_intermediate_size", p->d_ff);
     json_out_i64(o, "linear_num_key_heads", p->family->delta->n_key);
     json_out_i64(o, "linear_num_value_heads", p->family->delta->n_value);
     json_out_i64(o, "linear_key_head_dim", p->family->delta->key_dim);
     json_out_i64(o, "linear_value_head_dim", p->family->delta->value_dim);
     json_out_i64(o, "linear_conv_kernel_dim", 4);
+}
+
+static void put_qwen3_next(struct json_out *o, const struct preset *p)
+{
+    put_delta(o, p);
+    json_out_i64(o, "full_attention_interval", 4);
+    json_out_real(o, "partial_rotary_factor", 0.25);
+    json_out_str(o, "rope_scaling", NULL);
+    json_out_i64(o, "intermediate_size", 5 * p->d_model / 2); /* of dense layers; there are none */
+    json_out_i64(o, "decoder_sparse_step", 1);
+    json_out_open(o, "mlp_only_layers", '[');
+    json_out_close(o, ']');
+    json_out_bool(o, "norm_topk_prob", true);
+}
+
+static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    const int64_t n_pair = p->head_dim / 8; /* a quarter of a head is rotated; the sections are those of images */
+    put_delta(o, p);
+    json_out_bool(o, "attn_output_gate", true);
     json_out_str(o, "mamba_ssm_dtype", "float32");
     json_out_open(o, "layer_types", '[');
     for (int64_t l = 0; l < n_layer; l++) json_out_str(o, NULL, (l + 1) % 4 ? "linear_attention" : "full_attention");
@@ -316,8 +347,10 @@ static void put_family(struct json_out *o, const struct preset *p, int64_t n_lay
         put_gpt_oss(o, p, n_layer);
     } else if (f->routed_scale > 0) {
         put_sigmoid(o, p);
-    } else if (f->delta) {
+    } else if (f->delta && f->text_type) {
         put_qwen3_5(o, p, n_layer);
+    } else if (f->delta) {
+        put_qwen3_next(o, p);
     } else if (f == &qwen3_moe) {
         json_out_i64(o, "intermediate_size", 3 * p->d_model); /* of dense layers; there are none */
         json_out_i64(o, "decoder_sparse_step", 1);

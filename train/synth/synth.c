@@ -151,10 +151,15 @@ static void add_delta(struct synth *s, int64_t layer)
     const struct delta_shape *h = &s->a.delta.shape;
     const int64_t d = s->a.d_model, v = h->n_value * h->value_dim, c = 2 * h->n_key * h->key_dim + v;
     const int64_t taps = s->a.delta.n_tap;
-    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_qkv"), c, d, spread(d), false);
-    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_z"), v, d, spread(d), false);
-    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_b"), h->n_value, d, spread(d), false);
-    add_linear(s, layer_name(s, layer, "linear_attn.in_proj_a"), h->n_value, d, spread(d), false);
+    if (s->a.delta.fused) {
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_qkvz"), c + v, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_ba"), 2 * h->n_value, d, spread(d), false);
+    } else {
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_qkv"), c, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_z"), v, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_b"), h->n_value, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_a"), h->n_value, d, spread(d), false);
+    }
     add_linear(s, layer_name(s, layer, "linear_attn.out_proj"), d, v, spread(v) * residual_gain(&s->a), false);
     add(s, layer_name(s, layer, "linear_attn.conv1d.weight").s, DT_BF16, 3, (int64_t[]){c, 1, taps},
         normal(0, spread(taps)));

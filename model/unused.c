@@ -1,0 +1,35 @@
+/* unused.c - counts the tensors of a checkpoint that were not read, by purpose. */
+#include "model/unused.h"
+
+#include <string.h>
+
+int64_t unused_count(const struct checkpoint *ck, const struct arch *a, bool quiet, const char **first)
+{
+    int64_t n = 0, n_scale = 0, n_mtp = 0, n_other = 0;
+    bool vision = false;
+    for (int64_t i = ck->st->n_tensors - 1; i >= 0; i--) {
+        const char *name = ck->st->tensors[i].name;
+        if (ck->used[i]) continue;
+        if (source_is_activation_scale(name))
+            n_scale++;
+        else if (arch_is_prediction(a, name))
+            n_mtp++;
+        else if (arch_is_other_part(name))
+            n_other++, vision |= strncmp(name, "mtp.", 4) != 0;
+        else
+            n++, *first = name;
+    }
+    if (quiet) return n;
+    if (n_scale)
+        log_info("%lld scales of activations in the checkpoint are not used: only its weights are quantised",
+                 (long long)n_scale);
+    if (n_mtp)
+        log_info(
+            "%lld tensors of multi-token prediction (model.layers.%lld.*) are not read: the adapter does not train it",
+            (long long)n_mtp, (long long)a->n_layer);
+    if (n_other)
+        log_info("%lld tensors of %s are not used: %s", (long long)n_other,
+                 vision ? "the vision tower and of multi-token prediction" : "multi-token prediction (mtp.*)",
+                 vision ? "only the text part is trained" : "the adapter does not train it");
+    return n;
+}
