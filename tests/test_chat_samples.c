@@ -144,6 +144,9 @@ static void parted_headers(void **state)
     "{% if loop.index0 > ns.last %}{{ m.reasoning_content }}{% endif %}</think>\n{{ m.content }}{% else %}"            \
     "{{ '<|observation|>' if m.role == 'tool' else '<|' + m.role + '|>' }}\n{{ m.content }}{% endif %}{% endfor %}"    \
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+#define EMPTY_ANSWER                                                                                                   \
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"                                               \
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 #define LINES                                                                                                          \
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ '<|im_end|>\n' if m.role == 'assistant' }}{% endfor %}"  \
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -218,6 +221,7 @@ static void role_token_ends_turn(void **state)
          "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|observation|>]]"},
         {GLM, generation, "[1, 2]", U("a") "," A("b", ", \"tool_calls\": [{}]"), true,
          "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb]]"},
+        {EMPTY_ANSWER, generation, list, U("a") "," A("", ""), false, "<|user|>a<|assistant|>[[<|user|>]]"},
         {GLM, generation, list, U("a") "," A("b", "") "," U("c"), false,
          "<sop><|user|>\na<|assistant|>[[\n<think></think>\nb<|user|>]]"},
         {GLM, generation, list, U("a") "," A("b", ", \"train\": false"), true,
@@ -246,6 +250,51 @@ static void role_token_ends_turn(void **state)
         snprintf(row, sizeof(row), "{\"messages\": [%s]}", rows[i].messages);
         make_row(&got, t, row, rows[i].whole);
         const bool error = !strncmp(rows[i].expected, "messages", 8);
+        if (error ? !strstr(got.text, rows[i].expected) : strcmp(got.text, rows[i].expected) != 0)
+            fail_msg("row %lld\ngives %s\nnot   %s", (long long)i, got.text, rows[i].expected);
+        chat_template_free(t);
+    }
+    text_free(&got);
+}
+
+/* A call's arguments that no template can use; what counts as a call without arguments; a template that leaves strings
+ * out; one that takes both forms, and gets what the row has. */
+static void arguments_of_calls(void **state)
+{
+    (void)state;
+#define CALLS(of)                                                                                                      \
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}{% set a = "               \
+    "c.function.arguments %}" of "{% endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+#define ITEMS "{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}"
+#define ARG(value)                                                                                                     \
+    U("a")                                                                                                             \
+    "," A("b", ", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": " value "}, \"id\": "               \
+               "\"i\"}]")
+    static const struct {
+        const char *template, *messages, *expected;
+    } rows[] = {
+        {CALLS(ITEMS), ARG("{\"x\": 1.0, \"y\": [null]}"), "<|user|>a<|assistant|>[[bx=1.0;y=[None];]]"},
+        {CALLS(ITEMS), ARG("\"{\\\"x\\\": 1.0, \\\"y\\\": [null]}\""), "<|user|>a<|assistant|>[[bx=1.0;y=[None];]]"},
+        {CALLS(ITEMS), ARG("\"\""), "<|user|>a<|assistant|>[[b]]"},
+        {CALLS(ITEMS), ARG("null"), "<|user|>a<|assistant|>[[b]]"},
+        {CALLS(ITEMS), ARG("\"x\""),
+         "messages[1].tool_calls[0].function.arguments`: is a string that is not the JSON of an object"},
+        {CALLS(ITEMS), ARG("\"[1]\""), "arguments`: is a string that is not the JSON of an object"},
+        {CALLS("{% if a is mapping %}" ITEMS "{% endif %}"), ARG("\"{\\\"x\\\": 1}\""),
+         "<|user|>a<|assistant|>[[bx=1;]]"},
+        {CALLS("{{ '!' + a }}"), ARG("{\"x\": [1, \"\u00e9\"]}"),
+         "<|user|>a<|assistant|>[[b!{\"x\": [1, \"\u00e9\"]}]]"},
+        {CALLS("{{ '!' + a }}"), ARG("\"x\""), "<|user|>a<|assistant|>[[b!x]]"},
+        {CALLS("{{ a }}"), ARG("{\"x\": 1}"), "<|user|>a<|assistant|>[[b{'x': 1}]]"},
+        {CALLS("{{ a }}"), ARG("\"{\\\"x\\\":1}\""), "<|user|>a<|assistant|>[[b{\"x\":1}]]"},
+    };
+    struct text_buf got = {0};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        char row[1024];
+        struct chat_template *t = load_glm(rows[i].template, "config.json", "1");
+        snprintf(row, sizeof(row), "{\"messages\": [%s]}", rows[i].messages);
+        make_row(&got, t, row, false);
+        const bool error = rows[i].expected[0] != '<';
         if (error ? !strstr(got.text, rows[i].expected) : strcmp(got.text, rows[i].expected) != 0)
             fail_msg("row %lld\ngives %s\nnot   %s", (long long)i, got.text, rows[i].expected);
         chat_template_free(t);
@@ -332,9 +381,9 @@ static void hash_covers_role_tokens(void **state)
 
 int test_chat_samples(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(parted_headers), cmocka_unit_test(role_token_ends_turn),
-                                       cmocka_unit_test(role_token_with_other_losses),
-                                       cmocka_unit_test(whole_conversations),
-                                       cmocka_unit_test(hash_covers_role_tokens)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parted_headers),      cmocka_unit_test(role_token_ends_turn),
+        cmocka_unit_test(arguments_of_calls),  cmocka_unit_test(role_token_with_other_losses),
+        cmocka_unit_test(whole_conversations), cmocka_unit_test(hash_covers_role_tokens)};
     return cmocka_run_group_tests_name("chat_samples", tests, NULL, NULL);
 }

@@ -312,7 +312,8 @@ static int by_prefixes(struct eval_prompts *s, struct text_buf *prompt, struct t
             sample = add_sample(s->out);
             text_put_bytes(sample, prompt->text, prompt->size);
         }
-        if (size > 0) text_span(sample, answer, with_role_token(s, sample, answer + size, prompt->size, i));
+        const int64_t end = with_role_token(s, sample, answer + MT_MAX(size, 0), prompt->size, i);
+        if (end > answer) text_span(sample, answer, end);
     }
     for (int64_t i = 0, k = s->out->count - 1; i < k; i++, k--) { /* found from the last to the first */
         struct text_buf swap = s->out->items[i];

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/chat/chat_arguments.h"
 #include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_tools.h"
 #include "data/chat/jinja/jinja.h"
@@ -22,7 +23,8 @@ struct chat_template {
     struct text_buf stops;             /* a span for each token of chat_template_add_stop */
     int64_t next_role[2][2];           /* spans of stops: before a user's message, before a tool result; empty: none */
     bool never_ends;
-    struct json_doc *kwargs; /* NULL: none */
+    enum chat_arguments arguments; /* the form that the template takes */
+    struct json_doc *kwargs;       /* NULL: none */
     uint64_t hash;
 };
 
@@ -269,14 +271,16 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     const struct json kwargs = t->kwargs ? json_root(t->kwargs) : (struct json){0};
     struct vars v = {0};
     struct json messages;
+    struct json_doc *copy = NULL;
     if (chat_template_is_deepseek(t)) return chat_render_deepseek(out, row, tools, kwargs, opt, err);
     if (json_get_array(row, "messages", &messages, err)) return -1;
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
     add_text(&v, "reasoning_effort", opt->reasoning_effort);
     add_text(&v, "model_identity", opt->model_identity);
     if (add_kwargs(&v, kwargs, err) || add_kwargs(&v, json_find(row, "chat_template_kwargs"), err)) return -1;
+    if (chat_arguments_as(&copy, messages, t->arguments, err)) return -1;
     struct jinja_var *var = add(&v, "messages", JINJA_JSON);
-    var->json = messages;
+    var->json = copy ? json_root(copy) : messages;
     var->leave_out = opt->leave_out;
     var->twins[0] = "thinking";
     var->twins[1] = "reasoning_content";
@@ -286,8 +290,9 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     const bool has_tools = json_type(tools) != JSON_ABSENT && json_type(tools) != JSON_NULL;
     const struct jinja *which = has_tools && t->tools ? t->tools : t->main;
     struct err why;
-    if (!jinja_render(out, which, v.items, v.n, opt->date ? opt->date : CHAT_DATE, &why)) return 0;
-    return json_error(messages, err, "%s", why.msg);
+    const int rc = jinja_render(out, which, v.items, v.n, opt->date ? opt->date : CHAT_DATE, &why);
+    json_free(copy);
+    return rc ? json_error(messages, err, "%s", why.msg) : 0;
 }
 
 int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
@@ -306,20 +311,21 @@ int chat_template_render(struct text_buf *out, const struct chat_template *t, st
     return rc;
 }
 
-/* ---- what follows an answer ---- */
+/* ---- what a template does, found by rendering short conversations ---- */
 
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-/* Renders a question, the answer "Yes" and a message of `role`, without the last leave_out of them. */
-static int render_turn(struct text_buf *out, const struct chat_template *t, const char *role, int64_t leave_out)
+/* Renders a question, this answer and a message of `role`, without the last leave_out of them. */
+static int render_turn(struct text_buf *out, const struct chat_template *t, const char *answer, const char *role,
+                       int64_t leave_out)
 {
     const struct chat_options opt = {.leave_out = leave_out};
-    char row[256];
+    char row[512];
     struct err err;
     snprintf(row, sizeof(row),
-             "{\"messages\": [{\"role\": \"user\", \"content\": \"Ready?\"}, {\"role\": \"assistant\", "
-             "\"content\": \"Yes\"}, {\"role\": \"%s\", \"content\": \"Go\"}]}",
-             role);
+             "{\"messages\": [{\"role\": \"user\", \"content\": \"Ready?\"}, {\"role\": \"assistant\", %s}, "
+             "{\"role\": \"%s\", \"tool_call_id\": \"callabcde\", \"content\": \"Go\"}]}",
+             answer, role);
     struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "an answer", &err);
     out->size = out->n_spans = 0;
     int rc = doc ? chat_template_render(out, t, json_root(doc), &opt, &err) : -1;
@@ -327,17 +333,22 @@ static int render_turn(struct text_buf *out, const struct chat_template *t, cons
     return rc;
 }
 
-void chat_template_find_turn_ends(struct chat_template *t)
+#define YES "\"content\": \"Yes\""
+#define CALL(arguments)                                                                                                \
+    "\"content\": \"\", \"tool_calls\": [{\"id\": \"callabcde\", \"type\": \"function\", \"function\": {\"name\": "    \
+    "\"f\", \"arguments\": " arguments "}}]"
+
+static void find_turn_ends(struct chat_template *t)
 {
     static const char *const roles[] = {"user", "tool"};
     struct text_buf last = {0}, more = {0};
-    if (!t || !t->main || chat_template_has_generation(t) || render_turn(&last, t, "user", 1)) goto out;
+    if (chat_template_has_generation(t) || render_turn(&last, t, YES, "user", 1)) goto out;
     int64_t end = last.size;
     while (end && is_space(last.text[end - 1])) end--;
     if (end < 3 || memcmp(last.text + end - 3, "Yes", 3) != 0) goto out; /* a token ends the answer */
     t->never_ends = true;
     for (int64_t i = 0; i < MT_LEN(roles); i++) {
-        if (render_turn(&more, t, roles[i], 0) || more.size < last.size) continue;
+        if (render_turn(&more, t, YES, roles[i], 0) || more.size < last.size) continue;
         const int64_t *span = stop_span(t, more.text + last.size, more.size - last.size);
         if (!span || memcmp(more.text, last.text, (size_t)last.size) != 0) continue;
         memcpy(t->next_role[i], span, sizeof(t->next_role[i]));
@@ -347,4 +358,29 @@ void chat_template_find_turn_ends(struct chat_template *t)
 out:
     text_free(&last);
     text_free(&more);
+}
+
+/* The template writes arguments of this form: it neither fails nor leaves them out. */
+static bool writes_arguments(const struct chat_template *t, const char *answer)
+{
+    struct text_buf text = {0};
+    const bool yes =
+        !render_turn(&text, t, answer, "tool", 1) && strstr(text.text, "width") && strstr(text.text, "731");
+    text_free(&text);
+    return yes;
+}
+
+static void find_arguments(struct chat_template *t)
+{
+    const bool object = writes_arguments(t, CALL("{\"width\": 731}"));
+    const bool string = writes_arguments(t, CALL("\"{\\\"width\\\": 731}\""));
+    t->arguments = object == string ? CHAT_ARGUMENTS_ANY : object ? CHAT_ARGUMENTS_OBJECT : CHAT_ARGUMENTS_STRING;
+    if (t->arguments != CHAT_ARGUMENTS_ANY) hash(t, object ? "object" : "string", 6);
+}
+
+void chat_template_probe(struct chat_template *t)
+{
+    if (!t || !t->main) return;
+    find_turn_ends(t);
+    find_arguments(t);
 }

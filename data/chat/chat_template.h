@@ -29,9 +29,10 @@ void chat_template_add_stop(struct chat_template *t, const char *token, int64_t 
 bool chat_template_stop_before(const struct chat_template *t, const char *text, int64_t size);
 /* Size of the added token at the start of text[0..size); 0: none. */
 int64_t chat_template_stop_at(const struct chat_template *t, const char *text, int64_t size);
-/* Finds what the template writes after an answer, from three short conversations. Call it after
- * chat_template_add_stop and chat_template_set_kwargs. NULL is fine. */
-void chat_template_find_turn_ends(struct chat_template *t);
+/* Renders short conversations to find what the template writes after an answer, and which form of a tool call's
+ * arguments it takes; chat_template_render then gives it that form. Call it after chat_template_add_stop and
+ * chat_template_set_kwargs. NULL is fine. */
+void chat_template_probe(struct chat_template *t);
 /* The added token that begins the message after an answer, a tool result or a user's message, when nothing else ends
  * the answer (GLM-4.5: "<|observation|>", "<|user|>"). NULL: the template ends answers itself, or no added token
  * follows them. */

@@ -12,6 +12,7 @@ import json
 from datetime import datetime
 from pathlib import Path
 
+from chat_styles import STYLES
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
@@ -71,6 +72,7 @@ range(3)|list ;; range(1, 4)|list ;; range(5, 0, -2)|list ;; dict(a=1, b=2) ;; n
 strftime_now("%d %b %Y, %A %j") ;; raise_exception("no: " ~ n) ;; undefined_function() ;; s.nothing() ;; d.a()
 l.append(1) ;; s|nosuchfilter ;; n is nosuchtest ;; n.0 ;; "%d" ;; {"a": 1}.a ;; [1, 2][0] ;; ("a" ~ "b")|upper
 -n|abs ;; (-n)|abs ;; n|abs + 1 ;; "a" ~ l|length ;; l|length > 2 ;; not l|length
+no|selectattr("a")|list ;; no|map("upper")|list ;; 0|select|list ;; no|reject|list ;; 5|select|list ;; no|join
 n if n is defined and n is not none else 0 ;; s|length - 1 ;; (s|length) * 2 ;; m|length - 1 - 1
 true and false or true ;; 1 + 2 * 3 - 4 ;; "a" ~ 1 + 2 ;; 1, 2 ;; (1, 2,)
 """
@@ -244,6 +246,49 @@ CONVERSATIONS = [
 ]
 
 
+# For STYLES: with variables of the template, with parts, and with arguments in both forms.
+ARGUMENTS = {"city": "東京 \"x\"\n", "n": 2, "f": 1.5, "t": True, "no": None, "l": [1, "a", {"b": []}], "d": {"é": {}}}
+PARAMETERS = {"type": "object", "properties": {
+    "city": {"type": "string", "description": " The «city» \n", "enum": ["a", 1]}, "n": {"type": ["integer", "null"]}},
+    "required": ["city"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "<b> & 'd'\n", "parameters": PARAMETERS}},
+         {"type": "function", "function": {"name": "now", "description": "x", "parameters": {"type": "object"}}}]
+KWARGS = [{}, {"enable_thinking": False}, {"enable_thinking": True, "clear_thinking": False, "preserve_thinking": True}]
+
+
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def calls(*arguments):
+    return [{"id": "c", "type": "function", "function": {"name": "f", "arguments": a}} for a in arguments]
+
+
+def style_conversations(as_text):
+    form = (lambda a: json.dumps(a, ensure_ascii=False)) if as_text else (lambda a: a)
+    last = answer("It is 20.", reasoning_content="say\nit")
+    return [
+        {"messages": [user("a"), answer("b", reasoning_content="why b"), user("c"),
+                      answer("\nd\n", reasoning_content="\nwhy\n\nd\n")]},
+        {"messages": [{"role": "system", "content": "Short.\n"}, user(" 你\u3000好 "), answer(" Hé \n"), user(""),
+                      answer("")]},
+        {"messages": [user("a"), answer("<think>\nhm\n</think>\n\nb"), user("c"), answer("x</think>y")]},
+        {"messages": [user("w?"), answer("", reasoning_content="need f", tool_calls=calls(form(ARGUMENTS))), RESULT,
+                      last], "tools": TOOLS},
+        {"messages": [{"role": "system", "content": "S"}, user("w?"),
+                      answer("two", reasoning_content="r", tool_calls=calls(form(ARGUMENTS), form({}))), RESULT, RESULT,
+                      last, user("thanks"), answer("bye")], "tools": TOOLS},
+        {"messages": [user("w?"), answer("", tool_calls=calls(form({"a": 1}))), RESULT,
+                      answer("again", reasoning_content="q", tool_calls=calls(form({"a": 2})))], "tools": TOOLS[1:]},
+        {"messages": [user(parts("a ", "b")), answer(parts("c", " d")), user(["e"]), answer("f")]},
+        {"messages": [user("a"), answer("b", train=False), user("<tool_response>x</tool_response>"),
+                      answer("d", reasoning_content="e")]},
+        {"messages": [user("a"), answer("b", reasoning_content="r"), user("c")]},
+        {"messages": [user("a"), {"role": "judge", "content": "x"}, answer("b")]},
+        {"messages": [{"role": "system", "content": "only"}]},
+    ]
+
+
 def expressions():
     return ["{{ " + e + " }}" for line in EXPRESSIONS.strip().splitlines() for e in line.split(" ;; ")]
 
@@ -268,23 +313,39 @@ def apply(tok, row, n=None, **more):
     return tok.apply_chat_template(row["messages"][:n], tools=row.get("tools"), **{"tokenize": False, **more})
 
 
-def samples_of(tok, row, eos):
-    """[text, byte spans] of each sample, as chat_samples.h says."""
+def begin_of(prompt, full):
+    """Where the answer begins: after the prompt, or at the mark inside its header where both differ."""
+    if full.startswith(prompt):
+        return len(prompt)
+    same = next(i for i, (a, b) in enumerate(zip(prompt, full)) if a != b)
+    mark = full.find("<", full.rfind(">", 0, same) + 1, same)
+    return mark if mark >= 0 else same
+
+
+def samples_of(tok, row, eos, roles):
+    """[text, byte spans] of each sample, as chat_samples.h says. roles: what ends an answer before a user's message and
+    before a tool result, when eos does not."""
     apply(tok, row)
     found = []
-    for i, message in reversed(list(enumerate(row["messages"]))):
+    messages = row["messages"]
+    for i, message in reversed(list(enumerate(messages))):
         if message["role"] != "assistant" or message.get("train") is False or message.get("weight") == 0:
             continue
         prompt, full = apply(tok, row, i, add_generation_prompt=True), apply(tok, row, i + 1)
-        assert full.startswith(prompt)
+        begin = begin_of(prompt, full)
         end = len(full.rstrip()) if full.rstrip().endswith(eos) else len(full)
         if not found or not found[0][0].startswith(full):
             found.insert(0, [full, []])
-        found[0][1].insert(0, [len(prompt), end])
+            if roles and not full.rstrip().endswith(eos):
+                tool = message.get("tool_calls") or messages[i + 1:] and messages[i + 1]["role"] == "tool"
+                found[0][0] += roles[bool(tool)]
+        for role in roles if not full.rstrip().endswith(eos) else []:
+            end += len(role) if found[0][0].startswith(role, end) else 0
+        found[0][1].insert(0, [begin, end])
     return [{"text": text, "spans": chars_to_bytes(text, spans)} for text, spans in found]
 
 
-def chat_case(tok, name, template, eos, row):
+def chat_case(tok, name, template, eos, row, roles=()):
     case = {"template": name, "row": row}
     try:
         case["text"] = apply(tok, row)
@@ -298,10 +359,31 @@ def chat_case(tok, name, template, eos, row):
         case["generation"] = chars_to_bytes(case["text"], spans[0])
         return case
     try:
-        case["samples"] = samples_of(tok, row, eos)
+        case["samples"] = samples_of(tok, row, eos, roles)
     except Exception:  # the template refuses this prefix
         case["samples_error"] = True
     return case
+
+
+def style_cases(tok, name, template, eos, roles, as_text):
+    """Each conversation with the variables that change it; then with arguments in the form that the template refuses:
+    moetrain gives it the other form, so the text is the same."""
+    cases, seen = [], set()
+    words = dict(tok.words)
+    for kwargs in KWARGS:
+        tok.words = {**words, **kwargs}
+        for here, there in zip(style_conversations(as_text), style_conversations(not as_text)):
+            case = chat_case(tok, name, template, eos, here, roles)
+            case.pop("ids", None)
+            key = json.dumps(case)
+            if key in seen:
+                continue
+            seen.add(key)
+            cases.append({**case, "row": {**here, "chat_template_kwargs": kwargs}})
+            if here != there and not kwargs:
+                cases.append({**case, "row": there})
+    tok.words = words
+    return cases
 
 
 class Tokenizer(PreTrainedTokenizerFast):
@@ -321,6 +403,11 @@ def main():
         tok.words = {"eos_token": eos, **({"bos_token": bos} if bos else {})}
         chats += [chat_case(tok, name, template, eos, row) for row in CONVERSATIONS]
     head = {name: {"chat_template": t, "bos_token": bos, "eos_token": eos} for name, (t, bos, eos) in TEMPLATES.items()}
+    for name, (template, eos, roles, as_text) in STYLES.items():
+        tok = Tokenizer(tokenizer_file=str(ROOT / "configs/tiny-gptoss/tokenizer.json"), chat_template=template)
+        tok.words = {"eos_token": eos}
+        head[name] = {"chat_template": template, "bos_token": None, "eos_token": eos, "roles": roles}
+        chats += style_cases(tok, name, template, eos, roles, as_text)
     lines = ",\n".join(json.dumps(c) for c in chats)
     head = '{"templates": ' + json.dumps(head, indent=1)
     (OUT / "chats.json").write_text(head + ',\n"cases": [\n' + lines + "\n]}\n")

@@ -278,6 +278,7 @@ FILTER(filter_map)
 {
     const struct jinja_args none = {0};
     struct value v = value_list(st, false);
+    if (!value_truth(self)) return v; /* jinja2 iterates over no false value, so none is empty */
     const struct list *l = value_items(st, self);
     const char *name = text(st, a[0], NULL);
     for (int64_t i = 0; i < l->count && !st->failed; i++) {
@@ -293,6 +294,7 @@ static struct value choose(struct jinja_state *st, struct value self, const stru
                            struct value argument, bool keep)
 {
     struct value v = value_list(st, false);
+    if (!value_truth(self)) return v;
     const struct list *l = value_items(st, self);
     const char *name = text(st, test, NULL);
     const struct jinja_args args = {.values = {argument}, .count = !value_absent(argument)};

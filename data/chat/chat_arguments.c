@@ -1,0 +1,121 @@
+/* chat_arguments.c - rewrites messages with the arguments of their tool calls as objects or as strings. */
+#include "data/chat/chat_arguments.h"
+
+#include <string.h>
+
+#include "data/text.h"
+
+/* The value of `arguments` has the other form. null is an empty object. */
+static bool is_other(struct json arguments, enum chat_arguments form)
+{
+    const enum json_type type = json_type(arguments);
+    return form == CHAT_ARGUMENTS_OBJECT ? type == JSON_STRING || type == JSON_NULL : type == JSON_OBJECT;
+}
+
+static bool call_is_other(struct json call, enum chat_arguments form)
+{
+    return is_other(json_find(call, "arguments"), form) ||
+           is_other(json_find(json_find(call, "function"), "arguments"), form);
+}
+
+static bool message_is_other(struct json message, enum chat_arguments form)
+{
+    const struct json calls = json_find(message, "tool_calls");
+    for (int64_t i = 0; json_type(calls) == JSON_ARRAY && i < json_count(calls); i++)
+        if (call_is_other(json_at(calls, i), form)) return true;
+    return false;
+}
+
+/* A string becomes its JSON, an object a string. */
+static int put_other(struct text_buf *t, struct json arguments, struct err *err)
+{
+    struct text_buf text = {0};
+    const char *s = "{}";
+    int64_t size = 2;
+    struct err why;
+    if (json_type(arguments) == JSON_OBJECT) {
+        int rc = text_put_json(&text, arguments, err);
+        if (!rc) text_put_quoted(t, text.text, text.size);
+        text_free(&text);
+        return rc;
+    }
+    if (json_type(arguments) == JSON_STRING && json_str(arguments, &s, &size, err)) return -1;
+    if (!size) { /* a call without arguments */
+        text_put(t, "{}");
+        return 0;
+    }
+    struct json_doc *doc = json_parse(s, size, "arguments", &why);
+    const bool object = doc && json_type(json_root(doc)) == JSON_OBJECT;
+    json_free(doc);
+    if (!object)
+        return json_error(arguments, err, "is a string that is not the JSON of an object; the chat template needs one");
+    text_put_bytes(t, s, size);
+    return 0;
+}
+
+/* Of a call, or of its `function`. */
+static int put_call(struct text_buf *t, struct json call, enum chat_arguments form, struct err *err)
+{
+    const char *key;
+    struct json value;
+    int rc = 0;
+    if (!call_is_other(call, form)) return text_put_json(t, call, err);
+    text_put(t, "{");
+    for (int64_t i = 0; !rc && json_member(call, i, &key, &value); i++) {
+        if (i) text_put(t, ", ");
+        text_put_quoted(t, key, (int64_t)strlen(key));
+        text_put(t, ": ");
+        if (!strcmp(key, "arguments") && is_other(value, form))
+            rc = put_other(t, value, err);
+        else
+            rc = strcmp(key, "function") != 0 ? text_put_json(t, value, err) : put_call(t, value, form, err);
+    }
+    text_put(t, "}");
+    return rc;
+}
+
+static int put_message(struct text_buf *t, struct json message, enum chat_arguments form, struct err *err)
+{
+    const char *key;
+    struct json value;
+    int rc = 0;
+    if (!message_is_other(message, form)) return text_put_json(t, message, err);
+    text_put(t, "{");
+    for (int64_t i = 0; !rc && json_member(message, i, &key, &value); i++) {
+        if (i) text_put(t, ", ");
+        text_put_quoted(t, key, (int64_t)strlen(key));
+        text_put(t, ": ");
+        if (strcmp(key, "tool_calls") != 0) {
+            rc = text_put_json(t, value, err);
+            continue;
+        }
+        text_put(t, "[");
+        for (int64_t k = 0; !rc && k < json_count(value); k++) {
+            if (k) text_put(t, ", ");
+            rc = put_call(t, json_at(value, k), form, err);
+        }
+        text_put(t, "]");
+    }
+    text_put(t, "}");
+    return rc;
+}
+
+int chat_arguments_as(struct json_doc **out, struct json messages, enum chat_arguments form, struct err *err)
+{
+    struct text_buf t = {0};
+    bool other = false;
+    int rc = 0;
+    *out = NULL;
+    for (int64_t i = 0; form != CHAT_ARGUMENTS_ANY && !other && i < json_count(messages); i++)
+        other = message_is_other(json_at(messages, i), form);
+    if (!other) return 0;
+    text_put(&t, "[");
+    for (int64_t i = 0; !rc && i < json_count(messages); i++) {
+        if (i) text_put(&t, ", ");
+        rc = put_message(&t, json_at(messages, i), form, err);
+    }
+    text_put(&t, "]");
+    if (!rc) rc = (*out = json_parse(t.text, t.size, "messages", err)) ? 0 : -1;
+    text_free(&t);
+    return rc;
+}
