@@ -12,7 +12,7 @@
 #include "tests/whole_model.h"
 #include "train/run.h"
 
-enum { LAYERS = 2, HIDDEN = 40, HEADS = 3, VOCAB = 40, DENSE = 32, N_TOK = 12, FIRST = 5 };
+enum { LAYERS = 2, HIDDEN = 40, HEADS = 3, VOCAB = 40, DENSE = 32 };
 
 struct sizes {
     int64_t q_lora, kv_lora, nope, rope, value; /* q_lora 0: null */
@@ -121,85 +121,7 @@ static const char *write_model(const struct sizes *s)
     return dir;
 }
 
-/* ---- a run in F64 with random adapters */
-
-static void open_run(struct run *r, struct config *cfg, const char *dir, const char *targets, enum cfg_recompute mode)
-{
-    struct err err = {.msg = ""};
-    config_defaults(cfg);
-    snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", dir);
-    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", targets);
-    cfg->lora.r = 3;
-    cfg->data.seq_len = 16;
-    cfg->train.device = CFG_DEVICE_CPU;
-    cfg->train.recompute = (int)mode;
-    if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
-    device_open_oracle(&r->dev);
-    if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
-    const struct adapters *ad = &r->model.adapters;
-    double *x = mem_array(ad->n_flat, sizeof(*x));
-    device_get(&r->dev, x, ad->opt.param);
-    for (int64_t i = 0; i < ad->n_params; i++)
-        for (int64_t j = ad->params[i].off; j < ad->params[i].off + lora_param_count(&ad->params[i]); j++)
-            x[j] += 0.1 * test_value(31, (uint64_t)j);
-    device_set(&r->dev, ad->opt.param, x);
-    adapters_refresh(&r->model.adapters, &r->dev);
-    mem_free(x);
-}
-
-/* The loss of tokens first .. last-1 of two documents of 5 and 7, every token but a document's last labelled, and
- * unless grad is NULL its gradient. */
-static double part_loss(struct model *m, int32_t first, int32_t last, double *grad)
-{
-    int32_t tok[N_TOK], pos[N_TOK], row[N_TOK], id[N_TOK], cu[3] = {0};
-    int64_t n = 0, n_seq = 0;
-    for (int32_t t = first; t < last; t++) {
-        const bool ends = t == FIRST - 1 || t == N_TOK - 1;
-        tok[t - first] = (7 * t + 3) % VOCAB;
-        pos[t - first] = t < FIRST ? t : t - FIRST;
-        if (!ends) row[n] = t - first, id[n++] = (5 * t + 1) % VOCAB;
-        if (ends) cu[++n_seq] = t + 1 - first;
-    }
-    const struct model_batch b = {last - first, n_seq, n, N_TOK - FIRST, tok, pos, cu, row, id, NULL, NULL};
-    return whole_model_loss(m, &b, grad);
-}
-
-static double norm_of(const double *x, int64_t n)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
-    return sqrt(sum);
-}
-
-/* Every adapter separately: the slope of the loss along its gradient. */
-static void check_slopes(struct run *r)
-{
-    struct adapters *ad = &r->model.adapters;
-    const int64_t n = ad->n_flat;
-    double *x = mem_array(3 * n, sizeof(*x)), *g = x + n, *at = x + 2 * n;
-    device_get(&r->dev, x, ad->opt.param);
-    part_loss(&r->model, 0, N_TOK, g);
-    for (int64_t i = 0; i < ad->n_params; i++) {
-        const struct lora_param *p = &ad->params[i];
-        const double norm = norm_of(g + p->off, lora_param_count(p)), step = 1e-5;
-        double loss[2];
-        char name[64];
-        lora_param_name(p, name);
-        if (!(norm > 1e-6)) fail_msg("%s: no gradient (%g)", name, norm);
-        for (int s = 0; s < 2; s++) {
-            memcpy(at, x, (size_t)n * sizeof(*x));
-            for (int64_t j = p->off; j < p->off + lora_param_count(p); j++) at[j] += (s ? step : -step) * g[j] / norm;
-            device_set(&r->dev, ad->opt.param, at);
-            adapters_refresh(ad, &r->dev);
-            loss[s] = part_loss(&r->model, 0, N_TOK, NULL);
-        }
-        const double slope = (loss[1] - loss[0]) / (2 * step);
-        if (!(fabs(slope - norm) <= 1e-6 * norm)) fail_msg("%s: slope %.9g, not %.9g", name, slope, norm);
-    }
-    device_set(&r->dev, ad->opt.param, x);
-    adapters_refresh(ad, &r->dev);
-    mem_free(x);
-}
+/* ---- runs in F64 with random adapters */
 
 static void gradients(void **state)
 {
@@ -207,53 +129,22 @@ static void gradients(void **state)
     for (int i = 0; i < MT_LEN(sizes); i++) {
         struct config cfg;
         struct run r;
-        open_run(&r, &cfg, write_model(&sizes[i]), sizes[i].targets, CFG_RECOMPUTE_NONE);
-        check_slopes(&r);
+        whole_model_open(&r, &cfg, write_model(&sizes[i]), sizes[i].targets, CFG_RECOMPUTE_NONE);
+        whole_model_check_slopes(&r);
         run_close(&r);
     }
 }
 
-/* Recomputed activations give the same bits. */
 static void recomputation(void **state)
 {
     (void)state;
-    static const enum cfg_recompute modes[] = {CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL};
-    const char *dir = write_model(&sizes[0]);
-    double *g[3], loss[3];
-    int64_t n = 0;
-    for (int i = 0; i < 3; i++) {
-        struct config cfg;
-        struct run r;
-        open_run(&r, &cfg, dir, sizes[0].targets, modes[i]);
-        n = r.model.adapters.n_flat;
-        g[i] = mem_array(n, sizeof(double));
-        loss[i] = part_loss(&r.model, 0, N_TOK, g[i]);
-        run_close(&r);
-    }
-    for (int i = 1; i < 3; i++) {
-        assert_true(loss[i] == loss[0]);
-        assert_memory_equal(g[i], g[0], (size_t)n * sizeof(double));
-    }
-    for (int i = 0; i < 3; i++) mem_free(g[i]);
+    whole_model_check_recomputation(write_model(&sizes[0]), sizes[0].targets);
 }
 
 static void packed_equals_separate(void **state)
 {
     (void)state;
-    for (int i = 0; i < MT_LEN(sizes); i++) {
-        struct config cfg;
-        struct run r;
-        open_run(&r, &cfg, write_model(&sizes[i]), sizes[i].targets, CFG_RECOMPUTE_NONE);
-        const int64_t n = r.model.adapters.n_flat;
-        double *g = mem_array(3 * n, sizeof(*g));
-        const double both = part_loss(&r.model, 0, N_TOK, g);
-        const double sum = part_loss(&r.model, 0, FIRST, g + n) + part_loss(&r.model, FIRST, N_TOK, g + 2 * n);
-        assert_close(both, sum, 1e-13);
-        for (int64_t k = 0; k < n; k++) g[n + k] += g[2 * n + k];
-        assert_true(relative_error(g, g + n, n) < 1e-12);
-        mem_free(g);
-        run_close(&r);
-    }
+    for (int i = 0; i < MT_LEN(sizes); i++) whole_model_check_packing(write_model(&sizes[i]), sizes[i].targets);
 }
 
 /* ---- checkpoints */

@@ -1,6 +1,10 @@
 /* whole_model.c - loss and gradient of a model, and opening as on a GPU. */
 #include "tests/whole_model.h"
 
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
 #include "tests/test.h"
 
 double whole_model_loss(struct model *m, const struct model_batch *b, double *grad)
@@ -21,17 +25,120 @@ double whole_model_loss(struct model *m, const struct model_batch *b, double *gr
     return 0.1 * loss.nll + m->aux_coef * loss.aux;
 }
 
-double whole_model_loss_of_12(struct model *m, double *grad)
+void whole_model_open(struct run *r, struct config *cfg, const char *dir, const char *targets, enum cfg_recompute mode)
 {
-    int32_t tok[12], pos[12], row[12], id[12], cu[] = {0, 5, 12};
-    int64_t n = 0;
-    for (int32_t t = 0; t < 12; t++) {
-        tok[t] = (7 * t + 3) % (int32_t)m->arch.vocab;
-        pos[t] = t < 5 ? t : t - 5;
-        if (t != 4 && t != 11) row[n] = t, id[n++] = (5 * t + 1) % (int32_t)m->arch.vocab;
+    struct err err = {.msg = ""};
+    config_defaults(cfg);
+    snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", dir);
+    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", targets);
+    cfg->lora.r = 3;
+    cfg->data.seq_len = 16;
+    cfg->train.device = CFG_DEVICE_CPU;
+    cfg->train.recompute = (int)mode;
+    if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
+    device_open_oracle(&r->dev);
+    if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
+    const struct adapters *ad = &r->model.adapters;
+    double *x = mem_array(ad->n_flat, sizeof(*x));
+    device_get(&r->dev, x, ad->opt.param);
+    for (int64_t i = 0; i < ad->n_params; i++)
+        for (int64_t j = ad->params[i].off; j < ad->params[i].off + lora_param_count(&ad->params[i]); j++)
+            x[j] += 0.1 * test_value(31, (uint64_t)j);
+    device_set(&r->dev, ad->opt.param, x);
+    adapters_refresh(&r->model.adapters, &r->dev);
+    mem_free(x);
+}
+
+double whole_model_part_loss(struct model *m, int32_t first, int32_t last, double *grad)
+{
+    int32_t tok[WHOLE_TOKENS], pos[WHOLE_TOKENS], row[WHOLE_TOKENS], id[WHOLE_TOKENS], cu[3] = {0};
+    int64_t n = 0, n_seq = 0;
+    for (int32_t t = first; t < last; t++) {
+        const bool ends = t == WHOLE_FIRST - 1 || t == WHOLE_TOKENS - 1;
+        tok[t - first] = (7 * t + 3) % (int32_t)m->arch.vocab;
+        pos[t - first] = t < WHOLE_FIRST ? t : t - WHOLE_FIRST;
+        if (!ends) row[n] = t - first, id[n++] = (5 * t + 1) % (int32_t)m->arch.vocab;
+        if (ends) cu[++n_seq] = t + 1 - first;
     }
-    const struct model_batch b = {12, 2, n, 7, tok, pos, cu, row, id, NULL, NULL};
+    const struct model_batch b = {last - first, n_seq, n,   WHOLE_TOKENS - WHOLE_FIRST, tok, pos, cu, row,
+                                  id,           NULL,  NULL};
     return whole_model_loss(m, &b, grad);
+}
+
+static double norm_of(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+void whole_model_check_slopes(struct run *r)
+{
+    struct adapters *ad = &r->model.adapters;
+    const int64_t n = ad->n_flat;
+    double *x = mem_array(3 * n, sizeof(*x)), *g = x + n, *at = x + 2 * n;
+    device_get(&r->dev, x, ad->opt.param);
+    whole_model_part_loss(&r->model, 0, WHOLE_TOKENS, g);
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        const double norm = norm_of(g + p->off, lora_param_count(p)), step = 2e-6;
+        double loss[2];
+        char name[64];
+        lora_param_name(p, name);
+        if (!(norm > 1e-6)) fail_msg("%s: no gradient (%g)", name, norm);
+        for (int s = 0; s < 2; s++) {
+            memcpy(at, x, (size_t)n * sizeof(*x));
+            for (int64_t j = p->off; j < p->off + lora_param_count(p); j++) at[j] += (s ? step : -step) * g[j] / norm;
+            device_set(&r->dev, ad->opt.param, at);
+            adapters_refresh(ad, &r->dev);
+            loss[s] = whole_model_part_loss(&r->model, 0, WHOLE_TOKENS, NULL);
+        }
+        const double slope = (loss[1] - loss[0]) / (2 * step);
+        if (!(fabs(slope - norm) <= 1e-6 * norm)) fail_msg("%s: slope %.9g, not %.9g", name, slope, norm);
+    }
+    device_set(&r->dev, ad->opt.param, x);
+    adapters_refresh(ad, &r->dev);
+    mem_free(x);
+}
+
+double whole_model_loss_of_12(struct model *m, double *grad) { return whole_model_part_loss(m, 0, WHOLE_TOKENS, grad); }
+
+void whole_model_check_recomputation(const char *dir, const char *targets)
+{
+    static const enum cfg_recompute modes[] = {CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL};
+    double *g[3], loss[3];
+    int64_t n = 0;
+    for (int i = 0; i < 3; i++) {
+        struct config cfg;
+        struct run r;
+        whole_model_open(&r, &cfg, dir, targets, modes[i]);
+        n = r.model.adapters.n_flat;
+        g[i] = mem_array(n, sizeof(double));
+        loss[i] = whole_model_loss_of_12(&r.model, g[i]);
+        run_close(&r);
+    }
+    for (int i = 1; i < 3; i++) {
+        assert_true(loss[i] == loss[0]);
+        assert_memory_equal(g[i], g[0], (size_t)n * sizeof(double));
+    }
+    for (int i = 0; i < 3; i++) mem_free(g[i]);
+}
+
+void whole_model_check_packing(const char *dir, const char *targets)
+{
+    struct config cfg;
+    struct run r;
+    whole_model_open(&r, &cfg, dir, targets, CFG_RECOMPUTE_NONE);
+    const int64_t n = r.model.adapters.n_flat;
+    double *g = mem_array(3 * n, sizeof(*g));
+    const double both = whole_model_loss_of_12(&r.model, g);
+    const double sum = whole_model_part_loss(&r.model, 0, WHOLE_FIRST, g + n) +
+                       whole_model_part_loss(&r.model, WHOLE_FIRST, WHOLE_TOKENS, g + 2 * n);
+    assert_close(both, sum, 1e-13);
+    for (int64_t k = 0; k < n; k++) g[n + k] += g[2 * n + k];
+    assert_true(relative_error(g, g + n, n) < 1e-12);
+    mem_free(g);
+    run_close(&r);
 }
 
 int whole_model_open_gpu(const char *dir, const char *targets, struct err *err)
