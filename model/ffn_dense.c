@@ -1,34 +1,47 @@
-/* ffn_dense.c - a dense feed-forward network, computed as one expert that every token uses with weight 1. It always
- * runs on the token's rank. Its router is one row of zeros: the gate is 1 and the router's gradient 0. No LoRA target
- * covers it. */
-#include "model/ffn_moe.h"
+/* ffn_dense.c - a dense feed-forward network (glu_network.h). */
+#include <stddef.h>
 
-static const struct router always = {.kind = ROUTER_CHOSEN};
+#include "model/glu_network.h"
+
+static struct glu_network network(const struct layer_weights *w) { return (struct glu_network){&w->up, &w->down}; }
+
+static void products(const struct arch *a, int64_t layer, struct product *p)
+{
+    (void)layer;
+    glu_network_products(a, a->d_dense, offsetof(struct layer_weights, up), offsetof(struct layer_weights, down),
+                         LORA_DENSE_GATE, p);
+}
 
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
-    const struct ffn_size z = arch_ffn(a, layer);
-    const struct stored_experts up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * z.d_ff, a->d_model};
-    const struct stored_experts down = {NULL, {"mlp.down_proj"}, a->d_model, z.d_ff};
-    weights_zeros(f, &lw->router, 1, a->d_model);
+    const struct stored_experts up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * a->d_dense, a->d_model};
+    const struct stored_experts down = {NULL, {"mlp.down_proj"}, a->d_model, a->d_dense};
+    (void)layer;
     return weights_experts(f, &lw->up, &up, &lw->down, &down);
 }
 
-static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group g)
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
-    moe_plan(p, &experts_local, s, g);
+    const struct glu_network n = network(&p->w);
+    glu_network_plan(p, s, group, p->a->d_dense, &n);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
-    moe_fwd(b, &experts_local, &always, s, y);
+    const struct glu_network n = network(b->w);
+    glu_network_fwd(b, s, &n, y, s->h);
 }
 
-static void recompute(const struct block *b, struct layer_acts *s) { experts_local.recompute(b, s); }
+static void recompute(const struct block *b, struct layer_acts *s)
+{
+    const struct glu_network n = network(b->w);
+    glu_network_recompute(b, s, &n);
+}
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
-    moe_bwd(b, &experts_local, &always, s, dnorm, dres);
+    const struct glu_network n = network(b->w);
+    glu_network_bwd(b, s, &n, dnorm, (struct tensor){0}, dres);
 }
 
-const struct ffn_kind ffn_dense = {false, moe_products, load, plan, fwd, recompute, bwd};
+const struct ffn_kind ffn_dense = {false, products, load, plan, fwd, recompute, bwd};

@@ -2,28 +2,29 @@
  *
  *   ffn_norm [T,D] -> route: idx, gate [T,J], offs [E+1] -> experts (experts.h): gather [M,D] -> gate_up (+lora) [M,2F]
  *                  -> act [M,F] -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D] */
-#include "model/ffn_moe.h"
-
 #include <stddef.h>
 
-void moe_products(const struct arch *a, int64_t layer, struct product *p)
-{
-    const struct ffn_size z = arch_ffn(a, layer);
-    p[0] = (struct product){
-        .proj = offsetof(struct layer_weights, up), .n_exp = z.n_exp, .n_out = 2 * z.d_ff, .n_in = a->d_model};
-    p[1] = (struct product){
-        .proj = offsetof(struct layer_weights, down), .n_exp = z.n_exp, .n_out = a->d_model, .n_in = z.d_ff};
-}
+#include "model/experts.h"
 
 static void products(const struct arch *a, int64_t layer, struct product *p)
 {
-    moe_products(a, layer, p);
-    for (int i = 0; i < 2; i++) {
-        p[i].experts = true;
-        p[i].n_target = 1;
-        p[i].target[0] = i ? LORA_DOWN : LORA_UP;
-        p[i].rows[0] = p[i].n_out;
-    }
+    const struct ffn_size z = arch_ffn(a, layer);
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, up),
+                            .n_exp = z.n_exp,
+                            .n_out = 2 * z.d_ff,
+                            .n_in = a->d_model,
+                            .experts = true,
+                            .n_target = 1,
+                            .target = {LORA_UP},
+                            .rows = {2 * z.d_ff}};
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, down),
+                            .n_exp = z.n_exp,
+                            .n_out = a->d_model,
+                            .n_in = z.d_ff,
+                            .experts = true,
+                            .n_target = 1,
+                            .target = {LORA_DOWN},
+                            .rows = {a->d_model}};
 }
 
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
@@ -42,8 +43,9 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
                : 0;
 }
 
-void moe_plan(const struct acts_plan *p, const struct experts *experts, struct layer_acts *s, enum acts_group group)
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
+    const struct experts *experts = p->experts;
     struct moe_acts *m = &s->moe;
     struct device *dev = p->dev;
     struct arena *work = &dev->work;
@@ -66,38 +68,29 @@ void moe_plan(const struct acts_plan *p, const struct experts *experts, struct l
     if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->w.down.lora);
 }
 
-void moe_fwd(const struct block *b, const struct experts *experts, const struct router *router, struct layer_acts *s,
-             struct tensor y)
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
+    const struct router *router = &b->a->router;
     struct moe_acts *m = &s->moe;
     /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, router);
     op_route_sort(dev, &m->route, m->logits.shape[1]);
     if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
-    /* 2 experts */ experts->fwd(b, s, y);
+    /* 2 experts */ b->experts->fwd(b, s, y);
 }
 
-void moe_bwd(const struct block *b, const struct experts *experts, const struct router *router,
-             const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
     struct device *dev = b->dev;
+    const struct router *router = &b->a->router;
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], m->route.idx.shape[1]);
-    /* 2 experts */ experts->bwd(b, s, dnorm, dgate, dres);
+    /* 2 experts */ b->experts->bwd(b, s, dnorm, dgate, dres);
     /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, router);
     arena_release(&dev->work, mark);
 }
 
-static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group g) { moe_plan(p, p->experts, s, g); }
-static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
-{
-    moe_fwd(b, b->experts, &b->a->router, s, y);
-}
 static void recompute(const struct block *b, struct layer_acts *s) { b->experts->recompute(b, s); }
-static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
-{
-    moe_bwd(b, b->experts, &b->a->router, s, dnorm, dres);
-}
 
 const struct ffn_kind ffn_moe = {true, products, load, plan, fwd, recompute, bwd};

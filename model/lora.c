@@ -47,14 +47,19 @@ static const struct {
     [LORA_SHARED_GATE] = {"shared_gate_proj", "#.gate_proj"},
     [LORA_SHARED_UP] = {"shared_up_proj", "#.up_proj"},
     [LORA_SHARED_DOWN] = {"shared_down_proj", "#.down_proj"},
+    [LORA_DENSE_GATE] = {"dense_gate_proj", "mlp.gate_proj"},
+    [LORA_DENSE_UP] = {"dense_up_proj", "mlp.up_proj"},
+    [LORA_DENSE_DOWN] = {"dense_down_proj", "mlp.down_proj"},
 };
 
 /* Words for several targets. */
 static const struct {
     const char *name;
     enum lora_target first, last;
-} groups[] = {{"experts", LORA_UP, LORA_DOWN},
+} groups[] = {{"mixers", LORA_Q, LORA_OUT},
+              {"experts", LORA_UP, LORA_DOWN},
               {"shared_experts", LORA_SHARED_GATE, LORA_SHARED_DOWN},
+              {"dense", LORA_DENSE_GATE, LORA_DENSE_DOWN},
               {"all-linear", LORA_Q, LORA_TARGETS - 1}};
 
 const char *lora_target_name(enum lora_target t) { return target_rows[t].name; }
@@ -62,6 +67,8 @@ const char *lora_target_name(enum lora_target t) { return target_rows[t].name; }
 bool lora_target_is_stack(enum lora_target t) { return !target_rows[t].module; }
 
 bool lora_target_is_shared(enum lora_target t) { return t >= LORA_SHARED_GATE && t <= LORA_SHARED_DOWN; }
+
+bool lora_target_is_dense(enum lora_target t) { return t >= LORA_DENSE_GATE && t <= LORA_DENSE_DOWN; }
 
 void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT])
 {
@@ -83,8 +90,7 @@ void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_
     a->ffn[layer]->products(a, layer, p + MIXER_PRODUCTS);
 }
 
-/* Finds the product that a target adapts, and the number of its rows; false: the layer has none. */
-static bool find_product(const struct arch *a, int64_t layer, enum lora_target t, struct product *out, int64_t *rows)
+bool lora_find_product(const struct arch *a, int64_t layer, enum lora_target t, struct product *out, int64_t *rows)
 {
     struct product p[LAYER_PRODUCTS];
     layer_products(a, layer, p);
@@ -142,6 +148,7 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
                         struct err *err)
 {
     static const char *const routers[] = {"router", "gate", "mlp.router", "mlp.gate"};
+    static const char *const linears[] = {"gate_proj", "up_proj"};
     for (int64_t i = 0; i < MT_LEN(routers); i++)
         if (!strcmp(word, routers[i]))
             return err_set(err,
@@ -153,6 +160,12 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
         if (!strcmp(word, target_rows[t].name)) return *first = *last = t, 0;
     for (int64_t i = 0; i < MT_LEN(groups); i++)
         if (!strcmp(word, groups[i].name)) return *first = groups[i].first, *last = groups[i].last, 0;
+    for (int i = 0; i < MT_LEN(linears); i++)
+        if (!strcmp(word, linears[i]))
+            return err_set(err,
+                           "%s: \"%s\": in PEFT this name matches routed experts, shared experts and dense layers; "
+                           "write experts, shared_experts or dense, or one matrix: shared_%s, dense_%s",
+                           key, word, word, word);
     return unknown_target(key, word, err);
 }
 
@@ -161,7 +174,7 @@ static bool any_layer_has(const struct arch *a, enum lora_target t)
     struct product q;
     int64_t n;
     for (int64_t l = 0; l < a->n_layer; l++)
-        if (find_product(a, l, t, &q, &n) && q.n_exp > 0) return true;
+        if (lora_find_product(a, l, t, &q, &n) && q.n_exp > 0) return true;
     return false;
 }
 
@@ -171,12 +184,16 @@ static int refuse_target(const struct arch *a, const char *word, enum lora_targe
     char names[LORA_NAMES_TEXT] = "";
     if (t >= LORA_UP)
         return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no %s", word,
-                       t == LORA_SHARED_GATE ? "shared experts" : "experts");
+                       lora_target_is_shared(t)  ? "shared experts"
+                       : lora_target_is_dense(t) ? "dense layers"
+                                                 : "experts");
     for (t = LORA_Q; t < LORA_TARGETS; t++)
         if (any_layer_has(a, t))
             snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",
                      target_rows[t].name);
-    return err_set(err, "lora.targets: \"%s\" matches nothing: the targets of %s are %s; all-linear names all of them",
+    return err_set(err,
+                   "lora.targets: \"%s\" matches nothing: the targets of %s are %s; mixers names those of attention "
+                   "and other mixers, all-linear all of them",
                    word, a->family, names);
 }
 
@@ -647,107 +664,4 @@ void adapters_free(struct adapters *ad)
     mem_free(ad->layers);
     mem_free(ad->amax.rows);
     *ad = (struct adapters){0};
-}
-
-/* Parameters of the frozen model, without norms and biases. */
-static double base_params(const struct arch *a)
-{
-    double sum = 2.0 * (double)a->vocab * (double)a->d_model;
-    for (int64_t l = 0; l < a->n_layer; l++) {
-        struct product q[LAYER_PRODUCTS];
-        layer_products(a, l, q);
-        if (a->ffn[l]->routed) sum += (double)arch_ffn(a, l).n_exp * (double)a->d_model;
-        for (int i = 0; i < LAYER_PRODUCTS; i++) sum += (double)q[i].n_exp * (double)q[i].n_out * (double)q[i].n_in;
-    }
-    return sum;
-}
-
-static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
-{
-    if (n_exp > 1)
-        snprintf(text, 64, "%lld x [%lld, %lld]", (long long)n_exp, (long long)rows, (long long)cols);
-    else
-        snprintf(text, 64, "[%lld, %lld]", (long long)rows, (long long)cols);
-}
-
-/* Kinds of layers, for the share of their parameters that adapters cover. */
-enum kind { KIND_DELTANET, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
-
-static enum kind product_kind(const struct arch *a, int64_t layer, int i, const struct product *q)
-{
-    if (i < MIXER_PRODUCTS) return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET : KIND_ATTENTION;
-    if (q->n_target && lora_target_is_shared(q->target[0])) return KIND_SHARED;
-    return a->ffn[layer]->routed ? KIND_ROUTED : KIND_DENSE;
-}
-
-/* Writes a line per kind of layer that the model has, at most KINDS lines of `line` bytes; returns the characters. The
- * share counts parameters of matrices, without routers and gates. */
-static int kinds_text(const struct adapters *ad, const struct arch *a, char *text, size_t line)
-{
-    static const char *const names[KINDS] = {"gated DeltaNet", "attention", "routed experts", "shared experts",
-                                             "dense layers"};
-    double all[KINDS] = {0}, adapted[KINDS] = {0};
-    int64_t n_layer[KINDS] = {0}, last[KINDS];
-    int n = 0;
-    for (int k = 0; k < KINDS; k++) last[k] = -1;
-    for (int64_t l = 0; l < a->n_layer; l++) {
-        struct product q[LAYER_PRODUCTS];
-        layer_products(a, l, q);
-        for (int i = 0; i < LAYER_PRODUCTS; i++) {
-            if (!q[i].n_out) continue;
-            const enum kind k = product_kind(a, l, i, &q[i]);
-            const double row = (double)q[i].n_exp * (double)q[i].n_in;
-            n_layer[k] += last[k] != l;
-            last[k] = l;
-            all[k] += row * (double)q[i].n_out;
-            for (int t = 0; t < q[i].n_target; t++)
-                if (ad->layer_on[l] && ad->target[q[i].target[t]]) adapted[k] += row * (double)q[i].rows[t];
-        }
-    }
-    for (int k = 0; k < KINDS; k++)
-        if (all[k] > 0)
-            n += snprintf(text + n, line, "%-18s %6lld  adapters cover %.3g %% of the parameters\n", names[k],
-                          (long long)n_layer[k], 100 * adapted[k] / all[k]);
-    return n;
-}
-
-char *adapters_table(const struct adapters *ad, const struct arch *a)
-{
-    enum { LINE = 256 };
-    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + KINDS + 7);
-    char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
-    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && !a->ffn[n]->routed;
-    adapters_ranks_text(ad, ranks);
-    if (ranks[0])
-        snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");
-    else
-        snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
-    s += snprintf(s, 2 * LINE, "LoRA r %lld%s%s%s, alpha %g, scale %s%s, dropout %g%s\n", (long long)ad->r,
-                  ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, scale, ad->rslora ? " (rsLoRA)" : "",
-                  ad->dropout,
-                  !(ad->dropout > 0)             ? ""
-                  : ad->target[LORA_SHARED_GATE] ? " on attention and shared experts (PEFT has none for routed experts)"
-                                                 : " on attention (PEFT has none for experts)");
-    s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
-        struct product q = {.n_exp = 0}, other;
-        int64_t n_here = 0, out = 0, rows;
-        char a_text[64], b_text[64];
-        if (!ad->target[t]) continue;
-        for (int64_t n = a->n_layer - 1; n >= 0; n--)
-            if (find_product(a, n, t, &other, &rows)) q = other, out = rows, n_here += ad->layer_on[n];
-        shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
-        shape_text(b_text, q.n_exp, out, ad->rank[t]);
-        s += snprintf(s, LINE, "%-18s %6lld  %-22s %-22s %12lld\n", target_rows[t].name, (long long)n_here, a_text,
-                      b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
-    }
-    if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
-        s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);
-    s += snprintf(s, LINE, "%-18s %6s\n", "kind of layer", "layers");
-    s += kinds_text(ad, a, s, LINE);
-    snprintf(s, (size_t)(end - s), "%-18s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
-             "trained", (long long)n_on, (long long)ad->n_layer, (long long)ad->n_values,
-             100.0 * (double)ad->n_values / base_params(a), str_count(base, (int64_t)base_params(a)),
-             str_count(buf, ad->n_values));
-    return text;
 }

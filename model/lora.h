@@ -36,6 +36,9 @@ enum lora_target {
     LORA_SHARED_GATE, /* of the shared experts */
     LORA_SHARED_UP,
     LORA_SHARED_DOWN,
+    LORA_DENSE_GATE, /* of layers without routed experts */
+    LORA_DENSE_UP,
+    LORA_DENSE_DOWN,
     LORA_TARGETS
 };
 
@@ -64,6 +67,8 @@ struct product {
 };
 /* The products of a layer: the mixer's at 0, the feed-forward network's at MIXER_PRODUCTS. n_out 0: empty entry. */
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS]);
+/* The product that a target adapts, and the number of its rows; false: the layer has none. */
+bool lora_find_product(const struct arch *a, int64_t layer, enum lora_target t, struct product *out, int64_t *rows);
 
 /* The adapters of a layer, indexed by product. */
 struct adapter {
@@ -98,9 +103,10 @@ struct lora_options {
     int64_t r;
     double alpha, dropout;
     bool rslora;
-    const char *targets; /* comma-separated names of targets or of groups: experts, shared_experts, all-linear */
-    const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
-    const char *layers;  /* "" or "all": every layer; else "0-3,7" */
+    const char *
+        targets; /* comma-separated names of targets or of groups: mixers, experts, shared_experts, dense, all-linear */
+    const char *ranks;  /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
+    const char *layers; /* "" or "all": every layer; else "0-3,7" */
 };
 
 struct adapters {
@@ -181,13 +187,14 @@ int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int6
 int64_t adapters_max_rank(const struct adapters *ad);
 /* The lora ranks in the form of lora_options.ranks; "" when all are r. */
 #define LORA_RANKS_TEXT 512
-#define LORA_NAMES_TEXT 256 /* the names of all targets, separated by commas */
+#define LORA_NAMES_TEXT 512 /* the names of all targets, separated by commas */
 void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
 const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
 /* Whether the target is a stack of the routed experts. The others are Linears, whose place in a layer of transformers'
  * model is "self_attn.q_proj", "mlp.shared_experts.gate_proj", ... */
 bool lora_target_is_stack(enum lora_target t);
 bool lora_target_is_shared(enum lora_target t);
+bool lora_target_is_dense(enum lora_target t);
 #define LORA_MODULE_TEXT 64
 void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
 /* NULL: the layer has no such trained target. */
@@ -195,8 +202,5 @@ const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer,
 int64_t lora_param_count(const struct lora_param *p);
 /* "layers.3.gate_up_proj.lora_B", for messages and checkpoints */
 void lora_param_name(const struct lora_param *p, char name[64]);
-/* The table printed before step 1: layers, shapes and parameters per target, then, per kind of layer, the share of the
- * parameters that adapters cover. Free the text with mem_free. */
-char *adapters_table(const struct adapters *ad, const struct arch *a);
 
 #endif

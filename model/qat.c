@@ -12,10 +12,7 @@ static int64_t n_held(const struct adapters *ad, const struct product *p)
 {
     return p->experts ? p->n_exp / ad->par.ep->world : p->n_exp;
 }
-static int64_t n_amax(const struct adapters *ad, const struct product *p)
-{
-    return n_held(ad, p) * MT_MAX(p->n_target, 1);
-}
+static int64_t n_amax(const struct adapters *ad, const struct product *p) { return n_held(ad, p) * p->n_target; }
 
 static bool is_chosen(const struct qat_options *opt, const struct product *p)
 {
@@ -30,10 +27,7 @@ static bool has_input(const struct qat_options *opt, const struct product *p)
     return opt->inputs.bits && is_chosen(opt, p);
 }
 
-static const char *product_name(const struct product *p)
-{
-    return p->n_target ? lora_target_name(p->target[0]) : "the feed-forward network";
-}
+static const char *product_name(const struct product *p) { return lora_target_name(p->target[0]); }
 
 static int check(const struct qat_options *opt, const struct adapters *ad, const struct product *p, int64_t layer,
                  struct err *err)
@@ -61,21 +55,19 @@ static bool keeps(const struct qat_options *opt)
     return opt->fixed && opt->merged && opt->weights.bits && fakequant_reads_amax(&opt->weights);
 }
 
-/* Adds the rows of product i of a layer, whose first amax is element `off`. Targets of one product share the amax of
- * their input. A dense feed-forward network has no targets; its rows have the names of the experts' targets. */
-static void keep(const struct adapters *ad, struct amax_table *t, const struct product *p, int64_t layer, int i,
-                 int64_t off, bool input)
+/* Adds the rows of a product of a layer, whose first amax is element `off`. Targets of one product share the amax of
+ * their input. */
+static void keep(const struct adapters *ad, struct amax_table *t, const struct product *p, int64_t layer, int64_t off,
+                 bool input)
 {
-    const int64_t n_part = MT_MAX(p->n_target, 1);
-    for (int k = 0; k < n_part; k++) {
+    for (int k = 0; k < p->n_target; k++) {
         struct amax_row *row = &t->rows[t->n_rows++];
-        const enum lora_target target = p->n_target ? p->target[k] : i == MIXER_PRODUCTS ? LORA_UP : LORA_DOWN;
         *row = (struct amax_row){.input = input,
                                  .n_held = n_held(ad, p),
                                  .n_exp = p->n_exp,
                                  .off = input ? off : off + k,
-                                 .stride = input ? 0 : n_part};
-        snprintf(row->name, sizeof(row->name), "layers.%lld.%s.%s", (long long)layer, lora_target_name(target),
+                                 .stride = input ? 0 : p->n_target};
+        snprintf(row->name, sizeof(row->name), "layers.%lld.%s.%s", (long long)layer, lora_target_name(p->target[k]),
                  input ? "input_amax" : "amax");
     }
 }
@@ -99,8 +91,8 @@ static int count(struct qat *q, const struct arch *a, const struct adapters *ad,
 /* The quantisation of one product, whose amax begins at element `at`. */
 static struct proj_quant describe(const struct qat *q, const struct adapters *ad, const struct product *p, int64_t at)
 {
-    struct proj_quant out = {.format = q->opt.weights, .n_part = MT_MAX(p->n_target, 1)};
-    for (int i = 0; i < out.n_part; i++) out.part_rows[i] = p->n_target ? p->rows[i] : p->n_out;
+    struct proj_quant out = {.format = q->opt.weights, .n_part = p->n_target};
+    for (int i = 0; i < out.n_part; i++) out.part_rows[i] = p->rows[i];
     out.amax = tensor_rows(q->amax, at, n_amax(ad, p));
     return out;
 }
@@ -128,10 +120,10 @@ int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct ada
             if (is_quantised(opt, &p[i])) {
                 one->quant = describe(q, ad, &p[i], at);
                 one->lora.merged = opt->merged;
-                if (keeps(opt)) keep(ad, &ad->amax, &p[i], l, i, at, false);
+                if (keeps(opt)) keep(ad, &ad->amax, &p[i], l, at, false);
                 at += n_amax(ad, &p[i]);
             }
-            if (has_input(opt, &p[i])) keep(ad, &ad->amax, &p[i], l, i, input++, true);
+            if (has_input(opt, &p[i])) keep(ad, &ad->amax, &p[i], l, input++, true);
         }
     }
     qat_use_inputs(q, a, ad, QAT_INPUTS_QUANTISED);

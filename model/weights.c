@@ -591,13 +591,6 @@ int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n
     return matrix(f, w, layer_name(f, name, ".weight").s, n_out, n_in, ROLE_OTHER);
 }
 
-void weights_zeros(struct fill *f, struct weight *w, int64_t n_out, int64_t n_in)
-{
-    const struct tensor zeros = arena_tensor_2d(&f->dev->weights, DT_F32, n_out, n_in);
-    *w = (struct weight){.format = WF_F32, .n_exp = 1, .n_out = n_out, .n_in = n_in, .data = zeros.data};
-    if (!f->dev->dry_run) device_zero(f->dev, zeros);
-}
-
 /* Decodes w from dev->work to dev->weights. */
 static void decode(struct fill *f, struct weight *w)
 {

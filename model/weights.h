@@ -19,11 +19,12 @@ struct layer_weights {
     struct proj delta_in, delta_ba;
     struct tensor conv, a_log, dt_bias, delta_norm; /* [C, taps], [N], [N], [V/N] f32 */
     struct tensor sinks;                            /* [H] f32 */
-    struct weight router;                           /* [E, D]; one row of zeros in a dense layer */
+    struct weight router;                           /* [E, D]; absent in a dense layer */
     struct tensor router_bias;                      /* [E] f32 */
     struct proj shared_up, shared_down;             /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
     struct weight shared_gate;                      /* [1, D] */
-    struct proj up, down; /* [E, 2F, D], [E, D, F]; with expert parallelism only this rank's E/P experts */
+    struct proj up, down; /* [E, 2F, D], [E, D, F]; with expert parallelism only this rank's E/P experts. A dense layer
+                           * has one matrix each, of its width */
 };
 
 struct weights {
@@ -81,9 +82,8 @@ int weights_vector(struct fill *f, struct tensor *out, const char *name, const c
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
 /* The weight [C, 1, taps] of a depthwise convolution, as [C, taps]. */
 int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
-/* A matrix that model.quantize does not pack. weights_zeros: a matrix of zeros that is not in the checkpoint. */
+/* A matrix that model.quantize does not pack. */
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
-void weights_zeros(struct fill *f, struct weight *w, int64_t n_out, int64_t n_in);
 /* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them, or
  * model.quantize those of a feed-forward network. sampled: in the first layer, its first bytes enter
  * weights.fingerprint. */

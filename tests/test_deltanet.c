@@ -8,6 +8,7 @@
 
 #include "data/file.h"
 #include "model/layer.h"
+#include "model/lora_table.h"
 #include "tests/checkpoints.h"
 
 #define CASE "parity/qwen3_5"
@@ -65,19 +66,29 @@ static void bad_values_are_refused(void **state)
     }
 }
 
-/* A mixer without adapters is seen in the table, and so are a part of the targets and a part of the layers. */
+/* A mixer without adapters is seen in the table, with the targets that adapt it, and so are a part of the targets and a
+ * part of the layers. */
 static void table_shows_the_share_of_each_kind(void **state)
 {
     (void)state;
     static const struct {
         const char *targets, *layers;
-        int delta, attention, routed, shared; /* percent */
-    } rows[] = {{"all-linear", "", 100, 100, 100, 100},
-                {"q_proj,k_proj,v_proj,o_proj", "", 0, 100, 0, 0},
-                {"q_proj,k_proj,v_proj,o_proj,experts", "", 0, 100, 100, 0},
-                {"q_proj,o_proj", "", 0, 75, 0, 0}, /* q with its gate 128 rows, k and v 32 each, o 64 columns */
-                {"in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj", "", 100, 0, 0, 0},
-                {"shared_experts,experts", "0,3", 0, 0, 50, 50}};
+        int share[4]; /* percent of gated DeltaNet, attention, routed and shared experts; -1: not chosen */
+        const char *missed;
+    } rows[] = {
+        {"all-linear", "", {100, 100, 100, 100}, NULL},
+        {"mixers", "", {100, 100, -1, -1}, NULL},
+        {"q_proj,k_proj,v_proj,o_proj", "", {-1, 100, -1, -1}, "the gated DeltaNet of 3 of 4 layers has no"},
+        {"q_proj,k_proj,v_proj,o_proj,experts", "", {-1, 100, 100, -1}, "the gated DeltaNet of 3 of 4 layers"},
+        /* q with its gate 128 rows, k and v 32 each, o 64 columns */
+        {"q_proj,o_proj", "", {-1, 75, -1, -1}, "the gated DeltaNet of 3 of 4 layers has no adapters; mixers"},
+        {"in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj", "", {100, -1, -1, -1}, "the attention of 1 of 4"},
+        {"out_proj,o_proj", "3", {0, 25, -1, -1}, NULL},
+        {"shared_experts,experts", "0,3", {-1, -1, 50, 50}, NULL}};
+    static const char *const names[][2] = {{"gated DeltaNet          3", "mixers"},
+                                           {"attention               1", "mixers"},
+                                           {"routed experts          4", "experts"},
+                                           {"shared experts          4", "shared_experts"}};
     const char *text = "{\"model_type\": \"qwen3_5_moe_text\", " TEXT "}";
     struct arch a;
     struct err err = {.msg = ""};
@@ -85,16 +96,18 @@ static void table_shows_the_share_of_each_kind(void **state)
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct lora_options opt = {.r = 2, .alpha = 4, .targets = rows[i].targets, .layers = rows[i].layers};
         struct adapters ad;
-        char says[512];
+        char says[160], missed[200] = "";
         if (adapters_plan(&ad, &a, &opt, &err)) fail_msg("%s", err.msg);
-        char *table = adapters_table(&ad, &a);
-        snprintf(says, sizeof(says),
-                 "gated DeltaNet          3  adapters cover %d %% of the parameters\n"
-                 "attention               1  adapters cover %d %% of the parameters\n"
-                 "routed experts          4  adapters cover %d %% of the parameters\n"
-                 "shared experts          4  adapters cover %d %% of the parameters\n",
-                 rows[i].delta, rows[i].attention, rows[i].routed, rows[i].shared);
-        if (!strstr(table, says)) fail_msg("not\n%s in\n%s", says, table);
+        char *table = lora_table(&ad, &a);
+        for (int k = 0; k < 4; k++) {
+            const char *const targets = rows[i].share[k] < 0 ? names[k][1] : NULL;
+            snprintf(says, sizeof(says), "%s  adapters cover %d %% of the parameters%s%s\n", names[k][0],
+                     MT_MAX(rows[i].share[k], 0), targets ? "; add " : "", targets ? targets : "");
+            if (targets) snprintf(strchr(says, '\n'), 32, " to lora.targets to adapt them\n");
+            if (!strstr(table, says)) fail_msg("not\n%s in\n%s", says, table);
+        }
+        assert_int_equal(lora_table_missed(&ad, &a, missed, sizeof(missed)), rows[i].missed != NULL);
+        if (rows[i].missed && !strstr(missed, rows[i].missed)) fail_msg("%s", missed);
         mem_free(table);
         adapters_free(&ad);
     }

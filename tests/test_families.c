@@ -10,6 +10,7 @@
 
 #include "data/file.h"
 #include "kernels/quant.h"
+#include "model/lora_table.h"
 #include "tests/tiny_lora.h"
 #include "tests/whole_model.h"
 #include "train/peft.h"
@@ -159,11 +160,15 @@ static void test_dense_layers(void **state)
     opt = tiny_options(ALL_TARGETS);
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), 0);
     assert_true(ad.n_params == 3 * 8 + 2 * 4 && ad.layer_on[2] && !adapters_find(&ad, 2, LORA_UP, false));
-    char *table = adapters_table(&ad, &a);
+    char *table = lora_table(&ad, &a);
     assert_non_null(strstr(table, "1 of these layers are dense"));
     assert_non_null(strstr(table, "routed experts          2  adapters cover 100 % of the parameters"));
-    assert_non_null(strstr(table, "dense layers            1  adapters cover 0 % of the parameters"));
+    assert_non_null(strstr(table, "dense layers            1  adapters cover 0 % of the parameters; add dense to"));
     mem_free(table);
+    adapters_free(&ad);
+    opt.targets = "dense";
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), 0);
+    assert_true(ad.n_params == 6 && ad.layer_on[2] && !ad.layer_on[1]);
     adapters_free(&ad);
     a = load(with(QWEN, "\"decoder_sparse_step\": 2"));
     assert_true(a.dense[0] && !a.dense[1] && a.dense[2]);

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "model/lora_table.h"
 #include "tests/tiny_lora.h"
 
 static void plan_fails(const char *targets, const char *layers, const char *word)
@@ -314,7 +315,7 @@ static void table_lists_the_trained_targets(void **state)
     opt.layers = "0-1";
     opt.dropout = 0.1;
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), 0);
-    char *text = adapters_table(&ad, &a);
+    char *text = lora_table(&ad, &a);
     /* per layer: o [2,12] + [8,2], gate_up 3 x ([2,8] + [10,2]); base: 2*50*8 + 3*(24 + 96 + 48 + 48 + 96 + 240 + 120)
      */
     static const char *const words[] = {"r 2, alpha 6, scale 3, dropout 0.1 on attention",

@@ -23,10 +23,10 @@ struct sizes {
 #define YARN(more)                                                                                                     \
     "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 4" more "}"
 static const struct sizes sizes[] = {
-    {10, 8, 4, 6, 5, "\"rope_theta\": 100", Q_A},
+    {10, 8, 4, 6, 5, "\"rope_theta\": 100", Q_A ",dense"},
     {10, 8, 4, 6, 12, "\"rope_interleave\": false", Q_A},
     {0, 6, 5, 4, 3, YARN(", \"mscale\": 1.0, \"mscale_all_dim\": 1.0"), "q_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"},
-    {7, 9, 3, 2, 4, "\"attention_bias\": true", "q_b_proj,kv_a_proj_with_mqa"},
+    {7, 9, 3, 2, 4, "\"attention_bias\": true", "q_b_proj,kv_a_proj_with_mqa,dense_up_proj"},
 };
 
 static const char *config_text(const struct sizes *s)
@@ -264,7 +264,8 @@ static void other_targets_are_refused(void **state)
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
     assert_string_equal(err.msg,
                         "lora.targets: \"q_proj\" matches nothing: the targets of deepseek_v3 are "
-                        "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj; all-linear names all of them");
+                        "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, dense_gate_proj, dense_up_proj, "
+                        "dense_down_proj; mixers names those of attention and other mixers, all-linear all of them");
 }
 
 /* Sizes that the CUDA kernels do not support are errors when the model is opened. */
@@ -302,7 +303,8 @@ static void all_linear_is_every_target(void **state)
     if (arch_load(&a, fixture("parity/glm4_lite"), &err)) fail_msg("%s", err.msg);
     if (adapters_plan(&ad, &a, &opt, &err)) fail_msg("%s", err.msg);
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
-        const bool has = (t >= LORA_O && t <= LORA_KV_B) || t == LORA_UP || t == LORA_DOWN || lora_target_is_shared(t);
+        const bool has = (t >= LORA_O && t <= LORA_KV_B) || t == LORA_UP || t == LORA_DOWN ||
+                         lora_target_is_shared(t) || lora_target_is_dense(t);
         if (ad.target[t] != has) fail_msg("%s", lora_target_name(t));
         assert_int_equal(ad.rank[t], has ? 3 : 2);
     }

@@ -1,6 +1,6 @@
 /* test_shared.c - models with shared experts, sigmoid routers and partial RoPE as wholes: the gradient, with a gate per
- * token and without; their adapters in PEFT's files; exports; tensors of multi-token prediction. test_parity.c compares
- * with transformers. */
+ * token and without; their adapters and those of dense layers in PEFT's files; exports; tensors of multi-token
+ * prediction. test_parity.c compares with transformers. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "train/peft.h"
 #include "train/run.h"
 
-#define TARGETS "q_proj,k_proj,v_proj,o_proj,experts,shared_experts"
+#define TARGETS "mixers,experts,shared_experts,dense"
 
 static struct config case_config(const char *model, const char *targets)
 {
@@ -227,7 +227,7 @@ static void test_files(void **state)
     snprintf(path, sizeof(path), "%s/case.ini", dir);
     snprintf(text, sizeof(text),
              "[model]\npath = %s\n[data]\ntrain = %s/train.jsonl\neval = %s/eval.jsonl\nformat = text\nseq_len = 48\n"
-             "[lora]\nr = 4\nalpha = 16\ntargets = " TARGETS "\ninit_from = %s/adapter_init\n"
+             "[lora]\nr = 4\nalpha = 16\ntargets = mixers,experts,shared_experts\ninit_from = %s/adapter_init\n"
              "rank_pattern =\n[train]\ndevice = cpu\ndtype = fp32\nsteps = 2\n[log]\nreport = false\n"
              "[output]\ndir = %s\n",
              model, of, of, of, run);
@@ -266,6 +266,35 @@ static void test_files(void **state)
     safetensors_close(&st);
 }
 
+/* Adapters of a dense layer: names that PEFT takes, as it does not take mlp.gate_proj for a module, and every export,
+ * which is read back and compared. */
+static void test_dense_files(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"peft", "vllm", "gguf", "merged-bf16", "merged-fp8"};
+    static char text[1 << 14];
+    const char *ini = process_output(train(""), "config.ini"), *at;
+    char out[MT_PATH], path[MT_PATH + 64];
+    struct safetensors st;
+    struct err err = {.msg = ""};
+    for (int i = 0; i < MT_LEN(formats); i++) {
+        snprintf(out, sizeof(out), "%s/%s", scratch_dir(), formats[i]);
+        if (RUN("export", ini, "--to", formats[i], "--out", out)) fail_msg("%s: %s", formats[i], said.err);
+        if (i > 1) continue;
+        snprintf(path, sizeof(path), "%s/adapter_config.json", out);
+        process_read(path, text, sizeof(text));
+        at = strstr(text, i ? "\"gate_proj\"" : "\"mlp.gate_proj.weight\"");
+        assert_non_null(at);
+        assert_null(strstr(at + 1, "\"gate_proj\"")); /* dense, shared and routed experts have one name in vLLM */
+        snprintf(path, sizeof(path), "%s/adapter_model.safetensors", out);
+        if (safetensors_open(&st, path, &err)) fail_msg("%s", err.msg);
+        expect_tensor(&st, "base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight", 2, 40);
+        expect_tensor(&st, "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight", 40, 2);
+        assert_null(safetensors_find(&st, "base_model.model.model.layers.1.mlp.gate_proj.lora_A.weight"));
+        safetensors_close(&st);
+    }
+}
+
 int test_shared(void)
 {
     const struct CMUnitTest tests[] = {
@@ -275,6 +304,7 @@ int test_shared(void)
         cmocka_unit_test(test_packing),
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_files),
+        cmocka_unit_test(test_dense_files),
     };
     return cmocka_run_group_tests_name("shared", tests, NULL, NULL);
 }

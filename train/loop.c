@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "model/lora_table.h"
 #include "optim/schedule.h"
 #include "train/adapter_dir.h"
 #include "train/archive.h"
@@ -610,6 +611,12 @@ static void warn_of_scale(const struct adapters *ad)
     }
 }
 
+static void warn_of_mixers(const struct run *r)
+{
+    char text[200];
+    if (lora_table_missed(&r->model.adapters, &r->arch, text, sizeof(text))) log_warn("lora.targets: %s", text);
+}
+
 /* B of a new adapter is zero, so the student is the base model whatever A and the dropout are: no gradient. */
 static void warn_of_equal_teacher(const struct config *cfg)
 {
@@ -626,7 +633,7 @@ static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
     const struct arch *a = &r->arch;
-    char *table = adapters_table(&r->model.adapters, a), peak[32], roofs[256], quant[200];
+    char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], quant[200];
     log_info("%s", profile_roofs(roofs, &r->dev));
     log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
@@ -636,6 +643,7 @@ static void print_opening(const struct training *t)
         log_info(r->cfg->quant.start ? "quantisation-aware training: %s; training steps after step %lld"
                                      : "quantisation-aware training: %s",
                  run_quant_text(quant, r->cfg, true), (long long)r->cfg->quant.start);
+    warn_of_mixers(r);
     warn_of_scale(&r->model.adapters);
     warn_of_equal_teacher(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),

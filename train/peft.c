@@ -299,7 +299,7 @@ static int read_ranks(struct source *src, struct json root, struct err *err)
             char full[64];
             snprintf(full, sizeof(full), "mlp.experts.%s", lora_target_name(t));
             if ((lora_target_is_stack(t) && !strcmp(key, full)) || names_linear(key, t)) break;
-            if (!lora_target_is_shared(t) && !strcmp(key, lora_target_name(t))) break;
+            if (!lora_target_is_shared(t) && !lora_target_is_dense(t) && !strcmp(key, lora_target_name(t))) break;
         }
         if (t == LORA_TARGETS)
             return json_error(value, err,

@@ -23,10 +23,12 @@ static bool all_layers(const struct adapters *ad)
     return all;
 }
 
-/* Whether the target is a Linear of target_modules. All others stand in target_parameters. */
+/* Whether the target is a Linear of target_modules. All others stand in target_parameters: PEFT takes mlp.gate_proj in
+ * target_modules for the routed experts, and in some families the names of shared experts too. */
 static bool is_module(const struct adapters *ad, enum lora_target t)
 {
-    return !lora_target_is_stack(t) && !(lora_target_is_shared(t) && ad->names->shared_by_weight);
+    return !lora_target_is_stack(t) && !lora_target_is_dense(t) &&
+           !(lora_target_is_shared(t) && ad->names->shared_by_weight);
 }
 
 /* The name of a target for PEFT, which looks for it at the end of the names of modules or parameters. */
@@ -38,7 +40,7 @@ static void peft_name(const struct adapters *ad, enum lora_target t, char name[N
         return;
     }
     lora_target_module(ad->names, t, module);
-    if (lora_target_is_shared(t))
+    if (lora_target_is_shared(t) || lora_target_is_dense(t))
         snprintf(name, NAME_SIZE, "%s%s", module, is_module(ad, t) ? "" : ".weight");
     else
         snprintf(name, NAME_SIZE, "%s", lora_target_name(t));

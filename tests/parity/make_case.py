@@ -41,6 +41,7 @@ def arguments():
     parser.add_argument("--topk-groups", type=int, default=1, help="glm4: of them, a token chooses in so many")
     parser.add_argument("--shared-experts", type=int, default=1, help="glm4")
     parser.add_argument("--adapt-shared", action="store_true", help="adapters on the shared experts too")
+    parser.add_argument("--adapt-dense", action="store_true", help="adapters on the dense layers too")
     parser.add_argument("--routed-scale", type=float, default=1.0, help="glm4: routed_scaling_factor")
     parser.add_argument("--rotated", type=float, default=0.5, help="glm4: partial_rotary_factor")
     parser.add_argument("--qk-norm", action="store_true", help="glm4: use_qk_norm")
@@ -163,6 +164,8 @@ def random_adapter(a, model):
             parameters += [name + ".weight" for name in shared]
         else:
             modules += shared
+    if a.adapt_dense:
+        parameters += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
     adapted = get_peft_model(model, LoraConfig(
         r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=modules,
         target_parameters=parameters)).float()
@@ -232,7 +235,8 @@ def main():
     model.save_pretrained(f"{a.out}/adapter_final")
     for folder in ("adapter_init", "adapter_final"):  # PEFT's empty model card
         os.remove(f"{a.out}/{folder}/README.md")
-    targets = families.attention_targets(a) + ["experts"] + ["shared_experts"] * a.adapt_shared
+    targets = (families.attention_targets(a) + ["experts"] + ["shared_experts"] * a.adapt_shared +
+               ["dense"] * a.adapt_dense)
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,
                              shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,

@@ -370,6 +370,9 @@ static void print_head(const struct check *k)
         [LORA_SHARED_GATE] = "s_gate",
         [LORA_SHARED_UP] = "s_up",
         [LORA_SHARED_DOWN] = "s_down",
+        [LORA_DENSE_GATE] = "d_gate",
+        [LORA_DENSE_UP] = "d_up",
+        [LORA_DENSE_DOWN] = "d_down",
     };
     fprintf(k->out, "\n  layer  rerouted  %-9s%-9s", "attn", "out");
     for (int kind = 0; kind < KINDS; kind++) {

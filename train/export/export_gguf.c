@@ -60,7 +60,10 @@ static void add_param(struct file *f, const struct lora_param *p)
                                                     [LORA_O] = "attn_output",
                                                     [LORA_SHARED_GATE] = "ffn_gate_shexp",
                                                     [LORA_SHARED_UP] = "ffn_up_shexp",
-                                                    [LORA_SHARED_DOWN] = "ffn_down_shexp"};
+                                                    [LORA_SHARED_DOWN] = "ffn_down_shexp",
+                                                    [LORA_DENSE_GATE] = "ffn_gate",
+                                                    [LORA_DENSE_UP] = "ffn_up",
+                                                    [LORA_DENSE_DOWN] = "ffn_down"};
     const struct arch *a = &f->x->run.arch;
     const bool rotated = !strcmp(a->family, "mixtral") && (p->target == LORA_Q || p->target == LORA_K);
     if (p->target == LORA_UP) {

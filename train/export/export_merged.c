@@ -208,17 +208,14 @@ static void add_stack(struct merge *m, int64_t l, const char *rest, const struct
             (struct made){.which = target == LORA_UP ? UP_BIAS : DOWN_BIAS, .layer = l};
 }
 
-/* A tensor per expert, or one tensor for a dense layer, whose pattern has no #. */
+/* A tensor per expert. */
 static void add_each(struct merge *m, int64_t l, const char *pattern, const struct proj *p, enum lora_target target,
                      int64_t row, int64_t n_row)
 {
     const size_t before = strcspn(pattern, "#");
     char rest[192];
     for (int64_t e = 0; e < p->w.n_exp; e++) {
-        if (pattern[before])
-            snprintf(rest, sizeof(rest), "%.*s%lld%s.weight", (int)before, pattern, (long long)e, pattern + before + 1);
-        else
-            snprintf(rest, sizeof(rest), "%s.weight", pattern);
+        snprintf(rest, sizeof(rest), "%.*s%lld%s.weight", (int)before, pattern, (long long)e, pattern + before + 1);
         const struct made how = {.which = MATRIX,
                                  .layer = l,
                                  .proj = proj_at(target),
@@ -231,11 +228,10 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
     }
 }
 
-static void add_ffn(struct merge *m, int64_t l, const struct layer_weights *lw)
+static void add_experts(struct merge *m, int64_t l, const struct layer_weights *lw)
 {
     const struct arch *a = &m->x->run.arch;
-    const struct tensor_names dense = {.gate = "mlp.gate_proj", .up = "mlp.up_proj", .down = "mlp.down_proj"};
-    const struct tensor_names *n = a->dense[l] ? &dense : a->names;
+    const struct tensor_names *n = a->names;
     const int64_t f = lw->down.w.n_in;
     if (!n->up) {
         add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up, LORA_UP);
@@ -288,8 +284,9 @@ static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw
     layer_products(a, l, p);
     for (int i = 0; i < LAYER_PRODUCTS; i++)
         if (!p[i].experts) add_linears(m, l, lw, &p[i]);
-    if (!a->dense[l]) add_router(m, l, lw);
-    add_ffn(m, l, lw);
+    if (!a->ffn[l]->routed) return;
+    add_router(m, l, lw);
+    add_experts(m, l, lw);
 }
 
 /* Whether `rest` begins with the weight of a Linear that add_linears lists. */
@@ -311,8 +308,7 @@ static bool is_linear(const struct arch *a, int64_t l, const char *rest)
 /* Whether the tensor is part of a matrix that add_layer lists, in any format. */
 static bool is_matrix(const struct arch *a, const char *name)
 {
-    static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts.", "mlp.gate_proj.", "mlp.up_proj.",
-                                        "mlp.down_proj."};
+    static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts."};
     const char *rest = strncmp(name, "model.layers.", 13) ? NULL : strchr(name + 13, '.');
     if (!rest || arch_is_prediction(a, name)) return false;
     rest++;

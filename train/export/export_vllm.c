@@ -86,7 +86,7 @@ static void add_experts(struct list *list, const struct cpu_adapter *h, const st
     }
 }
 
-/* A Linear of attention or of the shared experts. */
+/* A Linear of attention, of the shared experts, or of a dense layer. */
 static void add_linear(struct list *list, const struct cpu_adapter *h, const struct lora_param *p)
 {
     char key[KEY_SIZE], module[LORA_MODULE_TEXT];
@@ -117,12 +117,19 @@ static int write_tensors(const struct cpu_adapter *full, const struct arch *arch
 /* "gate_proj" of "mlp.experts.#.gate_proj" */
 static void write_module(struct json_out *o, const char *pattern) { json_out_str(o, NULL, strrchr(pattern, '.') + 1); }
 
-/* Routed experts have the names of the shared ones. */
+/* Whether routed or shared experts are trained and have the name of target t. */
+static bool is_named(const struct adapters *ad, enum lora_target t)
+{
+    if (lora_target_is_shared(t)) return trains(ad, LORA_UP);
+    const int shared = (int)t - LORA_DENSE_GATE + LORA_SHARED_GATE;
+    return lora_target_is_dense(t) && (trains(ad, LORA_UP) || trains(ad, (enum lora_target)shared));
+}
+
 static void write_linears(struct json_out *o, const struct adapters *ad, const struct arch *a)
 {
     char module[LORA_MODULE_TEXT];
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
-        if (!trains(ad, t) || lora_target_is_stack(t) || (lora_target_is_shared(t) && trains(ad, LORA_UP))) continue;
+        if (!trains(ad, t) || lora_target_is_stack(t) || is_named(ad, t)) continue;
         lora_target_module(a->names, t, module);
         write_module(o, module);
     }

@@ -71,7 +71,10 @@ static bool parse_name(const char *name, struct gguf_name *out)
                 {"ffn_down_exps", LORA_DOWN, false},
                 {"ffn_gate_shexp", LORA_SHARED_GATE, false},
                 {"ffn_up_shexp", LORA_SHARED_UP, false},
-                {"ffn_down_shexp", LORA_SHARED_DOWN, false}};
+                {"ffn_down_shexp", LORA_SHARED_DOWN, false},
+                {"ffn_gate", LORA_DENSE_GATE, false},
+                {"ffn_up", LORA_DENSE_UP, false},
+                {"ffn_down", LORA_DENSE_DOWN, false}};
     char *rest;
     if (strncmp(name, "blk.", 4)) return false;
     *out = (struct gguf_name){.layer = strtoll(name + 4, &rest, 10)};

@@ -216,8 +216,6 @@ void merged_compare(struct merged *merged, struct device *dev, const struct expo
             op_decode(dev, y, from, (struct tensor){0});
             p.quantised = y.data;
         }
-        if (!dev->dry_run && !one->n_target) /* a dense network: no adapter */
-            compare(x, l, layer, i == MIXER_PRODUCTS ? LORA_UP : LORA_DOWN, &p, 0, w->n_out);
         for (int64_t k = 0, row = 0; k < one->n_target && !dev->dry_run; row += one->rows[k++])
             compare(x, l, layer, one->target[k], &p, row, one->rows[k]);
         arena_release(&dev->work, mark);

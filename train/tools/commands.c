@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "data/json.h"
+#include "model/lora_table.h"
 #include "train/gpu_table.h"
 #include "train/run.h"
 
@@ -92,7 +93,7 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
         printf("  for the CPU: %s\n", device_why_cpu());
     }
     if (plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
-    char *table = adapters_table(&ad, &r.arch);
+    char *table = lora_table(&ad, &r.arch);
     fputs(table, stdout);
     mem_free(table);
     rc = plan_make(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);

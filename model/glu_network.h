@@ -1,0 +1,28 @@
+/* glu_network.h - a gated network that every token uses: the shared experts of a layer, or a dense layer. It runs on
+ * the token's rank.
+ *
+ *   ffn_norm [T,D] -> gate_up (+lora) [T,2G] -> act [T,G] (* gate [T,1]) -> down (+lora) [T,D] -> + res = y */
+#ifndef MT_GLU_NETWORK_H
+#define MT_GLU_NETWORK_H
+
+#include "model/layer.h"
+
+/* Its activations are s->shared, whose gate is absent unless the caller sets it. */
+struct glu_network {
+    const struct proj *up, *down; /* [2G, D]: gate rows, up rows; [D, G] */
+};
+
+/* The products of a network of width G, whose projections are at these offsets in struct layer_weights and whose
+ * targets are first (gate), first + 1 (up), first + 2 (down). */
+void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t down, enum lora_target first,
+                          struct product p[2]);
+void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group, int64_t width,
+                      const struct glu_network *n);
+void glu_network_fwd(const struct block *b, struct layer_acts *s, const struct glu_network *n, struct tensor y,
+                     struct tensor res);
+void glu_network_recompute(const struct block *b, struct layer_acts *s, const struct glu_network *n);
+/* dx [T,D] act = gradient of s->ffn_norm; dgate [T,1] stat =, or absent as the gate; dres: gradient of y */
+void glu_network_bwd(const struct block *b, const struct layer_acts *s, const struct glu_network *n, struct tensor dx,
+                     struct tensor dgate, struct tensor dres);
+
+#endif

@@ -1,0 +1,152 @@
+/* lora_table.c - what is printed about the adapters: a line per target, then per kind of layer the share of its
+ * parameters that they cover. */
+#include "model/lora_table.h"
+
+#include <stdio.h>
+
+#include "model/layer.h"
+
+/* Parameters of the frozen model, without norms and biases. */
+static double base_params(const struct arch *a)
+{
+    double sum = 2.0 * (double)a->vocab * (double)a->d_model;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        struct product q[LAYER_PRODUCTS];
+        layer_products(a, l, q);
+        if (a->ffn[l]->routed) sum += (double)arch_ffn(a, l).n_exp * (double)a->d_model;
+        for (int i = 0; i < LAYER_PRODUCTS; i++) sum += (double)q[i].n_exp * (double)q[i].n_out * (double)q[i].n_in;
+    }
+    return sum;
+}
+
+static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
+{
+    if (n_exp > 1)
+        snprintf(text, 64, "%lld x [%lld, %lld]", (long long)n_exp, (long long)rows, (long long)cols);
+    else
+        snprintf(text, 64, "[%lld, %lld]", (long long)rows, (long long)cols);
+}
+
+/* Kinds of layers, for the share of their parameters that adapters cover, and the targets that adapt them. */
+enum kind { KIND_DELTANET, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
+static const struct {
+    const char *name, *targets;
+} kinds[KINDS] = {{"gated DeltaNet", "mixers"},
+                  {"attention", "mixers"},
+                  {"routed experts", "experts"},
+                  {"shared experts", "shared_experts"},
+                  {"dense layers", "dense"}};
+
+static enum kind product_kind(const struct arch *a, int64_t layer, int i, const struct product *q)
+{
+    if (i < MIXER_PRODUCTS) return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET : KIND_ATTENTION;
+    if (lora_target_is_shared(q->target[0])) return KIND_SHARED;
+    return a->ffn[layer]->routed ? KIND_ROUTED : KIND_DENSE;
+}
+
+/* Per kind of layer that the model has: layers, parameters of matrices without routers and gates, and those that
+ * adapters cover. */
+struct cover {
+    int64_t n_layer;
+    double all, adapted;
+    bool chosen; /* lora.targets has a target of this kind */
+};
+static void count_cover(const struct adapters *ad, const struct arch *a, struct cover of[KINDS])
+{
+    int64_t last[KINDS];
+    for (int k = 0; k < KINDS; k++) of[k] = (struct cover){.n_layer = 0}, last[k] = -1;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        struct product q[LAYER_PRODUCTS];
+        layer_products(a, l, q);
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            if (!q[i].n_out) continue;
+            const enum kind k = product_kind(a, l, i, &q[i]);
+            const double row = (double)q[i].n_exp * (double)q[i].n_in;
+            of[k].n_layer += last[k] != l;
+            last[k] = l;
+            of[k].all += row * (double)q[i].n_out;
+            for (int t = 0; t < q[i].n_target; t++) {
+                if (!ad->target[q[i].target[t]]) continue;
+                of[k].chosen = true;
+                if (ad->layer_on[l]) of[k].adapted += row * (double)q[i].rows[t];
+            }
+        }
+    }
+}
+
+/* Writes a line per kind of layer, at most KINDS lines of `line` bytes; returns the characters. */
+static int kinds_text(const struct adapters *ad, const struct arch *a, char *text, size_t line)
+{
+    struct cover of[KINDS];
+    int n = 0;
+    count_cover(ad, a, of);
+    for (int k = 0; k < KINDS; k++) {
+        if (!(of[k].all > 0)) continue;
+        n += snprintf(text + n, line, "%-18s %6lld  adapters cover %.3g %% of the parameters", kinds[k].name,
+                      (long long)of[k].n_layer, 100 * of[k].adapted / of[k].all);
+        n += snprintf(text + n, line, of[k].chosen ? "\n" : "; add %s to lora.targets to adapt them\n",
+                      kinds[k].targets);
+    }
+    return n;
+}
+
+bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *text, size_t size)
+{
+    struct cover of[KINDS];
+    count_cover(ad, a, of);
+    const struct cover *delta = &of[KIND_DELTANET], *attention = &of[KIND_ATTENTION];
+    const enum kind missed = delta->chosen ? KIND_ATTENTION : KIND_DELTANET;
+    if (!delta->n_layer || !attention->n_layer || delta->chosen == attention->chosen) return false;
+    snprintf(text, size, "the %s of %lld of %lld layers has no adapters; mixers in lora.targets adapts both kinds",
+             kinds[missed].name, (long long)of[missed].n_layer, (long long)a->n_layer);
+    return true;
+}
+
+/* Whether shared experts or dense layers are trained. */
+static bool any_network(const struct adapters *ad)
+{
+    bool any = false;
+    for (enum lora_target t = LORA_SHARED_GATE; t <= LORA_DENSE_DOWN; t++) any |= ad->target[t];
+    return any;
+}
+
+char *lora_table(const struct adapters *ad, const struct arch *a)
+{
+    enum { LINE = 256 };
+    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + 2 * KINDS + 7);
+    char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
+    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && !a->ffn[n]->routed;
+    adapters_ranks_text(ad, ranks);
+    if (ranks[0])
+        snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");
+    else
+        snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
+    s += snprintf(s, 2 * LINE, "LoRA r %lld%s%s%s, alpha %g, scale %s%s, dropout %g%s\n", (long long)ad->r,
+                  ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, scale, ad->rslora ? " (rsLoRA)" : "",
+                  ad->dropout,
+                  !(ad->dropout > 0) ? ""
+                  : any_network(ad)  ? " on all but routed experts (PEFT has none for those)"
+                                     : " on attention (PEFT has none for experts)");
+    s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        struct product q = {.n_exp = 0}, other;
+        int64_t n_here = 0, out = 0, rows;
+        char a_text[64], b_text[64];
+        if (!ad->target[t]) continue;
+        for (int64_t n = a->n_layer - 1; n >= 0; n--)
+            if (lora_find_product(a, n, t, &other, &rows)) q = other, out = rows, n_here += ad->layer_on[n];
+        shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
+        shape_text(b_text, q.n_exp, out, ad->rank[t]);
+        s += snprintf(s, LINE, "%-18s %6lld  %-22s %-22s %12lld\n", lora_target_name(t), (long long)n_here, a_text,
+                      b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
+    }
+    if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
+        s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);
+    s += snprintf(s, LINE, "%-18s %6s\n", "kind of layer", "layers");
+    s += kinds_text(ad, a, s, LINE);
+    snprintf(s, (size_t)(end - s), "%-18s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
+             "trained", (long long)n_on, (long long)ad->n_layer, (long long)ad->n_values,
+             100.0 * (double)ad->n_values / base_params(a), str_count(base, (int64_t)base_params(a)),
+             str_count(buf, ad->n_values));
+    return text;
+}
