@@ -507,19 +507,53 @@ static void attn_gate_runs(void **state)
 
 /* ---- on the GPU: also the sizes of Qwen3.5-35B-A3B ---- */
 
+/* Packed sequences have the bits of each sequence alone, also when the last one has NaN and infinity. */
+static void delta_packed_run(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct shape *s = params;
+    struct delta all = delta_make(dev, s);
+    struct tensor dout = make_probe(all.o, 5);
+    const int64_t n_good = total(s->len, s->n_seq - 1);
+    for (int64_t i = n_good * all.qkv.shape[1]; i < tensor_count(all.qkv); i += 3)
+        set_value(all.qkv, i, i % 2 ? (double)NAN : (double)INFINITY);
+    for (int64_t i = n_good * dout.shape[1]; i < tensor_count(dout); i += 3) set_value(dout, i, (double)NAN);
+    for (int64_t i = n_good * all.ba.shape[1]; i < tensor_count(all.ba); i += 3) set_value(all.ba, i, (double)NAN);
+    delta_fwd(&all);
+    op_delta_bwd(dev, all.dqkv, all.dba, dout, all.qkv, all.ba, all.a_log, all.dt_bias, &all.seqs, &s->d);
+    for (int64_t i = 0, first = 0; i + 1 < s->n_seq; first += s->len[i++]) {
+        const int64_t len = s->len[i];
+        struct seqs one = make_seqs(&len, 1);
+        struct delta n = delta_make(dev, &(struct shape){s->d, 1, {len}});
+        struct tensor x = tensor_rows(all.qkv, first, len), ba = tensor_rows(all.ba, first, len);
+        op_delta_fwd(dev, n.o, x, ba, all.a_log, all.dt_bias, &one, &s->d);
+        op_delta_bwd(dev, n.dqkv, n.dba, tensor_rows(dout, first, len), x, ba, all.a_log, all.dt_bias, &one, &s->d);
+        dev->ops->wait();
+        assert_same_bits(n.o, tensor_rows(all.o, first, len));
+        assert_same_bits(n.dqkv, tensor_rows(all.dqkv, first, len));
+        assert_same_bits(n.dba, tensor_rows(all.dba, first, len));
+    }
+    put(outputs, tensor_rows(all.o, 0, n_good));
+    put(outputs, tensor_rows(all.dqkv, 0, n_good));
+    put(outputs, tensor_rows(all.dba, 0, n_good));
+}
+
 static void on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
     static const struct conv_shape convs[] = {{8, 4, 1, {1}}, {24, 4, 4, {2, 0, 5, 3}}, {8192, 4, 3, {65, 1, 130}}};
     static const struct shape deltas[] = {
-        {{1, 2, 8, 8}, 1, {65}},      {{2, 4, 16, 24}, 4, {1, 64, 0, 63}}, {{2, 2, 64, 32}, 2, {200, 65}},
-        {{1, 2, 128, 128}, 1, {300}}, {{16, 32, 128, 128}, 2, {65, 40}},
+        {{1, 2, 8, 8}, 1, {65}},           {{2, 4, 16, 24}, 4, {1, 64, 0, 63}},
+        {{2, 2, 64, 32}, 2, {200, 65}},    {{1, 2, 128, 128}, 1, {300}},
+        {{16, 32, 128, 128}, 2, {65, 40}}, {{2, 2, 128, 128}, 7, {1, 63, 64, 65, 200, 0, 7}},
+        {{1, 3, 128, 128}, 2, {1, 64}},    {{2, 8, 128, 128}, 1, {130}},
     };
+    static const struct shape packed = {{1, 2, 128, 128}, 6, {65, 1, 0, 128, 191, 40}};
     static const struct gated_shape norms[] = {{0, 2, 8}, {5, 3, 8}, {7, 4, 24}, {33, 32, 128}};
     static const struct gate_shape gates[] = {{0, 2, 1, 8}, {5, 4, 2, 8}, {33, 16, 2, 256}};
     for (int i = 0; i < MT_LEN(convs); i++) op_check_cuda(conv_run, &convs[i]);
     for (int i = 0; i < MT_LEN(deltas); i++) op_check_cuda(delta_run, &deltas[i]);
+    op_check_cuda(delta_packed_run, &packed);
     for (int i = 0; i < MT_LEN(norms); i++) op_check_cuda(gated_run, &norms[i]);
     for (int i = 0; i < MT_LEN(gates); i++) op_check_cuda(gate_run, &gates[i]);
 }

@@ -15,7 +15,9 @@
  * most 40 KiB); tokens: a warp per token and key head; gates: a block per sequence and value head.
  * Bound: per token and thread 4 A (5 B) operations in f32 registers, N S blocks: instruction issue, and too few blocks
  * for few sequences and heads.     Moves: fwd 2 T (C + N B) bytes; bwd about 4 T N (7 B + 7 A).
- * Numerics: f32 sums in a fixed order, bitwise repeatable.     Measured: not yet. */
+ * Numerics: f32 sums in a fixed order, bitwise repeatable.     Measured: not yet.
+ * On Hopper, delta_wgmma.cu replaces these kernels for heads of 128. */
+#include "kernels/cuda/delta_wgmma.cuh"
 #include "kernels/cuda/rows.cuh"
 
 enum { TILE = 16, MAX_DIM = 128, SCAN = 256 };
@@ -401,6 +403,7 @@ extern "C" void cuda_delta_fwd(struct device *dev, struct tensor o, struct tenso
                                struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                                const struct delta_shape *shape)
 {
+    if (delta_wgmma_takes(qkv, o, shape)) return delta_fwd_wgmma(dev, o, qkv, ba, a_log, dt_bias, seqs, shape);
     if (dev->dry_run || qkv.shape[0] == 0) return;
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
     const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
@@ -413,6 +416,8 @@ extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct te
                                struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
                                const struct seqs *seqs, const struct delta_shape *shape)
 {
+    if (delta_wgmma_takes(qkv, dout, shape) && rows_aligned(dqkv))
+        return delta_bwd_wgmma(dev, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], n = shape->n_value;
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
     float **of_values[] = {&job.err, &job.dd}, **of_keys[] = {&job.dq, &job.dk_in, &job.dk_out};
