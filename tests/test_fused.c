@@ -250,6 +250,20 @@ static void files_have_the_stored_order(void **state)
     }
 }
 
+/* The targets of Qwen3.5, which has these matrices apart. */
+static void other_targets_are_refused(void **state)
+{
+    (void)state;
+    const struct lora_options opt = {.r = 2, .alpha = 4, .targets = "o_proj,in_proj_z", .layers = ""};
+    struct arch a;
+    struct adapters ad;
+    struct err err = {.msg = ""};
+    if (arch_load(&a, fixture(CASE), &err)) fail_msg("%s", err.msg);
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+    assert_says(err.msg, "\"in_proj_z\" matches nothing: the targets of qwen3_next are");
+    assert_says(err.msg, "o_proj, in_proj_qkvz, in_proj_ba, out_proj");
+}
+
 /* ---- gradients in F64 */
 
 static void gradients(void **state)
@@ -295,6 +309,7 @@ static void ranks_and_resuming(void **state)
     const char *one = train("[parallel]\ncpu_ranks = 1\n", 2, NULL);
     assert_true(adapter_error(train("[parallel]\ncpu_ranks = 2\n", 2, NULL), one) < 1e-4);
     assert_true(adapter_error(train("[parallel]\ncpu_ranks = 2\nep = 2\n", 2, NULL), one) < 1e-4);
+    assert_says(said.err, "2 tensors of multi-token prediction (mtp.*) are not used: the adapter does not train it");
     const char *resumed = train("[parallel]\ncpu_ranks = 1\n", 1, NULL);
     train(NULL, 2, resumed);
     assert_says(said.err, "continuing after step 1 of 2");
@@ -348,6 +363,7 @@ int test_fused(void)
         cmocka_unit_test(formats_load_as_their_values),
         cmocka_unit_test(packing_keeps_the_rows),
         cmocka_unit_test(files_have_the_stored_order),
+        cmocka_unit_test(other_targets_are_refused),
         cmocka_unit_test(gradients),
         cmocka_unit_test(recomputation_and_packing),
         cmocka_unit_test(ranks_and_resuming),
