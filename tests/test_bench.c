@@ -238,6 +238,33 @@ static void test_quant(void **state)
     assert_says(said.out, "loop: one call per expert");
 }
 
+/* 5 tokens in sequences of 3 and 2 have 6 + 3 pairs of query and key. */
+static void test_attn(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN("bench", "attn", "--device", "cpu", "--tokens", "5", "--seq", "3", "--repeats", "1", "--json"),
+                     0);
+    struct json_doc *doc = said_json();
+    const struct json rows = json_find(json_root(doc), "rows");
+    bool narrow_values = false;
+    assert_true(json_count(rows) >= 10);
+    for (int64_t i = 0; i < json_count(rows); i++) {
+        const struct json row = json_at(rows, i);
+        const double keys = number(row, "head_dim"), values = number(row, "value_dim");
+        const double width = i % 2 ? 3 * keys + 2 * values : keys + values;
+        check_text(row, "pass", i % 2 ? "backward" : "forward");
+        assert_close(number(row, "tflops") * number(row, "ms") * 1e9, 2 * 9 * number(row, "heads") * width, 1e-9);
+        assert_close(number(row, "roof_pct"), 100 * number(row, "tflops") / number(json_root(doc), "roof_tflops"),
+                     1e-9);
+        narrow_values |= values < keys;
+    }
+    assert_true(narrow_values);
+    json_free(doc);
+    assert_int_equal(RUN("bench", "attn", "--device", "cpu", "--tokens", "2", "--seq", "2", "--repeats", "1"), 0);
+    assert_says(said.out, "2 tokens in sequences of 2, window 0");
+    assert_says(said.out, "% of 128");
+}
+
 static void test_split_needs_a_gpu(void **state)
 {
     (void)state;
@@ -374,6 +401,7 @@ int test_bench(void)
         cmocka_unit_test(test_dequant),
         cmocka_unit_test(test_expert_errors),
         cmocka_unit_test(test_quant),
+        cmocka_unit_test(test_attn),
         cmocka_unit_test(test_split_needs_a_gpu),
         cmocka_unit_test(loop_and_grouped_train_alike_on_the_gpu),
     };

@@ -195,22 +195,22 @@ static void dropout_large_on_the_gpu(void **state)
 
 /* ---- attention: many short sequences; the small problem is the last three ---- */
 
-static void attention(int64_t n_head, int64_t head_dim)
+static void attention(int64_t n_head, int64_t head_dim, int64_t value_dim)
 {
     enum { LEN = 41, N_SEQ = (N_TOK + LEN - 1) / LEN };
     gpu_begin(22, 1, false);
-    const struct attn_shape shape = {n_head, 1, head_dim, 0, head_dim == 64 ? 0.125f : 0.0884f, 0};
-    const int64_t width = (n_head + 2) * head_dim, first = (N_SEQ - 3) * LEN, n = N_TOK - first;
+    const struct attn_shape shape = {n_head, 1, head_dim, 0, head_dim == 64 ? 0.125f : 0.0884f, value_dim};
+    const int64_t width = (n_head + 1) * head_dim + value_dim, first = (N_SEQ - 3) * LEN, n = N_TOK - first;
     const int32_t few_cu[] = {0, LEN, 2 * LEN, (int32_t)n};
     int32_t *cu = mem_array(N_SEQ + 1, sizeof(*cu));
     for (int32_t s = 0; s <= N_SEQ; s++) cu[s] = MT_MIN(s * LEN, N_TOK);
     const struct seqs seqs = {gpu_i32(cu, N_SEQ + 1), N_SEQ, LEN, 1}, few_seqs = {gpu_i32(few_cu, 4), 3, LEN, 1};
     mem_free(cu);
     struct tensor qkv = gpu_random(DT_BF16, 1, N_TOK, width, -1), dqkv = gpu_empty(DT_BF16, N_TOK, width, -1);
-    struct tensor o = gpu_empty(DT_BF16, N_TOK, n_head * head_dim, -1), lse = gpu_empty(DT_F32, N_TOK, n_head, -1);
-    struct tensor dout = gpu_random(DT_BF16, 2, N_TOK, n_head * head_dim, -1);
+    struct tensor o = gpu_empty(DT_BF16, N_TOK, n_head * value_dim, -1), lse = gpu_empty(DT_F32, N_TOK, n_head, -1);
+    struct tensor dout = gpu_random(DT_BF16, 2, N_TOK, n_head * value_dim, -1);
     struct tensor sinks = gpu_random(DT_F32, 3, n_head, -1, -1), few_qkv = tensor_rows(qkv, first, n);
-    struct tensor few_o = gpu_empty(DT_BF16, n, n_head * head_dim, -1), few_lse = gpu_empty(DT_F32, n, n_head, -1);
+    struct tensor few_o = gpu_empty(DT_BF16, n, n_head * value_dim, -1), few_lse = gpu_empty(DT_F32, n, n_head, -1);
     struct tensor few_dqkv = gpu_empty(DT_BF16, n, width, -1);
     op_attn_fwd(&gpu, o, lse, qkv, sinks, &seqs, &shape);
     op_attn_fwd(&gpu, few_o, few_lse, few_qkv, sinks, &few_seqs, &shape);
@@ -225,8 +225,10 @@ static void attention(int64_t n_head, int64_t head_dim)
 static void attention_large_on_the_gpu(void **state)
 {
     (void)state;
-    attention(32, 64);
-    attention(16, 128);
+    attention(32, 64, 64);
+    attention(16, 128, 128);
+    attention(10, 192, 128);
+    attention(8, 256, 256);
 }
 
 /* ---- loss: logits [chunk, V]; the last rows of x are labelled, and every other one is parallel to its label's row

@@ -254,6 +254,8 @@ static const struct shape poisoned_shapes[] = {
     {4, 1, 16, 0, 0, true, NEIGHBOURS},        {4, 2, 96, 0, 0, false, NEIGHBOURS},
     {4, 1, 128, 0, 20, true, NEIGHBOURS},      {2, 1, 256, 0, 0, true, NEIGHBOURS},
     {16, 1, 64, 0, 0, true, 3, {301, 1, 500}}, {2, 2, 192, 128, 0, false, NEIGHBOURS},
+    {5, 1, 192, 128, 20, true, NEIGHBOURS},    {8, 1, 128, 0, 0, false, NEIGHBOURS},
+    {3, 1, 256, 0, 33, false, NEIGHBOURS},
 };
 
 static void poison_stays_in_its_sequence(void **state)
@@ -359,6 +361,23 @@ static const struct gpu_case {
     {{2, 1, 248, 0, 0, true, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
     {{2, 1, 64, 0, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{2, 1, 128, 0, 0, false, 16, {0, 0, 1, 1, 200, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1}}, 0},
+    /* Every pair of widths of the Hopper kernels: all stages reused, windows, groups that leave rows of a tile empty,
+     * groups as large as a tile and larger, sequences without rows. */
+    {{2, 1, 128, 0, 33, true, 2, {257, 513}}, 0},
+    {{12, 1, 128, 0, 0, true, LENGTHS}, 16},
+    {{70, 1, 128, 0, 0, false, 2, {9, 40}}, 0},
+    {{1, 1, 192, 128, 0, true, 1, {700}}, 0},
+    {{3, 1, 192, 128, 33, true, 2, {257, 513}}, 16},
+    {{4, 1, 192, 128, 128, false, LENGTHS}, 0},
+    {{5, 1, 192, 128, 5, true, LENGTHS}, 16},
+    {{1, 1, 192, 128, 0, false, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    {{1, 1, 256, 0, 0, true, 1, {700}}, 0},
+    {{3, 1, 256, 0, 33, false, 2, {257, 513}}, 16},
+    {{8, 1, 256, 0, 0, true, LENGTHS}, 0},
+    {{2, 2, 256, 0, 5, true, LENGTHS}, 16},
+    {{64, 1, 256, 0, 0, false, 3, {1, 30, 95}}, 0},
+    {{70, 1, 256, 0, 0, true, 2, {9, 40}}, 0},
+    {{2, 1, 256, 0, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
     {{1, 1, 64, 0, 0, false, 1, {1}}, 0},
     {{4, 2, 64, 0, 0, true, 0, {0}}, 0}, /* no rows */
 };

@@ -8,6 +8,7 @@
 #include "train/adapter_dir.h"
 #include "train/bench/bench.h"
 #include "train/bench/bench_experts.h"
+#include "train/bench/bench_attn.h"
 #include "train/bench/bench_quant.h"
 #include "train/bench/check.h"
 #include "train/export/export.h"
@@ -196,6 +197,12 @@ static int do_bench_quant(const void *args, struct config *cfg, struct err *err)
 {
     (void)cfg;
     return bench_quant_run(args, err);
+}
+
+static int do_bench_attn(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return bench_attn_run(args, err);
 }
 
 static int do_config(const void *args, struct config *cfg, struct err *err)
@@ -442,6 +449,15 @@ static const struct cli_row bench_quant_rows[] = {
     JSON(bench_quant_options),
 };
 
+static const struct cli_row bench_attn_rows[] = {
+    OPTION(bench_attn_options, tokens, "--tokens", "N", "[1, 1048576]", "16384", "tokens"),
+    OPTION(bench_attn_options, seq, "--seq", "N", "[1, 1048576]", "4096", "tokens of a sequence"),
+    OPTION(bench_attn_options, window, "--window", "N", "[0, 1048576]", "0", "keys that a query attends to; 0: all"),
+    OPTION(bench_attn_options, repeats, "--repeats", "N", "[1, 1000]", "20", "timed runs; the median is shown"),
+    OPTION(bench_attn_options, device, "--device", "NAME", "auto|cpu|cuda|cuda-portable", "auto", "device"),
+    JSON(bench_attn_options),
+};
+
 static const struct cli_row help_rows[] = {
     ARGUMENT(help_args, command, "COMMAND", "the command to explain"),
     ARGUMENT(help_args, second, "SUBCOMMAND", "the second word, as in `bench step`"),
@@ -516,6 +532,8 @@ const struct command commands[] = {
      ROWS(bench_dequant_rows), NONE, ARGS(bench_experts_options), false, do_bench_dequant},
     {"bench quant", "time fake quantisation of bf16 experts: all in one call, and in one call per expert", NULL,
      ROWS(bench_quant_rows), NONE, ARGS(bench_quant_options), false, do_bench_quant},
+    {"bench attn", "time attention forward and backward, for heads of published models", NULL,
+     ROWS(bench_attn_rows), NONE, ARGS(bench_attn_options), false, do_bench_attn},
     {"config", "list every key of a configuration file: type, default, range, meaning", NULL,
      ROWS(config_rows), NONE, ARGS(config_args), false, do_config},
     {"help", "explain a command", NULL, ROWS(help_rows), ROWS(help_rules), ARGS(help_args), false, do_help},

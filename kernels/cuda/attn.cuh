@@ -235,21 +235,20 @@ __device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int d
 }
 
 /* Values of kv head `kv` of a row of q | k | v: the column where they begin. */
-__device__ static inline int64_t value_col(const struct attn_args &a, int kv)
+__host__ __device__ static inline int64_t value_col(const struct attn_args &a, int kv)
 {
     return (int64_t)(a.n_head + a.n_kv) * a.dim + kv * a.dim_v;
 }
 
 /* ---- host ---- */
 
-/* attn_wgmma_fwd.cu, attn_wgmma_bwd.cu: the Hopper kernels, heads of 64. The backward needs stat_group = query heads
- * per kv head. */
-static inline bool attn_wgmma_takes(const struct attn_args *a)
-{
-    return cuda.hopper && a->dim == 64 && a->dim_v == 64 && a->n_head / a->n_kv <= 64;
-}
-void attn_fwd_wgmma(const struct attn_args *a);
-void attn_bwd_wgmma(const struct attn_args *a);
+/* The Hopper kernels of a width of keys and of values; their backward needs stat_group = query heads per kv head. NULL:
+ * there are none for this shape, or not on this GPU. */
+struct attn_wgmma {
+    int dim, dim_v;
+    void (*fwd)(const struct attn_args *a), (*bwd)(const struct attn_args *a);
+};
+const struct attn_wgmma *attn_wgmma_of(const struct attn_args *a);
 
 static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
                                             const struct seqs *seqs, const struct attn_shape *s)

@@ -20,7 +20,8 @@
  * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
  *   sequence are loaded as zeros, so NaN and infinity stay in their sequence.
  * Source: FlashAttention-2, arXiv 2307.08691.
- * On Hopper, attn_wgmma_bwd.cu replaces dkv and dq for heads of 64; it uses the stat kernel of this file.
+ * On Hopper, attn_wgmma_bwd.cu (heads of 64), attn_wgmma_dkv.cuh and attn_wgmma_dq.cuh (wider heads) replace dkv
+ * and dq for the widths of attn_widths.cu; they use the stat kernel of this file.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 5.34 ms, 257 TFLOP/s of 5 products;
  *   S 8192 10.5 ms, 263; window 128 0.80 ms. */
 #include "kernels/cuda/attn.cuh"
@@ -252,11 +253,11 @@ template <int DIM> static void attn_dq(const struct attn_args *a)
 }
 
 /* The stat kernel must have been launched. */
-static void attn_bwd(const struct attn_args *a)
+static void attn_bwd(const struct attn_args *a, const struct attn_wgmma *hopper)
 {
     const int widest = MT_MAX(a->dim, a->dim_v);
-    if (attn_wgmma_takes(a)) {
-        attn_bwd_wgmma(a);
+    if (hopper) {
+        hopper->bwd(a);
     } else if (widest <= 64) {
         attn_dkv<64, DK | DV>(a);
         attn_dq<64>(a);
@@ -284,12 +285,13 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
         a.dqkv = bf16_ptr(dqkv);
         a.ld_dqkv = dqkv.ld;
         a.stat = (float2 *)stat.data;
-        a.stat_group = attn_wgmma_takes(&a) ? a.n_head / a.n_kv : 1;
+        const struct attn_wgmma *hopper = attn_wgmma_of(&a);
+        a.stat_group = hopper ? a.n_head / a.n_kv : 1;
         int lanes = 1;
         while (lanes * 8 < a.dim_v) lanes *= 2;
         attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
         CUDA_CHECK_LAUNCH();
-        attn_bwd(&a);
+        attn_bwd(&a, hopper);
     }
     arena_release(&dev->work, mark);
 }

@@ -16,7 +16,7 @@
  * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit; no atomics,
  *   bitwise repeatable. Keys, values and queries beyond the end of a sequence are loaded as zeros, so NaN and infinity
  *   stay in their sequence.     Source: FlashAttention-2, arXiv 2307.08691.
- * On Hopper, attn_wgmma_fwd.cu replaces this kernel for heads of 64.
+ * On Hopper, attn_wgmma_fwd.cuh replaces this kernel for the widths of attn_widths.cu.
  * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.76 ms, 312 TFLOP/s; S 8192
  *   3.44 ms, 320; window 128 0.33 ms. */
 #include "kernels/cuda/attn.cuh"
@@ -165,8 +165,9 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
     if (dev->dry_run || qkv.shape[0] == 0) return;
     struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
     a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
-    if (attn_wgmma_takes(&a))
-        attn_fwd_wgmma(&a);
+    const struct attn_wgmma *hopper = attn_wgmma_of(&a);
+    if (hopper)
+        hopper->fwd(&a);
     else if (MT_MAX(a.dim, a.dim_v) <= 64)
         attn_fwd<64>(&a);
     else if (MT_MAX(a.dim, a.dim_v) <= 128)

@@ -1,8 +1,9 @@
-/* attn_wgmma.cuh - shared by the Hopper attention kernels, forward and backward, for heads of 64.
+/* attn_wgmma.cuh - shared by the Hopper attention kernels, forward and backward.
  *
  * The query heads of one kv head share its tiles of keys and values: row i * group + g of a query tile is head g of the
- * group at query i. A tensor map describes a matrix [T, heads * 64] as [T, heads, 64], so a TMA box of `group` heads
- * and some queries has this order in shared memory, in rows of 128 bytes, swizzled.
+ * group at query i. A tensor map describes a matrix [T, heads * A] as [T, heads, A], so a TMA box of `group` heads and
+ * some queries has this order in shared memory. A tile of N rows is A / 64 panels, one after the other. A panel has 64
+ * elements of each row: N rows of 128 bytes, swizzled.
  *
  * Boxes extend over the end of a sequence into the next one, whose rows may hold NaN or infinity; 0 times those is NaN.
  * Therefore clear_rows zeroes the rows beyond the end before a product sums over the rows of a tile: values (o), keys
@@ -20,16 +21,21 @@
 #include "kernels/cuda/sm90.cuh"
 
 enum {
-    HEAD = 64, /* elements of a head: one row of the swizzle */
-    ROW_BYTES = 128,
-    KEYS = 96, /* keys of a tile in a loop over keys */
-    KEY_BYTES = KEYS * ROW_BYTES,
-    LOADER = 128 /* threads of the producer warpgroup */
+    PANEL = 64,                      /* elements of a row of a panel: one row of the swizzle */
+    ROW_BYTES = 128,                 /* of a panel */
+    LOADER = 128,                    /* threads of the producer warpgroup */
+    SHARED_LIMIT = 227 * 1024 - 256, /* bytes of a block, less its barriers */
+
+    PAIR_CONSUMERS = 2 * 128, /* a block of two consumer warpgroups */
+    PAIR_THREADS = PAIR_CONSUMERS + LOADER,
+    PAIR_LOADER_REGISTERS = 24, /* 24 + 2 * 240 <= 512, the SM's registers per 128 threads */
+    PAIR_REGISTERS = 240,
+    WHOLE = 4 /* named barrier WHOLE + g: the threads of warpgroup g */
 };
 
 struct attn_wgmma_args {
     CUtensorMap q, dout; /* boxes of n_query queries and the heads of a group */
-    CUtensorMap kv;      /* the same matrix as q, in boxes of some rows of one head */
+    CUtensorMap k, v;    /* boxes of some rows of one head */
     struct attn_args a;
     int group, n_query;
     uint32_t inverse; /* 2^16 / group, rounded up */
@@ -64,11 +70,21 @@ __device__ static __forceinline__ void release_stage(uint32_t empty)
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
 }
 
-/* Zeroes rows live .. n-1 of a tile. All threads of a warpgroup call it, then rows_cleared before a product reads the
- * tile. Warpgroups that share a tile each clear it; they write the same values. */
-__device__ static __forceinline__ void clear_rows(char *tile, int live, int n)
+/* Loads a box into a tile of WIDTH / 64 panels of ROWS rows. */
+template <int WIDTH, int ROWS>
+__device__ static __forceinline__ void load_panels(uint32_t tile, const CUtensorMap *map, uint32_t bar, int head,
+                                                   int row)
 {
-    for (int i = live * 8 + threadIdx.x % 128; i < n * 8; i += 128) ((uint4 *)tile)[i] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int c = 0; c < WIDTH / PANEL; c++) tma_load(tile + c * ROWS * ROW_BYTES, map, bar, c * PANEL, head, row);
+}
+
+/* Zeroes the rows of a tile from row `live` on. All threads of a warpgroup call it, then rows_cleared before a product
+ * reads the tile. Warpgroups that share a tile each clear it; they write the same values. */
+template <int WIDTH, int ROWS> __device__ static __forceinline__ void clear_rows(char *tile, int live)
+{
+    for (int c = 0; c < WIDTH / PANEL; c++, tile += ROWS * ROW_BYTES)
+        for (int i = live * 8 + threadIdx.x % 128; i < ROWS * 8; i += 128) ((uint4 *)tile)[i] = make_uint4(0, 0, 0, 0);
 }
 __device__ static __forceinline__ void rows_cleared(int barrier)
 {
@@ -93,6 +109,7 @@ struct item {
 };
 /* Block b of n takes items b, 2n-1-b, 2n+b, ...: items are sorted by decreasing length, and the alternating order
  * balances the blocks. False: no item. */
+template <int KEYS>
 __device__ static __forceinline__ bool item_at(struct item *item, const struct attn_wgmma_args &p, int round)
 {
     const int b = blockIdx.x, i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - b : b);
@@ -118,25 +135,40 @@ __device__ static __forceinline__ bool attends_to(const int d[2], int i, int win
     return (unsigned)(d[i / 2 % 2] - 8 * (i / 4) - i % 2) < (unsigned)window;
 }
 
-/* s = a b^T over a head: a of 64 rows and b of N rows, both swizzled tiles. */
-template <int N> __device__ static __forceinline__ void dot_heads(float (&s)[N], uint32_t a, uint32_t b)
+/* s = -inf where the query does not attend to the key, of scores [keys, 64 queries]. distance: first query of the tile
+ * - first key of this thread. */
+__device__ static __forceinline__ void mask_queries(float (&s)[32], int distance, uint32_t inverse, int window)
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int column = 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2;
+        const int d = distance + query_of(column, inverse) - 8 * (i / 2 % 2);
+        if ((unsigned)d >= (unsigned)window) s[i] = -INFINITY;
+    }
+}
+
+/* s = a b^T over WIDTH elements: 64 rows of a tile of A_ROWS, and a tile of 2 N rows. Descriptors count 16 bytes. */
+template <int WIDTH, int A_ROWS, int N>
+__device__ static __forceinline__ void dot_heads(float (&s)[N], uint32_t a, uint32_t b)
 {
     const uint64_t a_desc = sm90_descriptor(a, 16, 1024), b_desc = sm90_descriptor(b, 16, 1024);
 #pragma unroll
-    for (int k = 0; k < HEAD / 16; k++) wgmma<false>(s, a_desc + 2 * k, b_desc + 2 * k, k > 0);
+    for (int k = 0; k < WIDTH / 16; k++)
+        wgmma<false>(s, a_desc + k / 4 * A_ROWS * 8 + k % 4 * 2, b_desc + k / 4 * 2 * N * 8 + k % 4 * 2, k > 0);
 }
-/* The same with a in registers. */
-__device__ static __forceinline__ void dot_register_heads(float (&s)[32], const uint32_t (&a)[HEAD / 16][4], uint32_t b)
+/* The same with a in registers, for rows of one panel. */
+__device__ static __forceinline__ void dot_register_heads(float (&s)[32], const uint32_t (&a)[PANEL / 16][4],
+                                                          uint32_t b)
 {
     const uint64_t b_desc = sm90_descriptor(b, 16, 1024);
 #pragma unroll
-    for (int k = 0; k < HEAD / 16; k++) wgmma<false>(s, a[k], b_desc + 2 * k, k > 0);
+    for (int k = 0; k < PANEL / 16; k++) wgmma<false>(s, a[k], b_desc + 2 * k, k > 0);
 }
-/* acc += w b: w [64, 16 STEPS] in registers, b of 16 STEPS rows. */
-template <int STEPS>
-__device__ static __forceinline__ void add_rows(float (&acc)[32], const uint32_t (&w)[STEPS][4], uint32_t b)
+/* acc += w b: w [64, 16 STEPS] in registers, b a tile of 16 STEPS rows, 2 N elements wide. */
+template <int N, int STEPS>
+__device__ static __forceinline__ void add_rows(float (&acc)[N], const uint32_t (&w)[STEPS][4], uint32_t b)
 {
-    const uint64_t b_desc = sm90_descriptor(b, 16, 1024);
+    const uint64_t b_desc = sm90_descriptor(b, 16 * STEPS * ROW_BYTES, 1024);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) wgmma<true>(acc, w[k], b_desc + 128 * k, true);
 }
@@ -161,21 +193,23 @@ template <int N> __device__ static __forceinline__ bool practically_never(const 
     return all == 0x7fc17fc1;
 }
 
-/* Writes a warp's 16 rows of acc, times factor[h], as bf16 into its 16 rows of a swizzled tile. No other warp may use
+/* Writes a warp's 16 rows of acc, times factor[h], as bf16 into its 16 rows of a tile of ROWS. No other warp may use
  * these rows. */
-__device__ static __forceinline__ void stage_rows(char *tile, const float (&acc)[32], const float factor[2])
+template <int ROWS, int N>
+__device__ static __forceinline__ void stage_rows(char *tile, const float (&acc)[N], const float factor[2])
 {
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < HEAD / 8; n++) {
-        char *to = tile + sm90_swizzle(lane / 4, n) + lane % 4 * 4;
+    for (int n = 0; n < N / 4; n++) {
+        char *to = tile + n / 8 * ROWS * ROW_BYTES + sm90_swizzle(lane / 4, n % 8) + lane % 4 * 4;
         *(uint32_t *)to = pack2(factor[0] * acc[4 * n], factor[0] * acc[4 * n + 1]);
         *(uint32_t *)(to + 8 * ROW_BYTES) = pack2(factor[1] * acc[4 * n + 2], factor[1] * acc[4 * n + 3]);
     }
     __syncwarp();
 }
 /* Stores those 16 rows, from row `row` of the item's tile on. dst: the item's first query and first head. */
+template <int WIDTH, int ROWS>
 __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, const char *tile, int row,
                                                      const struct attn_wgmma_args &p, int n_live)
 {
@@ -183,7 +217,24 @@ __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, cons
 #pragma unroll
     for (int r = lane / 8; r < 16; r += 4) {
         const int query = query_of(row + r, p.inverse), g = row + r - query * p.group;
-        if (query < n_live) store16(dst + query * ld + g * HEAD + chunk * 8, load16(tile + sm90_swizzle(r, chunk)));
+        if (query >= n_live) continue;
+#pragma unroll
+        for (int c = 0; c < WIDTH / PANEL; c++)
+            store16(dst + query * ld + g * WIDTH + c * PANEL + chunk * 8,
+                    load16(tile + c * ROWS * ROW_BYTES + sm90_swizzle(r, chunk)));
+    }
+}
+/* Stores the first n of a warp's 16 rows of a tile. dst: the first row. */
+template <int WIDTH, int ROWS>
+__device__ static __forceinline__ void store_keys(bf16 *dst, int64_t ld, const char *tile, int n)
+{
+    const int lane = threadIdx.x % 32, chunk = lane % 8;
+#pragma unroll
+    for (int r = lane / 8; r < 16; r += 4) {
+        if (r >= n) continue;
+#pragma unroll
+        for (int c = 0; c < WIDTH / PANEL; c++)
+            store16(dst + r * ld + c * PANEL + chunk * 8, load16(tile + c * ROWS * ROW_BYTES + sm90_swizzle(r, chunk)));
     }
 }
 
@@ -191,12 +242,12 @@ __device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, cons
 
 /* ---- host ---- */
 
-/* [n_tok, n_head, 64] bf16, rows ld apart, in boxes of box_rows x box_heads x 64. */
-static inline CUtensorMap heads_map(const bf16 *base, int64_t n_head, int64_t n_tok, int64_t ld, int box_heads,
-                                    int box_rows)
+/* [n_tok, n_head, width] bf16, rows ld apart, in boxes of box_rows x box_heads x 64. */
+static inline CUtensorMap heads_map(const bf16 *base, int64_t n_head, int64_t width, int64_t n_tok, int64_t ld,
+                                    int box_heads, int box_rows)
 {
-    const int64_t size[3] = {HEAD, n_head, n_tok}, stride[2] = {ROW_BYTES, ld * 2};
-    const int64_t box[3] = {HEAD, box_heads, box_rows};
+    const int64_t size[3] = {width, n_head, n_tok}, stride[2] = {width * 2, ld * 2};
+    const int64_t box[3] = {PANEL, box_heads, box_rows};
     return sm90_tensor_map(base, size, stride, box);
 }
 
@@ -204,17 +255,23 @@ static inline CUtensorMap heads_map(const bf16 *base, int64_t n_head, int64_t n_
 static inline struct attn_wgmma_args wgmma_args_of(const struct attn_args *a, int rows, int keys)
 {
     struct attn_wgmma_args p;
-    const int64_t n_col = a->n_head + 2 * a->n_kv;
     memset(&p, 0, sizeof(p));
     p.a = *a;
     p.group = a->n_head / a->n_kv;
     p.n_query = rows / p.group;
     p.inverse = (65536 + p.group - 1) / p.group;
     p.n_item = (int)attn_grid(a, p.n_query, a->n_kv);
-    p.q = heads_map(a->qkv, n_col, a->n_tok, a->ld_qkv, p.group, p.n_query);
-    p.kv = heads_map(a->qkv, n_col, a->n_tok, a->ld_qkv, 1, keys);
-    if (a->dout) p.dout = heads_map(a->dout, a->n_head, a->n_tok, a->ld_dout, p.group, p.n_query);
+    p.q = heads_map(a->qkv, a->n_head, a->dim, a->n_tok, a->ld_qkv, p.group, p.n_query);
+    p.k = heads_map(a->qkv + (int64_t)a->n_head * a->dim, a->n_kv, a->dim, a->n_tok, a->ld_qkv, 1, keys);
+    p.v = heads_map(a->qkv + value_col(*a, 0), a->n_kv, a->dim_v, a->n_tok, a->ld_qkv, 1, keys);
+    if (a->dout) p.dout = heads_map(a->dout, a->n_head, a->dim_v, a->n_tok, a->ld_dout, p.group, p.n_query);
     return p;
+}
+
+/* Lets a kernel use this many bytes of shared memory. */
+static inline void allow_shared(const void *kernel, int bytes)
+{
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
 #endif

@@ -28,13 +28,15 @@
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {
+    HEAD = 64,
+    KEYS = 96, /* keys of a tile of dq */
+    KEY_BYTES = KEYS * ROW_BYTES,
     GROUPS = 2, /* consumer warpgroups, 64 rows each */
     ROWS = GROUPS * 64,
     THREADS = GROUPS * 128 + LOADER,
     LOADER_REGISTERS = 24, /* 24 + 2 * 240 <= 512, the SM's registers per 128 threads */
     REGISTERS = 240,
     TILE_BYTES = ROWS * ROW_BYTES,
-    WHOLE = 1, /* named barrier WHOLE + g: the threads of warpgroup g */
 
     DQ_STAGES = 6,                                                /* of keys and values; queries and dout have two */
     DQ_BYTES = 4 * TILE_BYTES + DQ_STAGES * 2 * KEY_BYTES + 1024, /* 1024: alignment */
@@ -65,7 +67,7 @@ static __device__ __forceinline__ void load_dq(const struct attn_wgmma_args &p, 
     const int rounds = n_round(p);
     for (int round = 0; round < rounds; round++) {
         struct item item;
-        if (!item_at(&item, p, round)) continue;
+        if (!item_at<KEYS>(&item, p, round)) continue;
         const int row = (int)item.first + item.q0, head = item.kv * p.group;
         const uint32_t to = m.q + q.stage * 2 * TILE_BYTES, bar = m.q_full + 8 * q.stage;
         mbarrier_wait(m.q_empty + 8 * q.stage, q.parity ^ 1);
@@ -78,8 +80,8 @@ static __device__ __forceinline__ void load_dq(const struct attn_wgmma_args &p, 
             const uint32_t k = m.kv + kv.stage * 2 * KEY_BYTES, kv_bar = m.kv_full + 8 * kv.stage;
             mbarrier_wait(m.kv_empty + 8 * kv.stage, kv.parity ^ 1);
             mbarrier_arrive_expect(kv_bar, 2 * KEY_BYTES);
-            tma_load(k, &p.kv, kv_bar, 0, p.a.n_head + item.kv, key);
-            tma_load(k + KEY_BYTES, &p.kv, kv_bar, 0, p.a.n_head + p.a.n_kv + item.kv, key);
+            tma_load(k, &p.k, kv_bar, 0, item.kv, key);
+            tma_load(k + KEY_BYTES, &p.v, kv_bar, 0, item.kv, key);
             kv = next_stage<DQ_STAGES>(kv);
         }
     }
@@ -117,8 +119,8 @@ static __device__ __forceinline__ void clear_keys(const struct dq_memory &m, con
     const int live = item.len - item.begin - t * KEYS;
     char *tile = m.q_bytes + (m.kv - m.q) + stage * 2 * KEY_BYTES;
     if (live >= KEYS) return;
-    clear_rows(tile, live, KEYS);
-    clear_rows(tile + KEY_BYTES, live, KEYS);
+    clear_rows<HEAD, KEYS>(tile, live);
+    clear_rows<HEAD, KEYS>(tile + KEY_BYTES, live);
     rows_cleared(WHOLE + wg);
 }
 
@@ -135,7 +137,7 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
     struct stage_at q = {0, 0}, kv = {0, 0};
     for (int round = 0; round < rounds; round++) {
         struct item item;
-        if (!item_at(&item, p, round)) continue;
+        if (!item_at<KEYS>(&item, p, round)) continue;
         const int n_live = min(p.n_query, item.len - item.q0);
         const int64_t t0 = item.first + item.q0;
         const uint32_t q_rows = m.q + q.stage * 2 * TILE_BYTES + wg * 64 * ROW_BYTES;
@@ -149,8 +151,8 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
         mbarrier_wait(m.kv_full + 8 * kv.stage, kv.parity);
         clear_keys(m, item, 0, kv.stage, wg);
         wgmma_fence();
-        dot_heads(s, q_rows, m.kv + kv.stage * 2 * KEY_BYTES);
-        dot_heads(dp, q_rows + TILE_BYTES, m.kv + kv.stage * 2 * KEY_BYTES + KEY_BYTES);
+        dot_heads<HEAD, ROWS>(s, q_rows, m.kv + kv.stage * 2 * KEY_BYTES);
+        dot_heads<HEAD, ROWS>(dp, q_rows + TILE_BYTES, m.kv + kv.stage * 2 * KEY_BYTES + KEY_BYTES);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_use(s);
@@ -162,8 +164,8 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
             mbarrier_wait(m.kv_full + 8 * now.stage, now.parity);
             clear_keys(m, item, t, now.stage, wg);
             wgmma_fence();
-            dot_heads(s, q_rows, m.kv + now.stage * 2 * KEY_BYTES);
-            dot_heads(dp, q_rows + TILE_BYTES, m.kv + now.stage * 2 * KEY_BYTES + KEY_BYTES);
+            dot_heads<HEAD, ROWS>(s, q_rows, m.kv + now.stage * 2 * KEY_BYTES);
+            dot_heads<HEAD, ROWS>(dp, q_rows + TILE_BYTES, m.kv + now.stage * 2 * KEY_BYTES + KEY_BYTES);
             wgmma_commit();
             add_rows(dq, w, m.kv + kv.stage * 2 * KEY_BYTES);
             wgmma_commit();
@@ -190,8 +192,9 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
         const float factor[2] = {p.a.scale, p.a.scale};
         char *rows = m.q_bytes + q.stage * 2 * TILE_BYTES + warp_row * ROW_BYTES;
         named_sync(WHOLE + wg, 128); /* the products that read these queries are complete */
-        stage_rows(rows, dq, factor);
-        store_queries(p.a.dqkv + t0 * p.a.ld_dqkv + item.kv * p.group * HEAD, p.a.ld_dqkv, rows, warp_row, p, n_live);
+        stage_rows<ROWS>(rows, dq, factor);
+        store_queries<HEAD, ROWS>(p.a.dqkv + t0 * p.a.ld_dqkv + item.kv * p.group * HEAD, p.a.ld_dqkv, rows, warp_row,
+                                  p, n_live);
         fence_proxy_async(); /* before TMA writes there again */
         release_stage(m.q_empty + 8 * q.stage);
         q = next_stage<2>(q);
@@ -216,15 +219,15 @@ struct key_block {
 static __device__ __forceinline__ void load_dkv(const struct attn_wgmma_args &p, const struct dkv_memory &m,
                                                 const struct key_block &b)
 {
-    const int lane = threadIdx.x % 32, head = p.a.n_head + b.kv, row = (int)b.first + b.k0;
+    const int lane = threadIdx.x % 32, row = (int)b.first + b.k0;
     const int n_row = p.n_query * p.group;
     const float2 *stat = p.a.stat + (b.kv * (int64_t)p.a.n_tok + b.first) * p.group;
     const float2 *masked_stat = p.a.stat + (int64_t)p.a.n_head * p.a.n_tok;
     if (lane == 0) {
         mbarrier_arrive_expect(m.kv_full, 2 * TILE_BYTES);
         for (int half = 0; half < ROWS; half += 64) {
-            tma_load(m.k + half * ROW_BYTES, &p.kv, m.kv_full, 0, head, row + half);
-            tma_load(m.v + half * ROW_BYTES, &p.kv, m.kv_full, 0, head + p.a.n_kv, row + half);
+            tma_load(m.k + half * ROW_BYTES, &p.k, m.kv_full, 0, b.kv, row + half);
+            tma_load(m.v + half * ROW_BYTES, &p.v, m.kv_full, 0, b.kv, row + half);
         }
     }
     struct stage_at at = {0, 0};
@@ -257,24 +260,13 @@ static __device__ __forceinline__ void load_operand(uint32_t (&a)[HEAD / 16][4],
     for (int k = 0; k < HEAD / 16; k++) load_matrix4(a[k], tile + sm90_swizzle(lane % 16, 2 * k + lane / 16));
 }
 
-/* s = -inf where the query does not attend to the key. distance: first query of the tile - first key of this thread. */
-static __device__ __forceinline__ void mask_queries(float (&s)[32], int distance, uint32_t inverse, int window)
-{
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        const int column = 8 * (i / 4) + threadIdx.x % 4 * 2 + i % 2;
-        const int d = distance + query_of(column, inverse) - 8 * (i / 2 % 2);
-        if ((unsigned)d >= (unsigned)window) s[i] = -INFINITY;
-    }
-}
-
 /* Clears all but the first `live` queries, and their dout, of a tile. */
 static __device__ __forceinline__ void clear_queries(const struct attn_wgmma_args &p, const struct dkv_memory &m,
                                                      int live, int stage, int wg)
 {
     if (live >= p.n_query) return;
-    clear_rows(m.bytes + (m.q - m.k) + stage * PART_BYTES, live * p.group, DKV_QUERIES);
-    clear_rows(m.bytes + (m.dout - m.k) + stage * PART_BYTES, live * p.group, DKV_QUERIES);
+    clear_rows<HEAD, DKV_QUERIES>(m.bytes + (m.q - m.k) + stage * PART_BYTES, live * p.group);
+    clear_rows<HEAD, DKV_QUERIES>(m.bytes + (m.dout - m.k) + stage * PART_BYTES, live * p.group);
     rows_cleared(WHOLE + wg);
 }
 
@@ -306,18 +298,14 @@ static __device__ __forceinline__ void skip_tiles(const struct dkv_memory &m, st
     }
 }
 
-static __device__ __forceinline__ void store_keys(const struct attn_wgmma_args &p, const struct key_block &b,
+static __device__ __forceinline__ void store_sums(const struct attn_wgmma_args &p, const struct key_block &b,
                                                   const float (&sum)[32], float scale, char *tile, int head)
 {
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, chunk = lane % 8;
+    const int warp_row = threadIdx.x / 32 * 16, key = b.k0 + warp_row;
     const float factor[2] = {scale, scale};
-    bf16 *to = p.a.dqkv + (b.first + b.k0 + warp_row) * p.a.ld_dqkv + head * HEAD + chunk * 8;
-    stage_rows(tile + warp_row * ROW_BYTES, sum, factor);
-#pragma unroll
-    for (int r = lane / 8; r < 16; r += 4) {
-        if (b.k0 + warp_row + r < b.len)
-            store16(to + r * p.a.ld_dqkv, load16(tile + (warp_row * ROW_BYTES + sm90_swizzle(r, chunk))));
-    }
+    stage_rows<ROWS>(tile + warp_row * ROW_BYTES, sum, factor);
+    store_keys<HEAD, ROWS>(p.a.dqkv + (b.first + key) * p.a.ld_dqkv + head * HEAD, p.a.ld_dqkv,
+                           tile + warp_row * ROW_BYTES, b.len - key);
 }
 
 /* Products are transposed, [keys, queries]: the weights are then in the layout of the A operand of the sums over
@@ -389,8 +377,8 @@ static __device__ __forceinline__ void multiply_dkv(const struct attn_wgmma_args
     }
     skip_tiles(m, &at, b.n_tile - to);
 
-    store_keys(p, b, dk, p.a.scale, m.bytes, p.a.n_head + b.kv);
-    store_keys(p, b, dv, 1.0f, m.bytes + (m.v - m.k), p.a.n_head + p.a.n_kv + b.kv);
+    store_sums(p, b, dk, p.a.scale, m.bytes, p.a.n_head + b.kv);
+    store_sums(p, b, dv, 1.0f, m.bytes + (m.v - m.k), p.a.n_head + p.a.n_kv + b.kv);
 }
 #endif
 
@@ -486,14 +474,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-void attn_bwd_wgmma(const struct attn_args *a)
+void attn_bwd_wgmma_64(const struct attn_args *a)
 {
     static bool ready;
     const struct attn_wgmma_args dq = wgmma_args_of(a, ROWS, KEYS), dkv = wgmma_args_of(a, DKV_QUERIES, 64);
     if (!ready) {
-        const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        CUDA_CHECK(cudaFuncSetAttribute(attn_dkv_wgmma_kernel, limit, DKV_BYTES));
-        CUDA_CHECK(cudaFuncSetAttribute(attn_dq_wgmma_kernel, limit, DQ_BYTES));
+        allow_shared((const void *)attn_dkv_wgmma_kernel, DKV_BYTES);
+        allow_shared((const void *)attn_dq_wgmma_kernel, DQ_BYTES);
     }
     ready = true;
     attn_dkv_wgmma_kernel<<<attn_grid(a, ROWS, a->n_kv), THREADS, DKV_BYTES, cuda.stream>>>(dkv);

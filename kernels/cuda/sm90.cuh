@@ -144,62 +144,80 @@ template <int N> __device__ __forceinline__ void wgmma_use(float (&d)[N])
 #define MT_WGMMA_8(i)                                                                                                  \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
-#define MT_WGMMA_32(i) MT_WGMMA_8(i), MT_WGMMA_8(i + 8), MT_WGMMA_8(i + 16), MT_WGMMA_8(i + 24)
-#define MT_WGMMA_96    MT_WGMMA_32(0), MT_WGMMA_32(32), MT_WGMMA_32(64)
+#define MT_WGMMA_32(i)   MT_WGMMA_8(i), MT_WGMMA_8(i + 8), MT_WGMMA_8(i + 16), MT_WGMMA_8(i + 24)
+#define MT_WGMMA_OUT_32  MT_WGMMA_32(0)
+#define MT_WGMMA_OUT_40  MT_WGMMA_32(0), MT_WGMMA_8(32)
+#define MT_WGMMA_OUT_48  MT_WGMMA_OUT_40, MT_WGMMA_8(40)
+#define MT_WGMMA_OUT_64  MT_WGMMA_32(0), MT_WGMMA_32(32)
+#define MT_WGMMA_OUT_96  MT_WGMMA_OUT_64, MT_WGMMA_32(64)
+#define MT_WGMMA_OUT_128 MT_WGMMA_OUT_96, MT_WGMMA_32(96)
 #define MT_WGMMA_NAMES_32                                                                                              \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MT_WGMMA_NAMES_40 MT_WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define MT_WGMMA_NAMES_48 MT_WGMMA_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define MT_WGMMA_NAMES_64                                                                                              \
+    MT_WGMMA_NAMES_48                                                                                                  \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define MT_WGMMA_NAMES_96                                                                                              \
-    MT_WGMMA_NAMES_32                                                                                                  \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                               \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                                 \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                                 \
+    MT_WGMMA_NAMES_64                                                                                                  \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                               \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MT_WGMMA_NAMES_128                                                                                             \
+    MT_WGMMA_NAMES_96                                                                                                  \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                   \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* accumulate false: d = a b. */
-template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[96], uint64_t a, uint64_t b, bool accumulate)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_96
-                 "}, %96, %97, p, 1, 1, 0, %99;\n}\n"
-                 : MT_WGMMA_96
-                 : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
-}
-template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_96
-                 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-                 "}, %128, %129, p, 1, 1, 0, %131;\n}\n"
-                 : MT_WGMMA_96, MT_WGMMA_32(96)
-                 : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
-}
-template <bool TRANS_B> __device__ __forceinline__ void wgmma(float (&d)[48], uint64_t a, uint64_t b, bool accumulate)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_32
-                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-                 "}, %48, %49, p, 1, 1, 0, %51;\n}\n"
-                 : MT_WGMMA_32(0), MT_WGMMA_8(32), MT_WGMMA_8(40)
-                 : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
-}
+/* a and b in shared memory. E: elements of d, N / 2; the operands after d are E, E + 1, E + 2, E + 3. accumulate false:
+ * d = a b. */
+#define MT_WGMMA_SHARED(E, N, A, B, P, T)                                                                              \
+    template <bool TRANS_B>                                                                                            \
+    __device__ __forceinline__ void wgmma(float(&d)[E], uint64_t a, uint64_t b, bool accumulate)                       \
+    {                                                                                                                  \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N              \
+                     "k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_##E "}, %" #A ", %" #B ", p, 1, 1, 0, %" #T ";\n}\n"         \
+                     : MT_WGMMA_OUT_##E                                                                                \
+                     : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));                                       \
+    }
+MT_WGMMA_SHARED(32, 64, 32, 33, 34, 35)
+MT_WGMMA_SHARED(40, 80, 40, 41, 42, 43)
+MT_WGMMA_SHARED(48, 96, 48, 49, 50, 51)
+MT_WGMMA_SHARED(64, 128, 64, 65, 66, 67)
+MT_WGMMA_SHARED(96, 192, 96, 97, 98, 99)
+MT_WGMMA_SHARED(128, 256, 128, 129, 130, 131)
+
 /* a in registers, in the layout of mma_bf16 (mma.cuh): two adjacent blocks of 8 columns of an accumulator, rounded to
  * bf16. It must not change before wgmma_wait has returned for this product. */
-template <bool TRANS_B>
-__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool accumulate)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
-                 : MT_WGMMA_32(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
-}
+#define MT_WGMMA_REGISTERS(E, N, A0, A1, A2, A3, B, P, T)                                                              \
+    template <bool TRANS_B>                                                                                            \
+    __device__ __forceinline__ void wgmma(float(&d)[E], const uint32_t(&a)[4], uint64_t b, bool accumulate)            \
+    {                                                                                                                  \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N              \
+                     "k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_##E "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B      \
+                                                              ", p, 1, 1, %" #T ";\n}\n"                               \
+                     : MT_WGMMA_OUT_##E                                                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));   \
+    }
+MT_WGMMA_REGISTERS(32, 64, 32, 33, 34, 35, 36, 37, 38)
+MT_WGMMA_REGISTERS(64, 128, 64, 65, 66, 67, 68, 69, 70)
+MT_WGMMA_REGISTERS(96, 192, 96, 97, 98, 99, 100, 101, 102)
+MT_WGMMA_REGISTERS(128, 256, 128, 129, 130, 131, 132, 133, 134)
+#undef MT_WGMMA_SHARED
+#undef MT_WGMMA_REGISTERS
 #undef MT_WGMMA_8
 #undef MT_WGMMA_32
-#undef MT_WGMMA_96
+#undef MT_WGMMA_OUT_32
+#undef MT_WGMMA_OUT_40
+#undef MT_WGMMA_OUT_48
+#undef MT_WGMMA_OUT_64
+#undef MT_WGMMA_OUT_96
+#undef MT_WGMMA_OUT_128
 #undef MT_WGMMA_NAMES_32
+#undef MT_WGMMA_NAMES_40
+#undef MT_WGMMA_NAMES_48
+#undef MT_WGMMA_NAMES_64
 #undef MT_WGMMA_NAMES_96
+#undef MT_WGMMA_NAMES_128
 
 #endif
 /* ---- host: tensor maps ---- */
