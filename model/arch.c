@@ -261,6 +261,7 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     const int64_t big = 1 << 24;
     int64_t head_dim = f->head_dim;
     a->max_len = f->max_len;
+    a->d_ff_key = f->width;
     if (json_get_i64(root, "num_hidden_layers", 1, MT_MAX_LAYERS, &a->n_layer, err) ||
         json_get_i64(root, "hidden_size", 1, big, &a->d_model, err) ||
         json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) || read_kv_heads(a, root, f, err) ||

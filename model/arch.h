@@ -57,6 +57,7 @@ struct ffn_kind;
 struct arch {
     const char *family; /* "gpt_oss": model_type of config.json */
     const struct tensor_names *names;
+    const char *d_ff_key;                             /* of d_ff in config.json */
     int64_t n_layer, d_model, n_head, n_kv, head_dim; /* head_dim: of queries and keys */
     int64_t n_exp, top_k, d_ff;                       /* of a layer with routed experts; d_ff: width of one expert */
     int64_t d_dense;                                  /* width of a dense layer */

@@ -16,26 +16,26 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
                         struct err *err)
 {
     const struct delta_shape *d = &a->delta.shape;
+    const bool latent = a->mla.kv_lora > 0;
     const struct {
         const char *what;
         int64_t value;
         bool fits;
         const char *need;
     } rows[] = {
-        {"head_dim", a->head_dim, a->head_dim >= 16 && a->head_dim <= 256 && a->head_dim % 16 == 0,
-         "a multiple of 16 from 16 to 256"},
+        {latent ? "qk_nope_head_dim + qk_rope_head_dim" : "head_dim", a->head_dim,
+         a->head_dim >= 8 && a->head_dim <= 256 && a->head_dim % 8 == 0, "a multiple of 8 from 8 to 256"},
         {"v_head_dim", a->mla.value, a->mla.value % 8 == 0 && a->mla.value <= 256, "a multiple of 8, at most 256"},
         {"qk_rope_head_dim", a->mla.rope, a->mla.rope % 16 == 0, "a multiple of 16"},
         {"q_lora_rank", a->mla.q_lora, a->mla.q_lora % 8 == 0, "a multiple of 8"},
         {"kv_lora_rank", a->mla.kv_lora, a->mla.kv_lora % 8 == 0, "a multiple of 8"},
         {"hidden_size", a->d_model, a->d_model % 8 == 0 && a->d_model <= 16384, "a multiple of 8, at most 16384"},
-        {"the experts' width", a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
-        {"the shared experts' width", a->d_shared, a->d_shared % 8 == 0, "a multiple of 8"},
-        {"the dense layers' width", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
+        {a->d_ff_key, a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
+        {"shared_expert_intermediate_size", a->d_shared, a->d_shared % 8 == 0, "a multiple of 8"},
+        {"intermediate_size", a->d_dense, a->d_dense % 8 == 0, "a multiple of 8"},
         {"linear_key_head_dim", d->key_dim, d->key_dim % 8 == 0 && d->key_dim <= 128, "a multiple of 8, at most 128"},
         {"linear_value_head_dim", d->value_dim, d->value_dim % 8 == 0 && d->value_dim <= 128,
          "a multiple of 8, at most 128"},
-        {"linear_num_value_heads", d->n_value, d->n_value % 4 == 0, "a multiple of 4"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
         {"n_group", a->router.n_group, a->router.n_group <= 32, "at most 32"},
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},

@@ -152,18 +152,18 @@ static const char *save_heads(int64_t dim)
     return dir;
 }
 
-static const int64_t head_widths[] = {16, 48, 80, 96, 112, 160, 192, 256};
+static const int64_t head_widths[] = {8, 16, 24, 40, 48, 80, 96, 112, 160, 192, 256};
 
 static void test_head_widths(void **state)
 {
     (void)state;
-    static const int64_t refused[] = {8, 12, 40, 264, 512};
+    static const int64_t refused[] = {4, 12, 20, 264, 512};
     struct err err = {{0}};
     for (int i = 0; i < MT_LEN(head_widths); i++)
         if (whole_model_open_gpu(save_heads(head_widths[i]), "q_proj,experts", &err)) fail_msg("%s", err.msg);
     for (int i = 0; i < MT_LEN(refused); i++) {
         char says[128];
-        snprintf(says, sizeof(says), "head_dim is %lld; the CUDA kernels need a multiple of 16 from 16 to 256",
+        snprintf(says, sizeof(says), "head_dim is %lld; the CUDA kernels need a multiple of 8 from 8 to 256",
                  (long long)refused[i]);
         assert_int_equal(whole_model_open_gpu(save_heads(refused[i]), "q_proj,experts", &err), -1);
         assert_says(err.msg, says);

@@ -10,6 +10,7 @@
 #include "model/layer.h"
 #include "model/lora_table.h"
 #include "tests/checkpoints.h"
+#include "tests/whole_model.h"
 
 #define CASE "parity/qwen3_5"
 /* The sizes of the case; the types of the layers are derived. */
@@ -156,6 +157,38 @@ static void text_only_is_the_text_part(void **state)
     loaded_close(&b);
 }
 
+/* Sizes that the CUDA kernels do not take are errors when the model is opened, with the key's name: before the tensors,
+ * which have other sizes, are looked at. Other sizes get as far as the tensors. */
+static void sizes_for_a_gpu(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *old, *new, *says;
+    } rows[] = {
+        {"linear_value_head_dim", "12", "12", "linear_value_head_dim is 12; the CUDA kernels need a multiple of 8, at"},
+        {"linear_key_head_dim", "16", "136", "linear_key_head_dim is 136; the CUDA kernels need"},
+        {"head_dim", "16", "264", "head_dim is 264; the CUDA kernels need a multiple of 8 from 8 to 256"},
+        {"hidden_size", "40", "36", "hidden_size is 36; the CUDA kernels need a multiple of 8, at most 16384"},
+        {"moe_intermediate_size", "16", "20", "moe_intermediate_size is 20; the CUDA kernels need a multiple of 8"},
+        {"shared_expert_intermediate_size", "24", "28", "shared_expert_intermediate_size is 28; the CUDA kernels need"},
+        {"linear_num_value_heads", "4", "6", "linear_attn.in_proj_b.weight is BF16 [4, 40]"},
+        {"head_dim", "16", "24", "layers.0.linear_attn"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char old[96], new[96];
+        struct err err = {.msg = ""};
+        struct draft d;
+        draft_open_case(&d, CASE);
+        if (i) draft_config(&d, "\"linear_value_head_dim\": 12", "\"linear_value_head_dim\": 8");
+        snprintf(old, sizeof(old), " \"%s\": %s", rows[i].key, rows[i].old);
+        snprintf(new, sizeof(new), " \"%s\": %s", rows[i].key, rows[i].new);
+        draft_config(&d, old, new);
+        const int rc = whole_model_open_gpu(draft_save(&d, 1), "all-linear", &err);
+        if (rc != -1 || !strstr(err.msg, rows[i].says)) fail_msg("%s = %s: %s", rows[i].key, rows[i].new, err.msg);
+        draft_free(&d);
+    }
+}
+
 int test_deltanet(void)
 {
     const struct CMUnitTest tests[] = {
@@ -163,6 +196,7 @@ int test_deltanet(void)
         cmocka_unit_test(bad_values_are_refused),
         cmocka_unit_test(table_shows_the_share_of_each_kind),
         cmocka_unit_test(text_only_is_the_text_part),
+        cmocka_unit_test(sizes_for_a_gpu),
     };
     return cmocka_run_group_tests_name("deltanet", tests, NULL, NULL);
 }

@@ -277,6 +277,8 @@ static void sizes_for_a_gpu(void **state)
         const char *says; /* NULL: supported */
     } rows[] = {
         {{8, 16, 16, 16, 24, "\"rope_theta\": 100", ""}, NULL},
+        {{8, 16, 248, 16, 16, "\"rope_theta\": 100", ""},
+         "qk_nope_head_dim + qk_rope_head_dim is 264; the CUDA kernels need a multiple of 8 from 8 to 256"},
         {{8, 16, 16, 16, 12, "\"rope_theta\": 100", ""}, "v_head_dim is 12; the CUDA kernels need a multiple of 8"},
         {{8, 16, 16, 16, 264, "\"rope_theta\": 100", ""}, "v_head_dim is 264"},
         {{8, 16, 10, 6, 16, "\"rope_theta\": 100", ""},

@@ -303,6 +303,12 @@ static const struct linear_shape gpu_linear_shapes[] = {
     {130, 128, 264, WF_MXFP4, false, true, true, 40, 1, {0}, {264}, 0.1f},
     {130, 128, 200, WF_FP4, true, false, false, 16, 2, {8, 104}, {96, 96}, 0.3f},
     {130, 2880, 640, WF_NF4, true, false, true, 32, 3, {0, 512, 576}, {512, 64, 64}, 0},
+    /* in_proj_b and in_proj_a of 4, 6 and 3 value heads; columns between segments; widths of no common factor */
+    {37, 256, 8, WF_BF16, false, false, true, 8, 2, {0, 4}, {4, 4}, 0},
+    {130, 72, 12, WF_BF16, false, false, true, 16, 2, {0, 6}, {6, 6}, 0.3f},
+    {5, 64, 6, WF_F32, true, true, true, 24, 2, {0, 3}, {3, 3}, 0},
+    {130, 72, 203, WF_BF16, true, true, true, 16, 3, {1, 70, 140}, {67, 70, 61}, 0},
+    {33, 64, 72, WF_NF4, true, false, true, 8, 2, {0, 12}, {12, 60}, 0},
 };
 
 /* x between eight columns of zeros on each side, which would reveal a write of an op outside the view. */
@@ -471,6 +477,8 @@ static void rope_on_the_gpu(void **state)
         {33, 36, 4, 128, 0, 0}, {5, 32, 16, 128, 24, 0}, {65, 10, 2, 64, 8, 0},   {3, 5, 1, 256, 0, 0},
         {9, 6, 2, 80, 16, 0},   {5, 12, 1, 96, 0, 0},    {5, 4, 2, 112, 24, 0},   {7, 9, 3, 192, 0, 0},
         {2, 1, 1, 144, 16, 0},  {33, 104, 8, 64, 0, 64}, {5, 18, 2, 64, 16, 192}, {3, 2, 1, 16, 8, 8},
+        {7, 3, 1, 8, 0, 0},     {65, 6, 2, 24, 16, 0},   {5, 4, 2, 4, 0, 12},     {3, 5, 1, 40, 8, 0},
+        {2, 3, 0, 6, 8, 3},
     };
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_rope_run, &cases[i]);
 }

@@ -7,10 +7,12 @@
  *           first, since the residual may be thousands of times larger than the rest and is added last. A residual
  *           without bias and adapter is copied, and the product added.
  * Shapes:   x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
- * Needs:    in, out, r and the segments' bounds multiples of 8, segments in ascending order, rows 16-byte aligned;
- *           T may be 0. W in any format; any but bf16 is first decoded into scratch.
+ * Needs:    in and r multiples of 8, segments in ascending order, rows of x and xa 16-byte aligned; out and the
+ *           segments may have any width (in_proj_b and in_proj_a of gated DeltaNet have a row per value head). T may be
+ *           0. W in any format; any but bf16 is first decoded into scratch.
  * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r with operands loaded from global memory
- *           (xa and B are small and stay in the caches): 74 registers, no shared memory, no spills.
+ *           (xa and B are small and stay in the caches): 74 registers, no shared memory, no spills. A second instance
+ *           stores column by column, for widths that are not multiples of 8: 74 registers too.
  *           drop_kernel: one thread per 8 columns; 32 registers.
  * Moves:    addend: 2*T*out bytes written, twice as many read with a residual; each block reads its xa and B -> memory
  *           bound. drop: 4*T*in.
@@ -119,6 +121,24 @@ static __device__ __forceinline__ void store_addend(const struct addend &p, floa
     *(uint4 *)(p.y + row * p.ld_y + col) = round_bf16x8(v);
 }
 
+/* The same for columns col .. end-1 of at most eight, one by one. */
+static __device__ __forceinline__ void store_addend_columns(const struct addend &p, float scale, int64_t row, int col,
+                                                            int end, const float v[8])
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        bf16 *y = p.y + row * p.ld_y + col + j;
+        float sum = v[j] * scale;
+        if (col + j >= end) return;
+        if (p.bias) sum += p.bias[col + j];
+        if (p.to_y) sum += __bfloat162float(*y);
+        if (p.res) sum += __bfloat162float(p.res[row * p.ld_res + col + j]);
+        *y = __float2bfloat16_rn(sum);
+    }
+}
+
+/* EIGHTS: bounds of the parts and distances of the rows are multiples of 8, and rows are 16-byte aligned. */
+template <bool EIGHTS>
 static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_constant__ struct addend p)
 {
     int tile = blockIdx.x, s = 0;
@@ -136,7 +156,11 @@ static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_con
             float v[8];
 #pragma unroll
             for (int j = 0; j < 8; j++) v[j] = acc[4 * group + j / 2][2 * half + j % 2];
-            if (row + 8 * half < p.n_row && c < part.end) store_addend(p, part.scale, row + 8 * half, c, v);
+            if (row + 8 * half >= p.n_row || c >= part.end) continue;
+            if (EIGHTS)
+                store_addend(p, part.scale, row + 8 * half, c, v);
+            else
+                store_addend_columns(p, part.scale, row + 8 * half, c, part.end, v);
         }
     }
 }
@@ -198,23 +222,28 @@ static struct tensor segment_rows(struct tensor b, const struct lora *lora, int 
     return tensor_rows(b, first, lora->seg_cols[s]);
 }
 
+static bool is_aligned(struct tensor x)
+{
+    return !x.ndim || ((uintptr_t)x.data % 16 == 0 && (x.ndim < 2 || x.ld % VECTOR == 0));
+}
+
 static void want_aligned(const char *name, struct tensor x)
 {
-    MT_REQUIRE(!x.ndim || ((uintptr_t)x.data % 16 == 0 && (x.ndim < 2 || x.ld % VECTOR == 0)),
-               "%s: rows of %lld, the first at %p: not 16-byte aligned", name, (long long)x.ld, x.data);
+    MT_REQUIRE(is_aligned(x), "%s: rows of %lld, the first at %p: not 16-byte aligned", name, (long long)x.ld, x.data);
 }
 
 static void want_shapes(const struct weight *w, const struct lora *lora)
 {
-    bool fine = w->n_in % VECTOR == 0 && w->n_out % VECTOR == 0 && w->n_out < INT32_MAX && lora->r % VECTOR == 0 &&
-                tensor_count(lora->b) < INT32_MAX;
+    bool fine =
+        w->n_in % VECTOR == 0 && w->n_out < INT32_MAX && lora->r % VECTOR == 0 && tensor_count(lora->b) < INT32_MAX;
     int64_t end = 0;
     for (int s = 0; lora->r && s < lora->n_seg; s++) {
-        fine = fine && lora->seg_first[s] >= end && lora->seg_first[s] % VECTOR == 0 && lora->seg_cols[s] % VECTOR == 0;
+        fine = fine && lora->seg_first[s] >= end;
         end = lora->seg_first[s] + lora->seg_cols[s];
     }
-    MT_REQUIRE(fine, "[%lld, %lld] with an adapter of rank %lld: not all multiples of 8, or segments out of order",
-               (long long)w->n_out, (long long)w->n_in, (long long)lora->r);
+    MT_REQUIRE(
+        fine, "[%lld, %lld] with an adapter of rank %lld: columns or rank not multiples of 8, or segments out of order",
+        (long long)w->n_out, (long long)w->n_in, (long long)lora->r);
 }
 
 /* Divides the columns of y at the segments; returns the number of tiles. */
@@ -236,6 +265,14 @@ static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const str
     return n_tile;
 }
 
+/* Whether the parts may be stored eight columns at a time. */
+static bool in_eights(const struct part *part, int64_t n_tile)
+{
+    for (; n_tile > 0; n_tile -= part++->n_tile)
+        if (part->first % VECTOR || part->end % VECTOR) return false;
+    return true;
+}
+
 /* y = (to_y: +=) res + bias + adapter */
 static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct tensor bias, struct tensor res,
                          const struct lora *lora)
@@ -249,7 +286,9 @@ static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct te
     if (lora->r) p.xa = bf16_ptr(xa), p.ld_xa = xa.ld, p.b = bf16_ptr(lora->b), p.ld_b = (int)lora->b.ld;
     const int64_t n_tile = cut_columns(p.part, y.shape[1], lora), n_band = ceil_div(y.shape[0], ROWS);
     MT_REQUIRE(n_band <= 65535, "%lld rows", (long long)y.shape[0]);
-    addend_kernel<<<dim3(grid_x(n_tile), (unsigned)n_band), THREADS, 0, cuda.stream>>>(p);
+    const bool eights = in_eights(p.part, n_tile) && is_aligned(y) && is_aligned(res) && is_aligned(bias);
+    const auto kernel = eights ? addend_kernel<true> : addend_kernel<false>;
+    kernel<<<dim3(grid_x(n_tile), (unsigned)n_band), THREADS, 0, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -266,7 +305,6 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     const struct lora *added = added_adapter(lora);
     if (!dev->dry_run && tensor_count(y)) {
         const bool small = added->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
-        want_aligned("y", y), want_aligned("res", res), want_aligned("bias", bias);
         if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
         if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
         if (first) write_addend(y, false, xa, bias, res, added);
