@@ -488,7 +488,7 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     count_gemm(dev, n_tok, w->n_out, w->n_in);
     MOVES(dev, logits, x, r->idx, r->gate);
     moves_weight(dev, w, n_tok);
-    RUN(0, router_fwd, r, logits, x, w, bias, router);
+    RUN(w->n_out, router_fwd, r, logits, x, w, bias, router);
 }
 
 void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)
@@ -534,7 +534,7 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
     MOVES(dev, dx, dx, dgate, r->gate, r->idx);
     if (dense || router_is_sigmoid(router)) MOVES(dev, logits);
     moves_weight(dev, w, n_tok);
-    RUN(0, router_bwd, dx, dgate, r, logits, w, aux, router);
+    RUN(w->n_out, router_bwd, dx, dgate, r, logits, w, aux, router);
     round_act(dev, dx);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/json.h"
+#include "tests/op_check.h"
 #include "tests/process.h"
 #include "train/synth/synth.h"
 
@@ -54,6 +55,29 @@ static void test_ops(void **state)
     assert_close(calls(root, "adamw"), 1, 0);
     assert_false(json_has(root, "step_ms"));
     json_free(doc);
+}
+
+/* Without --layers and --targets: both mixers of Qwen3.5, every projection, and a row for each gate. */
+static void test_ops_of_each_kind(void **state)
+{
+    (void)state;
+    struct err err;
+    assert_int_equal(RUN("bench", "ops", "--arch", "qwen3.5-tiny", "--json", SMALL), 0);
+    struct json_doc *doc = json_parse(said.out, (int64_t)strlen(said.out), "bench", &err);
+    if (!doc) fail_msg("%s", err.msg);
+    struct json root = json_root(doc);
+    assert_close(number(root, "layers"), 4, 0);
+    assert_close(calls(root, "conv_silu_bwd"), 3, 0);
+    assert_close(calls(root, "gated_norm_bwd"), 3, 0);
+    assert_close(calls(root, "attn_gate_bwd"), 1, 0);
+    assert_close(calls(root, "glu_bwd"), 4, 0);
+    json_free(doc);
+    assert_int_equal(RUN("bench", "ops", "--arch", "qwen3.5-tiny", SMALL), 0);
+    assert_says(said.out, "qwen3.5-tiny, 4 layers, experts bf16, LoRA r 4 on all-linear: ");
+    assert_says(said.out, "router_bwd 1 ");
+    assert_says(said.out, "router_bwd 16 ");
+    assert_int_equal(RUN("bench", "ops", "--arch", "qwen3.5-tiny", "--targets", "q_proj", SMALL), 0);
+    assert_says(said.out, "LoRA r 4 on q_proj: ");
 }
 
 static void test_step(void **state)
@@ -303,6 +327,19 @@ static void loop_and_grouped_train_alike_on_the_gpu(void **state)
     check_paths("mixtral-tiny");
 }
 
+/* in_proj_b and in_proj_a of qwen3.5-tiny have four rows each. */
+static void every_projection_on_the_gpu(void **state)
+{
+    (void)state;
+    static const char *const archs[] = {"qwen3.5-tiny", "glm-tiny", "glm-flash-tiny"};
+    static const char *const devices[] = {"cuda", "cuda-portable"};
+    op_check_need_gpu();
+    for (int i = 0; i < 2 * MT_LEN(archs); i++)
+        if (RUN("bench", "ops", "--arch", archs[i / 2], "--targets", "all-linear", "--device", devices[i % 2],
+                "--tokens", "256", "--seq", "64", "--steps", "1"))
+            fail_msg("%s on %s: %s", archs[i / 2], devices[i % 2], said.err);
+}
+
 static void test_dequant(void **state)
 {
     (void)state;
@@ -393,6 +430,7 @@ int test_bench(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ops),
+        cmocka_unit_test(test_ops_of_each_kind),
         cmocka_unit_test(test_step),
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_errors),
@@ -404,6 +442,7 @@ int test_bench(void)
         cmocka_unit_test(test_attn),
         cmocka_unit_test(test_split_needs_a_gpu),
         cmocka_unit_test(loop_and_grouped_train_alike_on_the_gpu),
+        cmocka_unit_test(every_projection_on_the_gpu),
     };
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

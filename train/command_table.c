@@ -400,7 +400,7 @@ static const struct cli_rule synth_rules[] = {
     USUALLY(bench_options, steps, "--steps", "N", "[1, 1e9]", "10; on a CPU 5", "timed steps"), \
     QUANT(bench_options), \
     KEY(bench_options, "--rank", "R", "lora.r", "LoRA rank"), \
-    KEY(bench_options, "--targets", "NAMES", "lora.targets", "projections with adapters"), \
+    KEY(bench_options, "--targets", "NAMES", "lora.targets", "projections with adapters; without q_proj all-linear"), \
     KEY(bench_options, "--qat", "FORMAT", "quant.weights", "quantisation-aware training in this format"), \
     KEY(bench_options, "--qat-inputs", "FORMAT", "quant.activations", "training with inputs in this format"), \
     OPTION(bench_options, teacher, "--teacher", "NAME", "none|base", "none", \
@@ -414,7 +414,7 @@ static const struct cli_rule synth_rules[] = {
         "layers whose experts are also kept as bf16; -1: as many as fit"), \
     JSON(bench_options)
 
-static const struct cli_row bench_ops_rows[] = {BENCH("2")};
+static const struct cli_row bench_ops_rows[] = {BENCH("2, or more until every kind of layer is there")};
 static const struct cli_row bench_step_rows[] = {
     BENCH("all"),
     OPTION(bench_options, paths, "--path", "NAME,...", BENCH_PATHS, NULL,

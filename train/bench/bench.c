@@ -4,8 +4,8 @@
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
  *                --path: the same model with several implementations of the experts, one after the other; without
  *                --decoded no layer is decoded, because common loops decode at each use
- *   bench ops    two layers (gpt-oss: one with a sliding window, one without), embedding, head and optimizer: only the
- *                time of each op
+ *   bench ops    the fewest first layers, at least two, that have every kind of layer (gpt-oss: one with a sliding
+ *                window, one without), embedding, head and optimizer: only the time of each op
  *
  * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
  *
@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "kernels/moe_loop.h"
+#include "model/layer.h"
 #include "train/report/profile.h"
 #include "train/run.h"
 #include "train/synth/synth.h"
@@ -30,6 +31,7 @@ static const char *const path_names[] = {"grouped", "loop", "presort"};
 
 struct bench {
     bool ops, json;
+    bool usual_targets; /* --targets was not given */
     const char *arch, *quant;
     int n_paths; /* 0: no comparison */
     enum path paths[MAX_PATHS], path;
@@ -68,12 +70,19 @@ static void choose_sizes(struct bench *b)
     const bool gpu = b->run.dev.ops->own_memory;
     struct config *cfg = &b->cfg;
     if (!b->arch) b->arch = gpu ? "gpt-oss-20b" : "gpt-oss-tiny";
-    if (!b->n_layer && b->ops) b->n_layer = 2;
     if (!b->n_tok) b->n_tok = gpu ? 16384 : 1024;
     if (!b->n_step) b->n_step = b->n_paths ? COMPARED - WARM_UP : gpu ? 10 : 5;
     if (!cfg->data.seq_len) cfg->data.seq_len = gpu ? 4096 : 512;
     cfg->data.seq_len = MT_MIN(cfg->data.seq_len, b->n_tok);
     cfg->train.micro_batch = b->n_tok / cfg->data.seq_len;
+}
+
+/* Without --targets: attention and experts; every projection where a layer's mixer is not attention with q_proj. */
+static void choose_targets(struct bench *b)
+{
+    const struct arch *a = &b->run.arch;
+    for (int64_t l = 0; l < a->n_layer && b->usual_targets; l++)
+        if (a->mixer[l] != &mixer_attention) snprintf(b->cfg.lora.targets, sizeof(b->cfg.lora.targets), "all-linear");
 }
 
 /* Random tokens; a different batch for every number. */
@@ -161,10 +170,11 @@ static int bench_open(struct bench *b, struct err *err)
     if (b->n_tok % b->cfg.data.seq_len)
         return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->n_tok,
                        (long long)b->cfg.data.seq_len);
-    const struct synth_options opt = {.arch = b->arch, .quant = b->quant, .n_layer = b->n_layer};
+    const struct synth_options opt = {.arch = b->arch, .quant = b->quant, .n_layer = b->n_layer, .each_kind = b->ops};
     if (prof_measure_roofs(&r->dev, err) || synth_memory_open(&b->memory, &opt, err)) return -1;
     r->cfg = &b->cfg;
     r->arch = b->memory.arch;
+    choose_targets(b);
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
     if (run_open_model(r, NULL, true, err)) return in_options(b, err);
@@ -480,7 +490,11 @@ int bench_run(const struct bench_options *o, const struct config *cfg, bool ops,
                        .n_layer = o->layers,
                        .n_tok = o->tokens,
                        .n_step = o->steps,
+                       .usual_targets = true,
                        .cfg = *cfg};
+    for (int64_t i = 0; i < o->common.sets.n; i++)
+        if (o->common.sets.items[i].key && !strcmp(o->common.sets.items[i].key, "lora.targets"))
+            b.usual_targets = false;
     for (int i = 0; i < b.n_paths; i++) b.paths[i] = (enum path)o->paths.v[i];
     snprintf(b.cfg.distill.teacher, sizeof(b.cfg.distill.teacher), "%s", o->teacher);
     b.cfg.data.seq_len = o->seq; /* 0: the device's default */

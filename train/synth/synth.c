@@ -404,6 +404,19 @@ static void synth_close(struct synth *s)
     *s = (struct synth){0};
 }
 
+/* The fewest first layers, at least 2, that have every kind of layer of the model. */
+static int64_t layers_of_each_kind(const struct arch *a)
+{
+    int64_t n = MT_MIN(a->n_layer, 2);
+    for (int64_t l = n; l < a->n_layer; l++) {
+        bool seen = false;
+        for (int64_t k = 0; k < n; k++)
+            seen = seen || (a->mixer[k] == a->mixer[l] && a->ffn[k] == a->ffn[l] && a->window[k] == a->window[l]);
+        if (!seen) n = l + 1;
+    }
+    return n;
+}
+
 static int synth_open(struct synth *s, const struct synth_options *opt, struct err *err)
 {
     *s = (struct synth){.seed = opt->seed};
@@ -413,6 +426,7 @@ static int synth_open(struct synth *s, const struct synth_options *opt, struct e
     if (s->n_layer < 0 || s->n_layer > s->p->n_layer)
         return err_set(err, "--layers %lld: %s has %lld", (long long)s->n_layer, s->p->name, (long long)s->p->n_layer);
     if (read_arch(s, err)) return -1;
+    if (opt->each_kind && !opt->n_layer) s->n_layer = layers_of_each_kind(&s->a);
     add_all(s);
     return 0;
 }
