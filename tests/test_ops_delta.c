@@ -537,23 +537,49 @@ static void delta_packed_run(struct device *dev, const void *params, struct op_o
     put(outputs, tensor_rows(all.dba, 0, n_good));
 }
 
-static void on_the_gpu(void **state)
+/* Sequences that end at, before and after the rows that a thread loads together, and strips with several ends. */
+static void conv_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
-    static const struct conv_shape convs[] = {{8, 4, 1, {1}}, {24, 4, 4, {2, 0, 5, 3}}, {8192, 4, 3, {65, 1, 130}}};
+    static const struct conv_shape shapes_on_gpu[] = {
+        {8, 4, 1, {1}},
+        {24, 4, 4, {2, 0, 5, 3}},
+        {16, 4, 8, {1, 1, 1, 4, 63, 0, 1, 130}},
+        {2056, 3, 4, {15, 1, 17, 64}},
+        {16, 1, 3, {5, 0, 9}},
+        {16, 8, 5, {1, 7, 8, 9, 40}},
+        {24, 6, 2, {70, 3}},
+        {8192, 4, 3, {65, 1, 130}},
+        {8192, 4, 4, {1000, 3, 1, 1100}},
+    };
+    for (int i = 0; i < MT_LEN(shapes_on_gpu); i++) op_check_cuda(conv_run, &shapes_on_gpu[i]);
+}
+
+static void delta_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
     static const struct shape deltas[] = {
         {{1, 2, 8, 8}, 1, {65}},           {{2, 4, 16, 24}, 4, {1, 64, 0, 63}},
         {{2, 2, 64, 32}, 2, {200, 65}},    {{1, 2, 128, 128}, 1, {300}},
         {{16, 32, 128, 128}, 2, {65, 40}}, {{2, 2, 128, 128}, 7, {1, 63, 64, 65, 200, 0, 7}},
         {{1, 3, 128, 128}, 2, {1, 64}},    {{2, 8, 128, 128}, 1, {130}},
+        {{1, 3, 16, 24}, 2, {70, 5}},
     };
     static const struct shape packed = {{1, 2, 128, 128}, 6, {65, 1, 0, 128, 191, 40}};
-    static const struct gated_shape norms[] = {{0, 2, 8}, {5, 3, 8}, {7, 4, 24}, {33, 32, 128}};
-    static const struct gate_shape gates[] = {{0, 2, 1, 8}, {5, 4, 2, 8}, {33, 16, 2, 256}};
-    for (int i = 0; i < MT_LEN(convs); i++) op_check_cuda(conv_run, &convs[i]);
     for (int i = 0; i < MT_LEN(deltas); i++) op_check_cuda(delta_run, &deltas[i]);
     op_check_cuda(delta_packed_run, &packed);
+}
+
+static void gates_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct gated_shape norms[] = {{0, 2, 8},   {5, 3, 8},     {7, 4, 24},  {9, 6, 96},
+                                               {1, 1, 128}, {33, 32, 128}, {5, 3, 136}, {67, 2, 256}};
+    static const struct gate_shape gates[] = {{0, 2, 1, 8},  {1, 3, 1, 8},     {5, 4, 2, 8},
+                                              {6, 6, 3, 24}, {33, 16, 2, 256}, {67, 2, 2, 48}};
     for (int i = 0; i < MT_LEN(norms); i++) op_check_cuda(gated_run, &norms[i]);
     for (int i = 0; i < MT_LEN(gates); i++) op_check_cuda(gate_run, &gates[i]);
 }
@@ -573,7 +599,9 @@ int test_ops_delta(void)
         cmocka_unit_test(gated_norm_runs),
         cmocka_unit_test(attn_gate),
         cmocka_unit_test(attn_gate_runs),
-        cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(conv_on_the_gpu),
+        cmocka_unit_test(delta_on_the_gpu),
+        cmocka_unit_test(gates_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_delta", tests, NULL, NULL);
 }

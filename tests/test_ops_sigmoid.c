@@ -28,6 +28,8 @@ static const struct router_case cases[] = {
     {131, 32, 4, 64, {DIVIDED, 1, 8, 3}, true, true},      {65, 64, 4, 72, {DIVIDED, 1.8f, 0, 0}, true, true},
     {65, 256, 8, 128, {DIVIDED, 2.5f, 8, 4}, true, false}, {33, 512, 10, 64, {PLAIN, 1, 32, 7}, true, false},
     {70, 40, 4, 24, {PLAIN, 3, 5, 2}, false, true},        {300, 1, 1, 64, {PLAIN, 1, 0, 0}, false, false},
+    {9, 1, 1, 2048, {PLAIN, 1, 0, 0}, false, false},       {5, 1, 1, 2184, {PLAIN, 2.5f, 0, 0}, false, false},
+    {7, 1, 1, 40, {PLAIN, 1, 0, 0}, true, false},
 };
 
 struct routing {

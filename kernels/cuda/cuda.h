@@ -95,6 +95,15 @@ void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t
                       const int32_t *offs);
 struct tensor cuda_dense_proj(struct device *dev, const struct proj *proj);
 
+/* ---- token_gate.cu: a sigmoid router of one expert without bias, for router.cu; T > 0 */
+
+bool cuda_token_gate_is(const struct weight *w, const struct router *router);
+void cuda_token_gate_fwd(struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
+                         const struct router *router);
+/* dx += */
+void cuda_token_gate_bwd(struct tensor dx, struct tensor dgate, struct tensor logits, const struct weight *w,
+                         const struct router *router);
+
 /* ---- gemm.cu: cuBLASLt */
 
 /* Opens the library. Error: it is not installed. */

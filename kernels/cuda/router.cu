@@ -336,6 +336,10 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
     if (dev->dry_run || n_tok == 0) return;
     require_router(x, w);
     MT_REQUIRE(router->n_group <= 32, "a router of %d groups", router->n_group);
+    if (!of_expert && cuda_token_gate_is(w, router)) {
+        cuda_token_gate_fwd(r, logits, x, w, router);
+        return;
+    }
     const int cols = w->n_out <= 32 ? 32 : 64;
     const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_out, cols));
     const bool plain = w->format == WF_BF16;
@@ -590,6 +594,10 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
     arena_release(&dev->work, mark);
     if (dev->dry_run || n_tok == 0) return;
     require_router(dx, w);
+    if (cuda_token_gate_is(w, router)) {
+        cuda_token_gate_bwd(dx, dgate, logits, w, router);
+        return;
+    }
     struct gates_job job = {};
     job.dl = f32_ptr(dl), job.ld_dl = dl.ld;
     job.gate = f32_ptr(r->gate), job.ld_gate = r->gate.ld;
