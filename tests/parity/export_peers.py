@@ -3,12 +3,15 @@ transformers + PEFT with the original adapter, whose losses tests/test_parity.c 
 
   python export_peers.py CASE --moetrain build/moetrain [--out DIR]      CASE: a directory of make_case.py
 
-peft, vllm    loaded by PEFT (per-expert keys through transformers' own conversion): logits
+peft, vllm    loaded by PEFT (per-expert keys through transformers' own conversion): logits. Of GLM and DeepSeek with
+              shared experts, vllm_keys.py reads the vllm format, because PEFT takes their names for the routed ones
 gguf          every tensor read back with the gguf package, dW of every matrix against PEFT's; rows of q and k of
               "llama" and of gate and up as llama.cpp's converters lay out the base model
-merged-*      loaded by transformers.from_pretrained: logits; MXFP4 also by decoding it from its definition
+merged-*      loaded by transformers.from_pretrained: logits, and for bf16 also those of PEFT's merge, rounded; tensors
+              that are not of the text model equal the source's
 
-Exit 1 when an error exceeds its tolerance. Needs torch, transformers >= 5, peft >= 0.19.1, gguf.
+A format whose reader does not apply all targets refuses the adapter, and gets one without them. Exit 1 when an error
+exceeds its tolerance. Needs torch, transformers >= 5, peft >= 0.19.1, gguf.
 """
 import argparse
 import json
@@ -20,11 +23,13 @@ import sys
 import gguf
 import torch
 from peft import PeftModel
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import peer
 
 SEQ_LEN = 96
+REFUSED = {"vllm": ["kv_b_proj"], "gguf": ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]}
 failed = []
 
 
@@ -34,13 +39,33 @@ def check(what, value, allowed):
         failed.append(what)
 
 
-def export(a, case, fmt, out):
+def text_settings(case):
+    with open(os.path.join(case, "config.json")) as f:
+        settings = json.load(f)
+    return settings.get("text_config", settings) | {"model_type": settings["model_type"]}
+
+
+def without(adapter, targets, out):
+    """A copy of the adapter without these targets."""
+    os.makedirs(out, exist_ok=True)
+    with open(os.path.join(adapter, "adapter_config.json")) as f:
+        config = json.load(f)
+    config["target_modules"] = [m for m in config["target_modules"] if m not in targets]
+    with open(os.path.join(out, "adapter_config.json"), "w") as f:
+        json.dump(config, f)
+    tensors = peer.load_file(os.path.join(adapter, "adapter_model.safetensors"))
+    save_file({name: t for name, t in tensors.items() if name.split(".")[-3] not in targets},
+                   os.path.join(out, "adapter_model.safetensors"))
+    return out
+
+
+def export(a, case, adapter, fmt, out):
     shutil.rmtree(out, ignore_errors=True)
     config = os.path.join(a.out, "run.ini")
     with open(config, "w") as f:
         f.write(f"[model]\npath = {case}\n[data]\neval = {case}/eval.jsonl\nformat = text\nseq_len = {SEQ_LEN}\n"
                 f"[output]\ndir = {a.out}/run\n")
-    words = [a.moetrain, "export", config, "--adapter", f"{case}/adapter_final", "--to", fmt, "--out", out]
+    words = [a.moetrain, "export", config, "--adapter", adapter, "--to", fmt, "--out", out]
     return subprocess.run(words, capture_output=True, text=True)
 
 
@@ -60,17 +85,17 @@ def adapter_model(case, adapter):
     return PeftModel.from_pretrained(peer.load_model(case), adapter)
 
 
-def adapts_shared(case):
-    with open(os.path.join(case, "adapter_final", "adapter_config.json")) as f:
+def adapts_shared(adapter):
+    with open(os.path.join(adapter, "adapter_config.json")) as f:
         return "shared_experts" in f.read()
 
 
 # ---- GGUF
 
-def deltas_of_peft(case, settings):
+def deltas_of_peft(adapter, settings):
     """dW [E, out, in] or [out, in] per (layer, matrix) from the adapter's file, by PEFT's formulas."""
-    tensors = peer.load_file(os.path.join(case, "adapter_final", "adapter_model.safetensors"))
-    with open(os.path.join(case, "adapter_final", "adapter_config.json")) as f:
+    tensors = peer.load_file(os.path.join(adapter, "adapter_model.safetensors"))
+    with open(os.path.join(adapter, "adapter_config.json")) as f:
         config = json.load(f)
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
     n_exp = next(settings[k] for k in ("num_local_experts", "num_experts", "n_routed_experts") if k in settings)
@@ -95,11 +120,25 @@ def llama_rows(w, n_head):
     return w.reshape(n_head, 2, w.shape[0] // n_head // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
+def llama_values(w, settings, module):
+    """_reorder_v_heads of llama.cpp's converter: the value heads of gated DeltaNet, counted by key heads first."""
+    keys, values = settings["linear_num_key_heads"], settings["linear_num_value_heads"]
+    width = 1 if module in ("in_proj_a", "in_proj_b") else settings["linear_value_head_dim"]
+    if module == "out_proj":
+        return llama_values(w.T, settings, None).T
+    before = w.shape[0] - values * width
+    moved = w[before:].reshape(keys, values // keys, width, -1).transpose(0, 1).reshape(values * width, -1)
+    return torch.cat((w[:before], moved))
+
+
 def wanted_of_gguf(deltas, settings):
     """The same under GGUF names, rows as llama.cpp's converters lay out the base weights."""
     family = settings["model_type"]
-    shared = {f"mlp_shared_experts_{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-    names = {**shared, "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    shared = {f"mlp_shared_expert{s}_{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
+              for s in ("", "s")}
+    mixers = {"in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha",
+              "out_proj": "ssm_out"}
+    names = {**shared, **mixers, "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
     heads = {"q_proj": settings["num_attention_heads"],
              "k_proj": settings.get("num_key_value_heads") or settings["num_attention_heads"]}
     out = {}
@@ -109,17 +148,20 @@ def wanted_of_gguf(deltas, settings):
         elif module == "gate_up":
             gate, up = (w[:, 0::2], w[:, 1::2]) if family == "gpt_oss" else w.chunk(2, dim=1)
             out[f"blk.{layer}.ffn_gate_exps.weight"], out[f"blk.{layer}.ffn_up_exps.weight"] = gate, up
+        elif module in mixers:
+            out[f"blk.{layer}.{names[module]}.weight"] = llama_values(w, settings, module)
         else:
             out[f"blk.{layer}.{names[module]}.weight"] = \
                 llama_rows(w, heads[module]) if family == "mixtral" and module in heads else w
     return out
 
 
-def check_gguf(case, out, settings):
+def check_gguf(adapter, out, settings):
     reader = gguf.GGUFReader(os.path.join(out, "adapter.gguf"))
     value = {name: field.contents() for name, field in reader.fields.items()}
     arch = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
-            "glm4_moe": "glm4moe"}
+            "glm4_moe": "glm4moe", "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2",
+            "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe"}
     assert value["general.architecture"] == arch[settings["model_type"]], value
     assert value["general.type"] == "adapter" and value["adapter.type"] == "lora", value
     tensors = {t.name: torch.tensor(t.data) for t in reader.tensors}
@@ -127,7 +169,7 @@ def check_gguf(case, out, settings):
         k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == value["general.architecture"]),
         settings["num_hidden_layers"])
     base_names = {v[1] + ".weight" for v in known.mapping.values()}
-    wanted = wanted_of_gguf(deltas_of_peft(case, settings), settings)
+    wanted = wanted_of_gguf(deltas_of_peft(adapter, settings), settings)
     worst = 0.0
     assert {n[:-7] for n in tensors} == set(wanted), set(wanted) ^ {n[:-7] for n in tensors}
     for name, w in wanted.items():
@@ -138,7 +180,74 @@ def check_gguf(case, out, settings):
     check(f"gguf {gguf.__name__} package: {len(tensors)} tensors, worst |dW - dW of PEFT| / |dW|", worst, 1e-6)
 
 
+# ---- merged checkpoints
+
+def merged_by_peft(case, adapter):
+    """W + scale B A of PEFT, rounded to bf16 as the files hold it."""
+    model = adapter_model(case, adapter).merge_and_unload()
+    base = peer.load_model(case).state_dict()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if not torch.equal(p, base[name]):
+                p.copy_(p.bfloat16().float())
+    return model
+
+
+def check_others(case, out):
+    """Tensors of the vision tower and of multi-token prediction are those of the source, bit by bit."""
+    source, merged = peer.read_tensors(case), peer.read_tensors(out)
+    others = [n for n in source if n.startswith(("model.visual.", "mtp."))]
+    wrong = [n for n in others if n not in merged or not torch.equal(source[n], merged[n])]
+    if others:
+        check(f"merged-bf16: of {len(others)} tensors of other parts, different", len(wrong), 0)
+    check("merged-bf16: names that only one of source and export has", len(set(source) ^ set(merged)), 0)
+
+
+def check_merged(case, adapter, fmt, out, want, documents, effect):
+    if fmt == "merged-bf16":
+        loaded = peer.load_model(out)
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager")
+    got = log_probs(loaded, documents)
+    mean, most = kl(want, got)
+    share = 0.25 if fmt == "merged-bf16" else 1
+    check(f"{fmt}: mean KL in transformers (largest {most:.3g})", mean, max(1e-3, share * effect))
+    if fmt == "merged-bf16" and text_settings(case)["model_type"] != "gpt_oss":
+        same = log_probs(merged_by_peft(case, adapter), documents)
+        check(f"{fmt}: mean KL from PEFT's merge (largest {kl(same, got)[1]:.3g})", kl(same, got)[0], 1e-3)
+        check_others(case, out)
+
+
 # ---- main
+
+def run_format(a, case, fmt, base, documents, settings):
+    adapter, out = os.path.join(case, "adapter_final"), os.path.join(a.out, fmt)
+    done = export(a, case, adapter, fmt, out)
+    if done.returncode:
+        print(f"  {fmt}: {done.stderr.strip().splitlines()[-1]}")
+        if fmt not in REFUSED or "kv_lora_rank" not in settings:
+            if fmt != "merged-mxfp4" or settings["model_type"] == "gpt_oss":
+                failed.append(fmt)
+            return
+        adapter = without(adapter, REFUSED[fmt], os.path.join(a.out, f"adapter_{fmt}"))
+        done = export(a, case, adapter, fmt, out)
+        if done.returncode:
+            failed.append(f"{fmt}: {done.stderr}")
+            return
+    want = log_probs(adapter_model(case, adapter), documents)
+    effect = kl(want, base)[0]
+    print(f"  {fmt}: mean KL of the adapter from the base {effect:.3g}")
+    if fmt == "vllm" and (adapts_shared(adapter) or settings["model_type"] == "qwen3_5_moe_text"):
+        print("  vllm: not loaded in PEFT, which does not read these names; vllm_keys.py reads them")
+    elif fmt == "gguf":
+        check_gguf(adapter, out, settings)
+    elif fmt in ("peft", "vllm"):
+        got = log_probs(adapter_model(case, out), documents)
+        check(f"{fmt}: largest KL in PEFT", kl(want, got)[1], 1e-6)
+        check(f"{fmt}: largest |difference| of log-probabilities", (want - got).abs().max().item(), 1e-3)
+    else:
+        check_merged(case, adapter, fmt, out, want, documents, effect)
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -148,36 +257,13 @@ def main():
     a = parser.parse_args()
     case = os.path.abspath(a.case)
     os.makedirs(a.out, exist_ok=True)
-    with open(os.path.join(case, "config.json")) as f:
-        settings = json.load(f)
+    settings = text_settings(case)
     tokenizer = peer.load_tokenizer(case)
     documents = [peer.encode(tokenizer, row, SEQ_LEN) for row in peer.read_rows(os.path.join(case, "eval.jsonl"))]
     base = log_probs(peer.load_model(case), documents)
-    want = log_probs(adapter_model(case, os.path.join(case, "adapter_final")), documents)
-    effect = kl(want, base)[0]
-    print(f"{os.path.basename(case)}: mean KL of the adapter from the base {effect:.3g}, {len(want)} tokens")
+    print(f"{os.path.basename(case)}: {len(base)} tokens")
     for fmt in ("peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4"):
-        out = os.path.join(a.out, fmt)
-        done = export(a, case, fmt, out)
-        if done.returncode:
-            print(f"  {fmt}: {done.stderr.strip().splitlines()[-1]}")
-            refused = settings["model_type"] != "gpt_oss" if fmt == "merged-mxfp4" else "kv_lora_rank" in settings
-            if fmt not in ("gguf", "merged-mxfp4") or not refused:
-                failed.append(fmt)
-            continue
-        if fmt == "vllm" and adapts_shared(case):
-            print("  vllm: not loaded, PEFT takes the names of the shared experts for the routed ones")
-        elif fmt == "gguf":
-            check_gguf(case, out, settings)
-        elif fmt in ("peft", "vllm"):
-            got = log_probs(adapter_model(case, out), documents)
-            check(f"{fmt}: largest KL in PEFT", kl(want, got)[1], 1e-6)
-            check(f"{fmt}: largest |difference| of log-probabilities", (want - got).abs().max().item(), 1e-3)
-        else:
-            loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager")
-            limit = 0.25 * effect if fmt == "merged-bf16" else effect
-            mean, most = kl(want, log_probs(loaded, documents))
-            check(f"{fmt}: mean KL in transformers (largest {most:.3g})", mean, max(1e-3, limit))
+        run_format(a, case, fmt, base, documents, settings)
     if failed:
         sys.exit("not within tolerance: " + ", ".join(failed))
 

@@ -1,12 +1,15 @@
 """vllm_keys.py - checks that vLLM's adapter code reads the output of `moetrain export --to vllm` correctly.
 
-  python vllm_keys.py CASE EXPORT_DIR --vllm DIR      DIR: an unpacked vLLM wheel (its Python files are enough)
+  python vllm_keys.py CASE EXPORT_DIR --vllm DIR [--adapter DIR]      --vllm: an unpacked vLLM wheel
 
-Runs vLLM's PEFTHelper, LoRAModel.from_local_checkpoint, PackedLoRALayerWeights.pack_moe and _stack_moe_lora_weights on
-the CPU, without a model or an engine; third-party modules that are not installed are replaced by mocks. The script
-compares the result with scale * B A of the adapter's file, expert by expert. Exit 1 when a value differs.
+--adapter: the trained adapter, default CASE/adapter_final. Runs vLLM's PEFTHelper, LoRAModel.from_local_checkpoint and
+LoRAModelManager._create_merged_loras_inplace on the CPU with the names, packed modules and layout of experts of the
+model's class, without a model or an engine; third-party modules that are not installed are replaced by mocks. Every
+adapter must belong to a module of the checkpoint. The script compares the result with scale * B A of the adapter's
+file, matrix by matrix. Exit 1 when a value differs or is not there.
 """
 import argparse
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -18,6 +21,28 @@ from unittest import mock
 import torch
 
 import export_peers
+import peer
+
+CLASSES = {"gpt_oss": "gpt_oss.GptOssForCausalLM", "qwen3_moe": "qwen3_moe.Qwen3MoeForCausalLM",
+           "olmoe": "olmoe.OlmoeForCausalLM", "mixtral": "mixtral.MixtralForCausalLM",
+           "glm4_moe": "glm4_moe.Glm4MoeForCausalLM", "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteForCausalLM",
+           "deepseek_v3": "deepseek_v2.DeepseekV3ForCausalLM",
+           "qwen3_5_moe": "qwen3_5.Qwen3_5MoeForConditionalGeneration",
+           "qwen3_5_moe_text": "qwen3_5.Qwen3_5MoeForCausalLM"}
+
+
+class Processors(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Replaces transformers' image processors, which need libraries for images."""
+
+    def find_spec(self, name, path=None, target=None):
+        image = name.startswith("transformers.models.") and "processing" in name.rpartition(".")[2]
+        return importlib.machinery.ModuleSpec(name, self) if image else None
+
+    def create_module(self, spec):
+        return mock.MagicMock(name=spec.name)
+
+    def exec_module(self, module):
+        pass
 
 
 class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -45,57 +70,140 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def vllm_modules(case, names, packed):
+    """The modules of vLLM's model that have the matrices of the checkpoint."""
+    parents = {child: parent for parent, children in packed.items() for child in children}
+    out = set()
+    for tensor in peer.read_tensors(case):
+        stem, _, last = (names._map_name(tensor) if names else tensor or "").rpartition(".")
+        if ".experts" in stem + "." + last:
+            out.add(stem.split(".experts")[0] + ".experts")
+        elif last == "weight":
+            block, _, module = stem.rpartition(".")
+            out.add(f"{block}.{parents.get(module, module)}")
+    return out
+
+
+def expected_modules(modules, packed):
+    """As vllm/lora/worker_manager.py has it: the packed modules by their parts."""
+    out = set()
+    for module in {m.rpartition(".")[2] for m in modules}:
+        out.update(packed.get(module, [module]))
+    return out | {"experts"}
+
+
+def make_manager(modules, packed, n_exp, is_3d):
+    from vllm.lora.layers import FusedMoE3DWithLoRA
+    from vllm.lora.model_manager import LoRAModelManager
+
+    manager = LoRAModelManager.__new__(LoRAModelManager)
+    experts = FusedMoE3DWithLoRA.__new__(FusedMoE3DWithLoRA)
+    ranks = SimpleNamespace(num_experts=n_exp, moe_parallel_config=SimpleNamespace(ep_rank=0))
+    experts.__dict__.update(w13_lora_a_stacked=[torch.empty(1, n_exp)], moe_config=ranks)
+    manager.__dict__.update(
+        is_pooling_model=False, _is_3d_moe_model=is_3d, _is_non_gated_moe=False, _use_ep=False,
+        _enable_moe_shared_loras=False, _enable_mixed_moe_lora_format=False, packed_modules_mapping=packed,
+        packed_modules={}, modules={m: experts for m in modules if is_3d and m.endswith(".experts")})
+    for module in modules:
+        manager._register_packed_modules(module)
+    return manager
+
+
+def delta(a, b):
+    return b.double() @ a.double()
+
+
+def linear_delta(lora, i, shape):
+    """dW of a Linear, which is part i of a packed module; the slices of the first part may be several."""
+    if torch.is_tensor(lora.lora_a):
+        return delta(lora.lora_a, lora.lora_b)
+    if lora.lora_a[i] is None:
+        return torch.zeros(shape, dtype=torch.float64)
+    return delta(lora.lora_a[i], lora.lora_b[i])
+
+
+def expert_delta(lora, module, is_3d):
+    if is_3d:
+        i = 0 if module == "gate_up" else 1
+        return delta(lora.lora_a[i], lora.lora_b[i])
+    parts = [delta(a, b) for a, b in zip(lora.lora_a, lora.lora_b)]  # w1, w2, w3
+    return torch.cat((parts[0], parts[2]), dim=1) if module == "gate_up" else parts[1]
+
+
+def check_slices(model, settings):
+    """MergedColumnParallelLinearWithLoRA gives the rows of q, k, v and z of gated DeltaNet the right parts of B."""
+    from vllm.lora.layers import MergedColumnParallelLinearWithLoRA
+
+    key = settings["linear_num_key_heads"] * settings["linear_key_head_dim"]
+    value = settings["linear_num_value_heads"] * settings["linear_value_head_dim"]
+    layer = SimpleNamespace(n_slices=4, output_sizes=[key, key, value, value])
+    for name, lora in model.loras.items():
+        if not name.endswith("in_proj_qkvz"):
+            continue
+        a, b = MergedColumnParallelLinearWithLoRA.expand_packed_lora(layer, lora.lora_a, lora.lora_b)
+        rows = torch.cat([x for x in b if x is not None])
+        if not torch.equal(rows, torch.cat([x for x in lora.lora_b if x is not None])) or len(b) != 4:
+            sys.exit(f"{name}: vLLM places the rows elsewhere")
+        if not all(torch.equal(a[i], lora.lora_a[i > 2]) for i in range(4) if a[i] is not None):
+            sys.exit(f"{name}: vLLM pairs other matrices")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case")
     parser.add_argument("export")
     parser.add_argument("--vllm", required=True)
+    parser.add_argument("--adapter")
     a = parser.parse_args()
-    with open(os.path.join(a.case, "config.json")) as f:
-        settings = json.load(f)
-    family, n_exp = settings["model_type"], settings.get("num_local_experts") or settings.get("num_experts")
+    settings = export_peers.text_settings(a.case)
+    family = settings["model_type"]
+    n_exp = next(settings[k] for k in ("num_local_experts", "num_experts", "n_routed_experts") if k in settings)
     sys.path.insert(0, a.vllm)
     sys.meta_path.append(Mocks())
+    sys.meta_path.insert(0, Processors())
     import vllm.lora.lora_model
+    import vllm.lora.model_manager
     from vllm.lora.lora_model import LoRAModel
-    from vllm.lora.lora_weights import PackedLoRALayerWeights
-    from vllm.lora.model_manager import LoRAModelManager
     from vllm.lora.peft_helper import PEFTHelper
 
-    vllm.lora.lora_model.PIN_MEMORY = False  # no GPU
-    names = ("w1", "w2", "w3") if family == "mixtral" else ("gate_proj", "down_proj", "up_proj")
-    block = "block_sparse_moe" if family == "mixtral" else "mlp"
-    expected = {"q_proj", "k_proj", "v_proj", "o_proj", "experts"}
-    expected |= {f"experts.{e}.{n}" for e in range(n_exp) for n in names}
+    vllm.lora.lora_model.PIN_MEMORY = vllm.lora.model_manager.PIN_MEMORY = False  # no GPU
+    file, _, name = CLASSES[family].partition(".")
+    cls = getattr(importlib.import_module(f"vllm.model_executor.models.{file}"), name)
+    names = getattr(cls, "hf_to_vllm_mapper", None)
+    names = names and names.get_rename_mapper()
+    packed = {k: list(v) for k, v in cls.packed_modules_mapping.items()}
+    if settings.get("q_lora_rank"):
+        packed["fused_qkv_a_proj"] = ["q_a_proj", "kv_a_proj_with_mqa"]  # __init__ of the class
+    if not cls.is_3d_moe_weight:
+        w = ("w1", "w2", "w3") if family == "mixtral" else ("gate_proj", "down_proj", "up_proj")
+        packed["experts"] = [f"experts.{e}.{part}" for e in range(n_exp) for part in w]
+    modules = vllm_modules(a.case, names, packed)
     helper = PEFTHelper.from_local_dir(a.export, None)
     helper.validate_legal(SimpleNamespace(max_lora_rank=512))
-    model = LoRAModel.from_local_checkpoint(a.export, expected, helper, lora_model_id=1, device="cpu",
-                                            dtype=torch.float32)
+    model = LoRAModel.from_local_checkpoint(a.export, expected_modules(modules, packed), helper, lora_model_id=1,
+                                            device="cpu", dtype=torch.float32, weights_mapper=names)
+    make_manager(modules, packed, n_exp, cls.is_3d_moe_weight)._create_merged_loras_inplace(model)
+    strange = {n for n in model.loras if n.removesuffix(".base_layer") not in modules or n.endswith("kv_b_proj")}
+    if strange:
+        sys.exit(f"adapters that vLLM does not apply: {sorted(strange)}")
+    if "linear_num_key_heads" in settings:
+        check_slices(model, settings)
     worst, n = 0.0, 0
-    for (layer, module), want in export_peers.deltas_of_peft(a.case, settings).items():
-        prefix = f"model.layers.{layer}."
-        if module not in ("gate_up", "down"):
-            lora = model.loras[f"{prefix}self_attn.{module}"].optimize()
-            got = lora.lora_b.double() @ lora.lora_a.double()
-        elif family == "gpt_oss":
-            name = prefix + "mlp.experts"
-            if torch.is_tensor(model.loras[name].lora_a):
-                model.loras[name].optimize()
-                model.loras[name + ".base_layer"].optimize()
-                stacked = SimpleNamespace(w13_lora_a_stacked=[torch.empty(1, n_exp)], global_num_experts=n_exp,
-                                          ep_rank=0)
-                manager = SimpleNamespace(_is_3d_moe_model=True,
-                                          _get_lora_layer_weights=lambda m, key: m.loras.get(key))
-                LoRAModelManager._stack_moe_lora_weights(manager, model, stacked, name)
-            i = 0 if module == "gate_up" else 1
-            got = model.loras[name].lora_b[i].double() @ model.loras[name].lora_a[i].double()
+    adapter = a.adapter or os.path.join(a.case, "adapter_final")
+    for (layer, module), want in export_peers.deltas_of_peft(adapter, settings).items():
+        if module in ("gate_up", "down"):
+            key = next(m for m in modules if f"layers.{layer}." in m and m.endswith(".experts"))
+            got = expert_delta(model.loras[key], module, cls.is_3d_moe_weight)
         else:
-            loras = [model.loras[f"{prefix}{block}.experts.{e}.{name}"] for e in range(n_exp) for name in names]
-            packed = PackedLoRALayerWeights.pack_moe(loras, prefix + "experts").optimize()
-            parts = [b.double() @ x.double() for x, b in zip(packed.lora_a, packed.lora_b)]  # w1, w2, w3
-            got = torch.cat((parts[0], parts[2]), dim=1) if module == "gate_up" else parts[1]
+            shared = "shared_expert" in module
+            last = "_".join(module.split("_")[-2:]) if shared else module
+            parent = next((p for p, children in packed.items() if last in children), last)
+            key = next(m for m in model.loras if f"layers.{layer}." in m and m.endswith(f".{parent}")
+                       and ("shared_expert" in m) == shared)
+            children = packed.get(parent, [last])
+            got = linear_delta(model.loras[key], children.index(last), want.shape)
         worst, n = max(worst, ((got - want).norm() / want.norm()).item()), n + 1
-    print(f"{family}: {n} products, worst |dW of vLLM - dW| / |dW| {worst:.2g}")
+    print(f"{family}, {name}: {n} products, {len(model.loras)} modules, worst |dW of vLLM - dW| / |dW| {worst:.2g}")
     if not worst <= 1e-6:
         sys.exit("vLLM would run another adapter")
 

@@ -12,6 +12,7 @@
 #include "train/export/export_card.h"
 #include "train/export/export_job.h"
 #include "train/export/export_quant.h"
+#include "train/export/export_targets.h"
 #include "train/export/verify.h"
 #include "train/lock.h"
 #include "train/peft.h"
@@ -101,42 +102,36 @@ static int write_card(const struct export *x, struct err *err)
     return rc;
 }
 
-/* Error: no program reads a model of this family in this format. */
-static int check_family(enum export_format to, const struct arch *a, struct err *err)
+/* Whether export succeeds in this format after a run, as far as the family and the targets are concerned. */
+static bool is_exported(enum export_format to, const struct config *cfg, const struct arch *a)
 {
-    const char *name = export_format_name(to);
-    if (to != EXPORT_PEFT && (a->delta.n_tap || a->nested))
-        return err_set(err, "--to %s: adapters of %s are exported as peft only; PEFT's merge_and_unload merges them",
-                       name, a->family);
-    if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
-        return err_set(
-            err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
-            a->family);
-    if (to > EXPORT_MERGED_MXFP4 && a->transposed_experts)
-        return err_set(err,
-                       "%s has biases of experts, which the programs that read %s do not support: use merged-mxfp4 or "
-                       "merged-bf16",
-                       a->family, name);
-    return 0;
+    struct adapters ad = {0};
+    struct err why;
+    const struct lora_options opt = config_lora(cfg);
+    const bool planned = !adapters_plan(&ad, a, &opt, &why);
+    const bool ok = !export_family_check(to, a, &why) && (!planned || !export_targets_check(to, a, &ad, &why));
+    adapters_free(&ad);
+    return ok;
 }
 
 const char *export_usual(const struct config *cfg, const struct arch *a)
 {
     const struct qat_options run = plan_qat(cfg);
-    struct err why;
     for (int i = EXPORT_MERGED_BF16; run.merged && i < EXPORT_FORMATS; i++) {
         const enum export_format f = (enum export_format)i;
-        if (export_quant_has(f, &run.weights) && !check_family(f, a, &why)) return export_format_name(f);
+        if (export_quant_has(f, &run.weights) && is_exported(f, cfg, a)) return export_format_name(f);
     }
-    return export_format_name(check_family(EXPORT_VLLM, a, &why) ? EXPORT_PEFT : EXPORT_VLLM);
+    if (is_exported(EXPORT_VLLM, cfg, a)) return export_format_name(EXPORT_VLLM);
+    return export_format_name(is_exported(EXPORT_MERGED_BF16, cfg, a) ? EXPORT_MERGED_BF16 : EXPORT_PEFT);
 }
 
 /* Opens everything that the export needs; cheap checks first. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
     if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
-        check_family(x->format, &x->run.arch, err) ||
-        cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) || export_quant_open(x, err) ||
+        export_family_check(x->format, &x->run.arch, err) ||
+        cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) ||
+        export_targets_check(x->format, &x->run.arch, &x->adapter.ad, err) || export_quant_open(x, err) ||
         run_open_data(&x->run, false, err))
         return -1;
     x->quantize = plan_quantize(x->cfg);

@@ -2,20 +2,23 @@
  *
  * Experts are one tensor per projection, A [E, r, in] and B [E, out, r]. In llama.cpp gate and up are separate; in
  * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
- * otherwise. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of q and k. Source:
- * llama.cpp, convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo}.py, src/llama-adapter.cpp. */
+ * otherwise. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of q and k. Of gated DeltaNet
+ * it has value head v of every key head, then head v + 1 of every key head; a checkpoint has the heads of a key head
+ * together. That concerns rows of B, and columns of A of the output projection. Source: llama.cpp,
+ * convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py, src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "data/gguf.h"
-#include "train/export/export_job.h"
+#include "train/export/export_targets.h"
 
-enum rows { ROWS_ALL, ROWS_EVEN, ROWS_ODD, ROWS_FIRST, ROWS_SECOND, ROWS_ROTATED };
+/* ROWS_VALUES: value heads of gated DeltaNet, which a few rows may precede. COLUMNS_VALUES: of A. */
+enum rows { ROWS_ALL, ROWS_EVEN, ROWS_ODD, ROWS_FIRST, ROWS_SECOND, ROWS_ROTATED, ROWS_VALUES, COLUMNS_VALUES };
 
 struct part {
     const struct lora_param *p;
-    enum rows rows; /* which rows of B, in which order */
+    enum rows rows; /* which rows of B, in which order; or columns of A */
     char name[64];
 };
 
@@ -25,18 +28,6 @@ struct file {
     struct gguf_tensor *tensors;
     int64_t n;
 };
-
-static const char *architecture(const struct arch *a)
-{
-    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},
-                                           {"qwen3_moe", "qwen3moe"},
-                                           {"olmoe", "olmoe"},
-                                           {"mixtral", "llama"},
-                                           {"glm4_moe", "glm4moe"}};
-    for (int64_t i = 0; i < MT_LEN(names); i++)
-        if (!strcmp(names[i][0], a->family)) return names[i][1];
-    return NULL;
-}
 
 static void add(struct file *f, const struct lora_param *p, const char *matrix, enum rows rows)
 {
@@ -54,38 +45,49 @@ static void add(struct file *f, const struct lora_param *p, const char *matrix, 
 
 static void add_param(struct file *f, const struct lora_param *p)
 {
-    static const char *const names[LORA_TARGETS] = {[LORA_Q] = "attn_q",
-                                                    [LORA_K] = "attn_k",
-                                                    [LORA_V] = "attn_v",
-                                                    [LORA_O] = "attn_output",
-                                                    [LORA_SHARED_GATE] = "ffn_gate_shexp",
-                                                    [LORA_SHARED_UP] = "ffn_up_shexp",
-                                                    [LORA_SHARED_DOWN] = "ffn_down_shexp",
-                                                    [LORA_DENSE_GATE] = "ffn_gate",
-                                                    [LORA_DENSE_UP] = "ffn_up",
-                                                    [LORA_DENSE_DOWN] = "ffn_down"};
     const struct arch *a = &f->x->run.arch;
-    const bool rotated = !strcmp(a->family, "mixtral") && (p->target == LORA_Q || p->target == LORA_K);
-    if (p->target == LORA_UP) {
+    const bool rotated = !strcmp(a->family, "mixtral");
+    enum rows rows = ROWS_ALL;
+    switch (p->target) {
+    case LORA_UP:
         add(f, p, "ffn_gate_exps", a->glu.interleaved ? ROWS_EVEN : ROWS_FIRST);
         add(f, p, "ffn_up_exps", a->glu.interleaved ? ROWS_ODD : ROWS_SECOND);
-    } else if (p->target == LORA_DOWN) {
-        add(f, p, "ffn_down_exps", ROWS_ALL);
-    } else {
-        add(f, p, names[p->target], rotated ? ROWS_ROTATED : ROWS_ALL);
+        return;
+    case LORA_DOWN: add(f, p, "ffn_down_exps", ROWS_ALL); return;
+    case LORA_Q:
+    case LORA_K: rows = rotated ? ROWS_ROTATED : ROWS_ALL; break;
+    case LORA_IN_QKV:
+    case LORA_IN_Z:
+    case LORA_IN_B:
+    case LORA_IN_A: rows = ROWS_VALUES; break;
+    case LORA_OUT: rows = COLUMNS_VALUES; break;
+    default: break;
     }
+    add(f, p, export_gguf_matrix(a, p->target), rows);
 }
 
-/* The row of the trained B, which has `n` rows, for row i of the written one; d is the head dim. */
-static int64_t row_of(enum rows rows, int64_t i, int64_t n, int64_t d)
+/* The row or column of the checkpoint for row or column i of the file; the value heads are the last of n. */
+static int64_t of_values(const struct delta_shape *s, enum lora_target t, int64_t i, int64_t n)
 {
-    switch (rows) {
-    case ROWS_ALL: break;
+    const int64_t d = t == LORA_IN_B || t == LORA_IN_A ? 1 : s->value_dim, first = n - s->n_value * d;
+    if (i < first) return i;
+    const int64_t head = (i - first) / d, key = head % s->n_key, nth = head / s->n_key;
+    return first + (key * (s->n_value / s->n_key) + nth) * d + (i - first) % d;
+}
+
+/* The row of the trained B for row i of the written one. */
+static int64_t row_of(const struct arch *a, const struct part *part, int64_t i)
+{
+    const int64_t n = part->p->rows, d = a->head_dim;
+    switch (part->rows) {
+    case ROWS_ALL:
+    case COLUMNS_VALUES: break;
     case ROWS_EVEN: return 2 * i;
     case ROWS_ODD: return 2 * i + 1;
     case ROWS_FIRST: return i;
     case ROWS_SECOND: return n / 2 + i;
     case ROWS_ROTATED: return i / d * d + i % 2 * (d / 2) + i % d / 2;
+    case ROWS_VALUES: return of_values(&a->delta.shape, part->p->target, i, n);
     }
     return i;
 }
@@ -93,14 +95,17 @@ static int64_t row_of(enum rows rows, int64_t i, int64_t n, int64_t d)
 static void fill(void *arg, int64_t i, float *out)
 {
     const struct file *f = arg;
+    const struct arch *a = &f->x->run.arch;
     const struct part *part = &f->parts[i];
     const struct gguf_tensor *t = &f->tensors[i];
     const struct lora_param *p = part->p;
     const int64_t n_rows = t->shape[t->ndim - 2], n_cols = t->shape[t->ndim - 1];
+    const bool moved = !p->is_b && part->rows == COLUMNS_VALUES;
     for (int64_t e = 0; e < p->n_exp; e++)
         for (int64_t row = 0; row < n_rows; row++, out += n_cols) {
-            const int64_t from = p->is_b ? row_of(part->rows, row, p->rows, f->x->run.arch.head_dim) : row;
-            memcpy(out, cpu_adapter_at(&f->x->adapter, p, e, from, 0), (size_t)n_cols * sizeof(*out));
+            const float *from = cpu_adapter_at(&f->x->adapter, p, e, p->is_b ? row_of(a, part, row) : row, 0);
+            for (int64_t k = 0; k < n_cols; k++)
+                out[k] = from[moved ? of_values(&a->delta.shape, p->target, k, n_cols) : k];
         }
 }
 
@@ -117,19 +122,13 @@ int64_t export_gguf_bytes(const struct export *x)
 int export_gguf(struct export *x, struct err *err)
 {
     const struct adapters *ad = &x->adapter.ad;
-    const char *arch = architecture(&x->run.arch);
+    const char *arch = export_gguf_arch(&x->run.arch);
     struct file f = {.x = x};
     char path[MT_PATH], ranks[LORA_RANKS_TEXT];
     adapters_ranks_text(ad, ranks);
     if (ad->rslora && ranks[0])
         return err_set(err, "a LoRA GGUF has one alpha and cannot express rsLoRA with several ranks "
                             "(lora.rank_pattern): export merged-bf16");
-    if (x->run.arch.mla.kv_lora)
-        return err_set(err,
-                       "llama.cpp stores kv_b_proj of %s as two other matrices, so a LoRA GGUF cannot hold this "
-                       "adapter: export merged-bf16 and convert that",
-                       x->run.arch.family);
-    if (!arch) return err_set(err, "llama.cpp's name for the architecture %s is not known", x->run.arch.family);
     const struct gguf_value values[] = {
         {.key = "general.architecture", .type = GGUF_STRING, .text = arch},
         {.key = "general.type", .type = GGUF_STRING, .text = "adapter"},

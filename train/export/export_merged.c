@@ -15,17 +15,17 @@
 #include "kernels/quant.h"
 #include "model/layer.h"
 #include "train/export/export_job.h"
-#include "train/export/export_packed.h"
 #include "train/export/export_quant.h"
+#include "train/export/merged_files.h"
 
 #define SHARD_BYTES 4500000000
 #define COPY_BYTES  (32 << 20)
 #define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
 
 enum which { COPY, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS, INPUT_SCALE };
-/* TRANSPOSED: [E, in, out]. BLOCKS: MXFP4, and CODES: NVFP4 or FP8 (export_packed.c), whose scales are the next
- * tensors. */
-enum form { DENSE, TRANSPOSED, BLOCKS, CODES };
+/* STACK: [E, out, in]. TRANSPOSED: [E, in, out]. BLOCKS: MXFP4, and CODES: NVFP4 or FP8 (export_packed.c), whose scales
+ * are the next tensors. */
+enum form { DENSE, STACK, TRANSPOSED, BLOCKS, CODES };
 
 /* The source of one tensor of the output. */
 struct made {
@@ -45,6 +45,7 @@ struct made {
 
 struct merge {
     struct export *x;
+    const char *prefix; /* of the source's names, "model." */
     struct device dev;
     struct st_entry *entries;
     struct made *made;
@@ -83,9 +84,20 @@ static void add_copy(struct merge *m, const char *name, const struct st_tensor *
     m->entries[m->n - 1].st_dtype = t->st_dtype;
 }
 
-static void layer_name(char name[256], int64_t layer, const char *rest, const char *suffix)
+static void layer_name(char name[256], const struct merge *m, int64_t layer, const char *rest, const char *suffix)
 {
-    snprintf(name, 256, "model.layers.%lld.%s%s", (long long)layer, rest, suffix);
+    snprintf(name, 256, "%slayers.%lld.%s%s", m->prefix, (long long)layer, rest, suffix);
+}
+
+/* The part of a name after "model.layers.N."; NULL: it is no tensor of a layer. */
+static const char *rest_of(const struct merge *m, const char *name, int64_t *layer)
+{
+    static const char layers[] = "layers.";
+    const size_t n = strlen(m->prefix), k = sizeof(layers) - 1;
+    if (strncmp(name, m->prefix, n) || strncmp(name + n, layers, k)) return NULL;
+    *layer = strtoll(name + n + k, NULL, 10);
+    const char *dot = strchr(name + n + k, '.');
+    return dot ? dot + 1 : NULL;
 }
 
 /* The source's tensor of this name if it can be copied unchanged, else NULL. w: the same weight as the trainer loads
@@ -156,8 +168,8 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     const int64_t e = how.n_exp;
     const struct adapters *ad = &m->x->adapter.ad;
     char name[256], scales[256];
-    layer_name(name, how.layer, rest, how.form == BLOCKS ? "_blocks" : "");
-    layer_name(scales, how.layer, rest, "_scales");
+    layer_name(name, m, how.layer, rest, how.form == BLOCKS ? "_blocks" : "");
+    layer_name(scales, m, how.layer, rest, "_scales");
     how.quantised = p->quant.format.bits;
     if (p->quant.n_part <= 1) how.part = 0;
     if (target < LORA_TARGETS) {
@@ -174,6 +186,8 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     } else if (how.quantised && p->quant.format.kind != FQ_MXFP4) {
         if (!add_same_codes(m, name, p, &how)) add_codes(m, name, w->n_in, &p->quant.format, how);
         add_input_scale(m, name, p);
+    } else if (how.form == STACK) {
+        *add(m, name, DT_BF16, 3, (int64_t[]){e, how.n_row, w->n_in}) = how;
     } else if (how.form == TRANSPOSED) {
         *add(m, name, DT_BF16, 3, (int64_t[]){e, w->n_in, how.n_row}) = how;
     } else {
@@ -187,19 +201,23 @@ static size_t proj_at(enum lora_target t)
     return t == LORA_UP ? offsetof(struct layer_weights, up) : offsetof(struct layer_weights, down);
 }
 
-/* gpt-oss: all experts in one tensor, with biases. */
+/* All experts in one tensor, with the biases of gpt-oss. */
 static void add_stack(struct merge *m, int64_t l, const char *rest, const struct proj *p, enum lora_target target)
 {
     const struct weight *w = &p->w;
+    const struct arch *a = &m->x->run.arch;
     const struct made how = {.which = MATRIX,
-                             .form = is_mxfp4(m) ? BLOCKS : TRANSPOSED,
+                             .form = !a->transposed_experts ? STACK
+                                     : is_mxfp4(m)          ? BLOCKS
+                                                            : TRANSPOSED,
                              .layer = l,
                              .proj = proj_at(target),
                              .n_row = w->n_out,
                              .n_exp = w->n_exp};
     char name[256];
     add_matrix(m, rest, p, target, how);
-    layer_name(name, l, rest, "_bias");
+    if (!a->expert_bias) return;
+    layer_name(name, m, l, rest, "_bias");
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     if (t)
         add_copy(m, name, t);
@@ -228,12 +246,21 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
     }
 }
 
+/* Whether the experts of a layer are two tensors in the export: where the family has no other names, and in bf16 where
+ * the source has such tensors. */
+static bool is_stacked(const struct merge *m, int64_t l, const struct tensor_names *n)
+{
+    char name[256];
+    layer_name(name, m, l, "mlp.experts.gate_up_proj", "");
+    return !n->up || (m->x->format == EXPORT_MERGED_BF16 && safetensors_find(&m->x->run.st, name));
+}
+
 static void add_experts(struct merge *m, int64_t l, const struct layer_weights *lw)
 {
     const struct arch *a = &m->x->run.arch;
     const struct tensor_names *n = a->names;
     const int64_t f = lw->down.w.n_in;
-    if (!n->up) {
+    if (is_stacked(m, l, n)) {
         add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up, LORA_UP);
         add_stack(m, l, "mlp.experts.down_proj", &lw->down, LORA_DOWN);
         return;
@@ -253,8 +280,8 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
                (struct made){.which = ROUTER, .layer = l, .n_row = lw->router.n_out, .n_exp = 1});
     if (!lw->router_bias.ndim) return;
     const char *bias = n->router_bias ? n->router_bias : ".bias";
-    layer_name(name, l, n->router[0], bias);
-    layer_name(other, l, n->router[1] ? n->router[1] : n->router[0], bias);
+    layer_name(name, m, l, n->router[0], bias);
+    layer_name(other, m, l, n->router[1] ? n->router[1] : n->router[0], bias);
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     add_copy(m, name, t ? t : safetensors_find(&m->x->run.st, other));
 }
@@ -294,7 +321,6 @@ static bool is_linear(const struct arch *a, int64_t l, const char *rest)
 {
     struct product p[LAYER_PRODUCTS];
     char module[LORA_MODULE_TEXT];
-    if (l >= a->n_layer) return false;
     layer_products(a, l, p);
     for (int i = 0; i < LAYER_PRODUCTS; i++)
         for (int k = 0; k < p[i].n_target && !p[i].experts; k++) {
@@ -306,15 +332,16 @@ static bool is_linear(const struct arch *a, int64_t l, const char *rest)
 }
 
 /* Whether the tensor is part of a matrix that add_layer lists, in any format. */
-static bool is_matrix(const struct arch *a, const char *name)
+static bool is_matrix(const struct merge *m, const char *name)
 {
     static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts."};
-    const char *rest = strncmp(name, "model.layers.", 13) ? NULL : strchr(name + 13, '.');
-    if (!rest || arch_is_prediction(a, name)) return false;
-    rest++;
+    const struct arch *a = &m->x->run.arch;
+    int64_t layer;
+    const char *rest = rest_of(m, name, &layer);
+    if (!rest || layer >= a->n_layer) return false;
     for (int64_t i = 0; i < MT_LEN(parts); i++)
         if (!strncmp(rest, parts[i], strlen(parts[i]))) return true;
-    if (is_linear(a, strtoll(name + 13, NULL, 10), rest)) return true;
+    if (is_linear(a, layer, rest)) return true;
     for (int i = 0; i < 2 && a->names->router[i]; i++) {
         const size_t n = strlen(a->names->router[i]);
         if (!strncmp(rest, a->names->router[i], n) && rest[n] == '.') return true;
@@ -324,6 +351,11 @@ static bool is_matrix(const struct arch *a, const char *name)
 
 static bool is_packed(const struct st_tensor *t) { return t->dtype == DT_NONE || t->dtype == DT_U8; }
 
+static bool is_prediction(const struct merge *m, const char *name)
+{
+    return arch_is_prediction(&m->x->run.arch, name) || !strncmp(name, "mtp.", 4);
+}
+
 /* How many tensors of multi-token prediction are left out: all of them when some are quantised, as an export without
  * quantised weights cannot hold them; else none. */
 static int64_t predictions_left_out(const struct merge *m)
@@ -332,7 +364,7 @@ static int64_t predictions_left_out(const struct merge *m)
     int64_t n = 0;
     bool packed = false;
     for (int64_t i = 0; i < st->n_tensors; i++) {
-        if (!arch_is_prediction(&m->x->run.arch, st->tensors[i].name)) continue;
+        if (!is_prediction(m, st->tensors[i].name)) continue;
         packed = packed || is_packed(&st->tensors[i]);
         n++;
     }
@@ -345,8 +377,8 @@ static int add_rest(struct merge *m, struct err *err)
     const int64_t left_out = predictions_left_out(m);
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
-        if (is_matrix(&m->x->run.arch, t->name) || source_is_activation_scale(t->name)) continue;
-        if (left_out && arch_is_prediction(&m->x->run.arch, t->name)) continue;
+        if (is_matrix(m, t->name) || source_is_activation_scale(t->name)) continue;
+        if (left_out && is_prediction(m, t->name)) continue;
         if (is_packed(t))
             return err_set(
                 err, "tensor %s is %s: in a checkpoint to merge, only attention, router and experts may be packed",
@@ -385,7 +417,7 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
 {
     struct device measure;
     const struct arch *a = &x->run.arch;
-    *m = (struct merge){.x = x};
+    *m = (struct merge){.x = x, .prefix = weights_prefix(&x->run.st)};
     device_dry_run(&measure, &x->run.dev);
     int rc = add_rest(m, err);
     for (int64_t l = 0; l < a->n_layer && !rc; l++) {
@@ -567,46 +599,7 @@ static int write_tensors(struct merge *m, struct err *err)
     return shards_finish(&m->shards, err);
 }
 
-/* ---- files other than tensors ---- */
-
-static void copy_json(struct json_out *o, const char *key, struct json j)
-{
-    const char *name, *text = "";
-    int64_t integer = 0, size;
-    double real = 0;
-    bool yes = false;
-    struct json child;
-    switch (json_type(j)) {
-    case JSON_ABSENT:
-    case JSON_NULL: json_out_str(o, key, NULL); return;
-    case JSON_BOOL: json_out_bool(o, key, !json_bool(j, &yes, NULL) && yes); return;
-    case JSON_INT: json_out_i64(o, key, json_i64(j, INT64_MIN, INT64_MAX, &integer, NULL) ? 0 : integer); return;
-    case JSON_REAL: json_out_real(o, key, json_f64(j, &real, NULL) ? 0 : real); return;
-    case JSON_STRING: json_out_str(o, key, json_str(j, &text, &size, NULL) ? "" : text); return;
-    case JSON_ARRAY:
-        json_out_open(o, key, '[');
-        for (int64_t i = 0; i < json_count(j); i++) copy_json(o, NULL, json_at(j, i));
-        json_out_close(o, ']');
-        return;
-    case JSON_OBJECT:
-        json_out_open(o, key, '{');
-        for (int64_t i = 0; json_member(j, i, &name, &child); i++) copy_json(o, name, child);
-        json_out_close(o, '}');
-    }
-}
-
-/* The list of published gpt-oss. */
-static void write_mxfp4_config(struct json_out *o)
-{
-    static const char *const dense[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-                                        "lm_head"};
-    json_out_open(o, "quantization_config", '{');
-    json_out_str(o, "quant_method", "mxfp4");
-    json_out_open(o, "modules_to_not_convert", '[');
-    for (int64_t i = 0; i < MT_LEN(dense); i++) json_out_str(o, NULL, dense[i]);
-    json_out_close(o, ']');
-    json_out_close(o, '}');
-}
+/* ---- called by export.c ---- */
 
 static bool ends(const char *s, const char *end)
 {
@@ -614,158 +607,67 @@ static bool ends(const char *s, const char *end)
     return n >= k && !strcmp(s + n - k, end);
 }
 
-/* The modules with matrices that are not quantised; the caller frees all. */
+/* The modules with matrices that are not quantised, other than the embedding; the caller frees all. */
 static char **dense_modules(const struct merge *m, int64_t *n)
 {
-    static const char end[] = ".weight";
+    static const char *const tails[] = {".weight", ".gate_up_proj"}; /* of a matrix, of a stack of experts */
     char **names = mem_array(m->n + 1, sizeof(*names));
     *n = 0;
     for (int64_t i = 0; i < m->n; i++) {
         const char *name = m->entries[i].name;
-        if (m->entries[i].ndim != 2 || m->made[i].form == CODES || !ends(name, end) ||
-            !is_matrix(&m->x->run.arch, name))
-            continue;
+        const int ndim = m->entries[i].ndim;
+        if (ndim < 2 || ndim > 3 || m->made[i].form == CODES || !ends(name, tails[ndim - 2])) continue;
+        if (ends(name, "embed_tokens.weight") || !strcmp(name, "lm_head.weight")) continue;
         names[*n] = mem_strdup(name);
-        names[(*n)++][strlen(name) - (sizeof(end) - 1)] = 0;
+        names[(*n)++][strlen(name) - strlen(tails[ndim - 2])] = 0;
     }
     names[(*n)++] = mem_strdup("lm_head");
     return names;
 }
 
-static int put_json(const struct merge *m, const char *name, struct json_out *o, struct err *err)
+static int write_files(const struct merge *m, struct err *err)
 {
-    char path[MT_PATH];
-    int rc = str_format(path, sizeof(path), err, "path", "%s/%s", m->x->tmp, name);
-    if (!rc) rc = file_write_atomic(path, o->text, o->size, err);
-    json_out_free(o);
-    return rc;
-}
-
-static int write_packed_config(const struct merge *m, struct json_out *config, struct err *err)
-{
-    const bool nvfp4 = m->x->format == EXPORT_MERGED_NVFP4;
-    struct json_out o = {.indent = true};
     int64_t n;
-    char **names = dense_modules(m, &n);
-    const bool inputs = m->x->qat.opt.inputs.bits;
-    packed_config(config, nvfp4, inputs, (const char *const *)names, n);
-    if (nvfp4) packed_hf_config(&o, inputs, (const char *const *)names, n);
-    for (int64_t i = 0; i < n; i++) mem_free(names[i]);
-    mem_free(names);
-    return nvfp4 ? put_json(m, "hf_quant_config.json", &o, err) : 0;
-}
-
-/* Keys of config.json that say how the source is quantised. */
-static bool is_quantisation(const char *key)
-{
-    return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config");
-}
-
-/* The source's config.json with another quantisation entry. */
-static int write_config(const struct merge *m, struct err *err)
-{
-    char path[MT_PATH];
-    const char *key;
-    struct json value;
-    struct json_out o = {.indent = true};
-    int rc = 0;
-    if (str_format(path, sizeof(path), err, "path", "%s/config.json", m->x->run.model_dir)) return -1;
-    struct json_doc *doc = json_load(path, 64 << 20, err);
-    if (!doc) return -1;
-    json_out_open(&o, NULL, '{');
-    for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++)
-        if (!is_quantisation(key)) copy_json(&o, key, value);
-    if (is_mxfp4(m)) write_mxfp4_config(&o);
-    if (m->x->format > EXPORT_MERGED_MXFP4) rc = write_packed_config(m, &o, err);
-    json_out_close(&o, '}');
-    json_free(doc);
-    if (!rc) return put_json(m, "config.json", &o, err);
-    json_out_free(&o);
+    char **dense = dense_modules(m, &n);
+    const int rc = merged_files_write(m->x, (const char *const *)dense, n, err);
+    for (int64_t i = 0; i < n; i++) mem_free(dense[i]);
+    mem_free(dense);
     return rc;
 }
 
-/* Files other than weights, descriptions of the source's quantisation, and those that this file writes. */
-static bool is_beside(const char *name)
+/* Says what happens to the tensors that training does not read. */
+static void tell_others(const struct merge *m)
 {
-    static const char *const others[] = {"hf_quant_config.json",
-                                         "recipe.yaml",
-                                         ".safetensors",
-                                         ".bin",
-                                         ".pt",
-                                         ".pth",
-                                         ".gguf",
-                                         ".h5",
-                                         ".msgpack",
-                                         ".onnx",
-                                         ".tmp",
-                                         ".incomplete"};
-    for (int64_t i = 0; i < MT_LEN(others); i++)
-        if (ends(name, others[i])) return false;
-    return strcmp(name, "config.json") && !ends(name, ".index.json") && name[0] != '.';
+    const int64_t left_out = predictions_left_out(m);
+    int64_t copied = 0;
+    for (int64_t i = 0; i < m->n; i++)
+        copied += arch_is_other_part(m->entries[i].name) || is_prediction(m, m->entries[i].name);
+    if (left_out)
+        log_info("the layer of multi-token prediction is quantised: the export leaves out its %lld tensors",
+                 (long long)left_out);
+    if (copied)
+        log_info("%lld tensors of the vision tower and of multi-token prediction are copied unchanged",
+                 (long long)copied);
 }
-
-/* Copies tokenizer, chat template, generation_config.json, licence. */
-typedef int beside_fn(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err);
-static int each_beside(const struct merge *m, beside_fn *job, void *arg, struct err *err)
-{
-    const char *dir = m->x->run.model_dir;
-    char path[MT_PATH], **names;
-    int64_t n;
-    int rc = 0;
-    if (file_list(dir, &names, &n, err)) return -1;
-    for (int64_t i = 0; i < n && !rc; i++) {
-        struct file_map map;
-        if (!is_beside(names[i])) continue;
-        rc = str_format(path, sizeof(path), err, "path", "%s/%s", dir, names[i]);
-        if (rc || file_is_dir(path)) continue;
-        rc = file_map_open(&map, path, err);
-        if (rc) break;
-        rc = job(m, names[i], &map, arg, err);
-        file_map_close(&map);
-    }
-    file_list_free(names, n);
-    return rc;
-}
-
-static int count_file(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err)
-{
-    (void)m, (void)name, (void)err;
-    *(int64_t *)arg += map->size;
-    return 0;
-}
-
-static int copy_file(const struct merge *m, const char *name, const struct file_map *map, void *arg, struct err *err)
-{
-    char path[MT_PATH];
-    (void)arg;
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", m->x->tmp, name)) return -1;
-    return file_write_atomic(path, map->data, map->size, err);
-}
-
-/* ---- called by export.c ---- */
 
 int export_merged_bytes(struct export *x, int64_t *bytes, struct err *err)
 {
     struct merge m;
-    *bytes = 1 << 20;
-    if (merge_open(&m, x, err)) return -1;
-    int rc = each_beside(&m, count_file, bytes, err);
+    if (merged_files_bytes(x, bytes, err) || merge_open(&m, x, err)) return -1;
+    *bytes += 1 << 20;
     for (int64_t i = 0; i < m.n; i++) *bytes += safetensors_entry_bytes(&m.entries[i]) + HEAD_BYTES;
     merge_close(&m);
-    return rc;
+    return 0;
 }
 
 int export_merged(struct export *x, struct err *err)
 {
     struct merge m;
     if (merge_open(&m, x, err)) return -1;
-    const int64_t left_out = predictions_left_out(&m);
-    if (left_out)
-        log_info("the layer of multi-token prediction is quantised: the export leaves out its %lld tensors",
-                 (long long)left_out);
+    tell_others(&m);
     int rc = shards_open(&m.shards, x->tmp, m.entries, m.n, SHARD_BYTES, err);
     m.progress = progress_start("merging", m.shards.bytes);
-    if (!rc) rc = write_tensors(&m, err) || each_beside(&m, copy_file, NULL, err) || write_config(&m, err) ? -1 : 0;
+    if (!rc) rc = write_tensors(&m, err) || write_files(&m, err) ? -1 : 0;
     merge_close(&m);
     return rc;
 }

@@ -12,6 +12,7 @@
 
 #include "kernels/minifloat.h"
 #include "kernels/quant.h"
+#include "model/weights.h"
 
 /* ---- configuration ---- */
 
@@ -140,7 +141,7 @@ static int decode_tensor(struct packed_view *v, const struct safetensors *st, st
 int packed_view_open(struct packed_view *v, const struct safetensors *st, int64_t layer, bool decode, struct err *err)
 {
     char prefix[64];
-    const int n = snprintf(prefix, sizeof(prefix), "model.layers.%lld.", (long long)layer);
+    const int n = snprintf(prefix, sizeof(prefix), "%slayers.%lld.", weights_prefix(st), (long long)layer);
     *v = (struct packed_view){.st = {.n_tensors = st->n_tensors}};
     v->st.tensors = mem_array(st->n_tensors, sizeof(*v->st.tensors));
     v->decoded = mem_array(st->n_tensors, sizeof(*v->decoded));

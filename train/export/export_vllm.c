@@ -1,11 +1,13 @@
 /* export_vllm.c - writes the adapter with the keys that vLLM accepts for each model.
  *
- * gpt-oss: fused experts as in PEFT >= 0.19.1; both projections are required. Qwen3-MoE, OLMoE and Mixtral: a pair per
- * expert and projection, gate and up separate, all required. In moetrain gate and up share A, so A is written twice and
- * B is split in two. Untrained targets have B = 0. alpha includes the rsLoRA factor, because some versions ignore the
- * flag for experts. All targets have one r and alpha: r is the largest, and B is scaled to compensate. Source: vllm
- * 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras), lora_weights.py (pack_moe),
- * peft_helper.py. */
+ * gpt-oss, and Qwen3.5 with a vision tower: fused experts as in PEFT >= 0.19.1; both projections are required. Others:
+ * a pair per expert and projection, gate and up separate, all required. In moetrain gate and up share A, so A is
+ * written twice and B is split in two. vLLM joins in_proj_qkv and in_proj_z, and finds the rows of z only behind those
+ * of qkv, so z requires qkv. Targets that are required but not trained have B = 0. alpha includes the rsLoRA factor,
+ * because some versions ignore the flag for experts. All targets have one r and alpha: r is the largest, and B is
+ * scaled to compensate. Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras),
+ * lora_weights.py (pack_moe), layers/column_parallel_linear.py (expand_packed_lora), peft_helper.py; is_3d_moe_weight
+ * of the model's class. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,7 +26,10 @@ struct list {
 
 static bool trains(const struct adapters *ad, enum lora_target t) { return ad->target[t]; }
 
-/* Converts the adapter: both expert projections if it has one, a single r, no rsLoRA. */
+/* Whether vLLM's class of the model takes all experts in one tensor. */
+static bool is_fused(const struct arch *a) { return a->transposed_experts || a->nested; }
+
+/* Converts the adapter: the required targets too, a single r, no rsLoRA. */
 static int complete(struct cpu_adapter *full, const struct export *x, struct err *err)
 {
     const struct adapters *ad = &x->adapter.ad;
@@ -34,6 +39,7 @@ static int complete(struct cpu_adapter *full, const struct export *x, struct err
     shape.alpha = ad->rslora ? ad->alpha * sqrt((double)shape.r) : ad->alpha;
     shape.rslora = false;
     shape.target[LORA_UP] = shape.target[LORA_DOWN] = ad->target[LORA_UP] || ad->target[LORA_DOWN];
+    shape.target[LORA_IN_QKV] |= ad->target[LORA_IN_Z];
     if (cpu_adapter_open(full, &x->run.arch, &shape, err)) return -1;
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *from = &ad->params[i];
@@ -199,9 +205,8 @@ int export_vllm(struct export *x, struct err *err)
     const char *base_model = x->run.model_name;
     int rc = complete(&full, x, err);
     if (!rc)
-        rc = a->transposed_experts
-                 ? peft_save(&full.ad, &full.dev, x->tmp, base_model, NULL, err)
-                 : write_tensors(&full, a, x->tmp, err) || write_config(&full.ad, a, x->tmp, base_model, err);
+        rc = is_fused(a) ? peft_save(&full.ad, &full.dev, x->tmp, base_model, NULL, err)
+                         : write_tensors(&full, a, x->tmp, err) || write_config(&full.ad, a, x->tmp, base_model, err);
     cpu_adapter_close(&full);
     return rc ? -1 : 0;
 }

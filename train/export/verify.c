@@ -126,29 +126,24 @@ static void push_state(struct stream *s)
 
 /* ---- forward pass ---- */
 
+/* Copies the weights of the feed-forward network. */
+static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
+{
+    to->ffn_norm = from->ffn_norm;
+    to->router = from->router, to->router_bias = from->router_bias;
+    to->up = from->up;
+    to->down = from->down;
+    to->shared_up = from->shared_up, to->shared_down = from->shared_down;
+    to->shared_gate = from->shared_gate;
+}
+
 /* The weights of a side: the export's for its active part (attention or experts), the source's for the other. */
 static struct layer_weights weights_of(const struct side *side, const struct layer_weights *source,
                                        const struct layer_weights *exported)
 {
-    struct layer_weights w = *source;
-    if (!side->exported || !exported) return w;
-    if (side->attention && side->experts) return *exported;
-    if (!side->attention) {
-        w.ffn_norm = exported->ffn_norm;
-        w.router = exported->router, w.router_bias = exported->router_bias;
-        w.up = exported->up;
-        w.down = exported->down;
-        w.shared_up = exported->shared_up, w.shared_down = exported->shared_down;
-        w.shared_gate = exported->shared_gate;
-        return w;
-    }
-    w.attn_norm = exported->attn_norm;
-    w.qkv = exported->qkv;
-    w.out = exported->out;
-    w.q_b = exported->q_b, w.kv_b = exported->kv_b;
-    w.q_a_norm = exported->q_a_norm, w.kv_a_norm = exported->kv_a_norm;
-    w.q_norm = exported->q_norm, w.k_norm = exported->k_norm;
-    w.sinks = exported->sinks;
+    const bool changed = side->exported && exported;
+    struct layer_weights w = changed && side->attention ? *exported : *source;
+    if (changed && side->attention != side->experts) copy_ffn(&w, side->experts ? exported : source);
     return w;
 }
 

@@ -66,6 +66,11 @@ static bool parse_name(const char *name, struct gguf_name *out)
                 {"attn_k", LORA_K, false},
                 {"attn_v", LORA_V, false},
                 {"attn_output", LORA_O, false},
+                {"attn_qkv", LORA_IN_QKV, false},
+                {"attn_gate", LORA_IN_Z, false},
+                {"ssm_beta", LORA_IN_B, false},
+                {"ssm_alpha", LORA_IN_A, false},
+                {"ssm_out", LORA_OUT, false},
                 {"ffn_gate_exps", LORA_UP, false},
                 {"ffn_up_exps", LORA_UP, true},
                 {"ffn_down_exps", LORA_DOWN, false},
@@ -81,13 +86,24 @@ static bool parse_name(const char *name, struct gguf_name *out)
     for (int64_t i = 0; *rest == '.' && i < MT_LEN(rows); i++) {
         const size_t n = strlen(rows[i].matrix);
         const char *tail = rest + 1 + n;
-        if (strncmp(rest + 1, rows[i].matrix, n)) continue;
+        if (strncmp(rest + 1, rows[i].matrix, n) || *tail != '.') continue;
         out->target = rows[i].target;
         out->up = rows[i].up;
         out->is_b = !strcmp(tail, ".weight.lora_b");
         return out->is_b || !strcmp(tail, ".weight.lora_a");
     }
     return false;
+}
+
+/* Of `rows` rows or columns whose last are value heads of gated DeltaNet, of `dim` each: the place of the one that
+ * llama.cpp has at `at`. The checkpoint counts a key head's value heads first, llama.cpp the key heads. */
+static int64_t value_place(const struct delta_shape *s, int64_t dim, int64_t at, int64_t rows)
+{
+    const int64_t keys = s->n_key, per_key = s->n_value / keys, before = rows - keys * per_key * dim;
+    for (int64_t nth = 0, here = before; nth < per_key; nth++)
+        for (int64_t key = 0; key < keys; key++, here += dim)
+            if (at >= here && at < here + dim) return before + (key * per_key + nth) * dim + at - here;
+    return at;
 }
 
 /* The row of a parameter with `rows` rows for row `row` of a tensor. gpt-oss interleaves gate and up, other models
@@ -97,8 +113,19 @@ static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_
     const int64_t half = a->head_dim / 2, in_head = row % a->head_dim;
     if (!n->is_b) return row;
     if (n->target == LORA_UP) return a->glu.interleaved ? 2 * row + n->up : row + (n->up ? rows / 2 : 0);
+    if (n->target == LORA_IN_QKV || n->target == LORA_IN_Z)
+        return value_place(&a->delta.shape, a->delta.shape.value_dim, row, rows);
+    if (n->target == LORA_IN_B || n->target == LORA_IN_A) return value_place(&a->delta.shape, 1, row, rows);
     if (strcmp(a->family, "mixtral") || n->target > LORA_K) return row;
     return row - in_head + in_head / 2 + (in_head % 2 ? half : 0);
+}
+
+/* A row of a tensor in the order of the parameter's columns. */
+static void sort_columns(const struct arch *a, const struct gguf_name *n, float *to, const float *from, int64_t cols)
+{
+    const bool values = !n->is_b && n->target == LORA_OUT;
+    for (int64_t k = 0; k < cols; k++)
+        to[values ? value_place(&a->delta.shape, a->delta.shape.value_dim, k, cols) : k] = from[k];
 }
 
 /* Copies one tensor to its parameter; values not read yet are NaN. */
@@ -112,17 +139,20 @@ static int read_tensor(struct cpu_adapter *read, const struct arch *a, const str
     const int64_t rows = !n.is_b ? r : n.target == LORA_UP ? p->rows / 2 : p->rows, cols = n.is_b ? r : p->cols;
     if (t->ndim != (p->experts ? 3 : 2) || n_exp != p->n_exp || t->shape[first] != rows || t->shape[first + 1] != cols)
         return err_set(err, "tensor %s has a wrong shape", t->name);
+    float *sorted = mem_array(cols, sizeof(*sorted));
+    int rc = 0;
     for (int64_t e = 0; e < n_exp; e++)
         for (int64_t row = 0; row < rows; row++) {
             float *to = cpu_adapter_at(read, p, e, param_row(a, &n, row, p->rows), 0);
-            const float *from = t->data + (e * rows + row) * cols;
             const size_t size = (size_t)cols * sizeof(float);
-            if (!isnan(*to) && memcmp(to, from, size))
-                return err_set(err, "layer %lld, expert %lld: gate and up have different lora_a", (long long)n.layer,
-                               (long long)e);
-            memcpy(to, from, size);
+            sort_columns(a, &n, sorted, t->data + (e * rows + row) * cols, cols);
+            if (!isnan(*to) && memcmp(to, sorted, size))
+                rc = err_set(err, "layer %lld, expert %lld: gate and up have different lora_a", (long long)n.layer,
+                             (long long)e);
+            memcpy(to, sorted, size);
         }
-    return 0;
+    mem_free(sorted);
+    return rc;
 }
 
 static int check_header(const struct gguf *g, struct err *err)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/weights.h"
 #include "train/amax_file.h"
 #include "train/export/export_quant.h"
 #include "train/export/verify.h"
@@ -31,12 +32,15 @@ static const char *target_of(const struct arch *a, const char *module)
 /* Whether scale t has the bits of its magnitude in `amax`. */
 static bool is_right(const struct export *x, const struct safetensors *amax, const struct st_tensor *t)
 {
+    const size_t prefix = strlen(weights_prefix(&x->run.st));
     long long layer;
     char name[128], module[256];
     int at = 0;
     float most, got;
-    if (sscanf(t->name, "model.layers.%lld.%n", &layer, &at) != 1 || !at || t->dtype != DT_F32 || t->bytes != 4)
+    if (strlen(t->name) < prefix || sscanf(t->name + prefix, "layers.%lld.%n", &layer, &at) != 1 || !at ||
+        t->dtype != DT_F32 || t->bytes != 4)
         return false;
+    at += (int)prefix;
     snprintf(module, sizeof(module), "%.*s", (int)(strlen(t->name + at) - (sizeof(suffix) - 1)), t->name + at);
     const char *target = target_of(&x->run.arch, module);
     if (!target) return false;

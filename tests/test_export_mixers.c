@@ -1,0 +1,326 @@
+/* test_export_mixers.c - exports of gated DeltaNet and of latent attention: names and order of rows in the files of
+ * vLLM and llama.cpp; layout and copied tensors of merged checkpoints; targets that a reader does not apply are
+ * refused. */
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/gguf.h"
+#include "tests/checkpoints.h"
+#include "tests/process.h"
+#include "train/export/cpu_adapter.h"
+#include "train/export/export.h"
+#include "train/peft.h"
+
+#define OK(rc)                                                                                                         \
+    do {                                                                                                               \
+        if (rc) fail_msg("line %d: %s", __LINE__, err.msg);                                                            \
+    } while (0)
+
+#define DELTANET "parity/qwen3_5"
+/* The text part of that case, whose layer types are derived. */
+static const char text_config[] =
+    "{\"model_type\": \"qwen3_5_moe_text\", \"num_hidden_layers\": 4, \"hidden_size\": 40, \"num_attention_heads\": 4, "
+    "\"num_key_value_heads\": 2, \"head_dim\": 16, \"num_experts\": 6, \"num_experts_per_tok\": 3, "
+    "\"moe_intermediate_size\": 16, \"shared_expert_intermediate_size\": 24, \"vocab_size\": 1024, "
+    "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, \"linear_key_head_dim\": 16, "
+    "\"linear_value_head_dim\": 12, \"rope_theta\": 10000000}";
+enum { KEY_ROWS = 2 * 2 * 16, VALUE_DIM = 12, VALUE_HEADS = 4, RANK = 3 };
+/* llama.cpp's value heads: the first of both key heads, then the second. */
+static const int64_t llama_head[VALUE_HEADS] = {0, 2, 1, 3};
+
+/* The case as a text-only checkpoint. */
+static const char *text_only(void)
+{
+    static const char nested[] = "model.language_model.";
+    struct draft d;
+    draft_open_case(&d, DELTANET);
+    for (int64_t i = d.n - 1; i >= 0; i--) {
+        char name[256];
+        const struct st_entry *e = &d.entries[i];
+        const int64_t bytes = safetensors_entry_bytes(e);
+        if (!strcmp(e->name, "lm_head.weight")) continue;
+        if (!strncmp(e->name, nested, strlen(nested))) {
+            void *copy = mem_alloc(bytes);
+            memcpy(copy, e->data, (size_t)bytes);
+            snprintf(name, sizeof(name), "model.%s", e->name + strlen(nested));
+            draft_put(&d, name, e->dtype, e->ndim, e->shape, copy);
+        }
+        snprintf(name, sizeof(name), "%s", d.entries[i].name);
+        draft_remove(&d, name);
+    }
+    mem_free(d.config);
+    d.config = mem_strdup(text_config);
+    const char *dir = draft_save(&d, 1);
+    draft_free(&d);
+    return dir;
+}
+
+/* Saves adapters of these targets; values depend on the parameter, and B is multiplied by this factor. */
+static const char *adapter(const char *model, const char *targets, float b)
+{
+    static char dir[8][MT_PATH];
+    static int next;
+    char *out = dir[next++ % 8];
+    struct cpu_adapter h;
+    struct adapters ad;
+    struct arch a;
+    struct err err = {.msg = ""};
+    const struct lora_options opt = {.r = RANK, .alpha = 6, .targets = targets, .layers = ""};
+    OK(arch_load(&a, model, &err));
+    OK(adapters_plan(&ad, &a, &opt, &err));
+    const struct shape shape = shape_of(&ad);
+    OK(cpu_adapter_open(&h, &a, &shape, &err));
+    for (int64_t i = 0; i < h.ad.n_params; i++) {
+        const struct lora_param *p = &h.ad.params[i];
+        for (int64_t k = 0; k < lora_param_count(p); k++)
+            cpu_adapter_at(&h, p, 0, 0, 0)[k] = (p->is_b ? b : 0.1f) * (float)test_value((uint64_t)i + 1, (uint64_t)k);
+    }
+    snprintf(out, MT_PATH, "%s/adapter", scratch_dir());
+    OK(peft_save(&h.ad, &h.dev, out, NULL, NULL, &err));
+    adapters_free(&ad);
+    cpu_adapter_close(&h);
+    return out;
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    struct file_map map;
+    struct err err = {.msg = ""};
+    OK(file_map_open(&map, from, &err));
+    OK(file_write_atomic(to, map.data, map.size, &err));
+    file_map_close(&map);
+}
+
+/* Exports, verified on one row of the case; the output directory, or NULL and the error in `said`. */
+static const char *export(const char *model, const char *name, const char *lora, const char *format)
+{
+    static char out[8][MT_PATH], rows[1 << 14];
+    static int next;
+    char from[MT_PATH], path[MT_PATH], text[4 * MT_PATH], *to = out[next++ % 8];
+    struct err err = {.msg = ""};
+    const char *dir = scratch_dir();
+    snprintf(from, sizeof(from), "%s/eval.jsonl", fixture(name));
+    process_read(from, rows, sizeof(rows));
+    strchr(rows, '\n')[1] = 0;
+    snprintf(path, sizeof(path), "%s/eval.jsonl", dir);
+    OK(file_write_atomic(path, rows, (int64_t)strlen(rows), &err));
+    snprintf(text, sizeof(text),
+             "[model]\npath = %s\n[data]\neval = %s\nformat = text\nseq_len = 24\n[output]\ndir = %s/run\n", model,
+             path, dir);
+    snprintf(path, sizeof(path), "%s/run.ini", dir);
+    OK(file_write_atomic(path, text, (int64_t)strlen(text), &err));
+    snprintf(to, MT_PATH, "%s/out", dir);
+    return RUN("export", path, "--adapter", lora, "--to", format, "--out", to) ? NULL : to;
+}
+
+static void open_tensors(struct safetensors *st, const char *dir)
+{
+    char path[MT_PATH];
+    struct err err = {.msg = ""};
+    if (!dir) fail_msg("%s", said.err);
+    snprintf(path, sizeof(path), "%s/adapter_model.safetensors", dir);
+    OK(safetensors_open(st, path, &err));
+}
+
+/* Element [row, col] of a matrix of an adapter file. */
+static float value(const struct safetensors *st, const char *name, int64_t row, int64_t col)
+{
+    float v;
+    const struct st_tensor *t = safetensors_find(st, name);
+    if (!t) fail_msg("no tensor %s", name);
+    assert_true(row < t->shape[0] && col < t->shape[1]);
+    memcpy(&v, t->data + 4 * (row * t->shape[1] + col), 4);
+    return v;
+}
+
+static float gguf_value_at(const struct gguf *g, const char *name, int64_t row, int64_t col)
+{
+    const struct gguf_tensor *t = gguf_tensor(g, name);
+    if (!t) fail_msg("no tensor %s", name);
+    assert_true(t->ndim == 2 && row < t->shape[0] && col < t->shape[1]);
+    return t->data[row * t->shape[1] + col];
+}
+
+/* ---- gated DeltaNet */
+
+#define KEY  "base_model.model.model.layers.0."
+#define DEEP "base_model.model.model.language_model.layers.0."
+
+/* The class with a vision tower has fused experts in vLLM, the text class a pair per expert. */
+static void vllm_has_the_names_of_each_class(void **state)
+{
+    (void)state;
+    const char *targets = "in_proj_z,down_proj,shared_up_proj", *text = text_only();
+    struct safetensors st;
+    char tokenizer[MT_PATH];
+    open_tensors(&st, export(fixture(DELTANET), DELTANET, adapter(fixture(DELTANET), targets, 0.1f), "vllm"));
+    for (int64_t row = 0; row < KEY_ROWS + VALUE_HEADS * VALUE_DIM; row++) /* needed by vLLM, not trained */
+        assert_true(value(&st, DEEP "linear_attn.in_proj_qkv.lora_B.weight", row, 0) == 0);
+    assert_true(value(&st, DEEP "mlp.experts.base_layer.lora_B.weight", 0, 0) == 0);
+    assert_true(value(&st, DEEP "mlp.experts.lora_B.weight", 0, 0) != 0);
+    assert_true(value(&st, DEEP "linear_attn.in_proj_z.lora_B.weight", 0, 0) != 0);
+    assert_non_null(safetensors_find(&st, DEEP "mlp.shared_expert.up_proj.lora_A.weight"));
+    safetensors_close(&st);
+    snprintf(tokenizer, sizeof(tokenizer), "%s/tokenizer.json", text);
+    copy_file(fixture(DELTANET "/tokenizer.json"), tokenizer);
+    snprintf(tokenizer, sizeof(tokenizer), "%s/tokenizer_config.json", text);
+    copy_file(fixture(DELTANET "/tokenizer_config.json"), tokenizer);
+    open_tensors(&st, export(text, DELTANET, adapter(text, targets, 0.1f), "vllm"));
+    assert_true(value(&st, KEY "linear_attn.in_proj_qkv.lora_B.weight", 0, 0) == 0);
+    assert_true(value(&st, KEY "mlp.experts.5.gate_proj.lora_B.weight", 0, 0) == 0);
+    assert_true(value(&st, KEY "mlp.experts.5.down_proj.lora_B.weight", 0, 0) != 0);
+    assert_null(safetensors_find(&st, KEY "mlp.experts.lora_B.weight"));
+    safetensors_close(&st);
+}
+
+/* The row of the checkpoint for a row of llama.cpp: value heads of `dim` rows behind `before` rows. */
+static int64_t row_in_checkpoint(int64_t row, int64_t before, int64_t dim)
+{
+    return row < before ? row : before + llama_head[(row - before) / dim] * dim + (row - before) % dim;
+}
+
+static void gguf_has_llamas_value_heads(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *matrix, *module;
+        int64_t before, dim;
+    } rows[] = {{"attn_qkv", "in_proj_qkv", KEY_ROWS, VALUE_DIM},
+                {"attn_gate", "in_proj_z", 0, VALUE_DIM},
+                {"ssm_beta", "in_proj_b", 0, 1},
+                {"ssm_alpha", "in_proj_a", 0, 1}};
+    const char *lora = adapter(fixture(DELTANET), "all-linear", 0.1f);
+    const char *out = export(fixture(DELTANET), DELTANET, lora, "gguf");
+    struct safetensors st;
+    struct gguf g;
+    struct err err = {.msg = ""};
+    char path[MT_PATH], a[128], b[128];
+    if (!out) fail_msg("%s", said.err);
+    snprintf(path, sizeof(path), "%s/adapter.gguf", out);
+    OK(gguf_open(&g, path, &err));
+    open_tensors(&st, lora);
+    assert_string_equal(gguf_value(&g, "general.architecture")->text, "qwen35moe");
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        snprintf(a, sizeof(a), "blk.0.%s.weight.lora_b", rows[i].matrix);
+        snprintf(b, sizeof(b), DEEP "linear_attn.%s.lora_B.weight", rows[i].module);
+        for (int64_t row = 0; row < rows[i].before + VALUE_HEADS * rows[i].dim; row++)
+            if (gguf_value_at(&g, a, row, 1) != value(&st, b, row_in_checkpoint(row, rows[i].before, rows[i].dim), 1))
+                fail_msg("%s: row %lld", a, (long long)row);
+    }
+    for (int64_t col = 0; col < VALUE_HEADS * VALUE_DIM; col++)
+        assert_true(gguf_value_at(&g, "blk.0.ssm_out.weight.lora_a", 2, col) ==
+                    value(&st, DEEP "linear_attn.out_proj.lora_A.weight", 2, row_in_checkpoint(col, 0, VALUE_DIM)));
+    for (int64_t row = 0; row < 40; row++)
+        assert_true(gguf_value_at(&g, "blk.0.ssm_out.weight.lora_b", row, 0) ==
+                    value(&st, DEEP "linear_attn.out_proj.lora_B.weight", row, 0));
+    assert_non_null(gguf_tensor(&g, "blk.3.attn_q.weight.lora_b"));
+    gguf_close(&g);
+    safetensors_close(&st);
+}
+
+/* Layout and values of every tensor, those of the vision tower and of multi-token prediction too. */
+static void merged_has_the_layout_of_the_source(void **state)
+{
+    (void)state;
+    struct safetensors source, merged;
+    struct err err = {.msg = ""};
+    OK(safetensors_open(&source, fixture(DELTANET), &err));
+    for (int zero = 0; zero < 2; zero++) {
+        const char *lora = adapter(fixture(DELTANET), "all-linear", zero ? 0 : 0.1f);
+        const char *out = export(fixture(DELTANET), DELTANET, lora, "merged-bf16");
+        int64_t n_changed = 0;
+        if (!out) fail_msg("%s", said.err);
+        assert_says(said.err, "22 tensors of the vision tower and of multi-token prediction are copied unchanged");
+        OK(safetensors_open(&merged, out, &err));
+        assert_int_equal(source.n_tensors, merged.n_tensors);
+        for (int64_t i = 0; i < source.n_tensors; i++) {
+            const struct st_tensor *a = &source.tensors[i], *b = safetensors_find(&merged, a->name);
+            if (!b || a->dtype != b->dtype || a->bytes != b->bytes || memcmp(a->shape, b->shape, sizeof(a->shape)))
+                fail_msg("%s has another layout", a->name);
+            const bool changed = memcmp(a->data, b->data, (size_t)a->bytes);
+            const bool adapted = strstr(a->name, "proj") && strstr(a->name, "language_model");
+            if (changed != (adapted && !zero)) fail_msg("%s: %s", a->name, changed ? "changed" : "unchanged");
+            n_changed += changed;
+        }
+        assert_int_equal(n_changed, zero ? 0 : 3 * 5 + 4 + 4 * 5); /* mixers; shared and routed experts */
+        safetensors_close(&merged);
+    }
+    safetensors_close(&source);
+}
+
+/* Stacks become a matrix per expert, and config.json names every matrix that is not quantised, of other parts too. */
+static void fp8_has_a_matrix_per_expert(void **state)
+{
+    (void)state;
+    static const char *const ignored[] = {"\"model.language_model.layers.0.linear_attn.in_proj_qkv\"",
+                                          "\"model.language_model.layers.0.mlp.shared_expert.up_proj\"",
+                                          "\"model.visual.blocks.0.attn.qkv\"", "\"mtp.fc\"", "\"lm_head\""};
+    static char config[1 << 16];
+    const char *out = export(fixture(DELTANET), DELTANET, adapter(fixture(DELTANET), "experts", 1), "merged-fp8");
+    struct safetensors st;
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    if (!out) fail_msg("%s", said.err);
+    OK(safetensors_open(&st, out, &err));
+    const struct st_tensor *t = safetensors_find(&st, "model.language_model.layers.3.mlp.experts.5.up_proj.weight");
+    assert_true(t && !strcmp(t->st_dtype, "F8_E4M3") && t->shape[0] == 16 && t->shape[1] == 40);
+    assert_null(safetensors_find(&st, "model.language_model.layers.3.mlp.experts.gate_up_proj"));
+    assert_non_null(safetensors_find(&st, "mtp.fc.weight"));
+    safetensors_close(&st);
+    snprintf(path, sizeof(path), "%s/config.json", out);
+    process_read(path, config, sizeof(config));
+    for (int i = 0; i < MT_LEN(ignored); i++) assert_says(config, ignored[i]);
+    assert_null(strstr(config, "mlp.experts.0"));
+}
+
+/* ---- latent attention */
+
+static void targets_that_are_not_applied_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *format, *targets, *says;
+    } rows[] = {{"vllm", "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj,experts,shared_experts", NULL},
+                {"vllm", "kv_b_proj,experts", "--to vllm: vLLM does not apply adapters of kv_b_proj in deepseek_v3: "},
+                {"gguf", "o_proj,experts,shared_experts", NULL},
+                {"gguf", "all-linear",
+                 "--to gguf: llama.cpp does not apply adapters of q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj in "
+                 "deepseek_v3: "}};
+    const char *model = fixture("parity/deepseek_v3");
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const char *out = export(model, "parity/deepseek_v3", adapter(model, rows[i].targets, 0.1f), rows[i].format);
+        if (!rows[i].says != !!out) fail_msg("%s: %s", rows[i].targets, said.err);
+        if (rows[i].says) assert_says(said.err, rows[i].says);
+    }
+}
+
+static void the_usual_format_applies_all_targets(void **state)
+{
+    (void)state;
+    static const char *const rows[][3] = {{"parity/deepseek_v3", "all-linear", "merged-bf16"},
+                                          {"parity/deepseek_v3", "o_proj,experts", "vllm"},
+                                          {DELTANET, "all-linear", "vllm"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct config cfg;
+        struct arch a;
+        struct err err = {.msg = ""};
+        config_defaults(&cfg);
+        OK(arch_load(&a, fixture(rows[i][0]), &err));
+        snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), "%s", rows[i][1]);
+        assert_string_equal(export_usual(&cfg, &a), rows[i][2]);
+    }
+}
+
+int test_export_mixers(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(vllm_has_the_names_of_each_class),
+        cmocka_unit_test(gguf_has_llamas_value_heads),
+        cmocka_unit_test(merged_has_the_layout_of_the_source),
+        cmocka_unit_test(fp8_has_a_matrix_per_expert),
+        cmocka_unit_test(targets_that_are_not_applied_are_refused),
+        cmocka_unit_test(the_usual_format_applies_all_targets),
+    };
+    return cmocka_run_group_tests_name("export_mixers", tests, NULL, NULL);
+}

@@ -1,0 +1,82 @@
+/* export_targets.c - which families and which adapters the readers of a format support.
+ *
+ * A reader that loads an adapter and does not apply it would run another model without a word, so `export` refuses it.
+ * vLLM 0.33 computes with kv_b_proj split in two when it loads the model (model_executor/layers/attention/
+ * mla_attention.py, split_kv_b_proj); an adapter of it is wrapped and never called. llama.cpp applies adapters to the
+ * products of build_lora_mm and build_lora_mm_id only (src/llama-graph.cpp). Its graph of latent attention
+ * (src/models/deepseek2.cpp) multiplies with q_a, q_b, q, kv_a and the two parts of kv_b without them. */
+#include "train/export/export_targets.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int export_family_check(enum export_format to, const struct arch *a, struct err *err)
+{
+    const char *name = export_format_name(to);
+    if (to != EXPORT_PEFT && (a->delta.fused || (a->nested && a->mla.kv_lora)))
+        return err_set(err, "--to %s: adapters of this class of %s are exported as peft only", name, a->family);
+    if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
+        return err_set(
+            err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
+            a->family);
+    if (to > EXPORT_MERGED_MXFP4 && a->transposed_experts)
+        return err_set(err,
+                       "%s has biases of experts, which the programs that read %s do not support: use merged-mxfp4 or "
+                       "merged-bf16",
+                       a->family, name);
+    if (to == EXPORT_GGUF && !export_gguf_arch(a))
+        return err_set(err, "--to gguf: llama.cpp's name for the architecture %s is not known", a->family);
+    return 0;
+}
+
+const char *export_gguf_arch(const struct arch *a)
+{
+    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},
+                                           {"olmoe", "olmoe"},           {"mixtral", "llama"},
+                                           {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
+                                           {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"}};
+    for (int64_t i = 0; i < MT_LEN(names); i++)
+        if (!strcmp(names[i][0], a->family)) return names[i][1];
+    return NULL;
+}
+
+const char *export_gguf_matrix(const struct arch *a, enum lora_target t)
+{
+    static const char *const names[LORA_TARGETS] = {[LORA_Q] = "attn_q",
+                                                    [LORA_K] = "attn_k",
+                                                    [LORA_V] = "attn_v",
+                                                    [LORA_O] = "attn_output",
+                                                    [LORA_IN_QKV] = "attn_qkv",
+                                                    [LORA_IN_Z] = "attn_gate",
+                                                    [LORA_IN_B] = "ssm_beta",
+                                                    [LORA_IN_A] = "ssm_alpha",
+                                                    [LORA_OUT] = "ssm_out",
+                                                    [LORA_SHARED_GATE] = "ffn_gate_shexp",
+                                                    [LORA_SHARED_UP] = "ffn_up_shexp",
+                                                    [LORA_SHARED_DOWN] = "ffn_down_shexp",
+                                                    [LORA_DENSE_GATE] = "ffn_gate",
+                                                    [LORA_DENSE_UP] = "ffn_up",
+                                                    [LORA_DENSE_DOWN] = "ffn_down"};
+    return a->mla.kv_lora && t == LORA_Q ? NULL : names[t];
+}
+
+static bool is_applied(enum export_format to, const struct arch *a, enum lora_target t)
+{
+    if (to == EXPORT_VLLM) return t != LORA_KV_B;
+    return to != EXPORT_GGUF || lora_target_is_stack(t) || export_gguf_matrix(a, t);
+}
+
+int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad, struct err *err)
+{
+    char names[LORA_NAMES_TEXT] = "";
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (ad->target[t] && !is_applied(to, a, t))
+            snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",
+                     lora_target_name(t));
+    if (!names[0]) return 0;
+    return err_set(err,
+                   "--to %s: %s does not apply adapters of %s in %s: train with lora.targets without them, or export "
+                   "merged-bf16%s",
+                   export_format_name(to), to == EXPORT_VLLM ? "vLLM" : "llama.cpp", names, a->family,
+                   to == EXPORT_VLLM ? "" : " and convert that");
+}

@@ -1,0 +1,16 @@
+/* export_targets.h - whether the program that reads a format has the model's family and applies all its adapters. */
+#ifndef MT_EXPORT_TARGETS_H
+#define MT_EXPORT_TARGETS_H
+
+#include "train/export/export_job.h"
+
+/* Error: no program reads a model of this family in this format. */
+int export_family_check(enum export_format to, const struct arch *a, struct err *err) MT_CHECK;
+/* Error: the reader of the format does not apply some of the trained targets. It names them and another format. */
+int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad,
+                         struct err *err) MT_CHECK;
+/* llama.cpp's name for the architecture, NULL: none, and for a Linear of it, NULL: its adapter would not be applied. */
+const char *export_gguf_arch(const struct arch *a);
+const char *export_gguf_matrix(const struct arch *a, enum lora_target t);
+
+#endif
