@@ -21,7 +21,7 @@
 #define BAD_JUDGED  1000 /* bad rows at which reading may stop early */
 #define FNV_START   14695981039346656037u
 #define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA05" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC "MTDATA06" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -50,8 +50,6 @@ static uint64_t dataset_hash(const struct dataset *ds)
     const int64_t counts[] = {ds->n_docs, ds->n_tokens, ds->n_rows, ds->n_bad, ds->n_overlong, ds->n_unlabelled};
     uint64_t h = hash_bytes(FNV_START, counts, sizeof(counts));
     if (ds->n_unshown) h = hash_i64(h, ds->n_unshown);
-    if (ds->n_appended) h = hash_i64(h, ds->n_appended);
-    if (ds->n_unended) h = hash_i64(h, ds->n_unended);
     if (ds->topk.n_top) h = hash_i64(h, (int64_t)topk_hash(&ds->topk));
     if (!ds->n_docs) return h;
     h = hash_bytes(h, ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off));
@@ -157,6 +155,7 @@ static int row_add(struct builder *b, struct json row, const char *where, struct
     if (row_read(&b->rows, row, err)) return -1;
     if (!b->rows.n) b->ds->n_unlabelled++;
     b->ds->n_unshown += b->rows.chat.n_unshown;
+    b->ds->n_empty += b->rows.chat.n_empty;
     b->ds->n_appended += b->rows.chat.n_appended;
     b->ds->n_unended += b->rows.chat.n_unended;
     for (int64_t i = 0; i < b->rows.n; i++)
@@ -350,6 +349,7 @@ static void weigh(struct dataset *ds, int64_t first, double weight)
     kept.n_overlong = ds->n_overlong;
     kept.n_unlabelled = ds->n_unlabelled;
     kept.n_unshown = ds->n_unshown;
+    kept.n_empty = ds->n_empty;
     kept.n_appended = ds->n_appended;
     kept.n_unended = ds->n_unended;
     dataset_free(ds);
@@ -405,7 +405,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
 struct cache_header {
     char magic[8];
     uint64_t key, hash;
-    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown, n_appended, n_unended;
+    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown, n_empty, n_appended, n_unended;
 };
 
 /* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
@@ -442,12 +442,22 @@ static bool cache_valid(const struct dataset *ds, const struct dataset_options *
            dataset_hash(ds) == ds->hash;
 }
 
+/* The key with the counts that dataset_hash leaves out: they change no document, so a resumed run may differ in them.
+ */
+static uint64_t key_with_counts(uint64_t key, const struct dataset *ds)
+{
+    return hash_i64(hash_i64(hash_i64(key, ds->n_empty), ds->n_appended), ds->n_unended);
+}
+
 static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, const struct dataset_options *opt)
 {
     struct cache_header h;
     if (map.size < (int64_t)sizeof(h)) return false;
     memcpy(&h, map.data, sizeof(h));
-    if (memcmp(h.magic, CACHE_MAGIC, sizeof(h.magic)) || h.key != key) return false;
+    ds->n_empty = h.n_empty;
+    ds->n_appended = h.n_appended;
+    ds->n_unended = h.n_unended;
+    if (memcmp(h.magic, CACHE_MAGIC, sizeof(h.magic)) || h.key != key_with_counts(key, ds)) return false;
     if (h.n_docs < 1 || h.n_docs >= map.size || h.n_tokens < 1 || h.n_tokens >= map.size) return false;
     int64_t off_bytes = (h.n_docs + 1) * (int64_t)sizeof(*ds->doc_off);
     int64_t ids_bytes = h.n_tokens * (int64_t)sizeof(*ds->ids);
@@ -467,8 +477,6 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     ds->n_overlong = h.n_overlong;
     ds->n_unlabelled = h.n_unlabelled;
     ds->n_unshown = h.n_unshown;
-    ds->n_appended = h.n_appended;
-    ds->n_unended = h.n_unended;
     ds->hash = h.hash;
     return cache_valid(ds, opt);
 }
@@ -486,9 +494,9 @@ static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const
 
 static int cache_write(const struct dataset *ds, const char *dir, const char *path, uint64_t key, struct err *err)
 {
-    const struct cache_header h = {CACHE_MAGIC,      key,           ds->hash,       ds->n_docs,
-                                   ds->n_tokens,     ds->n_rows,    ds->n_bad,      ds->n_overlong,
-                                   ds->n_unlabelled, ds->n_unshown, ds->n_appended, ds->n_unended};
+    const struct cache_header h = {
+        CACHE_MAGIC,    key_with_counts(key, ds), ds->hash,      ds->n_docs,  ds->n_tokens,   ds->n_rows,   ds->n_bad,
+        ds->n_overlong, ds->n_unlabelled,         ds->n_unshown, ds->n_empty, ds->n_appended, ds->n_unended};
     const struct file_part parts[] = {
         {&h, sizeof(h)},
         {ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off)},
@@ -516,8 +524,15 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     }
     if (ds->n_unshown) {
         log_warn("%s: the chat template omits the reasoning of %lld answers, which is then not trained; if "
-                 "the template has an option for it, set data.chat_kwargs = {\"thinking\": true}",
+                 "the template has an option for it, set it in data.chat_kwargs, as in {\"thinking\": true} or "
+                 "{\"clear_thinking\": false}",
                  files, (long long)ds->n_unshown);
+    }
+    if (ds->n_empty) {
+        log_info("%s: %lld answers without reasoning have loss on the empty reasoning block before them, so the model "
+                 "learns to answer without reasoning; data.chat_kwargs = {\"enable_thinking\": false} moves the block "
+                 "into the prompt, where the template has this option",
+                 files, (long long)ds->n_empty);
     }
 }
 

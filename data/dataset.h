@@ -34,6 +34,7 @@ struct dataset {
     int64_t n_rows, n_bad;            /* rows read; rows skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */
     int64_t n_unshown;                /* answers whose reasoning the chat template omits */
+    int64_t n_empty;                  /* answers whose loss begins with an empty reasoning block */
     int64_t n_appended, n_unended;    /* texts whose last answer the next role's token ends; no token ends */
     uint64_t hash;                    /* of everything above, for resume checks */
     int64_t cap_docs, cap_tokens;     /* capacity of the arrays */

@@ -416,7 +416,7 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
 int row_read(struct row_reader *r, struct json row, struct err *err)
 {
     const bool renamed = r->opt->columns && r->opt->columns[0];
-    r->n = r->chat.n_unshown = r->chat.n_appended = r->chat.n_unended = 0;
+    r->n = r->chat.n_unshown = r->chat.n_empty = r->chat.n_appended = r->chat.n_unended = 0;
     r->fatal = false;
     if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
     return renamed ? read_columns(r, row, err) : read_row(r, row, err);

@@ -369,6 +369,42 @@ static void whole_conversations(void **state)
     text_free(&got);
 }
 
+/* Answers whose loss begins with an empty reasoning block: in the answer, or opened by the prompt. */
+static void empty_blocks(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *template, *messages;
+        int64_t n_empty[2]; /* split, whole: there, an earlier answer has an empty block instead of reasoning */
+    } rows[] = {
+        {EMPTY_BLOCK, U("a") "," A("b", "") "," U("c") "," A("d", ""), {2, 2}},
+        {EMPTY_BLOCK, U("a") "," A("b", R) "," U("c") "," A("d", ""), {1, 2}},
+        {EMPTY_BLOCK, U("a") "," A("b", ", \"train\": false") "," U("c") "," A("d", R), {0, 0}},
+        {NO_BLOCK, U("a") "," A("b", ""), {0, 0}},
+        {NO_BLOCK, U("a") "," A("<think> x</think>b", ""), {0, 0}},
+        {GLM, U("a") "," A("b", ""), {1, 1}},
+        {OPEN_BLOCK("true"), U("a") "," A("b", ""), {1, 1}}, /* the prompt opens the block */
+        {OPEN_BLOCK("true"), U("a") "," A("b", R), {0, 0}},
+    };
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        for (int whole = 0; whole < 2; whole++) {
+            char row[1024];
+            struct err err;
+            struct chat_samples s = {0};
+            const struct chat_options opt = {0};
+            struct chat_template *t = load(rows[i].template);
+            snprintf(row, sizeof(row), "{\"messages\": [%s]}", rows[i].messages);
+            struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+            if (chat_samples_make(&s, t, json_root(doc), LOSS_ASSISTANT, whole, &opt, &err)) fail_msg("%s", err.msg);
+            if (s.n_empty != rows[i].n_empty[whole])
+                fail_msg("row %lld has %lld empty blocks", (long long)i, (long long)s.n_empty);
+            chat_samples_free(&s);
+            chat_template_free(t);
+            json_free(doc);
+        }
+    }
+}
+
 /* Caches of ids and loss masks depend on these tokens. */
 static void hash_covers_role_tokens(void **state)
 {
@@ -381,9 +417,12 @@ static void hash_covers_role_tokens(void **state)
 
 int test_chat_samples(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parted_headers),      cmocka_unit_test(role_token_ends_turn),
-        cmocka_unit_test(arguments_of_calls),  cmocka_unit_test(role_token_with_other_losses),
-        cmocka_unit_test(whole_conversations), cmocka_unit_test(hash_covers_role_tokens)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(parted_headers),
+                                       cmocka_unit_test(role_token_ends_turn),
+                                       cmocka_unit_test(empty_blocks),
+                                       cmocka_unit_test(arguments_of_calls),
+                                       cmocka_unit_test(role_token_with_other_losses),
+                                       cmocka_unit_test(whole_conversations),
+                                       cmocka_unit_test(hash_covers_role_tokens)};
     return cmocka_run_group_tests_name("chat_samples", tests, NULL, NULL);
 }

@@ -19,9 +19,9 @@ static const struct {
     bool exact; /* no normalizer: ids decode to the exact text */
     bool all;   /* any text can be encoded */
 } tokenizers[] = {
-    {"tiny-gptoss", true, true}, {"deepseek", true, true}, {"qwen35", false, true},
-    {"olmo2", true, true},       {"nfc", false, false},    {"splits", true, false},
-    {"whole", true, false},      {"chars", false, true},   {"metaspace", false, true},
+    {"tiny-gptoss", true, true}, {"deepseek", true, true}, {"qwen35", false, true}, {"olmo2", true, true},
+    {"nfc", false, false},       {"splits", true, false},  {"whole", true, false},  {"chars", false, true},
+    {"metaspace", false, true},  {"glm4", true, true},
 };
 
 static struct tokenizer *load(const char *path)

@@ -183,6 +183,13 @@ static void appended_ends(void **state)
     assert_int_equal(TOKENS("1017"), 0);
     assert_says(said.err, "the chat template writes no token after the last answer of 2 texts");
     assert_null(strstr(said.err, "appends"));
+    assert_null(strstr(said.err, "empty reasoning block"));
+    snprintf(template, sizeof(template), "data.chat_template=%s",
+             write_text(dir, "u.jinja",
+                        "{% for m in messages %}{{ m.role }}: {{ '<think></think>' if m.role == 'assistant' }}"
+                        "{{ m.content }}<|return|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"));
+    assert_int_equal(TOKENS("1017"), 0);
+    assert_says(said.err, "2 answers without reasoning have loss on the empty reasoning block before them");
 #undef TOKENS
 }
 

@@ -91,12 +91,24 @@ static int find_answers(struct eval_prompts *s, enum loss_on loss, struct err *e
 
 static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-/* Counts an answer whose reasoning is missing from its text. */
+/* After white space, s begins with this mark; moves s past both. */
+static bool skip_mark(const char **s, const char *end, const char *mark)
+{
+    const int64_t n = (int64_t)strlen(mark);
+    while (*s < end && is_space(**s)) ++*s;
+    if (end - *s < n || memcmp(*s, mark, (size_t)n) != 0) return false;
+    *s += n;
+    return true;
+}
+
+/* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. */
 static void note_reasoning(struct eval_prompts *s, int64_t message, const char *answer, int64_t size)
 {
     static const char *const keys[] = {"thinking", "reasoning_content"};
-    const char *text = "";
+    const char *text = "", *at = answer;
     int64_t n = 0;
+    skip_mark(&at, answer + size, "<think>");
+    s->out->n_empty += skip_mark(&at, answer + size, "</think>");
     for (int64_t i = 0; i < MT_LEN(keys) && !n; i++)
         if (json_str(json_find(json_at(s->messages, message), keys[i]), &text, &n, NULL)) n = 0;
     while (n && is_space(text[0])) text++, n--;
@@ -378,7 +390,7 @@ int chat_samples_make(struct chat_samples *out, const struct chat_template *t, s
                       bool whole, const struct chat_options *opt, struct err *err)
 {
     struct eval_prompts s = {.out = out, .template = t, .row = row, .opt = *opt};
-    out->count = out->n_unshown = out->n_appended = out->n_unended = 0;
+    out->count = out->n_unshown = out->n_empty = out->n_appended = out->n_unended = 0;
     if (json_get_array(row, "messages", &s.messages, err)) return -1;
     s.n = json_count(s.messages);
     if (!s.n) return json_error(s.messages, err, "is empty");

@@ -11,6 +11,7 @@ struct chat_samples {
     struct text_buf *items;
     int64_t count, cap;
     int64_t n_unshown;  /* answers with loss whose reasoning the template omits */
+    int64_t n_empty;    /* answers whose loss begins with an empty reasoning block, or with the rest of one */
     int64_t n_appended; /* texts to whose last answer the next role's token was appended */
     int64_t n_unended;  /* texts whose last answer no token ends */
 };

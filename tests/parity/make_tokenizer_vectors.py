@@ -125,8 +125,9 @@ DEEPSEEK = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
             r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES]
 
 
-def published(name, normalizer, rules, specials, post, texts, **how):
-    """All bytes, and merges learned from the texts without a pre-tokenizer, so they cross words."""
+def published(name, normalizer, rules, specials, post, texts, more=(), **how):
+    """All bytes, and merges learned from the texts without a pre-tokenizer, so they cross words. `more` is only
+    encoded."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tok.train_from_iterator([t.replace("<|", "") for t in texts], trainers.BpeTrainer(
@@ -139,7 +140,7 @@ def published(name, normalizer, rules, specials, post, texts, **how):
              "added_tokens": [added(n + i, *s) for i, s in enumerate(specials)],
              "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*(split(r) | how for r in rules), level]}}
     write(OUT / f"{name}.json", data)
-    write_cases(name, f"tests/fixtures/tokenizer/{name}.json", texts)
+    write_cases(name, f"tests/fixtures/tokenizer/{name}.json", [*more, *texts])
 
 
 SPACE = "\u2581"
@@ -188,6 +189,16 @@ def main():
               lambda level: level, texts)
     published("olmo2", None, CL100K, [("<|end|>", False, True)], lambda level: None, texts,
               behavior="Removed", invert=True)
+    # GLM-4.5: a command in the text is a special token, marks of reasoning and calls are not
+    glm = ["[gMASK]<sop><|system|>\n# Tools<|user|>\n2+2?/nothink<|assistant|>\n<think></think>\n4<|user|>",
+           "[gMASK]<sop><|user|>q<|assistant|><think>why\n</think>a<tool_call>f<arg_key>k</arg_key></tool_call>"
+           "<|observation|>", "a/nothink/nothink b /nothinking", "[gMASK] <sop>[gMASK<sop", "<think>\n</think>\n\n"]
+    published("glm4", None, CL100K,
+              [(t, False, True) for t in ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>",
+                                          "<|assistant|>", "<|observation|>", "/nothink")] +
+              [(t, False, False) for t in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
+                                           "</arg_key>")],
+              lambda level: level, TEXTS + [r * n for r in RUNS for n in (2, 5)] + random_texts(20, 6), glm)
 
     # NFC, the GPT-2 pattern, tokens looked for after the normalizer, merges as strings
     small("nfc", {"type": "NFC"}, lambda level: {**level, "use_regex": True},
