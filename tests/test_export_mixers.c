@@ -1,6 +1,7 @@
 /* test_export_mixers.c - exports of gated DeltaNet and of latent attention: names and order of rows in the files of
  * vLLM and llama.cpp; layout and copied tensors of merged checkpoints; targets that a reader does not apply are
  * refused. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -274,6 +275,91 @@ static void fp8_has_a_matrix_per_expert(void **state)
     assert_null(strstr(config, "mlp.experts.0"));
 }
 
+/* ---- gated DeltaNet with fused matrices */
+
+#define FUSED "parity/qwen3_next"
+/* Its key heads, and the rows of one in in_proj_qkvz: q, k, then v and z of two value heads. */
+enum { FUSED_KEYS = 3, FUSED_DIM = 16, FUSED_VALUES = 24, FUSED_GROUP = 2 * FUSED_DIM + 2 * FUSED_VALUES };
+
+/* The row of in_proj_qkvz for a row of q | k | v | z. */
+static int64_t fused_row(int64_t row)
+{
+    const int64_t keys = 2 * FUSED_KEYS * FUSED_DIM, q = row % (FUSED_KEYS * FUSED_DIM), v = row - keys;
+    if (row < keys) return q / FUSED_DIM * FUSED_GROUP + (row >= keys / 2 ? FUSED_DIM : 0) + q % FUSED_DIM;
+    const int64_t z = v / (FUSED_KEYS * FUSED_VALUES), at = v % (FUSED_KEYS * FUSED_VALUES);
+    return at / FUSED_VALUES * FUSED_GROUP + 2 * FUSED_DIM + z * FUSED_VALUES + at % FUSED_VALUES;
+}
+
+/* vLLM reads the matrices as the checkpoint has them, llama.cpp in_proj_qkvz in two parts without groups. */
+static void fused_rows_have_the_order_of_each_reader(void **state)
+{
+    (void)state;
+    enum { QKV = 2 * FUSED_KEYS * FUSED_DIM + FUSED_KEYS * FUSED_VALUES, ROWS = FUSED_KEYS * FUSED_GROUP };
+    const char *lora = adapter(fixture(FUSED), "all-linear", 0.1f);
+    const char *vllm = export(fixture(FUSED), FUSED, lora, "vllm"), *out = export(fixture(FUSED), FUSED, lora, "gguf");
+    struct safetensors st, other;
+    struct gguf g;
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    if (!out) fail_msg("%s", said.err);
+    snprintf(path, sizeof(path), "%s/adapter.gguf", out);
+    OK(gguf_open(&g, path, &err));
+    open_tensors(&st, lora);
+    open_tensors(&other, vllm);
+    assert_string_equal(gguf_value(&g, "general.architecture")->text, "qwen3next");
+    for (int64_t row = 0; row < ROWS; row++) {
+        const char *name = row < QKV ? "blk.0.attn_qkv.weight.lora_b" : "blk.0.attn_gate.weight.lora_b";
+        const float want = value(&st, KEY "linear_attn.in_proj_qkvz.lora_B.weight", fused_row(row), 1);
+        if (gguf_value_at(&g, name, row < QKV ? row : row - QKV, 1) != want) fail_msg("%s: %d", name, (int)row);
+        assert_true(value(&other, KEY "linear_attn.in_proj_qkvz.lora_B.weight", row, 2) ==
+                    value(&st, KEY "linear_attn.in_proj_qkvz.lora_B.weight", row, 2));
+    }
+    for (int64_t row = 0; row < 4 * FUSED_KEYS; row++) {
+        const float want = value(&st, KEY "linear_attn.in_proj_ba.lora_B.weight", row, 0);
+        assert_true(gguf_value_at(&g, "blk.0.ssm_ba.weight.lora_b", row, 0) == want);
+        assert_true(value(&other, KEY "linear_attn.in_proj_ba.lora_B.weight", row, 0) == want);
+    }
+    for (int64_t col = 0; col < FUSED_KEYS * FUSED_VALUES; col++)
+        assert_true(gguf_value_at(&g, "blk.0.ssm_out.weight.lora_a", 2, col) ==
+                    value(&st, KEY "linear_attn.out_proj.lora_A.weight", 2, col));
+    assert_non_null(gguf_tensor(&g, "blk.0.attn_gate.weight.lora_a"));
+    gguf_close(&g);
+    safetensors_close(&st);
+    safetensors_close(&other);
+}
+
+/* Every row of in_proj_qkvz gets its own change: rows of another order would move by more. */
+static void fused_rows_are_merged_in_their_places(void **state)
+{
+    (void)state;
+    const char *lora = adapter(fixture(FUSED), "in_proj_qkvz", 0.1f);
+    const char *out = export(fixture(FUSED), FUSED, lora, "merged-bf16");
+    const char *name = "model.layers.0.linear_attn.in_proj_qkvz.weight";
+    struct safetensors source, merged, ab;
+    struct err err = {.msg = ""};
+    if (!out) fail_msg("%s", said.err);
+    OK(safetensors_open(&source, fixture(FUSED), &err));
+    OK(safetensors_open(&merged, out, &err));
+    open_tensors(&ab, lora);
+    assert_int_equal(source.n_tensors, merged.n_tensors);
+    const struct st_tensor *a = safetensors_find(&source, name), *b = safetensors_find(&merged, name);
+    for (int64_t row = 0; row < FUSED_KEYS * FUSED_GROUP; row++)
+        for (int64_t col = 0; col < 40; col++) {
+            uint16_t from, to;
+            double delta = 0;
+            memcpy(&from, a->data + 2 * (40 * row + col), 2);
+            memcpy(&to, b->data + 2 * (40 * row + col), 2);
+            for (int64_t k = 0; k < RANK; k++)
+                delta += 2.0 * (double)value(&ab, KEY "linear_attn.in_proj_qkvz.lora_B.weight", row, k) *
+                         (double)value(&ab, KEY "linear_attn.in_proj_qkvz.lora_A.weight", k, col);
+            const double want = (double)bf16_to_f32(from) + delta;
+            assert_true(fabs((double)bf16_to_f32(to) - want) <= 0x1p-8 * fabs(want) + 1e-6);
+        }
+    safetensors_close(&source);
+    safetensors_close(&merged);
+    safetensors_close(&ab);
+}
+
 /* ---- latent attention */
 
 static void targets_that_are_not_applied_are_refused(void **state)
@@ -319,6 +405,8 @@ int test_export_mixers(void)
         cmocka_unit_test(gguf_has_llamas_value_heads),
         cmocka_unit_test(merged_has_the_layout_of_the_source),
         cmocka_unit_test(fp8_has_a_matrix_per_expert),
+        cmocka_unit_test(fused_rows_have_the_order_of_each_reader),
+        cmocka_unit_test(fused_rows_are_merged_in_their_places),
         cmocka_unit_test(targets_that_are_not_applied_are_refused),
         cmocka_unit_test(the_usual_format_applies_all_targets),
     };

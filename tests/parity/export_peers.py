@@ -86,8 +86,9 @@ def adapter_model(case, adapter):
 
 
 def adapts_shared(adapter):
+    """Shared experts of the families whose adapters name the weights (families.SHARED_BY_WEIGHT)."""
     with open(os.path.join(adapter, "adapter_config.json")) as f:
-        return "shared_experts" in f.read()
+        return "_proj.weight" in f.read()
 
 
 # ---- GGUF
@@ -131,6 +132,14 @@ def llama_values(w, settings, module):
     return torch.cat((w[:before], moved))
 
 
+def split_by_key_head(w, settings):
+    """q | k | v and z of in_proj_qkvz, as Qwen3NextModel of llama.cpp's converter has them."""
+    keys, d = settings["linear_num_key_heads"], settings["linear_key_head_dim"]
+    v = settings["linear_num_value_heads"] // keys * settings["linear_value_head_dim"]
+    parts = [p.reshape(-1, w.shape[1]) for p in w.reshape(keys, -1, w.shape[1]).split([d, d, v, v], dim=1)]
+    return torch.cat(parts[:3]), parts[3]
+
+
 def wanted_of_gguf(deltas, settings):
     """The same under GGUF names, rows as llama.cpp's converters lay out the base weights."""
     family = settings["model_type"]
@@ -138,7 +147,8 @@ def wanted_of_gguf(deltas, settings):
               for s in ("", "s")}
     mixers = {"in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha",
               "out_proj": "ssm_out"}
-    names = {**shared, **mixers, "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    names = {**shared, **mixers, "in_proj_ba": "ssm_ba", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
+             "o_proj": "attn_output"}
     heads = {"q_proj": settings["num_attention_heads"],
              "k_proj": settings.get("num_key_value_heads") or settings["num_attention_heads"]}
     out = {}
@@ -148,7 +158,10 @@ def wanted_of_gguf(deltas, settings):
         elif module == "gate_up":
             gate, up = (w[:, 0::2], w[:, 1::2]) if family == "gpt_oss" else w.chunk(2, dim=1)
             out[f"blk.{layer}.ffn_gate_exps.weight"], out[f"blk.{layer}.ffn_up_exps.weight"] = gate, up
-        elif module in mixers:
+        elif module == "in_proj_qkvz":
+            qkv, z = split_by_key_head(w, settings)
+            out[f"blk.{layer}.attn_qkv.weight"], out[f"blk.{layer}.attn_gate.weight"] = qkv, z
+        elif module in mixers and family != "qwen3_next":
             out[f"blk.{layer}.{names[module]}.weight"] = llama_values(w, settings, module)
         else:
             out[f"blk.{layer}.{names[module]}.weight"] = \
@@ -161,7 +174,7 @@ def check_gguf(adapter, out, settings):
     value = {name: field.contents() for name, field in reader.fields.items()}
     arch = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
             "glm4_moe": "glm4moe", "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2",
-            "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe"}
+            "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
     assert value["general.architecture"] == arch[settings["model_type"]], value
     assert value["general.type"] == "adapter" and value["adapter.type"] == "lora", value
     tensors = {t.name: torch.tensor(t.data) for t in reader.tensors}

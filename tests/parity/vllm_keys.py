@@ -28,7 +28,7 @@ CLASSES = {"gpt_oss": "gpt_oss.GptOssForCausalLM", "qwen3_moe": "qwen3_moe.Qwen3
            "glm4_moe": "glm4_moe.Glm4MoeForCausalLM", "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteForCausalLM",
            "deepseek_v3": "deepseek_v2.DeepseekV3ForCausalLM",
            "qwen3_5_moe": "qwen3_5.Qwen3_5MoeForConditionalGeneration",
-           "qwen3_5_moe_text": "qwen3_5.Qwen3_5MoeForCausalLM"}
+           "qwen3_5_moe_text": "qwen3_5.Qwen3_5MoeForCausalLM", "qwen3_next": "qwen3_next.Qwen3NextForCausalLM"}
 
 
 class Processors(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -186,7 +186,7 @@ def main():
     strange = {n for n in model.loras if n.removesuffix(".base_layer") not in modules or n.endswith("kv_b_proj")}
     if strange:
         sys.exit(f"adapters that vLLM does not apply: {sorted(strange)}")
-    if "linear_num_key_heads" in settings:
+    if family.startswith("qwen3_5"):
         check_slices(model, settings)
     worst, n = 0.0, 0
     adapter = a.adapter or os.path.join(a.case, "adapter_final")

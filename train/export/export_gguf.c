@@ -4,7 +4,8 @@
  * moetrain they share A. So A is written twice, and the rows of B are split: even and odd for gpt-oss, the two halves
  * otherwise. llama.cpp names Mixtral "llama" and interleaves the two halves of every head of q and k. Of gated DeltaNet
  * it has value head v of every key head, then head v + 1 of every key head; a checkpoint has the heads of a key head
- * together. That concerns rows of B, and columns of A of the output projection. Source: llama.cpp,
+ * together. That concerns rows of B, and columns of A of the output projection. The fused matrices of Qwen3-Next it
+ * reads otherwise: in_proj_qkvz as q | k | v and z, which are two tensors, the others as stored. Source: llama.cpp,
  * convert_lora_to_gguf.py, conversion/{llama,gpt_oss,qwen,olmo,glm,deepseek}.py, src/llama-adapter.cpp. */
 #include <math.h>
 #include <stdio.h>
@@ -13,8 +14,20 @@
 #include "data/gguf.h"
 #include "train/export/export_targets.h"
 
-/* ROWS_VALUES: value heads of gated DeltaNet, which a few rows may precede. COLUMNS_VALUES: of A. */
-enum rows { ROWS_ALL, ROWS_EVEN, ROWS_ODD, ROWS_FIRST, ROWS_SECOND, ROWS_ROTATED, ROWS_VALUES, COLUMNS_VALUES };
+/* ROWS_VALUES: value heads of gated DeltaNet, which a few rows may precede. COLUMNS_VALUES: of A. ROWS_QKV, ROWS_Z: of
+ * in_proj_qkvz. */
+enum rows {
+    ROWS_ALL,
+    ROWS_EVEN,
+    ROWS_ODD,
+    ROWS_FIRST,
+    ROWS_SECOND,
+    ROWS_ROTATED,
+    ROWS_VALUES,
+    COLUMNS_VALUES,
+    ROWS_QKV,
+    ROWS_Z
+};
 
 struct part {
     const struct lora_param *p;
@@ -29,6 +42,15 @@ struct file {
     int64_t n;
 };
 
+static int64_t value_cols(const struct arch *a) { return a->delta.shape.n_value * a->delta.shape.value_dim; }
+
+/* The number of rows of B that a tensor has. */
+static int64_t row_count(const struct arch *a, const struct lora_param *p, enum rows rows)
+{
+    if (rows >= ROWS_EVEN && rows <= ROWS_SECOND) return p->rows / 2;
+    return rows == ROWS_QKV ? p->rows - value_cols(a) : rows == ROWS_Z ? value_cols(a) : p->rows;
+}
+
 static void add(struct file *f, const struct lora_param *p, const char *matrix, enum rows rows)
 {
     struct part *part = &f->parts[f->n];
@@ -36,8 +58,7 @@ static void add(struct file *f, const struct lora_param *p, const char *matrix, 
     *part = (struct part){.p = p, .rows = rows};
     snprintf(part->name, sizeof(part->name), "blk.%lld.%s.weight.lora_%c", (long long)p->layer, matrix,
              p->is_b ? 'b' : 'a');
-    const bool half = p->is_b && rows >= ROWS_EVEN && rows <= ROWS_SECOND;
-    const int64_t r = f->x->adapter.ad.rank[p->target], n_rows = !p->is_b ? r : half ? p->rows / 2 : p->rows;
+    const int64_t r = f->x->adapter.ad.rank[p->target], n_rows = p->is_b ? row_count(&f->x->run.arch, p, rows) : r;
     const int64_t n_cols = p->is_b ? r : p->cols; /* r without padding: llama.cpp's scale is alpha / r */
     *t = !p->experts ? (struct gguf_tensor){.name = part->name, .ndim = 2, .shape = {n_rows, n_cols}}
                      : (struct gguf_tensor){.name = part->name, .ndim = 3, .shape = {p->n_exp, n_rows, n_cols}};
@@ -60,7 +81,11 @@ static void add_param(struct file *f, const struct lora_param *p)
     case LORA_IN_Z:
     case LORA_IN_B:
     case LORA_IN_A: rows = ROWS_VALUES; break;
-    case LORA_OUT: rows = COLUMNS_VALUES; break;
+    case LORA_IN_QKVZ:
+        add(f, p, "attn_qkv", ROWS_QKV);
+        add(f, p, "attn_gate", ROWS_Z);
+        return;
+    case LORA_OUT: rows = a->delta.fused ? ROWS_ALL : COLUMNS_VALUES; break;
     default: break;
     }
     add(f, p, export_gguf_matrix(a, p->target), rows);
@@ -87,6 +112,8 @@ static int64_t row_of(const struct arch *a, const struct part *part, int64_t i)
     case ROWS_FIRST: return i;
     case ROWS_SECOND: return n / 2 + i;
     case ROWS_ROTATED: return i / d * d + i % 2 * (d / 2) + i % d / 2;
+    case ROWS_QKV: return arch_stored_row(&part->p->order, i);
+    case ROWS_Z: return arch_stored_row(&part->p->order, n - value_cols(a) + i);
     case ROWS_VALUES: return of_values(&a->delta.shape, part->p->target, i, n);
     }
     return i;
@@ -114,7 +141,7 @@ int64_t export_gguf_bytes(const struct export *x)
     int64_t n = 1 << 20;
     for (int64_t i = 0; i < x->adapter.ad.n_params; i++) {
         const struct lora_param *p = &x->adapter.ad.params[i];
-        n += 4 * lora_param_count(p) * (p->target == LORA_UP && !p->is_b ? 2 : 1);
+        n += 4 * lora_param_count(p) * ((p->target == LORA_UP || p->target == LORA_IN_QKVZ) && !p->is_b ? 2 : 1);
     }
     return n;
 }

@@ -35,6 +35,7 @@ struct made {
     size_t proj; /* MATRIX: offset of its struct proj in struct layer_weights */
     const struct st_tensor *copy;
     int64_t row, n_row;             /* rows of each matrix that this tensor has */
+    struct row_order order;         /* of these rows in the file; they are computed in the order of memory */
     int64_t exp, n_exp;             /* experts that this tensor has */
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t b_row;
@@ -299,6 +300,7 @@ static void add_linears(struct merge *m, int64_t l, const struct layer_weights *
                                  .proj = p->proj,
                                  .row = row,
                                  .n_row = p->rows[k],
+                                 .order = p->order,
                                  .n_exp = 1,
                                  .part = (int)k});
     }
@@ -467,9 +469,10 @@ static void add_delta(struct merge *m, const struct made *how, int64_t e, float 
     const struct cpu_adapter *h = &m->x->adapter;
     const int64_t r = h->ad.rank[how->b->target], n = how->n_row;
     float *b = mem_array(n * r, sizeof(*b)), *at = mem_array(n_in * r, sizeof(*at)), *sum = mem_array(n * n_in, 4);
-    for (int64_t o = 0; o < n; o++)
-        for (int64_t k = 0; k < r; k++)
-            b[o * r + k] = h->ad.scale[how->b->target] * *cpu_adapter_at(h, how->b, e, how->b_row + o, k);
+    for (int64_t o = 0; o < n; o++) {
+        const float *from = cpu_adapter_at(h, how->b, e, how->b_row + arch_stored_row(&how->order, o), 0);
+        for (int64_t k = 0; k < r; k++) b[o * r + k] = h->ad.scale[how->b->target] * from[k];
+    }
     for (int64_t k = 0; k < r; k++)
         for (int64_t j = 0; j < n_in; j++) at[j * r + k] = *cpu_adapter_at(h, how->a, e, k, j);
     const struct proj a = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = at}};
@@ -487,9 +490,11 @@ static int put_dense(struct merge *m, int64_t i, int64_t nth, const float *w, in
     const int64_t n = how->n_row * n_in;
     uint16_t *out = mem_array(n, sizeof(*out));
     int rc = 0;
-    for (int64_t o = 0; o < how->n_row; o++)
+    for (int64_t o = 0; o < how->n_row; o++) {
+        const float *from = w + arch_row_in_memory(&how->order, o) * n_in;
         for (int64_t j = 0; j < n_in; j++)
-            out[how->form == TRANSPOSED ? j * how->n_row + o : o * n_in + j] = f32_to_bf16(w[o * n_in + j]);
+            out[how->form == TRANSPOSED ? j * how->n_row + o : o * n_in + j] = f32_to_bf16(from[j]);
+    }
     for (int64_t k = 0; k < n && !rc; k++)
         if ((out[k] & 0x7f80) == 0x7f80) rc = err_set(err, "%s: a merged weight is not finite", m->entries[i].name);
     if (!rc) rc = put(m, i, 2 * nth * n, out, 2 * n, err);
@@ -510,6 +515,17 @@ static int put_blocks(struct merge *m, int64_t i, int64_t nth, const float *valu
     if (!rc) rc = put(m, i, nth * n / 2, out, n / 2, err) || put(m, i + 1, nth * n / 32, scales, n / 32, err) ? -1 : 0;
     mem_free(out);
     return rc;
+}
+
+/* Rows of `size` bytes in the order of memory -> the order of the file. */
+static void sort_rows(const struct made *how, uint8_t *data, int64_t size)
+{
+    if (!how->order.n_group) return;
+    uint8_t *copy = mem_alloc(how->n_row * size);
+    memcpy(copy, data, (size_t)(how->n_row * size));
+    for (int64_t o = 0; o < how->n_row; o++)
+        memcpy(data + o * size, copy + arch_row_in_memory(&how->order, o) * size, (size_t)size);
+    mem_free(copy);
 }
 
 /* The codes, or for a dense tensor their values, of the matrix that training read; w is W. */
@@ -537,6 +553,8 @@ static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, cons
     if (f->block) scales = tensor_3d(codes + size, DT_U8, 1, how->n_row, n_in / f->block);
     op_quant_pack(&m->dev, tensor_3d(codes, DT_U8, 1, how->n_row, n_in * f->bits / 8), scales,
                   tensor_1d(&top, DT_F32, 1), x, amax, f);
+    sort_rows(how, codes, size / how->n_row);
+    if (f->block) sort_rows(how, codes + size, n_scale / how->n_row);
     int rc = put(m, i, nth * size, codes, size, err);
     if (!rc && f->block) rc = put(m, i + 1, nth * n_scale, codes + size, n_scale, err);
     if (!rc && how->form == CODES) rc = put(m, f->block ? i + 2 : i + 1, 0, &top, sizeof(top), err);

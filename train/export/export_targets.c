@@ -13,7 +13,7 @@
 int export_family_check(enum export_format to, const struct arch *a, struct err *err)
 {
     const char *name = export_format_name(to);
-    if (to != EXPORT_PEFT && (a->delta.fused || (a->nested && a->mla.kv_lora)))
+    if (to != EXPORT_PEFT && a->nested && a->mla.kv_lora)
         return err_set(err, "--to %s: adapters of this class of %s are exported as peft only", name, a->family);
     if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
         return err_set(
@@ -31,10 +31,10 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
 
 const char *export_gguf_arch(const struct arch *a)
 {
-    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},
-                                           {"olmoe", "olmoe"},           {"mixtral", "llama"},
-                                           {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
-                                           {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"}};
+    static const char *const names[][2] = {
+        {"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},    {"olmoe", "olmoe"},
+        {"mixtral", "llama"},         {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
+        {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"}, {"qwen3_next", "qwen3next"}};
     for (int64_t i = 0; i < MT_LEN(names); i++)
         if (!strcmp(names[i][0], a->family)) return names[i][1];
     return NULL;
@@ -50,6 +50,8 @@ const char *export_gguf_matrix(const struct arch *a, enum lora_target t)
                                                     [LORA_IN_Z] = "attn_gate",
                                                     [LORA_IN_B] = "ssm_beta",
                                                     [LORA_IN_A] = "ssm_alpha",
+                                                    [LORA_IN_QKVZ] = "attn_qkv", /* and attn_gate */
+                                                    [LORA_IN_BA] = "ssm_ba",
                                                     [LORA_OUT] = "ssm_out",
                                                     [LORA_SHARED_GATE] = "ffn_gate_shexp",
                                                     [LORA_SHARED_UP] = "ffn_up_shexp",

@@ -21,7 +21,8 @@ enum { KEY_SIZE = 160 };
 struct list {
     const struct arch *arch;
     struct st_entry *entries;
-    int64_t n, cap;
+    int64_t n, cap, n_copy;
+    float **copies; /* [n_copy] of matrices with another order in memory */
 };
 
 static bool trains(const struct adapters *ad, enum lora_target t) { return ad->target[t]; }
@@ -99,7 +100,16 @@ static void add_linear(struct list *list, const struct cpu_adapter *h, const str
     lora_target_module(list->arch->names, p->target, module);
     snprintf(key, sizeof(key), "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)p->layer, module,
              p->is_b ? 'B' : 'A');
-    add(list, key, p->rows, p->cols, cpu_adapter_at(h, p, 0, 0, 0));
+    const float *data = cpu_adapter_at(h, p, 0, 0, 0);
+    if (p->order.n_group) {
+        float *copy = mem_array(p->rows * p->cols, sizeof(*copy));
+        for (int64_t row = 0; row < p->rows; row++)
+            memcpy(copy + row * p->cols, cpu_adapter_at(h, p, 0, row, 0), (size_t)p->cols * sizeof(*copy));
+        list->copies = mem_grow(list->copies, list->n_copy, list->n_copy + 1, sizeof(*list->copies));
+        list->copies[list->n_copy++] = copy;
+        data = copy;
+    }
+    add(list, key, p->rows, p->cols, data);
 }
 
 static int write_tensors(const struct cpu_adapter *full, const struct arch *arch, const char *dir, struct err *err)
@@ -116,6 +126,8 @@ static int write_tensors(const struct cpu_adapter *full, const struct arch *arch
     int rc = str_format(path, sizeof(path), err, "path", "%s/adapter_model.safetensors", dir);
     if (!rc) rc = safetensors_write(path, list.entries, list.n, err);
     for (int64_t i = 0; i < list.n; i++) mem_free((void *)(uintptr_t)list.entries[i].name);
+    for (int64_t i = 0; i < list.n_copy; i++) mem_free(list.copies[i]);
+    mem_free(list.copies);
     mem_free(list.entries);
     return rc;
 }

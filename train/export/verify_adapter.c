@@ -51,12 +51,12 @@ static int read_peft(struct cpu_adapter *read, const struct export *x, struct er
 struct gguf_name {
     int64_t layer;
     enum lora_target target;
-    bool up; /* the second half of LORA_UP */
+    bool up; /* the second half of LORA_UP, z of LORA_IN_QKVZ */
     bool is_b;
 };
 
 /* "blk.3.attn_q.weight.lora_a" */
-static bool parse_name(const char *name, struct gguf_name *out)
+static bool parse_name(const struct arch *a, const char *name, struct gguf_name *out)
 {
     static const struct {
         const char *matrix;
@@ -70,6 +70,7 @@ static bool parse_name(const char *name, struct gguf_name *out)
                 {"attn_gate", LORA_IN_Z, false},
                 {"ssm_beta", LORA_IN_B, false},
                 {"ssm_alpha", LORA_IN_A, false},
+                {"ssm_ba", LORA_IN_BA, false},
                 {"ssm_out", LORA_OUT, false},
                 {"ffn_gate_exps", LORA_UP, false},
                 {"ffn_up_exps", LORA_UP, true},
@@ -89,6 +90,10 @@ static bool parse_name(const char *name, struct gguf_name *out)
         if (strncmp(rest + 1, rows[i].matrix, n) || *tail != '.') continue;
         out->target = rows[i].target;
         out->up = rows[i].up;
+        if (a->delta.fused && (out->target == LORA_IN_QKV || out->target == LORA_IN_Z)) {
+            out->up = out->target == LORA_IN_Z;
+            out->target = LORA_IN_QKVZ;
+        }
         out->is_b = !strcmp(tail, ".weight.lora_b");
         return out->is_b || !strcmp(tail, ".weight.lora_a");
     }
@@ -106,6 +111,15 @@ static int64_t value_place(const struct delta_shape *s, int64_t dim, int64_t at,
     return at;
 }
 
+/* The row of in_proj_qkvz, which has q, k, v and z of a key head together, for a row of q | k | v, or of z. */
+static int64_t fused_place(const struct delta_shape *s, bool z, int64_t row)
+{
+    const int64_t v = s->n_value / s->n_key * s->value_dim, group = 2 * s->key_dim + 2 * v, q = s->n_key * s->key_dim;
+    if (z) return row / v * group + 2 * s->key_dim + v + row % v;
+    if (row >= 2 * q) return (row - 2 * q) / v * group + 2 * s->key_dim + (row - 2 * q) % v;
+    return row % q / s->key_dim * group + row / q * s->key_dim + row % s->key_dim;
+}
+
 /* The row of a parameter with `rows` rows for row `row` of a tensor. gpt-oss interleaves gate and up, other models
  * stack them; llama's q and k interleave the two halves of every head. */
 static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
@@ -113,6 +127,7 @@ static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_
     const int64_t half = a->head_dim / 2, in_head = row % a->head_dim;
     if (!n->is_b) return row;
     if (n->target == LORA_UP) return a->glu.interleaved ? 2 * row + n->up : row + (n->up ? rows / 2 : 0);
+    if (n->target == LORA_IN_QKVZ) return fused_place(&a->delta.shape, n->up, row);
     if (n->target == LORA_IN_QKV || n->target == LORA_IN_Z)
         return value_place(&a->delta.shape, a->delta.shape.value_dim, row, rows);
     if (n->target == LORA_IN_B || n->target == LORA_IN_A) return value_place(&a->delta.shape, 1, row, rows);
@@ -123,20 +138,29 @@ static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_
 /* A row of a tensor in the order of the parameter's columns. */
 static void sort_columns(const struct arch *a, const struct gguf_name *n, float *to, const float *from, int64_t cols)
 {
-    const bool values = !n->is_b && n->target == LORA_OUT;
+    const bool values = !n->is_b && n->target == LORA_OUT && !a->delta.fused;
     for (int64_t k = 0; k < cols; k++)
         to[values ? value_place(&a->delta.shape, a->delta.shape.value_dim, k, cols) : k] = from[k];
+}
+
+/* The rows of a tensor that has B of p, or a part of it. */
+static int64_t rows_in_file(const struct arch *a, const struct gguf_name *n, const struct lora_param *p)
+{
+    const int64_t z = a->delta.shape.n_value * a->delta.shape.value_dim;
+    if (n->target == LORA_IN_QKVZ) return n->up ? z : p->rows - z;
+    return n->target == LORA_UP ? p->rows / 2 : p->rows;
 }
 
 /* Copies one tensor to its parameter; values not read yet are NaN. */
 static int read_tensor(struct cpu_adapter *read, const struct arch *a, const struct gguf_tensor *t, struct err *err)
 {
     struct gguf_name n;
-    const struct lora_param *p = parse_name(t->name, &n) ? adapters_find(&read->ad, n.layer, n.target, n.is_b) : NULL;
+    const struct lora_param *p =
+        parse_name(a, t->name, &n) ? adapters_find(&read->ad, n.layer, n.target, n.is_b) : NULL;
     if (!p) return err_set(err, "tensor %s does not match any trained target", t->name);
     const int first = t->ndim - 2;
     const int64_t r = read->ad.rank[n.target], n_exp = first ? t->shape[0] : 1;
-    const int64_t rows = !n.is_b ? r : n.target == LORA_UP ? p->rows / 2 : p->rows, cols = n.is_b ? r : p->cols;
+    const int64_t rows = n.is_b ? rows_in_file(a, &n, p) : r, cols = n.is_b ? r : p->cols;
     if (t->ndim != (p->experts ? 3 : 2) || n_exp != p->n_exp || t->shape[first] != rows || t->shape[first + 1] != cols)
         return err_set(err, "tensor %s has a wrong shape", t->name);
     float *sorted = mem_array(cols, sizeof(*sorted));
@@ -147,8 +171,8 @@ static int read_tensor(struct cpu_adapter *read, const struct arch *a, const str
             const size_t size = (size_t)cols * sizeof(float);
             sort_columns(a, &n, sorted, t->data + (e * rows + row) * cols, cols);
             if (!isnan(*to) && memcmp(to, sorted, size))
-                rc = err_set(err, "layer %lld, expert %lld: gate and up have different lora_a", (long long)n.layer,
-                             (long long)e);
+                rc = err_set(err, "layer %lld, expert %lld: %s have different lora_a", (long long)n.layer, (long long)e,
+                             n.target == LORA_UP ? "gate and up" : "attn_qkv and attn_gate");
             memcpy(to, sorted, size);
         }
     mem_free(sorted);

@@ -58,7 +58,8 @@ static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n
     if (!m->a) return;
     for (int64_t o = 0; o < n_row; o++)
         for (int64_t k = 0; k < m->adapter->ad.rank[m->b->target]; k++) {
-            const float b = m->adapter->ad.scale[m->b->target] * *cpu_adapter_at(m->adapter, m->b, e, row + o, k);
+            const int64_t at = arch_stored_row(&m->b->order, row + o); /* both weights are in the order of memory */
+            const float b = m->adapter->ad.scale[m->b->target] * *cpu_adapter_at(m->adapter, m->b, e, at, k);
             const float *a = cpu_adapter_at(m->adapter, m->a, e, k, 0);
             for (int64_t i = 0; i < n_in; i++) out[o * n_in + i] += b * a[i];
         }
