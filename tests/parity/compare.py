@@ -31,6 +31,7 @@ shuffle = false
 [lora]
 r = {r}
 alpha = {alpha}
+rslora = {rslora}
 targets = {targets}
 init_from = {case}/adapter_init
 [optim]
@@ -94,6 +95,44 @@ def compare_adapters(result, ours, theirs):
         result.add("adapter", name, error)
 
 
+def expected_of(case):
+    with open(os.path.join(case, "expected.json")) as f:
+        return json.load(f)
+
+
+def against(case, out):
+    """moetrain's run in `out` against the case."""
+    expected, steps = expected_of(case), events(out, "step")
+    if len(steps) != len(expected["steps"]):
+        sys.exit(f"{len(steps)} steps, expected {len(expected['steps'])}")
+    result = Comparison()
+    for ours, theirs in zip(steps, expected["steps"]):
+        result.number("loss", f"step {ours['step']}", ours["loss"], theirs["loss"])
+        result.number("grad_norm", f"step {ours['step']}", ours["grad_norm"], theirs["grad_norm"])
+    first, last = events(out, "eval")
+    result.number("eval", "before step 1", first["loss"], expected["eval_init_adapter"])
+    result.number("eval", "after the last step", last["loss"], expected["eval_final"])
+    compare_adapters(result, load_file(os.path.join(out, "adapter", "adapter_model.safetensors")),
+                     load_file(os.path.join(case, "adapter_final", "adapter_model.safetensors")))
+    return result
+
+
+def train(case, moetrain, out, settings):
+    """Trains on the case into the folder `out`."""
+    setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, **expected_of(case)["setup"]}
+    with tempfile.NamedTemporaryFile("w", suffix=".ini") as config:
+        setup["rslora"] = str(setup["rslora"]).lower()
+        config.write(CONFIG.format(case=case, out=out, **setup))
+        config.flush()
+        command = [moetrain, config.name] + [word for s in settings for word in ("--set", s)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def compare(case, moetrain, out, settings=()):
+    train(case, moetrain, out, settings)
+    return against(case, out)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case")
@@ -101,31 +140,9 @@ def main():
     parser.add_argument("--out", help="keep the run here (default: a temporary folder)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     a = parser.parse_args()
-
-    case = os.path.abspath(a.case)
-    with open(os.path.join(case, "expected.json")) as f:
-        expected = json.load(f)
     with tempfile.TemporaryDirectory() as scratch:
         out = os.path.abspath(a.out) if a.out else os.path.join(scratch, "out")
-        config = os.path.join(scratch, "case.ini")
-        with open(config, "w") as f:
-            setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", **expected["setup"]}
-            f.write(CONFIG.format(case=case, out=out, **setup))
-        command = [a.moetrain, config] + [word for s in a.set for word in ("--set", s)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-        steps = events(out, "step")
-        if len(steps) != len(expected["steps"]):
-            sys.exit(f"{len(steps)} steps, expected {len(expected['steps'])}")
-        result = Comparison()
-        for ours, theirs in zip(steps, expected["steps"]):
-            result.number("loss", f"step {ours['step']}", ours["loss"], theirs["loss"])
-            result.number("grad_norm", f"step {ours['step']}", ours["grad_norm"], theirs["grad_norm"])
-        first, last = events(out, "eval")
-        result.number("eval", "before step 1", first["loss"], expected["eval_init_adapter"])
-        result.number("eval", "after the last step", last["loss"], expected["eval_final"])
-        compare_adapters(result, load_file(os.path.join(out, "adapter", "adapter_model.safetensors")),
-                         load_file(os.path.join(case, "adapter_final", "adapter_model.safetensors")))
+        result = compare(os.path.abspath(a.case), a.moetrain, out, a.set)
     sys.exit(0 if result.passed() else 1)
 
 

@@ -43,7 +43,13 @@ def glm4_config(a, common):
         head_dim=a.head_dim, attention_bias=a.attention_bias, use_qk_norm=a.qk_norm, n_group=a.groups,
         topk_group=a.topk_groups, n_shared_experts=a.shared_experts, routed_scaling_factor=a.routed_scale,
         norm_topk_prob=a.norm_topk_prob != "false", first_k_dense_replace=len(a.dense_layers), num_mtp_layers=0,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": a.rotated}, **common)
+        rope_parameters=rope(a, 1e6) | {"partial_rotary_factor": a.rotated}, **common)
+
+
+def rope(a, theta):
+    if not a.yarn:
+        return {"rope_type": "default", "rope_theta": theta}
+    return {"rope_type": "yarn", "rope_theta": theta, "factor": a.yarn, "original_max_position_embeddings": 64}
 
 
 def latent_sizes(a, common):
@@ -58,7 +64,7 @@ def latent_sizes(a, common):
 def glm4_lite_config(a, common):
     kinds = ["dense" if i in a.dense_layers else "sparse" for i in range(a.layers)]
     return Glm4MoeLiteConfig(mlp_layer_types=kinds, rope_interleave=not a.half_split,
-                             rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **latent_sizes(a, common))
+                             rope_parameters=rope(a, 1e6), **latent_sizes(a, common))
 
 
 def deepseek_v3_config(a, common):
@@ -70,13 +76,18 @@ def deepseek_v3_config(a, common):
 
 
 def qwen3_5_config(a, common):
-    """Three layers of gated DeltaNet, then one of attention; key heads are half of the value heads."""
+    """By default three layers of gated DeltaNet, then one of attention; key heads are half of the value heads."""
+    key_heads, value_heads = a.linear_heads or (a.heads // 2, a.heads)
+    key_dim, value_dim = a.linear_dims or (a.head_dim, a.head_dim // 4 * 3)
+    kinds = None if a.full_layers is None else [
+        "full_attention" if i in a.full_layers else "linear_attention" for i in range(a.layers)]
     return Qwen3_5MoeTextConfig(
-        moe_intermediate_size=a.inter, shared_expert_intermediate_size=a.inter + 8, num_experts=a.experts,
-        head_dim=a.head_dim, linear_num_value_heads=a.heads, linear_num_key_heads=a.heads // 2,
-        linear_key_head_dim=a.head_dim, linear_value_head_dim=a.head_dim // 4 * 3,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
-                         "mrope_section": [1, 1, 0], "mrope_interleaved": True}, **common)
+        moe_intermediate_size=a.inter, shared_expert_intermediate_size=a.shared_width or a.inter + 8,
+        num_experts=a.experts, head_dim=a.head_dim, linear_num_value_heads=value_heads,
+        linear_num_key_heads=key_heads, linear_key_head_dim=key_dim, linear_value_head_dim=value_dim,
+        linear_conv_kernel_dim=a.taps, layer_types=kinds,
+        rope_parameters=rope(a, 1e7) | {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0],
+                                        "mrope_interleaved": True}, **common)
 
 
 def qwen3_5_nested_config(a, common):
@@ -88,14 +99,17 @@ def qwen3_5_nested_config(a, common):
 
 def qwen3_next_config(a, common):
     """Gated DeltaNet with fused matrices; attention in every --interval-th layer."""
-    kinds = ["full_attention" if (i + 1) % a.interval == 0 else "linear_attention" for i in range(a.layers)]
+    full = a.full_layers or range(a.interval - 1, a.layers, a.interval)
+    kinds = ["full_attention" if i in full else "linear_attention" for i in range(a.layers)]
+    key_dim, value_dim = a.linear_dims or (a.head_dim, a.head_dim // 4 * 3)
     return Qwen3NextConfig(
         intermediate_size=DENSE_TIMES * a.inter, moe_intermediate_size=a.inter, num_experts=a.experts,
-        shared_expert_intermediate_size=a.inter + 8, head_dim=a.head_dim, norm_topk_prob=a.norm_topk_prob != "false",
+        shared_expert_intermediate_size=a.shared_width or a.inter + 8, head_dim=a.head_dim,
+        norm_topk_prob=a.norm_topk_prob != "false",
         attention_bias=a.attention_bias, mlp_only_layers=a.dense_layers, decoder_sparse_step=a.sparse_step,
-        linear_num_key_heads=a.key_heads, linear_num_value_heads=a.value_heads, linear_key_head_dim=a.head_dim,
-        linear_value_head_dim=a.head_dim // 4 * 3, linear_conv_kernel_dim=a.taps, layer_types=kinds,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": a.rotated}, **common)
+        linear_num_key_heads=a.key_heads, linear_num_value_heads=a.value_heads, linear_key_head_dim=key_dim,
+        linear_value_head_dim=value_dim, linear_conv_kernel_dim=a.taps, layer_types=kinds,
+        rope_parameters=rope(a, 1e7) | {"partial_rotary_factor": a.rotated}, **common)
 
 
 def encode_mxfp4(w):

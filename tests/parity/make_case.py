@@ -8,6 +8,7 @@ and hidden states of the first held-out row), grads_step0.safetensors (before cl
 set-up). Needs torch, transformers >= 5, peft >= 0.19.1.
 """
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -26,7 +27,7 @@ ADAMW = dict(weight_decay=0.01, eps=1e-8)
 CLIP_NORM = 1.0
 
 
-def arguments():
+def arguments(argv):
     here = os.path.dirname(os.path.abspath(__file__))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
@@ -53,15 +54,23 @@ def arguments():
     parser.add_argument("--mscale", type=float, default=1.0, help="deepseek_v3: mscale; mscale_all_dim is 1")
     parser.add_argument("--key-heads", type=int, default=2, help="qwen3_next: linear_num_key_heads")
     parser.add_argument("--value-heads", type=int, default=4, help="qwen3_next: linear_num_value_heads")
-    parser.add_argument("--taps", type=int, default=4, help="qwen3_next: linear_conv_kernel_dim")
+    parser.add_argument("--taps", type=int, default=4, help="qwen3_5, qwen3_next: linear_conv_kernel_dim")
     parser.add_argument("--interval", type=int, default=4, help="qwen3_next: attention in every so many layers")
     parser.add_argument("--sparse-step", type=int, default=1, help="qwen3_next: decoder_sparse_step")
-    parser.add_argument("--tied", action="store_true", help="qwen3_next: tie_word_embeddings")
+    parser.add_argument("--tied", action="store_true", help="tie_word_embeddings")
+    parser.add_argument("--yarn", type=float, help="glm4, glm4_lite, qwen3_5, qwen3_next: YaRN with this factor")
+    parser.add_argument("--linear-heads", type=int, nargs=2, help="qwen3_5: linear_num_key_heads, _value_heads")
+    parser.add_argument("--linear-dims", type=int, nargs=2, help="qwen3_5, qwen3_next: linear_key_head_dim, _value_")
+    parser.add_argument("--full-layers", type=int, nargs="*", help="qwen3_5, qwen3_next: layers with attention")
+    parser.add_argument("--shared-width", type=int, help="qwen3_5, qwen3_next: shared_expert_intermediate_size")
+    parser.add_argument("--targets", nargs="*", help="lora.targets; default: all of attention, and experts")
+    parser.add_argument("--rslora", action="store_true")
+    parser.add_argument("--exact", action="store_true", help="train in f64; keeps the adapter before each step")
     parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
     parser.add_argument("--logit-rows", type=int, help="keep the logits of so many first positions only")
     for name, default in SIZES.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def write_tokenizer(a):
@@ -155,19 +164,31 @@ def write_rows(a):
     return sets
 
 
+def targets_of(a):
+    """lora.targets of the case, and a name for each matrix."""
+    words = a.targets or (families.attention_targets(a) + ["experts"] + ["shared_experts"] * a.adapt_shared +
+                          ["dense"] * a.adapt_dense)
+    groups = {"experts": ["gate_up_proj", "down_proj"],
+              "shared_experts": [f"shared_{part}_proj" for part in ("gate", "up", "down")],
+              "dense": [f"dense_{part}_proj" for part in ("gate", "up", "down")]}
+    return words, [name for word in words for name in groups.get(word, [word])]
+
+
 def random_adapter(a, model):
-    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    modules = families.attention_targets(a)
-    if a.adapt_shared:
-        shared = [f"{families.SHARED[a.family]}.{part}_proj" for part in ("gate", "up", "down")]
-        if a.family in families.SHARED_BY_WEIGHT:
-            parameters += [name + ".weight" for name in shared]
+    modules, parameters = [], []
+    for name in targets_of(a)[1]:
+        if name in ("gate_up_proj", "down_proj"):
+            parameters.append(f"mlp.experts.{name}")
+        elif name.startswith("dense_"):
+            parameters.append(f"mlp.{name[6:]}.weight")
+        elif not name.startswith("shared_"):
+            modules.append(name)
+        elif a.family in families.SHARED_BY_WEIGHT:
+            parameters.append(f"{families.SHARED[a.family]}.{name[7:]}.weight")
         else:
-            modules += shared
-    if a.adapt_dense:
-        parameters += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+            modules.append(f"{families.SHARED[a.family]}.{name[7:]}")
     adapted = get_peft_model(model, LoraConfig(
-        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, target_modules=modules,
+        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, use_rslora=a.rslora, target_modules=modules,
         target_parameters=parameters)).float()
     with torch.no_grad():
         for name, p in adapted.named_parameters():
@@ -197,12 +218,9 @@ def train(a, model, documents):
     model.train()
     for step in range(a.steps):
         micro = documents[a.accum * step:a.accum * (step + 1)]
-        tokens = sum(len(ids) - 1 for ids in micro)
-        total = 0.0
-        for ids in micro:
-            loss, _ = peer.cross_entropy(model, ids)
-            (loss / tokens).backward()
-            total += loss.item()
+        if a.exact:
+            model.save_pretrained(f"{a.out}/before_{step + 1}")
+        total, tokens = peer.backward(model, micro)
         if step == 0:
             save_file({n.replace(".default", ""): p.grad.contiguous() for n, p in trained.items()},
                       f"{a.out}/grads_step0.safetensors")
@@ -213,8 +231,8 @@ def train(a, model, documents):
     return steps
 
 
-def main():
-    a = arguments()
+def main(argv=None):
+    a = arguments(argv)
     os.makedirs(a.out, exist_ok=True)
     torch.manual_seed(a.seed)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -228,19 +246,18 @@ def main():
     expected = {"eval_base": peer.held_out_loss(model, held_out)}
     model = random_adapter(a, model)
     model.save_pretrained(f"{a.out}/adapter_init")
-    expected["eval_init_adapter"] = peer.held_out_loss(model, held_out)
-    write_forward(a, model, held_out[0])
-    expected["steps"] = train(a, model, documents)
-    expected["eval_final"] = peer.held_out_loss(model, held_out)
+    with peer.exact(model) if a.exact else contextlib.nullcontext():
+        expected["eval_init_adapter"] = peer.held_out_loss(model, held_out)
+        write_forward(a, model, held_out[0])
+        expected["steps"] = train(a, model, documents)
+        expected["eval_final"] = peer.held_out_loss(model, held_out)
     model.save_pretrained(f"{a.out}/adapter_final")
     for folder in ("adapter_init", "adapter_final"):  # PEFT's empty model card
         os.remove(f"{a.out}/{folder}/README.md")
-    targets = (families.attention_targets(a) + ["experts"] + ["shared_experts"] * a.adapt_shared +
-               ["dense"] * a.adapt_dense)
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,
                              shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,
-                             targets=",".join(targets))
+                             rslora=a.rslora, targets=",".join(targets_of(a)[0]))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

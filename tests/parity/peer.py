@@ -4,8 +4,10 @@ transformers decodes MXFP4 only on a GPU. This module therefore decodes a gpt-os
 definition and loads it as a dense model; every MXFP4 value is exact in fp32. transformers' own loader loads the other
 families. Sinks need transformers' "eager" attention on a CPU.
 """
+import contextlib
 import json
 import os
+import sys
 
 import torch
 from safetensors.torch import load_file
@@ -66,6 +68,32 @@ def load_model(path, experts="eager"):
     return model
 
 
+class ExactTorch:
+    """torch, whose float32 is float64."""
+    float32 = float = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@contextlib.contextmanager
+def exact(model):
+    """Computes in f64, also where transformers' code casts to fp32. The model stays in f64."""
+    names = {type(module).__module__ for module in model.modules()}
+    files = [sys.modules[name] for name in names if name.startswith("transformers.models.")]
+    single = torch.Tensor.float
+    model.double()
+    try:
+        torch.Tensor.float = torch.Tensor.double
+        for file in files:
+            file.torch = ExactTorch()
+        yield
+    finally:
+        torch.Tensor.float = single
+        for file in files:
+            file.torch = torch
+
+
 def load_tokenizer(path):
     with open(os.path.join(path, "tokenizer_config.json")) as f:
         settings = json.load(f)
@@ -89,6 +117,17 @@ def cross_entropy(model, ids):
     x = torch.tensor([ids])
     logits = model(input_ids=x).logits[0].float()
     return torch.nn.functional.cross_entropy(logits[:-1], x[0, 1:], reduction="sum"), len(ids) - 1
+
+
+def backward(model, documents):
+    """Adds the gradient of the mean loss; returns the summed loss and the number of its tokens."""
+    tokens = sum(len(ids) - 1 for ids in documents)
+    total = 0.0
+    for ids in documents:
+        loss, _ = cross_entropy(model, ids)
+        (loss / tokens).backward()
+        total += loss.item()
+    return total, tokens
 
 
 @torch.no_grad()

@@ -1,15 +1,17 @@
-/* check.c - runs one batch three times: on the configured device, on the CPU in bf16, on the CPU in f64.
+/* check.c - runs one batch three times: on the configured device, on the CPU in the device's dtype, on the CPU in f64.
  *
  * It compares the residual stream after the embedding, every attention and every layer, the final norm, the loss, and
  * the gradient of every adapter. The error is |device - f64| / |f64|.
  *
  * Bound in bf16: twice the error of a CPU that rounds every activation to bf16, plus one rounding. Bound in f32:
- * F32_BOUND.
+ * F32_BOUND, or twice the error of a CPU in f32 where that is more: the norm of gated DeltaNet divides by outputs that
+ * may be near zero.
  *
  * Routing is discontinuous: when the logits of two experts nearly tie, rounding decides, and all later values differ.
  * Both CPU sides therefore use the device's experts, with their own gates. `check` counts the tokens for which f64
- * would choose other experts. Of these it takes the largest logit difference between a chosen and a better expert, in
- * standard deviations of the token's logits. It may be at most MARGIN times the bound of the router's input. */
+ * would choose other experts. Of these it takes the logit difference between a chosen and a better expert, in standard
+ * deviations of the token's logits. It may be at most MARGIN times the bound of the router's input, that of the layer
+ * or of the token. */
 #include "train/bench/check.h"
 
 #include <math.h>
@@ -33,7 +35,7 @@ struct capture {
 };
 
 struct error {
-    double device, near, allowed; /* errors of the device and of the CPU in bf16 (near; NaN: not run); the bound */
+    double device, near, allowed; /* errors of the device and of the CPU in the device's dtype; the bound */
 };
 
 struct check {
@@ -59,7 +61,7 @@ static struct {
     const int32_t *idx;            /* routing of the next layer with several experts */
     int64_t layer;                 /* the next layer */
     int64_t differ[MT_MAX_LAYERS]; /* tokens for which f64 would choose other experts */
-    double margin[MT_MAX_LAYERS];  /* largest logit difference of these tokens */
+    float *apart;                  /* [L, T] their logit differences in spreads; other tokens: 0 */
 } forced;
 
 static bool holds(const int32_t *set, int64_t n, int32_t id)
@@ -178,7 +180,7 @@ static void forced_router(struct device *dev, struct route *r, struct tensor log
         if (router->n_group > 1 && apart > 0)
             apart = fmin(apart, group_distance(choice, own, taken, n_top, n_exp, router));
         forced.differ[l] += memcmp(own, taken, (size_t)n_top * sizeof(*own)) != 0;
-        if (apart > 0) forced.margin[l] = fmax(forced.margin[l], apart / spread(choice, n_exp));
+        if (apart > 0) forced.apart[l * n_tok + t] = (float)(apart / spread(choice, n_exp));
         weigh(gate + t * n_top, row, taken, n_top, n_exp, router);
     }
     device_set(dev, r->gate, gate);
@@ -260,14 +262,14 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     c->loss = sum.nll / (double)MT_MAX(sum.n_label, 1);
 }
 
-/* Runs the CPU in f64 (oracle) or bf16. */
+/* Runs the CPU in f64 (oracle) or in the device's dtype. */
 static int cpu_side(struct check *k, bool oracle, struct capture *c, struct err *err)
 {
     struct config cfg = k->cfg;
     struct run r;
     struct ops table;
     cfg.train.device = CFG_DEVICE_CPU;
-    cfg.train.dtype = CFG_DTYPE_BF16;
+    cfg.train.dtype = k->bf16 ? CFG_DTYPE_BF16 : CFG_DTYPE_FP32;
     cfg.train.memory_gb = 0;
     cfg.train.decoded_layers = 0;
     if (run_open_headers(&r, &cfg, false, err)) return -1;
@@ -278,7 +280,9 @@ static int cpu_side(struct check *k, bool oracle, struct capture *c, struct err 
         run_close(&r);
         return err_prefix(err, "the CPU's side of the check (--layers N takes the first N layers)");
     }
+    mem_free(forced.apart);
     memset(&forced, 0, sizeof(forced));
+    forced.apart = mem_array(k->arch.n_layer * k->batch.n_tok, sizeof(float));
     forced.real = r.dev.ops->router_fwd;
     forced.arch = &k->arch;
     forced.idx = k->got.idx;
@@ -330,16 +334,20 @@ static double error_of(const float *a, const float *b, int64_t n)
 
 static bool beyond(const struct error *e) { return !(e->device <= e->allowed); }
 
-static struct error compare(struct check *k, const float *got, const float *near, const float *want, int64_t n)
+static struct error error_bound(const struct check *k, const float *got, const float *near, const float *want,
+                                int64_t n)
 {
-    struct error e = {.device = error_of(got, want, n), .near = NAN, .allowed = F32_BOUND};
-    if (near) e.near = error_of(near, want, n);
-    if (near) e.allowed = 2 * e.near + ROUNDING;
-    k->n_bad += beyond(&e);
+    struct error e = {.device = error_of(got, want, n), .near = error_of(near, want, n)};
+    e.allowed = k->bf16 ? 2 * e.near + ROUNDING : fmax(F32_BOUND, 2 * e.near);
     return e;
 }
 
-static const float *part(const float *all, int64_t at) { return all ? all + at : NULL; }
+static struct error compare(struct check *k, const float *got, const float *near, const float *want, int64_t n)
+{
+    const struct error e = error_bound(k, got, near, want, n);
+    k->n_bad += beyond(&e);
+    return e;
+}
 
 /* The largest error of a column, for the summary. */
 struct worst {
@@ -365,6 +373,11 @@ static void print_head(const struct check *k)
         [LORA_Q_B] = "q_b",
         [LORA_KV_A] = "kv_a",
         [LORA_KV_B] = "kv_b",
+        [LORA_IN_QKV] = "in_qkv",
+        [LORA_IN_Z] = "in_z",
+        [LORA_IN_B] = "in_b",
+        [LORA_IN_A] = "in_a",
+        [LORA_OUT] = "out",
         [LORA_UP] = "up",
         [LORA_DOWN] = "down",
         [LORA_SHARED_GATE] = "s_gate",
@@ -390,9 +403,9 @@ static void print_layers(struct check *k, struct worst *worst, double *allowed_h
     const int64_t n = k->batch.n_tok * k->arch.d_model;
     print_head(k);
     for (int64_t l = 0; l < k->arch.n_layer; l++) {
-        const struct error h = compare(k, k->got.h + l * n, part(k->near.h, l * n), k->want.h + l * n, n);
+        const struct error h = compare(k, k->got.h + l * n, k->near.h + l * n, k->want.h + l * n, n);
         const int64_t at = (l + 1) * n;
-        const struct error x = compare(k, k->got.x + at, part(k->near.x, at), k->want.x + at, n);
+        const struct error x = compare(k, k->got.x + at, k->near.x + at, k->want.x + at, n);
         note(&worst[0], h, l);
         note(&worst[1], x, l);
         allowed_h[l] = h.allowed;
@@ -403,8 +416,8 @@ static void print_layers(struct check *k, struct worst *worst, double *allowed_h
             const struct lora_param *p = adapters_find(layout, l, (enum lora_target)(kind / 2), kind % 2);
             if (!p && layout->target[kind / 2]) fprintf(k->out, " %7s ", "-");
             if (!p) continue;
-            const struct error g = compare(k, k->got.grad + p->off, part(k->near.grad, p->off), k->want.grad + p->off,
-                                           lora_param_count(p));
+            const struct error g =
+                compare(k, k->got.grad + p->off, k->near.grad + p->off, k->want.grad + p->off, lora_param_count(p));
             print_cell(k->out, &g);
             note(&worst[2 + kind], g, l);
         }
@@ -414,11 +427,10 @@ static void print_layers(struct check *k, struct worst *worst, double *allowed_h
 
 static void print_worst(FILE *out, const char *name, const struct worst *w)
 {
-    char near[16] = "-", where[32] = "";
+    char where[32] = "";
     if (!w->any) return;
-    if (!isnan(w->e.near)) snprintf(near, sizeof(near), "%.2e", w->e.near);
     if (w->layer >= 0) snprintf(where, sizeof(where), " (layer %lld)", (long long)w->layer);
-    fprintf(out, "  %-32s%-11s %10.2e %12s %10.2e %s\n", name, where, w->e.device, near, w->e.allowed,
+    fprintf(out, "  %-32s%-11s %10.2e %12.2e %10.2e %s\n", name, where, w->e.device, w->e.near, w->e.allowed,
             beyond(&w->e) ? "beyond" : "ok");
 }
 
@@ -427,6 +439,15 @@ static void print_single(struct check *k, const char *name, const float *got, co
 {
     const struct worst w = {.e = compare(k, got, near, want, n), .layer = -1, .any = true};
     print_worst(k->out, name, &w);
+}
+
+/* Whether rounding explains the choice of a token: its own input may have a larger error than those of others. */
+static bool near_tie(const struct check *k, int64_t layer, int64_t token, double allowed)
+{
+    const double apart = (double)forced.apart[layer * k->batch.n_tok + token];
+    const int64_t d = k->arch.d_model, at = (layer * k->batch.n_tok + token) * d;
+    return apart <= MARGIN * allowed ||
+           apart <= MARGIN * error_bound(k, k->got.h + at, k->near.h + at, k->want.h + at, d).allowed;
 }
 
 /* Prints the number of tokens that f64 would route to other experts, and whether rounding explains it. */
@@ -438,8 +459,10 @@ static void print_routing(struct check *k, const double *allowed_h)
         if (k->arch.dense[l]) continue;
         rows += k->batch.n_tok;
         tokens += forced.differ[l];
-        margin = fmax(margin, forced.margin[l]);
-        bad += forced.margin[l] > MARGIN * allowed_h[l];
+        for (int64_t t = 0; t < k->batch.n_tok; t++) {
+            margin = fmax(margin, (double)forced.apart[l * k->batch.n_tok + t]);
+            bad += !near_tie(k, l, t, allowed_h[l]);
+        }
     }
     fprintf(k->out,
             "\n  routing: F64 would have sent %lld of %lld tokens to another set of experts; their logits were at most "
@@ -456,12 +479,13 @@ static void report(struct check *k)
     double *allowed_h = mem_array(k->arch.n_layer, sizeof(double));
     const float loss[3] = {(float)k->got.loss, (float)k->near.loss, (float)k->want.loss};
     print_layers(k, worst, allowed_h);
-    fprintf(k->out, "\n  %-43s %10s %12s %10s\n", "worst of each", "device", "CPU in bf16", "allowed");
+    fprintf(k->out, "\n  %-43s %10s %12s %10s\n", "worst of each", "device", k->bf16 ? "CPU in bf16" : "CPU in f32",
+            "allowed");
     print_single(k, "embedding", k->got.x, k->near.x, k->want.x, n);
     print_worst(k->out, "after attention", &worst[0]);
     print_worst(k->out, "after the experts", &worst[1]);
     print_single(k, "final norm", k->got.norm, k->near.norm, k->want.norm, n);
-    print_single(k, "loss", loss, k->bf16 ? loss + 1 : NULL, loss + 2, 1);
+    print_single(k, "loss", loss, loss + 1, loss + 2, 1);
     for (int kind = 0; kind < KINDS; kind++) {
         char name[64];
         snprintf(name, sizeof(name), "gradient of %s.lora_%c", lora_target_name((enum lora_target)(kind / 2)),
@@ -476,9 +500,11 @@ static void report(struct check *k)
             "  allowed: twice the error of the CPU that rounds every activation to bf16, and one rounding, 2^-9. The "
             "CPU sides\n  take the experts that the device chose, as a near tie would make all that follows differ\n");
     else
-        fprintf(k->out,
-                "  allowed: %g, what sums in f32 lose; the CPU in F64 takes the experts that the device chose\n",
-                F32_BOUND);
+        fprintf(
+            k->out,
+            "  allowed: %g, what sums in f32 lose, or twice the error of the CPU in f32 where that is more. The CPU "
+            "sides\n  take the experts that the device chose\n",
+            F32_BOUND);
     mem_free(allowed_h);
 }
 
@@ -491,6 +517,8 @@ static void check_free(struct check *k)
     capture_free(&k->got);
     capture_free(&k->near);
     capture_free(&k->want);
+    mem_free(forced.apart);
+    forced.apart = NULL;
 }
 
 /* Runs one side after the other, and closes each before it opens the next. */
@@ -499,7 +527,7 @@ static int run_sides(struct check *k, struct err *err)
     const int rc = device_side(k, err);
     run_close(&k->device);
     if (rc || plan_adapters(&k->plan, &k->arch, &k->cfg, NULL, err)) return -1;
-    if (k->bf16 && cpu_side(k, false, &k->near, err)) return -1;
+    if (cpu_side(k, false, &k->near, err)) return -1;
     return cpu_side(k, true, &k->want, err);
 }
 

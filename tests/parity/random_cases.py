@@ -1,0 +1,264 @@
+"""random_cases.py - random configurations of a family: makes each case (make_case.py), trains on it with moetrain
+(compare.py), and computes a case that is out of tolerance in f64 too.
+
+  python random_cases.py --family qwen3_5 --cases 30 --seed 1 --text ANY_TEXT_FILE [--moetrain build/moetrain]
+
+A case within the tolerances of compare.py passes. Rounding of fp32 grows from step to step: AdamW's first updates have
+the sign of the gradient, and a gated norm divides by outputs near zero. Another case passes only if single steps agree.
+Each step is repeated from the adapter that f64 has there. All losses must be within tolerance of f64, and moetrain's
+gradients at most twice as far from f64 as those of transformers in fp32 (geometric means over the steps: a single
+step is luck).
+
+Prints a line per case; --keep DIR keeps the cases that fail. Exit 1 when a case fails.
+"""
+import argparse
+import contextlib
+import io
+import math
+import os
+import random
+import shutil
+import sys
+import tempfile
+
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+import compare
+import families
+import make_case
+import peer
+
+
+def flag(rng, name, share=0.5):
+    return [name] if rng.random() < share else []
+
+
+def experts(rng):
+    """Groups with at least two experts, enough for the tokens' choices."""
+    groups = rng.choice([1, 1, 2, 4])
+    per_group = rng.choice([2, 3, 4]) if groups > 1 else rng.choice([3, 5, 8, 12])
+    chosen = rng.randint(1, groups)
+    topk = rng.randint(1, min(4, chosen * per_group))
+    return ["--experts", groups * per_group, "--groups", groups, "--topk-groups", chosen, "--topk", topk]
+
+
+def router(rng):
+    """Sigmoid routers, and what stands beside the routed experts."""
+    return experts(rng) + flag(rng, "--old-config") + ["--norm-topk-prob", rng.choice(["true", "true", "false"]),
+                                                       "--routed-scale", rng.choice([0.7, 1, 1.8, 2.5]),
+                                                       "--shared-experts", rng.choice([0, 1, 1, 2])]
+
+
+def dense(rng, layers):
+    return ["--layers", layers, "--dense-layers", *range(rng.randint(0, layers))]
+
+
+def yarn(rng):
+    return ["--yarn", rng.choice([1.5, 4, 32])] if rng.random() < 0.3 else []
+
+
+def latent(rng):
+    heads = rng.choice([1, 2, 3, 4])
+    q_lora = rng.choice([0, 12, 24])
+    args = ["--heads", heads, "--kv-heads", heads, "--head-dim", rng.choice([4, 12, 24, 48]),
+            "--rope-dim", rng.choice([2, 8, 16]), "--value-dim", rng.choice([6, 10, 32, 40]), "--q-lora", q_lora,
+            "--kv-lora", rng.choice([8, 16, 40])] + flag(rng, "--half-split", 0.3)
+    return args + (flag(rng, "--attention-bias", 0.3) if q_lora else [])
+
+
+def glm4(rng):
+    kv = rng.choice([1, 2])
+    return (dense(rng, rng.choice([2, 3])) + router(rng) + yarn(rng) + flag(rng, "--attention-bias") +
+            flag(rng, "--qk-norm") + ["--kv-heads", kv, "--heads", kv * rng.choice([1, 2, 3]), "--head-dim",
+                                      rng.choice([8, 16, 24]), "--rotated", rng.choice([0.25, 0.5, 0.75, 1])])
+
+
+def glm4_lite(rng):
+    args = dense(rng, rng.choice([2, 3])) + router(rng) + latent(rng) + yarn(rng)
+    if args.index("--experts") - args.index("--dense-layers") != 2:  # transformers does not read first_k_dense_replace
+        args = [x for x in args if x != "--old-config"]
+    return args
+
+
+def deepseek_v3(rng):
+    return (dense(rng, rng.choice([2, 3])) + router(rng) + latent(rng) +
+            ["--mscale", rng.choice([0.5, 0.707, 1, 1.3])])
+
+
+def delta(rng, layers):
+    """Layers with gated DeltaNet, and with attention: transformers needs one."""
+    kv = rng.choice([1, 2])
+    return ["--layers", layers, "--kv-heads", kv, "--heads", kv * rng.choice([1, 2, 3]), "--head-dim",
+            rng.choice([8, 16, 24]), "--linear-dims", rng.choice([8, 16, 24]), rng.choice([8, 16, 40]), "--taps",
+            rng.choice([2, 3, 4, 5]), "--shared-width", rng.choice([8, 24, 40]), "--experts", rng.choice([3, 6, 12]),
+            "--topk", rng.choice([1, 2, 3]), "--full-layers", *rng.sample(range(layers), rng.randint(1, layers))]
+
+
+def linear_heads(rng):
+    n = rng.choice([1, 2, 3])
+    return n, n * rng.choice([1, 2, 4])
+
+
+def qwen3_5(rng):
+    return (delta(rng, rng.choice([2, 3, 4])) + ["--linear-heads", *linear_heads(rng)] + yarn(rng) +
+            flag(rng, "--attention-bias", 0.2))
+
+
+def qwen3_next(rng):
+    layers, (key_heads, value_heads) = rng.choice([2, 3, 4]), linear_heads(rng)
+    return (delta(rng, layers) + ["--key-heads", key_heads, "--value-heads", value_heads, "--rotated",
+                                  rng.choice([0.25, 0.5, 1]), "--norm-topk-prob", rng.choice(["true", "false"]),
+                                  "--sparse-step", rng.choice([1, 1, 2]), "--dense-layers",
+                                  *rng.sample(range(layers), rng.choice([0, 0, 1]))] +
+            yarn(rng) + flag(rng, "--attention-bias", 0.2))
+
+
+DRAW = {"glm4": glm4, "glm4_lite": glm4_lite, "deepseek_v3": deepseek_v3, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
+        "qwen3_next": qwen3_next}
+
+
+def targets(rng, a):
+    """All, some at random, the shared experts alone, the routed ones, or the mixers."""
+    mixers = families.attention_targets(a)
+    if a.family in families.ZERO_CENTRED:
+        mixers = mixers[:4] + (mixers[4:] if len(a.full_layers) < a.layers else [])
+    dense = set(a.dense_layers) | {i for i in range(a.layers) if (i + 1) % a.sparse_step}
+    routed = ["gate_up_proj", "down_proj"] if len(dense) < a.layers else []
+    has_shared = routed and (a.shared_experts or a.family in families.ZERO_CENTRED)
+    groups = {"mixers": mixers, "experts": routed,
+              "shared": [f"shared_{part}_proj" for part in ("gate", "up", "down")] if has_shared else [],
+              "dense": [f"dense_{part}_proj" for part in ("gate", "up", "down")] if dense else []}
+    everything = sum(groups.values(), [])
+    choice = rng.choice(["all", "all", "some", "some", *groups])
+    some = [name for name in everything if rng.random() < 0.5]
+    return {"all": everything, "some": some, **groups}[choice] or mixers
+
+
+def draw(family, seed, text, lr):
+    """Arguments of make_case.py without its output, and settings of moetrain that do not change the training."""
+    rng = random.Random(f"{family} {seed}")
+    args = ["--family", family, "--text", text, "--seed", seed % 17 + 1, "--vocab", 1024, "--logit-rows", 8,
+            "--hidden", rng.choice([24, 32, 48]), "--inter", rng.choice([8, 16, 24]), "--seq-len",
+            rng.choice([40, 64, 96, 150, 210]), "--r", rng.choice([1, 2, 4, 7]), "--alpha", rng.choice([2, 8, 16]),
+            "--lr", lr, "--shards", rng.choice([1, 1, 3])]
+    args += DRAW[family](rng) + flag(rng, "--tied", 0.3) + flag(rng, "--rslora", 0.3)
+    args = [str(x) for x in args]
+    args += ["--targets"] + targets(rng, make_case.arguments(["none", *args]))
+    settings = [f"train.recompute={rng.choice(['none', 'selective', 'full'])}", f"train.threads={rng.randint(1, 3)}"]
+    if rng.random() < 0.5:  # both documents of a step in one forward pass
+        settings += ["train.micro_batch=2", "train.grad_accum=1"]
+    return args, settings
+
+
+def worst(result):
+    return " ".join(f"{kind} {error:.1e}" for kind, (error, _) in result.worst.items())
+
+
+def quiet_case(folder, args):
+    with contextlib.redirect_stdout(io.StringIO()):
+        make_case.main([folder, *args])
+
+
+def copy_step(case, exact, step, folder):
+    """A case with the documents of one step, whose initial adapter is the one of f64 before that step."""
+    accum = compare.expected_of(case)["setup"]["grad_accum"]
+    shutil.copytree(case, folder, ignore=shutil.ignore_patterns("adapter_*", "*.jsonl", "grads*", "forward*"))
+    shutil.copy(f"{case}/eval.jsonl", folder)
+    with open(f"{case}/train.jsonl") as f, open(f"{folder}/train.jsonl", "w") as out:
+        out.writelines(f.readlines()[accum * (step - 1):accum * step])
+    shutil.copytree(f"{exact}/before_{step}", f"{folder}/adapter_init")
+    file = f"{folder}/adapter_init/adapter_model.safetensors"
+    save_file({k: v.float().contiguous() for k, v in load_file(file).items()}, file)
+    return load_file(file)
+
+
+def peer_gradient(case, seq_len, in_f64):
+    """The mean loss of transformers and its gradient."""
+    model = PeftModel.from_pretrained(peer.load_model(case), f"{case}/adapter_init", is_trainable=True).float()
+    tokenizer = peer.load_tokenizer(case)
+    model.train()
+    with peer.exact(model) if in_f64 else contextlib.nullcontext():
+        rows = peer.read_rows(f"{case}/train.jsonl")
+        loss, tokens = peer.backward(model, [peer.encode(tokenizer, row, seq_len) for row in rows])
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return loss / tokens, {n.replace(".default", ""): p.grad.double() for n, p in trained.items()}
+
+
+def our_gradient(case, moetrain, out, before, settings):
+    """With lr = eps = 1 the first step of AdamW subtracts u = g / (|g| + 1)."""
+    compare.train(case, moetrain, out, [*settings, "train.steps=1", "optim.lr=1", "optim.eps=1", "optim.clip_norm=0",
+                                        "optim.weight_decay=0", "eval.at_start=false", "eval.at_end=false"])
+    after = load_file(f"{out}/adapter/adapter_model.safetensors")
+    moved = {name: before[name].double() - after[name] for name in before}
+    return {name: u / (1 - u.abs()) for name, u in moved.items()}
+
+
+def distance(g, reference):
+    return (sum((g[n] - reference[n]).norm() ** 2 for n in reference) /
+            sum(reference[n].norm() ** 2 for n in reference)).item() ** 0.5
+
+
+def one_step(a, folder, step, settings):
+    """Distances from f64: moetrain's loss and gradient, transformers' gradient in fp32."""
+    case, out = f"{folder}/step_{step}", f"{folder}/step_{step}_out"
+    before = copy_step(f"{folder}/case", f"{folder}/exact", step, case)
+    seq_len = compare.expected_of(case)["setup"]["seq_len"]
+    loss, reference = peer_gradient(case, seq_len, True)
+    ours = our_gradient(case, a.moetrain, out, before, settings)
+    return (abs(compare.events(out, "step")[0]["loss"] / loss - 1), distance(ours, reference),
+            distance(peer_gradient(case, seq_len, False)[1], reference))
+
+
+def geometric_mean(values):
+    return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def single_steps(a, folder, args, settings):
+    quiet_case(f"{folder}/exact", args + ["--exact"])
+    n = compare.expected_of(f"{folder}/exact")["setup"]["steps"]
+    losses, ours, theirs = zip(*(one_step(a, folder, i + 1, settings) for i in range(n)))
+    ours, theirs = geometric_mean(ours), geometric_mean(theirs)
+    good = max(losses) <= compare.TOLERANCE["loss"] and ours <= 2 * theirs
+    return good, f"single steps from f64: loss {max(losses):.1e}, gradient {ours:.1e}, of transformers {theirs:.1e}"
+
+
+def run_case(a, folder, args, settings):
+    quiet_case(f"{folder}/case", args)
+    result = compare.compare(f"{folder}/case", a.moetrain, f"{folder}/out", settings)
+    if all(error <= compare.TOLERANCE[kind] for kind, (error, _) in result.worst.items()) and not a.single_steps:
+        return True, worst(result)
+    good, text = single_steps(a, folder, args, settings)
+    return good, f"{worst(result)}; {text}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=DRAW, required=True)
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--cases", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--single-steps", action="store_true", help="repeat single steps of every case")
+    parser.add_argument("--moetrain", default="build/moetrain")
+    parser.add_argument("--keep", help="folder for the cases that fail")
+    a = parser.parse_args()
+    failed = 0
+    for seed in range(a.seed, a.seed + a.cases):
+        args, settings = draw(a.family, seed, a.text, a.lr)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                good, text = run_case(a, folder, args, settings)
+            except (Exception, SystemExit) as e:
+                good, text = False, f"{type(e).__name__}: {e}"
+            failed += not good
+            print(f"{'ok  ' if good else 'FAIL'} {a.family} {seed}: {text}", flush=True)
+            if not good:
+                print("     " + " ".join(args + settings), flush=True)
+                if a.keep:
+                    shutil.copytree(folder, os.path.join(a.keep, f"{a.family}-{seed}"), dirs_exist_ok=True)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
