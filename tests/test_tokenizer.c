@@ -21,7 +21,7 @@ static const struct {
 } tokenizers[] = {
     {"tiny-gptoss", true, true}, {"deepseek", true, true}, {"qwen35", false, true}, {"olmo2", true, true},
     {"nfc", false, false},       {"splits", true, false},  {"whole", true, false},  {"chars", false, true},
-    {"metaspace", false, true},  {"glm4", true, true},
+    {"metaspace", false, true},  {"glm4", true, true},     {"kimi", true, true},
 };
 
 static struct tokenizer *load(const char *path)
@@ -243,7 +243,11 @@ static const struct refusal refusals[] = {
     {SPLIT_1, "\"Regex\":\"a*\"", "Regex`: the pattern may match the empty string"},
     {SPLIT_1, "\"Regex\":\"(a\"", "Regex`: the pattern does not compile: missing closing parenthesis"},
     {SPLIT_1, "\"Regex\":\"a\\\\w+\"", "not supported from byte 1 on: \\w+"},
-    {SPLIT_1, "\"Regex\":\"\\\\p{Han}\"", "not supported from byte 0 on: \\p{Han}"},
+    {SPLIT_1, "\"Regex\":\"\\\\p{Greek}\"", "not supported from byte 0 on: \\p{Greek}"},
+    {SPLIT_1, "\"Regex\":\"\\\\P{Han}\"", "not supported from byte 0 on: \\P{Han}"},
+    {SPLIT_1, "\"Regex\":\"[^a&&[^\\\\p{Han}]]\"", "not supported from byte 4 on: &[^\\p{Han}]]"},
+    {SPLIT_1, "\"Regex\":\"[&&[^\\\\p{Han}]]\"", "not supported from byte 2 on: &[^\\p{Han}]]"},
+    {SPLIT_1, "\"Regex\":\"[a&&[^\\\\p{Han}b]]\"", "not supported from byte 3 on: &[^\\p{Han}b]]"},
     {SPLIT_1, "\"Regex\":\"a$\"", "not supported from byte 1 on: $"},
     {SPLIT_1, "\"Regex\":\"a(*FAIL)\"", "not supported from byte 1 on: (*FAIL)"},
     {SPLIT_1, "\"Regex\":\"^a\"", "not supported from byte 0 on: ^a"},

@@ -84,19 +84,51 @@ void split_free(struct split *s)
 
 /* ---- loading ---- */
 
-/* The pattern with \s and \S written out. Files are written for Oniguruma; syntax with another meaning in PCRE2 is
- * refused: ^ and $, (*VERBS), brackets in brackets, most letter escapes, properties other than general categories.
- * Returns the length, or -1 with *at where it stopped. */
+/* Kimi-K2 names a script, and takes it out of a class: [\p{Lo}\p{M}&&[^\p{Han}]]. PCRE2 has no intersections, and its
+ * \p{Han} is the property Script_Extensions. */
+#define HAN        "\\p{Han}"
+#define WITHOUT    "&&[^" HAN "]]"
+#define SCRIPT_HAN "\\p{sc:Han}"
+#define NOT_HAN    "(?:(?!" SCRIPT_HAN ")"
+
+static bool begins(const char *text, int64_t size, const char *with)
+{
+    const int64_t n = (int64_t)strlen(with);
+    return n <= size && !memcmp(text, with, (size_t)n);
+}
+
+/* Puts NOT_HAN before the class that ends in out[0..n); returns the new length. */
+static int64_t take_out_han(char *out, int64_t n, int64_t begin)
+{
+    const int64_t before = (int64_t)sizeof(NOT_HAN) - 1;
+    memmove(out + begin + before, out + begin, (size_t)(n - begin));
+    memcpy(out + begin, NOT_HAN, (size_t)before);
+    return n + before;
+}
+
+/* The pattern with \s, \S and classes without Han written out. Files are written for Oniguruma; syntax with another
+ * meaning in PCRE2 is refused: ^ and $, (*VERBS), other brackets in brackets, most letter escapes, properties other
+ * than general categories and Han. Returns the length, or -1 with *at where it stopped. */
 static int64_t translate(char *out, const char *pattern, int64_t size, int64_t *at)
 {
-    bool in_class = false;
-    int64_t n = 0;
+    bool in_class = false, negated = false;
+    int64_t n = 0, opened = 0;
     for (int64_t i = 0; i < size; i++) {
         const char *put = pattern + i;
         int64_t length = 1;
         *at = i;
         if (n + (int64_t)sizeof(WHITE_SPACE) + 3 > MAX_PATTERN || !*put) return -1;
-        if (*put == '\\') {
+        if (begins(put, size - i, HAN)) {
+            i += (int64_t)sizeof(HAN) - 2;
+            put = SCRIPT_HAN;
+            length = (int64_t)sizeof(SCRIPT_HAN) - 1;
+        } else if (in_class && !negated && n > opened + 1 && begins(put, size - i, WITHOUT)) {
+            n = take_out_han(out, n, opened);
+            i += (int64_t)sizeof(WITHOUT) - 2;
+            put = "])";
+            length = 2;
+            in_class = false;
+        } else if (*put == '\\') {
             char c = i + 1 < size ? pattern[i + 1] : 0;
             if (isalnum((unsigned char)c) ? !strchr("sSpPrntdD", c) : !c) return -1;
             if ((c == 'p' || c == 'P') && (size - i < 5 || put[2] != '{' || (put[4] != '}' && put[5] != '}')))
@@ -113,7 +145,9 @@ static int64_t translate(char *out, const char *pattern, int64_t size, int64_t *
         } else {
             if (*put == '^' || *put == '$' || (*put == '(' && put[1] == '*')) return -1;
             in_class = *put == '[';
-            if (in_class && i + 1 < size && put[1] == '^') { /* the one place where ^ has a meaning */
+            opened = n;
+            negated = in_class && i + 1 < size && put[1] == '^';
+            if (negated) { /* the one place where ^ has a meaning */
                 length = 2;
                 i++;
             }

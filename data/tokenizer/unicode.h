@@ -5,7 +5,8 @@
 #include "kernels/base.h"
 
 /* A copy of the text (valid UTF-8) in which each of them is replaced by a character of Unicode 14 with the same general
- * category and number of bytes, so all offsets stay the same. NULL when there is none. For mem_free. */
+ * category, the same membership in the script Han and the same number of bytes, so all offsets stay the same. NULL when
+ * there is none. For mem_free. */
 char *unicode_as_14(const char *text, int64_t size);
 
 #endif

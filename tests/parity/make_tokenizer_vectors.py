@@ -120,6 +120,12 @@ MARKS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN35 = [MARKS + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + SPACES]
 CL100K = [MARKS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES]
+MARKS_AFTER = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+KIMI = [r"[\p{Han}]+|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+" +
+        MARKS_AFTER +
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*" +
+        MARKS_AFTER + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES]
 DEEPSEEK = [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
             r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"""
             r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES]
@@ -199,6 +205,11 @@ def main():
               [(t, False, False) for t in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
                                            "</arg_key>")],
               lambda level: level, TEXTS + [r * n for r in RUNS for n in (2, 5)] + random_texts(20, 6), glm)
+    # Kimi-K2: Han are pieces of their own, among them characters that Unicode 14 lacks
+    han = ["a中b 中 !中!", "中a文b a中 中b", "a\U0002ebf0b \U0002ee5db a\U00031350b \U0002b739a", "aあ中カb か中",
+           "Ａ中ｂ々〆〇 a々b a〇b ⺀a 㐀b"] * 3
+    published("kimi", None, KIMI, [("<|im_end|>", False, True), ("<|im_user|>", False, True)], lambda level: level,
+              han + TEXTS + [r * n for r in RUNS for n in (2, 5)] + random_texts(20, 7))
 
     # NFC, the GPT-2 pattern, tokens looked for after the normalizer, merges as strings
     small("nfc", {"type": "NFC"}, lambda level: {**level, "use_regex": True},

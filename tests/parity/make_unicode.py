@@ -13,8 +13,14 @@ from tokenizers import Regex, pre_tokenizers
 CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split()
 
 
+HAN = "\U00020000"
+
+
 def stand_in(category, c):
-    """An equivalent character of Unicode 14 with as many bytes, outside the scripts that patterns name."""
+    """An equivalent character of Unicode 14 with as many bytes; of the scripts that patterns name, only Han of Han."""
+    if pre_tokenizers.Split(Regex(r"\p{Han}"), "removed").pre_tokenize_str(chr(c)) == []:
+        assert category == unicodedata.category(HAN) and c > 0xffff
+        return ord(HAN)
     for other in range(0x1000, 0x10000) if c < 0x10000 else range(0x10000, 0x110000):
         if unicodedata.category(chr(other)) == category:
             return other
