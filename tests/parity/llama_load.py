@@ -23,10 +23,11 @@ from peft import PeftModel
 from transformers import GptOssConfig
 
 import peer
-from export_peers import kl, llama_rows, log_probs
+from export_peers import kl, llama_rows, log_probs, split_by_key_head
 
 TOLERANCE = 2e-3
-ARCH = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama"}
+ARCH = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
+        "qwen3_next": "qwen3next"}
 
 
 # ---- the base model as a GGUF
@@ -51,9 +52,32 @@ def expert_tensors(family, layer, name, w):
     return {f"blk.{layer}.ffn_gate_exps.{kind}": gate, f"blk.{layer}.ffn_up_exps.{kind}": up}
 
 
+NEXT = {"linear_attn.in_proj_ba": "ssm_ba", "linear_attn.out_proj": "ssm_out", "linear_attn.norm": "ssm_norm",
+        "linear_attn.conv1d": "ssm_conv1d", "post_attention_layernorm": "post_attention_norm",
+        "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+        "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
+
+
+def next_tensors(layer, rest, w, config):
+    """A tensor of Qwen3-Next, as Qwen3NextModel of llama.cpp's converter has it."""
+    module = rest.removesuffix(".weight")
+    if rest == "linear_attn.A_log":
+        return {f"blk.{layer}.ssm_a": -w.exp()}
+    if rest == "linear_attn.dt_bias":
+        return {f"blk.{layer}.ssm_dt.bias": w}
+    if module == "linear_attn.in_proj_qkvz":
+        qkv, z = split_by_key_head(w, config.to_dict())
+        return {f"blk.{layer}.attn_qkv.weight": qkv, f"blk.{layer}.attn_gate.weight": z}
+    if module.endswith("norm") and module != "linear_attn.norm":
+        w = w + 1
+    return {f"blk.{layer}.{(NAMES | NEXT)[module]}.weight": w.squeeze()}
+
+
 def gguf_tensors(model, config):
     family, out = config.model_type, {}
     for name, w in model.state_dict().items():
+        if family == "qwen3_next" and name == "model.norm.weight":
+            w = w + 1
         if name in TOP:
             out[TOP[name]] = w
             continue
@@ -61,6 +85,8 @@ def gguf_tensors(model, config):
         module, _, kind = rest.rpartition(".")
         if module == "mlp.experts":
             out.update(expert_tensors(family, layer, kind, w))
+        elif family == "qwen3_next":
+            out.update(next_tensors(layer, rest, w, config))
         elif rest == "self_attn.sinks":
             out[f"blk.{layer}.attn_sinks.weight"] = w
         else:
@@ -92,7 +118,7 @@ def write_base(path, model):
     w.add_head_count_kv(c.num_key_value_heads)
     w.add_key_length(head_dim(c))
     w.add_value_length(head_dim(c))
-    w.add_rope_dimension_count(head_dim(c))
+    w.add_rope_dimension_count(int(head_dim(c) * rope.get("partial_rotary_factor", 1)))
     w.add_rope_freq_base(rope["rope_theta"])
     w.add_layer_norm_rms_eps(c.rms_norm_eps)
     w.add_expert_count(experts)
@@ -100,6 +126,14 @@ def write_base(path, model):
     w.add_expert_feed_forward_length(width)
     w.add_vocab_size(c.vocab_size)
     w.add_tokenizer_model("no_vocab")
+    if c.model_type == "qwen3_next":
+        w.add_ssm_conv_kernel(c.linear_conv_kernel_dim)
+        w.add_ssm_state_size(c.linear_key_head_dim)
+        w.add_ssm_group_count(c.linear_num_key_heads)
+        w.add_ssm_time_step_rank(c.linear_num_value_heads)
+        w.add_ssm_inner_size(c.linear_num_value_heads * c.linear_value_head_dim)
+        w.add_full_attention_interval(c.layer_types.index("full_attention") + 1)
+        w.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
     if c.model_type == "gpt_oss":
         w.add_sliding_window(c.sliding_window)
         w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
