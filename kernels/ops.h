@@ -167,10 +167,13 @@ typedef void qk_norm_bwd_fn(struct device *dev, struct tensor dqkv, struct tenso
 
 /* Latent attention (MLA). A head's queries and keys have N columns without position, then G rotated ones; the rotated
  * key is one for all heads. Values have B columns. interleaved: pair i of the rotated inputs is columns 2i and 2i+1,
- * otherwise i and i + G/2; in q | k | v it is always i and i + G/2. */
+ * otherwise i and i + G/2; in q | k | v it is always i and i + G/2. Queries at position p are multiplied by
+ * 1 + beta log(1 + floor(p / beta_len)); beta 0: 1. */
 struct mla_shape {
     int64_t n_head, nope, rope, value; /* H, N, G, B */
     bool interleaved;
+    int64_t beta_len;
+    float beta;
 };
 /* The packed q | k | v of attention: copies and RoPE.  qkv [T,H(2(N+G)+B)] act =; q [T,H(N+G)] act; kv [T,H(N+B)] act:
  * per head key | value; k_rope [T,G] act; pos [T] i32; table [P,G] f32 as in rope_fwd */

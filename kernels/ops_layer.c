@@ -360,6 +360,8 @@ static void want_mla(struct device *dev, struct tensor qkv, struct tensor q, str
     MT_REQUIRE(s->n_head > 0 && s->nope >= 0 && s->rope > 0 && s->rope % 2 == 0 && s->value > 0,
                "%lld heads of %lld + %lld, values of %lld", (long long)s->n_head, (long long)s->nope,
                (long long)s->rope, (long long)s->value);
+    MT_REQUIRE(s->beta >= 0 && (!(s->beta > 0) || s->beta_len > 0), "beta %g of queries, after %lld positions",
+               (double)s->beta, (long long)s->beta_len);
     WANT(qkv, dev->act_dtype, n_tok, s->n_head * (2 * dim + s->value));
     WANT(q, dev->act_dtype, n_tok, s->n_head * dim);
     WANT(kv, dev->act_dtype, n_tok, s->n_head * (s->nope + s->value));

@@ -31,7 +31,8 @@ struct family {
     bool may_be_dense;   /* mlp_only_layers and decoder_sparse_step are read */
     bool sigmoid;        /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
     bool predicts;       /* num_nextn_predict_layers is read */
-    int64_t first_dense; /* default of first_k_dense_replace; 0: the family has no such key */
+    bool dense_first;    /* first_k_dense_replace and mlp_layer_types are read */
+    int64_t first_dense; /* default of first_k_dense_replace */
     enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* layers with a sliding window when layer_types is absent */
     bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
     bool out_unbiased;  /* attention_bias does not concern the output projection */
@@ -45,14 +46,16 @@ struct family {
 #define DEEPSEEK_NAMES                                                                                                 \
     {                                                                                                                  \
         {"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj",                   \
-            .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true        \
+            .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true,       \
+            .excluded = ".*vision_tower.*"                                                                             \
     }
 
 /* What the families with latent attention have in common. */
 #define LATENT_FAMILY                                                                                                  \
     .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = DEEPSEEK_NAMES,                                \
     .width = "moe_intermediate_size", .n_exp = "n_routed_experts", .theta = 10000, .router_bias = true,                \
-    .round_twice = true, .kv_as_heads = true, .sigmoid = true, .renormalises = true, .predicts = true
+    .round_twice = true, .kv_as_heads = true, .sigmoid = true, .renormalises = true, .dense_first = true,              \
+    .predicts = true
 
 static const struct family families[] = {
     {.model_type = "gpt_oss",
@@ -132,6 +135,7 @@ static const struct family families[] = {
      .sigmoid = true,
      .renormalises = true,
      .predicts = true,
+     .dense_first = true,
      .first_dense = 1,
      .qk_norm_named = true,
      .out_unbiased = true,
@@ -139,6 +143,26 @@ static const struct family families[] = {
     {.model_type = "glm4_moe_lite", LATENT_FAMILY, .eps = 1e-5, .max_len = 202752, .first_dense = 1},
     {.model_type = "deepseek_v3", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 3},
     {.model_type = "kimi_k2", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 1},
+    {.model_type = "mistral4",
+     .mixer = &mixer_mla,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {.router = {"mlp.gate"},
+               .gate = "mlp.experts.#.gate_proj",
+               .up = "mlp.experts.#.up_proj",
+               .down = "mlp.experts.#.down_proj",
+               .shared = "mlp.shared_experts",
+               .excluded = ".*vision_tower.*"},
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .theta = 10000,
+     .eps = 1e-6,
+     .max_len = 1048576,
+     .round_twice = true,
+     .rope_named = true,
+     .kv_as_heads = true,
+     .renormalises = true,
+     .dense_first = true},
     {.model_type = "qwen3_5_moe",
      .text_type = "qwen3_5_moe_text",
      .mixer = &mixer_attention,
@@ -191,7 +215,7 @@ static const struct family families[] = {
 /* Classes with a vision tower, of any family: model_type of their text_config names it. */
 static bool is_wrapper(struct json root)
 {
-    static const char *const types[] = {"kimi_k25"};
+    static const char *const types[] = {"kimi_k25", "mistral3"};
     const char *type = "";
     if (json_get_str(root, "model_type", &type, NULL)) return false;
     for (int i = 0; i < MT_LEN(types); i++)
@@ -309,9 +333,21 @@ static int read_mscale(struct rope_arch *r, struct json scaling, const struct fa
     return 0;
 }
 
-/* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. An older name of rope_type is type. */
-static int read_rope(struct rope_arch *r, struct json root, const struct family *f, int64_t head_dim, struct err *err)
+/* The growth of queries with their position, in Mistral's YaRN. */
+static int read_query_beta(struct rope_arch *r, struct json scaling, const struct family *f, struct err *err)
 {
+    if (json_opt_f64(scaling, "llama_4_scaling_beta", &r->query_beta, err)) return -1;
+    if (!(r->query_beta >= 0)) return json_error(scaling, err, "llama_4_scaling_beta %g is negative", r->query_beta);
+    if (r->query_beta > 0 && f->mixer != &mixer_mla)
+        return json_error(scaling, err, "llama_4_scaling_beta %g is not supported (0)", r->query_beta);
+    return 0;
+}
+
+/* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. An older name of rope_type is type. */
+static int read_rope(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    const int64_t head_dim = a->mla.kv_lora ? a->mla.rope : a->head_dim;
+    struct rope_arch *r = &a->rope;
     struct json scaling = json_find(root, "rope_parameters");
     const char *type = "default";
     double rotated = f->rotated > 0 ? f->rotated : 1;
@@ -333,6 +369,7 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
         json_opt_str(scaling, "rope_type", &type, err) || json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
         return -1;
     if (!(r->theta > 1)) return json_error(root, err, "rope_theta %g is not above 1", r->theta);
+    if (a->mla.kv_lora && (int64_t)(rotated * (double)a->head_dim) == a->mla.rope) rotated = 1; /* share of a head */
     if (rotated != 1 && !(f->rotated > 0))
         return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);
     if (!(rotated > 0 && rotated <= 1))
@@ -354,7 +391,8 @@ static int read_rope(struct rope_arch *r, struct json root, const struct family 
     if (!(r->beta_slow > 0) || !(r->beta_fast >= r->beta_slow))
         return json_error(scaling, err, "beta_slow %g must be positive and beta_fast %g not below it", r->beta_slow,
                           r->beta_fast);
-    if (read_mscale(r, scaling, f, err) || json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
+    if (read_mscale(r, scaling, f, err) || read_query_beta(r, scaling, f, err) ||
+        json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
         return -1;
     if (!(r->attention_factor > 0)) return json_error(scaling, err, "attention_factor must be positive");
     return 0;
@@ -439,7 +477,7 @@ static int read_first_dense(struct arch *a, struct json root, const struct famil
 {
     const struct json kinds = json_find(root, "mlp_layer_types");
     int64_t first = f->first_dense, size;
-    if (!f->first_dense) return 0;
+    if (!f->dense_first) return 0;
     if (json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
     for (int64_t l = 0; l < a->n_layer; l++) a->dense[l] = l < first;
     if (json_type(kinds) == JSON_ABSENT || json_type(kinds) == JSON_NULL) return 0;
@@ -507,6 +545,22 @@ static int refuse_routers(struct json root, struct err *err)
     return 0;
 }
 
+/* Keys of DeepSeek's routers with one supported value where the router is a softmax. Families without them lack them.
+ */
+static int refuse_softmax_variants(struct json root, struct err *err)
+{
+    double scale = 1;
+    int64_t n_group = 1;
+    if (json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+        json_opt_i64(root, "n_group", 1, 65536, &n_group, err))
+        return -1;
+    if (scale != 1)
+        return json_error(root, err, "routed_scaling_factor %g is not supported with a softmax router (1)", scale);
+    if (n_group != 1)
+        return json_error(root, err, "n_group %lld is not supported with a softmax router (1)", (long long)n_group);
+    return 0;
+}
+
 static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     bool renormalise = f->renormalises || !f->norm_topk;
@@ -514,7 +568,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
     int64_t n_group = 1, top_group = 1;
     if ((f->renormalises || f->norm_topk) && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) return -1;
     a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
-    if (!f->sigmoid) return 0;
+    if (!f->sigmoid) return f->dense_first ? refuse_softmax_variants(root, err) : 0;
     if (refuse_routers(root, err) || json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
@@ -581,9 +635,9 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
     if (a->nested && !wrapped) root = json_find(root, "text_config");
     if (read_sizes(a, root, f, err) || read_mla(a, root, f, err) || read_delta(a, root, f, err) ||
-        read_rope(&a->rope, root, f, a->mla.kv_lora ? a->mla.rope : a->head_dim, err) ||
-        read_windows(a, root, f, err) || read_shared(a, root, f, err) || read_dense(a, root, f, err) ||
-        refuse_variants(root, err) || read_router(a, root, f, err) || read_switches(a, root, f, err))
+        read_rope(a, root, f, err) || read_windows(a, root, f, err) || read_shared(a, root, f, err) ||
+        read_dense(a, root, f, err) || refuse_variants(root, err) || read_router(a, root, f, err) ||
+        read_switches(a, root, f, err))
         return -1;
     for (int64_t l = 0; l < a->n_layer; l++) {
         if (!a->mixer[l]) a->mixer[l] = f->mixer;
@@ -613,7 +667,8 @@ struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
 
 bool arch_is_other_part(const char *name)
 {
-    static const char *const parts[] = {"model.visual.", "visual.", "mtp.", "vision_tower.", "mm_projector."};
+    static const char *const parts[] = {"model.visual.", "visual.",       "mtp.",
+                                        "vision_tower.", "mm_projector.", "multi_modal_projector."};
     for (int i = 0; i < MT_LEN(parts); i++)
         if (!strncmp(name, parts[i], strlen(parts[i]))) return true;
     return false;

@@ -10,6 +10,7 @@
 struct rope_arch {
     double theta, factor, beta_fast, beta_slow, attention_factor; /* factor 1: plain RoPE */
     double softmax_gain; /* factor of the softmax scale: mscale_all_dim of latent attention's YaRN; else 1 */
+    double query_beta;   /* queries grow with the position: beta of struct mla_shape, whose beta_len is original_len */
     int64_t original_len;
     int64_t width; /* rotated channels of a head, from the first on */
     bool yarn, truncate;
@@ -26,6 +27,7 @@ struct tensor_names {
     const char *router_bias;      /* suffix of the router's bias; NULL: ".bias" */
     const char *shared;           /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
     const char *shared_gate;      /* the gate of the shared experts; NULL: none */
+    const char *excluded;  /* regular expression of other parts' modules that have the names of targets, or NULL */
     bool shared_by_weight; /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
                               parameters */
 };

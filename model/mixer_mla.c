@@ -26,7 +26,13 @@ static struct attn_shape attention_of(const struct block *b)
 static struct mla_shape shape_of(const struct arch *a)
 {
     const struct mla_arch *m = &a->mla;
-    return (struct mla_shape){a->n_head, m->nope, m->rope, m->value, m->interleaved};
+    return (struct mla_shape){.n_head = a->n_head,
+                              .nope = m->nope,
+                              .rope = m->rope,
+                              .value = m->value,
+                              .interleaved = m->interleaved,
+                              .beta_len = a->rope.original_len,
+                              .beta = (float)a->rope.query_beta};
 }
 
 /* The norms of the projections: transformers' class default of eps, whatever rms_norm_eps is. */

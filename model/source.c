@@ -422,10 +422,12 @@ static int find_packed(struct source *s, struct checkpoint *ck, const char *name
     return find_nvfp4(s, data, scale, scale2, divides, err);
 }
 
+enum { FP8_BLOCK = 128 };
+
 static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
-    enum { BLOCK = 128 };
-    const int64_t out = s->n_out, in = s->n_in, rows = (out + BLOCK - 1) / BLOCK, cols = (in + BLOCK - 1) / BLOCK;
+    const int64_t out = s->n_out, in = s->n_in;
+    const int64_t rows = (out + FP8_BLOCK - 1) / FP8_BLOCK, cols = (in + FP8_BLOCK - 1) / FP8_BLOCK;
     const struct st_tensor *inverse = find_beside(ck, name, "_scale_inv"), *t = inverse;
     if (!t) t = find_beside(ck, name, "_scale");
     s->data = find(ck, name, err);
@@ -441,14 +443,14 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     const bool blocks = has_shape(t, rows, cols) || (t->ndim == 4 && t->shape[0] == rows && t->shape[1] == 1 &&
                                                      t->shape[2] == cols && t->shape[3] == 1);
     if (blocks)
-        s->scale_rows = s->scale_cols = BLOCK;
-    else if (!inverse && is_scalar(t))
+        s->scale_rows = s->scale_cols = FP8_BLOCK;
+    else if (is_scalar(t))
         s->scale_rows = out, s->scale_cols = in;
     else if (!inverse && per_row)
         s->scale_rows = 1, s->scale_cols = in;
     else
-        return shape_error(t, inverse ? "one scale per 128 x 128 block," : "one scale, one per row, or blocks", 2,
-                           (int64_t[]){rows, cols}, err);
+        return shape_error(t, inverse ? "one scale, or one per 128 x 128 block," : "one scale, one per row, or blocks",
+                           2, (int64_t[]){rows, cols}, err);
     return 0;
 }
 
@@ -472,8 +474,32 @@ static bool has_shape_3d(const struct st_tensor *t, const int64_t shape[3])
     return t->ndim == 3 && !memcmp(t->shape, shape, 3 * sizeof(*shape));
 }
 
+/* transformers' FP8 of all experts: [E, out, in] and name_scale_inv, one value, one per expert, or blocks per expert.
+ */
+static int find_fp8_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err)
+{
+    const int64_t out = s->n_out, in = s->n_in, shape[] = {n_exp, out, in};
+    const int64_t blocks[] = {n_exp, (out + FP8_BLOCK - 1) / FP8_BLOCK, (in + FP8_BLOCK - 1) / FP8_BLOCK};
+    const struct st_tensor *t = find_beside(ck, name, "_scale_inv");
+    s->data = find(ck, name, err);
+    if (!s->data) return -1;
+    if (!t) return err_set(err, "tensor %s is FP8, but %s_scale_inv is not in the checkpoint", name, name);
+    if (s->transposed || source_dense_format(t->dtype) == WF_NONE) return unsupported(s->data, t, err);
+    if (!has_shape_3d(s->data, shape)) return shape_error(s->data, "F8_E4M3", 3, shape, err);
+    const bool each = t->bytes == n_exp * dtype_size(t->dtype) && t->ndim > 0 && t->shape[0] == n_exp;
+    if (!has_shape_3d(t, blocks) && !each && !is_scalar(t))
+        return shape_error(t, "one scale, one per expert, or blocks", 3, blocks, err);
+    s->scale = t;
+    s->scale_rows = each || is_scalar(t) ? out : FP8_BLOCK;
+    s->scale_cols = each || is_scalar(t) ? in : FP8_BLOCK;
+    s->format = WF_BF16;
+    return 0;
+}
+
 int source_find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err)
 {
+    const struct st_tensor *codes = safetensors_find(ck->st, name);
+    if (codes && is_e4m3(codes)) return find_fp8_stack(s, ck, name, n_exp, err);
     const int64_t out = s->n_out, in = s->n_in;
     const int64_t half[] = {n_exp, s->transposed ? in / 2 : out, s->transposed ? out : in / 2};
     const int64_t blocks[] = {n_exp, s->transposed ? in / 16 : out, s->transposed ? out : in / 16};
@@ -527,8 +553,8 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
 
 bool source_is_activation_scale(const char *name)
 {
-    static const char *const suffixes[] = {"input_scale", "input_global_scale", ".output_scale",
-                                           ".k_scale",    ".v_scale",           ".q_scale"};
+    static const char *const suffixes[] = {
+        "activation_scale", "input_scale", "input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale"};
     const size_t n = strlen(name);
     for (int i = 0; i < MT_LEN(suffixes); i++) {
         const size_t tail = strlen(suffixes[i]);

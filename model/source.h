@@ -41,7 +41,8 @@ bool checkpoint_has(const struct checkpoint *ck, const char *name);
  *   dense otherwise. */
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in,
                 struct err *err) MT_CHECK;
-/* ModelOpt's NVFP4 of n_exp experts in one tensor: name, name_weight_scale, name_weight_scale_2 (one value, or one per
+/* transformers' FP8 of n_exp experts in one tensor: name, name_scale_inv (one value, one per expert, or blocks). Or
+ * ModelOpt's NVFP4: name, name_weight_scale, name_weight_scale_2 (one value, or one per
  * expert). The caller has set n_out, n_in and transposed of s; its tensors hold all experts. */
 int source_find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp,
                       struct err *err) MT_CHECK;

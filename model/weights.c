@@ -430,9 +430,14 @@ static struct st_tensor expert_part(const struct st_tensor *t, int64_t i, int64_
     return part;
 }
 
-/* ModelOpt's NVFP4 of all experts: bytes [E, out, in/2], scales [E, out, in/16], one global scale for all or each; the
- * last two axes change places where transformers has [E, in, out]. */
-static int load_nvfp4(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+static struct st_tensor one_or_part(const struct st_tensor *t, int64_t i, int64_t n)
+{
+    return t->bytes == dtype_size(t->dtype) ? *t : expert_part(t, i, n);
+}
+
+/* All experts in one tensor with scales: FP8; or ModelOpt's NVFP4, bytes [E, out, in/2], scales [E, out, in/16], one
+ * global scale for all or each; the last two axes change places where transformers has [E, in, out]. */
+static int load_scaled_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t e = f->ffn.n_exp, count = f->own.count;
     const bool turned = f->a->transposed_experts;
@@ -444,11 +449,11 @@ static int load_nvfp4(struct fill *f, struct weight *w, const char *name, int64_
         const int64_t x = f->own.first + i;
         s[i] = all;
         part[3 * i] = expert_part(all.data, x, e);
-        part[3 * i + 1] = expert_part(all.scale, x, e);
-        part[3 * i + 2] =
-            all.scale2->bytes == dtype_size(all.scale2->dtype) ? *all.scale2 : expert_part(all.scale2, x, e);
         s[i].data = &part[3 * i];
+        part[3 * i + 1] = one_or_part(all.scale, x, e);
         s[i].scale = &part[3 * i + 1];
+        if (!all.scale2) continue;
+        part[3 * i + 2] = one_or_part(all.scale2, x, e);
         s[i].scale2 = &part[3 * i + 2];
     }
     *w = (struct weight){.n_exp = count, .n_out = n_out, .n_in = n_in};
@@ -532,7 +537,13 @@ static bool has_experts(const struct fill *f, const struct stored_experts *p)
     return any;
 }
 
-/* Loads the stack of one product from any layout: per expert, MXFP4, NVFP4, or one dense tensor. */
+static bool is_fp8(const struct fill *f, const char *name)
+{
+    const struct st_tensor *t = safetensors_find(f->ck.st, name);
+    return t && !strcmp(t->st_dtype, "F8_E4M3");
+}
+
+/* Loads the stack of one product from any layout: per expert, MXFP4, NVFP4, FP8, or one dense tensor. */
 static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     char bias_name[320];
@@ -541,8 +552,8 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
     if (has_experts(f, p)) return load_per_expert(f, w, bias, p);
     if (has(f, name.s, "_blocks") || has(f, name.s, "_scales"))
         rc = load_mxfp4(f, w, name.s, p->n_out, p->n_in);
-    else if (has(f, name.s, "_weight_scale"))
-        rc = load_nvfp4(f, w, name.s, p->n_out, p->n_in);
+    else if (has(f, name.s, "_weight_scale") || is_fp8(f, name.s))
+        rc = load_scaled_stack(f, w, name.s, p->n_out, p->n_in);
     else if (has(f, name.s, ""))
         rc = load_stack(f, w, name.s, p->n_out, p->n_in);
     else

@@ -310,6 +310,7 @@ static void test_bad_values(void **state)
         {"\"beta_slow\": 1.0", "\"beta_slow\": 64", "beta_slow"},
         {"\"truncate\": false", "\"truncate\": 0", "rope_scaling.truncate"},
         {"\"truncate\": false", "\"mscale\": 1.0", "mscale"},
+        {"\"truncate\": false", "\"llama_4_scaling_beta\": 0.1", "llama_4_scaling_beta 0.1 is not supported (0)"},
         {"\"truncate\": false", "\"attention_factor\": 0", "attention_factor"},
         {"\"truncate\": false", "\"attention_factor\": [1]", "rope_scaling.attention_factor"},
     };

@@ -90,7 +90,7 @@ static void mla_qkv_large_on_the_gpu(void **state)
     (void)state;
     enum { POSITIONS = 4096, HEADS = 5, NOPE = 128, ROPE = 64, VALUE = 128 };
     enum { Q = HEADS * (NOPE + ROPE), KV = HEADS * (NOPE + VALUE), QKV = 2 * Q + HEADS * VALUE };
-    const struct mla_shape shape = {HEADS, NOPE, ROPE, VALUE, true};
+    const struct mla_shape shape = {HEADS, NOPE, ROPE, VALUE, true, 0, 0};
     gpu_begin(18, 1, false);
     int32_t *at = mem_array(N_TOK, sizeof(*at));
     for (int32_t t = 0; t < N_TOK; t++) at[t] = t % POSITIONS;

@@ -1,24 +1,26 @@
-/* test_latent_files.c - checkpoints as DeepSeek and Moonshot publish them: FP8 with a scale per block in every Linear,
- * INT4 experts, a text part under another name. Each loads as the same values in bf16 do, dense and packed. */
+/* test_latent_files.c - checkpoints as DeepSeek, Moonshot and Mistral publish them: FP8 with a scale per block in every
+ * Linear, INT4 experts, a text part under another name. Each loads as the same values in bf16 do, dense and packed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/quant.h"
 #include "tests/checkpoints.h"
 #include "train/synth/synth.h"
 
 #define UP0 "model.layers.1.mlp.experts.0.up_proj.weight"
 
-/* Two layers, the first of them dense, with latent attention and a shared expert; bf16. */
-static void open_kimi(struct draft *d)
+static void open_synth(struct draft *d, const char *arch)
 {
     struct err err;
     char dir[MT_PATH];
     snprintf(dir, sizeof(dir), "%s/model", scratch_dir());
-    if (synth_run(&(struct synth_options){.arch = "kimi-tiny", .dir = dir, .n_layer = 2}, &err))
-        fail_msg("%s", err.msg);
+    if (synth_run(&(struct synth_options){.arch = arch, .dir = dir, .n_layer = 2}, &err)) fail_msg("%s", err.msg);
     draft_open_dir(d, dir);
 }
+
+/* Two layers, the first of them dense, with latent attention and a shared expert; bf16. */
+static void open_kimi(struct draft *d) { open_synth(d, "kimi-tiny"); }
 
 /* Calls change for every Linear whose name has `part`. */
 static void each_linear(struct draft *d, const char *part,
@@ -163,6 +165,112 @@ static void bad_int4_is_refused(void **state)
     }
 }
 
+/* How transformers stores the scales of FP8: one per matrix, of a stack of experts one per expert, one for all, or one
+ * per block. */
+enum stack_scales { EACH, ALL, BLOCKS };
+
+/* FP8 with random codes, and the scale of an activation beside each matrix, which is not read. */
+static void put_fp8(struct draft *d, const char *name, enum stack_scales kind, bool decoded)
+{
+    const struct st_entry e = *draft_find(d, name);
+    const bool stack = e.ndim == 3;
+    const int64_t n_exp = stack ? e.shape[0] : 1, out = e.shape[stack], in = e.shape[stack + 1], n = n_exp * out * in;
+    const int64_t block = stack && kind == BLOCKS ? 128 : MT_MAX(out, in), rows = (out + block - 1) / block;
+    const int64_t cols = (in + block - 1) / block, n_scale = stack && kind != ALL ? n_exp * rows * cols : 1;
+    const int64_t shape[] = {n_exp, rows, cols};
+    float table[256], *scale = mem_array(n_scale, sizeof(*scale));
+    uint8_t *codes = mem_alloc(n);
+    uint16_t *value = mem_array(n, sizeof(*value));
+    char full[160];
+    quant_fp8_values(table);
+    for (int64_t i = 0; i < n_scale; i++) scale[i] = (float)(1 + test_value(7, (uint64_t)i) / 2) / 4096;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = i / (out * in) * rows * cols + i % (out * in) / in / block * cols + i % in / block;
+        codes[i] = (uint8_t)(rng_u64(rng_key(8, name), (uint64_t)i) % 127 + (i % 2 ? 128 : 0));
+        value[i] = f32_to_bf16(table[codes[i]] * scale[n_scale > 1 ? at : 0]);
+    }
+    if (decoded) {
+        draft_put(d, name, DT_BF16, e.ndim, e.shape, value);
+        mem_free(codes);
+        mem_free(scale);
+        return;
+    }
+    draft_put_as(d, name, "F8_E4M3", e.ndim, (int64_t[]){e.shape[0], e.shape[1], in}, codes);
+    snprintf(full, sizeof(full), "%s_scale_inv", name);
+    draft_put(d, full, DT_F32, n_scale > 1 ? 3 : 0, shape, scale);
+    if (stack)
+        snprintf(full, sizeof(full), "%s_activation_scale", name);
+    else
+        snprintf(full, sizeof(full), "%.*s.activation_scale", (int)(strlen(name) - strlen(".weight")), name);
+    draft_put(d, full, DT_F32, 0, shape, mem_array(1, sizeof(float)));
+    mem_free(value);
+}
+
+static const char *saved_stacks(enum stack_scales kind, bool decoded)
+{
+    struct draft d;
+    open_synth(&d, "mistral-small-tiny");
+    const int64_t n = d.n;
+    char(*names)[128] = mem_array(n, sizeof(*names));
+    for (int64_t i = 0; i < n; i++) snprintf(names[i], sizeof(*names), "%s", d.entries[i].name);
+    for (int64_t i = 0; i < n; i++)
+        if (strstr(names[i], "_proj")) put_fp8(&d, names[i], kind, decoded);
+    mem_free(names);
+    const char *dir = draft_save(&d, decoded ? 1 : 2);
+    draft_free(&d);
+    return dir;
+}
+
+static void fp8_stacks_are_read(void **state)
+{
+    (void)state;
+    for (enum stack_scales kind = EACH; kind <= BLOCKS; kind++) {
+        const char *stored = saved_stacks(kind, false), *decoded = saved_stacks(kind, true);
+        struct loaded a, b;
+        const struct quantize nf4 = {.format = WF_NF4, .attention = true};
+        loaded_open_as(&a, stored, &nf4);
+        loaded_open_as(&b, decoded, &nf4);
+        assert_same_loaded(&a, &b);
+        assert_string_equal(a.model.weights.experts, "nf4, packed from fp8");
+        assert_int_equal(a.model.weights.n_unused, 0);
+        loaded_close(&a);
+        loaded_close(&b);
+        loaded_open(&a, stored); /* FP8 in memory */
+        assert_int_equal(a.model.weights.layers[1].up.w.format, WF_FP8);
+        loaded_close(&a);
+    }
+}
+
+static void bad_fp8_stacks_are_refused(void **state)
+{
+    (void)state;
+#define STACK "model.layers.0.mlp.experts.gate_up_proj"
+    static const struct {
+        int64_t rows; /* 0: without scales */
+        const char *says;
+    } rows[] = {{0, STACK " is FP8, but " STACK "_scale_inv is not in the checkpoint"},
+                {5, STACK "_scale_inv is F32 [5, 1], expected one scale, one per expert, or blocks [16, 2, 2]"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct draft d;
+        struct arch a;
+        struct safetensors st;
+        struct weights w;
+        struct err err = {.msg = ""};
+        struct device dev = {.dry_run = true, .weights = arena_measure("weights")};
+        open_synth(&d, "mistral-small-tiny");
+        put_fp8(&d, STACK, EACH, false);
+        draft_remove(&d, STACK "_scale_inv");
+        if (rows[i].rows)
+            draft_put(&d, STACK "_scale_inv", DT_F32, 2, (int64_t[]){rows[i].rows, 1}, mem_array(rows[i].rows, 4));
+        const char *dir = draft_save(&d, 1);
+        if (arch_load(&a, dir, &err) || safetensors_open(&st, dir, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(weights_load(&w, &dev, &a, &st, &(struct weights_options){0}, &err), -1);
+        if (!strstr(err.msg, rows[i].says)) fail_msg("\"%s\" does not say \"%s\"", err.msg, rows[i].says);
+        safetensors_close(&st);
+        draft_free(&d);
+    }
+}
+
 /* The text part of a class with a vision tower: language_model.model.layers.0, language_model.lm_head, text_config. */
 static void text_part_is_read(void **state)
 {
@@ -198,6 +306,8 @@ int test_latent_files(void)
         cmocka_unit_test(fp8_packs),
         cmocka_unit_test(int4_is_read),
         cmocka_unit_test(bad_int4_is_refused),
+        cmocka_unit_test(fp8_stacks_are_read),
+        cmocka_unit_test(bad_fp8_stacks_are_refused),
         cmocka_unit_test(text_part_is_read),
     };
     return cmocka_run_group_tests_name("latent_files", tests, NULL, NULL);

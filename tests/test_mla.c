@@ -10,6 +10,7 @@
 #include "data/safetensors.h"
 #include "tests/checkpoints.h"
 #include "tests/whole_model.h"
+#include "train/export/export_targets.h"
 #include "train/run.h"
 
 enum { LAYERS = 2, HIDDEN = 40, HEADS = 3, VOCAB = 40, DENSE = 32 };
@@ -252,6 +253,41 @@ static void bad_sizes_are_refused(void **state)
     }
 }
 
+/* Mistral Small 4: a share of each head is rotated, queries grow with their position, the router is a softmax. */
+static void mistral_is_read(void **state)
+{
+    (void)state;
+#define MISTRAL                                                                                                        \
+    "{\"model_type\": \"mistral4\", \"num_hidden_layers\": 2, \"hidden_size\": 40, \"num_attention_heads\": 3, "       \
+    "\"vocab_size\": 40, \"intermediate_size\": 32, \"moe_intermediate_size\": 8, \"n_routed_experts\": 4, "           \
+    "\"num_experts_per_tok\": 2, \"q_lora_rank\": 10, \"kv_lora_rank\": 8, \"qk_nope_head_dim\": 4, "                  \
+    "\"qk_rope_head_dim\": 4, \"v_head_dim\": 5, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 128.0, "   \
+    "\"original_max_position_embeddings\": 8192, \"mscale\": 1.0, \"mscale_all_dim\": 1.0, "
+    static const struct {
+        const char *more, *says; /* says NULL: read */
+    } rows[] = {
+        {"\"llama_4_scaling_beta\": 0.1, \"partial_rotary_factor\": 0.5}}", NULL},
+        {"\"llama_4_scaling_beta\": -0.1}}", "llama_4_scaling_beta -0.1 is negative"},
+        {"\"partial_rotary_factor\": 0.25}}", "partial_rotary_factor 0.25 is not supported"},
+        {"\"rope_theta\": 1e4}, \"routed_scaling_factor\": 2.5}", "routed_scaling_factor 2.5 is not supported with"},
+        {"\"rope_theta\": 1e4}, \"n_group\": 2}", "n_group 2 is not supported with a softmax router"},
+    };
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct arch a;
+        struct err err = {.msg = ""};
+        char text[1024];
+        snprintf(text, sizeof(text), "%s%s", MISTRAL, rows[i].more);
+        if (arch_load(&a, write_config(text), &err) != (rows[i].says ? -1 : 0)) fail_msg("row %d: %s", (int)i, err.msg);
+        if (rows[i].says && !strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].says, err.msg);
+        if (rows[i].says) continue;
+        assert_true(a.rope.query_beta == 0.1 && a.rope.original_len == 8192 && a.rope.width == 4);
+        assert_int_equal(export_family_check(EXPORT_VLLM, &a, &err), -1); /* no program reads the text part alone */
+        assert_int_equal(export_family_check(EXPORT_PEFT, &a, &err), 0);
+        assert_true(a.router.kind == ROUTER_CHOSEN && !a.router_bias && !a.dense[0] && a.d_shared == 8);
+        assert_close((double)a.attn_scale, pow(0.1 * log(128) + 1, 2) / sqrt(8), 1e-6);
+    }
+}
+
 /* A target that this model does not have is an error that names those it has. */
 static void other_targets_are_refused(void **state)
 {
@@ -323,6 +359,7 @@ int test_mla(void)
         cmocka_unit_test(sizes_are_read),
         cmocka_unit_test(layer_kinds_are_read),
         cmocka_unit_test(bad_sizes_are_refused),
+        cmocka_unit_test(mistral_is_read),
         cmocka_unit_test(other_targets_are_refused),
         cmocka_unit_test(all_linear_is_every_target),
         cmocka_unit_test(sizes_for_a_gpu),

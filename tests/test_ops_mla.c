@@ -16,14 +16,18 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {0, {2, 4, 2, 3, true}, 0},  {1, {1, 2, 4, 2, true}, 0},  {7, {3, 4, 6, 5, true}, 0},
-    {7, {3, 4, 6, 5, false}, 0}, {5, {4, 0, 8, 2, false}, 0}, {6, {2, 3, 2, 8, true}, 8},
+    {0, {2, 4, 2, 3, true, 0, 0}, 0},    {1, {1, 2, 4, 2, true, 0, 0}, 0},  {7, {3, 4, 6, 5, true, 0, 0}, 0},
+    {7, {3, 4, 6, 5, false, 0, 0}, 0},   {5, {4, 0, 8, 2, false, 0, 0}, 0}, {6, {2, 3, 2, 8, true, 0, 0}, 8},
+    {9, {3, 4, 6, 5, true, 8, 0.5f}, 0},
 };
-/* GLM-4.7-Flash, DeepSeek-V3, and sizes that leave threads of the sum over heads without work or pairs. */
+/* GLM-4.7-Flash, DeepSeek-V3, sizes that leave threads of the sum over heads without work or pairs; queries that grow
+ * with the position, as in Mistral Small 4. */
 static const struct shape gpu_shapes[] = {
-    {37, {20, 192, 64, 256, true}, 0}, {9, {128, 128, 64, 128, true}, 0}, {5, {16, 64, 32, 64, false}, 16},
-    {3, {7, 8, 48, 16, true}, 16},     {1, {1, 16, 16, 8, true}, 0},      {2, {33, 0, 256, 8, false}, 0},
-    {4, {65, 24, 16, 40, true}, 16},   {0, {4, 64, 64, 64, true}, 0},
+    {37, {20, 192, 64, 256, true, 0, 0}, 0},  {9, {128, 128, 64, 128, true, 0, 0}, 0},
+    {5, {16, 64, 32, 64, false, 0, 0}, 16},   {3, {7, 8, 48, 16, true, 0, 0}, 16},
+    {1, {1, 16, 16, 8, true, 0, 0}, 0},       {2, {33, 0, 256, 8, false, 0, 0}, 0},
+    {4, {65, 24, 16, 40, true, 0, 0}, 16},    {0, {4, 64, 64, 64, true, 0, 0}, 0},
+    {9, {32, 64, 64, 128, true, 8, 0.1f}, 0}, {5, {4, 8, 16, 8, false, 1, 0.7f}, 16},
 };
 
 struct mla {
@@ -102,6 +106,11 @@ static double rotated(const struct mla *m, struct tensor x, int64_t at, int64_t 
     return c < half ? lo * cosine - hi * sine : hi * cosine + lo * sine;
 }
 
+static double query_factor(const struct mla_shape *s, int32_t pos)
+{
+    return s->beta > 0 ? 1 + (double)s->beta * log(1 + floor((double)pos / (double)s->beta_len)) : 1;
+}
+
 static void check_token(const struct mla *m, int64_t t)
 {
     const struct mla_shape *s = m->s;
@@ -109,7 +118,8 @@ static void check_token(const struct mla *m, int64_t t)
     for (int64_t h = 0; h < s->n_head; h++) {
         const int64_t q = (t * s->n_head + h) * dim, kv = (t * s->n_head + h) * (n + s->value);
         for (int64_t c = 0; c < dim; c++) {
-            const double want_q = c < n ? value_at(m->q, q + c) : rotated(m, m->q, q + n, t, c - n);
+            const double plain_q = c < n ? value_at(m->q, q + c) : rotated(m, m->q, q + n, t, c - n);
+            const double want_q = plain_q * query_factor(s, ((const int32_t *)m->pos.data)[t]);
             const double want_k = c < n ? value_at(m->kv, kv + c) : rotated(m, m->k_rope, t * s->rope, t, c - n);
             assert_close(value_at(m->qkv, row + h * dim + c), want_q, 1e-15);
             assert_close(value_at(m->qkv, row + (s->n_head + h) * dim + c), want_k, 1e-15);

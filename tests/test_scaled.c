@@ -231,7 +231,8 @@ static void test_errors(void **state)
         {false, "", "", "U8", 192, 128, UP0 " is U8 [192, 128], expected U8 [192, 64]"},
         {false, NULL, ".pre_quant_scale", "BF16", 128, 1, "0.pre_quant_scale: this quantisation is not supported"},
         {true, "_scale_inv", NULL, NULL, 0, 0, "neither " UP0 "_scale nor " UP0 "_scale_inv is in the checkpoint"},
-        {true, "_scale_inv", "_scale_inv", "F32", 3, 1, "_scale_inv is F32 [3, 1], expected one scale per 128 x 128"},
+        {true, "_scale_inv", "_scale_inv", "F32", 3, 1,
+         "_scale_inv is F32 [3, 1], expected one scale, or one per 128 x"},
         {true, "_scale_inv", "_scale", "F32", 192, 4, "_scale is F32 [192, 4], expected one scale, one per row, or"},
         {true, "_scale_inv", "_scale", "U8", 192, 4, UP0 "_scale (U8), which is no supported quantisation"},
     };

@@ -122,7 +122,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     json_out_str(o, "corda_config", NULL);
     json_out_bool(o, "ensure_weight_tying", false);
     json_out_str(o, "eva_config", NULL);
-    json_out_str(o, "exclude_modules", NULL);
+    json_out_str(o, "exclude_modules", ad->nested ? ad->names->excluded : NULL);
     json_out_bool(o, "fan_in_fan_out", false);
     json_out_bool(o, "inference_mode", true);
     json_out_bool(o, "init_lora_weights", true);

@@ -1,4 +1,5 @@
 /* mla.c - latent attention: the packed q | k | v from queries, latent keys and values, and the shared rotated key. */
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/real.h"
@@ -47,6 +48,15 @@ static void rotate_back(const struct mla_shape *s, real *dx, const real *dy, con
 
 static void copy(real *y, const real *x, int64_t n) { memcpy(y, x, (size_t)n * sizeof(*y)); }
 
+/* Multiplies a head's query by the factor of its position. */
+static void scale_query(const struct mla_shape *s, real *q, struct tensor pos, int64_t t)
+{
+    if (!(s->beta > 0)) return;
+    const int64_t times = ((const int32_t *)pos.data)[t] / s->beta_len;
+    const real factor = (real)(1 + (double)s->beta * log(1 + (double)times));
+    for (int64_t i = 0; i < s->nope + s->rope; i++) q[i] *= factor;
+}
+
 void CPU(mla_qkv_fwd)(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv, struct tensor k_rope,
                       struct tensor pos, struct tensor table, const struct mla_shape *s)
 {
@@ -60,6 +70,7 @@ void CPU(mla_qkv_fwd)(struct device *dev, struct tensor qkv, struct tensor q, st
             real *to_q = real_row(qkv, t) + h * width, *to_k = to_q + s->n_head * width;
             copy(to_q, from_q, n);
             rotate(s, to_q + n, from_q + n, angle);
+            scale_query(s, to_q, pos, t);
             copy(to_k, from_kv, n);
             rotate(s, to_k + n, real_row(k_rope, t), angle);
             copy(real_row(qkv, t) + 2 * s->n_head * width + h * s->value, from_kv + n, s->value);
@@ -80,6 +91,7 @@ void CPU(mla_qkv_bwd)(struct device *dev, struct tensor dq, struct tensor dkv, s
             const real *from_q = real_row(dqkv, t) + h * width, *from_k = from_q + s->n_head * width;
             copy(to_q, from_q, n);
             rotate_back(s, to_q + n, from_q + n, angle, false);
+            scale_query(s, to_q, pos, t);
             copy(to_kv, from_k, n);
             rotate_back(s, real_row(dk_rope, t), from_k + n, angle, h > 0);
             copy(to_kv + n, real_row(dqkv, t) + 2 * s->n_head * width + h * s->value, s->value);

@@ -1,6 +1,7 @@
 /* mla.cu - latent attention: the packed q | k | v from queries, latent keys and values, and the shared rotated key.
  * Math: per head, q = [q_nope | R q_rope], k = [k_nope | R k_rope], v; R rotates pairs by the angle of the position,
- *   k_rope is one for all heads. Backward: the same copies, R with -s; dk_rope sums over the heads.
+ *   k_rope is one for all heads; q * (1 + beta log(1 + floor(pos / beta_len))). Backward: the same copies and factor, R
+ *   with -s; dk_rope sums over the heads.
  * Shapes: qkv [T, H(2(N+G)+B)], q [T, H(N+G)], kv [T, H(N+B)], k_rope [T, G] bf16 (views), pos [T] i32, table [P, G]
  *   f32: cos [G/2], then sin [G/2]. T may be 0.
  * Needs: N and B multiples of 8, G of 16, at most 256; 16-byte aligned rows; 0 <= pos < P (an invalid position traps).
@@ -22,6 +23,8 @@ struct mla_job {
     int64_t ld_table, n_pos;
     int n_head, nope, rope, value;
     bool interleaved;
+    int beta_len;
+    float beta;
 };
 
 /* cos of pair 0 of this block's token; sin follows rope / 2 later. */
@@ -33,6 +36,31 @@ static __device__ inline const float *angles(const struct mla_job &j)
         __trap();
     }
     return j.table + p * j.ld_table;
+}
+
+/* The factor of this token's queries. */
+static __device__ inline float query_factor(const struct mla_job &j)
+{
+    return j.beta > 0 ? 1 + j.beta * logf(1 + (float)(j.pos[blockIdx.x] / j.beta_len)) : 1;
+}
+
+static __device__ inline void scale8(float x[8], float factor)
+{
+#pragma unroll
+    for (int k = 0; k < 8; k++) x[k] *= factor;
+}
+
+/* Copies eight columns, times factor. */
+static __device__ inline void copy8(bf16 *to, const bf16 *from, float factor)
+{
+    if (factor == 1) {
+        store16(to, load16(from));
+        return;
+    }
+    float v[8];
+    unpack8(v, load16(from));
+    scale8(v, factor);
+    store16(to, pack8(v));
 }
 
 /* Eight pairs from pair `at` on, in the order of q, kv and k_rope. */
@@ -82,16 +110,17 @@ static __device__ inline void turn(float lo[8], float hi[8], const float *cosine
  * pairs of q, and forward of k. */
 struct piece {
     int head, at;
-    bool rotated, key;
+    bool rotated, key, query;
     bf16 *packed, *part; /* in q | k | v; in q, kv or k_rope */
 };
 static __device__ inline struct piece find_piece(const struct mla_job &j, int64_t t, int i, int n_piece)
 {
     const int n8 = j.nope / 8, v8 = j.value / 8, pairs = j.rope / 16, width = j.nope + j.rope;
     bf16 *row = j.qkv + t * j.ld_qkv, *q = j.q + t * j.ld_q, *kv = j.kv + t * j.ld_kv;
-    struct piece p = {i / n_piece, i % n_piece, false, false, NULL, NULL};
+    struct piece p = {i / n_piece, i % n_piece, false, false, false, NULL, NULL};
     bf16 *head_kv = kv + p.head * (j.nope + j.value);
     if (p.at < n8) {
+        p.query = true;
         p.packed = row + p.head * width + 8 * p.at;
         p.part = q + p.head * width + 8 * p.at;
     } else if ((p.at -= n8) < n8) {
@@ -104,6 +133,7 @@ static __device__ inline struct piece find_piece(const struct mla_job &j, int64_
         p.at -= v8;
         p.rotated = true;
         p.key = p.at >= pairs;
+        p.query = !p.key;
         p.at = p.at % pairs * 8;
         p.packed = row + (p.key * j.n_head + p.head) * width + j.nope;
         p.part = p.key ? j.k_rope + t * j.ld_rope : q + p.head * width + j.nope;
@@ -113,17 +143,19 @@ static __device__ inline struct piece find_piece(const struct mla_job &j, int64_
 
 static __global__ void __launch_bounds__(BLOCK) mla_fwd(const struct mla_job j)
 {
-    const float *cosine = angles(j);
+    const float *cosine = angles(j), factor = query_factor(j);
     const int half = j.rope / 2, n_piece = (2 * j.nope + j.value) / 8 + 2 * (j.rope / 16);
     for (int i = (int)threadIdx.x; i < j.n_head * n_piece; i += BLOCK) {
         const struct piece p = find_piece(j, blockIdx.x, i, n_piece);
         float lo[8], hi[8];
         if (!p.rotated) {
-            store16(p.packed, load16(p.part));
+            copy8(p.packed, p.part, p.query ? factor : 1);
             continue;
         }
         load_pairs(lo, hi, p.part, p.at, j);
         turn(lo, hi, cosine, p.at, half, 1);
+        scale8(lo, p.query ? factor : 1);
+        scale8(hi, p.query ? factor : 1);
         store16(p.packed + p.at, pack8(lo));
         store16(p.packed + half + p.at, pack8(hi));
     }
@@ -165,18 +197,20 @@ static __device__ inline void sum_key(const struct mla_job &j, const float *cosi
 
 static __global__ void __launch_bounds__(BLOCK) mla_bwd(const struct mla_job j)
 {
-    const float *cosine = angles(j);
+    const float *cosine = angles(j), factor = query_factor(j);
     const int half = j.rope / 2, n_piece = (2 * j.nope + j.value) / 8 + j.rope / 16;
     for (int i = (int)threadIdx.x; i < j.n_head * n_piece; i += BLOCK) {
         const struct piece p = find_piece(j, blockIdx.x, i, n_piece);
         float lo[8], hi[8];
         if (!p.rotated) {
-            store16(p.part, load16(p.packed));
+            copy8(p.part, p.packed, p.query ? factor : 1);
             continue;
         }
         unpack8(lo, load16(p.packed + p.at));
         unpack8(hi, load16(p.packed + half + p.at));
         turn(lo, hi, cosine, p.at, half, -1);
+        scale8(lo, factor);
+        scale8(hi, factor);
         store_pairs(p.part, p.at, lo, hi, j);
     }
     sum_key(j, cosine);
@@ -208,6 +242,8 @@ static struct mla_job job_of(struct tensor qkv, struct tensor q, struct tensor k
     j.rope = (int)s->rope;
     j.value = (int)s->value;
     j.interleaved = s->interleaved;
+    j.beta_len = (int)s->beta_len;
+    j.beta = s->beta;
     return j;
 }
 

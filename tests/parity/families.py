@@ -1,8 +1,9 @@
 """families.py - the model families of make_case.py: transformers' configuration, the scale of the random weights, the
 names and layout of weights in published files."""
 import torch
-from transformers import (DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig, MixtralConfig, OlmoeConfig,
-                          Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
+from transformers import (DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig, Mistral4Config,
+                          Mistral3Config, MixtralConfig, OlmoeConfig, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig,
+                          Qwen3MoeConfig, Qwen3NextConfig)
 
 import peer
 
@@ -73,6 +74,18 @@ def deepseek_v3_config(a, common):
         rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
                          "mscale": a.mscale, "mscale_all_dim": 1.0, "original_max_position_embeddings": 256},
         **latent_sizes(a, common))
+
+
+def mistral4_config(a, common):
+    """The text part of the conditional-generation class; queries grow every 24 positions."""
+    text = Mistral4Config(
+        first_k_dense_replace=len(a.dense_layers), rope_interleave=not a.half_split,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                         "mscale": a.mscale, "mscale_all_dim": 1.0, "original_max_position_embeddings": 24,
+                         "llama_4_scaling_beta": 0.3}, **latent_sizes(a, common))
+    return Mistral3Config(text_config=text.to_dict(), tie_word_embeddings=False, vision_config=dict(
+        model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        head_dim=8, image_size=16, patch_size=4))
 
 
 def qwen3_5_config(a, common):
@@ -153,6 +166,16 @@ def mixtral_tensors(state):
     return per_expert_tensors(state, "block_sparse_moe", "w1", "w3", "w2")
 
 
+def mistral4_tensors(state):
+    """bf16, experts stacked, the text part below language_model.model."""
+    tensors = {}
+    for name, value in state.items():
+        name = name.replace("model.language_model.", "language_model.model.")
+        name = name.replace("lm_head", "language_model.lm_head")
+        tensors[name.removeprefix("model.")] = value.bfloat16().contiguous()
+    return tensors
+
+
 def qwen3_5_tensors(state):
     """bf16, experts stacked; A_log and the norm of gated DeltaNet in fp32; a tensor of multi-token prediction."""
     tensors = {"mtp.fc.weight": torch.zeros(4, 4)}
@@ -184,6 +207,7 @@ FAMILIES = {
     "glm4": (glm4_config, per_expert_tensors, 0.15),
     "glm4_lite": (glm4_lite_config, per_expert_tensors, 0.15),
     "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
+    "mistral4": (mistral4_config, mistral4_tensors, 0.15),
     "qwen3_5": (qwen3_5_nested_config, qwen3_5_tensors, 0.15),
     "qwen3_5_text": (qwen3_5_config, per_expert_tensors, 0.15),
     "qwen3_next": (qwen3_next_config, qwen3_next_tensors, 0.15),
@@ -192,7 +216,12 @@ FAMILIES = {
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
 # for the fused experts of the families in SHARED_BY_WEIGHT: its target_parameters name the weights.
 SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3", "qwen3_next")
-SHARED = dict.fromkeys(SHARED_BY_WEIGHT, "mlp.shared_experts") | dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert")
+SHARED = dict.fromkeys(SHARED_BY_WEIGHT + ("mistral4",), "mlp.shared_experts") | \
+    dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert")
+
+
+# Modules of other parts that have the names of targets.
+EXCLUDED = {"mistral4": ".*vision_tower.*"}
 
 
 def attention_targets(a):
@@ -200,7 +229,7 @@ def attention_targets(a):
         return "q_proj k_proj v_proj o_proj in_proj_qkvz in_proj_ba out_proj".split()
     if a.family in ZERO_CENTRED:
         return "q_proj k_proj v_proj o_proj in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split()
-    if a.family not in ("glm4_lite", "deepseek_v3"):
+    if a.family not in ("glm4_lite", "deepseek_v3", "mistral4"):
         return ["q_proj", "k_proj", "v_proj", "o_proj"]
     return (["q_a_proj", "q_b_proj"] if a.q_lora else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 

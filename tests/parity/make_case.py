@@ -189,7 +189,7 @@ def random_adapter(a, model):
             modules.append(f"{families.SHARED[a.family]}.{name[7:]}")
     adapted = get_peft_model(model, LoraConfig(
         r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, use_rslora=a.rslora, target_modules=modules,
-        target_parameters=parameters)).float()
+        target_parameters=parameters, exclude_modules=families.EXCLUDED.get(a.family))).float()
     with torch.no_grad():
         for name, p in adapted.named_parameters():
             if "lora_A" in name:

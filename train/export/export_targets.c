@@ -13,7 +13,8 @@
 int export_family_check(enum export_format to, const struct arch *a, struct err *err)
 {
     const char *name = export_format_name(to);
-    if (to != EXPORT_PEFT && a->nested && a->mla.kv_lora)
+    const bool mistral = !strcmp(a->family, "mistral4"); /* transformers has no class of the text part alone */
+    if (to != EXPORT_PEFT && a->mla.kv_lora && (a->nested || mistral))
         return err_set(err, "--to %s: adapters of this class of %s are exported as peft only", name, a->family);
     if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
         return err_set(
@@ -31,10 +32,11 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
 
 const char *export_gguf_arch(const struct arch *a)
 {
-    static const char *const names[][2] = {
-        {"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},    {"olmoe", "olmoe"},
-        {"mixtral", "llama"},         {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
-        {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"}, {"qwen3_next", "qwen3next"}};
+    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},
+                                           {"olmoe", "olmoe"},           {"mixtral", "llama"},
+                                           {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
+                                           {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"},
+                                           {"qwen3_next", "qwen3next"},  {"kimi_k2", "deepseek2"}};
     for (int64_t i = 0; i < MT_LEN(names); i++)
         if (!strcmp(names[i][0], a->family)) return names[i][1];
     return NULL;

@@ -168,6 +168,24 @@ static const struct preset_family qwen3_5_tiny = {QWEN3_5, .delta = &delta_tiny}
 static const struct preset_family qwen3_next = {QWEN3_NEXT, .delta = &delta_35b};
 static const struct preset_family qwen3_next_tiny = {QWEN3_NEXT, .delta = &delta_tiny};
 
+#define MISTRAL4                                                                                                       \
+    .model_type = "mistral4", .class_name = "Mistral4ForCausalLM", .experts_key = "n_routed_experts",                  \
+    .width_key = "moe_intermediate_size", .eps = 1e-6, .vocab = 131072, .bos = "<s>", .eos = "</s>", .pad = "<pad>",   \
+    .tokens = {{"<unk>", 0},                                                                                           \
+               {"<s>", 1},                                                                                             \
+               {"</s>", 2},                                                                                            \
+               {"[INST]", 3},                                                                                          \
+               {"[/INST]", 4},                                                                                         \
+               {"[AVAILABLE_TOOLS]", 5},                                                                               \
+               {"<pad>", 11},                                                                                          \
+               {"[SYSTEM_PROMPT]", 17},                                                                                \
+               {"[/SYSTEM_PROMPT]", 18}},                                                                              \
+    .experts = WF_BF16, .routed_scale = 1, .yarn = 128, .yarn_len = 8192, .query_beta = 0.1, .stacked = true
+
+static const struct mla_arch mistral4_mla = {1024, 256, 64, 64, 128, true};
+static const struct preset_family mistral4 = {MISTRAL4, .d_dense = 12288, .mla = &mistral4_mla};
+static const struct preset_family mistral4_tiny = {MISTRAL4, .d_dense = 384, .mla = &v3_tiny_mla};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -181,6 +199,7 @@ static const struct preset rows[] = {
     {"moonlight-16b-a3b", &moonlight, 27, 2048, 16, 16, 192, 64, 6, 1408, 163840, 8192, 50000},
     {"deepseek-v3", &deepseek_v3, 61, 7168, 128, 128, 192, 256, 8, 2048, 129280, 163840, 10000},
     {"kimi-k2", &kimi_k2, 61, 7168, 64, 64, 192, 384, 8, 2048, 163840, 262144, 50000},
+    {"mistral-small-4", &mistral4, 36, 4096, 32, 32, 128, 128, 4, 2048, 131072, 1048576, 10000},
     {"qwen3.5-35b-a3b", &qwen3_5_35b, 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 10000000},
     {"qwen3.5-122b-a10b", &qwen3_5_122b, 48, 3072, 32, 2, 256, 256, 8, 1024, 248320, 262144, 10000000},
     {"qwen3-next-80b-a3b", &qwen3_next, 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 10000000},
@@ -192,6 +211,7 @@ static const struct preset rows[] = {
     {"glm-flash-tiny", &glm4_lite_tiny, 4, 256, 4, 4, 64, 16, 4, 128, 2048, 202752, 1000000},
     {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
     {"kimi-tiny", &kimi_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 262144, 50000},
+    {"mistral-small-tiny", &mistral4_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 1048576, 10000},
     {"qwen3.5-tiny", &qwen3_5_tiny, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 32768, 10000000},
     {"qwen3-next-tiny", &qwen3_next_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 32768, 10000000},
 };
@@ -248,8 +268,9 @@ static void put_gpt_oss(struct json_out *o, const struct preset *p, int64_t n_la
     json_out_close(o, '}');
 }
 
-static void put_latent(struct json_out *o, const struct preset_family *f)
+static void put_latent(struct json_out *o, const struct preset *p)
 {
+    const struct preset_family *f = p->family;
     const struct mla_arch *m = f->mla;
     if (m->q_lora)
         json_out_i64(o, "q_lora_rank", m->q_lora);
@@ -263,18 +284,21 @@ static void put_latent(struct json_out *o, const struct preset_family *f)
         json_out_str(o, "rope_scaling", NULL);
         return;
     }
-    json_out_open(o, "rope_scaling", '{');
+    json_out_open(o, f->query_beta > 0 ? "rope_parameters" : "rope_scaling", '{');
+    if (f->query_beta > 0) json_out_i64(o, "rope_theta", p->theta);
     json_out_str(o, "type", "yarn");
+    if (f->query_beta > 0) json_out_str(o, "rope_type", "yarn");
     json_out_real(o, "factor", f->yarn);
     json_out_real(o, "beta_fast", f->beta_fast > 0 ? f->beta_fast : 32);
     json_out_real(o, "beta_slow", 1);
     json_out_real(o, "mscale", 1);
     json_out_real(o, "mscale_all_dim", 1);
-    json_out_i64(o, "original_max_position_embeddings", 4096);
+    json_out_i64(o, "original_max_position_embeddings", f->yarn_len ? f->yarn_len : 4096);
+    if (f->query_beta > 0) json_out_real(o, "llama_4_scaling_beta", f->query_beta);
     json_out_close(o, '}');
 }
 
-/* The families with a sigmoid router: GLM-4.5 and DeepSeek-V3. */
+/* The families with DeepSeek's keys: GLM-4.5, DeepSeek-V3, Mistral Small 4. */
 static void put_sigmoid(struct json_out *o, const struct preset *p)
 {
     const struct preset_family *f = p->family;
@@ -287,7 +311,7 @@ static void put_sigmoid(struct json_out *o, const struct preset *p)
     json_out_real(o, "routed_scaling_factor", f->routed_scale);
     json_out_i64(o, "num_nextn_predict_layers", 0); /* 1 as published, but that layer is not written */
     if (f->mla) {
-        put_latent(o, f);
+        put_latent(o, p);
         return;
     }
     json_out_bool(o, "use_qk_norm", f->qk_norm);

@@ -25,7 +25,9 @@ struct preset_family {
     int64_t n_shared;                /* shared experts of such a router; 0: one */
     int64_t n_group, topk_group;     /* groups of such a router; 0: one */
     const struct mla_arch *mla;      /* latent attention; NULL: another mixer */
-    double yarn, beta_fast;          /* its YaRN over 4096 positions: factor, 0: none; beta_fast, 0: 32 */
+    double yarn, beta_fast;          /* its YaRN: factor, 0: none; beta_fast, 0: 32 */
+    int64_t yarn_len;                /* original_max_position_embeddings, 0: 4096 */
+    double query_beta;               /* llama_4_scaling_beta; 0: none */
     bool attn_bias, qk_norm;         /* attention_bias; use_qk_norm where config.json has the key */
     bool stacked;                    /* in bf16 all experts of a layer are one tensor [E, out, in] */
     const char *text_type;           /* model_type of the text part: its settings are in text_config, its tensors below
