@@ -72,6 +72,8 @@ range(3)|list ;; range(1, 4)|list ;; range(5, 0, -2)|list ;; dict(a=1, b=2) ;; n
 strftime_now("%d %b %Y, %A %j") ;; raise_exception("no: " ~ n) ;; undefined_function() ;; s.nothing() ;; d.a()
 l.append(1) ;; s|nosuchfilter ;; n is nosuchtest ;; n.0 ;; "%d" ;; {"a": 1}.a ;; [1, 2][0] ;; ("a" ~ "b")|upper
 -n|abs ;; (-n)|abs ;; n|abs + 1 ;; "a" ~ l|length ;; l|length > 2 ;; not l|length
+d|tojson(separators=(",", ":")) ;; d|tojson(separators=["; ", " = "]) ;; d|tojson(indent=1, separators=(",", ":"))
+d|tojson(separators=none) ;; d|tojson(separators=(",",)) ;; d|tojson(separators=(1, 2)) ;; [1, {}]|tojson(false, 2)
 no|selectattr("a")|list ;; no|map("upper")|list ;; 0|select|list ;; no|reject|list ;; 5|select|list ;; no|join
 n if n is defined and n is not none else 0 ;; s|length - 1 ;; (s|length) * 2 ;; m|length - 1 - 1
 true and false or true ;; 1 + 2 * 3 - 4 ;; "a" ~ 1 + 2 ;; 1, 2 ;; (1, 2,)

@@ -197,10 +197,17 @@ FILTER(filter_string)
 FILTER(filter_tojson)
 {
     struct text_buf t = {0};
-    int64_t indent = a[0].kind == VALUE_NONE ? -1 : number(st, a[0], -1);
-    if (indent > MAX_INDENT) return jinja_fail(st, "tojson: indent is above the limit of %d", MAX_INDENT);
-    if (!value_absent(a[1]) && value_truth(a[1])) return jinja_fail(st, "tojson: ensure_ascii=true is not supported");
-    value_tojson(st, &t, self, indent);
+    struct tojson how = {.indent = a[1].kind == VALUE_NONE ? -1 : number(st, a[1], -1)};
+    if (how.indent > MAX_INDENT) return jinja_fail(st, "tojson: indent is above the limit of %d", MAX_INDENT);
+    if (!value_absent(a[0]) && value_truth(a[0])) return jinja_fail(st, "tojson: ensure_ascii=true is not supported");
+    if (a[2].kind == VALUE_LIST && a[2].list->count == 2) {
+        how.item = a[2].list->items[0];
+        how.key = a[2].list->items[1];
+    }
+    if (!value_absent(a[2]) && a[2].kind != VALUE_NONE &&
+        (how.item.kind != VALUE_STRING || how.key.kind != VALUE_STRING))
+        return jinja_fail(st, "tojson: separators must be two strings");
+    value_tojson(st, &t, self, &how);
     return value_take(st, &t);
 }
 
@@ -340,7 +347,7 @@ struct value jinja_filter(struct jinja_state *st, const char *name, struct value
         {"sort", filter_sort, "reverse case_sensitive attribute", NULL},
         {"string", filter_string, "", NULL},
         {"title", filter_title, "", NULL},
-        {"tojson", filter_tojson, "indent ensure_ascii", NULL},
+        {"tojson", filter_tojson, "ensure_ascii indent separators", NULL},
         {"trim", filter_trim, "chars", NULL},
         {"unique", filter_unique, "", NULL},
         {"upper", filter_upper, "", NULL},

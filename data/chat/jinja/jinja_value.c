@@ -482,31 +482,40 @@ static void tojson_string(struct jinja_state *st, struct text_buf *t, struct val
     jinja_charge(st, MT_MAX(0, t->size - before - v.size));
 }
 
-static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent, int depth);
+static void put_separator(struct jinja_state *st, struct text_buf *t, struct value separator, const char *usual)
+{
+    if (separator.kind != VALUE_STRING)
+        text_put(t, usual);
+    else if (jinja_charge(st, separator.size))
+        text_put_bytes(t, separator.s, separator.size);
+}
 
-static void tojson_items(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent, int depth)
+static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v, const struct tojson *how, int depth);
+
+static void tojson_items(struct jinja_state *st, struct text_buf *t, struct value v, const struct tojson *how,
+                         int depth)
 {
     bool dict = v.kind == VALUE_DICT;
     int64_t n = dict ? v.dict->count : v.list->count;
     text_put(t, dict ? "{" : "[");
     for (int64_t i = 0; i < n && !st->failed; i++) {
-        if (i) text_put(t, indent < 0 ? ", " : ",");
-        put_line(st, t, indent, depth + 1);
+        if (i) put_separator(st, t, how->item, how->indent < 0 ? ", " : ",");
+        put_line(st, t, how->indent, depth + 1);
         if (dict) {
             struct value key = v.dict->keys[i];
             if (key.kind != VALUE_STRING)
                 jinja_fail(st, "tojson: a key is not a string");
             else
                 tojson_string(st, t, key);
-            text_put(t, ": ");
+            put_separator(st, t, how->key, ": ");
         }
-        tojson_at(st, t, dict ? v.dict->values[i] : v.list->items[i], indent, depth + 1);
+        tojson_at(st, t, dict ? v.dict->values[i] : v.list->items[i], how, depth + 1);
     }
-    if (n) put_line(st, t, indent, depth);
+    if (n) put_line(st, t, how->indent, depth);
     text_put(t, dict ? "}" : "]");
 }
 
-static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent, int depth)
+static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v, const struct tojson *how, int depth)
 {
     if (!may_print(st, depth)) return;
     switch (v.kind) {
@@ -521,10 +530,10 @@ static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v
         return;
     case VALUE_INT: print_at(st, t, v, false, depth); return;
     case VALUE_STRING: tojson_string(st, t, v); return;
-    case VALUE_LIST: tojson_items(st, t, v, indent, depth); return;
+    case VALUE_LIST: tojson_items(st, t, v, how, depth); return;
     case VALUE_DICT:
         if (v.dict->is_namespace) break;
-        tojson_items(st, t, v, indent, depth);
+        tojson_items(st, t, v, how, depth);
         return;
     case VALUE_UNDEFINED: jinja_fail(st, "tojson: '%.*s' is undefined", (int)v.size, v.s); return;
     case VALUE_LOOP:
@@ -533,9 +542,9 @@ static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v
     jinja_fail(st, "tojson: a %s cannot be written as JSON", v.kind == VALUE_DICT ? "namespace" : value_kind_name(v));
 }
 
-void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent)
+void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, const struct tojson *how)
 {
-    tojson_at(st, t, v, indent, 0);
+    tojson_at(st, t, v, how, 0);
 }
 
 /* ---- UTF-8; malformed text counts byte by byte ---- */

@@ -134,8 +134,12 @@ int64_t value_length(struct jinja_state *st, struct value v);
 /* Appends str(v); quoted: repr(v). */
 void value_print(struct jinja_state *st, struct text_buf *t, struct value v, bool quoted);
 struct value value_str(struct jinja_state *st, struct value v);
-/* Appends json.dumps(v, ensure_ascii=False); indent < 0: on one line. */
-void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, int64_t indent);
+/* Appends json.dumps(v, ensure_ascii=False). */
+struct tojson {
+    int64_t indent;         /* below 0: on one line */
+    struct value item, key; /* separators; other than strings: those of json.dumps */
+};
+void value_tojson(struct jinja_state *st, struct text_buf *t, struct value v, const struct tojson *how);
 const char *value_kind_name(struct value v); /* Python's name of the type */
 
 /* Bytes of the character at s; `size` bytes remain. */
