@@ -529,10 +529,11 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
                  files, (long long)ds->n_unshown);
     }
     if (ds->n_empty) {
-        log_info("%s: %lld answers without reasoning have loss on the empty reasoning block before them, so the model "
-                 "learns to answer without reasoning; data.chat_kwargs = {\"enable_thinking\": false} moves the block "
-                 "into the prompt, where the template has this option",
-                 files, (long long)ds->n_empty);
+        log_info(
+            "%s: %lld answer%s without reasoning: the empty reasoning block before the text has loss, so the model "
+            "learns to answer without reasoning; data.chat_kwargs = {\"enable_thinking\": false} moves the block "
+            "into the prompt, where the template has this option",
+            files, (long long)ds->n_empty, ds->n_empty == 1 ? "" : "s");
     }
 }
 
@@ -544,15 +545,15 @@ static void tell_turn_ends(const struct dataset *ds, const char *files, const st
     const char *tool = chat_template_next_role(opt->chat, true, &tool_size);
     if (ds->n_appended) {
         log_info("%s: the next role's token ends an answer, so moetrain appends it, with loss, to the last answer of "
-                 "%lld texts: %.*s%s%.*s",
-                 files, (long long)ds->n_appended, (int)user_size, user ? user : "",
+                 "%lld text%s: %.*s%s%.*s",
+                 files, (long long)ds->n_appended, ds->n_appended == 1 ? "" : "s", (int)user_size, user ? user : "",
                  user && tool ? ", after a tool call " : "", (int)tool_size, tool ? tool : "");
     }
     if (ds->n_unended) {
-        log_warn("%s: the chat template writes no token after the last answer of %lld texts, so the model does not "
+        log_warn("%s: the chat template writes no token after the last answer of %lld text%s, so the model does not "
                  "learn where to stop; list the next role's token in eos_token_id of generation_config.json, or write "
                  "eos_token after answers in data.chat_template",
-                 files, (long long)ds->n_unended);
+                 files, (long long)ds->n_unended, ds->n_unended == 1 ? "" : "s");
     }
 }
 

@@ -179,7 +179,7 @@ static void appended_ends(void **state)
     assert_says(said.out, "<|start|>|a|<|message|>|[[b|<|start|>|]]");
     assert_says(said.out, "<|start|>|a|<|message|>|[[c|<|call|>|]]");
     assert_int_equal(TOKENS("[1020]"), 0); /* a tool call stays without an end */
-    assert_says(said.err, "the last answer of 1 texts: <|start|>\n");
+    assert_says(said.err, "the last answer of 1 text: <|start|>\n");
     assert_int_equal(TOKENS("1017"), 0);
     assert_says(said.err, "the chat template writes no token after the last answer of 2 texts");
     assert_null(strstr(said.err, "appends"));
@@ -189,7 +189,7 @@ static void appended_ends(void **state)
                         "{% for m in messages %}{{ m.role }}: {{ '<think></think>' if m.role == 'assistant' }}"
                         "{{ m.content }}<|return|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"));
     assert_int_equal(TOKENS("1017"), 0);
-    assert_says(said.err, "2 answers without reasoning have loss on the empty reasoning block before them");
+    assert_says(said.err, "2 answers without reasoning: the empty reasoning block before the text has loss");
 #undef TOKENS
 }
 
