@@ -377,6 +377,8 @@ static void print_head(const struct check *k)
         [LORA_IN_Z] = "in_z",
         [LORA_IN_B] = "in_b",
         [LORA_IN_A] = "in_a",
+        [LORA_IN_QKVZ] = "in_qkvz",
+        [LORA_IN_BA] = "in_ba",
         [LORA_OUT] = "out",
         [LORA_UP] = "up",
         [LORA_DOWN] = "down",
