@@ -24,6 +24,7 @@ enum {
     PANEL = 64,                      /* elements of a row of a panel: one row of the swizzle */
     ROW_BYTES = 128,                 /* of a panel */
     LOADER = 128,                    /* threads of the producer warpgroup */
+    NEAR_HEADS = 8,                  /* kv heads that are worked on at the same time, at most */
     SHARED_LIMIT = 227 * 1024 - 256, /* bytes of a block, less its barriers */
 
     PAIR_CONSUMERS = 2 * 128, /* a block of two consumer warpgroups */
@@ -38,6 +39,7 @@ struct attn_wgmma_args {
     CUtensorMap k, v;    /* boxes of some rows of one head */
     struct attn_args a;
     int group, n_query;
+    int n_near;       /* kv heads that are worked on at about the same time */
     uint32_t inverse; /* 2^16 / group, rounded up */
     int n_item;
 };
@@ -102,6 +104,18 @@ __device__ static __forceinline__ void before_wait(bool never)
 /* Warpgroup of this thread; the shuffle tells the compiler that it is uniform in a warp. */
 __device__ static __forceinline__ int warpgroup_index() { return __shfl_sync(~0u, threadIdx.x / 128, 0); }
 
+/* Slot and kv head of item i of n. All slots of n_near heads come before the next heads, so that several blocks read
+ * the same rows at about the same time, and find them in L2. */
+struct slot {
+    int slot, kv;
+};
+__device__ static __forceinline__ struct slot slot_at(const struct attn_wgmma_args &p, int i, int n)
+{
+    const int n_slot = n / p.a.n_kv, first = i / (p.n_near * n_slot) * p.n_near;
+    const int n_head = min(p.n_near, p.a.n_kv - first), rest = i - first * n_slot;
+    return {rest / n_head, first + rest % n_head};
+}
+
 /* A tile of n_query queries of all heads of a group, and the keys they attend to: n_tile tiles from key `begin` on. */
 struct item {
     int64_t first; /* row of the batch where the sequence begins */
@@ -114,11 +128,12 @@ __device__ static __forceinline__ bool item_at(struct item *item, const struct a
 {
     const int b = blockIdx.x, i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - b : b);
     if (i >= p.n_item) return false;
-    const struct seq_block seq = find_block(p.a, i / p.a.n_kv, p.n_query);
+    const struct slot at = slot_at(p, i, p.n_item);
+    const struct seq_block seq = find_block(p.a, at.slot, p.n_query);
     item->first = seq.first;
     item->len = seq.len;
     item->q0 = (seq.n_block - 1 - seq.block) * p.n_query;
-    item->kv = i % p.a.n_kv;
+    item->kv = at.kv;
     item->begin = max(0, item->q0 - p.a.window + 1);
     item->n_tile = (min(item->q0 + p.n_query, seq.len) - item->begin + KEYS - 1) / KEYS;
     return item->q0 >= 0;
@@ -258,6 +273,8 @@ static inline struct attn_wgmma_args wgmma_args_of(const struct attn_args *a, in
     memset(&p, 0, sizeof(p));
     p.a = *a;
     p.group = a->n_head / a->n_kv;
+    const int n_turn = (a->n_kv + NEAR_HEADS - 1) / NEAR_HEADS;
+    p.n_near = (a->n_kv + n_turn - 1) / n_turn;
     p.n_query = rows / p.group;
     p.inverse = (65536 + p.group - 1) / p.group;
     p.n_item = (int)attn_grid(a, p.n_query, a->n_kv);

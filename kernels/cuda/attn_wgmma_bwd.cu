@@ -426,12 +426,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char bytes[];
     __shared__ uint64_t kv_full, full[DKV_STAGES], empty[DKV_STAGES];
-    const struct seq_block seq = find_block(p.a, blockIdx.x / p.a.n_kv, ROWS);
+    const struct slot at = slot_at(p, blockIdx.x, gridDim.x);
+    const struct seq_block seq = find_block(p.a, at.slot, ROWS);
     if (seq.block >= seq.n_block) return;
     struct key_block b; /* the first keys have the most queries, and come first */
     b.first = seq.first;
     b.len = seq.len;
-    b.kv = blockIdx.x % p.a.n_kv;
+    b.kv = at.kv;
     b.k0 = seq.block * ROWS;
     b.n_tile = (min(seq.len, b.k0 + ROWS - 1 + p.a.window) - b.k0 + p.n_query - 1) / p.n_query;
 

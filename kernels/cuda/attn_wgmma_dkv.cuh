@@ -380,12 +380,13 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
     using S = dkv_sizes<A, B>;
     extern __shared__ char bytes[];
     __shared__ struct dkv_barriers<A, B> bar;
-    const struct seq_block seq = find_block(p.a, blockIdx.x / p.a.n_kv, S::KEYS);
+    const struct slot slot = slot_at(p, blockIdx.x, gridDim.x);
+    const struct seq_block seq = find_block(p.a, slot.slot, S::KEYS);
     if (seq.block >= seq.n_block) return;
     struct key_block b; /* the first keys have the most queries, and come first */
     b.first = seq.first;
     b.len = seq.len;
-    b.kv = blockIdx.x % p.a.n_kv;
+    b.kv = slot.kv;
     b.k0 = seq.block * S::KEYS;
     b.n_tile = (min(seq.len, b.k0 + S::KEYS - 1 + p.a.window) - b.k0 + p.n_query - 1) / p.n_query;
 

@@ -14,7 +14,7 @@
  * Moves: as attn_fwd.cu, but keys and values are read once for the whole group: 12 KiB from L2 for 96 x 192 scores.
  * Bound: the table has the clocks per SM for a tile of keys. Heads of 64: issue is 1020 per scheduler, so all three are
  *   close, and the speed depends on how well a warpgroup's softmax overlaps with the products of the others. Wider
- *   heads: wgmma, then L2.
+ *   heads: wgmma, then L2: with many kv heads, the order of items decides whether L2 holds the tiles (slot_at).
  * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics, bitwise repeatable. NaN and infinity stay in their
  *   sequence: values beyond its end are cleared.
  * Measured, heads of 64: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.13 ms, 485 TFLOP/s (inside a step
@@ -23,6 +23,8 @@
  *   window 128 0.27 ms at both.
  * Tried and dropped, TFLOP/s at S 4096 and 8192: warpgroups without the order of TURN 466, 426; arithmetic after the
  *   wait, where the compiler puts it without before_wait, 463, 423; tiles of 128 keys 485, 460, and window 128 0.24 ms.
+ *   kv heads in flight (NEAR_HEADS), 128 kv heads of 192/128: all 503, 32 575, 8 620, 4 663; but heads of 64, 8 kv
+ *   heads: 8 462, 4 436.
  * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns; softmax of a tile overlaps with the next scores). */
 #ifndef MT_CUDA_ATTN_WGMMA_FWD_H
 #define MT_CUDA_ATTN_WGMMA_FWD_H
