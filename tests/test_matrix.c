@@ -1,0 +1,129 @@
+/* test_matrix.c - what every family can do: runs of each with recomputation, threads, ranks, resumed, packed while it
+ * loads, with quantisation-aware training, as a student and teacher, and the commands that read a run. */
+#include "tests/test.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/process.h"
+
+static char model[MT_PATH]; /* a copy of the case, whose directory can take a cache of packed weights */
+
+static void link_case(const char *name)
+{
+    const char *from = fixture(name);
+    struct dirent *entry;
+    DIR *dir = opendir(from);
+    assert_non_null(dir);
+    snprintf(model, sizeof(model), "%s", scratch_dir());
+    while ((entry = readdir(dir))) {
+        char file[2 * MT_PATH], link[2 * MT_PATH];
+        snprintf(file, sizeof(file), "%s/%s", from, entry->d_name);
+        snprintf(link, sizeof(link), "%s/%s", model, entry->d_name);
+        if (entry->d_name[0] != '.') assert_int_equal(symlink(file, link), 0);
+    }
+    assert_int_equal(closedir(dir), 0);
+}
+
+/* Trains the case for `steps` in the directory of `config`; NULL: a new one. */
+static const char *train(const char *config, int steps, const char *sets)
+{
+    char all[8 * MT_PATH];
+    if (!config)
+        config = process_config(
+            "[eval]\nat_start = no\nmax_batches = 1\n[optim]\nschedule = constant\n[log]\nreport = no\n");
+    snprintf(all, sizeof(all),
+             "model.path=%s data.train=%s/train.jsonl data.eval=%s/eval.jsonl lora.targets=all-linear "
+             "train.steps=%d train.grad_accum=2 data.packing=no %s",
+             model, model, model, steps, sets);
+    if (process_run_sets(config, all)) fail_msg("%s: %s", sets, said.err);
+    return config;
+}
+
+static void check_same(const char *a, const char *b)
+{
+    const char *one = train(NULL, 2, a), *two = train(NULL, 2, b);
+    assert_same_output(one, two, ADAPTER);
+}
+
+/* Blocks of NF4 divide the projections of some cases: `attention`. */
+static void one_family(const char *name, bool attention)
+{
+    char init[3 * MT_PATH], none[4 * MT_PATH], full[4 * MT_PATH];
+    link_case(name);
+    const char *one = train(NULL, 2, "train.recompute=none train.threads=1");
+    assert_same_output(train(NULL, 2, "train.recompute=full train.threads=16"), one, ADAPTER);
+    assert_same_output(train(NULL, 2, "train.recompute=selective parallel.cpu_ranks=2 parallel.zero=yes"), one,
+                       ADAPTER);
+    const char *divided = train(NULL, 2, "parallel.cpu_ranks=2 parallel.ep=2");
+    assert_true(adapter_error(divided, one) < 5e-3); /* the sums have another order: AdamW's first steps have signs */
+    const char *resumed = train(NULL, 1, "train.threads=3");
+    assert_same_output(train(resumed, 2, "parallel.cpu_ranks=2"), one, ADAPTER);
+
+#define PACKED "model.quantize=nf4 lora.dropout=0.2 lora.rslora=yes train."
+    const char *projections = attention ? "model.quantize_attention=yes" : "";
+    snprintf(none, sizeof(none), PACKED "recompute=none train.threads=1 %s", projections);
+    snprintf(full, sizeof(full), PACKED "recompute=full train.threads=3 %s", projections);
+    check_same(none, full);
+#define QUANTISED "quant.weights=int8 quant.activations=int8 quant.targets=all "
+    check_same(QUANTISED "train.recompute=none", QUANTISED "train.recompute=full parallel.cpu_ranks=2");
+
+    snprintf(init, sizeof(init), "distill.teacher=base distill.alpha=0.3 lora.init_from=%s",
+             process_output(one, "adapter"));
+    snprintf(none, sizeof(none), "%s train.recompute=none", init);
+    snprintf(full, sizeof(full), "%s train.recompute=full train.threads=3", init);
+    check_same(none, full);
+
+    const char *run = process_output(train(NULL, 1, "data.packing=yes"), "config.ini");
+    assert_int_equal(RUN("eval", run), 0);
+    assert_int_equal(RUN("generate", run, "--prompt", "To be", "--tokens", "3"), 0);
+    assert_int_equal(RUN("plan", run, "--set", "parallel.cpu_ranks=2", "--set", "parallel.ep=2"), 0);
+    assert_int_equal(RUN("inspect", model), 0);
+}
+
+static void glm4(void **state)
+{
+    (void)state;
+    one_family("parity/glm4", true);
+}
+
+static void glm4_lite(void **state)
+{
+    (void)state;
+    one_family("parity/glm4_lite", true);
+}
+
+static void deepseek_v3(void **state)
+{
+    (void)state;
+    one_family("parity/deepseek_v3", false);
+}
+
+static void qwen3_5(void **state)
+{
+    (void)state;
+    one_family("parity/qwen3_5", true);
+}
+
+static void qwen3_next(void **state)
+{
+    (void)state;
+    one_family("parity/qwen3_next", true);
+}
+
+static void mistral4(void **state)
+{
+    (void)state;
+    one_family("parity/mistral4", false);
+}
+
+int test_matrix(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(glm4),    cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
+        cmocka_unit_test(qwen3_5), cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
+    };
+    return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
+}
