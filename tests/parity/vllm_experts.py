@@ -18,7 +18,7 @@ import torch
 
 import packed_peers
 from safetensors.torch import load_file
-from vllm_keys import Mocks
+from vllm_keys import Mocks, Processors, model_names, vllm_name
 
 
 def read(folder):
@@ -72,12 +72,12 @@ def fp8_method(settings, moe):
     return CompressedTensorsConfig.from_config(settings), method
 
 
-def excluded(config, name):
+def excluded(config, name, packed):
     if hasattr(config, "is_layer_excluded"):
         return config.is_layer_excluded(name)
     from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
 
-    return should_ignore_layer(name, ignore=config.ignore, fused_mapping={})
+    return should_ignore_layer(name, ignore=config.ignore, fused_mapping=packed)
 
 
 def decode(layer, method, nvfp4):
@@ -125,19 +125,26 @@ def check_layer(name, weights, settings, n_exp, width, dim):
 def check(folder):
     tensors, config = read(folder), json.loads((folder / "config.json").read_text())
     settings, bad, values = config["quantization_config"], 0, 0
-    if config["model_type"] != "qwen3_moe":
-        sys.exit("only Qwen3-MoE's names")
-    n_exp = config.get("num_experts") or config["num_local_experts"]
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}.mlp.experts"
+    text = config.get("text_config", config)
+    n_exp = next(text[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in text)
+    blocks = sorted({n.split(".experts.")[0] for n in tensors if ".mlp.experts.0." in n})
+    for name in (block + ".experts" for block in blocks):
         weights = {n: t for n, t in tensors.items() if n.startswith(name + ".")}
-        sizes = n_exp, config["moe_intermediate_size"], config["hidden_size"]
+        sizes = n_exp, text["moe_intermediate_size"], text["hidden_size"]
         b, v, quant = check_layer(name, weights, settings, *sizes)
         bad, values = bad + b, values + v
+    names, packed, _ = model_names(config["model_type"], text)
+    if names:
+        quant.apply_vllm_mapper(names)
+    quant.packed_modules_mapping = packed
     linear = {n[: -len(".weight")] for n, t in tensors.items() if n.endswith(".weight") and t.ndim == 2}
-    for n in sorted(linear - {"model.embed_tokens"}):
-        if excluded(quant, n) != (n + ".weight_scale" not in tensors):
-            sys.exit(f"{folder}: the configuration {'excludes' if excluded(quant, n) else 'includes'} {n}")
+    heads = {"lm_head"} if settings["quant_method"] == "compressed-tensors" else set()  # no Linear there
+    others = (n for n in linear - heads if "embed" not in n and ".mlp.experts." not in n and not n.startswith("mtp."))
+    for n in sorted(others):
+        module = vllm_name(n, names, packed)
+        if excluded(quant, module, packed) != (n + ".weight_scale" not in tensors):
+            sys.exit(f"{folder}: the configuration {'includes' if n + '.weight_scale' not in tensors else 'excludes'} "
+                     f"{module}")
     print(f"{folder}: {values} weights of experts in vLLM, {bad} differ; {len(linear)} modules as configured")
     return bad or not values
 
@@ -149,6 +156,7 @@ def main():
     a = parser.parse_args()
     sys.path.insert(0, a.vllm)
     sys.meta_path.append(Mocks())
+    sys.meta_path.insert(0, Processors())
     import vllm.model_executor.parameter as parameter
 
     parameter.get_tensor_model_parallel_rank = lambda: 0

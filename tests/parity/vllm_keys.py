@@ -70,17 +70,33 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def model_names(model_type, settings):
+    """Of the model's class in vLLM: the mapper of names or None, the packed modules, whether experts are fused."""
+    file, _, name = CLASSES[model_type].partition(".")
+    cls = getattr(importlib.import_module(f"vllm.model_executor.models.{file}"), name)
+    names = getattr(cls, "hf_to_vllm_mapper", None)
+    packed = {k: list(v) for k, v in cls.packed_modules_mapping.items()}
+    if settings.get("q_lora_rank"):
+        packed["fused_qkv_a_proj"] = ["q_a_proj", "kv_a_proj_with_mqa"]  # __init__ of the class
+    return names and names.get_rename_mapper(), packed, cls.is_3d_moe_weight
+
+
+def vllm_name(module, names, packed):
+    """The module of vLLM's model that has the matrix of a module of the checkpoint."""
+    parents = {child: parent for parent, children in packed.items() for child in children}
+    block, _, last = (names._map_name(module + ".weight")[:-7] if names else module).rpartition(".")
+    return ".".join(filter(None, (block, parents.get(last, last))))
+
+
 def vllm_modules(case, names, packed):
     """The modules of vLLM's model that have the matrices of the checkpoint."""
-    parents = {child: parent for parent, children in packed.items() for child in children}
     out = set()
     for tensor in peer.read_tensors(case):
-        stem, _, last = (names._map_name(tensor) if names else tensor or "").rpartition(".")
-        if ".experts" in stem + "." + last:
-            out.add(stem.split(".experts")[0] + ".experts")
+        stem, _, last = tensor.rpartition(".")
+        if ".experts" in tensor:
+            out.add(vllm_name(tensor.split(".experts")[0] + ".experts", names, packed))
         elif last == "weight":
-            block, _, module = stem.rpartition(".")
-            out.add(f"{block}.{parents.get(module, module)}")
+            out.add(vllm_name(stem, names, packed))
     return out
 
 
@@ -167,14 +183,8 @@ def main():
     from vllm.lora.peft_helper import PEFTHelper
 
     vllm.lora.lora_model.PIN_MEMORY = vllm.lora.model_manager.PIN_MEMORY = False  # no GPU
-    file, _, name = CLASSES[family].partition(".")
-    cls = getattr(importlib.import_module(f"vllm.model_executor.models.{file}"), name)
-    names = getattr(cls, "hf_to_vllm_mapper", None)
-    names = names and names.get_rename_mapper()
-    packed = {k: list(v) for k, v in cls.packed_modules_mapping.items()}
-    if settings.get("q_lora_rank"):
-        packed["fused_qkv_a_proj"] = ["q_a_proj", "kv_a_proj_with_mqa"]  # __init__ of the class
-    if not cls.is_3d_moe_weight:
+    names, packed, is_3d = model_names(family, settings)
+    if not is_3d:
         w = ("w1", "w2", "w3") if family == "mixtral" else ("gate_proj", "down_proj", "up_proj")
         packed["experts"] = [f"experts.{e}.{part}" for e in range(n_exp) for part in w]
     modules = vllm_modules(a.case, names, packed)
@@ -182,7 +192,7 @@ def main():
     helper.validate_legal(SimpleNamespace(max_lora_rank=512))
     model = LoRAModel.from_local_checkpoint(a.export, expected_modules(modules, packed), helper, lora_model_id=1,
                                             device="cpu", dtype=torch.float32, weights_mapper=names)
-    make_manager(modules, packed, n_exp, cls.is_3d_moe_weight)._create_merged_loras_inplace(model)
+    make_manager(modules, packed, n_exp, is_3d)._create_merged_loras_inplace(model)
     strange = {n for n in model.loras if n.removesuffix(".base_layer") not in modules or n.endswith("kv_b_proj")}
     if strange:
         sys.exit(f"adapters that vLLM does not apply: {sorted(strange)}")
@@ -193,7 +203,7 @@ def main():
     for (layer, module), want in export_peers.deltas_of_peft(adapter, settings).items():
         if module in ("gate_up", "down"):
             key = next(m for m in modules if f"layers.{layer}." in m and m.endswith(".experts"))
-            got = expert_delta(model.loras[key], module, cls.is_3d_moe_weight)
+            got = expert_delta(model.loras[key], module, is_3d)
         else:
             shared = "shared_expert" in module
             last = "_".join(module.split("_")[-2:]) if shared else module
@@ -203,7 +213,7 @@ def main():
             children = packed.get(parent, [last])
             got = linear_delta(model.loras[key], children.index(last), want.shape)
         worst, n = max(worst, ((got - want).norm() / want.norm()).item()), n + 1
-    print(f"{family}, {name}: {n} products, {len(model.loras)} modules, worst |dW of vLLM - dW| / |dW| {worst:.2g}")
+    print(f"{CLASSES[family]}: {n} products, {len(model.loras)} modules, worst |dW of vLLM - dW| / |dW| {worst:.2g}")
     if not worst <= 1e-6:
         sys.exit("vLLM would run another adapter")
 
