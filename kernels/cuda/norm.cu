@@ -1,13 +1,16 @@
 /* norm.cu - RMSNorm: of the rows of the residual stream, and of queries and keys in place in the q | k | v rows.
  * Math: y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps); dx (+)= rstd * (g - xhat * mean(g * xhat)), g = dy * w.
  * Shapes: x, y, dx [T, D] bf16 (views), w [D] f32, rstd [T] f32. Queries and keys: a row consists of groups, each head
- * of q and of k, or all of q and all of k; rstd is [T, groups]. Needs: the width of every group a multiple of 8 and at
- * most 16384; 16-byte aligned rows. T may be 0. Grid: a team of 16, 32 or 256 threads per group, blocks of 256. The
- * group is read once and stays in registers. Registers on sm_90a by width: fwd 37 to 120, bwd 40 to 198; 32 bytes of
- * shared memory; no spills. Moves: fwd 4 T D bytes, bwd 8 T D; queries and keys 6 bytes per value forward, 6 backward:
- * memory bound. Numerics: f32 sums in a fixed order; one rounding at the end, with round_twice another before the
- * weight. Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880: forward 73 us, 2591 GB/s, 87 % of copy; backward
- * 162 us, 2327 GB/s, 78 %. */
+ *   of q and of k, or all of q and all of k; rstd is [T, groups].
+ * Needs: the width of every group a multiple of 8 and at most 16384; 16-byte aligned rows. T may be 0.
+ * Grid: a team of 16, 32 or 256 threads per group, blocks of 256. The group is read once and stays in registers; the
+ *   backward loads two or four pieces of dx at once. Registers on sm_90a by width: fwd 35 to 114, bwd 40 to 224; 32
+ *   bytes of shared memory; no spills.
+ * Moves: fwd 4 T D bytes, bwd 8 T D; queries and keys 6 bytes per value forward, 6 backward: memory bound.
+ * Numerics: f32 sums in a fixed order; one rounding at the end, with round_twice another before the weight.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880: forward 73 us, 2591 GB/s, 87 % of copy; backward 162 us,
+ *   2327 GB/s, 78 %. H200, T 16384, D 2048: forward 39 us, 83 %; backward 79 us, 3396 GB/s, 81 % (one piece of dx at
+ *   once: 92 us). 18 heads of 256: forward 122 us, 89 %, backward 134 us, 81 % (64-bit division: 143, 204 us). */
 #include "kernels/cuda/rows.cuh"
 
 enum { BLOCK = 256, MAX_DIM = 16384 };
@@ -45,8 +48,8 @@ struct group {
 
 static __device__ inline struct group find_group(const struct norm_job *job, int team)
 {
-    const int64_t i = (int64_t)blockIdx.x * (BLOCK / team) + threadIdx.x / team;
-    struct group p = {i / job->n_group, (int)(i % job->n_group), 0, 0, job->wq};
+    const uint32_t i = blockIdx.x * (BLOCK / team) + threadIdx.x / team, t = i / (uint32_t)job->n_group;
+    struct group p = {t, (int)(i - t * (uint32_t)job->n_group), 0, 0, job->wq};
     if (p.t >= job->n_tok) return p;
     const bool q = p.g < job->n_q;
     p.col = q ? p.g * job->dim_q : job->n_q * job->dim_q + (p.g - job->n_q) * job->dim_k;
@@ -111,10 +114,11 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_fwd(const 
 template <int N, int TEAM>
 static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const struct norm_job job)
 {
+    enum { AHEAD = N == 12 ? 2 : 4 }; /* pieces of dx at once; 4 with N = 12 would spill */
     const struct group p = find_group(&job, TEAM);
     const bf16 *x = job.x + p.t * job.ldx + p.col, *dy = job.dy + p.t * job.lddy + p.col;
     bf16 *dx = job.dx + p.t * job.lddx + p.col;
-    uint4 of_x[N], of_dy[N];
+    uint4 of_x[N], of_dy[N], of_dx[AHEAD];
     float v[8], d[8], w[8], sum = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -138,12 +142,18 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int col = piece_col<TEAM>(i);
-        float old[8] = {0};
+        float old[8];
+        if (i % AHEAD == 0) {
+#pragma unroll
+            for (int k = 0; k < AHEAD && i + k < N; k++)
+                of_dx[k] = job.accumulate && piece_col<TEAM>(i + k) < p.dim ? load16(dx + piece_col<TEAM>(i + k))
+                                                                            : make_uint4(0, 0, 0, 0);
+        }
         if (col >= p.dim) break;
         unpack8(v, of_x[i]);
         unpack8(d, of_dy[i]);
+        unpack8(old, of_dx[i % AHEAD]);
         load_f32x8(w, p.w + col);
-        if (job.accumulate) unpack8(old, load16(dx + col));
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = old[k] + rstd * (d[k] * w[k] - v[k] * rstd * mean);
         store16(dx + col, pack8(v));
@@ -153,6 +163,7 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const 
 /* The instance that holds `dim` values in the fewest registers per thread. */
 #define KERNEL_FOR(kernel, dim)                                                                                        \
     ((dim) <= 128    ? kernel<1, 16>                                                                                   \
+     : (dim) <= 256  ? kernel<1, 32>                                                                                   \
      : (dim) <= 1024 ? kernel<4, 32>                                                                                   \
      : (dim) <= 2048 ? kernel<8, 32>                                                                                   \
      : (dim) <= 3072 ? kernel<12, 32>                                                                                  \
@@ -165,6 +176,7 @@ static void launch(const struct norm_job *job, bool forward)
     MT_REQUIRE(job->dim_q % 8 == 0 && job->dim_k % 8 == 0 && dim <= MAX_DIM,
                "a norm of %d and %d values: multiples of 8 up to 16384 are needed", job->dim_q, job->dim_k);
     if (job->n_tok == 0) return;
+    MT_REQUIRE(job->n_tok * job->n_group < INT32_MAX, "a norm of %lld groups", (long long)(job->n_tok * job->n_group));
     const unsigned grid = grid_x(ceil_div(job->n_tok * job->n_group, BLOCK / team));
     if (forward)
         KERNEL_FOR(norm_fwd, dim)<<<grid, BLOCK, 0, cuda.stream>>>(*job);
