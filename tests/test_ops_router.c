@@ -493,9 +493,8 @@ static void check_clear(const struct routing *s)
     }
 }
 
-static void gpu_router_run(struct device *dev, const void *params, struct op_outputs *o)
+static void gpu_router(struct device *dev, const struct gpu_router *p, bool bias, struct op_outputs *o)
 {
-    const struct gpu_router *p = params;
     struct routing s = make_router(dev, p->n_tok, p->n_exp, p->top_k, p->coef);
     s.how.kind = p->kind;
     s.aux.pooled = p->pooled;
@@ -509,6 +508,7 @@ static void gpu_router_run(struct device *dev, const void *params, struct op_out
     fill(dgate, 5, false);
     fill(dx, 6, false);
     for (int64_t e = 0; e < p->n_exp; e++) set_value(s.bias, e, eighths(value_at(s.bias, p->twins ? e - e % 2 : e)));
+    if (!bias) s.bias = (struct tensor){0};
     route(&s);
     for (int layer = 0; layer < 2; layer++) op_aux_stats(dev, &s.aux, s.logits, &s.r);
     op_router_bwd(dev, dx, dgate, &s.r, s.logits, &s.w, &s.aux, &s.how);
@@ -521,6 +521,16 @@ static void gpu_router_run(struct device *dev, const void *params, struct op_out
                            s.r.slot_row, s.aux.count, s.aux.prob, dx};
     memcpy(o->out, all, sizeof(all));
     o->n = alone ? 1 : MT_LEN(all);
+}
+
+static void gpu_router_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    gpu_router(dev, params, true, o);
+}
+
+static void gpu_router_run_without_bias(struct device *dev, const void *params, struct op_outputs *o)
+{
+    gpu_router(dev, params, false, o);
 }
 
 static void router_on_the_gpu(void **state)
@@ -552,8 +562,18 @@ static void router_on_the_gpu(void **state)
         {70, 40, 4, 192, nf4, all, 0.5f, true, false, false, 0},
         {70, 64, 4, 2880, bf16, some, 0, true, false, true, 0},
         {70, 64, 4, 2880, f32, some, 0, true, false, true, 0},
+        {600, 65, 16, 136, bf16, some, 0, true, true, false, 8},
+    };
+    const struct gpu_router without_bias[] = {
+        {131, 256, 8, 2048, bf16, some, 0, true, true, false, 0},
+        {1, 256, 8, 2048, bf16, some, 0, true, true, true, 0},
+        {77, 512, 10, 72, bf16, some, 0, true, true, true, 8},
+        {300, 64, 6, 2880, bf16, some, 0, true, true, false, 0},
+        {70, 128, 8, 96, bf16, all, 0.5f, true, true, false, 0},
+        {70, 64, 4, 2880, bf16, some, 0, true, false, true, 0},
     };
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run, &cases[i]);
+    for (int i = 0; i < MT_LEN(without_bias); i++) op_check_cuda(gpu_router_run_without_bias, &without_bias[i]);
 }
 
 /* For any logits, the choice is distinct experts in range. Gates may be NaN, so no output is compared. */

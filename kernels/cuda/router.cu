@@ -4,17 +4,22 @@
  * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
  * Needs: E <= 512; at most 32 groups; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
  * Grid: products in tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory; all
- *   else one warp per token. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161, choose 20 to 64,
- *   gates 38 to 71, statistics 32 to 80; no spills.
+ *   else one warp per token. From 64 experts on, with W in bf16: cuBLASLt computes logits without bias; where dl is
+ *   zero beyond the chosen experts, dx_chosen adds their rows, of 64 columns that a block keeps in 32 KiB of shared
+ *   memory. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161, dx_chosen 64, choose 20 to 64,
+ *   gates 31 to 71, statistics 32 to 80; no spills.
  * Moves: fwd 2 T D bytes per 64 experts, bwd 4 T D: memory bound.
  * Numerics: products in TF32 on tensor cores, exact for x and bf16 weights, which have 8 significant bits (TF32: 11).
  *   Operands with more bits are split into two TF32 numbers, which is as accurate as f32. Sums in f32, in the same
- * order for all columns, so that equal rows of W give equal logits; 64 products are summed, then added with one
- * rounding. Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us, 1165 GB/s, 39 % of copy;
- * backward 142 us, 1336 GB/s, 45 %. */
+ *   order for all columns, so that equal rows of W give equal logits; 64 products are summed, then added with one
+ *   rounding. dx_chosen: f32, in ascending order of the experts.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us, 1165 GB/s, 39 % of copy; backward
+ *   142 us, 1336 GB/s, 45 %. H200, T 16384, D 2048, E 256, J 8: forward 65 us, backward 136 us; by tiles 272 and 401
+ *   us. */
 #include "kernels/cuda/rows.cuh"
 
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
+enum { MANY = 64 }; /* from here on experts are many: cuBLASLt has the logits, dx is the sum over the chosen ones */
 
 /* ---- tile products. A row of a tile has DEPTH floats of the summed index. Rows are STRIDE floats apart, so that
  * 16-byte reads of eight lanes (two rows, four pieces of each) have no bank conflicts. */
@@ -315,8 +320,9 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
     }
 }
 
-/* The kernel instance for n_exp experts: 1, 4 or 16 per lane. */
-#define KERNEL_FOR(kernel, n_exp) ((n_exp) <= 32 ? kernel<1> : (n_exp) <= 128 ? kernel<4> : kernel<16>)
+/* The kernel instance for n_exp experts: 1, 4, 8 or 16 per lane. */
+#define KERNEL_FOR(kernel, n_exp)                                                                                      \
+    ((n_exp) <= 32 ? kernel<1> : (n_exp) <= 128 ? kernel<4> : (n_exp) <= 256 ? kernel<8> : kernel<16>)
 
 static unsigned warp_grid(int64_t n_tok) { return grid_x(ceil_div(n_tok, WARP_THREADS / 32)); }
 
@@ -325,6 +331,23 @@ static void require_router(struct tensor x, const struct weight *w)
     MT_REQUIRE(w->n_out <= MAX_EXP && weight_loads8(w) && rows_aligned(x),
                "a router of %lld experts, %lld columns in %s", (long long)w->n_out, (long long)w->n_in,
                weight_format_name(w->format));
+}
+
+/* logits = x W^T + bias */
+static void product(struct tensor logits, struct tensor x, const struct weight *w, const float *bias)
+{
+    const bool plain = w->format == WF_BF16;
+    if (plain && !bias && w->n_out >= MANY) {
+        const struct tensor matrix = tensor_2d((void *)(uintptr_t)w->data, DT_BF16, w->n_out, w->n_in);
+        cuda_gemm(logits, x, false, matrix, true, 1, 0);
+        return;
+    }
+    const int cols = w->n_out <= 32 ? 32 : 64;
+    const dim3 grid(grid_x(ceil_div(x.shape[0], TOKENS)), (unsigned)ceil_div(w->n_out, cols));
+    const auto kernel = cols == 32 ? (plain ? logits_tile<32, true> : logits_tile<32, false>)
+                                   : (plain ? logits_tile<64, true> : logits_tile<64, false>);
+    kernel<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w, bias, x.shape[0]);
+    CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
@@ -340,14 +363,7 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
         cuda_token_gate_fwd(r, logits, x, w, router);
         return;
     }
-    const int cols = w->n_out <= 32 ? 32 : 64;
-    const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_out, cols));
-    const bool plain = w->format == WF_BF16;
-    const auto product = cols == 32 ? (plain ? logits_tile<32, true> : logits_tile<32, false>)
-                                    : (plain ? logits_tile<64, true> : logits_tile<64, false>);
-    product<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w,
-                                               is_sigmoid ? NULL : of_expert, n_tok);
-    CUDA_CHECK_LAUNCH();
+    product(logits, x, w, is_sigmoid ? NULL : of_expert);
     if (is_sigmoid) {
         const struct choice_job job = {i32_ptr(r->idx),      f32_ptr(r->gate), f32_ptr(logits), of_expert,
                                        r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
@@ -585,6 +601,50 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* dx += dl W for COLS columns, where dl is zero beyond the chosen experts. The block keeps its columns of W in shared
+ * memory; teams of COLS / 8 threads take two tokens at a time. */
+template <int COLS>
+static __global__ void __launch_bounds__(WARP_THREADS)
+    dx_chosen(bf16 *dx, int64_t lddx, const struct gates_job job, const bf16 *w, int n_in)
+{
+    enum { TEAM = COLS / 8, TEAMS = WARP_THREADS / TEAM };
+    __shared__ __align__(16) bf16 tile[256 * 64];
+    const int first = (int)blockIdx.x * COLS, at = 8 * (int)(threadIdx.x % TEAM);
+    for (int i = (int)threadIdx.x / TEAM; i < job.n_exp; i += TEAMS)
+        *(uint4 *)(tile + i * COLS + at) =
+            first + at < n_in ? load16(w + (int64_t)i * n_in + first + at) : make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    if (first + at >= n_in) return;
+    for (int64_t t = (int64_t)blockIdx.y * 2 * TEAMS + threadIdx.x / TEAM; t < job.n_tok; t += 2 * TEAMS * gridDim.y) {
+        const int64_t row[2] = {t, min(t + TEAMS, job.n_tok - 1)};
+        float v[2][8], of_w[8];
+#pragma unroll
+        for (int i = 0; i < 2; i++) unpack8(v[i], load16(dx + row[i] * lddx + first + at));
+        for (int j = 0; j < job.n_top; j++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int e = job.idx[row[i] * job.n_top + j];
+                const float d = job.dl[row[i] * job.ld_dl + e];
+                unpack8(of_w, *(const uint4 *)(tile + e * COLS + at));
+#pragma unroll
+                for (int k = 0; k < 8; k++) v[i][k] += d * of_w[k];
+            }
+        }
+        store16(dx + t * lddx + first + at, pack8(v[0]));
+        if (t + TEAMS < job.n_tok) store16(dx + row[1] * lddx + first + at, pack8(v[1]));
+    }
+}
+
+static void launch_dx_chosen(struct tensor dx, const struct gates_job *job, const struct weight *w)
+{
+    const int cols = job->n_exp <= 256 ? 64 : 32, pairs = 2 * WARP_THREADS / (cols / 8);
+    const int64_t n_slice = ceil_div(w->n_in, cols), most = ceil_div(job->n_tok, pairs);
+    const dim3 grid(grid_x(n_slice), (unsigned)MT_MIN(most, ceil_div(6 * (int64_t)cuda.n_sm, n_slice)));
+    (cols == 64 ? dx_chosen<64> : dx_chosen<32>)<<<grid, WARP_THREADS, 0, cuda.stream>>>(
+        bf16_ptr(dx), dx.ld, *job, (const bf16 *)w->data, (int)w->n_in);
+    CUDA_CHECK_LAUNCH();
+}
+
 extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
                                 struct tensor logits, const struct weight *w, const struct aux *aux,
                                 const struct router *router)
@@ -616,6 +676,10 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
     const auto gates = router_is_sigmoid(router) ? KERNEL_FOR(sigmoid_bwd, n_exp) : KERNEL_FOR(gates_bwd, n_exp);
     gates<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
+    if (w->format == WF_BF16 && n_exp >= MANY && router->kind != ROUTER_PROBABILITY && !job.count) {
+        launch_dx_chosen(dx, &job, w);
+        return;
+    }
     const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_in, 64));
     const auto product = w->format == WF_BF16 ? dx_tile<true> : dx_tile<false>;
     product<<<grid, THREADS, 0, cuda.stream>>>(bf16_ptr(dx), dx.ld, f32_ptr(dl), dl.ld, *w, n_tok);
