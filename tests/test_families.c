@@ -275,6 +275,13 @@ static void test_missing_tensors(void **state)
         {"parity/glm4", "model.layers.1.mlp.shared_experts.down_proj.weight"},
         {"parity/glm4", "model.layers.0.mlp.gate_proj.weight"},
         {"parity/glm4", "model.layers.1.self_attn.k_proj.bias"},
+        {"parity/deepseek_v3", "model.layers.0.self_attn.q_a_layernorm.weight"},
+        {"parity/deepseek_v3", "model.layers.1.self_attn.kv_b_proj.weight"},
+        {"parity/qwen3_5", "model.language_model.layers.0.linear_attn.A_log"},
+        {"parity/qwen3_5", "model.language_model.layers.1.linear_attn.dt_bias"},
+        {"parity/qwen3_5", "model.language_model.layers.1.linear_attn.conv1d.weight"},
+        {"parity/qwen3_5", "model.language_model.layers.2.linear_attn.norm.weight"},
+        {"parity/qwen3_5", "model.language_model.layers.3.mlp.shared_expert_gate.weight"},
     };
     for (int i = 0; i < MT_LEN(rows); i++) {
         static struct copy c;
