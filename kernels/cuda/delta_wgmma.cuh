@@ -42,13 +42,14 @@ struct delta_factors {
     float into, out, query, up; /* r u and r D_n of k; r u of q; u */
 };
 struct delta_gates {
-    float g, beta, query, key; /* G, beta; r of q and of k */
+    float g, beta, query, key; /* G / ln 2, beta; r of q and of k */
 };
 
 struct delta_wgmma_args {
     CUtensorMap qkv, inverse, m, x, dout, dv; /* boxes of a tile; [T, columns / 64, 64] */
     CUtensorMap states, grads;                /* boxes of 128 rows of 64 columns; [rows, 2, 64] */
     int n_key, n_value, group, n_tok, n_seq;
+    int n_item; /* slots times key heads */
     int64_t ld_qkv, ld_ba, ld_o, ld_dqkv, ld_dba;
     const int32_t *cu;
     const bf16 *qkv_rows, *ba;
@@ -105,6 +106,14 @@ static inline unsigned delta_slots(const struct delta_wgmma_args *p, int heads)
 
 /* The slot of the state at the start of a chunk that is not the first of its sequence. */
 __host__ __device__ static inline int64_t delta_state_slot(int row) { return row / DELTA_ROWS - 1; }
+
+/* 2^x by the special function unit: relative error 2^-22. */
+static __device__ __forceinline__ float delta_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 

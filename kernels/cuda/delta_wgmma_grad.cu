@@ -2,16 +2,17 @@
  *
  * Shapes: dqkv [T,C], dba [T,2N] bf16 =; reads X, Y (as dv), dout, qkv, the states and their gradients. Needs: sm_90a,
  *   rows aligned to 16 bytes.
- * Grid: a block per slot of a chunk and key head, which adds up its value heads in a fixed order. Three warpgroups:
- *   dq, the terms of dk into a row, and those out of it, which the last one adds. Operands a are in registers, b in
- *   tiles that TMA loads. 185 KiB, one block per SM; 168 registers.
+ * Grid: persistent, a block per SM, which processes a chunk and key head at a time and adds up its value heads in a
+ *   fixed order. Three warpgroups: dq, the terms of dk into a row, and those out of it, which the last one adds.
+ *   Operands a are in registers, b in tiles that TMA loads, dO, X and Y one value head ahead. 217 KiB; 168 registers,
+ *   36 bytes of spills.
  * The gradient of g is a sum over the rows after it of dG, whose terms of a pair of rows cancel unless one is before
  *   the row and one is after. They cancel in f32 only if both have the same bits: the kernel sums the rows and the
  *   columns of the same matrix, without its diagonal, and takes no product that was rounded in between. (From <q, dq>
  *   and <k, dk>, da of a head that forgets within a token was wrong by more than its size.)
  * Moves: per chunk and value head 112 KiB, per chunk and key head 32 KiB read and 32 KiB written; 17 MFLOP.
  * Numerics: f32 sums; X, Y, S, E and the decayed dots are rounded to bf16. No atomics, bitwise repeatable.
- * Measured: H200, T 16384, G 16, N 32: 0.67 ms. */
+ * Measured: H200, T 16384, G 16, N 32: 0.65 ms. A block per chunk, without loading ahead: 0.67 ms. */
 #include "kernels/cuda/delta_wgmma.cuh"
 
 enum {
@@ -20,16 +21,18 @@ enum {
     /* tiles */
     AT_K = 0,
     AT_Q = 2,
-    AT_DOUT = 4,
-    AT_X = 6,
-    AT_Y = 8,
-    AT_S = 10,
-    AT_E = 14,
-    N_TILE = 18,
-    VECTORS = 0, /* mbarriers: q and k; dO, X and Y of a head; its states */
-    ROWS,
-    STATES,
-    N_BAR,
+    AT_S = 4,
+    AT_E = 8,
+    AT_ROWS = 12, /* of a head, twice: */
+    AT_DOUT = 0,
+    AT_X = 2,
+    AT_Y = 4,
+    N_ROWS = 6,
+    N_TILE = AT_ROWS + 2 * N_ROWS,
+    VECTORS = 0, /* mbarriers: q and k; dO, X and Y of a head (2); its states */
+    ROWS = 1,
+    STATES = 3,
+    N_BAR = 4,
     PAIR = 1 /* named barrier of the warpgroups of dk */
 };
 
@@ -44,7 +47,8 @@ struct head_memory {
 };
 struct grad_memory {
     char tiles[N_TILE][DELTA_TILE];
-    float pairs[OUT_OF_K][32][128]; /* <q_i, k_j>, <k_i, k_j>: element i of the accumulator of a thread */
+    uint32_t pairs[OUT_OF_K][16]
+                  [128]; /* <q_i, k_j>, <k_i, k_j> in bf16: elements 2 i, 2 i + 1 of a thread's accumulator */
     struct head_memory head[2];
     float of_k[DELTA_ROWS]; /* <k, dk into> of all heads, without the norm */
     uint64_t bar[N_BAR];
@@ -57,12 +61,16 @@ struct place {
     struct delta_chunk c;
     bool has_state, has_grad; /* S before the chunk, E after it */
     int key, warp, row, col;
-    uint32_t tiles;
+    uint32_t tiles, rows; /* addresses: of all tiles, of those of the head */
 };
 
 static __device__ __forceinline__ uint32_t tile_at(const struct place &at, int tile)
 {
     return at.tiles + tile * DELTA_TILE;
+}
+static __device__ __forceinline__ uint32_t rows_tile(const struct place &at, int tile)
+{
+    return at.rows + tile * DELTA_TILE;
 }
 
 static __device__ __forceinline__ void load_vectors(const struct delta_wgmma_args &p, const struct place &at,
@@ -74,22 +82,26 @@ static __device__ __forceinline__ void load_vectors(const struct delta_wgmma_arg
         tma_load(tile_at(at, AT_Q + half), &p.qkv, bar, 0, 2 * at.key + half, at.c.row);
     }
 }
-static __device__ __forceinline__ void load_head(const struct delta_wgmma_args &p, const struct place &at,
-                                                 uint32_t bars, int n)
+/* dO, X and Y of value head n into the tiles at `to`. */
+static __device__ __forceinline__ void load_rows(const struct delta_wgmma_args &p, uint32_t to, uint32_t bar, int row,
+                                                 int n)
 {
-    const uint32_t rows = bars + 8 * ROWS, states = bars + 8 * STATES;
-    mbarrier_arrive_expect(rows, 6 * DELTA_TILE);
+    mbarrier_arrive_expect(bar, N_ROWS * DELTA_TILE);
     for (int half = 0; half < 2; half++) {
-        tma_load(tile_at(at, AT_X + half), &p.x, rows, 0, 2 * n + half, at.c.row);
-        tma_load(tile_at(at, AT_DOUT + half), &p.dout, rows, 0, 2 * n + half, at.c.row);
-        tma_load(tile_at(at, AT_Y + half), &p.dv, rows, 0, 4 * p.n_key + 2 * n + half, at.c.row);
+        tma_load(to + (AT_X + half) * DELTA_TILE, &p.x, bar, 0, 2 * n + half, row);
+        tma_load(to + (AT_DOUT + half) * DELTA_TILE, &p.dout, bar, 0, 2 * n + half, row);
+        tma_load(to + (AT_Y + half) * DELTA_TILE, &p.dv, bar, 0, 4 * p.n_key + 2 * n + half, row);
     }
-    mbarrier_arrive_expect(states, (at.has_state ? 4 * DELTA_TILE : 0) + (at.has_grad ? 4 * DELTA_TILE : 0));
+}
+static __device__ __forceinline__ void load_states(const struct delta_wgmma_args &p, const struct place &at,
+                                                   uint32_t bar, int n)
+{
+    mbarrier_arrive_expect(bar, (at.has_state ? 4 * DELTA_TILE : 0) + (at.has_grad ? 4 * DELTA_TILE : 0));
     for (int half = 0; half < 2; half++) {
         const int64_t before = (delta_state_slot(at.c.row) * p.n_value + n) * DELTA_DIM,
                       after = (delta_state_slot(at.c.row + DELTA_ROWS) * p.n_value + n) * DELTA_DIM;
-        if (at.has_state) tma_load(tile_at(at, AT_S + 2 * half), &p.states, states, 0, half, (int)before);
-        if (at.has_grad) tma_load(tile_at(at, AT_E + 2 * half), &p.grads, states, 0, half, (int)after);
+        if (at.has_state) tma_load(tile_at(at, AT_S + 2 * half), &p.states, bar, 0, half, (int)before);
+        if (at.has_grad) tma_load(tile_at(at, AT_E + 2 * half), &p.grads, bar, 0, half, (int)after);
     }
 }
 
@@ -163,11 +175,11 @@ static __device__ __forceinline__ float decay_at(int row, int col, const float *
 {
     const float x = TRANSPOSED ? g_col - g[row] : g[row] - g_col;
     const int after = TRANSPOSED ? row - col : col - row;
-    return after < (strict ? 0 : 1) ? expf(x) * r_col : 0;
+    return after < (strict ? 0 : 1) ? delta_exp2(x) * r_col : 0;
 }
 /* w = -s or s times decay_at, for rows that are i. */
 static __device__ __forceinline__ void decay_rows(uint32_t (&w)[4][4], const float (&s)[32], const struct place &at,
-                                                  struct head_memory *h, const float (&pairs)[32][128], bool of_k)
+                                                  struct head_memory *h, const uint32_t (&pairs)[16][128], bool of_k)
 {
     const float *of_r = of_k ? h->rk : h->rq, r[2] = {of_r[at.row], of_r[at.row + 8]};
     float rows[2] = {0, 0}, columns[16] = {};
@@ -181,9 +193,10 @@ static __device__ __forceinline__ void decay_rows(uint32_t (&w)[4][4], const flo
             const float v[2] = {(of_k ? -s[n] : s[n]) * decay_at<false>(row, col, h->g, gc.x, rc.x, of_k),
                                 (of_k ? -s[n + 1] : s[n + 1]) * decay_at<false>(row, col + 1, h->g, gc.y, rc.y, of_k)};
             w[i / 2][i % 2 * 2 + k] = pack2(v[0], v[1]);
+            const uint32_t pair = pairs[n / 2][threadIdx.x % 128];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const float term = col + e < row ? v[e] * r[k] * pairs[n + e][threadIdx.x % 128] : 0;
+                const float term = col + e < row ? v[e] * r[k] * (e ? high_half(pair) : low_half(pair)) : 0;
                 rows[k] += term;
                 columns[2 * i + e] += term;
             }
@@ -244,7 +257,7 @@ static __device__ __forceinline__ void add_state(float (&acc)[2][32], const stru
     const float *r = role == OF_Q ? h->rq : h->rk;
     uint32_t a[8][4];
     float sum[2] = {0, 0};
-    load_operand(a, tile_at(at, operand), at.warp);
+    load_operand(a, rows_tile(at, operand), at.warp);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float t[32];
@@ -268,7 +281,7 @@ static __device__ __forceinline__ void into_rows(float (&acc)[2][32], const stru
 {
     uint32_t w[4][4];
     float s[32];
-    dot_tiles(s, tile_at(at, of_k ? AT_Y : AT_DOUT), tile_at(at, AT_X), at);
+    dot_tiles(s, rows_tile(at, of_k ? AT_Y : AT_DOUT), rows_tile(at, AT_X), at);
     if (of_k) {
 #pragma unroll
         for (int i = 0; i < 32; i++)
@@ -277,7 +290,8 @@ static __device__ __forceinline__ void into_rows(float (&acc)[2][32], const stru
     decay_rows(w, s, at, h, m->pairs[of_k ? INTO_K : OF_Q], of_k);
     add_tiles(acc, w, tile_at(at, AT_K));
     if (!at.has_state) return;
-    const float sign = of_k ? -1.0f : 1.0f, up[2] = {sign * expf(h->g[at.row]), sign * expf(h->g[at.row + 8])};
+    const float sign = of_k ? -1.0f : 1.0f,
+                up[2] = {sign * delta_exp2(h->g[at.row]), sign * delta_exp2(h->g[at.row + 8])};
     mbarrier_wait(states, parity);
     add_state(acc, at, m, h, of_k ? INTO_K : OF_Q, up);
 }
@@ -288,14 +302,14 @@ static __device__ __forceinline__ void out_of_rows(float (&acc)[2][32], const st
 {
     uint32_t w[4][4];
     float s[32];
-    dot_tiles(s, tile_at(at, AT_X), tile_at(at, AT_DOUT), at);
+    dot_tiles(s, rows_tile(at, AT_X), rows_tile(at, AT_DOUT), at);
     decay_columns(w, s, at, h, false);
     add_tiles(acc, w, tile_at(at, AT_Q));
-    dot_tiles(s, tile_at(at, AT_X), tile_at(at, AT_Y), at);
+    dot_tiles(s, rows_tile(at, AT_X), rows_tile(at, AT_Y), at);
     decay_columns(w, s, at, h, true);
     add_tiles(acc, w, tile_at(at, AT_K));
     const float last = h->g[DELTA_ROWS - 1], none[2] = {0, 0};
-    const float tail[2] = {expf(last - h->g[at.row]), expf(last - h->g[at.row + 8])};
+    const float tail[2] = {delta_exp2(last - h->g[at.row]), delta_exp2(last - h->g[at.row + 8])};
     if (at.has_grad) {
         mbarrier_wait(states, parity);
         add_state(acc, at, m, h, OUT_OF_K, tail);
@@ -332,7 +346,7 @@ static __device__ __forceinline__ void write_gates(const struct head_memory *h, 
         for (int w = 0; w < 4; w++) dg[i] -= h->columns[OF_Q][w][row + i] + h->columns[INTO_K][w][row + i];
         dg[i] -= out[i];
     }
-    through = expf(h->g[DELTA_ROWS - 1]) * through + warp_sum(out[0] + out[1]);
+    through = delta_exp2(h->g[DELTA_ROWS - 1]) * through + warp_sum(out[0] + out[1]);
     dg[0] += dg[1];
     float sum = dg[0]; /* then of the rows after */
     for (int step = 1; step < 32; step *= 2) {
@@ -420,46 +434,85 @@ static __device__ __forceinline__ void finish(const struct delta_wgmma_args &p, 
 }
 
 /* Dots of the chunk's queries, or keys, with its keys, for all value heads. */
-static __device__ __forceinline__ void put_pairs(float (&pairs)[32][128], const struct place &at, int role)
+static __device__ __forceinline__ void put_pairs(uint32_t (&pairs)[16][128], const struct place &at, int role)
 {
     float s[32];
     dot_tiles(s, tile_at(at, role == OF_Q ? AT_Q : AT_K), tile_at(at, AT_K), at);
 #pragma unroll
-    for (int i = 0; i < 32; i++) pairs[i][threadIdx.x % 128] = s[i];
+    for (int i = 0; i < 16; i++) pairs[i][threadIdx.x % 128] = pack2(s[2 * i], s[2 * i + 1]);
 }
 
-static __device__ __forceinline__ void grad_chunk(const struct delta_wgmma_args &p, const struct place &at,
+/* A chunk and key head. */
+struct item {
+    struct delta_chunk c;
+    int key;
+};
+/* The first item from i on that is not an unused slot, i += step; key < 0: none. */
+static __device__ __forceinline__ struct item next_item(const struct delta_wgmma_args &p, int *i)
+{
+    struct item item = {{0, 0, 0, 0}, -1};
+    for (; *i < p.n_item; *i += gridDim.x) {
+        item.c = delta_find_chunk(p, *i / p.n_key);
+        if (item.c.n <= 0) continue;
+        item.key = *i % p.n_key;
+        *i += gridDim.x;
+        return item;
+    }
+    return item;
+}
+
+static __device__ __forceinline__ void grad_items(const struct delta_wgmma_args &p, struct place &at,
                                                   struct grad_memory *m, int role)
 {
-    const uint32_t bars = sm90_shared(m->bar);
-    float acc[2][32] = {};
-    for (int v = 0; v < p.group; v++) {
-        const int n = at.key * p.group + v;
-        const uint32_t parity = v & 1, states = bars + 8 * STATES;
-        struct head_memory *h = &m->head[v & 1];
-        if (threadIdx.x == 0) load_head(p, at, bars, n);
-        load_gates(h, p, at, n);
-        if (v == 0) mbarrier_wait(bars + 8 * VECTORS, 0);
-        mbarrier_wait(bars + 8 * ROWS, parity);
-        if (at.c.n < DELTA_ROWS) {
-            const int from = v ? AT_DOUT : AT_K;
-            delta_clear(tile_at(at, from), AT_S - from, at.c.n, threadIdx.x, THREADS);
+    const uint32_t bars = sm90_shared(m->bar), states = bars + 8 * STATES;
+    int i = (int)blockIdx.x, step = 0;
+    struct item now = next_item(p, &i);
+    if (now.key < 0) return;
+    if (threadIdx.x == 0) load_rows(p, tile_at(at, AT_ROWS), bars + 8 * ROWS, now.c.row, now.key * p.group);
+    for (int round = 0; now.key >= 0; round++) {
+        const struct item next = next_item(p, &i);
+        at.c = now.c;
+        at.key = now.key;
+        at.has_state = now.c.index > 0;
+        at.has_grad = now.c.index + 1 < now.c.n_chunk;
+        if (threadIdx.x == 0) load_vectors(p, at, bars + 8 * VECTORS);
+        float acc[2][32] = {};
+        for (int v = 0; v < p.group; v++, step++) {
+            const int n = at.key * p.group + v, ahead = (step + 1) & 1;
+            struct head_memory *h = &m->head[step & 1];
+            at.rows = tile_at(at, AT_ROWS + (step & 1) * N_ROWS);
+            if (threadIdx.x == 0) {
+                load_states(p, at, states, n);
+                if (v + 1 < p.group || next.key >= 0)
+                    load_rows(p, tile_at(at, AT_ROWS + ahead * N_ROWS), bars + 8 * (ROWS + ahead),
+                              v + 1 < p.group ? at.c.row : next.c.row, v + 1 < p.group ? n + 1 : next.key * p.group);
+            }
+            load_gates(h, p, at, n);
+            if (v == 0) mbarrier_wait(bars + 8 * VECTORS, round & 1);
+            mbarrier_wait(bars + 8 * (ROWS + (step & 1)), step >> 1 & 1);
+            if (at.c.n < DELTA_ROWS) {
+                if (v == 0) delta_clear(at.tiles, AT_S, at.c.n, threadIdx.x, THREADS);
+                delta_clear(at.rows, N_ROWS, at.c.n, threadIdx.x, THREADS);
+                fence_proxy_async();
+            }
+            __syncthreads(); /* gates, cleared rows */
+            if (v == 0 && role != OUT_OF_K) put_pairs(m->pairs[role], at, role);
+            if (role == OUT_OF_K)
+                out_of_rows(acc, at, m, h, states, step & 1);
+            else
+                into_rows(acc, at, m, h, role == INTO_K, states, step & 1);
+            mbarrier_wait(states, step & 1); /* also without states: the next phase must not pass this one */
+            const float through = warp_sum(at.has_state && at.has_grad ? dot_states(m) : 0);
+            if (threadIdx.x % 32 == 0) h->through[threadIdx.x / 32] = through;
             fence_proxy_async();
+            __syncthreads(); /* the tiles of the head are no longer read, its sums are there */
+            if (threadIdx.x / 32 == THREADS / 32 - 1) write_gates(h, p, at, n);
         }
-        __syncthreads(); /* gates, cleared rows */
-        if (v == 0 && role != OUT_OF_K) put_pairs(m->pairs[role], at, role);
-        if (role == OUT_OF_K)
-            out_of_rows(acc, at, m, h, states, parity);
-        else
-            into_rows(acc, at, m, h, role == INTO_K, states, parity);
-        mbarrier_wait(states, parity); /* also without states: the next phase must not pass this one */
-        const float through = warp_sum(at.has_state && at.has_grad ? dot_states(m) : 0);
-        if (threadIdx.x % 32 == 0) h->through[threadIdx.x / 32] = through;
+        finish(p, at, m, &m->head[(step - 1) & 1], acc, role);
         fence_proxy_async();
-        __syncthreads(); /* the tiles of the head are no longer read, its sums are there */
-        if (threadIdx.x / 32 == THREADS / 32 - 1) write_gates(h, p, at, n);
+        __syncthreads(); /* q, k and the states' tiles are free */
+        now = next;
     }
-    finish(p, at, m, &m->head[(p.group - 1) & 1], acc, role);
 }
 #endif
 
@@ -471,11 +524,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     struct grad_memory *m = (struct grad_memory *)bytes;
     struct place at;
     const int role = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = (int)threadIdx.x % 32;
-    at.c = delta_find_chunk(p, (int)blockIdx.x / p.n_key);
-    if (at.c.n <= 0) return;
-    at.has_state = at.c.index > 0;
-    at.has_grad = at.c.index + 1 < at.c.n_chunk;
-    at.key = (int)blockIdx.x % p.n_key;
     at.warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
     at.row = 16 * at.warp + lane / 4;
     at.col = lane % 4 * 2;
@@ -483,10 +531,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < N_BAR; i++) mbarrier_init(sm90_shared(&m->bar[i]), 1);
         mbarrier_init_fence();
-        load_vectors(p, at, sm90_shared(&m->bar[VECTORS]));
     }
     __syncthreads();
-    grad_chunk(p, at, m, role);
+    grad_items(p, at, m, role);
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
@@ -499,6 +546,9 @@ void delta_wgmma_grads(const struct delta_wgmma_args *p)
         CUDA_CHECK(cudaFuncSetAttribute(delta_grad_wgmma_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         (int)sizeof(struct grad_memory)));
     ready = true;
-    delta_grad_wgmma_kernel<<<delta_slots(p, p->n_key), THREADS, sizeof(struct grad_memory), cuda.stream>>>(*p);
+    struct delta_wgmma_args a = *p;
+    a.n_item = (int)delta_slots(p, p->n_key);
+    delta_grad_wgmma_kernel<<<(unsigned)MT_MIN(a.n_item, cuda.n_sm), THREADS, sizeof(struct grad_memory),
+                              cuda.stream>>>(a);
     CUDA_CHECK_LAUNCH();
 }

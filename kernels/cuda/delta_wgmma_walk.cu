@@ -3,65 +3,82 @@
  *
  * Shapes: o, dout [T,N*128], dv inside dqkv [T,C], x [T,N*128], states and grads [slots,N,128,128], all bf16. Needs:
  *   sm_90a, rows aligned to 16 bytes.
- * Grid: a block of one warpgroup per sequence, value head and half of the value columns: columns of a state do not
- *   depend on each other. It holds 64 columns of S^T, or E^T, in f32 accumulators. The operand a of every product is
- *   in registers: S^T, V^T - S^T K^T, X^T, an accumulator rounded to bf16. Tiles of the next chunk arrive by TMA
- *   meanwhile (two stages). 113 KiB, two blocks per SM; no spills.
+ * Grid: a block per sequence and value head, with two warpgroups that share its tiles and have 64 value columns each;
+ *   columns of a state do not depend on each other. Where there are at most half as many blocks as SMs, a block per
+ *   warpgroup, with the same bits. A warpgroup holds 64 columns of S^T, or E^T, in f32 accumulators. The operand a of
+ *   every product is in registers: S^T, V^T - S^T K^T, X^T, an accumulator rounded to bf16. TMA loads the next chunks
+ *   meanwhile (three stages). One block per SM; 205 to 239 registers, no spills.
  * Bound: products that wait for each other. A chunk needs 1024 clocks of wgmma (S^T K^T 256, S^T Q^T 256, X^T 128, the
- *   state 256, X^T M^T 128), and each of the three links of the chain waits for the one before, about 100 clocks of
- *   rounding and latency. Two blocks per SM overlap. Moves, forward: 112 KiB per chunk and value head, keys and
- *   queries mostly from L2.
+ *   state 256, X^T M^T 128), and each of the three links of the chain waits for the one before, with rounding in
+ *   between; measured about 2,000 per warpgroup where two share an SM, 3,200 where one has it. Results of a chunk are
+ *   written during the first product of the next. Moves, forward: 64 KiB per chunk and value head, keys and queries
+ *   mostly from L2.
  * Numerics: states are f32 and are rounded to bf16 for products only, as are T, M, V - (r u K) S, X and X times its
  *   factor. Every element of the result is a fixed sequence of operations that does not depend on other sequences:
  *   packed sequences have the bits of each alone; no atomics.
- * Measured: H200, T 16384, N 32, in ms: O 0.17 with 4 sequences, 0.45 with one; X and states 0.19, 0.50; Y and E 0.25,
- *   0.59. */
+ * Measured: H200, T 16384, N 32, in ms: O 0.19 with 4 sequences, 0.48 with one; X and states 0.19, 0.46; Y and E 0.23,
+ *   0.57. */
 #include "kernels/cuda/delta_wgmma.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32, STAGES = 2, COLS = 64 };
+/* WARPGROUPS is 2, or 1 where there are too few sequences for all SMs: a block then has 64 of the value columns. */
+enum { COLS = 64, STAGES = 3 };
 enum walk { OUTPUTS, STATES, BACK };
 
-/* Tiles of a stage: keys (2), T, V or dO; then queries (2) and M, which the states do not need. */
-enum { AT_K, AT_T = 2, AT_V, AT_Q, AT_M = 6 };
-template <int WALK> __host__ __device__ constexpr int stage_bytes(void)
+/* Tiles of a stage: keys (2), T, V or dO (WARPGROUPS); before V, M and queries (2), which the states do not need. */
+enum { AT_K, AT_T = 2, AT_M, AT_Q };
+template <int WALK> __host__ __device__ constexpr int values_at(void) { return WALK == STATES ? AT_M : AT_Q + 2; }
+template <int WALK, int WARPGROUPS> __host__ __device__ constexpr int stage_bytes(void)
 {
-    return (WALK == STATES ? AT_Q : AT_M + 1) * DELTA_TILE;
+    return (values_at<WALK>() + WARPGROUPS) * DELTA_TILE;
 }
-/* What follows the stages: barriers and the factors of a chunk. */
-struct walk_tail {
-    uint64_t full[STAGES];
+/* The factors of a chunk. */
+struct __align__(16) chunk_factors
+{
     float into[DELTA_ROWS], out[DELTA_ROWS], query[DELTA_ROWS];
     float decay; /* of the chunk */
 };
-template <int WALK> static constexpr int walk_bytes(void)
+/* What follows the stages, and a tile per warpgroup for the states on their way to memory. */
+struct walk_tail {
+    struct chunk_factors factors[2][2]; /* of a warpgroup, of this chunk and the next */
+    uint64_t full[STAGES], empty[STAGES];
+};
+template <int WALK, int WARPGROUPS> __host__ __device__ constexpr int tail_at(void)
 {
-    return STAGES * stage_bytes<WALK>() + (int)sizeof(struct walk_tail);
+    return STAGES * stage_bytes<WALK, WARPGROUPS>() + (WALK == OUTPUTS ? 0 : WARPGROUPS * DELTA_TILE);
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* 64 value columns of one value head of a sequence. */
+/* A value head of a sequence. */
 struct strip {
-    int first, len, head, half;
+    int first, len, head, half; /* half: the first of the block */
 };
 
-template <int WALK>
+/* Loads a chunk: one thread of every warp calls it, since a thread needs about 100 clocks for a copy. */
+template <int WALK, int WARPGROUPS>
 static __device__ __forceinline__ void load_chunk(const struct delta_wgmma_args &p, const struct strip &s, uint32_t to,
                                                   uint32_t bar, int chunk)
 {
-    const int row = s.first + chunk * DELTA_ROWS, key = s.head / p.group, column = 2 * s.head + s.half;
-    mbarrier_arrive_expect(bar, stage_bytes<WALK>());
-    for (int half = 0; half < 2; half++)
-        tma_load(to + (AT_K + half) * DELTA_TILE, &p.qkv, bar, 0, 2 * (p.n_key + key) + half, row);
-    tma_load(to + AT_T * DELTA_TILE, &p.inverse, bar, 0, s.head, row);
-    if (WALK == BACK)
-        tma_load(to + AT_V * DELTA_TILE, &p.dout, bar, 0, column, row);
-    else
-        tma_load(to + AT_V * DELTA_TILE, &p.qkv, bar, 0, 4 * p.n_key + column, row);
-    if (WALK != STATES) {
-        for (int half = 0; half < 2; half++)
-            tma_load(to + (AT_Q + half) * DELTA_TILE, &p.qkv, bar, 0, 2 * key + half, row);
-        tma_load(to + AT_M * DELTA_TILE, &p.m, bar, 0, s.head, row);
+    const int row = s.first + chunk * DELTA_ROWS, key = s.head / p.group, warp = (int)threadIdx.x / 32;
+    if (warp == 0) mbarrier_arrive_expect(bar, stage_bytes<WALK, WARPGROUPS>());
+    for (int tile = warp; tile < values_at<WALK>() + WARPGROUPS; tile += 4 * WARPGROUPS) {
+        const CUtensorMap *map = &p.qkv;
+        int column;
+        if (tile < AT_T) {
+            column = 2 * (p.n_key + key) + tile;
+        } else if (tile == AT_T) {
+            map = &p.inverse;
+            column = s.head;
+        } else if (tile >= values_at<WALK>()) {
+            if (WALK == BACK) map = &p.dout;
+            column = (WALK == BACK ? 0 : 4 * p.n_key) + 2 * s.head + s.half + tile - values_at<WALK>();
+        } else if (tile == AT_M) {
+            map = &p.m;
+            column = s.head;
+        } else {
+            column = 2 * key + tile - AT_Q;
+        }
+        tma_load(to + tile * DELTA_TILE, map, bar, 0, column, row);
     }
 }
 
@@ -69,17 +86,17 @@ static __device__ __forceinline__ void load_chunk(const struct delta_wgmma_args 
 static __device__ __forceinline__ struct delta_factors row_factors(const struct delta_wgmma_args &p,
                                                                    const struct strip &s, int chunk)
 {
-    const int at = chunk * DELTA_ROWS + (int)threadIdx.x;
+    const int i = (int)threadIdx.x % 128, at = chunk * DELTA_ROWS + i;
     struct delta_factors f = {0, 0, 0, 0};
-    if (threadIdx.x < DELTA_ROWS && at < s.len) {
+    if (i < DELTA_ROWS && at < s.len) {
         const float4 v = ((const float4 *)p.factors)[s.head * (int64_t)p.n_tok + s.first + at];
         f.into = v.x, f.out = v.y, f.query = v.z, f.up = v.w;
     }
     return f;
 }
-static __device__ __forceinline__ void put_factors(struct walk_tail *t, const struct delta_factors &f, int n)
+static __device__ __forceinline__ void put_factors(struct chunk_factors *t, const struct delta_factors &f, int n)
 {
-    const int i = (int)threadIdx.x;
+    const int i = (int)threadIdx.x % 128;
     if (i >= DELTA_ROWS) return;
     t->into[i] = f.into;
     t->out[i] = f.out;
@@ -127,19 +144,22 @@ static __device__ __forceinline__ void write_columns(bf16 *to, int64_t ld, const
         if (row < n) store16(to + row * ld + chunk * 8, load16(bytes + sm90_swizzle(row, chunk)));
     }
 }
-/* Writes the warp's 16 rows of a state, through two tiles that no warp reads any more. */
+/* Writes the warp's 16 rows of a state, in two halves through its rows of a tile, or only uses the tile. */
 static __device__ __forceinline__ void write_state(bf16 *to, const uint32_t (&a)[8][4], uint32_t tile,
-                                                   const char *bytes, int warp)
+                                                   const char *bytes, int warp, bool exists)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < 8; k++) store_tiles<false>(rows_at(tile + k / 4 * DELTA_TILE, warp, k % 4), a[k]);
-    __syncwarp();
+    for (int half = 0; half < 2; half++) {
+        __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int row = 16 * warp + 2 * i + lane / 16, chunk = lane % 16;
-        store16(to + row * DELTA_DIM + chunk * 8,
-                load16(bytes + chunk / 8 * DELTA_TILE + sm90_swizzle(row, chunk % 8)));
+        for (int k = 0; k < 4; k++) store_tiles<false>(rows_at(tile, warp, k), a[4 * half + k]);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = 16 * warp + 4 * i + lane / 8, chunk = lane % 8;
+            if (exists) store16(to + row * DELTA_DIM + half * 64 + chunk * 8, load16(bytes + sm90_swizzle(row, chunk)));
+        }
     }
 }
 
@@ -149,27 +169,26 @@ static __device__ __forceinline__ void scale(float (&x)[32], float by)
     for (int i = 0; i < 32; i++) x[i] *= by;
 }
 
-/* A chunk of the forward walk. s: S^T, sb: rounded to bf16; v: the chunk's tiles. Leaves X, and O if OUT, rounded, in
- * xb and ob. */
-template <bool OUT>
-static __device__ __forceinline__ void step_forward(float (&s)[2][32], uint32_t (&sb)[8][4], uint32_t (&xb)[4][4],
-                                                    uint32_t (&ob)[4][4], uint32_t tiles, const struct walk_tail *t,
-                                                    int warp)
+/* Issues the product at the start of a chunk: mem = S^T K^T, or E^T K^T. */
+static __device__ __forceinline__ void begin_chunk(float (&mem)[32], const uint32_t (&rounded)[8][4], uint32_t tiles)
 {
-    float mem[32], o[32], x[32];
-    uint32_t a[4][4];
     wgmma_fence();
-    delta_dot<false, 4>(mem, sb, tiles + AT_K * DELTA_TILE, false);
-    delta_dot<false, 4, 4>(mem, sb, tiles + (AT_K + 1) * DELTA_TILE, true);
+    delta_dot<false, 4>(mem, rounded, tiles + AT_K * DELTA_TILE, false);
+    delta_dot<false, 4, 4>(mem, rounded, tiles + (AT_K + 1) * DELTA_TILE, true);
     wgmma_commit();
-    if (OUT) {
-        delta_dot<false, 4>(o, sb, tiles + AT_Q * DELTA_TILE, false);
-        delta_dot<false, 4, 4>(o, sb, tiles + (AT_Q + 1) * DELTA_TILE, true);
-        wgmma_commit();
-    }
+}
+
+/* The rest of a chunk of the forward walk. s: S^T, sb: rounded to bf16. Leaves X, or O if OUT, rounded, in out. */
+template <bool OUT>
+static __device__ __forceinline__ void end_forward(float (&s)[2][32], uint32_t (&sb)[8][4], uint32_t (&out)[4][4],
+                                                   float (&mem)[32], uint32_t tiles, const struct chunk_factors *t,
+                                                   uint32_t values, int warp)
+{
+    float o[32], x[32];
+    uint32_t a[4][4];
 #pragma unroll
-    for (int k = 0; k < 4; k++) load_tiles<true>(a[k], columns_at(tiles + AT_V * DELTA_TILE, warp, k));
-    wgmma_wait<OUT ? 1 : 0>();
+    for (int k = 0; k < 4; k++) load_tiles<true>(a[k], columns_at(values, warp, k));
+    wgmma_wait<0>();
     wgmma_use(mem);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -183,21 +202,25 @@ static __device__ __forceinline__ void step_forward(float (&s)[2][32], uint32_t 
     wgmma_fence();
     delta_dot<false, 4>(x, a, tiles + AT_T * DELTA_TILE, false);
     wgmma_commit();
-    for (int i = 0; i < 2; i++) scale(s[i], t->decay);
-    if (OUT) {
-        wgmma_wait<1>();
-        wgmma_use(o);
-        scale_columns(o, t->query);
+    if (OUT) { /* runs while X is scaled and rounded */
+        delta_dot<false, 4>(o, sb, tiles + AT_Q * DELTA_TILE, false);
+        delta_dot<false, 4, 4>(o, sb, tiles + (AT_Q + 1) * DELTA_TILE, true);
+        wgmma_commit();
     }
-    wgmma_wait<0>();
+    for (int i = 0; i < 2; i++) scale(s[i], t->decay);
+    wgmma_wait<OUT ? 1 : 0>();
     wgmma_use(x);
     pack_scaled(a, x, t->out, 1);
-    delta_pack(xb, x);
+    delta_pack(out, x);
     wgmma_fence();
     for (int i = 0; i < 2; i++) delta_dot<true, 4>(s[i], a, tiles + (AT_K + i) * DELTA_TILE, true);
     wgmma_commit();
     if (OUT) {
-        delta_dot<false, 4>(o, xb, tiles + AT_M * DELTA_TILE, true);
+        wgmma_wait<1>();
+        wgmma_use(o);
+        scale_columns(o, t->query);
+        wgmma_fence();
+        delta_dot<false, 4>(o, out, tiles + AT_M * DELTA_TILE, true);
         wgmma_commit();
     }
     wgmma_wait<OUT ? 1 : 0>();
@@ -208,22 +231,20 @@ static __device__ __forceinline__ void step_forward(float (&s)[2][32], uint32_t 
     if (OUT) {
         wgmma_wait<0>();
         wgmma_use(o);
-        delta_pack(ob, o);
+        delta_pack(out, o);
     }
 }
 
-/* A chunk of the backward walk. e: E^T, eb: rounded to bf16. Leaves Y, rounded, in yb. */
-static __device__ __forceinline__ void step_back(float (&e)[2][32], uint32_t (&eb)[8][4], uint32_t (&yb)[4][4],
-                                                 uint32_t tiles, const struct walk_tail *t, int warp)
+/* The rest of a chunk of the backward walk. e: E^T, eb: rounded to bf16. Leaves Y, rounded, in out. */
+static __device__ __forceinline__ void end_back(float (&e)[2][32], uint32_t (&eb)[8][4], uint32_t (&out)[4][4],
+                                                float (&dx)[32], uint32_t tiles, const struct chunk_factors *t,
+                                                uint32_t values, int warp)
 {
-    float dx[32], of_m[32], y[32];
+    float of_m[32], y[32];
     uint32_t dout[4][4], a[4][4];
-    for (int i = 0; i < 2; i++) scale(e[i], t->decay);
 #pragma unroll
-    for (int k = 0; k < 4; k++) load_tiles<true>(dout[k], columns_at(tiles + AT_V * DELTA_TILE, warp, k));
+    for (int k = 0; k < 4; k++) load_tiles<true>(dout[k], columns_at(values, warp, k));
     wgmma_fence();
-    delta_dot<false, 4>(dx, eb, tiles + AT_K * DELTA_TILE, false);
-    delta_dot<false, 4, 4>(dx, eb, tiles + (AT_K + 1) * DELTA_TILE, true);
     delta_dot<true, 4>(of_m, dout, tiles + AT_M * DELTA_TILE, false);
     wgmma_commit();
     wgmma_wait<0>();
@@ -243,12 +264,14 @@ static __device__ __forceinline__ void step_back(float (&e)[2][32], uint32_t (&e
     wgmma_fence();
     delta_dot<true, 4>(y, a, tiles + AT_T * DELTA_TILE, false);
     wgmma_commit();
+    for (int i = 0; i < 2; i++) scale(e[i], t->decay);
+    wgmma_fence();
     for (int i = 0; i < 2; i++) delta_dot<true, 4>(e[i], dout, tiles + (AT_Q + i) * DELTA_TILE, true);
     wgmma_commit();
     wgmma_wait<1>();
     wgmma_use(y);
     pack_scaled(a, y, t->into, -1);
-    delta_pack(yb, y);
+    delta_pack(out, y);
     wgmma_fence();
     for (int i = 0; i < 2; i++) delta_dot<true, 4>(e[i], a, tiles + (AT_K + i) * DELTA_TILE, true);
     wgmma_commit();
@@ -259,95 +282,139 @@ static __device__ __forceinline__ void step_back(float (&e)[2][32], uint32_t (&e
     delta_pack<4>(eb, e[1]);
 }
 
+/* Where the rows of a chunk go. */
 template <int WALK>
+static __device__ __forceinline__ void write_chunk(const struct delta_wgmma_args &p, const struct strip &s, int row,
+                                                   int column, const uint32_t (&a)[4][4], uint32_t values,
+                                                   const char *bytes, int warp, int n)
+{
+    const int64_t ld = p.n_value * (int64_t)DELTA_DIM;
+    if (WALK == OUTPUTS) write_columns(p.o + row * p.ld_o + column, p.ld_o, a, values, bytes, warp, n);
+    if (WALK == STATES) write_columns(p.x_rows + row * ld + column, ld, a, values, bytes, warp, n);
+    if (WALK == BACK)
+        write_columns(p.dqkv + row * p.ld_dqkv + 2 * p.n_key * DELTA_DIM + column, p.ld_dqkv, a, values, bytes, warp,
+                      n);
+}
+
+/* Writes what chunk i left: its rows, and the state after it if another chunk follows. i = -1: writes nothing, without
+ * a branch, which the products in flight do not allow. */
+template <int WALK, int WARPGROUPS>
+static __device__ __forceinline__ void finish_chunk(const struct delta_wgmma_args &p, const struct strip &s, int i,
+                                                    int half, const uint32_t (&out)[4][4],
+                                                    const uint32_t (&rounded)[8][4], char *bytes, int values)
+{
+    const uint32_t base = sm90_shared(bytes);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0), last = (s.len - 1) / DELTA_ROWS;
+    const int chunk = WALK == BACK ? last - i : i, row = s.first + chunk * DELTA_ROWS;
+    const int column = s.head * DELTA_DIM + (s.half + half) * COLS;
+    const int staging = STAGES * stage_bytes<WALK, WARPGROUPS>() + half * DELTA_TILE;
+    write_chunk<WALK>(p, s, row, column, out, base + values, bytes + values, warp,
+                      i < 0 ? 0 : min(DELTA_ROWS, s.len - chunk * DELTA_ROWS));
+    if (WALK == OUTPUTS) return;
+    bf16 *rows = WALK == BACK ? p.grad_rows : p.state_rows;
+    const int64_t slot = delta_state_slot(WALK == BACK ? row : row + DELTA_ROWS);
+    write_state(rows + (slot * p.n_value * DELTA_DIM + column) * DELTA_DIM, rounded, base + staging, bytes + staging,
+                warp, i >= 0 && i < last);
+}
+
+template <int WALK, int WARPGROUPS>
 static __device__ __forceinline__ void walk(const struct delta_wgmma_args &p, const struct strip &s, char *bytes,
                                             struct walk_tail *t)
 {
-    const uint32_t base = sm90_shared(bytes), full = sm90_shared(t->full);
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), n_chunk = (s.len + DELTA_ROWS - 1) / DELTA_ROWS;
-    const int last = n_chunk - 1, column = s.head * DELTA_DIM + s.half * COLS;
+    constexpr int BYTES = stage_bytes<WALK, WARPGROUPS>();
+    const uint32_t base = sm90_shared(bytes), full = sm90_shared(t->full), empty = sm90_shared(t->empty);
+    const int half = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
+    const int n_chunk = (s.len + DELTA_ROWS - 1) / DELTA_ROWS, last = n_chunk - 1;
+    const int of_values = (values_at<WALK>() + half) * DELTA_TILE;
+    const bool loads = threadIdx.x % 32 == 0;
     float state[2][32] = {};
-    uint32_t rounded[8][4] = {}, a[4][4], out[4][4];
-    if (threadIdx.x == 0)
-        for (int i = 0; i < min(STAGES, n_chunk); i++)
-            load_chunk<WALK>(p, s, base + i * stage_bytes<WALK>(), full + 8 * i, WALK == BACK ? last - i : i);
+    uint32_t rounded[8][4] = {}, out[4][4] = {};
+    for (int i = 0; loads && i < min(STAGES - 1, n_chunk); i++)
+        load_chunk<WALK, WARPGROUPS>(p, s, base + i * BYTES, full + 8 * i, WALK == BACK ? last - i : i);
+    __syncwarp();
     struct delta_factors f = row_factors(p, s, WALK == BACK ? last : 0);
-    for (int i = 0; i < n_chunk; i++) {
-        const int chunk = WALK == BACK ? last - i : i, next = WALK == BACK ? chunk - 1 : chunk + 1, stage = i % STAGES;
-        const int n = min(DELTA_ROWS, s.len - chunk * DELTA_ROWS), row = s.first + chunk * DELTA_ROWS;
-        const uint32_t tiles = base + stage * stage_bytes<WALK>();
-        const char *at = bytes + stage * stage_bytes<WALK>();
-        put_factors(t, f, n);
-        if (i < last) f = row_factors(p, s, next);
-        mbarrier_wait(full + 8 * stage, i / STAGES & 1);
-        if (n < DELTA_ROWS) {
-            delta_clear(tiles, stage_bytes<WALK>() / DELTA_TILE, n, threadIdx.x, THREADS);
+    /* In the last stage there is first a chunk -1, that leaves nothing. */
+    for (int i = 0, stage = 0, parity = 0; i < n_chunk; i++) {
+        const int chunk = WALK == BACK ? last - i : i, n = min(DELTA_ROWS, s.len - chunk * DELTA_ROWS);
+        const int before = stage ? stage - 1 : STAGES - 1, ahead = i + STAGES - 1;
+        const uint32_t tiles = base + stage * BYTES, values = tiles + of_values;
+        struct chunk_factors *factors = &t->factors[half][i & 1];
+        float mem[32];
+        put_factors(factors, f, n);
+        if (i < last) f = row_factors(p, s, WALK == BACK ? chunk - 1 : chunk + 1);
+        mbarrier_wait(full + 8 * stage, parity);
+        if (n < DELTA_ROWS) { /* both warpgroups clear the tiles that they share */
+            delta_clear(tiles, BYTES / DELTA_TILE, n, threadIdx.x % 128, 128);
             fence_proxy_async();
         }
-        warpgroup_barrier(1); /* factors, cleared rows */
+        warpgroup_barrier(1 + half); /* factors, cleared rows */
+        begin_chunk(mem, rounded, tiles);
+        finish_chunk<WALK, WARPGROUPS>(p, s, i - 1, half, out, rounded, bytes, before * BYTES + of_values);
+        fence_proxy_async(); /* accesses of the tiles by threads come before TMA's */
+        __syncwarp();
+        if (loads) mbarrier_arrive(empty + 8 * before);
         if (WALK == BACK)
-            step_back(state, rounded, out, tiles, t, warp);
+            end_back(state, rounded, out, mem, tiles, factors, values, warp);
         else
-            step_forward<WALK == OUTPUTS>(state, rounded, a, out, tiles, t, warp);
-        const int64_t value = row * (int64_t)p.n_value * DELTA_DIM + column;
-        if (WALK == OUTPUTS)
-            write_columns(p.o + row * p.ld_o + column, p.ld_o, out, tiles + AT_V * DELTA_TILE, at + AT_V * DELTA_TILE,
-                          warp, n);
-        if (WALK == STATES)
-            write_columns(p.x_rows + value, (int64_t)p.n_value * DELTA_DIM, a, tiles + AT_V * DELTA_TILE,
-                          at + AT_V * DELTA_TILE, warp, n);
-        if (WALK == BACK)
-            write_columns(p.dqkv + row * p.ld_dqkv + 2 * p.n_key * DELTA_DIM + column, p.ld_dqkv, out,
-                          tiles + AT_V * DELTA_TILE, at + AT_V * DELTA_TILE, warp, n);
-        fence_proxy_async();  /* accesses of the tiles by threads come before TMA's */
-        warpgroup_barrier(1); /* no warp reads the tiles or the factors any more */
-        if (WALK != OUTPUTS && i < last) {
-            bf16 *rows = WALK == BACK ? p.grad_rows : p.state_rows;
-            const int64_t slot = delta_state_slot(WALK == BACK ? row : row + DELTA_ROWS);
-            write_state(rows + ((slot * p.n_value + s.head) * DELTA_DIM + s.half * COLS) * DELTA_DIM, rounded,
-                        tiles + AT_K * DELTA_TILE, at + AT_K * DELTA_TILE, warp);
-            fence_proxy_async();
-            warpgroup_barrier(1);
+            end_forward<WALK == OUTPUTS>(state, rounded, out, mem, tiles, factors, values, warp);
+        if (loads && ahead < n_chunk) { /* into the stage of the chunk before, when all warps have left it */
+            mbarrier_wait(empty + 8 * before, parity);
+            load_chunk<WALK, WARPGROUPS>(p, s, base + before * BYTES, full + 8 * before,
+                                         WALK == BACK ? last - ahead : ahead);
         }
-        if (i + STAGES < n_chunk && threadIdx.x == 0)
-            load_chunk<WALK>(p, s, tiles, full + 8 * stage, WALK == BACK ? chunk - STAGES : chunk + STAGES);
+        __syncwarp();
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        parity ^= !stage;
     }
+    finish_chunk<WALK, WARPGROUPS>(p, s, last, half, out, rounded, bytes, last % STAGES * BYTES + of_values);
 }
 
 #endif
 
-template <int WALK>
-static __global__ void __launch_bounds__(THREADS, 2)
+template <int WALK, int WARPGROUPS>
+static __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
     delta_walk_wgmma_kernel(const __grid_constant__ struct delta_wgmma_args p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char bytes[];
-    const int item = (int)blockIdx.x, head = item / 2 % p.n_value, seq = item / 2 / p.n_value, first = p.cu[seq];
-    const struct strip s = {first, p.cu[seq + 1] - first, head, item % 2};
-    struct walk_tail *t = (struct walk_tail *)(bytes + STAGES * stage_bytes<WALK>());
+    const int blocks = 2 / WARPGROUPS, item = (int)blockIdx.x / blocks, seq = item / p.n_value, first = p.cu[seq];
+    const struct strip s = {first, p.cu[seq + 1] - first, item % p.n_value, (int)blockIdx.x % blocks};
+    struct walk_tail *t = (struct walk_tail *)(bytes + tail_at<WALK, WARPGROUPS>());
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) mbarrier_init(sm90_shared(&t->full[i]), 1);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(sm90_shared(&t->full[i]), 1);
+            mbarrier_init(sm90_shared(&t->empty[i]), WARPGROUPS * 4);
+        }
         mbarrier_init_fence();
     }
     __syncthreads();
-    if (s.len > 0) walk<WALK>(p, s, bytes, t);
+    if (s.len > 0) walk<WALK, WARPGROUPS>(p, s, bytes, t);
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
 }
 
-template <int WALK> static void launch_walk(const struct delta_wgmma_args *p)
+template <int WALK, int WARPGROUPS> static void launch_walk(const struct delta_wgmma_args *p)
 {
     static bool ready;
-    const unsigned grid = grid_x((int64_t)p->n_seq * p->n_value * (DELTA_DIM / COLS));
+    const int bytes = tail_at<WALK, WARPGROUPS>() + (int)sizeof(struct walk_tail);
+    const unsigned grid = grid_x((int64_t)p->n_seq * p->n_value * (2 / WARPGROUPS));
     if (!ready)
-        CUDA_CHECK(cudaFuncSetAttribute(delta_walk_wgmma_kernel<WALK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        walk_bytes<WALK>()));
+        CUDA_CHECK(cudaFuncSetAttribute(delta_walk_wgmma_kernel<WALK, WARPGROUPS>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     ready = true;
-    delta_walk_wgmma_kernel<WALK><<<grid, THREADS, walk_bytes<WALK>(), cuda.stream>>>(*p);
+    delta_walk_wgmma_kernel<WALK, WARPGROUPS><<<grid, WARPGROUPS * 128, bytes, cuda.stream>>>(*p);
     CUDA_CHECK_LAUNCH();
 }
+/* Both give the same bits. */
+template <int WALK> static void choose_walk(const struct delta_wgmma_args *p)
+{
+    if ((int64_t)p->n_seq * p->n_value * 2 <= cuda.n_sm)
+        launch_walk<WALK, 1>(p);
+    else
+        launch_walk<WALK, 2>(p);
+}
 
-void delta_wgmma_outputs(const struct delta_wgmma_args *p) { launch_walk<OUTPUTS>(p); }
-void delta_wgmma_states(const struct delta_wgmma_args *p) { launch_walk<STATES>(p); }
-void delta_wgmma_back(const struct delta_wgmma_args *p) { launch_walk<BACK>(p); }
+void delta_wgmma_outputs(const struct delta_wgmma_args *p) { choose_walk<OUTPUTS>(p); }
+void delta_wgmma_states(const struct delta_wgmma_args *p) { choose_walk<STATES>(p); }
+void delta_wgmma_back(const struct delta_wgmma_args *p) { choose_walk<BACK>(p); }
