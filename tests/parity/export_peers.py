@@ -147,8 +147,9 @@ def wanted_of_gguf(deltas, settings):
               for s in ("", "s")}
     mixers = {"in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha",
               "out_proj": "ssm_out"}
-    names = {**shared, **mixers, "in_proj_ba": "ssm_ba", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
-             "o_proj": "attn_output"}
+    dense = {f"{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    names = {**shared, **mixers, **dense, "in_proj_ba": "ssm_ba", "q_proj": "attn_q", "k_proj": "attn_k",
+             "v_proj": "attn_v", "o_proj": "attn_output"}
     heads = {"q_proj": settings["num_attention_heads"],
              "k_proj": settings.get("num_key_value_heads") or settings["num_attention_heads"]}
     out = {}

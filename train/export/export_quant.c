@@ -6,6 +6,7 @@
 
 #include "model/layer.h"
 #include "train/amax_file.h"
+#include "train/export/export_targets.h"
 
 bool export_quant_has(enum export_format to, const struct fakequant *f)
 {
@@ -23,18 +24,21 @@ bool export_quant_has(enum export_format to, const struct fakequant *f)
     return false;
 }
 
-/* The export with the weights of this format, or NULL. */
-static const char *export_of(const struct fakequant *f)
+/* The export of this family with the weights of this format, or NULL. */
+static const char *export_of(const struct arch *a, const struct fakequant *f)
 {
-    for (int i = EXPORT_MERGED_BF16; i < EXPORT_FORMATS; i++)
-        if (export_quant_has((enum export_format)i, f)) return export_format_name((enum export_format)i);
+    struct err why;
+    for (int i = EXPORT_MERGED_BF16; i < EXPORT_FORMATS; i++) {
+        const enum export_format to = (enum export_format)i;
+        if (export_quant_has(to, f) && !export_family_check(to, a, &why)) return export_format_name(to);
+    }
     return NULL;
 }
 
 static void warn_of_training(const struct export *x, const struct qat_options *run)
 {
     char format[32];
-    const char *to = export_format_name(x->format), *other = export_of(&run->weights);
+    const char *to = export_format_name(x->format), *other = export_of(&x->run.arch, &run->weights);
     config_choice(QUANT_FORMATS, x->cfg->quant.weights, format);
     if (!run->merged && x->format > EXPORT_MERGED_BF16)
         log_warn("quant.mode = base trained the adapter beside the weights quantised to %s: %s rounds their sum, which "
@@ -51,7 +55,7 @@ static void warn_of_training(const struct export *x, const struct qat_options *r
 static void warn_of_inputs(const struct export *x, const struct qat_options *run)
 {
     char format[32];
-    const char *other = export_of(&run->inputs);
+    const char *other = export_of(&x->run.arch, &run->inputs);
     config_choice(QUANT_INPUTS, x->cfg->quant.activations, format);
     if (!run->inputs.bits || x->format < EXPORT_MERGED_BF16 || export_quant_has(x->format, &run->inputs)) return;
     log_warn("training read inputs quantised to %s, and %s has no scales for them: a reader will compute with other "
