@@ -1,4 +1,8 @@
-/* delta_wgmma.cu - gated delta rule on Hopper: arguments, scratch and order of the kernels (delta_wgmma.cuh). */
+/* delta_wgmma.cu - gated delta rule on Hopper: arguments, scratch and order of the kernels (delta_wgmma.cuh).
+ *
+ * Measured: H200, T 16384, G 16, N 32, heads of 128, kernels alone: 4 sequences forward 0.37 ms, backward 1.25 ms; one
+ *   sequence 0.66, 1.85 ms. flash-linear-attention 0.6.0 with Triton 3.6, 4 sequences: forward 1.25 ms; it refuses its
+ *   backward with this Triton on Hopper. */
 #include "kernels/cuda/delta_wgmma.cuh"
 
 bool delta_wgmma_takes(struct tensor qkv, struct tensor values, const struct delta_shape *shape)

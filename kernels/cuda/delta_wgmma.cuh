@@ -2,17 +2,25 @@
  * kernels/cpu/delta.c).
  *
  * Vectors stay as they are in qkv: the norms of q and k, the gates and the decay inside a chunk are factors of rows.
- * With r the factor 1 / |k| (of q: A^-1/2 / |q|), G the sum of g in the chunk, n its last row, u = e^G, D_ij = e^(G_i -
- * G_j): T = (I + L)^-1 diag(beta), L_ij = beta_i D_ij r_i r_j <k_i, k_j> for j < i; M_ij = D_ij r_i r_j <q_i, k_j> for
- * j <= i X = T (V - (r u K) S), O = (r u Q) S + M X, S = u_n S + K^T (r D_n X) and backward, with E the gradient of the
- * state after the chunk and Y the gradient of V: dX = (r D_n K) E + M^T dO, Y = T^T dX, E = u_n E + Q^T (r u dO) - K^T
- * (r u Y) dq_i = u_i S dO_i + sum_j D_ij <dO_i, X_j> k_j dk_i = - u_i S Y_i - sum_j D_ij <Y_i, X_j> k_j (into row i of
- * the chunk)
- *        + D_ni E X_i + sum_j D_ji <dO_j, X_i> q_j - sum_j D_ji <Y_j, X_i> k_j       (out of row i)
- *   db_i = <Y_i, X_i> (1 - beta_i) / beta_i; dG_i = <q_i, dq_i> + <k_i, dk_i into> - <k_i, dk_i out of>
+ * With r the factor 1 / |k| (of q: A^-1/2 / |q|), G the sum of g in the chunk, n its last row, u = e^G,
+ * D_ij = e^(G_i - G_j):
+ *
+ *   L_ij = beta_i D_ij r_i r_j <k_i, k_j> for j < i;  T = (I + L)^-1 diag(beta)
+ *   M_ij = D_ij r_i r_j <q_i, k_j> for j <= i
+ *   X = T (V - (r u K) S);  O = (r u Q) S + M X;  S = u_n S + K^T (r D_n X)
+ *
+ * and backward, with E the gradient of the state after the chunk and Y the gradient of V:
+ *
+ *   dX = (r D_n K) E + M^T dO;  Y = T^T dX;  E = u_n E + Q^T (r u dO) - K^T (r u Y)
+ *   dq_i = u_i S dO_i + sum_j D_ij <dO_i, X_j> k_j
+ *   dk_i = - u_i S Y_i - sum_j D_ij <Y_i, X_j> k_j                                       into row i of the chunk
+ *          + D_ni E X_i + sum_j D_ji <dO_j, X_i> q_j - sum_j D_ji <Y_j, X_i> k_j         out of row i
+ *   db_i = <Y_i, X_i> (1 - beta_i) / beta_i
+ *   dG_i = <q_i, dq_i> + <k_i, dk_i into> - <k_i, dk_i out of>
  *   dg_i = sum of dG over the rows from i on + <S after the chunk, E>
- * Four kinds of kernels: the factors, T and M of all chunks; the walk over the chunks of a sequence, forward (O, or X
- * and states) and backward (Y and E); the gradients of all chunks.
+ *
+ * The kernels: factors, T and M of all chunks; the walk over the chunks of a sequence, forward (O, or X and states) and
+ * backward (Y and E); the gradients of all chunks.
  *
  * The walks hold S^T and E^T, 64 value columns by 128, in the accumulators of one warpgroup: an operand of the next
  * product is then an accumulator rounded to bf16, in registers, and no warp waits for another.
