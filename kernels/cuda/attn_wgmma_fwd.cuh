@@ -21,6 +21,7 @@
  *   1.43 ms, 384); S 8192 2.18 ms, 505; window 128 0.22 ms. The portable kernel: 1.76, 3.44, 0.33 ms.
  *   H200, inside a step: 1.50 ms at commit 14931fb, before NaN was confined to its document, 1.54 ms after (0765d1f);
  *   window 128 0.27 ms at both.
+ * Measured, wider heads: tests/RESULTS.md, "Attention by width of heads".
  * Tried and dropped, TFLOP/s at S 4096 and 8192: warpgroups without the order of TURN 466, 426; arithmetic after the
  *   wait, where the compiler puts it without before_wait, 463, 423; tiles of 128 keys 485, 460, and window 128 0.24 ms.
  *   kv heads in flight (NEAR_HEADS), 128 kv heads of 192/128: all 503, 32 575, 8 620, 4 663; but heads of 64, 8 kv
