@@ -53,50 +53,41 @@ static int put_other(struct text_buf *t, struct json arguments, struct err *err)
     return 0;
 }
 
-/* Of a call, or of its `function`. */
-static int put_call(struct text_buf *t, struct json call, enum chat_arguments form, struct err *err)
+static int put_value(struct text_buf *t, struct json value, bool in_call, enum chat_arguments form, struct err *err);
+
+/* in_call: of a call, or of its `function`; else of a message. */
+static int put_object(struct text_buf *t, struct json object, bool in_call, enum chat_arguments form, struct err *err)
 {
     const char *key;
     struct json value;
     int rc = 0;
-    if (!call_is_other(call, form)) return text_put_json(t, call, err);
     text_put(t, "{");
-    for (int64_t i = 0; !rc && json_member(call, i, &key, &value); i++) {
+    for (int64_t i = 0; !rc && json_member(object, i, &key, &value); i++) {
         if (i) text_put(t, ", ");
         text_put_quoted(t, key, (int64_t)strlen(key));
         text_put(t, ": ");
-        if (!strcmp(key, "arguments") && is_other(value, form))
+        if (in_call && !strcmp(key, "arguments") && is_other(value, form))
             rc = put_other(t, value, err);
+        else if (!strcmp(key, in_call ? "function" : "tool_calls"))
+            rc = put_value(t, value, true, form, err);
         else
-            rc = strcmp(key, "function") != 0 ? text_put_json(t, value, err) : put_call(t, value, form, err);
+            rc = text_put_json(t, value, err);
     }
     text_put(t, "}");
     return rc;
 }
 
-static int put_message(struct text_buf *t, struct json message, enum chat_arguments form, struct err *err)
+static int put_value(struct text_buf *t, struct json value, bool in_call, enum chat_arguments form, struct err *err)
 {
-    const char *key;
-    struct json value;
     int rc = 0;
-    if (!message_is_other(message, form)) return text_put_json(t, message, err);
-    text_put(t, "{");
-    for (int64_t i = 0; !rc && json_member(message, i, &key, &value); i++) {
+    if (json_type(value) == JSON_OBJECT) return put_object(t, value, in_call, form, err);
+    if (json_type(value) != JSON_ARRAY) return text_put_json(t, value, err);
+    text_put(t, "[");
+    for (int64_t i = 0; !rc && i < json_count(value); i++) {
         if (i) text_put(t, ", ");
-        text_put_quoted(t, key, (int64_t)strlen(key));
-        text_put(t, ": ");
-        if (strcmp(key, "tool_calls") != 0) {
-            rc = text_put_json(t, value, err);
-            continue;
-        }
-        text_put(t, "[");
-        for (int64_t k = 0; !rc && k < json_count(value); k++) {
-            if (k) text_put(t, ", ");
-            rc = put_call(t, json_at(value, k), form, err);
-        }
-        text_put(t, "]");
+        rc = put_value(t, json_at(value, i), in_call, form, err);
     }
-    text_put(t, "}");
+    text_put(t, "]");
     return rc;
 }
 
@@ -104,17 +95,11 @@ int chat_arguments_as(struct json_doc **out, struct json messages, enum chat_arg
 {
     struct text_buf t = {0};
     bool other = false;
-    int rc = 0;
     *out = NULL;
     for (int64_t i = 0; form != CHAT_ARGUMENTS_ANY && !other && i < json_count(messages); i++)
         other = message_is_other(json_at(messages, i), form);
     if (!other) return 0;
-    text_put(&t, "[");
-    for (int64_t i = 0; !rc && i < json_count(messages); i++) {
-        if (i) text_put(&t, ", ");
-        rc = put_message(&t, json_at(messages, i), form, err);
-    }
-    text_put(&t, "]");
+    int rc = put_value(&t, messages, false, form, err);
     if (!rc) rc = (*out = json_parse(t.text, t.size, "messages", err)) ? 0 : -1;
     text_free(&t);
     return rc;
