@@ -97,14 +97,7 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
     device_dry_run(&plan, dev);
     const struct layer planned = push_layer(&plan, b->o, h);
     run_op(&plan, &planned, true);
-    struct arena *have[] = {&dev->state, &dev->work};
-    const struct arena *need[] = {&plan.state, &plan.work};
-    for (int i = 0; i < 2; i++) {
-        dev->ops->free(have[i]->base);
-        *have[i] = (struct arena){0};
-        if (device_reserve(dev, have[i], need[i]->name, MT_MAX(need[i]->peak, 1), err))
-            return err_prefix(err, "heads of %s", h->name);
-    }
+    if (bench_reserve(dev, &plan, err)) return err_prefix(err, "heads of %s", h->name);
     const struct layer l = push_layer(dev, b->o, h);
     for (int backward = 0; backward < 2; backward++) {
         double before = 0;

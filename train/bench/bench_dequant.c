@@ -146,7 +146,7 @@ static int run_stack(struct bench_experts *b, const struct expert_shape *s, cons
         struct route route = bench_route(&plan, s, b->tokens[i], ROUTING_UNIFORM, NULL);
         op_route_sort(&plan, &route, s->n_exp);
     }
-    if (bench_reserve(b, &plan, err)) return err_prefix(err, "%s", s->name);
+    if (bench_reserve(&b->dev, &plan, err)) return err_prefix(err, "%s", s->name);
     const struct stack k = push_stack(&b->dev, s, q, up);
     if (!b->json) print_head(&k);
     const double all_ms = run_tokens(b, &k, 0, 0);

@@ -107,16 +107,16 @@ void bench_experts_close(struct bench_experts *b, bool print)
     device_close(&b->dev);
 }
 
-int bench_reserve(struct bench_experts *b, const struct device *plan, struct err *err)
+int bench_reserve(struct device *dev, const struct device *plan, struct err *err)
 {
-    struct arena *have[] = {&b->dev.weights, &b->dev.state, &b->dev.work};
+    struct arena *have[] = {&dev->weights, &dev->state, &dev->work};
     const struct arena *need[] = {&plan->weights, &plan->state, &plan->work};
     for (int i = 0; i < 3; i++) {
-        b->dev.ops->free(have[i]->base);
+        dev->ops->free(have[i]->base);
         *have[i] = (struct arena){0};
     }
     for (int i = 0; i < 3; i++)
-        if (device_reserve(&b->dev, have[i], need[i]->name, MT_MAX(need[i]->peak, 1), err)) return -1;
+        if (device_reserve(dev, have[i], need[i]->name, MT_MAX(need[i]->peak, 1), err)) return -1;
     return 0;
 }
 

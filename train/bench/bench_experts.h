@@ -63,8 +63,8 @@ int bench_experts_open(struct bench_experts *b, const char *name, const struct b
 void bench_experts_close(struct bench_experts *b, bool print); /* print: print the JSON document, if there is one */
 struct expert_quant bench_quant(int64_t i);                    /* entry i of BENCH_QUANTS */
 
-/* Allocates the three arenas of b->dev with the sizes of the dry run `plan`; frees the earlier ones. */
-int bench_reserve(struct bench_experts *b, const struct device *plan, struct err *err) MT_CHECK;
+/* Allocates the three arenas of dev with the sizes of the dry run `plan`; frees the earlier ones. */
+int bench_reserve(struct device *dev, const struct device *plan, struct err *err) MT_CHECK;
 
 /* Allocates from dev->weights and fills with values of standard deviation 0.02. A dry run fills nothing, here and
  * below. */

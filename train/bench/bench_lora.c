@@ -290,7 +290,7 @@ static int run_layer(struct bench_experts *b, const struct expert_shape *s, cons
     push_weights(&planned, &plan, s, q);
     for (int64_t t = 0; t < b->n_tokens; t++)
         for (int64_t i = -1; i < b->n_rank; i++) measure_case(&planned, b->tokens[t], i < 0 ? 0 : b->ranks[i], NULL);
-    if (bench_reserve(b, &plan, err)) return err_prefix(err, "%s", s->name);
+    if (bench_reserve(&b->dev, &plan, err)) return err_prefix(err, "%s", s->name);
     push_weights(&l, &b->dev, s, q);
     for (int64_t t = 0; t < b->n_tokens; t++)
         for (int64_t i = 0; i < b->n_routing; i++) {

@@ -100,15 +100,9 @@ static int run_stack(struct bench *b, int64_t n_exp, const int64_t shape[2], str
     struct device plan, *dev = &b->dev;
     device_dry_run(&plan, dev);
     push_stack(&plan, n_exp, shape[0], shape[1]);
-    struct arena *have[] = {&dev->state, &dev->work};
-    const struct arena *need[] = {&plan.state, &plan.work};
-    for (int i = 0; i < 2; i++) {
-        dev->ops->free(have[i]->base);
-        *have[i] = (struct arena){0};
-        if (device_reserve(dev, have[i], need[i]->name, MT_MAX(need[i]->peak, 1), err))
-            return err_prefix(err, "%lld experts of %lld x %lld", (long long)n_exp, (long long)shape[0],
-                              (long long)shape[1]);
-    }
+    if (bench_reserve(dev, &plan, err))
+        return err_prefix(err, "%lld experts of %lld x %lld", (long long)n_exp, (long long)shape[0],
+                          (long long)shape[1]);
     const struct stack s = push_stack(dev, n_exp, shape[0], shape[1]);
     for (int i = 0; i < MT_LEN(formats); i++) {
         struct fakequant f;

@@ -217,7 +217,7 @@ static int run_layer(struct bench_experts *b, const struct expert_shape *s, cons
             push_case(&l, b->tokens[t], b->ranks[i], ROUTING_UNIFORM);
             for (int k = 0; k < MT_LEN(products); k++) run_product(&l, &products[k], 1);
         }
-    if (bench_reserve(b, &plan, err)) return err_prefix(err, "%s", s->name);
+    if (bench_reserve(&b->dev, &plan, err)) return err_prefix(err, "%s", s->name);
     push_layer(&l, &b->dev, s, q);
     for (int64_t t = 0; t < b->n_tokens; t++)
         for (int64_t i = 0; i < b->n_routing; i++)
