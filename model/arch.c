@@ -42,20 +42,29 @@ struct family {
     struct glu glu;
 };
 
+#define EXPERT_NAMES                                                                                                   \
+    .router = {"mlp.gate"}, .gate = "mlp.experts.#.gate_proj", .up = "mlp.experts.#.up_proj",                          \
+    .down = "mlp.experts.#.down_proj"
+
 /* DeepSeek-V3 and the families that follow it. */
 #define DEEPSEEK_NAMES                                                                                                 \
-    {                                                                                                                  \
-        {"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj",                   \
-            .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true,       \
-            .excluded = ".*vision_tower.*"                                                                             \
-    }
+    EXPERT_NAMES, .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true, \
+                  .excluded = ".*vision_tower.*"
 
 /* What the families with latent attention have in common. */
 #define LATENT_FAMILY                                                                                                  \
-    .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = DEEPSEEK_NAMES,                                \
+    .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = {DEEPSEEK_NAMES},                              \
     .width = "moe_intermediate_size", .n_exp = "n_routed_experts", .theta = 10000, .router_bias = true,                \
     .round_twice = true, .kv_as_heads = true, .sigmoid = true, .renormalises = true, .dense_first = true,              \
     .predicts = true
+
+/* What the families with gated DeltaNet have in common. */
+#define DELTANET_NAMES EXPERT_NAMES, .shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"
+#define DELTANET_FAMILY                                                                                                \
+    .mixer = &mixer_attention, .linear = &mixer_deltanet, .ffn = &ffn_moe, .dense = &ffn_dense,                        \
+    .width = "moe_intermediate_size", .d_shared = "shared_expert_intermediate_size", .theta = 10000, .eps = 1e-6,      \
+    .head_dim = 256, .rotated = 0.25, .max_len = 32768, .attn_gate = true, .norm_plus_one = true,                      \
+    .qk_norm = QK_NORM_HEAD
 
 static const struct family families[] = {
     {.model_type = "gpt_oss",
@@ -83,7 +92,7 @@ static const struct family families[] = {
      .mixer = &mixer_attention,
      .ffn = &ffn_moe,
      .dense = &ffn_dense,
-     .names = {{"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj"},
+     .names = {EXPERT_NAMES},
      .width = "moe_intermediate_size",
      .theta = 10000,
      .eps = 1e-6,
@@ -96,7 +105,7 @@ static const struct family families[] = {
      .mixer = &mixer_attention,
      .ffn = &ffn_moe,
      .dense = &ffn_dense,
-     .names = {{"mlp.gate"}, "mlp.experts.#.gate_proj", "mlp.experts.#.up_proj", "mlp.experts.#.down_proj"},
+     .names = {EXPERT_NAMES},
      .width = "intermediate_size",
      .theta = 10000,
      .eps = 1e-5,
@@ -123,7 +132,7 @@ static const struct family families[] = {
      .mixer = &mixer_attention,
      .ffn = &ffn_moe,
      .dense = &ffn_dense,
-     .names = DEEPSEEK_NAMES,
+     .names = {DEEPSEEK_NAMES},
      .width = "moe_intermediate_size",
      .n_exp = "n_routed_experts",
      .theta = 10000,
@@ -147,12 +156,7 @@ static const struct family families[] = {
      .mixer = &mixer_mla,
      .ffn = &ffn_moe,
      .dense = &ffn_dense,
-     .names = {.router = {"mlp.gate"},
-               .gate = "mlp.experts.#.gate_proj",
-               .up = "mlp.experts.#.up_proj",
-               .down = "mlp.experts.#.down_proj",
-               .shared = "mlp.shared_experts",
-               .excluded = ".*vision_tower.*"},
+     .names = {EXPERT_NAMES, .shared = "mlp.shared_experts", .excluded = ".*vision_tower.*"},
      .width = "moe_intermediate_size",
      .n_exp = "n_routed_experts",
      .theta = 10000,
@@ -163,53 +167,13 @@ static const struct family families[] = {
      .kv_as_heads = true,
      .renormalises = true,
      .dense_first = true},
-    {.model_type = "qwen3_5_moe",
-     .text_type = "qwen3_5_moe_text",
-     .mixer = &mixer_attention,
-     .linear = &mixer_deltanet,
-     .ffn = &ffn_moe,
-     .dense = &ffn_dense,
-     .names = {.router = {"mlp.gate"},
-               .gate = "mlp.experts.#.gate_proj",
-               .up = "mlp.experts.#.up_proj",
-               .down = "mlp.experts.#.down_proj",
-               .shared = "mlp.shared_expert",
-               .shared_gate = "mlp.shared_expert_gate"},
-     .width = "moe_intermediate_size",
-     .d_shared = "shared_expert_intermediate_size",
-     .theta = 10000,
-     .eps = 1e-6,
-     .head_dim = 256,
-     .rotated = 0.25,
-     .max_len = 32768,
-     .attn_gate = true,
-     .norm_plus_one = true,
-     .qk_norm = QK_NORM_HEAD},
+    {.model_type = "qwen3_5_moe", .text_type = "qwen3_5_moe_text", DELTANET_FAMILY, .names = {DELTANET_NAMES}},
     {.model_type = "qwen3_next",
-     .mixer = &mixer_attention,
-     .linear = &mixer_deltanet,
-     .ffn = &ffn_moe,
-     .dense = &ffn_dense,
-     .names = {.router = {"mlp.gate"},
-               .gate = "mlp.experts.#.gate_proj",
-               .up = "mlp.experts.#.up_proj",
-               .down = "mlp.experts.#.down_proj",
-               .shared = "mlp.shared_expert",
-               .shared_gate = "mlp.shared_expert_gate",
-               .shared_by_weight = true},
-     .width = "moe_intermediate_size",
-     .d_shared = "shared_expert_intermediate_size",
-     .theta = 10000,
-     .eps = 1e-6,
-     .head_dim = 256,
-     .rotated = 0.25,
-     .max_len = 32768,
+     DELTANET_FAMILY,
+     .names = {DELTANET_NAMES, .shared_by_weight = true},
      .renormalises = true,
      .may_be_dense = true,
-     .attn_gate = true,
-     .norm_plus_one = true,
-     .delta_fused = true,
-     .qk_norm = QK_NORM_HEAD},
+     .delta_fused = true},
 };
 
 /* Classes with a vision tower, of any family: model_type of their text_config names it. */
