@@ -561,15 +561,22 @@ static void delta_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     static const struct shape deltas[] = {
-        {{1, 2, 8, 8}, 1, {65}},           {{2, 4, 16, 24}, 4, {1, 64, 0, 63}},
-        {{2, 2, 64, 32}, 2, {200, 65}},    {{1, 2, 128, 128}, 1, {300}},
-        {{16, 32, 128, 128}, 2, {65, 40}}, {{2, 2, 128, 128}, 7, {1, 63, 64, 65, 200, 0, 7}},
-        {{1, 3, 128, 128}, 2, {1, 64}},    {{2, 8, 128, 128}, 1, {130}},
-        {{1, 3, 16, 24}, 2, {70, 5}},      {{16, 32, 128, 128}, 3, {1, 70, 200}},
+        {{1, 2, 8, 8}, 1, {65}},        {{2, 4, 16, 24}, 4, {1, 64, 0, 63}},
+        {{2, 2, 64, 32}, 2, {200, 65}}, {{1, 2, 128, 128}, 1, {300}},
+        {{1, 3, 128, 128}, 2, {1, 64}}, {{2, 2, 128, 128}, 7, {1, 63, 64, 65, 200, 0, 7}},
+        {{1, 3, 16, 24}, 2, {70, 5}},   {{2, 8, 128, 128}, 1, {130}},
     };
     static const struct shape packed = {{1, 2, 128, 128}, 6, {65, 1, 0, 128, 191, 40}};
     for (int i = 0; i < MT_LEN(deltas); i++) op_check_cuda(delta_run, &deltas[i]);
     op_check_cuda(delta_packed_run, &packed);
+}
+
+static void delta_large_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct shape deltas[] = {{{16, 32, 128, 128}, 2, {65, 40}}, {{16, 32, 128, 128}, 3, {1, 70, 200}}};
+    for (int i = 0; i < MT_LEN(deltas); i++) op_check_cuda(delta_run, &deltas[i]);
 }
 
 static void gates_on_the_gpu(void **state)
@@ -601,6 +608,7 @@ int test_ops_delta(void)
         cmocka_unit_test(attn_gate_runs),
         cmocka_unit_test(conv_on_the_gpu),
         cmocka_unit_test(delta_on_the_gpu),
+        cmocka_unit_test(delta_large_on_the_gpu),
         cmocka_unit_test(gates_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_delta", tests, NULL, NULL);
