@@ -89,13 +89,11 @@ static int find_answers(struct eval_prompts *s, enum loss_on loss, struct err *e
 
 /* ---- texts ---- */
 
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
 /* After white space, s begins with this mark; moves s past both. */
 static bool skip_mark(const char **s, const char *end, const char *mark)
 {
     const int64_t n = (int64_t)strlen(mark);
-    while (*s < end && is_space(**s)) ++*s;
+    while (*s < end && text_is_space(**s)) ++*s;
     if (end - *s < n || memcmp(*s, mark, (size_t)n) != 0) return false;
     *s += n;
     return true;
@@ -111,8 +109,8 @@ static void note_reasoning(struct eval_prompts *s, int64_t message, const char *
     s->out->n_empty += skip_mark(&at, answer + size, "</think>");
     for (int64_t i = 0; i < MT_LEN(keys) && !n; i++)
         if (json_str(json_find(json_at(s->messages, message), keys[i]), &text, &n, NULL)) n = 0;
-    while (n && is_space(text[0])) text++, n--;
-    while (n && is_space(text[n - 1])) n--;
+    while (n && text_is_space(text[0])) text++, n--;
+    while (n && text_is_space(text[n - 1])) n--;
     char *reasoning = mem_alloc(n + 1);
     memcpy(reasoning, text, (size_t)n);
     s->out->n_unshown += n && (size < n || !strstr(answer, reasoning)); /* text after an answer is not its reasoning */
@@ -140,7 +138,7 @@ static int64_t answer_end(const struct eval_prompts *s, const struct text_buf *t
 {
     const char *eos = chat_template_eos(s->template);
     int64_t end = t->size, n = eos ? (int64_t)strlen(eos) : 0;
-    while (end > 0 && is_space(t->text[end - 1])) end--;
+    while (end > 0 && text_is_space(t->text[end - 1])) end--;
     return n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n) ? end : t->size;
 }
 
@@ -159,7 +157,7 @@ static int64_t with_role_token(const struct eval_prompts *s, struct text_buf *t,
 {
     const char *eos = chat_template_eos(s->template), *next;
     int64_t n = eos ? (int64_t)strlen(eos) : 0, last = end;
-    while (last > 0 && is_space(t->text[last - 1])) last--;
+    while (last > 0 && text_is_space(t->text[last - 1])) last--;
     if (end < turn || (n && end >= n && !memcmp(t->text + end - n, eos, (size_t)n))) return end;
     if (chat_template_stop_before(s->template, t->text, last)) return end;
     if (end == t->size && (next = chat_template_next_role(s->template, ends_with_call(s, message), &n))) {

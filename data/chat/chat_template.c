@@ -313,8 +313,6 @@ int chat_template_render(struct text_buf *out, const struct chat_template *t, st
 
 /* ---- what a template does, found by rendering short conversations ---- */
 
-static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
 /* Renders a question, this answer and a message of `role`, without the last leave_out of them. */
 static int render_turn(struct text_buf *out, const struct chat_template *t, const char *answer, const char *role,
                        int64_t leave_out)
@@ -344,7 +342,7 @@ static void find_turn_ends(struct chat_template *t)
     struct text_buf last = {0}, more = {0};
     if (chat_template_has_generation(t) || render_turn(&last, t, YES, "user", 1)) goto out;
     int64_t end = last.size;
-    while (end && is_space(last.text[end - 1])) end--;
+    while (end && text_is_space(last.text[end - 1])) end--;
     if (end < 3 || memcmp(last.text + end - 3, "Yes", 3) != 0) goto out; /* a token ends the answer */
     t->never_ends = true;
     for (int64_t i = 0; i < MT_LEN(roles); i++) {
