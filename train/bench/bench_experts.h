@@ -1,5 +1,5 @@
 /* bench_experts.h - `moetrain bench lora` and `moetrain bench dequant`: benchmarks of the expert kernels with the sizes
- * of published models. Declares what both share: command line, device, random weights and routings. */
+ * of published models. Declares what the benchmarks of kernels share: device memory, random weights, routings. */
 #ifndef MT_BENCH_EXPERTS_H
 #define MT_BENCH_EXPERTS_H
 

@@ -1,6 +1,6 @@
 /* export_targets.c - which families and which adapters the readers of a format support.
  *
- * A reader that loads an adapter and does not apply it would run another model without a word, so `export` refuses it.
+ * A reader that loads an adapter and does not apply it runs another model, without an error. So `export` refuses it.
  * vLLM 0.33 computes with kv_b_proj split in two when it loads the model (model_executor/layers/attention/
  * mla_attention.py, split_kv_b_proj); an adapter of it is wrapped and never called. llama.cpp applies adapters to the
  * products of build_lora_mm and build_lora_mm_id only (src/llama-graph.cpp). Its graph of latent attention
