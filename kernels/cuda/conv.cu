@@ -2,22 +2,22 @@
  * inside a sequence; dpre = dy silu'(u), dx[t] = sum_j w[j] dpre[t + (J-1) - j]. w is frozen: no gradient.
  * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J] f32, J <= 8. T may be 0.
  * Needs: C a multiple of 8, 16-byte aligned rows.
- * Grid: a thread has 4 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU; blocks of
- *   128 threads. It loads eight rows at once, 8 bytes of each, and keeps the J - 1 rows before them in registers. The
- *   backward computes u again, also of the J - 1 tokens after the strip. Sequences end at any row: the branch is the
- *   same for all threads of a block. J <= 4, sm_90a: 64 registers forward, 96 backward, no spills.
- * Moves: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of loads are in flight per multiprocessor.
- * Numerics: f32 sums in a fixed order, which does not depend on the strip, one rounding at the end; e^x and the
- *   quotient of the sigmoid by the approximate instructions, within 2^-17.
- * Measured: H200, T 16384 (4 x 4096), C 8192, J 4, in bench ops: forward 151 us, 3558 GB/s, 85 % of copy; backward 262
- *   us, 3069 GB/s, 73 %.
- * Tried, the kernels alone, us forward and backward: these 150, 238. 16 bytes of four rows 172, 257; of eight rows 161,
- *   264; of two rows, and the next two loaded before these are used, 182, 282. 8 bytes of four rows 154, 283, of
- * sixteen 148, 272. 16 bytes of eight rows through shared memory by cp.async 155, 224. The first without e^x 169, 251:
- * e^x does not limit. One row per iteration with exact division 323, 486 in bench ops. */
+ * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU; blocks of
+ *   128 threads. It copies its columns of the next eight rows into shared memory, which no other thread reads, and
+ * keeps the J - 1 rows before them in registers. The backward computes u again, also of the J - 1 tokens after the
+ * strip. Sequences end at any row: the branch is the same for all threads of a block. J <= 4, sm_90a: 93 registers and
+ * 16 KiB forward, 126 and 32 KiB backward, no spills. Moves: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of
+ * loads are in flight per multiprocessor. Numerics: f32 sums in a fixed order, which does not depend on the strip, one
+ * rounding at the end; e^x and the quotient of the sigmoid by the approximate instructions, within 2^-17. Measured:
+ * H200, T 16384 (4 x 4096), C 8192, J 4, in bench ops: forward 151 us, 3558 GB/s, 85 % of copy; backward 262 us, 3069
+ * GB/s, 73 %. Tried, the kernels alone, us forward and backward: these 150, 238. 16 bytes of four rows 172, 257; of
+ * eight rows 161, 264; of two rows, and the next two loaded before these are used, 182, 282. 8 bytes of four rows 154,
+ * 283, of sixteen 148, 272. 16 bytes of eight rows through shared memory by cp.async 155, 224. The first without e^x
+ * 169, 251: e^x does not limit. One row per iteration with exact division 323, 486 in bench ops. */
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 
-enum { BLOCK = 128, AHEAD = 8, COLS = 4 };
+enum { BLOCK = 128, AHEAD = 8 };
 
 struct conv_job {
     int64_t ldx, ldy, lddx;
@@ -57,32 +57,19 @@ static __device__ inline struct place find(const struct conv_job *job, int t)
     return p;
 }
 
-/* Four columns of a row: a load or store of 8 bytes. */
-static __device__ inline void unpack4(float v[COLS], uint2 u)
-{
-    v[0] = __uint_as_float(u.x << 16), v[1] = __uint_as_float(u.x & 0xffff0000u);
-    v[2] = __uint_as_float(u.y << 16), v[3] = __uint_as_float(u.y & 0xffff0000u);
-}
-static __device__ inline void store4(bf16 *p, const float v[COLS])
-{
-    asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(p)), "r"(pack2(v[0], v[1])),
-                 "r"(pack2(v[2], v[3]))
-                 : "memory");
-}
-
 /* The rows before token t: row a is token t - (TAPS-1) + a, zero before the sequence. */
 template <int TAPS> struct window {
-    float row[TAPS - 1][COLS];
+    float row[TAPS - 1][8];
 };
 
-template <int TAPS> static __device__ inline void window_push(struct window<TAPS> *x, const float v[COLS])
+template <int TAPS> static __device__ inline void window_push(struct window<TAPS> *x, const float v[8])
 {
 #pragma unroll
     for (int a = 0; a + 2 < TAPS; a++)
 #pragma unroll
-        for (int c = 0; c < COLS; c++) x->row[a][c] = x->row[a + 1][c];
+        for (int c = 0; c < 8; c++) x->row[a][c] = x->row[a + 1][c];
 #pragma unroll
-    for (int c = 0; c < COLS; c++) x->row[TAPS - 2][c] = v[c];
+    for (int c = 0; c < 8; c++) x->row[TAPS - 2][c] = v[c];
 }
 
 template <int TAPS> static __device__ inline void window_clear(struct window<TAPS> *x)
@@ -90,17 +77,17 @@ template <int TAPS> static __device__ inline void window_clear(struct window<TAP
 #pragma unroll
     for (int a = 0; a + 1 < TAPS; a++)
 #pragma unroll
-        for (int c = 0; c < COLS; c++) x->row[a][c] = 0;
+        for (int c = 0; c < 8; c++) x->row[a][c] = 0;
 }
 
 /* Absent taps have zero weights. */
-template <int TAPS> static __device__ inline void load_taps(float w[TAPS][COLS], const struct conv_job *job, int col)
+template <int TAPS> static __device__ inline void load_taps(float w[TAPS][8], const struct conv_job *job, int col)
 {
 #pragma unroll
     for (int a = 0; a < TAPS; a++) {
         const int j = a - (TAPS - job->n_tap);
 #pragma unroll
-        for (int c = 0; c < COLS; c++) w[a][c] = j >= 0 ? job->w[(int64_t)(col + c) * job->n_tap + j] : 0;
+        for (int c = 0; c < 8; c++) w[a][c] = j >= 0 ? job->w[(int64_t)(col + c) * job->n_tap + j] : 0;
     }
 }
 
@@ -111,18 +98,16 @@ static __device__ inline void window_init(struct window<TAPS> *x, const struct c
 #pragma unroll
     for (int a = 0; a + 1 < TAPS; a++) {
         const int from = t - (TAPS - 1) + a;
-        const uint2 *row = (const uint2 *)(job->x + from * job->ldx + col);
-        unpack4(x->row[a], from >= p->start ? *row : make_uint2(0, 0));
+        unpack8(x->row[a], from >= p->start ? load16(job->x + from * job->ldx + col) : make_uint4(0, 0, 0, 0));
     }
 }
 
 /* u of the token with row v, which then enters the window. */
 template <int TAPS>
-static __device__ inline void convolve(float u[COLS], struct window<TAPS> *x, const float w[TAPS][COLS],
-                                       const float v[COLS])
+static __device__ inline void convolve(float u[8], struct window<TAPS> *x, const float w[TAPS][8], const float v[8])
 {
 #pragma unroll
-    for (int c = 0; c < COLS; c++) {
+    for (int c = 0; c < 8; c++) {
         u[c] = w[TAPS - 1][c] * v[c];
 #pragma unroll
         for (int a = TAPS - 2; a >= 0; a--) u[c] += w[a][c] * x->row[a][c];
@@ -130,27 +115,30 @@ static __device__ inline void convolve(float u[COLS], struct window<TAPS> *x, co
     window_push(x, v);
 }
 
-/* Rows t .. t + AHEAD-1; beyond n_tok the last row again. */
-static __device__ inline void load_ahead(uint2 v[AHEAD], const bf16 *x, int64_t ld, int t, int n_tok)
+/* Starts the copy of a thread's eight columns of row t into shared memory; beyond n_tok the last row again. */
+static __device__ inline void fetch(uint4 *slot, const bf16 *x, int64_t ld, int t, int n_tok)
 {
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) v[k] = *(const uint2 *)(x + min(t + k, n_tok - 1) * ld);
+    copy_async16(shared_address(slot), x + min(t, n_tok - 1) * ld, 16);
 }
 
 template <int TAPS>
-static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 7 : 1) conv_fwd(const struct conv_job job)
+static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(const struct conv_job job)
 {
-    const int col = COLS * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * job.strip;
+    __shared__ __align__(16) uint4 ring[AHEAD][BLOCK];
+    const int col = 8 * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * job.strip;
     const int last = min(first + job.strip, job.n_tok);
     struct window<TAPS> x;
-    float w[TAPS][COLS], u[COLS], v[COLS];
+    float w[TAPS][8], u[8], v[8];
     if (col >= job.n_col) return;
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        fetch(&ring[k][threadIdx.x], job.x + col, job.ldx, first + k, job.n_tok);
+        copy_commit();
+    }
     struct place p = find(&job, first);
     load_taps<TAPS>(w, &job, col);
     window_init(&x, &job, &p, first, col);
     for (int t = first; t < last; t += AHEAD) {
-        uint2 in[AHEAD];
-        load_ahead(in, job.x + col, job.ldx, t, job.n_tok);
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             if (t + k >= last) return;
@@ -158,11 +146,14 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 7 : 1) conv_fwd(cons
                 advance(&p, &job);
                 window_clear(&x);
             }
-            unpack4(v, in[k]);
+            copy_wait<AHEAD - 1>();
+            unpack8(v, ring[k][threadIdx.x]);
             convolve(u, &x, w, v);
+            if (t + k + AHEAD < last) fetch(&ring[k][threadIdx.x], job.x + col, job.ldx, t + k + AHEAD, job.n_tok);
+            copy_commit();
 #pragma unroll
-            for (int c = 0; c < COLS; c++) u[c] = __fdividef(u[c], 1 + __expf(-u[c]));
-            store4(job.y + (t + k) * job.ldy + col, u);
+            for (int c = 0; c < 8; c++) u[c] = __fdividef(u[c], 1 + __expf(-u[c]));
+            store16(job.y + (t + k) * job.ldy + col, pack8(u));
         }
     }
 }
@@ -170,38 +161,42 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 7 : 1) conv_fwd(cons
 /* The gradient of row t - (TAPS-1), complete with d of token t; sum.row[a] is that of row t - (TAPS-1) + a so far.
  * `before`: how many tokens of the sequence come before t. */
 template <int TAPS>
-static __device__ inline void complete(float out[COLS], struct window<TAPS> *sum, const float w[TAPS][COLS],
-                                       const float d[COLS], int before)
+static __device__ inline void complete(float out[8], struct window<TAPS> *sum, const float w[TAPS][8], const float d[8],
+                                       int before)
 {
-    float next[COLS];
+    float next[8];
 #pragma unroll
-    for (int c = 0; c < COLS; c++) next[c] = w[TAPS - 1][c] * d[c];
+    for (int c = 0; c < 8; c++) next[c] = w[TAPS - 1][c] * d[c];
 #pragma unroll
     for (int a = 0; a + 1 < TAPS; a++)
         if (before >= TAPS - 1 - a)
 #pragma unroll
-            for (int c = 0; c < COLS; c++) sum->row[a][c] += w[a][c] * d[c];
+            for (int c = 0; c < 8; c++) sum->row[a][c] += w[a][c] * d[c];
 #pragma unroll
-    for (int c = 0; c < COLS; c++) out[c] = sum->row[0][c];
+    for (int c = 0; c < 8; c++) out[c] = sum->row[0][c];
     window_push(sum, next);
 }
 
 template <int TAPS>
-static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_bwd(const struct conv_job job)
+static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(const struct conv_job job)
 {
-    const int col = COLS * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * job.strip;
+    __shared__ __align__(16) uint4 ring[AHEAD][2][BLOCK]; /* x, dy */
+    const int col = 8 * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * job.strip;
     const int last = min(first + job.strip, job.n_tok) + TAPS - 1;
     struct window<TAPS> x, sum;
-    float w[TAPS][COLS], u[COLS], d[COLS], v[COLS];
+    float w[TAPS][8], u[8], d[8], v[8];
     if (col >= job.n_col) return;
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        fetch(&ring[k][0][threadIdx.x], job.x + col, job.ldx, first + k, job.n_tok);
+        fetch(&ring[k][1][threadIdx.x], job.dy + col, job.ldy, first + k, job.n_tok);
+        copy_commit();
+    }
     struct place p = find(&job, first);
     load_taps<TAPS>(w, &job, col);
     window_init(&x, &job, &p, first, col);
     window_clear(&sum);
     for (int t = first; t < last; t += AHEAD) {
-        uint2 in[AHEAD], of_y[AHEAD];
-        load_ahead(in, job.x + col, job.ldx, t, job.n_tok);
-        load_ahead(of_y, job.dy + col, job.ldy, t, job.n_tok);
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             if (t + k >= last) return;
@@ -209,17 +204,23 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_bwd(cons
                 advance(&p, &job);
                 window_clear(&x);
             }
-            unpack4(v, in[k]);
-            unpack4(d, of_y[k]);
+            copy_wait<AHEAD - 1>();
+            unpack8(v, ring[k][0][threadIdx.x]);
+            unpack8(d, ring[k][1][threadIdx.x]);
             convolve(u, &x, w, v);
 #pragma unroll
-            for (int c = 0; c < COLS; c++) {
+            for (int c = 0; c < 8; c++) {
                 const float s = __fdividef(1, 1 + __expf(-u[c]));
                 d[c] *= s * (1 + u[c] * (1 - s));
             }
+            if (t + k + AHEAD < last) {
+                fetch(&ring[k][0][threadIdx.x], job.x + col, job.ldx, t + k + AHEAD, job.n_tok);
+                fetch(&ring[k][1][threadIdx.x], job.dy + col, job.ldy, t + k + AHEAD, job.n_tok);
+            }
+            copy_commit();
             complete(v, &sum, w, d, t + k < job.n_tok ? t + k - p.start : 0);
             const int row = t + k - (TAPS - 1);
-            if (row >= first) store4(job.dx + row * job.lddx + col, v);
+            if (row >= first) store16(job.dx + row * job.lddx + col, pack8(v));
         }
     }
 }
@@ -255,7 +256,7 @@ static int strip_of(int64_t n_tok, int64_t n_band)
 
 static dim3 grid_of(struct conv_job *job)
 {
-    const int64_t n_band = ceil_div(job->n_col, COLS * BLOCK);
+    const int64_t n_band = ceil_div(job->n_col, 8 * BLOCK);
     job->strip = strip_of(job->n_tok, n_band);
     const int64_t strips = ceil_div(job->n_tok, job->strip);
     MT_REQUIRE(strips <= 65535, "a convolution of %lld tokens", (long long)job->n_tok);
