@@ -2,18 +2,20 @@
  * inside a sequence; dpre = dy silu'(u), dx[t] = sum_j w[j] dpre[t + (J-1) - j]. w is frozen: no gradient.
  * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J] f32, J <= 8. T may be 0.
  * Needs: C a multiple of 8, 16-byte aligned rows.
- * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU; blocks of
- *   128 threads. It copies its columns of the next eight rows into shared memory, which no other thread reads, and
- * keeps the J - 1 rows before them in registers. The backward computes u again, also of the J - 1 tokens after the
- * strip. Sequences end at any row: the branch is the same for all threads of a block. J <= 4, sm_90a: 93 registers and
- * 16 KiB forward, 126 and 32 KiB backward, no spills. Moves: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of
- * loads are in flight per multiprocessor. Numerics: f32 sums in a fixed order, which does not depend on the strip, one
- * rounding at the end; e^x and the quotient of the sigmoid by the approximate instructions, within 2^-17. Measured:
- * H200, T 16384 (4 x 4096), C 8192, J 4, in bench ops: forward 151 us, 3558 GB/s, 85 % of copy; backward 262 us, 3069
- * GB/s, 73 %. Tried, the kernels alone, us forward and backward: these 150, 238. 16 bytes of four rows 172, 257; of
- * eight rows 161, 264; of two rows, and the next two loaded before these are used, 182, 282. 8 bytes of four rows 154,
- * 283, of sixteen 148, 272. 16 bytes of eight rows through shared memory by cp.async 155, 224. The first without e^x
- * 169, 251: e^x does not limit. One row per iteration with exact division 323, 486 in bench ops. */
+ * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU;
+ *   blocks of 128 threads. It copies its columns of the next eight rows into shared memory, which no other thread
+ *   reads, and keeps the J - 1 rows before them in registers. The backward computes u again, also of the J - 1
+ *   tokens after the strip. Sequences end at any row: the branch is the same for all threads of a block. J <= 4,
+ *   sm_90a: 93 registers and 16 KiB forward, 126 and 32 KiB backward, no spills.
+ * Moves: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of loads are in flight per multiprocessor.
+ * Numerics: f32 sums in a fixed order, which does not depend on the strip, one rounding at the end; e^x and the
+ *   quotient of the sigmoid by the approximate instructions, within 2^-17.
+ * Measured: H200, T 16384 (4 x 4096), C 8192, J 4. bench ops: forward 156 us, 3438 GB/s, 83 % of copy; backward
+ *   257 us, 3139 GB/s, 76 %. bench step of 40 layers: backward 230 us, 3502 GB/s, 84 %. Tried, the kernels alone,
+ *   us forward and backward: these 155, 224. 8 bytes of eight rows in registers 150, 238; of four rows 154, 283;
+ *   of sixteen 148, 272. 16 bytes of four rows 172, 257; of eight rows 161, 264; of two rows, and the next two
+ *   loaded before these are used, 182, 282. Without e^x 169, 251 where 172, 257: e^x does not limit. One row per
+ *   iteration with exact division 323, 486 in bench ops. */
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 
