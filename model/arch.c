@@ -1,6 +1,7 @@
 /* arch.c - the table of model families, and the reader of config.json as transformers 4 and 5 write it. */
 #include "model/arch.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,16 +25,19 @@ struct family {
     double rotated; /* default of partial_rotary_factor; 0: all channels, no other value is supported */
     int64_t max_len, window;
     bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
-    bool rope_named;     /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
-    bool kv_as_heads;    /* num_key_value_heads may be missing: then K = H */
-    bool norm_topk;      /* norm_topk_prob is read; missing means false: gates are not renormalised */
-    bool renormalises;   /* norm_topk_prob is read; missing means true */
-    bool may_be_dense;   /* mlp_only_layers and decoder_sparse_step are read */
-    bool sigmoid;        /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
-    bool predicts;       /* num_nextn_predict_layers is read */
-    bool dense_first;    /* first_k_dense_replace and mlp_layer_types are read */
-    int64_t first_dense; /* default of first_k_dense_replace */
-    enum { SLIDE_NAMED, SLIDE_EVEN, SLIDE_ALL } slide; /* layers with a sliding window when layer_types is absent */
+    bool rope_named;            /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
+    bool kv_as_heads;           /* num_key_value_heads may be missing: then K = H */
+    bool norm_topk;             /* norm_topk_prob is read; missing means false: gates are not renormalised */
+    bool renormalises;          /* norm_topk_prob is read; missing means true */
+    bool may_be_dense;          /* mlp_only_layers and decoder_sparse_step are read */
+    bool sigmoid;               /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
+    double routed_scale;        /* default of routed_scaling_factor; 0: 1 */
+    int64_t n_group, top_group; /* defaults of n_group and topk_group; 0: 1 */
+    bool predicts;              /* num_nextn_predict_layers is read */
+    bool dense_first;           /* first_k_dense_replace and mlp_layer_types are read */
+    int64_t first_dense;        /* default of first_k_dense_replace */
+    /* Layers with a sliding window when layer_types is absent. SLIDE_NEVER: layer_types must not name one either. */
+    enum { SLIDE_NEVER, SLIDE_EVEN, SLIDE_ALL } slide;
     bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
     bool out_unbiased;  /* attention_bias does not concern the output projection */
     bool attn_gate, norm_plus_one;
@@ -149,8 +153,20 @@ static const struct family families[] = {
      .qk_norm_named = true,
      .out_unbiased = true,
      .qk_norm = QK_NORM_HEAD},
-    {.model_type = "glm4_moe_lite", LATENT_FAMILY, .eps = 1e-5, .max_len = 202752, .first_dense = 1},
-    {.model_type = "deepseek_v3", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 3},
+    {.model_type = "glm4_moe_lite",
+     LATENT_FAMILY,
+     .eps = 1e-5,
+     .max_len = 202752,
+     .first_dense = 1,
+     .routed_scale = 1.8},
+    {.model_type = "deepseek_v3",
+     LATENT_FAMILY,
+     .eps = 1e-6,
+     .max_len = 4096,
+     .first_dense = 3,
+     .routed_scale = 2.5,
+     .n_group = 8,
+     .top_group = 4},
     {.model_type = "kimi_k2", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 1},
     {.model_type = "mistral4",
      .mixer = &mixer_mla,
@@ -276,6 +292,9 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
+/* Whether a value is positive, and finite and normal in f32, in which the ops receive it. */
+static bool in_f32(double value) { return value >= (double)FLT_MIN && value <= (double)FLT_MAX; }
+
 /* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
 static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
@@ -358,7 +377,8 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
     if (read_mscale(r, scaling, f, err) || read_query_beta(r, scaling, f, err) ||
         json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
         return -1;
-    if (!(r->attention_factor > 0)) return json_error(scaling, err, "attention_factor must be positive");
+    if (!in_f32(r->attention_factor))
+        return json_error(scaling, err, "attention_factor %g is not positive in f32", r->attention_factor);
     return 0;
 }
 
@@ -410,17 +430,20 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
         int64_t size;
         struct json item = json_at(types, l);
         if (json_str(item, &name, &size, err)) return -1;
-        if (!strcmp(name, "sliding_attention") && window)
+        const bool slides = f->slide && !strcmp(name, "sliding_attention");
+        if (slides && window)
             a->window[l] = window;
-        else if (!strcmp(name, "sliding_attention"))
+        else if (slides)
             return json_error(item, err, "is sliding_attention, but sliding_window is not set");
         else if (!strcmp(name, "full_attention"))
             a->window[l] = 0;
         else if (!strcmp(name, "linear_attention") && f->linear)
             a->mixer[l] = f->linear;
         else
-            return json_error(item, err, "\"%s\" is not supported (%s, full_attention)", name,
-                              f->linear ? "linear_attention" : "sliding_attention");
+            return json_error(item, err, "\"%s\" is not supported (%sfull_attention)", name,
+                              f->linear  ? "linear_attention, "
+                              : f->slide ? "sliding_attention, "
+                                         : "");
     }
     return 0;
 }
@@ -528,8 +551,8 @@ static int refuse_softmax_variants(struct json root, struct err *err)
 static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     bool renormalise = f->renormalises || !f->norm_topk;
-    double scale = 1;
-    int64_t n_group = 1, top_group = 1;
+    double scale = f->routed_scale > 0 ? f->routed_scale : 1;
+    int64_t n_group = MT_MAX(1, f->n_group), top_group = MT_MAX(1, f->top_group);
     if ((f->renormalises || f->norm_topk) && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) return -1;
     a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
     if (!f->sigmoid) return f->dense_first ? refuse_softmax_variants(root, err) : 0;
@@ -537,7 +560,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
         return -1;
-    if (!(scale > 0)) return json_error(root, err, "routed_scaling_factor %g is not positive", scale);
+    if (!in_f32(scale)) return json_error(root, err, "routed_scaling_factor %g is not positive in f32", scale);
     if (n_group > 1 && (a->n_exp % n_group || a->n_exp / n_group < 2))
         return json_error(root, err, "n_group %lld: %lld experts are not that many groups of two or more",
                           (long long)n_group, (long long)a->n_exp);
@@ -566,7 +589,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
         return -1;
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
-    if (!(eps > 0)) return json_error(root, err, "rms_norm_eps %g is not positive", eps);
+    if (!in_f32(eps)) return json_error(root, err, "rms_norm_eps %g is not positive in f32", eps);
     if (f->glu.kind == GLU_CLAMPED && !(limit > 0))
         return json_error(root, err, "swiglu_limit %g is not positive", limit);
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};

@@ -127,6 +127,13 @@ static void test_refusals(void **state)
         {GLM, "\"partial_rotary_factor\": 1.5", "partial_rotary_factor"},
         {GLM, "\"partial_rotary_factor\": 0.2", "which are no pairs"},
         {GLM, "\"n_routed_experts\": 1", "experts per token"},
+        {GLM, "\"rms_norm_eps\": 1e300", "rms_norm_eps 1e+300"},
+        {GLM, "\"rms_norm_eps\": 1e-300", "rms_norm_eps 1e-300"},
+        {GLM, "\"routed_scaling_factor\": 1e300", "routed_scaling_factor 1e+300"},
+        {GLM, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"], \"sliding_window\": 8",
+         "layer_types[1]`: \"sliding_attention\" is not supported (full_attention)"},
+        {QWEN, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"]",
+         "layer_types[1]`: \"sliding_attention\" is not supported (full_attention)"},
     };
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};

@@ -228,6 +228,33 @@ static void layer_kinds_are_read(void **state)
     assert_non_null(strstr(err.msg, "\"moe\" is not supported (dense, sparse)"));
 }
 
+/* Settings of the router that config.json lacks have the defaults of transformers' configuration classes. */
+static void missing_router_keys_have_defaults(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family;
+        float scale;
+        int n_group, top_group;
+    } rows[] = {{"deepseek_v3", 2.5f, 8, 4}, {"glm4_moe_lite", 1.8f, 1, 1}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char text[1024];
+        struct arch a;
+        struct err err = {.msg = ""};
+        snprintf(text, sizeof(text),
+                 "{\"model_type\": \"%s\", \"num_hidden_layers\": 4, \"hidden_size\": 40, "
+                 "\"num_attention_heads\": 3, \"vocab_size\": 40, \"intermediate_size\": 32, "
+                 "\"moe_intermediate_size\": 8, \"n_routed_experts\": 16, \"num_experts_per_tok\": 2, "
+                 "\"q_lora_rank\": null, \"kv_lora_rank\": 8, \"qk_nope_head_dim\": 4, \"qk_rope_head_dim\": 6, "
+                 "\"v_head_dim\": 5}",
+                 rows[i].family);
+        if (arch_load(&a, write_config(text), &err)) fail_msg("%s", err.msg);
+        assert_true(a.router.kind == ROUTER_SIGMOID_CHOSEN && a.router.scale == rows[i].scale);
+        assert_int_equal(a.router.n_group, rows[i].n_group);
+        assert_int_equal(a.router.top_group, rows[i].top_group);
+    }
+}
+
 static void bad_sizes_are_refused(void **state)
 {
     (void)state;
@@ -358,6 +385,7 @@ int test_mla(void)
         cmocka_unit_test(fp8_blocks_are_read),
         cmocka_unit_test(sizes_are_read),
         cmocka_unit_test(layer_kinds_are_read),
+        cmocka_unit_test(missing_router_keys_have_defaults),
         cmocka_unit_test(bad_sizes_are_refused),
         cmocka_unit_test(mistral_is_read),
         cmocka_unit_test(other_targets_are_refused),
