@@ -681,3 +681,17 @@ void assert_same_model(const char *dir_a, const char *dir_b)
     loaded_close(&a);
     loaded_close(&b);
 }
+
+void assert_draft_refused(const struct draft *d, const char *says)
+{
+    struct arch a;
+    struct safetensors st;
+    struct err err = {.msg = ""};
+    struct weights w;
+    struct device dev = {.dry_run = true, .weights = arena_measure("weights")};
+    const char *dir = draft_save(d, 1);
+    if (arch_load(&a, dir, &err) || safetensors_open(&st, dir, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(weights_load(&w, &dev, &a, &st, &(struct weights_options){0}, &err), -1);
+    if (!strstr(err.msg, says)) fail_msg("\"%s\" does not say \"%s\"", err.msg, says);
+    safetensors_close(&st);
+}

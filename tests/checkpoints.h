@@ -77,5 +77,7 @@ void assert_same_weights(const struct loaded *a, const struct loaded *b); /* com
 void assert_same_loaded(const struct loaded *a, const struct loaded *b);  /* also compares the loss, bit by bit */
 /* Loads both directories, compares weights and loss bit by bit, and closes them. */
 void assert_same_model(const char *dir_a, const char *dir_b);
+/* Saves the draft; loading its weights fails with an error that has this text. */
+void assert_draft_refused(const struct draft *d, const char *says);
 
 #endif

@@ -195,21 +195,6 @@ static void test_inspect_rows(void **state)
 
 /* ---- errors */
 
-static void assert_refused(struct draft *d, const char *says)
-{
-    struct arch a;
-    struct safetensors st;
-    struct err err;
-    struct weights w;
-    struct device dev = {.dry_run = true, .weights = arena_measure("weights")};
-    const char *dir = draft_save(d, 1);
-    assert_int_equal(arch_load(&a, dir, &err), 0);
-    assert_int_equal(safetensors_open(&st, dir, &err), 0);
-    assert_int_equal(weights_load(&w, &dev, &a, &st, &(struct weights_options){0}, &err), -1);
-    if (!strstr(err.msg, says)) fail_msg("\"%s\" does not say \"%s\"", err.msg, says);
-    safetensors_close(&st);
-}
-
 static void put_ones(struct draft *d, const char *name, const char *dtype, int ndim, int64_t rows, int64_t cols)
 {
     draft_put_as(d, name, dtype, ndim, (int64_t[]){rows, cols}, mem_array(rows * cols, 4));
@@ -251,7 +236,7 @@ static void test_errors(void **state)
             snprintf(name, sizeof(name), "%.*s%s", stem, UP0, rows[k].added);
             put_ones(&d, name, rows[k].dtype, 2, rows[k].rows, rows[k].cols);
         }
-        assert_refused(&d, rows[k].says);
+        assert_draft_refused(&d, rows[k].says);
         draft_free(&d);
     }
 }

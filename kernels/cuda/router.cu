@@ -15,7 +15,7 @@
  *   rounding. dx_chosen: f32, in ascending order of the experts.
  * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us, 1165 GB/s, 39 % of copy; backward
  *   142 us, 1336 GB/s, 45 %. H200, commit 0f4f405, T 16384, D 2048, E 256, J 8: forward 65 us, backward 136 us; by
- * tiles 272 and 401 us. */
+ *   tiles 272 and 401 us. */
 #include "kernels/cuda/rows.cuh"
 
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
