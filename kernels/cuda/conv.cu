@@ -10,12 +10,12 @@
  * Moves: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of loads are in flight per multiprocessor.
  * Numerics: f32 sums in a fixed order, which does not depend on the strip, one rounding at the end; e^x and the
  *   quotient of the sigmoid by the approximate instructions, within 2^-17.
- * Measured: H200, T 16384 (4 x 4096), C 8192, J 4. bench ops: forward 156 us, 3438 GB/s, 83 % of copy; backward
- *   257 us, 3139 GB/s, 76 %. bench step of 40 layers: backward 230 us, 3502 GB/s, 84 %. Tried, the kernels alone,
- *   us forward and backward: these 155, 224. 8 bytes of eight rows in registers 150, 238; of four rows 154, 283;
- *   of sixteen 148, 272. 16 bytes of four rows 172, 257; of eight rows 161, 264; of two rows, and the next two
- *   loaded before these are used, 182, 282. Without e^x 169, 251 where 172, 257: e^x does not limit. One row per
- *   iteration with exact division 323, 486 in bench ops. */
+ * Measured: H200, commit a065f47, T 16384 (4 x 4096), C 8192, J 4. bench ops: forward 156 us, 3438 GB/s, 83 % of copy;
+ *   backward 257 us, 3139 GB/s, 76 %. bench step of 40 layers: backward 230 us, 3502 GB/s, 84 %.
+ * Tried, the kernels alone, us forward and backward: these 155, 224. 8 bytes of eight rows in registers 150, 238; of
+ *   four rows 154, 283; of sixteen 148, 272. 16 bytes of four rows 172, 257, without e^x 169, 251; of eight rows 161,
+ *   264; of two rows, and the next two loaded before these are used, 182, 282. One row per iteration with exact
+ *   division 323, 486 in bench ops. */
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 
