@@ -564,7 +564,16 @@ static void router_on_the_gpu(void **state)
         {70, 64, 4, 2880, f32, some, 0, true, false, true, 0},
         {600, 65, 16, 136, bf16, some, 0, true, true, false, 8},
     };
-    const struct gpu_router without_bias[] = {
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run, &cases[i]);
+}
+
+static void router_without_bias_on_the_gpu_by_cublas(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const struct weight_packing bf16 = {WF_BF16, 0, false};
+    const enum router_kind some = ROUTER_CHOSEN, all = ROUTER_PROBABILITY;
+    const struct gpu_router cases[] = {
         {131, 256, 8, 2048, bf16, some, 0, true, true, false, 0},
         {1, 256, 8, 2048, bf16, some, 0, true, true, true, 0},
         {77, 512, 10, 72, bf16, some, 0, true, true, true, 8},
@@ -572,8 +581,7 @@ static void router_on_the_gpu(void **state)
         {70, 128, 8, 96, bf16, all, 0.5f, true, true, false, 0},
         {70, 64, 4, 2880, bf16, some, 0, true, false, true, 0},
     };
-    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run, &cases[i]);
-    for (int i = 0; i < MT_LEN(without_bias); i++) op_check_cuda(gpu_router_run_without_bias, &without_bias[i]);
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run_without_bias, &cases[i]);
 }
 
 /* For any logits, the choice is distinct experts in range. Gates may be NaN, so no output is compared. */
@@ -646,6 +654,7 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_adamw, begin, end),
         cmocka_unit_test(test_optim_runs),
         cmocka_unit_test(router_on_the_gpu),
+        cmocka_unit_test(router_without_bias_on_the_gpu_by_cublas),
         cmocka_unit_test(nan_logits_on_the_gpu),
         cmocka_unit_test(sort_on_the_gpu),
         cmocka_unit_test(dispatch_and_combine_on_the_gpu),

@@ -204,7 +204,17 @@ static void router_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
-    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_router, &cases[i]);
+    for (int i = 0; i < MT_LEN(cases); i++)
+        if (cases[i].n_exp < 64) op_check_cuda(run_router, &cases[i]);
+}
+
+/* cuBLASLt computes the logits of 64 experts and more. */
+static void router_on_the_gpu_by_cublas(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(cases); i++)
+        if (cases[i].n_exp >= 64) op_check_cuda(run_router, &cases[i]);
 }
 
 /* ---- the activation */
@@ -336,6 +346,7 @@ int test_ops_sigmoid(void)
         cmocka_unit_test(test_activation_runs),
         cmocka_unit_test_setup_teardown(test_sum, begin, end),
         cmocka_unit_test(router_on_the_gpu),
+        cmocka_unit_test(router_on_the_gpu_by_cublas),
         cmocka_unit_test(activation_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_sigmoid", tests, NULL, NULL);
