@@ -151,10 +151,7 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
     static const char *const linears[] = {"gate_proj", "up_proj"};
     for (int64_t i = 0; i < MT_LEN(routers); i++)
         if (!strcmp(word, routers[i]))
-            return err_set(err,
-                           "%s: \"%s\": the router is no target. It stays frozen, so that an adapter changes what the "
-                           "experts do and not which are asked; train.aux_loss_coef balances them through the layers "
-                           "below",
+            return err_set(err, "%s: \"%s\": the router is no target: moetrain does not train routers; remove the word",
                            key, word);
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (!strcmp(word, target_rows[t].name)) return *first = *last = t, 0;
@@ -192,8 +189,8 @@ static int refuse_target(const struct arch *a, const char *word, enum lora_targe
             snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",
                      target_rows[t].name);
     return err_set(err,
-                   "lora.targets: \"%s\" matches nothing: the targets of %s are %s; mixers names those of attention "
-                   "and other mixers, all-linear all of them",
+                   "lora.targets: \"%s\" matches nothing: the targets of %s are %s; for all of attention and other "
+                   "mixers write mixers, for all targets all-linear",
                    word, a->family, names);
 }
 

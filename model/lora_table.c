@@ -141,7 +141,8 @@ char *lora_table(const struct adapters *ad, const struct arch *a)
                       b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
     }
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
-        s += snprintf(s, LINE, "%lld of these layers are dense: they have no experts to adapt\n", (long long)n_dense);
+        s += snprintf(s, LINE, "%lld of the trained layers %s dense, without routed experts\n", (long long)n_dense,
+                      n_dense == 1 ? "is" : "are");
     s += snprintf(s, LINE, "%-18s %6s\n", "kind of layer", "layers");
     s += kinds_text(ad, a, s, LINE);
     snprintf(s, (size_t)(end - s), "%-18s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",

@@ -184,9 +184,14 @@ static void test_budget(void **state)
         assert_int_equal(RUN("plan", config, "--set", set), 0);
         assert_says(said.out, chosen[i]);
     }
-    snprintf(set, sizeof(set), "train.memory_gb=%.9f", mib[2] / 2 / 1024);
+    snprintf(set, sizeof(set), "train.memory_gb=%.9f", mib[2] * 0.98 / 1024);
     assert_int_equal(RUN(config, "--set", set), 1);
     assert_says(said.err, "train.memory_gb");
+    assert_says(said.err, "lower data.seq_len");
+    assert_int_equal(RUN(config, "--set", "train.memory_gb=0.001"), 1); /* no sequence is short enough */
+    assert_says(said.err, "the weights alone ");
+    assert_says(said.err, "parallel.ep");
+    assert_null(strstr(said.err, "lower data.seq_len"));
     assert_false(exists(process_output(config, "adapter")));
 }
 

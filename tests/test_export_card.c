@@ -34,7 +34,7 @@ static void each_format_has_its_own_use(void **state)
     const char *foreign = "# Mine\n\n## Uses\n\nMany.\n";
     for (int f = 0; f < EXPORT_FORMATS; f++) {
         char line[64];
-        char *card = export_card(adapter, (enum export_format)f, "a/b", 9);
+        char *card = export_card(adapter, (enum export_format)f, "a/b", false, 9);
         assert_loads(card, f);
         snprintf(line, sizeof(line), "---\nlibrary_name: %s\n---\n\n# ", libraries[f]);
         assert_memory_equal(card, line, strlen(line));
@@ -43,18 +43,32 @@ static void each_format_has_its_own_use(void **state)
         assert_says(card, "\nFacts.\n\n## Use\n");
         assert_says(card, "\n\n## Settings\n\nr = 9\n");
         mem_free(card);
-        card = export_card(foreign, (enum export_format)f, "a/b", 9);
+        card = export_card(foreign, (enum export_format)f, "a/b", false, 9);
         assert_loads(card, f);
         assert_memory_equal(card, foreign, strlen(foreign));
         mem_free(card);
-        card = export_card(NULL, (enum export_format)f, "a/b", 9);
+        card = export_card(NULL, (enum export_format)f, "a/b", false, 9);
         assert_loads(card, f);
         assert_int_equal(card[0], '#');
         mem_free(card);
     }
-    char *card = export_card(NULL, EXPORT_VLLM, "a\"$b", 9);
+    char *card = export_card(NULL, EXPORT_VLLM, "a\"$b", false, 9);
     assert_says(card, "vllm serve \"a\\\"\\$b\" --enable-lora --max-lora-rank 16 ");
     mem_free(card);
+}
+
+/* In transformers an adapter of a model with a vision tower matches the class with all parts alone. */
+static void a_model_with_a_vision_tower(void **state)
+{
+    (void)state;
+    for (int nested = 0; nested < 2; nested++) {
+        char *card = export_card(NULL, EXPORT_PEFT, "a/b", nested, 9);
+        assert_says(card, nested ? "import AutoModelForImageTextToText\n" : "import AutoModelForCausalLM\n");
+        assert_says(card, nested ? "model = AutoModelForImageTextToText.from_pretrained(\"a/b\")\n"
+                                 : "model = AutoModelForCausalLM.from_pretrained(\"a/b\")\n");
+        assert_int_equal(nested, strstr(card, "would have no effect") != NULL);
+        mem_free(card);
+    }
 }
 
 static void an_export_has_its_card(void **state)
@@ -78,6 +92,7 @@ int test_export_card(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_format_has_its_own_use),
+        cmocka_unit_test(a_model_with_a_vision_tower),
         cmocka_unit_test(an_export_has_its_card),
     };
     return cmocka_run_group_tests_name("export_card", tests, NULL, NULL);

@@ -168,7 +168,7 @@ static void test_dense_layers(void **state)
     assert_int_equal(adapters_plan(&ad, &a, &opt, &err), 0);
     assert_true(ad.n_params == 3 * 8 + 2 * 4 && ad.layer_on[2] && !adapters_find(&ad, 2, LORA_UP, false));
     char *table = lora_table(&ad, &a);
-    assert_non_null(strstr(table, "1 of these layers are dense"));
+    assert_non_null(strstr(table, "1 of the trained layers is dense, without routed experts\n"));
     assert_non_null(strstr(table, "routed experts          2  adapters cover 100 % of the parameters"));
     assert_non_null(strstr(table, "dense layers            1  adapters cover 0 % of the parameters; add dense to"));
     mem_free(table);

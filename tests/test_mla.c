@@ -328,7 +328,8 @@ static void other_targets_are_refused(void **state)
     assert_string_equal(err.msg,
                         "lora.targets: \"q_proj\" matches nothing: the targets of deepseek_v3 are "
                         "o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, dense_gate_proj, dense_up_proj, "
-                        "dense_down_proj; mixers names those of attention and other mixers, all-linear all of them");
+                        "dense_down_proj; for all of attention and other mixers write mixers, for all targets "
+                        "all-linear");
 }
 
 /* Sizes that the CUDA kernels do not support are errors when the model is opened. */

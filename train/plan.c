@@ -323,7 +323,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
               struct err *err)
 {
     const struct request q = request_of(dev, par, a, st, cfg, adapter_dir, train);
-    char need[32], have[32];
+    char need[32], have[32], weights[32];
     *p = (struct plan){.n_tok = q.n_tok,
                        .n_rank = par->all->world,
                        .n_ep = par->ep->world,
@@ -344,6 +344,14 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     }
     if (plan_peak(p, train) <= p->budget) return fill_up(p, &q, err);
     p->too_large = true;
+    if (p->memory.experts + p->memory.dense - p->memory.decoded > p->budget)
+        return err_set(err,
+                       "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): use a device "
+                       "with more memory, or several with parallel.ep",
+                       train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
+                       recompute_name(p->opt.recompute),
+                       str_bytes(weights, p->memory.experts + p->memory.dense - p->memory.decoded),
+                       str_bytes(have, p->budget), p->limit);
     return err_set(err,
                    "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
                    "or lora.r%s%s",

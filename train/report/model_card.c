@@ -74,11 +74,18 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
     history_free(&h);
 }
 
-void model_card_use(FILE *out, const char *base_model)
+void model_card_use(FILE *out, const char *base_model, bool nested)
 {
-    fprintf(out, "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.\n\n```python\n"
-                 "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-                 "model = AutoModelForCausalLM.from_pretrained(\"");
+    /* transformers loads a class with other parts as its text model, whose names have no language_model: PEFT then
+     * finds no tensor of the adapter, and only warns. */
+    const char *loader = nested ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
+    fprintf(out,
+            "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.%s\n\n```python\n"
+            "from peft import PeftModel\nfrom transformers import %s\n\nmodel = %s.from_pretrained(\"",
+            nested ? " With AutoModelForCausalLM the\nadapter would have no effect: it has the tensor names of the "
+                     "model with its vision tower."
+                   : "",
+            loader, loader);
     model_card_quote(out, base_model, "\\\"");
     fprintf(out, "\")\n"
                  "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n"
@@ -97,7 +104,7 @@ char *model_card(const struct run *r, const struct train_state *s, int64_t total
     fprintf(out, "\n\n");
     put_facts(out, r, s, total_steps);
     put_losses(out, r, s);
-    model_card_use(out, r->model_name);
+    model_card_use(out, r->model_name, r->arch.nested);
     fprintf(out, "\n## Settings\n\n```ini\n%s```\n", settings);
     MT_REQUIRE(!fclose(out), "out of memory for the model card");
     copy = mem_strdup(text);
