@@ -5,6 +5,7 @@
  * matrix. */
 #include "model/weights.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -114,29 +115,34 @@ static void put(struct fill *f, char *dst, const struct st_tensor *t)
     }
 }
 
-static void put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
+/* Returns whether all values are finite. */
+static bool put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
 {
-    if (f->dev->dry_run) return;
+    bool finite = true;
+    if (f->dev->dry_run) return true;
     float *host = mem_array(n, sizeof(float));
     source_f32(t, n, host);
+    for (int64_t i = 0; i < n; i++) finite &= isfinite(host[i]) != 0;
     for (int64_t i = 0; plus > 0 && i < n; i++) host[i] += plus;
     device_upload(f->dev, dst, host, n * (int64_t)sizeof(float));
     mem_free(host);
     safetensors_drop(f->ck.st, t);
+    return finite;
 }
 
-static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus)
+static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus, bool finite)
 {
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);
     if (!t) return -1;
     *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
-    put_f32(f, out->data, t, n, plus);
+    if (!put_f32(f, out->data, t, n, plus) && finite)
+        return err_set(f->err, "tensor %s holds a value that is not finite", name);
     return 0;
 }
 
 static int norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
 {
-    return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0);
+    return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0, false);
 }
 
 /* Checks that all sources of a stack have the same format and equal code tables. */
@@ -579,7 +585,7 @@ bool weights_has(const struct fill *f, const char *name, const char *suffix)
 
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
 {
-    return vector(f, out, layer_name(f, name, suffix).s, n, 0);
+    return vector(f, out, layer_name(f, name, suffix).s, n, 0, true);
 }
 
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)

@@ -77,6 +77,7 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
  * shape, allocates on dev->weights and copies. */
 struct fill;
 bool weights_has(const struct fill *f, const char *name, const char *suffix);
+/* A value that is not finite is an error. */
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n) MT_CHECK;
 /* The weight of a norm; arch.norm_plus_one adds 1. */
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
