@@ -79,8 +79,9 @@ struct route {
 };
 
 /* GLU_SWIGLU: silu(g) * u.  GLU_CLAMPED (gpt-oss): g = min(g, limit), u = clamp(u, -limit, limit), then
- * (u + 1) * g * sigmoid(alpha * g); the gradient passes at equality. */
-enum glu_kind { GLU_SWIGLU, GLU_CLAMPED };
+ * (u + 1) * g * sigmoid(alpha * g).  GLU_SWIGLU_CLAMPED (DeepSeek-V4): silu(g) * u with g and u clamped in the same
+ * way. The gradient passes at equality. */
+enum glu_kind { GLU_SWIGLU, GLU_CLAMPED, GLU_SWIGLU_CLAMPED };
 struct glu {
     enum glu_kind kind;
     float alpha, limit;
@@ -230,17 +231,114 @@ typedef void attn_gate_fwd_fn(struct device *dev, struct tensor y, struct tensor
 typedef void attn_gate_bwd_fn(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy,
                               struct tensor o, struct tensor wide, const struct attn_shape *shape);
 
+/* ---- hyper-connections (DeepSeek-V4): the residual of a token is N streams of D columns, a row [N*D]. Before a mixer
+ * or a network the streams are added up with weights pre [N]; after it, they are mixed by C [N,N] and its output is
+ * added with weights post [N]. These follow from the row x itself: m = rstd * (fn x), rstd = 1/sqrt(mean(x^2) +
+ * norm_eps)               in f32, (2 + N) N values: of pre, of post, of C pre_i = sigmoid(m_i scale_0 + base_i) + eps
+ * post_i = 2 sigmoid(m_(N+i) scale_1 + base_(N+i)) C = softmax of every row j of (m_(2N+N j+k) scale_2 + base_(2N+N
+ * j+k)), + eps; then n_iter times (the first time without the rows): every row / (its sum + eps), every column / (its
+ * sum + eps) The head (final) has pre alone: fn [N, N*D], base [N], scale [1], and m has N values. */
+enum { MT_MAX_STREAMS = 4 };
+struct hyper {
+    int64_t n_stream; /* N <= MT_MAX_STREAMS */
+    int n_iter;       /* >= 1 */
+    float eps, norm_eps;
+    struct tensor fn, base, scale; /* [(2+N)N, N*D], [(2+N)N], [3] f32 */
+};
+/* Number of values of m: (2 + N) N, or N of the head. */
+static inline int64_t hyper_values(const struct hyper *h) { return h->fn.shape[0]; }
+/* y = sum_i pre_i x_i.  y [T,D] act =; m [T, hyper_values] stat =, rstd [T] stat =: saved; x [T,N*D] act */
+typedef void hyper_pre_fwd_fn(struct device *dev, struct tensor y, struct tensor m, struct tensor rstd, struct tensor x,
+                              const struct hyper *h);
+/* out_k = post_k f + sum_j C_jk x_j.  out [T,N*D] act =, x [T,N*D] act, f [T,D] act: output of the mixer or network */
+typedef void hyper_post_fwd_fn(struct device *dev, struct tensor out, struct tensor x, struct tensor f, struct tensor m,
+                               const struct hyper *h);
+/* Gradients of hyper_post_fwd.  df [T,D] act =; dx [T,N*D] act =: through C x alone, may be dout in place; dm [T,
+ * hyper_values] stat =: through post and C, zero in the N values of pre; dout [T,N*D] act */
+typedef void hyper_post_bwd_fn(struct device *dev, struct tensor df, struct tensor dx, struct tensor dm,
+                               struct tensor dout, struct tensor x, struct tensor f, struct tensor m,
+                               const struct hyper *h);
+/* Gradients of hyper_pre_fwd: dx += pre_i dy + through m, whose gradient is dm plus that of pre.  dx [T,N*D] act +=; dm
+ * as hyper_post_bwd wrote it, absent for the head; dy [T,D] act */
+typedef void hyper_pre_bwd_fn(struct device *dev, struct tensor dx, struct tensor dm, struct tensor dy, struct tensor x,
+                              struct tensor m, struct tensor rstd, const struct hyper *h);
+
+/* ---- compressed attention (DeepSeek-V4): all H heads share one key of width A, which is the value too. A query sees
+ * the keys of a sliding window, and entries that each sum up `ratio` tokens.
+ *
+ * Entry e of sequence s, e < len(s) / ratio, is row cu[s] / ratio + e (rounded down) of tensors with N = T / ratio rows
+ * (rounded down, at least 1); other rows are zero. It belongs to the position e * ratio in its sequence. Query t (from
+ * 0 in its sequence) sees entry e when (e + 1) * ratio <= t + 1. */
+struct compress_shape {
+    int64_t ratio, width; /* width: of an entry */
+    bool overlap;         /* entries of 2 * ratio tokens: those of the entry before, and its own */
+};
+/* One per entry, column by column: y_c = sum_j softmax_j(gate_j,c + bias_j,c) value_j,c over the tokens j of the entry.
+ * Without overlap: kg [T,2W] act: value | gate; bias [ratio,W] f32. With overlap: kg [T,4W]: value a | value b | gate a
+ * | gate b, bias [ratio,2W] a | b; of the tokens of the entry before the columns a, of its own the columns b; entry 0
+ * has its own alone.  y [N,W] act =; pos [N] i32 =: position of the entry, 0 in other rows */
+typedef void compress_fwd_fn(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
+                             struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
+/* dkg like kg, =: zero in the tokens of no entry; dy [N,W] act */
+typedef void compress_bwd_fn(struct device *dev, struct tensor dkg, struct tensor dy, struct tensor kg,
+                             struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
+
+/* Scores of entries: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>), and the K visible entries e of every token with
+ * the largest scores (ties: lower e first). idx [T,K] i32 =: e ascending, then -1; q [T,H*A] act, k [N,A] act, w [T,H]
+ * act */
+typedef void index_topk_fn(struct device *dev, struct tensor idx, struct tensor q, struct tensor k, struct tensor w,
+                           const struct seqs *seqs, int64_t ratio);
+
+struct shared_attn_shape {
+    int64_t n_head, head_dim, window; /* window W: keys j with i-W < j <= i of the same sequence */
+    int64_t ratio;                    /* of the entries; 0: none */
+    float scale;
+};
+/* o = softmax over window, entries and sink (a logit without a value) of scale <q, key>, times the keys. o [T,H*A] act
+ * =, lse [T,H] stat = (sink included), q [T,H*A] act, kv [T,A] act, entry [N,A] act or absent; idx [T,K] i32 as
+ * index_topk writes it: the entries that a token sees; absent: all visible ones; sinks [H] f32 or absent */
+typedef void shared_attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
+                                struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
+                                const struct seqs *seqs, const struct shared_attn_shape *shape);
+/* dq [T,H*A], dkv [T,A], dentry [N,A] act = (absent like entry; zero in rows of no entry); dout [T,H*A] act */
+typedef void shared_attn_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dentry,
+                                struct tensor dout, struct tensor o, struct tensor lse, struct tensor q,
+                                struct tensor kv, struct tensor entry, struct tensor idx, const struct seqs *seqs,
+                                const struct shared_attn_shape *shape);
+
+/* RoPE of the last G columns of every head as adjacent pairs (2i, 2i+1), table [P,G] as in rope_fwd; before it, when
+ * rstd is present, RMSNorm without a weight of every head (all A columns). inverse: rotates by the negative angle. */
+struct tail_rope {
+    int64_t n_head, head_dim;
+    float eps; /* of the norm */
+    bool inverse;
+};
+/* y, x [T,H*A] act, y =, in place allowed without rstd; rstd [T,H] stat = or absent; pos [T] i32 */
+typedef void tail_rope_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
+                              struct tensor pos, struct tensor table, const struct tail_rope *r);
+/* dx, dy [T,H*A] act, dx =, in place allowed; x is read when rstd is present */
+typedef void tail_rope_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
+                              struct tensor rstd, struct tensor pos, struct tensor table, const struct tail_rope *r);
+
+/* A block-diagonal product: y[:, g*O .. ] = x[:, g*I .. ] W_g^T for every group g.  y [T,G*O] act =, x [T,G*I] act,
+ * w [G,O,I] */
+typedef void group_linear_fwd_fn(struct device *dev, struct tensor y, struct tensor x, const struct weight *w);
+/* dx [T,G*I] act =, dy [T,G*O] act */
+typedef void group_linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, const struct weight *w);
+
 /* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
  * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
  * renormalised (OLMoE). ROUTER_SIGMOID: scale * s, s = sigmoid(logits); ROUTER_SIGMOID_CHOSEN: scale * s / (sum of the
- * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). */
-enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN };
+ * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: the same with s = sqrt(softplus(logits)) (DeepSeek-V4).
+ */
+enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN, ROUTER_SQRT_CHOSEN };
 /* scale and groups belong to the sigmoid kinds. Groups are the n_group equal ranges of experts. A token chooses in the
  * top_group groups with the largest sum of their two best choice values (ties: lower group first). */
 struct router {
     enum router_kind kind;
     float scale;
     int n_group, top_group; /* n_group 0 or 1: no groups; top_group * E / n_group >= J */
+    bool given;             /* r->idx is an input (hash_route): the router computes logits and gates alone */
 };
 static inline bool router_is_sigmoid(const struct router *r) { return r->kind >= ROUTER_SIGMOID; }
 /* logits = x W^T; the J experts with the largest choice values (ties: lower id first) -> r->idx ascending, r->gate by
@@ -250,6 +348,9 @@ static inline bool router_is_sigmoid(const struct router *r) { return r->kind >=
  * f32 or absent */
 typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
                            const struct weight *w, struct tensor bias, const struct router *router);
+/* idx [T,J] i32 =: the experts of a token by its id, ascending.  table [V,J] i32: distinct experts of every id; tok [T]
+ * i32 */
+typedef void hash_route_fn(struct device *dev, struct tensor idx, struct tensor table, struct tensor tok);
 /* Fills r->offs, row_slot, slot_row from r->idx: a stable counting sort. */
 typedef void route_sort_fn(struct device *dev, struct route *r, int64_t n_exp);
 /* aux->count and aux->prob += over the T rows of one layer */
@@ -451,6 +552,20 @@ struct ops {
     attn_split_bwd_fn *attn_split_bwd;
     attn_gate_fwd_fn *attn_gate_fwd;
     attn_gate_bwd_fn *attn_gate_bwd;
+    hyper_pre_fwd_fn *hyper_pre_fwd;
+    hyper_post_fwd_fn *hyper_post_fwd;
+    hyper_post_bwd_fn *hyper_post_bwd;
+    hyper_pre_bwd_fn *hyper_pre_bwd;
+    compress_fwd_fn *compress_fwd;
+    compress_bwd_fn *compress_bwd;
+    index_topk_fn *index_topk;
+    shared_attn_fwd_fn *shared_attn_fwd;
+    shared_attn_bwd_fn *shared_attn_bwd;
+    tail_rope_fwd_fn *tail_rope_fwd;
+    tail_rope_bwd_fn *tail_rope_bwd;
+    group_linear_fwd_fn *group_linear_fwd;
+    group_linear_bwd_fn *group_linear_bwd;
+    hash_route_fn *hash_route;
     router_fwd_fn *router_fwd;
     route_sort_fn *route_sort;
     aux_stats_fn *aux_stats;
@@ -505,6 +620,20 @@ attn_split_fwd_fn op_attn_split_fwd, cpu_attn_split_fwd, cpu64_attn_split_fwd, c
 attn_split_bwd_fn op_attn_split_bwd, cpu_attn_split_bwd, cpu64_attn_split_bwd, cuda_attn_split_bwd;
 attn_gate_fwd_fn op_attn_gate_fwd, cpu_attn_gate_fwd, cpu64_attn_gate_fwd, cuda_attn_gate_fwd;
 attn_gate_bwd_fn op_attn_gate_bwd, cpu_attn_gate_bwd, cpu64_attn_gate_bwd, cuda_attn_gate_bwd;
+hyper_pre_fwd_fn op_hyper_pre_fwd, cpu_hyper_pre_fwd, cpu64_hyper_pre_fwd, cuda_hyper_pre_fwd;
+hyper_post_fwd_fn op_hyper_post_fwd, cpu_hyper_post_fwd, cpu64_hyper_post_fwd, cuda_hyper_post_fwd;
+hyper_post_bwd_fn op_hyper_post_bwd, cpu_hyper_post_bwd, cpu64_hyper_post_bwd, cuda_hyper_post_bwd;
+hyper_pre_bwd_fn op_hyper_pre_bwd, cpu_hyper_pre_bwd, cpu64_hyper_pre_bwd, cuda_hyper_pre_bwd;
+compress_fwd_fn op_compress_fwd, cpu_compress_fwd, cpu64_compress_fwd, cuda_compress_fwd;
+compress_bwd_fn op_compress_bwd, cpu_compress_bwd, cpu64_compress_bwd, cuda_compress_bwd;
+index_topk_fn op_index_topk, cpu_index_topk, cpu64_index_topk, cuda_index_topk;
+shared_attn_fwd_fn op_shared_attn_fwd, cpu_shared_attn_fwd, cpu64_shared_attn_fwd, cuda_shared_attn_fwd;
+shared_attn_bwd_fn op_shared_attn_bwd, cpu_shared_attn_bwd, cpu64_shared_attn_bwd, cuda_shared_attn_bwd;
+tail_rope_fwd_fn op_tail_rope_fwd, cpu_tail_rope_fwd, cpu64_tail_rope_fwd, cuda_tail_rope_fwd;
+tail_rope_bwd_fn op_tail_rope_bwd, cpu_tail_rope_bwd, cpu64_tail_rope_bwd, cuda_tail_rope_bwd;
+group_linear_fwd_fn op_group_linear_fwd, cpu_group_linear_fwd, cpu64_group_linear_fwd, cuda_group_linear_fwd;
+group_linear_bwd_fn op_group_linear_bwd, cpu_group_linear_bwd, cpu64_group_linear_bwd, cuda_group_linear_bwd;
+hash_route_fn op_hash_route, cpu_hash_route, cpu64_hash_route, cuda_hash_route;
 router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd, cuda_router_fwd;
 route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort, cuda_route_sort;
 aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;

@@ -46,6 +46,23 @@ struct delta_arch {
     bool fused; /* checkpoints have in_proj_qkvz and in_proj_ba, whose rows are grouped by key head */
 };
 
+/* Sizes of compressed attention (mixer_compressed.c). */
+enum compress_kind { COMPRESS_NONE, COMPRESS_HEAVY, COMPRESS_SPARSE }; /* of a layer: window alone, HCA, CSA */
+struct compress_arch {
+    int64_t q_lora, n_group, o_lora;       /* width of the queries' projection; the output's groups and their width */
+    int64_t rope;                          /* rotated columns of a head, its last ones */
+    int64_t ratio[COMPRESS_SPARSE + 1];    /* tokens per entry of each kind */
+    int64_t n_index, index_dim, index_top; /* of the indexer: heads, their width, entries per token */
+    enum compress_kind kind[MT_MAX_LAYERS];
+};
+
+/* Hyper-connections: parallel residual streams (kernels/ops.h). n_stream 0: one residual. */
+struct hyper_arch {
+    int64_t n_stream;
+    int n_iter;
+    double eps;
+};
+
 /* The order of the rows of a matrix in a checkpoint, when it is another than in memory. The checkpoint has n_group
  * groups; each has part[0] rows of part 0, then part[1] rows of part 1, and so on. In memory all rows of part 0 come
  * first, then all rows of part 1, each in the order of the checkpoint. n_group 0: both orders are the same. */
@@ -78,6 +95,10 @@ struct arch {
     enum qk_norm qk_norm;
     struct mla_arch mla;
     struct delta_arch delta;
+    struct compress_arch compress;
+    struct hyper_arch hyper;
+    int64_t n_hash;              /* first layers whose experts follow from the token's id */
+    struct rope_arch rope_entry; /* of layers with entries: of queries, keys and entries */
     struct router router;
     struct glu glu;
     struct rope_arch rope;
