@@ -329,11 +329,11 @@ typedef void group_linear_bwd_fn(struct device *dev, struct tensor dx, struct te
 /* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
  * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
  * renormalised (OLMoE). ROUTER_SIGMOID: scale * s, s = sigmoid(logits); ROUTER_SIGMOID_CHOSEN: scale * s / (sum of the
- * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: the same with s = sqrt(softplus(logits)) (DeepSeek-V4).
- */
+ * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: the same with s = sqrt(softplus(logits))
+ * (DeepSeek-V4). The three are the sigmoid kinds. */
 enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN, ROUTER_SQRT_CHOSEN };
-/* scale and groups belong to the sigmoid kinds. Groups are the n_group equal ranges of experts. A token chooses in the
- * top_group groups with the largest sum of their two best choice values (ties: lower group first). */
+/* scale, groups and given belong to the sigmoid kinds. Groups are the n_group equal ranges of experts. A token chooses
+ * in the top_group groups with the largest sum of their two best choice values (ties: lower group first). */
 struct router {
     enum router_kind kind;
     float scale;
@@ -341,9 +341,13 @@ struct router {
     bool given;             /* r->idx is an input (hash_route): the router computes logits and gates alone */
 };
 static inline bool router_is_sigmoid(const struct router *r) { return r->kind >= ROUTER_SIGMOID; }
+static inline bool router_divides(const struct router *r)
+{
+    return r->kind == ROUTER_SIGMOID_CHOSEN || r->kind == ROUTER_SQRT_CHOSEN;
+}
 /* logits = x W^T; the J experts with the largest choice values (ties: lower id first) -> r->idx ascending, r->gate by
  * kind. The softmax kinds add the bias to the logits, which are the choice values. The choice values of the sigmoid
- * kinds are sigmoid(logits) + bias; their logits and gates are without bias.
+ * kinds are s + bias; their logits and gates are without bias.
  * logits [T,E] stat = (always written; the backward and the auxiliary loss read them); x [T,D] act; w [E,D]; bias [E]
  * f32 or absent */
 typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
@@ -358,7 +362,8 @@ typedef void aux_stats_fn(struct device *dev, struct aux *aux, struct tensor log
 /* ROUTER_CHOSEN: dl_i = gate_i (dgate_i - sum_j gate_j dgate_j) for chosen i. ROUTER_PROBABILITY, dense over E:
  * dl_i = P_i ([i chosen] dgate_i - sum_j gate_j dgate_j), P = softmax(logits). Sigmoid, for chosen i, with z = sum of
  * the chosen s + 1e-20: ROUTER_SIGMOID_CHOSEN: dl_i = scale / z (dgate_i - sum_j s_j / z dgate_j) s_i (1 - s_i),
- * ROUTER_SIGMOID: dl_i = scale dgate_i s_i (1 - s_i). Plus the auxiliary gradient when aux->coef != 0 (softmax kinds
+ * ROUTER_SIGMOID: dl_i = scale dgate_i s_i (1 - s_i). ROUTER_SQRT_CHOSEN has sigmoid(l_i) / (2 s_i) in place of
+ * s_i (1 - s_i). All are finite at logits of any size. Plus the auxiliary gradient when aux->coef != 0 (softmax kinds
  * only); dx += dl W.  dx [T,D] act; dgate [T,J] stat; logits as saved, read by aux and by all kinds but ROUTER_CHOSEN
  */
 typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,

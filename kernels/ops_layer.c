@@ -483,6 +483,7 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     MT_REQUIRE(n_top >= 1 && n_top <= w->n_out, "%lld experts of %lld per token", (long long)n_top,
                (long long)w->n_out);
     want_groups(router, w->n_out, n_top);
+    MT_REQUIRE(!router->given || router_is_sigmoid(router), "given experts of a softmax router");
     WANT(r->gate, dev->stat_dtype, n_tok, n_top);
     WANT(logits, dev->stat_dtype, n_tok, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
@@ -491,6 +492,16 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     MOVES(dev, logits, x, r->idx, r->gate);
     moves_weight(dev, w, n_tok);
     RUN(w->n_out, router_fwd, r, logits, x, w, bias, router);
+}
+
+void op_hash_route(struct device *dev, struct tensor idx, struct tensor table, struct tensor tok)
+{
+    WANT(idx, DT_I32, tok.shape[0], table.shape[1]);
+    WANT(table, DT_I32, table.shape[0], idx.shape[1]);
+    WANT(tok, DT_I32, idx.shape[0]);
+    MT_REQUIRE(contiguous(idx) && contiguous(table), "rows apart");
+    MOVES(dev, idx, idx, tok);
+    RUN(0, hash_route, idx, table, tok);
 }
 
 void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)

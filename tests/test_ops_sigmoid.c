@@ -1,5 +1,5 @@
-/* test_ops_sigmoid.c - sigmoid routers against their definition: choice with a bias and in groups, gates, gradient; the
- * activation of dense networks with a gate per token; the sum of two tensors. */
+/* test_ops_sigmoid.c - sigmoid routers against their definition: choice with a bias, in groups or by the token's id,
+ * gates, gradient; the activation of dense networks with a gate per token; the sum of two tensors. */
 #include "tests/op_check.h"
 
 #include <math.h>
@@ -19,17 +19,35 @@ struct router_case {
 
 #define DIVIDED ROUTER_SIGMOID_CHOSEN
 #define PLAIN   ROUTER_SIGMOID
+#define ROOT    ROUTER_SQRT_CHOSEN
 static const struct router_case cases[] = {
-    {7, 9, 3, 16, {DIVIDED, 1, 0, 0}, true, false},        {7, 12, 3, 16, {DIVIDED, 2.5f, 4, 2}, true, false},
-    {7, 12, 3, 16, {PLAIN, 1.5f, 3, 1}, true, false},      {7, 9, 9, 16, {PLAIN, 2.5f, 1, 1}, false, false},
-    {7, 8, 2, 16, {DIVIDED, 1.8f, 2, 1}, true, false},     {7, 8, 8, 16, {DIVIDED, 1, 4, 4}, true, false},
-    {7, 1, 1, 16, {PLAIN, 1, 0, 0}, false, false},         {0, 12, 3, 16, {DIVIDED, 2.5f, 4, 2}, true, false},
-    {1, 12, 3, 16, {DIVIDED, 2.5f, 4, 2}, true, true},     {131, 128, 8, 64, {DIVIDED, 2.5f, 1, 1}, true, false},
-    {131, 32, 4, 64, {DIVIDED, 1, 8, 3}, true, true},      {65, 64, 4, 72, {DIVIDED, 1.8f, 0, 0}, true, true},
-    {65, 256, 8, 128, {DIVIDED, 2.5f, 8, 4}, true, false}, {33, 512, 10, 64, {PLAIN, 1, 32, 7}, true, false},
-    {70, 40, 4, 24, {PLAIN, 3, 5, 2}, false, true},        {300, 1, 1, 64, {PLAIN, 1, 0, 0}, false, false},
-    {9, 1, 1, 2048, {PLAIN, 1, 0, 0}, false, false},       {5, 1, 1, 2184, {PLAIN, 2.5f, 0, 0}, false, false},
-    {7, 1, 1, 40, {PLAIN, 1, 0, 0}, true, false},
+    {7, 9, 3, 16, {DIVIDED, 1, 0, 0, false}, true, false},
+    {7, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false}, true, false},
+    {7, 12, 3, 16, {PLAIN, 1.5f, 3, 1, false}, true, false},
+    {7, 9, 9, 16, {PLAIN, 2.5f, 1, 1, false}, false, false},
+    {7, 8, 2, 16, {DIVIDED, 1.8f, 2, 1, false}, true, false},
+    {7, 8, 8, 16, {DIVIDED, 1, 4, 4, false}, true, false},
+    {7, 1, 1, 16, {PLAIN, 1, 0, 0, false}, false, false},
+    {0, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false}, true, false},
+    {1, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false}, true, true},
+    {131, 128, 8, 64, {DIVIDED, 2.5f, 1, 1, false}, true, false},
+    {131, 32, 4, 64, {DIVIDED, 1, 8, 3, false}, true, true},
+    {65, 64, 4, 72, {DIVIDED, 1.8f, 0, 0, false}, true, true},
+    {65, 256, 8, 128, {DIVIDED, 2.5f, 8, 4, false}, true, false},
+    {33, 512, 10, 64, {PLAIN, 1, 32, 7, false}, true, false},
+    {70, 40, 4, 24, {PLAIN, 3, 5, 2, false}, false, true},
+    {300, 1, 1, 64, {PLAIN, 1, 0, 0, false}, false, false},
+    {9, 1, 1, 2048, {PLAIN, 1, 0, 0, false}, false, false},
+    {5, 1, 1, 2184, {PLAIN, 2.5f, 0, 0, false}, false, false},
+    {7, 1, 1, 40, {PLAIN, 1, 0, 0, false}, true, false},
+    {7, 9, 3, 16, {ROOT, 1.5f, 0, 0, false}, true, false},
+    {7, 12, 3, 16, {ROOT, 1.5f, 4, 2, false}, true, false},
+    {7, 9, 3, 16, {ROOT, 1.5f, 0, 0, true}, false, false},
+    {7, 9, 9, 16, {DIVIDED, 1, 0, 0, true}, false, false},
+    {7, 8, 2, 16, {ROOT, 2.5f, 0, 0, false}, false, false},
+    {0, 9, 3, 16, {ROOT, 1.5f, 0, 0, true}, false, false},
+    {65, 256, 6, 128, {ROOT, 1.5f, 0, 0, false}, true, false},
+    {65, 256, 6, 128, {ROOT, 1.5f, 0, 0, true}, false, false},
 };
 
 struct routing {
@@ -37,8 +55,11 @@ struct routing {
     struct device *dev;
     struct weight w;
     struct tensor x, bias, logits;
+    struct tensor table, tok; /* of experts by the token's id */
     struct route r;
 };
+
+enum { IDS = 37 };
 
 static double eighths(double v) { return round(8 * v) / 8; }
 
@@ -54,6 +75,11 @@ static struct routing make_routing(struct device *dev, const struct router_case 
     if (c->bias) s.bias = make_random(DT_F32, 3, 0.3, c->n_exp, -1, -1);
     for (int64_t e = 1; c->bias && c->twins && e < c->n_exp; e += 2) set_value(s.bias, e, value_at(s.bias, e - 1));
     s.logits = make_empty(dev->stat_dtype, c->n_tok, c->n_exp, -1);
+    s.table = make_zero(DT_I32, IDS, c->top_k, -1);
+    s.tok = make_zero(DT_I32, c->n_tok, -1, -1);
+    for (int64_t i = 0; i < tensor_count(s.table); i++) /* distinct, in no order */
+        set_value(s.table, i, (double)((i / c->top_k * 5 + 7 * (c->top_k - i % c->top_k)) % c->n_exp));
+    for (int64_t t = 0; t < c->n_tok; t++) set_value(s.tok, t, (double)(t * 11 % IDS));
     s.r.idx = make_empty(DT_I32, c->n_tok, c->top_k, -1);
     s.r.gate = make_empty(dev->stat_dtype, c->n_tok, c->top_k, -1);
     s.r.offs = make_zero(DT_I32, c->n_exp + 1, -1, -1);
@@ -62,9 +88,18 @@ static struct routing make_routing(struct device *dev, const struct router_case 
     return s;
 }
 
-static void route(struct routing *s) { op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, &s->c->how); }
+static void route(struct routing *s)
+{
+    if (s->c->how.given) op_hash_route(s->dev, s->r.idx, s->table, s->tok);
+    op_router_fwd(s->dev, &s->r, s->logits, s->x, &s->w, s->bias, &s->c->how);
+}
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+static double score(const struct routing *s, double logit)
+{
+    return s->c->how.kind == ROOT ? sqrt(fmax(logit, 0) + log1p(exp(-fabs(logit)))) : sigmoid(logit);
+}
 
 /* How many of n values come before value i: larger ones, and equal ones of a lower index. gap: the smallest distance to
  * another value on the other side of rank `limit`. */
@@ -93,7 +128,10 @@ static double choice_values(const struct routing *s, int64_t t, double *value)
     double of_group[32], gap = INFINITY;
     bool kept[32];
     for (int64_t e = 0; e < c->n_exp; e++)
-        value[e] = sigmoid(value_at(s->logits, t * c->n_exp + e)) + (c->bias ? value_at(s->bias, e) : 0);
+        value[e] = score(s, value_at(s->logits, t * c->n_exp + e)) + (c->bias ? value_at(s->bias, e) : 0);
+    for (int64_t e = 0; c->how.given && e < c->n_exp; e++) value[e] = 0;
+    for (int64_t j = 0; c->how.given && j < c->top_k; j++)
+        value[(int64_t)value_at(s->table, (int64_t)value_at(s->tok, t) * c->top_k + j)] = 1;
     if (n_group == 1) return gap;
     for (int64_t g = 0; g < n_group; g++) {
         of_group[g] = 0;
@@ -118,13 +156,13 @@ static void check_routing(const struct routing *s)
         for (int64_t e = 0, j = 0; e < c->n_exp; e++) {
             if (rank_of(value, c->n_exp, e) >= c->top_k) continue;
             assert_int_equal(value_at(s->r.idx, t * c->top_k + j++), e);
-            sum += sigmoid(value_at(s->logits, t * c->n_exp + e));
+            sum += score(s, value_at(s->logits, t * c->n_exp + e));
         }
         for (int64_t j = 0; j < c->top_k; j++) {
             const int64_t e = (int64_t)value_at(s->r.idx, t * c->top_k + j);
-            const double gate = sigmoid(value_at(s->logits, t * c->n_exp + e));
+            const double gate = score(s, value_at(s->logits, t * c->n_exp + e));
             assert_close(value_at(s->r.gate, t * c->top_k + j),
-                         (double)c->how.scale * (c->how.kind == DIVIDED ? gate / (sum + 1e-20) : gate), 1e-12);
+                         (double)c->how.scale * (c->how.kind == PLAIN ? gate : gate / (sum + 1e-20)), 1e-12);
         }
     }
 }
@@ -150,7 +188,8 @@ static void test_gradient(void **state)
 {
     const struct aux none = {.coef = 0};
     (void)state;
-    for (int i = 0; i < MT_LEN(cases) && cases[i].n_tok == 7; i++) {
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        if (cases[i].n_tok != 7) continue;
         struct routing s = make_routing(&f64, &cases[i]);
         struct tensor dx = make_zero(f64.act_dtype, 7, cases[i].dim, -1);
         route(&s);
@@ -163,7 +202,7 @@ static void test_gradient(void **state)
 /* Logits far outside the range of exp, and NaN: the choice is distinct experts in range. */
 static void test_extremes(void **state)
 {
-    static const struct router_case c = {3, 12, 4, 16, {DIVIDED, 1, 4, 2}, true, false};
+    static const struct router_case c = {3, 12, 4, 16, {DIVIDED, 1, 4, 2, false}, true, false};
     struct routing s = make_routing(&f64, &c);
     (void)state;
     for (int mask = 0; mask < 1 << 12; mask += 5) {
@@ -178,6 +217,36 @@ static void test_extremes(void **state)
     memset(s.bias.data, 0, 12 * sizeof(float));
     route(&s);
     for (int64_t i = 0; i < 12; i++) assert_true(value_at(s.r.gate, i) >= 0 && value_at(s.r.gate, i) <= 1);
+}
+
+/* sqrt(softplus) far from 0, where softplus underflows: every gate and every gradient is finite, in F32 and F64. */
+static void check_far(struct device *dev, double far)
+{
+    static const struct router_case c = {2, 6, 2, 16, {ROOT, 1.5f, 0, 0, true}, false, false};
+    const struct aux none = {.coef = 0};
+    struct routing s = make_routing(dev, &c);
+    struct tensor w = tensor_2d((void *)(uintptr_t)s.w.data, DT_BF16, c.n_exp, c.dim),
+                  dx = make_zero(dev->act_dtype, 2, 16, -1);
+    for (int64_t i = 0; i < tensor_count(w); i++) set_value(w, i, i % 16 ? 0 : i / 16 % 2 ? 1 : 0.75);
+    for (int64_t i = 0; i < tensor_count(s.x); i++) set_value(s.x, i, i % 16 ? 0.5 : far);
+    route(&s);
+    op_router_bwd(dev, dx, make_random(dev->stat_dtype, 5, 1, 2, 2, -1), &s.r, s.logits, &s.w, &none, &c.how);
+    for (int64_t i = 0; i < tensor_count(dx); i++) assert_true(isfinite(value_at(dx, i)));
+    for (int64_t t = 0; t < 2; t++) {
+        const double sum = value_at(s.r.gate, 2 * t) + value_at(s.r.gate, 2 * t + 1);
+        if (far > -60) assert_close(sum, 1.5, 1e-5);
+        assert_true(isfinite(sum) && sum >= 0);
+    }
+}
+
+static void test_far_logits(void **state)
+{
+    static const double far[] = {-1e4, -200, -104, -90, -50, -40.1, -39.9, -20, 0, 20, 90, 200, 1e4};
+    struct device f32;
+    (void)state;
+    op_check_begin(&f32, false);
+    for (int i = 0; i < MT_LEN(far); i++) check_far(&f64, far[i]), check_far(&f32, far[i]);
+    device_close(&f32);
 }
 
 static void run_router(struct device *dev, const void *params, struct op_outputs *o)
@@ -233,8 +302,11 @@ static const struct glu_case glu_cases[] = {
     {3, 24, {GLU_CLAMPED, 1.702f, 0.7f, true}, true, 0},
     {2, 64, {GLU_CLAMPED, 1.702f, 0.7f, false}, false, 0},
     {0, 16, {GLU_SWIGLU, 0, 0, false}, true, 0},
+    {3, 24, {GLU_SWIGLU_CLAMPED, 0, 0.7f, true}, true, 0},
+    {5, 72, {GLU_SWIGLU_CLAMPED, 0, 1, false}, false, 8},
     {1, 2816, {GLU_SWIGLU, 0, 0, false}, true, 8},
     {257, 1408, {GLU_SWIGLU, 0, 0, false}, true, 0},
+    {65, 2048, {GLU_SWIGLU_CLAMPED, 0, 1, false}, false, 0},
 };
 
 struct activation {
@@ -273,6 +345,7 @@ static double glu_of(const struct glu *glu, double gate, double up)
     const double limit = (double)glu->limit;
     if (glu->kind == GLU_SWIGLU) return gate * sigmoid(gate) * up;
     gate = fmin(gate, limit);
+    if (glu->kind == GLU_SWIGLU_CLAMPED) return fmax(fmin(up, limit), -limit) * gate * sigmoid(gate);
     return (fmax(fmin(up, limit), -limit) + 1) * gate * sigmoid((double)glu->alpha * gate);
 }
 
@@ -341,6 +414,7 @@ int test_ops_sigmoid(void)
         cmocka_unit_test_setup_teardown(test_choice, begin, end),
         cmocka_unit_test_setup_teardown(test_gradient, begin, end),
         cmocka_unit_test_setup_teardown(test_extremes, begin, end),
+        cmocka_unit_test_setup_teardown(test_far_logits, begin, end),
         cmocka_unit_test(test_runs),
         cmocka_unit_test_setup_teardown(test_activation, begin, end),
         cmocka_unit_test(test_activation_runs),

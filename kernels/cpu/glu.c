@@ -1,9 +1,10 @@
-/* glu.c - SwiGLU and its clamped form in gpt-oss, of a row and as the op of dense networks; the sum y += x. With s =
- * sigmoid(alpha gate), and alpha = 1 in the plain form:
+/* glu.c - SwiGLU and its clamped forms, of a row and as the op of dense networks; the sum y += x. With s =
+ * sigmoid(alpha gate), and alpha = 1 but in gpt-oss:
  *   plain    h = gate s up                     dgate = dh up s (1 + gate (1 - s))          dup = dh gate s
- *   clamped  h = (up + 1) gate s, of gate = min(gate, limit) and up = clamp(up, -limit, limit); dgate and dup are those
- * of the product where the clamp has no effect, equality included, and 0 elsewhere. A NaN passes through the clamps.
- * Rows are processed in chunks, split into gates and ups, so that every arithmetic loop runs over plain arrays. */
+ *   clamped  h = (up + offset) gate s, of gate = min(gate, limit) and up = clamp(up, -limit, limit), offset 1 in
+ * gpt-oss and 0 in DeepSeek-V4; dgate and dup are those of the product where the clamp has no effect, equality
+ * included, and 0 elsewhere. A NaN passes through the clamps. Rows are processed in chunks, split into gates and ups,
+ * so that every arithmetic loop runs over plain arrays. */
 #include "kernels/cpu/glu.h"
 
 enum { CHUNK = 64 };
@@ -47,16 +48,20 @@ static inline real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
 static inline real clamp_high(real x, real limit) { return x > limit ? limit : x; }
 static inline real clamp_both(real x, real limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 
+/* The clamped forms: alpha and offset. */
+static real alpha_of(const struct glu *glu) { return glu->kind == GLU_CLAMPED ? glu->alpha : 1; }
+static real offset_of(const struct glu *glu) { return glu->kind == GLU_CLAMPED ? 1 : 0; }
+
 /* h = glu of n pairs */
 static void glu_pairs(real *h, const struct pair *p, int64_t n, const struct glu *glu)
 {
-    const real alpha = glu->alpha, limit = glu->limit;
+    const real alpha = alpha_of(glu), offset = offset_of(glu), limit = glu->limit;
     if (glu->kind == GLU_SWIGLU) {
         for (int64_t i = 0; i < n; i++) h[i] = p->gate[i] * sigmoid(p->gate[i]) * p->up[i];
     } else {
         for (int64_t i = 0; i < n; i++) {
             real gate = clamp_high(p->gate[i], limit), up = clamp_both(p->up[i], limit);
-            h[i] = (up + 1) * gate * sigmoid(alpha * gate);
+            h[i] = (up + offset) * gate * sigmoid(alpha * gate);
         }
     }
 }
@@ -74,7 +79,7 @@ void glu_row_fwd(real *h, const real *pre, int64_t n, const struct glu *glu)
 void glu_row_bwd(real *dpre, const real *pre, const real *g, real scale, int64_t n, const struct glu *glu)
 {
     struct pair p, d;
-    real alpha = glu->alpha, limit = glu->limit;
+    const real alpha = alpha_of(glu), offset = offset_of(glu), limit = glu->limit;
     for (int64_t first = 0; first < n; first += CHUNK) {
         int64_t count = MT_MIN(CHUNK, n - first);
         split(&p, pre, first, count, n, glu->interleaved);
@@ -88,7 +93,7 @@ void glu_row_bwd(real *dpre, const real *pre, const real *g, real scale, int64_t
             for (int64_t i = 0; i < count; i++) {
                 real gate = clamp_high(p.gate[i], limit), up = clamp_both(p.up[i], limit), dh = scale * g[first + i];
                 real s = sigmoid(alpha * gate);
-                real dgate = dh * (up + 1) * s * (1 + alpha * gate * (1 - s)), dup = dh * gate * s;
+                real dgate = dh * (up + offset) * s * (1 + alpha * gate * (1 - s)), dup = dh * gate * s;
                 d.gate[i] = p.gate[i] > limit ? 0 : dgate;
                 d.up[i] = p.up[i] > limit || p.up[i] < -limit ? 0 : dup;
             }

@@ -1,4 +1,4 @@
-/* glu.h - the gated activation of an expert, one row at a time: SwiGLU, and its clamped form in gpt-oss. */
+/* glu.h - the gated activation of an expert, one row at a time: SwiGLU, and its clamped forms. */
 #ifndef MT_CPU_GLU_H
 #define MT_CPU_GLU_H
 

@@ -107,6 +107,7 @@ static const struct ops table = {
     .attn_gate_bwd = CPU(attn_gate_bwd),
     .shared_attn_fwd = CPU(shared_attn_fwd),
     .shared_attn_bwd = CPU(shared_attn_bwd),
+    .hash_route = CPU(hash_route),
     .router_fwd = CPU(router_fwd),
     .route_sort = CPU(route_sort),
     .aux_stats = CPU(aux_stats),

@@ -14,6 +14,7 @@ typedef double real;
 
 static inline real real_exp(real x) { return exp(x); }
 static inline real real_sqrt(real x) { return sqrt(x); }
+static inline real real_log1p(real x) { return log1p(x); }
 #else
 typedef float real;
 #define CPU(name) cpu_##name
@@ -44,6 +45,7 @@ static inline real real_exp(real x)
     return x > 88.7228f ? INFINITY : y;
 }
 static inline real real_sqrt(real x) { return sqrtf(x); }
+static inline real real_log1p(real x) { return log1pf(x); }
 #endif
 
 /* Row t of a [rows, cols] view of reals. */

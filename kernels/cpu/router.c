@@ -52,6 +52,18 @@ static void softmax_at(real *p, const real *x, const int32_t *ids, int64_t k, in
 
 static real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
 
+/* The score of an expert: sigmoid(l), or sqrt(softplus(l)). Below -40, log(1 + e^l) is e^l in f64 too; its root e^(l/2)
+ * is representable where e^l is not. */
+static real score(real l, enum router_kind kind)
+{
+    if (kind != ROUTER_SQRT_CHOSEN) return sigmoid(l);
+    if (l < -40) return real_exp(l / 2);
+    return real_sqrt((l > 0 ? l : 0) + real_log1p(real_exp(l > 0 ? -l : l)));
+}
+
+/* The derivative of s = sqrt(softplus(l)). */
+static real sqrt_slope(real l, real s) { return l < -40 ? s / 2 : sigmoid(l) / (2 * s); }
+
 /* The sum of the two largest of n >= 2 values. */
 static real best_two(const real *v, int64_t n)
 {
@@ -79,16 +91,17 @@ static void limit_groups(real *value, real *of_group, int64_t n_exp, const struc
     }
 }
 
-/* One token of a sigmoid router; value [2 E] is scratch. */
+/* One token of a sigmoid router, whose experts may be given; value [2 E] is scratch. */
 static void choose_sigmoid(int32_t *idx, real *gate, const real *l, const float *bias, real *value, int64_t n_exp,
                            int64_t k, const struct router *router)
 {
     real sum = 0;
-    for (int64_t e = 0; e < n_exp; e++) value[e] = sigmoid(l[e]) + (bias ? (real)bias[e] : 0);
-    if (router->n_group > 1) limit_groups(value, value + n_exp, n_exp, router);
-    top_k(idx, value, n_exp, k);
-    for (int64_t j = 0; j < k; j++) sum += gate[j] = sigmoid(l[idx[j]]);
-    const real scale = router->kind == ROUTER_SIGMOID_CHOSEN ? router->scale / (sum + (real)1e-20) : router->scale;
+    for (int64_t e = 0; e < n_exp && !router->given; e++)
+        value[e] = score(l[e], router->kind) + (bias ? (real)bias[e] : 0);
+    if (router->n_group > 1 && !router->given) limit_groups(value, value + n_exp, n_exp, router);
+    if (!router->given) top_k(idx, value, n_exp, k);
+    for (int64_t j = 0; j < k; j++) sum += gate[j] = score(l[idx[j]], router->kind);
+    const real scale = router_divides(router) ? router->scale / (sum + (real)1e-20) : router->scale;
     for (int64_t j = 0; j < k; j++) gate[j] *= scale;
 }
 
@@ -117,6 +130,21 @@ void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, 
         }
     }
     arena_release(&dev->work, mark);
+}
+
+void CPU(hash_route)(struct device *dev, struct tensor idx, struct tensor table, struct tensor tok)
+{
+    const int64_t k = idx.shape[1];
+    if (dev->dry_run) return;
+    for (int64_t t = 0; t < idx.shape[0]; t++) {
+        const int32_t *from = I32(table) + I32(tok)[t] * k;
+        int32_t *to = I32(idx) + t * k;
+        for (int64_t j = 0; j < k; j++) {
+            int64_t at = 0;
+            for (int64_t i = 0; i < k; i++) at += from[i] < from[j];
+            to[at] = from[j];
+        }
+    }
 }
 
 void CPU(route_sort)(struct device *dev, struct route *r, int64_t n_exp)
@@ -169,14 +197,15 @@ static void gate_bwd(real *dl, const real *gate, const real *dgate, const int32_
 static void sigmoid_bwd(real *dl, const real *l, const real *dgate, const int32_t *idx, int64_t k, int64_t n_exp,
                         const struct router *router)
 {
-    const bool divided = router->kind == ROUTER_SIGMOID_CHOSEN;
+    const bool divided = router_divides(router);
     real sum = (real)1e-20, mean = 0;
-    for (int64_t j = 0; j < k; j++) sum += sigmoid(l[idx[j]]);
-    for (int64_t j = 0; j < k; j++) mean += sigmoid(l[idx[j]]) / sum * dgate[j];
+    for (int64_t j = 0; j < k; j++) sum += score(l[idx[j]], router->kind);
+    for (int64_t j = 0; j < k; j++) mean += score(l[idx[j]], router->kind) / sum * dgate[j];
     for (int64_t e = 0; e < n_exp; e++) dl[e] = 0;
     for (int64_t j = 0; j < k; j++) {
-        const real s = sigmoid(l[idx[j]]);
-        dl[idx[j]] = router->scale * (divided ? (dgate[j] - mean) / sum : dgate[j]) * s * (1 - s);
+        const real at = l[idx[j]], s = score(at, router->kind);
+        const real g = router->scale * (divided ? (dgate[j] - mean) / sum : dgate[j]);
+        dl[idx[j]] = router->kind == ROUTER_SQRT_CHOSEN ? g * sqrt_slope(at, s) : g * s * (1 - s);
     }
 }
 

@@ -154,6 +154,7 @@ static const struct ops table = {
     .attn_split_bwd = cuda_attn_split_bwd,
     .attn_gate_fwd = cuda_attn_gate_fwd,
     .attn_gate_bwd = cuda_attn_gate_bwd,
+    .hash_route = cuda_hash_route,
     .router_fwd = cuda_router_fwd,
     .route_sort = cuda_route_sort,
     .aux_stats = cuda_aux_stats,

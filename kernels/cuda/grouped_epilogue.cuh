@@ -43,7 +43,7 @@ __device__ __forceinline__ void store8(bf16 *to, uint2 v)
 }
 
 /* ---- the activation, the same function as kernels/cpu/glu.c ----
- * Both kinds are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha 1,
+ * All kinds are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha 1,
  * offset 0 and no limit. A NaN passes through the clamps. */
 
 struct glu_form {
@@ -52,7 +52,7 @@ struct glu_form {
 __device__ __forceinline__ struct glu_form glu_form_of(const struct glu &glu)
 {
     if (glu.kind == GLU_CLAMPED) return {glu.alpha, 1.0f, glu.limit};
-    return {1.0f, 0.0f, __int_as_float(0x7f800000)};
+    return {1.0f, 0.0f, glu.kind == GLU_SWIGLU_CLAMPED ? glu.limit : __int_as_float(0x7f800000)};
 }
 
 __device__ __forceinline__ float min_nan(float a, float b)

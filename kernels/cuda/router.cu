@@ -1,6 +1,7 @@
 /* router.cu - router: logits, top-k choice, gates, statistics of the auxiliary loss, and the gradient.
  * Math: logits = x W^T + bias; the J largest, ties to the lower id; gates by kind. Sigmoid kinds choose by sigmoid +
- *   bias, in the best groups. dx += dl W, dl by kind and auxiliary loss (ops.h has the formulas).
+ *   bias or sqrt(softplus) + bias, in the best groups; or experts are given: a token's id chooses them. dx += dl W, dl
+ *   by kind and auxiliary loss (ops.h has the formulas).
  * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
  * Needs: E <= 512; at most 32 groups; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
  * Grid: products in tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory; all
@@ -231,6 +232,18 @@ static __global__ void __launch_bounds__(WARP_THREADS)
 
 static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
+/* The score of an expert and the derivative of sqrt(softplus), the same as in kernels/cpu/router.c. */
+static __device__ inline float score(float l, enum router_kind kind)
+{
+    if (kind != ROUTER_SQRT_CHOSEN) return sigmoid(l);
+    return l < -40 ? expf(l / 2) : sqrtf(fmaxf(l, 0) + log1pf(expf(-fabsf(l))));
+}
+static __device__ inline bool divides(enum router_kind kind)
+{
+    return kind == ROUTER_SIGMOID_CHOSEN || kind == ROUTER_SQRT_CHOSEN;
+}
+static __device__ inline float sqrt_slope(float l, float s) { return l < -40 ? s / 2 : sigmoid(l) / (2 * s); }
+
 /* The value of a key, NaN for that of NaN. */
 static __device__ inline float key_value(unsigned key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
@@ -300,7 +313,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int e = (int)lane + 32 * i;
-        s[i] = e < job.n_exp ? sigmoid(job.logits[t * job.ld_logits + e]) : 0;
+        s[i] = e < job.n_exp ? score(job.logits[t * job.ld_logits + e], job.router.kind) : 0;
         key[i] = e < job.n_exp ? sort_key(s[i] + (job.bias ? job.bias[e] : 0)) : 0;
     }
     if (job.router.n_group > 1) limit_groups<N>(key, job.n_exp, job.router.n_group, job.router.top_group);
@@ -308,7 +321,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
 #pragma unroll
     for (int i = 0; i < N; i++) sum += chosen >> i & 1 ? s[i] : 0;
     sum = warp_sum(sum);
-    const float divisor = job.router.kind == ROUTER_SIGMOID_CHOSEN ? sum + 1e-20f : 1;
+    const float divisor = divides(job.router.kind) ? sum + 1e-20f : 1;
     for (int i = 0, before = 0; i < N; i++) {
         const bool mine = chosen >> i & 1;
         const unsigned with = __ballot_sync(0xffffffffu, mine);
@@ -318,6 +331,42 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
         job.idx[t * job.n_top + j] = (int32_t)(lane + 32 * i);
         job.gate[t * job.ld_gate + j] = s[i] / divisor * job.router.scale;
     }
+}
+
+/* The gates of given experts; a thread per token. */
+static __global__ void __launch_bounds__(WARP_THREADS) weigh_given(const struct choice_job job)
+{
+    const int64_t t = (int64_t)blockIdx.x * WARP_THREADS + threadIdx.x;
+    if (t >= job.n_tok) return;
+    const float *logits = job.logits + t * job.ld_logits;
+    float sum = 0;
+    for (int j = 0; j < job.n_top; j++) sum += score(logits[job.idx[t * job.n_top + j]], job.router.kind);
+    const float divisor = divides(job.router.kind) ? sum + 1e-20f : 1;
+    for (int j = 0; j < job.n_top; j++)
+        job.gate[t * job.ld_gate + j] =
+            score(logits[job.idx[t * job.n_top + j]], job.router.kind) / divisor * job.router.scale;
+}
+
+/* idx[t] = table[tok[t]] in ascending order; a thread per slot. */
+static __global__ void __launch_bounds__(WARP_THREADS)
+    hash_choose(int32_t *idx, const int32_t *table, const int32_t *tok, int64_t n_slot, int n_top)
+{
+    const int64_t slot = (int64_t)blockIdx.x * WARP_THREADS + threadIdx.x;
+    if (slot >= n_slot) return;
+    const int64_t t = slot / n_top;
+    const int32_t *from = table + (int64_t)tok[t] * n_top, mine = from[slot % n_top];
+    int at = 0;
+    for (int i = 0; i < n_top; i++) at += from[i] < mine;
+    idx[t * n_top + at] = mine;
+}
+
+extern "C" void cuda_hash_route(struct device *dev, struct tensor idx, struct tensor table, struct tensor tok)
+{
+    const int64_t n_slot = tensor_count(idx);
+    if (dev->dry_run || n_slot == 0) return;
+    hash_choose<<<grid_x(ceil_div(n_slot, WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(
+        i32_ptr(idx), i32_ptr(table), i32_ptr(tok), n_slot, (int)idx.shape[1]);
+    CUDA_CHECK_LAUNCH();
 }
 
 /* The kernel instance for n_exp experts: 1, 4, 8 or 16 per lane. */
@@ -368,7 +417,10 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
         const struct choice_job job = {i32_ptr(r->idx),      f32_ptr(r->gate), f32_ptr(logits), of_expert,
                                        r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
                                        (int)r->idx.shape[1], *router};
-        KERNEL_FOR(choose_sigmoid, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
+        if (router->given)
+            weigh_given<<<grid_x(ceil_div(n_tok, WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(job);
+        else
+            KERNEL_FOR(choose_sigmoid, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
         CUDA_CHECK_LAUNCH();
         return;
     }
@@ -520,17 +572,20 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_
 {
     const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
     const int lane = (int)threadIdx.x % 32;
-    const bool divided = job.router.kind == ROUTER_SIGMOID_CHOSEN;
+    const enum router_kind kind = job.router.kind;
+    const bool divided = divides(job.router.kind);
     if (t >= job.n_tok) return;
     const float *dgate = job.dgate + t * job.ld_dgate, *logits = job.logits + t * job.ld_logits;
     const int32_t *idx = job.idx + t * job.n_top;
     float d[N] = {}, sum = 1e-20f, mean = 0;
-    for (int j = 0; j < job.n_top; j++) sum += sigmoid(logits[idx[j]]);
-    for (int j = 0; j < job.n_top; j++) mean += sigmoid(logits[idx[j]]) / sum * dgate[j];
+    for (int j = 0; j < job.n_top; j++) sum += score(logits[idx[j]], kind);
+    for (int j = 0; j < job.n_top; j++) mean += score(logits[idx[j]], kind) / sum * dgate[j];
     for (int j = 0; j < job.n_top; j++) {
-        const float s = sigmoid(logits[idx[j]]), g = divided ? (dgate[j] - mean) / sum : dgate[j];
+        const float l = logits[idx[j]], s = score(l, kind);
+        const float g = job.router.scale * (divided ? (dgate[j] - mean) / sum : dgate[j]);
+        const float v = kind == ROUTER_SQRT_CHOSEN ? g * sqrt_slope(l, s) : g * s * (1 - s);
 #pragma unroll
-        for (int i = 0; i < N; i++) d[i] = idx[j] == lane + 32 * i ? job.router.scale * g * s * (1 - s) : d[i];
+        for (int i = 0; i < N; i++) d[i] = idx[j] == lane + 32 * i ? v : d[i];
     }
 #pragma unroll
     for (int i = 0; i < N; i++)

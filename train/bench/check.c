@@ -156,13 +156,19 @@ static double group_distance(const double *value, const int32_t *own, const int3
     return any ? worst : INFINITY;
 }
 
+/* The score of an expert from its logit; the same as in kernels/cpu/router.c, in F64. */
+static double score_of(double logit, enum router_kind kind)
+{
+    if (kind != ROUTER_SQRT_CHOSEN) return 1 / (1 + exp(-logit));
+    return logit < -40 ? exp(logit / 2) : sqrt(fmax(logit, 0) + log1p(exp(-fabs(logit))));
+}
+
 static void weigh_sigmoid(double *gate, const double *logits, const int32_t *idx, int64_t n_top,
                           const struct router *router)
 {
     double sum = 1e-20;
-    for (int64_t j = 0; j < n_top; j++) sum += gate[j] = 1 / (1 + exp(-logits[idx[j]]));
-    for (int64_t j = 0; j < n_top; j++)
-        gate[j] *= (double)router->scale / (router->kind == ROUTER_SIGMOID_CHOSEN ? sum : 1);
+    for (int64_t j = 0; j < n_top; j++) sum += gate[j] = score_of(logits[idx[j]], router->kind);
+    for (int64_t j = 0; j < n_top; j++) gate[j] *= (double)router->scale / (router_divides(router) ? sum : 1);
 }
 
 static void weigh(double *gate, const double *logits, const int32_t *idx, int64_t n_top, int64_t n_exp,
@@ -199,7 +205,7 @@ static void forced_router(struct device *dev, struct route *r, struct tensor log
         const double *row = value + t * n_exp;
         for (int64_t e = 0; e < n_exp; e++)
             choice[e] = router_is_sigmoid(router)
-                            ? 1 / (1 + exp(-row[e])) + (bias.ndim ? (double)((const float *)bias.data)[e] : 0)
+                            ? score_of(row[e], router->kind) + (bias.ndim ? (double)((const float *)bias.data)[e] : 0)
                             : row[e];
         double apart = distance(choice, own, taken, n_top);
         if (router->n_group > 1 && apart > 0)
