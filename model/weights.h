@@ -83,6 +83,8 @@ int weights_vector(struct fill *f, struct tensor *out, const char *name, const c
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
 /* The weight [C, 1, taps] of a depthwise convolution, as [C, taps]. */
 int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
+/* A tensor [n_row, n_col] in f32; name has no suffix. */
+int weights_table(struct fill *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col) MT_CHECK;
 /* A matrix that model.quantize does not pack. */
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
 /* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them, or

@@ -1,0 +1,340 @@
+/* fill.c - copies tensors of a layer into dev->weights: vectors, and matrices in any format. It drops each mapped page
+ * after reading it, so that the host needs little more than one copy. Matrices keep their bytes from disk, unless
+ * model.quantize packs them (model/quantize.h). Some change their layout: bitsandbytes' per-expert matrices become
+ * stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
+#include "model/fill.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/ops.h"
+#include "model/layer.h"
+
+enum dtype fill_decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
+
+struct name fill_name(const struct fill *f, const char *rest, const char *suffix)
+{
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "%slayers.%lld.%s%s", f->prefix, (long long)f->layer, rest, suffix);
+    return n;
+}
+
+/* A name outside the layers. */
+char *fill_alloc(struct fill *f, int64_t bytes) { return arena_push(f->arena, bytes); }
+
+void fill_put(struct fill *f, char *dst, const struct st_tensor *t)
+{
+    const int64_t piece = 32 << 20; /* bytes between drops of mapped pages */
+    for (int64_t at = 0; at < t->bytes && !f->dev->dry_run; at += piece) {
+        const int64_t n = MT_MIN(piece, t->bytes - at);
+        device_upload(f->dev, dst + at, t->data + at, n);
+        source_drop(f->ck.st, t, at, n);
+    }
+}
+
+bool fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
+{
+    bool finite = true;
+    if (f->dev->dry_run) return true;
+    float *host = mem_array(n, sizeof(float));
+    source_f32(t, n, host);
+    for (int64_t i = 0; i < n; i++) finite &= isfinite(host[i]) != 0;
+    for (int64_t i = 0; plus > 0 && i < n; i++) host[i] += plus;
+    device_upload(f->dev, dst, host, n * (int64_t)sizeof(float));
+    mem_free(host);
+    safetensors_drop(f->ck.st, t);
+    return finite;
+}
+
+static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus, bool finite)
+{
+    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);
+    if (!t) return -1;
+    *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
+    if (!fill_put_f32(f, out->data, t, n, plus) && finite)
+        return err_set(f->err, "tensor %s holds a value that is not finite", name);
+    return 0;
+}
+
+int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
+{
+    return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0, false);
+}
+
+/* Checks that all sources of a stack have the same format and equal code tables. */
+static int same_tables(struct fill *f, const struct source *s, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        bool same = s[i].format == s[0].format && s[i].block == s[0].block && s[i].group == s[0].group &&
+                    !s[i].nested_absmax == !s[0].nested_absmax && s[i].scale2_divides == s[0].scale2_divides;
+        const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
+        if (same && tables && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
+        if (same && tables && s[0].nested_map) same = !memcmp(s[i].nested_map->data, s[0].nested_map->data, 1024);
+        if (!same)
+            return err_set(f->err,
+                           "tensors %s and %s are quantised in different ways: all experts of a layer need one format",
+                           s[0].data->name, s[i].data->name);
+    }
+    return 0;
+}
+
+static int64_t absmax_room(const struct source *s, int64_t n)
+{
+    int64_t blocks = 0;
+    for (int64_t i = 0; i < n; i++) blocks += source_blocks(&s[i]);
+    return blocks;
+}
+
+/* Copies absmax as stored when every source is one expert. Several sources that form one matrix get absmax in f32,
+ * because a nested absmax has one offset per matrix. */
+static void put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+{
+    const int64_t f32 = (int64_t)sizeof(float);
+    const bool nested = s[0].nested_absmax && n == w->n_exp, dry_run = f->dev->dry_run;
+    const int64_t blocks = absmax_room(s, n), outer = nested ? s[0].nested_absmax->bytes : 0;
+    char *absmax = fill_alloc(f, nested ? blocks : blocks * f32);
+    char *outer_scale = nested ? fill_alloc(f, n * outer) : NULL, *offset = nested ? fill_alloc(f, n * f32) : NULL;
+    for (int64_t i = 0, at = 0; i < n && !dry_run; at += source_blocks(&s[i++])) {
+        if (nested) {
+            fill_put(f, absmax + at, s[i].absmax);
+            fill_put(f, outer_scale + i * outer, s[i].nested_absmax);
+            device_upload(f->dev, offset + i * f32, &s[i].nested_offset, f32);
+            continue;
+        }
+        float *host = mem_array(source_blocks(&s[i]), f32);
+        source_absmax(&s[i], host);
+        device_upload(f->dev, absmax + at * f32, host, source_blocks(&s[i]) * f32);
+        mem_free(host);
+    }
+    char *code = fill_alloc(f, s[0].code->bytes), *map = nested ? fill_alloc(f, s[0].nested_map->bytes) : NULL;
+    fill_put(f, code, s[0].code);
+    if (nested) fill_put(f, map, s[0].nested_map);
+    w->block = s[0].block;
+    w->code = (const float *)(void *)code;
+    w->scale = nested ? (const uint8_t *)absmax : NULL;
+    w->absmax = nested ? NULL : (const float *)(void *)absmax;
+    w->nested_absmax = (const float *)(void *)outer_scale;
+    w->nested_offset = (const float *)(void *)offset;
+    w->nested_map = (const float *)(void *)map;
+}
+
+/* The rows of every source get its global scale. */
+static int put_nvfp4(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+{
+    const int64_t f32 = (int64_t)sizeof(float);
+    char *scale = fill_alloc(f, w->n_exp * w->n_out * w->n_in / 16), *scale2 = fill_alloc(f, w->n_exp * w->n_out * f32);
+    w->scale = (const uint8_t *)scale;
+    w->scale2 = (const float *)(void *)scale2;
+    w->scale2_divides = s[0].scale2_divides;
+    int rc = 0;
+    for (int64_t i = 0, at = 0; i < n && !rc && !f->dev->dry_run; at += s[i++].n_out) {
+        uint8_t *host = mem_alloc(s[i].scale->bytes);
+        float *rows = mem_array(s[i].n_out, f32);
+        rc = source_scales(&s[i], host, rows, f->err);
+        for (int64_t r = 1; r < s[i].n_out; r++) rows[r] = rows[0];
+        device_upload(f->dev, scale + at * w->n_in / 16, host, s[i].scale->bytes);
+        device_upload(f->dev, scale2 + at * f32, rows, s[i].n_out * f32);
+        source_drop(f->ck.st, s[i].scale, 0, s[i].scale->bytes);
+        mem_free(host);
+        mem_free(rows);
+    }
+    return rc;
+}
+
+/* The rows of every source get its scales. */
+static int put_fp8_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+{
+    const int64_t row = weight_row_scales(w) * (int64_t)sizeof(float);
+    char *scale2 = fill_alloc(f, w->n_exp * w->n_out * row);
+    w->scale2 = (const float *)(void *)scale2;
+    int rc = 0;
+    for (int64_t i = 0, at = 0; i < n && !rc && !f->dev->dry_run; at += s[i++].n_out) {
+        float *host = mem_alloc(s[i].n_out * row);
+        rc = source_fp8_scales(&s[i], host, f->err);
+        device_upload(f->dev, scale2 + at * row, host, s[i].n_out * row);
+        mem_free(host);
+    }
+    return rc;
+}
+
+static int put_source(struct fill *f, char *dst, const struct source *s)
+{
+    const int64_t bytes = source_bytes(s);
+    if (!s->transposed && bytes == s->data->bytes) {
+        fill_put(f, dst, s->data);
+        return 0;
+    }
+    if (f->dev->dry_run) return 0;
+    char *host = mem_alloc(bytes);
+    const int rc = source_copy(s, host, f->dev->n_threads, f->err);
+    if (!rc) device_upload(f->dev, dst, host, bytes);
+    source_drop(f->ck.st, s->data, 0, s->data->bytes);
+    mem_free(host);
+    return rc;
+}
+
+void fill_describe(struct fill *f, enum weight_format held, bool nested, const char *stored, bool packed)
+{
+    char *text = f->w->experts;
+    const char *name = weight_format_name(held);
+    const bool routed = f->a->ffn[f->layer]->routed;
+    if (text[0] && (!routed || f->described)) return;
+    f->described = routed;
+    if (packed)
+        snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q),
+                 stored ? stored : name);
+    else if (stored && held != WF_FP8)
+        snprintf(text, sizeof(f->w->experts), "%s, decoded from %s", name, stored);
+    else
+        snprintf(text, sizeof(f->w->experts), "%s%s%s", name, nested ? "-nested" : "",
+                 f->quantizer.q.format == WF_NONE || stored ? "" : ", as in the checkpoint");
+}
+
+/* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. */
+static int wants_packing(struct fill *f, const struct source *s, enum role role)
+{
+    const bool meant = role == ROLE_EXPERTS || (role == ROLE_ATTENTION && f->quantizer.q.attention);
+    const bool nested = s->nested_absmax != NULL;
+    return meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
+}
+
+/* Whether sources stay FP8 in memory: all have scales for as many columns. Others, and embedding, head and router,
+ * are decoded to bf16. */
+static bool stays_fp8(const struct source *s, int64_t n, enum role role)
+{
+    bool same = role != ROLE_OTHER;
+    for (int64_t i = 0; i < n; i++) same = same && s[i].scale_rows && s[i].scale_cols == s[0].scale_cols;
+    return same;
+}
+
+int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role)
+{
+    int64_t bytes = 0;
+    if (same_tables(f, s, n)) return -1;
+    const int packing = wants_packing(f, s, role);
+    if (packing < 0) return -1;
+    const bool fp8 = !packing && stays_fp8(s, n, role);
+    const enum weight_format held = fp8 ? WF_FP8 : s[0].format;
+    if (role == ROLE_EXPERTS) fill_describe(f, held, s->nested_absmax, source_decoded(s), packing);
+    f->quantizer.arena = f->arena;
+    if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
+    w->format = held;
+    if (fp8) w->block = s[0].scale_cols;
+    for (int64_t i = 0; i < n; i++) {
+        bytes += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
+        if (s[i].block && n != w->n_exp && s[i].n_out * s[i].n_in % s[i].block)
+            return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
+                           s[i].data->name, (long long)s[i].block);
+    }
+    char *data = fill_alloc(f, bytes);
+    w->data = data;
+    for (int64_t i = 0, at = 0; i < n; i++) {
+        char *dst = data ? data + at : NULL;
+        if (fp8)
+            fill_put(f, dst, s[i].data);
+        else if (put_source(f, dst, &s[i]))
+            return -1;
+        at += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
+    }
+    if (s[0].block) put_absmax(f, w, s, n);
+    return fp8 ? put_fp8_scales(f, w, s, n) : held == WF_NVFP4 ? put_nvfp4(f, w, s, n) : 0;
+}
+
+void fill_sample(struct fill *f, const struct weight *w)
+{
+    const int64_t nibbles = w->n_out * w->n_in / 2;
+    const int64_t bytes = MT_MIN(w->format >= WF_MXFP4 ? nibbles : weight_bytes(w) / w->n_exp, 1 << 16);
+    uint64_t bits;
+    if (f->dev->dry_run) return;
+    char *host = mem_alloc(bytes + 8);
+    device_download(f->dev, host, w->data, bytes);
+    for (int64_t at = 0; at < bytes; at += 8) {
+        memcpy(&bits, host + at, sizeof(bits));
+        f->w->fingerprint = rng_u64(f->w->fingerprint, bits);
+    }
+    mem_free(host);
+}
+
+int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role)
+{
+    struct source s;
+    *w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = n_in};
+    return source_find(&s, &f->ck, name, n_out, n_in, f->err) || fill_stack(f, w, &s, 1, role) ? -1 : 0;
+}
+
+/* Puts the rows of one source in the order of memory. */
+static int stack_in_order(struct fill *f, struct weight *w, const struct source *s, const struct row_order *o,
+                          enum role role)
+{
+    int64_t n;
+    struct source *runs = source_runs(s, o, &n);
+    const int rc = fill_stack(f, w, runs, n, role);
+    mem_free(runs);
+    return rc;
+}
+
+int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled)
+{
+    struct source s[STORED_PARTS];
+    int64_t n_out = 0, at = 0;
+    for (int i = 0; i < r->n_part; n_out += r->rows[i++]) {
+        const struct name name = fill_name(f, r->part[i], ".weight");
+        if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
+    }
+    p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
+    const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION;
+    if (r->order.n_group ? stack_in_order(f, &p->w, s, &r->order, role) : fill_stack(f, &p->w, s, r->n_part, role))
+        return -1;
+    if (sampled && f->layer == 0) fill_sample(f, &p->w);
+    if (!biased) return 0;
+    p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);
+    for (int i = 0; i < r->n_part; at += r->rows[i++]) {
+        const struct name name = fill_name(f, r->part[i], ".bias");
+        const struct st_tensor *t = checkpoint_take(&f->ck, name.s, false, 1, &r->rows[i], f->err);
+        if (!t) return -1;
+        fill_put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i], 0);
+    }
+    return 0;
+}
+
+bool weights_has(const struct fill *f, const char *name, const char *suffix)
+{
+    return checkpoint_has(&f->ck, fill_name(f, name, suffix).s);
+}
+
+int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
+{
+    return vector(f, out, fill_name(f, name, suffix).s, n, 0, true);
+}
+
+int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
+{
+    return fill_norm(f, out, fill_name(f, name, ".weight").s, n);
+}
+
+/* A tensor whose values are [n_row, n_col]. */
+static int table(struct fill *f, struct tensor *out, const char *name, int ndim, const int64_t *shape, int64_t n_row,
+                 int64_t n_col)
+{
+    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, ndim, shape, f->err);
+    if (!t) return -1;
+    *out = arena_tensor_2d(&f->dev->weights, DT_F32, n_row, n_col);
+    fill_put_f32(f, out->data, t, n_row * n_col, 0);
+    return 0;
+}
+
+int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap)
+{
+    return table(f, out, fill_name(f, name, ".weight").s, 3, (int64_t[]){n_col, 1, n_tap}, n_col, n_tap);
+}
+
+int weights_table(struct fill *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col)
+{
+    return table(f, out, fill_name(f, name, "").s, 2, (int64_t[]){n_row, n_col}, n_row, n_col);
+}
+
+int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+{
+    return fill_matrix(f, w, fill_name(f, name, ".weight").s, n_out, n_in, ROLE_OTHER);
+}

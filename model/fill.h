@@ -1,0 +1,56 @@
+/* fill.h - the state of a checkpoint that is being loaded, and copying its tensors: for weights_load.c and
+ * weights_experts.c. fill.c also has the functions that weights.h gives to kinds of layers. */
+#ifndef MT_FILL_H
+#define MT_FILL_H
+
+#include "kernels/comm/comm.h"
+#include "model/source.h"
+#include "model/weights.h"
+
+struct fill {
+    struct device *dev;
+    struct arena *arena; /* destination of the next weight: dev->weights, dev->host, or dev->work before decoding */
+    const struct arch *a;
+    const struct comm *ep;
+    struct checkpoint ck;
+    const char *prefix; /* of all names but the head's: weights_prefix */
+    struct err *err;
+    int64_t layer;
+    struct ffn_size ffn;     /* size of this layer's feed-forward network */
+    struct expert_range own; /* this rank's experts of the layer */
+    int64_t first_decoded;   /* first layer whose experts are decoded; so are those of all later layers */
+    struct quantizer quantizer;
+    bool described; /* weights.experts describes routed experts */
+    struct weights *w;
+};
+
+struct name {
+    char s[256];
+};
+/* "model.layers.7." + rest + suffix */
+struct name fill_name(const struct fill *f, const char *rest, const char *suffix);
+
+/* What a matrix is for: model.quantize packs experts, model.quantize_attention attention. */
+enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
+
+/* Allocates bytes of a weight; NULL in a dry run. */
+char *fill_alloc(struct fill *f, int64_t bytes);
+/* Copies a tensor as stored. */
+void fill_put(struct fill *f, char *dst, const struct st_tensor *t);
+/* Copies n values plus a constant in f32; returns whether all values are finite. */
+bool fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus);
+/* Joins n sources into w: one per expert (n == w->n_exp), or n / w->n_exp blocks of rows per matrix. The caller has set
+ * the shape of w. */
+int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role);
+/* Writes weights.experts, from the first routed experts, or from dense layers where there are none. held: the format in
+ * memory, unless they are packed; stored: that of a source which is decoded while it is loaded, else NULL. */
+void fill_describe(struct fill *f, enum weight_format held, bool nested, const char *stored, bool packed);
+/* Adds the first bytes of a weight, or of its first expert, to the fingerprint; experts before they are decoded. */
+void fill_sample(struct fill *f, const struct weight *w);
+/* A matrix; the weight of a norm. name is the whole name. */
+int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role);
+int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n);
+/* The dtype that op_decode writes. */
+enum dtype fill_decoded_dtype(const struct device *dev);
+
+#endif

@@ -1,0 +1,194 @@
+/* weights_load.c - loads a checkpoint into dev->weights: embedding, layers, final norm, head; or one part of it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/ops.h"
+#include "model/fill.h"
+#include "model/layer.h"
+#include "model/unused.h"
+
+#define TEXT_FIRST "language_model.model." /* the prefix beside language_model.lm_head */
+
+struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp)
+{
+    const int64_t n = n_exp / ep->world;
+    return (struct expert_range){.first = ep->rank * n, .count = n};
+}
+
+const char *weights_prefix(const struct safetensors *st)
+{
+    static const char *const prefixes[] = {"model.language_model.", TEXT_FIRST};
+    char name[64];
+    for (int i = 0; i < MT_LEN(prefixes); i++) {
+        snprintf(name, sizeof(name), "%sembed_tokens.weight", prefixes[i]);
+        if (safetensors_find(st, name)) return prefixes[i];
+    }
+    return "model.";
+}
+
+static struct name end_name(const struct fill *f, const char *rest)
+{
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "%s%s", f->prefix, rest);
+    return n;
+}
+
+static void set_layer(struct fill *f, int64_t layer)
+{
+    f->layer = layer;
+    f->ffn = arch_ffn(f->a, layer);
+    f->own =
+        f->a->ffn[layer]->routed ? weights_experts_here(f->ep, f->ffn.n_exp) : (struct expert_range){0, f->ffn.n_exp};
+}
+
+static void describe_decoded(struct fill *f)
+{
+    const size_t n = strlen(f->w->experts);
+    if (f->w->n_decoded)
+        snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %lld of %lld layers decoded to %s",
+                 (long long)f->w->n_decoded, (long long)f->a->n_layer,
+                 weight_format_name(source_dense_format(fill_decoded_dtype(f->dev))));
+}
+
+static int load_layer(struct fill *f, struct layer_weights *lw)
+{
+    const struct arch *a = f->a;
+    return weights_norm(f, &lw->attn_norm, "input_layernorm", a->d_model) ||
+                   weights_norm(f, &lw->ffn_norm, "post_attention_layernorm", a->d_model) ||
+                   a->mixer[f->layer]->load(f, a, f->layer, lw) || a->ffn[f->layer]->load(f, a, f->layer, lw)
+               ? -1
+               : 0;
+}
+
+static int load_embed(struct fill *f, struct weight *embed)
+{
+    return fill_matrix(f, embed, end_name(f, "embed_tokens.weight").s, f->a->vocab, f->a->d_model, ROLE_OTHER);
+}
+
+static struct name head_name(const struct fill *f, const char *suffix)
+{
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "%slm_head%s", strcmp(f->prefix, TEXT_FIRST) ? "" : "language_model.", suffix);
+    return n;
+}
+
+static bool has_head(const struct fill *f)
+{
+    return checkpoint_has(&f->ck, head_name(f, ".weight").s) ||
+           checkpoint_has(&f->ck, head_name(f, ".weight_packed").s);
+}
+
+/* Loads the head; without it and with tied embeddings it stays the embedding. */
+static int load_head(struct fill *f, struct weight *head)
+{
+    const struct name name = head_name(f, ".weight");
+    if (has_head(f)) return fill_matrix(f, head, name.s, f->a->vocab, f->a->d_model, ROLE_OTHER);
+    if (f->a->tied) return 0;
+    return err_set(f->err, "tensor %s is not in the checkpoint, and tie_word_embeddings is false", name.s);
+}
+
+/* Loads the embedding, the head and the final norm. The embedding may be in host memory, because a step reads few of
+ * its rows. An embedding that is also the head stays on the device. */
+static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
+{
+    f->arena = embed_on_host && has_head(f) ? &f->dev->host : &f->dev->weights;
+    if (load_embed(f, &w->embed)) return -1;
+    fill_sample(f, &w->embed);
+    f->arena = &f->dev->weights;
+    w->head = w->embed;
+    return load_head(f, &w->head) || fill_norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ? -1 : 0;
+}
+
+int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
+                 const struct weights_options *opt, struct err *err)
+{
+    struct fill f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    f.ep = opt->ep ? opt->ep : &comm_alone;
+    const int64_t before = dev->weights.used;
+    int rc = -1;
+    *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
+    f.first_decoded = a->n_layer - opt->decoded_layers;
+    f.ck.used = mem_array(st->n_tensors, sizeof(bool));
+    f.prefix = weights_prefix(st);
+    quantizer_open(&f.quantizer, opt->quantize, dev, st);
+    if (load_ends(&f, w, opt->embed_on_host)) goto out;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        set_layer(&f, l);
+        if (load_layer(&f, &w->layers[l])) goto out;
+    }
+    w->dense_bytes = dev->weights.used - before - w->expert_bytes;
+    describe_decoded(&f);
+    w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
+    quantizer_finish(&f.quantizer);
+    rc = 0;
+out:
+    quantizer_close(&f.quantizer);
+    mem_free(f.ck.used);
+    if (rc) weights_free(w);
+    return rc;
+}
+
+void weights_free(struct weights *w)
+{
+    mem_free(w->layers);
+    *w = (struct weights){0};
+}
+
+/* ---- loading one part ---- */
+
+static void part_open(struct fill *f, struct weights *w, struct device *dev, const struct arch *a,
+                      const struct safetensors *st, const struct quantize *q, struct err *err)
+{
+    *w = (struct weights){.layers = NULL};
+    *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    f->ep = &comm_alone;
+    f->first_decoded = a->n_layer;
+    f->ck.used = mem_array(st->n_tensors, sizeof(bool));
+    f->prefix = weights_prefix(st);
+    quantizer_open(&f->quantizer, q, dev, st);
+}
+
+static void part_close(struct fill *f)
+{
+    quantizer_close(&f->quantizer);
+    mem_free(f->ck.used);
+}
+
+int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct arch *a, const struct safetensors *st,
+                       const struct quantize *q, int64_t layer, struct err *err)
+{
+    struct quantize packing = *q;
+    struct weights w;
+    struct fill f;
+    packing.cache = NULL;
+    part_open(&f, &w, dev, a, st, &packing, err);
+    set_layer(&f, layer);
+    *lw = (struct layer_weights){0};
+    const int rc = load_layer(&f, lw);
+    part_close(&f);
+    return rc;
+}
+
+int weights_load_embed(struct weight *embed, struct device *dev, const struct arch *a, const struct safetensors *st,
+                       struct err *err)
+{
+    struct weights w;
+    struct fill f;
+    part_open(&f, &w, dev, a, st, NULL, err);
+    const int rc = load_embed(&f, embed);
+    part_close(&f);
+    return rc;
+}
+
+int weights_load_head(struct weight *head, struct tensor *out, struct device *dev, const struct arch *a,
+                      const struct safetensors *st, struct err *err)
+{
+    struct weights w;
+    struct fill f;
+    part_open(&f, &w, dev, a, st, NULL, err);
+    int rc = load_head(&f, head);
+    if (!rc && !has_head(&f)) rc = load_embed(&f, head);
+    if (!rc) rc = fill_norm(&f, out, end_name(&f, "norm.weight").s, a->d_model);
+    part_close(&f);
+    return rc;
+}
