@@ -1,5 +1,5 @@
-/* ops_check.h - what the wrappers op_* of ops_layer.c and ops_tensor.c share: checks of shapes, counts of bytes, the
- * call of the backend, rounding. */
+/* ops_check.h - what the wrappers op_* share: checks of shapes, counts of FLOPs and bytes, the call of the backend,
+ * rounding. */
 #ifndef MT_OPS_CHECK_H
 #define MT_OPS_CHECK_H
 
@@ -33,6 +33,14 @@ static inline void want(const char *op, const char *name, struct tensor x, enum 
         if ((x).ndim) WANT(x, dtype, __VA_ARGS__);                                                                     \
     } while (0)
 
+static inline void want_weight(const char *op, const struct weight *w, int64_t n_exp, int64_t n_out, int64_t n_in)
+{
+    MT_REQUIRE(w->format != WF_NONE && w->n_exp == n_exp && w->n_out == n_out && w->n_in == n_in,
+               "%s: the weight is %s [%lld, %lld, %lld], must be [%lld, %lld, %lld]", op, weight_format_name(w->format),
+               (long long)w->n_exp, (long long)w->n_out, (long long)w->n_in, (long long)n_exp, (long long)n_out,
+               (long long)n_in);
+}
+
 static inline bool contiguous(struct tensor x) { return x.ndim == 1 || x.ld == x.shape[x.ndim - 1]; }
 
 /* Counts the bytes of the tensors, each read or written once; absent tensors count 0. */
@@ -41,6 +49,22 @@ static inline void moves(struct device *dev, int n, const struct tensor *x)
 {
     for (int i = 0; i < n; i++)
         if (x[i].ndim) dev->op.bytes += (double)(tensor_count(x[i]) * dtype_size(x[i].dtype));
+}
+
+/* Counts the bytes of a weight in a product of n_row rows; of a stack at most n_row experts are read. */
+static inline void moves_weight(struct device *dev, const struct weight *w, int64_t n_row)
+{
+    const double share = MT_MIN(1, (double)n_row / (double)w->n_exp), stored = share * (double)weight_bytes(w);
+    const double decoded = 2 * share * (double)w->n_exp * (double)w->n_out * (double)w->n_in;
+    const bool packed = w->format >= WF_MXFP4;
+    dev->op.bytes += packed ? decoded : stored;
+    if (packed) dev->op.decode += stored + decoded;
+}
+
+/* A product of [m, k] by [k, n]. */
+static inline void count_gemm(struct device *dev, int64_t m, int64_t n, int64_t k)
+{
+    dev->op.flops += 2 * (double)m * (double)n * (double)k;
 }
 
 /* Calls the backend. `part` distinguishes calls of one op in a profile: the output width of a product, the window of

@@ -8,14 +8,6 @@
 
 /* ---- checks ---- */
 
-static void want_weight(const char *op, const struct weight *w, int64_t n_exp, int64_t n_out, int64_t n_in)
-{
-    MT_REQUIRE(w->format != WF_NONE && w->n_exp == n_exp && w->n_out == n_out && w->n_in == n_in,
-               "%s: the weight is %s [%lld, %lld, %lld], must be [%lld, %lld, %lld]", op, weight_format_name(w->format),
-               (long long)w->n_exp, (long long)w->n_out, (long long)w->n_in, (long long)n_exp, (long long)n_out,
-               (long long)n_in);
-}
-
 /* An adapter on a dense [out, in] matrix, and its saved product xa. */
 static void want_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row, int64_t n_out,
                       int64_t n_in)
@@ -116,12 +108,6 @@ static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, st
 
 /* ---- work and rounding ---- */
 
-/* A product of [m, k] by [k, n]. */
-static void count_gemm(struct device *dev, int64_t m, int64_t n, int64_t k)
-{
-    dev->op.flops += 2 * (double)m * (double)n * (double)k;
-}
-
 /* One pass of m rows through an adapter: x A^T and (x A^T) B^T, or the two products of their gradients. */
 static void count_lora(struct device *dev, int64_t m, const struct lora *l, int64_t n_in, int64_t n_out)
 {
@@ -141,16 +127,6 @@ static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok
 {
     double pairs = s->window ? MT_MIN(seqs->pairs, (double)n_tok * (double)s->window) : seqs->pairs;
     dev->op.flops += 2 * pairs * (double)(s->n_head * (n_key * s->head_dim + n_value * attn_value_dim(s)));
-}
-
-/* Counts the bytes of a weight in a product of n_row rows; of a stack at most n_row experts are read. */
-static void moves_weight(struct device *dev, const struct weight *w, int64_t n_row)
-{
-    const double share = MT_MIN(1, (double)n_row / (double)w->n_exp), stored = share * (double)weight_bytes(w);
-    const double decoded = 2 * share * (double)w->n_exp * (double)w->n_out * (double)w->n_in;
-    const bool packed = w->format >= WF_MXFP4;
-    dev->op.bytes += packed ? decoded : stored;
-    if (packed) dev->op.decode += stored + decoded;
 }
 
 /* The matrix of a projection: as moves_weight; fake-quantised, it is written first, and the product B A computed. */

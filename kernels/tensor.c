@@ -160,6 +160,37 @@ int64_t weight_bytes(const struct weight *w)
     return product(w->n_exp, (n + 1) / 2 + blocks + (blocks + 255) / 256 * 4 + 4) + tables;
 }
 
+/* Bytes of n values of one matrix, without scales. */
+static int64_t value_bytes(enum weight_format f, int64_t n)
+{
+    switch (f) {
+    case WF_NONE: return 0;
+    case WF_F32: return 4 * n;
+    case WF_BF16:
+    case WF_F16: return 2 * n;
+    case WF_FP8: return n;
+    case WF_MXFP4:
+    case WF_NVFP4:
+    case WF_NF4:
+    case WF_FP4: break;
+    }
+    return (n + 1) / 2;
+}
+
+struct weight weight_matrix(const struct weight *w, int64_t e)
+{
+    struct weight m = *w;
+    const int64_t n = w->n_out * w->n_in, step = weight_scale_block(w->format), blocks = step ? 0 : weight_blocks(w);
+    m.n_exp = 1;
+    if (w->data) m.data = (const char *)w->data + e * value_bytes(w->format, n);
+    if (w->scale) m.scale = w->scale + e * (step ? n / step : blocks);
+    if (w->absmax) m.absmax = w->absmax + e * blocks;
+    if (w->nested_absmax) m.nested_absmax = w->nested_absmax + e * ((blocks + 255) / 256);
+    if (w->nested_offset) m.nested_offset = w->nested_offset + e;
+    if (w->scale2) m.scale2 = w->scale2 + e * w->n_out * weight_row_scales(w);
+    return m;
+}
+
 /* ---- arena ---- */
 
 #define MT_ARENA_ALIGN 256 /* alignment sufficient for cp.async, TMA and every vector load */

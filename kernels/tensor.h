@@ -66,9 +66,10 @@ struct weight {
     const float *scale2;        /* NVFP4: [E, out], global scale of the row's matrix; FP8: [E, out, ceil(in/block)] */
     bool scale2_divides; /* NVFP4: a scale is divided by scale2 (compressed-tensors), not multiplied (ModelOpt) */
 };
-int64_t weight_blocks(const struct weight *w);     /* absmax values per expert (NF4/FP4) */
-int64_t weight_row_scales(const struct weight *w); /* scale2 values per row (NVFP4, FP8), else 0 */
-int64_t weight_bytes(const struct weight *w);      /* packed bytes, scales and tables included */
+int64_t weight_blocks(const struct weight *w);                  /* absmax values per expert (NF4/FP4) */
+int64_t weight_row_scales(const struct weight *w);              /* scale2 values per row (NVFP4, FP8), else 0 */
+int64_t weight_bytes(const struct weight *w);                   /* packed bytes, scales and tables included */
+struct weight weight_matrix(const struct weight *w, int64_t e); /* matrix e of a stack as a dense one */
 
 /* A stack allocator over one block. In a dry run base is NULL and cap INT64_MAX: every push returns NULL, and `peak` is
  * the size that the real arena needs. Every push is aligned to 256 bytes. */
