@@ -231,17 +231,19 @@ typedef void attn_gate_fwd_fn(struct device *dev, struct tensor y, struct tensor
 typedef void attn_gate_bwd_fn(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy,
                               struct tensor o, struct tensor wide, const struct attn_shape *shape);
 
-/* ---- hyper-connections (DeepSeek-V4): the residual of a token is N streams of D columns, a row [N*D]. Before a mixer
- * or a network the streams are added up with weights pre [N]; after it, they are mixed by C [N,N] and its output is
- * added with weights post [N]. These follow from the row x itself: m = rstd * (fn x), rstd = 1/sqrt(mean(x^2) +
- * norm_eps)               in f32, (2 + N) N values: of pre, of post, of C pre_i = sigmoid(m_i scale_0 + base_i) + eps
- * post_i = 2 sigmoid(m_(N+i) scale_1 + base_(N+i)) C = softmax of every row j of (m_(2N+N j+k) scale_2 + base_(2N+N
- * j+k)), + eps; then n_iter times (the first time without the rows): every row / (its sum + eps), every column / (its
- * sum + eps) The head (final) has pre alone: fn [N, N*D], base [N], scale [1], and m has N values. */
-enum { MT_MAX_STREAMS = 4 };
+/* ---- hyper-connections (DeepSeek-V4): the residual of a token is N streams of D columns, a row x [N*D]. Before a
+ * mixer or a network the streams are added up with weights pre [N]. After it they are mixed by C [N,N], and its output
+ * is added with weights post [N]. All three follow from x:
+ *   m       = rstd * (fn x), rstd = 1/sqrt(mean(x^2) + norm_eps); (2 + N) N values in stat: of pre, of post, of C
+ *   pre_i   = sigmoid(m_i scale_0 + base_i) + eps
+ *   post_i  = 2 sigmoid(m_(N+i) scale_1 + base_(N+i))
+ *   C_j     = softmax over k of (m_(2N+Nj+k) scale_2 + base_(2N+Nj+k)), + eps; then every column / (its sum + eps);
+ *             then n_iter - 1 times: every row / (its sum + eps), every column / (its sum + eps)
+ * The head of the model has pre alone: fn [N, N*D], base [N], scale [1], and m has N values. */
+enum { MT_MAX_STREAMS = 4, MT_MAX_SINKHORN = 32 };
 struct hyper {
-    int64_t n_stream; /* N <= MT_MAX_STREAMS */
-    int n_iter;       /* >= 1 */
+    int64_t n_stream; /* N, 1 .. MT_MAX_STREAMS */
+    int n_iter;       /* 1 .. MT_MAX_SINKHORN; the head has none */
     float eps, norm_eps;
     struct tensor fn, base, scale; /* [(2+N)N, N*D], [(2+N)N], [3] f32 */
 };
