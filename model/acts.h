@@ -77,6 +77,20 @@ struct deltanet_acts {
     struct tensor out_xa;     /* [T, R] act */
 };
 
+/* Activations of mixer_compressed.c. Lq: width of the queries' projection, W: of an entry's columns, N: entries. */
+struct compressed_acts {
+    struct tensor a, a_xa;              /* [T, Lq+A] act: q_a | kv; [T, n_seg*R] act */
+    struct tensor q_norm, q_rstd, q_xa; /* [T, Lq] act, [T] stat, [T, R] act */
+    struct tensor q_in, head_rstd, q;   /* [T, HA] act before the norm of heads, [T, H] stat, [T, HA] act */
+    struct tensor kv, kv_rstd;          /* [T, A] act after norm and rope, [T] stat */
+    struct tensor pair;                 /* [T, 2W or 4W] act: values | gates; here and below absent without */
+    struct tensor entry_in, entry_rstd; /* [N, A] act before their norm, [N] stat */
+    struct tensor entry, entry_pos;     /* [N, A] act after norm and rope, [N] i32 */
+    struct tensor idx;                  /* [T, K] i32; absent where tokens see all entries */
+    struct tensor o, lse;               /* [T, HA] act, [T, H] stat */
+    struct tensor group, out_xa;        /* [T, GO] act, [T, R] act */
+};
+
 /* Activations of ffn_moe.c. With expert parallelism M is a capacity: rows of one chunk, or of all chunks where saved.
  */
 struct moe_acts {
@@ -105,6 +119,7 @@ struct layer_acts {
     struct attention_acts attention;
     struct mla_acts mla;
     struct deltanet_acts deltanet;
+    struct compressed_acts compressed;
     struct moe_acts moe;
     struct shared_acts shared;
 };

@@ -700,9 +700,8 @@ int64_t arch_q_rows(const struct arch *a) { return (a->attn_gate ? 2 : 1) * a->n
 /* RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and interpolates
  * between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was trained with
  * these rounded angles (they matter at positions near 100,000). */
-static void rope_frequencies(const struct arch *a, float *inv_freq)
+static void rope_frequencies(const struct rope_arch *r, float *inv_freq)
 {
-    const struct rope_arch *r = &a->rope;
     const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;
     double low = 0, high = 0;
     if (r->yarn) {
@@ -720,16 +719,16 @@ static void rope_frequencies(const struct arch *a, float *inv_freq)
     }
 }
 
-void arch_rope_table(const struct arch *a, int64_t n, float *table)
+void arch_rope_table(const struct rope_arch *r, int64_t n, float *table)
 {
-    const int64_t width = a->rope.width, half = width / 2;
+    const int64_t width = r->width, half = width / 2;
     float *inv_freq = mem_array(half, sizeof(float));
-    rope_frequencies(a, inv_freq);
+    rope_frequencies(r, inv_freq);
     for (int64_t p = 0; p < n; p++)
         for (int64_t i = 0; i < half; i++) {
             float angle = (float)p * inv_freq[i];
-            table[p * width + i] = (float)(cos((double)angle) * a->rope.attention_factor);
-            table[p * width + half + i] = (float)(sin((double)angle) * a->rope.attention_factor);
+            table[p * width + i] = (float)(cos((double)angle) * r->attention_factor);
+            table[p * width + half + i] = (float)(sin((double)angle) * r->attention_factor);
         }
     mem_free(inv_freq);
 }

@@ -125,7 +125,7 @@ int64_t arch_stored_row(const struct row_order *o, int64_t row);    /* row of me
 int64_t arch_row_in_memory(const struct row_order *o, int64_t row); /* row of the checkpoint -> row of memory */
 int64_t arch_qkv_cols(const struct arch *a);                        /* (H + 2K) * A */
 int64_t arch_q_rows(const struct arch *a); /* of q_proj: H * A, with an output gate 2 * H * A */
-/* cos | sin of positions 0..n-1, attention factor included; table [n, rope.width] f32 on the host */
-void arch_rope_table(const struct arch *a, int64_t n, float *table);
+/* cos | sin of positions 0..n-1, attention factor included; table [n, r->width] f32 on the host */
+void arch_rope_table(const struct rope_arch *r, int64_t n, float *table);
 
 #endif

@@ -15,8 +15,9 @@ struct block {
     int64_t layer;
     const struct layer_weights *w;
     const struct seqs *seqs;
-    struct tensor pos, rope; /* [T] i32, [P, arch.rope.width] f32 */
-    struct aux *aux;         /* auxiliary loss of this layer; coef 0: off */
+    struct tensor pos, rope;  /* [T] i32, [P, arch.rope.width] f32 */
+    struct tensor rope_entry; /* [P, arch.rope_entry.width] f32; absent where no layer has entries */
+    struct aux *aux;          /* auxiliary loss of this layer; coef 0: off */
     const struct experts *experts;
     bool save_ffn; /* forward saves the group FFN (acts.h) for the backward */
 
@@ -64,7 +65,7 @@ struct ffn_kind {
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
 };
 
-extern const struct mixer_kind mixer_attention, mixer_deltanet, mixer_mla;
+extern const struct mixer_kind mixer_attention, mixer_deltanet, mixer_mla, mixer_compressed;
 extern const struct ffn_kind ffn_moe, ffn_shared, ffn_dense;
 
 #endif

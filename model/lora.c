@@ -3,6 +3,7 @@
  * Flat layout of a layer, trained targets only:
  *     [q.a k.a v.a] [q.b k.b v.b] [o.a] [o.b] [gate_up.a] [gate_up.b] [down.a] [down.b]
  * Latent attention has [q_a.a kv_a.a] [q_a.b kv_a.b] [o.a] [o.b] [kv_b.a] [kv_b.b] [q_b.a] [q_b.b] before the experts.
+ * Compressed attention has [q_a.a kv.a] [q_a.b kv.b] [o_b.a] [o_b.b] [q_b.a] [q_b.b] before the experts.
  * Gated DeltaNet has [in_qkv.a in_z.a] [in_qkv.b in_z.b] [in_b.a in_a.a] [in_b.b in_a.b] [out.a] [out.b] before the
  * experts; with fused matrices [in_qkvz.a] [in_qkvz.b] [in_ba.a] [in_ba.b] [out.a] [out.b].
  * - Layers follow each other. With expert parallelism the attention of all layers comes first, then all experts.
@@ -35,6 +36,8 @@ static const struct {
     [LORA_Q_B] = {"q_b_proj", "self_attn.q_b_proj"},
     [LORA_KV_A] = {"kv_a_proj_with_mqa", "self_attn.kv_a_proj_with_mqa"},
     [LORA_KV_B] = {"kv_b_proj", "self_attn.kv_b_proj"},
+    [LORA_KV] = {"kv_proj", "self_attn.kv_proj"},
+    [LORA_O_B] = {"o_b_proj", "self_attn.o_b_proj"},
     [LORA_IN_QKV] = {"in_proj_qkv", "linear_attn.in_proj_qkv"},
     [LORA_IN_Z] = {"in_proj_z", "linear_attn.in_proj_z"},
     [LORA_IN_B] = {"in_proj_b", "linear_attn.in_proj_b"},

@@ -24,6 +24,8 @@ enum lora_target {
     LORA_Q_B,
     LORA_KV_A,
     LORA_KV_B,
+    LORA_KV, /* of compressed attention, beside LORA_Q_A and LORA_Q_B */
+    LORA_O_B,
     LORA_IN_QKV, /* of gated DeltaNet */
     LORA_IN_Z,
     LORA_IN_B,

@@ -65,19 +65,26 @@ static int check_aux(const struct arch *a, double coef, struct err *err)
         coef, a->family);
 }
 
+static struct tensor load_rope(struct device *dev, const struct rope_arch *r, int64_t n)
+{
+    const struct tensor table = arena_tensor_2d(&dev->state, DT_F32, n, r->width);
+    if (dev->dry_run) return table;
+    float *host = mem_array(n * r->width, sizeof(float));
+    arch_rope_table(r, n, host);
+    device_upload(dev, table.data, host, tensor_bytes(table));
+    mem_free(host);
+    return table;
+}
+
 static void load_tables(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
-    m->rope = arena_tensor_2d(&m->dev->state, DT_F32, opt->max_len, a->rope.width);
+    m->rope = load_rope(m->dev, &a->rope, opt->max_len);
+    if (a->rope_entry.width) m->rope_entry = load_rope(m->dev, &a->rope_entry, opt->max_len);
     m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 8);
     m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
     device_zero(m->dev, m->tally);
     device_zero(m->dev, m->row_sum);
-    if (m->dev->dry_run) return;
-    float *host = mem_array(opt->max_len * a->rope.width, sizeof(float));
-    arch_rope_table(a, opt->max_len, host);
-    device_upload(m->dev, m->rope.data, host, tensor_bytes(m->rope));
-    mem_free(host);
 }
 
 /* The teacher's adapters, or none. */
@@ -249,6 +256,7 @@ static struct block layer(struct model *m, int64_t l)
         .seqs = &m->seqs,
         .pos = m->pos,
         .rope = m->rope,
+        .rope_entry = m->rope_entry,
         .aux = &m->aux[l],
         .experts = m->acts.experts,
         .save_ffn = m->pass.backward && m->recompute == RECOMPUTE_NONE,

@@ -8,6 +8,12 @@
 #include "model/arch.h"
 #include "model/quantize.h"
 
+/* A compressor of mixer_compressed.c: values, then gates [2W or 4W, D]; its position bias; its norm. */
+struct entry_weights {
+    struct proj pair;
+    struct tensor bias, norm; /* [ratio, W or 2W], [W] f32 */
+};
+
 struct layer_weights {
     struct tensor attn_norm, ffn_norm; /* [D] f32 */
     struct proj qkv, out;              /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
@@ -15,6 +21,10 @@ struct layer_weights {
     /* Latent attention: qkv is [Lq+Lkv+G, D], q_a (or all of q), then kv_a; out [D, HB] */
     struct proj q_b, kv_b;             /* [H(N+G), Lq], absent without q_lora_rank; [H(N+B), Lkv] */
     struct tensor q_a_norm, kv_a_norm; /* [Lq], [Lkv] f32 */
+    /* Compressed attention: qkv is [Lq+A, D], q_a, then kv; q_b [HA, Lq]; kv_a_norm is kv's; out [D, GO] */
+    struct weight group;               /* [G, O, HA/G] */
+    struct entry_weights entry, index; /* absent in layers without entries, without an indexer */
+    struct proj index_q, index_scale;  /* [heads * width, Lq], [heads, D] of the indexer */
     /* Gated DeltaNet: C rows q | k | v and V rows z; N rows b, N rows a; out is [D, V] */
     struct proj delta_in, delta_ba;
     struct tensor conv, a_log, dt_bias, delta_norm; /* [C, taps], [N], [N], [V/N] f32 */

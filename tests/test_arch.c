@@ -163,7 +163,7 @@ static void frequencies(const struct arch *a, double inv_freq[32], double *facto
 {
     float table[2 * 64];
     assert_int_equal(a->head_dim, 64);
-    arch_rope_table(a, 2, table);
+    arch_rope_table(&a->rope, 2, table);
     *factor = (double)table[0];
     for (int i = 0; i < 32; i++) {
         assert_true(table[i] == table[0] && table[32 + i] == 0); /* position 0: cos 1, sin 0 */
@@ -233,7 +233,7 @@ static void test_far_position(void **state)
     const struct arch a = loaded(v4);
     float *table = mem_array((int64_t)N * 64, sizeof(*table)), *last = table + (int64_t)(N - 1) * 64;
     double f[32], factor;
-    arch_rope_table(&a, N, table);
+    arch_rope_table(&a.rope, N, table);
     frequencies(&a, f, &factor);
     for (int i = 0; i < 32; i++) {
         const float angle = (float)(N - 1) * (float)f[i]; /* f is the f32 frequency to 3e-7: angle to 0.04 at most */

@@ -120,7 +120,7 @@ static void push_state(struct stream *s)
     s->pos = push_indices(dev, s->at, s->n_tok);
     s->cu = push_indices(dev, s->starts, s->n_seq + 1);
     s->rope = arena_tensor_2d(&dev->state, DT_F32, s->max_len, a->rope.width);
-    if (!dev->dry_run) arch_rope_table(a, s->max_len, s->rope.data);
+    if (!dev->dry_run) arch_rope_table(&a->rope, s->max_len, s->rope.data);
     for (int i = 0; i < SIDES; i++) s->sides[i].x = arena_tensor_2d(&dev->state, dev->act_dtype, s->n_tok, a->d_model);
 }
 
