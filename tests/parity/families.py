@@ -1,9 +1,9 @@
 """families.py - the model families of make_case.py: transformers' configuration, the scale of the random weights, the
 names and layout of weights in published files."""
 import torch
-from transformers import (DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig, Mistral4Config,
-                          Mistral3Config, MixtralConfig, OlmoeConfig, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig,
-                          Qwen3MoeConfig, Qwen3NextConfig)
+from transformers import (DeepseekV3Config, DeepseekV4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig,
+                          Mistral4Config, Mistral3Config, MixtralConfig, OlmoeConfig, Qwen3_5MoeConfig,
+                          Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
 
 import peer
 
@@ -125,6 +125,25 @@ def qwen3_next_config(a, common):
         rope_parameters=rope(a, 1e7) | {"partial_rotary_factor": a.rotated}, **common)
 
 
+V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+
+
+def deepseek_v4_config(a, common):
+    """--kinds has the numbers of the published compress_ratios, whatever --ratios are."""
+    rotated = a.rope_dim / a.head_dim
+    main = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": rotated}
+    entries = rope(a, 160000.0) | {"partial_rotary_factor": rotated} | ({"attention_factor": 1.0} if a.yarn else {})
+    return DeepseekV4Config(
+        moe_intermediate_size=a.inter, n_routed_experts=a.experts, n_shared_experts=1, head_dim=a.head_dim,
+        q_lora_rank=a.q_lora, o_groups=a.o_groups, o_lora_rank=a.o_lora, partial_rotary_factor=rotated,
+        layer_types=[V4_KINDS[kind] for kind in a.kinds],
+        compress_rates={V4_KINDS[4]: a.ratios[0], V4_KINDS[128]: a.ratios[1]},
+        mlp_layer_types=["hash_moe" if i < a.hash_layers else "moe" for i in range(a.layers)],
+        sliding_window=a.window, index_n_heads=a.index_heads, index_head_dim=a.index_dim, index_topk=a.index_top,
+        hc_mult=a.streams, hc_sinkhorn_iters=a.rounds, swiglu_limit=a.limit, routed_scaling_factor=a.routed_scale,
+        rope_parameters={"main": main, "compress": entries}, **(common | {"num_key_value_heads": 1}))
+
+
 def encode_mxfp4(w):
     """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
     groups = w.reshape(*w.shape[:-1], -1, 32)
@@ -193,6 +212,36 @@ def qwen3_next_tensors(state):
     return tensors | {"mtp.fc.weight": torch.zeros(4, 4), "mtp.norm.weight": torch.zeros(4)}
 
 
+# Published names of DeepSeek-V4: parts of transformers' names, in this order.
+V4_NAMES = (
+    ("model.", ""), ("lm_head.", "head."), ("embed_tokens.", "embed."), ("hc_head.hc_", "hc_head_"),
+    (".attn_hc.", ".hc_attn_"), (".ffn_hc.", ".hc_ffn_"), (".input_layernorm.", ".attn_norm."),
+    (".post_attention_layernorm.", ".ffn_norm."), (".self_attn.", ".attn."), (".mlp.", ".ffn."),
+    (".compressor.indexer.scorer.weights_proj.", ".indexer.weights_proj."),
+    (".compressor.indexer.q_b_proj.", ".indexer.wq_b."), (".compressor.indexer.", ".indexer.compressor."),
+    (".compressor.kv_norm.", ".compressor.norm."), (".compressor.position_bias", ".compressor.ape"),
+    (".q_a_proj.", ".wq_a."), (".q_b_proj.", ".wq_b."), (".q_a_norm.", ".q_norm."), (".kv_proj.", ".wkv."),
+    (".compressor.gate_proj.", ".compressor.wgate."), (".o_a_proj.", ".wo_a."), (".o_b_proj.", ".wo_b."),
+    (".sinks", ".attn_sink"), (".gate.e_score_correction_bias", ".gate.bias"),
+    (".shared_experts.gate_proj.", ".shared_experts.w1."), (".shared_experts.up_proj.", ".shared_experts.w3."),
+    (".shared_experts.down_proj.", ".shared_experts.w2."))
+V4_EXACT = ("hc_", ".ape", "attn_sink", ".gate.bias")  # float32
+
+
+def deepseek_v4_tensors(state):
+    """Published names, bf16, a matrix per expert; a tensor of multi-token prediction."""
+    tensors = {"mtp.0.norm.weight": torch.zeros(4)}
+    for name, value in per_expert_tensors(state, gate="w1", up="w3", down="w2").items():
+        for ours, theirs in V4_NAMES:
+            name = name.replace(ours, theirs)
+        exact = any(part in name for part in V4_EXACT)
+        tensors[name] = value.float() if exact else value
+    for name, value in state.items():
+        if name.endswith("tid2eid"):
+            tensors[name.replace("model.", "").replace(".mlp.", ".ffn.")] = value
+    return tensors
+
+
 # Their norms multiply by 1 + weight, except that of linear attention.
 ZERO_CENTRED = ("qwen3_5", "qwen3_5_text", "qwen3_next")
 
@@ -207,6 +256,7 @@ FAMILIES = {
     "glm4": (glm4_config, per_expert_tensors, 0.15),
     "glm4_lite": (glm4_lite_config, per_expert_tensors, 0.15),
     "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
+    "deepseek_v4": (deepseek_v4_config, deepseek_v4_tensors, 0.15),
     "mistral4": (mistral4_config, mistral4_tensors, 0.15),
     "qwen3_5": (qwen3_5_nested_config, qwen3_5_tensors, 0.15),
     "qwen3_5_text": (qwen3_5_config, per_expert_tensors, 0.15),
@@ -216,7 +266,7 @@ FAMILIES = {
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
 # for the fused experts of the families in SHARED_BY_WEIGHT: its target_parameters name the weights.
 SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3", "qwen3_next")
-SHARED = dict.fromkeys(SHARED_BY_WEIGHT + ("mistral4",), "mlp.shared_experts") | \
+SHARED = dict.fromkeys(SHARED_BY_WEIGHT + ("mistral4", "deepseek_v4"), "mlp.shared_experts") | \
     dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert")
 
 
@@ -224,7 +274,13 @@ SHARED = dict.fromkeys(SHARED_BY_WEIGHT + ("mistral4",), "mlp.shared_experts") |
 EXCLUDED = {"mistral4": ".*vision_tower.*"}
 
 
+# Prefixes of the targets of attention, whose names other modules have too.
+PREFIX = {"deepseek_v4": "self_attn."}
+
+
 def attention_targets(a):
+    if a.family == "deepseek_v4":
+        return "q_a_proj q_b_proj kv_proj o_b_proj".split()
     if a.family == "qwen3_next":
         return "q_proj k_proj v_proj o_proj in_proj_qkvz in_proj_ba out_proj".split()
     if a.family in ZERO_CENTRED:

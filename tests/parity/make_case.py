@@ -63,6 +63,17 @@ def arguments(argv):
     parser.add_argument("--linear-dims", type=int, nargs=2, help="qwen3_5, qwen3_next: linear_key_head_dim, _value_")
     parser.add_argument("--full-layers", type=int, nargs="*", help="qwen3_5, qwen3_next: layers with attention")
     parser.add_argument("--shared-width", type=int, help="qwen3_5, qwen3_next: shared_expert_intermediate_size")
+    parser.add_argument("--kinds", type=int, nargs="*", default=[0, 4, 128], help="deepseek_v4: compress_ratios")
+    parser.add_argument("--ratios", type=int, nargs=2, default=[4, 8], help="deepseek_v4: compress_rates")
+    parser.add_argument("--hash-layers", type=int, default=1, help="deepseek_v4: num_hash_layers")
+    parser.add_argument("--streams", type=int, default=4, help="deepseek_v4: hc_mult")
+    parser.add_argument("--rounds", type=int, default=20, help="deepseek_v4: hc_sinkhorn_iters")
+    parser.add_argument("--limit", type=float, default=10.0, help="deepseek_v4: swiglu_limit")
+    parser.add_argument("--o-groups", type=int, default=2, help="deepseek_v4: o_groups")
+    parser.add_argument("--o-lora", type=int, default=16, help="deepseek_v4: o_lora_rank")
+    parser.add_argument("--index-heads", type=int, default=4, help="deepseek_v4: index_n_heads")
+    parser.add_argument("--index-dim", type=int, default=16, help="deepseek_v4: index_head_dim")
+    parser.add_argument("--index-top", type=int, default=6, help="deepseek_v4: index_topk")
     parser.add_argument("--targets", nargs="*", help="lora.targets; default: all of attention, and experts")
     parser.add_argument("--rslora", action="store_true")
     parser.add_argument("--exact", action="store_true", help="train in f64; keeps the adapter before each step")
@@ -103,7 +114,7 @@ def random_model(a, tokenizer):
     model = peer.model_class(config.model_type).from_config(config, attn_implementation="eager",
                                                             experts_implementation="eager").float()
     deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, "mlp.gate.weight": 0.3, "experts": experts,
-                 "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "A_log": 1.5}
+                 "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "A_log": 1.5, "scale": 0.5, "base": 0.5}
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
@@ -114,6 +125,8 @@ def random_model(a, tokenizer):
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 b.normal_(0, 0.2)
+            if name.endswith("tid2eid"):
+                b.copy_(torch.rand(len(b), a.experts).argsort(-1)[:, :a.topk])
     return model
 
 
@@ -182,7 +195,7 @@ def random_adapter(a, model):
         elif name.startswith("dense_"):
             parameters.append(f"mlp.{name[6:]}.weight")
         elif not name.startswith("shared_"):
-            modules.append(name)
+            modules.append(families.PREFIX.get(a.family, "") + name)
         elif a.family in families.SHARED_BY_WEIGHT:
             parameters.append(f"{families.SHARED[a.family]}.{name[7:]}.weight")
         else:
