@@ -30,6 +30,7 @@ struct tensor_names {
     const char *excluded;  /* regular expression of other parts' modules that have the names of targets, or NULL */
     bool shared_by_weight; /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
                               parameters */
+    bool qualified;        /* other modules have the names of attention's targets: PEFT needs them with self_attn. */
 };
 
 /* Sizes of latent attention (mixer_mla.c). */

@@ -437,6 +437,8 @@ static void print_head(const struct check *k)
         [LORA_Q_B] = "q_b",
         [LORA_KV_A] = "kv_a",
         [LORA_KV_B] = "kv_b",
+        [LORA_KV] = "kv",
+        [LORA_O_B] = "o_b",
         [LORA_IN_QKV] = "in_qkv",
         [LORA_IN_Z] = "in_z",
         [LORA_IN_B] = "in_b",

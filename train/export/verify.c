@@ -50,7 +50,7 @@ struct stream {
     struct acts acts;
     int64_t n_tok, n_seq, max_len;
     int32_t *ids, *at, *starts; /* host: [T], [T], [S+1] */
-    struct tensor tok, pos, cu, rope;
+    struct tensor tok, pos, cu, rope, rope_entry;
     struct kl part[PARTS], effect[PARTS]; /* KL of trainer from export, of trainer from base */
 };
 
@@ -112,6 +112,13 @@ static struct tensor push_indices(struct device *dev, const int32_t *host, int64
     return t;
 }
 
+static struct tensor push_rope(struct stream *s, const struct rope_arch *r)
+{
+    const struct tensor table = arena_tensor_2d(&s->dev.state, DT_F32, s->max_len, r->width);
+    if (!s->dev.dry_run) arch_rope_table(r, s->max_len, table.data);
+    return table;
+}
+
 static void push_state(struct stream *s)
 {
     struct device *dev = &s->dev;
@@ -119,8 +126,8 @@ static void push_state(struct stream *s)
     s->tok = push_indices(dev, s->ids, s->n_tok);
     s->pos = push_indices(dev, s->at, s->n_tok);
     s->cu = push_indices(dev, s->starts, s->n_seq + 1);
-    s->rope = arena_tensor_2d(&dev->state, DT_F32, s->max_len, a->rope.width);
-    if (!dev->dry_run) arch_rope_table(&a->rope, s->max_len, s->rope.data);
+    s->rope = push_rope(s, &a->rope);
+    if (a->rope_entry.width) s->rope_entry = push_rope(s, &a->rope_entry);
     for (int i = 0; i < SIDES; i++) s->sides[i].x = arena_tensor_2d(&dev->state, dev->act_dtype, s->n_tok, a->d_model);
 }
 
@@ -163,6 +170,7 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
         .seqs = &seqs,
         .pos = s->pos,
         .rope = s->rope,
+        .rope_entry = s->rope_entry,
         .aux = &no_aux,
     };
     acts_push(&s->acts, dev, a, &side->on, s->n_tok, false, RECOMPUTE_NONE, false);
