@@ -320,6 +320,8 @@ void safetensors_close(struct safetensors *st)
     mem_free(st->shard_names);
     mem_free(st->maps);
     mem_free(st->docs);
+    for (int64_t i = 0; i < st->n_tensors; i++)
+        if (st->tensors[i].stored) mem_free((void *)(uintptr_t)st->tensors[i].name);
     mem_free(st->tensors);
     *st = (struct safetensors){0};
 }
@@ -330,6 +332,25 @@ const struct st_tensor *safetensors_find(const struct safetensors *st, const cha
 {
     struct st_tensor key = {.name = name};
     return st->n_tensors ? bsearch(&key, st->tensors, (size_t)st->n_tensors, sizeof(key), by_name) : NULL;
+}
+
+int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, struct err *err)
+{
+    char to[512];
+    for (int64_t i = 0; i < st->n_tensors; i++) {
+        struct st_tensor *t = &st->tensors[i];
+        if (!rename(to, sizeof(to), t->name)) continue;
+        t->stored = t->name;
+        t->name = mem_strdup(to);
+    }
+    if (st->n_tensors) qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), by_name);
+    for (int64_t i = 1; i < st->n_tensors; i++) {
+        const struct st_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
+        if (!strcmp(a->name, b->name))
+            return err_set(err, "tensors `%s` and `%s` are both %s: remove one from the checkpoint",
+                           safetensors_stored(a), safetensors_stored(b), a->name);
+    }
+    return 0;
 }
 
 const char *safetensors_nearest(const struct safetensors *st, const char *name)

@@ -9,6 +9,7 @@
  * accepted; dtype is DT_NONE for those without an equivalent here (st_dtype names them). */
 struct st_tensor {
     const char *name;
+    const char *stored;   /* its name in the file where safetensors_rename gave it another, else NULL */
     const char *st_dtype; /* "BF16", "U8", "F8_E4M3", ... as written in the file */
     enum dtype dtype;
     int ndim;
@@ -37,6 +38,12 @@ int safetensors_open(struct safetensors *st, const char *path, struct err *err) 
 int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 void safetensors_close(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: missing */
+/* Gives tensors other names: rename writes the new name of `name` to `to` [size], or returns false: it stays. An error
+ * when two tensors get one name. */
+typedef bool safetensors_rename_fn(char *to, size_t size, const char *name);
+int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, struct err *err) MT_CHECK;
+/* The name that the file has. */
+static inline const char *safetensors_stored(const struct st_tensor *t) { return t->stored ? t->stored : t->name; }
 /* The most similar existing name, for "did you mean"; NULL when none is similar. */
 const char *safetensors_nearest(const struct safetensors *st, const char *name);
 /* The tensor's bytes will not be read again. No effect on a struct safetensors made in memory, which has no shards. */

@@ -1,12 +1,13 @@
 /* arch.c - the table of model families, and the reader of config.json as transformers 4 and 5 write it. */
 #include "model/arch.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/arch_compressed.h"
+#include "model/arch_rope.h"
 #include "model/layer.h"
 
 /* Facts that config.json does not contain. A family with a new formula adds a field here, not a branch elsewhere. */
@@ -42,6 +43,7 @@ struct family {
     bool out_unbiased;  /* attention_bias does not concern the output projection */
     bool attn_gate, norm_plus_one;
     bool delta_fused; /* delta_arch.fused */
+    bool compressed;  /* arch_compressed.c reads kinds of layers, RoPE and router */
     enum qk_norm qk_norm;
     struct glu glu;
 };
@@ -183,6 +185,22 @@ static const struct family families[] = {
      .kv_as_heads = true,
      .renormalises = true,
      .dense_first = true},
+    {.model_type = "deepseek_v4",
+     .mixer = &mixer_compressed,
+     .ffn = &ffn_moe,
+     .names = {EXPERT_NAMES, .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts",
+               .qualified = true, .published = true},
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .eps = 1e-6,
+     .limit = 10,
+     .head_dim = 512,
+     .max_len = 1048576,
+     .router_bias = true,
+     .sinks = true,
+     .compressed = true,
+     .predicts = true,
+     .glu = {.kind = GLU_SWIGLU_CLAMPED}},
     {.model_type = "qwen3_5_moe", .text_type = "qwen3_5_moe_text", DELTANET_FAMILY, .names = {DELTANET_NAMES}},
     {.model_type = "qwen3_next",
      DELTANET_FAMILY,
@@ -292,40 +310,6 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* Whether a value is positive, and finite and normal in f32, in which the ops receive it. */
-static bool in_f32(double value) { return value >= (double)FLT_MIN && value <= (double)FLT_MAX; }
-
-/* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
-static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
-
-/* DeepSeek's mscale: cos and sin have the ratio of two gains, the softmax scale the square of one. Without latent
- * attention the keys are refused. */
-static int read_mscale(struct rope_arch *r, struct json scaling, const struct family *f, struct err *err)
-{
-    double mscale = 0, all = 0;
-    r->attention_factor = yarn_gain(r->factor, 1);
-    if (f->mixer != &mixer_mla) {
-        if (json_has(scaling, "mscale") || json_has(scaling, "mscale_all_dim"))
-            return json_error(scaling, err, "mscale and mscale_all_dim are not supported");
-        return 0;
-    }
-    if (json_opt_f64(scaling, "mscale", &mscale, err) || json_opt_f64(scaling, "mscale_all_dim", &all, err)) return -1;
-    if (!(mscale >= 0 && all >= 0)) return json_error(scaling, err, "mscale and mscale_all_dim must not be negative");
-    if (mscale > 0 && all > 0) r->attention_factor = yarn_gain(r->factor, mscale) / yarn_gain(r->factor, all);
-    if (all > 0) r->softmax_gain = yarn_gain(r->factor, all) * yarn_gain(r->factor, all);
-    return 0;
-}
-
-/* The growth of queries with their position, in Mistral's YaRN. */
-static int read_query_beta(struct rope_arch *r, struct json scaling, const struct family *f, struct err *err)
-{
-    if (json_opt_f64(scaling, "llama_4_scaling_beta", &r->query_beta, err)) return -1;
-    if (!(r->query_beta >= 0)) return json_error(scaling, err, "llama_4_scaling_beta %g is negative", r->query_beta);
-    if (r->query_beta > 0 && f->mixer != &mixer_mla)
-        return json_error(scaling, err, "llama_4_scaling_beta %g is not supported (0)", r->query_beta);
-    return 0;
-}
-
 /* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. An older name of rope_type is type. */
 static int read_rope(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
@@ -361,25 +345,7 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
     if (r->width < 2 || r->width % 2)
         return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
                           rotated, (long long)r->width, (long long)head_dim);
-    if (!strcmp(type, "default")) return 0;
-    if (strcmp(type, "yarn"))
-        return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
-    r->yarn = true;
-    if (json_get_f64(scaling, "factor", &r->factor, err) ||
-        json_get_i64(scaling, "original_max_position_embeddings", 1, 1 << 24, &r->original_len, err) ||
-        json_opt_f64(scaling, "beta_fast", &r->beta_fast, err) ||
-        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) || json_opt_bool(scaling, "truncate", &r->truncate, err))
-        return -1;
-    if (!(r->factor >= 1)) return json_error(scaling, err, "factor %g is below 1", r->factor);
-    if (!(r->beta_slow > 0) || !(r->beta_fast >= r->beta_slow))
-        return json_error(scaling, err, "beta_slow %g must be positive and beta_fast %g not below it", r->beta_slow,
-                          r->beta_fast);
-    if (read_mscale(r, scaling, f, err) || read_query_beta(r, scaling, f, err) ||
-        json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
-        return -1;
-    if (!in_f32(r->attention_factor))
-        return json_error(scaling, err, "attention_factor %g is not positive in f32", r->attention_factor);
-    return 0;
+    return rope_read_type(r, scaling, type, f->mixer == &mixer_mla, err);
 }
 
 /* Sizes of latent attention. Its queries and keys have a head each, whatever num_key_value_heads says in other
@@ -560,7 +526,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
         return -1;
-    if (!in_f32(scale)) return json_error(root, err, "routed_scaling_factor %g is not positive in f32", scale);
+    if (!rope_in_f32(scale)) return json_error(root, err, "routed_scaling_factor %g is not positive in f32", scale);
     if (n_group > 1 && (a->n_exp % n_group || a->n_exp / n_group < 2))
         return json_error(root, err, "n_group %lld: %lld experts are not that many groups of two or more",
                           (long long)n_group, (long long)a->n_exp);
@@ -589,8 +555,8 @@ static int read_switches(struct arch *a, struct json root, const struct family *
         return -1;
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
-    if (!in_f32(eps)) return json_error(root, err, "rms_norm_eps %g is not positive in f32", eps);
-    if (f->glu.kind == GLU_CLAMPED && !(limit > 0))
+    if (!rope_in_f32(eps)) return json_error(root, err, "rms_norm_eps %g is not positive in f32", eps);
+    if (f->glu.kind != GLU_SWIGLU && !(limit > 0))
         return json_error(root, err, "swiglu_limit %g is not positive", limit);
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
     a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
@@ -612,6 +578,15 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     return 0;
 }
 
+/* The kinds of layers, and their RoPE. */
+static int read_kinds(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    return read_mla(a, root, f, err) || read_delta(a, root, f, err) || read_rope(a, root, f, err) ||
+                   read_windows(a, root, f, err)
+               ? -1
+               : 0;
+}
+
 int arch_parse(struct arch *a, struct json root, struct err *err)
 {
     const struct family *f = NULL;
@@ -621,9 +596,9 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     if (find_family(&f, root, err)) return -1;
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
     if (a->nested && !wrapped) root = json_find(root, "text_config");
-    if (read_sizes(a, root, f, err) || read_mla(a, root, f, err) || read_delta(a, root, f, err) ||
-        read_rope(a, root, f, err) || read_windows(a, root, f, err) || read_shared(a, root, f, err) ||
-        read_dense(a, root, f, err) || refuse_variants(root, err) || read_router(a, root, f, err) ||
+    if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
+        read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
+        (f->compressed ? compressed_read_router(a, root, err) : read_router(a, root, f, err)) ||
         read_switches(a, root, f, err))
         return -1;
     for (int64_t l = 0; l < a->n_layer; l++) {
@@ -696,39 +671,3 @@ int64_t arch_row_in_memory(const struct row_order *o, int64_t row)
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
 
 int64_t arch_q_rows(const struct arch *a) { return (a->attn_gate ? 2 : 1) * a->n_head * a->head_dim; }
-
-/* RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and interpolates
- * between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was trained with
- * these rounded angles (they matter at positions near 100,000). */
-static void rope_frequencies(const struct rope_arch *r, float *inv_freq)
-{
-    const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;
-    double low = 0, high = 0;
-    if (r->yarn) {
-        low = d * log((double)r->original_len / (2 * pi * r->beta_fast)) / (2 * ln_base);
-        high = d * log((double)r->original_len / (2 * pi * r->beta_slow)) / (2 * ln_base);
-        if (r->truncate) low = floor(low), high = ceil(high);
-        low = fmax(low, 0);
-        high = fmin(high, d - 1);
-        if (low == high) high += 0.001;
-    }
-    for (int64_t i = 0; i < r->width / 2; i++) {
-        double pos = pow(r->theta, 2 * (double)i / d);
-        double ramp = r->yarn ? fmin(fmax(((double)i - low) / (high - low), 0), 1) : 0;
-        inv_freq[i] = (float)(ramp / (r->factor * pos) + (1 - ramp) / pos);
-    }
-}
-
-void arch_rope_table(const struct rope_arch *r, int64_t n, float *table)
-{
-    const int64_t width = r->width, half = width / 2;
-    float *inv_freq = mem_array(half, sizeof(float));
-    rope_frequencies(r, inv_freq);
-    for (int64_t p = 0; p < n; p++)
-        for (int64_t i = 0; i < half; i++) {
-            float angle = (float)p * inv_freq[i];
-            table[p * width + i] = (float)(cos((double)angle) * r->attention_factor);
-            table[p * width + half + i] = (float)(sin((double)angle) * r->attention_factor);
-        }
-    mem_free(inv_freq);
-}

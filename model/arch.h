@@ -31,6 +31,7 @@ struct tensor_names {
     bool shared_by_weight; /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
                               parameters */
     bool qualified;        /* other modules have the names of attention's targets: PEFT needs them with self_attn. */
+    bool published;        /* published checkpoints have other names, which model/published.c translates to these */
 };
 
 /* Sizes of latent attention (mixer_mla.c). */

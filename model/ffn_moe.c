@@ -36,8 +36,10 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const char *bias = n->router_bias ? n->router_bias : ".bias";
     const struct stored_experts up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
     const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
+    const bool hashed = layer < a->n_hash;
     return weights_matrix(f, &lw->router, router, z.n_exp, a->d_model) ||
-                   (a->router_bias && weights_vector(f, &lw->router_bias, router, bias, z.n_exp)) ||
+                   (hashed && weights_hash_table(f, &lw->hash, "mlp.gate.tid2eid", z.top_k, z.n_exp)) ||
+                   (a->router_bias && !hashed && weights_vector(f, &lw->router_bias, router, bias, z.n_exp)) ||
                    weights_experts(f, &lw->up, &up, &lw->down, &down)
                ? -1
                : 0;
@@ -68,12 +70,21 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->w.down.lora);
 }
 
+/* The router of a layer; in the first ones, the token's id chooses the experts. */
+static struct router router_of(const struct block *b)
+{
+    struct router r = b->a->router;
+    r.given = b->layer < b->a->n_hash;
+    return r;
+}
+
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
-    const struct router *router = &b->a->router;
+    const struct router router = router_of(b);
     struct moe_acts *m = &s->moe;
-    /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, router);
+    if (router.given) op_hash_route(dev, m->route.idx, b->w->hash, b->tok);
+    /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, &router);
     op_route_sort(dev, &m->route, m->logits.shape[1]);
     if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
     /* 2 experts */ b->experts->fwd(b, s, y);
@@ -82,12 +93,12 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
     struct device *dev = b->dev;
-    const struct router *router = &b->a->router;
+    const struct router router = router_of(b);
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], m->route.idx.shape[1]);
     /* 2 experts */ b->experts->bwd(b, s, dnorm, dgate, dres);
-    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, router);
+    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, &router);
     arena_release(&dev->work, mark);
 }
 

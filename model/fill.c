@@ -142,6 +142,20 @@ static int put_nvfp4(struct fill *f, struct weight *w, const struct source *s, i
     return rc;
 }
 
+static int put_mxfp4_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+{
+    const int64_t row = w->n_in / 32;
+    char *scale = fill_alloc(f, w->n_exp * w->n_out * row);
+    w->scale = (const uint8_t *)scale;
+    for (int64_t i = 0, at = 0; i < n && !f->dev->dry_run; at += s[i++].n_out) {
+        if (memchr(s[i].scale->data, 255, (size_t)s[i].scale->bytes))
+            return err_set(f->err, "tensor %s holds the scale byte 255 (NaN): the checkpoint is damaged",
+                           safetensors_stored(s[i].scale));
+        fill_put(f, scale + at * row, s[i].scale);
+    }
+    return 0;
+}
+
 /* The rows of every source get its scales. */
 static int put_fp8_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
 {
@@ -238,7 +252,10 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
         at += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
     }
     if (s[0].block) put_absmax(f, w, s, n);
-    return fp8 ? put_fp8_scales(f, w, s, n) : held == WF_NVFP4 ? put_nvfp4(f, w, s, n) : 0;
+    return fp8                ? put_fp8_scales(f, w, s, n)
+           : held == WF_NVFP4 ? put_nvfp4(f, w, s, n)
+           : held == WF_MXFP4 ? put_mxfp4_scales(f, w, s, n)
+                              : 0;
 }
 
 void fill_sample(struct fill *f, const struct weight *w)
@@ -337,4 +354,39 @@ int weights_table(struct fill *f, struct tensor *out, const char *name, int64_t 
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     return fill_matrix(f, w, fill_name(f, name, ".weight").s, n_out, n_in, ROLE_OTHER);
+}
+
+/* The first row of a table whose experts are not distinct and below n_exp; -1: none. */
+static int64_t wrong_row(const int32_t *table, int64_t n_row, int64_t n_col, int64_t n_exp)
+{
+    for (int64_t i = 0; i < n_row * n_col; i++) {
+        if (table[i] < 0 || table[i] >= n_exp) return i / n_col;
+        for (int64_t k = i / n_col * n_col; k < i; k++)
+            if (table[k] == table[i]) return i / n_col;
+    }
+    return -1;
+}
+
+int weights_hash_table(struct fill *f, struct tensor *out, const char *name, int64_t n_top, int64_t n_exp)
+{
+    const int64_t vocab = f->a->vocab, n = vocab * n_top;
+    const struct name full = fill_name(f, name, "");
+    const struct st_tensor *t = checkpoint_take_ids(&f->ck, full.s, vocab, n_top, f->err);
+    if (!t) return -1;
+    *out = arena_tensor_2d(&f->dev->weights, DT_I32, vocab, n_top);
+    if (f->dev->dry_run) return 0;
+    int32_t *host = mem_array(n, sizeof(*host));
+    for (int64_t i = 0; i < n; i++) {
+        int64_t wide;
+        memcpy(t->dtype == DT_I64 ? (void *)&wide : (void *)&host[i], t->data + i * dtype_size(t->dtype),
+               (size_t)dtype_size(t->dtype));
+        if (t->dtype == DT_I64) host[i] = wide < 0 || wide > INT32_MAX ? -1 : (int32_t)wide;
+    }
+    const int64_t row = wrong_row(host, vocab, n_top, n_exp);
+    if (row < 0) device_upload(f->dev, out->data, host, n * (int64_t)sizeof(*host));
+    mem_free(host);
+    safetensors_drop(f->ck.st, t);
+    if (row < 0) return 0;
+    return err_set(f->err, "tensor %s: the experts of token %lld are not distinct numbers below %lld: it is damaged",
+                   safetensors_stored(t), (long long)row, (long long)n_exp);
 }

@@ -15,6 +15,7 @@ struct block {
     int64_t layer;
     const struct layer_weights *w;
     const struct seqs *seqs;
+    struct tensor tok;        /* [T] i32: ids of the tokens */
     struct tensor pos, rope;  /* [T] i32, [P, arch.rope.width] f32 */
     struct tensor rope_entry; /* [P, arch.rope_entry.width] f32; absent where no layer has entries */
     struct aux *aux;          /* auxiliary loss of this layer; coef 0: off */

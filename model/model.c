@@ -254,6 +254,7 @@ static struct block layer(struct model *m, int64_t l)
         .layer = l,
         .w = &m->weights.layers[l],
         .seqs = &m->seqs,
+        .tok = m->tok,
         .pos = m->pos,
         .rope = m->rope,
         .rope_entry = m->rope_entry,

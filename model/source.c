@@ -34,6 +34,21 @@ static const struct st_tensor *find(struct checkpoint *ck, const char *name, str
     return NULL;
 }
 
+static bool has_shape(const struct st_tensor *t, int64_t rows, int64_t cols)
+{
+    return t->ndim == 2 && t->shape[0] == rows && t->shape[1] == cols;
+}
+
+const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
+                                            struct err *err)
+{
+    const struct st_tensor *t = find(ck, name, err);
+    if (!t) return NULL;
+    if ((t->dtype == DT_I64 || t->dtype == DT_I32) && has_shape(t, n_row, n_col)) return t;
+    shape_error(t, "I64", 2, (int64_t[]){n_row, n_col}, err);
+    return NULL;
+}
+
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err)
 {
@@ -91,6 +106,17 @@ static float scalar(const struct st_tensor *t)
     return x;
 }
 
+static bool is_e8m0(const struct st_tensor *t) { return !strcmp(t->st_dtype, "F8_E8M0"); }
+
+/* Scales: floats, or exponents, of which 255 is NaN. */
+static void scales_f32(const struct st_tensor *t, int64_t n, float *out)
+{
+    if (!is_e8m0(t))
+        source_f32(t, n, out);
+    else
+        for (int64_t i = 0; i < n; i++) out[i] = t->data[i] == 255 ? NAN : ldexpf(1, t->data[i] - 127);
+}
+
 static bool is_fp8(const struct source *s) { return s->scale_rows > 0; }
 
 static int64_t fp8_row_scales(const struct source *s) { return (s->n_in + s->scale_cols - 1) / s->scale_cols; }
@@ -101,11 +127,11 @@ static float *fp8_scales(const struct source *s, struct err *err)
 {
     const int64_t n = (s->first_row + s->n_out + s->scale_rows - 1) / s->scale_rows * fp8_row_scales(s);
     float *scale = mem_array(n, sizeof(*scale));
-    source_f32(s->scale, n, scale);
+    scales_f32(s->scale, n, scale);
     for (int64_t i = 0; i < n; i++) {
         if (isfinite(scale[i]) && scale[i] >= 0) continue;
-        err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged", s->scale->name,
-                (double)scale[i]);
+        err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
+                safetensors_stored(s->scale), (double)scale[i]);
         mem_free(scale);
         return NULL;
     }
@@ -205,7 +231,7 @@ struct source *source_runs(const struct source *s, const struct row_order *o, in
         runs[i].first_row = first;
         tensors[2 * i] = rows_of(s->data, s->n_out, first, rows);
         runs[i].data = &tensors[2 * i];
-        if (s->format != WF_NVFP4 && !s->group) continue;
+        if (s->format != WF_NVFP4 && s->format != WF_MXFP4 && !s->group) continue;
         tensors[2 * i + 1] = rows_of(s->scale, s->n_out, first, rows);
         runs[i].scale = &tensors[2 * i + 1];
     }
@@ -343,11 +369,6 @@ static const struct st_tensor *find_beside(struct checkpoint *ck, const char *na
     return find(ck, full, NULL);
 }
 
-static bool has_shape(const struct st_tensor *t, int64_t rows, int64_t cols)
-{
-    return t->ndim == 2 && t->shape[0] == rows && t->shape[1] == cols;
-}
-
 /* A float scale for the whole matrix: [] or [1]. */
 static bool is_scalar(const struct st_tensor *t)
 {
@@ -359,7 +380,7 @@ static int unsupported(const struct st_tensor *data, const struct st_tensor *sca
     return err_set(err,
                    "tensor %s is %s with scales in %s (%s), which is no supported quantisation: use NVFP4, FP8, "
                    "bitsandbytes or bf16",
-                   data->name, data->st_dtype, scale->name, scale->st_dtype);
+                   safetensors_stored(data), data->st_dtype, safetensors_stored(scale), scale->st_dtype);
 }
 
 /* scale2 of compressed-tensors is a divisor. */
@@ -436,7 +457,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     if (!t)
         return err_set(err, "tensor %s is FP8, but neither %s_scale nor %s_scale_inv is in the checkpoint", name, name,
                        name);
-    if (source_dense_format(t->dtype) == WF_NONE) return unsupported(s->data, t, err);
+    if (source_dense_format(t->dtype) == WF_NONE && !is_e8m0(t)) return unsupported(s->data, t, err);
     s->format = WF_BF16;
     s->scale = t;
     const bool per_row = t->ndim == 1 ? t->shape[0] == out : has_shape(t, out, 1);
@@ -451,6 +472,23 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     else
         return shape_error(t, inverse ? "one scale, or one per 128 x 128 block," : "one scale, one per row, or blocks",
                            2, (int64_t[]){rows, cols}, err);
+    return 0;
+}
+
+/* MXFP4 of one matrix, as DeepSeek-V4 has its experts: nibbles [out, in / 2], the lower one first, and name_scale_inv,
+ * exponents [out, in / 32]. */
+static int find_mxfp4(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
+{
+    const int64_t out = s->n_out, in = s->n_in;
+    s->data = find(ck, name, err);
+    s->scale = find_beside(ck, name, "_scale_inv");
+    if (in % 32)
+        return err_set(err, "tensor %s: MXFP4 needs an input width that 32 divides, not %lld",
+                       safetensors_stored(s->data), (long long)in);
+    if (!has_shape(s->data, out, in / 2)) return shape_error(s->data, "I8", 2, (int64_t[]){out, in / 2}, err);
+    if (!has_shape(s->scale, out, in / 32)) return shape_error(s->scale, "F8_E8M0", 2, (int64_t[]){out, in / 32}, err);
+    if (!is_e8m0(s->scale) && s->scale->dtype != DT_U8) return unsupported(s->data, s->scale, err);
+    s->format = WF_MXFP4;
     return 0;
 }
 
@@ -543,6 +581,8 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
     if (refuse_products(ck, name, err)) return -1;
     const struct st_tensor *t = safetensors_find(ck->st, name);
     if (find_beside(ck, name, "_packed")) return find_packed(s, ck, name, "_packed", err);
+    if (t && (t->dtype == DT_U8 || !strcmp(t->st_dtype, "I8")) && find_beside(ck, name, "_scale_inv"))
+        return find_mxfp4(s, ck, name, err);
     if (t && t->dtype == DT_U8 && find_beside(ck, name, "_scale")) return find_packed(s, ck, name, "", err);
     if (t && is_e4m3(t)) return find_fp8(s, ck, name, err);
     s->data = checkpoint_take(ck, name, false, 2, (int64_t[]){n_out, n_in}, err);

@@ -20,7 +20,8 @@ struct source {
     float nested_offset;
     int64_t first_row;                      /* of the rows that scales of FP8 and absmax are for; source_runs sets it */
     bool transposed;                        /* dense and NVFP4: stored as [in, out] */
-    const struct st_tensor *scale, *scale2; /* NVFP4: e4m3 bytes, global scale; FP8: float scales, NULL */
+    const struct st_tensor *scale, *scale2; /* NVFP4: e4m3 bytes, global scale; FP8: scales, NULL; MXFP4: exponents,
+                                               NULL */
     bool scale2_divides;                    /* as in struct weight */
     int64_t scale_rows, scale_cols;         /* FP8: rows and columns per scale, not 0. The format is WF_BF16, which
                                                source_copy writes; the data are the bytes of WF_FP8 */
@@ -31,13 +32,18 @@ struct source {
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err) MT_CHECK;
+/* The same of integers [n_row, n_col]. */
+const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
+                                            struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
 
 /* The matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight"), with all shapes and sizes checked:
  *   bitsandbytes 4-bit when name.quant_state.bitsandbytes__nf4 / __fp4 exists;
  *   NVFP4 of ModelOpt when it is U8 beside name_scale in F8_E4M3, of compressed-tensors when name_packed exists;
  *   INT4 of compressed-tensors (symmetric, a scale per group of columns) when name_packed is I32;
- *   FP8 when it is F8_E4M3 beside name_scale (one, or one per row, or per 128 x 128 block) or name_scale_inv;
+ *   FP8 when it is F8_E4M3 beside name_scale (one, or one per row, or per 128 x 128 block) or name_scale_inv, floats or
+ *   exponents (F8_E8M0);
+ *   MXFP4 when it is I8 or U8 beside name_scale_inv;
  *   dense otherwise. */
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in,
                 struct err *err) MT_CHECK;

@@ -31,8 +31,9 @@ struct layer_weights {
     struct tensor sinks;                            /* [H] f32 */
     struct weight router;                           /* [E, D]; absent in a dense layer */
     struct tensor router_bias;                      /* [E] f32 */
-    struct proj shared_up, shared_down;             /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
-    struct weight shared_gate;                      /* [1, D] */
+    struct tensor hash;                 /* [V, J] i32: experts by token id, of the first arch.n_hash layers */
+    struct proj shared_up, shared_down; /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
+    struct weight shared_gate;          /* [1, D] */
     struct proj up, down; /* [E, 2F, D], [E, D, F]; with expert parallelism only this rank's E/P experts. A dense layer
                            * has one matrix each, of its width */
 };
@@ -95,6 +96,9 @@ int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n
 int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
 /* A tensor [n_row, n_col] in f32; name has no suffix. */
 int weights_table(struct fill *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col) MT_CHECK;
+/* The experts of every token id, [V, n_top] i32; an error unless each row has distinct numbers below n_exp. name
+ * without suffix. */
+int weights_hash_table(struct fill *f, struct tensor *out, const char *name, int64_t n_top, int64_t n_exp) MT_CHECK;
 /* A matrix that model.quantize does not pack. */
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
 /* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them, or

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/published.h"
 #include "tests/test.h"
 
 double whole_model_loss(struct model *m, const struct model_batch *b, double *grad)
@@ -160,8 +161,8 @@ int whole_model_open_gpu(const char *dir, const char *targets, struct err *err)
     struct arch a;
     struct model m;
     gpu.own_memory = true;
-    if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err) || device_open(&dev, "cpu", "bf16", err) ||
-        adapters_plan(&ad, &a, &lora, err))
+    if (arch_load(&a, dir, err) || safetensors_open(&st, dir, err) || published_rename(&st, &a, err) ||
+        device_open(&dev, "cpu", "bf16", err) || adapters_plan(&ad, &a, &lora, err))
         fail_msg("%s", err->msg);
     dev.ops = &gpu;
     device_dry_run(&measure, &dev);

@@ -9,6 +9,7 @@
 
 #include "data/hub/hub.h"
 #include "data/json.h"
+#include "model/published.h"
 #include "train/adapter_dir.h"
 #include "train/amax_file.h"
 #include "train/peft.h"
@@ -93,7 +94,9 @@ static int open_headers(struct run *r, const struct config *cfg, bool plan_only,
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     if (plan_only && plan_ranks(r, err)) return -1;
-    return headers ? safetensors_open_headers(&r->st, r->model_dir, err) : safetensors_open(&r->st, r->model_dir, err);
+    if (headers ? safetensors_open_headers(&r->st, r->model_dir, err) : safetensors_open(&r->st, r->model_dir, err))
+        return -1;
+    return published_rename(&r->st, &r->arch, err);
 }
 
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)

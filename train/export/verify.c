@@ -138,6 +138,7 @@ static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
 {
     to->ffn_norm = from->ffn_norm;
     to->router = from->router, to->router_bias = from->router_bias;
+    to->hash = from->hash;
     to->up = from->up;
     to->down = from->down;
     to->shared_up = from->shared_up, to->shared_down = from->shared_down;
@@ -168,6 +169,7 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
         .w = w,
         .experts = s->acts.experts,
         .seqs = &seqs,
+        .tok = s->tok,
         .pos = s->pos,
         .rope = s->rope,
         .rope_entry = s->rope_entry,

@@ -13,6 +13,7 @@
 #include "kernels/memory.h"
 #include "kernels/quant.h"
 #include "model/layer.h"
+#include "model/published.h"
 #include "train/export/verify.h"
 
 #define SLACK 1e-5
@@ -38,7 +39,9 @@ int merged_open(struct merged *m, const struct export *x, struct err *err)
 {
     const struct arch *a = &x->run.arch;
     *m = (struct merged){.st = {0}};
-    if (arch_load(&m->arch, x->tmp, err) || safetensors_open(&m->st, x->tmp, err)) return -1;
+    if (arch_load(&m->arch, x->tmp, err) || safetensors_open(&m->st, x->tmp, err) ||
+        published_rename(&m->st, &m->arch, err))
+        return -1;
     const struct arch *b = &m->arch;
     if (a->n_layer == b->n_layer && a->d_model == b->d_model && a->vocab == b->vocab && a->n_head == b->n_head &&
         a->n_kv == b->n_kv && a->head_dim == b->head_dim && a->n_exp == b->n_exp && a->d_ff == b->d_ff &&

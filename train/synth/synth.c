@@ -18,6 +18,7 @@
 #include "kernels/memory.h"
 #include "kernels/quant.h"
 #include "model/layer.h"
+#include "model/published.h"
 #include "train/atomic_dir.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
@@ -626,7 +627,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
     }
     qsort(m->st.tensors, (size_t)s.n, sizeof(*m->st.tensors), by_name);
     synth_close(&s);
-    return 0;
+    return published_rename(&m->st, &m->arch, err);
 }
 
 void synth_memory_close(struct synth_memory *m)

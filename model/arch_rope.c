@@ -1,0 +1,98 @@
+/* arch_rope.c - RoPE and YaRN: their settings in config.json, and the table of angles. */
+#include "model/arch_rope.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+bool rope_in_f32(double value) { return value >= (double)FLT_MIN && value <= (double)FLT_MAX; }
+
+/* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
+static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
+
+/* DeepSeek's mscale: cos and sin have the ratio of two gains, the softmax scale the square of one. Without latent
+ * attention the keys are refused. */
+static int read_mscale(struct rope_arch *r, struct json scaling, bool latent, struct err *err)
+{
+    double mscale = 0, all = 0;
+    r->attention_factor = yarn_gain(r->factor, 1);
+    if (!latent) {
+        if (json_has(scaling, "mscale") || json_has(scaling, "mscale_all_dim"))
+            return json_error(scaling, err, "mscale and mscale_all_dim are not supported");
+        return 0;
+    }
+    if (json_opt_f64(scaling, "mscale", &mscale, err) || json_opt_f64(scaling, "mscale_all_dim", &all, err)) return -1;
+    if (!(mscale >= 0 && all >= 0)) return json_error(scaling, err, "mscale and mscale_all_dim must not be negative");
+    if (mscale > 0 && all > 0) r->attention_factor = yarn_gain(r->factor, mscale) / yarn_gain(r->factor, all);
+    if (all > 0) r->softmax_gain = yarn_gain(r->factor, all) * yarn_gain(r->factor, all);
+    return 0;
+}
+
+/* The growth of queries with their position, in Mistral's YaRN. */
+static int read_query_beta(struct rope_arch *r, struct json scaling, bool latent, struct err *err)
+{
+    if (json_opt_f64(scaling, "llama_4_scaling_beta", &r->query_beta, err)) return -1;
+    if (!(r->query_beta >= 0)) return json_error(scaling, err, "llama_4_scaling_beta %g is negative", r->query_beta);
+    if (r->query_beta > 0 && !latent)
+        return json_error(scaling, err, "llama_4_scaling_beta %g is not supported (0)", r->query_beta);
+    return 0;
+}
+
+int rope_read_type(struct rope_arch *r, struct json scaling, const char *type, bool latent, struct err *err)
+{
+    if (!strcmp(type, "default")) return 0;
+    if (strcmp(type, "yarn"))
+        return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
+    r->yarn = true;
+    if (json_get_f64(scaling, "factor", &r->factor, err) ||
+        json_get_i64(scaling, "original_max_position_embeddings", 1, 1 << 24, &r->original_len, err) ||
+        json_opt_f64(scaling, "beta_fast", &r->beta_fast, err) ||
+        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) || json_opt_bool(scaling, "truncate", &r->truncate, err))
+        return -1;
+    if (!(r->factor >= 1)) return json_error(scaling, err, "factor %g is below 1", r->factor);
+    if (!(r->beta_slow > 0) || !(r->beta_fast >= r->beta_slow))
+        return json_error(scaling, err, "beta_slow %g must be positive and beta_fast %g not below it", r->beta_slow,
+                          r->beta_fast);
+    if (read_mscale(r, scaling, latent, err) || read_query_beta(r, scaling, latent, err) ||
+        json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
+        return -1;
+    if (!rope_in_f32(r->attention_factor))
+        return json_error(scaling, err, "attention_factor %g is not positive in f32", r->attention_factor);
+    return 0;
+}
+
+/* RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and interpolates
+ * between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was trained with
+ * these rounded angles (they matter at positions near 100,000). */
+static void frequencies(const struct rope_arch *r, float *inv_freq)
+{
+    const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;
+    double low = 0, high = 0;
+    if (r->yarn) {
+        low = d * log((double)r->original_len / (2 * pi * r->beta_fast)) / (2 * ln_base);
+        high = d * log((double)r->original_len / (2 * pi * r->beta_slow)) / (2 * ln_base);
+        if (r->truncate) low = floor(low), high = ceil(high);
+        low = fmax(low, 0);
+        high = fmin(high, d - 1);
+        if (low == high) high += 0.001;
+    }
+    for (int64_t i = 0; i < r->width / 2; i++) {
+        double pos = pow(r->theta, 2 * (double)i / d);
+        double ramp = r->yarn ? fmin(fmax(((double)i - low) / (high - low), 0), 1) : 0;
+        inv_freq[i] = (float)(ramp / (r->factor * pos) + (1 - ramp) / pos);
+    }
+}
+
+void arch_rope_table(const struct rope_arch *r, int64_t n, float *table)
+{
+    const int64_t width = r->width, half = width / 2;
+    float *inv_freq = mem_array(half, sizeof(float));
+    frequencies(r, inv_freq);
+    for (int64_t p = 0; p < n; p++)
+        for (int64_t i = 0; i < half; i++) {
+            float angle = (float)p * inv_freq[i];
+            table[p * width + i] = (float)(cos((double)angle) * r->attention_factor);
+            table[p * width + half + i] = (float)(sin((double)angle) * r->attention_factor);
+        }
+    mem_free(inv_freq);
+}

@@ -1,0 +1,14 @@
+/* published.h - the tensor names of DeepSeek-V4's publisher, and transformers' names of the same tensors. */
+#ifndef MT_PUBLISHED_H
+#define MT_PUBLISHED_H
+
+#include "data/safetensors.h"
+#include "model/arch.h"
+
+/* Gives the tensors of a checkpoint transformers' names, by which all code asks for them, where the family has others
+ * (struct tensor_names). Names that are transformers' already stay. */
+int published_rename(struct safetensors *st, const struct arch *a, struct err *err) MT_CHECK;
+/* The publisher's name of transformers' `name`; false: it is the same. */
+bool published_name(char *to, size_t size, const char *name);
+
+#endif
