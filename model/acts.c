@@ -35,6 +35,23 @@ void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int
     s->layouts = mem_array(n_layer, sizeof(*s->layouts));
 }
 
+/* What hyper-connections keep of a layer. */
+static void push_site(const struct acts_plan *p, struct site_acts *site)
+{
+    const int64_t n = p->a->hyper.n_stream;
+    site->sum = acts_2d(p, p->n_tok, p->a->d_model);
+    site->m = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, p->n_tok, (2 + n) * n);
+    site->rstd = rstd(p);
+}
+static void push_streams(const struct acts_plan *p, struct stream_acts *s, enum acts_group group)
+{
+    if (group == ACTS_KEPT) s->out = acts_2d(p, p->n_tok, p->a->d_model);
+    if (group == ACTS_MIXER) push_site(p, &s->mixer);
+    if (group != ACTS_FFN) return;
+    s->h = acts_2d(p, p->n_tok, arch_stream_cols(p->a));
+    push_site(p, &s->ffn);
+}
+
 /* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network. */
 static void push_group(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
@@ -47,6 +64,7 @@ static void push_group(const struct acts_plan *p, struct layer_acts *s, enum act
         s->ffn_norm = acts_2d(p, p->n_tok, p->a->d_model);
         s->ffn_rstd = rstd(p);
     }
+    if (p->a->hyper.n_stream) push_streams(p, &s->streams, group);
     p->a->mixer[p->layer]->plan(p, s, group);
     p->a->ffn[p->layer]->plan(p, s, group);
 }
@@ -89,7 +107,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
     push_slot(s, &p, ad);
     for (int64_t l = 0; l <= a->n_layer; l++) {
         struct layer_acts *la = &s->layers[l];
-        la->x = backward || l < 2 ? acts_2d(&p, n_tok, a->d_model) : s->layers[l - 2].x;
+        la->x = backward || l < 2 ? acts_2d(&p, n_tok, arch_stream_cols(a)) : s->layers[l - 2].x;
         if (l == a->n_layer) break;
         push_groups(&p, la, ad, l, true);
         la->moe.layout = &s->layouts[l];

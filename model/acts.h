@@ -7,6 +7,9 @@
  *   FFN       ffn_norm, the feed-forward network's activations   saved    recomputed recomputed  one slot
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
  *
+ * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
+ * the mixer, FFN the streams between mixer and network and what comes before the network.
+ *
  * One slot: all layers share the memory. Recomputed groups have one slot too; block_recompute fills it before the
  * layer's backward. The routing is always saved, so that recomputation uses the same experts.
  *
@@ -109,13 +112,29 @@ struct shared_acts {
     struct tensor up_xa, down_xa; /* [T, 2R], [T, R] act */
 };
 
+/* Activations of hyper-connections before a mixer or a network. N streams; V = (2 + N) N values (kernels/ops.h). */
+struct site_acts {
+    struct tensor sum;     /* [T, D] act: of the streams, the input of the norm */
+    struct tensor m, rstd; /* [T, V], [T] stat */
+};
+
+/* Activations of a layer with several residual streams. */
+struct stream_acts {
+    struct site_acts mixer, ffn;
+    struct tensor h;   /* [T, N*D] act: between mixer and network */
+    struct tensor out; /* [T, D] act: output of the network */
+};
+
 /* Activations of one layer. Each kind of mixer and feed-forward network has a member; a layer uses those of its kinds.
  */
 struct layer_acts {
-    struct tensor x;                    /* [T, D] act */
+    struct tensor x;                    /* [T, D] act; with N streams [T, N*D] */
     struct tensor attn_norm, attn_rstd; /* [T, D] act, [T] stat: input of the mixer */
-    struct tensor h;                    /* [T, D] act: x + mixer */
+    struct tensor h;                    /* [T, D] act: x + mixer; with streams the mixer's output alone */
     struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: input of the feed-forward network */
+    struct tensor mixer_res, ffn_res;   /* what the mixer and the network add their outputs to: views that block.c
+                                           sets, of x and h; absent with streams */
+    struct stream_acts streams;
     struct attention_acts attention;
     struct mla_acts mla;
     struct deltanet_acts deltanet;

@@ -668,6 +668,8 @@ int64_t arch_row_in_memory(const struct row_order *o, int64_t row)
     MT_REQUIRE(false, "row %lld is past the parts", (long long)row);
 }
 
+int64_t arch_stream_cols(const struct arch *a) { return MT_MAX(a->hyper.n_stream, 1) * a->d_model; }
+
 int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
 
 int64_t arch_q_rows(const struct arch *a) { return (a->attn_gate ? 2 : 1) * a->n_head * a->head_dim; }

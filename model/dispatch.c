@@ -369,8 +369,9 @@ static void combine_fwd(struct pipeline *t, int64_t index)
     const struct chunk p = chunk_of(t->b, t->s, index);
     const struct route r = route_local(t->s, &p);
     const int64_t i = index % 2;
+    const struct tensor res = t->s->ffn_res.ndim ? tokens(t->s->ffn_res, &p) : absent;
     comm_wait(t->b->ep, t->b->dev, t->returned[i], "wait for results");
-    op_moe_combine_fwd(t->b->dev, tokens(t->y, &p), tokens(t->s->h, &p), cut(t->b->recv_buf->local[i], p.n_sent), &r);
+    op_moe_combine_fwd(t->b->dev, tokens(t->y, &p), res, cut(t->b->recv_buf->local[i], p.n_sent), &r);
 }
 
 /* ---- backward of a chunk */

@@ -29,7 +29,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     /* 1 up      */ up_fwd(b, s, act);
     input_quant_act(b->dev, &b->w->down, act, s->moe.pre, &b->a->glu);
     /* 2 down    */ op_moe_down_fwd(b->dev, e, s->moe.down_ha, act, &s->moe.route, &b->w->down);
-    /* 3 combine */ op_moe_combine_fwd(b->dev, y, s->h, e, &s->moe.route);
+    /* 3 combine */ op_moe_combine_fwd(b->dev, y, s->ffn_res, e, &s->moe.route);
     arena_release(&b->dev->work, mark);
 }
 
@@ -47,7 +47,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work), n = routed_rows(s), d_ff = arch_ffn(b->a, b->layer).d_ff;
     struct tensor dpre = push(b, n, 2 * d_ff), act = push(b, n, d_ff);
-    /* 3 combine */ /* the gradient of s->h is dres unchanged; step 2 applies the gates to the rows */
+    /* 3 combine */ /* the gradient of s->ffn_res is dres unchanged; step 2 applies the gates to the rows */
     input_quant_act(dev, &b->w->down, act, m->pre, &b->a->glu);
     /* 2 down    */ op_moe_down_bwd(dev, dpre, dgate, act, dres, m->pre, m->down_ha, &m->route, &b->w->down,
                                     &b->a->glu);

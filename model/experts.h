@@ -9,7 +9,7 @@ struct experts {
     /* M of struct moe_acts: allocated rows of pre, up_xa and down_ha. */
     int64_t (*n_row)(const struct acts_plan *p, const struct ffn_size *size);
     enum acts_group down_ha; /* the group of down_ha */
-    /* y = s->h + experts(s->ffn_norm), with the routing s->moe.route. */
+    /* y = experts(s->ffn_norm) + s->ffn_res where present, with the routing s->moe.route. */
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* Computes pre and up_xa from s->ffn_norm and s->moe.route. */
     void (*recompute)(const struct block *b, struct layer_acts *s);

@@ -29,7 +29,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const struct glu_network n = network(b->w);
-    glu_network_fwd(b, s, &n, y, s->h);
+    glu_network_fwd(b, s, &n, y, s->ffn_res);
 }
 
 static void recompute(const struct block *b, struct layer_acts *s)

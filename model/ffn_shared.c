@@ -2,7 +2,7 @@
  * (glu_network.h), in some families scaled by a gate per token.
  *
  *   ffn_norm [T,D] -> gate [T,1] = sigmoid(ffn_norm w)
- *   h + network(ffn_norm) * gate -> h of the routed experts
+ *   network(ffn_norm) * gate + residual -> residual of the routed experts
  *
  * The gate is the router of one expert. It multiplies act instead of the output of down, which is the same sum. */
 #include <stddef.h>
@@ -72,10 +72,10 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     struct shared_acts *h = &s->shared;
     const int64_t mark = arena_mark(&b->dev->work);
     struct layer_acts routed = *s;
-    routed.h = push(b, s);
+    routed.ffn_res = push(b, s);
     if (b->a->shared_gate)
         op_router_fwd(b->dev, &h->gate, h->logits, s->ffn_norm, &b->w->shared_gate, absent, &gate_kind);
-    glu_network_fwd(b, s, &n, routed.h, s->h);
+    glu_network_fwd(b, s, &n, routed.ffn_res, s->ffn_res);
     ffn_moe.fwd(b, &routed, y);
     arena_release(&b->dev->work, mark);
 }

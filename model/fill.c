@@ -351,6 +351,18 @@ int weights_table(struct fill *f, struct tensor *out, const char *name, int64_t 
     return table(f, out, fill_name(f, name, "").s, 2, (int64_t[]){n_row, n_col}, n_row, n_col);
 }
 
+int fill_hyper(struct fill *f, struct hyper *h, const struct name name[3], bool head)
+{
+    const struct arch *a = f->a;
+    const int64_t n = a->hyper.n_stream, n_value = head ? n : (2 + n) * n, n_col = arch_stream_cols(a);
+    *h = (struct hyper){.n_stream = n, .n_iter = a->hyper.n_iter, .eps = (float)a->hyper.eps, .norm_eps = a->norm.eps};
+    return table(f, &h->fn, name[0].s, 2, (int64_t[]){n_value, n_col}, n_value, n_col) ||
+                   vector(f, &h->base, name[1].s, n_value, 0, true) ||
+                   vector(f, &h->scale, name[2].s, head ? 1 : 3, 0, true)
+               ? -1
+               : 0;
+}
+
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     return fill_matrix(f, w, fill_name(f, name, ".weight").s, n_out, n_in, ROLE_OTHER);

@@ -50,6 +50,8 @@ void fill_sample(struct fill *f, const struct weight *w);
 /* A matrix; the weight of a norm. name is the whole name. */
 int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role);
 int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n);
+/* fn, base and scale of hyper-connections, by their whole names; head: pre alone (kernels/ops.h). */
+int fill_hyper(struct fill *f, struct hyper *h, const struct name name[3], bool head);
 /* The dtype that op_decode writes. */
 enum dtype fill_decoded_dtype(const struct device *dev);
 

@@ -1,5 +1,6 @@
 /* layer.h - interfaces of mixers (struct mixer_kind) and feed-forward networks (struct ffn_kind). A layer is norm,
- * mixer, residual, norm, feed-forward network, residual. model/arch.c chooses both kinds for every layer; block.c calls
+ * mixer, residual, norm, feed-forward network, residual; block.c says what several residual streams change. A mixer or
+ * network adds its output to a residual, or has none. model/arch.c chooses both kinds for every layer; block.c calls
  * them through these interfaces alone. */
 #ifndef MT_LAYER_H
 #define MT_LAYER_H
@@ -45,7 +46,8 @@ struct mixer_kind {
     int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     /* Allocates its activations of one group (acts.h) on dev->work. */
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
-    /* s->h = s->x + mixer(s->attn_norm). Recomputation calls it again: both calls must give the same bits. */
+    /* s->h = mixer(s->attn_norm) + s->mixer_res where present. Recomputation calls it again: both calls must give the
+     * same bits. */
     void (*fwd)(const struct block *b, struct layer_acts *s);
     /* dnorm [T,D] act = gradient of s->attn_norm. dres [T,D] act is the gradient of s->h. Adapter gradients +=. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
@@ -58,7 +60,7 @@ struct ffn_kind {
     void (*products)(const struct arch *a, int64_t layer, struct product *p);
     int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
-    /* y = s->h + ffn(s->ffn_norm) */
+    /* y = ffn(s->ffn_norm) + s->ffn_res where present */
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* Computes its activations of the group FFN from s->ffn_norm and the group KEPT. */
     void (*recompute)(const struct block *b, struct layer_acts *s);

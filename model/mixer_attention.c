@@ -102,7 +102,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
     /* 4 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
     if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
-    /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->x);
+    /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)

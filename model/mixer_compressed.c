@@ -261,7 +261,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 6 attn    */ op_shared_attn_fwd(dev, t->o, t->lse, t->q, t->kv, t->entry, idx, w->sinks, b->seqs, &attention);
     /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, rope, &back);
     /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->group);
-    /* 9 out     */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->group, &w->out, s->x);
+    /* 9 out     */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->group, &w->out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
 

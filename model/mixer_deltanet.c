@@ -138,7 +138,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 3 conv  */ op_conv_silu_fwd(dev, t->qkv, qkv, w->conv, b->seqs);
     /* 4 delta */ op_delta_fwd(dev, t->o, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &a->delta.shape);
     /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->delta_norm, &norm);
-    /* 6 out   */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->y, &w->out, s->x);
+    /* 6 out   */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->y, &w->out, s->mixer_res);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)

@@ -158,7 +158,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
     /* 5 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
-    /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->x);
+    /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
 

@@ -271,11 +271,27 @@ static struct block layer(struct model *m, int64_t l)
 void model_fwd(struct model *m)
 {
     struct layer_acts *acts = m->acts.layers;
-    op_embed_fwd(m->dev, acts[0].x, &m->weights.embed, m->tok);
+    const int64_t dim = m->arch.d_model;
+    for (int64_t at = 0; at < arch_stream_cols(&m->arch); at += dim) /* every stream begins as the embedding */
+        op_embed_fwd(m->dev, tensor_cols(acts[0].x, at, dim), &m->weights.embed, m->tok);
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct block b = layer(m, l);
         block_fwd(&b, &acts[l], acts[l + 1].x);
     }
+}
+
+/* The input of the final norm for rows x of the last layer's output: x, or the sum of its streams, whose activations it
+ * allocates in end. */
+static struct tensor sum_streams(struct model *m, struct site_acts *end, struct tensor x)
+{
+    struct device *dev = m->dev;
+    const int64_t n_row = x.shape[0], n = m->arch.hyper.n_stream;
+    if (!n) return x;
+    *end = (struct site_acts){.sum = arena_tensor_2d(&dev->work, dev->act_dtype, n_row, m->arch.d_model),
+                              .m = arena_tensor_2d(&dev->work, dev->stat_dtype, n_row, n),
+                              .rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_row)};
+    op_hyper_pre_fwd(dev, end->sum, end->m, end->rstd, x, &m->weights.hyper_head);
+    return end->sum;
 }
 
 static bool distils(const struct model *m) { return m->pass.distill && m->distill.from != DISTILL_NONE; }
@@ -290,7 +306,7 @@ static void teach(struct model *m, int64_t n_tok)
     const int64_t n_label = m->label_row.shape[0];
     m->kl.hidden = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
+    struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, arch_stream_cols(a));
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
     m->teaching = true;
     m->pass = (struct model_pass){.backward = false};
@@ -301,7 +317,7 @@ static void teach(struct model *m, int64_t n_tok)
     acts_push(&m->acts, dev, a, &m->teacher, n_tok, false, m->recompute, false);
     model_fwd(m);
     op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
-    op_rmsnorm_fwd(dev, m->kl.hidden, rstd, rows, m->weights.norm, &a->norm);
+    op_rmsnorm_fwd(dev, m->kl.hidden, rstd, sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
     m->teaching = false;
     m->pass = pass;
     arena_release(&dev->work, mark);
@@ -367,7 +383,7 @@ static void add_aux(struct model *m)
 void model_loss(struct model *m)
 {
     struct device *dev = m->dev;
-    const struct tensor x = m->acts.layers[m->arch.n_layer].x;
+    const struct tensor x = sum_streams(m, &m->end, m->acts.layers[m->arch.n_layer].x);
     const int64_t n_tok = x.shape[0], n_label = m->label_row.shape[0];
     m->final_norm = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, m->arch.d_model);
     m->final_rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_tok);
@@ -401,7 +417,7 @@ void model_logits(struct model *m, int64_t row, float *logits)
     struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.d_model);
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, 1);
     struct tensor out = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.vocab);
-    op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
+    op_rmsnorm_fwd(dev, norm, rstd, sum_streams(m, &m->end, x), m->weights.norm, &m->arch.norm);
     op_linear_fwd(dev, out, absent, norm, &head, absent);
     device_get_f32(dev, logits, out);
     arena_release(&dev->work, mark);
@@ -412,11 +428,11 @@ void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, flo
     struct device *dev = m->dev;
     const struct tensor x = m->acts.layers[m->arch.n_layer].x;
     const int64_t n_label = m->label_row.shape[0], mark = arena_mark(&dev->work);
-    struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], x.shape[1]);
+    struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], m->arch.d_model);
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, x.shape[0]);
     struct tensor ids = arena_tensor_2d(&dev->work, DT_I32, n_label, k);
     struct tensor values = arena_tensor_2d(&dev->work, dev->stat_dtype, n_label, k);
-    op_rmsnorm_fwd(dev, norm, rstd, x, m->weights.norm, &m->arch.norm);
+    op_rmsnorm_fwd(dev, norm, rstd, sum_streams(m, &m->end, x), m->weights.norm, &m->arch.norm);
     op_linear_topk(dev, ids, values, norm, &m->weights.head, m->label_row, (float)temperature, m->ce_chunk);
     device_download(dev, id, ids.data, tensor_bytes(ids));
     device_get_f32(dev, logprob, values);
@@ -434,6 +450,21 @@ static void overlap(struct model *m, bool on)
             comm_overlap_end(groups[i], m->dev);
 }
 
+/* dres = gradient of the last layer's output x. */
+static void end_bwd(struct model *m, struct tensor dres, struct tensor x)
+{
+    struct device *dev = m->dev;
+    const struct site_acts *end = &m->end;
+    const bool streams = m->arch.hyper.n_stream > 0;
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor dsum = streams ? arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], m->arch.d_model) : dres;
+    device_zero(dev, dres);
+    if (streams) device_zero(dev, dsum);
+    op_rmsnorm_bwd(dev, dsum, m->dfinal, streams ? end->sum : x, m->final_rstd, m->weights.norm);
+    if (streams) op_hyper_pre_bwd(dev, dres, (struct tensor){0}, dsum, x, end->m, end->rstd, &m->weights.hyper_head);
+    arena_release(&dev->work, mark);
+}
+
 void model_bwd(struct model *m)
 {
     struct device *dev = m->dev;
@@ -442,8 +473,7 @@ void model_bwd(struct model *m)
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dres = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], x.shape[1]);
 
-    device_zero(dev, dres);
-    op_rmsnorm_bwd(dev, dres, m->dfinal, x, m->final_rstd, m->weights.norm);
+    end_bwd(m, dres, x);
     if (m->pass.reduce) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);

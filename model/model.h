@@ -113,6 +113,7 @@ struct model {
     struct aux *aux; /* [L] host: one per layer; pooled ones share their tensors, dense layers have none */
     struct seqs seqs;
     struct tensor tok, pos, label_row, label_id;
+    struct site_acts end;                         /* of several streams, before the final norm */
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
     struct teacher kl;                            /* of a pass with pass.distill; else without tensors */
 };

@@ -15,9 +15,10 @@ struct entry_weights {
 };
 
 struct layer_weights {
-    struct tensor attn_norm, ffn_norm; /* [D] f32 */
-    struct proj qkv, out;              /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
-    struct tensor q_norm, k_norm;      /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    struct tensor attn_norm, ffn_norm;  /* [D] f32 */
+    struct hyper hyper_attn, hyper_ffn; /* before and after the mixer, the network; zeroed without arch.hyper */
+    struct proj qkv, out;               /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct tensor q_norm, k_norm;       /* f32: both [A], or [HA] and [KA]; absent without such norms */
     /* Latent attention: qkv is [Lq+Lkv+G, D], q_a (or all of q), then kv_a; out [D, HB] */
     struct proj q_b, kv_b;             /* [H(N+G), Lq], absent without q_lora_rank; [H(N+B), Lkv] */
     struct tensor q_a_norm, kv_a_norm; /* [Lq], [Lkv] f32 */
@@ -41,6 +42,7 @@ struct layer_weights {
 struct weights {
     struct weight embed, head;         /* [V, D]; head may share embed's bytes */
     struct tensor norm;                /* [D] f32, final */
+    struct hyper hyper_head;           /* before the final norm; zeroed without arch.hyper */
     struct layer_weights *layers;      /* [L] host */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
     int64_t n_decoded, decoded_bytes;  /* layers whose experts are decoded; their bytes minus their packed bytes */
@@ -68,14 +70,15 @@ void weights_free(struct weights *w); /* frees the host table only */
 const char *weights_prefix(const struct safetensors *st);
 
 /* Load one part of a model that does not fit memory as a whole: one layer (packed by q as in weights_load, but without
- * the cache), the embedding, or the head with the final norm. Each allocates on dev->weights; the caller releases it.
+ * the cache), the embedding, or the head with the final norm and the weights of the streams before it. Each allocates
+ * on dev->weights; the caller releases it.
  */
 int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct arch *a, const struct safetensors *st,
                        const struct quantize *q, int64_t layer, struct err *err) MT_CHECK;
 int weights_load_embed(struct weight *embed, struct device *dev, const struct arch *a, const struct safetensors *st,
                        struct err *err) MT_CHECK;
-int weights_load_head(struct weight *head, struct tensor *norm, struct device *dev, const struct arch *a,
-                      const struct safetensors *st, struct err *err) MT_CHECK;
+int weights_load_head(struct weight *head, struct tensor *norm, struct hyper *hyper, struct device *dev,
+                      const struct arch *a, const struct safetensors *st, struct err *err) MT_CHECK;
 
 /* The experts that this rank of `ep` holds, of a layer with n_exp. */
 struct expert_range {

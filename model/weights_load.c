@@ -50,11 +50,20 @@ static void describe_decoded(struct fill *f)
                  weight_format_name(source_dense_format(fill_decoded_dtype(f->dev))));
 }
 
+static int load_site(struct fill *f, struct hyper *h, const char *site)
+{
+    static const char *const part[] = {".fn", ".base", ".scale"};
+    struct name name[3];
+    for (int i = 0; i < 3; i++) name[i] = fill_name(f, site, part[i]);
+    return f->a->hyper.n_stream ? fill_hyper(f, h, name, false) : 0;
+}
+
 static int load_layer(struct fill *f, struct layer_weights *lw)
 {
     const struct arch *a = f->a;
     return weights_norm(f, &lw->attn_norm, "input_layernorm", a->d_model) ||
                    weights_norm(f, &lw->ffn_norm, "post_attention_layernorm", a->d_model) ||
+                   load_site(f, &lw->hyper_attn, "attn_hc") || load_site(f, &lw->hyper_ffn, "ffn_hc") ||
                    a->mixer[f->layer]->load(f, a, f->layer, lw) || a->ffn[f->layer]->load(f, a, f->layer, lw)
                ? -1
                : 0;
@@ -87,6 +96,14 @@ static int load_head(struct fill *f, struct weight *head)
     return err_set(f->err, "tensor %s is not in the checkpoint, and tie_word_embeddings is false", name.s);
 }
 
+/* The weights of the streams before the final norm. */
+static int load_hyper_head(struct fill *f, struct hyper *h)
+{
+    const struct name name[] = {end_name(f, "hc_head.hc_fn"), end_name(f, "hc_head.hc_base"),
+                                end_name(f, "hc_head.hc_scale")};
+    return f->a->hyper.n_stream ? fill_hyper(f, h, name, true) : 0;
+}
+
 /* Loads the embedding, the head and the final norm. The embedding may be in host memory, because a step reads few of
  * its rows. An embedding that is also the head stays on the device. */
 static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
@@ -96,7 +113,10 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
     fill_sample(f, &w->embed);
     f->arena = &f->dev->weights;
     w->head = w->embed;
-    return load_head(f, &w->head) || fill_norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ? -1 : 0;
+    return load_head(f, &w->head) || fill_norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ||
+                   load_hyper_head(f, &w->hyper_head)
+               ? -1
+               : 0;
 }
 
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -180,8 +200,8 @@ int weights_load_embed(struct weight *embed, struct device *dev, const struct ar
     return rc;
 }
 
-int weights_load_head(struct weight *head, struct tensor *out, struct device *dev, const struct arch *a,
-                      const struct safetensors *st, struct err *err)
+int weights_load_head(struct weight *head, struct tensor *out, struct hyper *hyper, struct device *dev,
+                      const struct arch *a, const struct safetensors *st, struct err *err)
 {
     struct weights w;
     struct fill f;
@@ -189,6 +209,7 @@ int weights_load_head(struct weight *head, struct tensor *out, struct device *de
     int rc = load_head(&f, head);
     if (!rc && !has_head(&f)) rc = load_embed(&f, head);
     if (!rc) rc = fill_norm(&f, out, end_name(&f, "norm.weight").s, a->d_model);
+    if (!rc) rc = load_hyper_head(&f, hyper);
     part_close(&f);
     return rc;
 }

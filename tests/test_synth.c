@@ -222,7 +222,7 @@ static void forward(struct model *m, double *rms, int32_t *offs)
                                   .cu = cu,
                                   .label_row = row,
                                   .label_id = id};
-    const int64_t n = N * m->arch.d_model;
+    const int64_t n = N * arch_stream_cols(&m->arch);
     float *x = mem_array(n, sizeof(*x));
     model_begin(m, &b, &(struct model_pass){.loss_scale = 1});
     model_fwd(m);

@@ -26,6 +26,10 @@ double whole_model_loss(struct model *m, const struct model_batch *b, double *gr
     return 0.1 * loss.nll + m->aux_coef * loss.aux;
 }
 
+static void (*edit_arch)(struct arch *a);
+
+void whole_model_edit(void (*edit)(struct arch *a)) { edit_arch = edit; }
+
 void whole_model_open(struct run *r, struct config *cfg, const char *dir, const char *targets, enum cfg_recompute mode)
 {
     struct err err = {.msg = ""};
@@ -37,6 +41,7 @@ void whole_model_open(struct run *r, struct config *cfg, const char *dir, const 
     cfg->train.device = CFG_DEVICE_CPU;
     cfg->train.recompute = (int)mode;
     if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
+    if (edit_arch) edit_arch(&r->arch);
     device_open_oracle(&r->dev);
     if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
     const struct adapters *ad = &r->model.adapters;

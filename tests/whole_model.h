@@ -14,6 +14,8 @@ double whole_model_loss(struct model *m, const struct model_batch *b, double *gr
 enum { WHOLE_FIRST = 5, WHOLE_TOKENS = 12 };
 double whole_model_part_loss(struct model *m, int32_t first, int32_t last, double *grad);
 double whole_model_loss_of_12(struct model *m, double *grad); /* of both */
+/* Until the next call the functions below change the sizes that config.json has with edit; NULL: they do not. */
+void whole_model_edit(void (*edit)(struct arch *a));
 /* Opens the checkpoint in dir in F64 with random adapters of rank 3. */
 void whole_model_open(struct run *r, struct config *cfg, const char *dir, const char *targets, enum cfg_recompute mode);
 /* Fails unless every adapter has a gradient and the loss has its slope along it, within 1e-6. */

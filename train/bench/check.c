@@ -69,12 +69,12 @@ static void nudged_embedding(struct device *dev, struct tensor y, const struct w
     const double step = dev->round_bf16 ? 0x1.1p-8 : 0x1.1p-24; /* a little more than half an ulp */
     nudge.real(dev, y, w, tok);
     if (!nudge.key || dev->dry_run) return;
-    float *x = y.data;
-    MT_REQUIRE(y.dtype == DT_F32 && y.ld == y.shape[1], "the embedding of a CPU in f32");
+    MT_REQUIRE(y.dtype == DT_F32, "the embedding of a CPU in f32");
     for (int64_t i = 0; i < tensor_count(y); i++) {
         if (rng_uniform(nudge.key, (uint64_t)i) >= 1.0 / NUDGED) continue;
-        x[i] = (float)((double)x[i] * (1 + step));
-        if (dev->round_bf16) x[i] = bf16_to_f32(f32_to_bf16(x[i]));
+        float *x = (float *)y.data + i / y.shape[1] * y.ld + i % y.shape[1];
+        *x = (float)((double)*x * (1 + step));
+        if (dev->round_bf16) *x = bf16_to_f32(f32_to_bf16(*x));
     }
 }
 
@@ -255,16 +255,17 @@ static void capture_free(struct capture *c)
 static void take(struct model *m, struct capture *c)
 {
     struct device *dev = m->dev;
-    const int64_t n_layer = m->arch.n_layer, n_tok = m->acts.layers[0].x.shape[0], n = n_tok * m->arch.d_model;
+    const int64_t n_layer = m->arch.n_layer, n_tok = m->acts.layers[0].x.shape[0], n = n_tok * m->arch.d_model,
+                  n_x = n_tok * arch_stream_cols(&m->arch);
     const int64_t n_top = MT_MAX(m->arch.top_k, 1);
     int32_t *idx = c->idx = mem_array(n_layer * n_tok * n_top, sizeof(int32_t));
-    c->x = mem_array((n_layer + 1) * n, sizeof(float));
+    c->x = mem_array((n_layer + 1) * n_x, sizeof(float));
     c->h = mem_array(n_layer * n, sizeof(float));
     c->norm = mem_array(n, sizeof(float));
     c->grad = mem_array(adapters_logical(&m->adapters)->n_flat, sizeof(float));
     for (int64_t l = 0; l <= n_layer; l++) {
         const struct layer_acts *a = &m->acts.layers[l];
-        device_get_f32(dev, c->x + l * n, a->x);
+        device_get_f32(dev, c->x + l * n_x, a->x);
         if (l == n_layer) break;
         device_get_f32(dev, c->h + l * n, a->h);
         if (arch_ffn(&m->arch, l).n_exp == 1) continue;
@@ -382,11 +383,11 @@ static void larger_error(float *near, const float *other, const float *want, int
 static void keep_larger(struct check *k, const struct capture *other)
 {
     const struct adapters *layout = adapters_logical(&k->plan);
-    const int64_t n = k->batch.n_tok * k->arch.d_model;
+    const int64_t n = k->batch.n_tok * k->arch.d_model, n_x = k->batch.n_tok * arch_stream_cols(&k->arch);
     struct capture *near = k->near;
     for (int64_t l = 0; l < k->arch.n_layer; l++) {
         larger_error(near->h + l * n, other->h + l * n, k->want.h + l * n, n);
-        larger_error(near->x + (l + 1) * n, other->x + (l + 1) * n, k->want.x + (l + 1) * n, n);
+        larger_error(near->x + (l + 1) * n_x, other->x + (l + 1) * n_x, k->want.x + (l + 1) * n_x, n_x);
     }
     larger_error(near->norm, other->norm, k->want.norm, n);
     for (int64_t i = 0; i < layout->n_params; i++) {
@@ -468,12 +469,12 @@ static void print_head(const struct check *k)
 static void print_layers(struct check *k, struct worst *worst, double *allowed_h)
 {
     const struct adapters *layout = adapters_logical(&k->plan);
-    const int64_t n = k->batch.n_tok * k->arch.d_model;
+    const int64_t n = k->batch.n_tok * k->arch.d_model, n_x = k->batch.n_tok * arch_stream_cols(&k->arch);
     print_head(k);
     for (int64_t l = 0; l < k->arch.n_layer; l++) {
         const struct error h = compare(k, k->got.h + l * n, k->near->h + l * n, k->want.h + l * n, n);
-        const int64_t at = (l + 1) * n;
-        const struct error x = compare(k, k->got.x + at, k->near->x + at, k->want.x + at, n);
+        const int64_t at = (l + 1) * n_x;
+        const struct error x = compare(k, k->got.x + at, k->near->x + at, k->want.x + at, n_x);
         note(&worst[0], h, l);
         note(&worst[1], x, l);
         allowed_h[l] = h.allowed;
@@ -542,14 +543,14 @@ static void print_routing(struct check *k, const double *allowed_h)
 
 static void report(struct check *k)
 {
-    const int64_t n = k->batch.n_tok * k->arch.d_model;
+    const int64_t n = k->batch.n_tok * k->arch.d_model, n_x = k->batch.n_tok * arch_stream_cols(&k->arch);
     struct worst worst[2 + KINDS] = {{.any = false}};
     double *allowed_h = mem_array(k->arch.n_layer, sizeof(double));
     const float loss[3] = {(float)k->got.loss, (float)k->near->loss, (float)k->want.loss};
     print_layers(k, worst, allowed_h);
     fprintf(k->out, "\n  %-43s %10s %12s %10s\n", "worst of each", "device", k->bf16 ? "CPU in bf16" : "CPU in f32",
             "allowed");
-    print_single(k, "embedding", k->got.x, k->near->x, k->want.x, n);
+    print_single(k, "embedding", k->got.x, k->near->x, k->want.x, n_x);
     print_worst(k->out, "after attention", &worst[0]);
     print_worst(k->out, "after the experts", &worst[1]);
     print_single(k, "final norm", k->got.norm, k->near->norm, k->want.norm, n);

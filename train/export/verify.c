@@ -128,7 +128,8 @@ static void push_state(struct stream *s)
     s->cu = push_indices(dev, s->starts, s->n_seq + 1);
     s->rope = push_rope(s, &a->rope);
     if (a->rope_entry.width) s->rope_entry = push_rope(s, &a->rope_entry);
-    for (int i = 0; i < SIDES; i++) s->sides[i].x = arena_tensor_2d(&dev->state, dev->act_dtype, s->n_tok, a->d_model);
+    for (int i = 0; i < SIDES; i++)
+        s->sides[i].x = arena_tensor_2d(&dev->state, dev->act_dtype, s->n_tok, arch_stream_cols(a));
 }
 
 /* ---- forward pass ---- */
@@ -137,6 +138,7 @@ static void push_state(struct stream *s)
 static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
 {
     to->ffn_norm = from->ffn_norm;
+    to->hyper_ffn = from->hyper_ffn;
     to->router = from->router, to->router_bias = from->router_bias;
     to->hash = from->hash;
     to->up = from->up;
@@ -191,7 +193,10 @@ static int run_embed(struct stream *s, struct err *err)
     if (weights_load_embed(&embed, dev, a, &s->x->run.st, err)) return -1;
     other = embed;
     if (s->merged && weights_load_embed(&other, dev, &s->merged->arch, &s->merged->st, err)) return -1;
-    for (int i = 0; i < SIDES; i++) op_embed_fwd(dev, s->sides[i].x, s->sides[i].exported ? &other : &embed, s->tok);
+    for (int i = 0; i < SIDES; i++)
+        for (int64_t at = 0; at < arch_stream_cols(a); at += a->d_model)
+            op_embed_fwd(dev, tensor_cols(s->sides[i].x, at, a->d_model), s->sides[i].exported ? &other : &embed,
+                         s->tok);
     arena_release(&dev->weights, mark);
     return 0;
 }
@@ -279,15 +284,28 @@ static void compare_logits(struct stream *s, const struct tensor logits[SIDES])
     }
 }
 
+/* The input of the final norm: x, or the sum of its streams. */
+static struct tensor sum_streams(struct device *dev, struct tensor x, const struct hyper *h)
+{
+    if (!h->n_stream) return x;
+    struct tensor y = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], x.shape[1] / h->n_stream);
+    struct tensor m = arena_tensor_2d(&dev->work, dev->stat_dtype, x.shape[0], hyper_values(h));
+    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, x.shape[0]);
+    op_hyper_pre_fwd(dev, y, m, rstd, x, h);
+    return y;
+}
+
 static int run_head(struct stream *s, struct err *err)
 {
     struct device *dev = &s->dev;
     const struct arch *a = &s->x->run.arch;
     struct weight head[2];
     struct tensor norm[2], logits[SIDES];
-    if (weights_load_head(&head[0], &norm[0], dev, a, &s->x->run.st, err)) return -1;
-    head[1] = head[0], norm[1] = norm[0];
-    if (s->merged && weights_load_head(&head[1], &norm[1], dev, &s->merged->arch, &s->merged->st, err)) return -1;
+    struct hyper hyper[2];
+    if (weights_load_head(&head[0], &norm[0], &hyper[0], dev, a, &s->x->run.st, err)) return -1;
+    head[1] = head[0], norm[1] = norm[0], hyper[1] = hyper[0];
+    if (s->merged && weights_load_head(&head[1], &norm[1], &hyper[1], dev, &s->merged->arch, &s->merged->st, err))
+        return -1;
     for (int64_t t = 0; t < s->n_tok; t += HEAD_ROWS) {
         const int64_t n = MT_MIN(HEAD_ROWS, s->n_tok - t), mark = arena_mark(&dev->work);
         for (int i = 0; i < SIDES; i++) {
@@ -295,7 +313,8 @@ static int run_head(struct stream *s, struct err *err)
             struct tensor y = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->d_model);
             struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n);
             logits[i] = arena_tensor_2d(&dev->work, dev->act_dtype, n, a->vocab);
-            op_rmsnorm_fwd(dev, y, rstd, tensor_rows(s->sides[i].x, t, n), norm[other], &a->norm);
+            op_rmsnorm_fwd(dev, y, rstd, sum_streams(dev, tensor_rows(s->sides[i].x, t, n), &hyper[other]), norm[other],
+                           &a->norm);
             const struct proj proj = {.w = head[other]};
             op_linear_fwd(dev, logits[i], (struct tensor){0}, y, &proj, (struct tensor){0});
         }
