@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "tests/op_check.h"
+#include "tests/gpu_check.h"
 #include "tests/packed.h"
 
 enum { MAX_SEQ = 8 };
@@ -376,9 +376,13 @@ static const struct index_shape index_shapes[] = {
 };
 /* DeepSeek-V4-Flash's indexer; the tiny model; entries fewer than K and many more; sizes that leave tiles in part. */
 static const struct index_shape index_gpu_shapes[] = {
-    {4, 64, 128, 16, {3, {300, 7, 410}}, true},  {4, 64, 128, 512, {2, {2600, 333}}, true},
-    {4, 2, 16, 4, {5, {1, 3, 4, 5, 200}}, true}, {8, 3, 24, 5, {3, {90, 0, 201}}, true},
-    {4, 5, 7, 4, {2, {40, 77}}, true},           {1, 64, 128, 100, {1, {700}}, true},
+    {4, 64, 128, 16, {3, {300, 7, 410}}, true},
+    {1, 64, 128, 512, {2, {700, 90}}, true},
+    {4, 2, 16, 4, {5, {1, 3, 4, 5, 200}}, true},
+    {8, 3, 24, 5, {3, {90, 0, 201}}, true},
+    {4, 5, 7, 4, {2, {40, 77}}, true},
+    {1, 8, 128, 300, {2, {4100, 200}}, true}, /* two chunks of tokens */
+    {1, 1, 4, 9, {1, {11500}}, true},         /* more entries than fit into shared memory */
     {4, 64, 128, 512, {0, {0}}, true},
 };
 
@@ -430,8 +434,8 @@ static double entry_score(const struct index *m, int64_t t, int64_t row)
 }
 
 /* Every token's entries ascend; each that it chose precedes each that it did not, by score or among equals by number.
- */
-static void check_choice(const struct index *m, int64_t t, int64_t first_row, int64_t n)
+ * slack: how much larger the score of one that it did not choose may be. */
+static void check_choice(const struct index *m, int64_t t, int64_t first_row, int64_t n, double slack)
 {
     const int32_t *chosen = (const int32_t *)m->idx.data + t * m->p->n_top;
     double *scores = mem_array(n + 1, sizeof(*scores)), worst = INFINITY;
@@ -449,7 +453,7 @@ static void check_choice(const struct index *m, int64_t t, int64_t first_row, in
     int64_t last = -1; /* the last chosen entry with the worst score */
     for (int64_t e = 0; e < n; e++) last = taken[e] && scores[e] <= worst ? e : last;
     for (int64_t e = 0; e < n; e++)
-        if (!taken[e] && !(scores[e] < worst || (scores[e] <= worst && e > last)))
+        if (!taken[e] && !(scores[e] < worst || (scores[e] <= worst && e > last) || scores[e] < worst + slack))
             fail_msg("token %lld: entry %lld has score %g and was not chosen, %g was", (long long)t, (long long)e,
                      scores[e], worst);
     mem_free(scores);
@@ -466,7 +470,8 @@ static void index_choice(void **state)
         struct index m = index_make(&dev, p);
         op_index_topk(&dev, m.idx, m.q, m.k, m.w, &m.seqs, p->ratio);
         for (int64_t s = 0, first = 0; s < p->l.n_seq; first += p->l.len[s++])
-            for (int64_t t = 0; t < p->l.len[s]; t++) check_choice(&m, first + t, first / p->ratio, (t + 1) / p->ratio);
+            for (int64_t t = 0; t < p->l.len[s]; t++)
+                check_choice(&m, first + t, first / p->ratio, (t + 1) / p->ratio, 0);
         op_check_end(&dev);
     }
 }
@@ -482,6 +487,30 @@ static void index_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(index_gpu_shapes); i++) op_check_cuda(index_run, &index_gpu_shapes[i]);
+}
+
+/* Scores that are rounded: what the GPU chose has scores that are at least those of the rest, but for the rounding. */
+static void index_rounds(void **state)
+{
+    static const struct index_shape p = {2, 64, 128, 64, {2, {1500, 500}}, false};
+    const int32_t cu[] = {0, 1500, 2000};
+    struct index m = {.dev = &gpu, .p = &p};
+    (void)state;
+    for (int portable = 0; portable < 2; portable++) {
+        gpu_begin(2, 1, portable);
+        m.seqs = (struct seqs){.cu = gpu_i32(cu, 3), .n_seq = 2, .max_len = 1500};
+        m.q = gpu_random(DT_BF16, 1, 2000, 64 * 128, -1);
+        m.k = gpu_random(DT_BF16, 2, 1000, 128, -1);
+        m.w = gpu_random(DT_BF16, 3, 2000, 64, -1);
+        m.idx = gpu_empty(DT_I32, 2000, 64, -1);
+        op_index_topk(&gpu, m.idx, m.q, m.k, m.w, &m.seqs, 2);
+        struct tensor *all[] = {&m.q, &m.k, &m.w, &m.idx};
+        for (int i = 0; i < MT_LEN(all); i++) *all[i] = gpu_host(*all[i]);
+        for (int64_t t = 0; t < 2000; t += t < 140 ? 1 : 139)
+            check_choice(&m, t, t < 1500 ? 0 : 750, (t < 1500 ? t + 1 : t - 1499) / 2, 1e-3);
+        for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->data);
+        gpu_end(NULL);
+    }
 }
 
 /* ---- block-diagonal product ---- */
@@ -570,16 +599,115 @@ static void group_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(group_gpu_shapes); i++) op_check_cuda(group_run, &group_gpu_shapes[i]);
 }
 
+/* ---- tensors of more than 2^31 elements: the last rows are those of a call with these rows alone ---- */
+
+enum { LAST = 67, WIDE = 32768, N_WIDE = (1 << 16) + LAST, N_LONG = (1 << 20) + LAST };
+
+static struct tensor last(struct tensor x) { return tensor_rows(x, x.shape[0] - LAST, LAST); }
+
+/* Sequences of 64 tokens, then one of LAST. */
+static struct seqs long_seqs(bool alone)
+{
+    const int64_t n_seq = alone ? 1 : (N_LONG - LAST) / 64 + 1;
+    int32_t *cu = mem_array(n_seq + 1, sizeof(*cu));
+    for (int64_t s = 0; s < n_seq; s++) cu[s] = (int32_t)s * 64;
+    cu[n_seq] = alone ? LAST : N_LONG;
+    const struct seqs seqs = {.cu = gpu_i32(cu, n_seq + 1), .n_seq = n_seq, .max_len = LAST};
+    mem_free(cu);
+    return seqs;
+}
+
+static void heads_large(void **state)
+{
+    const struct tail_rope r = {64, WIDE / 64, 1e-6f, false};
+    (void)state;
+    gpu_begin(18, 2, false);
+    int32_t *at = mem_array(N_WIDE, sizeof(*at));
+    for (int32_t t = 0; t < N_WIDE; t++) at[t] = t % POSITIONS;
+    struct tensor pos = gpu_i32(at, N_WIDE), table = gpu_random(DT_F32, 2, POSITIONS, 64, -1);
+    struct tensor x = gpu_random(DT_BF16, 1, N_WIDE, WIDE, -1), y = gpu_empty(DT_BF16, N_WIDE, WIDE, -1);
+    struct tensor rstd = gpu_empty(DT_F32, N_WIDE, 64, -1), few_rstd = gpu_empty(DT_F32, LAST, 64, -1);
+    struct tensor few = gpu_empty(DT_BF16, LAST, WIDE, -1), none = {0};
+    mem_free(at);
+    op_tail_rope_fwd(&gpu, y, rstd, x, pos, table, &r);
+    op_tail_rope_fwd(&gpu, few, few_rstd, last(x), last(pos), table, &r);
+    expect_same("y", last(y), few);
+    expect_same("rstd", last(rstd), few_rstd);
+    op_tail_rope_bwd(&gpu, y, y, x, rstd, pos, table, &r);
+    op_tail_rope_bwd(&gpu, few, few, last(x), few_rstd, last(pos), table, &r);
+    expect_same("dx", last(y), few);
+    op_tail_rope_fwd(&gpu, y, none, y, pos, table, &r);
+    op_tail_rope_fwd(&gpu, few, none, few, last(pos), table, &r);
+    expect_same("in place", last(y), few);
+    const struct weight w = gpu_weight(3, 8, 16, WIDE / 8);
+    struct tensor out = gpu_empty(DT_BF16, N_WIDE, 128, -1), few_out = gpu_empty(DT_BF16, LAST, 128, -1);
+    op_group_linear_fwd(&gpu, out, x, &w);
+    op_group_linear_fwd(&gpu, few_out, last(x), &w);
+    expect_near("product", last(out), few_out, 0x1p-8);
+    op_group_linear_bwd(&gpu, y, out, &w);
+    op_group_linear_bwd(&gpu, few, last(out), &w);
+    expect_near("gradient of the product", last(y), few, 0x1p-8);
+    gpu_end(NULL);
+}
+
+static void entries_large(void **state)
+{
+    static const struct compress_shape s = {4, 512, true};
+    const int64_t n = N_LONG / 4, first = (N_LONG - LAST) / 4, n_last = LAST / 4;
+    (void)state;
+    gpu_begin(14, 1, false);
+    struct seqs seqs = long_seqs(false), alone = long_seqs(true);
+    struct tensor kg = gpu_random(DT_BF16, 1, N_LONG, 2048, -1), dkg = gpu_empty(DT_BF16, N_LONG, 2048, -1);
+    struct tensor bias = gpu_random(DT_F32, 2, 4, 1024, -1), few_dkg = gpu_empty(DT_BF16, LAST, 2048, -1);
+    struct tensor y = gpu_empty(DT_BF16, n, 512, -1), few = gpu_empty(DT_BF16, n_last, 512, -1);
+    struct tensor pos = gpu_empty(DT_I32, n, -1, -1), few_pos = gpu_empty(DT_I32, n_last, -1, -1);
+    op_compress_fwd(&gpu, y, pos, kg, bias, &seqs, &s);
+    op_compress_fwd(&gpu, few, few_pos, last(kg), bias, &alone, &s);
+    expect_same("entries", tensor_rows(y, first, n_last), few);
+    expect_same("positions", tensor_rows(pos, first, n_last), few_pos);
+    op_compress_bwd(&gpu, dkg, y, kg, bias, &seqs, &s);
+    op_compress_bwd(&gpu, few_dkg, few, last(kg), bias, &alone, &s);
+    expect_same("dkg", last(dkg), few_dkg);
+    gpu_end(NULL);
+}
+
+static void index_large(void **state)
+{
+    const int64_t first = (N_LONG - LAST) / 4, n_last = LAST / 4;
+    (void)state;
+    for (int portable = 0; portable < 2; portable++) {
+        gpu_begin(8, 1, portable);
+        struct seqs seqs = long_seqs(false), alone = long_seqs(true);
+        struct tensor q = gpu_random(DT_BF16, 1, N_LONG, 2048, -1), k = gpu_random(DT_BF16, 2, N_LONG / 4, 128, -1);
+        struct tensor w = gpu_random(DT_BF16, 3, N_LONG, 16, -1), idx = gpu_empty(DT_I32, N_LONG, 8, -1);
+        struct tensor few = gpu_empty(DT_I32, LAST, 8, -1);
+        op_index_topk(&gpu, idx, q, k, w, &seqs, 4);
+        op_index_topk(&gpu, few, last(q), tensor_rows(k, first, n_last), last(w), &alone, 4);
+        expect_same("idx", last(idx), few);
+        gpu_end(NULL);
+    }
+}
+
 int test_ops_compress(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(entries),          cmocka_unit_test(entries_run),
-        cmocka_unit_test(packed_entries),   cmocka_unit_test(tail),
-        cmocka_unit_test(tail_runs),        cmocka_unit_test(index_choice),
-        cmocka_unit_test(index_runs),       cmocka_unit_test(group),
-        cmocka_unit_test(group_runs),       cmocka_unit_test(entries_on_the_gpu),
-        cmocka_unit_test(tail_on_the_gpu),  cmocka_unit_test(index_on_the_gpu),
+        cmocka_unit_test(entries),
+        cmocka_unit_test(entries_run),
+        cmocka_unit_test(packed_entries),
+        cmocka_unit_test(tail),
+        cmocka_unit_test(tail_runs),
+        cmocka_unit_test(index_choice),
+        cmocka_unit_test(index_runs),
+        cmocka_unit_test(group),
+        cmocka_unit_test(group_runs),
+        cmocka_unit_test(entries_on_the_gpu),
+        cmocka_unit_test(tail_on_the_gpu),
+        cmocka_unit_test(index_on_the_gpu),
+        cmocka_unit_test_teardown(index_rounds, gpu_end),
         cmocka_unit_test(group_on_the_gpu),
+        cmocka_unit_test_teardown(heads_large, gpu_end),
+        cmocka_unit_test_teardown(entries_large, gpu_end),
+        cmocka_unit_test_teardown(index_large, gpu_end),
     };
     return cmocka_run_group_tests_name("ops_compress", tests, NULL, NULL);
 }

@@ -11,12 +11,34 @@ struct scored {
     int32_t entry;
 };
 
-/* Larger scores first; of equal ones the lower entry. */
-static int by_score(const void *a, const void *b)
+/* Whether x is chosen before y: larger scores first, of equal ones the lower entry. */
+static bool before(struct scored x, struct scored y)
 {
-    const struct scored *x = a, *y = b;
-    if (x->score != y->score) return x->score > y->score ? -1 : 1;
-    return x->entry < y->entry ? -1 : x->entry > y->entry;
+    return x.score > y.score || (x.score >= y.score && x.entry < y.entry);
+}
+
+/* Reorders the n entries so that the n_top that are chosen come first: quickselect. Their order is not defined. */
+static void choose(struct scored *x, int64_t n, int64_t n_top)
+{
+    int64_t low = 0, high = n - 1; /* the boundary n_top is between them */
+    while (low < high) {
+        const struct scored pivot = x[low + (high - low) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (before(x[i], pivot)) i++;
+            while (before(pivot, x[j])) j--;
+            if (i > j) break;
+            const struct scored swap = x[i];
+            x[i++] = x[j];
+            x[j--] = swap;
+        }
+        if (n_top <= j)
+            high = j;
+        else if (n_top > i)
+            low = i;
+        else
+            return;
+    }
 }
 
 static int by_entry(const void *a, const void *b)
@@ -54,7 +76,7 @@ void CPU(index_topk)(struct device *dev, struct tensor idx, struct tensor q, str
                 if (n > n_top) {
                     score(scores, real_row(products, thread * n_head), real_row(q, t), real_row(w, t), n_head, k,
                           cu[s] / ratio, n);
-                    qsort(scores, (size_t)n, sizeof(*scores), by_score);
+                    choose(scores, n, n_top);
                 }
                 for (int64_t i = 0; i < n_top; i++) chosen[i] = n > n_top ? scores[i].entry : i < n ? (int32_t)i : -1;
                 if (n > n_top) qsort(chosen, (size_t)n_top, sizeof(*chosen), by_entry);
