@@ -453,9 +453,10 @@ static void gpu_is_here(void **state)
 
 int test_parity(void)
 {
-    static const char *const cases[] = {"parity/case_a",  "parity/case_b",     "parity/qwen3",     "parity/olmoe",
-                                        "parity/mixtral", "parity/glm4",       "parity/glm4_lite", "parity/deepseek_v3",
-                                        "parity/qwen3_5", "parity/qwen3_next", "parity/mistral4"};
+    static const char *const cases[] = {"parity/case_a",     "parity/case_b",      "parity/qwen3",
+                                        "parity/olmoe",      "parity/mixtral",     "parity/glm4",
+                                        "parity/glm4_lite",  "parity/deepseek_v3", "parity/qwen3_5",
+                                        "parity/qwen3_next", "parity/mistral4",    "parity/deepseek_v4"};
     static const char *const gpus[] = {"cuda", "cuda-portable"};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),
