@@ -124,6 +124,15 @@ static const struct preset_family deepseek_tiny = {
     DEEPSEEK,      DEEPSEEK_TOKENS, .d_dense = 384,  .n_dense = 1,        .routed_scale = 2.5,
     .n_shared = 2, .n_group = 4,    .topk_group = 2, .mla = &v3_tiny_mla, .yarn = 40};
 
+#define DEEPSEEK_V4                                                                                                    \
+    .model_type = "deepseek_v4", .class_name = "DeepseekV4ForCausalLM", .experts_key = "n_routed_experts",             \
+    .width_key = "moe_intermediate_size", DEEPSEEK_TOKENS, .head_dim_named = true, .experts = WF_MXFP4
+
+static const struct preset_compress v4_flash = {1024, 8, 1024, 64, 128, 128, 64, 128, 512};
+static const struct preset_compress v4_small = {128, 2, 32, 16, 8, 8, 4, 32, 4};
+static const struct preset_family deepseek_v4 = {DEEPSEEK_V4, .compress = &v4_flash};
+static const struct preset_family deepseek_v4_tiny = {DEEPSEEK_V4, .compress = &v4_small};
+
 #define MOONSHOT_TOKENS                                                                                                \
     .vocab = 163840, .bos = "[BOS]", .eos = "[EOS]", .pad = "[PAD]",                                                   \
     .tokens = {{"[BOS]", 163584},                                                                                      \
@@ -198,6 +207,7 @@ static const struct preset rows[] = {
     {"glm-4.7-flash", &glm4_lite, 47, 2048, 20, 20, 256, 64, 4, 1536, 154880, 202752, 1000000},
     {"moonlight-16b-a3b", &moonlight, 27, 2048, 16, 16, 192, 64, 6, 1408, 163840, 8192, 50000},
     {"deepseek-v3", &deepseek_v3, 61, 7168, 128, 128, 192, 256, 8, 2048, 129280, 163840, 10000},
+    {"deepseek-v4-flash", &deepseek_v4, 43, 4096, 64, 1, 512, 256, 6, 2048, 129280, 1048576, 10000},
     {"kimi-k2", &kimi_k2, 61, 7168, 64, 64, 192, 384, 8, 2048, 163840, 262144, 50000},
     {"mistral-small-4", &mistral4, 36, 4096, 32, 32, 128, 128, 4, 2048, 131072, 1048576, 10000},
     {"qwen3.5-35b-a3b", &qwen3_5_35b, 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 10000000},
@@ -210,6 +220,7 @@ static const struct preset rows[] = {
     {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
     {"glm-flash-tiny", &glm4_lite_tiny, 4, 256, 4, 4, 64, 16, 4, 128, 2048, 202752, 1000000},
     {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
+    {"deepseek-v4-tiny", &deepseek_v4_tiny, 4, 256, 4, 1, 64, 16, 4, 128, 2048, 1048576, 10000},
     {"kimi-tiny", &kimi_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 262144, 50000},
     {"mistral-small-tiny", &mistral4_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 1048576, 10000},
     {"qwen3.5-tiny", &qwen3_5_tiny, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 32768, 10000000},
@@ -330,6 +341,64 @@ static void put_delta(struct json_out *o, const struct preset *p)
     json_out_i64(o, "linear_conv_kernel_dim", 4);
 }
 
+/* The keys of the published file. transformers knows no other ratios in compress_ratios than 4 and 128: for others it
+ * has names. */
+static void put_compressed_attention(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    const struct preset_compress *c = p->family->compress;
+    static const char *const names[] = {"sliding_attention", "compressed_sparse_attention",
+                                        "heavily_compressed_attention"};
+    const int64_t ratio[] = {0, 4, c->heavy};
+    const bool named = c->heavy != 128;
+    json_out_i64(o, "q_lora_rank", c->q_lora);
+    json_out_i64(o, "o_groups", c->n_group);
+    json_out_i64(o, "o_lora_rank", c->o_lora);
+    json_out_i64(o, "qk_rope_head_dim", c->rope);
+    json_out_i64(o, "sliding_window", c->window);
+    json_out_i64(o, "index_n_heads", c->n_index);
+    json_out_i64(o, "index_head_dim", c->index_dim);
+    json_out_i64(o, "index_topk", c->index_top);
+    json_out_open(o, named ? "layer_types" : "compress_ratios", '[');
+    for (int64_t l = 0; l < n_layer; l++) {
+        const int64_t kind = l < 2 ? 0 : 1 + l % 2;
+        if (named)
+            json_out_str(o, NULL, names[kind]);
+        else
+            json_out_i64(o, NULL, ratio[kind]);
+    }
+    json_out_close(o, ']');
+    if (named) {
+        json_out_open(o, "compress_rates", '{');
+        for (int i = 1; i < 3; i++) json_out_i64(o, names[i], ratio[i]);
+        json_out_close(o, '}');
+    }
+    json_out_i64(o, "compress_rope_theta", 160000);
+    json_out_open(o, "rope_scaling", '{');
+    json_out_str(o, "type", "yarn");
+    json_out_i64(o, "factor", 16);
+    json_out_i64(o, "beta_fast", 32);
+    json_out_i64(o, "beta_slow", 1);
+    json_out_i64(o, "original_max_position_embeddings", 65536);
+    json_out_close(o, '}');
+    json_out_i64(o, "hc_mult", 4);
+    json_out_i64(o, "hc_sinkhorn_iters", 20);
+    json_out_f64(o, "hc_eps", 1e-6);
+}
+
+static void put_deepseek_v4(struct json_out *o, const struct preset *p, int64_t n_layer, enum weight_format experts)
+{
+    put_compressed_attention(o, p, n_layer);
+    json_out_i64(o, "n_shared_experts", 1);
+    json_out_i64(o, "num_hash_layers", 3);
+    json_out_str(o, "scoring_func", "sqrtsoftplus");
+    json_out_str(o, "topk_method", "noaux_tc");
+    json_out_bool(o, "norm_topk_prob", true);
+    json_out_real(o, "routed_scaling_factor", 1.5);
+    json_out_real(o, "swiglu_limit", 10);
+    json_out_i64(o, "num_nextn_predict_layers", 0); /* 1 as published, but that layer is not written */
+    if (experts == WF_MXFP4) json_out_str(o, "expert_dtype", "fp4");
+}
+
 static void put_qwen3_next(struct json_out *o, const struct preset *p)
 {
     put_delta(o, p);
@@ -364,10 +433,12 @@ static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_la
 }
 
 /* Keys that only one family has. */
-static void put_family(struct json_out *o, const struct preset *p, int64_t n_layer)
+static void put_family(struct json_out *o, const struct preset *p, int64_t n_layer, enum weight_format experts)
 {
     const struct preset_family *f = p->family;
-    if (f == &gpt_oss) {
+    if (f->compress) {
+        put_deepseek_v4(o, p, n_layer, experts);
+    } else if (f == &gpt_oss) {
         put_gpt_oss(o, p, n_layer);
     } else if (f->routed_scale > 0) {
         put_sigmoid(o, p);
@@ -437,9 +508,27 @@ static void put_compressed(struct json_out *o)
     json_out_close(o, '}');
 }
 
-static void put_quantization(struct json_out *o, enum weight_format experts)
+/* FP8 of DeepSeek-V4: powers of two as scales of 128 x 128 blocks. */
+static void put_blocks(struct json_out *o)
+{
+    json_out_open(o, "quantization_config", '{');
+    json_out_str(o, "activation_scheme", "dynamic");
+    json_out_str(o, "fmt", "e4m3");
+    json_out_str(o, "quant_method", "fp8");
+    json_out_str(o, "scale_fmt", "ue8m0");
+    json_out_open(o, "weight_block_size", '[');
+    for (int i = 0; i < 2; i++) json_out_i64(o, NULL, 128);
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
+static void put_quantization(struct json_out *o, const struct preset *p, enum weight_format experts)
 {
     if (experts == WF_BF16) return;
+    if (p->family->compress && (experts == WF_MXFP4 || experts == WF_FP8)) {
+        put_blocks(o);
+        return;
+    }
     if (experts == WF_NVFP4) put_modelopt(o);
     if (experts == WF_FP8) put_compressed(o);
     if (experts == WF_NVFP4 || experts == WF_FP8) return;
@@ -504,9 +593,9 @@ void preset_config(struct json_out *o, const struct preset *p, int64_t n_layer, 
     json_out_bool(o, "output_router_logits", false);
     if (f->aux_coef > 0) json_out_real(o, "router_aux_loss_coef", f->aux_coef);
     json_out_bool(o, "use_cache", true);
-    put_family(o, p, n_layer);
+    put_family(o, p, n_layer, experts);
     put_tokens(o, p);
     if (f->text_type) json_out_close(o, '}');
-    put_quantization(o, experts);
+    put_quantization(o, p, experts);
     json_out_close(o, '}');
 }

@@ -10,6 +10,12 @@ struct special_token {
     int64_t id;
 };
 
+/* Sizes of DeepSeek-V4. Its layers are: two with a window alone, then in turn with sparse and with heavy entries. */
+struct preset_compress {
+    int64_t q_lora, n_group, o_lora, rope, window, heavy; /* heavy: tokens per entry; sparse entries have 4 */
+    int64_t n_index, index_dim, index_top;
+};
+
 /* Values that all checkpoints of a family share; preset_config has the rest of config.json. */
 struct preset_family {
     const char *model_type, *class_name;
@@ -34,6 +40,7 @@ struct preset_family {
                                         model.language_model; NULL: the whole model is text */
     const struct delta_shape *delta; /* gated DeltaNet in three of four layers, a shared expert as wide as the routed
                                         ones; NULL: another family */
+    const struct preset_compress *compress; /* compressed attention and hyper-connections; NULL: another family */
 };
 
 struct preset {

@@ -128,6 +128,26 @@ float random_weights_scale(enum weight_format format, double std)
     return (float)(format == WF_FP8 ? std / FP8_STD : std / sqrt(square * mean_square(quant_e2m1_code)));
 }
 
+uint8_t random_weights_exponent(double std) { return (uint8_t)(127 + lround(log2(std / FP8_STD))); }
+
+static void draw_f32(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    for (int64_t i = at / 4; i < (at + n) / 4; i++) {
+        const float value = normal(d, rng_u64(d->key, (uint64_t)i));
+        memcpy(dst + 4 * i - at, &value, 4);
+    }
+}
+
+static void draw_hash(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
+{
+    const int64_t stride = MT_MAX(d->n_exp / d->row, 1);
+    for (int64_t i = at / 8; i < (at + n) / 8; i++) {
+        const int64_t first = (int64_t)(rng_u64(d->key, (uint64_t)(i / d->row)) % (uint64_t)d->n_exp);
+        const int64_t value = (first + i % d->row * stride) % d->n_exp;
+        memcpy(dst + 8 * i - at, &value, 8);
+    }
+}
+
 static void draw_absmax(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     const double spread = 1 + 0.25 / 12; /* mean square of a uniform value in [0.75, 1.25) */
@@ -151,6 +171,9 @@ void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t 
     case RANDOM_E4M3: draw_e4m3(d, dst, at, n); break;
     case RANDOM_FP8: draw_fp8(d, dst, at, n); break;
     case RANDOM_ABSMAX: draw_absmax(d, dst, at, n); break;
+    case RANDOM_F32: draw_f32(d, dst, at, n); break;
+    case RANDOM_HASH: draw_hash(d, dst, at, n); break;
+    case RANDOM_FILL: memset(dst, d->byte, (size_t)n); break;
     case RANDOM_BYTES: memcpy(dst, (const char *)d->bytes + at, (size_t)n); break;
     }
 }

@@ -16,6 +16,9 @@ enum random_kind {
     RANDOM_E4M3, /* scale bytes of NVFP4 blocks, uniform over the 16 codes from 1 to 3.75 */
     RANDOM_FP8,  /* e4m3 bytes of a normal distribution whose largest magnitudes are near 448 */
     RANDOM_ABSMAX, /* f32, absmax of NF4 blocks, likewise; within 25 % of their mean */
+    RANDOM_F32,    /* as RANDOM_NORMAL, in f32 */
+    RANDOM_HASH,   /* i64 experts of token ids: `row` distinct numbers below `n_exp` per id */
+    RANDOM_FILL,   /* every byte is `byte` */
     RANDOM_BYTES   /* a copy of `bytes` */
 };
 
@@ -23,13 +26,16 @@ struct random_weights {
     enum random_kind kind;
     uint64_t key;
     double mean, std;
-    int64_t row;
+    int64_t row, n_exp;
+    uint8_t byte;
     const void *bytes;
 };
 
 /* The scale of a matrix for which its values have root mean square std: with WF_NVFP4 the global scale of
  * RANDOM_NIBBLES under RANDOM_E4M3, with WF_FP8 the scale of RANDOM_FP8. */
 float random_weights_scale(enum weight_format format, double std);
+/* The exponent of the power of two next to that scale. */
+uint8_t random_weights_exponent(double std);
 /* Bytes [at, at+n) of the tensor into dst; `at` is a multiple of 8. */
 void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n);
 

@@ -53,6 +53,12 @@ struct synth {
 
 /* ---- the tensors */
 
+/* Whether the checkpoint has the layout of DeepSeek-V4's publisher: its names, FP8 beside the experts. */
+static bool as_published(const struct synth *s)
+{
+    return s->p->family->compress && (s->experts == WF_MXFP4 || s->experts == WF_FP8);
+}
+
 static void add_as(struct synth *s, const char *name, enum dtype dtype, const char *st_dtype, int ndim,
                    const int64_t *shape, struct random_weights draw)
 {
@@ -61,8 +67,10 @@ static void add_as(struct synth *s, const char *name, enum dtype dtype, const ch
         s->entries = mem_grow(s->entries, s->cap, cap, sizeof(*s->entries));
         s->cap = cap;
     }
+    char stored[256];
     struct st_entry *e = &s->entries[s->n++];
     struct random_weights *d = mem_alloc(sizeof(*d));
+    if (as_published(s) && published_name(stored, sizeof(stored), name)) name = stored;
     *d = draw;
     d->key = rng_key(s->seed, name);
     *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .st_dtype = st_dtype, .ndim = ndim, .data = d};
@@ -120,6 +128,95 @@ static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t
     if (bias) add_values(s, with(name, ".bias").s, n_out, 0, normal(0, 0.1));
 }
 
+/* The weight of a norm. */
+static void add_norm(struct synth *s, struct name name, int64_t n)
+{
+    add_values(s, with(name, ".weight").s, n, 0, normal(s->a.norm_plus_one ? 0 : 1, 0.1));
+}
+
+/* f32 values, as add_values. */
+static void add_f32(struct synth *s, const char *name, int64_t n_out, int64_t n_in, double mean, double std)
+{
+    add(s, name, DT_F32, n_in ? 2 : 1, (int64_t[]){n_out, n_in},
+        (struct random_weights){.kind = RANDOM_F32, .mean = mean, .std = std});
+    s->n_params += n_out * MT_MAX(n_in, 1);
+}
+
+/* FP8 with an exponent per block of 128 x 128, as DeepSeek-V4 is published; else bf16. */
+static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std)
+{
+    if (!as_published(s)) {
+        add_linear(s, name, n_out, n_in, std, false);
+        return;
+    }
+    add_as(s, with(name, ".weight").s, DT_U8, "F8_E4M3", 2, (int64_t[]){n_out, n_in},
+           (struct random_weights){.kind = RANDOM_FP8});
+    add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2,
+           (int64_t[]){(n_out + 127) / 128, (n_in + 127) / 128},
+           (struct random_weights){.kind = RANDOM_FILL, .byte = random_weights_exponent(std)});
+    s->n_params += n_out * n_in;
+}
+
+/* One expert's matrix as DeepSeek-V4 is published: nibbles, and an exponent per 32 columns. */
+static void add_mxfp4(struct synth *s, struct name name, const struct matrix *p)
+{
+    add_as(s, with(name, ".weight").s, DT_U8, "I8", 2, (int64_t[]){p->n_out, p->n_in / 2},
+           (struct random_weights){.kind = RANDOM_NIBBLES});
+    add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2, (int64_t[]){p->n_out, p->n_in / 32},
+           (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
+    s->n_params += p->n_out * p->n_in;
+}
+
+/* Gates, pooled values and the bias of each token in an entry; width: of an entry, twice with overlap. */
+static void add_compressor(struct synth *s, int64_t layer, const char *module, int64_t ratio, int64_t dim,
+                           int64_t width)
+{
+    const int64_t d = s->a.d_model;
+    const struct name at = layer_name(s, layer, module);
+    add_linear(s, with(at, ".kv_proj"), width, d, spread(d), false);
+    add_linear(s, with(at, ".gate_proj"), width, d, spread(d), false);
+    add_f32(s, with(at, ".position_bias").s, ratio, width, 0, 0.5);
+    add_norm(s, with(at, ".kv_norm"), dim);
+}
+
+static void add_compressed(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const struct compress_arch *c = &a->compress;
+    const int64_t d = a->d_model, head = a->head_dim, q = a->n_head * head, ratio = c->ratio[c->kind[layer]];
+    const bool sparse = c->kind[layer] == COMPRESS_SPARSE;
+    const char *indexer = "self_attn.compressor.indexer";
+    add_blocks(s, layer_name(s, layer, "self_attn.q_a_proj"), c->q_lora, d, spread(d));
+    add_norm(s, layer_name(s, layer, "self_attn.q_a_norm"), c->q_lora);
+    add_blocks(s, layer_name(s, layer, "self_attn.q_b_proj"), q, c->q_lora, spread(c->q_lora));
+    add_blocks(s, layer_name(s, layer, "self_attn.kv_proj"), head, d, spread(d));
+    add_norm(s, layer_name(s, layer, "self_attn.kv_norm"), head);
+    add_blocks(s, layer_name(s, layer, "self_attn.o_a_proj"), c->n_group * c->o_lora, q / c->n_group,
+               spread(q / c->n_group));
+    add_blocks(s, layer_name(s, layer, "self_attn.o_b_proj"), d, c->n_group * c->o_lora,
+               spread(c->n_group * c->o_lora) * residual_gain(a));
+    add_f32(s, layer_name(s, layer, "self_attn.sinks").s, a->n_head, 0, 0, 0.5);
+    if (c->kind[layer] == COMPRESS_NONE) return;
+    add_compressor(s, layer, "self_attn.compressor", ratio, head, sparse ? 2 * head : head);
+    if (!sparse) return;
+    add_compressor(s, layer, indexer, ratio, c->index_dim, 2 * c->index_dim);
+    add_blocks(s, with(layer_name(s, layer, indexer), ".q_b_proj"), c->n_index * c->index_dim, c->q_lora,
+               spread(c->q_lora));
+    add_linear(s, with(layer_name(s, layer, indexer), ".scorer.weights_proj"), c->n_index, d, spread(d), false);
+}
+
+/* One place of hyper-connections. Base and scale keep the streams apart: each goes on mainly as itself. */
+static void add_hyper(struct synth *s, struct name name, const char *part, int64_t n_value, int64_t n_scale)
+{
+    const int64_t cols = s->a.hyper.n_stream * s->a.d_model;
+    char leaf[3][16];
+    static const char *const leaves[] = {"fn", "base", "scale"};
+    for (int i = 0; i < 3; i++) snprintf(leaf[i], sizeof(leaf[i]), "%s%s", part, leaves[i]);
+    add_f32(s, with(name, leaf[0]).s, n_value, cols, 0, spread(cols));
+    add_f32(s, with(name, leaf[1]).s, n_value, 0, 0, 0.5);
+    add_f32(s, with(name, leaf[2]).s, n_scale, 0, 0.5, 0.1);
+}
+
 static void add_latent(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
@@ -138,12 +235,6 @@ static void add_latent(struct synth *s, int64_t layer)
     add_linear(s, layer_name(s, layer, "self_attn.kv_b_proj"), a->n_head * (m->nope + m->value), m->kv_lora,
                spread(m->kv_lora), false);
     add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
-}
-
-/* The weight of a norm. */
-static void add_norm(struct synth *s, struct name name, int64_t n)
-{
-    add_values(s, with(name, ".weight").s, n, 0, normal(s->a.norm_plus_one ? 0 : 1, 0.1));
 }
 
 /* Gated DeltaNet. A_log around -3: a state keeps about 0.95 of itself per token. */
@@ -223,7 +314,7 @@ static void add_fp8(struct synth *s, struct name name, const struct matrix *p)
     s->n_params += p->n_out * p->n_in;
 }
 
-/* A Linear per expert, in any format but MXFP4. */
+/* A Linear per expert. */
 static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const size_t before = strcspn(p->pattern, "#");
@@ -231,11 +322,18 @@ static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *
     for (int64_t x = 0; x < s->a.n_exp; x++) {
         snprintf(rest, sizeof(rest), "%.*s%lld%s", (int)before, p->pattern, (long long)x, p->pattern + before + 1);
         const struct name name = layer_name(s, layer, rest);
+        if (as_published(s) && s->experts == WF_FP8) {
+            add_blocks(s, name, p->n_out, p->n_in, p->std);
+            continue;
+        }
         if (s->experts == WF_BF16) {
             add_linear(s, name, p->n_out, p->n_in, p->std, s->a.expert_bias);
             continue;
         }
-        (s->experts == WF_NF4 ? add_nf4 : s->experts == WF_FP8 ? add_fp8 : add_nvfp4)(s, name, p);
+        (s->experts == WF_NF4     ? add_nf4
+         : s->experts == WF_FP8   ? add_fp8
+         : s->experts == WF_MXFP4 ? add_mxfp4
+                                  : add_nvfp4)(s, name, p);
         if (s->a.expert_bias) add_values(s, with(name, ".bias").s, p->n_out, 0, normal(0, 0.1));
     }
 }
@@ -282,7 +380,7 @@ static void add_shared(struct synth *s, int64_t layer)
         const int64_t n_out = down ? a->d_model : a->d_shared, n_in = down ? a->d_shared : a->d_model;
         char module[LORA_MODULE_TEXT];
         lora_target_module(a->names, t, module);
-        add_linear(s, layer_name(s, layer, module), n_out, n_in, spread(n_in) * (down ? residual_gain(a) : 1), false);
+        add_blocks(s, layer_name(s, layer, module), n_out, n_in, spread(n_in) * (down ? residual_gain(a) : 1));
     }
     if (a->shared_gate)
         add_values(s, with(layer_name(s, layer, a->names->shared_gate), ".weight").s, 1, a->d_model,
@@ -305,7 +403,11 @@ static void add_experts(struct synth *s, int64_t layer)
     const struct name router = layer_name(s, layer, a->names->router[0]);
     const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
     add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
-    if (a->router_bias) add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
+    if (layer < a->n_hash)
+        add(s, with(router, ".tid2eid").s, DT_I64, 2, (int64_t[]){a->vocab, a->top_k},
+            (struct random_weights){.kind = RANDOM_HASH, .row = a->top_k, .n_exp = a->n_exp});
+    else if (a->router_bias)
+        add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
     for (int i = 0; i < s->n_products; i++)
         if (a->transposed_experts && s->experts != WF_NF4)
             add_stack(s, layer, &s->products[i]);
@@ -320,8 +422,15 @@ static void add_layer(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     add_norm(s, layer_name(s, layer, "input_layernorm"), a->d_model);
+    if (a->hyper.n_stream) {
+        const int64_t n = a->hyper.n_stream;
+        add_hyper(s, layer_name(s, layer, "attn_hc."), "", (2 + n) * n, 3);
+        add_hyper(s, layer_name(s, layer, "ffn_hc."), "", (2 + n) * n, 3);
+    }
     if (a->mixer[layer] == &mixer_deltanet)
         add_delta(s, layer);
+    else if (a->mixer[layer] == &mixer_compressed)
+        add_compressed(s, layer);
     else
         (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
     add_norm(s, layer_name(s, layer, "post_attention_layernorm"), a->d_model);
@@ -360,6 +469,7 @@ static void add_all(struct synth *s)
     add_values(s, embed.s, a->vocab, a->d_model, normal(0, 1));
     for (int64_t l = 0; l < s->n_layer; l++) add_layer(s, l);
     add_norm(s, norm, a->d_model);
+    if (a->hyper.n_stream) add_hyper(s, (struct name){"model.hc_head."}, "hc_", a->hyper.n_stream, 1);
     add_values(s, "lm_head.weight", a->vocab, a->d_model, normal(0, spread(a->d_model)));
 }
 
@@ -378,7 +488,7 @@ static int find_format(struct synth *s, const char *quant, struct err *err)
     if (s->experts == WF_MXFP4 && s->p->family->experts != WF_MXFP4)
         return err_set(err, "%s has no published layout with experts in MXFP4: use nf4, bf16, nvfp4 or fp8",
                        s->p->name);
-    if (s->experts == WF_FP8 && s->p->family->experts == WF_MXFP4)
+    if (s->experts == WF_FP8 && s->p->family->experts == WF_MXFP4 && !s->p->family->compress)
         return err_set(err, "%s has no layout with experts in FP8: use mxfp4, nf4, bf16 or nvfp4", s->p->name);
     return 0;
 }
@@ -412,7 +522,8 @@ static int64_t layers_of_each_kind(const struct arch *a)
     for (int64_t l = n; l < a->n_layer; l++) {
         bool seen = false;
         for (int64_t k = 0; k < n; k++)
-            seen = seen || (a->mixer[k] == a->mixer[l] && a->ffn[k] == a->ffn[l] && a->window[k] == a->window[l]);
+            seen = seen || (a->mixer[k] == a->mixer[l] && a->ffn[k] == a->ffn[l] && a->window[k] == a->window[l] &&
+                            a->compress.kind[k] == a->compress.kind[l] && (k < a->n_hash) == (l < a->n_hash));
         if (!seen) n = l + 1;
     }
     return n;

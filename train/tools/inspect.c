@@ -15,6 +15,7 @@
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
+#include "model/published.h"
 #include "model/weights.h"
 #include "train/adapter_dir.h"
 
@@ -52,6 +53,7 @@ static const struct st_tensor *owner(const struct safetensors *st, const struct 
                    {"weight_scale", "weight"},
                    {"weight_scale_2", "weight"},
                    {"weight_scale_inv", "weight"},
+                   {".scale", ".weight"},
                    {"weight_scale", "weight_packed"},
                    {"weight_global_scale", "weight_packed"},
                    {"_weight_scale", ""},
@@ -107,10 +109,20 @@ static const struct st_tensor *scales_of(const struct safetensors *st, const str
     const struct st_tensor *s = NULL;
     *stem = n > tail && !strcmp(t->name + n - tail, "_packed") ? n - tail : n;
     for (int i = 0; i < MT_LEN(suffixes) && !s; i++) s = sibling(st, t->name, *stem, suffixes[i]);
-    return s;
+    const bool weight = n > tail && !strcmp(t->name + n - tail, ".weight"); /* as long as _packed */
+    return s || !weight ? s : sibling(st, t->name, n - tail, ".scale");
 }
 
-/* Fills in the format and, for NVFP4, the logical shape: its scales have an eighth of the bytes of one axis. */
+/* MXFP4 of a single matrix: two values per byte, an exponent per 32. */
+static bool is_mxfp4(const struct st_tensor *t, const struct st_tensor *s)
+{
+    return (t->dtype == DT_U8 || !strcmp(t->st_dtype, "I8")) && !strcmp(s->st_dtype, "F8_E8M0") && t->ndim == 2 &&
+           s->ndim == 2 && s->shape[0] == t->shape[0] && s->shape[1] <= INT64_MAX / 16 &&
+           16 * s->shape[1] == t->shape[1];
+}
+
+/* Fills in the format and, for NVFP4 and MXFP4, the logical shape: of NVFP4, scales have an eighth of the bytes of one
+ * axis. */
 static void describe_scaled(struct row *r, const struct safetensors *st, const struct st_tensor *t)
 {
     size_t stem;
@@ -118,6 +130,12 @@ static void describe_scaled(struct row *r, const struct safetensors *st, const s
     int64_t shape[8];
     if (!s) return;
     if (!strcmp(t->st_dtype, "F8_E4M3")) snprintf(r->format, sizeof(r->format), "FP8");
+    if (is_mxfp4(t, s)) {
+        r->params = 2 * t->bytes;
+        set_shape(r, (int64_t[]){t->shape[0], 2 * t->shape[1]}, 2);
+        snprintf(r->format, sizeof(r->format), "MXFP4");
+        return;
+    }
     if (t->dtype != DT_U8 || strcmp(s->st_dtype, "F8_E4M3") || s->ndim != t->ndim) return;
     memcpy(shape, t->shape, sizeof(shape));
     for (int i = 0; i < t->ndim; i++)
@@ -365,8 +383,8 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
     return q->format == WF_NONE && f >= WF_MXFP4 && f != WF_FP8;
 }
 
-/* Prints nothing for a directory without a model. */
-static void print_all_held(const char *path, const struct safetensors *st, FILE *out)
+/* Prints nothing for a directory without a model. The tensors get the names that the loader asks for. */
+static void print_all_held(const char *path, struct safetensors *st, FILE *out)
 {
     static const struct quantize ways[] = {{.format = WF_NONE},
                                            {.format = WF_NF4},
@@ -379,7 +397,7 @@ static void print_all_held(const char *path, const struct safetensors *st, FILE 
     if (!file_is_dir(path) || str_format(config, sizeof(config), NULL, "path", "%s/config.json", path) ||
         !file_exists(config))
         return;
-    if (arch_load(&a, path, &why)) {
+    if (arch_load(&a, path, &why) || published_rename(st, &a, &why)) {
         fprintf(out, "\n  this model cannot be trained: ");
         print_text(why.msg, out);
         fputc('\n', out);
