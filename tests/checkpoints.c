@@ -7,6 +7,7 @@
 #include "data/file.h"
 #include "kernels/minifloat.h"
 #include "kernels/quant.h"
+#include "model/published.h"
 
 #define CASE     "parity/case_a"
 #define N_LAYER  2
@@ -585,7 +586,8 @@ static void forward(struct model *m, struct model_tally *loss)
 
 static void open_model(struct loaded *l, struct model *m, struct device *dev, const struct model_options *opt)
 {
-    const struct lora_options lora = {.r = 2, .alpha = 2, .targets = "o_proj", .layers = ""};
+    const char *target = l->arch.hyper.n_stream ? "o_b_proj" : "o_proj";
+    const struct lora_options lora = {.r = 2, .alpha = 2, .targets = target, .layers = ""};
     struct adapters ad;
     struct err err;
     OK(adapters_plan(&ad, &l->arch, &lora, &err));
@@ -606,6 +608,7 @@ void loaded_open_decoded(struct loaded *l, const char *dir, const struct quantiz
     *l = (struct loaded){0};
     OK(arch_load(&l->arch, dir, &err));
     OK(safetensors_open(&l->st, dir, &err));
+    OK(published_rename(&l->st, &l->arch, &err));
     OK(device_open(dev, "cpu", "fp32", &err));
     device_dry_run(&measure, dev);
     open_model(l, &plan, &measure, &opt);

@@ -38,6 +38,10 @@ struct layer {
     {                                                                                                                  \
         GLU_SWIGLU, 1, 0, false                                                                                        \
     }
+#define SWIGLU_CLAMPED                                                                                                 \
+    {                                                                                                                  \
+        GLU_SWIGLU_CLAMPED, 1, 0.5f, false                                                                             \
+    }
 #define SWIGLU_PAIRS                                                                                                   \
     {                                                                                                                  \
         GLU_SWIGLU, 1, 0, true                                                                                         \
@@ -51,6 +55,11 @@ struct layer {
 #define GPTOSS_HALVES_2                                                                                                \
     {                                                                                                                  \
         GLU_CLAMPED, 1.702f, 2, false                                                                                  \
+    }
+
+#define SWIGLU_CLAMPED_2                                                                                               \
+    {                                                                                                                  \
+        GLU_SWIGLU_CLAMPED, 1, 2, false                                                                                \
     }
 
 struct layer expert_layer_make(struct device *dev, const struct setup *s);

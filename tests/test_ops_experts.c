@@ -224,6 +224,7 @@ static void scale_0_and_b_0_equal_the_base_on_the_gpu(void **state)
 static const struct gpu_setup many_experts[] = {
     {{{WF_NF4, 64, false}, 96, 64, 8, 128, 64, 16, 16, SWIGLU, false, SPREAD}, 0, false},
     {{{WF_NF4, 64, true}, 64, 128, 8, 96, 64, 16, 16, SWIGLU, false, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 40, 256, 6, 128, 64, 16, 16, SWIGLU_CLAMPED_2, false, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 130, 128, 4, 96, 64, 8, 8, GPTOSS_2, true, APART}, 48, false},
     {{{WF_NVFP4, 0, false}, 48, 256, 8, 64, 64, 16, 16, SWIGLU, false, APART}, 0, false},
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 32, 32, 32, SWIGLU, false, SPREAD}, 0, true},

@@ -23,6 +23,7 @@ static const struct setup setups[] = {
     {{WF_FP4, 64, true}, 7, 5, 2, 34, 30, 0, 0, GPTOSS, true, SPREAD},
     {{WF_BF16, 0, false}, 7, 5, 2, 33, 31, 3, 3, GPTOSS, true, SPREAD},
     {{WF_F32, 0, false}, 5, 5, 4, 32, 32, 3, 3, SWIGLU, false, SPREAD},
+    {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 3, 3, SWIGLU_CLAMPED, false, SPREAD},
     {{WF_MXFP4, 0, false}, 7, 5, 1, 32, 32, 3, 3, GPTOSS, true, CROWDED},
     {{WF_MXFP4, 0, false}, 1, 5, 2, 32, 32, 3, 3, GPTOSS, true, SPREAD},
 };
@@ -299,6 +300,7 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, GPTOSS_2, true, SPREAD}, 0, true},
     {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, GPTOSS_2, true, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 65, 5, 4, 128, 96, 24, 40, SWIGLU_CLAMPED_2, false, SPREAD}, 1, true},
     {{{WF_NVFP4, 0, true}, 65, 5, 4, 112, 80, 24, 40, SWIGLU, true, SPREAD}, 1, true},
     {{{WF_FP8, 128, false}, 33, 5, 2, 136, 264, 8, 8, SWIGLU, true, SPREAD}, 2, true},
     {{{WF_NF4, 64, false}, 65, 5, 4, 104, 72, 24, 40, SWIGLU, true, SPREAD}, 1, true},
@@ -334,6 +336,7 @@ static void layer_large_on_the_gpu(void **state)
         {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, 2, false},
         {{{WF_MXFP4, 0, false}, 130, 5, 1, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
         {{{WF_MXFP4, 0, false}, 129, 8, 2, 192, 96, 8, 0, GPTOSS_HALVES_2, false, CROWDED}, 3, false},
+        {{{WF_MXFP4, 0, false}, 130, 8, 2, 256, 160, 64, 64, SWIGLU_CLAMPED_2, false, SPREAD}, 0, false},
         {{{WF_NVFP4, 0, false}, 130, 8, 2, 256, 144, 64, 64, SWIGLU, false, SPREAD}, 0, false},
         {{{WF_FP8, 0, false}, 130, 8, 2, 256, 144, 64, 64, SWIGLU, false, SPREAD}, 0, false},
         {{{WF_NF4, 64, false}, 130, 8, 2, 256, 128, 64, 64, SWIGLU, false, SPREAD}, 0, false},

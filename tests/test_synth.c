@@ -201,9 +201,9 @@ static void test_tokenizer(void **state)
 
 /* ---- activations of the model */
 
-static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny",         "olmoe-tiny",     "mixtral-tiny",
-                                   "glm-tiny",     "glm-flash-tiny",     "deepseek-tiny",  "qwen3.5-tiny",
-                                   "kimi-tiny",    "mistral-small-tiny", "qwen3-next-tiny"};
+static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny",         "olmoe-tiny",      "mixtral-tiny",
+                                   "glm-tiny",     "glm-flash-tiny",     "deepseek-tiny",   "qwen3.5-tiny",
+                                   "kimi-tiny",    "mistral-small-tiny", "qwen3-next-tiny", "deepseek-v4-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each
@@ -262,8 +262,10 @@ static void test_models(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(tiny); i++)
-        for (int q = i > 0; q < MT_LEN(formats); q++) check_model(tiny[i], formats[q]); /* MXFP4 is for gpt-oss only */
+        for (int q = i > 0; q < MT_LEN(formats); q++)
+            check_model(tiny[i], formats[q]); /* MXFP4: gpt-oss, DeepSeek-V4 */
     for (int i = 1; i < MT_LEN(tiny); i++) check_model(tiny[i], "fp8");
+    check_model("deepseek-v4-tiny", "mxfp4");
 }
 
 /* Runs only the executable: writes a checkpoint, prints its table, trains a step on text and, for gpt-oss, on messages.
@@ -280,7 +282,8 @@ static void test_commands(void **state)
         const char *dir = place("model"), *data = place("rows.jsonl"), *config = process_config("");
         char set[2][MT_PATH];
         assert_int_equal(file_write_atomic(data, rows, (int64_t)strlen(rows), &err), 0);
-        const bool linear = preset_find(arch, &err)->family->delta; /* the fourth layer is the first of attention */
+        const struct preset_family *f = preset_find(arch, &err)->family;
+        const bool linear = f->delta || f->compress; /* the fourth layer is the first of its kind */
         assert_int_equal(RUN("synth", arch, dir, "--layers", linear ? "4" : "2", "--seed", "7"), 0);
         assert_says(said.err, linear ? "4 of 4 layers" : "2 of 4 layers");
         assert_int_equal(RUN("inspect", dir), 0);

@@ -53,11 +53,13 @@ struct synth {
 
 /* ---- the tensors */
 
-/* Whether the checkpoint has the layout of DeepSeek-V4's publisher: its names, FP8 beside the experts. */
-static bool as_published(const struct synth *s)
+/* Whether the checkpoint has the names of DeepSeek-V4's publisher, the only ones that transformers reads; and its FP8
+ * beside the experts. */
+static bool published_names(const struct synth *s)
 {
-    return s->p->family->compress && (s->experts == WF_MXFP4 || s->experts == WF_FP8);
+    return s->p->family->compress && (s->experts == WF_MXFP4 || s->experts == WF_FP8 || s->experts == WF_BF16);
 }
+static bool as_published(const struct synth *s) { return published_names(s) && s->experts != WF_BF16; }
 
 static void add_as(struct synth *s, const char *name, enum dtype dtype, const char *st_dtype, int ndim,
                    const int64_t *shape, struct random_weights draw)
@@ -70,7 +72,7 @@ static void add_as(struct synth *s, const char *name, enum dtype dtype, const ch
     char stored[256];
     struct st_entry *e = &s->entries[s->n++];
     struct random_weights *d = mem_alloc(sizeof(*d));
-    if (as_published(s) && published_name(stored, sizeof(stored), name)) name = stored;
+    if (published_names(s) && published_name(stored, sizeof(stored), name)) name = stored;
     *d = draw;
     d->key = rng_key(s->seed, name);
     *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .st_dtype = st_dtype, .ndim = ndim, .data = d};
