@@ -2,7 +2,7 @@
 #ifndef MT_ARCH_COMPRESSED_H
 #define MT_ARCH_COMPRESSED_H
 
-#include "model/arch.h"
+#include "model/arch_types.h"
 
 /* Fills the members compress, hyper, n_hash, rope, rope_entry and window of a, whose sizes are read already. */
 int compressed_read(struct arch *a, struct json root, struct err *err) MT_CHECK;

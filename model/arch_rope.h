@@ -1,13 +1,15 @@
-/* arch_rope.h - reads RoPE's settings. The table of angles is declared in arch.h. */
+/* arch_rope.h - reads RoPE's settings; the table of angles. */
 #ifndef MT_ARCH_ROPE_H
 #define MT_ARCH_ROPE_H
 
-#include "model/arch.h"
+#include "model/arch_types.h"
 
 /* Whether a value is positive, and finite and normal in f32, in which the ops receive it. */
 bool rope_in_f32(double value);
 /* Reads the keys of a rope_type, "default" or "yarn"; another is an error. latent: latent attention, which has more
  * keys. The other members of r are set already. */
 int rope_read_type(struct rope_arch *r, struct json scaling, const char *type, bool latent, struct err *err) MT_CHECK;
+/* cos | sin of positions 0..n-1, attention factor included; table [n, r->width] f32 on the host */
+void arch_rope_table(const struct rope_arch *r, int64_t n, float *table);
 
 #endif
