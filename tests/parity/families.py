@@ -290,8 +290,26 @@ def attention_targets(a):
     return (["q_a_proj", "q_b_proj"] if a.q_lora else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 
 
+def published_deepseek_v4(config):
+    """Ratios of layers, of which one more is for multi-token prediction; one rope_scaling."""
+    kinds = {name: ratio for ratio, name in V4_KINDS.items()}
+    entries = config.pop("rope_parameters")["compress"]
+    config["compress_ratios"] = [kinds[name] for name in config.pop("layer_types")] + [0]
+    config["num_hash_layers"] = config.pop("mlp_layer_types").count("hash_moe")
+    config["rope_scaling"] = None
+    if entries["rope_type"] == "yarn":
+        config["rope_scaling"] = {"type": "yarn", "factor": entries["factor"], "beta_fast": 32, "beta_slow": 1,
+                                  "original_max_position_embeddings": entries["original_max_position_embeddings"]}
+    for key in ("compress_rates", "partial_rotary_factor"):
+        del config[key]
+    config["torch_dtype"] = config.pop("dtype")
+    return config
+
+
 def as_transformers_4(config):
     """config.json with the spellings that the published files have."""
+    if config["model_type"] == "deepseek_v4":
+        return published_deepseek_v4(config)
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = rope if rope["rope_type"] != "default" else None

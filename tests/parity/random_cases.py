@@ -114,8 +114,24 @@ def qwen3_next(rng):
             yarn(rng) + flag(rng, "--attention-bias", 0.2))
 
 
+def deepseek_v4(rng):
+    """16 heads of the indexer and more: with few of them, entries tie at a score of 0."""
+    layers, groups, heads = rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 3]), rng.choice([1, 2])
+    rotated = rng.choice([2, 4, 8])
+    published = rng.random() < 0.3  # in the spellings of the published file
+    ratios = [4, 128] if published else [rng.choice([1, 2, 3, 4, 6]), rng.choice([5, 8, 16, 40])]
+    return (["--layers", layers, "--kinds", *rng.choices([0, 4, 128], k=layers), "--ratios", *ratios, "--hash-layers",
+             rng.randint(0, layers), "--heads", groups * heads, "--head-dim", rng.choice([8, 12, 16, 24]), "--rope-dim",
+             rotated, "--q-lora", rng.choice([8, 12, 24]), "--o-groups", groups, "--o-lora", rng.choice([4, 8, 12]),
+             "--window", rng.choice([1, 3, 8, 32, 300]), "--index-heads", rng.choice([16, 20, 32]), "--index-dim",
+             rng.choice([8, 12, 24]), "--index-top", rng.choice([1, 2, 5, 12, 64]), "--streams", rng.choice([1, 2, 3, 4, 4]),
+             "--rounds", rng.choice([1, 2, 5, 20]), "--limit", rng.choice([0.7, 1.5, 10]), "--experts",
+             rng.choice([3, 5, 8]), "--topk", rng.choice([1, 2, 3]), "--routed-scale", rng.choice([0.7, 1, 1.5, 2.5])] +
+            ["--old-config"] * published + yarn(rng))
+
+
 DRAW = {"glm4": glm4, "glm4_lite": glm4_lite, "deepseek_v3": deepseek_v3, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
-        "qwen3_next": qwen3_next}
+        "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4}
 
 
 def targets(rng, a):

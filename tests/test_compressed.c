@@ -1,0 +1,226 @@
+/* test_compressed.c - compressed attention, hyper-connections and experts by token id in a model: gradients against
+ * finite differences, recomputation, packed documents, adapters, expert parallelism. The parity with transformers is in
+ * test_parity.c. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file.h"
+#include "data/safetensors.h"
+#include "tests/whole_model.h"
+#include "train/run.h"
+
+enum { HIDDEN = 24, VOCAB = 40, HEADS = 4, DIM = 8, Q_LORA = 6, GROUPS = 2, O_LORA = 5, N_EXP = 4, WIDTH = 8 };
+enum { INDEX_HEADS = 16, INDEX_DIM = 6, STREAMS = 4 };
+
+/* Kinds of layers as in compress_ratios. The documents of whole_model.h have 5 and 7 tokens: with 2 tokens per entry
+ * the second has 3 entries, of which a token may see `top`. */
+struct shape {
+    int n_layer, kind[3], sparse, heavy, top, n_hash, window;
+    bool yarn;
+};
+static const struct shape shapes[] = {
+    {3, {0, 4, 128}, 2, 3, 2, 1, 2, true},
+    {3, {4, 4, 4}, 2, 3, 1, 0, 1, false},
+    {2, {128, 4}, 1, 5, 8, 2, 16, true},
+    {2, {0, 128}, 2, 8, 2, 0, 3, false}, /* no document is as long as an entry */
+};
+#define TARGETS "q_a_proj,q_b_proj,kv_proj,o_b_proj,experts,shared_experts"
+
+static const char *kind_name(int kind)
+{
+    return kind == 0 ? "sliding_attention" : kind == 4 ? "compressed_sparse_attention" : "heavily_compressed_attention";
+}
+
+static const char *config_text(const struct shape *s)
+{
+    static char text[2048];
+    char kinds[256] = "";
+    for (int l = 0; l < s->n_layer; l++)
+        snprintf(kinds + strlen(kinds), sizeof(kinds) - strlen(kinds), "%s\"%s\"", l ? ", " : "",
+                 kind_name(s->kind[l]));
+    snprintf(text, sizeof(text),
+             "{\"model_type\": \"deepseek_v4\", \"num_hidden_layers\": %d, \"hidden_size\": %d, \"vocab_size\": %d, "
+             "\"num_attention_heads\": %d, \"num_key_value_heads\": 1, \"head_dim\": %d, \"qk_rope_head_dim\": 4, "
+             "\"q_lora_rank\": %d, \"o_groups\": %d, \"o_lora_rank\": %d, \"sliding_window\": %d, "
+             "\"layer_types\": [%s], \"compress_rates\": {\"%s\": %d, \"%s\": %d}, \"index_n_heads\": %d, "
+             "\"index_head_dim\": %d, \"index_topk\": %d, \"num_hash_layers\": %d, \"hc_mult\": %d, "
+             "\"hc_sinkhorn_iters\": 3, \"moe_intermediate_size\": %d, \"n_routed_experts\": %d, "
+             "\"num_experts_per_tok\": 2, \"swiglu_limit\": 1.0, \"rope_theta\": 100, \"compress_rope_theta\": 200%s}",
+             s->n_layer, HIDDEN, VOCAB, HEADS, DIM, Q_LORA, GROUPS, O_LORA, s->window, kinds, kind_name(4), s->sparse,
+             kind_name(128), s->heavy, INDEX_HEADS, INDEX_DIM, s->top, s->n_hash, STREAMS, WIDTH, N_EXP,
+             s->yarn ? ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, "
+                       "\"original_max_position_embeddings\": 4}"
+                     : "");
+    return text;
+}
+
+/* ---- a random checkpoint with the published names, in F32 */
+
+struct made {
+    struct st_entry entries[256];
+    char names[256][96];
+    int64_t n;
+};
+
+/* n_in 0: a vector. layer -1: name is the whole name. */
+static void add(struct made *m, int64_t layer, const char *name, int64_t n_out, int64_t n_in)
+{
+    struct st_entry *e = &m->entries[m->n];
+    const int64_t n = n_out * MT_MAX(n_in, 1);
+    float *x = mem_array(n, sizeof(*x));
+    char *text = m->names[m->n++];
+    if (layer < 0)
+        snprintf(text, 96, "%s", name);
+    else
+        snprintf(text, 96, "layers.%lld.%s", (long long)layer, name);
+    const double mean = strstr(name, "norm") ? 1 : 0, std = strstr(name, "embed") ? 1 : 0.4;
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(mean + std * test_value(rng_key(1, text), (uint64_t)i));
+    *e = (struct st_entry){.name = text, .dtype = DT_F32, .ndim = n_in ? 2 : 1, .shape = {n_out, n_in}, .data = x};
+}
+
+/* A token's two experts: different ones. */
+static void add_table(struct made *m, int64_t layer)
+{
+    struct st_entry *e = &m->entries[m->n];
+    int64_t *x = mem_array(2 * VOCAB, sizeof(*x));
+    char *text = m->names[m->n++];
+    snprintf(text, 96, "layers.%lld.ffn.gate.tid2eid", (long long)layer);
+    for (int64_t i = 0; i < VOCAB; i++) {
+        x[2 * i] = i % N_EXP;
+        x[2 * i + 1] = (i + 1 + i % 3) % N_EXP;
+    }
+    *e = (struct st_entry){.name = text, .dtype = DT_I64, .ndim = 2, .shape = {VOCAB, 2}, .data = x};
+}
+
+static void add_compressor(struct made *m, int64_t l, const char *part, int64_t ratio, int64_t cols, int64_t width)
+{
+    static const char *const parts[] = {"wkv.weight", "wgate.weight", "ape", "norm.weight"};
+    const int64_t shape[][2] = {{cols, HIDDEN}, {cols, HIDDEN}, {ratio, cols}, {width, 0}};
+    for (int i = 0; i < MT_LEN(parts); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "attn.%s%s", part, parts[i]);
+        add(m, l, name, shape[i][0], shape[i][1]);
+    }
+}
+
+static void add_streams(struct made *m, int64_t l, const char *site)
+{
+    static const char *const parts[] = {"fn", "base", "scale"};
+    const int64_t n = (2 + STREAMS) * STREAMS, shape[][2] = {{n, STREAMS * HIDDEN}, {n, 0}, {3, 0}};
+    for (int i = 0; i < MT_LEN(parts); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "hc_%s_%s", site, parts[i]);
+        add(m, l, name, shape[i][0], shape[i][1]);
+    }
+}
+
+static void add_attention(struct made *m, int64_t l, const struct shape *s)
+{
+    const int kind = s->kind[l];
+    add(m, l, "attn.wq_a.weight", Q_LORA, HIDDEN);
+    add(m, l, "attn.q_norm.weight", Q_LORA, 0);
+    add(m, l, "attn.wq_b.weight", HEADS * DIM, Q_LORA);
+    add(m, l, "attn.wkv.weight", DIM, HIDDEN);
+    add(m, l, "attn.kv_norm.weight", DIM, 0);
+    add(m, l, "attn.wo_a.weight", GROUPS * O_LORA, HEADS * DIM / GROUPS);
+    add(m, l, "attn.wo_b.weight", HIDDEN, GROUPS * O_LORA);
+    add(m, l, "attn.attn_sink", HEADS, 0);
+    if (kind == 128) add_compressor(m, l, "compressor.", s->heavy, DIM, DIM);
+    if (kind != 4) return;
+    add_compressor(m, l, "compressor.", s->sparse, 2 * DIM, DIM);
+    add_compressor(m, l, "indexer.compressor.", s->sparse, 2 * INDEX_DIM, INDEX_DIM);
+    add(m, l, "attn.indexer.wq_b.weight", INDEX_HEADS * INDEX_DIM, Q_LORA);
+    add(m, l, "attn.indexer.weights_proj.weight", INDEX_HEADS, HIDDEN);
+}
+
+static void add_network(struct made *m, int64_t l, const char *part)
+{
+    static const char *const names[] = {"w1", "w3", "w2"};
+    for (int i = 0; i < 3; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "ffn.%s.%s.weight", part, names[i]);
+        add(m, l, name, i < 2 ? WIDTH : HIDDEN, i < 2 ? HIDDEN : WIDTH);
+    }
+}
+
+static void add_layer(struct made *m, int64_t l, const struct shape *s)
+{
+    add(m, l, "attn_norm.weight", HIDDEN, 0);
+    add(m, l, "ffn_norm.weight", HIDDEN, 0);
+    add_attention(m, l, s);
+    add_streams(m, l, "attn");
+    add_streams(m, l, "ffn");
+    add(m, l, "ffn.gate.weight", N_EXP, HIDDEN);
+    if (l < s->n_hash)
+        add_table(m, l);
+    else
+        add(m, l, "ffn.gate.bias", N_EXP, 0);
+    for (int e = 0; e < N_EXP; e++) {
+        char part[32];
+        snprintf(part, sizeof(part), "experts.%d", e);
+        add_network(m, l, part);
+    }
+    add_network(m, l, "shared_experts");
+}
+
+static const char *write_model(const struct shape *s)
+{
+    struct made *m = mem_alloc(sizeof(*m));
+    struct err err = {.msg = ""};
+    char path[MT_PATH];
+    const char *dir = scratch_dir(), *text = config_text(s);
+    m->n = 0;
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    add(m, -1, "embed.weight", VOCAB, HIDDEN);
+    add(m, -1, "head.weight", VOCAB, HIDDEN);
+    add(m, -1, "norm.weight", HIDDEN, 0);
+    add(m, -1, "hc_head_fn", STREAMS, STREAMS * HIDDEN);
+    add(m, -1, "hc_head_base", STREAMS, 0);
+    add(m, -1, "hc_head_scale", 1, 0);
+    for (int64_t l = 0; l < s->n_layer; l++) add_layer(m, l, s);
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    assert_int_equal(safetensors_write(path, m->entries, m->n, &err), 0);
+    for (int64_t i = 0; i < m->n; i++) mem_free((void *)(uintptr_t)m->entries[i].data);
+    mem_free(m);
+    return dir;
+}
+
+/* ---- runs in F64 with random adapters */
+
+static void gradients(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) {
+        struct config cfg;
+        struct run r;
+        whole_model_open(&r, &cfg, write_model(&shapes[i]), TARGETS, CFG_RECOMPUTE_NONE);
+        whole_model_check_slopes(&r);
+        run_close(&r);
+    }
+}
+
+static void recomputation(void **state)
+{
+    (void)state;
+    whole_model_check_recomputation(write_model(&shapes[0]), TARGETS);
+}
+
+static void packed_equals_separate(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) whole_model_check_packing(write_model(&shapes[i]), TARGETS);
+}
+
+int test_compressed(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients),
+        cmocka_unit_test(recomputation),
+        cmocka_unit_test(packed_equals_separate),
+    };
+    return cmocka_run_group_tests_name("compressed", tests, NULL, NULL);
+}
