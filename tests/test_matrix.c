@@ -119,11 +119,18 @@ static void mistral4(void **state)
     one_family("parity/mistral4", false);
 }
 
+static void deepseek_v4(void **state)
+{
+    (void)state;
+    one_family("parity/deepseek_v4", false);
+}
+
 int test_matrix(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(glm4),    cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
-        cmocka_unit_test(qwen3_5), cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
+        cmocka_unit_test(glm4),        cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
+        cmocka_unit_test(qwen3_5),     cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
+        cmocka_unit_test(deepseek_v4),
     };
     return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
 }
