@@ -82,6 +82,29 @@ static void test_same_training(void **state)
     }
 }
 
+/* DeepSeek-V4: several residual streams, experts by the token's id, compressed attention. */
+static void test_streams(void **state)
+{
+    (void)state;
+    static const char *const rows[][3] = {
+        {"1", "1", "train.recompute=none"}, {"2", "2", "train.recompute=none"}, {"4", "2", "train.recompute=full"}};
+    double want[32], got[32];
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char sets[3 * MT_PATH], more[64];
+        const char *dir = fixture("parity/deepseek_v4");
+        snprintf(more, sizeof(more), "[parallel]\ncpu_ranks = %s\nep = %s\n", rows[i][0], rows[i][1]);
+        const char *config = process_config(more);
+        snprintf(sets, sizeof(sets),
+                 "model.path=%s data.train=%s/train.jsonl data.eval=%s/eval.jsonl lora.targets=all-linear "
+                 "train.steps=3 train.grad_accum=4 lora.dropout=0.1 train.threads=1 log.report=no %s",
+                 dir, dir, dir, rows[i][2]);
+        if (process_run_sets(config, sets)) fail_msg("training failed:\n%s", said.err);
+        const int n = losses(config, i ? got : want);
+        assert_true(n >= 3);
+        for (int k = 0; i && k < n; k++) assert_true(fabs(got[k] - want[k]) < 1e-6 * want[k]);
+    }
+}
+
 /* A checkpoint saved with one layout resumes with another. Without a step in between the files are equal, byte by byte.
  */
 static void test_resume(void **state)
@@ -204,8 +227,8 @@ static void test_refusals(void **state)
 int test_dispatch(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_training), cmocka_unit_test(test_resume),   cmocka_unit_test(test_crowded),
-        cmocka_unit_test(test_plan),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_same_training), cmocka_unit_test(test_streams), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_crowded),       cmocka_unit_test(test_plan),    cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("dispatch", tests, NULL, NULL);
 }
