@@ -9,6 +9,7 @@
 
 #include "data/file.h"
 #include "data/safetensors.h"
+#include "tests/process.h"
 #include "tests/whole_model.h"
 #include "train/run.h"
 
@@ -215,12 +216,52 @@ static void packed_equals_separate(void **state)
     for (int i = 0; i < MT_LEN(shapes); i++) whole_model_check_packing(write_model(&shapes[i]), TARGETS);
 }
 
+/* ---- processes */
+
+#define CASE "parity/deepseek_v4"
+
+/* Trains the parity case up to a step, in the directory of `config` (NULL: a new one). */
+static const char *train(const char *parallel, int steps, const char *config)
+{
+    char sets[8 * MT_PATH];
+    char dir[MT_PATH];
+    snprintf(dir, sizeof(dir), "%s", fixture(CASE));
+    if (!config)
+        config = process_config("[optim]\nschedule = constant\nwarmup_ratio = 0\n[output]\nsave_every = 1\n"
+                                "[train]\nthreads = 1\ngrad_accum = 2\n[lora]\nalpha = 16\n");
+    snprintf(sets, sizeof(sets),
+             "model.path=%s data.train=%s/train.jsonl data.eval=%s/eval.jsonl lora.init_from=%s/adapter_init "
+             "lora.targets=" TARGETS " lora.r=4 train.steps=%d "
+             "data.packing=yes %s",
+             dir, dir, dir, dir, steps, parallel);
+    if (process_run_sets(config, sets)) fail_msg("%s", said.err);
+    return config;
+}
+
+/* Data parallel, expert parallel with checkpoints that other ranks continue. Hash layers know their tokens on every
+ * rank. */
+static void ranks_and_resuming(void **state)
+{
+    (void)state;
+    const char *one = train("parallel.cpu_ranks=1", 2, NULL);
+    const char *divided = train("parallel.cpu_ranks=2 parallel.ep=2", 1, NULL);
+    assert_true(adapter_error(divided, one) > 1e-4); /* a step more */
+    assert_true(adapter_error(train("parallel.cpu_ranks=2", 2, NULL), one) < 1e-5);
+    train("parallel.cpu_ranks=2 parallel.ep=2 train.recompute=full", 2, divided);
+    assert_says(said.err, "continuing after step 1 of 2");
+    assert_true(adapter_error(divided, one) < 1e-5);
+    divided = train("parallel.cpu_ranks=2 parallel.ep=2", 1, NULL);
+    train("parallel.cpu_ranks=1", 2, divided);
+    assert_true(adapter_error(divided, one) < 1e-5);
+}
+
 int test_compressed(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients),
         cmocka_unit_test(recomputation),
         cmocka_unit_test(packed_equals_separate),
+        cmocka_unit_test(ranks_and_resuming),
     };
     return cmocka_run_group_tests_name("compressed", tests, NULL, NULL);
 }
