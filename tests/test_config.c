@@ -153,6 +153,7 @@ static void every_key_reads_back(void **state)
                                          "nvfp4",
                                          "base",
                                          "static",
+                                         "packed",
                                          "0.3",
                                          "77",
                                          "2"};
@@ -173,7 +174,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 87);
+    assert_int_equal(n_keys, 88);
     check_round_trip(&all);
 }
 

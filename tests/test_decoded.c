@@ -125,6 +125,7 @@ struct job {
     const char *arch, *quant, *device;
     bool own_memory; /* a CPU as a device with separate memory */
     int64_t decoded;
+    int format;     /* model.expert_weight_format */
     int64_t budget; /* bytes; 0: what is free */
     int64_t seq;    /* tokens of each of the two sequences; 0: SEQ */
     int threads;    /* CPU threads, each with separate scratch; 0: all */
@@ -148,6 +149,7 @@ static void job_open(struct job *j)
     j->cfg.train.micro_batch = 2;
     j->cfg.train.recompute = CFG_RECOMPUTE_NONE;
     j->cfg.train.decoded_layers = j->decoded;
+    j->cfg.model.expert_weight_format = j->format;
     j->cfg.train.memory_gb = (double)j->budget / (1 << 30);
     *r = (struct run){.cfg = &j->cfg, .par = parallel_alone};
     if (synth_memory_open(&j->memory, &opt, &err) || device_open(&r->dev, j->device, "auto", &err))
@@ -303,6 +305,26 @@ static void test_asked_for(void **state)
     job_close(&j);
 }
 
+/* model.expert_weight_format is the number of decoded layers under another trainer's name: all or none. */
+static void test_format_of_experts(void **state)
+{
+    (void)state;
+    static struct job j;
+    struct err err;
+    int64_t n;
+    for (int format = CFG_EXPERTS_PACKED; format <= CFG_EXPERTS_BF16; format++) {
+        j = (struct job){.arch = "gpt-oss-tiny", .device = "cpu", .own_memory = true, .decoded = -1};
+        j.budget = (int64_t)4 << 30;
+        j.format = format;
+        planned(&j, &n);
+        assert_int_equal(n, format == CFG_EXPERTS_BF16 ? 4 : 0);
+        snprintf(j.cfg.model.path, sizeof(j.cfg.model.path), "x");
+        j.cfg.train.decoded_layers = 1;
+        assert_int_equal(config_validate(&j.cfg, &err), -1);
+        assert_non_null(strstr(err.msg, "model.expert_weight_format and train.decoded_layers = 1"));
+    }
+}
+
 /* With short sequences, the peak is a stack of bf16 experts during loading. */
 static void test_peak_of_the_load(void **state)
 {
@@ -346,9 +368,13 @@ static void test_runs_on_the_gpu(void **state)
 int test_decoded(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode),          cmocka_unit_test(test_decode_on_the_gpu),
-        cmocka_unit_test(test_loads),           cmocka_unit_test(test_plan_fills_up),
-        cmocka_unit_test(test_asked_for),       cmocka_unit_test(test_peak_of_the_load),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_decode_on_the_gpu),
+        cmocka_unit_test(test_loads),
+        cmocka_unit_test(test_plan_fills_up),
+        cmocka_unit_test(test_format_of_experts),
+        cmocka_unit_test(test_asked_for),
+        cmocka_unit_test(test_peak_of_the_load),
         cmocka_unit_test(test_runs_on_the_gpu),
     };
     return cmocka_run_group_tests_name("decoded", tests, NULL, NULL);

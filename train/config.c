@@ -48,6 +48,7 @@ static const struct option options[] = {
     ROW(model, quantize, MATH, "none", "none|nf4|nf4-nested|mxfp4|nvfp4",
         "pack bf16 experts in 4 bits while they load"),
     ROW(model, quantize_attention, MATH, "false", YES_NO, "pack the q, k, v and out projections too"),
+    ROW(model, expert_weight_format, FREE, "auto", "auto|packed|bf16", "train.decoded_layers for all layers or none"),
     ROW(data, train, DATA, "", "files", "JSONL, JSON, .gz, hub:OWNER/NAME/FILE (or :SPLIT); a*0.5"),
     ROW(data, eval, FREE, "", "files", "held-out data, same forms as data.train"),
     ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents to hold out, without eval"),
@@ -655,9 +656,9 @@ void config_help(FILE *out)
     for (int64_t i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         if (i == 0 || strcmp(o->section, options[i - 1].section))
-            fprintf(out, "\n[%s]\n  %-19s%-5s%-11srange\n", o->section, "key", "type", "default");
-        fprintf(out, "  %-19s%-5s", o->key, kind_names[o->kind]);
-        print_cell(out, o->fallback[0] ? o->fallback : "-", 11, 26);
+            fprintf(out, "\n[%s]\n  %-21s%-5s%-9srange\n", o->section, "key", "type", "default");
+        fprintf(out, "  %-21s%-5s", o->key, kind_names[o->kind]);
+        print_cell(out, o->fallback[0] ? o->fallback : "-", 9, 28);
         print_cell(out, o->allowed, 26, 37);
         fprintf(out, "%s\n", o->help);
     }

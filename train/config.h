@@ -19,6 +19,7 @@ enum cfg_quantize {
 enum { CFG_EVAL_FORMAT_SAME };
 enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_CUDA_PORTABLE };
 enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
+enum cfg_expert_weights { CFG_EXPERTS_AUTO, CFG_EXPERTS_PACKED, CFG_EXPERTS_BF16 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
@@ -45,7 +46,7 @@ struct lora_options; /* model/lora.h */
 struct config {
     struct {
         char path[MT_PATH], revision[256];
-        int quantize;
+        int quantize, expert_weight_format;
         bool quantize_attention;
     } model;
     struct {

@@ -188,6 +188,11 @@ int config_validate(const struct config *c, struct err *err)
         return err_set(err, "model.path is not set: the directory of the base model, or hub:OWNER/NAME");
     if (c->model.quantize_attention && c->model.quantize == CFG_QUANTIZE_NONE)
         return err_set(err, "model.quantize_attention needs a model.quantize: nf4, nf4-nested, mxfp4 or nvfp4");
+    if (c->model.expert_weight_format != CFG_EXPERTS_AUTO && c->train.decoded_layers >= 0)
+        return err_set(err,
+                       "model.expert_weight_format and train.decoded_layers = %lld exclude each other: leave one of "
+                       "them out",
+                       (long long)c->train.decoded_layers);
     if (!c->output.dir[0]) return err_set(err, "output.dir is empty: set the directory for the files of the run");
     if (!c->train.resume[0])
         return err_set(err, "train.resume is empty: expected auto, never or a checkpoint directory");

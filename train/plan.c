@@ -61,11 +61,21 @@ struct qat_options plan_qat(const struct config *cfg)
     return q;
 }
 
+/* train.decoded_layers, which model.expert_weight_format may set; -1: as many as fit. */
+static int64_t decoded_layers(const struct config *cfg, const struct arch *a)
+{
+    switch (cfg->model.expert_weight_format) {
+    case CFG_EXPERTS_PACKED: return 0;
+    case CFG_EXPERTS_BF16: return a->n_layer;
+    default: return cfg->train.decoded_layers;
+    }
+}
+
 static struct model_options base_options(const struct config *cfg, const struct arch *a)
 {
     return (struct model_options){.max_len = cfg->data.seq_len,
                                   .quantize = plan_quantize(cfg),
-                                  .decoded_layers = MT_MAX(cfg->train.decoded_layers, 0),
+                                  .decoded_layers = MT_MAX(decoded_layers(cfg, a), 0),
                                   .aux_coef = cfg->train.aux_loss_coef,
                                   .qat = plan_qat(cfg),
                                   .shard_moments = cfg->parallel.zero,
@@ -260,7 +270,7 @@ static int choose(struct plan *p, const struct request *q, struct err *err)
 static int fill_up(struct plan *p, const struct request *q, struct err *err)
 {
     int64_t low = 0, high = q->a->n_layer + 1; /* binary search: low fits, high does not */
-    if (q->cfg->train.decoded_layers >= 0 || !q->dev->ops->own_memory || p->budget == INT64_MAX) return 0;
+    if (decoded_layers(q->cfg, q->a) >= 0 || !q->dev->ops->own_memory || p->budget == INT64_MAX) return 0;
     for (int64_t n = q->a->n_layer; high - low > 1; n = (low + high) / 2) {
         struct model_options opt = p->opt;
         struct plan_memory m;
@@ -358,7 +368,9 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
                    train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
                    recompute_name(p->opt.recompute), str_bytes(have, p->budget), p->limit,
                    p->chosen ? "" : ", or set train.recompute = auto",
-                   p->opt.decoded_layers ? ", or train.decoded_layers" : "");
+                   !p->opt.decoded_layers                                  ? ""
+                   : q.cfg->model.expert_weight_format == CFG_EXPERTS_BF16 ? ", or model.expert_weight_format = packed"
+                                                                           : ", or train.decoded_layers");
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
