@@ -126,7 +126,8 @@ def deepseek_v4(rng):
              "--window", rng.choice([1, 3, 8, 32, 300]), "--index-heads", rng.choice([16, 20, 32]), "--index-dim",
              rng.choice([8, 12, 24]), "--index-top", rng.choice([1, 2, 5, 12, 64]), "--streams",
              rng.choice([1, 2, 3, 4, 4]), "--rounds", rng.choice([1, 2, 5, 20]), "--limit", rng.choice([0.7, 1.5, 10]),
-             "--experts", rng.choice([3, 5, 8]), "--topk", rng.choice([1, 2, 3]), "--routed-scale", rng.choice([0.7, 1, 1.5, 2.5])] +
+             "--experts", rng.choice([3, 5, 8]), "--topk", rng.choice([1, 2, 3]), "--routed-scale",
+             rng.choice([0.7, 1, 1.5, 2.5])] +
             ["--old-config"] * published + yarn(rng))
 
 
