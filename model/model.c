@@ -16,7 +16,9 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
                         struct err *err)
 {
     const struct delta_shape *d = &a->delta.shape;
+    const struct compress_arch *c = &a->compress;
     const bool latent = a->mla.kv_lora > 0;
+    const int64_t widest = c->q_lora ? 512 : 256; /* head that the kernels of the mixer support */
     const struct {
         const char *what;
         int64_t value;
@@ -24,10 +26,14 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         const char *need;
     } rows[] = {
         {latent ? "qk_nope_head_dim + qk_rope_head_dim" : "head_dim", a->head_dim,
-         a->head_dim >= 8 && a->head_dim <= 256 && a->head_dim % 8 == 0, "a multiple of 8 from 8 to 256"},
+         a->head_dim >= 8 && a->head_dim <= widest && a->head_dim % 8 == 0,
+         widest == 256 ? "a multiple of 8 from 8 to 256" : "a multiple of 8 from 8 to 512"},
         {"v_head_dim", a->mla.value, a->mla.value % 8 == 0 && a->mla.value <= 256, "a multiple of 8, at most 256"},
         {"qk_rope_head_dim", a->mla.rope, a->mla.rope % 16 == 0, "a multiple of 16"},
-        {"q_lora_rank", a->mla.q_lora, a->mla.q_lora % 8 == 0, "a multiple of 8"},
+        {"q_lora_rank", a->mla.q_lora + c->q_lora, (a->mla.q_lora + c->q_lora) % 8 == 0, "a multiple of 8"},
+        {"o_lora_rank", c->o_lora, c->o_lora % 8 == 0, "a multiple of 8"},
+        {"index_head_dim", c->index_dim, c->index_dim % 8 == 0, "a multiple of 8"},
+        {"index_n_heads", c->n_index, c->n_index % 8 == 0, "a multiple of 8"},
         {"kv_lora_rank", a->mla.kv_lora, a->mla.kv_lora % 8 == 0, "a multiple of 8"},
         {"hidden_size", a->d_model, a->d_model % 8 == 0 && a->d_model <= 16384, "a multiple of 8, at most 16384"},
         {a->d_ff_key, a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},

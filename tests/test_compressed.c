@@ -255,6 +255,41 @@ static void ranks_and_resuming(void **state)
     assert_true(adapter_error(divided, one) < 1e-5);
 }
 
+/* ---- adapters and sizes */
+
+/* Compressors and the indexer have modules with the names of targets: PEFT must not adapt these. */
+static void adapters_name_their_modules(void **state)
+{
+    (void)state;
+    char text[8192];
+    process_read(process_output(train("", 1, NULL), "adapter/adapter_config.json"), text, sizeof(text));
+    assert_says(text, "\"self_attn.q_a_proj\",\n    \"self_attn.q_b_proj\",\n    \"self_attn.kv_proj\",\n    "
+                      "\"self_attn.o_b_proj\",\n    \"mlp.shared_experts.gate_proj\"");
+}
+
+static void other_targets_are_refused(void **state)
+{
+    (void)state;
+    struct arch a;
+    struct adapters ad;
+    struct err err = {.msg = ""};
+    const struct lora_options opt = {.r = 2, .alpha = 4, .targets = "o_proj", .layers = ""};
+    if (arch_load(&a, fixture(CASE), &err)) fail_msg("%s", err.msg);
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+    assert_says(err.msg, "the targets of deepseek_v4 are q_a_proj, q_b_proj, kv_proj, o_b_proj, gate_up_proj, ");
+}
+
+/* Sizes that the CUDA kernels do not support are errors when the model is opened. */
+static void sizes_for_a_gpu(void **state)
+{
+    (void)state;
+    struct err err = {.msg = ""};
+    assert_int_equal(whole_model_open_gpu(write_model(&shapes[0]), TARGETS, &err), -1);
+    assert_says(err.msg, "q_lora_rank is 6; the CUDA kernels need a multiple of 8");
+    assert_int_equal(whole_model_open_gpu(fixture(CASE), TARGETS, &err), -1);
+    assert_says(err.msg, "o_lora_rank is 12; the CUDA kernels need a multiple of 8");
+}
+
 int test_compressed(void)
 {
     const struct CMUnitTest tests[] = {
@@ -262,6 +297,9 @@ int test_compressed(void)
         cmocka_unit_test(recomputation),
         cmocka_unit_test(packed_equals_separate),
         cmocka_unit_test(ranks_and_resuming),
+        cmocka_unit_test(adapters_name_their_modules),
+        cmocka_unit_test(other_targets_are_refused),
+        cmocka_unit_test(sizes_for_a_gpu),
     };
     return cmocka_run_group_tests_name("compressed", tests, NULL, NULL);
 }
