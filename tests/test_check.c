@@ -167,6 +167,30 @@ static void test_wrong_delta(void **state)
     assert_says(text, "beyond");
 }
 
+/* Entries chosen by scores of the wrong sign. */
+static void worst_entries(struct device *dev, struct tensor idx, struct tensor q, struct tensor k, struct tensor w,
+                          const struct seqs *seqs, int64_t ratio)
+{
+    for (int64_t i = 0; i < tensor_count(w) && !dev->dry_run; i++) ((float *)w.data)[i] *= -1;
+    cpu_index_topk(dev, idx, q, k, w, seqs, ratio);
+}
+
+static void test_wrong_entries(void **state)
+{
+    (void)state;
+    static const char *const dtypes[] = {"fp32", "bf16"};
+    struct ops ops = *ops_cpu();
+    ops.index_topk = worst_entries;
+    for (int i = 0; i < MT_LEN(dtypes); i++) {
+        struct config cfg = case_config("deepseek_v4", dtypes[i]);
+        snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), "all-linear");
+        assert_int_equal(check_config(&cfg, &ops), -1);
+        assert_says(text, "entries: F64 would have chosen others for ");
+        assert_says(text, "which rounding does not explain: beyond");
+        assert_null(strstr(text, "!")); /* all errors are within the bound, as all sides take the same entries */
+    }
+}
+
 static void test_wrong_ops(void **state)
 {
     (void)state;
@@ -262,13 +286,10 @@ static void test_command(void **state)
 int test_check(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_several_cpu_runs),
-        cmocka_unit_test(test_padded_ranks),
-        cmocka_unit_test(test_wrong_ops),
-        cmocka_unit_test(test_wrong_delta),
-        cmocka_unit_test(test_head_widths),
-        cmocka_unit_test(test_head_widths_on_the_gpu),
+        cmocka_unit_test(test_families),     cmocka_unit_test(test_several_cpu_runs),
+        cmocka_unit_test(test_padded_ranks), cmocka_unit_test(test_wrong_ops),
+        cmocka_unit_test(test_wrong_delta),  cmocka_unit_test(test_wrong_entries),
+        cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_widths_on_the_gpu),
         cmocka_unit_test(test_command),
     };
     return cmocka_run_group_tests_name("check", tests, NULL, NULL);

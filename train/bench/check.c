@@ -14,7 +14,7 @@
  * Both CPU sides therefore use the device's experts, with their own gates. `check` counts the tokens for which f64
  * would choose other experts. Of these it takes the logit difference between a chosen and a better expert, in standard
  * deviations of the token's logits. It may be at most MARGIN times the bound of the router's input, that of the layer
- * or of the token. */
+ * or of the token. The entries that compressed attention chooses are compared in the same way, by their scores. */
 #include "train/bench/check.h"
 
 #include <math.h>
@@ -31,10 +31,11 @@ enum { NEAR_RUNS = 8, NUDGED = 16 };                         /* one of NUDGED el
 
 /* Results of one side; f32 on the host. */
 struct capture {
-    float *x, *h; /* [(L+1), T, D] input of every layer and of the final norm; [L, T, D] after attention */
-    float *norm;  /* [T, D] */
-    float *grad;  /* [n_flat] in the logical layout (model/lora.h), whatever the side pads */
-    int32_t *idx; /* [L, T, J] the chosen experts of the layers with several */
+    float *x, *h;     /* [(L+1), T, D] input of every layer and of the final norm; [L, T, D] after attention */
+    float *norm;      /* [T, D] */
+    float *grad;      /* [n_flat] in the logical layout (model/lora.h), whatever the side pads */
+    int32_t *idx;     /* [L, T, J] the chosen experts of the layers with several */
+    int32_t *entries; /* [L, T, K] the chosen entries of the layers whose tokens choose */
     double loss;
 };
 
@@ -222,6 +223,59 @@ static void forced_router(struct device *dev, struct route *r, struct tensor log
     mem_free(gate);
 }
 
+/* ---- the device's choice of entries, for the CPU runs ---- */
+
+static struct {
+    index_topk_fn *real;
+    const struct arch *arch;
+    const int32_t *idx; /* choice of the next layer whose tokens choose */
+    int64_t layer;      /* the next layer */
+    int64_t n_differ;   /* tokens for which f64 would choose other entries, of all layers */
+    float *apart;       /* [L, T] their score differences in spreads; other tokens: 0 */
+} chosen;
+
+/* Scores of the n first entries of a sequence, from row `first` of k. */
+static void score_entries(double *score, const double *q, const double *k, const double *w, int64_t first, int64_t n,
+                          int64_t n_head, int64_t dim)
+{
+    for (int64_t e = 0; e < n; e++) {
+        score[e] = 0;
+        for (int64_t h = 0; h < n_head; h++) {
+            double dot = 0;
+            for (int64_t c = 0; c < dim; c++) dot += q[h * dim + c] * k[(first + e) * dim + c];
+            score[e] += w[h] * fmax(dot, 0);
+        }
+    }
+}
+
+/* Replaces the CPU's choice of entries by the device's. */
+static void forced_entries(struct device *dev, struct tensor idx, struct tensor q, struct tensor k, struct tensor w,
+                           const struct seqs *seqs, int64_t ratio)
+{
+    const int64_t n_tok = q.shape[0], n_top = idx.shape[1], n_head = w.shape[1], dim = k.shape[1];
+    while (chosen.arch->compress.kind[chosen.layer] != COMPRESS_SPARSE) chosen.layer++;
+    float *apart = chosen.apart + n_tok * chosen.layer++;
+    double *at = mem_array(tensor_count(q) + tensor_count(k) + tensor_count(w) + k.shape[0], sizeof(double));
+    double *keys = at + tensor_count(q), *weights = keys + tensor_count(k), *score = weights + tensor_count(w);
+    const int32_t *cu = seqs->cu.data;
+    chosen.real(dev, idx, q, k, w, seqs, ratio);
+    device_get(dev, at, q);
+    device_get(dev, keys, k);
+    device_get(dev, weights, w);
+    for (int64_t s = 0; s < seqs->n_seq; s++)
+        for (int64_t t = cu[s]; t < cu[s + 1]; t++) {
+            const int32_t *own = (const int32_t *)idx.data + t * n_top, *taken = chosen.idx + t * n_top;
+            const int64_t n = (t - cu[s] + 1) / ratio; /* visible entries */
+            if (!memcmp(own, taken, (size_t)n_top * sizeof(*own))) continue;
+            chosen.n_differ++;
+            score_entries(score, at + t * n_head * dim, keys, weights + t * n_head, cu[s] / ratio, n, n_head, dim);
+            apart[t] = n > n_top ? (float)(distance(score, own, taken, n_top) / spread(score, n)) : INFINITY;
+        }
+    device_upload(dev, idx.data, chosen.idx, tensor_bytes(idx));
+    chosen.idx += n_tok * n_top;
+    mem_free(at);
+}
+
 /* ---- one side ---- */
 
 /* New adapters have B = 0 and therefore no gradient for A, so B is drawn too. Trained values are rounded to bf16, so
@@ -249,7 +303,21 @@ static void capture_free(struct capture *c)
     mem_free(c->norm);
     mem_free(c->grad);
     mem_free(c->idx);
+    mem_free(c->entries);
     *c = (struct capture){0};
+}
+
+/* The chosen entries of all layers: those of tokens in documents with more entries than a token may see. */
+static void take_entries(struct model *m, struct capture *c, int64_t n_tok)
+{
+    const struct compress_arch *a = &m->arch.compress;
+    int32_t *idx = c->entries = mem_array(MT_MAX(m->arch.n_layer * n_tok * a->index_top, 1), sizeof(int32_t));
+    for (int64_t l = 0; l < m->arch.n_layer; l++) {
+        const struct tensor t = m->acts.layers[l].compressed.idx;
+        if (!t.ndim || m->seqs.max_len / a->ratio[COMPRESS_SPARSE] <= a->index_top) continue;
+        device_download(m->dev, idx, t.data, tensor_bytes(t));
+        idx += tensor_count(t);
+    }
 }
 
 static void take(struct model *m, struct capture *c)
@@ -272,6 +340,7 @@ static void take(struct model *m, struct capture *c)
         device_download(dev, idx, a->moe.route.idx.data, tensor_bytes(a->moe.route.idx));
         idx += tensor_count(a->moe.route.idx);
     }
+    take_entries(m, c, n_tok);
     device_get_f32(dev, c->norm, m->final_norm);
     adapters_get(&m->adapters, dev, m->adapters.opt.grad, DT_F32, c->grad);
 }
@@ -294,7 +363,7 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     c->loss = sum.nll / (double)MT_MAX(sum.n_label, 1);
 }
 
-/* Forward and backward on the CPU with the device's experts. */
+/* Forward and backward on the CPU with the device's experts and entries. */
 static void cpu_pass(struct check *k, struct run *r, uint64_t nudge_key, struct capture *c)
 {
     mem_free(forced.apart);
@@ -302,6 +371,11 @@ static void cpu_pass(struct check *k, struct run *r, uint64_t nudge_key, struct 
     memset(forced.differ, 0, sizeof(forced.differ));
     forced.idx = k->got.idx;
     forced.layer = 0;
+    mem_free(chosen.apart);
+    chosen.apart = mem_array(k->arch.n_layer * k->batch.n_tok, sizeof(float));
+    chosen.n_differ = 0;
+    chosen.idx = k->got.entries;
+    chosen.layer = 0;
     nudge.key = nudge_key;
     pass(r, k, c);
 }
@@ -325,10 +399,12 @@ static int cpu_side(struct check *k, bool oracle, struct capture *c, int n, stru
         return err_prefix(err, "the CPU's side of the check (--layers N takes the first N layers)");
     }
     forced.real = r.dev.ops->router_fwd;
-    forced.arch = &k->arch;
+    forced.arch = chosen.arch = &k->arch;
+    chosen.real = r.dev.ops->index_topk;
     nudge.real = r.dev.ops->embed_fwd;
     table = *r.dev.ops;
     table.router_fwd = forced_router;
+    table.index_topk = forced_entries;
     table.embed_fwd = nudged_embedding;
     r.dev.ops = &table;
     for (int i = 0; i < n; i++) cpu_pass(k, &r, i ? rng_key((uint64_t)i, "check") : 0, &c[i]);
@@ -541,6 +617,38 @@ static void print_routing(struct check *k, const double *allowed_h)
     k->n_bad += bad;
 }
 
+/* Whether rounding of the layer's input, or of the token's, explains other entries. */
+static bool near_entries(const struct check *k, int64_t layer, int64_t token)
+{
+    const double apart = (double)chosen.apart[layer * k->batch.n_tok + token];
+    const int64_t n = arch_stream_cols(&k->arch), at = layer * k->batch.n_tok * n, row = at + token * n;
+    const struct capture *near = k->near;
+    return apart == 0 || apart <= MARGIN * error_bound(k, k->got.x + row, near->x + row, k->want.x + row, n).allowed ||
+           apart <= MARGIN * error_bound(k, k->got.x + at, near->x + at, k->want.x + at, k->batch.n_tok * n).allowed;
+}
+
+/* Prints the number of tokens for which f64 would choose other entries, and whether rounding explains it. */
+static void print_entries(struct check *k)
+{
+    int64_t rows = 0, bad = 0;
+    double margin = 0;
+    for (int64_t l = 0; l < k->arch.n_layer; l++) {
+        if (k->arch.compress.kind[l] != COMPRESS_SPARSE) continue;
+        rows += k->batch.n_tok;
+        for (int64_t t = 0; t < k->batch.n_tok; t++) {
+            margin = fmax(margin, (double)chosen.apart[l * k->batch.n_tok + t]);
+            bad += !near_entries(k, l, t);
+        }
+    }
+    if (!rows) return;
+    fprintf(k->out,
+            "  entries: F64 would have chosen others for %lld of %lld tokens; their scores were at most %.2g of the "
+            "token's spread\n  apart, %s\n",
+            (long long)chosen.n_differ, (long long)rows, margin,
+            bad ? "which rounding does not explain: beyond" : "near ties that rounding decides: ok");
+    k->n_bad += bad;
+}
+
 static void report(struct check *k)
 {
     const int64_t n = k->batch.n_tok * k->arch.d_model, n_x = k->batch.n_tok * arch_stream_cols(&k->arch);
@@ -562,6 +670,7 @@ static void report(struct check *k)
         print_worst(k->out, name, &worst[2 + kind]);
     }
     print_routing(k, allowed_h);
+    print_entries(k);
     fprintf(k->out, "  loss %.6f, in F64 %.6f\n", k->got.loss, k->want.loss);
     if (k->bf16)
         fprintf(
@@ -587,7 +696,8 @@ static void check_free(struct check *k)
     for (int i = 0; i < NEAR_RUNS; i++) capture_free(&k->near[i]);
     capture_free(&k->want);
     mem_free(forced.apart);
-    forced.apart = NULL;
+    mem_free(chosen.apart);
+    forced.apart = chosen.apart = NULL;
 }
 
 /* Runs one side after the other, and closes each before it opens the next. */
