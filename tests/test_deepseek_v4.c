@@ -6,11 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "kernels/quant.h"
-#include "model/fill.h"
 #include "model/layer.h"
 #include "model/published.h"
+#include "train/synth/synth.h"
 
 #define SIZES                                                                                                          \
     "\"model_type\": \"deepseek_v4\", \"vocab_size\": 40, \"hidden_size\": 64, \"num_hidden_layers\": 4, "             \
@@ -162,12 +160,227 @@ static void test_refusals(void **state)
     }
 }
 
+/* ---- names */
+
+static void test_names(void **state)
+{
+    static const struct {
+        const char *file, *name;
+    } rows[] = {
+        {"embed.weight", "model.embed_tokens.weight"},
+        {"head.weight", "lm_head.weight"},
+        {"hc_head_fn", "model.hc_head.hc_fn"},
+        {"layers.12.attn.wq_a.scale", "model.layers.12.self_attn.q_a_proj.weight_scale_inv"},
+        {"layers.0.attn.attn_sink", "model.layers.0.self_attn.sinks"},
+        {"layers.2.attn.indexer.compressor.ape", "model.layers.2.self_attn.compressor.indexer.position_bias"},
+        {"layers.2.ffn.experts.255.w3.weight", "model.layers.2.mlp.experts.255.up_proj.weight"},
+        {"layers.2.ffn.gate.tid2eid", "model.layers.2.mlp.gate.tid2eid"},
+        {"layers.5.ffn.gate.bias", "model.layers.5.mlp.gate.e_score_correction_bias"},
+        {"layers.5.hc_ffn_base", "model.layers.5.ffn_hc.base"},
+    };
+    const struct arch a = parsed(PUBLISHED);
+    const int64_t n = MT_LEN(rows) + 3;
+    struct safetensors st = {.tensors = mem_array(n, sizeof(struct st_tensor)), .n_tensors = n};
+    struct err err = {.msg = ""};
+    char to[256];
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        st.tensors[i] = (struct st_tensor){.name = rows[i].file};
+        assert_true(published_name(to, sizeof(to), rows[i].name));
+        assert_string_equal(to, rows[i].file);
+    }
+    st.tensors[MT_LEN(rows)] = (struct st_tensor){.name = "mtp.0.attn.wq_a.weight"};
+    st.tensors[MT_LEN(rows) + 1] = (struct st_tensor){.name = "model.layers.0.attn.norm.weight"}; /* save_pretrained */
+    st.tensors[MT_LEN(rows) + 2] = (struct st_tensor){.name = "model.layers.1.self_attn.kv_norm.weight"};
+    assert_int_equal(published_rename(&st, &a, &err), 0);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const struct st_tensor *t = safetensors_find(&st, rows[i].name);
+        assert_non_null(t);
+        assert_string_equal(safetensors_stored(t), rows[i].file);
+    }
+    assert_non_null(safetensors_find(&st, "mtp.0.attn.wq_a.weight"));
+    assert_true(arch_is_other_part("mtp.0.attn.wq_a.weight"));
+    assert_non_null(safetensors_find(&st, "model.layers.0.self_attn.kv_norm.weight"));
+    assert_non_null(safetensors_find(&st, "model.layers.1.self_attn.kv_norm.weight"));
+    assert_false(published_name(to, sizeof(to), "model.layers.0.mlp.experts.0.gate_proj.weight.absmax"));
+    safetensors_close(&st);
+    st = (struct safetensors){.tensors = mem_array(2, sizeof(struct st_tensor)), .n_tensors = 2};
+    st.tensors[0] = (struct st_tensor){.name = "layers.0.attn.kv_norm.weight"};
+    st.tensors[1] = (struct st_tensor){.name = "model.layers.0.attn.norm.weight"};
+    assert_int_equal(published_rename(&st, &a, &err), -1);
+    assert_non_null(strstr(err.msg, "are both model.layers.0.self_attn.kv_norm.weight"));
+    safetensors_close(&st);
+}
+
+/* ---- loading */
+
+/* A random checkpoint in memory, whose tensors can be changed, and its weights on the CPU. */
+struct loading {
+    struct synth_memory m;
+    struct device dev;
+    struct weights w;
+};
+
+static int load(struct loading *l, const struct comm *ep, struct err *err)
+{
+    const struct quantize none = {.format = WF_NONE};
+    const struct weights_options opt = {.quantize = &none, .ep = ep};
+    struct device measure;
+    struct weights w;
+    if (device_open(&l->dev, "cpu", "fp32", err)) return -1;
+    device_dry_run(&measure, &l->dev);
+    if (weights_load(&w, &measure, &l->m.arch, &l->m.st, &opt, err)) return -1;
+    weights_free(&w);
+    if (device_reserve(&l->dev, &l->dev.weights, "weights", measure.weights.peak, err) ||
+        device_reserve(&l->dev, &l->dev.work, "work", measure.work.peak, err))
+        return -1;
+    return weights_load(&l->w, &l->dev, &l->m.arch, &l->m.st, &opt, err);
+}
+
+static void unload(struct loading *l)
+{
+    weights_free(&l->w);
+    device_close(&l->dev);
+}
+
+static void open_memory(struct loading *l, const char *quant)
+{
+    struct err err = {.msg = ""};
+    const struct synth_options opt = {.arch = "deepseek-v4-tiny", .quant = quant, .seed = 3};
+    *l = (struct loading){.w = {.layers = NULL}};
+    if (synth_memory_open(&l->m, &opt, &err)) fail_msg("%s", err.msg);
+}
+
+static struct st_tensor *tensor_of(struct loading *l, const char *name)
+{
+    const struct st_tensor *t = safetensors_find(&l->m.st, name);
+    if (!t) fail_msg("%s is missing", name);
+    return &l->m.st.tensors[t - l->m.st.tensors];
+}
+
+/* Where the bytes of one expert's part must be: its tensor in the file, and the rows of a stack in memory. */
+static void assert_part(struct loading *l, int64_t layer, int64_t expert, const char *part, const uint8_t *data,
+                        const uint8_t *scale, int64_t row, int64_t n_row, int64_t n_in)
+{
+    char name[128];
+    snprintf(name, sizeof(name), "model.layers.%d.mlp.experts.%d.%s.weight", (int)layer, (int)expert, part);
+    const struct st_tensor *t = tensor_of(l, name);
+    assert_int_equal(t->bytes, n_row * n_in / 2);
+    assert_memory_equal(data + row * n_in / 2, t->data, (size_t)t->bytes);
+    strncat(name, "_scale_inv", sizeof(name) - strlen(name) - 1);
+    t = tensor_of(l, name);
+    assert_int_equal(t->bytes, n_row * n_in / 32);
+    assert_memory_equal(scale + row * n_in / 32, t->data, (size_t)t->bytes);
+}
+
+/* The bytes of packed experts are those of the file: gate, then up, of every expert that the rank holds. */
+static void test_packed_bytes(void **state)
+{
+    (void)state;
+    for (int rank = -1; rank < 2; rank++) {
+        struct loading l;
+        struct err err = {.msg = ""};
+        struct comm ep = comm_alone;
+        open_memory(&l, "mxfp4");
+        ep.world = rank < 0 ? 1 : 2, ep.rank = MT_MAX(rank, 0);
+        if (load(&l, &ep, &err)) fail_msg("%s", err.msg);
+        const int64_t count = 16 / ep.world, d = l.m.arch.d_model, f = l.m.arch.d_ff;
+        assert_string_equal(l.w.experts, "mxfp4");
+        assert_int_equal(l.w.n_unused, 0);
+        assert_int_equal(l.w.expert_bytes, 4 * count * 3 * d * f * 17 / 32);
+        for (int64_t i = 0; i < 4 * count; i++) {
+            const int64_t layer = i / count, e = i % count, of = e + ep.rank * count;
+            const struct weight *up = &l.w.layers[layer].up.w, *down = &l.w.layers[layer].down.w;
+            assert_true(up->format == WF_MXFP4 && down->format == WF_MXFP4 && up->n_exp == count);
+            assert_part(&l, layer, of, "gate_proj", up->data, up->scale, 2 * e * f, f, d);
+            assert_part(&l, layer, of, "up_proj", up->data, up->scale, (2 * e + 1) * f, f, d);
+            assert_part(&l, layer, of, "down_proj", down->data, down->scale, e * d, d, f);
+        }
+        unload(&l);
+        synth_memory_close(&l.m);
+    }
+}
+
+/* FP8 with exponents as scales: attention and shared experts stay FP8; the older release has such experts too. */
+static void test_fp8(void **state)
+{
+    (void)state;
+    for (int older = 0; older < 2; older++) {
+        struct loading l;
+        struct err err = {.msg = ""};
+        open_memory(&l, older ? "fp8" : "mxfp4");
+        const struct st_tensor *t = tensor_of(&l, "model.layers.0.mlp.shared_experts.up_proj.weight");
+        struct st_tensor *s = tensor_of(&l, "model.layers.0.mlp.shared_experts.up_proj.weight_scale_inv");
+        uint8_t scales[2] = {120, 121};
+        assert_int_equal(s->bytes, 2);
+        s->data = scales;
+        if (load(&l, &comm_alone, &err)) fail_msg("%s", err.msg);
+        const struct weight *w = &l.w.layers[0].shared_up.w;
+        const int64_t f = l.m.arch.d_shared;
+        assert_int_equal(w->format, WF_FP8);
+        assert_memory_equal((const char *)w->data + f * w->n_in, t->data, (size_t)t->bytes);
+        assert_true(w->scale2[2 * f] == 1.0f / 128 && w->scale2[2 * f + 1] == 1.0f / 64);
+        assert_int_equal(l.w.layers[1].up.w.format, older ? WF_FP8 : WF_MXFP4);
+        unload(&l);
+        scales[1] = 255;
+        assert_int_equal(load(&l, &comm_alone, &err), -1);
+        assert_non_null(strstr(err.msg, "layers.0.ffn.shared_experts.w3.scale"));
+        assert_non_null(strstr(err.msg, "is not a scale"));
+        device_close(&l.dev);
+        synth_memory_close(&l.m);
+    }
+}
+
+/* Changes one value of a table of experts by token id. */
+static void refuse_table(int64_t at, int64_t value)
+{
+    struct loading l;
+    struct err err = {.msg = ""};
+    open_memory(&l, "mxfp4");
+    struct st_tensor *t = tensor_of(&l, "model.layers.1.mlp.gate.tid2eid");
+    uint8_t *copy = mem_alloc(t->bytes);
+    memcpy(copy, t->data, (size_t)t->bytes);
+    memcpy(copy + 8 * at, &value, 8);
+    t->data = copy;
+    assert_int_equal(load(&l, &comm_alone, &err), -1);
+    if (!strstr(err.msg, "tensor layers.1.ffn.gate.tid2eid: the experts of token 7 are not distinct"))
+        fail_msg("%s", err.msg);
+    device_close(&l.dev);
+    synth_memory_close(&l.m);
+    mem_free(copy);
+}
+
+static void test_table_of_experts(void **state)
+{
+    struct loading l;
+    struct err err = {.msg = ""};
+    int64_t first, id;
+    (void)state;
+    open_memory(&l, "mxfp4");
+    if (load(&l, &comm_alone, &err)) fail_msg("%s", err.msg);
+    const struct st_tensor *t = tensor_of(&l, "model.layers.1.mlp.gate.tid2eid");
+    memcpy(&first, t->data + 8 * 4 * 7, 8);
+    for (int64_t i = 0; i < tensor_count(l.w.layers[1].hash); i++) {
+        memcpy(&id, t->data + 8 * i, 8);
+        assert_int_equal(((const int32_t *)l.w.layers[1].hash.data)[i], id);
+    }
+    assert_true(l.w.layers[2].hash.ndim == 2 && !l.w.layers[3].hash.ndim && l.w.layers[3].router_bias.ndim == 1 &&
+                !l.w.layers[2].router_bias.ndim);
+    unload(&l);
+    synth_memory_close(&l.m);
+    refuse_table(4 * 7 + 3, 16);
+    refuse_table(4 * 7 + 2, -1);
+    refuse_table(4 * 7 + 1, first);
+    refuse_table(4 * 7, (int64_t)1 << 32);
+}
+
 int test_deepseek_v4(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_styles),
-        cmocka_unit_test(test_angles),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_both_styles),      cmocka_unit_test(test_angles),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_table_of_experts),
     };
     return cmocka_run_group_tests_name("deepseek_v4", tests, NULL, NULL);
 }
