@@ -379,6 +379,43 @@ void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64
         }
 }
 
+enum { FP8_BLOCK = 128 };
+
+/* The exponent of a block; 127 for zeros. */
+static uint8_t fp8_exponent(float amax)
+{
+    int e = 0;
+    if (!(amax > 0)) return 127;
+    frexpf(amax / 448, &e); /* amax / 448 = f 2^e, f in [0.5, 1) */
+    if (amax <= ldexpf(448, e - 1)) e--;
+    return (uint8_t)MT_MIN(MT_MAX(e + 127, 0), 254);
+}
+
+int64_t quant_fp8_blocks(uint8_t *codes, uint8_t *scales, const float *x, int64_t n_out, int64_t n_in, int n_threads)
+{
+    const int64_t cols = (n_in + FP8_BLOCK - 1) / FP8_BLOCK, n = (n_out + FP8_BLOCK - 1) / FP8_BLOCK * cols;
+    int64_t n_bad = 0;
+#pragma omp parallel for num_threads(n_threads) reduction(+ : n_bad)
+    for (int64_t b = 0; b < n; b++) {
+        const int64_t o0 = b / cols * FP8_BLOCK, o1 = MT_MIN(o0 + FP8_BLOCK, n_out);
+        const int64_t i0 = b % cols * FP8_BLOCK, i1 = MT_MIN(i0 + FP8_BLOCK, n_in);
+        float amax = 0;
+        for (int64_t o = o0; o < o1; o++)
+            for (int64_t i = i0; i < i1; i++) {
+                n_bad += !isfinite(x[o * n_in + i]);
+                amax = fmaxf(amax, fabsf(x[o * n_in + i]));
+            }
+        scales[b] = fp8_exponent(amax);
+        const float step = quant_e8m0(scales[b]);
+        for (int64_t o = o0; o < o1; o++)
+            for (int64_t i = i0; i < i1; i++) {
+                const float v = x[o * n_in + i] / step;
+                codes[o * n_in + i] = (uint8_t)(e4m3_code(e4m3_round(fabsf(v))) | (signbit(v) ? 128 : 0));
+            }
+    }
+    return n_bad;
+}
+
 void quant_int4_decode(char *out, const uint8_t *nibbles, const float *scale, int64_t n_group, int64_t group,
                        int n_threads)
 {

@@ -12,6 +12,7 @@
 #include "train/export/cpu_adapter.h"
 #include "train/export/export.h"
 #include "train/peft.h"
+#include "train/synth/synth.h"
 
 #define OK(rc)                                                                                                         \
     do {                                                                                                               \
@@ -398,6 +399,50 @@ static void the_usual_format_applies_all_targets(void **state)
     }
 }
 
+/* DeepSeek-V4: the publisher's names in every merged export, as transformers reads no others. In MXFP4, each tensor has
+ * the layout of the source, and only adapted ones change; in bf16 nothing is packed, not even what has no adapter. */
+static void merged_has_the_names_of_the_publisher(void **state)
+{
+    char model[MT_PATH];
+    struct err err = {.msg = ""};
+    struct safetensors source;
+    (void)state;
+    snprintf(model, sizeof(model), "%s/model", scratch_dir());
+    OK(synth_run(&(struct synth_options){.arch = "deepseek-v4-tiny", .dir = model, .seed = 2}, &err));
+    OK(safetensors_open(&source, model, &err));
+    const char *lora = adapter(model, "all-linear", 1);
+    for (int packed = 0; packed < 2; packed++) {
+        struct safetensors merged;
+        int64_t n_changed = 0, n = 0;
+        const char *out = export(model, DELTANET, lora, packed ? "merged-mxfp4" : "merged-bf16");
+        if (!out) fail_msg("%s", said.err);
+        OK(safetensors_open(&merged, out, &err));
+        for (int64_t i = 0; i < source.n_tensors; i++) {
+            const struct st_tensor *a = &source.tensors[i], *b = safetensors_find(&merged, a->name);
+            const size_t len = strlen(a->name);
+            const bool scale = len > 6 && !strcmp(a->name + len - 6, ".scale");
+            if (!packed && scale) continue;
+            n++;
+            if (!b || (packed && (a->bytes != b->bytes || strcmp(a->st_dtype, b->st_dtype)))) fail_msg("%s", a->name);
+            if (!packed && (!strcmp(a->st_dtype, "I8") || !strcmp(a->st_dtype, "F8_E4M3")))
+                assert_string_equal(b->st_dtype, "BF16");
+            if (!packed || !memcmp(a->data, b->data, (size_t)a->bytes)) continue;
+            if (strstr(a->name, "wo_a") || strstr(a->name, "indexer") || strstr(a->name, "gate."))
+                fail_msg("%s", a->name);
+            n_changed++;
+        }
+        assert_int_equal(merged.n_tensors, n);
+        assert_true(!packed || n_changed >= 4 * (4 + 3 + 16 * 3)); /* attention, shared and routed experts */
+        safetensors_close(&merged);
+    }
+    safetensors_close(&source);
+    assert_null(export(model, DELTANET, lora, "vllm"));
+    assert_says(said.err, "takes no adapters");
+    assert_null(export(model, DELTANET, lora, "gguf"));
+    assert_null(export(model, DELTANET, lora, "merged-fp8"));
+    assert_says(said.err, "use merged-mxfp4 or merged-bf16");
+}
+
 int test_export_mixers(void)
 {
     const struct CMUnitTest tests[] = {
@@ -407,6 +452,7 @@ int test_export_mixers(void)
         cmocka_unit_test(fp8_has_a_matrix_per_expert),
         cmocka_unit_test(fused_rows_have_the_order_of_each_reader),
         cmocka_unit_test(fused_rows_are_merged_in_their_places),
+        cmocka_unit_test(merged_has_the_names_of_the_publisher),
         cmocka_unit_test(targets_that_are_not_applied_are_refused),
         cmocka_unit_test(the_usual_format_applies_all_targets),
     };

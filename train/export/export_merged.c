@@ -2,9 +2,9 @@
  *
  * A tensor without adapter and with the same layout in source and export is copied byte by byte. All others are
  * computed from the weights that the trainer loads (model/weights.h), so every checkpoint format can be merged. One
- * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights; merged-mxfp4 keeps
- * gpt-oss' experts in MXFP4: after quantisation-aware training the codes that training read (export_quant.h), else the
- * nearest ones (kernels/quant.h, quant_mxfp4_merge). */
+ * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights; merged-mxfp4 has
+ * DeepSeek-V4 as published, MXFP4 experts beside FP8, and gpt-oss' experts in MXFP4: after quantisation-aware training
+ * the codes that training read (export_quant.h), else the nearest ones (kernels/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -14,6 +14,8 @@
 #include "data/shards.h"
 #include "kernels/quant.h"
 #include "model/layer.h"
+#include "model/published.h"
+#include "model/source.h"
 #include "train/export/export_job.h"
 #include "train/export/export_quant.h"
 #include "train/export/merged_files.h"
@@ -22,18 +24,18 @@
 #define COPY_BYTES  (32 << 20)
 #define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
 
-enum which { COPY, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS, INPUT_SCALE };
+enum which { COPY, DECODED, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS, INPUT_SCALE };
 /* STACK: [E, out, in]. TRANSPOSED: [E, in, out]. BLOCKS: MXFP4, and CODES: NVFP4 or FP8 (export_packed.c), whose scales
- * are the next tensors. */
-enum form { DENSE, STACK, TRANSPOSED, BLOCKS, CODES };
+ * are the next tensors. PUBLISHED: MXFP4 or FP8 of one matrix as DeepSeek-V4 has them, with its scales likewise. */
+enum form { DENSE, STACK, TRANSPOSED, BLOCKS, CODES, PUBLISHED };
 
 /* The source of one tensor of the output. */
 struct made {
     enum which which;
     enum form form;
     int64_t layer;
-    size_t proj; /* MATRIX: offset of its struct proj in struct layer_weights */
-    const struct st_tensor *copy;
+    size_t proj;                    /* MATRIX: offset of its struct proj in struct layer_weights */
+    const struct st_tensor *copy;   /* COPY; DECODED: FP8 that becomes bf16 */
     int64_t row, n_row;             /* rows of each matrix that this tensor has */
     struct row_order order;         /* of these rows in the file; they are computed in the order of memory */
     int64_t exp, n_exp;             /* experts that this tensor has */
@@ -64,6 +66,9 @@ static const struct proj *proj_in(const struct layer_weights *lw, size_t proj)
 /* ---- the list of tensors ---- */
 
 static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERGED_MXFP4; }
+/* Whether the export has the layout of DeepSeek-V4's publisher. Its names it has in bf16 too: transformers reads no
+ * others. */
+static bool is_published(const struct merge *m) { return is_mxfp4(m) && m->x->run.arch.names->published; }
 
 static struct made *add(struct merge *m, const char *name, enum dtype dtype, int ndim, const int64_t *shape)
 {
@@ -74,6 +79,8 @@ static struct made *add(struct merge *m, const char *name, enum dtype dtype, int
         m->cap = cap;
     }
     struct st_entry *e = &m->entries[m->n];
+    char file[256];
+    if (m->x->run.arch.names->published && published_name(file, sizeof(file), name)) name = file;
     *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .ndim = ndim};
     memcpy(e->shape, shape, (size_t)ndim * sizeof(*shape));
     return &m->made[m->n++];
@@ -160,6 +167,26 @@ static void add_input_scale(struct merge *m, const char *weight, const struct pr
         .which = INPUT_SCALE, .layer = -1, .value = export_quant_input_scale(f, *(const float *)p->in.amax.data)};
 }
 
+/* A matrix in the publisher's layout: copied when it has no adapter, else computed in the format of the source. */
+static void add_published(struct merge *m, const char *name, const struct weight *w, struct made how)
+{
+    const struct made next = {.layer = -1};
+    const int64_t n = how.n_row, n_in = w->n_in, fp8 = w->format == WF_FP8;
+    char scale[300];
+    snprintf(scale, sizeof(scale), "%s_scale_inv", name);
+    const struct st_tensor *t = safetensors_find(&m->x->run.st, name), *s = safetensors_find(&m->x->run.st, scale);
+    if (!how.a) {
+        add_copy(m, name, t);
+        add_copy(m, scale, s);
+        return;
+    }
+    how.form = PUBLISHED;
+    *add(m, name, DT_U8, 2, (int64_t[]){n, fp8 ? n_in : n_in / 2}) = how;
+    m->entries[m->n - 1].st_dtype = t->st_dtype;
+    *add(m, scale, DT_U8, 2, s->shape) = next;
+    m->entries[m->n - 1].st_dtype = s->st_dtype;
+}
+
 /* Adds a tensor computed from p: `how` has the rows, the part of the product and the experts; target LORA_TARGETS:
  * never adapted. */
 static void add_matrix(struct merge *m, const char *rest, const struct proj *p, enum lora_target target,
@@ -176,6 +203,10 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     if (target < LORA_TARGETS) {
         how.a = adapters_find(ad, how.layer, target, false);
         how.b = adapters_find(ad, how.layer, target, true);
+    }
+    if (is_published(m) && (w->format == WF_MXFP4 || w->format == WF_FP8)) {
+        add_published(m, name, w, how);
+        return;
     }
     const struct st_tensor *t = how.a || how.quantised ? NULL : as_it_is(m, name, w, how.form == BLOCKS);
     if (t) {
@@ -279,6 +310,10 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
     const struct proj router = {.w = lw->router};
     add_matrix(m, rest, &router, LORA_TARGETS,
                (struct made){.which = ROUTER, .layer = l, .n_row = lw->router.n_out, .n_exp = 1});
+    if (lw->hash.ndim) {
+        layer_name(name, m, l, n->router[0], ".tid2eid");
+        add_copy(m, name, safetensors_find(&m->x->run.st, name));
+    }
     if (!lw->router_bias.ndim) return;
     const char *bias = n->router_bias ? n->router_bias : ".bias";
     layer_name(name, m, l, n->router[0], bias);
@@ -373,6 +408,15 @@ static int64_t predictions_left_out(const struct merge *m)
     return packed ? n : 0;
 }
 
+/* FP8 that is no target (DeepSeek-V4's o_a_proj, its indexer): copied with its scales, or decoded without them. */
+static void add_frozen(struct merge *m, const struct st_tensor *t)
+{
+    if (is_mxfp4(m))
+        add_copy(m, t->name, t);
+    else if (!strcmp(t->st_dtype, "F8_E4M3"))
+        *add(m, t->name, DT_BF16, t->ndim, t->shape) = (struct made){.which = DECODED, .copy = t};
+}
+
 static int add_rest(struct merge *m, struct err *err)
 {
     const struct safetensors *st = &m->x->run.st;
@@ -381,6 +425,10 @@ static int add_rest(struct merge *m, struct err *err)
         const struct st_tensor *t = &st->tensors[i];
         if (is_matrix(m, t->name) || source_is_activation_scale(t->name)) continue;
         if (left_out && is_prediction(m, t->name)) continue;
+        if (is_packed(t) && m->x->run.arch.names->published) {
+            add_frozen(m, t);
+            continue;
+        }
         if (is_packed(t))
             return err_set(
                 err, "tensor %s is %s: in a checkpoint to merge, only attention, router and experts may be packed",
@@ -414,6 +462,16 @@ static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int
                   tensor_2d(NULL, DT_F32, n_out, n_in));
 }
 
+static int check_published(const struct merge *m, const struct layer_weights *lw, struct err *err)
+{
+    if (m->x->trained)
+        return err_set(err, "merged-mxfp4: of %s only adapters that trained without quant.weights are merged this way",
+                       m->x->run.arch.family);
+    if (lw->up.w.format == WF_MXFP4) return 0;
+    return err_set(err, "merged-mxfp4: the experts of model.path are in %s, not in MXFP4 as published: use merged-bf16",
+                   weight_format_name(lw->up.w.format));
+}
+
 /* Lists the tensors; allocates memory for the largest layer. */
 static int merge_open(struct merge *m, struct export *x, struct err *err)
 {
@@ -426,6 +484,7 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         struct layer_weights lw;
         const int64_t mark = arena_mark(&measure.weights);
         rc = load(m, &lw, &measure, l, err);
+        if (!rc && is_published(m)) rc = check_published(m, &lw, err);
         if (!rc) {
             export_quant_layer(x, &measure, &lw, l);
             add_layer(m, l, &lw);
@@ -460,6 +519,20 @@ static int put_copy(struct merge *m, int64_t i, struct err *err)
     for (int64_t at = 0; at < t->bytes && !rc; at += COPY_BYTES)
         rc = put(m, i, at, t->data + at, MT_MIN(COPY_BYTES, t->bytes - at), err);
     safetensors_drop(&m->x->run.st, t);
+    return rc;
+}
+
+static int put_decoded(struct merge *m, int64_t i, struct err *err)
+{
+    const struct st_tensor *t = m->made[i].copy;
+    struct checkpoint ck = {.st = &m->x->run.st, .used = mem_array(m->x->run.st.n_tensors, sizeof(bool))};
+    struct source s;
+    char *out = NULL;
+    int rc = source_find(&s, &ck, t->name, t->shape[0], t->shape[1], err);
+    if (!rc) out = mem_alloc(source_bytes(&s));
+    if (!rc) rc = source_copy(&s, out, m->dev.n_threads, err) || put(m, i, 0, out, source_bytes(&s), err) ? -1 : 0;
+    mem_free(out);
+    mem_free(ck.used);
     return rc;
 }
 
@@ -513,6 +586,23 @@ static int put_blocks(struct merge *m, int64_t i, int64_t nth, const float *valu
         quant_mxfp4_merge(out, scales, values, old, again ? w->scale + nth * n / 32 : NULL, n, m->dev.n_threads);
     int rc = n_bad ? err_set(err, "%s: a merged weight is not finite", m->entries[i].name) : 0;
     if (!rc) rc = put(m, i, nth * n / 2, out, n / 2, err) || put(m, i + 1, nth * n / 32, scales, n / 32, err) ? -1 : 0;
+    mem_free(out);
+    return rc;
+}
+
+/* The publisher's formats. */
+static int put_published(struct merge *m, int64_t i, const float *values, const struct weight *w, struct err *err)
+{
+    const struct made *how = &m->made[i];
+    const int64_t n_in = w->n_in, n = how->n_row * n_in, first = (how->exp * w->n_out + how->row) * n_in;
+    const int64_t size = safetensors_entry_bytes(&m->entries[i]), n_scale = safetensors_entry_bytes(&m->entries[i + 1]);
+    uint8_t *out = mem_alloc(size + n_scale), *scales = out + size;
+    const int64_t n_bad = w->format == WF_FP8
+                              ? quant_fp8_blocks(out, scales, values, how->n_row, n_in, m->dev.n_threads)
+                              : quant_mxfp4_merge(out, scales, values, (const uint8_t *)w->data + first / 2,
+                                                  w->scale + first / 32, n, m->dev.n_threads);
+    int rc = n_bad ? err_set(err, "%s: a merged weight is not finite", m->entries[i].name) : 0;
+    if (!rc) rc = put(m, i, 0, out, size, err) || put(m, i + 1, 0, scales, n_scale, err) ? -1 : 0;
     mem_free(out);
     return rc;
 }
@@ -576,7 +666,9 @@ static int put_matrix(struct merge *m, int64_t i, const struct layer_weights *lw
             continue;
         }
         if (how->a) add_delta(m, how, how->exp + e, values, w->n_in);
-        rc = how->form == BLOCKS ? put_blocks(m, i, e, values, w, err) : put_dense(m, i, e, values, w->n_in, err);
+        rc = how->form == PUBLISHED ? put_published(m, i, values, w, err)
+             : how->form == BLOCKS  ? put_blocks(m, i, e, values, w, err)
+                                    : put_dense(m, i, e, values, w->n_in, err);
     }
     mem_free(values);
     return rc;
@@ -599,7 +691,7 @@ static int write_tensors(struct merge *m, struct err *err)
     for (int64_t i = 0; i < m->n; i++) {
         const struct made *how = &m->made[i];
         if (how->copy) {
-            if (put_copy(m, i, err)) return -1;
+            if (how->which == DECODED ? put_decoded(m, i, err) : put_copy(m, i, err)) return -1;
             continue;
         }
         if (how->which == INPUT_SCALE && put(m, i, 0, &how->value, sizeof(how->value), err)) return -1;

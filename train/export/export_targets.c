@@ -16,10 +16,18 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
     const bool mistral = !strcmp(a->family, "mistral4"); /* transformers has no class of the text part alone */
     if (to != EXPORT_PEFT && a->mla.kv_lora && (a->nested || mistral))
         return err_set(err, "--to %s: adapters of this class of %s are exported as peft only", name, a->family);
-    if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts)
+    if (to == EXPORT_VLLM && a->names->published)
+        return err_set(err, "--to vllm: vLLM's class of %s takes no adapters: use merged-mxfp4 or merged-bf16",
+                       a->family);
+    if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts && !a->names->published)
+        return err_set(err,
+                       "merged-mxfp4 is for gpt-oss and DeepSeek-V4 only: no other program reads %s with experts in "
+                       "MXFP4; use merged-bf16",
+                       a->family);
+    if (to > EXPORT_MERGED_MXFP4 && a->names->published)
         return err_set(
-            err, "merged-mxfp4 is for gpt-oss only: no other program reads %s with experts in MXFP4; use merged-bf16",
-            a->family);
+            err, "%s is published with experts in MXFP4 and has no layout for %s: use merged-mxfp4 or merged-bf16",
+            a->family, name);
     if (to > EXPORT_MERGED_MXFP4 && a->transposed_experts)
         return err_set(err,
                        "%s has biases of experts, which the programs that read %s do not support: use merged-mxfp4 or "

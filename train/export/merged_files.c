@@ -76,7 +76,7 @@ static int write_packed_config(const struct export *x, struct json_out *config, 
 /* Keys of config.json that say how the source is quantised. */
 static bool is_quantisation(const char *key)
 {
-    return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config");
+    return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config") || !strcmp(key, "expert_dtype");
 }
 
 /* The source's config.json with another quantisation entry. */
@@ -90,10 +90,11 @@ static int write_config(const struct export *x, const char *const *dense, int64_
     if (str_format(path, sizeof(path), err, "path", "%s/config.json", x->run.model_dir)) return -1;
     struct json_doc *doc = json_load(path, 64 << 20, err);
     if (!doc) return -1;
+    const bool same = x->format == EXPORT_MERGED_MXFP4 && x->run.arch.names->published; /* as the source is */
     json_out_open(&o, NULL, '{');
     for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++)
-        if (!is_quantisation(key)) copy_json(&o, key, value);
-    if (x->format == EXPORT_MERGED_MXFP4) write_mxfp4_config(&o);
+        if (same || !is_quantisation(key)) copy_json(&o, key, value);
+    if (x->format == EXPORT_MERGED_MXFP4 && !same) write_mxfp4_config(&o);
     if (x->format > EXPORT_MERGED_MXFP4) rc = write_packed_config(x, &o, dense, n, err);
     json_out_close(&o, '}');
     json_free(doc);

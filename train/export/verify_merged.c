@@ -77,9 +77,18 @@ static double mxfp4_distance(float t, uint8_t scale)
     return step * fmin(v - below, below + gap - v);
 }
 
+/* Half a step of e4m3 at t, in the scale of its block. */
+static double fp8_distance(const struct weight *w, int64_t e, int64_t i, float t)
+{
+    const int64_t per_row = weight_row_scales(w), row = e * w->n_out + i / w->n_in;
+    const double step = (double)w->scale2[row * per_row + i % w->n_in / w->block];
+    return fmax(fabs((double)t) * 0x1p-4, step * 0x1p-10);
+}
+
 static double allowed_error(const struct weight *w, int64_t e, int64_t i, float t)
 {
     if (w->format == WF_MXFP4) return mxfp4_distance(t, w->scale[(e * w->n_out * w->n_in + i) / 32]);
+    if (w->format == WF_FP8) return fp8_distance(w, e, i, t);
     return fabs((double)t) * (w->format == WF_BF16 ? 0x1p-8 : w->format == WF_F16 ? 0x1p-11 : 0x1p-23);
 }
 
