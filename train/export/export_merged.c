@@ -394,7 +394,7 @@ static bool is_prediction(const struct merge *m, const char *name)
 }
 
 /* How many tensors of multi-token prediction are left out: all of them when some are quantised, as an export without
- * quantised weights cannot hold them; else none. */
+ * quantised weights cannot hold them; else, and in the publisher's layout, none. */
 static int64_t predictions_left_out(const struct merge *m)
 {
     const struct safetensors *st = &m->x->run.st;
@@ -405,7 +405,7 @@ static int64_t predictions_left_out(const struct merge *m)
         packed = packed || is_packed(&st->tensors[i]);
         n++;
     }
-    return packed ? n : 0;
+    return packed && !is_published(m) ? n : 0;
 }
 
 /* FP8 that is no target (DeepSeek-V4's o_a_proj, its indexer): copied with its scales, or decoded without them. */
