@@ -33,7 +33,6 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"q_lora_rank", a->mla.q_lora + c->q_lora, (a->mla.q_lora + c->q_lora) % 8 == 0, "a multiple of 8"},
         {"o_lora_rank", c->o_lora, c->o_lora % 8 == 0, "a multiple of 8"},
         {"index_head_dim", c->index_dim, c->index_dim % 8 == 0, "a multiple of 8"},
-        {"index_n_heads", c->n_index, c->n_index % 8 == 0, "a multiple of 8"},
         {"kv_lora_rank", a->mla.kv_lora, a->mla.kv_lora % 8 == 0, "a multiple of 8"},
         {"hidden_size", a->d_model, a->d_model % 8 == 0 && a->d_model <= 16384, "a multiple of 8, at most 16384"},
         {a->d_ff_key, a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
