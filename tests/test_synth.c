@@ -268,8 +268,8 @@ static void test_models(void **state)
     check_model("deepseek-v4-tiny", "mxfp4");
 }
 
-/* Runs only the executable: writes a checkpoint, prints its table, trains a step on text and, for gpt-oss, on messages.
- */
+/* Runs only the executable: writes a checkpoint, prints its table, trains a step on text and, for gpt-oss and
+ * DeepSeek-V4, whose chat formats need no template, on messages. */
 static void test_commands(void **state)
 {
     (void)state;
@@ -277,8 +277,9 @@ static void test_commands(void **state)
     const char *messages = "{\"messages\": [{\"role\": \"user\", \"content\": \"2 + 2?\"}, "
                            "{\"role\": \"assistant\", \"content\": \"4\"}]}\n";
     struct err err;
-    for (int i = 0; i < MT_LEN(tiny) + 1; i++) {
-        const char *arch = tiny[i % MT_LEN(tiny)], *rows = i < MT_LEN(tiny) ? text : messages;
+    for (int i = 0; i < MT_LEN(tiny) + 2; i++) {
+        const char *arch = i <= MT_LEN(tiny) ? tiny[i % MT_LEN(tiny)] : "deepseek-v4-tiny",
+                   *rows = i < MT_LEN(tiny) ? text : messages;
         const char *dir = place("model"), *data = place("rows.jsonl"), *config = process_config("");
         char set[2][MT_PATH];
         assert_int_equal(file_write_atomic(data, rows, (int64_t)strlen(rows), &err), 0);

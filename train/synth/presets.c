@@ -126,7 +126,12 @@ static const struct preset_family deepseek_tiny = {
 
 #define DEEPSEEK_V4                                                                                                    \
     .model_type = "deepseek_v4", .class_name = "DeepseekV4ForCausalLM", .experts_key = "n_routed_experts",             \
-    .width_key = "moe_intermediate_size", DEEPSEEK_TOKENS, .head_dim_named = true, .experts = WF_MXFP4
+    .width_key = "moe_intermediate_size", .eps = 1e-6, .vocab = 129280, .bos = "<｜begin▁of▁sentence｜>",              \
+    .eos = "<｜end▁of▁sentence｜>", .pad = "<｜▁pad▁｜>",                                                              \
+    .tokens = {{"<｜begin▁of▁sentence｜>", 0}, {"<｜end▁of▁sentence｜>", 1}, {"<｜▁pad▁｜>", 2},                       \
+               {"<｜User｜>", 128803},         {"<｜Assistant｜>", 128804},  {"<think>", 128821},                      \
+               {"</think>", 128822},           {"｜DSML｜", 128825},         {"<｜latest_reminder｜>", 128828}},       \
+    .head_dim_named = true, .experts = WF_MXFP4
 
 static const struct preset_compress v4_flash = {1024, 8, 1024, 64, 128, 128, 64, 128, 512};
 static const struct preset_compress v4_small = {128, 2, 32, 16, 8, 8, 4, 32, 4};
