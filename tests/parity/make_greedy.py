@@ -18,7 +18,8 @@ ROWS = [("../../configs/tiny-gptoss", None, "It was the best of times", 48),
         ("../../configs/tiny-gptoss", None, "\u201cMy dear", 48),
         ("parity/qwen3", "parity/qwen3/adapter_final", "The house", 32),
         ("parity/mixtral", "parity/mixtral/adapter_final", "The house", 32),
-        ("parity/case_a", "parity/case_a/adapter_final", "The house", 32)]
+        ("parity/case_a", "parity/case_a/adapter_final", "The house", 32),
+        ("parity/deepseek_v4", "parity/deepseek_v4/adapter_final", "The house", 48)]
 
 
 @torch.no_grad()
