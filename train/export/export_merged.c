@@ -167,7 +167,8 @@ static void add_input_scale(struct merge *m, const char *weight, const struct pr
         .which = INPUT_SCALE, .layer = -1, .value = export_quant_input_scale(f, *(const float *)p->in.amax.data)};
 }
 
-/* A matrix in the publisher's layout: copied when it has no adapter, else computed in the format of the source. */
+/* A matrix in the publisher's layout: copied when it has no adapter and training read it as it is, else computed in the
+ * format of the source. */
 static void add_published(struct merge *m, const char *name, const struct weight *w, struct made how)
 {
     const struct made next = {.layer = -1};
@@ -175,7 +176,7 @@ static void add_published(struct merge *m, const char *name, const struct weight
     char scale[300];
     snprintf(scale, sizeof(scale), "%s_scale_inv", name);
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name), *s = safetensors_find(&m->x->run.st, scale);
-    if (!how.a) {
+    if (!how.a && !how.quantised) {
         add_copy(m, name, t);
         add_copy(m, scale, s);
         return;
@@ -464,8 +465,10 @@ static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int
 
 static int check_published(const struct merge *m, const struct layer_weights *lw, struct err *err)
 {
-    if (m->x->trained)
-        return err_set(err, "merged-mxfp4: of %s only adapters that trained without quant.weights are merged this way",
+    if (m->x->trained && m->x->qat.opt.all)
+        return err_set(err,
+                       "merged-mxfp4: %s is published with FP8 beside the experts, but training read all matrices in "
+                       "MXFP4 (quant.targets = all): use merged-bf16",
                        m->x->run.arch.family);
     if (lw->up.w.format == WF_MXFP4) return 0;
     return err_set(err, "merged-mxfp4: the experts of model.path are in %s, not in MXFP4 as published: use merged-bf16",
