@@ -1,12 +1,19 @@
 /* ops_shared_attn.c - the wrappers op_* of attention whose heads share one key, which is the value too. */
+#include <math.h>
+
 #include "kernels/ops_check.h"
 
-/* Sum over n = 1 .. len of min(n / ratio, limit): what the tokens of a sequence see of a key or entry per `ratio`
- * tokens. */
-static double seen(double len, double ratio, double limit)
+/* Sum over n = 1 .. len of min(n, limit): keys of the tokens of a sequence. */
+static double near_pairs(double len, double limit)
 {
-    const double rising = MT_MIN(len, ratio * limit);
-    return MT_MAX(0, rising * (rising + 2 - ratio) / (2 * ratio)) + (len - rising) * limit;
+    const double rising = MT_MIN(len, limit);
+    return rising * (rising + 1) / 2 + (len - rising) * limit;
+}
+/* Sum over n = 1 .. len of min(n / ratio, limit), n / ratio rounded down: their entries. */
+static double far_pairs(double len, double ratio, double limit)
+{
+    const double rising = MT_MIN(len, ratio * limit), whole = floor(rising / ratio);
+    return ratio * whole * (whole - 1) / 2 + whole * (rising - whole * ratio + 1) + (len - rising) * limit;
 }
 
 /* (query, key) pairs of window and entries. seqs has totals alone: exact for sequences of one length. */
@@ -15,8 +22,8 @@ static double count_pairs(int64_t n_tok, struct tensor entry, struct tensor idx,
 {
     if (n_tok == 0) return 0;
     const double len = 2 * seqs->pairs / (double)n_tok - 1, n_seq = (double)n_tok / MT_MAX(1, len);
-    double pairs = n_seq * seen(len, 1, (double)s->window);
-    if (entry.ndim) pairs += n_seq * seen(len, (double)s->ratio, idx.ndim ? (double)idx.shape[1] : len);
+    double pairs = n_seq * near_pairs(len, (double)s->window);
+    if (entry.ndim) pairs += n_seq * far_pairs(len, (double)s->ratio, idx.ndim ? (double)idx.shape[1] : len);
     return pairs;
 }
 

@@ -277,6 +277,99 @@ static void packed_equals_separate(void **state)
     }
 }
 
+static void poison(struct tensor x, int64_t row, int64_t n, double v)
+{
+    for (int64_t i = row * x.shape[1]; i < (row + n) * x.shape[1]; i++) set_value(x, i, v);
+}
+
+/* Rows of sequence `seq` of each output: the first, and how many. */
+static void rows_of(const struct attn *a, const struct shape *s, int seq, int64_t at[5][2])
+{
+    int64_t first = 0;
+    for (int i = 0; i < seq; i++) first += s->len[i];
+    for (int i = 0; i < 5; i++) at[i][0] = first, at[i][1] = s->len[seq];
+    if (a->entry.ndim) at[4][0] = first / s->ratio, at[4][1] = s->len[seq] / s->ratio;
+}
+
+/* NaN in every second sequence does not change a bit of the others. */
+static void run_poisoned(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct shape *s = params;
+    struct attn clean = attn_make(dev, s), a = attn_make(dev, s);
+    const struct tensor dout = make_probe(clean.o, 3), bad_dout = make_probe(a.o, 3);
+    int64_t at[5][2];
+    fwd(&clean);
+    bwd_of(&clean, dout);
+    list_outputs(&clean, outputs);
+    for (int seq = 1; seq < s->n_seq; seq += 2) {
+        rows_of(&a, s, seq, at);
+        poison(a.q, at[0][0], at[0][1], NAN);
+        poison(a.kv, at[0][0], at[0][1], NAN);
+        poison(bad_dout, at[0][0], at[0][1], NAN);
+        if (a.entry.ndim) poison(a.entry, at[4][0], at[4][1], NAN);
+    }
+    fwd(&a);
+    bwd_of(&a, bad_dout);
+    if (dev->dry_run) return;
+    dev->ops->wait();
+    const struct tensor want[] = {clean.o, clean.lse, clean.dq, clean.dkv, clean.dentry},
+                        got[] = {a.o, a.lse, a.dq, a.dkv, a.dentry};
+    for (int seq = 0; seq < s->n_seq; seq++) {
+        rows_of(&a, s, seq, at);
+        for (int i = 0; i < 5; i++) {
+            if (!got[i].ndim || !at[i][1]) continue;
+            if (seq % 2)
+                assert_true(isnan(value_at(tensor_rows(got[i], at[i][0], 1), 0)));
+            else
+                assert_same_bits(tensor_rows(got[i], at[i][0], at[i][1]), tensor_rows(want[i], at[i][0], at[i][1]));
+        }
+    }
+}
+static const struct shape poisoned_shapes[] = {
+    {2, 16, 4, 4, 3, true, 5, {13, 9, 5, 0, 61}},
+    {64, 512, 32, 4, 5, true, 4, {37, 9, 50, 33}},
+};
+
+static void poison_stays_in_its_sequence(void **state)
+{
+    (void)state;
+    struct device dev;
+    struct op_outputs outputs = {.n = 0};
+    op_check_begin(&dev, false);
+    run_poisoned(&dev, &poisoned_shapes[0], &outputs);
+    op_check_end(&dev);
+}
+static void poison_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(poisoned_shapes); i++) op_check_cuda(run_poisoned, &poisoned_shapes[i]);
+}
+
+/* Generic sizes, and those of DeepSeek-V4: 64 or 128 heads of 512 columns. */
+#define GPU_LENGTHS                                                                                                    \
+    6, { 1, 3, 31, 32, 33, 50 }
+static const struct shape gpu_shapes[] = {
+    {2, 16, 4, 4, 3, true, 7, {1, 3, 4, 5, 0, 61, 2}},
+    {2, 16, 4, 8, 0, true, 3, {30, 9, 17}},
+    {5, 24, 7, 0, 0, false, 2, {20, 40}},
+    {2, 16, 4, 4, 3, true, 0, {0}},
+    {64, 512, 32, 0, 0, true, GPU_LENGTHS},
+    {64, 512, 32, 4, 0, true, GPU_LENGTHS},
+    {64, 512, 32, 4, 6, true, GPU_LENGTHS},
+    {64, 512, 128, 128, 0, false, 2, {9, 140}},
+    {64, 512, 128, 2, 40, true, 1, {150}},
+    {64, 512, 20, 2, 0, false, 1, {150}},
+    {128, 512, 32, 4, 0, true, 2, {5, 70}},
+};
+
+static void on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(gpu_shapes); i++) op_check_cuda(run, &gpu_shapes[i]);
+}
+
 /* FLOPs per pair of a sequence of 4096: all see their window, and of 1024 entries all or 512. */
 static void counts_pairs(void **state)
 {
@@ -320,6 +413,9 @@ int test_ops_shared_attn(void)
         cmocka_unit_test(precision_threads_measure),
         cmocka_unit_test(packed_equals_separate),
         cmocka_unit_test(counts_pairs),
+        cmocka_unit_test(poison_stays_in_its_sequence),
+        cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(poison_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_shared_attn", tests, NULL, NULL);
 }

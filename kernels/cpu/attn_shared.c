@@ -79,12 +79,11 @@ static void scores(const struct attn *a, real *p, int64_t ld, struct tensor rows
         gemm_serial(false, true, a->s->n_head, k->n, dim, 1, real_row(rows, a->first + i), dim, k->row, k->ld, 0, p,
                     ld);
 }
-/* out [H, A] (= or +=) factor * p times keys */
-static void sum_keys(const struct attn *a, real *out, real factor, const real *p, int64_t ld, const struct keys *k,
-                     bool add)
+/* out [H, A] (= or +=) p times keys */
+static void sum_keys(const struct attn *a, real *out, const real *p, int64_t ld, const struct keys *k, bool add)
 {
     const int64_t dim = a->s->head_dim;
-    if (k->n) gemm_serial(false, false, a->s->n_head, dim, k->n, factor, p, ld, k->row, k->ld, add, out, dim);
+    if (k->n) gemm_serial(false, false, a->s->n_head, dim, k->n, 1, p, ld, k->row, k->ld, add, out, dim);
 }
 
 /* Scores of one head become weights; returns lse. */
@@ -113,20 +112,21 @@ static void fwd_token(const struct attn *a, int64_t i, struct scratch x)
     scores(a, x.p + near.n, n, a->q, i, &far);
     for (int64_t h = 0; h < a->s->n_head; h++)
         lse[h] = softmax(x.p + h * n, n, (real)a->s->scale, a->sinks.ndim ? (const float *)a->sinks.data + h : NULL);
-    sum_keys(a, out, 1, x.p, n, &near, false);
-    sum_keys(a, out, 1, x.p + near.n, n, &far, true);
+    sum_keys(a, out, x.p, n, &near, false);
+    sum_keys(a, out, x.p + near.n, n, &far, true);
 }
 
-/* p and dp = ds of token i and these keys, [H, n]. */
+/* p and dp = scale ds of token i and these keys, [H, n]. */
 static void weigh(const struct attn *a, int64_t i, const struct keys *k, struct scratch *x)
 {
     const real *lse = real_row(a->lse, a->first + i), *delta = real_row(a->delta, a->first + i);
+    const real scale = (real)a->s->scale;
     scores(a, x->p, k->n, a->q, i, k);
     scores(a, x->dp, k->n, a->dout, i, k);
     for (int64_t h = 0; h < a->s->n_head; h++) {
         for (int64_t j = h * k->n; j < (h + 1) * k->n; j++) {
-            x->p[j] = real_exp((real)a->s->scale * x->p[j] - lse[h]);
-            x->dp[j] = x->p[j] * (x->dp[j] - delta[h]);
+            x->p[j] = real_exp(scale * x->p[j] - lse[h]);
+            x->dp[j] = scale * x->p[j] * (x->dp[j] - delta[h]);
         }
     }
 }
@@ -134,7 +134,7 @@ static void weigh(const struct attn *a, int64_t i, const struct keys *k, struct 
 static void dq_token(const struct attn *a, int64_t i, struct scratch x)
 {
     const int64_t dim = a->s->head_dim;
-    const real *dout = real_row(a->dout, a->first + i), *o = real_row(a->o, a->first + i), scale = (real)a->s->scale;
+    const real *dout = real_row(a->dout, a->first + i), *o = real_row(a->o, a->first + i);
     real *delta = real_row(a->delta, a->first + i), *dq = real_row(a->dq, a->first + i);
     for (int64_t h = 0; h < a->s->n_head; h++) {
         delta[h] = 0;
@@ -142,9 +142,9 @@ static void dq_token(const struct attn *a, int64_t i, struct scratch x)
     }
     const struct keys near = window_keys(a, i, 0, i + 1), far = entry_keys(a, i, 0, a->len, &x);
     weigh(a, i, &near, &x);
-    sum_keys(a, dq, scale, x.dp, near.n, &near, false);
+    sum_keys(a, dq, x.dp, near.n, &near, false);
     weigh(a, i, &far, &x);
-    sum_keys(a, dq, scale, x.dp, far.n, &far, true);
+    sum_keys(a, dq, x.dp, far.n, &far, true);
 }
 
 /* grad of keys += what token i adds: scale ds^T q + p^T dout. grad: of key or entry 0 of the sequence. */
@@ -154,9 +154,9 @@ static void add_token(const struct attn *a, real *grad, int64_t ld, int64_t i, c
     if (!k->n) return;
     real *to = k->list ? x->grad : grad + k->lo * ld;
     const int64_t ld_to = k->list ? dim : ld;
+    if (k->list) memset(to, 0, (size_t)(k->n * dim) * sizeof(real));
     weigh(a, i, k, x);
-    gemm_serial(true, false, k->n, dim, n_head, (real)a->s->scale, x->dp, k->n, real_row(a->q, a->first + i), dim,
-                !k->list, to, ld_to);
+    gemm_serial(true, false, k->n, dim, n_head, 1, x->dp, k->n, real_row(a->q, a->first + i), dim, 1, to, ld_to);
     gemm_serial(true, false, k->n, dim, n_head, 1, x->p, k->n, real_row(a->dout, a->first + i), dim, 1, to, ld_to);
     for (int64_t j = 0; k->list && j < k->n; j++)
         for (int64_t c = 0; c < dim; c++) grad[k->list[j] * ld + c] += to[j * dim + c];

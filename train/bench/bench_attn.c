@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "data/json.h"
-#include "train/bench/bench_experts.h"
+#include "train/bench/bench_attn_shared.h"
 #include "train/report/profile.h"
 
 static const struct heads {
@@ -64,14 +64,15 @@ static void run_op(struct device *dev, const struct layer *l, bool backward)
         op_attn_fwd(dev, l->o, l->lse, l->qkv, no_sinks, &l->seqs, &l->shape);
 }
 
-static void put_row(struct bench *b, const struct heads *h, bool backward, double ms, double flops)
+/* floor_ms: the shortest time of this work. */
+static void put_row(struct bench *b, const struct heads *h, bool backward, double ms, double flops, double floor_ms)
 {
     const double rate = flops / ms / 1e9, *base = &b->rate_128[backward];
     if (h == &models[AT_128]) b->rate_128[backward] = rate;
     if (!b->o->json) {
-        printf("%-16s %4lld %4lld %6lld %6lld  %-8s %9.3f %9.1f %8.1f", h->name, (long long)h->n_head,
+        printf("%-16s %4lld %4lld %6lld %6lld  %-8s %9.3f %9.1f %8.1f %8.1f", h->name, (long long)h->n_head,
                (long long)h->n_kv, (long long)h->head_dim, (long long)h->value_dim, backward ? "backward" : "forward",
-               ms, rate, 1e14 * rate / b->dev.roofs.flops);
+               ms, rate, 1e14 * rate / b->dev.roofs.flops, 100 * floor_ms / ms);
         if (*base > 0) printf(" %8.1f", 100 * rate / *base);
         printf("\n");
         fflush(stdout);
@@ -87,6 +88,7 @@ static void put_row(struct bench *b, const struct heads *h, bool backward, doubl
     json_out_f64(&b->out, "ms", ms);
     json_out_f64(&b->out, "tflops", rate);
     json_out_f64(&b->out, "roof_pct", 1e14 * rate / b->dev.roofs.flops);
+    json_out_f64(&b->out, "floor_pct", 100 * floor_ms / ms);
     json_out_close(&b->out, '}');
 }
 
@@ -100,17 +102,31 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
     if (bench_reserve(dev, &plan, err)) return err_prefix(err, "heads of %s", h->name);
     const struct layer l = push_layer(dev, b->o, h);
     for (int backward = 0; backward < 2; backward++) {
-        double before = 0;
+        double before = 0, floor_before = 0;
         for (int64_t i = -BENCH_WARM_UP; i < b->o->repeats; i++) {
             const int slot = (int)(2 * MT_MAX(i, 0));
             before = dev->flops;
+            floor_before = dev->floor_ms;
             dev->ops->mark(slot);
             run_op(dev, &l, backward);
             dev->ops->mark(slot + 1);
         }
         dev->ops->wait();
         for (int i = 0; i < (int)b->o->repeats; i++) ms[i] = dev->ops->mark_ms(2 * i, 2 * i + 1);
-        put_row(b, h, backward, bench_median(ms, b->o->repeats), dev->flops - before);
+        put_row(b, h, backward, bench_median(ms, b->o->repeats), dev->flops - before, dev->floor_ms - floor_before);
+    }
+    return 0;
+}
+
+static int run_shared(struct bench *b, struct err *err)
+{
+    struct bench_shared_row rows[BENCH_SHARED_ROWS];
+    if (bench_attn_shared(&b->dev, b->o->tokens, b->o->seq, b->o->repeats, rows, err)) return -1;
+    for (int i = 0; i < BENCH_SHARED_ROWS; i++) {
+        const struct bench_shared_row *r = &rows[i];
+        const struct heads h = {r->name, r->n_head, 1, r->head_dim, r->head_dim};
+        for (int backward = 0; backward < 2; backward++)
+            put_row(b, &h, backward, r->ms[backward], r->flops[backward], r->floor_ms[backward]);
     }
     return 0;
 }
@@ -130,10 +146,10 @@ static void print_legend(struct bench *b)
         return;
     }
     printf("%s\n%lld tokens in sequences of %lld, window %lld (0: none), median of %lld after %d; FLOPs of 2 products "
-           "forward, 5 backward\n%-16s %4s %4s %6s %6s  %-8s %9s %9s %8s %8s\n",
+           "forward, 5 backward\n%-16s %4s %4s %6s %6s  %-8s %9s %9s %8s %8s %8s\n",
            profile_roofs(roofs, &b->dev), (long long)b->o->tokens, (long long)b->o->seq, (long long)b->o->window,
            (long long)b->o->repeats, BENCH_WARM_UP, "heads of", "H", "K", "keys", "values", "pass", "ms", "TFLOP/s",
-           "% roof", "% of 128");
+           "% roof", "% floor", "% of 128");
 }
 
 int bench_attn_run(const struct bench_attn_options *o, struct err *err)
@@ -144,6 +160,7 @@ int bench_attn_run(const struct bench_attn_options *o, struct err *err)
     if (!rc) {
         print_legend(&b);
         for (int i = 0; i < MT_LEN(models) && !rc; i++) rc = run_heads(&b, &models[i], err);
+        if (!rc) rc = run_shared(&b, err);
     }
     if (!rc && o->json) {
         json_out_close(&b.out, ']');

@@ -1,0 +1,128 @@
+/* attn_shared_wgmma.cuh - what the Hopper kernels of attention with shared keys have in common: 64 heads of 512
+ * columns.
+ *
+ * A block has two warpgroups. A tile of N rows is 8 panels of 64 columns: N rows of 128 bytes, swizzled (sm90.cuh).
+ * Threads copy rows with cp.async, so a tile may gather any keys. */
+#ifndef MT_CUDA_ATTN_SHARED_WGMMA_H
+#define MT_CUDA_ATTN_SHARED_WGMMA_H
+
+#include "kernels/cuda/attn_shared.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/sm90.cuh"
+
+enum {
+    PAIR = 256,                               /* threads of two warpgroups */
+    PANEL_ROW = 128,                          /* bytes of a row of a panel */
+    HEAD_PANEL = SHARED_HEADS * PANEL_ROW,    /* bytes of a panel of heads */
+    HEAD_TILE = SHARED_HEADS * SHARED_DIM * 2 /* bytes of the rows of 64 heads of a token */
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Copies chunks of 16 bytes `lane` and `lane + 32` of a row of 512 columns into row `to` of a tile of ROWS; zeros when
+ * from is NULL. */
+template <int ROWS>
+__device__ static __forceinline__ void copy_row(uint32_t tile, int to, const bf16 *from, const bf16 *any)
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t dst = tile + lane / 8 * ROWS * PANEL_ROW + sm90_swizzle(to, lane % 8);
+    const bf16 *src = (from ? from : any) + lane * 8;
+    cp_async_16(dst, src, from != NULL);
+    cp_async_16(dst + 4 * ROWS * PANEL_ROW, src + 256, from != NULL);
+}
+
+/* Copies the rows of 64 heads of a token; WARPS warps call it, each with its number. */
+template <int WARPS> __device__ static __forceinline__ void copy_heads(uint32_t tile, const bf16 *from, int warp)
+{
+#pragma unroll 4
+    for (int h = warp; h < SHARED_HEADS; h += WARPS) copy_row<SHARED_HEADS>(tile, h, from + h * SHARED_DIM, from);
+}
+
+/* Loads the rows of 64 heads that the block n_sm after this one needs into L2, while this one computes. n: tokens of
+ * the grid, of which the last comes first. One thread calls it. */
+__device__ static __forceinline__ void prefetch_heads(const struct shared_args &a, const bf16 *x, int64_t ld, int n)
+{
+    const int n_group = a.n_head / SHARED_HEADS, next = blockIdx.x + a.n_sm;
+    if (next < (int)gridDim.x)
+        prefetch_l2(x + (n - 1 - next / n_group) * ld + (int64_t)(next % n_group) * SHARED_HEADS * SHARED_DIM,
+                    HEAD_TILE);
+}
+
+/* Number of keys of a token. All threads of the block call it. */
+__device__ static __forceinline__ int count_keys(const struct shared_args &a, const struct sight &s)
+{
+    if (!s.list) return s.n_near + s.n_far;
+    int n = s.n_near;
+    for (int p = 0; p < a.top; p += blockDim.x) {
+        const int i = p + threadIdx.x;
+        n += __syncthreads_count(i < a.top && listed(s, i));
+    }
+    return n;
+}
+
+/* Copies keys k0 .. k0 + ROWS - 1 of a token, of n, into a tile; zeros after the last. WARPS warps call it. */
+template <int ROWS, int WARPS>
+__device__ static __forceinline__ void copy_keys(uint32_t tile, const struct shared_args &a, const struct sight &s,
+                                                 int k0, int n, int warp)
+{
+    static_assert(ROWS / WARPS <= 32 && ROWS % WARPS == 0, "a lane finds the row of one key");
+    const int lane = threadIdx.x % 32;
+    int row = -1; /* of this lane's key: in kv, or after all rows of kv in entry */
+    const int k = k0 + warp * (ROWS / WARPS) + lane;
+    if (lane < ROWS / WARPS && k < n) {
+        const int e = k - s.n_near;
+        row = e < 0 ? s.first_key + k : a.n_tok + s.first_entry + (s.list ? s.list[e] : e);
+    }
+#pragma unroll 8
+    for (int r = 0; r < ROWS / WARPS; r++) {
+        const int from = __shfl_sync(~0u, row, r);
+        const bf16 *src = from < a.n_tok ? a.kv + from * a.ld_kv : a.entry + (from - a.n_tok) * a.ld_entry;
+        copy_row<ROWS>(tile, warp * (ROWS / WARPS) + r, from < 0 ? NULL : src, a.kv);
+    }
+}
+
+/* d [64, 32] = or += a [64, 16] b [16, 32], both K-major in shared memory: wgmma of sm90.cuh for 32 columns. */
+__device__ static __forceinline__ void wgmma_32(float (&d)[16], uint64_t a, uint64_t b, bool accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "l"(a), "l"(b), "r"((int)accumulate));
+}
+
+/* Stores a warpgroup's accumulator, 64 heads by 256 columns, times factor per row, as bf16. tile: 64 KiB that no
+ * product reads any more; dst: the first head of the token and the first of the 256 columns. */
+__device__ static __forceinline__ void store_half(bf16 *dst, const float (&acc)[128], const float factor[2], char *tile,
+                                                  int half)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
+    char *rows = tile + half * 4 * HEAD_PANEL + row * PANEL_ROW;
+#pragma unroll
+    for (int n = 0; n < 32; n++) {
+        char *to = rows + n / 8 * HEAD_PANEL + sm90_swizzle(lane / 4, n % 8) + lane % 4 * 4;
+        *(uint32_t *)to = pack2(factor[0] * acc[4 * n], factor[0] * acc[4 * n + 1]);
+        *(uint32_t *)(to + 8 * PANEL_ROW) = pack2(factor[1] * acc[4 * n + 2], factor[1] * acc[4 * n + 3]);
+    }
+    __syncwarp();
+#pragma unroll 4
+    for (int r = 0; r < 16; r++) /* a lane per 16 bytes of a row's 512 */
+        store16(dst + (int64_t)(row + r) * SHARED_DIM + lane * 8,
+                load16(rows + lane / 8 * HEAD_PANEL + sm90_swizzle(r, lane % 8)));
+}
+
+/* The shared memory of a block from its first multiple of 1024 bytes on. */
+__device__ static __forceinline__ char *aligned_shared(char *bytes)
+{
+    return bytes + ((1024 - (sm90_shared(bytes) & 1023)) & 1023);
+}
+
+#endif
+
+/* Lets a kernel use this many bytes of shared memory. */
+static inline void allow_shared_bytes(const void *kernel, int bytes)
+{
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+#endif
