@@ -11,7 +11,7 @@
  *   their sums are added in a fixed order.
  * Bound: arithmetic of f32 (14*H*A FLOP per pair backward), and L2, as every key reads all rows of q and dout again.
  * Numerics: f32, nothing but inputs and outputs is rounded; no atomics, bitwise repeatable.
- * 64, 128, ... heads of 512 columns: attn_shared_mma.cu; on Hopper attn_shared_wgmma_fwd.cu, attn_shared_wgmma_bwd.cu. */
+ * 64, 128, ... heads of 512 columns have kernels in attn_shared_mma.cu, on Hopper in attn_shared_wgmma_*.cu. */
 #include "kernels/cuda/attn_shared.cuh"
 
 enum { WARPS = 8, WORDS = 16 }; /* WORDS: columns of a lane, at most */

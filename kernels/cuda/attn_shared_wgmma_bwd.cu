@@ -6,12 +6,12 @@
  *   sum: adds the items of a row in the order of the tokens. After the last chunk the sums become bf16.
  * Scratch: struct shared_chunk: p and ds of up to 1 GiB, and the items, about a fifth of it.
  * Grid: dq as the forward, with tiles of 32 keys in two stages, 213 KiB; the first warpgroup computes the scores and p,
- *   the second dp and ds, then each 256 columns of dq. dkey: three warpgroups of 64 rows; 3 stages of 56 KiB: weights of
- *   64 heads for 192 rows, and the 256 columns of their dout or q. The 192 rows hold all keys in the window of 32
+ *   the second dp and ds, then each 256 columns of dq. dkey: three warpgroups of 64 rows; 3 stages of 56 KiB: weights
+ * of 64 heads for 192 rows, and the 256 columns of their dout or q. The 192 rows hold all keys in the window of 32
  *   tokens. Tokens that see none of the rows are left out.
- * Bound: dq per tile: shared memory, 1856 clocks per SM; with a window alone, memory: 256 KiB per token. dkey per stage:
- *   wgmma 1536 clocks; copies from L2 56 KiB, 18 bytes per clock: L2.
- * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
+ * Bound: dq per tile: shared memory, 1856 clocks per SM; with a window alone, memory: 256 KiB per token. dkey per
+ * stage: wgmma 1536 clocks; copies from L2 56 KiB, 18 bytes per clock: L2. Numerics: f32 sums; p and ds rounded to
+ * bf16; no atomics, bitwise repeatable. */
 #include "kernels/cuda/attn_shared_wgmma.cuh"
 
 enum {
