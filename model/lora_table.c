@@ -6,13 +6,33 @@
 
 #include "model/layer.h"
 
+/* Matrices of a layer with compressed attention that take no adapter: groups of the output, compressor, indexer. */
+static double frozen_params(const struct arch *a, int64_t l)
+{
+    const struct compress_arch *c = &a->compress;
+    if (a->mixer[l] != &mixer_compressed) return 0;
+    const enum compress_kind kind = c->kind[l];
+    const double d = (double)a->d_model, dim = (double)a->head_dim, heads = (double)c->n_index;
+    const double index = d * (4 * (double)c->index_dim + heads) + heads * (double)(c->index_dim * c->q_lora);
+    const double out = (double)(c->o_lora * a->n_head) * dim;
+    return out + (kind == COMPRESS_HEAVY ? 2 * d * dim : kind == COMPRESS_SPARSE ? 4 * d * dim + index : 0);
+}
+
+/* Parameters of hyper-connections: two sites per layer, and the head. */
+static double stream_params(const struct arch *a)
+{
+    const double n = (double)a->hyper.n_stream, wide = n * (double)a->d_model;
+    return n > 0 ? (2 * (double)a->n_layer * (2 + n) + 1) * n * wide : 0;
+}
+
 /* Parameters of the frozen model, without norms and biases. */
 static double base_params(const struct arch *a)
 {
-    double sum = 2.0 * (double)a->vocab * (double)a->d_model;
+    double sum = 2.0 * (double)a->vocab * (double)a->d_model + stream_params(a);
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct product q[LAYER_PRODUCTS];
         layer_products(a, l, q);
+        sum += frozen_params(a, l);
         if (a->ffn[l]->routed) sum += (double)arch_ffn(a, l).n_exp * (double)a->d_model;
         for (int i = 0; i < LAYER_PRODUCTS; i++) sum += (double)q[i].n_exp * (double)q[i].n_out * (double)q[i].n_in;
     }
@@ -58,6 +78,7 @@ static void count_cover(const struct adapters *ad, const struct arch *a, struct 
     for (int64_t l = 0; l < a->n_layer; l++) {
         struct product q[LAYER_PRODUCTS];
         layer_products(a, l, q);
+        of[KIND_ATTENTION].all += frozen_params(a, l);
         for (int i = 0; i < LAYER_PRODUCTS; i++) {
             if (!q[i].n_out) continue;
             const enum kind k = product_kind(a, l, i, &q[i]);

@@ -9,6 +9,7 @@
 
 #include "data/file.h"
 #include "data/safetensors.h"
+#include "model/lora_table.h"
 #include "tests/process.h"
 #include "tests/whole_model.h"
 #include "train/run.h"
@@ -267,6 +268,39 @@ static void adapters_name_their_modules(void **state)
                       "\"self_attn.o_b_proj\",\n    \"mlp.shared_experts.gate_proj\"");
 }
 
+/* The share of adapters counts every matrix, also those that take none. */
+static void frozen_matrices_are_counted(void **state)
+{
+    (void)state;
+    struct safetensors st;
+    struct adapters ad;
+    struct arch a;
+    struct err err = {.msg = ""};
+    const struct lora_options opt = {.r = 4, .alpha = 4, .targets = TARGETS, .layers = ""};
+    double attention = 0, all = 0, adapted = 0;
+    if (arch_load(&a, fixture(CASE), &err) || safetensors_open(&st, fixture(CASE), &err) ||
+        adapters_plan(&ad, &a, &opt, &err))
+        fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < st.n_tensors; i++) {
+        const struct st_tensor *t = &st.tensors[i];
+        const bool mixer = strstr(t->name, ".attn.");
+        const double n = t->ndim == 2 ? (double)(t->shape[0] * t->shape[1]) : 0;
+        if (strstr(t->name, "tid2eid") || strstr(t->name, ".ape")) continue;
+        all += n;
+        attention += mixer ? n : 0;
+        adapted +=
+            mixer && !strstr(t->name, "wo_a") && !strstr(t->name, "compressor") && !strstr(t->name, "indexer") ? n : 0;
+    }
+    char share[64], total[64], count[32], *table = lora_table(&ad, &a);
+    snprintf(share, sizeof(share), "adapters cover %.3g %% of the parameters", 100 * adapted / attention);
+    snprintf(total, sizeof(total), "of the model's %s (", str_count(count, (int64_t)all));
+    assert_says(table, share);
+    assert_says(table, total);
+    mem_free(table);
+    adapters_free(&ad);
+    safetensors_close(&st);
+}
+
 static void other_targets_are_refused(void **state)
 {
     (void)state;
@@ -298,6 +332,7 @@ int test_compressed(void)
         cmocka_unit_test(packed_equals_separate),
         cmocka_unit_test(ranks_and_resuming),
         cmocka_unit_test(adapters_name_their_modules),
+        cmocka_unit_test(frozen_matrices_are_counted),
         cmocka_unit_test(other_targets_are_refused),
         cmocka_unit_test(sizes_for_a_gpu),
     };
