@@ -715,7 +715,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
-    if (check_ranks(all, cfg, err) || inputs_check(cfg, err) || run_open_headers(&t->run, cfg, false, err) ||
+    if (check_ranks(all, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
         run_open_data(&t->run, true, err) || prepare(t, err) || eval_prompts_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
