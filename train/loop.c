@@ -363,8 +363,8 @@ static int save(struct training *t, struct err *err)
     mem_free(rows);
     comm_busy(t->run.par.all, "saving");
     char *card = card_of(t);
-    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, t->run.model_name, card,
-                             cfg->output.keep, err);
+    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, &m->arch, t->run.model_name,
+                             card, cfg->output.keep, err);
     mem_free(card);
     if (!rc) rc = report(t, err);
     comm_busy(t->run.par.all, NULL);
