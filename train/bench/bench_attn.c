@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "data/json.h"
-#include "train/bench/bench_experts.h"
+#include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
 
 static const struct heads {
@@ -93,7 +93,6 @@ static void put_row(struct bench *b, const struct heads *h, bool backward, doubl
 static int run_heads(struct bench *b, const struct heads *h, struct err *err)
 {
     struct device plan, *dev = &b->dev;
-    double ms[BENCH_RUNS];
     device_dry_run(&plan, dev);
     const struct layer planned = push_layer(&plan, b->o, h);
     run_op(&plan, &planned, true);
@@ -108,9 +107,7 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
             run_op(dev, &l, backward);
             dev->ops->mark(slot + 1);
         }
-        dev->ops->wait();
-        for (int i = 0; i < (int)b->o->repeats; i++) ms[i] = dev->ops->mark_ms(2 * i, 2 * i + 1);
-        put_row(b, h, backward, bench_median(ms, b->o->repeats), dev->flops - before);
+        put_row(b, h, backward, bench_marked_ms(dev, b->o->repeats), dev->flops - before);
     }
     return 0;
 }
