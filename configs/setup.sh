@@ -3,6 +3,7 @@
 # Installing needs root or sudo; nothing is installed when all packages are there. For Debian 12 and Ubuntu 22.04 or
 # newer. On another system it prints the packages and continues with what is installed.
 #   bash configs/setup.sh [BUILD_DIR [CMAKE_OPTION ...]]      default: build, CUDA when nvcc is found
+# It runs a compiler per core, or CMAKE_BUILD_PARALLEL_LEVEL of them.
 set -euo pipefail
 case ${1:-} in
     -h | --help)
@@ -69,7 +70,7 @@ configure_and_build() {
         cmake -S . -B "$build" "${generator[@]}" "$@"
     fi
     say "build: $build"
-    cmake --build "$build" --parallel "$(nproc)"
+    cmake --build "$build" --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 }
 
 install_packages

@@ -78,7 +78,7 @@ float quant_e8m0(uint8_t scale) { return scale == 255 ? NAN : ldexpf(1.0f, scale
 
 float quant_absmax(const struct weight *w, int64_t e, int64_t block)
 {
-    int64_t n = weight_blocks(w);
+    const int64_t n = (w->n_out * w->n_in + w->block - 1) / w->block; /* weight_blocks, which checks for overflow */
     if (!w->scale) return w->absmax[e * n + block];
     float outer = w->nested_absmax[e * ((n + 255) / 256) + block / 256];
     float centred = w->nested_map[w->scale[e * n + block]] * outer; /* a separate statement: no fused multiply-add */

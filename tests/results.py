@@ -199,17 +199,22 @@ def quant_lines(folder):
     if not b:
         return
     yield from ("### Fake quantisation of bf16 experts, all in one call", "")
-    yield ("| op | experts | GB/s | of a copy | one call per expert takes | a loop of PyTorch operations takes | "
-           "launches |")
-    yield "|---|---|---|---|---|---|---|"
+    yield from ("Calls run back to back on one stack of experts after another; a stack comes up again after 512 MiB of",
+                "other inputs, so the caches are cold. The copy of the same size moves as many bytes, read and written",
+                "together, with cudaMemcpyAsync between the same buffers, timed in the same way. A large copy moves",
+                "256 MiB. The op is compared with two loops over the experts: of its own kernels, one call per expert,",
+                "and of PyTorch operations (`tests/parity/quant_speed.py`).", "")
+    yield ("| op | experts | GB/s | of a copy of the same size | of a large copy | one call per expert takes | "
+           "a loop of PyTorch operations takes | launches |")
+    yield "|---|---|---|---|---|---|---|---|"
     peer = load(folder, TORCH)
     loops = {(r["op"], r["experts"], r["out"]): r["ms"] for r in peer["rows"]} if peer else {}
     for row in b["rows"]:
         loop = loops.get((row["op"], row["experts"], row["out"]))
         times = f"{loop / row['ms']:.0f} times as long" if loop else ""
         yield (f"| {row['op']} | {row['experts']} x [{row['out']}, {row['in']}] | {row['gbs']:,.0f} | "
-               f"{row['copy_pct']:.0f} % | {row['loop_ratio']:.1f} times as long | {times} | "
-               f"{row.get('launches', '')} |")
+               f"{row['same_copy_pct']:.0f} % | {row['copy_pct']:.0f} % | "
+               f"{row['loop_ratio']:.1f} times as long | {times} | {row.get('launches', '')} |")
     yield ""
 
 

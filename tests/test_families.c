@@ -438,8 +438,8 @@ static void add_pair(struct copy *c, const char *module, int64_t r, int64_t out,
         char name[160];
         snprintf(name, sizeof(name), "base_model.model.model.layers.0.%s.lora_%c.weight", module, b ? 'B' : 'A');
         float *x = add_made(c, name, DT_F32, 2, b ? (int64_t[]){out, r} : (int64_t[]){r, in});
-        for (int64_t i = 0; i < out * r && b; i++) x[i] = (float)test_value(rng_key(3, name), (uint64_t)i);
-        for (int64_t i = 0; i < r * in && !b; i++) x[i] = (float)test_value(rng_key(3, name), (uint64_t)i);
+        const uint64_t key = rng_key(3, name);
+        for (int64_t i = 0; i < r * (b ? out : in); i++) x[i] = (float)test_value(key, (uint64_t)i);
     }
 }
 
@@ -608,8 +608,8 @@ static void test_dense_gradient(void **state)
         char name[96];
         snprintf(name, sizeof(name), "model.layers.0.mlp.%s.weight", parts[p]);
         float *x = add_made(&c, name, DT_F32, 2, shape);
-        for (int64_t i = 0; i < shape[0] * shape[1]; i++)
-            x[i] = (float)(0.3 * test_value(rng_key(1, name), (uint64_t)i));
+        const uint64_t key = rng_key(1, name);
+        for (int64_t i = 0; i < shape[0] * shape[1]; i++) x[i] = (float)(0.3 * test_value(key, (uint64_t)i));
     }
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     assert_int_equal(safetensors_write(path, c.entries, c.n, &err), 0);

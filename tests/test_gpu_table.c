@@ -46,6 +46,13 @@ static void plans_for_a_card(void **state)
     assert_says(said.out, "budget 2.00 GiB (train.memory_gb)");
     assert_int_equal(RUN("plan", config, "--gpu", "4gb", "--set", "train.memory_gb=8", "--set", "lora.r=8"), 0);
     assert_says(said.out, "budget 3.96 GiB (of the GPU's memory)");
+    /* what the GPU has in use before the run */
+    assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", "train.memory_gb=0.25"), 1);
+    assert_says(said.err, "context, libraries and other processes of the GPU take 633 MiB, the budget is 256 MiB "
+                          "(train.memory_gb): raise train.memory_gb, or end the other processes");
+    assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", "train.memory_gb=0.62"), 1);
+    assert_says(said.err,
+                ", 633 MiB of it for context, libraries and other processes of the GPU, the budget is 635 MiB");
 #else
     assert_int_equal(RUN("plan", config, "--gpu", "h100"), 1);
     assert_says(said.err, "nvcc (CUDA Toolkit 13), with -DMOETRAIN_CUDA=on; no GPU is needed");

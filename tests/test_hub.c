@@ -705,6 +705,33 @@ static void test_training(void **state)
     assert_says(said.err, "moetrain: error: model.path = hub:test/none: HF_HUB_OFFLINE is set: ");
 }
 
+/* Targets that the model lacks, and an unknown family, are reported when config.json has been read: no data and no
+ * weights are requested. `eval` reads targets from an adapter. */
+static void test_early_refusals(void **state)
+{
+    (void)state;
+    const char *config = process_config("[eval]\nmax_batches = 1\n");
+    const char *const data[] = {"data.train=hub:test/rows/data/train.jsonl", "data.eval=hub:test/rows/data/eval.jsonl"};
+    char dir[MT_PATH];
+    struct err err;
+    for (int i = 0; i < 2; i++) { /* the second time with the small files in the cache */
+        assert_int_equal(RUN(config, "--set", "model.path=hub:test/tiny", "--set", "lora.targets=q_a_proj,experts",
+                             "--set", data[0], "--set", data[1]),
+                         1);
+        assert_says(said.err, "moetrain: error: lora.targets: \"q_a_proj\" ");
+        assert_int_equal(hub_requests("/config.json ", "/resolve/"), 1);
+    }
+    assert_int_equal(RUN("eval", config, "--base", "--set", "model.path=hub:test/plain"), 1); /* names no family */
+    assert_says(said.err, "model_type");
+    assert_int_equal(hub_requests(".safetensors ", "") + hub_requests("datasets", ""), 0);
+    assert_int_equal(RUN("eval", config, "--adapter", fixture("parity/case_a/adapter_final"), "--set",
+                         "model.path=hub:test/tiny", "--set", "lora.targets=q_a_proj", "--set", data[0], "--set",
+                         data[1]),
+                     0);
+    if (hub_model(dir, "hub:test/tiny", "main", &err)) fail_msg("%s", err.msg);
+    assert_verified(dir);
+}
+
 /* configs/gptoss_20b_qlora.ini as shipped, with a smaller step for the CPU. */
 static void test_shipped_configuration(void **state)
 {
@@ -749,6 +776,7 @@ int test_hub(void)
         cmocka_unit_test_setup(test_rows_refused, hub_fresh),
         cmocka_unit_test_setup(test_rows_killed, hub_fresh),
         cmocka_unit_test_setup(test_training, hub_fresh),
+        cmocka_unit_test_setup(test_early_refusals, hub_fresh),
         cmocka_unit_test_setup(test_shipped_configuration, hub_fresh),
     };
     if (!hub_can_run()) return 0;

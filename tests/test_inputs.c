@@ -46,6 +46,31 @@ static void assert_refused(const char *key, const char *path, const char *part)
     if (file_exists("out")) fail_msg("%s: output.dir is left behind", set);
 }
 
+/* Targets that the model lacks are an error before any row is read: the data
+ * are bytes that no reader takes. `eval` reads targets from an adapter. */
+static void targets_before_data(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char data[MT_PATH], train[MT_PATH + 16], held[MT_PATH + 16];
+    struct err err;
+    snprintf(data, sizeof(data), "%s/rows.jsonl", scratch_dir());
+    snprintf(train, sizeof(train), "data.train=%s", data);
+    snprintf(held, sizeof(held), "data.eval=%s", data);
+    assert_int_equal(file_write_atomic(data, "no row\n", 7, &err), 0);
+    assert_int_equal(RUN(config, "--set", train, "--set", held), 1);
+    assert_says(said.err, data);
+    assert_int_equal(RUN(config, "--set", train, "--set", held, "--set", "lora.targets=q_a_proj"), 1);
+    assert_says(said.err,
+                "moetrain: error: lora.targets: \"q_a_proj\" matches nothing: the targets of gpt_oss are q_proj,");
+    assert_null(strstr(said.err, data));
+    assert_int_equal(RUN("eval", config, "--base", "--set", held, "--set", "lora.targets=q_a_proj"), 1);
+    assert_says(said.err, data);
+    assert_int_equal(RUN("eval", config, "--adapter", fixture("parity/case_a/adapter_final"), "--set",
+                         "lora.targets=q_a_proj", "--set", "eval.max_batches=1"),
+                     0);
+}
+
 /* A run finds a file of the wrong kind at the path of an output before it trains. */
 static void of_the_output(void **state)
 {
@@ -202,6 +227,7 @@ int test_inputs(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(of_the_configuration),
+        cmocka_unit_test(targets_before_data),
         cmocka_unit_test(of_the_output),
         cmocka_unit_test(of_the_commands),
     };

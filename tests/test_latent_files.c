@@ -56,8 +56,9 @@ static void to_int4(struct draft *d, const struct st_entry *e, const float *x, b
     char name[160];
     (void)x;
     shape[0] = out, shape[1] = in;
+    const uint64_t key = rng_key(5, e->name);
     for (int64_t i = 0; i < n; i++) {
-        const int code = (int)(rng_u64(rng_key(5, e->name), (uint64_t)i) % 16);
+        const int code = (int)(rng_u64(key, (uint64_t)i) % 16);
         if (i % GROUP == 0) scale[i / GROUP] = f32_to_bf16((float)(0.02 + 0.01 * test_value(6, (uint64_t)i)));
         nibbles[i / 2] |= (uint8_t)(code << 4 * (i % 2));
         value[i] = f32_to_bf16((float)(code - 8) * bf16_to_f32(scale[i / GROUP]));
@@ -172,12 +173,13 @@ static void put_fp8(struct draft *d, const char *name, enum stack_scales kind, b
     float table[256], *scale = mem_array(n_scale, sizeof(*scale));
     uint8_t *codes = mem_alloc(n);
     uint16_t *value = mem_array(n, sizeof(*value));
+    const uint64_t key = rng_key(8, name);
     char full[160];
     quant_fp8_values(table);
     for (int64_t i = 0; i < n_scale; i++) scale[i] = (float)(1 + test_value(7, (uint64_t)i) / 2) / 4096;
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = i / (out * in) * rows * cols + i % (out * in) / in / block * cols + i % in / block;
-        codes[i] = (uint8_t)(rng_u64(rng_key(8, name), (uint64_t)i) % 127 + (i % 2 ? 128 : 0));
+        codes[i] = (uint8_t)(rng_u64(key, (uint64_t)i) % 127 + (i % 2 ? 128 : 0));
         value[i] = f32_to_bf16(table[codes[i]] * scale[n_scale > 1 ? at : 0]);
     }
     if (decoded) {

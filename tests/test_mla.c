@@ -76,7 +76,8 @@ static void add(struct made *m, int64_t layer, const char *name, int64_t n_out, 
     else
         snprintf(text, 96, "model.layers.%lld.%s", (long long)layer, name);
     const double mean = strstr(name, "norm") ? 1 : 0, std = strstr(name, "embed") ? 1 : 0.4;
-    for (int64_t i = 0; i < n; i++) x[i] = (float)(mean + std * test_value(rng_key(1, text), (uint64_t)i));
+    const uint64_t key = rng_key(1, text);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(mean + std * test_value(key, (uint64_t)i));
     *e = (struct st_entry){.name = text, .dtype = DT_F32, .ndim = n_in ? 2 : 1, .shape = {n_out, n_in}, .data = x};
 }
 

@@ -234,6 +234,55 @@ static void changed_mathematics_is_refused(void **state)
     assert_int_equal(RUN(config, "--set", "data.format=text"), 0); /* the same rows */
 }
 
+/* Writes config.json of the parity case to dir, with `old` replaced by `new`. */
+static void edit_model(const char *dir, const char *old, const char *new)
+{
+    char path[MT_PATH], text[1 << 13], out[1 << 13];
+    struct err err;
+    process_read(fixture("parity/case_a/config.json"), text, sizeof(text));
+    const char *at = strstr(text, old);
+    assert_non_null(at);
+    snprintf(out, sizeof(out), "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    if (file_write_atomic(path, out, (int64_t)strlen(out), &err)) fail_msg("%s", err.msg);
+}
+
+/* config.json was edited after the first steps; the weights are the same. */
+static void changed_config_json_is_refused(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"model.safetensors", "tokenizer.json", "tokenizer_config.json"};
+    static const char *const rows[][3] = {
+        {"\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 1", "num_experts_per_tok: 2 -> 1: set it back"},
+        {"\"rope_theta\": 150000.0", "\"rope_theta\": 10000.0", "rope_theta: 150000 -> 10000: set it back"},
+        {"\"full_attention\"", "\"sliding_attention\"",
+         "layers.1: full_attention, sparse -> sliding_attention of 8, sparse: set it back"},
+    };
+    char dir[MT_PATH], model[MT_PATH + 16], from[MT_PATH], to[MT_PATH + 32];
+    const char *config = process_config("");
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    snprintf(model, sizeof(model), "model.path=%s", dir);
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(from, sizeof(from), "%s/%s", fixture("parity/case_a"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    edit_model(dir, "", "");
+    if (RUN(config, "--set", model)) fail_msg("%s", said.err);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        edit_model(dir, rows[i][0], rows[i][1]);
+        assert_int_equal(RUN(config, "--set", "train.steps=4", "--set", model), 1);
+        assert_says(said.err, "step-000002 was made with other values in the model's config.json, ");
+        assert_says(said.err, rows[i][2]);
+        assert_null(strstr(said.err, "documents")); /* before data and weights are read */
+    }
+    edit_model(dir, "\"max_position_embeddings\": 2048", "\"max_position_embeddings\": 4096");
+    if (RUN(config, "--set", "train.steps=4", "--set", model)) fail_msg("%s", said.err); /* determines no result */
+    edit_model(dir, rows[0][0], rows[0][1]);
+    forge_in(config, "step-000004", "\"model\": {", "\"other\": {"); /* as an earlier version wrote it */
+    if (RUN(config, "--set", "train.steps=5", "--set", model)) fail_msg("%s", said.err);
+}
+
 /* The same adapters, written differently. */
 static void lists_are_compared_by_meaning(void **state)
 {
@@ -270,6 +319,7 @@ int test_resume(void)
         cmocka_unit_test(forged_state_is_refused),        cmocka_unit_test(forged_runs_are_refused),
         cmocka_unit_test(steps_and_rates_may_change),     cmocka_unit_test(divergence_is_a_warning),
         cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
+        cmocka_unit_test(changed_config_json_is_refused),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

@@ -18,6 +18,7 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "model/arch_values.h"
 #include "train/amax_file.h"
 #include "train/atomic_dir.h"
 #include "train/peft.h"
@@ -146,9 +147,18 @@ static void settings_write(struct json_out *o, const struct config *cfg)
     json_out_close(o, '}');
 }
 
+/* The values of config.json, by name. */
+static void model_write(struct json_out *o, const struct arch *a)
+{
+    struct arch_value v;
+    json_out_open(o, "model", '{');
+    for (int64_t i = 0; arch_value(a, i, &v); i++) json_out_str(o, v.name, v.text);
+    json_out_close(o, '}');
+}
+
 /* Doubles are strings of 17 digits, which read back exactly and can be infinite; hashes are hexadecimal strings. */
 static int state_write(const char *dir, const struct train_state *state, int64_t n_update, const struct config *cfg,
-                       struct err *err)
+                       const struct arch *arch, struct err *err)
 {
     struct json_out o = {.indent = true};
     char path[MT_PATH], text[40];
@@ -167,6 +177,7 @@ static int state_write(const char *dir, const struct train_state *state, int64_t
     }
     json_out_i64(&o, "updates", n_update);
     settings_write(&o, cfg);
+    if (arch) model_write(&o, arch);
     json_out_close(&o, '}');
     int rc = join(path, dir, STATE, err);
     if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
@@ -426,14 +437,15 @@ static int send_parts(const struct adapters *ad, struct device *dev, struct err 
 }
 
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
-                    const struct config *cfg, const char *base_model, const char *card, int64_t keep, struct err *err)
+                    const struct config *cfg, const struct arch *arch, const char *base_model, const char *card,
+                    int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
     if (ad->par.all->rank != 0) return send_parts(ad, dev, err);
     snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
     if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || atomic_dir_begin(dir, tmp, err) ||
         join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, card, err) ||
-        optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, cfg, err) ||
+        optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, cfg, arch, err) ||
         manifest_write(tmp, err) || atomic_dir_commit(tmp, dir, err) || file_sync_dir(out_dir, err) ||
         prune(folder, state->step, keep, err))
         return err_prefix(err, "saving the checkpoint of step %" PRId64, state->step);

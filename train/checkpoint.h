@@ -30,16 +30,17 @@ struct train_state {
 };
 
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (as peft_save), optimizer.safetensors (masters, m, v),
- * state.json with the options of `cfg` that are not CONFIG_FREE, and a manifest with size and CRC-32 of every file.
+ * state.json with the options of `cfg` that are not CONFIG_FREE and the values of `arch` (NULL: none), and a manifest
+ * with size and CRC-32 of every file.
  * Written under a temporary name, fsynced, renamed. Then deletes all but the newest `keep` (0: keeps all); a failed
  * deletion is a warning. Rank 0 writes; the other ranks call it to send their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
-                    const struct config *cfg, const char *base_model, const char *card, int64_t keep,
-                    struct err *err) MT_CHECK;
+                    const struct config *cfg, const struct arch *arch, const char *base_model, const char *card,
+                    int64_t keep, struct err *err) MT_CHECK;
 /* Call before a run starts: completes the deletions of killed processes and deletes their incomplete checkpoints. */
 int checkpoint_sweep(const char *out_dir, struct err *err) MT_CHECK;
 /* Reads state.json of a step-NNNNNN directory: state, number of updates, and in *doc, which the caller frees, the
- * object "settings" (texts of config_value by name). Checks syntax and types only. */
+ * objects "settings" (texts of config_value by name) and "model" (of arch_value). Checks syntax and types only. */
 int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_update, struct json_doc **doc,
                     struct err *err) MT_CHECK;
 /* dir: a step-NNNNNN directory. Verifies the manifest first. An error names the damaged file, or the tensor with an

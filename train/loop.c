@@ -363,8 +363,8 @@ static int save(struct training *t, struct err *err)
     mem_free(rows);
     comm_busy(t->run.par.all, "saving");
     char *card = card_of(t);
-    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, t->run.model_name, card,
-                             cfg->output.keep, err);
+    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, &m->arch, t->run.model_name,
+                             card, cfg->output.keep, err);
     mem_free(card);
     if (!rc) rc = report(t, err);
     comm_busy(t->run.par.all, NULL);
@@ -715,7 +715,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
-    if (check_ranks(all, cfg, err) || inputs_check(cfg, err) || run_open_headers(&t->run, cfg, false, err) ||
+    if (check_ranks(all, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
         run_open_data(&t->run, true, err) || prepare(t, err) || eval_prompts_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||

@@ -328,12 +328,41 @@ static void set_budget(struct plan *p, const struct device *dev, const struct pa
     p->limit = p->capped ? "train.memory_gb" : dev->card_bytes ? "of the GPU's memory" : "of what is free";
 }
 
+/* No options fit: says what takes the memory and what to change. */
+static int too_large(const struct plan *p, const struct config *cfg, bool train, struct err *err)
+{
+    static const char others[] = "context, libraries and other processes of the GPU";
+    const char *what = train ? "training" : "evaluation";
+    const int64_t weights = p->memory.experts + p->memory.dense - p->memory.decoded;
+    char need[32], have[32], part[32], fixed[128] = "";
+    (void)str_bytes(have, p->budget);
+    (void)str_bytes(part, p->fixed);
+    if (p->fixed && p->fixed >= p->budget)
+        return err_set(err, "%s take %s, the budget is %s (%s): %s", others, part, have, p->limit,
+                       p->capped ? "raise train.memory_gb, or end the other processes"
+                                 : "use a device with more memory");
+    if (p->fixed) snprintf(fixed, sizeof(fixed), ", %s of it for %s", part, others);
+    (void)str_bytes(need, plan_peak(p, train));
+    if (weights > p->budget)
+        return err_set(err,
+                       "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): use a device "
+                       "with more memory, or several with parallel.ep",
+                       what, need, recompute_name(p->opt.recompute), str_bytes(part, weights), have, p->limit);
+    return err_set(err,
+                   "%s needs %s with recompute = %s%s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
+                   "or lora.r%s%s",
+                   what, need, recompute_name(p->opt.recompute), fixed, have, p->limit,
+                   p->chosen ? "" : ", or set train.recompute = auto",
+                   !p->opt.decoded_layers                                ? ""
+                   : cfg->model.expert_weight_format == CFG_EXPERTS_BF16 ? ", or model.expert_weight_format = packed"
+                                                                         : ", or train.decoded_layers");
+}
+
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
               const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
               struct err *err)
 {
     const struct request q = request_of(dev, par, a, st, cfg, adapter_dir, train);
-    char need[32], have[32], weights[32];
     *p = (struct plan){.n_tok = q.n_tok,
                        .n_rank = par->all->world,
                        .n_ep = par->ep->world,
@@ -354,23 +383,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     }
     if (plan_peak(p, train) <= p->budget) return fill_up(p, &q, err);
     p->too_large = true;
-    if (p->memory.experts + p->memory.dense - p->memory.decoded > p->budget)
-        return err_set(err,
-                       "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): use a device "
-                       "with more memory, or several with parallel.ep",
-                       train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
-                       recompute_name(p->opt.recompute),
-                       str_bytes(weights, p->memory.experts + p->memory.dense - p->memory.decoded),
-                       str_bytes(have, p->budget), p->limit);
-    return err_set(err,
-                   "%s needs %s with recompute = %s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
-                   "or lora.r%s%s",
-                   train ? "training" : "evaluation", str_bytes(need, plan_peak(p, train)),
-                   recompute_name(p->opt.recompute), str_bytes(have, p->budget), p->limit,
-                   p->chosen ? "" : ", or set train.recompute = auto",
-                   !p->opt.decoded_layers                                  ? ""
-                   : q.cfg->model.expert_weight_format == CFG_EXPERTS_BF16 ? ", or model.expert_weight_format = packed"
-                                                                           : ", or train.decoded_layers");
+    return too_large(p, cfg, train, err);
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/arch_values.h"
 #include "train/plan.h"
 
 #define WHAT_TO_DO "set it back, or start anew with another output.dir or train.resume = never"
@@ -174,6 +175,26 @@ static int saved_schedule(const struct resume *r, const struct config *cfg, stru
     return rc;
 }
 
+/* The values of config.json that the run reads from its model, against those of the checkpoint, which a checkpoint of
+ * an older build does not have. */
+static int check_arch(const struct resume *r, const struct config *cfg, const struct arch *a, struct err *err)
+{
+    const struct json saved = json_find(json_root(r->doc), "model");
+    struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
+    const int same = c.n;
+    struct arch_value v;
+    struct err unused;
+    const char *old;
+    for (int64_t i = 0; arch_value(a, i, &v); i++) {
+        if (!json_has(saved, v.name)) continue;
+        if (json_get_str(saved, v.name, &old, &unused)) old = "?";
+        if (strcmp(old, v.text)) changes_add(&c, v.name, old, v.text);
+    }
+    if (c.n == same) return 0;
+    return err_set(err, "%s was made with other values in the model's config.json, %s: " WHAT_TO_DO, r->path,
+                   changes_text(&c));
+}
+
 /* ---- finding ---- */
 
 int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err)
@@ -190,7 +211,7 @@ int resume_find(struct resume *r, const struct config *cfg, const struct arch *a
     r->found = true;
     struct changes c = compare(r, cfg, CONFIG_MATH, "", false);
     if (c.n && same_adapters(r, cfg, a)) c = compare(r, cfg, CONFIG_MATH, "", true);
-    if (!c.n) return 0;
+    if (!c.n) return check_arch(r, cfg, a, err);
     return err_set(err, "%s was made with other settings, %s: " WHAT_TO_DO, r->path, changes_text(&c));
 }
 

@@ -16,23 +16,12 @@
 
 #define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
 
-/* Finds the data before the model, so that a wrong name of a data set is reported before the large download. */
+/* The files of data.train and data.eval, downloaded if they are on the hub. */
 static int find_data(struct run *r, struct err *err)
 {
     if (!(r->train_files = hub_data(r->cfg->data.train, err))) return err_prefix(err, "data.train");
     if (!(r->eval_files = hub_data(r->cfg->data.eval, err))) return err_prefix(err, "data.eval");
     return 0;
-}
-
-static int find_model(struct run *r, bool plan_only, bool *headers, struct err *err)
-{
-    const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
-    int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
-                       : hub_model(r->model_dir, path, revision, err);
-    if (!rc) rc = file_check_kind(r->model_dir, true, err);
-    return !rc                        ? 0
-           : strncmp(path, "hub:", 4) ? err_prefix(err, "model.path")
-                                      : err_prefix(err, "model.path = %s", path);
 }
 
 /* Number of ranks for a setting of N: 0 means all GPUs of this machine; at least parallel.ep. */
@@ -69,9 +58,51 @@ static int read_arch(struct run *r, struct err *err)
     return arch_load(&r->arch, r->model_dir, err) ? err_prefix(err, "model.path") : 0;
 }
 
+/* Adapters of other targets than the model has, and a teacher's adapter of another model, are errors. */
+static int check_targets(const struct run *r, struct err *err)
+{
+    struct adapters ad = {0}, teacher = {0}, *planned;
+    const int rc =
+        plan_adapters(&ad, &r->arch, r->cfg, NULL, err) || plan_teacher(&teacher, &planned, &r->arch, r->cfg, err);
+    adapters_free(&ad);
+    adapters_free(&teacher);
+    return rc ? -1 : 0;
+}
+
+/* The order of opening: config.json, data, weights; a wrong setting is reported before large files are downloaded. */
+struct opening {
+    struct run *r;
+    bool train, data; /* check the targets; find the data */
+    bool called, failed;
+};
+
+static int before_weights(void *user, const char *dir, struct err *err)
+{
+    struct opening *o = user;
+    struct run *r = o->r;
+    o->called = true;
+    if (dir != r->model_dir) snprintf(r->model_dir, MT_PATH, "%s", dir);
+    o->failed = read_arch(r, err) || (o->train && check_targets(r, err)) || (o->data && find_data(r, err));
+    return o->failed ? -1 : 0;
+}
+
+static int open_arch(struct opening *o, bool plan_only, bool *headers, struct err *err)
+{
+    struct run *r = o->r;
+    const struct hub_check check = {before_weights, o};
+    const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
+    int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
+                       : hub_model_checked(r->model_dir, path, revision, &check, err);
+    if (!rc) rc = file_check_kind(r->model_dir, true, err);
+    if (!rc) return o->called ? 0 : before_weights(o, r->model_dir, err);
+    return o->failed                  ? -1
+           : strncmp(path, "hub:", 4) ? err_prefix(err, "model.path")
+                                      : err_prefix(err, "model.path = %s", path);
+}
+
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
 {
-    return find_model(r, plan_only, headers, err) || read_arch(r, err) ? -1 : 0;
+    return open_arch(&(struct opening){.r = r}, plan_only, headers, err);
 }
 
 static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct err *err)
@@ -84,13 +115,15 @@ static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct
 }
 
 /* Opens configuration and checkpoint headers. card_bytes: memory of the GPU to plan for; 0: plan for train.device. */
-static int open_headers(struct run *r, const struct config *cfg, bool plan_only, int64_t card_bytes, struct err *err)
+static int open_headers(struct run *r, const struct config *cfg, bool plan_only, bool train, int64_t card_bytes,
+                        struct err *err)
 {
     bool headers = false;
+    struct opening opening = {.r = r, .train = train, .data = !plan_only};
     *r = (struct run){.cfg = cfg, .par = parallel_alone};
     hub_model_name(r->model_name, cfg->model.path);
-    if (config_validate(cfg, err) || open_device(r, plan_only, card_bytes, err) || (!plan_only && find_data(r, err)) ||
-        run_open_arch(r, plan_only, &headers, err))
+    if (config_validate(cfg, err) || open_device(r, plan_only, card_bytes, err) ||
+        open_arch(&opening, plan_only, &headers, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     if (plan_only && plan_ranks(r, err)) return -1;
@@ -101,12 +134,17 @@ static int open_headers(struct run *r, const struct config *cfg, bool plan_only,
 
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
 {
-    return open_headers(r, cfg, plan_only, 0, err);
+    return open_headers(r, cfg, plan_only, false, 0, err);
+}
+
+int run_open_training(struct run *r, const struct config *cfg, struct err *err)
+{
+    return open_headers(r, cfg, false, true, 0, err);
 }
 
 int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, struct err *err)
 {
-    return open_headers(r, cfg, true, card_bytes, err);
+    return open_headers(r, cfg, true, false, card_bytes, err);
 }
 
 /* Expert-parallel groups are consecutive ranks, which have the fastest links. */

@@ -248,12 +248,14 @@ static bool has_ref(const struct hub_repo *repo)
     return !hub_repo_path(path, repo, "refs", repo->revision, NULL) && file_exists(path);
 }
 
-/* headers: for a plan; only the headers of shards outside the cache are downloaded. */
-static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, struct err *err)
+/* headers: for a plan; only the headers of shards outside the cache are downloaded. check: NULL, or before them. */
+static int open_model(struct hub_repo *repo, char dir[MT_PATH], bool *headers, const struct hub_check *check,
+                      struct err *err)
 {
     struct wanted shards = {0};
     const bool plan = *headers;
     int rc = fetch_small(repo, plan, &shards, err);
+    if (!rc && check) rc = hub_snapshot_path(dir, repo, NULL, err) || check->look(check->user, dir, err) ? -1 : 0;
     *headers = plan && !rc && !repo->cached && !hub_headers_needless(repo, shards.files, shards.n);
     if (!rc && *headers)
         rc = hub_headers(dir, repo, shards.files, shards.n, err);
@@ -268,8 +270,8 @@ static bool have_model(const struct hub_repo *like, char dir[MT_PATH], bool plan
 {
     struct hub_repo repo = *like;
     struct err err;
-    const bool have =
-        hub_is_commit(repo.revision) && !hub_cache_list(&repo, &err) && !open_model(&repo, dir, &(bool){plan}, &err);
+    const bool have = hub_is_commit(repo.revision) && !hub_cache_list(&repo, &err) &&
+                      !open_model(&repo, dir, &(bool){plan}, NULL, &err);
     hub_repo_free(&repo);
     return have;
 }
@@ -289,7 +291,8 @@ static int parse_model(struct hub_repo *repo, const char *spec, const char *revi
     return at ? set_revision(repo, at + 1, strlen(at + 1), err) : set_revision(repo, revision, strlen(revision), err);
 }
 
-static int find_model(char dir[MT_PATH], const char *path, const char *revision, bool *headers, struct err *err)
+static int find_model(char dir[MT_PATH], const char *path, const char *revision, bool *headers,
+                      const struct hub_check *check, struct err *err)
 {
     struct hub_env env;
     struct hub_repo repo = {.env = &env};
@@ -312,20 +315,26 @@ static int find_model(char dir[MT_PATH], const char *path, const char *revision,
         hub_repo_free(&repo);
         return 0;
     }
-    if (!rc) rc = open_model(&repo, dir, headers, err);
+    if (!rc) rc = open_model(&repo, dir, headers, check, err);
     hub_repo_free(&repo);
     return rc;
 }
 
 int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err)
 {
-    return find_model(dir, path, revision, &(bool){false}, err);
+    return find_model(dir, path, revision, &(bool){false}, NULL, err);
+}
+
+int hub_model_checked(char dir[MT_PATH], const char *path, const char *revision, const struct hub_check *check,
+                      struct err *err)
+{
+    return find_model(dir, path, revision, &(bool){false}, check, err);
 }
 
 int hub_model_headers(char dir[MT_PATH], const char *path, const char *revision, bool *headers, struct err *err)
 {
     *headers = true;
-    return find_model(dir, path, revision, headers, err);
+    return find_model(dir, path, revision, headers, NULL, err);
 }
 
 const char *hub_model_name(char name[MT_PATH], const char *path)

@@ -6,7 +6,7 @@
  *   kk_ij = D_ij <k_i, k_j> for j < i;  m_ij = D_ij <q_i, k_j> for j <= i;  L_ij = beta_i kk_ij
  *   (I + L) U = beta V;  (I + L) W = beta e^G K;  X = U - W S (the deltas)
  *   O = (e^G Q) S + m X;  S = e^(G_C) S + (e^(G_C - G) K)^T X, where C is the last token.
- * No exponent is positive. The backward computes the states at the starts of the chunks again, then walks from the last
+ * No exponent is positive. The backward computes the states at the starts of the chunks again, then goes from the last
  * chunk to the first with E, the gradient of the state after the chunk.
  *
  * A thread computes a key head of one sequence, with its value heads one after another. */

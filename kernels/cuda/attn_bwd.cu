@@ -232,11 +232,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
 template <int DIM, int GRADS> static void attn_dkv(const struct attn_args *a)
 {
     const int bytes = dkv_bytes<DIM>();
-    static bool ready;
-    if (!ready)
-        CUDA_CHECK(
-            cudaFuncSetAttribute(attn_dkv_kernel<DIM, GRADS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    ready = true;
+    allow_shared<attn_dkv_kernel<DIM, GRADS>>(bytes);
     attn_dkv_kernel<DIM, GRADS><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, bytes, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
 }
@@ -244,10 +240,7 @@ template <int DIM, int GRADS> static void attn_dkv(const struct attn_args *a)
 template <int DIM> static void attn_dq(const struct attn_args *a)
 {
     const int bytes = dq_bytes<DIM>();
-    static bool ready;
-    if (!ready)
-        CUDA_CHECK(cudaFuncSetAttribute(attn_dq_kernel<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    ready = true;
+    allow_shared<attn_dq_kernel<DIM>>(bytes);
     attn_dq_kernel<DIM><<<attn_grid(a, dq_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
 }

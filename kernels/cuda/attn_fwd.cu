@@ -151,10 +151,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
 template <int DIM> static void attn_fwd(const struct attn_args *a)
 {
     const int bytes = (query_rows<DIM>() + 4 * key_rows<DIM>()) * DIM * 2;
-    static bool ready;
-    if (!ready)
-        CUDA_CHECK(cudaFuncSetAttribute(attn_fwd_kernel<DIM>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    ready = true;
+    allow_shared<attn_fwd_kernel<DIM>>(bytes);
     attn_fwd_kernel<DIM><<<attn_grid(a, query_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
 }

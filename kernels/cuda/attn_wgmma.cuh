@@ -285,10 +285,4 @@ static inline struct attn_wgmma_args wgmma_args_of(const struct attn_args *a, in
     return p;
 }
 
-/* Lets a kernel use this many bytes of shared memory. */
-static inline void allow_shared(const void *kernel, int bytes)
-{
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 #endif

@@ -477,13 +477,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 void attn_bwd_wgmma_64(const struct attn_args *a)
 {
-    static bool ready;
     const struct attn_wgmma_args dq = wgmma_args_of(a, ROWS, KEYS), dkv = wgmma_args_of(a, DKV_QUERIES, 64);
-    if (!ready) {
-        allow_shared((const void *)attn_dkv_wgmma_kernel, DKV_BYTES);
-        allow_shared((const void *)attn_dq_wgmma_kernel, DQ_BYTES);
-    }
-    ready = true;
+    allow_shared<attn_dkv_wgmma_kernel>(DKV_BYTES);
+    allow_shared<attn_dq_wgmma_kernel>(DQ_BYTES);
     attn_dkv_wgmma_kernel<<<attn_grid(a, ROWS, a->n_kv), THREADS, DKV_BYTES, cuda.stream>>>(dkv);
     CUDA_CHECK_LAUNCH();
     attn_dq_wgmma_kernel<<<(unsigned)MT_MIN(dq.n_item, cuda.n_sm), THREADS, DQ_BYTES, cuda.stream>>>(dq);

@@ -446,10 +446,8 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
 template <int A, int B> static void attn_dkv_wide(const struct attn_args *a)
 {
     using S = dkv_sizes<A, B>;
-    static bool ready;
     const struct attn_wgmma_args p = wgmma_args_of(a, DKV_QUERIES, S::KEYS);
-    if (!ready) allow_shared((const void *)attn_dkv_wide_kernel<A, B>, S::BYTES);
-    ready = true;
+    allow_shared<attn_dkv_wide_kernel<A, B>>(S::BYTES);
     attn_dkv_wide_kernel<A, B><<<attn_grid(a, S::KEYS, a->n_kv), PAIR_THREADS, S::BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }

@@ -264,10 +264,8 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
 template <int A, int B> static void attn_dq_wide(const struct attn_args *a)
 {
     using S = dq_sizes<A, B>;
-    static bool ready;
     const struct attn_wgmma_args p = wgmma_args_of(a, DQ_ROWS, S::KEYS);
-    if (!ready) allow_shared((const void *)attn_dq_wide_kernel<A, B>, S::BYTES);
-    ready = true;
+    allow_shared<attn_dq_wide_kernel<A, B>>(S::BYTES);
     attn_dq_wide_kernel<A, B><<<(unsigned)MT_MIN(p.n_item, cuda.n_sm), PAIR_THREADS, S::BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }

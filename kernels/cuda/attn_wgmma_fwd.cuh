@@ -315,10 +315,8 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B>::THREADS, 1)
 template <int A, int B> static void attn_fwd_wgmma(const struct attn_args *a)
 {
     using S = fwd_sizes<A, B>;
-    static bool ready;
     const struct attn_wgmma_args p = wgmma_args_of(a, S::ROWS, S::KEYS);
-    if (!ready) allow_shared((const void *)attn_fwd_wgmma_kernel<A, B>, S::BYTES);
-    ready = true;
+    allow_shared<attn_fwd_wgmma_kernel<A, B>>(S::BYTES);
     attn_fwd_wgmma_kernel<A, B><<<(unsigned)MT_MIN(p.n_item, cuda.n_sm), S::THREADS, S::BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }

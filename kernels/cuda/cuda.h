@@ -38,6 +38,13 @@ static inline unsigned grid_x(int64_t n)
     MT_REQUIRE(n > 0 && n <= INT32_MAX, "a grid of %lld blocks", (long long)n);
     return (unsigned)n;
 }
+/* Lets a kernel use this many bytes of shared memory, always the same number; call it before each launch. */
+template <auto KERNEL> static inline void allow_shared(int bytes)
+{
+    static bool allowed;
+    if (!allowed) CUDA_CHECK(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allowed = true;
+}
 static inline bf16 *bf16_ptr(struct tensor x) { return (bf16 *)x.data; }
 static inline float *f32_ptr(struct tensor x) { return (float *)x.data; }
 static inline int32_t *i32_ptr(struct tensor x) { return (int32_t *)x.data; }

@@ -19,11 +19,11 @@
  *   dG_i = <q_i, dq_i> + <k_i, dk_i into> - <k_i, dk_i out of>
  *   dg_i = sum of dG over the rows from i on + <S after the chunk, E>
  *
- * The kernels: factors, T and M of all chunks; the walk over the chunks of a sequence, forward (O, or X and states) and
- * backward (Y and E); the gradients of all chunks.
+ * The kernels: factors, T and M of all chunks; the recurrence over the chunks of a sequence, forward (O, or X and
+ * states) and backward (Y and E); the gradients of all chunks.
  *
- * The walks hold S^T and E^T, 64 value columns by 128, in the accumulators of one warpgroup: an operand of the next
- * product is then an accumulator rounded to bf16, in registers, and no warp waits for another.
+ * The recurrence holds S^T and E^T, 64 value columns by 128, in the accumulators of one warpgroup: an operand of the
+ * next product is then an accumulator rounded to bf16, in registers, and no warp waits for another.
  *
  * Tiles are loaded by TMA as 64 rows of 64 columns. The last chunk of a sequence extends over its end into the next
  * one, whose rows may hold NaN or infinity: its rows beyond the end are zeroed before a product reads them.
@@ -79,7 +79,7 @@ void delta_bwd_wgmma(struct device *dev, struct tensor dqkv, struct tensor dba, 
                      const struct delta_shape *shape);
 /* delta_wgmma_chunk.cu: factors, T and M */
 void delta_wgmma_chunks(const struct delta_wgmma_args *p);
-/* delta_wgmma_walk.cu: O; X and the states; Y and E */
+/* delta_wgmma_scan.cu: O; X and the states; Y and E */
 void delta_wgmma_outputs(const struct delta_wgmma_args *p);
 void delta_wgmma_states(const struct delta_wgmma_args *p);
 void delta_wgmma_back(const struct delta_wgmma_args *p);

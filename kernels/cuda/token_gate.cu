@@ -40,24 +40,35 @@ template <bool BF16> static __device__ inline void load_weight(float v[8], const
         weight_load8(v, &w, col);
 }
 
+/* Calls use(v, w, col) for the lane's columns of row x, eight at a time: their values, those of the weight, and the
+ * first of them. */
+template <bool BF16, typename USE>
+static __device__ __forceinline__ void each_eight(const bf16 *x, const struct weight &weight, int lane, USE use)
+{
+    float v[8], w[8];
+    for (int64_t first = 8 * lane; first < weight.n_in; first += 256 * PIECES) {
+        uint4 piece[PIECES];
+        load_pieces(piece, x, first, weight.n_in);
+#pragma unroll
+        for (int k = 0; k < PIECES; k++) {
+            if (first + 256 * k >= weight.n_in) break;
+            load_weight<BF16>(w, weight, first + 256 * k);
+            unpack8(v, piece[k]);
+            use(v, w, first + 256 * k);
+        }
+    }
+}
+
 template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job job)
 {
     const int64_t t = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
     const int lane = (int)threadIdx.x % 32;
-    float sum = 0, v[8], w[8];
+    float sum = 0;
     if (t >= job.n_tok) return;
-    for (int64_t first = 8 * lane; first < job.w.n_in; first += 256 * PIECES) {
-        uint4 piece[PIECES];
-        load_pieces(piece, job.x + t * job.ldx, first, job.w.n_in);
+    each_eight<BF16>(job.x + t * job.ldx, job.w, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
 #pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            if (first + 256 * k >= job.w.n_in) break;
-            load_weight<BF16>(w, job.w, first + 256 * k);
-            unpack8(v, piece[k]);
-#pragma unroll
-            for (int i = 0; i < 8; i++) sum += v[i] * w[i];
-        }
-    }
+        for (int i = 0; i < 8; i++) sum += v[i] * w[i];
+    });
     sum = warp_sum(sum);
     if (lane) return;
     job.logits[t * job.ld_logits] = sum;
@@ -68,24 +79,15 @@ template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_fwd(co
 template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job job)
 {
     const int64_t t = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
-    const int lane = (int)threadIdx.x % 32;
-    float v[8], w[8];
     if (t >= job.n_tok) return;
     const float s = sigmoid(job.logits[t * job.ld_logits]);
     const float dl = job.scale * job.gate[t * job.ld_gate] * s * (1 - s);
-    for (int64_t first = 8 * lane; first < job.w.n_in; first += 256 * PIECES) {
-        uint4 piece[PIECES];
-        load_pieces(piece, job.x + t * job.ldx, first, job.w.n_in);
+    bf16 *dx = job.x + t * job.ldx;
+    each_eight<BF16>(dx, job.w, (int)threadIdx.x % 32, [&](float(&v)[8], const float(&w)[8], int64_t col) {
 #pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            if (first + 256 * k >= job.w.n_in) break;
-            load_weight<BF16>(w, job.w, first + 256 * k);
-            unpack8(v, piece[k]);
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] += dl * w[i];
-            store16(job.x + t * job.ldx + first + 256 * k, pack8(v));
-        }
-    }
+        for (int i = 0; i < 8; i++) v[i] += dl * w[i];
+        store16(dx + col, pack8(v));
+    });
 }
 
 static struct gate_job job_of(struct tensor x, struct tensor gate, struct tensor logits, const struct weight *w,

@@ -7,6 +7,7 @@
 
 #include "data/json.h"
 #include "train/bench/bench_attn_shared.h"
+#include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
 
 static const struct heads {
@@ -95,7 +96,6 @@ static void put_row(struct bench *b, const struct heads *h, bool backward, doubl
 static int run_heads(struct bench *b, const struct heads *h, struct err *err)
 {
     struct device plan, *dev = &b->dev;
-    double ms[BENCH_RUNS];
     device_dry_run(&plan, dev);
     const struct layer planned = push_layer(&plan, b->o, h);
     run_op(&plan, &planned, true);
@@ -111,9 +111,7 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
             run_op(dev, &l, backward);
             dev->ops->mark(slot + 1);
         }
-        dev->ops->wait();
-        for (int i = 0; i < (int)b->o->repeats; i++) ms[i] = dev->ops->mark_ms(2 * i, 2 * i + 1);
-        put_row(b, h, backward, bench_median(ms, b->o->repeats), dev->flops - before, dev->floor_ms - floor_before);
+        put_row(b, h, backward, bench_marked_ms(dev, b->o->repeats), dev->flops - before, dev->floor_ms - floor_before);
     }
     return 0;
 }

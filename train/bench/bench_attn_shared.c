@@ -76,7 +76,6 @@ static void run_op(struct device *dev, const struct layer *l, bool backward)
 static void time_pass(struct device *dev, int64_t repeats, const struct layer *l, struct bench_shared_row *row,
                       bool backward)
 {
-    double ms[BENCH_RUNS];
     for (int64_t i = -BENCH_WARM_UP; i < repeats; i++) {
         const int slot = (int)(2 * MT_MAX(i, 0));
         const double flops = dev->flops, floor_ms = dev->floor_ms;
@@ -86,9 +85,7 @@ static void time_pass(struct device *dev, int64_t repeats, const struct layer *l
         row->flops[backward] = dev->flops - flops;
         row->floor_ms[backward] = dev->floor_ms - floor_ms;
     }
-    dev->ops->wait();
-    for (int i = 0; i < (int)repeats; i++) ms[i] = dev->ops->mark_ms(2 * i, 2 * i + 1);
-    row->ms[backward] = bench_median(ms, repeats);
+    row->ms[backward] = bench_marked_ms(dev, repeats);
 }
 
 int bench_attn_shared(struct device *dev, int64_t tokens, int64_t seq, int64_t repeats,

@@ -42,7 +42,6 @@ static void sweep(struct device *dev, struct tensor out)
 
 static double time_decode(struct bench_experts *b, const struct stack *k, struct tensor offs)
 {
-    double ms[BENCH_RUNS];
     for (int i = -BENCH_WARM_UP; i < (int)b->n_run; i++) {
         const int slot = 2 * MT_MAX(i, 0);
         sweep(&b->dev, k->out);
@@ -50,9 +49,7 @@ static double time_decode(struct bench_experts *b, const struct stack *k, struct
         op_decode(&b->dev, k->out, &(struct proj){.w = k->w}, offs);
         b->dev.ops->mark(slot + 1);
     }
-    b->dev.ops->wait();
-    for (int i = 0; i < (int)b->n_run; i++) ms[i] = b->dev.ops->mark_ms(2 * i, 2 * i + 1);
-    return bench_median(ms, b->n_run);
+    return bench_marked_ms(&b->dev, b->n_run);
 }
 
 /* ---- output ---- */

@@ -1,16 +1,12 @@
-/* bench_experts.c - shared by the benchmarks of the expert kernels. Only the first part of a weight is random,
- * and it is repeated: a GPU's speed depends on how random nearby values are, not on distant ones. */
+/* bench_experts.c - shared by the benchmarks of products with experts: options, weights, adapters and routings. */
 #include "train/bench/bench_experts.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/prof.h"
 #include "kernels/quant.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
-
-enum { PIECE = 4 << 20 }; /* largest random part in bytes */
 
 /* Models that have no preset in train/synth. */
 static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 512, false}};
@@ -107,50 +103,18 @@ void bench_experts_close(struct bench_experts *b, bool print)
     device_close(&b->dev);
 }
 
-int bench_reserve(struct device *dev, const struct device *plan, struct err *err)
-{
-    struct arena *have[] = {&dev->weights, &dev->state, &dev->work};
-    const struct arena *need[] = {&plan->weights, &plan->state, &plan->work};
-    for (int i = 0; i < 3; i++) {
-        dev->ops->free(have[i]->base);
-        *have[i] = (struct arena){0};
-    }
-    for (int i = 0; i < 3; i++)
-        if (device_reserve(dev, have[i], need[i]->name, MT_MAX(need[i]->peak, 1), err)) return -1;
-    return 0;
-}
-
 /* ---- random tensors ---- */
-
-/* Fills x with copies of its first n elements. */
-static void repeat(struct device *dev, struct tensor x, int64_t n)
-{
-    const int64_t count = tensor_count(x), size = dtype_size(x.dtype);
-    for (int64_t at = n; at < count; at *= 2)
-        dev->ops->copy((char *)x.data + at * size, x.data, MT_MIN(at, count - at) * size);
-}
-
-void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key)
-{
-    const int64_t n = MT_MIN(tensor_count(x), PIECE / 4);
-    if (dev->dry_run || !n) return;
-    float *host = mem_array(n, sizeof(float));
-    for (int64_t i = 0; i < n; i++) host[i] = (float)(amplitude * (2 * rng_uniform(key, (uint64_t)i) - 1));
-    device_set_f32(dev, tensor_1d(x.data, x.dtype, n), host);
-    repeat(dev, x, n);
-    mem_free(host);
-}
 
 static void *push_drawn(struct device *dev, enum random_kind kind, int64_t bytes, uint64_t key)
 {
     const struct random_weights draw = {.kind = kind, .key = key, .std = 0.02};
     const struct tensor x = arena_tensor_1d(&dev->weights, DT_U8, bytes);
-    const int64_t n = MT_MIN(bytes, PIECE), whole = (n + 7) / 8 * 8;
+    const int64_t n = MT_MIN(bytes, BENCH_RANDOM), whole = (n + 7) / 8 * 8;
     if (dev->dry_run) return NULL;
     uint8_t *host = mem_alloc(whole);
     random_weights_bytes(&draw, host, 0, whole);
     dev->ops->upload(x.data, host, n);
-    repeat(dev, x, n);
+    bench_repeat(dev, x, n);
     mem_free(host);
     return x.data;
 }
@@ -287,16 +251,4 @@ struct route bench_route(struct device *dev, const struct expert_shape *s, int64
     mem_free(gate);
     mem_free(taken);
     return r;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double bench_median(double *x, int64_t n)
-{
-    qsort(x, (size_t)n, sizeof(*x), by_value);
-    return x[n / 2];
 }

@@ -1,10 +1,11 @@
 /* bench_experts.h - `moetrain bench lora` and `moetrain bench dequant`: benchmarks of the expert kernels with the sizes
- * of published models. Declares what the benchmarks of kernels share: device memory, random weights, routings. */
+ * of published models. Declares what they share: random weights, adapters, routings. */
 #ifndef MT_BENCH_EXPERTS_H
 #define MT_BENCH_EXPERTS_H
 
 #include "data/json.h"
 #include "kernels/ops.h"
+#include "train/bench/bench_kernel.h"
 #include "train/cli/cli.h"
 
 struct bench_experts_options {
@@ -41,7 +42,7 @@ struct expert_quant {
 enum routing { ROUTING_UNIFORM, ROUTING_ONE, N_ROUTING };
 extern const char *const routing_names[N_ROUTING];
 
-enum { BENCH_VALUES = CLI_VALUES, BENCH_WARM_UP = 5, BENCH_RUNS = 1000 };
+enum { BENCH_VALUES = CLI_VALUES };
 struct bench_experts {
     const char *arch;
     struct expert_shape shapes[BENCH_VALUES];
@@ -63,9 +64,6 @@ int bench_experts_open(struct bench_experts *b, const char *name, const struct b
 void bench_experts_close(struct bench_experts *b, bool print); /* print: print the JSON document, if there is one */
 struct expert_quant bench_quant(int64_t i);                    /* entry i of BENCH_QUANTS */
 
-/* Allocates the three arenas of dev with the sizes of the dry run `plan`; frees the earlier ones. */
-int bench_reserve(struct device *dev, const struct device *plan, struct err *err) MT_CHECK;
-
 /* Allocates from dev->weights and fills with values of standard deviation 0.02. A dry run fills nothing, here and
  * below. */
 struct weight bench_weight(struct device *dev, const struct expert_quant *q, int64_t n_exp, int64_t n_out, int64_t n_in,
@@ -74,13 +72,9 @@ struct weight bench_weight(struct device *dev, const struct expert_quant *q, int
 struct proj bench_proj(struct device *dev, const struct expert_shape *s, const struct expert_quant *q, bool down);
 /* Gives p an adapter and gradients of zeros from dev->state; r 0: takes its adapter away. */
 void bench_adapter(struct device *dev, struct proj *p, int64_t r);
-/* Uniform in +-amplitude; a large tensor repeats its first part. */
-void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key);
 /* Allocates from dev->work: every token goes to J different experts with equal gates, not sorted yet. n_active: number
  * of experts with tokens; may be NULL. */
 struct route bench_route(struct device *dev, const struct expert_shape *s, int64_t n_tok, enum routing routing,
                          int64_t *n_active);
-
-double bench_median(double *x, int64_t n); /* sorts x */
 
 #endif

@@ -1,24 +1,38 @@
 /* bench_quant.c - `moetrain bench quant`: the ops of fake quantisation on bf16 experts, in one call for all and in one
- * call per expert, against a copy of the same bytes. */
+ * call per expert, against copies: one of the same size, measured in the same way, and a large one.
+ *
+ * Calls run back to back on one stack of experts after another. A stack comes up again after IN_TURN bytes of inputs,
+ * which no cache of a GPU holds. So every call reads from memory, and the next call pays for what it left in a
+ * cache. */
 #include "train/bench/bench_quant.h"
 
 #include <stdio.h>
 
 #include "data/json.h"
 #include "kernels/fakequant.h"
-#include "train/bench/bench_experts.h"
+#include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
 
 static const int64_t gpu_shapes[][2] = {{5120, 8192}, {3712, 2688}, {2688, 1856}}, cpu_shapes[][2] = {{256, 384}};
 static const char *const formats[] = {NULL, "int8", "int4-32", "int4-128", "fp8", "nvfp4", "mxfp4"}; /* NULL: amax */
 
-struct stack {
-    struct tensor x, y, amax, bad; /* [E, out, in] bf16, E */
+enum { IN_TURN = 512 << 20, IN_TURN_CPU = 8 << 20, LEAD = 256 << 20 };
+
+/* n_turn stacks of E experts, one after the other in memory. */
+struct stacks {
+    int64_t n_exp, n_turn;
+    struct tensor x, y, amax, bad; /* [n_turn * E, out, in] bf16, n_turn * E */
+};
+/* What is timed: fake quantisation, the largest magnitudes, or a copy of `copy` bytes of each stack. */
+struct work {
+    const struct fakequant *format; /* NULL: amax */
+    bool loop;                      /* one call per expert */
+    int64_t copy;                   /* 0: no copy */
 };
 struct row {
     const char *format;
     int64_t n_exp, n_out, n_in, launches; /* launches -1: not counted */
-    double ms, loop_ms, bytes;
+    double ms, loop_ms, copy_ms, bytes;   /* copy_ms: of as many bytes, read and written together */
 };
 struct bench {
     struct device dev;
@@ -27,56 +41,63 @@ struct bench {
     struct json_out out;
 };
 
-static struct stack push_stack(struct device *dev, int64_t n_exp, int64_t n_out, int64_t n_in)
+static int in_turn(const struct device *dev) { return dev->ops->own_memory ? IN_TURN : IN_TURN_CPU; }
+
+static struct stacks push_stacks(struct device *dev, int64_t n_exp, int64_t n_out, int64_t n_in)
 {
-    struct stack s = {.x = arena_tensor_3d(&dev->state, DT_BF16, n_exp, n_out, n_in),
-                      .y = arena_tensor_3d(&dev->state, DT_BF16, n_exp, n_out, n_in),
-                      .amax = arena_tensor_1d(&dev->state, DT_F32, n_exp),
-                      .bad = arena_tensor_1d(&dev->state, DT_F64, n_exp)};
+    const int64_t bytes = n_exp * n_out * n_in * 2, n_turn = (in_turn(dev) + bytes - 1) / bytes, n = n_turn * n_exp;
+    struct stacks s = {.n_exp = n_exp,
+                       .n_turn = n_turn,
+                       .x = arena_tensor_3d(&dev->state, DT_BF16, n, n_out, n_in),
+                       .y = arena_tensor_3d(&dev->state, DT_BF16, n, n_out, n_in),
+                       .amax = arena_tensor_1d(&dev->state, DT_F32, n),
+                       .bad = arena_tensor_1d(&dev->state, DT_F64, n)};
     bench_uniform(dev, s.x, 0.02, 1);
     op_amax(dev, s.amax, s.bad, s.x);
     return s;
 }
 
-/* One call for all experts, or one per expert. */
-static void run_op(struct device *dev, const struct stack *s, const struct fakequant *f, bool loop)
+/* On the stack that begins at expert `first`. */
+static void run_work(struct device *dev, const struct stacks *s, const struct work *w, int64_t first)
 {
-    const int64_t n = s->x.shape[0], step = loop ? 1 : n;
-    for (int64_t e = 0; e < n; e += step) {
+    const int64_t step = w->loop ? 1 : s->n_exp;
+    if (w->copy) {
+        dev->ops->copy(tensor_rows(s->y, first, 1).data, tensor_rows(s->x, first, 1).data, w->copy);
+        return;
+    }
+    for (int64_t e = first; e < first + s->n_exp; e += step) {
         const struct tensor x = tensor_rows(s->x, e, step), amax = tensor_rows(s->amax, e, step);
-        if (f)
-            op_fake_quant(dev, tensor_rows(s->y, e, step), x, amax, f);
+        if (w->format)
+            op_fake_quant(dev, tensor_rows(s->y, e, step), x, amax, w->format);
         else
             op_amax(dev, amax, tensor_rows(s->bad, e, step), x);
     }
 }
 
-/* A copy of at most 256 MiB evicts the caches before each timed run. */
-static double time_op(struct bench *b, const struct stack *s, const struct fakequant *f, bool loop)
+/* Per stack. The copy before the first mark gives the host time to launch ahead of the GPU. */
+static double time_work(struct bench *b, const struct stacks *s, struct work w)
 {
-    double ms[BENCH_RUNS];
-    const int64_t half = tensor_bytes(s->y) / 2;
+    const struct ops *ops = b->dev.ops;
     for (int64_t i = -BENCH_WARM_UP; i < b->n_run; i++) {
         const int slot = (int)(2 * MT_MAX(i, 0));
-        b->dev.ops->copy(s->y.data, (char *)s->y.data + half, MT_MIN(half, 256 << 20));
-        b->dev.ops->mark(slot);
-        run_op(&b->dev, s, f, loop);
-        b->dev.ops->mark(slot + 1);
+        ops->copy(s->y.data, s->x.data, MT_MIN(tensor_bytes(s->x), LEAD));
+        ops->mark(slot);
+        for (int64_t t = 0; t < s->n_turn; t++) run_work(&b->dev, s, &w, t * s->n_exp);
+        ops->mark(slot + 1);
     }
-    b->dev.ops->wait();
-    for (int i = 0; i < (int)b->n_run; i++) ms[i] = b->dev.ops->mark_ms(2 * i, 2 * i + 1);
-    return bench_median(ms, b->n_run);
+    return bench_marked_ms(&b->dev, b->n_run) / (double)s->n_turn;
 }
 
 static void put_row(struct bench *b, const struct row *r)
 {
     const double rate = r->bytes / r->ms / 1e6, share = 1e11 * rate / b->dev.roofs.bytes;
+    const double same = 100 * r->copy_ms / r->ms;
     char launches[32] = "?";
     if (!b->json) {
         if (r->launches >= 0) snprintf(launches, sizeof(launches), "%lld", (long long)r->launches);
-        printf("%-8s %7lld %6lld x %-6lld %10.1f %9.4f %8.0f %7.1f %9.4f %8.2f %9s\n", r->format, (long long)r->n_exp,
-               (long long)r->n_out, (long long)r->n_in, r->bytes / 1e6, r->ms, rate, share, r->loop_ms,
-               r->loop_ms / r->ms, launches);
+        printf("%-8s %7lld %6lld x %-6lld %10.1f %9.4f %8.0f %9.1f %7.1f %9.4f %8.2f %9s\n", r->format,
+               (long long)r->n_exp, (long long)r->n_out, (long long)r->n_in, r->bytes / 1e6, r->ms, rate, same, share,
+               r->loop_ms, r->loop_ms / r->ms, launches);
         fflush(stdout);
         return;
     }
@@ -88,6 +109,8 @@ static void put_row(struct bench *b, const struct row *r)
     json_out_f64(&b->out, "bytes", r->bytes);
     json_out_f64(&b->out, "ms", r->ms);
     json_out_f64(&b->out, "gbs", rate);
+    json_out_f64(&b->out, "same_copy_ms", r->copy_ms);
+    json_out_f64(&b->out, "same_copy_pct", same);
     json_out_f64(&b->out, "copy_pct", share);
     json_out_f64(&b->out, "loop_ms", r->loop_ms);
     json_out_f64(&b->out, "loop_ratio", r->loop_ms / r->ms);
@@ -99,25 +122,30 @@ static int run_stack(struct bench *b, int64_t n_exp, const int64_t shape[2], str
 {
     struct device plan, *dev = &b->dev;
     device_dry_run(&plan, dev);
-    push_stack(&plan, n_exp, shape[0], shape[1]);
+    push_stacks(&plan, n_exp, shape[0], shape[1]);
     if (bench_reserve(dev, &plan, err))
         return err_prefix(err, "%lld experts of %lld x %lld", (long long)n_exp, (long long)shape[0],
                           (long long)shape[1]);
-    const struct stack s = push_stack(dev, n_exp, shape[0], shape[1]);
+    const struct stacks s = push_stacks(dev, n_exp, shape[0], shape[1]);
+    const int64_t bytes = tensor_bytes(s.x) / s.n_turn;
+    const double copy_ms = time_work(b, &s, (struct work){.copy = bytes});
+    const double half_copy_ms = time_work(b, &s, (struct work){.copy = bytes / 2});
     for (int i = 0; i < MT_LEN(formats); i++) {
         struct fakequant f;
         struct dev_calls calls;
         if (formats[i] && fakequant_parse(&f, formats[i], err)) return -1;
-        const struct fakequant *format = formats[i] ? &f : NULL;
-        if (format && f.block && shape[1] % f.block) continue; /* this shape has no whole blocks */
-        struct row r = {formats[i] ? formats[i] : "amax", n_exp, shape[0], shape[1], -1, 0, 0, 0};
+        struct work w = {.format = formats[i] ? &f : NULL};
+        if (w.format && f.block && shape[1] % f.block) continue; /* this shape has no whole blocks */
+        struct row r = {formats[i] ? formats[i] : "amax", n_exp, shape[0], shape[1], -1, 0, 0, 0, 0};
         dev->ops->count_calls(true, &calls);
-        run_op(dev, &s, format, false);
+        run_work(dev, &s, &w, 0);
         dev->ops->count_calls(false, &calls);
         if (!calls.missing) r.launches = calls.launches;
-        r.ms = time_op(b, &s, format, false);
-        r.loop_ms = time_op(b, &s, format, true);
-        r.bytes = (double)tensor_bytes(s.x) * (format ? 2 : 1);
+        r.ms = time_work(b, &s, w);
+        w.loop = true;
+        r.loop_ms = time_work(b, &s, w);
+        r.copy_ms = w.format ? copy_ms : half_copy_ms;
+        r.bytes = (double)bytes * (w.format ? 2 : 1);
         put_row(b, &r);
     }
     return 0;
@@ -134,10 +162,12 @@ static void print_legend(struct bench *b)
         json_out_open(&b->out, "rows", '[');
         return;
     }
-    printf("%s\nbf16 experts, median of %lld after %d, caches evicted before each; loop: one call per expert\n"
-           "%-8s %7s %15s %10s %9s %8s %7s %9s %8s %9s\n",
-           profile_roofs(roofs, &b->dev), (long long)b->n_run, BENCH_WARM_UP, "op", "experts", "out x in", "MB", "ms",
-           "GB/s", "% copy", "loop ms", "loop /", "launches");
+    printf("%s\nbf16 experts, median of %lld after %d; calls back to back on stacks of %d MiB together, in turn\n"
+           "%% copy: of a copy of as many bytes (read and written), timed likewise; large: of a large copy\n"
+           "loop: one call per expert\n"
+           "%-8s %7s %15s %10s %9s %8s %9s %7s %9s %8s %9s\n",
+           profile_roofs(roofs, &b->dev), (long long)b->n_run, BENCH_WARM_UP, in_turn(&b->dev) >> 20, "op", "experts",
+           "out x in", "MB", "ms", "GB/s", "% copy", "large", "loop ms", "loop /", "launches");
 }
 
 int bench_quant_run(const struct bench_quant_options *o, struct err *err)

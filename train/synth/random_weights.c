@@ -31,14 +31,17 @@ static float normal(const struct random_weights *d, uint64_t bits)
     return (float)(d->mean + d->std * (double)quantile[bits & (N_QUANTILE - 1)]);
 }
 
-/* A table of all possible values, each rounded once; a part has many more values. */
+/* A table of all possible values, each rounded once, where a part has more values. */
 static void draw_normal(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
-    uint16_t *table = mem_array(N_QUANTILE, sizeof(*table)), four[4]; /* 128 KiB: too much for a small stack */
-    for (uint64_t i = 0; i < N_QUANTILE; i++) table[i] = f32_to_bf16(normal(d, i));
+    const bool many = n / 2 > N_QUANTILE;
+    uint16_t *table = many ? mem_array(N_QUANTILE, sizeof(*table)) : NULL; /* 128 KiB: too much for a small stack */
+    uint16_t four[4];
+    for (uint64_t i = 0; many && i < N_QUANTILE; i++) table[i] = f32_to_bf16(normal(d, i));
     for (int64_t i = 0; i < n; i += 8) {
         const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
-        for (int k = 0; k < 4; k++) four[k] = table[bits >> 16 * k & (N_QUANTILE - 1)];
+        for (int k = 0; k < 4; k++)
+            four[k] = many ? table[bits >> 16 * k & (N_QUANTILE - 1)] : f32_to_bf16(normal(d, bits >> 16 * k));
         memcpy(dst + i, four, (size_t)MT_MIN(8, n - i));
     }
     mem_free(table);
@@ -104,18 +107,23 @@ static void draw_e4m3(const struct random_weights *d, uint8_t *dst, int64_t at, 
     for (int64_t i = 0; i < n; i++) dst[i] = (uint8_t)(0x38 + (dst[i] & 15));
 }
 
+static uint8_t fp8_code(uint64_t bits)
+{
+    const struct random_weights codes = {.std = FP8_STD};
+    const float x = normal(&codes, bits);
+    return (uint8_t)(e4m3_code(e4m3_round(fabsf(x))) | (x < 0 ? 128 : 0));
+}
+
 /* As draw_normal, with four values of a number. */
 static void draw_fp8(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
-    const struct random_weights codes = {.std = FP8_STD};
-    uint8_t *table = mem_alloc(N_QUANTILE), four[4];
-    for (uint64_t i = 0; i < N_QUANTILE; i++) {
-        const float x = normal(&codes, i);
-        table[i] = (uint8_t)(e4m3_code(e4m3_round(fabsf(x))) | (x < 0 ? 128 : 0));
-    }
+    const bool many = n > N_QUANTILE;
+    uint8_t *table = many ? mem_alloc(N_QUANTILE) : NULL, four[4];
+    for (uint64_t i = 0; many && i < N_QUANTILE; i++) table[i] = fp8_code(i);
     for (int64_t i = 0; i < n; i += 4) {
         const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 4);
-        for (int k = 0; k < 4; k++) four[k] = table[bits >> 16 * k & (N_QUANTILE - 1)];
+        for (int k = 0; k < 4; k++)
+            four[k] = many ? table[bits >> 16 * k & (N_QUANTILE - 1)] : fp8_code(bits >> 16 * k);
         memcpy(dst + i, four, (size_t)MT_MIN(4, n - i));
     }
     mem_free(table);

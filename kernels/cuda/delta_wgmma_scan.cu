@@ -1,5 +1,5 @@
-/* delta_wgmma_walk.cu - gated delta rule on Hopper: the walk over the chunks of a sequence (math: delta_wgmma.cuh),
- * forward (O, or X and the states) and backward (Y and E).
+/* delta_wgmma_scan.cu - gated delta rule on Hopper: the recurrence over the chunks of a sequence (math:
+ * delta_wgmma.cuh), forward (O, or X and the states) and backward (Y and E).
  *
  * Shapes: o, dout [T,N*128], dv inside dqkv [T,C], x [T,N*128], states and grads [slots,N,128,128], all bf16. Needs:
  *   sm_90a, rows aligned to 16 bytes.
@@ -16,20 +16,20 @@
  * Numerics: states are f32 and are rounded to bf16 for products only, as are T, M, V - (r u K) S, X and X times its
  *   factor. Every element of the result is a fixed sequence of operations that does not depend on other sequences:
  *   packed sequences have the bits of each alone; no atomics.
- * Measured: H200, T 16384, N 32, in ms: O 0.19 with 4 sequences, 0.48 with one; X and states 0.19, 0.46; Y and E 0.23,
- *   0.57. */
+ * Measured: H200, commit 8085118, T 16384, N 32, in ms: O 0.19 with 4 sequences, 0.48 with one; X and states 0.19,
+ *   0.46; Y and E 0.23, 0.57. */
 #include "kernels/cuda/delta_wgmma.cuh"
 
 /* WARPGROUPS is 2, or 1 where there are too few sequences for all SMs: a block then has 64 of the value columns. */
 enum { COLS = 64, STAGES = 3 };
-enum walk { OUTPUTS, STATES, BACK };
+enum scan { OUTPUTS, STATES, BACK };
 
 /* Tiles of a stage: keys (2), T, V or dO (WARPGROUPS); before V, M and queries (2), which the states do not need. */
 enum { AT_K, AT_T = 2, AT_M, AT_Q };
-template <int WALK> __host__ __device__ constexpr int values_at(void) { return WALK == STATES ? AT_M : AT_Q + 2; }
-template <int WALK, int WARPGROUPS> __host__ __device__ constexpr int stage_bytes(void)
+template <int SCAN> __host__ __device__ constexpr int values_at(void) { return SCAN == STATES ? AT_M : AT_Q + 2; }
+template <int SCAN, int WARPGROUPS> __host__ __device__ constexpr int stage_bytes(void)
 {
-    return (values_at<WALK>() + WARPGROUPS) * DELTA_TILE;
+    return (values_at<SCAN>() + WARPGROUPS) * DELTA_TILE;
 }
 /* The factors of a chunk. */
 struct __align__(16) chunk_factors
@@ -38,13 +38,13 @@ struct __align__(16) chunk_factors
     float decay; /* of the chunk */
 };
 /* What follows the stages, and a tile per warpgroup for the states on their way to memory. */
-struct walk_tail {
+struct scan_tail {
     struct chunk_factors factors[2][2]; /* of a warpgroup, of this chunk and the next */
     uint64_t full[STAGES], empty[STAGES];
 };
-template <int WALK, int WARPGROUPS> __host__ __device__ constexpr int tail_at(void)
+template <int SCAN, int WARPGROUPS> __host__ __device__ constexpr int tail_at(void)
 {
-    return STAGES * stage_bytes<WALK, WARPGROUPS>() + (WALK == OUTPUTS ? 0 : WARPGROUPS * DELTA_TILE);
+    return STAGES * stage_bytes<SCAN, WARPGROUPS>() + (SCAN == OUTPUTS ? 0 : WARPGROUPS * DELTA_TILE);
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -55,13 +55,13 @@ struct strip {
 };
 
 /* Loads a chunk: one thread of every warp calls it, since a thread needs about 100 clocks for a copy. */
-template <int WALK, int WARPGROUPS>
+template <int SCAN, int WARPGROUPS>
 static __device__ __forceinline__ void load_chunk(const struct delta_wgmma_args &p, const struct strip &s, uint32_t to,
                                                   uint32_t bar, int chunk)
 {
     const int row = s.first + chunk * DELTA_ROWS, key = s.head / p.group, warp = (int)threadIdx.x / 32;
-    if (warp == 0) mbarrier_arrive_expect(bar, stage_bytes<WALK, WARPGROUPS>());
-    for (int tile = warp; tile < values_at<WALK>() + WARPGROUPS; tile += 4 * WARPGROUPS) {
+    if (warp == 0) mbarrier_arrive_expect(bar, stage_bytes<SCAN, WARPGROUPS>());
+    for (int tile = warp; tile < values_at<SCAN>() + WARPGROUPS; tile += 4 * WARPGROUPS) {
         const CUtensorMap *map = &p.qkv;
         int column;
         if (tile < AT_T) {
@@ -69,9 +69,9 @@ static __device__ __forceinline__ void load_chunk(const struct delta_wgmma_args 
         } else if (tile == AT_T) {
             map = &p.inverse;
             column = s.head;
-        } else if (tile >= values_at<WALK>()) {
-            if (WALK == BACK) map = &p.dout;
-            column = (WALK == BACK ? 0 : 4 * p.n_key) + 2 * s.head + s.half + tile - values_at<WALK>();
+        } else if (tile >= values_at<SCAN>()) {
+            if (SCAN == BACK) map = &p.dout;
+            column = (SCAN == BACK ? 0 : 4 * p.n_key) + 2 * s.head + s.half + tile - values_at<SCAN>();
         } else if (tile == AT_M) {
             map = &p.m;
             column = s.head;
@@ -178,7 +178,7 @@ static __device__ __forceinline__ void begin_chunk(float (&mem)[32], const uint3
     wgmma_commit();
 }
 
-/* The rest of a chunk of the forward walk. s: S^T, sb: rounded to bf16. Leaves X, or O if OUT, rounded, in out. */
+/* The rest of a chunk, forward. s: S^T, sb: rounded to bf16. Leaves X, or O if OUT, rounded, in out. */
 template <bool OUT>
 static __device__ __forceinline__ void end_forward(float (&s)[2][32], uint32_t (&sb)[8][4], uint32_t (&out)[4][4],
                                                    float (&mem)[32], uint32_t tiles, const struct chunk_factors *t,
@@ -235,7 +235,7 @@ static __device__ __forceinline__ void end_forward(float (&s)[2][32], uint32_t (
     }
 }
 
-/* The rest of a chunk of the backward walk. e: E^T, eb: rounded to bf16. Leaves Y, rounded, in out. */
+/* The rest of a chunk, backward. e: E^T, eb: rounded to bf16. Leaves Y, rounded, in out. */
 static __device__ __forceinline__ void end_back(float (&e)[2][32], uint32_t (&eb)[8][4], uint32_t (&out)[4][4],
                                                 float (&dx)[32], uint32_t tiles, const struct chunk_factors *t,
                                                 uint32_t values, int warp)
@@ -283,65 +283,65 @@ static __device__ __forceinline__ void end_back(float (&e)[2][32], uint32_t (&eb
 }
 
 /* Where the rows of a chunk go. */
-template <int WALK>
+template <int SCAN>
 static __device__ __forceinline__ void write_chunk(const struct delta_wgmma_args &p, const struct strip &s, int row,
                                                    int column, const uint32_t (&a)[4][4], uint32_t values,
                                                    const char *bytes, int warp, int n)
 {
     const int64_t ld = p.n_value * (int64_t)DELTA_DIM;
-    if (WALK == OUTPUTS) write_columns(p.o + row * p.ld_o + column, p.ld_o, a, values, bytes, warp, n);
-    if (WALK == STATES) write_columns(p.x_rows + row * ld + column, ld, a, values, bytes, warp, n);
-    if (WALK == BACK)
+    if (SCAN == OUTPUTS) write_columns(p.o + row * p.ld_o + column, p.ld_o, a, values, bytes, warp, n);
+    if (SCAN == STATES) write_columns(p.x_rows + row * ld + column, ld, a, values, bytes, warp, n);
+    if (SCAN == BACK)
         write_columns(p.dqkv + row * p.ld_dqkv + 2 * p.n_key * DELTA_DIM + column, p.ld_dqkv, a, values, bytes, warp,
                       n);
 }
 
 /* Writes what chunk i left: its rows, and the state after it if another chunk follows. i = -1: writes nothing, without
  * a branch, which the products in flight do not allow. */
-template <int WALK, int WARPGROUPS>
+template <int SCAN, int WARPGROUPS>
 static __device__ __forceinline__ void finish_chunk(const struct delta_wgmma_args &p, const struct strip &s, int i,
                                                     int half, const uint32_t (&out)[4][4],
                                                     const uint32_t (&rounded)[8][4], char *bytes, int values)
 {
     const uint32_t base = sm90_shared(bytes);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0), last = (s.len - 1) / DELTA_ROWS;
-    const int chunk = WALK == BACK ? last - i : i, row = s.first + chunk * DELTA_ROWS;
+    const int chunk = SCAN == BACK ? last - i : i, row = s.first + chunk * DELTA_ROWS;
     const int column = s.head * DELTA_DIM + (s.half + half) * COLS;
-    const int staging = STAGES * stage_bytes<WALK, WARPGROUPS>() + half * DELTA_TILE;
-    write_chunk<WALK>(p, s, row, column, out, base + values, bytes + values, warp,
+    const int staging = STAGES * stage_bytes<SCAN, WARPGROUPS>() + half * DELTA_TILE;
+    write_chunk<SCAN>(p, s, row, column, out, base + values, bytes + values, warp,
                       i < 0 ? 0 : min(DELTA_ROWS, s.len - chunk * DELTA_ROWS));
-    if (WALK == OUTPUTS) return;
-    bf16 *rows = WALK == BACK ? p.grad_rows : p.state_rows;
-    const int64_t slot = delta_state_slot(WALK == BACK ? row : row + DELTA_ROWS);
+    if (SCAN == OUTPUTS) return;
+    bf16 *rows = SCAN == BACK ? p.grad_rows : p.state_rows;
+    const int64_t slot = delta_state_slot(SCAN == BACK ? row : row + DELTA_ROWS);
     write_state(rows + (slot * p.n_value * DELTA_DIM + column) * DELTA_DIM, rounded, base + staging, bytes + staging,
                 warp, i >= 0 && i < last);
 }
 
-template <int WALK, int WARPGROUPS>
-static __device__ __forceinline__ void walk(const struct delta_wgmma_args &p, const struct strip &s, char *bytes,
-                                            struct walk_tail *t)
+template <int SCAN, int WARPGROUPS>
+static __device__ __forceinline__ void scan(const struct delta_wgmma_args &p, const struct strip &s, char *bytes,
+                                            struct scan_tail *t)
 {
-    constexpr int BYTES = stage_bytes<WALK, WARPGROUPS>();
+    constexpr int BYTES = stage_bytes<SCAN, WARPGROUPS>();
     const uint32_t base = sm90_shared(bytes), full = sm90_shared(t->full), empty = sm90_shared(t->empty);
     const int half = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
     const int n_chunk = (s.len + DELTA_ROWS - 1) / DELTA_ROWS, last = n_chunk - 1;
-    const int of_values = (values_at<WALK>() + half) * DELTA_TILE;
+    const int of_values = (values_at<SCAN>() + half) * DELTA_TILE;
     const bool loads = threadIdx.x % 32 == 0;
     float state[2][32] = {};
     uint32_t rounded[8][4] = {}, out[4][4] = {};
     for (int i = 0; loads && i < min(STAGES - 1, n_chunk); i++)
-        load_chunk<WALK, WARPGROUPS>(p, s, base + i * BYTES, full + 8 * i, WALK == BACK ? last - i : i);
+        load_chunk<SCAN, WARPGROUPS>(p, s, base + i * BYTES, full + 8 * i, SCAN == BACK ? last - i : i);
     __syncwarp();
-    struct delta_factors f = row_factors(p, s, WALK == BACK ? last : 0);
+    struct delta_factors f = row_factors(p, s, SCAN == BACK ? last : 0);
     /* In the last stage there is first a chunk -1, that leaves nothing. */
     for (int i = 0, stage = 0, parity = 0; i < n_chunk; i++) {
-        const int chunk = WALK == BACK ? last - i : i, n = min(DELTA_ROWS, s.len - chunk * DELTA_ROWS);
+        const int chunk = SCAN == BACK ? last - i : i, n = min(DELTA_ROWS, s.len - chunk * DELTA_ROWS);
         const int before = stage ? stage - 1 : STAGES - 1, ahead = i + STAGES - 1;
         const uint32_t tiles = base + stage * BYTES, values = tiles + of_values;
         struct chunk_factors *factors = &t->factors[half][i & 1];
         float mem[32];
         put_factors(factors, f, n);
-        if (i < last) f = row_factors(p, s, WALK == BACK ? chunk - 1 : chunk + 1);
+        if (i < last) f = row_factors(p, s, SCAN == BACK ? chunk - 1 : chunk + 1);
         mbarrier_wait(full + 8 * stage, parity);
         if (n < DELTA_ROWS) { /* both warpgroups clear the tiles that they share */
             delta_clear(tiles, BYTES / DELTA_TILE, n, threadIdx.x % 128, 128);
@@ -349,37 +349,37 @@ static __device__ __forceinline__ void walk(const struct delta_wgmma_args &p, co
         }
         warpgroup_barrier(1 + half); /* factors, cleared rows */
         begin_chunk(mem, rounded, tiles);
-        finish_chunk<WALK, WARPGROUPS>(p, s, i - 1, half, out, rounded, bytes, before * BYTES + of_values);
+        finish_chunk<SCAN, WARPGROUPS>(p, s, i - 1, half, out, rounded, bytes, before * BYTES + of_values);
         fence_proxy_async(); /* accesses of the tiles by threads come before TMA's */
         __syncwarp();
         if (loads) mbarrier_arrive(empty + 8 * before);
-        if (WALK == BACK)
+        if (SCAN == BACK)
             end_back(state, rounded, out, mem, tiles, factors, values, warp);
         else
-            end_forward<WALK == OUTPUTS>(state, rounded, out, mem, tiles, factors, values, warp);
+            end_forward<SCAN == OUTPUTS>(state, rounded, out, mem, tiles, factors, values, warp);
         if (loads && ahead < n_chunk) { /* into the stage of the chunk before, when all warps have left it */
             mbarrier_wait(empty + 8 * before, parity);
-            load_chunk<WALK, WARPGROUPS>(p, s, base + before * BYTES, full + 8 * before,
-                                         WALK == BACK ? last - ahead : ahead);
+            load_chunk<SCAN, WARPGROUPS>(p, s, base + before * BYTES, full + 8 * before,
+                                         SCAN == BACK ? last - ahead : ahead);
         }
         __syncwarp();
         stage = stage + 1 < STAGES ? stage + 1 : 0;
         parity ^= !stage;
     }
-    finish_chunk<WALK, WARPGROUPS>(p, s, last, half, out, rounded, bytes, last % STAGES * BYTES + of_values);
+    finish_chunk<SCAN, WARPGROUPS>(p, s, last, half, out, rounded, bytes, last % STAGES * BYTES + of_values);
 }
 
 #endif
 
-template <int WALK, int WARPGROUPS>
+template <int SCAN, int WARPGROUPS>
 static __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
-    delta_walk_wgmma_kernel(const __grid_constant__ struct delta_wgmma_args p)
+    delta_scan_wgmma_kernel(const __grid_constant__ struct delta_wgmma_args p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char bytes[];
     const int blocks = 2 / WARPGROUPS, item = (int)blockIdx.x / blocks, seq = item / p.n_value, first = p.cu[seq];
     const struct strip s = {first, p.cu[seq + 1] - first, item % p.n_value, (int)blockIdx.x % blocks};
-    struct walk_tail *t = (struct walk_tail *)(bytes + tail_at<WALK, WARPGROUPS>());
+    struct scan_tail *t = (struct scan_tail *)(bytes + tail_at<SCAN, WARPGROUPS>());
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(sm90_shared(&t->full[i]), 1);
@@ -388,33 +388,29 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    if (s.len > 0) walk<WALK, WARPGROUPS>(p, s, bytes, t);
+    if (s.len > 0) scan<SCAN, WARPGROUPS>(p, s, bytes, t);
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
 }
 
-template <int WALK, int WARPGROUPS> static void launch_walk(const struct delta_wgmma_args *p)
+template <int SCAN, int WARPGROUPS> static void launch_scan(const struct delta_wgmma_args *p)
 {
-    static bool ready;
-    const int bytes = tail_at<WALK, WARPGROUPS>() + (int)sizeof(struct walk_tail);
+    const int bytes = tail_at<SCAN, WARPGROUPS>() + (int)sizeof(struct scan_tail);
     const unsigned grid = grid_x((int64_t)p->n_seq * p->n_value * (2 / WARPGROUPS));
-    if (!ready)
-        CUDA_CHECK(cudaFuncSetAttribute(delta_walk_wgmma_kernel<WALK, WARPGROUPS>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    ready = true;
-    delta_walk_wgmma_kernel<WALK, WARPGROUPS><<<grid, WARPGROUPS * 128, bytes, cuda.stream>>>(*p);
+    allow_shared<delta_scan_wgmma_kernel<SCAN, WARPGROUPS>>(bytes);
+    delta_scan_wgmma_kernel<SCAN, WARPGROUPS><<<grid, WARPGROUPS * 128, bytes, cuda.stream>>>(*p);
     CUDA_CHECK_LAUNCH();
 }
 /* Both give the same bits. */
-template <int WALK> static void choose_walk(const struct delta_wgmma_args *p)
+template <int SCAN> static void choose_scan(const struct delta_wgmma_args *p)
 {
     if ((int64_t)p->n_seq * p->n_value * 2 <= cuda.n_sm)
-        launch_walk<WALK, 1>(p);
+        launch_scan<SCAN, 1>(p);
     else
-        launch_walk<WALK, 2>(p);
+        launch_scan<SCAN, 2>(p);
 }
 
-void delta_wgmma_outputs(const struct delta_wgmma_args *p) { choose_walk<OUTPUTS>(p); }
-void delta_wgmma_states(const struct delta_wgmma_args *p) { choose_walk<STATES>(p); }
-void delta_wgmma_back(const struct delta_wgmma_args *p) { choose_walk<BACK>(p); }
+void delta_wgmma_outputs(const struct delta_wgmma_args *p) { choose_scan<OUTPUTS>(p); }
+void delta_wgmma_states(const struct delta_wgmma_args *p) { choose_scan<STATES>(p); }
+void delta_wgmma_back(const struct delta_wgmma_args *p) { choose_scan<BACK>(p); }
