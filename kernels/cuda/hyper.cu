@@ -5,17 +5,24 @@
  *   fn [V, N*D], base [V], scale [3] f32. T may be 0.
  * Needs: D % 8 == 0, 16-byte aligned rows, N <= 4. Scratch on dev->work: at most 800 bytes per token.
  * Kernels: pre forward: `values`, mma.sync over 64 tokens and an eighth of the columns; x is exact in bf16, and fn is
- *   the sum of three bf16, so that the products have the bits of f32. Then `pre_sum`, a block per token, reads x again.
- *   post forward: `mix`, 16 threads per token, an element of C each; then `post_sum`, a block per token. post backward:
- *   `mix`, `unmix` (a block per token: df, dx, the N (N + 1) dot products), `mix_bwd`. pre backward: `pre_dots`, a
- * block per token; then `values_bwd`: a thread has two columns of fn in registers and walks over 64 tokens. Moves at N
- * = 4, in D-wide bf16 rows per token: pre forward 5 and x again 4; post forward 9; post backward 14; pre backward 13
- * and x, dy again 5: memory bound. Numerics: f32, one rounding at the end; sums in a fixed order, no atomics. */
+ *   the sum of three bf16, so the products are those of f32. `pre_sum`, a block per token, then reads x again.
+ *   Post forward: `mix`, 16 threads per token, an element of C each; `post_sum`, a block per token.
+ *   Post backward: `mix`; `unmix`, a block per token: df, dx, the N (N + 1) dot products; `mix_bwd`.
+ *   Pre backward: `pre_dots`, a block per token; `values_bwd`, mma.sync: a warp keeps 32 columns of fn in registers and
+ *   walks over 128 tokens. Both factors are sums of two bf16, whose error (2^-16) is below the rounding of dx.
+ * Moves at N = 4, in rows of D bf16 per token: pre forward 5, and x again; post forward 9; post backward 14; pre
+ *   backward 13, and x and dy again: memory bound.
+ * Measured: H200, T 4096, D 4096, N 4: pre forward 109 us (values 64), 37 % of the floor; post forward 84 us, 86 %;
+ *   post backward 140 us, 80 %; pre backward 228 us (values_bwd 179), 46 %.
+ * Numerics: f32, one rounding at the end; sums in a fixed order, no atomics.
+ * Tried and dropped: values_bwd without tensor cores: 267 us with two columns per thread, 223 us with four. values with
+ *   64 tokens per warp: 78 us; with 3 blocks per multiprocessor: 97 us. */
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 
 enum {
-    TOKENS = 64,    /* of a block of values and of values_bwd */
+    TOKENS = 64,    /* of a block of values */
+    WALK = 128,     /* of a block of values_bwd */
     SPLITS = 8,     /* blocks over the columns of values */
     VALUES = 24,    /* largest V */
     PER_TOKEN = 128 /* threads of a block per token */
@@ -57,7 +64,13 @@ static __device__ inline float raw_pre(const struct hyper_job &j, const float *m
 
 /* ---- m and rstd */
 
-/* Eight floats as the sum of three bf16 each, in pairs. */
+static __device__ inline float cut(float v) { return __uint_as_float(__float_as_uint(v) & 0xffff0000u); }
+/* The upper halves of two floats, which are bf16; the low half of the word comes first. */
+static __device__ inline uint32_t upper2(float low, float high)
+{
+    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+}
+/* Eight floats as the sum of three bf16 each, in pairs: 8 of the 24 bits of a float in each. */
 static __device__ inline void split3(uint32_t part[3][4], const float v[8])
 {
 #pragma unroll
@@ -65,9 +78,9 @@ static __device__ inline void split3(uint32_t part[3][4], const float v[8])
         float low = v[2 * i], high = v[2 * i + 1];
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            part[p][i] = pack2(low, high);
-            low -= __uint_as_float(part[p][i] << 16);
-            high -= __uint_as_float(part[p][i] & 0xffff0000u);
+            part[p][i] = upper2(low, high);
+            low -= cut(low);
+            high -= cut(high);
         }
     }
 }
@@ -356,8 +369,20 @@ static __global__ __launch_bounds__(PER_TOKEN) void unmix(struct rows df, struct
 
 /* ---- backward of m */
 
-/* What values_bwd needs of a token: rstd dm, -rstd^2 / (N D) <dm, m>, pre. */
-enum { OF_X = VALUES, OF_PRE = VALUES + N_MAX, FACTORS = 32 };
+/* What values_bwd needs of a token, in words: rstd dm as the sum of two bf16, the pairs of the upper and of the lower
+ * part; -rstd^2 / (N D) <dm, m>; pre. */
+enum { LOWER = VALUES / 2, OF_X = VALUES, OF_PRE = VALUES + N_MAX, FACTORS = 32, STRIDE = FACTORS + 4 };
+
+struct split2 {
+    uint32_t upper, lower;
+};
+static __device__ inline struct split2 split2(float low, float high)
+{
+    struct split2 s;
+    s.upper = pack2(low, high);
+    s.lower = pack2(low - __uint_as_float(s.upper << 16), high - __uint_as_float(s.upper & 0xffff0000u));
+    return s;
+}
 
 template <int N>
 static __global__ __launch_bounds__(PER_TOKEN) void pre_dots(float *factor, const float *dm, struct rows dy,
@@ -385,45 +410,89 @@ static __global__ __launch_bounds__(PER_TOKEN) void pre_dots(float *factor, cons
     float d = dm && v < j.n_value ? dm[t * j.n_value + v] : 0;
     if (v < N) d += total[v] * s * (1 - s) * j.scale[0];
     const float sum = warp_sum(v < j.n_value ? d * own[v] : 0);
+    const struct split2 pair = split2(r * d, r * __shfl_down_sync(0xffffffffu, d, 1));
     float *to = factor + t * FACTORS;
-    if (v < VALUES) to[v] = r * d;
+    if (v < VALUES && v % 2 == 0) {
+        to[v / 2] = __uint_as_float(pair.upper);
+        to[LOWER + v / 2] = __uint_as_float(pair.lower);
+    }
     if (v == OF_X) to[v] = -r * r / (float)j.n_col * sum;
     if (v < N) to[OF_PRE + v] = s + j.eps;
 }
 
-/* dx += of two columns and TOKENS tokens. V: at least j.n_value */
-template <int V>
+/* c [16, 8] += dm fn over 24 values, without the product of both lower parts. a: of 16 tokens, k 0..15, then 16..23. */
+static __device__ inline void add_product(float c[4], const uint32_t a[2][6], const uint32_t w[2][3])
+{
+#pragma unroll
+    for (int p = 0; p < 3; p++) {
+        const uint32_t *of_a = a[p == 1], *of_w = w[p == 2];
+        mma_bf16(c, of_a, of_w);
+        mma_bf16_k8(c, of_a + 4, of_w + 2);
+    }
+}
+
+/* Eight columns of dx, of one token. at: of its factors; c: their product, of two columns per tile */
+static __device__ inline void finish8(bf16 *dx, const float *at, int64_t stream, uint4 had, uint4 dy, uint4 x,
+                                      const float c[4][4], int half)
+{
+    float sum[8], d[8], u[8];
+    unpack8(sum, had);
+    unpack8(d, dy);
+    unpack8(u, x);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum[i] += at[OF_PRE + stream] * d[i] + at[OF_X] * u[i] + c[i / 2][2 * half + i % 2];
+    store16(dx, pack8(sum));
+}
+
+/* dx += of WALK tokens. A warp has 32 columns, whose fn it keeps in registers; column 2 i + k of its tile j is column
+ * 8 i + 2 j + k of them, so that a lane has eight in a row. */
 static __global__ __launch_bounds__(256) void values_bwd(struct rows dx, const float *factor, struct rows dy,
                                                          struct rows x, const struct hyper_job j)
 {
-    __shared__ __align__(16) float shared[TOKENS][FACTORS];
-    const int64_t first = (int64_t)blockIdx.y * TOKENS, n = MT_MIN((int64_t)TOKENS, j.n_tok - first);
-    const int64_t col = 2 * ((int64_t)blockIdx.x * 256 + threadIdx.x);
-    for (int i = threadIdx.x; i < n * FACTORS; i += 256) shared[0][i] = factor[first * FACTORS + i];
-    __syncthreads();
-    if (col >= j.n_col) return;
-    const int64_t stream = col / j.dim, in = col % j.dim;
-    float2 w[V];
+    __shared__ float shared[WALK][STRIDE];
+    const int lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
+    const int64_t first = (int64_t)blockIdx.y * WALK, n = MT_MIN((int64_t)WALK, j.n_tok - first);
+    const int64_t from = ((int64_t)blockIdx.x * 8 + threadIdx.x / 32) * 32, col = from + 8 * quad;
+    const int64_t stream = MT_MIN(col, j.n_col - 8) / j.dim, in = col % j.dim;
+    uint32_t w[4][2][3];
+    for (int i = threadIdx.x; i < WALK * FACTORS; i += 256)
+        shared[i / FACTORS][i % FACTORS] = i / FACTORS < n ? factor[first * FACTORS + i] : 0;
 #pragma unroll
-    for (int v = 0; v < V; v++) w[v] = v < j.n_value ? *(const float2 *)(j.fn + v * j.ld_fn + col) : make_float2(0, 0);
-#pragma unroll 4
-    for (int i = 0; i < n; i++) {
-        const int64_t t = first + i;
-        const float *a = shared[i];
-        uint32_t *to = (uint32_t *)(dx.p + t * dx.ld + col);
-        const uint32_t had = *to, u = *(const uint32_t *)(x.p + t * x.ld + col),
-                       d = *(const uint32_t *)(dy.p + t * dy.ld + in);
-        const float pre = a[OF_PRE + stream], of_x = a[OF_X];
-        float low = __uint_as_float(had << 16) + pre * __uint_as_float(d << 16) + of_x * __uint_as_float(u << 16);
-        float high = __uint_as_float(had & 0xffff0000u) + pre * __uint_as_float(d & 0xffff0000u) +
-                     of_x * __uint_as_float(u & 0xffff0000u);
+    for (int t = 0; t < 4; t++)
 #pragma unroll
-        for (int v = 0; v < V; v += 4) {
-            const float4 dm = *(const float4 *)(a + v);
-            low += dm.x * w[v].x + dm.y * w[v + 1].x + dm.z * w[v + 2].x + dm.w * w[v + 3].x;
-            high += dm.x * w[v].y + dm.y * w[v + 1].y + dm.z * w[v + 2].y + dm.w * w[v + 3].y;
+        for (int i = 0; i < 3; i++) {
+            const int64_t at = from + row / 2 * 8 + 2 * t + row % 2;
+            const int v = 8 * i + 2 * quad;
+            const float *fn = j.fn + v * j.ld_fn + at;
+            const struct split2 pair =
+                split2(at < j.n_col && v < j.n_value ? fn[0] : 0, at < j.n_col && v + 1 < j.n_value ? fn[j.ld_fn] : 0);
+            w[t][0][i] = pair.upper;
+            w[t][1][i] = pair.lower;
         }
-        *to = pack2(low, high);
+    __syncthreads();
+#pragma unroll 2
+    for (int i = row; i - row < n; i += 16) {
+        uint4 had[2], d[2], u[2];
+        uint32_t a[2][6];
+        float c[4][4] = {};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int64_t t = first + i + 8 * h;
+            if (i + 8 * h >= n || col >= j.n_col) continue;
+            had[h] = load16(dx.p + t * dx.ld + col);
+            d[h] = load16(dy.p + t * dy.ld + in);
+            u[h] = load16(x.p + t * x.ld + col);
+        }
+#pragma unroll
+        for (int p = 0; p < 2; p++)
+#pragma unroll
+            for (int k = 0; k < 6; k++) a[p][k] = __float_as_uint(shared[i + k % 2 * 8][p * LOWER + k / 2 * 4 + quad]);
+#pragma unroll
+        for (int t = 0; t < 4; t++) add_product(c[t], a, w[t]);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (i + 8 * h < n && col < j.n_col)
+                finish8(dx.p + (first + i + 8 * h) * dx.ld + col, shared[i + 8 * h], stream, had[h], d[h], u[h], c, h);
     }
 }
 
@@ -508,13 +577,10 @@ extern "C" void cuda_hyper_pre_bwd(struct device *dev, struct tensor dx, struct 
     const struct hyper_job job = job_of(x, h);
     float *factor = push(dev, job.n_tok, FACTORS);
     if (!dev->dry_run && job.n_tok) {
-        const dim3 grid(grid_x(ceil_div(job.n_col, 512)), grid_x(ceil_div(job.n_tok, TOKENS)));
+        const dim3 grid(grid_x(ceil_div(job.n_col, 256)), grid_x(ceil_div(job.n_tok, WALK)));
         FOR_STREAMS(job.n_stream, pre_dots, factor, f32_ptr(dm), rows_of(dy), rows_of(x), f32_ptr(m), f32_ptr(rstd),
                     job);
-        if (job.n_value <= 4)
-            values_bwd<4><<<grid, 256, 0, cuda.stream>>>(rows_of(dx), factor, rows_of(dy), rows_of(x), job);
-        else
-            values_bwd<VALUES><<<grid, 256, 0, cuda.stream>>>(rows_of(dx), factor, rows_of(dy), rows_of(x), job);
+        values_bwd<<<grid, 256, 0, cuda.stream>>>(rows_of(dx), factor, rows_of(dy), rows_of(x), job);
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, mark);

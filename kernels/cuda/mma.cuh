@@ -53,5 +53,12 @@ __device__ __forceinline__ void mma_bf16(float c[4], const uint32_t a[4], const 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+/* The same of a [16, 8], b [8, 8]: a (i, 2q), (i+8, 2q); b (2q, i). */
+__device__ __forceinline__ void mma_bf16_k8(float c[4], const uint32_t a[2], const uint32_t b[1])
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
 
 #endif
