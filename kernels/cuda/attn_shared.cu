@@ -172,10 +172,12 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- what the kernels for 64, 128, ... heads of 512 columns share in the backward */
 
-/* Adds the parts of a row of kv, from row0 on, then of the entries, in the order of the tokens. */
+/* Adds the parts of a row of kv, from row0 on, then of the entries, in the order of the tokens. What earlier chunks
+ * added is in x.dkv and x.dentry; a row that no later token sees becomes bf16. */
 static __global__ void __launch_bounds__(SHARED_DIM / 4)
     shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
 {
+    const int spare = spare_rows(a, x);
     __shared__ int2 range[SHARED_ITEMS]; /* rows that the tokens of an item see, at most */
     const int n_near = x.first + x.n - row0, n_item = (x.n + SHARED_TOKENS - 1) / SHARED_TOKENS;
     const bool entry = (int)blockIdx.x >= n_near;
@@ -187,27 +189,29 @@ static __global__ void __launch_bounds__(SHARED_DIM / 4)
     }
     __syncthreads();
     float4 *to = (float4 *)((entry ? x.dentry : x.dkv) + (int64_t)row * SHARED_DIM) + i;
-    float4 sum = *to;
+    const int end = x.first + x.n;
+    const bool begins = entry ? x.first == 0 : row >= x.first;
+    const bool ends = end == a.n_tok || (!entry && row + a.window <= end);
+    float4 sum = begins ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
     for (int s = 0; s < n_item; s++) {
         if (row < range[s].x || row >= range[s].y) continue;
-        const int at = entry ? row : row - range[s].x, block = at / SHARED_BLOCK + (entry ? x.n_window : 0);
+        int at = row - range[s].x; /* row of the window's blocks; entries follow in their last one, then have others */
+        if (entry && at < spare)
+            at += near_rows(a);
+        else if (entry)
+            at = row + x.n_window * SHARED_BLOCK;
+        const int block = at / SHARED_BLOCK;
         const int64_t part = ((int64_t)s * n_block + block) * 2 + i / (SHARED_COLUMNS / 4);
         const float4 p =
             *(const float4 *)(x.part + (part * SHARED_BLOCK + at % SHARED_BLOCK) * SHARED_COLUMNS + column);
         sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
     }
-    *to = sum;
-}
-
-/* The sums of a row as bf16: of kv, then of the entries. */
-static __global__ void __launch_bounds__(SHARED_DIM / 4)
-    shared_round_kernel(const struct shared_args a, const struct shared_chunk x)
-{
-    const bool entry = blockIdx.x >= (unsigned)a.n_tok;
-    const int64_t row = entry ? blockIdx.x - a.n_tok : blockIdx.x;
-    const float4 v = ((const float4 *)((entry ? x.dentry : x.dkv) + row * SHARED_DIM))[threadIdx.x];
-    bf16 *to = entry ? a.dentry + row * a.ld_dentry : a.dkv + row * a.ld_dkv;
-    *(uint2 *)(to + threadIdx.x * 4) = make_uint2(pack2(v.x, v.y), pack2(v.z, v.w));
+    if (!ends) {
+        *to = sum;
+        return;
+    }
+    bf16 *rounded = (entry ? a.dentry + row * a.ld_dentry : a.dkv + row * a.ld_dkv) + 4 * i;
+    *(uint2 *)rounded = make_uint2(pack2(sum.x, sum.y), pack2(sum.z, sum.w));
 }
 
 /* ---- host ---- */
@@ -298,8 +302,6 @@ static struct shared_chunk take_scratch(struct device *dev, const struct shared_
 static void bwd_in_chunks(const struct shared_args *a, struct shared_chunk x)
 {
     const int n_chunk = x.n, n_row = a->ratio ? a->n_entry : 0;
-    CUDA_CHECK(cudaMemsetAsync(x.dkv, 0, (size_t)a->n_tok * SHARED_DIM * 4, cuda.stream));
-    if (n_row) CUDA_CHECK(cudaMemsetAsync(x.dentry, 0, (size_t)n_row * SHARED_DIM * 4, cuda.stream));
     for (; x.first < a->n_tok; x.first += x.n) {
         x.n = MT_MIN(n_chunk, a->n_tok - x.first);
         const int row0 = MT_MAX(0, x.first - a->window + 1);
@@ -309,8 +311,6 @@ static void bwd_in_chunks(const struct shared_args *a, struct shared_chunk x)
                                                                                                              row0);
         CUDA_CHECK_LAUNCH();
     }
-    shared_round_kernel<<<grid_x((int64_t)a->n_tok + n_row), SHARED_DIM / 4, 0, cuda.stream>>>(*a, x);
-    CUDA_CHECK_LAUNCH();
 }
 
 static void bwd_any(struct shared_args *a, float *delta)

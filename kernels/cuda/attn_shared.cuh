@@ -91,13 +91,14 @@ struct shared_chunk {
     int n_window, n_far; /* blocks of kv, and of the entries, that an item's tokens may see */
     bf16 *p, *ds;        /* [n, H / 64, n_slot, 64]: weights, and scale ds */
     float *part;         /* [n / 32, n_window + n_far, 2, 192, 256]: sums over the tokens of an item */
-    float *dkv, *dentry; /* [T, 512], [N, 512] */
+    float *dkv, *dentry; /* [T, 512], [N, 512]: sums so far, of rows that later tokens see too */
 };
-/* An item of the gradients of keys: rows row0 .. row0 + 191 of kv or of the entries, columns 256 half ..., and the
- * tokens first .. first + n - 1. */
+/* An item of the gradients of keys: 192 rows, columns 256 half ..., and the tokens first .. first + n - 1. Row r is row
+ * near + r of kv while r < split, then row far + r - split of the entries: the window of 32 tokens leaves rows for the
+ * first entries that they see. */
 struct shared_item {
-    int first, n, row0, half;
-    bool entry, seen; /* seen: a token may see a row; otherwise the item is not computed */
+    int first, n, half, near, split, far;
+    bool seen; /* a token may see a row; otherwise the item is not computed */
 };
 
 /* Rows of the entries that tokens first .. last see, at most: [x, y). */
@@ -105,6 +106,12 @@ __device__ static inline int2 far_range(const struct shared_args &a, int first, 
 {
     const struct sight s = sight_of(a, last);
     return make_int2(sight_of(a, first).first_entry, s.first_entry + s.n_far);
+}
+/* Rows of kv that the windows of an item hold, and rows that they leave in its blocks. */
+__device__ static inline int near_rows(const struct shared_args &a) { return a.window + SHARED_TOKENS - 1; }
+__device__ static inline int spare_rows(const struct shared_args &a, const struct shared_chunk &x)
+{
+    return x.n_window * SHARED_BLOCK - near_rows(a);
 }
 __device__ static inline struct shared_item item_of(const struct shared_args &a, const struct shared_chunk &x,
                                                     int index)
@@ -115,14 +122,17 @@ __device__ static inline struct shared_item item_of(const struct shared_args &a,
     m.first = x.first + at;
     m.n = min((int)SHARED_TOKENS, x.n - at);
     m.half = index % 2;
-    m.entry = block >= x.n_window;
-    if (m.entry) {
-        const int2 range = far_range(a, m.first, m.first + m.n - 1);
-        m.row0 = (block - x.n_window) * SHARED_BLOCK;
-        m.seen = m.row0 < range.y && m.row0 + SHARED_BLOCK > range.x;
-    } else {
-        m.row0 = m.first - a.window + 1 + block * SHARED_BLOCK; /* may be negative */
+    const int2 range = far_range(a, m.first, m.first + m.n - 1);
+    if (block < x.n_window) {
+        m.near = m.first - a.window + 1 + block * SHARED_BLOCK; /* may be negative */
+        m.split = min((int)SHARED_BLOCK, near_rows(a) - block * SHARED_BLOCK);
+        m.far = range.x;
         m.seen = true;
+    } else {
+        m.near = m.split = 0;
+        m.far = (block - x.n_window) * SHARED_BLOCK;
+        const int begin = range.x + spare_rows(a, x); /* the first ones are in the window's item */
+        m.seen = begin < range.y && m.far < range.y && m.far + SHARED_BLOCK > begin;
     }
     return m;
 }
@@ -131,47 +141,57 @@ __device__ static inline struct shared_item item_of(const struct shared_args &a,
 struct shared_live {
     int n, token[SHARED_TOKENS]; /* tokens that see one: index in the item */
     int bits[SHARED_TOKENS];     /* of each token of the item. Bit i: it sees one of rows 64 i .. 64 i + 63 */
-    int2 owned[SHARED_TOKENS];   /* rows of kv, or of the entries, of its sequence */
+    int4 owned[SHARED_TOKENS];   /* rows of kv, and of the entries, of its sequence */
 };
 
-/* map[r] = slot of token t for row row0 + r, -1: t does not see it. Returns its bits. A warp calls it. */
+/* map[r] = slot of token t for row base + r of an item, -1: t does not see it. Returns its bits. A warp calls it. */
 template <int ROWS>
-__device__ static inline int map_token(int *map, const struct shared_args &a, int t, int row0, bool entry)
+__device__ static inline int map_token(int *map, const struct shared_args &a, int t, const struct shared_item &m,
+                                       int base)
 {
     const int lane = threadIdx.x % 32;
     const struct sight s = sight_of(a, t);
     int found = 0;
     for (int r = lane; r < ROWS; r += 32) {
-        const int slot = row0 + r - (entry ? s.first_entry : s.first_key);
+        const int row = base + r;
+        const bool entry = row >= m.split;
+        const int slot = entry ? m.far + row - m.split - s.first_entry : m.near + row - s.first_key;
         const bool seen = slot >= 0 && slot < (entry ? s.n_far : s.n_near) && !(entry && s.list);
         map[r] = seen ? slot + (entry ? s.n_near : 0) : -1;
         if (seen) found |= 1 << (r / 64);
     }
-    if (entry && s.list && row0 + ROWS > s.first_entry && row0 < s.first_entry + s.n_far) {
+    const int end = m.far + SHARED_BLOCK - m.split; /* of the entries */
+    if (s.list && end > s.first_entry && m.far < s.first_entry + s.n_far) {
         __syncwarp();
         for (int p = lane; p < a.top; p += 32) {
-            const int r = s.list[p] + s.first_entry - row0;
-            if (!listed(s, p) || r < 0 || r >= ROWS) continue;
+            const int row = s.list[p] + s.first_entry - m.far + m.split, r = row - base;
+            if (!listed(s, p) || row < m.split || r < 0 || r >= ROWS) continue;
             map[r] = s.n_near + p;
             found |= 1 << (r / 64);
         }
     }
     return __reduce_or_sync(~0u, found);
 }
-/* map [32, ROWS] and live of an item, of its rows from row0 on. All warps of a block call it; it ends with a barrier.
+/* Whether row `row` of an item belongs to the sequence that owns these rows. */
+__device__ static inline bool owns(const struct shared_item &m, int4 owned, int row)
+{
+    const int x = row < m.split ? m.near + row : m.far + row - m.split;
+    return row < m.split ? x >= owned.x && x < owned.y : x >= owned.z && x < owned.w;
+}
+/* map [32, ROWS] and live of an item, of its rows from `base` on. All warps of a block call it; it ends with a barrier.
  */
 template <int ROWS>
 __device__ static inline void map_item(int *map, struct shared_live *live, const struct shared_args &a,
-                                       const struct shared_item &m, int row0)
+                                       const struct shared_item &m, int base)
 {
     const int lane = threadIdx.x % 32;
     for (int i = threadIdx.x / 32; i < SHARED_TOKENS; i += blockDim.x / 32) {
-        const int bits = i < m.n ? map_token<ROWS>(map + i * ROWS, a, m.first + i, row0, m.entry) : 0;
+        const int bits = i < m.n ? map_token<ROWS>(map + i * ROWS, a, m.first + i, m, base) : 0;
         if (lane) continue;
         const struct sight s = sight_of(a, m.first + min(i, m.n - 1));
         live->bits[i] = bits;
         live->owned[i] =
-            m.entry ? make_int2(s.first_entry, s.first_entry + (s.end - s.first) / a.ratio) : make_int2(s.first, s.end);
+            make_int4(s.first, s.end, s.first_entry, s.first_entry + (a.ratio ? (s.end - s.first) / a.ratio : 0));
     }
     __syncthreads();
     if (threadIdx.x < 32) {

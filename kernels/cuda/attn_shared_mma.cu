@@ -345,14 +345,13 @@ __device__ static inline void add_unit(float acc[2][8][4], uint32_t weights, uin
     }
 }
 
-/* Stores the rows of `sum` that are in `range`; all: zeros in those that are not in `written`, a bit per row. */
-__device__ static inline void store_sums(float *to, const float sum[2][8][4], int row, int2 range, int *written,
-                                         bool rest)
+/* Stores the rows of `sum` that the sequence owns; rest: zeros in those that are not in `written`, a bit per row. */
+__device__ static inline void store_sums(float *to, const float sum[2][8][4], int row, const struct shared_item &m,
+                                         int4 owned, int *written, bool rest)
 {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        const bool mine = row + 8 * r >= range.x && row + 8 * r < range.y;
-        if (rest ? *written >> r & 1 : !mine) continue;
+        if (rest ? *written >> r & 1 : !owns(m, owned, row + 8 * r)) continue;
         *written |= 1 << r;
 #pragma unroll
         for (int c = 0; c < 8; c++)
@@ -371,7 +370,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
               low = blockIdx.x % BANDS * ROWS; /* rows low .. low+63 */
     int *map = (int *)(smem + 2 * STAGE_BYTES);
-    map_item<ROWS>(map, &live, a, item, item.row0 + low);
+    map_item<ROWS>(map, &live, a, item, low);
     const int n_group = a.n_head / SHARED_HEADS, n_unit = live.n * n_group * 2;
     const uint32_t stages = shared_address(smem);
     const int row = low + warp / 4 * 32 + lane / 4;
@@ -387,11 +386,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (n_unit) copy(0);
     copy_commit();
     for (int u = 0; u < n_unit;) { /* a sequence: NaN in it does not reach the rows of another */
-        const int2 range = live.owned[live.token[u / (2 * n_group)]];
+        const int4 owned = live.owned[live.token[u / (2 * n_group)]];
 #pragma unroll
         for (int i = 0; i < 64; i++) sum[i / 32][i / 4 % 8][i % 4] = 0.0f;
 #pragma unroll 1
-        for (; u < n_unit && live.owned[live.token[u / (2 * n_group)]].x == range.x; u++) {
+        for (; u < n_unit && live.owned[live.token[u / (2 * n_group)]].x == owned.x; u++) {
             copy_wait<0>();
             __syncthreads(); /* unit u is complete, and all warps have read unit u - 1 */
             if (u + 1 < n_unit) copy(u + 1);
@@ -399,9 +398,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
             const uint32_t stage = stages + u % 2 * STAGE_BYTES;
             add_unit(sum, stage + warp / 4 * 32 * SHARED_HEADS * 2, stage + LEFT_BYTES + warp % 4 * PANEL_BYTES);
         }
-        store_sums(to, sum, item.row0 + row, range, &written, false);
+        store_sums(to, sum, row, item, owned, &written, false);
     }
-    store_sums(to, sum, 0, make_int2(0, 0), &written, true);
+    store_sums(to, sum, row, item, make_int4(0, 0, 0, 0), &written, true);
 }
 
 static void allow_shared_bytes(const void *kernel, int bytes)

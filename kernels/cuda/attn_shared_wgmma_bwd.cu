@@ -3,15 +3,15 @@
  * Math, shapes: as attn_shared.cu. The tokens are processed in chunks whose weights fit into scratch:
  *   dq: a block per token and 64 heads computes p, ds and dq, and stores p and ds, transposed: 64 heads per key.
  *   dkey: a block per item: 192 rows of kv or of the entries, 32 tokens and 256 columns: p^T dout + ds^T q, in f32.
- *   sum: adds the items of a row in the order of the tokens. After the last chunk the sums become bf16.
+ *   sum: adds the items of a row in the order of the tokens; the sums become bf16 when no later token sees the row.
  * Scratch: struct shared_chunk: p and ds of up to 1 GiB, and the items, about a fifth of it.
  * Grid: dq as the forward, with tiles of 32 keys in two stages, 213 KiB; the first warpgroup computes the scores and p,
  *   the second dp and ds, then each 256 columns of dq. dkey: three warpgroups of 64 rows; 3 stages of 56 KiB: weights
- * of 64 heads for 192 rows, and the 256 columns of their dout or q. The 192 rows hold all keys in the window of 32
+ * of 64 heads for 192 rows, and 256 columns of dout or q of these heads. The 192 rows hold all keys in the window of 32
  *   tokens. Tokens that see none of the rows are left out.
- * Bound: dq per tile: shared memory, 1856 clocks per SM; with a window alone, memory: 256 KiB per token. dkey per
- * stage: wgmma 1536 clocks; copies from L2 56 KiB, 18 bytes per clock: L2. Numerics: f32 sums; p and ds rounded to
- * bf16; no atomics, bitwise repeatable. */
+ * Bound: dq per tile: shared memory, 1856 clocks per SM; with a window alone, memory: 256 KiB per token.
+ *   dkey per stage: wgmma 1536 clocks; copies from L2 56 KiB, 18 bytes per clock: L2.
+ * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
 #include "kernels/cuda/attn_shared_wgmma.cuh"
 
 enum {
@@ -127,13 +127,14 @@ static __device__ __forceinline__ void keep_weights(bf16 *to, const char *from, 
 
 /* ---- dkey */
 
-/* Stores this thread's rows `row` and row + 8 of the sums as far as they are in `range`. written: a bit for each row
+/* Stores this thread's rows `row` and row + 8 of the sums as far as the sequence owns them. written: a bit for each row
  * that has been stored. */
-static __device__ __forceinline__ void store_sums(float *to, const float (&sum)[128], int row, int2 range, int *written)
+static __device__ __forceinline__ void store_sums(float *to, const float (&sum)[128], int row,
+                                                  const struct shared_item &m, int4 owned, int *written)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (row + 8 * h < range.x || row + 8 * h >= range.y) continue;
+        if (!owns(m, owned, row + 8 * h)) continue;
         *written |= 1 << h;
 #pragma unroll
         for (int n = 0; n < 32; n++)
@@ -265,7 +266,7 @@ static __global__ void __launch_bounds__(TRIPLE, 1)
     char *smem = aligned_shared(bytes);
     int *map = (int *)(smem + STAGES * STAGE_BYTES);
     const uint32_t stages = sm90_shared(smem);
-    map_item<SHARED_BLOCK>(map, &live, a, item, item.row0);
+    map_item<SHARED_BLOCK>(map, &live, a, item, 0);
     const int n_group = a.n_head / SHARED_HEADS, n_unit = live.n * n_group * 2, lane = threadIdx.x % 32;
     const int wg = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const auto unit_at = [&](int u) {
@@ -281,13 +282,13 @@ static __global__ void __launch_bounds__(TRIPLE, 1)
         copy_commit();
     }
     for (int u = 0; u < n_unit;) { /* a sequence: NaN in it does not reach the rows of another */
-        const int2 range = live.owned[live.token[u / (2 * n_group)]];
+        const int4 owned = live.owned[live.token[u / (2 * n_group)]];
         float sum[128] = {};
 #pragma unroll 1
         for (; u < n_unit; u++) {
             const int token = live.token[u / (2 * n_group)], next = u + STAGES - 1;
             const uint32_t stage = stages + u % STAGES * STAGE_BYTES;
-            if (live.owned[token].x != range.x) break;
+            if (live.owned[token].x != owned.x) break;
             copy_wait<STAGES - 2>();
             fence_proxy_async();
             __syncthreads(); /* unit u is complete; no product reads unit u - 1 any more */
@@ -304,7 +305,7 @@ static __global__ void __launch_bounds__(TRIPLE, 1)
             wgmma_wait<0>();
             wgmma_use(sum);
         }
-        store_sums(to, sum, item.row0 + row, range, &written);
+        store_sums(to, sum, row, item, owned, &written);
     }
     clear_rest(to, written);
 #else
