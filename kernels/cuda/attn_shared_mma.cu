@@ -8,7 +8,8 @@
  *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
  *   heads, 97 KiB. One block per SM.
  * Bound: shared memory, about 1400 clocks per tile of the forward, 2100 of dq, 800 per stage of dkey.
- * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
+ * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
+ * Measured: tests/RESULTS.md, "Attention with shared keys". */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/attn_shared.cuh"
 
