@@ -3,15 +3,22 @@
  *   (value_j - y). With overlap an entry also has the tokens of the entry before, whose columns a it reads.
  * Shapes: kg [T, 2W] bf16: value | gate, with overlap [T, 4W]: value a | value b | gate a | gate b; bias [ratio, W or
  *   2W] f32; y, dy [N, W] bf16, pos [N] i32, cu [S+1] i32; dkg like kg. T may be 0; N >= 1.
- * Needs: fast: W a multiple of 8, 16-byte aligned rows. Otherwise a thread has one column instead of eight.
- * Grid: up to 16 tokens per entry: a thread has 8 columns of one entry. More: a block has 64 columns of one entry; 32
- *   groups of 8 threads share its tokens and merge their sums in 25 KiB of shared memory. Each token and column
- *   belongs to one entry, so the backward needs no atomics. Its last S items write the zeros of tokens of no entry.
- * Moves: fwd bytes of kg, y, bias; bwd kg twice (the second time from L1 or L2), dkg, dy: memory bound.
- * Numerics: f32, online softmax in a fixed order, one rounding at the end. */
+ * Needs: fast: W a multiple of 4, 16-byte aligned rows. Otherwise a thread has one column instead of four.
+ * Grid: up to 16 tokens per entry: a thread has 4 columns of one entry. More: a block has 64 columns of one entry; 16
+ *   groups of 16 threads share its tokens and merge their sums. A thread loads four tokens at a time; the backward
+ *   keeps them in registers when that is all. Each token and column belongs to one entry, so the backward needs no
+ *   atomics. Its last S items write the zeros of tokens of no entry. 64 registers, up to 68 bytes of spills.
+ * Moves: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
+ * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end.
+ * Measured: H200, one sequence, us forward and backward of W 512: ratio 4 with overlap, T 4096 11.3, 15.6 (38, 53 % of
+ *   copy), T 16384 36.9, 54.6 (46, 61 %); ratio 128, T 4096 9.0, 12.0 (23, 34 %: a launch takes most of it), T 16384
+ *   22.2, 30.3 (37, 53 %).
+ * Tried, T 16384, the same four: eight tokens at a time with 126 registers 38.7, 56.6, 26.9, 33.1; with 80 and more
+ *   spills 45.5, 59.6, 29.7, 38.8. 8 columns per thread, two exact e^x per token and 32 groups: 52.1, 69.2, 41.9, 48.6.
+ */
 #include "kernels/cuda/rows.cuh"
 
-enum { BLOCK = 256, LANES = 8, GROUPS = BLOCK / LANES, FEW = 16, BATCH = 4 };
+enum { BLOCK = 256, LANES = 16, FEW = 16, BATCH = 4 };
 
 struct compress_job {
     bf16 *y, *dkg; /* forward, backward */
@@ -26,7 +33,7 @@ struct compress_job {
 
 /* An entry: tokens first + j, j from begin to ratio - 1; negative ones are those of the entry before. */
 struct entry {
-    int64_t row, first;
+    int64_t first;
     int begin, pos;
     bool found;
 };
@@ -41,7 +48,7 @@ static __device__ inline struct entry find(const struct compress_job &job, int64
         else
             low = middle + 1;
     }
-    struct entry e = {row, 0, 0, 0, false};
+    struct entry e = {0, 0, 0, false};
     if (low == job.n_seq || job.cu[low] / job.ratio > row) return e;
     e.found = true;
     e.pos = ((int)row - job.cu[low] / job.ratio) * job.ratio;
@@ -50,41 +57,43 @@ static __device__ inline struct entry find(const struct compress_job &job, int64
     return e;
 }
 
-/* VEC adjacent columns of bf16 as floats, 8 or 1. */
+/* VEC adjacent columns, 4 or 1: as stored, and as floats. */
 template <int VEC> struct raw {
-    uint4 u;
+    uint2 u;
 };
 template <> struct raw<1> {
     bf16 u;
 };
 template <int VEC> static __device__ inline void load(struct raw<VEC> *r, const bf16 *p)
 {
-    if constexpr (VEC == 8)
-        r->u = load16(p);
+    if constexpr (VEC == 4)
+        r->u = *(const uint2 *)p;
     else
         r->u = *p;
 }
 template <int VEC> static __device__ inline void unpack(float v[VEC], const struct raw<VEC> &r)
 {
-    if constexpr (VEC == 8)
-        unpack8(v, r.u);
-    else
+    if constexpr (VEC == 4) {
+        v[0] = __uint_as_float(r.u.x << 16);
+        v[1] = __uint_as_float(r.u.x & 0xffff0000u);
+        v[2] = __uint_as_float(r.u.y << 16);
+        v[3] = __uint_as_float(r.u.y & 0xffff0000u);
+    } else {
         v[0] = __bfloat162float(r.u);
+    }
 }
 template <int VEC> static __device__ inline void store(bf16 *p, const float v[VEC])
 {
-    if constexpr (VEC == 8)
-        store16(p, pack8(v));
+    if constexpr (VEC == 4)
+        *(uint2 *)p = make_uint2(pack2(v[0], v[1]), pack2(v[2], v[3]));
     else
         *p = __float2bfloat16_rn(v[0]);
 }
 template <int VEC> static __device__ inline void add_bias(float v[VEC], const float *p)
 {
-    if constexpr (VEC == 8) {
-        float b[8];
-        load_f32x8(b, p);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] += b[k];
+    if constexpr (VEC == 4) {
+        const float4 b = *(const float4 *)p;
+        v[0] += b.x, v[1] += b.y, v[2] += b.z, v[3] += b.w;
     } else {
         v[0] += *p;
     }
@@ -106,71 +115,83 @@ template <int VEC> struct state {
 };
 
 /* e^(x - top); 0 where x is that of no tokens. */
-static __device__ inline float power(float x, float top) { return x == -INFINITY ? 0 : expf(x - top); }
+static __device__ inline float power(float x, float top) { return x == -INFINITY ? 0 : __expf(x - top); }
 
-/* Tokens begin, begin + step, ... of an entry. */
+/* Up to BATCH tokens of an entry: base, base + step, ... */
+template <int VEC> struct batch {
+    struct raw<VEC> value[BATCH], gate[BATCH];
+};
 template <int VEC>
-static __device__ inline void gather(struct state<VEC> *s, const struct compress_job &job, const struct entry &e,
-                                     int begin, int step, int col)
+static __device__ inline void load_batch(struct batch<VEC> *b, const struct compress_job &job, const struct entry &e,
+                                         int base, int step, int col)
 {
     const int64_t gate = (int64_t)job.n_part * job.width;
 #pragma unroll
-    for (int k = 0; k < VEC; k++) s->top[k] = -INFINITY, s->sum[k] = s->y[k] = 0;
-    for (int base = begin; base < job.ratio; base += BATCH * step) {
-        struct raw<VEC> value[BATCH], z[BATCH];
+    for (int i = 0; i < BATCH; i++) {
+        const int j = base + i * step;
+        if (j >= job.ratio) break;
+        const bf16 *p = job.kg + (e.first + j) * job.ld_kg + column(job, j, col);
+        load(&b->value[i], p);
+        load(&b->gate[i], p + gate);
+    }
+}
+
+/* Adds the tokens of a batch to the softmax. */
+template <int VEC>
+static __device__ inline void add_batch(struct state<VEC> *s, const struct batch<VEC> &b,
+                                        const struct compress_job &job, int base, int step, int col)
+{
+    float x[BATCH][VEC], top[VEC];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int j = base + i * step;
-            if (j >= job.ratio) break;
-            const bf16 *p = job.kg + (e.first + j) * job.ld_kg + column(job, j, col);
-            load(&value[i], p);
-            load(&z[i], p + gate);
-        }
+    for (int k = 0; k < VEC; k++) top[k] = s->top[k];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int j = base + i * step;
-            if (j >= job.ratio) break;
-            float v[VEC], x[VEC];
-            unpack(v, value[i]);
-            unpack(x, z[i]);
-            add_bias<VEC>(x, bias_of(job, j, col));
+    for (int i = 0; i < BATCH; i++) {
+        if (base + i * step >= job.ratio) break;
+        unpack(x[i], b.gate[i]);
+        add_bias<VEC>(x[i], bias_of(job, base + i * step, col));
 #pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                const float top = fmaxf(s->top[k], x[k]), old = power(s->top[k], top), p = power(x[k], top);
-                s->sum[k] = s->sum[k] * old + p;
-                s->y[k] = s->y[k] * old + p * v[k];
-                s->top[k] = top;
-            }
+        for (int k = 0; k < VEC; k++) top[k] = fmaxf(top[k], x[i][k]);
+    }
+#pragma unroll
+    for (int k = 0; k < VEC; k++) {
+        const float old = power(s->top[k], top[k]);
+        s->top[k] = top[k];
+        s->sum[k] *= old;
+        s->y[k] *= old;
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        if (base + i * step >= job.ratio) break;
+        float v[VEC];
+        unpack(v, b.value[i]);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float p = __expf(x[i][k] - top[k]);
+            s->sum[k] += p;
+            s->y[k] += p * v[k];
         }
     }
 }
 
-/* Writes the gradients of tokens begin, begin + step, ...; s is complete, its y divided by the sum. */
+/* Writes the gradients of a batch; s is complete, dy divided by the sum. */
 template <int VEC>
-static __device__ inline void scatter(const struct state<VEC> &s, const struct compress_job &job, const struct entry &e,
-                                      int begin, int step, int col)
+static __device__ inline void write_batch(const struct state<VEC> &s, const float dy[VEC], const struct batch<VEC> &b,
+                                          const struct compress_job &job, const struct entry &e, int base, int step,
+                                          int col)
 {
     const int64_t gate = (int64_t)job.n_part * job.width;
-    struct raw<VEC> r;
-    float dy[VEC];
-    load(&r, job.dy + e.row * job.ld_dy + col);
-    unpack(dy, r);
 #pragma unroll
-    for (int k = 0; k < VEC; k++) dy[k] /= s.sum[k];
-#pragma unroll 4
-    for (int j = begin; j < job.ratio; j += step) {
-        const int64_t at = column(job, j, col);
-        const bf16 *p = job.kg + (e.first + j) * job.ld_kg + at;
-        bf16 *d = job.dkg + (e.first + j) * job.ld_dkg + at;
+    for (int i = 0; i < BATCH; i++) {
+        const int j = base + i * step;
+        if (j >= job.ratio) break;
+        bf16 *d = job.dkg + (e.first + j) * job.ld_dkg + column(job, j, col);
         float v[VEC], x[VEC];
-        load(&r, p);
-        unpack(v, r);
-        load(&r, p + gate);
-        unpack(x, r);
+        unpack(v, b.value[i]);
+        unpack(x, b.gate[i]);
         add_bias<VEC>(x, bias_of(job, j, col));
 #pragma unroll
         for (int k = 0; k < VEC; k++) {
-            x[k] = expf(x[k] - s.top[k]) * dy[k];
+            x[k] = __expf(x[k] - s.top[k]) * dy[k];
             v[k] = x[k] * (v[k] - s.y[k]);
         }
         store<VEC>(d, x);
@@ -193,61 +214,31 @@ static __device__ inline void clear(const struct compress_job &job, int seq, int
     }
 }
 
-template <int VEC>
-static __device__ inline void write(const struct state<VEC> &s, const struct compress_job &job, const struct entry &e,
-                                    int col)
-{
-    float y[VEC];
-#pragma unroll
-    for (int k = 0; k < VEC; k++) y[k] = e.found ? s.y[k] / s.sum[k] : 0;
-    store<VEC>(job.y + e.row * job.ld_y + col, y);
-    if (col == 0) job.pos[e.row] = e.pos;
-}
-
-/* Few tokens per entry. Items: N entries; backward: then S sequences. */
-template <int VEC, bool BACKWARD>
-static __global__ void __launch_bounds__(BLOCK) compress_few(const struct compress_job job)
-{
-    const int n_col = job.width / VEC;
-    const int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, item = i / n_col;
-    const int col = (int)(i % n_col) * VEC;
-    if (item >= job.n_row) {
-        if (BACKWARD && item < job.n_row + job.n_seq) clear<VEC>(job, (int)(item - job.n_row), 0, 1, col);
-        return;
-    }
-    const struct entry e = find(job, item);
-    struct state<VEC> s;
-    if (e.found) gather<VEC>(&s, job, e, e.begin, 1, col);
-    if (!BACKWARD) {
-        write<VEC>(s, job, e, col);
-    } else if (e.found) {
-#pragma unroll
-        for (int k = 0; k < VEC; k++) s.y[k] /= s.sum[k];
-        scatter<VEC>(s, job, e, e.begin, 1, col);
-    }
-}
-
-/* Merges the sums of the groups; all have the result. */
+/* Adds up the sums of the groups; all threads get the result. */
 template <int VEC> static __device__ inline void merge(struct state<VEC> *s)
 {
-    __shared__ float part[3][GROUPS][LANES * VEC + 1];
+    __shared__ float part[3][BLOCK / 32][LANES * VEC];
     __shared__ float whole[3][LANES * VEC];
-    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const int at = threadIdx.x % LANES * VEC, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int k = 0; k < VEC; k++) {
-        part[0][group][lane * VEC + k] = s->top[k];
-        part[1][group][lane * VEC + k] = s->sum[k];
-        part[2][group][lane * VEC + k] = s->y[k];
+    for (int k = 0; k < VEC; k++) { /* the two groups of a warp */
+        const float top = fmaxf(s->top[k], __shfl_xor_sync(0xffffffffu, s->top[k], LANES));
+        const float old = power(s->top[k], top), sum = s->sum[k] * old, y = s->y[k] * old;
+        part[0][warp][at + k] = top;
+        part[1][warp][at + k] = sum + __shfl_xor_sync(0xffffffffu, sum, LANES);
+        part[2][warp][at + k] = y + __shfl_xor_sync(0xffffffffu, y, LANES);
     }
     __syncthreads();
     if (threadIdx.x < LANES * VEC) {
         const int c = threadIdx.x;
         float top = -INFINITY, sum = 0, y = 0;
-        for (int g = 0; g < GROUPS; g++) top = fmaxf(top, part[0][g][c]);
-        for (int g = 0; g < GROUPS; g++) {
-            const float p = power(part[0][g][c], top);
-            sum += part[1][g][c] * p;
-            y += part[2][g][c] * p;
+#pragma unroll
+        for (int w = 0; w < BLOCK / 32; w++) top = fmaxf(top, part[0][w][c]);
+#pragma unroll
+        for (int w = 0; w < BLOCK / 32; w++) {
+            const float p = power(part[0][w][c], top);
+            sum += part[1][w][c] * p;
+            y += part[2][w][c] * p;
         }
         whole[0][c] = top;
         whole[1][c] = sum;
@@ -256,36 +247,57 @@ template <int VEC> static __device__ inline void merge(struct state<VEC> *s)
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < VEC; k++) {
-        s->top[k] = whole[0][lane * VEC + k];
-        s->sum[k] = whole[1][lane * VEC + k];
-        s->y[k] = whole[2][lane * VEC + k];
+        s->top[k] = whole[0][at + k];
+        s->sum[k] = whole[1][at + k];
+        s->y[k] = whole[2][at + k];
     }
 }
 
-/* Many tokens per entry. Blocks: items x columns / (8 VEC). */
-template <int VEC, bool BACKWARD>
-static __global__ void __launch_bounds__(BLOCK) compress_many(const struct compress_job job)
+/* Items: N entries; backward: then S sequences, for the tokens of no entry. GROUPS 1: a thread per item and VEC
+ * columns. Otherwise a block per item and LANES * VEC columns, whose groups share the tokens. */
+template <int VEC, int GROUPS, bool BACKWARD>
+static __global__ void __launch_bounds__(BLOCK, 4) compress_kernel(const struct compress_job job)
 {
-    const int n_block = (job.width + LANES * VEC - 1) / (LANES * VEC);
-    const int64_t item = blockIdx.x / n_block;
-    const int col = (int)(blockIdx.x % n_block * LANES + threadIdx.x % LANES) * VEC, group = threadIdx.x / LANES;
+    const bool split = GROUPS > 1;
+    const int n_col = split ? (job.width + LANES * VEC - 1) / (LANES * VEC) : job.width / VEC;
+    const int64_t i = split ? blockIdx.x : (int64_t)blockIdx.x * BLOCK + threadIdx.x, item = i / n_col;
+    const int group = split ? threadIdx.x / LANES : 0;
+    const int col = ((int)(i % n_col) * (split ? LANES : 1) + (split ? threadIdx.x % LANES : 0)) * VEC;
     const bool inside = col < job.width;
     if (item >= job.n_row) {
-        if (BACKWARD && inside) clear<VEC>(job, (int)(item - job.n_row), group, GROUPS, col);
+        if (BACKWARD && inside && item < job.n_row + job.n_seq)
+            clear<VEC>(job, (int)(item - job.n_row), group, GROUPS, col);
         return;
     }
     const struct entry e = find(job, item);
+    const int begin = inside ? e.begin + group : job.ratio;
     struct state<VEC> s;
-    if (e.found) { /* all threads of the block */
-        gather<VEC>(&s, job, e, inside ? e.begin + group : job.ratio, GROUPS, col);
-        merge<VEC>(&s);
-    }
-    if (!BACKWARD) {
-        if (inside && group == 0) write<VEC>(s, job, e, col);
-    } else if (e.found && inside) {
+    struct batch<VEC> b;
+    float dy[VEC];
+#pragma unroll
+    for (int k = 0; k < VEC; k++) s.top[k] = -INFINITY, s.sum[k] = s.y[k] = 0;
+    if (e.found) { /* the same for all threads of an item */
+        for (int base = begin; base < job.ratio; base += BATCH * GROUPS) {
+            load_batch(&b, job, e, base, GROUPS, col);
+            add_batch(&s, b, job, base, GROUPS, col);
+        }
+        if (split) merge(&s);
 #pragma unroll
         for (int k = 0; k < VEC; k++) s.y[k] /= s.sum[k];
-        scatter<VEC>(s, job, e, e.begin + group, GROUPS, col);
+    }
+    if (!BACKWARD && inside && group == 0) {
+        store<VEC>(job.y + item * job.ld_y + col, s.y);
+        if (col == 0) job.pos[item] = e.pos;
+    }
+    if (!BACKWARD || !e.found || !inside) return;
+    struct raw<VEC> r;
+    load(&r, job.dy + item * job.ld_dy + col);
+    unpack(dy, r);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) dy[k] /= s.sum[k];
+    for (int base = begin; base < job.ratio; base += BATCH * GROUPS) {
+        if (begin + BATCH * GROUPS < job.ratio) load_batch(&b, job, e, base, GROUPS, col);
+        write_batch(s, dy, b, job, e, base, GROUPS, col);
     }
 }
 
@@ -310,15 +322,18 @@ template <int VEC, bool BACKWARD> static void launch(const struct compress_job &
 {
     const int64_t items = job.n_row + (BACKWARD ? job.n_seq : 0);
     if (job.ratio * job.n_part <= FEW)
-        compress_few<VEC, BACKWARD><<<grid_x(ceil_div(items * (job.width / VEC), BLOCK)), BLOCK, 0, cuda.stream>>>(job);
+        compress_kernel<VEC, 1, BACKWARD>
+            <<<grid_x(ceil_div(items * (job.width / VEC), BLOCK)), BLOCK, 0, cuda.stream>>>(job);
     else
-        compress_many<VEC, BACKWARD><<<grid_x(items * ceil_div(job.width, LANES * VEC)), BLOCK, 0, cuda.stream>>>(job);
+        compress_kernel<VEC, BLOCK / LANES, BACKWARD>
+            <<<grid_x(items * ceil_div(job.width, LANES * VEC)), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
 
-static bool eights(struct tensor kg, struct tensor y, struct tensor bias, int64_t width)
+/* Whether every four columns are aligned. */
+static bool fours(struct tensor kg, struct tensor y, struct tensor bias, int64_t width)
 {
-    return width % 8 == 0 && rows_aligned(kg) && rows_aligned(y) && rows_aligned(bias);
+    return width % 4 == 0 && rows_aligned(kg) && rows_aligned(y) && rows_aligned(bias);
 }
 
 extern "C" void cuda_compress_fwd(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
@@ -329,8 +344,8 @@ extern "C" void cuda_compress_fwd(struct device *dev, struct tensor y, struct te
     job.y = bf16_ptr(y);
     job.ld_y = y.ld;
     job.pos = i32_ptr(pos);
-    if (eights(kg, y, bias, shape->width))
-        launch<8, false>(job);
+    if (fours(kg, y, bias, shape->width))
+        launch<4, false>(job);
     else
         launch<1, false>(job);
 }
@@ -344,8 +359,8 @@ extern "C" void cuda_compress_bwd(struct device *dev, struct tensor dkg, struct 
     job.ld_dy = dy.ld;
     job.dkg = bf16_ptr(dkg);
     job.ld_dkg = dkg.ld;
-    if (eights(kg, dy, bias, shape->width) && rows_aligned(dkg))
-        launch<8, true>(job);
+    if (fours(kg, dy, bias, shape->width) && rows_aligned(dkg))
+        launch<4, true>(job);
     else
         launch<1, true>(job);
 }

@@ -1,84 +1,50 @@
 /* index.cu - the indexer of compressed attention: the K entries of every token with the largest scores.
  * Math: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>) of the entries e < n = (t + 1) / ratio of t's sequence.
- * Tokens with n <= K take them all. Larger scores first, of equal ones the lower entry; written in ascending order,
- * then -1. Shapes: q [T, H*A], k [N, A], w [T, H] bf16 (views), idx [T, K] i32, cu [S+1] i32. T may be 0. Needs: fast:
- * A 128, H a multiple of 8 up to 64, 16-byte aligned rows. Otherwise a thread computes a score by itself. Scores: into
- * scratch of at most 64 MiB, a chunk of tokens at a time. A block has 256 entries and 16 tokens; its warps keep the
- * rows of their 64 entries in registers as operands of mma.sync (m16n8k16) and multiply them by the heads of one token
- * after the other, which arrive in shared memory by cp.async, 2 x 16 KiB. A lane adds up its heads, four lanes their
- * sums. 4 warps; entries that no token of the block sees are skipped. Choice: a block of 256 threads per token. Scores
- * become integers in the same order, in shared memory when n is at most 11264. Bisection finds the largest threshold
- * that K of them reach; then every warp has a range of entries, counts those it takes, and writes them after those of
- * earlier warps. Moves: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute
- * bound. Numerics: f32 sums in a fixed order. */
-#include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/rows.cuh"
+ *   Tokens with n <= K take them all. Larger scores first, of equal ones the lower entry; written in ascending order,
+ *   then -1.
+ * Shapes: q [T, H*A], k [N, A], w [T, H] bf16 (views), idx [T, K] i32, cu [S+1] i32. T may be 0.
+ * Needs: fast: A 128, H a multiple of 8 up to 64, 16-byte aligned rows; on Hopper and with 64 heads index_wgmma.cu
+ *   computes the scores. Otherwise a thread computes a score by itself.
+ * Scores: into scratch of at most 64 MiB, a chunk of tokens at a time. A block has 256 entries and 16 tokens; each of
+ *   its 4 warps keeps the rows of 64 entries in registers as operands of mma.sync (m16n8k16) and multiplies them by the
+ *   heads of one token after the other, which arrive in shared memory by cp.async, 2 x 16 KiB. A lane adds up its
+ *   heads, four lanes their sums. Entries that no token of the block sees are skipped. 227 registers, no spills.
+ * Choice: a block of 256 threads per token. Scores become integers in the same order, in shared memory when n is at
+ *   most 11008. A histogram of 256 equal parts of their range finds the part of the K-th largest; the scores in it are
+ *   ranked pair by pair when they are at most 512, otherwise bisection finds the threshold. Then every warp has a range
+ *   of entries, counts those it takes, and writes them after those of earlier warps.
+ * Moves: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
+ * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result.
+ * Measured: H200, 64 heads of 128, ratio 4, K 512; FLOPs of all visible entries, also of tokens that need no scores. us
+ *   on Hopper and by the portable kernel: T 4096 113, 131 (37, 32 % of the roof); 16384 1574, 1893 (42, 35 %); 4 x 4096
+ *   366, 435 (46, 38 %); 32768 6061, 7281 (44, 37 %).
+ * Tried, T 32768: choice by bisection alone, portable 7831 us. Hopper with 512 entries per block 6506 us; with four
+ *   warpgroups of 64 entries 7827 us; with 32 tokens per block 6097 us (T 4096: 108 us). */
+#include "kernels/cuda/index.cuh"
 
-enum { DIM = 128, MAX_HEADS = 64, TOKENS = 16, TILES = 4, WARPS = 4, ENTRIES = WARPS * TILES * 16 };
-enum { BLOCK = 256, KEYS = 11264 };
+enum { TILES = 4, WARPS = INDEX_ENTRIES / TILES / 16, CHUNKS = INDEX_DIM / 8 };
+enum { BLOCK = 256, KEYS = 11008, BINS = BLOCK, LIST = 512 };
 static const int64_t SCRATCH = (int64_t)64 << 20;
-
-struct index_job {
-    const bf16 *q, *k, *w;
-    float *score; /* [chunk, ld_score], row 0 of token `first` */
-    int32_t *idx;
-    const int32_t *cu;
-    int64_t ld_q, ld_k, ld_w, ld_score, ld_idx, n_row, first, end;
-    int n_seq, n_head, dim, n_top, ratio, most;
-};
-
-/* The sequence of token t. */
-static __device__ inline int find(const struct index_job &job, int64_t t)
-{
-    int low = 0, high = job.n_seq - 1; /* the last sequence that begins at t or before */
-    while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (job.cu[middle] <= t)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
-}
 
 /* ---- scores ---- */
 
 /* The heads and weights of one token. */
 struct __align__(128) stage
 {
-    unsigned char q[MAX_HEADS * DIM * 2]; /* tile_offset<DIM / 8> */
-    bf16 w[MAX_HEADS];
+    unsigned char q[INDEX_HEADS * INDEX_DIM * 2]; /* tile_offset<CHUNKS> */
+    bf16 w[INDEX_HEADS];
 };
 
 static __device__ inline void copy_token(struct stage *s, const struct index_job &job, int64_t t)
 {
     const bf16 *q = job.q + t * job.ld_q, *w = job.w + t * job.ld_w;
-    for (int i = threadIdx.x; i < job.n_head * (DIM / 8); i += WARPS * 32)
-        copy_async16(shared_address(s->q) + tile_offset<DIM / 8>(i / (DIM / 8), i % (DIM / 8)), q + i * 8, 16);
+    for (int i = threadIdx.x; i < job.n_head * CHUNKS; i += WARPS * 32)
+        copy_async16(shared_address(s->q) + tile_offset<CHUNKS>(i / CHUNKS, i % CHUNKS), q + i * 8, 16);
     if (threadIdx.x < job.n_head / 8) copy_async16(shared_address(s->w + threadIdx.x * 8), w + threadIdx.x * 8, 16);
 }
 
-/* The rows of this warp's entries; row: of its first one. Rows beyond the last entry are copies of it. */
-static __device__ inline void load_entries(uint32_t a[TILES][DIM / 16][4], const struct index_job &job, int64_t row)
-{
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < TILES; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int64_t r = min(row + m * 16 + half * 8 + lane / 4, job.n_row - 1);
-            const bf16 *p = job.k + r * job.ld_k + lane % 4 * 2;
-#pragma unroll
-            for (int s = 0; s < DIM / 16; s++) {
-                a[m][s][half] = *(const uint32_t *)(p + s * 16);
-                a[m][s][half + 2] = *(const uint32_t *)(p + s * 16 + 8);
-            }
-        }
-}
-
-/* sum [tile][half]: of this warp's entries lane / 4 and lane / 4 + 8 of every tile, the part of the heads of this lane:
- * 2 (lane % 4) and the next of every eight. */
-static __device__ inline void score_token(float sum[TILES][2], const uint32_t a[TILES][DIM / 16][4],
+/* sum [tile]: of this warp's entries, the part of the heads of this lane: 2 (lane % 4) and the next of every eight. */
+static __device__ inline void score_token(float sum[TILES][2], const uint32_t a[TILES][INDEX_STEPS][4],
                                           const struct stage *s, int n_head)
 {
     const int lane = threadIdx.x % 32;
@@ -86,36 +52,32 @@ static __device__ inline void score_token(float sum[TILES][2], const uint32_t a[
     for (int m = 0; m < TILES; m++) sum[m][0] = sum[m][1] = 0;
 #pragma unroll 2
     for (int head = 0; head < n_head; head += 8) {
-        uint32_t b[DIM / 32][4];
+        uint32_t b[INDEX_STEPS / 2][4];
         float c[TILES][4] = {};
 #pragma unroll
-        for (int i = 0; i < DIM / 32; i++)
-            load_matrix4(b[i], shared_address(s->q) + tile_offset<DIM / 8>(head + lane % 8, 4 * i + lane / 8));
+        for (int i = 0; i < INDEX_STEPS / 2; i++)
+            load_matrix4(b[i], shared_address(s->q) + tile_offset<CHUNKS>(head + lane % 8, 4 * i + lane / 8));
 #pragma unroll
-        for (int k = 0; k < DIM / 16; k++)
+        for (int k = 0; k < INDEX_STEPS; k++)
 #pragma unroll
             for (int m = 0; m < TILES; m++) mma_bf16(c[m], a[m][k], &b[k / 2][k % 2 * 2]);
         const uint32_t w = *(const uint32_t *)(s->w + head + lane % 4 * 2);
-        const float w0 = __uint_as_float(w << 16), w1 = __uint_as_float(w & 0xffff0000u);
 #pragma unroll
-        for (int m = 0; m < TILES; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                sum[m][half] = fmaf(w0, fmaxf(c[m][2 * half], 0), sum[m][half]);
-                sum[m][half] = fmaf(w1, fmaxf(c[m][2 * half + 1], 0), sum[m][half]);
-            }
+        for (int m = 0; m < TILES; m++) index_add(sum[m], c[m], w);
     }
 }
 
-/* The scores of entries first .. first + ENTRIES - 1 of a sequence for its tokens begin .. end - 1. */
+/* The scores of a block's entries, from `first` on, for tokens begin .. end - 1 of the sequence that begins at start.
+ */
 static __device__ inline void score_tokens(struct stage stages[2], const struct index_job &job, int64_t start,
                                            int first, int64_t begin, int64_t end)
 {
-    uint32_t a[TILES][DIM / 16][4];
-    const int lane = threadIdx.x % 32, own = first + threadIdx.x / 32 * TILES * 16;
+    uint32_t a[TILES][INDEX_STEPS][4];
+    const int own = first + threadIdx.x / 32 * TILES * 16;
     copy_token(&stages[0], job, begin);
     copy_commit();
-    load_entries(a, job, start / job.ratio + own);
+#pragma unroll
+    for (int m = 0; m < TILES; m++) index_rows(a[m], job, start / job.ratio + own + m * 16);
     for (int64_t t = begin; t < end; t++) {
         const struct stage *s = &stages[(t - begin) % 2];
         if (t + 1 < end) copy_token(&stages[(t + 1 - begin) % 2], job, t + 1);
@@ -124,16 +86,9 @@ static __device__ inline void score_tokens(struct stage stages[2], const struct 
         __syncthreads();
         if (own < (t - start + 1) / job.ratio) { /* the whole warp */
             float sum[TILES][2];
-            float *out = job.score + (t - job.first) * job.ld_score + own + lane / 4;
             score_token(sum, a, s, job.n_head);
 #pragma unroll
-            for (int m = 0; m < TILES; m++) {
-                const float low = warp_sum(sum[m][0], 4), high = warp_sum(sum[m][1], 4);
-                if (lane % 4 == m) {
-                    out[m * 16] = low;
-                    out[m * 16 + 8] = high;
-                }
-            }
+            for (int m = 0; m < TILES; m++) index_write(job, sum[m], t, own + m * 16, m);
         }
         __syncthreads();
     }
@@ -141,27 +96,18 @@ static __device__ inline void score_tokens(struct stage stages[2], const struct 
 
 static_assert(TILES == 4, "each of four lanes writes one tile");
 
-/* Blocks: tokens from the last on, which see the most entries; of the same tokens all entries one after the other. */
 static __global__ void __launch_bounds__(WARPS * 32, 2) index_scores(const struct index_job job)
 {
     __shared__ struct stage stages[2];
-    const int n_part = (job.most + ENTRIES - 1) / ENTRIES, first = (int)(blockIdx.x % n_part) * ENTRIES;
-    const int64_t tile = gridDim.x / n_part - 1 - blockIdx.x / n_part;
-    const int64_t stop = min(job.first + (tile + 1) * TOKENS, job.end);
-    for (int64_t t = job.first + tile * TOKENS, end; t < stop; t = end) {
-        const int seq = find(job, t);
-        const int64_t start = job.cu[seq];
-        end = min(stop, (int64_t)job.cu[seq + 1]);
-        /* The first token that sees more than `first` and more than K entries. */
-        const int64_t begin = max(t, start + ((int64_t)max(first, job.n_top) + 1) * job.ratio - 1);
-        if (begin < end) score_tokens(stages, job, start, first, begin, end);
-    }
+    index_walk(job, [&](int64_t start, int first, int64_t begin, int64_t end) {
+        score_tokens(stages, job, start, first, begin, end);
+    });
 }
 
 /* Any sizes: a block per token, a thread per entry. */
 static __global__ void __launch_bounds__(BLOCK) index_scores_any(const struct index_job job)
 {
-    const int64_t t = job.first + blockIdx.x, start = job.cu[find(job, t)];
+    const int64_t t = job.first + blockIdx.x, start = job.cu[index_find(job, t)];
     const int n = (int)((t - start + 1) / job.ratio);
     if (n <= job.n_top) return;
     const bf16 *q = job.q + t * job.ld_q;
@@ -185,6 +131,11 @@ static __device__ inline uint32_t key_of(float score)
 {
     const uint32_t u = __float_as_uint(score + 0.0f);
     return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+static __device__ inline float score_of(uint32_t key)
+{
+    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
 /* The n keys of a token, in shared memory or computed again from its scores. */
@@ -226,11 +177,73 @@ static __device__ inline void range(uint32_t *low, uint32_t *high, const struct 
     }
 }
 
-/* The largest threshold that at least n_top of the n keys reach, or one that exactly n_top reach. */
-static __device__ inline uint32_t threshold(const struct keys &k, int n, int n_top, struct exchange *x)
+/* The bin of a score among BINS equal parts of low .. high: does not decrease with the score. */
+static __device__ inline int bin_of(uint32_t key, float low, float scale)
 {
-    uint32_t low, high;
-    range(&low, &high, k, n, x);
+    return min(BINS - 1, (int)((score_of(key) - low) * scale));
+}
+
+/* Keys of one bin. */
+struct bins {
+    int count[BINS], of_warp[BLOCK / 32], chosen, rank, n_list;
+    uint32_t list[LIST], limit;
+};
+
+/* chosen = the bin of the n_top-th largest key, rank = its rank among the keys of that bin, from 1 on. */
+static __device__ inline void find_bin(struct bins *b, const struct keys &k, int n, int n_top, float low, float scale)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = BINS - 1 - (int)threadIdx.x;
+    b->count[threadIdx.x] = 0;
+    if (threadIdx.x == 0) b->n_list = 0;
+    __syncthreads();
+    for (int e = threadIdx.x; e < n; e += BLOCK) atomicAdd(&b->count[bin_of(key_at(k, e), low, scale)], 1);
+    __syncthreads();
+    const int count = b->count[own];
+    int sum = count; /* of this thread's bin and those above it */
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, step);
+        sum += lane >= step ? other : 0;
+    }
+    if (lane == 31) b->of_warp[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) sum += b->of_warp[w];
+    if (sum >= n_top && sum - count < n_top) {
+        b->chosen = own;
+        b->rank = n_top - (sum - count);
+    }
+    __syncthreads();
+}
+
+/* The n_top-th largest of n keys between low and high, which differ, if few keys share its bin. */
+static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins *b, const struct keys &k, int n, int n_top,
+                                                uint32_t low, uint32_t high)
+{
+    const float least = score_of(low), scale = BINS / (score_of(high) - least);
+    find_bin(b, k, n, n_top, least, scale);
+    const int n_list = b->count[b->chosen];
+    if (n_list > LIST) return false;
+    for (int e = threadIdx.x; e < n; e += BLOCK) {
+        const uint32_t key = key_at(k, e);
+        if (bin_of(key, least, scale) == b->chosen) b->list[atomicAdd(&b->n_list, 1)] = key;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_list; i += BLOCK) {
+        int above = 0, equal = 0;
+        for (int j = 0; j < n_list; j++) {
+            above += b->list[j] > b->list[i];
+            equal += b->list[j] == b->list[i];
+        }
+        if (above < b->rank && b->rank <= above + equal) b->limit = b->list[i]; /* all that write, write the same */
+    }
+    __syncthreads();
+    *limit = b->limit;
+    return true;
+}
+
+/* The n_top-th largest of n keys between low and high, by bisection; or a threshold that exactly n_top reach. */
+static __device__ inline uint32_t threshold_by_bisection(const struct keys &k, int n, int n_top, uint32_t low,
+                                                         uint32_t high, struct exchange *x)
+{
     for (int turn = 0; low < high; turn ^= 1) {
         const uint32_t middle = low + (high - low) / 2 + 1;
         int reach = 0;
@@ -247,6 +260,16 @@ static __device__ inline uint32_t threshold(const struct keys &k, int n, int n_t
         if (reach == n_top) break;
     }
     return low;
+}
+
+static __device__ inline uint32_t threshold(const struct keys &k, int n, int n_top)
+{
+    __shared__ struct exchange x;
+    __shared__ struct bins b;
+    uint32_t low, high, limit;
+    range(&low, &high, k, n, &x);
+    if (low == high || threshold_by_bins(&limit, &b, k, n, n_top, low, high)) return low == high ? low : limit;
+    return threshold_by_bisection(k, n, n_top, low, high, &x);
 }
 
 /* Writes the entries above the threshold, and the first of those at it, in ascending order. */
@@ -291,9 +314,8 @@ static __device__ inline void write_chosen(int32_t *out, const struct keys &k, i
 static __global__ void __launch_bounds__(BLOCK) index_choose(const struct index_job job)
 {
     extern __shared__ uint32_t room[]; /* [most], or none */
-    __shared__ struct exchange x;
     const int64_t t = job.first + blockIdx.x;
-    const int n = (int)((t - job.cu[find(job, t)] + 1) / job.ratio);
+    const int n = (int)((t - job.cu[index_find(job, t)] + 1) / job.ratio);
     int32_t *out = job.idx + t * job.ld_idx;
     if (n <= job.n_top) {
         for (int i = threadIdx.x; i < job.n_top; i += BLOCK) out[i] = i < n ? i : -1;
@@ -305,17 +327,17 @@ static __global__ void __launch_bounds__(BLOCK) index_choose(const struct index_
         __syncthreads();
     }
     const struct keys k = {job.most <= KEYS ? room : NULL, score};
-    write_chosen(out, k, n, job.n_top, threshold(k, n, job.n_top, &x));
+    write_chosen(out, k, n, job.n_top, threshold(k, n, job.n_top));
 }
 
 extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k,
                                 struct tensor w, const struct seqs *seqs, int64_t ratio)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = q.shape[0], most = seqs->max_len / ratio;
-    const int64_t ld = ceil_div(most, ENTRIES) * ENTRIES, row_bytes = ld * (int64_t)sizeof(float);
+    const int64_t ld = ceil_div(most, INDEX_ENTRIES) * INDEX_ENTRIES, row_bytes = ld * (int64_t)sizeof(float);
     const bool scored = most > idx.shape[1];
     /* The size grows with T and with most, so that a dry run of the largest batch bounds all. */
-    const int64_t bytes = scored ? MT_MIN(n_tok * row_bytes, MT_MAX(SCRATCH, TOKENS * row_bytes)) : 0;
+    const int64_t bytes = scored ? MT_MIN(n_tok * row_bytes, MT_MAX(SCRATCH, row_bytes)) : 0;
     struct index_job job = {};
     job.score = (float *)arena_push(&dev->work, bytes);
     const int64_t chunk = scored ? MT_MAX(1, bytes / row_bytes) : MT_MAX(1, n_tok);
@@ -336,14 +358,16 @@ extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct te
     job.n_top = (int)idx.shape[1];
     job.ratio = (int)ratio;
     job.most = (int)most;
-    const bool fast = job.dim == DIM && job.n_head % 8 == 0 && job.n_head <= MAX_HEADS && rows_aligned(q) &&
+    const bool fast = job.dim == INDEX_DIM && job.n_head % 8 == 0 && job.n_head <= INDEX_HEADS && rows_aligned(q) &&
                       rows_aligned(k) && rows_aligned(w);
     const size_t room = scored && most <= KEYS ? (size_t)most * sizeof(uint32_t) : 0;
     for (job.first = 0; job.first < n_tok && !dev->dry_run; job.first = job.end) {
         job.end = MT_MIN(job.first + chunk, n_tok);
         const int64_t n = job.end - job.first;
-        if (scored && fast)
-            index_scores<<<grid_x(ceil_div(n, TOKENS) * (ld / ENTRIES)), WARPS * 32, 0, cuda.stream>>>(job);
+        if (scored && fast && cuda.hopper && job.n_head == INDEX_HEADS)
+            index_scores_wgmma(&job);
+        else if (scored && fast)
+            index_scores<<<index_grid(&job), WARPS * 32, 0, cuda.stream>>>(job);
         else if (scored)
             index_scores_any<<<grid_x(n), BLOCK, 0, cuda.stream>>>(job);
         index_choose<<<grid_x(n), BLOCK, room, cuda.stream>>>(job);
