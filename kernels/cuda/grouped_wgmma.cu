@@ -146,7 +146,7 @@ static __device__ __forceinline__ void gather_rows(const bf16 *row[8], const str
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int m = t.m + MT_MIN(thread / 8 + 16 * i, t.n_row - 1);
-        row[i] = g.a + (int64_t)(g.slot[m] / (int)g.top_k) * g.lda + thread % 8 * 8;
+        row[i] = g.a + (int64_t)quotient_of(g.token, g.slot[m]) * g.lda + thread % 8 * 8;
     }
 }
 

@@ -54,7 +54,7 @@ static struct grouped rows_of(struct tensor a, bool tokens, const struct route *
     g.a = bf16_ptr(a);
     g.lda = a.ld;
     g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
-    g.top_k = r->idx.shape[1];
+    g.token = quotient_by(r->idx.shape[1]);
     g.epilogue = GROUPED_STORE;
     return g;
 }
@@ -180,7 +180,7 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
     g.wide = bf16_ptr(wide);
     g.ld_wide = wide.ld;
     g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
-    g.top_k = r->idx.shape[1];
+    g.token = quotient_by(r->idx.shape[1]);
     g.thin = (const bf16 *)whole(thin);
     g.scale = lora->scale[0];
     g.thin_first = of_a;
@@ -448,7 +448,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         product(&g, down, matrices);
         dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
             (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), g.a, g.lda, w->n_out,
-            i32_ptr(r->slot_row), i32_ptr(r->idx), (int)g.top_k, dout.shape[0]);
+            i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, product_mark);
