@@ -35,7 +35,8 @@ __device__ __forceinline__ int quotient_of(const struct quotient &q, int n)
 
 enum grouped_epilogue {
     GROUPED_STORE,   /* out[m] = v */
-    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved */
+    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved, or
+                      * cuda_grouped_swiglu */
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
@@ -43,7 +44,8 @@ enum grouped_epilogue {
                             * dgate_part, and g is 0 in out where |h|, rounded to bf16, is above *in_amax */
     GROUPED_GATED,         /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
                             * cuda_grouped_wgmma */
-    GROUPED_ADD /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
+    GROUPED_ADD, /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
+    GROUPED_EPILOGUES
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
@@ -100,6 +102,9 @@ static inline void grouped_require(const struct grouped *g)
  * TMA, sm_90a, n_out >= 64. */
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
+/* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without
+ * bias, F a multiple of 128. */
+bool cuda_grouped_swiglu(const struct grouped *g);
 /* The same for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
 void cuda_grouped_thin(const struct grouped *g);
 
