@@ -15,13 +15,14 @@
  *   result does not depend on the order in which blocks run.
  * Measured: H200, commit ce5f92c, dA and dB of both projections of a layer, 16,384 tokens, r 16 and 64, in ms (bench
  *   lora, --routing): gpt-oss-20b 0.58, 0.99 with uniform routing, 0.59, 0.92 with every token on the same 4 of 32
- *   experts; qwen3-30b-a3b 0.61, 0.97 and, on the same 8 of 128 experts, 0.65, 0.93. H200, qwen3.5-35b-a3b (256
- *   experts), 16,384 tokens, r 8, in us, kernels alone inside a step: gathered rows of 2048 183 (261 where each step
- *   waited for the slots of the next one and divided by top-k), rows of 1024 106, of 512 63.
- * Tried and dropped: gathered rows expert by expert within 128 columns, so that concurrent blocks share tokens: 189
- *   instead of 183 us. Clusters of up to 8 blocks that divide an expert's rows by the mean row count and add through
+ *   experts; qwen3-30b-a3b 0.61, 0.97 and, on the same 8 of 128 experts, 0.65, 0.93.
+ *   H200, commit 7ff64c2, qwen3.5-35b-a3b (256 experts), 16,384 tokens, r 8, in us, kernels alone inside a step:
+ *   gathered rows of 2048 183 (261 where each step waited for the slots of the next one and divided by top-k), rows
+ *   of 1024 106, of 512 63.
+ * Tried and dropped: clusters of up to 8 blocks that divide an expert's rows by the mean row count and add through
  *   distributed shared memory: 0.66, 1.12 and 0.64, 1.15 with uniform routing in the same run, and 5 to 15 times that
- *   when few experts have all rows. */
+ *   when few experts have all rows. Gathered rows expert by expert within 128 columns, so that concurrent blocks share
+ *   tokens: 189 us instead of 183. */
 #include "kernels/cuda/grouped.h"
 #include "kernels/cuda/mma.cuh"
 
