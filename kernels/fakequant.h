@@ -87,11 +87,10 @@ MT_BOTH struct fakequant_scale fakequant_scale_stored(float amax)
     return s;
 }
 
-/* g: fakequant_global. */
-MT_BOTH struct fakequant_scale fakequant_scale_nvfp4(const struct fakequant *f, float g, float bmax)
+/* g: fakequant_global; r: bmax / (6 g), 0 where g is 0. */
+MT_BOTH struct fakequant_scale fakequant_scale_nvfp4_of(const struct fakequant *f, float g, float r)
 {
     struct fakequant_scale s = {0, 0, 0, 0};
-    float r = g > 0 ? fl_div(bmax, fl_mul(6, g)) : 0;
     if (f->rule == FQ_USUAL) r = r > 0 ? (r > 0x1p-9f ? r : 0x1p-9f) : 1;
     r = e4m3_round(r);
     s.byte = e4m3_code(r);
@@ -100,6 +99,11 @@ MT_BOTH struct fakequant_scale fakequant_scale_nvfp4(const struct fakequant *f, 
     s.down = s.up;
     s.inverse = e2m1_inverse(s.up);
     return s;
+}
+
+MT_BOTH struct fakequant_scale fakequant_scale_nvfp4(const struct fakequant *f, float g, float bmax)
+{
+    return fakequant_scale_nvfp4_of(f, g, g > 0 ? fl_div(bmax, fl_mul(6, g)) : 0);
 }
 
 MT_BOTH struct fakequant_scale fakequant_scale_mxfp4(const struct fakequant *f, float bmax)
@@ -128,7 +132,7 @@ MT_BOTH struct fakequant_scale fakequant_scale(const struct fakequant *f, float 
 MT_BOTH float fakequant_quotient(float a, const struct fakequant_scale *s)
 {
 #ifdef __CUDA_ARCH__
-    return e2m1_quotient(a, s->up, s->inverse);
+    return short_quotient(a, s->up, s->inverse);
 #else
     return a / s->up;
 #endif
@@ -140,10 +144,7 @@ MT_BOTH float fakequant_round(const struct fakequant *f, const struct fakequant_
     const uint32_t sign = float_bits(x) & 0x80000000u;
     float a = fabsf(x);
     if (f->kind == FQ_INT) {
-        float q = fl_mul(x, s->up);
-        q = q > (float)f->qmin ? q : (float)f->qmin;
-        q = q < (float)f->qmax ? q : (float)f->qmax;
-        return round_even(q);
+        return round_even(fl_clamp(fl_mul(x, s->up), (float)f->qmin, (float)f->qmax));
     }
     if (f->kind == FQ_MXFP4) return bits_float(float_bits(e2m1_round(fl_mul(a, s->up))) | sign);
     if (f->kind == FQ_FP8) return bits_float(float_bits(e4m3_round(fl_mul(a, s->up))) | sign);
@@ -158,7 +159,7 @@ MT_BOTH float fakequant_round(const struct fakequant *f, const struct fakequant_
 /* The value that a code decodes to; q: fakequant_round. */
 MT_BOTH float fakequant_value(const struct fakequant *f, const struct fakequant_scale *s, float q)
 {
-    return f->kind == FQ_INT ? fl_by(q, s->down, s->inverse) : fl_mul(q, s->down);
+    return f->kind == FQ_INT ? fl_whole_by(q, s->down, s->inverse) : fl_mul(q, s->down);
 }
 
 /* The code of q: two's complement, or a sign bit and a magnitude. */

@@ -57,8 +57,27 @@ MT_BOTH float fl_div(float a, float b)
 #endif
 }
 
+/* Between two limits; a NaN becomes lo. */
+MT_BOTH float fl_clamp(float a, float lo, float hi)
+{
+#ifdef __CUDA_ARCH__
+    return fminf(fmaxf(a, lo), hi);
+#else
+    a = a > lo ? a : lo;
+    return a < hi ? a : hi;
+#endif
+}
+
 /* For fl_by: 1 / b, or 0 where b > 0 is too small or too large for it. */
-MT_BOTH float fl_inverse(float b) { return b >= 0x1p-60f && b <= 0x1p60f ? fl_div(1, b) : 0; }
+MT_BOTH float fl_inverse(float b)
+{
+    if (!(b >= 0x1p-60f && b <= 0x1p60f)) return 0;
+#ifdef __CUDA_ARCH__
+    return __frcp_rn(b); /* the same bits in fewer operations */
+#else
+    return 1 / b;
+#endif
+}
 
 /* a / b, correctly rounded, in five operations: one product and two corrections of it, each by an exact remainder
  * (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). inverse is above 0.
@@ -81,21 +100,34 @@ MT_BOTH float fl_by(float a, float b, float inverse)
 #endif
 }
 
-/* A quotient for e2m1_round in three operations. Before its last rounding it is within 2^-22 ulp of a / b. So that
- * rounding differs only if a / b is that near to the middle w of two floats, and e2m1_round sees it only if one of them
- * is a midpoint m of two values of e2m1. With b = B 2^p, B of 24 bits, and m = M 2^k, M of 1 to 3 bits: a and b m are
- * multiples of 2^(p+k), and b (w - m) is B 2^(p-24) or half of it, times 2^k and the power of two below M. It is within
- * 2^-22 of such a multiple only if B is within 8 of 2^23, 1.5 * 2^23 or 2^24. There e2m1_inverse is 0, but for powers
- * of two, whose quotients are exact. */
+/* A quotient in three operations: within 2^-22 ulp of a / b before its last rounding. */
+MT_BOTH float short_quotient(float a, float b, float inverse)
+{
+    const float q = fl_mul(a, inverse);
+    return fmaf(fmaf(-q, b, a), inverse, q);
+}
+
+/* fl_by of a whole number up to 2^8: there the short quotient is the quotient, for each of these numbers and each of
+ * the 2^23 mantissas of b (all were tried). */
+MT_BOTH float fl_whole_by(float a, float b, float inverse)
+{
+#ifdef __CUDA_ARCH__
+    return inverse > 0 ? short_quotient(a, b, inverse) : fl_div(a, b);
+#else
+    (void)inverse;
+    return a / b;
+#endif
+}
+
+/* The inverse for a short quotient that e2m1_round reads. It differs from a / b only if a / b is within 2^-22 ulp of
+ * the middle w of two floats, and e2m1_round sees it only if one of them is a midpoint m of two values of e2m1. With
+ * b = B 2^p, B of 24 bits, and m = M 2^k, M of 1 to 3 bits: a and b m are multiples of 2^(p+k), and b (w - m) is
+ * B 2^(p-24) or half of it, times 2^k and the power of two below M. It is within 2^-22 of such a multiple only if B is
+ * within 8 of 2^23, 1.5 * 2^23 or 2^24. There the inverse is 0, but for powers of two, whose quotients are exact. */
 MT_BOTH float e2m1_inverse(float b)
 {
     const uint32_t mantissa = float_bits(b) & 0x007fffffu;
     return mantissa && ((mantissa + 8) & 0x003fffffu) <= 16 ? 0 : fl_inverse(b);
-}
-MT_BOTH float e2m1_quotient(float a, float b, float inverse)
-{
-    const float q = fl_mul(a, inverse);
-    return fmaf(fmaf(-q, b, a), inverse, q);
 }
 
 /* The nearest integer, ties to even, never -0; |x| is at most 2^22. */

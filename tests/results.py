@@ -194,21 +194,35 @@ def split_verdict(rows):
             f"{text[0]};", f"{text[1]}.", "Training uses the hybrid for every shape."]
 
 
+def quant_verdict(rows, loops):
+    def span(ratios):
+        digits = 0 if max(ratios) >= 10 else 1
+        return f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f}"
+    for name, chosen in (("Fake quantisation reaches", [r for r in rows if r["op"] != "amax"]),
+                         ("amax reaches", [r for r in rows if r["op"] == "amax"])):
+        copies = [r["same_copy_pct"] for r in chosen]
+        torch = [loops[key] / r["ms"] for r in chosen if (key := (r["op"], r["experts"], r["out"])) in loops]
+        yield f"{name} {min(copies):.0f} to {max(copies):.0f} % of a copy of the same size. One call per expert takes"
+        yield f"{span([r['loop_ratio'] for r in chosen])} times as long" + (
+            f", the loop of PyTorch operations {span(torch)} times." if torch else ".")
+
+
 def quant_lines(folder):
     b = load(folder, QUANT)
     if not b:
         return
+    peer = load(folder, TORCH)
+    loops = {(r["op"], r["experts"], r["out"]): r["ms"] for r in peer["rows"]} if peer else {}
     yield from ("### Fake quantisation of bf16 experts, all in one call", "")
     yield from ("Calls run back to back on one stack of experts after another; a stack comes up again after 512 MiB of",
                 "other inputs, so the caches are cold. The copy of the same size moves as many bytes, read and written",
                 "together, with cudaMemcpyAsync between the same buffers, timed in the same way. A large copy moves",
                 "256 MiB. The op is compared with two loops over the experts: of its own kernels, one call per expert,",
                 "and of PyTorch operations (`tests/parity/quant_speed.py`).", "")
+    yield from (*quant_verdict(b["rows"], loops), "")
     yield ("| op | experts | GB/s | of a copy of the same size | of a large copy | one call per expert takes | "
            "a loop of PyTorch operations takes | launches |")
     yield "|---|---|---|---|---|---|---|---|"
-    peer = load(folder, TORCH)
-    loops = {(r["op"], r["experts"], r["out"]): r["ms"] for r in peer["rows"]} if peer else {}
     for row in b["rows"]:
         loop = loops.get((row["op"], row["experts"], row["out"]))
         times = f"{loop / row['ms']:.0f} times as long" if loop else ""

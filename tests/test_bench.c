@@ -246,7 +246,6 @@ static void test_quant(void **state)
     assert_int_equal(RUN("bench", "quant", "--device", "cpu", "--experts", "1,3", "--repeats", "2", "--json"), 0);
     struct json_doc *doc = said_json();
     const struct json rows = json_find(json_root(doc), "rows");
-    double copy_ms = 0;
     assert_int_equal(json_count(rows), 2 * MT_LEN(ops));
     for (int64_t i = 0; i < json_count(rows); i++) {
         const struct json row = json_at(rows, i);
@@ -258,8 +257,6 @@ static void test_quant(void **state)
         assert_close(number(row, "copy_pct"), 100 * number(row, "gbs") / number(json_root(doc), "roof_gbs"), 1e-9);
         assert_close(number(row, "same_copy_pct"), 100 * number(row, "same_copy_ms") / number(row, "ms"), 1e-9);
         assert_close(number(row, "loop_ratio"), number(row, "loop_ms") / number(row, "ms"), 1e-9);
-        if (i % MT_LEN(ops) == 1) copy_ms = number(row, "same_copy_ms");
-        if (i % MT_LEN(ops)) assert_close(number(row, "same_copy_ms"), copy_ms, 0); /* but amax: it writes nothing */
     }
     json_free(doc);
     assert_int_equal(RUN("bench", "quant", "--device", "cpu", "--repeats", "1"), 0);

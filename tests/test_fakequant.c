@@ -335,8 +335,8 @@ static void test_division(void **state)
     }
 }
 
-/* e2m1_quotient: dividends around every midpoint of two values, a few units in the last place away from it and from
- * the middle of the floats beside it; divisors of all kinds, those included that e2m1_inverse leaves out. */
+/* short_quotient for e2m1: dividends around every midpoint of two values, a few units in the last place away from it
+ * and from the middle of the floats beside it; divisors of all kinds, those included that e2m1_inverse leaves out. */
 static void test_e2m1_quotient(void **state)
 {
     (void)state;
@@ -352,13 +352,27 @@ static void test_e2m1_quotient(void **state)
         for (int k = 0; k < MT_LEN(midpoints) && inverse > 0; k++) {
             for (int step = -3; step <= 3; step++) {
                 const float a = bits_float(float_bits(b * midpoints[k]) + (uint32_t)step);
-                const float by = e2m1_quotient(a, b, inverse);
+                const float by = short_quotient(a, b, inverse);
                 if (float_bits(e2m1_round(by)) != float_bits(e2m1_round(a / b)))
                     fail_msg("%a / %a is %a, by its inverse %a", (double)a, (double)b, (double)(a / b), (double)by);
             }
         }
     }
     assert_in_range(left_out, 1, 100000);
+}
+
+/* fl_whole_by on a GPU: every mantissa of the divisor, with three whole numbers each. */
+static void test_whole_quotient(void **state)
+{
+    (void)state;
+    for (uint32_t m = 0; m < 1u << 23; m++) {
+        const float b = bits_float((67 + m % 120) << 23 | m), inverse = fl_inverse(b); /* 2^-60 .. 2^60 */
+        const float numbers[] = {7, 127, (float)(1 + m * 2654435761u % 256)};
+        for (int i = 0; i < MT_LEN(numbers); i++)
+            if (short_quotient(numbers[i], b, inverse) != numbers[i] / b)
+                fail_msg("%a / %a is %a, by its inverse %a", (double)numbers[i], (double)b, (double)(numbers[i] / b),
+                         (double)short_quotient(numbers[i], b, inverse));
+    }
 }
 
 static void test_amax(void **state)
@@ -639,6 +653,35 @@ static void test_as_the_cpu_on_the_gpu(void **state)
     device_close(&gpu);
 }
 
+/* Calls one after another, per expert and for all, in stacks of few and of many blocks, with smaller values each time:
+ * no call sees what an earlier one left in memory. */
+static void test_amax_again_on_the_gpu(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][3] = {{64, 64, 1024}, {3, 5, 7}, {1, 4096, 4096}, {512, 8, 16}, {2, 2048, 4104}};
+    struct device gpu, cpu;
+    struct err err;
+    op_check_need_gpu();
+    if (device_open(&gpu, "cuda", "auto", &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < 4 * MT_LEN(sizes); i++) {
+        const int64_t *n = sizes[i % MT_LEN(sizes)], n_out = i / MT_LEN(sizes) % 2 ? 1 : n[0];
+        op_check_begin(&cpu, false);
+        const struct tensor x = make_random(DT_BF16, (uint64_t)i, ldexp(1, -i), n[0], n[1], n[2]);
+        const struct tensor amax = make_empty(DT_F32, n_out, -1, -1), bad = make_empty(DT_F64, n_out, -1, -1);
+        uint16_t *v = x.data;
+        if (i % 3 == 0) v[tensor_count(x) / 2] = 0x7fc0, v[tensor_count(x) - 1] = 0xff80;
+        const struct tensor gx = to_gpu(&gpu, x, 0), ga = to_gpu(&gpu, amax, 0), gb = to_gpu(&gpu, bad, 0);
+        op_amax(&cpu, amax, bad, x);
+        op_amax(&gpu, ga, gb, gx);
+        gpu.ops->wait();
+        expect_gpu(&gpu, "again", "amax", ga, amax, 0);
+        expect_gpu(&gpu, "again", "n_bad", gb, bad, 0);
+        gpu.ops->free((char *)gx.data - GUARD);
+        op_check_end(&cpu);
+    }
+    device_close(&gpu);
+}
+
 /* Fails unless n bytes at a and b, on the device, are equal; `host` has room for 2 n. */
 static void same_on_the_gpu(struct device *gpu, const char *name, const void *a, const void *b, int64_t n, char *host)
 {
@@ -739,6 +782,7 @@ int test_fakequant(void)
         cmocka_unit_test(test_every_pattern),
         cmocka_unit_test(test_division),
         cmocka_unit_test(test_e2m1_quotient),
+        cmocka_unit_test(test_whole_quotient),
         cmocka_unit_test(test_amax),
         cmocka_unit_test(test_grouped),
         cmocka_unit_test(test_nothing),
@@ -746,6 +790,7 @@ int test_fakequant(void)
         cmocka_unit_test(test_as_every_op),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_as_the_cpu_on_the_gpu),
+        cmocka_unit_test(test_amax_again_on_the_gpu),
         cmocka_unit_test(test_published_sizes_on_the_gpu),
         cmocka_unit_test(test_one_launch_on_the_gpu),
     };

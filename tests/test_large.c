@@ -489,10 +489,9 @@ static void moe_down_fwd_and_combine_large_on_the_gpu(void **state)
 
 /* In the backward passes the incoming gradient is zero except for the last tokens: then the adapter's gradients, which
  * are sums over all rows, are those of the small problem. */
-static void moe_down_bwd(bool portable, bool interleaved)
+static void moe_down_bwd(bool portable, struct glu glu)
 {
     begin_experts(32, 1, portable);
-    const struct glu glu = {GLU_CLAMPED, 1.702f, 7, interleaved};
     struct proj down = expert_proj(WIDTH, DIM, 4), few = down;
     down.grad = zero_grad(WIDTH, DIM), few.grad = zero_grad(WIDTH, DIM);
     struct tensor pre = gpu_random(DT_BF16, 5, N_ROW, 2 * WIDTH, -1);
@@ -515,7 +514,9 @@ static void moe_down_bwd(bool portable, bool interleaved)
 static void moe_down_bwd_large_on_the_gpu(void **state)
 {
     (void)state;
-    for (int k = 0; k < 4; k++) moe_down_bwd(k / 2, k % 2);
+    static const struct glu glu[] = {
+        {GLU_CLAMPED, 1.702f, 7, false}, {GLU_CLAMPED, 1.702f, 7, true}, {GLU_SWIGLU, 1, 0, false}};
+    for (int k = 0; k < 6; k++) moe_down_bwd(k / 3, glu[k % 3]);
 }
 
 static void moe_up_bwd(bool portable)

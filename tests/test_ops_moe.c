@@ -343,6 +343,9 @@ static void layer_large_on_the_gpu(void **state)
         {{{WF_NF4, 64, true}, 130, 6, 2, 192, 96, 64, 8, SWIGLU_PAIRS, false, SPREAD}, 2, false},
         {{{WF_FP4, 64, false}, 130, 6, 2, 96, 64, 136, 256, GPTOSS_HALVES_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 130, 7, 4, 200, 144, 16, 16, SWIGLU, false, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 130, 6, 4, 200, 488, 8, 8, SWIGLU, false, SPREAD}, 0, false},
+        {{{WF_BF16, 0, false}, 300, 4, 2, 200, 384, 24, 8, SWIGLU, false, SPREAD}, 0, false},
+        {{{WF_NF4, 64, false}, 130, 5, 2, 192, 256, 0, 8, SWIGLU, false, CROWDED}, 2, false},
         {{{WF_BF16, 0, false}, 2300, 5, 1, 72, 40, 8, 8, GPTOSS_2, true, CROWDED}, 0, false},
         /* adapter gradients summed in several parts: for all experts; for one in 25 parts; for one expert of 50 */
         {{{WF_MXFP4, 0, false}, 2600, 3, 2, 160, 96, 16, 64, GPTOSS_2, true, SPREAD}, 0, false},

@@ -601,12 +601,14 @@ static void test_start(void **state)
     assert_says(said.err, "evaluating the base model: experts read weights quantised to int8\n");
     assert_true(adapter_error(all, process_trained("optim.schedule=constant train.steps=3")) > 1e-6);
     all = process_trained(fixed(LATE(4)));
-    for (int at = 1; at <= 3; at++) {
-        const char *config = process_trained(fixed(LATE(3)));
+    const char *config = process_trained(fixed(LATE(3)));
+    for (int at = 3; at >= 1; at--) { /* the checkpoints before `at` are those of the first run */
         char more[256], from[64];
         snprintf(from, sizeof(from), "checkpoints/step-00000%d", at);
         snprintf(more, sizeof(more), LATE(4) " train.resume=%s", process_output(config, from));
         if (process_run_sets(config, fixed(more))) fail_msg("resuming failed:\n%s", said.err);
+        snprintf(more, sizeof(more), "continuing after step %d of 4 ", at);
+        assert_says(said.err, more);
         assert_same_output(all, config, ADAPTER);
         assert_same_output(all, config, AMAX);
     }

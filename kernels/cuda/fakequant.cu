@@ -1,80 +1,24 @@
-/* fakequant.cu - fake quantisation of all experts in one launch, its packed form and its gradient; largest magnitudes.
+/* fakequant.cu - fake quantisation of all experts in one launch, its packed form and its gradient.
  *
- * Math:     kernels/fakequant.h, element by element; the same functions as on the CPU, so the results are equal in
- *           every bit. y = Q(x); codes and scales of the same; dx = |x| <= amax ? dy : 0; amax = max |x|.
+ * Math:     kernels/fakequant.h, element by element: the results have the bits of the CPU. y = Q(x); codes and scales
+ *           of the same; dx = |x| <= amax ? dy : 0.
  * Shapes:   x, y, dx, dy [E, out, in] bf16, f16 or f32; amax [E] or [1] f32; codes [E, out, in or in/2] u8; scales
  *           [E, out, in / block]; top [E] f32. E, out, in may be 0; E at most 65535.
  * Needs:    in a multiple of 8 and 16-byte aligned tensors for the kernels that move eight values at a time; others
  *           take a thread per block, or per byte of codes where there are no blocks.
- * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread has 8 values in flight 4 times. The lanes of a
- *           block of 16, 32 or 128 values are neighbours and find its largest magnitude by shuffles.
- * Moves:    fake_quant: each value read and written once; pack: read once, codes and scales written; amax: read once
- *           -> memory bound. At 4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4
- *           has some 20, as a quotient takes three (e2m1_quotient), and its block's scale two divisions.
- * Numerics: fp32, nearest even, no fused operation but in fl_by, which is exact; denormals are kept. amax: maximum of
- *           integers and sum of whole numbers, so the order of the blocks does not matter.
- * Measured: `moetrain bench quant`; tests/RESULTS.md. */
-#include <cuda_fp16.h>
-
-#include "kernels/cuda/rows.cuh"
+ * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread has 8 values in flight 4 times. It loads them
+ *           first; then one thread computes what depends on the expert alone. The lanes of a block of 16, 32 or 128
+ *           values are neighbours, find its largest magnitude by shuffles and share the work on the scales.
+ * Moves:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. At
+ *           4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4 has 19: 3 for the
+ *           quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3 others.
+ * Numerics: fp32, nearest even, no fused operation but in quotients, where it makes them exact; denormals are kept.
+ * Measured: `moetrain bench quant`; tests/RESULTS.md. Tried and dropped, H200, 4 to 128 experts: blocks of 128 threads,
+ *           at most 48 registers: within 1 %; loads and stores that do not stay in the caches: 5 % slower. */
+#include "kernels/cuda/eight.cuh"
 #include "kernels/fakequant.h"
 
 enum { THREADS = 256, VECTOR = 8, UNROLL = 4, PER_BLOCK = THREADS * VECTOR * UNROLL };
-
-/* ---- eight values at a time, as fp32 */
-
-template <typename T> struct eight; /* as loaded: one or two times 16 bytes */
-template <> struct eight<bf16> {
-    uint4 u;
-    __device__ void load(const bf16 *p) { u = load16(p); }
-    __device__ void get(float v[8]) const { unpack8(v, u); }
-    static __device__ void put(bf16 *p, const float v[8]) { store16(p, pack8(v)); }
-};
-template <> struct eight<__half> {
-    uint4 u;
-    __device__ void load(const __half *p) { u = load16(p); }
-    __device__ void get(float v[8]) const
-    {
-        const uint32_t word[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = __half2float(__ushort_as_half((unsigned short)(word[i / 2] >> 16 * (i & 1))));
-    }
-    static __device__ void put(__half *p, const float v[8])
-    {
-        uint32_t word[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            word[i] = (uint32_t)__half_as_ushort(__float2half_rn(v[2 * i + 1])) << 16 |
-                      __half_as_ushort(__float2half_rn(v[2 * i]));
-        store16(p, make_uint4(word[0], word[1], word[2], word[3]));
-    }
-};
-template <> struct eight<float> {
-    uint4 u[2];
-    __device__ void load(const float *p) { u[0] = load16(p), u[1] = load16(p + 4); }
-    __device__ void get(float v[8]) const
-    {
-        const uint32_t word[8] = {u[0].x, u[0].y, u[0].z, u[0].w, u[1].x, u[1].y, u[1].z, u[1].w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __uint_as_float(word[i]);
-    }
-    static __device__ void put(float *p, const float v[8])
-    {
-        uint32_t w[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) w[i] = __float_as_uint(v[i]);
-        store16(p, make_uint4(w[0], w[1], w[2], w[3]));
-        store16(p + 4, make_uint4(w[4], w[5], w[6], w[7]));
-    }
-};
-
-static __device__ __forceinline__ float one(const bf16 *p) { return __bfloat162float(*p); }
-static __device__ __forceinline__ float one(const __half *p) { return __half2float(*p); }
-static __device__ __forceinline__ float one(const float *p) { return *p; }
-static __device__ __forceinline__ void put_one(bf16 *p, float v) { *p = __float2bfloat16_rn(v); }
-static __device__ __forceinline__ void put_one(__half *p, float v) { *p = __float2half_rn(v); }
-static __device__ __forceinline__ void put_one(float *p, float v) { *p = v; }
 
 /* ---- one job: values, or their packed form */
 
@@ -123,44 +67,82 @@ static __device__ __forceinline__ void put_scale(const struct fakequant &f, cons
 
 /* ---- eight values per thread */
 
+/* What the blocks of expert e need, computed by one thread. */
+struct whole {
+    float top;
+    struct fakequant_scale scale; /* without blocks */
+    float six, by_six;            /* FQ_NVFP4: 6 * top, and its fl_inverse */
+};
+
+static __device__ __forceinline__ void set_whole(struct whole *w, const struct fakequant &f, const struct job &j,
+                                                 int64_t e)
+{
+    w->top = top_of(f, j, e);
+    w->six = fl_mul(6, w->top);
+    if (f.kind == FQ_NVFP4)
+        w->by_six = fl_inverse(w->six);
+    else
+        w->scale = fakequant_scale(&f, w->top, 0);
+}
+
 static __device__ __forceinline__ float larger_of_lanes(float keep, float send, int step)
 {
     return fmaxf(keep, __shfl_xor_sync(0xffffffffu, send, step));
 }
 
-static __device__ __forceinline__ float largest(const float v[VECTOR])
+/* The scale of a block of NVFP4. Within the limits fl_by_inverse is the quotient. */
+static __device__ __forceinline__ struct fakequant_scale nvfp4_scale(const struct fakequant &f, const struct whole &w,
+                                                                     float bmax)
 {
-    float most = fabsf(v[0]);
-#pragma unroll
-    for (int i = 1; i < VECTOR; i++) most = fmaxf(most, fabsf(v[i]));
-    return most;
+    float r = 0;
+    if (w.by_six > 0 && bmax >= 0x1p-29f && bmax <= 0x1p30f)
+        r = fl_by_inverse(bmax, w.six, w.by_six);
+    else if (w.top > 0)
+        r = fl_div(bmax, w.six);
+    return fakequant_scale_nvfp4_of(&f, w.top, r);
 }
 
-/* The largest magnitude of the `lanes` neighbouring lanes that share a block. All lanes of the warp call. */
-static __device__ __forceinline__ float block_max(const float v[VECTOR], int lanes)
+/* Scales of UNROLL blocks that `lanes` neighbouring lanes share; most: of this lane's values. A lane computes the
+ * scales of as few of the blocks as possible, and the lanes exchange them. All lanes of the warp call. */
+template <enum fakequant_kind KIND, bool PACK>
+static __device__ __forceinline__ void block_scales(struct fakequant_scale s[UNROLL], const struct fakequant &f,
+                                                    const struct whole &w, const float most[UNROLL], int lanes)
 {
-    float most = largest(v);
-    for (int step = lanes / 2; step; step /= 2) most = larger_of_lanes(most, most, step);
-    return most;
-}
-
-/* FQ_INT: scales of four blocks that 4 or 16 neighbouring lanes share; most: of this lane's values. Each lane computes
- * one scale, which takes two divisions, and four lanes exchange them. All lanes of the warp call. */
-static __device__ __forceinline__ void integer_scales(struct fakequant_scale s[UNROLL], const struct fakequant &f,
-                                                      const float most[UNROLL], int lanes)
-{
-    static_assert(UNROLL == 4, "a lane keeps one of four blocks");
-    const bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
-    const float a = larger_of_lanes(high ? most[2] : most[0], high ? most[0] : most[2], 2);
-    const float b = larger_of_lanes(high ? most[3] : most[1], high ? most[1] : most[3], 2);
-    float bmax = larger_of_lanes(odd ? b : a, odd ? a : b, 1); /* of block threadIdx.x % 4 */
-    for (int step = 4; step < lanes; step *= 2) bmax = larger_of_lanes(bmax, bmax, step);
-    const struct fakequant_scale mine = fakequant_scale(&f, 0, bmax);
+    static_assert(UNROLL == 4, "a lane keeps one or two of four blocks");
+    const bool odd = threadIdx.x & 1;
+    if constexpr (KIND == FQ_NVFP4) { /* two lanes: the even one keeps blocks 0 and 2 */
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-        s[u].up = __shfl_sync(0xffffffffu, mine.up, u, 4);
-        s[u].inverse = __shfl_sync(0xffffffffu, mine.inverse, u, 4);
-        s[u].down = s[u].up > 0 ? s[u].up : 1;
+        for (int u = 0; u < UNROLL; u += 2) {
+            const float bmax = larger_of_lanes(odd ? most[u + 1] : most[u], odd ? most[u] : most[u + 1], 1);
+            const struct fakequant_scale mine = nvfp4_scale(f, w, bmax);
+            struct fakequant_scale other = mine;
+            other.up = __shfl_xor_sync(0xffffffffu, mine.up, 1);
+            other.inverse = __shfl_xor_sync(0xffffffffu, mine.inverse, 1);
+            if (PACK) other.byte = __shfl_xor_sync(0xffffffffu, mine.byte, 1);
+            other.down = other.up;
+            s[u] = odd ? other : mine;
+            s[u + 1] = odd ? mine : other;
+        }
+    } else if constexpr (KIND == FQ_INT) { /* four or 16 lanes: lane i keeps block i % 4 */
+        const bool high = threadIdx.x & 2;
+        const float a = larger_of_lanes(high ? most[2] : most[0], high ? most[0] : most[2], 2);
+        const float b = larger_of_lanes(high ? most[3] : most[1], high ? most[1] : most[3], 2);
+        float bmax = larger_of_lanes(odd ? b : a, odd ? a : b, 1);
+        for (int step = 4; step < lanes; step *= 2) bmax = larger_of_lanes(bmax, bmax, step);
+        const struct fakequant_scale mine = fakequant_scale(&f, 0, bmax);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            s[u].up = __shfl_sync(0xffffffffu, mine.up, u, 4);
+            s[u].inverse = __shfl_sync(0xffffffffu, mine.inverse, u, 4);
+            s[u].down = s[u].up > 0 ? s[u].up : 1;
+        }
+    } else {
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) { /* cheaper than an exchange */
+            float bmax = most[u];
+            for (int step = lanes / 2; step; step /= 2) bmax = larger_of_lanes(bmax, bmax, step);
+            s[u] = fakequant_scale(&f, w.top, bmax);
+        }
     }
 }
 
@@ -182,7 +164,7 @@ static __device__ __forceinline__ void put_codes8(const struct fakequant &f, uin
     *(uint2 *)(codes + at) = make_uint2(low, high);
 }
 
-/* q becomes the values of its codes, or what these decode to. The test of `inverse` that fl_by has is made once. */
+/* Rounds q to the values of the codes. The test of `inverse` that fakequant_round has is made once. */
 static __device__ __forceinline__ void round8(const struct fakequant &f, const struct fakequant_scale &s, float q[8])
 {
     if (s.inverse > 0) {
@@ -193,7 +175,9 @@ static __device__ __forceinline__ void round8(const struct fakequant &f, const s
         for (int i = 0; i < VECTOR; i++) q[i] = fakequant_round(&f, &s, q[i]);
     }
 }
-static __device__ __forceinline__ void value8(const struct fakequant &f, const struct fakequant_scale &s, float q[8])
+
+/* What the codes decode to. */
+static __device__ __forceinline__ void decode8(const struct fakequant &f, const struct fakequant_scale &s, float q[8])
 {
     if (s.inverse > 0) {
 #pragma unroll
@@ -204,41 +188,97 @@ static __device__ __forceinline__ void value8(const struct fakequant &f, const s
     }
 }
 
+/* fakequant_round and fakequant_value of two values of NVFP4, rounded to bf16; s.inverse is above 0. limit: bf16 of 6
+ * times the scale, twice. Both roundings and the scale keep an order, so the largest value may be enforced last, where
+ * one operation does it for two values; so is the sign. minifloat_round with signs: 1.5 times its power of two has the
+ * same ulp on both sides. */
+static __device__ __forceinline__ uint32_t nvfp4_pair(uint32_t word, const struct fakequant_scale &s, uint32_t limit)
+{
+    float v[2] = {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float q = short_quotient(v[i], s.up, s.inverse);
+        const int own = (int)(__float_as_uint(q) & 0x7f800000u), to_shift = 22 << 23 | 0x400000, one = 127 << 23;
+        const float shift = __int_as_float(__viaddmax_s32(own, to_shift, one + to_shift));
+        v[i] = fl_mul(fl_add(fl_add(q, shift), -shift), s.down);
+    }
+    return smaller2(magnitudes2(pack2(v[0], v[1])), limit) | (word & 0x80008000u);
+}
+
+/* Q of eight values with one scale: any. */
+template <enum fakequant_kind KIND, typename T>
+static __device__ __forceinline__ struct eight<T> quantise_any8(struct eight<T> x, const struct fakequant &f,
+                                                                const struct fakequant_scale &s) {
+    float q[VECTOR];
+    x.get(q);
+    round8(f, s, q);
+    decode8(f, s, q);
+    x.put(q);
+    return x;
+}
+
+/* A call, so that the divisions of a scale without an inverse do not take up the cache of instructions. */
+template <enum fakequant_kind KIND, typename T>
+static __device__ __noinline__ struct eight<T> quantise_rare8(struct eight<T> x, struct fakequant f,
+                                                              struct fakequant_scale s) {
+    return quantise_any8<KIND>(x, f, s);
+}
+
+template <enum fakequant_kind KIND, typename T>
+static __device__ __forceinline__ struct eight<T> quantise_eight(struct eight<T> x, const struct fakequant &f,
+                                                                 const struct fakequant_scale &s) {
+    if constexpr (KIND == FQ_NVFP4 && eight<T>::is_bf16) {
+        if (!(s.inverse > 0)) return quantise_rare8<KIND>(x, f, s);
+        const float most = fl_mul(6, s.down);
+        const uint32_t limit = pack2(most, most);
+        x.u = make_uint4(nvfp4_pair(x.u.x, s, limit), nvfp4_pair(x.u.y, s, limit), nvfp4_pair(x.u.z, s, limit),
+                         nvfp4_pair(x.u.w, s, limit));
+        return x;
+    } else if constexpr (KIND == FQ_INT) {
+        return s.inverse > 0 ? quantise_any8<KIND>(x, f, s) : quantise_rare8<KIND>(x, f, s);
+    } else {
+        return quantise_any8<KIND>(x, f, s);
+    }
+}
+
 template <enum fakequant_kind KIND, typename T, bool PACK>
 static __global__ void __launch_bounds__(THREADS) quantise8(const T *x, const struct job j)
 {
+    __shared__ struct whole shared;
     const struct fakequant f = format_of<KIND>(j);
-    const int64_t e = blockIdx.y, first = e * j.n, n_vector = j.n / VECTOR;
-    const int64_t start = (int64_t)blockIdx.x * (THREADS * UNROLL) + threadIdx.x;
+    const int64_t e = blockIdx.y, first = e * j.n;
+    const uint32_t n_vector = (uint32_t)(j.n / VECTOR), start = blockIdx.x * (THREADS * UNROLL) + threadIdx.x;
     const int lanes = f.block / VECTOR;
-    const float top = top_of(f, j, e);
-    const struct fakequant_scale whole = fakequant_scale(&f, top, 0); /* without blocks */
+    const T *from = x + first;
+    T *to = (T *)j.y + first + (int64_t)start * VECTOR;
     struct fakequant_scale of_block[UNROLL];
     struct eight<T> in[UNROLL];
-    float q[VECTOR], most[UNROLL];
-    if (PACK) put_top(f, j, e, top);
+    float most[UNROLL];
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) in[u].load(x + first + min(start + u * THREADS, n_vector - 1) * VECTOR);
-    if (KIND == FQ_INT && lanes) {
+    for (int u = 0; u < UNROLL; u++) in[u].load(from + (int64_t)min(start + u * THREADS, n_vector - 1) * VECTOR);
+    if (j.amax && threadIdx.x == 0) set_whole(&shared, f, j, e);
+    __syncthreads();
+    if (PACK) put_top(f, j, e, shared.top);
+    if (lanes) {
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) in[u].get(q), most[u] = largest(q);
-        integer_scales(of_block, f, most, lanes);
+        for (int u = 0; u < UNROLL; u++) most[u] = in[u].largest();
+        block_scales<KIND, PACK>(of_block, f, shared, most, lanes);
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-        const int64_t v = start + u * THREADS, at = first + v * VECTOR;
-        in[u].get(q);
-        const struct fakequant_scale s = !lanes           ? whole
-                                         : KIND == FQ_INT ? of_block[u]
-                                                          : fakequant_scale(&f, top, block_max(q, lanes));
-        round8(f, s, q);
-        if (v >= n_vector) continue;
+        const uint32_t v = start + u * THREADS;
+        const struct fakequant_scale s = lanes ? of_block[u] : shared.scale;
         if (PACK) {
+            float q[VECTOR];
+            in[u].get(q);
+            round8(f, s, q);
+            if (v >= n_vector) continue;
+            const int64_t at = first + (int64_t)v * VECTOR;
             put_codes8(f, j.codes, at, q);
             if (lanes && v % lanes == 0) put_scale(f, j, at, s);
         } else {
-            value8(f, s, q);
-            eight<T>::put((T *)j.y + at, q);
+            in[u] = quantise_eight<KIND>(in[u], f, s);
+            if (v < n_vector) in[u].store(to + u * THREADS * VECTOR);
         }
     }
 }
@@ -255,11 +295,11 @@ static __global__ void __launch_bounds__(THREADS) quantise_any(const T *x, const
     if (!j.y) put_top(f, j, e, top);
     if (i >= j.n) return;
     float bmax = 0;
-    for (int64_t k = 0; k < unit; k++) bmax = fmaxf(bmax, fabsf(one(x + first + k)));
+    for (int64_t k = 0; k < unit; k++) bmax = fmaxf(bmax, fabsf(get_one(x + first + k)));
     const struct fakequant_scale s = fakequant_scale(&f, top, bmax);
     if (!j.y && f.block) put_scale(f, j, first, s);
     for (int64_t k = 0; k < unit; k++) {
-        const float q = fakequant_round(&f, &s, one(x + first + k));
+        const float q = fakequant_round(&f, &s, get_one(x + first + k));
         if (j.y) {
             put_one((T *)j.y + first + k, fakequant_value(&f, &s, q));
         } else {
@@ -289,7 +329,7 @@ template <enum fakequant_kind KIND, typename T> static void launch(struct tensor
 {
     const T *from = (const T *)x.data;
     const int64_t n_exp = x.shape[0], unit = j.f.block ? j.f.block : 8 / j.f.bits;
-    const bool vectors = j.n && x.shape[2] % VECTOR == 0 && aligned(x.data) &&
+    const bool vectors = j.n && j.n / VECTOR < INT32_MAX && x.shape[2] % VECTOR == 0 && aligned(x.data) &&
                          (j.y ? aligned(j.y) : aligned(j.codes) && aligned(j.scales));
     if (!vectors)
         quantise_any<KIND, T><<<grid_of(j.n, THREADS * unit, n_exp), THREADS, 0, cuda.stream>>>(from, j);
@@ -363,10 +403,11 @@ static __global__ void __launch_bounds__(THREADS)
             b.get(d);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) d[k] = fakequant_passes(v[k], most) ? d[k] : 0;
-            eight<T>::put(dx + first + i * VECTOR, d);
+            b.put(d);
+            b.store(dx + first + i * VECTOR);
         }
         if (!VECTORS && i < n)
-            put_one(dx + first + i, fakequant_passes(one(x + first + i), most) ? one(dy + first + i) : 0);
+            put_one(dx + first + i, fakequant_passes(get_one(x + first + i), most) ? get_one(dy + first + i) : 0);
     }
 }
 
@@ -395,91 +436,4 @@ extern "C" void cuda_fake_quant_bwd(struct device *dev, struct tensor dx, struct
         launch_pass<__half>(dx, dy, x, amax);
     else
         launch_pass<float>(dx, dy, x, amax);
-}
-
-static __device__ __forceinline__ uint32_t magnitude_bits(float v) { return __float_as_uint(v) & 0x7fffffffu; }
-
-/* The largest magnitude of v among the finite ones; the others are rare and counted. */
-template <int N> static __device__ __forceinline__ void see(const float v[N], uint32_t &most, uint32_t &bad)
-{
-    uint32_t here = 0;
-#pragma unroll
-    for (int k = 0; k < N; k++) here = max(here, magnitude_bits(v[k]));
-    if (here >= 0x7f800000u) {
-        here = 0;
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            const uint32_t bits = magnitude_bits(v[k]);
-            bad += bits >= 0x7f800000u;
-            here = max(here, bits < 0x7f800000u ? bits : 0u);
-        }
-    }
-    most = max(most, here);
-}
-
-/* amax and n_bad are zero before. The bits of positive floats compare like integers. */
-template <typename T, bool VECTORS>
-static __global__ void __launch_bounds__(THREADS)
-    amax_kernel(uint32_t *amax, double *n_bad, const T *x, bool one_amax, int64_t n)
-{
-    __shared__ uint32_t all[2];
-    const int64_t e = blockIdx.y, first = e * n, out = one_amax ? 0 : e;
-    uint32_t most = 0, bad = 0;
-    if (threadIdx.x < 2) all[threadIdx.x] = 0;
-    __syncthreads();
-    const int64_t start = (int64_t)blockIdx.x * (THREADS * UNROLL) + threadIdx.x;
-    if (VECTORS) {
-        struct eight<T> in[UNROLL];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) in[u].load(x + first + min(start + u * THREADS, n / VECTOR - 1) * VECTOR);
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            float v[VECTOR];
-            in[u].get(v);
-            if (start + u * THREADS < n / VECTOR) see<VECTOR>(v, most, bad);
-        }
-    } else {
-        for (int64_t i = start; i < min(start + UNROLL * THREADS, n); i += THREADS) {
-            const float v = one(x + first + i);
-            see<1>(&v, most, bad);
-        }
-    }
-    most = __reduce_max_sync(0xffffffffu, most);
-    bad = __reduce_add_sync(0xffffffffu, bad);
-    if (threadIdx.x % 32 == 0) {
-        atomicMax(&all[0], most);
-        if (bad) atomicAdd(&all[1], bad);
-    }
-    __syncthreads();
-    if (threadIdx.x) return;
-    atomicMax(&amax[out], all[0]);
-    if (all[1]) atomicAdd(&n_bad[out], (double)all[1]); /* exact in any order */
-}
-
-template <typename T> static void launch_amax(struct tensor amax, struct tensor n_bad, struct tensor x)
-{
-    const int64_t n = x.shape[1] * x.shape[2], n_exp = x.shape[0];
-    const bool one_amax = amax.shape[0] == 1;
-    uint32_t *most = (uint32_t *)amax.data;
-    if (n % VECTOR == 0 && aligned(x.data))
-        amax_kernel<T, true><<<grid_of(n, PER_BLOCK, n_exp), THREADS, 0, cuda.stream>>>(most, (double *)n_bad.data,
-                                                                                        (const T *)x.data, one_amax, n);
-    else
-        amax_kernel<T, false><<<grid_of(n, THREADS * UNROLL, n_exp), THREADS, 0, cuda.stream>>>(
-            most, (double *)n_bad.data, (const T *)x.data, one_amax, n);
-    CUDA_CHECK_LAUNCH();
-}
-
-extern "C" void cuda_amax(struct device *dev, struct tensor amax, struct tensor n_bad, struct tensor x)
-{
-    if (dev->dry_run || !amax.shape[0]) return;
-    CUDA_CHECK(cudaMemsetAsync(amax.data, 0, (size_t)tensor_bytes(amax), cuda.stream));
-    CUDA_CHECK(cudaMemsetAsync(n_bad.data, 0, (size_t)tensor_bytes(n_bad), cuda.stream));
-    if (!tensor_count(x)) return;
-    if (x.dtype == DT_BF16)
-        launch_amax<bf16>(amax, n_bad, x);
-    else if (x.dtype == DT_F16)
-        launch_amax<__half>(amax, n_bad, x);
-    else
-        launch_amax<float>(amax, n_bad, x);
 }

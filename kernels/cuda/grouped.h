@@ -14,9 +14,29 @@
 
 #include "kernels/cuda/cuda.h"
 
+/* n / divisor for 0 <= n < 2^31, by a multiplication. factor * divisor is above 2^shift by at most divisor, which is at
+ * most 2^(shift - 31). So n * factor / 2^shift is above n / divisor by less than 1 / divisor. */
+struct quotient {
+    uint32_t factor;
+    int shift;
+};
+static inline struct quotient quotient_by(int64_t divisor)
+{
+    struct quotient q = {0, 31};
+    MT_REQUIRE(divisor > 0 && divisor < INT32_MAX, "a division by %lld", (long long)divisor);
+    while (((int64_t)1 << (q.shift - 31)) < divisor) q.shift++;
+    q.factor = (uint32_t)(((uint64_t)1 << q.shift) / (uint64_t)divisor + 1);
+    return q;
+}
+__device__ __forceinline__ int quotient_of(const struct quotient &q, int n)
+{
+    return (int)((uint64_t)(uint32_t)n * q.factor >> q.shift);
+}
+
 enum grouped_epilogue {
     GROUPED_STORE,   /* out[m] = v */
-    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved */
+    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved, or
+                      * cuda_grouped_swiglu */
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
@@ -24,7 +44,8 @@ enum grouped_epilogue {
                             * dgate_part, and g is 0 in out where |h|, rounded to bf16, is above *in_amax */
     GROUPED_GATED,         /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
                             * cuda_grouped_wgmma */
-    GROUPED_ADD /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
+    GROUPED_ADD, /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
+    GROUPED_EPILOGUES
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
@@ -35,9 +56,9 @@ struct grouped {
     const int32_t *offs;         /* rows of each place: [places + 1] device */
     const bf16 *a;               /* rows of n_in, lda apart */
     int64_t lda;
-    const int32_t *slot; /* [M]: a is in token order, gather it; NULL: a is in expert order */
-    int64_t top_k;
-    const bf16 *b; /* [count, n_out, n_in], with kn [count, n_in, n_out] */
+    const int32_t *slot;   /* [M]: a is in token order, gather it; NULL: a is in expert order */
+    struct quotient token; /* of a slot: by top_k */
+    const bf16 *b;         /* [count, n_out, n_in], with kn [count, n_in, n_out] */
     bool kn;
     int64_t r; /* 0: no adapter; else a multiple of 8, at most 256 */
     float scale;
@@ -81,6 +102,9 @@ static inline void grouped_require(const struct grouped *g)
  * TMA, sm_90a, n_out >= 64. */
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
+/* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without
+ * bias, F a multiple of 128. */
+bool cuda_grouped_swiglu(const struct grouped *g);
 /* The same for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
 void cuda_grouped_thin(const struct grouped *g);
 
@@ -97,7 +121,7 @@ struct grouped_wgrad {
     const bf16 *wide; /* rows of n_wide, ld_wide apart */
     int64_t ld_wide;
     const int32_t *slot;
-    int64_t top_k;
+    struct quotient token;
     const bf16 *thin; /* [M, r] */
     float scale;
     bool thin_first;

@@ -92,6 +92,16 @@ __device__ __forceinline__ float glu_gradient(const struct glu_form &f, float ga
     return uo * gs;
 }
 
+/* The same for plain SwiGLU: half the instructions, since the compiler cannot remove what a limit needs. */
+__device__ __forceinline__ float swiglu_value(float gate, float up) { return up * (gate * fast_sigmoid(gate)); }
+__device__ __forceinline__ float swiglu_gradient(float gate, float up, float dh, float *dgate, float *dup)
+{
+    const float s = fast_sigmoid(gate), gs = gate * s;
+    *dgate = dh * up * (s + gs * (1.0f - s));
+    *dup = dh * gs;
+    return up * gs;
+}
+
 /* ---- 4x4 transpose in a quad: x[i] of lane q and x[q] of lane i are exchanged. All lanes of the warp call it. ---- */
 
 __device__ __forceinline__ void quad_swap(uint32_t *low, uint32_t *high, bool upper, int lanes)

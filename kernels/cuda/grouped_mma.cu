@@ -84,7 +84,7 @@ static __device__ struct cursor cursor_start(const struct grouped &g, const stru
         const int row = tid / 4 + 64 * i;
         int64_t m = p.row;
         if (row < p.n_row) m += row, c.live |= 1u << i;
-        c.a[i] = adapter ? g.la + m * g.r : g.a + (g.slot ? g.slot[m] / (int)g.top_k : m) * g.lda;
+        c.a[i] = adapter ? g.la + m * g.r : g.a + (g.slot ? quotient_of(g.token, g.slot[m]) : m) * g.lda;
         c.a[i] += tid % 4 * 8;
     }
     c.b = adapter ? g.lb + grouped_expert(g, p.place) * g.n_out * g.r : g.b + (p.place - g.first) * g.n_out * g.n_in;

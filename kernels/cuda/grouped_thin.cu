@@ -6,15 +6,18 @@
  *   of each row, so that DRAM pages are read in large pieces. Three pipeline stages, two of them loading.
  * Grid: at most ceil(n_row / 64) + count blocks. Order: the first row tile of every expert, then the second of every
  *   expert, and so on. The rows of an expert are in token order, so concurrent blocks gather the same tokens, from L2.
- *   BN 16: 64 or 72 registers and 60 KiB of shared memory (72 with kn), so 3 blocks per SM; BN 64: at most 130 and
- *   96 KiB, which fits GPUs with 99 KiB per block; no spills.
+ *   BN 16: 90 to 94 registers and 60 KiB of shared memory (72 with kn), so 3 blocks per SM; BN 64: 168 and 96 KiB,
+ *   which fits GPUs with 99 KiB per block; no spills.
  * Moves: 2 * M * n_in bytes of rows; gathered rows are read once from DRAM as far as L2 holds them: memory bound.
  * Numerics: f32 sums in the order of the depth, one rounding to bf16.
  * Measured: H100 80GB HBM3, kernel of commit 1d28d06, kernel alone, 32 experts, 65536 rows, r 16: n_in 2880 gathered
- *   0.09 ms, contiguous 0.15; n_in 5760 0.28 ms, 2.7 TB/s. */
+ *   0.09 ms, contiguous 0.15; n_in 5760 0.28 ms, 2.7 TB/s. H200, commit 7ff64c2, 256 experts, 131072 rows, r 8, in a
+ *   step: n_in 2048 gathered 113 us, with gates 127; contiguous 1024 82, 512 44 (152, 165, 103 and 64 where a block
+ *   searched the offsets in global memory and loaded the slots one after another). */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 
+enum { MAX_EXPERTS = 4096 }; /* their row tiles have room in the memory of the stages */
 enum { ROWS = 64, DEPTH = 128, STAGES = 3, THREADS = 128, CHUNKS = DEPTH / 8, PASSES = ROWS * CHUNKS / THREADS };
 
 template <int BN, bool KN> struct tile {
@@ -32,35 +35,45 @@ struct tile_at {
     int expert, row, n_row; /* n_row 0: no tile */
 };
 
-/* Row tiles of the i-th expert of this launch; 0 for i >= count. */
-static __device__ __forceinline__ int row_tiles(const struct grouped &g, int i)
-{
-    const int32_t *offs = g.offs + g.first + i;
-    return i < g.count ? (__ldg(offs + 1) - __ldg(offs) + ROWS - 1) / ROWS : 0;
-}
 /* The number of tiles that are among the first `level` of their expert. All lanes of the warp call it. */
-static __device__ __forceinline__ int tiles_below(const struct grouped &g, int level)
+static __device__ __forceinline__ int tiles_below(const int *tiles, int count, int level)
 {
     int sum = 0;
-    for (int i = threadIdx.x % 32; i < g.count; i += 32) sum += min(row_tiles(g, i), level);
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < count; i += 32) sum += min(tiles[i], level);
     return __reduce_add_sync(~0u, sum);
 }
-/* Tile t in the order (index in its expert, expert); binary search for the index. */
-static __device__ struct tile_at find_tile(const struct grouped &g, int t)
+/* Tile t in the order (index in its expert, expert); binary search for the index. tiles: shared memory for the row
+ * tiles of every expert of this launch, free when this returns. */
+static __device__ struct tile_at find_tile(const struct grouped &g, int *tiles, int t)
 {
-    int level = 0;
-    for (int step = 1 << (31 - __clz((int)((g.n_row + ROWS - 1) / ROWS))); step > 0; step /= 2)
-        if (tiles_below(g, level + step) <= t) level += step;
-    int left = t - tiles_below(g, level);
-    for (int base = 0; base < g.count; base += 32) {
-        const uint32_t has = __ballot_sync(~0u, row_tiles(g, base + threadIdx.x % 32) > level);
+    const int lane = threadIdx.x % 32, count = (int)g.count;
+    const int32_t *offs = g.offs + g.first;
+    int most = 0, level = 0;
+    for (int i = threadIdx.x; i < count; i += THREADS)
+        tiles[i] = (__ldg(offs + i + 1) - __ldg(offs + i) + ROWS - 1) / ROWS;
+    __syncthreads();
+    for (int i = lane; i < count; i += 32) most = max(most, tiles[i]);
+    most = __reduce_max_sync(~0u, most);
+    for (int step = most ? 1 << (31 - __clz(most)) : 0; step > 0; step /= 2)
+        if (tiles_below(tiles, count, level + step) <= t) level += step;
+    int left = t - tiles_below(tiles, count, level);
+    struct tile_at at = {0, 0, 0};
+    for (int base = 0; base < count; base += 32) {
+        const bool own = base + lane < count && tiles[base + lane] > level;
+        const uint32_t has = __ballot_sync(~0u, own);
         if (left < __popc(has)) {
-            const int expert = (int)g.first + base + __fns(has, 0, left + 1), row = g.offs[expert] + level * ROWS;
-            return {expert, row, min((int)ROWS, g.offs[expert + 1] - row)};
+            const bool found = own && __popc(has & ((1u << lane) - 1)) == left;
+            const int i = base + __ffs(__ballot_sync(~0u, found)) - 1, row = __ldg(offs + i) + level * ROWS;
+            at.expert = (int)g.first + i;
+            at.row = row;
+            at.n_row = min((int)ROWS, __ldg(offs + i + 1) - row);
+            break;
         }
         left -= __popc(has);
     }
-    return {0, 0, 0};
+    __syncthreads();
+    return at;
 }
 
 /* ---- loads ---- */
@@ -72,12 +85,17 @@ struct rows {
 static __device__ __forceinline__ struct rows find_rows(const struct grouped &g, const struct tile_at &p)
 {
     struct rows rows;
+    int row[PASSES]; /* all loaded before one is used */
 #pragma unroll
     for (int i = 0; i < PASSES; i++) {
-        const int in_tile = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS), m = p.row + in_tile;
-        rows.at[i] = NULL;
-        if (in_tile >= p.n_row) continue;
-        rows.at[i] = g.a + (int64_t)(g.slot ? g.slot[m] / (int)g.top_k : m) * g.lda + threadIdx.x % CHUNKS * 8;
+        const int m = p.row + min((int)threadIdx.x / CHUNKS + i * (THREADS / CHUNKS), p.n_row - 1);
+        row[i] = g.slot ? __ldg(g.slot + m) : m;
+    }
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        const bool live = (int)threadIdx.x / CHUNKS + i * (THREADS / CHUNKS) < p.n_row;
+        const int at = g.slot ? quotient_of(g.token, row[i]) : row[i];
+        rows.at[i] = live ? g.a + at * g.lda + threadIdx.x % CHUNKS * 8 : NULL;
     }
     return rows;
 }
@@ -131,11 +149,11 @@ template <int BN, bool KN> static __device__ __forceinline__ void multiply(float
 }
 
 template <int BN, bool KN, int EPILOGUE>
-static __global__ void __launch_bounds__(THREADS) thin_kernel(const __grid_constant__ struct grouped g)
+static __global__ void __launch_bounds__(THREADS, 3) thin_kernel(const __grid_constant__ struct grouped g)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
-    const struct tile_at p = find_tile(g, blockIdx.x);
+    const struct tile_at p = find_tile(g, (int *)memory, blockIdx.x);
     if (p.n_row == 0) return;
     const struct rows rows = find_rows(g, p);
     const bf16 *b = g.b + (p.expert - g.first) * g.n_out * g.n_in;
@@ -195,11 +213,11 @@ template <int BN> static void launch(const struct grouped *g)
 void cuda_grouped_thin(const struct grouped *g)
 {
     grouped_require(g);
-    MT_REQUIRE(g->n_out <= 64 && g->r == 0 && !g->bias && !g->ids &&
-                   (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED) &&
-                   (g->kn || g->epilogue == GROUPED_STORE),
-               "a thin product takes no ids, adapter or bias, at most 64 columns, and only GROUPED_STORE or "
-               "GROUPED_GATED with kn");
+    MT_REQUIRE(
+        g->n_out <= 64 && g->r == 0 && !g->bias && !g->ids && g->count <= MAX_EXPERTS &&
+            (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED) && (g->kn || g->epilogue == GROUPED_STORE),
+        "a thin product takes no ids, adapter or bias, at most 64 columns and 4096 experts, and only GROUPED_STORE or "
+        "GROUPED_GATED with kn");
     if (g->n_row == 0 || g->count == 0) return;
     if (g->n_out <= 16)
         launch<16>(g);

@@ -21,6 +21,9 @@
  *     up backward                      3.2 .. 3.4     635 .. 675                            1.60 .. 1.79
  *   Clocks per tile: up forward 59.7 k, of which products 49.8 (45.7 with contiguous rows; the tensor cores alone need
  *   46.1), pipeline drain 0.9, GLU 7.4; down backward (192 columns) 58.6 k, products 39.6, GLU 14.9.
+ * H200, commit f084213, qwen3.5-35b-a3b (256 experts of width 512), T 16384, r 8, kernels alone inside a step of 4
+ *   layers, ms: up forward with SwiGLU 1.08 (product, then a kernel for SwiGLU 1.18), down backward by the distance of
+ *   the prefetch, whole tile, 8, 4, 2 steps: 0.83, 0.80, 0.77, 0.76 (general epilogue, whole tile: 0.88).
  * Tried and dropped, ms of the four ops up forward, down forward, down backward, up backward:
  *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory and overlaps with the next tile
  *     (192 columns, one stage less, tokens copied into expert order before). gpt-oss-20b 4.48 2.15 3.39 4.92 ->
@@ -47,9 +50,13 @@ enum {
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,
+    AHEAD = 2,             /* depth steps between the prefetch of pre and its use */
     LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
-    CONSUMER_REGISTERS = 224
+    CONSUMER_REGISTERS = 224,
+    /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
+    SWIGLU = GROUPED_EPILOGUES, /* a tile has COLS / 2 columns of each; n_out is a multiple of COLS, no bias */
+    SWIGLU_BWD
 };
 template <int COLS> struct shape { /* of the pipeline */
     enum {
@@ -146,23 +153,31 @@ static __device__ __forceinline__ void gather_rows(const bf16 *row[8], const str
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int m = t.m + MT_MIN(thread / 8 + 16 * i, t.n_row - 1);
-        row[i] = g.a + (int64_t)(g.slot[m] / (int)g.top_k) * g.lda + thread % 8 * 8;
+        row[i] = g.a + (int64_t)quotient_of(g.token, g.slot[m]) * g.lda + thread % 8 * 8;
     }
 }
 
+/* half: 0, or where the ups begin among the columns of a tile of both. */
 template <int COLS, bool KN>
-static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e)
+static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e,
+                                              int half)
 {
-    if (!KN) tma_load(to, map, full, k, n, e);
+    if (!KN && half) {
+        tma_load(to, map, full, k, n / 2, e);
+        tma_load(to + COLS / 2 * DEPTH * 2, map, full, k, half + n / 2, e);
+    } else if (!KN) {
+        tma_load(to, map, full, k, n, e);
+    }
 #pragma unroll
     for (int i = 0; KN && i < COLS / 64; i++) tma_load(to + i * CHUNK_BYTES, map, full, n + 64 * i, k, e);
 }
 
 template <int COLS, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
-                                                  struct ring ring)
+                                                  struct ring ring, bool halves)
 {
     const struct grouped &g = p.g;
+    const int half = halves ? (int)g.n_out / 2 : 0;
     const int thread = threadIdx.x % LOADERS, n_in = (int)g.n_in, chunk = thread % 8 * 8;
     const bool gathered = g.slot != NULL;
     const int n_thin = ((int)g.r + DEPTH - 1) / DEPTH, n_block = n_thin + (n_in + DEPTH - 1) / DEPTH;
@@ -183,7 +198,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
                 mbarrier_arrive_expect(full, shape<COLS>::B_BYTES + (a_by_tma ? A_BYTES : 0));
                 if (a_by_tma) tma_load(to, thin ? &p.la : &p.a, full, k, t.m, 0);
                 load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n,
-                                 thin ? (int)grouped_expert(g, g.first + t.e) : t.e);
+                                 thin ? (int)grouped_expert(g, g.first + t.e) : t.e, half);
             }
             if (gathered) {
 #pragma unroll
@@ -236,13 +251,13 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], st
     wgmma_use(sums);
 }
 
-/* sums (+)= a b_e. A stage is released one step later, when the products of the next stage have been issued and its own
- * are complete. Returns the last stage, whose products may still run. */
+/* sums (+)= a b_e over n_in of depth. A stage is released one step later, when the products of the next stage have been
+ * issued and its own are complete. before: the last stage of an earlier call for this tile, or -1. Returns the last
+ * stage, whose products may still run. */
 template <int COLS, bool KN>
 static __device__ __forceinline__ int multiply(float (&sums)[COLS / 2], struct ring *ring, int n_in, bool accumulate,
-                                               bool gathered)
+                                               bool gathered, int before)
 {
-    int before = -1;
     for (int k0 = 0; k0 < n_in; k0 += DEPTH) {
         uint64_t a, b;
         operands<COLS, KN>(*ring, &a, &b);
@@ -275,7 +290,16 @@ template <int COLS> static __device__ __forceinline__ void skip_tile(struct ring
  * The tensor cores are idle while both warpgroups are in the epilogue. So its inputs are prefetched: the bias through
  * shared memory; pre into L2 during the products, and from there into registers one step ahead. Steps of 64 columns are
  * a loop that shifts the sums down, since unrolled code would not fit the instruction cache. The two warpgroups are
- * LEAD stages apart, so that the products of one overlap with part of the epilogue of the other. */
+ * LEAD stages apart, so that the products of one overlap with part of the epilogue of the other.
+ *
+ * Plain SwiGLU with gates and ups in separate halves has epilogues of its own. Forward, a tile has as many columns of
+ * gates as of ups, and a thread has both of a pair. Backward they take half the instructions of the general form, and
+ * pre is prefetched late: L2 evicts earlier lines. */
+
+static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
+{
+    return epilogue == SWIGLU_BWD || grouped_is_glu_bwd(epilogue);
+}
 
 /* A thread's rows of the tile are row and row + 8. */
 static __device__ __forceinline__ int row_of_thread(void) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
@@ -329,6 +353,41 @@ static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const str
             }
         }
         if (!straight) shift_down<COLS>(sums);
+    }
+}
+
+template <int COLS>
+static __device__ __forceinline__ void finish_swiglu(const float (&sums)[COLS / 2], const struct grouped &g,
+                                                     const struct tile &t)
+{
+    const int64_t half_row = g.n_out / 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = row_of_thread() + 8 * half;
+        const bool live = row < t.n_row;
+        bf16 *act = g.act + (t.m + row) * half_row + t.n / 2 + threadIdx.x % 4 * 8;
+        bf16 *pre = g.out + (t.m + row) * 2 * half_row + t.n / 2 + threadIdx.x % 4 * 8;
+#pragma unroll
+        for (int c = 0; c < COLS / 2; c += 32) {
+            float of_gate[4][2], of_up[4][2];
+            uint32_t gate[4], up[4], h[4];
+            row_of_sums<COLS>(of_gate, sums, c / 2, half);
+            row_of_sums<COLS>(of_up, sums, COLS / 4 + c / 2, half);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                gate[i] = bf16_pack(of_gate[i][0], of_gate[i][1]);
+                up[i] = bf16_pack(of_up[i][0], of_up[i][1]);
+                h[i] = bf16_pack(swiglu_value(bf16_low(gate[i]), bf16_low(up[i])),
+                                 swiglu_value(bf16_high(gate[i]), bf16_high(up[i])));
+            }
+            quad_transpose(gate);
+            quad_transpose(up);
+            quad_transpose(h);
+            if (!live) continue;
+            store16(pre + c, make_uint4(gate[0], gate[1], gate[2], gate[3]));
+            store16(pre + half_row + c, make_uint4(up[0], up[1], up[2], up[3]));
+            store16(act + c, make_uint4(h[0], h[1], h[2], h[3]));
+        }
     }
 }
 
@@ -402,6 +461,75 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
     }
 }
 
+/* The same for plain SwiGLU whose gates and ups are in separate halves. Steps of 128 columns where they divide a tile:
+ * fewer moves of sums. */
+template <int COLS>
+static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
+                                                         const struct tile &t, struct two_rows *rows)
+{
+    constexpr int STEP = COLS % 128 ? 64 : 128;
+    const int row = row_of_thread(), first = t.n + threadIdx.x % 4 * 8, n_out = (int)g.n_out;
+    const int64_t from_out = g.pre - g.out;
+    bf16 *out[2], *act[2];
+    int cols[2]; /* of the thread in its rows: those below */
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t m = t.m + row + 8 * half;
+        cols[half] = row + 8 * half < t.n_row ? n_out - first : 0;
+        act[half] = g.act + m * n_out + first;
+        out[half] = g.out + m * 2 * n_out + first;
+    }
+#pragma unroll 1
+    for (int i = 0; i < COLS && t.n + i < n_out; i += STEP) {
+        float sum[2];
+#pragma unroll
+        for (int c = 0; c < STEP; c += 32) {
+            const struct pre8 pre[2] = {rows->pre[0], rows->pre[1]};
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const bf16 *next = out[half] + from_out + c + 32;
+                if (c % GROUPED_PART == 0) sum[half] = 0.0f;
+                rows->pre[half] = {};
+                if (i + c + 32 >= COLS || c + 32 >= cols[half]) continue;
+                rows->pre[half].x = __ldg((const uint4 *)next);
+                rows->pre[half].y = __ldg((const uint4 *)(next + n_out));
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float v[4][2], x[8], gate[8], up[8], h[8];
+                row_of_sums<COLS>(v, sums, c / 2, half);
+                quad_columns(x, v);
+                bf16_unpack8(gate, pre[half].x);
+                bf16_unpack8(up, pre[half].y);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    h[j] = swiglu_gradient(gate[j], up[j], rows->weight[half] * x[j], &gate[j], &up[j]);
+                    sum[half] += h[j] * x[j];
+                }
+                if (c >= cols[half]) continue;
+                store16(act[half] + c, bf16_pack8(h));
+                store16(out[half] + c, bf16_pack8(gate));
+                store16(out[half] + n_out + c, bf16_pack8(up));
+            }
+            if (c % GROUPED_PART == 0 || t.n + i + c - 32 >= n_out) continue;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float all = quad_sum(sum[half]);
+                if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
+                    g.dgate_part[(t.n + i + c) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = all;
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            act[half] += STEP;
+            out[half] += STEP;
+            cols[half] -= STEP;
+        }
+#pragma unroll
+        for (int j = 0; j + STEP / 2 < COLS / 2; j++) sums[j] = sums[j + STEP / 2];
+    }
+}
+
 /* bias: [2, 2, COLS] f32 of shared memory, two buffers for each warpgroup, used alternately. A warp may write the bias
  * of the next tile while another warp still reads that of this tile; the barrier before the next read prevents a lead
  * of two tiles. */
@@ -418,32 +546,42 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
     if (group && (int)blockIdx.x < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
     for (int at = blockIdx.x, e = 0, odd = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
-        if (grouped_is_glu_bwd(EPILOGUE)) prefetch_pre<COLS>(g, t);
-        if (group * 64 >= t.n_row) {
+        const bool idle = group * 64 >= t.n_row;
+        if (EPILOGUE == SWIGLU_BWD ? idle : grouped_is_glu_bwd(EPILOGUE)) prefetch_pre<COLS>(g, t);
+        if (idle) {
             skip_tile<COLS>(&ring, n_block);
             continue;
         }
         struct two_rows rows = {};
         float2 columns;
-        if (grouped_is_glu_bwd(EPILOGUE))
+        if (is_glu_bwd(EPILOGUE))
             load_slots(&rows, g, t);
-        else
+        else if (EPILOGUE != SWIGLU)
             columns = load_bias<COLS>(g, t);
         if (r > 0) {
             multiply_thin<COLS, KN>(sums, &ring, r);
 #pragma unroll
             for (int i = 0; i < COLS / 2; i++) sums[i] *= g.scale;
         }
-        const int last = multiply<COLS, KN>(sums, &ring, n_in, r > 0, g.slot != NULL);
-        if (grouped_is_glu_bwd(EPILOGUE)) {
+        const int early = EPILOGUE == SWIGLU_BWD ? MT_MAX(n_in / DEPTH - AHEAD, 0) * DEPTH : 0;
+        int last = -1;
+        if (early > 0) last = multiply<COLS, KN>(sums, &ring, early, r > 0, g.slot != NULL, -1);
+        if (EPILOGUE == SWIGLU_BWD) prefetch_pre<COLS>(g, t);
+        last = multiply<COLS, KN>(sums, &ring, n_in - early, r > 0 || early > 0, g.slot != NULL, last);
+        if (is_glu_bwd(EPILOGUE)) {
             load_weights(&rows, g);
             load_pre(&rows, g, t, 0);
         }
         wgmma_wait<0>();
         wgmma_use(sums);
         release(ring, last);
-        if constexpr (grouped_is_glu_bwd(EPILOGUE)) {
-            finish_glu_bwd<COLS, EPILOGUE == GROUPED_GLU_BWD_QUANT>(sums, g, t, &rows);
+        if constexpr (is_glu_bwd(EPILOGUE)) {
+            if constexpr (EPILOGUE == SWIGLU_BWD)
+                finish_swiglu_bwd<COLS>(sums, g, t, &rows);
+            else
+                finish_glu_bwd<COLS, EPILOGUE == GROUPED_GLU_BWD_QUANT>(sums, g, t, &rows);
+        } else if constexpr (EPILOGUE == SWIGLU) {
+            finish_swiglu<COLS>(sums, g, t);
         } else {
             float *own = bias + odd * 2 * COLS;
             if (threadIdx.x % 128 < COLS / 2) *(float2 *)(own + threadIdx.x % 128 * 2) = columns;
@@ -475,7 +613,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
     if (threadIdx.x >= CONSUMERS) {
         sm90_registers_less<LOADER_REGISTERS>();
-        load_tiles<COLS, KN>(p, &tiles, ring);
+        load_tiles<COLS, KN>(p, &tiles, ring, EPILOGUE == SWIGLU);
     } else {
         sm90_registers_more<CONSUMER_REGISTERS>();
         multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring, bias);
@@ -496,17 +634,18 @@ static CUtensorMap tensor_map(const bf16 *base, int64_t n_mat, int64_t n_row, in
 
 template <int COLS, int EPILOGUE, bool KN> static void launch(const struct grouped *g)
 {
+    constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS;
     static bool configured;
     struct wgmma_args p;
     memset(&p, 0, sizeof(p));
     p.g = *g;
     if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, ROWS);
     p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH)
-             : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, COLS);
+             : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, box);
     if (g->r > 0) {
         p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, ROWS);
         p.lb = KN ? tensor_map(g->lb, g->n_exp, g->r, g->n_out, g->n_out, DEPTH)
-                  : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, COLS);
+                  : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, box);
     }
     if (!configured)
         CUDA_CHECK(cudaFuncSetAttribute(grouped_wgmma_kernel<COLS, EPILOGUE, KN>,
@@ -519,6 +658,11 @@ template <int COLS, int EPILOGUE, bool KN> static void launch(const struct group
 /* Whether tiles of 256 columns would compute over 4 % more columns, out of bounds, than tiles of 192. */
 static bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > ceil_div(n_out, 192) * 192 * 26; }
 
+bool cuda_grouped_swiglu(const struct grouped *g)
+{
+    return cuda.hopper && g->glu.kind == GLU_SWIGLU && !g->glu.interleaved && g->n_out % 256 == 0 && !g->bias && !g->kn;
+}
+
 void cuda_grouped_wgmma(const struct grouped *g)
 {
     const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * ceil_div(g->n_out, 192);
@@ -527,12 +671,17 @@ void cuda_grouped_wgmma(const struct grouped *g)
                (long long)g->count, (long long)n_tile);
     if (g->n_row == 0 || g->count == 0) return;
     MT_REQUIRE(g->kn || !grouped_is_glu_bwd(g->epilogue), "GROUPED_GLU_BWD needs kn");
-    if (g->epilogue == GROUPED_GLU_BWD) {
+    if (g->epilogue == GROUPED_GLU_BWD && g->glu.kind == GLU_SWIGLU && !g->glu.interleaved) {
+        narrow(g->n_out) ? launch<192, SWIGLU_BWD, true>(g) : launch<256, SWIGLU_BWD, true>(g);
+    } else if (g->epilogue == GROUPED_GLU_BWD) {
         narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD, true>(g) : launch<256, GROUPED_GLU_BWD, true>(g);
     } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
         narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD_QUANT, true>(g) : launch<256, GROUPED_GLU_BWD_QUANT, true>(g);
+    } else if (g->epilogue == GROUPED_GLU && !g->glu.interleaved) {
+        MT_REQUIRE(cuda_grouped_swiglu(g), "GROUPED_GLU of separate gates and ups: %lld columns", (long long)g->n_out);
+        launch<256, SWIGLU, false>(g);
     } else if (g->epilogue == GROUPED_GLU) {
-        MT_REQUIRE(!g->kn && g->glu.interleaved, "GROUPED_GLU needs interleaved gates and ups, without kn");
+        MT_REQUIRE(!g->kn, "GROUPED_GLU with kn");
         narrow(g->n_out) ? launch<192, GROUPED_GLU, false>(g) : launch<256, GROUPED_GLU, false>(g);
     } else if (g->kn) {
         narrow(g->n_out) ? launch<192, GROUPED_STORE, true>(g) : launch<256, GROUPED_STORE, true>(g);

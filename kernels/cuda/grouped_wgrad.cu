@@ -8,7 +8,7 @@
  *   number of rows and hardly on the routing.
  * Needs: n_wide, ld_wide, r multiples of 8, r <= 256, 16-byte aligned rows.
  * Grid: (ceil(n_wide / 128), n_row / share + n_exp, ceil(r / RT)) blocks of 256 threads; blocks beyond the last part
- *   return at once. RT 16, 32 or 64: 60, 64 and 64 registers, 40, 40 and 48 KiB of shared memory; no spills.
+ *   return at once. RT 16, 32 or 64: 56, 64 and 80 registers, 40, 40 and 48 KiB of shared memory; no spills.
  * Moves: 2 * M * n_wide bytes (again for every 64 of r) and 2 * M * r * ceil(n_wide / 128), with 2 * r FLOP per 2
  *   bytes: memory bound for the usual r. Partial sums: at most 16 tiles of 512 * RT bytes per SM.
  * Numerics: f32 sums over the rows of a part in order, then over the parts in order, then one addition to out. The
@@ -16,9 +16,13 @@
  * Measured: H200, commit ce5f92c, dA and dB of both projections of a layer, 16,384 tokens, r 16 and 64, in ms (bench
  *   lora, --routing): gpt-oss-20b 0.58, 0.99 with uniform routing, 0.59, 0.92 with every token on the same 4 of 32
  *   experts; qwen3-30b-a3b 0.61, 0.97 and, on the same 8 of 128 experts, 0.65, 0.93.
+ *   H200, commit 7ff64c2, qwen3.5-35b-a3b (256 experts), 16,384 tokens, r 8, in us, kernels alone inside a step:
+ *   gathered rows of 2048 183 (261 where each step waited for the slots of the next one and divided by top-k), rows
+ *   of 1024 106, of 512 63.
  * Tried and dropped: clusters of up to 8 blocks that divide an expert's rows by the mean row count and add through
  *   distributed shared memory: 0.66, 1.12 and 0.64, 1.15 with uniform routing in the same run, and 5 to 15 times that
- *   when few experts have all rows. */
+ *   when few experts have all rows. Gathered rows expert by expert within 128 columns, so that concurrent blocks share
+ *   tokens: 189 us instead of 183. */
 #include "kernels/cuda/grouped.h"
 #include "kernels/cuda/mma.cuh"
 
@@ -29,40 +33,51 @@ template <int RT> struct thin_tile {
     static constexpr int STAGE_BYTES = WIDE_BYTES + ROWS * CHUNKS * 16;
 };
 
-/* The two rows of the wide operand that this thread copies in the step that begins at row m. */
-struct two_rows {
-    int64_t at[2];
+struct wgrad_args {
+    struct grouped_wgrad g;
+    int share, ld_wide;
 };
-static __device__ struct two_rows find_rows(const struct grouped_wgrad &g, int m, int end)
+
+/* The two rows of the wide operand that this thread copies in the step that begins at row m: their slots where they are
+ * gathered; -1 beyond the end. load_rows divides, a step later: here a division would wait for the load. */
+struct two_rows {
+    int at[2];
+};
+static __device__ __forceinline__ struct two_rows find_rows(const struct grouped_wgrad &g, int m, int end)
 {
     struct two_rows rows;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = m + (int)threadIdx.x / 16 + 16 * i;
-        rows.at[i] = row >= end ? -1 : g.slot ? g.slot[row] / (int)g.top_k : row;
+        rows.at[i] = row >= end ? -1 : g.slot ? __ldg(g.slot + row) : row;
     }
     return rows;
 }
 
+/* First columns of a block's tile. */
+struct columns {
+    int wide, thin;
+};
+
 /* Starts the copies of rows m .. m+31; zeros for rows from `end` on and columns out of bounds. */
 template <int RT>
-static __device__ void load_rows(const struct grouped_wgrad &g, const struct two_rows &rows, int m, int end,
-                                 uint32_t stage)
+static __device__ __forceinline__ void load_rows(const struct wgrad_args &p, const struct two_rows &rows,
+                                                 const struct columns &first, int m, int end, uint32_t stage)
 {
-    const int tid = threadIdx.x;
-    const int64_t col = (int64_t)blockIdx.x * WIDE + tid % 16 * 8;
+    const struct grouped_wgrad &g = p.g;
+    const int tid = threadIdx.x, col = first.wide + tid % 16 * 8;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const bool live = rows.at[i] >= 0 && col < g.n_wide;
+        const bool live = rows.at[i] >= 0 && col < (int)g.n_wide;
+        const int row = g.slot ? quotient_of(g.token, rows.at[i]) : rows.at[i];
         copy_async16(stage + tile_offset<WIDE / 8>(tid / 16 + 16 * i, tid % 16),
-                     live ? g.wide + rows.at[i] * g.ld_wide + col : g.wide, live ? 16 : 0);
+                     live ? g.wide + (int64_t)row * p.ld_wide + col : g.wide, live ? 16 : 0);
     }
     if (tid < ROWS * RT / 8) {
-        const int row = tid / (RT / 8), chunk = tid % (RT / 8);
-        const int64_t c = (int64_t)blockIdx.z * RT + chunk * 8;
-        const bool live = m + row < end && c < g.r;
+        const int row = tid / (RT / 8), chunk = tid % (RT / 8), c = first.thin + chunk * 8;
+        const bool live = m + row < end && c < (int)g.r;
         copy_async16(stage + WIDE_BYTES + tile_offset<thin_tile<RT>::CHUNKS>(row, chunk),
-                     live ? g.thin + (int64_t)(m + row) * g.r + c : g.thin, live ? 16 : 0);
+                     live ? g.thin + (int64_t)(m + row) * (int)g.r + c : g.thin, live ? 16 : 0);
     }
 }
 
@@ -99,15 +114,17 @@ template <int RT> static __device__ void store_tile(float *tile, float c[][4], b
 }
 
 /* out += scale * tile */
-template <int RT> static __device__ void add_tile(const struct grouped_wgrad &g, const float *tile, int expert)
+template <int RT>
+static __device__ void add_tile(const struct grouped_wgrad &g, const float *tile, const struct columns &first,
+                                int expert)
 {
+    const uint32_t n_wide = (uint32_t)g.n_wide, r = (uint32_t)g.r;
     float *out = g.out + (int64_t)expert * g.n_wide * g.r;
-    const int64_t first_wide = (int64_t)blockIdx.x * WIDE, first_thin = (int64_t)blockIdx.z * RT;
-    for (int i = threadIdx.x; i < WIDE * RT; i += THREADS) {
-        const int64_t wide = first_wide + (g.thin_first ? i % WIDE : i / RT);
-        const int64_t thin = first_thin + (g.thin_first ? i / WIDE : i % RT);
-        if (wide >= g.n_wide || thin >= g.r) continue;
-        out[g.thin_first ? thin * g.n_wide + wide : wide * g.r + thin] += g.scale * tile[i];
+    for (uint32_t i = threadIdx.x; i < WIDE * RT; i += THREADS) {
+        const uint32_t wide = first.wide + (g.thin_first ? i % WIDE : i / RT);
+        const uint32_t thin = first.thin + (g.thin_first ? i / WIDE : i % RT);
+        if (wide >= n_wide || thin >= r) continue;
+        out[g.thin_first ? thin * n_wide + wide : wide * r + thin] += g.scale * tile[i];
     }
 }
 
@@ -119,38 +136,42 @@ struct unit {
     int expert, part, parts, slot, first, end;
 };
 
-static __device__ __forceinline__ int parts_of(int n_row, int share) { return (n_row + share - 1) / share; }
-
-/* Unit u in the order (expert, part). All lanes of the warp call it; n_exp + n_row / share < 2^16. */
-static __device__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share)
+static __device__ __forceinline__ int parts_of(int n_row, int share)
 {
-    const int lane = threadIdx.x & 31;
-    uint32_t before = 0; /* earlier experts: their units; << 16: those of experts with more than one part */
-    for (int base = 0; base < (int)g.n_exp; base += 32) {
-        const int e = base + lane, from = e < (int)g.n_exp ? g.offs[e] : 0, past = e < (int)g.n_exp ? g.offs[e + 1] : 0;
-        const int parts = parts_of(past - from, share);
-        uint32_t sum = (uint32_t)parts + (parts > 1 ? (uint32_t)parts << 16 : 0);
-        const uint32_t own = sum;
-        for (int i = 1; i < 32; i *= 2) {
-            const uint32_t left = __shfl_up_sync(~0u, sum, i);
-            if (lane >= i) sum += left;
-        }
-        const uint32_t has = __ballot_sync(~0u, (int)((before + sum) & 0xffff) > u);
-        if (has) {
-            const int lane_of = __ffs(has) - 1, n = __shfl_sync(~0u, parts, lane_of);
-            const uint32_t at = before + __shfl_sync(~0u, sum - own, lane_of);
-            const int first = __shfl_sync(~0u, from, lane_of), end = __shfl_sync(~0u, past, lane_of);
-            const int part = u - (int)(at & 0xffff), rows = ((end - first + n - 1) / n + ROWS - 1) / ROWS * ROWS;
-            return {base + lane_of,
-                    part,
-                    n,
-                    (int)(at >> 16),
-                    min(first + part * rows, end),
-                    min(first + (part + 1) * rows, end)};
-        }
-        before += __shfl_sync(~0u, sum, 31);
+    return n_row <= share ? n_row > 0 : (n_row + share - 1) / share;
+}
+
+/* Unit u in the order (expert, part). All lanes of the warp call it; n_exp + n_row / share < 2^16. A lane counts the
+ * units of adjacent experts; the experts of the lane that has u are searched one by one. */
+static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share)
+{
+    const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp, per_lane = (n_exp + 31) / 32;
+    const int from = min(lane * per_lane, n_exp), past = min(from + per_lane, n_exp);
+    uint32_t sum = 0; /* units; << 16: those of experts with more than one part */
+    for (int e = from, row = __ldg(g.offs + from); e < past; e++) {
+        const int next = __ldg(g.offs + e + 1), parts = parts_of(next - row, share);
+        sum += (uint32_t)parts + (parts > 1 ? (uint32_t)parts << 16 : 0);
+        row = next;
     }
-    return {};
+    uint32_t at = sum;
+    for (int i = 1; i < 32; i *= 2) {
+        const uint32_t left = __shfl_up_sync(~0u, sum, i);
+        if (lane >= i) sum += left;
+    }
+    const uint32_t has = __ballot_sync(~0u, (int)(sum & 0xffff) > u);
+    if (!has) return {};
+    const int lane_of = __ffs(has) - 1;
+    int e = lane_of * per_lane, row = __ldg(g.offs + e);
+    at = __shfl_sync(~0u, sum - at, lane_of); /* units of earlier experts */
+    for (;; e++) {
+        const int end = __ldg(g.offs + e + 1), n = parts_of(end - row, share), part = u - (int)(at & 0xffff);
+        if (part < n) {
+            const int rows = ((end - row + n - 1) / n + ROWS - 1) / ROWS * ROWS;
+            return {e, part, n, (int)(at >> 16), min(row + part * rows, end), min(row + (part + 1) * rows, end)};
+        }
+        at += (uint32_t)n + (n > 1 ? (uint32_t)n << 16 : 0);
+        row = end;
+    }
 }
 
 /* Number of parts of a tile that are in g.partial; the last block resets it to 0. */
@@ -188,22 +209,23 @@ template <int RT> static __device__ bool sum_parts(const struct grouped_wgrad &g
 }
 
 template <int RT>
-static __global__ void __launch_bounds__(THREADS, 4)
-    wgrad_kernel(const __grid_constant__ struct grouped_wgrad g, int share)
+static __global__ void __launch_bounds__(THREADS, RT == 64 ? 3 : 4)
+    wgrad_kernel(const __grid_constant__ struct wgrad_args p)
 {
     constexpr int STAGE_BYTES = thin_tile<RT>::STAGE_BYTES;
     __shared__ __align__(128) unsigned char memory[STAGES * STAGE_BYTES];
     static_assert(sizeof(memory) >= WIDE * RT * sizeof(float), "the tile reuses the memory of the stages");
+    const struct grouped_wgrad &g = p.g;
     const uint32_t shared = shared_address(memory);
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    const struct unit u = find_unit(g, blockIdx.y, share);
+    const struct columns first = {(int)blockIdx.x * WIDE, (int)blockIdx.z * RT};
+    const struct unit u = find_unit(g, blockIdx.y, p.share);
     if (u.parts == 0) return;
     const int n_step = (u.end - u.first + ROWS - 1) / ROWS;
 
-    struct two_rows rows =
-        find_rows(g, u.first, u.end); /* of the next load: fetched during a product, to hide the latency */
+    struct two_rows rows = find_rows(g, u.first, u.end); /* of the next load: fetched during a product */
     for (int step = 0; step < STAGES - 1; step++) {
-        if (step < n_step) load_rows<RT>(g, rows, u.first + step * ROWS, u.end, shared + step * STAGE_BYTES);
+        if (step < n_step) load_rows<RT>(p, rows, first, u.first + step * ROWS, u.end, shared + step * STAGE_BYTES);
         copy_commit();
         rows = find_rows(g, u.first + (step + 1) * ROWS, u.end);
     }
@@ -213,7 +235,7 @@ static __global__ void __launch_bounds__(THREADS, 4)
         __syncthreads(); /* this step is loaded for all threads, and the stage loaded next is free */
         const int ahead = step + STAGES - 1;
         if (ahead < n_step)
-            load_rows<RT>(g, rows, u.first + ahead * ROWS, u.end, shared + ahead % STAGES * STAGE_BYTES);
+            load_rows<RT>(p, rows, first, u.first + ahead * ROWS, u.end, shared + ahead % STAGES * STAGE_BYTES);
         copy_commit();
         rows = find_rows(g, u.first + (ahead + 1) * ROWS, u.end);
         multiply<RT>(c, shared + step % STAGES * STAGE_BYTES, warp, lane);
@@ -223,7 +245,7 @@ static __global__ void __launch_bounds__(THREADS, 4)
     __syncthreads();
     store_tile<RT>((float *)memory, c, g.thin_first);
     __syncthreads();
-    add_tile<RT>(g, (float *)memory, u.expert);
+    add_tile<RT>(g, (float *)memory, first, u.expert);
 }
 
 /* ---- launch ---- */
@@ -254,11 +276,13 @@ template <int RT> static void launch(const struct grouped_wgrad *g)
 {
     const int64_t tiles = tiles_of(g->n_wide, g->r), share = share_of(g->n_row, tiles);
     const int64_t units = g->n_row / share + g->n_exp;
-    MT_REQUIRE(partial_tiles(g->n_row, tiles) <= MAX_TILES && units <= 65535 && share <= INT32_MAX,
-               "adapter gradients of %lld experts, %lld rows, %lld tiles", (long long)g->n_exp, (long long)g->n_row,
-               (long long)tiles);
+    MT_REQUIRE(partial_tiles(g->n_row, tiles) <= MAX_TILES && units <= 65535 && share <= INT32_MAX &&
+                   g->ld_wide <= INT32_MAX,
+               "adapter gradients of %lld experts, %lld rows %lld apart, %lld tiles", (long long)g->n_exp,
+               (long long)g->n_row, (long long)g->ld_wide, (long long)tiles);
+    const struct wgrad_args p = {*g, (int)share, (int)g->ld_wide};
     const dim3 grid(grid_x(ceil_div(g->n_wide, WIDE)), (unsigned)units, (unsigned)ceil_div(g->r, RT));
-    wgrad_kernel<RT><<<grid, THREADS, 0, cuda.stream>>>(*g, (int)share);
+    wgrad_kernel<RT><<<grid, THREADS, 0, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -11,8 +11,9 @@
  *           segments may have any width (in_proj_b and in_proj_a of gated DeltaNet have a row per value head). T may be
  *           0. W in any format; any but bf16 is first decoded into scratch.
  * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r with operands loaded from global memory
- *           (xa and B are small and stay in the caches): 74 registers, no shared memory, no spills. A second instance
- *           stores column by column, for widths that are not multiples of 8: 74 registers too.
+ *           (xa and B are small and stay in the caches): 78 registers, no shared memory, no spills; 126 where it adds
+ *           to y or a residual, which a thread loads at once, before the products. Another instance stores column by
+ *           column, for widths that are not multiples of 8: 78 registers.
  *           drop_kernel: one thread per 8 columns; 32 registers.
  * Moves:    addend: 2*T*out bytes written, twice as many read with a residual; each block reads its xa and B -> memory
  *           bound. drop: 4*T*in.
@@ -22,7 +23,9 @@
  * Measured: H100 80GB HBM3, commit 5a37c46 (where addend_kernel also came first with a residual), T 16384, r 16:
  *           qkv 2880 -> 5120 forward 792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 ->
  *           2880 forward 656 us, 594, 73 %, backward 728 us, 541, 66 %. H200, inside a step of gpt-oss-20b, out forward
- *           with the residual: 695 us at commit 14931fb, 744 us with the residual added last (0765d1f). */
+ *           with the residual: 695 us at commit 14931fb, 744 us with the residual added last (0765d1f). H200,
+ *           commit 1e14671, T 16384, r 8: addend_kernel with y and residual of 2048 columns 53 us (92 where each 16
+ *           bytes were loaded, added and stored in turn). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rng.cuh"
@@ -103,10 +106,22 @@ static __device__ __forceinline__ uint4 round_bf16x8(const float v[8])
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+/* What eight columns of a row are added to; loaded before the adapter's product, all at once. */
+struct terms {
+    uint4 y, res;
+};
+static __device__ __forceinline__ struct terms load_terms(const struct addend &p, int64_t row, int col)
+{
+    struct terms t = {};
+    if (p.to_y) t.y = *(const uint4 *)(p.y + row * p.ld_y + col);
+    if (p.res) t.res = *(const uint4 *)(p.res + row * p.ld_res + col);
+    return t;
+}
+
 /* Stores eight columns of one row of y; v: the adapter's product. The residual may be by far the largest term, so it is
  * added last. */
 static __device__ __forceinline__ void store_addend(const struct addend &p, float scale, int64_t row, int col,
-                                                    float v[8])
+                                                    float v[8], const struct terms &t)
 {
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] *= scale;
@@ -116,8 +131,8 @@ static __device__ __forceinline__ void store_addend(const struct addend &p, floa
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] += bias[j];
     }
-    if (p.to_y) add_bf16x8(v, *(const uint4 *)(p.y + row * p.ld_y + col));
-    if (p.res) add_bf16x8(v, *(const uint4 *)(p.res + row * p.ld_res + col));
+    if (p.to_y) add_bf16x8(v, t.y);
+    if (p.res) add_bf16x8(v, t.res);
     *(uint4 *)(p.y + row * p.ld_y + col) = round_bf16x8(v);
 }
 
@@ -137,9 +152,11 @@ static __device__ __forceinline__ void store_addend_columns(const struct addend 
     }
 }
 
-/* EIGHTS: bounds of the parts and distances of the rows are multiples of 8, and rows are 16-byte aligned. */
-template <bool EIGHTS>
-static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_constant__ struct addend p)
+/* EIGHTS: bounds of the parts and distances of the rows are multiples of 8, and rows are 16-byte aligned. ADDS: to_y or
+ * a residual. */
+template <bool EIGHTS, bool ADDS>
+static __global__ void __launch_bounds__(THREADS, EIGHTS &&ADDS ? 2 : 3)
+    addend_kernel(const __grid_constant__ struct addend p)
 {
     int tile = blockIdx.x, s = 0;
     while (tile >= p.part[s].n_tile) tile -= p.part[s++].n_tile;
@@ -147,6 +164,12 @@ static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_con
     const int lane = threadIdx.x % 32, col = part.first + tile * COLS;
     const int64_t row = (int64_t)blockIdx.y * ROWS + threadIdx.x / 32 * 16 + lane / 4;
     float acc[8][4] = {};
+    struct terms terms[2][2] = {};
+#pragma unroll
+    for (int i = 0; EIGHTS && ADDS && i < 4; i++) {
+        const int c = col + i % 2 * GROUP + lane % 4 * VECTOR;
+        if (row + i / 2 * 8 < p.n_row && c < part.end) terms[i / 2][i % 2] = load_terms(p, row + i / 2 * 8, c);
+    }
     if (part.seg >= 0) adapter_product(acc, p, part, row, col);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -158,7 +181,7 @@ static __global__ void __launch_bounds__(THREADS) addend_kernel(const __grid_con
             for (int j = 0; j < 8; j++) v[j] = acc[4 * group + j / 2][2 * half + j % 2];
             if (row + 8 * half >= p.n_row || c >= part.end) continue;
             if (EIGHTS)
-                store_addend(p, part.scale, row + 8 * half, c, v);
+                store_addend(p, part.scale, row + 8 * half, c, v, terms[half][group]);
             else
                 store_addend_columns(p, part.scale, row + 8 * half, c, part.end, v);
         }
@@ -287,7 +310,10 @@ static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct te
     const int64_t n_tile = cut_columns(p.part, y.shape[1], lora), n_band = ceil_div(y.shape[0], ROWS);
     MT_REQUIRE(n_band <= 65535, "%lld rows", (long long)y.shape[0]);
     const bool eights = in_eights(p.part, n_tile) && is_aligned(y) && is_aligned(res) && is_aligned(bias);
-    const auto kernel = eights ? addend_kernel<true> : addend_kernel<false>;
+    const bool adds = to_y || res.ndim;
+    const auto kernel = !eights ? addend_kernel<false, true>
+                        : adds  ? addend_kernel<true, true>
+                                : addend_kernel<true, false>;
     kernel<<<dim3(grid_x(n_tile), (unsigned)n_band), THREADS, 0, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }

@@ -12,7 +12,8 @@
  *   combine; all 16-byte aligned.
  * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
  *   registers, no shared memory, no spills.
- * Moves: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves 6*M*F: memory bound.
+ * Moves: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no epilogue for
+ *   it (cuda_grouped_swiglu) 6*M*F: memory bound.
  * Numerics: f32 sums in an order that depends only on the shapes.
  * Measured: H100 80GB HBM3, commit b8e3659, gpt-oss-20b, T 16384, r 16, inside a step, experts resident in bf16, roof
  *   814 TFLOP/s: up forward 4.11 ms, 66 %; down forward 1.93, 70 %; down backward 3.37, 41 %; up backward 4.53, 60 %.
@@ -54,7 +55,7 @@ static struct grouped rows_of(struct tensor a, bool tokens, const struct route *
     g.a = bf16_ptr(a);
     g.lda = a.ld;
     g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
-    g.top_k = r->idx.shape[1];
+    g.token = quotient_by(r->idx.shape[1]);
     g.epilogue = GROUPED_STORE;
     return g;
 }
@@ -180,7 +181,7 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
     g.wide = bf16_ptr(wide);
     g.ld_wide = wide.ld;
     g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
-    g.top_k = r->idx.shape[1];
+    g.token = quotient_by(r->idx.shape[1]);
     g.thin = (const bf16 *)whole(thin);
     g.scale = lora->scale[0];
     g.thin_first = of_a;
@@ -340,13 +341,14 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
         if (lora->r) thin_product(xa, absent, x, true, lora->a, false, r);
         struct grouped g = rows_of(x, true, r);
         take_adapter(&g, lora, xa, lora->b);
-        g.epilogue = glu->interleaved ? GROUPED_GLU : GROUPED_STORE;
         g.bias = (const float *)whole(up->bias);
         g.out = (bf16 *)whole(pre);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
+        g.n_out = up->w.n_out;
+        g.epilogue = glu->interleaved || cuda_grouped_swiglu(&g) ? GROUPED_GLU : GROUPED_STORE;
         product(&g, up, matrices);
-        if (!glu->interleaved && n_row) {
+        if (g.epilogue == GROUPED_STORE && n_row) {
             glu_kernel<<<octet_grid(n_row, width), THREADS, 0, cuda.stream>>>(g.act, g.out, n_row, width, *glu);
             CUDA_CHECK_LAUNCH();
         }
@@ -448,7 +450,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         product(&g, down, matrices);
         dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
             (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), g.a, g.lda, w->n_out,
-            i32_ptr(r->slot_row), i32_ptr(r->idx), (int)g.top_k, dout.shape[0]);
+            i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, product_mark);
