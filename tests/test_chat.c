@@ -319,6 +319,47 @@ static void deepseek_samples(void **state)
                    "why a</think>a" DEEPSEEK_EOS "|why b</think>b" DEEPSEEK_EOS "|/");
 }
 
+/* Reasoning in the content goes where a field with it would: no second <think>, and a count where it is not shown. */
+static void deepseek_takes_reasoning_from_the_content(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *answer, *kwargs, *expected;
+        int64_t unshown;
+    } cases[] = {
+        {"\"content\":\"<think>why</think>a\"", "\"thinking\":true", "why</think>a" DEEPSEEK_EOS, 0},
+        {"\"content\":\"<think>\\nwhy\\n</think>\\n\\na\"", "\"thinking\":true", "why</think>a" DEEPSEEK_EOS, 0},
+        {"\"content\":\"<think>why</think>a\"", "", "a" DEEPSEEK_EOS, 1},
+        {"\"content\":\"<think></think>a\"", "", "a" DEEPSEEK_EOS, 0},
+        {"\"thinking\":\"own\",\"content\":\"<think>why</think>a\"", "\"thinking\":true",
+         "own</think><think>why</think>a" DEEPSEEK_EOS, 0},
+        {"\"content\":\"a <think>why</think>\"", "", "a <think>why</think>" DEEPSEEK_EOS, 0},
+        {"\"content\":\"<think>why\"", "", "<think>why" DEEPSEEK_EOS, 0},
+    };
+    const struct chat_options options = {0};
+    struct chat_template *t = chat_template_deepseek();
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        char row[512];
+        struct chat_samples samples = {0};
+        struct err err;
+        snprintf(row, sizeof(row),
+                 "{\"messages\":[" USER ",{\"role\":\"assistant\",%s}],\"chat_template_kwargs\":{%s}}", cases[i].answer,
+                 cases[i].kwargs);
+        struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+        assert_non_null(doc);
+        if (chat_samples_make(&samples, t, json_root(doc), LOSS_ASSISTANT, false, &options, &err))
+            fail_msg("%s", err.msg);
+        const struct text_buf *s = &samples.items[0];
+        assert_int_equal(samples.count, 1);
+        assert_int_equal(s->n_spans, 1);
+        assert_string_equal(s->text + s->spans[0][0], cases[i].expected);
+        assert_int_equal(samples.n_unshown, cases[i].unshown);
+        chat_samples_free(&samples);
+        json_free(doc);
+    }
+    chat_template_free(t);
+}
+
 /* Template variables from the configuration; those of a row override them. */
 static void kwargs(void **state)
 {
@@ -400,6 +441,7 @@ int test_chat(void)
         cmocka_unit_test(deepseek_vectors),
         cmocka_unit_test(deepseek_refusals),
         cmocka_unit_test(deepseek_samples),
+        cmocka_unit_test(deepseek_takes_reasoning_from_the_content),
         cmocka_unit_test(deepseek_is_recognised),
         cmocka_unit_test(kwargs),
         cmocka_unit_test(vectors),

@@ -221,19 +221,45 @@ static int put_calls(struct chat *c, struct json calls, struct err *err)
     return 0;
 }
 
+bool chat_inline_reasoning(struct json message, struct inline_reasoning *in)
+{
+    const char *s, *end, *mark;
+    int64_t size;
+    *in = (struct inline_reasoning){.answer = NULL};
+    if (!is_absent(json_find(message, "reasoning_content")) || !is_absent(json_find(message, "thinking"))) return false;
+    if (json_str(json_find(message, "content"), &s, &size, NULL)) return false;
+    for (end = s + size; s < end && text_is_space(*s); s++) {
+    }
+    if (end - s < (int64_t)strlen(THINK) || memcmp(s, THINK, strlen(THINK)) != 0) return false;
+    s += strlen(THINK);
+    mark = strstr(s, UNTHINK);
+    if (!mark) return false;
+    in->answer = mark + strlen(UNTHINK);
+    while (s < mark && *s == '\n') s++;
+    while (mark > s && mark[-1] == '\n') mark--;
+    while (in->answer < end && *in->answer == '\n') in->answer++;
+    in->text = s, in->size = mark - s, in->answer_size = end - in->answer;
+    return true;
+}
+
 static int put_answer(struct chat *c, int64_t k, struct err *err)
 {
     const struct turn *t = &c->turns[k];
     const struct json calls = json_find(t->first, "tool_calls");
     const bool for_task = k > 0 && c->turns[k - 1].task;
     const int64_t begin = c->out->size;
+    struct inline_reasoning in = {.answer = NULL};
     bool open = false;
+    chat_inline_reasoning(t->first, &in);
     if (c->thinking && !for_task && (!c->drop || k > c->last_user)) {
         const bool theirs = !is_absent(json_find(t->first, "reasoning_content"));
+        text_put_bytes(c->out, in.answer ? in.text : "", in.size);
         if (put_text(c, t->first, theirs ? "reasoning_content" : "thinking", err)) return -1;
         text_put(c->out, UNTHINK);
     }
-    if (put_text(c, t->first, "content", err) || json_opt_bool(t->first, "wo_eos", &open, err)) return -1;
+    if (in.answer) text_put_bytes(c->out, in.answer, in.answer_size);
+    if (!in.answer && put_text(c, t->first, "content", err)) return -1;
+    if (json_opt_bool(t->first, "wo_eos", &open, err)) return -1;
     if (json_truthy(calls) && put_calls(c, calls, err)) return -1;
     if (!open) text_put(c->out, DEEPSEEK_EOS);
     text_span(c->out, begin, c->out->size);

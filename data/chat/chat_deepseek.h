@@ -12,7 +12,8 @@
  * - system: content, response_format; at any position
  * - user, developer: content; developer also tools and response_format
  * - tool: content, any JSON; tool_call_id. Results are written in the order of the calls
- * - assistant: content, reasoning_content (or thinking), tool_calls: [{id, function: {name, arguments}}]
+ * - assistant: content, reasoning_content (or thinking), tool_calls: [{id, function: {name, arguments}}]. Content that
+ *   begins with <think>reasoning</think> has its reasoning there; the encoder would write a second <think>
  * - latest_reminder: content
  *
  * `task` in a user or developer message names the kind of the next answer: action, query, ...; `wo_eos` omits the end
@@ -28,5 +29,13 @@
  * error names the message; out is then unchanged. */
 int chat_render_deepseek(struct text_buf *out, struct json row, struct json tools, struct json kwargs,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
+
+/* Content that is <think>reasoning</think>answer, in a message without reasoning of its own. */
+struct inline_reasoning {
+    const char *text, *answer; /* without the newlines around both */
+    int64_t size, answer_size;
+};
+/* false: the content has another form, and in->answer is NULL. */
+bool chat_inline_reasoning(struct json message, struct inline_reasoning *in);
 
 #endif

@@ -10,6 +10,7 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_tools.h"
 
 #define MAX_ANSWERS 1000 /* the work grows with the square of the number of turns */
@@ -104,11 +105,14 @@ static void note_reasoning(struct eval_prompts *s, int64_t message, const char *
 {
     static const char *const keys[] = {"thinking", "reasoning_content"};
     const char *text = "", *at = answer;
+    struct inline_reasoning in;
     int64_t n = 0;
     skip_mark(&at, answer + size, "<think>");
     s->out->n_empty += skip_mark(&at, answer + size, "</think>");
     for (int64_t i = 0; i < MT_LEN(keys) && !n; i++)
         if (json_str(json_find(json_at(s->messages, message), keys[i]), &text, &n, NULL)) n = 0;
+    if (chat_template_is_deepseek(s->template) && chat_inline_reasoning(json_at(s->messages, message), &in))
+        text = in.text, n = in.size;
     while (n && text_is_space(text[0])) text++, n--;
     while (n && text_is_space(text[n - 1])) n--;
     char *reasoning = mem_alloc(n + 1);
