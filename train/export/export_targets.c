@@ -34,7 +34,8 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
                        "merged-bf16",
                        a->family, name);
     if (to == EXPORT_GGUF && !export_gguf_arch(a))
-        return err_set(err, "--to gguf: llama.cpp's name for the architecture %s is not known", a->family);
+        return err_set(err, "--to gguf: llama.cpp's name for the architecture %s is not known: use peft or merged-bf16",
+                       a->family);
     return 0;
 }
 

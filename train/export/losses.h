@@ -6,14 +6,20 @@
 
 #include "kernels/base.h"
 
+/* Sums over the matrices that an export rounds to fewer bits: squares of the trained change, and their part that the
+ * export keeps. */
+struct rounded {
+    double delta2, arrived;
+};
+
 /* Parts of the adapter that differ in the export. */
 struct losses {
     FILE *report;
     int64_t n;              /* parts: a matrix of an expert, or of attention */
     char first[256];        /* description of the first one */
     int64_t n_exact;        /* quantised weights that were compared bit by bit */
-    double delta2, arrived; /* over the experts' MXFP4 matrices: sum of squares of the trained change, and of its part
-                               that the export keeps */
+    struct rounded experts; /* their 4-bit or FP8 matrices */
+    struct rounded others;  /* FP8 matrices beside MXFP4 experts */
 };
 /* Counts a part and prints it; after some parts only counts. */
 void losses_add(struct losses *l, const char *fmt, ...) MT_PRINTF(2, 3);

@@ -454,20 +454,27 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
     return rc;
 }
 
-/* Warns when rounding to the format removes much of the change to the experts: 1 - (exported change *
+/* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change *
  * trained change) / |trained change|^2. Also prints to the report, because users may keep it without the log. */
-static void warn_of_rounding(const struct export *x, const struct losses *l)
+static void warn_of_rounding(const struct export *x, const struct losses *l, const struct rounded *r,
+                             const char *format, const char *matrices)
+{
+    const double lost = r->delta2 > 0 ? fmax(0, 1 - r->arrived / r->delta2) : 0;
+    if (r->delta2 > 0)
+        fprintf(l->report, "rounding to %s removes %.0f %% of the adapter's change to %s%s\n", format, 100 * lost,
+                matrices, lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");
+    if (lost <= MOST_LOST) return;
+    log_warn("the rounding of %s to %s loses %.0f %% of the adapter's change to %s (limit of this warning: %.0f %%): "
+             "export merged-bf16, or peft to keep a separate adapter",
+             export_format_name(x->format), format, 100 * lost, matrices, 100 * MOST_LOST);
+}
+
+static void warn_of_roundings(const struct export *x, const struct losses *l)
 {
     static const char *const names[EXPORT_FORMATS] = {
         [EXPORT_MERGED_MXFP4] = "MXFP4", [EXPORT_MERGED_NVFP4] = "NVFP4", [EXPORT_MERGED_FP8] = "FP8"};
-    const double lost = l->delta2 > 0 ? fmax(0, 1 - l->arrived / l->delta2) : 0;
-    if (l->delta2 > 0)
-        fprintf(l->report, "rounding to %s removes %.0f %% of the adapter's change to the experts%s\n",
-                names[x->format], 100 * lost, lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");
-    if (lost <= MOST_LOST) return;
-    log_warn("the rounding of %s loses %.0f %% of the adapter's change to the experts (limit of this warning: %.0f "
-             "%%): export merged-bf16, or peft to keep a separate adapter",
-             export_format_name(x->format), 100 * lost, 100 * MOST_LOST);
+    warn_of_rounding(x, l, &l->experts, names[x->format], "the experts");
+    warn_of_rounding(x, l, &l->others, "FP8", "attention and shared experts");
 }
 
 static int verify_merged(struct export *x, struct losses *losses, struct err *err)
@@ -477,7 +484,7 @@ static int verify_merged(struct export *x, struct losses *losses, struct err *er
     struct stream s = {.x = x, .merged = &merged, .losses = losses};
     int rc = stream_run(&s, err);
     if (!rc) rc = verify_inputs(x, &merged.st, losses, err);
-    if (!rc) warn_of_rounding(x, losses);
+    if (!rc) warn_of_roundings(x, losses);
     if (!rc) rc = judge(&s, err);
     merged_close(&merged);
     return rc;

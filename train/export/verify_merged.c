@@ -174,7 +174,11 @@ static void print_layer(const struct matrix *m, const struct tally *tally, struc
     }
     if (m->quantised) l->n_exact += (int64_t)n;
     if (!m->a) return;
-    if (m->quantised ? !m->trained : m->exported->format == WF_MXFP4) l->delta2 += all.delta2, l->arrived += all.dot;
+    struct rounded *r = m->quantised                      ? m->trained ? NULL : &l->experts
+                        : m->exported->format == WF_MXFP4 ? &l->experts
+                        : m->exported->format == WF_FP8   ? &l->others
+                                                          : NULL;
+    if (r) r->delta2 += all.delta2, r->arrived += all.dot;
     const double product = sqrt(all.delta2) * sqrt(all.step2);
     fprintf(l->report,
             "  layer %3lld  %-13s %6.2f %% of the weights changed; remaining delta: cosine %.4f, norm %.4f\n",
