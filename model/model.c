@@ -65,8 +65,8 @@ static int check_aux(const struct arch *a, double coef, struct err *err)
     if (coef == 0 || !router_is_sigmoid(&a->router)) return 0;
     return err_set(
         err,
-        "train.aux_loss_coef = %g: %s has a sigmoid router, which a correction bias balances and no auxiliary "
-        "loss: set it to 0",
+        "train.aux_loss_coef = %g: a correction bias balances the router of %s, and there is no auxiliary loss: "
+        "set it to 0",
         coef, a->family);
 }
 

@@ -219,7 +219,7 @@ static void test_refusals(void **state)
     assert_int_equal(RUN(config_of(4, 3), JOB), 1);
     assert_says(said.err, "parallel.ep = 3 does not divide the number of ranks, 4");
     assert_int_equal(RUN(config_of(1, 2), JOB), 1);
-    assert_says(said.err, "parallel.ep = 2 does not divide the number of ranks, 1");
+    assert_says(said.err, "parallel.ep = 2 does not divide the number of ranks, 1: start a multiple of 2 ranks");
     assert_int_equal(RUN(config_of(3, 3), JOB, "--set", "train.grad_accum=3"), 1);
     assert_says(said.err, "cannot divide the 8 experts of a layer evenly");
 }

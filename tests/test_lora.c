@@ -23,6 +23,9 @@ static void unknown_targets_are_errors(void **state)
     plan_fails("expert", "", "did you mean experts?");
     plan_fails("q_proj,router", "", "the router is no target");
     plan_fails("mlp.gate", "", "the router is no target");
+    plan_fails("wq_a", "", "write q_a_proj, its name in transformers");
+    plan_fails("wo_b", "", "write o_b_proj, its name in transformers");
+    plan_fails("o_a_proj", "", "this matrix stays frozen");
     plan_fails("lm_head_and_more", "", "unknown target \"lm_head_and_more\"");
     plan_fails("", "", "nothing would be trained");
     plan_fails("q_proj", "3", "layers 0 to 2");

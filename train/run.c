@@ -37,7 +37,12 @@ static int plan_world(const struct run *r)
 static int plan_ranks(struct run *r, struct err *err)
 {
     const int n = plan_world(r), ep = (int)r->cfg->parallel.ep;
-    if (n % ep) return err_set(err, "parallel.ep = %d does not divide the number of ranks, %d", ep, n);
+    if (n % ep)
+        return err_set(
+            err,
+            "parallel.ep = %d does not divide the number of ranks, %d: start a multiple of %d ranks (parallel.gpus, "
+            "parallel.cpu_ranks)",
+            ep, n, ep);
     r->planned = (struct comm){.world = n, .local_world = n};
     r->ep = (struct comm){.world = ep, .local_world = 1};
     r->dp = (struct comm){.world = n / ep, .local_world = 1};
@@ -152,7 +157,11 @@ static int split_ranks(struct run *r, struct comm *all, struct err *err)
 {
     const int ep = (int)r->cfg->parallel.ep;
     if (all->world % ep)
-        return err_set(err, "parallel.ep = %d does not divide the number of ranks, %d", ep, all->world);
+        return err_set(
+            err,
+            "parallel.ep = %d does not divide the number of ranks, %d: start a multiple of %d ranks (parallel.gpus, "
+            "parallel.cpu_ranks)",
+            ep, all->world, ep);
     if (ep > 1 && ep < all->world &&
         (comm_split(&r->ep, all, all->rank / ep, err) || comm_split(&r->dp, all, all->rank % ep, err)))
         return -1;
