@@ -44,6 +44,7 @@ static int read_ratios(struct arch *a, struct json root, struct err *err)
 {
     const struct json rates = json_find(root, "compress_rates"), list = json_find(root, "compress_ratios");
     int64_t *sparse = &a->compress.ratio[COMPRESS_SPARSE], *heavy = &a->compress.ratio[COMPRESS_HEAVY];
+    if (given(rates) && json_type(rates) != JSON_OBJECT) return json_error(rates, err, "is not an object");
     *sparse = 4;
     *heavy = 128;
     for (int64_t l = MT_MIN(json_count(list), a->n_layer) - 1; l >= 0; l--) {
@@ -187,6 +188,8 @@ static int read_ropes(struct arch *a, struct json root, struct err *err)
     if (given(scaling) && json_type(scaling) != JSON_OBJECT) return json_error(scaling, err, "is not an object");
     const struct json main = json_find(scaling, "main"), entry = json_find(scaling, "compress");
     const bool nested = json_type(main) == JSON_OBJECT && json_type(entry) == JSON_OBJECT;
+    if (!nested && (json_type(main) == JSON_OBJECT || json_type(entry) == JSON_OBJECT))
+        return json_error(scaling, err, "has one of main and compress: give both, or neither");
     if (json_opt_f64(root, "rope_theta", &theta, err) || json_opt_f64(root, "compress_rope_theta", &entry_theta, err) ||
         (nested &&
          (json_opt_f64(main, "rope_theta", &theta, err) || json_opt_f64(entry, "rope_theta", &entry_theta, err))) ||

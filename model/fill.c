@@ -47,13 +47,18 @@ bool fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t 
     return finite;
 }
 
+static int not_finite(struct fill *f, const struct st_tensor *t)
+{
+    return err_set(f->err, "tensor %s holds a value that is not finite: the checkpoint is damaged",
+                   safetensors_stored(t));
+}
+
 static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus, bool finite)
 {
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);
     if (!t) return -1;
     *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
-    if (!fill_put_f32(f, out->data, t, n, plus) && finite)
-        return err_set(f->err, "tensor %s holds a value that is not finite", name);
+    if (!fill_put_f32(f, out->data, t, n, plus) && finite) return not_finite(f, t);
     return 0;
 }
 
@@ -74,7 +79,7 @@ static int same_tables(struct fill *f, const struct source *s, int64_t n)
         if (!same)
             return err_set(f->err,
                            "tensors %s and %s are quantised in different ways: all experts of a layer need one format",
-                           s[0].data->name, s[i].data->name);
+                           safetensors_stored(s[0].data), safetensors_stored(s[i].data));
     }
     return 0;
 }
@@ -298,6 +303,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
     for (int i = 0; i < r->n_part; n_out += r->rows[i++]) {
         const struct name name = fill_name(f, r->part[i], ".weight");
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
+        if (r->chooses && !f->dev->dry_run && source_check_finite(&s[i], f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
     const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION;
@@ -337,8 +343,7 @@ static int table(struct fill *f, struct tensor *out, const char *name, int ndim,
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, ndim, shape, f->err);
     if (!t) return -1;
     *out = arena_tensor_2d(&f->dev->weights, DT_F32, n_row, n_col);
-    fill_put_f32(f, out->data, t, n_row * n_col, 0);
-    return 0;
+    return fill_put_f32(f, out->data, t, n_row * n_col, 0) ? 0 : not_finite(f, t);
 }
 
 int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap)

@@ -116,8 +116,8 @@ static bool from_file(char *to, size_t size, const char *name)
     const int64_t n = layer_part(bare);
     char before[64];
     if (n) {
-        snprintf(before, sizeof(before), "model.%.*s", (int)n, bare);
-        return translate(to, size, before, (int64_t)strlen(before), bare + n, true);
+        const int n_before = snprintf(before, sizeof(before), "model.%.*s", (int)n, bare);
+        return n_before < (int)sizeof(before) && translate(to, size, before, (int64_t)strlen(before), bare + n, true);
     }
     for (int i = 0; i < MT_LEN(ends) && bare == name; i++)
         if (!strcmp(name, ends[i].file)) return put(to, size, "", 0, ends[i].name, "", "");

@@ -7,6 +7,7 @@
 
 #include "data/json.h"
 #include "kernels/quant.h"
+#include "model/published.h"
 
 static int shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
 {
@@ -15,22 +16,32 @@ static int shape_error(const struct st_tensor *t, const char *what, int ndim, co
         snprintf(want + strlen(want), sizeof(want) - strlen(want), "%s%lld", i ? ", " : "", (long long)shape[i]);
     for (int i = 0; i < t->ndim; i++)
         snprintf(have + strlen(have), sizeof(have) - strlen(have), "%s%lld", i ? ", " : "", (long long)t->shape[i]);
-    return err_set(err, "tensor %s is %s [%s], expected %s [%s]: the checkpoint does not fit its config.json", t->name,
-                   t->st_dtype, have, what, want);
+    return err_set(err, "tensor %s is %s [%s], expected %s [%s]: the checkpoint does not fit its config.json",
+                   safetensors_stored(t), t->st_dtype, have, what, want);
 }
 
 bool checkpoint_has(const struct checkpoint *ck, const char *name) { return safetensors_find(ck->st, name) != NULL; }
 
+const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name)
+{
+    const struct st_tensor *t = safetensors_find(ck->st, name);
+    bool renamed = false;
+    if (t) return safetensors_stored(t);
+    for (int64_t i = 0; i < ck->st->n_tensors && !renamed; i++) renamed = ck->st->tensors[i].stored != NULL;
+    return renamed && published_name(to, size, name) ? to : name;
+}
+
 static const struct st_tensor *find(struct checkpoint *ck, const char *name, struct err *err)
 {
+    char full[512], other[512];
     const struct st_tensor *t = safetensors_find(ck->st, name);
     if (t) {
         ck->used[t - ck->st->tensors] = true;
         return t;
     }
     const char *near = safetensors_nearest(ck->st, name);
-    err_set(err, "tensor %s is not in the checkpoint%s%s", name, near ? "; the nearest name there is " : "",
-            near ? near : "");
+    err_set(err, "tensor %s is not in the checkpoint%s%s", checkpoint_name(ck, full, sizeof(full), name),
+            near ? "; the nearest name there is " : "", near ? checkpoint_name(ck, other, sizeof(other), near) : "");
     return NULL;
 }
 
@@ -445,6 +456,18 @@ static int find_packed(struct source *s, struct checkpoint *ck, const char *name
 
 enum { FP8_BLOCK = 128 };
 
+/* FP8 or MXFP4 codes without scales. */
+static int no_scales(const struct checkpoint *ck, const struct st_tensor *data, const char *name, struct err *err)
+{
+    char inverse[512], full[512];
+    if (str_format(inverse, sizeof(inverse), err, "tensor name", "%s_scale_inv", name)) return -1;
+    const char *scale = checkpoint_name(ck, full, sizeof(full), inverse);
+    if (scale == full)
+        return err_set(err, "tensor %s is %s, but its scales %s are not in the checkpoint", safetensors_stored(data),
+                       data->st_dtype, scale);
+    return err_set(err, "tensor %s is FP8, but neither %s_scale nor %s is in the checkpoint", name, name, inverse);
+}
+
 static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     const int64_t out = s->n_out, in = s->n_in;
@@ -454,9 +477,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     s->data = find(ck, name, err);
     if (!s->data) return -1;
     if (!has_shape(s->data, out, in)) return shape_error(s->data, "F8_E4M3", 2, (int64_t[]){out, in}, err);
-    if (!t)
-        return err_set(err, "tensor %s is FP8, but neither %s_scale nor %s_scale_inv is in the checkpoint", name, name,
-                       name);
+    if (!t) return no_scales(ck, s->data, name, err);
     if (source_dense_format(t->dtype) == WF_NONE && !is_e8m0(t)) return unsupported(s->data, t, err);
     s->format = WF_BF16;
     s->scale = t;
@@ -583,12 +604,41 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
     if (find_beside(ck, name, "_packed")) return find_packed(s, ck, name, "_packed", err);
     if (t && (t->dtype == DT_U8 || !strcmp(t->st_dtype, "I8")) && find_beside(ck, name, "_scale_inv"))
         return find_mxfp4(s, ck, name, err);
+    if (t && t->stored && !strcmp(t->st_dtype, "I8")) return no_scales(ck, t, name, err);
     if (t && t->dtype == DT_U8 && find_beside(ck, name, "_scale")) return find_packed(s, ck, name, "", err);
     if (t && is_e4m3(t)) return find_fp8(s, ck, name, err);
     s->data = checkpoint_take(ck, name, false, 2, (int64_t[]){n_out, n_in}, err);
     if (!s->data) return -1;
     s->format = source_dense_format(s->data->dtype);
     return 0;
+}
+
+/* Of 1, 2 or 4 bytes: a value is NaN or infinite when all bits of `mask` are set. */
+static bool all_finite(const uint8_t *data, int64_t n, int64_t size, uint32_t mask)
+{
+    bool bad = false;
+    for (int64_t i = 0; size == 1 && i < n; i++) bad |= (data[i] & mask) == mask;
+    for (int64_t i = 0; size == 2 && i < n; i++) {
+        uint16_t bits;
+        memcpy(&bits, data + 2 * i, 2);
+        bad |= (bits & mask) == mask;
+    }
+    for (int64_t i = 0; size == 4 && i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, data + 4 * i, 4);
+        bad |= (bits & mask) == mask;
+    }
+    return !bad;
+}
+
+int source_check_finite(const struct source *s, struct err *err)
+{
+    const struct st_tensor *t = s->data;
+    const bool fp8 = is_e4m3(t);
+    const uint32_t mask = fp8 ? 0x7f : t->dtype == DT_F32 ? 0x7f800000 : t->dtype == DT_BF16 ? 0x7f80 : 0x7c00;
+    if (!fp8 && source_dense_format(t->dtype) == WF_NONE) return 0;
+    if (all_finite(t->data, s->n_out * s->n_in, fp8 ? 1 : dtype_size(t->dtype), mask)) return 0;
+    return err_set(err, "tensor %s holds a value that is not finite: the checkpoint is damaged", safetensors_stored(t));
 }
 
 bool source_is_activation_scale(const char *name)

@@ -36,6 +36,8 @@ const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name,
 const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
                                             struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
+/* The name for messages: as the file has the tensor, or as its publisher would name one that is missing (in `to`). */
+const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);
 
 /* The matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight"), with all shapes and sizes checked:
  *   bitsandbytes 4-bit when name.quant_state.bitsandbytes__nf4 / __fp4 exists;
@@ -71,6 +73,8 @@ int source_copy(const struct source *s, char *out, int n_threads, struct err *er
 int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err) MT_CHECK;
 /* FP8: the scales as WF_FP8 has them, [out, ceil(in / scale_cols)]. An error for one that is negative or not finite. */
 int source_fp8_scales(const struct source *s, float *out, struct err *err) MT_CHECK;
+/* An error when a value of a dense or FP8 matrix is NaN or infinite. */
+int source_check_finite(const struct source *s, struct err *err) MT_CHECK;
 /* Whether a tensor has this name because it is the scale of quantised activations or of a quantised KV cache, which
  * moetrain does not read. */
 bool source_is_activation_scale(const char *name);

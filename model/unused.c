@@ -17,7 +17,7 @@ int64_t unused_count(const struct checkpoint *ck, const struct arch *a, bool qui
         else if (arch_is_other_part(name))
             n_other++, vision |= strncmp(name, "mtp.", 4) != 0;
         else
-            n++, *first = name;
+            n++, *first = safetensors_stored(&ck->st->tensors[i]);
     }
     if (quiet) return n;
     if (n_scale)

@@ -114,6 +114,7 @@ struct stored_rows {
     int n_part;
     bool ffn;               /* of a feed-forward network */
     bool plain;             /* model.quantize_attention does not pack it */
+    bool chooses;           /* it makes or chooses entries: NaN may not reach the loss, so its values are checked */
     struct row_order order; /* of the one part, which has no bias */
 };
 int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled) MT_CHECK;

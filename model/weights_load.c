@@ -93,7 +93,9 @@ static int load_head(struct fill *f, struct weight *head)
     const struct name name = head_name(f, ".weight");
     if (has_head(f)) return fill_matrix(f, head, name.s, f->a->vocab, f->a->d_model, ROLE_OTHER);
     if (f->a->tied) return 0;
-    return err_set(f->err, "tensor %s is not in the checkpoint, and tie_word_embeddings is false", name.s);
+    char full[512];
+    return err_set(f->err, "tensor %s is not in the checkpoint, and tie_word_embeddings is false",
+                   checkpoint_name(&f->ck, full, sizeof(full), name.s));
 }
 
 /* The weights of the streams before the final norm. */

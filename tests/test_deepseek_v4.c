@@ -145,6 +145,9 @@ static void test_refusals(void **state)
         {PUBLISHED, "\"expert_dtype\"", "\"mlp_bias\": true, \"expert_dtype\"", "mlp_bias"},
         {PUBLISHED, "\"expert_dtype\"", "\"attention_bias\": true, \"expert_dtype\"", "attention_bias"},
         {TRANSFORMERS, "\"sliding_attention\"", "\"full_attention\"", "layer_types[0]"},
+        {TRANSFORMERS, "{\"compressed_sparse_attention\": 4, \"heavily_compressed_attention\": 8}", "[4, 8]",
+         "compress_rates`: is not an object"},
+        {TRANSFORMERS, "{\"main\"", "{\"other\"", "rope_parameters`: has one of main and compress"},
         {TRANSFORMERS, "\"hash_moe\", \"moe\"", "\"moe\", \"hash_moe\"", "mlp_layer_types[1]"},
         {TRANSFORMERS, "\"hash_moe\", \"moe\"", "\"hash_moe\", \"dense\"", "mlp_layer_types[1]"},
         {TRANSFORMERS, "\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor"},
@@ -374,13 +377,76 @@ static void test_table_of_experts(void **state)
     refuse_table(4 * 7, (int64_t)1 << 32);
 }
 
+static void assert_refused(struct loading *l, const char *says)
+{
+    struct err err = {.msg = ""};
+    assert_int_equal(load(l, &comm_alone, &err), -1);
+    if (!strstr(err.msg, says)) fail_msg("%s: %s", says, err.msg);
+    device_close(&l->dev);
+    synth_memory_close(&l->m);
+}
+
+/* NaN in the indexer does not reach the loss: it chooses other entries. */
+static void test_values(void **state)
+{
+#define NOT_FINITE " holds a value that is not finite: the checkpoint is damaged"
+#define LAYER      "model.layers.2."
+#define INDEXER    LAYER "self_attn.compressor.indexer."
+    static const char *const rows[][2] = {
+        {INDEXER "q_b_proj.weight", "tensor layers.2.attn.indexer.wq_b.weight" NOT_FINITE},
+        {INDEXER "scorer.weights_proj.weight", "tensor layers.2.attn.indexer.weights_proj.weight" NOT_FINITE},
+        {INDEXER "gate_proj.weight", "tensor layers.2.attn.indexer.compressor.wgate.weight" NOT_FINITE},
+        {INDEXER "position_bias", "tensor layers.2.attn.indexer.compressor.ape" NOT_FINITE},
+        {LAYER "self_attn.compressor.kv_proj.weight", "tensor layers.2.attn.compressor.wkv.weight" NOT_FINITE},
+        {LAYER "attn_hc.fn", "tensor layers.2.hc_attn_fn" NOT_FINITE},
+        {LAYER "ffn_hc.base", "tensor layers.2.hc_ffn_base" NOT_FINITE},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct loading l;
+        open_memory(&l, "mxfp4");
+        struct st_tensor *t = tensor_of(&l, rows[i][0]);
+        uint8_t *copy = mem_alloc(t->bytes);
+        memcpy(copy, t->data, (size_t)t->bytes);
+        memset(copy + t->bytes - 4, 255, 4); /* NaN in FP8, bf16 and f32 */
+        t->data = copy;
+        assert_refused(&l, rows[i][1]);
+        mem_free(copy);
+    }
+}
+
+/* Errors name tensors as the file does. */
+static void test_missing(void **state)
+{
+    static const char *const rows[][2] = {
+        {LAYER "self_attn.q_a_proj.weight",
+         "tensor layers.2.attn.wq_a.weight is not in the checkpoint; the nearest name there is layers."},
+        {LAYER "self_attn.q_a_proj.weight_scale_inv",
+         "tensor layers.2.attn.wq_a.weight is F8_E4M3, but its scales layers.2.attn.wq_a.scale are not in"},
+        {LAYER "mlp.experts.1.gate_proj.weight_scale_inv",
+         "tensor layers.2.ffn.experts.1.w1.weight is I8, but its scales layers.2.ffn.experts.1.w1.scale are not in"},
+        {"lm_head.weight", "tensor head.weight is not in the checkpoint, and tie_word_embeddings is false"},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct loading l;
+        open_memory(&l, "mxfp4");
+        struct st_tensor *t = tensor_of(&l, rows[i][0]);
+        const int64_t at = t - l.m.st.tensors;
+        mem_free((void *)(uintptr_t)t->name);
+        memmove(t, t + 1, (size_t)(--l.m.st.n_tensors - at) * sizeof(*t));
+        assert_refused(&l, rows[i][1]);
+    }
+}
+
 int test_deepseek_v4(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_both_styles),      cmocka_unit_test(test_angles),
         cmocka_unit_test(test_refusals),         cmocka_unit_test(test_names),
         cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_table_of_experts),
+        cmocka_unit_test(test_table_of_experts), cmocka_unit_test(test_values),
+        cmocka_unit_test(test_missing),
     };
     return cmocka_run_group_tests_name("deepseek_v4", tests, NULL, NULL);
 }
