@@ -206,6 +206,10 @@ static void steps_and_rates_may_change(void **state)
     assert_says(said.err,
                 "other settings from step 5 on: optim.lr: 0.0002 -> 0.001, optim.schedule: cosine -> constant, "
                 "train.steps: 4 -> 0, train.epochs: 1 -> 9\n");
+    assert_int_equal(RUN(config, "--set", "train.steps=0", "--set", "train.epochs=10", "--set", "optim.lr=1e-3",
+                         "--set", "optim.schedule=constant"),
+                     0);
+    assert_says(said.err, ", as before\n");
     assert_int_equal(RUN(config, "--set", "train.steps=3"), 1);
     assert_says(said.err, "is past the end of this run, which has 3 steps");
 }

@@ -354,11 +354,12 @@ void resume_tell(const struct resume *r, const struct resume_run *run)
     if (c.n) log_info("other settings from step %" PRId64 " on: %s", next, changes_text(&c));
     if (next > run->schedule.total_steps || saved_schedule(r, run->cfg, &before, &err)) return;
     const double old = schedule_lr(&before, next), new = schedule_lr(&run->schedule, next);
+    char was[32] = ", as before";
+    if (old < new || old > new) snprintf(was, sizeof(was), " instead of %.3g", old);
     if (before.total_steps != run->schedule.total_steps || old < new || old > new)
-        log_info("learning rate: %s over %" PRId64 " steps (was %s over %" PRId64 "): %.3g at step %" PRId64
-                 " instead of %.3g",
+        log_info("learning rate: %s over %" PRId64 " steps (was %s over %" PRId64 "): %.3g at step %" PRId64 "%s",
                  kinds[run->schedule.kind], run->schedule.total_steps, kinds[before.kind], before.total_steps, new,
-                 next, old);
+                 next, was);
 }
 
 void resume_free(struct resume *r)
