@@ -171,7 +171,6 @@ static int read_one(struct rope_arch *r, struct json o, struct err *err)
 {
     const char *type = "default";
     double factor = 1;
-    if (!(r->theta > 1)) return json_error(o, err, "rope_theta %g is not above 1", r->theta);
     if (json_opt_str(o, "type", &type, err) || json_opt_str(o, "rope_type", &type, err) ||
         rope_read_type(r, o, type, false, err) || json_opt_f64(o, "attention_factor", &factor, err))
         return -1;
@@ -195,6 +194,9 @@ static int read_ropes(struct arch *a, struct json root, struct err *err)
          (json_opt_f64(main, "rope_theta", &theta, err) || json_opt_f64(entry, "rope_theta", &entry_theta, err))) ||
         read_width(a, root, main, nested ? entry : scaling, err))
         return -1;
+    if (!(theta > 1 && entry_theta > 1))
+        return json_error(root, err, "%s %g is not above 1", theta > 1 ? "compress_rope_theta" : "rope_theta",
+                          theta > 1 ? entry_theta : theta);
     a->rope = plain_rope(a, theta);
     a->rope_entry = plain_rope(a, entry_theta);
     if (read_one(&a->rope, nested ? main : root, err) || read_one(&a->rope_entry,

@@ -139,6 +139,7 @@ static void test_refusals(void **state)
         {PUBLISHED, "[128, 128]", "[128, 64]", "weight_block_size[1]"},
         {PUBLISHED, "\"ue8m0\"", "\"e5m3\"", "scale_fmt \"e5m3\""},
         {PUBLISHED, "\"type\": \"yarn\"", "\"type\": \"linear\"", "rope_type \"linear\""},
+        {PUBLISHED, "160000", "1", "config.json: compress_rope_theta 1 is not above 1"},
         {PUBLISHED, "\"factor\": 16", "\"mscale\": 1, \"factor\": 16", "mscale"},
         {PUBLISHED, "\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 7", "qk_rope_head_dim 7"},
         {PUBLISHED, "\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 18", "index_head_dim 16"},
@@ -425,6 +426,8 @@ static void test_missing(void **state)
          "tensor layers.2.attn.wq_a.weight is F8_E4M3, but its scales layers.2.attn.wq_a.scale are not in"},
         {LAYER "mlp.experts.1.gate_proj.weight_scale_inv",
          "tensor layers.2.ffn.experts.1.w1.weight is I8, but its scales layers.2.ffn.experts.1.w1.scale are not in"},
+        {LAYER "mlp.experts.0.down_proj.weight",
+         "tensor layers.2.ffn.experts.0.w2.weight is not in the checkpoint; the nearest name there is layers."},
         {"lm_head.weight", "tensor head.weight is not in the checkpoint, and tie_word_embeddings is false"},
     };
     (void)state;
