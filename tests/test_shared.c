@@ -142,8 +142,7 @@ static void test_aux_is_refused(void **state)
     cfg.train.aux_loss_coef = 0.01;
     if (run_open_headers(&r, &cfg, false, &err)) fail_msg("%s", err.msg);
     assert_int_equal(run_open_model(&r, NULL, true, &err), -1);
-    assert_non_null(
-        strstr(err.msg, "train.aux_loss_coef = 0.01: a correction bias balances the router of glm4_moe, and there is no"));
+    assert_non_null(strstr(err.msg, "train.aux_loss_coef = 0.01: a correction bias balances the router of glm4_moe"));
     run_close(&r);
 }
 
