@@ -276,9 +276,10 @@ struct compress_shape {
     bool overlap;         /* entries of 2 * ratio tokens: those of the entry before, and its own */
 };
 /* One per entry, column by column: y_c = sum_j softmax_j(gate_j,c + bias_j,c) value_j,c over the tokens j of the entry.
- * Without overlap: kg [T,2W] act: value | gate; bias [ratio,W] f32. With overlap: kg [T,4W]: value a | value b | gate a
- * | gate b, bias [ratio,2W] a | b; of the tokens of the entry before the columns a, of its own the columns b; entry 0
- * has its own alone.  y [N,W] act =; pos [N] i32 =: position of the entry, 0 in other rows */
+ * Without overlap: kg [T,2W] act: value | gate; bias [ratio,W] f32. With overlap: kg [T,4W]: value a, value b, gate a,
+ * gate b; bias [ratio,2W]: a, b. Entry e then sums 2 * ratio tokens: those of entry e - 1 with their columns a, and its
+ * own tokens with their columns b. Entry 0 sums its own tokens alone.  y [N,W] act =; pos [N] i32 =: position of the
+ * entry, 0 in other rows */
 typedef void compress_fwd_fn(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
                              struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
 /* dkg like kg, =: zero in the tokens of no entry; dy [N,W] act */

@@ -217,8 +217,8 @@ def quant_lines(folder):
     yield from ("Calls run back to back on one stack of experts after another; a stack comes up again after 512 MiB of",
                 "other inputs, so the caches are cold. The copy of the same size moves as many bytes, read and written",
                 "together, with cudaMemcpyAsync between the same buffers, timed in the same way. A large copy moves",
-                "256 MiB. The op is compared with two loops over the experts: of its own kernels, one call per expert,",
-                "and of PyTorch operations (`tests/parity/quant_speed.py`).", "")
+                "256 MiB. The op is compared with two loops over the experts: one calls our kernels once per expert,",
+                "the other runs PyTorch operations (`tests/parity/quant_speed.py`).", "")
     yield from (*quant_verdict(b["rows"], loops), "")
     yield ("| op | experts | GB/s | of a copy of the same size | of a large copy | one call per expert takes | "
            "a loop of PyTorch operations takes | launches |")

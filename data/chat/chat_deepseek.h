@@ -30,7 +30,7 @@
 int chat_render_deepseek(struct text_buf *out, struct json row, struct json tools, struct json kwargs,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
 
-/* Content that is <think>reasoning</think>answer, in a message without reasoning of its own. */
+/* The two parts of a message's content "<think>reasoning</think>answer". The message has no field reasoning_content. */
 struct inline_reasoning {
     const char *text, *answer; /* without the newlines around both */
     int64_t size, answer_size;

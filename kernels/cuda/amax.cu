@@ -9,9 +9,9 @@
  *           their indices, so the blocks that it waits for have started.
  * Moves:    each value read once -> memory bound.
  * Numerics: maximum of integers and sum of whole numbers, so the order of the blocks does not matter.
- * Measured: `moetrain bench quant`; tests/RESULTS.md. H200, 4 experts of [2688, 1856], us: 14.5; with two memsets and
- *           atomic maxima 14.6, and 5 % slower for 128 of [3712, 2688]; with a counter of finished blocks, for which
- *           every block waits, 16.5; with at most 2048 blocks 14.4, and 4 % slower for the 128. */
+ * Measured: `moetrain bench quant`; tests/RESULTS.md. H200, commit 0d9e97d, us for 4 experts of [2688, 1856]: 14.5;
+ * with two memsets and atomic maxima 14.6, and 5 % slower for 128 of [3712, 2688]; with a counter of finished blocks,
+ * for which every block waits, 16.5; with at most 2048 blocks 14.4, and 4 % slower for the 128. */
 #include "kernels/cuda/eight.cuh"
 
 enum {

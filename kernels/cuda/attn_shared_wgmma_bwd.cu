@@ -12,10 +12,9 @@
  * Bound: dq per tile: shared memory, 1856 clocks per SM; with a window alone, memory: 256 KiB per token.
  *   dkey per stage: wgmma 1536 clocks; copies from L2 56 KiB, 18 bytes per clock: L2.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys"; of 2.70 ms, dq 1.63, dkey 0.99, sum 0.09 (T 4096, an entry
- *   per 4 tokens).
- * Tried and dropped: items of 128 rows and 64 tokens, dkey 1.39 ms; tiles of 64 keys in dq, in one stage, 1.58 ms, but
- *   1.41 instead of 1.35 with lists of 512 entries. */
+ * Measured: tests/RESULTS.md, "Attention with shared keys"; H200, commit 1000353: of 2.70 ms, dq 1.63, dkey 0.99, sum
+ * 0.09 (T 4096, an entry per 4 tokens). Tried and dropped: items of 128 rows and 64 tokens, dkey 1.39 ms; tiles of 64
+ * keys in dq, in one stage, 1.58 ms, but 1.41 instead of 1.35 with lists of 512 entries. */
 #include "kernels/cuda/attn_shared_wgmma.cuh"
 
 enum {

@@ -10,11 +10,11 @@
  *   atomics. Its last S items write the zeros of tokens of no entry. 64 registers, up to 68 bytes of spills.
  * Moves: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
  * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end.
- * Measured: H200, one sequence, us forward and backward of W 512: ratio 4 with overlap, T 4096 11.3, 15.6 (38, 53 % of
- *   copy), T 16384 36.9, 54.6 (46, 61 %); ratio 128, T 4096 9.0, 12.0 (23, 34 %: a launch takes most of it), T 16384
- *   22.2, 30.3 (37, 53 %).
- * Tried, T 16384, the same four: eight tokens at a time with 126 registers 38.7, 56.6, 26.9, 33.1; with 80 and more
- *   spills 45.5, 59.6, 29.7, 38.8. 8 columns per thread, two exact e^x per token and 32 groups: 52.1, 69.2, 41.9, 48.6.
+ * Measured: H200, commit 6097279, one sequence, us forward and backward of W 512: ratio 4 with overlap, T
+ * 4096 11.3, 15.6 (38, 53 % of copy), T 16384 36.9, 54.6 (46, 61 %); ratio 128, T 4096 9.0, 12.0 (23, 34 %: a launch
+ * takes most of it), T 16384 22.2, 30.3 (37, 53 %). Tried, T 16384, the same four: eight tokens at a time with 126
+ * registers 38.7, 56.6, 26.9, 33.1; with 80 and more spills 45.5, 59.6, 29.7, 38.8. 8 columns per thread, two exact e^x
+ * per token and 32 groups: 52.1, 69.2, 41.9, 48.6.
  */
 #include "kernels/cuda/rows.cuh"
 

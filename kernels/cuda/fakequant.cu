@@ -13,8 +13,8 @@
  *           4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4 has 19: 3 for the
  *           quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3 others.
  * Numerics: fp32, nearest even, no fused operation but in quotients, where it makes them exact; denormals are kept.
- * Measured: `moetrain bench quant`; tests/RESULTS.md. Tried and dropped, H200, 4 to 128 experts: blocks of 128 threads,
- *           at most 48 registers: within 1 %; loads and stores that do not stay in the caches: 5 % slower. */
+ * Measured: `moetrain bench quant`; tests/RESULTS.md. Tried and dropped, H200, commit 0d9e97d, 4 to 128 experts: blocks
+ * of 128 threads, at most 48 registers: within 1 %; loads and stores that do not stay in the caches: 5 % slower. */
 #include "kernels/cuda/eight.cuh"
 #include "kernels/fakequant.h"
 

@@ -292,9 +292,9 @@ template <int COLS> static __device__ __forceinline__ void skip_tile(struct ring
  * a loop that shifts the sums down, since unrolled code would not fit the instruction cache. The two warpgroups are
  * LEAD stages apart, so that the products of one overlap with part of the epilogue of the other.
  *
- * Plain SwiGLU with gates and ups in separate halves has epilogues of its own. Forward, a tile has as many columns of
- * gates as of ups, and a thread has both of a pair. Backward they take half the instructions of the general form, and
- * pre is prefetched late: L2 evicts earlier lines. */
+ * GLU_SWIGLU without interleaving has two special epilogues. In the forward one a tile has equal numbers of gate and
+ * up columns, and one thread computes both columns of a pair. The backward one needs half the instructions of the
+ * general epilogue. It prefetches pre late, because L2 evicts lines that are prefetched earlier. */
 
 static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
 {

@@ -15,11 +15,11 @@
  *   of entries, counts those it takes, and writes them after those of earlier warps.
  * Moves: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
  * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result.
- * Measured: H200, 64 heads of 128, ratio 4, K 512; FLOPs of all visible entries, also of tokens that need no scores. us
- *   on Hopper and by the portable kernel: T 4096 113, 131 (37, 32 % of the roof); 16384 1574, 1893 (42, 35 %); 4 x 4096
- *   366, 435 (46, 38 %); 32768 6061, 7281 (44, 37 %).
- * Tried, T 32768: choice by bisection alone, portable 7831 us. Hopper with 512 entries per block 6506 us; with four
- *   warpgroups of 64 entries 7827 us; with 32 tokens per block 6097 us (T 4096: 108 us). */
+ * Measured: H200, commit 6097279, 64 heads of 128, ratio 4, K 512; FLOPs of all visible entries, also of tokens that
+ * need no scores. us on Hopper and by the portable kernel: T 4096 113, 131 (37, 32 % of the roof); 16384 1574, 1893
+ * (42, 35 %); 4 x 4096 366, 435 (46, 38 %); 32768 6061, 7281 (44, 37 %). Tried, T 32768: choice by bisection alone,
+ * portable 7831 us. Hopper with 512 entries per block 6506 us; with four warpgroups of 64 entries 7827 us; with 32
+ * tokens per block 6097 us (T 4096: 108 us). */
 #include "kernels/cuda/index.cuh"
 
 enum { TILES = 4, WARPS = INDEX_ENTRIES / TILES / 16, CHUNKS = INDEX_DIM / 8 };
