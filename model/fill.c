@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/ops.h"
+#include "model/finite.h"
 #include "model/layer.h"
 
 enum dtype fill_decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
@@ -20,51 +21,61 @@ struct name fill_name(const struct fill *f, const char *rest, const char *suffix
     return n;
 }
 
-/* A name outside the layers. */
 char *fill_alloc(struct fill *f, int64_t bytes) { return arena_push(f->arena, bytes); }
 
-void fill_put(struct fill *f, char *dst, const struct st_tensor *t)
+int fill_put(struct fill *f, char *dst, const struct st_tensor *t)
 {
-    const int64_t piece = 32 << 20; /* bytes between drops of mapped pages */
+    /* Bytes between drops of mapped pages; bytes that are checked and then copied: they fit the L2 cache. */
+    const int64_t drop = 32 << 20, piece = 512 << 10;
     for (int64_t at = 0; at < t->bytes && !f->dev->dry_run; at += piece) {
-        const int64_t n = MT_MIN(piece, t->bytes - at);
+        const int64_t n = MT_MIN(piece, t->bytes - at), end = at + n;
+        if (finite_check(f->ck.st, t, at, n, f->err)) return -1;
         device_upload(f->dev, dst + at, t->data + at, n);
-        source_drop(f->ck.st, t, at, n);
+        if (end % drop == 0 || end == t->bytes) source_drop(f->ck.st, t, (end - 1) / drop * drop, (end - 1) % drop + 1);
     }
+    return 0;
 }
 
-bool fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
+/* Warns of the first magnitude that no trained norm, bias or sink has: it is finite, and may hide what is damaged. */
+static void warn_of_magnitude(struct fill *f, const struct st_tensor *t, const float *x, int64_t n)
 {
-    bool finite = true;
-    if (f->dev->dry_run) return true;
+    const float usual = 1e6f;
+    float max = 0;
+    int64_t at = 0;
+    for (int64_t i = 0; i < n; i++) max = MT_MAX(max, fabsf(x[i]));
+    if (max <= usual || f->warned) return;
+    while (fabsf(x[at]) <= usual) at++;
+    f->warned = true;
+    log_warn("tensor %s has the value %g at element %lld: above 1e6 it suppresses all other values. Compare the "
+             "checkpoint with its source",
+             safetensors_stored(t), (double)x[at], (long long)at);
+}
+
+int fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
+{
+    if (f->dev->dry_run) return 0;
+    if (finite_check(f->ck.st, t, 0, n * dtype_size(t->dtype), f->err)) return -1;
     float *host = mem_array(n, sizeof(float));
     source_f32(t, n, host);
-    for (int64_t i = 0; i < n; i++) finite &= isfinite(host[i]) != 0;
+    warn_of_magnitude(f, t, host, n);
     for (int64_t i = 0; plus > 0 && i < n; i++) host[i] += plus;
     device_upload(f->dev, dst, host, n * (int64_t)sizeof(float));
     mem_free(host);
     safetensors_drop(f->ck.st, t);
-    return finite;
+    return 0;
 }
 
-static int not_finite(struct fill *f, const struct st_tensor *t)
-{
-    return err_set(f->err, "tensor %s holds a value that is not finite: the checkpoint is damaged",
-                   safetensors_stored(t));
-}
-
-static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus, bool finite)
+static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus)
 {
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);
     if (!t) return -1;
     *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
-    if (!fill_put_f32(f, out->data, t, n, plus) && finite) return not_finite(f, t);
-    return 0;
+    return fill_put_f32(f, out->data, t, n, plus);
 }
 
 int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
 {
-    return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0, false);
+    return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0);
 }
 
 /* Checks that all sources of a stack have the same format and equal code tables. */
@@ -93,7 +104,7 @@ static int64_t absmax_room(const struct source *s, int64_t n)
 
 /* Copies absmax as stored when every source is one expert. Several sources that form one matrix get absmax in f32,
  * because a nested absmax has one offset per matrix. */
-static void put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+static int put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
 {
     const int64_t f32 = (int64_t)sizeof(float);
     const bool nested = s[0].nested_absmax && n == w->n_exp, dry_run = f->dev->dry_run;
@@ -102,8 +113,8 @@ static void put_absmax(struct fill *f, struct weight *w, const struct source *s,
     char *outer_scale = nested ? fill_alloc(f, n * outer) : NULL, *offset = nested ? fill_alloc(f, n * f32) : NULL;
     for (int64_t i = 0, at = 0; i < n && !dry_run; at += source_blocks(&s[i++])) {
         if (nested) {
-            fill_put(f, absmax + at, s[i].absmax);
-            fill_put(f, outer_scale + i * outer, s[i].nested_absmax);
+            if (fill_put(f, absmax + at, s[i].absmax) || fill_put(f, outer_scale + i * outer, s[i].nested_absmax))
+                return -1;
             device_upload(f->dev, offset + i * f32, &s[i].nested_offset, f32);
             continue;
         }
@@ -113,8 +124,7 @@ static void put_absmax(struct fill *f, struct weight *w, const struct source *s,
         mem_free(host);
     }
     char *code = fill_alloc(f, s[0].code->bytes), *map = nested ? fill_alloc(f, s[0].nested_map->bytes) : NULL;
-    fill_put(f, code, s[0].code);
-    if (nested) fill_put(f, map, s[0].nested_map);
+    if (fill_put(f, code, s[0].code) || (nested && fill_put(f, map, s[0].nested_map))) return -1;
     w->block = s[0].block;
     w->code = (const float *)(void *)code;
     w->scale = nested ? (const uint8_t *)absmax : NULL;
@@ -122,6 +132,7 @@ static void put_absmax(struct fill *f, struct weight *w, const struct source *s,
     w->nested_absmax = (const float *)(void *)outer_scale;
     w->nested_offset = (const float *)(void *)offset;
     w->nested_map = (const float *)(void *)map;
+    return 0;
 }
 
 /* The rows of every source get its global scale. */
@@ -152,12 +163,8 @@ static int put_mxfp4_scales(struct fill *f, struct weight *w, const struct sourc
     const int64_t row = w->n_in / 32;
     char *scale = fill_alloc(f, w->n_exp * w->n_out * row);
     w->scale = (const uint8_t *)scale;
-    for (int64_t i = 0, at = 0; i < n && !f->dev->dry_run; at += s[i++].n_out) {
-        if (memchr(s[i].scale->data, 255, (size_t)s[i].scale->bytes))
-            return err_set(f->err, "tensor %s holds the scale byte 255 (NaN): the checkpoint is damaged",
-                           safetensors_stored(s[i].scale));
-        fill_put(f, scale + at * row, s[i].scale);
-    }
+    for (int64_t i = 0, at = 0; i < n && !f->dev->dry_run; at += s[i++].n_out)
+        if (fill_put(f, scale + at * row, s[i].scale)) return -1;
     return 0;
 }
 
@@ -180,11 +187,11 @@ static int put_fp8_scales(struct fill *f, struct weight *w, const struct source 
 static int put_source(struct fill *f, char *dst, const struct source *s)
 {
     const int64_t bytes = source_bytes(s);
-    if (!s->transposed && bytes == s->data->bytes) {
-        fill_put(f, dst, s->data);
-        return 0;
-    }
+    struct st_tensor codes = *s->data;
+    if (s->block) codes.dtype = DT_U8, codes.st_dtype = "U8"; /* bitsandbytes stores nibbles as any dtype */
+    if (!s->transposed && bytes == s->data->bytes) return fill_put(f, dst, &codes);
     if (f->dev->dry_run) return 0;
+    if (finite_check_data(f->ck.st, s, f->err)) return -1;
     char *host = mem_alloc(bytes);
     const int rc = source_copy(s, host, f->dev->n_threads, f->err);
     if (!rc) device_upload(f->dev, dst, host, bytes);
@@ -250,13 +257,11 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
     w->data = data;
     for (int64_t i = 0, at = 0; i < n; i++) {
         char *dst = data ? data + at : NULL;
-        if (fp8)
-            fill_put(f, dst, s[i].data);
-        else if (put_source(f, dst, &s[i]))
-            return -1;
+        if (!f->dev->dry_run && finite_check_scaled(f->ck.st, &s[i], f->err)) return -1;
+        if (fp8 ? fill_put(f, dst, s[i].data) : put_source(f, dst, &s[i])) return -1;
         at += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
     }
-    if (s[0].block) put_absmax(f, w, s, n);
+    if (s[0].block) return put_absmax(f, w, s, n);
     return fp8                ? put_fp8_scales(f, w, s, n)
            : held == WF_NVFP4 ? put_nvfp4(f, w, s, n)
            : held == WF_MXFP4 ? put_mxfp4_scales(f, w, s, n)
@@ -303,7 +308,6 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
     for (int i = 0; i < r->n_part; n_out += r->rows[i++]) {
         const struct name name = fill_name(f, r->part[i], ".weight");
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
-        if (r->chooses && !f->dev->dry_run && source_check_finite(&s[i], f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
     const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION;
@@ -316,7 +320,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
         const struct name name = fill_name(f, r->part[i], ".bias");
         const struct st_tensor *t = checkpoint_take(&f->ck, name.s, false, 1, &r->rows[i], f->err);
         if (!t) return -1;
-        fill_put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i], 0);
+        if (fill_put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i], 0)) return -1;
     }
     return 0;
 }
@@ -328,7 +332,7 @@ bool weights_has(const struct fill *f, const char *name, const char *suffix)
 
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
 {
-    return vector(f, out, fill_name(f, name, suffix).s, n, 0, true);
+    return vector(f, out, fill_name(f, name, suffix).s, n, 0);
 }
 
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
@@ -343,7 +347,7 @@ static int table(struct fill *f, struct tensor *out, const char *name, int ndim,
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, ndim, shape, f->err);
     if (!t) return -1;
     *out = arena_tensor_2d(&f->dev->weights, DT_F32, n_row, n_col);
-    return fill_put_f32(f, out->data, t, n_row * n_col, 0) ? 0 : not_finite(f, t);
+    return fill_put_f32(f, out->data, t, n_row * n_col, 0);
 }
 
 int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap)
@@ -362,8 +366,7 @@ int fill_hyper(struct fill *f, struct hyper *h, const struct name name[3], bool 
     const int64_t n = a->hyper.n_stream, n_value = head ? n : (2 + n) * n, n_col = arch_stream_cols(a);
     *h = (struct hyper){.n_stream = n, .n_iter = a->hyper.n_iter, .eps = (float)a->hyper.eps, .norm_eps = a->norm.eps};
     return table(f, &h->fn, name[0].s, 2, (int64_t[]){n_value, n_col}, n_value, n_col) ||
-                   vector(f, &h->base, name[1].s, n_value, 0, true) ||
-                   vector(f, &h->scale, name[2].s, head ? 1 : 3, 0, true)
+                   vector(f, &h->base, name[1].s, n_value, 0) || vector(f, &h->scale, name[2].s, head ? 1 : 3, 0)
                ? -1
                : 0;
 }

@@ -21,6 +21,7 @@ struct fill {
     int64_t first_decoded;   /* first layer whose experts are decoded; so are those of all later layers */
     struct quantizer quantizer;
     bool described; /* weights.experts describes routed experts */
+    bool warned;    /* of a magnitude */
     struct weights *w;
 };
 
@@ -35,10 +36,10 @@ enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
 
 /* Allocates bytes of a weight; NULL in a dry run. */
 char *fill_alloc(struct fill *f, int64_t bytes);
-/* Copies a tensor as stored. */
-void fill_put(struct fill *f, char *dst, const struct st_tensor *t);
-/* Copies n values plus a constant in f32; returns whether all values are finite. */
-bool fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus);
+/* Copies a tensor as stored. A value that is not finite is an error, here and below. */
+int fill_put(struct fill *f, char *dst, const struct st_tensor *t) MT_CHECK;
+/* Copies n values plus a constant in f32. */
+int fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus) MT_CHECK;
 /* Joins n sources into w: one per expert (n == w->n_exp), or n / w->n_exp blocks of rows per matrix. The caller has set
  * the shape of w. */
 int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role);

@@ -89,7 +89,7 @@ static int load_entries(struct fill *f, const struct arch *a, enum compress_kind
 {
     const int64_t n = bias_cols(kind, width);
     const struct stored_rows pair = {
-        .part = {part[0], part[1]}, .rows = {n, n}, .n_in = a->d_model, .n_part = 2, .plain = true, .chooses = true};
+        .part = {part[0], part[1]}, .rows = {n, n}, .n_in = a->d_model, .n_part = 2, .plain = true};
     return weights_rows(f, &e->pair, &pair, false, false) ||
                    weights_table(f, &e->bias, part[2], a->compress.ratio[kind], n) ||
                    weights_vector(f, &e->norm, part[3], ".weight", width)
@@ -107,18 +107,10 @@ static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, 
                                         INDEXER "kv_norm"};
     const struct compress_arch *c = &a->compress;
     const enum compress_kind kind = c->kind[layer];
-    const struct stored_rows q = {.part = {INDEXER "q_b_proj"},
-                                  .rows = {index_cols(a)},
-                                  .n_in = c->q_lora,
-                                  .n_part = 1,
-                                  .plain = true,
-                                  .chooses = true};
-    const struct stored_rows scale = {.part = {INDEXER "scorer.weights_proj"},
-                                      .rows = {c->n_index},
-                                      .n_in = a->d_model,
-                                      .n_part = 1,
-                                      .plain = true,
-                                      .chooses = true};
+    const struct stored_rows q = {
+        .part = {INDEXER "q_b_proj"}, .rows = {index_cols(a)}, .n_in = c->q_lora, .n_part = 1, .plain = true};
+    const struct stored_rows scale = {
+        .part = {INDEXER "scorer.weights_proj"}, .rows = {c->n_index}, .n_in = a->d_model, .n_part = 1, .plain = true};
     if (kind == COMPRESS_NONE) return 0;
     if (load_entries(f, a, kind, a->head_dim, &lw->entry, own)) return -1;
     if (kind != COMPRESS_SPARSE) return 0;

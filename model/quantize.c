@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels/quant.h"
+#include "model/finite.h"
 
 #define VERSION "moetrain packed weights 1" /* changes with the encoders' output or the cache's layout */
 #define KEY     "moetrain.key"
@@ -223,14 +224,13 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct source
     for (int64_t e = 0; e < k->n_exp && !rc; e++) {
         const struct source *of = s + e * n_row_block;
         for (int64_t i = 0, at = 0; i < n_row_block && !rc; at += source_bytes(&of[i++])) {
-            rc = source_copy(&of[i], dense + at, z->dev->n_threads, err);
+            rc = finite_check_data(z->st, &of[i], err) || finite_check_scaled(z->st, &of[i], err) ||
+                 source_copy(&of[i], dense + at, z->dev->n_threads, err);
             source_drop(z->st, of[i].data, 0, of[i].data->bytes);
         }
         if (rc) break;
         const int64_t bad = encode(z, k, out, absmax, dense, s->format);
-        if (bad)
-            rc = err_set(err, "%lld values of tensor %s (expert %lld) are not finite: the checkpoint is damaged",
-                         (long long)bad, of->data->name, (long long)e);
+        MT_REQUIRE(!bad, "%lld values of %s are not finite", (long long)bad, of->data->name);
         k->sum = upload_parts(z, k, e, (const char *const *)out, k->sum);
     }
     z->n_encoded++;

@@ -194,10 +194,10 @@ int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct 
     if (!isfinite(g) || g < 0 || (s->scale2_divides && !(g > 0)))
         return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged", s->scale2->name,
                        (double)g);
-    for (int64_t i = 0; i < s->scale->bytes; i++)
-        if ((s->scale->data[i] & 0x7f) == 0x7f || s->scale->data[i] > 0x80)
-            return err_set(err, "tensor %s has a scale that is NaN or negative: the checkpoint is damaged",
-                           s->scale->name);
+    bool bad = false;
+    for (int64_t i = 0; i < s->scale->bytes; i++) bad |= s->scale->data[i] == 0x7f || s->scale->data[i] > 0x80;
+    if (bad)
+        return err_set(err, "tensor %s has a scale that is NaN or negative: the checkpoint is damaged", s->scale->name);
     if (s->transposed)
         transpose((char *)scale, s->scale->data, s->n_out, s->n_in / 16, 1);
     else
@@ -611,34 +611,6 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
     if (!s->data) return -1;
     s->format = source_dense_format(s->data->dtype);
     return 0;
-}
-
-/* Of 1, 2 or 4 bytes: a value is NaN or infinite when all bits of `mask` are set. */
-static bool all_finite(const uint8_t *data, int64_t n, int64_t size, uint32_t mask)
-{
-    bool bad = false;
-    for (int64_t i = 0; size == 1 && i < n; i++) bad |= (data[i] & mask) == mask;
-    for (int64_t i = 0; size == 2 && i < n; i++) {
-        uint16_t bits;
-        memcpy(&bits, data + 2 * i, 2);
-        bad |= (bits & mask) == mask;
-    }
-    for (int64_t i = 0; size == 4 && i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, data + 4 * i, 4);
-        bad |= (bits & mask) == mask;
-    }
-    return !bad;
-}
-
-int source_check_finite(const struct source *s, struct err *err)
-{
-    const struct st_tensor *t = s->data;
-    const bool fp8 = is_e4m3(t);
-    const uint32_t mask = fp8 ? 0x7f : t->dtype == DT_F32 ? 0x7f800000 : t->dtype == DT_BF16 ? 0x7f80 : 0x7c00;
-    if (!fp8 && source_dense_format(t->dtype) == WF_NONE) return 0;
-    if (all_finite(t->data, s->n_out * s->n_in, fp8 ? 1 : dtype_size(t->dtype), mask)) return 0;
-    return err_set(err, "tensor %s holds a value that is not finite: the checkpoint is damaged", safetensors_stored(t));
 }
 
 bool source_is_activation_scale(const char *name)

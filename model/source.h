@@ -73,8 +73,6 @@ int source_copy(const struct source *s, char *out, int n_threads, struct err *er
 int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct err *err) MT_CHECK;
 /* FP8: the scales as WF_FP8 has them, [out, ceil(in / scale_cols)]. An error for one that is negative or not finite. */
 int source_fp8_scales(const struct source *s, float *out, struct err *err) MT_CHECK;
-/* An error when a value of a dense or FP8 matrix is NaN or infinite. */
-int source_check_finite(const struct source *s, struct err *err) MT_CHECK;
 /* Whether a tensor has this name because it is the scale of quantised activations or of a quantised KV cache, which
  * moetrain does not read. */
 bool source_is_activation_scale(const char *name);

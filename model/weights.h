@@ -88,10 +88,9 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
 
 /* ---- for the load functions of struct mixer_kind and struct ffn_kind (model/layer.h). struct fill is the layer being
  * loaded. `name` is the checkpoint's name after "model.layers.N."; suffix is ".weight" or ".bias". Each call checks the
- * shape, allocates on dev->weights and copies. */
+ * shape, allocates on dev->weights and copies. A value that is not finite is an error. */
 struct fill;
 bool weights_has(const struct fill *f, const char *name, const char *suffix);
-/* A value that is not finite is an error. */
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n) MT_CHECK;
 /* The weight of a norm; arch.norm_plus_one adds 1. */
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
@@ -114,7 +113,6 @@ struct stored_rows {
     int n_part;
     bool ffn;               /* of a feed-forward network */
     bool plain;             /* model.quantize_attention does not pack it */
-    bool chooses;           /* it makes or chooses entries: NaN may not reach the loss, so its values are checked */
     struct row_order order; /* of the one part, which has no bias */
 };
 int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled) MT_CHECK;

@@ -5,6 +5,7 @@
 
 #include "kernels/ops.h"
 #include "model/fill.h"
+#include "model/finite.h"
 
 /* The name of one expert's tensor: pattern from struct tensor_names, suffix ".weight" or ".bias". */
 static struct name expert_name(const struct fill *f, const char *pattern, int64_t expert, const char *suffix)
@@ -49,12 +50,10 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     char *data = fill_alloc(f, own_b.bytes), *scale = fill_alloc(f, own_s.bytes);
     w->data = data;
     w->scale = (const uint8_t *)scale;
-    if (f->dev->dry_run) return 0;
-    if (memchr(own_s.data, 255, (size_t)own_s.bytes))
-        return err_set(f->err, "tensor %s holds the scale byte 255 (NaN): the checkpoint is damaged", scales);
-    fill_put(f, data, &own_b);
-    fill_put(f, scale, &own_s);
-    return 0;
+    const struct source all = {
+        .format = WF_MXFP4, .n_out = f->own.count * n_out, .n_in = n_in, .data = &own_b, .scale = &own_s};
+    if (!f->dev->dry_run && finite_check_scaled(f->ck.st, &all, f->err)) return -1;
+    return fill_put(f, data, &own_b) || fill_put(f, scale, &own_s) ? -1 : 0;
 }
 
 /* The part of expert i of n. */
@@ -135,7 +134,7 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
         const int64_t at = x - f->own.first;
         if (!t) return -1;
         if (at < 0 || at >= f->own.count) continue;
-        fill_put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out, 0);
+        if (fill_put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out, 0)) return -1;
     }
     return 0;
 }
@@ -207,8 +206,7 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
     if (!t) return -1;
     const struct st_tensor own = own_part(f, t);
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
-    fill_put_f32(f, bias->data, &own, f->own.count * p->n_out, 0);
-    return 0;
+    return fill_put_f32(f, bias->data, &own, f->own.count * p->n_out, 0);
 }
 
 /* Decodes w from dev->work to dev->weights. */

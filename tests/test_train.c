@@ -231,8 +231,9 @@ static void test_damaged_checkpoint(void **state)
     assert_same_run(j->config, reference);
 }
 
-/* Writes the parity case with a NaN in the output bias of layer 1 and a flipped bit in the embedding; returns the
- * directory. */
+/* Writes the parity case with 3e38 in the output biases of both layers, whose sum in layer 1 is infinite, and a flipped
+ * bit in the embedding; returns the directory. */
+#define OUT_BIAS "model.layers.0.self_attn.o_proj.bias"
 static const char *poisoned_model(void)
 {
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
@@ -249,8 +250,11 @@ static const char *poisoned_model(void)
         assert_non_null(text);
         if (i == 3) {
             assert_int_equal(safetensors_open(&st, from, &err), 0);
-            const struct st_tensor *t = safetensors_find(&st, "model.layers.1.self_attn.o_proj.bias");
-            memcpy(text + (t->data - st.maps[0].data), "\xc0\x7f", 2); /* bf16 NaN */
+            const struct st_tensor *t;
+            for (int l = 0; l < 2; l++) {
+                t = safetensors_find(&st, l ? "model.layers.1.self_attn.o_proj.bias" : OUT_BIAS);
+                memcpy(text + (t->data - st.maps[0].data), "\x61\x7f", 2); /* bf16 */
+            }
             t = safetensors_find(&st, "model.embed_tokens.weight");
             text[t->data - st.maps[0].data] ^= 1;
             safetensors_close(&st);
@@ -308,7 +312,12 @@ static void test_nonfinite(void **state)
     assert_int_equal(process_run(j->words), 1);
     assert_says(said.err, "train.max_nonfinite");
     assert_says(said.err, "output of layer 1");
-    assert_says(said.err, "warning: step 1 is skipped: its loss or gradient is not finite; the run ends after 3 such");
+    assert_says(said.err, "warning: tensor " OUT_BIAS " has the value 2.99076e+38 at element 0: above 1e6 ");
+    assert_says(said.err,
+                "warning: step 1 is skipped: its loss is not finite, before any update; the run ends after 3 ");
+    assert_says(said.err, "Check the base model's weights and the data; `moetrain eval --base` computes");
+    assert_null(strstr(said.err, "optim.lr"));
+    assert_null(strstr(said.err, "diverge"));
     assert_says(said.out, "skipped");
     assert_int_not_equal(access(process_output(j->config, "adapter"), F_OK), 0);
 

@@ -362,7 +362,7 @@ static void test_scale_255(void **state)
     assert_int_equal(device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, &err), 0);
     assert_int_equal(weights_load(&w, &dev, &c.arch, &c.file, &(struct weights_options){0}, &err), -1);
     assert_non_null(strstr(err.msg, name));
-    assert_non_null(strstr(err.msg, "255"));
+    assert_non_null(strstr(err.msg, "decodes to nan at "));
     device_close(&dev);
     damaged_close(&c);
     draft_free(&d);

@@ -19,6 +19,7 @@
 #include "train/calibrate.h"
 #include "train/inputs.h"
 #include "train/lock.h"
+#include "train/loss_warnings.h"
 #include "train/packing_check.h"
 #include "train/peft.h"
 #include "train/report/model_card.h"
@@ -199,17 +200,12 @@ static void warn_of_chunks(struct training *t)
              (long long)m->n_chunk, (long long)planned, m->acts.ep.capacity_factor);
 }
 
-/* Warns that a run does not learn. Skipped steps: at the first one. Divergence: from the 10th step with a finite loss
- * on, a smoothed loss above 1.5 times the mean of the first three, plus 0.5; once per start. */
-static void warn_of_loss(struct training *t, bool skipped)
+/* Warns of divergence: from the 10th step with a finite loss on, a smoothed loss above 1.5 times the mean of the first
+ * three, plus 0.5; once per start. */
+static void warn_of_divergence(struct training *t)
 {
     const struct train_state *s = &t->state;
     const int64_t finite = s->step - s->n_nonfinite;
-    if (!is_first(t)) return;
-    if (skipped && s->n_nonfinite == 1)
-        log_warn("step %lld is skipped: its loss or gradient is not finite; the run ends after %lld such steps "
-                 "(train.max_nonfinite). Lower optim.lr or check the data",
-                 (long long)s->step, (long long)t->run.cfg->train.max_nonfinite);
     if (t->diverged || finite < 10 || !(s->smooth_loss > 1.5 * s->first_loss + 0.5)) return;
     t->diverged = true;
     metrics_end_line(&t->metrics);
@@ -225,7 +221,6 @@ static double smoothed(double before, double loss, int64_t n)
     return n > 1 ? before + w * (loss - before) : loss;
 }
 
-/* One optimizer step. 0: done. LOOP_INTERRUPTED: nothing changed. -1: too many steps without a finite gradient. */
 /* Before a step: the first quant.start steps are not quantised. With quant.amax = static the scales that the run keeps
  * are of the first step that is, whether it was loaded from a checkpoint or reached. */
 static void begin_quantisation(struct training *t)
@@ -235,6 +230,7 @@ static void begin_quantisation(struct training *t)
     if (start && t->state.step == start) t->run.model.adapters.amax.known = false;
 }
 
+/* One optimizer step. 0: done. LOOP_INTERRUPTED: nothing changed. -1: too many steps without a finite gradient. */
 static int step(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
@@ -269,20 +265,10 @@ static int step(struct training *t, struct err *err)
     warn_of_chunks(t);
     m.bad = bad;
     if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
-    warn_of_loss(t, m.skipped);
+    if (m.skipped && is_first(t)) loss_warn_skipped(cfg, s, m.loss);
+    if (is_first(t)) warn_of_divergence(t);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
-    if (!m.skipped) return 0;
-    if (s->step == t->schedule.total_steps && s->n_nonfinite == s->step)
-        return err_set(err,
-                       "nothing was trained: no step had a finite loss and gradient; not finite in the last one: %s. "
-                       "Check the data and the base model's weights",
-                       bad);
-    if (s->n_nonfinite < cfg->train.max_nonfinite) return 0;
-    return err_set(
-        err,
-        "stopped after %lld skipped step%s (train.max_nonfinite); not finite in the last one: %s. Lower optim.lr or "
-        "check the data",
-        (long long)s->n_nonfinite, s->n_nonfinite == 1 ? "" : "s", bad);
+    return m.skipped ? loss_check_skipped(cfg, s, t->schedule.total_steps, bad, err) : 0;
 }
 
 /* ---- evaluation, checkpoints, the end */
@@ -308,16 +294,6 @@ static void samples(struct training *t)
     eval_prompts_write(&t->samples, is_first(t) ? &t->metrics : NULL, t->state.step, stop_asked);
 }
 
-static void warn_of_evaluation(int64_t step)
-{
-    if (step)
-        log_warn("the held-out loss at step %lld is not finite: the adapters have diverged. Lower optim.lr, or raise "
-                 "optim.warmup_steps",
-                 (long long)step);
-    else
-        log_warn("the held-out loss at step 0 is not finite: check the base model's weights and the held-out data");
-}
-
 static int evaluate(struct training *t, struct err *err)
 {
     struct train_state *s = &t->state;
@@ -329,7 +305,7 @@ static int evaluate(struct training *t, struct err *err)
     e.from = s->eval_from;
     e.best = lowest && s->step > 0; /* step 0 is only the reference: there is no trained adapter to save */
     if (is_first(t)) metrics_eval(&t->metrics, &e);
-    if (is_first(t) && !isfinite(e.loss)) warn_of_evaluation(s->step);
+    if (is_first(t) && !isfinite(e.loss)) loss_warn_evaluation(t->run.cfg, s);
     samples(t);
     s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;

@@ -54,8 +54,9 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.distill ? text : "",
              e.perplexity, 100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
     if (!isfinite(e.loss))
-        log_warn("the loss is not finite: %s", adapter_dir ? "the adapter has diverged, or the base model is broken"
-                                                           : "look at the base model's weights and the held-out data");
+        log_warn("the loss is not finite: %s",
+                 adapter_dir ? "the adapter has diverged, unless the loss with --base is not finite either"
+                             : "check the base model's weights and the held-out data");
     if (all->rank == 0) print_eval(cfg, &e, adapter_dir);
     comm_unshare_work(r.par.ep);
     rc = 0;
